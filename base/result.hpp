@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two kinds of failure, never mixed. A system call gives `Sys<T>`: the value or the errno, nothing else, no
+// allocation. Everything above gives `Result<T>`: the value or an `Error` that a person can act on.
+#pragma once
+
+#include <cstdint>
+#include <expected>
+#include <string>
+#include <utility>
+
+#include "base/status.hpp"
+
+namespace shmb {
+
+struct Errno {
+  int value = 0;
+  friend bool operator==(Errno, Errno) = default;
+};
+
+template <class T>
+using Sys = std::expected<T, Errno>;
+
+inline std::unexpected<Errno> sys_error(int value) { return std::unexpected(Errno{value}); }
+
+// A refusal's numbers: what is short, whose, and by how much (slot and scope are the wire's enums).
+struct Shortage {
+  std::uint16_t slot = 0;
+  std::uint16_t scope = 0;
+  std::uint64_t scope_id = 0;
+  std::uint64_t limit = 0;
+  std::uint64_t used = 0;
+  std::uint64_t asked = 0;
+};
+
+struct Error {
+  Status status = Status::invalid;
+  int system_errno = 0;
+  Shortage shortage;
+  std::string sentence;
+};
+
+template <class T>
+using Result = std::expected<T, Error>;
+
+inline std::unexpected<Error> error(Status status, std::string sentence) {
+  return std::unexpected(Error{status, 0, {}, std::move(sentence)});
+}
+
+// `what` names the call and the object ("memfd_create for region 'kv'"); the errno's text is appended.
+std::unexpected<Error> system_failure(Errno code, const std::string& what);
+
+}  // namespace shmb

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// System calls on memory files. Each wrapper makes one call, repeats on EINTR, and asks the fault seam first.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/fd.hpp"
+
+namespace shmb::sys {
+
+// memfd_create(2) with CLOEXEC and ALLOW_SEALING, and NOEXEC_SEAL where `no_exec` and the kernel knows it (6.3).
+Sys<Fd> memfd_create(const char* name, bool no_exec);
+Sys<void> truncate(int fd, std::uint64_t length);
+Sys<void> set_mode(int fd, unsigned mode);  // fchmod; a memfd is born 0777 and anyone who holds it could reopen it
+Sys<void> add_seals(int fd, int seals);     // F_ADD_SEALS; F_SEAL_WRITE gives EBUSY while a writable map exists
+Sys<int> seals(int fd);
+Sys<Fd> reopen_read_only(int fd);           // open("/proc/self/fd/N", O_RDONLY|O_CLOEXEC): a new open file description
+
+struct FileFacts {
+  std::uint64_t size = 0;
+  std::uint64_t touched = 0;  // st_blocks * 512: bytes with memory behind them
+  std::uint32_t uid = 0;
+  std::uint32_t mode = 0;
+  std::uint64_t device = 0, inode = 0;
+  bool is_socket = false, is_directory = false, is_regular = false;
+};
+Sys<FileFacts> file_facts(int fd);
+
+Sys<void*> mmap(void* hint, std::size_t length, int protection, int flags, int fd, std::uint64_t offset);
+Sys<void> munmap(void* address, std::size_t length);
+Sys<void> madvise(void* address, std::size_t length, int advice);
+
+}  // namespace shmb::sys

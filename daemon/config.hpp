@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an administrator can set. Read once before privileges are dropped; an unknown key or a bad value is an error
+// with file and line, never ignored.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "base/result.hpp"
+
+namespace shmb::daemon {
+
+enum class Mode { system, private_ };
+enum class EngineChoice { automatic, io_uring, epoll };
+
+// Limits of one scope; absent = the next wider default.
+struct LimitOverride {
+  std::optional<std::uint64_t> bytes, regions, leases, sessions, groups, tickets, names, watches;
+};
+
+struct Limits {
+  std::uint64_t host_bytes = 0;             // default: half of MemTotal
+  std::uint64_t uid_bytes = 0;              // default: host_bytes
+  std::uint64_t group_bytes = 0;            // default: uid_bytes
+  std::uint64_t group_regions = 0;          // 0: as many as the descriptor table allows
+  std::uint64_t uid_regions = 0;
+  std::uint64_t uid_leases = 65'536;
+  std::uint64_t session_leases = 65'536;
+  std::uint64_t uid_sessions = 0;           // 0: as many as the descriptor table allows
+  std::uint64_t uid_groups = 4'096;
+  std::uint64_t uid_tickets = 16'384;
+  std::uint64_t uid_names = 16'384;
+  std::uint64_t uid_watches = 65'536;
+  std::uint64_t session_watches = 1'024;
+  std::int64_t keep_max = 7LL * 24 * 3600 * 1'000'000'000;
+  std::int64_t ticket_default = 600LL * 1'000'000'000;
+  std::int64_t ticket_max = 7LL * 24 * 3600 * 1'000'000'000;
+  std::uint64_t events_queued = 256;        // per session, then one gap
+  std::uint64_t shelf_bytes = 256ULL << 20; // per group, and never over a quarter of its limit
+  std::int64_t shelf_idle = 30LL * 1'000'000'000;
+  std::map<std::uint32_t, LimitOverride> uid;         // [limits.uid.1000]
+  std::map<std::string, LimitOverride> group;         // [limits.group.trainer]
+};
+
+struct Config {
+  Mode mode = Mode::private_;
+  EngineChoice engine = EngineChoice::automatic;
+  std::string directory;                    // holds `socket`, `admin`, `broker.lock`
+  std::string user;                         // system mode: name from /etc/passwd or a number
+  unsigned socket_mode = 0666;              // system mode
+  std::uint64_t descriptors = 0;            // table size; 0: the hard limit
+  std::uint64_t descriptors_reserved = 64;
+  std::int64_t hello_timeout = 2'000'000'000;
+  std::int64_t unread_timeout = 5'000'000'000;
+  std::int64_t idle_exit = 30'000'000'000;  // private mode; -1: never
+  int log_priority = 6;                     // syslog numbers; 6 info
+  Limits limits;
+};
+
+// TOML. `path` is named in errors as "FILE:LINE: ...".
+Result<Config> load_config(const std::string& path, Config defaults);
+Result<Config> parse_config(const std::string& text, const std::string& path, Config defaults);
+
+}  // namespace shmb::daemon

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The seam between moving packets (engine, listener, connection) and keeping books (broker, session, region, ...).
+// The books never see a socket; the transport never sees a lease.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/sys_process.hpp"
+#include "proto/codec.hpp"
+
+namespace shmb::daemon {
+
+// What the kernel says of the peer, gathered at accept.
+struct Peer {
+  std::uint32_t uid = 0, gid = 0;
+  std::uint32_t pid = 0;            // 0: a PID namespace that we cannot see
+  std::vector<std::uint32_t> groups;
+  bool admin = false;               // came in by the admin socket
+  bool has_pidfd = false;           // else only end of file tells its end
+};
+
+// What the books see of one connection. All calls are made on the broker's thread.
+class Link {
+ public:
+  virtual const Peer& peer() const = 0;
+  // The one reply to the request in service. Descriptors are borrowed for the call; the link dups what it must keep.
+  virtual void reply(wire::Bytes packet, std::span<const int> fds) = 0;
+  // Queued; one event packet in flight, then a gap event (law 8).
+  virtual void event(wire::Bytes packet) = 0;
+  // Protocol broken: log `why` once, close. The books hear end_of_file afterwards, from the transport, not from inside the call.
+  virtual void drop(std::string_view why) = 0;
+  virtual std::uint32_t descriptors_in_flight() const = 0;
+  // For older kernels: compares the start time that HELLO carries with the pidfd's process; false drops the pidfd (Peer::has_pidfd becomes false).
+  virtual bool confirm_start_time(std::uint64_t start_time) = 0;
+
+ protected:
+  ~Link() = default;
+};
+
+// What the transport tells the books. `Broker` (broker.hpp) implements it. The session handle is opaque to the transport.
+class Session;
+class Books {
+ public:
+  virtual ~Books() = default;
+  virtual Session* connected(Link& link) = 0;               // nullptr: refuse (the transport closes)
+  virtual void packet(Session& session, const wire::PacketView& packet) = 0;  // calls link.reply at most once, drop, or nothing (one-way)
+  virtual bool greeted(const Session& session) const = 0;   // HELLO has been answered
+  virtual void end_of_file(Session& session) = 0;           // the peer closed its socket; the link dies after this call
+  virtual void process_died(Session& session, const sys::ExitInfo* how) = 0;  // the pidfd became readable; nullptr: the kernel does not tell how
+  virtual void disconnected(Session& session) = 0;          // law 8: we closed a lazy reader; not a death. The link dies after this call, the pidfd stays watched and process_died follows
+  virtual std::int64_t next_deadline() const = 0;           // CLOCK_BOOTTIME ns, INT64_MAX none
+  virtual void tick(std::int64_t now) = 0;
+  virtual int wake_fd() const = 0;                          // readable when a helper thread has finished something
+  virtual void woken() = 0;
+  virtual bool idle() const = 0;                            // no session and no kept region: a private broker may end
+};
+
+}  // namespace shmb::daemon

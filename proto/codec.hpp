@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bytes <-> messages, as pure functions: no I/O, no allocation, no trust. Growth follows the kernel's
+// copy_struct_from_user rules: a shorter struct than ours reads as zeros, a longer one must have a zero tail.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <expected>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "base/status.hpp"
+#include "proto/shmb_wire.h"
+
+namespace shmb::wire {
+
+using Bytes = std::span<const std::byte>;
+
+struct PacketView {
+  shmbw_header header{};
+  Bytes fixed;  // header.fixed bytes
+  Bytes rest;   // texts, batch elements
+};
+
+// A packet whose frame is broken drops the peer; the value names what is wrong, for the log.
+enum class Malformed { empty, short_header, size, fixed, fd_count, op_bits };
+const char* malformed_text(Malformed);
+// `direction`: requests must have op bits 14 and 15 clear; replies bit 15; events bit 14 and tag 0.
+enum class Direction { request, from_broker };
+std::expected<PacketView, Malformed> open_packet(Bytes packet, std::size_t fds_received, Direction direction);
+
+// Rule 1 of PROTOCOL.md: `from` is the struct as the sender knows it.
+template <class T>
+std::expected<T, Status> read_struct(Bytes from) {
+  T out{};
+  std::size_t common = from.size() < sizeof(T) ? from.size() : sizeof(T);
+  std::memcpy(&out, from.data(), common);
+  for (std::byte tail : from.subspan(common))
+    if (tail != std::byte{0}) return std::unexpected(Status::too_new);
+  return out;
+}
+
+// Cuts texts off the variable part, in order; all must be used up exactly.
+class TextReader {
+ public:
+  explicit TextReader(Bytes rest) : rest_(rest) {}
+  std::optional<std::string_view> take(std::size_t length) {
+    if (length > rest_.size()) return std::nullopt;
+    std::string_view text(reinterpret_cast<const char*>(rest_.data()), length);
+    rest_ = rest_.subspan(length);
+    return text;
+  }
+  bool done() const { return rest_.empty(); }
+
+ private:
+  Bytes rest_;
+};
+
+// A batch: the fixed part is a shmbw_batch, then the elements, then their texts.
+class BatchView {
+ public:
+  // invalid: count 0 or over the maximum, element size 0, elements beyond the end.
+  static std::expected<BatchView, Status> open(const PacketView& packet);
+  std::size_t count() const { return count_; }
+  template <class T>
+  std::expected<T, Status> element(std::size_t index) const {
+    return read_struct<T>(elements_.subspan(index * element_size_, element_size_));
+  }
+  TextReader texts() const { return TextReader(texts_); }
+
+ private:
+  std::size_t count_ = 0, element_size_ = 0;
+  Bytes elements_, texts_;
+};
+
+// Builds one packet in a caller's buffer. Nothing is written past its end: `finish` then gives an empty span.
+class Writer {
+ public:
+  explicit Writer(std::span<std::byte> buffer) : buffer_(buffer) {}
+  // Opens a packet; the fixed part is `fixed`.
+  template <class T>
+  void begin(std::uint16_t op, std::uint64_t tag, Status status, const T& fixed, std::uint16_t flags = 0) {
+    start(op, tag, status, sizeof(T), flags);
+    put(&fixed, sizeof(T));
+  }
+  // An empty fixed part (ops whose reply has no body).
+  void begin_empty(std::uint16_t op, std::uint64_t tag, Status status, std::uint16_t flags = 0) {
+    start(op, tag, status, 0, flags);
+  }
+  // Opens a batch whose elements are `count` Ts; set them with `element`, texts follow with `text`.
+  template <class T>
+  void begin_batch(std::uint16_t op, std::uint64_t tag, std::size_t count, std::uint16_t flags = 0) {
+    shmbw_batch batch{static_cast<std::uint16_t>(count), static_cast<std::uint16_t>(sizeof(T)), 0};
+    begin(op, tag, Status::ok, batch, flags);
+    elements_ = at_;
+    element_size_ = sizeof(T);
+    skip(count * sizeof(T));
+  }
+  template <class T>
+  void element(std::size_t index, const T& value) {
+    std::size_t where = elements_ + index * element_size_;
+    if (where + sizeof(T) <= buffer_.size()) std::memcpy(buffer_.data() + where, &value, sizeof(T));
+  }
+  void text(std::string_view text) { put(text.data(), text.size()); }
+  template <class T>
+  void append(const T& value) { put(&value, sizeof(T)); }  // records of LIST
+  std::size_t room() const { return overflow_ ? 0 : buffer_.size() - at_; }
+  // Fills in size and n_fds. Empty when the packet did not fit.
+  Bytes finish(std::size_t n_fds);
+
+ private:
+  void start(std::uint16_t op, std::uint64_t tag, Status status, std::size_t fixed, std::uint16_t flags);
+  void put(const void* data, std::size_t size);
+  void skip(std::size_t size);
+
+  std::span<std::byte> buffer_;
+  std::size_t at_ = 0, elements_ = 0, element_size_ = 0;
+  bool overflow_ = false;
+};
+
+}  // namespace shmb::wire

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packets with descriptors over a socket. A truncated packet or control area closes every descriptor that arrived
+// (forgetting the first half was CVE-2020-12049 of dbus-daemon) and is reported as `malformed`, never as data.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "proto/codec.hpp"
+
+namespace shmb::wire {
+
+struct Incoming {
+  enum class Kind { packet, would_block, end_of_file, malformed } kind = Kind::would_block;
+  PacketView view;              // into the caller's buffer
+  std::vector<Fd> fds;
+  std::string reason;           // malformed: for the log ("descriptor table full or refused by an LSM", ...)
+  bool descriptors_lost = false; // malformed because MSG_CTRUNC: the client maps it to status no_descriptors
+};
+// One recvmsg. `wait` blocks; else would_block.
+Incoming receive_packet(int socket, std::span<std::byte> buffer, Direction direction, bool wait);
+
+}  // namespace shmb::wire
