@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The C face of shmbroker: shared memory owned by a broker, so that it goes when its users are gone.
+ *
+ * Rules that hold for every function:
+ *  - It returns a status: SHMB_OK (0) or a code of shmb_status.h. A function that takes `shmb_error* error` fills it on
+ *    failure with the same status, the numbers behind it and a sentence to print; NULL is allowed. Out-parameters are
+ *    written only on success (batch calls: as documented). Nothing is printed, no signal is handled, no thread started.
+ *  - Sizes and offsets are bytes, times are nanoseconds. Durations: SHMB_DEFAULT_TIMEOUT (0) is 5 s; SHMB_FOREVER is
+ *    accepted only where the function says so; SHMB_NO_WAIT asks without waiting, where the function says so.
+ *  - Thread-safe: all functions may be called on one session from any threads at once. A region handle must not be
+ *    released or published while another thread uses that handle.
+ *  - Fork-safe: in a forked child every handle stays usable. At its first call the child opens its own session and takes
+ *    over its own leases (the parent may already be gone); mappings are inherited by fork itself. Calls made between
+ *    fork and exec in a child of a threaded process are as limited as malloc is.
+ *  - Options structs start with `size`, set to sizeof: newer programs run with older libraries if the fields that the
+ *    library does not know are zero (else SHMB_E_TOO_NEW). NULL options mean all defaults. Unknown flags are refused.
+ *  - Strings are UTF-8 or ASCII, terminated by NUL. Group and region names: 1 to 96 bytes of [A-Za-z0-9._-], no leading dot.
+ *  - An address is "UID:GROUP/NAME", "GROUP/NAME" (own uid) or "NAME" (the session's own group); GROUP may be "#id".
+ *  - A session is lost for good when the broker goes away (SHMB_E_SESSION_LOST): mappings stay valid, calls that need
+ *    the broker fail at once, and the caller connects again when it likes.
+ */
+#ifndef SHMBROKER_H
+#define SHMBROKER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shmb_status.h"
+
+#if defined(__GNUC__)
+#define SHMB_API __attribute__((visibility("default")))
+#else
+#define SHMB_API
+#endif
+
+#ifdef __cplusplus
+#define SHMB_NOEXCEPT noexcept
+extern "C" {
+#else
+#define SHMB_NOEXCEPT
+#endif
+
+#define SHMB_DEFAULT_TIMEOUT INT64_C(0)
+#define SHMB_FOREVER INT64_C(-1)
+#define SHMB_NO_WAIT INT64_C(-2)
+#define SHMB_KEEP_UNTIL_RELEASED INT64_C(-1)
+
+#define SHMB_MAX_NAME 96        /* bytes of a group or region name, without NUL */
+#define SHMB_TOKEN_TEXT 33      /* bytes that shmb_token_format writes, with NUL */
+#define SHMB_VARIABLE_TEXT 130  /* bytes that shmb_group_variable writes at most, with NUL */
+
+typedef struct shmb_session shmb_session; /* one connection to a broker, or a local session */
+typedef struct shmb_region shmb_region;   /* one counted reference to a region, with its mapping */
+
+/* Filled on failure. slot, scope and the four numbers name a limit: what is short (enum shmb_slot), whose
+ * (enum shmb_scope, scope_id), by how much; all 0 when no limit is the cause. */
+typedef struct shmb_error {
+  int32_t status;
+  int32_t system_errno; /* behind SHMB_E_SYSTEM and some others, else 0 */
+  uint32_t slot;
+  uint32_t scope;
+  uint64_t scope_id;
+  uint64_t limit;
+  uint64_t used;
+  uint64_t asked;
+  char sentence[512];
+} shmb_error;
+
+enum shmb_slot {
+  SHMB_SLOT_NONE = 0, SHMB_SLOT_BYTES, SHMB_SLOT_REGIONS, SHMB_SLOT_LEASES, SHMB_SLOT_SESSIONS, SHMB_SLOT_GROUPS,
+  SHMB_SLOT_TICKETS, SHMB_SLOT_NAMES, SHMB_SLOT_WATCHES, SHMB_SLOT_DESCRIPTORS, SHMB_SLOT_KEEP, SHMB_SLOT_MESSAGE,
+  SHMB_SLOT_MEMORY
+};
+enum shmb_scope {
+  SHMB_SCOPE_NONE = 0, SHMB_SCOPE_HOST, SHMB_SCOPE_UID, SHMB_SCOPE_GROUP, SHMB_SCOPE_SESSION, SHMB_SCOPE_PROCESS,
+  SHMB_SCOPE_CGROUP
+};
+enum shmb_mode { SHMB_MODE_LOCAL = 0, SHMB_MODE_SYSTEM, SHMB_MODE_PRIVATE };
+enum shmb_page_kind {
+  SHMB_PAGES_UNKNOWN = 0, SHMB_PAGES_SMALL, SHMB_PAGES_HUGE, SHMB_PAGES_MIXED, SHMB_PAGES_UNPOPULATED
+};
+enum shmb_region_state {
+  SHMB_REGION_NONE = 0, SHMB_REGION_CREATED, SHMB_REGION_READY, SHMB_REGION_WRITE_CLOSED, SHMB_REGION_PUBLISHED,
+  SHMB_REGION_FREEING, SHMB_REGION_CACHED
+};
+enum shmb_right {
+  SHMB_RIGHT_READ = 1 << 0,    /* map for reading */
+  SHMB_RIGHT_WRITE = 1 << 1,   /* map for writing */
+  SHMB_RIGHT_SHARE = 1 << 2,   /* make tickets */
+  SHMB_RIGHT_RELEASE = 1 << 3, /* take the name away, replace */
+  SHMB_RIGHT_ALL = 15
+};
+
+/* The library's version, "0.1.0". */
+SHMB_API const char* shmb_version(void) SHMB_NOEXCEPT;
+/* "not_found" for SHMB_E_NOT_FOUND; "unknown status" for a number that is none. Static storage. */
+SHMB_API const char* shmb_status_name(int status) SHMB_NOEXCEPT;
+/* "no such object, ..." for SHMB_E_NOT_FOUND: what the code means, without the facts of one case. Static storage. */
+SHMB_API const char* shmb_status_text(int status) SHMB_NOEXCEPT;
+
+/* ------------------------------------------------------------------------------------------------ sessions */
+
+enum shmb_connect_flag {
+  SHMB_CONNECT_LOCAL_OK = 1 << 0,   /* no broker and none can be started: a local session instead of SHMB_E_NO_BROKER */
+  SHMB_CONNECT_NO_START = 1 << 1,   /* never start a private broker */
+  SHMB_CONNECT_ADMIN = 1 << 2,      /* the broker's admin socket (beside the ordinary one, named `admin`) */
+  SHMB_CONNECT_LOCAL_ONLY = 1 << 3, /* a local session, without looking for a broker */
+  SHMB_CONNECT_NO_GROUP = 1 << 4    /* ignore SHMBROKER_GROUP */
+};
+
+typedef struct shmb_connect_options {
+  size_t size;
+  const char* socket;  /* path of the broker's socket; NULL: looked for. Never falls through to another broker */
+  const char* group;   /* "<name>:<token>" to join; NULL: the variable SHMBROKER_GROUP, if set */
+  const char* program; /* how the session is called in `shmbroker list`, at most 64 bytes; NULL: the process' own name */
+  uint32_t flags;      /* enum shmb_connect_flag */
+  uint32_t reserved;   /* 0 */
+  int64_t timeout_ns;  /* over finding, starting and greeting the broker */
+} shmb_connect_options;
+
+/* Opens a session. The broker is looked for in this order: options->socket; the variable SHMBROKER_SOCKET (these two
+ * never fall through); /run/shmbroker/socket; the private broker of this uid ($XDG_RUNTIME_DIR/shmbroker/socket, or
+ * /tmp/shmbroker-<uid>/socket); a private broker is started (program: SHMBROKER_DAEMON, beside the library, or the
+ * installed one), under a lock, so that many starters start one. It inherits nothing of the caller and outlives it.
+ * The group is that of options->group or SHMBROKER_GROUP, else an own unnamed one, made at the first create.
+ * Errors: NO_BROKER (with what was tried), VERSION, LIMIT (sessions), NOT_FOUND (the group's token), DEADLINE. */
+SHMB_API int shmb_connect(const shmb_connect_options* options, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
+
+/* Ends the session and frees the handle. Region handles that are still open keep it alive until they are released
+ * too; after that all leases are given back by the closing of the socket. A forked child that still uses its copy
+ * keeps the leases (as an heir) until it closes or ends. NULL is allowed. */
+SHMB_API void shmb_disconnect(shmb_session* session) SHMB_NOEXCEPT;
+
+typedef struct shmb_session_info {
+  size_t size;
+  uint32_t mode;           /* enum shmb_mode */
+  uint32_t started_by_us;  /* 1: this connect started the private broker */
+  uint32_t uid;            /* as the broker sees the caller */
+  uint32_t broker_uid;
+  uint32_t lost;           /* 1: the broker is gone, see SHMB_E_SESSION_LOST */
+  uint32_t protocol;       /* version in use */
+  uint64_t epoch;          /* random number of the broker's life; 0: local */
+  uint64_t session;        /* its id */
+  uint64_t group;          /* its group's id; 0: unnamed group not made yet */
+  uint64_t features;       /* bits of the wire's feature flags in force */
+  char socket[112];        /* path; empty: local */
+  char broker[64];         /* the broker's version text */
+  char how[512];           /* a sentence: how the broker was found, and what was passed over and why */
+} shmb_session_info;
+
+/* What the library knows without asking the broker; never blocks on it. Set info->size first. */
+SHMB_API int shmb_session_get_info(shmb_session* session, shmb_session_info* info, shmb_error* error) SHMB_NOEXCEPT;
+
+/* A round trip to the broker and back. Local sessions: SHMB_OK. */
+SHMB_API int shmb_ping(shmb_session* session, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
+
+/* ------------------------------------------------------------------------------------------------ regions */
+
+/* Identity of a region. Ids are never used twice within an epoch; `generation` counts re-creations under one name. */
+typedef struct shmb_region_id {
+  uint64_t epoch; /* of the broker that gave the id; 0 in a request: the one connected to */
+  uint64_t id;
+  uint32_t generation; /* 0 in a request: whichever */
+  uint32_t reserved;   /* 0 */
+} shmb_region_id;
+
+enum shmb_create_flag {
+  SHMB_CREATE_MANY_WRITERS = 1 << 0,  /* any number of writers for ever; read-only is then no boundary (`ro*`) */
+  SHMB_CREATE_REPLACE = 1 << 1,       /* take the name over: generation + 1; needs the old region's right `release` */
+  SHMB_CREATE_UNINITIALISED = 1 << 2, /* contents may be what this group wrote before (never another's); else zeros */
+  SHMB_CREATE_NO_RECYCLE = 1 << 3,    /* fresh memory, and not kept for reuse afterwards */
+  SHMB_CREATE_KEEP_GIVEN = 1 << 4,    /* keep_ns counts; else the group's default */
+  SHMB_CREATE_NO_POPULATE = 1 << 8,   /* no memory behind it yet: pages come at first touch (refused under
+                                         vm.overcommit_memory=2, where that could be a SIGBUS) */
+  SHMB_CREATE_SMALL_PAGES = 1 << 9,   /* 4 KiB pages also where huge pages could be had */
+  SHMB_CREATE_UNMAPPED = 1 << 10      /* not mapped; use shmb_region_map for parts. Not populated either */
+};
+
+typedef struct shmb_create_options {
+  size_t size;
+  const char* name;   /* NULL: unnamed */
+  uint64_t group;     /* group id; 0: the session's own */
+  int64_t keep_ns;    /* with KEEP_GIVEN: 0, ns after the group's end, or SHMB_KEEP_UNTIL_RELEASED */
+  uint32_t flags;     /* enum shmb_create_flag */
+  uint32_t rights;    /* enum shmb_right of this handle; 0: all */
+  int64_t timeout_ns; /* of the broker's answer; populating takes as long as it takes */
+} shmb_create_options;
+
+/* Creates a region of `length` bytes (1 to 2^47 - 1), maps it for reading and writing and, up to 1 GiB, puts memory
+ * behind it in the calling process: huge pages from 2 MiB up where they can be had, 4 KiB pages else (region info says
+ * which). Over 1 GiB pages come at first touch; call shmb_region_populate for parts or all. Before it asks the broker
+ * it compares the room of its cgroups and of the host with the length: NO_MEMORY names the cgroup. No SIGBUS for want
+ * of memory follows. Errors: LIMIT, EXISTS, NO_MEMORY, NO_DESCRIPTORS, GROUP_ENDED, DENIED, SYSTEM (mmap). */
+SHMB_API int shmb_create(shmb_session* session, uint64_t length, const shmb_create_options* options,
+                         shmb_region** region, shmb_error* error) SHMB_NOEXCEPT;
+
+typedef struct shmb_create_item {
+  uint64_t length;
+  const shmb_create_options* options; /* NULL: defaults; timeout_ns is ignored here */
+} shmb_create_item;
+
+/* Creates `count` regions in batches of up to 253. regions[i] is NULL where statuses[i] (may be NULL) is not SHMB_OK;
+ * the elements do not depend on each other. Returns SHMB_OK if all succeeded, else the first failure, which `error`
+ * describes. timeout_ns counts for each batch. */
+SHMB_API int shmb_create_many(shmb_session* session, const shmb_create_item* items, size_t count, int64_t timeout_ns,
+                              shmb_region** regions, int* statuses, shmb_error* error) SHMB_NOEXCEPT;
+
+enum shmb_attach_flag {
+  SHMB_ATTACH_UNMAPPED = 1 << 8,   /* not mapped; use shmb_region_map */
+  SHMB_ATTACH_NO_POPULATE = 1 << 9 /* do not enter the existing pages into the page tables at once */
+};
+
+typedef struct shmb_attach_options {
+  size_t size;
+  uint32_t rights;    /* enum shmb_right; 0: read. With WRITE the mapping is writable */
+  uint32_t flags;     /* enum shmb_attach_flag */
+  int64_t wait_ns;    /* how long to wait for a name not yet created, and for a region whose writer has not mapped it
+                         yet; 0: no wait for a name, the default time-out for a writer; SHMB_FOREVER allowed */
+  int64_t timeout_ns; /* of each answer of the broker */
+} shmb_attach_options;
+
+/* Takes a reference to an existing region and maps it: by address, by identity or by ticket. Errors: NOT_FOUND (also
+ * where it exists but is none of the caller's business), DENIED, WRITE_CLOSED (read-only readers exist or it was
+ * published), NOT_READY, STALE (by id: another generation; another epoch), DEADLINE, LIMIT (leases), NO_DESCRIPTORS. */
+SHMB_API int shmb_attach(shmb_session* session, const char* address, const shmb_attach_options* options,
+                         shmb_region** region, shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_attach_id(shmb_session* session, const shmb_region_id* id, const shmb_attach_options* options,
+                            shmb_region** region, shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_attach_ticket(shmb_session* session, const uint8_t ticket[16], const shmb_attach_options* options,
+                                shmb_region** region, shmb_error* error) SHMB_NOEXCEPT;
+
+/* One element of shmb_attach_many: exactly one of the three pointers is set. */
+typedef struct shmb_attach_item {
+  const char* address;
+  const shmb_region_id* id;
+  const uint8_t* ticket; /* 16 bytes */
+  uint32_t rights;       /* 0: read */
+  uint32_t flags;        /* enum shmb_attach_flag */
+} shmb_attach_item;
+
+/* As shmb_create_many. Does not wait for names or writers: such elements get NOT_FOUND or NOT_READY. */
+SHMB_API int shmb_attach_many(shmb_session* session, const shmb_attach_item* items, size_t count, int64_t timeout_ns,
+                              shmb_region** regions, int* statuses, shmb_error* error) SHMB_NOEXCEPT;
+
+/* Local sessions only: makes a region of a shared-memory descriptor (a memfd passed by other means). The descriptor is
+ * duplicated; the caller keeps its own. rights: READ, or READ|WRITE. Errors: INVALID, UNSUPPORTED (with a broker). */
+SHMB_API int shmb_adopt_fd(shmb_session* session, int fd, uint32_t rights, shmb_region** region,
+                           shmb_error* error) SHMB_NOEXCEPT;
+
+/* First byte of the mapping (writable if the handle has WRITE and is not published), or NULL when unmapped. */
+SHMB_API void* shmb_region_data(const shmb_region* region) SHMB_NOEXCEPT;
+/* Bytes asked for at creation; the mapping is at least that long. */
+SHMB_API uint64_t shmb_region_length(const shmb_region* region) SHMB_NOEXCEPT;
+SHMB_API shmb_region_id shmb_region_get_id(const shmb_region* region) SHMB_NOEXCEPT;
+
+typedef struct shmb_region_info {
+  size_t size;
+  shmb_region_id id;
+  uint64_t length;    /* asked for */
+  uint64_t bytes;     /* rounded, charged */
+  uint64_t group;     /* id of the group that holds it */
+  uint64_t populated; /* bytes this handle put memory behind */
+  uint32_t rights;    /* of this handle */
+  uint32_t state;     /* enum shmb_region_state, as this handle last heard; shmb_region_stat asks the broker */
+  uint32_t page_kind; /* enum shmb_page_kind */
+  uint32_t flags;     /* enum shmb_region_flag */
+  uint32_t recycled;  /* 1: the memory served this group before (and was zeroed, unless UNINITIALISED) */
+  uint32_t reserved;
+} shmb_region_info;
+enum shmb_region_flag {
+  SHMB_REGION_FLAG_MANY_WRITERS = 1 << 0, SHMB_REGION_FLAG_NAMED = 1 << 1, SHMB_REGION_FLAG_KEPT = 1 << 2,
+  SHMB_REGION_FLAG_RECYCLED = 1 << 3, SHMB_REGION_FLAG_WRITE_OPEN = 1 << 4
+};
+/* What the library knows, without asking. Set info->size first. */
+SHMB_API int shmb_region_get_info(const shmb_region* region, shmb_region_info* info, shmb_error* error) SHMB_NOEXCEPT;
+
+enum shmb_access { SHMB_ACCESS_READ = 0, SHMB_ACCESS_READ_WRITE = 1 };
+
+/* Maps a part of a region besides the mapping of the handle. `offset` is a multiple of 4096; offset + length is at
+ * most the rounded size. A descriptor is fetched from the broker for it and closed again. The mapping belongs to the
+ * caller until shmb_region_unmap; release the handle only afterwards. Errors: INVALID, DENIED, WRITE_CLOSED, SYSTEM. */
+SHMB_API int shmb_region_map(shmb_region* region, uint64_t offset, uint64_t length, uint32_t access, void** address,
+                             shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_region_unmap(shmb_region* region, void* address, uint64_t length, shmb_error* error) SHMB_NOEXCEPT;
+
+/* Puts memory behind a part of the handle's mapping (whole pages around it), with the checks of shmb_create: an error
+ * instead of a signal where there is no room. On a read-only handle existing pages are mapped. */
+SHMB_API int shmb_region_populate(shmb_region* region, uint64_t offset, uint64_t length, shmb_error* error) SHMB_NOEXCEPT;
+
+/* A descriptor of the region, close-on-exec, owned by the caller; O_RDONLY unless the handle may write. It is outside
+ * the books: memory it holds is not freed by the broker. The region is then never recycled. */
+SHMB_API int shmb_region_descriptor(shmb_region* region, int* fd, shmb_error* error) SHMB_NOEXCEPT;
+
+/* Gives up writing for good, for everybody: the mapping is taken away, the broker seals the region, and it is mapped
+ * again read-only: shmb_region_data may be another address. Errors: STILL_MAPPED (a forked child or a part mapping
+ * still maps it for writing: the region is mapped back as before and the call may be repeated), DENIED, INVALID. */
+SHMB_API int shmb_publish(shmb_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
+
+enum shmb_release_flag {
+  SHMB_RELEASE_NO_RECYCLE = 1 << 0, /* free the memory instead of keeping it ready for this group */
+  SHMB_RELEASE_UNNAME = 1 << 1      /* take the region's name away too; needs right `release` */
+};
+/* Unmaps, gives the reference back and frees the handle, whatever is returned. Without UNNAME it does not wait for the
+ * broker. A region goes with its last reference, ticket and name. NULL is allowed. */
+SHMB_API int shmb_release(shmb_region* region, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
+
+/* Takes the name of the region at `address` away; it goes with its last reference. Errors: NOT_FOUND, DENIED. */
+SHMB_API int shmb_unname(shmb_session* session, const char* address, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
+
+typedef struct shmb_region_stat {
+  size_t size;
+  shmb_region_id id;
+  uint64_t length, bytes;
+  uint64_t touched;      /* bytes that have memory behind them */
+  uint64_t group;
+  uint32_t owner_uid;
+  uint32_t state;        /* enum shmb_region_state */
+  uint32_t page_kind;    /* enum shmb_page_kind */
+  uint32_t flags;        /* enum shmb_region_flag */
+  uint32_t holders;      /* sessions with a reference */
+  uint32_t writers;      /* references with WRITE */
+  uint32_t tickets;
+  uint32_t creator_pid;  /* 0: unknown */
+  int64_t created_ns;    /* CLOCK_BOOTTIME */
+  int64_t keep_ns;
+  int64_t freed_at_ns;   /* CLOCK_BOOTTIME when a running keep ends, else 0 */
+  char group_name[SHMB_MAX_NAME + 1];
+  char name[SHMB_MAX_NAME + 1];
+} shmb_region_stat;
+/* What the broker's books say now. Set stat->size first. Local sessions: what the kernel says. */
+SHMB_API int shmb_stat(shmb_session* session, const char* address, int64_t timeout_ns, shmb_region_stat* stat,
+                       shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64_t timeout_ns, shmb_region_stat* stat,
+                          shmb_error* error) SHMB_NOEXCEPT;
+
+/* ------------------------------------------------------------------------------------------------ tickets */
+
+/* Makes a token that gives `rights` (at most the handle's own; needs SHARE; 0: read) to whoever shows it, also in other
+ * groups and to other users. uses: attaches it allows, 0: one. lifetime_ns: 0: 10 minutes. It holds the region, never
+ * its group. expires_ns (may be NULL) is CLOCK_BOOTTIME. Errors: DENIED, LIMIT (tickets), INVALID. */
+SHMB_API int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
+                                int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
+                                shmb_error* error) SHMB_NOEXCEPT;
+/* 16 bytes (ticket or group token) <-> 32 lower-case hex digits. parse: INVALID for anything else. */
+SHMB_API void shmb_token_format(const uint8_t token[16], char text[SHMB_TOKEN_TEXT]) SHMB_NOEXCEPT;
+SHMB_API int shmb_token_parse(const char* text, uint8_t token[16]) SHMB_NOEXCEPT;
+
+/* ------------------------------------------------------------------------------------------------ groups */
+
+typedef struct shmb_group {
+  uint64_t id;
+  uint8_t token[16]; /* admits any session that shows it, of any uid */
+} shmb_group;
+
+enum shmb_group_flag {
+  SHMB_GROUP_SUPERVISED = 1 << 0,    /* ends only when a supervisor has reported the process tree gone, or all are lost */
+  SHMB_GROUP_ADOPT_EXISTING = 1 << 1 /* a live group of that name and uid is taken instead of refused */
+};
+typedef struct shmb_group_options {
+  size_t size;
+  const char* name;      /* NULL: unnamed */
+  uint64_t limit_bytes;  /* 0: the broker's default */
+  int64_t keep_ns;       /* default of its regions: 0, ns after its end, or SHMB_KEEP_UNTIL_RELEASED */
+  uint32_t limit_regions;
+  uint32_t flags;        /* enum shmb_group_flag */
+  int64_t timeout_ns;
+} shmb_group_options;
+
+/* Makes a group of the caller's uid. The session does not become a member by it. Errors: EXISTS, LIMIT, INVALID. */
+SHMB_API int shmb_group_create(shmb_session* session, const shmb_group_options* options, shmb_group* group,
+                               shmb_error* error) SHMB_NOEXCEPT;
+
+enum shmb_join_flag { SHMB_JOIN_SUPERVISOR = 1 << 0 }; /* a role: it watches the group, without being a member */
+
+/* The session becomes a member of a group (and leaves the one it was in): by name ("GROUP", "#id", "UID:GROUP"; own uid
+ * only) or by token. id may be NULL. Errors: NOT_FOUND, GROUP_ENDED, INVALID. */
+SHMB_API int shmb_group_join(shmb_session* session, const char* group, uint32_t flags, int64_t timeout_ns, uint64_t* id,
+                             shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_group_join_token(shmb_session* session, const uint8_t token[16], uint32_t flags, int64_t timeout_ns,
+                                   uint64_t* id, shmb_error* error) SHMB_NOEXCEPT;
+/* Leaves a group (0: the one the session is in); the next create makes an own unnamed one. */
+SHMB_API int shmb_group_leave(shmb_session* session, uint64_t group, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
+
+enum shmb_end_flag {
+  SHMB_END_TREE_GONE = 1 << 0,   /* supervisors: the process tree has ended */
+  SHMB_END_RELEASE_KEPT = 1 << 1 /* free what it keeps */
+};
+typedef struct shmb_group_ending {
+  uint32_t members; /* members and heirs left */
+  uint32_t regions; /* regions left */
+  uint64_t bytes_freed;
+} shmb_group_ending;
+/* group: its id, or 0 with its name. ending may be NULL. Errors: NOT_FOUND, DENIED, BUSY. */
+SHMB_API int shmb_group_end(shmb_session* session, uint64_t group, const char* name, uint32_t flags, int64_t timeout_ns,
+                            shmb_group_ending* ending, shmb_error* error) SHMB_NOEXCEPT;
+/* Waits until a group (0: the session's own) has ended. wait_ns: SHMB_FOREVER allowed. Errors: NOT_FOUND, DEADLINE,
+ * SESSION_LOST (the broker's end ends the wait). */
+SHMB_API int shmb_group_wait(shmb_session* session, uint64_t group, int64_t wait_ns, shmb_error* error) SHMB_NOEXCEPT;
+/* "<name>:<token>", the value of SHMBROKER_GROUP that makes a child a member. */
+SHMB_API int shmb_group_variable(const char* name, const uint8_t token[16], char text[SHMB_VARIABLE_TEXT],
+                                 shmb_error* error) SHMB_NOEXCEPT;
+
+/* ------------------------------------------------------------------------------------------------ events */
+
+enum shmb_watch_kind {
+  SHMB_WATCH_REGION = 1, SHMB_WATCH_NAME = 2, SHMB_WATCH_GROUP = 3,
+  SHMB_WATCH_RECLAIM = 4 /* what was freed of the dead: group, or 0 for all of the own uid */
+};
+enum shmb_event_bit {
+  SHMB_EVENT_BIT_READY = 1 << 0, SHMB_EVENT_BIT_PUBLISHED = 1 << 1, SHMB_EVENT_BIT_GONE = 1 << 2,
+  SHMB_EVENT_BIT_APPEARED = 1 << 3, SHMB_EVENT_BIT_ENDED = 1 << 4, SHMB_EVENT_BIT_RECLAIM = 1 << 5
+};
+typedef struct shmb_watch_options {
+  size_t size;
+  uint32_t kind;         /* enum shmb_watch_kind */
+  uint32_t events;       /* bits wanted; 0: all of the kind */
+  shmb_region_id region; /* kind REGION */
+  uint64_t group;        /* kinds GROUP and RECLAIM: id; 0: own, or all */
+  const char* address;   /* kind NAME: address; kind GROUP: the group's name instead of its id */
+  int64_t timeout_ns;
+} shmb_watch_options;
+
+/* Subscribes. `watch` names the subscription in events and for shmb_unwatch; `state` (may be NULL) tells which of the
+ * bits hold already: such an event is not sent again. Errors: NOT_FOUND, LIMIT (watches), INVALID. */
+SHMB_API int shmb_watch(shmb_session* session, const shmb_watch_options* options, uint64_t* watch, uint32_t* state,
+                        shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_unwatch(shmb_session* session, uint64_t watch, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
+
+enum shmb_event_kind {
+  SHMB_EVENT_REGION_READY = 1, SHMB_EVENT_REGION_PUBLISHED, SHMB_EVENT_REGION_GONE, SHMB_EVENT_NAME_APPEARED,
+  SHMB_EVENT_GROUP_ENDED, SHMB_EVENT_RECLAIM,
+  SHMB_EVENT_GAP,        /* events were dropped, because too many were unread: look again at what you watch */
+  SHMB_EVENT_BROKER_AWAY /* made by the library, once: the session is lost */
+};
+enum shmb_death { SHMB_DEATH_UNKNOWN = 0, SHMB_DEATH_EXITED, SHMB_DEATH_KILLED, SHMB_DEATH_DISCONNECTED };
+typedef struct shmb_event {
+  size_t size;
+  uint32_t kind;         /* enum shmb_event_kind */
+  uint32_t how;          /* RECLAIM: enum shmb_death */
+  uint64_t sequence;
+  uint64_t watch;        /* the subscription; 0: none */
+  shmb_region_id region; /* REGION_*, NAME_APPEARED */
+  uint64_t group;        /* GROUP_ENDED, RECLAIM */
+  uint64_t bytes;        /* GROUP_ENDED, RECLAIM: freed */
+  uint64_t lost;         /* GAP: events dropped */
+  uint32_t uid, pid;     /* RECLAIM: who left them */
+  uint32_t regions;      /* RECLAIM: how many */
+  int32_t code;          /* RECLAIM: exit status or signal */
+  char text[512];        /* NAME_APPEARED: the name; RECLAIM: the report's line; BROKER_AWAY: why */
+} shmb_event;
+
+/* A descriptor to put into poll, select or epoll: readable when shmb_next_event may have something. It belongs to the
+ * session: never close, read or write it. Spurious wake-ups happen. Local sessions: UNSUPPORTED. */
+SHMB_API int shmb_event_descriptor(shmb_session* session, int* fd, shmb_error* error) SHMB_NOEXCEPT;
+/* Takes the next event. wait_ns: SHMB_NO_WAIT and SHMB_FOREVER allowed. Set event->size first. Errors: DEADLINE (none
+ * came), SESSION_LOST (after BROKER_AWAY has been delivered). */
+SHMB_API int shmb_next_event(shmb_session* session, int64_t wait_ns, shmb_event* event, shmb_error* error) SHMB_NOEXCEPT;
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif
