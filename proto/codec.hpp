@@ -36,7 +36,7 @@ template <class T>
 std::expected<T, Status> read_struct(Bytes from) {
   T out{};
   std::size_t common = from.size() < sizeof(T) ? from.size() : sizeof(T);
-  std::memcpy(&out, from.data(), common);
+  if (common != 0) std::memcpy(&out, from.data(), common);
   for (std::byte tail : from.subspan(common))
     if (tail != std::byte{0}) return std::unexpected(Status::too_new);
   return out;
@@ -94,18 +94,26 @@ class Writer {
   void begin_batch(std::uint16_t op, std::uint64_t tag, std::size_t count, std::uint16_t flags = 0) {
     shmbw_batch batch{static_cast<std::uint16_t>(count), static_cast<std::uint16_t>(sizeof(T)), 0};
     begin(op, tag, Status::ok, batch, flags);
+    if (count == 0 || count > SHMBW_MAX_BATCH) overflow_ = true;
     elements_ = at_;
     element_size_ = sizeof(T);
-    skip(count * sizeof(T));
+    if (!overflow_) skip(count * sizeof(T));
+    element_count_ = overflow_ ? 0 : count;
   }
+  // T must be the type that begin_batch was given.
   template <class T>
   void element(std::size_t index, const T& value) {
-    std::size_t where = elements_ + index * element_size_;
-    if (where + sizeof(T) <= buffer_.size()) std::memcpy(buffer_.data() + where, &value, sizeof(T));
+    if (index >= element_count_ || sizeof(T) != element_size_) {
+      overflow_ = true;
+      return;
+    }
+    std::memcpy(buffer_.data() + elements_ + index * element_size_, &value, sizeof(T));
   }
   void text(std::string_view text) { put(text.data(), text.size()); }
   template <class T>
-  void append(const T& value) { put(&value, sizeof(T)); }  // records of LIST
+  void append(const T& value) {
+    put(&value, sizeof(T));
+  }  // records of LIST
   std::size_t room() const { return overflow_ ? 0 : buffer_.size() - at_; }
   // Fills in size and n_fds. Empty when the packet did not fit.
   Bytes finish(std::size_t n_fds);
@@ -116,7 +124,7 @@ class Writer {
   void skip(std::size_t size);
 
   std::span<std::byte> buffer_;
-  std::size_t at_ = 0, elements_ = 0, element_size_ = 0;
+  std::size_t at_ = 0, elements_ = 0, element_size_ = 0, element_count_ = 0;
   bool overflow_ = false;
 };
 

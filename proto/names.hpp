@@ -24,7 +24,7 @@ struct Address {
   std::string name;   // empty only from parse_group
 };
 Result<Address> parse_region(std::string_view text);
-Result<Address> parse_group(std::string_view text);  // UID:GROUP or GROUP or #id
+Result<Address> parse_group(std::string_view text);             // UID:GROUP or GROUP or #id
 std::optional<std::uint64_t> group_id(std::string_view group);  // "#17" -> 17
 
 // shmb:<birth epoch>.<id>.<generation>.<owner uid>:<group>/<region>, hex without leading zeros (law 7). An unnamed
@@ -41,7 +41,10 @@ std::optional<Label> parse_memfd_name(std::string_view name);
 std::string format_token(const std::uint8_t (&token)[16]);
 bool parse_token(std::string_view text, std::uint8_t (&token)[16]);
 // SHMBROKER_GROUP=<name>:<token>
-struct GroupTicket { std::string name; std::uint8_t token[16] = {}; };
+struct GroupTicket {
+  std::string name;
+  std::uint8_t token[16] = {};
+};
 Result<GroupTicket> parse_group_variable(std::string_view text);
 std::string format_group_variable(std::string_view name, const std::uint8_t (&token)[16]);
 

@@ -11,9 +11,12 @@ namespace shmb::wire {
 
 inline constexpr std::size_t kMaxSentence = 400;  // bytes on the wire; longer ones are cut at a character
 
-// "limit: bytes of group 'train': asked 8.0 GiB, used 52.1 GiB of 54.0 GiB; raise limits.group.train.bytes or ..."
-// `whose` names the scope for people ("group 'train'", "uid 1000"), `remedy` what to change, `holders` may be empty.
-Error limit_refusal(const Shortage& shortage, std::string_view whose, std::string_view remedy, std::string_view holders = {});
+// "limit: bytes of group 'train' (uid 1000): asked 8.0 GiB, used 52.1 of 54.0 GiB; raise limits.group.train.bytes or
+// ..." `whose` names the scope for people ("group 'train' (uid 1000)"); empty: from the numbers. `remedy` is what to
+// change. `holders` ("'kv' 30.0 GiB, others 22.1 GiB") may be empty. Status limit; for slot memory no_memory, for slot
+// descriptors no_descriptors.
+Error limit_refusal(const Shortage& shortage, std::string_view whose, std::string_view remedy,
+                    std::string_view holders = {});
 
 shmbw_refusal to_wire(const Error& error);
 Error from_wire(Status status, const shmbw_refusal& refusal, std::string_view sentence);
@@ -22,8 +25,14 @@ Error from_wire(Status status, const shmbw_refusal& refusal, std::string_view se
 Bytes write_error_reply(std::span<std::byte> buffer, std::uint16_t op, std::uint64_t tag, const Error& error);
 // The Error inside a reply whose header.status is not 0.
 Error read_error_reply(const PacketView& reply);
-// A batch element's detail (outcome.detail_len bytes): shmbw_refusal then sentence.
-std::string element_detail(const Error& error);
+// A batch element's detail (outcome.detail_len bytes): shmbw_refusal then sentence. 253 refusals with whole sentences
+// would not fit in a packet, so each is cut to its share: `room` = detail_room(count, element size).
+inline constexpr std::size_t kMaxDetail = sizeof(shmbw_refusal) + kMaxSentence;
+constexpr std::size_t detail_room(std::size_t count, std::size_t element_size) {
+  const std::size_t share = (SHMBW_MAX_MESSAGE - sizeof(shmbw_header) - sizeof(shmbw_batch)) / (count ? count : 1);
+  return share < element_size ? 0 : share - element_size < kMaxDetail ? share - element_size : kMaxDetail;
+}
+std::string element_detail(const Error& error, std::size_t room);
 Error read_element_detail(std::int32_t status, std::string_view detail);
 
 }  // namespace shmb::wire

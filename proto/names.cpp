@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nothing here looks at the locale: a name is bytes, and the same bytes are a name everywhere.
+#include "proto/names.hpp"
+
+#include <charconv>
+
+#include "base/text.hpp"
+
+namespace shmb::names {
+namespace {
+
+constexpr std::string_view kAllowed = "names are 1 to 96 bytes of A-Z a-z 0-9 . _ - and do not begin with a dot";
+constexpr std::uint64_t kMaxId = std::uint64_t{1} << 60;
+
+bool allowed(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+}
+
+// A number in one spelling only: no sign, no leading zeros, no upper case. Two texts for one id would be two names.
+template <class T>
+std::optional<T> number(std::string_view text, int base) {
+  if (text.empty() || (text.size() > 1 && text[0] == '0')) return std::nullopt;
+  for (char c : text)
+    if (!(c >= '0' && c <= '9') && !(base == 16 && c >= 'a' && c <= 'f')) return std::nullopt;
+  T value{};
+  auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value, base);
+  if (failure != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+template <class T>
+std::string hex(T value) {
+  char digits[16];
+  auto [end, failure] = std::to_chars(digits, digits + sizeof digits, value, 16);
+  return failure == std::errc{} ? std::string(digits, end) : std::string();
+}
+
+Result<void> check_group(std::string_view group) {
+  if (!group.starts_with('#')) return check(group, "group name");
+  if (group_id(group)) return {};
+  return error(Status::invalid,
+               "group " + quoted(group) + ": after '#' stands the decimal id of an unnamed group, for example '#17'");
+}
+
+// Takes "UID:" off the front.
+Result<std::optional<std::uint32_t>> take_owner(std::string_view& text, std::string_view whole) {
+  const auto colon = text.find(':');
+  if (colon == text.npos) return std::nullopt;
+  auto uid = number<std::uint32_t>(text.substr(0, colon), 10);
+  if (!uid)
+    return error(Status::invalid,
+                 quoted(whole) + ": before ':' stands the owner's uid as a decimal number, for example '1000:train'");
+  text.remove_prefix(colon + 1);
+  return uid;
+}
+
+template <class T>
+std::optional<T> take_hex(std::string_view& text, char terminator) {
+  const auto end = text.find(terminator);
+  if (end == text.npos) return std::nullopt;
+  auto value = number<T>(text.substr(0, end), 16);
+  text.remove_prefix(end + 1);
+  return value;
+}
+
+}  // namespace
+
+Result<void> check(std::string_view name, std::string_view what) {
+  auto refuse = [&](const std::string& why) {
+    return error(Status::invalid, std::string(what) + " " + quoted(name) + ": " + why + "; " + std::string(kAllowed));
+  };
+  if (name.empty()) return refuse("is empty");
+  if (name.size() > kMaxName) return refuse("is " + std::to_string(name.size()) + " bytes long");
+  if (name[0] == '.') return refuse("begins with a dot");
+  for (std::size_t i = 0; i < name.size(); ++i)
+    if (!allowed(name[i]))
+      return refuse("byte " + std::to_string(i + 1) + " (" + quoted(name.substr(i, 1)) + ") is not allowed");
+  return {};
+}
+
+std::optional<std::uint64_t> group_id(std::string_view group) {
+  if (!group.starts_with('#')) return std::nullopt;
+  auto id = number<std::uint64_t>(group.substr(1), 10);
+  if (!id || *id == 0) return std::nullopt;
+  return id;
+}
+
+Result<Address> parse_group(std::string_view text) {
+  Address address;
+  std::string_view rest = text;
+  auto owner = take_owner(rest, text);
+  if (!owner) return std::unexpected(owner.error());
+  address.owner_uid = *owner;
+  if (auto fine = check_group(rest); !fine) return std::unexpected(fine.error());
+  address.group = rest;
+  return address;
+}
+
+Result<Address> parse_region(std::string_view text) {
+  Address address;
+  std::string_view rest = text;
+  auto owner = take_owner(rest, text);
+  if (!owner) return std::unexpected(owner.error());
+  address.owner_uid = *owner;
+  const auto slash = rest.find('/');
+  if (slash == rest.npos && address.owner_uid)
+    return error(Status::invalid, quoted(text) + ": a uid goes with a group, as in UID:GROUP/NAME");
+  if (slash != rest.npos) {
+    if (auto fine = check_group(rest.substr(0, slash)); !fine) return std::unexpected(fine.error());
+    address.group = rest.substr(0, slash);
+    rest.remove_prefix(slash + 1);
+  }
+  if (auto fine = check(rest, "region name"); !fine) return std::unexpected(fine.error());
+  address.name = rest;
+  return address;
+}
+
+std::string memfd_name(const Label& label) {
+  return "shmb:" + hex(label.epoch) + "." + hex(label.id) + "." + hex(label.generation) + "." + hex(label.owner_uid) +
+         ":" + label.group + "/" + label.region;
+}
+
+std::optional<Label> parse_memfd_name(std::string_view name) {
+  constexpr std::string_view kPrefix = "shmb:";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  name.remove_prefix(kPrefix.size());
+  auto epoch = take_hex<std::uint64_t>(name, '.');
+  auto id = take_hex<std::uint64_t>(name, '.');
+  auto generation = take_hex<std::uint32_t>(name, '.');
+  auto owner = take_hex<std::uint32_t>(name, ':');
+  if (!epoch || !id || *id >= kMaxId || !generation || !owner) return std::nullopt;
+  const auto slash = name.find('/');
+  if (slash == name.npos) return std::nullopt;
+  std::string_view group = name.substr(0, slash), region = name.substr(slash + 1);
+  if (group.starts_with('#')) {
+    auto group_number = number<std::uint64_t>(group.substr(1), 16);
+    if (!group_number || *group_number == 0 || *group_number >= kMaxId) return std::nullopt;
+  } else if (!check(group, "")) {
+    return std::nullopt;
+  }
+  if (!region.empty() && !check(region, "")) return std::nullopt;
+  return Label{*epoch, *id, *generation, *owner, std::string(group), std::string(region)};
+}
+
+std::string format_token(const std::uint8_t (&token)[16]) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  for (std::uint8_t byte : token) {
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+bool parse_token(std::string_view text, std::uint8_t (&token)[16]) {
+  if (text.size() != 32) return false;
+  std::uint8_t bytes[16];
+  for (std::size_t i = 0; i < 32; ++i) {
+    const char c = text[i];
+    int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (digit < 0) return false;
+    bytes[i / 2] = static_cast<std::uint8_t>(i % 2 == 0 ? digit << 4 : bytes[i / 2] | digit);
+  }
+  std::copy(std::begin(bytes), std::end(bytes), token);
+  return true;
+}
+
+Result<GroupTicket> parse_group_variable(std::string_view text) {
+  // The token is a secret: a sentence about a bad value says what is wrong, never what stands there.
+  const auto colon = text.rfind(':');
+  GroupTicket ticket;
+  if (colon == text.npos || !parse_token(text.substr(colon + 1), ticket.token))
+    return error(
+        Status::invalid,
+        "SHMBROKER_GROUP is not <group>:<32 lower-case hex digits>; unset it, or start the program with shmbroker run");
+  if (auto fine = check_group(text.substr(0, colon)); !fine) {
+    fine.error().sentence = "SHMBROKER_GROUP: " + fine.error().sentence;
+    return std::unexpected(fine.error());
+  }
+  ticket.name = text.substr(0, colon);
+  return ticket;
+}
+
+std::string format_group_variable(std::string_view name, const std::uint8_t (&token)[16]) {
+  return std::string(name) + ":" + format_token(token);
+}
+
+}  // namespace shmb::names

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// One recvmsg, then the frame's rules. Whatever is wrong, the descriptors that arrived are closed here: they die with
+// the vector, on every path that is not a whole packet.
+#include "proto/packet.hpp"
+
+#include <cerrno>
+
+#include "base/sys_socket.hpp"
+#include "base/text.hpp"
+
+namespace shmb::wire {
+namespace {
+
+Incoming malformed(std::string reason, bool descriptors_lost = false) {
+  Incoming incoming;
+  incoming.kind = Incoming::Kind::malformed;
+  incoming.reason = std::move(reason);
+  incoming.descriptors_lost = descriptors_lost;
+  return incoming;
+}
+
+}  // namespace
+
+Incoming receive_packet(int socket, std::span<std::byte> buffer, Direction direction, bool wait) {
+  Incoming incoming;
+  auto received = sys::receive(socket, buffer, incoming.fds, wait);
+  if (!received) {
+    incoming.fds.clear();
+    switch (received.error().value) {
+      case EAGAIN:
+        return incoming;
+      // A peer that closes with our packets unread makes the next call fail once before it reports the end.
+      case ECONNRESET:
+      case EPIPE:
+      case ENOTCONN:
+        incoming.kind = Incoming::Kind::end_of_file;
+        return incoming;
+      default:
+        return malformed("recvmsg: " + errno_text(received.error().value));
+    }
+  }
+  if (received->end_of_file) {
+    // An empty packet looks like this too unless it carried descriptors; either way nothing more is read.
+    if (!incoming.fds.empty() || received->control_truncated) return malformed("empty packet with descriptors");
+    incoming.kind = Incoming::Kind::end_of_file;
+    return incoming;
+  }
+  // First: what was lost cannot be told from what was never sent, so no other rule would speak the truth.
+  if (received->control_truncated)
+    return malformed("descriptors were cut off: descriptor table full, too many, or refused by an LSM", true);
+  if (received->bad_control) return malformed("control data that is not a whole number of descriptors");
+  if (received->truncated) return malformed("packet longer than " + std::to_string(buffer.size()) + " bytes");
+
+  auto view = open_packet(Bytes(buffer.data(), received->size), incoming.fds.size(), direction);
+  if (!view) return malformed(malformed_text(view.error()));
+  incoming.kind = Incoming::Kind::packet;
+  incoming.view = *view;
+  return incoming;
+}
+
+}  // namespace shmb::wire
