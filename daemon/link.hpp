@@ -51,6 +51,12 @@ class Books {
   virtual void end_of_file(Session& session) = 0;           // the peer closed its socket; the link dies after this call
   virtual void process_died(Session& session, const sys::ExitInfo* how) = 0;  // the pidfd became readable; nullptr: the kernel does not tell how
   virtual void disconnected(Session& session) = 0;          // law 8: we closed a lazy reader; not a death. The link dies after this call, the pidfd stays watched and process_died follows
+  // Asked once, right after end_of_file: the reclaim report waits for how the process died. If true, keep the pidfd
+  // watched for up to 1 s more; process_died may still come in that time.
+  virtual bool wants_exit(const Session&) const { return false; }
+  // The transport's last word on a handle, exactly once each: its socket is closed and its pidfd is not watched any
+  // more (reported, given up, or never there). The handle is gone after it. Until then it stays valid.
+  virtual void forget(Session&) {}
   virtual std::int64_t next_deadline() const = 0;           // CLOCK_BOOTTIME ns, INT64_MAX none
   virtual void tick(std::int64_t now) = 0;
   virtual int wake_fd() const = 0;                          // readable when a helper thread has finished something
