@@ -13,6 +13,7 @@
 
 #include "base/status.hpp"
 #include "proto/shmb_wire.h"
+#include "proto/wire_fields.hpp"
 
 namespace shmb::wire {
 
@@ -31,7 +32,8 @@ const char* malformed_text(Malformed);
 enum class Direction { request, from_broker };
 std::expected<PacketView, Malformed> open_packet(Bytes packet, std::size_t fds_received, Direction direction);
 
-// Rule 1 of PROTOCOL.md: `from` is the struct as the sender knows it.
+// Rules 1 and 2 of PROTOCOL.md: `from` is the struct as the sender knows it. A tail or a reserved byte that is not
+// zero means something that this reader does not know.
 template <class T>
 std::expected<T, Status> read_struct(Bytes from) {
   T out{};
@@ -39,6 +41,7 @@ std::expected<T, Status> read_struct(Bytes from) {
   if (common != 0) std::memcpy(&out, from.data(), common);
   for (std::byte tail : from.subspan(common))
     if (tail != std::byte{0}) return std::unexpected(Status::too_new);
+  if (!reserved_zero(out)) return std::unexpected(Status::too_new);
   return out;
 }
 
@@ -73,6 +76,24 @@ class BatchView {
  private:
   std::size_t count_ = 0, element_size_ = 0;
   Bytes elements_, texts_;
+};
+
+// The records of a LIST reply: call `next`, then `text` for each text of that record, until `done`.
+class RecordReader {
+ public:
+  RecordReader(Bytes rest, std::size_t element_size) : rest_(rest), element_size_(element_size) {}
+  template <class T>
+  std::expected<T, Status> next() {
+    auto record = rest_.take(element_size_);
+    if (!record || element_size_ == 0) return std::unexpected(Status::invalid);
+    return read_struct<T>(Bytes(reinterpret_cast<const std::byte*>(record->data()), record->size()));
+  }
+  std::optional<std::string_view> text(std::size_t length) { return rest_.take(length); }
+  bool done() const { return rest_.done(); }
+
+ private:
+  TextReader rest_;
+  std::size_t element_size_;
 };
 
 // Builds one packet in a caller's buffer. Nothing is written past its end: `finish` then gives an empty span.
@@ -113,7 +134,7 @@ class Writer {
   template <class T>
   void append(const T& value) {
     put(&value, sizeof(T));
-  }  // records of LIST
+  }  // a record of LIST; its texts follow at once
   std::size_t room() const { return overflow_ ? 0 : buffer_.size() - at_; }
   // Fills in size and n_fds. Empty when the packet did not fit.
   Bytes finish(std::size_t n_fds);

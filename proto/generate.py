@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes shmb_wire.h, shmb_status.h and the tables of PROTOCOL.md from messages.toml.
+"""Makes shmb_wire.h, shmb_status.h, wire_fields.hpp and the tables of PROTOCOL.md from messages.toml.
 
     generate.py          write the files
     generate.py --check  exit 1 and name the file when one is not what the table says
@@ -104,6 +104,55 @@ def status_header(table):
     return out + ["  /* end */", "", "#endif"]
 
 
+def is_reserved(field):
+    return field.startswith("reserved")
+
+
+def cpp_fields(struct):
+    """visit_fields(T&, f) calls f("name", field); reserved_zero(T) is rule 2 of PROTOCOL.md."""
+    kind = f"shmbw_{struct.name}"
+    terms = [f"s.{f} == 0" for _, _, _, f, _, _ in struct.fields if is_reserved(f)]
+    terms += [f"reserved_zero(s.{f})" for _, k, _, f, _, _ in struct.fields if k not in SCALARS and "[" not in k]
+    name = "s" if terms else ""
+    return [f"constexpr bool reserved_zero(const {kind}& {name}) {{ return {' && '.join(terms) or 'true'}; }}".replace("& )", "&)"),
+            f"template <class F> constexpr void visit_fields({kind}& s, F&& f) {{"] + \
+           [f'  f("{f}", s.{f});' for _, _, _, f, _, _ in struct.fields] + ["}"]
+
+
+def cpp_texts(struct, texts):
+    kind = f"shmbw_{struct.name}"
+    out = [f"template <class F> constexpr void visit_texts({kind}& {'s' if texts else ''}, F&& {'f' if texts else ''}) {{".replace("& ,", "&,").replace("&& )", "&&)")]
+    return out + [f'  f("{t}", s.{t}_len);' for t in texts] + ["}"]
+
+
+def wire_fields(table, known, structs):
+    out = ["// SPDX-License-Identifier: Apache-2.0", MARK.replace("/*", "//").replace(" */", ""),
+           "// The fields of every struct of the wire by name, for readers that treat all messages alike, and the check",
+           "// that reserved bytes are zero.", "#pragma once", "", "#include <cstdint>", "", '#include "proto/shmb_wire.h"', "",
+           "// clang-format off", "namespace shmb::wire {", ""]
+    for struct in structs:
+        out += cpp_fields(struct)
+    out += ["", '// f("library", s.library_len) for each text, in the order in which the texts stand.']
+    for m in table["message"]:
+        out += cpp_texts(known[m["name"]], m.get("texts", []))
+        if "reply" in m:
+            out += cpp_texts(known[m["name"] + "_reply"], m.get("reply_texts", []))
+    for r in table["record"]:
+        out += cpp_texts(known[r["name"]], r.get("texts", []))
+    for e in table["event"]:
+        out += cpp_texts(known[e["name"] + "_event"], e.get("texts", []))
+    out += ["", "// X(op, name, batch): every request, every request with a reply, every record (by table number), every event."]
+    tables = next(e["values"] for e in table["enum"] if e["name"] == "table")
+    def rows(name, items):
+        return [f"#define {name}(X) \\"] + [f"  X({i}) \\" for i in items] + ["  /* end */"]
+    batch = lambda m: "true" if m["kind"] == "batch" else "false"
+    out += rows("SHMBW_REQUESTS", [f"{m['op']}, {m['name']}, {batch(m)}" for m in table["message"]])
+    out += rows("SHMBW_REPLIES", [f"{m['op']}, {m['name']}, {batch(m)}" for m in table["message"] if "reply" in m])
+    out += rows("SHMBW_RECORDS", [f"{tables.index(r['table'])}, {r['name']}, false" for r in table["record"]])
+    out += rows("SHMBW_EVENTS", [f"{e['op']}, {e['name']}, false" for e in table["event"]])
+    return out + ["", "}  // namespace shmb::wire"]
+
+
 def protocol_tables(table, known):
     out = ["### Status codes", "", "| code | name | meaning |", "| --- | --- | --- |"]
     out += [f"| {s['value']} | `{s['name']}` | {s['text']} |" for s in table["status"]]
@@ -147,6 +196,7 @@ def main():
     protocol = HERE / "PROTOCOL.md"
     wanted = {HERE / "shmb_wire.h": "\n".join(wire_header(table, structs)) + "\n",
               HERE / "shmb_status.h": "\n".join(status_header(table)) + "\n",
+              HERE / "wire_fields.hpp": "\n".join(wire_fields(table, known, structs)) + "\n",
               protocol: with_tables(protocol.read_text(), protocol_tables(table, known))}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:
