@@ -4,9 +4,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -50,14 +48,9 @@ class Books {
   virtual Session* connected(Link& link) = 0;               // nullptr: refuse (the transport closes)
   virtual void packet(Session& session, const wire::PacketView& packet) = 0;  // calls link.reply at most once, drop, or nothing (one-way)
   virtual bool greeted(const Session& session) const = 0;   // HELLO has been answered
-  virtual std::uint64_t session_id(const Session& session) const = 0;  // never reused; `exit_known` is keyed by it
-  virtual void end_of_file(Session& session) = 0;           // the peer closed its socket; the link dies after this call, and the transport forgets `session`
-  virtual void process_died(Session& session, const sys::ExitInfo* how) = 0;  // the pidfd became readable, the socket is still open; nullptr: the kernel does not tell how
+  virtual void end_of_file(Session& session) = 0;           // the peer closed its socket; the link dies after this call
+  virtual void process_died(Session& session, const sys::ExitInfo* how) = 0;  // the pidfd became readable; nullptr: the kernel does not tell how
   virtual void disconnected(Session& session) = 0;          // law 8: we closed a lazy reader; not a death. The link dies after this call, and the transport forgets `session`
-  // After end_of_file or disconnected the pidfd stays watched (a minute after end_of_file, for ever after disconnected)
-  // and its end is told here, once, by id, because the books may have forgotten the session by then. Not called for a
-  // session whose process_died was called before. Without a pidfd it comes at once, with `known` false.
-  virtual void exit_known(std::uint64_t session_id, bool known, const sys::ExitInfo* how) = 0;
   // Asked once, right after end_of_file: the reclaim report waits for how the process died. If true, keep the pidfd
   // watched for up to 1 s more; process_died may still come in that time.
   virtual bool wants_exit(const Session&) const { return false; }
@@ -69,18 +62,6 @@ class Books {
   virtual int wake_fd() const = 0;                          // readable when a helper thread has finished something
   virtual void woken() = 0;
   virtual bool idle() const = 0;                            // no session and no kept region: a private broker may end
-};
-
-// What the books need from the process around them, for STATUS and for refusing before the table is full.
-struct BrokerFacts {
-  std::uint32_t engine = 0;                    // SHMBW_ENGINE_*
-  std::string engine_reason;                   // why this engine
-  std::vector<std::string> losses;             // privileges and kernel features that are missing, a sentence each
-  std::uint64_t descriptors_limit = 0;         // size of the table
-  std::uint64_t descriptors_reserved = 0;      // a descriptor numbered limit - reserved or above eats into the reserve
-  std::function<std::uint64_t()> descriptors_used = [] { return std::uint64_t{0}; };
-  std::function<std::uint64_t()> descriptors_in_flight = [] { return std::uint64_t{0}; };
-  std::function<void()> descriptor_freed = [] {};  // the books closed some: a paused listener may go on
 };
 
 }  // namespace shmb::daemon
