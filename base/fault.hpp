@@ -12,11 +12,14 @@
 namespace shmb::fault {
 
 // One name per wrapped system call.
-#define SHMB_CALLS(X) \
-  X(memfd_create) X(ftruncate) X(fchmod) X(fstat) X(add_seals) X(get_seals) X(reopen) X(mmap) X(munmap) X(madvise) \
-  X(socket) X(bind) X(listen) X(connect) X(accept) X(send) X(receive) X(getsockopt) X(setsockopt) X(outq) \
-  X(pidfd_open) X(peer_pidfd) X(pidfd_info) X(clone) X(wait) X(kill) X(close_range) X(dup) X(epoll) X(timerfd) \
-  X(eventfd) X(io_uring_setup) X(io_uring_enter) X(open) X(read) X(write) X(getrandom) X(poll) X(prctl)
+#define SHMB_CALLS(X)                                                                                                \
+  X(memfd_create)                                                                                                    \
+  X(ftruncate)                                                                                                       \
+  X(fchmod) X(fstat) X(add_seals) X(get_seals) X(reopen) X(mmap) X(munmap) X(madvise) X(socket) X(bind) X(listen)    \
+      X(connect) X(accept) X(send) X(receive) X(getsockopt) X(setsockopt) X(outq) X(pidfd_open) X(peer_pidfd)        \
+          X(pidfd_info) X(clone) X(wait) X(kill) X(close_range) X(dup) X(epoll) X(timerfd) X(eventfd)                \
+              X(io_uring_setup) X(io_uring_enter) X(open) X(read) X(write) X(getrandom) X(poll) X(prctl) X(signalfd) \
+                  X(rlimit)
 
 enum class Call {
 #define X(name) name,
@@ -26,14 +29,19 @@ enum class Call {
 
 #ifdef SHMB_TEST_SEAM
 int fails(Call call);  // the errno to report instead of making the call, or 0
-void inject(Call call, int err, int first = 1, int times = 1);  // the first-th call from now fails, and `times` in all (-1: for ever)
+void inject(Call call, int err, int first = 1,
+            int times = 1);  // the first-th call from now fails, and `times` in all (-1: for ever)
 void clear();
-long count(Call call);                         // calls since clear()
-void pretend_kernel(int major, int minor);     // 0, 0: the real one
+long count(Call call);                       // calls since clear()
+void pretend_kernel(int major, int minor);   // 0, 0: the real one
+bool pretends_before(int major, int minor);  // the wrappers then answer as that kernel would
+int pretended();                             // major * 1000 + minor, 0: the real one
 // "pretend_kernel=5.15;fail=memfd_create:EMFILE:3;fail=accept:EMFILE:1:-1"
 Result<void> configure(std::string_view text);
 #else
 inline constexpr int fails(Call) { return 0; }
+inline constexpr bool pretends_before(int, int) { return false; }
+inline constexpr int pretended() { return 0; }
 #endif
 
 }  // namespace shmb::fault

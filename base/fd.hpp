@@ -25,8 +25,8 @@ class Fd {
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
   int release() { return std::exchange(fd_, -1); }
-  void reset();           // close(2); EINTR means closed on Linux
-  Sys<Fd> dup() const;    // F_DUPFD_CLOEXEC: same open file description
+  void reset();         // close(2); EINTR means closed on Linux
+  Sys<Fd> dup() const;  // F_DUPFD_CLOEXEC: same open file description
 
  private:
   explicit Fd(int fd) : fd_(fd) {}

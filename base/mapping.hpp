@@ -30,8 +30,8 @@ class Mapping {
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   explicit operator bool() const { return data_ != nullptr; }
-  void reset();       // munmap
-  void* release();    // gives up ownership
+  void reset();     // munmap
+  void* release();  // gives up ownership
 
  private:
   std::byte* data_ = nullptr;

@@ -8,9 +8,33 @@
 namespace shmb {
 
 enum class Status : std::int32_t {
-  ok = 0, invalid, too_new, unknown_op, unknown_flags, unsupported, not_found, exists, limit, denied, not_ready,
-  write_closed, still_mapped, stale, group_ended, busy, version, no_memory, no_descriptors, system, deadline,
-  no_broker, session_lost, protocol, local_only, closed, forked,
+  ok = 0,
+  invalid,
+  too_new,
+  unknown_op,
+  unknown_flags,
+  unsupported,
+  not_found,
+  exists,
+  limit,
+  denied,
+  not_ready,
+  write_closed,
+  still_mapped,
+  stale,
+  group_ended,
+  busy,
+  version,
+  no_memory,
+  no_descriptors,
+  system,
+  deadline,
+  no_broker,
+  session_lost,
+  protocol,
+  local_only,
+  closed,
+  forked,
 };
 
 }  // namespace shmb

@@ -15,7 +15,7 @@ Sys<void> truncate(int fd, std::uint64_t length);
 Sys<void> set_mode(int fd, unsigned mode);  // fchmod; a memfd is born 0777 and anyone who holds it could reopen it
 Sys<void> add_seals(int fd, int seals);     // F_ADD_SEALS; F_SEAL_WRITE gives EBUSY while a writable map exists
 Sys<int> seals(int fd);
-Sys<Fd> reopen_read_only(int fd);           // open("/proc/self/fd/N", O_RDONLY|O_CLOEXEC): a new open file description
+Sys<Fd> reopen_read_only(int fd);  // open("/proc/self/fd/N", O_RDONLY|O_CLOEXEC): a new open file description
 
 struct FileFacts {
   std::uint64_t size = 0;

@@ -22,7 +22,8 @@ struct ExitInfo {
   int code = 0;         // exit status or signal number
   bool core = false;
 };
-// PIDFD_GET_INFO with PIDFD_INFO_EXIT (6.15): also for processes that are not our children. EINVAL or ENOTTY where unknown.
+// PIDFD_GET_INFO with PIDFD_INFO_EXIT (6.15): also for processes that are not our children. EINVAL or ENOTTY where
+// unknown.
 Sys<ExitInfo> pidfd_exit_info(int pidfd);
 Sys<pid_t> pidfd_pid(int pidfd);               // Pid: of /proc/self/fdinfo; -1 after exit
 Sys<std::uint64_t> process_start_time(pid_t);  // field 22 of /proc/PID/stat (0: self), clock ticks since boot
@@ -31,7 +32,7 @@ struct ChildExit {
   pid_t pid = 0;
   ExitInfo how;
 };
-Sys<std::optional<ChildExit>> wait_any(bool block);          // waitpid(-1); nullopt: none has ended
+Sys<std::optional<ChildExit>> wait_any(bool block);  // waitpid(-1); nullopt: none has ended
 Sys<std::optional<ChildExit>> wait_pid(pid_t pid, bool block, bool clone_child);  // clone_child: __WCLONE
 Sys<void> close_range(unsigned first, unsigned last);
 Sys<void> set_subreaper(bool on);
@@ -39,7 +40,7 @@ Sys<void> set_parent_death_signal(int signal);
 Sys<void> set_dumpable(bool on);
 Sys<void> set_no_new_privileges();
 
-Sys<Fd> event_fd();                    // EFD_CLOEXEC | EFD_NONBLOCK
+Sys<Fd> event_fd();  // EFD_CLOEXEC | EFD_NONBLOCK
 Sys<Fd> epoll();
 Sys<Fd> signal_fd(std::span<const int> signals);  // blocks them in the calling thread
 Sys<void> random_bytes(std::span<std::byte> out);
@@ -48,7 +49,9 @@ Sys<Fd> open(const char* path, int flags, unsigned mode = 0);
 Sys<std::string> read_file(const char* path, std::size_t limit = 1 << 20);
 Sys<void> write_all(int fd, std::span<const std::byte> data);
 
-struct FdLimit { std::uint64_t soft = 0, hard = 0; };
+struct FdLimit {
+  std::uint64_t soft = 0, hard = 0;
+};
 Sys<FdLimit> descriptor_limit();
 Sys<void> set_descriptor_limit(FdLimit limit);
 

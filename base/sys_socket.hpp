@@ -29,22 +29,23 @@ struct Received {
   bool truncated = false;          // MSG_TRUNC: the packet was longer than the buffer
   bool control_truncated = false;  // MSG_CTRUNC: descriptors were cut (table full, LSM, too many)
   bool bad_control = false;        // a control message of another kind, or a cmsg_len that is no whole number of ints
-  bool end_of_file = false;        // recvmsg returned 0 without MSG_EOR data: peer closed, or an empty packet (refused alike)
+  bool end_of_file = false;  // recvmsg returned 0 without MSG_EOR data: peer closed, or an empty packet (refused alike)
 };
 // Descriptors that arrived are appended to `fds`, always (also with truncation), so that nobody leaks them.
 Sys<Received> receive(int fd, std::span<std::byte> buffer, std::vector<Fd>& fds, bool wait);
 // Sends one packet made of `head` and `body` (body may be empty). MSG_NOSIGNAL; `wait` false adds MSG_DONTWAIT.
 // Borrowed descriptor numbers.
-Sys<void> send(int fd, std::span<const std::byte> head, std::span<const std::byte> body, std::span<const int> fds, bool wait);
-Sys<int> unread_bytes(int fd);   // SIOCOUTQ: 0 once the peer has read everything we sent
+Sys<void> send(int fd, std::span<const std::byte> head, std::span<const std::byte> body, std::span<const int> fds,
+               bool wait);
+Sys<int> unread_bytes(int fd);  // SIOCOUTQ: 0 once the peer has read everything we sent
 
 struct Credentials {
   std::uint32_t pid = 0;  // 0: in a PID namespace that we cannot see
   std::uint32_t uid = 0, gid = 0;
 };
-Sys<Credentials> peer_credentials(int fd);             // SO_PEERCRED: of the process that connected
-Sys<Fd> peer_pidfd(int fd);                            // SO_PEERPIDFD (6.5); ENOPROTOOPT, ENODATA, ESRCH, EINVAL possible
-Sys<std::vector<std::uint32_t>> peer_groups(int fd);   // SO_PEERGROUPS
-Sys<void> refuse_descriptors(int fd);                  // SO_PASSRIGHTS = 0 (6.16)
+Sys<Credentials> peer_credentials(int fd);  // SO_PEERCRED: of the process that connected
+Sys<Fd> peer_pidfd(int fd);                 // SO_PEERPIDFD (6.5); ENOPROTOOPT, ENODATA, ESRCH, EINVAL possible
+Sys<std::vector<std::uint32_t>> peer_groups(int fd);  // SO_PEERGROUPS
+Sys<void> refuse_descriptors(int fd);                 // SO_PASSRIGHTS = 0 (6.16)
 
 }  // namespace shmb::sys

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one shape of every wrapper in base/sys_*.cpp: ask the seam, make the call, repeat on EINTR. The seam is asked
+// inside the loop, so that an injected EINTR proves the repeat.
+#pragma once
+
+#include <cerrno>
+
+#include "base/fault.hpp"
+#include "base/fd.hpp"
+#include "base/result.hpp"
+
+namespace shmb::sys {
+
+template <class F>
+auto call(fault::Call which, F&& make) -> Sys<decltype(make())> {
+  for (;;) {
+    int failure = fault::fails(which);
+    if (failure == 0) {
+      auto value = make();
+      if (value != (decltype(value))(-1)) return value;  // C cast: MAP_FAILED is a pointer
+      failure = errno;
+    }
+    if (failure != EINTR) return sys_error(failure);
+  }
+}
+
+template <class F>
+Sys<void> call_void(fault::Call which, F&& make) {
+  if (auto made = call(which, make); !made) return std::unexpected(made.error());
+  return {};
+}
+
+template <class F>
+Sys<Fd> call_fd(fault::Call which, F&& make) {
+  auto made = call(which, make);
+  if (!made) return std::unexpected(made.error());
+  return Fd::adopt(static_cast<int>(*made));
+}
+
+}  // namespace shmb::sys

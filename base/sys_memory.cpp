@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory files, one wrapper per call. A pretended kernel answers here as the old one would.
+#include "base/sys_memory.hpp"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+
+#include "base/compat.hpp"
+#include "base/sys_call.hpp"
+
+namespace shmb::sys {
+
+using fault::Call;
+
+Sys<Fd> memfd_create(const char* name, bool no_exec) {
+  // Before 6.3 MFD_NOEXEC_SEAL gives EINVAL; learned once, so that an old kernel costs no second call each time.
+  static std::atomic<bool> unknown_flag{false};
+  const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  if (no_exec && !unknown_flag.load(std::memory_order_relaxed) && !fault::pretends_before(6, 3)) {
+    if (const int failure = fault::fails(Call::memfd_create)) return sys_error(failure);
+    if (const int fd = ::memfd_create(name, flags | MFD_NOEXEC_SEAL); fd >= 0) return Fd::adopt(fd);
+    if (errno != EINVAL) return sys_error(errno);
+    if (const int fd = ::memfd_create(name, flags); fd >= 0) {
+      unknown_flag = true;  // only the flag was wrong, not the name
+      return Fd::adopt(fd);
+    }
+    return sys_error(errno);
+  }
+  return call_fd(Call::memfd_create, [&] { return ::memfd_create(name, flags); });
+}
+
+Sys<void> truncate(int fd, std::uint64_t length) {
+  return call_void(Call::ftruncate, [&] {
+    if (length > INT64_MAX) {
+      errno = EFBIG;
+      return -1;
+    }
+    return ::ftruncate(fd, static_cast<off_t>(length));
+  });
+}
+
+Sys<void> set_mode(int fd, unsigned mode) {
+  return call_void(Call::fchmod, [&] { return ::fchmod(fd, static_cast<mode_t>(mode)); });
+}
+
+Sys<void> add_seals(int fd, int seals) {
+  return call_void(Call::add_seals, [&] { return ::fcntl(fd, F_ADD_SEALS, seals); });
+}
+
+Sys<int> seals(int fd) {
+  return call(Call::get_seals, [&] { return ::fcntl(fd, F_GET_SEALS); });
+}
+
+Sys<Fd> reopen_read_only(int fd) {
+  char path[40];
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  return call_fd(Call::reopen, [&] { return ::open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY); });
+}
+
+Sys<FileFacts> file_facts(int fd) {
+  struct stat found;
+  if (auto made = call_void(Call::fstat, [&] { return ::fstat(fd, &found); }); !made)
+    return std::unexpected(made.error());
+  FileFacts facts;
+  facts.size = static_cast<std::uint64_t>(found.st_size);
+  facts.touched = static_cast<std::uint64_t>(found.st_blocks) * 512;
+  facts.uid = found.st_uid;
+  facts.mode = found.st_mode;
+  facts.device = found.st_dev;
+  facts.inode = found.st_ino;
+  facts.is_socket = S_ISSOCK(found.st_mode);
+  facts.is_directory = S_ISDIR(found.st_mode);
+  facts.is_regular = S_ISREG(found.st_mode);
+  return facts;
+}
+
+Sys<void*> mmap(void* hint, std::size_t length, int protection, int flags, int fd, std::uint64_t offset) {
+  return call(Call::mmap, [&] { return ::mmap(hint, length, protection, flags, fd, static_cast<off_t>(offset)); });
+}
+
+Sys<void> munmap(void* address, std::size_t length) {
+  return call_void(Call::munmap, [&] { return ::munmap(address, length); });
+}
+
+Sys<void> madvise(void* address, std::size_t length, int advice) {
+  const bool hidden =
+      (advice == MADV_COLLAPSE && fault::pretends_before(6, 1)) ||
+      ((advice == MADV_POPULATE_READ || advice == MADV_POPULATE_WRITE) && fault::pretends_before(5, 14));
+  if (hidden) return sys_error(EINVAL);
+  return call_void(Call::madvise, [&] { return ::madvise(address, length, advice); });
+}
+
+}  // namespace shmb::sys

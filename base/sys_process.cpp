@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Processes, their ends, and the small descriptors of an event loop. A process is named by pidfd wherever the kernel
+// can: numbers are reused.
+#include "base/sys_process.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <csignal>
+#include <ctime>
+#include <string_view>
+
+#include "base/compat.hpp"
+#include "base/sys_call.hpp"
+
+namespace shmb::sys {
+
+using fault::Call;
+
+namespace {
+
+constexpr std::int64_t kSecond = 1'000'000'000;
+
+ExitInfo exit_info(int status) {
+  if (WIFSIGNALED(status)) return {true, WTERMSIG(status), WCOREDUMP(status) != 0};
+  return {false, WEXITSTATUS(status), false};
+}
+
+Sys<void> process_control(int option, unsigned long argument) {
+  return call_void(Call::prctl, [&] { return ::prctl(option, argument, 0UL, 0UL, 0UL); });
+}
+
+Sys<std::optional<ChildExit>> wait_for(pid_t pid, int flags) {
+  int status = 0;
+  auto ended = call(Call::wait, [&] { return ::waitpid(pid, &status, flags); });
+  if (!ended) return std::unexpected(ended.error());
+  if (*ended == 0) return std::nullopt;
+  return ChildExit{*ended, exit_info(status)};
+}
+
+std::int64_t clock_now(clockid_t clock) {
+  timespec now{};
+  ::clock_gettime(clock, &now);
+  return static_cast<std::int64_t>(now.tv_sec) * kSecond + now.tv_nsec;
+}
+
+// The number at the start of `text`, blanks skipped.
+template <class N>
+Sys<N> leading_number(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
+  N value{};
+  if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc()) return sys_error(EPROTO);
+  return value;
+}
+
+}  // namespace
+
+Sys<Fd> pidfd_open(pid_t pid) {
+  return call_fd(Call::pidfd_open, [&] { return ::syscall(SYS_pidfd_open, pid, 0U); });
+}
+
+Sys<void> pidfd_signal(int pidfd, int signal) {
+  return call_void(Call::kill, [&] { return ::syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0U); });
+}
+
+Sys<ExitInfo> pidfd_exit_info(int pidfd) {
+  if (fault::pretends_before(6, 13)) return sys_error(ENOTTY);
+  if (fault::pretends_before(6, 15)) return sys_error(EINVAL);
+  compat::PidfdInfo info{};
+  auto asked = call(Call::pidfd_info, [&] {
+    info = {};
+    info.mask = compat::kPidfdInfoExit;
+    return ::ioctl(pidfd, compat::kPidfdGetInfo, &info);
+  });
+  if (!asked) return std::unexpected(asked.error());
+  if ((info.mask & compat::kPidfdInfoExit) == 0) return sys_error(EAGAIN);
+  return exit_info(info.exit_code);
+}
+
+Sys<pid_t> pidfd_pid(int pidfd) {
+  auto text = read_file(("/proc/self/fdinfo/" + std::to_string(pidfd)).c_str());
+  if (!text) return std::unexpected(text.error());
+  const std::size_t line = text->find("\nPid:");
+  if (line == std::string::npos) return sys_error(EBADF);
+  return leading_number<pid_t>(std::string_view(*text).substr(line + 5));
+}
+
+Sys<std::uint64_t> process_start_time(pid_t pid) {
+  const std::string who = pid == 0 ? "self" : std::to_string(pid);
+  auto text = read_file(("/proc/" + who + "/stat").c_str());
+  if (!text) return std::unexpected(text.error());
+  // Field 2 is the command in brackets and may itself hold brackets and blanks: count from the last one.
+  std::size_t at = text->rfind(')');
+  for (int field = 2; field < 22 && at != std::string::npos; ++field) at = text->find(' ', at + 1);
+  if (at == std::string::npos) return sys_error(EPROTO);
+  return leading_number<std::uint64_t>(std::string_view(*text).substr(at));
+}
+
+Sys<std::optional<ChildExit>> wait_any(bool block) { return wait_for(-1, block ? 0 : WNOHANG); }
+
+Sys<std::optional<ChildExit>> wait_pid(pid_t pid, bool block, bool clone_child) {
+  return wait_for(pid, (block ? 0 : WNOHANG) | (clone_child ? __WCLONE : 0));
+}
+
+Sys<void> close_range(unsigned first, unsigned last) {
+  return call_void(Call::close_range, [&] { return ::syscall(SYS_close_range, first, last, 0U); });
+}
+
+Sys<void> set_subreaper(bool on) { return process_control(PR_SET_CHILD_SUBREAPER, on ? 1 : 0); }
+Sys<void> set_parent_death_signal(int signal) {
+  return process_control(PR_SET_PDEATHSIG, static_cast<unsigned long>(signal));
+}
+Sys<void> set_dumpable(bool on) { return process_control(PR_SET_DUMPABLE, on ? 1 : 0); }
+Sys<void> set_no_new_privileges() { return process_control(PR_SET_NO_NEW_PRIVS, 1); }
+
+Sys<Fd> event_fd() {
+  return call_fd(Call::eventfd, [] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
+}
+
+Sys<Fd> epoll() {
+  return call_fd(Call::epoll, [] { return ::epoll_create1(EPOLL_CLOEXEC); });
+}
+
+Sys<Fd> signal_fd(std::span<const int> signals) {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (int signal : signals) ::sigaddset(&set, signal);
+  if (const int failure = ::pthread_sigmask(SIG_BLOCK, &set, nullptr)) return sys_error(failure);
+  return call_fd(Call::signalfd, [&] { return ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK); });
+}
+
+Sys<void> random_bytes(std::span<std::byte> out) {
+  while (!out.empty()) {
+    auto got = call(Call::getrandom, [&] { return ::getrandom(out.data(), out.size(), 0); });
+    if (!got) return std::unexpected(got.error());
+    out = out.subspan(static_cast<std::size_t>(*got));
+  }
+  return {};
+}
+
+Sys<bool> poll_readable(int fd, std::int64_t timeout_ns) {
+  const std::int64_t deadline = timeout_ns < 0 ? -1 : now_monotonic() + timeout_ns;
+  auto ready = call(Call::poll, [&] {
+    pollfd watched{fd, POLLIN, 0};
+    timespec left{};
+    if (deadline >= 0) {  // anew at each repeat: signals must not prolong the deadline
+      const std::int64_t rest = std::max<std::int64_t>(0, deadline - now_monotonic());
+      left = {static_cast<time_t>(rest / kSecond), static_cast<long>(rest % kSecond)};
+    }
+    return ::ppoll(&watched, 1, deadline < 0 ? nullptr : &left, nullptr);
+  });
+  if (!ready) return std::unexpected(ready.error());
+  return *ready > 0;
+}
+
+Sys<Fd> open(const char* path, int flags, unsigned mode) {
+  return call_fd(Call::open, [&] { return ::open(path, flags | O_CLOEXEC, static_cast<mode_t>(mode)); });
+}
+
+Sys<std::string> read_file(const char* path, std::size_t limit) {
+  auto file = open(path, O_RDONLY | O_NOCTTY);
+  if (!file) return std::unexpected(file.error());
+  std::string text;
+  for (;;) {
+    char chunk[4096];
+    auto got = call(Call::read, [&] { return ::read(file->get(), chunk, sizeof chunk); });
+    if (!got) return std::unexpected(got.error());
+    if (*got == 0) return text;
+    text.append(chunk, static_cast<std::size_t>(*got));
+    if (text.size() > limit) return sys_error(EFBIG);
+  }
+}
+
+Sys<void> write_all(int fd, std::span<const std::byte> data) {
+  while (!data.empty()) {
+    auto put = call(Call::write, [&] { return ::write(fd, data.data(), data.size()); });
+    if (!put) return std::unexpected(put.error());
+    data = data.subspan(static_cast<std::size_t>(*put));
+  }
+  return {};
+}
+
+Sys<FdLimit> descriptor_limit() {
+  rlimit limit{};
+  auto asked = call(Call::rlimit, [&] { return ::getrlimit(RLIMIT_NOFILE, &limit); });
+  if (!asked) return std::unexpected(asked.error());
+  return FdLimit{limit.rlim_cur, limit.rlim_max};
+}
+
+Sys<void> set_descriptor_limit(FdLimit limit) {
+  const rlimit wanted{limit.soft, limit.hard};
+  return call_void(Call::rlimit, [&] { return ::setrlimit(RLIMIT_NOFILE, &wanted); });
+}
+
+std::int64_t now_boottime() { return clock_now(CLOCK_BOOTTIME); }
+std::int64_t now_monotonic() { return clock_now(CLOCK_MONOTONIC); }
+
+}  // namespace shmb::sys

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// SEQPACKET sockets: a packet arrives whole with all its descriptors, or its flags say what was lost. No descriptor
+// that arrives is ever forgotten, whatever else is wrong with the packet.
+#include "base/sys_socket.hpp"
+
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cstring>
+
+#include "base/compat.hpp"
+#include "base/sys_call.hpp"
+
+namespace shmb::sys {
+
+using fault::Call;
+
+namespace {
+
+Sys<sockaddr_un> address_of(std::string_view path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  // A leading NUL would mean the abstract namespace, which has no permissions.
+  if (path.empty() || path.find('\0') != std::string_view::npos) return sys_error(EINVAL);
+  if (path.size() >= sizeof address.sun_path) return sys_error(ENAMETOOLONG);
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+Sys<void> read_option(int fd, int option, void* out, socklen_t& size) {
+  return call_void(Call::getsockopt, [&] { return ::getsockopt(fd, SOL_SOCKET, option, out, &size); });
+}
+
+// The kernel rounds the control area up to 8 bytes and so may deliver one descriptor more than was made room for:
+// only cmsg_len says how many came.
+void take_descriptors(msghdr& message, std::vector<Fd>& fds, Received& received) {
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
+      received.bad_control = true;
+      continue;
+    }
+    const std::size_t bytes = part->cmsg_len - CMSG_LEN(0);
+    if (bytes % sizeof(int) != 0) received.bad_control = true;
+    for (std::size_t i = 0; i < bytes / sizeof(int); ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
+      fds.push_back(Fd::adopt(fd));
+    }
+  }
+}
+
+}  // namespace
+
+Sys<Fd> seqpacket_socket(bool nonblocking) {
+  const int type = SOCK_SEQPACKET | SOCK_CLOEXEC | (nonblocking ? SOCK_NONBLOCK : 0);
+  return call_fd(Call::socket, [&] { return ::socket(AF_UNIX, type, 0); });
+}
+
+Sys<void> bind_path(int fd, std::string_view path) {
+  auto address = address_of(path);
+  if (!address) return std::unexpected(address.error());
+  return call_void(Call::bind,
+                   [&] { return ::bind(fd, reinterpret_cast<const sockaddr*>(&*address), sizeof *address); });
+}
+
+Sys<void> listen(int fd, int backlog) {
+  return call_void(Call::listen, [&] { return ::listen(fd, backlog); });
+}
+
+Sys<void> connect_path(int fd, std::string_view path) {
+  auto address = address_of(path);
+  if (!address) return std::unexpected(address.error());
+  // Repeating after EINTR is right for AF_UNIX only: an interrupted connect leaves the socket unconnected.
+  return call_void(Call::connect,
+                   [&] { return ::connect(fd, reinterpret_cast<const sockaddr*>(&*address), sizeof *address); });
+}
+
+Sys<Fd> accept(int fd) {
+  return call_fd(Call::accept, [&] { return ::accept4(fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); });
+}
+
+Sys<std::array<Fd, 2>> seqpacket_pair() {
+  int ends[2];
+  auto made = call(Call::socket, [&] { return ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends); });
+  if (!made) return std::unexpected(made.error());
+  return std::array<Fd, 2>{Fd::adopt(ends[0]), Fd::adopt(ends[1])};
+}
+
+Sys<Received> receive(int fd, std::span<std::byte> buffer, std::vector<Fd>& fds, bool wait) {
+  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMaxFdsPerMessage * sizeof(int))];
+  fds.reserve(fds.size() + 1);
+  iovec part{buffer.data(), buffer.size()};
+  msghdr message{};
+  const int flags = MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT);
+  auto size = call(Call::receive, [&] {
+    message = {};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    return ::recvmsg(fd, &message, flags);
+  });
+  if (!size) return std::unexpected(size.error());
+  Received received;
+  received.size = static_cast<std::size_t>(*size);
+  received.end_of_file = *size == 0;
+  received.truncated = (message.msg_flags & MSG_TRUNC) != 0;
+  received.control_truncated = (message.msg_flags & MSG_CTRUNC) != 0;
+  take_descriptors(message, fds, received);
+  return received;
+}
+
+Sys<void> send(int fd, std::span<const std::byte> head, std::span<const std::byte> body, std::span<const int> fds,
+               bool wait) {
+  if (fds.size() > kMaxFdsPerMessage) return sys_error(EINVAL);
+  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMaxFdsPerMessage * sizeof(int))];
+  // sendmsg(2) reads only; the casts are owed to iovec, which serves both directions.
+  iovec parts[2] = {{const_cast<std::byte*>(head.data()), head.size()},
+                    {const_cast<std::byte*>(body.data()), body.size()}};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = body.empty() ? 1 : 2;
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    std::memset(control, 0, message.msg_controllen);
+    cmsghdr* rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(rights), fds.data(), fds.size_bytes());
+  }
+  const int flags = MSG_NOSIGNAL | (wait ? 0 : MSG_DONTWAIT);
+  return call_void(Call::send, [&] { return ::sendmsg(fd, &message, flags); });
+}
+
+Sys<int> unread_bytes(int fd) {
+  int bytes = 0;
+  auto asked = call(Call::outq, [&] { return ::ioctl(fd, SIOCOUTQ, &bytes); });
+  if (!asked) return std::unexpected(asked.error());
+  return bytes;
+}
+
+Sys<Credentials> peer_credentials(int fd) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (auto asked = read_option(fd, SO_PEERCRED, &peer, size); !asked) return std::unexpected(asked.error());
+  return Credentials{static_cast<std::uint32_t>(peer.pid), peer.uid, peer.gid};
+}
+
+Sys<Fd> peer_pidfd(int fd) {
+  if (fault::pretends_before(6, 5)) return sys_error(ENOPROTOOPT);
+  if (const int failure = fault::fails(Call::peer_pidfd)) return sys_error(failure);
+  int pidfd = -1;
+  socklen_t size = sizeof pidfd;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) != 0) return sys_error(errno);
+  return Fd::adopt(pidfd);
+}
+
+Sys<std::vector<std::uint32_t>> peer_groups(int fd) {
+  static_assert(sizeof(gid_t) == sizeof(std::uint32_t));
+  std::vector<std::uint32_t> groups(32);
+  for (;;) {
+    auto size = static_cast<socklen_t>(groups.size() * sizeof(std::uint32_t));
+    auto asked = read_option(fd, SO_PEERGROUPS, groups.data(), size);
+    if (asked || asked.error().value == ERANGE) groups.resize(size / sizeof(std::uint32_t));  // ERANGE: the size needed
+    if (asked) return groups;
+    if (asked.error().value != ERANGE || groups.empty()) return std::unexpected(asked.error());
+  }
+}
+
+Sys<void> refuse_descriptors(int fd) {
+  if (fault::pretends_before(6, 16)) return sys_error(ENOPROTOOPT);
+  const int off = 0;
+  return call_void(Call::setsockopt, [&] { return ::setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof off); });
+}
+
+}  // namespace shmb::sys
