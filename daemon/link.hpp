@@ -50,7 +50,7 @@ class Books {
   virtual bool greeted(const Session& session) const = 0;   // HELLO has been answered
   virtual void end_of_file(Session& session) = 0;           // the peer closed its socket; the link dies after this call
   virtual void process_died(Session& session, const sys::ExitInfo* how) = 0;  // the pidfd became readable; nullptr: the kernel does not tell how
-  virtual void disconnected(Session& session) = 0;          // law 8: we closed a lazy reader; not a death. The link dies after this call, and the transport forgets `session`
+  virtual void disconnected(Session& session) = 0;          // law 8: we closed a lazy reader; not a death. The link dies after this call, the pidfd stays watched, process_died follows, then forget
   // Asked once, right after end_of_file: the reclaim report waits for how the process died. If true, keep the pidfd
   // watched for up to 1 s more; process_died may still come in that time.
   virtual bool wants_exit(const Session&) const { return false; }
