@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// See ending.hpp. The pauses between passes of SIGKILL grow, because what is left after some is stuck in the kernel
+// and will go by itself; a tree that forks faster than one pass loses to the next, as its orphans come to us.
+#include "spawn/ending.hpp"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace shmb::spawn {
+namespace {
+
+constexpr std::int64_t kMillisecond = 1'000'000;
+constexpr std::int64_t kFirstPause = kMillisecond;
+constexpr std::int64_t kLongestPause = 500 * kMillisecond;
+
+}  // namespace
+
+std::vector<pid_t> Tree::skip() const {
+  std::vector<pid_t> pids = bystanders_ ? bystanders_() : std::vector<pid_t>{};
+  for (const Process& one : spared_) {
+    auto now = process(one.pid);
+    if (now && now->start_time == one.start_time) pids.push_back(one.pid);
+  }
+  return pids;
+}
+
+bool Tree::reap(const std::function<void(const sys::ChildExit&)>& ended) {
+  for (;;) {
+    auto child = sys::wait_any(false);
+    if (!child) return false;  // ECHILD
+    if (!*child) break;
+    ended(**child);
+  }
+  const std::vector<pid_t> ignored = skip();
+  if (ignored.empty()) return true;
+  auto ours = children(::getpid(), ignored);
+  return !ours || !ours->empty();
+}
+
+std::vector<Process> Tree::left() const {
+  auto below = descendants(::getpid(), skip());
+  if (!below) return {};
+  std::erase_if(*below, [](const Process& one) { return one.state == 'Z' || one.state == 'X'; });
+  return std::move(*below);
+}
+
+void Tree::begin_ending(int signal, std::int64_t grace) {
+  if (ending()) return;
+  const std::vector<pid_t> ignored = skip();
+  (void)signal_tree(::getpid(), ignored, signal);
+  (void)signal_tree(::getpid(), ignored, SIGCONT);  // a stopped process cannot act on the signal otherwise
+  next_pass_ = sys::now_monotonic() + grace;
+  pause_ = kFirstPause;
+}
+
+void Tree::hurry() {
+  if (ending()) next_pass_ = std::min(*next_pass_, sys::now_monotonic());
+}
+
+int Tree::step() {
+  if (!ending()) return -1;
+  const std::int64_t now = sys::now_monotonic();
+  if (now >= *next_pass_) {
+    (void)signal_tree(::getpid(), skip(), SIGKILL);
+    next_pass_ = now + pause_;
+    pause_ = std::min(pause_ * 2, kLongestPause);
+  }
+  return static_cast<int>((*next_pass_ - now + kMillisecond - 1) / kMillisecond);
+}
+
+}  // namespace shmb::spawn

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a tree is ended: one signal, a grace, then SIGKILL again and again until no child is left. It is a state
+// machine without a loop of its own, because guard and supervisor go on listening meanwhile.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "base/sys_process.hpp"
+#include "spawn/tree.hpp"
+
+namespace shmb::spawn {
+
+// The children of this process, minus bystanders.
+class Tree {
+ public:
+  explicit Tree(std::function<std::vector<pid_t>()> bystanders) : bystanders_(std::move(bystanders)) {}
+  // These are bystanders as well, for as long as each pid is still the same process.
+  void spare(std::vector<Process> processes) { spared_ = std::move(processes); }
+  // Reaps what has ended. False: no child of ours is left.
+  bool reap(const std::function<void(const sys::ChildExit&)>& ended);
+  std::vector<Process> left() const;  // zombies left out
+  void begin_ending(int signal, std::int64_t grace);
+  void hurry();  // SIGKILL from now on
+  bool ending() const { return next_pass_.has_value(); }
+  // Does what is due; gives how long poll(2) may sleep, in ms, -1 for ever.
+  int step();
+
+ private:
+  std::vector<pid_t> skip() const;
+
+  std::function<std::vector<pid_t>()> bystanders_;
+  std::vector<Process> spared_;
+  std::optional<std::int64_t> next_pass_;  // CLOCK_MONOTONIC
+  std::int64_t pause_ = 0;
+};
+
+}  // namespace shmb::spawn

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// See process_pair.hpp.
+#include "spawn/process_pair.hpp"
+
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/sys_process.hpp"
+
+namespace shmb::spawn {
+namespace {
+
+constexpr int kEnding[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+constexpr int kForwarded[] = {SIGUSR1, SIGUSR2};
+
+bool ignored(int signal) {
+  struct sigaction action{};
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+}  // namespace
+
+template <class T>
+bool tell(int socket, const T& message) {
+  for (;;) {
+    if (::send(socket, &message, sizeof message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof message)) return true;
+    if (errno != EINTR) return false;
+  }
+}
+
+template <class T>
+std::optional<T> hear(int socket, bool& closed) {
+  T message;
+  for (;;) {
+    const ssize_t size = ::recv(socket, &message, sizeof message, MSG_DONTWAIT);
+    if (size == static_cast<ssize_t>(sizeof message)) return message;
+    if (size < 0 && errno == EINTR) continue;
+    closed = size >= 0 || errno != EAGAIN;
+    return std::nullopt;
+  }
+}
+
+template bool tell(int, const Order&);
+template bool tell(int, const Note&);
+template std::optional<Order> hear(int, bool&);
+template std::optional<Note> hear(int, bool&);
+
+Signals::Signals() {
+  ::sigprocmask(SIG_BLOCK, nullptr, &former_mask_);
+  // An inherited SIG_IGN would let children vanish without a status (sigaction(2), SIGCHLD).
+  struct sigaction standard{};
+  standard.sa_handler = SIG_DFL;
+  ::sigaction(SIGCHLD, &standard, &former_child_action_);
+  std::vector<int> wanted{SIGCHLD};
+  for (int signal : kEnding)
+    if (!ignored(signal)) wanted.push_back(signal);
+  for (int signal : kForwarded)
+    if (!ignored(signal)) wanted.push_back(signal);
+  if (auto fd = sys::signal_fd(wanted)) fd_ = std::move(*fd);
+}
+
+Signals::~Signals() {
+  fd_.reset();
+  ::sigaction(SIGCHLD, &former_child_action_, nullptr);
+  ::sigprocmask(SIG_SETMASK, &former_mask_, nullptr);
+}
+
+std::optional<Signals::Arrived> Signals::next() {
+  signalfd_siginfo info{};
+  for (;;) {
+    const ssize_t size = ::read(fd_.get(), &info, sizeof info);
+    if (size == static_cast<ssize_t>(sizeof info))
+      return Arrived{static_cast<int>(info.ssi_signo), info.ssi_code == SI_KERNEL};
+    if (size < 0 && errno == EINTR) continue;
+    return std::nullopt;
+  }
+}
+
+bool ends_the_tree(int signal) { return std::ranges::find(kEnding, signal) != std::end(kEnding); }
+
+}  // namespace shmb::spawn

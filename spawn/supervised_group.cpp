@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// See supervised_group.hpp.
+#include "spawn/supervised_group.hpp"
+
+#include <unistd.h>
+
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::spawn {
+namespace {
+
+constexpr std::int64_t kLookAgain = 1'000'000'000;
+
+// "python3" of "/usr/bin/python3", with everything that a name may not hold left out.
+std::string name_for(const std::string& program, int attempt) {
+  std::string base;
+  for (char c : program.substr(program.rfind('/') + 1))
+    if (base.size() < 64 &&
+        (std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || (c == '.' && !base.empty())))
+      base += c;
+  std::string name = (base.empty() ? "run" : base) + "-" + std::to_string(::getpid());
+  return attempt == 0 ? name : name + "." + std::to_string(attempt);
+}
+
+// Whoever listens on the socket, as the kernel noted it there (unix(7), SO_PEERCRED).
+std::optional<Process> listener(const std::string& path) {
+  auto socket = sys::seqpacket_socket(true);
+  if (!socket || !sys::connect_path(socket->get(), path)) return std::nullopt;
+  auto credentials = sys::peer_credentials(socket->get());
+  if (!credentials || credentials->pid == 0) return std::nullopt;
+  auto found = process(static_cast<pid_t>(credentials->pid));
+  if (!found) return std::nullopt;
+  return std::move(*found);
+}
+
+}  // namespace
+
+Error error_from(const shmb_error& error) {
+  return {static_cast<Status>(error.status),
+          error.system_errno,
+          {static_cast<std::uint16_t>(error.slot), static_cast<std::uint16_t>(error.scope), error.scope_id, error.limit,
+           error.used, error.asked},
+          error.sentence};
+}
+
+Result<std::unique_ptr<SupervisedGroup>> SupervisedGroup::create(const GroupWish& wish) {
+  shmb_error error{};
+  std::unique_ptr<SupervisedGroup> made(new SupervisedGroup);
+  shmb_connect_options connect{};
+  connect.size = sizeof connect;
+  connect.socket = wish.socket.empty() ? nullptr : wish.socket.c_str();
+  connect.program = "shmbroker run";
+  connect.flags = SHMB_CONNECT_NO_GROUP;
+  if (shmb_connect(&connect, &made->session_, &error) != SHMB_OK) return std::unexpected(error_from(error));
+
+  shmb_group_options options{};
+  options.size = sizeof options;
+  options.limit_bytes = wish.limit_bytes;
+  options.flags = SHMB_GROUP_SUPERVISED;
+  constexpr int kAttempts = 8;
+  for (int attempt = 0;; ++attempt) {
+    made->name_ = wish.name.empty() ? name_for(wish.program, attempt) : wish.name;
+    options.name = made->name_.c_str();
+    const int status = shmb_group_create(made->session_, &options, &made->group_, &error);
+    if (status == SHMB_OK) break;
+    // A name of ours that is taken belongs to a group that outlived a process of the same number.
+    if (status != SHMB_E_EXISTS || !wish.name.empty() || attempt == kAttempts)
+      return std::unexpected(error_from(error));
+  }
+  char variable[SHMB_VARIABLE_TEXT];
+  if (shmb_group_variable(made->name_.c_str(), made->group_.token, variable, &error) != SHMB_OK)
+    return std::unexpected(error_from(error));
+  made->variable_ = variable;
+
+  shmb_session_info info{};
+  info.size = sizeof info;
+  if (shmb_session_get_info(made->session_, &info, &error) != SHMB_OK) return std::unexpected(error_from(error));
+  made->socket_ = info.socket;
+  made->broker_ = listener(made->socket_);
+  if (auto taken = made->take_role(); !taken) return std::unexpected(taken.error());
+  return made;
+}
+
+SupervisedGroup::~SupervisedGroup() { shmb_disconnect(session_); }
+
+std::vector<std::pair<std::string, std::string>> SupervisedGroup::environment() const {
+  return {{"SHMBROKER_GROUP", variable_}, {"SHMBROKER_SOCKET", socket_}};
+}
+
+Result<void> SupervisedGroup::take_role() {
+  shmb_error error{};
+  if (shmb_group_join_token(session_, group_.token, SHMB_JOIN_SUPERVISOR, 0, nullptr, &error) != SHMB_OK)
+    return std::unexpected(error_from(error));
+  return {};
+}
+
+Result<void> SupervisedGroup::enter_supervisor() {
+  shmb_disconnect(session_);  // the guard's: in this process only the copy of its descriptor goes
+  session_ = nullptr;
+  shmb_error error{};
+  shmb_connect_options connect{};
+  connect.size = sizeof connect;
+  connect.socket = socket_.c_str();
+  connect.program = "shmbroker run (supervisor)";
+  connect.flags = SHMB_CONNECT_NO_START | SHMB_CONNECT_NO_GROUP;
+  if (shmb_connect(&connect, &session_, &error) != SHMB_OK) return std::unexpected(error_from(error));
+  return take_role();
+}
+
+void SupervisedGroup::tree_gone() {
+  // A broker that went away took the group with it, and one that ended the group already says not found.
+  if (session_ != nullptr) (void)shmb_group_end(session_, group_.id, nullptr, SHMB_END_TREE_GONE, 0, nullptr, nullptr);
+}
+
+std::vector<pid_t> SupervisedGroup::bystanders() {
+  if (broker_) {
+    auto now = process(broker_->pid);
+    if (!now || now->start_time != broker_->start_time) broker_.reset();
+  }
+  // A broker that was started again, perhaps by a process of this very tree.
+  const std::int64_t now = sys::now_monotonic();
+  if (!broker_ && now - looked_at_ >= kLookAgain) {
+    looked_at_ = now;
+    broker_ = listener(socket_);
+  }
+  return broker_ ? std::vector<pid_t>{broker_->pid} : std::vector<pid_t>{};
+}
+
+}  // namespace shmb::spawn

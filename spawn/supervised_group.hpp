@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group whose end a supervisor reports: what guard and supervisor tell the broker. Each has a session of its own in
+// the supervisor's role, which is no membership, so the death of one leaves the other to report.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "client/shmbroker.h"
+#include "spawn/supervisor.hpp"
+#include "spawn/tree.hpp"
+
+namespace shmb::spawn {
+
+struct GroupWish {
+  std::string socket;             // empty: looked for, and started if there is none
+  std::string name;               // empty: made from `program` and the pid
+  std::string program;            // what is going to run
+  std::uint64_t limit_bytes = 0;  // 0: the broker's default
+};
+
+class SupervisedGroup final : public Reporter {
+ public:
+  // Connects (before the caller is a subreaper), makes the group and takes the role.
+  static Result<std::unique_ptr<SupervisedGroup>> create(const GroupWish& wish);
+  ~SupervisedGroup() override;
+  SupervisedGroup(const SupervisedGroup&) = delete;
+  SupervisedGroup& operator=(const SupervisedGroup&) = delete;
+
+  const std::string& name() const { return name_; }
+  // What makes the command's processes members, at this broker and no other.
+  std::vector<std::pair<std::string, std::string>> environment() const;
+
+  Result<void> enter_supervisor() override;
+  void tree_gone() override;
+  std::vector<pid_t> bystanders() override;
+
+ private:
+  SupervisedGroup() = default;
+  Result<void> take_role();
+
+  shmb_session* session_ = nullptr;
+  shmb_group group_{};
+  std::string name_, socket_, variable_;
+  std::optional<Process> broker_;
+  std::int64_t looked_at_ = 0;
+};
+
+// Of an error that the C face filled in.
+Error error_from(const shmb_error& error);
+
+}  // namespace shmb::spawn
