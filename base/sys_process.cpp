@@ -150,10 +150,10 @@ Sys<void> random_bytes(std::span<std::byte> out) {
   return {};
 }
 
-Sys<bool> poll_readable(int fd, std::int64_t timeout_ns) {
+Sys<short> poll_for(int fd, short events, std::int64_t timeout_ns) {
   const std::int64_t deadline = timeout_ns < 0 ? -1 : now_monotonic() + timeout_ns;
+  pollfd watched{fd, events, 0};
   auto ready = call(Call::poll, [&] {
-    pollfd watched{fd, POLLIN, 0};
     timespec left{};
     if (deadline >= 0) {  // anew at each repeat: signals must not prolong the deadline
       const std::int64_t rest = std::max<std::int64_t>(0, deadline - now_monotonic());
@@ -162,7 +162,13 @@ Sys<bool> poll_readable(int fd, std::int64_t timeout_ns) {
     return ::ppoll(&watched, 1, deadline < 0 ? nullptr : &left, nullptr);
   });
   if (!ready) return std::unexpected(ready.error());
-  return *ready > 0;
+  return *ready > 0 ? watched.revents : short{0};
+}
+
+Sys<bool> poll_readable(int fd, std::int64_t timeout_ns) {
+  auto ready = poll_for(fd, POLLIN, timeout_ns);
+  if (!ready) return std::unexpected(ready.error());
+  return *ready != 0;
 }
 
 Sys<Fd> open(const char* path, int flags, unsigned mode) {

@@ -45,6 +45,7 @@ Sys<Fd> epoll();
 Sys<Fd> signal_fd(std::span<const int> signals);  // blocks them in the calling thread
 Sys<void> random_bytes(std::span<std::byte> out);
 Sys<bool> poll_readable(int fd, std::int64_t timeout_ns);  // false: deadline; -1: for ever
+Sys<short> poll_for(int fd, short events, std::int64_t timeout_ns);  // what poll(2) reports, 0: deadline
 Sys<Fd> open(const char* path, int flags, unsigned mode = 0);
 Sys<std::string> read_file(const char* path, std::size_t limit = 1 << 20);
 Sys<void> write_all(int fd, std::span<const std::byte> data);
