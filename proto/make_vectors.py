@@ -1,0 +1,415 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the golden vectors of proto/vectors: the bytes of every message and variant, with what they mean.
+
+    make_vectors.py           write the vectors that do not exist yet, leave the others alone
+    make_vectors.py --check   exit 1 when one is missing or differs from what this script would write
+    make_vectors.py --force   write all anew: only before a release, for a vector that was never right
+
+A released vector is never changed: that every later reader still reads it is the promise of the protocol.
+Packing follows messages.toml; the two readers that must agree (the C++ codec and tests/proto/decoder.py) do not
+use this script.
+"""
+import json
+import pathlib
+import struct
+import sys
+import tomllib
+
+HERE = pathlib.Path(__file__).resolve().parent
+TABLE = tomllib.loads((HERE / "messages.toml").read_text())
+CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i32": "i", "i64": "q"}
+TOP = {"u16": 0xfffe, "u32": 0xfffffffe, "u64": 0xfffffffffffffffe, "i32": 0x7fffffff, "i64": 0x7fffffffffffffff}
+REPLY, EVENT = 0x8000, 0x4000
+STRUCTS = {s["name"]: s["fields"] for s in TABLE["struct"]}
+for m in TABLE["message"]:
+    STRUCTS[m["name"]] = m["fields"]
+    if "reply" in m:
+        STRUCTS[m["name"] + "_reply"] = m["reply"]
+STRUCTS |= {r["name"]: r["fields"] for r in TABLE["record"]}
+STRUCTS |= {e["name"] + "_event": e["fields"] for e in TABLE["event"]}
+VECTORS = {}
+
+
+def pack(name, values):
+    """values by field; what is absent is zero. Returns the bytes and the decoded form with every field."""
+    data, decoded, rest = b"", {}, dict(values)
+    for kind, field, _ in STRUCTS[name]:
+        value = rest.pop(field, None)
+        if kind.startswith("u8["):
+            value = value or bytes(int(kind[3:-1]))
+            data, decoded[field] = data + value, value.hex()
+        elif kind in CODES:
+            value = value or 0
+            data, decoded[field] = data + struct.pack("<" + CODES[kind], value), value
+        else:
+            inner, decoded[field] = pack(kind, value or {})
+            data += inner
+    assert not rest, (name, rest)
+    return data, decoded
+
+
+def largest(name):
+    """Every field at the edge of its range (not the lengths, not what must be zero)."""
+    values = {}
+    for kind, field, _ in STRUCTS[name]:
+        if field.startswith("reserved") or field.endswith("_len") or field in ("count", "element_size", "outcome"):
+            continue
+        if kind.startswith("u8["):
+            values[field] = b"\xff" * int(kind[3:-1])
+        elif kind in CODES:
+            values[field] = TOP[kind]
+        else:
+            values[field] = largest(kind)
+    return values
+
+
+def part(name, values, texts, size):
+    """One struct and its texts. `size` cuts (an older sender) or extends with zeros (a newer one)."""
+    texts = {t: texts.get(t, "") for t in text_names(name)}
+    data, decoded = pack(name, values | {t + "_len": len(v.encode()) for t, v in texts.items()})
+    if size is not None and size < len(data):
+        assert not any(data[size:]), (name, size)
+    data = data[:size] if size is not None else data
+    return data.ljust(size or 0, b"\0"), decoded, texts
+
+
+def text_names(name):
+    for m in TABLE["message"]:
+        if name == m["name"]:
+            return m.get("texts", [])
+        if name == m["name"] + "_reply":
+            return m.get("reply_texts", [])
+    for r in TABLE["record"]:
+        if name == r["name"]:
+            return r.get("texts", [])
+    return next((e.get("texts", []) for e in TABLE["event"] if name == e["name"] + "_event"), [])
+
+
+def packet(op, body, fixed, fds=0, tag=7, status=0, flags=0):
+    head = {"size": 24 + len(body), "op": op, "flags": flags, "tag": tag, "status": status, "n_fds": fds, "fixed": fixed}
+    return pack("header", head)[0] + body, head
+
+
+def save(name, data, decoded, request, fds=(), table=None):
+    assert name not in VECTORS, name
+    vector = {"name": name, "since": 1, "direction": "request" if request else "from_broker"}
+    vector |= {"table": table} if table else {}
+    VECTORS[name] = vector | {"fds": list(fds), "hex": data.hex(), "decoded": decoded}
+
+
+def shorter(data):
+    """The same packet without its last byte, with a size that says so."""
+    return struct.pack("<I", len(data) - 1) + data[4:-1]
+
+
+# ---- plain messages ----
+
+def plain(name, op, kind, shape, values, texts, fds=(), size=None, **header):
+    data, decoded, texts = part(shape, values, texts, size)
+    rest = "".join(texts.values()).encode()
+    raw, head = packet(op, data + rest, len(data), len(fds), **header)
+    out = {"header": head, "message": name, "kind": kind, "fixed": decoded}
+    return raw, out | ({"texts": texts} if text_names(shape) else {}), len(data)
+
+
+def plain_family(name, op, kind, shape, values, texts, cut, fds=(), **header):
+    request = kind == "request"
+    prefix = f"{name}-{kind}"
+    raw, out, size = plain(name, op, kind, shape, values, texts, fds, **header)
+    save(f"{prefix}-valid", raw, out, request, fds)
+    save(f"{prefix}-short", shorter(raw), {"malformed": "fixed"} if len(raw) == 24 + size else {"refused": "invalid"}, request, fds)
+    few = dict(list(values.items())[:cut[1]])
+    save(f"{prefix}-minimal", *plain(name, op, kind, shape, few, {}, fds, size=cut[0], **header)[:2], request, fds)
+    long = {t: (t[0] * 96) for t in texts}
+    save(f"{prefix}-maximal", *plain(name, op, kind, shape, largest(shape), long, fds, **header)[:2], request, fds)
+    save(f"{prefix}-future", *plain(name, op, kind, shape, values, texts, fds, size=size + 16, **header)[:2], request, fds)
+    raw = bytearray(plain(name, op, kind, shape, values, texts, fds, size=size + 16, **header)[0])
+    raw[24 + size + 11] = 1
+    save(f"{prefix}-tail", bytes(raw), {"refused": "too_new"}, request, fds)
+
+
+# ---- batches ----
+
+def batch(name, op, kind, shape, items, fds=(), size=None, count=None, element_size=None, **header):
+    """items: (values, texts, detail); detail is (refusal, sentence) or None."""
+    elements, rest, out = b"", b"", []
+    for values, texts, detail in items:
+        tail = b""
+        if detail:
+            blob, refusal = pack("refusal", detail[0])
+            tail = blob + detail[1].encode()
+            values = values | {"outcome": values["outcome"] | {"detail_len": len(tail)}}
+        data, decoded, texts = part(shape, values, texts, size)
+        row = {"fields": decoded} | ({"texts": texts} if text_names(shape) else {})
+        row |= {"detail": {"refusal": refusal, "sentence": detail[1]}} if detail else {}
+        elements, rest = elements + data, rest + tail + "".join(texts.values()).encode()
+        out.append(row)
+    width = len(elements) // len(items)
+    fixed, decoded = pack("batch", {"count": len(items) if count is None else count,
+                                    "element_size": width if element_size is None else element_size})
+    raw, head = packet(op, fixed + elements + rest, 8, len(fds), **header)
+    return raw, {"header": head, "message": name, "kind": kind, "fixed": decoded, "elements": out}, width
+
+
+def batch_family(name, op, kind, shape, items, cut, fds=(), most=3, **header):
+    request = kind == "request"
+    prefix = f"{name}-{kind}"
+    raw, out, width = batch(name, op, kind, shape, items, fds, **header)
+    save(f"{prefix}-valid", raw, out, request, fds)
+    save(f"{prefix}-short", shorter(raw), {"refused": "invalid"}, request, fds)
+    first = dict(list(items[0][0].items())[:cut[1]])
+    save(f"{prefix}-minimal", *batch(name, op, kind, shape, [(first, {}, None)], fds, size=cut[0], **header)[:2], request, fds)
+    values = largest(shape)
+    if kind == "reply":
+        values["outcome"] = {"status": 0, "fd_index": 0xffff}
+    long = {t: t[0] * 96 for t in text_names(shape)}
+    save(f"{prefix}-maximal", *batch(name, op, kind, shape, [(values, long, None)] * most, **header)[:2], request)
+    save(f"{prefix}-future", *batch(name, op, kind, shape, items, fds, size=width + 8, **header)[:2], request, fds)
+    raw = bytearray(batch(name, op, kind, shape, items, fds, size=width + 8, **header)[0])
+    raw[24 + 8 + width + 8 - 1] = 0x80
+    save(f"{prefix}-tail", bytes(raw), {"refused": "too_new"}, request, fds)
+
+
+def fine(fd_index=0xffff):
+    return {"status": 0, "fd_index": fd_index}
+
+
+KV = {"id": 3, "generation": 1}
+WEIGHTS = {"id": 0x1d2, "generation": 4}
+TOKEN = bytes(range(0x10, 0x20))
+SECRET = bytes(range(0xa0, 0xb0))
+EPOCH = 0x5eed0123456789ab
+GIB = 1 << 30
+LIMIT = ({"slot": 1, "scope": 3, "scope_id": 2, "limit": 54 * GIB, "used": 52 * GIB, "asked": 8 * GIB},
+         "limit: bytes of group 'train' (uid 1000): asked 8.0 GiB, used 52.0 of 54.0 GiB; "
+         "raise limits.group.train.bytes or release regions")
+MISSING = ({}, "no region 'kv' in group 'train', or not for this caller")
+
+
+def requests():
+    plain_family("hello", 1, "request", "hello",
+                 {"version_min": 1, "version_max": 1, "pid": 4242, "features": 0x3f, "start_time": 987654321,
+                  "fork_session": 5, "fork_secret": SECRET, "group_token": TOKEN},
+                 {"library": "shmbroker 0.1.0", "group": "train"}, cut=(4, 2))
+    batch_family("create", 2, "request", "create",
+                 [({"group": 0, "length": 64 << 20, "keep": 3600 * 10**9, "flags": 0x10, "rights": 0xf}, {"name": "weights"}, None),
+                  ({"group": 2, "length": 1, "keep": -1, "flags": 0x13}, {"name": "kv.cache-0_a"}, None),
+                  ({"length": (1 << 47) - 1}, {}, None)], cut=(16, 2))
+    batch_family("attach", 3, "request", "attach",
+                 [({"by": 1, "rights": 1, "region": KV}, {}, None),
+                  ({"by": 2, "rights": 3, "flags": 2, "owner_uid": 1000}, {"group": "train", "name": "kv"}, None),
+                  ({"by": 2, "rights": 1, "flags": 1}, {"group": "#17", "name": "weights"}, None),
+                  ({"by": 3, "rights": 1, "ticket": TOKEN}, {}, None)], cut=(32, 5))
+    batch_family("release", 4, "request", "release",
+                 [({"region": KV, "count": 1, "flags": 1}, {}, None), ({"region": WEIGHTS, "flags": 2}, {}, None)],
+                 cut=(12, 1), most=253, flags=2)
+    batch_family("ready", 5, "request", "ready", [({"region": KV, "populated": 64 << 20, "page_kind": 2}, {}, None)],
+                 cut=(12, 1), flags=2)
+    plain_family("publish", 6, "request", "publish", {"region": KV}, {}, cut=(12, 1))
+    plain_family("ticket_create", 7, "request", "ticket_create",
+                 {"region": KV, "rights": 1, "uses": 3, "lifetime": 60 * 10**9}, {}, cut=(20, 2))
+    batch_family("inherit", 8, "request", "inherit", [({"region": KV, "rights": 3, "count": 2}, {}, None), ({"region": WEIGHTS}, {}, None)],
+                 cut=(12, 1))
+    plain_family("group_create", 9, "request", "group_create",
+                 {"flags": 3, "limit_regions": 100, "keep": 600 * 10**9, "limit_bytes": 8 * GIB}, {"name": "train"}, cut=(4, 1))
+    plain_family("group_join", 10, "request", "group_join", {"token": TOKEN, "owner_uid": 1000, "flags": 3}, {"name": "train"}, cut=(16, 1))
+    plain_family("group_leave", 11, "request", "group_leave", {"group": 2}, {}, cut=(8, 1))
+    plain_family("group_end", 12, "request", "group_end", {"group": 0, "flags": 3}, {"name": "train"}, cut=(12, 2))
+    plain_family("watch", 13, "request", "watch",
+                 {"kind": 2, "events": 0x3f, "owner_uid": 1000, "flags": 1, "region": KV, "group": 2, "watch": 9},
+                 {"group": "train", "name": "kv"}, cut=(8, 2))
+    plain_family("list", 14, "request", "list",
+                 {"table": 1, "flags": 3, "cursor": 12, "group": 2, "region": KV, "owner_uid": 1000},
+                 {"group": "train", "name": "kv"}, cut=(4, 1))
+    plain_family("status", 15, "request", "status", {}, {}, cut=(0, 0))
+
+
+def replies():
+    plain_family("hello", REPLY | 1, "reply", "hello_reply",
+                 {"version": 1, "mode": 2, "broker_uid": 1000, "uid": 1000, "max_message": 65536, "features": 0x3f,
+                  "epoch": EPOCH, "session": 5, "group": 2, "fork_secret": SECRET, "max_batch": 253},
+                 {"broker": "shmbrokerd 0.1.0"}, cut=(24, 6))
+    batch_family("create", REPLY | 2, "reply", "create_reply",
+                 [({"outcome": fine(0), "region": KV, "bytes": 64 << 20, "group": 2, "flags": 1, "rights": 0xf}, {}, None),
+                  ({"outcome": {"status": 8, "fd_index": 0xffff}}, {}, LIMIT),
+                  ({"outcome": fine(1), "region": WEIGHTS, "bytes": 4096, "group": 2, "rights": 0xf}, {}, None)],
+                 cut=(24, 2), fds=("memfd O_RDWR", "memfd O_RDWR"))
+    batch_family("attach", REPLY | 3, "reply", "attach_reply",
+                 [({"outcome": fine(0), "region": KV, "length": 5000, "bytes": 8192, "group": 2, "rights": 1, "state": 4,
+                    "page_kind": 2, "flags": 7}, {}, None), ({"outcome": {"status": 6, "fd_index": 0xffff}}, {}, MISSING)],
+                 cut=(24, 2), fds=("memfd O_RDONLY",))
+    batch_family("release", REPLY | 4, "reply", "release_reply",
+                 [({"outcome": fine()}, {}, None), ({"outcome": {"status": 13, "fd_index": 0xffff}}, {}, ({}, "region 1d2: generation 4 is gone"))],
+                 cut=(6, 1), most=253)
+    plain_family("publish", REPLY | 6, "reply", "publish_reply", {"region": KV, "rights": 1}, {}, cut=(20, 2), fds=("memfd O_RDONLY",))
+    plain_family("ticket_create", REPLY | 7, "reply", "ticket_create_reply", {"ticket": TOKEN, "expires": 123456789012345}, {}, cut=(16, 1))
+    batch_family("inherit", REPLY | 8, "reply", "inherit_reply",
+                 [({"outcome": fine(), "rights": 3}, {}, None), ({"outcome": {"status": 9, "fd_index": 0xffff}}, {}, ({}, "the lease has no right map_write"))],
+                 cut=(6, 1))
+    plain_family("group_create", REPLY | 9, "reply", "group_create_reply", {"group": 2, "token": TOKEN}, {}, cut=(8, 1))
+    plain_family("group_join", REPLY | 10, "reply", "group_join_reply", {"group": 2}, {}, cut=(8, 1))
+    plain_family("group_leave", REPLY | 11, "reply", "group_leave_reply", {"group": 0}, {}, cut=(0, 0))
+    plain_family("group_end", REPLY | 12, "reply", "group_end_reply", {"members": 3, "regions": 2, "bytes_freed": 10 * GIB}, {}, cut=(8, 2))
+    plain_family("watch", REPLY | 13, "reply", "watch_reply", {"watch": 9, "state": 5}, {}, cut=(12, 2))
+    plain_family("status", REPLY | 15, "reply", "status_reply",
+                 {"mode": 2, "engine": 2, "epoch": EPOCH, "features": 0x3f, "uptime": 11520 * 10**9, "bytes": 10 * GIB,
+                  "bytes_limit": 54 * GIB, "bytes_cached": GIB, "requests": 1234567, "refusals": 12, "reclaims": 3,
+                  "bytes_reclaimed": 2 * GIB, "pid": 4000, "broker_uid": 1000, "regions": 7, "sessions": 5, "groups": 2,
+                  "leases": 11, "tickets": 1, "watches": 2, "descriptors": 40, "descriptors_limit": 20000,
+                  "descriptors_reserved": 64, "in_flight": 1},
+                 {"version": "0.1.0", "kernel": "6.18.1", "engine": "io_uring: all opcodes found", "losses": ""}, cut=(24, 4))
+
+
+RECORDS = {
+    "regions": ("region_record",
+                {"region": KV, "length": 5000, "bytes": 8192, "touched": 4096, "group": 2, "owner_uid": 1000, "state": 2, "page_kind": 1,
+                 "flags": 0x13, "holders": 2, "writers": 1, "tickets": 1, "creator_pid": 4242, "created": 10**12, "keep": -1, "freed_at": 0},
+                {"group": "train", "name": "kv"}),
+    "groups": ("group_record",
+               {"group": 2, "bytes": 10 * GIB, "bytes_limit": 54 * GIB, "bytes_peak": 20 * GIB, "bytes_cached": GIB, "owner_uid": 1000,
+                "flags": 3, "members": 4, "heirs": 1, "supervisors": 2, "regions": 7, "regions_limit": 100, "created": 10**12, "keep": 3600 * 10**9},
+               {"name": "train"}),
+    "sessions": ("session_record",
+                 {"session": 5, "group": 2, "uid": 1000, "pid": 4242, "state": 1, "leases": 3, "watches": 2, "in_flight": 1,
+                  "connected": 10**12, "death_by": 3}, {"library": "shmbroker 0.1.0"}),
+    "leases": ("lease_record", {"region": KV, "session": 5, "uid": 1000, "pid": 4242, "rights": 0xf, "count": 2, "state": 1, "since": 10**12}, {}),
+    "tickets": ("ticket_record", {"region": KV, "group": 2, "maker_uid": 1000, "rights": 1, "uses_left": 3, "expires": 2 * 10**12}, {}),
+    "uids": ("uid_record", {"bytes": 10 * GIB, "bytes_limit": 54 * GIB, "uid": 1000, "sessions": 5, "groups": 2, "regions": 7, "leases": 11,
+                            "tickets": 1, "watches": 2}, {}),
+}
+
+
+def list_page(items, shape, size=None, head_size=None, count=None, element_size=None):
+    rest, out, width = b"", [], len(pack(shape, {})[0]) if size is None else size
+    for values, texts in items:
+        data, decoded, texts = part(shape, values, texts, size)
+        rest += data + "".join(texts.values()).encode()
+        out.append({"fields": decoded} | ({"texts": texts} if text_names(shape) else {}))
+    head = {"next": 13, "total_bytes": 10 * GIB, "total_count": 40, "count": len(items) if count is None else count,
+            "element_size": width if element_size is None else element_size}
+    fixed, decoded, _ = part("list_reply", head, {}, head_size)
+    raw, header = packet(REPLY | 14, fixed + rest, len(fixed))
+    return raw, {"header": header, "message": "list", "kind": "reply", "fixed": decoded, "records": out}, width, len(fixed)
+
+
+def lists():
+    for table, (shape, values, texts) in RECORDS.items():
+        empty = dict(list(values.items())[:1])
+        items = [(values, texts), (empty, {}), (values, texts)]
+        raw, out, width, fixed = list_page(items, shape)
+        save(f"list-{table}-valid", raw, out, False, table=table)
+        save(f"list-{table}-short", shorter(raw), {"refused": "invalid"}, False, table=table)
+        save(f"list-{table}-minimal", *list_page([(empty, {})], shape, size=16)[:2], False, table=table)
+        most = [(largest(shape), {t: t[0] * 96 for t in texts})] * 4
+        save(f"list-{table}-maximal", *list_page(most, shape)[:2], False, table=table)
+        save(f"list-{table}-future", *list_page(items, shape, size=width + 8, head_size=fixed + 8)[:2], False, table=table)
+        raw = bytearray(list_page(items, shape, size=width + 8)[0])
+        raw[24 + fixed + width] = 1
+        save(f"list-{table}-tail", bytes(raw), {"refused": "too_new"}, False, table=table)
+    save("list-empty-page", *list_page([], "uid_record")[:2], False, table="uids")
+    shape, values, texts = RECORDS["regions"]
+    for name, numbers in {"count": {"count": 2}, "count-wraps": {"count": 0xffff, "element_size": 0xffff},
+                          "zero-element": {"element_size": 0}}.items():
+        save(f"list-hostile-{name}", list_page([(values, texts)], shape, **numbers)[0], {"refused": "invalid"}, False, table="regions")
+
+
+def events():
+    base = {"sequence": 41, "watch": 9}
+    for op, name in ((1, "region_ready"), (2, "region_published"), (3, "region_gone")):
+        plain_family(name, EVENT | op, "event", name + "_event", base | {"region": KV}, {}, cut=(16, 2), tag=0)
+    plain_family("name_appeared", EVENT | 4, "event", "name_appeared_event", base | {"region": KV}, {"name": "kv"}, cut=(16, 2), tag=0)
+    plain_family("group_ended", EVENT | 5, "event", "group_ended_event", base | {"group": 2, "bytes_freed": 10 * GIB}, {}, cut=(24, 3), tag=0)
+    plain_family("reclaim", EVENT | 6, "event", "reclaim_event",
+                 base | {"group": 2, "bytes": 10 * GIB, "uid": 1000, "pid": 4242, "regions": 7, "how": 2, "code": 9},
+                 {"text": "pid 4242 (uid 1000) was killed by signal 9: 7 regions, 10.0 GiB freed"}, cut=(16, 2), tag=0)
+    plain_family("gap", EVENT | 7, "event", "gap_event", {"sequence": 41, "watch": 0, "lost": 3}, {}, cut=(24, 3), tag=0)
+
+
+def errors():
+    def refusal(name, op, status, numbers, sentence, size=None):
+        data, decoded, _ = part("refusal", numbers, {}, size)
+        raw, head = packet(REPLY | op, data + sentence.encode(), len(data), status=status)
+        message = next((m["name"] for m in TABLE["message"] if m["op"] == op), f"op {op}")
+        save(f"error-{name}", raw, {"header": head, "message": message, "kind": "error", "fixed": decoded, "sentence": sentence}, False)
+        return raw
+    valid = refusal("limit", 2, 8, *LIMIT)
+    refusal("not-found", 3, 6, *MISSING)
+    refusal("system", 6, 19, {"system_errno": 28}, "memfd_create for region 'kv': No space left on device (ENOSPC)")
+    refusal("unknown-op", 999, 3, {}, "this broker does not know request 999")
+    refusal("version", 1, 16, {"limit": 1, "asked": 2}, "the client speaks protocol 2 to 3, this broker 1 to 1")
+    refusal("utf8", 9, 1, {}, "Gruppe „train“: kein Platz übrig")
+    refusal("maximal", 14, 26, largest("refusal"), "x" * 400)
+    refusal("bare", 15, 5, {}, "", size=0)
+    refusal("future", 2, 99, LIMIT[0], LIMIT[1], size=56)
+    save("error-short", shorter(valid)[:20] + b"\0\0" + struct.pack("<H", 0xffff) + shorter(valid)[24:], {"malformed": "fixed"}, False)
+
+
+def frames():
+    status = packet(15, bytes(8), 8)[0]
+    create = batch("create", 2, "request", "create", [({"length": 4096}, {"name": "kv"}, None)])[0]
+
+    def patch(data, offset, code, value):
+        blob = struct.pack("<" + code, value)
+        return data[:offset] + blob + data[offset + len(blob):]
+    bad = lambda name, data, why, request=True, fds=(): save(f"frame-{name}", data, {"malformed": why}, request, fds)
+    bad("empty", b"", "empty")
+    bad("one-byte", b"\x20", "short_header")
+    bad("23-bytes", status[:23], "short_header")
+    bad("size-over", patch(status, 0, "I", 33), "size")
+    bad("size-under", patch(status, 0, "I", 31), "size")
+    bad("size-huge", patch(status, 0, "I", 0xffffffff), "size")
+    bad("fixed-over", patch(status, 22, "H", 9), "fixed")
+    bad("fixed-huge", patch(status, 22, "H", 0xffff), "fixed")
+    bad("fds-missing", patch(status, 20, "H", 1), "fd_count")
+    bad("fds-unasked", status, "fd_count", fds=("memfd O_RDWR",))
+    bad("op-reply-bit", patch(status, 4, "H", REPLY | 15), "op_bits")
+    bad("op-event-bit", patch(status, 4, "H", EVENT | 7), "op_bits")
+    bad("from-broker-no-bit", status, "op_bits", request=False)
+    bad("from-broker-both-bits", patch(patch(status, 4, "H", REPLY | EVENT | 1), 8, "Q", 7), "op_bits", request=False)
+    bad("event-with-tag", packet(EVENT | 7, bytes(24), 24, tag=7)[0], "op_bits", request=False)
+    refused = lambda name, data, why: save(f"refused-{name}", data, {"refused": why}, True)
+    refused("unknown-op", patch(status, 4, "H", 999), "unknown_op")
+    refused("op-zero", patch(status, 4, "H", 0), "unknown_op")
+    refused("unknown-flag", patch(status, 6, "H", 4), "unknown_flags")
+    refused("status-set", patch(status, 16, "i", -1), "invalid")
+    refused("reserved-set", status[:24] + b"\1" + status[25:], "too_new")
+    refused("rest-unasked", packet(15, bytes(9), 8)[0], "invalid")
+    refused("batch-count-0", patch(create, 24, "H", 0), "invalid")
+    refused("batch-count-2", patch(create, 24, "H", 2), "invalid")
+    refused("batch-count-254", packet(4, struct.pack("<HHI", 254, 24, 0) + bytes(254 * 24), 8)[0], "invalid")
+    refused("batch-count-65535", patch(create, 24, "H", 0xffff), "invalid")
+    refused("batch-wraps", patch(create, 24, "I", 0xffffffff), "invalid")
+    refused("batch-product-wraps-16", packet(4, struct.pack("<HHI", 128, 512, 0) + bytes(24), 8)[0], "invalid")
+    refused("batch-element-0", patch(create, 26, "H", 0), "invalid")
+    refused("batch-reserved", patch(create, 28, "I", 1), "too_new")
+    refused("batch-no-fixed", packet(4, b"", 0)[0], "invalid")
+    refused("element-reserved", patch(create, 32 + 36, "I", 1), "too_new")
+    refused("text-long", patch(create, 32 + 32, "H", 3), "invalid")
+    refused("text-short", patch(create, 32 + 32, "H", 1), "invalid")
+    hello = pack("hello", {"version_min": 1, "version_max": 1, "library_len": 0xffff, "group_len": 3})[0]
+    refused("text-sum-wraps-16", packet(1, hello + b"ab", len(hello))[0], "invalid")
+    items = [({"by": 2, "rights": 1, "region": {}, "group_len": 0xffff, "name_len": 0xffff}, {}, None)]
+    data = b"".join(pack("attach", i[0])[0] for i in items) * 2
+    refused("batch-text-sum-wraps-16", packet(3, struct.pack("<HHI", 2, len(data) // 2, 0) + data + b"abcd", 8)[0], "invalid")
+
+
+def main():
+    for family in (requests, replies, lists, events, errors, frames):
+        family()
+    folder, problems = HERE / "vectors", 0
+    folder.mkdir(exist_ok=True)
+    known = {p.stem for p in folder.glob("*.json")}
+    for name, vector in VECTORS.items():
+        path, text = folder / f"{name}.json", json.dumps(vector, ensure_ascii=False, separators=(",", ":")) + "\n"
+        if "--check" in sys.argv:
+            if not path.exists() or path.read_text() != text:
+                print(f"{path.name}: {'differs from' if path.exists() else 'missing in'} proto/vectors")
+                problems += 1
+        elif not path.exists() or "--force" in sys.argv:
+            path.write_text(text)
+    print(f"{len(VECTORS)} vectors, {len(known)} were there")
+    sys.exit(1 if problems else 0)
+
+
+main()

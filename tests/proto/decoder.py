@@ -1,0 +1,285 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A second reader of the wire, written by hand from proto/PROTOCOL.md.
+
+It shares no code and no table with the C++ codec: an error in messages.toml or in the generator would otherwise be
+made by both and go unseen. Keep it so.
+
+    decoder.py VECTORS_DIR          every golden vector must decode to what it says it means
+    decoder.py --agree PROGRAM DIR  PROGRAM (the C++ codec) and this file must say the same of mutated vectors
+"""
+import json
+import pathlib
+import random
+import struct
+import subprocess
+import sys
+
+# One letter a field, as in the struct module; "16" is sixteen bytes, "R" a region_ref, "O" an outcome. Nothing is
+# padded: the document names its padding.
+REGION = "Q:id I:generation I:reserved"
+OUTCOME = "i:status H:fd_index H:detail_len"
+BATCH = "H:count H:element_size I:reserved"
+REFUSAL = "H:slot H:scope I:system_errno Q:scope_id Q:limit Q:used Q:asked"
+HEADER = "I:size H:op H:flags Q:tag i:status H:n_fds H:fixed"
+
+# op: (name, is a batch, fields, texts)
+REQUESTS = {
+    1: ("hello", False, "H:version_min H:version_max I:pid Q:features Q:start_time Q:fork_session 16:fork_secret "
+        "16:group_token H:library_len H:group_len I:reserved", "library group"),
+    2: ("create", True, "Q:group Q:length q:keep I:flags I:rights H:name_len H:reserved0 I:reserved1", "name"),
+    3: ("attach", True, "I:by I:rights I:flags I:owner_uid R:region 16:ticket H:group_len H:name_len I:reserved", "group name"),
+    4: ("release", True, "R:region I:count I:flags", ""),
+    5: ("ready", True, "R:region Q:populated I:page_kind I:reserved", ""),
+    6: ("publish", False, "R:region", ""),
+    7: ("ticket_create", False, "R:region I:rights I:uses q:lifetime", ""),
+    8: ("inherit", True, "R:region I:rights I:count", ""),
+    9: ("group_create", False, "I:flags I:limit_regions q:keep Q:limit_bytes H:name_len H:reserved0 I:reserved1", "name"),
+    10: ("group_join", False, "16:token I:owner_uid I:flags H:name_len H:reserved0 I:reserved1", "name"),
+    11: ("group_leave", False, "Q:group", ""),
+    12: ("group_end", False, "Q:group I:flags H:name_len H:reserved", "name"),
+    13: ("watch", False, "I:kind I:events I:owner_uid I:flags R:region Q:group Q:watch H:group_len H:name_len I:reserved",
+         "group name"),
+    14: ("list", False, "I:table I:flags Q:cursor Q:group R:region I:owner_uid H:group_len H:name_len", "group name"),
+    15: ("status", False, "Q:reserved", ""),
+}
+REPLIES = {
+    1: ("hello", False, "H:version H:mode I:broker_uid I:uid I:max_message Q:features Q:epoch Q:session Q:group 16:fork_secret "
+        "H:max_batch H:broker_len I:reserved", "broker"),
+    2: ("create", True, "O:outcome R:region Q:bytes Q:group I:flags I:rights", ""),
+    3: ("attach", True, "O:outcome R:region Q:length Q:bytes Q:group I:rights I:state I:page_kind I:flags", ""),
+    4: ("release", True, "O:outcome", ""),
+    6: ("publish", False, "R:region I:rights I:reserved", ""),
+    7: ("ticket_create", False, "16:ticket q:expires", ""),
+    8: ("inherit", True, "O:outcome I:rights I:reserved", ""),
+    9: ("group_create", False, "Q:group 16:token", ""),
+    10: ("group_join", False, "Q:group", ""),
+    11: ("group_leave", False, "Q:group", ""),
+    12: ("group_end", False, "I:members I:regions Q:bytes_freed", ""),
+    13: ("watch", False, "Q:watch I:state I:reserved", ""),
+    14: ("list", False, "Q:next Q:total_bytes Q:total_count H:count H:element_size I:reserved", ""),
+    15: ("status", False, "I:mode I:engine Q:epoch Q:features q:uptime Q:bytes Q:bytes_limit Q:bytes_cached Q:requests Q:refusals "
+         "Q:reclaims Q:bytes_reclaimed I:pid I:broker_uid I:regions I:sessions I:groups I:leases I:tickets I:watches I:descriptors "
+         "I:descriptors_limit I:descriptors_reserved I:in_flight H:version_len H:kernel_len H:engine_len H:losses_len",
+         "version kernel engine losses"),
+}
+EVENTS = {
+    1: ("region_ready", False, "Q:sequence Q:watch R:region", ""),
+    2: ("region_published", False, "Q:sequence Q:watch R:region", ""),
+    3: ("region_gone", False, "Q:sequence Q:watch R:region", ""),
+    4: ("name_appeared", False, "Q:sequence Q:watch R:region H:name_len H:reserved0 I:reserved1", "name"),
+    5: ("group_ended", False, "Q:sequence Q:watch Q:group Q:bytes_freed", ""),
+    6: ("reclaim", False, "Q:sequence Q:watch Q:group Q:bytes I:uid I:pid I:regions I:how i:code H:text_len H:reserved", "text"),
+    7: ("gap", False, "Q:sequence Q:watch Q:lost", ""),
+}
+RECORDS = {
+    "regions": ("R:region Q:length Q:bytes Q:touched Q:group I:owner_uid I:state I:page_kind I:flags I:holders I:writers I:tickets "
+                "I:creator_pid q:created q:keep q:freed_at H:group_len H:name_len I:reserved", "group name"),
+    "groups": ("Q:group Q:bytes Q:bytes_limit Q:bytes_peak Q:bytes_cached I:owner_uid I:flags I:members I:heirs I:supervisors "
+               "I:regions I:regions_limit I:reserved0 q:created q:keep H:name_len H:reserved1 I:reserved2", "name"),
+    "sessions": ("Q:session Q:group I:uid I:pid I:state I:leases I:watches I:in_flight q:connected I:death_by H:library_len H:reserved",
+                 "library"),
+    "leases": ("R:region Q:session I:uid I:pid I:rights I:count I:state I:reserved q:since", ""),
+    "tickets": ("R:region Q:group I:maker_uid I:rights I:uses_left I:reserved q:expires", ""),
+    "uids": ("Q:bytes Q:bytes_limit I:uid I:sessions I:groups I:regions I:leases I:tickets I:watches I:reserved", ""),
+}
+
+
+def text(data):
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"bytes": data.hex()}
+
+
+class Malformed(Exception):
+    """The frame is broken: the connection ends."""
+
+
+class Refused(Exception):
+    """An error reply; the connection stays."""
+
+
+def width(fields):
+    return sum({"Q": 8, "q": 8, "I": 4, "i": 4, "H": 2, "16": 16, "R": 16, "O": 8}[f.split(":")[0]] for f in fields.split())
+
+
+def read(fields, data):
+    """What an older sender left out reads as zero; what a newer one added must be zero, and so must what is reserved."""
+    size = width(fields)
+    if any(data[size:]):
+        raise Refused("too_new")
+    data, out, at = data[:size].ljust(size, b"\0"), {}, 0
+    for item in fields.split():
+        code, name = item.split(":")
+        step = width(item)
+        raw = data[at:at + step]
+        at += step
+        if code == "16":
+            out[name] = raw.hex()
+        elif code in "RO":
+            out[name] = read(REGION if code == "R" else OUTCOME, raw)
+        else:
+            out[name] = struct.unpack("<" + code, raw)[0]
+            if name.startswith("reserved") and out[name]:
+                raise Refused("too_new")
+    return out
+
+
+class Rest:
+    def __init__(self, data):
+        self.data = data
+
+    def take(self, size):
+        if size > len(self.data):
+            raise Refused("invalid")
+        taken, self.data = self.data[:size], self.data[size:]
+        return taken
+
+    def texts(self, names, fields):
+        return {n: text(self.take(fields[n + "_len"])) for n in names.split()}
+
+    def end(self):
+        if self.data:
+            raise Refused("invalid")
+
+
+def decode(data, n_fds, direction, table=None):
+    if not data:
+        raise Malformed("empty")
+    if len(data) < 24:
+        raise Malformed("short_header")
+    head = read(HEADER, data[:24])
+    if head["size"] != len(data):
+        raise Malformed("size")
+    if head["fixed"] > len(data) - 24:
+        raise Malformed("fixed")
+    if head["n_fds"] != n_fds:
+        raise Malformed("fd_count")
+    reply, event, op = head["op"] & 0x8000, head["op"] & 0x4000, head["op"] & 0x3fff
+    if direction == "request":
+        if reply or event:
+            raise Malformed("op_bits")
+    elif bool(reply) == bool(event) or (event and head["tag"]):
+        raise Malformed("op_bits")
+    if head["flags"] & ~3:
+        raise Refused("unknown_flags")
+    fixed, rest = data[24:24 + head["fixed"]], Rest(data[24 + head["fixed"]:])
+
+    # The reader of a refusal passes over what it does not know: being strict would turn a reason into a riddle.
+    if reply and head["status"]:
+        name = REPLIES[op][0] if op in REPLIES else REQUESTS[op][0] if op in REQUESTS else f"op {op}"
+        return {"header": head, "message": name, "kind": "error", "fixed": read(REFUSAL, fixed[:40]),
+                "sentence": text(rest.data)}
+    if head["status"]:
+        raise Refused("invalid")
+    known, kind = (REPLIES, "reply") if reply else (EVENTS, "event") if event else (REQUESTS, "request")
+    if op not in known:
+        raise Refused("unknown_op")
+    name, is_batch, fields, texts = known[op]
+    out = {"header": head, "message": name, "kind": kind}
+    if is_batch:
+        out["fixed"] = batch = read(BATCH, fixed)
+        if not 1 <= batch["count"] <= 253 or not batch["element_size"]:
+            raise Refused("invalid")
+        raw = rest.take(batch["count"] * batch["element_size"])
+        rows = [read(fields, raw[i:i + batch["element_size"]]) for i in range(0, len(raw), batch["element_size"])]
+        out["elements"] = [element(row, texts, rest) for row in rows]
+    else:
+        out["fixed"] = read(fields, fixed)
+        if texts:
+            out["texts"] = rest.texts(texts, out["fixed"])
+        if kind == "reply" and name == "list":
+            out["records"] = records(out["fixed"], rest, *RECORDS[table])
+    rest.end()
+    return out
+
+
+def element(row, texts, rest):
+    out = {"fields": row}
+    if texts:
+        out["texts"] = rest.texts(texts, row)
+    if "outcome" in row and row["outcome"]["detail_len"]:
+        detail = rest.take(row["outcome"]["detail_len"])
+        out["detail"] = {"refusal": read(REFUSAL, detail[:40]), "sentence": text(detail[40:])}
+    return out
+
+
+def records(page, rest, fields, texts):
+    rows = []
+    for _ in range(page["count"]):
+        if not page["element_size"]:
+            raise Refused("invalid")
+        row = {"fields": read(fields, rest.take(page["element_size"]))}
+        if texts:
+            row["texts"] = rest.texts(texts, row["fields"])
+        rows.append(row)
+    return rows
+
+
+def verdict(data, n_fds, direction, table):
+    try:
+        return decode(data, n_fds, direction, table)
+    except Malformed as e:
+        return {"malformed": str(e)}
+    except Refused as e:
+        return {"refused": str(e)}
+
+
+def check(folder):
+    count = bad = 0
+    for path in sorted(folder.glob("*.json")):
+        vector = json.loads(path.read_text())
+        said = verdict(bytes.fromhex(vector["hex"]), len(vector["fds"]), vector["direction"], vector.get("table"))
+        count += 1
+        if said != vector["decoded"]:
+            bad += 1
+            print(f"{path.name}:\n  vector  {json.dumps(vector['decoded'])}\n  decoder {json.dumps(said)}")
+    print(f"{count} vectors, {bad} read otherwise")
+    return 1 if bad or count < 200 else 0
+
+
+def mutate(data, dice):
+    """One to three changes: most leave the frame whole, so that what lies behind it is reached."""
+    data = bytearray(data)
+    for _ in range(dice.randint(1, 3)):
+        if not data:
+            break
+        at = dice.randrange(len(data))
+        what = dice.randrange(4)
+        if what == 0:
+            data[at] = dice.choice((0, 1, 0x7f, 0x80, 0xff, dice.randrange(256)))
+        elif what == 1:
+            data[at] ^= 1 << dice.randrange(8)
+        elif what == 2:
+            del data[at:at + dice.randint(1, 8)]
+        else:
+            data[at:at] = bytes(dice.choice((0, 0, 255)) for _ in range(dice.randint(1, 8)))
+    if dice.randrange(8) and len(data) >= 4:
+        data[:4] = struct.pack("<I", len(data))
+    return bytes(data)
+
+
+def agree(program, folder, rounds=12, seed=20):
+    dice, cases = random.Random(seed), []
+    for path in sorted(folder.glob("*.json")):
+        vector = json.loads(path.read_text())
+        if len(vector["hex"]) < 8000:
+            data = bytes.fromhex(vector["hex"])
+            cases += [(vector["direction"], len(vector["fds"]), vector.get("table"), mutate(data, dice)) for _ in range(rounds)]
+    lines = "".join(f"{d} {n} {t or '-'} {b.hex() or '-'}\n" for d, n, t, b in cases)
+    answers = subprocess.run([program], input=lines, capture_output=True, text=True, check=True).stdout.splitlines()
+    kinds, bad = {}, 0
+    for (direction, n_fds, table, data), answer in zip(cases, answers, strict=True):
+        said, other = verdict(data, n_fds, direction, table or "uids"), json.loads(answer)
+        kinds[list(said)[0]] = kinds.get(list(said)[0], 0) + 1
+        if said != other:
+            bad += 1
+            print(f"{direction} {table} {data.hex()}\n  here {said}\n  C++  {other}")
+    print(f"{len(cases)} mutated packets, {kinds}, {bad} read otherwise")
+    return 1 if bad or min(kinds.get(k, 0) for k in ("header", "refused", "malformed")) < 100 else 0
+
+
+if sys.argv[1] == "--agree":
+    sys.exit(agree(sys.argv[2], pathlib.Path(sys.argv[3])))
+sys.exit(check(pathlib.Path(sys.argv[1])))
