@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The main of every test program. doctest is implemented here, once for all of them.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+#include <cstdio>
+
+#include "tests/harness/leak_guard.hpp"
+
+int main(int argc, char** argv) {
+  doctest::Context context(argc, argv);
+  const int failed = context.run();
+  if (context.shouldExit()) return failed;
+  if (harness::leaks_found() > 0) {
+    std::printf("%d leaks: the cases named above left something behind\n", harness::leaks_found());
+    return 1;
+  }
+  return failed;
+}
