@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the broker itself costs: resident memory idle, and per region of its own user space. Beside it what the kernel
+// keeps for a process that waits, and for a memfd.
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "tools/benchmarks/bare_memory.hpp"
+#include "tools/benchmarks/broker_process.hpp"
+#include "tools/benchmarks/wire_session.hpp"
+
+namespace shmb::bench {
+namespace {
+
+constexpr double kMiB = 1048576;
+
+double slab_in_use() {
+  std::ifstream in("/proc/meminfo");
+  std::string word;
+  double kib = 0;
+  while (in >> word)
+    if (word == "Slab:") in >> kib;
+  return kib * 1024;
+}
+
+// Kernel bytes per memfd, without the page behind it.
+double bare_bytes_per_region(std::size_t count) {
+  std::vector<Fd> regions;
+  regions.reserve(count);
+  double before = slab_in_use();
+  for (std::size_t i = 0; i < count; ++i) regions.push_back(bare_region(4096));
+  return std::max(1.0, (slab_in_use() - before) / static_cast<double>(count));
+}
+
+void raise_descriptor_limit() {
+  rlimit table{};
+  getrlimit(RLIMIT_NOFILE, &table);
+  table.rlim_cur = table.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &table);
+}
+
+std::size_t regions_that_fit() {
+  rlimit table{};
+  getrlimit(RLIMIT_NOFILE, &table);
+  return std::min<std::size_t>(10'000, table.rlim_max / 2);
+}
+
+}  // namespace
+
+void run_memory(Bench& bench) {
+  raise_descriptor_limit();
+  std::size_t count = bench.settings().quick ? 1'000 : regions_that_fit();
+  Pair idle, per_region;
+  std::string engine;
+  Samples with_all, left_over;
+  for (int i = 0; i < bench.times(5); ++i) {
+    auto broker = BrokerProcess::start(bench.settings(), Core::any, bench.settings().engine);
+    engine = broker.engine();
+    idle.ours.add(static_cast<double>(smaps_rollup(broker.pid(), "Rss")) / kMiB);
+    // The same libraries, waiting.
+    int ready[2];
+    must(pipe(ready), "pipe");
+    Child waiting = Child::execute(Core::any, bench.settings().self, {"--wait-for-memory-floor"}, ready[1]);
+    close(ready[1]);
+    char byte;
+    must(static_cast<int>(read(ready[0], &byte, 1)), "read");
+    close(ready[0]);
+    idle.floor.add(static_cast<double>(smaps_rollup(waiting.pid(), "Rss")) / kMiB);
+
+    auto session = WireSession::open(broker.socket());
+    session.status();
+    double before = static_cast<double>(smaps_rollup(broker.pid(), "Anonymous"));
+    std::vector<shmbw_region_ref> regions;
+    while (regions.size() < count) {
+      auto some = session.create(std::min<std::size_t>(SHMBW_MAX_BATCH, count - regions.size()), 4096);
+      regions.insert(regions.end(), some.regions.begin(), some.regions.end());
+    }
+    double after = static_cast<double>(smaps_rollup(broker.pid(), "Anonymous"));
+    per_region.ours.add((after - before) / static_cast<double>(count));
+    with_all.add(static_cast<double>(smaps_rollup(broker.pid(), "Rss")) / kMiB);
+    session.release(regions);
+    left_over.add((static_cast<double>(smaps_rollup(broker.pid(), "Anonymous")) - before) / kMiB);
+    per_region.floor.add(bare_bytes_per_region(count));
+  }
+  Record at_rest = make_record("memory.idle", "MiB", idle, value_at_most(4));
+  at_rest.engine = engine;
+  bench.record(std::move(at_rest));
+  Record each = make_record("memory.per_region", "B", per_region, value_at_most(512));
+  each.engine = engine;
+  each.peers = {{"regions", static_cast<double>(count)},
+                {"rss_with_all_MiB", with_all.median()},
+                {"left_after_release_MiB", left_over.median()}};
+  bench.record(std::move(each));
+}
+
+}  // namespace shmb::bench

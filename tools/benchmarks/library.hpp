@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C face as a bench uses it: whatever fails ends the bench with the library's own sentence.
+#pragma once
+
+#include <string>
+
+#include "client/shmbroker.h"
+
+namespace shmb::bench {
+
+class Library {
+ public:
+  explicit Library(const std::string& socket);
+  Library(Library&&) = delete;
+  ~Library() { shmb_disconnect(session_); }
+
+  shmb_region* create(std::size_t bytes, const shmb_create_options& options);
+  shmb_region* attach(const shmb_region_id& id, const shmb_attach_options& options);
+  void release(shmb_region* region);  // one-way; a ping afterwards waits until it has been served
+  void ping();
+
+ private:
+  shmb_session* session_ = nullptr;
+};
+
+}  // namespace shmb::bench

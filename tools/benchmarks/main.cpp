@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program behind tools/bench: runs the families named (or all), prints the table, writes the JSON.
+#include <fmt/format.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+
+#include "tools/benchmarks/process.hpp"
+#include "tools/benchmarks/report.hpp"
+
+using namespace shmb::bench;
+
+int main(int argc, char** argv) {
+  // The floor of the broker's idle memory: a process with the same libraries that waits (family_memory.cpp).
+  if (argc == 2 && strcmp(argv[1], "--wait-for-memory-floor") == 0) {
+    if (write(STDERR_FILENO, "x", 1) != 1) return 1;
+    for (;;) pause();
+  }
+  CLI::App app{"Measures shmbroker against floors and peers in the same run."};
+  std::vector<std::string> names;
+  std::string json;
+  bool list = false;
+  Settings settings;
+  settings.self = std::filesystem::read_symlink("/proc/self/exe");
+  settings.broker = SHMB_BENCH_BROKER;
+  app.add_option("NAME", names, "families to run; none: all (--list names them)");
+  app.add_option("--json", json, "write the records to this file");
+  app.add_option("--broker", settings.broker, "the broker to measure");
+  app.add_option("--engine", settings.engine, "the broker's engine where a family does not run both")
+      ->check(CLI::IsMember({"auto", "epoll", "io_uring"}));
+  app.add_flag("--quick", settings.quick, "each figure once with tiny counts: a smoke test, not a measurement");
+  app.add_flag("--list", list, "name the families");
+  CLI11_PARSE(app, argc, argv);
+
+  auto known = families();
+  if (list) {
+    for (const Family& family : known) fmt::print("{:<12} {}\n", family.name, family.about);
+    return 0;
+  }
+  for (const std::string& name : names)
+    if (std::ranges::none_of(known, [&](const Family& family) { return family.name == name; })) {
+      fmt::print(stderr, "bench: no family '{}' (--list names them)\n", name);
+      return 2;
+    }
+  Bench bench(settings);
+  Conditions where = conditions();
+  print_heading(where, settings.quick);
+  for (const Family& family : known)
+    if (names.empty() || std::ranges::find(names, family.name) != names.end()) family.run(bench);
+  print_summary(bench);
+  if (!json.empty()) write_json(bench, where, json);
+}

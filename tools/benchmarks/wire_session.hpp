@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// A connection that speaks the wire without the library: load and storms need thousands of sessions with prepared
+// packets, and must not measure the library where the broker is meant.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "proto/codec.hpp"
+
+namespace shmb::bench {
+
+class WireSession {
+ public:
+  static WireSession open(const std::string& socket_path);  // HELLO included
+  int socket() const { return socket_.get(); }
+
+  struct Created {
+    std::vector<shmbw_region_ref> regions;
+    std::vector<Fd> fds;
+  };
+  Created create(std::size_t count, std::uint64_t length);  // up to 253, unnamed
+  void release(const std::vector<shmbw_region_ref>& regions);
+  shmbw_status_reply status();
+
+ private:
+  wire::PacketView call(wire::Bytes request, std::vector<Fd>* fds = nullptr);
+  Fd socket_;
+  std::vector<std::byte> buffer_ = std::vector<std::byte>(SHMBW_MAX_MESSAGE);
+};
+
+// An ATTACH by id, ready to be sent again and again.
+std::vector<std::byte> attach_request(shmbw_region_ref region, bool descriptor);
+
+int connect_to(const std::string& path);  // a plain SEQPACKET connection; the caller owns the descriptor
+int listen_at(const std::string& path, int backlog);
+
+}  // namespace shmb::bench
