@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// A pidfd whose connection is gone: either the reclaim report still wants to know how the process died, which the
+// kernel tells only once its parent has reaped it (6.15), or the session was disconnected as a lazy reader and lives on
+// in the books until its process ends.
+#pragma once
+
+#include <cstdint>
+
+#include "base/fd.hpp"
+#include "daemon/engine.hpp"
+#include "daemon/timers.hpp"
+
+namespace shmb::daemon {
+
+class Session;
+class Transport;
+
+class Afterlife final : private Waiter, private Timer {
+ public:
+  enum class Why { report, disconnected };
+  Afterlife(Transport& transport, Fd pidfd, Session& session, Why why);
+  ~Afterlife();
+  void start();
+  Session& session() const { return session_; }
+
+  std::size_t index = 0;  // in the transport's table
+
+ private:
+  void on_readable() override;
+  void on_timer(std::int64_t now) override;
+  void ask(std::int64_t now);
+
+  Transport& transport_;
+  Fd pidfd_;
+  Session& session_;
+  Why why_;
+  std::int64_t give_up_at_;
+};
+
+}  // namespace shmb::daemon

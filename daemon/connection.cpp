@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// See connection.hpp.
+#include "daemon/connection.hpp"
+
+#include <utility>
+
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
+#include "base/text.hpp"
+#include "daemon/log.hpp"
+#include "daemon/transport.hpp"
+
+namespace shmb::daemon {
+namespace {
+
+// How long a reply that the kernel refused for others' sake waits before it is tried again.
+constexpr std::int64_t kRetry = 5'000'000;
+
+}  // namespace
+
+Connection::Connection(Transport& transport, Fd socket, Identity identity)
+    : transport_(transport),
+      socket_(std::move(socket)),
+      identity_(std::move(identity)),
+      outbox_(socket_.get(), transport.config().limits.events_queued, transport.in_flight(), this) {}
+
+Connection::~Connection() {
+  transport_.engine().remove(*this);
+  transport_.engine().unwatch(death_);
+}
+
+bool Connection::start() {
+  // 6.16: a client cannot even send descriptors. On older kernels they arrive nowhere, because we receive without
+  // room for them, and the peer is dropped.
+  (void)sys::refuse_descriptors(socket_.get());
+  if (!transport_.engine().add(socket_.get(), *this)) return false;
+  session_ = transport_.books().connected(*this);
+  if (session_ == nullptr) return false;
+  if (ending_ != Ending::none) {  // dropped from inside `connected`
+    end(std::exchange(ending_, Ending::none));
+    return true;
+  }
+  // An uncertain pidfd may be somebody else's: it is watched only once HELLO has confirmed it.
+  if (identity_.pidfd_is_certain && !transport_.engine().watch(identity_.pidfd.get(), death_)) {
+    identity_.pidfd.reset();
+    identity_.facts.has_pidfd = false;
+  }
+  transport_.timers().set(hello_timer_, transport_.now() + transport_.config().hello_timeout);
+  go_on();
+  return true;
+}
+
+bool Connection::confirm_start_time(std::uint64_t start_time) {
+  bool was_certain = identity_.pidfd_is_certain;
+  if (!daemon::confirm_start_time(identity_, socket_.get(), start_time)) return false;
+  if (!was_certain && !transport_.engine().watch(identity_.pidfd.get(), death_)) {
+    identity_.pidfd.reset();
+    identity_.facts.has_pidfd = false;
+    return false;
+  }
+  return true;
+}
+
+void Connection::on_arrival(const Arrival& arrival) {
+  asked_ = false;
+  if (arrival.error != 0) return drop("receive failed: " + errno_text(arrival.error));
+  if (arrival.bytes.empty() && !arrival.brought_descriptors) {
+    // An empty packet looks the same to us; its sender loses the session like one that closed it.
+    return end(Ending::end_of_file);
+  }
+  if (arrival.truncated) return drop("a packet is longer than any message");
+  if (arrival.brought_descriptors) return drop("sent descriptors that nobody asked for");
+  if (!outbox_.open()) {
+    held_.assign(arrival.bytes.begin(), arrival.bytes.end());
+    holding_ = true;
+    return go_on();
+  }
+  serve(arrival.bytes);
+}
+
+void Connection::serve(wire::Bytes packet) {
+  auto view = wire::open_packet(packet, 0, wire::Direction::request);
+  if (!view) return drop(wire::malformed_text(view.error()));
+  serving_ = true;
+  replied_ = false;
+  transport_.books().packet(*session_, *view);
+  serving_ = false;
+  if (ending_ != Ending::none) return;
+  if (!greeted_ && transport_.books().greeted(*session_)) {
+    greeted_ = true;
+    hello_timer_.cancel();
+    transport_.greeted(*this);
+  }
+  go_on();
+}
+
+void Connection::reply(wire::Bytes packet, std::span<const int> fds) {
+  if (ending_ != Ending::none || !serving_ || replied_) return;
+  replied_ = true;
+  switch (outbox_.reply(packet, fds, transport_.now())) {
+    case Outbox::Sent::sent:
+    case Outbox::Sent::kept:
+    case Outbox::Sent::peer_gone:  // end of file comes as the next arrival
+      return;
+    case Outbox::Sent::lost:
+      return drop("a reply could be neither sent nor kept");
+  }
+}
+
+void Connection::event(wire::Bytes packet) {
+  if (ending_ != Ending::none) return;
+  outbox_.event(packet);
+  if (!serving_) go_on();
+}
+
+void Connection::on_writable() {
+  if (ending_ != Ending::none) return;
+  if (outbox_.flush(transport_.now()) == Outbox::Sent::lost) return drop("a reply that was kept could not be sent");
+  if (holding_ && outbox_.open()) {
+    holding_ = false;
+    return serve(held_);
+  }
+  go_on();
+}
+
+void Connection::go_on() {
+  if (ending_ != Ending::none) return;
+  bool edges = holding_ || outbox_.wants_edge();
+  if (edges != edges_) {
+    edges_ = edges;
+    transport_.engine().await_writable(*this, edges);
+  }
+  if (!outbox_.wants_timer()) {
+    retry_timer_.cancel();
+  } else if (!retry_timer_.armed()) {
+    transport_.timers().set(retry_timer_, transport_.now() + kRetry);
+  }
+  if (!asked_ && !holding_) {
+    asked_ = true;
+    transport_.engine().receive(*this);
+  }
+}
+
+void Connection::on_process_end() {
+  // A process that exits closes its socket too, and the two are often reported together. Then this is the usual end,
+  // which the end of file tells; only a socket that somebody else still holds makes heirs (law 2).
+  transport_.engine().unwatch(death_);
+  if (hung_up(socket_.get())) return;
+  death_told_ = true;
+  auto how = sys::pidfd_exit_info(identity_.pidfd.get());
+  transport_.books().process_died(*session_, how ? &*how : nullptr);
+  identity_.pidfd.reset();
+}
+
+void Connection::on_hello_timeout() { drop("no HELLO in time"); }
+
+void Connection::drop(std::string_view why) {
+  if (ending_ != Ending::none) return;
+  log::peer_fault("dropped " + who() + ": " + std::string(why));
+  end(Ending::end_of_file);
+}
+
+void Connection::end(Ending how) {
+  if (ending_ != Ending::none) return;
+  ending_ = how;
+  if (session_ == nullptr) return;  // `start` sees it
+  hello_timer_.cancel();
+  retry_timer_.cancel();
+  transport_.engine().remove(*this);
+  transport_.engine().unwatch(death_);
+  transport_.finish_later(*this);
+}
+
+Fd Connection::close() {
+  // The peer hears of it now, even if an asynchronous receive still holds the socket for a moment.
+  (void)sys::shutdown(socket_.get());
+  socket_.reset();
+  if (!identity_.pidfd_is_certain) identity_.pidfd.reset();
+  return std::move(identity_.pidfd);
+}
+
+std::string Connection::who() const {
+  return "uid " + std::to_string(identity_.facts.uid) + " pid " + std::to_string(identity_.facts.pid);
+}
+
+}  // namespace shmb::daemon

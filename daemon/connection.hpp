@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// One accepted socket: it reads one packet at a time, serves it only while no reply is unread, and watches the life of
+// the process at the other end. Nothing a peer does here can make another session wait.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "daemon/engine.hpp"
+#include "daemon/link.hpp"
+#include "daemon/list.hpp"
+#include "daemon/outbox.hpp"
+#include "daemon/peer.hpp"
+#include "daemon/timers.hpp"
+
+namespace shmb::daemon {
+
+class Transport;
+struct HalfOpen;
+
+class Connection final : public Link, private Port, public Hook<Connection, HalfOpen> {
+ public:
+  Connection(Transport& transport, Fd socket, Identity identity);
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  ~Connection();
+
+  // False: the books or the engine refuse it; the caller destroys it.
+  bool start();
+
+  const Peer& peer() const override { return identity_.facts; }
+  void reply(wire::Bytes packet, std::span<const int> fds) override;
+  void event(wire::Bytes packet) override;
+  void drop(std::string_view why) override;
+  std::uint32_t descriptors_in_flight() const override { return outbox_.unread_descriptors(); }
+  bool confirm_start_time(std::uint64_t start_time) override;
+
+  enum class Ending { none, end_of_file, lazy };
+  void end(Ending how);  // stops all calls at once; the transport finishes it after the turn
+  Ending ending() const { return ending_; }
+  bool greeted() const { return greeted_; }
+  std::uint32_t descriptors() const { return 1 + (identity_.pidfd ? 1 : 0); }
+  std::int64_t unread_since() const { return outbox_.unread_since(); }
+  std::string who() const;  // "uid 1000 pid 4711" for the log
+
+  // For the transport, at the end: closes the socket and gives up what is left.
+  Session* session() const { return session_; }
+  bool death_told() const { return death_told_; }
+  Fd close();  // returns the pidfd, if there is one
+
+  std::size_t index = 0;  // in the transport's table
+
+ private:
+  void on_arrival(const Arrival& arrival) override;
+  void on_writable() override;
+  void on_process_end();
+  void on_hello_timeout();
+  void serve(wire::Bytes packet);
+  void go_on();  // after anything was sent or served: what is waited for now
+
+  struct Death final : Waiter {
+    explicit Death(Connection& connection) : owner(connection) {}
+    void on_readable() override { owner.on_process_end(); }
+    Connection& owner;
+  };
+  struct HelloTimer final : Timer {
+    explicit HelloTimer(Connection& connection) : owner(connection) {}
+    void on_timer(std::int64_t) override { owner.on_hello_timeout(); }
+    Connection& owner;
+  };
+  struct RetryTimer final : Timer {
+    explicit RetryTimer(Connection& connection) : owner(connection) {}
+    void on_timer(std::int64_t) override { owner.on_writable(); }
+    Connection& owner;
+  };
+
+  Transport& transport_;
+  Fd socket_;
+  Identity identity_;
+  Session* session_ = nullptr;
+  mutable Outbox outbox_;
+  std::vector<std::byte> held_;  // a request that came while a reply was unread; one at most
+  bool holding_ = false, asked_ = false, serving_ = false, replied_ = false, edges_ = false;
+  bool greeted_ = false, death_told_ = false;
+  Ending ending_ = Ending::none;
+  Death death_{*this};
+  HelloTimer hello_timer_{*this};
+  RetryTimer retry_timer_{*this};
+};
+
+}  // namespace shmb::daemon

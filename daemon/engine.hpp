@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the broker waits: one loop, one thread, two kernels' ways of doing it (epoll, io_uring) behind one interface.
+// A session's next packet is delivered only when it was asked for, so a request in service holds back the ones behind
+// it in the peer's own socket buffer and not in ours. Nothing is allocated per packet.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/result.hpp"
+#include "base/sys_socket.hpp"
+#include "daemon/config.hpp"
+#include "proto/codec.hpp"
+
+namespace shmb::daemon {
+
+// Level-triggered readability of one descriptor: a listener, a pidfd, an eventfd, a signalfd.
+class Waiter {
+ public:
+  virtual void on_readable() = 0;
+
+ protected:
+  ~Waiter() = default;
+
+ private:
+  friend class EpollEngine;
+  friend class UringEngine;
+  void* slot_ = nullptr;  // the engine's own record; null while not watched
+};
+
+// One session socket.
+class Port {
+ public:
+  // The packet that was asked for. `bytes` lives until the call returns. Size 0 is end of file or an empty packet,
+  // which look alike to recvmsg(2); `error` is the errno of a receive that failed for good.
+  struct Arrival {
+    wire::Bytes bytes;
+    bool truncated = false;         // longer than any message may be
+    bool brought_descriptors = false;  // closed by the kernel already: we gave it no room for them
+    int error = 0;
+  };
+  virtual void on_arrival(const Arrival& arrival) = 0;
+  virtual void on_writable() = 0;  // an edge: the peer has read something, or is gone
+
+ protected:
+  ~Port() = default;
+
+ private:
+  friend class EpollEngine;
+  friend class UringEngine;
+  void* slot_ = nullptr;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual Sys<void> watch(int fd, Waiter& waiter) = 0;
+  virtual void unwatch(Waiter& waiter) = 0;  // before its descriptor is closed; no call comes afterwards
+  virtual Sys<void> add(int fd, Port& port) = 0;
+  virtual void remove(Port& port) = 0;     // before its socket is closed; no call comes afterwards
+  virtual void receive(Port& port) = 0;    // the next packet; at most one ask stands
+  virtual void await_writable(Port& port, bool on) = 0;  // edges between on and off; a first, idle one may come
+  // Waits until something is ready or `timeout` ns (-1: for ever) have passed, and makes the calls. An error is ours
+  // and global: the loop cannot go on.
+  virtual Sys<void> run_once(std::int64_t timeout) = 0;
+};
+
+struct ChosenEngine {
+  std::unique_ptr<Engine> engine;
+  bool io_uring = false;
+  std::string reason;  // for `status`: "io_uring: SINGLE_ISSUER, DEFER_TASKRUN" or "epoll: io_uring is forbidden here ..."
+};
+// `automatic` takes io_uring where it works; a forced engine that does not work is an error, never replaced (law 12).
+Result<ChosenEngine> choose_engine(EngineChoice choice);
+
+Sys<std::unique_ptr<Engine>> make_epoll_engine();
+// The error is a sentence; `how` names the set-up flags in use. Without liburing in the build it always fails.
+Result<std::unique_ptr<Engine>> make_uring_engine(std::string& how);
+
+}  // namespace shmb::daemon

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// The epoll engine. Readability is level-triggered, so that a request costs no epoll_ctl: the socket stays armed
+// between one ask and the next, and is disarmed only when it is readable and nobody asks. Writability has to be
+// edge-triggered (a socket with one unread packet is writable all the time), which epoll knows only per registration:
+// sockets that wait for it are also in a second epoll instance, itself watched by the first.
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <array>
+#include <vector>
+
+#include "base/sys_call.hpp"
+#include "base/sys_process.hpp"
+#include "daemon/engine.hpp"
+#include "proto/shmb_wire.h"
+
+namespace shmb::daemon {
+
+namespace {
+
+constexpr std::size_t kEventsPerTurn = 128;
+
+Sys<void> control(const Fd& epoll, int operation, int fd, std::uint32_t events, void* data) {
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = data;
+  return sys::call_void(fault::Call::epoll, [&] { return ::epoll_ctl(epoll.get(), operation, fd, &event); });
+}
+
+}  // namespace
+
+class EpollEngine final : public Engine {
+ public:
+  EpollEngine(Fd readable, Fd edges) : readable_(std::move(readable)), edges_(std::move(edges)) {}
+
+  ~EpollEngine() override {
+    for (Slot* slot : all_) delete slot;
+  }
+
+  Sys<void> start() { return control(readable_, EPOLL_CTL_ADD, edges_.get(), EPOLLIN, nullptr); }
+
+  Sys<void> watch(int fd, Waiter& waiter) override {
+    Slot* slot = take(fd);
+    slot->waiter = &waiter;
+    auto added = control(readable_, EPOLL_CTL_ADD, fd, EPOLLIN, slot);
+    if (!added) give_back(slot);
+    else waiter.slot_ = slot;
+    return added;
+  }
+
+  void unwatch(Waiter& waiter) override {
+    if (waiter.slot_ == nullptr) return;
+    auto* slot = static_cast<Slot*>(waiter.slot_);
+    waiter.slot_ = nullptr;
+    (void)control(readable_, EPOLL_CTL_DEL, slot->fd, 0, nullptr);
+    give_back(slot);
+  }
+
+  Sys<void> add(int fd, Port& port) override {
+    Slot* slot = take(fd);
+    slot->port = &port;
+    slot->armed = true;
+    auto added = control(readable_, EPOLL_CTL_ADD, fd, EPOLLIN, slot);
+    if (!added) give_back(slot);
+    else port.slot_ = slot;
+    return added;
+  }
+
+  void remove(Port& port) override {
+    if (port.slot_ == nullptr) return;
+    auto* slot = static_cast<Slot*>(port.slot_);
+    port.slot_ = nullptr;
+    if (slot->edges) (void)control(edges_, EPOLL_CTL_DEL, slot->fd, 0, nullptr);
+    (void)control(readable_, EPOLL_CTL_DEL, slot->fd, 0, nullptr);
+    give_back(slot);
+  }
+
+  void receive(Port& port) override {
+    auto* slot = static_cast<Slot*>(port.slot_);
+    if (slot == nullptr) return;
+    slot->asked = true;
+    if (!slot->armed) slot->armed = static_cast<bool>(control(readable_, EPOLL_CTL_MOD, slot->fd, EPOLLIN, slot));
+  }
+
+  void await_writable(Port& port, bool on) override {
+    auto* slot = static_cast<Slot*>(port.slot_);
+    if (slot == nullptr || slot->edges == on) return;
+    auto changed = control(edges_, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, slot->fd, EPOLLOUT | EPOLLET, slot);
+    slot->edges = on && changed.has_value();
+  }
+
+  Sys<void> run_once(std::int64_t timeout) override {
+    std::array<epoll_event, kEventsPerTurn> events;
+    // epoll_wait counts milliseconds: rounded up, so that a timer is never early and the loop never spins towards it.
+    int milliseconds = timeout < 0 ? -1 : static_cast<int>((timeout + 999'999) / 1'000'000);
+    int count = ::epoll_wait(readable_.get(), events.data(), static_cast<int>(events.size()), milliseconds);
+    if (count < 0) return errno == EINTR ? Sys<void>{} : sys_error(errno);
+    in_turn_ = true;
+    for (int i = 0; i < count; ++i) {
+      auto* slot = static_cast<Slot*>(events[static_cast<std::size_t>(i)].data.ptr);
+      if (slot == nullptr) run_edges();
+      else if (slot->waiter != nullptr) slot->waiter->on_readable();
+      else if (slot->port != nullptr) readable(*slot, events[static_cast<std::size_t>(i)].events);
+    }
+    in_turn_ = false;
+    for (Slot* slot : retired_) free_.push_back(slot);
+    retired_.clear();
+    return {};
+  }
+
+ private:
+  struct Slot {
+    int fd = -1;
+    Waiter* waiter = nullptr;
+    Port* port = nullptr;
+    bool asked = false, armed = false, edges = false;
+  };
+
+  void readable(Slot& slot, std::uint32_t events) {
+    if (!slot.asked) {
+      // EPOLLET with nothing asked for keeps the hang-up from being reported at every turn (it cannot be masked).
+      slot.armed = false;
+      (void)control(readable_, EPOLL_CTL_MOD, slot.fd, EPOLLET, &slot);
+      if ((events & EPOLLHUP) != 0) slot.port->on_writable();  // what was unread is purged now: the gate has to look
+      return;
+    }
+    auto received = sys::receive_data(slot.fd, buffer_);
+    if (!received && received.error().value == EAGAIN) return;
+    slot.asked = false;
+    Port::Arrival arrival;
+    if (received) {
+      arrival.bytes = wire::Bytes(buffer_).first(received->size);
+      arrival.truncated = received->truncated;
+      arrival.brought_descriptors = received->control_truncated;
+    } else {
+      arrival.error = received.error().value;
+    }
+    slot.port->on_arrival(arrival);
+  }
+
+  void run_edges() {
+    std::array<epoll_event, kEventsPerTurn> events;
+    int count = ::epoll_wait(edges_.get(), events.data(), static_cast<int>(events.size()), 0);
+    for (int i = 0; i < count; ++i) {
+      auto* slot = static_cast<Slot*>(events[static_cast<std::size_t>(i)].data.ptr);
+      if (slot->port != nullptr && slot->edges) slot->port->on_writable();
+    }
+  }
+
+  Slot* take(int fd) {
+    if (free_.empty()) {
+      all_.push_back(new Slot);
+      free_.push_back(all_.back());
+      retired_.reserve(all_.size());
+    }
+    Slot* slot = free_.back();
+    free_.pop_back();
+    slot->fd = fd;
+    return slot;
+  }
+
+  // A slot that left during a turn may still stand in that turn's events: it is used again only after them.
+  void give_back(Slot* slot) {
+    *slot = Slot{};
+    (in_turn_ ? retired_ : free_).push_back(slot);
+  }
+
+  Fd readable_, edges_;
+  std::vector<Slot*> all_, free_, retired_;
+  bool in_turn_ = false;
+  std::array<std::byte, SHMBW_MAX_MESSAGE> buffer_;
+};
+
+Sys<std::unique_ptr<Engine>> make_epoll_engine() {
+  auto readable = sys::epoll();
+  if (!readable) return std::unexpected(readable.error());
+  auto edges = sys::epoll();
+  if (!edges) return std::unexpected(edges.error());
+  auto engine = std::make_unique<EpollEngine>(std::move(*readable), std::move(*edges));
+  if (auto started = engine->start(); !started) return std::unexpected(started.error());
+  return engine;
+}
+
+}  // namespace shmb::daemon

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// See listener.hpp.
+#include "daemon/listener.hpp"
+
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
+#include "base/text.hpp"
+#include "daemon/log.hpp"
+#include "daemon/transport.hpp"
+
+namespace shmb::daemon {
+namespace {
+
+constexpr int kAcceptsPerTurn = 16;
+// A descriptor may become free without our noticing: by the books, or, at ENFILE, in another process.
+constexpr std::int64_t kPause = 100'000'000;
+
+}  // namespace
+
+Listener::Listener(Transport& transport, Fd socket, bool admin, std::uint64_t highest)
+    : transport_(transport), socket_(std::move(socket)), admin_(admin), highest_(highest) {}
+
+Listener::~Listener() { transport_.engine().unwatch(*this); }
+
+Sys<void> Listener::start() { return transport_.engine().watch(socket_.get(), *this); }
+
+bool Listener::someone_waits() {
+  auto ready = sys::poll_readable(socket_.get(), 0);
+  return ready && *ready;
+}
+
+// The kernel gives the lowest free number, so a number tells how full the table is. One more is wanted for the pidfd.
+bool Listener::has_room(int descriptor) const { return static_cast<std::uint64_t>(descriptor) + 1 < highest_; }
+
+bool Listener::room_again() const {
+  auto probe = socket_.dup();
+  return probe && has_room(probe->get());
+}
+
+void Listener::on_readable() {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    auto accepted = sys::accept(socket_.get());
+    if (accepted) {
+      if (!has_room(accepted->get())) {
+        parked_ = std::move(*accepted);
+        return pause();
+      }
+      transport_.admit(std::move(*accepted), admin_);
+      continue;
+    }
+    switch (accepted.error().value) {
+      case EAGAIN:
+      case ECONNABORTED:
+        return;
+      case EMFILE:
+      case ENFILE:
+      case ENOBUFS:
+      case ENOMEM:
+        return pause();
+      default:
+        log::line(log::error, "accept: " + errno_text(accepted.error().value));
+        return pause();
+    }
+  }
+}
+
+void Listener::pause() {
+  if (paused_) return;
+  paused_ = true;
+  transport_.engine().unwatch(*this);
+  transport_.timers().set(*this, transport_.now() + kPause);
+  transport_.tell_full();
+}
+
+void Listener::resume() {
+  if (!paused_) return;
+  if (parked_ && !room_again()) {
+    if (!armed()) transport_.timers().set(*this, transport_.now() + kPause);
+    return;
+  }
+  cancel();
+  if (parked_) transport_.admit(std::move(parked_), admin_);
+  if (!transport_.engine().watch(socket_.get(), *this)) {
+    transport_.timers().set(*this, transport_.now() + kPause);
+    return;
+  }
+  paused_ = false;
+}
+
+void Listener::on_timer(std::int64_t) { resume(); }
+
+}  // namespace shmb::daemon

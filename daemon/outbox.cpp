@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// See outbox.hpp. The peer reads in order, so "the reply is unread" follows from "something is unread and a reply was
+// sent since nothing was".
+#include "daemon/outbox.hpp"
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/sys_socket.hpp"
+#include "proto/shmb_wire.h"
+
+namespace shmb::daemon {
+namespace {
+
+// sock_wfree() in the kernel gives a packet's bytes back in two steps and wakes the writer between them: at the moment
+// of the edge the last packet still counts 1. The smallest packet counts 768, so anything up to 128 is an empty queue;
+// waiting for 0 would wait for an edge that never comes (dbus-broker draws the same line).
+constexpr int kEmptyQueue = 128;
+
+constexpr std::size_t kSequenceOffset = sizeof(shmbw_header);  // every event's fixed part begins with its sequence
+
+std::uint64_t sequence_of(wire::Bytes event) {
+  std::uint64_t sequence = 0;
+  if (event.size() >= kSequenceOffset + sizeof sequence)
+    std::memcpy(&sequence, event.data() + kSequenceOffset, sizeof sequence);
+  return sequence;
+}
+
+}  // namespace
+
+Outbox* InFlight::oldest() const { return list_.first(); }
+
+void InFlight::look_again() {
+  list_.each([](Outbox& outbox) { outbox.notice(); });
+}
+
+void InFlight::add(Outbox& outbox, std::size_t descriptors) {
+  if (outbox.descriptors_ == 0) list_.push_back(outbox);
+  outbox.descriptors_ += static_cast<std::uint32_t>(descriptors);
+  descriptors_ += descriptors;
+}
+
+void InFlight::remove(Outbox& outbox) {
+  if (outbox.descriptors_ == 0) return;
+  list_.remove(outbox);
+  descriptors_ -= outbox.descriptors_;
+  outbox.descriptors_ = 0;
+}
+
+Outbox::~Outbox() {
+  in_flight_.remove(*this);
+  in_flight_.kept_ -= kept_fds_.size();
+}
+
+bool Outbox::nothing_unread() {
+  auto bytes = sys::unread_bytes(socket_);
+  // A kernel that does not answer must not hold a session back for ever; the socket's buffer remains the bound.
+  return !bytes || *bytes <= kEmptyQueue;
+}
+
+void Outbox::notice() {
+  if (!reply_unread_ && !event_unread_) return;
+  if (!nothing_unread()) return;
+  reply_unread_ = event_unread_ = false;
+  in_flight_.remove(*this);
+}
+
+bool Outbox::open() {
+  if (kept_reply_) return false;
+  if (reply_unread_) notice();
+  return !reply_unread_;
+}
+
+Outbox::Sent Outbox::send(wire::Bytes packet, std::span<const int> fds, std::int64_t now) {
+  auto sent = sys::send(socket_, packet, {}, fds, false);
+  if (sent) {
+    reply_unread_ = true;
+    if (!fds.empty()) {
+      if (descriptors_ == 0) since_ = now;
+      in_flight_.add(*this, fds.size());
+    }
+    return Sent::sent;
+  }
+  switch (sent.error().value) {
+    case EAGAIN:        // an unread event fills the buffer
+    case ENOBUFS:       // the kernel is short of memory
+    case ENOMEM:
+    case ETOOMANYREFS:  // unread descriptors of all our sessions, and of all processes of our user
+      return Sent::kept;
+    case EPIPE:
+    case ECONNRESET:
+    case ENOTCONN:
+      return Sent::peer_gone;
+    default:
+      return Sent::lost;
+  }
+}
+
+Outbox::Sent Outbox::reply(wire::Bytes packet, std::span<const int> fds, std::int64_t now) {
+  Sent sent = send(packet, fds, now);
+  if (sent != Sent::kept) return sent;
+  kept_fds_.clear();
+  for (int fd : fds) {
+    auto copy = Fd::adopt(fd);
+    auto own = copy.dup();
+    (void)copy.release();
+    if (!own) {
+      kept_fds_.clear();
+      return Sent::lost;
+    }
+    kept_fds_.push_back(std::move(*own));
+  }
+  in_flight_.kept_ += kept_fds_.size();
+  kept_packet_.assign(packet.begin(), packet.end());
+  kept_reply_ = true;
+  return Sent::kept;
+}
+
+void Outbox::event(wire::Bytes packet) {
+  // Once some are lost, so is all until the gap has been told: the peer never sees a hole that is not announced.
+  if (events_.size() >= events_queued_ || lost_events_ > 0) {
+    ++lost_events_;
+    last_lost_ = sequence_of(packet);
+    return;
+  }
+  events_.emplace_back(packet.begin(), packet.end());
+  send_events();
+}
+
+Outbox::Sent Outbox::flush(std::int64_t now) {
+  notice();
+  if (kept_reply_) {
+    int numbers[sys::kMaxFdsPerMessage];
+    for (std::size_t i = 0; i < kept_fds_.size(); ++i) numbers[i] = kept_fds_[i].get();
+    Sent sent = send(kept_packet_, std::span<const int>(numbers, kept_fds_.size()), now);
+    if (sent == Sent::kept) return sent;
+    kept_reply_ = false;
+    in_flight_.kept_ -= kept_fds_.size();
+    kept_fds_.clear();
+    if (sent != Sent::sent) return sent;
+  }
+  send_events();
+  return Sent::sent;
+}
+
+void Outbox::send_events() {
+  if (kept_reply_ || (events_.empty() && lost_events_ == 0)) return;
+  notice();
+  if (reply_unread_ || event_unread_) return;
+  if (!events_.empty()) {
+    auto sent = sys::send(socket_, events_.front(), {}, {}, false);
+    if (!sent && (sent.error().value == EAGAIN || sent.error().value == ENOBUFS || sent.error().value == ENOMEM)) return;
+    events_.pop_front();
+    event_unread_ = true;
+    return;
+  }
+  std::byte buffer[128];
+  wire::Writer writer(buffer);
+  shmbw_gap_event gap{};
+  gap.sequence = last_lost_;
+  gap.lost = lost_events_;
+  writer.begin(SHMBW_EVENT | SHMBW_EVENT_GAP, 0, Status::ok, gap);
+  if (auto sent = sys::send(socket_, writer.finish(0), {}, {}, false); !sent && sent.error().value == EAGAIN) return;
+  lost_events_ = 0;
+  event_unread_ = true;
+}
+
+std::uint32_t Outbox::unread_descriptors() {
+  notice();
+  return descriptors_;
+}
+
+}  // namespace shmb::daemon

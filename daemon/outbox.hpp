@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one session has been sent and has not read: law 8's gate. At most one reply is unread, so a peer that does not
+// read holds one reply's descriptors of ours and no more; events wait here, bounded, and never count as unread replies.
+// A reply that the kernel does not take now (full buffer, the allowance of descriptors in flight used up by somebody
+// else) is kept with its own copies of the descriptors and sent later, while everybody else is served.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "daemon/list.hpp"
+#include "proto/codec.hpp"
+
+namespace shmb::daemon {
+
+class Outbox;
+struct Unread;
+
+// Descriptors that were sent and not read, over all sessions, oldest first. The kernel counts them per sending user
+// and refuses everybody at RLIMIT_NOFILE (ETOOMANYREFS), so one lazy reader is everybody's business.
+class InFlight {
+ public:
+  std::uint64_t descriptors() const { return descriptors_; }  // an upper bound: read ones may not have been noticed yet
+  Outbox* oldest() const;
+  void look_again();                                          // asks every socket; afterwards the count is exact
+  std::uint64_t kept() const { return kept_; }                // copies held for replies that wait to be sent
+
+ private:
+  friend class Outbox;
+  void add(Outbox& outbox, std::size_t descriptors);
+  void remove(Outbox& outbox);
+
+  List<Outbox, Unread> list_;
+  std::uint64_t descriptors_ = 0, kept_ = 0;
+};
+
+class Outbox : public Hook<Outbox, Unread> {
+ public:
+  Outbox(int socket, std::size_t events_queued, InFlight& in_flight, void* owner)
+      : socket_(socket), events_queued_(events_queued), in_flight_(in_flight), owner_(owner) {}
+  Outbox(const Outbox&) = delete;
+  Outbox& operator=(const Outbox&) = delete;
+  ~Outbox();
+
+  // The gate: true when no reply waits to be sent or to be read, so that the next request may be served.
+  bool open();
+  enum class Sent { sent, kept, peer_gone, lost };
+  // `lost`: it can neither be sent nor kept; the session cannot go on. `fds` are borrowed.
+  Sent reply(wire::Bytes packet, std::span<const int> fds, std::int64_t now);
+  void event(wire::Bytes packet);
+  // After the peer has read something, or some time later: sends what waits, as far as it may go.
+  Sent flush(std::int64_t now);
+  bool wants_edge() const { return kept_reply_ || !events_.empty() || lost_events_ > 0; }
+  // No edge of this socket tells when the allowance is free again, or the kernel's memory.
+  bool wants_timer() const { return kept_reply_ || (wants_edge() && !reply_unread_ && !event_unread_); }
+
+  std::uint32_t unread_descriptors();               // asks the kernel
+  std::int64_t unread_since() const { return since_; }
+  void* owner() const { return owner_; }
+
+ private:
+  void notice();  // SIOCOUTQ: forgets what has been read
+  bool nothing_unread();
+  Sent send(wire::Bytes packet, std::span<const int> fds, std::int64_t now);
+  void send_events();
+
+  int socket_;
+  std::size_t events_queued_;
+  InFlight& in_flight_;
+  void* owner_;
+
+  bool reply_unread_ = false, event_unread_ = false;
+  std::uint32_t descriptors_ = 0;
+  std::int64_t since_ = 0;
+
+  bool kept_reply_ = false;
+  std::vector<std::byte> kept_packet_;
+  std::vector<Fd> kept_fds_;
+
+  std::deque<std::vector<std::byte>> events_;
+  std::uint64_t lost_events_ = 0, last_lost_ = 0;
+
+  friend class InFlight;
+};
+
+}  // namespace shmb::daemon

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Deadlines of the transport: a heap of pointers to timers that live in the objects they serve. Setting, moving and
+// cancelling allocate nothing once the heap has grown, and a timer that dies takes itself out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace shmb::daemon {
+
+inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+
+class Timers;
+
+class Timer {
+ public:
+  Timer() = default;
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+  bool armed() const { return timers_ != nullptr; }
+  void cancel();
+  virtual void on_timer(std::int64_t now) = 0;
+
+ protected:
+  ~Timer() { cancel(); }
+
+ private:
+  friend class Timers;
+  Timers* timers_ = nullptr;
+  std::int64_t at_ = kNever;
+  std::size_t index_ = 0;
+};
+
+class Timers {
+ public:
+  Timers() = default;
+  Timers(const Timers&) = delete;
+  Timers& operator=(const Timers&) = delete;
+  ~Timers();
+  void set(Timer& timer, std::int64_t at);  // CLOCK_BOOTTIME ns; moves one that is set
+  std::int64_t next() const { return heap_.empty() ? kNever : heap_.front()->at_; }
+  void run(std::int64_t now);               // each due timer once; what a timer sets anew waits for the next run
+
+ private:
+  friend class Timer;
+  void remove(Timer& timer);
+  void up(std::size_t index);
+  void down(std::size_t index);
+  void place(std::size_t index, Timer* timer) {
+    heap_[index] = timer;
+    timer->index_ = index;
+  }
+
+  std::vector<Timer*> heap_;
+};
+
+}  // namespace shmb::daemon

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// See transport.hpp.
+#include "daemon/transport.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "base/sys_process.hpp"
+#include "daemon/afterlife.hpp"
+#include "daemon/log.hpp"
+
+namespace shmb::daemon {
+namespace {
+
+constexpr std::int64_t kSecond = 1'000'000'000;
+// epoll and io_uring count CLOCK_MONOTONIC, which stops in suspend; deadlines are CLOCK_BOOTTIME.
+constexpr std::int64_t kLongestWait = 60 * kSecond;
+
+template <class T>
+std::unique_ptr<T> take_out(std::vector<std::unique_ptr<T>>& table, std::size_t index) {
+  std::swap(table[index], table.back());
+  table[index]->index = index;
+  auto out = std::move(table.back());
+  table.pop_back();
+  return out;
+}
+
+}  // namespace
+
+Transport::Transport(Engine& engine, const Config& config, std::uint64_t table)
+    : engine_(engine), config_(config), table_(table) {}
+
+Transport::~Transport() {
+  // The listeners first: nobody comes any more. What lives on is told to the books as its end, so that their balance
+  // can be proved.
+  listeners_.clear();
+  if (books_ != nullptr) {
+    for (auto& connection : connections_) connection->end(Connection::Ending::end_of_file);
+    finish();
+    while (!afterlives_.empty()) forget(*afterlives_.back());
+    engine_.unwatch(wake_);
+  }
+}
+
+Sys<void> Transport::attach(Books& books) {
+  books_ = &books;
+  if (int fd = books.wake_fd(); fd >= 0) return engine_.watch(fd, wake_);
+  return {};
+}
+
+Sys<void> Transport::listen_on(Fd socket, bool admin) {
+  std::uint64_t reserve = admin ? 0 : std::min(config_.descriptors_reserved, table_ / 4);
+  listeners_.push_back(std::make_unique<Listener>(*this, std::move(socket), admin, table_ - reserve));
+  return listeners_.back()->start();
+}
+
+Transport::End Transport::run() {
+  while (!stopped_ && !idle_) {
+    if (auto turned = turn(-1); !turned) return End::failed;
+  }
+  return stopped_ ? End::stopped : End::idle;
+}
+
+Sys<void> Transport::turn(std::int64_t longest) {
+  std::int64_t deadline = std::min(timers_.next(), books_->next_deadline());
+  std::int64_t wait = deadline == kNever ? kLongestWait : std::clamp<std::int64_t>(deadline - now(), 0, kLongestWait);
+  if (longest >= 0) wait = std::min(wait, longest);
+  auto turned = engine_.run_once(wait);
+  std::int64_t after = now();
+  timers_.run(after);
+  if (books_->next_deadline() <= after) books_->tick(after);
+  finish();
+  if (crowded() && !sweep_.armed()) {
+    // Often enough that nobody is over the time-out for long, seldom enough that asking 10,000 sockets costs nothing.
+    timers_.set(sweep_, after + std::clamp<std::int64_t>(config_.unread_timeout / 4, kSecond / 100, kSecond));
+  }
+  watch_idleness();
+  return turned;
+}
+
+void Transport::admit(Fd socket, bool admin) {
+  bound_half_open();
+  connections_.push_back(std::make_unique<Connection>(*this, std::move(socket), identify(socket.get(), admin)));
+  Connection& connection = *connections_.back();
+  connection.index = connections_.size() - 1;
+  half_open_.push_back(connection);
+  if (!connection.start()) {
+    half_open_.remove(connection);
+    take_out(connections_, connection.index);
+  }
+}
+
+// A client sends HELLO at once, so the silent are few unless somebody means it. Over the bound the oldest silent
+// connection of the uid that has most of them goes: a flood of one user costs that user alone.
+void Transport::bound_half_open() {
+  if (half_open_.size() < std::max<std::uint64_t>(16, table_ / 8)) return;
+  std::map<std::uint32_t, std::uint32_t> silent;
+  half_open_.each([&](Connection& connection) { ++silent[connection.peer().uid]; });
+  auto most = std::max_element(silent.begin(), silent.end(), [](auto& a, auto& b) { return a.second < b.second; });
+  for (Connection* connection = half_open_.first(); connection != nullptr;
+       connection = List<Connection, HalfOpen>::next(*connection)) {
+    if (connection->peer().uid != most->first) continue;
+    return connection->drop("too many connections that have not said HELLO");
+  }
+}
+
+void Transport::greeted(Connection& connection) { half_open_.remove(connection); }
+
+void Transport::finish_later(Connection& connection) {
+  if (!connection.greeted()) half_open_.remove(connection);
+  finishing_.push_back(&connection);
+}
+
+void Transport::finish() {
+  // By index: finishing one may end others.
+  for (std::size_t i = 0; i < finishing_.size(); ++i) finish_one(take_out(connections_, finishing_[i]->index));
+  finishing_.clear();
+  if (!freed_) return;
+  freed_ = false;
+  for (auto& listener : listeners_) listener->resume();
+}
+
+void Transport::finish_one(std::unique_ptr<Connection> connection) {
+  Session& session = *connection->session();
+  bool lazy = connection->ending() == Connection::Ending::lazy;
+  Fd pidfd = connection->close();
+  bool watchable = pidfd && !connection->death_told();
+  freed_ = true;
+  if (lazy && watchable) {
+    books_->disconnected(session);
+  } else {
+    books_->end_of_file(session);
+    watchable = watchable && books_->wants_exit(session);
+  }
+  connection.reset();
+  if (!watchable) return books_->forget(session);
+  afterlives_.push_back(std::make_unique<Afterlife>(
+      *this, std::move(pidfd), session, lazy ? Afterlife::Why::disconnected : Afterlife::Why::report));
+  afterlives_.back()->index = afterlives_.size() - 1;
+  afterlives_.back()->start();
+}
+
+void Transport::forget(Afterlife& afterlife) {
+  Session& session = afterlife.session();
+  take_out(afterlives_, afterlife.index);
+  freed_ = true;
+  books_->forget(session);
+}
+
+// Law 8: an unread reply costs its session nothing until descriptors in flight over all sessions pass half of what the
+// kernel allows; then those that have kept theirs longest go, and only past the time-out.
+void Transport::disconnect_lazy(std::int64_t now) {
+  in_flight_.look_again();
+  std::uint64_t left = in_flight_.descriptors();
+  for (Outbox* outbox = in_flight_.oldest(); outbox != nullptr && left > table_ / 2;
+       outbox = List<Outbox, Unread>::next(*outbox)) {
+    if (now - outbox->unread_since() < config_.unread_timeout) break;
+    auto& connection = *static_cast<Connection*>(outbox->owner());
+    if (connection.ending() != Connection::Ending::none) continue;
+    left -= std::min<std::uint64_t>(left, outbox->unread_descriptors());
+    log::peer_fault("disconnected " + connection.who() + ": it does not read its replies, and too many descriptors are in flight");
+    connection.end(Connection::Ending::lazy);
+  }
+}
+
+void Transport::tell_full() {
+  if (told_full_ != 0 && now() - told_full_ < 10 * kSecond) return;
+  told_full_ = now();
+  log::line(log::warning, "the descriptor table is full: new connections wait; raise RLIMIT_NOFILE or `descriptors`");
+}
+
+std::uint32_t Transport::descriptors() const {
+  std::uint32_t pidfds = static_cast<std::uint32_t>(afterlives_.size());
+  return static_cast<std::uint32_t>(2 * connections_.size() + in_flight_.kept()) + pidfds;
+}
+
+std::uint32_t Transport::descriptors_in_flight() {
+  in_flight_.look_again();
+  return static_cast<std::uint32_t>(in_flight_.descriptors());
+}
+
+void Transport::watch_idleness() {
+  if (config_.mode != Mode::private_ || config_.idle_exit < 0) return;
+  bool idle = connections_.empty() && books_->idle();
+  if (!idle) idle_timer_.cancel();
+  else if (!idle_timer_.armed()) timers_.set(idle_timer_, now() + config_.idle_exit);
+}
+
+void Transport::idle_over() {
+  // Somebody who has connected in this very moment is served; the time-out begins anew afterwards.
+  for (auto& listener : listeners_)
+    if (listener->someone_waits()) return;
+  idle_ = connections_.empty() && books_->idle();
+}
+
+}  // namespace shmb::daemon

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything between the sockets and the books: the table of connections, who of them is still unknown, what is in
+// flight over all of them, and the pidfds that outlive their connection. One thread; whatever ends inside a call is
+// finished after the turn, so no object dies under its own feet.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/sys_process.hpp"
+#include "daemon/config.hpp"
+#include "daemon/connection.hpp"
+#include "daemon/engine.hpp"
+#include "daemon/link.hpp"
+#include "daemon/listener.hpp"
+#include "daemon/outbox.hpp"
+#include "daemon/timers.hpp"
+
+namespace shmb::daemon {
+
+class Afterlife;
+
+class Transport {
+ public:
+  // `table`: how many descriptors this process may have.
+  Transport(Engine& engine, const Config& config, std::uint64_t table);
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+  ~Transport();
+
+  Sys<void> attach(Books& books);              // once, before anything else
+  Sys<void> listen_on(Fd socket, bool admin);
+  enum class End { stopped, idle, failed };
+  End run();                                   // until stop(), the idle time-out, or an engine that cannot go on
+  Sys<void> turn(std::int64_t longest);        // one round, for tests; -1: until something happens
+  void stop() { stopped_ = true; }
+
+  std::size_t connections() const { return connections_.size(); }
+  std::uint32_t descriptors() const;           // held on account of connections
+  std::uint32_t descriptors_in_flight();       // exact: asks every socket that may hold some
+
+  // For connections and listeners.
+  Engine& engine() { return engine_; }
+  Books& books() { return *books_; }
+  Timers& timers() { return timers_; }
+  InFlight& in_flight() { return in_flight_; }
+  const Config& config() const { return config_; }
+  static std::int64_t now() { return sys::now_boottime(); }
+  void admit(Fd socket, bool admin);
+  void greeted(Connection& connection);
+  void finish_later(Connection& connection);
+  void forget(Afterlife& afterlife);
+  void tell_full();
+
+ private:
+  struct BooksWake final : Waiter {
+    explicit BooksWake(Transport& transport) : owner(transport) {}
+    void on_readable() override { owner.books_->woken(); }
+    Transport& owner;
+  };
+  struct Sweep final : Timer {
+    explicit Sweep(Transport& transport) : owner(transport) {}
+    void on_timer(std::int64_t now) override { owner.disconnect_lazy(now); }
+    Transport& owner;
+  };
+  struct IdleTimer final : Timer {
+    explicit IdleTimer(Transport& transport) : owner(transport) {}
+    void on_timer(std::int64_t) override { owner.idle_over(); }
+    Transport& owner;
+  };
+
+  void finish();
+  void finish_one(std::unique_ptr<Connection> connection);
+  void bound_half_open();
+  void disconnect_lazy(std::int64_t now);
+  bool crowded() const { return in_flight_.descriptors() > table_ / 2; }
+  void watch_idleness();
+  void idle_over();
+
+  Engine& engine_;
+  Config config_;
+  Books* books_ = nullptr;
+  std::uint64_t table_;
+  std::int64_t told_full_ = 0;
+  Timers timers_;
+  InFlight in_flight_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  List<Connection, HalfOpen> half_open_;  // oldest first
+  std::vector<Connection*> finishing_;
+  std::vector<std::unique_ptr<Afterlife>> afterlives_;
+  std::vector<std::unique_ptr<Listener>> listeners_;
+  bool freed_ = false, stopped_ = false, idle_ = false;
+  BooksWake wake_{*this};
+  Sweep sweep_{*this};
+  IdleTimer idle_timer_{*this};
+};
+
+}  // namespace shmb::daemon
