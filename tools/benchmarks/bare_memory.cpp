@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -20,6 +21,18 @@ namespace shmb::bench {
 namespace {
 
 constexpr std::size_t kHuge = 2 * MiB;
+
+std::size_t available() {
+  std::ifstream in("/proc/meminfo");
+  std::string word;
+  std::size_t kib = 0;
+  while (in >> word)
+    if (word == "MemAvailable:") {
+      in >> kib;
+      break;
+    }
+  return kib * KiB;
+}
 
 }  // namespace
 
@@ -103,16 +116,15 @@ std::uint64_t read_all(const std::byte* data, std::size_t bytes) {
   return a + b + c + d;
 }
 
-bool room_for(std::size_t bytes) {
-  std::ifstream in("/proc/meminfo");
-  std::string word;
-  std::size_t kib = 0;
-  while (in >> word)
-    if (word == "MemAvailable:") {
-      in >> kib;
-      break;
-    }
-  return kib * KiB > bytes + bytes / 2;
+std::vector<std::size_t> sizes(const Bench& bench, std::vector<std::size_t> all) {
+  // Both sides hold one region of the size, a third is being made ready.
+  std::size_t room = available() / 3;
+  std::erase_if(all, [&](std::size_t bytes) {
+    if (bench.settings().quick && bytes >= GiB) return true;
+    if (bytes > room) fmt::print("    {} left out: only {} MiB available\n", size_text(bytes), available() / MiB);
+    return bytes > room;
+  });
+  return all;
 }
 
 std::string size_text(std::size_t bytes) {

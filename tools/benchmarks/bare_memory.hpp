@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/fd.hpp"
+#include "tools/benchmarks/figure.hpp"
 
 namespace shmb::bench {
 
@@ -44,7 +46,8 @@ void map_existing(const BareMap& map);  // MADV_POPULATE_READ
 void fill(std::byte* data, std::size_t bytes, int seed);           // never with zeros: those are stored faster
 std::uint64_t read_all(const std::byte* data, std::size_t bytes);  // every word, so that no page is skipped
 
-bool room_for(std::size_t bytes);          // MemAvailable is at least that much and a half
+// Those of `all` to measure: without 1 GiB in a quick run, and without what the machine has no room for (said).
+std::vector<std::size_t> sizes(const Bench& bench, std::vector<std::size_t> all);
 std::string size_text(std::size_t bytes);  // "64MiB"
 
 }  // namespace shmb::bench

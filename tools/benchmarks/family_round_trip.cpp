@@ -159,7 +159,7 @@ void run_round_trip(Bench& bench) {
   pin(Core::client);
   Library library(broker.socket());
   Library other(broker.socket());
-  for (std::size_t bytes : {4 * KiB, 1 * MiB, 64 * MiB, 1 * GiB}) {
+  for (std::size_t bytes : sizes(bench, {4 * KiB, 1 * MiB, 64 * MiB, 1 * GiB})) {
     std::string size = size_text(bytes);
     compare(
         bench, "create." + size, broker.engine(), [&] { return create(library, bytes); },

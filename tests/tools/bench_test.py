@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The bench itself: every figure is there with its floor, its numbers agree with each other, its errors say what is wrong.
+
+usage: bench_test.py SHMBROKER-BENCH SHMBROKERD PLOT.PY
+"""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+PROGRAM, BROKER, PLOT = sys.argv[1:4]
+SIZES = ("4KiB", "1MiB", "64MiB")
+EXPECTED = (
+    [f"{what}.{size}" for what in ("create", "attach", "attach_read_only") for size in SIZES]
+    + [f"requests.epoll.{what}.{count}" for what in ("plain", "descriptor") for count in (1, 16, 64)]
+    + ["fresh.64MiB", "memory.idle", "memory.per_region", "storm.killed_clients"]
+    + ["reclaim.64MiB", "reclaim.64MiB.4KiB_pages"]
+)
+
+
+def run(*arguments, broker=BROKER):
+    """Runs the bench; nothing of it may stay in its temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([PROGRAM, "--broker", broker, *arguments], capture_output=True, text=True, timeout=110,
+                              env=dict(os.environ, TMPDIR=folder), check=False)
+        expect(not os.listdir(folder), f"left behind: {os.listdir(folder)}")
+    return done
+
+
+def expect(condition, sentence):
+    if not condition:
+        sys.exit(f"bench_test: {sentence}")
+
+
+def check_record(record):
+    name = record["name"]
+    for key in ("value", "floor", "ratio", "min", "max"):
+        expect(isinstance(record[key], (int, float)) and math.isfinite(record[key]), f"{name}: {key} is no number")
+    for key in ("value", "floor"):
+        expect(record[key] > 0, f"{name}: {key} is {record[key]}")
+    expect(record["n"] >= 1, f"{name}: n is {record['n']}")
+    expect(record["min"] <= record["value"] <= record["max"], f"{name}: value outside min and max")
+    expect(math.isclose(record["ratio"], record["value"] / record["floor"], rel_tol=1e-6), f"{name}: ratio is another")
+    bound = re.match(r"([<>])= ([0-9.]+)( x floor)?$", record["target"])
+    if bound:
+        measured = record["ratio"] if bound[3] else record["value"]
+        met = measured <= float(bound[2]) if bound[1] == "<" else measured >= float(bound[2])
+        expect(met == record["met"], f"{name}: met is {record['met']}, {measured} against {record['target']}")
+    for who, value in record["peers"].items():
+        expect(math.isfinite(value), f"{name}: {who} is no number")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        target = os.path.join(folder, "figures.json")
+        shown = run("--quick", "--json", target)
+        expect(shown.returncode == 0, f"--quick ended with {shown.returncode}: {shown.stdout}{shown.stderr}")
+        with open(target, encoding="utf-8") as text:
+            document = json.load(text)
+        expect(document["schema"] == "shmbroker-bench-1", "another schema")
+        for key in ("cpu", "kernel", "date"):
+            expect(document[key], f"no {key}")
+        names = [record["name"] for record in document["figures"]]
+        expect(len(names) == len(set(names)), "a figure is there twice")
+        missing = [name for name in EXPECTED if name not in names]
+        expect(not missing, f"missing: {', '.join(missing)}")
+        for record in document["figures"]:
+            check_record(record)
+            expect(record["name"] in shown.stdout, f"{record['name']} is not in the table")
+        peers = next(r["peers"] for r in document["figures"] if r["name"] == "fresh.64MiB")
+        expect(peers.get("floor_4KiB_pages", 0) > 0 and peers.get("recycled", 0) > 0, "fresh.64MiB lacks its peers")
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            print("SKIPPED: --plot: python3-matplotlib is not installed")
+        else:
+            drawn = subprocess.run([sys.executable, PLOT, target, folder], capture_output=True, text=True, check=False)
+            expect(drawn.returncode == 0, drawn.stderr)
+            expect(os.path.getsize(os.path.join(folder, "figures.svg")) > 1000, "an empty plot")
+
+    unknown = run("nonsense")
+    expect(unknown.returncode == 2 and "nonsense" in unknown.stderr, "an unknown family is not refused by name")
+    expect(run("--engine", "steam").returncode != 0, "an unknown engine is not refused")
+    away = run("memory", "--quick", broker="/nonexistent/shmbrokerd")
+    expect(away.returncode == 1 and "/nonexistent/shmbrokerd" in away.stderr, "a missing broker is not named")
+
+
+main()
