@@ -12,6 +12,12 @@ namespace {
 constexpr std::string_view kAllowed = "names are 1 to 96 bytes of A-Z a-z 0-9 . _ - and do not begin with a dot";
 constexpr std::uint64_t kMaxId = std::uint64_t{1} << 60;
 
+// Short enough that the rule behind it survives the cut to kMaxSentence, even when every byte is escaped.
+std::string shown(std::string_view bytes) {
+  constexpr std::size_t kShown = 48;
+  return quoted(bytes.substr(0, kShown)) + (bytes.size() > kShown ? "..." : "");
+}
+
 bool allowed(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
 }
@@ -39,7 +45,7 @@ Result<void> check_group(std::string_view group) {
   if (!group.starts_with('#')) return check(group, "group name");
   if (group_id(group)) return {};
   return error(Status::invalid,
-               "group " + quoted(group) + ": after '#' stands the decimal id of an unnamed group, for example '#17'");
+               "group " + shown(group) + ": after '#' stands the decimal id of an unnamed group, for example '#17'");
 }
 
 // Takes "UID:" off the front.
@@ -49,7 +55,7 @@ Result<std::optional<std::uint32_t>> take_owner(std::string_view& text, std::str
   auto uid = number<std::uint32_t>(text.substr(0, colon), 10);
   if (!uid)
     return error(Status::invalid,
-                 quoted(whole) + ": before ':' stands the owner's uid as a decimal number, for example '1000:train'");
+                 shown(whole) + ": before ':' stands the owner's uid as a decimal number, for example '1000:train'");
   text.remove_prefix(colon + 1);
   return uid;
 }
@@ -67,7 +73,7 @@ std::optional<T> take_hex(std::string_view& text, char terminator) {
 
 Result<void> check(std::string_view name, std::string_view what) {
   auto refuse = [&](const std::string& why) {
-    return error(Status::invalid, std::string(what) + " " + quoted(name) + ": " + why + "; " + std::string(kAllowed));
+    return error(Status::invalid, std::string(what) + " " + shown(name) + ": " + why + "; " + std::string(kAllowed));
   };
   if (name.empty()) return refuse("is empty");
   if (name.size() > kMaxName) return refuse("is " + std::to_string(name.size()) + " bytes long");
@@ -104,7 +110,7 @@ Result<Address> parse_region(std::string_view text) {
   address.owner_uid = *owner;
   const auto slash = rest.find('/');
   if (slash == rest.npos && address.owner_uid)
-    return error(Status::invalid, quoted(text) + ": a uid goes with a group, as in UID:GROUP/NAME");
+    return error(Status::invalid, shown(text) + ": a uid goes with a group, as in UID:GROUP/NAME");
   if (slash != rest.npos) {
     if (auto fine = check_group(rest.substr(0, slash)); !fine) return std::unexpected(fine.error());
     address.group = rest.substr(0, slash);
