@@ -151,7 +151,8 @@ Sys<void> random_bytes(std::span<std::byte> out) {
 }
 
 Sys<short> poll_for(int fd, short events, std::int64_t timeout_ns) {
-  const std::int64_t deadline = timeout_ns < 0 ? -1 : now_monotonic() + timeout_ns;
+  std::int64_t deadline = -1;
+  if (timeout_ns >= 0 && __builtin_add_overflow(now_monotonic(), timeout_ns, &deadline)) deadline = INT64_MAX;
   pollfd watched{fd, events, 0};
   auto ready = call(Call::poll, [&] {
     timespec left{};

@@ -35,10 +35,7 @@ std::vector<std::string> what_is_wrong(const Snapshot& before) {
   return wrong;
 }
 
-// Some ends are seen late: a thread that was joined leaves /proc a moment after, a ring is torn down by a kernel
-// worker. Waiting costs only those who are about to fail.
-constexpr int kLooks = 150;
-constexpr std::chrono::milliseconds kBetweenLooks{20};
+constexpr int kLookEveryMs = 20;
 
 struct LeakGuard : doctest::IReporter {
   explicit LeakGuard(const doctest::ContextOptions&) {}
@@ -52,8 +49,8 @@ struct LeakGuard : doctest::IReporter {
   void test_case_reenter(const doctest::TestCaseData&) override {}
   void test_case_end(const doctest::CurrentTestCaseStats&) override {
     std::vector<std::string> wrong = what_is_wrong(before_);
-    for (int look = 0; look < kLooks && !wrong.empty(); ++look) {
-      std::this_thread::sleep_for(kBetweenLooks);
+    for (int waited = 0; waited < patience_ms && !wrong.empty(); waited += kLookEveryMs) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(kLookEveryMs));
       wrong = what_is_wrong(before_);
     }
     for (const std::string& what : wrong) report_leak(what);

@@ -19,4 +19,8 @@ void report_leak(const std::string& what);
 const std::string& current_case();
 int leaks_found();
 
+// Some ends are seen late: a thread that was joined leaves /proc a moment after, a ring is torn down by a kernel
+// worker. Waiting costs only those who are about to fail.
+inline int patience_ms = 3000;
+
 }  // namespace harness

@@ -12,6 +12,8 @@
 #include "tests/harness/skip.hpp"
 #include "tests/harness/temp_dir.hpp"
 
+const int hurried = harness::patience_ms = 200;
+
 TEST_CASE("clean case") {
   const harness::TempDir folder;
   const int fd = ::open(folder.file("x").c_str(), O_CREAT | O_RDWR, 0600);
