@@ -112,6 +112,29 @@ Sys<Received> receive(int fd, std::span<std::byte> buffer, std::vector<Fd>& fds,
   return received;
 }
 
+Sys<Received> receive_data(int fd, std::span<std::byte> buffer) {
+  iovec part{buffer.data(), buffer.size()};
+  msghdr message{};
+  auto size = call(Call::receive, [&] {
+    message = {};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    return ::recvmsg(fd, &message, MSG_DONTWAIT);
+  });
+  if (!size) return std::unexpected(size.error());
+  Received received;
+  received.size = static_cast<std::size_t>(*size);
+  received.end_of_file = *size == 0;
+  received.truncated = (message.msg_flags & MSG_TRUNC) != 0;
+  received.control_truncated = (message.msg_flags & MSG_CTRUNC) != 0;
+  return received;
+}
+
+Sys<void> shutdown(int fd) {
+  if (::shutdown(fd, SHUT_RDWR) != 0) return sys_error(errno);
+  return {};
+}
+
 Sys<void> send(int fd, std::span<const std::byte> head, std::span<const std::byte> body, std::span<const int> fds,
                bool wait) {
   if (fds.size() > kMaxFdsPerMessage) return sys_error(EINVAL);

@@ -33,6 +33,11 @@ struct Received {
 };
 // Descriptors that arrived are appended to `fds`, always (also with truncation), so that nobody leaks them.
 Sys<Received> receive(int fd, std::span<std::byte> buffer, std::vector<Fd>& fds, bool wait);
+// The same without room for descriptors: the kernel closes what came with the packet, none enters our table, and
+// control_truncated tells. Never waits.
+Sys<Received> receive_data(int fd, std::span<std::byte> buffer);
+// Ends both directions at once, for whoever else holds the socket too.
+Sys<void> shutdown(int fd);
 // Sends one packet made of `head` and `body` (body may be empty). MSG_NOSIGNAL; `wait` false adds MSG_DONTWAIT.
 // Borrowed descriptor numbers.
 Sys<void> send(int fd, std::span<const std::byte> head, std::span<const std::byte> body, std::span<const int> fds,

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/result.hpp"
 
@@ -62,5 +63,10 @@ struct Config {
 // TOML. `path` is named in errors as "FILE:LINE: ...".
 Result<Config> load_config(const std::string& path, Config defaults);
 Result<Config> parse_config(const std::string& text, const std::string& path, Config defaults);
+// Fills in the byte limits that are 0 (both functions above have done it).
+void complete_limits(Limits& limits);
+
+std::optional<EngineChoice> parse_engine(std::string_view text);  // auto, io_uring, epoll
+std::optional<int> parse_log_level(std::string_view text);        // error ... debug
 
 }  // namespace shmb::daemon

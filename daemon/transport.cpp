@@ -30,16 +30,20 @@ std::unique_ptr<T> take_out(std::vector<std::unique_ptr<T>>& table, std::size_t 
 Transport::Transport(Engine& engine, const Config& config, std::uint64_t table)
     : engine_(engine), config_(config), table_(table) {}
 
-Transport::~Transport() {
+Transport::~Transport() { close_all(); }
+
+void Transport::close_all() {
   // The listeners first: nobody comes any more. What lives on is told to the books as its end, so that their balance
   // can be proved.
   listeners_.clear();
-  if (books_ != nullptr) {
-    for (auto& connection : connections_) connection->end(Connection::Ending::end_of_file);
-    finish();
-    while (!afterlives_.empty()) forget(*afterlives_.back());
-    engine_.unwatch(wake_);
-  }
+  if (books_ == nullptr) return;
+  for (auto& connection : connections_) connection->end(Connection::Ending::end_of_file);
+  finish();
+  while (!afterlives_.empty()) forget(*afterlives_.back());
+  engine_.unwatch(wake_);
+  idle_timer_.cancel();
+  sweep_.cancel();
+  books_ = nullptr;
 }
 
 Sys<void> Transport::attach(Books& books) {

@@ -36,6 +36,8 @@ class Transport {
   Sys<void> turn(std::int64_t longest);        // one round, for tests; -1: until something happens
   void stop() { stopped_ = true; }
 
+  void close_all();                            // no listener, no connection, no books; also done at the end
+
   std::size_t connections() const { return connections_.size(); }
   std::uint32_t descriptors() const;           // held on account of connections
   std::uint32_t descriptors_in_flight();       // exact: asks every socket that may hold some

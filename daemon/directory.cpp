@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// See directory.hpp. Every failure is a sentence that names the path and what to do, because this is what a user meets
+// first.
+#include "daemon/directory.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
+#include "base/text.hpp"
+
+namespace shmb::daemon {
+namespace {
+
+constexpr std::size_t kLongestPath = 107;  // sockaddr_un holds 108 bytes with the final NUL
+constexpr int kBacklog = 4096;             // the kernel cuts it to net.core.somaxconn
+
+std::unexpected<Error> refused(const std::string& path, const std::string& why) {
+  return error(Status::system, "directory " + quoted(path) + " " + why);
+}
+
+std::string octal(unsigned mode) {
+  std::string digits;
+  for (int shift = 9; shift >= 0; shift -= 3) digits += static_cast<char>('0' + ((mode >> shift) & 7));
+  return digits;
+}
+
+// What people should look at for the errnos that a runtime directory really gives.
+std::string advice(int code) {
+  switch (code) {
+    case EROFS: return "; it is on a read-only file system, choose another with --directory";
+    case ENOSPC:
+    case EDQUOT: return "; the file system is full, free some space or choose another with --directory";
+    case ENOENT: return "; its parent does not exist";
+    case EACCES:
+    case EPERM: return "; choose one that you may write to with --directory";
+    default: return "";
+  }
+}
+
+std::unexpected<Error> call_failed(int code, const std::string& what) {
+  auto failure = system_failure(Errno{code}, what);
+  failure.error().sentence += advice(code);
+  return failure;
+}
+
+}  // namespace
+
+std::string default_directory(Mode mode) {
+  if (mode == Mode::system) return "/run/shmbroker";
+  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && runtime[0] == '/') {
+    struct stat facts {};
+    if (::lstat(runtime, &facts) == 0 && S_ISDIR(facts.st_mode) && facts.st_uid == ::geteuid())
+      return std::string(runtime) + "/shmbroker";
+  }
+  return "/tmp/shmbroker-" + std::to_string(::geteuid());
+}
+
+Result<void> prepare_directory(const std::string& path, Mode mode, std::uint32_t owner, std::uint32_t group) {
+  if (path.empty() || path[0] != '/') return refused(path, "is not an absolute path");
+  if (path.size() + sizeof("/socket") - 1 > kLongestPath)
+    return refused(path, "is too long: a socket's path may have " + std::to_string(kLongestPath) + " bytes");
+  unsigned wanted = mode == Mode::system ? 0755 : 0700;
+  bool made = ::mkdir(path.c_str(), wanted) == 0;
+  if (!made && errno != EEXIST) return call_failed(errno, "creating directory " + quoted(path));
+  struct stat facts {};
+  if (::lstat(path.c_str(), &facts) != 0) return call_failed(errno, "directory " + quoted(path));
+  if (S_ISLNK(facts.st_mode)) return refused(path, "is a symbolic link: somebody else could move it; remove it");
+  if (!S_ISDIR(facts.st_mode)) return refused(path, "is not a directory");
+  if (made) {
+    // The umask may have closed it further than clients need.
+    if (::chmod(path.c_str(), wanted) != 0) return call_failed(errno, "setting the mode of " + quoted(path));
+    if (facts.st_uid != owner && ::chown(path.c_str(), owner, group) != 0)
+      return call_failed(errno, "giving directory " + quoted(path) + " to uid " + std::to_string(owner));
+    return {};
+  }
+  if (facts.st_uid != owner)
+    return refused(path, "belongs to uid " + std::to_string(facts.st_uid) + ", not to " + std::to_string(owner) +
+                             ": remove it or choose another with --directory");
+  unsigned open = mode == Mode::system ? 0022 : 0077;
+  if ((facts.st_mode & open) != 0)
+    return refused(path, "has mode " + octal(facts.st_mode & 07777) + ": others could put a socket there; chmod it to " +
+                             octal(wanted));
+  return {};
+}
+
+Result<Fd> lock_directory(const std::string& path) {
+  std::string file = path + "/broker.lock";
+  auto lock = sys::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (!lock) return call_failed(lock.error().value, "creating " + quoted(file));
+  if (::flock(lock->get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return call_failed(errno, "locking " + quoted(file));
+    auto holder = sys::read_file(file.c_str(), 64);
+    std::string who = holder && !holder->empty() ? " (pid " + holder->substr(0, holder->find('\n')) + ")" : "";
+    return error(Status::busy, "another shmbrokerd" + who + " serves " + quoted(path));
+  }
+  // For people only; a full disk may keep it from being written.
+  std::string pid = std::to_string(::getpid()) + "\n";
+  if (::ftruncate(lock->get(), 0) == 0) (void)sys::write_all(lock->get(), std::as_bytes(std::span(pid)));
+  return std::move(*lock);
+}
+
+Result<SocketFile> SocketFile::create(const std::string& path, unsigned mode) {
+  if (path.size() > kLongestPath)
+    return error(Status::invalid, "socket path " + quoted(path) + " is longer than " + std::to_string(kLongestPath) +
+                                      " bytes: choose a shorter directory with --directory");
+  auto socket = sys::seqpacket_socket(true);
+  if (!socket) return system_failure(socket.error(), "socket for " + quoted(path));
+  struct stat facts {};
+  if (::lstat(path.c_str(), &facts) == 0) {
+    if (!S_ISSOCK(facts.st_mode)) return error(Status::system, quoted(path) + " is in the way and is not a socket; remove it");
+    if (::unlink(path.c_str()) != 0) return call_failed(errno, "removing the stale socket " + quoted(path));
+  }
+  // bind(2) makes the file with 0777 & ~umask, at once: there is no moment in which others could come in.
+  mode_t before = ::umask(0777 & ~mode);
+  auto bound = sys::bind_path(socket->get(), path);
+  ::umask(before);
+  if (!bound) return call_failed(bound.error().value, "binding " + quoted(path));
+  SocketFile file(path, std::move(*socket));
+  if (auto listening = sys::listen(file.socket_.get(), kBacklog); !listening)
+    return call_failed(listening.error().value, "listening on " + quoted(path));
+  return file;
+}
+
+SocketFile::SocketFile(SocketFile&& other) noexcept
+    : path_(std::exchange(other.path_, {})), socket_(std::move(other.socket_)) {}
+
+SocketFile::~SocketFile() {
+  if (!path_.empty()) ::unlink(path_.c_str());
+}
+
+}  // namespace shmb::daemon

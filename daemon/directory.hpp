@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The broker's directory: `socket`, `admin`, `broker.lock`. Whoever holds the lock is the one broker of the directory,
+// for its whole life; that alone makes it safe to unlink a socket file somebody left behind.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/fd.hpp"
+#include "daemon/config.hpp"
+
+namespace shmb::daemon {
+
+// /run/shmbroker, or $XDG_RUNTIME_DIR/shmbroker (only if that is the caller's own: sudo leaves another user's), or
+// /tmp/shmbroker-<uid>.
+std::string default_directory(Mode mode);
+
+// Creates it where missing and checks what is there by lstat: a directory, owned by `owner`, closed to others as the
+// mode wants. `owner` may differ from the caller's uid only for root, who gives a new directory away.
+Result<void> prepare_directory(const std::string& path, Mode mode, std::uint32_t owner, std::uint32_t group);
+
+Result<Fd> lock_directory(const std::string& path);
+
+// A bound, listening socket file; unlinked at the end. Call only under the lock.
+class SocketFile {
+ public:
+  static Result<SocketFile> create(const std::string& path, unsigned mode);
+  SocketFile(SocketFile&& other) noexcept;
+  SocketFile& operator=(SocketFile&&) = delete;
+  ~SocketFile();
+  Fd take() { return std::move(socket_); }
+
+ private:
+  SocketFile(std::string path, Fd socket) : path_(std::move(path)), socket_(std::move(socket)) {}
+  std::string path_;
+  Fd socket_;
+};
+
+}  // namespace shmb::daemon

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// shmbrokerd: from the command line to the loop, in the order that safety asks for. Files are read and the directory is
+// made while root; everything a client can reach is opened after the privileges are gone.
+#include <dirent.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <memory>
+
+#include "base/fault.hpp"
+#include "base/kernel.hpp"
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+#include "daemon/broker.hpp"
+#include "daemon/directory.hpp"
+#include "daemon/engine.hpp"
+#include "daemon/log.hpp"
+#include "daemon/options.hpp"
+#include "daemon/privileges.hpp"
+#include "daemon/transport.hpp"
+
+namespace shmb::daemon {
+namespace {
+
+constexpr int kOk = 0, kFailure = 1, kUsage = 2;
+
+class Signals final : public Waiter {
+ public:
+  Signals(Transport& transport, Fd fd) : transport_(transport), fd_(std::move(fd)) {}
+  ~Signals() { transport_.engine().unwatch(*this); }
+  Sys<void> start() { return transport_.engine().watch(fd_.get(), *this); }
+  void on_readable() override { transport_.stop(); }
+
+ private:
+  Transport& transport_;
+  Fd fd_;
+};
+
+std::uint64_t feature_bits(const KernelFeatures& found, bool uring) {
+  std::uint64_t bits = 0;
+  auto set = [&](bool has, std::uint64_t bit) { bits |= has ? bit : 0; };
+  set(found.peer_pidfd, SHMBW_FEATURE_PEER_PIDFD);
+  set(found.pass_rights, SHMBW_FEATURE_PASS_RIGHTS);
+  set(found.exec_seal, SHMBW_FEATURE_EXEC_SEAL);
+  set(found.exit_info, SHMBW_FEATURE_EXIT_INFO);
+  set(uring, SHMBW_FEATURE_IO_URING);
+  set(found.proc, SHMBW_FEATURE_PROC);
+  return bits;
+}
+
+std::uint32_t open_descriptors() {
+  std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc/self/fd"), ::closedir);
+  if (!directory) return 16;  // no /proc: more than the process has at that moment
+  std::uint32_t count = 0;
+  while (::readdir(directory.get()) != nullptr) ++count;
+  return count - 2;  // "." and ".."; the directory's own descriptor makes up for one that is opened later
+}
+
+Result<Account> account_of(const Config& config) {
+  std::uint32_t uid = ::geteuid();
+  if (config.mode == Mode::private_ || (uid != 0 && config.user.empty())) return Account{uid, ::getegid()};
+  auto account = find_account(config.user.empty() ? "shmbroker" : config.user);
+  if (account && account->uid == 0)
+    return error(Status::invalid, "a system broker does not run as root: create a user for it and give it with --user");
+  return account;
+}
+
+Result<int> serve(Config config, int ready_fd) {
+  auto account = account_of(config);
+  if (!account) return std::unexpected(account.error());
+  if (auto made = prepare_directory(config.directory, config.mode, account->uid, account->gid); !made)
+    return std::unexpected(made.error());
+  auto lowered = lower_privileges(config, *account);
+  if (!lowered) return std::unexpected(lowered.error());
+  auto lock = lock_directory(config.directory);
+  if (!lock) return std::unexpected(lock.error());
+
+  config.descriptors_reserved = std::min(config.descriptors_reserved, lowered->table / 4);
+  auto chosen = choose_engine(config.engine);
+  if (!chosen) return std::unexpected(chosen.error());
+  Transport transport(*chosen->engine, config, lowered->table);
+
+  BrokerFacts facts;
+  facts.engine = chosen->io_uring ? SHMBW_ENGINE_IO_URING : SHMBW_ENGINE_EPOLL;
+  facts.engine_reason = chosen->reason;
+  facts.losses = lowered->losses;
+  facts.losses.insert(facts.losses.end(), kernel().losses.begin(), kernel().losses.end());
+  facts.version = "shmbrokerd " SHMB_VERSION;
+  facts.kernel = kernel().release;
+  facts.features = feature_bits(kernel(), chosen->io_uring);
+  facts.exec_seal = kernel().exec_seal;
+  facts.uid = account->uid;
+  facts.pid = static_cast<std::uint32_t>(::getpid());
+  facts.descriptors_limit = lowered->table;
+  facts.transport_descriptors = [&transport, own = open_descriptors() + 4] { return own + transport.descriptors(); };
+  facts.in_flight = [&transport] { return transport.descriptors_in_flight(); };
+  facts.log = log::line;
+  auto books = make_broker(config, std::move(facts));
+  if (!books) return std::unexpected(books.error());
+  // The transport names sessions to the books to its very end, so it has to end first.
+  struct Detach {
+    Transport& transport;
+    ~Detach() { transport.close_all(); }
+  } detach{transport};
+  if (auto attached = transport.attach(**books); !attached) return system_failure(attached.error(), "the books' wake-up");
+
+  const int signals[] = {SIGTERM, SIGINT, SIGHUP};
+  auto signal_fd = sys::signal_fd(signals);
+  if (!signal_fd) return system_failure(signal_fd.error(), "signalfd");
+  Signals waiting(transport, std::move(*signal_fd));
+  if (auto started = waiting.start(); !started) return system_failure(started.error(), "waiting for signals");
+
+  auto socket = SocketFile::create(config.directory + "/socket", config.mode == Mode::system ? config.socket_mode : 0600);
+  if (!socket) return std::unexpected(socket.error());
+  auto admin = SocketFile::create(config.directory + "/admin", 0600);
+  if (!admin) return std::unexpected(admin.error());
+  for (auto [file, is_admin] : {std::pair{&*socket, false}, std::pair{&*admin, true}})
+    if (auto listening = transport.listen_on(file->take(), is_admin); !listening)
+      return system_failure(listening.error(), "waiting for connections");
+
+  log::line(log::info, "serving " + config.directory + (config.mode == Mode::system ? " in system mode" : " in private mode") +
+                           ", " + chosen->reason + ", " + std::to_string(lowered->table) + " descriptors");
+  for (const std::string& loss : lowered->losses) log::line(log::notice, loss);
+  if (ready_fd >= 0) {
+    const char newline = '\n';
+    (void)sys::write_all(ready_fd, std::as_bytes(std::span(&newline, 1)));
+    ::close(ready_fd);
+  }
+  switch (transport.run()) {
+    case Transport::End::stopped: log::line(log::info, "stopped by a signal"); return kOk;
+    case Transport::End::idle: log::line(log::info, "nobody has used this private broker for a while: ending"); return kOk;
+    case Transport::End::failed: break;
+  }
+  return error(Status::system, "the event loop failed: the broker cannot go on");
+}
+
+int run(int argc, char** argv) {
+  ::signal(SIGPIPE, SIG_IGN);  // a lost log reader or client is an errno
+  auto options = parse_options(argc, argv);
+  if (!options) {
+    std::fprintf(stderr, "shmbrokerd: %s\n", options.error().sentence.c_str());
+    return options.error().system_errno == EINVAL && options.error().status == Status::invalid ? kUsage : kFailure;
+  }
+  switch (options->action) {
+    case Options::Action::help: std::fputs(help_text(), stdout); return kOk;
+    case Options::Action::version: std::puts("shmbrokerd " SHMB_VERSION); return kOk;
+    case Options::Action::check: std::puts("the configuration is good"); return kOk;
+    case Options::Action::serve: break;
+  }
+#ifdef SHMB_TEST_SEAM
+  if (auto set = fault::configure(options->seam); !set) {
+    std::fprintf(stderr, "shmbrokerd: --seam: %s\n", set.error().sentence.c_str());
+    return kUsage;
+  }
+#endif
+  log::set_threshold(options->config.log_priority);
+  auto served = serve(std::move(options->config), options->ready_fd);
+  if (!served) log::line(log::error, "shmbrokerd: " + served.error().sentence);
+#ifdef __SANITIZE_ADDRESS__
+  (void)sys::set_dumpable(true);  // the leak checker looks at the process with ptrace
+#endif
+  return served ? *served : kFailure;
+}
+
+}  // namespace
+}  // namespace shmb::daemon
+
+int main(int argc, char** argv) { return shmb::daemon::run(argc, argv); }

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line of shmbrokerd. By hand over getopt_long(3): a privileged process needs no option library.
+#pragma once
+
+#include <string>
+
+#include "daemon/config.hpp"
+
+namespace shmb::daemon {
+
+struct Options {
+  enum class Action { serve, check, help, version } action = Action::serve;
+  Config config;      // file first, then the command line over it
+  int ready_fd = -1;
+  std::string seam;   // only in the test build
+};
+
+// A usage error is a sentence with Status::invalid and errno EINVAL (exit status 2); an unusable file has errno 0.
+Result<Options> parse_options(int argc, char** argv);
+const char* help_text();
+
+}  // namespace shmb::daemon
