@@ -31,7 +31,7 @@ std::string left_behind(const std::vector<Process>& left, bool ending) {
   std::string text = "the command has ended; " + count_text(left.size()) + " left (";
   constexpr std::size_t kShown = 5;
   for (std::size_t i = 0; i < left.size() && i < kShown; ++i)
-    text += (i ? ", " : "") + std::to_string(left[i].pid) + " " + quoted(left[i].name);
+    text += (i ? ", " : "") + std::to_string(left[i].pid) + " " + shmb::quoted(left[i].name);
   if (left.size() > kShown) text += ", ...";
   return text + (ending ? "): ending them" : "): waiting for them (--kill-rest would end them)");
 }
@@ -96,7 +96,7 @@ class Supervisor {
     if (started->exec_errno != 0) {
       const bool absent = started->exec_errno == ENOENT || started->exec_errno == ENOTDIR;
       fail(absent ? kExitNotFound : kExitNotExecutable,
-           "cannot run " + quoted(job_.command.front()) + ": " + errno_text(started->exec_errno));
+           "cannot run " + shmb::quoted(job_.command.front()) + ": " + errno_text(started->exec_errno));
       reported_ = true;
     } else {
       note(Note::command_started, command_, {});

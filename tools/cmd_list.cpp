@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// `shmbroker list`: who holds how much. Totals first, then a line per region; groups without regions are counted only
+// in the totals and shown by --groups.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "base/text.hpp"
+#include "proto/names.hpp"
+#include "tools/exit_code.hpp"
+#include "tools/printable.hpp"
+#include "tools/report_json.hpp"
+#include "tools/table.hpp"
+#include "tools/tool.hpp"
+#include "tools/view.hpp"
+
+namespace shmb::tools {
+namespace {
+
+struct Options {
+  Common common;
+  std::string group;
+  bool all_groups = false, show_groups = false, ids_only = false;
+};
+
+struct Books {
+  BrokerStatus status;
+  Rows<RegionRow> regions;
+  Rows<GroupRow> groups;
+};
+
+Result<Selection> selection_of(const Options& options) {
+  Selection selection;
+  selection.all_groups = options.all_groups;
+  if (options.group.empty()) return selection;
+  auto address = names::parse_group(options.group);
+  if (!address) return std::unexpected(address.error());
+  selection.owner_uid = address->owner_uid;
+  if (auto id = names::group_id(address->group)) {
+    selection.group = *id;
+  } else {
+    selection.group_name = address->group;
+  }
+  return selection;
+}
+
+Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
+  auto status = broker_status(viewer);
+  if (!status) return std::unexpected(status.error());
+  auto found = regions(viewer, selection);
+  if (!found) return std::unexpected(found.error());
+  auto owners = groups(viewer, selection);
+  if (!owners) return std::unexpected(owners.error());
+  return Books{std::move(*status), std::move(*found), std::move(*owners)};
+}
+
+std::string count(std::size_t number, const char* noun) {
+  return std::to_string(number) + " " + noun + (number == 1 ? "" : "s");
+}
+
+std::string totals(const Options& options, const Books& books) {
+  const shmbw_status_reply& facts = books.status.facts;
+  std::string text = mode_text(facts.mode) + " broker " + books.status.version + ", up " +
+                     age_text(sys::now_boottime() - facts.uptime) + ": " + size_text(options.common, facts.bytes) +
+                     " of " + size_text(options.common, facts.bytes_limit) + " in use";
+  if (facts.bytes_cached != 0)
+    text += " (" + size_text(options.common, facts.bytes_cached) + " of it cached for reuse)";
+  text += "; shown: " + count(books.groups.rows.size(), "group") + ", " + count(books.regions.rows.size(), "region") +
+          ", " + size_text(options.common, books.regions.total_bytes);
+  return printable(text) + "\n";
+}
+
+std::string owner_prefix(std::uint32_t uid) { return uid == ::geteuid() ? "" : std::to_string(uid) + ":"; }
+
+std::string region_table(const Options& options, const Books& books) {
+  Table table({{"GROUP"},
+               {"REGION"},
+               {"SIZE", Align::right},
+               {"TOUCHED", Align::right},
+               {"HOLDERS", Align::right},
+               {"ACCESS"},
+               {"PAGES"},
+               {"KEEP"},
+               {"AGE", Align::right},
+               {"STATE"}});
+  for (const RegionRow& row : books.regions.rows) {
+    const shmbw_region_record& record = row.record;
+    table.add({owner_prefix(record.owner_uid) + group_text(record.group, row.group),
+               row.name.empty() ? id_text(record.region) : row.name, size_text(options.common, record.bytes),
+               size_text(options.common, record.touched), std::to_string(record.holders), access_text(record),
+               page_text(record.page_kind), keep_text(record.keep), age_text(record.created), state_text(record)});
+  }
+  return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
+}
+
+std::string group_state(const shmbw_group_record& record) {
+  std::string text = record.flags & SHMBW_GROUP_STATE_ENDED             ? "ended"
+                     : record.flags & SHMBW_GROUP_STATE_SUPERVISOR_LOST ? "supervisor lost"
+                     : record.supervisors > 0                           ? "supervised"
+                                                                        : "open";
+  if (record.flags & SHMBW_GROUP_STATE_KEPT) text += ", kept";
+  return text;
+}
+
+std::string group_table(const Options& options, const Books& books) {
+  Table table({{"GROUP"},
+               {"OWNER"},
+               {"USED", Align::right},
+               {"LIMIT", Align::right},
+               {"PEAK", Align::right},
+               {"CACHED", Align::right},
+               {"REGIONS", Align::right},
+               {"MEMBERS", Align::right},
+               {"HEIRS", Align::right},
+               {"KEEP"},
+               {"AGE", Align::right},
+               {"STATE"}});
+  for (const GroupRow& row : books.groups.rows) {
+    const shmbw_group_record& record = row.record;
+    table.add({group_text(record.group, row.name), user_text(record.owner_uid), size_text(options.common, record.bytes),
+               size_text(options.common, record.bytes_limit), size_text(options.common, record.bytes_peak),
+               size_text(options.common, record.bytes_cached), std::to_string(record.regions),
+               std::to_string(record.members), std::to_string(record.heirs), keep_text(record.keep),
+               age_text(record.created), group_state(record)});
+  }
+  return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
+}
+
+std::string ids(const Options& options, const Books& books) {
+  std::string out;
+  if (options.show_groups) {
+    for (const GroupRow& row : books.groups.rows) out += "#" + std::to_string(row.record.group) + "\n";
+  } else {
+    for (const RegionRow& row : books.regions.rows) out += id_text(row.record.region) + "\n";
+  }
+  return out;
+}
+
+std::string as_json(const Viewer& viewer, const Books& books) {
+  Json json = document("list");
+  json["broker"] = broker_json(viewer, books.status);
+  json["totals"] = {{"groups", books.groups.rows.size()},
+                    {"regions", books.regions.rows.size()},
+                    {"bytes", books.regions.total_bytes}};
+  json["groups"] = Json::array();
+  for (const GroupRow& row : books.groups.rows) json["groups"].push_back(group_json(row));
+  json["regions"] = Json::array();
+  for (const RegionRow& row : books.regions.rows) json["regions"].push_back(region_json(row));
+  return dump(json);
+}
+
+int run(const Options& options) {
+  auto selection = selection_of(options);
+  if (!selection) return fail(selection.error());
+  auto viewer = Viewer::connect(options.common, options.all_groups);
+  if (!viewer) return fail(viewer.error());
+  auto books = read_books(*viewer, *selection);
+  if (!books) return fail(books.error());
+  if (!options.group.empty() && books->groups.rows.empty())
+    return fail({Status::not_found, 0, {}, "no group " + shmb::quoted(options.group) + " here that is yours to see"});
+  std::string text;
+  if (options.common.json) {
+    text = as_json(*viewer, *books);
+  } else if (options.ids_only) {
+    text = ids(options, *books);
+  } else {
+    text =
+        totals(options, *books) + (options.show_groups ? group_table(options, *books) : region_table(options, *books));
+  }
+  return print(text) ? kExitOk : kExitError;
+}
+
+}  // namespace
+
+Command add_list(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("list", "Who holds how much shared memory");
+  verb->add_option("--group", options->group, "Only this group: NAME, UID:NAME or #ID")->type_name("GROUP");
+  verb->add_flag("--all-groups", options->all_groups, "Those of all users, by the broker's admin socket");
+  verb->add_flag("--groups", options->show_groups, "A line per group instead of one per region");
+  verb->add_flag("-q,--quiet", options->ids_only, "Ids only");
+  add_common(*verb, options->common, true, true);
+  return {verb, [options] { return run(*options); }};
+}
+
+}  // namespace shmb::tools

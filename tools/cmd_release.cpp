@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// `shmbroker release`: takes a region's name away, so that it goes with its last holder; nobody's memory is pulled
+// away. With --group everything that a group keeps.
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "base/text.hpp"
+#include "proto/names.hpp"
+#include "tools/exit_code.hpp"
+#include "tools/printable.hpp"
+#include "tools/report_json.hpp"
+#include "tools/resolve.hpp"
+#include "tools/session.hpp"
+#include "tools/tool.hpp"
+
+namespace shmb::tools {
+namespace {
+
+struct Options {
+  Common common;
+  std::string address, group;
+};
+
+// @ID has to become an address, because it is the name that is taken away.
+Result<std::string> address_of(const Session& session, const Target& target, shmb_region_stat& stat) {
+  shmb_error failure{};
+  stat = {};
+  stat.size = sizeof stat;
+  const int status = target.id ? shmb_stat_id(session.get(), &*target.id, session.timeout(), &stat, &failure)
+                               : shmb_stat(session.get(), target.address.c_str(), session.timeout(), &stat, &failure);
+  if (status != SHMB_OK) return std::unexpected(failed(failure));
+  if (!target.id) return target.address;
+  if (*stat.name == '\0')
+    return error(Status::denied, shmb::quoted(target.text) + " has no name to take away: it goes with its last holder");
+  const std::string group = *stat.group_name ? stat.group_name : "#" + std::to_string(stat.group);
+  return std::to_string(stat.owner_uid) + ":" + group + "/" + stat.name;
+}
+
+int release_region(const Options& options, const Session& session) {
+  auto target = resolve(options.address);
+  if (!target) return fail(target.error());
+  shmb_region_stat stat;
+  auto address = address_of(session, *target, stat);
+  if (!address) return fail(address.error());
+  shmb_error failure{};
+  if (shmb_unname(session.get(), address->c_str(), session.timeout(), &failure) != SHMB_OK)
+    return fail(failed(failure));
+  if (options.common.json) {
+    Json json = document("release");
+    json["id"] = id_text({stat.id.id, stat.id.generation, 0});
+    json["name"] = std::string(stat.name);
+    json["bytes"] = stat.bytes;
+    json["holders"] = stat.holders;
+    return print(dump(json)) ? kExitOk : kExitError;
+  }
+  std::string text =
+      "released " + (target->id ? target->text : target->address) + ", " + size_text(options.common, stat.bytes);
+  if (stat.holders != 0)
+    text += "; " + std::to_string(stat.holders) +
+            (stat.holders == 1 ? " session still uses it" : " sessions still use it") +
+            ", the memory goes with the last";
+  return print(printable(text) + "\n") ? kExitOk : kExitError;
+}
+
+int release_group(const Options& options, const Session& session) {
+  auto address = names::parse_group(options.group);
+  if (!address) return fail(address.error());
+  const std::uint64_t id = names::group_id(address->group).value_or(0);
+  shmb_group_ending ending{};
+  shmb_error failure{};
+  if (shmb_group_end(session.get(), id, id == 0 ? address->group.c_str() : nullptr, SHMB_END_RELEASE_KEPT,
+                     session.timeout(), &ending, &failure) != SHMB_OK)
+    return fail(failed(failure));
+  if (options.common.json) {
+    Json json = document("release");
+    json["group"] = options.group;
+    json["bytes_freed"] = ending.bytes_freed;
+    json["members_left"] = ending.members;
+    json["regions_left"] = ending.regions;
+    return print(dump(json)) ? kExitOk : kExitError;
+  }
+  return print(printable("freed " + size_text(options.common, ending.bytes_freed) + " that group " + options.group +
+                         " kept; " + std::to_string(ending.regions) + " regions are still in use") +
+               "\n")
+             ? kExitOk
+             : kExitError;
+}
+
+int run(const Options& options) {
+  if (options.address.empty() == options.group.empty())
+    return fail({Status::invalid, 0, {}, "release takes an address or --group, one of the two"});
+  auto session = Session::connect(options.common, Start::never);
+  if (!session) return fail(session.error());
+  return options.group.empty() ? release_region(options, *session) : release_group(options, *session);
+}
+
+}  // namespace
+
+Command add_release(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb =
+      app.add_subcommand("release", "Let a region go: it loses its name, and its memory with its last holder");
+  verb->add_option("address", options->address, "NAME, GROUP/NAME, UID:GROUP/NAME or @ID");
+  verb->add_option("--group", options->group, "Everything that this group keeps")->type_name("GROUP");
+  add_common(*verb, options->common, true, true);
+  return {verb, [options] { return run(*options); }};
+}
+
+}  // namespace shmb::tools

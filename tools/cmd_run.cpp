@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// `shmbroker run -- CMD`: a group for a command and everything it starts, ended with them (spawn/supervisor.hpp). The
+// exit status is the command's, 128 + n for signal n, and 125 to 127 for failures of our own, usage among them.
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+
+#include "base/text.hpp"
+#include "proto/names.hpp"
+#include "spawn/supervised_group.hpp"
+#include "spawn/supervisor.hpp"
+#include "tools/tool.hpp"
+
+namespace shmb::tools {
+namespace {
+
+struct Options {
+  std::string socket, name, kill_rest;
+  std::uint64_t limit = 0;
+  bool kill_rest_given = false;
+  std::vector<std::string> command;
+};
+
+// What the group says to the person at the terminal.
+class Speaker final : public spawn::Reporter {
+ public:
+  explicit Speaker(spawn::SupervisedGroup& group) : group_(group) {}
+  Result<void> enter_supervisor() override { return group_.enter_supervisor(); }
+  void tree_gone() override { group_.tree_gone(); }
+  std::vector<pid_t> bystanders() override { return group_.bystanders(); }
+  void say(const std::string& line) override { complain(line); }
+
+ private:
+  spawn::SupervisedGroup& group_;
+};
+
+int failed_ourselves(const std::string& sentence, int status = spawn::kExitFailed) {
+  complain(sentence);
+  return status;
+}
+
+int run(const Options& options) {
+  if (!options.name.empty())
+    if (auto name = names::check(options.name, "group name"); !name) return failed_ourselves(name.error().sentence);
+  auto group = spawn::SupervisedGroup::create({options.socket, options.name, options.command.front(), options.limit});
+  if (!group) return failed_ourselves(group.error().sentence);
+  spawn::Job job;
+  job.command = options.command;
+  job.environment = (*group)->environment();
+  if (options.kill_rest_given) {
+    auto grace = options.kill_rest.empty() ? Result<std::int64_t>(spawn::kGrace) : parse_duration(options.kill_rest);
+    if (!grace) return failed_ourselves(grace.error().sentence);
+    if (*grace < 0) return failed_ourselves("--kill-rest needs a time that ends");
+    job.kill_rest = *grace;
+  }
+  Speaker speaker(**group);
+  const spawn::Outcome outcome = spawn::run_job(job, speaker);
+  if (!outcome.sentence.empty()) complain(outcome.sentence);
+  return outcome.exit_status;
+}
+
+}  // namespace
+
+Command add_run(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("run", "Run a command in a group that ends with its last process");
+  verb->add_option("--name", options->name, "The group's name (default: made from the command)")->type_name("GROUP");
+  add_size(*verb, "--limit", options->limit, "Most memory that the group may hold");
+  CLI::Option* kill_rest =
+      verb->add_option("--kill-rest", options->kill_rest,
+                       "When the command ends, end what it left: SIGTERM, then SIGKILL after 5s or =DURATION")
+          ->expected(0, 1)
+          ->type_name("DURATION");
+  verb->add_option("--socket", options->socket, "The broker's socket, instead of looking for one")->type_name("PATH");
+  verb->add_option("command", options->command, "-- COMMAND ARGUMENTS...")->required();
+  verb->positionals_at_end();
+  return {verb, [options, kill_rest] {
+            options->kill_rest_given = kill_rest->count() > 0;
+            return run(*options);
+          }};
+}
+
+}  // namespace shmb::tools

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// `shmbroker status`: which broker answers, how it was found, what it runs on and what it has to do without (law 12).
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "base/text.hpp"
+#include "tools/exit_code.hpp"
+#include "tools/report_json.hpp"
+#include "tools/table.hpp"
+#include "tools/tool.hpp"
+#include "tools/view.hpp"
+
+namespace shmb::tools {
+namespace {
+
+std::string number(std::uint64_t value) { return std::to_string(value); }
+
+std::string for_people(const Common& common, const Viewer& viewer, const BrokerStatus& status) {
+  const shmbw_status_reply& facts = status.facts;
+  std::vector<std::pair<std::string, std::string>> lines{
+      {"broker", mode_text(facts.mode) + ", version " + status.version + ", pid " + number(facts.pid) + ", user " +
+                     user_text(facts.broker_uid) + ", up " + age_text(sys::now_boottime() - facts.uptime)},
+      {"socket", viewer.facts().socket},
+      {"found", viewer.facts().how},
+      {"engine", engine_text(facts.engine) + (status.engine.empty() ? "" : ": " + status.engine)},
+      {"kernel", status.kernel},
+      {"memory", size_text(common, facts.bytes) + " of " + size_text(common, facts.bytes_limit) + " in use, " +
+                     size_text(common, facts.bytes_cached) + " of it cached for reuse"},
+      {"tables", number(facts.groups) + " groups, " + number(facts.regions) + " regions, " + number(facts.leases) +
+                     " leases, " + number(facts.tickets) + " tickets, " + number(facts.sessions) + " sessions, " +
+                     number(facts.watches) + " watches"},
+      {"descriptors", number(facts.descriptors) + " of " + number(facts.descriptors_limit) + " in use, " +
+                          number(facts.descriptors_reserved) + " reserved, " + number(facts.in_flight) + " in flight"},
+      {"served", number(facts.requests) + " requests, " + number(facts.refusals) + " refused; " +
+                     number(facts.reclaims) + " reclaims freed " + size_text(common, facts.bytes_reclaimed)}};
+  for (const std::string& loss : status.losses)
+    lines.emplace_back(&loss == status.losses.data() ? "without" : "", loss);
+  return label_lines(lines);
+}
+
+int run(const Common& common) {
+  auto viewer = Viewer::connect(common);
+  if (!viewer) return fail(viewer.error());
+  auto status = broker_status(*viewer);
+  if (!status) return fail(status.error());
+  std::string text;
+  if (common.json) {
+    Json json = document("status");
+    json["broker"] = broker_json(*viewer, *status);
+    text = dump(json);
+  } else {
+    text = for_people(common, *viewer, *status);
+  }
+  return print(text) ? kExitOk : kExitError;
+}
+
+}  // namespace
+
+Command add_status(CLI::App& app) {
+  auto common = std::make_shared<Common>();
+  CLI::App* verb = app.add_subcommand("status", "Which broker answers, and what it found on this host");
+  add_common(*verb, *common, true, true);
+  return {verb, [common] { return run(*common); }};
+}
+
+}  // namespace shmb::tools

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nothing that came from outside reaches a terminal raw: a program's name, a file's, or a broker's sentence may hold
+// escape sequences that rewrite the screen. Everything the tool prints for people goes through here.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace shmb::tools {
+
+// ASCII but for control bytes, which become \xNN; valid UTF-8 stays, but for the C1 controls and for marks that turn
+// the direction of text or take no room (U+200B to U+200F, U+202A to U+202E, U+2060 to U+206F, U+FEFF).
+std::string printable(std::string_view text);
+// What printable gives takes this many columns (one for each character: exact for what names may hold).
+std::size_t columns(std::string_view text);
+
+}  // namespace shmb::tools

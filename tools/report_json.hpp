@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tool's JSON. The first key of each document is its schema's id, "shmbroker.VERB/1": keys are added to a schema,
+// never renamed or given another meaning without a new number. Times are UTC with offset, sizes bytes, text is ASCII.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tools/view.hpp"
+
+namespace shmb::tools {
+
+using Json = nlohmann::ordered_json;
+
+Json document(const std::string& verb);
+std::string dump(const Json& json);
+
+Json region_json(const RegionRow& row);
+Json group_json(const GroupRow& row);
+Json session_json(const SessionRow& row);
+Json lease_json(const LeaseRow& row);
+Json ticket_json(const TicketRow& row);
+Json broker_json(const Viewer& viewer, const BrokerStatus& status);
+
+// CLOCK_BOOTTIME as "2026-01-31T12:00:00+00:00"; null for 0.
+Json time_json(std::int64_t boottime);
+std::string mode_text(std::uint32_t mode);
+std::string engine_text(std::uint32_t engine);
+
+}  // namespace shmb::tools

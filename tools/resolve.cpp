@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// See resolve.hpp.
+#include "tools/resolve.hpp"
+
+#include <charconv>
+#include <cstdlib>
+
+#include "base/text.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::tools {
+namespace {
+
+template <class T>
+bool take_number(std::string_view& text, T& out) {
+  auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), out);
+  if (code != std::errc{}) return false;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return true;
+}
+
+Result<Target> by_id(const std::string& text) {
+  Target target;
+  target.text = text;
+  shmb_region_id id{};
+  std::string_view rest = std::string_view(text).substr(1);
+  const bool number = take_number(rest, id.id);
+  if (number && rest.starts_with('.')) {
+    rest.remove_prefix(1);
+    if (!take_number(rest, id.generation)) rest = ".";
+  }
+  if (!number || !rest.empty() || id.id == 0)
+    return error(Status::invalid,
+                 shmb::quoted(text) + " is no region id: @ID or @ID.GENERATION, as `shmbroker list -q` prints them");
+  target.id = id;
+  return target;
+}
+
+bool in_a_group() {
+  const char* variable = std::getenv("SHMBROKER_GROUP");
+  return variable != nullptr && *variable != '\0';
+}
+
+Selection selection_of(const Target& target) {
+  Selection selection;
+  if (target.id) {
+    selection.region = {target.id->id, target.id->generation, 0};
+    return selection;
+  }
+  const auto address = names::parse_region(target.address);  // resolve has checked it
+  selection.owner_uid = address->owner_uid;
+  selection.name = address->name;
+  if (auto id = names::group_id(address->group)) {
+    selection.group = *id;
+  } else {
+    selection.group_name = address->group;
+  }
+  return selection;
+}
+
+}  // namespace
+
+Result<Target> resolve(const std::string& text) {
+  if (text.starts_with('@')) return by_id(text);
+  auto address = names::parse_region(text);
+  if (!address) return std::unexpected(address.error());
+  Target target;
+  target.text = text;
+  target.address = address->group.empty() && !in_a_group() ? default_group() + "/" + text : text;
+  return target;
+}
+
+Result<Region> attach(const Session& session, const Target& target, const shmb_attach_options& options) {
+  shmb_error error{};
+  shmb_region* region = nullptr;
+  const int status = target.id ? shmb_attach_id(session.get(), &*target.id, &options, &region, &error)
+                               : shmb_attach(session.get(), target.address.c_str(), &options, &region, &error);
+  if (status != SHMB_OK) return std::unexpected(failed(error));
+  return Region(region);
+}
+
+Result<RegionRow> find(const Viewer& viewer, const Target& target) {
+  Selection selection = selection_of(target);
+  if (!target.id && selection.group_name.empty() && selection.group == 0) selection.group = viewer.facts().group;
+  auto found = regions(viewer, selection);
+  if (!found) return std::unexpected(found.error());
+  if (found->rows.empty())
+    return error(Status::not_found, "no region " + shmb::quoted(target.id ? target.text : target.address) +
+                                        " here that is yours to see; `shmbroker list` shows what there is");
+  return std::move(found->rows.front());
+}
+
+}  // namespace shmb::tools

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a person may type for a region: NAME (in SHMBROKER_GROUP's group, else in `shell-<uid>`), GROUP/NAME,
+// UID:GROUP/NAME, or @ID and @ID.GENERATION as `list -q` prints them ('#' would start a comment in a shell).
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "client/shmbroker.h"
+#include "tools/view.hpp"
+
+namespace shmb::tools {
+
+struct Target {
+  std::optional<shmb_region_id> id;  // @ID
+  std::string address;               // else
+  std::string text;                  // as typed
+};
+
+Result<Target> resolve(const std::string& text);
+Result<Region> attach(const Session& session, const Target& target, const shmb_attach_options& options);
+// The one region's row, or not_found with a sentence.
+Result<RegionRow> find(const Viewer& viewer, const Target& target);
+
+}  // namespace shmb::tools

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// See session.hpp.
+#include "tools/session.hpp"
+
+#include "client/connect.hpp"
+#include "spawn/supervised_group.hpp"
+
+namespace shmb::tools {
+
+namespace {
+
+constexpr char kHowToStart[] = "; `shmbroker put`, `shmbroker run` or any program of the library starts a private one";
+
+}  // namespace
+
+Error failed(const shmb_error& error) { return spawn::error_from(error); }
+
+Result<Session> Session::connect(const Common& common, Start start) {
+  Session session;
+  session.timeout_ = common.timeout;
+  shmb_connect_options options{};
+  options.size = sizeof options;
+  options.socket = common.socket.empty() ? nullptr : common.socket.c_str();
+  options.program = "shmbroker";
+  options.timeout_ns = common.timeout;
+  if (start == Start::never) options.flags |= SHMB_CONNECT_NO_START;
+  shmb_error error{};
+  shmb_session* handle = nullptr;
+  if (shmb_connect(&options, &handle, &error) != SHMB_OK) {
+    Error refusal = failed(error);
+    if (refusal.status == Status::no_broker && start == Start::never) refusal.sentence += kHowToStart;
+    return std::unexpected(refusal);
+  }
+  session.handle_.reset(handle);
+  session.info_.size = sizeof session.info_;
+  if (shmb_session_get_info(handle, &session.info_, &error) != SHMB_OK) return std::unexpected(failed(error));
+  return session;
+}
+
+Result<Viewer> Viewer::connect(const Common& common, bool admin) {
+  client::ConnectOptions options;
+  options.socket = common.socket;
+  options.program = "shmbroker";
+  options.no_start = true;
+  options.admin = admin;
+  options.timeout = common.timeout;
+  auto session = client::connect(options);
+  if (!session) {
+    if (session.error().status == Status::no_broker) session.error().sentence += kHowToStart;
+    return std::unexpected(session.error());
+  }
+  Viewer viewer;
+  viewer.session_ = std::move(*session);
+  viewer.facts_ = viewer.session_->facts();
+  viewer.timeout_ = common.timeout;
+  return viewer;
+}
+
+}  // namespace shmb::tools

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tool's connections to the broker. Verbs that move data use the public C face, as any program would; those that
+// only look use the library's inner session, because the books' tables are no part of the C face.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "client/session.hpp"
+#include "client/shmbroker.h"
+#include "tools/tool.hpp"
+
+namespace shmb::tools {
+
+struct SessionEnd {
+  void operator()(shmb_session* session) const { shmb_disconnect(session); }
+};
+struct RegionEnd {
+  void operator()(shmb_region* region) const { (void)shmb_release(region, 0, nullptr); }
+};
+using Region = std::unique_ptr<shmb_region, RegionEnd>;
+
+enum class Start { never, private_broker };
+
+class Session {
+ public:
+  // Without a broker the sentence says how one comes to be.
+  static Result<Session> connect(const Common& common, Start start);
+  shmb_session* get() const { return handle_.get(); }
+  const shmb_session_info& info() const { return info_; }
+  std::int64_t timeout() const { return timeout_; }
+
+ private:
+  std::unique_ptr<shmb_session, SessionEnd> handle_;
+  shmb_session_info info_{};
+  std::int64_t timeout_ = 0;
+};
+
+// To look at the books. Never starts a broker.
+class Viewer {
+ public:
+  static Result<Viewer> connect(const Common& common, bool admin = false);
+  client::Session& session() const { return *session_; }
+  const client::SessionFacts& facts() const { return facts_; }
+  client::Deadline deadline() const { return client::Deadline::after(timeout_); }
+
+ private:
+  std::shared_ptr<client::Session> session_;
+  client::SessionFacts facts_;
+  std::int64_t timeout_ = 0;
+};
+
+// Of a call of the C face that did not succeed.
+Error failed(const shmb_error& error);
+
+}  // namespace shmb::tools

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// See tool.hpp.
+#include "tools/tool.hpp"
+
+#include <pwd.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <map>
+#include <span>
+
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+#include "tools/exit_code.hpp"
+#include "tools/printable.hpp"
+
+namespace shmb::tools {
+namespace {
+
+// An option's text through one of base's parsers, whose sentence becomes CLI11's.
+template <class T>
+void add_parsed(CLI::App& app, const std::string& name, T& value, const std::string& help, const std::string& kind,
+                Result<T> (*parse)(std::string_view)) {
+  app.add_option_function<std::string>(
+         name,
+         [&value, parse, name](const std::string& text) {
+           auto parsed = parse(text);
+           if (!parsed) throw CLI::ValidationError(name, parsed.error().sentence);
+           value = *parsed;
+         },
+         help)
+      ->type_name(kind);
+}
+
+}  // namespace
+
+void add_common(CLI::App& app, Common& common, bool json, bool exact) {
+  app.add_option("--socket", common.socket, "The broker's socket, instead of looking for one")->type_name("PATH");
+  add_duration(app, "--timeout", common.timeout, "How long to wait for the broker (default 5s)");
+  if (json) app.add_flag("--json", common.json, "For programs; the first key names the schema");
+  if (exact) app.add_flag("-b,--bytes", common.exact, "Sizes in bytes");
+}
+
+void add_size(CLI::App& app, const std::string& name, std::uint64_t& size, const std::string& help) {
+  add_parsed(app, name, size, help, "SIZE", parse_size);
+}
+
+void add_duration(CLI::App& app, const std::string& name, std::int64_t& duration, const std::string& help) {
+  add_parsed(app, name, duration, help, "DURATION", parse_duration);
+}
+
+bool is_terminal(int fd) { return ::isatty(fd) == 1; }
+
+bool colour(int fd) {
+  const char* no_colour = std::getenv("NO_COLOR");  // no-color.org: set and not empty
+  const char* terminal = std::getenv("TERM");
+  if (no_colour != nullptr && *no_colour != '\0') return false;
+  return is_terminal(fd) && terminal != nullptr && std::string_view(terminal) != "dumb";
+}
+
+int fail(const Error& error) {
+  complain(error.sentence.empty() ? status_text(error.status) : error.sentence);
+  return exit_code(error.status);
+}
+
+void complain(const std::string& sentence) { warn_line("shmbroker: " + printable(sentence)); }
+
+void warn_line(const std::string& text) {
+  const std::string line = text + "\n";
+  (void)sys::write_all(STDERR_FILENO, std::as_bytes(std::span(line)));
+}
+
+bool print(const std::string& text) {
+  auto written = sys::write_all(STDOUT_FILENO, std::as_bytes(std::span(text)));
+  if (!written) complain("cannot write to stdout: " + errno_text(written.error().value));
+  return written.has_value();
+}
+
+std::string size_text(const Common& common, std::uint64_t bytes) {
+  return common.exact ? std::to_string(bytes) : format_size(bytes);
+}
+
+std::string user_text(std::uint32_t uid) {
+  static std::map<std::uint32_t, std::string> known;
+  auto [entry, added] = known.try_emplace(uid);
+  if (added) {
+    const passwd* found = ::getpwuid(uid);
+    entry->second = found != nullptr ? found->pw_name : std::to_string(uid);
+  }
+  return entry->second;
+}
+
+std::string age_text(std::int64_t boottime) {
+  const std::int64_t age = sys::now_boottime() - boottime;
+  constexpr std::int64_t second = 1'000'000'000;
+  return age < second ? "0s" : format_duration(age - age % second);
+}
+
+std::string default_group() { return "shell-" + std::to_string(::geteuid()); }
+
+}  // namespace shmb::tools

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all verbs share: the common options, how they print and how they fail. A failure is one sentence on stderr,
+// the broker's own where there is one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "base/result.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace shmb::tools {
+
+struct Common {
+  std::string socket;        // empty: looked for
+  std::int64_t timeout = 0;  // of each answer; 0: the library's default
+  bool json = false;
+  bool exact = false;  // bytes instead of "64.0 MiB"
+};
+
+struct Command {
+  CLI::App* app = nullptr;
+  std::function<int()> run;
+};
+
+// Adds --socket and --timeout; --json and --bytes where the verb has them.
+void add_common(CLI::App& app, Common& common, bool json, bool exact);
+// Options whose text is a size or a duration.
+void add_size(CLI::App& app, const std::string& name, std::uint64_t& size, const std::string& help);
+void add_duration(CLI::App& app, const std::string& name, std::int64_t& duration, const std::string& help);
+
+Command add_list(CLI::App& app);
+Command add_inspect(CLI::App& app);
+Command add_status(CLI::App& app);
+Command add_put(CLI::App& app);
+Command add_cat(CLI::App& app);
+Command add_release(CLI::App& app);
+Command add_run(CLI::App& app);
+
+bool is_terminal(int fd);
+bool colour(int fd);  // a terminal, and neither NO_COLOR nor TERM=dumb
+// "shmbroker: SENTENCE" on stderr; gives the exit code.
+int fail(const Error& error);
+void complain(const std::string& sentence);
+void warn_line(const std::string& text);
+// To stdout, whole; false (with a sentence on stderr) when the reader is gone or the disk full.
+bool print(const std::string& text);
+
+std::string size_text(const Common& common, std::uint64_t bytes);
+std::string user_text(std::uint32_t uid);     // "mara", or the number when unknown
+std::string age_text(std::int64_t boottime);  // since then: "3h12m"
+std::string default_group();                  // "shell-<uid>"
+
+}  // namespace shmb::tools
