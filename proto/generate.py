@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes shmb_wire.h, shmb_status.h, wire_fields.hpp and the tables of PROTOCOL.md from messages.toml.
+"""Makes shmb_wire.h, shmb_status.h, wire_fields.hpp and the tables of PROTOCOL.md from messages.toml, and the worked
+dumps of PROTOCOL.md from the vectors.
 
     generate.py          write the files
     generate.py --check  exit 1 and name the file when one is not what the table says
 """
+import json
 import pathlib
 import re
 import sys
@@ -183,6 +185,55 @@ def protocol_tables(table, known):
     return out
 
 
+def dump(name, known):
+    """A vector, one field a line."""
+    vector = json.loads((HERE / "vectors" / f"{name}.json").read_text())
+    data, decoded, rows, at = bytes.fromhex(vector["hex"]), vector["decoded"], [], 0
+
+    def row(size, meaning):
+        nonlocal at
+        for start in range(at, at + size, 16):
+            part = data[start:min(start + 16, at + size)]
+            rows.append(f"{start:04x}  {part.hex(' '):<47}  {meaning if start == at else ''}".rstrip())
+        at += size
+
+    def walk(struct, values, prefix=""):
+        for _, kind, _, field, count, _ in known[struct].fields:
+            value = values[field]
+            if kind in known:
+                walk(kind, value, f"{prefix}{field}.")
+            else:
+                shown = "" if count else f" = {value:#x}" if value > 99999 or field == "op" else f" = {value}"
+                row(SCALARS[kind.split("[")[0]] * max(count, 1), f"{prefix}{field}{shown}")
+
+    def texts(part):
+        for text, value in part.get("texts", {}).items():
+            if value:
+                row(len(value.encode()), f"text {text}: {value}")
+
+    kind = decoded["message"] + ("_reply" if decoded["kind"] == "reply" else "")
+    walk("header", decoded["header"])
+    if decoded["kind"] == "error":
+        walk("refusal", decoded["fixed"])
+        row(len(decoded["sentence"].encode()), "sentence")
+    elif "elements" in decoded:
+        walk("batch", decoded["fixed"])
+        for i, element in enumerate(decoded["elements"]):
+            walk(kind, element["fields"], f"[{i}].")
+        for element in decoded["elements"]:
+            texts(element)
+    else:
+        walk(kind, decoded["fixed"])
+        texts(decoded)
+    assert at == len(data), name
+    return [f"{vector['fds'] and 'With 1 descriptor: ' or ''}`vectors/{name}.json`", "", "```"] + rows + ["```"]
+
+
+def with_dumps(text, known):
+    return re.sub(r"(<!-- dump (\S+) -->\n).*?(<!-- end -->)",
+                  lambda m: m[1] + "\n" + "\n".join(dump(m[2], known)) + "\n\n" + m[3], text, flags=re.S)
+
+
 def with_tables(text, rows):
     begin, end = "<!-- tables: begin -->", "<!-- tables: end -->"
     if begin not in text:
@@ -197,7 +248,7 @@ def main():
     wanted = {HERE / "shmb_wire.h": "\n".join(wire_header(table, structs)) + "\n",
               HERE / "shmb_status.h": "\n".join(status_header(table)) + "\n",
               HERE / "wire_fields.hpp": "\n".join(wire_fields(table, known, structs)) + "\n",
-              protocol: with_tables(protocol.read_text(), protocol_tables(table, known))}
+              protocol: with_dumps(with_tables(protocol.read_text(), protocol_tables(table, known)), known)}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:
         for path in stale:

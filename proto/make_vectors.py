@@ -394,8 +394,27 @@ def frames():
     refused("batch-text-sum-wraps-16", packet(3, struct.pack("<HHI", 2, len(data) // 2, 0) + data + b"abcd", 8)[0], "invalid")
 
 
+def examples():
+    """The worked dump of PROTOCOL.md."""
+    hello = {"version_min": 1, "version_max": 1, "pid": 4242}
+    save("example-1-hello", *plain("hello", 1, "request", "hello", hello, {"library": "example 1.0"}, tag=1)[:2], True)
+    answer = {"version": 1, "mode": 2, "broker_uid": 1000, "uid": 1000, "max_message": 65536, "features": 0x3f, "epoch": EPOCH,
+              "session": 5, "fork_secret": SECRET, "max_batch": 253}
+    save("example-2-hello-reply", *plain("hello", REPLY | 1, "reply", "hello_reply", answer, {"broker": "0.1.0"}, tag=1)[:2], False)
+    create = [({"length": 5000}, {"name": "kv"}, None)]
+    save("example-3-create", *batch("create", 2, "request", "create", create, tag=2)[:2], True)
+    made = [({"outcome": fine(0), "region": KV, "bytes": 8192, "group": 2, "rights": 0xf}, {}, None)]
+    fds = ("memfd O_RDWR",)
+    save("example-4-create-reply", *batch("create", REPLY | 2, "reply", "create_reply", made, fds, tag=2)[:2], False, fds)
+    numbers = {"slot": 1, "scope": 2, "scope_id": 1000, "limit": 4 * GIB, "used": 3 * GIB, "asked": 2 * GIB}
+    data, decoded, _ = part("refusal", numbers, {}, None)
+    sentence = "limit: bytes of uid 1000: asked 2.0 GiB, used 3.0 of 4.0 GiB; raise limits.uid.1000.bytes or release regions"
+    raw, head = packet(REPLY | 2, data + sentence.encode(), len(data), tag=3, status=8)
+    save("example-5-refused", raw, {"header": head, "message": "create", "kind": "error", "fixed": decoded, "sentence": sentence}, False)
+
+
 def main():
-    for family in (requests, replies, lists, events, errors, frames):
+    for family in (requests, replies, lists, events, errors, frames, examples):
         family()
     folder, problems = HERE / "vectors", 0
     folder.mkdir(exist_ok=True)

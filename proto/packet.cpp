@@ -46,8 +46,14 @@ Incoming receive_packet(int socket, std::span<std::byte> buffer, Direction direc
     return incoming;
   }
   // First: what was lost cannot be told from what was never sent, so no other rule would speak the truth.
-  if (received->control_truncated)
-    return malformed("descriptors were cut off: descriptor table full, too many, or refused by an LSM", true);
+  if (received->control_truncated) {
+    Incoming lost = malformed("descriptors were cut off: descriptor table full, too many, or refused by an LSM", true);
+    const Bytes bytes(buffer.data(), received->size);
+    shmbw_header header{};
+    if (bytes.size() >= sizeof header) std::memcpy(&header, bytes.data(), sizeof header);
+    if (auto view = open_packet(bytes, header.n_fds, direction)) lost.view = *view;
+    return lost;
+  }
   if (received->bad_control) return malformed("control data that is not a whole number of descriptors");
   if (received->truncated) return malformed("packet longer than " + std::to_string(buffer.size()) + " bytes");
 

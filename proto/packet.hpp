@@ -16,8 +16,10 @@ struct Incoming {
   enum class Kind { packet, would_block, end_of_file, malformed } kind = Kind::would_block;
   PacketView view;  // into the caller's buffer
   std::vector<Fd> fds;
-  std::string reason;             // malformed: for the log ("descriptor table full or refused by an LSM", ...)
-  bool descriptors_lost = false;  // malformed because MSG_CTRUNC: the client maps it to status no_descriptors
+  std::string reason;  // malformed: for the log ("descriptor table full or refused by an LSM", ...)
+  // Malformed because of MSG_CTRUNC. The client maps it to status no_descriptors and gives back what the bytes grant:
+  // `view` is the packet where its frame is whole but for the descriptors, else its header.size is 0.
+  bool descriptors_lost = false;
 };
 // One recvmsg. `wait` blocks; else would_block.
 Incoming receive_packet(int socket, std::span<std::byte> buffer, Direction direction, bool wait);

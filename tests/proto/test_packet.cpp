@@ -115,9 +115,24 @@ TEST_CASE("descriptors cut off by a full table: those that fitted are closed, an
     CHECK(incoming.kind == Kind::malformed);
     CHECK(incoming.descriptors_lost);
     CHECK(incoming.reason.find("descriptor table full") != std::string::npos);
+    CHECK(incoming.view.header.tag == 5);  // the bytes arrived: a client can give back what they grant
+    CHECK(incoming.view.header.n_fds == 5);
     CHECK(incoming.fds.empty());
     CHECK(open_descriptors() == before);
   }
+}
+
+TEST_CASE("a packet that lost its descriptors and is broken besides shows nothing of itself") {
+  Line line;
+  line.send_raw(std::vector<std::byte>(40), 2);
+  const int lowest = fcntl(0, F_DUPFD_CLOEXEC, 0);
+  close(lowest);
+  DescriptorLimit limit(static_cast<rlim_t>(lowest));
+  Incoming incoming = line.receive();
+  CHECK(incoming.kind == Kind::malformed);
+  CHECK(incoming.descriptors_lost);
+  CHECK(incoming.view.header.size == 0);
+  CHECK(incoming.view.rest.empty());
 }
 
 TEST_CASE("a packet longer than the buffer is malformed and closes what it carried") {
