@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Every installed header compiles alone, from a folder that holds nothing but the installed headers: as C11, as C++20
+without exceptions by every compiler at hand, and by nvcc. Usage: headers_test.py HEADER...
+"""
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror", "-fsyntax-only"]
+C11 = ["-std=c11", "-Wstrict-prototypes", *STRICT]
+CXX20 = ["-std=c++20", "-fno-exceptions", *STRICT]
+CXX23 = ["-std=c++23", *STRICT]
+NVCC = ["-std=c++20", "-Werror", "all-warnings", "-Xcompiler", "-fno-exceptions,-Wall,-Wextra", "-o", "/dev/null", "-c"]
+
+# compiler, options, suffix of the including file, takes the C++ header too, must be there
+COMPILERS = [
+    ("gcc", C11, ".c", False, True),
+    ("g++", CXX20, ".cpp", True, True),
+    ("g++", CXX23, ".cpp", True, True),
+    ("clang-19", C11, ".c", False, False),
+    ("clang++-19", CXX20, ".cpp", True, False),
+    ("clang++-19", CXX23, ".cpp", True, False),
+    ("nvcc", NVCC, ".cu", True, False),
+]
+
+
+def find(compiler):
+    return shutil.which(compiler) or shutil.which(compiler, path="/usr/local/cuda/bin")
+
+
+def compiles(folder, compiler, options, suffix, text):
+    source = folder / ("one" + suffix)
+    source.write_text(text)
+    return subprocess.run([find(compiler), *options, f"-I{folder}", str(source)], capture_output=True, text=True)
+
+
+def main():
+    failures, done = 0, 0
+    with tempfile.TemporaryDirectory(prefix="shmb-headers-") as name:
+        folder = Path(name)
+        headers = [Path(argument) for argument in sys.argv[1:]]
+        for header in headers:
+            shutil.copy(header, folder / header.name)
+        for compiler, options, suffix, takes_cxx, required in COMPILERS:
+            label = f"{compiler} {options[0]}"
+            if find(compiler) is None:
+                print(f"SKIPPED: {label}: no {compiler} here")
+                failures += required
+                continue
+            # Else a compiler that accepts anything, or is broken, would pass or fail everything.
+            if compiles(folder, compiler, options, suffix, "#include \"missing.h\"\n").returncode == 0:
+                print(f"{label}: accepts an include that does not exist")
+                failures += 1
+            for header in headers:
+                if header.suffix == ".hpp" and not takes_cxx:
+                    continue
+                # Twice: the include guard is part of the promise.
+                result = compiles(folder, compiler, options, suffix, f'#include "{header.name}"\n' * 2 + "extern int shmb_end;\n")
+                done += 1
+                if result.returncode != 0:
+                    failures += 1
+                    print(f"{label}: {header.name} does not compile alone:\n{result.stdout}{result.stderr}")
+    print(f"{done} compilations, {failures} failures")
+    return 1 if failures or done == 0 else 0
+
+
+sys.exit(main())
