@@ -43,6 +43,11 @@ Sys<void> truncate(int fd, std::uint64_t length) {
   });
 }
 
+Sys<void> allocate(int fd, std::uint64_t offset, std::uint64_t length) {
+  return call_void(Call::fallocate,
+                   [&] { return ::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(length)); });
+}
+
 Sys<void> set_mode(int fd, unsigned mode) {
   return call_void(Call::fchmod, [&] { return ::fchmod(fd, static_cast<mode_t>(mode)); });
 }

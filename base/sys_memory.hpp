@@ -12,6 +12,8 @@ namespace shmb::sys {
 // memfd_create(2) with CLOEXEC and ALLOW_SEALING, and NOEXEC_SEAL where `no_exec` and the kernel knows it (6.3).
 Sys<Fd> memfd_create(const char* name, bool no_exec);
 Sys<void> truncate(int fd, std::uint64_t length);
+// fallocate(2) of a memory file: pages or an errno, never a signal. For clients only (law 3).
+Sys<void> allocate(int fd, std::uint64_t offset, std::uint64_t length);
 Sys<void> set_mode(int fd, unsigned mode);  // fchmod; a memfd is born 0777 and anyone who holds it could reopen it
 Sys<void> add_seals(int fd, int seals);     // F_ADD_SEALS; F_SEAL_WRITE gives EBUSY while a writable map exists
 Sys<int> seals(int fd);

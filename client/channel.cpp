@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: Apache-2.0
+// All state is under one mutex; only poll(2) and recvmsg(2) of the leader run outside of it, and nobody but the leader
+// touches the inbox.
+#include "client/channel.hpp"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
+#include "base/text.hpp"
+#include "proto/refusal.hpp"
+
+namespace shmb::client {
+namespace {
+
+constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks for them; then the oldest go
+
+template <class T>
+T fixed_part(const wire::PacketView& view) {
+  T out{};  // lenient: a reply's unknown tail belongs to a newer broker that knows we do not read it
+  if (!view.fixed.empty()) std::memcpy(&out, view.fixed.data(), std::min(sizeof out, view.fixed.size()));
+  return out;
+}
+
+std::uint16_t op_of(std::span<const std::byte> packet) {
+  shmbw_header header;
+  std::memcpy(&header, packet.data(), sizeof header);
+  return header.op;
+}
+
+void set_tag(std::span<std::byte> packet, std::uint64_t tag) {
+  std::memcpy(packet.data() + offsetof(shmbw_header, tag), &tag, sizeof tag);
+}
+
+std::string_view text_of(const wire::PacketView& view, std::size_t length) {
+  auto text = wire::TextReader(view.rest).take(length);
+  return text.value_or(std::string_view{});
+}
+
+}  // namespace
+
+void Channel::open(Fd socket) {
+  Lock lock(mutex_);
+  socket_ = std::move(socket);
+  inbox_.resize(SHMBW_MAX_MESSAGE);
+  lost_ = false;
+}
+
+std::vector<Fd> Channel::forget() {
+  Lock lock(mutex_);
+  std::vector<Fd> inherited;
+  for (Fd* fd : {&socket_, &epoll_, &event_})
+    if (*fd) inherited.push_back(std::move(*fd));
+  reading_ = false;  // the leader, if there was one, is a thread of the parent
+  waiters_.clear();
+  pending_.clear();
+  subscriptions_.clear();
+  event_waiters_.clear();
+  events_.clear();
+  unsent_.clear();
+  dropped_ = 0;
+  lost_ = false;
+  return inherited;
+}
+
+bool Channel::lost() {
+  Lock lock(mutex_);
+  return lost_;
+}
+
+void Channel::set_lost_reason(std::string reason) {
+  Lock lock(mutex_);
+  lost_ = true;
+  lost_reason_ = std::move(reason);
+}
+
+std::unexpected<Error> Channel::lost_error() const {
+  return error(Status::session_lost, "the session is lost: " + lost_reason_ + "; mappings stay valid, connect again");
+}
+
+void Channel::lose(std::string why) {
+  if (lost_) return;
+  lost_ = true;
+  lost_reason_ = std::move(why);
+  // A socket at its end stays readable: in the set it would wake the caller's loop for ever.
+  if (epoll_) (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket_.get(), nullptr);
+  Event away;
+  away.kind = Event::Kind::broker_away;
+  away.text = lost_reason_;
+  queue(std::move(away));
+  for (Waiter* waiter : waiters_) waiter->wake.notify_one();
+}
+
+template <class Done>
+bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) {
+  const auto mine = waiters_.insert(waiters_.end(), &me);
+  bool reached = done();
+  while (!reached) {
+    if (reading_) {
+      if (deadline.passed()) break;
+      if (deadline.endless())
+        me.wake.wait(lock);
+      else
+        me.wake.wait_until(lock, deadline.point());
+    } else {
+      const bool last = deadline.passed();  // looked at before: a caller that cannot wait still reads what is there
+      read_once(lock, deadline, false);
+      if (last && !done()) break;
+    }
+    reached = done();
+  }
+  waiters_.erase(mine);
+  if (!reading_ && !waiters_.empty()) waiters_.front()->wake.notify_one();
+  return reached;
+}
+
+void Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
+  reading_ = true;
+  const int fd = socket_.get();
+  lock.unlock();
+  const short wanted = static_cast<short>(or_writable ? POLLIN | POLLOUT : POLLIN);
+  auto ready = sys::poll_for(fd, wanted, deadline.left());
+  wire::Incoming incoming;
+  if (ready && (*ready & ~POLLOUT) != 0)
+    incoming = wire::receive_packet(fd, inbox_, wire::Direction::from_broker, false);
+  lock.lock();
+  if (!ready) lose("poll: " + errno_text(ready.error().value));
+  take_packet(std::move(incoming));
+  reading_ = false;
+}
+
+// For packets that nobody waits for: those that the socket has no room for now go before the next one.
+void Channel::send_later(std::span<const std::byte> packet) {
+  unsent_.emplace_back(packet.begin(), packet.end());
+  (void)send_unsent();
+}
+
+bool Channel::send_unsent() {
+  while (!unsent_.empty()) {
+    auto sent = sys::send(socket_.get(), unsent_.front(), {}, {}, false);
+    if (!sent && (sent.error().value == EAGAIN || sent.error().value == ENOBUFS)) return false;
+    unsent_.pop_front();
+  }
+  return true;
+}
+
+Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadline deadline) {
+  for (;;) {
+    if (lost_) return lost_error();
+    auto sent = send_unsent() ? sys::send(socket_.get(), packet, {}, {}, false) : sys_error(EAGAIN);
+    if (sent) return {};
+    const int code = sent.error().value;
+    if (code == EAGAIN || code == ENOBUFS) {
+      // The broker serves one request at a time and the kernel holds a bounded number: replies must be read on.
+      if (deadline.passed())
+        return error(Status::deadline, "the broker did not take the request before the deadline");
+      const Deadline soon = earlier(deadline, Deadline::after(10'000'000));
+      if (!reading_) {
+        read_once(lock, soon, true);
+        if (!reading_ && !waiters_.empty()) waiters_.front()->wake.notify_one();
+      } else {
+        Waiter me;
+        const auto mine = waiters_.insert(waiters_.begin(), &me);
+        me.wake.wait_until(lock, soon.point());
+        waiters_.erase(mine);
+        if (!reading_ && !waiters_.empty()) waiters_.front()->wake.notify_one();
+      }
+      continue;
+    }
+    if (code == EPIPE || code == ECONNRESET || code == ENOTCONN) {
+      lose("the broker closed the connection");
+      return lost_error();
+    }
+    return system_failure(sent.error(), "sending to the broker");
+  }
+}
+
+Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subscription* subscription) {
+  if (packet.empty()) return error(Status::invalid, "the request does not fit into one message");
+  Lock lock(mutex_);
+  if (lost_) return lost_error();
+  Call mine;
+  const std::uint64_t tag = ++last_tag_;
+  set_tag(packet, tag);
+  pending_[tag] = {op_of(packet), &mine, subscription};
+  if (auto sent = send(lock, packet, deadline); !sent) {
+    pending_.erase(tag);
+    return std::unexpected(sent.error());
+  }
+  const bool reached = wait(lock, deadline, mine.waiter, [&] { return mine.done || lost_; });
+  if (!mine.done) {
+    if (lost_) {
+      pending_.erase(tag);
+      return lost_error();
+    }
+    (void)reached;
+    auto& left_behind = pending_[tag];
+    left_behind.call = nullptr;
+    left_behind.subscription = nullptr;
+    return error(Status::deadline, "the broker did not answer before the deadline");
+  }
+  lock.unlock();
+  if (mine.descriptors_lost)
+    return error(Status::no_descriptors,
+                 "the descriptor could not be received: this process' descriptor table is full (ulimit -n), or a "
+                 "security module refused it; what was granted has been given back");
+  if (mine.reply.view.header.status != 0) return std::unexpected(wire::read_error_reply(mine.reply.view));
+  return std::move(mine.reply);
+}
+
+Result<void> Channel::post(std::span<std::byte> packet, Deadline deadline) {
+  if (packet.empty()) return error(Status::invalid, "the request does not fit into one message");
+  Lock lock(mutex_);
+  set_tag(packet, 0);
+  return send(lock, packet, deadline);
+}
+
+Result<void> Channel::await(Subscription& subscription, Deadline deadline) {
+  Lock lock(mutex_);
+  Waiter me;
+  event_waiters_.push_back(&me);
+  const bool reached = wait(lock, deadline, me, [&] { return lost_ || !subscription.events.empty(); });
+  std::erase(event_waiters_, &me);
+  if (!subscription.events.empty()) return {};
+  if (lost_) return lost_error();
+  if (!reached) return error(Status::deadline, "what was waited for did not happen before the deadline");
+  return {};
+}
+
+void Channel::cancel_watch(std::uint64_t watch) {
+  std::array<std::byte, 256> buffer;
+  wire::Writer writer(buffer);
+  shmbw_watch cancel{};
+  cancel.kind = SHMBW_WATCH_KIND_CANCEL;
+  cancel.watch = watch;
+  const std::uint64_t tag = ++last_tag_;
+  writer.begin(SHMBW_OP_WATCH, tag, Status::ok, cancel);
+  pending_[tag] = {};  // nobody waits for the answer
+  send_later(writer.finish(0));
+}
+
+void Channel::unsubscribe(Subscription& subscription) {
+  Lock lock(mutex_);
+  if (subscription.watch == 0) return;
+  subscriptions_.erase(subscription.watch);
+  if (!lost_) cancel_watch(subscription.watch);
+  subscription.watch = 0;
+}
+
+void Channel::take_packet(wire::Incoming incoming) {
+  switch (incoming.kind) {
+    case wire::Incoming::Kind::would_block:
+      return;
+    case wire::Incoming::Kind::end_of_file:
+      lose("the broker closed the connection");
+      return;
+    case wire::Incoming::Kind::malformed: {
+      if (!incoming.descriptors_lost) {
+        lose("the broker broke the protocol: " + incoming.reason);
+        return;
+      }
+      // MSG_CTRUNC costs the packet its descriptors; the bytes arrived. What they grant is given back.
+      shmbw_header header;
+      std::memcpy(&header, inbox_.data(), sizeof header);
+      const std::size_t size = std::min<std::size_t>(header.size, inbox_.size());
+      auto view = wire::open_packet(wire::Bytes(inbox_.data(), size), header.n_fds, wire::Direction::from_broker);
+      if (!view)
+        lose("a packet of the broker lost its descriptors: " + incoming.reason);
+      else
+        take_reply(*view, {}, true);
+      return;
+    }
+    case wire::Incoming::Kind::packet:
+      if ((incoming.view.header.op & SHMBW_EVENT) != 0)
+        take_event(incoming.view);
+      else
+        take_reply(incoming.view, std::move(incoming.fds), false);
+      return;
+  }
+}
+
+void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool descriptors_lost) {
+  const auto found = pending_.find(view.header.tag);
+  if (found == pending_.end()) return;
+  const Pending pending = found->second;
+  pending_.erase(found);
+  const bool granted = view.header.status == 0;
+  if (pending.call == nullptr || descriptors_lost) {
+    if (granted && pending.op != 0) give_back(view);
+    if (pending.call == nullptr) return;
+  }
+  if (granted && pending.subscription != nullptr) {
+    const auto watch = fixed_part<shmbw_watch_reply>(view);
+    pending.subscription->watch = watch.watch;
+    pending.subscription->state = watch.state;
+    subscriptions_[watch.watch] = pending.subscription;
+  }
+  Call& call = *pending.call;
+  call.descriptors_lost = descriptors_lost;
+  // The inbox is written again by the next leader.
+  const std::byte* const begin = inbox_.data();
+  call.reply.bytes.assign(begin, begin + view.header.size);
+  call.reply.view = view;
+  call.reply.view.fixed = wire::Bytes(call.reply.bytes.data() + (view.fixed.data() - begin), view.fixed.size());
+  call.reply.view.rest = wire::Bytes(call.reply.bytes.data() + (view.rest.data() - begin), view.rest.size());
+  call.reply.fds = std::move(fds);
+  call.done = true;
+  call.waiter.wake.notify_one();
+}
+
+// A reply that nobody takes, or whose descriptors were cut off: the leases it granted are released again, and a name
+// that was given with them, because its creator was told that there is none.
+void Channel::give_back(const wire::PacketView& view) {
+  const std::uint16_t op = view.header.op & static_cast<std::uint16_t>(~SHMBW_REPLY);
+  if (op == SHMBW_OP_WATCH) {
+    cancel_watch(fixed_part<shmbw_watch_reply>(view).watch);
+    return;
+  }
+  if (op != SHMBW_OP_CREATE && op != SHMBW_OP_ATTACH) return;
+  auto batch = wire::BatchView::open(view);
+  if (!batch) return;
+  std::vector<shmbw_release> releases;
+  for (std::size_t i = 0; i < batch->count(); ++i) {
+    shmbw_release release{};
+    release.count = 1;
+    if (op == SHMBW_OP_CREATE) {
+      auto element = batch->element<shmbw_create_reply>(i);
+      if (!element || element->outcome.status != 0) continue;
+      release.region = element->region;
+      release.flags = SHMBW_RELEASE_UNNAME;
+    } else {
+      auto element = batch->element<shmbw_attach_reply>(i);
+      if (!element || element->outcome.status != 0) continue;
+      release.region = element->region;
+    }
+    releases.push_back(release);
+  }
+  if (releases.empty()) return;
+  std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + releases.size() * sizeof(shmbw_release));
+  wire::Writer writer(buffer);
+  writer.begin_batch<shmbw_release>(SHMBW_OP_RELEASE, 0, releases.size(), SHMBW_HEADER_NO_REPLY);
+  for (std::size_t i = 0; i < releases.size(); ++i) writer.element(i, releases[i]);
+  send_later(writer.finish(0));
+}
+
+void Channel::take_event(const wire::PacketView& view) {
+  Event event;
+  const auto kind = view.header.op & static_cast<std::uint16_t>(~SHMBW_EVENT);
+  event.kind = static_cast<Event::Kind>(kind);
+  switch (event.kind) {
+    case Event::Kind::region_ready:
+    case Event::Kind::region_published:
+    case Event::Kind::region_gone: {
+      const auto fixed = fixed_part<shmbw_region_ready_event>(view);
+      event.sequence = fixed.sequence, event.watch = fixed.watch, event.region = fixed.region;
+      break;
+    }
+    case Event::Kind::name_appeared: {
+      const auto fixed = fixed_part<shmbw_name_appeared_event>(view);
+      event.sequence = fixed.sequence, event.watch = fixed.watch, event.region = fixed.region;
+      event.text = text_of(view, fixed.name_len);
+      break;
+    }
+    case Event::Kind::group_ended: {
+      const auto fixed = fixed_part<shmbw_group_ended_event>(view);
+      event.sequence = fixed.sequence, event.watch = fixed.watch;
+      event.group = fixed.group, event.bytes = fixed.bytes_freed;
+      break;
+    }
+    case Event::Kind::reclaim: {
+      const auto fixed = fixed_part<shmbw_reclaim_event>(view);
+      event.sequence = fixed.sequence, event.watch = fixed.watch, event.group = fixed.group, event.bytes = fixed.bytes;
+      event.uid = fixed.uid, event.pid = fixed.pid, event.regions = fixed.regions, event.how = fixed.how;
+      event.code = fixed.code;
+      event.text = text_of(view, fixed.text_len);
+      break;
+    }
+    case Event::Kind::gap: {
+      const auto fixed = fixed_part<shmbw_gap_event>(view);
+      event.sequence = fixed.sequence, event.lost = fixed.lost;
+      // What the library itself waits for may be among the lost: each waiting call looks again.
+      for (auto& [watch, subscription] : subscriptions_) subscription->events.push_back(event);
+      break;
+    }
+    default:
+      return;  // of a newer broker
+  }
+  if (const auto own = subscriptions_.find(event.watch); own != subscriptions_.end() && event.watch != 0) {
+    own->second->events.push_back(std::move(event));
+    for (Waiter* waiter : event_waiters_) waiter->wake.notify_one();
+    return;
+  }
+  queue(std::move(event));
+}
+
+void Channel::queue(Event event) {
+  if (events_.size() >= kMaxQueuedEvents) {
+    events_.pop_front();
+    ++dropped_;
+  }
+  events_.push_back(std::move(event));
+  if (event_) {
+    const std::uint64_t one = 1;
+    (void)!::write(event_.get(), &one, sizeof one);  // private to this process and non-blocking: cannot stall
+  }
+  for (Waiter* waiter : event_waiters_) waiter->wake.notify_one();
+}
+
+Result<Event> Channel::next_event(Deadline deadline) {
+  Lock lock(mutex_);
+  if (events_.empty() && dropped_ == 0) {
+    if (lost_) return lost_error();
+    Waiter me;
+    event_waiters_.push_back(&me);
+    const bool reached = wait(lock, deadline, me, [&] { return lost_ || !events_.empty(); });
+    std::erase(event_waiters_, &me);
+    if (!reached) return error(Status::deadline, "no event came before the deadline");
+  }
+  if (dropped_ != 0) {
+    Event gap;
+    gap.lost = std::exchange(dropped_, 0);
+    return gap;
+  }
+  if (events_.empty()) return lost_error();
+  Event event = std::move(events_.front());
+  events_.pop_front();
+  if (events_.empty() && event_) {
+    std::uint64_t count;
+    (void)!::read(event_.get(), &count, sizeof count);
+  }
+  return event;
+}
+
+Result<int> Channel::event_descriptor() {
+  Lock lock(mutex_);
+  if (epoll_) return epoll_.get();
+  if (lost_ && events_.empty()) return lost_error();
+  auto event = sys::event_fd();
+  if (!event) return system_failure(event.error(), "eventfd for the event descriptor");
+  auto epoll = sys::epoll();
+  if (!epoll) return system_failure(epoll.error(), "epoll for the event descriptor");
+  for (int fd : {socket_.get(), event->get()}) {
+    if (fd == socket_.get() && lost_) continue;
+    epoll_event watched{};
+    watched.events = EPOLLIN;
+    if (::epoll_ctl(epoll->get(), EPOLL_CTL_ADD, fd, &watched) != 0)
+      return system_failure(Errno{errno}, "epoll_ctl for the event descriptor");
+  }
+  event_ = std::move(*event);
+  epoll_ = std::move(*epoll);
+  if (!events_.empty()) {
+    const std::uint64_t one = 1;
+    (void)!::write(event_.get(), &one, sizeof one);
+  }
+  return epoll_.get();
+}
+
+}  // namespace shmb::client

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// One connection to the broker, used by any number of threads without a thread of its own. Replies are matched by tag:
+// of the threads that wait, one (the leader) reads the socket and hands each packet to whom it belongs; when it has its
+// own it passes the lead on. A call that gives up at its deadline leaves its tag behind, and whoever reads the late
+// reply gives back what it granted, so that a deadline never leaks a lease or a descriptor.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "client/deadline.hpp"
+#include "proto/codec.hpp"
+#include "proto/packet.hpp"
+
+namespace shmb::client {
+
+struct Reply {
+  std::vector<std::byte> bytes;  // `view` looks into it
+  wire::PacketView view;
+  std::vector<Fd> fds;
+};
+
+// The fixed part of a reply that was no refusal.
+template <class T>
+Result<T> fixed_of(const Reply& reply) {
+  auto fixed = wire::read_struct<T>(reply.view.fixed);
+  if (!fixed) return error(Status::protocol, "the broker's answer has fields that this library does not know");
+  return *fixed;
+}
+
+// An event as it came, or one that the library made.
+struct Event {
+  enum class Kind { region_ready = 1, region_published, region_gone, name_appeared, group_ended, reclaim, gap, broker_away };
+  Kind kind = Kind::gap;
+  std::uint64_t sequence = 0, watch = 0;
+  shmbw_region_ref region{};
+  std::uint64_t group = 0, bytes = 0, lost = 0;
+  std::uint32_t uid = 0, pid = 0, regions = 0, how = 0;
+  std::int32_t code = 0;
+  std::string text;
+};
+
+class Channel {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+
+  // A subscription of the library itself: its events wake one waiting call and never reach the user's queue.
+  struct Subscription {
+    std::uint64_t watch = 0;  // set when the reply to WATCH is read, before any event of it can be
+    std::uint32_t state = 0;  // what held already
+    std::vector<Event> events;
+  };
+
+  Channel() = default;
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  void open(Fd socket);
+  // In a forked child: forgets everything of the parent's and hands out its descriptors, which are then only closed.
+  // Shutting down the socket or changing the epoll set would reach the parent: both are shared objects.
+  std::vector<Fd> forget();
+
+  // Sends one request (its tag is filled in) and waits for the reply. A refusal is the Error it carries.
+  Result<Reply> call(std::span<std::byte> packet, Deadline deadline, Subscription* subscription = nullptr);
+  // A request without a reply.
+  Result<void> post(std::span<std::byte> packet, Deadline deadline);
+  // Until `subscription` has an event. A lost session ends the wait.
+  Result<void> await(Subscription& subscription, Deadline deadline);
+  void unsubscribe(Subscription& subscription);
+
+  Result<Event> next_event(Deadline deadline);
+  Result<int> event_descriptor();
+
+  bool lost();
+  std::mutex& mutex() { return mutex_; }
+  void set_lost_reason(std::string reason);  // for a session that never came to be
+
+ private:
+  struct Waiter {
+    std::condition_variable wake;
+  };
+  struct Call {
+    Waiter waiter;
+    bool done = false;
+    bool descriptors_lost = false;
+    Reply reply;
+  };
+  // What is behind a tag. `call` is null once the caller has given up.
+  struct Pending {
+    std::uint16_t op = 0;
+    Call* call = nullptr;
+    Subscription* subscription = nullptr;
+  };
+
+  template <class Done>
+  bool wait(Lock& lock, Deadline deadline, Waiter& me, Done done);
+  void read_once(Lock& lock, Deadline deadline, bool or_writable);
+  void send_later(std::span<const std::byte> packet);
+  bool send_unsent();
+  Result<void> send(Lock& lock, std::span<const std::byte> packet, Deadline deadline);
+  void take_packet(wire::Incoming incoming);
+  void take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool descriptors_lost);
+  void take_event(const wire::PacketView& view);
+  void give_back(const wire::PacketView& view);
+  void cancel_watch(std::uint64_t watch);
+  void queue(Event event);
+  void lose(std::string why);
+  std::unexpected<Error> lost_error() const;
+
+  std::mutex mutex_;
+  Fd socket_, epoll_, event_;
+  std::vector<std::byte> inbox_;
+  bool reading_ = false;  // somebody is the leader
+  std::list<Waiter*> waiters_;
+  std::uint64_t last_tag_ = 0;
+  std::unordered_map<std::uint64_t, Pending> pending_;
+  std::unordered_map<std::uint64_t, Subscription*> subscriptions_;
+  std::vector<Waiter*> event_waiters_;
+  std::deque<Event> events_;
+  std::deque<std::vector<std::byte>> unsent_;
+  std::uint64_t dropped_ = 0;
+  bool lost_ = false;
+  std::string lost_reason_;
+};
+
+}  // namespace shmb::client

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/connect.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <ctime>
+#include <utility>
+
+#include "base/sys_socket.hpp"
+#include "base/text.hpp"
+#include "client/launch.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::client {
+namespace {
+
+std::optional<std::string> variable(const char* name) {
+  const char* value = ::secure_getenv(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+void add_clause(std::string& story, const std::string& clause) {
+  if (clause.empty()) return;
+  if (!story.empty()) story += "; ";
+  story += clause;
+}
+
+std::string beside(const std::string& socket, const char* name) {
+  const auto slash = socket.rfind('/');
+  return slash == std::string::npos ? std::string(name) : socket.substr(0, slash + 1) + name;
+}
+
+Result<Greeting> greeting_for(const ConnectOptions& options, const Places& places) {
+  Greeting greeting;
+  greeting.program = options.program;
+  if (options.no_group) return greeting;
+  const std::string text = !options.group.empty() ? options.group : places.group_variable.value_or("");
+  if (text.empty()) return greeting;
+  auto ticket = names::parse_group_variable(text);
+  if (!ticket) return std::unexpected(ticket.error());
+  greeting.group_name = ticket->name;
+  greeting.group_token.emplace();
+  std::copy(std::begin(ticket->token), std::end(ticket->token), greeting.group_token->bytes.begin());
+  return greeting;
+}
+
+// One try at `path`; `owner` is the uid that must stand behind the socket where the path alone does not prove it.
+Result<std::shared_ptr<Session>> try_socket(const std::string& path, const std::string& how, std::optional<uid_t> owner,
+                                            bool started, const Greeting& greeting, Deadline deadline) {
+  auto socket = connect_socket(path, deadline);
+  if (!socket) return std::unexpected(socket.error());
+  if (owner) {
+    auto peer = sys::peer_credentials(socket->get());
+    if (!peer) return system_failure(peer.error(), "asking who listens at " + path);
+    if (peer->uid != *owner)
+      return error(Status::no_broker, "the socket " + path + " belongs to a process of uid " +
+                                          std::to_string(peer->uid) + ", not to uid " + std::to_string(*owner));
+  }
+  SessionFacts known;
+  known.socket = path;
+  known.how = how;
+  known.started_by_us = started;
+  return Session::greet(std::move(*socket), std::move(known), greeting, deadline);
+}
+
+// Nobody listens, as opposed to a broker that refuses us.
+bool absent(const Error& error) {
+  return error.status == Status::no_broker || error.status == Status::not_found;
+}
+
+std::unexpected<Error> no_broker(const std::string& story) {
+  return error(Status::no_broker, "no broker: " + story);
+}
+
+}  // namespace
+
+Places process_places() {
+  Places places;
+  places.socket_variable = variable("SHMBROKER_SOCKET");
+  places.runtime_dir_variable = variable("XDG_RUNTIME_DIR");
+  places.group_variable = variable("SHMBROKER_GROUP");
+  places.daemon_variable = variable("SHMBROKER_DAEMON");
+  places.uid = ::geteuid();
+  return places;
+}
+
+Result<Fd> connect_socket(const std::string& path, Deadline deadline) {
+  auto socket = sys::seqpacket_socket(true);
+  if (!socket) {
+    if (socket.error().value == EMFILE || socket.error().value == ENFILE) {
+      auto failure = system_failure(socket.error(), "a socket for the broker");
+      failure.error().status = Status::no_descriptors;
+      return failure;
+    }
+    return system_failure(socket.error(), "a socket for the broker");
+  }
+  for (long pause = 1'000'000;; pause = std::min(pause * 2, 50'000'000L)) {
+    auto connected = sys::connect_path(socket->get(), path);
+    if (connected) return std::move(*socket);
+    const int code = connected.error().value;
+    if (code != EAGAIN) {
+      Error failure = system_failure(connected.error(), path).error();
+      failure.status = Status::no_broker;
+      if (code == ENAMETOOLONG) failure.sentence = path + ": longer than the 107 bytes that a socket path may have";
+      return std::unexpected(std::move(failure));
+    }
+    // A full backlog: on UNIX sockets a non-blocking connect gives EAGAIN and nothing to poll for (unix(7)).
+    if (deadline.passed()) return error(Status::deadline, path + ": the broker did not accept before the deadline");
+    const timespec rest{0, pause};
+    ::nanosleep(&rest, nullptr);
+  }
+}
+
+Result<void> check_directory(const std::string& path, uid_t uid) {
+  struct stat facts;
+  if (::lstat(path.c_str(), &facts) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR) return error(Status::not_found, path + " does not exist");
+    return system_failure(Errno{errno}, path);
+  }
+  if (!S_ISDIR(facts.st_mode)) return error(Status::denied, path + " is not a directory");
+  if (facts.st_uid != uid)
+    return error(Status::denied, path + " belongs to uid " + std::to_string(facts.st_uid) + ", not to uid " +
+                                     std::to_string(uid) + ": it is not used");
+  if ((facts.st_mode & 022) != 0)
+    return error(Status::denied, path + " can be written by others: it is not used (chmod 700 it)");
+  return {};
+}
+
+PrivateDirectory private_directory(const Places& places) {
+  PrivateDirectory chosen;
+  if (places.runtime_dir_variable) {
+    const std::string& runtime = *places.runtime_dir_variable;
+    auto checked = runtime.front() == '/' ? check_directory(runtime, places.uid)
+                                          : error(Status::invalid, runtime + " is not absolute");
+    if (checked) {
+      chosen.path = runtime + "/shmbroker";
+      return chosen;
+    }
+    chosen.note = "XDG_RUNTIME_DIR ignored: " + checked.error().sentence;
+  }
+  chosen.path = places.temporary_dir + "/shmbroker-" + std::to_string(places.uid);
+  return chosen;
+}
+
+Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Places& places) {
+  if (options.local_only) return Session::local("local, as asked for");
+  const Deadline deadline = Deadline::after(options.timeout);
+  auto greeting = greeting_for(options, places);
+  if (!greeting) return std::unexpected(greeting.error());
+  const char* const file = options.admin ? "admin" : "socket";
+
+  const auto named = [&](const std::string& path, const std::string& how) -> Result<std::shared_ptr<Session>> {
+    auto session = try_socket(options.admin ? beside(path, "admin") : path, how, std::nullopt, false, *greeting, deadline);
+    if (session || !absent(session.error())) return session;
+    auto failure = no_broker(session.error().sentence + " (" + how + "; no other broker is tried)");
+    failure.error().system_errno = session.error().system_errno;
+    return failure;
+  };
+  if (!options.socket.empty()) return named(options.socket, "socket given by the program");
+  if (places.socket_variable) return named(*places.socket_variable, "socket given by SHMBROKER_SOCKET");
+
+  std::string story;
+  const std::string system_socket = options.admin ? beside(places.system_socket, "admin") : places.system_socket;
+  auto session = try_socket(system_socket, "system broker at " + system_socket, std::nullopt, false, *greeting, deadline);
+  if (session || !absent(session.error())) return session;
+  add_clause(story, "system broker: " + session.error().sentence);
+
+  const PrivateDirectory directory = private_directory(places);
+  add_clause(story, directory.note);
+  const std::string socket = directory.path + "/" + file;
+  auto checked = check_directory(directory.path, places.uid);
+  if (checked) {
+    session = try_socket(socket, "private broker at " + socket + "; " + story, places.uid, false, *greeting, deadline);
+    if (session || !absent(session.error())) return session;
+    add_clause(story, "private broker: " + session.error().sentence);
+  } else {
+    add_clause(story, "private broker: " + checked.error().sentence);
+  }
+  const bool usable = checked || checked.error().status == Status::not_found;
+  if (usable && !options.no_start && !options.admin) {
+    auto started = start_private_broker(directory.path, places, deadline);
+    if (started) {
+      const std::string how = (started->by_us ? "private broker started at " : "private broker at ") + socket + "; " + story;
+      session = try_socket(socket, how, places.uid, started->by_us, *greeting, deadline);
+      if (session || !absent(session.error())) return session;
+      add_clause(story, session.error().sentence);
+    } else if (started.error().status == Status::deadline) {
+      return std::unexpected(started.error());
+    } else {
+      add_clause(story, started.error().sentence);
+    }
+  } else if (usable) {
+    add_clause(story, "none was to be started");
+  }
+  if (options.local_ok) return Session::local("local, because there is no broker: " + story);
+  return no_broker(story);
+}
+
+}  // namespace shmb::client

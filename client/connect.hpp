@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finding the broker: explicit, SHMBROKER_SOCKET (these two never fall through: who names a broker means that one), the
+// system's, the own private one, a private one started now, and only where asked for none at all. Every step that was
+// passed over is a clause of the sentence that `how` and every failure show.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/fd.hpp"
+#include "client/deadline.hpp"
+#include "client/session.hpp"
+
+namespace shmb::client {
+
+struct ConnectOptions {
+  std::string socket;   // explicit path
+  std::string group;    // "<name>:<token>"; empty: SHMBROKER_GROUP
+  std::string program;  // how `list` calls the session
+  bool local_ok = false, local_only = false, no_start = false, admin = false, no_group = false;
+  std::int64_t timeout = 0;
+};
+
+// Where to look; the defaults are those of the process.
+struct Places {
+  std::string system_socket = "/run/shmbroker/socket";
+  std::optional<std::string> socket_variable, runtime_dir_variable, group_variable, daemon_variable;
+  std::string temporary_dir = "/tmp";
+  uid_t uid = 0;
+};
+Places process_places();  // secure_getenv: a set-id program does not follow its caller's variables
+
+Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Places& places);
+inline Result<std::shared_ptr<Session>> connect(const ConnectOptions& options = {}) {
+  return connect(options, process_places());
+}
+
+// One connection attempt until the deadline (a full backlog is waited out). The Error's system_errno tells why.
+Result<Fd> connect_socket(const std::string& path, Deadline deadline);
+
+// The directory of the private broker: $XDG_RUNTIME_DIR/shmbroker if that is ours, else <tmp>/shmbroker-<uid>.
+struct PrivateDirectory {
+  std::string path;
+  std::string note;  // why XDG_RUNTIME_DIR is not used
+};
+PrivateDirectory private_directory(const Places& places);
+// Owner and type by lstat, mode without write for others: a directory that another user laid out is refused.
+// not_found: there is none.
+Result<void> check_directory(const std::string& path, uid_t uid);
+
+}  // namespace shmb::client

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// When a blocking call gives up. Counted on CLOCK_MONOTONIC, so that a changed wall clock neither ends nor prolongs a
+// wait.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+#include "base/sys_process.hpp"
+
+namespace shmb::client {
+
+inline constexpr std::int64_t kDefaultTimeout = 5'000'000'000;
+inline constexpr std::int64_t kForever = -1;
+inline constexpr std::int64_t kNoWait = -2;
+
+class Deadline {
+ public:
+  // The C ABI's durations: 0 is the default, kForever and kNoWait are themselves.
+  static Deadline after(std::int64_t timeout, std::int64_t fallback = kDefaultTimeout) {
+    if (timeout == 0) timeout = fallback;
+    if (timeout == kForever) return Deadline(INT64_MAX);
+    if (timeout < 0) return Deadline(0);
+    const std::int64_t now = sys::now_monotonic();
+    return Deadline(timeout > INT64_MAX - now ? INT64_MAX : now + timeout);
+  }
+  static Deadline now() { return Deadline(0); }
+
+  bool endless() const { return at_ == INT64_MAX; }
+  bool passed() const { return !endless() && sys::now_monotonic() >= at_; }
+  // For poll: nanoseconds left, 0 when passed, -1 without a limit.
+  std::int64_t left() const {
+    if (endless()) return -1;
+    return at_ == 0 ? 0 : std::max<std::int64_t>(at_ - sys::now_monotonic(), 0);
+  }
+  // libstdc++'s steady_clock is CLOCK_MONOTONIC.
+  std::chrono::steady_clock::time_point point() const {
+    return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_));
+  }
+  friend Deadline earlier(Deadline a, Deadline b) { return a.at_ < b.at_ ? a : b; }
+
+ private:
+  explicit Deadline(std::int64_t at) : at_(at) {}
+  std::int64_t at_;
+};
+
+}  // namespace shmb::client

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the library notices that it runs in a forked child, and how its locks survive fork(2). A page with
+// MADV_WIPEONFORK (4.14) reads as zeros in every child, also of a bare clone(2) that runs no handler; pthread_atfork
+// takes the locks, so that the child of fork() finds the books of a threaded parent whole.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/mapping.hpp"
+
+namespace shmb::client {
+
+// One word that is zero in a forked child until `set`.
+class ForkMark {
+ public:
+  static Sys<ForkMark> make();
+  bool intact() const { return word()->load(std::memory_order_acquire) != 0; }
+  void set() { word()->store(1, std::memory_order_release); }
+
+ private:
+  std::atomic<std::uint32_t>* word() const { return reinterpret_cast<std::atomic<std::uint32_t>*>(page_.data()); }
+  Mapping page_;
+};
+
+// Something whose locks are held while the process forks. Enrolled objects are locked in order of enrolment.
+class ForkGuarded {
+ public:
+  virtual void lock_for_fork() = 0;
+  virtual void unlock_after_fork() = 0;  // in the parent and in the child
+
+ protected:
+  ~ForkGuarded() = default;
+};
+void enrol(ForkGuarded& object);
+void withdraw(ForkGuarded& object);
+
+// How often this process has forked by fork(3) since the library was first used. A mapping older than the last fork
+// may live on in a child that the broker does not know.
+std::uint64_t forks_seen();
+
+}  // namespace shmb::client

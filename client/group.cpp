@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups from a session's view: make, join, leave, end, and wait for the end. A token admits by its value alone, a name
+// only the own uid; the broker decides, the library only asks.
+#include <array>
+#include <cstring>
+
+#include "client/session.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::client {
+Result<GroupHandle> Session::create_group(const GroupSpec& spec, Deadline deadline) {
+  if (local_) return needs_broker("groups");
+  if (!spec.name.empty())
+    if (auto checked = names::check(spec.name, "group name"); !checked) return std::unexpected(checked.error());
+  shmbw_group_create request{};
+  request.flags = spec.flags;
+  request.limit_regions = spec.limit_regions;
+  request.limit_bytes = spec.limit_bytes;
+  request.keep = spec.keep;
+  request.name_len = static_cast<std::uint16_t>(spec.name.size());
+  std::array<std::byte, 256> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_GROUP_CREATE, 0, Status::ok, request);
+  writer.text(spec.name);
+  const auto packet = writer.finish(0);
+  auto reply = call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_group_create_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  GroupHandle group{fixed->group, {}};
+  std::memcpy(group.token.bytes.data(), fixed->token, sizeof fixed->token);
+  return group;
+}
+
+Result<std::uint64_t> Session::join(shmbw_group_join request, const std::string& name, Deadline deadline) {
+  request.name_len = static_cast<std::uint16_t>(name.size());
+  std::array<std::byte, 256> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_GROUP_JOIN, 0, Status::ok, request);
+  writer.text(name);
+  const auto packet = writer.finish(0);
+  auto reply = call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_group_join_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  if ((request.flags & SHMBW_JOIN_SUPERVISOR) == 0) {
+    Channel::Lock lock(channel_.mutex());
+    facts_.group = fixed->group;
+  }
+  return fixed->group;
+}
+
+Result<std::uint64_t> Session::join_group(const std::string& group, std::uint32_t flags, Deadline deadline) {
+  if (local_) return needs_broker("groups");
+  auto address = names::parse_group(group);
+  if (!address) return std::unexpected(address.error());
+  shmbw_group_join request{};
+  request.flags = flags;
+  if (address->owner_uid) {
+    request.flags |= SHMBW_JOIN_OWNER_GIVEN;
+    request.owner_uid = *address->owner_uid;
+  }
+  return join(request, address->group, deadline);
+}
+
+Result<std::uint64_t> Session::join_group(const Token& token, std::uint32_t flags, Deadline deadline) {
+  if (local_) return needs_broker("groups");
+  if (token == Token{}) return error(Status::invalid, "a group token of zeros admits to no group");
+  shmbw_group_join request{};
+  request.flags = flags;
+  std::memcpy(request.token, token.bytes.data(), sizeof request.token);
+  return join(request, {}, deadline);
+}
+
+Result<std::uint64_t> Session::leave_group(std::uint64_t group, Deadline deadline) {
+  if (local_) return needs_broker("groups");
+  std::array<std::byte, 64> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_GROUP_LEAVE, 0, Status::ok, shmbw_group_leave{group});
+  const auto packet = writer.finish(0);
+  auto reply = call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_group_leave_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  Channel::Lock lock(channel_.mutex());
+  facts_.group = fixed->group;
+  return fixed->group;
+}
+
+Result<GroupEnding> Session::end_group(std::uint64_t group, const std::string& name, std::uint32_t flags,
+                                       Deadline deadline) {
+  if (local_) return needs_broker("groups");
+  shmbw_group_end request{};
+  request.group = group;
+  request.flags = flags;
+  request.name_len = static_cast<std::uint16_t>(name.size());
+  std::array<std::byte, 256> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_GROUP_END, 0, Status::ok, request);
+  writer.text(name);
+  const auto packet = writer.finish(0);
+  auto reply = call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_group_end_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  return GroupEnding{fixed->members, fixed->regions, fixed->bytes_freed};
+}
+
+// The death of the awaited side ends the wait by itself: the broker tells the group's end, and its own end is seen here.
+Result<void> Session::wait_group(std::uint64_t group, Deadline answer, Deadline wait) {
+  if (local_) return needs_broker("groups");
+  for (;;) {
+    WatchSpec spec;
+    spec.kind = SHMBW_WATCH_KIND_GROUP;
+    spec.group = group;
+    Channel::Subscription subscription;
+    if (auto subscribed = subscribe(spec, subscription, answer); !subscribed) return subscribed;
+    if ((subscription.state & SHMBW_WATCH_EVENT_ENDED) != 0) {
+      unsubscribe(subscription);
+      return {};
+    }
+    auto waited = await(subscription, wait);
+    const bool ended = waited && subscription.events.front().kind == Event::Kind::group_ended;
+    unsubscribe(subscription);
+    if (!waited) return waited;
+    if (ended) return {};
+    answer = Deadline::after(0);  // a gap: ask again, the end may have been among what was lost
+  }
+}
+
+}  // namespace shmb::client

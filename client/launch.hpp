@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Starting a private broker on demand, so that it is nobody's child: it must survive its starter's whole process tree,
+// inherit nothing (no descriptor, signal mask, environment, directory), and the host program must never meet it, nor
+// the process in between, in a wait(2) of its own.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/result.hpp"
+#include "client/connect.hpp"
+#include "client/deadline.hpp"
+
+namespace shmb::client {
+
+struct Started {
+  bool by_us = false;  // false: another starter was faster
+};
+// Under the lock `<directory>/start.lock`, so that of many starters one starts it. Returns when the broker listens.
+Result<Started> start_private_broker(const std::string& directory, const Places& places, Deadline deadline);
+
+// SHMBROKER_DAEMON, else `shmbrokerd` beside the library, else the installed one. The sentence lists what was tried.
+Result<std::string> find_daemon(const Places& places);
+
+// Runs `program` with `arguments` detached as described above; standard error goes to `log`, descriptor 3 of the new
+// process is `ready`. `pid_in_between` tells tests what was waited for.
+struct Detached {
+  int in_between = 0;
+};
+Result<Detached> run_detached(const std::string& program, const std::vector<std::string>& arguments, int log, int ready);
+
+}  // namespace shmb::client

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a handle can do once it is there. How it comes to be is in obtain.cpp.
+#include "client/region.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/compat.hpp"
+#include "base/sys_memory.hpp"
+#include "client/forked.hpp"
+#include "client/headroom.hpp"
+#include "client/populate.hpp"
+#include "proto/refusal.hpp"
+
+namespace shmb::client {
+
+Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapping, Fd own_fd)
+    : session_(std::move(session)),
+      facts_(facts),
+      mapping_(std::move(mapping)),
+      own_fd_(std::move(own_fd)),
+      place_(session_->enrol_region(this)),
+      forks_at_birth_(forks_seen()),
+      ready_sent_(mapping_ && (facts_.rights & SHMBW_RIGHT_MAP_WRITE) != 0) {}
+
+Region::~Region() { (void)release(0); }
+
+bool Region::writable() const {
+  return (facts_.rights & SHMBW_RIGHT_MAP_WRITE) != 0 && facts_.state != SHMBW_REGION_STATE_PUBLISHED;
+}
+
+Result<void> Region::usable() const {
+  if (auto entered = session_->enter(); !entered) return entered;
+  if (orphaned_)
+    return error(Status::forked, "this forked child got no lease of its own on the region: its mapping stays, but the "
+                                 "broker does not know of it");
+  return {};
+}
+
+Result<void> post_release(Session& session, shmbw_region_ref region, std::uint32_t flags) {
+  std::array<std::byte, 96> buffer;
+  wire::Writer writer(buffer);
+  writer.begin_batch<shmbw_release>(SHMBW_OP_RELEASE, 0, 1, SHMBW_HEADER_NO_REPLY);
+  writer.element(0, shmbw_release{region, 1, flags});
+  const auto packet = writer.finish(0);
+  return session.post(std::span(buffer).first(packet.size()), Deadline::after(0));
+}
+
+// A lease for the moment, for its descriptor: taken and given back.
+Result<Fd> Region::fetch(std::uint32_t rights, Deadline deadline) {
+  if (own_fd_) {
+    auto copy = (rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? own_fd_.dup() : sys::reopen_read_only(own_fd_.get());
+    if (!copy) return system_failure(copy.error(), "a descriptor of the local region");
+    return std::move(*copy);
+  }
+  std::array<std::byte, 128> buffer;
+  wire::Writer writer(buffer);
+  writer.begin_batch<shmbw_attach>(SHMBW_OP_ATTACH, 0, 1);
+  shmbw_attach request{};
+  request.by = SHMBW_ATTACH_BY_ID;
+  request.rights = rights;
+  request.region = facts_.ref;
+  writer.element(0, request);
+  const auto packet = writer.finish(0);
+  auto reply = session_->call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(reply.error());
+  auto batch = wire::BatchView::open(reply->view);
+  auto element = batch ? batch->element<shmbw_attach_reply>(0) : std::unexpected(Status::protocol);
+  if (!element) return error(Status::protocol, "the broker's answer to ATTACH is malformed");
+  if (element->outcome.status != 0) {
+    auto texts = batch->texts();
+    return std::unexpected(
+        wire::read_element_detail(element->outcome.status, texts.take(element->outcome.detail_len).value_or("")));
+  }
+  (void)post_release(*session_, facts_.ref, 0);
+  facts_.state = element->state;
+  if (element->outcome.fd_index >= reply->fds.size())
+    return error(Status::protocol, "the broker's answer to ATTACH lacks its descriptor");
+  return std::move(reply->fds[element->outcome.fd_index]);
+}
+
+void Region::report_ready(shmbw_page_kind kind, std::uint64_t populated) {
+  ready_sent_ = true;
+  if (own_fd_) return;
+  std::array<std::byte, 96> buffer;
+  wire::Writer writer(buffer);
+  writer.begin_batch<shmbw_ready>(SHMBW_OP_READY, 0, 1, SHMBW_HEADER_NO_REPLY);
+  writer.element(0, shmbw_ready{facts_.ref, populated, kind, 0});
+  const auto packet = writer.finish(0);
+  (void)session_->post(std::span(buffer).first(packet.size()), Deadline::after(0));
+}
+
+Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Access access, Deadline deadline) {
+  if (auto fine = usable(); !fine) return std::unexpected(fine.error());
+  if (offset % kSmallPage != 0) return error(Status::invalid, "the offset of a part is a multiple of 4096");
+  if (length == 0 || offset >= facts_.bytes || length > facts_.bytes - offset)
+    return error(Status::invalid, "the part lies outside of the region");
+  if (access == Access::read_write && (facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0)
+    return error(Status::denied, "the handle has no right to write");
+  if (access == Access::read_write && !writable())
+    return error(Status::write_closed, "the region is published: writing is closed for ever");
+  // A writer asks for writing also where it only wants to read: a read-only grant closes writing for everybody.
+  std::uint32_t rights = SHMBW_RIGHT_MAP_READ | (writable() ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U);
+  auto fd = fetch(rights, deadline);
+  if (!fd && fd.error().status == Status::write_closed && access == Access::read)
+    fd = fetch(SHMBW_RIGHT_MAP_READ, deadline);
+  if (!fd) return std::unexpected(fd.error());
+  auto mapped = Mapping::map(fd->get(), offset, length, access);
+  if (!mapped && mapped.error().value == EPERM && access == Access::read_write)
+    return error(Status::write_closed, "writing to the region is closed for ever: read-only readers have it");
+  if (!mapped) return system_failure(mapped.error(), "mapping a part of a region");
+  if (access == Access::read_write && !ready_sent_) report_ready(SHMBW_PAGE_KIND_UNPOPULATED, 0);
+  ++parts_;
+  return mapped->release();
+}
+
+Result<void> Region::unmap_part(void* address, std::uint64_t length) {
+  if (auto done = sys::munmap(address, length); !done) return system_failure(done.error(), "unmapping a part");
+  if (parts_ > 0) --parts_;
+  return {};
+}
+
+Result<void> Region::populate(std::uint64_t offset, std::uint64_t length) {
+  if (!mapping_) return error(Status::invalid, "the region is not mapped");
+  if (length == 0 || offset >= facts_.bytes || length > facts_.bytes - offset)
+    return error(Status::invalid, "the part lies outside of the region");
+  const bool write = writable();
+  if (write)
+    if (auto room = check_headroom(length); !room) return room;
+  auto done = populate_part(mapping_, offset, length, write ? Access::read_write : Access::read);
+  if (!done) return std::unexpected(done.error());
+  if (write) facts_.populated = std::min(facts_.bytes, facts_.populated + *done);
+  return {};
+}
+
+Result<Fd> Region::descriptor(Deadline deadline) {
+  if (auto fine = usable(); !fine) return std::unexpected(fine.error());
+  auto fd = fetch(SHMBW_RIGHT_MAP_READ | (writable() ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U), deadline);
+  if (!fd && fd.error().status == Status::write_closed) fd = fetch(SHMBW_RIGHT_MAP_READ, deadline);
+  if (fd) shared_outside_ = true;
+  return fd;
+}
+
+Result<void> Region::map_back(Deadline deadline) {
+  auto fd = fetch(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE, deadline);
+  if (!fd) return std::unexpected(fd.error());
+  auto mapped = Mapping::map(fd->get(), 0, facts_.bytes, Access::read_write);
+  if (!mapped) return system_failure(mapped.error(), "mapping the region again");
+  mapping_ = std::move(*mapped);
+  (void)map_existing(mapping_, Access::read_write, false);
+  return {};
+}
+
+Result<void> Region::publish(Deadline deadline) {
+  if (auto fine = usable(); !fine) return fine;
+  if ((facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0) return error(Status::denied, "only a writer can publish a region");
+  if (facts_.state == SHMBW_REGION_STATE_PUBLISHED) return error(Status::invalid, "the region is published already");
+  if (parts_ > 0)
+    return error(Status::still_mapped, "a part of the region is still mapped by shmb_region_map: unmap it first");
+  const bool was_mapped = static_cast<bool>(mapping_);
+  mapping_.reset();
+  if (own_fd_) {
+    auto done = publish_local();
+    if (!done && was_mapped)
+      if (auto back = map_back(deadline); !back) done.error().sentence += "; " + back.error().sentence;
+    return done;
+  }
+  std::array<std::byte, 64> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_PUBLISH, 0, Status::ok, shmbw_publish{facts_.ref});
+  const auto packet = writer.finish(0);
+  auto reply = session_->call(std::span(buffer).first(packet.size()), deadline);
+  auto fixed = reply ? fixed_of<shmbw_publish_reply>(*reply) : std::unexpected(reply.error());
+  if (!fixed) {
+    Error failure = fixed.error();
+    if (was_mapped)
+      if (auto back = map_back(Deadline::after(0)); !back)
+        failure.sentence += "; the region is unmapped now: " + back.error().sentence;
+    return std::unexpected(std::move(failure));
+  }
+  facts_.state = SHMBW_REGION_STATE_PUBLISHED;
+  facts_.flags &= ~static_cast<std::uint32_t>(SHMBW_REGION_WRITE_OPEN);
+  facts_.rights = fixed->rights;
+  if (reply->fds.empty()) return error(Status::protocol, "the broker's answer to PUBLISH lacks its descriptor");
+  if (!was_mapped) return {};
+  auto mapped = Mapping::map(reply->fds[0].get(), 0, facts_.bytes, Access::read);
+  if (!mapped) return system_failure(mapped.error(), "the region is published; mapping it for reading");
+  mapping_ = std::move(*mapped);
+  if (facts_.populated != 0) (void)map_existing(mapping_, Access::read, false);
+  return {};
+}
+
+Result<Region::Ticket> Region::make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime,
+                                           Deadline deadline) {
+  if (session_->is_local()) return needs_broker("tickets");
+  if (auto fine = usable(); !fine) return std::unexpected(fine.error());
+  std::array<std::byte, 96> buffer;
+  wire::Writer writer(buffer);
+  shmbw_ticket_create request{};
+  request.region = facts_.ref;
+  request.rights = rights != 0 ? rights : static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_READ);
+  request.uses = uses;
+  request.lifetime = lifetime;
+  writer.begin(SHMBW_OP_TICKET_CREATE, 0, Status::ok, request);
+  const auto packet = writer.finish(0);
+  auto reply = session_->call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_ticket_create_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  Ticket ticket;
+  std::memcpy(ticket.token.bytes.data(), fixed->ticket, sizeof fixed->ticket);
+  ticket.expires = fixed->expires;
+  return ticket;
+}
+
+Result<void> Region::release(std::uint32_t flags) {
+  if (std::exchange(released_, true)) return {};
+  session_->withdraw_region(place_);
+  mapping_.reset();
+  if (session_->is_local() || session_->is_fresh_child() || orphaned_ || session_->lost()) return {};
+  // Recycled memory must be nobody's: no further mapping, no descriptor outside of the books, and no child forked since
+  // that may map it without the broker's knowledge.
+  std::uint32_t wire = 0;
+  if ((flags & kReleaseNoRecycle) == 0 && parts_ == 0 && !shared_outside_ && forks_at_birth_ == forks_seen())
+    wire |= SHMBW_RELEASE_RECYCLE;
+  if ((flags & kReleaseUnname) == 0) return post_release(*session_, facts_.ref, wire);
+
+  std::array<std::byte, 96> buffer;
+  wire::Writer writer(buffer);
+  writer.begin_batch<shmbw_release>(SHMBW_OP_RELEASE, 0, 1);
+  writer.element(0, shmbw_release{facts_.ref, 1, wire | SHMBW_RELEASE_UNNAME});
+  const auto packet = writer.finish(0);
+  auto reply = session_->call(std::span(buffer).first(packet.size()), Deadline::after(0));
+  if (!reply) return std::unexpected(reply.error());
+  auto batch = wire::BatchView::open(reply->view);
+  auto element = batch ? batch->element<shmbw_release_reply>(0) : std::unexpected(Status::protocol);
+  if (!element) return error(Status::protocol, "the broker's answer to RELEASE is malformed");
+  if (element->outcome.status == 0) return {};
+  // The name stays, the reference must not.
+  auto texts = batch->texts();
+  Error failure =
+      wire::read_element_detail(element->outcome.status, texts.take(element->outcome.detail_len).value_or(""));
+  (void)post_release(*session_, facts_.ref, wire);
+  return std::unexpected(std::move(failure));
+}
+
+}  // namespace shmb::client

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// A handle: one counted reference to a region, with the mapping made for it. After mapping the descriptor is closed, so
+// that a process may hold thousands of regions under a limit of 1,024 descriptors; what needs one later fetches it from
+// the broker. Whatever fails after the broker granted a lease gives that lease back before the error is returned.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "base/mapping.hpp"
+#include "client/session.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::client {
+
+// Flags of the library beside those of the wire (which are the low bits); the C ABI uses the same numbers.
+inline constexpr std::uint32_t kCreateNoPopulate = 1 << 8, kCreateSmallPages = 1 << 9, kCreateUnmapped = 1 << 10;
+inline constexpr std::uint32_t kAttachUnmapped = 1 << 8, kAttachNoPopulate = 1 << 9;
+inline constexpr std::uint32_t kReleaseNoRecycle = 1 << 0, kReleaseUnname = 1 << 1;
+inline constexpr std::uint64_t kMaxLength = (std::uint64_t{1} << 47) - 1;
+
+struct CreateItem {
+  std::uint64_t length = 0;
+  std::string name;
+  std::uint64_t group = 0;
+  std::int64_t keep = 0;
+  std::uint32_t flags = 0, rights = 0;
+};
+
+// What to attach to, in one of three ways.
+struct Target {
+  shmbw_attach_by by = SHMBW_ATTACH_BY_NONE;
+  names::Address address;
+  shmbw_region_ref region{};
+  std::uint64_t epoch = 0;  // with `region`: 0 or the broker's
+  Token ticket;
+  static Result<Target> at(const std::string& address);
+  static Target with_id(shmbw_region_ref region, std::uint64_t epoch = 0);
+  static Target with_ticket(const Token& ticket);
+};
+struct AttachItem {
+  Target target;
+  std::uint32_t rights = 0, flags = 0;
+};
+
+struct RegionFacts {
+  shmbw_region_ref ref{};
+  std::uint64_t epoch = 0, length = 0, bytes = 0, group = 0, populated = 0;
+  std::uint32_t rights = 0, state = 0, page_kind = 0, flags = 0;
+  bool recycled = false;
+};
+
+class Region {
+ public:
+  using Handle = std::unique_ptr<Region>;
+
+  Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapping, Fd own_fd);
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  ~Region();  // as release({}), if that was not called
+
+  const RegionFacts& facts() const { return facts_; }
+  shmbw_region_ref ref() const { return facts_.ref; }
+  std::uint32_t rights() const { return facts_.rights; }
+  std::byte* data() const { return mapping_.data(); }
+  std::span<std::byte> bytes() const { return {mapping_.data(), mapping_ ? facts_.length : 0}; }
+  Session& session() const { return *session_; }
+
+  // A further mapping of a part; the caller unmaps it with unmap_part.
+  Result<void*> map_part(std::uint64_t offset, std::uint64_t length, Access access, Deadline deadline);
+  Result<void> unmap_part(void* address, std::uint64_t length);
+  Result<void> populate(std::uint64_t offset, std::uint64_t length);
+  Result<Fd> descriptor(Deadline deadline);
+  Result<void> publish(Deadline deadline);
+  // The handle is spent afterwards, whatever is returned.
+  Result<void> release(std::uint32_t flags);
+  struct Ticket {
+    Token token;
+    std::int64_t expires = 0;
+  };
+  Result<Ticket> make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime, Deadline deadline);
+
+  void not_inherited() { orphaned_ = true; }  // the forked child got no lease of its own
+
+ private:
+  bool writable() const;
+  Result<void> usable() const;
+  Result<Fd> fetch(std::uint32_t rights, Deadline deadline);
+  Result<void> publish_local();
+  Result<void> map_back(Deadline deadline);
+  void report_ready(shmbw_page_kind kind, std::uint64_t populated);
+
+  std::shared_ptr<Session> session_;
+  RegionFacts facts_;
+  Mapping mapping_;
+  Fd own_fd_;  // local sessions only: nobody else could give it again
+  std::list<Region*>::iterator place_;
+  std::uint64_t forks_at_birth_;
+  std::uint32_t parts_ = 0;
+  bool shared_outside_ = false;  // a descriptor was handed out
+  bool orphaned_ = false, released_ = false, ready_sent_ = false;
+};
+
+// One result for each item, in order. An Error of the call as a whole (session lost, deadline) is in every element that
+// it concerns.
+std::vector<Result<Region::Handle>> create_regions(const std::shared_ptr<Session>& session,
+                                                   std::span<const CreateItem> items, std::int64_t timeout);
+std::vector<Result<Region::Handle>> attach_regions(const std::shared_ptr<Session>& session,
+                                                   std::span<const AttachItem> items, std::int64_t timeout);
+Result<Region::Handle> create_region(const std::shared_ptr<Session>& session, const CreateItem& item,
+                                     std::int64_t timeout = 0);
+// Waits for a name not yet created and for a writer that has not mapped yet: wait 0 means no wait for a name and the
+// default for a writer.
+Result<Region::Handle> attach_region(const std::shared_ptr<Session>& session, const AttachItem& item,
+                                     std::int64_t timeout = 0, std::int64_t wait = 0);
+// Takes the name away from the region at an address.
+Result<void> unname(Session& session, const Target& target, Deadline deadline);
+
+Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, const CreateItem& item);
+// A descriptor of shared memory that came by other means; duplicated.
+Result<Region::Handle> adopt_local(const std::shared_ptr<Session>& session, int fd, std::uint32_t rights);
+
+// RELEASE without an answer.
+Result<void> post_release(Session& session, shmbw_region_ref region, std::uint32_t flags);
+
+}  // namespace shmb::client

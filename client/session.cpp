@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+// HELLO, the forked child's way to a session of its own, and what does not concern one region.
+#include "client/session.hpp"
+
+#include <unistd.h>
+
+#include <cstring>
+#include <algorithm>
+
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
+#include "base/text.hpp"
+#include "client/connect.hpp"
+#include "client/region.hpp"
+#include "client/version.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::client {
+namespace {
+
+// The name of the process, as ps shows it.
+std::string process_name() {
+  auto name = sys::read_file("/proc/self/comm", 64);
+  if (!name) return {};
+  while (!name->empty() && name->back() == '\n') name->pop_back();
+  return *name;
+}
+
+std::uint32_t all_events(shmbw_watch_kind kind) {
+  switch (kind) {
+    case SHMBW_WATCH_KIND_REGION:
+      return SHMBW_WATCH_EVENT_READY | SHMBW_WATCH_EVENT_PUBLISHED | SHMBW_WATCH_EVENT_GONE;
+    case SHMBW_WATCH_KIND_NAME:
+      return SHMBW_WATCH_EVENT_APPEARED;
+    case SHMBW_WATCH_KIND_GROUP:
+      return SHMBW_WATCH_EVENT_ENDED;
+    default:
+      return SHMBW_WATCH_EVENT_RECLAIM;
+  }
+}
+
+}  // namespace
+
+std::unexpected<Error> needs_broker(const char* what) {
+  return error(Status::local_only, std::string(what) + " need a broker; this session is local");
+}
+
+Result<std::shared_ptr<Session>> Session::greet(Fd socket, SessionFacts known, Greeting greeting, Deadline deadline) {
+  std::shared_ptr<Session> session(new Session(false));
+  auto mark = ForkMark::make();
+  if (!mark) return system_failure(mark.error(), "a page to notice fork with");
+  session->mark_ = std::move(*mark);
+  session->facts_ = std::move(known);
+  session->program_ = greeting.program;
+  if (auto peer = sys::peer_credentials(socket.get())) session->facts_.broker_pid = static_cast<pid_t>(peer->pid);
+  session->channel_.open(std::move(socket));
+  if (auto greeted = session->hello(greeting, deadline); !greeted) return std::unexpected(greeted.error());
+  enrol(*session);
+  return session;
+}
+
+Result<std::shared_ptr<Session>> Session::local(std::string how) {
+  std::shared_ptr<Session> session(new Session(true));
+  session->facts_.uid = ::geteuid();
+  session->facts_.broker_uid = session->facts_.uid;
+  session->facts_.how = std::move(how);
+  return session;
+}
+
+Session::~Session() {
+  if (!local_) withdraw(*this);
+}
+
+void Session::lock_for_fork() {
+  takeover_.lock();
+  channel_.mutex().lock();
+}
+
+void Session::unlock_after_fork() {
+  channel_.mutex().unlock();
+  takeover_.unlock();
+}
+
+Result<void> Session::hello(const Greeting& greeting, Deadline deadline) {
+  std::array<std::byte, 512> buffer;
+  wire::Writer writer(buffer);
+  shmbw_hello hello{};
+  hello.version_min = hello.version_max = SHMBW_PROTOCOL;
+  hello.pid = static_cast<std::uint32_t>(::getpid());
+  hello.start_time = sys::process_start_time(0).value_or(0);
+  hello.fork_session = greeting.fork_session;
+  std::memcpy(hello.fork_secret, greeting.fork_secret.bytes.data(), sizeof hello.fork_secret);
+  if (greeting.group_token) std::memcpy(hello.group_token, greeting.group_token->bytes.data(), sizeof hello.group_token);
+  std::string library = greeting.program.empty() ? process_name() : greeting.program;
+  library = library.substr(0, 64) + " (libshmbroker " SHMB_VERSION_TEXT ")";
+  hello.library_len = static_cast<std::uint16_t>(library.size());
+  hello.group_len = static_cast<std::uint16_t>(greeting.group_name.size());
+  writer.begin(SHMBW_OP_HELLO, 0, Status::ok, hello);
+  writer.text(library);
+  writer.text(greeting.group_name);
+  const auto packet = writer.finish(0);
+  auto reply = channel_.call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_hello_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  if (fixed->version != SHMBW_PROTOCOL)
+    return error(Status::version, "the broker at " + facts_.socket + " speaks protocol " +
+                                      std::to_string(fixed->version) + ", this library " +
+                                      std::to_string(SHMBW_PROTOCOL));
+  const auto broker = wire::TextReader(reply->view.rest).take(fixed->broker_len);
+  Channel::Lock lock(channel_.mutex());
+  facts_.mode = static_cast<shmbw_mode>(fixed->mode);
+  facts_.protocol = fixed->version;
+  facts_.epoch = fixed->epoch;
+  facts_.session = fixed->session;
+  facts_.group = fixed->group;
+  facts_.features = fixed->features;
+  facts_.uid = fixed->uid;
+  facts_.broker_uid = fixed->broker_uid;
+  facts_.broker = std::string(broker.value_or("unknown"));
+  if (fixed->max_batch != 0) facts_.max_batch = std::min<std::size_t>(fixed->max_batch, SHMBW_MAX_BATCH);
+  std::memcpy(facts_.fork_secret.bytes.data(), fixed->fork_secret, sizeof fixed->fork_secret);
+  return {};
+}
+
+Result<void> Session::enter() {
+  if (local_ || mark_.intact()) return {};
+  std::lock_guard lock(takeover_);
+  if (mark_.intact()) return {};
+  auto taken = take_over(Deadline::after(0));
+  if (!taken) channel_.set_lost_reason("the forked child could not open a session: " + taken.error().sentence);
+  mark_.set();
+  return {};
+}
+
+// Order matters: the inherited socket keeps the leases of a parent that may be dead, so it is closed last.
+Result<void> Session::take_over(Deadline deadline) {
+  const std::vector<Fd> inherited = channel_.forget();
+  const SessionFacts parent = facts_;
+  auto socket = connect_socket(parent.socket, deadline);
+  if (!socket) return std::unexpected(socket.error());
+  if (auto peer = sys::peer_credentials(socket->get())) facts_.broker_pid = static_cast<pid_t>(peer->pid);
+  channel_.open(std::move(*socket));
+  Greeting greeting;
+  greeting.program = program_;
+  greeting.fork_session = parent.session;
+  greeting.fork_secret = parent.fork_secret;
+  if (auto greeted = hello(greeting, deadline); !greeted) return greeted;
+  if (facts_.epoch != parent.epoch)
+    return error(Status::session_lost, "the broker was restarted between the parent's start and the fork");
+  return inherit(deadline);
+}
+
+Result<void> Session::inherit(Deadline deadline) {
+  std::vector<Region*> handles;
+  {
+    Channel::Lock lock(channel_.mutex());
+    handles.assign(regions_.begin(), regions_.end());
+  }
+  for (std::size_t first = 0; first < handles.size(); first += facts_.max_batch) {
+    const std::size_t count = std::min(facts_.max_batch, handles.size() - first);
+    std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + count * sizeof(shmbw_inherit));
+    wire::Writer writer(buffer);
+    writer.begin_batch<shmbw_inherit>(SHMBW_OP_INHERIT, 0, count);
+    for (std::size_t i = 0; i < count; ++i) {
+      shmbw_inherit element{};
+      element.region = handles[first + i]->ref();
+      element.rights = handles[first + i]->rights();
+      element.count = 1;
+      writer.element(i, element);
+    }
+    writer.finish(0);
+    auto reply = channel_.call(buffer, deadline);
+    if (!reply) return std::unexpected(reply.error());
+    auto batch = wire::BatchView::open(reply->view);
+    if (!batch || batch->count() != count) return error(Status::protocol, "the broker's answer to INHERIT is malformed");
+    for (std::size_t i = 0; i < count; ++i) {
+      auto element = batch->element<shmbw_inherit_reply>(i);
+      if (!element || element->outcome.status != 0) handles[first + i]->not_inherited();
+    }
+  }
+  return {};
+}
+
+Result<Reply> Session::call(std::span<std::byte> packet, Deadline deadline, Channel::Subscription* subscription) {
+  if (local_) return needs_broker("this call");
+  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  return channel_.call(packet, deadline, subscription);
+}
+
+Result<void> Session::post(std::span<std::byte> packet, Deadline deadline) {
+  if (local_) return {};
+  if (auto entered = enter(); !entered) return entered;
+  return channel_.post(packet, deadline);
+}
+
+SessionFacts Session::facts() {
+  (void)enter();
+  Channel::Lock lock(channel_.mutex());
+  return facts_;
+}
+
+bool Session::lost() { return !local_ && channel_.lost(); }
+
+Result<void> Session::ping(Deadline deadline) {
+  if (local_) return {};
+  std::array<std::byte, 64> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_STATUS, 0, Status::ok, shmbw_status{});
+  const auto packet = writer.finish(0);
+  auto reply = call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(reply.error());
+  return {};
+}
+
+std::list<Region*>::iterator Session::enrol_region(Region* region) {
+  Channel::Lock lock(channel_.mutex());
+  return regions_.insert(regions_.end(), region);
+}
+
+void Session::withdraw_region(std::list<Region*>::iterator place) {
+  Channel::Lock lock(channel_.mutex());
+  regions_.erase(place);
+}
+
+std::uint64_t Session::next_local_id() {
+  Channel::Lock lock(channel_.mutex());
+  return ++last_local_id_;
+}
+
+void Session::note_group(std::uint64_t group) {
+  Channel::Lock lock(channel_.mutex());
+  if (facts_.group == 0) facts_.group = group;
+}
+
+// Events
+
+namespace {
+
+struct WatchPacket {
+  std::array<std::byte, 512> buffer;
+  std::span<std::byte> packet;
+};
+
+Result<void> write_watch(const WatchSpec& spec, WatchPacket& out) {
+  shmbw_watch request{};
+  request.kind = spec.kind;
+  request.events = spec.events != 0 ? spec.events : all_events(spec.kind);
+  request.region = spec.region;
+  request.group = spec.group;
+  names::Address address;
+  if (!spec.address.empty()) {
+    auto parsed = spec.kind == SHMBW_WATCH_KIND_NAME ? names::parse_region(spec.address) : names::parse_group(spec.address);
+    if (!parsed) return std::unexpected(parsed.error());
+    address = std::move(*parsed);
+  }
+  if (address.owner_uid) {
+    request.flags = SHMBW_WATCH_OWNER_GIVEN;
+    request.owner_uid = *address.owner_uid;
+  }
+  request.group_len = static_cast<std::uint16_t>(address.group.size());
+  request.name_len = static_cast<std::uint16_t>(address.name.size());
+  wire::Writer writer(out.buffer);
+  writer.begin(SHMBW_OP_WATCH, 0, Status::ok, request);
+  writer.text(address.group);
+  writer.text(address.name);
+  out.packet = std::span(out.buffer).first(writer.finish(0).size());
+  return {};
+}
+
+}  // namespace
+
+Result<Watch> Session::watch(const WatchSpec& spec, Deadline deadline) {
+  if (local_) return needs_broker("events");
+  WatchPacket request;
+  if (auto written = write_watch(spec, request); !written) return std::unexpected(written.error());
+  auto reply = call(request.packet, deadline);
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_watch_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  return Watch{fixed->watch, fixed->state};
+}
+
+Result<void> Session::unwatch(std::uint64_t watch, Deadline deadline) {
+  std::array<std::byte, 256> buffer;
+  wire::Writer writer(buffer);
+  shmbw_watch request{};
+  request.kind = SHMBW_WATCH_KIND_CANCEL;
+  request.watch = watch;
+  writer.begin(SHMBW_OP_WATCH, 0, Status::ok, request);
+  const auto packet = writer.finish(0);
+  auto reply = call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(reply.error());
+  return {};
+}
+
+Result<void> Session::subscribe(const WatchSpec& spec, Channel::Subscription& subscription, Deadline deadline) {
+  WatchPacket request;
+  if (auto written = write_watch(spec, request); !written) return written;
+  auto reply = call(request.packet, deadline, &subscription);
+  if (!reply) return std::unexpected(reply.error());
+  return {};
+}
+
+Result<void> Session::await(Channel::Subscription& subscription, Deadline deadline) {
+  return channel_.await(subscription, deadline);
+}
+
+void Session::unsubscribe(Channel::Subscription& subscription) { channel_.unsubscribe(subscription); }
+
+Result<Event> Session::next_event(Deadline deadline) {
+  if (local_) return needs_broker("events");
+  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  return channel_.next_event(deadline);
+}
+
+Result<int> Session::event_descriptor() {
+  if (local_) return needs_broker("events");
+  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  return channel_.event_descriptor();
+}
+
+}  // namespace shmb::client

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// A session: who we are to the broker, and the door through which every request goes. The door notices a forked child
+// and makes it a session of its own first (forked children never use the parent's connection, not even to close it
+// loudly). The tool and the supervisor use this C++ face; everybody else the C ABI on top of it.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "client/channel.hpp"
+#include "client/forked.hpp"
+#include "proto/codec.hpp"
+
+namespace shmb::client {
+
+class Region;
+
+struct Token {
+  std::array<std::uint8_t, 16> bytes{};
+  friend bool operator==(const Token&, const Token&) = default;
+};
+
+struct SessionFacts {
+  shmbw_mode mode = SHMBW_MODE_LOCAL;
+  std::uint16_t protocol = 0;
+  std::uint64_t epoch = 0, session = 0, group = 0, features = 0;
+  std::uint32_t uid = 0, broker_uid = 0;
+  pid_t broker_pid = 0;       // of the process that listens, by SO_PEERCRED; 0 unknown
+  std::size_t max_batch = SHMBW_MAX_BATCH;
+  std::string socket, broker;  // path, version text
+  std::string how;             // how the broker was found, and what was passed over
+  bool started_by_us = false;
+  Token fork_secret;
+};
+
+struct Greeting {
+  std::string program;       // shown in `list`; empty: the process' name
+  std::string group_name;    // beside the token, for messages
+  std::optional<Token> group_token;
+  std::uint64_t fork_session = 0;
+  Token fork_secret;
+};
+
+struct GroupSpec {
+  std::string name;
+  std::uint64_t limit_bytes = 0;
+  std::uint32_t limit_regions = 0, flags = 0;
+  std::int64_t keep = 0;
+};
+struct GroupHandle {
+  std::uint64_t id = 0;
+  Token token;
+};
+struct GroupEnding {
+  std::uint32_t members = 0, regions = 0;
+  std::uint64_t bytes_freed = 0;
+};
+
+// What to watch: a region, a name at an address, a group by id or name, the reclaims of a group or of the own uid.
+struct WatchSpec {
+  shmbw_watch_kind kind = SHMBW_WATCH_KIND_REGION;
+  std::uint32_t events = 0;  // 0: all of the kind
+  shmbw_region_ref region{};
+  std::uint64_t group = 0;
+  std::string address;
+};
+struct Watch {
+  std::uint64_t id = 0;
+  std::uint32_t state = 0;
+};
+
+class Session : public ForkGuarded, public std::enable_shared_from_this<Session> {
+ public:
+  // Greets the broker at the other end of `socket`. `known` carries path, how and started_by_us.
+  static Result<std::shared_ptr<Session>> greet(Fd socket, SessionFacts known, Greeting greeting, Deadline deadline);
+  static Result<std::shared_ptr<Session>> local(std::string how);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  SessionFacts facts();
+  bool is_local() const { return local_; }
+  bool lost();
+  Result<void> ping(Deadline deadline);
+
+  // The door. `packet` is a request that wire::Writer made; its tag is filled in.
+  Result<Reply> call(std::span<std::byte> packet, Deadline deadline, Channel::Subscription* subscription = nullptr);
+  Result<void> post(std::span<std::byte> packet, Deadline deadline);
+
+  Result<GroupHandle> create_group(const GroupSpec& spec, Deadline deadline);
+  Result<std::uint64_t> join_group(const std::string& group, std::uint32_t flags, Deadline deadline);
+  Result<std::uint64_t> join_group(const Token& token, std::uint32_t flags, Deadline deadline);
+  Result<std::uint64_t> leave_group(std::uint64_t group, Deadline deadline);
+  Result<GroupEnding> end_group(std::uint64_t group, const std::string& name, std::uint32_t flags, Deadline deadline);
+  Result<void> wait_group(std::uint64_t group, Deadline answer, Deadline wait);
+
+  Result<Watch> watch(const WatchSpec& spec, Deadline deadline);
+  Result<void> unwatch(std::uint64_t watch, Deadline deadline);
+  Result<Event> next_event(Deadline deadline);
+  Result<int> event_descriptor();
+  // For waits of the library itself.
+  Result<void> subscribe(const WatchSpec& spec, Channel::Subscription& subscription, Deadline deadline);
+  Result<void> await(Channel::Subscription& subscription, Deadline deadline);
+  void unsubscribe(Channel::Subscription& subscription);
+
+  // Handles enrol so that a forked child can take their leases over.
+  std::list<Region*>::iterator enrol_region(Region* region);
+  void withdraw_region(std::list<Region*>::iterator place);
+  std::uint64_t next_local_id();
+  void note_group(std::uint64_t group);  // a create told where unnamed sessions live
+  Result<void> enter();                  // notices a fork; cheap otherwise
+  bool is_fresh_child() const { return !local_ && !mark_.intact(); }  // forked, and has not called yet
+
+  void lock_for_fork() override;
+  void unlock_after_fork() override;
+
+ private:
+  explicit Session(bool local) : local_(local) {}
+  Result<void> hello(const Greeting& greeting, Deadline deadline);
+  Result<void> take_over(Deadline deadline);
+  Result<void> inherit(Deadline deadline);
+  Result<std::uint64_t> join(shmbw_group_join request, const std::string& name, Deadline deadline);
+
+  const bool local_;
+  ForkMark mark_;
+  std::mutex takeover_;  // held while a forked child becomes a session of its own
+  Channel channel_;      // its mutex guards the members below too
+  SessionFacts facts_;
+  std::string program_;
+  std::list<Region*> regions_;
+  std::uint64_t last_local_id_ = 0;
+};
+
+std::unexpected<Error> needs_broker(const char* what);
+
+}  // namespace shmb::client

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/views.hpp"
+
+#include <array>
+
+namespace shmb::client {
+namespace {
+
+std::unexpected<Error> malformed() { return error(Status::protocol, "the broker's answer to LIST is malformed"); }
+
+// The texts behind each kind of record.
+bool take_texts(wire::RecordReader& reader, RegionRow& row) {
+  auto group = reader.text(row.record.group_len), name = reader.text(row.record.name_len);
+  if (!group || !name) return false;
+  row.group = *group, row.name = *name;
+  return true;
+}
+bool take_texts(wire::RecordReader& reader, GroupRow& row) {
+  auto name = reader.text(row.record.name_len);
+  if (name) row.name = *name;
+  return name.has_value();
+}
+bool take_texts(wire::RecordReader& reader, SessionRow& row) {
+  auto library = reader.text(row.record.library_len);
+  if (library) row.library = *library;
+  return library.has_value();
+}
+bool take_texts(wire::RecordReader&, LeaseRow&) { return true; }
+bool take_texts(wire::RecordReader&, TicketRow&) { return true; }
+bool take_texts(wire::RecordReader&, UidRow&) { return true; }
+
+template <class Row>
+Result<Listing<Row>> list(Session& session, shmbw_table table, const Selection& selection, Deadline deadline) {
+  Listing<Row> listing;
+  shmbw_list request{};
+  request.table = table;
+  request.group = selection.group;
+  request.region = selection.region;
+  if (selection.owner_uid) {
+    request.flags |= SHMBW_LIST_OWNER_GIVEN;
+    request.owner_uid = *selection.owner_uid;
+  }
+  if (selection.all_groups) request.flags |= SHMBW_LIST_ALL_GROUPS;
+  request.group_len = static_cast<std::uint16_t>(selection.group_name.size());
+  request.name_len = static_cast<std::uint16_t>(selection.name.size());
+  do {
+    std::array<std::byte, 512> buffer;
+    wire::Writer writer(buffer);
+    writer.begin(SHMBW_OP_LIST, 0, Status::ok, request);
+    writer.text(selection.group_name);
+    writer.text(selection.name);
+    const auto packet = writer.finish(0);
+    auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
+    if (!reply) return std::unexpected(reply.error());
+    auto page = fixed_of<shmbw_list_reply>(*reply);
+    if (!page) return std::unexpected(page.error());
+    listing.total_bytes = page->total_bytes;
+    listing.total_count = page->total_count;
+    wire::RecordReader reader(reply->view.rest, page->element_size);
+    for (std::uint16_t i = 0; i < page->count; ++i) {
+      auto record = reader.next<decltype(Row::record)>();
+      if (!record) return malformed();
+      Row row;
+      row.record = *record;
+      if (!take_texts(reader, row)) return malformed();
+      listing.rows.push_back(std::move(row));
+    }
+    if (page->next != 0 && page->next <= request.cursor) return malformed();  // would never end
+    request.cursor = page->next;
+  } while (request.cursor != 0);
+  return listing;
+}
+
+}  // namespace
+
+Result<Listing<RegionRow>> list_regions(Session& session, const Selection& selection, Deadline deadline) {
+  return list<RegionRow>(session, SHMBW_TABLE_REGIONS, selection, deadline);
+}
+Result<Listing<GroupRow>> list_groups(Session& session, const Selection& selection, Deadline deadline) {
+  return list<GroupRow>(session, SHMBW_TABLE_GROUPS, selection, deadline);
+}
+Result<Listing<SessionRow>> list_sessions(Session& session, const Selection& selection, Deadline deadline) {
+  return list<SessionRow>(session, SHMBW_TABLE_SESSIONS, selection, deadline);
+}
+Result<Listing<LeaseRow>> list_leases(Session& session, const Selection& selection, Deadline deadline) {
+  return list<LeaseRow>(session, SHMBW_TABLE_LEASES, selection, deadline);
+}
+Result<Listing<TicketRow>> list_tickets(Session& session, const Selection& selection, Deadline deadline) {
+  return list<TicketRow>(session, SHMBW_TABLE_TICKETS, selection, deadline);
+}
+Result<Listing<UidRow>> list_uids(Session& session, const Selection& selection, Deadline deadline) {
+  return list<UidRow>(session, SHMBW_TABLE_UIDS, selection, deadline);
+}
+
+Result<BrokerStatus> broker_status(Session& session, Deadline deadline) {
+  std::array<std::byte, 64> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_STATUS, 0, Status::ok, shmbw_status{});
+  const auto packet = writer.finish(0);
+  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_status_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  BrokerStatus status;
+  status.record = *fixed;
+  wire::TextReader texts(reply->view.rest);
+  status.version = std::string(texts.take(fixed->version_len).value_or(""));
+  status.kernel = std::string(texts.take(fixed->kernel_len).value_or(""));
+  status.engine = std::string(texts.take(fixed->engine_len).value_or(""));
+  status.losses = std::string(texts.take(fixed->losses_len).value_or(""));
+  return status;
+}
+
+}  // namespace shmb::client

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the broker's books say: the tables of LIST, read page by page to the end, and STATUS. The tool prints them; the
+// C ABI's stat is one row of the first.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/session.hpp"
+#include "proto/shmb_wire.h"
+
+namespace shmb::client {
+
+// What to list; nothing set: all that the caller may see.
+struct Selection {
+  std::uint64_t group = 0;
+  shmbw_region_ref region{};                // id 0: any; generation 0: whichever
+  std::optional<std::uint32_t> owner_uid;   // of group_name
+  std::string group_name, name;
+  bool all_groups = false;
+};
+
+struct RegionRow {
+  shmbw_region_record record{};
+  std::string group, name;
+};
+struct GroupRow {
+  shmbw_group_record record{};
+  std::string name;
+};
+struct SessionRow {
+  shmbw_session_record record{};
+  std::string library;
+};
+struct LeaseRow {
+  shmbw_lease_record record{};
+};
+struct TicketRow {
+  shmbw_ticket_record record{};
+};
+struct UidRow {
+  shmbw_uid_record record{};
+};
+
+// The totals are the broker's, over the whole selection, at the time of the last page.
+template <class Row>
+struct Listing {
+  std::vector<Row> rows;
+  std::uint64_t total_bytes = 0, total_count = 0;
+};
+
+Result<Listing<RegionRow>> list_regions(Session& session, const Selection& selection, Deadline deadline);
+Result<Listing<GroupRow>> list_groups(Session& session, const Selection& selection, Deadline deadline);
+Result<Listing<SessionRow>> list_sessions(Session& session, const Selection& selection, Deadline deadline);
+Result<Listing<LeaseRow>> list_leases(Session& session, const Selection& selection, Deadline deadline);
+Result<Listing<TicketRow>> list_tickets(Session& session, const Selection& selection, Deadline deadline);
+Result<Listing<UidRow>> list_uids(Session& session, const Selection& selection, Deadline deadline);
+
+struct BrokerStatus {
+  shmbw_status_reply record{};
+  std::string version, kernel, engine, losses;  // losses: one line each
+};
+Result<BrokerStatus> broker_status(Session& session, Deadline deadline);
+
+}  // namespace shmb::client
