@@ -5,9 +5,14 @@
 
 #include <cstdio>
 
+#include <thread>
+
 #include "tests/harness/leak_guard.hpp"
+#include "tests/harness/sanitizer.hpp"
 
 int main(int argc, char** argv) {
+  // TSan starts a thread of its own at the program's first: no case is to be blamed for it.
+  if (harness::kThreadSanitizer) std::thread([] {}).join();
   doctest::Context context(argc, argv);
   const int failed = context.run();
   if (context.shouldExit()) return failed;
