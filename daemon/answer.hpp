@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one reply to the request in service, built in the broker's one buffer. An error is a reply, never a disconnect.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "daemon/refuse.hpp"
+#include "daemon/world.hpp"
+#include "proto/codec.hpp"
+#include "proto/refusal.hpp"
+
+namespace shmb::daemon {
+
+struct Request {
+  World& world;
+  Session& session;
+  const wire::PacketView& packet;
+
+  bool silent() const { return (packet.header.flags & SHMBW_HEADER_NO_REPLY) != 0; }
+  wire::Writer writer() const {
+    return wire::Writer(std::span(world.reply_buffer.get(), std::size_t{SHMBW_MAX_MESSAGE}));
+  }
+  std::uint16_t reply_op() const { return static_cast<std::uint16_t>(packet.header.op | SHMBW_REPLY); }
+
+  template <class T>
+  void answer(const T& fixed, std::initializer_list<std::string_view> texts = {}) const {
+    wire::Writer out = writer();
+    out.begin(reply_op(), packet.header.tag, Status::ok, fixed);
+    for (std::string_view text : texts) out.text(text);
+    send(out);
+  }
+  void fail(const Error& error) const;
+  void fail(Status status, std::string_view sentence) const { fail(plain(status, std::string(sentence))); }
+  // Finishes and sends; the descriptors are World::reply_fds.
+  void send(wire::Writer& out) const;
+
+  // The fixed part of a plain request. nullopt: answered with an error.
+  template <class T>
+  std::optional<T> read() const {
+    auto fixed = wire::read_struct<T>(packet.fixed);
+    if (fixed) return *fixed;
+    refuse_struct(fixed.error());
+    return std::nullopt;
+  }
+  void refuse_struct(Status status) const;
+};
+
+// Replies to a batch: each element has its own outcome, and its sentence while there is room for it.
+template <class Reply>
+class BatchAnswer {
+ public:
+  BatchAnswer(const Request& request, std::size_t count) : request_(request), out_(request.writer()) {
+    out_.begin_batch<Reply>(request.reply_op(), request.packet.header.tag, count);
+  }
+  void ok(Reply reply, std::uint16_t fd_index = SHMBW_NO_FD) {
+    reply.outcome = {0, fd_index, 0};
+    out_.element(next_++, reply);
+  }
+  void fail(const Error& error) {
+    ++request_.world.refusals;
+    Reply reply{};
+    std::string detail = wire::element_detail(error, out_.room());
+    reply.outcome = {static_cast<std::int32_t>(error.status), SHMBW_NO_FD, static_cast<std::uint16_t>(detail.size())};
+    out_.element(next_++, reply);
+    out_.text(detail);
+  }
+  void send() {
+    if (!request_.silent()) request_.send(out_);
+  }
+
+ private:
+  const Request& request_;
+  wire::Writer out_;
+  std::size_t next_ = 0;
+};
+
+// Opens a batch whose elements name `texts(element)` bytes of text each; nothing is done before all of it is known to
+// be whole. nullopt: answered with an error (or nothing, for one-way requests).
+template <class Element, class Texts>
+std::optional<wire::BatchView> open_batch(const Request& request, Texts texts) {
+  auto refuse = [&](Status status) {
+    if (!request.silent()) request.refuse_struct(status);
+    return std::nullopt;
+  };
+  auto batch = wire::BatchView::open(request.packet);
+  if (!batch) return refuse(batch.error());
+  wire::TextReader reader = batch->texts();
+  for (std::size_t i = 0; i < batch->count(); ++i) {
+    auto element = batch->template element<Element>(i);
+    if (!element) return refuse(element.error());
+    if (!reader.take(texts(*element))) return refuse(Status::invalid);
+  }
+  if (!reader.done()) return refuse(Status::invalid);
+  return *batch;
+}
+
+void dispatch(World& world, Session& session, const wire::PacketView& packet);
+
+void serve_create(const Request&);
+void serve_attach(const Request&);
+void serve_release(const Request&);
+void serve_ready(const Request&);
+void serve_publish(const Request&);
+void serve_ticket_create(const Request&);
+void serve_inherit(const Request&);
+void serve_group_create(const Request&);
+void serve_group_join(const Request&);
+void serve_group_leave(const Request&);
+void serve_group_end(const Request&);
+void serve_watch(const Request&);
+void serve_list(const Request&);
+void serve_status(const Request&);
+
+}  // namespace shmb::daemon

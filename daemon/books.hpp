@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Accounting: host -> uid -> group and uid -> session. A `Charge` lives inside the thing it pays for and is taken from
+// an account and all its parents at once or not at all; its destruction gives everything back. An account that dies
+// with something still charged is a bug of ours: it is reported, never asserted, because a broker must not fall.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <expected>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/result.hpp"
+#include "proto/shmb_wire.h"
+
+namespace shmb::daemon {
+
+enum class Slot : std::uint16_t {
+  bytes = SHMBW_SLOT_BYTES,
+  regions = SHMBW_SLOT_REGIONS,
+  leases = SHMBW_SLOT_LEASES,
+  sessions = SHMBW_SLOT_SESSIONS,
+  groups = SHMBW_SLOT_GROUPS,
+  tickets = SHMBW_SLOT_TICKETS,
+  names = SHMBW_SLOT_NAMES,
+  watches = SHMBW_SLOT_WATCHES,
+};
+inline constexpr std::size_t kSlots = 8;
+std::string_view slot_name(std::uint16_t slot);
+
+class Charge;
+
+class Account {
+ public:
+  using Report = std::function<void(std::string_view)>;
+  static constexpr std::uint64_t kNoLimit = UINT64_MAX;
+
+  Account(shmbw_scope scope, std::uint64_t id, Account* parent, const Report* report);
+  Account(const Account&) = delete;
+  Account& operator=(const Account&) = delete;
+  ~Account();
+
+  std::uint64_t used(Slot slot) const { return used_[index(slot)]; }
+  std::uint64_t limit(Slot slot) const { return limit_[index(slot)]; }
+  std::uint64_t peak_bytes() const { return peak_bytes_; }
+  void set_limit(Slot slot, std::uint64_t limit) { limit_[index(slot)] = limit; }
+  bool balanced() const;
+  shmbw_scope scope() const { return scope_; }
+  std::uint64_t id() const { return id_; }
+  Account* parent() const { return parent_; }
+
+  std::expected<Charge, Shortage> charge(Slot slot, std::uint64_t amount);
+
+ private:
+  friend class Charge;
+  static std::size_t index(Slot slot) { return static_cast<std::size_t>(slot) - 1; }
+  void give_back(Slot slot, std::uint64_t amount);
+
+  std::array<std::uint64_t, kSlots> used_{};
+  std::array<std::uint64_t, kSlots> limit_;
+  std::uint64_t peak_bytes_ = 0;
+  std::uint64_t id_;
+  Account* parent_;
+  const Report* report_;
+  shmbw_scope scope_;
+};
+
+class Charge {
+ public:
+  Charge() = default;
+  Charge(Charge&& other) noexcept
+      : account_(std::exchange(other.account_, nullptr)), amount_(other.amount_), slot_(other.slot_) {}
+  Charge& operator=(Charge&& other) noexcept {
+    if (this != &other) {
+      give_back();
+      account_ = std::exchange(other.account_, nullptr);
+      amount_ = other.amount_;
+      slot_ = other.slot_;
+    }
+    return *this;
+  }
+  ~Charge() { give_back(); }
+  void give_back();
+  explicit operator bool() const { return account_ != nullptr; }
+  std::uint64_t amount() const { return account_ ? amount_ : 0; }
+  // To another account of the same parent: the parents' books do not move and no limit can refuse it.
+  void move_to(Account& sibling);
+
+ private:
+  friend class Account;
+  Charge(Account& account, Slot slot, std::uint64_t amount) : account_(&account), amount_(amount), slot_(slot) {}
+
+  Account* account_ = nullptr;
+  std::uint64_t amount_ = 0;
+  Slot slot_ = Slot::bytes;
+};
+
+}  // namespace shmb::daemon

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The books behind the seam: hands what the transport tells to the nouns.
+#include "daemon/broker.hpp"
+
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+#include "daemon/answer.hpp"
+#include "daemon/world.hpp"
+
+namespace shmb::daemon {
+namespace {
+
+// Sessions of one uid over its limit that may wait to be told so in the answer to HELLO; more are closed at once.
+constexpr std::uint32_t kRefusedWaiting = 16;
+
+class Broker final : public Books {
+ public:
+  Broker(const Config& config, BrokerFacts facts, const Secret& key) : world_(config, std::move(facts), key) {}
+  Sys<void> prepare() { return Closer::prepare(world_.closer); }
+
+  Session* connected(Link& link) override;
+  void packet(Session& session, const wire::PacketView& packet) override {
+    if (session.link && session.phase != Phase::ended) dispatch(world_, session, packet);
+  }
+  bool greeted(const Session& session) const override { return session.greeted(); }
+  void end_of_file(Session& session) override {
+    end_session(world_, session);
+    session.link = nullptr;
+  }
+  void process_died(Session& session, const sys::ExitInfo* how) override { session_process_died(world_, session, how); }
+  void disconnected(Session& session) override { session_disconnected(world_, session); }
+  bool wants_exit(const Session& session) const override { return world_.reports.contains(session.id); }
+  void forget(Session& session) override;
+  std::int64_t next_deadline() const override { return world_.timers.next(); }
+  void tick(std::int64_t now) override { world_.timers.run(now); }
+  int wake_fd() const override { return world_.closer.wake_fd(); }
+  void woken() override { closed_regions(world_); }
+  bool idle() const override { return world_.live_sessions == 0 && world_.regions.empty(); }
+
+ private:
+  World world_;
+};
+
+Session* Broker::connected(Link& link) {
+  const Peer& peer = link.peer();
+  // Descriptors of a session: its socket (open already) and its pidfd.
+  if (!world_.descriptors_left(0, peer.admin || peer.uid == 0)) return nullptr;
+  Uid& uid = world_.hold_uid(peer.uid);
+  auto charge = uid.account.charge(Slot::sessions, 1);
+  if (!charge && !peer.admin && uid.refused >= kRefusedWaiting) {
+    world_.drop_uid(peer.uid);
+    return nullptr;
+  }
+  std::uint64_t id = ++world_.last_session;
+  auto [at, fresh] = world_.sessions.try_emplace(id, world_, id, link, uid.account);
+  Session& session = at->second;
+  ++world_.live_sessions;
+  if (charge) {
+    session.charge = std::move(*charge);
+  } else if (!peer.admin) {
+    ++uid.refused;
+    session.refusal = refuse_limit(world_, session, charge.error());
+  }
+  return &session;
+}
+
+void Broker::forget(Session& session) {
+  end_session(world_, session);
+  world_.sessions.erase(session.id);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Books>> make_broker(const Config& config, BrokerFacts facts) {
+  if (!facts.log) facts.log = [](int, std::string_view) {};
+  if (!facts.now) facts.now = sys::now_boottime;
+  if (facts.descriptors_limit == 0) {
+    auto limit = sys::descriptor_limit();
+    if (!limit) return system_failure(limit.error(), "reading RLIMIT_NOFILE");
+    facts.descriptors_limit = limit->soft;
+  }
+  auto key = Secret::draw();
+  if (!key) return system_failure(key.error(), "drawing the key of the token tables");
+  while (facts.epoch == 0)
+    if (auto drawn = sys::random_bytes(std::as_writable_bytes(std::span(&facts.epoch, 1))); !drawn)
+      return system_failure(drawn.error(), "drawing the epoch");
+  auto broker = std::make_unique<Broker>(config, std::move(facts), *key);
+  if (auto ready = broker->prepare(); !ready) return system_failure(ready.error(), "eventfd of the closing thread");
+  return broker;
+}
+
+}  // namespace shmb::daemon

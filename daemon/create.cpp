@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// Order of a create: check all words, take every charge (dropping recycled memory before refusing), make the file,
+// book region, lease and name. Nothing can fail after the last charge but a system call, and that is undone whole.
+#include "daemon/create.hpp"
+
+#include <fcntl.h>
+
+#include <charconv>
+
+#include "base/sys_memory.hpp"
+#include "base/text.hpp"
+#include "daemon/refuse.hpp"
+#include "daemon/world.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::daemon {
+
+Result<void> check_keep(const World& world, std::int64_t keep) {
+  if (keep < -1) return error(Status::invalid, "a keep is 0, a duration, or -1 until released");
+  if (keep <= world.config.limits.keep_max) return {};
+  Error refused = plain(Status::limit, "limit: keep of " + format_duration(keep) + " asked, at most " +
+                                           format_duration(world.config.limits.keep_max) +
+                                           "; use 'until-released' or raise limits.keep_max");
+  refused.shortage = {SHMBW_SLOT_KEEP,
+                      SHMBW_SCOPE_HOST,
+                      0,
+                      static_cast<std::uint64_t>(world.config.limits.keep_max),
+                      0,
+                      static_cast<std::uint64_t>(keep)};
+  return std::unexpected(std::move(refused));
+}
+
+namespace {
+
+Result<void> check_words(const World& world, const shmbw_create& wish, std::string_view name) {
+  if ((wish.flags & ~std::uint32_t{SHMBW_CREATE_KNOWN}) != 0)
+    return error(Status::unknown_flags, "a create flag is not known to this broker");
+  if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
+    return error(Status::unknown_flags, "a right is not known to this broker");
+  constexpr std::uint32_t needed = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
+  if (wish.rights != 0 && (wish.rights & needed) != needed)
+    return error(Status::invalid, "the creator's rights must include map_read and map_write");
+  if (wish.length == 0) return error(Status::invalid, "a region of 0 bytes cannot be made; ask for at least 1");
+  if (wish.length > kMaxLength) return error(Status::invalid, "a region is at most 2^47 - 1 bytes");
+  bool keep_given = (wish.flags & SHMBW_CREATE_KEEP_GIVEN) != 0;
+  if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
+  if (keep_given)
+    if (auto keep = check_keep(world, wish.keep); !keep) return keep;
+  if (name.empty()) {
+    if ((wish.flags & SHMBW_CREATE_REPLACE) != 0) return error(Status::invalid, "replace needs a name");
+    return {};
+  }
+  return names::check(name, "region name");
+}
+
+Result<Group*> group_of(World& world, Session& session, std::uint64_t id) {
+  if (id == 0) return own_group(world, session);
+  Group* group = find_group(world, id);
+  if ((group && group->closed && may_address(session, *group)) || (!group && id == session.ended_group))
+    return error(Status::group_ended, "group #" + std::to_string(id) + " has ended");
+  if (!group || !may_address(session, *group)) return std::unexpected(no_such_group());
+  return group;
+}
+
+bool in_scope(const Group& group, const Shortage& shortage) {
+  switch (shortage.scope) {
+    case SHMBW_SCOPE_GROUP:
+      return group.id == shortage.scope_id;
+    case SHMBW_SCOPE_UID:
+      return group.uid == shortage.scope_id;
+    default:
+      return true;
+  }
+}
+
+// Drops recycled regions until `shortage` is met. False: there is not that much on the shelves it concerns. Bytes whose
+// close runs on the helper thread come back a moment later; `pending` counts them.
+bool drop_cached(World& world, const Shortage& shortage, std::uint64_t& pending) {
+  bool bytes = shortage.slot == SHMBW_SLOT_BYTES;
+  if (shortage.asked > shortage.limit) return false;
+  std::uint64_t needed = shortage.used + shortage.asked - shortage.limit, there = 0;
+  for (const auto& [id, group] : world.groups)
+    if (in_scope(group, shortage)) there += bytes ? group.shelf.bytes() : group.shelf.count();
+  if (there < needed) return false;
+  std::uint64_t dropped = 0;
+  for (auto at = world.groups.begin(); at != world.groups.end() && dropped < needed; ++at) {
+    Group& group = at->second;
+    if (!in_scope(group, shortage)) continue;
+    while (dropped < needed) {
+      std::uint64_t before = group.shelf.bytes(), charged = group.account.used(Slot::bytes);
+      if (!group.shelf.drop_oldest(true)) break;
+      dropped += bytes ? before - group.shelf.bytes() : 1;
+      if (group.account.used(Slot::bytes) == charged) pending += before - group.shelf.bytes();
+    }
+  }
+  return true;
+}
+
+Result<Charge> charge_group(World& world, const Session& session, Group& group, Slot slot, std::uint64_t amount) {
+  std::uint64_t pending = 0;
+  for (;;) {
+    auto charge = group.account.charge(slot, amount);
+    if (charge) return std::move(*charge);
+    if (pending == 0 && drop_cached(world, charge.error(), pending)) continue;
+    Error refused = refuse_limit(world, session, charge.error());
+    if (pending != 0) refused.sentence += "; " + format_size(pending) + " of it are being freed now, ask again";
+    return std::unexpected(std::move(refused));
+  }
+}
+
+Result<void> room_for_descriptor(World& world, const Session& session) {
+  if (world.descriptors_left(1, session.admin)) return {};
+  std::uint64_t pending = 0;
+  const Shortage one{SHMBW_SLOT_REGIONS, SHMBW_SCOPE_HOST, 0, 1, 1, 1};
+  if (drop_cached(world, one, pending) && world.descriptors_left(1, session.admin)) return {};
+  return std::unexpected(refuse_descriptors(world, 1));
+}
+
+bool seals_seal(const World& world, const shmbw_create& wish) {
+  return world.private_mode() && (wish.flags & SHMBW_CREATE_MANY_WRITERS) != 0;
+}
+
+// A region of the group's own past: only for its members, and with all seals it had at birth.
+Region* recycled(World& world, const Session& session, Group& group, const shmbw_create& wish) {
+  if ((wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0 || session.group != &group || session.uid != group.uid)
+    return nullptr;
+  Region* region = group.shelf.take(rounded_bytes(wish.length));
+  if (!region || !seals_seal(world, wish)) return region;
+  if (sys::add_seals(region->fd.get(), F_SEAL_SEAL)) return region;
+  group.shelf.put(*region);
+  return nullptr;
+}
+
+std::string label_of(const Group& group) {
+  if (!group.name.empty()) return group.name;
+  char digits[16];
+  return "#" + std::string(digits, std::to_chars(digits, digits + sizeof digits, group.id, 16).ptr);
+}
+
+Result<Region*> fresh(World& world, Session& session, Group& group, const shmbw_create& wish, std::string_view name,
+                      std::uint32_t generation) {
+  std::uint64_t bytes = rounded_bytes(wish.length);
+  if (auto room = room_for_descriptor(world, session); !room) return std::unexpected(room.error());
+  auto region_charge = charge_group(world, session, group, Slot::regions, 1);
+  if (!region_charge) return std::unexpected(region_charge.error());
+  auto bytes_charge = charge_group(world, session, group, Slot::bytes, bytes);
+  if (!bytes_charge) return std::unexpected(bytes_charge.error());
+  std::uint64_t id = ++world.last_region;
+  std::string label =
+      names::memfd_name({world.facts.epoch, id, generation, group.uid, label_of(group), std::string(name)});
+  auto fd = make_memory({label, bytes, world.facts.exec_seal, seals_seal(world, wish)});
+  if (!fd) return std::unexpected(fd.error());
+  Region& region = world.regions.try_emplace(id).first->second;
+  region.id = id;
+  region.bytes = bytes;
+  region.fd = std::move(*fd);
+  region.bytes_charge = std::move(*bytes_charge);
+  region.region_charge = std::move(*region_charge);
+  region.group = &group;
+  group.regions.push_back(region);
+  ++world.open_descriptors;
+  return &region;
+}
+
+void undo(World& world, Group& group, Region& region, bool dirty) {
+  if (dirty && group.shelf.put(region)) return;
+  free_region(world, region, true);
+}
+
+}  // namespace
+
+Result<Created> create_region(World& world, Session& session, const shmbw_create& wish, std::string_view name) {
+  if (auto words = check_words(world, wish, name); !words) return std::unexpected(words.error());
+  auto found = group_of(world, session, wish.group);
+  if (!found) return std::unexpected(found.error());
+  Group& group = **found;
+  Region* old = name.empty() ? nullptr : group.names.find(name);
+  if (old && (wish.flags & SHMBW_CREATE_REPLACE) == 0)
+    return error(Status::exists, "the name '" + std::string(name) + "' is taken in group " + group.text() +
+                                     "; use another one or replace it");
+  if (old)
+    if (const Lease* held = find_lease(session, *old); held && (held->rights & SHMBW_RIGHT_RELEASE) == 0)
+      return error(Status::denied, "replacing '" + std::string(name) + "' needs the right release on it");
+  Charge name_charge;
+  if (!name.empty() && !old) {
+    auto charge = group.account.charge(Slot::names, 1);
+    if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
+    name_charge = std::move(*charge);
+  }
+
+  std::uint32_t generation = old ? old->generation + 1 : 1;
+  Region* region = recycled(world, session, group, wish);
+  bool dirty = region != nullptr;
+  if (!region) {
+    auto made = fresh(world, session, group, wish, name, generation);
+    if (!made) return std::unexpected(made.error());
+    region = *made;
+  }
+  region->length = wish.length;
+  region->generation = generation;
+  region->keep = (wish.flags & SHMBW_CREATE_KEEP_GIVEN) != 0 ? wish.keep : group.keep;
+  region->created = world.now();
+  region->creator_pid = session.pid;
+  region->state = SHMBW_REGION_STATE_CREATED;
+  region->dirty_birth = dirty;
+  region->seal_sealed = seals_seal(world, wish);
+  region->many_writers = region->seal_sealed;  // in system mode the mode bits bound readers whoever writes
+  region->no_recycle = (wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0;
+  ++world.region_count;
+  std::uint32_t rights = wish.rights ? wish.rights : std::uint32_t{SHMBW_RIGHT_KNOWN};
+  auto lease = book_lease(world, session, *region, rights, 1, false);
+  if (!lease) {
+    undo(world, group, *region, dirty);
+    return std::unexpected(lease.error());
+  }
+  if (old) {
+    group.names.replace(name, *region);
+    release_region(world, *old);
+  } else if (!name.empty()) {
+    group.names.add(name, *region, std::move(name_charge));
+  }
+  sponsor_group(world, session, group);
+  if (!name.empty()) tell_name(world, group, *region);
+  return Created{region, *lease, dirty};
+}
+
+}  // namespace shmb::daemon

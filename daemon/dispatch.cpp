@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a packet to its handler. What breaks the frame drops the peer (answer 20 of the protocol's rules); everything
+// else that is wrong is an error reply and the session goes on.
+#include "daemon/answer.hpp"
+
+namespace shmb::daemon {
+
+void Request::fail(const Error& error) const {
+  ++world.refusals;
+  if (silent()) return;
+  auto buffer = std::span(world.reply_buffer.get(), std::size_t{SHMBW_MAX_MESSAGE});
+  session.link->reply(wire::write_error_reply(buffer, packet.header.op, packet.header.tag, error), {});
+}
+
+void Request::refuse_struct(Status status) const {
+  if (status == Status::too_new)
+    fail(Status::too_new, "the request uses fields that this broker (" + world.facts.version + ") does not know");
+  else fail(Status::invalid, "the request's sizes do not add up: element count and size, or the lengths of its texts");
+}
+
+void Request::send(wire::Writer& out) const {
+  wire::Bytes packet_out = out.finish(world.reply_fds.size());
+  if (packet_out.empty()) fail(Status::system, "own bug: the reply did not fit into one message");
+  else session.link->reply(packet_out, world.reply_fds);
+  world.reply_fds.clear();
+  world.reply_owned.clear();
+}
+
+namespace {
+
+using Handler = void (*)(const Request&);
+
+Handler handler_of(std::uint16_t op) {
+  switch (op) {
+    case SHMBW_OP_CREATE:
+      return serve_create;
+    case SHMBW_OP_ATTACH:
+      return serve_attach;
+    case SHMBW_OP_RELEASE:
+      return serve_release;
+    case SHMBW_OP_READY:
+      return serve_ready;
+    case SHMBW_OP_PUBLISH:
+      return serve_publish;
+    case SHMBW_OP_TICKET_CREATE:
+      return serve_ticket_create;
+    case SHMBW_OP_INHERIT:
+      return serve_inherit;
+    case SHMBW_OP_GROUP_CREATE:
+      return serve_group_create;
+    case SHMBW_OP_GROUP_JOIN:
+      return serve_group_join;
+    case SHMBW_OP_GROUP_LEAVE:
+      return serve_group_leave;
+    case SHMBW_OP_GROUP_END:
+      return serve_group_end;
+    case SHMBW_OP_WATCH:
+      return serve_watch;
+    case SHMBW_OP_LIST:
+      return serve_list;
+    case SHMBW_OP_STATUS:
+      return serve_status;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+void dispatch(World& world, Session& session, const wire::PacketView& packet) {
+  const shmbw_header& header = packet.header;
+  const Request request{world, session, packet};
+  ++world.requests;
+  if (header.n_fds != 0) return session.link->drop("descriptors in a request that takes none");
+  if (session.phase == Phase::refused) return session.link->drop("a request after HELLO was refused for good");
+  if (header.op == SHMBW_OP_HELLO) {
+    if (session.greeted()) return request.fail(Status::invalid, "HELLO was answered already on this connection");
+    return serve_hello(world, session, packet);
+  }
+  if (!session.greeted()) return session.link->drop("a request before HELLO");
+  if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
+    return request.fail(Status::unknown_flags, "the header has a flag that this broker does not know");
+  bool one_way = header.op == SHMBW_OP_READY;
+  if (request.silent() && !one_way && header.op != SHMBW_OP_RELEASE) {
+    shmbw_header answered = header;
+    answered.flags = static_cast<std::uint16_t>(answered.flags & ~SHMBW_HEADER_NO_REPLY);
+    const wire::PacketView view{answered, packet.fixed, packet.rest};
+    return Request{world, session, view}.fail(Status::invalid, "no_reply is for READY and RELEASE only");
+  }
+  if (header.status != 0 && !one_way) return request.fail(Status::invalid, "a request's status must be 0");
+  Handler handler = handler_of(header.op);
+  if (!handler)
+    return request.fail(Status::unknown_op, "request " + std::to_string(header.op) + " is not known to this broker (" +
+                                                world.facts.version + ")");
+  handler(request);
+}
+
+}  // namespace shmb::daemon

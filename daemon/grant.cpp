@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Seals and descriptors of grants.
+#include "daemon/grant.hpp"
+
+#include <fcntl.h>
+
+#include <cerrno>
+
+#include "base/compat.hpp"
+#include "base/sys_memory.hpp"
+#include "daemon/refuse.hpp"
+#include "daemon/world.hpp"
+
+namespace shmb::daemon {
+
+std::uint32_t authority(Session& session, const Region& region) {
+  if (may_address(session, *region.group)) return SHMBW_RIGHT_KNOWN;
+  const Lease* lease = find_lease(session, region);
+  return lease ? lease->rights : 0;
+}
+
+static Result<void> close_writing(Region& region) {
+  if (region.unmapped_writers != 0)
+    return error(Status::not_ready,
+                 "a writer has not reported yet that it has mapped the region; wait for the ready event");
+  if (auto sealed = sys::add_seals(region.fd.get(), F_SEAL_FUTURE_WRITE); !sealed) {
+    if (sealed.error().value == EPERM)
+      return error(Status::unsupported, "a writer has sealed the region's seals itself: it cannot be made read-only");
+    return system_failure(sealed.error(), "closing writing (F_SEAL_FUTURE_WRITE)");
+  }
+  region.state = SHMBW_REGION_STATE_WRITE_CLOSED;
+  return {};
+}
+
+Result<void> admit_rights(World& world, Session& session, Region& region, std::uint32_t rights) {
+  if ((rights & SHMBW_RIGHT_MAP_WRITE) != 0) {
+    if (region.state == SHMBW_REGION_STATE_PUBLISHED)
+      return error(Status::write_closed, "the region is published: nobody can write to it any more");
+    if (region.sealed())
+      return error(Status::write_closed,
+                   "a reader has closed writing to the region for ever; create its successor with replace");
+    return {};
+  }
+  if (world.mode_bits_bind(session) || region.many_writers || region.sealed()) return {};
+  return close_writing(region);
+}
+
+Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights) {
+  if ((rights & SHMBW_RIGHT_MAP_WRITE) != 0) return region.fd.get();
+  auto reader = sys::reopen_read_only(region.fd.get());
+  if (!reader) {
+    Error failed = system_failure(reader.error(), "reopening the region read-only").error();
+    if (reader.error().value == EMFILE || reader.error().value == ENFILE) failed.status = Status::no_descriptors;
+    return std::unexpected(std::move(failed));
+  }
+  world.reply_owned.push_back(std::move(*reader));
+  return world.reply_owned.back().get();
+}
+
+Result<void> publish(World& world, Region& region) {
+  if (region.state == SHMBW_REGION_STATE_PUBLISHED) return {};
+  if (region.seal_sealed)
+    return error(Status::unsupported, "a region made with many_writers cannot be published in private mode");
+  if (auto sealed = sys::add_seals(region.fd.get(), F_SEAL_WRITE | F_SEAL_SEAL); !sealed) {
+    if (sealed.error().value == EBUSY)
+      return error(Status::still_mapped,
+                   "the region is still mapped for writing, here or in a forked child: unmap it and publish again");
+    if (sealed.error().value == EPERM)
+      return error(Status::unsupported, "a writer has sealed the region's seals itself: it cannot be published");
+    return system_failure(sealed.error(), "publishing (F_SEAL_WRITE)");
+  }
+  region.state = SHMBW_REGION_STATE_PUBLISHED;
+  region.leases.each([&](Lease& lease) {
+    set_lease(world, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, lease.mapped);
+  });
+  tell_region(world, region, SHMBW_WATCH_EVENT_PUBLISHED);
+  return {};
+}
+
+}  // namespace shmb::daemon

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// Life of a group: alive -> (last member left) ended with things kept -> closed -> collected with its last region.
+#include "daemon/group.hpp"
+
+#include <algorithm>
+
+#include "daemon/refuse.hpp"
+#include "daemon/world.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::daemon {
+
+Group::Group(World& owner, std::uint64_t number, std::uint32_t owner_uid, std::string_view text, Account& uid_account)
+    : world(owner),
+      id(number),
+      uid(owner_uid),
+      name(text),
+      account(SHMBW_SCOPE_GROUP, number, &uid_account, &owner.own_bug),
+      names(&owner.pool),
+      shelf(owner, *this) {}
+
+std::uint32_t Group::heirs() const {
+  std::uint32_t count = 0;
+  members.each([&](const Session& session) { count += session.process_gone || session.lazy; });
+  return count;
+}
+
+Result<Group*> make_group(World& world, Session& founder, const GroupWish& wish) {
+  auto secret = Secret::draw();
+  if (!secret) return system_failure(secret.error(), "drawing a group token");
+  Uid& uid = world.hold_uid(founder.uid);
+  auto charge = uid.account.charge(Slot::groups, 1);
+  if (!charge) {
+    world.drop_uid(founder.uid);
+    return std::unexpected(refuse_limit(world, founder, charge.error()));
+  }
+  std::uint64_t id = ++world.last_group;
+  Group& group = world.groups.try_emplace(id, world, id, founder.uid, wish.name, uid.account).first->second;
+  group.token = *secret;
+  group.charge = std::move(*charge);
+  group.created = world.now();
+  group.keep = wish.keep;
+  group.supervised = wish.supervised;
+  const Limits& limits = world.config.limits;
+  LimitOverride own;
+  if (auto at = limits.group.find(group.name); !group.name.empty() && at != limits.group.end()) own = at->second;
+  auto limit = [&](Slot slot, std::optional<std::uint64_t> override, std::uint64_t normal, std::uint64_t wished) {
+    std::uint64_t bound = override.value_or(normal ? normal : Account::kNoLimit);
+    group.account.set_limit(slot, wished ? std::min(bound, wished) : bound);
+  };
+  limit(Slot::bytes, own.bytes, limits.group_bytes, wish.limit_bytes);
+  limit(Slot::regions, own.regions, limits.group_regions, wish.limit_regions);
+  limit(Slot::names, own.names, 0, 0);
+  world.group_tokens.try_emplace(group.token, &group);
+  if (!group.name.empty()) world.group_names.try_emplace({group.uid, group.name}, &group);
+  return &group;
+}
+
+Group* find_group(World& world, std::uint64_t id) {
+  auto at = world.groups.find(id);
+  return at == world.groups.end() ? nullptr : &at->second;
+}
+
+Group* find_group(World& world, std::uint32_t owner_uid, std::string_view name_or_id) {
+  if (auto id = names::group_id(name_or_id)) {
+    Group* group = find_group(world, *id);
+    return group && group->uid == owner_uid ? group : nullptr;
+  }
+  auto at = world.group_names.find({owner_uid, std::string(name_or_id)});
+  return at == world.group_names.end() ? nullptr : at->second;
+}
+
+Group* find_group(World& world, const Secret& token) {
+  auto at = world.group_tokens.find(token);
+  return at == world.group_tokens.end() ? nullptr : at->second;
+}
+
+bool may_address(const Session& session, const Group& group) {
+  return session.uid == group.uid || session.group == &group || session.supervises == &group;
+}
+
+static void revive(Group& group) {
+  group.ended_at = 0;
+  group.tree_gone = false;
+  group.supervisor_lost = false;
+  group.cancel();
+}
+
+Result<Group*> own_group(World& world, Session& session) {
+  if (session.group) return session.group;
+  if (session.ended_group)
+    return error(Status::group_ended, "group #" + std::to_string(session.ended_group) +
+                                          " that this session was in has ended; leave it or join another one");
+  auto made = make_group(world, session, {});
+  if (made) join_group(world, session, **made);
+  return made;
+}
+
+void join_group(World& world, Session& session, Group& group) {
+  session.ended_group = 0;
+  if (session.group == &group) return;
+  Group* left = session.group;
+  if (left) left->members.remove(session);
+  session.group = &group;
+  group.members.push_back(session);
+  group.sponsor = 0;
+  revive(group);
+  if (left) settle_group(world, *left);
+}
+
+void leave_group(World& world, Session& session) {
+  session.ended_group = 0;
+  Group* left = std::exchange(session.group, nullptr);
+  if (!left) return;
+  left->members.remove(session);
+  settle_group(world, *left);
+}
+
+void supervise_group(World& world, Session& session, Group& group) {
+  if (session.supervises == &group) return;
+  stop_supervising(world, session);
+  session.supervises = &group;
+  group.supervisors.push_back(session);
+  group.sponsor = 0;
+  revive(group);
+  group.supervised = true;
+}
+
+void stop_supervising(World& world, Session& session) {
+  Group* group = std::exchange(session.supervises, nullptr);
+  if (!group) return;
+  group->supervisors.remove(session);
+  if (group->supervisors.empty() && !group->tree_gone) group->supervisor_lost = true;
+  settle_group(world, *group);
+}
+
+void sponsor_group(World&, Session& session, Group& group) {
+  if (!group.members.empty() || !group.supervisors.empty() || group.sponsor == session.id) return;
+  revive(group);
+  group.sponsor = session.id;
+  session.sponsored.push_back(group.id);
+}
+
+namespace {
+
+void collect_group(World& world, Group& group) {
+  if (!group.regions.empty() || group.in_service) return;
+  tell_group_ended(world, group, 0);  // who subscribed after its end
+  std::uint32_t uid = group.uid;
+  world.group_tokens.erase(group.token);
+  world.groups.erase(group.id);
+  world.drop_uid(uid);
+}
+
+// Ended for good: its name may be used anew, its token admits nobody. Foreign leases and tickets may outlive it.
+void close_group(World& world, Group& group) {
+  group.closed = true;
+  group.cancel();
+  if (!group.name.empty()) world.group_names.erase({group.uid, group.name});
+  collect_group(world, group);
+}
+
+// Takes the names of regions whose keep is over at `now`; returns when the next one ends, kNever for none.
+std::int64_t end_keeps(World& world, Group& group, std::int64_t now, bool all) {
+  std::int64_t next = kNever;
+  group.in_service = true;
+  group.regions.each([&](Region& region) {
+    if (!region.name) return;
+    if (!all && region.keep < 0) return;
+    if (!all && group.ended_at + region.keep > now) {
+      next = std::min(next, group.ended_at + region.keep);
+      return;
+    }
+    group.names.remove(region);
+    release_region(world, region);
+  });
+  group.in_service = false;
+  return next;
+}
+
+void keep_on(World& world, Group& group, std::int64_t now, bool release_kept) {
+  std::int64_t next = end_keeps(world, group, now, release_kept);
+  if (group.names.empty()) close_group(world, group);
+  else if (next != kNever) world.timers.set(group, next);
+  else group.cancel();
+}
+
+}  // namespace
+
+void Group::on_timer(std::int64_t now) { keep_on(world, *this, now, false); }
+
+void end_group(World& world, Group& group, bool release_kept) {
+  if (group.closed) return;
+  if (group.ended_at != 0) return keep_on(world, group, world.now(), release_kept);
+  Tally own;
+  Tally* outer = std::exchange(world.tally, &own);
+  group.in_service = true;
+  group.ended_at = world.now();
+  group.sponsor = 0;
+  group.members.each([&](Session& session) {
+    group.members.remove(session);
+    session.group = nullptr;
+    session.ended_group = group.id;
+  });
+  group.supervisors.each([&](Session& session) {
+    group.supervisors.remove(session);
+    session.supervises = nullptr;
+  });
+  group.shelf.drop_all();
+  end_keeps(world, group, group.ended_at, release_kept);
+  tell_group_ended(world, group, own.bytes);
+  world.tally = outer;
+  if (outer) {
+    outer->regions += own.regions;
+    outer->bytes += own.bytes;
+  }
+  keep_on(world, group, group.ended_at, release_kept);
+}
+
+void settle_group(World& world, Group& group) {
+  if (group.in_service) return;
+  if (group.closed) return collect_group(world, group);
+  if (group.ended_at != 0) {
+    if (group.names.empty()) close_group(world, group);
+    return;
+  }
+  bool held = !group.members.empty() || group.sponsor != 0 || (!group.supervisors.empty() && !group.tree_gone);
+  if (!held) end_group(world, group, false);
+}
+
+}  // namespace shmb::daemon

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group: the unit of lifetime, limits and names; a process tree, a job. It ends when no member or heir is left and,
+// where it is supervised, the supervisor has reported the tree gone; what it keeps outlives it by each region's keep,
+// and a join or a create in that time revives it. Foreign leases and tickets hold their region, never the group.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/result.hpp"
+#include "daemon/name_table.hpp"
+#include "daemon/secret.hpp"
+#include "daemon/session.hpp"
+#include "daemon/shelf.hpp"
+#include "daemon/watch.hpp"
+
+namespace shmb::daemon {
+
+class World;
+
+struct Group final : Timer {  // the timer ends the next keep
+  Group(World& world, std::uint64_t id, std::uint32_t uid, std::string_view name, Account& uid_account);
+  void on_timer(std::int64_t now) override;
+  std::string text() const { return name.empty() ? "#" + std::to_string(id) : name; }
+  bool kept() const { return ended_at != 0 && !closed; }
+  std::uint32_t heirs() const;
+  std::int64_t freed_at(const Region& region) const {
+    return kept() && region.name && region.keep >= 0 ? ended_at + region.keep : 0;
+  }
+
+  World& world;
+  std::uint64_t id;
+  std::uint32_t uid;
+  std::string name;  // empty: unnamed
+  Secret token;
+  Account account;
+  Charge charge;  // a group of its uid
+  std::int64_t created = 0;
+  std::int64_t keep = 0;      // default of its regions
+  std::int64_t ended_at = 0;  // 0: alive
+  std::uint64_t sponsor = 0;  // session that holds a group without members: who made or revived it last
+  List<Session, OfMembers> members;
+  List<Session, OfSupervisors> supervisors;
+  List<Region, OfGroup> regions;  // live ones and those being closed
+  NameTable names;
+  Shelf shelf;
+  Watchers watchers;
+  bool supervised = false;
+  bool supervisor_lost = false;
+  bool tree_gone = false;
+  bool closed = false;      // ended for good: neither found nor revived
+  bool in_service = false;  // its regions are being walked: do not collect it
+};
+
+struct GroupWish {
+  std::string_view name;  // checked
+  std::int64_t keep = 0;
+  std::uint64_t limit_bytes = 0, limit_regions = 0;
+  bool supervised = false;
+};
+Result<Group*> make_group(World& world, Session& founder, const GroupWish& wish);
+Group* find_group(World& world, std::uint64_t id);
+Group* find_group(World& world, std::uint32_t owner_uid, std::string_view name_or_id);
+Group* find_group(World& world, const Secret& token);
+// Same uid, member or supervisor: for everybody else it is not there.
+bool may_address(const Session& session, const Group& group);
+
+// The session's own group, made now if it has none.
+Result<Group*> own_group(World& world, Session& session);
+void join_group(World& world, Session& session, Group& group);
+void leave_group(World& world, Session& session);
+void supervise_group(World& world, Session& session, Group& group);
+void stop_supervising(World& world, Session& session);
+void sponsor_group(World& world, Session& session, Group& group);  // revives a kept one
+void end_group(World& world, Group& group, bool release_kept);
+// Ends, closes or destroys the group if nothing holds it up any more. The group may be gone after it.
+void settle_group(World& world, Group& group);
+
+}  // namespace shmb::daemon

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Booking and dropping of leases, and the region's counts that follow from them.
+#include "daemon/lease.hpp"
+
+#include "daemon/refuse.hpp"
+#include "daemon/world.hpp"
+
+namespace shmb::daemon {
+
+static void count_in(const Lease& lease, int sign) {
+  if (lease.writes()) lease.region->writers += static_cast<std::uint32_t>(sign);
+  if (lease.may_still_map_for_writing()) lease.region->unmapped_writers += static_cast<std::uint32_t>(sign);
+}
+
+Lease* find_lease(Session& session, const Region& region) {
+  auto at = session.leases.find(region.id);
+  return at == session.leases.end() ? nullptr : &at->second;
+}
+
+Result<Lease*> book_lease(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
+                          bool mapped) {
+  if (Lease* held = find_lease(session, region)) {
+    if (held->count > UINT32_MAX - count)
+      return error(Status::invalid, "more references than a lease can count: release some");
+    held->count += count;
+    // What was mapped before says nothing about a new descriptor, and an old one is still to be mapped.
+    set_lease(world, *held, held->rights | rights, mapped && !held->may_still_map_for_writing());
+    return held;
+  }
+  auto charge = session.account.charge(Slot::leases, 1);
+  if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
+  Lease& lease = session.leases.try_emplace(region.id).first->second;
+  lease.region = &region;
+  lease.session = &session;
+  lease.since = world.now();
+  lease.serial = ++world.last_serial;
+  lease.rights = rights;
+  lease.count = count;
+  lease.mapped = mapped;
+  lease.charge = std::move(*charge);
+  region.leases.push_back(lease);
+  count_in(lease, 1);
+  if (session.uid != region.group->uid || session.group != region.group) region.was_outside = true;
+  ++world.lease_count;
+  return &lease;
+}
+
+void set_lease(World& world, Lease& lease, std::uint32_t rights, bool mapped) {
+  Region& region = *lease.region;
+  std::uint32_t waiting = region.unmapped_writers;
+  count_in(lease, -1);
+  lease.rights = rights;
+  lease.mapped = mapped;
+  count_in(lease, 1);
+  if (waiting != 0 && region.unmapped_writers == 0) tell_region(world, region, SHMBW_WATCH_EVENT_READY);
+}
+
+void drop_lease(World& world, Lease& lease, bool recycle) {
+  Region& region = *lease.region;
+  std::uint32_t waiting = region.unmapped_writers;
+  count_in(lease, -1);
+  region.leases.remove(lease);
+  --world.lease_count;
+  if (world.tally) ++world.tally->leases;
+  lease.session->leases.erase(region.id);
+  if (release_region(world, region, recycle)) return;
+  // The death of a writer that never mapped ends the wait of read-only requests, too.
+  if (waiting != 0 && region.unmapped_writers == 0) tell_region(world, region, SHMBW_WATCH_EVENT_READY);
+}
+
+}  // namespace shmb::daemon

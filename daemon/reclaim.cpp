@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Freeing regions and telling of it.
+#include "daemon/reclaim.hpp"
+
+#include <sys/eventfd.h>
+
+#include <csignal>
+#include <cstring>
+#include <system_error>
+
+#include "base/text.hpp"
+#include "daemon/watch.hpp"
+#include "daemon/world.hpp"
+
+namespace shmb::daemon {
+
+Sys<void> Closer::prepare(Closer& closer) {
+  auto fd = sys::event_fd();
+  if (!fd) return std::unexpected(fd.error());
+  closer.wake_ = std::move(*fd);
+  return {};
+}
+
+Closer::~Closer() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  ready_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+bool Closer::close(Fd& fd, std::uint64_t region) {
+  if (!thread_.joinable()) {
+    try {
+      thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error&) {
+      return false;
+    }
+  }
+  {
+    std::lock_guard lock(mutex_);
+    jobs_.push_back({std::move(fd), region});
+  }
+  ready_.notify_one();
+  return true;
+}
+
+void Closer::run() {
+  // Signals are the main thread's.
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    ready_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    Job job = std::move(jobs_.back());
+    jobs_.pop_back();
+    lock.unlock();
+    job.fd.reset();
+    lock.lock();
+    finished_.push_back(job.region);
+    eventfd_write(wake_.get(), 1);
+  }
+}
+
+std::vector<std::uint64_t> Closer::finished() {
+  eventfd_t count = 0;
+  eventfd_read(wake_.get(), &count);
+  std::lock_guard lock(mutex_);
+  return std::exchange(finished_, {});
+}
+
+static void erase_region(World& world, Region& region) {
+  Group& group = *region.group;
+  group.regions.remove(region);
+  --world.open_descriptors;
+  world.regions.erase(region.id);
+  if (world.facts.descriptor_freed) world.facts.descriptor_freed();
+  if (!group.in_service) settle_group(world, group);
+}
+
+void free_region(World& world, Region& region, bool at_once) {
+  tell_region(world, region, SHMBW_WATCH_EVENT_GONE);
+  if (world.tally && region.live()) {
+    ++world.tally->regions;
+    world.tally->bytes += region.bytes;
+  }
+  if (region.live()) --world.region_count;
+  region.state = SHMBW_REGION_STATE_FREEING;
+  if (!at_once && region.bytes >= kCloseElsewhereFrom && world.closer.close(region.fd, region.id)) return;
+  region.fd.reset();
+  erase_region(world, region);
+}
+
+bool release_region(World& world, Region& region, bool recycle) {
+  if (region.held()) return false;
+  Group& group = *region.group;
+  if (recycle && !group.closed && group.ended_at == 0 && Shelf::may_recycle(region) && group.shelf.put(region))
+    return true;
+  free_region(world, region);
+  return true;
+}
+
+void closed_regions(World& world) {
+  for (std::uint64_t id : world.closer.finished())
+    if (auto at = world.regions.find(id); at != world.regions.end()) erase_region(world, at->second);
+}
+
+std::string death_text(bool lazy, const sys::ExitInfo* how) {
+  std::string text = lazy ? "disconnected for not reading; " : "";
+  if (!how) return text + "exit unknown";
+  if (!how->killed) return text + "exited with status " + std::to_string(how->code);
+  const char* name = sigabbrev_np(how->code);
+  text += "killed by " + (name ? "SIG" + std::string(name) : "signal " + std::to_string(how->code));
+  return how->core ? text + " (core dumped)" : text;
+}
+
+void tell_reclaim(World& world, const ReclaimReport& report, shmbw_death how, std::int32_t code, std::string_view text);
+
+static void print(World& world, const ReclaimReport& report, const sys::ExitInfo* how) {
+  std::string left = report.tally.regions == 0
+                         ? std::to_string(report.tally.leases) + (report.tally.leases == 1 ? " lease" : " leases") +
+                               " given back, nothing freed (others hold it)"
+                         : std::to_string(report.tally.regions) +
+                               (report.tally.regions == 1 ? " region, " : " regions, ") +
+                               format_size(report.tally.bytes) + " freed";
+  std::string text = "reclaim: uid " + std::to_string(report.uid) + " pid " +
+                     (report.pid ? std::to_string(report.pid) : std::string("unknown")) +
+                     (report.group_text.empty() ? std::string() : " group " + report.group_text) + ": " + left + "; " +
+                     death_text(report.lazy, how);
+  ++world.reclaims;
+  world.bytes_reclaimed += report.tally.bytes;
+  world.log(6, text);
+  shmbw_death death = how ? (how->killed ? SHMBW_DEATH_KILLED : SHMBW_DEATH_EXITED)
+                          : (report.lazy ? SHMBW_DEATH_DISCONNECTED : SHMBW_DEATH_UNKNOWN);
+  tell_reclaim(world, report, death, how ? how->code : 0, text);
+}
+
+void report_reclaim(World& world, const Session& session, const Tally& tally, std::uint64_t group,
+                    const std::string& group_text) {
+  ReclaimReport& report = world.reports.try_emplace(session.id, world).first->second;
+  report.session = session.id;
+  report.group = group;
+  report.uid = session.uid;
+  report.pid = session.pid;
+  report.lazy = session.lazy;
+  report.group_text = group_text;
+  report.tally = tally;
+  if (!session.process_gone && session.has_pidfd) world.timers.set(report, world.now() + kExitWait);
+  else report_exit(world, session.id, session.exit ? &*session.exit : nullptr);
+}
+
+void report_exit(World& world, std::uint64_t session, const sys::ExitInfo* how) {
+  auto at = world.reports.find(session);
+  if (at == world.reports.end()) return;
+  print(world, at->second, how);
+  world.reports.erase(at);
+}
+
+void ReclaimReport::on_timer(std::int64_t) { report_exit(world, session, nullptr); }
+
+}  // namespace shmb::daemon

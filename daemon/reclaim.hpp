@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a session leaves: one line and one event for each reclaim, which say who left how much, how it died and what was
+// freed. Bytes are given back only after close(2) has returned; from 64 MiB on that runs on a helper thread, because
+// the last close of 1 GiB of 4 KiB pages takes 173 ms (measured) and no peer may wait for that.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "base/sys_process.hpp"
+#include "daemon/timers.hpp"
+
+namespace shmb::daemon {
+
+class World;
+class Session;
+struct Region;
+
+inline constexpr std::uint64_t kCloseElsewhereFrom = std::uint64_t{64} << 20;
+
+struct Tally {
+  std::uint32_t leases = 0, regions = 0;
+  std::uint64_t bytes = 0;
+};
+
+// The helper thread, started with the first large region.
+class Closer {
+ public:
+  static Sys<void> prepare(Closer& closer);  // its eventfd
+  ~Closer();
+  // False: no thread could be started, the caller closes.
+  bool close(Fd& fd, std::uint64_t region);
+  int wake_fd() const { return wake_.get(); }
+  std::vector<std::uint64_t> finished();  // regions whose close has returned
+
+ private:
+  void run();
+  struct Job {
+    Fd fd;
+    std::uint64_t region = 0;
+  };
+  Fd wake_;
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  std::vector<Job> jobs_;
+  std::vector<std::uint64_t> finished_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+// Waits for the exit status, which the pidfd tells up to 100 ms and more after the socket's end.
+struct ReclaimReport final : Timer {
+  explicit ReclaimReport(World& owner) : world(owner) {}
+  void on_timer(std::int64_t now) override;
+
+  World& world;
+  std::uint64_t session = 0, group = 0;
+  std::uint32_t uid = 0, pid = 0;
+  bool lazy = false;
+  std::string group_text;
+  Tally tally;
+};
+inline constexpr std::int64_t kExitWait = 1'000'000'000;
+
+std::string death_text(bool lazy, const sys::ExitInfo* how);
+// `exit_known`: print now; else wait for `report_exit` or the timer.
+void report_reclaim(World& world, const Session& session, const Tally& tally, std::uint64_t group,
+                    const std::string& group_text);
+void report_exit(World& world, std::uint64_t session, const sys::ExitInfo* how);
+
+// Frees a region that nothing holds.
+void free_region(World& world, Region& region, bool at_once = false);
+// Frees (or, with `recycle`, shelves) it if nothing holds it any more. True: it is gone.
+bool release_region(World& world, Region& region, bool recycle = false);
+void closed_regions(World& world);  // after the helper thread woke us
+
+}  // namespace shmb::daemon

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// A region: memory of fixed size behind one memfd that the broker holds. Identity is id + generation + epoch (law 7).
+// The broker makes, sizes and seals the file and never touches a page of it (law 3).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/fd.hpp"
+#include "daemon/books.hpp"
+#include "daemon/lease.hpp"
+#include "daemon/list.hpp"
+#include "daemon/watch.hpp"
+
+namespace shmb::daemon {
+
+struct Group;
+struct NameEntry;
+
+inline constexpr std::uint64_t kMaxLength = (std::uint64_t{1} << 47) - 1;
+// Pages of 4 KiB; from 2 MiB on whole huge pages. `length` is within 1..kMaxLength.
+std::uint64_t rounded_bytes(std::uint64_t length);
+
+struct OfGroup;
+struct Region : Hook<Region, OfGroup> {
+  std::uint64_t id = 0;
+  std::uint64_t length = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t populated = 0;
+  std::int64_t created = 0;  // CLOCK_BOOTTIME; on the shelf: since when
+  std::int64_t keep = 0;
+  Group* group = nullptr;
+  const NameEntry* name = nullptr;
+  List<Lease, OfRegion> leases;
+  Watchers watchers;
+  std::uint32_t generation = 1;
+  std::uint32_t creator_pid = 0;
+  std::uint32_t writers = 0;           // leases with map_write
+  std::uint32_t unmapped_writers = 0;  // those that may still map for writing (law 6)
+  std::uint32_t tickets = 0;
+  std::uint8_t state = SHMBW_REGION_STATE_CREATED;
+  std::uint8_t page_kind = SHMBW_PAGE_KIND_UNKNOWN;
+  bool many_writers : 1 = false;
+  bool no_recycle : 1 = false;
+  bool dirty_birth : 1 = false;
+  bool was_outside : 1 = false;  // another uid or a session outside the group held a lease: never recycled
+  bool seal_sealed : 1 = false;  // F_SEAL_SEAL since birth
+  Fd fd;
+  Charge bytes_charge;
+  Charge region_charge;
+
+  // Neither on the shelf nor being closed.
+  bool live() const { return state != SHMBW_REGION_STATE_FREEING && state != SHMBW_REGION_STATE_CACHED; }
+  bool held() const { return !leases.empty() || tickets != 0 || name != nullptr; }
+  bool sealed() const { return state == SHMBW_REGION_STATE_WRITE_CLOSED || state == SHMBW_REGION_STATE_PUBLISHED; }
+  shmbw_region_ref ref() const { return {id, generation, 0}; }
+};
+
+struct Birth {
+  std::string_view label;  // names::memfd_name
+  std::uint64_t bytes = 0;
+  bool no_exec = false;
+  bool seal_sealed = false;
+};
+// The whole birth of a memfd, or the error of the first call that failed.
+Result<Fd> make_memory(const Birth& birth);
+
+}  // namespace shmb::daemon

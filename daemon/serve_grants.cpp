@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// PUBLISH, TICKET_CREATE, INHERIT: what a lease can be turned into.
+#include <algorithm>
+
+#include "base/text.hpp"
+#include "daemon/answer.hpp"
+#include "daemon/grant.hpp"
+#include "daemon/views.hpp"
+
+namespace shmb::daemon {
+
+// The session's lease on the region, or the error: without one nothing can be published or passed on.
+static Result<Lease*> own_lease(World& world, Session& session, const shmbw_region_ref& ref) {
+  Region* region = world.find_region(ref.id);
+  Lease* lease = region ? find_lease(session, *region) : nullptr;
+  if (!lease) return std::unexpected(no_such_region());
+  if (ref.generation != 0 && ref.generation != region->generation)
+    return std::unexpected(stale_region(ref.id, ref.generation, region->generation));
+  return lease;
+}
+
+void serve_publish(const Request& request) {
+  World& world = request.world;
+  auto wish = request.read<shmbw_publish>();
+  if (!wish) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  auto lease = own_lease(world, request.session, wish->region);
+  if (!lease) return request.fail(lease.error());
+  Region& region = *(*lease)->region;
+  if (region.state != SHMBW_REGION_STATE_PUBLISHED && !(*lease)->writes())
+    return request.fail(Status::denied, "publishing needs a lease with map_write");
+  // The descriptor first: it cannot be taken back once the seals are on.
+  auto reader = lend_descriptor(world, region, SHMBW_RIGHT_MAP_READ);
+  if (!reader) return request.fail(reader.error());
+  if (auto published = publish(world, region); !published) {
+    world.reply_owned.clear();
+    return request.fail(published.error());
+  }
+  world.reply_fds.push_back(*reader);
+  request.answer(shmbw_publish_reply{region.ref(), (*lease)->rights, 0});
+}
+
+void serve_ticket_create(const Request& request) {
+  World& world = request.world;
+  auto wish = request.read<shmbw_ticket_create>();
+  if (!wish) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  auto lease = own_lease(world, request.session, wish->region);
+  if (!lease) return request.fail(lease.error());
+  Region& region = *(*lease)->region;
+  const Limits& limits = world.config.limits;
+  if ((wish->rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
+    return request.fail(Status::unknown_flags, "a right is not known to this broker");
+  if ((wish->rights & SHMBW_RIGHT_MAP_READ) == 0)
+    return request.fail(Status::invalid, "a ticket gives map_read at least");
+  if (((*lease)->rights & SHMBW_RIGHT_SHARE) == 0)
+    return request.fail(Status::denied, "the lease does not carry share: it cannot be passed on");
+  if (std::uint32_t missing = wish->rights & ~(*lease)->rights; missing != 0) {
+    if (missing == SHMBW_RIGHT_MAP_WRITE && region.sealed())
+      return request.fail(Status::write_closed, "writing to the region is closed: a ticket cannot carry map_write");
+    return request.fail(Status::denied, "the lease does not carry " + rights_text(missing));
+  }
+  if ((wish->rights & SHMBW_RIGHT_MAP_WRITE) != 0 && region.sealed())
+    return request.fail(Status::write_closed, "writing to the region is closed: a ticket cannot carry map_write");
+  if (wish->lifetime < 0) return request.fail(Status::invalid, "a ticket's lifetime is a duration or 0");
+  std::int64_t lifetime = wish->lifetime == 0 ? limits.ticket_default : wish->lifetime;
+  if (lifetime > limits.ticket_max)
+    return request.fail(Status::invalid, "a ticket lives for " + format_duration(limits.ticket_max) +
+                                             " at most; raise limits.ticket_max");
+  auto ticket = make_ticket(world, request.session, region, wish->rights, std::max(wish->uses, 1U), lifetime);
+  if (!ticket) return request.fail(ticket.error());
+  shmbw_ticket_create_reply reply{};
+  (*ticket)->secret.to(reply.ticket);
+  reply.expires = (*ticket)->expires;
+  request.answer(reply);
+}
+
+// A copy carries no descriptor: the child has its parent's, or its mapping. So map_write is copied also where writing
+// is closed (law 6), and what the parent has not mapped yet the child may not have either.
+static Result<Lease*> inherit(World& world, Session& session, const shmbw_inherit& wish) {
+  if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
+    return error(Status::unknown_flags, "a right is not known to this broker");
+  Session* source = session.fork_source ? world.find_session(session.fork_source) : nullptr;
+  if (!source) return error(Status::not_found, "no session to inherit from: HELLO named none, or it has ended");
+  auto held = own_lease(world, *source, wish.region);
+  if (!held) return std::unexpected(held.error());
+  std::uint32_t rights = wish.rights ? wish.rights : (*held)->rights;
+  if ((rights & ~(*held)->rights) != 0)
+    return error(Status::denied, "the parent's lease does not carry " + rights_text(rights & ~(*held)->rights));
+  return book_lease(world, session, *(*held)->region, rights, std::max(wish.count, 1U), (*held)->mapped);
+}
+
+void serve_inherit(const Request& request) {
+  auto batch = open_batch<shmbw_inherit>(request, [](const shmbw_inherit&) { return std::size_t{0}; });
+  if (!batch) return;
+  BatchAnswer<shmbw_inherit_reply> answer(request, batch->count());
+  for (std::size_t i = 0; i < batch->count(); ++i) {
+    auto lease = inherit(request.world, request.session, *batch->element<shmbw_inherit>(i));
+    if (!lease) {
+      answer.fail(lease.error());
+      continue;
+    }
+    shmbw_inherit_reply reply{};
+    reply.rights = (*lease)->rights;
+    answer.ok(reply);
+  }
+  answer.send();
+}
+
+}  // namespace shmb::daemon

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// GROUP_CREATE, GROUP_JOIN, GROUP_LEAVE, GROUP_END and WATCH.
+#include "daemon/answer.hpp"
+#include "daemon/create.hpp"
+#include "daemon/grant.hpp"
+#include "daemon/views.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::daemon {
+
+void serve_group_create(const Request& request) {
+  World& world = request.world;
+  Session& session = request.session;
+  auto wish = request.read<shmbw_group_create>();
+  if (!wish) return;
+  wire::TextReader texts(request.packet.rest);
+  auto name = texts.take(wish->name_len);
+  if (!name || !texts.done()) return request.refuse_struct(Status::invalid);
+  if ((wish->flags & ~std::uint32_t{SHMBW_GROUP_KNOWN}) != 0)
+    return request.fail(Status::unknown_flags, "a group flag is not known to this broker");
+  if (!name->empty())
+    if (auto valid = names::check(*name, "group name"); !valid) return request.fail(valid.error());
+  if (auto keep = check_keep(world, wish->keep); !keep) return request.fail(keep.error());
+  Group* group = name->empty() ? nullptr : find_group(world, session.uid, *name);
+  if (group && (wish->flags & SHMBW_GROUP_ADOPT_EXISTING) == 0)
+    return request.fail(Status::exists, "a group '" + std::string(*name) + "' of uid " + std::to_string(session.uid) +
+                                            " is there already; join it or adopt it");
+  if (!group) {
+    auto made = make_group(
+        world, session,
+        {*name, wish->keep, wish->limit_bytes, wish->limit_regions, (wish->flags & SHMBW_GROUP_SUPERVISED) != 0});
+    if (!made) return request.fail(made.error());
+    group = *made;
+  }
+  sponsor_group(world, session, *group);
+  shmbw_group_create_reply reply{};
+  reply.group = group->id;
+  group->token.to(reply.token);
+  request.answer(reply);
+}
+
+void serve_group_join(const Request& request) {
+  World& world = request.world;
+  Session& session = request.session;
+  auto wish = request.read<shmbw_group_join>();
+  if (!wish) return;
+  wire::TextReader texts(request.packet.rest);
+  auto name = texts.take(wish->name_len);
+  if (!name || !texts.done()) return request.refuse_struct(Status::invalid);
+  if ((wish->flags & ~std::uint32_t{SHMBW_JOIN_KNOWN}) != 0)
+    return request.fail(Status::unknown_flags, "a join flag is not known to this broker");
+  const Secret token = Secret::from(wish->token);
+  Group* group = nullptr;
+  if (!token.zero()) {
+    group = find_group(world, token);
+  } else if (!name->empty()) {
+    std::uint32_t owner = (wish->flags & SHMBW_JOIN_OWNER_GIVEN) != 0 ? wish->owner_uid : session.uid;
+    group = addressed_group(world, session, owner, *name);
+  } else {
+    return request.fail(Status::invalid, "a join needs a token or a name");
+  }
+  if (!group) return request.fail(no_such_group());
+  if (group->closed) return request.fail(Status::group_ended, "the group has ended");
+  if ((wish->flags & SHMBW_JOIN_SUPERVISOR) != 0) {
+    if (session.supervises && session.supervises != group)
+      return request.fail(Status::busy,
+                          "this session supervises another group already; leave that one or connect anew");
+    supervise_group(world, session, *group);
+  } else {
+    join_group(world, session, *group);
+  }
+  request.answer(shmbw_group_join_reply{group->id});
+}
+
+void serve_group_leave(const Request& request) {
+  World& world = request.world;
+  Session& session = request.session;
+  auto wish = request.read<shmbw_group_leave>();
+  if (!wish) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  if (wish->group != 0 && session.supervises && session.supervises->id == wish->group) stop_supervising(world, session);
+  else if (wish->group == 0 || (session.group && session.group->id == wish->group) ||
+           session.ended_group == wish->group)
+    leave_group(world, session);
+  else return request.fail(Status::not_found, "this session is not in that group");
+  request.answer(shmbw_group_leave_reply{session.group ? session.group->id : 0});
+}
+
+void serve_group_end(const Request& request) {
+  World& world = request.world;
+  Session& session = request.session;
+  auto wish = request.read<shmbw_group_end>();
+  if (!wish) return;
+  wire::TextReader texts(request.packet.rest);
+  auto name = texts.take(wish->name_len);
+  if (!name || !texts.done()) return request.refuse_struct(Status::invalid);
+  if ((wish->flags & ~std::uint32_t{SHMBW_END_KNOWN}) != 0)
+    return request.fail(Status::unknown_flags, "an end flag is not known to this broker");
+  Group* group =
+      wish->group ? find_group(world, wish->group) : (name->empty() ? nullptr : find_group(world, session.uid, *name));
+  if (!group || !(may_address(session, *group) || session.admin)) return request.fail(no_such_group());
+  if (group->closed) return request.fail(Status::group_ended, "the group has ended already");
+  bool tree_gone = (wish->flags & SHMBW_END_TREE_GONE) != 0;
+  if (tree_gone && session.supervises != group)
+    return request.fail(Status::denied, "only a supervisor of the group can report its process tree gone");
+  if (!tree_gone && session.uid != group->uid && !session.admin)
+    return request.fail(Status::denied, "a group is ended by its owner");
+
+  const std::uint64_t id = group->id;
+  shmbw_group_end_reply reply{};
+  Tally tally;
+  world.tally = &tally;
+  reply.members = group->members.size();
+  if (tree_gone) {
+    group->tree_gone = true;
+    settle_group(world, *group);
+    group = find_group(world, id);
+    if (group && group->kept() && (wish->flags & SHMBW_END_RELEASE_KEPT) != 0) end_group(world, *group, true);
+  } else {
+    end_group(world, *group, (wish->flags & SHMBW_END_RELEASE_KEPT) != 0);
+  }
+  world.tally = nullptr;
+  group = find_group(world, id);
+  reply.regions = group ? group->regions.size() : 0;
+  reply.bytes_freed = tally.bytes;
+  request.answer(reply);
+}
+
+namespace {
+
+Result<Watch*> watch_region(World& world, Session& session, const shmbw_watch& wish, std::uint32_t& state) {
+  Region* region = world.find_region(wish.region.id);
+  if (!region || authority(session, *region) == 0) return std::unexpected(no_such_region());
+  if (wish.region.generation != 0 && wish.region.generation != region->generation)
+    return std::unexpected(stale_region(region->id, wish.region.generation, region->generation));
+  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_REGION, wish.events);
+  if (!watch) return watch;
+  (*watch)->region = region;
+  region->watchers.push_back(**watch);
+  if (region->unmapped_writers == 0) state |= SHMBW_WATCH_EVENT_READY;
+  if (region->state == SHMBW_REGION_STATE_PUBLISHED) state |= SHMBW_WATCH_EVENT_PUBLISHED;
+  return watch;
+}
+
+Result<Watch*> watch_name(World& world, Session& session, const shmbw_watch& wish, std::string_view group_text,
+                          std::string_view name, std::uint32_t& state) {
+  if (auto valid = names::check(name, "region name"); !valid) return std::unexpected(valid.error());
+  std::uint32_t owner = (wish.flags & SHMBW_WATCH_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
+  Group* group = addressed_group(world, session, owner, group_text);
+  // A name may be waited for before its group is there, but only where the asker could address that group.
+  std::string waited(group_text);
+  if (group) {
+    owner = group->uid;
+    waited = group->text();
+  } else if (owner != session.uid || group_text.empty() || group_text.starts_with('#')) {
+    return std::unexpected(no_such_group());
+  } else if (auto valid_group = names::check(group_text, "group name"); !valid_group) {
+    return std::unexpected(valid_group.error());
+  }
+  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_NAME, wish.events);
+  if (!watch) return watch;
+  (*watch)->name_key = name_key(owner, waited, name);
+  world.name_watches.emplace((*watch)->name_key, *watch);
+  if (group && group->names.find(name)) state |= SHMBW_WATCH_EVENT_APPEARED;
+  return watch;
+}
+
+Result<Watch*> watch_group(World& world, Session& session, const shmbw_watch& wish, std::string_view group_text,
+                           std::uint32_t& state) {
+  std::uint32_t owner = (wish.flags & SHMBW_WATCH_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
+  Group* group = wish.group ? find_group(world, wish.group) : addressed_group(world, session, owner, group_text);
+  if (!group || !may_address(session, *group)) return std::unexpected(no_such_group());
+  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_GROUP, wish.events);
+  if (!watch) return watch;
+  (*watch)->group = group;
+  group->watchers.push_back(**watch);
+  if (group->ended_at != 0) state |= SHMBW_WATCH_EVENT_ENDED;
+  return watch;
+}
+
+Result<Watch*> watch_reclaims(World& world, Session& session, const shmbw_watch& wish) {
+  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_RECLAIM, wish.events);
+  if (!watch) return watch;
+  (*watch)->only_group = wish.group;
+  world.reclaim_watches.push_back(**watch);
+  return watch;
+}
+
+}  // namespace
+
+void serve_watch(const Request& request) {
+  World& world = request.world;
+  Session& session = request.session;
+  auto wish = request.read<shmbw_watch>();
+  if (!wish) return;
+  wire::TextReader texts(request.packet.rest);
+  auto group = texts.take(wish->group_len);
+  auto name = texts.take(wish->name_len);
+  if (!group || !name || !texts.done()) return request.refuse_struct(Status::invalid);
+  if ((wish->flags & ~std::uint32_t{SHMBW_WATCH_KNOWN}) != 0 ||
+      (wish->events & ~std::uint32_t{SHMBW_WATCH_EVENT_KNOWN}) != 0)
+    return request.fail(Status::unknown_flags, "a watch flag or event is not known to this broker");
+  if (wish->kind == SHMBW_WATCH_KIND_CANCEL) {
+    if (!cancel_watch(world, session, wish->watch))
+      return request.fail(Status::not_found, "no such watch of this session; its target may have ended");
+    return request.answer(shmbw_watch_reply{wish->watch, 0, 0});
+  }
+  if (wish->events == 0) return request.fail(Status::invalid, "a watch names the events it wants");
+  std::uint32_t state = 0;
+  Result<Watch*> made = wish->kind == SHMBW_WATCH_KIND_REGION  ? watch_region(world, session, *wish, state)
+                        : wish->kind == SHMBW_WATCH_KIND_NAME  ? watch_name(world, session, *wish, *group, *name, state)
+                        : wish->kind == SHMBW_WATCH_KIND_GROUP ? watch_group(world, session, *wish, *group, state)
+                        : wish->kind == SHMBW_WATCH_KIND_RECLAIM
+                            ? watch_reclaims(world, session, *wish)
+                            : error(Status::invalid, "watch a region, a name, a group or reclaims");
+  if (!made) return request.fail(made.error());
+  request.answer(shmbw_watch_reply{(*made)->id, state, 0});
+}
+
+}  // namespace shmb::daemon

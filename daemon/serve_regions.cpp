@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// CREATE, ATTACH, RELEASE, READY: batches in which each element has its own outcome.
+#include <algorithm>
+
+#include "daemon/answer.hpp"
+#include "daemon/create.hpp"
+#include "daemon/grant.hpp"
+#include "daemon/views.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::daemon {
+
+static std::uint16_t add_descriptor(World& world, int fd) {
+  world.reply_fds.push_back(fd);
+  return static_cast<std::uint16_t>(world.reply_fds.size() - 1);
+}
+
+void serve_create(const Request& request) {
+  World& world = request.world;
+  auto batch = open_batch<shmbw_create>(request, [](const shmbw_create& element) { return element.name_len; });
+  if (!batch) return;
+  BatchAnswer<shmbw_create_reply> answer(request, batch->count());
+  wire::TextReader texts = batch->texts();
+  for (std::size_t i = 0; i < batch->count(); ++i) {
+    const shmbw_create wish = *batch->element<shmbw_create>(i);
+    auto created = create_region(world, request.session, wish, *texts.take(wish.name_len));
+    if (!created) {
+      answer.fail(created.error());
+      continue;
+    }
+    const Region& region = *created->region;
+    shmbw_create_reply reply{};
+    reply.region = region.ref();
+    reply.bytes = region.bytes;
+    reply.group = region.group->id;
+    reply.flags = created->dirty ? SHMBW_CREATED_DIRTY : 0;
+    reply.rights = created->lease->rights;
+    answer.ok(reply, add_descriptor(world, region.fd.get()));
+  }
+  answer.send();
+}
+
+namespace {
+
+struct Target {
+  Region* region = nullptr;
+  std::uint32_t may = 0;  // rights that can be had
+  Ticket* ticket = nullptr;
+};
+
+Result<Target> by_id(World& world, Session& session, const shmbw_region_ref& ref) {
+  Region* region = world.find_region(ref.id);
+  std::uint32_t may = region ? authority(session, *region) : 0;
+  if (may == 0) return std::unexpected(no_such_region());
+  if (ref.generation != 0 && ref.generation != region->generation)
+    return std::unexpected(stale_region(ref.id, ref.generation, region->generation));
+  return Target{region, may, nullptr};
+}
+
+Result<Target> by_name(World& world, Session& session, const shmbw_attach& wish, std::string_view group_text,
+                       std::string_view name) {
+  if (auto valid = names::check(name, "region name"); !valid) return std::unexpected(valid.error());
+  std::uint32_t owner = (wish.flags & SHMBW_ATTACH_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
+  Group* group = addressed_group(world, session, owner, group_text);
+  Region* region = group ? group->names.find(name) : nullptr;
+  if (!region) return std::unexpected(no_such_name());
+  return Target{region, SHMBW_RIGHT_KNOWN, nullptr};
+}
+
+Result<Target> by_ticket(World& world, const shmbw_attach& wish) {
+  Ticket* ticket = find_ticket(world, Secret::from(wish.ticket));
+  if (!ticket) return std::unexpected(no_such_ticket());
+  return Target{ticket->region, ticket->rights, ticket};
+}
+
+struct Attached {
+  Region* region;
+  const Lease* lease;
+  int fd;
+};
+
+Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish, std::string_view group,
+                        std::string_view name) {
+  if ((wish.flags & ~std::uint32_t{SHMBW_ATTACH_KNOWN}) != 0)
+    return error(Status::unknown_flags, "an attach flag is not known to this broker");
+  if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
+    return error(Status::unknown_flags, "a right is not known to this broker");
+  if ((wish.rights & SHMBW_RIGHT_MAP_READ) == 0) return error(Status::invalid, "an attach asks for map_read at least");
+  if (wish.by != SHMBW_ATTACH_BY_NAME && (!group.empty() || !name.empty()))
+    return error(Status::invalid, "names in an attach that is not by name");
+  Result<Target> target = wish.by == SHMBW_ATTACH_BY_ID       ? by_id(world, session, wish.region)
+                          : wish.by == SHMBW_ATTACH_BY_NAME   ? by_name(world, session, wish, group, name)
+                          : wish.by == SHMBW_ATTACH_BY_TICKET ? by_ticket(world, wish)
+                                                              : error(Status::invalid, "attach by id, name or ticket");
+  if (!target) return std::unexpected(target.error());
+  Region& region = *target->region;
+  if ((wish.rights & ~target->may) != 0)
+    return error(Status::denied, std::string(target->ticket ? "the ticket" : "the session's lease") +
+                                     " does not carry " + rights_text(wish.rights & ~target->may));
+  if (auto admitted = admit_rights(world, session, region, wish.rights); !admitted)
+    return std::unexpected(admitted.error());
+  bool no_fd = (wish.flags & SHMBW_ATTACH_NO_FD) != 0;
+  int fd = -1;
+  if (!no_fd) {
+    auto lent = lend_descriptor(world, region, wish.rights);
+    if (!lent) return std::unexpected(lent.error());
+    fd = *lent;
+  }
+  auto lease = book_lease(world, session, region, wish.rights, 1, no_fd);
+  if (!lease) return std::unexpected(lease.error());
+  if (target->ticket) use_ticket(world, *target->ticket);
+  return Attached{&region, *lease, fd};
+}
+
+}  // namespace
+
+void serve_attach(const Request& request) {
+  World& world = request.world;
+  auto batch = open_batch<shmbw_attach>(
+      request, [](const shmbw_attach& element) { return std::size_t{element.group_len} + element.name_len; });
+  if (!batch) return;
+  BatchAnswer<shmbw_attach_reply> answer(request, batch->count());
+  wire::TextReader texts = batch->texts();
+  for (std::size_t i = 0; i < batch->count(); ++i) {
+    const shmbw_attach wish = *batch->element<shmbw_attach>(i);
+    std::string_view group = *texts.take(wish.group_len);
+    auto attached = attach(world, request.session, wish, group, *texts.take(wish.name_len));
+    if (!attached) {
+      answer.fail(attached.error());
+      continue;
+    }
+    const Region& region = *attached->region;
+    shmbw_attach_reply reply{};
+    reply.region = region.ref();
+    reply.length = region.length;
+    reply.bytes = region.bytes;
+    reply.group = region.group->id;
+    reply.rights = attached->lease->rights;
+    reply.state = region.state;
+    reply.page_kind = region.page_kind;
+    reply.flags = region_flags(region);
+    answer.ok(reply, attached->fd < 0 ? std::uint16_t{SHMBW_NO_FD} : add_descriptor(world, attached->fd));
+  }
+  answer.send();
+}
+
+namespace {
+
+Result<void> release(World& world, Session& session, const shmbw_release& wish) {
+  if ((wish.flags & ~std::uint32_t{SHMBW_RELEASE_KNOWN}) != 0)
+    return error(Status::unknown_flags, "a release flag is not known to this broker");
+  auto target = by_id(world, session, wish.region);
+  if (!target) return std::unexpected(target.error());
+  Region& region = *target->region;
+  Lease* lease = find_lease(session, region);
+  bool unname = (wish.flags & SHMBW_RELEASE_UNNAME) != 0;
+  if (!lease && !unname) return error(Status::not_found, "this session has no lease on the region");
+  if (lease && wish.count > lease->count)
+    return error(Status::invalid, "this session has " + std::to_string(lease->count) +
+                                      " references to the region, not " + std::to_string(wish.count));
+  if (unname && ((lease ? lease->rights : target->may) & SHMBW_RIGHT_RELEASE) == 0)
+    return error(Status::denied, "taking a region's name away needs the right release");
+  Group& group = *region.group;
+  const std::uint64_t group_id = group.id;
+  if (unname) group.names.remove(region);
+  if (lease && wish.count != 0 && wish.count < lease->count) lease->count -= wish.count;
+  else if (lease) drop_lease(world, *lease, (wish.flags & SHMBW_RELEASE_RECYCLE) != 0);
+  else release_region(world, region);
+  if (!unname) return {};
+  if (Group* left = find_group(world, group_id)) settle_group(world, *left);  // it may have gone with its last region
+  return {};
+}
+
+}  // namespace
+
+void serve_release(const Request& request) {
+  auto batch = open_batch<shmbw_release>(request, [](const shmbw_release&) { return std::size_t{0}; });
+  if (!batch) return;
+  BatchAnswer<shmbw_release_reply> answer(request, batch->count());
+  for (std::size_t i = 0; i < batch->count(); ++i) {
+    if (auto released = release(request.world, request.session, *batch->element<shmbw_release>(i)); released)
+      answer.ok({});
+    else answer.fail(released.error());
+  }
+  answer.send();
+}
+
+// One-way: what is wrong in it is passed over, because there is nobody to tell.
+void serve_ready(const Request& request) {
+  World& world = request.world;
+  auto batch = wire::BatchView::open(request.packet);
+  if (!batch) return;
+  for (std::size_t i = 0; i < batch->count(); ++i) {
+    auto ready = batch->element<shmbw_ready>(i);
+    if (!ready) return;
+    Region* region = world.find_region(ready->region.id);
+    Lease* lease = region ? find_lease(request.session, *region) : nullptr;
+    if (!lease || ready->region.generation != region->generation) continue;
+    // Only writers populate; a reader's word about the pages would be a guess.
+    if (lease->writes() && ready->page_kind <= SHMBW_PAGE_KIND_UNPOPULATED) {
+      region->page_kind = static_cast<std::uint8_t>(ready->page_kind);
+      region->populated = std::min(ready->populated, region->bytes);
+    }
+    if (region->state == SHMBW_REGION_STATE_CREATED && lease->writes()) region->state = SHMBW_REGION_STATE_READY;
+    if (lease->may_still_map_for_writing()) set_lease(world, *lease, lease->rights, true);
+  }
+}
+
+}  // namespace shmb::daemon

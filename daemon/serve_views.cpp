@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// LIST and STATUS. A session sees what belongs to its uid or its group and what it holds itself; the admin socket sees
+// all. Pages go by ids that are never reused, so a table that changes between two pages loses and repeats nothing.
+#include <algorithm>
+#include <cstring>
+
+#include "base/sys_memory.hpp"
+#include "daemon/answer.hpp"
+#include "daemon/views.hpp"
+
+namespace shmb::daemon {
+namespace {
+
+struct Filter {
+  shmbw_list wish;
+  std::string_view name;
+  const Group* group = nullptr;  // of the text, if one was given
+  bool nothing = false;          // the text names no group that the asker may know of
+
+  bool takes_owner(std::uint32_t uid) const {
+    return (wish.flags & SHMBW_LIST_OWNER_GIVEN) == 0 || wish.owner_uid == uid;
+  }
+  bool takes(const Group& of) const {
+    return !nothing && (!group || group == &of) && (wish.group == 0 || wish.group == of.id) && takes_owner(of.uid);
+  }
+  bool takes(const Region& region) const {
+    if (wish.region.id != 0 && wish.region.id != region.id) return false;
+    if (wish.region.generation != 0 && wish.region.generation != region.generation) return false;
+    if (!name.empty() && (!region.name || region.name->text != name)) return false;
+    return takes(*region.group);
+  }
+  bool by_group() const { return group || nothing || wish.group != 0; }
+};
+
+bool sees(const Session& session, const Group& group) { return session.admin || may_address(session, group); }
+bool sees(Session& session, const Region& region) {
+  return sees(session, *region.group) || (region.live() && find_lease(session, region));
+}
+bool sees(const Session& session, const Session& other) {
+  return session.admin || session.uid == other.uid || (session.group && session.group == other.group);
+}
+
+// One page, written straight into the reply.
+template <class Record>
+class Page {
+ public:
+  explicit Page(const Request& request) : request_(request), out_(request.writer()) {
+    reply_.element_size = sizeof(Record);
+    out_.begin(request.reply_op(), request.packet.header.tag, Status::ok, reply_);
+  }
+  void count(std::uint64_t bytes) {
+    ++reply_.total_count;
+    reply_.total_bytes += bytes;
+  }
+  // Whether a record with so much text goes into this page; if not, the next one begins after `last`.
+  bool room(std::size_t text) {
+    if (full_) return false;
+    full_ = out_.room() < sizeof(Record) + text || reply_.count == UINT16_MAX;
+    if (full_) reply_.next = last_;
+    return !full_;
+  }
+  bool full() const { return full_; }
+  void add(std::uint64_t key, const Record& record, std::string_view first = {}, std::string_view second = {}) {
+    out_.append(record);
+    out_.text(first);
+    out_.text(second);
+    ++reply_.count;
+    last_ = key;
+  }
+  void send() {
+    std::memcpy(request_.world.reply_buffer.get() + sizeof(shmbw_header), &reply_, sizeof reply_);
+    request_.send(out_);
+  }
+
+ private:
+  const Request& request_;
+  wire::Writer out_;
+  shmbw_list_reply reply_{};
+  std::uint64_t last_ = 0;
+  bool full_ = false;
+};
+
+void list_regions(const Request& request, const Filter& filter) {
+  Page<shmbw_region_record> page(request);
+  for (auto& [id, region] : request.world.regions) {
+    if (!filter.takes(region) || !sees(request.session, region)) continue;
+    page.count(region.bytes);
+    if (id <= filter.wish.cursor || page.full()) continue;
+    const Group& group = *region.group;
+    std::string group_text = group.text();
+    std::string_view name = region.name ? region.name->text : std::string_view();
+    if (!page.room(group_text.size() + name.size())) continue;
+    shmbw_region_record record{};
+    record.region = region.ref();
+    record.length = region.length;
+    record.bytes = region.bytes;
+    if (auto facts = sys::file_facts(region.fd.get()); region.fd && facts) record.touched = facts->touched;
+    record.group = group.id;
+    record.owner_uid = group.uid;
+    record.state = region.state;
+    record.page_kind = region.page_kind;
+    record.flags = region_flags(region);
+    record.holders = region.leases.size();
+    record.writers = region.writers;
+    record.tickets = region.tickets;
+    record.creator_pid = region.creator_pid;
+    record.created = region.created;
+    record.keep = region.keep;
+    record.freed_at = group.freed_at(region);
+    record.group_len = static_cast<std::uint16_t>(group_text.size());
+    record.name_len = static_cast<std::uint16_t>(name.size());
+    page.add(id, record, group_text, name);
+  }
+  page.send();
+}
+
+void list_groups(const Request& request, const Filter& filter) {
+  Page<shmbw_group_record> page(request);
+  for (const auto& [id, group] : request.world.groups) {
+    if (!filter.takes(group) || !sees(request.session, group)) continue;
+    page.count(group.account.used(Slot::bytes));
+    if (id <= filter.wish.cursor || !page.room(group.name.size())) continue;
+    shmbw_group_record record{};
+    record.group = id;
+    record.bytes = group.account.used(Slot::bytes);
+    record.bytes_limit = group.account.limit(Slot::bytes);
+    record.bytes_peak = group.account.peak_bytes();
+    record.bytes_cached = group.shelf.bytes();
+    record.owner_uid = group.uid;
+    if (!group.name.empty()) record.flags |= SHMBW_GROUP_STATE_NAMED;
+    if (group.supervised) record.flags |= SHMBW_GROUP_STATE_SUPERVISED;
+    if (group.supervisor_lost) record.flags |= SHMBW_GROUP_STATE_SUPERVISOR_LOST;
+    if (group.ended_at != 0) record.flags |= SHMBW_GROUP_STATE_ENDED;
+    if (group.kept()) record.flags |= SHMBW_GROUP_STATE_KEPT;
+    record.heirs = group.heirs();
+    record.members = group.members.size() - record.heirs;
+    record.supervisors = group.supervisors.size();
+    record.regions = group.regions.size() + group.shelf.count();
+    record.regions_limit =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(group.account.limit(Slot::regions), UINT32_MAX));
+    record.created = group.created;
+    record.keep = group.keep;
+    record.name_len = static_cast<std::uint16_t>(group.name.size());
+    page.add(id, record, group.name);
+  }
+  page.send();
+}
+
+void list_sessions(const Request& request, const Filter& filter) {
+  Page<shmbw_session_record> page(request);
+  for (const auto& [id, session] : request.world.sessions) {
+    if (!session.greeted() || !sees(request.session, session) || !filter.takes_owner(session.uid)) continue;
+    if (filter.by_group() && !(session.group && filter.takes(*session.group)) &&
+        !(session.supervises && filter.takes(*session.supervises)))
+      continue;
+    page.count(0);
+    if (id <= filter.wish.cursor || !page.room(session.library.size())) continue;
+    shmbw_session_record record{};
+    record.session = id;
+    record.group = session.group ? session.group->id : (session.supervises ? session.supervises->id : 0);
+    record.uid = session.uid;
+    record.pid = session.pid;
+    record.state = session.wire_state();
+    record.leases = static_cast<std::uint32_t>(session.leases.size());
+    record.watches = static_cast<std::uint32_t>(session.watches.size());
+    record.in_flight = session.link ? session.link->descriptors_in_flight() : 0;
+    record.connected = session.connected;
+    record.death_by = (session.link ? 1U : 0U) | (session.has_pidfd && !session.process_gone ? 2U : 0U);
+    record.library_len = static_cast<std::uint16_t>(session.library.size());
+    page.add(id, record, session.library);
+  }
+  page.send();
+}
+
+// Rows that stand in no table ordered by their serial: those of this page are picked out and sorted.
+template <class Row>
+void sort_by_serial(std::vector<const Row*>& rows) {
+  std::ranges::sort(rows, std::less<>(), [](const Row* row) { return row->serial; });
+}
+
+void list_leases(const Request& request, const Filter& filter) {
+  Page<shmbw_lease_record> page(request);
+  std::vector<const Lease*> rows;
+  for (const auto& [id, session] : request.world.sessions)
+    for (const auto& [region_id, lease] : session.leases) {
+      if (!filter.takes(*lease.region)) continue;
+      if (!sees(request.session, session) && !sees(request.session, *lease.region->group)) continue;
+      page.count(0);
+      if (lease.serial > filter.wish.cursor) rows.push_back(&lease);
+    }
+  sort_by_serial(rows);
+  for (const Lease* lease : rows) {
+    if (!page.room(0)) break;
+    const Session& holder = *lease->session;
+    shmbw_lease_record record{};
+    record.region = lease->region->ref();
+    record.session = holder.id;
+    record.uid = holder.uid;
+    record.pid = holder.pid;
+    record.rights = lease->rights;
+    record.count = lease->count;
+    record.state = holder.wire_state();
+    record.since = lease->since;
+    page.add(lease->serial, record);
+  }
+  page.send();
+}
+
+void list_tickets(const Request& request, const Filter& filter) {
+  Page<shmbw_ticket_record> page(request);
+  std::vector<const Ticket*> rows;
+  for (const auto& [secret, ticket] : request.world.tickets) {
+    if (!filter.takes(*ticket.region)) continue;
+    if (ticket.maker_uid != request.session.uid && !sees(request.session, *ticket.region->group)) continue;
+    page.count(0);
+    if (ticket.serial > filter.wish.cursor) rows.push_back(&ticket);
+  }
+  sort_by_serial(rows);
+  for (const Ticket* ticket : rows) {
+    if (!page.room(0)) break;
+    page.add(ticket->serial, shmbw_ticket_record{ticket->region->ref(), ticket->region->group->id, ticket->maker_uid,
+                                                 ticket->rights, ticket->uses_left, 0, ticket->expires});
+  }
+  page.send();
+}
+
+void list_uids(const Request& request, const Filter& filter) {
+  Page<shmbw_uid_record> page(request);
+  for (const auto& [uid, books] : request.world.uids) {
+    if ((!request.session.admin && uid != request.session.uid) || !filter.takes_owner(uid)) continue;
+    const Account& account = books.account;
+    page.count(account.used(Slot::bytes));
+    std::uint64_t key = std::uint64_t{uid} + 1;  // uid 0 is one, cursor 0 is none
+    if (key <= filter.wish.cursor || !page.room(0)) continue;
+    auto used = [&](Slot slot) { return static_cast<std::uint32_t>(account.used(slot)); };
+    page.add(key, shmbw_uid_record{account.used(Slot::bytes), account.limit(Slot::bytes), uid, used(Slot::sessions),
+                                   used(Slot::groups), used(Slot::regions), used(Slot::leases), used(Slot::tickets),
+                                   used(Slot::watches), 0});
+  }
+  page.send();
+}
+
+}  // namespace
+
+void serve_list(const Request& request) {
+  World& world = request.world;
+  Session& session = request.session;
+  auto wish = request.read<shmbw_list>();
+  if (!wish) return;
+  wire::TextReader texts(request.packet.rest);
+  auto group = texts.take(wish->group_len);
+  auto name = texts.take(wish->name_len);
+  if (!group || !name || !texts.done()) return request.refuse_struct(Status::invalid);
+  if ((wish->flags & ~std::uint32_t{SHMBW_LIST_KNOWN}) != 0)
+    return request.fail(Status::unknown_flags, "a list flag is not known to this broker");
+  Filter filter{*wish, *name};
+  if (!group->empty()) {
+    std::uint32_t owner = (wish->flags & SHMBW_LIST_OWNER_GIVEN) != 0 ? wish->owner_uid : session.uid;
+    filter.group = session.admin ? find_group(world, owner, *group) : addressed_group(world, session, owner, *group);
+    filter.nothing = filter.group == nullptr;
+  }
+  switch (wish->table) {
+    case SHMBW_TABLE_REGIONS:
+      return list_regions(request, filter);
+    case SHMBW_TABLE_GROUPS:
+      return list_groups(request, filter);
+    case SHMBW_TABLE_SESSIONS:
+      return list_sessions(request, filter);
+    case SHMBW_TABLE_LEASES:
+      return list_leases(request, filter);
+    case SHMBW_TABLE_TICKETS:
+      return list_tickets(request, filter);
+    case SHMBW_TABLE_UIDS:
+      return list_uids(request, filter);
+    default:
+      request.fail(Status::invalid, "list regions, groups, sessions, leases, tickets or uids");
+  }
+}
+
+void serve_status(const Request& request) {
+  World& world = request.world;
+  if (!request.read<shmbw_status>()) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  const BrokerFacts& facts = world.facts;
+  std::string losses;
+  for (const std::string& loss : facts.losses) losses += (losses.empty() ? "" : "\n") + loss;
+  losses.resize(std::min<std::size_t>(losses.size(), 16'384));
+  auto count = [](std::uint64_t value) { return static_cast<std::uint32_t>(value); };
+  shmbw_status_reply reply{};
+  reply.mode = world.private_mode() ? SHMBW_MODE_PRIVATE : SHMBW_MODE_SYSTEM;
+  reply.engine = facts.engine;
+  reply.epoch = facts.epoch;
+  reply.features = facts.features;
+  reply.uptime = world.now() - world.started;
+  reply.bytes = world.host.used(Slot::bytes);
+  reply.bytes_limit = world.host.limit(Slot::bytes);
+  reply.bytes_cached = world.bytes_cached;
+  reply.requests = world.requests;
+  reply.refusals = world.refusals;
+  reply.reclaims = world.reclaims;
+  reply.bytes_reclaimed = world.bytes_reclaimed;
+  reply.pid = facts.pid;
+  reply.broker_uid = facts.uid;
+  reply.regions = count(world.region_count);
+  reply.sessions = count(world.live_sessions);
+  reply.groups = count(world.groups.size());
+  reply.leases = count(world.lease_count);
+  reply.tickets = count(world.tickets.size());
+  reply.watches = count(world.watch_count);
+  reply.descriptors = count(world.descriptors());
+  reply.descriptors_limit = count(facts.descriptors_limit);
+  reply.descriptors_reserved = count(world.config.descriptors_reserved);
+  reply.in_flight = facts.in_flight ? facts.in_flight() : 0;
+  reply.version_len = static_cast<std::uint16_t>(facts.version.size());
+  reply.kernel_len = static_cast<std::uint16_t>(facts.kernel.size());
+  reply.engine_len = static_cast<std::uint16_t>(facts.engine_reason.size());
+  reply.losses_len = static_cast<std::uint16_t>(losses.size());
+  request.answer(reply, {facts.version, facts.kernel, facts.engine_reason, losses});
+}
+
+}  // namespace shmb::daemon

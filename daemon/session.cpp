@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// HELLO, and the ends a session can come to.
+#include "daemon/session.hpp"
+
+#include <algorithm>
+
+#include "daemon/answer.hpp"
+#include "daemon/world.hpp"
+
+namespace shmb::daemon {
+
+Session::Session(World& owner, std::uint64_t number, Link& connection, Account& uid_account)
+    : world(owner),
+      id(number),
+      link(&connection),
+      uid(connection.peer().uid),
+      pid(connection.peer().pid),
+      admin(connection.peer().admin),
+      has_pidfd(connection.peer().has_pidfd),
+      account(SHMBW_SCOPE_SESSION, number, &uid_account, &owner.own_bug),
+      leases(&owner.pool),
+      watches(&owner.pool),
+      connected(owner.now()) {
+  account.set_limit(Slot::leases, owner.config.limits.session_leases);
+  account.set_limit(Slot::watches, owner.config.limits.session_watches);
+}
+
+std::uint32_t Session::wire_state() const {
+  if (lazy) return SHMBW_SESSION_STATE_DISCONNECTED;
+  if (process_gone) return SHMBW_SESSION_STATE_HEIR;
+  if (supervises && !group) return SHMBW_SESSION_STATE_SUPERVISOR;
+  return SHMBW_SESSION_STATE_MEMBER;
+}
+
+namespace {
+
+constexpr std::size_t kLibraryShown = 64;
+
+// What a peer calls itself ends up in tables on terminals.
+std::string printable(std::string_view text) {
+  std::string out(text.substr(0, kLibraryShown));
+  std::ranges::replace_if(out, [](char c) { return c < 0x20 || c > 0x7e; }, '?');
+  return out;
+}
+
+// A process whose connection we closed (law 8) is back: what it held goes on under the new session.
+void take_over(World& world, Session& heir, Session& from) {
+  while (!from.leases.empty()) {
+    auto node = from.leases.extract(from.leases.begin());
+    Lease& lease = node.mapped();
+    lease.session = &heir;
+    lease.charge.move_to(heir.account);
+    heir.leases.insert(std::move(node));
+  }
+  if (Group* group = from.group) join_group(world, heir, *group);
+  heir.ended_group = from.ended_group;
+  if (Group* group = from.supervises) supervise_group(world, heir, *group);
+  for (std::uint64_t id : from.sponsored)
+    if (Group* group = find_group(world, id); group && group->sponsor == from.id) {
+      group->sponsor = heir.id;
+      heir.sponsored.push_back(id);
+    }
+  end_session(world, from);
+}
+
+// The group of a forked child or of a second connection is its parent's; made now if the parent has none yet.
+Result<void> follow(World& world, Session& session, Session& source) {
+  session.fork_source = source.id;
+  if (source.lazy && source.uid == session.uid && source.pid == session.pid && session.pid != 0) {
+    take_over(world, session, source);
+    return {};
+  }
+  if (source.ended_group) {
+    session.ended_group = source.ended_group;
+    return {};
+  }
+  if (auto group = own_group(world, source); !group) return std::unexpected(group.error());
+  join_group(world, session, *source.group);
+  return {};
+}
+
+Result<void> admit(World& world, Session& session, const shmbw_hello& hello) {
+  if (session.refusal) {  // the limit may have room by now
+    Uid& uid = world.uids.at(session.uid);
+    auto charge = uid.account.charge(Slot::sessions, 1);
+    if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
+    session.charge = std::move(*charge);
+    session.refusal.reset();
+    --uid.refused;
+  }
+  if (hello.fork_session) {
+    Session* source = world.find_session(hello.fork_session);
+    const Secret shown = Secret::from(hello.fork_secret);
+    if (!source || !source->greeted() || !source->fork_secret.same(shown))
+      return error(Status::not_found,
+                   "the session to follow is gone or the fork secret is not its own; say HELLO without it");
+    return follow(world, session, *source);
+  }
+  const Secret token = Secret::from(hello.group_token);
+  if (token.zero()) return {};
+  Group* group = find_group(world, token);
+  if (!group)
+    return error(Status::not_found,
+                 "the token of SHMBROKER_GROUP admits to no group here: the group has ended, "
+                 "or belongs to another broker");
+  if (group->closed) return error(Status::group_ended, "the group of SHMBROKER_GROUP has ended");
+  join_group(world, session, *group);
+  return {};
+}
+
+}  // namespace
+
+void serve_hello(World& world, Session& session, const wire::PacketView& packet) {
+  const Request request{world, session, packet};
+  auto hello = request.read<shmbw_hello>();
+  if (!hello) return;
+  wire::TextReader texts(packet.rest);
+  auto library = texts.take(hello->library_len);
+  auto group = texts.take(hello->group_len);
+  if (!library || !group || !texts.done()) return request.refuse_struct(Status::invalid);
+  if (hello->version_min > hello->version_max || hello->version_min > SHMBW_PROTOCOL ||
+      hello->version_max < SHMBW_PROTOCOL) {
+    session.phase = Phase::refused;
+    return request.fail(Status::version, "the client speaks protocol " + std::to_string(hello->version_min) + " to " +
+                                             std::to_string(hello->version_max) + ", this broker (" +
+                                             world.facts.version + ") " + std::to_string(SHMBW_PROTOCOL) +
+                                             ": install matching versions");
+  }
+  if (session.has_pidfd && hello->start_time != 0 && !session.link->confirm_start_time(hello->start_time))
+    session.has_pidfd = false;
+  auto secret = Secret::draw();
+  if (!secret) return request.fail(system_failure(secret.error(), "drawing a fork secret").error());
+  session.fork_secret = *secret;
+  if (auto admitted = admit(world, session, *hello); !admitted) return request.fail(admitted.error());
+  session.library = printable(*library);
+  session.phase = Phase::greeted;
+
+  shmbw_hello_reply reply{};
+  reply.version = SHMBW_PROTOCOL;
+  reply.mode = world.private_mode() ? SHMBW_MODE_PRIVATE : SHMBW_MODE_SYSTEM;
+  reply.broker_uid = world.facts.uid;
+  reply.uid = session.uid;
+  reply.max_message = SHMBW_MAX_MESSAGE;
+  reply.features = world.facts.features;
+  reply.epoch = world.facts.epoch;
+  reply.session = session.id;
+  reply.group = session.group ? session.group->id : 0;
+  session.fork_secret.to(reply.fork_secret);
+  reply.max_batch = SHMBW_MAX_BATCH;
+  reply.broker_len = static_cast<std::uint16_t>(world.facts.version.size());
+  request.answer(reply, {world.facts.version});
+}
+
+void end_session(World& world, Session& session) {
+  if (session.phase == Phase::ended) return;
+  Tally tally;
+  Tally* outer = std::exchange(world.tally, &tally);
+  std::uint64_t group = session.group ? session.group->id : 0;
+  std::string group_text = session.group ? session.group->text() : std::string();
+  while (!session.watches.empty()) destroy_watch(world, session.watches.begin()->second);
+  while (!session.leases.empty()) drop_lease(world, session.leases.begin()->second);
+  stop_supervising(world, session);
+  leave_group(world, session);
+  for (std::uint64_t id : session.sponsored)
+    if (Group* sponsored = find_group(world, id); sponsored && sponsored->sponsor == session.id) {
+      sponsored->sponsor = 0;
+      settle_group(world, *sponsored);
+    }
+  world.tally = outer;
+  session.phase = Phase::ended;
+  session.link = nullptr;
+  session.charge.give_back();
+  if (session.refusal) --world.uids.at(session.uid).refused;
+  --world.live_sessions;
+  if (tally.leases != 0 || tally.regions != 0) report_reclaim(world, session, tally, group, group_text);
+  world.drop_uid(session.uid);
+}
+
+void session_process_died(World& world, Session& session, const sys::ExitInfo* how) {
+  if (session.phase == Phase::ended) return report_exit(world, session.id, how);
+  session.process_gone = true;
+  if (how) session.exit = *how;
+  // A role of the process, not of the socket that a child may hold.
+  stop_supervising(world, session);
+  if (session.lazy) end_session(world, session);
+}
+
+void session_disconnected(World& world, Session& session) {
+  session.link = nullptr;
+  if (session.phase == Phase::ended) return;
+  session.lazy = true;
+  while (!session.watches.empty()) destroy_watch(world, session.watches.begin()->second);
+  if (session.process_gone || !session.has_pidfd || !session.greeted()) end_session(world, session);
+}
+
+}  // namespace shmb::daemon

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// One client connection. The kernel says who it is; its end is a readable pidfd or the end of the file (law 2).
+// Pidfd readable with the socket still open: a forked child holds it, the session is an heir and its leases stay.
+// Requests that come in on that socket are answered as this session's, because the child has its descriptors and
+// mappings; it becomes a session of its own by HELLO with the fork secret on a new connection and INHERIT.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory_resource>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/sys_process.hpp"
+#include "daemon/lease.hpp"
+#include "daemon/link.hpp"
+#include "daemon/list.hpp"
+#include "daemon/secret.hpp"
+#include "daemon/watch.hpp"
+
+namespace shmb::daemon {
+
+struct Group;
+
+enum class Phase : std::uint8_t { silent, refused, greeted, ended };
+
+struct OfMembers;
+struct OfSupervisors;
+class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervisors> {
+ public:
+  Session(World& world, std::uint64_t id, Link& link, Account& uid_account);
+  bool greeted() const { return phase == Phase::greeted; }
+  std::uint32_t wire_state() const;
+  bool holds_nothing() const { return leases.empty() && watches.empty() && !group && !supervises; }
+
+  World& world;
+  std::uint64_t id;
+  Link* link;  // nullptr: disconnected or ended
+  std::uint32_t uid, pid;
+  bool admin, has_pidfd;
+  Phase phase = Phase::silent;
+  bool process_gone = false;  // pidfd readable: an heir holds the socket
+  bool lazy = false;          // disconnected by us (law 8)
+  std::optional<sys::ExitInfo> exit;
+  std::optional<Error> refusal;  // over a limit at accept: told at HELLO
+  Account account;
+  Charge charge;
+  Secret fork_secret;
+  std::uint64_t fork_source = 0;  // session whose leases INHERIT may copy
+  Group* group = nullptr;
+  Group* supervises = nullptr;
+  std::uint64_t ended_group = 0;  // its group was ended under it
+  std::vector<std::uint64_t> sponsored;
+  std::pmr::map<std::uint64_t, Lease> leases;   // by region id
+  std::pmr::map<std::uint64_t, Watch> watches;  // by watch id
+  std::uint64_t sequence = 0;                   // of the last event
+  std::int64_t connected = 0;
+  std::string library;
+};
+
+void serve_hello(World& world, Session& session, const wire::PacketView& packet);
+// Gives everything back. `death_known` false: the socket closed, how the process ended is not known yet.
+void end_session(World& world, Session& session);
+void session_process_died(World& world, Session& session, const sys::ExitInfo* how);
+void session_disconnected(World& world, Session& session);
+
+}  // namespace shmb::daemon

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shelf's order and bounds. A region gets its new id when it is put here: nobody ever saw that one, so no old
+// reference can reach what a later create will write into it.
+#include "daemon/shelf.hpp"
+
+#include <algorithm>
+
+#include "daemon/world.hpp"
+
+namespace shmb::daemon {
+
+bool Shelf::may_recycle(const Region& region) {
+  return region.live() && !region.held() && region.bytes >= kShelfFrom && !region.no_recycle && !region.was_outside &&
+         !region.sealed() && !region.seal_sealed;
+}
+
+std::uint64_t Shelf::capacity() const {
+  std::uint64_t limit = std::min(group_.account.limit(Slot::bytes), group_.account.parent()->limit(Slot::bytes));
+  return std::min(world_.config.limits.shelf_bytes, limit / 4);
+}
+
+bool Shelf::put(Region& region) {
+  if (region.bytes > capacity()) return false;
+  while (bytes_ + region.bytes > capacity())
+    if (!drop_oldest(false)) return false;
+  tell_region(world_, region, SHMBW_WATCH_EVENT_GONE);
+  group_.regions.remove(region);
+  auto node = world_.regions.extract(region.id);
+  node.key() = region.id = ++world_.last_region;
+  world_.regions.insert(std::move(node));
+  region.state = SHMBW_REGION_STATE_CACHED;
+  region.created = world_.now();
+  region.generation = 1;
+  region.keep = 0;
+  region.creator_pid = 0;
+  --world_.region_count;
+  regions_.push_back(region);
+  bytes_ += region.bytes;
+  world_.bytes_cached += region.bytes;
+  rearm();
+  return true;
+}
+
+void Shelf::forget(Region& region) {
+  regions_.remove(region);
+  group_.regions.push_back(region);
+  bytes_ -= region.bytes;
+  world_.bytes_cached -= region.bytes;
+  rearm();
+}
+
+Region* Shelf::take(std::uint64_t bytes) {
+  Region* found = nullptr;
+  regions_.each([&](Region& region) {
+    if (region.bytes == bytes) found = &region;  // the youngest: its pages are warmest
+  });
+  if (found) forget(*found);
+  return found;
+}
+
+bool Shelf::drop_oldest(bool at_once) {
+  Region* oldest = regions_.first();
+  if (!oldest) return false;
+  forget(*oldest);
+  // In huge pages even 256 MiB are closed in half a millisecond.
+  bool quick = oldest->page_kind == SHMBW_PAGE_KIND_HUGE;
+  bool before = std::exchange(group_.in_service, true);
+  free_region(world_, *oldest, at_once && quick);
+  group_.in_service = before;
+  return true;
+}
+
+void Shelf::drop_all() {
+  while (drop_oldest(false)) {
+  }
+}
+
+void Shelf::rearm() {
+  const Region* oldest = regions_.first();
+  if (oldest) world_.timers.set(*this, oldest->created + world_.config.limits.shelf_idle);
+  else cancel();
+}
+
+void Shelf::on_timer(std::int64_t now) {
+  while (const Region* oldest = regions_.first()) {
+    if (oldest->created + world_.config.limits.shelf_idle > now) break;
+    drop_oldest(false);
+  }
+  rearm();
+}
+
+}  // namespace shmb::daemon

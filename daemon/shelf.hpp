@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Recycling: released regions wait here, populated, per group, and a later create of the same bytes in the same group
+// gets one back (64 MiB: 0.9 ms of zeroing in the client against 38 ms fresh). Only regions whose content never left
+// the owner's uid and the group, and which were never sealed; they stay charged and go at a limit, at the group's end
+// and after an idle time. From 2 MiB on: below, a fresh region costs less than the books of a recycled one.
+#pragma once
+
+#include <cstdint>
+
+#include "base/mapping.hpp"
+#include "daemon/list.hpp"
+#include "daemon/region.hpp"
+#include "daemon/timers.hpp"
+
+namespace shmb::daemon {
+
+class World;
+struct Group;
+
+inline constexpr std::uint64_t kShelfFrom = kHugePage;
+
+class Shelf final : public Timer {
+ public:
+  Shelf(World& world, Group& group) : world_(world), group_(group) {}
+
+  static bool may_recycle(const Region& region);
+  // Takes a region that nothing holds any more under a new id. False: it does not fit, the caller frees it.
+  bool put(Region& region);
+  // The youngest region of exactly `bytes`, off the shelf, or nullptr.
+  Region* take(std::uint64_t bytes);
+  // Frees the oldest one. False: the shelf is empty. `at_once` closes it on this thread, because a create waits for
+  // the bytes.
+  bool drop_oldest(bool at_once);
+  void drop_all();
+  std::uint64_t bytes() const { return bytes_; }
+  std::uint32_t count() const { return regions_.size(); }
+
+ private:
+  void on_timer(std::int64_t now) override;
+  void forget(Region& region);
+  void rearm();
+  std::uint64_t capacity() const;
+
+  World& world_;
+  Group& group_;
+  List<Region, OfGroup> regions_;  // oldest first
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace shmb::daemon

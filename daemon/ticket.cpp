@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tickets live in a table keyed by a hash under a secret key and are compared in constant time.
+#include "daemon/ticket.hpp"
+
+#include "base/text.hpp"
+#include "daemon/refuse.hpp"
+#include "daemon/world.hpp"
+
+namespace shmb::daemon {
+
+Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t uses,
+                            std::int64_t lifetime) {
+  auto secret = Secret::draw();
+  if (!secret) return system_failure(secret.error(), "drawing a ticket");
+  Uid& payer = world.hold_uid(session.uid);
+  auto charge = payer.account.charge(Slot::tickets, 1);
+  if (!charge) {
+    world.drop_uid(session.uid);
+    return std::unexpected(refuse_limit(world, session, charge.error()));
+  }
+  Ticket& ticket = world.tickets.try_emplace(*secret, world, *secret).first->second;
+  ticket.serial = ++world.last_serial;
+  ticket.region = &region;
+  ticket.rights = rights;
+  ticket.uses_left = uses;
+  ticket.maker_uid = session.uid;
+  ticket.expires = world.now() + lifetime;
+  ticket.charge = std::move(*charge);
+  ++region.tickets;
+  world.timers.set(ticket, ticket.expires);
+  return &ticket;
+}
+
+Ticket* find_ticket(World& world, const Secret& secret) {
+  auto at = world.tickets.find(secret);
+  // Not yet swept by the timer is expired all the same.
+  return at == world.tickets.end() || at->second.expires <= world.now() ? nullptr : &at->second;
+}
+
+void use_ticket(World& world, Ticket& ticket) {
+  if (--ticket.uses_left == 0) destroy_ticket(world, ticket);
+}
+
+void destroy_ticket(World& world, Ticket& ticket) {
+  Region& region = *ticket.region;
+  std::uint32_t uid = ticket.maker_uid;
+  const Secret secret = ticket.secret;
+  world.tickets.erase(secret);
+  world.drop_uid(uid);
+  --region.tickets;
+  release_region(world, region);
+}
+
+void Ticket::on_timer(std::int64_t) { destroy_ticket(world, *this); }
+
+}  // namespace shmb::daemon

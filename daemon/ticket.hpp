@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// A ticket carries rights to a region across groups and users. It belongs to the broker, so the sender may die after
+// sending; it holds its region, never the group; expired, used up, random and never made are one answer.
+#pragma once
+
+#include <cstdint>
+#include <memory_resource>
+#include <unordered_map>
+
+#include "daemon/books.hpp"
+#include "daemon/secret.hpp"
+#include "daemon/timers.hpp"
+
+namespace shmb::daemon {
+
+class World;
+class Session;
+struct Region;
+
+struct Ticket final : Timer {
+  Ticket(World& owner, const Secret& value) : world(owner), secret(value) {}
+  void on_timer(std::int64_t now) override;
+
+  World& world;
+  Secret secret;
+  std::uint64_t serial = 0;  // cursor of LIST
+  Region* region = nullptr;
+  std::uint32_t rights = 0;
+  std::uint32_t uses_left = 0;
+  std::uint32_t maker_uid = 0;
+  std::int64_t expires = 0;
+  Charge charge;
+};
+using Tickets = std::pmr::unordered_map<Secret, Ticket, SecretHash, SecretSame>;
+
+Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t uses,
+                            std::int64_t lifetime);
+Ticket* find_ticket(World& world, const Secret& secret);
+void use_ticket(World& world, Ticket& ticket);  // one use less; the last one ends it
+void destroy_ticket(World& world, Ticket& ticket);
+
+}  // namespace shmb::daemon

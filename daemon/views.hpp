@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a session may see, and how the books' things look on the wire.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace shmb::daemon {
+
+class World;
+class Session;
+struct Group;
+struct Region;
+
+// The group of `owner` that a text names ('' the session's own, '#id' an unnamed one), if the session may address it.
+Group* addressed_group(World& world, Session& session, std::uint32_t owner, std::string_view text);
+std::uint32_t region_flags(const Region& region);
+std::string rights_text(std::uint32_t rights);
+
+}  // namespace shmb::daemon

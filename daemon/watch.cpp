@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Making, ending and firing of subscriptions. An event is queued at the link and never waits (law 8).
+#include "daemon/watch.hpp"
+
+#include "daemon/refuse.hpp"
+#include "daemon/world.hpp"
+#include "proto/codec.hpp"
+
+namespace shmb::daemon {
+
+Result<Watch*> make_watch(World& world, Session& session, shmbw_watch_kind kind, std::uint32_t events) {
+  auto charge = session.account.charge(Slot::watches, 1);
+  if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
+  std::uint64_t id = ++world.last_serial;
+  Watch& watch = session.watches.try_emplace(id).first->second;
+  watch.id = id;
+  watch.session = &session;
+  watch.kind = kind;
+  watch.events = events;
+  watch.charge = std::move(*charge);
+  ++world.watch_count;
+  return &watch;
+}
+
+void destroy_watch(World& world, Watch& watch) {
+  if (watch.region) watch.region->watchers.remove(watch);
+  if (watch.group) watch.group->watchers.remove(watch);
+  if (watch.kind == SHMBW_WATCH_KIND_RECLAIM) world.reclaim_watches.remove(watch);
+  if (watch.kind == SHMBW_WATCH_KIND_NAME) {
+    auto [at, end] = world.name_watches.equal_range(watch.name_key);
+    while (at != end && at->second != &watch) ++at;
+    if (at != end) world.name_watches.erase(at);
+  }
+  --world.watch_count;
+  watch.session->watches.erase(watch.id);
+}
+
+bool cancel_watch(World& world, Session& session, std::uint64_t id) {
+  auto at = session.watches.find(id);
+  if (at == session.watches.end()) return false;
+  destroy_watch(world, at->second);
+  return true;
+}
+
+namespace {
+
+template <class Event>
+void send(Session& session, std::uint16_t op, const Event& event, std::string_view text = {}) {
+  if (!session.link) return;
+  std::byte buffer[1024];
+  wire::Writer out(buffer);
+  out.begin(static_cast<std::uint16_t>(op | SHMBW_EVENT), 0, Status::ok, event);
+  out.text(text);
+  session.link->event(out.finish(0));
+}
+
+}  // namespace
+
+void tell_region(World& world, Region& region, shmbw_watch_event_flags what) {
+  region.watchers.each([&](Watch& watch) {
+    if ((watch.events & static_cast<std::uint32_t>(what)) != 0) {
+      shmbw_region_gone_event event{++watch.session->sequence, watch.id, region.ref()};
+      static_assert(sizeof(event) == sizeof(shmbw_region_ready_event));
+      static_assert(sizeof(event) == sizeof(shmbw_region_published_event));
+      std::uint16_t op = what == SHMBW_WATCH_EVENT_READY       ? SHMBW_EVENT_REGION_READY
+                         : what == SHMBW_WATCH_EVENT_PUBLISHED ? SHMBW_EVENT_REGION_PUBLISHED
+                                                               : SHMBW_EVENT_REGION_GONE;
+      send(*watch.session, op, event);
+    }
+    if (what == SHMBW_WATCH_EVENT_GONE) destroy_watch(world, watch);
+  });
+}
+
+void tell_name(World& world, const Group& group, const Region& region) {
+  if (world.name_watches.empty()) return;
+  std::string_view name = region.name->text;
+  auto [at, end] = world.name_watches.equal_range(name_key(group.uid, group.text(), name));
+  for (; at != end; ++at) {
+    Watch& watch = *at->second;
+    shmbw_name_appeared_event event{};
+    event.sequence = ++watch.session->sequence;
+    event.watch = watch.id;
+    event.region = region.ref();
+    event.name_len = static_cast<std::uint16_t>(name.size());
+    send(*watch.session, SHMBW_EVENT_NAME_APPEARED, event, name);
+  }
+}
+
+void tell_group_ended(World& world, Group& group, std::uint64_t bytes_freed) {
+  group.watchers.each([&](Watch& watch) {
+    shmbw_group_ended_event event{++watch.session->sequence, watch.id, group.id, bytes_freed};
+    send(*watch.session, SHMBW_EVENT_GROUP_ENDED, event);
+    destroy_watch(world, watch);
+  });
+}
+
+void tell_reclaim(World& world, const ReclaimReport& report, shmbw_death how, std::int32_t code,
+                  std::string_view text) {
+  world.reclaim_watches.each([&](Watch& watch) {
+    if (watch.session->uid != report.uid && !watch.session->admin) return;
+    if (watch.only_group != 0 && watch.only_group != report.group) return;
+    shmbw_reclaim_event event{};
+    event.sequence = ++watch.session->sequence;
+    event.watch = watch.id;
+    event.group = report.group;
+    event.bytes = report.tally.bytes;
+    event.uid = report.uid;
+    event.pid = report.pid;
+    event.regions = report.tally.regions;
+    event.how = how;
+    event.code = code;
+    text = text.substr(0, 512);
+    event.text_len = static_cast<std::uint16_t>(text.size());
+    send(*watch.session, SHMBW_EVENT_RECLAIM, event, text);
+  });
+}
+
+}  // namespace shmb::daemon

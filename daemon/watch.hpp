@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Subscriptions. No request waits inside the broker (law 8): who wants to wait subscribes, and the reply tells what
+// already holds, so nothing is missed between asking and subscribing. The end of the watched thing ends the watch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "daemon/books.hpp"
+#include "daemon/list.hpp"
+#include "proto/shmb_wire.h"
+
+namespace shmb::daemon {
+
+class Session;
+class World;
+struct Group;
+struct Region;
+
+struct OfTarget;
+struct Watch : Hook<Watch, OfTarget> {
+  std::uint64_t id = 0;
+  Session* session = nullptr;
+  shmbw_watch_kind kind = SHMBW_WATCH_KIND_CANCEL;
+  std::uint32_t events = 0;
+  Region* region = nullptr;
+  Group* group = nullptr;
+  std::uint64_t only_group = 0;  // reclaim: 0 all
+  std::string name_key;          // name: see name_key() in name_table.hpp
+  Charge charge;
+};
+using Watchers = List<Watch, OfTarget>;
+
+// Charged to the session and its uid.
+Result<Watch*> make_watch(World& world, Session& session, shmbw_watch_kind kind, std::uint32_t events);
+void destroy_watch(World& world, Watch& watch);
+bool cancel_watch(World& world, Session& session, std::uint64_t id);
+
+void tell_region(World& world, Region& region, shmbw_watch_event_flags what);  // `gone` ends the watches
+void tell_name(World& world, const Group& group, const Region& region);
+void tell_group_ended(World& world, Group& group, std::uint64_t bytes_freed);  // ends the watches
+
+}  // namespace shmb::daemon

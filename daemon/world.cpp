@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// The frame of the books: limits of each scope as the configuration gives them, look-ups, and an orderly end.
+#include "daemon/world.hpp"
+
+#include <algorithm>
+
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+
+namespace shmb::daemon {
+
+Uid::Uid(std::uint32_t uid, Account& host, const Account::Report& report)
+    : account(SHMBW_SCOPE_UID, uid, &host, &report) {}
+
+World::World(const Config& configuration, BrokerFacts facts_in, const Secret& hash_key)
+    : config(configuration),
+      facts(std::move(facts_in)),
+      started(facts.now()),
+      own_bug([this](std::string_view text) { log(3, text); }),
+      host(SHMBW_SCOPE_HOST, 0, nullptr, &own_bug),
+      uids(&pool),
+      groups(&pool),
+      group_names(&pool),
+      group_tokens(16, SecretHash(hash_key), SecretSame(), &pool),
+      sessions(&pool),
+      regions(&pool),
+      tickets(16, SecretHash(hash_key), SecretSame(), &pool),
+      name_watches(&pool),
+      reports(&pool),
+      reply_buffer(std::make_unique<std::byte[]>(SHMBW_MAX_MESSAGE)) {
+  if (config.limits.host_bytes) host.set_limit(Slot::bytes, config.limits.host_bytes);
+  reply_fds.reserve(SHMBW_MAX_BATCH);
+  reply_owned.reserve(SHMBW_MAX_BATCH);
+}
+
+World::~World() {
+  // Things before the accounts they are charged to.
+  reports.clear();
+  name_watches.clear();
+  sessions.clear();
+  tickets.clear();
+  regions.clear();
+  groups.clear();
+}
+
+// The limit of a table whose default is "as many as the descriptor table allows".
+static std::uint64_t table_limit(std::uint64_t configured) { return configured ? configured : Account::kNoLimit; }
+
+Uid& World::hold_uid(std::uint32_t uid) {
+  auto [at, fresh] = uids.try_emplace(uid, uid, host, own_bug);
+  Uid& out = at->second;
+  ++out.users;
+  if (!fresh) return out;
+  const Limits& limits = config.limits;
+  auto found = limits.uid.find(uid);
+  const LimitOverride own = found == limits.uid.end() ? LimitOverride{} : found->second;
+  out.account.set_limit(Slot::bytes, own.bytes.value_or(table_limit(limits.uid_bytes)));
+  out.account.set_limit(Slot::regions, own.regions.value_or(table_limit(limits.uid_regions)));
+  out.account.set_limit(Slot::leases, own.leases.value_or(limits.uid_leases));
+  out.account.set_limit(Slot::sessions, own.sessions.value_or(table_limit(limits.uid_sessions)));
+  out.account.set_limit(Slot::groups, own.groups.value_or(limits.uid_groups));
+  out.account.set_limit(Slot::tickets, own.tickets.value_or(limits.uid_tickets));
+  out.account.set_limit(Slot::names, own.names.value_or(limits.uid_names));
+  out.account.set_limit(Slot::watches, own.watches.value_or(limits.uid_watches));
+  return out;
+}
+
+void World::drop_uid(std::uint32_t uid) {
+  auto at = uids.find(uid);
+  if (at != uids.end() && --at->second.users == 0) uids.erase(at);
+}
+
+Region* World::find_region(std::uint64_t id) {
+  auto at = regions.find(id);
+  return at == regions.end() || !at->second.live() ? nullptr : &at->second;
+}
+
+Session* World::find_session(std::uint64_t id) {
+  auto at = sessions.find(id);
+  return at == sessions.end() || at->second.phase == Phase::ended ? nullptr : &at->second;
+}
+
+std::uint64_t World::descriptors() const {
+  // Without the transport's word: a socket and a pidfd for each session, and the standard streams.
+  std::uint64_t transport = facts.transport_descriptors ? facts.transport_descriptors() : 2 * live_sessions + 3;
+  return open_descriptors + transport;
+}
+
+bool World::descriptors_left(std::uint64_t wanted, bool admin) const {
+  std::uint64_t reserved = admin ? 0 : config.descriptors_reserved;
+  return descriptors() + wanted + reserved <= facts.descriptors_limit;
+}
+
+}  // namespace shmb::daemon

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything the books hold, in one place and on one thread. The nouns (region, lease, group, ...) are functions over
+// it. Nodes come from one pool that never shrinks, so a broker in steady state does not allocate.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <memory_resource>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "daemon/broker.hpp"
+#include "daemon/group.hpp"
+#include "daemon/reclaim.hpp"
+#include "daemon/region.hpp"
+#include "daemon/secret.hpp"
+#include "daemon/session.hpp"
+#include "daemon/ticket.hpp"
+#include "daemon/timers.hpp"
+
+namespace shmb::daemon {
+
+struct Uid {
+  Uid(std::uint32_t uid, Account& host, const Account::Report& report);
+  Account account;
+  std::uint32_t users = 0;    // sessions, groups and tickets that point here
+  std::uint32_t refused = 0;  // sessions over the limit that wait to be told so
+};
+
+class World {
+ public:
+  World(const Config& config, BrokerFacts facts, const Secret& hash_key);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  std::int64_t now() const { return facts.now(); }
+  void log(int priority, std::string_view text) const { facts.log(priority, text); }
+  bool private_mode() const { return config.mode == Mode::private_; }
+  // Law 6: mode 0600 is no boundary for somebody of the file owner's uid.
+  bool mode_bits_bind(const Session& session) const { return !private_mode() && session.uid != facts.uid; }
+
+  Uid& hold_uid(std::uint32_t uid);
+  void drop_uid(std::uint32_t uid);
+  Region* find_region(std::uint64_t id);    // live ones only
+  Session* find_session(std::uint64_t id);  // greeted or not, not ended
+  // Descriptors: all in use, and whether `wanted` more fit below the reserve.
+  std::uint64_t descriptors() const;
+  bool descriptors_left(std::uint64_t wanted, bool admin) const;
+
+  const Config config;
+  BrokerFacts facts;
+  const std::int64_t started;
+  Account::Report own_bug;
+  std::pmr::unsynchronized_pool_resource pool;
+  Timers timers;
+  Account host;
+  std::pmr::map<std::uint32_t, Uid> uids;
+  std::pmr::map<std::uint64_t, Group> groups;
+  std::pmr::map<std::pair<std::uint32_t, std::string>, Group*> group_names;
+  std::pmr::unordered_map<Secret, Group*, SecretHash, SecretSame> group_tokens;
+  std::pmr::map<std::uint64_t, Session> sessions;
+  std::pmr::map<std::uint64_t, Region> regions;
+  Tickets tickets;
+  std::pmr::multimap<std::string, Watch*> name_watches;
+  Watchers reclaim_watches;
+  std::pmr::map<std::uint64_t, ReclaimReport> reports;
+  Closer closer;
+  Tally* tally = nullptr;  // where frees are counted while a session or a group ends
+
+  std::uint64_t last_region = 0, last_group = 0, last_session = 0, last_serial = 0;
+  std::uint64_t open_descriptors = 0;  // of regions
+  std::uint64_t bytes_cached = 0, live_sessions = 0, lease_count = 0, watch_count = 0, region_count = 0;
+  std::uint64_t requests = 0, refusals = 0, reclaims = 0, bytes_reclaimed = 0;
+
+  std::unique_ptr<std::byte[]> reply_buffer;  // the one reply being built
+  std::vector<int> reply_fds;
+  std::vector<Fd> reply_owned;  // reopened for this reply, closed after it
+};
+
+}  // namespace shmb::daemon
