@@ -22,8 +22,8 @@ struct ExitInfo {
   int code = 0;         // exit status or signal number
   bool core = false;
 };
-// PIDFD_GET_INFO with PIDFD_INFO_EXIT (6.15): also for processes that are not our children. EINVAL or ENOTTY where
-// unknown.
+// PIDFD_GET_INFO with PIDFD_INFO_EXIT (6.15): also for processes that are not our children. EAGAIN while the process
+// lives and until its parent has reaped it (the kernel records the end only then); EINVAL or ENOTTY where unknown.
 Sys<ExitInfo> pidfd_exit_info(int pidfd);
 Sys<pid_t> pidfd_pid(int pidfd);               // Pid: of /proc/self/fdinfo; -1 after exit
 Sys<std::uint64_t> process_start_time(pid_t);  // field 22 of /proc/PID/stat (0: self), clock ticks since boot
@@ -44,7 +44,7 @@ Sys<Fd> event_fd();  // EFD_CLOEXEC | EFD_NONBLOCK
 Sys<Fd> epoll();
 Sys<Fd> signal_fd(std::span<const int> signals);  // blocks them in the calling thread
 Sys<void> random_bytes(std::span<std::byte> out);
-Sys<bool> poll_readable(int fd, std::int64_t timeout_ns);  // false: deadline; -1: for ever
+Sys<bool> poll_readable(int fd, std::int64_t timeout_ns);            // false: deadline; -1: for ever
 Sys<short> poll_for(int fd, short events, std::int64_t timeout_ns);  // what poll(2) reports, 0: deadline
 Sys<Fd> open(const char* path, int flags, unsigned mode = 0);
 Sys<std::string> read_file(const char* path, std::size_t limit = 1 << 20);

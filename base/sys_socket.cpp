@@ -131,8 +131,7 @@ Sys<Received> receive_data(int fd, std::span<std::byte> buffer) {
 }
 
 Sys<void> shutdown(int fd) {
-  if (::shutdown(fd, SHUT_RDWR) != 0) return sys_error(errno);
-  return {};
+  return call_void(Call::shutdown, [&] { return ::shutdown(fd, SHUT_RDWR); });
 }
 
 Sys<void> send(int fd, std::span<const std::byte> head, std::span<const std::byte> body, std::span<const int> fds,

@@ -115,6 +115,15 @@ TEST_CASE("facts tell size, touched memory, owner, mode and identity") {
   CHECK(sys::file_facts(fd.get())->touched >= 4096);
 }
 
+TEST_CASE("allocated bytes have memory behind them before anyone touches them") {
+  const Fd fd = region(16 * 4096);
+  REQUIRE(sys::allocate(fd.get(), 4096, 2 * 4096));
+  CHECK(sys::file_facts(fd.get())->touched == 2 * 4096);
+  CHECK(sys::allocate(fd.get(), 0, 0).error().value == EINVAL);
+  REQUIRE(sys::add_seals(fd.get(), F_SEAL_GROW));
+  CHECK(sys::allocate(fd.get(), 16 * 4096, 4096).error().value == EPERM);
+}
+
 TEST_CASE("sizes that no file can have are refused") {
   const Fd fd = region();
   CHECK(sys::truncate(fd.get(), std::uint64_t{1} << 63).error().value == EFBIG);
@@ -132,6 +141,7 @@ TEST_CASE("every memory call can be made to fail") {
        {Probe{Call::memfd_create, [](int) { return sys::memfd_create("x", true).has_value(); }},
         Probe{Call::memfd_create, [](int) { return sys::memfd_create("x", false).has_value(); }},
         Probe{Call::ftruncate, [](int f) { return sys::truncate(f, 4096).has_value(); }},
+        Probe{Call::fallocate, [](int f) { return sys::allocate(f, 0, 4096).has_value(); }},
         Probe{Call::fchmod, [](int f) { return sys::set_mode(f, 0600).has_value(); }},
         Probe{Call::fstat, [](int f) { return sys::file_facts(f).has_value(); }},
         Probe{Call::add_seals, [](int f) { return sys::add_seals(f, F_SEAL_GROW).has_value(); }},

@@ -82,6 +82,17 @@ TEST_CASE("a pidfd tells how its process ended, once it has been reaped") {
   CHECK(how->code == SIGKILL);
 }
 
+TEST_CASE("of a dead process that nobody has reaped the pidfd does not tell the end yet") {
+  if (!shmb::kernel().exit_info) SKIP_CASE("PIDFD_INFO_EXIT needs Linux 6.15");
+  const pid_t pid = fork_exiting(4);
+  auto pidfd = sys::pidfd_open(pid);
+  REQUIRE(pidfd);
+  REQUIRE(sys::poll_readable(pidfd->get(), 30 * kSecond).value());
+  CHECK(sys::pidfd_exit_info(pidfd->get()).error().value == EAGAIN);
+  REQUIRE(sys::wait_pid(pid, true, false));
+  CHECK(sys::pidfd_exit_info(pidfd->get()).value().code == 4);
+}
+
 TEST_CASE("the start time of a process identifies it beside its number") {
   const auto mine = sys::process_start_time(0);
   REQUIRE(mine);

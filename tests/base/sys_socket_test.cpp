@@ -398,5 +398,7 @@ TEST_CASE("every socket call can be made to fail") {
   CHECK(sys::receive(right.get(), buffer, fds, false).error().value == EIO);
   CHECK(sys::peer_pidfd(left.get()).error().value == EIO);
   CHECK(sys::refuse_descriptors(left.get()).error().value == EIO);
+  shmb::fault::inject(Call::shutdown, EIO);
+  CHECK(sys::shutdown(left.get()).error().value == EIO);
   shmb::fault::clear();
 }
