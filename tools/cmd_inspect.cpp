@@ -32,11 +32,11 @@ Result<Facts> look(const Viewer& viewer, const Target& target) {
   Selection one;
   one.region = region->record.region;
   one.owner_uid = region->record.owner_uid;
-  auto held = leases(viewer, one);
+  auto held = client::list_leases(viewer.session(), one, viewer.deadline());
   if (!held) return std::unexpected(held.error());
-  auto given = tickets(viewer, one);
+  auto given = client::list_tickets(viewer.session(), one, viewer.deadline());
   if (!given) return std::unexpected(given.error());
-  auto holders = sessions(viewer, {});
+  auto holders = client::list_sessions(viewer.session(), {}, viewer.deadline());
   if (!holders) return std::unexpected(holders.error());
   return Facts{std::move(*region), std::move(held->rows), std::move(given->rows), std::move(holders->rows)};
 }

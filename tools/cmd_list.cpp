@@ -11,6 +11,7 @@
 #include "tools/exit_code.hpp"
 #include "tools/printable.hpp"
 #include "tools/report_json.hpp"
+#include "tools/session.hpp"
 #include "tools/table.hpp"
 #include "tools/tool.hpp"
 #include "tools/view.hpp"
@@ -26,8 +27,8 @@ struct Options {
 
 struct Books {
   BrokerStatus status;
-  Rows<RegionRow> regions;
-  Rows<GroupRow> groups;
+  Listing<RegionRow> regions;
+  Listing<GroupRow> groups;
 };
 
 Result<Selection> selection_of(const Options& options) {
@@ -46,13 +47,13 @@ Result<Selection> selection_of(const Options& options) {
 }
 
 Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
-  auto status = broker_status(viewer);
+  auto status = client::broker_status(viewer.session(), viewer.deadline());
   if (!status) return std::unexpected(status.error());
-  auto found = regions(viewer, selection);
-  if (!found) return std::unexpected(found.error());
-  auto owners = groups(viewer, selection);
-  if (!owners) return std::unexpected(owners.error());
-  return Books{std::move(*status), std::move(*found), std::move(*owners)};
+  auto regions = client::list_regions(viewer.session(), selection, viewer.deadline());
+  if (!regions) return std::unexpected(regions.error());
+  auto groups = client::list_groups(viewer.session(), selection, viewer.deadline());
+  if (!groups) return std::unexpected(groups.error());
+  return Books{std::move(*status), std::move(*regions), std::move(*groups)};
 }
 
 std::string count(std::size_t number, const char* noun) {
@@ -60,7 +61,7 @@ std::string count(std::size_t number, const char* noun) {
 }
 
 std::string totals(const Options& options, const Books& books) {
-  const shmbw_status_reply& facts = books.status.facts;
+  const shmbw_status_reply& facts = books.status.record;
   std::string text = mode_text(facts.mode) + " broker " + books.status.version + ", up " +
                      age_text(sys::now_boottime() - facts.uptime) + ": " + size_text(options.common, facts.bytes) +
                      " of " + size_text(options.common, facts.bytes_limit) + " in use";

@@ -2,10 +2,12 @@
 // `shmbroker status`: which broker answers, how it was found, what it runs on and what it has to do without (law 12).
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <utility>
 
 #include "base/text.hpp"
 #include "tools/exit_code.hpp"
 #include "tools/report_json.hpp"
+#include "tools/session.hpp"
 #include "tools/table.hpp"
 #include "tools/tool.hpp"
 #include "tools/view.hpp"
@@ -16,7 +18,7 @@ namespace {
 std::string number(std::uint64_t value) { return std::to_string(value); }
 
 std::string for_people(const Common& common, const Viewer& viewer, const BrokerStatus& status) {
-  const shmbw_status_reply& facts = status.facts;
+  const shmbw_status_reply& facts = status.record;
   std::vector<std::pair<std::string, std::string>> lines{
       {"broker", mode_text(facts.mode) + ", version " + status.version + ", pid " + number(facts.pid) + ", user " +
                      user_text(facts.broker_uid) + ", up " + age_text(sys::now_boottime() - facts.uptime)},
@@ -33,15 +35,15 @@ std::string for_people(const Common& common, const Viewer& viewer, const BrokerS
                           number(facts.descriptors_reserved) + " reserved, " + number(facts.in_flight) + " in flight"},
       {"served", number(facts.requests) + " requests, " + number(facts.refusals) + " refused; " +
                      number(facts.reclaims) + " reclaims freed " + size_text(common, facts.bytes_reclaimed)}};
-  for (const std::string& loss : status.losses)
-    lines.emplace_back(&loss == status.losses.data() ? "without" : "", loss);
+  const char* label = "without";
+  for (const std::string& loss : loss_lines(status)) lines.emplace_back(std::exchange(label, ""), loss);
   return label_lines(lines);
 }
 
 int run(const Common& common) {
   auto viewer = Viewer::connect(common);
   if (!viewer) return fail(viewer.error());
-  auto status = broker_status(*viewer);
+  auto status = client::broker_status(viewer->session(), viewer->deadline());
   if (!status) return fail(status.error());
   std::string text;
   if (common.json) {

@@ -147,7 +147,7 @@ Json ticket_json(const TicketRow& row) {
 }
 
 Json broker_json(const Viewer& viewer, const BrokerStatus& status) {
-  const shmbw_status_reply& facts = status.facts;
+  const shmbw_status_reply& facts = status.record;
   return Json{{"version", status.version},
               {"mode", mode_text(facts.mode)},
               {"socket", viewer.facts().socket},
@@ -159,7 +159,7 @@ Json broker_json(const Viewer& viewer, const BrokerStatus& status) {
               {"engine", engine_text(facts.engine)},
               {"engine_reason", status.engine},
               {"kernel", status.kernel},
-              {"losses", status.losses},
+              {"losses", loss_lines(status)},
               {"bytes", facts.bytes},
               {"bytes_limit", facts.bytes_limit},
               {"bytes_cached", facts.bytes_cached},

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tools/session.hpp"
 #include "tools/view.hpp"
 
 namespace shmb::tools {

@@ -82,7 +82,7 @@ Result<Region> attach(const Session& session, const Target& target, const shmb_a
 Result<RegionRow> find(const Viewer& viewer, const Target& target) {
   Selection selection = selection_of(target);
   if (!target.id && selection.group_name.empty() && selection.group == 0) selection.group = viewer.facts().group;
-  auto found = regions(viewer, selection);
+  auto found = client::list_regions(viewer.session(), selection, viewer.deadline());
   if (!found) return std::unexpected(found.error());
   if (found->rows.empty())
     return error(Status::not_found, "no region " + shmb::quoted(target.id ? target.text : target.address) +

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "client/shmbroker.h"
+#include "tools/session.hpp"
 #include "tools/view.hpp"
 
 namespace shmb::tools {

@@ -1,63 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The broker's books as this caller may see them: the tables of LIST, all pages, and STATUS.
+// What people call the things in the broker's books (client/views.hpp reads them). A number that a newer broker may
+// send for a state is "unknown", never an index beyond a table.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "base/result.hpp"
-#include "proto/shmb_wire.h"
-#include "tools/session.hpp"
+#include "client/views.hpp"
 
 namespace shmb::tools {
 
-struct RegionRow {
-  shmbw_region_record record{};
-  std::string group, name;
-};
-struct GroupRow {
-  shmbw_group_record record{};
-  std::string name;
-};
-struct SessionRow {
-  shmbw_session_record record{};
-  std::string library;
-};
-struct LeaseRow {
-  shmbw_lease_record record{};
-};
-struct TicketRow {
-  shmbw_ticket_record record{};
-};
-
-struct Selection {
-  std::uint64_t group = 0;    // 0: any
-  shmbw_region_ref region{};  // id 0: any
-  std::optional<std::uint32_t> owner_uid;
-  std::string group_name, name;  // empty: any
-  bool all_groups = false;
-};
-
-template <class Row>
-struct Rows {
-  std::vector<Row> rows;
-  std::uint64_t total_bytes = 0;  // as the broker adds them up
-};
-
-Result<Rows<RegionRow>> regions(const Viewer& viewer, const Selection& selection);
-Result<Rows<GroupRow>> groups(const Viewer& viewer, const Selection& selection);
-Result<Rows<SessionRow>> sessions(const Viewer& viewer, const Selection& selection);
-Result<Rows<LeaseRow>> leases(const Viewer& viewer, const Selection& selection);
-Result<Rows<TicketRow>> tickets(const Viewer& viewer, const Selection& selection);
-
-struct BrokerStatus {
-  shmbw_status_reply facts{};
-  std::string version, kernel, engine;
-  std::vector<std::string> losses;
-};
-Result<BrokerStatus> broker_status(const Viewer& viewer);
+using client::BrokerStatus;
+using client::GroupRow;
+using client::LeaseRow;
+using client::Listing;
+using client::RegionRow;
+using client::Selection;
+using client::SessionRow;
+using client::TicketRow;
 
 // What people call these.
 std::string address_text(
@@ -70,5 +31,6 @@ std::string state_text(const shmbw_region_record& record);
 std::string page_text(std::uint32_t page_kind);
 std::string session_state_text(std::uint32_t state);
 std::string keep_text(std::int64_t keep);  // "0", "10m", "until released"
+std::vector<std::string> loss_lines(const BrokerStatus& status);
 
 }  // namespace shmb::tools

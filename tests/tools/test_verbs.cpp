@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every verb of the tool against a private broker that it finds or starts: what it prints, and every exit code.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "client/shmbroker.h"
+#include "tests/tools/world.hpp"
+
+using shmb::test::Ended;
+using shmb::test::World;
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
+
+bool eventually(const std::function<bool()>& condition) {
+  for (int i = 0; i < 300; ++i) {
+    if (condition()) return true;
+    ::usleep(20'000);
+  }
+  return false;
+}
+
+std::string bytes_of_every_kind(std::size_t size) {
+  std::string text(size, '\0');
+  for (std::size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i * 7 + i / 256);
+  return text;
+}
+
+std::string own_group() { return "shell-" + std::to_string(::geteuid()); }
+
+}  // namespace
+
+TEST_CASE("put starts a broker, cat gives exactly the bytes back, release lets them go") {
+  World world;
+  for (std::size_t size : {1UL, 4096UL, 5000UL, 3UL << 20}) {
+    const std::string content = bytes_of_every_kind(size);
+    const Ended put = world.tool({"put", world.file("data", content), "--name", "data"});
+    REQUIRE(put.status == 0);
+    CHECK(has(put.out, "shmbroker release " + own_group() + "/data"));
+    CHECK(world.tool({"cat", "data"}).out == content);
+    CHECK(world.tool({"cat", own_group() + "/data"}).out == content);
+    CHECK(world.tool({"release", "data"}).status == 0);
+    CHECK(world.tool({"cat", "data"}).status == 5);
+  }
+  CHECK(eventually([&] { return world.bytes() == 0; }));
+}
+
+TEST_CASE("list, inspect and status tell the same story as put") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", bytes_of_every_kind(5000)), "--name", "kv", "--keep", "10m"}).status == 0);
+  const Ended list = world.tool({"list"});
+  CHECK(list.status == 0);
+  CHECK(list.out.starts_with("private broker"));
+  CHECK(has(list.out, "1 region,"));
+  CHECK(has(list.out, own_group()));
+  CHECK(has(list.out, "published"));
+  CHECK(has(list.out, "10m"));
+  const auto document = nlohmann::json::parse(world.tool({"list", "--json"}).out);
+  REQUIRE(document["regions"].size() == 1);
+  const auto& region = document["regions"][0];
+  CHECK(region["length"] == 5000);
+  CHECK(region["bytes"] == 8192);
+  CHECK(region["name"] == "kv");
+  CHECK(region["access"] == "ro");
+  CHECK(region["keep_seconds"] == 600.0);
+  CHECK(document["totals"]["bytes"] == 8192);
+  CHECK(document["broker"]["mode"] == "private");
+
+  const Ended quiet = world.tool({"list", "-q"});
+  const std::string id = quiet.out.substr(0, quiet.out.find('\n'));
+  CHECK(id == region["id"]);
+  CHECK(world.tool({"cat", id}).out.size() == 5000);
+  const Ended inspect = world.tool({"inspect", id, "-b"});
+  CHECK(inspect.status == 0);
+  CHECK(has(inspect.out, "5000 (8192 charged"));
+  CHECK(has(inspect.out, own_group() + "/kv"));
+  CHECK(has(world.tool({"list", "-b"}).out, "8192"));
+  CHECK(has(world.tool({"list", "--groups"}).out, own_group()));
+  CHECK(has(world.tool({"list", "--group", own_group()}).out, "kv"));
+  const Ended status = world.tool({"status"});
+  CHECK(status.status == 0);
+  CHECK(has(status.out, world.socket()));
+  CHECK(has(status.out, "engine"));
+  CHECK(world.tool({"release", id}).status == 0);
+}
+
+TEST_CASE("looking makes no group and no region") {
+  World world;
+  REQUIRE(world.tool({"run", "true"}).status == 0);
+  for (int i = 0; i < 3; ++i) (void)world.tool({"list"});
+  const auto document = nlohmann::json::parse(world.tool({"list", "--json"}).out);
+  CHECK(document["groups"].empty());
+  CHECK(document["regions"].empty());
+}
+
+TEST_CASE("without a broker the looking verbs end with 3 and say how one is started; none is") {
+  World world;
+  for (const Words& words : {Words{"list"}, {"status"}, {"cat", "x"}, {"inspect", "x"}, {"release", "x"}}) {
+    const Ended ended = world.tool(words);
+    CHECK(ended.status == 3);
+    CHECK(has(ended.err, "starts a private one"));
+    CHECK(ended.out.empty());
+  }
+  CHECK(::access(world.socket().c_str(), F_OK) != 0);
+}
+
+TEST_CASE("an explicit socket never falls through to another broker, nor starts one") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "x"}).status == 0);
+  CHECK(world.tool({"list", "--socket", world.directory() + "/elsewhere"}).status == 3);
+  CHECK(world.tool({"put", world.file("f", "x"), "--name", "y", "--socket", world.directory() + "/elsewhere"}).status ==
+        3);
+  CHECK(world.tool({"list"}, {{"SHMBROKER_SOCKET", world.directory() + "/elsewhere"}}).status == 3);
+  CHECK(world.tool({"list", "--socket", world.socket()}).status == 0);
+  CHECK(world.tool({"release", "x"}).status == 0);
+}
+
+TEST_CASE("usage errors end with 2, and what a person typed comes back with control bytes visible") {
+  World world;
+  const std::string file = world.file("f", "x");
+  for (const Words& words : {Words{},
+                             {"frobnicate"},
+                             {"list", "--frobnicate"},
+                             {"put"},
+                             {"put", file},
+                             {"put", file, "--name", "a/b"},
+                             {"put", file, "--name", ""},
+                             {"put", file, "--name", std::string(97, 'n')},
+                             {"put", file, "--name", "\x1b[31mred"},
+                             {"put", file, "--name", "x", "--keep", "soon"},
+                             {"put", file, "--name", "x", "--group", "a b"},
+                             {"cat"},
+                             {"cat", "a/b/c"},
+                             {"inspect", "@x"},
+                             {"list", "--group", "\x1b]0;t\x07"},
+                             {"cat", "x", "--timeout", "-1"}}) {
+    const Ended ended = world.tool(words);
+    CHECK(ended.status == 2);
+    CHECK_FALSE(ended.err.empty());
+    CHECK(ended.err.find('\x1b') == std::string::npos);
+    CHECK(ended.err.find('\x07') == std::string::npos);
+  }
+  CHECK(::access(world.socket().c_str(), F_OK) != 0);  // found out before a broker was started
+}
+
+TEST_CASE("a file that cannot be put ends with 1 and is named") {
+  World world;
+  for (const std::string& path : {std::string("/nonexistent/\x1b[31m"), world.directory(), world.file("empty", "")}) {
+    const Ended ended = world.tool({"put", path, "--name", "x"});
+    CHECK(ended.status == 1);
+    CHECK(ended.err.find('\x1b') == std::string::npos);
+  }
+}
+
+TEST_CASE("a refusal ends with 4 and prints the broker's sentence; --replace takes the name over") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "first"), "--name", "x"}).status == 0);
+  const Ended again = world.tool({"put", world.file("g", "second"), "--name", "x"});
+  CHECK(again.status == 4);
+  CHECK(has(again.err, "x"));
+  CHECK(world.tool({"cat", "x"}).out == "first");
+  CHECK(world.tool({"put", world.file("g", "second"), "--name", "x", "--replace"}).status == 0);
+  CHECK(world.tool({"cat", "x"}).out == "second");
+  CHECK(world.tool({"release", "x"}).status == 0);
+
+  const std::string large = world.file("large", std::string(4 << 20, 'l'));
+  const Ended over = world.tool({"run", "--name", "small", "--limit", "2M", "--", SHMB_TEST_TOOL, "put", large,
+                                 "--name", "l", "--group", "small"});
+  CHECK(over.status == 4);
+  CHECK(has(over.err, "small"));
+  CHECK(has(over.err, "2.0 MiB"));
+  CHECK(has(over.err, "4.0 MiB"));
+}
+
+TEST_CASE("what is not there ends with 5") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "x"}).status == 0);
+  for (const Words& words : {Words{"cat", "y"},
+                             {"inspect", "y"},
+                             {"release", "y"},
+                             {"cat", "@123456"},
+                             {"inspect", "@123456"},
+                             {"release", "@123456"},
+                             {"list", "--group", "nobody"},
+                             {"cat", "4242:shell-4242/x"}}) {
+    const Ended ended = world.tool(words);
+    CHECK(ended.status == 5);
+    CHECK_FALSE(ended.err.empty());
+  }
+  CHECK(world.tool({"release", "x"}).status == 0);
+}
+
+TEST_CASE("a name that does not appear in time ends with 124, one that does is printed") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "x"}).status == 0);
+  CHECK(world.tool({"cat", "later", "--wait", "50ms"}).status == 124);
+  const pid_t putter = ::fork();
+  if (putter == 0) {
+    ::usleep(200'000);
+    const pid_t tool = world.start_tool({"put", world.file("late", "came"), "--name", "later", "--json"});
+    int status = -1;
+    ::waitpid(tool, &status, 0);
+    ::_exit(WEXITSTATUS(status));
+  }
+  CHECK(world.tool({"cat", "later", "--wait", "30s"}).out == "came");
+  int status = -1;
+  ::waitpid(putter, &status, 0);
+  CHECK(status == 0);
+  CHECK(world.tool({"release", "x"}).status == 0);
+  CHECK(world.tool({"release", "later"}).status == 0);
+}
+
+TEST_CASE("each JSON document names its schema in the first key") {
+  World world;
+  const std::string file = world.file("f", "x");
+  auto begins = [&](const Words& words, const std::string& schema) {
+    const Ended ended = world.tool(words);
+    CHECK(ended.status == 0);
+    CHECK(ended.out.starts_with("{\n  \"schema\": \"" + schema + "\""));
+    CHECK(nlohmann::json::accept(ended.out));
+  };
+  begins({"put", file, "--name", "x", "--json"}, "shmbroker.put/1");
+  begins({"list", "--json"}, "shmbroker.list/1");
+  begins({"inspect", "x", "--json"}, "shmbroker.inspect/1");
+  begins({"status", "--json"}, "shmbroker.status/1");
+  begins({"release", "x", "--json"}, "shmbroker.release/1");
+}
+
+TEST_CASE("release --group frees what a group keeps") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "a", "--group", "g"}).status == 0);
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "b", "--group", "g"}).status == 0);
+  CHECK(world.tool({"release", "--group", "g"}).status == 0);
+  CHECK(world.tool({"list", "-q"}).out.empty());
+  CHECK(world.tool({"release", "--group", "a/b"}).status == 2);
+  CHECK(world.tool({"release"}).status == 2);
+}
+
+TEST_CASE("a program's name full of escape sequences reaches no terminal") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "x"}).status == 0);
+  const std::string socket = world.socket();
+  shmb_connect_options options{};
+  options.size = sizeof options;
+  options.socket = socket.c_str();
+  options.program = "\x1b[2J\x1b]0;owned\x07\xc2\x9b";
+  shmb_session* session = nullptr;
+  shmb_region* region = nullptr;
+  shmb_error error{};
+  REQUIRE(shmb_connect(&options, &session, &error) == SHMB_OK);
+  REQUIRE(shmb_attach(session, (own_group() + "/x").c_str(), nullptr, &region, &error) == SHMB_OK);
+  for (const Words& words : {Words{"inspect", "x"}, {"inspect", "x", "--json"}, {"list"}}) {
+    const Ended ended = world.tool(words);
+    CHECK(ended.status == 0);
+    CHECK(ended.out.find('\x1b') == std::string::npos);
+    CHECK(ended.out.find('\x07') == std::string::npos);
+    CHECK(ended.out.find('\xc2') == std::string::npos);
+  }
+  CHECK(has(world.tool({"inspect", "x"}).out, std::to_string(::getpid())));
+  (void)shmb_release(region, 0, nullptr);
+  shmb_disconnect(session);
+  CHECK(world.tool({"release", "x"}).status == 0);
+}
+
+TEST_CASE("colour and a progress bar only on a terminal, and NO_COLOR is obeyed") {
+  World world;
+  const std::string large = world.file("large", std::string(80 << 20, 'p'));
+  const Ended put = world.tool_on_terminal({"put", large, "--name", "x"});
+  CHECK(put.status == 0);
+  CHECK(has(put.out, "put x ["));
+  CHECK(has(world.tool_on_terminal({"list"}).out, "\x1b[1m"));
+  CHECK_FALSE(has(world.tool_on_terminal({"list"}, {{"NO_COLOR", "1"}}).out, "\x1b["));
+  CHECK_FALSE(has(world.tool_on_terminal({"list"}, {{"TERM", "dumb"}}).out, "\x1b["));
+  CHECK_FALSE(has(world.tool({"list"}).out, "\x1b["));
+  CHECK(world.tool({"release", "x"}).status == 0);
+  const Ended quiet = world.tool({"put", large, "--name", "x"});
+  CHECK(quiet.err.empty());
+  CHECK(world.tool({"release", "x"}).status == 0);
+  CHECK(eventually([&] { return world.bytes() == 0; }));
+}
+
+TEST_CASE("run makes its command a member of a group that ends with it") {
+  World world;
+  const std::string file = world.file("f", "inside");
+  const Ended ended = world.tool({"run", "--name", "job", "--", "sh", "-c",
+                                  "set -e; T=" SHMB_TEST_TOOL "; $T put " + file +
+                                      " --name x --group job; $T cat x; $T list --group job --groups"});
+  CHECK(ended.status == 0);
+  CHECK(has(ended.out, "inside"));
+  CHECK(has(ended.out, "supervised"));
+  CHECK(world.tool({"list", "--group", "job"}).status == 5);
+  // What was put with put's own keep stays behind the group's end; nothing else would.
+  (void)world.tool({"release", "--group", "job"});
+  CHECK(eventually([&] { return world.bytes() == 0; }));
+}
+
+TEST_CASE("run passes the command's status on and keeps 125 to 127 for itself") {
+  World world;
+  CHECK(world.tool({"run", "--", "sh", "-c", "exit 42"}).status == 42);
+  CHECK(world.tool({"run", "--", "sh", "-c", "kill -TERM $$"}).status == 128 + SIGTERM);
+  CHECK(world.tool({"run", "--", "/nonexistent"}).status == 127);
+  CHECK(world.tool({"run", "--", "/etc/passwd"}).status == 126);
+  CHECK(world.tool({"run"}).status == 125);
+  CHECK(world.tool({"run", "--limit", "much", "--", "true"}).status == 125);
+  CHECK(world.tool({"run", "--name", "a/b", "--", "true"}).status == 125);
+  CHECK(world.tool({"run", "--socket", world.directory() + "/none", "--", "true"}).status == 125);
+}
+
+TEST_CASE("the command's own options are not taken for run's") {
+  World world;
+  CHECK(world.tool({"run", "sh", "-c", "exit 3"}).status == 3);
+  CHECK(world.tool({"run", "--", "echo", "--name", "--json", "-q"}).out == "--name --json -q\n");
+  CHECK(world.tool({"run", "--kill-rest", "--", "sh", "-c", "exit 6"}).status == 6);
+  CHECK(world.tool({"run", "--kill-rest=200ms", "--", "sh", "-c", "exit 7"}).status == 7);
+}
+
+TEST_CASE("SIGKILL of run ends a daemonised descendant and frees its memory") {
+  World world;
+  const std::string file = world.file("f", std::string(1 << 20, 'm'));
+  const std::string pid_file = world.directory() + "/daemon.pid";
+  const pid_t run = world.start_tool({"run", "--name", "job", "--", "sh", "-c",
+                                      SHMB_TEST_TOOL " put " + file +
+                                          " --name m --group job --keep 0 --json >/dev/null; "
+                                          "(setsid sh -c 'echo $$ > " +
+                                          pid_file + "; exec sleep 1000' &) ; sleep 1000"});
+  REQUIRE(eventually([&] { return ::access(pid_file.c_str(), F_OK) == 0 && world.bytes() >= 1 << 20; }));
+  ::usleep(50'000);
+  pid_t daemon = 0;
+  {
+    FILE* in = ::fopen(pid_file.c_str(), "r");
+    REQUIRE(in != nullptr);
+    REQUIRE(::fscanf(in, "%d", &daemon) == 1);
+    ::fclose(in);
+  }
+  REQUIRE(::kill(daemon, 0) == 0);
+  ::kill(run, SIGKILL);
+  ::waitpid(run, nullptr, 0);
+  CHECK(eventually([&] { return ::kill(daemon, 0) != 0; }));
+  CHECK(eventually([&] { return world.tool({"list", "--group", "job"}).status == 5; }));
+  CHECK(eventually([&] { return world.bytes() == 0; }));
+}
+
+TEST_CASE("a second run of the same name is refused while the first lives") {
+  World world;
+  const pid_t first = world.start_tool({"run", "--name", "one", "--", "sleep", "1000"});
+  REQUIRE(eventually([&] { return world.tool({"list", "--group", "one"}).status == 0; }));
+  const Ended second = world.tool({"run", "--name", "one", "--", "true"});
+  CHECK(second.status == 125);
+  CHECK(has(second.err, "one"));
+  ::kill(first, SIGTERM);
+  int status = -1;
+  ::waitpid(first, &status, 0);
+  CHECK(WEXITSTATUS(status) == 128 + SIGTERM);
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// A user's world of their own: a runtime directory in which the tool finds, or starts, a private broker. The broker is
+// ended with it, and a test that leaves regions behind is told so.
+#pragma once
+
+#include <sys/types.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/harness/temp_dir.hpp"
+
+namespace shmb::test {
+
+struct Ended {
+  int status = -1;  // exit status, or 128 + signal
+  std::string out, err;
+};
+
+class World {
+ public:
+  World() = default;
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  // `shmbroker ARGUMENTS`.
+  Ended tool(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& environment = {});
+  // Standard input, output and error are a terminal; `out` is what it shows.
+  Ended tool_on_terminal(const std::vector<std::string>& arguments,
+                         const std::map<std::string, std::string>& environment = {});
+  pid_t start_tool(const std::vector<std::string>& arguments);  // the caller waits for it
+
+  std::string file(const std::string& name, const std::string& content) const;  // gives its path
+  const std::string& directory() const { return dir_.path(); }
+  std::string socket() const { return dir_.file("shmbroker/socket"); }
+  pid_t broker();         // 0: none answers
+  std::uint64_t bytes();  // charged by the broker now
+
+ private:
+  [[noreturn]] void become_tool(const std::vector<std::string>& arguments,
+                                const std::map<std::string, std::string>& environment) const;
+  Ended collect(pid_t pid) const;
+
+  harness::TempDir dir_;
+};
+
+}  // namespace shmb::test
