@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+// The io_uring engine. A ring is only worth having with SINGLE_ISSUER and DEFER_TASKRUN or COOP_TASKRUN (a plain ring is
+// slower than epoll), so nothing less is accepted. Receives take their buffer from a shared ring at the moment data
+// arrives (5.19), so that ten thousand silent sessions cost no buffers; they ask for no room for descriptors, so that
+// none can enter our table. The records that the kernel writes to live until their last completion has been reaped.
+#include <liburing.h>
+#include <poll.h>
+
+#include <cerrno>
+#include <vector>
+
+#include "base/fault.hpp"
+#include "base/mapping.hpp"
+#include "base/text.hpp"
+#include "daemon/engine.hpp"
+#include "proto/shmb_wire.h"
+
+namespace shmb::daemon {
+namespace {
+
+constexpr unsigned kEntries = 256;
+constexpr unsigned kCompletions = 4096;
+constexpr unsigned kBuffers = 128;  // a turn that needs more retries the rest in the next one
+constexpr std::uint16_t kBufferGroup = 1;
+
+// What a completion is about, in the low bits of user_data; the rest is the slot's address.
+enum Kind : std::uint64_t { kReceive = 0, kReadable = 1, kEdge = 2, kCancel = 3, kKindMask = 3 };
+
+}  // namespace
+
+class UringEngine final : public Engine {
+ public:
+  ~UringEngine() override {
+    if (ring_ready_) {
+      drain();
+      io_uring_queue_exit(&ring_);
+    }
+    for (Slot* slot : all_) delete slot;
+  }
+
+  Result<void> start(std::string& how) {
+    if (int failure = fault::fails(fault::Call::io_uring_setup)) return failed(-failure, "io_uring_setup");
+    constexpr unsigned kCoop = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN;
+    int made = -EINVAL;
+    if (!fault::pretends_before(6, 1)) {
+      made = set_up(kCoop | IORING_SETUP_DEFER_TASKRUN);  // 6.1
+      how = "SINGLE_ISSUER, DEFER_TASKRUN";
+    }
+    if (made == -EINVAL && !fault::pretends_before(6, 0)) {
+      made = set_up(kCoop);  // 6.0
+      how = "SINGLE_ISSUER, COOP_TASKRUN";
+    }
+    if (made < 0) return failed(made, "io_uring_setup with SINGLE_ISSUER and COOP_TASKRUN (Linux 6.0)");
+    ring_ready_ = true;
+    if ((ring_.features & IORING_FEAT_EXT_ARG) == 0) return error(Status::unsupported, "io_uring here cannot wait with a time-out");
+    return provide_buffers();
+  }
+
+  Sys<void> watch(int fd, Waiter& waiter) override {
+    Slot* slot = take(fd);
+    slot->waiter = &waiter;
+    waiter.slot_ = slot;
+    arm_readable(*slot);
+    return {};
+  }
+
+  void unwatch(Waiter& waiter) override {
+    if (waiter.slot_ == nullptr) return;
+    auto* slot = static_cast<Slot*>(std::exchange(waiter.slot_, nullptr));
+    slot->waiter = nullptr;
+    retire(*slot);
+  }
+
+  Sys<void> add(int fd, Port& port) override {
+    Slot* slot = take(fd);
+    slot->port = &port;
+    port.slot_ = slot;
+    return {};
+  }
+
+  void remove(Port& port) override {
+    if (port.slot_ == nullptr) return;
+    auto* slot = static_cast<Slot*>(std::exchange(port.slot_, nullptr));
+    slot->port = nullptr;
+    slot->edges = false;
+    retire(*slot);
+  }
+
+  void receive(Port& port) override {
+    auto* slot = static_cast<Slot*>(port.slot_);
+    if (slot == nullptr || slot->receiving) return;
+    slot->receiving = true;
+    ++slot->pending;
+    slot->part = {nullptr, SHMBW_MAX_MESSAGE};
+    slot->header = {};
+    slot->header.msg_iov = &slot->part;
+    slot->header.msg_iovlen = 1;
+    io_uring_sqe* sqe = next();
+    io_uring_prep_recvmsg(sqe, slot->fd, &slot->header, 0);
+    sqe->flags |= IOSQE_BUFFER_SELECT;
+    sqe->buf_group = kBufferGroup;
+    // A client seldom has its next request ready when its last one has just been answered: ask the socket first (5.19).
+    sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
+    mark(sqe, slot, kReceive);
+  }
+
+  void await_writable(Port& port, bool on) override {
+    auto* slot = static_cast<Slot*>(port.slot_);
+    if (slot == nullptr || slot->edges == on) return;
+    slot->edges = on;
+    if (on) arm_edges(*slot);
+    else if (slot->edge_armed) cancel(*slot, kEdge);
+  }
+
+  Sys<void> run_once(std::int64_t timeout) override {
+    if (int failure = fault::fails(fault::Call::io_uring_enter)) return sys_error(failure);
+    for (Slot* slot : starved_)
+      if (slot->port != nullptr) receive(*slot->port);
+    starved_.clear();
+    __kernel_timespec limit{timeout / 1'000'000'000, timeout % 1'000'000'000};
+    io_uring_cqe* first = nullptr;
+    int waited = io_uring_submit_and_wait_timeout(&ring_, &first, 1, timeout < 0 ? nullptr : &limit, nullptr);
+    if (waited < 0 && waited != -ETIME && waited != -EINTR && waited != -EBUSY) return sys_error(-waited);
+    in_turn_ = true;
+    // Only what is there now: what handlers bring about waits until timers have had their turn.
+    for (unsigned left = io_uring_cq_ready(&ring_); left > 0; --left) {
+      io_uring_cqe* entry = nullptr;
+      if (io_uring_peek_cqe(&ring_, &entry) != 0) break;
+      io_uring_cqe done = *entry;
+      io_uring_cqe_seen(&ring_, entry);
+      complete(done);
+    }
+    in_turn_ = false;
+    for (Slot* slot : retired_) free_.push_back(slot);
+    retired_.clear();
+    return {};
+  }
+
+ private:
+  struct Slot {
+    int fd = -1;
+    Waiter* waiter = nullptr;
+    Port* port = nullptr;
+    unsigned pending = 0;  // completions still to come that name this slot
+    bool receiving = false, polling = false, edges = false, edge_armed = false, leaving = false;
+    msghdr header{};
+    iovec part{};
+  };
+
+  static std::unexpected<Error> failed(int result, const std::string& what) {
+    return error(Status::unsupported, what + ": " + errno_text(-result));
+  }
+
+  int set_up(unsigned flags) {
+    io_uring_params parameters{};
+    parameters.flags = flags | IORING_SETUP_CQSIZE | IORING_SETUP_CLAMP;
+    parameters.cq_entries = kCompletions;
+    return io_uring_queue_init_params(kEntries, &ring_, &parameters);
+  }
+
+  Result<void> provide_buffers() {
+    auto ring = Mapping::anonymous(kBuffers * sizeof(io_uring_buf));
+    auto memory = Mapping::anonymous(std::size_t{kBuffers} * SHMBW_MAX_MESSAGE);
+    if (!ring || !memory) return error(Status::no_memory, "no memory for io_uring's receive buffers");
+    buffer_ring_memory_ = std::move(*ring);
+    buffer_memory_ = std::move(*memory);
+    buffers_ = reinterpret_cast<io_uring_buf_ring*>(buffer_ring_memory_.data());
+    io_uring_buf_reg registration{};
+    registration.ring_addr = reinterpret_cast<std::uint64_t>(buffers_);
+    registration.ring_entries = kBuffers;
+    registration.bgid = kBufferGroup;
+    if (int made = io_uring_register_buf_ring(&ring_, &registration, 0); made < 0)
+      return failed(made, "registering io_uring's receive buffers (Linux 5.19)");
+    io_uring_buf_ring_init(buffers_);
+    for (unsigned i = 0; i < kBuffers; ++i) put_back(static_cast<std::uint16_t>(i));
+    return {};
+  }
+
+  std::byte* buffer(std::uint16_t id) { return buffer_memory_.data() + std::size_t{id} * SHMBW_MAX_MESSAGE; }
+
+  void put_back(std::uint16_t id) {
+    io_uring_buf_ring_add(buffers_, buffer(id), SHMBW_MAX_MESSAGE, id, io_uring_buf_ring_mask(kBuffers), 0);
+    io_uring_buf_ring_advance(buffers_, 1);
+  }
+
+  io_uring_sqe* next() {
+    io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+    while (sqe == nullptr) {  // full: the kernel takes all of it at once
+      io_uring_submit(&ring_);
+      sqe = io_uring_get_sqe(&ring_);
+    }
+    return sqe;
+  }
+
+  static void mark(io_uring_sqe* sqe, Slot* slot, Kind kind) {
+    io_uring_sqe_set_data64(sqe, reinterpret_cast<std::uint64_t>(slot) | kind);
+  }
+
+  // One shot and armed anew after each call: that is level-triggered, since arming looks at the state first.
+  void arm_readable(Slot& slot) {
+    slot.polling = true;
+    ++slot.pending;
+    io_uring_sqe* sqe = next();
+    io_uring_prep_poll_add(sqe, slot.fd, POLLIN);
+    mark(sqe, &slot, kReadable);
+  }
+
+  void arm_edges(Slot& slot) {
+    if (slot.edge_armed) return;  // an older one is being cancelled: its end arms the new one
+    slot.edge_armed = true;
+    ++slot.pending;
+    io_uring_sqe* sqe = next();
+    io_uring_prep_poll_multishot(sqe, slot.fd, POLLOUT);
+    mark(sqe, &slot, kEdge);
+  }
+
+  void cancel(Slot& slot, Kind kind) {
+    io_uring_sqe* sqe = next();
+    io_uring_prep_cancel64(sqe, reinterpret_cast<std::uint64_t>(&slot) | kind, 0);
+    io_uring_sqe_set_data64(sqe, kCancel);
+  }
+
+  void complete(const io_uring_cqe& done) {
+    auto* slot = reinterpret_cast<Slot*>(done.user_data & ~std::uint64_t{kKindMask});
+    if (slot == nullptr) return;  // a cancellation's own result
+    auto kind = static_cast<Kind>(done.user_data & kKindMask);
+    if ((done.flags & IORING_CQE_F_MORE) == 0) --slot->pending;
+    switch (kind) {
+      case kReceive: received(*slot, done); break;
+      case kReadable: readable(*slot); break;
+      case kEdge: edge(*slot, done); break;
+      case kCancel: break;
+    }
+    if (slot->leaving && slot->pending == 0) release(*slot);
+  }
+
+  void received(Slot& slot, const io_uring_cqe& done) {
+    slot.receiving = false;
+    bool has_buffer = (done.flags & IORING_CQE_F_BUFFER) != 0;
+    auto id = static_cast<std::uint16_t>(done.flags >> IORING_CQE_BUFFER_SHIFT);
+    if (slot.port != nullptr) {
+      if (done.res == -ENOBUFS || done.res == -EAGAIN || done.res == -EINTR) {
+        starved_.push_back(&slot);
+      } else {
+        Port::Arrival arrival;
+        if (done.res < 0) arrival.error = -done.res;
+        else if (done.res > 0 && has_buffer) arrival.bytes = wire::Bytes(buffer(id), static_cast<std::size_t>(done.res));
+        arrival.truncated = done.res >= 0 && (slot.header.msg_flags & MSG_TRUNC) != 0;
+        arrival.brought_descriptors = done.res >= 0 && (slot.header.msg_flags & MSG_CTRUNC) != 0;
+        slot.port->on_arrival(arrival);
+      }
+    }
+    if (has_buffer) put_back(id);
+  }
+
+  void readable(Slot& slot) {
+    slot.polling = false;
+    if (slot.waiter != nullptr) slot.waiter->on_readable();
+    if (slot.waiter != nullptr && !slot.polling) arm_readable(slot);
+  }
+
+  void edge(Slot& slot, const io_uring_cqe& done) {
+    if ((done.flags & IORING_CQE_F_MORE) == 0) {
+      slot.edge_armed = false;
+      if (slot.edges) arm_edges(slot);
+    }
+    if (slot.edges && slot.port != nullptr && done.res >= 0) slot.port->on_writable();
+  }
+
+  Slot* take(int fd) {
+    if (free_.empty()) {
+      all_.push_back(new Slot);
+      free_.push_back(all_.back());
+      retired_.reserve(all_.size());
+      starved_.reserve(all_.size());
+    }
+    Slot* slot = free_.back();
+    free_.pop_back();
+    *slot = Slot{};
+    slot->fd = fd;
+    return slot;
+  }
+
+  // The kernel may write to a slot until its last completion: what is still under way is cancelled and waited for.
+  void drain() {
+    for (Slot* slot : all_) {
+      slot->waiter = nullptr;
+      slot->port = nullptr;
+      slot->edges = false;
+      if (slot->pending > 0 && !slot->leaving) retire(*slot);
+    }
+    auto pending = [&] {
+      unsigned sum = 0;
+      for (Slot* slot : all_) sum += slot->pending;
+      return sum;
+    };
+    for (int turns = 0; turns < 100 && pending() > 0; ++turns) (void)run_once(10'000'000);
+  }
+
+  // Nothing may complete for it any more, but the kernel may still be about to: it is free after the last completion.
+  void retire(Slot& slot) {
+    slot.leaving = true;
+    if (slot.receiving) cancel(slot, kReceive);
+    if (slot.polling) cancel(slot, kReadable);
+    if (slot.edge_armed) cancel(slot, kEdge);
+    if (slot.pending == 0) release(slot);
+  }
+
+  void release(Slot& slot) {
+    if (!slot.leaving) return;
+    slot.leaving = false;
+    (in_turn_ ? retired_ : free_).push_back(&slot);
+  }
+
+  io_uring ring_{};
+  bool ring_ready_ = false, in_turn_ = false;
+  Mapping buffer_ring_memory_, buffer_memory_;
+  io_uring_buf_ring* buffers_ = nullptr;
+  std::vector<Slot*> all_, free_, retired_, starved_;
+};
+
+Result<std::unique_ptr<Engine>> make_uring_engine(std::string& how) {
+  auto engine = std::make_unique<UringEngine>();
+  if (auto started = engine->start(how); !started) return std::unexpected(started.error());
+  return engine;
+}
+
+}  // namespace shmb::daemon
