@@ -66,6 +66,11 @@ Transport::End Transport::run() {
 }
 
 Sys<void> Transport::turn(std::int64_t longest) {
+  if (crowded() && !sweep_.armed()) {
+    // Often enough that nobody is over the time-out for long, seldom enough that asking 10,000 sockets costs nothing.
+    timers_.set(sweep_, now() + std::clamp<std::int64_t>(config_.unread_timeout / 4, kSecond / 100, kSecond));
+  }
+  watch_idleness();
   std::int64_t deadline = std::min(timers_.next(), books_->next_deadline());
   std::int64_t wait = deadline == kNever ? kLongestWait : std::clamp<std::int64_t>(deadline - now(), 0, kLongestWait);
   if (longest >= 0) wait = std::min(wait, longest);
@@ -74,11 +79,6 @@ Sys<void> Transport::turn(std::int64_t longest) {
   timers_.run(after);
   if (books_->next_deadline() <= after) books_->tick(after);
   finish();
-  if (crowded() && !sweep_.armed()) {
-    // Often enough that nobody is over the time-out for long, seldom enough that asking 10,000 sockets costs nothing.
-    timers_.set(sweep_, after + std::clamp<std::int64_t>(config_.unread_timeout / 4, kSecond / 100, kSecond));
-  }
-  watch_idleness();
   return turned;
 }
 
