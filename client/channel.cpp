@@ -105,10 +105,8 @@ bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) {
   while (!reached) {
     if (reading_) {
       if (deadline.passed()) break;
-      if (deadline.endless())
-        me.wake.wait(lock);
-      else
-        me.wake.wait_until(lock, deadline.point());
+      if (deadline.endless()) me.wake.wait(lock);
+      else me.wake.wait_until(lock, deadline.point());
     } else {
       const bool last = deadline.passed();  // looked at before: a caller that cannot wait still reads what is there
       read_once(lock, deadline, false);
@@ -159,8 +157,7 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
     const int code = sent.error().value;
     if (code == EAGAIN || code == ENOBUFS) {
       // The broker serves one request at a time and the kernel holds a bounded number: replies must be read on.
-      if (deadline.passed())
-        return error(Status::deadline, "the broker did not take the request before the deadline");
+      if (deadline.passed()) return error(Status::deadline, "the broker did not take the request before the deadline");
       const Deadline soon = earlier(deadline, Deadline::after(10'000'000));
       if (!reading_) {
         read_once(lock, soon, true);
@@ -271,17 +268,13 @@ void Channel::take_packet(wire::Incoming incoming) {
       std::memcpy(&header, inbox_.data(), sizeof header);
       const std::size_t size = std::min<std::size_t>(header.size, inbox_.size());
       auto view = wire::open_packet(wire::Bytes(inbox_.data(), size), header.n_fds, wire::Direction::from_broker);
-      if (!view)
-        lose("a packet of the broker lost its descriptors: " + incoming.reason);
-      else
-        take_reply(*view, {}, true);
+      if (!view) lose("a packet of the broker lost its descriptors: " + incoming.reason);
+      else take_reply(*view, {}, true);
       return;
     }
     case wire::Incoming::Kind::packet:
-      if ((incoming.view.header.op & SHMBW_EVENT) != 0)
-        take_event(incoming.view);
-      else
-        take_reply(incoming.view, std::move(incoming.fds), false);
+      if ((incoming.view.header.op & SHMBW_EVENT) != 0) take_event(incoming.view);
+      else take_reply(incoming.view, std::move(incoming.fds), false);
       return;
   }
 }

@@ -39,7 +39,16 @@ Result<T> fixed_of(const Reply& reply) {
 
 // An event as it came, or one that the library made.
 struct Event {
-  enum class Kind { region_ready = 1, region_published, region_gone, name_appeared, group_ended, reclaim, gap, broker_away };
+  enum class Kind {
+    region_ready = 1,
+    region_published,
+    region_gone,
+    name_appeared,
+    group_ended,
+    reclaim,
+    gap,
+    broker_away
+  };
   Kind kind = Kind::gap;
   std::uint64_t sequence = 0, watch = 0;
   shmbw_region_ref region{};

@@ -68,13 +68,9 @@ Result<std::shared_ptr<Session>> try_socket(const std::string& path, const std::
 }
 
 // Nobody listens, as opposed to a broker that refuses us.
-bool absent(const Error& error) {
-  return error.status == Status::no_broker || error.status == Status::not_found;
-}
+bool absent(const Error& error) { return error.status == Status::no_broker || error.status == Status::not_found; }
 
-std::unexpected<Error> no_broker(const std::string& story) {
-  return error(Status::no_broker, "no broker: " + story);
-}
+std::unexpected<Error> no_broker(const std::string& story) { return error(Status::no_broker, "no broker: " + story); }
 
 }  // namespace
 
@@ -154,7 +150,8 @@ Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Pl
   const char* const file = options.admin ? "admin" : "socket";
 
   const auto named = [&](const std::string& path, const std::string& how) -> Result<std::shared_ptr<Session>> {
-    auto session = try_socket(options.admin ? beside(path, "admin") : path, how, std::nullopt, false, *greeting, deadline);
+    auto session =
+        try_socket(options.admin ? beside(path, "admin") : path, how, std::nullopt, false, *greeting, deadline);
     if (session || !absent(session.error())) return session;
     auto failure = no_broker(session.error().sentence + " (" + how + "; no other broker is tried)");
     failure.error().system_errno = session.error().system_errno;
@@ -165,7 +162,8 @@ Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Pl
 
   std::string story;
   const std::string system_socket = options.admin ? beside(places.system_socket, "admin") : places.system_socket;
-  auto session = try_socket(system_socket, "system broker at " + system_socket, std::nullopt, false, *greeting, deadline);
+  auto session =
+      try_socket(system_socket, "system broker at " + system_socket, std::nullopt, false, *greeting, deadline);
   if (session || !absent(session.error())) return session;
   add_clause(story, "system broker: " + session.error().sentence);
 
@@ -184,7 +182,8 @@ Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Pl
   if (usable && !options.no_start && !options.admin) {
     auto started = start_private_broker(directory.path, places, deadline);
     if (started) {
-      const std::string how = (started->by_us ? "private broker started at " : "private broker at ") + socket + "; " + story;
+      const std::string how =
+          (started->by_us ? "private broker started at " : "private broker at ") + socket + "; " + story;
       session = try_socket(socket, how, places.uid, started->by_us, *greeting, deadline);
       if (session || !absent(session.error())) return session;
       add_clause(story, session.error().sentence);

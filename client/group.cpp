@@ -106,7 +106,8 @@ Result<GroupEnding> Session::end_group(std::uint64_t group, const std::string& n
   return GroupEnding{fixed->members, fixed->regions, fixed->bytes_freed};
 }
 
-// The death of the awaited side ends the wait by itself: the broker tells the group's end, and its own end is seen here.
+// The death of the awaited side ends the wait by itself: the broker tells the group's end, and its own end is seen
+// here.
 Result<void> Session::wait_group(std::uint64_t group, Deadline answer, Deadline wait) {
   if (local_) return needs_broker("groups");
   for (;;) {

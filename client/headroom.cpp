@@ -113,8 +113,8 @@ std::unexpected<Error> no_room(const std::string& whose, std::uint16_t scope, st
   Error refusal;
   refusal.status = Status::no_memory;
   refusal.shortage = {SHMBW_SLOT_MEMORY, scope, 0, limit, used, bytes};
-  refusal.sentence = "no memory: asked " + format_size(bytes) + ", but " + whose + " has room for " + format_size(free) +
-                     " (used " + format_size(used) + " of " + format_size(limit) + "); " + remedy;
+  refusal.sentence = "no memory: asked " + format_size(bytes) + ", but " + whose + " has room for " +
+                     format_size(free) + " (used " + format_size(used) + " of " + format_size(limit) + "); " + remedy;
   return std::unexpected(std::move(refusal));
 }
 

@@ -139,8 +139,8 @@ class StartLock {
     while (::flock(file->get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK && errno != EINTR) return system_failure(Errno{errno}, "locking " + path);
       if (deadline.passed())
-        return error(Status::deadline, "another process is starting the broker and was not done before the deadline (" +
-                                           path + ")");
+        return error(Status::deadline,
+                     "another process is starting the broker and was not done before the deadline (" + path + ")");
       const timespec rest{0, 3'000'000};
       ::nanosleep(&rest, nullptr);
     }
@@ -169,7 +169,8 @@ Result<Fd> open_log(const std::string& path) {
 
 }  // namespace
 
-Result<Detached> run_detached(const std::string& program, const std::vector<std::string>& arguments, int log, int ready) {
+Result<Detached> run_detached(const std::string& program, const std::vector<std::string>& arguments, int log,
+                              int ready) {
   auto null = sys::open("/dev/null", O_RDWR | O_CLOEXEC);
   if (!null) return system_failure(null.error(), "opening /dev/null");
   std::array<Fd, 3> given;
@@ -187,8 +188,8 @@ Result<Detached> run_detached(const std::string& program, const std::vector<std:
   char path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
   char language[] = "LC_ALL=C.UTF-8";
   char* const environment[] = {path, language, nullptr};
-  Plan plan{program.c_str(), argument_list.data(), environment, given[0].get(), given[1].get(), given[2].get(),
-            stacks->data() + kStack};
+  Plan plan{program.c_str(), argument_list.data(),   environment, given[0].get(), given[1].get(),
+            given[2].get(),  stacks->data() + kStack};
 
   pid_t child = -1;
   int clone_errno = fault::fails(fault::Call::clone);
@@ -201,8 +202,7 @@ Result<Detached> run_detached(const std::string& program, const std::vector<std:
   if (child < 0) return system_failure(Errno{clone_errno}, "clone for starting the broker");
   if (auto ended = sys::wait_pid(child, true, true); !ended)
     return system_failure(ended.error(), "waiting for the process that starts the broker");
-  if (plan.failed_at != nullptr)
-    return system_failure(Errno{plan.failed_errno}, program + ": " + plan.failed_at);
+  if (plan.failed_at != nullptr) return system_failure(Errno{plan.failed_errno}, program + ": " + plan.failed_at);
   return Detached{child};
 }
 
@@ -253,8 +253,8 @@ Result<Started> start_private_broker(const std::string& directory, const Places&
   if (::pipe2(ends, O_CLOEXEC) != 0) return system_failure(Errno{errno}, "a pipe for the broker's readiness");
   const Fd ready = Fd::adopt(ends[0]);
   Fd ready_end = Fd::adopt(ends[1]);
-  auto detached = run_detached(*program, {"--private", "--directory", directory, "--ready-fd", "3"}, log->get(),
-                               ready_end.get());
+  auto detached =
+      run_detached(*program, {"--private", "--directory", directory, "--ready-fd", "3"}, log->get(), ready_end.get());
   ready_end.reset();
   if (!detached) return std::unexpected(detached.error());
   auto readable = sys::poll_readable(ready.get(), deadline.left());

@@ -27,6 +27,7 @@ Result<std::string> find_daemon(const Places& places);
 struct Detached {
   int in_between = 0;
 };
-Result<Detached> run_detached(const std::string& program, const std::vector<std::string>& arguments, int log, int ready);
+Result<Detached> run_detached(const std::string& program, const std::vector<std::string>& arguments, int log,
+                              int ready);
 
 }  // namespace shmb::client

@@ -27,8 +27,8 @@ Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, con
   facts.page_kind = SHMBW_PAGE_KIND_UNPOPULATED;
   facts.flags = SHMBW_REGION_WRITE_OPEN;
   const bool mapped = (item.flags & kCreateUnmapped) == 0;
-  const bool populated = mapped && (item.flags & kCreateNoPopulate) == 0 &&
-                         (item.length <= kPopulateByDefault || strict_overcommit());
+  const bool populated =
+      mapped && (item.flags & kCreateNoPopulate) == 0 && (item.length <= kPopulateByDefault || strict_overcommit());
   if (populated)
     if (auto room = check_headroom(facts.bytes); !room) return std::unexpected(room.error());
   auto fd = sys::memfd_create("shmb:local", true);
@@ -57,18 +57,19 @@ Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, con
 
 Result<Region::Handle> adopt_local(const std::shared_ptr<Session>& session, int fd, std::uint32_t rights) {
   if (!session->is_local())
-    return error(Status::unsupported, "a descriptor is adopted in local sessions only: a broker owns its regions itself");
+    return error(Status::unsupported,
+                 "a descriptor is adopted in local sessions only: a broker owns its regions itself");
   if (rights == 0) rights = SHMBW_RIGHT_MAP_READ;
   if ((rights & ~static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE)) != 0)
     return error(Status::invalid, "an adopted region has the rights read, or read and write");
   auto known = sys::file_facts(fd);
   if (!known) return system_failure(known.error(), "the descriptor to adopt");
   auto seals = sys::seals(fd);
-  if (!seals)
-    return error(Status::invalid, "the descriptor is no memory file (memfd_create)");
+  if (!seals) return error(Status::invalid, "the descriptor is no memory file (memfd_create)");
   // Whoever could shrink it could make every access of ours a SIGBUS.
   if ((*seals & F_SEAL_SHRINK) == 0)
-    return error(Status::invalid, "the memory file is not sealed against shrinking (F_SEAL_SHRINK): touching it could be a SIGBUS");
+    return error(Status::invalid,
+                 "the memory file is not sealed against shrinking (F_SEAL_SHRINK): touching it could be a SIGBUS");
   if (known->size == 0) return error(Status::invalid, "the memory file is empty");
   const Access access = (rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? Access::read_write : Access::read;
   RegionFacts facts;

@@ -97,8 +97,7 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
   const bool dirty = (granted.flags & SHMBW_CREATED_DIRTY) != 0;
   if (dirty) facts.flags |= SHMBW_REGION_DIRTY_BIRTH;
   facts.recycled = dirty;
-  if ((item.flags & kCreateUnmapped) != 0)
-    return std::make_unique<Region>(session, facts, Mapping(), Fd());
+  if ((item.flags & kCreateUnmapped) != 0) return std::make_unique<Region>(session, facts, Mapping(), Fd());
 
   const Access access = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? Access::read_write : Access::read;
   auto mapping = map_whole(fd.get(), facts.bytes, access);
@@ -192,10 +191,8 @@ void create_batch(const std::shared_ptr<Session>& session, std::span<const Creat
     auto fd = take_fd(*reply, granted->outcome);
     result = fd ? finish_create(session, broker, item, *granted, std::move(*fd), strict, ready)
                 : Result<Region::Handle>(std::unexpected(fd.error()));
-    if (!result)
-      (void)post_release(*session, granted->region, item.name.empty() ? 0U : unsigned{SHMBW_RELEASE_UNNAME});
-    else if (item.group == 0)
-      session->note_group(granted->group);
+    if (!result) (void)post_release(*session, granted->region, item.name.empty() ? 0U : unsigned{SHMBW_RELEASE_UNNAME});
+    else if (item.group == 0) session->note_group(granted->group);
   }
   ready.post(*session);
 }
@@ -433,8 +430,7 @@ Result<Region::Handle> attach_region(const std::shared_ptr<Session>& session, co
       waited = wait_for_name(*session, item.target.address, name_deadline);
     else if (why == Status::not_ready && !writer_deadline.passed())
       waited = wait_for_writer(*session, item.target, not_ready, writer_deadline);
-    else
-      return std::move(result[0]);
+    else return std::move(result[0]);
     if (!waited && waited.error().status == Status::deadline) {
       waited.error().sentence += ": " + result[0].error().sentence;
       return std::unexpected(waited.error());

@@ -126,7 +126,8 @@ Result<std::uint64_t> populate_part(const Mapping& mapping, std::uint64_t offset
 
 shmbw_page_kind map_existing(const Mapping& mapping, Access access, bool look_for_huge) {
   if (look_for_huge && can_be_huge(mapping) && collapse(mapping)) return SHMBW_PAGE_KIND_HUGE;
-  (void)access;  // reading enters the pages for writing too where the mapping is shared and writable (measured: no faults)
+  (void)access;  // reading enters the pages for writing too where the mapping is shared and writable (measured: no
+                 // faults)
   (void)advise(mapping.data(), mapping.size(), MADV_POPULATE_READ);
   return SHMBW_PAGE_KIND_SMALL;
 }

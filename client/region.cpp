@@ -38,8 +38,9 @@ bool Region::writable() const {
 Result<void> Region::usable() const {
   if (auto entered = session_->enter(); !entered) return entered;
   if (orphaned_)
-    return error(Status::forked, "this forked child got no lease of its own on the region: its mapping stays, but the "
-                                 "broker does not know of it");
+    return error(Status::forked,
+                 "this forked child got no lease of its own on the region: its mapping stays, but the "
+                 "broker does not know of it");
   return {};
 }
 

@@ -4,8 +4,8 @@
 
 #include <unistd.h>
 
-#include <cstring>
 #include <algorithm>
+#include <cstring>
 
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
@@ -90,7 +90,8 @@ Result<void> Session::hello(const Greeting& greeting, Deadline deadline) {
   hello.start_time = sys::process_start_time(0).value_or(0);
   hello.fork_session = greeting.fork_session;
   std::memcpy(hello.fork_secret, greeting.fork_secret.bytes.data(), sizeof hello.fork_secret);
-  if (greeting.group_token) std::memcpy(hello.group_token, greeting.group_token->bytes.data(), sizeof hello.group_token);
+  if (greeting.group_token)
+    std::memcpy(hello.group_token, greeting.group_token->bytes.data(), sizeof hello.group_token);
   std::string library = greeting.program.empty() ? process_name() : greeting.program;
   library = library.substr(0, 64) + " (libshmbroker " SHMB_VERSION_TEXT ")";
   hello.library_len = static_cast<std::uint16_t>(library.size());
@@ -173,7 +174,8 @@ Result<void> Session::inherit(Deadline deadline) {
     auto reply = channel_.call(buffer, deadline);
     if (!reply) return std::unexpected(reply.error());
     auto batch = wire::BatchView::open(reply->view);
-    if (!batch || batch->count() != count) return error(Status::protocol, "the broker's answer to INHERIT is malformed");
+    if (!batch || batch->count() != count)
+      return error(Status::protocol, "the broker's answer to INHERIT is malformed");
     for (std::size_t i = 0; i < count; ++i) {
       auto element = batch->element<shmbw_inherit_reply>(i);
       if (!element || element->outcome.status != 0) handles[first + i]->not_inherited();
@@ -250,7 +252,8 @@ Result<void> write_watch(const WatchSpec& spec, WatchPacket& out) {
   request.group = spec.group;
   names::Address address;
   if (!spec.address.empty()) {
-    auto parsed = spec.kind == SHMBW_WATCH_KIND_NAME ? names::parse_region(spec.address) : names::parse_group(spec.address);
+    auto parsed =
+        spec.kind == SHMBW_WATCH_KIND_NAME ? names::parse_region(spec.address) : names::parse_group(spec.address);
     if (!parsed) return std::unexpected(parsed.error());
     address = std::move(*parsed);
   }

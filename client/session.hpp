@@ -34,7 +34,7 @@ struct SessionFacts {
   std::uint16_t protocol = 0;
   std::uint64_t epoch = 0, session = 0, group = 0, features = 0;
   std::uint32_t uid = 0, broker_uid = 0;
-  pid_t broker_pid = 0;       // of the process that listens, by SO_PEERCRED; 0 unknown
+  pid_t broker_pid = 0;  // of the process that listens, by SO_PEERCRED; 0 unknown
   std::size_t max_batch = SHMBW_MAX_BATCH;
   std::string socket, broker;  // path, version text
   std::string how;             // how the broker was found, and what was passed over
@@ -43,8 +43,8 @@ struct SessionFacts {
 };
 
 struct Greeting {
-  std::string program;       // shown in `list`; empty: the process' name
-  std::string group_name;    // beside the token, for messages
+  std::string program;     // shown in `list`; empty: the process' name
+  std::string group_name;  // beside the token, for messages
   std::optional<Token> group_token;
   std::uint64_t fork_session = 0;
   Token fork_secret;
@@ -116,8 +116,8 @@ class Session : public ForkGuarded, public std::enable_shared_from_this<Session>
   std::list<Region*>::iterator enrol_region(Region* region);
   void withdraw_region(std::list<Region*>::iterator place);
   std::uint64_t next_local_id();
-  void note_group(std::uint64_t group);  // a create told where unnamed sessions live
-  Result<void> enter();                  // notices a fork; cheap otherwise
+  void note_group(std::uint64_t group);                               // a create told where unnamed sessions live
+  Result<void> enter();                                               // notices a fork; cheap otherwise
   bool is_fresh_child() const { return !local_ && !mark_.intact(); }  // forked, and has not called yet
 
   void lock_for_fork() override;

@@ -8,10 +8,11 @@
  *  - Sizes and offsets are bytes, times are nanoseconds. Durations: SHMB_DEFAULT_TIMEOUT (0) is 5 s; SHMB_FOREVER is
  *    accepted only where the function says so; SHMB_NO_WAIT asks without waiting, where the function says so.
  *  - Thread-safe: all functions may be called on one session from any threads at once. A region handle must not be
- *    released or published while another thread uses that handle.
+ *    released or published while another thread uses that handle; a session must not be disconnected while another
+ *    thread is in a call on it.
  *  - Fork-safe: in a forked child every handle stays usable. At its first call the child opens its own session and takes
- *    over its own leases (the parent may already be gone); mappings are inherited by fork itself. Calls made between
- *    fork and exec in a child of a threaded process are as limited as malloc is.
+ *    over its own leases (the parent may already be gone); mappings are inherited by fork itself. Subscriptions, queued
+ *    events and the event descriptor stay the parent's: the child asks for its own. Calls made between fork and exec in a child of a threaded process are as limited as malloc is.
  *  - Options structs start with `size`, set to sizeof: newer programs run with older libraries if the fields that the
  *    library does not know are zero (else SHMB_E_TOO_NEW). NULL options mean all defaults. Unknown flags are refused.
  *  - Strings are UTF-8 or ASCII, terminated by NUL. Group and region names: 1 to 96 bytes of [A-Za-z0-9._-], no leading dot.
@@ -327,7 +328,7 @@ typedef struct shmb_region_stat {
   char group_name[SHMB_MAX_NAME + 1];
   char name[SHMB_MAX_NAME + 1];
 } shmb_region_stat;
-/* What the broker's books say now. Set stat->size first. Local sessions: what the kernel says. */
+/* What the broker's books say now. Set stat->size first. Local sessions: LOCAL_ONLY. */
 SHMB_API int shmb_stat(shmb_session* session, const char* address, int64_t timeout_ns, shmb_region_stat* stat,
                        shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64_t timeout_ns, shmb_region_stat* stat,

@@ -16,8 +16,8 @@ namespace shmb::client {
 // What to list; nothing set: all that the caller may see.
 struct Selection {
   std::uint64_t group = 0;
-  shmbw_region_ref region{};                // id 0: any; generation 0: whichever
-  std::optional<std::uint32_t> owner_uid;   // of group_name
+  shmbw_region_ref region{};               // id 0: any; generation 0: whichever
+  std::optional<std::uint32_t> owner_uid;  // of group_name
   std::string group_name, name;
   bool all_groups = false;
 };
