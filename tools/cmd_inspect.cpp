@@ -49,7 +49,7 @@ std::string program_of(const Facts& facts, const LeaseRow& lease) {
 
 std::string what_becomes_of_it(const Facts& facts) {
   const shmbw_region_record& record = facts.region.record;
-  if (record.freed_at != 0) return state_text(record);
+  if (record.freed_at != 0) return format_duration(record.keep) + " after the end of its group, which has ended";
   if (facts.region.name.empty()) return "goes with its last holder and ticket";
   if (record.keep < 0) return "stays until released";
   return record.keep == 0 ? "loses its name when its group ends, and goes with its last holder and ticket"

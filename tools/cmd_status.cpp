@@ -24,7 +24,8 @@ std::string for_people(const Common& common, const Viewer& viewer, const BrokerS
                      user_text(facts.broker_uid) + ", up " + age_text(sys::now_boottime() - facts.uptime)},
       {"socket", viewer.facts().socket},
       {"found", viewer.facts().how},
-      {"engine", engine_text(facts.engine) + (status.engine.empty() ? "" : ": " + status.engine)},
+      {"engine", status.engine.empty() ? engine_text(facts.engine) : status.engine},  // "io_uring: why"
+
       {"kernel", status.kernel},
       {"memory", size_text(common, facts.bytes) + " of " + size_text(common, facts.bytes_limit) + " in use, " +
                      size_text(common, facts.bytes_cached) + " of it cached for reuse"},
