@@ -2,7 +2,9 @@
 // Nothing here looks at the locale: a name is bytes, and the same bytes are a name everywhere.
 #include "proto/names.hpp"
 
+#include <algorithm>
 #include <charconv>
+#include <iterator>
 
 #include "base/text.hpp"
 
