@@ -2,6 +2,7 @@
 // See connection.hpp.
 #include "daemon/connection.hpp"
 
+#include <cerrno>
 #include <utility>
 
 #include "base/sys_process.hpp"
@@ -63,6 +64,7 @@ bool Connection::confirm_start_time(std::uint64_t start_time) {
 
 void Connection::on_arrival(const Arrival& arrival) {
   asked_ = false;
+  if (arrival.error == ECONNRESET) return end(Ending::end_of_file);  // it closed with something unread
   if (arrival.error != 0) return drop("receive failed: " + errno_text(arrival.error));
   if (arrival.bytes.empty() && !arrival.brought_descriptors) {
     // An empty packet looks the same to us; its sender loses the session like one that closed it.

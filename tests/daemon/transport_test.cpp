@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+// Connections over both engines: who is served, who waits, who is dropped, and what the books are told of each end.
+#include <doctest/doctest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/kernel.hpp"
+#include "tests/daemon/room.hpp"
+#include "tests/harness/child.hpp"
+#include "tests/harness/injected.hpp"
+#include "tests/harness/skip.hpp"
+
+using namespace room;
+using harness::RawClient;
+using harness::RawPacket;
+
+#define ON_EACH_ENGINE                                                   \
+  for (EngineChoice engine : engines())                                  \
+    DOCTEST_SUBCASE(engine == EngineChoice::epoll ? "epoll" : "io_uring")
+
+TEST_CASE("two hundred clients are greeted and served, and each end is told once") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    std::vector<RawClient> clients(200);
+    for (RawClient& client : clients) {
+      client = room.connect();
+      REQUIRE(client.connected());
+      CHECK(client.ask(SHMBW_OP_HELLO, RawClient::greeting()) == 1);
+    }
+    REQUIRE(room.until([&] { return room.books.served == 200; }));
+    for (RawClient& client : clients) CHECK(room.ping(client).kind == RawPacket::Kind::packet);
+    CHECK(room.transport.connections() == 200);
+    clients.clear();
+    REQUIRE(room.until([&] { return room.books.sessions.empty(); }));
+    CHECK(room.transport.connections() == 0);
+    CHECK(room.books.count("eof") == 200);
+    CHECK(room.books.count("forget") == 200);
+  }
+}
+
+TEST_CASE("a connection without HELLO is dropped after the time-out, a greeted one stays") {
+  ON_EACH_ENGINE {
+    Config config;
+    config.hello_timeout = 30'000'000;
+    Room room(engine, config);
+    RawClient silent = room.connect();
+    RawClient good = room.greeted();
+    REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+    CHECK(silent.receive(0).kind == RawPacket::Kind::end_of_file);
+    room.settle();
+    CHECK(room.ping(good).ok());
+  }
+}
+
+TEST_CASE("silent connections are bounded: the oldest of the uid that has most goes") {
+  ON_EACH_ENGINE {
+    Room room(engine, {}, 128);  // an eighth: 16
+    std::vector<RawClient> silent(40);
+    for (RawClient& client : silent) client = room.connect();
+    REQUIRE(room.until([&] { return room.books.count("forget") == 24; }));
+    CHECK(room.transport.connections() == 16);
+    CHECK(silent.front().receive(0).kind == RawPacket::Kind::end_of_file);
+    CHECK(silent.back().receive(0).kind == RawPacket::Kind::nothing);
+    RawClient good = room.greeted();
+    CHECK(room.ping(good).ok());
+  }
+}
+
+TEST_CASE("packets that break the frame drop their sender and nobody else") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    RawClient bystander = room.greeted();
+    auto dropped = [&](const std::vector<std::byte>& packet) {
+      RawClient bad = room.greeted();
+      int before = room.books.count("forget");
+      CHECK(bad.send(packet));
+      REQUIRE(room.until([&] { return room.books.count("forget") == before + 1; }));
+      RawPacket end = bad.receive(0);
+      CHECK((end.kind == RawPacket::Kind::end_of_file || end.error == ECONNRESET));
+      CHECK(room.ping(bystander).ok());
+    };
+    SUBCASE("empty") { dropped({}); }
+    SUBCASE("shorter than a header") { dropped(std::vector<std::byte>(23)); }
+    SUBCASE("a header that lies about its size") { dropped(std::vector<std::byte>(64)); }
+    SUBCASE("longer than any message") { dropped(std::vector<std::byte>(SHMBW_MAX_MESSAGE + 1)); }
+    SUBCASE("a drop that the books ask for") {
+      std::byte buffer[64];
+      wire::Writer writer(buffer);
+      writer.begin_empty(kDrop, 1, Status::ok);
+      auto packet = writer.finish(0);
+      dropped({packet.begin(), packet.end()});
+    }
+  }
+}
+
+TEST_CASE("descriptors that a client sends never reach the broker's table") {
+  ON_EACH_ENGINE {
+    std::byte buffer[64];
+    wire::Writer writer(buffer);
+    writer.begin_empty(kPing, 7, Status::ok);
+    auto packet = writer.finish(0);
+    int stdin_number = 0;
+    SUBCASE("where the kernel refuses them, sending fails and the session goes on") {
+      if (!kernel().pass_rights) SKIP_CASE("SO_PASSRIGHTS needs Linux 6.16");
+      Room room(engine);
+      RawClient client = room.greeted();
+      auto sent = sys::send(client.fd(), packet, {}, std::span<const int>(&stdin_number, 1), false);
+      REQUIRE_FALSE(sent);
+      CHECK(sent.error().value == EPERM);
+      CHECK(room.ping(client).ok());
+    }
+    SUBCASE("where it does not, the sender is dropped and nothing is kept open") {
+      harness::PretendedKernel older(6, 1);
+      Room room(engine);
+      RawClient client = room.greeted();
+      auto pipe = sys::seqpacket_pair();
+      int number = (*pipe)[0].get();
+      REQUIRE(sys::send(client.fd(), packet, {}, std::span<const int>(&number, 1), false));
+      (*pipe)[0].reset();
+      REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+      char byte = 0;
+      CHECK(::recv((*pipe)[1].get(), &byte, 1, MSG_DONTWAIT) == 0);  // nobody holds the other end any more
+    }
+  }
+}
+
+TEST_CASE("no request is served while a reply is unread, and others are served meanwhile") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    RawClient lazy = room.greeted(), other = room.greeted();
+    room.books.served = 0;
+    for (int i = 0; i < 5; ++i) Room::ask_descriptors(lazy, 3);
+    room.settle();
+    CHECK(room.books.served == 1);
+    CHECK(room.transport.descriptors_in_flight() == 3);
+    CHECK(room.ping(other).ok());
+    for (int i = 1; i <= 5; ++i) {
+      RawPacket reply = lazy.receive(0);
+      CHECK(reply.ok());
+      CHECK(reply.fds.size() == 3);
+      room.settle();
+      CHECK(room.books.served == 1 + std::min(i + 1, 5));  // each reply read lets one more in; 1 is the ping
+    }
+    CHECK(room.transport.descriptors_in_flight() == 0);
+  }
+}
+
+TEST_CASE("a client that closes with requests waiting behind an unread reply ends") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    RawClient lazy = room.greeted();
+    for (int i = 0; i < 5; ++i) Room::ask_descriptors(lazy, 3);
+    room.settle();
+    lazy.close();
+    REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+    CHECK(room.transport.descriptors_in_flight() == 0);
+  }
+}
+
+namespace {
+
+void send_events(Link& link, std::uint64_t first, std::uint64_t count) {
+  for (std::uint64_t i = first; i < first + count; ++i) {
+    std::byte buffer[64];
+    wire::Writer writer(buffer);
+    shmbw_region_gone_event event{};
+    event.sequence = i;
+    writer.begin(SHMBW_EVENT | SHMBW_EVENT_REGION_GONE, 0, Status::ok, event);
+    link.event(writer.finish(0));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("unread events hold up no request, and too many become one gap that counts the lost") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    RawClient client = room.greeted();
+    send_events(*room.books.session(1).link, 1, 300);
+    CHECK(room.ping(client).ok());  // keeps the events that came before it
+    CHECK(room.ping(client).ok());
+    std::uint64_t expected = 1;
+    for (;;) {
+      room.settle();
+      RawPacket event = client.event(0);
+      REQUIRE(event.kind == RawPacket::Kind::packet);
+      if (event.header().op == (SHMBW_EVENT | SHMBW_EVENT_GAP)) {
+        CHECK(expected == 258);  // one in flight and 256 queued came
+        CHECK(event.fixed<shmbw_gap_event>().lost == 43);
+        CHECK(event.fixed<shmbw_gap_event>().sequence == 300);
+        break;
+      }
+      CHECK(event.fixed<shmbw_region_gone_event>().sequence == expected++);
+    }
+    send_events(*room.books.session(1).link, 301, 1);
+    room.settle();
+    CHECK(client.event(0).fixed<shmbw_region_gone_event>().sequence == 301);
+  }
+}
+
+TEST_CASE("only one event packet is ever in flight") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    RawClient client = room.greeted();
+    send_events(*room.books.session(1).link, 1, 10);
+    for (std::uint64_t i = 1; i <= 10; ++i) {
+      CHECK(client.receive(0).fixed<shmbw_region_gone_event>().sequence == i);
+      CHECK(client.receive(0).kind == RawPacket::Kind::nothing);
+      room.settle();
+    }
+  }
+}
+
+TEST_CASE("a reply that the kernel refuses for others' sake is kept, and nobody waits for it") {
+  ON_EACH_ENGINE {
+    for (int code : {ETOOMANYREFS, ENOBUFS, EAGAIN}) {
+      CAPTURE(code);
+      Room room(engine);
+      RawClient unlucky = room.greeted(), other = room.greeted();
+      Room::ask_descriptors(unlucky, 5);
+      harness::Injected fault(fault::Call::send, code, 1, 3);  // after the client's own send
+      REQUIRE(room.until([&] { return room.books.served == 3; }));
+      CHECK(room.transport.in_flight().kept() == 5);
+      fault::clear();
+      CHECK(room.ping(other).ok());
+      REQUIRE(room.until([&] { return Room::readable(unlucky); }));
+      CHECK(unlucky.receive(0).fds.size() == 5);
+      CHECK(room.transport.in_flight().kept() == 0);
+      CHECK(room.ping(unlucky).ok());
+    }
+  }
+}
+
+TEST_CASE("lazy readers go only when too many descriptors are in flight, longest first, and that is not their death") {
+  ON_EACH_ENGINE {
+    Config config;
+    config.unread_timeout = 20'000'000;
+    Room room(engine, config, 100);  // half the allowance: 50
+    RawClient first = room.greeted(), second = room.greeted(), third = room.greeted();
+    Room::ask_descriptors(first, 20);
+    room.settle();
+    Room::ask_descriptors(second, 20);
+    room.settle();
+    ::usleep(30'000);
+    room.settle();
+    CHECK(room.books.told.empty());  // 40 is not too many, however old
+    Room::ask_descriptors(third, 20);
+    REQUIRE(room.until([&] { return !room.books.told.empty(); }));
+    room.settle();
+    CHECK(room.books.told == std::vector<std::string>{"disconnected 1"});  // 40 are left: nobody else has to go
+    CHECK(first.receive(0).fds.size() == 20);
+    CHECK(first.receive(0).kind != RawPacket::Kind::nothing);
+    CHECK(second.receive(0).fds.size() == 20);
+    CHECK(room.ping(second).ok());
+    CHECK(room.transport.connections() == 2);
+  }
+}
+
+TEST_CASE("accept at a full table pauses the listener instead of spinning, and goes on when a descriptor is free") {
+  ON_EACH_ENGINE {
+    for (int code : {EMFILE, ENFILE, ENOBUFS, ENOMEM}) {
+      CAPTURE(code);
+      Room room(engine);
+      RawClient before = room.greeted();
+      harness::Injected fault(fault::Call::accept, code, 1, -1);
+      RawClient waiting = room.connect();
+      CHECK(waiting.ask(SHMBW_OP_HELLO, RawClient::greeting()) == 1);
+      room.settle();
+      CHECK(fault::count(fault::Call::accept) <= 2);  // one failure is enough; the other listener may have tried
+      CHECK(room.ping(before).ok());
+      fault::clear();
+      before.close();  // frees one
+      REQUIRE(room.until([&] { return Room::readable(waiting); }));
+      CHECK(waiting.receive(0).ok());
+    }
+  }
+}
+
+TEST_CASE("ordinary clients leave the reserve alone, admins may use it") {
+  ON_EACH_ENGINE {
+    auto probe = Fd::adopt(::dup(0));
+    Config config;
+    config.descriptors_reserved = 10;
+    Room room(engine, config, static_cast<std::uint64_t>(probe.get()) + 30);
+    std::vector<RawClient> clients;
+    // Each costs two here, the client's end and the broker's, and one for its pidfd.
+    for (int i = 0; i < 8; ++i) {
+      clients.push_back(room.connect());
+      clients.back().ask(SHMBW_OP_HELLO, RawClient::greeting());
+      room.settle();
+    }
+    std::size_t served = room.transport.connections();
+    CHECK(served < 8);
+    RawClient admin = room.greeted(true);
+    CHECK(room.ping(admin).ok());
+    for (std::size_t i = 0; i < 3; ++i) clients[i].close();
+    REQUIRE(room.until([&] { return Room::readable(clients[served]); }));
+    CHECK(clients[served].receive(0).ok());
+  }
+}
+
+TEST_CASE("the end of a process is told with how it died, where the kernel tells it") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    room.books.wants = true;
+    auto child = harness::Child::run([&] {
+      RawClient client = room.connect();
+      client.hello();
+      ::raise(SIGKILL);
+      return 0;
+    });
+    REQUIRE(room.until([&] { return room.books.count("eof") == 1; }));
+    child.wait();
+    REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+    std::vector<std::string> expected = {"eof 1", kernel().exit_info ? "died 1 by 9" : "died 1 ?", "forget 1"};
+    CHECK(room.books.told == expected);
+  }
+}
+
+TEST_CASE("a process whose forked child holds the socket dies without an end of file: an heir goes on") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    harness::Gate gate;
+    auto child = harness::Child::run([&] {
+      RawClient client = room.connect();
+      client.hello();
+      if (::fork() == 0) {
+        gate.wait();
+        ::_exit(0);
+      }
+      return 3;
+    });
+    REQUIRE(room.until([&] { return room.books.count("died") == 1; }));
+    CHECK(room.books.count("eof") == 0);
+    CHECK(room.transport.connections() == 1);
+    gate.open();
+    REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+    CHECK(room.books.count("died") == 1);
+    CHECK(room.books.count("eof") == 1);
+    child.wait();
+  }
+}
+
+TEST_CASE("without SO_PEERPIDFD a pidfd counts only once HELLO's start time has confirmed it") {
+  ON_EACH_ENGINE {
+    harness::PretendedKernel older(6, 1);
+    Room room(engine);
+    room.books.confirm = true;
+    SUBCASE("the right start time") {
+      RawClient client = room.greeted();
+      CHECK(room.books.confirmed);
+      CHECK(room.books.session(1).link->peer().has_pidfd);
+    }
+    SUBCASE("a wrong one") {
+      RawClient client = room.connect();
+      shmbw_hello hello = RawClient::greeting();
+      hello.start_time += 1;
+      CHECK(room.answer(client, client.ask(SHMBW_OP_HELLO, hello)).ok());
+      CHECK_FALSE(room.books.confirmed);
+      CHECK_FALSE(room.books.session(1).link->peer().has_pidfd);
+    }
+  }
+}
+
+TEST_CASE("what the kernel will not say of a peer is unknown, never a reason to refuse") {
+  ON_EACH_ENGINE {
+    harness::Injected fault(fault::Call::peer_pidfd, EMFILE, 1, -1);
+    fault::inject(fault::Call::pidfd_open, EMFILE, 1, -1);
+    Room room(engine);
+    RawClient client = room.greeted();
+    CHECK_FALSE(room.books.session(1).link->peer().has_pidfd);
+    CHECK(room.books.session(1).link->peer().uid == ::getuid());
+    CHECK(room.ping(client).ok());
+  }
+}
+
+TEST_CASE("books that refuse a connection, deadlines of theirs, and the idle end") {
+  ON_EACH_ENGINE {
+    Config config;
+    config.idle_exit = 20'000'000;
+    Room room(engine, config);
+    room.books.refuse = true;
+    RawClient refused = room.connect();
+    REQUIRE(room.until([&] { return Room::readable(refused); }));
+    CHECK(refused.receive(0).kind == RawPacket::Kind::end_of_file);
+    room.books.refuse = false;
+    room.books.deadline = sys::now_boottime();
+    REQUIRE(room.until([&] { return room.books.count("tick") == 1; }));
+    room.books.is_idle = true;
+    CHECK(room.transport.run() == Transport::End::idle);
+  }
+}
