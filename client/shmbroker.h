@@ -10,12 +10,14 @@
  *  - Thread-safe: all functions may be called on one session from any threads at once. A region handle must not be
  *    released or published while another thread uses that handle; a session must not be disconnected while another
  *    thread is in a call on it.
- *  - Fork-safe: in a forked child every handle stays usable. At its first call the child opens its own session and takes
- *    over its own leases (the parent may already be gone); mappings are inherited by fork itself. Subscriptions, queued
- *    events and the event descriptor stay the parent's: the child asks for its own. Calls made between fork and exec in a child of a threaded process are as limited as malloc is.
+ *  - Fork-safe: in a forked child every handle stays usable. At its first call the child opens its own session and
+ * takes over its own leases (the parent may already be gone); mappings are inherited by fork itself. Subscriptions,
+ * queued events and the event descriptor stay the parent's: the child asks for its own. Calls made between fork and
+ * exec in a child of a threaded process are as limited as malloc is.
  *  - Options structs start with `size`, set to sizeof: newer programs run with older libraries if the fields that the
  *    library does not know are zero (else SHMB_E_TOO_NEW). NULL options mean all defaults. Unknown flags are refused.
- *  - Strings are UTF-8 or ASCII, terminated by NUL. Group and region names: 1 to 96 bytes of [A-Za-z0-9._-], no leading dot.
+ *  - Strings are UTF-8 or ASCII, terminated by NUL. Group and region names: 1 to 96 bytes of [A-Za-z0-9._-], no leading
+ * dot.
  *  - An address is "UID:GROUP/NAME", "GROUP/NAME" (own uid) or "NAME" (the session's own group); GROUP may be "#id".
  *  - A session is lost for good when the broker goes away (SHMB_E_SESSION_LOST): mappings stay valid, calls that need
  *    the broker fail at once, and the caller connects again when it likes.
@@ -46,9 +48,9 @@ extern "C" {
 #define SHMB_NO_WAIT INT64_C(-2)
 #define SHMB_KEEP_UNTIL_RELEASED INT64_C(-1)
 
-#define SHMB_MAX_NAME 96        /* bytes of a group or region name, without NUL */
-#define SHMB_TOKEN_TEXT 33      /* bytes that shmb_token_format writes, with NUL */
-#define SHMB_VARIABLE_TEXT 130  /* bytes that shmb_group_variable writes at most, with NUL */
+#define SHMB_MAX_NAME 96       /* bytes of a group or region name, without NUL */
+#define SHMB_TOKEN_TEXT 33     /* bytes that shmb_token_format writes, with NUL */
+#define SHMB_VARIABLE_TEXT 130 /* bytes that shmb_group_variable writes at most, with NUL */
 
 typedef struct shmb_session shmb_session; /* one connection to a broker, or a local session */
 typedef struct shmb_region shmb_region;   /* one counted reference to a region, with its mapping */
@@ -68,21 +70,45 @@ typedef struct shmb_error {
 } shmb_error;
 
 enum shmb_slot {
-  SHMB_SLOT_NONE = 0, SHMB_SLOT_BYTES, SHMB_SLOT_REGIONS, SHMB_SLOT_LEASES, SHMB_SLOT_SESSIONS, SHMB_SLOT_GROUPS,
-  SHMB_SLOT_TICKETS, SHMB_SLOT_NAMES, SHMB_SLOT_WATCHES, SHMB_SLOT_DESCRIPTORS, SHMB_SLOT_KEEP, SHMB_SLOT_MESSAGE,
+  SHMB_SLOT_NONE = 0,
+  SHMB_SLOT_BYTES,
+  SHMB_SLOT_REGIONS,
+  SHMB_SLOT_LEASES,
+  SHMB_SLOT_SESSIONS,
+  SHMB_SLOT_GROUPS,
+  SHMB_SLOT_TICKETS,
+  SHMB_SLOT_NAMES,
+  SHMB_SLOT_WATCHES,
+  SHMB_SLOT_DESCRIPTORS,
+  SHMB_SLOT_KEEP,
+  SHMB_SLOT_MESSAGE,
   SHMB_SLOT_MEMORY
 };
 enum shmb_scope {
-  SHMB_SCOPE_NONE = 0, SHMB_SCOPE_HOST, SHMB_SCOPE_UID, SHMB_SCOPE_GROUP, SHMB_SCOPE_SESSION, SHMB_SCOPE_PROCESS,
+  SHMB_SCOPE_NONE = 0,
+  SHMB_SCOPE_HOST,
+  SHMB_SCOPE_UID,
+  SHMB_SCOPE_GROUP,
+  SHMB_SCOPE_SESSION,
+  SHMB_SCOPE_PROCESS,
   SHMB_SCOPE_CGROUP
 };
 enum shmb_mode { SHMB_MODE_LOCAL = 0, SHMB_MODE_SYSTEM, SHMB_MODE_PRIVATE };
 enum shmb_page_kind {
-  SHMB_PAGES_UNKNOWN = 0, SHMB_PAGES_SMALL, SHMB_PAGES_HUGE, SHMB_PAGES_MIXED, SHMB_PAGES_UNPOPULATED
+  SHMB_PAGES_UNKNOWN = 0,
+  SHMB_PAGES_SMALL,
+  SHMB_PAGES_HUGE,
+  SHMB_PAGES_MIXED,
+  SHMB_PAGES_UNPOPULATED
 };
 enum shmb_region_state {
-  SHMB_REGION_NONE = 0, SHMB_REGION_CREATED, SHMB_REGION_READY, SHMB_REGION_WRITE_CLOSED, SHMB_REGION_PUBLISHED,
-  SHMB_REGION_FREEING, SHMB_REGION_CACHED
+  SHMB_REGION_NONE = 0,
+  SHMB_REGION_CREATED,
+  SHMB_REGION_READY,
+  SHMB_REGION_WRITE_CLOSED,
+  SHMB_REGION_PUBLISHED,
+  SHMB_REGION_FREEING,
+  SHMB_REGION_CACHED
 };
 enum shmb_right {
   SHMB_RIGHT_READ = 1 << 0,    /* map for reading */
@@ -111,12 +137,13 @@ enum shmb_connect_flag {
 
 typedef struct shmb_connect_options {
   size_t size;
-  const char* socket;  /* path of the broker's socket; NULL: looked for. Never falls through to another broker */
-  const char* group;   /* "<name>:<token>" to join; NULL: the variable SHMBROKER_GROUP, if set */
-  const char* program; /* how the session is called in `shmbroker list`, at most 64 bytes; NULL: the process' own name */
-  uint32_t flags;      /* enum shmb_connect_flag */
-  uint32_t reserved;   /* 0 */
-  int64_t timeout_ns;  /* over finding, starting and greeting the broker */
+  const char* socket; /* path of the broker's socket; NULL: looked for. Never falls through to another broker */
+  const char* group;  /* "<name>:<token>" to join; NULL: the variable SHMBROKER_GROUP, if set */
+  const char*
+      program;        /* how the session is called in `shmbroker list`, at most 64 bytes; NULL: the process' own name */
+  uint32_t flags;     /* enum shmb_connect_flag */
+  uint32_t reserved;  /* 0 */
+  int64_t timeout_ns; /* over finding, starting and greeting the broker */
 } shmb_connect_options;
 
 /* Opens a session. The broker is looked for in this order: options->socket; the variable SHMBROKER_SOCKET (these two
@@ -134,19 +161,19 @@ SHMB_API void shmb_disconnect(shmb_session* session) SHMB_NOEXCEPT;
 
 typedef struct shmb_session_info {
   size_t size;
-  uint32_t mode;           /* enum shmb_mode */
-  uint32_t started_by_us;  /* 1: this connect started the private broker */
-  uint32_t uid;            /* as the broker sees the caller */
+  uint32_t mode;          /* enum shmb_mode */
+  uint32_t started_by_us; /* 1: this connect started the private broker */
+  uint32_t uid;           /* as the broker sees the caller */
   uint32_t broker_uid;
-  uint32_t lost;           /* 1: the broker is gone, see SHMB_E_SESSION_LOST */
-  uint32_t protocol;       /* version in use */
-  uint64_t epoch;          /* random number of the broker's life; 0: local */
-  uint64_t session;        /* its id */
-  uint64_t group;          /* its group's id; 0: unnamed group not made yet */
-  uint64_t features;       /* bits of the wire's feature flags in force */
-  char socket[112];        /* path; empty: local */
-  char broker[64];         /* the broker's version text */
-  char how[512];           /* a sentence: how the broker was found, and what was passed over and why */
+  uint32_t lost;     /* 1: the broker is gone, see SHMB_E_SESSION_LOST */
+  uint32_t protocol; /* version in use */
+  uint64_t epoch;    /* random number of the broker's life; 0: local */
+  uint64_t session;  /* its id */
+  uint64_t group;    /* its group's id; 0: unnamed group not made yet */
+  uint64_t features; /* bits of the wire's feature flags in force */
+  char socket[112];  /* path; empty: local */
+  char broker[64];   /* the broker's version text */
+  char how[512];     /* a sentence: how the broker was found, and what was passed over and why */
 } shmb_session_info;
 
 /* What the library knows without asking the broker; never blocks on it. Set info->size first. */
@@ -269,8 +296,11 @@ typedef struct shmb_region_info {
   uint32_t reserved;
 } shmb_region_info;
 enum shmb_region_flag {
-  SHMB_REGION_FLAG_MANY_WRITERS = 1 << 0, SHMB_REGION_FLAG_NAMED = 1 << 1, SHMB_REGION_FLAG_KEPT = 1 << 2,
-  SHMB_REGION_FLAG_RECYCLED = 1 << 3, SHMB_REGION_FLAG_WRITE_OPEN = 1 << 4
+  SHMB_REGION_FLAG_MANY_WRITERS = 1 << 0,
+  SHMB_REGION_FLAG_NAMED = 1 << 1,
+  SHMB_REGION_FLAG_KEPT = 1 << 2,
+  SHMB_REGION_FLAG_RECYCLED = 1 << 3,
+  SHMB_REGION_FLAG_WRITE_OPEN = 1 << 4
 };
 /* What the library knows, without asking. Set info->size first. */
 SHMB_API int shmb_region_get_info(const shmb_region* region, shmb_region_info* info, shmb_error* error) SHMB_NOEXCEPT;
@@ -286,7 +316,8 @@ SHMB_API int shmb_region_unmap(shmb_region* region, void* address, uint64_t leng
 
 /* Puts memory behind a part of the handle's mapping (whole pages around it), with the checks of shmb_create: an error
  * instead of a signal where there is no room. On a read-only handle existing pages are mapped. */
-SHMB_API int shmb_region_populate(shmb_region* region, uint64_t offset, uint64_t length, shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_region_populate(shmb_region* region, uint64_t offset, uint64_t length,
+                                  shmb_error* error) SHMB_NOEXCEPT;
 
 /* A descriptor of the region, close-on-exec, owned by the caller; O_RDONLY unless the handle may write. It is outside
  * the books: memory it holds is not freed by the broker. The region is then never recycled. */
@@ -306,25 +337,26 @@ enum shmb_release_flag {
 SHMB_API int shmb_release(shmb_region* region, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
 
 /* Takes the name of the region at `address` away; it goes with its last reference. Errors: NOT_FOUND, DENIED. */
-SHMB_API int shmb_unname(shmb_session* session, const char* address, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_unname(shmb_session* session, const char* address, int64_t timeout_ns,
+                         shmb_error* error) SHMB_NOEXCEPT;
 
 typedef struct shmb_region_stat {
   size_t size;
   shmb_region_id id;
   uint64_t length, bytes;
-  uint64_t touched;      /* bytes that have memory behind them */
+  uint64_t touched; /* bytes that have memory behind them */
   uint64_t group;
   uint32_t owner_uid;
-  uint32_t state;        /* enum shmb_region_state */
-  uint32_t page_kind;    /* enum shmb_page_kind */
-  uint32_t flags;        /* enum shmb_region_flag */
-  uint32_t holders;      /* sessions with a reference */
-  uint32_t writers;      /* references with WRITE */
+  uint32_t state;     /* enum shmb_region_state */
+  uint32_t page_kind; /* enum shmb_page_kind */
+  uint32_t flags;     /* enum shmb_region_flag */
+  uint32_t holders;   /* sessions with a reference */
+  uint32_t writers;   /* references with WRITE */
   uint32_t tickets;
-  uint32_t creator_pid;  /* 0: unknown */
-  int64_t created_ns;    /* CLOCK_BOOTTIME */
+  uint32_t creator_pid; /* 0: unknown */
+  int64_t created_ns;   /* CLOCK_BOOTTIME */
   int64_t keep_ns;
-  int64_t freed_at_ns;   /* CLOCK_BOOTTIME when a running keep ends, else 0 */
+  int64_t freed_at_ns; /* CLOCK_BOOTTIME when a running keep ends, else 0 */
   char group_name[SHMB_MAX_NAME + 1];
   char name[SHMB_MAX_NAME + 1];
 } shmb_region_stat;
@@ -354,16 +386,16 @@ typedef struct shmb_group {
 } shmb_group;
 
 enum shmb_group_flag {
-  SHMB_GROUP_SUPERVISED = 1 << 0,    /* ends only when a supervisor has reported the process tree gone, or all are lost */
+  SHMB_GROUP_SUPERVISED = 1 << 0, /* ends only when a supervisor has reported the process tree gone, or all are lost */
   SHMB_GROUP_ADOPT_EXISTING = 1 << 1 /* a live group of that name and uid is taken instead of refused */
 };
 typedef struct shmb_group_options {
   size_t size;
-  const char* name;      /* NULL: unnamed */
-  uint64_t limit_bytes;  /* 0: the broker's default */
-  int64_t keep_ns;       /* default of its regions: 0, ns after its end, or SHMB_KEEP_UNTIL_RELEASED */
+  const char* name;     /* NULL: unnamed */
+  uint64_t limit_bytes; /* 0: the broker's default */
+  int64_t keep_ns;      /* default of its regions: 0, ns after its end, or SHMB_KEEP_UNTIL_RELEASED */
   uint32_t limit_regions;
-  uint32_t flags;        /* enum shmb_group_flag */
+  uint32_t flags; /* enum shmb_group_flag */
   int64_t timeout_ns;
 } shmb_group_options;
 
@@ -380,7 +412,8 @@ SHMB_API int shmb_group_join(shmb_session* session, const char* group, uint32_t 
 SHMB_API int shmb_group_join_token(shmb_session* session, const uint8_t token[16], uint32_t flags, int64_t timeout_ns,
                                    uint64_t* id, shmb_error* error) SHMB_NOEXCEPT;
 /* Leaves a group (0: the one the session is in); the next create makes an own unnamed one. */
-SHMB_API int shmb_group_leave(shmb_session* session, uint64_t group, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_group_leave(shmb_session* session, uint64_t group, int64_t timeout_ns,
+                              shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_end_flag {
   SHMB_END_TREE_GONE = 1 << 0,   /* supervisors: the process tree has ended */
@@ -404,12 +437,18 @@ SHMB_API int shmb_group_variable(const char* name, const uint8_t token[16], char
 /* ------------------------------------------------------------------------------------------------ events */
 
 enum shmb_watch_kind {
-  SHMB_WATCH_REGION = 1, SHMB_WATCH_NAME = 2, SHMB_WATCH_GROUP = 3,
+  SHMB_WATCH_REGION = 1,
+  SHMB_WATCH_NAME = 2,
+  SHMB_WATCH_GROUP = 3,
   SHMB_WATCH_RECLAIM = 4 /* what was freed of the dead: group, or 0 for all of the own uid */
 };
 enum shmb_event_bit {
-  SHMB_EVENT_BIT_READY = 1 << 0, SHMB_EVENT_BIT_PUBLISHED = 1 << 1, SHMB_EVENT_BIT_GONE = 1 << 2,
-  SHMB_EVENT_BIT_APPEARED = 1 << 3, SHMB_EVENT_BIT_ENDED = 1 << 4, SHMB_EVENT_BIT_RECLAIM = 1 << 5
+  SHMB_EVENT_BIT_READY = 1 << 0,
+  SHMB_EVENT_BIT_PUBLISHED = 1 << 1,
+  SHMB_EVENT_BIT_GONE = 1 << 2,
+  SHMB_EVENT_BIT_APPEARED = 1 << 3,
+  SHMB_EVENT_BIT_ENDED = 1 << 4,
+  SHMB_EVENT_BIT_RECLAIM = 1 << 5
 };
 typedef struct shmb_watch_options {
   size_t size;
@@ -428,16 +467,20 @@ SHMB_API int shmb_watch(shmb_session* session, const shmb_watch_options* options
 SHMB_API int shmb_unwatch(shmb_session* session, uint64_t watch, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_event_kind {
-  SHMB_EVENT_REGION_READY = 1, SHMB_EVENT_REGION_PUBLISHED, SHMB_EVENT_REGION_GONE, SHMB_EVENT_NAME_APPEARED,
-  SHMB_EVENT_GROUP_ENDED, SHMB_EVENT_RECLAIM,
+  SHMB_EVENT_REGION_READY = 1,
+  SHMB_EVENT_REGION_PUBLISHED,
+  SHMB_EVENT_REGION_GONE,
+  SHMB_EVENT_NAME_APPEARED,
+  SHMB_EVENT_GROUP_ENDED,
+  SHMB_EVENT_RECLAIM,
   SHMB_EVENT_GAP,        /* events were dropped, because too many were unread: look again at what you watch */
   SHMB_EVENT_BROKER_AWAY /* made by the library, once: the session is lost */
 };
 enum shmb_death { SHMB_DEATH_UNKNOWN = 0, SHMB_DEATH_EXITED, SHMB_DEATH_KILLED, SHMB_DEATH_DISCONNECTED };
 typedef struct shmb_event {
   size_t size;
-  uint32_t kind;         /* enum shmb_event_kind */
-  uint32_t how;          /* RECLAIM: enum shmb_death */
+  uint32_t kind; /* enum shmb_event_kind */
+  uint32_t how;  /* RECLAIM: enum shmb_death */
   uint64_t sequence;
   uint64_t watch;        /* the subscription; 0: none */
   shmb_region_id region; /* REGION_*, NAME_APPEARED */
@@ -455,7 +498,8 @@ typedef struct shmb_event {
 SHMB_API int shmb_event_descriptor(shmb_session* session, int* fd, shmb_error* error) SHMB_NOEXCEPT;
 /* Takes the next event. wait_ns: SHMB_NO_WAIT and SHMB_FOREVER allowed. Set event->size first. Errors: DEADLINE (none
  * came), SESSION_LOST (after BROKER_AWAY has been delivered). */
-SHMB_API int shmb_next_event(shmb_session* session, int64_t wait_ns, shmb_event* event, shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_next_event(shmb_session* session, int64_t wait_ns, shmb_event* event,
+                             shmb_error* error) SHMB_NOEXCEPT;
 
 #ifdef __cplusplus
 } /* extern "C" */

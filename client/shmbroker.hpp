@@ -1,0 +1,806 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C++ face of shmbroker, header-only over the C ABI of shmbroker.h (whose comments hold for what is not said here:
+// units, threads, forks, which errors). C++20, libc and std only.
+//
+// Every operation comes twice: `try_x` returns Result<T>, `x` returns T and throws shmbroker::Error. With
+// -fno-exceptions the throwing forms are not declared. Handles are move-only; a moved-from handle may only be assigned
+// to or destroyed. Rights are types: a Region may be written, a ReadOnlyRegion may not, and publishing consumes the one
+// to give the other.
+#ifndef SHMBROKER_HPP
+#define SHMBROKER_HPP
+
+#include <array>
+#include <chrono>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "shmbroker.h"
+
+#if defined(__cpp_exceptions) || defined(__EXCEPTIONS)
+#define SHMBROKER_EXCEPTIONS 1
+#else
+#define SHMBROKER_EXCEPTIONS 0
+#endif
+
+namespace shmbroker {
+
+enum class Status : std::int32_t {
+#define SHMBROKER_X(name, value, text) name = value,
+  SHMB_STATUS_TABLE(SHMBROKER_X)
+#undef SHMBROKER_X
+};
+
+// Why an operation failed; what() is a sentence to print. Also the exception type.
+class Error : public std::exception {
+ public:
+  explicit Error(const shmb_error& detail) noexcept : detail_(detail) {}
+  explicit Error(Status status) noexcept {
+    detail_.status = static_cast<std::int32_t>(status);
+    std::strncpy(detail_.sentence, shmb_status_text(detail_.status), sizeof detail_.sentence - 1);
+  }
+  const char* what() const noexcept override { return detail_.sentence; }
+  Status status() const noexcept { return static_cast<Status>(detail_.status); }
+  int system_errno() const noexcept { return detail_.system_errno; }
+  const shmb_error& detail() const noexcept { return detail_; }  // the numbers of a refusal
+
+ private:
+  shmb_error detail_{};
+};
+
+// A value or an Error; std::expected's core, for C++20.
+template <class T>
+class [[nodiscard]] Result {
+  using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
+
+ public:
+  Result() noexcept
+    requires std::is_void_v<T>
+  = default;
+  Result(Stored value) noexcept(std::is_nothrow_move_constructible_v<Stored>)
+    requires(!std::is_void_v<T>)
+      : state_(std::in_place_index<0>, std::move(value)) {}
+  Result(const Error& error) noexcept : state_(std::in_place_index<1>, error) {}
+
+  bool has_value() const noexcept { return state_.index() == 0; }
+  explicit operator bool() const noexcept { return has_value(); }
+  const Error& error() const noexcept { return *std::get_if<1>(&state_); }
+
+  Stored& operator*() & noexcept { return *std::get_if<0>(&state_); }
+  const Stored& operator*() const& noexcept { return *std::get_if<0>(&state_); }
+  Stored&& operator*() && noexcept { return std::move(*std::get_if<0>(&state_)); }
+  Stored* operator->() noexcept { return std::get_if<0>(&state_); }
+  const Stored* operator->() const noexcept { return std::get_if<0>(&state_); }
+
+#if SHMBROKER_EXCEPTIONS
+  T value() && {
+    if (!has_value()) throw error();
+    if constexpr (!std::is_void_v<T>) return std::move(*std::get_if<0>(&state_));
+  }
+#endif
+
+ private:
+  std::variant<Stored, Error> state_;
+};
+
+// How long a call may take. Implicit from any std::chrono duration; zero and below count as one nanosecond.
+class Timeout {
+ public:
+  constexpr Timeout() noexcept = default;  // the default of the call: 5 s for answers of the broker
+  template <class Rep, class Period>
+  constexpr Timeout(std::chrono::duration<Rep, Period> duration) noexcept
+      : nanoseconds_(std::chrono::ceil<std::chrono::nanoseconds>(duration).count()) {
+    if (nanoseconds_ < 1) nanoseconds_ = 1;
+  }
+  static constexpr Timeout forever() noexcept { return Timeout(Raw{SHMB_FOREVER}); }
+  static constexpr Timeout no_wait() noexcept { return Timeout(Raw{SHMB_NO_WAIT}); }
+  constexpr std::int64_t nanoseconds() const noexcept { return nanoseconds_; }
+
+ private:
+  struct Raw {
+    std::int64_t value;
+  };
+  explicit constexpr Timeout(Raw raw) noexcept : nanoseconds_(raw.value) {}
+  std::int64_t nanoseconds_ = SHMB_DEFAULT_TIMEOUT;
+};
+
+// What happens to a region after its group's end.
+class Keep {
+ public:
+  static constexpr Keep none() noexcept { return Keep(0); }
+  static constexpr Keep until_released() noexcept { return Keep(SHMB_KEEP_UNTIL_RELEASED); }
+  template <class Rep, class Period>
+  constexpr Keep(std::chrono::duration<Rep, Period> duration) noexcept
+      : nanoseconds_(std::chrono::ceil<std::chrono::nanoseconds>(duration).count()) {}
+  constexpr std::int64_t nanoseconds() const noexcept { return nanoseconds_; }
+
+ private:
+  explicit constexpr Keep(std::int64_t nanoseconds) noexcept : nanoseconds_(nanoseconds) {}
+  std::int64_t nanoseconds_;
+};
+
+// Numbers that must not be confused.
+struct Epoch {
+  std::uint64_t value = 0;
+  friend auto operator<=>(const Epoch&, const Epoch&) = default;
+};
+struct GroupId {
+  std::uint64_t value = 0;  // 0: the session's own group
+  friend auto operator<=>(const GroupId&, const GroupId&) = default;
+};
+struct WatchId {
+  std::uint64_t value = 0;
+  friend auto operator<=>(const WatchId&, const WatchId&) = default;
+};
+struct RegionId {
+  Epoch epoch;
+  std::uint64_t id = 0;
+  std::uint32_t generation = 0;
+  friend auto operator<=>(const RegionId&, const RegionId&) = default;
+  static RegionId from_c(const shmb_region_id& c) noexcept { return {{c.epoch}, c.id, c.generation}; }
+  shmb_region_id to_c() const noexcept { return {epoch.value, id, generation, 0}; }
+};
+
+enum class Rights : std::uint32_t {
+  none = 0,
+  read = SHMB_RIGHT_READ,
+  write = SHMB_RIGHT_WRITE,
+  share = SHMB_RIGHT_SHARE,
+  release = SHMB_RIGHT_RELEASE,
+  all = SHMB_RIGHT_ALL,
+};
+constexpr Rights operator|(Rights a, Rights b) noexcept {
+  return static_cast<Rights>(static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b));
+}
+constexpr Rights operator&(Rights a, Rights b) noexcept {
+  return static_cast<Rights>(static_cast<std::uint32_t>(a) & static_cast<std::uint32_t>(b));
+}
+
+// 128 bits that nobody guesses: a ticket to a region, or a group's token.
+class Token {
+ public:
+  Token() noexcept = default;
+  explicit Token(const std::uint8_t (&bytes)[16]) noexcept { std::memcpy(bytes_.data(), bytes, 16); }
+  static Result<Token> try_parse(const std::string& text) noexcept {
+    Token token;
+    if (const int status = shmb_token_parse(text.c_str(), token.bytes_.data()); status != SHMB_OK)
+      return Error(static_cast<Status>(status));
+    return token;
+  }
+#if SHMBROKER_EXCEPTIONS
+  static Token parse(const std::string& text) { return try_parse(text).value(); }
+#endif
+  std::string text() const {  // 32 hex digits
+    char out[SHMB_TOKEN_TEXT];
+    shmb_token_format(bytes_.data(), out);
+    return out;
+  }
+  const std::uint8_t* data() const noexcept { return bytes_.data(); }
+  friend bool operator==(const Token&, const Token&) = default;
+
+ private:
+  std::array<std::uint8_t, 16> bytes_{};
+};
+
+class Ticket : public Token {
+ public:
+  Ticket() noexcept = default;
+  explicit Ticket(const Token& token) noexcept : Token(token) {}
+};
+
+struct Group {
+  GroupId id;
+  Token token;  // admits any session that shows it
+  // The value of SHMBROKER_GROUP that makes a child process a member.
+  Result<std::string> try_variable(const std::string& name) const {
+    char text[SHMB_VARIABLE_TEXT];
+    shmb_error error;
+    if (shmb_group_variable(name.c_str(), token.data(), text, &error) != SHMB_OK) return Error(error);
+    return std::string(text);
+  }
+#if SHMBROKER_EXCEPTIONS
+  std::string variable(const std::string& name) const { return try_variable(name).value(); }
+#endif
+};
+
+namespace detail {
+
+template <class T>
+struct Closer;
+template <>
+struct Closer<shmb_session> {
+  static void close(shmb_session* handle) noexcept { shmb_disconnect(handle); }
+};
+template <>
+struct Closer<shmb_region> {
+  static void close(shmb_region* handle) noexcept { (void)shmb_release(handle, 0, nullptr); }
+};
+
+template <class T>
+class Handle {
+ public:
+  Handle() noexcept = default;
+  explicit Handle(T* raw) noexcept : raw_(raw) {}
+  Handle(Handle&& other) noexcept : raw_(std::exchange(other.raw_, nullptr)) {}
+  Handle& operator=(Handle&& other) noexcept {
+    if (this != &other) {
+      Closer<T>::close(raw_);
+      raw_ = std::exchange(other.raw_, nullptr);
+    }
+    return *this;
+  }
+  ~Handle() { Closer<T>::close(raw_); }
+  T* get() const noexcept { return raw_; }
+  T* release() noexcept { return std::exchange(raw_, nullptr); }
+
+ private:
+  T* raw_ = nullptr;
+};
+
+inline Result<void> outcome(int status, const shmb_error& error) noexcept {
+  if (status != SHMB_OK) return Error(error);
+  return {};
+}
+
+}  // namespace detail
+
+// A part of a region, mapped besides the region's own mapping. Must go before its region.
+class MappedPart {
+ public:
+  MappedPart(MappedPart&& other) noexcept
+      : region_(other.region_), bytes_(std::exchange(other.bytes_, {})), writable_(other.writable_) {}
+  MappedPart& operator=(MappedPart&& other) noexcept {
+    if (this != &other) {
+      reset();
+      region_ = other.region_;
+      bytes_ = std::exchange(other.bytes_, {});
+      writable_ = other.writable_;
+    }
+    return *this;
+  }
+  ~MappedPart() { reset(); }
+  std::span<const std::byte> bytes() const noexcept { return bytes_; }
+  std::span<std::byte> writable_bytes() const noexcept { return writable_ ? bytes_ : std::span<std::byte>(); }
+  void reset() noexcept {
+    if (bytes_.data() != nullptr) (void)shmb_region_unmap(region_, bytes_.data(), bytes_.size(), nullptr);
+    bytes_ = {};
+  }
+
+ private:
+  friend class RegionBase;
+  MappedPart(shmb_region* region, std::span<std::byte> bytes, bool writable) noexcept
+      : region_(region), bytes_(bytes), writable_(writable) {}
+  shmb_region* region_;
+  std::span<std::byte> bytes_;
+  bool writable_;
+};
+
+// What both kinds of region can do.
+class RegionBase {
+ public:
+  std::size_t size() const noexcept { return static_cast<std::size_t>(shmb_region_length(handle_.get())); }
+  bool mapped() const noexcept { return shmb_region_data(handle_.get()) != nullptr; }
+  RegionId id() const noexcept { return RegionId::from_c(shmb_region_get_id(handle_.get())); }
+  shmb_region_info info() const noexcept {
+    shmb_region_info info{};
+    info.size = sizeof info;
+    (void)shmb_region_get_info(handle_.get(), &info, nullptr);
+    return info;
+  }
+  shmb_region* c() const noexcept { return handle_.get(); }
+
+  // For sessions of any group and user: rights at most the handle's, by default to read, once, for 10 minutes.
+  Result<Ticket> try_ticket(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
+                            Timeout timeout = {}) const noexcept {
+    std::uint8_t bytes[16];
+    shmb_error error;
+    if (shmb_ticket_create(handle_.get(), static_cast<std::uint32_t>(rights), uses, lifetime.nanoseconds(),
+                           timeout.nanoseconds(), bytes, nullptr, &error) != SHMB_OK)
+      return Error(error);
+    return Ticket(Token(bytes));
+  }
+  // Maps a part; offset is a multiple of 4096.
+  Result<MappedPart> try_map(std::uint64_t offset, std::uint64_t length, bool writable = false) const noexcept {
+    void* address = nullptr;
+    shmb_error error;
+    if (shmb_region_map(handle_.get(), offset, length, writable ? SHMB_ACCESS_READ_WRITE : SHMB_ACCESS_READ, &address,
+                        &error) != SHMB_OK)
+      return Error(error);
+    return MappedPart(handle_.get(), {static_cast<std::byte*>(address), static_cast<std::size_t>(length)}, writable);
+  }
+  Result<void> try_populate(std::uint64_t offset, std::uint64_t length) const noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_region_populate(handle_.get(), offset, length, &error), error);
+  }
+  // A descriptor that the caller owns and closes.
+  Result<int> try_descriptor() const noexcept {
+    int fd = -1;
+    shmb_error error;
+    if (shmb_region_descriptor(handle_.get(), &fd, &error) != SHMB_OK) return Error(error);
+    return fd;
+  }
+  // Ends the handle now, with an answer where the name goes too. The destructor releases silently.
+  Result<void> try_release(bool unname = false, bool recycle = true) noexcept {
+    shmb_error error;
+    const std::uint32_t flags =
+        (unname ? unsigned{SHMB_RELEASE_UNNAME} : 0U) | (recycle ? 0U : unsigned{SHMB_RELEASE_NO_RECYCLE});
+    return detail::outcome(shmb_release(handle_.release(), flags, &error), error);
+  }
+#if SHMBROKER_EXCEPTIONS
+  Ticket ticket(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
+                Timeout timeout = {}) const {
+    return try_ticket(rights, uses, lifetime, timeout).value();
+  }
+  MappedPart map(std::uint64_t offset, std::uint64_t length, bool writable = false) const {
+    return try_map(offset, length, writable).value();
+  }
+  void populate(std::uint64_t offset, std::uint64_t length) const { try_populate(offset, length).value(); }
+  int descriptor() const { return try_descriptor().value(); }
+  void release(bool unname = false, bool recycle = true) { try_release(unname, recycle).value(); }
+#endif
+
+ protected:
+  explicit RegionBase(shmb_region* raw) noexcept : handle_(raw) {}
+  detail::Handle<shmb_region> handle_;
+};
+
+// May be read only: everybody's writing is closed, or this handle was not given the right.
+class ReadOnlyRegion : public RegionBase {
+ public:
+  explicit ReadOnlyRegion(shmb_region* adopted) noexcept : RegionBase(adopted) {}
+  const std::byte* data() const noexcept { return static_cast<const std::byte*>(shmb_region_data(handle_.get())); }
+  std::span<const std::byte> bytes() const noexcept { return {data(), mapped() ? size() : 0}; }
+  // As many whole Ts as fit.
+  template <class T>
+  std::span<const T> as_span() const noexcept {
+    static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
+    static_assert(alignof(T) <= 4096);
+    return {reinterpret_cast<const T*>(data()), mapped() ? size() / sizeof(T) : 0};
+  }
+};
+
+class Region : public RegionBase {
+ public:
+  explicit Region(shmb_region* adopted) noexcept : RegionBase(adopted) {}
+  std::byte* data() const noexcept { return static_cast<std::byte*>(shmb_region_data(handle_.get())); }
+  std::span<std::byte> bytes() const noexcept { return {data(), mapped() ? size() : 0}; }
+  template <class T>
+  std::span<T> as_span() const noexcept {
+    static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
+    static_assert(alignof(T) <= 4096);
+    return {reinterpret_cast<T*>(data()), mapped() ? size() / sizeof(T) : 0};
+  }
+  // Closes writing for ever and for everybody. On failure this Region is as it was (Status::still_mapped: try again
+  // once the other mapping is gone); on success it is spent, and its addresses are void.
+  Result<ReadOnlyRegion> try_publish(Timeout timeout = {}) && noexcept {
+    shmb_error error;
+    if (shmb_publish(handle_.get(), timeout.nanoseconds(), &error) != SHMB_OK) return Error(error);
+    return ReadOnlyRegion(handle_.release());
+  }
+#if SHMBROKER_EXCEPTIONS
+  ReadOnlyRegion publish(Timeout timeout = {}) && { return std::move(*this).try_publish(timeout).value(); }
+#endif
+};
+
+struct ConnectOptions {
+  std::string socket;   // empty: looked for
+  std::string group;    // "<name>:<token>"; empty: SHMBROKER_GROUP
+  std::string program;  // as `shmbroker list` shows the session
+  bool local_ok = false;
+  bool local_only = false;
+  bool start = true;  // a private broker, if there is none
+  bool admin = false;
+  bool join_group = true;  // false: ignore SHMBROKER_GROUP
+  Timeout timeout;
+};
+
+struct CreateOptions {
+  std::string name;  // empty: unnamed
+  GroupId group;
+  std::optional<Keep> keep;  // none: the group's default
+  bool many_writers = false;
+  bool replace = false;
+  bool uninitialised = false;
+  bool recycle = true;
+  bool populate = true;
+  bool huge_pages = true;
+  bool map = true;
+  Rights rights = Rights::all;
+  Timeout timeout;
+};
+
+struct AttachOptions {
+  Rights more_rights = Rights::none;  // share, release; reading, and writing where asked, come by themselves
+  bool map = true;
+  bool populate = true;
+  std::optional<Timeout> wait;  // for a name not yet created; none: no wait
+  Timeout timeout;
+};
+
+struct GroupOptions {
+  std::string name;
+  std::uint64_t limit_bytes = 0;  // 0: the broker's default
+  std::uint32_t limit_regions = 0;
+  Keep keep = Keep::none();
+  bool supervised = false;
+  bool adopt_existing = false;
+  Timeout timeout;
+};
+
+enum class EventKind : std::uint32_t {
+  region_ready = SHMB_EVENT_REGION_READY,
+  region_published = SHMB_EVENT_REGION_PUBLISHED,
+  region_gone = SHMB_EVENT_REGION_GONE,
+  name_appeared = SHMB_EVENT_NAME_APPEARED,
+  group_ended = SHMB_EVENT_GROUP_ENDED,
+  reclaim = SHMB_EVENT_RECLAIM,
+  gap = SHMB_EVENT_GAP,
+  broker_away = SHMB_EVENT_BROKER_AWAY,
+};
+
+struct Event {
+  EventKind kind;
+  WatchId watch;
+  RegionId region;
+  GroupId group;
+  std::uint64_t sequence, bytes, lost;
+  std::uint32_t uid, pid, regions, how;
+  std::int32_t code;
+  std::string text;
+};
+
+struct Watch {
+  WatchId id;
+  std::uint32_t state;  // SHMB_EVENT_BIT_* that hold already: those are not sent
+};
+
+class Session {
+ public:
+  explicit Session(shmb_session* adopted) noexcept : handle_(adopted) {}
+
+  static Result<Session> try_connect(const ConnectOptions& options = {}) noexcept {
+    shmb_connect_options c{};
+    c.size = sizeof c;
+    if (!options.socket.empty()) c.socket = options.socket.c_str();
+    if (!options.group.empty()) c.group = options.group.c_str();
+    if (!options.program.empty()) c.program = options.program.c_str();
+    if (options.local_ok) c.flags |= SHMB_CONNECT_LOCAL_OK;
+    if (options.local_only) c.flags |= SHMB_CONNECT_LOCAL_ONLY;
+    if (!options.start) c.flags |= SHMB_CONNECT_NO_START;
+    if (options.admin) c.flags |= SHMB_CONNECT_ADMIN;
+    if (!options.join_group) c.flags |= SHMB_CONNECT_NO_GROUP;
+    c.timeout_ns = options.timeout.nanoseconds();
+    shmb_session* raw = nullptr;
+    shmb_error error;
+    if (shmb_connect(&c, &raw, &error) != SHMB_OK) return Error(error);
+    return Session(raw);
+  }
+
+  shmb_session_info info() const noexcept {
+    shmb_session_info info{};
+    info.size = sizeof info;
+    (void)shmb_session_get_info(handle_.get(), &info, nullptr);
+    return info;
+  }
+  Epoch epoch() const noexcept { return {info().epoch}; }
+  GroupId group() const noexcept { return {info().group}; }
+  bool local() const noexcept { return info().mode == SHMB_MODE_LOCAL; }
+  shmb_session* c() const noexcept { return handle_.get(); }
+
+  Result<void> try_ping(Timeout timeout = {}) const noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_ping(handle_.get(), timeout.nanoseconds(), &error), error);
+  }
+
+  Result<Region> try_create(std::uint64_t length, const CreateOptions& options = {}) const noexcept {
+    const shmb_create_options c = to_c(options);
+    shmb_region* raw = nullptr;
+    shmb_error error;
+    if (shmb_create(handle_.get(), length, &c, &raw, &error) != SHMB_OK) return Error(error);
+    return Region(raw);
+  }
+  // One round trip for up to 253. Elements fail one by one; the first failure has its whole sentence.
+  Result<std::vector<Result<Region>>> try_create_many(std::span<const std::uint64_t> lengths,
+                                                      const CreateOptions& options = {}) const {
+    const shmb_create_options c = to_c(options);
+    std::vector<shmb_create_item> items;
+    for (std::uint64_t length : lengths) items.push_back({length, &c});
+    std::vector<shmb_region*> regions(lengths.size());
+    std::vector<int> statuses(lengths.size());
+    shmb_error error{};
+    const int first = shmb_create_many(handle_.get(), items.data(), items.size(), options.timeout.nanoseconds(),
+                                       regions.data(), statuses.data(), &error);
+    std::vector<Result<Region>> results;
+    bool told = false;
+    for (std::size_t i = 0; i < regions.size(); ++i) {
+      if (regions[i] != nullptr) results.emplace_back(Region(regions[i]));
+      else if (!std::exchange(told, true) && first != SHMB_OK) results.emplace_back(Error(error));
+      else results.emplace_back(Error(static_cast<Status>(statuses[i])));
+    }
+    return results;
+  }
+
+  // By address ("NAME", "GROUP/NAME", "UID:GROUP/NAME"), by identity, by ticket.
+  Result<ReadOnlyRegion> try_attach(const std::string& address, const AttachOptions& options = {}) const noexcept {
+    return attached<ReadOnlyRegion>(Rights::read, options, [&](const auto* c, auto** raw, auto* error) {
+      return shmb_attach(handle_.get(), address.c_str(), c, raw, error);
+    });
+  }
+  Result<ReadOnlyRegion> try_attach(const RegionId& id, const AttachOptions& options = {}) const noexcept {
+    return attached<ReadOnlyRegion>(Rights::read, options, [&](const auto* c, auto** raw, auto* error) {
+      const shmb_region_id c_id = id.to_c();
+      return shmb_attach_id(handle_.get(), &c_id, c, raw, error);
+    });
+  }
+  Result<ReadOnlyRegion> try_attach(const Ticket& ticket, const AttachOptions& options = {}) const noexcept {
+    return attached<ReadOnlyRegion>(Rights::read, options, [&](const auto* c, auto** raw, auto* error) {
+      return shmb_attach_ticket(handle_.get(), ticket.data(), c, raw, error);
+    });
+  }
+  Result<Region> try_attach_writable(const std::string& address, const AttachOptions& options = {}) const noexcept {
+    return attached<Region>(Rights::read | Rights::write, options, [&](const auto* c, auto** raw, auto* error) {
+      return shmb_attach(handle_.get(), address.c_str(), c, raw, error);
+    });
+  }
+  Result<Region> try_attach_writable(const RegionId& id, const AttachOptions& options = {}) const noexcept {
+    return attached<Region>(Rights::read | Rights::write, options, [&](const auto* c, auto** raw, auto* error) {
+      const shmb_region_id c_id = id.to_c();
+      return shmb_attach_id(handle_.get(), &c_id, c, raw, error);
+    });
+  }
+  Result<Region> try_attach_writable(const Ticket& ticket, const AttachOptions& options = {}) const noexcept {
+    return attached<Region>(Rights::read | Rights::write, options, [&](const auto* c, auto** raw, auto* error) {
+      return shmb_attach_ticket(handle_.get(), ticket.data(), c, raw, error);
+    });
+  }
+  // Local sessions: shared memory whose descriptor came by other means; the caller keeps the descriptor.
+  Result<Region> try_adopt(int fd) const noexcept {
+    shmb_region* raw = nullptr;
+    shmb_error error;
+    if (shmb_adopt_fd(handle_.get(), fd, SHMB_RIGHT_READ | SHMB_RIGHT_WRITE, &raw, &error) != SHMB_OK)
+      return Error(error);
+    return Region(raw);
+  }
+  Result<ReadOnlyRegion> try_adopt_read_only(int fd) const noexcept {
+    shmb_region* raw = nullptr;
+    shmb_error error;
+    if (shmb_adopt_fd(handle_.get(), fd, SHMB_RIGHT_READ, &raw, &error) != SHMB_OK) return Error(error);
+    return ReadOnlyRegion(raw);
+  }
+
+  Result<void> try_unname(const std::string& address, Timeout timeout = {}) const noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_unname(handle_.get(), address.c_str(), timeout.nanoseconds(), &error), error);
+  }
+  Result<shmb_region_stat> try_stat(const std::string& address, Timeout timeout = {}) const noexcept {
+    shmb_region_stat stat{};
+    stat.size = sizeof stat;
+    shmb_error error;
+    if (shmb_stat(handle_.get(), address.c_str(), timeout.nanoseconds(), &stat, &error) != SHMB_OK) return Error(error);
+    return stat;
+  }
+  Result<shmb_region_stat> try_stat(const RegionId& id, Timeout timeout = {}) const noexcept {
+    shmb_region_stat stat{};
+    stat.size = sizeof stat;
+    shmb_error error;
+    const shmb_region_id c_id = id.to_c();
+    if (shmb_stat_id(handle_.get(), &c_id, timeout.nanoseconds(), &stat, &error) != SHMB_OK) return Error(error);
+    return stat;
+  }
+
+  Result<Group> try_create_group(const GroupOptions& options = {}) const noexcept {
+    shmb_group_options c{};
+    c.size = sizeof c;
+    if (!options.name.empty()) c.name = options.name.c_str();
+    c.limit_bytes = options.limit_bytes;
+    c.limit_regions = options.limit_regions;
+    c.keep_ns = options.keep.nanoseconds();
+    c.flags = (options.supervised ? unsigned{SHMB_GROUP_SUPERVISED} : 0U) |
+              (options.adopt_existing ? unsigned{SHMB_GROUP_ADOPT_EXISTING} : 0U);
+    c.timeout_ns = options.timeout.nanoseconds();
+    shmb_group made;
+    shmb_error error;
+    if (shmb_group_create(handle_.get(), &c, &made, &error) != SHMB_OK) return Error(error);
+    return Group{{made.id}, Token(made.token)};
+  }
+  Result<GroupId> try_join(const std::string& group, Timeout timeout = {}) const noexcept {
+    GroupId id;
+    shmb_error error;
+    if (shmb_group_join(handle_.get(), group.c_str(), 0, timeout.nanoseconds(), &id.value, &error) != SHMB_OK)
+      return Error(error);
+    return id;
+  }
+  Result<GroupId> try_join(const Token& token, Timeout timeout = {}) const noexcept {
+    GroupId id;
+    shmb_error error;
+    if (shmb_group_join_token(handle_.get(), token.data(), 0, timeout.nanoseconds(), &id.value, &error) != SHMB_OK)
+      return Error(error);
+    return id;
+  }
+  Result<void> try_leave(GroupId group = {}, Timeout timeout = {}) const noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_group_leave(handle_.get(), group.value, timeout.nanoseconds(), &error), error);
+  }
+  Result<shmb_group_ending> try_end_group(GroupId group, std::uint32_t flags = 0, Timeout timeout = {}) const noexcept {
+    shmb_group_ending ending{};
+    shmb_error error;
+    if (shmb_group_end(handle_.get(), group.value, nullptr, flags, timeout.nanoseconds(), &ending, &error) != SHMB_OK)
+      return Error(error);
+    return ending;
+  }
+  // Until the group has ended; waits without limit unless told otherwise.
+  Result<void> try_wait_group(GroupId group = {}, Timeout wait = Timeout::forever()) const noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_group_wait(handle_.get(), group.value, wait.nanoseconds(), &error), error);
+  }
+
+  Result<Watch> try_watch(const RegionId& region, std::uint32_t events = 0) const noexcept {
+    shmb_watch_options c{};
+    c.kind = SHMB_WATCH_REGION;
+    c.events = events;
+    c.region = region.to_c();
+    return watched(c);
+  }
+  Result<Watch> try_watch_name(const std::string& address) const noexcept {
+    shmb_watch_options c{};
+    c.kind = SHMB_WATCH_NAME;
+    c.address = address.c_str();
+    return watched(c);
+  }
+  Result<Watch> try_watch(GroupId group) const noexcept {
+    shmb_watch_options c{};
+    c.kind = SHMB_WATCH_GROUP;
+    c.group = group.value;
+    return watched(c);
+  }
+  Result<Watch> try_watch_reclaims(GroupId group = {}) const noexcept {
+    shmb_watch_options c{};
+    c.kind = SHMB_WATCH_RECLAIM;
+    c.group = group.value;
+    return watched(c);
+  }
+  Result<void> try_unwatch(WatchId watch, Timeout timeout = {}) const noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_unwatch(handle_.get(), watch.value, timeout.nanoseconds(), &error), error);
+  }
+  // For poll, select, epoll. Belongs to the session: never close, read or write it.
+  Result<int> try_event_descriptor() const noexcept {
+    int fd = -1;
+    shmb_error error;
+    if (shmb_event_descriptor(handle_.get(), &fd, &error) != SHMB_OK) return Error(error);
+    return fd;
+  }
+  Result<Event> try_next_event(Timeout wait = {}) const {
+    shmb_event c{};
+    c.size = sizeof c;
+    shmb_error error;
+    if (shmb_next_event(handle_.get(), wait.nanoseconds(), &c, &error) != SHMB_OK) return Error(error);
+    return Event{static_cast<EventKind>(c.kind),
+                 {c.watch},
+                 RegionId::from_c(c.region),
+                 {c.group},
+                 c.sequence,
+                 c.bytes,
+                 c.lost,
+                 c.uid,
+                 c.pid,
+                 c.regions,
+                 c.how,
+                 c.code,
+                 c.text};
+  }
+
+#if SHMBROKER_EXCEPTIONS
+  static Session connect(const ConnectOptions& options = {}) { return try_connect(options).value(); }
+  void ping(Timeout timeout = {}) const { try_ping(timeout).value(); }
+  Region create(std::uint64_t length, const CreateOptions& options = {}) const {
+    return try_create(length, options).value();
+  }
+  // All or none: what was made before a failure is released again.
+  std::vector<Region> create_many(std::span<const std::uint64_t> lengths, const CreateOptions& options = {}) const {
+    auto results = try_create_many(lengths, options).value();
+    std::vector<Region> regions;
+    for (auto& result : results) regions.push_back(std::move(result).value());
+    return regions;
+  }
+  template <class Where>
+  ReadOnlyRegion attach(const Where& where, const AttachOptions& options = {}) const {
+    return try_attach(where, options).value();
+  }
+  template <class Where>
+  Region attach_writable(const Where& where, const AttachOptions& options = {}) const {
+    return try_attach_writable(where, options).value();
+  }
+  Region adopt(int fd) const { return try_adopt(fd).value(); }
+  ReadOnlyRegion adopt_read_only(int fd) const { return try_adopt_read_only(fd).value(); }
+  void unname(const std::string& address, Timeout timeout = {}) const { try_unname(address, timeout).value(); }
+  template <class Where>
+  shmb_region_stat stat(const Where& where, Timeout timeout = {}) const {
+    return try_stat(where, timeout).value();
+  }
+  Group create_group(const GroupOptions& options = {}) const { return try_create_group(options).value(); }
+  template <class Which>
+  GroupId join(const Which& which, Timeout timeout = {}) const {
+    return try_join(which, timeout).value();
+  }
+  void leave(GroupId group = {}, Timeout timeout = {}) const { try_leave(group, timeout).value(); }
+  shmb_group_ending end_group(GroupId group, std::uint32_t flags = 0, Timeout timeout = {}) const {
+    return try_end_group(group, flags, timeout).value();
+  }
+  void wait_group(GroupId group = {}, Timeout wait = Timeout::forever()) const { try_wait_group(group, wait).value(); }
+  Watch watch(const RegionId& region, std::uint32_t events = 0) const { return try_watch(region, events).value(); }
+  Watch watch(GroupId group) const { return try_watch(group).value(); }
+  Watch watch_name(const std::string& address) const { return try_watch_name(address).value(); }
+  Watch watch_reclaims(GroupId group = {}) const { return try_watch_reclaims(group).value(); }
+  void unwatch(WatchId watch, Timeout timeout = {}) const { try_unwatch(watch, timeout).value(); }
+  int event_descriptor() const { return try_event_descriptor().value(); }
+  Event next_event(Timeout wait = {}) const { return try_next_event(wait).value(); }
+#endif
+
+ private:
+  static shmb_create_options to_c(const CreateOptions& options) noexcept {
+    shmb_create_options c{};
+    c.size = sizeof c;
+    if (!options.name.empty()) c.name = options.name.c_str();
+    c.group = options.group.value;
+    if (options.keep) {
+      c.keep_ns = options.keep->nanoseconds();
+      c.flags |= SHMB_CREATE_KEEP_GIVEN;
+    }
+    if (options.many_writers) c.flags |= SHMB_CREATE_MANY_WRITERS;
+    if (options.replace) c.flags |= SHMB_CREATE_REPLACE;
+    if (options.uninitialised) c.flags |= SHMB_CREATE_UNINITIALISED;
+    if (!options.recycle) c.flags |= SHMB_CREATE_NO_RECYCLE;
+    if (!options.populate) c.flags |= SHMB_CREATE_NO_POPULATE;
+    if (!options.huge_pages) c.flags |= SHMB_CREATE_SMALL_PAGES;
+    if (!options.map) c.flags |= SHMB_CREATE_UNMAPPED;
+    c.rights = static_cast<std::uint32_t>(options.rights);
+    c.timeout_ns = options.timeout.nanoseconds();
+    return c;
+  }
+  template <class Kind, class Call>
+  static Result<Kind> attached(Rights rights, const AttachOptions& options, Call&& call) noexcept {
+    shmb_attach_options c{};
+    c.size = sizeof c;
+    c.rights = static_cast<std::uint32_t>(rights | options.more_rights);
+    if (!options.map) c.flags |= SHMB_ATTACH_UNMAPPED;
+    if (!options.populate) c.flags |= SHMB_ATTACH_NO_POPULATE;
+    if (options.wait) c.wait_ns = options.wait->nanoseconds();
+    c.timeout_ns = options.timeout.nanoseconds();
+    shmb_region* raw = nullptr;
+    shmb_error error;
+    if (call(&c, &raw, &error) != SHMB_OK) return Error(error);
+    return Kind(raw);
+  }
+  Result<Watch> watched(shmb_watch_options& c) const noexcept {
+    c.size = sizeof c;
+    Watch watch{};
+    shmb_error error;
+    if (shmb_watch(handle_.get(), &c, &watch.id.value, &watch.state, &error) != SHMB_OK) return Error(error);
+    return watch;
+  }
+
+  detail::Handle<shmb_session> handle_;
+};
+
+}  // namespace shmbroker
+
+template <>
+struct std::hash<shmbroker::RegionId> {
+  std::size_t operator()(const shmbroker::RegionId& id) const noexcept {
+    return std::hash<std::uint64_t>()(id.id * 0x9e3779b97f4a7c15ULL ^ id.epoch.value ^ id.generation);
+  }
+};
+
+#endif
