@@ -42,6 +42,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="shmb-headers-") as name:
         folder = Path(name)
         headers = [Path(argument) for argument in sys.argv[1:]]
+        if missing := [str(header) for header in headers if not header.is_file()]:
+            sys.exit(f"not there: {', '.join(missing)}")
         for header in headers:
             shutil.copy(header, folder / header.name)
         for compiler, options, suffix, takes_cxx, required in COMPILERS:
