@@ -524,11 +524,11 @@ class Session {
     std::vector<Result<Region>> results;
     bool told = false;
     for (std::size_t i = 0; i < regions.size(); ++i) {
-      if (regions[i] != nullptr) results.emplace_back(Region(regions[i]));
-      else if (!std::exchange(told, true) && first != SHMB_OK) results.emplace_back(Error(error));
-      else results.emplace_back(Error(static_cast<Status>(statuses[i])));
+      if (regions[i] != nullptr) results.push_back(Region(regions[i]));
+      else if (!std::exchange(told, true) && first != SHMB_OK) results.push_back(Error(error));
+      else results.push_back(Error(static_cast<Status>(statuses[i])));
     }
-    return results;
+    return {std::move(results)};  // named: nvcc 13 would copy
   }
 
   // By address ("NAME", "GROUP/NAME", "UID:GROUP/NAME"), by identity, by ticket.
