@@ -17,6 +17,7 @@ PROGRAM, BROKER, PLOT = sys.argv[1:4]
 SIZES = ("4KiB", "1MiB", "64MiB")
 EXPECTED = (
     [f"{what}.{size}" for what in ("create", "attach", "attach_read_only") for size in SIZES]
+    + [f"create_populated.{size}" for size in ("4KiB", "1MiB")]
     + [f"requests.epoll.{what}.{count}" for what in ("plain", "descriptor") for count in (1, 16, 64)]
     + ["fresh.64MiB", "memory.idle", "memory.per_region", "storm.killed_clients"]
     + ["reclaim.64MiB", "reclaim.64MiB.4KiB_pages"]

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "client/shmbroker.h"
+#include "spawn/tree.hpp"
 #include "tests/tools/world.hpp"
 
 using shmb::test::Ended;
@@ -360,4 +361,63 @@ TEST_CASE("a second run of the same name is refused while the first lives") {
   int status = -1;
   ::waitpid(first, &status, 0);
   CHECK(WEXITSTATUS(status) == 128 + SIGTERM);
+}
+
+TEST_CASE("a broker that is run's own child is not of the tree: it survives the supervisor's death") {
+  World world;
+  const std::string socket = world.directory() + "/b/socket";
+  const pid_t run = ::fork();
+  if (run == 0) {
+    const std::string script = SHMB_TEST_DAEMON " --private --log-level error --directory " + world.directory() +
+                               "/b & while [ ! -S " + socket +
+                               " ]; do sleep 0.02; done; exec " SHMB_TEST_TOOL " run --socket " + socket +
+                               " --name job -- sleep 1000";
+    ::execl("/bin/sh", "sh", "-c", script.c_str(), nullptr);
+    ::_exit(99);
+  }
+  auto job = [&] { return world.tool({"list", "--socket", socket, "--groups"}); };
+  REQUIRE(eventually([&] { return has(job().out, "job"); }));
+  pid_t supervisor = 0, broker = 0;
+  REQUIRE(eventually([&] {
+    auto children = shmb::spawn::children(run, {});
+    for (const auto& child : *children) (child.name == "shmbrokerd" ? broker : supervisor) = child.pid;
+    return supervisor != 0 && broker != 0 && !shmb::spawn::children(supervisor, {})->empty();
+  }));
+  ::kill(supervisor, SIGKILL);
+  int status = -1;
+  ::waitpid(run, &status, 0);
+  CHECK(WEXITSTATUS(status) == 125);
+  CHECK(job().status == 0);
+  CHECK_FALSE(has(job().out, "job"));
+  ::kill(broker, SIGTERM);
+  CHECK(eventually([&] { return ::kill(broker, 0) != 0; }));
+}
+
+TEST_CASE("a run inside a run has a group of its own, and goes with the outer one") {
+  World world;
+  const pid_t outer = world.start_tool(
+      {"run", "--name", "outer", "--", SHMB_TEST_TOOL, "run", "--name", "inner", "--", "sleep", "1000"});
+  REQUIRE(eventually([&] {
+    const Ended groups = world.tool({"list", "--groups"});
+    return has(groups.out, "outer") && has(groups.out, "inner");
+  }));
+  ::kill(outer, SIGTERM);
+  ::waitpid(outer, nullptr, 0);
+  CHECK(eventually([&] { return nlohmann::json::parse(world.tool({"list", "--json"}).out)["groups"].empty(); }));
+}
+
+TEST_CASE("guard and supervisor both have the role, and neither is a member") {
+  World world;
+  const pid_t run = world.start_tool({"run", "--name", "job", "--", "sleep", "1000"});
+  nlohmann::json group;
+  CHECK(eventually([&] {
+    const auto document = nlohmann::json::parse(world.tool({"list", "--group", "job", "--json"}).out, nullptr, false);
+    if (document.is_discarded() || document["groups"].empty()) return false;
+    group = document["groups"][0];
+    return group["supervisors"] == 2;
+  }));
+  CHECK(group["members"] == 0);
+  CHECK(group["supervised"] == true);
+  ::kill(run, SIGTERM);
+  ::waitpid(run, nullptr, 0);
 }
