@@ -2,6 +2,7 @@
 // The one reply to the request in service, built in the broker's one buffer. An error is a reply, never a disconnect.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <string_view>
 
@@ -50,7 +51,8 @@ struct Request {
 template <class Reply>
 class BatchAnswer {
  public:
-  BatchAnswer(const Request& request, std::size_t count) : request_(request), out_(request.writer()) {
+  BatchAnswer(const Request& request, std::size_t count)
+      : request_(request), out_(request.writer()), detail_room_(wire::detail_room(count, sizeof(Reply))) {
     out_.begin_batch<Reply>(request.reply_op(), request.packet.header.tag, count);
   }
   void ok(Reply reply, std::uint16_t fd_index = SHMBW_NO_FD) {
@@ -60,7 +62,7 @@ class BatchAnswer {
   void fail(const Error& error) {
     ++request_.world.refusals;
     Reply reply{};
-    std::string detail = wire::element_detail(error, out_.room());
+    std::string detail = wire::element_detail(error, std::min(out_.room(), detail_room_));
     reply.outcome = {static_cast<std::int32_t>(error.status), SHMBW_NO_FD, static_cast<std::uint16_t>(detail.size())};
     out_.element(next_++, reply);
     out_.text(detail);
@@ -72,6 +74,7 @@ class BatchAnswer {
  private:
   const Request& request_;
   wire::Writer out_;
+  std::size_t detail_room_;  // an even share, so that the last element's sentence is as good as the first's
   std::size_t next_ = 0;
 };
 

@@ -73,11 +73,8 @@ void dispatch(World& world, Session& session, const wire::PacketView& packet) {
   ++world.requests;
   if (header.n_fds != 0) return session.link->drop("descriptors in a request that takes none");
   if (session.phase == Phase::refused) return session.link->drop("a request after HELLO was refused for good");
-  if (header.op == SHMBW_OP_HELLO) {
-    if (session.greeted()) return request.fail(Status::invalid, "HELLO was answered already on this connection");
-    return serve_hello(world, session, packet);
-  }
-  if (!session.greeted()) return session.link->drop("a request before HELLO");
+  const bool hello = header.op == SHMBW_OP_HELLO;
+  if (!hello && !session.greeted()) return session.link->drop("a request before HELLO");
   if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
     return request.fail(Status::unknown_flags, "the header has a flag that this broker does not know");
   bool one_way = header.op == SHMBW_OP_READY;
@@ -88,6 +85,10 @@ void dispatch(World& world, Session& session, const wire::PacketView& packet) {
     return Request{world, session, view}.fail(Status::invalid, "no_reply is for READY and RELEASE only");
   }
   if (header.status != 0 && !one_way) return request.fail(Status::invalid, "a request's status must be 0");
+  if (hello) {
+    if (session.greeted()) return request.fail(Status::invalid, "HELLO was answered already on this connection");
+    return serve_hello(world, session, packet);
+  }
   Handler handler = handler_of(header.op);
   if (!handler)
     return request.fail(Status::unknown_op, "request " + std::to_string(header.op) + " is not known to this broker (" +
