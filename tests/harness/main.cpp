@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 
 #include <cstdio>
-
 #include <thread>
 
 #include "tests/harness/leak_guard.hpp"
