@@ -235,7 +235,8 @@ void run_fresh(Bench& bench) {
   Trial trial(broker.socket(), !bench.settings().quick);
   pin(Core::client);
   for (std::size_t bytes : sizes(bench, {64 * MiB, 1 * GiB})) {
-    std::map<std::string, Way> peers{{"floor_4KiB_pages", Way::bare_small}, {"recycled", Way::recycled}};
+    std::map<std::string, Way> peers{{"floor_4KiB_pages", Way::bare_small}};
+    if (bytes <= 256 * MiB) peers.emplace("recycled", Way::recycled);  // a shelf holds no more
     if (dev_shm_has(bytes)) {
       peers.emplace("posix_shm", Way::posix);
 #ifdef SHMB_HAVE_BOOST
@@ -244,7 +245,7 @@ void run_fresh(Bench& bench) {
     }
     Pair pair;
     std::map<std::string, Samples> beside;
-    int rounds = bench.times(bytes >= GiB ? 2 : 4), each = bench.times(bytes >= GiB ? 3 : 5);
+    int rounds = bench.times(bytes >= GiB ? 3 : 5), each = bench.times(bytes >= GiB ? 3 : 5);
     for (int round = 0; round < rounds; ++round) {
       Pair some = alternate(
           each, [&] { return trial.run(Way::library, bytes); }, [&] { return trial.run(Way::bare_huge, bytes); });

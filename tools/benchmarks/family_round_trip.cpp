@@ -32,12 +32,13 @@ class BareServer {
 
   void prepare(std::size_t bytes) { round(Ask::prepare, bytes); }
 
-  double create(std::size_t bytes) {
+  double create(std::size_t bytes, bool populated) {
     BareMap map;
     double took = timed([&] {
       Fd fd = round(Ask::create, bytes);
       map = BareMap::map(fd.get(), bytes, true);
       fd.reset();
+      if (populated) populate(map);
       map.data()[0] = std::byte{1};
     });
     map.reset();
@@ -101,10 +102,10 @@ class BareServer {
   Child child_;
 };
 
-double create(Library& library, std::size_t bytes) {
+double create(Library& library, std::size_t bytes, bool populated) {
   shmb_create_options options{};
   options.size = sizeof options;
-  options.flags = SHMB_CREATE_NO_POPULATE | SHMB_CREATE_NO_RECYCLE;
+  options.flags = SHMB_CREATE_NO_RECYCLE | (populated ? 0U : static_cast<std::uint32_t>(SHMB_CREATE_NO_POPULATE));
   shmb_region* region = nullptr;
   double took = timed([&] {
     region = library.create(bytes, options);
@@ -130,17 +131,13 @@ double attach(Library& library, const shmb_region_id& id, bool write) {
 }
 
 // A repetition is a block of round trips on one side, then as many on the other; its value is their median.
-void compare(Bench& bench, const std::string& name, const std::string& engine, const std::function<double()>& ours,
-             const std::function<double()>& floor) {
-  int block = bench.times(200, 5);
+void compare(Bench& bench, const std::string& name, const std::string& engine, int block,
+             const std::function<double()>& ours, const std::function<double()>& floor) {
   Samples all_ours, all_floor;
   auto median_of = [&](const std::function<double()>& one, Samples& all) {
     Samples samples;
-    for (int i = 0; i < block; ++i) {
-      double took = one();
-      samples.add(took);
-      all.add(took);
-    }
+    for (int i = 0; i < block; ++i) samples.add(one());
+    all.add(samples);
     return samples.median();
   };
   Pair pair = alternate(
@@ -161,18 +158,25 @@ void run_round_trip(Bench& bench) {
   Library other(broker.socket());
   for (std::size_t bytes : sizes(bench, {4 * KiB, 1 * MiB, 64 * MiB, 1 * GiB})) {
     std::string size = size_text(bytes);
+    // Where the memory is most of the time, fewer round trips tell as much.
+    int block = bench.times(bytes >= 64 * MiB ? 50 : 200, 5);
     compare(
-        bench, "create." + size, broker.engine(), [&] { return create(library, bytes); },
-        [&] { return server.create(bytes); });
+        bench, "create." + size, broker.engine(), block, [&] { return create(library, bytes, false); },
+        [&] { return server.create(bytes, false); });
+    if (bytes < 64 * MiB)  // from there on it is all population: family fresh
+      compare(
+          bench, "create_populated." + size, broker.engine(), block, [&] { return create(library, bytes, true); },
+          [&] { return server.create(bytes, true); });
     server.prepare(bytes);
-    shmb_region* region = library.create(bytes, {.size = sizeof(shmb_create_options), .flags = SHMB_CREATE_NO_RECYCLE});
+    shmb_create_options options{};
+    options.size = sizeof options;
+    options.flags = SHMB_CREATE_NO_RECYCLE;
+    shmb_region* region = library.create(bytes, options);
     shmb_region_id id = shmb_region_get_id(region);
-    compare(
-        bench, "attach." + size, broker.engine(), [&] { return attach(other, id, true); },
-        [&] { return server.attach(bytes, true); });
-    compare(
-        bench, "attach_read_only." + size, broker.engine(), [&] { return attach(other, id, false); },
-        [&] { return server.attach(bytes, false); });
+    for (bool write : {true, false})  // in this order: the first read-only grant closes writing for ever
+      compare(
+          bench, (write ? "attach." : "attach_read_only.") + size, broker.engine(), block,
+          [&] { return attach(other, id, write); }, [&] { return server.attach(bytes, write); });
     library.release(region);
   }
   pin(Core::any);
