@@ -108,7 +108,8 @@ class Client {
     return exchange(out.finish(0));
   }
   template <class T>
-  Packet& batch(std::uint16_t op, const std::vector<T>& elements, std::string_view texts = {}, std::uint16_t flags = 0) {
+  Packet& batch(std::uint16_t op, const std::vector<T>& elements, std::string_view texts = {},
+                std::uint16_t flags = 0) {
     std::vector<std::byte> buffer(SHMBW_MAX_MESSAGE);
     wire::Writer out(buffer);
     out.begin_batch<T>(op, ++tag_, elements.size(), flags);
@@ -152,7 +153,7 @@ class Client {
   shmbw_status_reply status() { return call(SHMBW_OP_STATUS, shmbw_status{}).template fixed<shmbw_status_reply>(); }
 
   // Ends, as the transport tells them.
-  void close();                                   // end of file of a living process, then forget
+  void close();  // end of file of a living process, then forget
   void die(std::optional<sys::ExitInfo> how = sys::ExitInfo{true, 9, false});  // pidfd, end of file, forget
   void pidfd(std::optional<sys::ExitInfo> how = sys::ExitInfo{true, 9, false});
   void end_of_file();

@@ -4,8 +4,8 @@
 
 using namespace shmb;
 using namespace shmb::daemon::test;
-using shmb::daemon::Config;
 using shmb::daemon::BrokerFacts;
+using shmb::daemon::Config;
 
 TEST_CASE("hello answers with the broker's facts and the kernel's uid") {
   BrokerFacts facts;
@@ -51,7 +51,8 @@ TEST_CASE("versions without overlap are answered with a sentence and the connect
   World world;
   for (auto [low, high] : {std::pair{2, 9}, std::pair{0, 0}, std::pair{3, 1}}) {
     Client client = world.silent();
-    Packet& reply = client.hello({.version_min = static_cast<std::uint16_t>(low), .version_max = static_cast<std::uint16_t>(high)});
+    Packet& reply =
+        client.hello({.version_min = static_cast<std::uint16_t>(low), .version_max = static_cast<std::uint16_t>(high)});
     CHECK(reply.status() == Status::version);
     CHECK(reply.error().sentence.find("install matching versions") != std::string::npos);
     CHECK(client.link().dropped.empty());

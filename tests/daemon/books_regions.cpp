@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: Apache-2.0
+// CREATE, ATTACH, RELEASE: what is made, who may address it, and every refusal.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/compat.hpp"
+#include "base/fault.hpp"
+#include "base/sys_memory.hpp"
+#include "books_fixture.hpp"
+#include "proto/names.hpp"
+
+using namespace shmb;
+using namespace shmb::daemon::test;
+using shmb::daemon::BrokerFacts;
+using shmb::daemon::Config;
+
+namespace {
+
+std::string memfd_label(const Fd& fd) {
+  char target[300];
+  auto size = readlink(("/proc/self/fd/" + std::to_string(fd.get())).c_str(), target, sizeof target);
+  REQUIRE(size > 0);
+  std::string out(target, static_cast<std::size_t>(size));
+  out = out.substr(std::string("/memfd:").size());
+  return out.substr(0, out.find(' '));
+}
+
+constexpr std::uint64_t kMiB = 1 << 20;
+
+}  // namespace
+
+TEST_CASE("a region is born sized, sealed, with mode 0600 and a label that names it, and holds no memory") {
+  World world(private_config(), {.exec_seal = true});
+  Client client = world.client(1000);
+  auto group = client.make_group({.name = "train"}).fixed<shmbw_group_create_reply>();
+  REQUIRE(client.join("train").status() == Status::ok);
+  Created created = client.create({.name = "weights", .length = 5000});
+  REQUIRE(created.status == Status::ok);
+  auto facts = sys::file_facts(created.memory.get());
+  REQUIRE(facts);
+  CHECK(facts->size == 8192);
+  CHECK(created.reply.bytes == 8192);
+  CHECK(created.reply.group == group.group);
+  CHECK(created.reply.rights == kAll);
+  CHECK(created.reply.flags == 0);
+  CHECK((facts->mode & 0777) == 0600);
+  CHECK(facts->touched == 0);
+  int seals = *sys::seals(created.memory.get());
+  CHECK((seals & (F_SEAL_GROW | F_SEAL_SHRINK)) == (F_SEAL_GROW | F_SEAL_SHRINK));
+  CHECK((seals & (F_SEAL_SEAL | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) == 0);
+  auto label = names::parse_memfd_name(memfd_label(created.memory));
+  REQUIRE(label);
+  CHECK(label->epoch == 0xe10c);
+  CHECK(label->id == created.reply.region.id);
+  CHECK(label->generation == 1);
+  CHECK(label->owner_uid == 1000);
+  CHECK(label->group == "train");
+  CHECK(label->region == "weights");
+  Created unnamed = client.create();
+  auto label_of_unnamed = names::parse_memfd_name(memfd_label(unnamed.memory));
+  REQUIRE(label_of_unnamed);
+  CHECK(label_of_unnamed->region.empty());
+}
+
+TEST_CASE("bytes are pages below 2 MiB and huge pages from there") {
+  World world;
+  Client client = world.client();
+  for (auto [length, bytes] : {std::pair<std::uint64_t, std::uint64_t>{1, 4096},
+                               {4096, 4096},
+                               {4097, 8192},
+                               {2 * kMiB - 1, 2 * kMiB},
+                               {2 * kMiB, 2 * kMiB},
+                               {2 * kMiB + 1, 4 * kMiB},
+                               {5 * kMiB, 6 * kMiB}}) {
+    Created created = client.create({.length = length});
+    CHECK(created.reply.bytes == bytes);
+    CHECK(sys::file_facts(created.memory.get())->size == bytes);
+    CHECK(client.attach_id(created.ref()).status == Status::not_ready);
+    CHECK(client.attach_id(created.ref(), kWrite).reply.length == length);
+  }
+}
+
+TEST_CASE("wrong words of a create are refused with a sentence and book nothing") {
+  World world;
+  Client client = world.client();
+  CHECK(client.create({.length = 0}).status == Status::invalid);
+  CHECK(client.create({.length = 1ULL << 47}).status == Status::invalid);
+  CHECK(client.create({.length = UINT64_MAX}).status == Status::invalid);
+  CHECK(client.create({.flags = 1U << 20}).status == Status::unknown_flags);
+  CHECK(client.create({.rights = 1U << 20}).status == Status::unknown_flags);
+  CHECK(client.create({.rights = kRead}).status == Status::invalid);
+  CHECK(client.create({.name = "a/b"}).status == Status::invalid);
+  CHECK(client.create({.name = ".a"}).status == Status::invalid);
+  CHECK(client.create({.name = std::string("a\0b", 3)}).status == Status::invalid);
+  CHECK(client.create({.name = std::string(97, 'x')}).status == Status::invalid);
+  CHECK(client.create({.flags = SHMBW_CREATE_REPLACE}).status == Status::invalid);
+  CHECK(client.create({.name = "k", .keep = 5}).status == Status::invalid);
+  CHECK(client.create({.name = "k", .flags = SHMBW_CREATE_KEEP_GIVEN, .keep = -2}).status == Status::invalid);
+  Created too_long = client.create({.name = "k", .flags = SHMBW_CREATE_KEEP_GIVEN, .keep = 8LL * 24 * 3600 * kSecond});
+  CHECK(too_long.status == Status::limit);
+  CHECK(too_long.error.shortage.slot == SHMBW_SLOT_KEEP);
+  CHECK(too_long.error.sentence.find("limits.keep_max") != std::string::npos);
+  CHECK(client.create({.group = 4711}).status == Status::not_found);
+  auto status = client.status();
+  CHECK(status.regions == 0);
+  CHECK(status.groups == 0);
+  CHECK(status.bytes == 0);
+}
+
+TEST_CASE("a region is freed with its last reference and not before") {
+  World world;
+  Client a = world.client(1000), b = world.client(1000);
+  Created created = a.create();
+  CHECK(b.attach_id(created.ref(), kWrite).status == Status::ok);
+  CHECK(b.attach_id(created.ref(), kWrite).status == Status::ok);
+  CHECK(a.release(created.ref()).status == Status::ok);
+  CHECK(a.status().regions == 1);
+  CHECK(b.release(created.ref(), 1).status == Status::ok);
+  CHECK(b.release(created.ref(), 2).status == Status::invalid);
+  CHECK(a.status().regions == 1);
+  CHECK(b.release(created.ref(), 1).status == Status::ok);
+  CHECK(a.status().regions == 0);
+  CHECK(a.status().bytes == 0);
+  CHECK(b.release(created.ref()).status == Status::not_found);
+  CHECK(b.attach_id(created.ref(), kWrite).status == Status::not_found);
+}
+
+TEST_CASE("another generation under the id is stale, to those who may know of it") {
+  World world;
+  Client a = world.client(1000), b = world.client(2000);
+  Created created = a.create();
+  auto ref = created.ref();
+  ref.generation = 9;
+  CHECK(a.attach_id(ref, kWrite).status == Status::stale);
+  CHECK(a.release(ref).status == Status::stale);
+  CHECK(a.publish(ref).status() == Status::stale);
+  CHECK(b.attach_id(ref, kWrite).status == Status::not_found);
+  ref.generation = 0;  // whichever
+  CHECK(a.attach_id(ref, kWrite).status == Status::ok);
+}
+
+TEST_CASE("a name holds its region without any lease until it is taken away with the right to") {
+  World world;
+  Client a = world.client(1000), b = world.client(1000);
+  REQUIRE(a.make_group({.name = "g"}).status() == Status::ok);
+  REQUIRE(a.join("g").status() == Status::ok);
+  Created created = a.create({.name = "n"});
+  CHECK(a.create({.name = "n"}).status == Status::exists);
+  CHECK(a.release(created.ref()).status == Status::ok);
+  Attached weak = b.attach_name("g", "n", kWrite);
+  REQUIRE(weak.status == Status::ok);
+  CHECK(weak.reply.region.id == created.ref().id);
+  CHECK((weak.reply.flags & SHMBW_REGION_NAMED) != 0);
+  CHECK(b.release(created.ref(), 0, SHMBW_RELEASE_UNNAME).status == Status::denied);
+  CHECK(b.release(created.ref()).status == Status::ok);
+  CHECK(a.status().regions == 1);
+  CHECK(b.release(created.ref(), 0, 0x40).status == Status::unknown_flags);
+  // Of the same uid and without a lease: what the tool's `release` does.
+  CHECK(b.release(created.ref(), 0, SHMBW_RELEASE_UNNAME).status == Status::ok);
+  CHECK(a.status().regions == 0);
+  CHECK(a.attach_name("", "n", kWrite).status == Status::not_found);
+}
+
+TEST_CASE("replace makes the next generation, and the old region keeps its leases but no name") {
+  World world;
+  Client a = world.client(1000), b = world.client(1000);
+  a.make_group({.name = "g"});
+  a.join("g");
+  b.join("g");
+  Created first = a.create({.name = "n"});
+  CHECK(b.attach_name("", "n", kWrite).status == Status::ok);
+  // b's lease has no right release
+  CHECK(b.create({.name = "n", .flags = SHMBW_CREATE_REPLACE}).status == Status::denied);
+  Created second = a.create({.name = "n", .flags = SHMBW_CREATE_REPLACE});
+  REQUIRE(second.status == Status::ok);
+  CHECK(second.ref().id != first.ref().id);
+  CHECK(second.ref().generation == 2);
+  CHECK(b.attach_name("", "n", kWrite).reply.region.id == second.ref().id);
+  CHECK(b.attach_id(first.ref(), kWrite).status == Status::ok);
+  CHECK(a.status().regions == 2);
+  CHECK(a.create({.name = "fresh", .flags = SHMBW_CREATE_REPLACE}).ref().generation == 1);
+  a.release(first.ref());
+  b.release(first.ref());
+  CHECK(a.attach_id(first.ref(), kWrite).status == Status::not_found);
+}
+
+TEST_CASE("other uids get the same answer for what is there and what is not, byte for byte") {
+  World world;
+  Client owner = world.client(1000), other = world.client(2000);
+  owner.make_group({.name = "g"});
+  owner.join("g");
+  Created secret = owner.create({.name = "n"});
+  auto bytes_of = [&](auto ask) {
+    ask();
+    std::vector<std::byte> bytes = other.link().replies.back().bytes;
+    std::memset(bytes.data() + offsetof(shmbw_header, tag), 0, 8);
+    return bytes;
+  };
+  auto absent = secret.ref();
+  absent.id += 1000;
+  CHECK(bytes_of([&] { other.attach_id(secret.ref()); }) == bytes_of([&] { other.attach_id(absent); }));
+  CHECK(bytes_of([&] { other.attach_name("g", "n", kRead, 1000); }) ==
+        bytes_of([&] { other.attach_name("h", "n", kRead, 1000); }));
+  CHECK(bytes_of([&] { other.attach_name("g", "n", kRead, 1000); }) ==
+        bytes_of([&] { other.attach_name("g", "m", kRead, 1000); }));
+  CHECK(bytes_of([&] { other.attach_name("g", "n"); }) == bytes_of([&] { other.attach_name("g", "m"); }));
+  CHECK(bytes_of([&] { other.release(secret.ref()); }) == bytes_of([&] { other.release(absent); }));
+  CHECK(bytes_of([&] { other.publish(secret.ref()); }) == bytes_of([&] { other.publish(absent); }));
+  CHECK(bytes_of([&] { other.ticket(secret.ref()); }) == bytes_of([&] { other.ticket(absent); }));
+  CHECK(bytes_of([&] { other.watch_region(secret.ref(), 1); }) == bytes_of([&] { other.watch_region(absent, 1); }));
+  CHECK(bytes_of([&] { other.join("g", 0, 1000); }) == bytes_of([&] { other.join("h", 0, 1000); }));
+  CHECK(bytes_of([&] { other.end_group(secret.reply.group); }) == bytes_of([&] { other.end_group(4711); }));
+  CHECK(bytes_of([&] { other.watch_group(secret.reply.group); }) == bytes_of([&] { other.watch_group(4711); }));
+  CHECK(other.create({.group = secret.reply.group}).error.sentence == other.create({.group = 4711}).error.sentence);
+  shmbw_list by_id{}, by_absent{};
+  by_id.table = by_absent.table = SHMBW_TABLE_REGIONS;
+  by_id.region.id = secret.ref().id;
+  by_absent.region.id = absent.id;
+  CHECK(bytes_of([&] { other.list(by_id); }) == bytes_of([&] { other.list(by_absent); }));
+  for (std::uint32_t table = SHMBW_TABLE_REGIONS; table <= SHMBW_TABLE_UIDS; ++table) {
+    shmbw_list named{};
+    named.table = table;
+    named.flags = SHMBW_LIST_OWNER_GIVEN;
+    named.owner_uid = 1000;
+    auto there = bytes_of([&] { other.list(named, "g"); });
+    CHECK(there == bytes_of([&] { other.list(named, "h"); }));
+  }
+  CHECK(other.rows<shmbw_region_record>(SHMBW_TABLE_REGIONS).empty());
+  CHECK(other.rows<shmbw_group_record>(SHMBW_TABLE_GROUPS).empty());
+  CHECK(other.rows<shmbw_lease_record>(SHMBW_TABLE_LEASES).empty());
+  CHECK(other.rows<shmbw_session_record>(SHMBW_TABLE_SESSIONS).size() == 1);
+  CHECK(other.rows<shmbw_uid_record>(SHMBW_TABLE_UIDS).size() == 1);
+}
+
+TEST_CASE("two uids may both have a group of one name, and neither meets the other's") {
+  World world;
+  Client a = world.client(1000), b = world.client(2000);
+  for (Client* client : {&a, &b}) {
+    CHECK(client->make_group({.name = "trainer"}).status() == Status::ok);
+    CHECK(client->join("trainer").status() == Status::ok);
+    CHECK(client->create({.name = "w"}).status == Status::ok);
+  }
+  CHECK(a.attach_name("trainer", "w", kWrite).reply.region.id != b.attach_name("trainer", "w", kWrite).reply.region.id);
+}
+
+TEST_CASE("each element of a batch has its own outcome and descriptor") {
+  World world;
+  Client client = world.client();
+  auto out = client.create_many({{.name = "a"}, {.length = 0}, {.name = "a"}, {.name = "b"}});
+  REQUIRE(out.size() == 4);
+  CHECK(out[0].status == Status::ok);
+  CHECK(out[0].fd == 0);
+  CHECK(out[1].status == Status::invalid);
+  CHECK(out[2].status == Status::exists);
+  CHECK(out[2].error.sentence.find("'a'") != std::string::npos);
+  CHECK(out[3].status == Status::ok);
+  CHECK(out[3].fd == 1);
+  CHECK(sys::file_facts(out[3].memory.get())->inode != sys::file_facts(out[0].memory.get())->inode);
+}
+
+TEST_CASE("a batch of 253 is served whole, and 253 refusals fit with as many sentences as there is room for") {
+  World world;
+  Client client = world.client();
+  auto all = client.create_many(std::vector<CreateWish>(253));
+  for (const Created& created : all) {
+    REQUIRE(created.status == Status::ok);
+    REQUIRE(created.memory);
+  }
+  auto none = client.create_many(std::vector<CreateWish>(253, CreateWish{.length = 0}));
+  for (const Created& created : none) REQUIRE(created.status == Status::invalid);
+  CHECK(none.front().error.sentence.find("0 bytes") != std::string::npos);
+}
+
+TEST_CASE("a batch whose texts do not add up is refused whole and does nothing") {
+  World world;
+  Client client = world.client();
+  shmbw_create element{};
+  element.length = 4096;
+  element.name_len = 5;
+  CHECK(client.batch<shmbw_create>(SHMBW_OP_CREATE, {element}, "four").status() == Status::invalid);
+  CHECK(client.batch<shmbw_create>(SHMBW_OP_CREATE, {element}, "sixsix").status() == Status::invalid);
+  CHECK(client.batch<shmbw_create>(SHMBW_OP_CREATE, {shmbw_create{0, 4096, 0, 0, 0, 0, 0, 0}, element}, "four")
+            .status() == Status::invalid);
+  CHECK(client.status().regions == 0);
+}
+
+TEST_CASE("release and ready with no_reply are never answered, also when they are wrong") {
+  World world;
+  Client client = world.client();
+  Created created = client.create();
+  auto gone = created.ref();
+  gone.id = 99;
+  client.batch<shmbw_release>(SHMBW_OP_RELEASE, {{gone, 0, 0}}, {}, SHMBW_HEADER_NO_REPLY);
+  client.batch<shmbw_release>(SHMBW_OP_RELEASE, {{created.ref(), 0, 0}}, "junk", SHMBW_HEADER_NO_REPLY);
+  CHECK(client.status().regions == 1);
+  client.batch<shmbw_ready>(SHMBW_OP_READY, {{gone, 0, 0, 0}});
+  client.batch<shmbw_ready>(SHMBW_OP_READY, {{created.ref(), 0, 99, 0}});
+  client.batch<shmbw_release>(SHMBW_OP_RELEASE, {{created.ref(), 0, 0}}, {}, SHMBW_HEADER_NO_REPLY);
+  CHECK(client.status().regions == 0);
+}
+
+TEST_CASE("every scope's limit refuses with its numbers, its holders and the key to raise") {
+  Config config = private_config();
+  config.limits.host_bytes = 100 * 4096;
+  config.limits.uid_bytes = 60 * 4096;
+  config.limits.group_bytes = 40 * 4096;
+  config.limits.group_regions = 5;
+  config.limits.uid_leases = 8;
+  config.limits.uid_names = 3;
+  config.limits.uid[1001].bytes = 4096;
+  config.limits.group["small"].bytes = 2 * 4096;
+  World world(config);
+  Client client = world.client(1000);
+  SUBCASE("bytes of an unnamed group") {
+    Created big = client.create({.name = "big", .length = 30 * 4096});
+    REQUIRE(big.status == Status::ok);
+    Created refused = client.create({.length = 11 * 4096});
+    CHECK(refused.status == Status::limit);
+    CHECK(refused.error.shortage.slot == SHMBW_SLOT_BYTES);
+    CHECK(refused.error.shortage.scope == SHMBW_SCOPE_GROUP);
+    CHECK(refused.error.shortage.limit == 40 * 4096);
+    CHECK(refused.error.shortage.used == 30 * 4096);
+    CHECK(refused.error.shortage.asked == 11 * 4096);
+    CHECK(refused.error.sentence.find("limits.group_bytes") != std::string::npos);
+    CHECK(refused.error.sentence.find("'big' (120.0 KiB)") != std::string::npos);
+    CHECK(refused.memory.get() == -1);
+    CHECK(client.create({.length = 10 * 4096}).status == Status::ok);
+  }
+  SUBCASE("bytes of a group with its own limit in the configuration") {
+    client.make_group({.name = "small"});
+    client.join("small");
+    CHECK(client.create({.length = 3 * 4096}).error.sentence.find("limits.group.small.bytes") != std::string::npos);
+  }
+  SUBCASE("bytes of a group made with a limit") {
+    client.make_group({.name = "made", .limit_bytes = 4096});
+    client.join("made");
+    CHECK(client.create({.length = 2 * 4096}).error.shortage.limit == 4096);
+  }
+  SUBCASE("bytes of a uid over its groups") {
+    client.make_group({.name = "a"});
+    client.join("a");
+    Created first = client.create({.length = 40 * 4096});
+    client.make_group({.name = "b"});
+    client.join("b");
+    Created refused = client.create({.length = 21 * 4096});
+    CHECK(refused.error.shortage.scope == SHMBW_SCOPE_UID);
+    CHECK(refused.error.shortage.scope_id == 1000);
+    CHECK(refused.error.sentence.find("limits.uid.1000.bytes") != std::string::npos);
+    CHECK(refused.error.sentence.find("group a") != std::string::npos);
+  }
+  SUBCASE("bytes of a uid with its own limit") {
+    Client other = world.client(1001);
+    CHECK(other.create({.length = 4097}).error.shortage.limit == 4096);
+  }
+  SUBCASE("bytes of the host, whose other holders are a number only") {
+    Client other = world.client(2000), third = world.client(3000);
+    other.make_group({.name = "hidden"});
+    other.join("hidden");
+    CHECK(other.create({.length = 40 * 4096}).status == Status::ok);
+    CHECK(third.create({.length = 40 * 4096}).status == Status::ok);
+    Created refused = client.create({.length = 21 * 4096});
+    CHECK(refused.error.shortage.scope == SHMBW_SCOPE_HOST);
+    CHECK(refused.error.sentence.find("hidden") == std::string::npos);
+    CHECK(refused.error.sentence.find("others (320.0 KiB)") != std::string::npos);
+    CHECK(refused.error.sentence.find("limits.host_bytes") != std::string::npos);
+  }
+  SUBCASE("regions of a group") {
+    auto out = client.create_many(std::vector<CreateWish>(6));
+    CHECK(out[4].status == Status::ok);
+    CHECK(out[5].status == Status::limit);
+    CHECK(out[5].error.shortage.slot == SHMBW_SLOT_REGIONS);
+  }
+  SUBCASE("leases of a uid, over its sessions, and nothing is left of the create that was refused") {
+    Client second = world.client(1000);
+    second.hello();
+    auto out = client.create_many(std::vector<CreateWish>(5));
+    for (int i = 0; i < 3; ++i)
+      CHECK(second.attach_id(out[static_cast<std::size_t>(i)].ref(), kWrite).status == Status::ok);
+    CHECK(second.attach_id(out[3].ref(), kWrite).error.shortage.slot == SHMBW_SLOT_LEASES);
+    CHECK(second.attach_id(out[0].ref(), kWrite).status == Status::ok);  // no new lease, one reference more
+    Created refused = second.create({.name = "n"});
+    CHECK(refused.error.shortage.slot == SHMBW_SLOT_LEASES);
+    CHECK(second.status().regions == 5);
+  }
+  SUBCASE("names of a uid") {
+    auto out = client.create_many({{.name = "a"}, {.name = "b"}, {.name = "c"}, {.name = "d"}});
+    CHECK(out[2].status == Status::ok);
+    CHECK(out[3].error.shortage.slot == SHMBW_SLOT_NAMES);
+    CHECK(client.create({.name = "a", .flags = SHMBW_CREATE_REPLACE}).status == Status::ok);
+    CHECK(client.create().status == Status::ok);
+  }
+}
+
+TEST_CASE("leases of one session have their own limit") {
+  Config config = private_config();
+  config.limits.session_leases = 2;
+  World world(config);
+  Client client = world.client();
+  auto out = client.create_many(std::vector<CreateWish>(3));
+  CHECK(out[2].error.shortage.scope == SHMBW_SCOPE_SESSION);
+  CHECK(out[2].error.sentence.find("limits.session_leases") != std::string::npos);
+}
+
+TEST_CASE("the descriptor table minus the reserve bounds regions, and freeing one makes room") {
+  Config config = private_config();
+  config.descriptors_reserved = 10;
+  World world(config, {.descriptors_limit = 40, .transport_descriptors = [] { return 20U; }});
+  Client client = world.client();
+  auto out = client.create_many(std::vector<CreateWish>(12));
+  CHECK(out[9].status == Status::ok);
+  CHECK(out[10].status == Status::no_descriptors);
+  CHECK(out[10].error.shortage.limit == 30);
+  CHECK(out[10].error.sentence.find("raise descriptors") != std::string::npos);
+  client.release(out[0].ref());
+  CHECK(client.create().status == Status::ok);
+}
+
+TEST_CASE("a system call that fails in a create is told with its errno, and nothing is left") {
+  World world;
+  Client client = world.client();
+  REQUIRE(client.create().status == Status::ok);
+  auto before = client.status();
+  for (auto [call, code, status] : {std::tuple{fault::Call::memfd_create, EMFILE, Status::no_descriptors},
+                                    {fault::Call::memfd_create, ENFILE, Status::no_descriptors},
+                                    {fault::Call::memfd_create, ENOMEM, Status::no_memory},
+                                    {fault::Call::ftruncate, EIO, Status::system},
+                                    {fault::Call::fchmod, EPERM, Status::system},
+                                    {fault::Call::add_seals, EPERM, Status::system}}) {
+    fault::clear();
+    fault::inject(call, code);
+    Created refused = client.create({.name = "n"});
+    CHECK(refused.status == status);
+    CHECK(refused.error.system_errno == code);
+    CHECK(refused.error.sentence.size() > 10);
+    auto after = client.status();
+    CHECK(after.regions == before.regions);
+    CHECK(after.bytes == before.bytes);
+    CHECK(after.leases == before.leases);
+    CHECK(after.descriptors == before.descriptors);
+  }
+  fault::clear();
+  CHECK(client.create({.name = "n"}).status == Status::ok);
+}
+
+TEST_CASE("attach asks for map_read, for rights the lease has, and by something") {
+  World world;
+  Client client = world.client();
+  Created created = client.create();
+  CHECK(client.attach_id(created.ref(), 0).status == Status::invalid);
+  CHECK(client.attach_id(created.ref(), SHMBW_RIGHT_MAP_WRITE).status == Status::invalid);
+  CHECK(client.attach_id(created.ref(), 1U << 9).status == Status::unknown_flags);
+  CHECK(client.attach_id(created.ref(), kRead, 1U << 9).status == Status::unknown_flags);
+  CHECK(client.attach_name("", "a/b").status == Status::invalid);
+  shmbw_attach nothing{};
+  nothing.rights = kRead;
+  Packet& reply = client.batch<shmbw_attach>(SHMBW_OP_ATTACH, {nothing});
+  CHECK(wire::BatchView::open(reply.view())->element<shmbw_attach_reply>(0)->outcome.status ==
+        static_cast<int>(Status::invalid));
+}
+
+TEST_CASE("attach with no_fd books a lease and sends no descriptor") {
+  World world;
+  Client a = world.client(1000), b = world.client(1000);
+  Created created = a.create();
+  Attached attached = b.attach_id(created.ref(), kWrite, SHMBW_ATTACH_NO_FD);
+  CHECK(attached.status == Status::ok);
+  CHECK(attached.fd == -1);
+  CHECK(b.link().replies.back().fds.empty());
+  a.release(created.ref());
+  CHECK(b.status().regions == 1);
+}
