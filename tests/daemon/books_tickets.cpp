@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tickets: across uids, by their holder only, for as long and as often as they say.
+#include "books_fixture.hpp"
+#include "daemon/secret.hpp"
+
+using namespace shmb;
+using namespace shmb::daemon::test;
+using shmb::daemon::Config;
+
+namespace {
+constexpr std::int64_t kMinute = 60 * kSecond;
+}
+
+TEST_CASE("a ticket carries its rights to another uid, once by default") {
+  World world(system_config());
+  Client owner = world.client(1000), guest = world.client(2000);
+  Created created = owner.create();
+  auto ticket = Client::ticket_of(owner.ticket(created.ref(), kRead | SHMBW_RIGHT_SHARE));
+  CHECK(guest.attach_ticket(ticket, kWrite).status == Status::denied);  // not used up by that
+  Attached attached = guest.attach_ticket(ticket, kRead | SHMBW_RIGHT_SHARE);
+  REQUIRE(attached.status == Status::ok);
+  CHECK(attached.reply.rights == (kRead | SHMBW_RIGHT_SHARE));
+  CHECK(guest.attach_ticket(ticket).status == Status::not_found);
+  // By its lease the guest may attach again, to no more than it has.
+  CHECK(guest.attach_id(created.ref()).status == Status::ok);
+  CHECK(guest.attach_id(created.ref(), kWrite).status == Status::denied);
+  CHECK(guest.ticket(created.ref(), kWrite).status() == Status::denied);
+  CHECK(guest.ticket(created.ref(), kRead).status() == Status::ok);
+  CHECK(guest.rows<shmbw_region_record>(SHMBW_TABLE_REGIONS).size() == 1);
+  CHECK(guest.release(created.ref(), 0, SHMBW_RELEASE_UNNAME).status == Status::denied);
+}
+
+TEST_CASE("uses are counted down by successful attaches only") {
+  World world(system_config());
+  Client owner = world.client(1000), guest = world.client(2000);
+  Created created = owner.create();
+  auto ticket = Client::ticket_of(owner.ticket(created.ref(), kRead, 3));
+  CHECK(owner.rows<shmbw_ticket_record>(SHMBW_TABLE_TICKETS).at(0).uses_left == 3);
+  for (int i = 0; i < 3; ++i) {
+    CHECK(guest.attach_ticket(ticket, kWrite).status == Status::denied);
+    CHECK(guest.attach_ticket(ticket).status == Status::ok);
+  }
+  CHECK(guest.attach_ticket(ticket).status == Status::not_found);
+  CHECK(owner.status().tickets == 0);
+}
+
+TEST_CASE("a ticket ends at its time, to the nanosecond, and gives its region back") {
+  World world;
+  Client owner = world.client(1000), guest = world.client(2000);
+  Created created = owner.create();
+  Packet& reply = owner.ticket(created.ref(), kWrite, 0, kMinute);
+  CHECK(reply.fixed<shmbw_ticket_create_reply>().expires == world.now + kMinute);
+  auto ticket = Client::ticket_of(reply);
+  owner.release(created.ref());
+  CHECK(owner.status().regions == 1);  // the ticket holds it
+  world.now += kMinute;                // nobody called tick yet
+  CHECK(guest.attach_ticket(ticket, kWrite).status == Status::not_found);
+  world.advance(0);
+  CHECK(owner.status().regions == 0);
+  CHECK(owner.status().tickets == 0);
+}
+
+TEST_CASE("the default lifetime is the configuration's, and more than its most is refused") {
+  World world;
+  Client owner = world.client(1000);
+  Created created = owner.create();
+  CHECK(owner.ticket(created.ref()).fixed<shmbw_ticket_create_reply>().expires == world.now + 10 * kMinute);
+  CHECK(owner.ticket(created.ref(), kRead, 0, 8LL * 24 * 60 * kMinute).status() == Status::invalid);
+  CHECK(owner.ticket(created.ref(), kRead, 0, -1).status() == Status::invalid);
+  CHECK(owner.ticket(created.ref(), 0).status() == Status::invalid);
+  CHECK(owner.ticket(created.ref(), SHMBW_RIGHT_MAP_WRITE).status() == Status::invalid);
+  CHECK(owner.ticket(created.ref(), 1U << 12).status() == Status::unknown_flags);
+}
+
+TEST_CASE("the sender may die after sending") {
+  World world;
+  Client owner = world.client(1000), guest = world.client(2000);
+  Created created = owner.create();
+  auto ticket = Client::ticket_of(owner.ticket(created.ref(), kWrite));
+  owner.die();
+  Attached attached = guest.attach_ticket(ticket, kWrite);
+  CHECK(attached.status == Status::ok);
+  CHECK(attached.reply.region.id == created.ref().id);
+}
+
+TEST_CASE("random, used up, expired and changed tickets are one answer") {
+  World world;
+  Client owner = world.client(1000), guest = world.client(2000);
+  Created created = owner.create();
+  auto used = Client::ticket_of(owner.ticket(created.ref(), kWrite));
+  auto expired = Client::ticket_of(owner.ticket(created.ref(), kWrite, 0, kMinute));
+  auto live = Client::ticket_of(owner.ticket(created.ref(), kWrite));
+  guest.attach_ticket(used, kWrite);
+  world.advance(kMinute);
+  auto sentence = [&](std::array<std::uint8_t, 16> ticket) {
+    Attached refused = guest.attach_ticket(ticket, kWrite);
+    CHECK(refused.status == Status::not_found);
+    return refused.error.sentence;
+  };
+  std::string first = sentence({});
+  CHECK(sentence(used) == first);
+  CHECK(sentence(expired) == first);
+  for (std::size_t byte = 0; byte < 16; ++byte) {
+    auto changed = live;
+    changed[byte] ^= 0x10;
+    CHECK(sentence(changed) == first);
+  }
+  CHECK(guest.attach_ticket(live, kWrite).status == Status::ok);
+}
+
+TEST_CASE("a lease without share gives no ticket, and none carries map_write where writing is closed") {
+  World world(private_config());
+  Client owner = world.client(1000), second = world.client(1000);
+  Created created = owner.create();
+  CHECK(second.attach_id(created.ref(), kWrite).status == Status::ok);
+  CHECK(second.ticket(created.ref()).status() == Status::denied);
+  auto writing = Client::ticket_of(owner.ticket(created.ref(), kWrite));
+  owner.ready(created.ref());
+  second.ready(created.ref());
+  CHECK(world.client(1000).attach_id(created.ref()).status == Status::ok);
+  CHECK(owner.ticket(created.ref(), kWrite).status() == Status::write_closed);
+  CHECK(second.attach_ticket(writing, kWrite).status == Status::write_closed);
+  CHECK(second.attach_ticket(writing, kRead).status == Status::ok);
+  CHECK(owner.publish(created.ref()).status() == Status::ok);
+  CHECK(owner.ticket(created.ref(), kWrite).status() == Status::write_closed);
+  CHECK(owner.ticket(created.ref(), kRead).status() == Status::ok);
+}
+
+TEST_CASE("tickets are paid by the uid that acts and bounded there") {
+  Config config = private_config();
+  config.limits.uid_tickets = 2;
+  World world(config);
+  Client owner = world.client(1000);
+  Created created = owner.create();
+  owner.ticket(created.ref());
+  owner.ticket(created.ref(), kRead, 0, kMinute);
+  Packet& refused = owner.ticket(created.ref());
+  CHECK(refused.status() == Status::limit);
+  CHECK(refused.error().shortage.slot == SHMBW_SLOT_TICKETS);
+  world.advance(kMinute);
+  CHECK(owner.ticket(created.ref()).status() == Status::ok);
+  owner.die();
+  // A second life of that uid still pays for what the first one left.
+  Client again = world.client(1000);
+  Created other = again.create();
+  CHECK(again.ticket(other.ref()).status() == Status::limit);
+}
+
+TEST_CASE("tickets of others are not listed, and no list shows the token") {
+  World world;
+  Client owner = world.client(1000), other = world.client(2000);
+  Created created = owner.create();
+  auto ticket = Client::ticket_of(owner.ticket(created.ref(), kWrite));
+  CHECK(other.rows<shmbw_ticket_record>(SHMBW_TABLE_TICKETS).empty());
+  shmbw_list wish{};
+  wish.table = SHMBW_TABLE_TICKETS;
+  Packet& page = owner.list(wish);
+  auto found = std::search(page.bytes.begin(), page.bytes.end(), reinterpret_cast<std::byte*>(ticket.data()),
+                           reinterpret_cast<std::byte*>(ticket.data()) + 16);
+  CHECK(found == page.bytes.end());
+}
+
+TEST_CASE("secrets differ, compare by value and hash by key") {
+  auto a = daemon::Secret::draw(), b = daemon::Secret::draw(), key = daemon::Secret::draw();
+  REQUIRE(a);
+  CHECK(!a->same(*b));
+  CHECK(a->same(daemon::Secret(*a)));
+  CHECK(!a->zero());
+  CHECK(daemon::Secret{}.zero());
+  CHECK(daemon::SecretHash(*key)(*a) != daemon::SecretHash(*b)(*a));
+  // SipHash-2-4's published vector for 16 bytes 00..0f under the key 00..0f.
+  daemon::Secret count;
+  for (std::uint8_t i = 0; i < 16; ++i) count.bytes[i] = i;
+  CHECK(daemon::SecretHash(count)(count) == 0x3f2acc7f57c29bdbULL);
+}
