@@ -75,8 +75,6 @@ void dispatch(World& world, Session& session, const wire::PacketView& packet) {
   if (session.phase == Phase::refused) return session.link->drop("a request after HELLO was refused for good");
   const bool hello = header.op == SHMBW_OP_HELLO;
   if (!hello && !session.greeted()) return session.link->drop("a request before HELLO");
-  if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
-    return request.fail(Status::unknown_flags, "the header has a flag that this broker does not know");
   bool one_way = header.op == SHMBW_OP_READY;
   if (request.silent() && !one_way && header.op != SHMBW_OP_RELEASE) {
     shmbw_header answered = header;
@@ -84,6 +82,8 @@ void dispatch(World& world, Session& session, const wire::PacketView& packet) {
     const wire::PacketView view{answered, packet.fixed, packet.rest};
     return Request{world, session, view}.fail(Status::invalid, "no_reply is for READY and RELEASE only");
   }
+  if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
+    return request.fail(Status::unknown_flags, "the header has a flag that this broker does not know");
   if (header.status != 0 && !one_way) return request.fail(Status::invalid, "a request's status must be 0");
   if (hello) {
     if (session.greeted()) return request.fail(Status::invalid, "HELLO was answered already on this connection");
