@@ -89,13 +89,9 @@ Result<void> hand_out(std::vector<Result<Region::Handle>>& results, shmb_region*
   return first;
 }
 
-Result<void> stat_of(shmb_session* session, const Selection& selection, std::int64_t timeout, shmb_region_stat* stat) {
+Result<void> fill(shmb_session* session, const RegionRow& row, shmb_region_stat* stat) {
   auto known = session_of(session);
   if (!known) return std::unexpected(known.error());
-  auto rows = list_regions(**known, selection, Deadline::after(timeout));
-  if (!rows) return std::unexpected(rows.error());
-  if (rows->rows.empty()) return shmb::error(Status::not_found, "no such region, or not for this caller");
-  const RegionRow& row = rows->rows.front();
   shmb_region_stat out{};
   out.id = to_id(row.record.region, (*known)->facts().epoch);
   out.length = row.record.length;
@@ -319,31 +315,30 @@ int shmb_unname(shmb_session* session, const char* address, int64_t timeout_ns, 
 int shmb_stat(shmb_session* session, const char* address, int64_t timeout_ns, shmb_region_stat* stat,
               shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
+    auto known = session_of(session);
+    if (!known) return std::unexpected(known.error());
     auto parsed = names::parse_region(text_or_empty(address));
     if (!parsed) return std::unexpected(parsed.error());
-    Selection selection;
-    selection.owner_uid = parsed->owner_uid;
-    selection.name = parsed->name;
-    if (const auto id = names::group_id(parsed->group)) selection.group = *id;
-    else selection.group_name = parsed->group;
-    if (parsed->group.empty()) {  // the session's own group; one that is not made yet holds nothing
-      auto known = session_of(session);
-      if (!known) return std::unexpected(known.error());
-      selection.group = (*known)->facts().group;
-      if (selection.group == 0 && !(*known)->is_local())
-        return shmb::error(Status::not_found, "no such region: the session's own group is empty");
-    }
-    return stat_of(session, selection, timeout_ns, stat);
+    auto row = find_region(**known, *parsed, Deadline::after(timeout_ns));
+    if (!row) return std::unexpected(row.error());
+    return fill(session, *row, stat);
   });
 }
 
 int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64_t timeout_ns, shmb_region_stat* stat,
                  shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
+    auto known = session_of(session);
+    if (!known) return std::unexpected(known.error());
     if (id == nullptr) return shmb::error(Status::invalid, "no identity was given");
+    if (id->epoch != 0 && id->epoch != (*known)->facts().epoch)
+      return shmb::error(Status::stale, "the region's identity is from another life of the broker");
     Selection selection;
     selection.region = to_ref(*id);
-    return stat_of(session, selection, timeout_ns, stat);
+    auto rows = list_regions(**known, selection, Deadline::after(timeout_ns));
+    if (!rows) return std::unexpected(rows.error());
+    if (rows->rows.empty()) return shmb::error(Status::not_found, "no such region, or not for this caller");
+    return fill(session, rows->rows.front(), stat);
   });
 }
 

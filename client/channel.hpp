@@ -20,6 +20,7 @@
 #include "client/deadline.hpp"
 #include "proto/codec.hpp"
 #include "proto/packet.hpp"
+#include "proto/refusal.hpp"
 
 namespace shmb::client {
 
@@ -35,6 +36,18 @@ Result<T> fixed_of(const Reply& reply) {
   auto fixed = wire::read_struct<T>(reply.view.fixed);
   if (!fixed) return error(Status::protocol, "the broker's answer has fields that this library does not know");
   return *fixed;
+}
+
+// The one element of a batch of one, or the Error it carries.
+template <class T>
+Result<T> only_element(const Reply& reply, const char* what) {
+  auto batch = wire::BatchView::open(reply.view);
+  auto element = batch ? batch->element<T>(0) : std::unexpected(Status::protocol);
+  if (!element) return error(Status::protocol, std::string("the broker's answer to ") + what + " is malformed");
+  if (element->outcome.status == 0) return *element;
+  auto texts = batch->texts();
+  return std::unexpected(
+      wire::read_element_detail(element->outcome.status, texts.take(element->outcome.detail_len).value_or("")));
 }
 
 // An event as it came, or one that the library made.

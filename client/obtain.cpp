@@ -11,6 +11,7 @@
 #include "client/headroom.hpp"
 #include "client/populate.hpp"
 #include "client/region.hpp"
+#include "client/views.hpp"
 #include "proto/refusal.hpp"
 
 namespace shmb::client {
@@ -197,6 +198,10 @@ void create_batch(const std::shared_ptr<Session>& session, std::span<const Creat
   ready.post(*session);
 }
 
+std::uint32_t rights_of(const AttachItem& item) {
+  return item.rights != 0 ? item.rights : static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_READ);
+}
+
 Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, const SessionFacts& broker,
                                      const AttachItem& item, const shmbw_attach_reply& granted, Fd fd,
                                      ReadyReport& ready) {
@@ -206,7 +211,7 @@ Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, co
   facts.length = granted.length;
   facts.bytes = granted.bytes;
   facts.group = granted.group;
-  facts.rights = granted.rights;
+  facts.rights = granted.rights & rights_of(item);  // the lease has those of the session's other handles too
   facts.state = granted.state;
   facts.page_kind = granted.page_kind;
   facts.flags = granted.flags;
@@ -219,16 +224,17 @@ Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, co
                          facts.page_kind == SHMBW_PAGE_KIND_MIXED;
   if (has_pages && (item.flags & kAttachNoPopulate) == 0 && facts.bytes <= kPopulateByDefault)
     (void)map_existing(*mapping, writes ? Access::read_write : Access::read, false);
-  // The creator may have died before it reported; whoever writes may report.
-  if (writes && facts.state == SHMBW_REGION_STATE_CREATED && (facts.flags & SHMBW_REGION_MANY_WRITERS) == 0)
-    ready.add(facts.ref, {0, static_cast<shmbw_page_kind>(facts.page_kind)});
+  // Every writer reports, the creator may have died before it did; the pages are the creator's to describe.
+  if (writes && (broker.mode == SHMBW_MODE_PRIVATE || facts.state == SHMBW_REGION_STATE_CREATED))
+    ready.add(facts.ref, {0, SHMBW_PAGE_KIND_UNKNOWN});
   return std::make_unique<Region>(session, facts, std::move(*mapping), Fd());
 }
 
 Result<shmbw_attach> attach_request(const AttachItem& item, std::uint64_t epoch) {
   shmbw_attach request{};
   request.by = item.target.by;
-  request.rights = item.rights != 0 ? item.rights : static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_READ);
+  request.rights = rights_of(item);
+  if ((item.flags & kAttachUnmapped) != 0) request.flags |= SHMBW_ATTACH_NO_FD;
   switch (item.target.by) {
     case SHMBW_ATTACH_BY_ID:
       if (item.target.epoch != 0 && item.target.epoch != epoch)
@@ -252,9 +258,8 @@ Result<shmbw_attach> attach_request(const AttachItem& item, std::uint64_t epoch)
   return request;
 }
 
-// `not_ready` (may be null) gets the identity of the one element's region when that is why it failed.
 void attach_batch(const std::shared_ptr<Session>& session, std::span<const AttachItem> items, Deadline deadline,
-                  std::span<Result<Region::Handle>> out, shmbw_region_ref* not_ready) {
+                  std::span<Result<Region::Handle>> out) {
   const SessionFacts broker = session->facts();
   std::vector<std::size_t> sent;
   std::vector<shmbw_attach> requests;
@@ -301,10 +306,10 @@ void attach_batch(const std::shared_ptr<Session>& session, std::span<const Attac
     const auto detail = texts.take(granted->outcome.detail_len).value_or("");
     if (granted->outcome.status != 0) {
       result = std::unexpected(wire::read_element_detail(granted->outcome.status, detail));
-      if (not_ready != nullptr && result.error().status == Status::not_ready) *not_ready = granted->region;
       continue;
     }
-    auto fd = take_fd(*reply, granted->outcome);
+    const bool unmapped = (items[sent[n]].flags & kAttachUnmapped) != 0;
+    auto fd = unmapped ? Result<Fd>(Fd()) : take_fd(*reply, granted->outcome);
     result = fd ? finish_attach(session, broker, items[sent[n]], *granted, std::move(*fd), ready)
                 : Result<Region::Handle>(std::unexpected(fd.error()));
     if (!result) (void)post_release(*session, granted->region, 0);
@@ -320,14 +325,25 @@ Handles prepared(std::size_t count) {
 }
 
 // Until the region is ready, or gone: then the next ATTACH tells.
-Result<void> wait_for_writer(Session& session, const Target& target, shmbw_region_ref region, Deadline deadline) {
-  if (region.id == 0) region = target.region;
+Result<void> wait_for_writer(Session& session, const Target& target, Deadline deadline) {
   WatchSpec spec;
   spec.kind = SHMBW_WATCH_KIND_REGION;
-  spec.region = region;
+  spec.region = target.region;
+  if (target.by == SHMBW_ATTACH_BY_NAME) {
+    auto row = find_region(session, target.address, Deadline::after(0));
+    if (!row) return row.error().status == Status::not_found ? Result<void>{} : std::unexpected(row.error());
+    spec.region = row->record.region;
+  }
   Channel::Subscription subscription;
-  if (auto subscribed = session.subscribe(spec, subscription, Deadline::after(0)); !subscribed)
-    return subscribed.error().status == Status::not_found ? Result<void>{} : subscribed;
+  auto subscribed = target.by == SHMBW_ATTACH_BY_TICKET ? error(Status::not_found, "")
+                                                        : session.subscribe(spec, subscription, Deadline::after(0));
+  if (!subscribed && subscribed.error().status == Status::not_found) {
+    // The bearer of a ticket may not watch a region that it has no lease on: it looks again instead.
+    const timespec rest{0, 5'000'000};
+    ::nanosleep(&rest, nullptr);
+    return {};
+  }
+  if (!subscribed) return subscribed;
   auto waited = subscription.state != 0 ? Result<void>{} : session.await(subscription, deadline);
   session.unsubscribe(subscription);
   return waited;
@@ -404,7 +420,7 @@ Handles attach_regions(const std::shared_ptr<Session>& session, std::span<const 
   for (std::size_t first = 0; first < items.size(); first += batch) {
     const std::size_t count = std::min(batch, items.size() - first);
     attach_batch(session, items.subspan(first, count), Deadline::after(timeout),
-                 std::span(results).subspan(first, count), nullptr);
+                 std::span(results).subspan(first, count));
   }
   return results;
 }
@@ -421,15 +437,14 @@ Result<Region::Handle> attach_region(const std::shared_ptr<Session>& session, co
   const Deadline writer_deadline = wait == 0 ? Deadline::after(timeout) : Deadline::after(wait);
   for (;;) {
     Handles result = prepared(1);
-    shmbw_region_ref not_ready{};
-    attach_batch(session, std::span(&item, 1), Deadline::after(timeout), result, &not_ready);
+    attach_batch(session, std::span(&item, 1), Deadline::after(timeout), result);
     if (result[0]) return std::move(result[0]);
     const Status why = result[0].error().status;
     Result<void> waited;
     if (why == Status::not_found && item.target.by == SHMBW_ATTACH_BY_NAME && wait != 0)
       waited = wait_for_name(*session, item.target.address, name_deadline);
     else if (why == Status::not_ready && !writer_deadline.passed())
-      waited = wait_for_writer(*session, item.target, not_ready, writer_deadline);
+      waited = wait_for_writer(*session, item.target, writer_deadline);
     else return std::move(result[0]);
     if (!waited && waited.error().status == Status::deadline) {
       waited.error().sentence += ": " + result[0].error().sentence;
@@ -440,38 +455,33 @@ Result<Region::Handle> attach_region(const std::shared_ptr<Session>& session, co
 }
 
 Result<void> unname(Session& session, const Target& target, Deadline deadline) {
-  AttachItem item;
-  item.target = target;
-  item.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_RELEASE;
-  auto shared = session.shared_from_this();
   if (session.is_local()) return needs_broker("names");
-  auto request = attach_request(item, session.facts().epoch);
-  if (!request) return std::unexpected(request.error());
-  request->rights = item.rights;
-  request->flags |= SHMBW_ATTACH_NO_FD;
-  std::array<std::byte, 512> buffer;
-  wire::Writer writer(buffer);
-  writer.begin_batch<shmbw_attach>(SHMBW_OP_ATTACH, 0, 1);
-  writer.element(0, *request);
-  writer.text(target.address.group);
-  writer.text(target.address.name);
-  auto packet = writer.finish(0);
-  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(reply.error());
-  auto batch = wire::BatchView::open(reply->view);
-  auto element = batch ? batch->element<shmbw_attach_reply>(0) : std::unexpected(Status::protocol);
-  if (!element) return error(Status::protocol, "the broker's answer to ATTACH is malformed");
-  if (element->outcome.status != 0) {
-    auto texts = batch->texts();
-    return std::unexpected(
-        wire::read_element_detail(element->outcome.status, texts.take(element->outcome.detail_len).value_or("")));
-  }
+  const auto reach = [&](std::uint32_t rights) -> Result<shmbw_attach_reply> {
+    AttachItem item{target, rights, kAttachUnmapped};
+    auto request = attach_request(item, session.facts().epoch);
+    if (!request) return std::unexpected(request.error());
+    std::array<std::byte, 512> buffer;
+    wire::Writer writer(buffer);
+    writer.begin_batch<shmbw_attach>(SHMBW_OP_ATTACH, 0, 1);
+    writer.element(0, *request);
+    writer.text(target.address.group);
+    writer.text(target.address.name);
+    auto packet = writer.finish(0);
+    auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
+    if (!reply) return std::unexpected(reply.error());
+    return only_element<shmbw_attach_reply>(*reply, "ATTACH");
+  };
+  // Asked for writing first: a read-only grant would close writing to a region that is in use.
+  auto element = reach(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE | SHMBW_RIGHT_RELEASE);
+  if (!element && element.error().status == Status::write_closed)
+    element = reach(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_RELEASE);
+  if (!element) return std::unexpected(element.error());
   // From here on the handle's own way of releasing with the name serves.
   RegionFacts facts;
   facts.ref = element->region;
   facts.bytes = element->bytes;
   facts.rights = element->rights;
-  Region handle(shared, facts, Mapping(), Fd());
+  Region handle(session.shared_from_this(), facts, Mapping(), Fd());
   return handle.release(kReleaseUnname | kReleaseNoRecycle);
 }
 

@@ -26,8 +26,7 @@ Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapp
       mapping_(std::move(mapping)),
       own_fd_(std::move(own_fd)),
       place_(session_->enrol_region(this)),
-      forks_at_birth_(forks_seen()),
-      ready_sent_(mapping_ && (facts_.rights & SHMBW_RIGHT_MAP_WRITE) != 0) {}
+      forks_at_birth_(forks_seen()) {}
 
 Region::~Region() { (void)release(0); }
 
@@ -71,14 +70,8 @@ Result<Fd> Region::fetch(std::uint32_t rights, Deadline deadline) {
   const auto packet = writer.finish(0);
   auto reply = session_->call(std::span(buffer).first(packet.size()), deadline);
   if (!reply) return std::unexpected(reply.error());
-  auto batch = wire::BatchView::open(reply->view);
-  auto element = batch ? batch->element<shmbw_attach_reply>(0) : std::unexpected(Status::protocol);
-  if (!element) return error(Status::protocol, "the broker's answer to ATTACH is malformed");
-  if (element->outcome.status != 0) {
-    auto texts = batch->texts();
-    return std::unexpected(
-        wire::read_element_detail(element->outcome.status, texts.take(element->outcome.detail_len).value_or("")));
-  }
+  auto element = only_element<shmbw_attach_reply>(*reply, "ATTACH");
+  if (!element) return std::unexpected(element.error());
   (void)post_release(*session_, facts_.ref, 0);
   facts_.state = element->state;
   if (element->outcome.fd_index >= reply->fds.size())
@@ -86,13 +79,13 @@ Result<Fd> Region::fetch(std::uint32_t rights, Deadline deadline) {
   return std::move(reply->fds[element->outcome.fd_index]);
 }
 
-void Region::report_ready(shmbw_page_kind kind, std::uint64_t populated) {
-  ready_sent_ = true;
-  if (own_fd_) return;
+// A descriptor for writing makes the broker wait with read-only grants until it hears that it has been mapped.
+void Region::report_mapped() {
+  if (own_fd_ || !writable()) return;
   std::array<std::byte, 96> buffer;
   wire::Writer writer(buffer);
   writer.begin_batch<shmbw_ready>(SHMBW_OP_READY, 0, 1, SHMBW_HEADER_NO_REPLY);
-  writer.element(0, shmbw_ready{facts_.ref, populated, kind, 0});
+  writer.element(0, shmbw_ready{facts_.ref, 0, SHMBW_PAGE_KIND_UNKNOWN, 0});
   const auto packet = writer.finish(0);
   (void)session_->post(std::span(buffer).first(packet.size()), Deadline::after(0));
 }
@@ -116,7 +109,7 @@ Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Acces
   if (!mapped && mapped.error().value == EPERM && access == Access::read_write)
     return error(Status::write_closed, "writing to the region is closed for ever: read-only readers have it");
   if (!mapped) return system_failure(mapped.error(), "mapping a part of a region");
-  if (access == Access::read_write && !ready_sent_) report_ready(SHMBW_PAGE_KIND_UNPOPULATED, 0);
+  report_mapped();
   ++parts_;
   return mapped->release();
 }
@@ -144,7 +137,10 @@ Result<Fd> Region::descriptor(Deadline deadline) {
   if (auto fine = usable(); !fine) return std::unexpected(fine.error());
   auto fd = fetch(SHMBW_RIGHT_MAP_READ | (writable() ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U), deadline);
   if (!fd && fd.error().status == Status::write_closed) fd = fetch(SHMBW_RIGHT_MAP_READ, deadline);
-  if (fd) shared_outside_ = true;
+  if (fd) {
+    shared_outside_ = true;
+    report_mapped();
+  }
   return fd;
 }
 
@@ -154,6 +150,7 @@ Result<void> Region::map_back(Deadline deadline) {
   auto mapped = Mapping::map(fd->get(), 0, facts_.bytes, Access::read_write);
   if (!mapped) return system_failure(mapped.error(), "mapping the region again");
   mapping_ = std::move(*mapped);
+  report_mapped();
   (void)map_existing(mapping_, Access::read_write, false);
   return {};
 }
@@ -239,16 +236,11 @@ Result<void> Region::release(std::uint32_t flags) {
   const auto packet = writer.finish(0);
   auto reply = session_->call(std::span(buffer).first(packet.size()), Deadline::after(0));
   if (!reply) return std::unexpected(reply.error());
-  auto batch = wire::BatchView::open(reply->view);
-  auto element = batch ? batch->element<shmbw_release_reply>(0) : std::unexpected(Status::protocol);
-  if (!element) return error(Status::protocol, "the broker's answer to RELEASE is malformed");
-  if (element->outcome.status == 0) return {};
+  auto element = only_element<shmbw_release_reply>(*reply, "RELEASE");
+  if (element) return {};
   // The name stays, the reference must not.
-  auto texts = batch->texts();
-  Error failure =
-      wire::read_element_detail(element->outcome.status, texts.take(element->outcome.detail_len).value_or(""));
   (void)post_release(*session_, facts_.ref, wire);
-  return std::unexpected(std::move(failure));
+  return std::unexpected(element.error());
 }
 
 }  // namespace shmb::client

@@ -93,7 +93,7 @@ class Region {
   Result<Fd> fetch(std::uint32_t rights, Deadline deadline);
   Result<void> publish_local();
   Result<void> map_back(Deadline deadline);
-  void report_ready(shmbw_page_kind kind, std::uint64_t populated);
+  void report_mapped();
 
   std::shared_ptr<Session> session_;
   RegionFacts facts_;
@@ -103,7 +103,7 @@ class Region {
   std::uint64_t forks_at_birth_;
   std::uint32_t parts_ = 0;
   bool shared_outside_ = false;  // a descriptor was handed out
-  bool orphaned_ = false, released_ = false, ready_sent_ = false;
+  bool orphaned_ = false, released_ = false;
 };
 
 // One result for each item, in order. An Error of the call as a whole (session lost, deadline) is in every element that

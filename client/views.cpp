@@ -76,6 +76,20 @@ Result<Listing<Row>> list(Session& session, shmbw_table table, const Selection& 
 Result<Listing<RegionRow>> list_regions(Session& session, const Selection& selection, Deadline deadline) {
   return list<RegionRow>(session, SHMBW_TABLE_REGIONS, selection, deadline);
 }
+Result<RegionRow> find_region(Session& session, const names::Address& address, Deadline deadline) {
+  Selection selection;
+  selection.owner_uid = address.owner_uid;
+  selection.name = address.name;
+  if (const auto id = names::group_id(address.group)) selection.group = *id;
+  else if (!address.group.empty()) selection.group_name = address.group;
+  else selection.group = session.facts().group;
+  if (address.group.empty() && selection.group == 0 && !session.is_local())
+    return error(Status::not_found, "no such region: the session's own group is empty");
+  auto listed = list_regions(session, selection, deadline);
+  if (!listed) return std::unexpected(listed.error());
+  if (listed->rows.empty()) return error(Status::not_found, "no such region, or not for this caller");
+  return std::move(listed->rows.front());
+}
 Result<Listing<GroupRow>> list_groups(Session& session, const Selection& selection, Deadline deadline) {
   return list<GroupRow>(session, SHMBW_TABLE_GROUPS, selection, deadline);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/session.hpp"
+#include "proto/names.hpp"
 #include "proto/shmb_wire.h"
 
 namespace shmb::client {
@@ -52,6 +53,8 @@ struct Listing {
 };
 
 Result<Listing<RegionRow>> list_regions(Session& session, const Selection& selection, Deadline deadline);
+// The one region at an address; not_found where there is none for this caller.
+Result<RegionRow> find_region(Session& session, const names::Address& address, Deadline deadline);
 Result<Listing<GroupRow>> list_groups(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<SessionRow>> list_sessions(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<LeaseRow>> list_leases(Session& session, const Selection& selection, Deadline deadline);

@@ -197,7 +197,8 @@ void serve_ready(const Request& request) {
     Lease* lease = region ? find_lease(request.session, *region) : nullptr;
     if (!lease || ready->region.generation != region->generation) continue;
     // Only writers populate; a reader's word about the pages would be a guess.
-    if (lease->writes() && ready->page_kind <= SHMBW_PAGE_KIND_UNPOPULATED) {
+    if (lease->writes() && ready->page_kind != SHMBW_PAGE_KIND_UNKNOWN &&
+        ready->page_kind <= SHMBW_PAGE_KIND_UNPOPULATED) {
       region->page_kind = static_cast<std::uint8_t>(ready->page_kind);
       region->populated = std::min(ready->populated, region->bytes);
     }

@@ -372,7 +372,7 @@ struct shmbw_release_reply {
 struct shmbw_ready {
   struct shmbw_region_ref region;
   uint64_t populated; /* bytes populated */
-  uint32_t page_kind; /* enum page_kind */
+  uint32_t page_kind; /* enum page_kind; unknown: mapped, and nothing to say about the pages */
   uint32_t reserved; /* zero */
 };
 

@@ -16,8 +16,11 @@ namespace harness {
 namespace {
 
 std::string contents(const std::string& path) {
+  // Not by istreambuf_iterator, which throws where a process has ended between the directory and its file.
   std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
 }
 
 // Numeric names only; the descriptor of the listing itself is left out.
