@@ -96,6 +96,7 @@ class Client {
  public:
   Client(World& world, Peer peer);
   Client(Client&&) = default;
+  Client& operator=(Client&&) = default;  // over one that has been forgotten
   ~Client();
 
   // Sends one request; the reply is the last of link().replies. Fails the test if there is not exactly one.

@@ -1,13 +1,69 @@
 // SPDX-License-Identifier: Apache-2.0
 // shmbrokerd as a process: start, one instance, stop, idle end, and the sentence for each way a start can fail.
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "tests/harness/broker_fixture.hpp"
+#include "tests/harness/child.hpp"
 #include "tests/harness/raw_client.hpp"
+#include "tests/harness/skip.hpp"
 
 using harness::BrokerFixture;
 using harness::BrokerOptions;
 using harness::RawClient;
+
+namespace {
+
+std::map<std::string, std::string> status_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+  std::map<std::string, std::string> facts;
+  for (std::string line; std::getline(file, line);) {
+    std::size_t colon = line.find(':');
+    std::string value = line.substr(colon + 1);
+    value.erase(0, value.find_first_not_of(" \t"));
+    value.erase(value.find_last_not_of(" \t") + 1);
+    facts[line.substr(0, colon)] = value;
+  }
+  return facts;
+}
+
+struct Ran {
+  int status = -1;
+  std::string text;  // both outputs
+};
+
+// The broker to its end, which must come by itself.
+Ran run_broker(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), BrokerFixture::program());
+  std::vector<char*> words;
+  for (std::string& argument : arguments) words.push_back(argument.data());
+  words.push_back(nullptr);
+  harness::TempDir folder;
+  std::string output = folder.file("out");
+  auto child = harness::Child::run([&] {
+    int file = ::open(output.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+    ::dup2(file, 1);
+    ::dup2(file, 2);
+    ::execv(words[0], words.data());
+    return 127;
+  });
+  Ran ran;
+  ran.status = child.wait();
+  std::ifstream file(output);
+  ran.text.assign(std::istreambuf_iterator<char>(file), {});
+  return ran;
+}
+
+}  // namespace
 
 TEST_CASE("a broker greets, creates, and has empty books after the client, on each engine and kernel") {
   for (const BrokerOptions& options : harness::engines_and_kernels()) {
@@ -25,5 +81,195 @@ TEST_CASE("a broker greets, creates, and has empty books after the client, on ea
     CHECK(status.fixed<shmbw_status_reply>().regions == 1);
     CHECK(status.fixed<shmbw_status_reply>().engine ==
           (options.engine == "epoll" ? SHMBW_ENGINE_EPOLL : SHMBW_ENGINE_IO_URING));
+  }
+}
+
+TEST_CASE("a system broker started by root ends as its own uid, with nothing but CAP_SYS_RESOURCE") {
+  if (!harness::can_change_uid()) SKIP_CASE("needs root with CAP_SETUID");
+  BrokerOptions options;
+  options.system = true;
+  BrokerFixture broker(options);
+  REQUIRE_MESSAGE(broker.running(), broker.log());
+  std::map<std::string, std::string> facts = status_of(broker.pid());
+  CHECK(facts["Uid"] == "65534\t65534\t65534\t65534");
+  CHECK(facts["Gid"] == "65534\t65534\t65534\t65534");
+  CHECK(facts["Groups"] == "");
+  CHECK(facts["NoNewPrivs"] == "1");
+  // CAP_SYS_RESOURCE is bit 24; whether it may be kept depends on the machine.
+  for (const char* set : {"CapPrm", "CapEff"}) CHECK((facts[set] == "0000000001000000" || facts[set] == "0000000000000000"));
+  CHECK(facts["CapInh"] == "0000000000000000");
+  CHECK(facts["CapAmb"] == "0000000000000000");
+  CHECK((facts["CapBnd"] == "0000000001000000" || facts["CapBnd"] == "0000000000000000"));
+  struct stat entry {};
+  REQUIRE(::stat(broker.socket().c_str(), &entry) == 0);
+  CHECK(entry.st_uid == 65534);
+  CHECK((entry.st_mode & 07777) == 0666);
+  REQUIRE(::stat(broker.admin().c_str(), &entry) == 0);
+  CHECK((entry.st_mode & 07777) == 0600);
+  // Not dumpable: its /proc entries belong to root, and nobody of its uid may ptrace it.
+  REQUIRE(::stat(("/proc/" + std::to_string(broker.pid()) + "/fd").c_str(), &entry) == 0);
+  CHECK(entry.st_uid == 0);
+  auto other = harness::Child::run_as(1234, 1234, [&] {
+    RawClient client = RawClient::connect(broker.socket());
+    if (!client.connected() || !client.hello().ok()) return 1;
+    return RawClient::connect(broker.admin()).connected() ? 2 : 0;
+  });
+  CHECK(other.wait() == 0);
+}
+
+TEST_CASE("a private broker keeps its uid, loses every capability but one, and says what it cannot do") {
+  BrokerFixture broker;
+  REQUIRE_MESSAGE(broker.running(), broker.log());
+  std::map<std::string, std::string> facts = status_of(broker.pid());
+  CHECK(facts["NoNewPrivs"] == "1");
+  CHECK((facts["CapPrm"] == "0000000001000000" || facts["CapPrm"] == "0000000000000000"));
+  RawClient client = RawClient::connect(broker.socket());
+  REQUIRE(client.hello().ok());
+  CHECK(client.status().rest().find("private mode") != std::string::npos);
+}
+
+TEST_CASE("one directory has one broker, and a killed one's socket is taken over") {
+  BrokerFixture first;
+  REQUIRE(first.running());
+  Ran second = run_broker({"--private", "--directory", first.directory()});
+  CHECK(second.status == 1);
+  CHECK(second.text.find("another shmbrokerd (pid " + std::to_string(first.pid()) + ") serves") != std::string::npos);
+  CHECK(RawClient::connect(first.socket()).hello().ok());
+  first.kill();
+  CHECK(std::filesystem::exists(first.socket()));
+  Ran third = run_broker({"--private", "--directory", first.directory(), "--idle-exit", "10ms"});
+  CHECK_MESSAGE(third.status == 0, third.text);
+  CHECK_FALSE(std::filesystem::exists(first.socket()));
+}
+
+TEST_CASE("a stopped broker leaves no socket and exits with 0") {
+  BrokerFixture broker;
+  REQUIRE(broker.running());
+  RawClient client = RawClient::connect(broker.socket());
+  REQUIRE(client.hello().ok());
+  CHECK(broker.stop() == 0);
+  CHECK_FALSE(std::filesystem::exists(broker.socket()));
+  CHECK_FALSE(std::filesystem::exists(broker.admin()));
+  CHECK(client.receive().kind == harness::RawPacket::Kind::end_of_file);
+}
+
+TEST_CASE("a private broker ends when nobody has used it for a while") {
+  BrokerOptions options;
+  options.arguments = {"--idle-exit", "50ms"};
+  BrokerFixture broker(options);
+  REQUIRE(broker.running());
+  CHECK(broker.wait_end() == 0);
+}
+
+TEST_CASE("every way a start can fail is one sentence and exit status 1, usage errors 2") {
+  harness::TempDir folder;
+  auto fails = [](const Ran& ran, int status, const std::string& sentence) {
+    CAPTURE(ran.text);
+    CHECK(ran.status == status);
+    CHECK(ran.text.find(sentence) != std::string::npos);
+    CHECK(std::count(ran.text.begin(), ran.text.end(), '\n') == 1);
+  };
+  std::string place = folder.file("d");
+  SUBCASE("unknown option") { fails(run_broker({"--frobnicate"}), 2, "unknown option '--frobnicate'"); }
+  SUBCASE("missing value") { fails(run_broker({"--engine"}), 2, "'--engine' needs a value"); }
+  SUBCASE("wrong engine") { fails(run_broker({"--engine", "kqueue"}), 2, "is none of auto, io_uring, epoll"); }
+  SUBCASE("wrong duration") { fails(run_broker({"--idle-exit", "soon"}), 2, "--idle-exit: duration"); }
+  SUBCASE("wrong descriptor") { fails(run_broker({"--ready-fd", "x"}), 2, "is not a descriptor number"); }
+  SUBCASE("two modes") { fails(run_broker({"--private", "--system"}), 2, "exclude each other"); }
+  SUBCASE("a word") { fails(run_broker({"start"}), 2, "unexpected argument 'start'"); }
+  SUBCASE("no configuration") { fails(run_broker({"--config", folder.file("none")}), 1, "No such file or directory"); }
+  SUBCASE("relative directory") { fails(run_broker({"--directory", "here"}), 1, "is not an absolute path"); }
+  SUBCASE("long directory") {
+    fails(run_broker({"--directory", folder.path() + "/" + std::string(100, 'x')}), 1, "is too long");
+  }
+  SUBCASE("no parent") { fails(run_broker({"--directory", folder.file("a/b")}), 1, "its parent does not exist"); }
+  SUBCASE("a file in the way") {
+    std::ofstream(place) << "x";
+    fails(run_broker({"--directory", place}), 1, "is not a directory");
+  }
+  SUBCASE("a symbolic link") {
+    std::filesystem::create_symlink("/tmp", place);
+    fails(run_broker({"--directory", place}), 1, "is a symbolic link");
+  }
+  SUBCASE("open to others") {
+    std::filesystem::create_directory(place);
+    ::chmod(place.c_str(), 0777);
+    fails(run_broker({"--directory", place}), 1, "has mode 0777");
+  }
+  SUBCASE("foreign") {
+    if (::geteuid() != 0) SKIP_CASE("needs root to make a foreign directory");
+    std::filesystem::create_directory(place);
+    REQUIRE(::chown(place.c_str(), 4321, 4321) == 0);
+    fails(run_broker({"--directory", place}), 1, "belongs to uid 4321");
+  }
+  SUBCASE("a file where the socket goes") {
+    std::filesystem::create_directory(place);
+    ::chmod(place.c_str(), 0700);
+    std::ofstream(place + "/socket") << "x";
+    fails(run_broker({"--directory", place}), 1, "is in the way and is not a socket");
+  }
+  SUBCASE("no such user") {
+    if (::geteuid() != 0) SKIP_CASE("needs root to start in system mode");
+    fails(run_broker({"--system", "--directory", place, "--user", "no-such-user"}), 1, "is not in /etc/passwd");
+  }
+  SUBCASE("root itself") {
+    if (::geteuid() != 0) SKIP_CASE("needs root to start in system mode");
+    fails(run_broker({"--system", "--directory", place, "--user", "0"}), 1, "does not run as root");
+  }
+  SUBCASE("a forced engine that does not work") {
+    fails(run_broker({"--directory", place, "--engine", "io_uring", "--seam", "fail=io_uring_setup:EPERM:1:-1"}), 1,
+          "engine io_uring does not work here");
+  }
+  SUBCASE("no socket to be had") {
+    fails(run_broker({"--directory", place, "--seam", "fail=bind:ENOSPC:1:-1"}), 1, "the file system is full");
+  }
+  SUBCASE("a read-only file system") {
+    fails(run_broker({"--directory", place, "--seam", "fail=bind:EROFS:1:-1"}), 1, "read-only file system");
+  }
+}
+
+TEST_CASE("where io_uring does not work, auto takes epoll and status says why") {
+  BrokerOptions options;
+  options.seam = "fail=io_uring_setup:EPERM:1:-1";
+  BrokerFixture broker(options);
+  REQUIRE_MESSAGE(broker.running(), broker.log());
+  RawClient client = RawClient::connect(broker.socket());
+  REQUIRE(client.hello().ok());
+  auto status = client.status();
+  CHECK(status.fixed<shmbw_status_reply>().engine == SHMBW_ENGINE_EPOLL);
+  CHECK(status.rest().find("EPERM") != std::string::npos);
+}
+
+TEST_CASE("a thousand clients and a small descriptor table: the broker lives, serves those in, and takes in others as they leave") {
+  for (const std::string& engine : harness::engines()) {
+    CAPTURE(engine);
+    BrokerOptions options;
+    options.engine = engine;
+    options.config = "descriptors = 128\ndescriptors_reserved = 32\n";
+    BrokerFixture broker(options);
+    REQUIRE_MESSAGE(broker.running(), broker.log());
+    std::vector<RawClient> clients;
+    for (int i = 0; i < 1000; ++i) {
+      clients.push_back(RawClient::connect(broker.socket()));
+      REQUIRE(clients.back().connected());
+      REQUIRE(clients.back().ask(SHMBW_OP_HELLO, RawClient::greeting()) == 1);
+    }
+    std::size_t in = 0;
+    while (in < clients.size() && clients[in].reply(1, 2000).ok()) ++in;
+    CHECK(in > 20);
+    CHECK(in < 64);
+    CHECK(clients[0].status().ok());
+    CHECK(broker.descriptors() <= 128 - 32 + 8);
+    CHECK(RawClient::connect(broker.admin()).hello().ok());
+    for (std::size_t i = 0; i + in < 200; ++i) {
+      clients[i].close();
+      auto reply = clients[in + i].reply(1);
+      CAPTURE(in);
+      CAPTURE(i);
+      CAPTURE(static_cast<int>(reply.kind));
+      CAPTURE(reply.error);
+      REQUIRE(reply.ok());
+    }
+    clients.clear();
   }
 }

@@ -54,10 +54,14 @@ TEST_CASE("a connection without HELLO is dropped after the time-out, a greeted o
 
 TEST_CASE("silent connections are bounded: the oldest of the uid that has most goes") {
   ON_EACH_ENGINE {
-    Room room(engine, {}, 128);  // an eighth: 16
+    Config config;
+    config.descriptors_reserved = 0;
+    Room room(engine, config, 128);  // an eighth: 16
     std::vector<RawClient> silent(40);
     for (RawClient& client : silent) client = room.connect();
-    REQUIRE(room.until([&] { return room.books.count("forget") == 24; }));
+    bool bounded = room.until([&] { return room.books.count("forget") >= 24; });
+    CAPTURE(room.books.count("forget"));
+    REQUIRE(bounded);
     CHECK(room.transport.connections() == 16);
     CHECK(silent.front().receive(0).kind == RawPacket::Kind::end_of_file);
     CHECK(silent.back().receive(0).kind == RawPacket::Kind::nothing);

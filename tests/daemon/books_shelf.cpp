@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// Recycling: what comes back dirty, to whom, and everything that keeps a region off the shelf.
+#include <fcntl.h>
+
+#include "base/sys_memory.hpp"
+#include "books_fixture.hpp"
+#include "proto/names.hpp"
+
+using namespace shmb;
+using namespace shmb::daemon::test;
+using shmb::daemon::Config;
+
+namespace {
+
+constexpr std::uint64_t kMiB = 1 << 20;
+constexpr std::uint32_t kRecycle = SHMBW_RELEASE_RECYCLE;
+
+std::uint64_t inode(const Fd& fd) { return sys::file_facts(fd.get())->inode; }
+
+struct Shop {
+  explicit Shop(Config config = private_config()) : world(config), client(world.client(1000)) {
+    REQUIRE(client.make_group({.name = "g"}).status() == Status::ok);
+    REQUIRE(client.join("g").status() == Status::ok);
+  }
+  World world;
+  Client client;
+};
+
+}  // namespace
+
+TEST_CASE("a released region comes back to its group dirty, under a new id, with the same memory") {
+  Shop shop;
+  Created first = shop.client.create({.length = 4 * kMiB});
+  shop.client.ready(first.ref());
+  CHECK(shop.client.release(first.ref(), 0, kRecycle).status == Status::ok);
+  auto status = shop.client.status();
+  CHECK(status.regions == 0);
+  CHECK(status.bytes == 4 * kMiB);  // stays charged
+  CHECK(status.bytes_cached == 4 * kMiB);
+  auto rows = shop.client.rows<shmbw_region_record>(SHMBW_TABLE_REGIONS);
+  REQUIRE(rows.size() == 1);
+  CHECK(rows[0].state == SHMBW_REGION_STATE_CACHED);
+  CHECK(rows[0].region.id != first.ref().id);
+  CHECK(shop.client.rows<shmbw_group_record>(SHMBW_TABLE_GROUPS).at(0).bytes_cached == 4 * kMiB);
+  CHECK(shop.client.attach_id(first.ref(), kWrite).status == Status::not_found);
+  CHECK(shop.client.attach_id(rows[0].region, kWrite).status == Status::not_found);
+  CHECK(shop.client.watch_region(rows[0].region, 1).status() == Status::not_found);
+
+  Created other = shop.client.create({.length = 2 * kMiB});
+  CHECK(other.reply.flags == 0);                                               // of other bytes
+  Created second = shop.client.create({.name = "again", .length = 3 * kMiB});  // rounds to the same bytes
+  REQUIRE(second.status == Status::ok);
+  CHECK(second.reply.flags == SHMBW_CREATED_DIRTY);
+  CHECK(second.ref().id != first.ref().id);
+  CHECK(inode(second.memory) == inode(first.memory));
+  CHECK(shop.client.status().bytes_cached == 0);
+  shmbw_list wish{};
+  wish.region.id = second.ref().id;
+  auto row = shop.client.rows<shmbw_region_record>(SHMBW_TABLE_REGIONS, wish).at(0);
+  CHECK(row.length == 3 * kMiB);
+  CHECK((row.flags & SHMBW_REGION_DIRTY_BIRTH) != 0);
+  CHECK(row.page_kind == SHMBW_PAGE_KIND_HUGE);  // still known
+  CHECK(row.state == SHMBW_REGION_STATE_CREATED);
+}
+
+TEST_CASE("what keeps a region off the shelf") {
+  Shop shop(private_config());
+  Client& client = shop.client;
+  Client member = shop.world.client(1000), outside = shop.world.client(1000), foreign = shop.world.client(2000);
+  member.join("g");
+  CreateWish wish{.length = 2 * kMiB};
+  auto cached_after = [&](auto prepare) {
+    Created created = client.create(wish);
+    REQUIRE(created.status == Status::ok);
+    REQUIRE(created.reply.flags == 0);
+    prepare(created);
+    client.release(created.ref(), 0, kRecycle);
+    return client.status().bytes_cached != 0;
+  };
+  SUBCASE("nothing does, not even another member") {
+    CHECK(cached_after([&](Created& created) {
+      member.attach_id(created.ref(), kWrite);
+      member.release(created.ref());
+    }));
+  }
+  SUBCASE("a member's lease that is still there") {
+    CHECK(!cached_after([&](Created& created) { member.attach_id(created.ref(), kWrite); }));
+  }
+  SUBCASE("a session outside the group that ever held a lease") {
+    CHECK(!cached_after([&](Created& created) {
+      outside.attach_id(created.ref(), kWrite);
+      outside.release(created.ref());
+    }));
+  }
+  SUBCASE("another uid that ever held a lease") {
+    CHECK(!cached_after([&](Created& created) {
+      foreign.attach_ticket(Client::ticket_of(client.ticket(created.ref(), kWrite)), kWrite);
+      foreign.release(created.ref());
+    }));
+  }
+  SUBCASE("another uid, though a member") {
+    auto fixed =
+        client.make_group({.name = "g", .flags = SHMBW_GROUP_ADOPT_EXISTING}).fixed<shmbw_group_create_reply>();
+    REQUIRE(foreign.join(fixed.token).status() == Status::ok);
+    CHECK(!cached_after([&](Created& created) {
+      foreign.attach_id(created.ref(), kWrite);
+      foreign.release(created.ref());
+    }));
+  }
+  SUBCASE("closed writing") {
+    CHECK(!cached_after([&](Created& created) {
+      client.ready(created.ref());
+      member.attach_id(created.ref());
+      member.release(created.ref());
+    }));
+  }
+  SUBCASE("publishing") {
+    CHECK(!cached_after([&](Created& created) { client.publish(created.ref()); }));
+  }
+  SUBCASE("a ticket") {
+    CHECK(!cached_after([&](Created& created) { client.ticket(created.ref()); }));
+  }
+  SUBCASE("no_recycle") {
+    wish.flags = SHMBW_CREATE_NO_RECYCLE;
+    CHECK(!cached_after([](Created&) {}));
+  }
+  SUBCASE("many_writers, whose seals are sealed") {
+    wish.flags = SHMBW_CREATE_MANY_WRITERS;
+    CHECK(!cached_after([](Created&) {}));
+  }
+  SUBCASE("a name") {
+    wish.name = "n";
+    CHECK(!cached_after([](Created&) {}));
+  }
+  SUBCASE("a size below 2 MiB") {
+    wish.length = kMiB;
+    CHECK(!cached_after([](Created&) {}));
+  }
+}
+
+TEST_CASE("only members of the owner's uid get a recycled region, and none that asks for a fresh one") {
+  Shop shop;
+  Created first = shop.client.create({.length = 2 * kMiB});
+  shop.client.release(first.ref(), 0, kRecycle);
+  Client outside = shop.world.client(1000), foreign = shop.world.client(2000);
+  auto fixed =
+      shop.client.make_group({.name = "g", .flags = SHMBW_GROUP_ADOPT_EXISTING}).fixed<shmbw_group_create_reply>();
+  REQUIRE(foreign.join(fixed.token).status() == Status::ok);
+  CHECK(outside.create({.length = 2 * kMiB, .group = first.reply.group}).reply.flags == 0);
+  CHECK(foreign.create({.length = 2 * kMiB}).reply.flags == 0);
+  CHECK(shop.client.create({.length = 2 * kMiB, .flags = SHMBW_CREATE_NO_RECYCLE}).reply.flags == 0);
+  Created many = shop.client.create({.length = 2 * kMiB, .flags = SHMBW_CREATE_MANY_WRITERS});
+  CHECK(many.reply.flags == SHMBW_CREATED_DIRTY);
+  CHECK((*sys::seals(many.memory.get()) & F_SEAL_SEAL) != 0);
+}
+
+TEST_CASE("a recycled region taken by a create that is refused goes back to the shelf") {
+  Config config = private_config();
+  config.limits.session_leases = 1;
+  Shop shop(config);
+  Created first = shop.client.create({.length = 2 * kMiB});
+  shop.client.release(first.ref(), 0, kRecycle);
+  Created holder = shop.client.create({.length = 4096});
+  CHECK(shop.client.create({.length = 2 * kMiB}).status == Status::limit);
+  CHECK(shop.client.status().bytes_cached == 2 * kMiB);
+  shop.client.release(holder.ref());
+  CHECK(shop.client.create({.length = 2 * kMiB}).reply.flags == SHMBW_CREATED_DIRTY);
+}
+
+TEST_CASE("the shelf is bounded by the configuration and by a quarter of the group's limit, oldest out first") {
+  Config config = private_config();
+  config.limits.shelf_bytes = 64 * kMiB;
+  SUBCASE("configuration") { config.limits.shelf_bytes = 8 * kMiB; }
+  SUBCASE("a quarter of the group's limit") { config.limits.group_bytes = 32 * kMiB; }
+  SUBCASE("a quarter of the uid's") { config.limits.uid_bytes = 32 * kMiB; }
+  Shop shop(config);
+  auto all = shop.client.create_many(std::vector<CreateWish>(5, CreateWish{.length = 2 * kMiB}));
+  for (const Created& created : all) {
+    shop.world.now += 1;
+    shop.client.release(created.ref(), 0, kRecycle);
+  }
+  CHECK(shop.client.status().bytes_cached == 8 * kMiB);
+  CHECK(shop.client.status().bytes == 8 * kMiB);
+  // The youngest is taken first, the oldest was dropped.
+  CHECK(inode(shop.client.create({.length = 2 * kMiB}).memory) == inode(all[4].memory));
+  Created big = shop.client.create({.length = 10 * kMiB});
+  shop.client.release(big.ref(), 0, kRecycle);
+  CHECK(shop.client.status().bytes_cached == 6 * kMiB);  // does not fit at all and pushes nobody out
+}
+
+TEST_CASE("recycled memory goes before a create is refused, and only if that helps") {
+  Config config = private_config();
+  config.limits.group_bytes = 40 * kMiB;
+  Shop shop(config);
+  auto all = shop.client.create_many(std::vector<CreateWish>(5, CreateWish{.length = 2 * kMiB}));
+  for (const Created& created : all) shop.client.release(created.ref(), 0, kRecycle);
+  CHECK(shop.client.status().bytes_cached == 10 * kMiB);
+  CHECK(shop.client.create({.length = 42 * kMiB}).status == Status::limit);
+  CHECK(shop.client.status().bytes_cached == 10 * kMiB);
+  CHECK(shop.client.create({.length = 34 * kMiB}).status == Status::ok);
+  CHECK(shop.client.status().bytes_cached == 6 * kMiB);
+}
+
+TEST_CASE("the region table and the descriptors are made free from the shelf, too") {
+  Config config = private_config();
+  SUBCASE("regions of the group") {
+    config.limits.group_regions = 2;
+    Shop shop(config);
+    Created first = shop.client.create({.length = 2 * kMiB}), second = shop.client.create();
+    shop.client.release(first.ref(), 0, kRecycle);
+    CHECK(shop.client.create().status == Status::ok);
+    CHECK(shop.client.create().status == Status::limit);
+  }
+  SUBCASE("descriptors of the broker") {
+    config.descriptors_reserved = 0;
+    World world(config, {.descriptors_limit = 12, .transport_descriptors = [] { return 10U; }});
+    Client client = world.client(1000);
+    Created first = client.create({.length = 2 * kMiB}), second = client.create();
+    client.release(first.ref(), 0, kRecycle);
+    CHECK(client.create().status == Status::ok);
+    CHECK(client.create().status == Status::no_descriptors);
+  }
+}
+
+TEST_CASE("what cannot be given back at once is named in the refusal, and comes") {
+  Config config = private_config();
+  config.limits.group_bytes = 600 * kMiB;
+  Shop shop(config);
+  Created first = shop.client.create({.length = 100 * kMiB});
+  shop.client.ready(first.ref(), SHMBW_PAGE_KIND_SMALL);  // slow to close: goes to the helper thread
+  shop.client.release(first.ref(), 0, kRecycle);
+  CHECK(shop.client.status().bytes_cached == 100 * kMiB);
+  Created refused = shop.client.create({.length = 550 * kMiB});
+  CHECK(refused.status == Status::limit);
+  CHECK(refused.error.sentence.find("being freed now") != std::string::npos);
+  shop.world.wait_for_closes();
+  CHECK(shop.client.create({.length = 550 * kMiB}).status == Status::ok);
+}
+
+TEST_CASE("huge-paged recycled memory is closed at once for a create") {
+  Config config = private_config();
+  config.limits.group_bytes = 600 * kMiB;
+  Shop shop(config);
+  Created first = shop.client.create({.length = 100 * kMiB});
+  shop.client.ready(first.ref(), SHMBW_PAGE_KIND_HUGE);
+  shop.client.release(first.ref(), 0, kRecycle);
+  CHECK(shop.client.create({.length = 550 * kMiB}).status == Status::ok);
+}
+
+TEST_CASE("the shelf is emptied after its idle time and at the group's end") {
+  Shop shop;
+  Created first = shop.client.create({.length = 2 * kMiB}), second = shop.client.create({.length = 2 * kMiB});
+  shop.client.release(first.ref(), 0, kRecycle);
+  shop.world.advance(20 * kSecond);
+  shop.client.release(second.ref(), 0, kRecycle);
+  shop.world.advance(10 * kSecond);
+  CHECK(shop.client.status().bytes_cached == 2 * kMiB);
+  shop.world.advance(20 * kSecond);
+  CHECK(shop.client.status().bytes == 0);
+  Created third = shop.client.create({.length = 2 * kMiB});
+  shop.client.release(third.ref(), 0, kRecycle);
+  shop.client.die();
+  CHECK(shop.world.status().bytes == 0);
+}
+
+TEST_CASE("a recycled region's old watchers hear that it is gone") {
+  Shop shop;
+  Created first = shop.client.create({.length = 2 * kMiB});
+  shop.client.watch_region(first.ref(), SHMBW_WATCH_EVENT_GONE);
+  shop.client.release(first.ref(), 0, kRecycle);
+  REQUIRE(shop.client.link().events.size() == 1);
+  CHECK(shop.client.link().events[0].fixed<shmbw_region_gone_event>().region.id == first.ref().id);
+  CHECK(shop.client.status().watches == 0);
+}
