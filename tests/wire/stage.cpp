@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+// See stage.hpp.
+#include "tests/wire/stage.hpp"
+
+#include <cstring>
+
+namespace wire_test {
+namespace {
+
+constexpr std::uint32_t kAllRights = SHMBW_RIGHT_KNOWN;
+int serial = 0;
+
+template <class T>
+bool one_ok(const RawPacket& reply) {
+  return reply.ok() && reply.element<T>(0).outcome.status == 0;
+}
+
+// A region whose writers have all mapped it can be granted read-only.
+Packet mapped(const shmbw_region_ref& region) {
+  return batch(SHMBW_OP_READY, 0, std::vector{shmbw_ready{region, 4096, SHMBW_PAGE_KIND_SMALL, 0}});
+}
+
+shmbw_hello child_of(const shmbw_hello_reply& parent) {
+  shmbw_hello hello = RawClient::greeting();
+  hello.fork_session = parent.session;
+  std::memcpy(hello.fork_secret, parent.fork_secret, sizeof hello.fork_secret);
+  return hello;
+}
+
+}  // namespace
+
+Stage::~Stage() {
+  shmbw_attach attach{};
+  attach.by = SHMBW_ATTACH_BY_TICKET;
+  attach.rights = SHMBW_RIGHT_MAP_READ;
+  attach.flags = SHMBW_ATTACH_NO_FD;
+  std::memcpy(attach.ticket, ticket, sizeof ticket);
+  if (ticket[0] != 0 || ticket[1] != 0) (void)parent.call_batch(SHMBW_OP_ATTACH, one(attach));
+}
+
+std::string Stage::set_parent(const std::string& socket_path, bool with_ticket) {
+  socket = socket_path;
+  group_name = "w" + std::to_string(++serial);
+  parent = RawClient::connect(socket);
+  RawPacket hello = parent.hello();
+  if (!hello.ok()) return "HELLO of the parent";
+  parent_hello = hello.fixed<shmbw_hello_reply>();
+
+  shmbw_group_create make{};
+  make.name_len = static_cast<std::uint16_t>(group_name.size());
+  RawPacket made = parent.call(SHMBW_OP_GROUP_CREATE, make, group_name);
+  if (!made.ok()) return "GROUP_CREATE: " + made.sentence();
+  auto group_reply = made.fixed<shmbw_group_create_reply>();
+  group = group_reply.group;
+  std::memcpy(token, group_reply.token, sizeof token);
+  shmbw_group_join join{};
+  std::memcpy(join.token, token, sizeof token);
+  if (RawPacket joined = parent.call(SHMBW_OP_GROUP_JOIN, join); !joined.ok())
+    return "GROUP_JOIN: " + joined.sentence();
+
+  shmbw_create create{};
+  create.length = 4096;
+  create.name_len = 4;
+  RawPacket created = parent.call_batch(SHMBW_OP_CREATE, one(create), "base");
+  if (!one_ok<shmbw_create_reply>(created)) return "CREATE: " + error_of_element(created).sentence;
+  region = created.element<shmbw_create_reply>(0).region;
+  if (!parent.send(mapped(region))) return "READY";
+  if (with_ticket) {
+    RawPacket drawn = parent.call(SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{region, SHMBW_RIGHT_MAP_READ, 1, 0});
+    if (!drawn.ok()) return "TICKET_CREATE: " + drawn.sentence();
+    std::memcpy(ticket, drawn.fixed<shmbw_ticket_create_reply>().ticket, sizeof ticket);
+  }
+
+  return {};
+}
+
+std::string Stage::set_attacker(bool greet) {
+  attacker = RawClient::connect(socket);
+  if (!attacker.connected()) return "connect";
+  if (!greet) return {};
+  RawPacket greeted = attacker.call(SHMBW_OP_HELLO, child_of(parent_hello));
+  if (!greeted.ok()) return "HELLO of the attacker: " + greeted.sentence();
+  attacker_hello = greeted.fixed<shmbw_hello_reply>();
+  if (attacker_hello.group != group) return "HELLO: the child is not in its parent's group";
+  shmbw_attach attach{};
+  attach.by = SHMBW_ATTACH_BY_ID;
+  attach.rights = kAllRights;
+  attach.region = region;
+  RawPacket attached = attacker.call_batch(SHMBW_OP_ATTACH, one(attach));
+  if (!one_ok<shmbw_attach_reply>(attached)) return "ATTACH: " + error_of_element(attached).sentence;
+  if (!attacker.send(mapped(region))) return "READY of the attacker";
+  shmbw_watch want{};
+  want.kind = SHMBW_WATCH_KIND_REGION;
+  want.events = SHMBW_WATCH_EVENT_GONE;
+  want.region = region;
+  RawPacket watched = attacker.call(SHMBW_OP_WATCH, want);
+  if (!watched.ok()) return "WATCH: " + watched.sentence();
+  watch = watched.fixed<shmbw_watch_reply>().watch;
+  return {};
+}
+
+const std::vector<Valid>& all_valid() {
+  using S = const Stage&;
+  using Tag = std::uint64_t;
+  static const std::vector<Valid> all = [] {
+    std::vector<Valid> list;
+    auto add = [&](const char* name, auto make, bool hello = false, bool ticket = false) {
+      list.push_back({name, hello, ticket, make});
+    };
+
+    add(
+        "HELLO",
+        [](S, Tag tag) {
+          shmbw_hello hello = RawClient::greeting();
+          hello.library_len = 9;
+          hello.group_len = 3;
+          return plain(SHMBW_OP_HELLO, tag, hello,
+                       "wire test"
+                       "abc");
+        },
+        true);
+    add(
+        "HELLO of a forked child", [](S s, Tag tag) { return plain(SHMBW_OP_HELLO, tag, child_of(s.parent_hello)); },
+        true);
+    add(
+        "HELLO with a group token",
+        [](S s, Tag tag) {
+          shmbw_hello hello = RawClient::greeting();
+          std::memcpy(hello.group_token, s.token, sizeof hello.group_token);
+          return plain(SHMBW_OP_HELLO, tag, hello);
+        },
+        true);
+    add("CREATE, named", [](S, Tag tag) {
+      shmbw_create create{};
+      create.length = 5000;
+      create.keep = 1'000'000;
+      create.flags = SHMBW_CREATE_KEEP_GIVEN;
+      create.name_len = 3;
+      return batch(SHMBW_OP_CREATE, tag, std::vector{create}, "new");
+    });
+    add("CREATE of two", [](S s, Tag tag) {
+      shmbw_create create{};
+      create.group = s.group;
+      create.length = 4096;
+      create.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
+      shmbw_create named = create;
+      named.name_len = 4;
+      named.flags = SHMBW_CREATE_REPLACE;
+      return batch(SHMBW_OP_CREATE, tag, std::vector{create, named}, "base");
+    });
+    auto attach = [](S s, std::uint32_t by) {
+      shmbw_attach attach{};
+      attach.by = by;
+      attach.rights = SHMBW_RIGHT_MAP_READ;
+      if (by == SHMBW_ATTACH_BY_ID) attach.region = s.region;
+      if (by == SHMBW_ATTACH_BY_TICKET) std::memcpy(attach.ticket, s.ticket, sizeof attach.ticket);
+      return attach;
+    };
+    add("ATTACH by id",
+        [=](S s, Tag tag) { return batch(SHMBW_OP_ATTACH, tag, std::vector{attach(s, SHMBW_ATTACH_BY_ID)}); });
+    add("ATTACH by name", [=](S s, Tag tag) {
+      auto wish = attach(s, SHMBW_ATTACH_BY_NAME);
+      wish.group_len = static_cast<std::uint16_t>(s.group_name.size());
+      wish.name_len = 4;
+      return batch(SHMBW_OP_ATTACH, tag, std::vector{wish}, s.group_name + "base");
+    });
+    add(
+        "ATTACH by ticket",
+        [=](S s, Tag tag) { return batch(SHMBW_OP_ATTACH, tag, std::vector{attach(s, SHMBW_ATTACH_BY_TICKET)}); },
+        false, true);
+    add("RELEASE",
+        [](S s, Tag tag) { return batch(SHMBW_OP_RELEASE, tag, std::vector{shmbw_release{s.region, 1, 0}}); });
+    add("RELEASE with the name", [](S s, Tag tag) {
+      return batch(SHMBW_OP_RELEASE, tag,
+                   std::vector{shmbw_release{s.region, 0, SHMBW_RELEASE_UNNAME | SHMBW_RELEASE_RECYCLE}});
+    });
+    add("RELEASE without a reply", [](S s, Tag tag) {
+      return batch(SHMBW_OP_RELEASE, tag, std::vector{shmbw_release{s.region, 0, 0}}, {}, SHMBW_HEADER_NO_REPLY);
+    });
+    add("READY", [](S s, Tag tag) {
+      return batch(SHMBW_OP_READY, tag, std::vector{shmbw_ready{s.region, 4096, SHMBW_PAGE_KIND_SMALL, 0}});
+    });
+    add("PUBLISH", [](S s, Tag tag) { return plain(SHMBW_OP_PUBLISH, tag, shmbw_publish{s.region}); });
+    add("TICKET_CREATE", [](S s, Tag tag) {
+      return plain(SHMBW_OP_TICKET_CREATE, tag, shmbw_ticket_create{s.region, SHMBW_RIGHT_MAP_READ, 2, 1'000'000});
+    });
+    add("INHERIT",
+        [](S s, Tag tag) { return batch(SHMBW_OP_INHERIT, tag, std::vector{shmbw_inherit{s.region, 0, 1}}); });
+    add("GROUP_CREATE", [](S, Tag tag) {
+      shmbw_group_create wish{};
+      wish.flags = SHMBW_GROUP_ADOPT_EXISTING;
+      wish.limit_bytes = 1 << 20;
+      wish.name_len = 5;
+      return plain(SHMBW_OP_GROUP_CREATE, tag, wish, "other");
+    });
+    add("GROUP_JOIN by token", [](S s, Tag tag) {
+      shmbw_group_join join{};
+      std::memcpy(join.token, s.token, sizeof join.token);
+      return plain(SHMBW_OP_GROUP_JOIN, tag, join);
+    });
+    add("GROUP_JOIN by name", [](S s, Tag tag) {
+      shmbw_group_join join{};
+      join.name_len = static_cast<std::uint16_t>(s.group_name.size());
+      join.flags = SHMBW_JOIN_SUPERVISOR;
+      return plain(SHMBW_OP_GROUP_JOIN, tag, join, s.group_name);
+    });
+    add("GROUP_LEAVE", [](S s, Tag tag) { return plain(SHMBW_OP_GROUP_LEAVE, tag, shmbw_group_leave{s.group}); });
+    add("GROUP_END", [](S s, Tag tag) {
+      shmbw_group_end end{};
+      end.group = s.group;
+      return plain(SHMBW_OP_GROUP_END, tag, end);
+    });
+    add("GROUP_END by name", [](S s, Tag tag) {
+      shmbw_group_end end{};
+      end.flags = SHMBW_END_RELEASE_KEPT;
+      end.name_len = static_cast<std::uint16_t>(s.group_name.size());
+      return plain(SHMBW_OP_GROUP_END, tag, end, s.group_name);
+    });
+    auto watch = [](std::uint32_t kind, std::uint32_t events) {
+      shmbw_watch wish{};
+      wish.kind = kind;
+      wish.events = events;
+      return wish;
+    };
+    add("WATCH a region", [=](S s, Tag tag) {
+      auto wish = watch(SHMBW_WATCH_KIND_REGION, SHMBW_WATCH_EVENT_READY | SHMBW_WATCH_EVENT_GONE);
+      wish.region = s.region;
+      return plain(SHMBW_OP_WATCH, tag, wish);
+    });
+    add("WATCH a name", [=](S s, Tag tag) {
+      auto wish = watch(SHMBW_WATCH_KIND_NAME, SHMBW_WATCH_EVENT_APPEARED);
+      wish.group_len = static_cast<std::uint16_t>(s.group_name.size());
+      wish.name_len = 5;
+      return plain(SHMBW_OP_WATCH, tag, wish, s.group_name + "later");
+    });
+    add("WATCH a group", [=](S s, Tag tag) {
+      auto wish = watch(SHMBW_WATCH_KIND_GROUP, SHMBW_WATCH_EVENT_ENDED);
+      wish.group = s.group;
+      return plain(SHMBW_OP_WATCH, tag, wish);
+    });
+    add("WATCH reclaims", [=](S, Tag tag) {
+      return plain(SHMBW_OP_WATCH, tag, watch(SHMBW_WATCH_KIND_RECLAIM, SHMBW_WATCH_EVENT_RECLAIM));
+    });
+    add("WATCH, cancelled", [=](S s, Tag tag) {
+      auto wish = watch(SHMBW_WATCH_KIND_CANCEL, 0);
+      wish.watch = s.watch;
+      return plain(SHMBW_OP_WATCH, tag, wish);
+    });
+    add("LIST of regions", [](S s, Tag tag) {
+      shmbw_list wish{};
+      wish.table = SHMBW_TABLE_REGIONS;
+      wish.flags = SHMBW_LIST_OWNER_GIVEN;
+      wish.owner_uid = s.parent_hello.uid;
+      wish.group_len = static_cast<std::uint16_t>(s.group_name.size());
+      wish.name_len = 4;
+      return plain(SHMBW_OP_LIST, tag, wish, s.group_name + "base");
+    });
+    add("LIST of sessions", [](S s, Tag tag) {
+      shmbw_list wish{};
+      wish.table = SHMBW_TABLE_SESSIONS;
+      wish.group = s.group;
+      return plain(SHMBW_OP_LIST, tag, wish);
+    });
+    add("STATUS", [](S, Tag tag) { return plain(SHMBW_OP_STATUS, tag, shmbw_status{}); });
+    return list;
+  }();
+  return all;
+}
+
+bool Duel::ready() {
+  if (failed()) return false;
+  std::string lack;
+  if (!stage_) {
+    stage_ = std::make_unique<Stage>();
+    lack = stage_->set_parent(broker_.socket(), valid_.wants_ticket);
+  }
+  if (lack.empty() && !stage_->attacker.connected()) lack = stage_->set_attacker(!valid_.is_hello);
+  if (!lack.empty()) wrong = "the stage cannot be set: " + lack;
+  return !failed();
+}
+
+Duel::End Duel::dropped(const Packet& packet, bool due) {
+  renew_attacker();
+  ++drops;
+  if (due) return End::dropped;
+  shmbw_header header = header_of(packet);
+  wrong =
+      "dropped, though the frame is whole: op " + std::to_string(header.op) + ", size " + std::to_string(packet.size());
+  return End::none;
+}
+
+Duel::End Duel::send(const Packet& packet) {
+  ++cases;
+  RawClient& client = stage_->attacker;
+  bool broken = breaks_the_frame(packet, !valid_.is_hello);
+  static const Packet ping = plain(SHMBW_OP_STATUS, kPing, shmbw_status{});
+  // The ping right behind tells silence from slowness, and that the session goes on.
+  bool pinged = client.send(packet) && !valid_.is_hello && client.send(ping);
+  RawPacket reply;
+  do reply = client.receive(30'000);
+  while (reply.kind == RawPacket::Kind::packet && reply.is_event());
+  if (reply.kind == RawPacket::Kind::nothing) return wrong = "neither answered nor dropped", End::none;
+  if (reply.kind != RawPacket::Kind::packet) return dropped(packet, broken);
+  if (broken) return wrong = "answered, though its frame is broken: " + wrong_with(reply, packet), End::none;
+  if (valid_.is_hello || reply.header().tag != kPing) {
+    wrong = wrong_with(reply, packet);
+    if (failed()) return End::none;
+  }
+  if (valid_.is_hello) {
+    bool ok = reply.ok();
+    renew_attacker();
+    ++(ok ? answers : refusals);
+    return ok ? End::answered : End::refused;
+  }
+  if (reply.header().tag == kPing) {
+    if (!may_be_silent(packet)) return wrong = "no answer to a request that asks for one", End::none;
+    stage_.reset();
+    return End::silent;
+  }
+  bool ok = reply.ok();
+  if (!pinged) return wrong = "the session was gone before its ping", End::none;
+  do reply = client.receive(30'000);
+  while (reply.kind == RawPacket::Kind::packet && reply.is_event());
+  if (reply.kind != RawPacket::Kind::packet || reply.header().tag != kPing || !reply.ok())
+    return wrong = "the session does not go on after the reply", End::none;
+  std::uint16_t op = header_of(packet).op;
+  if (ok && op != SHMBW_OP_LIST && op != SHMBW_OP_STATUS) stage_.reset();
+  ++(ok ? answers : refusals);
+  return ok ? End::answered : End::refused;
+}
+
+}  // namespace wire_test

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// A small world in which every request of the protocol has a valid form that succeeds: a parent session with a named
+// group and a named region, and the attacker, its forked child by HELLO, with a lease, a ticket and a watch.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/wire/support.hpp"
+
+namespace wire_test {
+
+struct Stage {
+  Stage() = default;
+  Stage(const Stage&) = delete;
+  Stage& operator=(const Stage&) = delete;
+  // A ticket would hold its region, and that its group, after both sessions are gone.
+  ~Stage();
+
+  std::string socket;
+  RawClient parent, attacker;
+  shmbw_hello_reply parent_hello{}, attacker_hello{};
+  std::uint64_t group = 0, watch = 0;
+  std::uint8_t token[16]{}, ticket[16]{};
+  std::string group_name;
+  shmbw_region_ref region{};
+
+  // "" or what did not work.
+  std::string set_parent(const std::string& socket_path, bool with_ticket);
+  std::string set_attacker(bool greet);  // false: it has only connected
+};
+
+// One valid request, as bytes that fit the stage it is made for.
+struct Valid {
+  std::string name;
+  bool is_hello = false, wants_ticket = false;
+  std::function<Packet(const Stage&, std::uint64_t tag)> make;
+};
+// Every request of proto/messages.toml, those with several meanings in each of them.
+const std::vector<Valid>& all_valid();
+
+// Plays packets against a stage, one after the other, and sets anew what a case has changed of it.
+class Duel {
+ public:
+  Duel(const BrokerFixture& broker, const Valid& valid) : broker_(broker), valid_(valid) {}
+
+  enum class End { none, answered, refused, silent, dropped };
+  // `change` makes the case of the valid packet; false: there is no such case. The end, or none and `wrong` says why.
+  template <class Change>
+  End play(Change&& change) {
+    if (!ready()) return End::none;
+    Packet packet = valid_.make(*stage_, kTag);
+    if (!change(packet, *stage_)) return End::none;
+    return send(packet);
+  }
+  bool failed() const { return !wrong.empty(); }
+  std::string wrong;
+  long cases = 0, drops = 0, answers = 0, refusals = 0;
+
+  static constexpr std::uint64_t kTag = 0x0011'2233'4455'6677, kPing = 0xfedc'ba98'7654'3210;
+
+ private:
+  bool ready();
+  void renew_attacker() { stage_->attacker.close(); }
+  End send(const Packet& packet);
+  End dropped(const Packet& packet, bool due);
+
+  const BrokerFixture& broker_;
+  const Valid& valid_;
+  std::unique_ptr<Stage> stage_;
+};
+
+}  // namespace wire_test

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every request of the protocol in every length and with every byte changed, against a live broker with a bystander.
+// Whatever comes is answered, or costs its sender the connection if and only if the frame is broken; the bystander
+// notices nothing, and afterwards books and descriptors are what they were.
+// In the usual run each byte takes a few telling values and long lengths go in steps; with --all it takes every value
+// and every length.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tests/wire/bystander.hpp"
+#include "tests/wire/stage.hpp"
+
+namespace wire_test {
+namespace {
+
+std::vector<std::uint8_t> values_for(std::byte original) {
+  auto now = std::to_integer<std::uint8_t>(original);
+  std::set<std::uint8_t> values;
+  if (thorough())
+    for (int value = 0; value < 256; ++value) values.insert(static_cast<std::uint8_t>(value));
+  else
+    for (int value : {0, 1, 2, 4, 0x10, 0x7f, 0x80, 0xff, now - 1, now + 1, now ^ 0x80})
+      values.insert(static_cast<std::uint8_t>(value));
+  values.erase(now);
+  return {values.begin(), values.end()};
+}
+
+std::vector<std::size_t> lengths_around(std::size_t valid) {
+  std::vector<std::size_t> lengths;
+  for (std::size_t length = 0; length <= SHMBW_MAX_MESSAGE + 8; ++length) {
+    bool telling = length <= valid + 8 || length <= 256 || length + 8 >= SHMBW_MAX_MESSAGE || length % 2111 == 0;
+    if (thorough() || telling) lengths.push_back(length);
+  }
+  return lengths;
+}
+
+// In private mode attacker and bystander have one uid, and a uid may end its groups and put regions into them: those
+// changes would harm the bystander lawfully.
+bool aims_at(std::uint64_t group, const Packet& packet) {
+  shmbw_header header = header_of(packet);
+  std::size_t step = 0;
+  if (header.op == SHMBW_OP_CREATE) step = sizeof(shmbw_create);
+  else if (header.op != SHMBW_OP_GROUP_END) return false;
+  std::size_t at = sizeof header + (step ? sizeof(shmbw_batch) : 0);
+  for (; at + sizeof group <= packet.size(); at += step) {
+    if (std::memcmp(packet.data() + at, &group, sizeof group) == 0) return true;
+    if (step == 0) return false;
+  }
+  return false;
+}
+
+enum class Lie { none, size, size_and_fixed };  // what of the header is made to fit a new length
+
+void set_length(Packet& packet, std::size_t length, Lie lie) {
+  packet.resize(length);
+  shmbw_header header = header_of(packet);
+  if (lie != Lie::none) header.size = static_cast<std::uint32_t>(length);
+  if (lie == Lie::size_and_fixed)
+    header.fixed = static_cast<std::uint16_t>(length < 24 ? 0 : std::min<std::size_t>(length - 24, 0xffff));
+  if (length > 0) set_header(packet, header);
+}
+
+void attack(Duel& duel, const Bystander& bystander) {
+  auto harmless = [&](const Packet& packet) { return !aims_at(bystander.group(), packet); };
+  std::size_t size = 0;
+  REQUIRE(duel.play([&](const Packet& packet, const Stage&) { return size = packet.size(), true; }) != Duel::End::none);
+  for (std::size_t at = 0; at < size && !duel.failed(); ++at) {
+    std::byte original{};
+    duel.play([&](const Packet& packet, const Stage&) { return original = packet[at], false; });
+    for (std::uint8_t value : values_for(original)) {
+      duel.play([&](Packet& packet, const Stage&) {
+        if (packet[at] == std::byte{value}) return false;
+        packet[at] = std::byte{value};
+        return harmless(packet);
+      });
+      if (duel.failed()) duel.wrong += "; byte " + std::to_string(at) + " = " + std::to_string(value);
+      if (duel.failed()) break;
+    }
+  }
+  for (Lie lie : {Lie::none, Lie::size, Lie::size_and_fixed}) {
+    for (std::size_t length : lengths_around(size)) {
+      if (duel.failed()) break;
+      // A length that nobody declared is a broken frame, long or short: near the valid one is enough.
+      if (lie == Lie::none && length > size + 8 && length < SHMBW_MAX_MESSAGE) continue;
+      duel.play([&](Packet& packet, const Stage&) {
+        set_length(packet, length, lie);
+        return harmless(packet);
+      });
+      if (duel.failed())
+        duel.wrong += "; length " + std::to_string(length) + ", lie " + std::to_string(static_cast<int>(lie));
+    }
+  }
+}
+
+void attack_all(BrokerFixture& broker) {
+  REQUIRE_MESSAGE(broker.running(), broker.log());
+  Bystander bystander(broker.socket());
+  REQUIRE(bystander.goes_on());
+  REQUIRE(bystander.pause());
+  const Books before = books_of(broker);
+  REQUIRE(before.answered);
+  REQUIRE(before.regions == 1);
+  REQUIRE(before.leases == 2);
+  const std::size_t descriptors = descriptors_at_rest(broker);
+  bystander.resume();
+
+  long cases = 0, drops = 0, answers = 0, refusals = 0;
+  for (const Valid& valid : all_valid()) {
+    CAPTURE(valid.name);
+    {
+      Duel duel(broker, valid);
+      attack(duel, bystander);
+      CHECK_MESSAGE(duel.wrong == "", valid.name);
+      cases += duel.cases, drops += duel.drops, answers += duel.answers, refusals += duel.refusals;
+      // A valid request that never succeeds would make its whole sweep worthless.
+      if (valid.name != "READY" && valid.name != "RELEASE without a reply") CHECK(duel.answers > 0);
+      CHECK(duel.drops > 0);
+    }
+    end_groups(broker, bystander.group());
+    CHECK(bystander.wrong() == "");
+    CHECK(bystander.goes_on());
+    REQUIRE(broker.running());
+  }
+  MESSAGE(cases << " packets: " << answers << " answered, " << refusals << " refused with a sentence, " << drops
+                << " dropped; the bystander made " << bystander.rounds() << " rounds");
+  REQUIRE(bystander.pause());
+  CHECK(settled(broker, before, descriptors) == "");
+  bystander.resume();
+  CHECK(bystander.goes_on());
+}
+
+}  // namespace
+
+TEST_CASE("every length and every changed byte of every request is answered or dropped, and nobody else notices") {
+  for (const std::string& engine : harness::engines()) {
+    SUBCASE(engine.c_str()) {
+      BrokerOptions options;
+      options.engine = engine;
+      options.arguments = {"--log-level", "error"};
+      // Tickets cannot be given back: those that the attacker makes have to end by themselves, soon.
+      options.config = "[limits]\nticket_max = \"300ms\"\nticket_default = \"300ms\"\nuid_groups = 100000\n";
+      BrokerFixture broker(options);
+      attack_all(broker);
+    }
+  }
+}
+
+}  // namespace wire_test
