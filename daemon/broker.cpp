@@ -18,6 +18,8 @@ class Broker final : public Books {
   Broker(const Config& config, BrokerFacts facts, const Secret& key) : world_(config, std::move(facts), key) {}
   Sys<void> prepare() { return Closer::prepare(world_.closer); }
 
+  // A session has two descriptors, its socket and its pidfd.
+  bool room_for_session(bool admin) const override { return world_.descriptors_left(2, admin); }
   Session* connected(Link& link) override;
   void packet(Session& session, const wire::PacketView& packet) override {
     if (session.link && session.phase != Phase::ended) dispatch(world_, session, packet);

@@ -91,7 +91,7 @@ void Connection::serve(wire::Bytes packet) {
   if (!greeted_ && transport_.books().greeted(*session_)) {
     greeted_ = true;
     hello_timer_.cancel();
-    transport_.greeted(*this);
+    transport_.no_longer_silent(*this);
   }
   go_on();
 }

@@ -51,6 +51,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   Fd close();  // returns the pidfd, if there is one
 
   std::size_t index = 0;  // in the transport's table
+  std::int64_t born = 0;
 
  private:
   void on_arrival(const Arrival& arrival) override;

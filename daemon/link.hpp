@@ -45,6 +45,8 @@ class Session;
 class Books {
  public:
   virtual ~Books() = default;
+  // Asked before each accept: false leaves the client in the backlog until descriptors are free.
+  virtual bool room_for_session(bool /*admin*/) const { return true; }
   virtual Session* connected(Link& link) = 0;               // nullptr: refuse (the transport closes)
   virtual void packet(Session& session, const wire::PacketView& packet) = 0;  // calls link.reply at most once, drop, or nothing (one-way)
   virtual bool greeted(const Session& session) const = 0;   // HELLO has been answered

@@ -39,11 +39,16 @@ bool Listener::room_again() const {
 
 void Listener::on_readable() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    if (!transport_.books().room_for_session(admin_)) return table_full();
+    if (!admin_ && transport_.too_many_silent()) {
+      if (!someone_waits()) return;
+      if (!transport_.make_room_among_silent()) return pause();
+    }
     auto accepted = sys::accept(socket_.get());
     if (accepted) {
       if (!has_room(accepted->get())) {
         parked_ = std::move(*accepted);
-        return pause();
+        return table_full();
       }
       transport_.admit(std::move(*accepted), admin_);
       continue;
@@ -56,7 +61,7 @@ void Listener::on_readable() {
       case ENFILE:
       case ENOBUFS:
       case ENOMEM:
-        return pause();
+        return table_full();
       default:
         log::line(log::error, "accept: " + errno_text(accepted.error().value));
         return pause();
@@ -69,12 +74,16 @@ void Listener::pause() {
   paused_ = true;
   transport_.engine().unwatch(*this);
   transport_.timers().set(*this, transport_.now() + kPause);
+}
+
+void Listener::table_full() {
   transport_.tell_full();
+  pause();
 }
 
 void Listener::resume() {
   if (!paused_) return;
-  if (parked_ && !room_again()) {
+  if ((parked_ && !room_again()) || !transport_.books().room_for_session(admin_)) {
     if (!armed()) transport_.timers().set(*this, transport_.now() + kPause);
     return;
   }

@@ -29,7 +29,8 @@ class Listener final : private Waiter, private Timer {
  private:
   void on_readable() override;
   void on_timer(std::int64_t now) override;
-  void pause();
+  void pause();  // until something ends or is greeted, or a short time has passed
+  void table_full();
   bool has_room(int descriptor) const;
   bool room_again() const;
 

@@ -44,10 +44,14 @@ Caps only(bool resource) {
 
 std::unexpected<Error> failed(const char* what) { return system_failure(Errno{errno}, what); }
 
-Result<void> keep_only_resource(bool resource) {
-  // The bounding set matters only for execve, which no_new_privs has made harmless; it is emptied where we may.
+// The bounding set matters only for execve, which no_new_privs makes harmless; it is emptied where we may, which is
+// while CAP_SETPCAP is still effective.
+void empty_bounding_set(bool resource) {
   for (cap_value_t each = 0; cap_get_bound(each) >= 0; ++each)
     if (!(resource && each == CAP_SYS_RESOURCE)) (void)cap_drop_bound(each);
+}
+
+Result<void> keep_only_resource(bool resource) {
   Caps wanted = only(resource);
   if (!wanted || cap_set_proc(wanted.get()) != 0) return failed("giving up capabilities");
   Caps now(cap_get_proc());
@@ -109,6 +113,7 @@ Result<Lowered> lower_privileges(const Config& config, const Account& account) {
   lowered.table = raise_table(config, lowered.losses);
   bool resource = permitted(CAP_SYS_RESOURCE);
   bool root = ::geteuid() == 0;
+  empty_bounding_set(resource);
   if (account.uid != ::geteuid()) {
     if (!root)
       return error(Status::denied, "only root can change to uid " + std::to_string(account.uid) +

@@ -15,6 +15,7 @@ namespace {
 constexpr std::int64_t kSecond = 1'000'000'000;
 // epoll and io_uring count CLOCK_MONOTONIC, which stops in suspend; deadlines are CLOCK_BOOTTIME.
 constexpr std::int64_t kLongestWait = 60 * kSecond;
+constexpr std::int64_t kSilence = kSecond / 10;
 
 template <class T>
 std::unique_ptr<T> take_out(std::vector<std::unique_ptr<T>>& table, std::size_t index) {
@@ -83,35 +84,41 @@ Sys<void> Transport::turn(std::int64_t longest) {
 }
 
 void Transport::admit(Fd socket, bool admin) {
-  bound_half_open();
   connections_.push_back(std::make_unique<Connection>(*this, std::move(socket), identify(socket.get(), admin)));
   Connection& connection = *connections_.back();
   connection.index = connections_.size() - 1;
-  half_open_.push_back(connection);
+  connection.born = now();
+  if (!admin) half_open_.push_back(connection);
   if (!connection.start()) {
-    half_open_.remove(connection);
+    no_longer_silent(connection);
     take_out(connections_, connection.index);
   }
 }
 
-// A client sends HELLO at once, so the silent are few unless somebody means it. Over the bound the oldest silent
-// connection of the uid that has most of them goes: a flood of one user costs that user alone.
-void Transport::bound_half_open() {
-  if (half_open_.size() < std::max<std::uint64_t>(16, table_ / 8)) return;
+// A client says HELLO at once, so the silent are few unless somebody means it. At the bound the oldest silent connection
+// of the uid that has most of them makes room, if it has been silent for long enough to be no victim of the scheduler;
+// else newcomers wait in the backlog. Admins are not counted.
+bool Transport::make_room_among_silent() {
   std::map<std::uint32_t, std::uint32_t> silent;
   half_open_.each([&](Connection& connection) { ++silent[connection.peer().uid]; });
   auto most = std::max_element(silent.begin(), silent.end(), [](auto& a, auto& b) { return a.second < b.second; });
   for (Connection* connection = half_open_.first(); connection != nullptr;
        connection = List<Connection, HalfOpen>::next(*connection)) {
+    if (now() - connection->born < kSilence) return false;
     if (connection->peer().uid != most->first) continue;
-    return connection->drop("too many connections that have not said HELLO");
+    connection->drop("too many connections that have not said HELLO");
+    return true;
   }
+  return false;
 }
 
-void Transport::greeted(Connection& connection) { half_open_.remove(connection); }
+void Transport::no_longer_silent(Connection& connection) {
+  if (!connection.peer().admin) half_open_.remove(connection);
+  freed_ = true;
+}
 
 void Transport::finish_later(Connection& connection) {
-  if (!connection.greeted()) half_open_.remove(connection);
+  if (!connection.greeted()) no_longer_silent(connection);
   finishing_.push_back(&connection);
 }
 

@@ -4,6 +4,7 @@
 // finished after the turn, so no object dies under its own feet.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -50,7 +51,9 @@ class Transport {
   const Config& config() const { return config_; }
   static std::int64_t now() { return sys::now_boottime(); }
   void admit(Fd socket, bool admin);
-  void greeted(Connection& connection);
+  bool too_many_silent() const { return half_open_.size() >= std::max<std::uint64_t>(16, table_ / 8); }
+  bool make_room_among_silent();
+  void no_longer_silent(Connection& connection);
   void finish_later(Connection& connection);
   void forget(Afterlife& afterlife);
   void tell_full();
@@ -74,7 +77,6 @@ class Transport {
 
   void finish();
   void finish_one(std::unique_ptr<Connection> connection);
-  void bound_half_open();
   void disconnect_lazy(std::int64_t now);
   bool crowded() const { return in_flight_.descriptors() > table_ / 2; }
   void watch_idleness();

@@ -88,9 +88,7 @@ BrokerFixture::BrokerFixture(BrokerOptions options) : options_(std::move(options
   char newline = 0;
   pollfd entry{reader.get(), POLLIN, 0};
   if (::poll(&entry, 1, kStartMilliseconds) == 1 && ::read(reader.get(), &newline, 1) == 1 && newline == '\n') return;
-  int status = 0;
   kill();
-  (void)status;
 }
 
 bool BrokerFixture::ended(int milliseconds, int& status) {
@@ -113,6 +111,11 @@ void BrokerFixture::kill() {
 int BrokerFixture::stop() {
   if (pid_ <= 0) return -1;
   ::kill(pid_, SIGTERM);
+  return wait_end();
+}
+
+int BrokerFixture::wait_end() {
+  if (pid_ <= 0) return -1;
   int status = 0;
   if (!ended(20'000, status)) {
     kill();

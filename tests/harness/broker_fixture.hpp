@@ -45,6 +45,7 @@ class BrokerFixture {
   std::string books(int milliseconds = 5000) const;
   void kill();                      // SIGKILL: it owes nothing at the end
   int stop();                       // SIGTERM; the exit status, or 128 + signal, or -1 when it did not end
+  int wait_end();                   // of a broker that ends by itself; the same values
   static std::string program();     // the broker under test
 
  private:
