@@ -2,6 +2,8 @@
 // See afterlife.hpp.
 #include "daemon/afterlife.hpp"
 
+#include <algorithm>
+
 #include "base/kernel.hpp"
 #include "base/sys_process.hpp"
 #include "daemon/transport.hpp"
@@ -11,6 +13,7 @@ namespace {
 
 constexpr std::int64_t kReportWaits = 1'000'000'000;
 // A pidfd is readable from the exit on, and stays so: how the process died is asked for at intervals, not by polling.
+// They double, because a thousand clients that die together are not reaped at once, and the freeing is waiting.
 constexpr std::int64_t kAskAgain = 20'000'000;
 
 }  // namespace
@@ -20,6 +23,7 @@ Afterlife::Afterlife(Transport& transport, Fd pidfd, Session& session, Why why)
       pidfd_(std::move(pidfd)),
       session_(session),
       why_(why),
+      ask_again_(kAskAgain),
       give_up_at_(transport.now() + kReportWaits) {}
 
 Afterlife::~Afterlife() { transport_.engine().unwatch(*this); }
@@ -40,7 +44,11 @@ void Afterlife::on_timer(std::int64_t now) { ask(now); }
 
 void Afterlife::ask(std::int64_t now) {
   auto how = sys::pidfd_exit_info(pidfd_.get());
-  if (!how && kernel().exit_info && now < give_up_at_) return transport_.timers().set(*this, now + kAskAgain);
+  if (!how && kernel().exit_info && now < give_up_at_) {
+    transport_.timers().set(*this, std::min(now + ask_again_, give_up_at_));
+    ask_again_ *= 2;
+    return;
+  }
   // A report that gives up on a process still alive (it only closed its connection) has no death to tell.
   auto ended = sys::poll_readable(pidfd_.get(), 0);
   if (why_ == Why::disconnected || how || !ended || *ended)

@@ -34,7 +34,7 @@ class Afterlife final : private Waiter, private Timer {
   Fd pidfd_;
   Session& session_;
   Why why_;
-  std::int64_t give_up_at_;
+  std::int64_t ask_again_, give_up_at_;
 };
 
 }  // namespace shmb::daemon
