@@ -61,7 +61,23 @@ struct Held {
   std::vector<BareMap> maps;
 };
 
-double ours(const BrokerProcess& broker, WireSession& watcher, std::size_t count) {
+// What a server itself worked, from the kill to the end.
+class ServerTime {
+ public:
+  template <class Body>
+  double during(pid_t server, Body body) {
+    double before = process_cpu_us(server);
+    double took = timed(body);
+    spent_.add((process_cpu_us(server) - before) / 1e3);
+    return took;
+  }
+  double median() const { return spent_.median(); }
+
+ private:
+  Samples spent_;
+};
+
+double ours(const BrokerProcess& broker, WireSession& watcher, std::size_t count, ServerTime& time) {
   Crowd crowd(count, [&] {
     Held held{WireSession::open(broker.socket()), {}, {}};
     auto created = held.session.create(kEach, 4096);
@@ -74,7 +90,7 @@ double ours(const BrokerProcess& broker, WireSession& watcher, std::size_t count
   auto before = watcher.status();
   errno = 0;
   if (before.regions != count * kEach) give_up("the broker does not hold what the storm made");
-  return timed([&] {
+  return time.during(broker.pid(), [&] {
     crowd.kill_all();
     for (auto now = before; now.regions > 0 || now.leases > 0 || now.sessions > 1; now = watcher.status()) usleep(200);
   });
@@ -108,10 +124,10 @@ int bare_server(int listener, std::size_t count, int report) {
     }
   }
   tell(report, 1);
-  return 0;
+  for (;;) pause();  // its CPU time can be read until it is gone
 }
 
-double floor_of(const std::string& path, std::size_t count) {
+double floor_of(const std::string& path, std::size_t count, ServerTime& time) {
   int listener = listen_at(path, 4096);
   Channel channel = Channel::make();
   Child server = Child::start(Core::any, [&] { return bare_server(listener, count, channel.theirs.get()); });
@@ -127,7 +143,7 @@ double floor_of(const std::string& path, std::size_t count) {
     return held;
   });
   channel.theirs.reset();
-  return timed([&] {
+  return time.during(server.pid(), [&] {
     crowd.kill_all();
     hear<int>(channel.ours.get());
   });
@@ -151,12 +167,16 @@ void run_storm(Bench& bench) {
   auto broker = BrokerProcess::start(bench.settings(), Core::any, bench.settings().engine);
   auto watcher = WireSession::open(broker.socket());
   TemporaryFolder folder;
+  ServerTime here, there;
   Pair pair = alternate(
-      bench.times(7), [&] { return ours(broker, watcher, count) / 1e3; },
-      [&] { return floor_of(folder.path() + "/bare", count) / 1e3; });
+      bench.times(9), [&] { return ours(broker, watcher, count, here) / 1e3; },
+      [&] { return floor_of(folder.path() + "/bare", count, there) / 1e3; });
   Record record = make_record("storm.killed_clients", "ms", pair, ratio_at_most(1.2));
   record.engine = broker.engine();
-  record.peers = {{"clients", static_cast<double>(count)}, {"regions", static_cast<double>(count * kEach)}};
+  record.peers = {{"clients", static_cast<double>(count)},
+                  {"regions", static_cast<double>(count * kEach)},
+                  {"broker_cpu_ms", here.median()},
+                  {"floor_cpu_ms", there.median()}};
   bench.record(std::move(record));
 }
 
