@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gate over a bare pair of sockets: what counts as unread, and what happens to what the kernel does not take.
+#include "daemon/outbox.hpp"
+
+#include <doctest/doctest.h>
+#include <sys/socket.h>
+
+#include <cstring>
+
+#include "base/sys_socket.hpp"
+#include "proto/shmb_wire.h"
+#include "tests/harness/injected.hpp"
+
+using namespace shmb;
+using namespace shmb::daemon;
+
+namespace {
+
+struct Pair {
+  std::array<Fd, 2> ends = std::move(*sys::seqpacket_pair());
+  InFlight in_flight;
+  Outbox box{ends[0].get(), 4, in_flight, nullptr};
+  std::byte bytes[64] = {};
+
+  Outbox::Sent reply(int fds) {
+    std::vector<int> numbers(static_cast<std::size_t>(fds), 0);
+    return box.reply(bytes, numbers, 1);
+  }
+  void event(std::uint64_t sequence) {
+    std::byte buffer[64];
+    wire::Writer writer(buffer);
+    shmbw_region_gone_event fixed{};
+    fixed.sequence = sequence;
+    writer.begin(SHMBW_EVENT | SHMBW_EVENT_REGION_GONE, 0, Status::ok, fixed);
+    box.event(writer.finish(0));
+  }
+  // Size of the packet, 0 when there is none; its descriptors are closed.
+  std::size_t read(std::size_t* fds = nullptr) {
+    std::vector<Fd> arrived;
+    std::byte buffer[256];
+    auto received = sys::receive(ends[1].get(), buffer, arrived, false);
+    if (fds != nullptr) *fds = arrived.size();
+    return received ? received->size : 0;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the gate closes with a reply and opens when the peer has read it") {
+  Pair pair;
+  CHECK(pair.box.open());
+  CHECK(pair.reply(0) == Outbox::Sent::sent);
+  CHECK_FALSE(pair.box.open());
+  CHECK(pair.read() == 64);
+  CHECK(pair.box.open());
+}
+
+TEST_CASE("descriptors in flight are counted over all sessions, and leave the count when read or when the session ends") {
+  Pair first;
+  CHECK(first.reply(7) == Outbox::Sent::sent);
+  CHECK(first.in_flight.descriptors() == 7);
+  CHECK(first.in_flight.oldest() == &first.box);
+  {
+    Outbox second(first.ends[1].get(), 4, first.in_flight, nullptr);
+    int number = 0;
+    CHECK(second.reply(first.bytes, std::span<const int>(&number, 1), 2) == Outbox::Sent::sent);
+    CHECK(first.in_flight.descriptors() == 8);
+    CHECK(first.in_flight.oldest() == &first.box);
+  }
+  CHECK(first.in_flight.descriptors() == 7);
+  std::size_t fds = 0;
+  CHECK(first.read(&fds) == 64);
+  CHECK(fds == 7);
+  CHECK(first.in_flight.descriptors() == 7);  // nobody has asked yet
+  first.in_flight.look_again();
+  CHECK(first.in_flight.descriptors() == 0);
+  CHECK(first.in_flight.oldest() == nullptr);
+}
+
+TEST_CASE("an unread event does not close the gate, and an event never overtakes an unread reply") {
+  Pair pair;
+  pair.event(1);
+  CHECK(pair.box.open());
+  CHECK(pair.reply(0) == Outbox::Sent::sent);
+  CHECK_FALSE(pair.box.open());
+  pair.event(2);
+  CHECK(pair.box.wants_edge());
+  CHECK(pair.read() == 56 - 0);
+  CHECK(pair.read() == 64);
+  CHECK(pair.read() == 0);
+  CHECK(pair.box.flush(1) == Outbox::Sent::sent);
+  CHECK(pair.read() > 0);
+  CHECK_FALSE(pair.box.wants_edge());
+}
+
+TEST_CASE("a reply that cannot go now is kept with its own descriptors, in order before events") {
+  Pair pair;
+  harness::Injected fault(fault::Call::send, ETOOMANYREFS, 1, 2);
+  CHECK(pair.reply(3) == Outbox::Sent::kept);
+  CHECK(pair.in_flight.kept() == 3);
+  CHECK_FALSE(pair.box.open());
+  CHECK(pair.box.wants_timer());
+  pair.event(1);
+  CHECK(pair.box.flush(1) == Outbox::Sent::kept);
+  CHECK(pair.read() == 0);
+  CHECK(pair.box.flush(1) == Outbox::Sent::sent);
+  CHECK(pair.in_flight.kept() == 0);
+  std::size_t fds = 0;
+  CHECK(pair.read(&fds) == 64);
+  CHECK(fds == 3);
+  pair.box.flush(1);
+  CHECK(pair.read() > 0);
+}
+
+TEST_CASE("a kept reply dies with its session, and one that cannot even be kept is reported lost") {
+  InFlight in_flight;
+  auto ends = std::move(*sys::seqpacket_pair());
+  std::byte bytes[32] = {};
+  int number = 0;
+  {
+    Outbox box(ends[0].get(), 4, in_flight, nullptr);
+    harness::Injected fault(fault::Call::send, ENOBUFS, 1, -1);
+    CHECK(box.reply(bytes, std::span<const int>(&number, 1), 1) == Outbox::Sent::kept);
+    CHECK(in_flight.kept() == 1);
+  }
+  CHECK(in_flight.kept() == 0);
+  Outbox box(ends[0].get(), 4, in_flight, nullptr);
+  harness::Injected fault(fault::Call::send, EAGAIN, 1, -1);
+  fault::inject(fault::Call::dup, EMFILE, 1, -1);
+  CHECK(box.reply(bytes, std::span<const int>(&number, 1), 1) == Outbox::Sent::lost);
+  CHECK(in_flight.kept() == 0);
+}
+
+TEST_CASE("a peer that is gone is no error of ours") {
+  Pair pair;
+  pair.ends[1].reset();
+  CHECK(pair.reply(0) == Outbox::Sent::peer_gone);
+  pair.event(1);
+  CHECK_FALSE(pair.box.wants_edge());
+}
+
+TEST_CASE("a kernel that does not say what is unread holds nobody back") {
+  Pair pair;
+  CHECK(pair.reply(0) == Outbox::Sent::sent);
+  harness::Injected fault(fault::Call::outq, EPERM, 1, -1);
+  CHECK(pair.box.open());
+}
