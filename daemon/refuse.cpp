@@ -42,7 +42,7 @@ std::string key_to_raise(World& world, const Shortage& shortage) {
     case SHMBW_SCOPE_SESSION:
       return "raise limits.session_" + slot;
     default:
-      return "raise limits.host_" + slot;
+      return "raise limits." + slot;
   }
 }
 

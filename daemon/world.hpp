@@ -56,7 +56,8 @@ class World {
   BrokerFacts facts;
   const std::int64_t started;
   Account::Report own_bug;
-  std::pmr::unsynchronized_pool_resource pool;
+  // Chunks of at most 256 nodes: the default lets a table of 10,000 regions reserve half as much again.
+  std::pmr::unsynchronized_pool_resource pool{std::pmr::pool_options{256, 2048}};
   Timers timers;
   Account host;
   std::pmr::map<std::uint32_t, Uid> uids;

@@ -364,7 +364,7 @@ TEST_CASE("every scope's limit refuses with its numbers, its holders and the key
     CHECK(refused.error.shortage.scope == SHMBW_SCOPE_HOST);
     CHECK(refused.error.sentence.find("hidden") == std::string::npos);
     CHECK(refused.error.sentence.find("others (320.0 KiB)") != std::string::npos);
-    CHECK(refused.error.sentence.find("limits.host_bytes") != std::string::npos);
+    CHECK(refused.error.sentence.find("limits.bytes") != std::string::npos);
   }
   SUBCASE("regions of a group") {
     auto out = client.create_many(std::vector<CreateWish>(6));

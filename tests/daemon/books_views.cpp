@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // LIST, STATUS and WATCH: pages that are stable under change, what each asker sees, events in order.
+#include <malloc.h>
+
 #include <algorithm>
 #include <set>
 
 #include "base/mapping.hpp"
 #include "books_fixture.hpp"
+#include "tests/harness/sanitizer.hpp"
+#include "tests/harness/skip.hpp"
 
 using namespace shmb;
 using namespace shmb::daemon::test;
@@ -282,4 +286,24 @@ TEST_CASE("a watch of a group that is only kept tells that it has ended, and goe
   CHECK(asker.watch_group(group).fixed<shmbw_watch_reply>().state == SHMBW_WATCH_EVENT_ENDED);
   world.advance(10 * kSecond);
   CHECK(asker.status().watches == 0);
+}
+
+TEST_CASE("10,000 regions with a lease each cost at most 512 bytes of user space per region") {
+  if (harness::kAddressSanitizer || harness::kThreadSanitizer) SKIP_CASE("a sanitizer counts its own bytes");
+  World world;
+  world.check_at_end = false;
+  Client client = world.client(1000);
+  auto fill = [&](int batches) {
+    for (int i = 0; i < batches; ++i) {
+      client.create_many(std::vector<CreateWish>(200));
+      client.link().replies.clear();
+    }
+  };
+  fill(1);  // buffers of the client and of the reply have their size now
+  std::size_t before = mallinfo2().uordblks + mallinfo2().hblkhd;
+  fill(50);
+  std::size_t after = mallinfo2().uordblks + mallinfo2().hblkhd;
+  std::size_t each = (after - before) / 10'000;
+  MESSAGE("bytes per region: " << each);
+  CHECK(each <= 512);
 }
