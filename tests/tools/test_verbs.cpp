@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "client/shmbroker.h"
@@ -14,6 +13,7 @@
 #include "tests/tools/world.hpp"
 
 using shmb::test::Ended;
+using shmb::test::eventually;
 using shmb::test::World;
 
 namespace {
@@ -21,14 +21,6 @@ namespace {
 using Words = std::vector<std::string>;
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
-
-bool eventually(const std::function<bool()>& condition) {
-  for (int i = 0; i < 300; ++i) {
-    if (condition()) return true;
-    ::usleep(20'000);
-  }
-  return false;
-}
 
 std::string bytes_of_every_kind(std::size_t size) {
   std::string text(size, '\0');
@@ -52,7 +44,7 @@ TEST_CASE("put starts a broker, cat gives exactly the bytes back, release lets t
     CHECK(world.tool({"release", "data"}).status == 0);
     CHECK(world.tool({"cat", "data"}).status == 5);
   }
-  CHECK(eventually([&] { return world.bytes() == 0; }));
+  CHECK(world.empties());
 }
 
 TEST_CASE("list, inspect and status tell the same story as put") {
@@ -286,7 +278,7 @@ TEST_CASE("colour and a progress bar only on a terminal, and NO_COLOR is obeyed"
   const Ended quiet = world.tool({"put", large, "--name", "x"});
   CHECK(quiet.err.empty());
   CHECK(world.tool({"release", "x"}).status == 0);
-  CHECK(eventually([&] { return world.bytes() == 0; }));
+  CHECK(world.empties());
 }
 
 TEST_CASE("run makes its command a member of a group that ends with it") {
@@ -301,7 +293,7 @@ TEST_CASE("run makes its command a member of a group that ends with it") {
   CHECK(world.tool({"list", "--group", "job"}).status == 5);
   // What was put with put's own keep stays behind the group's end; nothing else would.
   (void)world.tool({"release", "--group", "job"});
-  CHECK(eventually([&] { return world.bytes() == 0; }));
+  CHECK(world.empties());
 }
 
 TEST_CASE("run passes the command's status on and keeps 125 to 127 for itself") {
@@ -347,7 +339,7 @@ TEST_CASE("SIGKILL of run ends a daemonised descendant and frees its memory") {
   ::waitpid(run, nullptr, 0);
   CHECK(eventually([&] { return ::kill(daemon, 0) != 0; }));
   CHECK(eventually([&] { return world.tool({"list", "--group", "job"}).status == 5; }));
-  CHECK(eventually([&] { return world.bytes() == 0; }));
+  CHECK(world.empties());
 }
 
 TEST_CASE("a second run of the same name is refused while the first lives") {

@@ -38,6 +38,14 @@ nlohmann::json status_document(World& world) {
 
 }  // namespace
 
+bool eventually(const std::function<bool()>& condition) {
+  for (int i = 0; i < 1500; ++i) {
+    if (condition()) return true;
+    ::usleep(20'000);
+  }
+  return false;
+}
+
 World::~World() {
   const pid_t pid = broker();
   if (pid == 0) return;
@@ -47,22 +55,31 @@ World::~World() {
   for (int i = 0; i < 2000 && ::kill(pid, 0) == 0; ++i) ::usleep(5000);
 }
 
-void World::become_tool(const std::vector<std::string>& arguments,
-                        const std::map<std::string, std::string>& environment) const {
+void World::become(const std::string& program, const std::vector<std::string>& arguments,
+                   const std::map<std::string, std::string>& environment) const {
   ::clearenv();
   ::setenv("PATH", "/usr/local/bin:/usr/bin:/bin", 1);
   ::setenv("XDG_RUNTIME_DIR", dir_.path().c_str(), 1);
   ::setenv("SHMBROKER_DAEMON", SHMB_TEST_DAEMON, 1);
   ::setenv("TERM", "xterm", 1);
   for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
-  std::vector<char*> words{const_cast<char*>("shmbroker")};
+  std::vector<char*> words{const_cast<char*>(program.c_str())};
   for (const std::string& word : arguments) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
-  ::execv(SHMB_TEST_TOOL, words.data());
+  ::execv(program.c_str(), words.data());
   ::_exit(99);
 }
 
 Ended World::tool(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& environment) {
+  return collect(SHMB_TEST_TOOL, arguments, environment);
+}
+
+Ended World::run(const std::string& program, const std::vector<std::string>& arguments) {
+  return collect(program, arguments, {});
+}
+
+Ended World::collect(const std::string& program, const std::vector<std::string>& arguments,
+                     const std::map<std::string, std::string>& environment) {
   const pid_t pid = ::fork();
   if (pid == 0) {
     const int out = ::open(dir_.file("out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -71,7 +88,7 @@ Ended World::tool(const std::vector<std::string>& arguments, const std::map<std:
     ::dup2(in, 0);
     ::dup2(out, 1);
     ::dup2(err, 2);
-    become_tool(arguments, environment);
+    become(program, arguments, environment);
   }
   Ended ended;
   ended.status = wait_for(pid);
@@ -84,7 +101,7 @@ Ended World::tool_on_terminal(const std::vector<std::string>& arguments,
                               const std::map<std::string, std::string>& environment) {
   int terminal = -1;
   const pid_t pid = ::forkpty(&terminal, nullptr, nullptr, nullptr);
-  if (pid == 0) become_tool(arguments, environment);
+  if (pid == 0) become(SHMB_TEST_TOOL, arguments, environment);
   Ended ended;
   char buffer[4096];
   ssize_t size;
@@ -96,7 +113,7 @@ Ended World::tool_on_terminal(const std::vector<std::string>& arguments,
 
 pid_t World::start_tool(const std::vector<std::string>& arguments) {
   const pid_t pid = ::fork();
-  if (pid == 0) become_tool(arguments, {});
+  if (pid == 0) become(SHMB_TEST_TOOL, arguments, {});
   return pid;
 }
 
@@ -113,6 +130,10 @@ pid_t World::broker() {
 std::uint64_t World::bytes() {
   const nlohmann::json document = status_document(*this);
   return document.is_null() ? 0 : document["broker"]["bytes"].get<std::uint64_t>();
+}
+
+bool World::empties() {
+  return eventually([this] { return bytes() == 0; });
 }
 
 }  // namespace shmb::test

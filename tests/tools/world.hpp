@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -18,6 +19,9 @@ struct Ended {
   std::string out, err;
 };
 
+// True as soon as `condition` is; false when it has not become so for a long time.
+bool eventually(const std::function<bool()>& condition);
+
 class World {
  public:
   World() = default;
@@ -27,6 +31,7 @@ class World {
 
   // `shmbroker ARGUMENTS`.
   Ended tool(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& environment = {});
+  Ended run(const std::string& program, const std::vector<std::string>& arguments);  // another program in this world
   // Standard input, output and error are a terminal; `out` is what it shows.
   Ended tool_on_terminal(const std::vector<std::string>& arguments,
                          const std::map<std::string, std::string>& environment = {});
@@ -39,10 +44,10 @@ class World {
   std::uint64_t bytes();  // charged by the broker now
 
  private:
-  [[noreturn]] void become_tool(const std::vector<std::string>& arguments,
-                                const std::map<std::string, std::string>& environment) const;
-  Ended collect(pid_t pid) const;
-
+  Ended collect(const std::string& program, const std::vector<std::string>& arguments,
+                const std::map<std::string, std::string>& environment);
+  [[noreturn]] void become(const std::string& program, const std::vector<std::string>& arguments,
+                           const std::map<std::string, std::string>& environment) const;
   harness::TempDir dir_;
 };
 
