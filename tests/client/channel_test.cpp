@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// The channel against a peer that is played by the test: late, wrong, silent and dying brokers.
+#include "client/channel.hpp"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <array>
+#include <thread>
+
+#include "base/sys_memory.hpp"
+#include "base/sys_socket.hpp"
+#include "tests/client/support.hpp"
+#include "tests/harness/raw_client.hpp"
+
+using namespace shmb;
+using namespace shmb::client;
+using client_tests::must;
+using client_tests::status_of;
+
+namespace {
+
+struct Peer {
+  Channel channel;
+  Fd socket;
+
+  Peer() {
+    auto ends = must_pair();
+    socket = std::move(ends[0]);
+    channel.open(std::move(ends[1]));
+  }
+  static std::array<Fd, 2> must_pair() {
+    auto ends = sys::seqpacket_pair();
+    REQUIRE(ends.has_value());
+    return std::move(*ends);
+  }
+  struct Request {
+    std::vector<std::byte> bytes;
+    shmbw_header header{};
+  };
+  Request take() const {
+    Request request;
+    request.bytes.resize(SHMBW_MAX_MESSAGE);
+    std::vector<Fd> fds;
+    auto got = sys::receive(socket.get(), request.bytes, fds, true);
+    request.bytes.resize(got ? got->size : 0);
+    if (request.bytes.size() >= sizeof request.header)
+      std::memcpy(&request.header, request.bytes.data(), sizeof request.header);
+    return request;
+  }
+  void give(wire::Bytes packet, std::span<const int> fds = {}) const {
+    CHECK(sys::send(socket.get(), packet, {}, fds, true).has_value());
+  }
+  void answer_status(std::uint64_t tag, std::uint64_t epoch) const {
+    std::array<std::byte, 512> buffer;
+    wire::Writer writer(buffer);
+    shmbw_status_reply reply{};
+    reply.epoch = epoch;
+    writer.begin(SHMBW_OP_STATUS | SHMBW_REPLY, tag, Status::ok, reply);
+    give(writer.finish(0));
+  }
+  void grant(std::uint64_t tag, std::uint64_t id, int fd) const {
+    std::array<std::byte, 512> buffer;
+    wire::Writer writer(buffer);
+    writer.begin_batch<shmbw_attach_reply>(SHMBW_OP_ATTACH | SHMBW_REPLY, tag, 1);
+    shmbw_attach_reply reply{};
+    reply.region = {id, 1, 0};
+    writer.element(0, reply);
+    give(writer.finish(1), std::span(&fd, 1));
+  }
+  void gone(std::uint64_t watch) const {
+    std::array<std::byte, 128> buffer;
+    wire::Writer writer(buffer);
+    writer.begin(SHMBW_EVENT | 3, 0, Status::ok, shmbw_region_gone_event{1, watch, {5, 1, 0}});
+    give(writer.finish(0));
+  }
+};
+
+std::vector<std::byte> status_request() {
+  std::vector<std::byte> buffer(64);
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_STATUS, 0, Status::ok, shmbw_status{});
+  buffer.resize(writer.finish(0).size());
+  return buffer;
+}
+std::vector<std::byte> attach_request() {
+  std::vector<std::byte> buffer(256);
+  wire::Writer writer(buffer);
+  writer.begin_batch<shmbw_attach>(SHMBW_OP_ATTACH, 0, 1);
+  buffer.resize(writer.finish(0).size());
+  return buffer;
+}
+
+Result<Reply> ask(Channel& channel, std::int64_t timeout = 0) {
+  auto packet = status_request();
+  return channel.call(packet, Deadline::after(timeout));
+}
+
+int open_descriptors() {
+  int count = 0;
+  for (int fd = 0; fd < 1024; ++fd) count += ::fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("answers that come in another order reach the threads that asked") {
+  Peer peer;
+  constexpr int kThreads = 6;
+  std::array<std::uint64_t, kThreads> heard{};
+  std::vector<std::thread> threads;
+  std::vector<std::uint64_t> tags;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      auto reply = ask(peer.channel);
+      if (reply) heard[i] = fixed_of<shmbw_status_reply>(*reply)->epoch;
+    });
+    tags.push_back(peer.take().header.tag);  // one after the other, so that tag i is thread i's
+  }
+  for (int i = kThreads; i-- > 0;) peer.answer_status(tags[i], 100 + i);
+  for (auto& thread : threads) thread.join();
+  for (int i = 0; i < kThreads; ++i) CHECK(heard[i] == 100u + i);
+}
+
+TEST_CASE("a call gives up at its deadline while another thread reads, and the session goes on") {
+  Peer peer;
+  std::thread patient([&] { CHECK(ask(peer.channel, 20'000'000'000).has_value()); });
+  const auto first = peer.take();
+  CHECK(status_of(ask(peer.channel, 30'000'000)) == Status::deadline);
+  const auto second = peer.take();
+  peer.answer_status(second.header.tag, 2);  // late: nobody wants it any more
+  peer.answer_status(first.header.tag, 1);
+  patient.join();
+  std::thread again([&] { CHECK(ask(peer.channel).has_value()); });
+  peer.answer_status(peer.take().header.tag, 3);
+  again.join();
+}
+
+TEST_CASE("a late grant is given back by whoever reads it, and its descriptor is closed") {
+  Peer peer;
+  auto packet = attach_request();
+  CHECK(status_of(peer.channel.call(packet, Deadline::after(20'000'000))) == Status::deadline);
+  const auto late = peer.take();
+  const int before = open_descriptors();
+  peer.grant(late.header.tag, 77, 1);
+  std::thread other([&] { CHECK(ask(peer.channel).has_value()); });
+  const auto request = peer.take();
+  auto release = request;
+  std::uint64_t asked = 0;
+  if (request.header.op == SHMBW_OP_STATUS) {
+    asked = request.header.tag;
+    release = peer.take();
+  } else {
+    asked = peer.take().header.tag;
+  }
+  peer.answer_status(asked, 1);
+  other.join();
+  CHECK(release.header.op == SHMBW_OP_RELEASE);
+  CHECK((release.header.flags & SHMBW_HEADER_NO_REPLY) != 0);
+  shmbw_release element;
+  std::memcpy(&element, release.bytes.data() + sizeof(shmbw_header) + sizeof(shmbw_batch), sizeof element);
+  CHECK(element.region.id == 77);
+  CHECK(element.count == 1);
+  CHECK(open_descriptors() == before);
+}
+
+TEST_CASE("a grant whose descriptor does not fit into the table is given back, and the session goes on") {
+  Peer peer;
+  std::thread caller;
+  rlimit old;
+  ::getrlimit(RLIMIT_NOFILE, &old);
+  Result<Reply> outcome = error(Status::ok, "");
+  caller = std::thread([&] {
+    auto packet = attach_request();
+    outcome = peer.channel.call(packet, Deadline::after(0));
+  });
+  const auto request = peer.take();
+  const rlimit tight{0, old.rlim_max};  // no new descriptor at all
+  ::setrlimit(RLIMIT_NOFILE, &tight);
+  peer.grant(request.header.tag, 78, 1);
+  caller.join();
+  ::setrlimit(RLIMIT_NOFILE, &old);
+  CHECK(status_of(outcome) == Status::no_descriptors);
+  CHECK(peer.take().header.op == SHMBW_OP_RELEASE);
+  std::thread again([&] { CHECK(ask(peer.channel).has_value()); });
+  peer.answer_status(peer.take().header.tag, 3);
+  again.join();
+}
+
+TEST_CASE("end of file and a broken protocol lose the session for all who wait, with a reason, and one event") {
+  Peer peer;
+  std::thread waiting([&] {
+    auto lost = ask(peer.channel, 20'000'000'000);
+    CHECK(status_of(lost) == Status::session_lost);
+  });
+  std::thread listening([&] {
+    auto event = peer.channel.next_event(Deadline::after(kForever));
+    CHECK(event.has_value());
+    if (event) CHECK(event->kind == Event::Kind::broker_away);
+  });
+  (void)peer.take();
+  SUBCASE("end of file") { peer.socket.reset(); }
+  SUBCASE("not a packet of ours") {
+    const std::array<std::byte, 30> garbage{};
+    peer.give(garbage);
+  }
+  waiting.join();
+  listening.join();
+  CHECK(peer.channel.lost());
+  auto again = ask(peer.channel);
+  CHECK(status_of(again) == Status::session_lost);
+  CHECK(again.error().sentence.find("mappings stay valid") != std::string::npos);
+  CHECK(status_of(peer.channel.next_event(Deadline::after(kForever))) == Status::session_lost);
+}
+
+TEST_CASE("a refusal arrives as it was written") {
+  Peer peer;
+  std::thread caller([&] {
+    auto refused = ask(peer.channel);
+    CHECK(status_of(refused) == Status::limit);
+    CHECK(refused.error().sentence == "no more");
+    CHECK(refused.error().shortage.limit == 7);
+  });
+  Error no;
+  no.status = Status::limit;
+  no.sentence = "no more";
+  no.shortage.limit = 7;
+  std::array<std::byte, 512> buffer;
+  const auto request = peer.take();
+  peer.give(wire::write_error_reply(buffer, SHMBW_OP_STATUS, request.header.tag, no));
+  caller.join();
+}
+
+TEST_CASE("an event read by a waiting caller still wakes whoever polls the event descriptor") {
+  Peer peer;
+  const int fd = must(peer.channel.event_descriptor());
+  pollfd watched{fd, POLLIN, 0};
+  CHECK(::poll(&watched, 1, 0) == 0);
+  std::thread caller([&] { CHECK(ask(peer.channel, 20'000'000'000).has_value()); });
+  const auto request = peer.take();
+  peer.gone(9);
+  peer.answer_status(request.header.tag, 1);
+  caller.join();  // it has read both packets: only the private eventfd can tell now
+  CHECK(::poll(&watched, 1, 10'000) == 1);
+  auto event = must(peer.channel.next_event(Deadline::now()));
+  CHECK(event.kind == Event::Kind::region_gone);
+  CHECK(event.watch == 9);
+  CHECK(event.region.id == 5);
+  CHECK(::poll(&watched, 1, 0) == 0);
+  CHECK(status_of(peer.channel.next_event(Deadline::now())) == Status::deadline);
+}
+
+TEST_CASE("a caller that cannot wait still gets an event that lies on the socket") {
+  Peer peer;
+  peer.gone(4);
+  CHECK(must(peer.channel.next_event(Deadline::now())).watch == 4);
+}
+
+TEST_CASE("events of the library's own subscriptions do not reach the user") {
+  Peer peer;
+  Channel::Subscription own;
+  std::vector<std::byte> buffer(256);
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_WATCH, 0, Status::ok, shmbw_watch{});
+  buffer.resize(writer.finish(0).size());
+  std::thread caller([&] { CHECK(peer.channel.call(buffer, Deadline::after(0), &own).has_value()); });
+  const auto request = peer.take();
+  std::array<std::byte, 128> out;
+  wire::Writer reply(out);
+  reply.begin(SHMBW_OP_WATCH | SHMBW_REPLY, request.header.tag, Status::ok, shmbw_watch_reply{31, 0, 0});
+  peer.give(reply.finish(0));
+  peer.gone(31);  // at once: before the caller can have done anything
+  peer.gone(32);
+  caller.join();
+  must(peer.channel.await(own, Deadline::after(0)));
+  CHECK(own.events.size() == 1);
+  CHECK(must(peer.channel.next_event(Deadline::after(0))).watch == 32);
+  peer.channel.unsubscribe(own);
+  CHECK(peer.take().header.op == SHMBW_OP_WATCH);  // the cancellation
+  peer.gone(31);                                   // it crossed: nobody's any more, but harmless
+  CHECK(must(peer.channel.next_event(Deadline::after(0))).watch == 31);
+}
+
+TEST_CASE("events that are never asked for do not grow without bound: a gap tells how many went") {
+  Peer peer;
+  std::thread flood([&] {
+    for (std::uint64_t i = 1; i <= 5000; ++i) peer.gone(i);
+    peer.answer_status(peer.take().header.tag, 1);
+  });
+  CHECK(ask(peer.channel, 60'000'000'000).has_value());
+  flood.join();
+  const auto gap = must(peer.channel.next_event(Deadline::now()));
+  CHECK(gap.kind == Event::Kind::gap);
+  CHECK(gap.lost == 5000 - 4096);
+  CHECK(must(peer.channel.next_event(Deadline::now())).watch == gap.lost + 1);
+}
+
+TEST_CASE("a broker that takes no request is a deadline, not a hang") {
+  Peer peer;
+  Result<Reply> last = error(Status::ok, "");
+  for (int i = 0; i < 3000; ++i) {
+    last = ask(peer.channel, 1'000'000);
+    if (status_of(last) == Status::deadline && last.error().sentence.find("did not take") != std::string::npos) break;
+  }
+  CHECK(last.error().sentence.find("did not take") != std::string::npos);
+}

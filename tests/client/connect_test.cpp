@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which broker is found, and every way not to find one, each with a sentence.
+#include "client/connect.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
+#include "client/launch.hpp"
+#include "tests/client/support.hpp"
+#include "tests/harness/child.hpp"
+#include "tests/harness/skip.hpp"
+#include "tests/harness/temp_dir.hpp"
+
+using namespace client_tests;
+using namespace shmb;
+using namespace shmb::client;
+
+namespace {
+
+// A world of its own: nothing of the machine's is found.
+struct World {
+  harness::TempDir folder;
+  Places places;
+  ConnectOptions options;
+
+  World() {
+    places.system_socket = folder.file("system/socket");
+    places.temporary_dir = folder.path();
+    places.uid = ::geteuid();
+    places.daemon_variable = folder.file("absent");
+    options.no_group = true;
+  }
+  Result<std::shared_ptr<Session>> connect() const { return shmb::client::connect(options, places); }
+};
+
+bool says(const Error& error, const std::string& words) {
+  if (error.sentence.find(words) != std::string::npos) return true;
+  MESSAGE("the sentence was: " << error.sentence);
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("an explicit socket and SHMBROKER_SOCKET never fall through to another broker") {
+  const harness::BrokerFixture broker;
+  World world;
+  world.places.system_socket = broker.socket();
+  CHECK(world.connect().has_value());
+  world.options.socket = world.folder.file("nowhere");
+  auto refused = world.connect();
+  CHECK(status_of(refused) == Status::no_broker);
+  CHECK(says(refused.error(), "given by the program"));
+  CHECK(says(refused.error(), world.options.socket));
+  world.options.socket.clear();
+  world.places.socket_variable = world.folder.file("nowhere");
+  refused = world.connect();
+  CHECK(status_of(refused) == Status::no_broker);
+  CHECK(says(refused.error(), "SHMBROKER_SOCKET"));
+  world.options.local_ok = true;
+  CHECK(status_of(world.connect()) == Status::no_broker);
+  world.places.socket_variable = broker.socket();
+  CHECK(must(world.connect())->facts().how.find("SHMBROKER_SOCKET") != std::string::npos);
+}
+
+TEST_CASE("the system broker comes first, then the private one, and `how` says what was passed over") {
+  const harness::BrokerFixture broker;
+  World world;
+  world.options.no_start = true;
+  ::mkdir(world.folder.file("run").c_str(), 0700);
+  std::filesystem::create_symlink(broker.directory(), world.folder.file("run/shmbroker"));
+  world.places.runtime_dir_variable = world.folder.file("run");
+  // A link is no directory: somebody else could move it.
+  CHECK(status_of(world.connect()) == Status::no_broker);
+  std::filesystem::remove(world.folder.file("run/shmbroker"));
+  ::mkdir(world.folder.file("run/shmbroker").c_str(), 0700);
+  std::filesystem::create_symlink(broker.socket(), world.folder.file("run/shmbroker/socket"));
+  auto session = must(world.connect());
+  CHECK(session->facts().how.find("private broker at") == 0);
+  CHECK(session->facts().how.find("system broker:") != std::string::npos);
+  world.places.system_socket = broker.socket();
+  CHECK(must(world.connect())->facts().how.find("system broker at") == 0);
+  world.options.admin = true;
+  CHECK(must(world.connect())->facts().socket == broker.admin());
+}
+
+TEST_CASE("no broker, and none can be started: a sentence that names all that was tried, or a local session") {
+  World world;
+  auto refused = world.connect();
+  CHECK(status_of(refused) == Status::no_broker);
+  CHECK(says(refused.error(), world.places.system_socket));
+  CHECK(says(refused.error(), "shmbroker-" + std::to_string(::geteuid())));
+  CHECK(says(refused.error(), "SHMBROKER_DAEMON"));
+  world.places.daemon_variable.reset();
+  world.options.no_start = true;
+  CHECK(says(world.connect().error(), "none was to be started"));
+  world.options.local_ok = true;
+  auto session = must(world.connect());
+  CHECK(session->is_local());
+  CHECK(session->facts().how.find("local, because there is no broker") == 0);
+  world.options.local_only = true;
+  CHECK(must(world.connect())->facts().how == "local, as asked for");
+}
+
+TEST_CASE("a runtime directory that is not ours, or is no directory, is passed over and said so") {
+  World world;
+  const std::string runtime = world.folder.file("run");
+  world.places.runtime_dir_variable = runtime;
+  CHECK(private_directory(world.places).note.find("does not exist") != std::string::npos);
+  {
+    const Fd file = std::move(*sys::open(runtime.c_str(), O_CREAT | O_WRONLY, 0600));
+  }
+  CHECK(private_directory(world.places).note.find("not a directory") != std::string::npos);
+  ::unlink(runtime.c_str());
+  ::mkdir(runtime.c_str(), 0700);
+  CHECK(private_directory(world.places).path == runtime + "/shmbroker");
+  world.places.uid = ::geteuid() + 1;
+  const auto foreign = private_directory(world.places);
+  CHECK(foreign.note.find("belongs to uid") != std::string::npos);
+  CHECK(foreign.path == world.folder.path() + "/shmbroker-" + std::to_string(world.places.uid));
+  world.places.runtime_dir_variable = "relative";
+  CHECK(private_directory(world.places).note.find("not absolute") != std::string::npos);
+}
+
+TEST_CASE("a directory in /tmp that another user laid out is refused, not used") {
+  World world;
+  const std::string directory = private_directory(world.places).path;
+  ::mkdir(directory.c_str(), 0777);
+  ::chmod(directory.c_str(), 0777);
+  auto refused = world.connect();
+  CHECK(status_of(refused) == Status::no_broker);
+  CHECK(says(refused.error(), "can be written by others"));
+  ::chmod(directory.c_str(), 0700);
+  if (!harness::can_change_uid()) SKIP_CASE("needs to give a directory away");
+  REQUIRE(::chown(directory.c_str(), 12345, 12345) == 0);
+  refused = world.connect();
+  CHECK(says(refused.error(), "belongs to uid 12345"));
+}
+
+TEST_CASE("a private socket behind which another uid listens is refused") {
+  if (!harness::can_change_uid()) SKIP_CASE("needs a process of another uid");
+  World world;
+  const std::string directory = private_directory(world.places).path;
+  ::chmod(world.folder.path().c_str(), 0755);
+  ::mkdir(directory.c_str(), 0700);
+  ::mkdir(world.folder.file("open").c_str(), 0777);
+  ::chmod(world.folder.file("open").c_str(), 0777);
+  const std::string foreign = world.folder.file("open/s");
+  const harness::Gate listening, done;
+  auto impostor = harness::Child::run_as(65534, 65534, [&] {
+    auto socket = sys::seqpacket_socket(false);
+    if (!socket || !sys::bind_path(socket->get(), foreign) || !sys::listen(socket->get(), 5)) return 1;
+    ::chmod(foreign.c_str(), 0666);
+    listening.open();
+    done.wait();
+    return 0;
+  });
+  REQUIRE(listening.wait());
+  std::filesystem::create_symlink(foreign, directory + "/socket");
+  world.options.no_start = true;
+  auto refused = world.connect();
+  done.open();
+  CHECK(impostor.wait() == 0);
+  CHECK(status_of(refused) == Status::no_broker);
+  CHECK(says(refused.error(), "belongs to a process of uid 65534"));
+}
+
+TEST_CASE("a stale socket, a file that is none, and a path too long are sentences") {
+  World world;
+  const std::string stale = world.folder.file("stale");
+  {
+    auto socket = sys::seqpacket_socket(false);
+    REQUIRE(sys::bind_path(socket->get(), stale).has_value());
+  }
+  world.options.socket = stale;
+  CHECK(says(world.connect().error(), "ECONNREFUSED"));
+  const std::string file = world.folder.file("file");
+  {
+    const Fd made = std::move(*sys::open(file.c_str(), O_CREAT | O_WRONLY, 0600));
+  }
+  world.options.socket = file;
+  CHECK(says(world.connect().error(), "ECONNREFUSED"));
+  world.options.socket = world.folder.path() + "/" + std::string(120, 'x');
+  CHECK(says(world.connect().error(), "107 bytes"));
+}
+
+TEST_CASE("something that accepts and never answers is a deadline; something that speaks otherwise is told apart") {
+  World world;
+  const std::string path = world.folder.file("mute");
+  auto socket = sys::seqpacket_socket(false);
+  REQUIRE(sys::bind_path(socket->get(), path).has_value());
+  REQUIRE(sys::listen(socket->get(), 1).has_value());
+  world.options.socket = path;
+  world.options.timeout = 50'000'000;
+  CHECK(status_of(world.connect()) == Status::deadline);
+  // Backlog full now: connect itself must give up.
+  CHECK(status_of(world.connect()) == Status::deadline);
+  CHECK(status_of(world.connect()) == Status::deadline);
+}
+
+TEST_CASE("a broker that refuses the session is reported as such, and no other one is tried") {
+  harness::BrokerOptions options;
+  options.config = "[limits]\nuid_sessions = 1\n";
+  World world;
+  const harness::BrokerFixture broker(options);
+  if (!broker.running()) {
+    MESSAGE(broker.log());
+    FAIL("the broker did not start");
+  }
+  auto first = open(broker);
+  world.places.system_socket = broker.socket();
+  world.options.local_ok = true;
+  auto second = world.connect();
+  CHECK(status_of(second) == Status::limit);
+}
