@@ -42,6 +42,7 @@ class World {
   std::string socket() const { return dir_.file("shmbroker/socket"); }
   pid_t broker();         // 0: none answers
   std::uint64_t bytes();  // charged by the broker now
+  bool empties();         // it charges nothing, now or soon: memory counts until its last close has returned
 
  private:
   Ended collect(const std::string& program, const std::vector<std::string>& arguments,
