@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 
+#include <filesystem>
 #include <functional>
 #include <list>
 #include <string>
@@ -118,8 +119,9 @@ class Room {
     auto admin = SocketFile::create(folder_.file("a"), 0600);
     if (!transport.listen_on(socket->take(), false) || !transport.listen_on(admin->take(), true))
       throw std::runtime_error("listen");
-    ::link(folder_.file("s").c_str(), folder_.file("socket").c_str());
-    ::link(folder_.file("a").c_str(), folder_.file("admin").c_str());
+    // SocketFile takes its file away at the end of this scope: these names stay.
+    std::filesystem::create_hard_link(folder_.file("s"), folder_.file("socket"));
+    std::filesystem::create_hard_link(folder_.file("a"), folder_.file("admin"));
   }
   ~Room() { transport.close_all(); }
 
