@@ -273,3 +273,49 @@ TEST_CASE("on a terminal the command is in the foreground, and Ctrl-C is its own
   CHECK(WEXITSTATUS(status) == 5);
   ::close(terminal);
 }
+
+TEST_CASE("on a terminal Ctrl-Z stops the whole job for the shell, and continuing it continues the command") {
+  int terminal = -1;
+  const pid_t shell = ::forkpty(&terminal, nullptr, nullptr, nullptr);
+  REQUIRE(shell >= 0);
+  if (shell == 0) {  // what an interactive shell does with a job
+    ::signal(SIGTTOU, SIG_IGN);
+    const pid_t run = ::fork();
+    if (run == 0) {
+      ::setpgid(0, 0);
+      ::tcsetpgrp(0, ::getpid());
+      ::signal(SIGTTOU, SIG_DFL);
+      shmb::spawn::Reporter silent;
+      shmb::spawn::Job job;
+      job.command = {"sh", "-c", "echo ready; read line; echo \"got $line\"; exit 9"};
+      ::_exit(shmb::spawn::run_job(job, silent).exit_status);
+    }
+    int status = -1;
+    ::waitpid(run, &status, WUNTRACED);
+    if (!WIFSTOPPED(status)) ::_exit(1);
+    ::tcsetpgrp(0, ::getpgrp());
+    if (::write(1, "stopped\n", 8) != 8) ::_exit(2);
+    ::tcsetpgrp(0, run);
+    ::kill(-run, SIGCONT);
+    ::waitpid(run, &status, 0);
+    ::_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 3);
+  }
+  std::string seen;
+  auto shows = [&](const std::string& text) {
+    return eventually([&] {
+      char buffer[512];
+      const ssize_t size = ::read(terminal, buffer, sizeof buffer);
+      if (size > 0) seen.append(buffer, static_cast<std::size_t>(size));
+      return seen.find(text) != seen.npos;
+    });
+  };
+  CHECK(shows("ready"));
+  (void)!::write(terminal, "\x1a", 1);
+  CHECK(shows("stopped"));
+  (void)!::write(terminal, "again\n", 6);
+  CHECK(shows("got again"));
+  int status = -1;
+  ::waitpid(shell, &status, 0);
+  CHECK(WEXITSTATUS(status) == 9);
+  ::close(terminal);
+}
