@@ -92,7 +92,9 @@ double ours(const BrokerProcess& broker, WireSession& watcher, std::size_t count
   if (before.regions != count * kEach) give_up("the broker does not hold what the storm made");
   return time.during(broker.pid(), [&] {
     crowd.kill_all();
-    for (auto now = before; now.regions > 0 || now.leases > 0 || now.sessions > 1; now = watcher.status()) usleep(200);
+    for (auto now = before; now.regions > 0 || now.leases > 0 || now.bytes > 0 || now.sessions > 1;
+         now = watcher.status())
+      usleep(200);
   });
 }
 
