@@ -64,11 +64,14 @@ Result<std::shared_ptr<Session>> try_socket(const std::string& path, const std::
   known.socket = path;
   known.how = how;
   known.started_by_us = started;
-  return Session::greet(std::move(*socket), std::move(known), greeting, deadline);
+  auto session = Session::greet(std::move(*socket), std::move(known), greeting, deadline);
+  if (!session && session.error().status == Status::session_lost)  // it was about to end, or is no broker
+    return error(Status::no_broker, path + ": the connection was closed during the greeting");
+  return session;
 }
 
 // Nobody listens, as opposed to a broker that refuses us.
-bool absent(const Error& error) { return error.status == Status::no_broker || error.status == Status::not_found; }
+bool absent(const Error& error) { return error.status == Status::no_broker; }
 
 std::unexpected<Error> no_broker(const std::string& story) { return error(Status::no_broker, "no broker: " + story); }
 

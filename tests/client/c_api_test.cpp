@@ -176,7 +176,7 @@ TEST_CASE("batches report each element, and the first failure with its sentence"
   CHECK(shmb_region_data(attached[1]) == nullptr);
   for (shmb_region* region : attached) shmb_release(region, 0, nullptr);
   for (shmb_region* region : regions) shmb_release(region, 0, nullptr);
-  CHECK(shmb_unname(c.session, "twice", 0, &c.error) == SHMB_E_NOT_FOUND);
+  CHECK(shmb_unname(c.session, "twice", 0, &c.error) == SHMB_OK);  // its name alone had held it
   const std::array<shmb_attach_item, 1> two_ways{{{"twice", &id, nullptr, 0, 0}}};
   CHECK(shmb_attach_many(c.session, two_ways.data(), 1, 0, attached.data(), nullptr, &c.error) == SHMB_E_INVALID);
 }

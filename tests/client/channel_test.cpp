@@ -178,7 +178,7 @@ TEST_CASE("a grant whose descriptor does not fit into the table is given back, a
     outcome = peer.channel.call(packet, Deadline::after(0));
   });
   const auto request = peer.take();
-  const rlimit tight{0, old.rlim_max};  // no new descriptor at all
+  const rlimit tight{1, old.rlim_max};  // no new descriptor; 0 would refuse poll(2) as well
   ::setrlimit(RLIMIT_NOFILE, &tight);
   peer.grant(request.header.tag, 78, 1);
   caller.join();
