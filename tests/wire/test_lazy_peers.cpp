@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+// Law 8 on the wire: who does not read its replies or events waits for itself and nobody else. Its requests are not
+// read, its events are counted, its descriptors in flight are bounded; only where these would use up everybody's
+// allowance is the longest of them disconnected, and even that is not its death.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include "base/sys_socket.hpp"
+#include "tests/wire/bystander.hpp"
+#include "tests/wire/engines.hpp"
+
+namespace wire_test {
+namespace {
+
+constexpr std::uint32_t kRights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
+
+// As many as the socket takes without waiting; their tags are 1, 2, ...
+std::uint64_t fill(RawClient& client, auto&& packet_of) {
+  std::uint64_t sent = 0;
+  while (sent < 100'000 && shmb::sys::send(client.fd(), packet_of(sent + 1), {}, {}, false)) ++sent;
+  return sent;
+}
+
+std::vector<shmbw_create> many_creates(std::size_t count) {
+  shmbw_create wish{};
+  wish.length = 4096;
+  return std::vector(count, wish);
+}
+
+// Regions made and their leases held, then all of them asked for again: `count` descriptors that wait to be read.
+std::string ask_for_descriptors(RawClient& client, std::size_t count) {
+  RawPacket made = client.call_batch(SHMBW_OP_CREATE, std::span<const shmbw_create>(many_creates(count)));
+  if (!made.ok() || made.fds.size() != count) return made.ok() ? error_of_element(made, count - 1).sentence : "CREATE fails";
+  std::vector<shmbw_attach> wishes(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    wishes[i].by = SHMBW_ATTACH_BY_ID;
+    wishes[i].rights = kRights;
+    wishes[i].region = made.element<shmbw_create_reply>(i).region;
+  }
+  return client.send(batch(SHMBW_OP_ATTACH, 99, wishes)) ? "" : "the session is gone";
+}
+
+struct SessionRow {
+  shmbw_session_record record{};
+  bool found = false;
+};
+SessionRow row_of(const BrokerFixture& broker, std::uint64_t session) {
+  SessionRow row;
+  RawClient admin = greeted(broker.admin());
+  list_all<shmbw_session_record>(admin, SHMBW_TABLE_SESSIONS, [&](const auto& record) {
+    if (record.session == session) row = {record, true};
+  });
+  return row;
+}
+template <class Condition>
+bool wait_for(Condition&& condition) {
+  for (int waited = 0; waited < 3000; ++waited) {
+    if (condition()) return true;
+    ::usleep(10'000);
+  }
+  return false;
+}
+std::uint32_t in_flight(const BrokerFixture& broker) {
+  return greeted(broker.admin()).status().fixed<shmbw_status_reply>().in_flight;
+}
+
+}  // namespace
+
+TEST_CASE("a peer that sends without reading is not read, gets every answer once it reads, and delays nobody") {
+  on_each_engine({}, [](BrokerFixture& broker) {
+    Bystander bystander(broker.socket());
+    REQUIRE(bystander.goes_on());
+    RawClient lazy = greeted(broker);
+    std::uint64_t sent = fill(lazy, [](std::uint64_t tag) { return plain(SHMBW_OP_STATUS, tag, shmbw_status{}); });
+    CHECK(sent > 100);
+    CHECK(bystander.goes_on());
+    RawClient busy = greeted(broker);
+    for (int i = 0; i < 300; ++i) CHECK(busy.status().ok());
+    // One reply is out; no second request was served before it was read.
+    auto served = greeted(broker.admin()).status().fixed<shmbw_status_reply>().requests;
+    for (std::uint64_t tag = 1; tag <= sent; ++tag) {
+      RawPacket reply = lazy.receive();
+      REQUIRE(reply.ok());
+      REQUIRE(reply.header().tag == tag);
+      auto requests = reply.fixed<shmbw_status_reply>().requests;
+      if (tag == 1) CHECK(requests < served);
+      if (tag == 2) CHECK(requests > served - 40);  // of the bystander's, a few
+    }
+    CHECK(lazy.receive(50).kind == RawPacket::Kind::nothing);
+    CHECK(bystander.wrong() == "");
+  });
+}
+
+TEST_CASE("unread replies with descriptors hold one reply's descriptors and no more, and arrive whole when read") {
+  on_each_engine({}, [](BrokerFixture& broker) {
+    Bystander bystander(broker.socket());
+    RawClient lazy = greeted(broker);
+    const auto wishes = many_creates(SHMBW_MAX_BATCH);
+    std::uint64_t sent = fill(lazy, [&](std::uint64_t tag) { return batch(SHMBW_OP_CREATE, tag, wishes); });
+    CHECK(sent >= 3);
+    CHECK(bystander.goes_on());
+    CHECK(in_flight(broker) == SHMBW_MAX_BATCH);
+    CHECK(row_of(broker, 0).found == false);
+    std::uint64_t asked = std::min<std::uint64_t>(sent, 6);
+    for (std::uint64_t tag = 1; tag <= asked; ++tag) {
+      RawPacket reply = lazy.receive(30'000);
+      REQUIRE(reply.ok());
+      CHECK(reply.header().tag == tag);
+      CHECK(reply.fds.size() == SHMBW_MAX_BATCH);
+    }
+    // It goes with an unread reply in the socket, a request in the broker and more behind it.
+    lazy.close();
+    CHECK(bystander.goes_on());
+    CHECK(bystander.wrong() == "");
+  });
+}
+
+TEST_CASE("a hundred lazy peers at once delay nobody, and their end leaves nothing") {
+  on_each_engine({}, [](BrokerFixture& broker) {
+    Bystander bystander(broker.socket());
+    REQUIRE(bystander.goes_on());
+    REQUIRE(bystander.pause());
+    const Books before = books_of(broker);
+    const std::size_t descriptors = descriptors_at_rest(broker);
+    bystander.resume();
+    {
+      std::vector<RawClient> lazy;
+      for (int i = 0; i < 100; ++i) {
+        lazy.push_back(greeted(broker));
+        for (std::uint64_t tag = 1; tag < 20; ++tag)
+          (void)shmb::sys::send(lazy.back().fd(), batch(SHMBW_OP_CREATE, tag, many_creates(3)), {}, {}, false);
+      }
+      CHECK(bystander.goes_on());
+      CHECK(bystander.goes_on());
+      CHECK(in_flight(broker) == 300);
+    }
+    REQUIRE(bystander.pause());
+    CHECK(settled(broker, before, descriptors) == "");
+    bystander.resume();
+    CHECK(bystander.goes_on());
+    CHECK(bystander.wrong() == "");
+  });
+}
+
+TEST_CASE("300 unread events end in exactly one gap that counts the lost ones, and never in a disconnect") {
+  BrokerOptions options;
+  options.config = "unread_timeout = \"20ms\"\ndescriptors = 512\n";
+  on_each_engine(options, [](BrokerFixture& broker) {
+    RawClient watcher = RawClient::connect(broker.socket());
+    auto hello = watcher.hello().fixed<shmbw_hello_reply>();
+    RawClient maker = greeted(broker);
+    RawPacket group = maker.call(SHMBW_OP_GROUP_CREATE, shmbw_group_create{});
+    std::string address = "#" + std::to_string(group.fixed<shmbw_group_create_reply>().group);
+    shmbw_watch wish{};
+    wish.kind = SHMBW_WATCH_KIND_NAME;
+    wish.events = SHMBW_WATCH_EVENT_APPEARED;
+    wish.group_len = static_cast<std::uint16_t>(address.size());
+    wish.name_len = 1;
+    RawPacket watched = watcher.call(SHMBW_OP_WATCH, wish, address + "x");
+    REQUIRE_MESSAGE(watched.ok(), watched.sentence());
+
+    constexpr std::uint64_t kEvents = 300;
+    auto appear = [&] {
+      shmbw_create create{};
+      create.length = 4096;
+      create.group = group.fixed<shmbw_group_create_reply>().group;
+      create.flags = SHMBW_CREATE_REPLACE;
+      auto made = create_region(maker, create, "x");
+      ok_element<shmbw_release_reply>(maker, SHMBW_OP_RELEASE, shmbw_release{made.region, 0, 0});
+    };
+    for (std::uint64_t i = 0; i < kEvents; ++i) appear();
+    // Meanwhile others take more than half of the allowance: the watcher has no part in it.
+    RawClient lazy = greeted(broker), lazier = greeted(broker);
+    REQUIRE(ask_for_descriptors(lazy, 140) == "");
+    ::usleep(60'000);
+    REQUIRE(ask_for_descriptors(lazier, 140) == "");
+    CHECK(hung_up(lazy) == false);  // its reply is there to be read
+    ::usleep(100'000);
+    SessionRow row = row_of(broker, hello.session);
+    CHECK(row.found);
+    CHECK(row.record.state == SHMBW_SESSION_STATE_MEMBER);
+
+    // A reply is not kept back by unread events.
+    REQUIRE(watcher.send(plain(SHMBW_OP_STATUS, 7, shmbw_status{})));
+    std::uint64_t next = 1, lost = 0;
+    bool answered = false;
+    while (next <= kEvents || !answered) {
+      RawPacket packet = watcher.receive();
+      REQUIRE(packet.kind == RawPacket::Kind::packet);
+      if (!packet.is_event()) {
+        CHECK(packet.header().tag == 7);
+        CHECK(packet.ok());
+        answered = true;
+        continue;
+      }
+      CHECK(packet.header().tag == 0);
+      if (packet.header().op == (SHMBW_EVENT | SHMBW_EVENT_GAP)) {
+        auto gap = packet.fixed<shmbw_gap_event>();
+        CHECK(lost == 0);
+        lost = gap.lost;
+        CHECK(gap.sequence == kEvents);
+        CHECK(gap.sequence - gap.lost == next - 1);
+        next = gap.sequence + 1;
+      } else {
+        CHECK(packet.header().op == (SHMBW_EVENT | SHMBW_EVENT_NAME_APPEARED));
+        CHECK(packet.rest() == "x");
+        CHECK(packet.fixed<shmbw_name_appeared_event>().sequence == next);
+        ++next;
+      }
+    }
+    CHECK(lost > 0);
+    CHECK(lost <= kEvents - 256);
+    appear();
+    RawPacket after = watcher.receive();
+    CHECK(after.header().op == (SHMBW_EVENT | SHMBW_EVENT_NAME_APPEARED));
+    CHECK(after.fixed<shmbw_name_appeared_event>().sequence == kEvents + 1);
+  });
+}
+
+TEST_CASE("unread replies under half of the allowance disconnect nobody, however old they are") {
+  BrokerOptions options;
+  options.config = "unread_timeout = \"20ms\"\ndescriptors = 512\n";
+  on_each_engine(options, [](BrokerFixture& broker) {
+    std::vector<RawClient> lazy;
+    for (int i = 0; i < 4; ++i) {
+      lazy.push_back(greeted(broker));
+      REQUIRE(ask_for_descriptors(lazy.back(), 60) == "");
+    }
+    CHECK(wait_for([&] { return in_flight(broker) == 240; }));
+    ::usleep(200'000);
+    for (RawClient& client : lazy) {
+      RawPacket reply = client.receive();
+      CHECK(reply.ok());
+      CHECK(reply.fds.size() == 60);
+      CHECK(client.status().ok());
+    }
+  });
+}
+
+TEST_CASE("over half of the allowance the longest unread goes; its leases stay until its process has ended") {
+  BrokerOptions options;
+  options.config = "unread_timeout = \"50ms\"\ndescriptors = 768\n";
+  on_each_engine(options, [](BrokerFixture& broker) {
+    Bystander bystander(broker.socket());
+    REQUIRE(bystander.goes_on());
+    harness::Gate go_on;
+    // The first to be lazy, a process that can be killed.
+    auto child = harness::Child::run([&] {
+      RawClient first = RawClient::connect(broker.socket());
+      if (!first.hello().ok() || !ask_for_descriptors(first, 200).empty()) return 1;
+      go_on.open();
+      for (;;) ::pause();
+    });
+    REQUIRE(go_on.wait());
+    REQUIRE(wait_for([&] { return in_flight(broker) >= 200; }));
+    ::usleep(20'000);
+    RawClient second = RawClient::connect(broker.socket());
+    auto hello = second.hello().fixed<shmbw_hello_reply>();
+    REQUIRE(ask_for_descriptors(second, 200) == "");
+
+    std::uint64_t gone = 0;
+    CHECK(wait_for([&] {
+      RawClient admin = greeted(broker.admin());
+      list_all<shmbw_session_record>(admin, SHMBW_TABLE_SESSIONS, [&](const auto& record) {
+        if (record.state == SHMBW_SESSION_STATE_DISCONNECTED) gone = record.session;
+      });
+      return gone != 0;
+    }));
+    SessionRow row = row_of(broker, gone);
+    CHECK(row.record.pid == static_cast<std::uint32_t>(child.pid()));
+    CHECK(row.record.leases == 200);
+    // The second is old by now, too, but what is left is under half.
+    ::usleep(200'000);
+    CHECK(row_of(broker, hello.session).record.state == SHMBW_SESSION_STATE_MEMBER);
+    CHECK(row_of(broker, gone).record.leases == 200);
+    CHECK(bystander.goes_on());
+    child.kill();
+    child.wait();
+    CHECK(wait_for([&] { return !row_of(broker, gone).found; }));
+    CHECK(books_of(broker).leases <= 200 + 4);
+    RawPacket reply = second.receive();
+    CHECK(reply.fds.size() == 200);
+    CHECK(bystander.wrong() == "");
+  });
+}
+
+TEST_CASE("a process that was disconnected for not reading comes back and takes its leases over") {
+  BrokerOptions options;
+  options.config = "unread_timeout = \"20ms\"\ndescriptors = 512\n";
+  on_each_engine(options, [](BrokerFixture& broker) {
+    RawClient lazy = RawClient::connect(broker.socket());
+    auto hello = lazy.hello().fixed<shmbw_hello_reply>();
+    REQUIRE(ask_for_descriptors(lazy, 60) == "");
+    REQUIRE(wait_for([&] { return in_flight(broker) == 60; }));
+    std::vector<RawClient> more;
+    for (int i = 0; i < 3; ++i) {
+      more.push_back(greeted(broker));
+      REQUIRE(ask_for_descriptors(more.back(), 80) == "");
+    }
+    REQUIRE(wait_for([&] { return row_of(broker, hello.session).record.state == SHMBW_SESSION_STATE_DISCONNECTED; }));
+    // What was sent before can still be read; then comes the end.
+    RawPacket late = lazy.receive();
+    CHECK(late.fds.size() == 60);
+    CHECK(hung_up(lazy));
+    RawClient back = RawClient::connect(broker.socket());
+    shmbw_hello wish = RawClient::greeting();
+    wish.fork_session = hello.session;
+    std::memcpy(wish.fork_secret, hello.fork_secret, sizeof wish.fork_secret);
+    RawPacket reply = back.call(SHMBW_OP_HELLO, wish);
+    REQUIRE_MESSAGE(reply.ok(), reply.sentence());
+    auto again = reply.fixed<shmbw_hello_reply>();
+    CHECK(row_of(broker, again.session).record.leases == 60);
+    CHECK(!row_of(broker, hello.session).found);
+    auto region = late.element<shmbw_attach_reply>(0).region;
+    ok_element<shmbw_release_reply>(back, SHMBW_OP_RELEASE, shmbw_release{region, 2, 0});
+    CHECK(row_of(broker, again.session).record.leases == 59);
+  });
+}
+
+}  // namespace wire_test
