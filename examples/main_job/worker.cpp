@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// See worker.hpp.
 #include "worker.hpp"
 
 #include <signal.h>

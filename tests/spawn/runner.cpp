@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// See runner.hpp.
 #include "tests/spawn/runner.hpp"
 
 #include <dirent.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Reading /proc and signalling what was found there, against real processes.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/wait.h>

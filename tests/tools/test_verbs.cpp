@@ -70,7 +70,7 @@ TEST_CASE("list, inspect and status tell the same story as put") {
 
   const Ended quiet = world.tool({"list", "-q"});
   const std::string id = quiet.out.substr(0, quiet.out.find('\n'));
-  CHECK(id == region["id"]);
+  CHECK(id == region["id"].get<std::string>());
   CHECK(world.tool({"cat", id}).out.size() == 5000);
   const Ended inspect = world.tool({"inspect", id, "-b"});
   CHECK(inspect.status == 0);

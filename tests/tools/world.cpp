@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// See world.hpp.
 #include "tests/tools/world.hpp"
 
 #include <fcntl.h>
