@@ -29,13 +29,14 @@ def main(source, folder):
         bound = re.match(r"([<>])= ([0-9.]+)", record["target"])
         if bound:
             axes.plot(float(bound.group(2)), row, marker="<" if bound.group(1) == "<" else ">", color="black", ms=6)
-        axes.annotate(f" {record['value']:.4g} {record['unit']}", (record["ratio"], row), va="center", fontsize=7)
+        value = f"{record['value']:.0f}" if record["value"] >= 100 else f"{record['value']:.3g}"
+        axes.annotate(f" {value} {record['unit']}", (0, row), va="center", fontsize=7, color="white")
     axes.axvline(1, color="black", linewidth=0.8)
     axes.invert_yaxis()
     axes.set_xlabel("ratio to the floor of the same run (triangle: target)")
     axes.set_title(f"{document['cpu']}, {document['kernel']}, {document['date']}", fontsize=8)
     axes.tick_params(labelsize=7)
-    axes.margins(x=0.15)
+    axes.margins(x=0.05, y=0.01)
     figure.tight_layout()
     os.makedirs(folder, exist_ok=True)
     target = os.path.join(folder, "figures.svg")
