@@ -135,6 +135,17 @@ Result<int> serve(Config config, int ready_fd) {
   return error(Status::system, "the event loop failed: the broker cannot go on");
 }
 
+#ifdef SHMB_TEST_SEAM
+// How many calls of each kind this life made: a test that lets each fail once has to know how many there are.
+void tell_calls() {
+  std::string made = "seam: calls";
+#define X(name) made += " " #name "=" + std::to_string(fault::count(fault::Call::name));
+  SHMB_CALLS(X)
+#undef X
+  log::line(log::debug, made);
+}
+#endif
+
 int run(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);  // a lost log reader or client is an errno
   auto options = parse_options(argc, argv);
@@ -157,6 +168,9 @@ int run(int argc, char** argv) {
   log::set_threshold(options->config.log_priority);
   auto served = serve(std::move(options->config), options->ready_fd);
   if (!served) log::line(log::error, "shmbrokerd: " + served.error().sentence);
+#ifdef SHMB_TEST_SEAM
+  tell_calls();
+#endif
 #ifdef __SANITIZE_ADDRESS__
   (void)sys::set_dumpable(true);  // the leak checker looks at the process with ptrace
 #endif

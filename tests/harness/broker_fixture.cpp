@@ -21,7 +21,7 @@
 namespace harness {
 namespace {
 
-constexpr int kStartMilliseconds = 30'000;
+constexpr int kStartMilliseconds = 30'000, kEndMilliseconds = 5'000;
 
 void write_file(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
 
@@ -88,7 +88,13 @@ BrokerFixture::BrokerFixture(BrokerOptions options) : options_(std::move(options
   char newline = 0;
   pollfd entry{reader.get(), POLLIN, 0};
   if (::poll(&entry, 1, kStartMilliseconds) == 1 && ::read(reader.get(), &newline, 1) == 1 && newline == '\n') return;
-  kill();
+  int status = 0;
+  if (!ended(kEndMilliseconds, status)) {
+    kill();
+    return;
+  }
+  pid_ = -1;
+  start_status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 bool BrokerFixture::ended(int milliseconds, int& status) {

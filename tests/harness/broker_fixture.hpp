@@ -34,6 +34,8 @@ class BrokerFixture {
   ~BrokerFixture();
 
   bool running() const { return pid_ > 0; }  // false: it did not start; `log` says why
+  // Where it did not start: its exit status, or 128 + signal, or -1 when it had to be killed.
+  int start_status() const { return start_status_; }
   pid_t pid() const { return pid_; }
   const std::string& directory() const { return directory_; }
   const std::string& socket() const { return socket_; }
@@ -55,6 +57,7 @@ class BrokerFixture {
   TempDir folder_;
   std::string directory_, socket_, admin_;
   pid_t pid_ = -1;
+  int start_status_ = -1;
 };
 
 // "epoll" and "io_uring" (the latter only where it works here), for cases that run on each.
