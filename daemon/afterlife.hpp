@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "base/fd.hpp"
+#include "daemon/connection.hpp"
 #include "daemon/engine.hpp"
 #include "daemon/timers.hpp"
 
@@ -20,6 +21,7 @@ class Afterlife final : private Waiter, private Timer {
   enum class Why { report, disconnected };
   Afterlife(Transport& transport, Fd pidfd, Session& session, Why why);
   ~Afterlife();
+  void take(Connection::Remains remains) { remains_ = std::move(remains); }
   void start();
   Session& session() const { return session_; }
 
@@ -34,6 +36,7 @@ class Afterlife final : private Waiter, private Timer {
   Fd pidfd_;
   Session& session_;
   Why why_;
+  Connection::Remains remains_;
   std::int64_t ask_again_, give_up_at_;
 };
 

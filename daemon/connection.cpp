@@ -3,6 +3,7 @@
 #include "daemon/connection.hpp"
 
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "base/sys_process.hpp"
@@ -14,8 +15,16 @@
 namespace shmb::daemon {
 namespace {
 
-// How long a reply that the kernel refused for others' sake waits before it is tried again.
+// How long a reply that the kernel refused for others' sake, or a request over its process' share, waits before it is
+// tried again: nobody tells us when some other socket has been read.
 constexpr std::int64_t kRetry = 5'000'000;
+
+bool answered_with_descriptors(wire::Bytes packet) {
+  shmbw_header header{};
+  if (packet.size() < sizeof header) return false;
+  std::memcpy(&header, packet.data(), sizeof header);
+  return header.op == SHMBW_OP_CREATE || header.op == SHMBW_OP_ATTACH || header.op == SHMBW_OP_PUBLISH;
+}
 
 }  // namespace
 
@@ -23,7 +32,8 @@ Connection::Connection(Transport& transport, Fd socket, Identity identity)
     : transport_(transport),
       socket_(std::move(socket)),
       identity_(std::move(identity)),
-      outbox_(socket_.get(), transport.config().limits.events_queued, transport.in_flight(), this) {}
+      outbox_(std::make_unique<Outbox>(socket_.get(), transport.config().limits.events_queued, transport.in_flight(), this,
+                                       std::uint64_t{identity_.facts.uid} << 32 | identity_.facts.pid)) {}
 
 Connection::~Connection() {
   transport_.engine().remove(*this);
@@ -72,12 +82,21 @@ void Connection::on_arrival(const Arrival& arrival) {
   }
   if (arrival.truncated) return drop("a packet is longer than any message");
   if (arrival.brought_descriptors) return drop("sent descriptors that nobody asked for");
-  if (!outbox_.open()) {
+  if (!may_serve(arrival.bytes)) {
     held_.assign(arrival.bytes.begin(), arrival.bytes.end());
     holding_ = true;
     return go_on();
   }
   serve(arrival.bytes);
+}
+
+// Law 8: not while a reply of this session is unread; and not what is answered with descriptors while other sessions of
+// this process have left their share of the allowance unread.
+bool Connection::may_serve(wire::Bytes packet) {
+  over_share_ = false;
+  if (!outbox_->open()) return false;
+  over_share_ = answered_with_descriptors(packet) && !transport_.in_flight().within_share(*outbox_);
+  return !over_share_;
 }
 
 void Connection::serve(wire::Bytes packet) {
@@ -99,7 +118,7 @@ void Connection::serve(wire::Bytes packet) {
 void Connection::reply(wire::Bytes packet, std::span<const int> fds) {
   if (ending_ != Ending::none || !serving_ || replied_) return;
   replied_ = true;
-  switch (outbox_.reply(packet, fds, transport_.now())) {
+  switch (outbox_->reply(packet, fds, transport_.now())) {
     case Outbox::Sent::sent:
     case Outbox::Sent::kept:
     case Outbox::Sent::peer_gone:  // end of file comes as the next arrival
@@ -111,14 +130,14 @@ void Connection::reply(wire::Bytes packet, std::span<const int> fds) {
 
 void Connection::event(wire::Bytes packet) {
   if (ending_ != Ending::none) return;
-  outbox_.event(packet);
+  outbox_->event(packet);
   if (!serving_) go_on();
 }
 
 void Connection::on_writable() {
   if (ending_ != Ending::none) return;
-  if (outbox_.flush(transport_.now()) == Outbox::Sent::lost) return drop("a reply that was kept could not be sent");
-  if (holding_ && outbox_.open()) {
+  if (outbox_->flush(transport_.now()) == Outbox::Sent::lost) return drop("a reply that was kept could not be sent");
+  if (holding_ && may_serve(held_)) {
     holding_ = false;
     return serve(held_);
   }
@@ -127,12 +146,12 @@ void Connection::on_writable() {
 
 void Connection::go_on() {
   if (ending_ != Ending::none) return;
-  bool edges = holding_ || outbox_.wants_edge();
+  bool edges = (holding_ && !over_share_) || outbox_->wants_edge();
   if (edges != edges_) {
     edges_ = edges;
     transport_.engine().await_writable(*this, edges);
   }
-  if (!outbox_.wants_timer()) {
+  if (!outbox_->wants_timer() && !(holding_ && over_share_)) {
     retry_timer_.cancel();
   } else if (!retry_timer_.armed()) {
     transport_.timers().set(retry_timer_, transport_.now() + kRetry);
@@ -173,9 +192,16 @@ void Connection::end(Ending how) {
   transport_.finish_later(*this);
 }
 
+Connection::Remains Connection::leave_remains() {
+  (void)sys::shutdown(socket_.get());
+  outbox_->abandon();
+  return {std::move(socket_), std::move(outbox_)};
+}
+
 Fd Connection::close() {
   // The peer hears of it now, even if an asynchronous receive still holds the socket for a moment.
-  (void)sys::shutdown(socket_.get());
+  if (socket_) (void)sys::shutdown(socket_.get());
+  outbox_.reset();
   socket_.reset();
   if (!identity_.pidfd_is_certain) identity_.pidfd.reset();
   return std::move(identity_.pidfd);

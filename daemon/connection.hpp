@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   void reply(wire::Bytes packet, std::span<const int> fds) override;
   void event(wire::Bytes packet) override;
   void drop(std::string_view why) override;
-  std::uint32_t descriptors_in_flight() const override { return outbox_.unread_descriptors(); }
+  std::uint32_t descriptors_in_flight() const override { return outbox_->unread_descriptors(); }
   bool confirm_start_time(std::uint64_t start_time) override;
 
   enum class Ending { none, end_of_file, lazy };
@@ -42,13 +43,18 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   Ending ending() const { return ending_; }
   bool greeted() const { return greeted_; }
   std::uint32_t descriptors() const { return 1 + (identity_.pidfd ? 1 : 0); }
-  std::int64_t unread_since() const { return outbox_.unread_since(); }
   std::string who() const;  // "uid 1000 pid 4711" for the log
 
   // For the transport, at the end: closes the socket and gives up what is left.
   Session* session() const { return session_; }
   bool death_told() const { return death_told_; }
   Fd close();  // returns the pidfd, if there is one
+  // Of a lazy reader, before `close`: what keeps the count of its unread descriptors true.
+  struct Remains {
+    Fd socket;
+    std::unique_ptr<Outbox> outbox;
+  };
+  Remains leave_remains();
 
   std::size_t index = 0;  // in the transport's table
   std::int64_t born = 0;
@@ -58,6 +64,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   void on_writable() override;
   void on_process_end();
   void on_hello_timeout();
+  bool may_serve(wire::Bytes packet);
   void serve(wire::Bytes packet);
   void go_on();  // after anything was sent or served: what is waited for now
 
@@ -81,9 +88,9 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   Fd socket_;
   Identity identity_;
   Session* session_ = nullptr;
-  mutable Outbox outbox_;
-  std::vector<std::byte> held_;  // a request that came while a reply was unread; one at most
-  bool holding_ = false, asked_ = false, serving_ = false, replied_ = false, edges_ = false;
+  std::unique_ptr<Outbox> outbox_;
+  std::vector<std::byte> held_;  // a request that may not be served yet; one at most
+  bool holding_ = false, over_share_ = false, asked_ = false, serving_ = false, replied_ = false, edges_ = false;
   bool greeted_ = false, death_told_ = false;
   Ending ending_ = Ending::none;
   Death death_{*this};

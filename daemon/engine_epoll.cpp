@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "base/sys_call.hpp"
@@ -118,9 +119,9 @@ class EpollEngine final : public Engine {
 
   void readable(Slot& slot, std::uint32_t events) {
     if (!slot.asked) {
-      // EPOLLET with nothing asked for keeps the hang-up from being reported at every turn (it cannot be masked).
-      slot.armed = false;
-      (void)control(readable_, EPOLL_CTL_MOD, slot.fd, EPOLLET, &slot);
+      // EPOLLET with nothing asked for keeps the hang-up from being reported at every turn (it cannot be masked); only
+      // once, because each EPOLL_CTL_MOD reports it anew.
+      if (std::exchange(slot.armed, false)) (void)control(readable_, EPOLL_CTL_MOD, slot.fd, EPOLLET, &slot);
       if ((events & EPOLLHUP) != 0) slot.port->on_writable();  // what was unread is purged now: the gate has to look
       return;
     }

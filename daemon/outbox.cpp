@@ -3,6 +3,7 @@
 // sent since nothing was".
 #include "daemon/outbox.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -37,6 +38,7 @@ void InFlight::look_again() {
 void InFlight::add(Outbox& outbox, std::size_t descriptors) {
   if (outbox.descriptors_ == 0) list_.push_back(outbox);
   outbox.descriptors_ += static_cast<std::uint32_t>(descriptors);
+  outbox.process_->second.unread += descriptors;
   descriptors_ += descriptors;
 }
 
@@ -44,12 +46,49 @@ void InFlight::remove(Outbox& outbox) {
   if (outbox.descriptors_ == 0) return;
   list_.remove(outbox);
   descriptors_ -= outbox.descriptors_;
+  outbox.process_->second.unread -= outbox.descriptors_;
+  if (outbox.owner_ == nullptr) abandoned_ -= outbox.descriptors_;
   outbox.descriptors_ = 0;
+}
+
+// A sixteenth for each process, at least one full packet unless the table is tiny; once half of all is used, only those
+// who owe nothing are sent more.
+std::uint64_t InFlight::share() const {
+  if (descriptors_ > allowance_ / 2) return 1;
+  return std::max(std::min<std::uint64_t>(sys::kMaxFdsPerMessage, allowance_ / 4), allowance_ / 16);
+}
+
+bool InFlight::within_share(Outbox& outbox) {
+  const Process& process = outbox.process_->second;
+  if (process.unread < share()) return true;
+  look_again();
+  return process.unread < share();
+}
+
+Outbox::Outbox(int socket, std::size_t events_queued, InFlight& in_flight, void* owner, std::uint64_t process)
+    : socket_(socket),
+      events_queued_(events_queued),
+      in_flight_(in_flight),
+      owner_(owner),
+      process_(in_flight.processes_.try_emplace(process).first) {
+  ++process_->second.sessions;
 }
 
 Outbox::~Outbox() {
   in_flight_.remove(*this);
   in_flight_.kept_ -= kept_fds_.size();
+  if (--process_->second.sessions == 0) in_flight_.processes_.erase(process_);
+}
+
+void Outbox::abandon() {
+  if (owner_ == nullptr) return;
+  in_flight_.abandoned_ += descriptors_;
+  owner_ = nullptr;
+  in_flight_.kept_ -= kept_fds_.size();
+  kept_fds_.clear();
+  kept_reply_ = false;
+  events_.clear();
+  lost_events_ = 0;
 }
 
 bool Outbox::nothing_unread() {

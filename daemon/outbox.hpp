@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -20,27 +21,45 @@ class Outbox;
 struct Unread;
 
 // Descriptors that were sent and not read, over all sessions, oldest first. The kernel counts them per sending user
-// and refuses everybody at RLIMIT_NOFILE (ETOOMANYREFS), so one lazy reader is everybody's business.
+// and, past RLIMIT_NOFILE, refuses to send to anybody (ETOOMANYREFS). Measured on 6.18: closing our end of a socket
+// gives nothing back, only the peer can, by reading or closing. So what matters is what is sent in the first place:
+// each process has a share, and one that has used it up is served no more descriptors until it reads.
 class InFlight {
  public:
+  explicit InFlight(std::uint64_t allowance) : allowance_(allowance) {}
+  InFlight(const InFlight&) = delete;
+  InFlight& operator=(const InFlight&) = delete;
+
   std::uint64_t descriptors() const { return descriptors_; }  // an upper bound: read ones may not have been noticed yet
+  // More than half of the allowance, not counting sessions that were disconnected for it.
+  bool crowded() const { return descriptors_ - abandoned_ > allowance_ / 2; }
   Outbox* oldest() const;
   void look_again();                                          // asks every socket; afterwards the count is exact
+  bool within_share(Outbox& outbox);                          // may its process be sent more descriptors?
   std::uint64_t kept() const { return kept_; }                // copies held for replies that wait to be sent
 
  private:
   friend class Outbox;
+  struct Process {
+    std::uint64_t unread = 0;
+    std::uint32_t sessions = 0;
+  };
+  using Processes = std::map<std::uint64_t, Process>;
+
   void add(Outbox& outbox, std::size_t descriptors);
   void remove(Outbox& outbox);
+  std::uint64_t share() const;
 
+  std::uint64_t allowance_;
   List<Outbox, Unread> list_;
-  std::uint64_t descriptors_ = 0, kept_ = 0;
+  Processes processes_;
+  std::uint64_t descriptors_ = 0, abandoned_ = 0, kept_ = 0;
 };
 
 class Outbox : public Hook<Outbox, Unread> {
  public:
-  Outbox(int socket, std::size_t events_queued, InFlight& in_flight, void* owner)
-      : socket_(socket), events_queued_(events_queued), in_flight_(in_flight), owner_(owner) {}
+  // `owner` is handed out again by owner(); `process` is whoever shares the allowance with this session.
+  Outbox(int socket, std::size_t events_queued, InFlight& in_flight, void* owner, std::uint64_t process);
   Outbox(const Outbox&) = delete;
   Outbox& operator=(const Outbox&) = delete;
   ~Outbox();
@@ -59,7 +78,9 @@ class Outbox : public Hook<Outbox, Unread> {
 
   std::uint32_t unread_descriptors();               // asks the kernel
   std::int64_t unread_since() const { return since_; }
-  void* owner() const { return owner_; }
+  void* owner() const { return owner_; }            // null once abandoned
+  // The session is disconnected, the socket stays open only so that the count stays true.
+  void abandon();
 
  private:
   void notice();  // SIOCOUTQ: forgets what has been read
@@ -71,6 +92,7 @@ class Outbox : public Hook<Outbox, Unread> {
   std::size_t events_queued_;
   InFlight& in_flight_;
   void* owner_;
+  InFlight::Processes::iterator process_;
 
   bool reply_unread_ = false, event_unread_ = false;
   std::uint32_t descriptors_ = 0;

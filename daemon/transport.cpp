@@ -29,7 +29,7 @@ std::unique_ptr<T> take_out(std::vector<std::unique_ptr<T>>& table, std::size_t 
 }  // namespace
 
 Transport::Transport(Engine& engine, const Config& config, std::uint64_t table)
-    : engine_(engine), config_(config), table_(table) {}
+    : engine_(engine), config_(config), table_(table), in_flight_(table) {}
 
 Transport::~Transport() { close_all(); }
 
@@ -67,7 +67,7 @@ Transport::End Transport::run() {
 }
 
 Sys<void> Transport::turn(std::int64_t longest) {
-  if (crowded() && !sweep_.armed()) {
+  if (in_flight_.crowded() && !sweep_.armed()) {
     // Often enough that nobody is over the time-out for long, seldom enough that asking 10,000 sockets costs nothing.
     timers_.set(sweep_, now() + std::clamp<std::int64_t>(config_.unread_timeout / 4, kSecond / 100, kSecond));
   }
@@ -134,6 +134,8 @@ void Transport::finish() {
 void Transport::finish_one(std::unique_ptr<Connection> connection) {
   Session& session = *connection->session();
   bool lazy = connection->ending() == Connection::Ending::lazy;
+  Connection::Remains remains;
+  if (lazy) remains = connection->leave_remains();
   Fd pidfd = connection->close();
   bool watchable = pidfd && !connection->death_told();
   freed_ = true;
@@ -148,6 +150,7 @@ void Transport::finish_one(std::unique_ptr<Connection> connection) {
   afterlives_.push_back(std::make_unique<Afterlife>(
       *this, std::move(pidfd), session, lazy ? Afterlife::Why::disconnected : Afterlife::Why::report));
   afterlives_.back()->index = afterlives_.size() - 1;
+  afterlives_.back()->take(std::move(remains));
   afterlives_.back()->start();
 }
 
@@ -159,18 +162,19 @@ void Transport::forget(Afterlife& afterlife) {
 }
 
 // Law 8: an unread reply costs its session nothing until descriptors in flight over all sessions pass half of what the
-// kernel allows; then those that have kept theirs longest go, and only past the time-out.
+// kernel allows; then those that have kept theirs longest go, and only past the time-out. A session without a pidfd
+// would end by it, with all it holds, so it is left alone.
 void Transport::disconnect_lazy(std::int64_t now) {
   in_flight_.look_again();
-  std::uint64_t left = in_flight_.descriptors();
-  for (Outbox* outbox = in_flight_.oldest(); outbox != nullptr && left > table_ / 2;
-       outbox = List<Outbox, Unread>::next(*outbox)) {
+  for (Outbox *outbox = in_flight_.oldest(), *next = nullptr; outbox != nullptr && in_flight_.crowded(); outbox = next) {
+    next = List<Outbox, Unread>::next(*outbox);
+    auto* connection = static_cast<Connection*>(outbox->owner());
+    if (connection == nullptr || connection->ending() != Connection::Ending::none || !connection->peer().has_pidfd) continue;
     if (now - outbox->unread_since() < config_.unread_timeout) break;
-    auto& connection = *static_cast<Connection*>(outbox->owner());
-    if (connection.ending() != Connection::Ending::none) continue;
-    left -= std::min<std::uint64_t>(left, outbox->unread_descriptors());
-    log::peer_fault("disconnected " + connection.who() + ": it does not read its replies, and too many descriptors are in flight");
-    connection.end(Connection::Ending::lazy);
+    log::peer_fault("disconnected " + connection->who() +
+                    ": it does not read its replies, and too many descriptors are in flight");
+    outbox->abandon();
+    connection->end(Connection::Ending::lazy);
   }
 }
 

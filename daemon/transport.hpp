@@ -78,7 +78,6 @@ class Transport {
   void finish();
   void finish_one(std::unique_ptr<Connection> connection);
   void disconnect_lazy(std::int64_t now);
-  bool crowded() const { return in_flight_.descriptors() > table_ / 2; }
   void watch_idleness();
   void idle_over();
 

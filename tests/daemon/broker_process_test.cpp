@@ -2,8 +2,10 @@
 // shmbrokerd as a process: start, one instance, stop, idle end, and the sentence for each way a start can fail.
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -159,6 +161,71 @@ TEST_CASE("a private broker ends when nobody has used it for a while") {
   BrokerFixture broker(options);
   REQUIRE(broker.running());
   CHECK(broker.wait_end() == 0);
+}
+
+TEST_CASE("--check, --version and --help answer and do not serve") {
+  harness::TempDir folder;
+  std::ofstream(folder.file("good")) << "[limits]\nbytes = \"10%\"\n";
+  std::ofstream(folder.file("bad")) << "engine = \"epoll\"\nbites = 1\n";
+  Ran good = run_broker({"--check", "--config", folder.file("good")});
+  CHECK(good.status == 0);
+  Ran bad = run_broker({"--check", "--config", folder.file("bad")});
+  CHECK(bad.status == 1);
+  CHECK(bad.text == "shmbrokerd: " + folder.file("bad") + ":2: unknown key 'bites'\n");
+  CHECK(run_broker({"--version"}).text.starts_with("shmbrokerd "));
+  Ran help = run_broker({"--help"});
+  CHECK(help.status == 0);
+  for (const char* option : {"--config", "--check", "--engine", "--directory", "--private", "--system", "--user",
+                             "--ready-fd", "--idle-exit", "--log-level", "--version", "--help"})
+    CHECK_MESSAGE(help.text.find(option) != std::string::npos, option);
+}
+
+TEST_CASE("a ring that fails for good ends the broker with a sentence instead of a loop") {
+  if (harness::engines().size() < 2) SKIP_CASE("io_uring does not work here");
+  BrokerOptions options;
+  options.engine = "io_uring";
+  options.seam = "fail=io_uring_enter:EIO:20:-1";
+  options.expect_exit_0 = options.expect_empty_books = false;
+  BrokerFixture broker(options);
+  REQUIRE(broker.running());
+  RawClient client = RawClient::connect(broker.socket());
+  CHECK(client.hello().ok());
+  for (int i = 0; i < 100 && client.status().ok(); ++i) continue;
+  CHECK(broker.wait_end() == 1);
+  CHECK(broker.log().find("the event loop failed") != std::string::npos);
+}
+
+TEST_CASE("clients in a PID namespace that the broker cannot see are served, and their end is seen") {
+  if (!harness::can_change_uid()) SKIP_CASE("needs root");
+  for (const char* kernel : {"6.18", "6.1"}) {
+    CAPTURE(kernel);
+    harness::TempDir folder;
+    std::string place = folder.file("d");
+    auto broker = harness::Child::run([&] {
+      if (::unshare(CLONE_NEWPID) != 0) return 77;
+      pid_t pid = ::fork();
+      if (pid == 0) {
+        std::string seam = std::string("pretend_kernel=") + kernel, program = BrokerFixture::program();
+        ::execl(program.c_str(), program.c_str(), "--directory", place.c_str(), "--idle-exit", "300ms", "--seam",
+                seam.c_str(), "--log-level", "error", nullptr);
+        ::_exit(127);
+      }
+      int status = 0;
+      ::waitpid(pid, &status, 0);
+      return WIFEXITED(status) ? WEXITSTATUS(status) : 99;
+    });
+    RawClient client;
+    for (int i = 0; i < 5000 && !client.connected() && !broker.wait_ended(0); ++i) {
+      ::usleep(1000);
+      client = RawClient::connect(place + "/socket");
+    }
+    if (!client.connected() && broker.wait() == 77) SKIP_CASE("cannot make a PID namespace here");
+    REQUIRE(client.connected());
+    CHECK(client.hello().ok());
+    CHECK(client.create(4096).ok());
+    client.close();
+    CHECK(broker.wait() == 0);  // idle: the region went with the session
+  }
 }
 
 TEST_CASE("every way a start can fail is one sentence and exit status 1, usage errors 2") {

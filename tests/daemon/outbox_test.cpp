@@ -18,8 +18,8 @@ namespace {
 
 struct Pair {
   std::array<Fd, 2> ends = std::move(*sys::seqpacket_pair());
-  InFlight in_flight;
-  Outbox box{ends[0].get(), 4, in_flight, nullptr};
+  InFlight in_flight{1000};
+  Outbox box{ends[0].get(), 4, in_flight, this, 1};
   std::byte bytes[64] = {};
 
   Outbox::Sent reply(int fds) {
@@ -61,7 +61,7 @@ TEST_CASE("descriptors in flight are counted over all sessions, and leave the co
   CHECK(first.in_flight.descriptors() == 7);
   CHECK(first.in_flight.oldest() == &first.box);
   {
-    Outbox second(first.ends[1].get(), 4, first.in_flight, nullptr);
+    Outbox second(first.ends[1].get(), 4, first.in_flight, &first, 2);
     int number = 0;
     CHECK(second.reply(first.bytes, std::span<const int>(&number, 1), 2) == Outbox::Sent::sent);
     CHECK(first.in_flight.descriptors() == 8);
@@ -113,18 +113,18 @@ TEST_CASE("a reply that cannot go now is kept with its own descriptors, in order
 }
 
 TEST_CASE("a kept reply dies with its session, and one that cannot even be kept is reported lost") {
-  InFlight in_flight;
+  InFlight in_flight(1000);
   auto ends = std::move(*sys::seqpacket_pair());
   std::byte bytes[32] = {};
   int number = 0;
   {
-    Outbox box(ends[0].get(), 4, in_flight, nullptr);
+    Outbox box(ends[0].get(), 4, in_flight, &in_flight, 1);
     harness::Injected fault(fault::Call::send, ENOBUFS, 1, -1);
     CHECK(box.reply(bytes, std::span<const int>(&number, 1), 1) == Outbox::Sent::kept);
     CHECK(in_flight.kept() == 1);
   }
   CHECK(in_flight.kept() == 0);
-  Outbox box(ends[0].get(), 4, in_flight, nullptr);
+  Outbox box(ends[0].get(), 4, in_flight, &in_flight, 1);
   harness::Injected fault(fault::Call::send, EAGAIN, 1, -1);
   fault::inject(fault::Call::dup, EMFILE, 1, -1);
   CHECK(box.reply(bytes, std::span<const int>(&number, 1), 1) == Outbox::Sent::lost);
@@ -144,4 +144,38 @@ TEST_CASE("a kernel that does not say what is unread holds nobody back") {
   CHECK(pair.reply(0) == Outbox::Sent::sent);
   harness::Injected fault(fault::Call::outq, EPERM, 1, -1);
   CHECK(pair.box.open());
+}
+
+TEST_CASE("each process has its share, and when half of all is used only who owes nothing is sent more") {
+  InFlight in_flight(160);  // a share of 40, half is 80
+  auto ends = std::move(*sys::seqpacket_pair()), other_ends = std::move(*sys::seqpacket_pair()),
+       third_ends = std::move(*sys::seqpacket_pair());
+  Outbox one(ends[0].get(), 4, in_flight, &in_flight, 1), same(other_ends[0].get(), 4, in_flight, &in_flight, 1),
+      other(third_ends[0].get(), 4, in_flight, &in_flight, 2);
+  std::byte bytes[32] = {};
+  std::vector<int> numbers(100, 0);
+  CHECK(one.reply(bytes, std::span(numbers).first(39), 1) == Outbox::Sent::sent);
+  CHECK(in_flight.within_share(same));
+  CHECK(same.reply(bytes, std::span(numbers).first(1), 1) == Outbox::Sent::sent);
+  CHECK_FALSE(in_flight.within_share(same));
+  CHECK(in_flight.within_share(other));
+  CHECK_FALSE(in_flight.crowded());
+  CHECK(other.reply(bytes, std::span(numbers).first(60), 1) == Outbox::Sent::sent);
+  CHECK(in_flight.crowded());
+  std::byte buffer[64];
+  std::vector<Fd> fds;
+  REQUIRE(sys::receive(ends[1].get(), buffer, fds, false));
+  CHECK(in_flight.within_share(same));  // it asked anew: 61 are unread now, 1 of them by this process
+  CHECK(other.reply(bytes, std::span(numbers).first(40), 1) == Outbox::Sent::sent);
+  CHECK_FALSE(in_flight.within_share(same));
+  SUBCASE("an abandoned session's descriptors stay in the count until they are read") {
+    other.abandon();
+    CHECK_FALSE(in_flight.crowded());
+    CHECK(in_flight.descriptors() == 101);
+    CHECK_FALSE(in_flight.within_share(same));
+    REQUIRE(sys::receive(third_ends[1].get(), buffer, fds, false));
+    REQUIRE(sys::receive(third_ends[1].get(), buffer, fds, false));
+    in_flight.look_again();
+    CHECK(in_flight.descriptors() == 1);
+  }
 }

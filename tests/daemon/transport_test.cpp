@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/kernel.hpp"
+#include "tests/daemon/allocations.hpp"
 #include "tests/daemon/room.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/injected.hpp"
@@ -240,23 +241,49 @@ TEST_CASE("lazy readers go only when too many descriptors are in flight, longest
     Config config;
     config.unread_timeout = 20'000'000;
     Room room(engine, config, 100);  // half the allowance: 50
-    RawClient first = room.greeted(), second = room.greeted(), third = room.greeted();
+    RawClient first = room.greeted(), second = room.greeted();
     Room::ask_descriptors(first, 20);
-    room.settle();
-    Room::ask_descriptors(second, 20);
     room.settle();
     ::usleep(30'000);
     room.settle();
-    CHECK(room.books.told.empty());  // 40 is not too many, however old
-    Room::ask_descriptors(third, 20);
+    CHECK(room.books.told.empty());  // 20 is not too many, however old
+    Room::ask_descriptors(second, 35);
     REQUIRE(room.until([&] { return !room.books.told.empty(); }));
     room.settle();
-    CHECK(room.books.told == std::vector<std::string>{"disconnected 1"});  // 40 are left: nobody else has to go
+    CHECK(room.books.told == std::vector<std::string>{"disconnected 1"});  // 35 are left: nobody else has to go
+    CHECK(room.transport.descriptors_in_flight() == 55);                   // the kernel counts what is not read yet
     CHECK(first.receive(0).fds.size() == 20);
     CHECK(first.receive(0).kind != RawPacket::Kind::nothing);
-    CHECK(second.receive(0).fds.size() == 20);
+    CHECK(room.transport.descriptors_in_flight() == 35);
+    CHECK(second.receive(0).fds.size() == 35);
     CHECK(room.ping(second).ok());
-    CHECK(room.transport.connections() == 2);
+    CHECK(room.transport.connections() == 1);
+  }
+}
+
+TEST_CASE("a process that leaves its share unread is sent no more descriptors, over any of its sessions; others are") {
+  ON_EACH_ENGINE {
+    Room room(engine, {}, 1600);  // a share of 253
+    RawClient first = room.greeted(), second = room.greeted(), third = room.greeted();
+    Room::ask_descriptors(first, 200);
+    Room::ask_descriptors(second, 60);
+    room.settle();
+    CHECK(room.books.served == 5);
+    Room::ask_descriptors(third, 1);
+    room.settle();
+    CHECK(room.books.served == 5);
+    harness::Gate gate;
+    auto other = harness::Child::run([&] {
+      RawClient client = RawClient::connect(room.socket_path());
+      if (!client.hello().ok()) return 1;
+      Room::ask_descriptors(client, 5);
+      return client.receive().fds.size() == 5 ? 0 : 2;
+    });
+    REQUIRE(room.until([&] { return other.wait_ended(0); }));
+    CHECK(other.wait() == 0);
+    CHECK(second.receive(0).fds.size() == 60);
+    REQUIRE(room.until([&] { return Room::readable(third); }));
+    CHECK(third.receive(0).fds.size() == 1);
   }
 }
 
@@ -355,6 +382,13 @@ TEST_CASE("without SO_PEERPIDFD a pidfd counts only once HELLO's start time has 
       CHECK(room.books.confirmed);
       CHECK(room.books.session(1).link->peer().has_pidfd);
     }
+    SUBCASE("a /proc that hides the client") {
+      RawClient client = room.connect();
+      std::uint64_t tag = client.ask(SHMBW_OP_HELLO, RawClient::greeting());
+      harness::Injected fault(fault::Call::open, ENOENT, 1, -1);
+      CHECK(room.answer(client, tag).ok());
+      CHECK_FALSE(room.books.session(1).link->peer().has_pidfd);
+    }
     SUBCASE("a wrong one") {
       RawClient client = room.connect();
       shmbw_hello hello = RawClient::greeting();
@@ -375,6 +409,43 @@ TEST_CASE("what the kernel will not say of a peer is unknown, never a reason to 
     CHECK_FALSE(room.books.session(1).link->peer().has_pidfd);
     CHECK(room.books.session(1).link->peer().uid == ::getuid());
     CHECK(room.ping(client).ok());
+  }
+}
+
+TEST_CASE("an engine that cannot watch one more thing costs that connection, or its pidfd, and nobody else") {
+  Room room(EngineChoice::epoll);
+  RawClient before = room.greeted();
+  {
+    harness::Injected fault(fault::Call::epoll, ENOSPC, 1, 1);
+    RawClient refused = room.connect();
+    REQUIRE(room.until([&] { return Room::readable(refused); }));
+    CHECK(refused.receive(0).kind == RawPacket::Kind::end_of_file);
+  }
+  {
+    harness::Injected fault(fault::Call::epoll, ENOSPC, 2, 1);
+    RawClient unwatched = room.greeted();
+    CHECK_FALSE(room.books.sessions.back().link->peer().has_pidfd);
+    CHECK(room.ping(unwatched).ok());
+  }
+  CHECK(room.ping(before).ok());
+}
+
+TEST_CASE("a request in steady state allocates nothing in the transport") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    std::vector<RawClient> clients(10);
+    for (RawClient& client : clients) client = room.greeted();
+    for (RawClient& client : clients) CHECK(room.ping(client).ok());
+    for (int round = 0; round < 50; ++round) {
+      std::vector<std::uint64_t> tags;
+      for (RawClient& client : clients) tags.push_back(client.ask(kPing, shmbw_status{}));
+      {
+        AllocationsForbidden here;
+        for (int i = 0; i < 4; ++i) (void)room.transport.turn(100'000);
+        CHECK(here.seen() == 0);
+      }
+      for (std::size_t i = 0; i < clients.size(); ++i) CHECK(clients[i].reply(tags[i], 0).ok());
+    }
   }
 }
 
