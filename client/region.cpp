@@ -53,7 +53,7 @@ Result<void> post_release(Session& session, shmbw_region_ref region, std::uint32
 }
 
 // A lease for the moment, for its descriptor: taken and given back.
-Result<Fd> Region::fetch(std::uint32_t rights, Deadline deadline) {
+Result<Fd> Region::fetch(std::uint32_t rights, bool for_others, Deadline deadline) {
   if (own_fd_) {
     auto copy = (rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? own_fd_.dup() : sys::reopen_read_only(own_fd_.get());
     if (!copy) return system_failure(copy.error(), "a descriptor of the local region");
@@ -72,7 +72,8 @@ Result<Fd> Region::fetch(std::uint32_t rights, Deadline deadline) {
   if (!reply) return std::unexpected(reply.error());
   auto element = only_element<shmbw_attach_reply>(*reply, "ATTACH");
   if (!element) return std::unexpected(element.error());
-  (void)post_release(*session_, facts_.ref, 0);
+  // What leaves our hands is never recycled; our own mapping is accounted for when the handle is released.
+  (void)post_release(*session_, facts_.ref, for_others ? 0U : unsigned{SHMBW_RELEASE_RECYCLE});
   facts_.state = element->state;
   if (element->outcome.fd_index >= reply->fds.size())
     return error(Status::protocol, "the broker's answer to ATTACH lacks its descriptor");
@@ -101,9 +102,9 @@ Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Acces
     return error(Status::write_closed, "the region is published: writing is closed for ever");
   // A writer asks for writing also where it only wants to read: a read-only grant closes writing for everybody.
   std::uint32_t rights = SHMBW_RIGHT_MAP_READ | (writable() ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U);
-  auto fd = fetch(rights, deadline);
+  auto fd = fetch(rights, false, deadline);
   if (!fd && fd.error().status == Status::write_closed && access == Access::read)
-    fd = fetch(SHMBW_RIGHT_MAP_READ, deadline);
+    fd = fetch(SHMBW_RIGHT_MAP_READ, false, deadline);
   if (!fd) return std::unexpected(fd.error());
   auto mapped = Mapping::map(fd->get(), offset, length, access);
   if (!mapped && mapped.error().value == EPERM && access == Access::read_write)
@@ -135,17 +136,14 @@ Result<void> Region::populate(std::uint64_t offset, std::uint64_t length) {
 
 Result<Fd> Region::descriptor(Deadline deadline) {
   if (auto fine = usable(); !fine) return std::unexpected(fine.error());
-  auto fd = fetch(SHMBW_RIGHT_MAP_READ | (writable() ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U), deadline);
-  if (!fd && fd.error().status == Status::write_closed) fd = fetch(SHMBW_RIGHT_MAP_READ, deadline);
-  if (fd) {
-    shared_outside_ = true;
-    report_mapped();
-  }
+  auto fd = fetch(SHMBW_RIGHT_MAP_READ | (writable() ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U), true, deadline);
+  if (!fd && fd.error().status == Status::write_closed) fd = fetch(SHMBW_RIGHT_MAP_READ, true, deadline);
+  if (fd) report_mapped();
   return fd;
 }
 
 Result<void> Region::map_back(Deadline deadline) {
-  auto fd = fetch(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE, deadline);
+  auto fd = fetch(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE, false, deadline);
   if (!fd) return std::unexpected(fd.error());
   auto mapped = Mapping::map(fd->get(), 0, facts_.bytes, Access::read_write);
   if (!mapped) return system_failure(mapped.error(), "mapping the region again");
@@ -222,11 +220,10 @@ Result<void> Region::release(std::uint32_t flags) {
   session_->withdraw_region(place_);
   mapping_.reset();
   if (session_->is_local() || session_->is_fresh_child() || orphaned_ || session_->lost()) return {};
-  // Recycled memory must be nobody's: no further mapping, no descriptor outside of the books, and no child forked since
-  // that may map it without the broker's knowledge.
+  // Recycled memory must be nobody's: no further mapping here, and no child forked since that may map it without the
+  // broker's knowledge. (Descriptors outside of the books were told when they left.)
   std::uint32_t wire = 0;
-  if ((flags & kReleaseNoRecycle) == 0 && parts_ == 0 && !shared_outside_ && forks_at_birth_ == forks_seen())
-    wire |= SHMBW_RELEASE_RECYCLE;
+  if ((flags & kReleaseNoRecycle) == 0 && parts_ == 0 && forks_at_birth_ == forks_seen()) wire |= SHMBW_RELEASE_RECYCLE;
   if ((flags & kReleaseUnname) == 0) return post_release(*session_, facts_.ref, wire);
 
   std::array<std::byte, 96> buffer;

@@ -90,7 +90,7 @@ class Region {
  private:
   bool writable() const;
   Result<void> usable() const;
-  Result<Fd> fetch(std::uint32_t rights, Deadline deadline);
+  Result<Fd> fetch(std::uint32_t rights, bool for_others, Deadline deadline);
   Result<void> publish_local();
   Result<void> map_back(Deadline deadline);
   void report_mapped();
@@ -102,7 +102,6 @@ class Region {
   std::list<Region*>::iterator place_;
   std::uint64_t forks_at_birth_;
   std::uint32_t parts_ = 0;
-  bool shared_outside_ = false;  // a descriptor was handed out
   bool orphaned_ = false, released_ = false;
 };
 

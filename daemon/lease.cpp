@@ -63,6 +63,8 @@ void drop_lease(World& world, Lease& lease, bool recycle) {
   --world.lease_count;
   if (world.tally) ++world.tally->leases;
   lease.session->leases.erase(region.id);
+  // Whoever went without saying "unmapped" may have left a mapping or a descriptor with somebody we do not know.
+  if (!recycle) region.no_recycle = true;
   if (release_region(world, region, recycle)) return;
   // The death of a writer that never mapped ends the wait of read-only requests, too.
   if (waiting != 0 && region.unmapped_writers == 0) tell_region(world, region, SHMBW_WATCH_EVENT_READY);

@@ -163,9 +163,15 @@ Result<void> release(World& world, Session& session, const shmbw_release& wish) 
   Group& group = *region.group;
   const std::uint64_t group_id = group.id;
   if (unname) group.names.remove(region);
-  if (lease && wish.count != 0 && wish.count < lease->count) lease->count -= wish.count;
-  else if (lease) drop_lease(world, *lease, (wish.flags & SHMBW_RELEASE_RECYCLE) != 0);
-  else release_region(world, region);
+  const bool unmapped = (wish.flags & SHMBW_RELEASE_RECYCLE) != 0;
+  if (lease && wish.count != 0 && wish.count < lease->count) {
+    lease->count -= wish.count;
+    if (!unmapped) region.no_recycle = true;
+  } else if (lease) {
+    drop_lease(world, *lease, unmapped);
+  } else {
+    release_region(world, region);
+  }
   if (!unname) return {};
   if (Group* left = find_group(world, group_id)) settle_group(world, *left);  // it may have gone with its last region
   return {};

@@ -128,6 +128,25 @@ std::string memfd_name(const Label& label) {
          ":" + label.group + "/" + label.region;
 }
 
+const char* write_memfd_name(MemfdName& out, const LabelView& label) {
+  char* at = out.data();
+  char* const end = out.data() + kMaxMemfdName;
+  auto text = [&](std::string_view part) {
+    at = std::copy_n(part.data(), std::min<std::size_t>(part.size(), static_cast<std::size_t>(end - at)), at);
+  };
+  auto digits = [&](std::uint64_t value) { at = std::to_chars(at, end, value, 16).ptr; };
+  text("shmb:");
+  for (std::uint64_t value : {label.epoch, label.id, std::uint64_t{label.generation}}) digits(value), text(".");
+  digits(label.owner_uid);
+  text(":");
+  if (label.group.empty()) text("#"), digits(label.group_id);
+  text(label.group);
+  text("/");
+  text(label.region);
+  *at = '\0';
+  return out.data();
+}
+
 std::optional<Label> parse_memfd_name(std::string_view name) {
   constexpr std::string_view kPrefix = "shmb:";
   if (!name.starts_with(kPrefix)) return std::nullopt;

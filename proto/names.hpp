@@ -2,6 +2,7 @@
 // The rules of names, in one place for broker, library and tool; and the label a region's memfd carries.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -35,6 +36,15 @@ struct Label {
   std::string group, region;
 };
 std::string memfd_name(const Label& label);
+// The same without allocation, for the broker: `group` empty is the unnamed group `group_id`. NUL-terminated in `out`.
+struct LabelView {
+  std::uint64_t epoch = 0, id = 0;
+  std::uint32_t generation = 0, owner_uid = 0;
+  std::string_view group, region;
+  std::uint64_t group_id = 0;
+};
+using MemfdName = std::array<char, kMaxMemfdName + 1>;
+const char* write_memfd_name(MemfdName& out, const LabelView& label);
 std::optional<Label> parse_memfd_name(std::string_view name);
 
 // 32 lower-case hex digits <-> 16 bytes (tickets, group tokens).

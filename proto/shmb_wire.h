@@ -362,7 +362,7 @@ struct shmbw_attach_reply {
 struct shmbw_release {
   struct shmbw_region_ref region;
   uint32_t count; /* how many of the session's references; 0: all */
-  uint32_t flags; /* release flags; unname needs right release, recycle says: unmapped, may be reused */
+  uint32_t flags; /* release flags; unname needs right release, recycle says: unmapped, may be reused; one reference given back without it, and the region never is */
 };
 
 struct shmbw_release_reply {

@@ -163,6 +163,24 @@ TEST_CASE("memory that somebody may still reach is never recycled: a descriptor 
     must(region->release(0));
     CHECK_FALSE(must(create_region(session, named("", 2 << 20)))->facts().recycled);
   }
+  SUBCASE("a descriptor was handed out by one of two handles, the other is released last") {
+    auto region = must(create_region(session, named("", 2 << 20)));
+    AttachItem again;
+    again.target = Target::with_id(region->ref());
+    again.rights = kReadWrite;
+    auto second = must(attach_region(session, again));
+    auto fd = must(region->descriptor(Deadline::after(0)));
+    must(region->release(0));
+    must(second->release(0));
+    CHECK_FALSE(must(create_region(session, named("", 2 << 20)))->facts().recycled);
+  }
+  SUBCASE("a part of it was mapped and unmapped again: nobody reaches it") {
+    auto region = must(create_region(session, named("", 2 << 20)));
+    void* part = must(region->map_part(0, 4096, Access::read_write, Deadline::after(0)));
+    must(region->unmap_part(part, 4096));
+    must(region->release(0));
+    CHECK(must(create_region(session, named("", 2 << 20)))->facts().recycled);
+  }
   SUBCASE("a child was forked") {
     auto region = must(create_region(session, named("", 2 << 20)));
     const harness::Gate go;

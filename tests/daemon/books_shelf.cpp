@@ -80,7 +80,17 @@ TEST_CASE("what keeps a region off the shelf") {
   SUBCASE("nothing does, not even another member") {
     CHECK(cached_after([&](Created& created) {
       member.attach_id(created.ref(), kWrite);
+      member.release(created.ref(), 0, kRecycle);
+    }));
+  }
+  SUBCASE("a reference given back without the word that it is unmapped") {
+    CHECK(!cached_after([&](Created& created) {
+      member.attach_id(created.ref(), kWrite);
       member.release(created.ref());
+    }));
+    CHECK(!cached_after([&](Created& created) {
+      client.attach_id(created.ref(), kWrite);
+      client.release(created.ref(), 1);
     }));
   }
   SUBCASE("a member's lease that is still there") {
