@@ -21,9 +21,8 @@ Sys<Fd> memfd_create(const char* name, bool no_exec) {
   static std::atomic<bool> unknown_flag{false};
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   if (no_exec && !unknown_flag.load(std::memory_order_relaxed) && !fault::pretends_before(6, 3)) {
-    if (const int failure = fault::fails(Call::memfd_create)) return sys_error(failure);
-    if (const int fd = ::memfd_create(name, flags | MFD_NOEXEC_SEAL); fd >= 0) return Fd::adopt(fd);
-    if (errno != EINVAL) return sys_error(errno);
+    auto made = call_fd(Call::memfd_create, [&] { return ::memfd_create(name, flags | MFD_NOEXEC_SEAL); });
+    if (made || made.error().value != EINVAL) return made;
     if (const int fd = ::memfd_create(name, flags); fd >= 0) {
       unknown_flag = true;  // only the flag was wrong, not the name
       return Fd::adopt(fd);

@@ -113,14 +113,18 @@ class UringEngine final : public Engine {
   }
 
   Sys<void> run_once(std::int64_t timeout) override {
-    if (int failure = fault::fails(fault::Call::io_uring_enter)) return sys_error(failure);
     for (Slot* slot : starved_)
       if (slot->port != nullptr) receive(*slot->port);
     starved_.clear();
     __kernel_timespec limit{timeout / 1'000'000'000, timeout % 1'000'000'000};
     io_uring_cqe* first = nullptr;
-    int waited = io_uring_submit_and_wait_timeout(&ring_, &first, 1, timeout < 0 ? nullptr : &limit, nullptr);
-    if (waited < 0 && waited != -ETIME && waited != -EINTR && waited != -EBUSY) return sys_error(-waited);
+    int waited = -fault::fails(fault::Call::io_uring_enter);
+    if (waited == 0)
+      waited = io_uring_submit_and_wait_timeout(&ring_, &first, 1, timeout < 0 ? nullptr : &limit, nullptr);
+    // Short of memory (EAGAIN, ENOMEM) or of completion slots (EBUSY): what could not be submitted stays queued and goes
+    // with the next turn, after the completions that are there have made room.
+    bool passing = waited == -ETIME || waited == -EINTR || waited == -EBUSY || waited == -EAGAIN || waited == -ENOMEM;
+    if (waited < 0 && !passing) return sys_error(-waited);
     in_turn_ = true;
     // Only what is there now: what handlers bring about waits until timers have had their turn.
     for (unsigned left = io_uring_cq_ready(&ring_); left > 0; --left) {
