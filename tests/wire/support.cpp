@@ -152,6 +152,8 @@ std::string wrong_with_sentence(const shmb::Error& error) {
   if (!printable(sentence)) return lacks("printable text");
   if (sentence.size() < 12 || sentence.find(' ') == sentence.npos) return lacks("a sentence");
   if (error.status != shmb::Status::limit && error.status != shmb::Status::no_descriptors) return {};
+  // Where the kernel refused, not the broker, there are no numbers; its word for it is in the sentence.
+  if (error.system_errno != 0) return sentence.find("(E") == sentence.npos ? lacks("the kernel's error") : "";
   const shmb::Shortage& numbers = error.shortage;
   if (numbers.slot == 0 || numbers.scope == 0) return lacks("slot and scope beside it");
   if (numbers.asked == 0 || numbers.used + numbers.asked <= numbers.limit) return lacks("numbers that explain it");

@@ -83,7 +83,8 @@ TEST_CASE("a packet whose frame is broken drops its sender, greeted or not") {
       check_dropped(broker, greet, "an event", with(good, [](auto& header) { header.op |= SHMBW_EVENT; }));
       check_dropped(broker, greet, "reply and event", with(good, [](auto& header) { header.op |= 0xc000; }));
       for (std::uint16_t n_fds : {1, 2, 253, 254, 0x7fff, 0xffff})
-        check_dropped(broker, greet, "descriptors that did not come", with(good, [=](auto& header) { header.n_fds = n_fds; }));
+        check_dropped(broker, greet, "descriptors that did not come",
+                      with(good, [=](auto& header) { header.n_fds = n_fds; }));
       for (std::size_t size : {std::size_t{65537}, std::size_t{65560}, std::size_t{131072}}) {
         Packet huge = with(good, [=](auto& header) { header.size = static_cast<std::uint32_t>(size); });
         huge.resize(size);
@@ -191,7 +192,8 @@ TEST_CASE("a replayed message is a second request, and a second HELLO changes no
     CHECK(answer_to(client, release).element<shmbw_outcome>(0).status == 0);
     CHECK(answer_to(client, release).element<shmbw_outcome>(0).status == SHMB_E_NOT_FOUND);
 
-    Packet draw = plain(SHMBW_OP_TICKET_CREATE, kTag, shmbw_ticket_create{one_region.region, SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE, 1, 0});
+    Packet draw = plain(SHMBW_OP_TICKET_CREATE, kTag,
+                        shmbw_ticket_create{one_region.region, SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE, 1, 0});
     auto drawn = answer_to(client, draw).fixed<shmbw_ticket_create_reply>();
     shmbw_attach attach{};
     attach.by = SHMBW_ATTACH_BY_TICKET;
@@ -227,7 +229,8 @@ TEST_CASE("a client of another protocol version is told both versions and then d
       hello.version_max = static_cast<std::uint16_t>(most);
       RawPacket reply = client.call(SHMBW_OP_HELLO, hello);
       CHECK(reply.status() == SHMB_E_VERSION);
-      for (const std::string& word : {std::to_string(least), std::to_string(most), std::to_string(SHMBW_PROTOCOL), std::string("install")})
+      for (const std::string& word :
+           {std::to_string(least), std::to_string(most), std::to_string(SHMBW_PROTOCOL), std::string("install")})
         CHECK_MESSAGE(reply.sentence().find(word) != std::string::npos, reply.sentence());
       (void)client.send(status_packet());
       CHECK(hung_up(client));

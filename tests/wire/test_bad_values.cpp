@@ -60,11 +60,40 @@ shmbw_attach attach_by_id(const shmbw_region_ref& ref, std::uint32_t rights) {
 }
 
 const std::vector<std::string>& bad_names() {
-  static const std::vector<std::string> names = {
-      "/", "a/b", "/a", "a/", ".", "..", ".hidden", "../../etc/passwd", std::string("a\0b", 3), std::string(1, '\0'),
-      "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "a b", " ", "a\n", "a\r", "\t", "a:b", "#1", "a#", "a*", "$(reboot)", "a'b",
-      "a\"b", "a\\b", "\x7f", "\x80", "\xff\xff", "\xc3\xa9", "\xe2\x80\xae", std::string(97, 'n'), std::string(255, 'n'),
-      std::string(4096, 'n'), std::string(60000, '/')};
+  static const std::vector<std::string> names = {"/",
+                                                 "a/b",
+                                                 "/a",
+                                                 "a/",
+                                                 ".",
+                                                 "..",
+                                                 ".hidden",
+                                                 "../../etc/passwd",
+                                                 std::string("a\0b", 3),
+                                                 std::string(1, '\0'),
+                                                 "\x1b[31mred\x1b[0m",
+                                                 "\x1b]0;title\x07",
+                                                 "a b",
+                                                 " ",
+                                                 "a\n",
+                                                 "a\r",
+                                                 "\t",
+                                                 "a:b",
+                                                 "#1",
+                                                 "a#",
+                                                 "a*",
+                                                 "$(reboot)",
+                                                 "a'b",
+                                                 "a\"b",
+                                                 "a\\b",
+                                                 "\x7f",
+                                                 "\x80",
+                                                 "\xff\xff",
+                                                 "\xc3\xa9",
+                                                 "\xe2\x80\xae",
+                                                 std::string(97, 'n'),
+                                                 std::string(255, 'n'),
+                                                 std::string(4096, 'n'),
+                                                 std::string(60000, '/')};
   return names;
 }
 
@@ -76,9 +105,9 @@ TEST_CASE("a size is rounded up and charged as rounded; 0 and 2^47 and more are 
   on_each_engine(options, [](BrokerFixture& broker) {
     RawClient client = greeted(broker);
     const std::uint64_t page = 4096, huge = 2 << 20;
-    const std::pair<std::uint64_t, std::uint64_t> good[] = {{1, page},       {4095, page},    {4096, page},
-                                                            {4097, 2 * page}, {huge - 1, huge}, {huge, huge},
-                                                            {huge + 1, 2 * huge}, {3 * huge + 5000, 4 * huge}};
+    const std::pair<std::uint64_t, std::uint64_t> good[] = {
+        {1, page},        {4095, page}, {4096, page},         {4097, 2 * page},
+        {huge - 1, huge}, {huge, huge}, {huge + 1, 2 * huge}, {3 * huge + 5000, 4 * huge}};
     for (auto [asked, rounded] : good) {
       CAPTURE(asked);
       std::vector<shmb::Fd> fds;
@@ -101,7 +130,8 @@ TEST_CASE("a size is rounded up and charged as rounded; 0 and 2^47 and more are 
     }
     const std::uint64_t two = 1;
     check_element(client, SHMBW_OP_CREATE, sized(0), {}, Status::invalid, "0 bytes");
-    for (std::uint64_t size : {two << 47, (two << 47) + 1, two << 48, two << 62, (two << 63) - 1, two << 63, UINT64_MAX - 4095, UINT64_MAX})
+    for (std::uint64_t size :
+         {two << 47, (two << 47) + 1, two << 48, two << 62, (two << 63) - 1, two << 63, UINT64_MAX - 4095, UINT64_MAX})
       check_element(client, SHMBW_OP_CREATE, sized(size), {}, Status::invalid, "2^47");
     for (std::uint64_t size : {(two << 30) + 1, two << 40, (two << 47) - 1}) {
       check_element(client, SHMBW_OP_CREATE, sized(size), {}, Status::limit, "bytes");
@@ -151,7 +181,8 @@ TEST_CASE("a name is 1 to 96 bytes of a fixed alphabet, in every request that ca
     nameless.by = SHMBW_ATTACH_BY_NAME;
     nameless.rights = kRead;
     check_element(client, SHMBW_OP_ATTACH, nameless, {}, Status::invalid, "region name");
-    for (const std::string& name : {std::string("a"), std::string(96, 'Z'), std::string("A-z_0.9"), std::string("-"), std::string("_.")}) {
+    for (const std::string& name :
+         {std::string("a"), std::string(96, 'Z'), std::string("A-z_0.9"), std::string("-"), std::string("_.")}) {
       CAPTURE(name);
       CHECK(create_region(client, 4096, name).region.generation == 1);
       shmbw_create again = sized(4096);
@@ -197,9 +228,11 @@ TEST_CASE("a create with words that do not fit together is refused") {
       refused([=](auto& create) { create.rights = rights; }, Status::invalid, "map_write");
     refused([](auto& create) { create.keep = 1; }, Status::invalid, "keep");
     for (std::int64_t keep : {std::int64_t{-2}, INT64_MIN})
-      refused([=](auto& create) { create.keep = keep, create.flags = SHMBW_CREATE_KEEP_GIVEN; }, Status::invalid, "keep");
+      refused([=](auto& create) { create.keep = keep, create.flags = SHMBW_CREATE_KEEP_GIVEN; }, Status::invalid,
+              "keep");
     for (std::int64_t keep : {INT64_MAX, std::int64_t{8} * 86'400 * 1'000'000'000})
-      refused([=](auto& create) { create.keep = keep, create.flags = SHMBW_CREATE_KEEP_GIVEN; }, Status::limit, "keep_max");
+      refused([=](auto& create) { create.keep = keep, create.flags = SHMBW_CREATE_KEEP_GIVEN; }, Status::limit,
+              "keep_max");
     refused([](auto& create) { create.flags = SHMBW_CREATE_REPLACE; }, Status::invalid, "name");
     for (std::uint64_t group : {std::uint64_t{1} << 40, UINT64_MAX, std::uint64_t{4711}})
       refused([=](auto& create) { create.group = group; }, Status::not_found, "group");
@@ -215,8 +248,10 @@ TEST_CASE("rights that are not there cannot be taken, given on or used") {
     auto region = create_region(client, poor, "poor").region;
     for (std::uint32_t right = SHMBW_RIGHT_KNOWN + 1; right != 0; right <<= 1) {
       check_element(client, SHMBW_OP_ATTACH, attach_by_id(region, kRead | right), {}, Status::unknown_flags, "right");
-      check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{region, kRead | right, 1, 0}, {}, Status::unknown_flags, "right");
-      check_element(client, SHMBW_OP_INHERIT, shmbw_inherit{region, kRead | right, 1}, {}, Status::unknown_flags, "right");
+      check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{region, kRead | right, 1, 0}, {},
+                  Status::unknown_flags, "right");
+      check_element(client, SHMBW_OP_INHERIT, shmbw_inherit{region, kRead | right, 1}, {}, Status::unknown_flags,
+                    "right");
     }
     for (std::uint32_t rights : {0U, kWrite, kShare, kRelease})
       check_element(client, SHMBW_OP_ATTACH, attach_by_id(region, rights), {}, Status::invalid, "map_read");
@@ -233,22 +268,28 @@ TEST_CASE("rights that are not there cannot be taken, given on or used") {
     check_element(client, SHMBW_OP_ATTACH, both, "poor", Status::invalid, "by name");
 
     check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{region, kRead, 1, 0}, {}, Status::denied, "share");
-    check_element(client, SHMBW_OP_RELEASE, shmbw_release{region, 1, SHMBW_RELEASE_UNNAME}, {}, Status::denied, "release");
+    check_element(client, SHMBW_OP_RELEASE, shmbw_release{region, 1, SHMBW_RELEASE_UNNAME}, {}, Status::denied,
+                  "release");
     shmbw_create successor = sized(4096);
     successor.name_len = 4;
     successor.flags = SHMBW_CREATE_REPLACE;
     check_element(client, SHMBW_OP_CREATE, successor, "poor", Status::denied, "release");
     check_element(client, SHMBW_OP_RELEASE, shmbw_release{region, 2, 0}, {}, Status::invalid, "references");
-    check_element(client, SHMBW_OP_RELEASE, shmbw_release{region, 0, SHMBW_RELEASE_KNOWN + 1}, {}, Status::unknown_flags, "flag");
+    check_element(client, SHMBW_OP_RELEASE, shmbw_release{region, 0, SHMBW_RELEASE_KNOWN + 1}, {},
+                  Status::unknown_flags, "flag");
 
     shmbw_create rich = sized(4096);
     rich.rights = kRead | kWrite | kShare;
     auto shared = create_region(client, rich).region;
-    check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead | kRelease, 1, 0}, {}, Status::denied, "release");
-    check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kWrite, 1, 0}, {}, Status::invalid, "map_read");
+    check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead | kRelease, 1, 0}, {}, Status::denied,
+                "release");
+    check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kWrite, 1, 0}, {}, Status::invalid,
+                "map_read");
     for (std::int64_t life : {std::int64_t{-1}, INT64_MIN})
-      check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, life}, {}, Status::invalid, "lifetime");
-    check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, INT64_MAX}, {}, Status::invalid, "ticket_max");
+      check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, life}, {}, Status::invalid,
+                  "lifetime");
+    check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, INT64_MAX}, {}, Status::invalid,
+                "ticket_max");
     check_element(client, SHMBW_OP_INHERIT, shmbw_inherit{shared, 0, 1}, {}, Status::not_found, "inherit");
 
     // A reader cannot publish, and after it nobody can write.
@@ -257,7 +298,8 @@ TEST_CASE("rights that are not there cannot be taken, given on or used") {
     ok_element<shmbw_attach_reply>(reader, SHMBW_OP_ATTACH, attach_by_id(shared, kRead));
     check_plain(reader, SHMBW_OP_PUBLISH, shmbw_publish{shared}, {}, Status::denied, "map_write");
     check_element(reader, SHMBW_OP_ATTACH, attach_by_id(shared, kRead | kWrite), {}, Status::write_closed, "writing");
-    check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead | kWrite, 1, 0}, {}, Status::write_closed, "writing");
+    check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead | kWrite, 1, 0}, {},
+                Status::write_closed, "writing");
     CHECK(client.call(SHMBW_OP_PUBLISH, shmbw_publish{shared}).ok());
     check_element(client, SHMBW_OP_ATTACH, attach_by_id(shared, kRead | kWrite), {}, Status::write_closed, "published");
 
@@ -279,13 +321,15 @@ TEST_CASE("an identity that is none, of another generation or of another session
   on_each_engine({}, [](BrokerFixture& broker) {
     RawClient client = greeted(broker);
     auto region = create_region(client, 4096, "thing").region;
-    for (std::uint64_t id : {std::uint64_t{0}, region.id + 1, std::uint64_t{1} << 32, std::uint64_t{1} << 60, UINT64_MAX}) {
+    for (std::uint64_t id :
+         {std::uint64_t{0}, region.id + 1, std::uint64_t{1} << 32, std::uint64_t{1} << 60, UINT64_MAX}) {
       CAPTURE(id);
       shmbw_region_ref ref{id, 0, 0};
       check_element(client, SHMBW_OP_ATTACH, attach_by_id(ref, kRead), {}, Status::not_found, "region");
       check_element(client, SHMBW_OP_RELEASE, shmbw_release{ref, 0, 0}, {}, Status::not_found, "region");
       check_plain(client, SHMBW_OP_PUBLISH, shmbw_publish{ref}, {}, Status::not_found, "region");
-      check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{ref, kRead, 1, 0}, {}, Status::not_found, "region");
+      check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{ref, kRead, 1, 0}, {}, Status::not_found,
+                  "region");
       shmbw_watch watch{};
       watch.kind = SHMBW_WATCH_KIND_REGION;
       watch.events = SHMBW_WATCH_EVENT_GONE;
@@ -326,7 +370,8 @@ TEST_CASE("groups, watches and lists refuse words that they do not know and thin
     join.flags = SHMBW_JOIN_KNOWN + 1;
     join.name_len = 1;
     check_plain(client, SHMBW_OP_GROUP_JOIN, join, "a", Status::unknown_flags, "flag");
-    for (std::string name : {"nowhere", "#1", "#0", "#18446744073709551615", "#99999999999999999999", "#", "#-1", "#01", "#x"}) {
+    for (std::string name :
+         {"nowhere", "#1", "#0", "#18446744073709551615", "#99999999999999999999", "#", "#-1", "#01", "#x"}) {
       join = {};
       join.name_len = static_cast<std::uint16_t>(name.size());
       check_plain(client, SHMBW_OP_GROUP_JOIN, join, name, Status::not_found, "no such group");
@@ -366,8 +411,8 @@ TEST_CASE("groups, watches and lists refuse words that they do not know and thin
     watch([](auto& wish) { wish.kind = SHMBW_WATCH_KIND_GROUP; }, Status::not_found, "group");
     for (std::uint64_t id : {std::uint64_t{0}, std::uint64_t{1}, UINT64_MAX})
       watch([=](auto& wish) { wish.kind = SHMBW_WATCH_KIND_CANCEL, wish.watch = id; }, Status::not_found, "watch");
-    watch([](auto& wish) { wish.kind = SHMBW_WATCH_KIND_NAME, wish.group_len = 2, wish.name_len = 1; }, Status::not_found,
-          "group", "#9n");
+    watch([](auto& wish) { wish.kind = SHMBW_WATCH_KIND_NAME, wish.group_len = 2, wish.name_len = 1; },
+          Status::not_found, "group", "#9n");
 
     for (std::uint32_t table : {0U, 7U, 255U, UINT32_MAX}) {
       shmbw_list wish{};
@@ -454,7 +499,8 @@ TEST_CASE("numbers at their ends do not overflow a count") {
     check_element(child, SHMBW_OP_RELEASE, shmbw_release{region, 1, 0}, {}, Status::not_found, "no lease");
     // A populated count is the client's word: bounded before it is shown.
     REQUIRE(parent.send(batch(SHMBW_OP_READY, 0, std::vector{shmbw_ready{region, UINT64_MAX, UINT32_MAX, 0}})));
-    auto drawn = parent.call(SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{region, kRead | kWrite, UINT32_MAX, 1'000'000});
+    auto drawn =
+        parent.call(SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{region, kRead | kWrite, UINT32_MAX, 1'000'000});
     CHECK(drawn.ok());
     CHECK(parent.status().ok());
     CHECK(books_of(broker).leases == 1);

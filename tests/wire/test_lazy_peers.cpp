@@ -30,7 +30,8 @@ std::vector<shmbw_create> many_creates(std::size_t count) {
 // Regions made and their leases held, then all of them asked for again: `count` descriptors that wait to be read.
 std::string ask_for_descriptors(RawClient& client, std::size_t count) {
   RawPacket made = client.call_batch(SHMBW_OP_CREATE, std::span<const shmbw_create>(many_creates(count)));
-  if (!made.ok() || made.fds.size() != count) return made.ok() ? error_of_element(made, count - 1).sentence : "CREATE fails";
+  if (!made.ok() || made.fds.size() != count)
+    return made.ok() ? error_of_element(made, count - 1).sentence : "CREATE fails";
   std::vector<shmbw_attach> wishes(count);
   for (std::size_t i = 0; i < count; ++i) {
     wishes[i].by = SHMBW_ATTACH_BY_ID;

@@ -2,7 +2,6 @@
 // Every limit, asked one past its end: the refusal names limit, scope, used and asked in numbers and in the sentence,
 // says which key to raise, charges nothing, and what was refused succeeds once there is room.
 #include <doctest/doctest.h>
-
 #include <unistd.h>
 
 #include <cstdlib>
@@ -28,7 +27,8 @@ bool is_a_key(const std::string& sentence) {
   harness::TempDir folder;
   for (const char* value : {"100000", "\"100M\""}) {
     std::ofstream(folder.file("config.toml")) << key << " = " << value << "\n";
-    std::string command = BrokerFixture::program() + " --check --config " + folder.file("config.toml") + " >/dev/null 2>&1";
+    std::string command =
+        BrokerFixture::program() + " --check --config " + folder.file("config.toml") + " >/dev/null 2>&1";
     if (std::system(command.c_str()) == 0) return true;
   }
   return false;
@@ -70,18 +70,21 @@ const std::string kUid = std::to_string(::getuid());
 
 TEST_CASE("bytes are limited per host, uid and group, each told with its own key") {
   BrokerOptions options;
-  options.config = "[limits]\nbytes = \"1M\"\nuid_bytes = \"512K\"\ngroup_bytes = \"256K\"\n[limits.group.small]\nbytes = \"64K\"\n";
+  options.config =
+      "[limits]\nbytes = \"1M\"\nuid_bytes = \"512K\"\ngroup_bytes = \"256K\"\n[limits.group.small]\nbytes = \"64K\"\n";
   on_each_engine(options, [](BrokerFixture& broker) {
     RawClient client = greeted(broker);
     const std::uint64_t k = 1024;
     auto held = create_region(client, 200 * k);
-    check_limit(refused_create(client, sized(60 * k)), {SHMBW_SLOT_BYTES, SHMBW_SCOPE_GROUP, 256 * k, 200 * k, 60 * k, "raise limits.group_bytes"});
+    check_limit(refused_create(client, sized(60 * k)),
+                {SHMBW_SLOT_BYTES, SHMBW_SCOPE_GROUP, 256 * k, 200 * k, 60 * k, "raise limits.group_bytes"});
     CHECK(books_of(broker).bytes == 200 * k);
     CHECK(create_region(client, 56 * k).bytes == 56 * k);
 
     RawClient second = greeted(broker), third = greeted(broker);
     create_region(second, 256 * k);
-    check_limit(refused_create(third, sized(1)), {SHMBW_SLOT_BYTES, SHMBW_SCOPE_UID, 512 * k, 512 * k, 4 * k, "raise limits.uid." + kUid + ".bytes"});
+    check_limit(refused_create(third, sized(1)),
+                {SHMBW_SLOT_BYTES, SHMBW_SCOPE_UID, 512 * k, 512 * k, 4 * k, "raise limits.uid." + kUid + ".bytes"});
     release(client, held.region);
     create_region(third, 1);
 
@@ -146,9 +149,11 @@ TEST_CASE("the tables of regions, leases, names, groups, tickets, watches and se
     CHECK(fourth.status().ok());
 
     for (int i = 0; i < 2; ++i)
-      CHECK(client.call(SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{c.region, SHMBW_RIGHT_MAP_READ, 1, 200'000'000}).ok());
-    check_limit(error_of(client.call(SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{c.region, SHMBW_RIGHT_MAP_READ, 1, 0})),
-                {SHMBW_SLOT_TICKETS, SHMBW_SCOPE_UID, 2, 2, 1, uid + "tickets"});
+      CHECK(client.call(SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{c.region, SHMBW_RIGHT_MAP_READ, 1, 200'000'000})
+                .ok());
+    check_limit(
+        error_of(client.call(SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{c.region, SHMBW_RIGHT_MAP_READ, 1, 0})),
+        {SHMBW_SLOT_TICKETS, SHMBW_SCOPE_UID, 2, 2, 1, uid + "tickets"});
 
     shmbw_watch watch{};
     watch.kind = SHMBW_WATCH_KIND_RECLAIM;
@@ -158,7 +163,8 @@ TEST_CASE("the tables of regions, leases, names, groups, tickets, watches and se
     CHECK(error.shortage.scope_id != 0);
     check_limit(error, {SHMBW_SLOT_WATCHES, SHMBW_SCOPE_SESSION, 3, 3, 1, "raise limits.session_watches"});
     for (int i = 0; i < 2; ++i) CHECK(second.call(SHMBW_OP_WATCH, watch).ok());
-    check_limit(error_of(second.call(SHMBW_OP_WATCH, watch)), {SHMBW_SLOT_WATCHES, SHMBW_SCOPE_UID, 5, 5, 1, uid + "watches"});
+    check_limit(error_of(second.call(SHMBW_OP_WATCH, watch)),
+                {SHMBW_SLOT_WATCHES, SHMBW_SCOPE_UID, 5, 5, 1, uid + "watches"});
 
     // One group is client's own.
     for (int i = 0; i < 3; ++i) CHECK(client.call(SHMBW_OP_GROUP_CREATE, shmbw_group_create{}).ok());
@@ -218,7 +224,7 @@ TEST_CASE("the descriptor table is limited before it is full") {
     }
     CHECK(made.size() > 40);
     INFO(error.sentence);
-      CHECK(error.status == shmb::Status::no_descriptors);
+    CHECK(error.status == shmb::Status::no_descriptors);
     CHECK(wrong_with_sentence(error) == "");
     CHECK(error.shortage.slot == SHMBW_SLOT_DESCRIPTORS);
     CHECK(error.sentence.find("raise descriptors") != std::string::npos);

@@ -36,7 +36,9 @@ class Crowd {
     std::vector<shmb::Fd> held;  // some descriptors stay open, as a client's would
   };
 
-  std::uint64_t below(std::uint64_t bound) { return std::uniform_int_distribution<std::uint64_t>(0, bound - 1)(random_); }
+  std::uint64_t below(std::uint64_t bound) {
+    return std::uniform_int_distribution<std::uint64_t>(0, bound - 1)(random_);
+  }
   bool chance(std::uint64_t one_in) { return below(one_in) == 0; }
   template <class T>
   T any(const std::vector<T>& known, const T& otherwise) {
@@ -47,7 +49,9 @@ class Crowd {
     known.push_back(fresh);
     if (known.size() > 40) known.erase(known.begin());
   }
-  shmbw_region_ref region() { return any(regions_, shmbw_region_ref{below(1000), static_cast<std::uint32_t>(below(3)), 0}); }
+  shmbw_region_ref region() {
+    return any(regions_, shmbw_region_ref{below(1000), static_cast<std::uint32_t>(below(3)), 0});
+  }
   std::uint64_t group() { return any(groups_, below(100)); }
   std::string group_name() { return "g" + std::to_string(below(4)); }
   std::string name() { return "n" + std::to_string(below(6)); }
@@ -129,7 +133,8 @@ void Crowd::act_on_regions(One& one, std::uint64_t tag, std::uint64_t which) {
       }
       RawPacket reply = play(one, batch(SHMBW_OP_CREATE, tag, wishes, texts));
       for (std::size_t i = 0; reply.ok() && i < wishes.size(); ++i)
-        if (auto made = reply.element<shmbw_create_reply>(i); made.outcome.status == 0) keep(regions_, made.region), keep(groups_, made.group);
+        if (auto made = reply.element<shmbw_create_reply>(i); made.outcome.status == 0)
+          keep(regions_, made.region), keep(groups_, made.group);
       return;
     }
     case 2:
@@ -155,7 +160,8 @@ void Crowd::act_on_regions(One& one, std::uint64_t tag, std::uint64_t which) {
     case 5: {
       std::vector<shmbw_release> wishes(1 + below(5));
       for (auto& wish : wishes)
-        wish = {region(), static_cast<std::uint32_t>(below(3)), static_cast<std::uint32_t>(chance(3) ? below(4) : below(2))};
+        wish = {region(), static_cast<std::uint32_t>(below(3)),
+                static_cast<std::uint32_t>(chance(3) ? below(4) : below(2))};
       play(one, batch(SHMBW_OP_RELEASE, tag, wishes, {}, chance(3) ? SHMBW_HEADER_NO_REPLY : 0));
       return;
     }
@@ -260,18 +266,22 @@ void Crowd::look() {
       bytes += row.bytes, ++regions_all, holders += row.holders;
       live += row.state != SHMBW_REGION_STATE_FREEING && row.state != SHMBW_REGION_STATE_CACHED;
     });
-    ok = ok && list_all<shmbw_group_record>(admin, SHMBW_TABLE_GROUPS, [&](const auto& row) { ++groups, group_bytes += row.bytes; });
-    ok = ok && list_all<shmbw_session_record>(admin, SHMBW_TABLE_SESSIONS, [&](const auto& row) { watches += row.watches; });
+    ok = ok && list_all<shmbw_group_record>(admin, SHMBW_TABLE_GROUPS,
+                                            [&](const auto& row) { ++groups, group_bytes += row.bytes; });
+    ok = ok &&
+         list_all<shmbw_session_record>(admin, SHMBW_TABLE_SESSIONS, [&](const auto& row) { watches += row.watches; });
     ok = ok && list_all<shmbw_lease_record>(admin, SHMBW_TABLE_LEASES, [&](const auto&) { ++leases; });
     ok = ok && list_all<shmbw_ticket_record>(admin, SHMBW_TABLE_TICKETS, [&](const auto&) { ++tickets; });
     ok = ok && list_all<shmbw_uid_record>(admin, SHMBW_TABLE_UIDS, [&](const auto& row) {
-      uid_bytes += row.bytes, uid_leases += row.leases, uid_regions += row.regions, uid_watches += row.watches;
-    });
+           uid_bytes += row.bytes, uid_leases += row.leases, uid_regions += row.regions, uid_watches += row.watches;
+         });
     if (!ok) return void(wrong_ = "LIST does not answer well");
     auto after = admin.status().fixed<shmbw_status_reply>();
     difference.clear();
     auto same = [&](const char* what, std::uint64_t status, std::uint64_t rows) {
-      if (status != rows) difference += std::string(what) + ": STATUS " + std::to_string(status) + ", rows " + std::to_string(rows) + "; ";
+      if (status != rows)
+        difference +=
+            std::string(what) + ": STATUS " + std::to_string(status) + ", rows " + std::to_string(rows) + "; ";
     };
     same("bytes of regions", after.bytes, bytes);
     same("bytes of groups", after.bytes, group_bytes);

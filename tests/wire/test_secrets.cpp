@@ -36,7 +36,8 @@ std::pair<std::set<std::string>, std::size_t> guess(RawClient& client, const std
   std::vector<shmbw_attach> wishes;
   for (std::size_t from = 0; from < tokens.size(); from += wishes.size()) {
     wishes.clear();
-    for (std::size_t i = from; i < tokens.size() && wishes.size() < SHMBW_MAX_BATCH; ++i) wishes.push_back(by_ticket(tokens[i]));
+    for (std::size_t i = from; i < tokens.size() && wishes.size() < SHMBW_MAX_BATCH; ++i)
+      wishes.push_back(by_ticket(tokens[i]));
     RawPacket reply = client.call_batch(SHMBW_OP_ATTACH, std::span<const shmbw_attach>(wishes));
     REQUIRE_MESSAGE(reply.ok(), reply.sentence());
     std::string_view rest = reply.rest();
@@ -54,7 +55,8 @@ std::pair<std::set<std::string>, std::size_t> guess(RawClient& client, const std
   return {sentences, hits};
 }
 
-shmbw_ticket_create_reply draw(RawClient& client, const shmbw_region_ref& region, std::uint32_t uses, std::int64_t life) {
+shmbw_ticket_create_reply draw(RawClient& client, const shmbw_region_ref& region, std::uint32_t uses,
+                               std::int64_t life) {
   RawPacket reply = client.call(SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{region, kRights, uses, life});
   REQUIRE_MESSAGE(reply.ok(), reply.sentence());
   return reply.fixed<shmbw_ticket_create_reply>();
