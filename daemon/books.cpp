@@ -23,6 +23,12 @@ Account::~Account() {
                ") ended with something still charged to it");
 }
 
+std::uint64_t Account::effective_limit(Slot slot) const {
+  std::uint64_t out = limit(slot);
+  for (const Account* at = parent_; at; at = at->parent_) out = std::min(out, at->limit(slot));
+  return out;
+}
+
 bool Account::balanced() const {
   return std::ranges::all_of(used_, [](std::uint64_t used) { return used == 0; });
 }

@@ -44,6 +44,7 @@ class Account {
 
   std::uint64_t used(Slot slot) const { return used_[index(slot)]; }
   std::uint64_t limit(Slot slot) const { return limit_[index(slot)]; }
+  std::uint64_t effective_limit(Slot slot) const;  // the narrowest, own or of a parent
   std::uint64_t peak_bytes() const { return peak_bytes_; }
   void set_limit(Slot slot, std::uint64_t limit) { limit_[index(slot)] = limit; }
   bool balanced() const;

@@ -5,8 +5,6 @@
 
 #include <fcntl.h>
 
-#include <charconv>
-
 #include "base/sys_memory.hpp"
 #include "base/text.hpp"
 #include "daemon/refuse.hpp"
@@ -131,12 +129,6 @@ Region* recycled(World& world, const Session& session, Group& group, const shmbw
   return nullptr;
 }
 
-std::string label_of(const Group& group) {
-  if (!group.name.empty()) return group.name;
-  char digits[16];
-  return "#" + std::string(digits, std::to_chars(digits, digits + sizeof digits, group.id, 16).ptr);
-}
-
 Result<Region*> fresh(World& world, Session& session, Group& group, const shmbw_create& wish, std::string_view name,
                       std::uint32_t generation) {
   std::uint64_t bytes = rounded_bytes(wish.length);
@@ -146,9 +138,9 @@ Result<Region*> fresh(World& world, Session& session, Group& group, const shmbw_
   auto bytes_charge = charge_group(world, session, group, Slot::bytes, bytes);
   if (!bytes_charge) return std::unexpected(bytes_charge.error());
   std::uint64_t id = ++world.last_region;
-  std::string label =
-      names::memfd_name({world.facts.epoch, id, generation, group.uid, label_of(group), std::string(name)});
-  auto fd = make_memory({label, bytes, world.facts.exec_seal, seals_seal(world, wish)});
+  names::MemfdName label;
+  names::write_memfd_name(label, {world.facts.epoch, id, generation, group.uid, group.name, name, group.id});
+  auto fd = make_memory({label.data(), bytes, world.facts.exec_seal, seals_seal(world, wish)});
   if (!fd) return std::unexpected(fd.error());
   Region& region = world.regions.try_emplace(id).first->second;
   region.id = id;
@@ -219,7 +211,7 @@ Result<Created> create_region(World& world, Session& session, const shmbw_create
   } else if (!name.empty()) {
     group.names.add(name, *region, std::move(name_charge));
   }
-  sponsor_group(world, session, group);
+  sponsor_group(session, group);
   if (!name.empty()) tell_name(world, group, *region);
   return Created{region, *lease, dirty};
 }

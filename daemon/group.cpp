@@ -52,7 +52,7 @@ Result<Group*> make_group(World& world, Session& founder, const GroupWish& wish)
   limit(Slot::regions, own.regions, limits.group_regions, wish.limit_regions);
   limit(Slot::names, own.names, 0, 0);
   world.group_tokens.try_emplace(group.token, &group);
-  if (!group.name.empty()) world.group_names.try_emplace({group.uid, group.name}, &group);
+  if (!group.name.empty()) world.group_names.try_emplace(std::pair(group.uid, group.name), &group);
   return &group;
 }
 
@@ -66,7 +66,7 @@ Group* find_group(World& world, std::uint32_t owner_uid, std::string_view name_o
     Group* group = find_group(world, *id);
     return group && group->uid == owner_uid ? group : nullptr;
   }
-  auto at = world.group_names.find({owner_uid, std::string(name_or_id)});
+  auto at = world.group_names.find(GroupNameLess::View(owner_uid, name_or_id));
   return at == world.group_names.end() ? nullptr : at->second;
 }
 
@@ -77,6 +77,12 @@ Group* find_group(World& world, const Secret& token) {
 
 bool may_address(const Session& session, const Group& group) {
   return session.uid == group.uid || session.group == &group || session.supervises == &group;
+}
+
+static void set_sponsor(Group& group, Session* session) {
+  if (group.sponsor) group.sponsor->sponsored.remove(group);
+  group.sponsor = session;
+  if (session) session->sponsored.push_back(group);
 }
 
 static void revive(Group& group) {
@@ -103,7 +109,7 @@ void join_group(World& world, Session& session, Group& group) {
   if (left) left->members.remove(session);
   session.group = &group;
   group.members.push_back(session);
-  group.sponsor = 0;
+  set_sponsor(group, nullptr);
   revive(group);
   if (left) settle_group(world, *left);
 }
@@ -121,7 +127,7 @@ void supervise_group(World& world, Session& session, Group& group) {
   stop_supervising(world, session);
   session.supervises = &group;
   group.supervisors.push_back(session);
-  group.sponsor = 0;
+  set_sponsor(group, nullptr);
   revive(group);
   group.supervised = true;
 }
@@ -134,11 +140,17 @@ void stop_supervising(World& world, Session& session) {
   settle_group(world, *group);
 }
 
-void sponsor_group(World&, Session& session, Group& group) {
-  if (!group.members.empty() || !group.supervisors.empty() || group.sponsor == session.id) return;
+void sponsor_group(Session& session, Group& group) {
+  if (!group.members.empty() || !group.supervisors.empty() || group.sponsor == &session) return;
   revive(group);
-  group.sponsor = session.id;
-  session.sponsored.push_back(group.id);
+  set_sponsor(group, &session);
+}
+
+void stop_sponsoring(World& world, Session& session) {
+  while (Group* group = session.sponsored.first()) {
+    set_sponsor(*group, nullptr);
+    settle_group(world, *group);
+  }
 }
 
 namespace {
@@ -156,7 +168,7 @@ void collect_group(World& world, Group& group) {
 void close_group(World& world, Group& group) {
   group.closed = true;
   group.cancel();
-  if (!group.name.empty()) world.group_names.erase({group.uid, group.name});
+  if (!group.name.empty()) world.group_names.erase(std::pair(group.uid, group.name));
   collect_group(world, group);
 }
 
@@ -196,7 +208,7 @@ void end_group(World& world, Group& group, bool release_kept) {
   Tally* outer = std::exchange(world.tally, &own);
   group.in_service = true;
   group.ended_at = world.now();
-  group.sponsor = 0;
+  set_sponsor(group, nullptr);
   group.members.each([&](Session& session) {
     group.members.remove(session);
     session.group = nullptr;
@@ -224,7 +236,7 @@ void settle_group(World& world, Group& group) {
     if (group.names.empty()) close_group(world, group);
     return;
   }
-  bool held = !group.members.empty() || group.sponsor != 0 || (!group.supervisors.empty() && !group.tree_gone);
+  bool held = !group.members.empty() || group.sponsor || (!group.supervisors.empty() && !group.tree_gone);
   if (!held) end_group(world, group, false);
 }
 

@@ -19,7 +19,7 @@ namespace shmb::daemon {
 
 class World;
 
-struct Group final : Timer {  // the timer ends the next keep
+struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next keep
   Group(World& world, std::uint64_t id, std::uint32_t uid, std::string_view name, Account& uid_account);
   void on_timer(std::int64_t now) override;
   std::string text() const { return name.empty() ? "#" + std::to_string(id) : name; }
@@ -37,9 +37,9 @@ struct Group final : Timer {  // the timer ends the next keep
   Account account;
   Charge charge;  // a group of its uid
   std::int64_t created = 0;
-  std::int64_t keep = 0;      // default of its regions
-  std::int64_t ended_at = 0;  // 0: alive
-  std::uint64_t sponsor = 0;  // session that holds a group without members: who made or revived it last
+  std::int64_t keep = 0;       // default of its regions
+  std::int64_t ended_at = 0;   // 0: alive
+  Session* sponsor = nullptr;  // holds a group without members: who made or revived it last
   List<Session, OfMembers> members;
   List<Session, OfSupervisors> supervisors;
   List<Region, OfGroup> regions;  // live ones and those being closed
@@ -72,7 +72,8 @@ void join_group(World& world, Session& session, Group& group);
 void leave_group(World& world, Session& session);
 void supervise_group(World& world, Session& session, Group& group);
 void stop_supervising(World& world, Session& session);
-void sponsor_group(World& world, Session& session, Group& group);  // revives a kept one
+void sponsor_group(Session& session, Group& group);  // revives a kept one
+void stop_sponsoring(World& world, Session& session);
 void end_group(World& world, Group& group, bool release_kept);
 // Ends, closes or destroys the group if nothing holds it up any more. The group may be gone after it.
 void settle_group(World& world, Group& group);

@@ -86,9 +86,19 @@ std::string holders(World& world, const Session& session, const Shortage& shorta
 
 }  // namespace
 
+// Once a minute for each table and kind of scope: a client that asks on and on must not fill the log.
+constexpr std::int64_t kLogEvery = 60'000'000'000;
+
 Error refuse_limit(World& world, const Session& session, const Shortage& shortage) {
-  return wire::limit_refusal(shortage, whose(world, session, shortage), key_to_raise(world, shortage),
-                             holders(world, session, shortage));
+  Error refused = wire::limit_refusal(shortage, whose(world, session, shortage), key_to_raise(world, shortage),
+                                      holders(world, session, shortage));
+  auto [last, first] = world.refusals_logged.try_emplace({shortage.slot, shortage.scope}, world.now());
+  if (first || world.now() - last->second >= kLogEvery) {
+    last->second = world.now();
+    world.log(5, "refused uid " + std::to_string(session.uid) + " pid " + std::to_string(session.pid) + ": " +
+                     refused.sentence);
+  }
+  return refused;
 }
 
 Error refuse_descriptors(World& world, std::uint64_t wanted) {

@@ -39,7 +39,7 @@ Result<Fd> make_memory(const Birth& birth) {
     reason.status = status_of(code.value);
     return std::unexpected(std::move(reason));
   };
-  auto fd = sys::memfd_create(std::string(birth.label).c_str(), birth.no_exec);
+  auto fd = sys::memfd_create(birth.label, birth.no_exec);
   if (!fd) return failed("memfd_create", fd.error());
   if (auto sized = sys::truncate(fd->get(), birth.bytes); !sized) return failed("ftruncate", sized.error());
   if (auto mode = sys::set_mode(fd->get(), 0600); !mode) return failed("fchmod", mode.error());

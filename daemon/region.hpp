@@ -58,7 +58,7 @@ struct Region : Hook<Region, OfGroup> {
 };
 
 struct Birth {
-  std::string_view label;  // names::memfd_name
+  const char* label = "";  // names::memfd_name
   std::uint64_t bytes = 0;
   bool no_exec = false;
   bool seal_sealed = false;

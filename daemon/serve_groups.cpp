@@ -32,7 +32,7 @@ void serve_group_create(const Request& request) {
     if (!made) return request.fail(made.error());
     group = *made;
   }
-  sponsor_group(world, session, *group);
+  sponsor_group(session, *group);
   shmbw_group_create_reply reply{};
   reply.group = group->id;
   group->token.to(reply.token);

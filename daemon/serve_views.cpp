@@ -94,7 +94,8 @@ void list_regions(const Request& request, const Filter& filter) {
     record.region = region.ref();
     record.length = region.length;
     record.bytes = region.bytes;
-    if (auto facts = sys::file_facts(region.fd.get()); region.fd && facts) record.touched = facts->touched;
+    if (region.fd)  // else the helper thread has it
+      if (auto facts = sys::file_facts(region.fd.get())) record.touched = facts->touched;
     record.group = group.id;
     record.owner_uid = group.uid;
     record.state = region.state;
@@ -123,7 +124,7 @@ void list_groups(const Request& request, const Filter& filter) {
     shmbw_group_record record{};
     record.group = id;
     record.bytes = group.account.used(Slot::bytes);
-    record.bytes_limit = group.account.limit(Slot::bytes);
+    record.bytes_limit = group.account.effective_limit(Slot::bytes);
     record.bytes_peak = group.account.peak_bytes();
     record.bytes_cached = group.shelf.bytes();
     record.owner_uid = group.uid;
@@ -137,7 +138,7 @@ void list_groups(const Request& request, const Filter& filter) {
     record.supervisors = group.supervisors.size();
     record.regions = group.regions.size() + group.shelf.count();
     record.regions_limit =
-        static_cast<std::uint32_t>(std::min<std::uint64_t>(group.account.limit(Slot::regions), UINT32_MAX));
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(group.account.effective_limit(Slot::regions), UINT32_MAX));
     record.created = group.created;
     record.keep = group.keep;
     record.name_len = static_cast<std::uint16_t>(group.name.size());
@@ -233,9 +234,9 @@ void list_uids(const Request& request, const Filter& filter) {
     std::uint64_t key = std::uint64_t{uid} + 1;  // uid 0 is one, cursor 0 is none
     if (key <= filter.wish.cursor || !page.room(0)) continue;
     auto used = [&](Slot slot) { return static_cast<std::uint32_t>(account.used(slot)); };
-    page.add(key, shmbw_uid_record{account.used(Slot::bytes), account.limit(Slot::bytes), uid, used(Slot::sessions),
-                                   used(Slot::groups), used(Slot::regions), used(Slot::leases), used(Slot::tickets),
-                                   used(Slot::watches), 0});
+    page.add(key, shmbw_uid_record{account.used(Slot::bytes), account.effective_limit(Slot::bytes), uid,
+                                   used(Slot::sessions), used(Slot::groups), used(Slot::regions), used(Slot::leases),
+                                   used(Slot::tickets), used(Slot::watches), 0});
   }
   page.send();
 }

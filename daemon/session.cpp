@@ -55,11 +55,7 @@ void take_over(World& world, Session& heir, Session& from) {
   if (Group* group = from.group) join_group(world, heir, *group);
   heir.ended_group = from.ended_group;
   if (Group* group = from.supervises) supervise_group(world, heir, *group);
-  for (std::uint64_t id : from.sponsored)
-    if (Group* group = find_group(world, id); group && group->sponsor == from.id) {
-      group->sponsor = heir.id;
-      heir.sponsored.push_back(id);
-    }
+  while (Group* group = from.sponsored.first()) sponsor_group(heir, *group);
   end_session(world, from);
 }
 
@@ -161,11 +157,7 @@ void end_session(World& world, Session& session) {
   while (!session.leases.empty()) drop_lease(world, session.leases.begin()->second);
   stop_supervising(world, session);
   leave_group(world, session);
-  for (std::uint64_t id : session.sponsored)
-    if (Group* sponsored = find_group(world, id); sponsored && sponsored->sponsor == session.id) {
-      sponsored->sponsor = 0;
-      settle_group(world, *sponsored);
-    }
+  stop_sponsoring(world, session);
   world.tally = outer;
   session.phase = Phase::ended;
   session.link = nullptr;

@@ -10,7 +10,6 @@
 #include <memory_resource>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "base/sys_process.hpp"
 #include "daemon/lease.hpp"
@@ -26,6 +25,7 @@ struct Group;
 enum class Phase : std::uint8_t { silent, refused, greeted, ended };
 
 struct OfMembers;
+struct OfSponsor;
 struct OfSupervisors;
 class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervisors> {
  public:
@@ -51,7 +51,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   Group* group = nullptr;
   Group* supervises = nullptr;
   std::uint64_t ended_group = 0;  // its group was ended under it
-  std::vector<std::uint64_t> sponsored;
+  List<Group, OfSponsor> sponsored;
   std::pmr::map<std::uint64_t, Lease> leases;   // by region id
   std::pmr::map<std::uint64_t, Watch> watches;  // by watch id
   std::uint64_t sequence = 0;                   // of the last event

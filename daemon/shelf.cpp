@@ -10,13 +10,12 @@
 namespace shmb::daemon {
 
 bool Shelf::may_recycle(const Region& region) {
-  return region.live() && !region.held() && region.bytes >= kShelfFrom && !region.no_recycle && !region.was_outside &&
-         !region.sealed() && !region.seal_sealed;
+  return region.live() && region.bytes >= kShelfFrom && !region.no_recycle && !region.was_outside && !region.sealed() &&
+         !region.seal_sealed;
 }
 
 std::uint64_t Shelf::capacity() const {
-  std::uint64_t limit = std::min(group_.account.limit(Slot::bytes), group_.account.parent()->limit(Slot::bytes));
-  return std::min(world_.config.limits.shelf_bytes, limit / 4);
+  return std::min(world_.config.limits.shelf_bytes, group_.account.effective_limit(Slot::bytes) / 4);
 }
 
 bool Shelf::put(Region& region) {

@@ -23,7 +23,7 @@ class Shelf final : public Timer {
  public:
   Shelf(World& world, Group& group) : world_(world), group_(group) {}
 
-  static bool may_recycle(const Region& region);
+  static bool may_recycle(const Region& region);  // one that nothing holds any more
   // Takes a region that nothing holds any more under a new id. False: it does not fit, the caller frees it.
   bool put(Region& region);
   // The youngest region of exactly `bytes`, off the shelf, or nullptr.

@@ -31,6 +31,16 @@ struct Uid {
   std::uint32_t refused = 0;  // sessions over the limit that wait to be told so
 };
 
+// Look-ups by owner and name without making a string.
+struct GroupNameLess {
+  using is_transparent = void;
+  using View = std::pair<std::uint32_t, std::string_view>;
+  template <class A, class B>
+  bool operator()(const A& a, const B& b) const {
+    return View(a.first, a.second) < View(b.first, b.second);
+  }
+};
+
 class World {
  public:
   World(const Config& config, BrokerFacts facts, const Secret& hash_key);
@@ -62,7 +72,7 @@ class World {
   Account host;
   std::pmr::map<std::uint32_t, Uid> uids;
   std::pmr::map<std::uint64_t, Group> groups;
-  std::pmr::map<std::pair<std::uint32_t, std::string>, Group*> group_names;
+  std::pmr::map<std::pair<std::uint32_t, std::string>, Group*, GroupNameLess> group_names;
   std::pmr::unordered_map<Secret, Group*, SecretHash, SecretSame> group_tokens;
   std::pmr::map<std::uint64_t, Session> sessions;
   std::pmr::map<std::uint64_t, Region> regions;
@@ -77,6 +87,8 @@ class World {
   std::uint64_t open_descriptors = 0;  // of regions
   std::uint64_t bytes_cached = 0, live_sessions = 0, lease_count = 0, watch_count = 0, region_count = 0;
   std::uint64_t requests = 0, refusals = 0, reclaims = 0, bytes_reclaimed = 0;
+
+  std::map<std::pair<std::uint16_t, std::uint16_t>, std::int64_t> refusals_logged;  // by slot and scope: when
 
   std::unique_ptr<std::byte[]> reply_buffer;  // the one reply being built
   std::vector<int> reply_fds;

@@ -3,6 +3,7 @@
 #include "books_fixture.hpp"
 
 #include "base/sys_process.hpp"
+#include "tests/daemon/allocations.hpp"
 
 namespace shmb::daemon::test {
 
@@ -13,15 +14,29 @@ wire::PacketView Packet::view() const {
 }
 
 void FakeLink::reply(wire::Bytes packet, std::span<const int> fds) {
-  Packet out{{packet.begin(), packet.end()}, {}};
+  // Into room that is there already, so that what the books allocate can be counted.
+  REQUIRE(!pending_);
+  pending_ = true;
+  bytes_.assign(packet.begin(), packet.end());
   for (int fd : fds) {
     Fd borrowed = Fd::adopt(fd);
     auto own = borrowed.dup();
     (void)borrowed.release();
     REQUIRE(own);
-    out.fds.push_back(std::move(*own));
+    fds_.push_back(std::move(*own));
   }
-  replies.push_back(std::move(out));
+}
+
+void FakeLink::collect() {
+  if (!std::exchange(pending_, false)) return;
+  replies.push_back({bytes_, {}});
+  for (Fd& fd : fds_) replies.back().fds.push_back(std::move(fd));
+  fds_.clear();
+}
+
+FakeLink::FakeLink(Peer peer) : peer_(std::move(peer)) {
+  bytes_.reserve(SHMBW_MAX_MESSAGE);
+  fds_.reserve(SHMBW_MAX_BATCH);
 }
 
 std::uint8_t (&raw(std::array<std::uint8_t, 16>& bytes))[16] {
@@ -68,6 +83,10 @@ World::~World() {
   CHECK(end.tickets == 0);
   CHECK(end.watches == 0);
   CHECK(end.sessions == 1);  // the one that asks
+  {
+    Client asker = admin();
+    CHECK(asker.rows<shmbw_uid_record>(SHMBW_TABLE_UIDS).size() == 1);
+  }
   for (const std::string& line : log) CHECK(line.find("own bug") == line.npos);
 }
 
@@ -140,7 +159,12 @@ Client::~Client() {
 void Client::send_only(wire::Bytes packet) {
   auto view = wire::open_packet(packet, 0, wire::Direction::request);
   REQUIRE(view);
-  world_->books->packet(*session_, *view);
+  {
+    room::AllocationsForbidden counter;
+    world_->books->packet(*session_, *view);
+    world_->allocations += counter.seen();
+  }
+  link_->collect();
 }
 
 Packet& Client::exchange(wire::Bytes packet, bool answered) {

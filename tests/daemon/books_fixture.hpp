@@ -33,7 +33,7 @@ struct Packet {
 
 class FakeLink final : public Link {
  public:
-  explicit FakeLink(Peer peer) : peer_(std::move(peer)) {}
+  explicit FakeLink(Peer peer);
   const Peer& peer() const override { return peer_; }
   void reply(wire::Bytes packet, std::span<const int> fds) override;
   void event(wire::Bytes packet) override { events.push_back({{packet.begin(), packet.end()}, {}}); }
@@ -45,8 +45,13 @@ class FakeLink final : public Link {
   std::string dropped;
   bool start_time_right = true;
 
+  void collect();  // the reply, after the books have returned
+
  private:
   Peer peer_;
+  std::vector<std::byte> bytes_;
+  std::vector<Fd> fds_;
+  bool pending_ = false;
 };
 
 struct Element {  // of a batch reply
@@ -190,6 +195,7 @@ class World {
   std::vector<std::string> log;
   std::unique_ptr<Books> books;
   std::uint32_t next_pid = 100;
+  long allocations = 0;  // by the books, in requests
   bool check_at_end = true;
 };
 

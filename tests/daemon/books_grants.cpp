@@ -217,6 +217,9 @@ TEST_CASE("only a writer's word about the pages counts") {
   Client writer = world.client(1000), reader = world.client(1000);
   Created created = writer.create();
   CHECK(reader.attach_id(created.ref()).status == Status::ok);
+  auto stale = created.ref();
+  stale.generation = 2;
+  writer.ready(stale, SHMBW_PAGE_KIND_SMALL);
   reader.ready(created.ref(), SHMBW_PAGE_KIND_MIXED);
   CHECK(writer.rows<shmbw_region_record>(SHMBW_TABLE_REGIONS).at(0).page_kind == SHMBW_PAGE_KIND_UNKNOWN);
   writer.ready(created.ref(), 77);

@@ -8,6 +8,7 @@
 using namespace shmb;
 using namespace shmb::daemon::test;
 using shmb::daemon::Config;
+using shmb::daemon::Peer;
 
 namespace {
 
@@ -498,4 +499,127 @@ TEST_CASE("an older kernel's pidfd of another process is given up for the end of
   client.link().start_time_right = false;
   CHECK(client.hello({.start_time = 42}).status() == Status::ok);
   CHECK(client.rows<shmbw_session_record>(SHMBW_TABLE_SESSIONS).at(0).death_by == 1);
+}
+
+TEST_CASE("a supervisor of another uid addresses the group it supervises") {
+  World world;
+  Client owner = world.client(1000), guard = world.client(2000), member = world.client(1000);
+  auto fixed = owner.make_group({.name = "job"}).fixed<shmbw_group_create_reply>();
+  REQUIRE(guard.join(fixed.token, SHMBW_JOIN_SUPERVISOR).status() == Status::ok);
+  member.join("job");
+  CHECK(row_of(guard, fixed.group).members == 1);
+  CHECK(guard.watch_group(fixed.group).status() == Status::ok);
+  CHECK(guard.end_group(fixed.group, SHMBW_END_TREE_GONE).status() == Status::ok);
+}
+
+TEST_CASE("a revived group is as new: its tree is not gone and no supervisor of it is lost") {
+  World world;
+  Client asker = world.client(1000), run = world.client(1000);
+  auto group = made(run.make_group({.name = "job", .flags = SHMBW_GROUP_SUPERVISED, .keep = kMinute}));
+  run.join("job", SHMBW_JOIN_SUPERVISOR);
+  {
+    Client member = world.client(1000);
+    member.join("job");
+    member.create({.name = "n"});
+    member.die();
+  }
+  SUBCASE("after a report") { run.end_group(group, SHMBW_END_TREE_GONE); }
+  SUBCASE("after the supervisor's death") { run.die(); }
+  REQUIRE((row_of(asker, group).flags & SHMBW_GROUP_STATE_KEPT) != 0);
+  Client again = world.client(1000), member = world.client(1000);
+  REQUIRE(again.join("job", SHMBW_JOIN_SUPERVISOR).status() == Status::ok);
+  CHECK((row_of(asker, group).flags & SHMBW_GROUP_STATE_SUPERVISOR_LOST) == 0);
+  member.join("job");
+  member.die();
+  CHECK((row_of(asker, group).flags & SHMBW_GROUP_STATE_ENDED) == 0);  // the new supervisor holds it
+}
+
+TEST_CASE("the maker's hold outlives the regions that come and go") {
+  World world;
+  Client founder = world.client(1000);
+  auto group = made(founder.make_group({.name = "g"}));
+  Created created = founder.create({.group = group});
+  founder.release(created.ref());
+  CHECK((row_of(founder, group).flags & SHMBW_GROUP_STATE_ENDED) == 0);
+  CHECK(founder.create({.group = group}).status == Status::ok);
+}
+
+TEST_CASE("a create by id revives a kept group until its session ends") {
+  World world;
+  Client asker = world.client(1000), founder = world.client(1000);
+  auto group = made(founder.make_group({.name = "g", .keep = kMinute}));
+  {
+    Client member = world.client(1000);
+    member.join("g");
+    member.create({.name = "n"});
+    member.die();
+  }
+  Client tool = world.client(1000);
+  CHECK(tool.create({.name = "m", .group = group}).status == Status::ok);
+  world.advance(10 * kMinute);
+  CHECK(asker.status().regions == 2);
+  tool.close();
+  world.advance(kMinute);
+  CHECK(asker.status().regions == 0);
+}
+
+TEST_CASE("taking the last name out of a kept group closes it, also while others hold the region") {
+  World world;
+  Client asker = world.client(1000), guest = world.client(2000);
+  auto group = made(asker.make_group({.name = "g", .keep = kMinute}));
+  Created created;
+  {
+    Client member = world.client(1000);
+    member.join("g");
+    created = member.create({.name = "n"});
+    guest.attach_ticket(Client::ticket_of(member.ticket(created.ref(), kWrite)), kWrite);
+    member.die();
+  }
+  CHECK(asker.release(created.ref(), 0, SHMBW_RELEASE_UNNAME).status == Status::ok);
+  CHECK((row_of(asker, group).flags & SHMBW_GROUP_STATE_KEPT) == 0);
+  CHECK(made(asker.make_group({.name = "g"})) != group);
+  CHECK(guest.status().regions == 1);
+}
+
+TEST_CASE("processes whose pid cannot be seen are never taken for one another") {
+  World world;
+  Client asker = world.client(1000);
+  auto hidden = [&] {
+    Peer peer;
+    peer.uid = 1000;
+    peer.has_pidfd = true;
+    return Client(world, peer);
+  };
+  Client lazy = hidden();
+  lazy.hello();
+  Created created = lazy.create();
+  lazy.disconnect();
+  Client other = hidden();
+  REQUIRE(other.hello({.fork_session = lazy.id, .fork_secret = lazy.secret}).status() == Status::ok);
+  CHECK(asker.status().leases == 1);
+  CHECK(other.release(created.ref()).status == Status::not_found);
+  lazy.pidfd();
+  lazy.forget();
+  CHECK(asker.status().regions == 0);
+}
+
+TEST_CASE("an heir that does not read is at its end when it is disconnected") {
+  World world;
+  Client asker = world.client(1000), parent = world.client(1000);
+  parent.create();
+  parent.pidfd();
+  parent.disconnect();
+  CHECK(asker.status().regions == 0);
+  parent.forget();
+}
+
+TEST_CASE("a session that makes and ends groups for ever keeps nothing of them") {
+  World world;
+  Client client = world.client(1000);
+  for (int i = 0; i < 5000; ++i) {
+    client.link().replies.clear();
+    auto group = made(client.make_group());
+    REQUIRE(client.end_group(group).status() == Status::ok);
+  }
+  CHECK(client.status().groups == 0);
 }

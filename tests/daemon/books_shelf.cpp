@@ -93,19 +93,27 @@ TEST_CASE("what keeps a region off the shelf") {
       client.release(created.ref(), 1);
     }));
   }
+  SUBCASE("a member that died with its mapping") {
+    CHECK(!cached_after([&](Created& created) {
+      Client victim = shop.world.client(1000);
+      victim.join("g");
+      victim.attach_id(created.ref(), kWrite);
+      victim.die();
+    }));
+  }
   SUBCASE("a member's lease that is still there") {
     CHECK(!cached_after([&](Created& created) { member.attach_id(created.ref(), kWrite); }));
   }
   SUBCASE("a session outside the group that ever held a lease") {
     CHECK(!cached_after([&](Created& created) {
       outside.attach_id(created.ref(), kWrite);
-      outside.release(created.ref());
+      outside.release(created.ref(), 0, kRecycle);
     }));
   }
   SUBCASE("another uid that ever held a lease") {
     CHECK(!cached_after([&](Created& created) {
       foreign.attach_ticket(Client::ticket_of(client.ticket(created.ref(), kWrite)), kWrite);
-      foreign.release(created.ref());
+      foreign.release(created.ref(), 0, kRecycle);
     }));
   }
   SUBCASE("another uid, though a member") {
@@ -114,14 +122,14 @@ TEST_CASE("what keeps a region off the shelf") {
     REQUIRE(foreign.join(fixed.token).status() == Status::ok);
     CHECK(!cached_after([&](Created& created) {
       foreign.attach_id(created.ref(), kWrite);
-      foreign.release(created.ref());
+      foreign.release(created.ref(), 0, kRecycle);
     }));
   }
   SUBCASE("closed writing") {
     CHECK(!cached_after([&](Created& created) {
       client.ready(created.ref());
       member.attach_id(created.ref());
-      member.release(created.ref());
+      member.release(created.ref(), 0, kRecycle);
     }));
   }
   SUBCASE("publishing") {

@@ -131,6 +131,9 @@ TEST_CASE("filters by group, by its name, by region, by name and by owner") {
   CHECK(count(admin, {.flags = SHMBW_LIST_OWNER_GIVEN, .owner_uid = 1000}, "", "").count == 3);
   CHECK(count(admin, {.flags = SHMBW_LIST_OWNER_GIVEN, .owner_uid = 1001}, "", "").count == 0);
   CHECK(count(admin, {.flags = SHMBW_LIST_OWNER_GIVEN, .owner_uid = 1000}, "h", "").count == 1);
+  std::string by_id = "#" + std::to_string(g);
+  CHECK(count(admin, {.flags = SHMBW_LIST_OWNER_GIVEN, .owner_uid = 1000}, by_id, "").count == 2);
+  CHECK(count(admin, {.flags = SHMBW_LIST_OWNER_GIVEN, .owner_uid = 1001}, by_id, "").count == 0);
   shmbw_list unknown{};
   unknown.table = 99;
   CHECK(a.list(unknown).status() == Status::invalid);
@@ -306,4 +309,33 @@ TEST_CASE("10,000 regions with a lease each cost at most 512 bytes of user space
   std::size_t each = (after - before) / 10'000;
   MESSAGE("bytes per region: " << each);
   CHECK(each <= 512);
+}
+
+TEST_CASE("in steady state no request allocates") {
+  World world(system_config());
+  Client writer = world.client(1000), reader = world.client(1000);
+  const std::string name(90, 'n'), group(90, 'g');
+  REQUIRE(writer.make_group({.name = group}).status() == Status::ok);
+  REQUIRE(writer.join(group).status() == Status::ok);
+  REQUIRE(reader.join(group).status() == Status::ok);
+  auto round = [&] {
+    Created created = writer.create({.name = name, .length = 5000});
+    REQUIRE(created.status == Status::ok);
+    REQUIRE(reader.attach_name(group, name).status == Status::ok);
+    writer.ready(created.ref());
+    REQUIRE(reader.attach_id(created.ref(), kWrite).status == Status::ok);
+    REQUIRE(reader.release(created.ref()).status == Status::ok);
+    REQUIRE(writer.publish(created.ref()).status() == Status::ok);
+    REQUIRE(reader.attach_ticket(Client::ticket_of(writer.ticket(created.ref()))).status == Status::ok);
+    REQUIRE(reader.release(created.ref()).status == Status::ok);
+    REQUIRE(writer.release(created.ref(), 0, SHMBW_RELEASE_UNNAME).status == Status::ok);
+    writer.status();
+  };
+  round();
+  round();
+  world.allocations = 0;
+  for (int i = 0; i < 100; ++i) round();
+  CHECK(world.allocations == 0);
+  writer.create({.length = 0});  // the counter counts: a refusal makes its sentence
+  CHECK(world.allocations > 0);
 }
