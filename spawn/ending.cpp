@@ -4,6 +4,7 @@
 #include "spawn/ending.hpp"
 
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,11 +47,18 @@ std::vector<Process> Tree::left() const {
   return std::move(*below);
 }
 
+void Tree::signal_all(int signal) const {
+  if (signal_tree(::getpid(), skip(), signal)) return;
+  // As long as it is our child, ended or not, nobody else has its pid.
+  siginfo_t ended{};
+  if (known_ > 0 && ::waitid(P_PID, static_cast<id_t>(known_), &ended, WEXITED | WNOHANG | WNOWAIT) == 0)
+    (void)::kill(known_, signal);
+}
+
 void Tree::begin_ending(int signal, std::int64_t grace) {
   if (ending()) return;
-  const std::vector<pid_t> ignored = skip();
-  (void)signal_tree(::getpid(), ignored, signal);
-  (void)signal_tree(::getpid(), ignored, SIGCONT);  // a stopped process cannot act on the signal otherwise
+  signal_all(signal);
+  signal_all(SIGCONT);  // a stopped process cannot act on the signal otherwise
   next_pass_ = sys::now_monotonic() + grace;
   pause_ = kFirstPause;
 }
@@ -63,7 +71,7 @@ int Tree::step() {
   if (!ending()) return -1;
   const std::int64_t now = sys::now_monotonic();
   if (now >= *next_pass_) {
-    (void)signal_tree(::getpid(), skip(), SIGKILL);
+    signal_all(SIGKILL);
     next_pass_ = now + pause_;
     pause_ = std::min(pause_ * 2, kLongestPause);
   }

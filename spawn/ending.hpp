@@ -21,6 +21,9 @@ class Tree {
   explicit Tree(std::function<std::vector<pid_t>()> bystanders) : bystanders_(std::move(bystanders)) {}
   // These are bystanders as well, for as long as each pid is still the same process.
   void spare(std::vector<Process> processes) { spared_ = std::move(processes); }
+  // A child known without /proc. Where there is none to look into, it is the one process that can be signalled; what it
+  // leaves behind is then waited for only.
+  void know(pid_t child) { known_ = child; }
   // Reaps what has ended. False: no child of ours is left.
   bool reap(const std::function<void(const sys::ChildExit&)>& ended);
   std::vector<Process> left() const;  // zombies left out
@@ -32,9 +35,11 @@ class Tree {
 
  private:
   std::vector<pid_t> skip() const;
+  void signal_all(int signal) const;
 
   std::function<std::vector<pid_t>()> bystanders_;
   std::vector<Process> spared_;
+  pid_t known_ = 0;
   std::optional<std::int64_t> next_pass_;  // CLOCK_MONOTONIC
   std::int64_t pause_ = 0;
 };

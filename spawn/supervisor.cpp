@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -93,6 +94,7 @@ class Supervisor {
     auto started = start_command(job_, job_group, signals_.former_mask());
     if (!started) return fail(kExitFailed, "cannot start a process: " + errno_text(started.error().value));
     command_ = started->pid;
+    tree_.know(command_);
     if (started->exec_errno != 0) {
       const bool absent = started->exec_errno == ENOENT || started->exec_errno == ENOTDIR;
       fail(absent ? kExitNotFound : kExitNotExecutable,
@@ -182,6 +184,7 @@ class Supervisor {
   // background it may still write to the terminal, as SIGTTOU is blocked (termios(3)).
   const pid_t job_group = ::getpgrp();
   (void)::setpgid(0, 0);
+  (void)::prctl(PR_SET_NAME, "shmb-supervisor");
   sigset_t terminal_output;
   ::sigemptyset(&terminal_output);
   ::sigaddset(&terminal_output, SIGTTOU);

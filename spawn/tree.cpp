@@ -5,6 +5,7 @@
 
 #include <dirent.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -38,6 +39,8 @@ Sys<std::vector<Process>> all_processes() {
     if (!take_number(name, pid) || !name.empty()) continue;
     if (auto one = process(pid)) found.push_back(std::move(*one));  // else it has ended meanwhile
   }
+  // An empty directory, or the /proc of another PID namespace, is not what was asked.
+  if (std::ranges::find(found, ::getpid(), &Process::pid) == found.end()) return sys_error(ENOENT);
   return found;
 }
 

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
+#include <tuple>
 
 #include "base/text.hpp"
 #include "proto/names.hpp"
@@ -53,6 +55,10 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
   if (!regions) return std::unexpected(regions.error());
   auto groups = client::list_groups(viewer.session(), selection, viewer.deadline());
   if (!groups) return std::unexpected(groups.error());
+  // A group's regions together, the largest first.
+  std::ranges::stable_sort(regions->rows, {}, [](const RegionRow& row) {
+    return std::tuple(row.record.owner_uid, row.group, row.record.group, ~row.record.bytes);
+  });
   return Books{std::move(*status), std::move(*regions), std::move(*groups)};
 }
 

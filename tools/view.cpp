@@ -80,6 +80,8 @@ std::string session_state_text(std::uint32_t state) {
   return std::string(pick(names, state));
 }
 
-std::string keep_text(std::int64_t keep) { return keep == 0 ? "0" : format_duration(keep); }
+std::string keep_text(std::int64_t keep) {
+  return keep == 0 ? "0" : keep < 0 ? "until-released" : format_duration(keep);
+}
 
 }  // namespace shmb::tools

@@ -30,7 +30,7 @@ std::string rights_text(std::uint32_t rights);                      // "read wri
 std::string state_text(const shmbw_region_record& record);
 std::string page_text(std::uint32_t page_kind);
 std::string session_state_text(std::uint32_t state);
-std::string keep_text(std::int64_t keep);  // "0", "10m", "until released"
+std::string keep_text(std::int64_t keep);  // "0", "10m", "until-released"
 std::vector<std::string> loss_lines(const BrokerStatus& status);
 
 }  // namespace shmb::tools

@@ -3,7 +3,9 @@
 // end is reported once.
 #include <doctest/doctest.h>
 #include <pty.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
@@ -11,6 +13,7 @@
 #include <algorithm>
 
 #include "spawn/tree.hpp"
+#include "tests/harness/skip.hpp"
 #include "tests/spawn/runner.hpp"
 
 using shmb::test::eventually;
@@ -318,4 +321,27 @@ TEST_CASE("on a terminal Ctrl-Z stops the whole job for the shell, and continuin
   ::waitpid(shell, &status, 0);
   CHECK(WEXITSTATUS(status) == 9);
   ::close(terminal);
+}
+
+TEST_CASE("where there is no /proc the command is still ended") {
+  Runner runner(std::vector<std::string>{"sleep", ""});
+  runner.job.command[1] = runner.mark(1);
+  runner.before_job = [] {
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("none", "/proc", "tmpfs", 0, nullptr) != 0)
+      ::_exit(77);
+  };
+  runner.start();
+  siginfo_t ended{};
+  REQUIRE(eventually([&] {
+    return !runner.marked().empty() ||
+           (::waitid(P_PID, static_cast<id_t>(runner.guard()), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+            ended.si_pid != 0);
+  }));
+  if (ended.si_pid != 0) {
+    REQUIRE(WEXITSTATUS(runner.wait()) == 77);
+    SKIP_CASE("no right to mount over /proc");
+  }
+  ::kill(runner.guard(), SIGTERM);
+  CHECK(WEXITSTATUS(runner.wait()) == 128 + SIGTERM);
 }
