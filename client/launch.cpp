@@ -38,6 +38,7 @@ namespace {
 
 constexpr std::size_t kStack = 64 * 1024;
 constexpr int kLastSignal = 64;
+constexpr std::size_t kLongestSocketPath = 107;  // sockaddr_un holds 108 bytes with the final NUL
 
 struct Plan {
   const char* program;
@@ -122,12 +123,17 @@ Sys<Fd> above_standard(int fd) {
 }
 
 // What the daemon said last.
-std::string last_line(const std::string& path) {
+// The reason that the daemon gave, whole: it ends with what to do. Its own prefix ("<3>shmbrokerd: ") says nothing new.
+std::string last_words(const std::string& path) {
   auto log = sys::read_file(path.c_str());
   if (!log) return {};
   while (!log->empty() && log->back() == '\n') log->pop_back();
-  const auto line = log->rfind('\n');
-  return line == std::string::npos ? *log : log->substr(line + 1);
+  std::string line = log->substr(log->rfind('\n') + 1);  // npos + 1 is 0
+  if (line.size() > 3 && line[0] == '<' && line[2] == '>') line.erase(0, 3);
+  if (const std::string name = "shmbrokerd: "; line.starts_with(name)) line.erase(0, name.size());
+  for (char& each : line)
+    if (static_cast<unsigned char>(each) < ' ' || each == 0x7f) each = '?';
+  return line;
 }
 
 // flock, let go of by name: a copy of the descriptor in a child that another thread forks would hold it otherwise.
@@ -236,6 +242,9 @@ Result<std::string> find_daemon(const Places& places) {
 }
 
 Result<Started> start_private_broker(const std::string& directory, const Places& places, Deadline deadline) {
+  const std::string socket = directory + "/socket";
+  if (socket.size() > kLongestSocketPath)
+    return error(Status::no_broker, socket + ": longer than the 107 bytes that a socket path may have");
   auto program = find_daemon(places);
   if (!program) return std::unexpected(program.error());
   if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
@@ -243,7 +252,6 @@ Result<Started> start_private_broker(const std::string& directory, const Places&
   if (auto checked = check_directory(directory, places.uid); !checked) return std::unexpected(checked.error());
   auto lock = StartLock::take(directory + "/start.lock", deadline);
   if (!lock) return std::unexpected(lock.error());
-  const std::string socket = directory + "/socket";
   if (auto running = connect_socket(socket, deadline)) return Started{false};
 
   const std::string log_path = directory + "/log";
@@ -263,9 +271,9 @@ Result<Started> start_private_broker(const std::string& directory, const Places&
     return error(Status::deadline, "the broker was started but was not ready before the deadline (" + log_path + ")");
   char byte = 0;
   if (::read(ready.get(), &byte, 1) == 1) return Started{true};
-  const std::string words = last_line(log_path);
-  return error(Status::no_broker, *program + " ended before it was ready" +
-                                      (words.empty() ? " (" + log_path + ")" : ": " + quoted(words)));
+  const std::string words = last_words(log_path);
+  return error(Status::no_broker,
+               *program + " ended before it was ready" + (words.empty() ? " (" + log_path + ")" : ": " + words));
 }
 
 }  // namespace shmb::client
