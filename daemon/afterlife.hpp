@@ -22,6 +22,7 @@ class Afterlife final : private Waiter, private Timer {
   Afterlife(Transport& transport, Fd pidfd, Session& session, Why why);
   ~Afterlife();
   void take(Connection::Remains remains) { remains_ = std::move(remains); }
+  bool holds_socket() const { return static_cast<bool>(remains_.socket); }
   void start();
   Session& session() const { return session_; }
 

@@ -4,8 +4,9 @@
 #define TOML_EXCEPTIONS 0
 #define TOML_HEADER_ONLY 1
 #define TOML_ENABLE_FORMATTERS 0
-#include <toml++/toml.h>
+#include "daemon/config.hpp"
 
+#include <toml++/toml.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +16,6 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
-#include "daemon/config.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::daemon {
@@ -78,7 +78,8 @@ Result<void> store(Result<T> value, T& into) {
 constexpr std::uint64_t kMany = 1ULL << 40;
 
 Key bytes_key(std::string_view name, std::uint64_t Limits::* field) {
-  return {name, [field](Config& config, const toml::node& node) { return store(bytes_of(node), config.limits.*field); }};
+  return {name,
+          [field](Config& config, const toml::node& node) { return store(bytes_of(node), config.limits.*field); }};
 }
 Key count_key(std::string_view name, std::uint64_t Limits::* field, std::uint64_t least = 0) {
   return {name, [field, least](Config& config, const toml::node& node) {
@@ -194,10 +195,10 @@ struct OverrideKey {
   bool for_groups;  // else of uids only: sessions, groups, ... are counted per uid
 };
 constexpr std::array kOverrideKeys = {
-    OverrideKey{"bytes", &LimitOverride::bytes, true},       OverrideKey{"regions", &LimitOverride::regions, true},
-    OverrideKey{"leases", &LimitOverride::leases, false},    OverrideKey{"sessions", &LimitOverride::sessions, false},
-    OverrideKey{"groups", &LimitOverride::groups, false},    OverrideKey{"tickets", &LimitOverride::tickets, false},
-    OverrideKey{"names", &LimitOverride::names, false},      OverrideKey{"watches", &LimitOverride::watches, false},
+    OverrideKey{"bytes", &LimitOverride::bytes, true},    OverrideKey{"regions", &LimitOverride::regions, true},
+    OverrideKey{"leases", &LimitOverride::leases, false}, OverrideKey{"sessions", &LimitOverride::sessions, false},
+    OverrideKey{"groups", &LimitOverride::groups, false}, OverrideKey{"tickets", &LimitOverride::tickets, false},
+    OverrideKey{"names", &LimitOverride::names, false},   OverrideKey{"watches", &LimitOverride::watches, false},
 };
 
 class Reader {
@@ -227,7 +228,8 @@ class Reader {
       bool groups = key.str() == "group";
       auto* scopes = node.as_table();
       if (scopes == nullptr)
-        return at(key, groups ? "write [limits.group.NAME]" : "write [limits.uid.NUMBER], for example [limits.uid.1000]");
+        return at(key,
+                  groups ? "write [limits.group.NAME]" : "write [limits.uid.NUMBER], for example [limits.uid.1000]");
       for (auto&& [name, scope] : *scopes)
         if (auto read = override_of(groups, name, scope); !read) return read;
     }
@@ -262,7 +264,8 @@ class Reader {
     return {};
   }
 
-  Result<void> one(const std::vector<Key>& keys, std::string_view prefix, const toml::key& key, const toml::node& node) {
+  Result<void> one(const std::vector<Key>& keys, std::string_view prefix, const toml::key& key,
+                   const toml::node& node) {
     std::string full = std::string(prefix) + std::string(key.str());
     auto known = std::find_if(keys.begin(), keys.end(), [&](const Key& entry) { return entry.name == key.str(); });
     if (known == keys.end()) return at(key, "unknown key '" + full + "'");

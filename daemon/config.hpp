@@ -22,14 +22,14 @@ struct LimitOverride {
 };
 
 struct Limits {
-  std::uint64_t host_bytes = 0;             // default: half of MemTotal
-  std::uint64_t uid_bytes = 0;              // default: host_bytes
-  std::uint64_t group_bytes = 0;            // default: uid_bytes
-  std::uint64_t group_regions = 0;          // 0: as many as the descriptor table allows
+  std::uint64_t host_bytes = 0;     // default: half of MemTotal
+  std::uint64_t uid_bytes = 0;      // default: host_bytes
+  std::uint64_t group_bytes = 0;    // default: uid_bytes
+  std::uint64_t group_regions = 0;  // 0: as many as the descriptor table allows
   std::uint64_t uid_regions = 0;
   std::uint64_t uid_leases = 65'536;
   std::uint64_t session_leases = 65'536;
-  std::uint64_t uid_sessions = 0;           // 0: as many as the descriptor table allows
+  std::uint64_t uid_sessions = 0;  // 0: as many as the descriptor table allows
   std::uint64_t uid_groups = 4'096;
   std::uint64_t uid_tickets = 16'384;
   std::uint64_t uid_names = 16'384;
@@ -38,20 +38,20 @@ struct Limits {
   std::int64_t keep_max = 7LL * 24 * 3600 * 1'000'000'000;
   std::int64_t ticket_default = 600LL * 1'000'000'000;
   std::int64_t ticket_max = 7LL * 24 * 3600 * 1'000'000'000;
-  std::uint64_t events_queued = 256;        // per session, then one gap
-  std::uint64_t shelf_bytes = 256ULL << 20; // per group, and never over a quarter of its limit
+  std::uint64_t events_queued = 256;         // per session, then one gap
+  std::uint64_t shelf_bytes = 256ULL << 20;  // per group, and never over a quarter of its limit
   std::int64_t shelf_idle = 30LL * 1'000'000'000;
-  std::map<std::uint32_t, LimitOverride> uid;         // [limits.uid.1000]
-  std::map<std::string, LimitOverride> group;         // [limits.group.trainer]
+  std::map<std::uint32_t, LimitOverride> uid;  // [limits.uid.1000]
+  std::map<std::string, LimitOverride> group;  // [limits.group.trainer]
 };
 
 struct Config {
   Mode mode = Mode::private_;
   EngineChoice engine = EngineChoice::automatic;
-  std::string directory;                    // holds `socket`, `admin`, `broker.lock`
-  std::string user;                         // system mode: name from /etc/passwd or a number
-  unsigned socket_mode = 0666;              // system mode
-  std::uint64_t descriptors = 0;            // table size; 0: the hard limit
+  std::string directory;          // holds `socket`, `admin`, `broker.lock`
+  std::string user;               // system mode: name from /etc/passwd or a number
+  unsigned socket_mode = 0666;    // system mode
+  std::uint64_t descriptors = 0;  // table size; 0: the hard limit
   std::uint64_t descriptors_reserved = 64;
   std::int64_t hello_timeout = 2'000'000'000;
   std::int64_t unread_timeout = 5'000'000'000;

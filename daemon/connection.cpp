@@ -32,8 +32,8 @@ Connection::Connection(Transport& transport, Fd socket, Identity identity)
     : transport_(transport),
       socket_(std::move(socket)),
       identity_(std::move(identity)),
-      outbox_(std::make_unique<Outbox>(socket_.get(), transport.config().limits.events_queued, transport.in_flight(), this,
-                                       std::uint64_t{identity_.facts.uid} << 32 | identity_.facts.pid)) {}
+      outbox_(std::make_unique<Outbox>(socket_.get(), transport.config().limits.events_queued, transport.in_flight(),
+                                       this, std::uint64_t{identity_.facts.uid} << 32 | identity_.facts.pid)) {}
 
 Connection::~Connection() {
   transport_.engine().remove(*this);
@@ -118,7 +118,7 @@ void Connection::serve(wire::Bytes packet) {
 void Connection::reply(wire::Bytes packet, std::span<const int> fds) {
   if (ending_ != Ending::none || !serving_ || replied_) return;
   replied_ = true;
-  switch (outbox_->reply(packet, fds, transport_.now())) {
+  switch (outbox_->reply(packet, fds, fds.empty() ? 0 : transport_.now())) {
     case Outbox::Sent::sent:
     case Outbox::Sent::kept:
     case Outbox::Sent::peer_gone:  // end of file comes as the next arrival

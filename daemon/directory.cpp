@@ -34,13 +34,18 @@ std::string octal(unsigned mode) {
 // What people should look at for the errnos that a runtime directory really gives.
 std::string advice(int code) {
   switch (code) {
-    case EROFS: return "; it is on a read-only file system, choose another with --directory";
+    case EROFS:
+      return "; it is on a read-only file system, choose another with --directory";
     case ENOSPC:
-    case EDQUOT: return "; the file system is full, free some space or choose another with --directory";
-    case ENOENT: return "; its parent does not exist";
+    case EDQUOT:
+      return "; the file system is full, free some space or choose another with --directory";
+    case ENOENT:
+      return "; its parent does not exist";
     case EACCES:
-    case EPERM: return "; choose one that you may write to with --directory";
-    default: return "";
+    case EPERM:
+      return "; choose one that you may write to with --directory";
+    default:
+      return "";
   }
 }
 
@@ -55,7 +60,7 @@ std::unexpected<Error> call_failed(int code, const std::string& what) {
 std::string default_directory(Mode mode) {
   if (mode == Mode::system) return "/run/shmbroker";
   if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && runtime[0] == '/') {
-    struct stat facts {};
+    struct stat facts{};
     if (::lstat(runtime, &facts) == 0 && S_ISDIR(facts.st_mode) && facts.st_uid == ::geteuid())
       return std::string(runtime) + "/shmbroker";
   }
@@ -69,7 +74,7 @@ Result<void> prepare_directory(const std::string& path, Mode mode, std::uint32_t
   unsigned wanted = mode == Mode::system ? 0755 : 0700;
   bool made = ::mkdir(path.c_str(), wanted) == 0;
   if (!made && errno != EEXIST) return call_failed(errno, "creating directory " + quoted(path));
-  struct stat facts {};
+  struct stat facts{};
   if (::lstat(path.c_str(), &facts) != 0) return call_failed(errno, "directory " + quoted(path));
   if (S_ISLNK(facts.st_mode)) return refused(path, "is a symbolic link: somebody else could move it; remove it");
   if (!S_ISDIR(facts.st_mode)) return refused(path, "is not a directory");
@@ -85,8 +90,8 @@ Result<void> prepare_directory(const std::string& path, Mode mode, std::uint32_t
                              ": remove it or choose another with --directory");
   unsigned open = mode == Mode::system ? 0022 : 0077;
   if ((facts.st_mode & open) != 0)
-    return refused(path, "has mode " + octal(facts.st_mode & 07777) + ": others could put a socket there; chmod it to " +
-                             octal(wanted));
+    return refused(path, "has mode " + octal(facts.st_mode & 07777) +
+                             ": others could put a socket there; chmod it to " + octal(wanted));
   return {};
 }
 
@@ -112,9 +117,10 @@ Result<SocketFile> SocketFile::create(const std::string& path, unsigned mode) {
                                       " bytes: choose a shorter directory with --directory");
   auto socket = sys::seqpacket_socket(true);
   if (!socket) return system_failure(socket.error(), "socket for " + quoted(path));
-  struct stat facts {};
+  struct stat facts{};
   if (::lstat(path.c_str(), &facts) == 0) {
-    if (!S_ISSOCK(facts.st_mode)) return error(Status::system, quoted(path) + " is in the way and is not a socket; remove it");
+    if (!S_ISSOCK(facts.st_mode))
+      return error(Status::system, quoted(path) + " is in the way and is not a socket; remove it");
     if (::unlink(path.c_str()) != 0) return call_failed(errno, "removing the stale socket " + quoted(path));
   }
   // bind(2) makes the file with 0777 & ~umask, at once: there is no moment in which others could come in.

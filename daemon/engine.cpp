@@ -25,8 +25,8 @@ Result<std::unique_ptr<Engine>> make_uring_engine(std::string&) {
 Result<ChosenEngine> choose_engine(EngineChoice choice) {
   if (choice == EngineChoice::epoll) return epoll_because("epoll: as configured");
   std::string how;
-  Result<std::unique_ptr<Engine>> ring = kernel().io_uring ? make_uring_engine(how)
-                                                            : error(Status::unsupported, kernel().io_uring_reason);
+  Result<std::unique_ptr<Engine>> ring =
+      kernel().io_uring ? make_uring_engine(how) : error(Status::unsupported, kernel().io_uring_reason);
   if (ring) return ChosenEngine{std::move(*ring), true, "io_uring: " + how};
   if (choice == EngineChoice::io_uring)
     return error(Status::unsupported, "engine io_uring does not work here: " + ring.error().sentence +

@@ -36,7 +36,7 @@ class Port {
   // which look alike to recvmsg(2); `error` is the errno of a receive that failed for good.
   struct Arrival {
     wire::Bytes bytes;
-    bool truncated = false;         // longer than any message may be
+    bool truncated = false;            // longer than any message may be
     bool brought_descriptors = false;  // closed by the kernel already: we gave it no room for them
     int error = 0;
   };
@@ -58,8 +58,8 @@ class Engine {
   virtual Sys<void> watch(int fd, Waiter& waiter) = 0;
   virtual void unwatch(Waiter& waiter) = 0;  // before its descriptor is closed; no call comes afterwards
   virtual Sys<void> add(int fd, Port& port) = 0;
-  virtual void remove(Port& port) = 0;     // before its socket is closed; no call comes afterwards
-  virtual void receive(Port& port) = 0;    // the next packet; at most one ask stands
+  virtual void remove(Port& port) = 0;                   // before its socket is closed; no call comes afterwards
+  virtual void receive(Port& port) = 0;                  // the next packet; at most one ask stands
   virtual void await_writable(Port& port, bool on) = 0;  // edges between on and off; a first, idle one may come
   // Waits until something is ready or `timeout` ns (-1: for ever) have passed, and makes the calls. An error is ours
   // and global: the loop cannot go on.
@@ -69,7 +69,8 @@ class Engine {
 struct ChosenEngine {
   std::unique_ptr<Engine> engine;
   bool io_uring = false;
-  std::string reason;  // for `status`: "io_uring: SINGLE_ISSUER, DEFER_TASKRUN" or "epoll: io_uring is forbidden here ..."
+  std::string
+      reason;  // for `status`: "io_uring: SINGLE_ISSUER, DEFER_TASKRUN" or "epoll: io_uring is forbidden here ..."
 };
 // `automatic` takes io_uring where it works; a forced engine that does not work is an error, never replaced (law 12).
 Result<ChosenEngine> choose_engine(EngineChoice choice);

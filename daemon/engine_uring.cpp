@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The io_uring engine. A ring is only worth having with SINGLE_ISSUER and DEFER_TASKRUN or COOP_TASKRUN (a plain ring is
-// slower than epoll), so nothing less is accepted. Receives take their buffer from a shared ring at the moment data
+// The io_uring engine. A ring is only worth having with SINGLE_ISSUER and DEFER_TASKRUN or COOP_TASKRUN (a plain ring
+// is slower than epoll), so nothing less is accepted. Receives take their buffer from a shared ring at the moment data
 // arrives (5.19), so that ten thousand silent sessions cost no buffers; they ask for no room for descriptors, so that
 // none can enter our table. The records that the kernel writes to live until their last completion has been reaped.
 #include <liburing.h>
@@ -52,7 +52,8 @@ class UringEngine final : public Engine {
     }
     if (made < 0) return failed(made, "io_uring_setup with SINGLE_ISSUER and COOP_TASKRUN (Linux 6.0)");
     ring_ready_ = true;
-    if ((ring_.features & IORING_FEAT_EXT_ARG) == 0) return error(Status::unsupported, "io_uring here cannot wait with a time-out");
+    if ((ring_.features & IORING_FEAT_EXT_ARG) == 0)
+      return error(Status::unsupported, "io_uring here cannot wait with a time-out");
     return provide_buffers();
   }
 
@@ -121,8 +122,8 @@ class UringEngine final : public Engine {
     int waited = -fault::fails(fault::Call::io_uring_enter);
     if (waited == 0)
       waited = io_uring_submit_and_wait_timeout(&ring_, &first, 1, timeout < 0 ? nullptr : &limit, nullptr);
-    // Short of memory (EAGAIN, ENOMEM) or of completion slots (EBUSY): what could not be submitted stays queued and goes
-    // with the next turn, after the completions that are there have made room.
+    // Short of memory (EAGAIN, ENOMEM) or of completion slots (EBUSY): what could not be submitted stays queued and
+    // goes with the next turn, after the completions that are there have made room.
     bool passing = waited == -ETIME || waited == -EINTR || waited == -EBUSY || waited == -EAGAIN || waited == -ENOMEM;
     if (waited < 0 && !passing) return sys_error(-waited);
     in_turn_ = true;
@@ -230,10 +231,17 @@ class UringEngine final : public Engine {
     auto kind = static_cast<Kind>(done.user_data & kKindMask);
     if ((done.flags & IORING_CQE_F_MORE) == 0) --slot->pending;
     switch (kind) {
-      case kReceive: received(*slot, done); break;
-      case kReadable: readable(*slot); break;
-      case kEdge: edge(*slot, done); break;
-      case kCancel: break;
+      case kReceive:
+        received(*slot, done);
+        break;
+      case kReadable:
+        readable(*slot);
+        break;
+      case kEdge:
+        edge(*slot, done);
+        break;
+      case kCancel:
+        break;
     }
     if (slot->leaving && slot->pending == 0) release(*slot);
   }
@@ -248,7 +256,8 @@ class UringEngine final : public Engine {
       } else {
         Port::Arrival arrival;
         if (done.res < 0) arrival.error = -done.res;
-        else if (done.res > 0 && has_buffer) arrival.bytes = wire::Bytes(buffer(id), static_cast<std::size_t>(done.res));
+        else if (done.res > 0 && has_buffer)
+          arrival.bytes = wire::Bytes(buffer(id), static_cast<std::size_t>(done.res));
         arrival.truncated = done.res >= 0 && (slot.header.msg_flags & MSG_TRUNC) != 0;
         arrival.brought_descriptors = done.res >= 0 && (slot.header.msg_flags & MSG_CTRUNC) != 0;
         slot.port->on_arrival(arrival);

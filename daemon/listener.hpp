@@ -22,9 +22,9 @@ class Listener final : private Waiter, private Timer {
   Listener(Transport& transport, Fd socket, bool admin, std::uint64_t highest);
   ~Listener();
   Sys<void> start();
-  void resume();          // a descriptor was freed
+  void resume();  // a descriptor was freed
   bool paused() const { return paused_; }
-  bool someone_waits();   // asks the kernel
+  bool someone_waits();  // asks the kernel
 
  private:
   void on_readable() override;

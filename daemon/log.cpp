@@ -61,7 +61,8 @@ void line(int priority, std::string_view text) {
   if (!enabled(priority)) return;
   if (lost_lines > 0 && writable_now()) {
     char told[64];
-    int length = std::snprintf(told, sizeof told, "%llu log lines were lost", static_cast<unsigned long long>(lost_lines));
+    int length =
+        std::snprintf(told, sizeof told, "%llu log lines were lost", static_cast<unsigned long long>(lost_lines));
     lost_lines = 0;
     write_line(warning, std::string_view(told, static_cast<std::size_t>(length)));
   }

@@ -103,7 +103,8 @@ Result<int> serve(Config config, int ready_fd) {
     Transport& transport;
     ~Detach() { transport.close_all(); }
   } detach{transport};
-  if (auto attached = transport.attach(**books); !attached) return system_failure(attached.error(), "the books' wake-up");
+  if (auto attached = transport.attach(**books); !attached)
+    return system_failure(attached.error(), "the books' wake-up");
 
   const int signals[] = {SIGTERM, SIGINT, SIGHUP};
   auto signal_fd = sys::signal_fd(signals);
@@ -111,7 +112,8 @@ Result<int> serve(Config config, int ready_fd) {
   Signals waiting(transport, std::move(*signal_fd));
   if (auto started = waiting.start(); !started) return system_failure(started.error(), "waiting for signals");
 
-  auto socket = SocketFile::create(config.directory + "/socket", config.mode == Mode::system ? config.socket_mode : 0600);
+  auto socket =
+      SocketFile::create(config.directory + "/socket", config.mode == Mode::system ? config.socket_mode : 0600);
   if (!socket) return std::unexpected(socket.error());
   auto admin = SocketFile::create(config.directory + "/admin", 0600);
   if (!admin) return std::unexpected(admin.error());
@@ -119,8 +121,9 @@ Result<int> serve(Config config, int ready_fd) {
     if (auto listening = transport.listen_on(file->take(), is_admin); !listening)
       return system_failure(listening.error(), "waiting for connections");
 
-  log::line(log::info, "serving " + config.directory + (config.mode == Mode::system ? " in system mode" : " in private mode") +
-                           ", " + chosen->reason + ", " + std::to_string(lowered->table) + " descriptors");
+  log::line(log::info, "serving " + config.directory +
+                           (config.mode == Mode::system ? " in system mode" : " in private mode") + ", " +
+                           chosen->reason + ", " + std::to_string(lowered->table) + " descriptors");
   for (const std::string& loss : lowered->losses) log::line(log::notice, loss);
   if (ready_fd >= 0) {
     const char newline = '\n';
@@ -128,9 +131,14 @@ Result<int> serve(Config config, int ready_fd) {
     ::close(ready_fd);
   }
   switch (transport.run()) {
-    case Transport::End::stopped: log::line(log::info, "stopped by a signal"); return kOk;
-    case Transport::End::idle: log::line(log::info, "nobody has used this private broker for a while: ending"); return kOk;
-    case Transport::End::failed: break;
+    case Transport::End::stopped:
+      log::line(log::info, "stopped by a signal");
+      return kOk;
+    case Transport::End::idle:
+      log::line(log::info, "nobody has used this private broker for a while: ending");
+      return kOk;
+    case Transport::End::failed:
+      break;
   }
   return error(Status::system, "the event loop failed: the broker cannot go on");
 }
@@ -154,10 +162,17 @@ int run(int argc, char** argv) {
     return options.error().system_errno == EINVAL && options.error().status == Status::invalid ? kUsage : kFailure;
   }
   switch (options->action) {
-    case Options::Action::help: std::fputs(help_text(), stdout); return kOk;
-    case Options::Action::version: std::puts("shmbrokerd " SHMB_VERSION); return kOk;
-    case Options::Action::check: std::puts("the configuration is good"); return kOk;
-    case Options::Action::serve: break;
+    case Options::Action::help:
+      std::fputs(help_text(), stdout);
+      return kOk;
+    case Options::Action::version:
+      std::puts("shmbrokerd " SHMB_VERSION);
+      return kOk;
+    case Options::Action::check:
+      std::puts("the configuration is good");
+      return kOk;
+    case Options::Action::serve:
+      break;
   }
 #ifdef SHMB_TEST_SEAM
   if (auto set = fault::configure(options->seam); !set) {

@@ -15,7 +15,21 @@
 namespace shmb::daemon {
 namespace {
 
-enum Long { config_file = 256, check, engine, directory, private_mode, system_mode, user, ready_fd, idle_exit, log_level, version, help, seam };
+enum Long {
+  config_file = 256,
+  check,
+  engine,
+  directory,
+  private_mode,
+  system_mode,
+  user,
+  ready_fd,
+  idle_exit,
+  log_level,
+  version,
+  help,
+  seam
+};
 
 const option kOptions[] = {
     {"config", required_argument, nullptr, config_file},
@@ -50,13 +64,19 @@ struct Given {
 
 Result<void> take(Given& given, Options& options, int code, const char* value) {
   switch (code) {
-    case config_file: given.file = value; return {};
-    case check: options.action = Options::Action::check; return {};
+    case config_file:
+      given.file = value;
+      return {};
+    case check:
+      options.action = Options::Action::check;
+      return {};
     case engine:
       given.engine = parse_engine(value);
       if (!given.engine) return usage("--engine " + quoted(value) + " is none of auto, io_uring, epoll");
       return {};
-    case directory: given.directory = value; return {};
+    case directory:
+      given.directory = value;
+      return {};
     case private_mode:
     case system_mode: {
       Mode mode = code == system_mode ? Mode::system : Mode::private_;
@@ -84,12 +104,20 @@ Result<void> take(Given& given, Options& options, int code, const char* value) {
     }
     case log_level:
       given.log_priority = parse_log_level(value);
-      if (!given.log_priority) return usage("--log-level " + quoted(value) + " is none of error, warning, notice, info, debug");
+      if (!given.log_priority)
+        return usage("--log-level " + quoted(value) + " is none of error, warning, notice, info, debug");
       return {};
-    case version: options.action = Options::Action::version; return {};
-    case help: options.action = Options::Action::help; return {};
-    case seam: options.seam = value; return {};
-    default: return usage("");
+    case version:
+      options.action = Options::Action::version;
+      return {};
+    case help:
+      options.action = Options::Action::help;
+      return {};
+    case seam:
+      options.seam = value;
+      return {};
+    default:
+      return usage("");
   }
 }
 

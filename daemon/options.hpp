@@ -10,9 +10,9 @@ namespace shmb::daemon {
 
 struct Options {
   enum class Action { serve, check, help, version } action = Action::serve;
-  Config config;      // file first, then the command line over it
+  Config config;  // file first, then the command line over it
   int ready_fd = -1;
-  std::string seam;   // only in the test build
+  std::string seam;  // only in the test build
 };
 
 // A usage error is a sentence with Status::invalid and errno EINVAL (exit status 2); an unusable file has errno 0.

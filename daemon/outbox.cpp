@@ -121,8 +121,8 @@ Outbox::Sent Outbox::send(wire::Bytes packet, std::span<const int> fds, std::int
     return Sent::sent;
   }
   switch (sent.error().value) {
-    case EAGAIN:        // an unread event fills the buffer
-    case ENOBUFS:       // the kernel is short of memory
+    case EAGAIN:   // an unread event fills the buffer
+    case ENOBUFS:  // the kernel is short of memory
     case ENOMEM:
     case ETOOMANYREFS:  // unread descriptors of all our sessions, and of all processes of our user
       return Sent::kept;
@@ -188,7 +188,8 @@ void Outbox::send_events() {
   if (reply_unread_ || event_unread_) return;
   if (!events_.empty()) {
     auto sent = sys::send(socket_, events_.front(), {}, {}, false);
-    if (!sent && (sent.error().value == EAGAIN || sent.error().value == ENOBUFS || sent.error().value == ENOMEM)) return;
+    if (!sent && (sent.error().value == EAGAIN || sent.error().value == ENOBUFS || sent.error().value == ENOMEM))
+      return;
     events_.pop_front();
     event_unread_ = true;
     return;

@@ -34,9 +34,9 @@ class InFlight {
   // More than half of the allowance, not counting sessions that were disconnected for it.
   bool crowded() const { return descriptors_ - abandoned_ > allowance_ / 2; }
   Outbox* oldest() const;
-  void look_again();                                          // asks every socket; afterwards the count is exact
-  bool within_share(Outbox& outbox);                          // may its process be sent more descriptors?
-  std::uint64_t kept() const { return kept_; }                // copies held for replies that wait to be sent
+  void look_again();                            // asks every socket; afterwards the count is exact
+  bool within_share(Outbox& outbox);            // may its process be sent more descriptors?
+  std::uint64_t kept() const { return kept_; }  // copies held for replies that wait to be sent
 
  private:
   friend class Outbox;
@@ -76,9 +76,9 @@ class Outbox : public Hook<Outbox, Unread> {
   // No edge of this socket tells when the allowance is free again, or the kernel's memory.
   bool wants_timer() const { return kept_reply_ || (wants_edge() && !reply_unread_ && !event_unread_); }
 
-  std::uint32_t unread_descriptors();               // asks the kernel
+  std::uint32_t unread_descriptors();  // asks the kernel
   std::int64_t unread_since() const { return since_; }
-  void* owner() const { return owner_; }            // null once abandoned
+  void* owner() const { return owner_; }  // null once abandoned
   // The session is disconnected, the socket stays open only so that the count stays true.
   void abandon();
 

@@ -68,7 +68,8 @@ Result<void> become(const Account& account) {
   if (::setresuid(account.uid, account.uid, account.uid) != 0) return failed("changing to the broker's uid");
   (void)::prctl(PR_SET_KEEPCAPS, 0, 0, 0, 0);
   uid_t real = 0, effective = 0, saved = 0;
-  if (::getresuid(&real, &effective, &saved) != 0 || real != account.uid || effective != account.uid || saved != account.uid)
+  if (::getresuid(&real, &effective, &saved) != 0 || real != account.uid || effective != account.uid ||
+      saved != account.uid)
     return error(Status::system, "the change to the broker's uid was not complete");
   return {};
 }
@@ -77,7 +78,7 @@ Result<void> become(const Account& account) {
 std::uint64_t raise_table(const Config& config, std::vector<std::string>& losses) {
   auto limit = sys::descriptor_limit();
   if (!limit) return 1024;
-  std::uint64_t wanted = config.descriptors != 0 ? config.descriptors
+  std::uint64_t wanted = config.descriptors != 0       ? config.descriptors
                          : config.mode == Mode::system ? std::max(limit->hard, kWantedTable)
                                                        : limit->hard;
   if (wanted <= limit->hard || !sys::set_descriptor_limit({wanted, wanted})) {

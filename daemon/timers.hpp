@@ -41,7 +41,7 @@ class Timers {
   ~Timers();
   void set(Timer& timer, std::int64_t at);  // CLOCK_BOOTTIME ns; moves one that is set
   std::int64_t next() const { return heap_.empty() ? kNever : heap_.front()->at_; }
-  void run(std::int64_t now);               // each due timer once; what a timer sets anew waits for the next run
+  void run(std::int64_t now);  // each due timer once; what a timer sets anew waits for the next run
 
  private:
   friend class Timer;

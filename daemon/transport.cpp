@@ -95,9 +95,9 @@ void Transport::admit(Fd socket, bool admin) {
   }
 }
 
-// A client says HELLO at once, so the silent are few unless somebody means it. At the bound the oldest silent connection
-// of the uid that has most of them makes room, if it has been silent for long enough to be no victim of the scheduler;
-// else newcomers wait in the backlog. Admins are not counted.
+// A client says HELLO at once, so the silent are few unless somebody means it. At the bound the oldest silent
+// connection of the uid that has most of them makes room, if it has been silent for long enough to be no victim of the
+// scheduler; else newcomers wait in the backlog. Admins are not counted.
 bool Transport::make_room_among_silent() {
   std::map<std::uint32_t, std::uint32_t> silent;
   half_open_.each([&](Connection& connection) { ++silent[connection.peer().uid]; });
@@ -147,15 +147,17 @@ void Transport::finish_one(std::unique_ptr<Connection> connection) {
   }
   connection.reset();
   if (!watchable) return books_->forget(session);
-  afterlives_.push_back(std::make_unique<Afterlife>(
-      *this, std::move(pidfd), session, lazy ? Afterlife::Why::disconnected : Afterlife::Why::report));
+  afterlives_.push_back(std::make_unique<Afterlife>(*this, std::move(pidfd), session,
+                                                    lazy ? Afterlife::Why::disconnected : Afterlife::Why::report));
   afterlives_.back()->index = afterlives_.size() - 1;
+  if (lazy) ++abandoned_sockets_;
   afterlives_.back()->take(std::move(remains));
   afterlives_.back()->start();
 }
 
 void Transport::forget(Afterlife& afterlife) {
   Session& session = afterlife.session();
+  if (afterlife.holds_socket()) --abandoned_sockets_;
   take_out(afterlives_, afterlife.index);
   freed_ = true;
   books_->forget(session);
@@ -166,10 +168,12 @@ void Transport::forget(Afterlife& afterlife) {
 // would end by it, with all it holds, so it is left alone.
 void Transport::disconnect_lazy(std::int64_t now) {
   in_flight_.look_again();
-  for (Outbox *outbox = in_flight_.oldest(), *next = nullptr; outbox != nullptr && in_flight_.crowded(); outbox = next) {
+  for (Outbox *outbox = in_flight_.oldest(), *next = nullptr; outbox != nullptr && in_flight_.crowded();
+       outbox = next) {
     next = List<Outbox, Unread>::next(*outbox);
     auto* connection = static_cast<Connection*>(outbox->owner());
-    if (connection == nullptr || connection->ending() != Connection::Ending::none || !connection->peer().has_pidfd) continue;
+    if (connection == nullptr || connection->ending() != Connection::Ending::none || !connection->peer().has_pidfd)
+      continue;
     if (now - outbox->unread_since() < config_.unread_timeout) break;
     log::peer_fault("disconnected " + connection->who() +
                     ": it does not read its replies, and too many descriptors are in flight");
@@ -185,8 +189,8 @@ void Transport::tell_full() {
 }
 
 std::uint32_t Transport::descriptors() const {
-  std::uint32_t pidfds = static_cast<std::uint32_t>(afterlives_.size());
-  return static_cast<std::uint32_t>(2 * connections_.size() + in_flight_.kept()) + pidfds;
+  return static_cast<std::uint32_t>(2 * connections_.size() + in_flight_.kept() + afterlives_.size() +
+                                    abandoned_sockets_);
 }
 
 std::uint32_t Transport::descriptors_in_flight() {

@@ -30,18 +30,18 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
   ~Transport();
 
-  Sys<void> attach(Books& books);              // once, before anything else
+  Sys<void> attach(Books& books);  // once, before anything else
   Sys<void> listen_on(Fd socket, bool admin);
   enum class End { stopped, idle, failed };
-  End run();                                   // until stop(), the idle time-out, or an engine that cannot go on
-  Sys<void> turn(std::int64_t longest);        // one round, for tests; -1: until something happens
+  End run();                             // until stop(), the idle time-out, or an engine that cannot go on
+  Sys<void> turn(std::int64_t longest);  // one round, for tests; -1: until something happens
   void stop() { stopped_ = true; }
 
-  void close_all();                            // no listener, no connection, no books; also done at the end
+  void close_all();  // no listener, no connection, no books; also done at the end
 
   std::size_t connections() const { return connections_.size(); }
-  std::uint32_t descriptors() const;           // held on account of connections
-  std::uint32_t descriptors_in_flight();       // exact: asks every socket that may hold some
+  std::uint32_t descriptors() const;      // held on account of connections
+  std::uint32_t descriptors_in_flight();  // exact: asks every socket that may hold some
 
   // For connections and listeners.
   Engine& engine() { return engine_; }
@@ -93,6 +93,7 @@ class Transport {
   std::vector<Connection*> finishing_;
   std::vector<std::unique_ptr<Afterlife>> afterlives_;
   std::vector<std::unique_ptr<Listener>> listeners_;
+  std::uint32_t abandoned_sockets_ = 0;
   bool freed_ = false, stopped_ = false, idle_ = false;
   BooksWake wake_{*this};
   Sweep sweep_{*this};

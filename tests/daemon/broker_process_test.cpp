@@ -98,11 +98,12 @@ TEST_CASE("a system broker started by root ends as its own uid, with nothing but
   CHECK(facts["Groups"] == "");
   CHECK(facts["NoNewPrivs"] == "1");
   // CAP_SYS_RESOURCE is bit 24; whether it may be kept depends on the machine.
-  for (const char* set : {"CapPrm", "CapEff"}) CHECK((facts[set] == "0000000001000000" || facts[set] == "0000000000000000"));
+  for (const char* set : {"CapPrm", "CapEff"})
+    CHECK((facts[set] == "0000000001000000" || facts[set] == "0000000000000000"));
   CHECK(facts["CapInh"] == "0000000000000000");
   CHECK(facts["CapAmb"] == "0000000000000000");
   CHECK((facts["CapBnd"] == "0000000001000000" || facts["CapBnd"] == "0000000000000000"));
-  struct stat entry {};
+  struct stat entry{};
   REQUIRE(::stat(broker.socket().c_str(), &entry) == 0);
   CHECK(entry.st_uid == 65534);
   CHECK((entry.st_mode & 07777) == 0666);
@@ -307,7 +308,9 @@ TEST_CASE("where io_uring does not work, auto takes epoll and status says why") 
   CHECK(status.rest().find("EPERM") != std::string::npos);
 }
 
-TEST_CASE("a thousand clients and a small descriptor table: the broker lives, serves those in, and takes in others as they leave") {
+TEST_CASE(
+    "a thousand clients and a small descriptor table: the broker lives, serves those in, and takes in others as they "
+    "leave") {
   for (const std::string& engine : harness::engines()) {
     CAPTURE(engine);
     BrokerOptions options;

@@ -19,7 +19,7 @@ using namespace shmb::daemon;
 namespace {
 
 unsigned mode_of(const std::string& path) {
-  struct stat facts {};
+  struct stat facts{};
   REQUIRE(::lstat(path.c_str(), &facts) == 0);
   return facts.st_mode & 07777;
 }

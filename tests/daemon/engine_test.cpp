@@ -24,9 +24,8 @@ std::vector<EngineChoice> engines() {
   return both;
 }
 
-#define ON_EACH_ENGINE                                                   \
-  for (EngineChoice choice : engines())                                  \
-    DOCTEST_SUBCASE(choice == EngineChoice::epoll ? "epoll" : "io_uring")
+#define ON_EACH_ENGINE \
+  for (EngineChoice choice : engines()) DOCTEST_SUBCASE(choice == EngineChoice::epoll ? "epoll" : "io_uring")
 
 struct Ear final : Waiter {
   std::function<void()> body = [] {};

@@ -98,7 +98,8 @@ TEST_CASE("over half of the allowance unread, the longest lazy session is discon
     for (int i = 0; i < 11; ++i) children.push_back(lazy(broker.socket(), 1, end));
     RawClient honest = RawClient::connect(broker.socket());
     REQUIRE(honest.hello().ok());
-    for (int i = 0; i < 500 && broker.log().find("it does not read its replies") == std::string::npos; ++i) ::usleep(10'000);
+    for (int i = 0; i < 500 && broker.log().find("it does not read its replies") == std::string::npos; ++i)
+      ::usleep(10'000);
     CHECK(broker.log().find("it does not read its replies") != std::string::npos);
     CHECK(served(honest));
     CHECK(in_flight(honest) == 1100);  // the kernel still counts them, so the broker does

@@ -55,7 +55,8 @@ TEST_CASE("the gate closes with a reply and opens when the peer has read it") {
   CHECK(pair.box.open());
 }
 
-TEST_CASE("descriptors in flight are counted over all sessions, and leave the count when read or when the session ends") {
+TEST_CASE(
+    "descriptors in flight are counted over all sessions, and leave the count when read or when the session ends") {
   Pair first;
   CHECK(first.reply(7) == Outbox::Sent::sent);
   CHECK(first.in_flight.descriptors() == 7);

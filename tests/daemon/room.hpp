@@ -22,9 +22,10 @@ namespace room {
 using namespace shmb;
 using namespace shmb::daemon;
 
-inline constexpr std::uint16_t kDescriptors = SHMBW_OP_CREATE;   // replies with as many descriptors as the tag's high half says
+inline constexpr std::uint16_t kDescriptors =
+    SHMBW_OP_CREATE;  // replies with as many descriptors as the tag's high half says
 inline constexpr std::uint16_t kPing = SHMBW_OP_STATUS;
-inline constexpr std::uint16_t kSilent = SHMBW_OP_READY;         // one-way
+inline constexpr std::uint16_t kSilent = SHMBW_OP_READY;  // one-way
 inline constexpr std::uint16_t kDrop = SHMBW_OP_GROUP_END;
 
 class FakeBooks final : public Books {
@@ -78,8 +79,10 @@ class FakeBooks final : public Books {
   bool greeted(const Session& session) const override { return known(session).greeted; }
   void end_of_file(Session& session) override { told.push_back("eof " + number(session)); }
   void process_died(Session& session, const sys::ExitInfo* how) override {
-    told.push_back("died " + number(session) + (how == nullptr ? " ?" : how->killed ? " by " + std::to_string(how->code)
-                                                                                   : " exit " + std::to_string(how->code)));
+    told.push_back("died " + number(session) +
+                   (how == nullptr ? " ?"
+                    : how->killed  ? " by " + std::to_string(how->code)
+                                   : " exit " + std::to_string(how->code)));
   }
   void disconnected(Session& session) override { told.push_back("disconnected " + number(session)); }
   bool wants_exit(const Session&) const override { return wants; }
@@ -126,7 +129,9 @@ class Room {
   ~Room() { transport.close_all(); }
 
   std::string socket_path() const { return folder_.file("socket"); }
-  harness::RawClient connect(bool admin = false) { return harness::RawClient::connect(folder_.file(admin ? "admin" : "socket")); }
+  harness::RawClient connect(bool admin = false) {
+    return harness::RawClient::connect(folder_.file(admin ? "admin" : "socket"));
+  }
   harness::RawClient greeted(bool admin = false) {
     harness::RawClient client = connect(admin);
     answer(client, client.ask(SHMBW_OP_HELLO, harness::RawClient::greeting()));

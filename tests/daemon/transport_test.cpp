@@ -15,9 +15,8 @@ using namespace room;
 using harness::RawClient;
 using harness::RawPacket;
 
-#define ON_EACH_ENGINE                                                   \
-  for (EngineChoice engine : engines())                                  \
-    DOCTEST_SUBCASE(engine == EngineChoice::epoll ? "epoll" : "io_uring")
+#define ON_EACH_ENGINE \
+  for (EngineChoice engine : engines()) DOCTEST_SUBCASE(engine == EngineChoice::epoll ? "epoll" : "io_uring")
 
 TEST_CASE("two hundred clients are greeted and served, and each end is told once") {
   ON_EACH_ENGINE {

@@ -57,8 +57,8 @@ BrokerFixture::BrokerFixture(BrokerOptions options) : options_(std::move(options
   directory_ = folder_.file("d");
   socket_ = directory_ + "/socket";
   admin_ = directory_ + "/admin";
-  std::vector<std::string> arguments = {program(), "--directory", directory_, "--ready-fd", "3", "--engine",
-                                        options_.engine, "--idle-exit", "forever", "--log-level", "debug"};
+  std::vector<std::string> arguments = {program(),       "--directory", directory_, "--ready-fd",  "3",    "--engine",
+                                        options_.engine, "--idle-exit", "forever",  "--log-level", "debug"};
   if (options_.system) {
     // Other uids have to reach the directory through this one.
     ::chmod(folder_.path().c_str(), 0755);

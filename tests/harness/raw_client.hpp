@@ -23,10 +23,10 @@ namespace harness {
 
 struct RawPacket {
   enum class Kind { packet, nothing, end_of_file, failed } kind = Kind::nothing;
-  int error = 0;                     // failed: errno
-  std::vector<std::byte> bytes;      // as received
+  int error = 0;                 // failed: errno
+  std::vector<std::byte> bytes;  // as received
   std::vector<shmb::Fd> fds;
-  bool descriptors_lost = false;     // MSG_CTRUNC
+  bool descriptors_lost = false;  // MSG_CTRUNC
 
   bool ok() const { return kind == Kind::packet && status() == 0; }
   shmbw_header header() const {
@@ -40,7 +40,8 @@ struct RawPacket {
   template <class T>
   T fixed() const {
     T out{};
-    std::size_t size = std::min<std::size_t>({sizeof out, header().fixed, bytes.size() - std::min(bytes.size(), kFront)});
+    std::size_t size =
+        std::min<std::size_t>({sizeof out, header().fixed, bytes.size() - std::min(bytes.size(), kFront)});
     std::memcpy(&out, bytes.data() + kFront, size);
     return out;
   }
