@@ -22,19 +22,30 @@ class Broker final : public Books {
   bool room_for_session(bool admin) const override { return world_.descriptors_left(2, admin); }
   Session* connected(Link& link) override;
   void packet(Session& session, const wire::PacketView& packet) override {
+    world_.closed_here = 0;
     if (session.link && session.phase != Phase::ended) dispatch(world_, session, packet);
   }
   bool greeted(const Session& session) const override { return session.greeted(); }
   void end_of_file(Session& session) override {
+    world_.closed_here = 0;
     end_session(world_, session);
     session.link = nullptr;
   }
-  void process_died(Session& session, const sys::ExitInfo* how) override { session_process_died(world_, session, how); }
-  void disconnected(Session& session) override { session_disconnected(world_, session); }
+  void process_died(Session& session, const sys::ExitInfo* how) override {
+    world_.closed_here = 0;
+    session_process_died(world_, session, how);
+  }
+  void disconnected(Session& session) override {
+    world_.closed_here = 0;
+    session_disconnected(world_, session);
+  }
   bool wants_exit(const Session& session) const override { return world_.reports.contains(session.id); }
   void forget(Session& session) override;
   std::int64_t next_deadline() const override { return world_.timers.next(); }
-  void tick(std::int64_t now) override { world_.timers.run(now); }
+  void tick(std::int64_t now) override {
+    world_.closed_here = 0;
+    world_.timers.run(now);
+  }
   int wake_fd() const override { return world_.closer.wake_fd(); }
   void woken() override { closed_regions(world_); }
   bool idle() const override { return world_.live_sessions == 0 && world_.regions.empty(); }
@@ -46,7 +57,7 @@ class Broker final : public Books {
 Session* Broker::connected(Link& link) {
   const Peer& peer = link.peer();
   // Descriptors of a session: its socket (open already) and its pidfd.
-  if (!world_.descriptors_left(0, peer.admin || peer.uid == 0)) return nullptr;
+  if (!world_.descriptors_left(0, peer.admin)) return nullptr;
   Uid& uid = world_.hold_uid(peer.uid);
   auto charge = uid.account.charge(Slot::sessions, 1);
   if (!charge && !peer.admin && uid.refused >= kRefusedWaiting) {

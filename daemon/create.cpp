@@ -75,7 +75,7 @@ bool in_scope(const Group& group, const Shortage& shortage) {
 // close runs on the helper thread come back a moment later; `pending` counts them.
 bool drop_cached(World& world, const Shortage& shortage, std::uint64_t& pending) {
   bool bytes = shortage.slot == SHMBW_SLOT_BYTES;
-  if (shortage.asked > shortage.limit) return false;
+  if (world.bytes_cached == 0 || shortage.asked > shortage.limit) return false;
   std::uint64_t needed = shortage.used + shortage.asked - shortage.limit, there = 0;
   for (const auto& [id, group] : world.groups)
     if (in_scope(group, shortage)) there += bytes ? group.shelf.bytes() : group.shelf.count();

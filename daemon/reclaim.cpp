@@ -89,7 +89,11 @@ void free_region(World& world, Region& region, bool at_once) {
   }
   if (region.live()) --world.region_count;
   region.state = SHMBW_REGION_STATE_FREEING;
-  if (!at_once && region.bytes >= kCloseElsewhereFrom && world.closer.close(region.fd, region.id)) return;
+  if (!at_once && world.closed_here + region.bytes >= kCloseElsewhereFrom) {
+    if (world.closer.close(region.fd, region.id)) return;
+    world.log(4, "no helper thread could be started: closing " + format_size(region.bytes) + " while others wait");
+  }
+  world.closed_here += region.bytes;
   region.fd.reset();
   erase_region(world, region);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a session leaves: one line and one event for each reclaim, which say who left how much, how it died and what was
-// freed. Bytes are given back only after close(2) has returned; from 64 MiB on that runs on a helper thread, because
+// freed. Bytes are given back only after close(2) has returned; from 64 MiB on, in one region or in the many that one
+// event frees, that runs on a helper thread, because
 // the last close of 1 GiB of 4 KiB pages takes 173 ms (measured) and no peer may wait for that.
 #pragma once
 

@@ -3,7 +3,7 @@
 #include "daemon/refuse.hpp"
 
 #include <algorithm>
-#include <vector>
+#include <array>
 
 #include "base/text.hpp"
 #include "daemon/world.hpp"
@@ -46,42 +46,64 @@ std::string key_to_raise(World& world, const Shortage& shortage) {
   }
 }
 
-struct Holder {
-  std::string text;
-  std::uint64_t bytes;
+// The largest of many, without a look at more than their bytes: a table may be long, and a refusal must stay cheap.
+template <class T>
+class Largest {
+ public:
+  void offer(const T& what, std::uint64_t bytes) {
+    for (Row& row : rows_) {
+      if (bytes <= row.bytes) continue;
+      std::move_backward(&row, rows_.end() - 1, rows_.end());
+      row = {&what, bytes};
+      return;
+    }
+  }
+  template <class Name>
+  std::string text(std::uint64_t used, Name name) const {
+    std::string out;
+    std::uint64_t named = 0;
+    for (const Row& row : rows_) {
+      if (!row.what) break;
+      named += row.bytes;
+      out += (out.empty() ? "" : ", ") + name(*row.what) + " (" + format_size(row.bytes) + ")";
+    }
+    if (named < used) out += (out.empty() ? "others (" : ", others (") + format_size(used - named) + ")";
+    return out;
+  }
+
+ private:
+  struct Row {
+    const T* what = nullptr;
+    std::uint64_t bytes = 0;
+  };
+  std::array<Row, 3> rows_;
 };
 
 // The three largest that the asker may see, and what all others hold together.
-std::string holders(World& world, const Session& session, const Shortage& shortage) {
-  if (shortage.slot != SHMBW_SLOT_BYTES || shortage.used == 0) return {};
-  std::vector<Holder> seen;
+std::string find_holders(World& world, const Session& session, const Shortage& shortage) {
   if (shortage.scope == SHMBW_SCOPE_GROUP) {
     const Group* group = find_group(world, shortage.scope_id);
     if (!group || !may_address(session, *group)) return {};
-    group->regions.each([&](const Region& region) {
-      std::string name =
-          region.name ? "'" + std::string(region.name->text) + "'" : "region " + std::to_string(region.id);
-      if (!region.live()) name = "being freed";
-      seen.push_back({std::move(name), region.bytes});
+    Largest<Region> largest;
+    group->regions.each([&](const Region& region) { largest.offer(region, region.bytes); });
+    return largest.text(shortage.used, [](const Region& region) -> std::string {
+      if (!region.live()) return "being freed";
+      return region.name ? "'" + std::string(region.name->text) + "'" : "region " + std::to_string(region.id);
     });
-  } else {
-    for (const auto& [id, group] : world.groups) {
-      if (shortage.scope == SHMBW_SCOPE_UID && group.uid != shortage.scope_id) continue;
-      if (may_address(session, group) && group.account.used(Slot::bytes) != 0)
-        seen.push_back({"group " + group.text(), group.account.used(Slot::bytes)});
-    }
   }
-  std::ranges::sort(seen, std::greater<>(), &Holder::bytes);
-  if (seen.size() > 3) seen.resize(3);
-  std::string out;
-  std::uint64_t named = 0;
-  for (const Holder& holder : seen) {
-    named += holder.bytes;
-    out += (out.empty() ? "" : ", ") + holder.text + " (" + format_size(holder.bytes) + ")";
-  }
-  if (named < shortage.used)
-    out += (out.empty() ? "others (" : ", others (") + format_size(shortage.used - named) + ")";
-  return out;
+  Largest<Group> largest;
+  for (const auto& [id, group] : world.groups)
+    if ((shortage.scope != SHMBW_SCOPE_UID || group.uid == shortage.scope_id) && may_address(session, group))
+      largest.offer(group, group.account.used(Slot::bytes));
+  return largest.text(shortage.used, [](const Group& group) { return "group " + group.text(); });
+}
+
+// Once for a request: 253 refusals of one batch name the same holders.
+const std::string& holders(World& world, const Session& session, const Shortage& shortage) {
+  World::Holders& last = world.holders;
+  if (last.request != world.requests || last.scope != shortage.scope || last.scope_id != shortage.scope_id)
+    last = {world.requests, shortage.scope, shortage.scope_id, find_holders(world, session, shortage)};
+  return last.text;
 }
 
 }  // namespace
@@ -91,7 +113,7 @@ constexpr std::int64_t kLogEvery = 60'000'000'000;
 
 Error refuse_limit(World& world, const Session& session, const Shortage& shortage) {
   Error refused = wire::limit_refusal(shortage, whose(world, session, shortage), key_to_raise(world, shortage),
-                                      holders(world, session, shortage));
+                                      shortage.slot == SHMBW_SLOT_BYTES ? holders(world, session, shortage) : "");
   auto [last, first] = world.refusals_logged.try_emplace({shortage.slot, shortage.scope}, world.now());
   if (first || world.now() - last->second >= kLogEvery) {
     last->second = world.now();

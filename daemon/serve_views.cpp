@@ -173,10 +173,12 @@ void list_sessions(const Request& request, const Filter& filter) {
   page.send();
 }
 
-// Rows that stand in no table ordered by their serial: those of this page are picked out and sorted.
-template <class Row>
-void sort_by_serial(std::vector<const Row*>& rows) {
-  std::ranges::sort(rows, std::less<>(), [](const Row* row) { return row->serial; });
+// Rows that stand in no table ordered by their serial: those of this page are picked out and sorted, no others.
+template <class Record, class Row>
+void sort_page(std::vector<const Row*>& rows) {
+  const std::size_t most = SHMBW_MAX_MESSAGE / sizeof(Record) + 1;
+  auto middle = rows.begin() + static_cast<std::ptrdiff_t>(std::min(most, rows.size()));
+  std::ranges::partial_sort(rows, middle, std::less<>(), [](const Row* row) { return row->serial; });
 }
 
 void list_leases(const Request& request, const Filter& filter) {
@@ -189,7 +191,7 @@ void list_leases(const Request& request, const Filter& filter) {
       page.count(0);
       if (lease.serial > filter.wish.cursor) rows.push_back(&lease);
     }
-  sort_by_serial(rows);
+  sort_page<shmbw_lease_record>(rows);
   for (const Lease* lease : rows) {
     if (!page.room(0)) break;
     const Session& holder = *lease->session;
@@ -216,7 +218,7 @@ void list_tickets(const Request& request, const Filter& filter) {
     page.count(0);
     if (ticket.serial > filter.wish.cursor) rows.push_back(&ticket);
   }
-  sort_by_serial(rows);
+  sort_page<shmbw_ticket_record>(rows);
   for (const Ticket* ticket : rows) {
     if (!page.room(0)) break;
     page.add(ticket->serial, shmbw_ticket_record{ticket->region->ref(), ticket->region->group->id, ticket->maker_uid,

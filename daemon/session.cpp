@@ -70,6 +70,11 @@ Result<void> follow(World& world, Session& session, Session& source) {
     session.ended_group = source.ended_group;
     return {};
   }
+  // A supervisor's forked child is one of the job.
+  if (!source.group && source.supervises) {
+    join_group(world, session, *source.supervises);
+    return {};
+  }
   if (auto group = own_group(world, source); !group) return std::unexpected(group.error());
   join_group(world, session, *source.group);
   return {};

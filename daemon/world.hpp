@@ -90,6 +90,14 @@ class World {
 
   std::map<std::pair<std::uint16_t, std::uint16_t>, std::int64_t> refusals_logged;  // by slot and scope: when
 
+  struct Holders {
+    std::uint64_t request = 0;
+    std::uint16_t scope = 0;
+    std::uint64_t scope_id = 0;
+    std::string text;
+  } holders;                      // of the last refusal
+  std::uint64_t closed_here = 0;  // bytes closed on this thread since the transport called in
+
   std::unique_ptr<std::byte[]> reply_buffer;  // the one reply being built
   std::vector<int> reply_fds;
   std::vector<Fd> reply_owned;  // reopened for this reply, closed after it

@@ -623,3 +623,14 @@ TEST_CASE("a session that makes and ends groups for ever keeps nothing of them")
   }
   CHECK(client.status().groups == 0);
 }
+
+TEST_CASE("a supervisor's forked child is one of the job") {
+  World world;
+  Client run = world.client(1000);
+  auto group = made(run.make_group({.name = "job", .flags = SHMBW_GROUP_SUPERVISED}));
+  run.join("job", SHMBW_JOIN_SUPERVISOR);
+  Client rank = world.silent(1000);
+  REQUIRE(rank.hello({.fork_session = run.id, .fork_secret = run.secret}).status() == Status::ok);
+  CHECK(rank.group == group);
+  CHECK(run.status().groups == 1);
+}

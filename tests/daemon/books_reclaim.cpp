@@ -171,3 +171,15 @@ TEST_CASE("a world that ends while large regions are being closed ends cleanly")
   client.create_many(std::vector<CreateWish>(20, CreateWish{.length = 64 * kMiB}));
   client.die();
 }
+
+TEST_CASE("many small regions that one death frees do not keep the broker longer than a large one") {
+  World world;
+  Client asker = world.client(1000), client = world.client(1000);
+  client.create_many(std::vector<CreateWish>(100, CreateWish{.length = 4 * kMiB}));
+  client.die();
+  std::size_t elsewhere = asker.rows<shmbw_region_record>(SHMBW_TABLE_REGIONS).size();
+  CHECK(elsewhere == 100 - 15);  // what fits below 64 MiB is closed here
+  CHECK(asker.status().bytes == elsewhere * 4 * kMiB);
+  world.wait_for_closes();
+  CHECK(asker.status().bytes == 0);
+}
