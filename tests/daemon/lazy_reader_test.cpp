@@ -71,6 +71,27 @@ std::uint32_t in_flight(RawClient& client) { return client.status().fixed<shmbw_
 
 }  // namespace
 
+TEST_CASE("a client that sends ahead of its replies is answered in full, however the two sides interleave") {
+  // Each reply closes the gate and each read opens it, while the broker is at any point between the two.
+  constexpr int kAhead = 8, kRequests = 20'000;
+  for (const std::string& engine : engines()) {
+    CAPTURE(engine);
+    BrokerOptions options;
+    options.engine = engine;
+    BrokerFixture broker(options);
+    REQUIRE_MESSAGE(broker.running(), broker.log());
+    RawClient client = RawClient::connect(broker.socket());
+    REQUIRE(client.hello().ok());
+    int answered = 0;
+    for (int sent = 0; answered < kRequests; ++answered) {
+      for (; sent < kRequests && sent < answered + kAhead; ++sent)
+        REQUIRE(client.ask(SHMBW_OP_STATUS, shmbw_status{}) != 0);
+      if (!client.receive().ok()) break;
+    }
+    CHECK(answered == kRequests);
+  }
+}
+
 TEST_CASE("one process with many lazy sessions uses up its own share, not the allowance of all") {
   for (const std::string& engine : engines()) {
     CAPTURE(engine);
