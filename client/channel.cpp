@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
@@ -59,7 +60,7 @@ std::vector<Fd> Channel::forget() {
   for (Fd* fd : {&socket_, &epoll_, &event_})
     if (*fd) inherited.push_back(std::move(*fd));
   reading_ = false;  // the leader, if there was one, is a thread of the parent
-  waiters_.clear();
+  first_waiter_ = last_waiter_ = nullptr;
   pending_.clear();
   subscriptions_.clear();
   event_waiters_.clear();
@@ -95,12 +96,31 @@ void Channel::lose(std::string why) {
   away.kind = Event::Kind::broker_away;
   away.text = lost_reason_;
   queue(std::move(away));
-  for (Waiter* waiter : waiters_) waiter->wake.notify_one();
+  wake_all();
+}
+
+void Channel::add(Waiter& waiter) {
+  waiter.before = last_waiter_;
+  (last_waiter_ != nullptr ? last_waiter_->after : first_waiter_) = &waiter;
+  last_waiter_ = &waiter;
+}
+
+void Channel::remove(Waiter& waiter) {
+  (waiter.before != nullptr ? waiter.before->after : first_waiter_) = waiter.after;
+  (waiter.after != nullptr ? waiter.after->before : last_waiter_) = waiter.before;
+}
+
+void Channel::pass_the_lead() {
+  if (!reading_ && first_waiter_ != nullptr) first_waiter_->wake.notify_one();
+}
+
+void Channel::wake_all() {
+  for (Waiter* waiter = first_waiter_; waiter != nullptr; waiter = waiter->after) waiter->wake.notify_one();
 }
 
 template <class Done>
-bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) {
-  const auto mine = waiters_.insert(waiters_.end(), &me);
+bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) noexcept {
+  add(me);
   bool reached = done();
   while (!reached) {
     if (reading_) {
@@ -114,8 +134,8 @@ bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) {
     }
     reached = done();
   }
-  waiters_.erase(mine);
-  if (!reading_ && !waiters_.empty()) waiters_.front()->wake.notify_one();
+  remove(me);
+  pass_the_lead();
   return reached;
 }
 
@@ -126,12 +146,25 @@ void Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
   const short wanted = static_cast<short>(or_writable ? POLLIN | POLLOUT : POLLIN);
   auto ready = sys::poll_for(fd, wanted, deadline.left());
   wire::Incoming incoming;
-  if (ready && (*ready & ~POLLOUT) != 0)
-    incoming = wire::receive_packet(fd, inbox_, wire::Direction::from_broker, false);
+  bool out_of_memory = false;
+  try {
+    if (ready && (*ready & ~POLLOUT) != 0)
+      incoming = wire::receive_packet(fd, inbox_, wire::Direction::from_broker, false);
+  } catch (const std::bad_alloc&) {
+    out_of_memory = true;
+  }
   lock.lock();
-  if (!ready) lose("poll: " + errno_text(ready.error().value));
-  take_packet(std::move(incoming));
   reading_ = false;
+  try {
+    if (!ready) lose("poll: " + errno_text(ready.error().value));
+    if (out_of_memory) throw std::bad_alloc();
+    take_packet(std::move(incoming));
+  } catch (const std::bad_alloc&) {
+    // A packet, perhaps another thread's answer, is gone for good: who waits for it must not wait for ever.
+    lost_ = true;
+    lost_reason_ = "out of memory";  // short enough to need none
+    wake_all();
+  }
 }
 
 // For packets that nobody waits for: those that the socket has no room for now go before the next one.
@@ -161,14 +194,13 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
       const Deadline soon = earlier(deadline, Deadline::after(10'000'000));
       if (!reading_) {
         read_once(lock, soon, true);
-        if (!reading_ && !waiters_.empty()) waiters_.front()->wake.notify_one();
       } else {
         Waiter me;
-        const auto mine = waiters_.insert(waiters_.begin(), &me);
+        add(me);
         me.wake.wait_until(lock, soon.point());
-        waiters_.erase(mine);
-        if (!reading_ && !waiters_.empty()) waiters_.front()->wake.notify_one();
+        remove(me);
       }
+      pass_the_lead();
       continue;
     }
     if (code == EPIPE || code == ECONNRESET || code == ENOTCONN) {

@@ -8,7 +8,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <list>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -107,8 +106,10 @@ class Channel {
   void set_lost_reason(std::string reason);  // for a session that never came to be
 
  private:
+  // On the stack of the thread that waits, in a list without memory of its own: a wait cannot fail half-way.
   struct Waiter {
     std::condition_variable wake;
+    Waiter *before = nullptr, *after = nullptr;
   };
   struct Call {
     Waiter waiter;
@@ -124,7 +125,11 @@ class Channel {
   };
 
   template <class Done>
-  bool wait(Lock& lock, Deadline deadline, Waiter& me, Done done);
+  bool wait(Lock& lock, Deadline deadline, Waiter& me, Done done) noexcept;
+  void add(Waiter& waiter);
+  void remove(Waiter& waiter);
+  void pass_the_lead();
+  void wake_all();
   void read_once(Lock& lock, Deadline deadline, bool or_writable);
   void send_later(std::span<const std::byte> packet);
   bool send_unsent();
@@ -142,7 +147,7 @@ class Channel {
   Fd socket_, epoll_, event_;
   std::vector<std::byte> inbox_;
   bool reading_ = false;  // somebody is the leader
-  std::list<Waiter*> waiters_;
+  Waiter *first_waiter_ = nullptr, *last_waiter_ = nullptr;
   std::uint64_t last_tag_ = 0;
   std::unordered_map<std::uint64_t, Pending> pending_;
   std::unordered_map<std::uint64_t, Subscription*> subscriptions_;

@@ -181,6 +181,15 @@ Result<void> check_headroom(std::uint64_t bytes) {
   return {};
 }
 
-bool strict_overcommit() { return read_text("/proc/sys/vm/overcommit_memory").starts_with("2"); }
+bool strict_overcommit() {
+  static std::atomic<std::int64_t> known_until{0};
+  static std::atomic<bool> strict{false};
+  const std::int64_t now = sys::now_monotonic();
+  if (now >= known_until.load(std::memory_order_acquire)) {
+    strict.store(read_text("/proc/sys/vm/overcommit_memory").starts_with("2"), std::memory_order_relaxed);
+    known_until.store(now + kReuse, std::memory_order_release);
+  }
+  return strict.load(std::memory_order_relaxed);
+}
 
 }  // namespace shmb::client

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <new>
 
 #include "base/text.hpp"
 #include "client/headroom.hpp"
@@ -71,6 +72,16 @@ Result<Mapping> map_whole(int fd, std::uint64_t bytes, Access access) {
   if (mapping.error().value == EPERM && access == Access::read_write)
     return error(Status::write_closed, "writing to the region is closed for ever: read-only readers have it");
   return system_failure(mapping.error(), "mapping a region of " + format_size(bytes));
+}
+
+// Between the grant and the handle: what the allocator throws must not carry the lease away.
+template <class Make>
+Result<Region::Handle> without_throwing(Make make) {
+  try {
+    return make();
+  } catch (const std::bad_alloc&) {
+    return error(Status::no_memory, "out of memory");  // short enough to need none
+  }
 }
 
 // The element's own descriptor, or none.
@@ -190,7 +201,8 @@ void create_batch(const std::shared_ptr<Session>& session, std::span<const Creat
       continue;
     }
     auto fd = take_fd(*reply, granted->outcome);
-    result = fd ? finish_create(session, broker, item, *granted, std::move(*fd), strict, ready)
+    result = fd ? without_throwing(
+                      [&] { return finish_create(session, broker, item, *granted, std::move(*fd), strict, ready); })
                 : Result<Region::Handle>(std::unexpected(fd.error()));
     if (!result) (void)post_release(*session, granted->region, item.name.empty() ? 0U : unsigned{SHMBW_RELEASE_UNNAME});
     else if (item.group == 0) session->note_group(granted->group);
@@ -310,7 +322,8 @@ void attach_batch(const std::shared_ptr<Session>& session, std::span<const Attac
     }
     const bool unmapped = (items[sent[n]].flags & kAttachUnmapped) != 0;
     auto fd = unmapped ? Result<Fd>(Fd()) : take_fd(*reply, granted->outcome);
-    result = fd ? finish_attach(session, broker, items[sent[n]], *granted, std::move(*fd), ready)
+    result = fd ? without_throwing(
+                      [&] { return finish_attach(session, broker, items[sent[n]], *granted, std::move(*fd), ready); })
                 : Result<Region::Handle>(std::unexpected(fd.error()));
     if (!result) (void)post_release(*session, granted->region, 0);
   }
@@ -441,7 +454,7 @@ Result<Region::Handle> attach_region(const std::shared_ptr<Session>& session, co
     if (result[0]) return std::move(result[0]);
     const Status why = result[0].error().status;
     Result<void> waited;
-    if (why == Status::not_found && item.target.by == SHMBW_ATTACH_BY_NAME && wait != 0)
+    if (why == Status::not_found && item.target.by == SHMBW_ATTACH_BY_NAME && wait != 0 && wait != kNoWait)
       waited = wait_for_name(*session, item.target.address, name_deadline);
     else if (why == Status::not_ready && !writer_deadline.passed())
       waited = wait_for_writer(*session, item.target, writer_deadline);
