@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the laws' tests share: a case that runs on each engine, and the broker's books as tables.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/views.hpp"
+#include "tests/client/support.hpp"
+#include "tests/harness/child.hpp"
+#include "tests/harness/raw_client.hpp"
+#include "tests/harness/sanitizer.hpp"
+#include "tests/harness/skip.hpp"
+
+namespace laws {
+
+using namespace client_tests;
+using harness::BrokerFixture;
+using harness::BrokerOptions;
+using harness::Child;
+using harness::Gate;
+using harness::RawClient;
+using harness::RawPacket;
+using namespace shmb;
+using namespace shmb::client;
+
+inline Deadline soon() { return Deadline::after(0); }
+
+template <class Body>
+void on_each_engine(BrokerOptions options, Body&& body) {
+  for (const std::string& engine : harness::engines()) {
+    CAPTURE(engine);
+    options.engine = engine;
+    BrokerFixture broker(options);
+    REQUIRE_MESSAGE(broker.running(), broker.log());
+    body(broker);
+  }
+}
+template <class Body>
+void on_each_engine(Body&& body) {
+  on_each_engine(BrokerOptions{}, std::forward<Body>(body));
+}
+
+// Looks again until it is so: ends of processes are seen asynchronously. Never a proof of speed.
+inline bool eventually(const std::function<bool()>& holds, int milliseconds = 20'000) {
+  for (int waited = 0; !holds(); ++waited) {
+    if (waited >= milliseconds) return false;
+    ::usleep(1000);
+  }
+  return true;
+}
+
+inline std::shared_ptr<Session> open_admin(const BrokerFixture& broker) {
+  ConnectOptions options;
+  options.socket = broker.admin();
+  options.no_group = true;
+  return must(shmb::client::connect(options));
+}
+
+inline std::vector<RegionRow> regions(const std::shared_ptr<Session>& session) {
+  return must(list_regions(*session, {}, soon())).rows;
+}
+inline std::vector<SessionRow> sessions(const std::shared_ptr<Session>& session) {
+  return must(list_sessions(*session, {}, soon())).rows;
+}
+inline std::vector<LeaseRow> leases(const std::shared_ptr<Session>& session) {
+  return must(list_leases(*session, {}, soon())).rows;
+}
+inline std::size_t sessions_in_state(const std::shared_ptr<Session>& session, std::uint32_t state) {
+  std::size_t count = 0;
+  for (const auto& row : sessions(session)) count += row.record.state == state;
+  return count;
+}
+
+// What a child can say to its parent: one byte.
+class Line {
+ public:
+  Line() { REQUIRE(::pipe2(ends_, O_CLOEXEC) == 0); }
+  Line(const Line&) = delete;
+  Line& operator=(const Line&) = delete;
+  ~Line() {
+    ::close(ends_[0]);
+    ::close(ends_[1]);
+  }
+  void say(char byte) const { (void)!::write(ends_[1], &byte, 1); }
+  char hear(int milliseconds = 30'000) const {
+    char byte = 0;
+    auto ready = sys::poll_readable(ends_[0], std::int64_t{milliseconds} * 1'000'000);
+    return ready && *ready && ::read(ends_[0], &byte, 1) == 1 ? byte : '\0';
+  }
+
+ private:
+  int ends_[2];
+};
+
+}  // namespace laws

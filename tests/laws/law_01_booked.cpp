@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Law 1: the lease is booked before the reply leaves; a client killed at any instruction leaves nothing behind.
+// To see it fail: in daemon/session.cpp, end_session, take away
+//   while (!session.leases.empty()) drop_lease(world, session.leases.begin()->second);
+// and a client that dies between a grant and its own release leaves the region behind.
+#include <fcntl.h>
+
+#include "tests/harness/ptrace_killer.hpp"
+#include "tests/laws/law.hpp"
+
+using namespace laws;
+
+namespace {
+
+using Start = std::function<void()>;
+struct Scene {
+  const char* name;
+  std::function<int(const std::string& socket, const Start& start)> client;
+};
+
+constexpr std::int64_t kShortTicket = 20'000'000;
+
+int with_region(const std::string& socket, const Start& start, const std::function<int(Region&)>& act) {
+  auto session = try_open(socket);
+  if (!session) return 10;
+  auto region = create_region(*session, named("mine", 8192));
+  if (!region) return 11;
+  start();
+  return act(**region);
+}
+
+const std::vector<Scene>& scenes() {
+  static const std::vector<Scene> all = {
+      {"connect",
+       [](const std::string& socket, const Start& start) {
+         start();
+         return try_open(socket) ? 0 : 10;
+       }},
+      {"create",
+       [](const std::string& socket, const Start& start) {
+         auto session = try_open(socket);
+         if (!session) return 10;
+         start();
+         return create_region(*session, named("mine", 8192)) ? 0 : 11;
+       }},
+      {"create a batch in huge pages",
+       [](const std::string& socket, const Start& start) {
+         auto session = try_open(socket);
+         if (!session) return 10;
+         const CreateItem items[] = {named("a", 2 << 20), named("", 4096), named("b", 1)};
+         start();
+         for (auto& made : create_regions(*session, items, 0))
+           if (!made) return 11;
+         return 0;
+       }},
+      {"publish",
+       [](const std::string& socket, const Start& start) {
+         return with_region(socket, start, [](Region& region) { return region.publish(soon()) ? 0 : 12; });
+       }},
+      {"ticket",
+       [](const std::string& socket, const Start& start) {
+         return with_region(socket, start, [](Region& region) {
+           return region.make_ticket(SHMBW_RIGHT_MAP_READ, 1, kShortTicket, soon()) ? 0 : 12;
+         });
+       }},
+      {"release",
+       [](const std::string& socket, const Start& start) {
+         return with_region(socket, start, [](Region& region) { return region.release(kReleaseUnname) ? 0 : 12; });
+       }},
+      {"attach",
+       [](const std::string& socket, const Start& start) {
+         auto session = try_open(socket);
+         if (!session) return 10;
+         start();
+         return attach_region(*session, at("stage/common", kReadWrite)) ? 0 : 11;
+       }},
+      {"attach by a ticket that the client made, read-only",
+       [](const std::string& socket, const Start& start) {
+         auto session = try_open(socket);
+         if (!session) return 10;
+         auto region = create_region(*session, named("", 8192));
+         if (!region) return 11;
+         auto ticket = (*region)->make_ticket(SHMBW_RIGHT_MAP_READ, 1, kShortTicket, soon());
+         if (!ticket) return 12;
+         AttachItem item;
+         item.target = Target::with_ticket(ticket->token);
+         start();
+         return attach_region(*session, item) ? 0 : 13;
+       }},
+  };
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("law 1: a client killed at the entry or exit of any of its system calls leaves nothing behind") {
+  on_each_engine([](BrokerFixture& broker) {
+    auto bystander = open(broker);
+    const auto stage = must(bystander->create_group({.name = "stage"}, soon()));
+    must(bystander->join_group(stage.token, 0, soon()));
+    auto common = must(create_region(bystander, named("common", 8192)));
+    const auto admin = open_admin(broker);
+    const auto rest = must(broker_status(*admin, soon())).record;
+    long killed = 0;
+    for (const Scene& scene : scenes()) {
+      CAPTURE(scene.name);
+      for (long k = 1;; k += harness::kSlowdown) {
+        CAPTURE(k);
+        const auto seen = harness::run_killed_at(
+            k, [&](const auto& start) { return scene.client(broker.socket(), start); });
+        if (!seen.traced) SKIP_CASE("ptrace is not permitted here");
+        const bool clean = eventually([&] {
+          const auto now = must(broker_status(*admin, soon())).record;
+          return now.regions == rest.regions && now.leases == rest.leases && now.sessions == rest.sessions &&
+                 now.tickets == rest.tickets && now.groups == rest.groups && now.bytes == rest.bytes;
+        });
+        REQUIRE(clean);
+        if (seen.ended) {
+          CHECK(seen.status == 0);
+          CHECK(k > 1);
+          break;
+        }
+        ++killed;
+      }
+      REQUIRE(regions(bystander).size() == 1);
+      CHECK(regions(bystander)[0].record.holders == 1);
+      must(bystander->ping(soon()));
+    }
+    MESSAGE("clients killed: " << killed);
+    CHECK(killed > 100 / harness::kSlowdown);
+    must(common->release(kReleaseUnname));
+  });
+}
+
+TEST_CASE("law 1: a reply that nobody has read yet has its lease in the books already") {
+  on_each_engine([](BrokerFixture& broker) {
+    const auto admin = open_admin(broker);
+    RawClient client = RawClient::connect(broker.socket());
+    REQUIRE(client.hello().ok());
+    shmbw_create create{};
+    create.length = 4096;
+    std::vector<std::byte> buffer(256);
+    wire::Writer writer(buffer);
+    writer.begin_batch<shmbw_create>(SHMBW_OP_CREATE, 77, 1);
+    writer.element(0, create);
+    REQUIRE(client.send(writer.finish(0)));
+    auto there = sys::poll_readable(client.fd(), 20'000'000'000);
+    REQUIRE(there.has_value());
+    REQUIRE(*there);
+    CHECK(leases(admin).size() == 1);
+    CHECK(regions(admin).size() == 1);
+    SUBCASE("and is freed when the client dies without having read it") { client.close(); }
+    SUBCASE("and stays when it reads") {
+      CHECK(client.reply(77).fds.size() == 1);
+      CHECK(leases(admin).size() == 1);
+      client.close();
+    }
+    CHECK(eventually([&] { return regions(admin).empty() && leases(admin).empty(); }));
+  });
+}
