@@ -51,11 +51,11 @@ void InFlight::remove(Outbox& outbox) {
   outbox.descriptors_ = 0;
 }
 
-// A sixteenth for each process, at least one full packet unless the table is tiny; once half of all is used, only those
-// who owe nothing are sent more.
+// Half of all for one process while there is plenty. Once more than half is used, a sixteenth each, at least one full
+// packet unless the table is tiny.
 std::uint64_t InFlight::share() const {
-  if (descriptors_ > allowance_ / 2) return 1;
-  return std::max(std::min<std::uint64_t>(sys::kMaxFdsPerMessage, allowance_ / 4), allowance_ / 16);
+  if (descriptors_ <= allowance_ / 2) return std::max<std::uint64_t>(1, allowance_ / 2);
+  return std::max({std::uint64_t{1}, std::min<std::uint64_t>(sys::kMaxFdsPerMessage, allowance_ / 4), allowance_ / 16});
 }
 
 bool InFlight::within_share(Outbox& outbox) {

@@ -101,9 +101,9 @@ TEST_CASE("one process with many lazy sessions uses up its own share, not the al
     Child child = lazy(broker.socket(), 15, end);
     RawClient honest = RawClient::connect(broker.socket());
     REQUIRE(honest.hello().ok());
-    for (int i = 0; i < 500 && in_flight(honest) < 300; ++i) ::usleep(10'000);
+    for (int i = 0; i < 500 && in_flight(honest) < 1000; ++i) ::usleep(10'000);
     for (int i = 0; i < 3; ++i) CHECK(served(honest));
-    CHECK(in_flight(honest) == 300);  // 253 is the share; the packet that reaches it still goes
+    CHECK(in_flight(honest) == 1000);  // of 1500: half is what one process may leave unread
     end.open();
     CHECK(child.wait() == 0);
   }

@@ -147,15 +147,15 @@ TEST_CASE("a kernel that does not say what is unread holds nobody back") {
   CHECK(pair.box.open());
 }
 
-TEST_CASE("each process has its share, and when half of all is used only who owes nothing is sent more") {
-  InFlight in_flight(160);  // a share of 40, half is 80
+TEST_CASE("one process may have half of all unread; once that is passed, each process a small share") {
+  InFlight in_flight(160);  // half is 80, the small share 40
   auto ends = std::move(*sys::seqpacket_pair()), other_ends = std::move(*sys::seqpacket_pair()),
        third_ends = std::move(*sys::seqpacket_pair());
   Outbox one(ends[0].get(), 4, in_flight, &in_flight, 1), same(other_ends[0].get(), 4, in_flight, &in_flight, 1),
       other(third_ends[0].get(), 4, in_flight, &in_flight, 2);
   std::byte bytes[32] = {};
   std::vector<int> numbers(100, 0);
-  CHECK(one.reply(bytes, std::span(numbers).first(39), 1) == Outbox::Sent::sent);
+  CHECK(one.reply(bytes, std::span(numbers).first(79), 1) == Outbox::Sent::sent);
   CHECK(in_flight.within_share(same));
   CHECK(same.reply(bytes, std::span(numbers).first(1), 1) == Outbox::Sent::sent);
   CHECK_FALSE(in_flight.within_share(same));
@@ -163,20 +163,24 @@ TEST_CASE("each process has its share, and when half of all is used only who owe
   CHECK_FALSE(in_flight.crowded());
   CHECK(other.reply(bytes, std::span(numbers).first(60), 1) == Outbox::Sent::sent);
   CHECK(in_flight.crowded());
+  CHECK_FALSE(in_flight.within_share(other));
   std::byte buffer[64];
   std::vector<Fd> fds;
   REQUIRE(sys::receive(ends[1].get(), buffer, fds, false));
   CHECK(in_flight.within_share(same));  // it asked anew: 61 are unread now, 1 of them by this process
+  CHECK(in_flight.within_share(other));
   CHECK(other.reply(bytes, std::span(numbers).first(40), 1) == Outbox::Sent::sent);
-  CHECK_FALSE(in_flight.within_share(same));
+  CHECK(in_flight.within_share(same));
+  CHECK_FALSE(in_flight.within_share(other));
   SUBCASE("an abandoned session's descriptors stay in the count until they are read") {
     other.abandon();
     CHECK_FALSE(in_flight.crowded());
     CHECK(in_flight.descriptors() == 101);
-    CHECK_FALSE(in_flight.within_share(same));
+    Outbox back(third_ends[1].get(), 4, in_flight, &in_flight, 2);
+    CHECK_FALSE(in_flight.within_share(back));
     REQUIRE(sys::receive(third_ends[1].get(), buffer, fds, false));
     REQUIRE(sys::receive(third_ends[1].get(), buffer, fds, false));
-    in_flight.look_again();
+    CHECK(in_flight.within_share(back));
     CHECK(in_flight.descriptors() == 1);
   }
 }
