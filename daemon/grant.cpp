@@ -51,6 +51,10 @@ Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights) 
   if (!reader) {
     Error failed = system_failure(reader.error(), "reopening the region read-only").error();
     if (reader.error().value == EMFILE || reader.error().value == ENFILE) failed.status = Status::no_descriptors;
+    if (reader.error().value == ENOENT) {
+      failed.status = Status::unsupported;
+      failed.sentence += ": the broker's /proc is not mounted, and only through it can read-only access be given";
+    }
     return std::unexpected(std::move(failed));
   }
   world.reply_owned.push_back(std::move(*reader));
