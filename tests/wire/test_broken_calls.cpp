@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::uint32_t kRead = SHMBW_RIGHT_MAP_READ, kWrite = SHMBW_RIGHT_MAP_WRITE;
 
+// Not EPIPE and ECONNRESET from send: they say that the peer is gone, and one that is not would wait for ever.
 const std::map<std::string, std::vector<std::string>>& errnos() {
   static const std::map<std::string, std::vector<std::string>> all = {
       {"memfd_create", {"EMFILE", "ENFILE", "ENOMEM"}},
@@ -33,7 +34,7 @@ const std::map<std::string, std::vector<std::string>>& errnos() {
       {"bind", {"EADDRINUSE", "EACCES", "ENOSPC"}},
       {"listen", {"EADDRINUSE"}},
       {"accept", {"EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED", "EPERM"}},
-      {"send", {"EAGAIN", "ENOBUFS", "ENOMEM", "ETOOMANYREFS", "EPIPE", "ECONNRESET", "EMSGSIZE"}},
+      {"send", {"EAGAIN", "ENOBUFS", "ENOMEM", "ETOOMANYREFS", "EMSGSIZE"}},
       {"receive", {"ECONNRESET", "ENOMEM", "EAGAIN"}},
       {"getsockopt", {"ENOPROTOOPT", "ENODATA", "ESRCH", "EMFILE"}},
       {"setsockopt", {"ENOPROTOOPT", "EPERM"}},
