@@ -23,6 +23,9 @@ namespace {
 
 constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks for them; then the oldest go
 
+// A full socket, or memory that the kernel could not give at that moment: the packet goes later.
+bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOMEM; }
+
 template <class T>
 T fixed_part(const wire::PacketView& view) {
   T out{};  // lenient: a reply's unknown tail belongs to a newer broker that knows we do not read it
@@ -176,7 +179,7 @@ void Channel::send_later(std::span<const std::byte> packet) {
 bool Channel::send_unsent() {
   while (!unsent_.empty()) {
     auto sent = sys::send(socket_.get(), unsent_.front(), {}, {}, false);
-    if (!sent && (sent.error().value == EAGAIN || sent.error().value == ENOBUFS)) return false;
+    if (!sent && passes(sent.error().value)) return false;
     unsent_.pop_front();
   }
   return true;
@@ -188,7 +191,7 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
     auto sent = send_unsent() ? sys::send(socket_.get(), packet, {}, {}, false) : sys_error(EAGAIN);
     if (sent) return {};
     const int code = sent.error().value;
-    if (code == EAGAIN || code == ENOBUFS) {
+    if (passes(code)) {
       // The broker serves one request at a time and the kernel holds a bounded number: replies must be read on.
       if (deadline.passed()) return error(Status::deadline, "the broker did not take the request before the deadline");
       const Deadline soon = earlier(deadline, Deadline::after(10'000'000));
