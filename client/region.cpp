@@ -155,8 +155,8 @@ Result<void> Region::map_back(Deadline deadline) {
 
 Result<void> Region::publish(Deadline deadline) {
   if (auto fine = usable(); !fine) return fine;
-  if ((facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0) return error(Status::denied, "only a writer can publish a region");
   if (facts_.state == SHMBW_REGION_STATE_PUBLISHED) return error(Status::invalid, "the region is published already");
+  if ((facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0) return error(Status::denied, "only a writer can publish a region");
   if (parts_ > 0)
     return error(Status::still_mapped, "a part of the region is still mapped by shmb_region_map: unmap it first");
   const bool was_mapped = static_cast<bool>(mapping_);
