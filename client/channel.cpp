@@ -79,6 +79,11 @@ bool Channel::lost() {
   return lost_;
 }
 
+std::string Channel::lost_reason() {
+  Lock lock(mutex_);
+  return lost_reason_;
+}
+
 void Channel::set_lost_reason(std::string reason) {
   Lock lock(mutex_);
   lost_ = true;

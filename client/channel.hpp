@@ -102,6 +102,7 @@ class Channel {
   Result<int> event_descriptor();
 
   bool lost();
+  std::string lost_reason();
   std::mutex& mutex() { return mutex_; }
   void set_lost_reason(std::string reason);  // for a session that never came to be
 

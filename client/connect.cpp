@@ -66,7 +66,7 @@ Result<std::shared_ptr<Session>> try_socket(const std::string& path, const std::
   known.started_by_us = started;
   auto session = Session::greet(std::move(*socket), std::move(known), greeting, deadline);
   if (!session && session.error().status == Status::session_lost)  // it was about to end, or is no broker
-    return error(Status::no_broker, path + ": the connection was closed during the greeting");
+    return error(Status::no_broker, path + ": no greeting: " + session.error().sentence);
   return session;
 }
 

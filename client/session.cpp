@@ -101,6 +101,8 @@ Result<void> Session::hello(const Greeting& greeting, Deadline deadline) {
   writer.text(greeting.group_name);
   const auto packet = writer.finish(0);
   auto reply = channel_.call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply && reply.error().status == Status::session_lost)  // there was no session yet to lose
+    return error(Status::session_lost, channel_.lost_reason());
   if (!reply) return std::unexpected(reply.error());
   auto fixed = fixed_of<shmbw_hello_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());

@@ -176,7 +176,8 @@ typedef struct shmb_session_info {
   char how[512];     /* a sentence: how the broker was found, and what was passed over and why */
 } shmb_session_info;
 
-/* What the library knows without asking the broker; never blocks on it. Set info->size first. */
+/* What the library knows without asking the broker (a forked child's first call opens its session, though). Set
+ * info->size first. */
 SHMB_API int shmb_session_get_info(shmb_session* session, shmb_session_info* info, shmb_error* error) SHMB_NOEXCEPT;
 
 /* A round trip to the broker and back. Local sessions: SHMB_OK. */

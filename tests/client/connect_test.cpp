@@ -6,11 +6,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "client/launch.hpp"
+#include "proto/refusal.hpp"
 #include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/skip.hpp"
@@ -216,4 +219,67 @@ TEST_CASE("a broker that refuses the session is reported as such, and no other o
   world.options.local_ok = true;
   auto second = world.connect();
   CHECK(status_of(second) == Status::limit);
+}
+
+namespace {
+
+// Accepts one connection, reads HELLO and answers as `answer` writes it.
+template <class Answer>
+std::thread play_broker(const Fd& listener, Answer answer) {
+  return std::thread([&listener, answer] {
+    (void)sys::poll_readable(listener.get(), 20'000'000'000);
+    auto peer = sys::accept(listener.get());
+    if (!peer) return;
+    std::vector<std::byte> buffer(SHMBW_MAX_MESSAGE);
+    (void)sys::poll_readable(peer->get(), 20'000'000'000);
+    std::vector<Fd> fds;
+    if (!sys::receive(peer->get(), buffer, fds, false)) return;
+    shmbw_header header;
+    std::memcpy(&header, buffer.data(), sizeof header);
+    std::vector<std::byte> out(1024);
+    (void)sys::send(peer->get(), answer(std::span(out), header.tag), {}, {}, false);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a broker of another version, or one that answers nonsense, is a sentence") {
+  World world;
+  const std::string path = world.folder.file("other");
+  const Fd listener = std::move(*sys::seqpacket_socket(true));
+  REQUIRE(sys::bind_path(listener.get(), path).has_value());
+  REQUIRE(sys::listen(listener.get(), 5).has_value());
+  world.options.socket = path;
+  std::thread broker;
+  Result<std::shared_ptr<Session>> refused = error(Status::ok, "");
+  SUBCASE("it refuses ours") {
+    broker = play_broker(listener, [](std::span<std::byte> out, std::uint64_t tag) {
+      Error no;
+      no.status = Status::version;
+      no.sentence = "this broker speaks protocol 7 to 9";
+      return wire::write_error_reply(out, SHMBW_OP_HELLO, tag, no);
+    });
+    refused = world.connect();
+    CHECK(status_of(refused) == Status::version);
+    CHECK(says(refused.error(), "protocol 7 to 9"));
+  }
+  SUBCASE("it chooses one that we did not offer") {
+    broker = play_broker(listener, [](std::span<std::byte> out, std::uint64_t tag) {
+      shmbw_hello_reply reply{};
+      reply.version = 7;
+      wire::Writer writer(out);
+      writer.begin(SHMBW_OP_HELLO | SHMBW_REPLY, tag, Status::ok, reply);
+      return writer.finish(0);
+    });
+    refused = world.connect();
+    CHECK(status_of(refused) == Status::version);
+    CHECK(says(refused.error(), "protocol 7"));
+  }
+  SUBCASE("it is no broker at all") {
+    broker = play_broker(listener, [](std::span<std::byte> out, std::uint64_t) { return wire::Bytes(out).first(30); });
+    refused = world.connect();
+    CHECK(status_of(refused) == Status::no_broker);
+    CHECK(says(refused.error(), "broke the protocol"));
+  }
+  broker.join();
 }
