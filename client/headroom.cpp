@@ -9,6 +9,7 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
+#include "client/forked.hpp"
 #include "proto/refusal.hpp"
 
 namespace shmb::client {
@@ -121,6 +122,8 @@ std::unexpected<Error> no_room(const std::string& whose, std::uint16_t scope, st
 constexpr std::int64_t kReuse = 250'000'000;
 std::atomic<std::int64_t> looked_until{0};
 std::atomic<std::int64_t> allowance{0};
+// A forked child may be put into another cgroup before its first create: it looks for itself.
+std::atomic<std::uint64_t> looked_after_forks{0};
 
 }  // namespace
 
@@ -171,12 +174,14 @@ Result<void> check_headroom(std::uint64_t bytes) {
   const std::int64_t now = sys::now_monotonic();
   const auto wanted = static_cast<std::int64_t>(bytes);
   if (now < looked_until.load(std::memory_order_relaxed) &&
+      looked_after_forks.load(std::memory_order_relaxed) == forks_seen() &&
       allowance.fetch_sub(wanted, std::memory_order_relaxed) >= wanted)
     return {};
   std::uint64_t room = 0;
   if (auto checked = check_headroom_at({}, bytes, &room); !checked) return checked;
   allowance.store(static_cast<std::int64_t>(std::min<std::uint64_t>((room - bytes) / 16, INT64_MAX)),
                   std::memory_order_relaxed);
+  looked_after_forks.store(forks_seen(), std::memory_order_relaxed);
   looked_until.store(now + kReuse, std::memory_order_relaxed);
   return {};
 }
