@@ -12,8 +12,9 @@ namespace shmb::daemon {
 namespace {
 
 constexpr std::int64_t kReportWaits = 1'000'000'000;
-// A pidfd is readable from the exit on, and stays so: how the process died is asked for at intervals, not by polling.
-// They double, because a thousand clients that die together are not reaped at once, and the freeing is waiting.
+// A pidfd is readable from the exit on, but tells how the process died only once it has been reaped: that is asked for
+// at intervals, and a report does not even wait for the exit. Of a thousand clients that die together none is reaped
+// at once, and their memory waits to be freed; so the first question comes late, and the intervals double.
 constexpr std::int64_t kAskAgain = 20'000'000;
 
 }  // namespace
@@ -29,8 +30,8 @@ Afterlife::Afterlife(Transport& transport, Fd pidfd, Session& session, Why why)
 Afterlife::~Afterlife() { transport_.engine().unwatch(*this); }
 
 void Afterlife::start() {
-  if (why_ == Why::report) transport_.timers().set(*this, give_up_at_);
-  // Not watchable: a report goes out without its cause; a disconnected session cannot be let live for ever.
+  if (why_ == Why::report) return transport_.timers().set(*this, transport_.now() + kAskAgain);
+  // Not watchable: a disconnected session cannot be let live for ever.
   if (!transport_.engine().watch(pidfd_.get(), *this)) on_readable();
 }
 
@@ -44,16 +45,19 @@ void Afterlife::on_timer(std::int64_t now) { ask(now); }
 
 void Afterlife::ask(std::int64_t now) {
   auto how = sys::pidfd_exit_info(pidfd_.get());
-  if (!how && kernel().exit_info && now < give_up_at_) {
+  if (!how && now < give_up_at_ && (kernel().exit_info || !has_ended())) {
     transport_.timers().set(*this, std::min(now + ask_again_, give_up_at_));
     ask_again_ *= 2;
     return;
   }
   // A report that gives up on a process still alive (it only closed its connection) has no death to tell.
-  auto ended = sys::poll_readable(pidfd_.get(), 0);
-  if (why_ == Why::disconnected || how || !ended || *ended)
-    transport_.books().process_died(session_, how ? &*how : nullptr);
+  if (why_ == Why::disconnected || how || has_ended()) transport_.books().process_died(session_, how ? &*how : nullptr);
   transport_.forget(*this);
+}
+
+bool Afterlife::has_ended() const {
+  auto ended = sys::poll_readable(pidfd_.get(), 0);
+  return !ended || *ended;
 }
 
 }  // namespace shmb::daemon

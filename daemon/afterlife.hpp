@@ -32,6 +32,7 @@ class Afterlife final : private Waiter, private Timer {
   void on_readable() override;
   void on_timer(std::int64_t now) override;
   void ask(std::int64_t now);
+  bool has_ended() const;
 
   Transport& transport_;
   Fd pidfd_;
