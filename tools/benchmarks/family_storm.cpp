@@ -59,6 +59,7 @@ struct Held {
   WireSession session;
   Fd socket;
   std::vector<BareMap> maps;
+  std::vector<Fd> fds;
 };
 
 // What a server itself worked, from the kill to the end.
@@ -79,7 +80,7 @@ class ServerTime {
 
 double ours(const BrokerProcess& broker, WireSession& watcher, std::size_t count, ServerTime& time) {
   Crowd crowd(count, [&] {
-    Held held{WireSession::open(broker.socket()), {}, {}};
+    Held held{WireSession::open(broker.socket()), {}, {}, {}};
     auto created = held.session.create(kEach, 4096);
     for (const Fd& fd : created.fds) {
       held.maps.push_back(BareMap::map(fd.get(), 4096, true));
@@ -94,7 +95,7 @@ double ours(const BrokerProcess& broker, WireSession& watcher, std::size_t count
     crowd.kill_all();
     for (auto now = before; now.regions > 0 || now.leases > 0 || now.bytes > 0 || now.sessions > 1;
          now = watcher.status())
-      usleep(200);
+      usleep(1000);  // asking costs the broker time that it needs here
   });
 }
 
@@ -136,10 +137,11 @@ double floor_of(const std::string& path, std::size_t count, ServerTime& time) {
   close(listener);
   Crowd crowd(count, [&] {
     channel.theirs.reset();
-    Held held{{}, Fd::adopt(connect_to(path)), {}};
+    Held held{{}, Fd::adopt(connect_to(path)), {}, {}};
     for (std::size_t i = 0; i < kEach; ++i) {
-      Fd fd = bare_region(4096);
-      held.maps.push_back(BareMap::map(fd.get(), 4096, true));
+      // Kept open: without a broker the descriptor is the only handle that others can be given.
+      held.fds.push_back(bare_region(4096));
+      held.maps.push_back(BareMap::map(held.fds.back().get(), 4096, true));
       held.maps.back().data()[0] = std::byte{1};
     }
     return held;
