@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <set>
 
+#include "tests/harness/skip.hpp"
 #include "tests/wire/bystander.hpp"
 #include "tests/wire/stage.hpp"
 
@@ -62,8 +63,30 @@ void set_length(Packet& packet, std::size_t length, Lie lie) {
   if (length > 0) set_header(packet, header);
 }
 
-void attack(Duel& duel, const Bystander& bystander) {
-  auto harmless = [&](const Packet& packet) { return !aims_at(bystander.group(), packet); };
+// Numbers of 2, 4 and 8 bytes at their ends, wherever one may stand. The frame's own are in the lengths' sweep.
+void attack_numbers(Duel& duel, std::size_t size, auto&& harmless) {
+  constexpr std::uint64_t kEnds[] = {0, UINT64_MAX, INT64_MAX, std::uint64_t{1} << 63, UINT64_MAX - 1};
+  for (std::size_t width : {2, 4, 8}) {
+    for (std::size_t at = 8; at + width <= size && !duel.failed(); at += width) {
+      for (std::uint64_t end : kEnds) {
+        // The upper bytes, so that a narrow number gets its own largest and smallest.
+        std::byte bytes[8];
+        std::memcpy(bytes, &end, sizeof bytes);
+        if (end == UINT64_MAX - 1) std::rotate(bytes, bytes + width, bytes + 8);
+        duel.play([&](Packet& packet, const Stage&) {
+          if (at + width > packet.size()) return false;
+          std::memcpy(packet.data() + at, bytes + 8 - width, width);
+          return harmless(packet);
+        });
+        if (duel.failed()) duel.wrong += "; " + std::to_string(width) + " bytes at " + std::to_string(at);
+        if (duel.failed()) return;
+      }
+    }
+  }
+}
+
+void attack(Duel& duel, const Bystander& bystander, bool same_uid) {
+  auto harmless = [&](const Packet& packet) { return !same_uid || !aims_at(bystander.group(), packet); };
   std::size_t size = 0;
   REQUIRE(duel.play([&](const Packet& packet, const Stage&) { return size = packet.size(), true; }) != Duel::End::none);
   for (std::size_t at = 0; at < size && !duel.failed(); ++at) {
@@ -79,6 +102,7 @@ void attack(Duel& duel, const Bystander& bystander) {
       if (duel.failed()) break;
     }
   }
+  attack_numbers(duel, size, harmless);
   for (Lie lie : {Lie::none, Lie::size, Lie::size_and_fixed}) {
     for (std::size_t length : lengths_around(size)) {
       if (duel.failed()) break;
@@ -94,9 +118,9 @@ void attack(Duel& duel, const Bystander& bystander) {
   }
 }
 
-void attack_all(BrokerFixture& broker) {
+void attack_all(BrokerFixture& broker, std::optional<uid_t> other_uid) {
   REQUIRE_MESSAGE(broker.running(), broker.log());
-  Bystander bystander(broker.socket());
+  Bystander bystander(broker.socket(), other_uid);
   REQUIRE(bystander.goes_on());
   REQUIRE(bystander.pause());
   const Books before = books_of(broker);
@@ -111,7 +135,7 @@ void attack_all(BrokerFixture& broker) {
     CAPTURE(valid.name);
     {
       Duel duel(broker, valid);
-      attack(duel, bystander);
+      attack(duel, bystander, !other_uid);
       CHECK_MESSAGE(duel.wrong == "", valid.name);
       cases += duel.cases, drops += duel.drops, answers += duel.answers, refusals += duel.refusals;
       // A valid request that never succeeds would make its whole sweep worthless.
@@ -142,9 +166,21 @@ TEST_CASE("every length and every changed byte of every request is answered or d
       // Tickets cannot be given back: those that the attacker makes have to end by themselves, soon.
       options.config = "[limits]\nticket_max = \"300ms\"\nticket_default = \"300ms\"\nuid_groups = 100000\n";
       BrokerFixture broker(options);
-      attack_all(broker);
+      attack_all(broker, {});
     }
   }
+}
+
+TEST_CASE("a bystander of another uid in system mode is out of reach even for well-aimed changes") {
+  if (!harness::can_change_uid()) SKIP_CASE("needs root, to be two users");
+  BrokerOptions options;
+  options.system = true;
+  // The other engine is the usual run's part; this one is about who the peers are.
+  options.engine = thorough() ? harness::engines().back() : harness::engines().front();
+  options.arguments = {"--log-level", "error"};
+  options.config = "[limits]\nticket_max = \"300ms\"\nticket_default = \"300ms\"\nuid_groups = 100000\n";
+  BrokerFixture broker(options);
+  attack_all(broker, uid_t{23456});
 }
 
 }  // namespace wire_test
