@@ -3,6 +3,7 @@
 #include "tests/e2e/machine.hpp"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -10,7 +11,6 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <sstream>
 
@@ -40,8 +40,14 @@ bool state_of(pid_t pid, char& state, pid_t& parent) {
 }  // namespace
 
 std::string contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  // Not by a stream: those throw when a process ends while its file is read (ESRCH).
+  std::string text;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  char buffer[4096];
+  for (ssize_t size; fd >= 0 && (size = ::read(fd, buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<std::size_t>(size));
+  if (fd >= 0) ::close(fd);
+  return text;
 }
 
 Resident resident(const void* address) {
