@@ -207,7 +207,7 @@ TEST_CASE("clients in a PID namespace that the broker cannot see are served, and
       pid_t pid = ::fork();
       if (pid == 0) {
         std::string seam = std::string("pretend_kernel=") + kernel, program = BrokerFixture::program();
-        ::execl(program.c_str(), program.c_str(), "--directory", place.c_str(), "--idle-exit", "300ms", "--seam",
+        ::execl(program.c_str(), program.c_str(), "--directory", place.c_str(), "--idle-exit", "2s", "--seam",
                 seam.c_str(), "--log-level", "error", nullptr);
         ::_exit(127);
       }
