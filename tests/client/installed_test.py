@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A stranger's program finds the library as it is installed: by pkg-config from C and C++, by find_package from CMake.
+The tree is laid out in a folder of its own, so nothing of this source tree can help.
+Usage: installed_test.py LIBRARY PC_FILE LIBDIR CMAKE_FILE... -- HEADER..."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+C_PROGRAM = """#include <shmbroker/shmbroker.h>
+#include <string.h>
+int main(void) {
+  shmb_connect_options options = {sizeof options, 0, 0, 0, SHMB_CONNECT_LOCAL_ONLY, 0, 0};
+  shmb_session* session = 0;
+  shmb_region* region = 0;
+  if (shmb_connect(&options, &session, 0) != SHMB_OK || shmb_create(session, 10, 0, &region, 0) != SHMB_OK) return 1;
+  memset(shmb_region_data(region), 1, 10);
+  shmb_release(region, 0, 0);
+  shmb_disconnect(session);
+  return 0;
+}
+"""
+CXX_PROGRAM = """#include <shmbroker/shmbroker.hpp>
+int main() {
+  auto session = shmbroker::Session::try_connect({.local_only = true});
+  if (!session) return 1;
+  auto region = session->try_create(10);
+  return region && region->size() == 10 ? 0 : 2;
+}
+"""
+CMAKE = """cmake_minimum_required(VERSION 3.16)
+project(stranger C)
+find_package(shmbroker 0.1 REQUIRED)
+add_executable(stranger stranger.c)
+target_link_libraries(stranger shmbroker::shmbroker)
+"""
+
+
+def run(*command, **options):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}: {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def main():
+    split = sys.argv.index("--")
+    library, pc_file, libdir = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    cmake_files, headers = map(Path, sys.argv[4:split]), map(Path, sys.argv[split + 1:])
+    with tempfile.TemporaryDirectory(prefix="shmb-installed-") as name:
+        folder = Path(name)
+        prefix = folder / "prefix"
+        lib = prefix / libdir
+        (lib / "pkgconfig").mkdir(parents=True)
+        (lib / "cmake/shmbroker").mkdir(parents=True)
+        (prefix / "include/shmbroker").mkdir(parents=True)
+        shutil.copy(library, lib / "libshmbroker.so.0")
+        (lib / "libshmbroker.so").symlink_to("libshmbroker.so.0")
+        shutil.copy(pc_file, lib / "pkgconfig")
+        for file in cmake_files:
+            shutil.copy(file, lib / "cmake/shmbroker")
+        for header in headers:
+            shutil.copy(header, prefix / "include/shmbroker")
+        here = dict(os.environ, LD_LIBRARY_PATH=str(lib))
+        (folder / "stranger.c").write_text(C_PROGRAM)
+        (folder / "stranger.cpp").write_text(CXX_PROGRAM)
+        if shutil.which("pkg-config") is None:
+            print("SKIPPED: pkg-config: not here")
+        else:
+            flags = run("pkg-config", f"--define-variable=prefix={prefix}", "--cflags", "--libs", "shmbroker",
+                        env=dict(os.environ, PKG_CONFIG_PATH=str(lib / "pkgconfig"))).split()
+            for compiler, standard, source in [("cc", "-std=c11", "stranger.c"), ("c++", "-std=c++20", "stranger.cpp")]:
+                run(compiler, standard, "-Wall", "-Werror", folder / source, "-o", folder / "stranger", *flags)
+                run(folder / "stranger", env=here)
+                print(f"{compiler} {standard} by pkg-config")
+        if shutil.which("cmake") is None:
+            print("SKIPPED: find_package: no cmake here")
+        else:
+            (folder / "CMakeLists.txt").write_text(CMAKE)
+            run("cmake", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
+            run("cmake", "--build", folder / "build")
+            run(folder / "build/stranger", env=here)
+            print("cc by find_package")
+            (folder / "CMakeLists.txt").write_text(CMAKE.replace("shmbroker 0.1", "shmbroker 99"))
+            refused = subprocess.run(["cmake", "-S", folder, "-B", folder / "newer", f"-DCMAKE_PREFIX_PATH={prefix}"],
+                                     capture_output=True, text=True)
+            if refused.returncode == 0:
+                sys.exit("find_package accepted version 99")
+
+
+if __name__ == "__main__":
+    main()
