@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A child that is stopped at the entry and at the exit of each of its system calls, and killed at the k-th stop: no hook
-// in the program under test, every point at which the outside world can have changed. Also counts the calls of a piece
-// of code.
+// A child that is stopped at the entry and at the exit of each of its system calls, and killed at the k-th stop: no
+// hook in the program under test, every point at which the outside world can have changed. Also counts the calls of a
+// piece of code.
 #pragma once
 
 #include <functional>

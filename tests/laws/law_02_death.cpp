@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Law 2: death is a readable pidfd. The end of the file ends a session; a readable pidfd with the socket still open makes
-// an heir, whose leases stay until the end of the file; never a heartbeat, a time-out or a process number.
-// To see it fail: in daemon/session.cpp, session_process_died, take the condition off
+// Law 2: death is a readable pidfd. The end of the file ends a session; a readable pidfd with the socket still open
+// makes an heir, whose leases stay until the end of the file; never a heartbeat, a time-out or a process number. To see
+// it fail: in daemon/session.cpp, session_process_died, take the condition off
 //   if (session.lazy) end_session(world, session);
 // and a forked child loses what it still uses the moment its parent dies.
 #include <fcntl.h>
@@ -23,9 +23,9 @@ namespace {
 
 // A session in a child of its own, killed on request, that leaves a forked heir behind.
 struct Family {
-  Gate go_on;       // the heir makes its first call
-  Gate finish;      // the heir ends
-  Line told;        // 'm' mapped, 'h' heir alive, then its verdicts
+  Gate go_on;   // the heir makes its first call
+  Gate finish;  // the heir ends
+  Line told;    // 'm' mapped, 'h' heir alive, then its verdicts
   Child parent;
 
   Family(const std::string& socket, bool double_fork)
@@ -124,7 +124,8 @@ TEST_CASE("law 2: an heir that never calls keeps the leases until it ends") {
     pid_t heir = 0;
     // The only child of the parent.
     if (auto text = sys::read_file(("/proc/" + std::to_string(family->parent.pid()) + "/task/" +
-                                    std::to_string(family->parent.pid()) + "/children").c_str());
+                                    std::to_string(family->parent.pid()) + "/children")
+                                       .c_str());
         text)
       heir = static_cast<pid_t>(std::atoi(text->c_str()));
     if (heir == 0) SKIP_CASE("/proc/PID/task/TID/children is not there");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Law 4: the broker takes no lock in, and trusts no word of, memory that a client can write, asserts nothing about bytes
-// a peer sent, and never reads or writes an open file description that a client also holds.
-// To see it fail: in daemon/serve_views.cpp, list_regions, before sys::file_facts(region.fd.get()) add
+// Law 4: the broker takes no lock in, and trusts no word of, memory that a client can write, asserts nothing about
+// bytes a peer sent, and never reads or writes an open file description that a client also holds. To see it fail: in
+// daemon/serve_views.cpp, list_regions, before sys::file_facts(region.fd.get()) add
 //   ::flock(region.fd.get(), LOCK_EX);
 // (or any read, write or lock on region.fd): a client that holds that lock through a description of its own stops the
 // broker.
@@ -55,7 +55,7 @@ TEST_CASE("law 4: whatever a client does to its copy of a descriptor, the broker
     REQUIRE(own);
     REQUIRE(::flock(fd.get(), LOCK_UN) == 0);
     REQUIRE(::flock(own.get(), LOCK_EX) == 0);
-    struct flock record {};
+    struct flock record{};
     record.l_type = F_WRLCK;
     REQUIRE(::fcntl(own.get(), F_OFD_SETLK, &record) == 0);
     REQUIRE(::fcntl(own.get(), F_SETLEASE, F_WRLCK) <= 0);  // EAGAIN: others have it open

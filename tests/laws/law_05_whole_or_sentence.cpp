@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Law 5: a create succeeds whole or fails with a sentence (limit, scope, used, asked, largest holders, the key to raise);
-// population returns an errno where a store would be a signal; the headroom of the client's cgroup is compared first.
-// To see it fail: in client/obtain.cpp, create_batch, take away
+// Law 5: a create succeeds whole or fails with a sentence (limit, scope, used, asked, largest holders, the key to
+// raise); population returns an errno where a store would be a signal; the headroom of the client's cgroup is compared
+// first. To see it fail: in client/obtain.cpp, create_batch, take away
 //   if (!result) (void)post_release(*session, granted->region, ...);
 // and a create that fails while it populates leaves its region behind.
 #include <sched.h>
@@ -34,7 +34,8 @@ Error refused(const shmb::Result<Region::Handle>& result) {
 
 TEST_CASE("law 5: a refusal says limit, scope, used, asked, who holds most and which key to raise") {
   BrokerOptions options;
-  options.config = "[limits]\nuid_bytes = \"16M\"\nsession_leases = 40\n[limits.group.small]\nbytes = \"4M\"\nregions = 3\n";
+  options.config =
+      "[limits]\nuid_bytes = \"16M\"\nsession_leases = 40\n[limits.group.small]\nbytes = \"4M\"\nregions = 3\n";
   on_each_engine(options, [](BrokerFixture& broker) {
     auto session = open(broker);
     const auto group = must(session->create_group({.name = "small"}, soon()));
@@ -50,8 +51,8 @@ TEST_CASE("law 5: a refusal says limit, scope, used, asked, who holds most and w
     CHECK(bytes.shortage.limit == 4 * kMiB);
     CHECK(bytes.shortage.used == kMiB + kMiB / 2);
     CHECK(bytes.shortage.asked == 4 * kMiB);  // rounded to huge pages
-    for (const char* part : {"limit", "'small'", "asked 4.0 MiB", "used 1.5 of 4.0 MiB", "'big' (1.0 MiB)", "'second' (512.0 KiB)",
-                             "raise limits.group.small.bytes"})
+    for (const char* part : {"limit", "'small'", "asked 4.0 MiB", "used 1.5 of 4.0 MiB", "'big' (1.0 MiB)",
+                             "'second' (512.0 KiB)", "raise limits.group.small.bytes"})
       CHECK_MESSAGE(has(bytes.sentence, part), part);
 
     auto third = must(create_region(session, named("third", 4096)));

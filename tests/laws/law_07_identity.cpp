@@ -67,7 +67,7 @@ TEST_CASE("law 7: the name in /proc/PID/maps says epoch, id, generation, owner, 
     CHECK(labels[0].group == longest);
     CHECK(labels[0].region == longest);
     auto fd = must(region->descriptor(soon()));
-    struct stat facts {};
+    struct stat facts{};
     REQUIRE(::fstat(fd.get(), &facts) == 0);
     CHECK(facts.st_uid == ::geteuid());
     CHECK((facts.st_mode & 07777) == 0600);
