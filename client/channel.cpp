@@ -283,11 +283,14 @@ void Channel::cancel_watch(std::uint64_t watch) {
   send_later(writer.finish(0));
 }
 
-void Channel::unsubscribe(Subscription& subscription) {
+void Channel::unsubscribe(Subscription& subscription) noexcept {
   Lock lock(mutex_);
   if (subscription.watch == 0) return;
   subscriptions_.erase(subscription.watch);
-  if (!lost_) cancel_watch(subscription.watch);
+  try {
+    if (!lost_) cancel_watch(subscription.watch);
+  } catch (const std::bad_alloc&) {  // the broker goes on sending: those events are then the user's to pass over
+  }
   subscription.watch = 0;
 }
 

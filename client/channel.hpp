@@ -96,7 +96,7 @@ class Channel {
   Result<void> post(std::span<std::byte> packet, Deadline deadline);
   // Until `subscription` has an event. A lost session ends the wait.
   Result<void> await(Subscription& subscription, Deadline deadline);
-  void unsubscribe(Subscription& subscription);
+  void unsubscribe(Subscription& subscription) noexcept;
 
   Result<Event> next_event(Deadline deadline);
   Result<int> event_descriptor();

@@ -114,17 +114,12 @@ Result<void> Session::wait_group(std::uint64_t group, Deadline answer, Deadline 
     WatchSpec spec;
     spec.kind = SHMBW_WATCH_KIND_GROUP;
     spec.group = group;
-    Channel::Subscription subscription;
-    if (auto subscribed = subscribe(spec, subscription, answer); !subscribed) return subscribed;
-    if ((subscription.state & SHMBW_WATCH_EVENT_ENDED) != 0) {
-      unsubscribe(subscription);
-      return {};
-    }
-    auto waited = await(subscription, wait);
-    const bool ended = waited && subscription.events.front().kind == Event::Kind::group_ended;
-    unsubscribe(subscription);
-    if (!waited) return waited;
-    if (ended) return {};
+    OwnWatch watch(*this);
+    if (auto begun = watch.begin(spec, answer); !begun) return begun;
+    if ((watch.state() & SHMBW_WATCH_EVENT_ENDED) != 0) return {};
+    auto event = watch.await(wait);
+    if (!event) return std::unexpected(event.error());
+    if (event->kind == Event::Kind::group_ended) return {};
     answer = Deadline::after(0);  // a gap: ask again, the end may have been among what was lost
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a handle can do once it is there. How it comes to be is in obtain.cpp.
+// What a handle can do once it is there. How it comes to be is in create.cpp and attach.cpp.
 #include "client/region.hpp"
 
 #include <fcntl.h>

@@ -299,19 +299,18 @@ Result<void> Session::unwatch(std::uint64_t watch, Deadline deadline) {
   return {};
 }
 
-Result<void> Session::subscribe(const WatchSpec& spec, Channel::Subscription& subscription, Deadline deadline) {
+Result<void> Session::OwnWatch::begin(const WatchSpec& spec, Deadline deadline) {
   WatchPacket request;
   if (auto written = write_watch(spec, request); !written) return written;
-  auto reply = call(request.packet, deadline, &subscription);
+  auto reply = session_.call(request.packet, deadline, &subscription_);
   if (!reply) return std::unexpected(reply.error());
   return {};
 }
 
-Result<void> Session::await(Channel::Subscription& subscription, Deadline deadline) {
-  return channel_.await(subscription, deadline);
+Result<Event> Session::OwnWatch::await(Deadline deadline) {
+  if (auto waited = session_.channel_.await(subscription_, deadline); !waited) return std::unexpected(waited.error());
+  return subscription_.events.front();
 }
-
-void Session::unsubscribe(Channel::Subscription& subscription) { channel_.unsubscribe(subscription); }
 
 Result<Event> Session::next_event(Deadline deadline) {
   if (local_) return needs_broker("events");

@@ -107,10 +107,22 @@ class Session : public ForkGuarded, public std::enable_shared_from_this<Session>
   Result<void> unwatch(std::uint64_t watch, Deadline deadline);
   Result<Event> next_event(Deadline deadline);
   Result<int> event_descriptor();
-  // For waits of the library itself.
-  Result<void> subscribe(const WatchSpec& spec, Channel::Subscription& subscription, Deadline deadline);
-  Result<void> await(Channel::Subscription& subscription, Deadline deadline);
-  void unsubscribe(Channel::Subscription& subscription);
+  // A subscription of the library itself, for the length of one wait.
+  class OwnWatch {
+   public:
+    explicit OwnWatch(Session& session) : session_(session) {}
+    OwnWatch(const OwnWatch&) = delete;
+    OwnWatch& operator=(const OwnWatch&) = delete;
+    ~OwnWatch() { session_.channel_.unsubscribe(subscription_); }
+    Result<void> begin(const WatchSpec& spec, Deadline deadline);
+    std::uint32_t state() const { return subscription_.state; }  // what held already: no event comes for it
+    // The first event, a gap among them: then what was waited for may have been lost.
+    Result<Event> await(Deadline deadline);
+
+   private:
+    Session& session_;
+    Channel::Subscription subscription_;
+  };
 
   // Handles enrol so that a forked child can take their leases over.
   std::list<Region*>::iterator enrol_region(Region* region);

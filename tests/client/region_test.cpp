@@ -60,7 +60,7 @@ TEST_CASE("a region is created, attached, written, published and read, and its d
     auto reader = must(attach_region(other, at("kv")));
     CHECK(std::strcmp(reinterpret_cast<char*>(reader->data()), "world") == 0);
     CHECK(status_of(attach_region(other, at("kv", kReadWrite))) == Status::write_closed);
-    CHECK(status_of(region->publish(Deadline::after(0))) == Status::denied);
+    CHECK(status_of(region->publish(Deadline::after(0))) == Status::invalid);
     must(reader->release(0));
     must(region->release(kReleaseUnname));
     CHECK(status_of(attach_region(other, at("kv"))) == Status::not_found);

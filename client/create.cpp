@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// CREATE, in batches: room is looked for before the broker is asked, memory is put behind the region before the caller
+// gets it, recycled memory is zeroed unless the caller does not mind.
+#include <algorithm>
+#include <cstring>
+
+#include "client/headroom.hpp"
+#include "client/obtain.hpp"
+#include "proto/refusal.hpp"
+
+namespace shmb::client {
+namespace {
+
+std::uint64_t rounded(std::uint64_t length) {
+  const std::uint64_t unit = length >= kHugePage ? kHugePage : kSmallPage;
+  return (length + unit - 1) / unit * unit;
+}
+
+bool populates(const CreateItem& item, bool strict) {
+  if ((item.flags & (kCreateNoPopulate | kCreateUnmapped)) != 0) return false;
+  return item.length <= kPopulateByDefault || strict;
+}
+
+// What can be told before the broker is asked.
+Result<void> check_item(const CreateItem& item, bool strict) {
+  if (item.length == 0) return error(Status::invalid, "a region has at least one byte");
+  if (item.length > kMaxLength)
+    return error(Status::invalid, "a region has fewer than 2^47 bytes, asked " + std::to_string(item.length));
+  if (!item.name.empty())
+    if (auto checked = names::check(item.name, "region name"); !checked) return checked;
+  if (strict && !populates(item, strict))
+    return error(Status::unsupported,
+                 "an unpopulated region is refused while vm.overcommit_memory is 2: touching it could be a SIGBUS; "
+                 "create it populated");
+  return {};
+}
+
+Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, const SessionFacts& broker,
+                                     const CreateItem& item, const shmbw_create_reply& granted, Fd fd, bool strict,
+                                     ReadyReport& ready) {
+  RegionFacts facts;
+  facts.ref = granted.region;
+  facts.epoch = broker.epoch;
+  facts.length = item.length;
+  facts.bytes = granted.bytes;
+  facts.group = granted.group;
+  facts.rights = granted.rights;
+  facts.state = SHMBW_REGION_STATE_CREATED;
+  facts.page_kind = SHMBW_PAGE_KIND_UNPOPULATED;
+  facts.flags = SHMBW_REGION_WRITE_OPEN;
+  if (!item.name.empty()) facts.flags |= SHMBW_REGION_NAMED;
+  if ((item.flags & SHMBW_CREATE_MANY_WRITERS) != 0) facts.flags |= SHMBW_REGION_MANY_WRITERS;
+  const bool dirty = (granted.flags & SHMBW_CREATED_DIRTY) != 0;
+  if (dirty) facts.flags |= SHMBW_REGION_DIRTY_BIRTH;
+  facts.recycled = dirty;
+  if ((item.flags & kCreateUnmapped) != 0) return std::make_unique<Region>(session, facts, Mapping(), Fd());
+
+  const Access access = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? Access::read_write : Access::read;
+  auto mapping = map_whole(fd.get(), facts.bytes, access);
+  if (!mapping) return std::unexpected(mapping.error());
+  Populated populated{0, SHMBW_PAGE_KIND_UNPOPULATED};
+  if (access == Access::read_write && (populates(item, strict) || dirty)) {
+    auto filled = populate_fresh(*mapping, fd.get(), (item.flags & kCreateSmallPages) != 0);
+    if (!filled) return std::unexpected(filled.error());
+    populated = *filled;
+    if (dirty && (item.flags & SHMBW_CREATE_UNINITIALISED) == 0) std::memset(mapping->data(), 0, facts.bytes);
+  }
+  facts.populated = populated.bytes;
+  facts.page_kind = populated.kind;
+  const bool read_only_later = broker.mode == SHMBW_MODE_PRIVATE && (item.flags & SHMBW_CREATE_MANY_WRITERS) == 0;
+  if (access == Access::read_write && (read_only_later || facts.bytes >= kHugePage)) {
+    ready.add(facts.ref, populated);
+    facts.state = SHMBW_REGION_STATE_READY;
+  }
+  return std::make_unique<Region>(session, facts, std::move(*mapping), Fd());
+}
+
+void create_batch(const std::shared_ptr<Session>& session, std::span<const CreateItem> items, bool strict,
+                  std::int64_t timeout, std::span<Result<Region::Handle>> out) {
+  const auto all = [&](const Error& failure) {
+    for (auto& element : out) element = std::unexpected(failure);
+  };
+  // Elements that are wrong in themselves do not travel.
+  std::vector<std::size_t> sent;
+  std::uint64_t populated = 0;
+  std::size_t text_bytes = 0;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (auto checked = check_item(items[i], strict); !checked) {
+      out[i] = std::unexpected(checked.error());
+      continue;
+    }
+    sent.push_back(i);
+    text_bytes += items[i].name.size();
+    if (populates(items[i], strict)) populated += rounded(items[i].length);
+  }
+  if (sent.empty()) return;
+  if (populated != 0)
+    if (auto room = check_headroom(populated); !room) {
+      for (std::size_t i : sent) out[i] = std::unexpected(room.error());
+      return;
+    }
+
+  std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + sent.size() * sizeof(shmbw_create) +
+                                text_bytes);
+  wire::Writer writer(buffer);
+  writer.begin_batch<shmbw_create>(SHMBW_OP_CREATE, 0, sent.size());
+  for (std::size_t n = 0; n < sent.size(); ++n) {
+    const CreateItem& item = items[sent[n]];
+    shmbw_create request{};
+    request.group = item.group;
+    request.length = item.length;
+    request.keep = item.keep;
+    request.flags = item.flags & SHMBW_CREATE_KNOWN;
+    // Old contents could only be zeroed by touching every page, which is what this caller does not want.
+    if (!populates(item, strict) && (item.flags & SHMBW_CREATE_UNINITIALISED) == 0)
+      request.flags |= SHMBW_CREATE_NO_RECYCLE;
+    request.rights = item.rights;
+    request.name_len = static_cast<std::uint16_t>(item.name.size());
+    writer.element(n, request);
+  }
+  for (std::size_t i : sent) writer.text(items[i].name);
+  writer.finish(0);
+  auto reply = session->call(buffer, Deadline::after(timeout));
+  if (!reply) {
+    for (std::size_t i : sent) out[i] = std::unexpected(reply.error());
+    return;
+  }
+  auto batch = wire::BatchView::open(reply->view);
+  if (!batch || batch->count() != sent.size())
+    return all(error(Status::protocol, "the broker's answer to CREATE is malformed").error());
+  const SessionFacts broker = session->facts();
+  auto texts = batch->texts();
+  ReadyReport ready;
+  for (std::size_t n = 0; n < sent.size(); ++n) {
+    auto& result = out[sent[n]];
+    const CreateItem& item = items[sent[n]];
+    auto granted = batch->element<shmbw_create_reply>(n);
+    if (!granted) {
+      result = error(Status::protocol, "the broker's answer to CREATE is malformed");
+      continue;
+    }
+    const auto detail = texts.take(granted->outcome.detail_len).value_or("");
+    if (granted->outcome.status != 0) {
+      result = std::unexpected(wire::read_element_detail(granted->outcome.status, detail));
+      continue;
+    }
+    auto fd = take_fd(*reply, granted->outcome);
+    result = fd ? without_throwing(
+                      [&] { return finish_create(session, broker, item, *granted, std::move(*fd), strict, ready); })
+                : Result<Region::Handle>(std::unexpected(fd.error()));
+    if (!result) (void)post_release(*session, granted->region, item.name.empty() ? 0U : unsigned{SHMBW_RELEASE_UNNAME});
+    else if (item.group == 0) session->note_group(granted->group);
+  }
+  ready.post(*session);
+}
+
+}  // namespace
+
+Handles create_regions(const std::shared_ptr<Session>& session, std::span<const CreateItem> items,
+                       std::int64_t timeout) {
+  Handles results = unset_handles(items.size());
+  bool looks = false;
+  for (const CreateItem& item : items) looks |= !populates(item, false);
+  const bool strict = looks && strict_overcommit();
+  if (session->is_local()) {
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      auto checked = check_item(items[i], strict);
+      results[i] = checked ? create_local(session, items[i]) : Result<Region::Handle>(std::unexpected(checked.error()));
+    }
+    return results;
+  }
+  const std::size_t batch = session->facts().max_batch;
+  for (std::size_t first = 0; first < items.size(); first += batch) {
+    const std::size_t count = std::min(batch, items.size() - first);
+    create_batch(session, items.subspan(first, count), strict, timeout, std::span(results).subspan(first, count));
+  }
+  return results;
+}
+
+Result<Region::Handle> create_region(const std::shared_ptr<Session>& session, const CreateItem& item,
+                                     std::int64_t timeout) {
+  return std::move(create_regions(session, std::span(&item, 1), timeout)[0]);
+}
+
+}  // namespace shmb::client
