@@ -522,9 +522,10 @@ class Session {
     const int first = shmb_create_many(handle_.get(), items.data(), items.size(), options.timeout.nanoseconds(),
                                        regions.data(), statuses.data(), &error);
     std::vector<Result<Region>> results;
+    results.reserve(regions.size());
     bool told = false;
     for (std::size_t i = 0; i < regions.size(); ++i) {
-      if (regions[i] != nullptr) results.push_back(Region(regions[i]));
+      if (regions[i] != nullptr) (void)results.emplace_back(Region(regions[i]));  // no temporary Result: GCC 12 warns
       else if (!std::exchange(told, true) && first != SHMB_OK) results.push_back(Error(error));
       else results.push_back(Error(static_cast<Status>(statuses[i])));
     }
