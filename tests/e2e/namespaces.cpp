@@ -18,6 +18,7 @@
 
 #include "tests/e2e/machine.hpp"
 #include "tests/e2e/support.hpp"
+#include "tests/harness/sanitizer.hpp"
 
 using namespace e2e;
 
@@ -73,7 +74,9 @@ void die_and_leave_nothing(World& world, Outsider& holder) {
   holder.kill();
   const std::string left = world.broker().books();
   if (!left.empty()) failed(__FILE__, __LINE__, left + "\n" + world.broker().log());
-  NEED(world.broker().stop() == 0);
+  const int status = world.broker().stop();
+  // Without /proc the sanitizer of leaks fails by itself, and reads no option that would turn it off.
+  if (!harness::kAddressSanitizer || ::access("/proc/self", F_OK) == 0) NEED(status == 0);
 }
 
 // In every world, in a process that may enter namespaces for good. The body ends the broker itself.
