@@ -78,7 +78,7 @@ struct Watch {
   std::uint32_t state = 0;
 };
 
-class Session : public ForkGuarded, public std::enable_shared_from_this<Session> {
+class Session final : public ForkGuarded, public std::enable_shared_from_this<Session> {
  public:
   // Greets the broker at the other end of `socket`. `known` carries path, how and started_by_us.
   static Result<std::shared_ptr<Session>> greet(Fd socket, SessionFacts known, Greeting greeting, Deadline deadline);
