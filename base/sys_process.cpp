@@ -129,6 +129,13 @@ Sys<Fd> event_fd() {
   return call_fd(Call::eventfd, [] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
 }
 
+void event_signal(int fd) { (void)::eventfd_write(fd, 1); }
+
+void event_drain(int fd) {
+  eventfd_t count = 0;
+  (void)::eventfd_read(fd, &count);
+}
+
 Sys<Fd> epoll() {
   return call_fd(Call::epoll, [] { return ::epoll_create1(EPOLL_CLOEXEC); });
 }

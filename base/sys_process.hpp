@@ -41,6 +41,9 @@ Sys<void> set_dumpable(bool on);
 Sys<void> set_no_new_privileges();
 
 Sys<Fd> event_fd();  // EFD_CLOEXEC | EFD_NONBLOCK
+// Not behind the fault seam: neither can fail but by a bug of ours, and a lost wake would be one nobody could see.
+void event_signal(int fd);  // any thread
+void event_drain(int fd);
 Sys<Fd> epoll();
 Sys<Fd> signal_fd(std::span<const int> signals);  // blocks them in the calling thread
 Sys<void> random_bytes(std::span<std::byte> out);

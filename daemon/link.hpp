@@ -16,10 +16,10 @@ namespace shmb::daemon {
 // What the kernel says of the peer, gathered at accept.
 struct Peer {
   std::uint32_t uid = 0, gid = 0;
-  std::uint32_t pid = 0;            // 0: a PID namespace that we cannot see
+  std::uint32_t pid = 0;  // 0: a PID namespace that we cannot see
   std::vector<std::uint32_t> groups;
-  bool admin = false;               // came in by the admin socket
-  bool has_pidfd = false;           // else only end of file tells its end
+  bool admin = false;      // came in by the admin socket
+  bool has_pidfd = false;  // else only end of file tells its end
 };
 
 // What the books see of one connection. All calls are made on the broker's thread.
@@ -30,40 +30,48 @@ class Link {
   virtual void reply(wire::Bytes packet, std::span<const int> fds) = 0;
   // Queued; one event packet in flight, then a gap event (law 8).
   virtual void event(wire::Bytes packet) = 0;
-  // Protocol broken: log `why` once, close. The books hear end_of_file afterwards, from the transport, not from inside the call.
+  // Protocol broken: log `why` once, close. The books hear end_of_file afterwards, from the transport, not from inside
+  // the call.
   virtual void drop(std::string_view why) = 0;
   virtual std::uint32_t descriptors_in_flight() const = 0;
-  // For older kernels: compares the start time that HELLO carries with the pidfd's process; false drops the pidfd (Peer::has_pidfd becomes false).
+  // For older kernels: compares the start time that HELLO carries with the pidfd's process; false drops the pidfd
+  // (Peer::has_pidfd becomes false).
   virtual bool confirm_start_time(std::uint64_t start_time) = 0;
 
  protected:
   ~Link() = default;
 };
 
-// What the transport tells the books. `Broker` (broker.hpp) implements it. The session handle is opaque to the transport.
+// What the transport tells the books. `Broker` (broker.hpp) implements it. The session handle is opaque to the
+// transport.
 class Session;
 class Books {
  public:
   virtual ~Books() = default;
   // Asked before each accept: false leaves the client in the backlog until descriptors are free.
   virtual bool room_for_session(bool /*admin*/) const { return true; }
-  virtual Session* connected(Link& link) = 0;               // nullptr: refuse (the transport closes)
-  virtual void packet(Session& session, const wire::PacketView& packet) = 0;  // calls link.reply at most once, drop, or nothing (one-way)
+  virtual Session* connected(Link& link) = 0;  // nullptr: refuse (the transport closes)
+  virtual void packet(Session& session,
+                      const wire::PacketView& packet) = 0;  // calls link.reply at most once, drop, or nothing (one-way)
   virtual bool greeted(const Session& session) const = 0;   // HELLO has been answered
   virtual void end_of_file(Session& session) = 0;           // the peer closed its socket; the link dies after this call
-  virtual void process_died(Session& session, const sys::ExitInfo* how) = 0;  // the pidfd became readable; nullptr: the kernel does not tell how
-  virtual void disconnected(Session& session) = 0;          // law 8: we closed a lazy reader; not a death. The link dies after this call, the pidfd stays watched, process_died follows, then forget
+  virtual void process_died(
+      Session& session,
+      const sys::ExitInfo* how) = 0;  // the pidfd became readable; nullptr: the kernel does not tell how
+  virtual void disconnected(
+      Session& session) = 0;  // law 8: we closed a lazy reader; not a death. The link dies after this call, the pidfd
+                              // stays watched, process_died follows, then forget
   // Asked once, right after end_of_file: the reclaim report waits for how the process died. If true, keep the pidfd
   // watched for up to 1 s more; process_died may still come in that time.
   virtual bool wants_exit(const Session&) const { return false; }
   // The transport's last word on a handle, exactly once each: its socket is closed and its pidfd is not watched any
   // more (reported, given up, or never there). The handle is gone after it. Until then it stays valid.
   virtual void forget(Session&) {}
-  virtual std::int64_t next_deadline() const = 0;           // CLOCK_BOOTTIME ns, INT64_MAX none
+  virtual std::int64_t next_deadline() const = 0;  // CLOCK_BOOTTIME ns, INT64_MAX none
   virtual void tick(std::int64_t now) = 0;
-  virtual int wake_fd() const = 0;                          // readable when a helper thread has finished something
+  virtual int wake_fd() const = 0;  // readable when a helper thread has finished something
   virtual void woken() = 0;
-  virtual bool idle() const = 0;                            // no session and no kept region: a private broker may end
+  virtual bool idle() const = 0;  // no session and no kept region: a private broker may end
 };
 
 }  // namespace shmb::daemon

@@ -2,8 +2,6 @@
 // Freeing regions and telling of it.
 #include "daemon/reclaim.hpp"
 
-#include <sys/eventfd.h>
-
 #include <csignal>
 #include <cstring>
 #include <system_error>
@@ -61,13 +59,12 @@ void Closer::run() {
     job.fd.reset();
     lock.lock();
     finished_.push_back(job.region);
-    eventfd_write(wake_.get(), 1);
+    sys::event_signal(wake_.get());
   }
 }
 
 std::vector<std::uint64_t> Closer::finished() {
-  eventfd_t count = 0;
-  eventfd_read(wake_.get(), &count);
+  sys::event_drain(wake_.get());
   std::lock_guard lock(mutex_);
   return std::exchange(finished_, {});
 }
