@@ -122,7 +122,6 @@ Sys<Fd> above_standard(int fd) {
   return Fd::adopt(copy);
 }
 
-// What the daemon said last.
 // The reason that the daemon gave, whole: it ends with what to do. Its own prefix ("<3>shmbrokerd: ") says nothing new.
 std::string last_words(const std::string& path) {
   auto log = sys::read_file(path.c_str());
