@@ -2,6 +2,7 @@
 // What the laws' tests share: a case that runs on each engine, and the broker's books as tables.
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cstdint>

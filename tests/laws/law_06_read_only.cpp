@@ -336,7 +336,7 @@ TEST_CASE("law 6: no way to write is left to a reader, in either mode, with and 
          "What a reader can do to a region that it was given read-only: each attempt made by a process without\n"
          "privileges, with the descriptor and the mapping that the library gave it. Written by\n"
          "`tests/laws/law_06_read_only.cpp` on Linux "
-      << kernel().release
+      << kernel().version.major << "." << kernel().version.minor
       << "; to measure anew:\n\n"
          "    SHMB_READ_ONLY_TABLE=docs/read-only-table.md build/gcc/tests/laws/test_laws -tc='law 6: no way*'\n\n"
       << table.str()

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Law 8: one bad peer hurts nobody. The wire's own tests (tests/wire) take each bad peer apart; here all of them come
+// at once, beside a well-behaved user that must get every answer right. To see it fail: in daemon/connection.cpp,
+// on_arrival, take the condition off
+//   if (!outbox_.open()) { ... holding_ = true; return go_on(); }
+// so that requests are read while a reply is unread, and one session fills the table with descriptors in flight.
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include "tests/laws/law.hpp"
+#include "tests/wire/bystander.hpp"
+#include "tests/wire/engines.hpp"
+
+using namespace laws;
+using wire_test::Bystander;
+using wire_test::greeted;
+
+namespace {
+
+constexpr std::size_t kHalfOpen = 1000;
+
+bool allow_descriptors(rlim_t wanted) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur >= wanted) return true;
+  limit.rlim_cur = wanted;
+  return limit.rlim_max >= wanted && ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
+
+// A batch ATTACH of every region the client made, asked `times` times without reading an answer.
+struct Lazy {
+  RawClient client;
+  std::size_t regions;
+  std::uint64_t session = 0;
+
+  Lazy(const BrokerFixture& broker, std::size_t count, int times) : regions(count) {
+    client = RawClient::connect(broker.socket());
+    const RawPacket hello = client.hello();
+    REQUIRE(hello.ok());
+    session = hello.fixed<shmbw_hello_reply>().session;
+    shmbw_create wish{};
+    wish.length = 4096;
+    const std::vector<shmbw_create> wishes(count, wish);
+    const RawPacket made = client.call_batch(SHMBW_OP_CREATE, std::span(wishes));
+    REQUIRE(made.ok());
+    std::vector<shmbw_attach> attaches(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      attaches[i].by = SHMBW_ATTACH_BY_ID;
+      attaches[i].rights = kReadWrite;
+      attaches[i].region = made.element<shmbw_create_reply>(i).region;
+    }
+    for (int i = 0; i < times; ++i)
+      (void)sys::send(client.fd(), wire_test::batch(SHMBW_OP_ATTACH, 100 + static_cast<unsigned>(i), attaches), {}, {},
+                      false);
+  }
+};
+
+std::optional<shmbw_session_record> row_of(const std::shared_ptr<Session>& admin, std::uint64_t session) {
+  for (const auto& row : sessions(admin))
+    if (row.record.session == session) return row.record;
+  return std::nullopt;
+}
+
+}  // namespace
+
+TEST_CASE("law 8: lazy readers, junk, an unread subscription and a thousand half-open peers, and nobody else notices") {
+  if (!allow_descriptors(3000)) SKIP_CASE("fewer than 3,000 descriptors are allowed here");
+  on_each_engine([](BrokerFixture& broker) {
+    Bystander bystander(broker.socket());
+    REQUIRE(bystander.goes_on());
+    const auto admin = open_admin(broker);
+
+    std::vector<std::unique_ptr<Lazy>> lazy;
+    for (int i = 0; i < 10; ++i) lazy.push_back(std::make_unique<Lazy>(broker, 20, 30));
+    CHECK(bystander.goes_on());
+
+    RawClient watcher = greeted(broker);
+    auto maker = open(broker);
+    const auto group = must(maker->create_group({.name = "noise"}, soon()));
+    must(maker->join_group(group.token, 0, soon()));
+    shmbw_watch wish{};
+    wish.kind = SHMBW_WATCH_KIND_NAME;
+    wish.events = SHMBW_WATCH_EVENT_APPEARED;
+    wish.group_len = 5;
+    wish.name_len = 1;
+    REQUIRE(watcher.call(SHMBW_OP_WATCH, wish, "noisex").ok());
+    for (int i = 0; i < 1000; ++i) {
+      CreateItem item = named("x", 4096);
+      item.flags = SHMBW_CREATE_REPLACE | kCreateUnmapped;
+      (void)must(create_region(maker, item));
+    }
+    CHECK(bystander.goes_on());
+
+    std::uint32_t noise = 1;
+    for (int i = 0; i < 300; ++i) {
+      RawClient junk = RawClient::connect(broker.socket());
+      if (i % 2 == 0) (void)junk.hello();
+      std::vector<std::byte> bytes(1 + noise % 600);
+      for (auto& byte : bytes) byte = static_cast<std::byte>((noise = noise * 1664525 + 1013904223) >> 24);
+      (void)junk.send(i % 7 == 0 ? std::span<std::byte>() : std::span(bytes));  // an empty packet, too
+    }
+    CHECK(bystander.goes_on());
+
+    {
+      std::vector<RawClient> half_open;
+      for (std::size_t i = 0; i < kHalfOpen; ++i) half_open.push_back(RawClient::connect(broker.socket()));
+      CHECK(bystander.goes_on());
+      must(open(broker)->ping(soon()));  // who says HELLO gets in
+    }
+    CHECK(bystander.goes_on());
+
+    // The lazy have one reply each on the way, whatever they asked; the watcher's events do not count.
+    for (const auto& peer : lazy) {
+      const auto row = row_of(admin, peer->session);
+      REQUIRE(row.has_value());
+      CHECK(row->in_flight == peer->regions);
+      CHECK(row->state == SHMBW_SESSION_STATE_MEMBER);
+    }
+    CHECK(must(broker_status(*admin, soon())).record.in_flight == 10 * 20);
+    CHECK(watcher.event().is_event());
+    CHECK(watcher.status().ok());
+    lazy.clear();
+    must(shmb::client::unname(*maker, must(Target::at("noise/x")), soon()));
+    maker.reset();
+    CHECK(bystander.goes_on());
+    CHECK(bystander.wrong() == "");
+  });
+}
+
+TEST_CASE("law 8: no request waits in the broker: what is not there is told at once, and its coming is an event") {
+  on_each_engine([](BrokerFixture& broker) {
+    auto session = open(broker);
+    auto maker = open(broker);
+    const auto group = must(maker->create_group({.name = "later"}, soon()));
+    must(maker->join_group(group.token, 0, soon()));
+    const auto served = must(broker_status(*session, soon())).record.requests;
+    CHECK(status_of(attach_region(session, at("later/kv"))) == Status::not_found);
+    CHECK(must(broker_status(*session, soon())).record.requests == served + 2);
+    WatchSpec spec;
+    spec.kind = SHMBW_WATCH_KIND_NAME;
+    spec.address = "later/kv";
+    CHECK(must(session->watch(spec, soon())).state == 0);
+    auto made = must(create_region(maker, named("kv", 4096)));
+    CHECK(must(session->next_event(soon())).kind == shmb::client::Event::Kind::name_appeared);
+    must(made->release(kReleaseUnname));
+  });
+}
+
+TEST_CASE("law 8: a refusal is a reply, and the next request of the same session is served") {
+  BrokerOptions options;
+  options.config = "[limits]\nsession_leases = 2\n";
+  on_each_engine(options, [](BrokerFixture& broker) {
+    auto session = open(broker);
+    auto a = must(create_region(session, named("", 4096)));
+    auto b = must(create_region(session, named("", 4096)));
+    for (int i = 0; i < 100; ++i) CHECK(status_of(create_region(session, named("", 4096))) == Status::limit);
+    b.reset();
+    auto c = must(create_region(session, named("", 4096)));
+  });
+}
+
+TEST_CASE("law 8: who was disconnected for not reading keeps its leases until it is dead") {
+  BrokerOptions options;
+  options.config = "unread_timeout = \"50ms\"\ndescriptors = 512\n";
+  on_each_engine(options, [](BrokerFixture& broker) {
+    const auto admin = open_admin(broker);
+    Line told;
+    auto bad = Child::run([&] {
+      const Lazy peer(broker, 160, 1);
+      told.say('l');
+      for (;;) ::pause();
+      return 0;
+    });
+    REQUIRE(told.hear() == 'l');
+    const auto is_bad = [&](const SessionRow& row) {
+      return row.record.pid == static_cast<std::uint32_t>(bad.pid()) &&
+             row.record.state == SHMBW_SESSION_STATE_DISCONNECTED;
+    };
+    {
+      // Alone it is over half of nothing; a second one takes the sum over the allowance.
+      const Lazy other(broker, 120, 1);
+      REQUIRE(eventually([&] {
+        const auto rows = sessions(admin);
+        return std::any_of(rows.begin(), rows.end(), is_bad);
+      }));
+    }
+    CHECK(eventually([&] { return regions(admin).size() == 160; }));
+    ::usleep(200'000);
+    CHECK(leases(admin).size() == 160);
+    bad.kill();
+    CHECK(bad.wait() == 128 + SIGKILL);
+    CHECK(eventually([&] { return leases(admin).empty() && regions(admin).empty(); }));
+  });
+}
