@@ -18,6 +18,9 @@ namespace {
 // waiting for 0 would wait for an edge that never comes (dbus-broker draws the same line).
 constexpr int kEmptyQueue = 128;
 
+// No room now, in the socket or in the kernel: the event is sent later. Everything else means that the peer is gone.
+bool passing(Errno error) { return error.value == EAGAIN || error.value == ENOBUFS || error.value == ENOMEM; }
+
 constexpr std::size_t kSequenceOffset = sizeof(shmbw_header);  // every event's fixed part begins with its sequence
 
 std::uint64_t sequence_of(wire::Bytes event) {
@@ -187,9 +190,7 @@ void Outbox::send_events() {
   notice();
   if (reply_unread_ || event_unread_) return;
   if (!events_.empty()) {
-    auto sent = sys::send(socket_, events_.front(), {}, {}, false);
-    if (!sent && (sent.error().value == EAGAIN || sent.error().value == ENOBUFS || sent.error().value == ENOMEM))
-      return;
+    if (auto sent = sys::send(socket_, events_.front(), {}, {}, false); !sent && passing(sent.error())) return;
     events_.pop_front();
     event_unread_ = true;
     return;
@@ -200,7 +201,7 @@ void Outbox::send_events() {
   gap.sequence = last_lost_;
   gap.lost = lost_events_;
   writer.begin(SHMBW_EVENT | SHMBW_EVENT_GAP, 0, Status::ok, gap);
-  if (auto sent = sys::send(socket_, writer.finish(0), {}, {}, false); !sent && sent.error().value == EAGAIN) return;
+  if (auto sent = sys::send(socket_, writer.finish(0), {}, {}, false); !sent && passing(sent.error())) return;
   lost_events_ = 0;
   event_unread_ = true;
 }
