@@ -221,6 +221,61 @@ TEST_CASE("300 unread events end in exactly one gap that counts the lost ones, a
   });
 }
 
+namespace {
+
+// 300 events of a name, then all that were kept are read; the lost ones that the gap tells, 0 if it does not come.
+std::uint64_t gap_after_300(const BrokerFixture& broker) {
+  RawClient watcher = greeted(broker), maker = greeted(broker);
+  auto first = create_region(maker, 4096, "x");
+  std::string address = "#" + std::to_string(first.group);
+  shmbw_watch wish{};
+  wish.kind = SHMBW_WATCH_KIND_NAME;
+  wish.events = SHMBW_WATCH_EVENT_APPEARED;
+  wish.group_len = static_cast<std::uint16_t>(address.size());
+  wish.name_len = 1;
+  REQUIRE(watcher.call(SHMBW_OP_WATCH, wish, address + "x").ok());
+  shmbw_create create{};
+  create.length = 4096;
+  create.flags = SHMBW_CREATE_REPLACE;
+  for (int i = 0; i < 300; ++i) create_region(maker, create, "x");
+  for (;;) {
+    RawPacket packet = watcher.receive(2000);
+    if (packet.kind != RawPacket::Kind::packet) return 0;
+    if (packet.header().op == (SHMBW_EVENT | SHMBW_EVENT_GAP)) return packet.fixed<shmbw_gap_event>().lost;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a gap that the kernel has no memory for is told later, not forgotten") {
+  for (const std::string& engine : harness::engines()) {
+    INFO("engine: ", engine);
+    BrokerOptions options;
+    options.engine = engine;
+    options.expect_empty_books = false;
+    std::uint64_t lost = 0;
+    std::string sends;
+    {
+      BrokerFixture broker(options);
+      REQUIRE_MESSAGE(broker.running(), broker.log());
+      lost = gap_after_300(broker);
+      REQUIRE(broker.stop() == 0);
+      std::string log = broker.log();
+      std::size_t at = log.find(" send=");
+      REQUIRE(at != std::string::npos);
+      sends = std::to_string(std::atoi(log.c_str() + at + 6));
+    }
+    CHECK(lost > 0);
+    for (const char* error : {"ENOBUFS", "ENOMEM", "EAGAIN"}) {
+      // The gap was the last that the broker sent.
+      options.seam = std::string("fail=send:") + error + ":" + sends + ":3";
+      BrokerFixture broker(options);
+      REQUIRE_MESSAGE(broker.running(), broker.log());
+      CHECK(gap_after_300(broker) == lost);
+    }
+  }
+}
+
 TEST_CASE("unread replies under half of the allowance disconnect nobody, however old they are") {
   BrokerOptions options;
   options.config = "unread_timeout = \"20ms\"\ndescriptors = 512\n";
