@@ -156,7 +156,7 @@ const char* help_text() {
   return "Usage: shmbrokerd [OPTION]...\n"
          "Owns the shared memory of this host (--system) or of one user (--private, the default).\n"
          "\n"
-         "  --config FILE        read FILE (TOML); see shmbroker.toml(5)\n"
+         "  --config FILE        read FILE (TOML); see shmbroker.conf(5)\n"
          "  --check              check the configuration and exit\n"
          "  --engine NAME        auto (default), io_uring or epoll\n"
          "  --directory DIR      where socket, admin and broker.lock are\n"
