@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The README's example is examples/hello.cpp to the letter, and runs; the code of docs/client.md compiles, C and C++.
+Usage: example_test.py ROOT BROKER HELLO"""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+def fenced(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def words(source):
+    """Without the head comment, with one spelling of the header and without regard to the order of #include."""
+    lines = [line for line in source.splitlines() if line.strip() and not line.startswith("//")]
+    lines = [line.replace('"shmbroker.hpp"', "<shmbroker/shmbroker.hpp>") for line in lines]
+    includes = sorted(line for line in lines if line.startswith("#include"))
+    return includes + [line for line in lines if not line.startswith("#include")]
+
+
+def runs(broker, hello):
+    with tempfile.TemporaryDirectory(prefix="shmb-example-") as folder:
+        ready, write_end = os.pipe()
+        daemon = subprocess.Popen([broker, "--directory", folder + "/broker", "--ready-fd", str(write_end), "--log-level",
+                                   "error"], pass_fds=[write_end])
+        try:
+            os.close(write_end)
+            if os.read(ready, 1) != b"\n":
+                return "the broker did not start"
+            environment = {key: value for key, value in os.environ.items() if key != "SHMBROKER_GROUP"}
+            done = subprocess.run([hello], env=environment | {"SHMBROKER_SOCKET": folder + "/broker/socket"},
+                                  capture_output=True, text=True, timeout=60)
+            if done.returncode != 0 or done.stdout != "42 in 67108864 bytes\n":
+                return f"hello: status {done.returncode}, {done.stdout!r}, {done.stderr!r}"
+        finally:
+            os.close(ready)
+            daemon.terminate()
+            status = daemon.wait(30)
+        return None if status == 0 else f"the broker ended with {status}"
+
+
+def compiles(root, text):
+    """C++ blocks are parts of one function, one after the other; C blocks are whole files."""
+    pieces = fenced(text, "cpp")
+    includes = [line for piece in pieces for line in piece.splitlines() if line.startswith("#include")]
+    bodies = ["\n".join(line for line in piece.splitlines() if not line.startswith("#include")) for piece in pieces]
+    tutorial = "\n".join(includes) + "\nvoid tutorial() {\n" + "\n".join(bodies) + "\n}\n"
+    sources = [("c++", ["-std=c++20"], tutorial)] + [("c", ["-std=c11"], piece) for piece in fenced(text, "c")]
+    if len(sources) < 2 or not bodies:
+        return "docs/client.md has no C++ or no C code"
+    with tempfile.TemporaryDirectory(prefix="shmb-example-") as folder:
+        # The installed layout: shmbroker/shmbroker.h.
+        (Path(folder) / "shmbroker").mkdir()
+        for header in ("client/shmbroker.h", "client/shmbroker.hpp", "proto/shmb_status.h", "proto/shmb_wire.h"):
+            (Path(folder) / "shmbroker" / Path(header).name).symlink_to(root / header)
+        for language, flags, source in sources:
+            compiler = os.environ.get("CXX" if language == "c++" else "CC", language == "c++" and "c++" or "cc")
+            done = subprocess.run([*compiler.split(), *flags, "-Wall", "-Wno-unused", "-Werror", "-fsyntax-only", "-I",
+                                   folder, "-x", language, "-"], input=source, capture_output=True, text=True)
+            if done.returncode != 0:
+                return f"docs/client.md, {language}:\n{done.stderr}"
+    return None
+
+
+def main():
+    root, broker, hello = Path(sys.argv[1]).resolve(), sys.argv[2], sys.argv[3]
+    shown = fenced((root / "README.md").read_text(), "cpp")
+    if len(shown) != 1 or words(shown[0]) != words((root / "examples/hello.cpp").read_text()):
+        sys.exit("the example of README.md is not examples/hello.cpp")
+    for wrong in (runs(broker, hello), compiles(root, (root / "docs/client.md").read_text())):
+        if wrong:
+            sys.exit(wrong)
+
+
+if __name__ == "__main__":
+    main()
