@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <set>
 
+#include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
 #include "tests/wire/bystander.hpp"
 #include "tests/wire/stage.hpp"
@@ -21,9 +22,11 @@ std::vector<std::uint8_t> values_for(std::byte original) {
   std::set<std::uint8_t> values;
   if (thorough())
     for (int value = 0; value < 256; ++value) values.insert(static_cast<std::uint8_t>(value));
-  else
+  else if (harness::kSlowdown == 1)
     for (int value : {0, 1, 2, 4, 0x10, 0x7f, 0x80, 0xff, now - 1, now + 1, now ^ 0x80})
       values.insert(static_cast<std::uint8_t>(value));
+  else
+    for (int value : {0, 0x7f, 0xff, now + 1}) values.insert(static_cast<std::uint8_t>(value));
   values.erase(now);
   return {values.begin(), values.end()};
 }
@@ -31,7 +34,8 @@ std::vector<std::uint8_t> values_for(std::byte original) {
 std::vector<std::size_t> lengths_around(std::size_t valid) {
   std::vector<std::size_t> lengths;
   for (std::size_t length = 0; length <= SHMBW_MAX_MESSAGE + 8; ++length) {
-    bool telling = length <= valid + 8 || length <= 256 || length + 8 >= SHMBW_MAX_MESSAGE || length % 2111 == 0;
+    bool telling = length <= valid + 8 || length <= 256 || length + 8 >= SHMBW_MAX_MESSAGE ||
+                   length % (harness::kSlowdown * 2111) == 0;
     if (thorough() || telling) lengths.push_back(length);
   }
   return lengths;
@@ -102,6 +106,7 @@ void attack(Duel& duel, const Bystander& bystander, bool same_uid) {
       if (duel.failed()) break;
     }
   }
+  if (!same_uid && !thorough()) return;  // of another uid it is the identities that matter
   attack_numbers(duel, size, harmless);
   for (Lie lie : {Lie::none, Lie::size, Lie::size_and_fixed}) {
     for (std::size_t length : lengths_around(size)) {

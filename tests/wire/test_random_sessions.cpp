@@ -7,6 +7,7 @@
 
 #include <random>
 
+#include "tests/harness/sanitizer.hpp"
 #include "tests/wire/engines.hpp"
 
 namespace wire_test {
@@ -309,7 +310,7 @@ void Crowd::look() {
 TEST_CASE("random sessions leave books that agree with themselves, and in the end none") {
   BrokerOptions options;
   options.arguments = {"--log-level", "error"};
-  const std::uint64_t seeds = thorough() ? 400 : 8;
+  const std::uint64_t seeds = thorough() ? 400 : std::max(2, 8 / harness::kSlowdown);
   std::size_t successes = 0, refusals = 0;
   on_each_engine(options, [&](BrokerFixture& broker) {
     const std::size_t descriptors = descriptors_at_rest(broker);
