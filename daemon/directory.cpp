@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <ctime>
 
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
@@ -20,6 +21,7 @@ namespace {
 
 constexpr std::size_t kLongestPath = 107;  // sockaddr_un holds 108 bytes with the final NUL
 constexpr int kBacklog = 4096;             // the kernel cuts it to net.core.somaxconn
+constexpr std::int64_t kOtherEnds = 2'000'000'000;
 
 std::unexpected<Error> refused(const std::string& path, const std::string& why) {
   return error(Status::system, "directory " + quoted(path) + " " + why);
@@ -99,8 +101,18 @@ Result<Fd> lock_directory(const std::string& path) {
   std::string file = path + "/broker.lock";
   auto lock = sys::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (!lock) return call_failed(lock.error().value, "creating " + quoted(file));
-  if (::flock(lock->get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return call_failed(errno, "locking " + quoted(file));
+  // Held, but no socket: the holder is on its way out (the socket goes first, the lock last) or has only begun. Whoever
+  // connected in that moment is starting us, and would be told that there is no broker.
+  const std::string socket = path + "/socket";
+  const std::int64_t patience = sys::now_monotonic() + kOtherEnds;
+  while (::flock(lock->get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return call_failed(errno, "locking " + quoted(file));
+    struct stat facts{};
+    if (::lstat(socket.c_str(), &facts) != 0 && sys::now_monotonic() < patience) {
+      const timespec rest{0, 2'000'000};
+      ::nanosleep(&rest, nullptr);
+      continue;
+    }
     auto holder = sys::read_file(file.c_str(), 64);
     std::string who = holder && !holder->empty() ? " (pid " + holder->substr(0, holder->find('\n')) + ")" : "";
     return error(Status::busy, "another shmbrokerd" + who + " serves " + quoted(path));

@@ -127,8 +127,8 @@ void serve_hello(World& world, Session& session, const wire::PacketView& packet)
                                              world.facts.version + ") " + std::to_string(SHMBW_PROTOCOL) +
                                              ": install matching versions");
   }
-  if (session.has_pidfd && hello->start_time != 0 && !session.link->confirm_start_time(hello->start_time))
-    session.has_pidfd = false;
+  // Without a start time (a client without /proc) an uncertain pidfd is worth nothing: it is never watched.
+  if (session.has_pidfd && !session.link->confirm_start_time(hello->start_time)) session.has_pidfd = false;
   auto secret = Secret::draw();
   if (!secret) return request.fail(system_failure(secret.error(), "drawing a fork secret").error());
   session.fork_secret = *secret;

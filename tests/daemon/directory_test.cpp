@@ -85,12 +85,27 @@ TEST_CASE("the lock has one holder") {
   harness::TempDir folder;
   auto first = lock_directory(folder.path());
   REQUIRE(first);
+  auto socket = SocketFile::create(folder.file("socket"), 0600);
+  REQUIRE(socket);
   auto second = lock_directory(folder.path());
   REQUIRE_FALSE(second);
   CHECK(second.error().status == Status::busy);
   CHECK(second.error().sentence.find("pid " + std::to_string(::getpid())) != std::string::npos);
   first->reset();
   CHECK(lock_directory(folder.path()));
+}
+
+TEST_CASE("the lock of a broker that has taken its socket away already is waited for") {
+  harness::TempDir folder;
+  auto leaving = harness::Child::run([&] {
+    auto held = lock_directory(folder.path());
+    std::filesystem::create_directory(folder.file("held"));
+    ::usleep(100'000);
+    return held ? 0 : 1;
+  });
+  while (!std::filesystem::exists(folder.file("held"))) ::usleep(1000);
+  CHECK(lock_directory(folder.path()));
+  CHECK(leaving.wait() == 0);
 }
 
 TEST_CASE("a lock file that is a link to somewhere else is not followed") {
