@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Law 1: the lease is booked before the reply leaves; a client killed at any instruction leaves nothing behind.
+//
 // To see it fail: in daemon/session.cpp, end_session, take away
 //   while (!session.leases.empty()) drop_lease(world, session.leases.begin()->second);
 // and a client that dies between a grant and its own release leaves the region behind.

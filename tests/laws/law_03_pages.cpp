@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Law 3: the broker never touches data pages: no write, no fault, no fallocate. Populating runs in the client that
-// asked, and its cgroup pays. To see it fail: in daemon/region.cpp, make_memory, after
+// asked, and its cgroup pays.
+//
+// To see it fail: in daemon/region.cpp, make_memory, after
 //   if (auto sized = sys::truncate(fd->get(), birth.bytes); !sized)
 // add (void)sys::allocate(fd->get(), 0, birth.bytes); and an untouched region has memory that the broker pays for.
 #include <fcntl.h>

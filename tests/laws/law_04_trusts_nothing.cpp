@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Law 4: the broker takes no lock in, and trusts no word of, memory that a client can write, asserts nothing about
-// bytes a peer sent, and never reads or writes an open file description that a client also holds. To see it fail: in
-// daemon/serve_views.cpp, list_regions, before sys::file_facts(region.fd.get()) add
-//   ::flock(region.fd.get(), LOCK_EX);
-// (or any read, write or lock on region.fd): a client that holds that lock through a description of its own stops the
-// broker.
+// bytes a peer sent, and never reads or writes an open file description that a client also holds.
+//
+// To see it fail: in daemon/serve_views.cpp, list_regions, lock the region's file before
+//   sys::file_facts(region.fd.get())
+// by ::flock(region.fd.get(), LOCK_EX): a client that holds such a lock stops the broker.
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>

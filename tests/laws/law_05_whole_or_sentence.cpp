@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Law 5: a create succeeds whole or fails with a sentence (limit, scope, used, asked, largest holders, the key to
 // raise); population returns an errno where a store would be a signal; the headroom of the client's cgroup is compared
-// first. To see it fail: in client/obtain.cpp, create_batch, take away
+// first.
+//
+// To see it fail: in client/create.cpp, create_batch, take away
 //   if (!result) (void)post_release(*session, granted->region, ...);
 // and a create that fails while it populates leaves its region behind.
 #include <sched.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Law 6: read-only is read-only. System mode: mode bits bound every uid; private mode: the first read-only grant closes
 // writing for ever; publish closes it in both. Every way to write that we know is tried, as unprivileged users.
+//
 // To see it fail: in daemon/grant.cpp, close_writing, take away
 //   sys::add_seals(region.fd.get(), F_SEAL_FUTURE_WRITE)
 // (private mode), or in daemon/region.cpp, make_memory, sys::set_mode(fd->get(), 0600) (system mode).

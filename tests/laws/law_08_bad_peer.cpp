@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Law 8: one bad peer hurts nobody. The wire's own tests (tests/wire) take each bad peer apart; here all of them come
-// at once, beside a well-behaved user that must get every answer right. To see it fail: in daemon/connection.cpp,
-// on_arrival, take the condition off
-//   if (!outbox_.open()) { ... holding_ = true; return go_on(); }
-// so that requests are read while a reply is unread, and one session fills the table with descriptors in flight.
+// at once, beside a well-behaved user that must get every answer right.
+//
+// To see it fail: in daemon/connection.cpp, may_serve, take away
+//   if (!outbox_->open()) return false;
+// so that requests are read while a reply is unread, and one session takes ever more descriptors into flight.
 #include <sys/resource.h>
 #include <sys/socket.h>
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Law 10: the library is a good guest: no threads, no signal handlers, no output, no exit handlers; descriptors
 // close-on-exec and few; a forked child has a session of its own; no system call on the data path.
-// To see it fail: in client/obtain.cpp, finish_create, keep the descriptor:
-//   return std::make_unique<Region>(session, facts, std::move(*mapping), std::move(fd));
+//
+// To see it fail: in client/create.cpp, finish_create, keep the descriptor by (void)fd.release() before
+//   return std::make_unique<Region>(session, facts, std::move(*mapping), Fd());
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Law 11: every blocking call takes a deadline. A broker that is stopped costs each caller its deadline and no more;
-// what it answers later is given back. The death of the awaited side always ends a wait. To see it fail: in
-// client/channel.cpp, take_reply, take away
+// what it answers later is given back. The death of the awaited side always ends a wait.
+//
+// To see it fail: in client/channel.cpp, take_reply, take away
 //   if (granted && pending.op != 0) give_back(view);
 // and what a late reply grants stays in the books.
 #include <fcntl.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Law 12: no silent fallback. Which path is in use, and why, is in STATUS, in the session's facts or in the region's.
+//
 // To see it fail: in daemon/main.cpp, serve, take away
 //   facts.losses.insert(facts.losses.end(), kernel().losses.begin(), kernel().losses.end());
 // or in client/populate.cpp, populate_fresh, say SHMBW_PAGE_KIND_HUGE whatever collapse() returned.
