@@ -86,7 +86,7 @@ TEST_CASE("memory that another group has seen is never recycled, also when it is
   in_every_world([](World& world) {
     constexpr std::size_t kLength = 4 * MiB;
     const Session session = world.connect();
-    Region region = session.create(kLength, {.many_writers = true});
+    Region region = session.create(kLength);
     const RegionId id = region.id();
     const Ticket ticket = region.ticket(Rights::read | Rights::write);
     Child stranger = actor([&] {

@@ -28,6 +28,11 @@ class Job {
     REQUIRE(eventually([&] { return regions_of(world) == 6; }, 30'000));
     REQUIRE(workers().size() == 3);
   }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+  ~Job() {  // of a failed case
+    for (const pid_t pid : workers()) ::kill(pid, SIGKILL);
+  }
   Child& run() { return run_; }
   std::vector<pid_t> workers() const { return processes_with(mark_); }
   // Forked from `run` without exec, beside the command.
