@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The order of the search, what is checked of each place before it is trusted, and the sentence when all fail.
 #include "client/connect.hpp"
 
 #include <sys/stat.h>

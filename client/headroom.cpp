@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Reads what the kernel tells of cgroups (both versions) and of the host; what cannot be read bounds nothing.
 #include "client/headroom.hpp"
 
 #include <sys/stat.h>

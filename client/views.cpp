@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Pages of LIST put together; a record that does not add up ends the listing with an error, never with a guess.
 #include "client/views.hpp"
 
 #include <array>

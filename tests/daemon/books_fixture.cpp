@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See books_fixture.hpp.
-#include "books_fixture.hpp"
+#include "tests/daemon/books_fixture.hpp"
 
 #include "base/sys_process.hpp"
 #include "tests/daemon/allocations.hpp"

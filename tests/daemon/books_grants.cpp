@@ -7,7 +7,7 @@
 #include "base/fault.hpp"
 #include "base/mapping.hpp"
 #include "base/sys_memory.hpp"
-#include "books_fixture.hpp"
+#include "tests/daemon/books_fixture.hpp"
 
 using namespace shmb;
 using namespace shmb::daemon::test;

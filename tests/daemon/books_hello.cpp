@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // HELLO, and what is an error reply and what drops the peer.
-#include "books_fixture.hpp"
+#include "tests/daemon/books_fixture.hpp"
 
 using namespace shmb;
 using namespace shmb::daemon::test;

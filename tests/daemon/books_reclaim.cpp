@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/sys_process.hpp"
-#include "books_fixture.hpp"
+#include "tests/daemon/books_fixture.hpp"
 
 using namespace shmb;
 using namespace shmb::daemon::test;

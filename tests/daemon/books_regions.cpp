@@ -8,7 +8,7 @@
 #include "base/compat.hpp"
 #include "base/fault.hpp"
 #include "base/sys_memory.hpp"
-#include "books_fixture.hpp"
+#include "tests/daemon/books_fixture.hpp"
 #include "proto/names.hpp"
 
 using namespace shmb;

@@ -3,7 +3,7 @@
 #include <fcntl.h>
 
 #include "base/sys_memory.hpp"
-#include "books_fixture.hpp"
+#include "tests/daemon/books_fixture.hpp"
 #include "proto/names.hpp"
 
 using namespace shmb;

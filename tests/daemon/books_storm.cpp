@@ -7,7 +7,7 @@
 #include <random>
 #include <set>
 
-#include "books_fixture.hpp"
+#include "tests/daemon/books_fixture.hpp"
 
 using namespace shmb;
 using namespace shmb::daemon::test;

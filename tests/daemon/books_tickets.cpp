@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tickets: across uids, by their holder only, for as long and as often as they say.
-#include "books_fixture.hpp"
+#include "tests/daemon/books_fixture.hpp"
 #include "daemon/secret.hpp"
 
 using namespace shmb;

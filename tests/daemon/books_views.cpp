@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/mapping.hpp"
-#include "books_fixture.hpp"
+#include "tests/daemon/books_fixture.hpp"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The broker's place: made, checked, locked and left as promised, and a sentence for each way that fails.
 #include "daemon/directory.hpp"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// A log line is never lost data, a forged line, a stop of the broker or a flood.
 #include "daemon/log.hpp"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Deadlines come in order, once, and not after they were cancelled.
 #include "daemon/timers.hpp"
 
 #include <doctest/doctest.h>

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "shmbroker.h"
+#include <shmbroker.h>
 
 static int fail(const char* what, const shmb_error* error) {
   fprintf(stderr, "c_peer: %s: %s\n", what, error->sentence);

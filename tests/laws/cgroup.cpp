@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Memory cgroups of either version, made and removed by a test that may.
 #include "tests/laws/cgroup.hpp"
 
 #include <sys/stat.h>
