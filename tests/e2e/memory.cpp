@@ -85,15 +85,22 @@ TEST_CASE("recycled memory stays in its group: another group gets fresh zeros, t
 TEST_CASE("memory that another group has seen is never recycled, also when it is given back by the maker last") {
   in_every_world([](World& world) {
     constexpr std::size_t kLength = 4 * MiB;
+    struct Facts {
+      Ticket ticket;
+    };
+    Shared<Facts> facts;
+    Gate made;
+    Child stranger = actor([&] {  // before the region is made: a forked child would inherit its mapping
+      NEED(made.wait());
+      const Session other = world.connect();
+      const Region mine = other.attach_writable(facts->ticket);
+      fill(mine.bytes(), 5);
+    });
     const Session session = world.connect();
     Region region = session.create(kLength);
     const RegionId id = region.id();
-    const Ticket ticket = region.ticket(Rights::read | Rights::write);
-    Child stranger = actor([&] {
-      const Session other = world.connect();
-      const Region mine = other.attach_writable(ticket);
-      fill(mine.bytes(), 5);
-    });
+    facts->ticket = region.ticket(Rights::read | Rights::write);
+    made.open();
     REQUIRE(stranger.wait() == 0);
     REQUIRE(eventually([&] { return session.stat(id).holders == 1; }));
     region.release();
