@@ -56,7 +56,7 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
   if ((item.flags & kCreateUnmapped) != 0) return std::make_unique<Region>(session, facts, Mapping(), Fd());
 
   const Access access = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? Access::read_write : Access::read;
-  auto mapping = map_whole(fd.get(), facts.bytes, access);
+  auto mapping = map_whole(fd.get(), facts.length, facts.bytes, access);
   if (!mapping) return std::unexpected(mapping.error());
   Populated populated{0, SHMBW_PAGE_KIND_UNPOPULATED};
   if (access == Access::read_write && (populates(item, strict) || dirty)) {

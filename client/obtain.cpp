@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// What create and attach share: from the broker's answer to a mapped handle, or everything given back.
 #include "client/obtain.hpp"
 
 #include <cerrno>
 
+#include "base/sys_memory.hpp"
 #include "base/text.hpp"
 
 namespace shmb::client {
@@ -14,7 +16,16 @@ Handles unset_handles(std::size_t count) {
   return results;
 }
 
-Result<Mapping> map_whole(int fd, std::uint64_t bytes, Access access) {
+Result<void> check_size(int fd, std::uint64_t length, std::uint64_t bytes) {
+  auto facts = sys::file_facts(fd);
+  if (!facts) return system_failure(facts.error(), "asking for the size of a region's descriptor");
+  if (length == 0 || length > bytes || facts->size < bytes)
+    return error(Status::protocol, "the broker's answer and its descriptor do not agree on the region's size");
+  return {};
+}
+
+Result<Mapping> map_whole(int fd, std::uint64_t length, std::uint64_t bytes, Access access) {
+  if (auto fits = check_size(fd, length, bytes); !fits) return std::unexpected(fits.error());
   auto mapping = Mapping::map(fd, 0, bytes, access);
   if (mapping) return std::move(*mapping);
   if (mapping.error().value == EPERM && access == Access::read_write)

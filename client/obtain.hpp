@@ -14,7 +14,9 @@ namespace shmb::client {
 using Handles = std::vector<Result<Region::Handle>>;
 
 Handles unset_handles(std::size_t count);
-Result<Mapping> map_whole(int fd, std::uint64_t bytes, Access access);
+// A descriptor shorter than what it is said to be would be a SIGBUS in the caller's first store.
+Result<void> check_size(int fd, std::uint64_t length, std::uint64_t bytes);
+Result<Mapping> map_whole(int fd, std::uint64_t length, std::uint64_t bytes, Access access);
 // The element's own descriptor, or an error where the broker sent none.
 Result<Fd> take_fd(Reply& reply, const shmbw_outcome& outcome);
 

@@ -15,6 +15,7 @@
 #include "base/sys_memory.hpp"
 #include "client/forked.hpp"
 #include "client/headroom.hpp"
+#include "client/obtain.hpp"
 #include "client/populate.hpp"
 #include "proto/refusal.hpp"
 
@@ -77,7 +78,9 @@ Result<Fd> Region::fetch(std::uint32_t rights, bool for_others, Deadline deadlin
   facts_.state = element->state;
   if (element->outcome.fd_index >= reply->fds.size())
     return error(Status::protocol, "the broker's answer to ATTACH lacks its descriptor");
-  return std::move(reply->fds[element->outcome.fd_index]);
+  Fd& fd = reply->fds[element->outcome.fd_index];
+  if (auto fits = check_size(fd.get(), facts_.length, facts_.bytes); !fits) return std::unexpected(fits.error());
+  return std::move(fd);
 }
 
 // A descriptor for writing makes the broker wait with read-only grants until it hears that it has been mapped.
@@ -185,6 +188,7 @@ Result<void> Region::publish(Deadline deadline) {
   facts_.rights = fixed->rights;
   if (reply->fds.empty()) return error(Status::protocol, "the broker's answer to PUBLISH lacks its descriptor");
   if (!was_mapped) return {};
+  if (auto fits = check_size(reply->fds[0].get(), facts_.length, facts_.bytes); !fits) return fits;
   auto mapped = Mapping::map(reply->fds[0].get(), 0, facts_.bytes, Access::read);
   if (!mapped) return system_failure(mapped.error(), "the region is published; mapping it for reading");
   mapping_ = std::move(*mapped);
