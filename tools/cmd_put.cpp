@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <memory>
 #include <optional>
 
@@ -34,6 +35,29 @@ struct Options {
   std::string file, name, group;
   std::optional<std::int64_t> keep;
   bool replace = false;
+};
+
+// A half-filled region must not stay under its name when somebody presses Ctrl-C: the signal is kept until that is
+// gone.
+volatile std::sig_atomic_t interrupted = 0;
+
+class Interruptible {
+ public:
+  Interruptible() {
+    struct sigaction keep{};
+    keep.sa_handler = [](int signal) { interrupted = signal; };
+    for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      struct sigaction former{};
+      // What the shell lets us ignore (nohup, a job in the background) stays ignored.
+      if (::sigaction(signal, nullptr, &former) == 0 && former.sa_handler == SIG_DFL)
+        ::sigaction(signal, &keep, nullptr);
+    }
+  }
+  ~Interruptible() {
+    if (interrupted == 0) return;
+    std::signal(interrupted, SIG_DFL);
+    (void)std::raise(interrupted);
+  }
 };
 
 struct Source {
@@ -98,6 +122,7 @@ Result<void> fill(shmb_region* region, const Source& source, Progress& progress)
   auto* data = static_cast<std::byte*>(shmb_region_data(region));
   std::uint64_t populated = info.populated;
   for (std::uint64_t done = 0; done < source.size;) {
+    if (interrupted != 0) return error(Status::system, "interrupted; nothing was put");
     if (done >= populated) {  // too large to be populated at birth
       const std::uint64_t part = std::min(kPopulateChunk, source.size - done);
       if (shmb_region_populate(region, done, part, &failure) != SHMB_OK) return std::unexpected(failed(failure));
@@ -183,6 +208,7 @@ int run(const Options& options) {
     if (auto group = names::parse_group(options.group); !group) return fail(group.error());
   auto session = Session::connect(options.common, Start::private_broker);
   if (!session) return fail(session.error());
+  const Interruptible interruptible;
   auto done = put(*session, options);
   if (!done) return fail(done.error());
   return print(options.common.json ? as_json(*session, done->stat) : for_people(options, *session, done->stat))

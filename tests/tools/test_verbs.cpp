@@ -228,6 +228,25 @@ TEST_CASE("each JSON document names its schema in the first key") {
   begins({"release", "x", "--json"}, "shmbroker.release/1");
 }
 
+TEST_CASE("a put that is told to end leaves the whole file or nothing") {
+  World world;
+  const std::string file = world.file("f", "x");
+  REQUIRE(::truncate(file.c_str(), 128 << 20) == 0);
+  REQUIRE(world.tool({"put", world.file("other", "x"), "--name", "other"}).status == 0);
+  for (int moment = 0; moment < 8; ++moment) {
+    const pid_t put = world.start_tool({"put", file, "--name", "data"});
+    ::usleep(static_cast<useconds_t>(moment) * 15'000);
+    ::kill(put, moment % 2 == 0 ? SIGTERM : SIGINT);
+    int status = 0;
+    REQUIRE(::waitpid(put, &status, 0) == put);
+    const auto document = nlohmann::json::parse(world.tool({"list", "--json"}).out);
+    for (const auto& region : document["regions"]) CHECK(region["state"] == "published");
+    (void)world.tool({"release", "data"});
+  }
+  CHECK(world.tool({"release", "other"}).status == 0);
+  CHECK(world.empties());
+}
+
 TEST_CASE("release --group frees what a group keeps") {
   World world;
   REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "a", "--group", "g"}).status == 0);
