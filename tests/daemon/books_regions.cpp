@@ -8,8 +8,8 @@
 #include "base/compat.hpp"
 #include "base/fault.hpp"
 #include "base/sys_memory.hpp"
-#include "tests/daemon/books_fixture.hpp"
 #include "proto/names.hpp"
+#include "tests/daemon/books_fixture.hpp"
 
 using namespace shmb;
 using namespace shmb::daemon::test;

@@ -3,8 +3,8 @@
 #include <fcntl.h>
 
 #include "base/sys_memory.hpp"
-#include "tests/daemon/books_fixture.hpp"
 #include "proto/names.hpp"
+#include "tests/daemon/books_fixture.hpp"
 
 using namespace shmb;
 using namespace shmb::daemon::test;

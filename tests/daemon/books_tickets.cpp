@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tickets: across uids, by their holder only, for as long and as often as they say.
-#include "tests/daemon/books_fixture.hpp"
 #include "daemon/secret.hpp"
+#include "tests/daemon/books_fixture.hpp"
 
 using namespace shmb;
 using namespace shmb::daemon::test;
