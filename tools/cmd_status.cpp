@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/text.hpp"
+#include "spawn/tree.hpp"
 #include "tools/exit_code.hpp"
 #include "tools/report_json.hpp"
 #include "tools/session.hpp"
@@ -17,15 +18,25 @@ namespace {
 
 std::string number(std::uint64_t value) { return std::to_string(value); }
 
+// Who hears of the broker's end: PID 1, or a subreaper among those who started a private broker.
+std::string parent_text(std::uint32_t pid) {
+  auto broker = spawn::process(static_cast<pid_t>(pid));
+  if (!broker) return "unknown: " + errno_text(broker.error().value);
+  auto parent = spawn::process(broker->parent);
+  const std::string name = parent ? " (" + shmb::quoted(parent->name) + ")" : "";
+  return "pid " + std::to_string(broker->parent) + name +
+         (broker->parent > 1 ? ", which sees the broker's end: it started it by hand, or is a subreaper" : "");
+}
+
 std::string for_people(const Common& common, const Viewer& viewer, const BrokerStatus& status) {
   const shmbw_status_reply& facts = status.record;
   std::vector<std::pair<std::string, std::string>> lines{
       {"broker", mode_text(facts.mode) + ", version " + status.version + ", pid " + number(facts.pid) + ", user " +
                      user_text(facts.broker_uid) + ", up " + age_text(sys::now_boottime() - facts.uptime)},
+      {"child of", parent_text(facts.pid)},
       {"socket", viewer.facts().socket},
       {"found", viewer.facts().how},
       {"engine", status.engine.empty() ? engine_text(facts.engine) : status.engine},  // "io_uring: why"
-
       {"kernel", status.kernel},
       {"memory", size_text(common, facts.bytes) + " of " + size_text(common, facts.bytes_limit) + " in use, " +
                      size_text(common, facts.bytes_cached) + " of it cached for reuse"},
