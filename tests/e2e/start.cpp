@@ -15,6 +15,7 @@
 
 #include "tests/e2e/machine.hpp"
 #include "tests/e2e/own_broker.hpp"
+#include "tests/e2e/programs.hpp"
 #include "tests/harness/sanitizer.hpp"
 
 using namespace e2e;
@@ -223,7 +224,8 @@ TEST_CASE("a private broker ends when it has been idle, not while somebody is co
   CHECK(next.wait() == 0);
 }
 
-TEST_CASE("where the starter is a subreaper the broker becomes its child, and is no trouble to it") {
+TEST_CASE(
+    "where the starter is a subreaper the broker becomes its child, which status shows, and is no trouble to it") {
   const OwnBroker own("--idle-exit 600ms");
   Child starter = actor([&] {
     NEED(::prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
@@ -234,6 +236,11 @@ TEST_CASE("where the starter is a subreaper the broker becomes its child, and is
       NEED(parent_of(own.pid()) == ::getpid());
       NEED(::waitpid(-1, nullptr, WNOHANG) == 0);  // it is there, and has not ended
       NEED_STATUS(session.try_create(4096), ok);
+      const std::string output = own.runtime_directory() + "/status";
+      const int file = ::open(output.c_str(), O_CREAT | O_WRONLY, 0600);
+      NEED(program({tool(), "status", "--socket", own.socket()}, {}, -1, file).wait() == 0);
+      ::close(file);
+      NEED(contents(output).find("pid " + std::to_string(::getpid()) + " ") != std::string::npos);
     }
     int status = -1;
     NEED(::waitpid(-1, &status, 0) > 0);
