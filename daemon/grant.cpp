@@ -19,10 +19,13 @@ std::uint32_t authority(Session& session, const Region& region) {
   return lease ? lease->rights : 0;
 }
 
-static Result<void> close_writing(Region& region) {
-  if (region.unmapped_writers != 0)
-    return error(Status::not_ready,
-                 "a writer has not reported yet that it has mapped the region; wait for the ready event");
+static bool closes_writing(const World& world, const Session& session, const Region& region, std::uint32_t rights) {
+  return (rights & SHMBW_RIGHT_MAP_WRITE) == 0 && !world.mode_bits_bind(session) && !region.many_writers &&
+         !region.sealed();
+}
+
+Result<void> seal_for_rights(const World& world, const Session& session, Region& region, std::uint32_t rights) {
+  if (!closes_writing(world, session, region, rights)) return {};
   if (auto sealed = sys::add_seals(region.fd.get(), F_SEAL_FUTURE_WRITE); !sealed) {
     if (sealed.error().value == EPERM)
       return error(Status::unsupported, "a writer has sealed the region's seals itself: it cannot be made read-only");
@@ -32,7 +35,7 @@ static Result<void> close_writing(Region& region) {
   return {};
 }
 
-Result<void> admit_rights(World& world, Session& session, Region& region, std::uint32_t rights) {
+Result<void> admit_rights(const World& world, const Session& session, const Region& region, std::uint32_t rights) {
   if ((rights & SHMBW_RIGHT_MAP_WRITE) != 0) {
     if (region.state == SHMBW_REGION_STATE_PUBLISHED)
       return error(Status::write_closed, "the region is published: nobody can write to it any more");
@@ -41,8 +44,10 @@ Result<void> admit_rights(World& world, Session& session, Region& region, std::u
                    "a reader has closed writing to the region for ever; create its successor with replace");
     return {};
   }
-  if (world.mode_bits_bind(session) || region.many_writers || region.sealed()) return {};
-  return close_writing(region);
+  if (closes_writing(world, session, region, rights) && region.unmapped_writers != 0)
+    return error(Status::not_ready,
+                 "a writer has not reported yet that it has mapped the region; wait for the ready event");
+  return {};
 }
 
 Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // All of law 6: read-only is read-only. System mode: mode 0600 under the broker's uid bounds every other uid, readers
 // get an O_RDONLY reopen. Private mode: mode bits bind nobody, so the first read-only grant closes writing for ever:
-// all writers have reported that they mapped, then FUTURE_WRITE, and only then an O_RDONLY descriptor leaves.
+// all writers have reported that they mapped, then FUTURE_WRITE, and only then an O_RDONLY descriptor leaves. Since
+// that seal is for ever it is the last step: a request refused for another reason must not have closed writing.
 // PROT_READ maps of an O_RDWR descriptor made before that seal could be mprotected to writable afterwards (measured).
 #pragma once
 
@@ -19,8 +20,12 @@ struct Region;
 // What the session may have of the region at most, 0: it may not know of it.
 std::uint32_t authority(Session& session, const Region& region);
 
-// Whether a lease with `rights` may be had now. A read-only one may close writing (that stays, whatever follows).
-Result<void> admit_rights(World& world, Session& session, Region& region, std::uint32_t rights);
+// Whether a lease with `rights` may be had now. Changes nothing.
+Result<void> admit_rights(const World& world, const Session& session, const Region& region, std::uint32_t rights);
+
+// Closes writing where a lease with these admitted `rights` asks for it. After everything else that can fail, and
+// before the reply.
+Result<void> seal_for_rights(const World& world, const Session& session, Region& region, std::uint32_t rights);
 
 // The descriptor for a lease with `rights`, good until the reply is sent (World::reply_owned).
 Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights);

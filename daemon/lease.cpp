@@ -17,18 +17,25 @@ Lease* find_lease(Session& session, const Region& region) {
   return at == session.leases.end() ? nullptr : &at->second;
 }
 
-Result<Lease*> book_lease(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
-                          bool mapped) {
-  if (Lease* held = find_lease(session, region)) {
+Result<Charge> charge_lease(World& world, Session& session, const Region& region, std::uint32_t count) {
+  if (const Lease* held = find_lease(session, region)) {
     if (held->count > UINT32_MAX - count)
       return error(Status::invalid, "more references than a lease can count: release some");
-    held->count += count;
-    // What was mapped before says nothing about a new descriptor, and an old one is still to be mapped.
-    set_lease(world, *held, held->rights | rights, mapped && !held->may_still_map_for_writing());
-    return held;
+    return Charge();  // paid for already
   }
   auto charge = session.account.charge(Slot::leases, 1);
   if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
+  return std::move(*charge);
+}
+
+Lease& book_charged(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
+                    bool mapped, Charge charge) {
+  if (Lease* held = find_lease(session, region)) {
+    held->count += count;
+    // What was mapped before says nothing about a new descriptor, and an old one is still to be mapped.
+    set_lease(world, *held, held->rights | rights, mapped && !held->may_still_map_for_writing());
+    return *held;
+  }
   Lease& lease = session.leases.try_emplace(region.id).first->second;
   lease.region = &region;
   lease.session = &session;
@@ -37,12 +44,19 @@ Result<Lease*> book_lease(World& world, Session& session, Region& region, std::u
   lease.rights = rights;
   lease.count = count;
   lease.mapped = mapped;
-  lease.charge = std::move(*charge);
+  lease.charge = std::move(charge);
   region.leases.push_back(lease);
   count_in(lease, 1);
   if (session.uid != region.group->uid || session.group != region.group) region.was_outside = true;
   ++world.lease_count;
-  return &lease;
+  return lease;
+}
+
+Result<Lease*> book_lease(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
+                          bool mapped) {
+  auto charge = charge_lease(world, session, region, count);
+  if (!charge) return std::unexpected(charge.error());
+  return &book_charged(world, session, region, rights, count, mapped, std::move(*charge));
 }
 
 void set_lease(World& world, Lease& lease, std::uint32_t rights, bool mapped) {

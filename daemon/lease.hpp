@@ -32,6 +32,10 @@ struct Lease : Hook<Lease, OfRegion> {
 // `count` references more to what the session may hold already, with the rights of both. Fails only by a limit.
 Result<Lease*> book_lease(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
                           bool mapped);
+// The two halves of it, for what cannot be undone in between: the only step that can fail, and the rest.
+Result<Charge> charge_lease(World& world, Session& session, const Region& region, std::uint32_t count);
+Lease& book_charged(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
+                    bool mapped, Charge charge);
 Lease* find_lease(Session& session, const Region& region);
 void set_lease(World& world, Lease& lease, std::uint32_t rights, bool mapped);
 // The region may be gone after it (`recycle`: onto the shelf).

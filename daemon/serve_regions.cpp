@@ -99,6 +99,8 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
                                      " does not carry " + rights_text(wish.rights & ~target->may));
   if (auto admitted = admit_rights(world, session, region, wish.rights); !admitted)
     return std::unexpected(admitted.error());
+  auto charge = charge_lease(world, session, region, 1);
+  if (!charge) return std::unexpected(charge.error());
   bool no_fd = (wish.flags & SHMBW_ATTACH_NO_FD) != 0;
   int fd = -1;
   if (!no_fd) {
@@ -106,10 +108,15 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
     if (!lent) return std::unexpected(lent.error());
     fd = *lent;
   }
-  auto lease = book_lease(world, session, region, wish.rights, 1, no_fd);
-  if (!lease) return std::unexpected(lease.error());
+  // Last, because it is for ever. A descriptor opened O_RDONLY before the seal can do no more than one opened after it,
+  // and it leaves after it.
+  if (auto sealed = seal_for_rights(world, session, region, wish.rights); !sealed) {
+    if (!no_fd) world.reply_owned.pop_back();  // only read-only requests seal, so it was reopened
+    return std::unexpected(sealed.error());
+  }
+  Lease& lease = book_charged(world, session, region, wish.rights, 1, no_fd, std::move(*charge));
   if (target->ticket) use_ticket(world, *target->ticket);
-  return Attached{&region, *lease, fd};
+  return Attached{&region, &lease, fd};
 }
 
 }  // namespace

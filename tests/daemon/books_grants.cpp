@@ -8,6 +8,7 @@
 #include "base/mapping.hpp"
 #include "base/sys_memory.hpp"
 #include "tests/daemon/books_fixture.hpp"
+#include "tests/harness/injected.hpp"
 
 using namespace shmb;
 using namespace shmb::daemon::test;
@@ -200,6 +201,53 @@ TEST_CASE("a descriptor that cannot be reopened leaves an attach and a publish u
   CHECK((*sys::seals(created.memory.get()) & F_SEAL_WRITE) == 0);
   fault::clear();
   CHECK(writer.publish(created.ref()).status() == Status::ok);
+}
+
+TEST_CASE("a read-only attach that is refused has not closed writing") {
+  using shmb::daemon::Config;
+  Config config = private_config();
+  config.limits.session_leases = 1;
+  World world(config);
+  Client writer = world.client(1000), reader = world.client(1000), late = world.client(1000);
+  Created created = writer.create(), other = reader.create();
+  writer.ready(created.ref());
+  auto still_open = [&] {
+    CHECK((*sys::seals(created.memory.get()) & F_SEAL_FUTURE_WRITE) == 0);
+    shmbw_list wish{};
+    wish.region.id = created.ref().id;
+    auto row = writer.rows<shmbw_region_record>(SHMBW_TABLE_REGIONS, wish).at(0);
+    CHECK((row.flags & SHMBW_REGION_WRITE_OPEN) != 0);
+    CHECK(row.holders == 1);
+    Attached second = late.attach_id(created.ref(), kWrite);
+    CHECK(second.status == Status::ok);
+    late.release(created.ref());
+  };
+  SUBCASE("its limit of leases") {
+    CHECK(reader.attach_id(created.ref()).status == Status::limit);
+    CHECK(reader.attach_id(created.ref(), kRead, SHMBW_ATTACH_NO_FD).status == Status::limit);
+    still_open();
+  }
+  SUBCASE("no descriptor to reopen it") {
+    reader.release(other.ref());
+    {
+      harness::Injected full(fault::Call::reopen, EMFILE);
+      CHECK(reader.attach_id(created.ref()).status == Status::no_descriptors);
+    }
+    CHECK(reader.create().status == Status::ok);  // the one lease was not used up
+    still_open();
+  }
+  SUBCASE("the seal itself fails") {
+    reader.release(other.ref());
+    {
+      harness::Injected broken(fault::Call::add_seals, EACCES);
+      Attached refused = reader.attach_id(created.ref());
+      CHECK(refused.status == Status::system);
+      CHECK(!refused.memory);
+    }
+    still_open();
+    CHECK(reader.attach_id(created.ref()).status == Status::ok);
+    CHECK((*sys::seals(created.memory.get()) & F_SEAL_FUTURE_WRITE) != 0);
+  }
 }
 
 TEST_CASE("a writer that sealed the seals itself cannot be made read-only, and is told") {
