@@ -86,12 +86,17 @@ bool drop_cached(World& world, const Shortage& shortage, std::uint64_t& pending)
     if (!in_scope(group, shortage)) continue;
     while (dropped < needed) {
       std::uint64_t before = group.shelf.bytes(), charged = group.account.used(Slot::bytes);
-      if (!group.shelf.drop_oldest(true)) break;
+      if (!group.shelf.drop_oldest()) break;
       dropped += bytes ? before - group.shelf.bytes() : 1;
       if (group.account.used(Slot::bytes) == charged) pending += before - group.shelf.bytes();
     }
   }
   return true;
+}
+
+Error naming_pending(Error refused, std::uint64_t pending) {
+  if (pending != 0) refused.sentence += "; " + format_size(pending) + " of it are being freed now, ask again";
+  return refused;
 }
 
 Result<Charge> charge_group(World& world, const Session& session, Group& group, Slot slot, std::uint64_t amount) {
@@ -100,9 +105,7 @@ Result<Charge> charge_group(World& world, const Session& session, Group& group, 
     auto charge = group.account.charge(slot, amount);
     if (charge) return std::move(*charge);
     if (pending == 0 && drop_cached(world, charge.error(), pending)) continue;
-    Error refused = refuse_limit(world, session, charge.error());
-    if (pending != 0) refused.sentence += "; " + format_size(pending) + " of it are being freed now, ask again";
-    return std::unexpected(std::move(refused));
+    return std::unexpected(naming_pending(refuse_limit(world, session, charge.error()), pending));
   }
 }
 
@@ -111,7 +114,7 @@ Result<void> room_for_descriptor(World& world, const Session& session) {
   std::uint64_t pending = 0;
   const Shortage one{SHMBW_SLOT_REGIONS, SHMBW_SCOPE_HOST, 0, 1, 1, 1};
   if (drop_cached(world, one, pending) && world.descriptors_left(1, session.admin)) return {};
-  return std::unexpected(refuse_descriptors(world, 1));
+  return std::unexpected(naming_pending(refuse_descriptors(world, 1), pending));
 }
 
 bool seals_seal(const World& world, const shmbw_create& wish) {
@@ -156,7 +159,7 @@ Result<Region*> fresh(World& world, Session& session, Group& group, const shmbw_
 
 void undo(World& world, Group& group, Region& region, bool dirty) {
   if (dirty && group.shelf.put(region)) return;
-  free_region(world, region, true);
+  free_region(world, region, !dirty);  // a fresh one has no page yet
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ std::uint64_t Shelf::capacity() const {
 bool Shelf::put(Region& region) {
   if (region.bytes > capacity()) return false;
   while (bytes_ + region.bytes > capacity())
-    if (!drop_oldest(false)) return false;
+    if (!drop_oldest()) return false;
   tell_region(world_, region, SHMBW_WATCH_EVENT_GONE);
   group_.regions.remove(region);
   auto node = world_.regions.extract(region.id);
@@ -57,20 +57,18 @@ Region* Shelf::take(std::uint64_t bytes) {
   return found;
 }
 
-bool Shelf::drop_oldest(bool at_once) {
+bool Shelf::drop_oldest() {
   Region* oldest = regions_.first();
   if (!oldest) return false;
   forget(*oldest);
-  // In huge pages even 256 MiB are closed in half a millisecond.
-  bool quick = oldest->page_kind == SHMBW_PAGE_KIND_HUGE;
   bool before = std::exchange(group_.in_service, true);
-  free_region(world_, *oldest, at_once && quick);
+  free_region(world_, *oldest);
   group_.in_service = before;
   return true;
 }
 
 void Shelf::drop_all() {
-  while (drop_oldest(false)) {
+  while (drop_oldest()) {
   }
 }
 
@@ -83,7 +81,7 @@ void Shelf::rearm() {
 void Shelf::on_timer(std::int64_t now) {
   while (const Region* oldest = regions_.first()) {
     if (oldest->created + world_.config.limits.shelf_idle > now) break;
-    drop_oldest(false);
+    drop_oldest();
   }
   rearm();
 }

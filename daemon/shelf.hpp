@@ -28,9 +28,9 @@ class Shelf final : public Timer {
   bool put(Region& region);
   // The youngest region of exactly `bytes`, off the shelf, or nullptr.
   Region* take(std::uint64_t bytes);
-  // Frees the oldest one. False: the shelf is empty. `at_once` closes it on this thread, because a create waits for
-  // the bytes.
-  bool drop_oldest(bool at_once);
+  // Frees the oldest one. False: the shelf is empty. Its bytes may come back only when the helper thread has closed it:
+  // what it costs to close is a client's word about its pages, so it counts against the turn like any other.
+  bool drop_oldest();
   void drop_all();
   std::uint64_t bytes() const { return bytes_; }
   std::uint32_t count() const { return regions_.size(); }
