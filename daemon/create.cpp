@@ -128,7 +128,7 @@ Region* recycled(World& world, const Session& session, Group& group, const shmbw
   Region* region = group.shelf.take(rounded_bytes(wish.length));
   if (!region || !seals_seal(world, wish)) return region;
   if (sys::add_seals(region->fd.get(), F_SEAL_SEAL)) return region;
-  group.shelf.put(*region);
+  free_region(world, *region);  // its client has sealed the seals
   return nullptr;
 }
 

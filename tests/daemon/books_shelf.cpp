@@ -310,3 +310,17 @@ TEST_CASE("a recycled region's old watchers hear that it is gone") {
   CHECK(shop.client.link().events[0].fixed<shmbw_region_gone_event>().region.id == first.ref().id);
   CHECK(shop.client.status().watches == 0);
 }
+
+TEST_CASE("a recycled region whose seals its client sealed is freed when seals are needed on it") {
+  Shop shop;
+  Created first = shop.client.create({.length = 2 * kMiB});
+  REQUIRE(sys::add_seals(first.memory.get(), F_SEAL_SEAL));
+  shop.client.release(first.ref(), 0, kRecycle);
+  Created many = shop.client.create({.length = 2 * kMiB, .flags = SHMBW_CREATE_MANY_WRITERS});
+  CHECK(many.status == Status::ok);
+  CHECK(many.reply.flags == 0);
+  auto status = shop.client.status();
+  CHECK(status.regions == 1);
+  CHECK(status.bytes_cached == 0);
+  CHECK(status.bytes == 2 * kMiB);
+}
