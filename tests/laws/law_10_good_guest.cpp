@@ -266,6 +266,7 @@ TEST_CASE("law 10: after fork the child has a session of its own and leases of w
 }
 
 TEST_CASE("law 10: the data path makes no system call") {
+  if (harness::kAddressSanitizer || harness::kThreadSanitizer) SKIP_CASE("a sanitizer makes system calls of its own");
   on_each_engine([](BrokerFixture& broker) {
     const auto seen = harness::run_killed_at(0, [&](const std::function<void()>& start) {
       auto session = try_open(broker.socket());
