@@ -56,8 +56,8 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
   auto groups = client::list_groups(viewer.session(), selection, viewer.deadline());
   if (!groups) return std::unexpected(groups.error());
   // A group's regions together, the largest first.
-  std::ranges::stable_sort(regions->rows, {}, [](const RegionRow& row) {
-    return std::tuple(row.record.owner_uid, row.group, row.record.group, ~row.record.bytes);
+  std::ranges::sort(regions->rows, {}, [](const RegionRow& row) {
+    return std::tuple(row.record.owner_uid, row.group, row.record.group, ~row.record.bytes, row.record.region.id);
   });
   return Books{std::move(*status), std::move(*regions), std::move(*groups)};
 }
