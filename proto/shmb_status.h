@@ -32,6 +32,11 @@ enum shmb_status {
   SHMB_E_LOCAL_ONLY = 24, /* needs a broker; this session is local */
   SHMB_E_CLOSED = 25, /* the handle was closed */
   SHMB_E_FORKED = 26, /* the handle could not be taken over by the forked child */
+  SHMB_E_FULL = 27, /* the queue has no room, or the pool no free slot */
+  SHMB_E_EMPTY = 28, /* the queue has no message */
+  SHMB_E_PEER_GONE = 29, /* the other end of the queue has died or left */
+  SHMB_E_BROKEN = 30, /* the shared words of the pool or lane are impossible: a participant has written over them */
+  SHMB_E_POISONED = 31, /* a process died while it held the lock of the heap */
 };
 
 /* X(NAME, value, text) for every code. */
@@ -63,6 +68,11 @@ enum shmb_status {
   X(local_only, 24, "needs a broker; this session is local") \
   X(closed, 25, "the handle was closed") \
   X(forked, 26, "the handle could not be taken over by the forked child") \
+  X(full, 27, "the queue has no room, or the pool no free slot") \
+  X(empty, 28, "the queue has no message") \
+  X(peer_gone, 29, "the other end of the queue has died or left") \
+  X(broken, 30, "the shared words of the pool or lane are impossible: a participant has written over them") \
+  X(poisoned, 31, "a process died while it held the lock of the heap") \
   /* end */
 
 #endif

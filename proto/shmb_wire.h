@@ -32,6 +32,15 @@ enum shmbw_op {
   SHMBW_OP_WATCH = 13,
   SHMBW_OP_LIST = 14,
   SHMBW_OP_STATUS = 15,
+  SHMBW_OP_POOL_CREATE = 16,
+  SHMBW_OP_POOL_JOIN = 17,
+  SHMBW_OP_POOL_LEAVE = 18,
+  SHMBW_OP_POOL_SEGMENT = 19,
+  SHMBW_OP_QUEUE_OPEN = 20,
+  SHMBW_OP_QUEUE_CLOSE = 21,
+  SHMBW_OP_LANE_THROUGH = 22,
+  SHMBW_OP_QUEUE_HOLD = 23,
+  SHMBW_OP_POOL_DOORBELL = 24,
 };
 
 enum shmbw_event {
@@ -42,6 +51,7 @@ enum shmbw_event {
   SHMBW_EVENT_GROUP_ENDED = 5,
   SHMBW_EVENT_RECLAIM = 6,
   SHMBW_EVENT_GAP = 7,
+  SHMBW_EVENT_POOL_CHANGED = 8,
 };
 
 enum shmbw_slot {
@@ -123,6 +133,22 @@ enum shmbw_table {
   SHMBW_TABLE_LEASES = 4,
   SHMBW_TABLE_TICKETS = 5,
   SHMBW_TABLE_UIDS = 6,
+  SHMBW_TABLE_POOLS = 7,
+  SHMBW_TABLE_QUEUES = 8,
+  SHMBW_TABLE_PARTICIPANTS = 9,
+};
+
+enum shmbw_queue_kind {
+  SHMBW_QUEUE_KIND_NONE = 0,
+  SHMBW_QUEUE_KIND_LINE = 1,
+  SHMBW_QUEUE_KIND_CLAIM = 2,
+  SHMBW_QUEUE_KIND_BROADCAST = 3,
+};
+
+enum shmbw_lane_end {
+  SHMBW_LANE_END_NONE = 0,
+  SHMBW_LANE_END_SENDER = 1,
+  SHMBW_LANE_END_RECEIVER = 2,
 };
 
 enum shmbw_session_state {
@@ -235,6 +261,45 @@ enum shmbw_group_state_flags {
   SHMBW_GROUP_STATE_ENDED = 1 << 3,
   SHMBW_GROUP_STATE_KEPT = 1 << 4,
   SHMBW_GROUP_STATE_KNOWN = 31,
+};
+
+enum shmbw_pool_flags {
+  SHMBW_POOL_KEEP_GIVEN = 1 << 0,
+  SHMBW_POOL_OWNER_GIVEN = 1 << 1,
+  SHMBW_POOL_READ_ONLY = 1 << 2,
+  SHMBW_POOL_NAMED = 1 << 3,
+  SHMBW_POOL_BROKEN = 1 << 4,
+  SHMBW_POOL_KNOWN = 31,
+};
+
+enum shmbw_queue_open_flags {
+  SHMBW_QUEUE_OPEN_READER = 1 << 0,
+  SHMBW_QUEUE_OPEN_WRITER = 1 << 1,
+  SHMBW_QUEUE_OPEN_DROP_OLDEST = 1 << 2,
+  SHMBW_QUEUE_OPEN_EXPIRING = 1 << 3,
+  SHMBW_QUEUE_OPEN_AT_LEAST_ONCE = 1 << 4,
+  SHMBW_QUEUE_OPEN_CREATE_ONLY = 1 << 5,
+  SHMBW_QUEUE_OPEN_OPEN_ONLY = 1 << 6,
+  SHMBW_QUEUE_OPEN_KNOWN = 127,
+};
+
+enum shmbw_queue_close_flags {
+  SHMBW_QUEUE_CLOSE_READER = 1 << 0,
+  SHMBW_QUEUE_CLOSE_WRITER = 1 << 1,
+  SHMBW_QUEUE_CLOSE_ALL = 1 << 2,
+  SHMBW_QUEUE_CLOSE_REMOVE = 1 << 3,
+  SHMBW_QUEUE_CLOSE_KNOWN = 15,
+};
+
+enum shmbw_queue_hold_flags {
+  SHMBW_QUEUE_HOLD_DROP = 1 << 0,
+  SHMBW_QUEUE_HOLD_KNOWN = 1,
+};
+
+enum shmbw_doorbell_flags {
+  SHMBW_DOORBELL_SET = 1 << 0,
+  SHMBW_DOORBELL_GET = 1 << 1,
+  SHMBW_DOORBELL_KNOWN = 3,
 };
 
 enum shmbw_feature_flags {
@@ -533,6 +598,135 @@ struct shmbw_status_reply {
   uint16_t losses_len; /* bytes of text losses: lines, what is not available and why */
 };
 
+struct shmbw_pool_create {
+  uint64_t group; /* group id, 0: the session's own */
+  int64_t keep; /* with flag keep_given, as in create */
+  uint32_t flags; /* pool flags: keep_given */
+  uint32_t slots; /* most slots it will ever have, all segments together; 0: queues only */
+  uint32_t lanes; /* 0: 64 */
+  uint32_t queues; /* 0: 16 */
+  uint32_t segments; /* 0: 16 */
+  uint16_t name_len; /* bytes of text name, 0: unnamed */
+  uint16_t reserved; /* zero */
+  uint64_t lane_bytes; /* memory for lanes; 0: 1 MiB */
+};
+
+struct shmbw_pool_create_reply {
+  uint64_t pool; /* its id */
+  uint64_t group; /* the group that holds it */
+  uint64_t directory_bytes; /* of the first descriptor */
+  uint64_t control_bytes; /* of the second descriptor */
+  uint32_t participant; /* the caller's index, 0 to 63 */
+  uint32_t life; /* of that index */
+};
+
+struct shmbw_pool_join {
+  uint64_t pool; /* its id; 0: by name */
+  uint32_t flags; /* pool flags: owner_given, read_only (no queue's writer, adds no segment) */
+  uint32_t owner_uid; /* with flag owner_given */
+  uint16_t group_len; /* by name: bytes of text group, 0: the session's group */
+  uint16_t name_len; /* by name: bytes of text name */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_pool_join_reply {
+  uint64_t pool; /* its id */
+  uint64_t group; /* the group that holds it */
+  uint64_t directory_bytes; /* of the first descriptor */
+  uint64_t control_bytes; /* of the second descriptor */
+  uint32_t participant; /* the caller's index, 0 to 63 */
+  uint32_t life; /* of that index */
+};
+
+struct shmbw_pool_leave {
+  uint64_t pool;
+  uint32_t flags; /* zero */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_pool_leave_reply {
+  uint32_t unread; /* lanes of the caller in which messages wait for their readers */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_pool_segment {
+  uint64_t pool;
+  struct shmbw_region_ref region;
+  uint64_t slot_size; /* bytes of one slot */
+  uint32_t slots; /* how many; slots times the stride of slot_size must fit into the region */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_pool_segment_reply {
+  uint32_t segment; /* its index in the directory */
+  uint32_t first_slot; /* number of its first slot */
+};
+
+struct shmbw_queue_open {
+  uint64_t pool;
+  uint32_t kind; /* enum queue_kind; none: as it is, with flag open_only */
+  uint32_t flags; /* queue_open flags */
+  uint32_t cells; /* messages of one lane, a power of two, 2 to 65536 */
+  uint32_t cell_size; /* 64 or 128 */
+  uint16_t name_len; /* bytes of text name */
+  uint16_t reserved0; /* zero */
+  uint32_t reserved1; /* zero */
+};
+
+struct shmbw_queue_open_reply {
+  uint32_t queue; /* its index in the directory */
+  uint32_t serial; /* of that index */
+  uint32_t lane; /* the caller's own lane as a writer of a claim or broadcast queue, else 0xffffffff */
+  uint32_t lane_serial; /* of that lane */
+};
+
+struct shmbw_queue_close {
+  uint64_t pool;
+  uint32_t queue;
+  uint32_t serial;
+  uint32_t flags; /* queue_close flags */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_queue_close_reply {
+  uint32_t readers; /* ends left */
+  uint32_t writers; /* ends left */
+};
+
+struct shmbw_lane_through {
+  uint64_t pool;
+  uint32_t lane;
+  uint32_t serial;
+  uint32_t end; /* enum lane_end */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_queue_hold {
+  uint64_t pool;
+  uint32_t lane;
+  uint32_t serial;
+  struct shmbw_region_ref region;
+  uint32_t flags; /* queue_hold flags */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_queue_hold_reply {
+  struct shmbw_outcome outcome;
+};
+
+struct shmbw_pool_doorbell {
+  uint64_t pool;
+  uint32_t flags; /* doorbell flags, one of them */
+  uint32_t participant; /* get: whose */
+  uint32_t life; /* get: of that index; not_found if it is over */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_pool_doorbell_reply {
+  uint32_t participant;
+  uint32_t life;
+};
+
 struct shmbw_region_record {
   struct shmbw_region_ref region;
   uint64_t length;
@@ -626,6 +820,68 @@ struct shmbw_uid_record {
   uint32_t reserved; /* zero */
 };
 
+struct shmbw_pool_record {
+  uint64_t pool;
+  uint64_t group;
+  uint64_t bytes; /* directory, control area and segments */
+  uint64_t control_bytes; /* directory and control area alone */
+  uint32_t owner_uid;
+  uint32_t flags; /* pool flags */
+  uint32_t slots; /* there are */
+  uint32_t slots_limit;
+  uint32_t slots_used; /* with a holder */
+  uint32_t slots_high; /* most that were seen used */
+  uint32_t segments;
+  uint32_t participants; /* live */
+  uint32_t leaving; /* dead or left, with unread messages or repair under way */
+  uint32_t queues;
+  uint32_t lanes; /* in use */
+  uint32_t deaths; /* of participants, ever */
+  int64_t created; /* CLOCK_BOOTTIME nanoseconds */
+  int64_t keep; /* 0, nanoseconds, -1 */
+  uint16_t group_len;
+  uint16_t name_len;
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_queue_record {
+  uint64_t pool;
+  uint64_t group;
+  uint32_t queue; /* index */
+  uint32_t serial;
+  uint32_t kind; /* enum queue_kind */
+  uint32_t flags; /* queue_open flags: drop_oldest, expiring, at_least_once */
+  uint32_t cells;
+  uint32_t cell_size;
+  uint32_t readers;
+  uint32_t writers;
+  uint32_t lanes;
+  uint32_t closed; /* 1: nobody may send */
+  uint64_t depth; /* messages sent and not taken, all lanes */
+  uint64_t lag; /* broadcast: what the slowest reader has not seen */
+  uint64_t lost; /* broadcast: messages overwritten before readers saw them */
+  uint64_t regions; /* held by its lanes */
+  uint32_t owner_uid;
+  uint32_t deaths; /* of ends, ever */
+  uint16_t pool_len; /* bytes of text pool */
+  uint16_t name_len;
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_participant_record {
+  uint64_t pool;
+  uint64_t session; /* 0: over */
+  uint32_t participant; /* index */
+  uint32_t life;
+  uint32_t state; /* 1 joining, 2 live, 3 dead, 4 left */
+  uint32_t pid; /* 0 unknown */
+  uint32_t uid;
+  uint32_t slots_held; /* bits set */
+  uint32_t reading; /* queues it reads */
+  uint32_t writing; /* queues it writes */
+  uint64_t unread; /* messages in its lanes that wait for readers */
+};
+
 struct shmbw_region_ready_event {
   uint64_t sequence;
   uint64_t watch;
@@ -678,6 +934,12 @@ struct shmbw_gap_event {
   uint64_t sequence;
   uint64_t watch; /* 0 */
   uint64_t lost; /* events dropped since the last packet: list again */
+};
+
+struct shmbw_pool_changed_event {
+  uint64_t sequence;
+  uint64_t watch; /* 0 */
+  uint64_t pool; /* somebody joined, left or died: look at the directory's change word */
 };
 
 #ifdef __cplusplus
@@ -903,6 +1165,101 @@ SHMBW_CHECK(offsetof(struct shmbw_status_reply, version_len) == 136);
 SHMBW_CHECK(offsetof(struct shmbw_status_reply, kernel_len) == 138);
 SHMBW_CHECK(offsetof(struct shmbw_status_reply, engine_len) == 140);
 SHMBW_CHECK(offsetof(struct shmbw_status_reply, losses_len) == 142);
+SHMBW_CHECK(sizeof(struct shmbw_pool_create) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create, group) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create, keep) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create, flags) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create, slots) == 20);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create, lanes) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create, queues) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create, segments) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create, name_len) == 36);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create, reserved) == 38);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create, lane_bytes) == 40);
+SHMBW_CHECK(sizeof(struct shmbw_pool_create_reply) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create_reply, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create_reply, group) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create_reply, directory_bytes) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create_reply, control_bytes) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create_reply, participant) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_pool_create_reply, life) == 36);
+SHMBW_CHECK(sizeof(struct shmbw_pool_join) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_pool_join, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_pool_join, flags) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_pool_join, owner_uid) == 12);
+SHMBW_CHECK(offsetof(struct shmbw_pool_join, group_len) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_pool_join, name_len) == 18);
+SHMBW_CHECK(offsetof(struct shmbw_pool_join, reserved) == 20);
+SHMBW_CHECK(sizeof(struct shmbw_pool_join_reply) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_pool_join_reply, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_pool_join_reply, group) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_pool_join_reply, directory_bytes) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_pool_join_reply, control_bytes) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_pool_join_reply, participant) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_pool_join_reply, life) == 36);
+SHMBW_CHECK(sizeof(struct shmbw_pool_leave) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_pool_leave, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_pool_leave, flags) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_pool_leave, reserved) == 12);
+SHMBW_CHECK(sizeof(struct shmbw_pool_leave_reply) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_pool_leave_reply, unread) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_pool_leave_reply, reserved) == 4);
+SHMBW_CHECK(sizeof(struct shmbw_pool_segment) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_pool_segment, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_pool_segment, region) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_pool_segment, slot_size) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_pool_segment, slots) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_pool_segment, reserved) == 36);
+SHMBW_CHECK(sizeof(struct shmbw_pool_segment_reply) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_pool_segment_reply, segment) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_pool_segment_reply, first_slot) == 4);
+SHMBW_CHECK(sizeof(struct shmbw_queue_open) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_queue_open, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_queue_open, kind) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_queue_open, flags) == 12);
+SHMBW_CHECK(offsetof(struct shmbw_queue_open, cells) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_queue_open, cell_size) == 20);
+SHMBW_CHECK(offsetof(struct shmbw_queue_open, name_len) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_queue_open, reserved0) == 26);
+SHMBW_CHECK(offsetof(struct shmbw_queue_open, reserved1) == 28);
+SHMBW_CHECK(sizeof(struct shmbw_queue_open_reply) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_queue_open_reply, queue) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_queue_open_reply, serial) == 4);
+SHMBW_CHECK(offsetof(struct shmbw_queue_open_reply, lane) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_queue_open_reply, lane_serial) == 12);
+SHMBW_CHECK(sizeof(struct shmbw_queue_close) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_queue_close, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_queue_close, queue) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_queue_close, serial) == 12);
+SHMBW_CHECK(offsetof(struct shmbw_queue_close, flags) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_queue_close, reserved) == 20);
+SHMBW_CHECK(sizeof(struct shmbw_queue_close_reply) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_queue_close_reply, readers) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_queue_close_reply, writers) == 4);
+SHMBW_CHECK(sizeof(struct shmbw_lane_through) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_lane_through, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_lane_through, lane) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_lane_through, serial) == 12);
+SHMBW_CHECK(offsetof(struct shmbw_lane_through, end) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_lane_through, reserved) == 20);
+SHMBW_CHECK(sizeof(struct shmbw_queue_hold) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_queue_hold, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_queue_hold, lane) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_queue_hold, serial) == 12);
+SHMBW_CHECK(offsetof(struct shmbw_queue_hold, region) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_queue_hold, flags) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_queue_hold, reserved) == 36);
+SHMBW_CHECK(sizeof(struct shmbw_queue_hold_reply) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_queue_hold_reply, outcome) == 0);
+SHMBW_CHECK(sizeof(struct shmbw_pool_doorbell) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell, flags) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell, participant) == 12);
+SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell, life) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell, reserved) == 20);
+SHMBW_CHECK(sizeof(struct shmbw_pool_doorbell_reply) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell_reply, participant) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell_reply, life) == 4);
 SHMBW_CHECK(sizeof(struct shmbw_region_record) == 112);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, length) == 16);
@@ -984,6 +1341,62 @@ SHMBW_CHECK(offsetof(struct shmbw_uid_record, leases) == 32);
 SHMBW_CHECK(offsetof(struct shmbw_uid_record, tickets) == 36);
 SHMBW_CHECK(offsetof(struct shmbw_uid_record, watches) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_uid_record, reserved) == 44);
+SHMBW_CHECK(sizeof(struct shmbw_pool_record) == 104);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, group) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, bytes) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, control_bytes) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, owner_uid) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, flags) == 36);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, slots) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, slots_limit) == 44);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, slots_used) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, slots_high) == 52);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, segments) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, participants) == 60);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, leaving) == 64);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, queues) == 68);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, lanes) == 72);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, deaths) == 76);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, created) == 80);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, keep) == 88);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, group_len) == 96);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, name_len) == 98);
+SHMBW_CHECK(offsetof(struct shmbw_pool_record, reserved) == 100);
+SHMBW_CHECK(sizeof(struct shmbw_queue_record) == 104);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, group) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, queue) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, serial) == 20);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, kind) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, flags) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, cells) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, cell_size) == 36);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, readers) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, writers) == 44);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, lanes) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, closed) == 52);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, depth) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, lag) == 64);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, lost) == 72);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, regions) == 80);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, owner_uid) == 88);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, deaths) == 92);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, pool_len) == 96);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, name_len) == 98);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, reserved) == 100);
+SHMBW_CHECK(sizeof(struct shmbw_participant_record) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_participant_record, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_participant_record, session) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_participant_record, participant) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_participant_record, life) == 20);
+SHMBW_CHECK(offsetof(struct shmbw_participant_record, state) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_participant_record, pid) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_participant_record, uid) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_participant_record, slots_held) == 36);
+SHMBW_CHECK(offsetof(struct shmbw_participant_record, reading) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_participant_record, writing) == 44);
+SHMBW_CHECK(offsetof(struct shmbw_participant_record, unread) == 48);
 SHMBW_CHECK(sizeof(struct shmbw_region_ready_event) == 32);
 SHMBW_CHECK(offsetof(struct shmbw_region_ready_event, sequence) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_region_ready_event, watch) == 8);
@@ -1024,6 +1437,10 @@ SHMBW_CHECK(sizeof(struct shmbw_gap_event) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_gap_event, sequence) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_gap_event, watch) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_gap_event, lost) == 16);
+SHMBW_CHECK(sizeof(struct shmbw_pool_changed_event) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_pool_changed_event, sequence) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_pool_changed_event, watch) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_pool_changed_event, pool) == 16);
 #undef SHMBW_CHECK
 
 #endif

@@ -297,6 +297,135 @@ template <class F> constexpr void visit_fields(shmbw_status_reply& s, F&& f) {
   f("engine_len", s.engine_len);
   f("losses_len", s.losses_len);
 }
+constexpr bool reserved_zero(const shmbw_pool_create& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_pool_create& s, F&& f) {
+  f("group", s.group);
+  f("keep", s.keep);
+  f("flags", s.flags);
+  f("slots", s.slots);
+  f("lanes", s.lanes);
+  f("queues", s.queues);
+  f("segments", s.segments);
+  f("name_len", s.name_len);
+  f("reserved", s.reserved);
+  f("lane_bytes", s.lane_bytes);
+}
+constexpr bool reserved_zero(const shmbw_pool_create_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_pool_create_reply& s, F&& f) {
+  f("pool", s.pool);
+  f("group", s.group);
+  f("directory_bytes", s.directory_bytes);
+  f("control_bytes", s.control_bytes);
+  f("participant", s.participant);
+  f("life", s.life);
+}
+constexpr bool reserved_zero(const shmbw_pool_join& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_pool_join& s, F&& f) {
+  f("pool", s.pool);
+  f("flags", s.flags);
+  f("owner_uid", s.owner_uid);
+  f("group_len", s.group_len);
+  f("name_len", s.name_len);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_pool_join_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_pool_join_reply& s, F&& f) {
+  f("pool", s.pool);
+  f("group", s.group);
+  f("directory_bytes", s.directory_bytes);
+  f("control_bytes", s.control_bytes);
+  f("participant", s.participant);
+  f("life", s.life);
+}
+constexpr bool reserved_zero(const shmbw_pool_leave& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_pool_leave& s, F&& f) {
+  f("pool", s.pool);
+  f("flags", s.flags);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_pool_leave_reply& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_pool_leave_reply& s, F&& f) {
+  f("unread", s.unread);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_pool_segment& s) { return s.reserved == 0 && reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_pool_segment& s, F&& f) {
+  f("pool", s.pool);
+  f("region", s.region);
+  f("slot_size", s.slot_size);
+  f("slots", s.slots);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_pool_segment_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_pool_segment_reply& s, F&& f) {
+  f("segment", s.segment);
+  f("first_slot", s.first_slot);
+}
+constexpr bool reserved_zero(const shmbw_queue_open& s) { return s.reserved0 == 0 && s.reserved1 == 0; }
+template <class F> constexpr void visit_fields(shmbw_queue_open& s, F&& f) {
+  f("pool", s.pool);
+  f("kind", s.kind);
+  f("flags", s.flags);
+  f("cells", s.cells);
+  f("cell_size", s.cell_size);
+  f("name_len", s.name_len);
+  f("reserved0", s.reserved0);
+  f("reserved1", s.reserved1);
+}
+constexpr bool reserved_zero(const shmbw_queue_open_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_queue_open_reply& s, F&& f) {
+  f("queue", s.queue);
+  f("serial", s.serial);
+  f("lane", s.lane);
+  f("lane_serial", s.lane_serial);
+}
+constexpr bool reserved_zero(const shmbw_queue_close& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_queue_close& s, F&& f) {
+  f("pool", s.pool);
+  f("queue", s.queue);
+  f("serial", s.serial);
+  f("flags", s.flags);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_queue_close_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_queue_close_reply& s, F&& f) {
+  f("readers", s.readers);
+  f("writers", s.writers);
+}
+constexpr bool reserved_zero(const shmbw_lane_through& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_lane_through& s, F&& f) {
+  f("pool", s.pool);
+  f("lane", s.lane);
+  f("serial", s.serial);
+  f("end", s.end);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_queue_hold& s) { return s.reserved == 0 && reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_queue_hold& s, F&& f) {
+  f("pool", s.pool);
+  f("lane", s.lane);
+  f("serial", s.serial);
+  f("region", s.region);
+  f("flags", s.flags);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_queue_hold_reply& s) { return reserved_zero(s.outcome); }
+template <class F> constexpr void visit_fields(shmbw_queue_hold_reply& s, F&& f) {
+  f("outcome", s.outcome);
+}
+constexpr bool reserved_zero(const shmbw_pool_doorbell& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_pool_doorbell& s, F&& f) {
+  f("pool", s.pool);
+  f("flags", s.flags);
+  f("participant", s.participant);
+  f("life", s.life);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_pool_doorbell_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_pool_doorbell_reply& s, F&& f) {
+  f("participant", s.participant);
+  f("life", s.life);
+}
 constexpr bool reserved_zero(const shmbw_region_record& s) { return s.reserved == 0 && reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_region_record& s, F&& f) {
   f("region", s.region);
@@ -390,6 +519,68 @@ template <class F> constexpr void visit_fields(shmbw_uid_record& s, F&& f) {
   f("watches", s.watches);
   f("reserved", s.reserved);
 }
+constexpr bool reserved_zero(const shmbw_pool_record& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_pool_record& s, F&& f) {
+  f("pool", s.pool);
+  f("group", s.group);
+  f("bytes", s.bytes);
+  f("control_bytes", s.control_bytes);
+  f("owner_uid", s.owner_uid);
+  f("flags", s.flags);
+  f("slots", s.slots);
+  f("slots_limit", s.slots_limit);
+  f("slots_used", s.slots_used);
+  f("slots_high", s.slots_high);
+  f("segments", s.segments);
+  f("participants", s.participants);
+  f("leaving", s.leaving);
+  f("queues", s.queues);
+  f("lanes", s.lanes);
+  f("deaths", s.deaths);
+  f("created", s.created);
+  f("keep", s.keep);
+  f("group_len", s.group_len);
+  f("name_len", s.name_len);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_queue_record& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_queue_record& s, F&& f) {
+  f("pool", s.pool);
+  f("group", s.group);
+  f("queue", s.queue);
+  f("serial", s.serial);
+  f("kind", s.kind);
+  f("flags", s.flags);
+  f("cells", s.cells);
+  f("cell_size", s.cell_size);
+  f("readers", s.readers);
+  f("writers", s.writers);
+  f("lanes", s.lanes);
+  f("closed", s.closed);
+  f("depth", s.depth);
+  f("lag", s.lag);
+  f("lost", s.lost);
+  f("regions", s.regions);
+  f("owner_uid", s.owner_uid);
+  f("deaths", s.deaths);
+  f("pool_len", s.pool_len);
+  f("name_len", s.name_len);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_participant_record&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_participant_record& s, F&& f) {
+  f("pool", s.pool);
+  f("session", s.session);
+  f("participant", s.participant);
+  f("life", s.life);
+  f("state", s.state);
+  f("pid", s.pid);
+  f("uid", s.uid);
+  f("slots_held", s.slots_held);
+  f("reading", s.reading);
+  f("writing", s.writing);
+  f("unread", s.unread);
+}
 constexpr bool reserved_zero(const shmbw_region_ready_event& s) { return reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_region_ready_event& s, F&& f) {
   f("sequence", s.sequence);
@@ -443,6 +634,12 @@ template <class F> constexpr void visit_fields(shmbw_gap_event& s, F&& f) {
   f("sequence", s.sequence);
   f("watch", s.watch);
   f("lost", s.lost);
+}
+constexpr bool reserved_zero(const shmbw_pool_changed_event&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_pool_changed_event& s, F&& f) {
+  f("sequence", s.sequence);
+  f("watch", s.watch);
+  f("pool", s.pool);
 }
 
 // f("library", s.library_len) for each text, in the order in which the texts stand.
@@ -521,6 +718,44 @@ template <class F> constexpr void visit_texts(shmbw_status_reply& s, F&& f) {
   f("engine", s.engine_len);
   f("losses", s.losses_len);
 }
+template <class F> constexpr void visit_texts(shmbw_pool_create& s, F&& f) {
+  f("name", s.name_len);
+}
+template <class F> constexpr void visit_texts(shmbw_pool_create_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_pool_join& s, F&& f) {
+  f("group", s.group_len);
+  f("name", s.name_len);
+}
+template <class F> constexpr void visit_texts(shmbw_pool_join_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_pool_leave&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_pool_leave_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_pool_segment&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_pool_segment_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_queue_open& s, F&& f) {
+  f("name", s.name_len);
+}
+template <class F> constexpr void visit_texts(shmbw_queue_open_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_queue_close&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_queue_close_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_lane_through&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_queue_hold&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_queue_hold_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_pool_doorbell&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_pool_doorbell_reply&, F&&) {
+}
 template <class F> constexpr void visit_texts(shmbw_region_record& s, F&& f) {
   f("group", s.group_len);
   f("name", s.name_len);
@@ -537,6 +772,16 @@ template <class F> constexpr void visit_texts(shmbw_ticket_record&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_uid_record&, F&&) {
 }
+template <class F> constexpr void visit_texts(shmbw_pool_record& s, F&& f) {
+  f("group", s.group_len);
+  f("name", s.name_len);
+}
+template <class F> constexpr void visit_texts(shmbw_queue_record& s, F&& f) {
+  f("pool", s.pool_len);
+  f("name", s.name_len);
+}
+template <class F> constexpr void visit_texts(shmbw_participant_record&, F&&) {
+}
 template <class F> constexpr void visit_texts(shmbw_region_ready_event&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_region_published_event&, F&&) {
@@ -552,6 +797,8 @@ template <class F> constexpr void visit_texts(shmbw_reclaim_event& s, F&& f) {
   f("text", s.text_len);
 }
 template <class F> constexpr void visit_texts(shmbw_gap_event&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
 }
 
 // X(op, name, batch): every request, every request with a reply, every record (by table number), every event.
@@ -571,6 +818,15 @@ template <class F> constexpr void visit_texts(shmbw_gap_event&, F&&) {
   X(13, watch, false) \
   X(14, list, false) \
   X(15, status, false) \
+  X(16, pool_create, false) \
+  X(17, pool_join, false) \
+  X(18, pool_leave, false) \
+  X(19, pool_segment, false) \
+  X(20, queue_open, false) \
+  X(21, queue_close, false) \
+  X(22, lane_through, true) \
+  X(23, queue_hold, true) \
+  X(24, pool_doorbell, false) \
   /* end */
 #define SHMBW_REPLIES(X) \
   X(1, hello, false) \
@@ -587,6 +843,14 @@ template <class F> constexpr void visit_texts(shmbw_gap_event&, F&&) {
   X(13, watch, false) \
   X(14, list, false) \
   X(15, status, false) \
+  X(16, pool_create, false) \
+  X(17, pool_join, false) \
+  X(18, pool_leave, false) \
+  X(19, pool_segment, false) \
+  X(20, queue_open, false) \
+  X(21, queue_close, false) \
+  X(23, queue_hold, true) \
+  X(24, pool_doorbell, false) \
   /* end */
 #define SHMBW_RECORDS(X) \
   X(1, region_record, false) \
@@ -595,6 +859,9 @@ template <class F> constexpr void visit_texts(shmbw_gap_event&, F&&) {
   X(4, lease_record, false) \
   X(5, ticket_record, false) \
   X(6, uid_record, false) \
+  X(7, pool_record, false) \
+  X(8, queue_record, false) \
+  X(9, participant_record, false) \
   /* end */
 #define SHMBW_EVENTS(X) \
   X(1, region_ready, false) \
@@ -604,6 +871,7 @@ template <class F> constexpr void visit_texts(shmbw_gap_event&, F&&) {
   X(5, group_ended, false) \
   X(6, reclaim, false) \
   X(7, gap, false) \
+  X(8, pool_changed, false) \
   /* end */
 
 }  // namespace shmb::wire

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "proto/pool_layout.hpp"
+
+#include <cstring>
+
+namespace shmb::pool {
+namespace {
+
+constexpr std::uint64_t kPage = 4096, kHugePage = std::uint64_t{2} << 20;
+
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t to) { return (value + to - 1) / to * to; }
+
+struct Places {
+  std::uint64_t participants, segments, queues, lanes, directory_end;
+  std::uint64_t wait, queue_waiters, slots, lane_memory, control_end;
+};
+
+Places places(const Shape& shape) {
+  Places p{};
+  std::uint64_t at = sizeof(DirectoryHeader);
+  auto table = [&](std::uint64_t size, std::uint64_t count) {
+    at = round_up(at, kApart);
+    const std::uint64_t here = at;
+    at += size * count;
+    return here;
+  };
+  p.participants = table(sizeof(ParticipantEntry), kParticipants);
+  p.segments = table(sizeof(SegmentEntry), shape.segments);
+  p.queues = table(sizeof(QueueEntry), shape.queues);
+  p.lanes = table(sizeof(LaneEntry), shape.lanes);
+  p.directory_end = round_up(at, kPage);
+  at = sizeof(ControlHeader);
+  p.wait = table(sizeof(WaitEntry), kParticipants);
+  p.queue_waiters = table(sizeof(QueueWaiters), shape.queues);
+  p.slots = table(sizeof(SlotEntry), shape.slots);
+  p.lane_memory = table(1, shape.lane_bytes);
+  p.control_end = round_up(at, kPage);
+  return p;
+}
+
+Shape shape_of(const DirectoryHeader& header) {
+  Shape shape;
+  shape.slots = header.slots;
+  shape.lanes = header.lanes;
+  shape.queues = header.queues;
+  shape.segments = header.segments;
+  shape.lane_bytes = header.control_bytes - header.lane_memory;
+  return shape;
+}
+
+}  // namespace
+
+std::uint64_t stride_of(std::uint64_t slot_size) {
+  return round_up(slot_size, slot_size >= kHugePage ? kHugePage : slot_size >= kPage ? kPage : kLine);
+}
+
+std::uint64_t lane_bytes(QueueKind kind, std::uint32_t cells, std::uint32_t cell_size) {
+  return round_up(LaneView::cells_offset(kind) + std::uint64_t{cells} * cell_size, kApart);
+}
+
+std::uint64_t directory_bytes(const Shape& shape) { return places(shape).directory_end; }
+std::uint64_t control_bytes(const Shape& shape) { return places(shape).control_end; }
+
+bool valid(const Shape& shape) {
+  return shape.slots <= kMaxSlots && shape.lanes >= 1 && shape.lanes <= kMaxLanes && shape.queues >= 1 &&
+         shape.queues <= kMaxQueues && shape.segments <= kMaxSegments && shape.lane_bytes <= kMaxControlBytes &&
+         control_bytes(shape) <= kMaxControlBytes;
+}
+
+std::optional<View> View::open(std::span<std::byte> directory, std::span<std::byte> control) {
+  if (directory.size() < sizeof(DirectoryHeader)) return std::nullopt;
+  const auto& header = *reinterpret_cast<const DirectoryHeader*>(directory.data());
+  if (header.magic != kMagic || header.version != kVersion) return std::nullopt;
+  if (header.lane_memory > header.control_bytes) return std::nullopt;
+  const Shape shape = shape_of(header);
+  if (!valid(shape)) return std::nullopt;
+  const Places p = places(shape);
+  if (p.directory_end > directory.size() || p.control_end > control.size() || p.lane_memory != header.lane_memory)
+    return std::nullopt;
+  View view;
+  view.directory_ = directory.data();
+  view.control_ = control.data();
+  view.directory_bytes_ = p.directory_end;
+  view.control_bytes_ = p.control_end;
+  view.shape_ = shape;
+  view.participants_ = p.participants;
+  view.segments_at_ = p.segments;
+  view.queues_at_ = p.queues;
+  view.lanes_at_ = p.lanes;
+  view.wait_at_ = p.wait;
+  view.queue_waiters_at_ = p.queue_waiters;
+  view.slots_at_ = p.slots;
+  return view;
+}
+
+bool View::lane_fits(std::uint64_t offset, QueueKind kind, std::uint32_t cells, std::uint32_t cell_size) const {
+  if (!std::has_single_bit(cells) || (cell_size != 64 && cell_size != 128) || offset % kApart != 0) return false;
+  const std::uint64_t bytes = pool::lane_bytes(kind, cells, cell_size);
+  return offset >= header().lane_memory && offset <= control_bytes_ && bytes <= control_bytes_ - offset;
+}
+
+View lay_out(const Shape& shape, std::uint64_t epoch, std::uint64_t pool, std::span<std::byte> directory,
+             std::span<std::byte> control) {
+  const Places p = places(shape);
+  auto& header = *reinterpret_cast<DirectoryHeader*>(directory.data());
+  header.version = kVersion;
+  header.slots = shape.slots;
+  header.lanes = shape.lanes;
+  header.queues = shape.queues;
+  header.segments = shape.segments;
+  header.epoch = epoch;
+  header.pool = pool;
+  header.directory_bytes = p.directory_end;
+  header.control_bytes = p.lane_memory + shape.lane_bytes;
+  header.lane_memory = p.lane_memory;
+  header.magic = kMagic;
+  return *View::open(directory, control);
+}
+
+void prepare_lane(std::byte* memory, QueueKind kind, std::uint32_t cells, std::uint32_t cell_size) {
+  std::memset(memory, 0, lane_bytes(kind, cells, cell_size));
+  if (kind != QueueKind::claim) return;
+  const LaneView lane(memory, kind, cells, cell_size);
+  for (std::uint64_t k = 0; k < cells; ++k) lane.cell(k).word.store(CellWord::empty(k), std::memory_order_relaxed);
+}
+
+}  // namespace shmb::pool
