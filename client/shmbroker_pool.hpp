@@ -1,0 +1,652 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pools, queues and queue sets in C++, header-only over shmbroker.h (whose comments hold for what is not said here).
+// Same habits as shmbroker.hpp: C++20, each operation as `try_x` with a Result and as `x` that throws, handles that
+// only move. Slots and messages give back what they hold when they go.
+#ifndef SHMBROKER_POOL_HPP
+#define SHMBROKER_POOL_HPP
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "shmbroker.hpp"
+
+namespace shmbroker {
+namespace detail {
+
+template <>
+struct Closer<shmb_pool> {
+  static void close(shmb_pool* handle) noexcept { shmb_pool_close(handle); }
+};
+template <>
+struct Closer<shmb_queue> {
+  static void close(shmb_queue* handle) noexcept { (void)shmb_queue_close(handle, 0, nullptr); }
+};
+template <>
+struct Closer<shmb_message> {
+  static void close(shmb_message* handle) noexcept { shmb_message_free(handle); }
+};
+template <>
+struct Closer<shmb_queue_set> {
+  static void close(shmb_queue_set* handle) noexcept { shmb_queue_set_free(handle); }
+};
+
+}  // namespace detail
+
+struct SizeClass {
+  std::uint64_t slot_size = 0;
+  std::uint32_t slots = 1;        // made at once
+  std::uint32_t slots_limit = 0;  // 0: no more than `slots`
+};
+
+struct PoolOptions {
+  std::string name;  // empty: unnamed
+  std::vector<SizeClass> classes;
+  GroupId group;
+  std::optional<Keep> keep;
+  bool huge_pages = true;
+  bool populate = true;
+  std::uint32_t lanes = 0, queues = 0;  // 0: 64 and 16
+  std::uint64_t lane_bytes = 0;         // 0: 1 MiB
+  Timeout timeout;
+};
+
+struct PoolOpenOptions {
+  bool read_only = false;
+  std::optional<Timeout> wait;  // for a name not yet there; none: no wait
+  Timeout timeout;
+};
+
+enum class QueueKind : std::uint32_t {
+  as_is = SHMB_QUEUE_AS_IS,
+  line = SHMB_QUEUE_LINE,
+  claim = SHMB_QUEUE_CLAIM,
+  broadcast = SHMB_QUEUE_BROADCAST,
+};
+enum class Role : std::uint32_t {
+  reader = SHMB_QUEUE_READER,
+  writer = SHMB_QUEUE_WRITER,
+  both = SHMB_QUEUE_READER | SHMB_QUEUE_WRITER,
+};
+
+struct QueueOptions {
+  QueueKind kind = QueueKind::line;
+  std::uint32_t cells = 0;         // 0: 256
+  std::uint32_t inline_bytes = 0;  // 56 or 120; 0: 56
+  bool drop_oldest = false;
+  bool expiring = false;
+  bool at_least_once = false;
+  bool create_only = false;
+  bool open_only = false;
+  std::optional<std::chrono::nanoseconds> spin;  // none: 20 us; zero: sleeps at once
+  std::optional<Timeout> wait;                   // with open_only: for the queue; none: no wait
+  Timeout timeout;
+};
+
+// An own reference to a slot. Must go before the pool's last handle.
+class Slot {
+ public:
+  Slot() noexcept = default;
+  Slot(shmb_pool* pool, const shmb_slot& adopted) noexcept : pool_(pool), slot_(adopted) {}
+  Slot(Slot&& other) noexcept : pool_(std::exchange(other.pool_, nullptr)), slot_(other.slot_) {}
+  Slot& operator=(Slot&& other) noexcept {
+    if (this != &other) {
+      reset();
+      pool_ = std::exchange(other.pool_, nullptr);
+      slot_ = other.slot_;
+    }
+    return *this;
+  }
+  ~Slot() { reset(); }
+
+  explicit operator bool() const noexcept { return pool_ != nullptr; }
+  std::byte* data() const noexcept { return static_cast<std::byte*>(slot_.data); }
+  std::size_t size() const noexcept { return static_cast<std::size_t>(slot_.length); }    // bytes in use
+  std::size_t capacity() const noexcept { return static_cast<std::size_t>(slot_.size); }  // bytes there is room for
+  void resize(std::size_t length) noexcept { slot_.length = length; }                     // checked when it is sent
+  std::span<std::byte> bytes() const noexcept { return {data(), size()}; }
+  template <class T>
+  std::span<T> as_span() const noexcept {
+    static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
+    return {reinterpret_cast<T*>(data()), size() / sizeof(T)};
+  }
+  // A second reference.
+  Result<Slot> try_share() const noexcept {
+    shmb_error error;
+    if (shmb_slot_retain(pool_, &slot_, &error) != SHMB_OK) return Error(error);
+    return Slot(pool_, slot_);
+  }
+  void reset() noexcept {
+    if (pool_ != nullptr) (void)shmb_slot_release(std::exchange(pool_, nullptr), &slot_, nullptr);
+  }
+  const shmb_slot& c() const noexcept { return slot_; }
+#if SHMBROKER_EXCEPTIONS
+  Slot share() const { return try_share().value(); }
+#endif
+
+ private:
+  shmb_pool* pool_ = nullptr;
+  shmb_slot slot_{};
+};
+
+// What a message is made of. Nothing is copied or held: it must outlive the call that sends it.
+class Part {
+ public:
+  Part(std::span<const std::byte> bytes) noexcept {
+    part_.kind = SHMB_PART_BYTES;
+    part_.data = bytes.data();
+    part_.length = bytes.size();
+  }
+  Part(std::string_view text) noexcept : Part(std::as_bytes(std::span(text.data(), text.size()))) {}
+  Part(const char* text) noexcept : Part(std::string_view(text)) {}
+  Part(const Slot& slot) noexcept {
+    part_.kind = SHMB_PART_SLOT;
+    part_.slot = slot.c();
+    part_.length = slot.size();
+  }
+  // rights: what the receiver maps it with.
+  Part(const RegionBase& region, Rights rights = Rights::read) noexcept {
+    part_.kind = SHMB_PART_REGION;
+    part_.region = region.c();
+    part_.rights = static_cast<std::uint32_t>(rights);
+  }
+  // A stretch of it only.
+  Part within(std::uint64_t offset, std::uint64_t length) const noexcept {
+    Part part = *this;
+    part.part_.offset = offset;
+    part.part_.length = length;
+    return part;
+  }
+  const shmb_part& c() const noexcept { return part_; }
+
+ private:
+  shmb_part part_{};
+};
+
+struct SendOptions {
+  std::uint64_t type = 0;
+  std::optional<std::chrono::nanoseconds> lifetime;  // queues that are `expiring`
+  Timeout wait;
+};
+
+// A part as received. The bytes are valid as long as the message holds them.
+struct ReceivedPart {
+  enum class Kind : std::uint32_t { bytes = SHMB_PART_BYTES, slot = SHMB_PART_SLOT, region = SHMB_PART_REGION };
+  Kind kind;
+  std::span<const std::byte> bytes;
+  Status status;  // a region that could not be attached: why
+  RegionId region;
+};
+
+// A received message. Made once and given to one receive after the other.
+class Message {
+ public:
+  static Result<Message> try_make() noexcept {
+    shmb_message* raw = nullptr;
+    shmb_error error;
+    if (shmb_message_new(&raw, &error) != SHMB_OK) return Error(error);
+    return Message(raw);
+  }
+#if SHMBROKER_EXCEPTIONS
+  Message() : handle_(try_make().value().handle_.release()) {}
+#endif
+  explicit Message(shmb_message* adopted) noexcept : handle_(adopted) {}
+
+  std::size_t count() const noexcept { return shmb_message_count(handle_.get()); }
+  std::uint64_t type() const noexcept { return shmb_message_type(handle_.get()); }
+  // Of the first part, which is the whole message if it is no list.
+  std::span<const std::byte> bytes() const noexcept {
+    return {static_cast<const std::byte*>(shmb_message_data(handle_.get())),
+            static_cast<std::size_t>(shmb_message_length(handle_.get()))};
+  }
+  std::string_view text() const noexcept {
+    return {static_cast<const char*>(shmb_message_data(handle_.get())),
+            static_cast<std::size_t>(shmb_message_length(handle_.get()))};
+  }
+  template <class T>
+  std::span<const T> as_span() const noexcept {
+    static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
+    return {reinterpret_cast<const T*>(shmb_message_data(handle_.get())), bytes().size() / sizeof(T)};
+  }
+  Result<ReceivedPart> try_part(std::size_t number) const noexcept {
+    shmb_part part{};
+    shmb_error error;
+    if (shmb_message_part(handle_.get(), number, &part, &error) != SHMB_OK) return Error(error);
+    return ReceivedPart{static_cast<ReceivedPart::Kind>(part.kind),
+                        {static_cast<const std::byte*>(part.data), static_cast<std::size_t>(part.length)},
+                        static_cast<Status>(part.status),
+                        RegionId::from_c(part.id)};
+  }
+  // Own references that outlive the message.
+  Result<Slot> try_take_slot(shmb_pool* pool, std::size_t number = 0) noexcept {
+    shmb_slot slot{};
+    shmb_error error;
+    if (shmb_message_take_slot(handle_.get(), number, &slot, &error) != SHMB_OK) return Error(error);
+    return Slot(pool, slot);
+  }
+  Result<ReadOnlyRegion> try_take_region(std::size_t number = 0) noexcept { return taken<ReadOnlyRegion>(number); }
+  Result<Region> try_take_writable_region(std::size_t number = 0) noexcept { return taken<Region>(number); }
+
+  Result<void> try_keep() noexcept { return called(shmb_message_keep); }
+  Result<void> try_done() noexcept { return called(shmb_message_done); }
+  Result<void> try_give_back() noexcept { return called(shmb_message_give_back); }
+  shmb_message* c() const noexcept { return handle_.get(); }
+#if SHMBROKER_EXCEPTIONS
+  ReceivedPart part(std::size_t number) const { return try_part(number).value(); }
+  Slot take_slot(shmb_pool* pool, std::size_t number = 0) { return try_take_slot(pool, number).value(); }
+  ReadOnlyRegion take_region(std::size_t number = 0) { return try_take_region(number).value(); }
+  Region take_writable_region(std::size_t number = 0) { return try_take_writable_region(number).value(); }
+  void keep() { try_keep().value(); }
+  void done() { try_done().value(); }
+  void give_back() { try_give_back().value(); }
+#endif
+
+ private:
+  template <class Kind>
+  Result<Kind> taken(std::size_t number) noexcept {
+    shmb_region* raw = nullptr;
+    shmb_error error;
+    if (shmb_message_take_region(handle_.get(), number, &raw, &error) != SHMB_OK) return Error(error);
+    return Kind(raw);
+  }
+  template <class Call>
+  Result<void> called(Call&& call) noexcept {
+    shmb_error error;
+    return detail::outcome(call(handle_.get(), &error), error);
+  }
+  detail::Handle<shmb_message> handle_;
+};
+
+// Own ends of one queue.
+class Queue {
+ public:
+  explicit Queue(shmb_queue* adopted) noexcept : handle_(adopted) {}
+
+  Result<void> try_send(std::span<const std::byte> bytes, Timeout wait = {}) const noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_queue_send(handle_.get(), bytes.data(), bytes.size(), wait.nanoseconds(), &error),
+                           error);
+  }
+  Result<void> try_send(std::string_view text, Timeout wait = {}) const noexcept {
+    return try_send(std::as_bytes(std::span(text.data(), text.size())), wait);
+  }
+  Result<void> try_send(const char* text, Timeout wait = {}) const noexcept {
+    return try_send(std::string_view(text), wait);
+  }
+  Result<void> try_send(const Slot& slot, Timeout wait = {}) const noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_queue_send_slot(handle_.get(), &slot.c(), wait.nanoseconds(), &error), error);
+  }
+  // One message of many parts.
+  Result<void> try_send_parts(std::span<const Part> parts, const SendOptions& options = {}) const noexcept {
+    static_assert(sizeof(Part) == sizeof(shmb_part) && std::is_standard_layout_v<Part>);
+    shmb_outgoing message{};
+    message.parts = reinterpret_cast<const shmb_part*>(parts.data());
+    message.count = parts.size();
+    message.type = options.type;
+    message.lifetime_ns = options.lifetime ? options.lifetime->count() : 0;
+    shmb_error error;
+    return detail::outcome(shmb_queue_send_message(handle_.get(), &message, options.wait.nanoseconds(), &error), error);
+  }
+  Result<void> try_send_parts(std::initializer_list<Part> parts, const SendOptions& options = {}) const noexcept {
+    return try_send_parts(std::span(parts.begin(), parts.size()), options);
+  }
+  // Many messages of one part each; how many were sent. All of them unless an error kept the rest back.
+  Result<std::size_t> try_send_many(std::span<const Part> messages, Timeout wait = {}) const {
+    std::vector<shmb_outgoing> list(messages.size());
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      list[i].parts = &messages[i].c();
+      list[i].count = 1;
+    }
+    std::size_t sent = 0;
+    shmb_error error;
+    if (shmb_queue_send_many(handle_.get(), list.data(), list.size(), wait.nanoseconds(), &sent, &error) != SHMB_OK &&
+        sent == 0)
+      return Error(error);
+    return sent;
+  }
+
+  // Borrowed: valid until it is done, or the next receive on this queue.
+  Result<void> try_receive(Message& message, Timeout wait = {}) const noexcept { return received(message, 0, wait); }
+  // With references of its own, valid until it is done.
+  Result<void> try_receive_kept(Message& message, Timeout wait = {}) const noexcept {
+    return received(message, SHMB_RECEIVE_KEEP, wait);
+  }
+  // Waits for one and takes what is there; how many.
+  Result<std::size_t> try_receive_many(std::span<Message> messages, Timeout wait = {}) const {
+    std::vector<shmb_message*> raw;
+    for (const Message& message : messages) raw.push_back(message.c());
+    std::size_t count = 0;
+    shmb_error error;
+    if (shmb_queue_receive_many(handle_.get(), raw.data(), raw.size(), wait.nanoseconds(), &count, &error) != SHMB_OK)
+      return Error(error);
+    return count;
+  }
+  // Calls `body(message)` for each message until the queue is closed and drained, or `body` returns false. A dead
+  // writer is passed over. The messages are borrowed.
+  template <class Body>
+  Result<void> try_for_each(Body&& body, Timeout wait = Timeout::forever()) const {
+    auto message = Message::try_make();
+    if (!message) return message.error();
+    for (;;) {
+      if (auto taken = try_receive(*message, wait); !taken) {
+        if (taken.error().status() == Status::peer_gone) continue;
+        if (taken.error().status() == Status::closed) return {};
+        return taken;
+      }
+      if constexpr (std::is_void_v<std::invoke_result_t<Body, Message&>>) {
+        body(*message);
+      } else if (!body(*message)) {
+        return {};
+      }
+    }
+  }
+
+  // For everybody: nobody may send, readers drain and are told `closed`.
+  Result<void> try_shutdown(bool remove = false) const noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_queue_shutdown(handle_.get(), remove ? unsigned{SHMB_QUEUE_CLOSE_REMOVE} : 0U, &error),
+                           error);
+  }
+  Result<void> try_drain(Timeout wait = {}) const noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_queue_drain(handle_.get(), wait.nanoseconds(), &error), error);
+  }
+  Result<void> try_close(bool for_all = false, bool remove = false) noexcept {
+    shmb_error error;
+    const std::uint32_t flags =
+        (for_all ? unsigned{SHMB_QUEUE_CLOSE_ALL} : 0U) | (remove ? unsigned{SHMB_QUEUE_CLOSE_REMOVE} : 0U);
+    return detail::outcome(shmb_queue_close(handle_.release(), flags, &error), error);
+  }
+  Result<int> try_descriptor() const noexcept {
+    int fd = -1;
+    shmb_error error;
+    if (shmb_queue_descriptor(handle_.get(), &fd, &error) != SHMB_OK) return Error(error);
+    return fd;
+  }
+  shmb_queue_info info() const noexcept {
+    shmb_queue_info info{};
+    info.size = sizeof info;
+    (void)shmb_queue_get_info(handle_.get(), &info, nullptr);
+    return info;
+  }
+  shmb_queue* c() const noexcept { return handle_.get(); }
+
+#if SHMBROKER_EXCEPTIONS
+  template <class What>
+  void send(const What& what, Timeout wait = {}) const {
+    try_send(what, wait).value();
+  }
+  void send_parts(std::span<const Part> parts, const SendOptions& options = {}) const {
+    try_send_parts(parts, options).value();
+  }
+  void send_parts(std::initializer_list<Part> parts, const SendOptions& options = {}) const {
+    try_send_parts(parts, options).value();
+  }
+  std::size_t send_many(std::span<const Part> messages, Timeout wait = {}) const {
+    return try_send_many(messages, wait).value();
+  }
+  void receive(Message& message, Timeout wait = {}) const { try_receive(message, wait).value(); }
+  void receive_kept(Message& message, Timeout wait = {}) const { try_receive_kept(message, wait).value(); }
+  std::size_t receive_many(std::span<Message> messages, Timeout wait = {}) const {
+    return try_receive_many(messages, wait).value();
+  }
+  template <class Body>
+  void for_each(Body&& body, Timeout wait = Timeout::forever()) const {
+    try_for_each(std::forward<Body>(body), wait).value();
+  }
+  void shutdown(bool remove = false) const { try_shutdown(remove).value(); }
+  void drain(Timeout wait = {}) const { try_drain(wait).value(); }
+  void close(bool for_all = false, bool remove = false) { try_close(for_all, remove).value(); }
+  int descriptor() const { return try_descriptor().value(); }
+#endif
+
+ private:
+  friend class Pool;
+  Result<void> received(Message& message, std::uint32_t flags, Timeout wait) const noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_queue_receive(handle_.get(), message.c(), flags, wait.nanoseconds(), &error), error);
+  }
+  detail::Handle<shmb_queue> handle_;
+};
+
+namespace detail {
+
+inline shmb_queue_options to_c(Role role, const QueueOptions& options) noexcept {
+  shmb_queue_options c{};
+  c.size = sizeof c;
+  c.kind = static_cast<std::uint32_t>(options.kind);
+  c.role = static_cast<std::uint32_t>(role);
+  if (options.drop_oldest) c.flags |= SHMB_QUEUE_DROP_OLDEST;
+  if (options.expiring) c.flags |= SHMB_QUEUE_EXPIRING;
+  if (options.at_least_once) c.flags |= SHMB_QUEUE_AT_LEAST_ONCE;
+  if (options.create_only) c.flags |= SHMB_QUEUE_CREATE_ONLY;
+  if (options.open_only) c.flags |= SHMB_QUEUE_OPEN_ONLY;
+  c.cells = options.cells;
+  c.inline_bytes = options.inline_bytes;
+  if (options.spin) c.spin_ns = options.spin->count() > 0 ? options.spin->count() : SHMB_NO_WAIT;
+  if (options.wait) c.wait_ns = options.wait->nanoseconds();
+  c.timeout_ns = options.timeout.nanoseconds();
+  return c;
+}
+
+}  // namespace detail
+
+// A queue that needs no slots, in a pool of its own.
+inline Result<Queue> try_open_queue(const Session& session, const std::string& address, Role role,
+                                    const QueueOptions& options = {}) noexcept {
+  const shmb_queue_options c = detail::to_c(role, options);
+  shmb_queue* raw = nullptr;
+  shmb_error error;
+  if (shmb_queue_open_alone(session.c(), address.c_str(), &c, &raw, &error) != SHMB_OK) return Error(error);
+  return Queue(raw);
+}
+
+// This process in one pool.
+class Pool {
+ public:
+  explicit Pool(shmb_pool* adopted) noexcept : handle_(adopted) {}
+  static Result<Pool> try_create(const Session& session, const PoolOptions& options) {
+    std::vector<shmb_size_class> classes;
+    for (const SizeClass& one : options.classes) classes.push_back({one.slot_size, one.slots, one.slots_limit});
+    shmb_pool_options c{};
+    c.size = sizeof c;
+    if (!options.name.empty()) c.name = options.name.c_str();
+    c.classes = classes.data();
+    c.class_count = static_cast<std::uint32_t>(classes.size());
+    if (!options.huge_pages) c.flags |= SHMB_POOL_SMALL_PAGES;
+    if (!options.populate) c.flags |= SHMB_POOL_NO_POPULATE;
+    c.group = options.group.value;
+    if (options.keep) {
+      c.keep_ns = options.keep->nanoseconds();
+      c.flags |= SHMB_POOL_KEEP_GIVEN;
+    }
+    c.lanes = options.lanes;
+    c.queues = options.queues;
+    c.lane_bytes = options.lane_bytes;
+    c.timeout_ns = options.timeout.nanoseconds();
+    shmb_pool* raw = nullptr;
+    shmb_error error;
+    if (shmb_pool_create(session.c(), &c, &raw, &error) != SHMB_OK) return Error(error);
+    return Pool(raw);
+  }
+  static Result<Pool> try_open(const Session& session, const std::string& address,
+                               const PoolOpenOptions& options = {}) noexcept {
+    return opened(session, address.c_str(), 0, options);
+  }
+  static Result<Pool> try_open(const Session& session, std::uint64_t id, const PoolOpenOptions& options = {}) noexcept {
+    return opened(session, nullptr, id, options);
+  }
+
+  Result<Slot> try_acquire(std::uint64_t length, Timeout wait = {}) const noexcept {
+    shmb_slot slot{};
+    shmb_error error;
+    if (shmb_slot_acquire(handle_.get(), length, wait.nanoseconds(), &slot, &error) != SHMB_OK) return Error(error);
+    return Slot(handle_.get(), slot);
+  }
+  Result<Queue> try_open_queue(const std::string& name, Role role, const QueueOptions& options = {}) const noexcept {
+    const shmb_queue_options c = detail::to_c(role, options);
+    shmb_queue* raw = nullptr;
+    shmb_error error;
+    if (shmb_queue_open(handle_.get(), name.c_str(), &c, &raw, &error) != SHMB_OK) return Error(error);
+    return Queue(raw);
+  }
+  Result<Slot> try_take_slot(Message& message, std::size_t number = 0) const noexcept {
+    return message.try_take_slot(handle_.get(), number);
+  }
+  shmb_pool_info info() const noexcept {
+    shmb_pool_info info{};
+    info.size = sizeof info;
+    (void)shmb_pool_get_info(handle_.get(), &info, nullptr);
+    return info;
+  }
+  shmb_pool* c() const noexcept { return handle_.get(); }
+
+#if SHMBROKER_EXCEPTIONS
+  static Pool create(const Session& session, const PoolOptions& options) {
+    return try_create(session, options).value();
+  }
+  template <class Where>
+  static Pool open(const Session& session, const Where& where, const PoolOpenOptions& options = {}) {
+    return try_open(session, where, options).value();
+  }
+  Slot acquire(std::uint64_t length, Timeout wait = {}) const { return try_acquire(length, wait).value(); }
+  Queue open_queue(const std::string& name, Role role, const QueueOptions& options = {}) const {
+    return try_open_queue(name, role, options).value();
+  }
+  Slot take_slot(Message& message, std::size_t number = 0) const { return try_take_slot(message, number).value(); }
+#endif
+
+ private:
+  static Result<Pool> opened(const Session& session, const char* address, std::uint64_t id,
+                             const PoolOpenOptions& options) noexcept {
+    shmb_pool_open_options c{};
+    c.size = sizeof c;
+    c.id = id;
+    c.read_only = options.read_only ? 1 : 0;
+    if (options.wait) c.wait_ns = options.wait->nanoseconds();
+    c.timeout_ns = options.timeout.nanoseconds();
+    shmb_pool* raw = nullptr;
+    shmb_error error;
+    if (shmb_pool_open(session.c(), address, &c, &raw, &error) != SHMB_OK) return Error(error);
+    return Pool(raw);
+  }
+  detail::Handle<shmb_pool> handle_;
+};
+
+// Memory of any size, to be filled and sent: a slot of the smallest class that fits, or, larger than every class, a
+// region (whose memory the broker recycles within the group).
+class Buffer {
+ public:
+  explicit Buffer(Slot slot) noexcept : memory_(std::move(slot)) {}
+  explicit Buffer(Region region) noexcept : memory_(std::move(region)) {}
+  std::span<std::byte> bytes() const noexcept {
+    if (const Slot* slot = std::get_if<Slot>(&memory_)) return slot->bytes();
+    return std::get_if<Region>(&memory_)->bytes();
+  }
+  bool is_region() const noexcept { return std::holds_alternative<Region>(memory_); }
+  Part part() const noexcept {
+    if (const Slot* slot = std::get_if<Slot>(&memory_)) return Part(*slot);
+    return Part(*std::get_if<Region>(&memory_));
+  }
+
+ private:
+  std::variant<Slot, Region> memory_;
+};
+
+class SizeClassPool {
+ public:
+  // The session must outlive it.
+  SizeClassPool(const Session& session, Pool pool) noexcept : session_(&session), pool_(std::move(pool)) {
+    const shmb_pool_info info = pool_.info();
+    for (std::uint32_t i = 0; i < info.class_count; ++i)
+      if (info.classes[i].slot_size > largest_) largest_ = info.classes[i].slot_size;
+  }
+  Result<Buffer> try_acquire(std::uint64_t length, Timeout wait = {}) const {
+    if (length > largest_) {
+      CreateOptions options;
+      options.uninitialised = true;
+      auto region = session_->try_create(length, options);
+      if (!region) return region.error();
+      return Buffer(std::move(*region));
+    }
+    auto slot = pool_.try_acquire(length, wait);
+    if (!slot) return slot.error();
+    return Buffer(std::move(*slot));
+  }
+  const Pool& pool() const noexcept { return pool_; }
+#if SHMBROKER_EXCEPTIONS
+  Buffer acquire(std::uint64_t length, Timeout wait = {}) const { return try_acquire(length, wait).value(); }
+#endif
+
+ private:
+  const Session* session_;
+  Pool pool_;
+  std::uint64_t largest_ = 0;
+};
+
+// Several queues to wait on. A queue must be removed before it goes.
+class QueueSet {
+ public:
+  static Result<QueueSet> try_make() noexcept {
+    shmb_queue_set* raw = nullptr;
+    shmb_error error;
+    if (shmb_queue_set_new(&raw, &error) != SHMB_OK) return Error(error);
+    return QueueSet(raw);
+  }
+#if SHMBROKER_EXCEPTIONS
+  QueueSet() : handle_(try_make().value().handle_.release()) {}
+#endif
+  explicit QueueSet(shmb_queue_set* adopted) noexcept : handle_(adopted) {}
+
+  Result<void> try_add(Queue& queue) noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_queue_set_add(handle_.get(), queue.c(), nullptr, &error), error);
+  }
+  Result<void> try_remove(Queue& queue) noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_queue_set_remove(handle_.get(), queue.c(), &error), error);
+  }
+  // The queue that has something to tell; compare with Queue::c().
+  Result<shmb_queue*> try_wait(Timeout wait = {}) const noexcept {
+    shmb_queue* queue = nullptr;
+    shmb_error error;
+    if (shmb_queue_set_wait(handle_.get(), wait.nanoseconds(), &queue, nullptr, &error) != SHMB_OK) return Error(error);
+    return queue;
+  }
+  Result<int> try_descriptor() const noexcept {
+    int fd = -1;
+    shmb_error error;
+    if (shmb_queue_set_descriptor(handle_.get(), &fd, &error) != SHMB_OK) return Error(error);
+    return fd;
+  }
+#if SHMBROKER_EXCEPTIONS
+  void add(Queue& queue) { try_add(queue).value(); }
+  void remove(Queue& queue) { try_remove(queue).value(); }
+  shmb_queue* wait(Timeout wait = {}) const { return try_wait(wait).value(); }
+  int descriptor() const { return try_descriptor().value(); }
+#endif
+
+ private:
+  detail::Handle<shmb_queue_set> handle_;
+};
+
+#if SHMBROKER_EXCEPTIONS
+inline Queue open_queue(const Session& session, const std::string& address, Role role,
+                        const QueueOptions& options = {}) {
+  return try_open_queue(session, address, role, options).value();
+}
+#endif
+
+}  // namespace shmbroker
+
+#endif
