@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// One end of one lane. What a message names stays held by its sender's own bits until the receiver has said that it is
+// done with the cell; a receiver that wants it longer sets its own bit first. So there is no moment without a holder,
+// and a process killed at any instruction has published a message or not. Whatever a hostile peer writes into the
+// lane's words, both ends answer `broken`, bounded in time, and touch nothing outside the lane.
+//
+// The kinds: line (one receiver), claim (receivers compete, each message is taken once), broadcast (every receiver has
+// every message, or with kQueueDropOldest the newest ones). All functions expect the participant's lock to be held.
+// The path of a line lane is inline: it has no locked instruction but the fence that precedes the look for sleepers.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "client/participant.hpp"
+#include "client/steps.hpp"
+#include "proto/pool_layout.hpp"
+
+namespace shmb::client {
+
+// What a message in flight holds: one slot, or a list of slots and regions. A slot that stands twice is held twice.
+struct HeldList {
+  std::vector<std::uint32_t> slots;
+  std::vector<std::uint64_t> regions;
+};
+struct Held {
+  std::uint32_t slot = pool::kNone;
+  std::unique_ptr<HeldList> list;
+  bool nothing() const { return slot == pool::kNone && list == nullptr; }
+};
+
+class LaneSender {
+ public:
+  using LetGoRegions = std::function<void(Held&&)>;  // gets messages with regions, after their slots were dropped
+  enum class Room { yes, full, broken };
+
+  // `start`: the position of the first message, 0 in every lane that a broker made.
+  LaneSender(Participant& participant, pool::LaneView lane, pool::QueueKind kind, std::uint32_t queue_flags,
+             std::uint32_t queue, LetGoRegions let_go_regions, std::uint64_t start = 0);
+  ~LaneSender();
+  LaneSender(const LaneSender&) = delete;
+  LaneSender& operator=(const LaneSender&) = delete;
+
+  // Bytes of an inline message; a Handle always fits.
+  std::uint32_t body_room() const { return body_room_; }
+  // May a message be published now? Drops the references of cells that are done where it must look at them anyway. A
+  // broadcast lane without readers, and one that drops its oldest, always has room.
+  Room room();
+  // Only after room() said yes. `body`: tag <= 120: tag bytes; else a Handle (and what follows it), at most body_room()
+  // bytes. Each slot in `held` has had one hold() for this message; what is in `held` is let go when the cell is done.
+  // `deadline` (CLOCK_MONOTONIC, 0 none) goes into the cell only with kQueueExpiring. Wakes the readers.
+  void publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline = 0);
+  void reclaim();                 // drops the references of all cells that are done
+  void expire(std::int64_t now);  // claim lanes: takes back messages whose deadline has passed and nobody has claimed
+  std::uint64_t in_flight();      // messages that not every receiver is done with
+  std::uint64_t expired() const { return expired_; }
+  // L3: the receiver is gone for good. Gives up everything in flight; the lane must not be used any more.
+  void give_up_all();
+
+ private:
+  Room room_line();
+  Room room_claim();
+  Room room_broadcast();
+  void publish_claim(std::uint8_t tag, std::span<const std::byte> body, std::int64_t deadline);
+  void publish_broadcast(std::uint8_t tag, std::span<const std::byte> body, std::int64_t deadline, Held held);
+  bool advance_line();
+  std::uint64_t slowest_reader();
+  void done_until(std::uint64_t position);
+  void let_go(std::uint64_t position, bool overwritten = false);
+  bool cell_done(std::uint64_t position) const;
+  bool live(std::uint64_t readers_bit) const;
+  std::size_t place(std::uint64_t position) const { return position & (lane_.cells() - 1); }
+  void keep_held(Held&& held) {
+    if (held.nothing()) return;
+    held_[place(next_)] = std::move(held);
+    ++holding_;
+  }
+  template <Step half>
+  void write_body(std::byte* to, std::span<const std::byte> body, std::int64_t deadline);
+
+  Participant& participant_;
+  const pool::LaneView lane_;
+  const pool::QueueKind kind_;
+  const bool expiring_, drop_oldest_;
+  const std::uint32_t queue_, body_room_;
+  pool::Waiters& readers_;
+  std::uint64_t next_;   // position of the next message
+  std::uint64_t done_;   // every message before it is done and its references are dropped
+  std::uint64_t limit_;  // broadcast: the position that must not be written yet
+  std::uint64_t holding_ = 0, expired_ = 0;
+  std::vector<Held> held_;                 // by cell; what is done holds nothing
+  std::vector<std::uint64_t> open_until_;  // claim: by cell, 1 + position of a message in flight, else 0
+  std::vector<std::int64_t> deadlines_;    // claim with kQueueExpiring
+  LetGoRegions let_go_regions_;
+};
+
+class LaneReceiver {
+ public:
+  enum class Look { message, empty, drained, broken };  // drained: the sender is gone, and everything was seen
+  struct Received {
+    std::uint8_t tag = 0;
+    std::uint32_t bytes = 0;     // of body: the message's for tags to 120, else all there are behind the handle's start
+    std::uint64_t position = 0;  // of the message in its lane
+    std::int64_t deadline = 0;   // CLOCK_MONOTONIC, 0 none
+    alignas(8) std::byte body[pool::kTagMaxInline];
+  };
+
+  LaneReceiver(Participant& participant, pool::LaneView lane, pool::QueueKind kind, std::uint32_t queue_flags,
+               std::uint32_t queue, std::uint32_t from, std::uint32_t from_life, std::uint64_t start = 0);
+  LaneReceiver(const LaneReceiver&) = delete;
+  LaneReceiver& operator=(const LaneReceiver&) = delete;
+
+  // A private copy of the next message. kTagSlot and kTagListInSlot: the handle has been checked (Participant::fits).
+  // A claim lane claims the message for this process: done() or give_back() must follow, and look() may be called again
+  // before. The other kinds give the same message until done().
+  Look look(Received& out);
+  // Call it once the slots of the message are kept. False (drop-oldest only): the message was overwritten meanwhile and
+  // is counted as lost; undo() what was kept and look again.
+  bool confirm();
+  void done() { done(position_); }  // the last one look() gave. Then wakes writers that wait for room.
+  void done(std::uint64_t position);
+  void give_back() { give_back(position_); }  // claim: it goes back to the queue, for any consumer
+  void give_back(std::uint64_t position);
+
+  std::uint64_t lost() const { return lost_; }  // drop-oldest: overwritten before this reader saw them
+  std::uint64_t lag() const;                    // messages that wait, as far as the sender's hint tells
+  // Broadcast: J1..J7, from the next message on. False: the writer is gone, look for the next generation.
+  bool attach();
+  void detach();  // L4; other kinds have nothing to do
+
+ private:
+  Look nothing_line(std::uint64_t word);
+  Look look_claim(Received& out);
+  Look claim(std::uint64_t position, std::uint64_t word, Received& out);
+  Look look_broadcast(Received& out);
+  bool skip_to(std::uint64_t position);
+  bool copy_body(std::byte* body, std::uint64_t word, std::uint64_t position, Received& out);
+  bool sender_alive() const { return participant_.alive(from_, from_life_); }
+  pool::ReaderEntry& reader() const { return lane_.reader(participant_.index()); }
+
+  Participant& participant_;
+  const pool::LaneView lane_;
+  const pool::QueueKind kind_;
+  const bool expiring_, drop_oldest_;
+  const std::uint32_t from_, from_life_, body_room_;
+  pool::Waiters &readers_, &writers_;
+  std::uint64_t next_;          // line, broadcast: the position to look at
+  std::uint64_t position_ = 0;  // of the last message that look() gave
+  std::uint64_t lost_ = 0;
+};
+
+// ---------------------------------------------------------------- the inline path
+
+inline constexpr std::uint64_t kWithoutTag = (std::uint64_t{1} << 56) - 1;
+
+template <Step half>
+inline void LaneSender::write_body(std::byte* to, std::span<const std::byte> body, std::int64_t deadline) {
+  if (expiring_) {
+    std::memcpy(to, &deadline, sizeof(deadline));
+    to += sizeof(deadline);
+  }
+#ifdef SHMB_TEST_SEAM
+  std::memcpy(to, body.data(), body.size() / 2);
+  at_step(half);
+  std::memcpy(to + body.size() / 2, body.data() + body.size() / 2, body.size() - body.size() / 2);
+#else
+  // Two sizes that are known here are a few moves each; everything else is a call.
+  if (body.size() == 56) std::memcpy(to, body.data(), 56);
+  else if (body.size() == sizeof(pool::Handle)) std::memcpy(to, body.data(), sizeof(pool::Handle));
+  else if (!body.empty()) std::memcpy(to, body.data(), body.size());
+#endif
+}
+
+inline LaneSender::Room LaneSender::room() {
+  if (kind_ != pool::QueueKind::line) return kind_ == pool::QueueKind::claim ? room_claim() : room_broadcast();
+  return next_ - done_ < lane_.cells() ? Room::yes : room_line();
+}
+
+inline void LaneSender::publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline) {
+  if (kind_ == pool::QueueKind::line) [[likely]] {
+    keep_held(std::move(held));
+    pool::Cell& cell = lane_.cell(next_);
+    SHMB_STEP(S1);
+    write_body<Step::S1_half>(cell.body(), body, deadline);
+    SHMB_STEP(S1_done);
+    SHMB_STEP(S2);
+    cell.word.store(pool::CellWord::full(next_, tag), std::memory_order_release);
+    SHMB_STEP(S2_done);
+    ++next_;
+    SHMB_STEP(S3);
+    lane_.tail().store(next_, std::memory_order_relaxed);
+    SHMB_STEP(S3_done);
+    participant_.sleeper().wake_all(readers_);
+    return;
+  }
+  if (kind_ == pool::QueueKind::claim) {
+    keep_held(std::move(held));
+    publish_claim(tag, body, deadline);
+    participant_.sleeper().wake_one(readers_);
+  } else {
+    // What the cell held before goes only when it is marked busy: the new holdings are kept after that.
+    publish_broadcast(tag, body, deadline, std::move(held));
+    participant_.sleeper().wake_all(readers_);
+  }
+}
+
+inline bool LaneReceiver::copy_body(std::byte* body, std::uint64_t word, std::uint64_t position, Received& out) {
+  const auto tag = static_cast<std::uint8_t>(word >> 56);
+  out.tag = tag;
+  out.position = position_ = position;
+  if (expiring_) {
+    std::memcpy(&out.deadline, body, sizeof(out.deadline));
+    body += sizeof(out.deadline);
+  } else {
+    out.deadline = 0;
+  }
+  // Whole words of one line, or of two: moves instead of a call.
+  const std::size_t first_line = expiring_ ? 48 : 56;
+  if (tag <= first_line || body_room_ <= 56) {
+    if (expiring_) std::memcpy(out.body, body, 48);
+    else std::memcpy(out.body, body, 56);
+  } else {
+    std::memcpy(out.body, body, body_room_);
+  }
+  if (tag <= pool::kTagMaxInline) {
+    out.bytes = tag;
+    return tag <= body_room_;
+  }
+  out.bytes = body_room_;
+  if (tag == pool::kTagSlot || tag == pool::kTagListInSlot) {
+    pool::Handle handle;
+    std::memcpy(&handle, out.body, sizeof(handle));
+    return participant_.fits(handle);
+  }
+  return tag == pool::kTagListInline || tag == pool::kTagListInRegion;
+}
+
+inline LaneReceiver::Look LaneReceiver::look(Received& out) {
+  if (kind_ != pool::QueueKind::line) return kind_ == pool::QueueKind::claim ? look_claim(out) : look_broadcast(out);
+  pool::Cell& cell = lane_.cell(next_);
+  SHMB_STEP(R1);
+  const std::uint64_t word = cell.word.load(std::memory_order_acquire);
+  SHMB_STEP(R1_done);
+  if ((word & kWithoutTag) != pool::CellWord::full(next_, 0)) return nothing_line(word);
+  SHMB_STEP(R2);
+  const bool possible = copy_body(cell.body(), word, next_, out);
+  SHMB_STEP(R2_done);
+  return possible ? Look::message : Look::broken;
+}
+
+}  // namespace shmb::client

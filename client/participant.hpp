@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// This process' private books in one pool: which slots it holds, and how often. The shared mask of a slot says only
+// whether this process holds it, and only this process changes its bit: set at the first reference, cleared after the
+// last. The books die with the process and need no repair.
+//
+// Everything but `alive` expects lock() to be held.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "client/sleeper.hpp"
+#include "proto/pool_layout.hpp"
+
+namespace shmb::client {
+
+class LaneSender;
+
+struct SlotRange {
+  std::uint32_t first = 0, count = 0;
+};
+
+class Participant {
+ public:
+  Participant(pool::View view, std::uint32_t index, std::uint32_t life);
+  Participant(const Participant&) = delete;
+  Participant& operator=(const Participant&) = delete;
+
+  const pool::View& view() const { return view_; }
+  std::uint32_t index() const { return index_; }
+  std::uint32_t life() const { return life_; }
+  std::uint64_t bit() const { return bit_; }
+  LocalLock& lock() { return lock_; }
+  Sleeper& sleeper() { return sleeper_; }
+
+  // A1..A3: a slot of one of the ranges, mine alone: one reference, a new generation. Idle own slots first, then what
+  // the lanes of this process are done with, then any free one.
+  std::optional<std::uint32_t> acquire(std::span<const SlotRange> ranges);
+  void hold(std::uint32_t slot) { ++books_[slot].references; }  // one more; there is one already
+  void drop(std::uint32_t slot);                                // one less; at none the slot is idle, or free (P1)
+  // R3, Q3, C5: a reference to a slot that a message names. False: the generation is not that one, and nothing was
+  // changed. That is a broken lane, unless the lane drops its oldest and confirm() says the message is lost.
+  bool keep(std::uint32_t slot, std::uint32_t generation);
+  void undo(std::uint32_t slot);  // takes a keep() back after confirm() has failed: never idle, always P1
+  bool holds(std::uint32_t slot) const { return books_[slot].references > 0; }
+  std::uint32_t generation(std::uint32_t slot) const {
+    return view_.slot(slot).generation.load(std::memory_order_relaxed);
+  }
+  // Slots that nothing refers to any more may stay with this process, for the next acquire without a locked
+  // instruction. At most min(8, slots / 4) unless set; none while somebody waits for a slot.
+  void set_cache_limit(std::uint32_t slots);
+  void flush_cache();
+  void reclaim();  // drops what the readers of all this process' lanes are done with
+
+  // How long a user may write into this slot; nullopt: no such slot (yet).
+  std::optional<std::uint64_t> slot_size(std::uint32_t slot) const;
+  // Is the handle of a message possible: its slot exists, and offset and length lie within it.
+  bool fits(const pool::Handle& handle) const;
+
+  // Is part[index] that life, and live? (acquire: what the dead wrote is visible to who sees it dead)
+  bool alive(std::uint32_t index, std::uint32_t life) const {
+    return view_.participant(index).stamp.load(std::memory_order_acquire) ==
+           pool::Stamp{life, static_cast<std::uint8_t>(pool::ParticipantState::live)}.word();
+  }
+
+ private:
+  friend class LaneSender;
+  enum : std::uint8_t {
+    kMine = 1,       // acquired here: worth keeping when idle. What came from others goes back to them.
+    kCached = 2,     // idle: no reference, but the bit is set
+    kLookLocked = 4  // came out of a cell that was overwritten: a plain look at its mask proves nothing (A2l)
+  };
+  struct Book {
+    std::uint32_t references = 0;
+    std::uint8_t flags = 0;
+  };
+  struct Segment {
+    std::uint32_t first, slots;
+    std::uint64_t size;
+  };
+  void drop_overwritten(std::uint32_t slot);  // drop of a slot whose cell drop-oldest has marked busy
+  void free_slot(std::uint32_t slot);         // P1, and the wake
+  std::optional<std::uint32_t> take_cached(std::span<const SlotRange> ranges);
+  std::optional<std::uint32_t> take_free(SlotRange range);
+  bool mine_alone(std::uint32_t slot);
+  std::uint32_t begin_use(std::uint32_t slot);
+  void uncache(std::uint32_t slot);
+  const Segment* segment_of(std::uint32_t slot) const;
+
+  const pool::View view_;
+  const std::uint32_t index_, life_;
+  const std::uint64_t bit_;
+  LocalLock lock_;
+  Sleeper sleeper_;
+  std::vector<Book> books_;
+  std::vector<std::uint32_t> cached_;  // the latest last
+  std::uint32_t cache_limit_;
+  std::uint32_t next_free_;  // where the search for a free slot begins
+  mutable std::vector<Segment> segments_;
+  std::vector<LaneSender*> senders_;
+};
+
+}  // namespace shmb::client

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a participant sleeps until a peer has something for it, and how it wakes peers. A sleeper announces itself,
+// then looks once more; a waker publishes, then looks for sleepers: one of them sees the other, so no wake is lost, and
+// a waker without sleepers makes no system call. A waker wakes first and clears the flag afterwards: killed or stopped
+// in between it hides nothing from the next waker.
+#pragma once
+
+#include <sys/single_threaded.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/result.hpp"
+#include "client/deadline.hpp"
+#include "client/steps.hpp"
+#include "proto/pool_layout.hpp"
+
+namespace shmb::client {
+
+// Guards the private books between the threads of one process. Costs nothing in a process with one thread.
+class LocalLock {
+ public:
+  void lock() {
+    if (__libc_single_threaded) return;
+    mutex_.lock();
+    taken_ = true;
+  }
+  // The process may have become multi-threaded, or single-threaded again, only between two calls of the library.
+  void unlock() {
+    if (!taken_) return;
+    taken_ = false;
+    mutex_.unlock();
+  }
+
+ private:
+  std::mutex mutex_;
+  bool taken_ = false;
+};
+
+class Participant;
+
+inline void relax_processor() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+class Sleeper {
+ public:
+  using Masks = std::span<std::atomic<std::uint64_t>* const>;  // &Waiters::mask of every source that is waited for
+  // A descriptor of a peer's doorbell; -1: it cannot be had. Asked each time, so the callback keeps what it fetched.
+  using FindDoorbell = std::function<int(std::uint32_t participant, std::uint32_t life)>;
+  static constexpr std::int64_t kDefaultSpin = 20'000;
+
+  explicit Sleeper(Participant& participant) : participant_(participant) {}
+  Sleeper(const Sleeper&) = delete;
+  Sleeper& operator=(const Sleeper&) = delete;
+
+  void set_spin(std::int64_t nanoseconds) { spin_ = nanoseconds; }  // before each sleep; 0: none
+  void on_doorbell(FindDoorbell find) { find_doorbell_ = std::move(find); }
+
+  // Until `something_there()` (bool), which is called under the participant's lock, or the deadline: true or false. It
+  // looks at all sources and at the directory's change word: the broker wakes whenever that moves. Other threads may
+  // take the participant's lock meanwhile.
+  template <class F>
+  Result<bool> wait(Masks masks, F&& something_there, Deadline deadline);
+
+  // For event loops: from now on wakers ring this process' doorbell, once. False: there is something already, and
+  // nothing is armed. After a ring, and before arming again, disarm.
+  template <class F>
+  bool arm_doorbell(Masks masks, F&& something_there);
+  void disarm_doorbell();
+  bool armed() const { return armed_; }
+
+  // S4..S8, after a message or room was published.
+  void wake_all(pool::Waiters& waiters) {
+    if (const std::uint64_t mask = announced(waiters)) wake_masked(mask, false);
+  }
+  void wake_one(pool::Waiters& waiters) {
+    if (const std::uint64_t mask = announced(waiters)) wake_masked(mask, true);
+  }
+  // The same after a seq_cst read-modify-write of the word that sleepers look at, which saves the fence.
+  void wake_all_after_exchange(pool::Waiters& waiters) {
+    if (const std::uint64_t mask = waiters.mask.load(std::memory_order_seq_cst)) wake_masked(mask, false);
+  }
+
+ private:
+  static std::uint64_t announced(pool::Waiters& waiters) {
+    SHMB_STEP(S4);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    SHMB_STEP(S4_done);
+    return waiters.mask.load(std::memory_order_relaxed);
+  }
+  void wake_masked(std::uint64_t mask, bool one);
+  bool wake_participant(std::uint32_t index);
+
+  std::uint32_t go_to_sleep(Masks masks);  // Z0..Z3; gives the event to wait for
+  void wake_up(Masks masks);               // Z7, Z6
+  void announce(Masks masks);
+  void withdraw(Masks masks);
+  void set_token();
+  Result<bool> block(std::uint32_t event, Deadline deadline);  // Z5; false: the deadline
+  void prepare();                                              // what must not be kept while asleep
+  LocalLock& lock();
+
+  Participant& participant_;
+  std::int64_t spin_ = kDefaultSpin;
+  FindDoorbell find_doorbell_;
+  struct Announced {
+    std::atomic<std::uint64_t>* mask;
+    std::uint32_t sleepers;  // threads of this process, and the doorbell
+  };
+  std::vector<Announced> announced_;
+  std::vector<std::atomic<std::uint64_t>*> armed_masks_;
+  std::uint64_t token_ = 0;
+  std::uint32_t threads_asleep_ = 0;
+  std::uint32_t rotation_ = 0;  // wake_one begins behind the last one it woke
+  bool armed_ = false;
+};
+
+template <class F>
+Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline) {
+  // Looking without a pause is fastest for an answer that is on its way; with pauses the writer of the line that is
+  // polled gets on four times faster.
+  constexpr int kBareLooks = 200, kPauses = 16, kLooksPerClock = 4;
+  if (something_there()) return true;
+  if (spin_ > 0) {
+    auto look = [&](int pauses) {
+      lock().unlock();
+      for (int i = 0; i < pauses; ++i) relax_processor();
+      lock().lock();
+      return something_there();
+    };
+    for (int i = 0; i < kBareLooks; ++i)
+      if (look(0)) return true;
+    const Deadline until = earlier(deadline, Deadline::after(spin_));
+    while (!until.passed())
+      for (int i = 0; i < kLooksPerClock; ++i)
+        if (look(kPauses)) return true;
+  }
+  if (deadline.passed()) return false;
+  prepare();
+  for (;;) {
+    const std::uint32_t event = go_to_sleep(masks);
+    SHMB_STEP(Z4);
+    const bool there = something_there();
+    SHMB_STEP(Z4_done);
+    Result<bool> woken = true;
+    if (!there) woken = block(event, deadline);
+    wake_up(masks);
+    if (there || something_there()) return true;
+    if (!woken || !*woken) return woken;
+  }
+}
+
+template <class F>
+bool Sleeper::arm_doorbell(Masks masks, F&& something_there) {
+  disarm_doorbell();
+  prepare();
+  armed_ = true;
+  armed_masks_.assign(masks.begin(), masks.end());
+  announce(masks);
+  set_token();
+  SHMB_STEP(Z4);
+  const bool there = something_there();
+  SHMB_STEP(Z4_done);
+  if (there) disarm_doorbell();
+  return !there;
+}
+
+}  // namespace shmb::client
