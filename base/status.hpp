@@ -35,6 +35,11 @@ enum class Status : std::int32_t {
   local_only,
   closed,
   forked,
+  full,
+  empty,
+  peer_gone,
+  broken,
+  poisoned,
 };
 
 }  // namespace shmb
