@@ -60,6 +60,8 @@ class LaneSender {
   void expire(std::int64_t now);  // claim lanes: takes back messages whose deadline has passed and nobody has claimed
   std::uint64_t in_flight();      // messages that not every receiver is done with
   std::uint64_t expired() const { return expired_; }
+  bool holding() const { return holding_ > 0; }  // does a message in flight, as far as is known, hold anything
+  std::uint32_t queue() const { return queue_; }
   // L3: the receiver is gone for good. Gives up everything in flight; the lane must not be used any more.
   void give_up_all();
 
@@ -69,12 +71,13 @@ class LaneSender {
   Room room_broadcast();
   void publish_claim(std::uint8_t tag, std::span<const std::byte> body, std::int64_t deadline);
   void publish_broadcast(std::uint8_t tag, std::span<const std::byte> body, std::int64_t deadline, Held held);
-  bool advance_line();
+  Room advance_line();
+  std::uint64_t reclaim_claim();
+  std::uint64_t reclaim_broadcast();
   std::uint64_t slowest_reader();
   void done_until(std::uint64_t position);
   void let_go(std::uint64_t position, bool overwritten = false);
   bool cell_done(std::uint64_t position) const;
-  bool live(std::uint64_t readers_bit) const;
   std::size_t place(std::uint64_t position) const { return position & (lane_.cells() - 1); }
   void keep_held(Held&& held) {
     if (held.nothing()) return;
@@ -94,9 +97,9 @@ class LaneSender {
   std::uint64_t done_;   // every message before it is done and its references are dropped
   std::uint64_t limit_;  // broadcast: the position that must not be written yet
   std::uint64_t holding_ = 0, expired_ = 0;
-  std::vector<Held> held_;                 // by cell; what is done holds nothing
-  std::vector<std::uint64_t> open_until_;  // claim: by cell, 1 + position of a message in flight, else 0
-  std::vector<std::int64_t> deadlines_;    // claim with kQueueExpiring
+  std::vector<Held> held_;               // by cell; what is done holds nothing
+  std::vector<std::int64_t> deadlines_;  // claim with kQueueExpiring: by cell
+  std::int64_t earliest_ = INT64_MAX;    // of them, those in flight
   LetGoRegions let_go_regions_;
 };
 
@@ -123,8 +126,8 @@ class LaneReceiver {
   // Call it once the slots of the message are kept. False (drop-oldest only): the message was overwritten meanwhile and
   // is counted as lost; undo() what was kept and look again.
   bool confirm();
-  void done() { done(position_); }  // the last one look() gave. Then wakes writers that wait for room.
-  void done(std::uint64_t position);
+  void done() { done(position_); }            // the last one look() gave. Then wakes writers that wait for room.
+  void done(std::uint64_t position);          // lines and broadcast: in order
   void give_back() { give_back(position_); }  // claim: it goes back to the queue, for any consumer
   void give_back(std::uint64_t position);
 
@@ -135,12 +138,13 @@ class LaneReceiver {
   void detach();  // L4; other kinds have nothing to do
 
  private:
-  Look nothing_line(std::uint64_t word);
+  Look look_again(std::uint64_t word, Received& out);
   Look look_claim(Received& out);
-  Look claim(std::uint64_t position, std::uint64_t word, Received& out);
+  Look find_claim(Received& out, bool& claimed_by_others);
   Look look_broadcast(Received& out);
-  bool skip_to(std::uint64_t position);
-  bool copy_body(std::byte* body, std::uint64_t word, std::uint64_t position, Received& out);
+  Look read_broadcast(Received& out);
+  void skip_to(std::uint64_t position);
+  bool copy_body(const std::byte* body, std::uint64_t word, std::uint64_t position, Received& out);
   bool sender_alive() const { return participant_.alive(from_, from_life_); }
   pool::ReaderEntry& reader() const { return lane_.reader(participant_.index()); }
 
@@ -152,6 +156,7 @@ class LaneReceiver {
   pool::Waiters &readers_, &writers_;
   std::uint64_t next_;          // line, broadcast: the position to look at
   std::uint64_t position_ = 0;  // of the last message that look() gave
+  std::uint64_t word_ = 0;      // broadcast: of its cell
   std::uint64_t lost_ = 0;
 };
 
@@ -210,7 +215,7 @@ inline void LaneSender::publish(std::uint8_t tag, std::span<const std::byte> bod
   }
 }
 
-inline bool LaneReceiver::copy_body(std::byte* body, std::uint64_t word, std::uint64_t position, Received& out) {
+inline bool LaneReceiver::copy_body(const std::byte* body, std::uint64_t word, std::uint64_t position, Received& out) {
   const auto tag = static_cast<std::uint8_t>(word >> 56);
   out.tag = tag;
   out.position = position_ = position;
@@ -247,11 +252,30 @@ inline LaneReceiver::Look LaneReceiver::look(Received& out) {
   SHMB_STEP(R1);
   const std::uint64_t word = cell.word.load(std::memory_order_acquire);
   SHMB_STEP(R1_done);
-  if ((word & kWithoutTag) != pool::CellWord::full(next_, 0)) return nothing_line(word);
+  if ((word & kWithoutTag) != pool::CellWord::full(next_, 0)) return look_again(word, out);
   SHMB_STEP(R2);
   const bool possible = copy_body(cell.body(), word, next_, out);
   SHMB_STEP(R2_done);
   return possible ? Look::message : Look::broken;
+}
+
+inline void LaneReceiver::done(std::uint64_t position) {
+  if (kind_ == pool::QueueKind::line) {
+    next_ = position + 1;
+    SHMB_STEP(R4);
+    lane_.head().store(next_, std::memory_order_release);
+    SHMB_STEP(R4_done);
+  } else if (kind_ == pool::QueueKind::claim) {
+    SHMB_STEP(C6);
+    lane_.cell(position).word.store(pool::CellWord::empty(position + lane_.cells()), std::memory_order_release);
+    SHMB_STEP(C6_done);
+  } else {
+    next_ = position + 1;
+    SHMB_STEP(Q5);
+    reader().position.store(next_ + 1, std::memory_order_release);
+    SHMB_STEP(Q5_done);
+  }
+  participant_.sleeper().wake_all(writers_);
 }
 
 }  // namespace shmb::client

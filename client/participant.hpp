@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -50,16 +49,25 @@ class Participant {
   std::uint32_t generation(std::uint32_t slot) const {
     return view_.slot(slot).generation.load(std::memory_order_relaxed);
   }
-  // Slots that nothing refers to any more may stay with this process, for the next acquire without a locked
-  // instruction. At most min(8, slots / 4) unless set; none while somebody waits for a slot.
+  // Slots that this process acquired and nothing refers to any more may stay with it, for the next acquire without a
+  // locked instruction. By default at most 8, and so few that all participants together leave 0.4 of the pool; none
+  // while somebody waits for a slot, and none while this process sleeps.
   void set_cache_limit(std::uint32_t slots);
   void flush_cache();
   void reclaim();  // drops what the readers of all this process' lanes are done with
+  // What a sleeper that waits for a slot waits for: a free one, or a reader that is done with a message of ours.
+  void slot_sources(std::vector<std::atomic<std::uint64_t>*>& masks);
 
   // How long a user may write into this slot; nullopt: no such slot (yet).
-  std::optional<std::uint64_t> slot_size(std::uint32_t slot) const;
+  std::optional<std::uint64_t> slot_size(std::uint32_t slot) const {
+    if (slot - segment_.first >= segment_.slots && !find_segment(slot)) return std::nullopt;
+    return segment_.size;
+  }
   // Is the handle of a message possible: its slot exists, and offset and length lie within it.
-  bool fits(const pool::Handle& handle) const;
+  bool fits(const pool::Handle& handle) const {
+    const auto size = slot_size(handle.slot);
+    return size && handle.offset <= *size && handle.length <= *size - handle.offset;
+  }
 
   // Is part[index] that life, and live? (acquire: what the dead wrote is visible to who sees it dead)
   bool alive(std::uint32_t index, std::uint32_t life) const {
@@ -79,8 +87,8 @@ class Participant {
     std::uint8_t flags = 0;
   };
   struct Segment {
-    std::uint32_t first, slots;
-    std::uint64_t size;
+    std::uint32_t first = 0, slots = 0;
+    std::uint64_t size = 0;
   };
   void drop_overwritten(std::uint32_t slot);  // drop of a slot whose cell drop-oldest has marked busy
   void free_slot(std::uint32_t slot);         // P1, and the wake
@@ -88,8 +96,8 @@ class Participant {
   std::optional<std::uint32_t> take_free(SlotRange range);
   bool mine_alone(std::uint32_t slot);
   std::uint32_t begin_use(std::uint32_t slot);
-  void uncache(std::uint32_t slot);
-  const Segment* segment_of(std::uint32_t slot) const;
+  std::uint32_t cache_limit();
+  bool find_segment(std::uint32_t slot) const;
 
   const pool::View view_;
   const std::uint32_t index_, life_;
@@ -98,9 +106,10 @@ class Participant {
   Sleeper sleeper_;
   std::vector<Book> books_;
   std::vector<std::uint32_t> cached_;  // the latest last
-  std::uint32_t cache_limit_;
+  std::optional<std::uint32_t> fixed_limit_;
+  std::uint32_t cache_limit_ = pool::kNone, limit_at_change_ = 0;
   std::uint32_t next_free_;  // where the search for a free slot begins
-  mutable std::vector<Segment> segments_;
+  mutable Segment segment_;  // the one that was asked for last
   std::vector<LaneSender*> senders_;
 };
 

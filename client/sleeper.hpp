@@ -99,12 +99,13 @@ class Sleeper {
   }
   void wake_masked(std::uint64_t mask, bool one);
   bool wake_participant(std::uint32_t index);
+  bool ring(std::uint32_t index);
 
   std::uint32_t go_to_sleep(Masks masks);  // Z0..Z3; gives the event to wait for
   void wake_up(Masks masks);               // Z7, Z6
   void announce(Masks masks);
   void withdraw(Masks masks);
-  void set_token();
+  void flag();                                                 // Z2, Z3
   Result<bool> block(std::uint32_t event, Deadline deadline);  // Z5; false: the deadline
   void prepare();                                              // what must not be kept while asleep
   LocalLock& lock();
@@ -166,7 +167,7 @@ bool Sleeper::arm_doorbell(Masks masks, F&& something_there) {
   armed_ = true;
   armed_masks_.assign(masks.begin(), masks.end());
   announce(masks);
-  set_token();
+  flag();
   SHMB_STEP(Z4);
   const bool there = something_there();
   SHMB_STEP(Z4_done);

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Slots: owning, dropping and keeping them. See participant.hpp.
+#include "client/participant.hpp"
+
+#include <algorithm>
+
+#include "client/lane.hpp"
+
+namespace shmb::client {
+
+namespace {
+
+constexpr std::uint32_t kMostCached = 8;
+
+bool within(std::uint32_t slot, std::span<const SlotRange> ranges) {
+  return std::any_of(ranges.begin(), ranges.end(),
+                     [slot](const SlotRange& range) { return slot - range.first < range.count; });
+}
+
+}  // namespace
+
+Participant::Participant(pool::View view, std::uint32_t index, std::uint32_t life)
+    : view_(view),
+      index_(index),
+      life_(life),
+      bit_(std::uint64_t{1} << index),
+      sleeper_(*this),
+      books_(view.slots()),
+      next_free_(static_cast<std::uint32_t>(std::uint64_t{view.slots()} * index / pool::kParticipants)) {
+  cached_.reserve(kMostCached);
+}
+
+std::optional<std::uint32_t> Participant::acquire(std::span<const SlotRange> ranges) {
+  if (auto slot = take_cached(ranges)) return slot;
+  reclaim();
+  if (auto slot = take_cached(ranges)) return slot;
+  for (const SlotRange& range : ranges)
+    if (auto slot = take_free(range)) return slot;
+  return std::nullopt;
+}
+
+std::optional<std::uint32_t> Participant::take_cached(std::span<const SlotRange> ranges) {
+  for (std::size_t i = cached_.size(); i-- > 0;) {
+    const std::uint32_t slot = cached_[i];
+    if (!within(slot, ranges) || !mine_alone(slot)) continue;
+    cached_.erase(cached_.begin() + static_cast<std::ptrdiff_t>(i));
+    return begin_use(slot);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::uint32_t> Participant::take_free(SlotRange range) {
+  if (range.first >= view_.slots()) return std::nullopt;
+  const std::uint32_t count = std::min(range.count, view_.slots() - range.first);
+  std::uint32_t at = next_free_ - range.first < count ? next_free_ - range.first : 0;
+  for (std::uint32_t looked = 0; looked < count; ++looked, at = at + 1 == count ? 0 : at + 1) {
+    const std::uint32_t slot = range.first + at;
+    const Book& book = books_[slot];
+    if (book.references > 0 || (book.flags & kCached)) continue;
+    auto& holders = view_.slot(slot).holders;
+    SHMB_STEP(A1);
+    std::uint64_t mask = holders.load(std::memory_order_acquire);
+    SHMB_STEP(A1_done);
+    if (mask != 0) continue;
+    SHMB_STEP(A2);
+    const bool mine = holders.compare_exchange_strong(mask, bit_, std::memory_order_acq_rel, std::memory_order_relaxed);
+    SHMB_STEP(A2_done);
+    if (!mine) continue;
+    next_free_ = slot + 1;
+    return begin_use(slot);
+  }
+  return std::nullopt;
+}
+
+bool Participant::mine_alone(std::uint32_t slot) {
+  auto& holders = view_.slot(slot).holders;
+  SHMB_STEP(A1);
+  std::uint64_t mask = holders.load(std::memory_order_acquire);
+  SHMB_STEP(A1_done);
+  if (mask != bit_) return false;
+  if (!(books_[slot].flags & kLookLocked)) return true;
+  SHMB_STEP(A2l);
+  const bool alone = holders.compare_exchange_strong(mask, bit_, std::memory_order_acq_rel, std::memory_order_relaxed);
+  SHMB_STEP(A2l_done);
+  return alone;
+}
+
+std::uint32_t Participant::begin_use(std::uint32_t slot) {
+  books_[slot] = {1, kMine};
+  auto& generation = view_.slot(slot).generation;
+  SHMB_STEP(A3);
+  generation.store(generation.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  SHMB_STEP(A3_done);
+  return slot;
+}
+
+void Participant::drop(std::uint32_t slot) {
+  Book& book = books_[slot];
+  if (--book.references > 0) return;
+  if ((book.flags & kMine) && cached_.size() < cache_limit() &&
+      view_.control().slot_waiters.mask.load(std::memory_order_relaxed) == 0) {
+    book.flags |= kCached;
+    cached_.push_back(slot);
+    return;
+  }
+  free_slot(slot);
+}
+
+void Participant::drop_overwritten(std::uint32_t slot) {
+  books_[slot].flags |= kLookLocked;
+  drop(slot);
+}
+
+void Participant::free_slot(std::uint32_t slot) {
+  books_[slot].flags = 0;
+  next_free_ = slot;
+  SHMB_STEP(P1);
+  // seq_cst where release is enough for the slot: with the seq_cst look at the waiters it stands for the fence S4.
+  view_.slot(slot).holders.fetch_and(~bit_, std::memory_order_seq_cst);
+  SHMB_STEP(P1_done);
+  sleeper_.wake_all_after_exchange(view_.control().slot_waiters);
+}
+
+bool Participant::keep(std::uint32_t slot, std::uint32_t generation) {
+  if (slot >= books_.size()) return false;
+  Book& book = books_[slot];
+  const bool bit_is_set = book.references > 0 || (book.flags & kCached);
+  if (!bit_is_set) {
+    SHMB_STEP(R3);
+    view_.slot(slot).holders.fetch_or(bit_, std::memory_order_acq_rel);
+    SHMB_STEP(R3_done);
+  }
+  if (view_.slot(slot).generation.load(std::memory_order_relaxed) != generation) {
+    if (bit_is_set) return false;
+    SHMB_STEP(R3u);
+    free_slot(slot);
+    SHMB_STEP(R3u_done);
+    return false;
+  }
+  if (book.flags & kCached) {
+    std::erase(cached_, slot);
+    book.flags &= ~kCached;
+  }
+  ++book.references;
+  return true;
+}
+
+void Participant::undo(std::uint32_t slot) {
+  if (--books_[slot].references > 0) return;
+  SHMB_STEP(R3u);
+  free_slot(slot);
+  SHMB_STEP(R3u_done);
+}
+
+// Idle slots must never starve others. If the n-th participant keeps at most slots / 8n, all together keep less than
+// 0.6 of the pool, whatever the order in which they came: 1/8 (1 + 1/2 + .. + 1/64) = 0.593.
+std::uint32_t Participant::cache_limit() {
+  if (fixed_limit_) return *fixed_limit_;
+  const std::uint32_t change = view_.header().change.load(std::memory_order_relaxed);
+  if (cache_limit_ == pool::kNone || change != limit_at_change_) {
+    limit_at_change_ = change;
+    std::uint32_t participants = 0;
+    for (std::size_t i = 0; i < pool::kParticipants; ++i) {
+      const auto stamp = pool::Stamp::of(view_.participant(i).stamp.load(std::memory_order_relaxed));
+      participants += stamp.state != static_cast<std::uint8_t>(pool::ParticipantState::free);
+    }
+    cache_limit_ = std::min(kMostCached, view_.slots() / (8 * std::max(participants, 1U)));
+  }
+  return cache_limit_;
+}
+
+void Participant::set_cache_limit(std::uint32_t slots) {
+  fixed_limit_ = slots;
+  if (cached_.size() > slots) flush_cache();
+}
+
+void Participant::flush_cache() {
+  while (!cached_.empty()) {
+    const std::uint32_t slot = cached_.back();
+    cached_.pop_back();
+    free_slot(slot);
+  }
+}
+
+void Participant::reclaim() {
+  for (LaneSender* sender : senders_) sender->reclaim();
+}
+
+void Participant::slot_sources(std::vector<std::atomic<std::uint64_t>*>& masks) {
+  masks.push_back(&view_.control().slot_waiters.mask);
+  for (const LaneSender* sender : senders_)
+    if (sender->holding()) masks.push_back(&view_.queue_waiters(sender->queue()).writers.mask);
+}
+
+bool Participant::find_segment(std::uint32_t slot) const {
+  for (std::uint32_t i = 0; i < view_.segments(); ++i) {
+    const pool::SegmentEntry& entry = view_.segment(i);
+    if (entry.in_use.load(std::memory_order_acquire) == 0) continue;
+    if (slot - entry.first_slot >= entry.slots) continue;
+    segment_ = {entry.first_slot, entry.slots, entry.slot_size};
+    return slot < view_.slots();
+  }
+  return false;
+}
+
+}  // namespace shmb::client
