@@ -57,9 +57,9 @@ std::uint32_t open_descriptors() {
   return count - 2;  // "." and ".."; the directory's own descriptor makes up for one that is opened later
 }
 
-Result<Account> account_of(const Config& config) {
+Result<SystemUser> account_of(const Config& config) {
   std::uint32_t uid = ::geteuid();
-  if (config.mode == Mode::private_ || (uid != 0 && config.user.empty())) return Account{uid, ::getegid()};
+  if (config.mode == Mode::private_ || (uid != 0 && config.user.empty())) return SystemUser{uid, ::getegid()};
   auto account = find_account(config.user.empty() ? "shmbroker" : config.user);
   if (account && account->uid == 0)
     return error(Status::invalid, "a system broker does not run as root: create a user for it and give it with --user");

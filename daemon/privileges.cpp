@@ -60,7 +60,7 @@ Result<void> keep_only_resource(bool resource) {
   return {};
 }
 
-Result<void> become(const Account& account) {
+Result<void> become(const SystemUser& account) {
   if (::setgroups(0, nullptr) != 0) return failed("giving up supplementary groups");
   if (::setresgid(account.gid, account.gid, account.gid) != 0) return failed("changing to the broker's gid");
   // Permitted capabilities survive the change of uid only if asked for (capabilities(7), SECBIT_KEEP_CAPS).
@@ -94,22 +94,22 @@ std::uint64_t raise_table(const Config& config, std::vector<std::string>& losses
 
 }  // namespace
 
-Result<Account> find_account(const std::string& user, const char* passwd) {
+Result<SystemUser> find_account(const std::string& user, const char* passwd) {
   std::uint32_t number = 0;
   auto [end, failure] = std::from_chars(user.data(), user.data() + user.size(), number);
   bool numeric = failure == std::errc{} && end == user.data() + user.size() && !user.empty();
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(passwd, "re"), std::fclose);
   if (file) {
     while (const ::passwd* entry = ::fgetpwent(file.get())) {
-      if (numeric ? entry->pw_uid == number : user == entry->pw_name) return Account{entry->pw_uid, entry->pw_gid};
+      if (numeric ? entry->pw_uid == number : user == entry->pw_name) return SystemUser{entry->pw_uid, entry->pw_gid};
     }
   }
-  if (numeric) return Account{number, number};
+  if (numeric) return SystemUser{number, number};
   return error(Status::not_found, "user " + quoted(user) + " is not in " + passwd +
                                       ": create it (adduser --system --group NAME) or give another with --user");
 }
 
-Result<Lowered> lower_privileges(const Config& config, const Account& account) {
+Result<Lowered> lower_privileges(const Config& config, const SystemUser& account) {
   Lowered lowered;
   lowered.table = raise_table(config, lowered.losses);
   bool resource = permitted(CAP_SYS_RESOURCE);

@@ -19,13 +19,13 @@
 namespace shmb::tools {
 namespace {
 
-struct Options {
+struct CatOptions {
   Common common;
   std::string address;
   std::int64_t wait = 0;
 };
 
-int run(const Options& options) {
+int run_cat(const CatOptions& options) {
   auto target = resolve(options.address);
   if (!target) return fail(target.error());
   auto session = Session::connect(options.common, Start::never);
@@ -55,12 +55,12 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_cat(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CatOptions>();
   CLI::App* verb = app.add_subcommand("cat", "A region's bytes on stdout");
   verb->add_option("address", options->address, "NAME, GROUP/NAME, UID:GROUP/NAME or @ID")->required();
   add_duration(*verb, "--wait", options->wait, "Wait this long for a name that is not there yet");
   add_common(*verb, options->common, false, false);
-  return {verb, [options] { return run(*options); }};
+  return {verb, [options] { return run_cat(*options); }};
 }
 
 }  // namespace shmb::tools

@@ -14,19 +14,19 @@
 namespace shmb::tools {
 namespace {
 
-struct Options {
+struct InspectOptions {
   Common common;
   std::string address;
 };
 
-struct Facts {
+struct InspectFacts {
   RegionRow region;
   std::vector<LeaseRow> leases;
   std::vector<TicketRow> tickets;
   std::vector<SessionRow> sessions;
 };
 
-Result<Facts> look(const Viewer& viewer, const Target& target) {
+Result<InspectFacts> look(const Viewer& viewer, const Target& target) {
   auto region = find(viewer, target);
   if (!region) return std::unexpected(region.error());
   Selection one;
@@ -38,16 +38,16 @@ Result<Facts> look(const Viewer& viewer, const Target& target) {
   if (!given) return std::unexpected(given.error());
   auto holders = client::list_sessions(viewer.session(), {}, viewer.deadline());
   if (!holders) return std::unexpected(holders.error());
-  return Facts{std::move(*region), std::move(held->rows), std::move(given->rows), std::move(holders->rows)};
+  return InspectFacts{std::move(*region), std::move(held->rows), std::move(given->rows), std::move(holders->rows)};
 }
 
-std::string program_of(const Facts& facts, const LeaseRow& lease) {
+std::string program_of(const InspectFacts& facts, const LeaseRow& lease) {
   auto found =
       std::ranges::find(facts.sessions, lease.record.session, [](const SessionRow& row) { return row.record.session; });
   return found == facts.sessions.end() ? "" : found->library;
 }
 
-std::string what_becomes_of_it(const Facts& facts) {
+std::string what_becomes_of_it(const InspectFacts& facts) {
   const shmbw_region_record& record = facts.region.record;
   if (record.freed_at != 0) return format_duration(record.keep) + " after the end of its group, which has ended";
   if (facts.region.name.empty()) return "goes with its last holder and ticket";
@@ -56,7 +56,7 @@ std::string what_becomes_of_it(const Facts& facts) {
                           : "stays " + format_duration(record.keep) + " after the end of its group";
 }
 
-std::string for_people(const Options& options, const Facts& facts) {
+std::string inspect_text(const InspectOptions& options, const InspectFacts& facts) {
   const shmbw_region_record& record = facts.region.record;
   const std::string pid = record.creator_pid == 0 ? "unknown" : std::to_string(record.creator_pid);
   std::vector<std::pair<std::string, std::string>> lines{
@@ -93,7 +93,7 @@ std::string for_people(const Options& options, const Facts& facts) {
   return text;
 }
 
-std::string as_json(const Facts& facts) {
+std::string inspect_json(const InspectFacts& facts) {
   Json json = document("inspect");
   json["region"] = region_json(facts.region);
   json["holders"] = Json::array();
@@ -107,24 +107,24 @@ std::string as_json(const Facts& facts) {
   return dump(json);
 }
 
-int run(const Options& options) {
+int run_inspect(const InspectOptions& options) {
   auto target = resolve(options.address);
   if (!target) return fail(target.error());
   auto viewer = Viewer::connect(options.common);
   if (!viewer) return fail(viewer.error());
   auto facts = look(*viewer, *target);
   if (!facts) return fail(facts.error());
-  return print(options.common.json ? as_json(*facts) : for_people(options, *facts)) ? kExitOk : kExitError;
+  return print(options.common.json ? inspect_json(*facts) : inspect_text(options, *facts)) ? kExitOk : kExitError;
 }
 
 }  // namespace
 
 Command add_inspect(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<InspectOptions>();
   CLI::App* verb = app.add_subcommand("inspect", "One region: holders, rights, tickets, keep");
   verb->add_option("address", options->address, "NAME, GROUP/NAME, UID:GROUP/NAME or @ID")->required();
   add_common(*verb, options->common, true, true);
-  return {verb, [options] { return run(*options); }};
+  return {verb, [options] { return run_inspect(*options); }};
 }
 
 }  // namespace shmb::tools

@@ -21,7 +21,7 @@
 namespace shmb::tools {
 namespace {
 
-struct Options {
+struct ListOptions {
   Common common;
   std::string group;
   bool all_groups = false, show_groups = false, ids_only = false;
@@ -33,7 +33,7 @@ struct Books {
   Listing<GroupRow> groups;
 };
 
-Result<Selection> selection_of(const Options& options) {
+Result<Selection> selection_of(const ListOptions& options) {
   Selection selection;
   selection.all_groups = options.all_groups;
   if (options.group.empty()) return selection;
@@ -66,7 +66,7 @@ std::string count(std::size_t number, const char* noun) {
   return std::to_string(number) + " " + noun + (number == 1 ? "" : "s");
 }
 
-std::string totals(const Options& options, const Books& books) {
+std::string totals(const ListOptions& options, const Books& books) {
   const shmbw_status_reply& facts = books.status.record;
   std::string text = mode_text(facts.mode) + " broker " + books.status.version + ", up " +
                      age_text(sys::now_boottime() - facts.uptime) + ": " + size_text(options.common, facts.bytes) +
@@ -80,7 +80,7 @@ std::string totals(const Options& options, const Books& books) {
 
 std::string owner_prefix(std::uint32_t uid) { return uid == ::geteuid() ? "" : std::to_string(uid) + ":"; }
 
-std::string region_table(const Options& options, const Books& books) {
+std::string region_table(const ListOptions& options, const Books& books) {
   Table table({{"GROUP"},
                {"REGION"},
                {"SIZE", Align::right},
@@ -110,7 +110,7 @@ std::string group_state(const shmbw_group_record& record) {
   return text;
 }
 
-std::string group_table(const Options& options, const Books& books) {
+std::string group_table(const ListOptions& options, const Books& books) {
   Table table({{"GROUP"},
                {"OWNER"},
                {"USED", Align::right},
@@ -134,7 +134,7 @@ std::string group_table(const Options& options, const Books& books) {
   return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
 }
 
-std::string ids(const Options& options, const Books& books) {
+std::string ids(const ListOptions& options, const Books& books) {
   std::string out;
   if (options.show_groups) {
     for (const GroupRow& row : books.groups.rows) out += "#" + std::to_string(row.record.group) + "\n";
@@ -144,7 +144,7 @@ std::string ids(const Options& options, const Books& books) {
   return out;
 }
 
-std::string as_json(const Viewer& viewer, const Books& books) {
+std::string list_json(const Viewer& viewer, const Books& books) {
   Json json = document("list");
   json["broker"] = broker_json(viewer, books.status);
   json["totals"] = {{"groups", books.groups.rows.size()},
@@ -157,7 +157,7 @@ std::string as_json(const Viewer& viewer, const Books& books) {
   return dump(json);
 }
 
-int run(const Options& options) {
+int run_list(const ListOptions& options) {
   auto selection = selection_of(options);
   if (!selection) return fail(selection.error());
   auto viewer = Viewer::connect(options.common, options.all_groups);
@@ -168,7 +168,7 @@ int run(const Options& options) {
     return fail({Status::not_found, 0, {}, "no group " + shmb::quoted(options.group) + " here that is yours to see"});
   std::string text;
   if (options.common.json) {
-    text = as_json(*viewer, *books);
+    text = list_json(*viewer, *books);
   } else if (options.ids_only) {
     text = ids(options, *books);
   } else {
@@ -181,14 +181,14 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_list(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ListOptions>();
   CLI::App* verb = app.add_subcommand("list", "Who holds how much shared memory");
   verb->add_option("--group", options->group, "Only this group: NAME, UID:NAME or #ID")->type_name("GROUP");
   verb->add_flag("--all-groups", options->all_groups, "Those of all users, by the broker's admin socket");
   verb->add_flag("--groups", options->show_groups, "A line per group instead of one per region");
   verb->add_flag("-q,--quiet", options->ids_only, "Ids only");
   add_common(*verb, options->common, true, true);
-  return {verb, [options] { return run(*options); }};
+  return {verb, [options] { return run_list(*options); }};
 }
 
 }  // namespace shmb::tools

@@ -30,7 +30,7 @@ constexpr std::int64_t kShellKeep = 3'600'000'000'000;  // of groups that put ma
 constexpr std::uint64_t kChunk = 8ULL << 20;
 constexpr std::uint64_t kPopulateChunk = 256ULL << 20;  // of regions too large to be populated at birth
 
-struct Options {
+struct PutOptions {
   Common common;
   std::string file, name, group;
   std::optional<std::int64_t> keep;
@@ -98,7 +98,7 @@ Result<std::uint64_t> enter_group(const Session& session, const std::string& wan
   return id;
 }
 
-Result<Region> create(const Session& session, const Options& options, std::uint64_t size) {
+Result<Region> create(const Session& session, const PutOptions& options, std::uint64_t size) {
   shmb_create_options create{};
   create.size = sizeof create;
   create.name = options.name.c_str();
@@ -142,7 +142,7 @@ struct Done {
   shmb_region_stat stat{};
 };
 
-Result<Done> put(const Session& session, const Options& options) {
+Result<Done> put(const Session& session, const PutOptions& options) {
   auto source = open_source(options.file);
   if (!source) return std::unexpected(source.error());
   auto group = enter_group(session, options.group);
@@ -170,7 +170,7 @@ Result<Done> put(const Session& session, const Options& options) {
   return done;
 }
 
-std::string for_people(const Options& options, const Session& session, const shmb_region_stat& stat) {
+std::string put_text(const PutOptions& options, const Session& session, const shmb_region_stat& stat) {
   const std::string address =
       std::string(*stat.group_name ? stat.group_name : "#" + std::to_string(stat.group)) + "/" + stat.name;
   std::string text;
@@ -189,7 +189,7 @@ std::string for_people(const Options& options, const Session& session, const shm
   return out;
 }
 
-std::string as_json(const Session& session, const shmb_region_stat& stat) {
+std::string put_json(const Session& session, const shmb_region_stat& stat) {
   Json json = document("put");
   json["id"] = id_text({stat.id.id, stat.id.generation, 0});
   json["group"] = *stat.group_name ? std::string(stat.group_name) : "#" + std::to_string(stat.group);
@@ -202,7 +202,7 @@ std::string as_json(const Session& session, const shmb_region_stat& stat) {
   return dump(json);
 }
 
-int run(const Options& options) {
+int run_put(const PutOptions& options) {
   if (auto name = names::check(options.name, "region name"); !name) return fail(name.error());
   if (!options.group.empty())
     if (auto group = names::parse_group(options.group); !group) return fail(group.error());
@@ -211,7 +211,7 @@ int run(const Options& options) {
   const Interruptible interruptible;
   auto done = put(*session, options);
   if (!done) return fail(done.error());
-  return print(options.common.json ? as_json(*session, done->stat) : for_people(options, *session, done->stat))
+  return print(options.common.json ? put_json(*session, done->stat) : put_text(options, *session, done->stat))
              ? kExitOk
              : kExitError;
 }
@@ -219,7 +219,7 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_put(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PutOptions>();
   CLI::App* verb = app.add_subcommand("put", "A file as a read-only region; starts a private broker if there is none");
   verb->add_option("file", options->file, "The file")->required();
   verb->add_option("--name", options->name, "The region's name")->required();
@@ -235,7 +235,7 @@ Command add_put(CLI::App& app) {
       ->type_name("DURATION");
   verb->add_flag("--replace", options->replace, "Take the name over from a region that has it");
   add_common(*verb, options->common, true, true);
-  return {verb, [options] { return run(*options); }};
+  return {verb, [options] { return run_put(*options); }};
 }
 
 }  // namespace shmb::tools

@@ -16,7 +16,7 @@
 namespace shmb::tools {
 namespace {
 
-struct Options {
+struct ReleaseOptions {
   Common common;
   std::string address, group;
 };
@@ -36,7 +36,7 @@ Result<std::string> address_of(const Session& session, const Target& target, shm
   return std::to_string(stat.owner_uid) + ":" + group + "/" + stat.name;
 }
 
-int release_region(const Options& options, const Session& session) {
+int release_region(const ReleaseOptions& options, const Session& session) {
   auto target = resolve(options.address);
   if (!target) return fail(target.error());
   shmb_region_stat stat;
@@ -62,7 +62,7 @@ int release_region(const Options& options, const Session& session) {
   return print(printable(text) + "\n") ? kExitOk : kExitError;
 }
 
-int release_group(const Options& options, const Session& session) {
+int release_group(const ReleaseOptions& options, const Session& session) {
   auto address = names::parse_group(options.group);
   if (!address) return fail(address.error());
   const std::uint64_t id = names::group_id(address->group).value_or(0);
@@ -86,7 +86,7 @@ int release_group(const Options& options, const Session& session) {
              : kExitError;
 }
 
-int run(const Options& options) {
+int run_release(const ReleaseOptions& options) {
   if (options.address.empty() == options.group.empty())
     return fail({Status::invalid, 0, {}, "release takes an address or --group, one of the two"});
   auto session = Session::connect(options.common, Start::never);
@@ -97,13 +97,13 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_release(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ReleaseOptions>();
   CLI::App* verb =
       app.add_subcommand("release", "Let a region go: it loses its name, and its memory with its last holder");
   verb->add_option("address", options->address, "NAME, GROUP/NAME, UID:GROUP/NAME or @ID");
   verb->add_option("--group", options->group, "Everything that this group keeps")->type_name("GROUP");
   add_common(*verb, options->common, true, true);
-  return {verb, [options] { return run(*options); }};
+  return {verb, [options] { return run_release(*options); }};
 }
 
 }  // namespace shmb::tools

@@ -14,7 +14,7 @@
 namespace shmb::tools {
 namespace {
 
-struct Options {
+struct RunOptions {
   std::string socket, name, kill_rest;
   std::uint64_t limit = 0;
   bool kill_rest_given = false;
@@ -39,7 +39,7 @@ int failed_ourselves(const std::string& sentence, int status = spawn::kExitFaile
   return status;
 }
 
-int run(const Options& options) {
+int run_command(const RunOptions& options) {
   if (!options.name.empty())
     if (auto name = names::check(options.name, "group name"); !name) return failed_ourselves(name.error().sentence);
   auto group = spawn::SupervisedGroup::create({options.socket, options.name, options.command.front(), options.limit});
@@ -62,7 +62,7 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_run(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RunOptions>();
   CLI::App* verb = app.add_subcommand("run", "Run a command in a group that ends with its last process");
   verb->add_option("--name", options->name, "The group's name (default: made from the command)")->type_name("GROUP");
   add_size(*verb, "--limit", options->limit, "Most memory that the group may hold");
@@ -76,7 +76,7 @@ Command add_run(CLI::App& app) {
   verb->positionals_at_end();
   return {verb, [options, kill_rest] {
             options->kill_rest_given = kill_rest->count() > 0;
-            return run(*options);
+            return run_command(*options);
           }};
 }
 

@@ -28,7 +28,7 @@ std::string parent_text(std::uint32_t pid) {
          (broker->parent > 1 ? ", which sees the broker's end: it started it by hand, or is a subreaper" : "");
 }
 
-std::string for_people(const Common& common, const Viewer& viewer, const BrokerStatus& status) {
+std::string status_text(const Common& common, const Viewer& viewer, const BrokerStatus& status) {
   const shmbw_status_reply& facts = status.record;
   std::vector<std::pair<std::string, std::string>> lines{
       {"broker", mode_text(facts.mode) + ", version " + status.version + ", pid " + number(facts.pid) + ", user " +
@@ -52,7 +52,7 @@ std::string for_people(const Common& common, const Viewer& viewer, const BrokerS
   return label_lines(lines);
 }
 
-int run(const Common& common) {
+int run_status(const Common& common) {
   auto viewer = Viewer::connect(common);
   if (!viewer) return fail(viewer.error());
   auto status = client::broker_status(viewer->session(), viewer->deadline());
@@ -63,7 +63,7 @@ int run(const Common& common) {
     json["broker"] = broker_json(*viewer, *status);
     text = dump(json);
   } else {
-    text = for_people(common, *viewer, *status);
+    text = status_text(common, *viewer, *status);
   }
   return print(text) ? kExitOk : kExitError;
 }
@@ -74,7 +74,7 @@ Command add_status(CLI::App& app) {
   auto common = std::make_shared<Common>();
   CLI::App* verb = app.add_subcommand("status", "Which broker answers, and what it found on this host");
   add_common(*verb, *common, true, true);
-  return {verb, [common] { return run(*common); }};
+  return {verb, [common] { return run_status(*common); }};
 }
 
 }  // namespace shmb::tools

@@ -21,7 +21,7 @@
 namespace main_job {
 namespace {
 
-constexpr std::uint64_t kSize = 4ULL << 20;
+constexpr std::uint64_t kArea = 4ULL << 20;
 constexpr std::byte kContent{0x5a};
 
 class Attempts {
@@ -42,9 +42,9 @@ class Attempts {
 };
 
 bool maps_writable(int fd) {
-  void* mapped = ::mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* mapped = ::mmap(nullptr, kArea, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (mapped == MAP_FAILED) return false;
-  ::munmap(mapped, kSize);
+  ::munmap(mapped, kArea);
   return true;
 }
 
@@ -54,7 +54,7 @@ void try_everything(const shmbroker::Session& session, const shmbroker::ReadOnly
   const int fd = region.descriptor();
   auto* data = const_cast<std::byte*>(region.data());
   attempts.refused("mmap", maps_writable(fd));
-  attempts.refused("mprotect", ::mprotect(data, kSize, PROT_READ | PROT_WRITE) == 0);
+  attempts.refused("mprotect", ::mprotect(data, kArea, PROT_READ | PROT_WRITE) == 0);
   attempts.refused("pwrite", ::pwrite(fd, "x", 1, 0) == 1);
   attempts.refused("ftruncate", ::ftruncate(fd, 0) == 0);
   attempts.refused("punch", ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == 0);
@@ -86,8 +86,8 @@ void become(std::uint32_t uid) {
 
 void read_only(const std::string& socket, std::optional<std::uint32_t> uid) {
   auto session = shmbroker::Session::connect({.socket = socket, .program = "writer"});
-  const auto region = session.create(kSize);
-  std::fill_n(region.data(), kSize, kContent);
+  const auto region = session.create(kArea);
+  std::fill_n(region.data(), kArea, kContent);
   const shmbroker::Ticket ticket = region.ticket();
   Worker reader = Worker::start("reader", [&](Line parent) {
     if (uid) become(*uid);

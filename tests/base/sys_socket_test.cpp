@@ -56,7 +56,7 @@ Packet receive(const Fd& end, std::size_t room = 256) {
   return packet;
 }
 
-Fd null_device() { return Fd::adopt(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+Fd some_file() { return Fd::adopt(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 // Sends without the wrapper's checks, with the descriptors of `fds` in one control message.
 void send_raw(const Fd& end, std::string_view text, std::span<const int> fds) {
@@ -118,7 +118,7 @@ TEST_CASE("descriptors arrive whole, in order and closed at exec, up to 253") {
 
 TEST_CASE("254 descriptors in one packet are EINVAL and nothing is sent") {
   auto [left, right] = pair();
-  const Fd file = null_device();
+  const Fd file = some_file();
   const std::vector<int> numbers(sys::kMaxFdsPerMessage + 1, file.get());
   CHECK(sys::send(left.get(), bytes("x"), {}, numbers, true).error().value == EINVAL);
   std::vector<Fd> fds;
@@ -128,7 +128,7 @@ TEST_CASE("254 descriptors in one packet are EINVAL and nothing is sent") {
 
 TEST_CASE("received descriptors are appended to what the caller has") {
   auto [left, right] = pair();
-  const Fd file = null_device();
+  const Fd file = some_file();
   const int number = file.get();
   std::vector<Fd> fds;
   std::byte buffer[8];
@@ -141,7 +141,7 @@ TEST_CASE("received descriptors are appended to what the caller has") {
 
 TEST_CASE("a packet longer than the buffer says so and brings its descriptors") {
   auto [left, right] = pair();
-  const Fd file = null_device();
+  const Fd file = some_file();
   const int number = file.get();
   REQUIRE(sys::send(left.get(), bytes("0123456789"), {}, {&number, 1}, true));
   const Packet packet = receive(right, 4);
@@ -154,11 +154,11 @@ TEST_CASE("with a full descriptor table the control data is cut, and what did ar
   auto child = harness::Child::run([] {
     auto ends = sys::seqpacket_pair();
     if (!ends) return 1;
-    const Fd file = null_device();
+    const Fd file = some_file();
     const std::vector<int> numbers(3, file.get());
     send_raw((*ends)[0], "x", numbers);
     // Room for exactly one more number.
-    const Fd next = null_device();
+    const Fd next = some_file();
     const rlimit tight{static_cast<rlim_t>(next.get()) + 2, 20000};
     if (::setrlimit(RLIMIT_NOFILE, &tight) != 0) return 2;
     std::vector<Fd> fds;
@@ -175,7 +175,7 @@ TEST_CASE("a message with other control data is marked, its descriptors are stil
   auto [left, right] = pair();
   const int on = 1;
   REQUIRE(::setsockopt(right.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0);
-  const Fd file = null_device();
+  const Fd file = some_file();
   const int number = file.get();
   send_raw(left, "x", {&number, 1});
   const Packet packet = receive(right);
@@ -185,7 +185,7 @@ TEST_CASE("a message with other control data is marked, its descriptors are stil
 
 TEST_CASE("an empty packet and a closed peer look alike, and descriptors of the empty packet are owned") {
   auto [left, right] = pair();
-  const Fd file = null_device();
+  const Fd file = some_file();
   const int number = file.get();
   REQUIRE(sys::send(left.get(), {}, {}, {&number, 1}, true));
   const Packet empty = receive(right);
@@ -198,7 +198,7 @@ TEST_CASE("an empty packet and a closed peer look alike, and descriptors of the 
 
 TEST_CASE("receiving without room for descriptors keeps none and tells") {
   auto [left, right] = pair();
-  const Fd file = null_device();
+  const Fd file = some_file();
   const int number = file.get();
   send_raw(left, "data", {&number, 1});
   std::byte buffer[8];
@@ -353,7 +353,7 @@ TEST_CASE("a socket that refuses descriptors gets none, and its peer is told") {
   if (!shmb::kernel().pass_rights) SKIP_CASE("SO_PASSRIGHTS needs Linux 6.16");
   auto [left, right] = pair();
   REQUIRE(sys::refuse_descriptors(right.get()));
-  const Fd file = null_device();
+  const Fd file = some_file();
   const int number = file.get();
   CHECK(sys::send(left.get(), bytes("x"), {}, {&number, 1}, true).error().value == EPERM);
   CHECK(sys::send(left.get(), bytes("x"), {}, {}, true));

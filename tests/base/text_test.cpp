@@ -11,7 +11,7 @@ using namespace std::string_literals;
 
 namespace {
 
-constexpr std::int64_t kSecond = 1'000'000'000;
+constexpr std::int64_t kTextSecond = 1'000'000'000;
 
 std::string why(const auto& result) {
   return result ? "accepted as " + std::to_string(*result) : result.error().sentence;
@@ -103,13 +103,13 @@ TEST_CASE("durations are read exactly") {
     std::int64_t nanoseconds;
   };
   for (const Sample& sample : {Sample{"0", 0},
-                               {"250ms", kSecond / 4},
-                               {"10s", 10 * kSecond},
-                               {"1.5s", 3 * kSecond / 2},
-                               {"5m", 300 * kSecond},
-                               {"5min", 300 * kSecond},
-                               {"2h", 7200 * kSecond},
-                               {"7d", 7 * 86400 * kSecond},
+                               {"250ms", kTextSecond / 4},
+                               {"10s", 10 * kTextSecond},
+                               {"1.5s", 3 * kTextSecond / 2},
+                               {"5m", 300 * kTextSecond},
+                               {"5min", 300 * kTextSecond},
+                               {"2h", 7200 * kTextSecond},
+                               {"7d", 7 * 86400 * kTextSecond},
                                {"120us", 120'000},
                                {"9ns", 9},
                                {"0s", 0},
@@ -151,19 +151,19 @@ TEST_CASE("durations are written in at most two units") {
   CHECK(shmb::format_duration(999) == "999ns");
   CHECK(shmb::format_duration(120'000) == "120us");
   CHECK(shmb::format_duration(1'500'000) == "1.5ms");
-  CHECK(shmb::format_duration(3 * kSecond / 2) == "1.5s");
-  CHECK(shmb::format_duration(10 * kSecond) == "10s");
-  CHECK(shmb::format_duration(600 * kSecond) == "10m");
-  CHECK(shmb::format_duration(90 * kSecond) == "1m30s");
-  CHECK(shmb::format_duration(11520 * kSecond) == "3h12m");
-  CHECK(shmb::format_duration(7 * 86400 * kSecond) == "7d");
-  CHECK(shmb::format_duration(25 * 3600 * kSecond) == "1d1h");
+  CHECK(shmb::format_duration(3 * kTextSecond / 2) == "1.5s");
+  CHECK(shmb::format_duration(10 * kTextSecond) == "10s");
+  CHECK(shmb::format_duration(600 * kTextSecond) == "10m");
+  CHECK(shmb::format_duration(90 * kTextSecond) == "1m30s");
+  CHECK(shmb::format_duration(11520 * kTextSecond) == "3h12m");
+  CHECK(shmb::format_duration(7 * 86400 * kTextSecond) == "7d");
+  CHECK(shmb::format_duration(25 * 3600 * kTextSecond) == "1d1h");
   CHECK(shmb::format_duration(INT64_MAX) == "106751d23h");
 }
 
 TEST_CASE("a duration in one unit is read back as it was written") {
   for (const std::int64_t ns :
-       {std::int64_t{250'000'000}, 10 * kSecond, 300 * kSecond, 7200 * kSecond, 604800 * kSecond})
+       {std::int64_t{250'000'000}, 10 * kTextSecond, 300 * kTextSecond, 7200 * kTextSecond, 604800 * kTextSecond})
     CHECK(shmb::parse_duration(shmb::format_duration(ns)).value() == ns);
 }
 

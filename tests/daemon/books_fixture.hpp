@@ -16,7 +16,8 @@
 
 namespace shmb::daemon::test {
 
-inline constexpr std::int64_t kSecond = 1'000'000'000;
+inline constexpr std::int64_t kSecond = 1'000'000'000, kMinute = 60 * kSecond;
+inline constexpr std::uint64_t kMiB = 1 << 20;
 
 struct Packet {
   std::vector<std::byte> bytes;

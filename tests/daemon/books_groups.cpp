@@ -12,8 +12,6 @@ using shmb::daemon::Peer;
 
 namespace {
 
-constexpr std::int64_t kMinute = 60 * kSecond;
-
 shmbw_group_record row_of(Client& asker, std::uint64_t group) {
   shmbw_list wish{};
   wish.group = group;

@@ -10,7 +10,6 @@ using namespace shmb::daemon::test;
 using shmb::daemon::Config;
 
 namespace {
-constexpr std::uint64_t kMiB = 1 << 20;
 
 std::vector<std::string> reclaims(const World& world) {
   std::vector<std::string> out;

@@ -27,8 +27,6 @@ std::string memfd_label(const Fd& fd) {
   return out.substr(0, out.find(' '));
 }
 
-constexpr std::uint64_t kMiB = 1 << 20;
-
 }  // namespace
 
 TEST_CASE("a region is born sized, sealed, with mode 0600 and a label that names it, and holds no memory") {

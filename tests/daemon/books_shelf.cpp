@@ -12,7 +12,6 @@ using shmb::daemon::Config;
 
 namespace {
 
-constexpr std::uint64_t kMiB = 1 << 20;
 constexpr std::uint32_t kRecycle = SHMBW_RELEASE_RECYCLE;
 
 std::uint64_t inode(const Fd& fd) { return sys::file_facts(fd.get())->inode; }

@@ -7,9 +7,7 @@ using namespace shmb;
 using namespace shmb::daemon::test;
 using shmb::daemon::Config;
 
-namespace {
-constexpr std::int64_t kMinute = 60 * kSecond;
-}
+namespace {}
 
 TEST_CASE("a ticket carries its rights to another uid, once by default") {
   World world(system_config());

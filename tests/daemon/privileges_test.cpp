@@ -45,7 +45,7 @@ TEST_CASE("root becomes another user for good") {
   auto child = harness::Child::run([] {
     Config config;
     config.mode = Mode::system;
-    auto lowered = lower_privileges(config, Account{65534, 65534});
+    auto lowered = lower_privileges(config, SystemUser{65534, 65534});
     if (!lowered) return 1;
     if (::getuid() != 65534 || ::getgid() != 65534 || ::getgroups(0, nullptr) != 0) return 2;
     if (::setuid(0) == 0 || ::setgid(0) == 0) return 3;
@@ -63,10 +63,10 @@ TEST_CASE("who is not root can become nobody else, and is told so") {
   auto child = harness::Child::run_as(4321, 4321, [] {
     Config config;
     config.mode = Mode::system;
-    auto lowered = lower_privileges(config, Account{65534, 65534});
+    auto lowered = lower_privileges(config, SystemUser{65534, 65534});
     if (lowered) return 1;
     if (lowered.error().sentence.find("only root can change to uid 65534") == std::string::npos) return 2;
-    auto stays = lower_privileges(config, Account{4321, 4321});
+    auto stays = lower_privileges(config, SystemUser{4321, 4321});
     if (!stays) return 3;
     for (const std::string& loss : stays->losses)
       if (loss.find("was not started by root") != std::string::npos) return 0;
@@ -79,7 +79,7 @@ TEST_CASE("the table is as large as configured, and one that cannot be had is a 
   auto child = harness::Child::run([] {
     Config config;
     config.descriptors = 300;
-    auto small = lower_privileges(config, Account{::geteuid(), ::getegid()});
+    auto small = lower_privileges(config, SystemUser{::geteuid(), ::getegid()});
     if (!small || small->table != 300 || sys::descriptor_limit()->soft != 300) return 1;
     return 0;
   });
@@ -88,7 +88,7 @@ TEST_CASE("the table is as large as configured, and one that cannot be had is a 
     auto limit = *sys::descriptor_limit();
     Config config;
     config.descriptors = limit.hard + 1'000'000'000;  // over fs.nr_open: not even CAP_SYS_RESOURCE gets it
-    auto lowered = lower_privileges(config, Account{::geteuid(), ::getegid()});
+    auto lowered = lower_privileges(config, SystemUser{::geteuid(), ::getegid()});
     if (!lowered || lowered->table != limit.hard) return 1;
     return lowered->losses.front().find("raise the hard RLIMIT_NOFILE") != std::string::npos ? 0 : 2;
   });

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kLength = 3 * MiB + 5;
 
-struct Facts {
+struct PathFacts {
   RegionId id, second;
   Ticket ticket;
   std::uint64_t group = 0;
@@ -28,7 +28,7 @@ shmbroker::CreateOptions called(const std::string& name) {
 
 TEST_CASE("what one process writes, others in other groups read: by ticket, by name and by id") {
   in_every_world([](World& world) {
-    Shared<Facts> facts;
+    Shared<PathFacts> facts;
     Gate written, done;
     Child writer = actor([&] {
       const Session session = world.connect();
@@ -64,7 +64,7 @@ TEST_CASE("what one process writes, others in other groups read: by ticket, by n
 
 TEST_CASE("a reader sees the writer's later stores, and nothing more once it has been published") {
   in_every_world([](World& world) {
-    Shared<Facts> facts;
+    Shared<PathFacts> facts;
     Gate created, seen, published, done;
     Child writer = actor([&] {
       const Session session = world.connect();
@@ -100,7 +100,7 @@ TEST_CASE("a reader sees the writer's later stores, and nothing more once it has
 
 TEST_CASE("replacing a name starts the next generation; the old one stays with those who hold it") {
   in_every_world([](World& world) {
-    Shared<Facts> facts;
+    Shared<PathFacts> facts;
     Gate first, held, second, done;
     Child writer = actor([&] {
       const Session session = world.connect();

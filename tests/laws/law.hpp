@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <string>
 #include <utility>
@@ -31,6 +32,18 @@ using namespace shmb;
 using namespace shmb::client;
 
 inline Deadline soon() { return Deadline::after(0); }
+inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// What a command of the shell prints; empty where there is no such program.
+inline std::string output_of(const std::string& command) {
+  std::string text;
+  FILE* pipe = ::popen(command.c_str(), "r");
+  if (pipe == nullptr) return text;
+  char buffer[4096];
+  for (std::size_t size; (size = ::fread(buffer, 1, sizeof buffer, pipe)) > 0;) text.append(buffer, size);
+  ::pclose(pipe);
+  return text;
+}
 
 template <class Body>
 void on_each_engine(BrokerOptions options, Body&& body) {

@@ -32,16 +32,6 @@ std::uint64_t kilobytes(const std::string& status, const std::string& key) {
   return found == std::string::npos ? UINT64_MAX : std::stoull(status.substr(found + key.size() + 2));
 }
 
-std::string output_of(const std::string& command) {
-  std::string text;
-  FILE* pipe = ::popen(command.c_str(), "r");
-  if (pipe == nullptr) return text;
-  char buffer[4096];
-  for (std::size_t size; (size = ::fread(buffer, 1, sizeof buffer, pipe)) > 0;) text.append(buffer, size);
-  ::pclose(pipe);
-  return text;
-}
-
 CreateItem untouched(const std::string& name, std::uint64_t length) {
   CreateItem item = named(name, length);
   item.flags = kCreateUnmapped;

@@ -24,8 +24,6 @@ namespace {
 
 constexpr std::uint64_t kMiB = 1 << 20;
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 Error refused(const shmb::Result<Region::Handle>& result) {
   REQUIRE_FALSE(result.has_value());
   MESSAGE(result.error().sentence);

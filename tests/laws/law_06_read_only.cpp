@@ -28,7 +28,7 @@ using namespace laws;
 
 namespace {
 
-constexpr std::size_t kLength = 64 << 10;
+constexpr std::size_t kSmallLength = 64 << 10;
 constexpr uid_t kOwner = 65530, kOther = 65531;
 
 // The outcome of one call, as the table shows it.
@@ -49,11 +49,11 @@ std::string write_through(int fd) {
   const auto add = [&](const char* name, bool worked) {
     if (worked) result += std::string(result.empty() ? "" : ", ") + name + " **works**";
   };
-  void* map = ::mmap(nullptr, kLength, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* map = ::mmap(nullptr, kSmallLength, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   add("mmap", map != MAP_FAILED);
   if (map != MAP_FAILED) {
     *static_cast<volatile char*>(map) = 'X';
-    ::munmap(map, kLength);
+    ::munmap(map, kSmallLength);
   }
   add("write", ::pwrite(fd, "X", 1, 0) == 1);
   add("truncate", ::ftruncate(fd, 0) == 0);
@@ -92,9 +92,9 @@ struct Attempt {
 const Attempt kAttempts[] = {
     {"`mmap` with `PROT_WRITE`, shared",
      [](const Reader& r) {
-       void* map = ::mmap(nullptr, kLength, PROT_READ | PROT_WRITE, MAP_SHARED, r.fd, 0);
+       void* map = ::mmap(nullptr, kSmallLength, PROT_READ | PROT_WRITE, MAP_SHARED, r.fd, 0);
        const std::string result = told(map != MAP_FAILED);
-       if (map != MAP_FAILED) *static_cast<volatile char*>(map) = 'X', ::munmap(map, kLength);
+       if (map != MAP_FAILED) *static_cast<volatile char*>(map) = 'X', ::munmap(map, kSmallLength);
        return result;
      }},
     {"`mprotect` of the read-only mapping",
@@ -106,7 +106,7 @@ const Attempt kAttempts[] = {
      }},
     {"`write`", [](const Reader& r) { return told(::pwrite(r.fd, "X", 1, 0) == 1); }},
     {"`ftruncate` to 0", [](const Reader& r) { return told(::ftruncate(r.fd, 0) == 0); }},
-    {"`ftruncate` to twice the size", [](const Reader& r) { return told(::ftruncate(r.fd, 2 * kLength) == 0); }},
+    {"`ftruncate` to twice the size", [](const Reader& r) { return told(::ftruncate(r.fd, 2 * kSmallLength) == 0); }},
     {"`fallocate` punching a hole",
      [](const Reader& r) { return told(::fallocate(r.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == 0); }},
     {"`madvise(MADV_REMOVE)`", [](const Reader& r) { return told(::madvise(r.map, 4096, MADV_REMOVE) == 0); }},
@@ -175,17 +175,17 @@ struct Play {
 
   int write(const std::string& socket) {
     auto session = must(try_open(socket));
-    CreateItem item = named("guarded", kLength);
+    CreateItem item = named("guarded", kSmallLength);
     if (situation.many_writers) item.flags |= SHMBW_CREATE_MANY_WRITERS;
     auto region = must(create_region(session, item));
-    std::memset(region->data(), kContents, kLength);
+    std::memset(region->data(), kContents, kSmallLength);
     if (situation.publish) must(region->publish(soon()));
     stage->ticket = must(region->make_ticket(SHMBW_RIGHT_MAP_READ, 1, 0, soon())).token;
     stage->writer = ::getpid();
     ready.open();
     done.wait();
     if (!situation.boundary) return 0;
-    for (std::size_t i = 0; i < kLength; ++i)
+    for (std::size_t i = 0; i < kSmallLength; ++i)
       if (region->data()[i] != std::byte{kContents}) return 5;
     if (!situation.publish) region->data()[7] = std::byte{'n'};  // it may still
     return 0;
@@ -205,7 +205,7 @@ struct Play {
       results += what.make(reader);
       struct stat facts{};
       (void)::fstat(fd.get(), &facts);
-      const bool cut = facts.st_size != static_cast<off_t>(kLength);
+      const bool cut = facts.st_size != static_cast<off_t>(kSmallLength);
       if (!changed && (cut || region->data()[0] != std::byte{kContents})) {
         changed = true;
         results += " (bytes changed)";
@@ -354,7 +354,7 @@ TEST_CASE("law 6: the seals of a region from birth to publishing") {
   on_each_engine([](BrokerFixture& broker) {
     auto session = open(broker);
     auto other = open(broker);
-    auto region = must(create_region(session, named("kv", kLength)));
+    auto region = must(create_region(session, named("kv", kSmallLength)));
     const std::string address = "#" + std::to_string(region->facts().group) + "/kv";
     const int birth = F_SEAL_GROW | F_SEAL_SHRINK | (kernel().exec_seal ? F_SEAL_EXEC : 0);
     CHECK(seals_of(*region) == birth);
@@ -385,7 +385,7 @@ TEST_CASE("law 6: the seals of a region from birth to publishing") {
 TEST_CASE("law 6: publishing while a forked child maps the region is refused, and done when the child is gone") {
   on_each_engine([](BrokerFixture& broker) {
     auto session = open(broker);
-    auto region = must(create_region(session, named("kv", kLength)));
+    auto region = must(create_region(session, named("kv", kSmallLength)));
     region->data()[0] = std::byte{1};
     Gate finish;
     auto child = Child::run([&] {
@@ -413,7 +413,7 @@ TEST_CASE("law 6: no read-only descriptor leaves before every writer has said th
       RawClient writer = RawClient::connect(broker.socket()), reader = RawClient::connect(broker.socket());
       REQUIRE(writer.hello().ok());
       REQUIRE(reader.hello().ok());
-      const RawPacket made = writer.create(kLength);
+      const RawPacket made = writer.create(kSmallLength);
       REQUIRE(made.ok());
       const auto region = made.element<shmbw_create_reply>(0).region;
       CHECK(outcome(raw_attach(reader, region, SHMBW_RIGHT_MAP_READ)) == Status::not_ready);
@@ -447,7 +447,7 @@ TEST_CASE("law 6: no read-only descriptor leaves before every writer has said th
 TEST_CASE("law 6: a forked child of a writer goes on writing where writing is closed, without a new descriptor") {
   on_each_engine([](BrokerFixture& broker) {
     auto session = open(broker);
-    auto region = must(create_region(session, named("kv", kLength)));
+    auto region = must(create_region(session, named("kv", kSmallLength)));
     const std::string address = "#" + std::to_string(region->facts().group) + "/kv";
     auto reader = must(attach_region(open(broker), at(address)));
     auto child = Child::run([&] {
@@ -468,7 +468,7 @@ TEST_CASE("law 6: a forked child of a writer goes on writing where writing is cl
 TEST_CASE("law 6: a region with many writers says that read-only is no boundary") {
   on_each_engine([](BrokerFixture& broker) {
     auto session = open(broker);
-    CreateItem item = named("open", kLength);
+    CreateItem item = named("open", kSmallLength);
     item.flags = SHMBW_CREATE_MANY_WRITERS;
     auto region = must(create_region(session, item));
     const std::string address = "#" + std::to_string(region->facts().group) + "/open";

@@ -74,16 +74,6 @@ int use_all(const std::string& socket) {
   return 0;
 }
 
-std::string output_of(const std::string& command) {
-  std::string text;
-  FILE* pipe = ::popen(command.c_str(), "r");
-  char buffer[4096];
-  for (std::size_t size; pipe != nullptr && (size = ::fread(buffer, 1, sizeof buffer, pipe)) > 0;)
-    text.append(buffer, size);
-  if (pipe != nullptr) ::pclose(pipe);
-  return text;
-}
-
 }  // namespace
 
 TEST_CASE("law 10: the library starts no thread, installs no signal handler and changes no signal mask") {

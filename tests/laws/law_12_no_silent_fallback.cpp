@@ -17,12 +17,11 @@ using namespace laws;
 namespace {
 
 BrokerStatus status_of(const BrokerFixture& broker) { return must(broker_status(*open(broker), soon())); }
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Calls of madvise before the first MADV_COLLAPSE of 4 MiB: a seed in each 2 MiB, or the hint and the filling.
 constexpr int kCallsBeforeCollapse = 3;
 
-constexpr std::uint64_t kLength = 4 << 20;
+constexpr std::uint64_t kFourMiB = 4 << 20;
 
 std::uint32_t listed_kind(const std::shared_ptr<Session>& session, const Region& region) {
   for (const auto& row : regions(session))
@@ -131,7 +130,7 @@ TEST_CASE("law 12: how a broker was found, and what was passed over, is a senten
 TEST_CASE("law 12: the kind of pages is told by the region and by the broker, also where huge ones could not be had") {
   on_each_engine([](BrokerFixture& broker) {
     auto session = open(broker);
-    const auto make = [&](std::uint32_t flags = 0, std::uint64_t length = kLength) {
+    const auto make = [&](std::uint32_t flags = 0, std::uint64_t length = kFourMiB) {
       CreateItem item = named("", length);
       item.flags = flags | SHMBW_CREATE_NO_RECYCLE;
       return must(create_region(session, item));
@@ -157,7 +156,7 @@ TEST_CASE("law 12: the kind of pages is told by the region and by the broker, al
       const harness::Injected fault(fault::Call::madvise, EINVAL, kCallsBeforeCollapse, 2);
       auto region = make();
       CHECK(region->facts().page_kind == SHMBW_PAGE_KIND_SMALL);
-      CHECK(region->facts().populated == kLength);
+      CHECK(region->facts().populated == kFourMiB);
       CHECK(listed_kind(session, *region) == SHMBW_PAGE_KIND_SMALL);
     }
     {

@@ -14,6 +14,12 @@
 
 namespace shmb::wire::test {
 
+// error() of a value would be undefined, and has read as the very status that was asked for.
+template <class T, class E>
+bool failed(const std::expected<T, E>& result, E with) {
+  return !result && result.error() == with;
+}
+
 // What the codec needs to know of one struct, without its type.
 struct Shape {
   const char* name;

@@ -8,17 +8,13 @@
 #include <vector>
 
 #include "proto/codec.hpp"
+#include "tests/proto/any_message.hpp"
 
 namespace {
 
 using namespace shmb;
 using namespace shmb::wire;
-
-// error() of a value would be undefined, and has read as the very status that was asked for.
-template <class T, class E>
-bool failed(const std::expected<T, E>& result, E with) {
-  return !result && result.error() == with;
-}
+using namespace shmb::wire::test;
 
 template <class T>
 std::vector<std::byte> bytes_of(const T& value) {

@@ -10,13 +10,12 @@
 #include "tests/tools/world.hpp"
 
 using shmb::test::Ended;
+using shmb::test::has;
 using shmb::test::World;
 
 namespace {
 
 const std::string kGroup = "shell-" + std::to_string(::geteuid());
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 
 }  // namespace
 

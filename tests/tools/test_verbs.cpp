@@ -14,13 +14,12 @@
 
 using shmb::test::Ended;
 using shmb::test::eventually;
+using shmb::test::has;
 using shmb::test::World;
 
 namespace {
 
 using Words = std::vector<std::string>;
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 
 std::string bytes_of_every_kind(std::size_t size) {
   std::string text(size, '\0');

@@ -22,6 +22,8 @@ struct Ended {
 // True as soon as `condition` is; false when it has not become so for a long time.
 bool eventually(const std::function<bool()>& condition);
 
+inline bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
+
 class World {
  public:
   World() = default;

@@ -15,6 +15,8 @@
 
 namespace wire_test {
 
+inline constexpr std::uint32_t kRead = SHMBW_RIGHT_MAP_READ, kWrite = SHMBW_RIGHT_MAP_WRITE, kRights = kRead | kWrite;
+
 using Packet = std::vector<std::byte>;
 using harness::BrokerFixture;
 using harness::BrokerOptions;

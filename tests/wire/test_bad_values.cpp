@@ -13,8 +13,7 @@ namespace {
 
 using shmb::Status;
 
-constexpr std::uint32_t kRead = SHMBW_RIGHT_MAP_READ, kWrite = SHMBW_RIGHT_MAP_WRITE, kShare = SHMBW_RIGHT_SHARE,
-                        kRelease = SHMBW_RIGHT_RELEASE;
+constexpr std::uint32_t kShare = SHMBW_RIGHT_SHARE, kRelease = SHMBW_RIGHT_RELEASE;
 
 bool contains(const std::string& text, std::string_view word) { return text.find(word) != std::string::npos; }
 

@@ -18,8 +18,6 @@
 namespace wire_test {
 namespace {
 
-constexpr std::uint32_t kRead = SHMBW_RIGHT_MAP_READ, kWrite = SHMBW_RIGHT_MAP_WRITE;
-
 // Not EPIPE and ECONNRESET from send: they say that the peer is gone, and one that is not would wait for ever.
 const std::map<std::string, std::vector<std::string>>& errnos() {
   static const std::map<std::string, std::vector<std::string>> all = {

@@ -12,8 +12,6 @@
 namespace wire_test {
 namespace {
 
-constexpr std::uint32_t kRights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
-
 // As many as the socket takes without waiting; their tags are 1, 2, ...
 std::uint64_t fill(RawClient& client, auto&& packet_of) {
   std::uint64_t sent = 0;
@@ -100,7 +98,9 @@ TEST_CASE("unread replies with descriptors hold one reply's descriptors and no m
     std::uint64_t sent = fill(lazy, [&](std::uint64_t tag) { return batch(SHMBW_OP_CREATE, tag, wishes); });
     CHECK(sent >= 3);
     CHECK(bystander.goes_on());
-    CHECK(in_flight(broker) == SHMBW_MAX_BATCH);
+    const std::uint64_t unread = in_flight(broker);
+    CHECK(unread >= SHMBW_MAX_BATCH);
+    CHECK(unread <= SHMBW_MAX_BATCH + 1);  // the bystander may have one of its own on the way
     CHECK(row_of(broker, 0).found == false);
     std::uint64_t asked = std::min<std::uint64_t>(sent, 6);
     for (std::uint64_t tag = 1; tag <= asked; ++tag) {

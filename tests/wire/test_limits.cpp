@@ -53,7 +53,7 @@ shmb::Error refused_create(RawClient& client, const shmbw_create& wish, std::str
   return error_of_element(client.call_batch(SHMBW_OP_CREATE, one(create), name));
 }
 
-shmbw_create sized(std::uint64_t length, std::uint64_t group = 0) {
+shmbw_create sized_in(std::uint64_t length, std::uint64_t group = 0) {
   shmbw_create create{};
   create.length = length;
   create.group = group;
@@ -76,14 +76,14 @@ TEST_CASE("bytes are limited per host, uid and group, each told with its own key
     RawClient client = greeted(broker);
     const std::uint64_t k = 1024;
     auto held = create_region(client, 200 * k);
-    check_limit(refused_create(client, sized(60 * k)),
+    check_limit(refused_create(client, sized_in(60 * k)),
                 {SHMBW_SLOT_BYTES, SHMBW_SCOPE_GROUP, 256 * k, 200 * k, 60 * k, "raise limits.group_bytes"});
     CHECK(books_of(broker).bytes == 200 * k);
     CHECK(create_region(client, 56 * k).bytes == 56 * k);
 
     RawClient second = greeted(broker), third = greeted(broker);
     create_region(second, 256 * k);
-    check_limit(refused_create(third, sized(1)),
+    check_limit(refused_create(third, sized_in(1)),
                 {SHMBW_SLOT_BYTES, SHMBW_SCOPE_UID, 512 * k, 512 * k, 4 * k, "raise limits.uid." + kUid + ".bytes"});
     release(client, held.region);
     create_region(third, 1);
@@ -91,13 +91,13 @@ TEST_CASE("bytes are limited per host, uid and group, each told with its own key
     shmbw_group_create small{};
     small.name_len = 5;
     auto group = third.call(SHMBW_OP_GROUP_CREATE, small, "small").fixed<shmbw_group_create_reply>();
-    check_limit(refused_create(third, sized(68 * k, group.group)),
+    check_limit(refused_create(third, sized_in(68 * k, group.group)),
                 {SHMBW_SLOT_BYTES, SHMBW_SCOPE_GROUP, 64 * k, 0, 68 * k, "limits.group.small.bytes"});
-    create_region(third, sized(64 * k, group.group));
+    create_region(third, sized_in(64 * k, group.group));
     shmbw_group_create wished{};
     wished.limit_bytes = 8 * k;
     auto own = third.call(SHMBW_OP_GROUP_CREATE, wished).fixed<shmbw_group_create_reply>();
-    check_limit(refused_create(third, sized(9 * k, own.group)),
+    check_limit(refused_create(third, sized_in(9 * k, own.group)),
                 {SHMBW_SLOT_BYTES, SHMBW_SCOPE_GROUP, 8 * k, 0, 12 * k, "raise limits.group_bytes"});
   });
 }
@@ -108,7 +108,7 @@ TEST_CASE("the host's bytes are limited when a uid may have more than that") {
   on_each_engine(options, [](BrokerFixture& broker) {
     RawClient client = greeted(broker);
     create_region(client, 100 * 1024);
-    check_limit(refused_create(client, sized(32 * 1024)),
+    check_limit(refused_create(client, sized_in(32 * 1024)),
                 {SHMBW_SLOT_BYTES, SHMBW_SCOPE_HOST, 128 * 1024, 100 * 1024, 32 * 1024, "raise limits.bytes"});
   });
 }
@@ -122,9 +122,11 @@ TEST_CASE("the tables of regions, leases, names, groups, tickets, watches and se
     RawClient client = greeted(broker), second = greeted(broker);
     const std::string uid = "raise limits.uid." + kUid + ".";
     auto a = create_region(client, 4096, "a"), b = create_region(client, 4096, "b");
-    check_limit(refused_create(client, sized(4096), "c"), {SHMBW_SLOT_NAMES, SHMBW_SCOPE_UID, 2, 2, 1, uid + "names"});
+    check_limit(refused_create(client, sized_in(4096), "c"),
+                {SHMBW_SLOT_NAMES, SHMBW_SCOPE_UID, 2, 2, 1, uid + "names"});
     auto c = create_region(client, 4096);
-    check_limit(refused_create(client, sized(4096)), {SHMBW_SLOT_REGIONS, SHMBW_SCOPE_UID, 3, 3, 1, uid + "regions"});
+    check_limit(refused_create(client, sized_in(4096)),
+                {SHMBW_SLOT_REGIONS, SHMBW_SCOPE_UID, 3, 3, 1, uid + "regions"});
 
     shmbw_attach attach{};
     attach.by = SHMBW_ATTACH_BY_ID;
@@ -170,7 +172,7 @@ TEST_CASE("the tables of regions, leases, names, groups, tickets, watches and se
     for (int i = 0; i < 3; ++i) CHECK(client.call(SHMBW_OP_GROUP_CREATE, shmbw_group_create{}).ok());
     check_limit(error_of(client.call(SHMBW_OP_GROUP_CREATE, shmbw_group_create{})),
                 {SHMBW_SLOT_GROUPS, SHMBW_SCOPE_UID, 4, 4, 1, uid + "groups"});
-    check_limit(refused_create(fourth, sized(4096)), {SHMBW_SLOT_GROUPS, SHMBW_SCOPE_UID, 4, 4, 1, uid + "groups"});
+    check_limit(refused_create(fourth, sized_in(4096)), {SHMBW_SLOT_GROUPS, SHMBW_SCOPE_UID, 4, 4, 1, uid + "groups"});
     Books books = books_of(broker);
     CHECK(books.regions == 3);
     CHECK(books.leases == 6);
@@ -185,7 +187,7 @@ TEST_CASE("a session's leases and a group's regions are limited by themselves") 
     RawClient client = greeted(broker);
     create_region(client, 4096);
     auto last = create_region(client, 4096);
-    shmb::Error error = refused_create(client, sized(4096));
+    shmb::Error error = refused_create(client, sized_in(4096));
     check_limit(error, {SHMBW_SLOT_LEASES, SHMBW_SCOPE_SESSION, 2, 2, 1, "raise limits.session_leases"});
     CHECK(books_of(broker).regions == 2);  // the region that was made for it is gone again
     // A lease counts; more references to it do not.
@@ -195,13 +197,13 @@ TEST_CASE("a session's leases and a group's regions are limited by themselves") 
     attach.region = last.region;
     ok_element<shmbw_attach_reply>(client, SHMBW_OP_ATTACH, attach);
     RawClient second = greeted(broker);
-    create_region(second, sized(4096, last.group));
-    check_limit(refused_create(second, sized(4096, last.group)),
+    create_region(second, sized_in(4096, last.group));
+    check_limit(refused_create(second, sized_in(4096, last.group)),
                 {SHMBW_SLOT_REGIONS, SHMBW_SCOPE_GROUP, 3, 3, 1, "raise limits.group_regions"});
     shmbw_group_create wish{};
     wish.limit_regions = 1;
     auto group = second.call(SHMBW_OP_GROUP_CREATE, wish).fixed<shmbw_group_create_reply>();
-    create_region(second, sized(4096, group.group));
+    create_region(second, sized_in(4096, group.group));
   });
 }
 
@@ -213,7 +215,7 @@ TEST_CASE("the descriptor table is limited before it is full") {
     shmb::Error error;
     std::vector<shmbw_region_ref> made;
     for (int i = 0; i < 128; ++i) {
-      RawPacket reply = client.call_batch(SHMBW_OP_CREATE, one(sized(4096)));
+      RawPacket reply = client.call_batch(SHMBW_OP_CREATE, one(sized_in(4096)));
       REQUIRE(reply.ok());
       if (reply.element<shmbw_outcome>(0).status == 0) {
         made.push_back(reply.element<shmbw_create_reply>(0).region);
@@ -239,7 +241,7 @@ TEST_CASE("a full batch over a limit tells each element, and the ones before it 
   options.config = "[limits]\nuid_regions = 100\n";
   on_each_engine(options, [](BrokerFixture& broker) {
     RawClient client = greeted(broker);
-    std::vector<shmbw_create> wishes(SHMBW_MAX_BATCH, sized(4096));
+    std::vector<shmbw_create> wishes(SHMBW_MAX_BATCH, sized_in(4096));
     RawPacket reply = client.call_batch(SHMBW_OP_CREATE, std::span<const shmbw_create>(wishes));
     REQUIRE(wrong_with(reply, batch(SHMBW_OP_CREATE, reply.header().tag, wishes)) == "");
     CHECK(reply.fds.size() == 100);

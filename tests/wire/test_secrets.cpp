@@ -12,7 +12,6 @@
 namespace wire_test {
 namespace {
 
-constexpr std::uint32_t kRights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
 using Token = std::array<std::uint8_t, 16>;
 
 Token token_of(const std::uint8_t (&bytes)[16]) {
