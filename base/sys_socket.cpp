@@ -130,6 +130,43 @@ Sys<Received> receive_data(int fd, std::span<std::byte> buffer) {
   return received;
 }
 
+static_assert(sizeof(OneDescriptor) == CMSG_SPACE(sizeof(int)));
+
+void room_for_one(msghdr& message, OneDescriptor& room) {
+  message.msg_control = room.bytes;
+  message.msg_controllen = sizeof room.bytes;
+}
+
+bool take_one(msghdr& message, Fd& descriptor) {
+  std::vector<Fd> fds;
+  Received received;
+  take_descriptors(message, fds, received);
+  if (fds.size() > 1 || received.bad_control) return false;
+  if (!fds.empty()) descriptor = std::move(fds.front());
+  return true;
+}
+
+Sys<Received> receive_one(int fd, std::span<std::byte> buffer, Fd& descriptor) {
+  iovec part{buffer.data(), buffer.size()};
+  OneDescriptor room;
+  msghdr message{};
+  auto size = call(Call::receive, [&] {
+    message = {};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    room_for_one(message, room);
+    return ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  });
+  if (!size) return std::unexpected(size.error());
+  Received received;
+  received.size = static_cast<std::size_t>(*size);
+  received.end_of_file = *size == 0;
+  received.truncated = (message.msg_flags & MSG_TRUNC) != 0;
+  received.control_truncated = (message.msg_flags & MSG_CTRUNC) != 0;
+  received.bad_control = !take_one(message, descriptor);
+  return received;
+}
+
 Sys<void> shutdown(int fd) {
   return call_void(Call::shutdown, [&] { return ::shutdown(fd, SHUT_RDWR); });
 }
@@ -193,10 +230,10 @@ Sys<std::vector<std::uint32_t>> peer_groups(int fd) {
   }
 }
 
-Sys<void> refuse_descriptors(int fd) {
+Sys<void> refuse_descriptors(int fd, bool refuse) {
   if (fault::pretends_before(6, 16)) return sys_error(ENOPROTOOPT);
-  const int off = 0;
-  return call_void(Call::setsockopt, [&] { return ::setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof off); });
+  const int pass = refuse ? 0 : 1;
+  return call_void(Call::setsockopt, [&] { return ::setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &pass, sizeof pass); });
 }
 
 }  // namespace shmb::sys

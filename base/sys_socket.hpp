@@ -2,6 +2,8 @@
 // System calls on UNIX SOCK_SEQPACKET sockets, with descriptors, and what the kernel says about the peer.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -36,6 +38,14 @@ Sys<Received> receive(int fd, std::span<std::byte> buffer, std::vector<Fd>& fds,
 // The same without room for descriptors: the kernel closes what came with the packet, none enters our table, and
 // control_truncated tells. Never waits.
 Sys<Received> receive_data(int fd, std::span<std::byte> buffer);
+// The same with room for one descriptor. bad_control: more came (they are closed), or something else.
+Sys<Received> receive_one(int fd, std::span<std::byte> buffer, Fd& descriptor);
+// Its two halves, for a receive that an engine makes: room before, and what came after it. False: as bad_control.
+struct OneDescriptor {
+  alignas(8) std::byte bytes[24];
+};
+void room_for_one(msghdr& message, OneDescriptor& room);
+bool take_one(msghdr& message, Fd& descriptor);
 // Ends both directions at once, for whoever else holds the socket too.
 Sys<void> shutdown(int fd);
 // Sends one packet made of `head` and `body` (body may be empty). MSG_NOSIGNAL; `wait` false adds MSG_DONTWAIT.
@@ -50,7 +60,7 @@ struct Credentials {
 };
 Sys<Credentials> peer_credentials(int fd);  // SO_PEERCRED: of the process that connected
 Sys<Fd> peer_pidfd(int fd);                 // SO_PEERPIDFD (6.5); ENOPROTOOPT, ENODATA, ESRCH, EINVAL possible
-Sys<std::vector<std::uint32_t>> peer_groups(int fd);  // SO_PEERGROUPS
-Sys<void> refuse_descriptors(int fd);                 // SO_PASSRIGHTS = 0 (6.16)
+Sys<std::vector<std::uint32_t>> peer_groups(int fd);       // SO_PEERGROUPS
+Sys<void> refuse_descriptors(int fd, bool refuse = true);  // SO_PASSRIGHTS = 0, or 1 again (6.16)
 
 }  // namespace shmb::sys

@@ -31,12 +31,14 @@ Afterlife::~Afterlife() { transport_.engine().unwatch(*this); }
 
 void Afterlife::start() {
   if (why_ == Why::report) return transport_.timers().set(*this, transport_.now() + kAskAgain);
-  // Not watchable: a disconnected session cannot be let live for ever.
+  // Not watchable: neither a disconnected session nor a place in a pool can be let live for ever.
   if (!transport_.engine().watch(pidfd_.get(), *this)) on_readable();
 }
 
 void Afterlife::on_readable() {
   transport_.engine().unwatch(*this);
+  transport_.books().process_ended(session_);
+  if (why_ == Why::awaited && !transport_.books().wants_exit(session_)) return transport_.forget(*this);
   give_up_at_ = transport_.now() + kReportWaits;
   ask(transport_.now());
 }

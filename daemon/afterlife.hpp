@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A pidfd whose connection is gone: either the reclaim report still wants to know how the process died, which the
 // kernel tells only once its parent has reaped it (6.15), or the session was disconnected as a lazy reader and lives on
-// in the books until its process ends.
+// in the books until its process ends, or its process only closed its socket and still maps pools.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class Transport;
 
 class Afterlife final : private Waiter, private Timer {
  public:
-  enum class Why { report, disconnected };
+  enum class Why { report, disconnected, awaited };
   Afterlife(Transport& transport, Fd pidfd, Session& session, Why why);
   ~Afterlife();
   void take(Connection::Remains remains) { remains_ = std::move(remains); }

@@ -114,5 +114,14 @@ void serve_group_end(const Request&);
 void serve_watch(const Request&);
 void serve_list(const Request&);
 void serve_status(const Request&);
+void serve_pool_create(const Request&);
+void serve_pool_join(const Request&);
+void serve_pool_leave(const Request&);
+void serve_pool_segment(const Request&);
+void serve_pool_doorbell(const Request&);
+void serve_queue_open(const Request&);
+void serve_queue_close(const Request&);
+void serve_lane_through(const Request&);
+void serve_queue_hold(const Request&);
 
 }  // namespace shmb::daemon

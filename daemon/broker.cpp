@@ -40,6 +40,11 @@ class Broker final : public Books {
     session_disconnected(world_, session);
   }
   bool wants_exit(const Session& session) const override { return world_.reports.contains(session.id); }
+  bool awaits_end(const Session& session) const override { return !session.pools.empty(); }
+  void process_ended(Session& session) override {
+    world_.closed_here = 0;
+    session_process_ended(world_, session);
+  }
   void forget(Session& session) override;
   std::int64_t next_deadline() const override { return world_.timers.next(); }
   void tick(std::int64_t now) override {
@@ -48,7 +53,7 @@ class Broker final : public Books {
   }
   int wake_fd() const override { return world_.closer.wake_fd(); }
   void woken() override { closed_regions(world_); }
-  bool idle() const override { return world_.live_sessions == 0 && world_.regions.empty(); }
+  bool idle() const override { return world_.live_sessions == 0 && world_.regions.empty() && world_.pools.empty(); }
 
  private:
   World world_;
@@ -79,6 +84,7 @@ Session* Broker::connected(Link& link) {
 
 void Broker::forget(Session& session) {
   end_session(world_, session);
+  session_process_ended(world_, session);  // nobody will tell it any more
   world_.sessions.erase(session.id);
 }
 

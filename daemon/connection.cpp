@@ -23,7 +23,8 @@ bool answered_with_descriptors(wire::Bytes packet) {
   shmbw_header header{};
   if (packet.size() < sizeof header) return false;
   std::memcpy(&header, packet.data(), sizeof header);
-  return header.op == SHMBW_OP_CREATE || header.op == SHMBW_OP_ATTACH || header.op == SHMBW_OP_PUBLISH;
+  return header.op == SHMBW_OP_CREATE || header.op == SHMBW_OP_ATTACH || header.op == SHMBW_OP_PUBLISH ||
+         header.op == SHMBW_OP_POOL_CREATE || header.op == SHMBW_OP_POOL_JOIN || header.op == SHMBW_OP_POOL_DOORBELL;
 }
 
 }  // namespace
@@ -72,16 +73,23 @@ bool Connection::confirm_start_time(std::uint64_t start_time) {
   return true;
 }
 
-void Connection::on_arrival(const Arrival& arrival) {
+// Where the kernel knows the option, a client that did not ask for this cannot even send one.
+void Connection::take_descriptors() {
+  (void)sys::refuse_descriptors(socket_.get(), false);
+  transport_.engine().take_descriptors(*this);
+}
+
+void Connection::on_arrival(Arrival& arrival) {
   asked_ = false;
   if (arrival.error == ECONNRESET) return end(Ending::end_of_file);  // it closed with something unread
   if (arrival.error != 0) return drop("receive failed: " + errno_text(arrival.error));
-  if (arrival.bytes.empty() && !arrival.brought_descriptors) {
+  if (arrival.bytes.empty() && !arrival.brought_descriptors && !arrival.descriptor) {
     // An empty packet looks the same to us; its sender loses the session like one that closed it.
     return end(Ending::end_of_file);
   }
   if (arrival.truncated) return drop("a packet is longer than any message");
   if (arrival.brought_descriptors) return drop("sent descriptors that nobody asked for");
+  brought_ = std::move(arrival.descriptor);
   if (!may_serve(arrival.bytes)) {
     held_.assign(arrival.bytes.begin(), arrival.bytes.end());
     holding_ = true;
@@ -100,12 +108,13 @@ bool Connection::may_serve(wire::Bytes packet) {
 }
 
 void Connection::serve(wire::Bytes packet) {
-  auto view = wire::open_packet(packet, 0, wire::Direction::request);
+  auto view = wire::open_packet(packet, brought_ ? 1 : 0, wire::Direction::request);
   if (!view) return drop(wire::malformed_text(view.error()));
   serving_ = true;
   replied_ = false;
   transport_.books().packet(*session_, *view);
   serving_ = false;
+  brought_.reset();
   if (ending_ != Ending::none) return;
   if (!greeted_ && transport_.books().greeted(*session_)) {
     greeted_ = true;

@@ -51,7 +51,9 @@ Result<void> check_words(const World& world, const shmbw_create& wish, std::stri
   return names::check(name, "region name");
 }
 
-Result<Group*> group_of(World& world, Session& session, std::uint64_t id) {
+}  // namespace
+
+Result<Group*> group_for_create(World& world, Session& session, std::uint64_t id) {
   if (id == 0) return own_group(world, session);
   Group* group = find_group(world, id);
   if ((group && group->closed && may_address(session, *group)) || (!group && id == session.ended_group))
@@ -59,6 +61,8 @@ Result<Group*> group_of(World& world, Session& session, std::uint64_t id) {
   if (!group || !may_address(session, *group)) return std::unexpected(no_such_group());
   return group;
 }
+
+namespace {
 
 bool in_scope(const Group& group, const Shortage& shortage) {
   switch (shortage.scope) {
@@ -99,6 +103,8 @@ Error naming_pending(Error refused, std::uint64_t pending) {
   return refused;
 }
 
+}  // namespace
+
 Result<Charge> charge_group(World& world, const Session& session, Group& group, Slot slot, std::uint64_t amount) {
   std::uint64_t pending = 0;
   for (;;) {
@@ -109,13 +115,15 @@ Result<Charge> charge_group(World& world, const Session& session, Group& group, 
   }
 }
 
-Result<void> room_for_descriptor(World& world, const Session& session) {
-  if (world.descriptors_left(1, session.admin)) return {};
+Result<void> room_for_descriptors(World& world, const Session& session, std::uint64_t wanted) {
+  if (world.descriptors_left(wanted, session.admin)) return {};
   std::uint64_t pending = 0;
-  const Shortage one{SHMBW_SLOT_REGIONS, SHMBW_SCOPE_HOST, 0, 1, 1, 1};
-  if (drop_cached(world, one, pending) && world.descriptors_left(1, session.admin)) return {};
-  return std::unexpected(naming_pending(refuse_descriptors(world, 1), pending));
+  const Shortage those{SHMBW_SLOT_REGIONS, SHMBW_SCOPE_HOST, 0, wanted, wanted, wanted};
+  if (drop_cached(world, those, pending) && world.descriptors_left(wanted, session.admin)) return {};
+  return std::unexpected(naming_pending(refuse_descriptors(world, wanted), pending));
 }
+
+namespace {
 
 bool seals_seal(const World& world, const shmbw_create& wish) {
   return world.private_mode() && (wish.flags & SHMBW_CREATE_MANY_WRITERS) != 0;
@@ -135,7 +143,7 @@ Region* recycled(World& world, const Session& session, Group& group, const shmbw
 Result<Region*> fresh(World& world, Session& session, Group& group, const shmbw_create& wish, std::string_view name,
                       std::uint32_t generation) {
   std::uint64_t bytes = rounded_bytes(wish.length);
-  if (auto room = room_for_descriptor(world, session); !room) return std::unexpected(room.error());
+  if (auto room = room_for_descriptors(world, session, 1); !room) return std::unexpected(room.error());
   auto region_charge = charge_group(world, session, group, Slot::regions, 1);
   if (!region_charge) return std::unexpected(region_charge.error());
   auto bytes_charge = charge_group(world, session, group, Slot::bytes, bytes);
@@ -166,7 +174,7 @@ void undo(World& world, Group& group, Region& region, bool dirty) {
 
 Result<Created> create_region(World& world, Session& session, const shmbw_create& wish, std::string_view name) {
   if (auto words = check_words(world, wish, name); !words) return std::unexpected(words.error());
-  auto found = group_of(world, session, wish.group);
+  auto found = group_for_create(world, session, wish.group);
   if (!found) return std::unexpected(found.error());
   Group& group = **found;
   Region* old = name.empty() ? nullptr : group.names.find(name);

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/result.hpp"
+#include "daemon/books.hpp"
 #include "daemon/lease.hpp"
 #include "proto/shmb_wire.h"
 
@@ -12,6 +13,7 @@ namespace shmb::daemon {
 
 class World;
 class Session;
+struct Group;
 struct Region;
 
 struct Created {
@@ -20,6 +22,12 @@ struct Created {
   bool dirty = false;  // recycled: the client zeroes it unless it said uninitialised
 };
 Result<Created> create_region(World& world, Session& session, const shmbw_create& wish, std::string_view name);
+
+// What a create for a group begins with: the group that is meant; charges that drop recycled memory before they refuse;
+// places in the descriptor table.
+Result<Group*> group_for_create(World& world, Session& session, std::uint64_t id);
+Result<Charge> charge_group(World& world, const Session& session, Group& group, Slot slot, std::uint64_t amount);
+Result<void> room_for_descriptors(World& world, const Session& session, std::uint64_t wanted);
 
 // A keep that a region or a group may have: 0, up to limits.keep_max, -1 until released.
 Result<void> check_keep(const World& world, std::int64_t keep);

@@ -60,9 +60,34 @@ Handler handler_of(std::uint16_t op) {
       return serve_list;
     case SHMBW_OP_STATUS:
       return serve_status;
+    case SHMBW_OP_POOL_CREATE:
+      return serve_pool_create;
+    case SHMBW_OP_POOL_JOIN:
+      return serve_pool_join;
+    case SHMBW_OP_POOL_LEAVE:
+      return serve_pool_leave;
+    case SHMBW_OP_POOL_SEGMENT:
+      return serve_pool_segment;
+    case SHMBW_OP_QUEUE_OPEN:
+      return serve_queue_open;
+    case SHMBW_OP_QUEUE_CLOSE:
+      return serve_queue_close;
+    case SHMBW_OP_LANE_THROUGH:
+      return serve_lane_through;
+    case SHMBW_OP_QUEUE_HOLD:
+      return serve_queue_hold;
+    case SHMBW_OP_POOL_DOORBELL:
+      return serve_pool_doorbell;
     default:
       return nullptr;
   }
+}
+
+// How many a request brings, by its op and state (law 8).
+std::uint16_t descriptors_of(const wire::PacketView& packet) {
+  if (packet.header.op != SHMBW_OP_POOL_DOORBELL) return 0;
+  auto wish = wire::read_struct<shmbw_pool_doorbell>(packet.fixed);
+  return wish && wish->flags == SHMBW_DOORBELL_SET ? 1 : 0;
 }
 
 }  // namespace
@@ -71,16 +96,17 @@ void dispatch(World& world, Session& session, const wire::PacketView& packet) {
   const shmbw_header& header = packet.header;
   const Request request{world, session, packet};
   ++world.requests;
-  if (header.n_fds != 0) return session.link->drop("descriptors in a request that takes none");
+  if (header.n_fds != descriptors_of(packet))
+    return session.link->drop("descriptors in a request that takes none, or none in one that takes one");
   if (session.phase == Phase::refused) return session.link->drop("a request after HELLO was refused for good");
   const bool hello = header.op == SHMBW_OP_HELLO;
   if (!hello && !session.greeted()) return session.link->drop("a request before HELLO");
-  bool one_way = header.op == SHMBW_OP_READY;
+  bool one_way = header.op == SHMBW_OP_READY || header.op == SHMBW_OP_LANE_THROUGH;
   if (request.silent() && !one_way && header.op != SHMBW_OP_RELEASE) {
     shmbw_header answered = header;
     answered.flags = static_cast<std::uint16_t>(answered.flags & ~SHMBW_HEADER_NO_REPLY);
     const wire::PacketView view{answered, packet.fixed, packet.rest};
-    return Request{world, session, view}.fail(Status::invalid, "no_reply is for READY and RELEASE only");
+    return Request{world, session, view}.fail(Status::invalid, "no_reply is for READY, RELEASE and LANE_THROUGH only");
   }
   if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
     return request.fail(Status::unknown_flags, "the header has a flag that this broker does not know");

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "base/fd.hpp"
 #include "base/result.hpp"
 #include "base/sys_socket.hpp"
 #include "daemon/config.hpp"
@@ -36,11 +37,13 @@ class Port {
   // which look alike to recvmsg(2); `error` is the errno of a receive that failed for good.
   struct Arrival {
     wire::Bytes bytes;
-    bool truncated = false;            // longer than any message may be
-    bool brought_descriptors = false;  // closed by the kernel already: we gave it no room for them
+    bool truncated = false;  // longer than any message may be
+    // More than there was room for, or what is no descriptor: dropped by the kernel.
+    bool brought_descriptors = false;
+    Fd descriptor;  // of a port that takes one; a second that slips through is brought_descriptors
     int error = 0;
   };
-  virtual void on_arrival(const Arrival& arrival) = 0;
+  virtual void on_arrival(Arrival& arrival) = 0;
   virtual void on_writable() = 0;  // an edge: the peer has read something, or is gone
 
  protected:
@@ -58,8 +61,10 @@ class Engine {
   virtual Sys<void> watch(int fd, Waiter& waiter) = 0;
   virtual void unwatch(Waiter& waiter) = 0;  // before its descriptor is closed; no call comes afterwards
   virtual Sys<void> add(int fd, Port& port) = 0;
-  virtual void remove(Port& port) = 0;                   // before its socket is closed; no call comes afterwards
-  virtual void receive(Port& port) = 0;                  // the next packet; at most one ask stands
+  virtual void remove(Port& port) = 0;   // before its socket is closed; no call comes afterwards
+  virtual void receive(Port& port) = 0;  // the next packet; at most one ask stands
+  // From the next ask on its packets may bring one descriptor.
+  virtual void take_descriptors(Port& port) = 0;
   virtual void await_writable(Port& port, bool on) = 0;  // edges between on and off; a first, idle one may come
   // Waits until something is ready or `timeout` ns (-1: for ever) have passed, and makes the calls. An error is ours
   // and global: the loop cannot go on.

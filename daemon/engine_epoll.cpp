@@ -83,6 +83,10 @@ class EpollEngine final : public Engine {
     if (!slot->armed) slot->armed = static_cast<bool>(control(readable_, EPOLL_CTL_MOD, slot->fd, EPOLLIN, slot));
   }
 
+  void take_descriptors(Port& port) override {
+    if (auto* slot = static_cast<Slot*>(port.slot_)) slot->takes_descriptors = true;
+  }
+
   void await_writable(Port& port, bool on) override {
     auto* slot = static_cast<Slot*>(port.slot_);
     if (slot == nullptr || slot->edges == on) return;
@@ -114,7 +118,7 @@ class EpollEngine final : public Engine {
     int fd = -1;
     Waiter* waiter = nullptr;
     Port* port = nullptr;
-    bool asked = false, armed = false, edges = false;
+    bool asked = false, armed = false, edges = false, takes_descriptors = false;
   };
 
   void readable(Slot& slot, std::uint32_t events) {
@@ -125,14 +129,17 @@ class EpollEngine final : public Engine {
       if ((events & EPOLLHUP) != 0) slot.port->on_writable();  // what was unread is purged now: the gate has to look
       return;
     }
-    auto received = sys::receive_data(slot.fd, buffer_);
+    Fd descriptor;
+    auto received =
+        slot.takes_descriptors ? sys::receive_one(slot.fd, buffer_, descriptor) : sys::receive_data(slot.fd, buffer_);
     if (!received && received.error().value == EAGAIN) return;
     slot.asked = false;
     Port::Arrival arrival;
     if (received) {
       arrival.bytes = wire::Bytes(buffer_).first(received->size);
       arrival.truncated = received->truncated;
-      arrival.brought_descriptors = received->control_truncated;
+      arrival.brought_descriptors = received->control_truncated || received->bad_control;
+      arrival.descriptor = std::move(descriptor);
     } else {
       arrival.error = received.error().value;
     }

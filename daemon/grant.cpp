@@ -50,18 +50,22 @@ Result<void> admit_rights(const World& world, const Session& session, const Regi
   return {};
 }
 
+Result<Fd> reopen_read_only(int fd, std::string_view what) {
+  auto reader = sys::reopen_read_only(fd);
+  if (reader) return std::move(*reader);
+  Error failed = system_failure(reader.error(), "reopening " + std::string(what) + " read-only").error();
+  if (reader.error().value == EMFILE || reader.error().value == ENFILE) failed.status = Status::no_descriptors;
+  if (reader.error().value == ENOENT) {
+    failed.status = Status::unsupported;
+    failed.sentence += ": the broker's /proc is not mounted, and only through it can read-only access be given";
+  }
+  return std::unexpected(std::move(failed));
+}
+
 Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights) {
   if ((rights & SHMBW_RIGHT_MAP_WRITE) != 0) return region.fd.get();
-  auto reader = sys::reopen_read_only(region.fd.get());
-  if (!reader) {
-    Error failed = system_failure(reader.error(), "reopening the region read-only").error();
-    if (reader.error().value == EMFILE || reader.error().value == ENFILE) failed.status = Status::no_descriptors;
-    if (reader.error().value == ENOENT) {
-      failed.status = Status::unsupported;
-      failed.sentence += ": the broker's /proc is not mounted, and only through it can read-only access be given";
-    }
-    return std::unexpected(std::move(failed));
-  }
+  auto reader = reopen_read_only(region.fd.get(), "the region");
+  if (!reader) return std::unexpected(reader.error());
   world.reply_owned.push_back(std::move(*reader));
   return world.reply_owned.back().get();
 }

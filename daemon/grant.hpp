@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "base/fd.hpp"
 #include "base/result.hpp"
@@ -26,6 +27,9 @@ Result<void> admit_rights(const World& world, const Session& session, const Regi
 // Closes writing where a lease with these admitted `rights` asks for it. After everything else that can fail, and
 // before the reply.
 Result<void> seal_for_rights(const World& world, const Session& session, Region& region, std::uint32_t rights);
+
+// A descriptor of its own; `what` it is of, for the sentence of a failure.
+Result<Fd> reopen_read_only(int fd, std::string_view what);
 
 // The descriptor for a lease with `rights`, good until the reply is sent (World::reply_owned).
 Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights);

@@ -156,7 +156,7 @@ void stop_sponsoring(World& world, Session& session) {
 namespace {
 
 void collect_group(World& world, Group& group) {
-  if (!group.regions.empty() || group.in_service) return;
+  if (!group.regions.empty() || !group.pools.empty() || group.in_service) return;
   tell_group_ended(world, group, 0);  // who subscribed after its end
   std::uint32_t uid = group.uid;
   world.group_tokens.erase(group.token);
@@ -172,10 +172,19 @@ void close_group(World& world, Group& group) {
   collect_group(world, group);
 }
 
-// Takes the names of regions whose keep is over at `now`; returns when the next one ends, kNever for none.
+// Takes the names of regions and pools whose keep is over at `now`; returns when the next one ends, kNever for none.
 std::int64_t end_keeps(World& world, Group& group, std::int64_t now, bool all) {
   std::int64_t next = kNever;
   group.in_service = true;
+  // An unnamed pool ends with its group at once; one with a name as a region with one does.
+  group.pools.each([&](Pool& pool) {
+    if (!all && !pool.name.empty() && pool.keep < 0) return;
+    if (!all && !pool.name.empty() && group.ended_at + pool.keep > now) {
+      next = std::min(next, group.ended_at + pool.keep);
+      return;
+    }
+    if (!pool.name.empty() || pool.broken() == pool::Broken::no) close_pool(world, pool);
+  });
   group.regions.each([&](Region& region) {
     if (!region.name) return;
     if (!all && region.keep < 0) return;
@@ -192,7 +201,7 @@ std::int64_t end_keeps(World& world, Group& group, std::int64_t now, bool all) {
 
 void keep_on(World& world, Group& group, std::int64_t now, bool release_kept) {
   std::int64_t next = end_keeps(world, group, now, release_kept);
-  if (group.names.empty()) close_group(world, group);
+  if (group.nothing_kept()) close_group(world, group);
   else if (next != kNever) world.timers.set(group, next);
   else group.cancel();
 }
@@ -233,7 +242,7 @@ void settle_group(World& world, Group& group) {
   if (group.in_service) return;
   if (group.closed) return collect_group(world, group);
   if (group.ended_at != 0) {
-    if (group.names.empty()) close_group(world, group);
+    if (group.nothing_kept()) close_group(world, group);
     return;
   }
   bool held = !group.members.empty() || group.sponsor || (!group.supervisors.empty() && !group.tree_gone);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -18,6 +19,7 @@
 namespace shmb::daemon {
 
 class World;
+struct Pool;
 
 struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next keep
   Group(World& world, std::uint64_t id, std::uint32_t uid, std::string_view name, Account& uid_account);
@@ -37,13 +39,17 @@ struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next
   Account account;
   Charge charge;  // a group of its uid
   std::int64_t created = 0;
-  std::int64_t keep = 0;       // default of its regions
-  std::int64_t ended_at = 0;   // 0: alive
+  std::int64_t keep = 0;      // default of its regions
+  std::int64_t ended_at = 0;  // 0: alive
+  // Nothing that is kept has a name any more.
+  bool nothing_kept() const { return names.empty() && pool_names.empty(); }
   Session* sponsor = nullptr;  // holds a group without members: who made or revived it last
   List<Session, OfMembers> members;
   List<Session, OfSupervisors> supervisors;
   List<Region, OfGroup> regions;  // live ones and those being closed
+  List<Pool, OfGroup> pools;
   NameTable names;
+  std::map<std::string, Pool*, std::less<>> pool_names;
   Shelf shelf;
   Watchers watchers;
   bool supervised = false;

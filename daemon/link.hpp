@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/fd.hpp"
 #include "base/sys_process.hpp"
 #include "proto/codec.hpp"
 
@@ -37,6 +38,10 @@ class Link {
   // For older kernels: compares the start time that HELLO carries with the pidfd's process; false drops the pidfd
   // (Peer::has_pidfd becomes false).
   virtual bool confirm_start_time(std::uint64_t start_time) = 0;
+  // From now on a request may bring one descriptor (law 8: only to sessions that asked for it in HELLO).
+  virtual void take_descriptors() {}
+  // The one that came with the request in service; what is not taken is closed after it.
+  virtual Fd descriptor() { return Fd(); }
 
  protected:
   ~Link() = default;
@@ -64,6 +69,11 @@ class Books {
   // Asked once, right after end_of_file: the reclaim report waits for how the process died. If true, keep the pidfd
   // watched for up to 1 s more; process_died may still come in that time.
   virtual bool wants_exit(const Session&) const { return false; }
+  // Asked after wants_exit and like it: the books have to know when the process ends, however long that takes.
+  // If true, process_ended comes at that very moment, then what wants_exit asks for, then forget.
+  virtual bool awaits_end(const Session&) const { return false; }
+  // The process of a session whose connection is gone has ended; how, process_died may tell later.
+  virtual void process_ended(Session&) {}
   // The transport's last word on a handle, exactly once each: its socket is closed and its pidfd is not watched any
   // more (reported, given up, or never there). The handle is gone after it. Until then it stays valid.
   virtual void forget(Session&) {}

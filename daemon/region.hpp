@@ -39,6 +39,7 @@ struct Region : Hook<Region, OfGroup> {
   std::uint32_t writers = 0;           // leases with map_write
   std::uint32_t unmapped_writers = 0;  // those that may still map for writing (law 6)
   std::uint32_t tickets = 0;
+  std::uint32_t pool_holds = 0;  // pools it is a segment of, lanes whose messages name it
   std::uint8_t state = SHMBW_REGION_STATE_CREATED;
   std::uint8_t page_kind = SHMBW_PAGE_KIND_UNKNOWN;
   bool many_writers : 1 = false;
@@ -52,7 +53,7 @@ struct Region : Hook<Region, OfGroup> {
 
   // Neither on the shelf nor being closed.
   bool live() const { return state != SHMBW_REGION_STATE_FREEING && state != SHMBW_REGION_STATE_CACHED; }
-  bool held() const { return !leases.empty() || tickets != 0 || name != nullptr; }
+  bool held() const { return !leases.empty() || tickets != 0 || name != nullptr || pool_holds != 0; }
   bool sealed() const { return state == SHMBW_REGION_STATE_WRITE_CLOSED || state == SHMBW_REGION_STATE_PUBLISHED; }
   shmbw_region_ref ref() const { return {id, generation, 0}; }
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "daemon/answer.hpp"
+#include "daemon/pool.hpp"
 #include "daemon/world.hpp"
 
 namespace shmb::daemon {
@@ -20,6 +21,7 @@ Session::Session(World& owner, std::uint64_t number, Link& connection, Account& 
       account(SHMBW_SCOPE_SESSION, number, &uid_account, &owner.own_bug),
       leases(&owner.pool),
       watches(&owner.pool),
+      pools(&owner.pool),
       connected(owner.now()) {
   account.set_limit(Slot::leases, owner.config.limits.session_leases);
   account.set_limit(Slot::watches, owner.config.limits.session_watches);
@@ -56,6 +58,7 @@ void take_over(World& world, Session& heir, Session& from) {
   heir.ended_group = from.ended_group;
   if (Group* group = from.supervises) supervise_group(world, heir, *group);
   while (Group* group = from.sponsored.first()) sponsor_group(heir, *group);
+  move_participations(from, heir);
   end_session(world, from);
 }
 
@@ -134,6 +137,8 @@ void serve_hello(World& world, Session& session, const wire::PacketView& packet)
   session.fork_secret = *secret;
   if (auto admitted = admit(world, session, *hello); !admitted) return request.fail(admitted.error());
   session.library = printable(*library);
+  session.takes_descriptors = (hello->features & SHMBW_FEATURE_PASS_RIGHTS) != 0;
+  if (session.takes_descriptors) session.link->take_descriptors();
   session.phase = Phase::greeted;
 
   shmbw_hello_reply reply{};
@@ -152,8 +157,16 @@ void serve_hello(World& world, Session& session, const wire::PacketView& packet)
   request.answer(reply, {world.facts.version});
 }
 
+// Last of all; later than the end where the process still has places in pools.
+static void give_back_session(World& world, Session& session) {
+  session.charge.give_back();
+  world.drop_uid(session.uid);
+}
+
 void end_session(World& world, Session& session) {
   if (session.phase == Phase::ended) return;
+  // A process that only closed its socket still maps its pools: its places there end with it.
+  if (!session.has_pidfd || session.process_gone) end_participations(world, session);
   Tally tally;
   Tally* outer = std::exchange(world.tally, &tally);
   std::uint64_t group = session.group ? session.group->id : 0;
@@ -166,14 +179,20 @@ void end_session(World& world, Session& session) {
   world.tally = outer;
   session.phase = Phase::ended;
   session.link = nullptr;
-  session.charge.give_back();
   if (session.refusal) --world.uids.at(session.uid).refused;
   --world.live_sessions;
   if (tally.leases != 0 || tally.regions != 0) report_reclaim(world, session, tally, group, group_text);
-  world.drop_uid(session.uid);
+  if (session.pools.empty()) give_back_session(world, session);
+}
+
+void session_process_ended(World& world, Session& session) {
+  if (session.pools.empty()) return;
+  end_participations(world, session);
+  if (session.phase == Phase::ended) give_back_session(world, session);
 }
 
 void session_process_died(World& world, Session& session, const sys::ExitInfo* how) {
+  session_process_ended(world, session);
   if (session.phase == Phase::ended) return report_exit(world, session.id, how);
   session.process_gone = true;
   if (how) session.exit = *how;

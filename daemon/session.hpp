@@ -32,7 +32,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   Session(World& world, std::uint64_t id, Link& link, Account& uid_account);
   bool greeted() const { return phase == Phase::greeted; }
   std::uint32_t wire_state() const;
-  bool holds_nothing() const { return leases.empty() && watches.empty() && !group && !supervises; }
+  bool holds_nothing() const { return leases.empty() && watches.empty() && pools.empty() && !group && !supervises; }
 
   World& world;
   std::uint64_t id;
@@ -40,8 +40,9 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   std::uint32_t uid, pid;
   bool admin, has_pidfd;
   Phase phase = Phase::silent;
-  bool process_gone = false;  // pidfd readable: an heir holds the socket
-  bool lazy = false;          // disconnected by us (law 8)
+  bool process_gone = false;       // pidfd readable: an heir holds the socket
+  bool takes_descriptors = false;  // asked for in HELLO (law 8)
+  bool lazy = false;               // disconnected by us (law 8)
   std::optional<sys::ExitInfo> exit;
   std::optional<Error> refusal;  // over a limit at accept: told at HELLO
   Account account;
@@ -52,9 +53,10 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   Group* supervises = nullptr;
   std::uint64_t ended_group = 0;  // its group was ended under it
   List<Group, OfSponsor> sponsored;
-  std::pmr::map<std::uint64_t, Lease> leases;   // by region id
-  std::pmr::map<std::uint64_t, Watch> watches;  // by watch id
-  std::uint64_t sequence = 0;                   // of the last event
+  std::pmr::map<std::uint64_t, Lease> leases;        // by region id
+  std::pmr::map<std::uint64_t, Watch> watches;       // by watch id
+  std::pmr::map<std::uint64_t, std::uint8_t> pools;  // its index in each pool it has joined, by pool id
+  std::uint64_t sequence = 0;                        // of the last event
   std::int64_t connected = 0;
   std::string library;
 };
@@ -63,6 +65,8 @@ void serve_hello(World& world, Session& session, const wire::PacketView& packet)
 // Gives everything back. `death_known` false: the socket closed, how the process ended is not known yet.
 void end_session(World& world, Session& session);
 void session_process_died(World& world, Session& session, const sys::ExitInfo* how);
+// The process has ended; how is told later, or never.
+void session_process_ended(World& world, Session& session);
 void session_disconnected(World& world, Session& session);
 
 }  // namespace shmb::daemon

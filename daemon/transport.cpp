@@ -138,17 +138,21 @@ void Transport::finish_one(std::unique_ptr<Connection> connection) {
   if (lazy) remains = connection->leave_remains();
   Fd pidfd = connection->close();
   bool watchable = pidfd && !connection->death_told();
+  bool awaited = false;
   freed_ = true;
   if (lazy && watchable) {
     books_->disconnected(session);
   } else {
     books_->end_of_file(session);
-    watchable = watchable && books_->wants_exit(session);
+    awaited = watchable && books_->awaits_end(session);
+    watchable = awaited || (watchable && books_->wants_exit(session));
   }
   connection.reset();
   if (!watchable) return books_->forget(session);
   afterlives_.push_back(std::make_unique<Afterlife>(*this, std::move(pidfd), session,
-                                                    lazy ? Afterlife::Why::disconnected : Afterlife::Why::report));
+                                                    lazy      ? Afterlife::Why::disconnected
+                                                    : awaited ? Afterlife::Why::awaited
+                                                              : Afterlife::Why::report));
   afterlives_.back()->index = afterlives_.size() - 1;
   if (lazy) ++abandoned_sockets_;
   afterlives_.back()->take(std::move(remains));

@@ -86,6 +86,10 @@ void tell_name(World& world, const Group& group, const Region& region) {
   }
 }
 
+void tell_pool_changed(Session& session, std::uint64_t pool) {
+  send(session, SHMBW_EVENT_POOL_CHANGED, shmbw_pool_changed_event{++session.sequence, 0, pool});
+}
+
 void tell_group_ended(World& world, Group& group, std::uint64_t bytes_freed) {
   group.watchers.each([&](Watch& watch) {
     shmbw_group_ended_event event{++watch.session->sequence, watch.id, group.id, bytes_freed};

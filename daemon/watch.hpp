@@ -38,6 +38,7 @@ bool cancel_watch(World& world, Session& session, std::uint64_t id);
 
 void tell_region(World& world, Region& region, shmbw_watch_event_flags what);  // `gone` ends the watches
 void tell_name(World& world, const Group& group, const Region& region);
+void tell_pool_changed(Session& session, std::uint64_t pool);
 void tell_group_ended(World& world, Group& group, std::uint64_t bytes_freed);  // ends the watches
 
 }  // namespace shmb::daemon

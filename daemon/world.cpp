@@ -24,6 +24,7 @@ World::World(const Config& configuration, BrokerFacts facts_in, const Secret& ha
       group_tokens(16, SecretHash(hash_key), SecretSame(), &pool),
       sessions(&pool),
       regions(&pool),
+      pools(&pool),
       tickets(16, SecretHash(hash_key), SecretSame(), &pool),
       name_watches(&pool),
       reports(&pool),
@@ -39,6 +40,7 @@ World::~World() {
   name_watches.clear();
   sessions.clear();
   tickets.clear();
+  pools.clear();
   regions.clear();
   groups.clear();
 }

@@ -15,6 +15,7 @@
 
 #include "daemon/broker.hpp"
 #include "daemon/group.hpp"
+#include "daemon/pool.hpp"
 #include "daemon/reclaim.hpp"
 #include "daemon/region.hpp"
 #include "daemon/secret.hpp"
@@ -76,6 +77,7 @@ class World {
   std::pmr::unordered_map<Secret, Group*, SecretHash, SecretSame> group_tokens;
   std::pmr::map<std::uint64_t, Session> sessions;
   std::pmr::map<std::uint64_t, Region> regions;
+  std::pmr::map<std::uint64_t, Pool> pools;
   Tickets tickets;
   std::pmr::multimap<std::string, Watch*> name_watches;
   Watchers reclaim_watches;

@@ -72,18 +72,21 @@ struct QueueEntry {
   std::uint8_t kind;                 // QueueKind
   std::uint8_t reserved0[3];
   std::uint32_t flags;
-  std::uint32_t cells;                           // per lane, a power of two
-  std::uint32_t cell_size;                       // 64 or 128
-  std::atomic<std::uint64_t> readers, writers;   // participants that have such an end open, a bit each
-  std::atomic<std::uint32_t> generation;         // broadcast: counts writers; the current one is `writer_lane`
-  std::atomic<std::uint32_t> writer_lane;        // broadcast: lane of the current writer, or kNone
-  std::atomic<std::uint32_t> deaths;             // ends that died without a word, ever
+  std::uint32_t cells;                          // per lane, a power of two
+  std::uint32_t cell_size;                      // 64 or 128
+  std::atomic<std::uint64_t> readers, writers;  // participants that have such an end open, a bit each
+  std::atomic<std::uint32_t> generation;        // broadcast: counts writers; the current one is `writer_lane`
+  std::atomic<std::uint32_t> writer_lane;       // broadcast: lane of the current writer, or kNone
+  std::atomic<std::uint32_t> deaths;            // ends that died without a word, ever
   std::uint32_t name_length;
   char name[96];
 };
 
 enum class LaneState : std::uint8_t { free, open, writer_gone, reader_gone };
-// writer_gone: its sender left or died and unread messages may be in it. reader_gone: line lanes only.
+// writer_gone: its sender left, died or closed its end, and unread messages may be in it. reader_gone: line lanes only.
+// Serials of lanes grow over the whole pool, so that of two lanes between the same two the older one is known.
+// A broadcast lane that is free again but has `cells` keeps its memory for the next writer of the same queue: a reader
+// that was about to join may still store its own position into it.
 
 struct LaneEntry {
   std::atomic<std::uint64_t> stamp;  // Stamp{serial, LaneState}
@@ -102,9 +105,17 @@ struct alignas(kApart) DirectoryHeader {
   std::uint32_t reserved0;
   std::uint64_t epoch, pool;
   std::uint64_t directory_bytes, control_bytes;
-  std::uint64_t lane_memory;                               // offset in the control area where lanes begin
-  alignas(kApart) std::atomic<std::uint32_t> change;       // + 1 at each change of a table; peers are woken besides
-  std::atomic<std::uint32_t> broken;                       // 1: the broker found something impossible in here
+  std::uint64_t lane_memory;                          // offset in the control area where lanes begin
+  alignas(kApart) std::atomic<std::uint32_t> change;  // + 1 at each change of a table; peers are woken besides
+  std::atomic<std::uint32_t> broken;                  // Broken; not 0: every call fails
+};
+
+// Why a pool is over. It never becomes whole again.
+enum class Broken : std::uint32_t {
+  no,
+  impossible,    // the broker found words in the control area that no participant writes who keeps to the rules
+  group_ended,   // and nothing of it was kept
+  broker_ended,  // nobody repairs any more
 };
 
 // ---------------------------------------------------------------- the control area
@@ -139,7 +150,7 @@ struct QueueWaiters {
 inline constexpr unsigned kPositionBits = 49;
 inline constexpr std::uint64_t kPositionMask = (std::uint64_t{1} << kPositionBits) - 1;
 enum class CellState : std::uint8_t { empty = 0, full = 1, busy = 2 };  // busy: broadcast only, being overwritten
-inline constexpr std::uint8_t kClaimedBy = 3;                             // claim lanes: 3 + participant
+inline constexpr std::uint8_t kClaimedBy = 3;                           // claim lanes: 3 + participant
 
 struct CellWord {
   std::uint64_t position = 0;  // the low 49 bits
@@ -179,7 +190,7 @@ struct Handle {
   std::uint32_t generation;  // of the slot, or of the region
   std::uint64_t region;      // kTagListInRegion: its id, else 0
   std::uint64_t offset, length;
-  std::uint64_t type;  // the application's, untouched
+  std::uint64_t type;   // the application's, untouched
   std::uint64_t parts;  // lists: how many
 };
 static_assert(sizeof(Handle) == 48);  // with the deadline in front it fills the 56 bytes of a small cell
@@ -223,7 +234,9 @@ class View {
   explicit operator bool() const { return directory_ != nullptr; }
 
   DirectoryHeader& header() const { return *reinterpret_cast<DirectoryHeader*>(directory_); }
-  ParticipantEntry& participant(std::size_t index) const { return at<ParticipantEntry>(directory_, participants_, index); }
+  ParticipantEntry& participant(std::size_t index) const {
+    return at<ParticipantEntry>(directory_, participants_, index);
+  }
   SegmentEntry& segment(std::size_t index) const { return at<SegmentEntry>(directory_, segments_at_, index); }
   QueueEntry& queue(std::size_t index) const { return at<QueueEntry>(directory_, queues_at_, index); }
   LaneEntry& lane(std::size_t index) const { return at<LaneEntry>(directory_, lanes_at_, index); }
@@ -271,7 +284,9 @@ class LaneView {
   ReaderEntry& reader(std::size_t participant) const {
     return reinterpret_cast<ReaderEntry*>(memory_ + LaneLine::reader)[participant];
   }
-  Cell& cell(std::uint64_t position) const { return *reinterpret_cast<Cell*>(first_cell_ + ((position & mask_) << shift_)); }
+  Cell& cell(std::uint64_t position) const {
+    return *reinterpret_cast<Cell*>(first_cell_ + ((position & mask_) << shift_));
+  }
   std::uint32_t cells() const { return mask_ + 1; }
   std::uint32_t body_bytes() const { return (1u << shift_) - 8; }
   static std::size_t cells_offset(QueueKind kind) {

@@ -35,6 +35,18 @@ const char* slot_word(std::uint16_t slot) {
       return "message bytes";
     case SHMBW_SLOT_MEMORY:
       return "memory";
+    case SHMBW_SLOT_PARTICIPANTS:
+      return "participants";
+    case SHMBW_SLOT_QUEUES:
+      return "queues";
+    case SHMBW_SLOT_LANES:
+      return "lanes";
+    case SHMBW_SLOT_LANE_BYTES:
+      return "lane memory";
+    case SHMBW_SLOT_SEGMENTS:
+      return "segments";
+    case SHMBW_SLOT_SLOTS:
+      return "slots";
     default:
       return "capacity";
   }
@@ -45,6 +57,7 @@ std::string amount(std::uint16_t slot, std::uint64_t value) {
     case SHMBW_SLOT_BYTES:
     case SHMBW_SLOT_MESSAGE:
     case SHMBW_SLOT_MEMORY:
+    case SHMBW_SLOT_LANE_BYTES:
       return format_size(value);
     case SHMBW_SLOT_KEEP:
       return format_duration(static_cast<std::int64_t>(value));
@@ -68,6 +81,8 @@ std::string scope_words(const Shortage& shortage) {
       return "this process";
     case SHMBW_SCOPE_CGROUP:
       return "the cgroup";
+    case SHMBW_SCOPE_POOL:
+      return "pool #" + id;
     default:
       return "this request";
   }

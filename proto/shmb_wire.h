@@ -68,6 +68,12 @@ enum shmbw_slot {
   SHMBW_SLOT_KEEP = 10,
   SHMBW_SLOT_MESSAGE = 11,
   SHMBW_SLOT_MEMORY = 12,
+  SHMBW_SLOT_PARTICIPANTS = 13,
+  SHMBW_SLOT_QUEUES = 14,
+  SHMBW_SLOT_LANES = 15,
+  SHMBW_SLOT_LANE_BYTES = 16,
+  SHMBW_SLOT_SEGMENTS = 17,
+  SHMBW_SLOT_SLOTS = 18,
 };
 
 enum shmbw_scope {
@@ -78,6 +84,7 @@ enum shmbw_scope {
   SHMBW_SCOPE_SESSION = 4,
   SHMBW_SCOPE_PROCESS = 5,
   SHMBW_SCOPE_CGROUP = 6,
+  SHMBW_SCOPE_POOL = 7,
 };
 
 enum shmbw_mode {

@@ -157,7 +157,7 @@ Client::~Client() {
 }
 
 void Client::send_only(wire::Bytes packet) {
-  auto view = wire::open_packet(packet, 0, wire::Direction::request);
+  auto view = wire::open_packet(packet, link_->brought ? 1 : 0, wire::Direction::request);
   REQUIRE(view);
   {
     room::AllocationsForbidden counter;
@@ -174,9 +174,10 @@ Packet& Client::exchange(wire::Bytes packet, bool answered) {
   REQUIRE(link_->replies.size() == before + (answered ? 1 : 0));
   if (!answered) return none;
   Packet& reply = link_->replies.back();
-  auto asked = wire::open_packet(packet, 0, wire::Direction::request);
-  REQUIRE(reply.op() == (asked->header.op | SHMBW_REPLY));
-  REQUIRE(reply.view().header.tag == asked->header.tag);
+  shmbw_header asked;
+  std::memcpy(&asked, packet.data(), sizeof asked);
+  REQUIRE(reply.op() == (asked.op | SHMBW_REPLY));
+  REQUIRE(reply.view().header.tag == asked.tag);
   return reply;
 }
 
@@ -185,6 +186,7 @@ Packet& Client::hello(const HelloWish& wish) {
   hello.version_min = wish.version_min;
   hello.version_max = wish.version_max;
   hello.start_time = wish.start_time;
+  hello.features = wish.features;
   hello.fork_session = wish.fork_session;
   std::memcpy(hello.fork_secret, wish.fork_secret.data(), 16);
   std::memcpy(hello.group_token, wish.group_token.data(), 16);

@@ -41,10 +41,13 @@ class FakeLink final : public Link {
   void drop(std::string_view why) override { dropped = why; }
   std::uint32_t descriptors_in_flight() const override { return 0; }
   bool confirm_start_time(std::uint64_t) override { return start_time_right; }
+  void take_descriptors() override { takes_descriptors = true; }
+  Fd descriptor() override { return std::move(brought); }
 
   std::vector<Packet> replies, events;
   std::string dropped;
-  bool start_time_right = true;
+  bool start_time_right = true, takes_descriptors = false;
+  Fd brought;  // with the next request
 
   void collect();  // the reply, after the books have returned
 
@@ -88,7 +91,7 @@ struct HelloWish {
   std::uint64_t fork_session = 0;
   std::array<std::uint8_t, 16> fork_secret{}, group_token{};
   std::uint16_t version_min = 1, version_max = 1;
-  std::uint64_t start_time = 0;
+  std::uint64_t start_time = 0, features = 0;
 };
 
 inline constexpr std::uint32_t kAll = SHMBW_RIGHT_KNOWN;
@@ -112,7 +115,7 @@ class Client {
     wire::Writer out(buffer);
     out.begin(op, ++tag_, Status::ok, fixed, flags);
     out.text(texts);
-    return exchange(out.finish(0));
+    return exchange(out.finish(link_->brought ? 1 : 0));
   }
   template <class T>
   Packet& batch(std::uint16_t op, const std::vector<T>& elements, std::string_view texts = {},
@@ -122,7 +125,8 @@ class Client {
     out.begin_batch<T>(op, ++tag_, elements.size(), flags);
     for (std::size_t i = 0; i < elements.size(); ++i) out.element(i, elements[i]);
     out.text(texts);
-    return exchange(out.finish(0), (flags & SHMBW_HEADER_NO_REPLY) == 0 && op != SHMBW_OP_READY);
+    return exchange(out.finish(0),
+                    (flags & SHMBW_HEADER_NO_REPLY) == 0 && op != SHMBW_OP_READY && op != SHMBW_OP_LANE_THROUGH);
   }
   Packet& exchange(wire::Bytes packet, bool answered = true);
   void send_only(wire::Bytes packet);
@@ -213,6 +217,7 @@ std::vector<Record> Client::rows(std::uint32_t table, shmbw_list wish, std::size
       auto record = reader.next<Record>();
       REQUIRE(record);
       out.push_back(*record);
+      if constexpr (requires { record->pool_len; }) REQUIRE(reader.text(record->pool_len));
       if constexpr (requires { record->group_len; }) REQUIRE(reader.text(record->group_len));
       if constexpr (requires { record->name_len; }) REQUIRE(reader.text(record->name_len));
       if constexpr (requires { record->library_len; }) REQUIRE(reader.text(record->library_len));

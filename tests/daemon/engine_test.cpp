@@ -41,9 +41,9 @@ struct End final : Port {
   int edges = 0;
   std::optional<Arrival> last;
   std::function<void()> on_packet = [] {};
-  void on_arrival(const Arrival& arrival) override {
+  void on_arrival(Arrival& arrival) override {
     sizes.push_back(arrival.bytes.size());
-    last = arrival;
+    last = std::move(arrival);
     last->bytes = {};
     on_packet();
   }

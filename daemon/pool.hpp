@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// A pool: a directory that only the broker writes, a control area that participants and broker change word by word,
+// and regions cut into slots. It belongs to a group, costs two of its regions and its bytes at birth, and is held by
+// its participants and by its name (until the group's end and keep). After its group's end every call in it fails.
+// An index is given out again only when no word of the control area names its last life.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "base/mapping.hpp"
+#include "base/result.hpp"
+#include "daemon/books.hpp"
+#include "daemon/list.hpp"
+#include "daemon/pool_repair.hpp"
+#include "daemon/queue.hpp"
+#include "daemon/region.hpp"
+#include "daemon/timers.hpp"
+#include "proto/pool_layout.hpp"
+
+namespace shmb::daemon {
+
+class World;
+class Session;
+struct Group;
+
+struct Participant {
+  pool::ParticipantState state = pool::ParticipantState::free;
+  bool read_only = false;
+  bool has_doorbell() const { return static_cast<bool>(doorbell); }
+  std::uint32_t life = 0;
+  Session* session = nullptr;  // null: dead or left
+  std::uint32_t uid = 0, pid = 0;
+  std::uint64_t serial = 0;  // cursor of LIST, never reused
+  Fd doorbell;
+  std::unique_ptr<Repair> repair;
+};
+
+struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts {  // the timer repairs
+  Pool(World& world, std::uint64_t id, Group& group);
+  ~Pool();
+  void on_timer(std::int64_t now) override;
+  bool receivers_done(std::uint32_t lane) override;
+  void wake_peers() override;
+  std::string text() const { return name.empty() ? "#" + std::to_string(id) : "'" + name + "'"; }
+  std::uint64_t live() const;   // participants, a bit each
+  std::uint64_t bytes() const;  // with its segments
+  pool::Broken broken() const {
+    return static_cast<pool::Broken>(view.header().broken.load(std::memory_order_relaxed));
+  }
+
+  World& world;
+  std::uint64_t id;
+  Group* group;
+  std::string name;  // empty: unnamed
+  std::int64_t created = 0, keep = 0;
+  std::uint32_t owner_uid = 0;
+  Fd directory, control;
+  Mapping directory_map, control_map;
+  pool::View view;
+  Charge regions_charge, bytes_charge, name_charge;
+  std::array<Participant, pool::kParticipants> participants;
+  std::vector<QueueBook> queues;
+  std::vector<LaneBook> lanes;
+  std::vector<Region*> segments;
+  std::uint32_t slots = 0, last_lane_serial = 0, slots_used = 0, slots_high = 0, deaths = 0;
+  std::int64_t retry = 0;  // how long until waiting repairs look again
+};
+
+struct Joined {
+  Pool* pool = nullptr;
+  std::uint32_t index = 0;
+};
+Result<Joined> make_pool(World& world, Session& session, const shmbw_pool_create& wish, std::string_view name);
+Result<Joined> join_pool(World& world, Session& session, Pool& pool, bool read_only);
+// How many lanes of it wait for their readers.
+std::uint32_t leave_pool(World& world, Pool& pool, std::uint32_t index);
+struct Cut {
+  std::uint32_t segment = 0, first_slot = 0;
+};
+Result<Cut> add_segment(World& world, Session& session, Pool& pool, const shmbw_pool_segment& wish);
+Result<void> set_doorbell(World& world, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell);
+
+Pool* find_pool(World& world, std::uint64_t id);
+// Everything in it fails from now on, and who sleeps in it wakes.
+void break_pool(Pool& pool, pool::Broken why);
+// Its group has ended and does not keep it.
+void close_pool(World& world, Pool& pool);
+// Destroys it if nothing holds it. The pool, and a group that has ended, may be gone after it.
+void settle_pool(World& world, Pool& pool);
+// The process of this session has ended, or it cannot be told when it will.
+void end_participations(World& world, Session& session);
+void move_participations(Session& from, Session& to);
+void pool_changed(Pool& pool);  // a table of the directory is different: peers are woken
+
+// Somebody is through with a lane: memory is given out again, and repairs that wait look again.
+void lanes_changed(World& world, Pool& pool);
+
+// The session's own place in a pool; for whoever has none the pool is not there. `usable`: and the pool is not over.
+Result<Joined> place_in(World& world, Session& session, std::uint64_t pool);
+Result<Joined> usable_place_in(World& world, Session& session, std::uint64_t pool);
+Error no_such_pool();
+// What is short in a pool itself, and what would help.
+Error refuse_in_pool(const Pool& pool, shmbw_slot slot, std::uint64_t limit, std::uint64_t used, std::uint64_t asked,
+                     std::string_view remedy);
+Result<void> usable(const Pool& pool);
+
+}  // namespace shmb::daemon

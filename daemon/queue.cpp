@@ -1,0 +1,510 @@
+// SPDX-License-Identifier: Apache-2.0
+// Order of an open: all words checked, then the lanes it needs, then the ends are entered; what fails leaves nothing.
+#include "daemon/queue.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "daemon/grant.hpp"
+#include "daemon/pool.hpp"
+#include "daemon/refuse.hpp"
+#include "daemon/world.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::daemon {
+
+using pool::kNone;
+using pool::LaneEntry;
+using pool::LaneState;
+using pool::QueueEntry;
+using pool::QueueKind;
+using pool::QueueState;
+using pool::Stamp;
+
+namespace {
+
+constexpr auto kRelease = std::memory_order_release;
+constexpr auto kRelaxed = std::memory_order_relaxed;  // of words that only this thread writes
+
+Stamp stamp_of(const LaneEntry& lane) { return Stamp::of(lane.stamp.load(kRelaxed)); }
+Stamp stamp_of(const QueueEntry& queue) { return Stamp::of(queue.stamp.load(kRelaxed)); }
+LaneState state_of(const LaneEntry& lane) { return static_cast<LaneState>(stamp_of(lane).state); }
+QueueState state_of(const QueueEntry& queue) { return static_cast<QueueState>(stamp_of(queue).state); }
+QueueKind kind_of(const QueueEntry& queue) { return static_cast<QueueKind>(queue.kind); }
+std::uint64_t bit(std::uint32_t participant) { return std::uint64_t{1} << participant; }
+
+// seq_cst: whoever joins a lane looks at its stamp after it has said so (J3, J4), and we look for joiners after this.
+void set_state(LaneEntry& lane, LaneState state) {
+  lane.stamp.store(Stamp{stamp_of(lane).serial, static_cast<std::uint8_t>(state)}.word(), std::memory_order_seq_cst);
+}
+
+bool of_queue(const LaneEntry& lane, const QueueEntry& entry, std::uint32_t queue) {
+  return lane.queue == queue && lane.queue_serial == stamp_of(entry).serial;
+}
+
+bool keeps_memory(const LaneEntry& lane) { return state_of(lane) != LaneState::free || lane.cells != 0; }
+
+std::uint64_t bytes_of(const pool::View& view, const LaneEntry& lane) {
+  return pool::lane_bytes(kind_of(view.queue(lane.queue)), lane.cells, lane.cell_size);
+}
+
+bool alive(const Pool& pool, std::uint32_t participant, std::uint32_t life) {
+  const Participant& who = pool.participants[participant];
+  return who.life == life && who.state == pool::ParticipantState::live;
+}
+
+bool sender_gone(Pool& pool, std::uint32_t index) {
+  const LaneEntry& lane = pool.view.lane(index);
+  return pool.lanes[index].sender_through || !alive(pool, lane.from, lane.from_life);
+}
+
+struct LaneWish {
+  std::uint32_t queue = 0, from = 0, to = kNone;
+};
+
+Error no_lane(const Pool& pool, shmbw_slot slot, std::uint64_t limit, std::uint64_t used, std::uint64_t asked) {
+  return refuse_in_pool(pool, slot, limit, used, asked,
+                        "make the pool with more of it, or wait until the lanes of those who left are read");
+}
+
+Result<std::uint32_t> make_lane(Pool& pool, const LaneWish& wish) {
+  const pool::View& view = pool.view;
+  const QueueEntry& queue = view.queue(wish.queue);
+  const QueueKind kind = kind_of(queue);
+  std::uint32_t free = kNone, used = 0;
+  std::optional<std::uint64_t> offset;
+  for (std::uint32_t i = 0; i < view.lanes(); ++i) {
+    const LaneEntry& lane = view.lane(i);
+    if (state_of(lane) != LaneState::free) {
+      ++used;
+    } else if (lane.cells != 0) {
+      // The ring of an earlier writer of this very queue: same kind, same sizes.
+      if (kind == QueueKind::broadcast && of_queue(lane, queue, wish.queue)) {
+        free = i;
+        offset = lane.offset;
+        break;
+      }
+      ++used;
+    } else if (free == kNone) {
+      free = i;
+    }
+  }
+  if (free == kNone) return std::unexpected(no_lane(pool, SHMBW_SLOT_LANES, view.lanes(), used, 1));
+  const std::uint64_t bytes = pool::lane_bytes(kind, queue.cells, queue.cell_size);
+  if (!offset) offset = find_lane_memory(view, bytes);
+  if (!offset)
+    return std::unexpected(no_lane(pool, SHMBW_SLOT_LANE_BYTES, view.control_area().size() - view.header().lane_memory,
+                                   lane_memory_used(view), bytes));
+  pool::prepare_lane(view.lane_memory(*offset), kind, queue.cells, queue.cell_size);
+  LaneEntry& lane = view.lane(free);
+  lane.queue = wish.queue;
+  lane.queue_serial = stamp_of(queue).serial;
+  lane.from = wish.from;
+  lane.from_life = pool.participants[wish.from].life;
+  lane.to = wish.to;
+  lane.to_life = wish.to == kNone ? 0 : pool.participants[wish.to].life;
+  lane.cells = queue.cells;
+  lane.cell_size = queue.cell_size;
+  lane.offset = *offset;
+  pool.lanes[free] = LaneBook{};
+  lane.stamp.store(Stamp{++pool.last_lane_serial, static_cast<std::uint8_t>(LaneState::open)}.word(), kRelease);
+  return free;
+}
+
+void drop_hold(World& world, LaneBook& book, std::map<std::uint64_t, LaneBook::Hold>::iterator at) {
+  Region& region = *at->second.region;
+  book.holds.erase(at);
+  --region.pool_holds;
+  release_region(world, region);
+}
+
+void free_lane(World& world, Pool& pool, std::uint32_t index) {
+  LaneEntry& lane = pool.view.lane(index);
+  const bool keeps = kind_of(pool.view.queue(lane.queue)) == QueueKind::broadcast;
+  set_state(lane, LaneState::free);
+  if (!keeps) lane.cells = 0;
+  LaneBook& book = pool.lanes[index];
+  while (!book.holds.empty()) drop_hold(world, book, book.holds.begin());
+  book = LaneBook{};
+}
+
+// The sender's end is closed or its process is gone: nothing more comes.
+void close_sender(Pool& pool, std::uint32_t index) {
+  LaneEntry& lane = pool.view.lane(index);
+  if (state_of(lane) == LaneState::open) set_state(lane, LaneState::writer_gone);
+  QueueEntry& queue = pool.view.queue(lane.queue);
+  if (queue.writer_lane.load(kRelaxed) == index && kind_of(queue) == QueueKind::broadcast)
+    queue.writer_lane.store(kNone, kRelease);
+}
+
+void close_receiver(Pool& pool, std::uint32_t index) {
+  LaneEntry& lane = pool.view.lane(index);
+  pool.lanes[index].receiver_done = true;
+  if (state_of(lane) == LaneState::open) set_state(lane, LaneState::reader_gone);
+}
+
+// Ends of a queue that the participant does not have any more.
+void close_ends(Pool& pool, std::uint32_t queue, std::uint32_t participant, bool reader, bool writer) {
+  QueueEntry& entry = pool.view.queue(queue);
+  if (reader) entry.readers.fetch_and(~bit(participant), std::memory_order_seq_cst);
+  if (writer) entry.writers.fetch_and(~bit(participant), std::memory_order_seq_cst);
+  const std::uint32_t life = pool.participants[participant].life;
+  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
+    const LaneEntry& lane = pool.view.lane(i);
+    if (state_of(lane) == LaneState::free || !of_queue(lane, entry, queue)) continue;
+    if (writer && lane.from == participant && lane.from_life == life) close_sender(pool, i);
+    if (reader && lane.to == participant && lane.to_life == life) close_receiver(pool, i);
+  }
+}
+
+std::uint32_t flags_of(const shmbw_queue_open& wish) {
+  std::uint32_t flags = 0;
+  if ((wish.flags & SHMBW_QUEUE_OPEN_DROP_OLDEST) != 0) flags |= pool::kQueueDropOldest;
+  if ((wish.flags & SHMBW_QUEUE_OPEN_EXPIRING) != 0) flags |= pool::kQueueExpiring;
+  if ((wish.flags & SHMBW_QUEUE_OPEN_AT_LEAST_ONCE) != 0) flags |= pool::kQueueAtLeastOnce;
+  return flags;
+}
+
+Result<void> check_words(const Participant& caller, const shmbw_queue_open& wish, std::string_view name) {
+  if (auto valid = names::check(name, "queue name"); !valid) return valid;
+  if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_OPEN_KNOWN}) != 0)
+    return error(Status::unknown_flags, "a flag of queue_open is not known to this broker");
+  const bool writer = (wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0;
+  if (!writer && (wish.flags & SHMBW_QUEUE_OPEN_READER) == 0)
+    return error(Status::invalid, "open a queue as reader, as writer or as both");
+  if (writer && caller.read_only)
+    return error(Status::denied, "this session joined the pool read_only: it cannot write to queues");
+  const bool open_only = (wish.flags & SHMBW_QUEUE_OPEN_OPEN_ONLY) != 0;
+  if (open_only && (wish.flags & SHMBW_QUEUE_OPEN_CREATE_ONLY) != 0)
+    return error(Status::invalid, "create_only and open_only exclude each other");
+  if (wish.kind == SHMBW_QUEUE_KIND_NONE) {
+    if (!open_only) return error(Status::invalid, "a queue without a kind can only be opened (open_only)");
+    return {};
+  }
+  if (wish.kind > SHMBW_QUEUE_KIND_BROADCAST) return error(Status::invalid, "a queue is line, claim or broadcast");
+  if ((wish.flags & SHMBW_QUEUE_OPEN_DROP_OLDEST) != 0 && wish.kind != SHMBW_QUEUE_KIND_BROADCAST)
+    return error(Status::invalid, "only a broadcast queue can drop its oldest messages");
+  if ((wish.flags & SHMBW_QUEUE_OPEN_AT_LEAST_ONCE) != 0 && wish.kind != SHMBW_QUEUE_KIND_CLAIM)
+    return error(Status::invalid, "only a claim queue delivers at least once");
+  if (!std::has_single_bit(wish.cells) || wish.cells < 2 || wish.cells > 65536)
+    return error(Status::invalid, "the cells of a lane are a power of two from 2 to 65536");
+  if (wish.cell_size != 64 && wish.cell_size != 128) return error(Status::invalid, "a cell has 64 or 128 bytes");
+  return {};
+}
+
+std::string quoted(std::string_view name) { return "'" + std::string(name) + "'"; }
+
+std::uint32_t find_queue(Pool& pool, std::string_view name) {
+  for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
+    const QueueEntry& entry = pool.view.queue(i);
+    if (state_of(entry) != QueueState::free && !pool.queues[i].removed &&
+        std::string_view(entry.name, entry.name_length) == name)
+      return i;
+  }
+  return kNone;
+}
+
+Result<void> may_open(Pool& pool, std::uint32_t queue, std::uint32_t participant, const shmbw_queue_open& wish,
+                      std::string_view name) {
+  const QueueEntry& entry = pool.view.queue(queue);
+  if ((wish.flags & SHMBW_QUEUE_OPEN_CREATE_ONLY) != 0)
+    return error(Status::exists, "the pool has a queue " + quoted(name) + " already");
+  if (wish.kind != SHMBW_QUEUE_KIND_NONE && (entry.kind != wish.kind || entry.flags != flags_of(wish) ||
+                                             entry.cells != wish.cells || entry.cell_size != wish.cell_size))
+    return error(Status::exists, "queue " + quoted(name) +
+                                     " has another kind, other flags or other cells; open it as it is (kind none, "
+                                     "open_only) or use another name");
+  if (state_of(entry) == QueueState::closed) return error(Status::closed, "queue " + quoted(name) + " is closed");
+  const std::uint64_t readers = entry.readers.load(kRelaxed), writers = entry.writers.load(kRelaxed);
+  if ((wish.flags & SHMBW_QUEUE_OPEN_READER) != 0) {
+    if ((readers & bit(participant)) != 0)
+      return error(Status::busy, "this session reads queue " + quoted(name) + " already");
+    if (kind_of(entry) == QueueKind::line && readers != 0)
+      return error(Status::busy, "queue " + quoted(name) + " is a line and has its reader");
+  }
+  if ((wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0) {
+    if ((writers & bit(participant)) != 0)
+      return error(Status::busy, "this session writes queue " + quoted(name) + " already");
+    if (kind_of(entry) != QueueKind::claim && writers != 0)
+      return error(Status::busy, "queue " + quoted(name) + " has its writer");
+  }
+  return {};
+}
+
+Result<std::uint32_t> make_queue(World& world, Pool& pool, const shmbw_queue_open& wish, std::string_view name) {
+  std::uint32_t index = 0;
+  while (index < pool.view.queues() && state_of(pool.view.queue(index)) != QueueState::free) ++index;
+  if (index == pool.view.queues())
+    return std::unexpected(refuse_in_pool(pool, SHMBW_SLOT_QUEUES, index, index, 1,
+                                          "remove queues that are not used any more, or make the pool with more"));
+  QueueEntry& entry = pool.view.queue(index);
+  entry.kind = static_cast<std::uint8_t>(wish.kind);
+  entry.flags = flags_of(wish);
+  entry.cells = wish.cells;
+  entry.cell_size = wish.cell_size;
+  entry.readers.store(0, kRelaxed);
+  entry.writers.store(0, kRelaxed);
+  entry.generation.store(0, kRelaxed);
+  entry.writer_lane.store(kNone, kRelaxed);
+  entry.deaths.store(0, kRelaxed);
+  entry.name_length = static_cast<std::uint32_t>(name.size());
+  std::memset(entry.name, 0, sizeof entry.name);
+  std::memcpy(entry.name, name.data(), std::min(name.size(), sizeof entry.name));
+  pool.queues[index] = QueueBook{++world.last_serial, false};
+  entry.stamp.store(Stamp{stamp_of(entry).serial + 1, static_cast<std::uint8_t>(QueueState::open)}.word(), kRelease);
+  return index;
+}
+
+// Its lanes have kept no memory by now but those of rings.
+void free_queue(Pool& pool, std::uint32_t index) {
+  QueueEntry& entry = pool.view.queue(index);
+  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i)
+    if (LaneEntry& lane = pool.view.lane(i); of_queue(lane, entry, index)) lane.cells = 0;
+  entry.stamp.store(Stamp{stamp_of(entry).serial, static_cast<std::uint8_t>(QueueState::free)}.word(), kRelease);
+}
+
+void close_for_all(QueueEntry& entry) {
+  if (state_of(entry) != QueueState::open) return;
+  const Stamp closed{stamp_of(entry).serial, static_cast<std::uint8_t>(QueueState::closed)};
+  entry.stamp.store(closed.word(), std::memory_order_seq_cst);
+}
+
+}  // namespace
+
+Result<OpenedQueue> open_queue(World& world, Pool& pool, std::uint32_t participant, const shmbw_queue_open& wish,
+                               std::string_view name) {
+  if (auto words = check_words(pool.participants[participant], wish, name); !words)
+    return std::unexpected(words.error());
+  std::uint32_t queue = find_queue(pool, name);
+  const bool fresh = queue == kNone;
+  if (fresh) {
+    if ((wish.flags & SHMBW_QUEUE_OPEN_OPEN_ONLY) != 0)
+      return error(Status::not_found, "the pool has no queue " + quoted(name));
+    auto made = make_queue(world, pool, wish, name);
+    if (!made) return std::unexpected(made.error());
+    queue = *made;
+  } else if (auto may = may_open(pool, queue, participant, wish, name); !may) {
+    return std::unexpected(may.error());
+  }
+  QueueEntry& entry = pool.view.queue(queue);
+  const bool reader = (wish.flags & SHMBW_QUEUE_OPEN_READER) != 0;
+  const bool writer = (wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0;
+  const std::uint64_t readers = entry.readers.load(kRelaxed) | (reader ? bit(participant) : 0);
+  const std::uint64_t writers = entry.writers.load(kRelaxed) | (writer ? bit(participant) : 0);
+  OpenedQueue out{queue, stamp_of(entry).serial, kNone, 0};
+
+  std::optional<LaneWish> lane_wish;
+  if (kind_of(entry) != QueueKind::line) {
+    if (writer) lane_wish = {queue, participant, kNone};
+  } else if (readers != 0 && writers != 0) {
+    lane_wish = {queue, static_cast<std::uint32_t>(std::countr_zero(writers)),
+                 static_cast<std::uint32_t>(std::countr_zero(readers))};
+  }
+  if (lane_wish) {
+    auto lane = make_lane(pool, *lane_wish);
+    if (!lane) {
+      if (fresh) free_queue(pool, queue);
+      return std::unexpected(lane.error());
+    }
+    if (kind_of(entry) != QueueKind::line) {
+      out.lane = *lane;
+      out.lane_serial = stamp_of(pool.view.lane(*lane)).serial;
+    }
+    if (kind_of(entry) == QueueKind::broadcast) {
+      entry.writer_lane.store(*lane, kRelease);
+      entry.generation.fetch_add(1, kRelease);
+    }
+  }
+  entry.readers.store(readers, std::memory_order_seq_cst);
+  entry.writers.store(writers, std::memory_order_seq_cst);
+  pool_changed(pool);
+  return out;
+}
+
+Result<EndsLeft> close_queue(World& world, Pool& pool, std::uint32_t participant, const shmbw_queue_close& wish) {
+  if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_CLOSE_KNOWN}) != 0)
+    return error(Status::unknown_flags, "a flag of queue_close is not known to this broker");
+  if (wish.queue >= pool.view.queues() || stamp_of(pool.view.queue(wish.queue)).serial != wish.serial ||
+      state_of(pool.view.queue(wish.queue)) == QueueState::free)
+    return error(Status::not_found, "the pool has no such queue");
+  QueueEntry& entry = pool.view.queue(wish.queue);
+  const bool reader = (wish.flags & SHMBW_QUEUE_CLOSE_READER) != 0;
+  const bool writer = (wish.flags & SHMBW_QUEUE_CLOSE_WRITER) != 0;
+  constexpr std::uint32_t kForAll = SHMBW_QUEUE_CLOSE_ALL | SHMBW_QUEUE_CLOSE_REMOVE;
+  if ((wish.flags & kForAll) != 0 && pool.participants[participant].read_only)
+    return error(Status::denied, "this session joined the pool read_only: it cannot close a queue for others");
+  if (reader && (entry.readers.load(kRelaxed) & bit(participant)) == 0)
+    return error(Status::not_found, "this session does not read the queue");
+  if (writer && (entry.writers.load(kRelaxed) & bit(participant)) == 0)
+    return error(Status::not_found, "this session does not write the queue");
+  close_ends(pool, wish.queue, participant, reader, writer);
+  if ((wish.flags & SHMBW_QUEUE_CLOSE_ALL) != 0) close_for_all(entry);
+  if ((wish.flags & SHMBW_QUEUE_CLOSE_REMOVE) != 0) pool.queues[wish.queue].removed = true;
+  const EndsLeft left{static_cast<std::uint32_t>(std::popcount(entry.readers.load(kRelaxed))),
+                      static_cast<std::uint32_t>(std::popcount(entry.writers.load(kRelaxed)))};
+  settle_lanes(world, pool);
+  pool_changed(pool);
+  return left;
+}
+
+void close_queues(Pool& pool) {
+  for (std::uint32_t i = 0; i < pool.view.queues(); ++i) close_for_all(pool.view.queue(i));
+}
+
+void drop_ends(Pool& pool, std::uint32_t participant, bool died) {
+  for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
+    QueueEntry& entry = pool.view.queue(i);
+    if (state_of(entry) == QueueState::free) continue;
+    const bool reader = (entry.readers.load(kRelaxed) & bit(participant)) != 0;
+    const bool writer = (entry.writers.load(kRelaxed) & bit(participant)) != 0;
+    if (died) entry.deaths.fetch_add((reader ? 1U : 0U) + (writer ? 1U : 0U), kRelease);
+    if (reader || writer) close_ends(pool, i, participant, reader, writer);
+  }
+  // Lanes of ends that were closed before keep their state until now.
+  const std::uint32_t life = pool.participants[participant].life;
+  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
+    const LaneEntry& lane = pool.view.lane(i);
+    if (state_of(lane) != LaneState::free && lane.to == participant && lane.to_life == life)
+      pool.lanes[i].receiver_done = true;
+  }
+}
+
+bool lane_through(Pool& pool, std::uint32_t participant, const shmbw_lane_through& wish) {
+  if (wish.lane >= pool.view.lanes()) return false;
+  const LaneEntry& lane = pool.view.lane(wish.lane);
+  if (state_of(lane) == LaneState::free || stamp_of(lane).serial != wish.serial) return false;
+  LaneBook& book = pool.lanes[wish.lane];
+  const std::uint32_t life = pool.participants[participant].life;
+  if (wish.end == SHMBW_LANE_END_SENDER) {
+    if (lane.from != participant || lane.from_life != life || book.sender_through) return false;
+    book.sender_through = true;
+    close_sender(pool, wish.lane);
+    return true;
+  }
+  // A receiver is through only with a lane into which nothing more comes.
+  const bool over =
+      state_of(lane) == LaneState::writer_gone || state_of(pool.view.queue(lane.queue)) == QueueState::closed;
+  if (wish.end != SHMBW_LANE_END_RECEIVER || !over) return false;
+  if (lane.to != kNone) {
+    if (lane.to != participant || lane.to_life != life || book.receiver_done) return false;
+    book.receiver_done = true;
+    return true;
+  }
+  if ((book.through & bit(participant)) != 0) return false;
+  book.through |= bit(participant);
+  return true;
+}
+
+Result<void> hold_region(World& world, Session& session, Pool& pool, std::uint32_t participant,
+                         const shmbw_queue_hold& wish) {
+  if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_HOLD_KNOWN}) != 0)
+    return error(Status::unknown_flags, "a flag of queue_hold is not known to this broker");
+  const LaneEntry* lane = wish.lane < pool.view.lanes() ? &pool.view.lane(wish.lane) : nullptr;
+  if (!lane || state_of(*lane) == LaneState::free || stamp_of(*lane).serial != wish.serial ||
+      lane->from != participant || lane->from_life != pool.participants[participant].life)
+    return error(Status::not_found, "no such lane, or not one of this session");
+  LaneBook& book = pool.lanes[wish.lane];
+  auto held = book.holds.find(wish.region.id);
+  if ((wish.flags & SHMBW_QUEUE_HOLD_DROP) != 0) {
+    if (held == book.holds.end()) return error(Status::not_found, "the lane does not hold that region");
+    drop_hold(world, book, held);
+    return {};
+  }
+  if (book.sender_through) return error(Status::closed, "this session is through with the lane");
+  if (held != book.holds.end()) return {};
+  Region* region = world.find_region(wish.region.id);
+  Lease* lease = region ? find_lease(session, *region) : nullptr;
+  if (!lease) return std::unexpected(no_such_region());
+  if (wish.region.generation != 0 && wish.region.generation != region->generation)
+    return std::unexpected(stale_region(region->id, wish.region.generation, region->generation));
+  if (((lease->rights | authority(session, *region)) & SHMBW_RIGHT_SHARE) == 0)
+    return error(Status::denied, "the lease does not carry share: the region cannot be passed on");
+  auto charge = pool.group->account.charge(Slot::leases, 1);
+  if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
+  book.holds.try_emplace(region->id, LaneBook::Hold{region, std::move(*charge)});
+  ++region->pool_holds;
+  // Receivers map it by right of the pool's group: nobody knows whether all of them have unmapped it.
+  region->no_recycle = true;
+  return {};
+}
+
+bool lane_received(Pool& pool, std::uint32_t index) {
+  const LaneEntry& lane = pool.view.lane(index);
+  const QueueEntry& queue = pool.view.queue(lane.queue);
+  const LaneBook& book = pool.lanes[index];
+  if (lane.to != kNone) return book.receiver_done;
+  const std::uint64_t waiting = queue.readers.load(kRelaxed) & ~book.through;
+  const KnownLane known = known_lane(pool.view, index);
+  if (!known) return true;
+  if (known.kind == QueueKind::broadcast) return !attached(known.words, waiting);
+  if (waiting != 0) return false;
+  // Also later consumers may take what is left, until nobody can come any more.
+  const bool over = state_of(queue) == QueueState::closed || pool.queues[lane.queue].removed;
+  return (over && queue.readers.load(kRelaxed) == 0) || all_done(known.words);
+}
+
+bool settle_lanes(World& world, Pool& pool) {
+  bool changed = false;
+  std::vector<bool> used(pool.view.queues(), false);
+  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
+    const LaneEntry& lane = pool.view.lane(i);
+    if (state_of(lane) == LaneState::free) continue;
+    if (sender_gone(pool, i) && lane_received(pool, i)) {
+      free_lane(world, pool, i);
+      changed = true;
+    } else {
+      used[lane.queue] = true;
+    }
+  }
+  for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
+    const QueueEntry& entry = pool.view.queue(i);
+    if (!pool.queues[i].removed || used[i] || state_of(entry) == QueueState::free) continue;
+    if (entry.readers.load(kRelaxed) != 0 || entry.writers.load(kRelaxed) != 0) continue;
+    free_queue(pool, i);
+    changed = true;
+  }
+  return changed;
+}
+
+void drop_lanes(World& world, Pool& pool) {
+  for (LaneBook& book : pool.lanes)
+    while (!book.holds.empty()) drop_hold(world, book, book.holds.begin());
+}
+
+std::uint32_t unread_lanes(Pool& pool, std::uint32_t participant) {
+  std::uint32_t count = 0;
+  const std::uint32_t life = pool.participants[participant].life;
+  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
+    const LaneEntry& lane = pool.view.lane(i);
+    if (state_of(lane) == LaneState::free || lane.from != participant || lane.from_life != life) continue;
+    if (lane_received(pool, i)) continue;
+    if (const KnownLane known = known_lane(pool.view, i); known && unread(known.words, known.kind) != 0) ++count;
+  }
+  return count;
+}
+
+std::optional<std::uint64_t> find_lane_memory(const pool::View& view, std::uint64_t bytes) {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> taken;  // offset, end
+  for (std::uint32_t i = 0; i < view.lanes(); ++i) {
+    const LaneEntry& lane = view.lane(i);
+    if (keeps_memory(lane)) taken.emplace_back(lane.offset, lane.offset + bytes_of(view, lane));
+  }
+  std::ranges::sort(taken);
+  taken.emplace_back(view.control_area().size(), 0);
+  std::uint64_t at = view.header().lane_memory;
+  for (auto [begin, end] : taken) {
+    if (begin >= at && begin - at >= bytes) return at;
+    at = std::max(at, end);
+  }
+  return std::nullopt;
+}
+
+std::uint64_t lane_memory_used(const pool::View& view) {
+  std::uint64_t sum = 0;
+  for (std::uint32_t i = 0; i < view.lanes(); ++i)
+    if (keeps_memory(view.lane(i))) sum += bytes_of(view, view.lane(i));
+  return sum;
+}
+
+}  // namespace shmb::daemon

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Queues and their lanes. All that others must know stands in the pool's directory; here is only what the broker was
+// told besides. A lane belongs to one life of each of its ends. Its memory is given out again only when its sender is
+// gone or through and nobody can receive from it any more (D7), and is zeroed before that.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "base/result.hpp"
+#include "daemon/books.hpp"
+#include "proto/pool_layout.hpp"
+#include "proto/shmb_wire.h"
+
+namespace shmb::daemon {
+
+class World;
+class Session;
+struct Pool;
+struct Region;
+
+struct QueueBook {
+  std::uint64_t serial = 0;  // cursor of LIST, never reused
+  bool removed = false;      // goes with its last end and lane
+};
+
+struct LaneBook {
+  struct Hold {
+    Region* region = nullptr;
+    Charge charge;
+  };
+  bool sender_through = false, receiver_done = false;  // receiver_done: line lanes
+  std::uint64_t through = 0;                           // receivers of others, a bit each
+  std::map<std::uint64_t, Hold> holds;                 // regions that its messages name, by id
+};
+
+struct OpenedQueue {
+  std::uint32_t queue = 0, serial = 0;
+  std::uint32_t lane = pool::kNone, lane_serial = 0;
+};
+Result<OpenedQueue> open_queue(World& world, Pool& pool, std::uint32_t participant, const shmbw_queue_open& wish,
+                               std::string_view name);
+struct EndsLeft {
+  std::uint32_t readers = 0, writers = 0;
+};
+Result<EndsLeft> close_queue(World& world, Pool& pool, std::uint32_t participant, const shmbw_queue_close& wish);
+void close_queues(Pool& pool);  // all of them, for everybody
+// The participant is dead or has left.
+void drop_ends(Pool& pool, std::uint32_t participant, bool died);
+// False: it is no end of that lane, or has said so before.
+bool lane_through(Pool& pool, std::uint32_t participant, const shmbw_lane_through& wish);
+Result<void> hold_region(World& world, Session& session, Pool& pool, std::uint32_t participant,
+                         const shmbw_queue_hold& wish);
+// Gives back lanes that both ends have left and removed queues without ends. True: something changed.
+bool settle_lanes(World& world, Pool& pool);
+void drop_lanes(World& world, Pool& pool);           // at the pool's end
+bool lane_received(Pool& pool, std::uint32_t lane);  // nobody can take anything from it any more
+std::uint32_t unread_lanes(Pool& pool, std::uint32_t participant);
+
+// First fit over what the lane table says is in use, so that nothing has to be remembered. nullopt: no gap so large.
+std::optional<std::uint64_t> find_lane_memory(const pool::View& view, std::uint64_t bytes);
+std::uint64_t lane_memory_used(const pool::View& view);
+
+}  // namespace shmb::daemon

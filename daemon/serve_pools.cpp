@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// POOL_CREATE, POOL_JOIN, POOL_LEAVE, POOL_SEGMENT and POOL_DOORBELL. Who may address a pool's group may join it; all
+// else is for its participants, and to everybody else the pool is not there.
+#include "base/sys_memory.hpp"
+#include "daemon/answer.hpp"
+#include "daemon/create.hpp"
+#include "daemon/grant.hpp"
+#include "daemon/pool.hpp"
+#include "daemon/views.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::daemon {
+namespace {
+
+// Both areas: the directory reopened read-only, the control area as it is.
+template <class Reply>
+void answer_joined(const Request& request, const Joined& joined, Fd directory) {
+  World& world = request.world;
+  const Pool& pool = *joined.pool;
+  Reply reply{};
+  reply.pool = pool.id;
+  reply.group = pool.group->id;
+  reply.directory_bytes = pool.directory_map.size();
+  reply.control_bytes = pool.control_map.size();
+  reply.participant = joined.index;
+  reply.life = pool.participants[joined.index].life;
+  world.reply_fds.push_back(directory.get());
+  world.reply_fds.push_back(pool.control.get());
+  world.reply_owned.push_back(std::move(directory));
+  request.answer(reply);
+}
+
+Result<Pool*> addressed_pool(World& world, Session& session, const shmbw_pool_join& wish, std::string_view group_text,
+                             std::string_view name) {
+  if (wish.pool != 0) {
+    if (!group_text.empty() || !name.empty()) return error(Status::invalid, "join a pool by its id or by its name");
+    Pool* pool = find_pool(world, wish.pool);
+    if (!pool || !may_address(session, *pool->group)) return std::unexpected(no_such_pool());
+    return pool;
+  }
+  if (auto valid = names::check(name, "pool name"); !valid) return std::unexpected(valid.error());
+  const std::uint32_t owner = (wish.flags & SHMBW_POOL_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
+  Group* group = addressed_group(world, session, owner, group_text);
+  if (!group) return std::unexpected(no_such_pool());
+  auto at = group->pool_names.find(name);
+  if (at == group->pool_names.end()) return std::unexpected(no_such_pool());
+  return at->second;
+}
+
+}  // namespace
+
+void serve_pool_create(const Request& request) {
+  auto wish = request.read<shmbw_pool_create>();
+  if (!wish) return;
+  wire::TextReader texts(request.packet.rest);
+  auto name = texts.take(wish->name_len);
+  if (!name || !texts.done()) return request.refuse_struct(Status::invalid);
+  auto made = make_pool(request.world, request.session, *wish, *name);
+  if (!made) return request.fail(made.error());
+  auto directory = reopen_read_only(made->pool->directory.get(), "the directory of the pool");
+  if (!directory) {  // nothing has left the broker yet
+    leave_pool(request.world, *made->pool, made->index);
+    return request.fail(directory.error());
+  }
+  answer_joined<shmbw_pool_create_reply>(request, *made, std::move(*directory));
+}
+
+void serve_pool_join(const Request& request) {
+  auto wish = request.read<shmbw_pool_join>();
+  if (!wish) return;
+  wire::TextReader texts(request.packet.rest);
+  auto group = texts.take(wish->group_len);
+  auto name = texts.take(wish->name_len);
+  if (!group || !name || !texts.done()) return request.refuse_struct(Status::invalid);
+  constexpr std::uint32_t kKnown = SHMBW_POOL_OWNER_GIVEN | SHMBW_POOL_READ_ONLY;
+  if ((wish->flags & ~kKnown) != 0)
+    return request.fail(Status::unknown_flags, "pool_join takes the flags owner_given and read_only");
+  auto pool = addressed_pool(request.world, request.session, *wish, *group, *name);
+  if (!pool) return request.fail(pool.error());
+  auto directory = reopen_read_only((*pool)->directory.get(), "the directory of the pool");
+  if (!directory) return request.fail(directory.error());
+  auto joined = join_pool(request.world, request.session, **pool, (wish->flags & SHMBW_POOL_READ_ONLY) != 0);
+  if (!joined) return request.fail(joined.error());
+  answer_joined<shmbw_pool_join_reply>(request, *joined, std::move(*directory));
+}
+
+void serve_pool_leave(const Request& request) {
+  auto wish = request.read<shmbw_pool_leave>();
+  if (!wish) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  if (wish->flags != 0) return request.fail(Status::unknown_flags, "pool_leave takes no flags");
+  auto place = place_in(request.world, request.session, wish->pool);
+  if (!place) return request.fail(place.error());
+  const std::uint32_t unread = leave_pool(request.world, *place->pool, place->index);
+  request.answer(shmbw_pool_leave_reply{unread, 0});
+}
+
+void serve_pool_segment(const Request& request) {
+  auto wish = request.read<shmbw_pool_segment>();
+  if (!wish) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  auto place = usable_place_in(request.world, request.session, wish->pool);
+  if (!place) return request.fail(place.error());
+  if (place->pool->participants[place->index].read_only)
+    return request.fail(Status::denied, "this session joined the pool read_only: it adds no segments");
+  auto cut = add_segment(request.world, request.session, *place->pool, *wish);
+  if (!cut) return request.fail(cut.error());
+  request.answer(shmbw_pool_segment_reply{cut->segment, cut->first_slot});
+}
+
+void serve_pool_doorbell(const Request& request) {
+  World& world = request.world;
+  auto wish = request.read<shmbw_pool_doorbell>();
+  if (!wish) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  if ((wish->flags & ~std::uint32_t{SHMBW_DOORBELL_KNOWN}) != 0)
+    return request.fail(Status::unknown_flags, "a flag of pool_doorbell is not known to this broker");
+  const bool set = wish->flags == SHMBW_DOORBELL_SET;
+  if (!set && wish->flags != SHMBW_DOORBELL_GET)
+    return request.fail(Status::invalid, "a doorbell is either set or got");
+  auto place = usable_place_in(world, request.session, wish->pool);
+  if (!place) return request.fail(place.error());
+  Pool& pool = *place->pool;
+  if (set) {
+    Fd doorbell = request.session.link->descriptor();
+    if (!doorbell) return request.fail(Status::invalid, "no doorbell came with the request");
+    if (auto done = set_doorbell(world, request.session, pool, place->index, std::move(doorbell)); !done)
+      return request.fail(done.error());
+    return request.answer(shmbw_pool_doorbell_reply{place->index, pool.participants[place->index].life});
+  }
+  const Participant* whose = wish->participant < pool::kParticipants ? &pool.participants[wish->participant] : nullptr;
+  if (!whose || whose->life != wish->life || whose->state != pool::ParticipantState::live || !whose->has_doorbell())
+    return request.fail(Status::not_found, "no such participant, or it has no doorbell");
+  world.reply_fds.push_back(whose->doorbell.get());
+  request.answer(shmbw_pool_doorbell_reply{wish->participant, wish->life});
+}
+
+}  // namespace shmb::daemon

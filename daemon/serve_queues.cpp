@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// QUEUE_OPEN, QUEUE_CLOSE, LANE_THROUGH and QUEUE_HOLD.
+#include "daemon/answer.hpp"
+#include "daemon/pool.hpp"
+
+namespace shmb::daemon {
+
+void serve_queue_open(const Request& request) {
+  auto wish = request.read<shmbw_queue_open>();
+  if (!wish) return;
+  wire::TextReader texts(request.packet.rest);
+  auto name = texts.take(wish->name_len);
+  if (!name || !texts.done()) return request.refuse_struct(Status::invalid);
+  auto place = usable_place_in(request.world, request.session, wish->pool);
+  if (!place) return request.fail(place.error());
+  auto opened = open_queue(request.world, *place->pool, place->index, *wish, *name);
+  if (!opened) return request.fail(opened.error());
+  request.answer(shmbw_queue_open_reply{opened->queue, opened->serial, opened->lane, opened->lane_serial});
+}
+
+// Also in a pool that is over: who leaves tidies up.
+void serve_queue_close(const Request& request) {
+  auto wish = request.read<shmbw_queue_close>();
+  if (!wish) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  auto place = place_in(request.world, request.session, wish->pool);
+  if (!place) return request.fail(place.error());
+  auto left = close_queue(request.world, *place->pool, place->index, *wish);
+  if (!left) return request.fail(left.error());
+  request.answer(shmbw_queue_close_reply{left->readers, left->writers});
+}
+
+// One-way: what is wrong in it is passed over, because there is nobody to tell.
+void serve_lane_through(const Request& request) {
+  World& world = request.world;
+  auto batch = wire::BatchView::open(request.packet);
+  if (!batch) return;
+  // Few pools in one message, as a rule one: each is looked over once, whatever was said of it.
+  std::vector<std::uint64_t> told;
+  for (std::size_t i = 0; i < batch->count(); ++i) {
+    auto wish = batch->element<shmbw_lane_through>(i);
+    if (!wish) break;
+    auto place = place_in(world, request.session, wish->pool);
+    if (!place || !lane_through(*place->pool, place->index, *wish)) continue;
+    if (std::ranges::find(told, wish->pool) == told.end()) told.push_back(wish->pool);
+  }
+  for (std::uint64_t id : told)
+    if (Pool* pool = find_pool(world, id)) lanes_changed(world, *pool);
+}
+
+void serve_queue_hold(const Request& request) {
+  World& world = request.world;
+  auto batch = open_batch<shmbw_queue_hold>(request, [](const shmbw_queue_hold&) { return std::size_t{0}; });
+  if (!batch) return;
+  BatchAnswer<shmbw_queue_hold_reply> answer(request, batch->count());
+  for (std::size_t i = 0; i < batch->count(); ++i) {
+    const shmbw_queue_hold wish = *batch->element<shmbw_queue_hold>(i);
+    // Holds are given back also in a pool that is over.
+    const bool drop = (wish.flags & SHMBW_QUEUE_HOLD_DROP) != 0;
+    auto place =
+        drop ? place_in(world, request.session, wish.pool) : usable_place_in(world, request.session, wish.pool);
+    auto held = place ? hold_region(world, request.session, *place->pool, place->index, wish)
+                      : Result<void>(std::unexpected(place.error()));
+    if (held) answer.ok({});
+    else answer.fail(held.error());
+  }
+  answer.send();
+}
+
+}  // namespace shmb::daemon
