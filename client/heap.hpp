@@ -1,0 +1,722 @@
+// SPDX-License-Identifier: Apache-2.0
+// A heap in a region: Boost.Interprocess' allocator, containers and named objects, for processes that trust one
+// another.
+//
+// Guarantee: a process that is killed at any instruction makes nobody hang. If it held the heap's lock to change
+// something, the heap is poisoned: every later call in every process fails with Status::poisoned, and what is left can
+// be read by Salvage, which takes no lock and walks nothing that may be half-changed. All pointers in the heap are
+// offsets. Needs Boost headers and exceptions; every process must be built with the same Boost.
+//
+// Each call takes the lock for itself. Who works on what it found (a push_back, a loop over a map) holds the lock
+// meanwhile: `auto guard = heap.lock();`, or lock_to_read(), whose holder may die without harm.
+#ifndef SHMBROKER_HEAP_HPP
+#define SHMBROKER_HEAP_HPP
+
+#include <unistd.h>
+
+#include <boost/container/map.hpp>
+#include <boost/container/scoped_allocator.hpp>
+#include <boost/container/set.hpp>
+#include <boost/container/string.hpp>
+#include <boost/container/vector.hpp>
+#include <boost/interprocess/indexes/null_index.hpp>
+#include <boost/interprocess/managed_external_buffer.hpp>
+#include <boost/interprocess/mem_algo/rbtree_best_fit.hpp>
+#include <boost/interprocess/offset_ptr.hpp>
+#include <boost/unordered_map.hpp>
+#include <boost/version.hpp>
+#include <limits>
+#include <memory>
+#include <string_view>
+#include <tuple>
+#include <typeinfo>
+
+#include "heap_lock.hpp"
+
+namespace shmbroker {
+
+namespace heap {
+
+namespace detail {
+
+namespace bip = boost::interprocess;
+using Buffer = bip::basic_managed_external_buffer<char, bip::rbtree_best_fit<robust_mutex_family>, bip::null_index>;
+using Manager = Buffer::segment_manager;
+
+inline constexpr std::uint64_t kMagic = 0x3170'6165'682d'6d68;  // "hm-heap1"
+inline constexpr std::size_t kHeaderBytes = 1024, kBuckets = 64, kMaxName = 255;
+
+// The start of the region; Boost's part follows.
+struct Header {
+  std::atomic<std::uint64_t> magic;  // 0 until the lock can be used
+  std::uint32_t boost, pointer_bytes, mutex_bytes;
+  std::atomic<std::uint32_t> ready;  // 0 until the heap can be used
+  std::uint64_t bytes;               // of the region
+  std::int64_t lock_timeout_ns;
+  std::uint64_t manager;            // where Boost's part begins
+  std::atomic<std::uint64_t> lost;  // bytes that could not be given back
+  alignas(64) robust_mutex lock;
+  // Chains of named objects: offsets of entries, 0 ends. Each change is one store, so they can be read at any time.
+  alignas(64) std::atomic<std::uint64_t> buckets[kBuckets];
+};
+static_assert(sizeof(Header) <= kHeaderBytes);
+
+// A named object; name and type's name follow the struct, the object is another block.
+struct Entry {
+  std::atomic<std::uint64_t> next;
+  std::uint64_t object, object_bytes;
+  std::uint32_t name_length, type_length;
+};
+
+inline Manager& manager_of(Header& header) noexcept {
+  return *reinterpret_cast<Manager*>(reinterpret_cast<std::byte*>(&header) + header.manager);
+}
+
+// What a function of the heap does under its lock.
+class Locked {
+ public:
+  Locked(Header& header, Intent intent) : header_(header), intent_(intent) {
+    header.lock.lock(intent, header.lock_timeout_ns);
+  }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+  ~Locked() { header_.lock.unlock(intent_); }
+
+ private:
+  Header& header_;
+  Intent intent_;
+};
+
+inline Error no_room(Header& header, std::uint64_t asked) noexcept {
+  const auto free = static_cast<std::uint64_t>(manager_of(header).get_free_memory());
+  shmb_error error = failure(Status::limit,
+                             "the heap has no free block of %llu bytes: %llu of its %llu bytes are free, perhaps in "
+                             "pieces; destroy something, or make a larger heap",
+                             static_cast<unsigned long long>(asked), static_cast<unsigned long long>(free),
+                             static_cast<unsigned long long>(header.bytes))
+                         .detail();
+  error.slot = SHMB_SLOT_BYTES;
+  error.limit = header.bytes;
+  error.used = header.bytes - free;
+  error.asked = asked;
+  return Error(error);
+}
+
+inline void* allocate(Header& header, std::size_t bytes, std::size_t alignment) {
+  const Locked locked(header, Intent::change);
+  Manager& manager = manager_of(header);
+  SHMBROKER_HEAP_STEP();
+  void* block = alignment <= 16 ? manager.allocate(bytes, std::nothrow)
+                                : manager.allocate_aligned(bytes, alignment, std::nothrow);
+  SHMBROKER_HEAP_STEP();
+  if (block == nullptr) throw no_room(header, bytes);
+  return block;
+}
+
+// Destructors call it, so it cannot fail: a block that the lock does not let go back is lost, and counted.
+inline void deallocate(Header& header, void* block, std::size_t bytes) noexcept {
+  try {
+    const Locked locked(header, Intent::change);
+    SHMBROKER_HEAP_STEP();
+    manager_of(header).deallocate(block);
+    SHMBROKER_HEAP_STEP();
+  } catch (...) {
+    header.lost.fetch_add(bytes, std::memory_order_relaxed);
+  }
+}
+
+// What is thrown inside becomes a result; what a constructor of the user's threw passes.
+template <class T, class Call>
+Result<T> mapped(Call&& call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    return error;
+  } catch (const bip::interprocess_exception& error) {
+    return failure(Status::system, "the heap: %s", error.what());
+  }
+}
+
+// The chains, over bytes that may have been written by anybody: every offset is checked, every walk ends.
+class Catalogue {
+ public:
+  Catalogue(const std::byte* base, std::uint64_t bytes) noexcept : base_(base), bytes_(bytes) {}
+
+  bool inside(std::uint64_t offset, std::uint64_t length) const noexcept {
+    return offset <= bytes_ && length <= bytes_ - offset;
+  }
+  bool inside(const void* pointer, std::uint64_t length) const noexcept {
+    const auto address = reinterpret_cast<std::uintptr_t>(pointer), start = reinterpret_cast<std::uintptr_t>(base_);
+    return address >= start && inside(address - start, length);
+  }
+  // Calls visit(entry, name, type, link that leads to it) until it returns true. False: a chain makes no sense.
+  template <class Visit>
+  bool walk(std::size_t bucket, Visit&& visit) const {
+    const std::atomic<std::uint64_t>* link = &reinterpret_cast<const Header*>(base_)->buckets[bucket];
+    for (std::uint64_t steps = bytes_ / sizeof(Entry);; --steps) {
+      const std::uint64_t offset = link->load(std::memory_order_acquire);
+      if (offset == 0) return true;
+      if (steps == 0 || offset % alignof(Entry) != 0 || !inside(offset, sizeof(Entry))) return false;
+      const auto* entry = reinterpret_cast<const Entry*>(base_ + offset);
+      const std::uint64_t name = entry->name_length, type = entry->type_length;
+      if (!inside(offset + sizeof(Entry), name + type) || !inside(entry->object, entry->object_bytes)) return false;
+      const char* text = reinterpret_cast<const char*>(entry + 1);
+      if (visit(*entry, std::string_view(text, name), std::string_view(text + name, type), *link)) return true;
+      link = &entry->next;
+    }
+  }
+  static std::size_t bucket_of(std::string_view name) noexcept {
+    std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a: the same in every process, as std::hash need not be
+    for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    return static_cast<std::size_t>(hash >> 58);
+  }
+  const std::byte* base() const noexcept { return base_; }
+
+  // The object's address, where it is of type T; nullptr: there is none of the name.
+  template <class T>
+  const T* find(std::string_view name) const {
+    const std::byte* object = find(name, typeid(T).name(), sizeof(T));
+    if (reinterpret_cast<std::uintptr_t>(object) % alignof(T) != 0) throw broken();
+    return reinterpret_cast<const T*>(object);
+  }
+  const std::byte* find(std::string_view name, std::string_view type, std::uint64_t bytes) const {
+    const std::byte* found = nullptr;
+    const bool sound = walk(bucket_of(name), [&](const Entry& entry, std::string_view n, std::string_view t, auto&) {
+      if (n != name) return false;
+      if (t != type || entry.object_bytes != bytes)
+        throw failure(Status::invalid, "'%.*s' is a %.*s, not a %.*s", int(n.size()), n.data(),
+                      int(std::min<std::size_t>(t.size(), 100)), t.data(), int(std::min<std::size_t>(type.size(), 100)),
+                      type.data());
+      found = base_ + entry.object;
+      return true;
+    });
+    if (!sound) throw broken();
+    return found;
+  }
+  static Error broken() noexcept {
+    return failure(Status::broken, "the heap's list of names is broken: somebody has written over it");
+  }
+
+ private:
+  const std::byte* base_;
+  std::uint64_t bytes_;
+};
+
+inline Result<void> check_name(std::string_view name) noexcept {
+  if (name.empty() || name.size() > kMaxName)
+    return failure(Status::invalid, "the name of an object in a heap has 1 to %zu bytes, this one %zu", kMaxName,
+                   name.size());
+  return {};
+}
+inline Error no_such(std::string_view name) noexcept {
+  return failure(Status::not_found, "the heap has no object '%.*s'", int(std::min(name.size(), kMaxName)), name.data());
+}
+
+}  // namespace detail
+
+// For any container that keeps its allocator's `pointer`: Boost.Container's and Boost.Unordered's do.
+template <class T>
+class allocator {
+ public:
+  using value_type = T;
+  using pointer = boost::interprocess::offset_ptr<T>;
+  using const_pointer = boost::interprocess::offset_ptr<const T>;
+  using void_pointer = boost::interprocess::offset_ptr<void>;
+  using const_void_pointer = boost::interprocess::offset_ptr<const void>;
+  using reference = std::add_lvalue_reference_t<T>;
+  using const_reference = std::add_lvalue_reference_t<const T>;
+  using difference_type = std::ptrdiff_t;
+  using size_type = std::size_t;
+  template <class U>
+  struct rebind {
+    using other = allocator<U>;
+  };
+
+  explicit allocator(detail::Header& header) noexcept : header_(&header) {}
+  template <class U>
+  allocator(const allocator<U>& other) noexcept : header_(other.header()) {}
+
+  pointer allocate(size_type count) {
+    static_assert(alignof(T) <= 4096, "regions are aligned to pages, not more");
+    if (count > max_size()) throw detail::no_room(*header_, std::numeric_limits<std::uint64_t>::max());
+    return pointer(static_cast<T*>(detail::allocate(*header_, count * sizeof(T), alignof(T))));
+  }
+  void deallocate(const pointer& block, size_type count) noexcept {
+    detail::deallocate(*header_, boost::interprocess::ipcdetail::to_raw_pointer(block), count * sizeof(T));
+  }
+  size_type max_size() const noexcept { return static_cast<size_type>(PTRDIFF_MAX) / sizeof(T); }
+  detail::Header* header() const noexcept { return header_.get(); }
+  friend bool operator==(const allocator& a, const allocator& b) noexcept { return a.header() == b.header(); }
+  friend bool operator!=(const allocator& a, const allocator& b) noexcept { return a.header() != b.header(); }
+
+ private:
+  boost::interprocess::offset_ptr<detail::Header> header_;
+};
+
+// What is constructed in one of these gets the allocator too where it takes one: a vector of strings is all in the
+// heap.
+template <class T>
+using scoped_allocator = boost::container::scoped_allocator_adaptor<allocator<T>>;
+template <class T>
+using vector = boost::container::vector<T, scoped_allocator<T>>;
+using string = boost::container::basic_string<char, std::char_traits<char>, allocator<char>>;
+template <class Key, class T, class Less = std::less<Key>>
+using map = boost::container::map<Key, T, Less, scoped_allocator<std::pair<const Key, T>>>;
+template <class Key, class Less = std::less<Key>>
+using set = boost::container::set<Key, Less, scoped_allocator<Key>>;
+template <class Key, class T, class Hash = boost::hash<Key>, class Equal = std::equal_to<Key>>
+using unordered_map = boost::unordered_map<Key, T, Hash, Equal, allocator<std::pair<const Key, T>>>;
+
+}  // namespace heap
+
+struct HeapOptions {
+  CreateOptions region;  // keep, group, replace, ...; a heap always has many writers
+  Timeout lock_timeout;  // of every call and every allocation, in every process; 5 s by default
+};
+
+struct HeapInfo {
+  std::uint64_t bytes;       // of the region
+  std::uint64_t free_bytes;  // perhaps in pieces
+  std::uint64_t lost_bytes;  // given back by destructors while the lock could not be had
+};
+
+// What a poisoned heap still holds, read without a lock. Objects are whole in the sense that their constructor was
+// through; what their last change left half-done, nobody knows. Nothing here writes.
+class Salvage {
+ public:
+  struct Object {
+    std::string name, type;  // the type's name is the compiler's
+    std::span<const std::byte> bytes;
+  };
+
+  // With nothing but the right to read. Fails with Status::busy while the heap is not poisoned: then only the lock
+  // keeps readers from half-changed data, and taking it needs the right to write.
+  static Result<Salvage> try_open(const Session& session, const std::string& address,
+                                  const AttachOptions& options = {}) {
+    auto attached = session.try_attach(address, options);
+    if (!attached) return attached.error();
+    auto region = std::make_shared<ReadOnlyRegion>(std::move(*attached));
+    const auto bytes = region->bytes();
+    return try_over(std::move(region), bytes);
+  }
+  static Result<Salvage> try_over(std::shared_ptr<const void> owner, std::span<const std::byte> bytes) {
+    const auto* header = reinterpret_cast<const heap::detail::Header*>(bytes.data());
+    if (bytes.size() < heap::detail::kHeaderBytes || header->magic.load() != heap::detail::kMagic)
+      return heap::detail::failure(Status::invalid, "the region holds no heap");
+    if (!header->lock.poisoned())
+      return heap::detail::failure(Status::busy,
+                                   "the heap is not poisoned: open it for writing, and read under its lock");
+    return Salvage(std::move(owner), heap::detail::Catalogue(bytes.data(), bytes.size()));
+  }
+
+  // Broken: somebody has written over the list.
+  Result<std::vector<Object>> try_objects() const {
+    std::vector<Object> objects;
+    for (std::size_t bucket = 0; bucket < heap::detail::kBuckets; ++bucket) {
+      if (!catalogue_.walk(bucket, [&](const auto& entry, std::string_view name, std::string_view type, auto&) {
+            objects.push_back({std::string(name),
+                               std::string(type),
+                               {catalogue_.base() + entry.object, static_cast<std::size_t>(entry.object_bytes)}});
+            return false;
+          }))
+        return heap::detail::Catalogue::broken();
+    }
+    return {std::move(objects)};
+  }
+  // Plain objects: any bytes are a value of such a type, though perhaps not one that was ever meant.
+  template <class T>
+  Result<const T*> try_find(std::string_view name) const {
+    static_assert(std::is_trivially_copyable_v<T>, "see try_elements, try_text and try_find_unchecked");
+    return try_find_unchecked<T>(name);
+  }
+  // The elements of a heap::vector; where they lie is checked, what they are is not.
+  template <class T>
+  Result<std::span<const T>> try_elements(std::string_view name) const {
+    static_assert(std::is_trivially_copyable_v<T>);
+    auto found = try_find_unchecked<heap::vector<T>>(name);
+    if (!found) return found.error();
+    const std::size_t count = (*found)->size();
+    const T* first = (*found)->data();
+    if (count == 0) return std::span<const T>();
+    if (count > SIZE_MAX / sizeof(T) || !contains(first, count * sizeof(T)) ||
+        reinterpret_cast<std::uintptr_t>(first) % alignof(T) != 0)
+      return heap::detail::failure(Status::broken, "the vector was killed in the midst of a change");
+    return std::span<const T>(first, count);
+  }
+  Result<std::string_view> try_text(std::string_view name) const {
+    auto found = try_find_unchecked<heap::string>(name);
+    if (!found) return found.error();
+    const std::string_view text((*found)->data(), (*found)->size());
+    if (!contains(text.data(), text.size()))
+      return heap::detail::failure(Status::broken, "the string was killed in the midst of a change");
+    return text;
+  }
+  // Any object. DANGER: a map or a vector of strings may have been half-changed: following its pointers, and so every
+  // loop over it, may crash or never end. Check each with `contains`, or do it in a process that may die.
+  template <class T>
+  Result<const T*> try_find_unchecked(std::string_view name) const {
+    return heap::detail::mapped<const T*>([&]() -> Result<const T*> {
+      const T* found = catalogue_.find<T>(name);
+      if (found == nullptr) return heap::detail::no_such(name);
+      return found;
+    });
+  }
+  bool contains(const void* address, std::size_t bytes) const noexcept { return catalogue_.inside(address, bytes); }
+
+  static Salvage open(const Session& session, const std::string& address, const AttachOptions& options = {}) {
+    return try_open(session, address, options).value();
+  }
+  std::vector<Object> objects() const { return try_objects().value(); }
+  template <class T>
+  const T* find(std::string_view name) const {
+    return try_find<T>(name).value();
+  }
+  template <class T>
+  std::span<const T> elements(std::string_view name) const {
+    return try_elements<T>(name).value();
+  }
+  std::string_view text(std::string_view name) const { return try_text(name).value(); }
+  template <class T>
+  const T* find_unchecked(std::string_view name) const {
+    return try_find_unchecked<T>(name).value();
+  }
+
+ private:
+  Salvage(std::shared_ptr<const void> owner, heap::detail::Catalogue catalogue) noexcept
+      : owner_(std::move(owner)), catalogue_(catalogue) {}
+  std::shared_ptr<const void> owner_;  // keeps the mapping
+  heap::detail::Catalogue catalogue_;
+};
+
+// One process's handle; copies are cheap and keep the region. It, or a guard, must outlive every use of what is in the
+// heap. Used by any number of threads. A forked child uses it on; a guard that its parent held is not the child's.
+class Heap {
+  using Header = heap::detail::Header;
+  template <class T>
+  using Plain = std::remove_cv_t<T>;
+
+ public:
+  // The heap's lock, held. Given back by the thread that took it; may be taken again by its holder.
+  class [[nodiscard]] Guard {
+   public:
+    Guard(Guard&& other) noexcept
+        : region_(std::move(other.region_)), intent_(other.intent_), process_(other.process_) {}
+    Guard& operator=(Guard&& other) noexcept {
+      if (this != &other) {
+        unlock();
+        region_ = std::move(other.region_);
+        intent_ = other.intent_;
+        process_ = other.process_;
+      }
+      return *this;
+    }
+    ~Guard() { unlock(); }
+    void unlock() noexcept {
+      // A forked child's copy is not a holder, and must not touch the holder's count of changes.
+      if (region_ != nullptr && process_ == ::getpid()) header_of(*region_).lock.unlock(intent_);
+      region_.reset();
+    }
+
+   private:
+    friend class Heap;
+    Guard(std::shared_ptr<Region> region, heap::Intent intent) noexcept
+        : region_(std::move(region)), intent_(intent), process_(::getpid()) {}
+    std::shared_ptr<Region> region_;
+    heap::Intent intent_;
+    pid_t process_;
+  };
+
+  static Result<Heap> try_create(const Session& session, const std::string& name, std::uint64_t bytes,
+                                 const HeapOptions& options = {}) {
+    if (const auto enough = large_enough(bytes); !enough) return enough.error();
+    CreateOptions region = options.region;
+    region.name = name;
+    region.many_writers = true;
+    region.uninitialised = false;
+    auto made = session.try_create(bytes, region);
+    if (!made) return made.error();
+    return try_create(std::move(*made), options.lock_timeout);
+  }
+  // In a region that is there already: all zeros, mapped for writing, made with many_writers.
+  static Result<Heap> try_create(Region region, Timeout lock_timeout = {}) {
+    if (const auto enough = large_enough(region.bytes().size()); !enough) return enough.error();
+    Header& header = header_of(region);
+    std::uint64_t blank = 0;
+    if (header.magic.load() != blank)
+      return heap::detail::failure(Status::exists, "the region holds something already: a heap is made in zeros");
+    return heap::detail::mapped<Heap>([&]() -> Result<Heap> {
+      ::new (&header.lock) heap::robust_mutex();
+      header.boost = BOOST_VERSION;
+      header.pointer_bytes = sizeof(void*);
+      header.mutex_bytes = sizeof(heap::robust_mutex);
+      header.bytes = region.size();
+      header.lock_timeout_ns = lock_timeout.nanoseconds() == SHMB_NO_WAIT ? 1 : lock_timeout.nanoseconds();
+      {
+        // Held from before anybody can know of the heap: who opens it learns of its maker's death.
+        const heap::detail::Locked locked(header, heap::Intent::change);
+        if (!header.magic.compare_exchange_strong(blank, heap::detail::kMagic))
+          return heap::detail::failure(Status::exists, "somebody else has just made a heap in the region");
+        SHMBROKER_HEAP_STEP();
+        heap::detail::Buffer buffer(boost::interprocess::create_only, region.data() + heap::detail::kHeaderBytes,
+                                    region.size() - heap::detail::kHeaderBytes);
+        header.manager =
+            static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(buffer.get_segment_manager()) - region.data());
+        SHMBROKER_HEAP_STEP();
+        header.ready.store(1, std::memory_order_release);
+      }
+      return Heap(std::move(region));
+    });
+  }
+  // Waits for a name that is not there yet as long as options.wait says; for a heap in the making up to 5 s.
+  static Result<Heap> try_open(const Session& session, const std::string& address, const AttachOptions& options = {}) {
+    auto region = session.try_attach_writable(address, options);
+    if (!region) return region.error();
+    return try_open(std::move(*region), options.timeout);
+  }
+  // Of a region by identity or ticket, attached for writing. A poisoned heap opens, so that it can be salvaged.
+  static Result<Heap> try_open(Region region, Timeout wait = {}) {
+    if (region.bytes().size() < heap::detail::kHeaderBytes)
+      return heap::detail::failure(Status::invalid, "the region holds no heap: it is too small or not mapped");
+    Header& header = header_of(region);
+    const std::int64_t deadline = heap::detail::deadline_of(wait.nanoseconds());
+    std::uint64_t magic = header.magic.load();
+    for (; magic == 0; magic = header.magic.load()) {
+      if (heap::detail::monotonic_now() >= deadline)
+        return heap::detail::failure(Status::not_ready, "the region holds no heap, and none was made in it in time");
+      const timespec pause{0, 500'000};
+      (void)::nanosleep(&pause, nullptr);
+    }
+    if (magic != heap::detail::kMagic || header.bytes != region.size())
+      return heap::detail::failure(Status::invalid, "the region holds no heap");
+    if (header.boost != BOOST_VERSION || header.pointer_bytes != sizeof(void*) ||
+        header.mutex_bytes != sizeof(heap::robust_mutex))
+      return heap::detail::failure(
+          Status::unsupported,
+          "the heap was made by a program built with Boost %u.%u for %u-bit machines, this one "
+          "with Boost %u.%u for %zu-bit ones: build both with the same",
+          header.boost / 100000, header.boost / 100 % 1000, header.pointer_bytes * 8, unsigned{BOOST_VERSION / 100000},
+          unsigned{BOOST_VERSION / 100 % 1000}, sizeof(void*) * 8);
+    if (header.ready.load(std::memory_order_acquire) == 0) {
+      // Its maker holds the lock until it is done, or dies with it.
+      const Status status = header.lock.take(heap::Intent::read, wait.nanoseconds());
+      if (status != Status::ok) return heap::robust_mutex::why(status, wait.nanoseconds());
+      header.lock.unlock(heap::Intent::read);
+      if (header.ready.load(std::memory_order_acquire) == 0)
+        return heap::detail::failure(Status::broken, "the heap was never finished");
+    }
+    return Heap(std::move(region));
+  }
+
+  // To change what is in the heap: the death of the holder poisons it.
+  Result<Guard> try_lock(Timeout timeout = {}) const noexcept { return locked(heap::Intent::change, timeout); }
+  // Only to read: the death of the holder does no harm. Calls that change something may be made all the same.
+  Result<Guard> try_lock_to_read(Timeout timeout = {}) const noexcept { return locked(heap::Intent::read, timeout); }
+
+  template <class T = std::byte>
+  heap::allocator<T> allocator() const noexcept {
+    return heap::allocator<T>(header());
+  }
+
+  // Named objects. A T that takes an allocator gets the heap's. Exists where the name is taken.
+  template <class T, class... Arguments>
+  Result<T*> try_construct(std::string_view name, Arguments&&... arguments) const {
+    return heap::detail::mapped<T*>([&]() -> Result<T*> {
+      const heap::detail::Locked locked(header(), heap::Intent::change);
+      if (present(name))
+        return heap::detail::failure(Status::exists, "the heap has an object '%.*s' already", int(name.size()),
+                                     name.data());
+      return make<T>(name, std::forward<Arguments>(arguments)...);
+    });
+  }
+  template <class T, class... Arguments>
+  Result<T*> try_find_or_construct(std::string_view name, Arguments&&... arguments) const {
+    return heap::detail::mapped<T*>([&]() -> Result<T*> {
+      const heap::detail::Locked locked(header(), heap::Intent::change);
+      if (const T* found = catalogue().find<T>(name)) return const_cast<T*>(found);
+      return make<T>(name, std::forward<Arguments>(arguments)...);
+    });
+  }
+  template <class T>
+  Result<T*> try_find(std::string_view name) const {
+    return heap::detail::mapped<T*>([&]() -> Result<T*> {
+      const heap::detail::Locked locked(header(), heap::Intent::read);
+      const Plain<T>* found = catalogue().template find<Plain<T>>(name);
+      if (found == nullptr) return heap::detail::no_such(name);
+      return const_cast<Plain<T>*>(found);
+    });
+  }
+  template <class T>
+  Result<void> try_destroy(std::string_view name) const {
+    return heap::detail::mapped<void>([&]() -> Result<void> {
+      const heap::detail::Locked locked(header(), heap::Intent::change);
+      const auto* object = catalogue().template find<Plain<T>>(name);
+      if (object == nullptr) return heap::detail::no_such(name);
+      Entry* gone = unlink(name);
+      SHMBROKER_HEAP_STEP();
+      std::destroy_at(const_cast<Plain<T>*>(object));
+      SHMBROKER_HEAP_STEP();
+      heap::detail::deallocate(header(), const_cast<Plain<T>*>(object), sizeof(T));
+      heap::detail::deallocate(header(), gone, sizeof(Entry));
+      return {};
+    });
+  }
+  Result<std::vector<std::string>> try_names() const {
+    return heap::detail::mapped<std::vector<std::string>>([&]() -> Result<std::vector<std::string>> {
+      const heap::detail::Locked locked(header(), heap::Intent::read);
+      std::vector<std::string> names;
+      for (std::size_t bucket = 0; bucket < heap::detail::kBuckets; ++bucket)
+        if (!catalogue().walk(bucket, [&](const Entry&, std::string_view name, std::string_view, auto&) {
+              names.emplace_back(name);
+              return false;
+            }))
+          return heap::detail::Catalogue::broken();
+      return {std::move(names)};
+    });
+  }
+
+  Result<HeapInfo> try_info() const {
+    return heap::detail::mapped<HeapInfo>([&]() -> Result<HeapInfo> {
+      const heap::detail::Locked locked(header(), heap::Intent::read);
+      return HeapInfo{header().bytes, static_cast<std::uint64_t>(manager().get_free_memory()),
+                      header().lost.load(std::memory_order_relaxed)};
+    });
+  }
+  // Whether the allocator's own books are in order; looks at every block.
+  Result<bool> try_check() const {
+    return heap::detail::mapped<bool>([&]() -> Result<bool> {
+      const heap::detail::Locked locked(header(), heap::Intent::read);
+      return manager().check_sanity();
+    });
+  }
+  // Notices a dead holder without waiting for a live one.
+  bool poisoned() const noexcept {
+    if (header().lock.take(heap::Intent::read, SHMB_NO_WAIT) == Status::ok) header().lock.unlock(heap::Intent::read);
+    return header().lock.poisoned();
+  }
+  Result<Salvage> try_salvage() const {
+    (void)poisoned();
+    return Salvage::try_over(region_, region_->bytes());
+  }
+  const Region& region() const noexcept { return *region_; }  // for its id, tickets and numbers
+
+  static Heap create(const Session& session, const std::string& name, std::uint64_t bytes,
+                     const HeapOptions& options = {}) {
+    return try_create(session, name, bytes, options).value();
+  }
+  static Heap create(Region region, Timeout lock_timeout = {}) {
+    return try_create(std::move(region), lock_timeout).value();
+  }
+  static Heap open(const Session& session, const std::string& address, const AttachOptions& options = {}) {
+    return try_open(session, address, options).value();
+  }
+  static Heap open(Region region, Timeout wait = {}) { return try_open(std::move(region), wait).value(); }
+  Guard lock(Timeout timeout = {}) const { return try_lock(timeout).value(); }
+  Guard lock_to_read(Timeout timeout = {}) const { return try_lock_to_read(timeout).value(); }
+  template <class T, class... Arguments>
+  T* construct(std::string_view name, Arguments&&... arguments) const {
+    return try_construct<T>(name, std::forward<Arguments>(arguments)...).value();
+  }
+  template <class T, class... Arguments>
+  T* find_or_construct(std::string_view name, Arguments&&... arguments) const {
+    return try_find_or_construct<T>(name, std::forward<Arguments>(arguments)...).value();
+  }
+  template <class T>
+  T* find(std::string_view name) const {
+    return try_find<T>(name).value();
+  }
+  template <class T>
+  void destroy(std::string_view name) const {
+    try_destroy<T>(name).value();
+  }
+  std::vector<std::string> names() const { return try_names().value(); }
+  HeapInfo info() const { return try_info().value(); }
+  std::uint64_t free_bytes() const { return info().free_bytes; }
+  bool check() const { return try_check().value(); }
+  Salvage salvage() const { return try_salvage().value(); }
+
+ private:
+  using Entry = heap::detail::Entry;
+  explicit Heap(Region&& region) : region_(std::make_shared<Region>(std::move(region))) {}
+
+  static Header& header_of(const Region& region) noexcept { return *reinterpret_cast<Header*>(region.data()); }
+  Header& header() const noexcept { return header_of(*region_); }
+  heap::detail::Manager& manager() const noexcept { return heap::detail::manager_of(header()); }
+  heap::detail::Catalogue catalogue() const noexcept { return {region_->data(), region_->size()}; }
+
+  static Result<void> large_enough(std::uint64_t bytes) noexcept {
+    const std::uint64_t least = heap::detail::kHeaderBytes + 2 * heap::detail::Manager::get_min_size();
+    if (bytes < least)
+      return heap::detail::failure(Status::invalid, "a heap needs a mapped region of at least %llu bytes, not %llu",
+                                   static_cast<unsigned long long>(least), static_cast<unsigned long long>(bytes));
+    return {};
+  }
+  Result<Guard> locked(heap::Intent intent, Timeout timeout) const noexcept {
+    if (const Status status = header().lock.take(intent, timeout.nanoseconds()); status != Status::ok)
+      return heap::robust_mutex::why(status, timeout.nanoseconds());
+    return Guard(region_, intent);
+  }
+
+  bool present(std::string_view name) const {
+    bool found = false;
+    if (!catalogue().walk(catalogue().bucket_of(name),
+                          [&](const Entry&, std::string_view n, std::string_view, auto&) { return found = n == name; }))
+      throw heap::detail::Catalogue::broken();
+    return found;
+  }
+  // Takes an entry that is there out of its chain: one store.
+  Entry* unlink(std::string_view name) const {
+    Entry* gone = nullptr;
+    (void)catalogue().walk(catalogue().bucket_of(name),
+                           [&](const Entry& entry, std::string_view n, std::string_view, const auto& link) {
+                             if (n != name) return false;
+                             gone = const_cast<Entry*>(&entry);
+                             const_cast<std::atomic<std::uint64_t>&>(link).store(entry.next.load());
+                             return true;
+                           });
+    return gone;
+  }
+  template <class T, class... Arguments>
+  Result<T*> make(std::string_view name, Arguments&&... arguments) const {
+    static_assert(std::is_same_v<T, Plain<T>> && std::is_object_v<T> && !std::is_polymorphic_v<T>,
+                  "another process has other addresses of virtual functions");
+    static_assert(alignof(T) <= 4096, "regions are aligned to pages, not more");
+    if (const auto good = heap::detail::check_name(name); !good) return good.error();
+    const std::string_view type = typeid(T).name();
+    const std::size_t entry_bytes = sizeof(Entry) + name.size() + type.size();
+    // Back to the heap where a later step throws.
+    struct Block {
+      Header& header;
+      void* at;
+      std::size_t bytes;
+      ~Block() {
+        if (at != nullptr) heap::detail::deallocate(header, at, bytes);
+      }
+    };
+    Block entry_block{header(), heap::detail::allocate(header(), entry_bytes, alignof(Entry)), entry_bytes};
+    Block object_block{header(), heap::detail::allocate(header(), sizeof(T), alignof(T)), sizeof(T)};
+    T* object = std::uninitialized_construct_using_allocator(static_cast<T*>(object_block.at), allocator(),
+                                                             std::forward<Arguments>(arguments)...);
+    SHMBROKER_HEAP_STEP();
+    auto* entry = ::new (entry_block.at) Entry{};
+    std::atomic<std::uint64_t>& head = header().buckets[catalogue().bucket_of(name)];
+    entry->next.store(head.load());
+    entry->object = static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(object) - region_->data());
+    entry->object_bytes = sizeof(T);
+    entry->name_length = static_cast<std::uint32_t>(name.size());
+    entry->type_length = static_cast<std::uint32_t>(type.size());
+    char* text = reinterpret_cast<char*>(entry + 1);
+    std::memcpy(text, name.data(), name.size());
+    std::memcpy(text + name.size(), type.data(), type.size());
+    SHMBROKER_HEAP_STEP();
+    head.store(static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(entry) - region_->data()));
+    SHMBROKER_HEAP_STEP();
+    entry_block.at = object_block.at = nullptr;
+    return object;
+  }
+
+  std::shared_ptr<Region> region_;
+};
+
+}  // namespace shmbroker
+
+#endif
