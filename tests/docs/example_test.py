@@ -55,7 +55,8 @@ def compiles(root, text):
     with tempfile.TemporaryDirectory(prefix="shmb-example-") as folder:
         # The installed layout: shmbroker/shmbroker.h.
         (Path(folder) / "shmbroker").mkdir()
-        for header in ("client/shmbroker.h", "client/shmbroker.hpp", "proto/shmb_status.h", "proto/shmb_wire.h"):
+        for header in ("client/shmbroker.h", "client/shmbroker.hpp", "client/heap.hpp", "client/heap_lock.hpp",
+                       "proto/shmb_status.h", "proto/shmb_wire.h"):
             (Path(folder) / "shmbroker" / Path(header).name).symlink_to(root / header)
         for language, flags, source in sources:
             compiler = os.environ.get("CXX" if language == "c++" else "CC", language == "c++" and "c++" or "cc")
