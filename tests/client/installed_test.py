@@ -31,6 +31,13 @@ int main() {
   return region && region->size() == 10 ? 0 : 2;
 }
 """
+HEAP_PROGRAM = """#include <shmbroker/heap.hpp>
+int main() {
+  auto session = shmbroker::Session::connect({.local_only = true});
+  auto heap = shmbroker::Heap::create(session, "", 1 << 16);
+  return *heap.construct<int>("seven", 7) == 7 ? 0 : 1;
+}
+"""
 CMAKE = """cmake_minimum_required(VERSION 3.16)
 project(stranger C)
 find_package(shmbroker 0.1 REQUIRED)
@@ -59,7 +66,8 @@ def main():
         (prefix / "include/shmbroker").mkdir(parents=True)
         shutil.copy(library, lib / "libshmbroker.so.0")
         (lib / "libshmbroker.so").symlink_to("libshmbroker.so.0")
-        shutil.copy(pc_file, lib / "pkgconfig")
+        for pc in ("shmbroker.pc", "shmbroker-heap.pc"):
+            shutil.copy(pc_file.with_name(pc), lib / "pkgconfig")
         for file in cmake_files:
             shutil.copy(file, lib / "cmake/shmbroker")
         for header in headers:
@@ -67,15 +75,18 @@ def main():
         here = dict(os.environ, LD_LIBRARY_PATH=str(lib))
         (folder / "stranger.c").write_text(C_PROGRAM)
         (folder / "stranger.cpp").write_text(CXX_PROGRAM)
+        (folder / "heap.cpp").write_text(HEAP_PROGRAM)
         if shutil.which("pkg-config") is None:
             print("SKIPPED: pkg-config: not here")
         else:
-            flags = run("pkg-config", f"--define-variable=prefix={prefix}", "--cflags", "--libs", "shmbroker",
-                        env=dict(os.environ, PKG_CONFIG_PATH=str(lib / "pkgconfig"))).split()
-            for compiler, standard, source in [("cc", "-std=c11", "stranger.c"), ("c++", "-std=c++20", "stranger.cpp")]:
+            for compiler, standard, source, package in [("cc", "-std=c11", "stranger.c", "shmbroker"),
+                                                        ("c++", "-std=c++20", "stranger.cpp", "shmbroker"),
+                                                        ("c++", "-std=c++20", "heap.cpp", "shmbroker-heap")]:
+                flags = run("pkg-config", f"--define-variable=prefix={prefix}", "--cflags", "--libs", package,
+                            env=dict(os.environ, PKG_CONFIG_PATH=str(lib / "pkgconfig"))).split()
                 run(compiler, standard, "-Wall", "-Werror", folder / source, "-o", folder / "stranger", *flags)
                 run(folder / "stranger", env=here)
-                print(f"{compiler} {standard} by pkg-config")
+                print(f"{compiler} {standard} {source} by pkg-config")
         if shutil.which("cmake") is None:
             print("SKIPPED: find_package: no cmake here")
         else:
