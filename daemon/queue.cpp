@@ -472,6 +472,10 @@ void drop_lanes(World& world, Pool& pool) {
     while (!book.holds.empty()) drop_hold(world, book, book.holds.begin());
 }
 
+bool queue_in_use(const Pool& pool, std::uint32_t queue) {
+  return state_of(pool.view.queue(queue)) != QueueState::free;
+}
+
 std::uint32_t unread_lanes(Pool& pool, std::uint32_t participant) {
   std::uint32_t count = 0;
   const std::uint32_t life = pool.participants[participant].life;

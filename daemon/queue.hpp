@@ -58,6 +58,7 @@ Result<void> hold_region(World& world, Session& session, Pool& pool, std::uint32
 bool settle_lanes(World& world, Pool& pool);
 void drop_lanes(World& world, Pool& pool);           // at the pool's end
 bool lane_received(Pool& pool, std::uint32_t lane);  // nobody can take anything from it any more
+bool queue_in_use(const Pool& pool, std::uint32_t queue);
 std::uint32_t unread_lanes(Pool& pool, std::uint32_t participant);
 
 // First fit over what the lane table says is in use, so that nothing has to be remembered. nullopt: no gap so large.

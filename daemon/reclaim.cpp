@@ -36,11 +36,13 @@ bool Closer::close(Fd& fd, std::uint64_t region) {
       return false;
     }
   }
+  bool first;
   {
     std::lock_guard lock(mutex_);
+    first = jobs_.empty();
     jobs_.push_back({std::move(fd), region});
   }
-  ready_.notify_one();
+  if (first) ready_.notify_one();
   return true;
 }
 
@@ -49,16 +51,17 @@ void Closer::run() {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  std::vector<Job> batch;
   std::unique_lock lock(mutex_);
   for (;;) {
     ready_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
     if (jobs_.empty()) return;
-    Job job = std::move(jobs_.back());
-    jobs_.pop_back();
+    batch.swap(jobs_);
     lock.unlock();
-    job.fd.reset();
+    for (Job& job : batch) job.fd.reset();
     lock.lock();
-    finished_.push_back(job.region);
+    for (const Job& job : batch) finished_.push_back(job.region);
+    batch.clear();
     sys::event_signal(wake_.get());
   }
 }
@@ -86,7 +89,8 @@ void free_region(World& world, Region& region, bool at_once) {
   }
   if (region.live()) --world.region_count;
   region.state = SHMBW_REGION_STATE_FREEING;
-  if (!at_once && world.closed_here + region.bytes >= kCloseElsewhereFrom) {
+  const bool many = world.tally && world.tally->regions > kCloseHereAtMost;
+  if (!at_once && (many || world.closed_here + region.bytes >= kCloseElsewhereFrom)) {
     if (world.closer.close(region.fd, region.id)) return;
     world.log(4, "no helper thread could be started: closing " + format_size(region.bytes) + " while others wait");
   }

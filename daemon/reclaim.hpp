@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a session leaves: one line and one event for each reclaim, which say who left how much, how it died and what was
-// freed. Bytes are given back only after close(2) has returned; from 64 MiB on, in one region or in the many that one
-// event frees, that runs on a helper thread, because
-// the last close of 1 GiB of 4 KiB pages takes 173 ms (measured) and no peer may wait for that.
+// freed. Bytes are given back only after close(2) has returned. From 64 MiB on, in one region or in the many that one
+// event frees, that runs on a helper thread, because the last close of 1 GiB of 4 KiB pages takes 173 ms (measured) and
+// no peer may wait for that; so do the regions beyond the first few that one end frees, because a thousand ends at once
+// are mostly that.
 #pragma once
 
 #include <condition_variable>
@@ -24,13 +25,14 @@ class Session;
 struct Region;
 
 inline constexpr std::uint64_t kCloseElsewhereFrom = std::uint64_t{64} << 20;
+inline constexpr std::uint32_t kCloseHereAtMost = 4;  // of the regions that one end of a session or group frees
 
 struct Tally {
   std::uint32_t leases = 0, regions = 0;
   std::uint64_t bytes = 0;
 };
 
-// The helper thread, started with the first large region.
+// The helper thread, started when there is first something for it.
 class Closer {
  public:
   static Sys<void> prepare(Closer& closer);  // its eventfd
@@ -41,11 +43,11 @@ class Closer {
   std::vector<std::uint64_t> finished();  // regions whose close has returned
 
  private:
-  void run();
   struct Job {
     Fd fd;
     std::uint64_t region = 0;
   };
+  void run();
   Fd wake_;
   std::mutex mutex_;
   std::condition_variable ready_;

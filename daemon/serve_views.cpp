@@ -2,10 +2,13 @@
 // LIST and STATUS. A session sees what belongs to its uid or its group and what it holds itself; the admin socket sees
 // all. Pages go by ids that are never reused, so a table that changes between two pages loses and repeats nothing.
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 
 #include "base/sys_memory.hpp"
 #include "daemon/answer.hpp"
+#include "daemon/pool.hpp"
 #include "daemon/views.hpp"
 
 namespace shmb::daemon {
@@ -29,12 +32,19 @@ struct Filter {
     if (!name.empty() && (!region.name || region.name->text != name)) return false;
     return takes(*region.group);
   }
+  bool takes(const Pool& pool) const {
+    if (wish.region.id != 0 && wish.region.id != pool.id) return false;
+    return (name.empty() || pool.name == name) && takes(*pool.group);
+  }
   bool by_group() const { return group || nothing || wish.group != 0; }
 };
 
 bool sees(const Session& session, const Group& group) { return session.admin || may_address(session, group); }
 bool sees(Session& session, const Region& region) {
   return sees(session, *region.group) || (region.live() && find_lease(session, region));
+}
+bool sees(const Session& session, const Pool& pool) {
+  return sees(session, *pool.group) || session.pools.contains(pool.id);
 }
 bool sees(const Session& session, const Session& other) {
   return session.admin || session.uid == other.uid || (session.group && session.group == other.group);
@@ -243,6 +253,214 @@ void list_uids(const Request& request, const Filter& filter) {
   page.send();
 }
 
+// Cache lines of control memory that one LIST may read: a table of many pools must not hold up others. Rows beyond it
+// show what was seen last, or 0.
+constexpr std::uint64_t kLookLines = 262'144;
+
+class Budget {
+ public:
+  bool take(std::uint64_t lines) {
+    if (lines > left_) return false;
+    left_ -= lines;
+    return true;
+  }
+
+ private:
+  std::uint64_t left_ = kLookLines;
+};
+
+struct SlotCount {
+  std::uint32_t used = 0;
+  std::array<std::uint32_t, pool::kParticipants> held{};
+};
+
+// One pass over the holders of all slots there are.
+SlotCount count_slots(Pool& pool, Budget& budget) {
+  SlotCount count;
+  if (!budget.take(pool.slots)) {
+    count.used = pool.slots_used;
+    return count;
+  }
+  for (std::uint32_t i = 0; i < pool.slots; ++i) {
+    const std::uint64_t holders = pool.view.slot(i).holders.load(std::memory_order_relaxed);
+    count.used += holders != 0;
+    for (std::uint64_t left = holders; left != 0; left &= left - 1)
+      ++count.held[static_cast<std::size_t>(std::countr_zero(left))];
+  }
+  pool.slots_used = count.used;
+  pool.slots_high = std::max(pool.slots_high, count.used);
+  return count;
+}
+
+bool in_use(const pool::LaneEntry& lane) {
+  return pool::Stamp::of(lane.stamp.load(std::memory_order_relaxed)).state !=
+         static_cast<std::uint8_t>(pool::LaneState::free);
+}
+
+void list_pools(const Request& request, const Filter& filter) {
+  Page<shmbw_pool_record> page(request);
+  Budget budget;
+  for (auto& [id, pool] : request.world.pools) {
+    if (!filter.takes(pool) || !sees(request.session, pool)) continue;
+    const std::uint64_t bytes = pool.bytes();
+    page.count(bytes);
+    const std::string group = pool.group->text();
+    if (id <= filter.wish.cursor || !page.room(group.size() + pool.name.size())) continue;
+    shmbw_pool_record record{};
+    record.pool = id;
+    record.group = pool.group->id;
+    record.bytes = bytes;
+    record.control_bytes = pool.bytes_charge.amount();
+    record.owner_uid = pool.owner_uid;
+    if (!pool.name.empty()) record.flags |= SHMBW_POOL_NAMED;
+    if (pool.broken() != pool::Broken::no) record.flags |= SHMBW_POOL_BROKEN;
+    record.slots = pool.slots;
+    record.slots_limit = pool.view.slots();
+    record.slots_used = count_slots(pool, budget).used;
+    record.slots_high = pool.slots_high;
+    record.segments = static_cast<std::uint32_t>(pool.segments.size());
+    record.participants = static_cast<std::uint32_t>(std::popcount(pool.live()));
+    record.leaving = static_cast<std::uint32_t>(
+        std::ranges::count_if(pool.participants, [](const Participant& who) { return who.repair != nullptr; }));
+    for (std::uint32_t i = 0; i < pool.view.queues(); ++i) record.queues += queue_in_use(pool, i);
+    for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) record.lanes += in_use(pool.view.lane(i));
+    record.deaths = pool.deaths;
+    record.created = pool.created;
+    record.keep = pool.keep;
+    record.group_len = static_cast<std::uint16_t>(group.size());
+    record.name_len = static_cast<std::uint16_t>(pool.name.size());
+    page.add(id, record, group, pool.name);
+  }
+  page.send();
+}
+
+// What the lanes of one queue tell. Words of the control area are bounded by what a lane can hold.
+void add_lanes(Pool& pool, std::uint32_t queue, shmbw_queue_record& record, Budget& budget) {
+  const std::uint64_t readers = pool.view.queue(queue).readers.load(std::memory_order_relaxed);
+  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
+    const pool::LaneEntry& lane = pool.view.lane(i);
+    if (!in_use(lane) || lane.queue != queue || lane.queue_serial != record.serial) continue;
+    ++record.lanes;
+    record.regions += pool.lanes[i].holds.size();
+    const KnownLane known = known_lane(pool.view, i);
+    if (!known || !budget.take(known.words.cells())) continue;
+    if (known.kind != pool::QueueKind::broadcast) {
+      record.depth += unread(known.words, known.kind);
+      continue;
+    }
+    const std::uint64_t tail = known.words.tail().load(std::memory_order_relaxed);
+    std::uint64_t slowest = 0;
+    for (std::uint64_t left = readers; left != 0; left &= left - 1) {
+      const pool::ReaderEntry& reader = known.words.reader(static_cast<std::size_t>(std::countr_zero(left)));
+      record.lost += reader.lost.load(std::memory_order_relaxed);
+      const std::uint64_t position = reader.position.load(std::memory_order_relaxed);
+      if (position == 0) continue;
+      const std::int64_t behind = pool::position_difference(tail, position - 1);
+      slowest = std::max(slowest, static_cast<std::uint64_t>(std::max<std::int64_t>(behind, 0)));
+    }
+    record.lag = std::max(record.lag, slowest);
+    record.depth += std::min<std::uint64_t>(slowest, known.words.cells());
+  }
+}
+
+struct QueueRow {
+  std::uint64_t serial;
+  Pool* pool;
+  std::uint32_t index;
+};
+
+void list_queues(const Request& request, const Filter& filter) {
+  Page<shmbw_queue_record> page(request);
+  std::vector<QueueRow> all;
+  for (auto& [id, pool] : request.world.pools) {
+    if (!filter.takes(pool) || !sees(request.session, pool)) continue;
+    for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
+      if (!queue_in_use(pool, i)) continue;
+      page.count(0);
+      if (pool.queues[i].serial > filter.wish.cursor) all.push_back({pool.queues[i].serial, &pool, i});
+    }
+  }
+  std::ranges::sort(all, std::less<>(), &QueueRow::serial);
+  Budget budget;
+  for (const QueueRow& row : all) {
+    Pool& pool = *row.pool;
+    const pool::QueueEntry& queue = pool.view.queue(row.index);
+    const std::string_view name(queue.name, queue.name_length);
+    const std::string pool_text = pool.name.empty() ? "#" + std::to_string(pool.id) : pool.name;
+    if (!page.room(pool_text.size() + name.size())) break;
+    const pool::Stamp stamp = pool::Stamp::of(queue.stamp.load(std::memory_order_relaxed));
+    shmbw_queue_record record{};
+    record.pool = pool.id;
+    record.group = pool.group->id;
+    record.queue = row.index;
+    record.serial = stamp.serial;
+    record.kind = queue.kind;
+    if ((queue.flags & pool::kQueueDropOldest) != 0) record.flags |= SHMBW_QUEUE_OPEN_DROP_OLDEST;
+    if ((queue.flags & pool::kQueueExpiring) != 0) record.flags |= SHMBW_QUEUE_OPEN_EXPIRING;
+    if ((queue.flags & pool::kQueueAtLeastOnce) != 0) record.flags |= SHMBW_QUEUE_OPEN_AT_LEAST_ONCE;
+    record.cells = queue.cells;
+    record.cell_size = queue.cell_size;
+    record.readers = static_cast<std::uint32_t>(std::popcount(queue.readers.load(std::memory_order_relaxed)));
+    record.writers = static_cast<std::uint32_t>(std::popcount(queue.writers.load(std::memory_order_relaxed)));
+    record.closed = stamp.state == static_cast<std::uint8_t>(pool::QueueState::closed);
+    record.owner_uid = pool.owner_uid;
+    record.deaths = queue.deaths.load(std::memory_order_relaxed);
+    add_lanes(pool, row.index, record, budget);
+    record.pool_len = static_cast<std::uint16_t>(pool_text.size());
+    record.name_len = static_cast<std::uint16_t>(name.size());
+    page.add(row.serial, record, pool_text, name);
+  }
+  page.send();
+}
+
+void list_participants(const Request& request, const Filter& filter) {
+  Page<shmbw_participant_record> page(request);
+  std::vector<QueueRow> all;
+  for (auto& [id, pool] : request.world.pools) {
+    if (!filter.takes(pool) || !sees(request.session, pool)) continue;
+    for (std::uint32_t i = 0; i < pool.participants.size(); ++i) {
+      const Participant& who = pool.participants[i];
+      if (who.state == pool::ParticipantState::free) continue;
+      page.count(0);
+      if (who.serial > filter.wish.cursor) all.push_back({who.serial, &pool, i});
+    }
+  }
+  std::ranges::sort(all, std::less<>(), &QueueRow::serial);
+  Budget budget;
+  Pool* counted = nullptr;
+  SlotCount slots;
+  for (const QueueRow& row : all) {
+    if (!page.room(0)) break;
+    Pool& pool = *row.pool;
+    if (std::exchange(counted, &pool) != &pool) slots = count_slots(pool, budget);
+    const Participant& who = pool.participants[row.index];
+    const std::uint64_t bit = std::uint64_t{1} << row.index;
+    shmbw_participant_record record{};
+    record.pool = pool.id;
+    record.session = who.session ? who.session->id : 0;
+    record.participant = row.index;
+    record.life = who.life;
+    record.state = static_cast<std::uint32_t>(who.state);
+    record.pid = who.pid;
+    record.uid = who.uid;
+    record.slots_held = slots.held[row.index];
+    for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
+      if (!queue_in_use(pool, i)) continue;
+      record.reading += (pool.view.queue(i).readers.load(std::memory_order_relaxed) & bit) != 0;
+      record.writing += (pool.view.queue(i).writers.load(std::memory_order_relaxed) & bit) != 0;
+    }
+    for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
+      const pool::LaneEntry& lane = pool.view.lane(i);
+      if (!in_use(lane) || lane.from != row.index || lane.from_life != who.life) continue;
+      const KnownLane known = known_lane(pool.view, i);
+      if (known && known.kind != pool::QueueKind::broadcast && budget.take(known.words.cells()))
+        record.unread += unread(known.words, known.kind);
+    }
+    page.add(row.serial, record);
+  }
+  page.send();
+}
+
 }  // namespace
 
 void serve_list(const Request& request) {
@@ -275,8 +493,15 @@ void serve_list(const Request& request) {
       return list_tickets(request, filter);
     case SHMBW_TABLE_UIDS:
       return list_uids(request, filter);
+    case SHMBW_TABLE_POOLS:
+      return list_pools(request, filter);
+    case SHMBW_TABLE_QUEUES:
+      return list_queues(request, filter);
+    case SHMBW_TABLE_PARTICIPANTS:
+      return list_participants(request, filter);
     default:
-      request.fail(Status::invalid, "list regions, groups, sessions, leases, tickets or uids");
+      request.fail(Status::invalid,
+                   "list regions, groups, sessions, leases, tickets, uids, pools, queues or participants");
   }
 }
 

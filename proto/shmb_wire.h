@@ -555,10 +555,10 @@ struct shmbw_list {
   uint32_t flags; /* list flags */
   uint64_t cursor; /* 0 first, then `next` of the last page */
   uint64_t group; /* only this group, 0: any */
-  struct shmbw_region_ref region; /* only this region, id 0: any; generation 0: whichever */
+  struct shmbw_region_ref region; /* only this region, id 0: any; generation 0: whichever; pools, queues, participants: the id is a pool's */
   uint32_t owner_uid; /* with flag owner_given */
   uint16_t group_len; /* bytes of text group: only the group of this name */
-  uint16_t name_len; /* bytes of text name: only regions of this name */
+  uint16_t name_len; /* bytes of text name: only regions (pools, queues, participants: pools) of this name */
 };
 
 struct shmbw_list_reply {
