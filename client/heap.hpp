@@ -12,7 +12,7 @@
 #ifndef SHMBROKER_HEAP_HPP
 #define SHMBROKER_HEAP_HPP
 
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include <boost/container/map.hpp>
 #include <boost/container/scoped_allocator.hpp>
@@ -52,6 +52,7 @@ struct Header {
   std::uint32_t boost, pointer_bytes, mutex_bytes;
   std::atomic<std::uint32_t> ready;  // 0 until the heap can be used
   std::uint64_t bytes;               // of the region
+  std::uint64_t pid_namespace;       // 0: not known
   std::int64_t lock_timeout_ns;
   std::uint64_t manager;            // where Boost's part begins
   std::atomic<std::uint64_t> lost;  // bytes that could not be given back
@@ -67,6 +68,12 @@ struct Entry {
   std::uint64_t object, object_bytes;
   std::uint32_t name_length, type_length;
 };
+
+// The lock knows its holder by a thread's number, which two PID namespaces give to different threads.
+inline std::uint64_t pid_namespace() noexcept {
+  struct stat seen{};
+  return ::stat("/proc/self/ns/pid", &seen) == 0 ? seen.st_ino : 0;
+}
 
 inline Manager& manager_of(Header& header) noexcept {
   return *reinterpret_cast<Manager*>(reinterpret_cast<std::byte*>(&header) + header.manager);
@@ -264,6 +271,7 @@ template <class Key, class T, class Less = std::less<Key>>
 using map = boost::container::map<Key, T, Less, scoped_allocator<std::pair<const Key, T>>>;
 template <class Key, class Less = std::less<Key>>
 using set = boost::container::set<Key, Less, scoped_allocator<Key>>;
+// This one does not hand its allocator on: a string in it is made with one, heap::string("x", heap.allocator()).
 template <class Key, class T, class Hash = boost::hash<Key>, class Equal = std::equal_to<Key>>
 using unordered_map = boost::unordered_map<Key, T, Hash, Equal, allocator<std::pair<const Key, T>>>;
 
@@ -413,14 +421,14 @@ class Heap {
     ~Guard() { unlock(); }
     void unlock() noexcept {
       // A forked child's copy is not a holder, and must not touch the holder's count of changes.
-      if (region_ != nullptr && process_ == ::getpid()) header_of(*region_).lock.unlock(intent_);
+      if (region_ != nullptr && process_ == heap::detail::process()) header_of(*region_).lock.unlock(intent_);
       region_.reset();
     }
 
    private:
     friend class Heap;
     Guard(std::shared_ptr<Region> region, heap::Intent intent) noexcept
-        : region_(std::move(region)), intent_(intent), process_(::getpid()) {}
+        : region_(std::move(region)), intent_(intent), process_(heap::detail::process()) {}
     std::shared_ptr<Region> region_;
     heap::Intent intent_;
     pid_t process_;
@@ -450,6 +458,7 @@ class Heap {
       header.pointer_bytes = sizeof(void*);
       header.mutex_bytes = sizeof(heap::robust_mutex);
       header.bytes = region.size();
+      header.pid_namespace = heap::detail::pid_namespace();
       header.lock_timeout_ns = lock_timeout.nanoseconds() == SHMB_NO_WAIT ? 1 : lock_timeout.nanoseconds();
       {
         // Held from before anybody can know of the heap: who opens it learns of its maker's death.
@@ -496,6 +505,12 @@ class Heap {
           "with Boost %u.%u for %zu-bit ones: build both with the same",
           header.boost / 100000, header.boost / 100 % 1000, header.pointer_bytes * 8, unsigned{BOOST_VERSION / 100000},
           unsigned{BOOST_VERSION / 100 % 1000}, sizeof(void*) * 8);
+    const std::uint64_t here = heap::detail::pid_namespace();
+    if (header.pid_namespace != 0 && here != 0 && header.pid_namespace != here)
+      return heap::detail::failure(
+          Status::unsupported,
+          "the heap was made in another PID namespace: its lock tells threads apart by numbers "
+          "that are only unique within one; run both in the same, or use a queue");
     if (header.ready.load(std::memory_order_acquire) == 0) {
       // Its maker holds the lock until it is done, or dies with it.
       const Status status = header.lock.take(heap::Intent::read, wait.nanoseconds());

@@ -8,13 +8,16 @@
 #define SHMBROKER_HEAP_LOCK_HPP
 
 #include <pthread.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <new>
 
 #include "shmbroker.hpp"
 
@@ -56,6 +59,22 @@ inline std::int64_t deadline_of(std::int64_t timeout_ns) noexcept {
   const std::int64_t now = monotonic_now();
   const std::int64_t wait = timeout_ns == SHMB_DEFAULT_TIMEOUT ? kDefaultWait : timeout_ns;
   return wait > INT64_MAX - 1 - now ? INT64_MAX - 1 : now + wait;
+}
+
+// getpid() without the system call: kept in a page that the kernel empties in a forked child.
+inline pid_t process() noexcept {
+  using Kept = std::atomic<pid_t>;
+  static Kept* const kept = []() -> Kept* {
+    void* page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) return nullptr;
+    if (::madvise(page, 4096, MADV_WIPEONFORK) == 0) return ::new (page) Kept(0);
+    (void)::munmap(page, 4096);
+    return nullptr;
+  }();
+  if (kept == nullptr) return ::getpid();
+  pid_t known = kept->load(std::memory_order_relaxed);
+  if (known == 0) kept->store(known = ::getpid(), std::memory_order_relaxed);
+  return known;
 }
 
 }  // namespace detail

@@ -308,7 +308,7 @@ TEST_CASE("bad input is refused with a sentence") {
   CHECK_THROWS_AS(in.allocator<int>().allocate(SIZE_MAX / 2), shmbroker::Error);
 }
 
-TEST_CASE("a region that holds no heap, or one of other Boost, is not opened") {
+TEST_CASE("a region that holds no heap, or one of other Boost or of another PID namespace, is not opened") {
   const auto session = local();
   shmbroker::CreateOptions many;
   many.many_writers = true;
@@ -332,6 +332,10 @@ TEST_CASE("a region that holds no heap, or one of other Boost, is not opened") {
   CHECK(*Heap::open(again(zeros)).find<int>("i") == 5);
   auto& header = *reinterpret_cast<heap::detail::Header*>(zeros.data());
   ++header.boost;
+  CHECK(status_of(Heap::try_open(again(zeros))) == Status::unsupported);
+  --header.boost;
+  CHECK(Heap::try_open(again(zeros)).has_value());
+  ++header.pid_namespace;
   CHECK(status_of(Heap::try_open(again(zeros))) == Status::unsupported);
 }
 
