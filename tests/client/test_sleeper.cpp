@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sleeping and waking: no wake is lost, and nobody is woken for nothing.
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <thread>
+
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
+#include "tests/client/pool_memory.hpp"
+#include "tests/harness/injected.hpp"
+
+namespace {
+
+using namespace pool_tests;
+using shmb::fault::Call;
+using Masks = std::vector<std::atomic<std::uint64_t>*>;
+
+struct Pair {
+  PoolMemory memory{0};
+  Participant one{memory.view(), 0, 1}, two{memory.view(), 1, 1};
+  pool::Waiters& waiters = memory.view().queue_waiters(0).readers;
+  Masks masks{&waiters.mask};
+  void check_awake() {
+    for (std::uint32_t i = 0; i < 3; ++i) CHECK(memory.view().wait(i).sleep == 0);
+    CHECK(waiters.mask == 0);
+  }
+};
+
+TEST_CASE("a wait ends at its deadline and leaves no trace") {
+  Pair pair;
+  pair.one.sleeper().set_spin(0);
+  const auto there = pair.one.sleeper().wait(pair.masks, [] { return false; }, Deadline::after(1'000'000));
+  REQUIRE(there.has_value());
+  CHECK_FALSE(*there);
+  pair.check_awake();
+}
+
+TEST_CASE("a wake without sleepers makes no system call") {
+  Pair pair;
+  shmb::fault::clear();
+  pair.one.sleeper().wake_all(pair.waiters);
+  pair.one.sleeper().wake_one(pair.waiters);
+  pair.waiters.mask = 2;  // announced, but awake
+  pair.one.sleeper().wake_all(pair.waiters);
+  CHECK(shmb::fault::count(Call::futex) == 0);
+  pair.waiters.mask = 0;
+}
+
+TEST_CASE("a waker wakes first and clears the flag afterwards, and only the flag that it saw") {
+  Pair pair;
+  auto& entry = pair.memory.view().wait(1);
+  pair.waiters.mask = 2;
+  entry.sleep = 4 | pool::kSleepFutex;
+  SUBCASE("as a rule") {
+    const AtStep woken(Step::S8, [&] {
+      CHECK(entry.event == 1);
+      CHECK(entry.sleep != 0);
+    });
+    pair.one.sleeper().wake_all(pair.waiters);
+    CHECK(entry.sleep == 0);
+  }
+  SUBCASE("not that of a later sleep") {
+    const AtStep later(Step::S8, [&] { entry.sleep = 8 | pool::kSleepFutex; });
+    pair.one.sleeper().wake_all(pair.waiters);
+    CHECK(entry.sleep == (8 | pool::kSleepFutex));
+  }
+  SUBCASE("and not when the wake failed") {
+    const harness::Injected refused(Call::futex, EPERM, 1);
+    pair.one.sleeper().wake_all(pair.waiters);
+    CHECK(entry.sleep != 0);
+  }
+  pair.waiters.mask = 0;
+}
+
+TEST_CASE("tokens never repeat, not even in another life of the index") {
+  Pair pair;
+  std::vector<std::uint64_t> tokens;
+  for (std::uint32_t life = 1; life < 3; ++life) {
+    Participant sleeper(pair.memory.view(), 2, life);
+    sleeper.sleeper().set_spin(0);
+    for (int i = 0; i < 3; ++i) {
+      const AtStep asleep(Step::Z3_done, [&] { tokens.push_back(pair.memory.view().wait(2).sleep); });
+      (void)sleeper.sleeper().wait(pair.masks, [] { return false; }, Deadline::after(1000));
+    }
+  }
+  CHECK(tokens.size() > 2);
+  std::sort(tokens.begin(), tokens.end());
+  CHECK(std::adjacent_find(tokens.begin(), tokens.end()) == tokens.end());
+}
+
+TEST_CASE("a wait that the kernel refuses is a sentence") {
+  Pair pair;
+  pair.one.sleeper().set_spin(0);
+  const harness::Injected refused(Call::futex, EPERM, 1);
+  const auto there = pair.one.sleeper().wait(pair.masks, [] { return false; }, Deadline::after(1'000'000'000));
+  REQUIRE_FALSE(there.has_value());
+  CHECK(there.error().system_errno == EPERM);
+  pair.check_awake();
+}
+
+TEST_CASE("what is published between the announcement and the sleep is seen") {
+  Pair pair;
+  bool there = false;
+  pair.one.sleeper().set_spin(0);
+  SUBCASE("before the last look") {
+    const AtStep publish(Step::Z3_done, [&] { there = true; });
+    CHECK(*pair.one.sleeper().wait(pair.masks, [&] { return there; }, Deadline::after(-1)));
+  }
+  SUBCASE("after it") {
+    const AtStep publish(Step::Z5, [&] {
+      there = true;
+      pair.two.sleeper().wake_all(pair.waiters);
+    });
+    CHECK(*pair.one.sleeper().wait(pair.masks, [&] { return there; }, Deadline::after(-1)));
+  }
+  pair.check_awake();
+}
+
+TEST_CASE("of sleepers that compete one is woken, another the next time, and those awake are passed over") {
+  Pair pair;
+  const auto& view = pair.memory.view();
+  pair.waiters.mask = 7;
+  auto sleep = [&](std::uint32_t index) { view.wait(index).sleep = 4 | pool::kSleepFutex; };
+  auto woken = [&] {
+    std::uint32_t count = 0;
+    for (std::uint32_t i = 0; i < 3; ++i) count += view.wait(i).event;
+    return count;
+  };
+  sleep(1);
+  sleep(2);
+  pair.one.sleeper().wake_one(pair.waiters);
+  CHECK(woken() == 1);
+  pair.one.sleeper().wake_one(pair.waiters);
+  CHECK(woken() == 2);
+  CHECK(view.wait(0).event == 0);
+  CHECK((view.wait(1).event == 1 && view.wait(2).event == 1));
+  pair.one.sleeper().wake_one(pair.waiters);
+  CHECK(woken() == 2);
+  for (std::uint32_t i = 0; i < 3; ++i) sleep(i);
+  pair.one.sleeper().wake_all(pair.waiters);
+  CHECK(woken() == 5);
+  pair.waiters.mask = 0;
+}
+
+TEST_CASE("an armed doorbell is rung once, and not by who finds it disarmed") {
+  Pair pair;
+  auto ends = shmb::sys::seqpacket_pair();
+  REQUIRE(ends.has_value());
+  auto& [bell, listener] = *ends;
+  std::vector<std::uint32_t> asked;
+  pair.two.sleeper().on_doorbell([&](std::uint32_t index, std::uint32_t life) {
+    asked.push_back(index * 100 + life);
+    return bell.get();
+  });
+  CHECK_FALSE(pair.one.sleeper().arm_doorbell(pair.masks, [] { return true; }));
+  CHECK_FALSE(pair.one.sleeper().armed());
+  pair.check_awake();
+  REQUIRE(pair.one.sleeper().arm_doorbell(pair.masks, [] { return false; }));
+  pair.two.sleeper().wake_all(pair.waiters);
+  pair.two.sleeper().wake_all(pair.waiters);
+  CHECK(asked == std::vector<std::uint32_t>{1});
+  std::byte buffer[8];
+  CHECK(shmb::sys::receive_data(listener.get(), buffer).has_value());
+  CHECK(*shmb::sys::poll_readable(listener.get(), 0) == false);
+
+  SUBCASE("a full one counts as rung") {
+    REQUIRE(pair.one.sleeper().arm_doorbell(pair.masks, [] { return false; }));
+    const harness::Injected full(Call::send, EAGAIN, 1);
+    pair.two.sleeper().wake_all(pair.waiters);
+    CHECK(pair.memory.view().wait(0).sleep == 0);
+  }
+  SUBCASE("one that cannot be had leaves the flag for the next waker") {
+    REQUIRE(pair.one.sleeper().arm_doorbell(pair.masks, [] { return false; }));
+    Participant third(pair.memory.view(), 2, 1);
+    third.sleeper().wake_all(pair.waiters);
+    CHECK(pair.memory.view().wait(0).sleep != 0);
+    pair.two.sleeper().wake_all(pair.waiters);
+    CHECK(pair.memory.view().wait(0).sleep == 0);
+  }
+  pair.one.sleeper().disarm_doorbell();
+  pair.check_awake();
+}
+
+TEST_CASE("threads of one participant sleep side by side, each for its own source") {
+  Pair pair;
+  pool::Waiters& others = pair.memory.view().queue_waiters(1).readers;
+  std::atomic<bool> first{false}, second{false};
+  const Deadline patience = Deadline::after(60'000'000'000);
+  pair.one.sleeper().set_spin(0);
+  std::atomic<int> ended{0};
+  auto sleep = [&](pool::Waiters& source, std::atomic<bool>& there) {
+    const std::lock_guard guard(pair.one.lock());
+    std::atomic<std::uint64_t>* const masks[] = {&source.mask};
+    const auto woken = pair.one.sleeper().wait(masks, [&] { return there.load(); }, patience);
+    if (woken && *woken) ++ended;
+  };
+  std::thread a([&] { sleep(pair.waiters, first); }), b([&] { sleep(pair.waiters, first); }),
+      c([&] { sleep(others, second); });
+  while (pair.waiters.mask == 0 || others.mask == 0) std::this_thread::yield();
+  second = true;
+  pair.two.sleeper().wake_all(others);
+  c.join();
+  CHECK(pair.waiters.mask == 1);  // its bit stays while the others sleep there
+  CHECK(others.mask == 0);
+  first = true;
+  pair.two.sleeper().wake_all(pair.waiters);
+  a.join();
+  b.join();
+  CHECK(ended == 3);
+  pair.check_awake();
+}
+
+// A ball goes to and fro: if one wake is lost, both sleep until the patience ends.
+void play(std::int64_t spin, std::uint64_t count) {
+  Pair pair;
+  std::atomic<std::uint64_t> ball{0};
+  const Deadline patience = Deadline::after(200'000'000'000);
+  pool::Waiters* const sources[] = {&pair.memory.view().queue_waiters(0).readers,
+                                    &pair.memory.view().queue_waiters(1).readers};
+  std::atomic<std::uint64_t> played{0};
+  auto player = [&](std::uint64_t side, Participant& me) {
+    me.sleeper().set_spin(spin);
+    std::atomic<std::uint64_t>* const masks[] = {&sources[side]->mask};
+    for (std::uint64_t n = side; n < count; n += 2) {
+      const auto mine = me.sleeper().wait(masks, [&] { return ball.load(std::memory_order_acquire) == n; }, patience);
+      if (!mine || !*mine) return;
+      ball.store(n + 1, std::memory_order_release);
+      me.sleeper().wake_one(*sources[1 - side]);
+      ++played;
+    }
+  };
+  std::thread other([&] { player(1, pair.two); });
+  player(0, pair.one);
+  other.join();
+  CHECK(played == count);
+  pair.check_awake();
+}
+
+TEST_CASE("no wake is lost in many sleeps, without spinning") {
+  play(0, 100'000 / static_cast<std::uint64_t>(harness::kSlowdown));
+}
+TEST_CASE("no wake is lost in many waits, with spinning") {
+  play(1'000, 100'000 / static_cast<std::uint64_t>(harness::kSlowdown));
+}
+
+}  // namespace

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Owning, dropping and keeping slots.
+#include <thread>
+
+#include "tests/client/pool_memory.hpp"
+
+namespace {
+
+using namespace pool_tests;
+
+TEST_CASE("a slot that was acquired is held by its owner alone, and has a new generation") {
+  PoolMemory memory(4);
+  Participant me(memory.view(), 1, 1);
+  const std::uint32_t slot = must_acquire(me, memory);
+  CHECK(memory.mask(slot) == 2);
+  CHECK(me.generation(slot) == 1);
+  CHECK(me.holds(slot));
+  me.hold(slot);
+  me.drop(slot);
+  CHECK(memory.mask(slot) == 2);
+  me.set_cache_limit(0);
+  me.drop(slot);
+  CHECK(memory.mask(slot) == 0);
+  CHECK_FALSE(me.holds(slot));
+  CHECK(must_acquire(me, memory) == slot);
+  CHECK(me.generation(slot) == 2);
+}
+
+TEST_CASE("a pool without a free slot gives none, and a range only its own") {
+  PoolMemory memory(4);
+  Participant me(memory.view(), 0, 1), other(memory.view(), 1, 1);
+  const SlotRange upper{2, 2}, beyond{3, 100}, nowhere{4, 1};
+  CHECK(me.acquire({&upper, 1}) >= 2U);
+  CHECK(me.acquire({&upper, 1}) >= 2U);
+  CHECK_FALSE(me.acquire({&upper, 1}).has_value());
+  CHECK_FALSE(me.acquire({&beyond, 1}).has_value());
+  CHECK_FALSE(me.acquire({&nowhere, 1}).has_value());
+  CHECK(must_acquire(other, memory) < 2);
+  CHECK(must_acquire(other, memory) < 2);
+  const SlotRange all = memory.all();
+  CHECK_FALSE(other.acquire({&all, 1}).has_value());
+}
+
+TEST_CASE("a mask that nobody could have written makes a slot not free") {
+  PoolMemory memory(2);
+  Participant me(memory.view(), 0, 1);
+  memory.view().slot(0).holders = ~std::uint64_t{0};
+  CHECK(must_acquire(me, memory) == 1);
+  const SlotRange all = memory.all();
+  CHECK_FALSE(me.acquire({&all, 1}).has_value());
+}
+
+TEST_CASE("an idle slot stays with its owner and is used again without being free in between") {
+  PoolMemory memory(64);
+  Participant me(memory.view(), 0, 1);
+  me.set_cache_limit(2);
+  const std::uint32_t slot = must_acquire(me, memory);
+  me.drop(slot);
+  CHECK(memory.mask(slot) == 1);
+  CHECK_FALSE(me.holds(slot));
+  CHECK(must_acquire(me, memory) == slot);
+  CHECK(me.generation(slot) == 2);
+
+  SUBCASE("but not while somebody else keeps it") {
+    me.drop(slot);
+    memory.view().slot(slot).holders.fetch_or(2);
+    CHECK(must_acquire(me, memory) != slot);
+  }
+  SUBCASE("not more than the limit") {
+    const std::uint32_t second = must_acquire(me, memory), third = must_acquire(me, memory);
+    for (const std::uint32_t each : {slot, second, third}) me.drop(each);
+    CHECK((memory.mask(slot) | memory.mask(second)) == 1);
+    CHECK(memory.mask(third) == 0);
+    me.set_cache_limit(1);
+    memory.check_no_holders();
+  }
+  SUBCASE("not while somebody waits for a slot") {
+    memory.view().control().slot_waiters.mask = 4;
+    me.drop(slot);
+    CHECK(memory.mask(slot) == 0);
+  }
+  SUBCASE("not while its owner sleeps") {
+    me.drop(slot);
+    me.sleeper().set_spin(0);
+    (void)me.sleeper().wait({}, [] { return false; }, Deadline::after(1'000'000));
+    CHECK(memory.mask(slot) == 0);
+  }
+}
+
+TEST_CASE("idle slots of all participants together leave two fifths of a pool") {
+  constexpr std::uint32_t kSlots = 512;
+  PoolMemory memory(kSlots, {});
+  std::vector<std::unique_ptr<Participant>> all;
+  std::uint32_t idle = 0;
+  for (std::uint32_t i = 0; i < pool::kParticipants; ++i) {
+    memory.set(i, 1, ParticipantState::live);
+    all.push_back(std::make_unique<Participant>(memory.view(), i, 1));
+    std::vector<std::uint32_t> slots;
+    for (int n = 0; n < 10 && idle + slots.size() < kSlots; ++n) slots.push_back(must_acquire(*all.back(), memory));
+    for (const std::uint32_t slot : slots) all.back()->drop(slot);
+    for (const std::uint32_t slot : slots) idle += memory.mask(slot) != 0;
+  }
+  CHECK(idle > 0);
+  CHECK(idle * 5 <= kSlots * 3);
+}
+
+TEST_CASE("a slot that was kept is held by both until each has dropped it") {
+  PoolMemory memory(2);
+  Participant owner(memory.view(), 0, 1), reader(memory.view(), 1, 1);
+  const std::uint32_t slot = must_acquire(owner, memory);
+  CHECK(reader.keep(slot, owner.generation(slot)));
+  CHECK(reader.keep(slot, owner.generation(slot)));
+  CHECK(memory.mask(slot) == 3);
+  owner.drop(slot);
+  CHECK(memory.mask(slot) == 2);
+  reader.drop(slot);
+  CHECK(memory.mask(slot) == 2);
+  reader.drop(slot);  // what came from others is not kept idle
+  CHECK(memory.mask(slot) == 0);
+}
+
+TEST_CASE("keeping a slot of another generation is refused and changes nothing") {
+  PoolMemory memory(64);
+  Participant owner(memory.view(), 0, 1), reader(memory.view(), 1, 1);
+  const std::uint32_t slot = must_acquire(owner, memory);
+  CHECK_FALSE(reader.keep(slot, owner.generation(slot) + 1));
+  CHECK(memory.mask(slot) == 1);
+  CHECK_FALSE(reader.keep(1000, 1));
+  CHECK(reader.keep(slot, owner.generation(slot)));
+  CHECK_FALSE(reader.keep(slot, 77));
+  CHECK(memory.mask(slot) == 3);
+  reader.undo(slot);
+  CHECK(memory.mask(slot) == 1);
+  owner.set_cache_limit(1);
+  owner.drop(slot);
+  CHECK_FALSE(owner.keep(slot, 77));  // idle there: the bit is not touched
+  CHECK(memory.mask(slot) == 1);
+  CHECK(owner.keep(slot, 1));
+  CHECK(must_acquire(owner, memory) != slot);
+}
+
+TEST_CASE("a handle must lie within a slot that exists") {
+  PoolMemory memory(4);
+  Participant me(memory.view(), 0, 1);
+  pool::Handle handle{};
+  handle.length = PoolMemory::kSlotBytes;
+  CHECK(me.fits(handle));
+  handle.offset = 1;
+  CHECK_FALSE(me.fits(handle));
+  handle.offset = UINT64_MAX;
+  handle.length = 2;
+  CHECK_FALSE(me.fits(handle));
+  handle.offset = PoolMemory::kSlotBytes;
+  handle.length = 0;
+  CHECK(me.fits(handle));
+  handle.slot = 4;
+  CHECK_FALSE(me.fits(handle));
+  handle.slot = pool::kNone;
+  CHECK_FALSE(me.fits(handle));
+
+  pool::SegmentEntry& second = memory.view().segment(1);  // promises more slots than the pool has
+  second.first_slot = 4;
+  second.slots = 100;
+  second.slot_size = 4096;
+  second.in_use = 1;
+  handle = {};
+  handle.slot = 4;
+  CHECK_FALSE(me.fits(handle));
+}
+
+TEST_CASE("threads that acquire and drop never own a slot twice and leave none behind") {
+  constexpr std::uint32_t kThreads = 3, kSlots = 4;
+  PoolMemory memory(kSlots);
+  std::array<std::atomic<int>, kSlots> owners{};
+  std::atomic<int> twice{0};
+  std::vector<std::thread> threads;
+  for (std::uint32_t index = 0; index < kThreads; ++index)
+    threads.emplace_back([&, index] {
+      Participant me(memory.view(), index, 1);
+      me.set_cache_limit(index);  // none, one, two
+      const SlotRange all = memory.all();
+      for (std::uint64_t n = 0; n < 100'000 / harness::kSlowdown; ++n) {
+        const auto slot = me.acquire({&all, 1});
+        if (!slot) continue;
+        twice += owners[*slot].fetch_add(1, std::memory_order_relaxed);
+        fill(memory.data(*slot), n);  // a data race here is what the thread sanitizer would see
+        owners[*slot].fetch_sub(1, std::memory_order_relaxed);
+        me.drop(*slot);
+      }
+      me.flush_cache();
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(twice == 0);
+  memory.check_no_holders();
+}
+
+}  // namespace
