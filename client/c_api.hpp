@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/result.hpp"
+#include "client/pool.hpp"
 #include "client/region.hpp"
 #include "client/session.hpp"
 #include "client/shmbroker.h"
@@ -20,6 +21,9 @@ struct shmb_session {
 };
 struct shmb_region {
   shmb::client::Region::Handle it;
+};
+struct shmb_pool {
+  std::shared_ptr<shmb::client::Pool> it;
 };
 
 namespace shmb::client::c_api {
@@ -87,5 +91,8 @@ Result<Region*> region_of(shmb_region* region);
 shmbw_region_ref to_ref(const shmb_region_id& id);
 shmb_region_id to_id(shmbw_region_ref ref, std::uint64_t epoch);
 Token to_token(const std::uint8_t* bytes);
+Result<std::shared_ptr<Pool>> pool_of(shmb_pool* pool);
+Slot to_slot(const shmb_slot& slot);
+shmb_slot to_c(const Slot& slot);
 
 }  // namespace shmb::client::c_api

@@ -190,10 +190,11 @@ bool Channel::send_unsent() {
   return true;
 }
 
-Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadline deadline) {
+Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
+                           std::span<const int> descriptors) {
   for (;;) {
     if (lost_) return lost_error();
-    auto sent = send_unsent() ? sys::send(socket_.get(), packet, {}, {}, false) : sys_error(EAGAIN);
+    auto sent = send_unsent() ? sys::send(socket_.get(), packet, {}, descriptors, false) : sys_error(EAGAIN);
     if (sent) return {};
     const int code = sent.error().value;
     if (passes(code)) {
@@ -219,7 +220,8 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
   }
 }
 
-Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subscription* subscription) {
+Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subscription* subscription,
+                            std::span<const int> descriptors) {
   if (packet.empty()) return error(Status::invalid, "the request does not fit into one message");
   Lock lock(mutex_);
   if (lost_) return lost_error();
@@ -227,7 +229,7 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
   const std::uint64_t tag = ++last_tag_;
   set_tag(packet, tag);
   pending_[tag] = {op_of(packet), &mine, subscription};
-  if (auto sent = send(lock, packet, deadline); !sent) {
+  if (auto sent = send(lock, packet, deadline, descriptors); !sent) {
     pending_.erase(tag);
     return std::unexpected(sent.error());
   }
@@ -359,6 +361,16 @@ void Channel::give_back(const wire::PacketView& view) {
     cancel_watch(fixed_part<shmbw_watch_reply>(view).watch);
     return;
   }
+  if (op == SHMBW_OP_POOL_CREATE || op == SHMBW_OP_POOL_JOIN) {  // both replies open with the pool's id
+    std::array<std::byte, 64> buffer;
+    wire::Writer writer(buffer);
+    const std::uint64_t tag = ++last_tag_;
+    writer.begin(SHMBW_OP_POOL_LEAVE, tag, Status::ok,
+                 shmbw_pool_leave{fixed_part<shmbw_pool_join_reply>(view).pool, 0, 0});
+    pending_[tag] = {};  // nobody waits for the answer
+    send_later(writer.finish(0));
+    return;
+  }
   if (op != SHMBW_OP_CREATE && op != SHMBW_OP_ATTACH) return;
   auto batch = wire::BatchView::open(view);
   if (!batch) return;
@@ -472,6 +484,20 @@ Result<Event> Channel::next_event(Deadline deadline) {
     (void)!::read(event_.get(), &count, sizeof count);
   }
   return event;
+}
+
+bool Channel::pump() {
+  Lock lock(mutex_);
+  if (!lost_ && !reading_) {
+    read_once(lock, Deadline::now(), false);
+    pass_the_lead();
+  }
+  return !lost_;
+}
+
+int Channel::socket_descriptor() {
+  Lock lock(mutex_);
+  return lost_ ? -1 : socket_.get();
 }
 
 Result<int> Channel::event_descriptor() {

@@ -91,7 +91,9 @@ class Channel {
   std::vector<Fd> forget();
 
   // Sends one request (its tag is filled in) and waits for the reply. A refusal is the Error it carries.
-  Result<Reply> call(std::span<std::byte> packet, Deadline deadline, Subscription* subscription = nullptr);
+  // Descriptors travel with it as copies; the packet's header counts them.
+  Result<Reply> call(std::span<std::byte> packet, Deadline deadline, Subscription* subscription = nullptr,
+                     std::span<const int> descriptors = {});
   // A request without a reply.
   Result<void> post(std::span<std::byte> packet, Deadline deadline);
   // Until `subscription` has an event. A lost session ends the wait.
@@ -100,6 +102,9 @@ class Channel {
 
   Result<Event> next_event(Deadline deadline);
   Result<int> event_descriptor();
+  // For other waiting beside it: takes what has arrived, without waiting. False: the session is lost.
+  bool pump();
+  int socket_descriptor();  // -1: lost
 
   bool lost();
   std::string lost_reason();
@@ -134,7 +139,8 @@ class Channel {
   void read_once(Lock& lock, Deadline deadline, bool or_writable);
   void send_later(std::span<const std::byte> packet);
   bool send_unsent();
-  Result<void> send(Lock& lock, std::span<const std::byte> packet, Deadline deadline);
+  Result<void> send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
+                    std::span<const int> descriptors = {});
   void take_packet(wire::Incoming incoming);
   void take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool descriptors_lost);
   void take_event(const wire::PacketView& view);

@@ -52,12 +52,12 @@ Sys<ForkMark> ForkMark::make() {
   return mark;
 }
 
-void enrol(ForkGuarded& object) {
+void enrol(ForkGuarded& object, bool before_others) {
   static const int installed = ::pthread_atfork(before_fork, after_fork, after_fork);
   (void)installed;  // ENOMEM only: fork detection by the page still works
   Enrolled& all = enrolled();
   std::lock_guard lock(all.mutex);
-  all.objects.push_back(&object);
+  all.objects.insert(before_others ? all.objects.begin() : all.objects.end(), &object);
 }
 
 void withdraw(ForkGuarded& object) {

@@ -23,7 +23,8 @@ class ForkMark {
   Mapping page_;
 };
 
-// Something whose locks are held while the process forks. Enrolled objects are locked in order of enrolment.
+// Something whose locks are held while the process forks. Enrolled objects are locked in order of enrolment, those that
+// call others while they hold their own lock before all of these.
 class ForkGuarded {
  public:
   virtual void lock_for_fork() = 0;
@@ -32,7 +33,7 @@ class ForkGuarded {
  protected:
   ~ForkGuarded() = default;
 };
-void enrol(ForkGuarded& object);
+void enrol(ForkGuarded& object, bool before_others = false);
 void withdraw(ForkGuarded& object);
 
 // How often this process has forked by fork(3) since the library was first used. A mapping older than the last fork

@@ -11,6 +11,7 @@
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
 #include "client/connect.hpp"
+#include "client/pool.hpp"
 #include "client/region.hpp"
 #include "client/version.hpp"
 #include "proto/names.hpp"
@@ -186,10 +187,11 @@ Result<void> Session::inherit(Deadline deadline) {
   return {};
 }
 
-Result<Reply> Session::call(std::span<std::byte> packet, Deadline deadline, Channel::Subscription* subscription) {
+Result<Reply> Session::call(std::span<std::byte> packet, Deadline deadline, Channel::Subscription* subscription,
+                            std::span<const int> descriptors) {
   if (local_) return needs_broker("this call");
   if (auto entered = enter(); !entered) return std::unexpected(entered.error());
-  return channel_.call(packet, deadline, subscription);
+  return channel_.call(packet, deadline, subscription, descriptors);
 }
 
 Result<void> Session::post(std::span<std::byte> packet, Deadline deadline) {
@@ -225,6 +227,20 @@ std::list<Region*>::iterator Session::enrol_region(Region* region) {
 void Session::withdraw_region(std::list<Region*>::iterator place) {
   Channel::Lock lock(channel_.mutex());
   regions_.erase(place);
+}
+
+void Session::note_pool(const std::shared_ptr<Pool>& pool, const std::string& address) {
+  Channel::Lock lock(channel_.mutex());
+  std::erase_if(pools_, [](const Joined& joined) { return joined.pool.expired(); });
+  pools_.push_back({pool->id(), address, pool});
+}
+
+std::shared_ptr<Pool> Session::pool(std::uint64_t id, const std::string& address) {
+  Channel::Lock lock(channel_.mutex());
+  for (const Joined& joined : pools_)
+    if (id != 0 ? joined.id == id : joined.address == address)
+      if (auto pool = joined.pool.lock()) return pool;
+  return nullptr;
 }
 
 std::uint64_t Session::next_local_id() {

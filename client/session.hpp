@@ -22,6 +22,7 @@
 
 namespace shmb::client {
 
+class Pool;
 class Region;
 
 struct Token {
@@ -89,11 +90,13 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
 
   SessionFacts facts();
   bool is_local() const { return local_; }
+  std::uint64_t epoch() const { return facts_.epoch; }  // never changes within a session
   bool lost();
   Result<void> ping(Deadline deadline);
 
   // The door. `packet` is a request that wire::Writer made; its tag is filled in.
-  Result<Reply> call(std::span<std::byte> packet, Deadline deadline, Channel::Subscription* subscription = nullptr);
+  Result<Reply> call(std::span<std::byte> packet, Deadline deadline, Channel::Subscription* subscription = nullptr,
+                     std::span<const int> descriptors = {});
   Result<void> post(std::span<std::byte> packet, Deadline deadline);
 
   Result<GroupHandle> create_group(const GroupSpec& spec, Deadline deadline);
@@ -127,6 +130,11 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   // Handles enrol so that a forked child can take their leases over.
   std::list<Region*>::iterator enrol_region(Region* region);
   void withdraw_region(std::list<Region*>::iterator place);
+  // A session joins a pool once: its handles share what is here.
+  void note_pool(const std::shared_ptr<Pool>& pool, const std::string& address);
+  std::shared_ptr<Pool> pool(std::uint64_t id, const std::string& address);
+  bool pump() { return channel_.pump(); }
+  int socket_descriptor() { return channel_.socket_descriptor(); }
   std::uint64_t next_local_id();
   void note_group(std::uint64_t group);                               // a create told where unnamed sessions live
   Result<void> enter();                                               // notices a fork; cheap otherwise
@@ -149,6 +157,12 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   SessionFacts facts_;
   std::string program_;
   std::list<Region*> regions_;
+  struct Joined {
+    std::uint64_t id;
+    std::string address;
+    std::weak_ptr<Pool> pool;
+  };
+  std::vector<Joined> pools_;
   std::uint64_t last_local_id_ = 0;
 };
 

@@ -1,0 +1,504 @@
+// SPDX-License-Identifier: Apache-2.0
+// Joining and leaving a pool, its slots, and its growth. Nothing here is on the path of a message but `data`.
+#include "client/pool.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/text.hpp"
+#include "client/obtain.hpp"
+#include "client/queue_set.hpp"
+#include "proto/refusal.hpp"
+
+namespace shmb::client {
+namespace {
+
+constexpr std::uint32_t kMaxSegmentsOfOneClass = 40;  // doubling from one slot to all of them, with some to spare
+
+Result<PoolSpec> checked(PoolSpec spec) {
+  if (!spec.name.empty())
+    if (auto named = names::check(spec.name, "pool name"); !named) return std::unexpected(named.error());
+  std::uint64_t slots = 0;
+  for (SizeClass& one : spec.classes) {
+    if (one.slot_size == 0) return error(Status::invalid, "a slot has at least one byte");
+    if (one.slots == 0) return error(Status::invalid, "a size class begins with at least one slot");
+    if (one.slots_limit == 0) one.slots_limit = one.slots;
+    if (one.slots_limit < one.slots)
+      return error(Status::invalid, "slots_limit (" + std::to_string(one.slots_limit) + ") is less than slots (" +
+                                        std::to_string(one.slots) + ")");
+    slots += one.slots_limit;
+    if (one.slots_limit > pool::kMaxSlots || slots > pool::kMaxSlots)
+      return error(Status::invalid, "a pool has at most " + std::to_string(pool::kMaxSlots) +
+                                        " slots, all classes together; use larger slots, or several pools");
+    if (one.slot_size > kMaxLength || pool::stride_of(one.slot_size) > kMaxLength / one.slots)
+      return error(Status::invalid, std::to_string(one.slots) + " slots of " + format_size(one.slot_size) +
+                                        " are more than a region can have (" + format_size(kMaxLength) + ")");
+  }
+  std::ranges::sort(spec.classes, {}, &SizeClass::slot_size);
+  for (std::size_t i = 1; i < spec.classes.size(); ++i)
+    if (spec.classes[i].slot_size == spec.classes[i - 1].slot_size)
+      return error(Status::invalid, "two size classes have the same slot size");
+  return spec;
+}
+
+Result<Reply> join(Session& session, const Pool::Opening& opening, Deadline deadline) {
+  names::Address address;
+  if (opening.id == 0) {
+    auto parsed = names::parse_region(opening.address);
+    if (!parsed) return std::unexpected(parsed.error());
+    address = std::move(*parsed);
+  }
+  shmbw_pool_join request{};
+  request.pool = opening.id;
+  if (opening.read_only) request.flags |= SHMBW_POOL_READ_ONLY;
+  if (address.owner_uid) {
+    request.flags |= SHMBW_POOL_OWNER_GIVEN;
+    request.owner_uid = *address.owner_uid;
+  }
+  request.group_len = static_cast<std::uint16_t>(address.group.size());
+  request.name_len = static_cast<std::uint16_t>(address.name.size());
+  std::array<std::byte, 512> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_POOL_JOIN, 0, Status::ok, request);
+  writer.text(address.group);
+  writer.text(address.name);
+  const auto packet = writer.finish(0);
+  return session.call(std::span(buffer).first(packet.size()), deadline);
+}
+
+}  // namespace
+
+Result<void> Pool::map(Reply& reply, std::uint64_t directory_bytes, std::uint64_t control_bytes) {
+  if (reply.fds.size() < 2) return error(Status::protocol, "the broker's answer lacks the pool's descriptors");
+  auto directory = map_whole(reply.fds[0].get(), directory_bytes, directory_bytes, Access::read);
+  if (!directory) return std::unexpected(directory.error());
+  auto control = map_whole(reply.fds[1].get(), control_bytes, control_bytes, Access::read_write);
+  if (!control) return std::unexpected(control.error());
+  const auto view = pool::View::open({directory->data(), directory_bytes}, {control->data(), control_bytes});
+  if (!view) return error(Status::version, "the pool's directory is not of the version that this library knows");
+  directory_ = std::move(*directory);
+  control_ = std::move(*control);
+  view_ = *view;
+  return {};
+}
+
+void Pool::begin(std::uint32_t index, std::uint32_t life) {
+  if (me_) former_.push_back(std::move(me_));
+  me_ = std::make_unique<Participant>(view_, index, life);
+  me_->sleeper().on_doorbell([this](std::uint32_t peer, std::uint32_t of_life) { return bell_of(peer, of_life); });
+  seen_change_ = change() - 1;
+}
+
+Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& session, const PoolSpec& wanted,
+                                           std::int64_t timeout) {
+  if (session->is_local()) return needs_broker("pools and queues");
+  auto spec = checked(wanted);
+  if (!spec) return std::unexpected(spec.error());
+  shmbw_pool_create request{};
+  request.group = spec->group;
+  if (spec->keep) {
+    request.flags |= SHMBW_POOL_KEEP_GIVEN;
+    request.keep = *spec->keep;
+  }
+  for (const SizeClass& one : spec->classes) request.slots += one.slots_limit;
+  request.lanes = spec->lanes;
+  request.queues = spec->queues;
+  request.segments = std::min<std::uint32_t>(
+      static_cast<std::uint32_t>(std::max<std::size_t>(spec->classes.size(), 1)) * kMaxSegmentsOfOneClass,
+      pool::kMaxSegments);
+  request.lane_bytes = spec->lane_bytes;
+  request.name_len = static_cast<std::uint16_t>(spec->name.size());
+  std::array<std::byte, 256> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_POOL_CREATE, 0, Status::ok, request);
+  writer.text(spec->name);
+  const auto packet = writer.finish(0);
+  auto reply = session->call(std::span(buffer).first(packet.size()), Deadline::after(timeout));
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_pool_create_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  auto mark = ForkMark::make();
+  if (!mark) return system_failure(mark.error(), "a page to notice fork with");
+  std::shared_ptr<Pool> made(new Pool(session, false));
+  made->mark_ = std::move(*mark);
+  made->id_ = fixed->pool;
+  made->group_ = fixed->group;
+  made->small_pages_ = spec->small_pages;
+  made->no_populate_ = spec->no_populate;
+  if (spec->group == 0) session->note_group(fixed->group);
+  if (auto mapped = made->map(*reply, fixed->directory_bytes, fixed->control_bytes); !mapped)
+    return std::unexpected(mapped.error());
+  made->begin(fixed->participant, fixed->life);
+  enrol(*made, true);
+  made->enrolled_ = true;
+  for (const SizeClass& one : spec->classes) made->classes_.push_back({one.slot_size, 0, one.slots_limit, {}});
+  for (std::size_t i = 0; i < spec->classes.size(); ++i)
+    if (auto added = made->add_segment(i, spec->classes[i].slots, timeout); !added)
+      return std::unexpected(added.error());
+  session->note_pool(made, spec->name);
+  return made;
+}
+
+Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session, const Opening& opening) {
+  if (session->is_local()) return needs_broker("pools and queues");
+  if (auto known = session->pool(opening.id, opening.address)) return known;
+  const Deadline until = opening.wait == 0 ? Deadline::now() : Deadline::after(opening.wait);
+  Result<Reply> reply = join(*session, opening, Deadline::after(opening.timeout));
+  while (!reply && reply.error().status == Status::not_found && opening.id == 0 && !until.passed()) {
+    // Names of pools are not watched: looked for again.
+    const timespec rest{0, 2'000'000};
+    ::nanosleep(&rest, nullptr);
+    reply = join(*session, opening, Deadline::after(opening.timeout));
+    if (!reply && reply.error().status == Status::not_found && until.passed())
+      return error(Status::deadline, "no pool of that name appeared before the deadline: " + reply.error().sentence);
+  }
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_pool_join_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  auto mark = ForkMark::make();
+  if (!mark) return system_failure(mark.error(), "a page to notice fork with");
+  std::shared_ptr<Pool> joined(new Pool(session, opening.read_only));
+  joined->mark_ = std::move(*mark);
+  joined->id_ = fixed->pool;
+  joined->group_ = fixed->group;
+  if (auto mapped = joined->map(*reply, fixed->directory_bytes, fixed->control_bytes); !mapped)
+    return std::unexpected(mapped.error());
+  joined->begin(fixed->participant, fixed->life);
+  enrol(*joined, true);
+  joined->enrolled_ = true;
+  joined->seen_change_ = joined->change();
+  joined->read_segments();
+  (void)joined->attach_segments();  // what fails now is tried again when a slot of it is met
+  session->note_pool(joined, opening.address);
+  return joined;
+}
+
+Pool::~Pool() {
+  if (enrolled_) withdraw(*this);
+  retired_.clear();
+  if (id_ == 0 || is_fresh_child() || session_->lost()) return;
+  if (me_) {
+    Lock lock(me_->lock());
+    me_->flush_cache();
+  }
+  segments_.clear();
+  std::array<std::byte, 64> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_POOL_LEAVE, 0, Status::ok, shmbw_pool_leave{id_, 0, 0});
+  const auto packet = writer.finish(0);
+  (void)session_->call(std::span(buffer).first(packet.size()), Deadline::after(0));
+}
+
+// The areas are mapped by inheritance, and the session has taken over the segments' leases.
+Result<void> Pool::rejoin() {
+  std::lock_guard guard(rejoining_);
+  if (mark_.intact()) return {};
+  if (auto entered = session_->enter(); !entered) return entered;
+  Opening again;
+  again.id = id_;
+  again.read_only = read_only_;
+  auto reply = join(*session_, again, Deadline::after(0));
+  if (!reply) return error(reply.error().status, "the forked child could not join the pool: " + reply.error().sentence);
+  auto fixed = fixed_of<shmbw_pool_join_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  parent_stamp_ = stamp();
+  // The lanes of the parent's own writing are none of ours; they refer to the participant that goes to former_.
+  retired_.clear();
+  bell_ = {};
+  bells_ = {};
+  armed_.clear();
+  growing_ = false;
+  ++incarnation_;
+  begin(fixed->participant, fixed->life);
+  mark_.set();
+  return {};
+}
+
+// Segments and classes
+
+void Pool::read_segments() {
+  for (std::size_t i = segments_.size(); i < view_.segments(); ++i) {
+    const pool::SegmentEntry& entry = view_.segment(i);
+    if (entry.in_use.load(std::memory_order_acquire) == 0) break;
+    segments_.push_back({entry.first_slot, entry.slots, entry.stride, entry.slots * entry.stride, nullptr});
+    slots_ += entry.slots;
+    auto found = std::ranges::find(classes_, entry.slot_size, &Class::slot_size);
+    if (found == classes_.end()) {
+      // The creator's limits for each class are not in the directory: its sum is, and the broker keeps to that.
+      found = classes_.insert(std::ranges::upper_bound(classes_, entry.slot_size, {}, &Class::slot_size),
+                              Class{entry.slot_size, 0, view_.slots(), {}});
+    }
+    found->slots += entry.slots;
+    if (!found->ranges.empty() && found->ranges.back().first + found->ranges.back().count == entry.first_slot)
+      found->ranges.back().count += entry.slots;
+    else found->ranges.push_back({entry.first_slot, entry.slots});
+  }
+}
+
+Error Pool::attach_segments() {
+  std::vector<AttachItem> items;
+  std::vector<std::size_t> which;
+  for (std::size_t i = 0; i < segments_.size(); ++i) {
+    if (segments_[i].region) continue;
+    const pool::SegmentEntry& entry = view_.segment(i);
+    AttachItem item;
+    item.target = Target::with_id({entry.region, entry.generation, 0});
+    item.rights = SHMBW_RIGHT_MAP_READ | (read_only_ ? 0U : unsigned{SHMBW_RIGHT_MAP_WRITE});
+    items.push_back(std::move(item));
+    which.push_back(i);
+  }
+  Error failure;
+  auto attached = attach_regions(session_, items, 0);
+  for (std::size_t n = 0; n < which.size(); ++n) {
+    Segment& segment = segments_[which[n]];
+    if (!attached[n]) failure = attached[n].error();
+    else if ((*attached[n])->facts().bytes < segment.bytes)
+      failure = error(Status::broken, "a segment of the pool is smaller than the directory says").error();
+    else segment.region = std::move(*attached[n]);
+  }
+  return failure;
+}
+
+void Pool::notice() {
+  const std::uint32_t now = change();
+  if (now == seen_change_) return;
+  seen_change_ = now;
+  read_segments();
+  std::erase_if(retired_, [&](const Retired& lane) {
+    const pool::Stamp stamp = pool::Stamp::of(view_.lane(lane.lane).stamp.load(std::memory_order_acquire));
+    if (stamp.serial == lane.serial && stamp.state != static_cast<std::uint8_t>(pool::LaneState::free)) return false;
+    lane.sender->give_up_all();  // recycled: everything in it was read
+    return true;
+  });
+}
+
+std::byte* Pool::data(std::uint32_t slot, Error* why) {
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    for (const Segment& segment : segments_) {
+      if (slot - segment.first >= segment.slots) continue;
+      if (segment.region) return segment.region->data() + (slot - segment.first) * segment.stride;
+      break;
+    }
+    if (attempt != 0) break;
+    read_segments();
+    Error failure = attach_segments();
+    if (why != nullptr && !failure.sentence.empty()) *why = std::move(failure);
+  }
+  return nullptr;
+}
+
+Slot Pool::describe(std::uint32_t slot, std::uint64_t length) {
+  return {data(slot), slot_size(slot), length, id_, stamp(), slot, me_->generation(slot)};
+}
+
+Pool::Class* Pool::class_for(std::uint64_t length) {
+  for (Class& one : classes_)
+    if (one.slot_size >= length) return &one;
+  return nullptr;
+}
+
+// Doubles what there is, within the limits.
+std::uint32_t Pool::may_grow(const Class& wanted) const {
+  if (read_only_ || growing_ || wanted.slots >= wanted.limit || slots_ >= view_.slots()) return 0;
+  if (segments_.size() >= view_.segments()) return 0;
+  return std::min({std::max(wanted.slots, 1U), wanted.limit - wanted.slots, view_.slots() - slots_});
+}
+
+Result<void> Pool::add_segment(std::size_t which, std::uint32_t slots, std::int64_t timeout) {
+  const std::uint64_t slot_size = classes_[which].slot_size;
+  CreateItem item;
+  item.length = pool::stride_of(slot_size) * slots;
+  item.group = group_;
+  item.flags =
+      SHMBW_CREATE_MANY_WRITERS | (small_pages_ ? kCreateSmallPages : 0U) | (no_populate_ ? kCreateNoPopulate : 0U);
+  auto region = create_region(session_, item, timeout);
+  if (!region) return std::unexpected(region.error());
+  std::array<std::byte, 128> buffer;
+  wire::Writer writer(buffer);
+  shmbw_pool_segment request{};
+  request.pool = id_;
+  request.region = (*region)->ref();
+  request.slot_size = slot_size;
+  request.slots = slots;
+  writer.begin(SHMBW_OP_POOL_SEGMENT, 0, Status::ok, request);
+  const auto packet = writer.finish(0);
+  auto reply = session_->call(std::span(buffer).first(packet.size()), Deadline::after(timeout));
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_pool_segment_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  Lock lock(me_->lock());
+  read_segments();
+  if (fixed->segment >= segments_.size())
+    return error(Status::protocol, "the broker's answer names a segment that the directory does not have");
+  segments_[fixed->segment].region = std::move(*region);
+  return {};
+}
+
+// Slots
+
+Result<std::uint32_t> Pool::take(std::uint64_t length, Wait wait, Lock& lock) {
+  if (read_only_) return error(Status::denied, "this process opened the pool read-only: it takes no slots");
+  if (broken()) return error(Status::broken, "the broker found the pool's shared words impossible: make a new one");
+  if (classes_.empty())
+    return error(Status::invalid,
+                 "the pool has no slots: it was made for queues alone. Make one with size classes, or "
+                 "send a region (shmb_create)");
+  Class* wanted = class_for(length);
+  if (wanted == nullptr)
+    return error(Status::invalid, std::to_string(length) + " bytes are more than the largest slots of the pool have (" +
+                                      std::to_string(largest_class()) +
+                                      "): make a region with shmb_create and send that");
+  if (auto slot = me_->acquire(wanted->ranges)) return *slot;
+  const std::uint64_t slot_size = wanted->slot_size;
+  for (;;) {
+    notice();
+    wanted = class_for(slot_size);
+    if (auto slot = me_->acquire(wanted->ranges)) return *slot;
+    slots_high_ = slots_;
+    std::string growth;
+    if (const std::uint32_t more = may_grow(*wanted); more != 0) {
+      growing_ = true;
+      lock.unlock();
+      auto added = add_segment(static_cast<std::size_t>(wanted - classes_.data()), more, 0);
+      lock.lock();
+      growing_ = false;
+      if (added) continue;
+      if (const std::uint32_t now = wanted->slots; read_segments(), class_for(slot_size)->slots != now) continue;
+      growth = "; adding more failed: " + added.error().sentence;
+    }
+    wanted = class_for(slot_size);
+    const std::string used =
+        "all " + std::to_string(wanted->slots) + " slots of " + format_size(slot_size) + " are in use" + growth;
+    if (wait.none) return error(Status::full, used);
+    std::optional<std::uint32_t> slot;
+    std::atomic<std::uint64_t>* const masks[] = {&view_.control().slot_waiters.mask};
+    auto woken = me_->sleeper().wait(
+        masks,
+        [&] {
+          slot = me_->acquire(wanted->ranges);
+          return slot.has_value() || change() != seen_change_ || broken();
+        },
+        wait.until);
+    if (slot) return *slot;
+    if (!woken) return std::unexpected(woken.error());
+    if (broken()) return error(Status::broken, "the broker found the pool's shared words impossible: make a new one");
+    if (!*woken) return error(Status::deadline, "no slot became free before the deadline: " + used);
+  }
+}
+
+Result<Slot> Pool::acquire(std::uint64_t length, std::int64_t wait) {
+  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  Lock lock(me_->lock());
+  auto slot = take(length, Wait::of(wait), lock);
+  if (!slot) return std::unexpected(slot.error());
+  Error why;
+  std::byte* const bytes = data(*slot, &why);
+  if (bytes == nullptr) {
+    me_->drop(*slot);
+    return std::unexpected(std::move(why));
+  }
+  return Slot{bytes, slot_size(*slot), length, id_, stamp(), *slot, me_->generation(*slot)};
+}
+
+Result<void> Pool::check(const Slot& slot) {
+  if (slot.pool != id_)
+    return error(Status::invalid, "the slot is of another pool (" + std::to_string(slot.pool) + ", this is " +
+                                      std::to_string(id_) + ")");
+  if (slot.stamp != stamp()) {
+    if (slot.stamp == parent_stamp_)
+      return error(Status::forked, "the slot is the parent's: what it held before the fork is not the child's");
+    return error(Status::stale, "the slot is of another life of this process in the pool");
+  }
+  if (slot.index >= me_->view().slots()) return error(Status::invalid, "the pool has no slot of that number");
+  if (!me_->holds(slot.index))
+    return error(Status::stale, "this process does not hold the slot: it was released already");
+  if (slot.generation != me_->generation(slot.index))
+    return error(Status::stale, "the slot was used again since: its generation is " +
+                                    std::to_string(me_->generation(slot.index)) + ", not " +
+                                    std::to_string(slot.generation));
+  return {};
+}
+
+Result<void> Pool::retain(const Slot& slot) {
+  if (auto entered = enter(); !entered) return entered;
+  Lock lock(me_->lock());
+  if (auto fine = check(slot); !fine) return fine;
+  me_->hold(slot.index);
+  return {};
+}
+
+Result<void> Pool::release(const Slot& slot) {
+  if (auto entered = enter(); !entered) return entered;
+  Lock lock(me_->lock());
+  if (auto fine = check(slot); !fine) return fine;
+  me_->drop(slot.index);
+  return {};
+}
+
+std::uint32_t Pool::count_used(const std::vector<SlotRange>& ranges) const {
+  std::uint32_t used = 0;
+  for (const SlotRange& range : ranges)
+    for (std::uint32_t slot = range.first; slot < range.first + range.count; ++slot)
+      used += view_.slot(slot).holders.load(std::memory_order_relaxed) != 0 ? 1U : 0U;
+  return used;
+}
+
+Result<PoolFacts> Pool::facts() {
+  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  Lock lock(me_->lock());
+  notice();
+  PoolFacts out;
+  out.id = id_;
+  out.group = group_;
+  out.participant = me_->index();
+  for (std::size_t i = 0; i < pool::kParticipants; ++i)
+    out.participants += pool::Stamp::of(view_.participant(i).stamp.load(std::memory_order_acquire)).state ==
+                                static_cast<std::uint8_t>(pool::ParticipantState::live)
+                            ? 1U
+                            : 0U;
+  for (const Segment& segment : segments_) out.bytes += segment.bytes;
+  out.slots = slots_;
+  out.slots_limit = view_.slots();
+  for (const Class& one : classes_) {
+    const std::uint32_t used = count_used(one.ranges);
+    out.classes.push_back({one.slot_size, one.slots, used});
+    out.slots_used += used;
+    for (const SlotRange& range : one.ranges)
+      for (std::uint32_t slot = range.first; slot < range.first + range.count; ++slot)
+        out.slots_own += (view_.slot(slot).holders.load(std::memory_order_relaxed) & me_->bit()) != 0 ? 1U : 0U;
+  }
+  out.slots_high = slots_high_ = std::max(slots_high_, out.slots_used);
+  out.segments = static_cast<std::uint32_t>(segments_.size());
+  for (std::size_t i = 0; i < view_.queues(); ++i)
+    out.queues += pool::Stamp::of(view_.queue(i).stamp.load(std::memory_order_acquire)).state != 0 ? 1U : 0U;
+  out.queues_limit = view_.queues();
+  for (std::size_t i = 0; i < view_.lanes(); ++i)
+    out.lanes += pool::Stamp::of(view_.lane(i).stamp.load(std::memory_order_acquire)).state != 0 ? 1U : 0U;
+  out.lanes_limit = view_.lanes();
+  out.read_only = read_only_;
+  out.broken = broken();
+  return out;
+}
+
+// Lanes that are over
+
+void Pool::retire(std::unique_ptr<LaneSender> sender, std::uint32_t lane, std::uint32_t serial) {
+  retired_.push_back({std::move(sender), lane, serial});
+}
+
+void Pool::post_through(std::uint32_t lane, std::uint32_t serial, shmbw_lane_end end) {
+  std::array<std::byte, 96> buffer;
+  wire::Writer writer(buffer);
+  writer.begin_batch<shmbw_lane_through>(SHMBW_OP_LANE_THROUGH, 0, 1, SHMBW_HEADER_NO_REPLY);
+  shmbw_lane_through through{};
+  through.pool = id_;
+  through.lane = lane;
+  through.serial = serial;
+  through.end = end;
+  writer.element(0, through);
+  const auto packet = writer.finish(0);
+  (void)session_->post(std::span(buffer).first(packet.size()), Deadline::after(0));
+}
+
+}  // namespace shmb::client

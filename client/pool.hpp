@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// This process in one pool: joined once for each session, shared by all its handles and queues, left with the last of
+// them. It maps the areas and the segments, adds segments where a class of slots is used up, and notices fork: a child
+// joins anew at its first call, with an index of its own, and none of the parent's slots is the child's.
+//
+// One lock, the participant's, guards everything here and in the queues; it is taken before those of the session.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "base/mapping.hpp"
+#include "client/lane.hpp"
+#include "client/participant.hpp"
+#include "client/region.hpp"
+#include "client/session.hpp"
+#include "proto/pool_layout.hpp"
+
+namespace shmb::client {
+
+class QueueSet;
+
+struct SizeClass {
+  std::uint64_t slot_size = 0;
+  std::uint32_t slots = 0, slots_limit = 0;
+};
+struct PoolSpec {
+  std::string name;
+  std::vector<SizeClass> classes;
+  std::uint64_t group = 0;
+  std::optional<std::int64_t> keep;
+  bool small_pages = false, no_populate = false;
+  std::uint32_t lanes = 0, queues = 0;
+  std::uint64_t lane_bytes = 0;
+};
+
+// How long a call may wait.
+struct Wait {
+  bool none;  // not at all: FULL or EMPTY instead of DEADLINE
+  Deadline until;
+  static Wait of(std::int64_t wait) {
+    return {wait == kNoWait, wait == kNoWait ? Deadline::now() : Deadline::after(wait)};
+  }
+};
+
+// A slot as this process holds it.
+struct Slot {
+  std::byte* data = nullptr;
+  std::uint64_t size = 0, length = 0;
+  std::uint64_t pool = 0, stamp = 0;
+  std::uint32_t index = 0, generation = 0;
+};
+
+struct PoolFacts {
+  std::uint64_t id = 0, group = 0, bytes = 0;
+  std::uint32_t participant = 0, participants = 0;
+  std::uint32_t slots = 0, slots_limit = 0, slots_used = 0, slots_own = 0, slots_high = 0, segments = 0;
+  std::uint32_t queues = 0, queues_limit = 0, lanes = 0, lanes_limit = 0;
+  bool read_only = false, broken = false;
+  struct Class {
+    std::uint64_t slot_size;
+    std::uint32_t slots, slots_used;
+  };
+  std::vector<Class> classes;
+};
+
+class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool> {
+ public:
+  using Lock = std::unique_lock<LocalLock>;
+
+  static Result<std::shared_ptr<Pool>> create(const std::shared_ptr<Session>& session, const PoolSpec& spec,
+                                              std::int64_t timeout);
+  struct Opening {
+    std::string address;
+    std::uint64_t id = 0;  // with an empty address
+    bool read_only = false;
+    std::int64_t wait = 0, timeout = 0;
+  };
+  static Result<std::shared_ptr<Pool>> open(const std::shared_ptr<Session>& session, const Opening& opening);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  Result<Slot> acquire(std::uint64_t length, std::int64_t wait);
+  Result<void> retain(const Slot& slot);
+  Result<void> release(const Slot& slot);
+  Result<PoolFacts> facts();
+
+  // For queues and messages.
+  std::uint64_t id() const { return id_; }
+  std::uint64_t group() const { return group_; }
+  bool read_only() const { return read_only_; }
+  const std::shared_ptr<Session>& session() const { return session_; }
+  Participant& me() { return *me_; }
+  const pool::View& view() const { return view_; }
+  std::uint64_t stamp() const { return std::uint64_t{me_->index()} << 32 | me_->life(); }
+  std::uint64_t incarnation() const { return incarnation_; }
+  // Notices a fork. One load, unless there was one.
+  Result<void> enter() {
+    if (mark_.intact()) [[likely]]
+      return {};
+    return rejoin();
+  }
+  bool is_fresh_child() const { return !mark_.intact(); }
+  std::uint32_t change() const { return view_.header().change.load(std::memory_order_acquire); }
+  bool broken() const { return view_.header().broken.load(std::memory_order_relaxed) != 0; }
+
+  // All below: the lock is held.
+  Result<std::uint32_t> take(std::uint64_t length, Wait wait, Lock& lock);
+  // Where a slot's bytes are here; nullptr: its segment cannot be mapped (`why` tells).
+  std::byte* data(std::uint32_t slot, Error* why = nullptr);
+  std::uint64_t slot_size(std::uint32_t slot) { return me_->slot_size(slot).value_or(0); }
+  Slot describe(std::uint32_t slot, std::uint64_t length);
+  Result<void> check(const Slot& slot);
+  std::uint64_t largest_class() const { return classes_.empty() ? 0 : classes_.back().slot_size; }
+  void notice();  // new segments, and lanes of closed queues that are read by now
+  // A lane that this process wrote and writes no more: its messages stay held until they are read.
+  void retire(std::unique_ptr<LaneSender> sender, std::uint32_t lane, std::uint32_t serial);
+  void post_through(std::uint32_t lane, std::uint32_t serial, shmbw_lane_end end);
+
+  // Doorbells, for waiting in event loops (queue_set.cpp).
+  Result<int> doorbell(Lock& lock);
+  bool arm(QueueSet& set);  // false: it has something already
+  void disarm(QueueSet& set);
+  void ring_heard(QueueSet& set);
+
+  void lock_for_fork() override { me_->lock().lock(); }
+  void unlock_after_fork() override { me_->lock().unlock(); }
+
+ private:
+  struct Segment {
+    std::uint32_t first = 0, slots = 0;
+    std::uint64_t stride = 0, bytes = 0;
+    Region::Handle region;
+  };
+  struct Class {
+    std::uint64_t slot_size = 0;
+    std::uint32_t slots = 0, limit = 0;
+    std::vector<SlotRange> ranges;
+  };
+  struct Retired {
+    std::unique_ptr<LaneSender> sender;
+    std::uint32_t lane, serial;
+  };
+  struct PeerBell {
+    std::uint32_t life = 0;
+    bool known = false;
+    Fd fd;
+  };
+
+  Pool(std::shared_ptr<Session> session, bool read_only) : session_(std::move(session)), read_only_(read_only) {}
+  Result<void> map(Reply& reply, std::uint64_t directory_bytes, std::uint64_t control_bytes);
+  void begin(std::uint32_t index, std::uint32_t life);
+  Result<void> rejoin();
+  Result<void> add_segment(std::size_t which, std::uint32_t slots, std::int64_t timeout);
+  void read_segments();
+  Error attach_segments();
+  Class* class_for(std::uint64_t length);
+  std::uint32_t may_grow(const Class& wanted) const;
+  int bell_of(std::uint32_t participant, std::uint32_t life);
+  std::uint32_t count_used(const std::vector<SlotRange>& ranges) const;
+  std::vector<std::atomic<std::uint64_t>*> armed_masks();
+
+  const std::shared_ptr<Session> session_;
+  const bool read_only_;
+  ForkMark mark_;
+  std::mutex rejoining_;
+  std::uint64_t id_ = 0, group_ = 0, incarnation_ = 1, parent_stamp_ = 0;
+  Mapping directory_, control_;
+  pool::View view_;
+  std::vector<std::unique_ptr<Participant>> former_;  // the parent's, to which handles may still refer
+  std::unique_ptr<Participant> me_;
+  std::vector<Retired> retired_;
+  std::vector<Segment> segments_;
+  std::vector<Class> classes_;
+  std::uint32_t seen_change_ = 0, slots_ = 0, slots_high_ = 0;
+  bool small_pages_ = false, no_populate_ = false, growing_ = false, enrolled_ = false;
+
+  std::array<Fd, 2> bell_;  // the end we read, the end the broker gives to peers
+  std::array<PeerBell, pool::kParticipants> bells_;
+  std::vector<QueueSet*> armed_;
+};
+
+}  // namespace shmb::client

@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ends of a queue: opening and closing them, and following the directory. Sending is in queue_send.cpp, receiving
+// in queue_receive.cpp.
+#include "client/queue.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <ctime>
+
+#include "client/obtain.hpp"
+#include "client/queue_set.hpp"
+
+namespace shmb::client {
+namespace {
+
+std::string kind_name(pool::QueueKind kind) {
+  switch (kind) {
+    case pool::QueueKind::line:
+      return "line";
+    case pool::QueueKind::claim:
+      return "claim";
+    case pool::QueueKind::broadcast:
+      return "broadcast";
+    default:
+      return "none";
+  }
+}
+
+Result<void> checked(const QueueSpec& spec) {
+  if (auto named = names::check(spec.name, "queue name"); !named) return named;
+  if (!spec.reader && !spec.writer)
+    return error(Status::invalid, "a queue is opened as its reader, as its writer, or as both");
+  if (spec.create_only && spec.open_only) return error(Status::invalid, "CREATE_ONLY and OPEN_ONLY exclude each other");
+  if (spec.kind == pool::QueueKind::none && !spec.open_only)
+    return error(Status::invalid, "a queue as it is (AS_IS) can only be opened, with OPEN_ONLY; else say which kind");
+  if (spec.kind > pool::QueueKind::broadcast) return error(Status::invalid, "a queue is LINE, CLAIM or BROADCAST");
+  if (!std::has_single_bit(spec.cells) || spec.cells < 2 || spec.cells > 65536)
+    return error(Status::invalid,
+                 "the cells of a queue are a power of two from 2 to 65536, not " + std::to_string(spec.cells));
+  if (spec.cell_size != 64 && spec.cell_size != 128)
+    return error(Status::invalid, "a queue has 56 or 120 inline bytes");
+  if ((spec.flags & pool::kQueueDropOldest) != 0 && spec.kind > pool::QueueKind::none &&
+      spec.kind != pool::QueueKind::broadcast)
+    return error(Status::invalid, "only a broadcast queue can drop its oldest messages");
+  if ((spec.flags & pool::kQueueAtLeastOnce) != 0 && spec.kind > pool::QueueKind::none &&
+      spec.kind != pool::QueueKind::claim)
+    return error(Status::invalid, "only a claim queue delivers at least once");
+  return {};
+}
+
+// Which setting of the queue that is there is another one.
+std::string difference(const pool::View& view, const QueueSpec& spec) {
+  for (std::size_t i = 0; i < view.queues(); ++i) {
+    const pool::QueueEntry& entry = view.queue(i);
+    const std::uint64_t stamp = entry.stamp.load(std::memory_order_acquire);
+    if (pool::Stamp::of(stamp).state == static_cast<std::uint8_t>(pool::QueueState::free)) continue;
+    const std::size_t length = std::min<std::size_t>(entry.name_length, sizeof entry.name);
+    if (std::string_view(entry.name, length) != spec.name) continue;
+    const auto kind = static_cast<pool::QueueKind>(entry.kind);
+    if (kind != spec.kind) return "its kind is " + kind_name(kind) + ", not " + kind_name(spec.kind);
+    if (entry.cells != spec.cells)
+      return "it has " + std::to_string(entry.cells) + " cells, not " + std::to_string(spec.cells);
+    if (entry.cell_size != spec.cell_size)
+      return "it has " + std::to_string(entry.cell_size - 8) + " inline bytes, not " +
+             std::to_string(spec.cell_size - 8);
+    const std::uint32_t other = entry.flags ^ spec.flags;
+    const auto one = [&](std::uint32_t bit, const char* name) {
+      return std::string(name) + ((entry.flags & bit) != 0 ? " is set" : " is not set") + " for it";
+    };
+    if ((other & pool::kQueueDropOldest) != 0) return one(pool::kQueueDropOldest, "DROP_OLDEST");
+    if ((other & pool::kQueueExpiring) != 0) return one(pool::kQueueExpiring, "EXPIRING");
+    if ((other & pool::kQueueAtLeastOnce) != 0) return one(pool::kQueueAtLeastOnce, "AT_LEAST_ONCE");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Queue>> Queue::open(const std::shared_ptr<Pool>& pool, const QueueSpec& spec) {
+  if (auto fine = checked(spec); !fine) return std::unexpected(fine.error());
+  if (auto entered = pool->enter(); !entered) return std::unexpected(entered.error());
+  if (spec.writer && pool->read_only())
+    return error(Status::denied, "this process opened the pool read-only: it cannot write to its queues");
+  std::unique_ptr<Queue> queue(new Queue(pool, spec));
+  const Deadline until = spec.wait == 0 || !spec.open_only ? Deadline::now() : Deadline::after(spec.wait);
+  for (;;) {
+    auto opened = queue->open_ends(false);
+    if (opened) return queue;
+    if (opened.error().status != Status::not_found || !spec.open_only || spec.wait == 0)
+      return std::unexpected(opened.error());
+    if (until.passed())
+      return error(Status::deadline, "the queue did not appear before the deadline: " + opened.error().sentence);
+    const timespec rest{0, 2'000'000};
+    ::nanosleep(&rest, nullptr);
+  }
+}
+
+Result<std::unique_ptr<Queue>> Queue::open_alone(const std::shared_ptr<Session>& session, const std::string& address,
+                                                 QueueSpec spec) {
+  if (session->is_local()) return needs_broker("pools and queues");
+  auto parsed = names::parse_region(address);
+  if (!parsed) return std::unexpected(parsed.error());
+  spec.name = parsed->name;
+  if (auto fine = checked(spec); !fine) return std::unexpected(fine.error());
+  Pool::Opening opening;
+  opening.address = address;
+  opening.timeout = spec.timeout;
+  if (spec.open_only) opening.wait = spec.wait;
+  for (int attempt = 0;; ++attempt) {
+    auto pool = Pool::open(session, opening);
+    if (!pool && pool.error().status == Status::not_found && !spec.open_only) {
+      if (parsed->owner_uid || !parsed->group.empty())
+        return error(Status::not_found, "there is no queue at '" + address +
+                                            "', and it is made in the session's own group only: say '" + parsed->name +
+                                            "', or join the group first");
+      PoolSpec made;
+      made.name = parsed->name;
+      // Room for the lanes that the queue's own settings ask for, one for each participant of many.
+      const std::uint64_t lane = pool::lane_bytes(spec.kind, spec.cells, spec.cell_size);
+      made.lane_bytes = std::clamp<std::uint64_t>(lane * 16, std::uint64_t{1} << 20, std::uint64_t{15} << 20);
+      made.queues = 1;
+      pool = Pool::create(session, made, spec.timeout);
+    }
+    if (!pool && pool.error().status == Status::exists && attempt < 8) continue;  // somebody was faster
+    if (!pool) return std::unexpected(pool.error());
+    return open(*pool, spec);
+  }
+}
+
+Result<void> Queue::open_ends(bool again) {
+  shmbw_queue_open request{};
+  request.pool = pool_->id();
+  request.kind = again ? static_cast<std::uint32_t>(kind_) : static_cast<std::uint32_t>(spec_.kind);
+  const std::uint32_t flags = again ? flags_ : spec_.flags;
+  if (spec_.reader) request.flags |= SHMBW_QUEUE_OPEN_READER;
+  if (spec_.writer) request.flags |= SHMBW_QUEUE_OPEN_WRITER;
+  if ((flags & pool::kQueueDropOldest) != 0) request.flags |= SHMBW_QUEUE_OPEN_DROP_OLDEST;
+  if ((flags & pool::kQueueExpiring) != 0) request.flags |= SHMBW_QUEUE_OPEN_EXPIRING;
+  if ((flags & pool::kQueueAtLeastOnce) != 0) request.flags |= SHMBW_QUEUE_OPEN_AT_LEAST_ONCE;
+  if (spec_.create_only && !again) request.flags |= SHMBW_QUEUE_OPEN_CREATE_ONLY;
+  if (spec_.open_only || again) request.flags |= SHMBW_QUEUE_OPEN_OPEN_ONLY;
+  request.cells = again ? cells_ : spec_.cells;
+  request.cell_size = again ? cell_size_ : spec_.cell_size;
+  if (request.kind == SHMBW_QUEUE_KIND_NONE) request.cells = request.cell_size = 0;
+  request.name_len = static_cast<std::uint16_t>(spec_.name.size());
+  std::array<std::byte, 256> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_QUEUE_OPEN, 0, Status::ok, request);
+  writer.text(spec_.name);
+  const auto packet = writer.finish(0);
+  auto reply = pool_->session()->call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
+  if (!reply) {
+    Error failure = reply.error();
+    if (failure.status == Status::exists && !spec_.create_only)
+      if (const std::string what = difference(pool_->view(), spec_); !what.empty())
+        failure.sentence = "queue '" + spec_.name + "' exists with other settings: " + what +
+                           ". Open it with the same ones, or as it is (AS_IS with OPEN_ONLY)";
+    return std::unexpected(std::move(failure));
+  }
+  auto fixed = fixed_of<shmbw_queue_open_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  if (fixed->queue >= pool_->view().queues())
+    return error(Status::protocol, "the broker's answer names a queue that the pool cannot have");
+  Pool::Lock lock(pool_->me().lock());
+  index_ = fixed->queue;
+  serial_ = fixed->serial;
+  incarnation_ = pool_->incarnation();
+  const pool::QueueEntry& entry = pool_->view().queue(index_);
+  kind_ = static_cast<pool::QueueKind>(entry.kind);
+  flags_ = entry.flags;
+  cells_ = entry.cells;
+  cell_size_ = entry.cell_size;
+  deaths_ = entry.deaths.load(std::memory_order_acquire);
+  open_ = true;
+  if (fixed->lane != pool::kNone) adopt_out(fixed->lane, fixed->lane_serial);
+  look_around();
+  return {};
+}
+
+// A forked child's ends are opened anew; what the parent had in hand is the parent's.
+Result<void> Queue::enter() {
+  if (auto entered = pool_->enter(); !entered) return entered;
+  if (incarnation_ == pool_->incarnation()) [[likely]]
+    return {};
+  if (open_) {
+    open_ = false;
+    out_ = {};
+    ins_.clear();
+    pending_ = nullptr;
+    borrowed_ = nullptr;
+    borrowed_in_ = nullptr;
+    borrowed_container_ = pool::kNone;
+    holds_.clear();
+    idle_holds_.clear();
+    idle_bytes_ = 0;
+    readers_.clear();
+    writers_.clear();
+    gone_writers_.clear();
+    readers_gone_ = reader_died_ = false;
+    sent_ = received_count_ = 0;
+    descriptor_.reset();
+  }
+  if (auto opened = open_ends(true); !opened)
+    return error(opened.error().status, "the forked child could not open its own end: " + opened.error().sentence);
+  return {};
+}
+
+Queue::Queue(std::shared_ptr<Pool> pool, QueueSpec spec) : pool_(std::move(pool)), spec_(std::move(spec)) {}
+
+Queue::~Queue() { (void)close(false, false); }
+
+Result<void> Queue::close(bool all, bool remove) {
+  descriptor_.reset();
+  if (!std::exchange(open_, false)) return {};
+  if (pool_->is_fresh_child() || incarnation_ != pool_->incarnation()) {
+    // The parent's ends: forgotten, not closed.
+    if (borrowed_ != nullptr) borrowed_->queue_ = nullptr;
+    return {};
+  }
+  {
+    Pool::Lock lock(pool_->me().lock());
+    let_borrowed_go();
+    if (pending_ != nullptr && kind_ == pool::QueueKind::claim) pending_->it->give_back(received_.position);
+    pending_ = nullptr;
+    for (auto& in : ins_)
+      if (!in->over) in->it->detach();
+  }
+  shmbw_queue_close request{};
+  request.pool = pool_->id();
+  request.queue = index_;
+  request.serial = serial_;
+  request.flags = (spec_.reader ? unsigned{SHMBW_QUEUE_CLOSE_READER} : 0U) |
+                  (spec_.writer ? unsigned{SHMBW_QUEUE_CLOSE_WRITER} : 0U) |
+                  (all ? unsigned{SHMBW_QUEUE_CLOSE_ALL} : 0U) | (remove ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U);
+  std::array<std::byte, 96> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_QUEUE_CLOSE, 0, Status::ok, request);
+  const auto packet = writer.finish(0);
+  auto reply = pool_->session()->call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
+  Pool::Lock lock(pool_->me().lock());
+  ins_.clear();
+  if (out_.it) {
+    // Its messages stay held until they are read; the broker says so by giving the lane to somebody else.
+    pool_->retire(std::move(out_.it), out_.lane, out_.serial);
+    pool_->post_through(out_.lane, out_.serial, SHMBW_LANE_END_SENDER);
+  }
+  if (!reply) return std::unexpected(reply.error());
+  return {};
+}
+
+Result<void> Queue::shutdown(bool remove) {
+  if (auto entered = enter(); !entered) return entered;
+  shmbw_queue_close request{};
+  request.pool = pool_->id();
+  request.queue = index_;
+  request.serial = serial_;
+  request.flags = SHMBW_QUEUE_CLOSE_ALL | (remove ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U);
+  std::array<std::byte, 96> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_QUEUE_CLOSE, 0, Status::ok, request);
+  const auto packet = writer.finish(0);
+  auto reply = pool_->session()->call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
+  if (!reply) return std::unexpected(reply.error());
+  return {};
+}
+
+// Following the directory
+
+std::optional<pool::LaneView> Queue::lane_view(std::uint32_t lane, std::uint32_t serial, pool::LaneEntry* copy) const {
+  const pool::View& view = pool_->view();
+  if (lane >= view.lanes()) return std::nullopt;
+  const pool::LaneEntry& entry = view.lane(lane);
+  const std::uint64_t stamp = entry.stamp.load(std::memory_order_acquire);
+  if (pool::Stamp::of(stamp).serial != serial) return std::nullopt;
+  const std::uint32_t cells = entry.cells, cell_size = entry.cell_size;
+  const std::uint64_t offset = entry.offset;
+  copy->queue = entry.queue, copy->queue_serial = entry.queue_serial;
+  copy->from = entry.from, copy->from_life = entry.from_life, copy->to = entry.to, copy->to_life = entry.to_life;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (pool::Stamp::of(entry.stamp.load(std::memory_order_relaxed)).serial != serial) return std::nullopt;
+  if (!view.lane_fits(offset, kind_, cells, cell_size)) return std::nullopt;
+  return pool::LaneView(view.lane_memory(offset), kind_, cells, cell_size);
+}
+
+void Queue::adopt_out(std::uint32_t lane, std::uint32_t serial) {
+  pool::LaneEntry copy{};
+  auto view = lane_view(lane, serial, &copy);
+  if (!view) return;
+  out_.lane = lane;
+  out_.serial = serial;
+  out_.to = copy.to;
+  out_.to_life = copy.to_life;
+  out_.it = std::make_unique<LaneSender>(pool_->me(), *view, kind_, flags_, index_,
+                                         [this](Held&& held) { let_go(std::move(held)); });
+}
+
+// L3: the receiver of a line is gone, what it has not read is given up.
+void Queue::drop_out() {
+  if (!out_.it) return;
+  out_.it->give_up_all();
+  out_.it.reset();
+  pool_->post_through(out_.lane, out_.serial, SHMBW_LANE_END_SENDER);
+  holds_.clear();
+  idle_holds_.clear();
+  idle_bytes_ = 0;
+  out_ = {};
+}
+
+void Queue::follow_peers(std::vector<Peer>& known, std::uint64_t mask, std::vector<Peer>& gone) {
+  const pool::View& view = pool_->view();
+  const std::uint32_t deaths = view.queue(index_).deaths.load(std::memory_order_acquire);
+  std::erase_if(known, [&](Peer& peer) {
+    const pool::Stamp stamp = pool::Stamp::of(view.participant(peer.index).stamp.load(std::memory_order_acquire));
+    const auto state = static_cast<pool::ParticipantState>(stamp.state);
+    const bool same = stamp.serial == peer.life;
+    if (same && state == pool::ParticipantState::live && (mask >> peer.index & 1) != 0) return false;
+    peer.died =
+        same ? state == pool::ParticipantState::dead || (state == pool::ParticipantState::free && deaths != deaths_)
+             : deaths != deaths_;
+    gone.push_back(peer);
+    return true;
+  });
+  for (std::uint64_t rest = mask; rest != 0; rest &= rest - 1) {
+    const auto index = static_cast<std::uint32_t>(std::countr_zero(rest));
+    const pool::Stamp stamp = pool::Stamp::of(view.participant(index).stamp.load(std::memory_order_acquire));
+    if (stamp.state != static_cast<std::uint8_t>(pool::ParticipantState::live)) continue;
+    const Peer peer{index, stamp.serial};
+    if (std::ranges::find(known, peer) == known.end()) known.push_back(peer);
+  }
+}
+
+void Queue::look_for_reader() {
+  const pool::View& view = pool_->view();
+  if (out_.it) {
+    const pool::Stamp stamp = pool::Stamp::of(view.lane(out_.lane).stamp.load(std::memory_order_acquire));
+    if (stamp.serial == out_.serial && stamp.state == static_cast<std::uint8_t>(pool::LaneState::open) &&
+        pool_->me().alive(out_.to, out_.to_life))
+      return;
+    drop_out();
+  }
+  for (std::uint32_t i = 0; i < view.lanes(); ++i) {
+    const pool::Stamp stamp = pool::Stamp::of(view.lane(i).stamp.load(std::memory_order_acquire));
+    if (stamp.state != static_cast<std::uint8_t>(pool::LaneState::open)) continue;
+    pool::LaneEntry copy{};
+    if (!lane_view(i, stamp.serial, &copy) || copy.queue != index_ || copy.queue_serial != serial_) continue;
+    if (copy.from != pool_->me().index() || copy.from_life != pool_->me().life()) continue;
+    if (!pool_->me().alive(copy.to, copy.to_life)) continue;
+    adopt_out(i, stamp.serial);
+    return;
+  }
+}
+
+void Queue::look_for_lanes_to_read() {
+  const pool::View& view = pool_->view();
+  Participant& me = pool_->me();
+  // What is over stays known until the broker has taken the lane back, so that it is not taken up again.
+  std::erase_if(ins_, [&](const std::unique_ptr<In>& in) {
+    const pool::Stamp stamp = pool::Stamp::of(view.lane(in->lane).stamp.load(std::memory_order_acquire));
+    if (stamp.serial == in->serial && stamp.state != static_cast<std::uint8_t>(pool::LaneState::free)) {
+      in->writer_closed = stamp.state == static_cast<std::uint8_t>(pool::LaneState::writer_gone);
+      return false;
+    }
+    return in->over && in.get() != pending_ && in.get() != borrowed_in_;
+  });
+  for (std::uint32_t i = 0; i < view.lanes(); ++i) {
+    const pool::Stamp stamp = pool::Stamp::of(view.lane(i).stamp.load(std::memory_order_acquire));
+    const auto state = static_cast<pool::LaneState>(stamp.state);
+    if (state != pool::LaneState::open && state != pool::LaneState::writer_gone) continue;
+    if (std::ranges::any_of(ins_, [&](auto& in) { return in->lane == i && in->serial == stamp.serial; })) continue;
+    pool::LaneEntry copy{};
+    auto lane = lane_view(i, stamp.serial, &copy);
+    if (!lane || copy.queue != index_ || copy.queue_serial != serial_) continue;
+    if (kind_ == pool::QueueKind::line && (copy.to != me.index() || copy.to_life != me.life())) continue;
+    if (kind_ == pool::QueueKind::broadcast &&
+        (state != pool::LaneState::open || view.queue(index_).writer_lane.load(std::memory_order_acquire) != i))
+      continue;
+    auto in = std::make_unique<In>();
+    in->lane = i;
+    in->serial = stamp.serial;
+    in->from = copy.from;
+    in->from_life = copy.from_life;
+    in->writer_closed = state == pool::LaneState::writer_gone;
+    in->it = std::make_unique<LaneReceiver>(me, *lane, kind_, flags_, index_, copy.from, copy.from_life);
+    if (!in->it->attach()) continue;
+    const Peer writer{copy.from, copy.from_life, false};
+    if (!me.alive(writer.index, writer.life) && std::ranges::find(gone_writers_, writer) == gone_writers_.end()) {
+      const pool::Stamp who = pool::Stamp::of(view.participant(writer.index).stamp.load(std::memory_order_acquire));
+      const bool died =
+          who.serial == writer.life && who.state == static_cast<std::uint8_t>(pool::ParticipantState::dead);
+      if (died) gone_writers_.push_back({writer.index, writer.life, true});
+    }
+    ins_.push_back(std::move(in));
+  }
+}
+
+void Queue::look_around() {
+  seen_change_ = pool_->change();
+  pool_->notice();
+  const pool::QueueEntry& entry = pool_->view().queue(index_);
+  const pool::Stamp stamp = pool::Stamp::of(entry.stamp.load(std::memory_order_acquire));
+  if (stamp.serial != serial_ || stamp.state != static_cast<std::uint8_t>(pool::QueueState::open)) closed_ = true;
+  if (stamp.serial != serial_) return;
+  if (spec_.reader) {
+    follow_peers(writers_, entry.writers.load(std::memory_order_acquire), gone_writers_);
+    look_for_lanes_to_read();
+  }
+  if (spec_.writer) {
+    std::vector<Peer> gone;
+    follow_peers(readers_, entry.readers.load(std::memory_order_acquire), gone);
+    if (kind_ == pool::QueueKind::line) look_for_reader();
+    for (const Peer& peer : gone) reader_died_ |= peer.died;
+    if (!gone.empty() && readers_.empty()) readers_gone_ = true;
+  }
+  deaths_ = entry.deaths.load(std::memory_order_acquire);
+}
+
+std::unexpected<Error> Queue::broken_error(const char* what) const {
+  return error(Status::broken, std::string(what) + " of queue '" + spec_.name +
+                                   "' is impossible: a participant has written over the pool's shared words");
+}
+
+Result<QueueFacts> Queue::facts() {
+  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  Pool::Lock lock(pool_->me().lock());
+  look_around();
+  const pool::QueueEntry& entry = pool_->view().queue(index_);
+  QueueFacts out;
+  out.kind = kind_;
+  out.reader = spec_.reader;
+  out.writer = spec_.writer;
+  out.closed = closed_;
+  out.flags = flags_;
+  out.cells = cells_;
+  out.inline_bytes = cell_size_ - 8;
+  if (!closed_ || pool::Stamp::of(entry.stamp.load(std::memory_order_acquire)).serial == serial_) {
+    out.readers = static_cast<std::uint32_t>(std::popcount(entry.readers.load(std::memory_order_relaxed)));
+    out.writers = static_cast<std::uint32_t>(std::popcount(entry.writers.load(std::memory_order_relaxed)));
+    out.deaths = entry.deaths.load(std::memory_order_relaxed);
+  }
+  for (const auto& in : ins_) {
+    if (in->over) continue;
+    ++out.lanes;
+    out.depth += in->it->lag();
+    out.lost += in->it->lost();
+  }
+  if (out_.it) {
+    ++out.lanes;
+    if (!spec_.reader) out.depth = out_.it->in_flight();
+    out.expired += out_.it->expired();
+  }
+  out.sent = sent_;
+  out.received = received_count_;
+  out.expired += expired_;
+  out.pool = pool_->id();
+  out.name = spec_.name;
+  return out;
+}
+
+Result<int> Queue::descriptor() {
+  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  if (!spec_.reader) return error(Status::denied, "this handle is no reader of the queue");
+  if (!descriptor_) {
+    auto set = std::make_unique<QueueSet>();
+    if (auto added = set->add(*this, nullptr); !added) return std::unexpected(added.error());
+    auto fd = set->descriptor();
+    if (!fd) return fd;
+    descriptor_ = std::move(set);
+    return fd;
+  }
+  return descriptor_->descriptor();
+}
+
+}  // namespace shmb::client

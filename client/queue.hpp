@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// This process' ends of one queue. Which lanes there are stands in the pool's directory: when its change word moves,
+// the ends look again. A message is sent whole or not at all, and what it names is held from before its publication
+// until its receiver is done. Nothing on the path of a message calls the system or allocates, but for lists and
+// regions.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "client/message.hpp"
+#include "client/pool.hpp"
+
+namespace shmb::client {
+
+class QueueSet;
+
+struct QueueSpec {
+  std::string name;
+  pool::QueueKind kind = pool::QueueKind::none;
+  bool reader = false, writer = false, create_only = false, open_only = false;
+  std::uint32_t flags = 0;  // pool::kQueue*
+  std::uint32_t cells = 256, cell_size = 64;
+  std::int64_t spin = Sleeper::kDefaultSpin;
+  std::int64_t wait = 0, timeout = 0;
+};
+
+struct QueueFacts {
+  pool::QueueKind kind = pool::QueueKind::none;
+  bool reader = false, writer = false, closed = false;
+  std::uint32_t flags = 0, cells = 0, inline_bytes = 0, readers = 0, writers = 0, lanes = 0, deaths = 0;
+  std::uint64_t depth = 0, lost = 0, sent = 0, received = 0, expired = 0, pool = 0;
+  std::string name;
+};
+
+class Queue {
+ public:
+  static Result<std::unique_ptr<Queue>> open(const std::shared_ptr<Pool>& pool, const QueueSpec& spec);
+  static Result<std::unique_ptr<Queue>> open_alone(const std::shared_ptr<Session>& session, const std::string& address,
+                                                   QueueSpec spec);
+  ~Queue();
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+
+  Result<void> send(std::span<const std::byte> bytes, std::int64_t wait);
+  Result<void> send(const Slot& slot, std::int64_t wait);
+  Result<void> send(std::span<const OutPart> parts, std::uint64_t type, std::int64_t lifetime, std::int64_t wait);
+  Result<void> receive(Message& message, bool keep, std::int64_t wait);
+  Result<std::size_t> receive_many(std::span<Message* const> messages, std::int64_t wait);
+  Result<void> shutdown(bool remove);
+  Result<void> drain(std::int64_t wait);
+  Result<void> close(bool all, bool remove);  // the handle is spent afterwards
+  Result<QueueFacts> facts();
+  Result<int> descriptor();
+
+  Pool& pool() { return *pool_; }
+  const std::shared_ptr<Pool>& shared_pool() const { return pool_; }
+  bool at_least_once() const { return (flags_ & pool::kQueueAtLeastOnce) != 0; }
+  bool reads() const { return spec_.reader; }
+  std::atomic<std::uint64_t>& reader_mask() const { return pool_->view().queue_waiters(index_).readers.mask; }
+  Result<void> enter();
+  void set_spin() { pool_->me().sleeper().set_spin(spec_.spin); }
+
+  // All below: the lock is held.
+  bool something_there();  // a receive would not wait
+  enum class Settle : std::uint8_t { done, give_back };
+  void settle(Message& message, Settle how);
+  std::uint32_t borrowed_container() const { return borrowed_container_; }
+  std::uint32_t borrowed_generation() const { return borrowed_generation_; }
+
+ private:
+  struct In {
+    std::uint32_t lane = 0, serial = 0, from = 0, from_life = 0;
+    bool writer_closed = false, over = false;
+    std::unique_ptr<LaneReceiver> it;
+  };
+  struct Out {
+    std::uint32_t lane = pool::kNone, serial = 0, to = pool::kNone, to_life = 0;
+    std::unique_ptr<LaneSender> it;
+  };
+  struct Peer {
+    std::uint32_t index, life;
+    bool died = false;
+    friend bool operator==(const Peer& a, const Peer& b) { return a.index == b.index && a.life == b.life; }
+  };
+  struct LaneHold {
+    std::uint32_t generation = 0, in_flight = 0;
+    std::uint64_t bytes = 0;
+  };
+  enum class Delivery : std::uint8_t { delivered, lost, broken };
+
+  Queue(std::shared_ptr<Pool> pool, QueueSpec spec);
+  Result<void> open_ends(bool again);
+  void look_around();  // after the directory has changed
+  void look_for_lanes_to_read();
+  void look_for_reader();
+  void follow_peers(std::vector<Peer>& known, std::uint64_t mask, std::vector<Peer>& gone);
+  void adopt_out(std::uint32_t lane, std::uint32_t serial);
+  void drop_out();
+  std::optional<pool::LaneView> lane_view(std::uint32_t lane, std::uint32_t serial, pool::LaneEntry* copy) const;
+
+  template <class Room>
+  Result<void> wait_for_room(Wait wait, Pool::Lock& lock, Room&& room);
+  Result<void> publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline,
+                       std::span<Region* const> regions, Wait wait, Pool::Lock& lock);
+  Result<bool> find_room(std::span<Region* const> regions, Pool::Lock& lock);
+  Result<void> may_send() const;
+  Result<void> send_in_slot(std::span<const std::byte> bytes, Wait wait, Pool::Lock& lock);
+  Result<void> send_list(std::span<OutPart> parts, std::uint64_t type, std::int64_t deadline, Wait wait,
+                         Pool::Lock& lock);
+  Result<void> check_part(OutPart& part);
+  void let_go(Held&& held);
+  Result<void> hold_regions(std::span<Region* const> regions, Pool::Lock& lock);
+  void drop_idle_holds();
+  std::unexpected<Error> broken_error(const char* what) const;
+
+  bool try_look();
+  void finish(In& in, bool tell);
+  Result<Delivery> deliver(Message& message, bool keep);
+  Result<Delivery> deliver_list(Message& message, In& in, bool keep);
+  bool keep_slot(Message::Part& part, In& in);
+  void attach_parts(Message& message);
+  std::optional<Error> news();  // CLOSED, PEER_GONE, BROKEN: what a reader is told when nothing is there
+  void let_borrowed_go();
+  std::uint32_t body_room() const { return cell_size_ - 8 - ((flags_ & pool::kQueueExpiring) != 0 ? 8 : 0); }
+
+  const std::shared_ptr<Pool> pool_;
+  const QueueSpec spec_;
+  std::uint64_t incarnation_ = 0;
+  std::uint32_t index_ = 0, serial_ = 0, flags_ = 0, cells_ = 0, cell_size_ = 64, seen_change_ = 0, deaths_ = 0;
+  pool::QueueKind kind_ = pool::QueueKind::none;
+  bool open_ = false, closed_ = false, broken_ = false, readers_gone_ = false, reader_died_ = false;
+
+  Out out_;
+  std::unordered_map<std::uint64_t, LaneHold> holds_;
+  std::vector<std::uint64_t> idle_holds_;
+  std::uint64_t idle_bytes_ = 0;
+
+  std::vector<std::unique_ptr<In>> ins_;
+  std::size_t next_in_ = 0;
+  In* pending_ = nullptr;  // received_ is a message of it that nobody has taken
+  LaneReceiver::Received received_;
+
+  Message* borrowed_ = nullptr;
+  In* borrowed_in_ = nullptr;
+  std::uint64_t borrowed_position_ = 0;
+  std::uint32_t borrowed_container_ = pool::kNone, borrowed_generation_ = 0;
+
+  std::vector<Peer> readers_, writers_, gone_writers_;
+  std::uint64_t sent_ = 0, received_count_ = 0, expired_ = 0;
+  std::unique_ptr<QueueSet> descriptor_;
+};
+
+}  // namespace shmb::client

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+// Receiving. A message is borrowed, its cell not done until the caller is, or kept, with own bits on its slots before
+// the cell is done. What a peer wrote is used only from private copies that were checked.
+#include <algorithm>
+#include <cstring>
+
+#include "base/sys_process.hpp"
+#include "client/obtain.hpp"
+#include "client/queue.hpp"
+#include "client/queue_set.hpp"
+
+namespace shmb::client {
+
+// received_ is the next message of pending_, or there is none.
+bool Queue::try_look() {
+  if (pending_ != nullptr) return true;
+  for (std::size_t n = 0; n < ins_.size(); ++n) {
+    // A broadcast's writers follow each other: the later ring is read after the earlier one.
+    const std::size_t at = kind_ == pool::QueueKind::broadcast ? n : (next_in_ + n) % ins_.size();
+    In& in = *ins_[at];
+    if (in.over || &in == borrowed_in_) continue;
+    for (bool again = false;;) {
+      const auto look = in.it->look(received_);
+      if (look == LaneReceiver::Look::message) {
+        if (received_.deadline != 0 && received_.deadline <= sys::now_monotonic()) {
+          in.it->done(received_.position);
+          ++expired_;
+          continue;
+        }
+        pending_ = &in;
+        next_in_ = at + 1;
+        return true;
+      }
+      if (look == LaneReceiver::Look::broken) {
+        broken_ = true;
+        finish(in, true);
+      } else if (look == LaneReceiver::Look::drained) {
+        finish(in, true);
+      } else if (in.writer_closed) {
+        // Its writer was seen to have closed: what it sent is visible to a look after that.
+        if (!again) {
+          again = true;
+          continue;
+        }
+        finish(in, true);
+      }
+      break;
+    }
+    if (kind_ == pool::QueueKind::broadcast && !in.over) return false;
+  }
+  return false;
+}
+
+void Queue::finish(In& in, bool tell) {
+  in.it->detach();
+  in.over = true;
+  if (tell) pool_->post_through(in.lane, in.serial, SHMBW_LANE_END_RECEIVER);
+}
+
+std::optional<Error> Queue::news() {
+  if (std::exchange(broken_, false)) return broken_error("a lane").error();
+  if (pool_->broken()) return broken_error("something").error();
+  for (auto gone = gone_writers_.begin(); gone != gone_writers_.end();) {
+    const bool unread = std::ranges::any_of(
+        ins_, [&](const auto& in) { return !in->over && in->from == gone->index && in->from_life == gone->life; });
+    if (unread) {
+      ++gone;
+      continue;
+    }
+    const bool died = gone->died;
+    gone = gone_writers_.erase(gone);
+    if (died || (writers_.empty() && gone_writers_.empty() && !closed_))
+      return Error{Status::peer_gone,
+                   0,
+                   {},
+                   died
+                       ? "a writer of queue '" + spec_.name + "' has died; receive again to go on"
+                       : "the last writer of queue '" + spec_.name + "' has left; receive again to wait for newcomers"};
+  }
+  if (closed_)
+    return Error{Status::closed, 0, {}, "queue '" + spec_.name + "' is closed, and everything in it was taken"};
+  return std::nullopt;
+}
+
+bool Queue::something_there() {
+  if (seen_change_ != pool_->change()) look_around();
+  if (try_look() || broken_ || closed_ || pool_->broken()) return true;
+  // As news() would say, but it stays to be told.
+  return std::ranges::any_of(gone_writers_, [&](const Peer& gone) {
+    const bool unread = std::ranges::any_of(
+        ins_, [&](const auto& in) { return !in->over && in->from == gone.index && in->from_life == gone.life; });
+    return !unread && (gone.died || writers_.empty());
+  });
+}
+
+void Queue::settle(Message& message, Settle how) {
+  if (borrowed_ != &message) return;
+  if (borrowed_in_ != nullptr && !borrowed_in_->over) {
+    if (how == Settle::give_back) borrowed_in_->it->give_back(borrowed_position_);
+    else borrowed_in_->it->done(borrowed_position_);
+  }
+  borrowed_ = nullptr;
+  borrowed_in_ = nullptr;
+  borrowed_container_ = pool::kNone;
+  message.queue_ = nullptr;
+}
+
+void Queue::let_borrowed_go() {
+  if (borrowed_ == nullptr) return;
+  Message& message = *borrowed_;
+  // Not done by its reader: with at-least-once somebody else gets it.
+  settle(message, at_least_once() ? Settle::give_back : Settle::done);
+  message.drop_kept(pool_->me());
+  message.clear();
+  message.pool_.reset();  // this queue knows the pool still
+}
+
+Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
+  if (auto entered = enter(); !entered) return entered;
+  if (!spec_.reader) return error(Status::denied, "this handle is no reader of queue '" + spec_.name + "'");
+  if (at_least_once() && borrowed_ != nullptr && borrowed_ != &message)
+    return error(Status::busy, "the message before is not done: say shmb_message_done or shmb_message_give_back first");
+  if (at_least_once() && borrowed_ == &message)
+    return error(Status::busy, "this message is not done: say shmb_message_done or shmb_message_give_back first");
+  if (auto done = message.done(); !done) return done;
+  const Wait until = Wait::of(wait);
+  {
+    Pool::Lock lock(pool_->me().lock());
+    let_borrowed_go();
+    for (;;) {
+      if (seen_change_ != pool_->change()) look_around();
+      if (try_look()) {
+        auto delivered = deliver(message, keep);
+        if (!delivered) return std::unexpected(delivered.error());
+        if (*delivered == Delivery::delivered) {
+          ++received_count_;
+          return {};
+        }
+        if (*delivered == Delivery::broken) return broken_error("a message");
+        continue;
+      }
+      if (auto told = news()) return std::unexpected(std::move(*told));
+      if (until.none) break;
+      set_spin();
+      std::atomic<std::uint64_t>* const masks[] = {&reader_mask()};
+      auto woken = pool_->me().sleeper().wait(masks, [&] { return something_there(); }, until.until);
+      if (!woken) return std::unexpected(woken.error());
+      if (!*woken)
+        return error(Status::deadline, "no message came through queue '" + spec_.name + "' before the deadline");
+    }
+  }
+  if (descriptor_) descriptor_->rearm();
+  return error(Status::empty, "queue '" + spec_.name + "' has no message");
+}
+
+Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std::int64_t wait) {
+  if (messages.empty()) return error(Status::invalid, "no messages to receive into were given");
+  if (at_least_once())
+    return error(Status::invalid, "an AT_LEAST_ONCE queue gives one message at a time: use shmb_queue_receive");
+  for (std::size_t count = 0; count < messages.size(); ++count) {
+    auto received = receive(*messages[count], true, count == 0 ? wait : kNoWait);
+    if (received) continue;
+    if (count != 0) return count;
+    return std::unexpected(received.error());
+  }
+  return messages.size();
+}
+
+bool Queue::keep_slot(Message::Part& part, In&) {
+  if (!pool_->me().keep(part.slot, part.generation)) return false;
+  part.kept = true;
+  return true;
+}
+
+Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
+  In& in = *pending_;
+  const LaneReceiver::Received& got = received_;
+  const bool overwritten = (flags_ & pool::kQueueDropOldest) != 0;
+  const bool once = at_least_once();
+  keep = (keep || overwritten) && !once;
+  message.epoch_ = pool_->session()->epoch();
+  message.incarnation_ = incarnation_;
+
+  auto own = [&] {  // the message refers to this pool from now on
+    if (message.pool_ != pool_) message.pool_ = pool_;
+  };
+  auto borrow = [&] {
+    own();
+    message.queue_ = this;
+    borrowed_ = &message;
+    borrowed_in_ = &in;
+    borrowed_position_ = got.position;
+    pending_ = nullptr;
+  };
+  auto done = [&] {
+    pending_ = nullptr;
+    in.it->done(got.position);
+  };
+
+  if (got.tag <= pool::kTagMaxInline) {
+    Message::Part& part = message.add();
+    part.kind = PartKind::bytes;
+    std::memcpy(message.body_.data(), got.body, got.bytes);
+    part.data = message.body_.data();
+    part.length = got.bytes;
+    if (once) borrow();
+    else done();
+    return Delivery::delivered;
+  }
+  if (got.tag != pool::kTagSlot) return deliver_list(message, in, keep);
+
+  pool::Handle handle;
+  std::memcpy(&handle, got.body, sizeof handle);
+  Error why;
+  const std::byte* const base = pool_->data(handle.slot, &why);
+  if (base == nullptr) return std::unexpected(std::move(why));  // not taken: it can be tried again
+  Message::Part& part = message.add();
+  part.kind = PartKind::slot;
+  part.slot = handle.slot;
+  part.generation = handle.generation;
+  part.offset = handle.offset;
+  part.length = handle.length;
+  part.data = base + handle.offset;
+  message.type_ = handle.type;
+  if (!keep) {
+    borrow();
+    return Delivery::delivered;
+  }
+  const bool held = keep_slot(part, in);
+  if (!held || !in.it->confirm()) {
+    const bool lost = overwritten && (held || !in.it->confirm());
+    if (held) pool_->me().undo(part.slot);
+    part.kept = false;
+    message.clear();
+    pending_ = nullptr;
+    if (lost) return Delivery::lost;
+    finish(in, true);
+    return Delivery::broken;
+  }
+  own();
+  done();
+  return Delivery::delivered;
+}
+
+void Queue::attach_parts(Message& message) {
+  auto& items = message.attaches_;
+  items.clear();
+  for (std::size_t i = 0; i < message.count_; ++i) {
+    const Message::Part& part = message.parts_[i];
+    if (part.kind != PartKind::region) continue;
+    AttachItem item;
+    item.target = Target::with_id(part.region);
+    item.rights = part.rights != 0 ? part.rights : static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_READ);
+    items.push_back(std::move(item));
+  }
+  if (items.empty()) return;
+  auto handles = attach_regions(pool_->session(), items, spec_.timeout);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < message.count_; ++i) {
+    Message::Part& part = message.parts_[i];
+    if (part.kind != PartKind::region) continue;
+    auto& handle = handles[next++];
+    if (!handle) {
+      part.failure = handle.error();
+      part.status = handle.error().status;
+      continue;
+    }
+    const std::uint64_t length = (*handle)->facts().length;
+    if (part.offset > length || part.length > length - part.offset) {
+      part.failure = error(Status::broken, "the message names a stretch beyond the end of a region").error();
+      part.status = Status::broken;
+      continue;
+    }
+    part.data = (*handle)->data() + part.offset;
+    part.handle = std::move(*handle);
+  }
+}
+
+Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep) {
+  const LaneReceiver::Received& got = received_;
+  const bool overwritten = (flags_ & pool::kQueueDropOldest) != 0;
+  Participant& me = pool_->me();
+  std::span<const std::byte> from;
+  pool::Handle handle{};
+  handle.slot = pool::kNone;
+  std::uint64_t parts = 0;
+  bool possible = true;
+
+  if (got.tag == pool::kTagListInline) {
+    std::memcpy(message.body_.data(), got.body, got.bytes);
+    from = std::span(message.body_).first(got.bytes);
+    ListHeader header{};
+    if (from.size() >= sizeof header) std::memcpy(&header, from.data(), sizeof header);
+    parts = header.parts;
+  } else {
+    std::memcpy(&handle, got.body, sizeof handle);
+    parts = handle.parts;
+    if (got.tag == pool::kTagListInSlot) {
+      Error why;
+      const std::byte* const base = pool_->data(handle.slot, &why);
+      if (base == nullptr) return std::unexpected(std::move(why));
+      from = {base + handle.offset, handle.length};
+      if (keep) {
+        possible = me.keep(handle.slot, handle.generation);
+        if (possible) message.container_ = handle.slot;
+      }
+    } else {
+      AttachItem item;
+      item.target = Target::with_id({handle.region, handle.generation, 0});
+      // A writer's rights: a read-only grant would close writing, and the region is nobody's but this message's.
+      item.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
+      auto region = attach_region(pool_->session(), item, spec_.timeout);
+      if (!region && !overwritten) return std::unexpected(region.error());  // not taken: it can be tried again
+      if (!region || handle.offset > (*region)->facts().length ||
+          handle.length > (*region)->facts().length - handle.offset) {
+        possible = false;
+      } else {
+        from = {(*region)->data() + handle.offset, handle.length};
+        message.container_region_ = std::move(*region);
+      }
+    }
+  }
+  ListHeader header{};
+  possible = possible && read_list(from, parts, me, message.table_, header);
+  if (possible) {
+    message.type_ = header.type;
+    for (const ListEntry& entry : message.table_) {
+      Message::Part& part = message.add();
+      part.kind = entry.kind();
+      part.rights = entry.rights();
+      part.offset = entry.offset;
+      part.length = entry.length;
+      if (part.kind == PartKind::bytes) {
+        part.data = from.data() + entry.offset;
+        part.offset = 0;
+      } else if (part.kind == PartKind::region) {
+        part.region = {entry.id, entry.number, 0};
+      } else {
+        part.slot = entry.number;
+        part.generation = static_cast<std::uint32_t>(entry.id);
+        const std::byte* const base = pool_->data(part.slot);
+        if (base == nullptr) possible = false;
+        else part.data = base + entry.offset;
+        if (possible && keep && !keep_slot(part, in)) possible = false;
+      }
+      if (!possible) break;
+    }
+  }
+  if (possible) attach_parts(message);
+  const bool lost = !in.it->confirm();
+  if (lost || !possible) {
+    for (std::size_t i = 0; i < message.count_; ++i)
+      if (std::exchange(message.parts_[i].kept, false)) me.undo(message.parts_[i].slot);
+    if (message.container_ != pool::kNone) me.undo(std::exchange(message.container_, pool::kNone));
+    message.clear();
+    pending_ = nullptr;
+    if (lost) return Delivery::lost;
+    finish(in, true);
+    return Delivery::broken;
+  }
+  message.pool_ = pool_;
+  if (keep) {
+    pending_ = nullptr;
+    in.it->done(got.position);
+    return Delivery::delivered;
+  }
+  message.queue_ = this;
+  borrowed_ = &message;
+  borrowed_in_ = &in;
+  borrowed_position_ = got.position;
+  if (got.tag == pool::kTagListInSlot) {
+    borrowed_container_ = handle.slot;
+    borrowed_generation_ = handle.generation;
+  }
+  pending_ = nullptr;
+  return Delivery::delivered;
+}
+
+}  // namespace shmb::client

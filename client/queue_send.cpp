@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sending. Everything that can fail is done before the message is published: memory taken, regions held by the lane,
+// room found. What was taken for a message that is not sent is given back.
+#include <algorithm>
+#include <cstring>
+
+#include "base/sys_process.hpp"
+#include "client/obtain.hpp"
+#include "client/queue.hpp"
+
+namespace shmb::client {
+namespace {
+
+constexpr std::size_t kIdleHolds = 64;
+constexpr std::uint64_t kIdleHoldBytes = std::uint64_t{1} << 20;
+
+}  // namespace
+
+Result<void> Queue::may_send() const {
+  if (!spec_.writer) return error(Status::denied, "this handle is no writer of queue '" + spec_.name + "'");
+  if (closed_) return error(Status::closed, "queue '" + spec_.name + "' is closed: nobody may send");
+  if (pool_->broken()) return broken_error("something");
+  return {};
+}
+
+// True: there is room. False: not now.
+Result<bool> Queue::find_room(std::span<Region* const> regions, Pool::Lock& lock) {
+  for (;;) {
+    if (seen_change_ != pool_->change()) look_around();
+    if (auto may = may_send(); !may) return std::unexpected(may.error());
+    if (std::exchange(readers_gone_, false)) {
+      reader_died_ = false;
+      return error(Status::peer_gone, "the last reader of queue '" + spec_.name +
+                                          "' has gone; send again to wait for "
+                                          "newcomers");
+    }
+    if (!out_.it) return false;
+    if (!regions.empty()) {
+      const std::uint32_t lane = out_.lane, serial = out_.serial;
+      if (auto held = hold_regions(regions, lock); !held) return std::unexpected(held.error());
+      if (!out_.it || out_.lane != lane || out_.serial != serial) continue;
+    }
+    switch (out_.it->room()) {
+      case LaneSender::Room::yes:
+        return true;
+      case LaneSender::Room::broken:
+        return broken_error("a lane");
+      case LaneSender::Room::full:
+        break;
+    }
+    if ((flags_ & pool::kQueueExpiring) != 0 && kind_ == pool::QueueKind::claim) {
+      out_.it->expire(sys::now_monotonic());
+      if (out_.it->room() == LaneSender::Room::yes) return true;
+    }
+    return false;
+  }
+}
+
+Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline,
+                            std::span<Region* const> regions, Wait wait, Pool::Lock& lock) {
+  auto give_back = [&](Error failure) -> Result<void> {
+    if (held.slot != pool::kNone) pool_->me().drop(held.slot);
+    if (held.list)
+      for (std::uint32_t slot : held.list->slots) pool_->me().drop(slot);
+    return std::unexpected(std::move(failure));
+  };
+  reader_died_ = false;
+  for (;;) {
+    auto room = find_room(regions, lock);
+    if (!room) return give_back(std::move(room.error()));
+    if (*room) break;
+    if (std::exchange(reader_died_, false))
+      return give_back({Status::peer_gone,
+                        0,
+                        {},
+                        "a reader of queue '" + spec_.name + "' died while this call waited for room; send again"});
+    const std::string why = out_.it
+                                ? "all " + std::to_string(cells_) + " cells of queue '" + spec_.name + "' are in use"
+                                : "queue '" + spec_.name + "' has no reader yet";
+    if (wait.none) return give_back({Status::full, 0, {}, why});
+    set_spin();
+    std::atomic<std::uint64_t>* const masks[] = {&pool_->view().queue_waiters(index_).writers.mask};
+    auto woken = pool_->me().sleeper().wait(
+        masks,
+        [&] { return seen_change_ != pool_->change() || (out_.it && out_.it->room() != LaneSender::Room::full); },
+        wait.until);
+    if (!woken) return give_back(std::move(woken.error()));
+    if (!*woken) return give_back({Status::deadline, 0, {}, "the message was not sent before the deadline: " + why});
+  }
+  for (Region* region : regions) ++holds_[region->ref().id].in_flight;
+  out_.it->publish(tag, body, std::move(held), deadline);
+  ++sent_;
+  if (!idle_holds_.empty()) drop_idle_holds();
+  return {};
+}
+
+Result<void> Queue::send(std::span<const std::byte> bytes, std::int64_t wait) {
+  if (auto entered = enter(); !entered) return entered;
+  Pool::Lock lock(pool_->me().lock());
+  if (bytes.size() <= body_room() && bytes.size() <= pool::kTagMaxInline) [[likely]]
+    return publish(static_cast<std::uint8_t>(bytes.size()), bytes, {}, 0, {}, Wait::of(wait), lock);
+  if (auto may = may_send(); !may) return may;
+  return send_in_slot(bytes, Wait::of(wait), lock);
+}
+
+// With a type for bytes that lie in a slot, see send_list.
+Result<void> Queue::send_in_slot(std::span<const std::byte> bytes, Wait wait, Pool::Lock& lock) {
+  if (bytes.size() > pool_->largest_class()) {
+    const std::string what = "the message has " + std::to_string(bytes.size()) + " bytes; queue '" + spec_.name +
+                             "' takes " + std::to_string(body_room()) + " inline";
+    if (pool_->largest_class() == 0)
+      return error(Status::invalid, what +
+                                        " and its pool has no slots: open the queue in a pool with slots that "
+                                        "large, or send a region (shmb_create)");
+    return error(Status::invalid, what + ", and the largest slots of its pool have " +
+                                      std::to_string(pool_->largest_class()) + ": send a region (shmb_create)");
+  }
+  auto slot = pool_->take(bytes.size(), wait, lock);
+  if (!slot) return std::unexpected(slot.error());
+  Error why;
+  std::byte* const to = pool_->data(*slot, &why);
+  if (to == nullptr) {
+    pool_->me().drop(*slot);
+    return std::unexpected(std::move(why));
+  }
+  std::memcpy(to, bytes.data(), bytes.size());
+  pool::Handle handle{};
+  handle.slot = *slot;
+  handle.generation = pool_->me().generation(*slot);
+  handle.length = bytes.size();
+  return publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{*slot, nullptr}, 0, {}, wait, lock);
+}
+
+Result<void> Queue::send(const Slot& slot, std::int64_t wait) {
+  if (auto entered = enter(); !entered) return entered;
+  Pool::Lock lock(pool_->me().lock());
+  if (auto may = may_send(); !may) return may;
+  if (auto fine = pool_->check(slot); !fine) return fine;
+  if (slot.length > pool_->slot_size(slot.index))
+    return error(Status::invalid, "the length (" + std::to_string(slot.length) + ") is more than the slot has (" +
+                                      std::to_string(pool_->slot_size(slot.index)) + ")");
+  pool::Handle handle{};
+  handle.slot = slot.index;
+  handle.generation = slot.generation;
+  handle.length = slot.length;
+  pool_->me().hold(slot.index);
+  return publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{slot.index, nullptr}, 0, {}, Wait::of(wait),
+                 lock);
+}
+
+Result<void> Queue::check_part(OutPart& part) {
+  switch (part.kind) {
+    case PartKind::bytes:
+      if (part.data == nullptr && part.length != 0) return error(Status::invalid, "a part has a length and no data");
+      return {};
+    case PartKind::slot: {
+      if (auto fine = pool_->check(part.slot); !fine) return fine;
+      const std::uint64_t size = pool_->slot_size(part.slot.index);
+      if (part.length == 0 && part.offset <= part.slot.length) part.length = part.slot.length - part.offset;
+      if (part.offset > size || part.length > size - part.offset)
+        return error(Status::invalid, "a part reaches beyond its slot of " + std::to_string(size) + " bytes");
+      return {};
+    }
+    case PartKind::region: {
+      if (part.region == nullptr) return error(Status::invalid, "a part of kind region has no region");
+      if (&part.region->session() != pool_->session().get())
+        return error(Status::invalid, "a region of another session: only those of the queue's own session can be sent");
+      const std::uint64_t length = part.region->facts().length;
+      if (part.length == 0 && part.offset <= length) part.length = length - part.offset;
+      if (part.offset > length || part.length > length - part.offset)
+        return error(Status::invalid, "a part reaches beyond its region of " + std::to_string(length) + " bytes");
+      if ((part.rights & ~static_cast<std::uint32_t>(SHMBW_RIGHT_KNOWN)) != 0)
+        return error(Status::invalid, "unknown rights for a region in a message");
+      return {};
+    }
+    default:
+      return error(Status::invalid, "a part is bytes, a slot or a region");
+  }
+}
+
+Result<void> Queue::send(std::span<const OutPart> given, std::uint64_t type, std::int64_t lifetime, std::int64_t wait) {
+  if (auto entered = enter(); !entered) return entered;
+  if (given.empty()) return error(Status::invalid, "a message has at least one part (which may be empty)");
+  if (lifetime < 0) return error(Status::invalid, "the lifetime of a message is not negative");
+  Pool::Lock lock(pool_->me().lock());
+  if (auto may = may_send(); !may) return may;
+  if (lifetime != 0 && (flags_ & pool::kQueueExpiring) == 0)
+    return error(Status::invalid, "the queue was made without EXPIRING: its messages have no lifetime");
+  std::int64_t deadline = 0;
+  if (lifetime != 0) {
+    const std::int64_t now = sys::now_monotonic();
+    deadline = lifetime > INT64_MAX - now ? INT64_MAX : now + lifetime;
+  }
+  const Wait until = Wait::of(wait);
+  if (given.size() == 1) {
+    OutPart part = given[0];
+    if (auto fine = check_part(part); !fine) return fine;
+    if (part.kind == PartKind::bytes && type == 0 && part.length <= body_room())
+      return publish(static_cast<std::uint8_t>(part.length), {part.data, part.length}, {}, deadline, {}, until, lock);
+    if (part.kind == PartKind::slot) {
+      pool::Handle handle{};
+      handle.slot = part.slot.index;
+      handle.generation = part.slot.generation;
+      handle.offset = part.offset;
+      handle.length = part.length;
+      handle.type = type;
+      pool_->me().hold(part.slot.index);
+      return publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{part.slot.index, nullptr}, deadline, {},
+                     until, lock);
+    }
+    return send_list(std::span(&part, 1), type, deadline, until, lock);
+  }
+  std::vector<OutPart> parts(given.begin(), given.end());
+  for (OutPart& part : parts)
+    if (auto fine = check_part(part); !fine) return fine;
+  return send_list(parts, type, deadline, until, lock);
+}
+
+Result<void> Queue::send_list(std::span<OutPart> parts, std::uint64_t type, std::int64_t deadline, Wait wait,
+                              Pool::Lock& lock) {
+  const auto need = list_bytes(parts);
+  if (!need) return error(Status::invalid, "the bytes of the message are more than a region can have");
+  Held held;
+  std::vector<Region*> regions;
+  held.list = std::make_unique<HeldList>();
+  for (const OutPart& part : parts)
+    if (part.kind == PartKind::slot) {
+      pool_->me().hold(part.slot.index);
+      held.list->slots.push_back(part.slot.index);
+    } else if (part.kind == PartKind::region) {
+      regions.push_back(part.region);
+    }
+  auto give_back = [&](Error failure) -> Result<void> {
+    for (std::uint32_t slot : held.list->slots) pool_->me().drop(slot);
+    return std::unexpected(std::move(failure));
+  };
+  auto finish_held = [&] {
+    for (Region* region : regions) held.list->regions.push_back(region->ref().id);
+    if (held.list->slots.empty() && held.list->regions.empty()) held.list.reset();
+  };
+
+  if (*need <= body_room()) {
+    std::array<std::byte, pool::kTagMaxInline> body;
+    write_list(parts, type, std::span(body).first(*need));
+    finish_held();
+    return publish(pool::kTagListInline, std::span(body).first(*need), std::move(held), deadline, regions, wait, lock);
+  }
+  pool::Handle handle{};
+  handle.slot = pool::kNone;
+  handle.length = *need;
+  handle.type = type;
+  handle.parts = parts.size() == 1 && parts[0].kind == PartKind::bytes ? 0 : parts.size();
+  if (*need <= pool_->largest_class()) {
+    auto slot = pool_->take(*need, wait, lock);
+    if (!slot) return give_back(std::move(slot.error()));
+    held.list->slots.push_back(*slot);
+    Error why;
+    std::byte* const to = pool_->data(*slot, &why);
+    if (to == nullptr) return give_back(std::move(why));
+    write_list(parts, type, {to, *need});
+    handle.slot = *slot;
+    handle.generation = pool_->me().generation(*slot);
+    finish_held();
+    return publish(pool::kTagListInSlot, std::as_bytes(std::span(&handle, 1)), std::move(held), deadline, regions, wait,
+                   lock);
+  }
+  // Larger than every slot: a region carries it, which the lane holds from now on.
+  CreateItem item;
+  item.length = *need;
+  item.group = pool_->group();
+  item.flags = SHMBW_CREATE_MANY_WRITERS;
+  lock.unlock();
+  auto region = create_region(pool_->session(), item);
+  lock.lock();
+  if (!region) return give_back(std::move(region.error()));
+  write_list(parts, type, (*region)->bytes());
+  handle.region = (*region)->ref().id;
+  handle.generation = (*region)->ref().generation;
+  regions.push_back(region->get());
+  finish_held();
+  return publish(pool::kTagListInRegion, std::as_bytes(std::span(&handle, 1)), std::move(held), deadline, regions, wait,
+                 lock);
+}
+
+// Regions. The lane holds each once, however many messages name it.
+
+Result<void> Queue::hold_regions(std::span<Region* const> regions, Pool::Lock& lock) {
+  std::vector<shmbw_queue_hold> wanted;
+  std::vector<Region*> which;
+  for (Region* region : regions) {
+    const auto known = holds_.find(region->ref().id);
+    if (known != holds_.end()) continue;
+    shmbw_queue_hold hold{};
+    hold.pool = pool_->id();
+    hold.lane = out_.lane;
+    hold.serial = out_.serial;
+    hold.region = region->ref();
+    wanted.push_back(hold);
+    which.push_back(region);
+  }
+  const std::uint32_t lane = out_.lane, serial = out_.serial;
+  const std::size_t most = SHMBW_MAX_BATCH;
+  for (std::size_t first = 0; first < wanted.size(); first += most) {
+    const std::size_t count = std::min(most, wanted.size() - first);
+    std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + count * sizeof(shmbw_queue_hold));
+    wire::Writer writer(buffer);
+    writer.begin_batch<shmbw_queue_hold>(SHMBW_OP_QUEUE_HOLD, 0, count);
+    for (std::size_t i = 0; i < count; ++i) writer.element(i, wanted[first + i]);
+    writer.finish(0);
+    lock.unlock();
+    auto reply = pool_->session()->call(buffer, Deadline::after(spec_.timeout));
+    lock.lock();
+    if (!reply) return std::unexpected(reply.error());
+    auto batch = wire::BatchView::open(reply->view);
+    if (!batch || batch->count() != count)
+      return error(Status::protocol, "the broker's answer to QUEUE_HOLD is malformed");
+    auto texts = batch->texts();
+    Result<void> outcome;
+    const bool same_lane = out_.lane == lane && out_.serial == serial;
+    for (std::size_t i = 0; i < count; ++i) {
+      auto element = batch->element<shmbw_queue_hold_reply>(i);
+      if (!element) return error(Status::protocol, "the broker's answer to QUEUE_HOLD is malformed");
+      const auto detail = texts.take(element->outcome.detail_len).value_or("");
+      if (element->outcome.status == 0) {
+        if (same_lane) {
+          const Region& region = *which[first + i];
+          if (holds_.try_emplace(region.ref().id, LaneHold{region.ref().generation, 0, region.facts().bytes}).second) {
+            // Until a message names it. What is not sent after all is dropped with the other idle ones.
+            idle_holds_.push_back(region.ref().id);
+            idle_bytes_ += region.facts().bytes;
+          }
+        }
+      } else if (outcome) {
+        outcome = std::unexpected(wire::read_element_detail(element->outcome.status, detail));
+      }
+    }
+    if (!same_lane) return {};  // another reader meanwhile: the caller begins again
+    if (!outcome) return outcome;
+  }
+  return {};
+}
+
+void Queue::let_go(Held&& held) {
+  if (!held.list) return;
+  for (std::uint64_t id : held.list->regions) {
+    auto known = holds_.find(id);
+    if (known == holds_.end() || known->second.in_flight == 0) continue;
+    if (--known->second.in_flight == 0) {
+      idle_holds_.push_back(id);
+      idle_bytes_ += known->second.bytes;
+    }
+  }
+}
+
+// Nobody waits for the answer. A region that is sent again and again stays held, unless it is large.
+void Queue::drop_idle_holds() {
+  if (idle_holds_.size() < kIdleHolds && idle_bytes_ < kIdleHoldBytes) return;
+  std::vector<shmbw_queue_hold> drops;
+  for (std::uint64_t id : idle_holds_) {
+    auto known = holds_.find(id);
+    if (known == holds_.end() || known->second.in_flight != 0) continue;
+    shmbw_queue_hold drop{};
+    drop.pool = pool_->id();
+    drop.lane = out_.lane;
+    drop.serial = out_.serial;
+    drop.region = {id, known->second.generation, 0};
+    drop.flags = SHMBW_QUEUE_HOLD_DROP;
+    drops.push_back(drop);
+    holds_.erase(known);
+  }
+  idle_holds_.clear();
+  idle_bytes_ = 0;
+  for (std::size_t first = 0; first < drops.size(); first += SHMBW_MAX_BATCH) {
+    const std::size_t count = std::min<std::size_t>(SHMBW_MAX_BATCH, drops.size() - first);
+    std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + count * sizeof(shmbw_queue_hold));
+    wire::Writer writer(buffer);
+    writer.begin_batch<shmbw_queue_hold>(SHMBW_OP_QUEUE_HOLD, 0, count, SHMBW_HEADER_NO_REPLY);
+    for (std::size_t i = 0; i < count; ++i) writer.element(i, drops[first + i]);
+    writer.finish(0);
+    (void)pool_->session()->post(buffer, Deadline::after(0));
+  }
+}
+
+Result<void> Queue::drain(std::int64_t wait) {
+  if (auto entered = enter(); !entered) return entered;
+  if (!spec_.writer) return error(Status::denied, "this handle is no writer of queue '" + spec_.name + "'");
+  const Wait until = Wait::of(wait);
+  Pool::Lock lock(pool_->me().lock());
+  reader_died_ = false;
+  for (;;) {
+    if (seen_change_ != pool_->change()) look_around();
+    if (std::exchange(readers_gone_, false))
+      return error(Status::peer_gone, "the last reader of queue '" + spec_.name + "' has gone");
+    if (!out_.it || out_.it->in_flight() == 0) {
+      if (out_.it) out_.it->reclaim();
+      idle_bytes_ = std::max(idle_bytes_, idle_holds_.empty() ? 0 : kIdleHoldBytes);
+      drop_idle_holds();
+      return {};
+    }
+    if (std::exchange(reader_died_, false))
+      return error(Status::peer_gone, "a reader of queue '" + spec_.name + "' died while this call waited");
+    if (until.none) return error(Status::full, std::to_string(out_.it->in_flight()) + " messages are not taken yet");
+    std::atomic<std::uint64_t>* const masks[] = {&pool_->view().queue_waiters(index_).writers.mask};
+    auto woken = pool_->me().sleeper().wait(
+        masks, [&] { return seen_change_ != pool_->change() || !out_.it || out_.it->in_flight() == 0; }, until.until);
+    if (!woken) return std::unexpected(woken.error());
+    if (!*woken)
+      return error(Status::deadline,
+                   std::to_string(out_.it->in_flight()) + " messages were not taken before the deadline");
+  }
+}
+
+}  // namespace shmb::client

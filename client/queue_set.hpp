@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting on several queues. Those of one pool are slept for by futex, as one queue is. For several pools, and for the
+// event loops of others, there is a descriptor: readable when a peer has rung this process' doorbell, when the broker
+// has sent something (it tells so of the dead), or when a look found something at once. It stays armed across spurious
+// wake-ups, and nothing that comes between two looks is missed.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "client/queue.hpp"
+
+namespace shmb::client {
+
+class QueueSet {
+ public:
+  QueueSet() = default;
+  ~QueueSet();
+  QueueSet(const QueueSet&) = delete;
+  QueueSet& operator=(const QueueSet&) = delete;
+
+  struct Entry {
+    Queue* queue = nullptr;
+    void* tag = nullptr;
+    std::shared_ptr<Pool> pool;
+  };
+  Result<void> add(Queue& queue, void* tag);
+  Result<void> remove(Queue& queue);
+  Result<Entry> wait(std::int64_t wait);
+  Result<int> descriptor();
+  void rearm();  // after a look that found nothing
+
+  // For the pool, with its lock held.
+  bool something_there(Pool& pool);
+  void collect_masks(Pool& pool, std::vector<std::atomic<std::uint64_t>*>& masks);
+  void signal();
+
+ private:
+  const Entry* ready();
+  Result<void> watch(Pool& pool);
+  Result<void> make_descriptor();
+  bool arm_all();  // false: something is there
+  void quiet();
+  std::vector<std::shared_ptr<Pool>> pools() const;
+  void forget_parent();
+
+  std::vector<Entry> entries_;
+  std::size_t next_ = 0;
+  Fd epoll_, event_;
+  std::vector<int> watched_;
+  std::uint64_t incarnation_ = 0;
+};
+
+}  // namespace shmb::client
