@@ -91,14 +91,16 @@ Repair::State Repair::run(std::size_t lines, std::int64_t monotonic, RepairFacts
         facts.wake_peers();
         step_ = Step::give_back;
         lane_ = cell_ = 0;
+        in_lane_ = false;
         break;
       case Step::give_back:
         if (!give_back(lines)) return state_;
         step_ = Step::look;
         lane_ = cell_ = 0;
+        in_lane_ = false;
         break;
       case Step::look:
-        if (lane_ == 0 && cell_ == 0) {
+        if (lane_ == 0 && !in_lane_) {
           again_ = keep_all_ = false;
           keep_.assign(view_.slots(), false);
         }
@@ -117,6 +119,7 @@ Repair::State Repair::run(std::size_t lines, std::int64_t monotonic, RepairFacts
         if (!again_) return state_ = State::waiting;
         step_ = Step::look;
         lane_ = cell_ = 0;
+        in_lane_ = false;
         break;
     }
   }
@@ -138,12 +141,19 @@ void Repair::declare() {
   view_.wait(participant_).sleep.store(0, std::memory_order_relaxed);
 }
 
+// One line for the lane itself, when it is begun and not when it is gone on with.
+bool Repair::enter_lane(std::size_t& lines) {
+  if (in_lane_) return true;
+  if (lines == 0) return false;
+  --lines;
+  return in_lane_ = true;
+}
+
 // D2: what it claimed is there for others again. And its places in rings, which no newcomer on this index may inherit.
 bool Repair::give_back(std::size_t& lines) {
   const auto mine = static_cast<std::uint8_t>(pool::kClaimedBy + participant_);
-  for (; lane_ < view_.lanes(); ++lane_, cell_ = 0) {
-    if (lines == 0) return false;
-    --lines;
+  for (; lane_ < view_.lanes(); ++lane_, cell_ = 0, in_lane_ = false) {
+    if (!enter_lane(lines)) return false;
     const KnownLane lane = known_lane(view_, lane_);
     if (!lane) continue;
     if (lane.kind == QueueKind::broadcast) {
@@ -166,14 +176,14 @@ bool Repair::give_back(std::size_t& lines) {
 
 // D3: which of its slots are named by messages that somebody may still take.
 bool Repair::look(std::size_t& lines, std::int64_t monotonic, RepairFacts& facts) {
-  for (; lane_ < view_.lanes(); ++lane_, cell_ = 0) {
-    if (lines == 0) return false;
-    --lines;
+  for (; lane_ < view_.lanes(); ++lane_, cell_ = 0, in_lane_ = false) {
+    const bool first = !in_lane_;
+    if (!enter_lane(lines)) return false;
     const pool::LaneEntry& entry = view_.lane(lane_);
     const KnownLane lane = known_lane(view_, lane_);
     if (!lane || entry.from != participant_ || entry.from_life != life_) continue;
     const std::uint32_t serial = Stamp::of(entry.stamp.load(std::memory_order_relaxed)).serial;
-    if (cell_ == 0) {
+    if (first) {
       if (facts.receivers_done(lane_)) continue;
       head_ = lane.words.head().load(std::memory_order_acquire) & pool::kPositionMask;
       serial_ = serial;
@@ -181,7 +191,7 @@ bool Repair::look(std::size_t& lines, std::int64_t monotonic, RepairFacts& facts
       continue;  // recycled since the last portion, so it is read
     }
     for (; cell_ < lane.words.cells(); ++cell_) {
-      if (lines == 0 && cell_ != 0) return false;
+      if (lines == 0) return false;
       lines -= std::min<std::size_t>(lines, 2);
       const std::uint64_t at = lane.kind == QueueKind::line ? (head_ + cell_) & pool::kPositionMask : cell_;
       Cell& cell = lane.words.cell(at);

@@ -40,6 +40,7 @@ class Repair {
  private:
   enum class Step : std::uint8_t { declare, give_back, look, sweep, rest };
   void declare();
+  bool enter_lane(std::size_t& lines);
   bool give_back(std::size_t& lines);
   bool look(std::size_t& lines, std::int64_t monotonic, RepairFacts& facts);
   bool sweep(std::size_t& lines);
@@ -55,7 +56,7 @@ class Repair {
   std::uint32_t lane_ = 0, cell_ = 0, slot_ = 0, serial_ = 0;  // where the work stands
   std::uint64_t head_ = 0;
   std::vector<bool> keep_;
-  bool keep_all_ = false, again_ = false, impossible_ = false;
+  bool in_lane_ = false, keep_all_ = false, again_ = false, impossible_ = false;
   std::uint32_t held_ = 0, used_ = 0, used_now_ = 0;
 };
 
