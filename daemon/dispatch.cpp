@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a packet to its handler. What breaks the frame drops the peer (answer 20 of the protocol's rules); everything
 // else that is wrong is an error reply and the session goes on.
+#include <cstring>
+
 #include "daemon/answer.hpp"
 
 namespace shmb::daemon {
@@ -86,8 +88,9 @@ Handler handler_of(std::uint16_t op) {
 // How many a request brings, by its op and state (law 8).
 std::uint16_t descriptors_of(const wire::PacketView& packet) {
   if (packet.header.op != SHMBW_OP_POOL_DOORBELL) return 0;
-  auto wish = wire::read_struct<shmbw_pool_doorbell>(packet.fixed);
-  return wish && wish->flags == SHMBW_DOORBELL_SET ? 1 : 0;
+  shmbw_pool_doorbell wish{};
+  std::memcpy(&wish, packet.fixed.data(), std::min(packet.fixed.size(), sizeof wish));
+  return wish.flags == SHMBW_DOORBELL_SET ? 1 : 0;
 }
 
 }  // namespace

@@ -223,6 +223,23 @@ def requests():
                  {"table": 1, "flags": 3, "cursor": 12, "group": 2, "region": KV, "owner_uid": 1000},
                  {"group": "train", "name": "kv"}, cut=(4, 1))
     plain_family("status", 15, "request", "status", {}, {}, cut=(0, 0))
+    plain_family("pool_create", 16, "request", "pool_create",
+                 {"group": 2, "keep": 60 * 10**9, "flags": 1, "slots": 64, "lanes": 8, "queues": 4, "segments": 2, "lane_bytes": 1 << 20},
+                 {"name": "frames"}, cut=(20, 3))
+    plain_family("pool_join", 17, "request", "pool_join", {"pool": 0, "flags": 6, "owner_uid": 1000},
+                 {"group": "train", "name": "frames"}, cut=(8, 1))
+    plain_family("pool_leave", 18, "request", "pool_leave", {"pool": 21}, {}, cut=(8, 1))
+    plain_family("pool_segment", 19, "request", "pool_segment", {"pool": 21, "region": KV, "slot_size": 4096, "slots": 64}, {}, cut=(24, 2))
+    plain_family("queue_open", 20, "request", "queue_open",
+                 {"pool": 21, "kind": 2, "flags": 0x12, "cells": 256, "cell_size": 64}, {"name": "jobs"}, cut=(8, 1))
+    plain_family("queue_close", 21, "request", "queue_close", {"pool": 21, "queue": 3, "serial": 7, "flags": 5}, {}, cut=(16, 3))
+    batch_family("lane_through", 22, "request", "lane_through",
+                 [({"pool": 21, "lane": 5, "serial": 9, "end": 2}, {}, None), ({"pool": 21, "lane": 6, "serial": 10, "end": 1}, {}, None)],
+                 cut=(16, 3), most=253, flags=2)
+    batch_family("queue_hold", 23, "request", "queue_hold",
+                 [({"pool": 21, "lane": 5, "serial": 9, "region": KV}, {}, None),
+                  ({"pool": 21, "lane": 5, "serial": 9, "region": WEIGHTS, "flags": 1}, {}, None)], cut=(28, 4))
+    plain_family("pool_doorbell", 24, "request", "pool_doorbell", {"pool": 21, "flags": 2, "participant": 3, "life": 4}, {}, cut=(16, 3))
 
 
 def replies():
@@ -260,6 +277,18 @@ def replies():
                   "descriptors_reserved": 64, "in_flight": 1},
                  {"version": "0.1.0", "kernel": "6.18.1", "engine": "io_uring: all opcodes found", "losses": ""}, cut=(24, 4))
 
+    areas = ("memfd O_RDONLY", "memfd O_RDWR")
+    joined = {"pool": 21, "group": 2, "directory_bytes": 12288, "control_bytes": 1 << 20, "participant": 3, "life": 4}
+    plain_family("pool_create", REPLY | 16, "reply", "pool_create_reply", joined, {}, cut=(32, 4), fds=areas)
+    plain_family("pool_join", REPLY | 17, "reply", "pool_join_reply", joined, {}, cut=(32, 4), fds=areas)
+    plain_family("pool_leave", REPLY | 18, "reply", "pool_leave_reply", {"unread": 2}, {}, cut=(4, 1))
+    plain_family("pool_segment", REPLY | 19, "reply", "pool_segment_reply", {"segment": 1, "first_slot": 64}, {}, cut=(4, 1))
+    plain_family("queue_open", REPLY | 20, "reply", "queue_open_reply", {"queue": 3, "serial": 7, "lane": 5, "lane_serial": 9}, {}, cut=(8, 2))
+    plain_family("queue_close", REPLY | 21, "reply", "queue_close_reply", {"readers": 1, "writers": 2}, {}, cut=(4, 1))
+    batch_family("queue_hold", REPLY | 23, "reply", "queue_hold_reply",
+                 [({"outcome": fine()}, {}, None), ({"outcome": {"status": 6, "fd_index": 0xffff}}, {}, MISSING)], cut=(6, 1), most=253)
+    plain_family("pool_doorbell", REPLY | 24, "reply", "pool_doorbell_reply", {"participant": 3, "life": 4}, {}, cut=(4, 1), fds=("socket",))
+
 
 RECORDS = {
     "regions": ("region_record",
@@ -277,6 +306,17 @@ RECORDS = {
     "tickets": ("ticket_record", {"region": KV, "group": 2, "maker_uid": 1000, "rights": 1, "uses_left": 3, "expires": 2 * 10**12}, {}),
     "uids": ("uid_record", {"bytes": 10 * GIB, "bytes_limit": 54 * GIB, "uid": 1000, "sessions": 5, "groups": 2, "regions": 7, "leases": 11,
                             "tickets": 1, "watches": 2}, {}),
+    "pools": ("pool_record",
+              {"pool": 21, "group": 2, "bytes": GIB, "control_bytes": 1 << 20, "owner_uid": 1000, "flags": 8, "slots": 64, "slots_limit": 128,
+               "slots_used": 5, "slots_high": 9, "segments": 1, "participants": 3, "leaving": 1, "queues": 2, "lanes": 4, "deaths": 1,
+               "created": 10**12, "keep": -1}, {"group": "train", "name": "frames"}),
+    "queues": ("queue_record",
+               {"pool": 21, "group": 2, "queue": 3, "serial": 7, "kind": 2, "flags": 0x10, "cells": 256, "cell_size": 64, "readers": 2,
+                "writers": 1, "lanes": 1, "closed": 0, "depth": 12, "lag": 3, "lost": 1, "regions": 2, "owner_uid": 1000, "deaths": 1},
+               {"pool": "frames", "name": "jobs"}),
+    "participants": ("participant_record",
+                     {"pool": 21, "session": 5, "participant": 3, "life": 4, "state": 2, "pid": 4242, "uid": 1000, "slots_held": 2,
+                      "reading": 1, "writing": 1, "unread": 7}, {}),
 }
 
 
@@ -323,6 +363,7 @@ def events():
     plain_family("reclaim", EVENT | 6, "event", "reclaim_event",
                  base | {"group": 2, "bytes": 10 * GIB, "uid": 1000, "pid": 4242, "regions": 7, "how": 2, "code": 9},
                  {"text": "pid 4242 (uid 1000) was killed by signal 9: 7 regions, 10.0 GiB freed"}, cut=(16, 2), tag=0)
+    plain_family("pool_changed", EVENT | 8, "event", "pool_changed_event", {"sequence": 41, "watch": 0, "pool": 21}, {}, cut=(16, 2), tag=0)
     plain_family("gap", EVENT | 7, "event", "gap_event", {"sequence": 41, "watch": 0, "lost": 3}, {}, cut=(24, 3), tag=0)
 
 

@@ -9,7 +9,8 @@
 
 int main() {
   using namespace shmb::wire;
-  constexpr std::string_view kTables[] = {"-", "regions", "groups", "sessions", "leases", "tickets", "uids"};
+  constexpr std::string_view kTables[] = {"-",       "regions", "groups", "sessions", "leases",
+                                          "tickets", "uids",    "pools",  "queues",   "participants"};
   std::string line;
   while (std::getline(std::cin, line)) {
     std::istringstream words(line);

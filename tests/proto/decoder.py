@@ -42,6 +42,15 @@ REQUESTS = {
          "group name"),
     14: ("list", False, "I:table I:flags Q:cursor Q:group R:region I:owner_uid H:group_len H:name_len", "group name"),
     15: ("status", False, "Q:reserved", ""),
+    16: ("pool_create", False, "Q:group q:keep I:flags I:slots I:lanes I:queues I:segments H:name_len H:reserved Q:lane_bytes", "name"),
+    17: ("pool_join", False, "Q:pool I:flags I:owner_uid H:group_len H:name_len I:reserved", "group name"),
+    18: ("pool_leave", False, "Q:pool I:flags I:reserved", ""),
+    19: ("pool_segment", False, "Q:pool R:region Q:slot_size I:slots I:reserved", ""),
+    20: ("queue_open", False, "Q:pool I:kind I:flags I:cells I:cell_size H:name_len H:reserved0 I:reserved1", "name"),
+    21: ("queue_close", False, "Q:pool I:queue I:serial I:flags I:reserved", ""),
+    22: ("lane_through", True, "Q:pool I:lane I:serial I:end I:reserved", ""),
+    23: ("queue_hold", True, "Q:pool I:lane I:serial R:region I:flags I:reserved", ""),
+    24: ("pool_doorbell", False, "Q:pool I:flags I:participant I:life I:reserved", ""),
 }
 REPLIES = {
     1: ("hello", False, "H:version H:mode I:broker_uid I:uid I:max_message Q:features Q:epoch Q:session Q:group 16:fork_secret "
@@ -62,6 +71,14 @@ REPLIES = {
          "Q:reclaims Q:bytes_reclaimed I:pid I:broker_uid I:regions I:sessions I:groups I:leases I:tickets I:watches I:descriptors "
          "I:descriptors_limit I:descriptors_reserved I:in_flight H:version_len H:kernel_len H:engine_len H:losses_len",
          "version kernel engine losses"),
+    16: ("pool_create", False, "Q:pool Q:group Q:directory_bytes Q:control_bytes I:participant I:life", ""),
+    17: ("pool_join", False, "Q:pool Q:group Q:directory_bytes Q:control_bytes I:participant I:life", ""),
+    18: ("pool_leave", False, "I:unread I:reserved", ""),
+    19: ("pool_segment", False, "I:segment I:first_slot", ""),
+    20: ("queue_open", False, "I:queue I:serial I:lane I:lane_serial", ""),
+    21: ("queue_close", False, "I:readers I:writers", ""),
+    23: ("queue_hold", True, "O:outcome", ""),
+    24: ("pool_doorbell", False, "I:participant I:life", ""),
 }
 EVENTS = {
     1: ("region_ready", False, "Q:sequence Q:watch R:region", ""),
@@ -71,6 +88,7 @@ EVENTS = {
     5: ("group_ended", False, "Q:sequence Q:watch Q:group Q:bytes_freed", ""),
     6: ("reclaim", False, "Q:sequence Q:watch Q:group Q:bytes I:uid I:pid I:regions I:how i:code H:text_len H:reserved", "text"),
     7: ("gap", False, "Q:sequence Q:watch Q:lost", ""),
+    8: ("pool_changed", False, "Q:sequence Q:watch Q:pool", ""),
 }
 RECORDS = {
     "regions": ("R:region Q:length Q:bytes Q:touched Q:group I:owner_uid I:state I:page_kind I:flags I:holders I:writers I:tickets "
@@ -82,6 +100,11 @@ RECORDS = {
     "leases": ("R:region Q:session I:uid I:pid I:rights I:count I:state I:reserved q:since", ""),
     "tickets": ("R:region Q:group I:maker_uid I:rights I:uses_left I:reserved q:expires", ""),
     "uids": ("Q:bytes Q:bytes_limit I:uid I:sessions I:groups I:regions I:leases I:tickets I:watches I:reserved", ""),
+    "pools": ("Q:pool Q:group Q:bytes Q:control_bytes I:owner_uid I:flags I:slots I:slots_limit I:slots_used I:slots_high I:segments "
+              "I:participants I:leaving I:queues I:lanes I:deaths q:created q:keep H:group_len H:name_len I:reserved", "group name"),
+    "queues": ("Q:pool Q:group I:queue I:serial I:kind I:flags I:cells I:cell_size I:readers I:writers I:lanes I:closed Q:depth Q:lag "
+               "Q:lost Q:regions I:owner_uid I:deaths H:pool_len H:name_len I:reserved", "pool name"),
+    "participants": ("Q:pool Q:session I:participant I:life I:state I:pid I:uid I:slots_held I:reading I:writing Q:unread", ""),
 }
 
 

@@ -27,9 +27,10 @@ struct Vector {
 };
 
 std::vector<Vector> vectors() {
-  const std::map<std::string, std::uint32_t> tables{{"regions", SHMBW_TABLE_REGIONS},   {"groups", SHMBW_TABLE_GROUPS},
-                                                    {"sessions", SHMBW_TABLE_SESSIONS}, {"leases", SHMBW_TABLE_LEASES},
-                                                    {"tickets", SHMBW_TABLE_TICKETS},   {"uids", SHMBW_TABLE_UIDS}};
+  const std::map<std::string, std::uint32_t> tables{
+      {"regions", SHMBW_TABLE_REGIONS}, {"groups", SHMBW_TABLE_GROUPS},   {"sessions", SHMBW_TABLE_SESSIONS},
+      {"leases", SHMBW_TABLE_LEASES},   {"tickets", SHMBW_TABLE_TICKETS}, {"uids", SHMBW_TABLE_UIDS},
+      {"pools", SHMBW_TABLE_POOLS},     {"queues", SHMBW_TABLE_QUEUES},   {"participants", SHMBW_TABLE_PARTICIPANTS}};
   std::vector<Vector> out;
   for (const auto& entry : std::filesystem::directory_iterator(SHMB_VECTORS)) {
     if (entry.path().extension() != ".json") continue;
@@ -111,7 +112,8 @@ TEST_CASE("there is a valid, minimal, maximal, short, tail and future vector for
 #define X(op, name, batch) check(#name "-event");
   SHMBW_EVENTS(X)
 #undef X
-  for (const char* table : {"regions", "groups", "sessions", "leases", "tickets", "uids"})
+  for (const char* table :
+       {"regions", "groups", "sessions", "leases", "tickets", "uids", "pools", "queues", "participants"})
     check(std::string("list-") + table);
 }
 
