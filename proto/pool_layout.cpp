@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Where each table lies. Broker and library compute it from the same shape, so nothing but the shape has to be trusted.
 #include "proto/pool_layout.hpp"
 
 #include <cstring>
