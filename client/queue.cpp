@@ -382,12 +382,13 @@ void Queue::look_for_lanes_to_read() {
     in->writer_closed = state == pool::LaneState::writer_gone;
     in->it = std::make_unique<LaneReceiver>(me, *lane, kind_, flags_, index_, copy.from, copy.from_life);
     if (!in->it->attach()) continue;
-    const Peer writer{copy.from, copy.from_life, false};
-    if (!me.alive(writer.index, writer.life) && std::ranges::find(gone_writers_, writer) == gone_writers_.end()) {
+    // It came and went between two looks of ours.
+    if (const Peer writer{copy.from, copy.from_life}; std::ranges::find(writers_, writer) == writers_.end() &&
+                                                      std::ranges::find(gone_writers_, writer) == gone_writers_.end()) {
       const pool::Stamp who = pool::Stamp::of(view.participant(writer.index).stamp.load(std::memory_order_acquire));
-      const bool died =
-          who.serial == writer.life && who.state == static_cast<std::uint8_t>(pool::ParticipantState::dead);
-      if (died) gone_writers_.push_back({writer.index, writer.life, true});
+      gone_writers_.push_back(
+          {writer.index, writer.life,
+           who.serial == writer.life && who.state == static_cast<std::uint8_t>(pool::ParticipantState::dead)});
     }
     ins_.push_back(std::move(in));
   }

@@ -87,6 +87,7 @@ Result<void> Session::hello(const Greeting& greeting, Deadline deadline) {
   wire::Writer writer(buffer);
   shmbw_hello hello{};
   hello.version_min = hello.version_max = SHMBW_PROTOCOL;
+  hello.features = SHMBW_FEATURE_PASS_RIGHTS;  // doorbells of pools travel to the broker
   hello.pid = static_cast<std::uint32_t>(::getpid());
   hello.start_time = sys::process_start_time(0).value_or(0);
   hello.fork_session = greeting.fork_session;

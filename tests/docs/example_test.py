@@ -58,6 +58,7 @@ def compiles(root, text):
         for header in ("client/shmbroker.h", "client/shmbroker.hpp", "client/heap.hpp", "client/heap_lock.hpp",
                        "proto/shmb_status.h", "proto/shmb_wire.h"):
             (Path(folder) / "shmbroker" / Path(header).name).symlink_to(root / header)
+        (Path(folder) / "shmbroker" / "pool.hpp").symlink_to(root / "client/shmbroker_pool.hpp")
         for language, flags, source in sources:
             compiler = os.environ.get("CXX" if language == "c++" else "CC", language == "c++" and "c++" or "cc")
             done = subprocess.run([*compiler.split(), *flags, "-Wall", "-Wno-unused", "-Werror", "-fsyntax-only", "-I",

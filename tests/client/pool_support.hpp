@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of pools and queues share.
+#pragma once
+
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "client/queue_set.hpp"
+#include "tests/client/support.hpp"
+#include "tests/harness/child.hpp"
+
+namespace client_tests {
+
+using shmb::client::kForever;
+using shmb::client::kNoWait;
+using shmb::client::Message;
+using shmb::client::OutPart;
+using shmb::client::PartKind;
+using shmb::client::Pool;
+using shmb::client::PoolSpec;
+using shmb::client::Queue;
+using shmb::client::QueueSet;
+using shmb::client::QueueSpec;
+using shmb::client::Slot;
+using Kind = shmb::pool::QueueKind;
+
+inline PoolSpec slots_of(const std::string& name, std::uint64_t size, std::uint32_t slots, std::uint32_t limit = 0) {
+  PoolSpec spec;
+  spec.name = name;
+  spec.classes = {{size, slots, limit}};
+  return spec;
+}
+inline shmb::Result<std::shared_ptr<Pool>> make_pool(const std::shared_ptr<Session>& session, const PoolSpec& spec) {
+  return Pool::create(session, spec, 0);
+}
+inline shmb::Result<std::shared_ptr<Pool>> try_pool(const std::shared_ptr<Session>& session, const std::string& address,
+                                                    bool read_only = false) {
+  Pool::Opening opening;
+  opening.address = address;
+  opening.read_only = read_only;
+  return Pool::open(session, opening);
+}
+inline QueueSpec queue_spec(const std::string& name, Kind kind, bool reader, bool writer, std::uint32_t cells = 64) {
+  QueueSpec spec;
+  spec.name = name;
+  spec.kind = kind;
+  spec.reader = reader;
+  spec.writer = writer;
+  spec.cells = cells;
+  return spec;
+}
+inline std::unique_ptr<Queue> reader(const std::shared_ptr<Pool>& pool, const std::string& name, Kind kind,
+                                     std::uint32_t cells = 64) {
+  return must(Queue::open(pool, queue_spec(name, kind, true, false, cells)));
+}
+inline std::unique_ptr<Queue> writer(const std::shared_ptr<Pool>& pool, const std::string& name, Kind kind,
+                                     std::uint32_t cells = 64) {
+  return must(Queue::open(pool, queue_spec(name, kind, false, true, cells)));
+}
+inline std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+inline std::string text_of(const Message& message, std::size_t part = 0) {
+  if (part >= message.count() || message.part(part).data == nullptr) return "(nothing)";
+  return {reinterpret_cast<const char*>(message.part(part).data), message.part(part).length};
+}
+inline OutPart bytes_part(std::string_view text) {
+  OutPart part;
+  part.data = bytes_of(text).data();
+  part.length = text.size();
+  return part;
+}
+inline OutPart slot_part(const Slot& slot) {
+  OutPart part;
+  part.kind = PartKind::slot;
+  part.slot = slot;
+  return part;
+}
+inline OutPart region_part(Region& region) {
+  OutPart part;
+  part.kind = PartKind::region;
+  part.region = &region;
+  return part;
+}
+// A second session of the same group.
+inline std::shared_ptr<Session> beside(const harness::BrokerFixture& broker, const std::shared_ptr<Pool>& pool) {
+  auto other = open(broker);
+  must(other->join_group("#" + std::to_string(pool->group()), 0, Deadline::after(0)));
+  return other;
+}
+
+// In a child, where a failed case could not be told: the step that failed is its exit status.
+#define STEP(number, condition)      \
+  do {                               \
+    if (!(condition)) return number; \
+  } while (false)
+
+}  // namespace client_tests

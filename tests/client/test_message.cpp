@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages of all forms: inline, slots, regions, lists of them, kept and borrowed, and expired ones.
+#include <signal.h>
+#include <unistd.h>
+
+#include "tests/client/pool_support.hpp"
+
+using namespace client_tests;
+using namespace shmb;
+using namespace shmb::client;
+
+TEST_CASE("bytes of every size arrive: inline to the last byte, then in slots, and too many are refused") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 4096, 4)));
+  for (const std::uint32_t cell : {64U, 128U}) {
+    auto spec = queue_spec("q" + std::to_string(cell), Kind::line, true, true);
+    spec.cell_size = cell;
+    auto queue = must(Queue::open(pool, spec));
+    Message message;
+    for (const std::size_t size : {0UL, 1UL, 8UL, 55UL, 56UL, 57UL, 119UL, 120UL, 121UL, 4095UL, 4096UL}) {
+      CAPTURE(size);
+      const std::string text(size, 'a');
+      must(queue->send(bytes_of(text), kNoWait));
+      must(queue->receive(message, false, kNoWait));
+      CHECK(text_of(message) == text);
+      CHECK((message.part(0).kind == PartKind::bytes) == (size <= cell - 8));
+    }
+    CHECK(status_of(queue->send(bytes_of(std::string(4097, 'a')), kNoWait)) == Status::invalid);
+  }
+}
+
+TEST_CASE("a list of bytes, slots and regions is one message, with its type") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 4096, 4)));
+  auto other_session = beside(broker, pool);
+  auto out = writer(pool, "q", Kind::line);
+  auto in = reader(must(try_pool(other_session, "p")), "q", Kind::line);
+  auto region = must(create_region(session, named("r", 100000)));
+  std::memset(region->data(), 'r', 100000);
+  for (const bool keep : {false, true}) {
+    CAPTURE(keep);
+    Slot slot = must(pool->acquire(10, kNoWait));
+    std::memcpy(slot.data, "0123456789", 10);
+    OutPart stretch = slot_part(slot);
+    stretch.offset = 2, stretch.length = 5;
+    OutPart part_of_region = region_part(*region);
+    part_of_region.offset = 50, part_of_region.length = 3;
+    const OutPart parts[] = {bytes_part("head"), slot_part(slot), stretch, part_of_region, bytes_part("")};
+    must(out->send(parts, 77, 0, kNoWait));
+    must(pool->release(slot));
+    Message message;
+    must(in->receive(message, keep, kForever));
+    REQUIRE(message.count() == 5);
+    CHECK(message.type() == 77);
+    CHECK(text_of(message, 0) == "head");
+    CHECK(text_of(message, 1) == "0123456789");
+    CHECK(text_of(message, 2) == "23456");
+    CHECK(text_of(message, 3) == "rrr");
+    CHECK(message.part(4).length == 0);
+    const Slot taken = must(message.take_slot(1));
+    auto own = must(message.take_region(3));
+    CHECK(status_of(message.take_region(3)) == Status::invalid);
+    CHECK(status_of(message.take_slot(0)) == Status::invalid);
+    must(message.done());
+    CHECK(std::memcmp(taken.data, "0123456789", 10) == 0);
+    CHECK(own->data()[50] == std::byte{'r'});
+    must(in->pool().release(taken));
+  }
+  CHECK(must(in->pool().facts()).slots_own == 0);  // what came from others goes back to them
+}
+
+TEST_CASE("a type number and a single region travel in one cell, and a list needs no slots") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto queue = must(Queue::open_alone(session, "mail", queue_spec("", Kind::claim, true, true)));
+  auto region = must(create_region(session, named("", 5000)));
+  const OutPart typed[] = {bytes_part("with a number")};
+  must(queue->send(typed, 5, 0, kNoWait));
+  const OutPart alone[] = {region_part(*region)};
+  must(queue->send(alone, 6, 0, kNoWait));
+  std::vector<OutPart> many(100, bytes_part("twelve bytes"));
+  must(queue->send(many, 7, 0, kNoWait));
+  Message message;
+  must(queue->receive(message, false, kNoWait));
+  CHECK(message.type() == 5);
+  CHECK(text_of(message) == "with a number");
+  must(queue->receive(message, false, kNoWait));
+  CHECK(message.type() == 6);
+  CHECK(message.part(0).length == 5000);
+  CHECK(message.part(0).data != nullptr);
+  must(queue->receive(message, false, kNoWait));
+  CHECK(message.type() == 7);
+  REQUIRE(message.count() == 100);
+  CHECK(text_of(message, 99) == "twelve bytes");
+}
+
+TEST_CASE("twenty thousand parts are one message, and it survives the death of its sender") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 32)));
+  const std::string group = "#" + std::to_string(pool->group());
+  auto in = reader(pool, "q", Kind::claim);
+  auto child = harness::Child::run([&] {
+    auto mine = try_open(broker.socket());
+    STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
+    auto joined = try_pool(*mine, "p");
+    STEP(2, joined);
+    auto out = Queue::open(*joined, queue_spec("q", Kind::claim, false, true));
+    STEP(3, out);
+    CreateItem item;
+    item.length = 4096;
+    std::vector<Region::Handle> regions;
+    for (int i = 0; i < 300; ++i) {
+      auto made = create_region(*mine, item);
+      STEP(4, made);
+      std::memcpy((*made)->data(), &i, sizeof i);
+      regions.push_back(std::move(*made));
+    }
+    auto slot = (*joined)->acquire(4, 0);
+    STEP(5, slot);
+    std::memcpy(slot->data, "slot", 4);
+    std::vector<OutPart> parts;
+    for (int i = 0; i < 20000; ++i) {
+      if (i % 100 == 0) parts.push_back(region_part(*regions[static_cast<std::size_t>(i / 100)]));
+      else if (i % 100 == 1) parts.push_back(slot_part(*slot));
+      else parts.push_back(bytes_part("tensor"));
+    }
+    STEP(6, (*out)->send(parts, 1, 0, 0));
+    ::kill(::getpid(), SIGKILL);
+    return 0;
+  });
+  CHECK(child.wait() == 128 + SIGKILL);
+  Message message;
+  must(in->receive(message, true, kForever));
+  REQUIRE(message.count() == 20000);
+  for (std::size_t i = 0; i < 20000; ++i) {
+    const Message::Part& part = message.part(i);
+    if (i % 100 == 0) {
+      if (part.status != Status::ok) FAIL("region " << i << ": " << part.failure.sentence);
+      int value = -1;
+      std::memcpy(&value, part.data, sizeof value);
+      CHECK(value == static_cast<int>(i / 100));
+    } else if (text_of(message, i) != (i % 100 == 1 ? "slot" : "tensor")) {
+      FAIL("part " << i << " is " << text_of(message, i));
+    }
+  }
+  must(message.done());
+  CHECK(status_of(in->receive(message, true, kForever)) == Status::peer_gone);
+}
+
+TEST_CASE("what was kept stays as it was while its writer goes on, what was borrowed holds its cell") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 512, 8)));
+  auto out = writer(pool, "q", Kind::line, 2);
+  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::line, 2);
+  Message kept, borrowed;
+  must(out->send(bytes_of(std::string(500, 'k')), kNoWait));
+  must(in->receive(kept, true, kNoWait));
+  for (int i = 0; i < 50; ++i) {
+    must(out->send(bytes_of(std::string(500, static_cast<char>('0' + i % 10))), kNoWait));
+    must(in->receive(borrowed, false, kNoWait));
+    CHECK(text_of(borrowed) == std::string(500, static_cast<char>('0' + i % 10)));
+  }
+  CHECK(text_of(kept) == std::string(500, 'k'));
+  must(out->send(bytes_of("1"), kNoWait));
+  CHECK(status_of(out->send(bytes_of("2"), kNoWait)) == Status::full);  // one cell is borrowed
+  must(borrowed.done());
+  must(out->send(bytes_of("2"), kNoWait));
+  must(kept.done());
+  // Made a kept one later.
+  must(in->receive(borrowed, false, kNoWait));
+  must(in->receive(borrowed, false, kNoWait));
+  must(out->send(bytes_of(std::string(500, 'z')), kNoWait));
+  must(in->receive(borrowed, false, kNoWait));
+  must(borrowed.keep());
+  must(out->send(bytes_of("a"), kNoWait));
+  must(out->send(bytes_of("b"), kNoWait));
+  CHECK(text_of(borrowed) == std::string(500, 'z'));
+}
+
+TEST_CASE("a message whose lifetime has passed is not delivered, and its slot is free again") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 512, 2)));
+  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+    CAPTURE(static_cast<int>(kind));
+    auto spec = queue_spec("q" + std::to_string(static_cast<int>(kind)), kind, true, true);
+    spec.flags = pool::kQueueExpiring;
+    auto queue = must(Queue::open(pool, spec));
+    const OutPart soon[] = {bytes_part("soon")}, later[] = {bytes_part("later")};
+    must(queue->send(soon, 0, 1, kNoWait));
+    must(queue->send(later, 0, 60'000'000'000, kNoWait));
+    must(queue->send(later, 0, 0, kNoWait));
+    CHECK(status_of(queue->send(later, 0, -1, kNoWait)) == Status::invalid);
+    Message message;
+    must(queue->receive(message, false, kNoWait));
+    CHECK(text_of(message) == "later");
+    must(queue->receive(message, false, kNoWait));
+    CHECK(status_of(queue->receive(message, false, kNoWait)) == Status::empty);
+    CHECK(must(queue->facts()).expired == 1);
+  }
+  auto plain = must(Queue::open(pool, queue_spec("plain", Kind::line, true, true)));
+  const OutPart part[] = {bytes_part("x")};
+  CHECK(status_of(plain->send(part, 0, 1, kNoWait)) == Status::invalid);
+}
+
+TEST_CASE("parts that are not what they say are refused, and nothing is lost by it") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 512, 2))),
+       elsewhere = must(make_pool(session, slots_of("e", 512, 2)));
+  auto queue = must(Queue::open(pool, queue_spec("q", Kind::line, true, true)));
+  const Slot slot = must(pool->acquire(10, kNoWait)), foreign = must(elsewhere->acquire(10, kNoWait));
+  CHECK(status_of(queue->send(foreign, kNoWait)) == Status::invalid);
+  Slot wrong = slot;
+  ++wrong.generation;
+  CHECK(status_of(queue->send(wrong, kNoWait)) == Status::stale);
+  wrong = slot;
+  wrong.length = 513;
+  CHECK(status_of(queue->send(wrong, kNoWait)) == Status::invalid);
+  OutPart beyond = slot_part(slot);
+  beyond.offset = 500, beyond.length = 13;
+  CHECK(status_of(queue->send(std::span(&beyond, 1), 0, 0, kNoWait)) == Status::invalid);
+  auto other_session = open(broker);
+  auto region = must(create_region(other_session, named("", 100)));
+  const OutPart not_ours[] = {bytes_part("x"), region_part(*region)};
+  CHECK(status_of(queue->send(not_ours, 0, 0, kNoWait)) == Status::invalid);
+  CHECK(status_of(queue->send(std::span<const OutPart>(), 0, 0, kNoWait)) == Status::invalid);
+  must(pool->release(slot));
+  CHECK(status_of(queue->send(slot, kNoWait)) == Status::stale);
+  Message message;
+  CHECK(status_of(queue->receive(message, false, kNoWait)) == Status::empty);
+  CHECK(must(pool->facts()).slots_used <= 1);
+  must(elsewhere->release(foreign));
+}
+
+TEST_CASE("a list that a peer wrote wrongly is refused, whatever is in it") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 512, 2)));
+  std::vector<ListEntry> table;
+  ListHeader header{};
+  const OutPart parts[] = {bytes_part("abc"), bytes_part("defgh")};
+  std::vector<std::byte> good(*list_bytes(parts));
+  write_list(parts, 3, good);
+  REQUIRE(read_list(good, 2, pool->me(), table, header));
+  CHECK(header.type == 3);
+  CHECK_FALSE(read_list(good, 3, pool->me(), table, header));
+  for (std::size_t size = 0; size < good.size(); ++size) {
+    CAPTURE(size);
+    CHECK_FALSE(read_list(std::span(good).first(size), 2, pool->me(), table, header));
+  }
+  // Every byte of header and table set to all ones: refused, or still within its bounds.
+  for (std::size_t at = 0; at < sizeof(ListHeader) + 2 * sizeof(ListEntry); ++at) {
+    auto bad = good;
+    bad[at] = std::byte{0xff};
+    if (!read_list(bad, 2, pool->me(), table, header)) continue;
+    for (const ListEntry& entry : table) {
+      if (entry.kind() != PartKind::bytes) continue;
+      CHECK(entry.offset <= bad.size());
+      CHECK(entry.length <= bad.size() - entry.offset);
+    }
+  }
+}

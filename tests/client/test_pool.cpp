@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pools through the library against a real broker: slots, growth, classes, coming late, leaving, fork.
+#include <unistd.h>
+
+#include <thread>
+
+#include "tests/client/pool_support.hpp"
+
+using namespace client_tests;
+using namespace shmb;
+using namespace shmb::client;
+
+TEST_CASE("a slot is acquired, filled, kept by two references, released and used again with a new generation") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 1000, 2)));
+  const Slot slot = must(pool->acquire(1000, kNoWait));
+  std::memset(slot.data, 7, 1000);
+  CHECK(slot.size == 1000);
+  CHECK(must(pool->facts()).slots_used == 1);
+  must(pool->retain(slot));
+  must(pool->release(slot));
+  CHECK(slot.data[999] == std::byte{7});
+  must(pool->release(slot));
+  CHECK(status_of(pool->release(slot)) == Status::stale);
+  const Slot again = must(pool->acquire(1, kNoWait)), other = must(pool->acquire(1, kNoWait));
+  CHECK(again.index != other.index);
+  const Slot& same = again.index == slot.index ? again : other;
+  CHECK(same.generation > slot.generation);
+  CHECK(status_of(pool->release(slot)) == Status::stale);
+  CHECK(status_of(pool->acquire(1, kNoWait)) == Status::full);
+  CHECK(status_of(pool->acquire(1, 1'000'000)) == Status::deadline);
+  CHECK(status_of(pool->acquire(1, -1'000'000)) == Status::deadline);  // a deadline that has passed
+  CHECK(status_of(pool->acquire(1001, kNoWait)) == Status::invalid);
+  must(pool->release(again));
+  must(pool->release(other));
+}
+
+TEST_CASE("who waits for a slot gets the one that another process releases") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 1)));
+  auto other_session = beside(broker, pool);
+  auto other = must(try_pool(other_session, "p"));
+  const Slot slot = must(other->acquire(1, kNoWait));
+  CHECK(status_of(pool->acquire(1, kNoWait)) == Status::full);
+  std::thread later([&] { must(other->release(slot)); });
+  const Slot got = must(pool->acquire(1, kForever));
+  later.join();
+  must(pool->release(got));
+  // A handle of another pool, and one of another participant.
+  CHECK(status_of(other->release(got)) == Status::stale);
+  auto elsewhere = must(make_pool(session, slots_of("q", 64, 1)));
+  CHECK(status_of(elsewhere->release(got)) == Status::invalid);
+}
+
+TEST_CASE("a pool grows by further segments up to its limit, and others see them") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 5000, 1, 6)));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  std::vector<Slot> slots;
+  for (int i = 0; i < 3; ++i) slots.push_back(must(pool->acquire(5000, kNoWait)));
+  for (int i = 0; i < 3; ++i) {
+    const Slot slot = must(other->acquire(5000, kNoWait));
+    std::memset(slot.data, i, 5000);
+    must(other->release(slot));
+    slots.push_back(must(pool->acquire(5000, kNoWait)));
+  }
+  CHECK(status_of(pool->acquire(1, kNoWait)) == Status::full);
+  const auto facts = must(pool->facts());
+  CHECK(facts.slots == 6);
+  CHECK(facts.slots_used == 6);
+  CHECK(facts.segments > 1);
+  for (const Slot& slot : slots) {
+    std::memset(slot.data, 1, 5000);
+    must(pool->release(slot));
+  }
+}
+
+TEST_CASE("a request gets a slot of the smallest class that fits, and the error for a larger one names the way out") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  PoolSpec spec;
+  spec.classes = {{4096, 1, 0}, {64, 2, 0}};
+  auto pool = must(make_pool(session, spec));
+  const Slot small = must(pool->acquire(64, kNoWait)), large = must(pool->acquire(65, kNoWait));
+  CHECK(small.size == 64);
+  CHECK(large.size == 4096);
+  CHECK(status_of(pool->acquire(100, kNoWait)) == Status::full);
+  auto refused = pool->acquire(5000, kNoWait);
+  CHECK(status_of(refused) == Status::invalid);
+  CHECK(refused.error().sentence.find("shmb_create") != std::string::npos);
+  must(pool->release(small));
+  must(pool->release(large));
+}
+
+TEST_CASE("sizes that cannot be are refused with a sentence") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  CHECK(status_of(make_pool(session, slots_of("", 0, 1))) == Status::invalid);
+  CHECK(status_of(make_pool(session, slots_of("", 64, 0))) == Status::invalid);
+  CHECK(status_of(make_pool(session, slots_of("", 64, 2, 1))) == Status::invalid);
+  CHECK(status_of(make_pool(session, slots_of("", UINT64_MAX / 2, 2))) == Status::invalid);
+  CHECK(status_of(make_pool(session, slots_of("", kMaxLength, 2))) == Status::invalid);
+  CHECK(status_of(make_pool(session, slots_of("", 64, 1 << 20))) == Status::invalid);
+  CHECK(status_of(make_pool(session, slots_of(".x", 64, 1))) == Status::invalid);
+  CHECK(status_of(try_pool(session, "none")) == Status::not_found);
+  auto pool = must(make_pool(session, slots_of("p", 64, 1)));
+  CHECK(status_of(make_pool(session, slots_of("p", 64, 1))) == Status::exists);
+  auto queues_only = must(make_pool(session, PoolSpec{}));
+  CHECK(status_of(queues_only->acquire(1, kNoWait)) == Status::invalid);
+  auto local = must(Session::local("for a test"));
+  CHECK(status_of(make_pool(local, slots_of("p", 64, 1))) == Status::local_only);
+  CHECK(status_of(try_pool(local, "p")) == Status::local_only);
+}
+
+TEST_CASE("a read-only participant maps the slots and takes none") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 1)));
+  auto other = must(try_pool(beside(broker, pool), "p", true));
+  CHECK(status_of(other->acquire(1, kNoWait)) == Status::denied);
+  CHECK(status_of(Queue::open(other, queue_spec("q", Kind::line, false, true))) == Status::denied);
+  auto out = writer(pool, "q", Kind::line);
+  auto in = must(Queue::open(other, queue_spec("q", Kind::line, true, false)));
+  const Slot slot = must(pool->acquire(5, kNoWait));
+  std::memcpy(slot.data, "hello", 5);
+  must(out->send(slot, 0));
+  Message message;
+  must(in->receive(message, true, 0));
+  CHECK(text_of(message) == "hello");
+  must(message.done());
+  must(pool->release(slot));
+}
+
+TEST_CASE("a session joins a pool once, and its handles share what is there") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 1)));
+  CHECK(must(try_pool(session, "p")).get() == pool.get());
+  Pool::Opening by_id;
+  by_id.id = pool->id();
+  CHECK(must(Pool::open(session, by_id)).get() == pool.get());
+}
+
+TEST_CASE("what a killed process held is free again, and who comes back finds the pool as it was") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 2)));
+  const std::string group = "#" + std::to_string(pool->group());
+  for (int round = 0; round < 3; ++round) {
+    const harness::Gate taken;
+    auto child = harness::Child::run([&] {
+      auto mine = try_open(broker.socket());
+      STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
+      auto joined = try_pool(*mine, "p");
+      STEP(2, joined);
+      STEP(3, (*joined)->acquire(1, kNoWait) && (*joined)->acquire(1, kNoWait));
+      taken.open();
+      ::pause();
+      return 0;
+    });
+    REQUIRE(taken.wait());
+    CHECK(status_of(pool->acquire(1, kNoWait)) == Status::full);
+    child.kill();
+    const Slot first = must(pool->acquire(1, kForever)), second = must(pool->acquire(1, kForever));
+    CHECK(child.wait() == 128 + SIGKILL);
+    must(pool->release(first));
+    must(pool->release(second));
+  }
+}
+
+TEST_CASE("a forked child joins at its first call, and the parent's slots are not its own") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 4)));
+  auto out = writer(pool, "q", Kind::claim);
+  auto in = reader(pool, "q", Kind::claim);
+  const Slot slot = must(pool->acquire(1, kNoWait));
+  must(out->send(bytes_of("parent"), 0));
+  auto child = harness::Child::run([&] {
+    STEP(1, status_of(pool->release(slot)) == Status::forked);
+    auto own = pool->acquire(3, 0);
+    STEP(2, own);
+    std::memcpy(own->data, "own", 3);
+    STEP(3, out->send(*own, 0));
+    STEP(4, pool->release(*own));
+    Message message;
+    STEP(5, in->receive(message, true, 0));
+    return 0;
+  });
+  CHECK(child.wait() == 0);
+  Message message;
+  auto received = in->receive(message, true, 0);
+  if (!received && received.error().status == Status::peer_gone) received = in->receive(message, true, 0);
+  must(std::move(received));
+  CHECK((text_of(message) == "own" || text_of(message) == "parent"));
+  must(pool->release(slot));
+}

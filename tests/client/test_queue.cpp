@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+// Queues through the library against a real broker: the three kinds, their ends, and what goes wrong.
+#include <signal.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "tests/client/pool_support.hpp"
+
+using namespace client_tests;
+using namespace shmb;
+using namespace shmb::client;
+
+TEST_CASE("a line carries messages in order, refuses when full, and says empty when there is none") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 1000, 4)));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto out = writer(pool, "q", Kind::line, 4);
+  CHECK(status_of(out->send(bytes_of("x"), kNoWait)) == Status::full);  // no reader yet
+  auto in = reader(other, "q", Kind::line, 4);
+  Message message;
+  CHECK(status_of(in->receive(message, false, kNoWait)) == Status::empty);
+  CHECK(status_of(in->receive(message, false, 1'000'000)) == Status::deadline);
+  CHECK(status_of(in->receive(message, false, -5)) == Status::deadline);
+  for (int i = 0; i < 4; ++i) must(out->send(bytes_of("m" + std::to_string(i)), kNoWait));
+  CHECK(status_of(out->send(bytes_of("x"), kNoWait)) == Status::full);
+  CHECK(status_of(out->send(bytes_of("x"), 1'000'000)) == Status::deadline);
+  CHECK(must(out->facts()).depth == 4);
+  for (int i = 0; i < 4; ++i) {
+    must(in->receive(message, false, kNoWait));
+    CHECK(text_of(message) == "m" + std::to_string(i));
+  }
+  must(out->drain(0));
+  CHECK(status_of(out->receive(message, false, kNoWait)) == Status::denied);
+  CHECK(status_of(in->send(bytes_of("x"), kNoWait)) == Status::denied);
+  CHECK(status_of(Queue::open(pool, queue_spec("q", Kind::line, false, true, 4))) == Status::busy);
+  CHECK(status_of(Queue::open(must(try_pool(beside(broker, pool), "p")),
+                              queue_spec("q", Kind::line, false, true, 4))) == Status::busy);
+}
+
+TEST_CASE("a queue with other settings is not opened, and the sentence names the one that differs") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{}));
+  auto out = writer(pool, "q", Kind::claim, 8);
+  auto refused = Queue::open(pool, queue_spec("q", Kind::claim, true, false, 16));
+  CHECK(status_of(refused) == Status::exists);
+  CHECK(refused.error().sentence.find("8 cells, not 16") != std::string::npos);
+  refused = Queue::open(pool, queue_spec("q", Kind::line, true, false, 8));
+  CHECK(refused.error().sentence.find("kind is claim") != std::string::npos);
+  auto flagged = queue_spec("q", Kind::claim, true, false, 8);
+  flagged.flags = pool::kQueueExpiring;
+  CHECK(Queue::open(pool, flagged).error().sentence.find("EXPIRING") != std::string::npos);
+  for (std::uint32_t cells : {0U, 1U, 3U, 131072U}) {
+    CAPTURE(cells);
+    CHECK(status_of(Queue::open(pool, queue_spec("z", Kind::line, true, false, cells))) == Status::invalid);
+  }
+  CHECK(status_of(Queue::open(pool, queue_spec("z", Kind::line, false, false))) == Status::invalid);
+  CHECK(status_of(Queue::open(pool, queue_spec("z", Kind::none, true, false))) == Status::invalid);
+  CHECK(status_of(Queue::open(pool, queue_spec("", Kind::line, true, false))) == Status::invalid);
+  auto only = queue_spec("absent", Kind::none, true, false);
+  only.open_only = true;
+  CHECK(status_of(Queue::open(pool, only)) == Status::not_found);
+  only.wait = 1'000'000;
+  CHECK(status_of(Queue::open(pool, only)) == Status::deadline);
+  only.name = "q";
+  auto as_is = must(Queue::open(pool, only));
+  CHECK(must(as_is->facts()).cells == 8);
+}
+
+TEST_CASE("each message of a claim queue goes to one consumer") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{{}, {}, 0, {}, false, false, 0, 0, 0}));
+  Pool::Opening by_id;
+  by_id.id = pool->id();
+  auto out = writer(pool, "q", Kind::claim), in = reader(pool, "q", Kind::claim);
+  auto second_pool = must(Pool::open(beside(broker, pool), by_id));
+  auto second = reader(second_pool, "q", Kind::claim);
+  auto second_out = writer(second_pool, "q", Kind::claim);
+  std::vector<std::string> got;
+  for (int i = 0; i < 10; ++i) must((i % 2 == 0 ? out : second_out)->send(bytes_of("m" + std::to_string(i)), kNoWait));
+  Message message;
+  for (int i = 0; i < 10; ++i) {
+    must((i % 3 == 0 ? in : second)->receive(message, true, kNoWait));
+    got.push_back(text_of(message));
+  }
+  CHECK(status_of(in->receive(message, true, kNoWait)) == Status::empty);
+  std::ranges::sort(got);
+  for (int i = 0; i < 10; ++i) CHECK(got[static_cast<std::size_t>(i)] == "m" + std::to_string(i));
+}
+
+TEST_CASE("each reader of a broadcast sees each message from its opening on") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 500, 8)));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto out = writer(pool, "q", Kind::broadcast, 4);
+  must(out->send(bytes_of("early"), kNoWait));
+  auto one = reader(pool, "q", Kind::broadcast, 4), two = reader(other, "q", Kind::broadcast, 4);
+  Message message;
+  CHECK(status_of(one->receive(message, false, kNoWait)) == Status::empty);
+  for (int i = 0; i < 4; ++i) must(out->send(bytes_of("m" + std::to_string(i)), kNoWait));
+  CHECK(status_of(out->send(bytes_of("m4"), kNoWait)) == Status::full);
+  for (auto* in : {&one, &two})
+    for (int i = 0; i < 4; ++i) {
+      must((*in)->receive(message, i % 2 == 0, kNoWait));
+      CHECK(text_of(message) == "m" + std::to_string(i));
+      must(message.done());
+    }
+  must(out->send(bytes_of("m4"), kNoWait));
+  // The next writer's ring follows.
+  must(out->close(false, false));
+  auto successor = writer(pool, "q", Kind::broadcast, 4);
+  must(one->receive(message, false, kNoWait));
+  CHECK(text_of(message) == "m4");
+  must(two->receive(message, false, kNoWait));
+  must(successor->send(bytes_of("new"), kNoWait));
+  auto received = one->receive(message, false, 0);
+  if (!received && received.error().status == Status::peer_gone) received = one->receive(message, false, 0);
+  must(std::move(received));
+  CHECK(text_of(message) == "new");
+}
+
+TEST_CASE("a broadcast that drops its oldest never waits, and a slow reader counts what it missed") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 500, 16)));
+  auto spec = queue_spec("q", Kind::broadcast, false, true, 4);
+  spec.flags = pool::kQueueDropOldest;
+  auto out = must(Queue::open(pool, spec));
+  spec.writer = false, spec.reader = true;
+  auto in = must(Queue::open(must(try_pool(beside(broker, pool), "p")), spec));
+  for (int i = 0; i < 20; ++i) {
+    const Slot slot = must(pool->acquire(8, kNoWait));
+    std::memcpy(slot.data, &i, sizeof i);
+    Slot sent = slot;
+    sent.length = sizeof i;
+    must(out->send(sent, kNoWait));
+    must(pool->release(slot));
+  }
+  Message message;
+  int count = 0, last = -1;
+  while (in->receive(message, false, kNoWait)) {
+    int value = 0;
+    REQUIRE(message.part(0).length == sizeof value);
+    std::memcpy(&value, message.part(0).data, sizeof value);
+    CHECK(value > last);
+    last = value;
+    ++count;
+  }
+  CHECK(last == 19);
+  CHECK(count <= 4);
+  CHECK(must(in->facts()).lost + static_cast<unsigned>(count) == 20);
+}
+
+TEST_CASE("a message arrives though its sender exits right after sending, and its death is told after it") {
+  const harness::BrokerFixture broker;
+  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+    CAPTURE(static_cast<int>(kind));
+    auto session = open(broker);
+    auto pool = must(make_pool(session, slots_of("p", 4096, 4)));
+    const std::string group = "#" + std::to_string(pool->group());
+    auto in = reader(pool, "q", kind);
+    auto child = harness::Child::run([&] {
+      auto mine = try_open(broker.socket());
+      STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
+      auto joined = try_pool(*mine, "p");
+      STEP(2, joined);
+      auto out = Queue::open(*joined, queue_spec("q", kind, false, true));
+      STEP(3, out);
+      // A line's reader and a broadcast's must have seen the lane: room is made for the late ones by the queue.
+      STEP(4, (*out)->send(bytes_of("small"), 0));
+      auto slot = (*joined)->acquire(4096, 0);
+      STEP(5, slot);
+      std::memset(slot->data, 'x', 4096);
+      STEP(6, (*out)->send(*slot, 0));
+      ::kill(::getpid(), SIGKILL);
+      return 0;
+    });
+    Message message;
+    auto first = in->receive(message, true, kForever);
+    if (kind == Kind::broadcast && first && text_of(message) != "small") {
+      CHECK(text_of(message) == std::string(4096, 'x'));  // it attached between the two
+    } else if (first) {
+      CHECK(text_of(message) == "small");
+      must(in->receive(message, true, kForever));
+      CHECK(text_of(message) == std::string(4096, 'x'));
+      CHECK(message.part(0).kind == PartKind::slot);
+    } else {
+      CHECK(kind == Kind::broadcast);
+      CHECK(first.error().status == Status::peer_gone);
+      continue;
+    }
+    CHECK(child.wait() == 128 + SIGKILL);
+    CHECK(status_of(in->receive(message, false, kForever)) == Status::peer_gone);
+    CHECK(status_of(in->receive(message, false, kNoWait)) == Status::empty);
+    must(message.done());
+    auto out = writer(pool, "r", kind);  // the pool goes on
+    in.reset();
+  }
+}
+
+TEST_CASE("the writer of a line whose reader is killed is told once, and goes on with the next reader") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 4)));
+  const std::string group = "#" + std::to_string(pool->group());
+  auto out = writer(pool, "q", Kind::line, 2);
+  const harness::Gate opened;
+  auto child = harness::Child::run([&] {
+    auto mine = try_open(broker.socket());
+    STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
+    auto joined = try_pool(*mine, "p");
+    STEP(2, joined);
+    auto in = Queue::open(*joined, queue_spec("q", Kind::line, true, false, 2));
+    STEP(3, in);
+    opened.open();
+    ::pause();
+    return 0;
+  });
+  REQUIRE(opened.wait());
+  must(out->send(bytes_of("1"), 0));
+  must(out->send(bytes_of("2"), 0));
+  CHECK(status_of(out->send(bytes_of("3"), kNoWait)) == Status::full);
+  child.kill();
+  CHECK(status_of(out->send(bytes_of("3"), kForever)) == Status::peer_gone);
+  CHECK(status_of(out->send(bytes_of("3"), kNoWait)) == Status::full);  // nobody there
+  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::line, 2);
+  must(out->send(bytes_of("3"), kForever));
+  Message message;
+  must(in->receive(message, false, kForever));
+  CHECK(text_of(message) == "3");
+}
+
+TEST_CASE("a closed queue refuses senders at once and is drained by its readers") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{}));
+  auto out = writer(pool, "q", Kind::claim), in = reader(pool, "q", Kind::claim);
+  must(out->send(bytes_of("last"), kNoWait));
+  must(out->shutdown(true));
+  CHECK(status_of(out->send(bytes_of("x"), kForever)) == Status::closed);
+  Message message;
+  must(in->receive(message, false, kForever));
+  CHECK(text_of(message) == "last");
+  CHECK(status_of(in->receive(message, false, kForever)) == Status::closed);
+  CHECK(status_of(in->receive(message, false, kNoWait)) == Status::closed);
+  must(in->close(false, false));
+  must(out->close(false, false));
+  auto fresh = writer(pool, "q", Kind::line);  // the name is free
+}
+
+TEST_CASE("a writer that leaves in good order is told of once, after its last message") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 300, 2)));
+  auto in = reader(pool, "q", Kind::line);
+  {
+    auto other = must(try_pool(beside(broker, pool), "p"));
+    auto out = writer(other, "q", Kind::line);
+    must(out->send(bytes_of(std::string(300, 'y')), kForever));
+  }
+  Message message;
+  must(in->receive(message, false, kForever));
+  CHECK(text_of(message) == std::string(300, 'y'));
+  CHECK(status_of(in->receive(message, false, kForever)) == Status::peer_gone);
+  CHECK(status_of(in->receive(message, false, kNoWait)) == Status::empty);
+}
+
+TEST_CASE("an at-least-once message that its reader gives back, or dies with, is delivered again") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 300, 4)));
+  const std::string group = "#" + std::to_string(pool->group());
+  auto spec = queue_spec("q", Kind::claim, true, true);
+  spec.flags = pool::kQueueAtLeastOnce;
+  auto queue = must(Queue::open(pool, spec));
+  must(queue->send(bytes_of("job"), kNoWait));
+  Message message, second;
+  must(queue->receive(message, false, kNoWait));
+  CHECK(status_of(queue->receive(second, false, kNoWait)) == Status::busy);
+  must(message.give_back());
+  const harness::Gate taken;
+  auto child = harness::Child::run([&] {
+    auto mine = try_open(broker.socket());
+    STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
+    auto joined = try_pool(*mine, "p");
+    STEP(2, joined);
+    auto theirs = spec;
+    theirs.writer = false;
+    auto in = Queue::open(*joined, theirs);
+    STEP(3, in);
+    Message got;
+    STEP(4, (*in)->receive(got, false, 0));
+    taken.open();
+    ::pause();
+    return 0;
+  });
+  REQUIRE(taken.wait());
+  CHECK(status_of(queue->receive(message, false, kNoWait)) == Status::empty);
+  child.kill();
+  must(queue->receive(message, false, kForever));
+  CHECK(text_of(message) == "job");
+  must(message.done());
+  CHECK(status_of(message.give_back()) == Status::invalid);
+}
+
+TEST_CASE("a queue alone is made by whoever comes first, and says what its messages may be") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto in = must(Queue::open_alone(session, "mail", queue_spec("", Kind::claim, true, false)));
+  auto other = open(broker);
+  must(other->join_group("#" + std::to_string(in->pool().group()), 0, Deadline::after(0)));
+  auto out = must(Queue::open_alone(other, "mail", queue_spec("", Kind::claim, false, true)));
+  must(out->send(bytes_of("hello"), kNoWait));
+  Message message;
+  must(in->receive(message, false, kForever));
+  CHECK(text_of(message) == "hello");
+  auto refused = out->send(bytes_of(std::string(57, 'x')), kNoWait);
+  CHECK(status_of(refused) == Status::invalid);
+  CHECK(refused.error().sentence.find("no slots") != std::string::npos);
+  auto local = must(Session::local("for a test"));
+  CHECK(status_of(Queue::open_alone(local, "mail", queue_spec("", Kind::claim, true, false))) == Status::local_only);
+}
+
+TEST_CASE("a sleeping reader is woken by a message, by a close and by the end of its writer") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 4)));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto spec = queue_spec("q", Kind::claim, true, false);
+  spec.spin = 0;
+  auto in = must(Queue::open(pool, spec));
+  auto out = writer(other, "q", Kind::claim);
+  std::vector<Status> told;
+  std::string text;
+  std::thread sleeper([&] {
+    Message message;
+    for (int i = 0; i < 3; ++i) {
+      auto received = in->receive(message, true, kForever);
+      told.push_back(status_of(received));
+      if (received) text = text_of(message);
+    }
+  });
+  const timespec rest{0, 20'000'000};
+  ::nanosleep(&rest, nullptr);
+  must(out->send(bytes_of("wake"), kNoWait));
+  ::nanosleep(&rest, nullptr);
+  must(out->close(false, false));
+  ::nanosleep(&rest, nullptr);
+  auto again = writer(other, "q", Kind::claim);
+  must(again->shutdown(false));
+  sleeper.join();
+  CHECK(text == "wake");
+  CHECK(told == std::vector<Status>{Status::ok, Status::peer_gone, Status::closed});
+}

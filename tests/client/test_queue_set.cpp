@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting on several queues, and descriptors for event loops.
+#include <poll.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "tests/client/pool_support.hpp"
+
+using namespace client_tests;
+using namespace shmb;
+using namespace shmb::client;
+
+namespace {
+
+bool readable(int fd, int milliseconds) {
+  pollfd waiting{fd, POLLIN, 0};
+  return ::poll(&waiting, 1, milliseconds) == 1;
+}
+
+}  // namespace
+
+TEST_CASE("a set says which queue of one pool has something, each in its turn") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{}));
+  auto one = must(Queue::open(pool, queue_spec("one", Kind::claim, true, true)));
+  auto two = must(Queue::open(pool, queue_spec("two", Kind::line, true, true)));
+  QueueSet set;
+  CHECK(status_of(set.wait(kNoWait)) == Status::invalid);
+  int tags[2];
+  must(set.add(*one, &tags[0]));
+  must(set.add(*two, &tags[1]));
+  CHECK(status_of(set.add(*two, nullptr)) == Status::exists);
+  CHECK(status_of(set.wait(kNoWait)) == Status::empty);
+  CHECK(status_of(set.wait(1'000'000)) == Status::deadline);
+  must(one->send(bytes_of("1"), kNoWait));
+  must(two->send(bytes_of("2"), kNoWait));
+  Message message;
+  int seen = 0;
+  for (int i = 0; i < 2; ++i) {
+    const auto entry = must(set.wait(kForever));
+    seen += entry.tag == &tags[0] ? 1 : 2;
+    must(entry.queue->receive(message, true, kNoWait));
+  }
+  CHECK(seen == 3);
+  std::thread later([&] { must(one->send(bytes_of("late"), 0)); });
+  CHECK(must(set.wait(kForever)).queue == one.get());
+  later.join();
+  must(set.remove(*one));
+  CHECK(status_of(set.remove(*one)) == Status::not_found);
+  CHECK(status_of(set.wait(kNoWait)) == Status::empty);
+  must(set.remove(*two));
+}
+
+TEST_CASE("a set waits on queues of two pools, and hears of the dead") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto first = must(make_pool(session, slots_of("a", 64, 1))), second = must(make_pool(session, slots_of("b", 64, 1)));
+  auto one = reader(first, "q", Kind::claim), two = reader(second, "q", Kind::claim);
+  const std::string group = "#" + std::to_string(first->group());
+  QueueSet set;
+  must(set.add(*one, nullptr));
+  must(set.add(*two, nullptr));
+  CHECK(status_of(set.wait(kNoWait)) == Status::empty);
+  const harness::Gate go;
+  auto child = harness::Child::run([&] {
+    auto mine = try_open(broker.socket());
+    STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
+    auto a = try_pool(*mine, "a"), b = try_pool(*mine, "b");
+    STEP(2, a && b);
+    auto out_a = Queue::open(*a, queue_spec("q", Kind::claim, false, true));
+    auto out_b = Queue::open(*b, queue_spec("q", Kind::claim, false, true));
+    STEP(3, out_a && out_b);
+    STEP(4, go.wait());
+    STEP(5, (*out_b)->send(bytes_of("to b"), 0));
+    ::pause();
+    return 0;
+  });
+  go.open();
+  auto entry = must(set.wait(kForever));
+  REQUIRE(entry.queue == two.get());
+  Message message;
+  must(two->receive(message, true, kNoWait));
+  CHECK(text_of(message) == "to b");
+  CHECK(status_of(set.wait(kNoWait)) == Status::empty);
+  child.kill();
+  for (int i = 0; i < 2; ++i) {
+    entry = must(set.wait(kForever));
+    CHECK(status_of(entry.queue->receive(message, true, kNoWait)) == Status::peer_gone);
+  }
+  CHECK(status_of(set.wait(kNoWait)) == Status::empty);
+}
+
+TEST_CASE("a queue's descriptor is readable when a message is there, and quiet after EMPTY") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 4)));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto one = reader(pool, "one", Kind::line), two = reader(pool, "two", Kind::line);
+  auto out_one = writer(other, "one", Kind::line), out_two = writer(other, "two", Kind::line);
+  CHECK(status_of(out_one->descriptor()) == Status::denied);
+  const int fd_one = must(one->descriptor()), fd_two = must(two->descriptor());
+  Message message;
+  CHECK(readable(fd_one, 0));  // until somebody has looked
+  CHECK(status_of(one->receive(message, true, kNoWait)) == Status::empty);
+  CHECK(status_of(two->receive(message, true, kNoWait)) == Status::empty);
+  while (readable(fd_one, 0)) CHECK(status_of(one->receive(message, true, kNoWait)) == Status::empty);
+  while (readable(fd_two, 0)) CHECK(status_of(two->receive(message, true, kNoWait)) == Status::empty);
+  for (int round = 0; round < 3; ++round) {
+    CAPTURE(round);
+    must(out_one->send(bytes_of("1"), kNoWait));
+    CHECK(readable(fd_one, 5000));
+    // The other one's look takes the ring in; the first must hear of it all the same.
+    CHECK(status_of(two->receive(message, true, kNoWait)) == Status::empty);
+    CHECK(readable(fd_one, 5000));
+    must(one->receive(message, true, kNoWait));
+    CHECK(status_of(one->receive(message, true, kNoWait)) == Status::empty);
+    while (readable(fd_one, 0)) CHECK(status_of(one->receive(message, true, kNoWait)) == Status::empty);
+  }
+  must(out_two->send(bytes_of("2"), kNoWait));
+  CHECK(readable(fd_two, 5000));
+  must(two->receive(message, true, kNoWait));
+  CHECK(status_of(two->receive(message, true, kNoWait)) == Status::empty);
+  must(out_two->close(false, false));  // the broker tells
+  CHECK(readable(fd_two, 5000));
+  auto told = two->receive(message, true, kNoWait);
+  while (status_of(told) == Status::empty && readable(fd_two, 5000)) told = two->receive(message, true, kNoWait);
+  CHECK(status_of(told) == Status::peer_gone);
+}
