@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "base/sys_socket.hpp"
+
 namespace wire_test {
 namespace {
 
@@ -38,11 +40,14 @@ Stage::~Stage() {
   if (ticket[0] != 0 || ticket[1] != 0) (void)parent.call_batch(SHMBW_OP_ATTACH, one(attach));
 }
 
-std::string Stage::set_parent(const std::string& socket_path, bool with_ticket) {
+std::string Stage::set_parent(const std::string& socket_path, bool with_ticket, bool with_pool) {
   socket = socket_path;
   group_name = "w" + std::to_string(++serial);
   parent = RawClient::connect(socket);
-  RawPacket hello = parent.hello();
+  shmbw_hello greeting = RawClient::greeting();
+  greeting.features = SHMBW_FEATURE_PASS_RIGHTS;
+  if (with_pool) greeting.start_time = 0;  // the socket's end shall be the end
+  RawPacket hello = parent.call(SHMBW_OP_HELLO, greeting);
   if (!hello.ok()) return "HELLO of the parent";
   parent_hello = hello.fixed<shmbw_hello_reply>();
 
@@ -70,7 +75,55 @@ std::string Stage::set_parent(const std::string& socket_path, bool with_ticket) 
     if (!drawn.ok()) return "TICKET_CREATE: " + drawn.sentence();
     std::memcpy(ticket, drawn.fixed<shmbw_ticket_create_reply>().ticket, sizeof ticket);
   }
+  return with_pool ? set_pool() : std::string();
+}
 
+std::string Stage::set_pool() {
+  shmbw_pool_create make{};
+  make.slots = 8;
+  make.lane_bytes = 65536;
+  make.name_len = 4;
+  RawPacket made = parent.call(SHMBW_OP_POOL_CREATE, make, "pool");
+  if (!made.ok()) return "POOL_CREATE: " + made.sentence();
+  auto joined = made.fixed<shmbw_pool_create_reply>();
+  if (RawPacket late = parent.call(SHMBW_OP_POOL_CREATE, make, "late"); !late.ok())
+    return "POOL_CREATE: " + late.sentence();
+  pool = joined.pool;
+  parent_place = joined.participant;
+  parent_life = joined.life;
+  auto bell = shmb::sys::seqpacket_pair();
+  if (!bell) return "socketpair";
+  Packet set = plain(SHMBW_OP_POOL_DOORBELL, 99, shmbw_pool_doorbell{pool, SHMBW_DOORBELL_SET, 0, 0, 0});
+  shmbw_header header = header_of(set);
+  header.n_fds = 1;
+  set_header(set, header);
+  const int end[] = {(*bell)[0].get()};
+  if (!parent.send(set, end)) return "sending POOL_DOORBELL";
+  if (RawPacket reply = parent.reply(99); !reply.ok()) return "POOL_DOORBELL: " + reply.sentence();
+  return {};
+}
+
+std::string Stage::join_pool() {
+  shmbw_pool_join join{};
+  join.pool = pool;
+  if (RawPacket joined = attacker.call(SHMBW_OP_POOL_JOIN, join); !joined.ok())
+    return "POOL_JOIN: " + joined.sentence();
+  shmbw_create create{};
+  create.length = 4096;
+  create.flags = SHMBW_CREATE_MANY_WRITERS;
+  RawPacket created = attacker.call_batch(SHMBW_OP_CREATE, one(create));
+  if (!one_ok<shmbw_create_reply>(created)) return "CREATE of slots: " + error_of_element(created).sentence;
+  slots = created.element<shmbw_create_reply>(0).region;
+  shmbw_queue_open open{};
+  open.pool = pool;
+  open.kind = SHMBW_QUEUE_KIND_CLAIM;
+  open.flags = SHMBW_QUEUE_OPEN_READER | SHMBW_QUEUE_OPEN_WRITER;
+  open.cells = 4;
+  open.cell_size = 64;
+  open.name_len = 4;
+  RawPacket opened = attacker.call(SHMBW_OP_QUEUE_OPEN, open, "jobs");
+  if (!opened.ok()) return "QUEUE_OPEN: " + opened.sentence();
+  queue = opened.fixed<shmbw_queue_open_reply>();
   return {};
 }
 
@@ -78,7 +131,9 @@ std::string Stage::set_attacker(bool greet) {
   attacker = RawClient::connect(socket);
   if (!attacker.connected()) return "connect";
   if (!greet) return {};
-  RawPacket greeted = attacker.call(SHMBW_OP_HELLO, child_of(parent_hello));
+  shmbw_hello child = child_of(parent_hello);
+  if (pool != 0) child.start_time = 0;
+  RawPacket greeted = attacker.call(SHMBW_OP_HELLO, child);
   if (!greeted.ok()) return "HELLO of the attacker: " + greeted.sentence();
   attacker_hello = greeted.fixed<shmbw_hello_reply>();
   if (attacker_hello.group != group) return "HELLO: the child is not in its parent's group";
@@ -96,7 +151,7 @@ std::string Stage::set_attacker(bool greet) {
   RawPacket watched = attacker.call(SHMBW_OP_WATCH, want);
   if (!watched.ok()) return "WATCH: " + watched.sentence();
   watch = watched.fixed<shmbw_watch_reply>().watch;
-  return {};
+  return pool != 0 ? join_pool() : std::string();
 }
 
 const std::vector<Valid>& all_valid() {
@@ -105,7 +160,7 @@ const std::vector<Valid>& all_valid() {
   static const std::vector<Valid> all = [] {
     std::vector<Valid> list;
     auto add = [&](const char* name, auto make, bool hello = false, bool ticket = false) {
-      list.push_back({name, hello, ticket, make});
+      list.push_back({name, hello, ticket, false, make});
     };
 
     add(
@@ -267,12 +322,80 @@ const std::vector<Valid>& all_valid() {
   return all;
 }
 
+const std::vector<Valid>& all_valid_of_pools() {
+  using S = const Stage&;
+  using Tag = std::uint64_t;
+  static const std::vector<Valid> all = [] {
+    std::vector<Valid> list;
+    auto add = [&](const char* name, auto make) { list.push_back({name, false, false, true, make}); };
+    add("POOL_CREATE", [](S s, Tag tag) {
+      shmbw_pool_create wish{};
+      wish.group = s.group;
+      wish.flags = SHMBW_POOL_KEEP_GIVEN;
+      wish.slots = 4;
+      wish.lanes = 2;
+      wish.queues = 1;
+      wish.segments = 1;
+      wish.name_len = 5;
+      wish.lane_bytes = 8192;
+      return plain(SHMBW_OP_POOL_CREATE, tag, wish, "other");
+    });
+    add("POOL_JOIN", [](S s, Tag tag) {
+      shmbw_pool_join wish{};
+      wish.flags = SHMBW_POOL_OWNER_GIVEN | SHMBW_POOL_READ_ONLY;
+      wish.owner_uid = s.parent_hello.uid;
+      wish.group_len = static_cast<std::uint16_t>(s.group_name.size());
+      wish.name_len = 4;
+      return plain(SHMBW_OP_POOL_JOIN, tag, wish, s.group_name + "late");
+    });
+    add("POOL_LEAVE", [](S s, Tag tag) { return plain(SHMBW_OP_POOL_LEAVE, tag, shmbw_pool_leave{s.pool, 0, 0}); });
+    add("POOL_SEGMENT",
+        [](S s, Tag tag) { return plain(SHMBW_OP_POOL_SEGMENT, tag, shmbw_pool_segment{s.pool, s.slots, 512, 8, 0}); });
+    add("QUEUE_OPEN", [](S s, Tag tag) {
+      shmbw_queue_open wish{};
+      wish.pool = s.pool;
+      wish.kind = SHMBW_QUEUE_KIND_BROADCAST;
+      wish.flags = SHMBW_QUEUE_OPEN_READER | SHMBW_QUEUE_OPEN_WRITER | SHMBW_QUEUE_OPEN_DROP_OLDEST;
+      wish.cells = 8;
+      wish.cell_size = 128;
+      wish.name_len = 4;
+      return plain(SHMBW_OP_QUEUE_OPEN, tag, wish, "news");
+    });
+    add("QUEUE_CLOSE", [](S s, Tag tag) {
+      return plain(SHMBW_OP_QUEUE_CLOSE, tag,
+                   shmbw_queue_close{s.pool, s.queue.queue, s.queue.serial,
+                                     SHMBW_QUEUE_CLOSE_READER | SHMBW_QUEUE_CLOSE_REMOVE, 0});
+    });
+    add("LANE_THROUGH", [](S s, Tag tag) {
+      return batch(
+          SHMBW_OP_LANE_THROUGH, tag,
+          std::vector{shmbw_lane_through{s.pool, s.queue.lane, s.queue.lane_serial, SHMBW_LANE_END_SENDER, 0}});
+    });
+    add("QUEUE_HOLD", [](S s, Tag tag) {
+      return batch(SHMBW_OP_QUEUE_HOLD, tag,
+                   std::vector{shmbw_queue_hold{s.pool, s.queue.lane, s.queue.lane_serial, s.region, 0, 0}});
+    });
+    add("POOL_DOORBELL", [](S s, Tag tag) {
+      return plain(SHMBW_OP_POOL_DOORBELL, tag,
+                   shmbw_pool_doorbell{s.pool, SHMBW_DOORBELL_GET, s.parent_place, s.parent_life, 0});
+    });
+    add("LIST of queues", [](S s, Tag tag) {
+      shmbw_list wish{};
+      wish.table = SHMBW_TABLE_QUEUES;
+      wish.region.id = s.pool;
+      return plain(SHMBW_OP_LIST, tag, wish);
+    });
+    return list;
+  }();
+  return all;
+}
+
 bool Duel::ready() {
   if (failed()) return false;
   std::string lack;
   if (!stage_) {
     stage_ = std::make_unique<Stage>();
-    lack = stage_->set_parent(broker_.socket(), valid_.wants_ticket);
+    lack = stage_->set_parent(broker_.socket(), valid_.wants_ticket, valid_.wants_pool);
   }
   if (lack.empty() && !stage_->attacker.connected()) lack = stage_->set_attacker(!valid_.is_hello);
   if (!lack.empty()) wrong = "the stage cannot be set: " + lack;

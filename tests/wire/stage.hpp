@@ -28,20 +28,29 @@ struct Stage {
   std::uint8_t token[16]{}, ticket[16]{};
   std::string group_name;
   shmbw_region_ref region{};
+  std::uint64_t pool = 0;  // of the parent; the attacker is a participant, too
+  std::uint32_t parent_place = 0, parent_life = 0;
+  shmbw_region_ref slots{};
+  shmbw_queue_open_reply queue{};  // a claim queue, both ends the attacker's
 
   // "" or what did not work.
-  std::string set_parent(const std::string& socket_path, bool with_ticket);
+  std::string set_parent(const std::string& socket_path, bool with_ticket, bool with_pool);
   std::string set_attacker(bool greet);  // false: it has only connected
+
+ private:
+  std::string set_pool();
+  std::string join_pool();
 };
 
 // One valid request, as bytes that fit the stage it is made for.
 struct Valid {
   std::string name;
-  bool is_hello = false, wants_ticket = false;
+  bool is_hello = false, wants_ticket = false, wants_pool = false;
   std::function<Packet(const Stage&, std::uint64_t tag)> make;
 };
 // Every request of proto/messages.toml, those with several meanings in each of them.
-const std::vector<Valid>& all_valid();
+const std::vector<Valid>& all_valid();          // but those of pools and queues
+const std::vector<Valid>& all_valid_of_pools();
 
 // Plays packets against a stage, one after the other, and sets anew what a case has changed of it.
 class Duel {

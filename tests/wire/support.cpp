@@ -14,7 +14,7 @@
 namespace wire_test {
 namespace {
 
-constexpr std::uint32_t kLastStatus = 26;
+constexpr std::uint32_t kLastStatus = 31;
 
 std::uint32_t le(std::span<const std::byte> packet, std::size_t at, std::size_t bytes) {
   std::uint32_t value = 0;
@@ -23,7 +23,8 @@ std::uint32_t le(std::span<const std::byte> packet, std::size_t at, std::size_t 
 }
 
 bool is_batch(std::uint16_t op) {
-  return op == SHMBW_OP_CREATE || op == SHMBW_OP_ATTACH || op == SHMBW_OP_RELEASE || op == SHMBW_OP_INHERIT;
+  return op == SHMBW_OP_CREATE || op == SHMBW_OP_ATTACH || op == SHMBW_OP_RELEASE || op == SHMBW_OP_INHERIT ||
+         op == SHMBW_OP_QUEUE_HOLD;
 }
 
 std::string hex(std::span<const std::byte> bytes) {
@@ -98,14 +99,23 @@ bool breaks_the_frame(std::span<const std::byte> packet, bool greeted) {
   std::uint32_t op = le(packet, 4, 2);
   if ((op & 0xc000) != 0) return true;
   if (le(packet, 20, 2) != 0) return true;
-  if (le(packet, 22, 2) > packet.size() - 24) return true;
+  std::uint32_t fixed = le(packet, 22, 2);
+  if (fixed > packet.size() - 24) return true;
+  // A doorbell that is set brings a descriptor; none ever does here.
+  if (greeted && op == SHMBW_OP_POOL_DOORBELL) {
+    std::uint32_t flags = 0;
+    for (std::uint32_t i = 8; i < 12 && i < fixed; ++i)
+      flags |= std::to_integer<std::uint32_t>(packet[24 + i]) << 8 * (i - 8);
+    if (flags == SHMBW_DOORBELL_SET) return true;
+  }
   return !greeted && op != SHMBW_OP_HELLO;
 }
 
 bool may_be_silent(std::span<const std::byte> packet) {
   shmbw_header header = header_of(packet);
-  if ((header.flags & SHMBW_HEADER_NO_REPLY) != 0) return header.op == SHMBW_OP_READY || header.op == SHMBW_OP_RELEASE;
-  return header.op == SHMBW_OP_READY && (header.flags & ~SHMBW_HEADER_KNOWN) == 0;
+  const bool one_way = header.op == SHMBW_OP_READY || header.op == SHMBW_OP_LANE_THROUGH;
+  if ((header.flags & SHMBW_HEADER_NO_REPLY) != 0) return one_way || header.op == SHMBW_OP_RELEASE;
+  return one_way && (header.flags & ~SHMBW_HEADER_KNOWN) == 0;
 }
 
 std::string wrong_with(const RawPacket& reply, std::span<const std::byte> request) {
