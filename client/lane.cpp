@@ -28,12 +28,16 @@ LaneSender::LaneSender(Participant& participant, pool::LaneView lane, QueueKind 
   participant_.senders_.push_back(this);
 }
 
-LaneSender::~LaneSender() { std::erase(participant_.senders_, this); }
+LaneSender::~LaneSender() {
+  std::erase(participant_.senders_, this);
+  participant_.in_flight_ -= static_cast<std::uint32_t>(holding_);
+}
 
 void LaneSender::let_go(std::uint64_t position, bool overwritten) {
   Held held = std::exchange(held_[place(position)], Held{});
   if (held.nothing()) return;
   --holding_;
+  --participant_.in_flight_;
   auto drop = [&](std::uint32_t slot) {
     if (overwritten) participant_.drop_overwritten(slot);
     else participant_.drop(slot);
@@ -62,7 +66,9 @@ LaneSender::Room LaneSender::advance_line() {
   SHMB_STEP(S0_done);
   if (head - done_ > next_ - done_) return Room::broken;
   done_until(head);
-  return next_ - done_ < lane_.cells() ? Room::yes : Room::full;
+  if (next_ - done_ < lane_.cells()) return Room::yes;
+  participant_.sleeper().expect_stream();
+  return Room::full;
 }
 
 LaneSender::Room LaneSender::room_line() { return advance_line(); }

@@ -83,6 +83,7 @@ class LaneSender {
     if (held.nothing()) return;
     held_[place(next_)] = std::move(held);
     ++holding_;
+    ++participant_.in_flight_;
   }
   template <Step half>
   void write_body(std::byte* to, std::span<const std::byte> body, std::int64_t deadline);
@@ -201,9 +202,11 @@ inline void LaneSender::publish(std::uint8_t tag, std::span<const std::byte> bod
     SHMB_STEP(S3);
     lane_.tail().store(next_, std::memory_order_relaxed);
     SHMB_STEP(S3_done);
+    participant_.sleeper().expect_answer();
     participant_.sleeper().wake_all(readers_);
     return;
   }
+  participant_.sleeper().expect_answer();
   if (kind_ == pool::QueueKind::claim) {
     keep_held(std::move(held));
     publish_claim(tag, body, deadline);

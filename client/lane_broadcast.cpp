@@ -53,7 +53,9 @@ std::uint64_t LaneSender::reclaim_broadcast() {
 LaneSender::Room LaneSender::room_broadcast() {
   if (drop_oldest_ || next_ < limit_) return Room::yes;
   reclaim_broadcast();
-  return next_ < limit_ ? Room::yes : Room::full;
+  if (next_ < limit_) return Room::yes;
+  participant_.sleeper().expect_stream();
+  return Room::full;
 }
 
 void LaneSender::publish_broadcast(std::uint8_t tag, std::span<const std::byte> body, std::int64_t deadline,

@@ -22,6 +22,7 @@ LaneSender::Room LaneSender::room_claim() {
   const CellWord cell = CellWord::of(word);
   const bool waits =
       cell.position == ((next_ - cells) & pool::kPositionMask) && (cell.is(CellState::full) || cell.claimed());
+  participant_.sleeper().expect_stream();
   return waits ? Room::full : Room::broken;
 }
 

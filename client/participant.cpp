@@ -10,7 +10,8 @@ namespace shmb::client {
 
 namespace {
 
-constexpr std::uint32_t kMostCached = 8;
+constexpr std::uint32_t kMostCached = 16;
+constexpr std::uint64_t kRotationBytes = 64 << 10;
 
 bool within(std::uint32_t slot, std::span<const SlotRange> ranges) {
   return std::any_of(ranges.begin(), ranges.end(),
@@ -32,8 +33,22 @@ Participant::Participant(pool::View view, std::uint32_t index, std::uint32_t lif
 
 std::optional<std::uint32_t> Participant::acquire(std::span<const SlotRange> ranges) {
   if (auto slot = take_cached(ranges)) return slot;
+  // To look at a reader's head costs both ends a transfer of its line, so it should bring more than one slot back: a
+  // few slots rotate, unless they are so big that the caches of the processor would suffer.
+  const bool look_at_lanes = ranges.empty() || in_flight_ >= rotation(ranges.front().first);
+  if (!look_at_lanes)
+    if (auto slot = take_free(ranges)) return slot;
   reclaim();
   if (auto slot = take_cached(ranges)) return slot;
+  return take_free(ranges);
+}
+
+std::uint32_t Participant::rotation(std::uint32_t slot) {
+  const std::uint64_t size = std::max<std::uint64_t>(slot_size(slot).value_or(1), 1);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(kRotationBytes / size, cache_limit()));
+}
+
+std::optional<std::uint32_t> Participant::take_free(std::span<const SlotRange> ranges) {
   for (const SlotRange& range : ranges)
     if (auto slot = take_free(range)) return slot;
   return std::nullopt;

@@ -50,7 +50,7 @@ class Participant {
     return view_.slot(slot).generation.load(std::memory_order_relaxed);
   }
   // Slots that this process acquired and nothing refers to any more may stay with it, for the next acquire without a
-  // locked instruction. By default at most 8, and so few that all participants together leave 0.4 of the pool; none
+  // locked instruction. By default at most 16, and so few that all participants together leave 0.4 of the pool; none
   // while somebody waits for a slot, and none while this process sleeps.
   void set_cache_limit(std::uint32_t slots);
   void flush_cache();
@@ -93,7 +93,9 @@ class Participant {
   void drop_overwritten(std::uint32_t slot);  // drop of a slot whose cell drop-oldest has marked busy
   void free_slot(std::uint32_t slot);         // P1, and the wake
   std::optional<std::uint32_t> take_cached(std::span<const SlotRange> ranges);
+  std::optional<std::uint32_t> take_free(std::span<const SlotRange> ranges);
   std::optional<std::uint32_t> take_free(SlotRange range);
+  std::uint32_t rotation(std::uint32_t slot);
   bool mine_alone(std::uint32_t slot);
   std::uint32_t begin_use(std::uint32_t slot);
   std::uint32_t cache_limit();
@@ -111,6 +113,7 @@ class Participant {
   std::uint32_t next_free_;  // where the search for a free slot begins
   mutable Segment segment_;  // the one that was asked for last
   std::vector<LaneSender*> senders_;
+  std::uint32_t in_flight_ = 0;  // messages of all senders that hold something, as far as is known
 };
 
 }  // namespace shmb::client

@@ -12,6 +12,7 @@
 #include <functional>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/result.hpp"
@@ -78,6 +79,12 @@ class Sleeper {
   void disarm_doorbell();
   bool armed() const { return armed_; }
 
+  // How the next wait begins. Who has sent something waits for an answer that may be on its way: it looks without a
+  // pause. Who takes a stream, or has filled a lane, pauses first: a look at the very line that the peer is writing
+  // costs both of them a transfer for each message.
+  void expect_answer() { answer_expected_ = true; }
+  void expect_stream() { answer_expected_ = false; }
+
   // S4..S8, after a message or room was published.
   void wake_all(pool::Waiters& waiters) {
     if (const std::uint64_t mask = announced(waiters)) wake_masked(mask, false);
@@ -123,12 +130,11 @@ class Sleeper {
   std::uint32_t threads_asleep_ = 0;
   std::uint32_t rotation_ = 0;  // wake_one begins behind the last one it woke
   bool armed_ = false;
+  bool answer_expected_ = false;
 };
 
 template <class F>
 Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline) {
-  // Looking without a pause is fastest for an answer that is on its way; with pauses the writer of the line that is
-  // polled gets on four times faster.
   constexpr int kBareLooks = 200, kPauses = 16, kLooksPerClock = 4;
   if (something_there()) return true;
   if (spin_ > 0) {
@@ -138,6 +144,7 @@ Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline) 
       lock().lock();
       return something_there();
     };
+    if (!std::exchange(answer_expected_, false) && look(kPauses)) return true;
     for (int i = 0; i < kBareLooks; ++i)
       if (look(0)) return true;
     const Deadline until = earlier(deadline, Deadline::after(spin_));

@@ -257,6 +257,7 @@ void stream(std::uint32_t flags) {
     threads.emplace_back([&, i] {
       LaneReceiver& receiver = *ring.receivers[i];
       Participant& me = *ring.readers[i];
+      const std::lock_guard guard(me.lock());
       std::atomic<std::uint64_t>* const masks[] = {&waiters.readers.mask};
       LaneReceiver::Received received;
       std::uint64_t seen = 0, expected = 0;
@@ -299,6 +300,7 @@ void stream(std::uint32_t flags) {
                                                  &ring.memory.view().control().slot_waiters.mask};
   const SlotRange all = ring.memory.all();
   std::uint64_t sent = 0;
+  std::unique_lock guard(ring.writer.lock());
   for (; sent < count; ++sent) {
     std::optional<std::uint32_t> slot;
     const auto ready = ring.writer.sleeper().wait(
@@ -319,6 +321,7 @@ void stream(std::uint32_t flags) {
       ring.sender->publish(8, bytes_of(&sent, 8), {});
     }
   }
+  guard.unlock();
   CHECK(sent == count);
   ring.memory.set(0, 1, ParticipantState::left);
   for (std::uint32_t i = 1; i <= 2; ++i) ring.memory.wake(i);

@@ -254,6 +254,7 @@ TEST_CASE("threads that compete take each of many messages exactly once, and slo
     threads.emplace_back([&, i] {
       LaneReceiver& receiver = *lane.receivers[i];
       Participant& me = *lane.consumers[i];
+      const std::lock_guard guard(me.lock());
       std::atomic<std::uint64_t>* const masks[] = {&waiters.readers.mask};
       LaneReceiver::Received received;
       for (std::uint64_t turn = 0;; ++turn) {
@@ -288,6 +289,7 @@ TEST_CASE("threads that compete take each of many messages exactly once, and slo
   std::vector<std::atomic<std::uint64_t>*> masks{&waiters.writers.mask,
                                                  &lane.memory.view().control().slot_waiters.mask};
   const SlotRange all = lane.memory.all();
+  std::unique_lock guard(lane.writer.lock());
   for (std::uint64_t n = 0; n < count; ++n) {
     std::optional<std::uint32_t> slot;
     const auto ready = lane.writer.sleeper().wait(
@@ -310,6 +312,7 @@ TEST_CASE("threads that compete take each of many messages exactly once, and slo
     }
   }
   while (lane.sender->in_flight() > 0 && !patience.passed()) std::this_thread::yield();
+  guard.unlock();
   lane.memory.set(0, 1, ParticipantState::left);
   for (std::uint32_t i = 1; i <= 2; ++i) lane.memory.wake(i);
   for (std::thread& thread : threads) thread.join();

@@ -256,6 +256,7 @@ TEST_CASE("two threads stream numbers and slots through a small line lane, in or
   const Deadline patience = Deadline::after(120'000'000'000);
   auto& waiters = line.memory.view().queue_waiters(0);
   std::thread writing([&] {
+    const std::lock_guard guard(line.writer.lock());
     std::vector<std::atomic<std::uint64_t>*> room_masks{&waiters.writers.mask}, slot_masks;
     slot_masks = room_masks;
     slot_masks.push_back(&line.memory.view().control().slot_waiters.mask);
@@ -283,6 +284,7 @@ TEST_CASE("two threads stream numbers and slots through a small line lane, in or
   });
   std::uint64_t wrong = 0, n = 0;
   std::vector<std::uint32_t> kept;
+  std::unique_lock guard(line.reader.lock());
   std::atomic<std::uint64_t>* const masks[] = {&waiters.readers.mask};
   for (; n < count; ++n) {
     const auto there =
@@ -304,6 +306,7 @@ TEST_CASE("two threads stream numbers and slots through a small line lane, in or
       kept.erase(kept.begin());
     }
   }
+  guard.unlock();
   writing.join();
   CHECK(n == count);
   CHECK(wrong == 0);

@@ -220,6 +220,7 @@ void play(std::int64_t spin, std::uint64_t count) {
                                     &pair.memory.view().queue_waiters(1).readers};
   std::atomic<std::uint64_t> played{0};
   auto player = [&](std::uint64_t side, Participant& me) {
+    const std::lock_guard guard(me.lock());
     me.sleeper().set_spin(spin);
     std::atomic<std::uint64_t>* const masks[] = {&sources[side]->mask};
     for (std::uint64_t n = side; n < count; n += 2) {
