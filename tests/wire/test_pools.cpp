@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pools over real sockets and processes, on both engines: a place ends with the process and not with its socket, and a
+// descriptor gets in only where HELLO asked for it and the request states it.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include "base/mapping.hpp"
+#include "base/sys_memory.hpp"
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
+#include "proto/pool_layout.hpp"
+#include "tests/harness/child.hpp"
+#include "tests/wire/engines.hpp"
+#include "tests/wire/support.hpp"
+
+namespace wire_test {
+namespace {
+
+using shmb::pool::ParticipantState;
+
+struct OpenPool {
+  std::uint64_t id = 0;
+  shmb::Mapping directory, control;
+  shmb::pool::View view;
+
+  ParticipantState state(std::uint32_t index) const {
+    return static_cast<ParticipantState>(shmb::pool::Stamp::of(view.participant(index).stamp.load()).state);
+  }
+};
+
+OpenPool make_pool(RawClient& client) {
+  shmbw_pool_create wish{};
+  wish.slots = 4;
+  RawPacket made = client.call(SHMBW_OP_POOL_CREATE, wish);
+  REQUIRE_MESSAGE(made.ok(), made.sentence());
+  REQUIRE(made.fds.size() == 2);
+  auto reply = made.fixed<shmbw_pool_create_reply>();
+  auto directory = shmb::Mapping::map(made.fds[0].get(), 0, reply.directory_bytes, shmb::Access::read);
+  auto control = shmb::Mapping::map(made.fds[1].get(), 0, reply.control_bytes, shmb::Access::read_write);
+  REQUIRE(directory);
+  REQUIRE(control);
+  OpenPool out{reply.pool, std::move(*directory), std::move(*control), {}};
+  auto view =
+      shmb::pool::View::open({out.directory.data(), out.directory.size()}, {out.control.data(), out.control.size()});
+  REQUIRE(view);
+  out.view = *view;
+  return out;
+}
+
+// Each round goes once through the broker's loop; a place that never changes ends the test by its rounds.
+bool becomes(RawClient& client, const OpenPool& pool, std::uint32_t index, ParticipantState wanted) {
+  for (int round = 0; round < 20'000; ++round) {
+    if (pool.state(index) == wanted) return true;
+    if (!client.status().ok()) return false;
+    ::usleep(500);
+  }
+  return false;
+}
+
+shmbw_hello passing() {
+  shmbw_hello hello = RawClient::greeting();
+  hello.features = SHMBW_FEATURE_PASS_RIGHTS;
+  return hello;
+}
+
+Packet with_fds(Packet packet, std::uint16_t count) {
+  shmbw_header header = header_of(packet);
+  header.n_fds = count;
+  set_header(packet, header);
+  return packet;
+}
+
+}  // namespace
+
+TEST_CASE("a process that closed its socket keeps its place until it is killed, and then loses it") {
+  on_each_engine({}, [](BrokerFixture& broker) {
+    RawClient maker = greeted(broker);
+    OpenPool pool = make_pool(maker);
+    harness::Gate closed, never;
+    const std::string path = broker.socket();
+    harness::Child child = harness::Child::run([&] {
+      RawClient own = RawClient::connect(path);
+      if (!own.hello().ok()) return 1;
+      shmbw_pool_join join{};
+      join.pool = pool.id;
+      if (!own.call(SHMBW_OP_POOL_JOIN, join).ok()) return 2;
+      own.close();
+      closed.open();
+      never.wait(60'000);
+      return 3;
+    });
+    REQUIRE(closed.wait());
+    // The broker has seen the end of the socket: the session is not in its table any more.
+    for (int round = 0; round < 20'000 && maker.status().fixed<shmbw_status_reply>().sessions > 1; ++round)
+      ::usleep(500);
+    REQUIRE(maker.status().fixed<shmbw_status_reply>().sessions == 1);
+    for (int round = 0; round < 20; ++round) REQUIRE(maker.status().ok());
+    CHECK(pool.state(1) == ParticipantState::live);
+    child.kill();
+    CHECK(becomes(maker, pool, 1, ParticipantState::free));
+    CHECK(child.wait() == 128 + SIGKILL);
+    CHECK(maker.call(SHMBW_OP_POOL_LEAVE, shmbw_pool_leave{pool.id, 0, 0}).ok());  // this process lives on
+  });
+}
+
+TEST_CASE("a process that is killed with its socket open is dead in the directory, and its bits are swept") {
+  on_each_engine({}, [](BrokerFixture& broker) {
+    RawClient maker = greeted(broker);
+    OpenPool pool = make_pool(maker);
+    harness::Gate joined, never;
+    const std::string path = broker.socket();
+    harness::Child child = harness::Child::run([&] {
+      RawClient own = RawClient::connect(path);
+      if (!own.hello().ok()) return 1;
+      shmbw_pool_join join{};
+      join.pool = pool.id;
+      if (!own.call(SHMBW_OP_POOL_JOIN, join).ok()) return 2;
+      pool.view.slot(2).holders.fetch_or(0b10);
+      joined.open();
+      never.wait(60'000);
+      return 3;
+    });
+    REQUIRE(joined.wait());
+    CHECK(pool.state(1) == ParticipantState::live);
+    child.kill();
+    CHECK(becomes(maker, pool, 1, ParticipantState::free));
+    CHECK(pool.view.slot(2).holders.load() == 0);
+    CHECK(child.wait() == 128 + SIGKILL);
+    CHECK(maker.call(SHMBW_OP_POOL_LEAVE, shmbw_pool_leave{pool.id, 0, 0}).ok());  // this process lives on
+  });
+}
+
+TEST_CASE("a descriptor of a wrong kind is refused, one too many or where none belongs costs the connection") {
+  on_each_engine({}, [](BrokerFixture& broker) {
+    auto memory = shmb::sys::memfd_create("no socket", false);
+    auto pair = shmb::sys::seqpacket_pair();
+    REQUIRE(memory);
+    REQUIRE(pair);
+    const int file[] = {memory->get()}, bell[] = {(*pair)[0].get()}, two[] = {bell[0], bell[0]};
+    const std::size_t before = descriptors_at_rest(broker);
+    auto connect = [&] {
+      RawClient client = RawClient::connect(broker.socket());
+      REQUIRE(client.call(SHMBW_OP_HELLO, passing()).ok());
+      return client;
+    };
+    {
+      RawClient client = connect();
+      OpenPool pool = make_pool(client);
+      const Packet set =
+          with_fds(plain(SHMBW_OP_POOL_DOORBELL, 5, shmbw_pool_doorbell{pool.id, SHMBW_DOORBELL_SET, 0, 0, 0}), 1);
+      REQUIRE(client.send(set, file));
+      CHECK(client.reply(5).header().status == static_cast<int>(shmb::Status::invalid));
+      REQUIRE(client.send(set, bell));
+      CHECK(client.reply(5).ok());
+      CHECK(client.call(SHMBW_OP_POOL_LEAVE, shmbw_pool_leave{pool.id, 0, 0}).ok());
+      CHECK(client.status().ok());
+      const Packet other =
+          with_fds(plain(SHMBW_OP_POOL_DOORBELL, 6, shmbw_pool_doorbell{77, SHMBW_DOORBELL_SET, 0, 0, 0}), 1);
+      REQUIRE(client.send(other, bell));  // refused, and closed all the same
+      CHECK(client.reply(6).header().status == static_cast<int>(shmb::Status::not_found));
+    }
+    const Packet set = plain(SHMBW_OP_POOL_DOORBELL, 5, shmbw_pool_doorbell{1, SHMBW_DOORBELL_SET, 0, 0, 0});
+    const Packet status = plain(SHMBW_OP_STATUS, 5, shmbw_status{});
+    const std::pair<Packet, std::span<const int>> bad[] = {{set, {}},
+                                                           {with_fds(set, 1), {}},
+                                                           {set, bell},
+                                                           {with_fds(set, 1), two},
+                                                           {with_fds(set, 2), two},
+                                                           {with_fds(status, 1), bell},
+                                                           {status, bell}};
+    for (const auto& [packet, fds] : bad) {
+      RawClient client = connect();
+      REQUIRE(client.send(packet, fds));
+      CHECK(hung_up(client));
+    }
+    CHECK(descriptors_at_rest(broker) == before);
+  });
+}
+
+}  // namespace wire_test
