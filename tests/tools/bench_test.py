@@ -21,6 +21,11 @@ EXPECTED = (
     + [f"requests.epoll.{what}.{count}" for what in ("plain", "descriptor") for count in (1, 16, 64)]
     + ["fresh.64MiB", "memory.idle", "memory.per_region", "storm.killed_clients"]
     + ["reclaim.64MiB", "reclaim.64MiB.4KiB_pages"]
+    + [f"hop.inline.{how}" for how in ("spinning", "asleep")]
+    + [f"hop.slot.{size}.{how}" for size in ("64B", "4KiB", "1MiB", "16MiB") for how in ("spinning", "asleep")]
+    + ["messages.line.1-1", "messages.broadcast.1-4"] + [f"messages.claim.{who}" for who in ("4-1", "1-4", "4-4")]
+    + ["hand_over.1MiB", "hand_over.16MiB", "waiting.100_wakes_a_second"]
+    + [f"slots.{what}.{who}" for what in ("just_released", "32_held") for who in ("alone", "contended")]
 )
 
 

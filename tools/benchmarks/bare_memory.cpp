@@ -130,7 +130,8 @@ std::vector<std::size_t> sizes(const Bench& bench, std::vector<std::size_t> all)
 std::string size_text(std::size_t bytes) {
   if (bytes >= GiB) return std::to_string(bytes / GiB) + "GiB";
   if (bytes >= MiB) return std::to_string(bytes / MiB) + "MiB";
-  return std::to_string(bytes / KiB) + "KiB";
+  if (bytes >= KiB) return std::to_string(bytes / KiB) + "KiB";
+  return std::to_string(bytes) + "B";
 }
 
 }  // namespace shmb::bench

@@ -8,6 +8,8 @@
 
 namespace shmb::bench {
 
+void must_succeed(int status, const shmb_error& error);  // gives up with the library's sentence
+
 class Library {
  public:
   explicit Library(const std::string& socket);
@@ -18,6 +20,7 @@ class Library {
   shmb_region* attach(const shmb_region_id& id, const shmb_attach_options& options);
   void release(shmb_region* region);  // one-way; a ping afterwards waits until it has been served
   void ping();
+  shmb_session* session() const { return session_; }
 
  private:
   shmb_session* session_ = nullptr;

@@ -21,6 +21,7 @@ int must(int result, const char* what);  // result of a system call; gives up on
 // The two ends of an exchange sit on the first and the last core this process may use.
 enum class Core { client, server, any };
 void pin(Core core);
+void favour();  // nice -20 for this process, where that is allowed
 
 class Child {
  public:

@@ -10,6 +10,11 @@ void run_fresh(Bench&);
 void run_memory(Bench&);
 void run_storm(Bench&);
 void run_reclaim(Bench&);
+void run_hop(Bench&);
+void run_messages(Bench&);
+void run_hand_over(Bench&);
+void run_slots(Bench&);
+void run_waiting(Bench&);
 
 std::span<const Family> families() {
   static constexpr Family all[] = {
@@ -19,6 +24,11 @@ std::span<const Family> families() {
       {"memory", "what the broker itself takes", run_memory},
       {"storm", "1,000 clients with 10 regions each killed at once", run_storm},
       {"reclaim", "one killed client's 64 MiB until they are free", run_reclaim},
+      {"hop", "one message from process to process, against a bare cache line and a bare futex", run_hop},
+      {"messages", "messages per second through queues, against a bare ring", run_messages},
+      {"hand_over", "large messages filled and handed over, against filling one buffer", run_hand_over},
+      {"slots", "a slot taken and given back, against two locked instructions", run_slots},
+      {"waiting", "processor time of a reader that waits, against a bare futex", run_waiting},
   };
   return all;
 }

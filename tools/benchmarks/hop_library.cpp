@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's line queues as ways of ping_pong.hpp. A slot's message is what an application does: a slot is taken,
+// written, sent and given back; the reader has it in place until it receives the next one.
+#include <string.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "tools/benchmarks/hop_ways.hpp"
+#include "tools/benchmarks/pool_library.hpp"
+
+namespace shmb::bench {
+namespace {
+
+class Pair {
+ public:
+  Pair(const std::string& socket, const PoolShape& shape, bool asleep) : socket_(socket), shape_(shape) {
+    queue_.spin_ns = asleep ? SHMB_NO_WAIT : kSpinForEver;
+  }
+  std::uint64_t enter(End end, std::uint64_t from_client) {
+    bool client = end == End::client;
+    if (client) pool_ = std::make_unique<PoolLibrary>(socket_, shape_);
+    else pool_ = std::make_unique<PoolLibrary>(socket_, from_client);
+    pool_->open(out, client ? "there" : "back", SHMB_QUEUE_WRITER, queue_);
+    pool_->open(in, client ? "back" : "there", SHMB_QUEUE_READER, queue_);
+    message = pool_->message();
+    return pool_->id();
+  }
+  PoolLibrary& pool() { return *pool_; }
+  shmb_queue *out = nullptr, *in = nullptr;
+  shmb_message* message = nullptr;
+
+ private:
+  std::string socket_;
+  PoolShape shape_;
+  QueueShape queue_;
+  std::unique_ptr<PoolLibrary> pool_;
+};
+
+class InlineEnds {
+ public:
+  InlineEnds(const std::string& socket, bool asleep) : pair_(socket, {}, asleep) {}
+  std::uint64_t enter(End end, std::uint64_t from_client) { return pair_.enter(end, from_client); }
+  void send(std::uint32_t number) {
+    memcpy(bytes_, &number, sizeof number);
+    pair_.pool().send(pair_.out, bytes_, sizeof bytes_);
+  }
+  std::uint32_t receive() {
+    pair_.pool().receive(pair_.in, pair_.message);
+    std::uint32_t number;
+    memcpy(&number, shmb_message_data(pair_.message), sizeof number);
+    return number;
+  }
+
+ private:
+  Pair pair_;
+  char bytes_[56] = {};
+};
+
+// Each end has at most two slots under way: the one the other end reads, and the next.
+constexpr std::uint32_t kSlots = 6;
+
+class SlotEnds {
+ public:
+  SlotEnds(const std::string& socket, std::size_t bytes, bool asleep)
+      : bytes_(bytes), pair_(socket, {bytes, kSlots, 0}, asleep) {}
+  std::uint64_t enter(End end, std::uint64_t from_client) {
+    std::uint64_t id = pair_.enter(end, from_client);
+    if (end == End::server) return id;
+    std::vector<shmb_slot> all;
+    while (all.size() < kSlots) {
+      all.push_back(pair_.pool().acquire(bytes_));
+      memset(all.back().data, 0x41, bytes_);
+    }
+    for (const shmb_slot& slot : all) pair_.pool().release(slot);
+    return id;
+  }
+  void send(std::uint32_t number) {
+    shmb_slot slot = pair_.pool().acquire(bytes_);
+    memcpy(slot.data, &number, sizeof number);
+    pair_.pool().send_slot(pair_.out, slot);
+    pair_.pool().release(slot);
+  }
+  std::uint32_t receive() {
+    pair_.pool().receive(pair_.in, pair_.message);
+    if (shmb_message_length(pair_.message) != bytes_) wrong_answer();
+    std::uint32_t number;
+    memcpy(&number, shmb_message_data(pair_.message), sizeof number);
+    return number;
+  }
+
+ private:
+  std::size_t bytes_;
+  Pair pair_;
+};
+
+}  // namespace
+
+NamedWay inline_hop(const std::string& socket, bool asleep) {
+  return {"shmbroker", std::make_unique<WayOf<InlineEnds>>(socket, asleep)};
+}
+
+NamedWay slot_hop(const std::string& socket, std::size_t bytes, bool asleep) {
+  return {"shmbroker", std::make_unique<WayOf<SlotEnds>>(socket, bytes, asleep)};
+}
+
+}  // namespace shmb::bench

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// One process in one pool, through the C face, as the figures of pools and queues use it. Whatever fails ends the
+// bench with the library's own sentence.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "client/shmbroker.h"
+#include "tools/benchmarks/library.hpp"
+
+namespace shmb::bench {
+
+struct PoolShape {
+  std::uint64_t slot_size = 0;  // 0: no slots
+  std::uint32_t slots = 0;
+  std::uint64_t lane_bytes = 0;  // 0: the default
+};
+struct QueueShape {
+  std::uint32_t kind = SHMB_QUEUE_LINE;
+  std::uint32_t cells = 0;   // 0: the default
+  std::int64_t spin_ns = 0;  // 0: the default; SHMB_NO_WAIT: asleep at once
+};
+inline constexpr std::int64_t kSpinForEver = 1'000'000'000'000;
+
+class PoolLibrary {
+ public:
+  PoolLibrary(const std::string& socket, const PoolShape& shape);  // makes it
+  PoolLibrary(const std::string& socket, std::uint64_t pool);      // joins it
+  PoolLibrary(PoolLibrary&&) = delete;
+  std::uint64_t id() const { return id_; }
+  void open(shmb_queue*& queue, const char* name, std::uint32_t role, const QueueShape& shape);
+
+  void send(shmb_queue* queue, const void* data, std::uint64_t bytes) {
+    if (shmb_queue_send(queue, data, bytes, SHMB_FOREVER, &error_) != SHMB_OK) failed();
+  }
+  void send_slot(shmb_queue* queue, const shmb_slot& slot) {
+    if (shmb_queue_send_slot(queue, &slot, SHMB_FOREVER, &error_) != SHMB_OK) failed();
+  }
+  void receive(shmb_queue* queue, shmb_message* message, std::uint32_t flags = 0) {
+    if (shmb_queue_receive(queue, message, flags, SHMB_FOREVER, &error_) != SHMB_OK) failed();
+  }
+  bool receive_by(shmb_queue* queue, shmb_message* message, std::int64_t wait_ns) {  // false: it took too long
+    int status = shmb_queue_receive(queue, message, 0, wait_ns, &error_);
+    if (status != SHMB_OK && status != SHMB_E_DEADLINE) failed();
+    return status == SHMB_OK;
+  }
+  shmb_slot acquire(std::uint64_t bytes) {
+    shmb_slot slot;
+    if (shmb_slot_acquire(pool_, bytes, SHMB_FOREVER, &slot, &error_) != SHMB_OK) failed();
+    return slot;
+  }
+  void release(const shmb_slot& slot) {
+    if (shmb_slot_release(pool_, &slot, &error_) != SHMB_OK) failed();
+  }
+  shmb_message* message();
+
+ private:
+  [[noreturn]] void failed();
+  Library library_;
+  shmb_pool* pool_ = nullptr;
+  std::uint64_t id_ = 0;
+  shmb_error error_;
+};
+
+}  // namespace shmb::bench
