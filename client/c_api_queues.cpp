@@ -239,10 +239,10 @@ int shmb_queue_send_many(shmb_queue* queue, const shmb_outgoing* messages, size_
   return guarded(error, [&]() -> Result<void> {
     if (queue == nullptr || (messages == nullptr && count != 0))
       return shmb::error(Status::invalid, "no queue, or no messages, were given");
-    const Wait until = Wait::of(wait_ns);
+    Wait until(wait_ns);
     for (std::size_t i = 0; i < count; ++i) {
       // What is left of the time; at least one look.
-      const std::int64_t left = until.none || until.until.endless() ? wait_ns : until.until.left();
+      const std::int64_t left = until.none || until.until().endless() ? wait_ns : until.until().left();
       auto done = send_one(*queue->it, messages[i], left == 0 ? -3 : left);
       if (!done) return done;
       if (sent != nullptr) *sent = i + 1;

@@ -183,11 +183,11 @@ Result<Slot> Message::take_slot(std::size_t number) {
   if (stale()) return error(Status::forked, "the message is the parent's, or done");
   Pool::Lock lock(pool_->me().lock());
   Part& part = parts_[number];
-  if (std::exchange(part.kept, false)) return pool_->describe(part.slot, part.offset + part.length);
+  if (std::exchange(part.kept, false)) return pool_->give_to_user(part.slot, part.offset + part.length);
   if (queue_ == nullptr) return error(Status::invalid, "the slot was taken out of the message already");
   if (!pool_->me().keep(part.slot, part.generation))
     return error(Status::broken, "a slot of the message was used again by its sender while the message was not done");
-  return pool_->describe(part.slot, part.offset + part.length);
+  return pool_->give_to_user(part.slot, part.offset + part.length);
 }
 
 Result<Region::Handle> Message::take_region(std::size_t number) {

@@ -87,6 +87,7 @@ void Pool::begin(std::uint32_t index, std::uint32_t life) {
   if (me_) former_.push_back(std::move(me_));
   me_ = std::make_unique<Participant>(view_, index, life);
   me_->sleeper().on_doorbell([this](std::uint32_t peer, std::uint32_t of_life) { return bell_of(peer, of_life); });
+  users_.assign(view_.slots(), 0);
   seen_change_ = change() - 1;
 }
 
@@ -288,7 +289,8 @@ std::byte* Pool::data(std::uint32_t slot, Error* why) {
   return nullptr;
 }
 
-Slot Pool::describe(std::uint32_t slot, std::uint64_t length) {
+Slot Pool::give_to_user(std::uint32_t slot, std::uint64_t length) {
+  ++users_[slot];
   return {data(slot), slot_size(slot), length, id_, stamp(), slot, me_->generation(slot)};
 }
 
@@ -337,7 +339,7 @@ Result<void> Pool::add_segment(std::size_t which, std::uint32_t slots, std::int6
 
 // Slots
 
-Result<std::uint32_t> Pool::take(std::uint64_t length, Wait wait, Lock& lock) {
+Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
   if (read_only_) return error(Status::denied, "this process opened the pool read-only: it takes no slots");
   if (broken()) return error(Status::broken, "the broker found the pool's shared words impossible: make a new one");
   if (classes_.empty())
@@ -379,7 +381,7 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait wait, Lock& lock) {
           slot = me_->acquire(wanted->ranges);
           return slot.has_value() || change() != seen_change_ || broken();
         },
-        wait.until);
+        wait.until());
     if (slot) return *slot;
     if (!woken) return std::unexpected(woken.error());
     if (broken()) return error(Status::broken, "the broker found the pool's shared words impossible: make a new one");
@@ -390,15 +392,15 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait wait, Lock& lock) {
 Result<Slot> Pool::acquire(std::uint64_t length, std::int64_t wait) {
   if (auto entered = enter(); !entered) return std::unexpected(entered.error());
   Lock lock(me_->lock());
-  auto slot = take(length, Wait::of(wait), lock);
+  Wait until(wait);
+  auto slot = take(length, until, lock);
   if (!slot) return std::unexpected(slot.error());
   Error why;
-  std::byte* const bytes = data(*slot, &why);
-  if (bytes == nullptr) {
+  if (data(*slot, &why) == nullptr) {
     me_->drop(*slot);
     return std::unexpected(std::move(why));
   }
-  return Slot{bytes, slot_size(*slot), length, id_, stamp(), *slot, me_->generation(*slot)};
+  return give_to_user(*slot, length);
 }
 
 Result<void> Pool::check(const Slot& slot) {
@@ -411,7 +413,7 @@ Result<void> Pool::check(const Slot& slot) {
     return error(Status::stale, "the slot is of another life of this process in the pool");
   }
   if (slot.index >= me_->view().slots()) return error(Status::invalid, "the pool has no slot of that number");
-  if (!me_->holds(slot.index))
+  if (users_[slot.index] == 0)
     return error(Status::stale, "this process does not hold the slot: it was released already");
   if (slot.generation != me_->generation(slot.index))
     return error(Status::stale, "the slot was used again since: its generation is " +
@@ -424,6 +426,7 @@ Result<void> Pool::retain(const Slot& slot) {
   if (auto entered = enter(); !entered) return entered;
   Lock lock(me_->lock());
   if (auto fine = check(slot); !fine) return fine;
+  ++users_[slot.index];
   me_->hold(slot.index);
   return {};
 }
@@ -432,6 +435,7 @@ Result<void> Pool::release(const Slot& slot) {
   if (auto entered = enter(); !entered) return entered;
   Lock lock(me_->lock());
   if (auto fine = check(slot); !fine) return fine;
+  --users_[slot.index];
   me_->drop(slot.index);
   return {};
 }

@@ -40,13 +40,19 @@ struct PoolSpec {
   std::uint64_t lane_bytes = 0;
 };
 
-// How long a call may wait.
-struct Wait {
-  bool none;  // not at all: FULL or EMPTY instead of DEADLINE
-  Deadline until;
-  static Wait of(std::int64_t wait) {
-    return {wait == kNoWait, wait == kNoWait ? Deadline::now() : Deadline::after(wait)};
+// How long a call may wait, all its waits together. The clock is asked only by who has to wait.
+class Wait {
+ public:
+  explicit Wait(std::int64_t given) : none(given == kNoWait), given_(given) {}
+  const bool none;  // not at all: FULL or EMPTY instead of DEADLINE
+  Deadline until() {
+    if (!deadline_) deadline_ = none ? Deadline::now() : Deadline::after(given_);
+    return *deadline_;
   }
+
+ private:
+  const std::int64_t given_;
+  std::optional<Deadline> deadline_;
 };
 
 // A slot as this process holds it.
@@ -112,11 +118,13 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   bool broken() const { return view_.header().broken.load(std::memory_order_relaxed) != 0; }
 
   // All below: the lock is held.
-  Result<std::uint32_t> take(std::uint64_t length, Wait wait, Lock& lock);
+  Result<std::uint32_t> take(std::uint64_t length, Wait& wait, Lock& lock);
   // Where a slot's bytes are here; nullptr: its segment cannot be mapped (`why` tells).
   std::byte* data(std::uint32_t slot, Error* why = nullptr);
   std::uint64_t slot_size(std::uint32_t slot) { return me_->slot_size(slot).value_or(0); }
-  Slot describe(std::uint32_t slot, std::uint64_t length);
+  // A reference that is there already becomes the user's. What messages under way hold is not: a user who releases
+  // once too often must not take it from them.
+  Slot give_to_user(std::uint32_t slot, std::uint64_t length);
   Result<void> check(const Slot& slot);
   std::uint64_t largest_class() const { return classes_.empty() ? 0 : classes_.back().slot_size; }
   void notice();  // new segments, and lanes of closed queues that are read by now
@@ -177,6 +185,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   std::vector<std::unique_ptr<Participant>> former_;  // the parent's, to which handles may still refer
   std::unique_ptr<Participant> me_;
   std::vector<Retired> retired_;
+  std::vector<std::uint32_t> users_;  // references that the user has, by slot
   std::vector<Segment> segments_;
   std::vector<Class> classes_;
   std::uint32_t seen_change_ = 0, slots_ = 0, slots_high_ = 0;

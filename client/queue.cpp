@@ -205,7 +205,8 @@ Result<void> Queue::enter() {
   return {};
 }
 
-Queue::Queue(std::shared_ptr<Pool> pool, QueueSpec spec) : pool_(std::move(pool)), spec_(std::move(spec)) {}
+Queue::Queue(std::shared_ptr<Pool> pool, QueueSpec spec)
+    : pool_(std::move(pool)), spec_(std::move(spec)), self_(std::make_shared<Queue*>(this)) {}
 
 Queue::~Queue() { (void)close(false, false); }
 
@@ -215,6 +216,7 @@ Result<void> Queue::close(bool all, bool remove) {
   if (pool_->is_fresh_child() || incarnation_ != pool_->incarnation()) {
     // The parent's ends: forgotten, not closed.
     if (borrowed_ != nullptr) borrowed_->queue_ = nullptr;
+    *self_ = nullptr;
     return {};
   }
   {
@@ -239,6 +241,7 @@ Result<void> Queue::close(bool all, bool remove) {
   auto reply = pool_->session()->call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
   Pool::Lock lock(pool_->me().lock());
   ins_.clear();
+  *self_ = nullptr;
   if (out_.it) {
     // Its messages stay held until they are read; the broker says so by giving the lane to somebody else.
     pool_->retire(std::move(out_.it), out_.lane, out_.serial);
@@ -290,8 +293,9 @@ void Queue::adopt_out(std::uint32_t lane, std::uint32_t serial) {
   out_.serial = serial;
   out_.to = copy.to;
   out_.to_life = copy.to_life;
-  out_.it = std::make_unique<LaneSender>(pool_->me(), *view, kind_, flags_, index_,
-                                         [this](Held&& held) { let_go(std::move(held)); });
+  out_.it = std::make_unique<LaneSender>(pool_->me(), *view, kind_, flags_, index_, [self = self_](Held&& held) {
+    if (*self != nullptr) (*self)->let_go(std::move(held));
+  });
 }
 
 // L3: the receiver of a line is gone, what it has not read is given up.

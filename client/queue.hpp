@@ -101,14 +101,12 @@ class Queue {
   void drop_out();
   std::optional<pool::LaneView> lane_view(std::uint32_t lane, std::uint32_t serial, pool::LaneEntry* copy) const;
 
-  template <class Room>
-  Result<void> wait_for_room(Wait wait, Pool::Lock& lock, Room&& room);
   Result<void> publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline,
-                       std::span<Region* const> regions, Wait wait, Pool::Lock& lock);
+                       std::span<Region* const> regions, Wait& wait, Pool::Lock& lock);
   Result<bool> find_room(std::span<Region* const> regions, Pool::Lock& lock);
   Result<void> may_send() const;
-  Result<void> send_in_slot(std::span<const std::byte> bytes, Wait wait, Pool::Lock& lock);
-  Result<void> send_list(std::span<OutPart> parts, std::uint64_t type, std::int64_t deadline, Wait wait,
+  Result<void> send_in_slot(std::span<const std::byte> bytes, Wait& wait, Pool::Lock& lock);
+  Result<void> send_list(std::span<OutPart> parts, std::uint64_t type, std::int64_t deadline, Wait& wait,
                          Pool::Lock& lock);
   Result<void> check_part(OutPart& part);
   void let_go(Held&& held);
@@ -133,6 +131,7 @@ class Queue {
   pool::QueueKind kind_ = pool::QueueKind::none;
   bool open_ = false, closed_ = false, broken_ = false, readers_gone_ = false, reader_died_ = false;
 
+  std::shared_ptr<Queue*> self_;  // null inside once closed: lanes may outlive their queue in the pool
   Out out_;
   std::unordered_map<std::uint64_t, LaneHold> holds_;
   std::vector<std::uint64_t> idle_holds_;

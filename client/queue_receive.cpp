@@ -123,7 +123,7 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
   if (at_least_once() && borrowed_ == &message)
     return error(Status::busy, "this message is not done: say shmb_message_done or shmb_message_give_back first");
   if (auto done = message.done(); !done) return done;
-  const Wait until = Wait::of(wait);
+  Wait until(wait);
   {
     Pool::Lock lock(pool_->me().lock());
     let_borrowed_go();
@@ -143,7 +143,7 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
       if (until.none) break;
       set_spin();
       std::atomic<std::uint64_t>* const masks[] = {&reader_mask()};
-      auto woken = pool_->me().sleeper().wait(masks, [&] { return something_there(); }, until.until);
+      auto woken = pool_->me().sleeper().wait(masks, [&] { return something_there(); }, until.until());
       if (!woken) return std::unexpected(woken.error());
       if (!*woken)
         return error(Status::deadline, "no message came through queue '" + spec_.name + "' before the deadline");

@@ -57,7 +57,7 @@ Result<bool> Queue::find_room(std::span<Region* const> regions, Pool::Lock& lock
 }
 
 Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline,
-                            std::span<Region* const> regions, Wait wait, Pool::Lock& lock) {
+                            std::span<Region* const> regions, Wait& wait, Pool::Lock& lock) {
   auto give_back = [&](Error failure) -> Result<void> {
     if (held.slot != pool::kNone) pool_->me().drop(held.slot);
     if (held.list)
@@ -83,7 +83,7 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
     auto woken = pool_->me().sleeper().wait(
         masks,
         [&] { return seen_change_ != pool_->change() || (out_.it && out_.it->room() != LaneSender::Room::full); },
-        wait.until);
+        wait.until());
     if (!woken) return give_back(std::move(woken.error()));
     if (!*woken) return give_back({Status::deadline, 0, {}, "the message was not sent before the deadline: " + why});
   }
@@ -96,15 +96,16 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
 
 Result<void> Queue::send(std::span<const std::byte> bytes, std::int64_t wait) {
   if (auto entered = enter(); !entered) return entered;
+  Wait until(wait);
   Pool::Lock lock(pool_->me().lock());
   if (bytes.size() <= body_room() && bytes.size() <= pool::kTagMaxInline) [[likely]]
-    return publish(static_cast<std::uint8_t>(bytes.size()), bytes, {}, 0, {}, Wait::of(wait), lock);
+    return publish(static_cast<std::uint8_t>(bytes.size()), bytes, {}, 0, {}, until, lock);
   if (auto may = may_send(); !may) return may;
-  return send_in_slot(bytes, Wait::of(wait), lock);
+  return send_in_slot(bytes, until, lock);
 }
 
 // With a type for bytes that lie in a slot, see send_list.
-Result<void> Queue::send_in_slot(std::span<const std::byte> bytes, Wait wait, Pool::Lock& lock) {
+Result<void> Queue::send_in_slot(std::span<const std::byte> bytes, Wait& wait, Pool::Lock& lock) {
   if (bytes.size() > pool_->largest_class()) {
     const std::string what = "the message has " + std::to_string(bytes.size()) + " bytes; queue '" + spec_.name +
                              "' takes " + std::to_string(body_room()) + " inline";
@@ -133,6 +134,7 @@ Result<void> Queue::send_in_slot(std::span<const std::byte> bytes, Wait wait, Po
 
 Result<void> Queue::send(const Slot& slot, std::int64_t wait) {
   if (auto entered = enter(); !entered) return entered;
+  Wait until(wait);
   Pool::Lock lock(pool_->me().lock());
   if (auto may = may_send(); !may) return may;
   if (auto fine = pool_->check(slot); !fine) return fine;
@@ -144,8 +146,7 @@ Result<void> Queue::send(const Slot& slot, std::int64_t wait) {
   handle.generation = slot.generation;
   handle.length = slot.length;
   pool_->me().hold(slot.index);
-  return publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{slot.index, nullptr}, 0, {}, Wait::of(wait),
-                 lock);
+  return publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{slot.index, nullptr}, 0, {}, until, lock);
 }
 
 Result<void> Queue::check_part(OutPart& part) {
@@ -191,7 +192,7 @@ Result<void> Queue::send(std::span<const OutPart> given, std::uint64_t type, std
     const std::int64_t now = sys::now_monotonic();
     deadline = lifetime > INT64_MAX - now ? INT64_MAX : now + lifetime;
   }
-  const Wait until = Wait::of(wait);
+  Wait until(wait);
   if (given.size() == 1) {
     OutPart part = given[0];
     if (auto fine = check_part(part); !fine) return fine;
@@ -216,7 +217,7 @@ Result<void> Queue::send(std::span<const OutPart> given, std::uint64_t type, std
   return send_list(parts, type, deadline, until, lock);
 }
 
-Result<void> Queue::send_list(std::span<OutPart> parts, std::uint64_t type, std::int64_t deadline, Wait wait,
+Result<void> Queue::send_list(std::span<OutPart> parts, std::uint64_t type, std::int64_t deadline, Wait& wait,
                               Pool::Lock& lock) {
   const auto need = list_bytes(parts);
   if (!need) return error(Status::invalid, "the bytes of the message are more than a region can have");
@@ -384,7 +385,7 @@ void Queue::drop_idle_holds() {
 Result<void> Queue::drain(std::int64_t wait) {
   if (auto entered = enter(); !entered) return entered;
   if (!spec_.writer) return error(Status::denied, "this handle is no writer of queue '" + spec_.name + "'");
-  const Wait until = Wait::of(wait);
+  Wait until(wait);
   Pool::Lock lock(pool_->me().lock());
   reader_died_ = false;
   for (;;) {
@@ -402,7 +403,7 @@ Result<void> Queue::drain(std::int64_t wait) {
     if (until.none) return error(Status::full, std::to_string(out_.it->in_flight()) + " messages are not taken yet");
     std::atomic<std::uint64_t>* const masks[] = {&pool_->view().queue_waiters(index_).writers.mask};
     auto woken = pool_->me().sleeper().wait(
-        masks, [&] { return seen_change_ != pool_->change() || !out_.it || out_.it->in_flight() == 0; }, until.until);
+        masks, [&] { return seen_change_ != pool_->change() || !out_.it || out_.it->in_flight() == 0; }, until.until());
     if (!woken) return std::unexpected(woken.error());
     if (!*woken)
       return error(Status::deadline,

@@ -178,7 +178,7 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
   for (const Entry& entry : entries_)
     if (auto entered = entry.queue->enter(); !entered) return std::unexpected(entered.error());
   forget_parent();
-  const Wait until = Wait::of(wait);
+  Wait until(wait);
   if (const Entry* entry = ready()) return *entry;
   if (until.none) {
     rearm();
@@ -193,7 +193,7 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
       entries_[0].queue->set_spin();
       std::vector<std::atomic<std::uint64_t>*> masks;
       collect_masks(pool, masks);
-      auto woken = pool.me().sleeper().wait(masks, [&] { return something_there(pool); }, until.until);
+      auto woken = pool.me().sleeper().wait(masks, [&] { return something_there(pool); }, until.until());
       if (!woken) return std::unexpected(woken.error());
       woken_up = *woken;
     }
@@ -207,7 +207,7 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
       if (const Entry* entry = ready()) return *entry;
       continue;
     }
-    auto readable = sys::poll_readable(epoll_.get(), until.until.left());
+    auto readable = sys::poll_readable(epoll_.get(), until.until().left());
     if (!readable) return system_failure(readable.error(), "poll on a set of queues");
     if (const Entry* entry = ready()) return *entry;
     if (!*readable) return error(Status::deadline, "none of the queues had a message before the deadline");

@@ -265,3 +265,25 @@ TEST_CASE("a list that a peer wrote wrongly is refused, whatever is in it") {
     }
   }
 }
+
+TEST_CASE("regions in messages stay while the message does, also when their writer's queue is closed before") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 512, 4)));
+  auto in = reader(pool, "q", Kind::claim);
+  {
+    auto out = writer(pool, "q", Kind::claim);
+    auto region = must(create_region(session, named("", 8192)));
+    std::memcpy(region->data(), "stays", 5);
+    const OutPart parts[] = {region_part(*region), bytes_part("x")};
+    must(out->send(parts, 0, 0, kNoWait));
+  }
+  Message message;
+  must(in->receive(message, false, kForever));
+  REQUIRE(message.part(0).status == Status::ok);
+  CHECK(std::memcmp(message.part(0).data, "stays", 5) == 0);
+  must(message.done());
+  CHECK(status_of(in->receive(message, false, kForever)) == Status::peer_gone);
+  must(in->close(false, true));
+  CHECK(must(pool->facts()).slots_own <= 1);  // the lane is over, and what it held is given up
+}

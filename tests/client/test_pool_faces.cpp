@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pools and queues as a program sees them: the C face, and the C++ face over it.
+#include <doctest/doctest.h>
+#include <poll.h>
+
+#include <array>
+#include <cstring>
+#include <string>
+
+#include "client/shmbroker_pool.hpp"
+#include "tests/harness/broker_fixture.hpp"
+
+TEST_CASE("a pool, a queue and a message in C") {
+  const harness::BrokerFixture broker;
+  shmb_error error{};
+  shmb_session* session = nullptr;
+  shmb_connect_options connect{};
+  connect.size = sizeof connect;
+  connect.socket = broker.socket().c_str();
+  connect.flags = SHMB_CONNECT_NO_GROUP;
+  REQUIRE(shmb_connect(&connect, &session, &error) == SHMB_OK);
+
+  const shmb_size_class classes[] = {{4096, 2, 4}, {64, 2, 0}};
+  shmb_pool_options make{};
+  make.size = sizeof make;
+  make.name = "p";
+  make.classes = classes;
+  make.class_count = 2;
+  shmb_pool* pool = nullptr;
+  REQUIRE(shmb_pool_create(session, &make, &pool, &error) == SHMB_OK);
+  shmb_pool* same = nullptr;
+  CHECK(shmb_pool_open(session, "p", nullptr, &same, &error) == SHMB_OK);
+  shmb_pool_close(same);
+  shmb_pool_info info{};
+  info.size = sizeof info;
+  CHECK(shmb_pool_get_info(pool, &info, &error) == SHMB_OK);
+  CHECK(info.slots == 4);
+  CHECK(info.slots_limit == 6);
+  CHECK(info.class_count == 2);
+  CHECK(info.classes[0].slot_size == 64);
+
+  shmb_queue_options open{};
+  open.size = sizeof open;
+  open.kind = SHMB_QUEUE_CLAIM;
+  open.role = SHMB_QUEUE_READER | SHMB_QUEUE_WRITER;
+  open.cells = 3;
+  shmb_queue* queue = nullptr;
+  CHECK(shmb_queue_open(pool, "q", &open, &queue, &error) == SHMB_E_INVALID);
+  CHECK(std::string(error.sentence).find("power of two") != std::string::npos);
+  open.cells = 0;
+  open.inline_bytes = 57;
+  CHECK(shmb_queue_open(pool, "q", &open, &queue, &error) == SHMB_E_INVALID);
+  open.inline_bytes = 0;
+  REQUIRE(shmb_queue_open(pool, "q", &open, &queue, &error) == SHMB_OK);
+
+  shmb_slot slot{};
+  REQUIRE(shmb_slot_acquire(pool, 100, SHMB_NO_WAIT, &slot, &error) == SHMB_OK);
+  std::memcpy(slot.data, "frame", 5);
+  CHECK(shmb_queue_send(queue, "bytes", 5, SHMB_NO_WAIT, &error) == SHMB_OK);
+  CHECK(shmb_queue_send_slot(queue, &slot, SHMB_NO_WAIT, &error) == SHMB_OK);
+  shmb_part parts[2] = {};
+  parts[0].kind = SHMB_PART_BYTES;
+  parts[0].data = "head";
+  parts[0].length = 4;
+  parts[1].kind = SHMB_PART_SLOT;
+  parts[1].slot = slot;
+  const shmb_outgoing out[] = {{parts, 2, 9, 0}, {parts, 1, 0, 0}};
+  std::size_t sent = 7;
+  CHECK(shmb_queue_send_many(queue, out, 2, SHMB_NO_WAIT, &sent, &error) == SHMB_OK);
+  CHECK(sent == 2);
+  CHECK(shmb_slot_release(pool, &slot, &error) == SHMB_OK);
+  CHECK(shmb_slot_release(pool, &slot, &error) == SHMB_E_STALE);
+
+  shmb_message* messages[4] = {};
+  for (auto& message : messages) REQUIRE(shmb_message_new(&message, &error) == SHMB_OK);
+  CHECK(shmb_queue_receive(queue, messages[0], 0, SHMB_DEFAULT_TIMEOUT, &error) == SHMB_OK);
+  CHECK(shmb_message_count(messages[0]) == 1);
+  CHECK(std::memcmp(shmb_message_data(messages[0]), "bytes", shmb_message_length(messages[0])) == 0);
+  CHECK(shmb_message_done(messages[0], &error) == SHMB_OK);
+  std::size_t count = 0;
+  CHECK(shmb_queue_receive_many(queue, messages, 4, SHMB_NO_WAIT, &count, &error) == SHMB_OK);
+  CHECK(count == 3);
+  CHECK(shmb_message_type(messages[1]) == 9);
+  shmb_part part{};
+  CHECK(shmb_message_part(messages[1], 1, &part, &error) == SHMB_OK);
+  CHECK(part.kind == SHMB_PART_SLOT);
+  CHECK(std::memcmp(part.data, "frame", 5) == 0);
+  CHECK(shmb_message_part(messages[1], 2, &part, &error) == SHMB_E_INVALID);
+  shmb_slot taken{};
+  CHECK(shmb_message_take_slot(messages[1], 1, &taken, &error) == SHMB_OK);
+  CHECK(shmb_slot_release(pool, &taken, &error) == SHMB_OK);
+  for (auto& message : messages) shmb_message_free(message);
+
+  shmb_queue_set* set = nullptr;
+  REQUIRE(shmb_queue_set_new(&set, &error) == SHMB_OK);
+  CHECK(shmb_queue_set_add(set, queue, &info, &error) == SHMB_OK);
+  shmb_queue* ready = nullptr;
+  void* tag = nullptr;
+  CHECK(shmb_queue_set_wait(set, SHMB_NO_WAIT, &ready, &tag, &error) == SHMB_E_EMPTY);
+  CHECK(shmb_queue_send(queue, "x", 1, SHMB_NO_WAIT, &error) == SHMB_OK);
+  CHECK(shmb_queue_set_wait(set, SHMB_FOREVER, &ready, &tag, &error) == SHMB_OK);
+  CHECK(ready == queue);
+  CHECK(tag == &info);
+  CHECK(shmb_queue_set_remove(set, queue, &error) == SHMB_OK);
+  shmb_queue_set_free(set);
+  shmb_queue_info facts{};
+  facts.size = sizeof facts;
+  CHECK(shmb_queue_get_info(queue, &facts, &error) == SHMB_OK);
+  CHECK(facts.sent == 5);
+  CHECK(facts.received == 4);
+  CHECK(std::string(facts.name) == "q");
+  CHECK(shmb_queue_close(queue, SHMB_QUEUE_CLOSE_ALL | SHMB_QUEUE_CLOSE_REMOVE, &error) == SHMB_OK);
+  shmb_pool_close(pool);
+  shmb_disconnect(session);
+}
+
+TEST_CASE("missing arguments of pools and queues are refused, never followed") {
+  shmb_error error{};
+  CHECK(shmb_pool_create(nullptr, nullptr, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_pool_open(nullptr, nullptr, nullptr, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_pool_get_info(nullptr, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_slot_acquire(nullptr, 1, 0, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_slot_retain(nullptr, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_slot_release(nullptr, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_open(nullptr, nullptr, nullptr, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_open_alone(nullptr, nullptr, nullptr, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_send(nullptr, nullptr, 1, 0, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_send_slot(nullptr, nullptr, 0, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_send_message(nullptr, nullptr, 0, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_send_many(nullptr, nullptr, 1, 0, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_receive(nullptr, nullptr, 0, 0, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_receive_many(nullptr, nullptr, 1, 0, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_shutdown(nullptr, 0, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_drain(nullptr, 0, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_get_info(nullptr, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_descriptor(nullptr, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_set_new(nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_set_add(nullptr, nullptr, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_set_remove(nullptr, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_set_wait(nullptr, 0, nullptr, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_queue_set_descriptor(nullptr, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_message_new(nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_message_done(nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_message_keep(nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_message_give_back(nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_message_part(nullptr, 0, nullptr, &error) == SHMB_E_INVALID);
+  CHECK(shmb_message_count(nullptr) == 0);
+  CHECK(shmb_message_data(nullptr) == nullptr);
+  CHECK(shmb_queue_close(nullptr, 0, &error) == SHMB_OK);
+  shmb_pool_close(nullptr);
+  shmb_message_free(nullptr);
+  shmb_queue_set_free(nullptr);
+}
+
+TEST_CASE("a pool, its slots and its queues in C++") {
+  const harness::BrokerFixture broker;
+  shmbroker::ConnectOptions connect;
+  connect.socket = broker.socket();
+  connect.join_group = false;
+  auto session = shmbroker::Session::connect(connect);
+  shmbroker::PoolOptions make;
+  make.name = "p";
+  make.classes = {{4096, 2, 4}};
+  auto pool = shmbroker::Pool::create(session, make);
+  shmbroker::QueueOptions options;
+  options.kind = shmbroker::QueueKind::claim;
+  auto queue = pool.open_queue("q", shmbroker::Role::both, options);
+  shmbroker::Message message;
+  {
+    auto slot = pool.acquire(16);
+    slot.as_span<std::uint64_t>()[1] = 42;
+    queue.send(slot);
+  }
+  queue.receive(message);
+  CHECK(message.as_span<std::uint64_t>()[1] == 42);
+  {
+    auto own = pool.take_slot(message);
+    message.done();
+    CHECK(own.as_span<std::uint64_t>()[1] == 42);
+    queue.send_parts({shmbroker::Part("head"), shmbroker::Part(own)});
+  }
+  queue.receive_kept(message);
+  CHECK(message.count() == 2);
+  CHECK(message.text() == "head");
+  CHECK(message.part(1).bytes.size() == 16);
+  message.done();
+  CHECK(queue.try_receive(message, shmbroker::Timeout::no_wait()).error().status() == shmbroker::Status::empty);
+
+  const shmbroker::SizeClassPool any(session, shmbroker::Pool::open(session, "p"));
+  auto small = any.acquire(10), large = any.acquire(100'000);
+  CHECK_FALSE(small.is_region());
+  CHECK(large.is_region());
+  large.bytes()[99'999] = std::byte{1};
+  const std::array many = {small.part(), large.part(), shmbroker::Part("bytes")};
+  CHECK(queue.send_many(many) == 3);
+  queue.shutdown();
+  std::vector<std::size_t> sizes;
+  queue.for_each([&](shmbroker::Message& each) { sizes.push_back(each.bytes().size()); });
+  CHECK(sizes == std::vector<std::size_t>{10, 100'000, 5});
+}
