@@ -438,6 +438,21 @@ void end_participations(World& world, Session& session) {
   }
 }
 
+void leave_pools_over(World& world, Session& session) {
+  for (auto at = session.pools.begin(); at != session.pools.end();) {
+    Pool* pool = find_pool(world, at->first);
+    if (pool && pool->broken() == Broken::no) {
+      ++at;
+      continue;
+    }
+    const std::uint32_t index = at->second;
+    at = session.pools.erase(at);
+    if (!pool) continue;
+    part(world, *pool, index, ParticipantState::left);
+    settle_pool(world, *pool);
+  }
+}
+
 void move_participations(Session& from, Session& to) {
   for (auto [id, index] : from.pools) {
     if (!to.pools.try_emplace(id, index).second) continue;

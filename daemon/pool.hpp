@@ -95,6 +95,8 @@ void close_pool(World& world, Pool& pool);
 void settle_pool(World& world, Pool& pool);
 // The process of this session has ended, or it cannot be told when it will.
 void end_participations(World& world, Session& session);
+// Its places in pools that are over: nothing in them is given out again, so nothing waits for the process' end.
+void leave_pools_over(World& world, Session& session);
 void move_participations(Session& from, Session& to);
 void pool_changed(Pool& pool);  // a table of the directory is different: peers are woken
 

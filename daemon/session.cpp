@@ -176,6 +176,7 @@ void end_session(World& world, Session& session) {
   stop_supervising(world, session);
   leave_group(world, session);
   stop_sponsoring(world, session);
+  leave_pools_over(world, session);
   world.tally = outer;
   session.phase = Phase::ended;
   session.link = nullptr;

@@ -217,6 +217,16 @@ TEST_CASE("a closed socket is no death: the place stays until the process has en
   other.forget();
 }
 
+TEST_CASE("a pool whose group ends with the last socket is gone with it, though the process lives") {
+  World world;
+  Client maker = world.client();
+  map_pool(pool_create(maker));
+  maker.end_of_file();
+  CHECK_FALSE(world.books->awaits_end(*maker.session()));
+  CHECK(world.status().bytes == 0);
+  maker.forget();
+}
+
 TEST_CASE("without a pidfd the socket's end is the end") {
   World world;
   Client maker = world.client(), blind = world.silent(1000, 0, false);
