@@ -14,10 +14,11 @@ import json
 import pathlib
 import struct
 import sys
-import tomllib
+
+from generate import load_table
 
 HERE = pathlib.Path(__file__).resolve().parent
-TABLE = tomllib.loads((HERE / "messages.toml").read_text())
+TABLE = load_table()
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i32": "i", "i64": "q"}
 TOP = {"u16": 0xfffe, "u32": 0xfffffffe, "u64": 0xfffffffffffffffe, "i32": 0x7fffffff, "i64": 0x7fffffffffffffff}
 REPLY, EVENT = 0x8000, 0x4000
