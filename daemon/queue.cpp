@@ -155,6 +155,8 @@ void close_ends(Pool& pool, std::uint32_t queue, std::uint32_t participant, bool
     if (state_of(lane) == LaneState::free || !of_queue(lane, entry, queue)) continue;
     if (writer && lane.from == participant && lane.from_life == life) close_sender(pool, i);
     if (reader && lane.to == participant && lane.to_life == life) close_receiver(pool, i);
+    // Its word counts for this end only: the next reader on this index may take the lane up again.
+    if (reader) pool.lanes[i].through &= ~bit(participant);
   }
 }
 
@@ -391,7 +393,8 @@ bool lane_through(Pool& pool, std::uint32_t participant, const shmbw_lane_throug
     book.receiver_done = true;
     return true;
   }
-  if ((book.through & bit(participant)) != 0) return false;
+  const std::uint64_t readers = pool.view.queue(lane.queue).readers.load(kRelaxed);
+  if ((readers & ~book.through & bit(participant)) == 0) return false;
   book.through |= bit(participant);
   return true;
 }

@@ -219,6 +219,32 @@ TEST_CASE("a claim lane of a dead producer waits for consumers, also later ones,
   CHECK(lane_state(scene.view(), queue.lane) == LaneState::free);
 }
 
+TEST_CASE("the word of a dead consumer does not count for the next one on its index, which may read the lane again") {
+  Scene scene;
+  auto queue = opened(queue_open(scene.writer, scene.id, "jobs", {kClaim, kWriter}));
+  Client other = scene.join();
+  opened(queue_open(other, scene.id, "jobs", {kClaim, kReader}));
+  opened(queue_open(scene.reader, scene.id, "jobs", {kClaim, kReader}));
+  scene.writer.die();
+  scene.world.advance(kMinute);
+  lane_through(scene.keeper, scene.id, queue.lane, queue.lane_serial, kReceiver);  // no reader at all
+  lane_through(scene.reader, scene.id, queue.lane, queue.lane_serial, kReceiver);
+  scene.reader.die();
+  scene.world.advance(0);
+  REQUIRE(scene.state(2) == kFree);
+  Client next = scene.world.client();  // on the lowest free index first: the writer's, then the reader's
+  REQUIRE(pool_join(next, scene.id).status() == Status::ok);
+  Client last = scene.world.client();
+  REQUIRE(pool_join(last, scene.id).status() == Status::ok);
+  opened(queue_open(next, scene.id, "jobs", {kClaim, kReader}));
+  opened(queue_open(last, scene.id, "jobs", {kClaim, kReader}));
+  lane_through(other, scene.id, queue.lane, queue.lane_serial, kReceiver);
+  lane_through(next, scene.id, queue.lane, queue.lane_serial, kReceiver);
+  CHECK(lane_state(scene.view(), queue.lane) == LaneState::writer_gone);  // the last one may be looking at it
+  lane_through(last, scene.id, queue.lane, queue.lane_serial, kReceiver);
+  CHECK(lane_state(scene.view(), queue.lane) == LaneState::free);
+}
+
 TEST_CASE("messages of a dead producer that expire give its slots back though nobody reads them") {
   Scene scene;
   auto queue = opened(queue_open(scene.writer, scene.id, "jobs", {kClaim, kWriter | SHMBW_QUEUE_OPEN_EXPIRING}));
