@@ -29,6 +29,19 @@ bool take_texts(wire::RecordReader& reader, SessionRow& row) {
 bool take_texts(wire::RecordReader&, LeaseRow&) { return true; }
 bool take_texts(wire::RecordReader&, TicketRow&) { return true; }
 bool take_texts(wire::RecordReader&, UidRow&) { return true; }
+bool take_texts(wire::RecordReader& reader, PoolRow& row) {
+  auto group = reader.text(row.record.group_len), name = reader.text(row.record.name_len);
+  if (!group || !name) return false;
+  row.group = *group, row.name = *name;
+  return true;
+}
+bool take_texts(wire::RecordReader& reader, QueueRow& row) {
+  auto pool = reader.text(row.record.pool_len), name = reader.text(row.record.name_len);
+  if (!pool || !name) return false;
+  row.pool = *pool, row.name = *name;
+  return true;
+}
+bool take_texts(wire::RecordReader&, ParticipantRow&) { return true; }
 
 template <class Row>
 Result<Listing<Row>> list(Session& session, shmbw_table table, const Selection& selection, Deadline deadline) {
@@ -105,6 +118,15 @@ Result<Listing<TicketRow>> list_tickets(Session& session, const Selection& selec
 }
 Result<Listing<UidRow>> list_uids(Session& session, const Selection& selection, Deadline deadline) {
   return list<UidRow>(session, SHMBW_TABLE_UIDS, selection, deadline);
+}
+Result<Listing<PoolRow>> list_pools(Session& session, const Selection& selection, Deadline deadline) {
+  return list<PoolRow>(session, SHMBW_TABLE_POOLS, selection, deadline);
+}
+Result<Listing<QueueRow>> list_queues(Session& session, const Selection& selection, Deadline deadline) {
+  return list<QueueRow>(session, SHMBW_TABLE_QUEUES, selection, deadline);
+}
+Result<Listing<ParticipantRow>> list_participants(Session& session, const Selection& selection, Deadline deadline) {
+  return list<ParticipantRow>(session, SHMBW_TABLE_PARTICIPANTS, selection, deadline);
 }
 
 Result<BrokerStatus> broker_status(Session& session, Deadline deadline) {

@@ -44,6 +44,17 @@ struct TicketRow {
 struct UidRow {
   shmbw_uid_record record{};
 };
+struct PoolRow {
+  shmbw_pool_record record{};
+  std::string group, name;
+};
+struct QueueRow {
+  shmbw_queue_record record{};
+  std::string pool, name;  // pool: its name, or "#id"
+};
+struct ParticipantRow {
+  shmbw_participant_record record{};
+};
 
 // The totals are the broker's, over the whole selection, at the time of the last page.
 template <class Row>
@@ -60,6 +71,10 @@ Result<Listing<SessionRow>> list_sessions(Session& session, const Selection& sel
 Result<Listing<LeaseRow>> list_leases(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<TicketRow>> list_tickets(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<UidRow>> list_uids(Session& session, const Selection& selection, Deadline deadline);
+// The selection's region and name are a pool's here.
+Result<Listing<PoolRow>> list_pools(Session& session, const Selection& selection, Deadline deadline);
+Result<Listing<QueueRow>> list_queues(Session& session, const Selection& selection, Deadline deadline);
+Result<Listing<ParticipantRow>> list_participants(Session& session, const Selection& selection, Deadline deadline);
 
 struct BrokerStatus {
   shmbw_status_reply record{};

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker inspect ADDRESS`: one region, who holds it with which rights, and what will become of it.
+// `shmbroker inspect ADDRESS`: one region, who holds it with which rights, and what will become of it; or one pool, who
+// takes part and what each has in hand; or one queue. Regions and pools have names of their own: where both have one,
+// it is the region, and --pool says the other.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 
 #include "base/text.hpp"
+#include "proto/names.hpp"
 #include "tools/exit_code.hpp"
+#include "tools/pool_view.hpp"
 #include "tools/report_json.hpp"
 #include "tools/resolve.hpp"
 #include "tools/table.hpp"
@@ -17,37 +21,57 @@ namespace {
 struct InspectOptions {
   Common common;
   std::string address;
+  bool pool = false;
 };
 
-struct InspectFacts {
+struct RegionFacts {
   RegionRow region;
   std::vector<LeaseRow> leases;
   std::vector<TicketRow> tickets;
   std::vector<SessionRow> sessions;
 };
 
-Result<InspectFacts> look(const Viewer& viewer, const Target& target) {
-  auto region = find(viewer, target);
-  if (!region) return std::unexpected(region.error());
+struct PoolFacts {
+  PoolRow pool;
+  std::vector<ParticipantRow> participants;
+  std::vector<std::string> programs;
+  std::vector<QueueRow> queues;
+};
+
+Result<RegionFacts> look(const Viewer& viewer, RegionRow region) {
   Selection one;
-  one.region = region->record.region;
-  one.owner_uid = region->record.owner_uid;
+  one.region = region.record.region;
+  one.owner_uid = region.record.owner_uid;
   auto held = client::list_leases(viewer.session(), one, viewer.deadline());
   if (!held) return std::unexpected(held.error());
   auto given = client::list_tickets(viewer.session(), one, viewer.deadline());
   if (!given) return std::unexpected(given.error());
   auto holders = client::list_sessions(viewer.session(), {}, viewer.deadline());
   if (!holders) return std::unexpected(holders.error());
-  return InspectFacts{std::move(*region), std::move(held->rows), std::move(given->rows), std::move(holders->rows)};
+  return RegionFacts{std::move(region), std::move(held->rows), std::move(given->rows), std::move(holders->rows)};
 }
 
-std::string program_of(const InspectFacts& facts, const LeaseRow& lease) {
-  auto found =
-      std::ranges::find(facts.sessions, lease.record.session, [](const SessionRow& row) { return row.record.session; });
-  return found == facts.sessions.end() ? "" : found->library;
+std::string program_of(const std::vector<SessionRow>& sessions, std::uint64_t session) {
+  auto found = std::ranges::find(sessions, session, [](const SessionRow& row) { return row.record.session; });
+  return found == sessions.end() ? "" : found->library;
 }
 
-std::string what_becomes_of_it(const InspectFacts& facts) {
+Result<PoolFacts> look(const Viewer& viewer, PoolRow pool) {
+  Selection one;
+  one.region.id = pool.record.pool;
+  auto participants = client::list_participants(viewer.session(), one, viewer.deadline());
+  if (!participants) return std::unexpected(participants.error());
+  auto queues = client::list_queues(viewer.session(), one, viewer.deadline());
+  if (!queues) return std::unexpected(queues.error());
+  auto sessions = client::list_sessions(viewer.session(), {}, viewer.deadline());
+  if (!sessions) return std::unexpected(sessions.error());
+  std::vector<std::string> programs;
+  for (const ParticipantRow& row : participants->rows)
+    programs.push_back(program_of(sessions->rows, row.record.session));
+  return PoolFacts{std::move(pool), std::move(participants->rows), std::move(programs), std::move(queues->rows)};
+}
+
+std::string what_becomes_of_it(const RegionFacts& facts) {
   const shmbw_region_record& record = facts.region.record;
   if (record.freed_at != 0) return format_duration(record.keep) + " after the end of its group, which has ended";
   if (facts.region.name.empty()) return "goes with its last holder and ticket";
@@ -56,7 +80,7 @@ std::string what_becomes_of_it(const InspectFacts& facts) {
                           : "stays " + format_duration(record.keep) + " after the end of its group";
 }
 
-std::string inspect_text(const InspectOptions& options, const InspectFacts& facts) {
+std::string inspect_text(const InspectOptions& options, const RegionFacts& facts) {
   const shmbw_region_record& record = facts.region.record;
   const std::string pid = record.creator_pid == 0 ? "unknown" : std::to_string(record.creator_pid);
   std::vector<std::pair<std::string, std::string>> lines{
@@ -79,8 +103,9 @@ std::string inspect_text(const InspectOptions& options, const InspectFacts& fact
                  {"STATE"}});
   for (const LeaseRow& lease : facts.leases)
     holders.add({lease.record.pid == 0 ? "unknown" : std::to_string(lease.record.pid), user_text(lease.record.uid),
-                 program_of(facts, lease), rights_text(lease.record.rights), std::to_string(lease.record.count),
-                 age_text(lease.record.since), session_state_text(lease.record.state)});
+                 program_of(facts.sessions, lease.record.session), rights_text(lease.record.rights),
+                 std::to_string(lease.record.count), age_text(lease.record.since),
+                 session_state_text(lease.record.state)});
   text += holders.empty() ? "nobody holds it\n" : "\n" + holders.text(colour(1));
   Table given({{"TICKET OF"}, {"RIGHTS"}, {"USES LEFT", Align::right}, {"EXPIRES IN", Align::right}});
   for (const TicketRow& ticket : facts.tickets) {
@@ -93,13 +118,13 @@ std::string inspect_text(const InspectOptions& options, const InspectFacts& fact
   return text;
 }
 
-std::string inspect_json(const InspectFacts& facts) {
+std::string inspect_json(const RegionFacts& facts) {
   Json json = document("inspect");
   json["region"] = region_json(facts.region);
   json["holders"] = Json::array();
   for (const LeaseRow& lease : facts.leases) {
     Json holder = lease_json(lease);
-    holder["program"] = program_of(facts, lease);
+    holder["program"] = program_of(facts.sessions, lease.record.session);
     json["holders"].push_back(std::move(holder));
   }
   json["tickets"] = Json::array();
@@ -107,22 +132,87 @@ std::string inspect_json(const InspectFacts& facts) {
   return dump(json);
 }
 
+std::string pool_text(const Common& common, const PoolFacts& facts) {
+  const std::string participants = participant_table(facts.participants, facts.programs);
+  const std::string queues = queue_table({facts.pool}, facts.queues);
+  return pool_lines(common, facts.pool) + (participants.empty() ? "nobody takes part in it\n" : "\n" + participants) +
+         (queues.empty() ? "" : "\n" + queues);
+}
+
+std::string pool_document(const PoolFacts& facts) {
+  Json json = document("inspect-pool");
+  json["pool"] = pool_json(facts.pool);
+  json["participants"] = Json::array();
+  for (std::size_t i = 0; i < facts.participants.size(); ++i)
+    json["participants"].push_back(participant_json(facts.participants[i], facts.programs[i]));
+  json["queues"] = Json::array();
+  for (const QueueRow& row : facts.queues) json["queues"].push_back(queue_json(row, queue_address({facts.pool}, row)));
+  return dump(json);
+}
+
+Result<std::string> show_region(const InspectOptions& options, const Viewer& viewer, RegionRow row) {
+  auto facts = look(viewer, std::move(row));
+  if (!facts) return std::unexpected(facts.error());
+  return options.common.json ? inspect_json(*facts) : inspect_text(options, *facts);
+}
+
+Result<std::string> show_pool(const InspectOptions& options, const Viewer& viewer, PoolRow row) {
+  auto facts = look(viewer, std::move(row));
+  if (!facts) return std::unexpected(facts.error());
+  return options.common.json ? pool_document(*facts) : pool_text(options.common, *facts);
+}
+
+Result<std::string> show_queue(const InspectOptions& options, const Viewer& viewer, const Target& target,
+                               const std::string& name) {
+  auto pool = find_pool(viewer, target);
+  if (!pool) return std::unexpected(pool.error());
+  auto queue = find_queue(viewer, *pool, name);
+  if (!queue) return std::unexpected(queue.error());
+  if (!options.common.json) return queue_lines(*pool, *queue);
+  Json json = document("inspect-queue");
+  json["queue"] = queue_json(*queue, queue_address({*pool}, *queue));
+  json["pool"] = pool_json(*pool);
+  return dump(json);
+}
+
+Result<std::string> show(const InspectOptions& options, const Viewer& viewer, const Target& target,
+                         const std::string& queue) {
+  if (!queue.empty()) return show_queue(options, viewer, target, queue);
+  if (!options.pool) {
+    auto region = find(viewer, target);
+    if (region) return show_region(options, viewer, std::move(*region));
+    if (region.error().status != Status::not_found) return std::unexpected(region.error());
+  }
+  auto pool = find_pool(viewer, target);
+  if (pool) return show_pool(options, viewer, std::move(*pool));
+  if (pool.error().status != Status::not_found || options.pool) return std::unexpected(pool.error());
+  return error(Status::not_found, "no region and no pool " + shmb::quoted(target.id ? target.text : target.address) +
+                                      " here that is yours to see; `shmbroker list` shows what there is");
+}
+
 int run_inspect(const InspectOptions& options) {
-  auto target = resolve(options.address);
+  std::string address = options.address;
+  const bool wants_queue = !address.starts_with(':') && address.ends_with(':');
+  const std::string queue = take_queue(address);
+  auto target = resolve(address);
   if (!target) return fail(target.error());
+  if (!queue.empty() || wants_queue)
+    if (auto named = names::check(queue, "queue name"); !named) return fail(named.error());
   auto viewer = Viewer::connect(options.common);
   if (!viewer) return fail(viewer.error());
-  auto facts = look(*viewer, *target);
-  if (!facts) return fail(facts.error());
-  return print(options.common.json ? inspect_json(*facts) : inspect_text(options, *facts)) ? kExitOk : kExitError;
+  auto text = show(options, *viewer, *target, queue);
+  if (!text) return fail(text.error());
+  return print(*text) ? kExitOk : kExitError;
 }
 
 }  // namespace
 
 Command add_inspect(CLI::App& app) {
   auto options = std::make_shared<InspectOptions>();
-  CLI::App* verb = app.add_subcommand("inspect", "One region: holders, rights, tickets, keep");
-  verb->add_option("address", options->address, "NAME, GROUP/NAME, UID:GROUP/NAME or @ID")->required();
+  CLI::App* verb = app.add_subcommand("inspect", "One region (holders, rights, keep), pool or queue");
+  verb->add_option("address", options->address, "NAME, GROUP/NAME, UID:GROUP/NAME or @ID; a queue: POOL:QUEUE")
+      ->required();
+  verb->add_flag("--pool", options->pool, "The pool of that name, where a region has it too");
   add_common(*verb, options->common, true, true);
   return {verb, [options] { return run_inspect(*options); }};
 }

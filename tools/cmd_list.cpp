@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker list`: who holds how much. Totals first, then a line per region; groups without regions are counted only
-// in the totals and shown by --groups.
+// `shmbroker list`: who holds how much. Totals first, then a line per region, per pool and per queue, each table only
+// where it has rows; groups without regions are counted only in the totals and shown by --groups.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -11,6 +11,7 @@
 #include "base/text.hpp"
 #include "proto/names.hpp"
 #include "tools/exit_code.hpp"
+#include "tools/pool_view.hpp"
 #include "tools/printable.hpp"
 #include "tools/report_json.hpp"
 #include "tools/session.hpp"
@@ -24,13 +25,15 @@ namespace {
 struct ListOptions {
   Common common;
   std::string group;
-  bool all_groups = false, show_groups = false, ids_only = false;
+  bool all_groups = false, show_groups = false, show_pools = false, show_queues = false, ids_only = false;
 };
 
 struct Books {
   BrokerStatus status;
   Listing<RegionRow> regions;
   Listing<GroupRow> groups;
+  Listing<PoolRow> pools;
+  Listing<QueueRow> queues;
 };
 
 Result<Selection> selection_of(const ListOptions& options) {
@@ -55,11 +58,22 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
   if (!regions) return std::unexpected(regions.error());
   auto groups = client::list_groups(viewer.session(), selection, viewer.deadline());
   if (!groups) return std::unexpected(groups.error());
+  auto pools = client::list_pools(viewer.session(), selection, viewer.deadline());
+  if (!pools) return std::unexpected(pools.error());
+  auto queues = client::list_queues(viewer.session(), selection, viewer.deadline());
+  if (!queues) return std::unexpected(queues.error());
   // A group's regions together, the largest first.
   std::ranges::sort(regions->rows, {}, [](const RegionRow& row) {
     return std::tuple(row.record.owner_uid, row.group, row.record.group, ~row.record.bytes, row.record.region.id);
   });
-  return Books{std::move(*status), std::move(*regions), std::move(*groups)};
+  std::ranges::sort(pools->rows, {}, [](const PoolRow& row) {
+    return std::tuple(row.record.owner_uid, row.group, row.record.group, row.name, row.record.pool);
+  });
+  std::ranges::sort(queues->rows, {}, [&](const QueueRow& row) {
+    const auto pool = std::ranges::find(pools->rows, row.record.pool, [](const PoolRow& it) { return it.record.pool; });
+    return std::tuple(pool - pools->rows.begin(), row.record.pool, row.name);
+  });
+  return Books{std::move(*status), std::move(*regions), std::move(*groups), std::move(*pools), std::move(*queues)};
 }
 
 std::string count(std::size_t number, const char* noun) {
@@ -75,6 +89,8 @@ std::string totals(const ListOptions& options, const Books& books) {
     text += " (" + size_text(options.common, facts.bytes_cached) + " of it cached for reuse)";
   text += "; shown: " + count(books.groups.rows.size(), "group") + ", " + count(books.regions.rows.size(), "region") +
           ", " + size_text(options.common, books.regions.total_bytes);
+  if (!books.pools.rows.empty())
+    text += "; " + count(books.pools.rows.size(), "pool") + ", " + count(books.queues.rows.size(), "queue");
   return printable(text) + "\n";
 }
 
@@ -138,6 +154,10 @@ std::string ids(const ListOptions& options, const Books& books) {
   std::string out;
   if (options.show_groups) {
     for (const GroupRow& row : books.groups.rows) out += "#" + std::to_string(row.record.group) + "\n";
+  } else if (options.show_pools) {
+    for (const PoolRow& row : books.pools.rows) out += pool_id_text(row.record.pool) + "\n";
+  } else if (options.show_queues) {
+    for (const QueueRow& row : books.queues.rows) out += queue_address({}, row) + "\n";
   } else {
     for (const RegionRow& row : books.regions.rows) out += id_text(row.record.region) + "\n";
   }
@@ -149,12 +169,32 @@ std::string list_json(const Viewer& viewer, const Books& books) {
   json["broker"] = broker_json(viewer, books.status);
   json["totals"] = {{"groups", books.groups.rows.size()},
                     {"regions", books.regions.rows.size()},
-                    {"bytes", books.regions.total_bytes}};
+                    {"bytes", books.regions.total_bytes},
+                    {"pools", books.pools.rows.size()},
+                    {"queues", books.queues.rows.size()}};
   json["groups"] = Json::array();
   for (const GroupRow& row : books.groups.rows) json["groups"].push_back(group_json(row));
   json["regions"] = Json::array();
   for (const RegionRow& row : books.regions.rows) json["regions"].push_back(region_json(row));
+  json["pools"] = Json::array();
+  for (const PoolRow& row : books.pools.rows) json["pools"].push_back(pool_json(row));
+  json["queues"] = Json::array();
+  for (const QueueRow& row : books.queues.rows)
+    json["queues"].push_back(queue_json(row, queue_address(books.pools.rows, row)));
   return dump(json);
+}
+
+// One table where one was asked for, else all that have rows, with an empty line between them.
+std::string tables(const ListOptions& options, const Books& books) {
+  const bool all = !options.show_groups && !options.show_pools && !options.show_queues;
+  std::string text = options.show_groups ? group_table(options, books) : "";
+  const auto add = [&](bool wanted, const std::string& table) {
+    if ((all || wanted) && !table.empty()) text += (text.empty() ? "" : "\n") + table;
+  };
+  add(false, region_table(options, books));
+  add(options.show_pools, pool_table(options.common, books.pools.rows));
+  add(options.show_queues, queue_table(books.pools.rows, books.queues.rows));
+  return text;
 }
 
 int run_list(const ListOptions& options) {
@@ -172,8 +212,7 @@ int run_list(const ListOptions& options) {
   } else if (options.ids_only) {
     text = ids(options, *books);
   } else {
-    text =
-        totals(options, *books) + (options.show_groups ? group_table(options, *books) : region_table(options, *books));
+    text = totals(options, *books) + tables(options, *books);
   }
   return print(text) ? kExitOk : kExitError;
 }
@@ -185,7 +224,13 @@ Command add_list(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("list", "Who holds how much shared memory");
   verb->add_option("--group", options->group, "Only this group: NAME, UID:NAME or #ID")->type_name("GROUP");
   verb->add_flag("--all-groups", options->all_groups, "Those of all users, by the broker's admin socket");
-  verb->add_flag("--groups", options->show_groups, "A line per group instead of one per region");
+  CLI::Option* groups = verb->add_flag("--groups", options->show_groups, "A line per group instead of one per region");
+  CLI::Option* pools = verb->add_flag("--pools", options->show_pools, "The pools alone: slots, participants, queues");
+  CLI::Option* queues =
+      verb->add_flag("--queues", options->show_queues, "The queues alone: depth, readers, writers, lag");
+  groups->excludes(pools);
+  groups->excludes(queues);
+  pools->excludes(queues);
   verb->add_flag("-q,--quiet", options->ids_only, "Ids only");
   add_common(*verb, options->common, true, true);
   return {verb, [options] { return run_list(*options); }};

@@ -28,7 +28,22 @@ std::string parent_text(std::uint32_t pid) {
          (broker->parent > 1 ? ", which sees the broker's end: it started it by hand, or is a subreaper" : "");
 }
 
-std::string status_text(const Common& common, const Viewer& viewer, const BrokerStatus& status) {
+// The broker counts what it holds; these it lists, and they are counted here: those that the caller may see.
+struct Counts {
+  std::uint64_t pools = 0, queues = 0, participants = 0;
+};
+
+Result<Counts> count_pools(const Viewer& viewer) {
+  auto pools = client::list_pools(viewer.session(), {}, viewer.deadline());
+  if (!pools) return std::unexpected(pools.error());
+  auto queues = client::list_queues(viewer.session(), {}, viewer.deadline());
+  if (!queues) return std::unexpected(queues.error());
+  auto participants = client::list_participants(viewer.session(), {}, viewer.deadline());
+  if (!participants) return std::unexpected(participants.error());
+  return Counts{pools->rows.size(), queues->rows.size(), participants->rows.size()};
+}
+
+std::string status_text(const Common& common, const Viewer& viewer, const BrokerStatus& status, const Counts& counts) {
   const shmbw_status_reply& facts = status.record;
   std::vector<std::pair<std::string, std::string>> lines{
       {"broker", mode_text(facts.mode) + ", version " + status.version + ", pid " + number(facts.pid) + ", user " +
@@ -43,6 +58,8 @@ std::string status_text(const Common& common, const Viewer& viewer, const Broker
       {"tables", number(facts.groups) + " groups, " + number(facts.regions) + " regions, " + number(facts.leases) +
                      " leases, " + number(facts.tickets) + " tickets, " + number(facts.sessions) + " sessions, " +
                      number(facts.watches) + " watches"},
+      {"pools", number(counts.pools) + " pools, " + number(counts.queues) + " queues, " + number(counts.participants) +
+                    " participants that are yours to see"},
       {"descriptors", number(facts.descriptors) + " of " + number(facts.descriptors_limit) + " in use, " +
                           number(facts.descriptors_reserved) + " reserved, " + number(facts.in_flight) + " in flight"},
       {"served", number(facts.requests) + " requests, " + number(facts.refusals) + " refused; " +
@@ -57,13 +74,16 @@ int run_status(const Common& common) {
   if (!viewer) return fail(viewer.error());
   auto status = client::broker_status(viewer->session(), viewer->deadline());
   if (!status) return fail(status.error());
+  auto counts = count_pools(*viewer);
+  if (!counts) return fail(counts.error());
   std::string text;
   if (common.json) {
     Json json = document("status");
     json["broker"] = broker_json(*viewer, *status);
+    json["visible"] = {{"pools", counts->pools}, {"queues", counts->queues}, {"participants", counts->participants}};
     text = dump(json);
   } else {
-    text = status_text(common, *viewer, *status);
+    text = status_text(common, *viewer, *status, *counts);
   }
   return print(text) ? kExitOk : kExitError;
 }

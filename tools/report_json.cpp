@@ -146,6 +146,70 @@ Json ticket_json(const TicketRow& row) {
               {"expires", time_json(record.expires)}};
 }
 
+Json pool_json(const PoolRow& row) {
+  const shmbw_pool_record& record = row.record;
+  return Json{{"id", pool_id_text(record.pool)},
+              {"address", address_text(row)},
+              {"group", group_text(record.group, row.group)},
+              {"group_id", record.group},
+              {"name", text_or_null(row.name)},
+              {"owner_uid", record.owner_uid},
+              {"bytes", record.bytes},
+              {"control_bytes", record.control_bytes},
+              {"slots", record.slots},
+              {"slots_limit", record.slots_limit},
+              {"slots_used", record.slots_used},
+              {"slots_high", record.slots_high},
+              {"segments", record.segments},
+              {"participants", record.participants},
+              {"leaving", record.leaving},
+              {"deaths", record.deaths},
+              {"queues", record.queues},
+              {"lanes", record.lanes},
+              {"broken", (record.flags & SHMBW_POOL_BROKEN) != 0},
+              {"created", time_json(record.created)},
+              {"keep_seconds", keep_json(record.keep)}};
+}
+
+Json queue_json(const QueueRow& row, const std::string& address) {
+  const shmbw_queue_record& record = row.record;
+  return Json{{"address", address},
+              {"pool", pool_id_text(record.pool)},
+              {"group_id", record.group},
+              {"name", row.name},
+              {"owner_uid", record.owner_uid},
+              {"kind", queue_kind_text(record.kind)},
+              {"drop_oldest", (record.flags & SHMBW_QUEUE_OPEN_DROP_OLDEST) != 0},
+              {"expiring", (record.flags & SHMBW_QUEUE_OPEN_EXPIRING) != 0},
+              {"at_least_once", (record.flags & SHMBW_QUEUE_OPEN_AT_LEAST_ONCE) != 0},
+              {"cells", record.cells},
+              {"cell_size", record.cell_size},
+              {"lanes", record.lanes},
+              {"depth", record.depth},
+              {"readers", record.readers},
+              {"writers", record.writers},
+              {"lag", record.lag},
+              {"lost", record.lost},
+              {"regions", record.regions},
+              {"deaths", record.deaths},
+              {"closed", record.closed != 0}};
+}
+
+Json participant_json(const ParticipantRow& row, const std::string& program) {
+  const shmbw_participant_record& record = row.record;
+  return Json{{"participant", record.participant},
+              {"life", record.life},
+              {"state", participant_state_text(record.state)},
+              {"pid", record.pid == 0 ? Json(nullptr) : Json(record.pid)},
+              {"uid", record.uid},
+              {"session", record.session == 0 ? Json(nullptr) : Json(record.session)},
+              {"program", text_or_null(program)},
+              {"slots_held", record.slots_held},
+              {"reading", record.reading},
+              {"writing", record.writing},
+              {"unread", record.unread}};
+}
+
 Json broker_json(const Viewer& viewer, const BrokerStatus& status) {
   const shmbw_status_reply& facts = status.record;
   return Json{{"version", status.version},

@@ -21,6 +21,9 @@ Json group_json(const GroupRow& row);
 Json session_json(const SessionRow& row);
 Json lease_json(const LeaseRow& row);
 Json ticket_json(const TicketRow& row);
+Json pool_json(const PoolRow& row);
+Json queue_json(const QueueRow& row, const std::string& address);
+Json participant_json(const ParticipantRow& row, const std::string& program);
 Json broker_json(const Viewer& viewer, const BrokerStatus& status);
 
 // CLOCK_BOOTTIME as "2026-01-31T12:00:00+00:00"; null for 0.

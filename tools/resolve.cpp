@@ -41,7 +41,7 @@ bool in_a_group() {
   return variable != nullptr && *variable != '\0';
 }
 
-Selection selection_of(const Target& target) {
+Selection selection_of(const Viewer& viewer, const Target& target) {
   Selection selection;
   if (target.id) {
     selection.region = {target.id->id, target.id->generation, 0};
@@ -55,7 +55,14 @@ Selection selection_of(const Target& target) {
   } else {
     selection.group_name = address->group;
   }
+  if (selection.group_name.empty() && selection.group == 0) selection.group = viewer.facts().group;
   return selection;
+}
+
+Error nothing_there(const char* what, const std::string& text) {
+  return error(Status::not_found, std::string("no ") + what + " " + shmb::quoted(text) +
+                                      " here that is yours to see; `shmbroker list` shows what there is")
+      .error();
 }
 
 }  // namespace
@@ -80,14 +87,36 @@ Result<Region> attach(const Session& session, const Target& target, const shmb_a
 }
 
 Result<RegionRow> find(const Viewer& viewer, const Target& target) {
-  Selection selection = selection_of(target);
-  if (!target.id && selection.group_name.empty() && selection.group == 0) selection.group = viewer.facts().group;
-  auto found = client::list_regions(viewer.session(), selection, viewer.deadline());
+  auto found = client::list_regions(viewer.session(), selection_of(viewer, target), viewer.deadline());
   if (!found) return std::unexpected(found.error());
-  if (found->rows.empty())
-    return error(Status::not_found, "no region " + shmb::quoted(target.id ? target.text : target.address) +
-                                        " here that is yours to see; `shmbroker list` shows what there is");
+  if (found->rows.empty()) return std::unexpected(nothing_there("region", target.id ? target.text : target.address));
   return std::move(found->rows.front());
+}
+
+Result<PoolRow> find_pool(const Viewer& viewer, const Target& target) {
+  auto found = client::list_pools(viewer.session(), selection_of(viewer, target), viewer.deadline());
+  if (!found) return std::unexpected(found.error());
+  if (found->rows.empty()) return std::unexpected(nothing_there("pool", target.id ? target.text : target.address));
+  return std::move(found->rows.front());
+}
+
+Result<QueueRow> find_queue(const Viewer& viewer, const PoolRow& pool, const std::string& name) {
+  Selection selection;
+  selection.region.id = pool.record.pool;
+  auto found = client::list_queues(viewer.session(), selection, viewer.deadline());
+  if (!found) return std::unexpected(found.error());
+  for (QueueRow& row : found->rows)
+    if (row.name == name) return std::move(row);
+  return std::unexpected(nothing_there("queue", address_text(pool) + ":" + name));
+}
+
+std::string take_queue(std::string& address) {
+  const std::size_t slash = address.rfind('/');
+  const std::size_t colon = address.find(':', slash == address.npos ? 0 : slash);
+  if (colon == address.npos) return {};
+  std::string queue = address.substr(colon + 1);
+  address.resize(colon);
+  return queue;
 }
 
 }  // namespace shmb::tools

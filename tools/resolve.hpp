@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a person may type for a region: NAME (in SHMBROKER_GROUP's group, else in `shell-<uid>`), GROUP/NAME,
-// UID:GROUP/NAME, or @ID and @ID.GENERATION as `list -q` prints them ('#' would start a comment in a shell).
+// UID:GROUP/NAME, or @ID and @ID.GENERATION as `list -q` prints them ('#' would start a comment in a shell). A pool is
+// addressed in the same way, and a queue as its pool's address, a colon and its name: GROUP/POOL:QUEUE, @ID:QUEUE.
 #pragma once
 
 #include <optional>
@@ -22,5 +23,9 @@ Result<Target> resolve(const std::string& text);
 Result<Region> attach(const Session& session, const Target& target, const shmb_attach_options& options);
 // The one region's row, or not_found with a sentence.
 Result<RegionRow> find(const Viewer& viewer, const Target& target);
+Result<PoolRow> find_pool(const Viewer& viewer, const Target& target);
+Result<QueueRow> find_queue(const Viewer& viewer, const PoolRow& pool, const std::string& name);
+// Takes ":QUEUE" off an address; empty: it has none.
+std::string take_queue(std::string& address);
 
 }  // namespace shmb::tools

@@ -17,6 +17,11 @@ std::string_view pick(const std::array<const char*, N>& texts, std::uint32_t val
   return value < N ? texts[value] : "unknown";
 }
 
+template <class Row>
+std::string named(std::uint32_t owner, std::uint64_t group, const Row& row) {
+  return (owner == ::geteuid() ? "" : std::to_string(owner) + ":") + group_text(group, row.group) + "/" + row.name;
+}
+
 }  // namespace
 
 std::vector<std::string> loss_lines(const BrokerStatus& status) {
@@ -38,10 +43,14 @@ std::string group_text(std::uint64_t id, const std::string& name) {
   return name.empty() ? "#" + std::to_string(id) : name;
 }
 
+std::string pool_id_text(std::uint64_t pool) { return "@" + std::to_string(pool); }
+
 std::string address_text(const RegionRow& row) {
-  if (row.name.empty()) return id_text(row.record.region);
-  const std::string owner = row.record.owner_uid == ::geteuid() ? "" : std::to_string(row.record.owner_uid) + ":";
-  return owner + group_text(row.record.group, row.group) + "/" + row.name;
+  return row.name.empty() ? id_text(row.record.region) : named(row.record.owner_uid, row.record.group, row);
+}
+
+std::string address_text(const PoolRow& row) {
+  return row.name.empty() ? pool_id_text(row.record.pool) : named(row.record.owner_uid, row.record.group, row);
 }
 
 std::string access_text(const shmbw_region_record& record) {
@@ -82,6 +91,34 @@ std::string session_state_text(std::uint32_t state) {
 
 std::string keep_text(std::int64_t keep) {
   return keep == 0 ? "0" : keep < 0 ? "until-released" : format_duration(keep);
+}
+
+std::string queue_kind_text(std::uint32_t kind) {
+  constexpr std::array<const char*, 4> names{"none", "line", "claim", "broadcast"};
+  return std::string(pick(names, kind));
+}
+
+std::string queue_flags_text(std::uint32_t flags) {
+  std::string out;
+  const auto add = [&](std::uint32_t bit, const char* name) {
+    if ((flags & bit) != 0) out += (out.empty() ? "" : " ") + std::string(name);
+  };
+  add(SHMBW_QUEUE_OPEN_DROP_OLDEST, "drop-oldest");
+  add(SHMBW_QUEUE_OPEN_EXPIRING, "expiring");
+  add(SHMBW_QUEUE_OPEN_AT_LEAST_ONCE, "at-least-once");
+  return out;
+}
+
+std::string queue_state_text(const QueueRow& row) { return row.record.closed != 0 ? "closed" : "open"; }
+
+std::string participant_state_text(std::uint32_t state) {
+  constexpr std::array<const char*, 5> names{"none", "joining", "live", "dead", "left"};
+  return std::string(pick(names, state));
+}
+
+std::string pool_state_text(const shmbw_pool_record& record) {
+  if ((record.flags & SHMBW_POOL_BROKEN) != 0) return "broken";
+  return record.leaving == 0 ? "ok" : std::to_string(record.leaving) + " leaving";
 }
 
 }  // namespace shmb::tools

@@ -15,6 +15,9 @@ using client::BrokerStatus;
 using client::GroupRow;
 using client::LeaseRow;
 using client::Listing;
+using client::ParticipantRow;
+using client::PoolRow;
+using client::QueueRow;
 using client::RegionRow;
 using client::Selection;
 using client::SessionRow;
@@ -23,7 +26,9 @@ using client::TicketRow;
 // What people call these.
 std::string address_text(
     const RegionRow& row);  // "GROUP/NAME", "UID:GROUP/NAME" of another uid, "@ID.GENERATION" unnamed
+std::string address_text(const PoolRow& row);                       // as a region's; "@ID" unnamed
 std::string id_text(const shmbw_region_ref& ref);                   // "@17.1"
+std::string pool_id_text(std::uint64_t pool);                       // "@17"
 std::string group_text(std::uint64_t id, const std::string& name);  // the name, or "#17"
 std::string access_text(const shmbw_region_record& record);         // "rw", "ro", "ro*" (many writers: no boundary)
 std::string rights_text(std::uint32_t rights);                      // "read write share release"
@@ -31,6 +36,11 @@ std::string state_text(const shmbw_region_record& record);
 std::string page_text(std::uint32_t page_kind);
 std::string session_state_text(std::uint32_t state);
 std::string keep_text(std::int64_t keep);  // "0", "10m", "until-released"
+std::string queue_kind_text(std::uint32_t kind);
+std::string queue_flags_text(std::uint32_t flags);  // "drop-oldest expiring"
+std::string queue_state_text(const QueueRow& row);  // "open", "closed"
+std::string participant_state_text(std::uint32_t state);
+std::string pool_state_text(const shmbw_pool_record& record);  // "ok", "broken", "1 leaving"
 std::vector<std::string> loss_lines(const BrokerStatus& status);
 
 }  // namespace shmb::tools

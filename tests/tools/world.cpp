@@ -53,6 +53,8 @@ World::~World() {
   if (pid == 0) return;
   const Ended left = tool({"list", "-q"});
   if (!left.out.empty()) harness::report_leak("regions left with the broker of a test's world: " + left.out);
+  const Ended pools = tool({"list", "--pools", "-q"});
+  if (!pools.out.empty()) harness::report_leak("pools left with the broker of a test's world: " + pools.out);
   // By pidfd: its new parent may let a dead broker wait for a while before it is reaped.
   const auto process = sys::pidfd_open(pid);
   ::kill(pid, SIGTERM);

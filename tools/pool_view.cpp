@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// See pool_view.hpp.
+#include "tools/pool_view.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/text.hpp"
+#include "tools/table.hpp"
+
+namespace shmb::tools {
+namespace {
+
+std::string number(std::uint64_t value) { return std::to_string(value); }
+
+std::string counted(std::uint64_t value, const char* noun) {
+  return number(value) + " " + noun + (value == 1 ? "" : "s");
+}
+
+std::string keep_sentence(const PoolRow& row) {
+  if (row.name.empty()) return "goes with its last participant";
+  if (row.record.keep < 0) return "stays until its group is released";
+  return row.record.keep == 0 ? "loses its name when its group ends, and ends with it"
+                              : "stays " + format_duration(row.record.keep) + " after the end of its group";
+}
+
+}  // namespace
+
+std::string queue_address(const std::vector<PoolRow>& pools, const QueueRow& row) {
+  const auto pool = std::ranges::find(pools, row.record.pool, [](const PoolRow& each) { return each.record.pool; });
+  return (pool == pools.end() ? pool_id_text(row.record.pool) : address_text(*pool)) + ":" + row.name;
+}
+
+std::string pool_table(const Common& common, const std::vector<PoolRow>& rows) {
+  Table table({{"POOL"},
+               {"SIZE", Align::right},
+               {"USED", Align::right},
+               {"SLOTS", Align::right},
+               {"LIMIT", Align::right},
+               {"HIGH", Align::right},
+               {"PARTICIPANTS", Align::right},
+               {"QUEUES", Align::right},
+               {"DEATHS", Align::right},
+               {"KEEP"},
+               {"AGE", Align::right},
+               {"STATE"}});
+  for (const PoolRow& row : rows) {
+    const shmbw_pool_record& record = row.record;
+    table.add({address_text(row), size_text(common, record.bytes), number(record.slots_used), number(record.slots),
+               number(record.slots_limit), number(record.slots_high), number(record.participants),
+               number(record.queues), number(record.deaths), keep_text(record.keep), age_text(record.created),
+               pool_state_text(record)});
+  }
+  return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
+}
+
+std::string queue_table(const std::vector<PoolRow>& pools, const std::vector<QueueRow>& rows) {
+  Table table({{"QUEUE"},
+               {"KIND"},
+               {"DEPTH", Align::right},
+               {"CELLS", Align::right},
+               {"READERS", Align::right},
+               {"WRITERS", Align::right},
+               {"LAG", Align::right},
+               {"LOST", Align::right},
+               {"DEATHS", Align::right},
+               {"STATE"}});
+  for (const QueueRow& row : rows) {
+    const shmbw_queue_record& record = row.record;
+    const bool ring = record.kind == SHMBW_QUEUE_KIND_BROADCAST;  // only its readers lag and lose
+    table.add({queue_address(pools, row), queue_kind_text(record.kind), number(record.depth), number(record.cells),
+               number(record.readers), number(record.writers), ring ? number(record.lag) : "",
+               ring ? number(record.lost) : "", number(record.deaths), queue_state_text(row)});
+  }
+  return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
+}
+
+std::string participant_table(const std::vector<ParticipantRow>& rows, const std::vector<std::string>& programs) {
+  Table table({{"PARTICIPANT", Align::right},
+               {"PID", Align::right},
+               {"USER"},
+               {"PROGRAM"},
+               {"SLOTS", Align::right},
+               {"READS", Align::right},
+               {"WRITES", Align::right},
+               {"UNREAD", Align::right},
+               {"STATE"}});
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const shmbw_participant_record& record = rows[i].record;
+    table.add({number(record.participant), record.pid == 0 ? "unknown" : number(record.pid), user_text(record.uid),
+               programs[i], number(record.slots_held), number(record.reading), number(record.writing),
+               number(record.unread), participant_state_text(record.state)});
+  }
+  return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
+}
+
+std::string pool_lines(const Common& common, const PoolRow& row) {
+  const shmbw_pool_record& record = row.record;
+  std::string state = pool_state_text(record);
+  if ((record.flags & SHMBW_POOL_BROKEN) != 0) state += ": every call in it fails";
+  if (record.leaving != 0) state += " (dead or left; something of them is unread, or under repair)";
+  return label_lines(
+      {{"pool", address_text(row) + "   id " + pool_id_text(record.pool)},
+       {"slots", number(record.slots_used) + " used of " + number(record.slots) + ", at most " +
+                     number(record.slots_limit) + "; " + number(record.slots_high) + " were seen used at once"},
+       {"size", size_text(common, record.bytes) + " charged: " + counted(record.segments, "segment") +
+                    " of slots, and " + size_text(common, record.control_bytes) + " of tables and lanes"},
+       {"group", group_text(record.group, row.group) + "   id #" + number(record.group) + ", owner " +
+                     user_text(record.owner_uid) + " (uid " + number(record.owner_uid) + ")"},
+       {"created", age_text(record.created) + " ago"},
+       {"holds", counted(record.participants, "participant") + ", " + counted(record.queues, "queue") + ", " +
+                     counted(record.lanes, "lane") + "; " + counted(record.deaths, "death") + " so far"},
+       {"state", state},
+       {"keep", keep_sentence(row)}});
+}
+
+std::string queue_lines(const PoolRow& pool, const QueueRow& row) {
+  const shmbw_queue_record& record = row.record;
+  const std::string flags = queue_flags_text(record.flags);
+  std::vector<std::pair<std::string, std::string>> lines{
+      {"queue", address_text(pool) + ":" + row.name},
+      {"kind", queue_kind_text(record.kind) + (flags.empty() ? "" : ", " + flags)},
+      {"cells", number(record.cells) + " for each of " + counted(record.lanes, "lane") + ", " +
+                    number(record.cell_size) + " bytes each (" + number(record.cell_size - 8) + " inline)"},
+      {"depth", counted(record.depth, "message") + " sent and not taken"},
+      {"ends", counted(record.readers, "reader") + ", " + counted(record.writers, "writer") + "; " +
+                   counted(record.deaths, "death") + " so far"}};
+  if (record.kind == SHMBW_QUEUE_KIND_BROADCAST)
+    lines.emplace_back("lag", "the slowest reader is " + number(record.lag) + " behind; " + number(record.lost) +
+                                  " overwritten before readers saw them");
+  lines.emplace_back("regions", number(record.regions) + " held by messages under way");
+  lines.emplace_back("state", queue_state_text(row) + (record.closed != 0 ? ": nobody may send" : ""));
+  return label_lines(lines);
+}
+
+}  // namespace shmb::tools

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pools, queues and participants as tables and lines for people. Figures of lanes and slots are the broker's look at
+// shared words that others change meanwhile: each is true of some moment, not all of the same one.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/tool.hpp"
+#include "tools/view.hpp"
+
+namespace shmb::tools {
+
+// A queue's address; its pool is among `pools`, or is named by its id.
+std::string queue_address(const std::vector<PoolRow>& pools, const QueueRow& row);
+
+// Empty where there are no rows.
+std::string pool_table(const Common& common, const std::vector<PoolRow>& rows);
+std::string queue_table(const std::vector<PoolRow>& pools, const std::vector<QueueRow>& rows);
+// `programs`: one for each row.
+std::string participant_table(const std::vector<ParticipantRow>& rows, const std::vector<std::string>& programs);
+
+std::string pool_lines(const Common& common, const PoolRow& row);
+std::string queue_lines(const PoolRow& pool, const QueueRow& row);
+
+}  // namespace shmb::tools
