@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// How a list of parts is written and read, and what a received message holds. A message gives back all it holds, once.
 #include "client/message.hpp"
 
 #include <algorithm>
