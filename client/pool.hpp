@@ -46,13 +46,15 @@ class Wait {
   explicit Wait(std::int64_t given) : none(given == kNoWait), given_(given) {}
   const bool none;  // not at all: FULL or EMPTY instead of DEADLINE
   Deadline until() {
-    if (!deadline_) deadline_ = none ? Deadline::now() : Deadline::after(given_);
-    return *deadline_;
+    if (!asked_) deadline_ = none ? Deadline::now() : Deadline::after(given_);
+    asked_ = true;
+    return deadline_;
   }
 
  private:
   const std::int64_t given_;
-  std::optional<Deadline> deadline_;
+  bool asked_ = false;
+  Deadline deadline_ = Deadline::now();
 };
 
 // A slot as this process holds it.
