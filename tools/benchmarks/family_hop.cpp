@@ -38,7 +38,7 @@ struct Gathered {
   }
 };
 
-void one_figure(Bench& bench, const BrokerProcess& broker, Roudi& roudi, std::size_t bytes, bool asleep) {
+void one_figure(Bench& bench, const BrokerProcess& broker, std::size_t bytes, bool asleep) {
   const bool in_the_queue = bytes == 56;
   const double unit = asleep ? 1 : 1000;  // us, ns
   std::vector<NamedWay> sides, copying;
@@ -70,6 +70,7 @@ void one_figure(Bench& bench, const BrokerProcess& broker, Roudi& roudi, std::si
     copying.push_back(boost_queue(bytes, asleep));
 #endif
     PingPong peers(std::move(copying));
+    Roudi roudi(!bench.settings().quick);  // one for each figure: what its clients held when they ended is lost to it
     std::map<std::string, Gathered> gathered;
     const Amount less = amount(bench, bytes, asleep, true);
     for (int i = 0; i < bench.times(3); ++i) {
@@ -90,11 +91,10 @@ void one_figure(Bench& bench, const BrokerProcess& broker, Roudi& roudi, std::si
 
 void run_hop(Bench& bench) {
   auto broker = BrokerProcess::start(bench.settings(), Core::any, bench.settings().engine);
-  Roudi roudi(!bench.settings().quick);
   for (bool asleep : {false, true}) {
-    one_figure(bench, broker, roudi, 56, asleep);
+    one_figure(bench, broker, 56, asleep);
     for (std::size_t bytes : sizes(bench, {64, 4 * KiB, 1 * MiB, 16 * MiB, 256 * MiB}))
-      one_figure(bench, broker, roudi, bytes, asleep);
+      one_figure(bench, broker, bytes, asleep);
   }
 }
 

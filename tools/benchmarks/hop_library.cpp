@@ -3,10 +3,11 @@
 // written, sent and given back; the reader has it in place until it receives the next one.
 #include <string.h>
 
+#include <algorithm>
 #include <memory>
-#include <optional>
 #include <vector>
 
+#include "tools/benchmarks/bare_memory.hpp"
 #include "tools/benchmarks/hop_ways.hpp"
 #include "tools/benchmarks/pool_library.hpp"
 
@@ -58,18 +59,21 @@ class InlineEnds {
   char bytes_[56] = {};
 };
 
-// Each end has at most two slots under way: the one the other end reads, and the next.
-constexpr std::uint32_t kSlots = 6;
+// As many slots as an application has: few of the large ones. Each end has at most two under way: the one that the
+// other end reads, and the next.
+std::uint32_t slots_of(std::size_t bytes) {
+  return static_cast<std::uint32_t>(std::clamp<std::size_t>(1536 * MiB / bytes, 6, 64));
+}
 
 class SlotEnds {
  public:
   SlotEnds(const std::string& socket, std::size_t bytes, bool asleep)
-      : bytes_(bytes), pair_(socket, {bytes, kSlots, 0}, asleep) {}
+      : bytes_(bytes), slots_(slots_of(bytes)), pair_(socket, {bytes, slots_, 0}, asleep) {}
   std::uint64_t enter(End end, std::uint64_t from_client) {
     std::uint64_t id = pair_.enter(end, from_client);
     if (end == End::server) return id;
     std::vector<shmb_slot> all;
-    while (all.size() < kSlots) {
+    while (all.size() < slots_) {
       all.push_back(pair_.pool().acquire(bytes_));
       memset(all.back().data, 0x41, bytes_);
     }
@@ -92,6 +96,7 @@ class SlotEnds {
 
  private:
   std::size_t bytes_;
+  std::uint32_t slots_;
   Pair pair_;
 };
 
