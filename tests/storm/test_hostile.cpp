@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// One participant of a pool writes nonsense over the whole control area. Its fellows may get wrong data and errors, but
+// they read nothing that lies outside what they were given (run under ASan and UBSan), and come back from every call.
+// The broker serves on, other pools and regions do not notice, and all memory is back at the end.
+//
+//   test_hostile --seconds 60 [--seeds 10] [--seed 7]     the long form
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <climits>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <random>
+
+#include "base/sys_futex.hpp"
+#include "base/sys_process.hpp"
+#include "client/connect.hpp"
+#include "client/queue_set.hpp"
+#include "tests/harness/broker_fixture.hpp"
+#include "tests/harness/child.hpp"
+#include "tests/harness/raw_client.hpp"
+#include "tests/harness/sanitizer.hpp"
+#include "tests/storm/crew.hpp"
+#include "tests/storm/vandal.hpp"
+#include "tests/wire/bystander.hpp"
+
+using namespace shmb;
+using namespace shmb::client;
+using namespace storm;
+
+namespace {
+
+constexpr std::int64_t kSecond = 1'000'000'000;
+constexpr std::int64_t kPatience = 60 * kSecond;  // of a call that has a deadline of milliseconds
+
+std::uint64_t argument(const char* name, std::uint64_t otherwise) {
+  std::ifstream line("/proc/self/cmdline");
+  const std::string all((std::istreambuf_iterator<char>(line)), std::istreambuf_iterator<char>());
+  const std::size_t at = all.find(std::string("\0", 1) + name + std::string("\0", 1));
+  return at == std::string::npos ? otherwise : std::strtoull(all.c_str() + at + std::strlen(name) + 2, nullptr, 10);
+}
+
+template <class T>
+class Shared {
+ public:
+  Shared() : at_(::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
+    REQUIRE(at_ != MAP_FAILED);
+  }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  ~Shared() { ::munmap(at_, sizeof(T)); }
+  T& operator*() const { return *static_cast<T*>(at_); }
+  T* operator->() const { return static_cast<T*>(at_); }
+
+ private:
+  void* at_;
+};
+
+void rest(std::int64_t nanoseconds) {
+  const timespec time{nanoseconds / kSecond, nanoseconds % kSecond};
+  ::nanosleep(&time, nullptr);
+}
+
+std::shared_ptr<Session> session_on(const std::string& socket) {
+  ConnectOptions options;
+  options.socket = socket;
+  options.no_group = true;
+  auto session = connect(options);
+  return session ? *session : nullptr;
+}
+
+PoolSpec plan(const std::string& name) {
+  PoolSpec spec;
+  spec.name = name;
+  spec.classes = {{256, 16, 32}, {4096, 16, 32}, {65536, 2, 4}};
+  spec.lanes = 128;
+  return spec;
+}
+
+std::shared_ptr<Pool> pool_on(const std::shared_ptr<Session>& session, const std::string& name) {
+  REQUIRE(session);
+  auto pool = Pool::create(session, plan(name), 0);
+  REQUIRE_MESSAGE(pool, pool.error().sentence);
+  return *pool;
+}
+
+// In a child: another session of the pool's group, in the pool.
+std::shared_ptr<Pool> join(const CrewPlace& place) {
+  auto session = session_on(place.socket);
+  if (!session || !session->join_group("#" + std::to_string(place.group), 0, Deadline::after(0))) return nullptr;
+  Pool::Opening opening;
+  opening.id = place.pool;
+  auto pool = Pool::open(session, opening);
+  return pool ? *pool : nullptr;
+}
+
+QueueSpec ends(const std::string& name, pool::QueueKind kind, bool reads) {
+  QueueSpec spec;
+  spec.name = name;
+  spec.kind = kind;
+  spec.reader = reads;
+  spec.writer = !reads;
+  spec.cells = 16;
+  return spec;
+}
+
+// Two members of a pool, watched.
+class Crew {
+ public:
+  Crew(CrewPlace place, std::uint64_t seed) : place_(std::move(place)), seed_(seed) {
+    for (std::uint32_t i = 0; i < 2; ++i) begin(i);
+  }
+  void begin(std::uint32_t i) {
+    seen_[i] = {shared_->member[i].beats.load(), sys::now_monotonic()};
+    member_[i] = harness::Child::run([&, i] { return serve(*shared_, place_, i, seed_ + i); });
+  }
+  void kill(std::uint32_t i) {
+    member_[i]->kill();
+    (void)member_[i]->wait();
+  }
+  bool well() {
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      const std::uint64_t beats = shared_->member[i].beats.load();
+      if (beats != seen_[i].first) seen_[i] = {beats, sys::now_monotonic()};
+      if (member_[i]->wait_ended(0) && shared_->stop.load() == 0 && !place_.trusting) wrong_ = "a member has ended";
+      if (sys::now_monotonic() - seen_[i].second > kPatience && !member_[i]->wait_ended(0))
+        wrong_ = "member " + std::to_string(i) + " hangs in call " + std::to_string(shared_->member[i].doing.load());
+    }
+    if (shared_->failed.load() != 0) wrong_ = shared_->wrong;
+    return wrong_.empty();
+  }
+  // "" if all was well until they had left.
+  std::string end() {
+    shared_->stop.store(1);
+    const std::int64_t until = sys::now_monotonic() + kPatience;
+    for (auto& member : member_)
+      while (!member->wait_ended(10) && sys::now_monotonic() < until && well()) {
+      }
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      if (!member_[i]->wait_ended(0) && wrong_.empty())
+        wrong_ =
+            "member " + std::to_string(i) + " does not end: call " + std::to_string(shared_->member[i].doing.load());
+      if (!member_[i]->wait_ended(0)) member_[i]->kill();
+      if (const int status = member_[i]->wait(); status != 0 && wrong_.empty())
+        wrong_ = "member " + std::to_string(i) + " ended with status " + std::to_string(status);
+    }
+    (void)well();
+    return wrong_;
+  }
+  CrewShared& shared() { return *shared_; }
+
+ private:
+  const CrewPlace place_;
+  const std::uint64_t seed_;
+  Shared<CrewShared> shared_;
+  std::array<std::optional<harness::Child>, 2> member_;
+  std::array<std::pair<std::uint64_t, std::int64_t>, 2> seen_{};
+  std::string wrong_;
+};
+
+int destroy(const CrewPlace& place, std::uint64_t seed, Damage damage) {
+  auto pool = join(place);
+  if (!pool) return 0;  // broken already
+  // An end of its own in each queue, so that it has lanes.
+  std::vector<std::unique_ptr<Queue>> queues;
+  for (const bool reads : {false, true}) {
+    QueueSpec spec = ends("claim", pool::QueueKind::claim, reads);
+    spec.cell_size = 128;
+    if (auto queue = Queue::open(pool, spec)) queues.push_back(std::move(*queue));
+  }
+  Vandal vandal(pool, seed);
+  std::mt19937_64 dice(seed);
+  for (;;) {
+    vandal.strike(damage != Damage::count ? damage
+                                          : static_cast<Damage>(dice() % static_cast<unsigned>(Damage::count)));
+    if (dice() % 4 == 0) rest(static_cast<std::int64_t>(dice() % 200'000));
+  }
+}
+
+struct Sum {
+  std::uint64_t delivered = 0, refused = 0, broken = 0;
+  void add(const CrewShared& shared) {
+    for (const Progress& member : shared.member)
+      delivered += member.delivered, refused += member.refused, broken += member.broken;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("who writes nonsense over a pool's control area hurts neither the broker nor other pools, and no memory") {
+  const std::uint64_t seconds = argument("--seconds", 4), seeds = argument("--seeds", 1);
+  const std::uint64_t first = argument("--seed", std::random_device{}() >> 1);
+  for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
+    CAPTURE(seed);
+    std::mt19937_64 dice(seed);
+    const harness::BrokerFixture broker;
+    auto session = session_on(broker.socket());
+    auto quiet_pool = pool_on(session, "quiet");
+    Crew quiet({broker.socket(), quiet_pool->group(), quiet_pool->id(), false}, seed);
+    wire_test::Bystander bystander(broker.socket());
+    Sum sum;
+    std::uint32_t rounds = 0, broken_pools = 0;
+    const std::int64_t until = sys::now_monotonic() + static_cast<std::int64_t>(seconds) * kSecond;
+    const auto kinds = static_cast<std::uint32_t>(Damage::count) + 1;  // the last: a mixture
+    while (sys::now_monotonic() < until || rounds < kinds) {
+      const auto damage = static_cast<Damage>(rounds++ % kinds);
+      const std::string name = damage == Damage::count ? "mixture" : damage_name(damage);
+      CAPTURE(name);
+      auto owner = session_on(broker.socket());
+      auto pool = pool_on(owner, "battlefield");
+      const CrewPlace place{broker.socket(), pool->group(), pool->id(), true};
+      const std::uint64_t luck = dice();
+      Crew victims(place, luck);
+      harness::Child vandal = harness::Child::run([&] { return destroy(place, luck, damage); });
+      const std::int64_t length =
+          std::max<std::int64_t>(static_cast<std::int64_t>(seconds) * kSecond / kinds, kSecond / 4);
+      const std::int64_t round_ends = sys::now_monotonic() + std::min<std::int64_t>(length, 2 * kSecond);
+      bool killed = false;
+      while (sys::now_monotonic() < round_ends && victims.well() && quiet.well()) {
+        rest(10'000'000);
+        if (killed && pool->broken()) break;  // every call fails at once from now on
+        if (killed || sys::now_monotonic() < round_ends - length / 2) continue;
+        killed = true;  // repair over nonsense
+        if (dice() % 2 == 0) {
+          victims.kill(0);
+          victims.begin(0);
+        } else {
+          vandal.kill();
+          (void)vandal.wait();
+          vandal = harness::Child::run([&] { return destroy(place, luck + 1, damage); });
+        }
+      }
+      if (dice() % 2 == 0) {  // the victims leave while it goes on, or in peace
+        CHECK(victims.end() == "");
+        vandal.kill();
+      } else {
+        vandal.kill();
+        CHECK(victims.end() == "");
+      }
+      const int ended = vandal.wait();
+      CHECK((ended == 128 + SIGKILL || ended == 0));  // 0: the second one came too late to join
+      broken_pools += pool->broken();
+      sum.add(victims.shared());
+    }
+    CHECK(bystander.goes_on());
+    CHECK(bystander.wrong() == "");
+    CHECK(quiet.shared().member[0].delivered.load() > 0);
+    CHECK(quiet.shared().member[1].delivered.load() > 0);
+    CHECK(quiet.end() == "");
+    CHECK_FALSE(quiet_pool->broken());
+    for (std::uint32_t slot = 0; slot < quiet_pool->view().slots(); ++slot)
+      CHECK(quiet_pool->view().slot(slot).holders.load() == 0);
+    MESSAGE(rounds << " rounds, " << broken_pools << " pools found broken by the broker; victims: " << sum.delivered
+                   << " messages, " << sum.refused << " refusals, " << sum.broken << " errors");
+  }
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// A participant that joins properly and then writes nonsense over all that it can write: the control area as a whole,
+// each field of it with words that are nearly right, and the slots whose contents others are reading.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+
+#include "client/pool.hpp"
+
+namespace storm {
+
+enum class Damage : std::uint32_t {
+  words,      // uniform
+  pages,      // zeros, ones, noise by the page
+  holes,      // punched
+  fields,     // masks, generations, tokens, events, heads, tails, positions, cells, each with words nearly right
+  handles,    // cells that name slots and lists that cannot be
+  contents,   // lists in slots, while they are read
+  events,     // futex words and sleepers' flags
+  near_miss,  // one bit of a used word, one cell copied over another
+  count
+};
+const char* damage_name(Damage damage);
+
+class Vandal {
+ public:
+  Vandal(std::shared_ptr<shmb::client::Pool> pool, std::uint64_t seed) : pool_(std::move(pool)), dice_(seed) {}
+  void strike(Damage damage);  // some hundred stores
+
+ private:
+  std::uint64_t roll(std::uint64_t below) { return dice_() % below; }
+  std::uint64_t any_word();
+  std::uint64_t near(std::uint64_t word);
+  void fields();
+  void handles();
+  void contents();
+  void cell(bool with_body);
+  bool lane(shmb::pool::LaneView& view, shmb::pool::QueueKind& kind);
+
+  const std::shared_ptr<shmb::client::Pool> pool_;
+  std::mt19937_64 dice_;
+};
+
+}  // namespace storm
