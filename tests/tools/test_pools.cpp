@@ -220,7 +220,8 @@ TEST_CASE("a participant that died stays, as dead, until what it sent is read") 
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
     const auto participant = [&](const char* state) -> Json {
-      for (const Json& each : tell(world, {"inspect", "cam/frames"})["participants"])
+      const Json inspected = tell(world, {"inspect", "cam/frames"});
+      for (const Json& each : inspected["participants"])
         if (each["state"] == state) return each;
       return nullptr;
     };
