@@ -374,7 +374,8 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
         "all " + std::to_string(wanted->slots) + " slots of " + format_size(slot_size) + " are in use" + growth;
     if (wait.none) return error(Status::full, used);
     std::optional<std::uint32_t> slot;
-    std::atomic<std::uint64_t>* const masks[] = {&view_.control().slot_waiters.mask};
+    std::vector<std::atomic<std::uint64_t>*> masks;
+    me_->slot_sources(masks);
     auto woken = me_->sleeper().wait(
         masks,
         [&] {
