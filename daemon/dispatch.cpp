@@ -105,11 +105,12 @@ void dispatch(World& world, Session& session, const wire::PacketView& packet) {
   const bool hello = header.op == SHMBW_OP_HELLO;
   if (!hello && !session.greeted()) return session.link->drop("a request before HELLO");
   bool one_way = header.op == SHMBW_OP_READY || header.op == SHMBW_OP_LANE_THROUGH;
-  if (request.silent() && !one_way && header.op != SHMBW_OP_RELEASE) {
+  const bool may_be_silent = one_way || header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_QUEUE_HOLD;
+  if (request.silent() && !may_be_silent) {
     shmbw_header answered = header;
     answered.flags = static_cast<std::uint16_t>(answered.flags & ~SHMBW_HEADER_NO_REPLY);
     const wire::PacketView view{answered, packet.fixed, packet.rest};
-    return Request{world, session, view}.fail(Status::invalid, "no_reply is for READY, RELEASE and LANE_THROUGH only");
+    return Request{world, session, view}.fail(Status::invalid, "no_reply is for READY, RELEASE, LANE_THROUGH and QUEUE_HOLD only");
   }
   if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
     return request.fail(Status::unknown_flags, "the header has a flag that this broker does not know");

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Deaths on a claim queue: a producer at every step of sending, of getting slots back and of taking expired messages
+// back; a consumer at every step of claiming, finishing and giving back. Each message that the dead had not finished
+// goes to another consumer, once.
+#include <unistd.h>
+
+#include "tests/kill/stage.hpp"
+
+using namespace kill_tests;
+
+namespace {
+
+QueueSpec claim(std::uint32_t cells, std::uint32_t flags = 0) {
+  QueueSpec spec = queue_spec("q", Kind::claim, false, false, cells);
+  spec.flags = flags;
+  return spec;
+}
+
+// A consumer's victim has finished the first of them, in order; the rest comes to Ann, in order.
+void check_rest(Stage& stage, const Actor& actor, unsigned sent) {
+  const Taken rest = stage.take_all(*stage.in);
+  CHECK(rest.torn == 0);
+  REQUIRE(actor.taken() <= sent);
+  REQUIRE(rest.ids.size() == sent - actor.taken());
+  for (std::size_t i = 0; i < rest.ids.size(); ++i) CHECK(rest.ids[i] == stage.id(2, actor.taken() + i));
+}
+
+}  // namespace
+
+TEST_CASE("claim: a producer killed at any step has sent a message or not") {
+  Stage stage(claim(2));
+  stage.in = must(Queue::open(stage.ann, stage.reads()));
+  std::vector<std::uint64_t> got;
+  auto take = [&](Stage& at) {
+    const Taken taken = at.take_all(*at.in);
+    CHECK(taken.torn == 0);
+    got.insert(got.end(), taken.ids.begin(), taken.ids.end());
+  };
+  cut_short(stage, {.name = "produce",
+                    .body =
+                        [&](Self& self) {
+                          auto out = self.open(stage.writes());
+                          self.begin();
+                          self.send_slot(*out, stage.id(1, 0));
+                          self.send_inline(*out, stage.id(1, 1));
+                          std::array<std::byte, kInline> body{};
+                          need(!out->send(body, kNoWait), "full");
+                          self.ask(1);
+                          self.send_slot(*out, stage.id(1, 2));  // its acquire gets slots back
+                          self.ask(2);
+                          (void)need(out->facts(), "facts");
+                          self.send_slot(*out, stage.id(1, 3));
+                          self.end();
+                        },
+                    .on_ask = [&](Stage& at, std::uint32_t) { take(at); },
+                    .after =
+                        [&](Stage& at, const Actor& actor, bool) {
+                          take(at);
+                          REQUIRE(got.size() == actor.published());
+                          for (std::size_t i = 0; i < got.size(); ++i) CHECK(got[i] == at.id(1, i));
+                          got.clear();
+                        }});
+}
+
+TEST_CASE("claim: a producer killed while it takes expired messages back has taken them back or not") {
+  Stage stage(claim(4, pool::kQueueExpiring));
+  stage.in = must(Queue::open(stage.ann, stage.reads()));
+  cut_short(stage, {.name = "expire",
+                    .body =
+                        [&](Self& self) {
+                          auto out = self.open(stage.writes());
+                          self.begin();
+                          for (unsigned i = 0; i < 4; ++i) {
+                            const Slot slot = self.fresh_slot(stage.id(1, i));
+                            const OutPart part = slot_part(slot);
+                            need(out->send(std::span(&part, 1), 0, i == 0 ? 0 : 1, kNoWait), "send");
+                            need(self.pool->release(slot), "release");
+                          }
+                          std::array<std::byte, kInline> body{};
+                          (void)out->send(body, kNoWait);  // full of what nobody wants any more
+                          (void)need(self.pool->acquire(kSlot, 0), "acquire");
+                          self.end();
+                        },
+                    .after =
+                        [](Stage& at, const Actor& actor, bool) {
+                          // The one that does not expire, if it was sent, and nothing that has.
+                          const Taken taken = at.take_all(*at.in);
+                          REQUIRE(taken.ids.size() == std::min(actor.published(), 1U));
+                          if (!taken.ids.empty()) CHECK(taken.ids[0] == at.id(1, 0));
+                        }});
+}
+
+TEST_CASE("claim: what a killed consumer has not finished goes to another one") {
+  Stage stage(claim(4));
+  stage.in = must(Queue::open(stage.ann, stage.reads()));
+  stage.out = must(Queue::open(stage.bob, stage.writes()));
+  cut_short(stage, {.name = "consume",
+                    .body =
+                        [&](Self& self) {
+                          auto in = self.open(stage.reads());
+                          self.begin();
+                          Message message;
+                          need(self.receive(*in, message, true) == stage.id(2, 0), "inline");
+                          need(self.receive(*in, message, true) == stage.id(2, 1), "slot, kept");
+                          need(message.done(), "done");
+                          need(self.receive(*in, message, false) == stage.id(2, 2), "inline");
+                          need(self.receive(*in, message, false) == stage.id(2, 3), "slot, borrowed");
+                          need(message.done(), "done");
+                          need(!in->receive(message, false, kNoWait), "empty");
+                          self.end();
+                        },
+                    .after = [](Stage& at, const Actor& actor, bool) { check_rest(at, actor, 4); },
+                    .before = [](Stage& at) { at.send_some(*at.out, at.id(2, 0), 4); }});
+}
+
+TEST_CASE("claim: at least once, a killed consumer's message is delivered again unless it was done") {
+  Stage stage(claim(4, pool::kQueueAtLeastOnce));
+  stage.in = must(Queue::open(stage.ann, stage.reads()));
+  stage.out = must(Queue::open(stage.bob, stage.writes()));
+  cut_short(stage, {.name = "consume at least once",
+                    .body =
+                        [&](Self& self) {
+                          auto in = self.open(stage.reads());
+                          self.begin();
+                          Message message;
+                          need(self.receive(*in, message, false) == stage.id(2, 0), "the first");
+                          need(message.give_back(), "give back");
+                          for (unsigned i = 0; i < 3; ++i) {
+                            need(self.receive(*in, message, false) == stage.id(2, i), "in order");
+                            need(message.done(), "done");
+                          }
+                          need(self.receive(*in, message, false) == stage.id(2, 3), "the last");
+                          need(message.give_back(), "give back");
+                          self.end();
+                        },
+                    .after = [](Stage& at, const Actor& actor, bool) { check_rest(at, actor, 4); },
+                    .before = [](Stage& at) { at.send_some(*at.out, at.id(2, 0), 4); }});
+}
+
+TEST_CASE("claim: a consumer killed among others that take messages meanwhile takes none of theirs with it") {
+  Stage stage(claim(4));
+  stage.in = must(Queue::open(stage.ann, stage.reads()));
+  stage.out = must(Queue::open(stage.bob, stage.writes()));
+  std::vector<std::uint64_t> others;
+  cut_short(stage, {.name = "lose a claim",
+                    .body =
+                        [&](Self& self) {
+                          auto in = self.open(stage.reads());
+                          self.begin();
+                          Message message;
+                          self.at(Step::C4, [&] { self.ask(1); });  // the one it saw full is taken by another one
+                          need(self.receive(*in, message, true) == stage.id(2, 1), "the second");
+                          self.at(Step::C2, [&] { self.ask(2); });  // and its head is moved by another one
+                          need(self.receive(*in, message, true) == stage.id(2, 2), "the third");
+                          self.end();
+                        },
+                    .on_ask =
+                        [&](Stage& at, std::uint32_t) {
+                          const Taken one = at.take_all(*at.in, 1);
+                          others.insert(others.end(), one.ids.begin(), one.ids.end());
+                        },
+                    .after =
+                        [&](Stage& at, const Actor& actor, bool) {
+                          const Taken rest = at.take_all(*at.in);
+                          CHECK(rest.torn == 0);
+                          CHECK(others.size() + rest.ids.size() + actor.taken() == 4);
+                          others.insert(others.end(), rest.ids.begin(), rest.ids.end());
+                          std::ranges::sort(others);
+                          CHECK(std::ranges::adjacent_find(others) == others.end());
+                          others.clear();
+                        },
+                    .before = [](Stage& at) { at.send_some(*at.out, at.id(2, 0), 4); }});
+}
+
+TEST_CASE("claim: a consumer killed while it drains a lane whose producer has left loses nothing of it") {
+  Stage stage(claim(4));
+  stage.in = must(Queue::open(stage.ann, stage.reads()));
+  cut_short(stage, {.name = "drain a claim lane",
+                    .body =
+                        [&](Self& self) {
+                          auto in = self.open(stage.reads());
+                          self.begin();
+                          Message message;
+                          for (unsigned i = 0; i < 4; ++i)
+                            need(self.receive(*in, message, i % 2 == 0) == stage.id(2, i), "in order");
+                          auto received = in->receive(message, false, kNoWait);
+                          if (!received && received.error().status == Status::peer_gone)
+                            received = in->receive(message, false, kNoWait);
+                          need(!received, "nothing more");
+                          self.end();
+                        },
+                    .after = [](Stage& at, const Actor& actor, bool) { check_rest(at, actor, 4); },
+                    .before =
+                        [](Stage& at) {
+                          auto third = must(try_pool(beside(at.broker, at.ann), "p"));
+                          auto out = must(Queue::open(third, at.writes()));
+                          for (unsigned i = 0; i < 4; ++i) {
+                            const Slot slot = must(third->acquire(kSlot, kNoWait));
+                            fill({slot.data, slot.length}, at.id(2, i));
+                            must(out->send(slot, kNoWait));
+                            must(third->release(slot));
+                          }
+                        }});
+}
