@@ -147,6 +147,8 @@ LaneReceiver::Look LaneReceiver::find_claim(Received& out, bool& claimed_by_othe
         SHMB_STEP(C5);
         found = copy_body(cell.body(), word, k, out) ? Look::message : Look::broken;
         SHMB_STEP(C5_done);
+        // Nobody could take it: it must not stay claimed while this process lives.
+        if (found == Look::broken) this->done(k);
       }
       break;
     }

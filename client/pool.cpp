@@ -353,7 +353,7 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
                                       "): make a region with shmb_create and send that");
   if (auto slot = me_->acquire(wanted->ranges)) return *slot;
   const std::uint64_t slot_size = wanted->slot_size;
-  for (;;) {
+  for (bool late = false;;) {
     notice();
     wanted = class_for(slot_size);
     if (auto slot = me_->acquire(wanted->ranges)) return *slot;
@@ -386,7 +386,9 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
     if (slot) return *slot;
     if (!woken) return std::unexpected(woken.error());
     if (broken()) return error(Status::broken, "the broker found the pool's shared words impossible: make a new one");
-    if (!*woken) return error(Status::deadline, "no slot became free before the deadline: " + used);
+    if (!*woken || (late && wait.until().passed()))
+      return error(Status::deadline, "no slot became free before the deadline: " + used);
+    late = wait.until().passed();
   }
 }
 

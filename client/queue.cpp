@@ -361,7 +361,10 @@ void Queue::look_for_lanes_to_read() {
   std::erase_if(ins_, [&](const std::unique_ptr<In>& in) {
     const pool::Stamp stamp = pool::Stamp::of(view.lane(in->lane).stamp.load(std::memory_order_acquire));
     if (stamp.serial == in->serial && stamp.state != static_cast<std::uint8_t>(pool::LaneState::free)) {
-      in->writer_closed = stamp.state == static_cast<std::uint8_t>(pool::LaneState::writer_gone);
+      const bool closed = stamp.state == static_cast<std::uint8_t>(pool::LaneState::writer_gone);
+      // Of a lane that was given up as broken the broker hears nothing while its writer is there.
+      if (in->over && closed && !in->writer_closed) pool_->post_through(in->lane, in->serial, SHMBW_LANE_END_RECEIVER);
+      in->writer_closed = closed;
       return false;
     }
     return in->over && in.get() != pending_ && in.get() != borrowed_in_;

@@ -116,6 +116,7 @@ class Queue {
 
   bool try_look();
   void finish(In& in, bool tell);
+  void refuse(In& in);
   Result<Delivery> deliver(Message& message, bool keep);
   Result<Delivery> deliver_list(Message& message, In& in, bool keep);
   bool keep_slot(Message::Part& part, In& in);

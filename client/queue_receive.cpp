@@ -10,11 +10,23 @@
 #include "client/queue_set.hpp"
 
 namespace shmb::client {
+namespace {
+
+constexpr unsigned kOverruns = 64;  // messages that were overwritten, until a receive looks at the clock
+
+// The lane holds what its messages name: who names anything else does not keep to the rules.
+bool never_held(const Error& error) {
+  return error.status == Status::not_found || error.status == Status::stale || error.status == Status::denied ||
+         error.status == Status::invalid;
+}
+
+}  // namespace
 
 // received_ is the next message of pending_, or there is none.
 bool Queue::try_look() {
   if (pending_ != nullptr) return true;
   for (std::size_t n = 0; n < ins_.size(); ++n) {
+    std::uint32_t too_late = 0;
     // A broadcast's writers follow each other: the later ring is read after the earlier one.
     const std::size_t at = kind_ == pool::QueueKind::broadcast ? n : (next_in_ + n) % ins_.size();
     In& in = *ins_[at];
@@ -25,6 +37,8 @@ bool Queue::try_look() {
         if (received_.deadline != 0 && received_.deadline <= sys::now_monotonic()) {
           in.it->done(received_.position);
           ++expired_;
+          // What is behind a whole lap of them came during this look, and its sender wakes who goes to sleep.
+          if (++too_late == cells_) break;
           continue;
         }
         pending_ = &in;
@@ -55,6 +69,12 @@ void Queue::finish(In& in, bool tell) {
   in.it->detach();
   in.over = true;
   if (tell) pool_->post_through(in.lane, in.serial, SHMBW_LANE_END_RECEIVER);
+}
+
+// Its message cannot be. A claimed one is done, or it would stay claimed while this process lives.
+void Queue::refuse(In& in) {
+  if (kind_ == pool::QueueKind::claim) in.it->done(received_.position);
+  finish(in, true);
 }
 
 std::optional<Error> Queue::news() {
@@ -127,7 +147,7 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
   {
     Pool::Lock lock(pool_->me().lock());
     let_borrowed_go();
-    for (;;) {
+    for (unsigned overruns = 0;;) {
       if (seen_change_ != pool_->change()) look_around();
       if (try_look()) {
         auto delivered = deliver(message, keep);
@@ -137,6 +157,12 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
           return {};
         }
         if (*delivered == Delivery::broken) return broken_error("a message");
+        // Overwritten before it was ours. Who writes without end must not keep us beyond the deadline.
+        if (++overruns % kOverruns != 0) continue;
+        if (until.none) break;
+        if (until.until().passed())
+          return error(Status::deadline,
+                       "every message of queue '" + spec_.name + "' was overwritten before it was read");
         continue;
       }
       if (auto told = news()) return std::unexpected(std::move(*told));
@@ -234,7 +260,7 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
     message.clear();
     pending_ = nullptr;
     if (lost) return Delivery::lost;
-    finish(in, true);
+    refuse(in);
     return Delivery::broken;
   }
   own();
@@ -310,7 +336,8 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
       // A writer's rights: a read-only grant would close writing, and the region is nobody's but this message's.
       item.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
       auto region = attach_region(pool_->session(), item, spec_.timeout);
-      if (!region && !overwritten) return std::unexpected(region.error());  // not taken: it can be tried again
+      if (!region && !overwritten && !never_held(region.error()))
+        return std::unexpected(region.error());  // not taken: it can be tried again
       if (!region || handle.offset > (*region)->facts().length ||
           handle.length > (*region)->facts().length - handle.offset) {
         possible = false;
@@ -355,7 +382,7 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
     message.clear();
     pending_ = nullptr;
     if (lost) return Delivery::lost;
-    finish(in, true);
+    refuse(in);
     return Delivery::broken;
   }
   message.pool_ = pool_;

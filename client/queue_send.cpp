@@ -65,7 +65,7 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
     return std::unexpected(std::move(failure));
   };
   reader_died_ = false;
-  for (;;) {
+  for (bool late = false;;) {
     auto room = find_room(regions, lock);
     if (!room) return give_back(std::move(room.error()));
     if (*room) break;
@@ -85,7 +85,10 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
         [&] { return seen_change_ != pool_->change() || (out_.it && out_.it->room() != LaneSender::Room::full); },
         wait.until());
     if (!woken) return give_back(std::move(woken.error()));
-    if (!*woken) return give_back({Status::deadline, 0, {}, "the message was not sent before the deadline: " + why});
+    // The directory may move at each look, so the clock counts too. What happened meanwhile is looked at once more.
+    if (!*woken || (late && wait.until().passed()))
+      return give_back({Status::deadline, 0, {}, "the message was not sent before the deadline: " + why});
+    late = wait.until().passed();
   }
   for (Region* region : regions) ++holds_[region->ref().id].in_flight;
   out_.it->publish(tag, body, std::move(held), deadline);

@@ -184,6 +184,7 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
     rearm();
     return error(Status::empty, "none of the queues has a message");
   }
+  const char* const late = "none of the queues had a message before the deadline";
   const auto all = pools();
   if (all.size() == 1) {
     Pool& pool = *all[0];
@@ -198,19 +199,21 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
       woken_up = *woken;
     }
     if (const Entry* entry = woken_up ? ready() : nullptr) return *entry;
-    return error(Status::deadline, "none of the queues had a message before the deadline");
+    return error(Status::deadline, late);
   }
   if (auto made = make_descriptor(); !made) return std::unexpected(made.error());
   for (;;) {
     quiet();
     if (!arm_all()) {
       if (const Entry* entry = ready()) return *entry;
+      if (until.until().passed()) return error(Status::deadline, late);
       continue;
     }
     auto readable = sys::poll_readable(epoll_.get(), until.until().left());
     if (!readable) return system_failure(readable.error(), "poll on a set of queues");
     if (const Entry* entry = ready()) return *entry;
-    if (!*readable) return error(Status::deadline, "none of the queues had a message before the deadline");
+    // Also where it is readable without end: a peer may ring without a message, and shut the doorbell down.
+    if (!*readable || until.until().passed()) return error(Status::deadline, late);
   }
 }
 

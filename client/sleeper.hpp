@@ -164,6 +164,7 @@ Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline) 
     wake_up(masks);
     if (there || something_there()) return true;
     if (!woken || !*woken) return woken;
+    if (deadline.passed()) return false;  // a hostile peer may change the futex word without end: it never sleeps then
   }
 }
 
