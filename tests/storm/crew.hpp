@@ -8,7 +8,12 @@
 #include <cstdint>
 #include <string>
 
+#include "client/message.hpp"
+
 namespace storm {
+
+// Reads every byte of the message. What is wrong with where it lies; "" where each part lies within what it names.
+std::string stretch_fault(shmb::client::Pool& pool, const shmb::client::Message& message);
 
 struct Progress {
   std::atomic<std::uint64_t> beats, delivered, refused, broken;
