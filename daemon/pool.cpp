@@ -346,7 +346,22 @@ Result<Cut> add_segment(World& world, Session& session, Pool& pool, const shmbw_
   if (wish.slots > pool.view.slots() - pool.slots)
     return std::unexpected(refuse_in_pool(pool, SHMBW_SLOT_SLOTS, pool.view.slots(), pool.slots, wish.slots,
                                           "make the pool with more slots"));
+  if (wish.slots_limit != 0 && wish.slots_limit < wish.slots)
+    return error(Status::invalid, "slots_limit (" + std::to_string(wish.slots_limit) + ") is less than slots (" +
+                                      std::to_string(wish.slots) + ")");
   const auto index = static_cast<std::uint32_t>(pool.segments.size());
+  std::uint32_t limit = 0, of_class = 0;
+  for (std::uint32_t i = 0; i < index; ++i) {
+    const pool::SegmentEntry& other = pool.view.segment(i);
+    if (other.slot_size != wish.slot_size) continue;
+    limit = other.slots_limit;
+    of_class += other.slots;
+  }
+  if (of_class != 0 && wish.slots > limit - of_class)
+    return std::unexpected(refuse_in_pool(
+        pool, SHMBW_SLOT_SLOTS, limit, of_class, wish.slots,
+        "make the pool with a larger slots_limit for slots of " + std::to_string(wish.slot_size) + " bytes"));
+  if (of_class == 0) limit = wish.slots_limit != 0 ? wish.slots_limit : wish.slots;
   if (index == pool.view.segments())
     return std::unexpected(refuse_in_pool(pool, SHMBW_SLOT_SEGMENTS, index, index, 1,
                                           "make the pool with more segments, or segments with more slots"));
@@ -357,6 +372,7 @@ Result<Cut> add_segment(World& world, Session& session, Pool& pool, const shmbw_
   entry.region = region->id;
   entry.slot_size = wish.slot_size;
   entry.stride = pool::stride_of(wish.slot_size);
+  entry.slots_limit = limit;
   entry.in_use.store(1, std::memory_order_release);
   pool.segments.push_back(region);
   pool.slots += wish.slots;
@@ -412,12 +428,15 @@ void Pool::on_timer(std::int64_t now) {
   settle_pool(world, *this);
 }
 
+void unname_pool(Pool& pool) {
+  if (pool.name.empty()) return;
+  pool.group->pool_names.erase(pool.name);
+  pool.name.clear();
+  pool.name_charge.give_back();
+}
+
 void close_pool(World& world, Pool& pool) {
-  if (!pool.name.empty()) {
-    pool.group->pool_names.erase(pool.name);
-    pool.name.clear();
-    pool.name_charge.give_back();
-  }
+  unname_pool(pool);
   close_queues(pool);
   if (pool.broken() == Broken::no) break_pool(pool, Broken::group_ended);
   settle_pool(world, pool);

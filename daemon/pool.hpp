@@ -89,6 +89,8 @@ Result<void> set_doorbell(World& world, const Session& session, Pool& pool, std:
 Pool* find_pool(World& world, std::uint64_t id);
 // Everything in it fails from now on, and who sleeps in it wakes.
 void break_pool(Pool& pool, pool::Broken why);
+// Its name is free; it goes with its last participant.
+void unname_pool(Pool& pool);
 // Its group has ended and does not keep it.
 void close_pool(World& world, Pool& pool);
 // Destroys it if nothing holds it. The pool, and a group that has ended, may be gone after it.

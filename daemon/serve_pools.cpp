@@ -88,9 +88,17 @@ void serve_pool_leave(const Request& request) {
   auto wish = request.read<shmbw_pool_leave>();
   if (!wish) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
-  if (wish->flags != 0) return request.fail(Status::unknown_flags, "pool_leave takes no flags");
+  constexpr std::uint32_t known = SHMBW_POOL_LEAVE_REMOVE | SHMBW_POOL_LEAVE_STAY;
+  if ((wish->flags & ~known) != 0)
+    return request.fail(Status::unknown_flags, "pool_leave takes no flags but remove and stay");
+  const bool remove = (wish->flags & SHMBW_POOL_LEAVE_REMOVE) != 0, stay = (wish->flags & SHMBW_POOL_LEAVE_STAY) != 0;
+  if (stay && !remove) return request.fail(Status::invalid, "stay without the flag remove");
   auto place = place_in(request.world, request.session, wish->pool);
   if (!place) return request.fail(place.error());
+  if (remove && place->pool->participants[place->index].read_only)
+    return request.fail(Status::denied, "this session joined the pool read_only: it does not remove it");
+  if (remove) unname_pool(*place->pool);
+  if (stay) return request.answer(shmbw_pool_leave_reply{});
   const std::uint32_t unread = leave_pool(request.world, *place->pool, place->index);
   request.answer(shmbw_pool_leave_reply{unread, 0});
 }

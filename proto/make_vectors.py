@@ -230,7 +230,7 @@ def requests():
     plain_family("pool_join", 17, "request", "pool_join", {"pool": 0, "flags": 6, "owner_uid": 1000},
                  {"group": "train", "name": "frames"}, cut=(8, 1))
     plain_family("pool_leave", 18, "request", "pool_leave", {"pool": 21}, {}, cut=(8, 1))
-    plain_family("pool_segment", 19, "request", "pool_segment", {"pool": 21, "region": KV, "slot_size": 4096, "slots": 64}, {}, cut=(24, 2))
+    plain_family("pool_segment", 19, "request", "pool_segment", {"pool": 21, "region": KV, "slot_size": 4096, "slots": 64, "slots_limit": 256}, {}, cut=(24, 2))
     plain_family("queue_open", 20, "request", "queue_open",
                  {"pool": 21, "kind": 2, "flags": 0x12, "cells": 256, "cell_size": 64}, {"name": "jobs"}, cut=(8, 1))
     plain_family("queue_close", 21, "request", "queue_close", {"pool": 21, "queue": 3, "serial": 7, "flags": 5}, {}, cut=(16, 3))

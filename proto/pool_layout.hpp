@@ -59,6 +59,9 @@ struct SegmentEntry {
   std::uint64_t region;      // its id
   std::uint64_t slot_size;   // bytes a user may write
   std::uint64_t stride;      // bytes from slot to slot, stride_of(slot_size)
+  // Of all segments with this slot_size together; the first of them says it for all.
+  std::uint32_t slots_limit;
+  std::uint32_t reserved;
 };
 
 enum class QueueKind : std::uint8_t { none, line, claim, broadcast };

@@ -279,6 +279,12 @@ enum shmbw_pool_flags {
   SHMBW_POOL_KNOWN = 31,
 };
 
+enum shmbw_pool_leave_flags {
+  SHMBW_POOL_LEAVE_REMOVE = 1 << 0,
+  SHMBW_POOL_LEAVE_STAY = 1 << 1,
+  SHMBW_POOL_LEAVE_KNOWN = 3,
+};
+
 enum shmbw_queue_open_flags {
   SHMBW_QUEUE_OPEN_READER = 1 << 0,
   SHMBW_QUEUE_OPEN_WRITER = 1 << 1,
@@ -647,7 +653,7 @@ struct shmbw_pool_join_reply {
 
 struct shmbw_pool_leave {
   uint64_t pool;
-  uint32_t flags; /* zero */
+  uint32_t flags; /* pool_leave flags: remove; stay (only with remove: the caller does not leave) */
   uint32_t reserved; /* zero */
 };
 
@@ -661,7 +667,7 @@ struct shmbw_pool_segment {
   struct shmbw_region_ref region;
   uint64_t slot_size; /* bytes of one slot */
   uint32_t slots; /* how many; slots times the stride of slot_size must fit into the region */
-  uint32_t reserved; /* zero */
+  uint32_t slots_limit; /* first segment of its class: most slots the class will have, 0: no more than these. Later ones: not looked at */
 };
 
 struct shmbw_pool_segment_reply {
@@ -1216,7 +1222,7 @@ SHMBW_CHECK(offsetof(struct shmbw_pool_segment, pool) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_pool_segment, region) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_pool_segment, slot_size) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_pool_segment, slots) == 32);
-SHMBW_CHECK(offsetof(struct shmbw_pool_segment, reserved) == 36);
+SHMBW_CHECK(offsetof(struct shmbw_pool_segment, slots_limit) == 36);
 SHMBW_CHECK(sizeof(struct shmbw_pool_segment_reply) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_pool_segment_reply, segment) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_pool_segment_reply, first_slot) == 4);

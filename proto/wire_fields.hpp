@@ -348,13 +348,13 @@ template <class F> constexpr void visit_fields(shmbw_pool_leave_reply& s, F&& f)
   f("unread", s.unread);
   f("reserved", s.reserved);
 }
-constexpr bool reserved_zero(const shmbw_pool_segment& s) { return s.reserved == 0 && reserved_zero(s.region); }
+constexpr bool reserved_zero(const shmbw_pool_segment& s) { return reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_pool_segment& s, F&& f) {
   f("pool", s.pool);
   f("region", s.region);
   f("slot_size", s.slot_size);
   f("slots", s.slots);
-  f("reserved", s.reserved);
+  f("slots_limit", s.slots_limit);
 }
 constexpr bool reserved_zero(const shmbw_pool_segment_reply&) { return true; }
 template <class F> constexpr void visit_fields(shmbw_pool_segment_reply& s, F&& f) {

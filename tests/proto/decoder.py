@@ -45,7 +45,7 @@ REQUESTS = {
     16: ("pool_create", False, "Q:group q:keep I:flags I:slots I:lanes I:queues I:segments H:name_len H:reserved Q:lane_bytes", "name"),
     17: ("pool_join", False, "Q:pool I:flags I:owner_uid H:group_len H:name_len I:reserved", "group name"),
     18: ("pool_leave", False, "Q:pool I:flags I:reserved", ""),
-    19: ("pool_segment", False, "Q:pool R:region Q:slot_size I:slots I:reserved", ""),
+    19: ("pool_segment", False, "Q:pool R:region Q:slot_size I:slots I:slots_limit", ""),
     20: ("queue_open", False, "Q:pool I:kind I:flags I:cells I:cell_size H:name_len H:reserved0 I:reserved1", "name"),
     21: ("queue_close", False, "Q:pool I:queue I:serial I:flags I:reserved", ""),
     22: ("lane_through", True, "Q:pool I:lane I:serial I:end I:reserved", ""),
