@@ -44,11 +44,12 @@ using Buffer = bip::basic_managed_external_buffer<char, bip::rbtree_best_fit<rob
 using Manager = Buffer::segment_manager;
 
 inline constexpr std::uint64_t kMagic = 0x3170'6165'682d'6d68;  // "hm-heap1"
+inline constexpr std::uint64_t kMaking = ~kMagic;               // by whom it was written first
 inline constexpr std::size_t kHeaderBytes = 1024, kBuckets = 64, kMaxName = 255;
 
 // The start of the region; Boost's part follows.
 struct Header {
-  std::atomic<std::uint64_t> magic;  // 0 until the lock can be used
+  std::atomic<std::uint64_t> magic;  // kMagic once the lock can be used
   std::uint32_t boost, pointer_bytes, mutex_bytes;
   std::atomic<std::uint32_t> ready;  // 0 until the heap can be used
   std::uint64_t bytes;               // of the region
@@ -449,8 +450,9 @@ class Heap {
   static Result<Heap> try_create(Region region, Timeout lock_timeout = {}) {
     if (const auto enough = large_enough(region.bytes().size()); !enough) return enough.error();
     Header& header = header_of(region);
+    // One of several makers goes on, before anything else is written: the lock must not be made anew under its holder.
     std::uint64_t blank = 0;
-    if (header.magic.load() != blank)
+    if (!header.magic.compare_exchange_strong(blank, heap::detail::kMaking))
       return heap::detail::failure(Status::exists, "the region holds something already: a heap is made in zeros");
     return heap::detail::mapped<Heap>([&]() -> Result<Heap> {
       ::new (&header.lock) heap::robust_mutex();
@@ -463,8 +465,7 @@ class Heap {
       {
         // Held from before anybody can know of the heap: who opens it learns of its maker's death.
         const heap::detail::Locked locked(header, heap::Intent::change);
-        if (!header.magic.compare_exchange_strong(blank, heap::detail::kMagic))
-          return heap::detail::failure(Status::exists, "somebody else has just made a heap in the region");
+        header.magic.store(heap::detail::kMagic);
         SHMBROKER_HEAP_STEP();
         heap::detail::Buffer buffer(boost::interprocess::create_only, region.data() + heap::detail::kHeaderBytes,
                                     region.size() - heap::detail::kHeaderBytes);
@@ -489,7 +490,7 @@ class Heap {
     Header& header = header_of(region);
     const std::int64_t deadline = heap::detail::deadline_of(wait.nanoseconds());
     std::uint64_t magic = header.magic.load();
-    for (; magic == 0; magic = header.magic.load()) {
+    for (; magic == 0 || magic == heap::detail::kMaking; magic = header.magic.load()) {
       if (heap::detail::monotonic_now() >= deadline)
         return heap::detail::failure(Status::not_ready, "the region holds no heap, and none was made in it in time");
       const timespec pause{0, 500'000};
