@@ -54,6 +54,33 @@ TEST_CASE("who waits for a slot gets the one that another process releases") {
   CHECK(status_of(elsewhere->release(got)) == Status::invalid);
 }
 
+TEST_CASE("who waits for a slot gets the one of a message of its own that is read meanwhile") {
+  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+    const harness::BrokerFixture broker;
+    auto session = open(broker);
+    auto pool = must(make_pool(session, slots_of("p", 64, 1)));
+    auto other_session = beside(broker, pool);
+    auto other = must(try_pool(other_session, "p"));
+    auto out = writer(pool, "q", kind);
+    auto in = reader(other, "q", kind);
+    const Slot slot = must(pool->acquire(1, kNoWait));
+    must(out->send(slot, kForever));
+    must(pool->release(slot));
+    CHECK(status_of(pool->acquire(1, kNoWait)) == Status::full);
+    std::thread later([&] {
+      ::usleep(50'000);  // the other one sleeps by now, or the case shows nothing
+      Message message;
+      must(in->receive(message, false, kForever));
+      must(message.done());
+    });
+    const auto got = pool->acquire(1, 10'000'000'000);
+    later.join();
+    CAPTURE(static_cast<int>(kind));
+    REQUIRE(got.has_value());
+    must(pool->release(*got));
+  }
+}
+
 TEST_CASE("a pool grows by further segments up to its limit, and others see them") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
