@@ -15,6 +15,7 @@
 
 #include "base/fd.hpp"
 #include "tests/harness/child.hpp"
+#include "tests/harness/emulator.hpp"
 #include "tests/harness/injected.hpp"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
@@ -103,6 +104,7 @@ TEST_CASE("without address space for the margin the mapping is made unaligned") 
 
 TEST_CASE("a limit on address space is an error, not a signal") {
   if (harness::kAddressSanitizer || harness::kThreadSanitizer) SKIP_CASE("a sanitizer needs the address space itself");
+  if (harness::emulated()) SKIP_CASE("the emulator knows no limit on address space");
   const Fd fd = memory_file(std::size_t{1} << 30);
   auto child = harness::Child::run([&] {
     const rlimit limit{std::size_t{256} << 20, std::size_t{256} << 20};

@@ -19,7 +19,7 @@
 #include "client/lane.hpp"
 #include "client/participant.hpp"
 #include "proto/pool_layout.hpp"
-#include "tests/harness/sanitizer.hpp"
+#include "tests/harness/emulator.hpp"
 
 namespace pool_tests {
 

@@ -247,7 +247,7 @@ void stream(std::uint32_t flags) {
   Ring ring(flags, 4, kSlots);
   const bool drop_oldest = flags != 0;
   ring.writer.set_cache_limit(4);
-  const std::uint64_t count = 100'000 / static_cast<std::uint64_t>(harness::kSlowdown);
+  const std::uint64_t count = 100'000 / static_cast<std::uint64_t>(harness::slowdown());
   const Deadline patience = Deadline::after(120'000'000'000);
   auto& waiters = ring.memory.view().queue_waiters(0);
   std::atomic<std::uint64_t> wrong{0}, lost{0}, seen_in_all{0};

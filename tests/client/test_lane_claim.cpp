@@ -244,7 +244,7 @@ TEST_CASE("claim positions go on behind the 49 bits of a cell") {
 TEST_CASE("threads that compete take each of many messages exactly once, and slots whole") {
   constexpr std::uint32_t kSlots = 8;
   Claims lane(8, 0, kSlots);
-  const std::uint64_t count = 100'000 / static_cast<std::uint64_t>(harness::kSlowdown);
+  const std::uint64_t count = 100'000 / static_cast<std::uint64_t>(harness::slowdown());
   const Deadline patience = Deadline::after(120'000'000'000);
   auto& waiters = lane.memory.view().queue_waiters(0);
   std::vector<std::atomic<std::uint8_t>> taken(count);

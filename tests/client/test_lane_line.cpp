@@ -252,7 +252,7 @@ TEST_CASE("two threads stream numbers and slots through a small line lane, in or
   constexpr std::uint32_t kSlots = 8;
   Line line(kSlots, 4, 64);
   line.writer.set_cache_limit(2);
-  const std::uint64_t count = 100'000 / static_cast<std::uint64_t>(harness::kSlowdown);
+  const std::uint64_t count = 100'000 / static_cast<std::uint64_t>(harness::slowdown());
   const Deadline patience = Deadline::after(120'000'000'000);
   auto& waiters = line.memory.view().queue_waiters(0);
   std::thread writing([&] {

@@ -245,10 +245,10 @@ void play(std::int64_t spin, std::uint64_t count) {
 }
 
 TEST_CASE("no wake is lost in many sleeps, without spinning") {
-  play(0, 100'000 / static_cast<std::uint64_t>(harness::kSlowdown));
+  play(0, 100'000 / static_cast<std::uint64_t>(harness::slowdown()));
 }
 TEST_CASE("no wake is lost in many waits, with spinning") {
-  play(1'000, 100'000 / static_cast<std::uint64_t>(harness::kSlowdown));
+  play(1'000, 100'000 / static_cast<std::uint64_t>(harness::slowdown()));
 }
 
 }  // namespace

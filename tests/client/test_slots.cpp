@@ -179,7 +179,7 @@ TEST_CASE("threads that acquire and drop never own a slot twice and leave none b
       Participant me(memory.view(), index, 1);
       me.set_cache_limit(index);  // none, one, two
       const SlotRange all = memory.all();
-      for (std::uint64_t n = 0; n < 100'000 / harness::kSlowdown; ++n) {
+      for (std::uint64_t n = 0; n < 100'000 / static_cast<std::uint64_t>(harness::slowdown()); ++n) {
         const auto slot = me.acquire({&all, 1});
         if (!slot) continue;
         twice += owners[*slot].fetch_add(1, std::memory_order_relaxed);
