@@ -124,6 +124,7 @@ class LaneReceiver {
   // A claim lane claims the message for this process: done() or give_back() must follow, and look() may be called again
   // before. The other kinds give the same message until done().
   Look look(Received& out);
+  bool unclaimed() const;  // claim: is there a message that nobody has claimed
   // Call it once the slots of the message are kept. False (drop-oldest only): the message was overwritten meanwhile and
   // is counted as lost; undo() what was kept and look again.
   bool confirm();

@@ -159,9 +159,6 @@ LaneReceiver::Look LaneReceiver::find_claim(Received& out, bool& claimed_by_othe
       moved = lane_.head().compare_exchange_strong(head, done, std::memory_order_acq_rel, std::memory_order_relaxed);
       SHMB_STEP(C2_done);
     }
-    if (found == Look::message &&
-        (lane_.cell(k + 1).word.load(std::memory_order_relaxed) & kWithoutTag) == CellWord::full(k + 1, 0))
-      participant_.sleeper().wake_one(readers_);  // the one waker of two messages may have woken only this process
     if (found != Look::empty) return found;
     if (lost_a_claim) continue;
     // A whole lap that is done: the head was read long ago, or its word is not what consumers wrote.
@@ -169,6 +166,18 @@ LaneReceiver::Look LaneReceiver::find_claim(Received& out, bool& claimed_by_othe
     if (moved && ++laps == 8) return Look::broken;
   }
   return Look::empty;
+}
+
+// A look without a claim. Head moves only when somebody takes a message, who then looks for the next one himself.
+bool LaneReceiver::unclaimed() const {
+  const std::uint64_t head = lane_.head().load(std::memory_order_acquire);
+  for (std::uint64_t k = head; k - head < lane_.cells(); ++k) {
+    const CellWord w = CellWord::of(lane_.cell(k).word.load(std::memory_order_acquire));
+    if (w.position != (k & pool::kPositionMask)) continue;
+    if (w.is(CellState::full)) return true;
+    if (w.is(CellState::empty)) return false;
+  }
+  return false;
 }
 
 void LaneReceiver::give_back(std::uint64_t position) {

@@ -63,6 +63,21 @@ void QueueSet::collect_masks(Pool& pool, std::vector<std::atomic<std::uint64_t>*
     if (entry.pool.get() == &pool) masks.push_back(&entry.queue->reader_mask());
 }
 
+void QueueSet::pass_on(Pool& pool) {
+  for (const Entry& entry : entries_)
+    if (entry.pool.get() == &pool) entry.queue->pass_on();
+}
+
+const QueueSet::Entry* QueueSet::chosen() {
+  const Entry* const entry = ready();
+  if (entry == nullptr) return nullptr;
+  for (const Entry& other : entries_) {
+    Pool::Lock lock(other.pool->me().lock());
+    other.queue->pass_on();
+  }
+  return entry;
+}
+
 void QueueSet::signal() {
   if (event_) sys::event_signal(event_.get());
 }
@@ -179,7 +194,7 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
     if (auto entered = entry.queue->enter(); !entered) return std::unexpected(entered.error());
   forget_parent();
   Wait until(wait);
-  if (const Entry* entry = ready()) return *entry;
+  if (const Entry* entry = chosen()) return *entry;
   if (until.none) {
     rearm();
     return error(Status::empty, "none of the queues has a message");
@@ -198,20 +213,20 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
       if (!woken) return std::unexpected(woken.error());
       woken_up = *woken;
     }
-    if (const Entry* entry = woken_up ? ready() : nullptr) return *entry;
+    if (const Entry* entry = woken_up ? chosen() : nullptr) return *entry;
     return error(Status::deadline, late);
   }
   if (auto made = make_descriptor(); !made) return std::unexpected(made.error());
   for (;;) {
     quiet();
     if (!arm_all()) {
-      if (const Entry* entry = ready()) return *entry;
+      if (const Entry* entry = chosen()) return *entry;
       if (until.until().passed()) return error(Status::deadline, late);
       continue;
     }
     auto readable = sys::poll_readable(epoll_.get(), until.until().left());
     if (!readable) return system_failure(readable.error(), "poll on a set of queues");
-    if (const Entry* entry = ready()) return *entry;
+    if (const Entry* entry = chosen()) return *entry;
     // Also where it is readable without end: a peer may ring without a message, and shut the doorbell down.
     if (!*readable || until.until().passed()) return error(Status::deadline, late);
   }
@@ -280,6 +295,10 @@ bool Pool::arm(QueueSet& set) {
 void Pool::disarm(QueueSet& set) {
   std::erase(armed_, &set);
   if (armed_.empty() && me_->sleeper().armed()) me_->sleeper().disarm_doorbell();
+}
+
+void Pool::pass_on() {
+  for (QueueSet* one : armed_) one->pass_on(*this);
 }
 
 void Pool::ring_heard(QueueSet& set) {

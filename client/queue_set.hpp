@@ -34,10 +34,12 @@ class QueueSet {
   // For the pool, with its lock held.
   bool something_there(Pool& pool);
   void collect_masks(Pool& pool, std::vector<std::atomic<std::uint64_t>*>& masks);
+  void pass_on(Pool& pool);  // to consumers of others, what this process was woken for and does not take now
   void signal();
 
  private:
   const Entry* ready();
+  const Entry* chosen();  // ready(), and what else there is passed on
   Result<void> watch(Pool& pool);
   Result<void> make_descriptor();
   bool arm_all();  // false: something is there

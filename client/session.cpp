@@ -244,6 +244,13 @@ std::shared_ptr<Pool> Session::pool(std::uint64_t id, const std::string& address
   return nullptr;
 }
 
+void Session::forget_pool_name(std::uint64_t id) {
+  Channel::Lock lock(channel_.mutex());
+  std::erase_if(pools_, [](const Joined& joined) { return joined.pool.expired(); });
+  for (Joined& joined : pools_)
+    if (joined.id == id) joined.address.clear();
+}
+
 std::uint64_t Session::next_local_id() {
   Channel::Lock lock(channel_.mutex());
   return ++last_local_id_;

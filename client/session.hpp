@@ -132,6 +132,7 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   void withdraw_region(std::list<Region*>::iterator place);
   // A session joins a pool once: its handles share what is here.
   void note_pool(const std::shared_ptr<Pool>& pool, const std::string& address);
+  void forget_pool_name(std::uint64_t id);
   std::shared_ptr<Pool> pool(std::uint64_t id, const std::string& address);
   bool pump() { return channel_.pump(); }
   int socket_descriptor() { return channel_.socket_descriptor(); }

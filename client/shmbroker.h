@@ -567,6 +567,11 @@ SHMB_API int shmb_pool_open(shmb_session* session, const char* address, const sh
  * holds are given back, what it sent and nobody has read yet stays for its readers. NULL is allowed. */
 SHMB_API void shmb_pool_close(shmb_pool* pool) SHMB_NOEXCEPT;
 
+/* Its name is free at once: nobody else can open it by name, and a new pool may have that name. The pool goes with its
+ * last participant; this handle and all others go on. Without it a pool with a name lives as long as its group. Errors:
+ * DENIED (opened read-only). */
+SHMB_API int shmb_pool_remove(shmb_pool* pool, shmb_error* error) SHMB_NOEXCEPT;
+
 typedef struct shmb_pool_info {
   size_t size;
   uint64_t id;
@@ -663,7 +668,9 @@ enum shmb_queue_close_flag {
   SHMB_QUEUE_CLOSE_ALL = 1 << 0,   /* for everybody: sends answer CLOSED, receives CLOSED after the last message */
   SHMB_QUEUE_CLOSE_REMOVE = 1 << 1 /* and its name is free at once */
 };
-/* Closes own ends and frees the handle, whatever is returned. What was sent stays for its readers. NULL is allowed. */
+/* Closes own ends and frees the handle, whatever is returned. What was sent stays for its readers. NULL is allowed. No
+ * other thread may be in a call with this handle; SHMB_QUEUE_CLOSE_ALL by another one, or shmb_queue_shutdown, ends
+ * their waits. */
 SHMB_API int shmb_queue_close(shmb_queue* queue, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
 /* Ends the queue for everybody (flags: CLOSE_REMOVE besides) and keeps the handle, to drain it. */
 SHMB_API int shmb_queue_shutdown(shmb_queue* queue, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;

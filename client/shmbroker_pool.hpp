@@ -487,6 +487,12 @@ class Pool {
     return opened(session, nullptr, id, options);
   }
 
+  // Its name is free at once; the pool goes with its last participant.
+  Result<void> try_remove() const noexcept {
+    shmb_error error;
+    if (shmb_pool_remove(handle_.get(), &error) != SHMB_OK) return Error(error);
+    return {};
+  }
   Result<Slot> try_acquire(std::uint64_t length, Timeout wait = {}) const noexcept {
     shmb_slot slot{};
     shmb_error error;
@@ -519,6 +525,7 @@ class Pool {
   static Pool open(const Session& session, const Where& where, const PoolOpenOptions& options = {}) {
     return try_open(session, where, options).value();
   }
+  void remove() const { try_remove().value(); }
   Slot acquire(std::uint64_t length, Timeout wait = {}) const { return try_acquire(length, wait).value(); }
   Queue open_queue(const std::string& name, Role role, const QueueOptions& options = {}) const {
     return try_open_queue(name, role, options).value();

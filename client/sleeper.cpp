@@ -107,6 +107,10 @@ Result<bool> Sleeper::block(std::uint32_t event, Deadline deadline) {
   return system_failure(slept.error(), "waiting for a peer of the pool with futex");
 }
 
+void Sleeper::wake_another(pool::Waiters& waiters) {
+  if (const std::uint64_t mask = announced(waiters) & ~participant_.bit()) wake_masked(mask, true);
+}
+
 void Sleeper::wake_masked(std::uint64_t mask, bool one) {
   if (!one) {
     for (; mask != 0; mask &= mask - 1) wake_participant(static_cast<std::uint32_t>(std::countr_zero(mask)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker release`: takes a region's name away, so that it goes with its last holder; nobody's memory is pulled
-// away. With --group everything that a group keeps.
+// `shmbroker release`: takes a region's name away, or that of a pool where no region has it, so that it goes with its
+// last holder; nobody's memory is pulled away. With --group everything that a group keeps.
 #include <CLI/CLI.hpp>
 #include <memory>
 
@@ -36,11 +36,47 @@ Result<std::string> address_of(const Session& session, const Target& target, shm
   return std::to_string(stat.owner_uid) + ":" + group + "/" + stat.name;
 }
 
+// A participant takes the name away, so this process is one meanwhile. `none`: what to say where there is no such pool.
+int release_pool(const ReleaseOptions& options, const Session& session, const Target& target, const Error& none) {
+  shmb_pool_open_options opening{};
+  opening.size = sizeof opening;
+  opening.timeout_ns = session.timeout();
+  if (target.id) opening.id = target.id->id;
+  shmb_pool* pool = nullptr;
+  shmb_error failure{};
+  const int opened =
+      shmb_pool_open(session.get(), target.id ? nullptr : target.address.c_str(), &opening, &pool, &failure);
+  if (opened == SHMB_E_NOT_FOUND) return fail(none);
+  if (opened != SHMB_OK) return fail(failed(failure));
+  shmb_pool_info info{};
+  info.size = sizeof info;
+  int status = shmb_pool_get_info(pool, &info, &failure);
+  if (status == SHMB_OK) status = shmb_pool_remove(pool, &failure);
+  shmb_pool_close(pool);
+  if (status != SHMB_OK) return fail(failed(failure));
+  const std::uint32_t others = info.participants - 1;
+  if (options.common.json) {
+    Json json = document("release");
+    json["pool"] = info.id;
+    json["bytes"] = info.bytes;
+    json["participants"] = others;
+    return print(dump(json)) ? kExitOk : kExitError;
+  }
+  std::string text =
+      "released pool " + (target.id ? target.text : target.address) + ", " + size_text(options.common, info.bytes);
+  if (others != 0)
+    text += "; " + std::to_string(others) + (others == 1 ? " session still uses it" : " sessions still use it") +
+            ", the memory goes with the last";
+  return print(printable(text) + "\n") ? kExitOk : kExitError;
+}
+
 int release_region(const ReleaseOptions& options, const Session& session) {
   auto target = resolve(options.address);
   if (!target) return fail(target.error());
   shmb_region_stat stat;
   auto address = address_of(session, *target, stat);
+  if (!address && address.error().status == Status::not_found)
+    return release_pool(options, session, *target, address.error());
   if (!address) return fail(address.error());
   shmb_error failure{};
   if (shmb_unname(session.get(), address->c_str(), session.timeout(), &failure) != SHMB_OK)

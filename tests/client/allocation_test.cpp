@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every allocation of create, attach and connect fails once: a status comes back, nothing is thrown across the C ABI,
-// no lease is left, and the session either goes on or is lost with a reason.
+// no lease is left, and the session either goes on or is lost with a reason. And the path of a message has none.
 #include <cstdlib>
 #include <new>
 
 #include "client/shmbroker.h"
 #include "client/views.hpp"
-#include "tests/client/support.hpp"
+#include "tests/client/pool_support.hpp"
 
 namespace {
 
@@ -124,4 +124,34 @@ TEST_CASE("create, attach and connect survive the failure of each of their alloc
   CHECK(connects > 5);
   CHECK(creates > 5);
   CHECK(attaches > 5);
+}
+
+TEST_CASE("messages of bytes and of slots allocate nothing, borrowed and kept") {
+  using namespace client_tests;
+  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+    CAPTURE(static_cast<int>(kind));
+    const harness::BrokerFixture broker;
+    auto session = client_tests::open(broker);
+    auto pool = must(make_pool(session, slots_of("p", 4096, 32)));
+    auto other = must(try_pool(beside(broker, pool), "p"));
+    auto in = client_tests::reader(other, "q", kind, 8);
+    auto out = client_tests::writer(pool, "q", kind, 8);
+    Message message;
+    std::byte bytes[16] = {};
+    constexpr long kPlenty = 1'000'000;
+    int failures = 0;
+    for (int round = 0; round < 100; ++round) {
+      // What is made once: the message's memory.
+      if (round == 1) allocations_left = kPlenty;
+      for (const bool keep : {false, true}) {
+        auto slot = pool->acquire(4096, kNoWait);
+        failures += !slot || !out->send(*slot, kNoWait) || !pool->release(*slot);
+        failures += !in->receive(message, keep, kNoWait) || !message.done();
+        failures += !out->send(bytes, kNoWait) || !in->receive(message, keep, kNoWait) || !message.done();
+      }
+    }
+    const long left = std::exchange(allocations_left, -1);
+    CHECK(failures == 0);
+    CHECK(left == kPlenty);
+  }
 }

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/client/pool_support.hpp"
+#include "tests/harness/injected.hpp"
 
 using namespace client_tests;
 using namespace shmb;
@@ -103,6 +104,57 @@ TEST_CASE("a pool grows by further segments up to its limit, and others see them
     std::memset(slot.data, 1, 5000);
     must(pool->release(slot));
   }
+}
+
+TEST_CASE("each class grows to its own limit, whoever adds the memory") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  PoolSpec spec;
+  spec.name = "p";
+  spec.classes = {{64, 1, 3}, {4096, 1, 8}};
+  auto pool = must(make_pool(session, spec));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  std::vector<Slot> small, large;
+  for (int i = 0; i < 3; ++i) small.push_back(must(other->acquire(64, kNoWait)));
+  CHECK(status_of(other->acquire(64, kNoWait)) == Status::full);
+  CHECK(status_of(pool->acquire(64, kNoWait)) == Status::full);
+  for (int i = 0; i < 8; ++i) large.push_back(must(other->acquire(4096, kNoWait)));
+  CHECK(status_of(other->acquire(4096, kNoWait)) == Status::full);
+  for (const auto& slots : {small, large})
+    for (const Slot& slot : slots) must(other->release(slot));
+}
+
+TEST_CASE("a pool that is removed has no name any more, and goes with its last participant") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 1)));
+  auto elsewhere = beside(broker, pool);
+  auto reading = must(try_pool(elsewhere, "p", true));
+  CHECK(status_of(reading->remove()) == Status::denied);
+  must(pool->remove());
+  must(pool->remove());
+  CHECK(status_of(try_pool(session, "p")) == Status::not_found);
+  auto next = must(make_pool(session, slots_of("p", 4096, 1)));
+  CHECK(must(try_pool(session, "p"))->id() == next->id());
+  const Slot slot = must(pool->acquire(64, kNoWait));
+  must(pool->release(slot));
+  Pool::Opening by_id;
+  by_id.id = pool->id();
+  pool.reset();
+  auto third = beside(broker, next);
+  must(Pool::open(third, by_id));
+  reading.reset();
+  CHECK(status_of(Pool::open(third, by_id)) == Status::not_found);
+}
+
+TEST_CASE("a pool whose memory was refused leaves no name behind") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  for (int first : {1, 2}) {  // the page that notices fork, the pages of the slots
+    const harness::Injected fault(fault::Call::madvise, ENOMEM, first, -1);
+    CHECK(!make_pool(session, slots_of("p", 4 << 20, 1)));
+  }
+  CHECK(status_of(try_pool(session, "p")) == Status::not_found);
 }
 
 TEST_CASE("a request gets a slot of the smallest class that fits, and the error for a larger one names the way out") {

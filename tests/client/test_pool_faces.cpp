@@ -38,6 +38,9 @@ TEST_CASE("a pool, a queue and a message in C") {
   CHECK(info.slots_limit == 6);
   CHECK(info.class_count == 2);
   CHECK(info.classes[0].slot_size == 64);
+  CHECK(shmb_pool_remove(pool, &error) == SHMB_OK);
+  CHECK(shmb_pool_open(session, "p", nullptr, &same, &error) == SHMB_E_NOT_FOUND);
+  CHECK(shmb_pool_remove(nullptr, &error) == SHMB_E_INVALID);
 
   shmb_queue_options open{};
   open.size = sizeof open;

@@ -307,6 +307,58 @@ TEST_CASE("an at-least-once message that its reader gives back, or dies with, is
   CHECK(status_of(message.give_back()) == Status::invalid);
 }
 
+TEST_CASE("threads share the ends of a claim queue: each message is taken once, and a shutdown ends their waits") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 32)));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto in = reader(other, "q", Kind::claim, 8);
+  auto out = writer(pool, "q", Kind::claim, 8);
+  constexpr int kEach = 500, kSenders = 2, kReceivers = 3;
+  std::atomic<int> wrong = 0, received = 0;
+  std::atomic<std::uint64_t> sum = 0;
+  std::vector<std::thread> receivers, senders;
+  for (int t = 0; t < kReceivers; ++t)
+    receivers.emplace_back([&] {
+      Message message;
+      for (;;) {
+        auto got = in->receive(message, true, kForever);
+        if (!got) {
+          wrong += got.error().status != Status::closed;
+          return;
+        }
+        int number = 0;
+        std::memcpy(&number, message.part(0).data, sizeof number);
+        sum += static_cast<std::uint64_t>(number);
+        ++received;
+        if (!message.done()) ++wrong;
+      }
+    });
+  for (int t = 0; t < kSenders; ++t)
+    senders.emplace_back([&, t] {
+      for (int i = 0; i < kEach; ++i) {
+        const int number = t * kEach + i;
+        if (i % 2 == 0) {
+          wrong += !out->send(std::as_bytes(std::span(&number, 1)), kForever);
+          continue;
+        }
+        auto slot = pool->acquire(sizeof number, kForever);
+        if (!slot) {
+          ++wrong;
+          continue;
+        }
+        std::memcpy(slot->data, &number, sizeof number);
+        wrong += !out->send(*slot, kForever) || !pool->release(*slot);
+      }
+    });
+  for (auto& thread : senders) thread.join();
+  must(out->shutdown(false));
+  for (auto& thread : receivers) thread.join();
+  CHECK(wrong == 0);
+  CHECK(received == kSenders * kEach);
+  CHECK(sum == std::uint64_t{kSenders * kEach} * (kSenders * kEach - 1) / 2);
+}
+
 TEST_CASE("a queue alone is made by whoever comes first, and says what its messages may be") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
@@ -335,6 +387,7 @@ TEST_CASE("a sleeping reader is woken by a message, by a close and by the end of
   auto in = must(Queue::open(pool, spec));
   auto out = writer(other, "q", Kind::claim);
   std::vector<Status> told;
+  std::atomic<int> heard = 0;
   std::string text;
   std::thread sleeper([&] {
     Message message;
@@ -342,14 +395,18 @@ TEST_CASE("a sleeping reader is woken by a message, by a close and by the end of
       auto received = in->receive(message, true, kForever);
       told.push_back(status_of(received));
       if (received) text = text_of(message);
+      heard = i + 1;
     }
   });
-  const timespec rest{0, 20'000'000};
-  ::nanosleep(&rest, nullptr);
+  auto rest = [&](int news) {  // until it has heard so much, and sleeps again
+    while (heard < news) ::usleep(1000);
+    ::usleep(20'000);
+  };
+  rest(0);
   must(out->send(bytes_of("wake"), kNoWait));
-  ::nanosleep(&rest, nullptr);
+  rest(1);
   must(out->close(false, false));
-  ::nanosleep(&rest, nullptr);
+  rest(2);
   auto again = writer(other, "q", Kind::claim);
   must(again->shutdown(false));
   sleeper.join();

@@ -5,6 +5,7 @@
 
 #include <thread>
 
+#include "tests/client/pool_memory.hpp"
 #include "tests/client/pool_support.hpp"
 
 using namespace client_tests;
@@ -127,4 +128,71 @@ TEST_CASE("a queue's descriptor is readable when a message is there, and quiet a
   auto told = two->receive(message, true, kNoWait);
   while (status_of(told) == Status::empty && readable(fd_two, 5000)) told = two->receive(message, true, kNoWait);
   CHECK(status_of(told) == Status::peer_gone);
+}
+
+namespace {
+
+// Two writers wake the consumer `first`, each for a message of its own: the second one before the first one clears the
+// flag by which it saw the sleeper. `first` takes one message and goes no further; the other consumer sleeps.
+void other_consumer_wakes(bool two_queues, bool descriptor) {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto other_pool = must(try_pool(beside(broker, pool), "p"));
+  const std::string second_name = two_queues ? "b" : "a";
+  auto first = reader(pool, "a", Kind::claim), first_b = reader(pool, "b", Kind::claim);
+  auto other = reader(other_pool, second_name, Kind::claim);
+  auto writing = must(try_pool(beside(broker, pool), "p")), writing_b = must(try_pool(beside(broker, pool), "p"));
+  auto out = writer(writing, "a", Kind::claim), out_b = writer(writing_b, second_name, Kind::claim);
+  auto sleep_of = [&](Pool& who) -> std::uint64_t { return who.view().wait(who.me().index()).sleep.load(); };
+
+  std::atomic<bool> woken = false;
+  std::thread consumer([&] {
+    Message message;
+    must(other->receive(message, true, kForever));
+    woken = true;
+  });
+  QueueSet set;
+  must(set.add(*first, nullptr));
+  if (two_queues) must(set.add(*first_b, nullptr));
+  std::thread sleeper;
+  std::atomic<bool> go_on = false, took = false;
+  auto take = [&] {
+    if (two_queues || descriptor) CHECK(must(set.wait(kForever)).queue == first.get());
+    Message message;
+    must(first->receive(message, true, descriptor ? kNoWait : kForever));
+    took = true;
+    while (!go_on) ::usleep(1000);  // busy with it
+  };
+  if (descriptor) {
+    must(set.descriptor());
+    CHECK(status_of(set.wait(kNoWait)) == Status::empty);
+  } else {
+    sleeper = std::thread(take);
+  }
+  while (sleep_of(*pool) == 0 || sleep_of(*other_pool) == 0) ::usleep(1000);
+  {
+    const pool_tests::AtStep in_between(Step::S8, [&] { must(out_b->send(bytes_of("2"), kNoWait)); });
+    must(out->send(bytes_of("1"), kNoWait));
+  }
+  if (descriptor) sleeper = std::thread(take);
+  for (int i = 0; i < 10'000 && !woken; ++i) ::usleep(1000);
+  CHECK(woken);
+  if (!woken) must(out_b->send(bytes_of("3"), kNoWait));
+  go_on = true;
+  sleeper.join();
+  consumer.join();
+  CHECK(took);
+}
+
+}  // namespace
+
+TEST_CASE("a consumer that two writers have woken wakes another one for the message that it does not take") {
+  SUBCASE("asleep on the queue") { other_consumer_wakes(false, false); }
+  SUBCASE("with a descriptor") { other_consumer_wakes(false, true); }
+}
+
+TEST_CASE("a consumer that was woken for two queues wakes another one for the queue from which it does not take") {
+  SUBCASE("asleep on both") { other_consumer_wakes(true, false); }
+  SUBCASE("with a descriptor for both") { other_consumer_wakes(true, true); }
 }

@@ -167,6 +167,58 @@ TEST_CASE("a region becomes slots whole or not at all, and lives as long as the 
   CHECK(maker.attach_id(region.ref(), kWrite).status == Status::not_found);
 }
 
+TEST_CASE("slots of one size are one class, which grows to the limit that its first segment set") {
+  World world;
+  Client maker = world.client(), other = world.client();
+  PoolClient made = map_pool(pool_create(maker, {.slots = 64}));
+  other.join("#" + std::to_string(made.group));
+  CHECK(pool_join(other, made.pool).status() == Status::ok);
+  auto add = [&](Client& client, std::uint64_t size, std::uint32_t slots, std::uint32_t limit) -> Packet& {
+    Created region = segment_region(client);
+    return client.call(SHMBW_OP_POOL_SEGMENT, shmbw_pool_segment{made.pool, region.ref(), size, slots, limit});
+  };
+  CHECK(add(maker, 64, 4, 3).status() == Status::invalid);
+  CHECK(add(maker, 64, 4, 10).status() == Status::ok);
+  CHECK(add(maker, 256, 4, 0).status() == Status::ok);
+  CHECK(made.view.segment(0).slots_limit == 10);
+  CHECK(made.view.segment(1).slots_limit == 4);
+  CHECK(add(other, 64, 4, 60).status() == Status::ok);  // what later ones say is not looked at
+  CHECK(made.view.segment(2).slots_limit == 10);
+  Packet& refused = add(other, 64, 4, 60);
+  CHECK(refused.status() == Status::limit);
+  CHECK(refused.error().shortage.slot == SHMBW_SLOT_SLOTS);
+  CHECK(refused.error().shortage.limit == 10);
+  CHECK(refused.error().shortage.used == 8);
+  CHECK(refused.error().shortage.asked == 4);
+  CHECK(add(other, 64, 2, 0).status() == Status::ok);
+  CHECK(add(maker, 256, 1, 0).status() == Status::limit);
+}
+
+TEST_CASE("a pool is removed by a participant that may write: its name is free, and it goes with the last one") {
+  World world;
+  Client maker = world.client(), reader = world.client();
+  PoolClient made = map_pool(pool_create(maker, {.name = "p"}));
+  reader.join("#" + std::to_string(made.group));
+  CHECK(pool_join(reader, made.pool, SHMBW_POOL_READ_ONLY).status() == Status::ok);
+  auto leave = [&](Client& client, std::uint32_t flags) {
+    return client.call(SHMBW_OP_POOL_LEAVE, shmbw_pool_leave{made.pool, flags, 0}).status();
+  };
+  CHECK(leave(maker, 4) == Status::unknown_flags);
+  CHECK(leave(maker, SHMBW_POOL_LEAVE_STAY) == Status::invalid);
+  CHECK(leave(reader, SHMBW_POOL_LEAVE_REMOVE) == Status::denied);
+  CHECK(pool_create(maker, {.name = "p"}).status() == Status::exists);
+  CHECK(leave(maker, SHMBW_POOL_LEAVE_REMOVE | SHMBW_POOL_LEAVE_STAY) == Status::ok);
+  PoolClient next = map_pool(pool_create(maker, {.name = "p"}));
+  CHECK(next.pool != made.pool);
+  CHECK(leave(maker, SHMBW_POOL_LEAVE_REMOVE) == Status::ok);
+  Client late = world.client();
+  late.join("#" + std::to_string(made.group));
+  CHECK(pool_join(late, made.pool).status() == Status::ok);  // by id, while somebody is in it
+  CHECK(leave(late, 0) == Status::ok);
+  CHECK(leave(reader, 0) == Status::ok);
+  CHECK(pool_join(late, made.pool).status() == Status::not_found);
+}
+
 TEST_CASE("who joined read-only adds no segment and writes no queue") {
   World world;
   Client maker = world.client(), reader = world.client();
@@ -329,6 +381,11 @@ TEST_CASE("a doorbell is a socket, from a session that asked for it, and is give
   CHECK(other.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_GET)).status() == Status::not_found);
   maker.link().brought = std::move(*sys::memfd_create("no socket", false));
   CHECK(maker.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_SET)).status() == Status::invalid);
+  // Nor what would carry a peer's word to some service, nor what may take its time to close.
+  for (const auto [domain, type] : {std::pair{AF_UNIX, SOCK_DGRAM}, {AF_UNIX, SOCK_SEQPACKET}, {AF_INET, SOCK_STREAM}}) {
+    maker.link().brought = Fd::adopt(::socket(domain, type | SOCK_CLOEXEC, 0));
+    CHECK(maker.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_SET)).status() == Status::invalid);
+  }
   const std::uint32_t before = world.status().descriptors;
   auto pair = sys::seqpacket_pair();
   maker.link().brought = std::move((*pair)[0]);

@@ -20,6 +20,7 @@
 #include <map>
 #include <thread>
 
+#include "client/queue.hpp"
 #include "tests/harness/injected.hpp"
 #include "tests/harness/ptrace_killer.hpp"
 #include "tests/harness/temp_dir.hpp"
@@ -279,6 +280,53 @@ TEST_CASE("law 10: the data path makes no system call") {
     REQUIRE(seen.calls.size() == 1);
     CHECK(seen.calls[0] == SYS_exit_group);
   });
+}
+
+TEST_CASE("law 10: messages between processes that are awake make no system call") {
+  if (harness::kAddressSanitizer || harness::kThreadSanitizer) SKIP_CASE("a sanitizer makes system calls of its own");
+  using Kind = shmb::pool::QueueKind;
+  namespace client = shmb::client;
+  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+    CAPTURE(static_cast<int>(kind));
+    BrokerFixture broker;
+    const auto seen = harness::run_killed_at(0, [&](const std::function<void()>& start) {
+      auto session = try_open(broker.socket()), other = try_open(broker.socket());
+      client::PoolSpec wish;
+      wish.name = "p";
+      wish.classes = {{4096, 16, 0}};
+      auto pool = client::Pool::create(*session, wish, 0);
+      if (!pool || !(*other)->join_group("#" + std::to_string((*pool)->group()), 0, soon())) return 1;
+      client::Pool::Opening opening;
+      opening.address = "p";
+      auto theirs = client::Pool::open(*other, opening);
+      client::QueueSpec ends;
+      ends.name = "q";
+      ends.kind = kind;
+      ends.cells = 8;
+      ends.reader = true;
+      auto in = client::Queue::open(*theirs, ends);
+      ends.reader = false, ends.writer = true;
+      auto out = client::Queue::open(*pool, ends);
+      if (!in || !out) return 2;
+      client::Message message;
+      const std::byte bytes[16] = {};
+      // The first round takes pages and the memory of the message.
+      for (int round = 0; round < 300; ++round) {
+        if (round == 1) start();
+        for (const bool keep : {false, true}) {
+          auto slot = (*pool)->acquire(4096, client::kNoWait);
+          if (!slot || !(*out)->send(*slot, client::kNoWait) || !(*pool)->release(*slot)) ::_exit(3);
+          if (!(*in)->receive(message, keep, client::kNoWait) || !message.done()) ::_exit(4);
+          if (!(*out)->send(bytes, client::kNoWait) || !(*in)->receive(message, keep, client::kNoWait)) ::_exit(5);
+        }
+      }
+      ::_exit(0);
+    });
+    if (!seen.traced) SKIP_CASE("ptrace is not permitted here");
+    CHECK(seen.status == 0);
+    REQUIRE(seen.calls.size() == 1);
+    CHECK(seen.calls[0] == SYS_exit_group);
+  }
 }
 
 TEST_CASE("law 10: replies reach the thread that asked, whoever of them reads the socket") {

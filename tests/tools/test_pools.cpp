@@ -263,3 +263,15 @@ TEST_CASE("a region and a pool of the same name are told apart") {
   }
   CHECK(world.empties());
 }
+
+TEST_CASE("release takes a pool's name away, and the pool goes with its last participant") {
+  World world;
+  const Studio studio = enter(world.socket(), "camera");
+  const Json released = tell(world, {"release", "cam/frames"});
+  CHECK(released["participants"] == 1);
+  CHECK_FALSE(shmbroker::Pool::try_open(studio.session, "frames"));
+  const Ended again = world.tool({"release", "cam/frames"});
+  CHECK(again.status != 0);
+  CHECK(has(again.err, "no such region"));
+  (void)studio.pool.acquire(16);
+}
