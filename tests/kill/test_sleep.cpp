@@ -130,7 +130,7 @@ TEST_CASE("sleep: who waits for room goes on after the death of its reader at an
     for (std::uint64_t number = 0;; ++number) {
       std::array<std::byte, kInline> body;
       fill(body, number);
-      while (auto sent = out->send(body, kForever); !sent)
+      for (auto sent = out->send(body, kForever); !sent; sent = out->send(body, kForever))
         need(sent.error().status == Status::peer_gone, "send, again for newcomers");
     }
   });
