@@ -49,6 +49,19 @@ int guarded(shmb_error* out, Body&& body) noexcept {
   }
 }
 
+// For what every message calls: `short_way` answers whether it has done all of it. It has changed nothing where it
+// answers no, and then `body` does it.
+template <class ShortWay, class Body>
+[[gnu::always_inline]] inline int guarded_short(shmb_error* out, ShortWay&& short_way, Body&& body) noexcept {
+  try {
+    if (short_way()) [[likely]]
+      return SHMB_OK;
+  } catch (...) {
+    return guarded(out, []() -> Result<void> { throw; });
+  }
+  return guarded(out, body);
+}
+
 // Options as this library knows them, under the rules of growing structs. NULL: all zero.
 template <class T>
 Result<T> read_options(const T* options) {
@@ -92,7 +105,12 @@ shmbw_region_ref to_ref(const shmb_region_id& id);
 shmb_region_id to_id(shmbw_region_ref ref, std::uint64_t epoch);
 Token to_token(const std::uint8_t* bytes);
 Result<std::shared_ptr<Pool>> pool_of(shmb_pool* pool);
-Slot to_slot(const shmb_slot& slot);
-shmb_slot to_c(const Slot& slot);
+inline Slot to_slot(const shmb_slot& slot) {
+  return {
+      static_cast<std::byte*>(slot.data), slot.size, slot.length, slot.pool, slot.stamp, slot.index, slot.generation};
+}
+inline shmb_slot to_c(const Slot& slot) {
+  return {slot.data, slot.size, slot.length, slot.pool, slot.stamp, slot.index, slot.generation};
+}
 
 }  // namespace shmb::client::c_api

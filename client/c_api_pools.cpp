@@ -9,15 +9,6 @@ Result<std::shared_ptr<Pool>> pool_of(shmb_pool* pool) {
   return pool->it;
 }
 
-Slot to_slot(const shmb_slot& slot) {
-  return {
-      static_cast<std::byte*>(slot.data), slot.size, slot.length, slot.pool, slot.stamp, slot.index, slot.generation};
-}
-
-shmb_slot to_c(const Slot& slot) {
-  return {slot.data, slot.size, slot.length, slot.pool, slot.stamp, slot.index, slot.generation};
-}
-
 }  // namespace shmb::client::c_api
 
 using namespace shmb;
@@ -84,14 +75,6 @@ int shmb_pool_open(shmb_session* session, const char* address, const shmb_pool_o
   });
 }
 
-int shmb_pool_remove(shmb_pool* pool, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto known = pool_of(pool);
-    if (!known) return std::unexpected(known.error());
-    return (*known)->remove();
-  });
-}
-
 void shmb_pool_close(shmb_pool* pool) noexcept {
   (void)guarded(nullptr, [&]() -> Result<void> {
     delete pool;
@@ -134,7 +117,13 @@ int shmb_pool_get_info(shmb_pool* pool, shmb_pool_info* info, shmb_error* error)
 }
 
 int shmb_slot_acquire(shmb_pool* pool, uint64_t length, int64_t wait_ns, shmb_slot* slot, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  auto short_way = [&] {
+    Slot taken;
+    if (pool == nullptr || slot == nullptr || !pool->it->acquire_at_once(length, taken)) return false;
+    *slot = to_c(taken);
+    return true;
+  };
+  return guarded_short(error, short_way, [&]() -> Result<void> {
     if (pool == nullptr || slot == nullptr) return shmb::error(Status::invalid, "no pool, or no place for the slot");
     auto taken = pool->it->acquire(length, wait_ns);
     if (!taken) return std::unexpected(std::move(taken.error()));
@@ -151,7 +140,8 @@ int shmb_slot_retain(shmb_pool* pool, const shmb_slot* slot, shmb_error* error) 
 }
 
 int shmb_slot_release(shmb_pool* pool, const shmb_slot* slot, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  auto short_way = [&] { return pool != nullptr && slot != nullptr && pool->it->release_at_once(to_slot(*slot)); };
+  return guarded_short(error, short_way, [&]() -> Result<void> {
     if (pool == nullptr || slot == nullptr) return shmb::error(Status::invalid, "no pool, or no slot, was given");
     return pool->it->release(to_slot(*slot));
   });

@@ -124,7 +124,12 @@ class LaneReceiver {
   // A claim lane claims the message for this process: done() or give_back() must follow, and look() may be called again
   // before. The other kinds give the same message until done().
   Look look(Received& out);
-  bool unclaimed() const;  // claim: is there a message that nobody has claimed
+  bool is_there() const;  // line: look() would give a message
+  // Line: the next message without a detour, if it is there and is bytes, which are copied to `to` (kTagMaxInline
+  // bytes of room), or one slot. Nothing: look() says what is the case. done() must follow.
+  enum class Plain { nothing, bytes, slot };
+  Plain look_plain(std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
+  std::uint64_t position() const { return position_; }  // of the message that was looked at last
   // Call it once the slots of the message are kept. False (drop-oldest only): the message was overwritten meanwhile and
   // is counted as lost; undo() what was kept and look again.
   bool confirm();
@@ -248,6 +253,40 @@ inline bool LaneReceiver::copy_body(const std::byte* body, std::uint64_t word, s
     return participant_.fits(handle);
   }
   return tag == pool::kTagListInline || tag == pool::kTagListInRegion;
+}
+
+inline bool LaneReceiver::is_there() const {
+  return (lane_.cell(next_).word.load(std::memory_order_acquire) & kWithoutTag) == pool::CellWord::full(next_, 0);
+}
+
+inline bool LaneReceiver::another_behind() const {
+  const std::uint64_t word = lane_.cell(next_ + 1).word.load(std::memory_order_acquire) & kWithoutTag;
+  return word == pool::CellWord::full(next_ + 1, 0);
+}
+
+inline LaneReceiver::Plain LaneReceiver::look_plain(std::byte* to, std::uint32_t& bytes, pool::Handle& slot) {
+  if (expiring_) return Plain::nothing;
+  pool::Cell& cell = lane_.cell(next_);
+  SHMB_STEP(R1);
+  const std::uint64_t word = cell.word.load(std::memory_order_acquire);
+  SHMB_STEP(R1_done);
+  if ((word & kWithoutTag) != pool::CellWord::full(next_, 0)) return Plain::nothing;
+  const auto tag = static_cast<std::uint8_t>(word >> 56);
+  const std::byte* const body = cell.body();
+  Plain what = Plain::nothing;
+  SHMB_STEP(R2);
+  if (tag <= body_room_) {
+    if (body_room_ == 56) std::memcpy(to, body, 56);
+    else std::memcpy(to, body, pool::kTagMaxInline);
+    bytes = tag;
+    what = Plain::bytes;
+  } else if (tag == pool::kTagSlot) {
+    std::memcpy(&slot, body, sizeof(slot));
+    if (participant_.fits(slot)) what = Plain::slot;
+  }
+  SHMB_STEP(R2_done);
+  position_ = next_;
+  return what;
 }
 
 inline LaneReceiver::Look LaneReceiver::look(Received& out) {

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::uint32_t kMostCached = 16;
 constexpr std::uint64_t kRotationBytes = 64 << 10;
+constexpr std::uint64_t kLeastRotation = 4;  // of whatever size
 
 bool within(std::uint32_t slot, std::span<const SlotRange> ranges) {
   return std::any_of(ranges.begin(), ranges.end(),
@@ -45,7 +46,8 @@ std::optional<std::uint32_t> Participant::acquire(std::span<const SlotRange> ran
 
 std::uint32_t Participant::rotation(std::uint32_t slot) {
   const std::uint64_t size = std::max<std::uint64_t>(slot_size(slot).value_or(1), 1);
-  return static_cast<std::uint32_t>(std::min<std::uint64_t>(kRotationBytes / size, cache_limit()));
+  const std::uint64_t slots = std::max<std::uint64_t>(kRotationBytes / size, kLeastRotation);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(slots, cache_limit()));
 }
 
 std::optional<std::uint32_t> Participant::take_free(std::span<const SlotRange> ranges) {
@@ -58,7 +60,8 @@ std::optional<std::uint32_t> Participant::take_cached(std::span<const SlotRange>
   for (std::size_t i = cached_.size(); i-- > 0;) {
     const std::uint32_t slot = cached_[i];
     if (!within(slot, ranges) || !mine_alone(slot)) continue;
-    cached_.erase(cached_.begin() + static_cast<std::ptrdiff_t>(i));
+    if (i + 1 == cached_.size()) cached_.pop_back();
+    else cached_.erase(cached_.begin() + static_cast<std::ptrdiff_t>(i));
     return begin_use(slot);
   }
   return std::nullopt;

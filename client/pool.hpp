@@ -98,8 +98,10 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Result<Slot> acquire(std::uint64_t length, std::int64_t wait);
   Result<void> retain(const Slot& slot);
   Result<void> release(const Slot& slot);
+  // The same where nothing stands in the way. False: nothing was changed, and the calls above say why.
+  bool acquire_at_once(std::uint64_t length, Slot& slot);
+  bool release_at_once(const Slot& slot);
   Result<PoolFacts> facts();
-  Result<void> remove();  // its name is free at once; it goes with its last participant
 
   // For queues and messages.
   std::uint64_t id() const { return id_; }
@@ -123,12 +125,22 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   // All below: the lock is held.
   Result<std::uint32_t> take(std::uint64_t length, Wait& wait, Lock& lock);
   // Where a slot's bytes are here; nullptr: its segment cannot be mapped (`why` tells).
-  std::byte* data(std::uint32_t slot, Error* why = nullptr);
+  std::byte* data(std::uint32_t slot, Error* why = nullptr) {
+    if (!segments_.empty() && segments_.front().region) [[likely]] {
+      const Segment& first = segments_.front();
+      if (slot - first.first < first.slots) return first.region->data() + (slot - first.first) * first.stride;
+    }
+    return find_data(slot, why);
+  }
   std::uint64_t slot_size(std::uint32_t slot) { return me_->slot_size(slot).value_or(0); }
   // A reference that is there already becomes the user's. What messages under way hold is not: a user who releases
   // once too often must not take it from them.
   Slot give_to_user(std::uint32_t slot, std::uint64_t length);
   Result<void> check(const Slot& slot);
+  bool usable(const Slot& slot) const {  // as check()
+    return slot.pool == id_ && slot.stamp == stamp() && slot.index < view_.slots() && users_[slot.index] != 0 &&
+           slot.generation == me_->generation(slot.index);
+  }
   std::uint64_t largest_class() const { return classes_.empty() ? 0 : classes_.back().slot_size; }
   void notice();  // new segments, and lanes of closed queues that are read by now
   // A lane that this process wrote and writes no more: its messages stay held until they are read.
@@ -139,7 +151,6 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Result<int> doorbell(Lock& lock);
   bool arm(QueueSet& set);  // false: it has something already
   void disarm(QueueSet& set);
-  void pass_on();  // see QueueSet::pass_on, for all that are armed
   void ring_heard(QueueSet& set);
 
   void lock_for_fork() override { me_->lock().lock(); }
@@ -170,9 +181,10 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Result<void> map(Reply& reply, std::uint64_t directory_bytes, std::uint64_t control_bytes);
   void begin(std::uint32_t index, std::uint32_t life);
   Result<void> rejoin();
-  Result<void> add_segment(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, std::int64_t timeout);
+  Result<void> add_segment(std::size_t which, std::uint32_t slots, std::int64_t timeout);
   void read_segments();
   Error attach_segments();
+  std::byte* find_data(std::uint32_t slot, Error* why);
   Class* class_for(std::uint64_t length);
   std::uint32_t may_grow(const Class& wanted) const;
   int bell_of(std::uint32_t participant, std::uint32_t life);
@@ -193,7 +205,6 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   std::vector<Segment> segments_;
   std::vector<Class> classes_;
   std::uint32_t seen_change_ = 0, slots_ = 0, slots_high_ = 0;
-  std::uint32_t leave_flags_ = 0;
   bool small_pages_ = false, no_populate_ = false, growing_ = false, enrolled_ = false;
 
   std::array<Fd, 2> bell_;  // the end we read, the end the broker gives to peers

@@ -48,6 +48,11 @@ class Queue {
   Result<void> send(const Slot& slot, std::int64_t wait);
   Result<void> send(std::span<const OutPart> parts, std::uint64_t type, std::int64_t lifetime, std::int64_t wait);
   Result<void> receive(Message& message, bool keep, std::int64_t wait);
+  // An ordinary message on the shortest way: inline or one slot, with room, or through a line lane. False: nothing was
+  // sent or taken, and the calls above do what is to be done.
+  bool send_at_once(std::span<const std::byte> bytes);
+  bool send_at_once(const Slot& slot);
+  bool receive_at_once(Message& message, bool keep, std::int64_t wait);
   Result<std::size_t> receive_many(std::span<Message* const> messages, std::int64_t wait);
   Result<void> shutdown(bool remove);
   Result<void> drain(std::int64_t wait);
@@ -65,7 +70,6 @@ class Queue {
 
   // All below: the lock is held.
   bool something_there();  // a receive would not wait
-  void pass_on();          // claim: another consumer sleeps while there is a message that nobody has claimed: wakes it
   enum class Settle : std::uint8_t { done, give_back };
   void settle(Message& message, Settle how);
   std::uint32_t borrowed_container() const { return borrowed_container_; }
@@ -106,6 +110,11 @@ class Queue {
                        std::span<Region* const> regions, Wait& wait, Pool::Lock& lock);
   Result<bool> find_room(std::span<Region* const> regions, Pool::Lock& lock);
   Result<void> may_send() const;
+  bool room_at_once() {
+    return seen_change_ == pool_->change() && out_.it && !closed_ && !readers_gone_ && !pool_->broken() &&
+           idle_holds_.empty() && out_.it->room() == LaneSender::Room::yes;
+  }
+  bool as_opened() const { return !pool_->is_fresh_child() && incarnation_ == pool_->incarnation(); }
   Result<void> send_in_slot(std::span<const std::byte> bytes, Wait& wait, Pool::Lock& lock);
   Result<void> send_list(std::span<OutPart> parts, std::uint64_t type, std::int64_t deadline, Wait& wait,
                          Pool::Lock& lock);
@@ -119,6 +128,7 @@ class Queue {
   void finish(In& in, bool tell);
   void refuse(In& in);
   Result<Delivery> deliver(Message& message, bool keep);
+  bool empty_at_once(Message& message);
   Result<Delivery> deliver_list(Message& message, In& in, bool keep);
   bool keep_slot(Message::Part& part, In& in);
   void attach_parts(Message& message);

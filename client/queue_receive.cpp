@@ -113,18 +113,6 @@ bool Queue::something_there() {
   });
 }
 
-// Each waker of a claim queue wakes one consumer, and several may have chosen this process, which now takes one message
-// and may be busy for long. It was awake for good, with the fence of Sleeper::wake_up behind it, before it comes here:
-// it sees all that was published by wakers that chose it, and whoever slept before they looked.
-void Queue::pass_on() {
-  if (kind_ != pool::QueueKind::claim || !spec_.reader) return;
-  pool::Waiters& readers = pool_->view().queue_waiters(index_).readers;
-  if ((readers.mask.load(std::memory_order_relaxed) & ~pool_->me().bit()) == 0) [[likely]]
-    return;
-  if (std::ranges::any_of(ins_, [](const auto& in) { return !in->over && in->it->unclaimed(); }))
-    pool_->me().sleeper().wake_another(readers);
-}
-
 void Queue::settle(Message& message, Settle how) {
   if (borrowed_ != &message) return;
   if (borrowed_in_ != nullptr && !borrowed_in_->over) {
@@ -150,14 +138,10 @@ void Queue::let_borrowed_go() {
 Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
   if (auto entered = enter(); !entered) return entered;
   if (!spec_.reader) return error(Status::denied, "this handle is no reader of queue '" + spec_.name + "'");
-  if (at_least_once()) {
-    Pool::Lock lock(pool_->me().lock());
-    if (borrowed_ == &message)
-      return error(Status::busy, "this message is not done: say shmb_message_done or shmb_message_give_back first");
-    if (borrowed_ != nullptr)
-      return error(Status::busy,
-                   "the message before is not done: say shmb_message_done or shmb_message_give_back first");
-  }
+  if (at_least_once() && borrowed_ != nullptr && borrowed_ != &message)
+    return error(Status::busy, "the message before is not done: say shmb_message_done or shmb_message_give_back first");
+  if (at_least_once() && borrowed_ == &message)
+    return error(Status::busy, "this message is not done: say shmb_message_done or shmb_message_give_back first");
   if (auto done = message.done(); !done) return done;
   Wait until(wait);
   {
@@ -166,8 +150,6 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
     for (unsigned overruns = 0;;) {
       if (seen_change_ != pool_->change()) look_around();
       if (try_look()) {
-        if (pool_->me().sleeper().armed()) pool_->pass_on();
-        pass_on();
         auto delivered = deliver(message, keep);
         if (!delivered) return std::unexpected(delivered.error());
         if (*delivered == Delivery::delivered) {
@@ -195,6 +177,79 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
   }
   if (descriptor_) descriptor_->rearm();
   return error(Status::empty, "queue '" + spec_.name + "' has no message");
+}
+
+// What the message still holds goes, as by done(), if that is no more than one slot borrowed through this queue.
+bool Queue::empty_at_once(Message& message) {
+  if (borrowed_ == nullptr) return message.pool_ == nullptr && message.count_ <= 1 && !message.container_region_;
+  if (borrowed_ != &message || borrowed_in_ != ins_.front().get() || message.count_ != 1) return false;
+  if (message.parts_.front().kind != PartKind::slot || message.parts_.front().kept) return false;
+  if (message.container_ != pool::kNone || message.container_region_ || borrowed_container_ != pool::kNone)
+    return false;
+  settle(message, Settle::done);
+  message.count_ = 0;
+  message.type_ = 0;
+  return true;
+}
+
+bool Queue::receive_at_once(Message& message, bool keep, std::int64_t wait) {
+  constexpr int kLooks = 400;  // somebody who has just sent something expects the answer at once
+  if (kind_ != pool::QueueKind::line || !as_opened()) return false;
+  Participant& me = pool_->me();
+  const std::lock_guard lock(me.lock());
+  if (ins_.size() != 1 || pending_ != nullptr) return false;
+  if (me.sleeper().armed()) return false;  // receive() passes on what others may take
+  In& in = *ins_.front();
+  if (in.over || seen_change_ != pool_->change()) return false;
+  if (!empty_at_once(message)) return false;
+  if (!in.it->is_there()) {
+    if (wait < kForever || spec_.spin <= 0 || !me.sleeper().answer_expected() || !__libc_single_threaded) return false;
+    for (int looks = kLooks; !in.it->is_there(); --looks)
+      if (looks == 0) return false;
+    me.sleeper().expect_stream();
+  }
+  if (message.parts_.empty()) (void)message.add();
+  Message::Part& part = message.parts_.front();
+  pool::Handle handle;
+  std::uint32_t bytes = 0;
+  switch (in.it->look_plain(message.body_.data(), bytes, handle)) {
+    case LaneReceiver::Plain::nothing:
+      return false;
+    case LaneReceiver::Plain::bytes:
+      part.kind = PartKind::bytes;
+      part.slot = pool::kNone;
+      part.data = message.body_.data();
+      part.offset = 0;
+      part.length = bytes;
+      if (message.pool_ != nullptr) message.pool_.reset();
+      in.it->done(in.it->position());
+      break;
+    case LaneReceiver::Plain::slot: {
+      const std::byte* const base = keep ? nullptr : pool_->data(handle.slot);
+      if (base == nullptr) return false;
+      part.data = base + handle.offset;
+      __builtin_prefetch(part.data);
+      part.kind = PartKind::slot;
+      part.slot = handle.slot;
+      part.generation = handle.generation;
+      part.offset = handle.offset;
+      part.length = handle.length;
+      message.type_ = handle.type;
+      message.incarnation_ = incarnation_;
+      if (message.pool_ != pool_) message.pool_ = pool_;
+      message.queue_ = this;
+      borrowed_ = &message;
+      borrowed_in_ = &in;
+      borrowed_position_ = in.it->position();
+      break;
+    }
+  }
+  part.kept = false;
+  part.rights = 0;
+  part.status = Status::ok;
+  message.count_ = 1;
+  ++received_count_;
+  return true;
 }
 
 Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std::int64_t wait) {

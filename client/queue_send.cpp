@@ -107,6 +107,31 @@ Result<void> Queue::send(std::span<const std::byte> bytes, std::int64_t wait) {
   return send_in_slot(bytes, until, lock);
 }
 
+bool Queue::send_at_once(std::span<const std::byte> bytes) {
+  if (!as_opened()) return false;
+  const std::lock_guard lock(pool_->me().lock());
+  if (bytes.size() > body_room() || !room_at_once()) return false;
+  reader_died_ = false;
+  out_.it->publish(static_cast<std::uint8_t>(bytes.size()), bytes, {}, 0);
+  ++sent_;
+  return true;
+}
+
+bool Queue::send_at_once(const Slot& slot) {
+  if (!as_opened()) return false;
+  const std::lock_guard lock(pool_->me().lock());
+  if (!pool_->usable(slot) || slot.length > pool_->slot_size(slot.index) || !room_at_once()) return false;
+  reader_died_ = false;
+  pool::Handle handle{};
+  handle.slot = slot.index;
+  handle.generation = slot.generation;
+  handle.length = slot.length;
+  pool_->me().hold(slot.index);
+  out_.it->publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{slot.index, nullptr}, 0);
+  ++sent_;
+  return true;
+}
+
 // With a type for bytes that lie in a slot, see send_list.
 Result<void> Queue::send_in_slot(std::span<const std::byte> bytes, Wait& wait, Pool::Lock& lock) {
   if (bytes.size() > pool_->largest_class()) {
