@@ -382,7 +382,8 @@ TEST_CASE("a doorbell is a socket, from a session that asked for it, and is give
   maker.link().brought = std::move(*sys::memfd_create("no socket", false));
   CHECK(maker.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_SET)).status() == Status::invalid);
   // Nor what would carry a peer's word to some service, nor what may take its time to close.
-  for (const auto [domain, type] : {std::pair{AF_UNIX, SOCK_DGRAM}, {AF_UNIX, SOCK_SEQPACKET}, {AF_INET, SOCK_STREAM}}) {
+  for (const auto& [domain, type] :
+       {std::pair{AF_UNIX, SOCK_DGRAM}, {AF_UNIX, SOCK_SEQPACKET}, {AF_INET, SOCK_STREAM}}) {
     maker.link().brought = Fd::adopt(::socket(domain, type | SOCK_CLOEXEC, 0));
     CHECK(maker.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_SET)).status() == Status::invalid);
   }
