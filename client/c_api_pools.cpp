@@ -75,6 +75,14 @@ int shmb_pool_open(shmb_session* session, const char* address, const shmb_pool_o
   });
 }
 
+int shmb_pool_remove(shmb_pool* pool, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = pool_of(pool);
+    if (!known) return std::unexpected(known.error());
+    return (*known)->remove();
+  });
+}
+
 void shmb_pool_close(shmb_pool* pool) noexcept {
   (void)guarded(nullptr, [&]() -> Result<void> {
     delete pool;

@@ -124,6 +124,7 @@ class LaneReceiver {
   // A claim lane claims the message for this process: done() or give_back() must follow, and look() may be called again
   // before. The other kinds give the same message until done().
   Look look(Received& out);
+  bool unclaimed() const;  // claim: is there a message that nobody has claimed
   bool is_there() const;  // line: look() would give a message
   // Line: the next message without a detour, if it is there and is bytes, which are copied to `to` (kTagMaxInline
   // bytes of room), or one slot. Nothing: look() says what is the case. done() must follow.
@@ -257,11 +258,6 @@ inline bool LaneReceiver::copy_body(const std::byte* body, std::uint64_t word, s
 
 inline bool LaneReceiver::is_there() const {
   return (lane_.cell(next_).word.load(std::memory_order_acquire) & kWithoutTag) == pool::CellWord::full(next_, 0);
-}
-
-inline bool LaneReceiver::another_behind() const {
-  const std::uint64_t word = lane_.cell(next_ + 1).word.load(std::memory_order_acquire) & kWithoutTag;
-  return word == pool::CellWord::full(next_ + 1, 0);
 }
 
 inline LaneReceiver::Plain LaneReceiver::look_plain(std::byte* to, std::uint32_t& bytes, pool::Handle& slot) {

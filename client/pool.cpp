@@ -96,6 +96,8 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
   if (session->is_local()) return needs_broker("pools and queues");
   auto spec = checked(wanted);
   if (!spec) return std::unexpected(spec.error());
+  auto mark = ForkMark::make();
+  if (!mark) return system_failure(mark.error(), "a page to notice fork with");
   shmbw_pool_create request{};
   request.group = spec->group;
   if (spec->keep) {
@@ -119,8 +121,6 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
   if (!reply) return std::unexpected(reply.error());
   auto fixed = fixed_of<shmbw_pool_create_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
-  auto mark = ForkMark::make();
-  if (!mark) return system_failure(mark.error(), "a page to notice fork with");
   std::shared_ptr<Pool> made(new Pool(session, false));
   made->mark_ = std::move(*mark);
   made->id_ = fixed->pool;
@@ -128,15 +128,17 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
   made->small_pages_ = spec->small_pages;
   made->no_populate_ = spec->no_populate;
   if (spec->group == 0) session->note_group(fixed->group);
+  made->leave_flags_ = SHMBW_POOL_LEAVE_REMOVE;  // until it is whole: nobody should find it without its slots
   if (auto mapped = made->map(*reply, fixed->directory_bytes, fixed->control_bytes); !mapped)
     return std::unexpected(mapped.error());
   made->begin(fixed->participant, fixed->life);
   enrol(*made, true);
   made->enrolled_ = true;
   for (const SizeClass& one : spec->classes) made->classes_.push_back({one.slot_size, 0, one.slots_limit, {}});
-  for (std::size_t i = 0; i < spec->classes.size(); ++i)
-    if (auto added = made->add_segment(i, spec->classes[i].slots, timeout); !added)
+  for (const SizeClass& one : spec->classes)
+    if (auto added = made->add_segment(one.slot_size, one.slots, one.slots_limit, timeout); !added)
       return std::unexpected(added.error());
+  made->leave_flags_ = 0;
   session->note_pool(made, spec->name);
   return made;
 }
@@ -144,6 +146,8 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
 Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session, const Opening& opening) {
   if (session->is_local()) return needs_broker("pools and queues");
   if (auto known = session->pool(opening.id, opening.address)) return known;
+  auto mark = ForkMark::make();
+  if (!mark) return system_failure(mark.error(), "a page to notice fork with");
   const Deadline until = opening.wait == 0 ? Deadline::now() : Deadline::after(opening.wait);
   Result<Reply> reply = join(*session, opening, Deadline::after(opening.timeout));
   while (!reply && reply.error().status == Status::not_found && opening.id == 0 && !until.passed()) {
@@ -157,8 +161,6 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   if (!reply) return std::unexpected(reply.error());
   auto fixed = fixed_of<shmbw_pool_join_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
-  auto mark = ForkMark::make();
-  if (!mark) return system_failure(mark.error(), "a page to notice fork with");
   std::shared_ptr<Pool> joined(new Pool(session, opening.read_only));
   joined->mark_ = std::move(*mark);
   joined->id_ = fixed->pool;
@@ -186,9 +188,22 @@ Pool::~Pool() {
   segments_.clear();
   std::array<std::byte, 64> buffer;
   wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_POOL_LEAVE, 0, Status::ok, shmbw_pool_leave{id_, 0, 0});
+  writer.begin(SHMBW_OP_POOL_LEAVE, 0, Status::ok, shmbw_pool_leave{id_, leave_flags_, 0});
   const auto packet = writer.finish(0);
   (void)session_->call(std::span(buffer).first(packet.size()), Deadline::after(0));
+}
+
+Result<void> Pool::remove() {
+  if (auto entered = enter(); !entered) return entered;
+  std::array<std::byte, 64> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_POOL_LEAVE, 0, Status::ok,
+               shmbw_pool_leave{id_, SHMBW_POOL_LEAVE_REMOVE | SHMBW_POOL_LEAVE_STAY, 0});
+  const auto packet = writer.finish(0);
+  auto reply = session_->call(std::span(buffer).first(packet.size()), Deadline::after(0));
+  if (!reply) return std::unexpected(reply.error());
+  session_->forget_pool_name(id_);
+  return {};
 }
 
 // The areas are mapped by inheritance, and the session has taken over the segments' leases.
@@ -226,9 +241,8 @@ void Pool::read_segments() {
     slots_ += entry.slots;
     auto found = std::ranges::find(classes_, entry.slot_size, &Class::slot_size);
     if (found == classes_.end()) {
-      // The creator's limits for each class are not in the directory: its sum is, and the broker keeps to that.
       found = classes_.insert(std::ranges::upper_bound(classes_, entry.slot_size, {}, &Class::slot_size),
-                              Class{entry.slot_size, 0, view_.slots(), {}});
+                              Class{entry.slot_size, 0, entry.slots_limit, {}});
     }
     found->slots += entry.slots;
     if (!found->ranges.empty() && found->ranges.back().first + found->ranges.back().count == entry.first_slot)
@@ -307,8 +321,8 @@ std::uint32_t Pool::may_grow(const Class& wanted) const {
   return std::min({std::max(wanted.slots, 1U), wanted.limit - wanted.slots, view_.slots() - slots_});
 }
 
-Result<void> Pool::add_segment(std::size_t which, std::uint32_t slots, std::int64_t timeout) {
-  const std::uint64_t slot_size = classes_[which].slot_size;
+Result<void> Pool::add_segment(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit,
+                               std::int64_t timeout) {
   CreateItem item;
   item.length = pool::stride_of(slot_size) * slots;
   item.group = group_;
@@ -323,6 +337,7 @@ Result<void> Pool::add_segment(std::size_t which, std::uint32_t slots, std::int6
   request.region = (*region)->ref();
   request.slot_size = slot_size;
   request.slots = slots;
+  request.slots_limit = limit;
   writer.begin(SHMBW_OP_POOL_SEGMENT, 0, Status::ok, request);
   const auto packet = writer.finish(0);
   auto reply = session_->call(std::span(buffer).first(packet.size()), Deadline::after(timeout));
@@ -361,12 +376,13 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
     std::string growth;
     if (const std::uint32_t more = may_grow(*wanted); more != 0) {
       growing_ = true;
+      const std::uint32_t limit = wanted->limit;
       lock.unlock();
-      auto added = add_segment(static_cast<std::size_t>(wanted - classes_.data()), more, 0);
+      auto added = add_segment(slot_size, more, limit, 0);
       lock.lock();
       growing_ = false;
       if (added) continue;
-      if (const std::uint32_t now = wanted->slots; read_segments(), class_for(slot_size)->slots != now) continue;
+      if (const std::uint32_t now = slots_; read_segments(), slots_ != now) continue;
       growth = "; adding more failed: " + added.error().sentence;
     }
     wanted = class_for(slot_size);

@@ -102,6 +102,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   bool acquire_at_once(std::uint64_t length, Slot& slot);
   bool release_at_once(const Slot& slot);
   Result<PoolFacts> facts();
+  Result<void> remove();  // its name is free at once; it goes with its last participant
 
   // For queues and messages.
   std::uint64_t id() const { return id_; }
@@ -151,6 +152,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Result<int> doorbell(Lock& lock);
   bool arm(QueueSet& set);  // false: it has something already
   void disarm(QueueSet& set);
+  void pass_on();  // see QueueSet::pass_on, for all that are armed
   void ring_heard(QueueSet& set);
 
   void lock_for_fork() override { me_->lock().lock(); }
@@ -181,7 +183,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Result<void> map(Reply& reply, std::uint64_t directory_bytes, std::uint64_t control_bytes);
   void begin(std::uint32_t index, std::uint32_t life);
   Result<void> rejoin();
-  Result<void> add_segment(std::size_t which, std::uint32_t slots, std::int64_t timeout);
+  Result<void> add_segment(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, std::int64_t timeout);
   void read_segments();
   Error attach_segments();
   std::byte* find_data(std::uint32_t slot, Error* why);
@@ -205,6 +207,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   std::vector<Segment> segments_;
   std::vector<Class> classes_;
   std::uint32_t seen_change_ = 0, slots_ = 0, slots_high_ = 0;
+  std::uint32_t leave_flags_ = 0;
   bool small_pages_ = false, no_populate_ = false, growing_ = false, enrolled_ = false;
 
   std::array<Fd, 2> bell_;  // the end we read, the end the broker gives to peers

@@ -70,6 +70,7 @@ class Queue {
 
   // All below: the lock is held.
   bool something_there();  // a receive would not wait
+  void pass_on();          // claim: another consumer sleeps while there is a message that nobody has claimed: wakes it
   enum class Settle : std::uint8_t { done, give_back };
   void settle(Message& message, Settle how);
   std::uint32_t borrowed_container() const { return borrowed_container_; }

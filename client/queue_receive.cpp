@@ -113,6 +113,18 @@ bool Queue::something_there() {
   });
 }
 
+// Each waker of a claim queue wakes one consumer, and several may have chosen this process, which now takes one message
+// and may be busy for long. It was awake for good, with the fence of Sleeper::wake_up behind it, before it comes here:
+// it sees all that was published by wakers that chose it, and whoever slept before they looked.
+void Queue::pass_on() {
+  if (kind_ != pool::QueueKind::claim || !spec_.reader) return;
+  pool::Waiters& readers = pool_->view().queue_waiters(index_).readers;
+  if ((readers.mask.load(std::memory_order_relaxed) & ~pool_->me().bit()) == 0) [[likely]]
+    return;
+  if (std::ranges::any_of(ins_, [](const auto& in) { return !in->over && in->it->unclaimed(); }))
+    pool_->me().sleeper().wake_another(readers);
+}
+
 void Queue::settle(Message& message, Settle how) {
   if (borrowed_ != &message) return;
   if (borrowed_in_ != nullptr && !borrowed_in_->over) {
@@ -138,10 +150,14 @@ void Queue::let_borrowed_go() {
 Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
   if (auto entered = enter(); !entered) return entered;
   if (!spec_.reader) return error(Status::denied, "this handle is no reader of queue '" + spec_.name + "'");
-  if (at_least_once() && borrowed_ != nullptr && borrowed_ != &message)
-    return error(Status::busy, "the message before is not done: say shmb_message_done or shmb_message_give_back first");
-  if (at_least_once() && borrowed_ == &message)
-    return error(Status::busy, "this message is not done: say shmb_message_done or shmb_message_give_back first");
+  if (at_least_once()) {
+    Pool::Lock lock(pool_->me().lock());
+    if (borrowed_ == &message)
+      return error(Status::busy, "this message is not done: say shmb_message_done or shmb_message_give_back first");
+    if (borrowed_ != nullptr)
+      return error(Status::busy,
+                   "the message before is not done: say shmb_message_done or shmb_message_give_back first");
+  }
   if (auto done = message.done(); !done) return done;
   Wait until(wait);
   {
@@ -150,6 +166,8 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
     for (unsigned overruns = 0;;) {
       if (seen_change_ != pool_->change()) look_around();
       if (try_look()) {
+        if (pool_->me().sleeper().armed()) pool_->pass_on();
+        pass_on();
         auto delivered = deliver(message, keep);
         if (!delivered) return std::unexpected(delivered.error());
         if (*delivered == Delivery::delivered) {

@@ -93,6 +93,7 @@ class Sleeper {
   void wake_one(pool::Waiters& waiters) {
     if (const std::uint64_t mask = announced(waiters)) wake_masked(mask, true);
   }
+  void wake_another(pool::Waiters& waiters);  // as wake_one, but not this process
   // The same after a seq_cst read-modify-write of the word that sleepers look at, which saves the fence.
   void wake_all_after_exchange(pool::Waiters& waiters) {
     if (const std::uint64_t mask = waiters.mask.load(std::memory_order_seq_cst)) wake_masked(mask, false);
