@@ -344,10 +344,15 @@ void Queue::look_for_reader() {
   }
   for (std::uint32_t i = 0; i < view.lanes(); ++i) {
     const pool::Stamp stamp = pool::Stamp::of(view.lane(i).stamp.load(std::memory_order_acquire));
-    if (stamp.state != static_cast<std::uint8_t>(pool::LaneState::open)) continue;
+    const bool reader_gone = stamp.state == static_cast<std::uint8_t>(pool::LaneState::reader_gone);
+    if (stamp.state != static_cast<std::uint8_t>(pool::LaneState::open) && !reader_gone) continue;
     pool::LaneEntry copy{};
     if (!lane_view(i, stamp.serial, &copy) || copy.queue != index_ || copy.queue_serial != serial_) continue;
     if (copy.from != pool_->me().index() || copy.from_life != pool_->me().life()) continue;
+    if (reader_gone) {  // it came and went between two looks of ours: nothing of ours is in that lane
+      pool_->post_through(i, stamp.serial, SHMBW_LANE_END_SENDER);
+      continue;
+    }
     if (!pool_->me().alive(copy.to, copy.to_life)) continue;
     adopt_out(i, stamp.serial);
     return;

@@ -132,7 +132,7 @@ TEST_CASE("pairs: a writer and a reader of one queue, killed at each of their st
       REQUIRE(writers > 0);
       REQUIRE(readers > 0);
       // Every pair, or a few that move through both.
-      const std::uint64_t stride = all_points() ? 1 : 17 * harness::kSlowdown;
+      const std::uint64_t stride = all_points() ? 1 : 61 * harness::kSlowdown;
       for (std::uint64_t n = 0; n < (writers + 1) * (readers + 1); n += stride) {
         Deaths deaths{n / (readers + 1), n % (readers + 1), reader_first, n % 2 == 1};
         CAPTURE(deaths.writer);

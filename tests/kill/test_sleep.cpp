@@ -23,6 +23,18 @@ bool readable(int fd, int milliseconds) {
   return ::poll(&watched, 1, milliseconds) == 1;
 }
 
+// In the current writer's ring, and asleep. Other kinds have no rings: asleep.
+bool waits(const pool::View& view, Kind kind, std::uint32_t who) {
+  for (std::uint32_t i = 0; kind == Kind::broadcast && i < view.lanes(); ++i) {
+    const pool::LaneEntry& lane = view.lane(i);
+    if (pool::Stamp::of(lane.stamp.load()).state != static_cast<std::uint8_t>(pool::LaneState::open)) continue;
+    if (view.queue(lane.queue).kind != static_cast<std::uint8_t>(kind)) continue;
+    const pool::LaneView words(view.lane_memory(lane.offset), kind, lane.cells, lane.cell_size);
+    if (words.reader(who).position.load() == 0) return false;
+  }
+  return view.wait(who).sleep.load() != 0;
+}
+
 // A peer that stays: it sleeps in receive, and writes down what it got.
 Child listen(const Stage& stage, const SharedActor& actor, const QueueSpec& spec) {
   const std::string socket = stage.broker.socket();
@@ -55,9 +67,7 @@ TEST_CASE("sleep: a message reaches who sleeps, though its sender was killed bef
                       .body =
                           [&](Self& self) {
                             auto out = self.open(stage.writes());
-                            self.wait_asleep(sleeper->index);
-                            ::usleep(kind == Kind::broadcast ? 3000 : 300);  // until it has joined the ring
-                            self.wait_asleep(sleeper->index);
+                            while (!waits(self.pool->view(), kind, sleeper->index)) ::usleep(20);
                             self.begin();
                             self.send_inline(*out, stage.id(1, 0));
                             self.end();
@@ -77,9 +87,9 @@ TEST_CASE("sleep: a message reaches who sleeps, though its sender was killed bef
                             // The sleeper's next messages.
                             auto out = must(Queue::open(at.bob, at.writes()));
                             const unsigned count = 1000 / 10;
-                            const auto joined = [&] { return at.ann->view().wait(sleeper->index).sleep.load() != 0; };
-                            if (kind == Kind::broadcast) ::usleep(3000);
-                            CHECK(at.eventually(joined));
+                            const bool ready =
+                                at.eventually([&] { return waits(at.ann->view(), kind, sleeper->index); });
+                            REQUIRE(ready);
                             for (unsigned i = 0; i < count; ++i) {
                               std::array<std::byte, kInline> body;
                               fill(body, at.id(3, i));
