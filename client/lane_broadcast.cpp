@@ -163,6 +163,12 @@ bool LaneReceiver::confirm() {
 bool LaneReceiver::attach() {
   if (kind_ != pool::QueueKind::broadcast) return true;
   SHMB_STEP(J1);
+  // The broker has attached who was there before the ring, also if its writer has come and gone since.
+  if (const std::uint64_t position = reader().position.load(std::memory_order_relaxed); position != 0) {
+    next_ = position - 1;
+    SHMB_STEP(J1_done);
+    return true;
+  }
   bool alive = sender_alive();
   SHMB_STEP(J1_done);
   if (!alive) return false;

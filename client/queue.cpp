@@ -174,6 +174,8 @@ Result<void> Queue::open_ends(bool again) {
   open_ = true;
   if (fixed->lane != pool::kNone) adopt_out(fixed->lane, fixed->lane_serial);
   look_around();
+  // A ring whose writer died while we joined it may be another writer's already: of that one nothing is missed.
+  if (seen_change_ != pool_->change()) look_around();
   return {};
 }
 
@@ -383,8 +385,10 @@ void Queue::look_for_lanes_to_read() {
     auto lane = lane_view(i, stamp.serial, &copy);
     if (!lane || copy.queue != index_ || copy.queue_serial != serial_) continue;
     if (kind_ == pool::QueueKind::line && (copy.to != me.index() || copy.to_life != me.life())) continue;
+    // A ring that is not the current one is read if we were attached to it, by the broker, before its first message.
     if (kind_ == pool::QueueKind::broadcast &&
-        (state != pool::LaneState::open || view.queue(index_).writer_lane.load(std::memory_order_acquire) != i))
+        (state != pool::LaneState::open || view.queue(index_).writer_lane.load(std::memory_order_acquire) != i) &&
+        lane->reader(me.index()).position.load(std::memory_order_relaxed) == 0)
       continue;
     auto in = std::make_unique<In>();
     in->lane = i;
@@ -404,6 +408,11 @@ void Queue::look_for_lanes_to_read() {
     }
     ins_.push_back(std::move(in));
   }
+  // Rings are read one after the other, in the order of their writers.
+  if (kind_ == pool::QueueKind::broadcast)
+    std::ranges::stable_sort(ins_, [](const auto& a, const auto& b) {
+      return static_cast<std::int32_t>(a->serial - b->serial) < 0;
+    });
 }
 
 void Queue::look_around() {

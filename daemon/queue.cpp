@@ -68,6 +68,13 @@ Error no_lane(const Pool& pool, shmbw_slot slot, std::uint64_t limit, std::uint6
                         "make the pool with more of it, or wait until the lanes of those who left are read");
 }
 
+// Who reads the queue already has all of a new ring: it is attached at its first message before the writer knows the
+// ring, whenever it looks at the directory next.
+void attach_readers(const pool::LaneView& ring, std::uint64_t readers) {
+  for (; readers != 0; readers &= readers - 1)
+    ring.reader(static_cast<std::size_t>(std::countr_zero(readers))).position.store(1, kRelaxed);  // the stamp releases
+}
+
 Result<std::uint32_t> make_lane(Pool& pool, const LaneWish& wish) {
   const pool::View& view = pool.view;
   const QueueEntry& queue = view.queue(wish.queue);
@@ -97,6 +104,8 @@ Result<std::uint32_t> make_lane(Pool& pool, const LaneWish& wish) {
     return std::unexpected(no_lane(pool, SHMBW_SLOT_LANE_BYTES, view.control_area().size() - view.header().lane_memory,
                                    lane_memory_used(view), bytes));
   pool::prepare_lane(view.lane_memory(*offset), kind, queue.cells, queue.cell_size);
+  if (kind == QueueKind::broadcast)
+    attach_readers({view.lane_memory(*offset), kind, queue.cells, queue.cell_size}, queue.readers.load(kRelaxed));
   LaneEntry& lane = view.lane(free);
   lane.queue = wish.queue;
   lane.queue_serial = stamp_of(queue).serial;
@@ -155,8 +164,12 @@ void close_ends(Pool& pool, std::uint32_t queue, std::uint32_t participant, bool
     if (state_of(lane) == LaneState::free || !of_queue(lane, entry, queue)) continue;
     if (writer && lane.from == participant && lane.from_life == life) close_sender(pool, i);
     if (reader && lane.to == participant && lane.to_life == life) close_receiver(pool, i);
+    if (!reader) continue;
     // Its word counts for this end only: the next reader on this index may take the lane up again.
-    if (reader) pool.lanes[i].through &= ~bit(participant);
+    pool.lanes[i].through &= ~bit(participant);
+    // Also in rings that it has not looked at yet, or its next end would begin at what is overwritten by then.
+    if (const KnownLane known = known_lane(pool.view, i); known && known.kind == QueueKind::broadcast)
+      known.words.reader(participant).position.store(0, kRelease);
   }
 }
 

@@ -123,6 +123,55 @@ TEST_CASE("each reader of a broadcast sees each message from its opening on") {
   CHECK(text_of(message) == "new");
 }
 
+TEST_CASE("a reader that was there before the writer has all of it, whenever it looks, and writers in their order") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 300, 4)));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto in = reader(other, "q", Kind::broadcast, 4);
+  Message message;
+  auto next = [&](const std::string& text) {
+    auto got = in->receive(message, false, kNoWait);
+    if (!got && got.error().status == Status::peer_gone) got = in->receive(message, false, kNoWait);
+    REQUIRE(got);
+    CHECK(text_of(message) == text);
+  };
+  auto out = writer(pool, "q", Kind::broadcast, 4);
+  for (int i = 0; i < 4; ++i) must(out->send(bytes_of("m" + std::to_string(i)), kNoWait));
+  CHECK(status_of(out->send(bytes_of("x"), kNoWait)) == Status::full);  // it waits for a reader that has not looked yet
+  SUBCASE("while the writer is there") {}
+  SUBCASE("when it is gone") { must(out->close(false, false)); }
+  SUBCASE("when its successor is there, or gone too") {
+    must(out->close(false, false));
+    out = writer(pool, "q", Kind::broadcast, 4);
+    must(out->send(bytes_of("later"), kNoWait));
+    SUBCASE("there") {}
+    SUBCASE("gone") { must(out->close(false, false)); }
+    for (int i = 0; i < 4; ++i) next("m" + std::to_string(i));
+    return next("later");
+  }
+  for (int i = 0; i < 4; ++i) next("m" + std::to_string(i));
+}
+
+TEST_CASE("a broadcast's reader that never looks and closes its end holds up nobody, and begins anew when it is back") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 300, 4)));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto in = reader(other, "q", Kind::broadcast, 4);
+  auto out = writer(pool, "q", Kind::broadcast, 4);
+  for (int i = 0; i < 4; ++i) must(out->send(bytes_of("m"), kNoWait));
+  CHECK(status_of(out->send(bytes_of("x"), kNoWait)) == Status::full);
+  must(in->close(false, false));
+  CHECK(status_of(out->send(bytes_of("x"), kNoWait)) == Status::peer_gone);
+  for (int i = 0; i < 9; ++i) must(out->send(bytes_of("m"), kNoWait));
+  in = reader(other, "q", Kind::broadcast, 4);
+  must(out->send(bytes_of("new"), kNoWait));
+  Message message;
+  must(in->receive(message, false, kNoWait));
+  CHECK(text_of(message) == "new");
+}
+
 TEST_CASE("a broadcast that drops its oldest never waits, and a slow reader counts what it missed") {
   const harness::BrokerFixture broker;
   auto session = open(broker);

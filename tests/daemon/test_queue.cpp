@@ -289,6 +289,33 @@ TEST_CASE("a broadcast queue's next writer gets a new generation at once, while 
   CHECK(third.lane == first.lane);
 }
 
+TEST_CASE("who reads a broadcast is attached to the next writer's ring at its first message, until it closes or dies") {
+  Scene scene;
+  auto queue = opened(queue_open(scene.reader, scene.id, "q", {kBroadcast, kReader}));
+  auto ring = opened(queue_open(scene.writer, scene.id, "q", {kBroadcast, kWriter}));
+  const pool::LaneView words = lane_words(scene.view(), ring.lane);
+  CHECK(words.reader(2).position == 1);
+  CHECK(words.reader(0).position == 0);
+  publish_bytes(words, 0);
+  SUBCASE("a ring that it has not read stays when its writer has left") {
+    CHECK(pool_leave(scene.writer, scene.id).status() == Status::ok);
+    scene.world.advance(kSecond);
+    CHECK(lane_state(scene.view(), ring.lane) == LaneState::writer_gone);
+    lane_through(scene.reader, scene.id, ring.lane, ring.lane_serial, kReceiver);
+    CHECK(lane_state(scene.view(), ring.lane) == LaneState::free);
+  }
+  SUBCASE("closed") {
+    CHECK(queue_close(scene.reader, scene.id, queue, SHMBW_QUEUE_CLOSE_READER).status() == Status::ok);
+    CHECK(words.reader(2).position == 0);
+  }
+  SUBCASE("dead") {
+    scene.reader.die();
+    scene.world.advance(kSecond);
+    CHECK(words.reader(2).position == 0);
+    CHECK(scene.state(2) == kFree);
+  }
+}
+
 TEST_CASE("who leaves with unread messages leaves an index that waits for their readers") {
   Scene scene;
   opened(queue_open(scene.writer, scene.id, "q", {kLine, kWriter}));

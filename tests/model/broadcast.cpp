@@ -21,7 +21,8 @@ enum class Broken : std::uint8_t {
   V25,
   no_j3,
   no_w1_fence,
-  recycled_by_positions
+  recycled_by_positions,
+  late_readers
 };
 
 struct Shape {
@@ -75,6 +76,7 @@ class Broadcast {
   };
   struct Ring {
     std::uint8_t recycled, through;  // the broker's books; a bit per reader
+    std::uint8_t early;              // which readers were there before the ring
     std::uint8_t tail, positions[Readers];
     Cell cells[C];
     std::uint8_t sent[C];  // the writer's memory: 1 + slot
@@ -358,6 +360,7 @@ class Broadcast {
       case kJ6:
         return go(s, i, Step::J6, emit, [&](State&, Participant& me) {
           me.at = s.rings[now.ring].tail;
+          missed(s.rings[now.ring], me_in_ring, emit);
           me.pc = is(Broken::V14) ? kJ2 : kJ7;
         });
       case kJ7:
@@ -447,6 +450,12 @@ class Broadcast {
       const Participant& writer = s.p[now.ring];
       if (writer.life == 0) return;  // that generation is not there yet
       return go(s, i, Step::J1, emit, [&](State&, Participant& me) {
+        if (const int position = s.rings[now.ring].positions[me_in_ring]; position != 0) {  // the broker has attached it
+          me.at = static_cast<std::uint8_t>(position - 1);
+          me.attached = 1;
+          return;
+        }
+        if (!writer_lives()) missed(s.rings[now.ring], me_in_ring, emit);
         me.pc = !writer_lives() ? kThrough : is(Broken::V14) ? kJ6 : kJ2;
       });
     }
@@ -463,6 +472,9 @@ class Broadcast {
     } else if (!writer_lives()) {
       go(s, i, Step::L1, emit, [&](State&, Participant& me) { me.pc = kL2; });
     }
+  }
+  static void missed(const Ring& ring, int reader, Emit<State>& emit) {
+    if ((ring.early & 1 << reader) != 0 && ring.tail > 0) emit.fault("I5: a message after its opening was not seen");
   }
   // The reader believes the message and has the slot.
   static void accept(State&, Participant& me, Emit<State>& emit) {
@@ -563,8 +575,14 @@ class Broadcast {
       ++n.p[i].life;
       n.p[i].state = kLive;
       n.p[i].pc = kIdle;
+      for (int r = 0; r < Readers && i < Writers; ++r) {
+        if (s.p[Writers + r].state != kLive) continue;
+        n.rings[i].early |= static_cast<std::uint8_t>(1 << r);
+        if (!is(Broken::late_readers)) n.rings[i].positions[r] = 1;
+      }
       for (int w = 0; w < Writers && i >= Writers; ++w) {  // it can attach to rings of living writers only
         const std::uint8_t bit = static_cast<std::uint8_t>(1 << (i - Writers));
+        n.rings[w].early &= static_cast<std::uint8_t>(~bit);
         const bool gone = s.p[w].life != 0 && s.p[w].state != kLive;
         n.rings[w].through = static_cast<std::uint8_t>(gone ? n.rings[w].through | bit : n.rings[w].through & ~bit);
       }
@@ -629,5 +647,7 @@ void add_broadcasts(std::vector<Instance>& all) {
   add<1, 1, 2, 1>(all, "M4", block + ": no fence W1", {.messages = 3, .kills = 1, .broken = Broken::no_w1_fence});
   add<1, 1, 2, 1>(all, "M5", block + ": recycled when no position is set, readers not asked",
                   {.messages = 1, .kills = 1, .broken = Broken::recycled_by_positions});
+  add<1, 1, 2, 1>(all, "M9", block + ": readers that were there attach themselves",
+                  {.messages = 2, .broken = Broken::late_readers});
 }
 }  // namespace shmb::model
