@@ -132,9 +132,10 @@ Sys<Received> receive_data(int fd, std::span<std::byte> buffer) {
 
 static_assert(sizeof(OneDescriptor) == CMSG_SPACE(sizeof(int)));
 
+// Not all of the room: the kernel would fill what the alignment leaves with a second one.
 void room_for_one(msghdr& message, OneDescriptor& room) {
   message.msg_control = room.bytes;
-  message.msg_controllen = sizeof room.bytes;
+  message.msg_controllen = CMSG_LEN(sizeof(int));
 }
 
 bool take_one(msghdr& message, Fd& descriptor) {
@@ -193,6 +194,21 @@ Sys<void> send(int fd, std::span<const std::byte> head, std::span<const std::byt
   }
   const int flags = MSG_NOSIGNAL | (wait ? 0 : MSG_DONTWAIT);
   return call_void(Call::send, [&] { return ::sendmsg(fd, &message, flags); });
+}
+
+bool is_pair_end(int fd) {
+  int domain = 0, type = 0;
+  socklen_t size = sizeof domain;
+  if (!read_option(fd, SO_DOMAIN, &domain, size) || domain != AF_UNIX) return false;
+  size = sizeof type;
+  if (!read_option(fd, SO_TYPE, &type, size) || (type != SOCK_SEQPACKET && type != SOCK_STREAM)) return false;
+  // A service has a name, and whoever connected to it sees it.
+  auto unnamed = [&](int (*ask)(int, sockaddr*, socklen_t*)) {
+    sockaddr_un address{};
+    socklen_t length = sizeof address;
+    return ask(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 && length == sizeof address.sun_family;
+  };
+  return unnamed(&::getsockname) && unnamed(&::getpeername);
 }
 
 Sys<int> unread_bytes(int fd) {

@@ -38,7 +38,8 @@ Sys<Received> receive(int fd, std::span<std::byte> buffer, std::vector<Fd>& fds,
 // The same without room for descriptors: the kernel closes what came with the packet, none enters our table, and
 // control_truncated tells. Never waits.
 Sys<Received> receive_data(int fd, std::span<std::byte> buffer);
-// The same with room for one descriptor. bad_control: more came (they are closed), or something else.
+// The same with room for one descriptor, which is handed over in any case. control_truncated: more came, and the kernel
+// has dropped them; bad_control: something else came.
 Sys<Received> receive_one(int fd, std::span<std::byte> buffer, Fd& descriptor);
 // Its two halves, for a receive that an engine makes: room before, and what came after it. False: as bad_control.
 struct OneDescriptor {
@@ -52,6 +53,10 @@ Sys<void> shutdown(int fd);
 // Borrowed descriptor numbers.
 Sys<void> send(int fd, std::span<const std::byte> head, std::span<const std::byte> body, std::span<const int> fds,
                bool wait);
+// Whether a descriptor that somebody else made is one end of a connected UNIX pair without names, as seqpacket_pair
+// makes them, or of a stream pair. Asks sockets only: a file behind it, whoever serves it, is not asked and cannot make
+// us wait.
+bool is_pair_end(int fd);
 Sys<int> unread_bytes(int fd);  // SIOCOUTQ: 0 once the peer has read everything we sent
 
 struct Credentials {

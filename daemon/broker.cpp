@@ -51,6 +51,7 @@ class Broker final : public Books {
     world_.closed_here = 0;
     world_.timers.run(now);
   }
+  bool close_elsewhere(Fd fd) override { return daemon::close_elsewhere(world_, std::move(fd)); }
   int wake_fd() const override { return world_.closer.wake_fd(); }
   void woken() override { closed_regions(world_); }
   bool idle() const override { return world_.live_sessions == 0 && world_.regions.empty() && world_.pools.empty(); }

@@ -37,6 +37,7 @@ Connection::Connection(Transport& transport, Fd socket, Identity identity)
                                        this, std::uint64_t{identity_.facts.uid} << 32 | identity_.facts.pid)) {}
 
 Connection::~Connection() {
+  discard_brought();
   transport_.engine().remove(*this);
   transport_.engine().unwatch(death_);
 }
@@ -81,21 +82,27 @@ void Connection::take_descriptors() {
 
 void Connection::on_arrival(Arrival& arrival) {
   asked_ = false;
+  discard_brought();
+  brought_ = std::move(arrival.descriptor);
   if (arrival.error == ECONNRESET) return end(Ending::end_of_file);  // it closed with something unread
   if (arrival.error != 0) return drop("receive failed: " + errno_text(arrival.error));
-  if (arrival.bytes.empty() && !arrival.brought_descriptors && !arrival.descriptor) {
+  if (arrival.bytes.empty() && !arrival.brought_descriptors && !brought_) {
     // An empty packet looks the same to us; its sender loses the session like one that closed it.
     return end(Ending::end_of_file);
   }
   if (arrival.truncated) return drop("a packet is longer than any message");
   if (arrival.brought_descriptors) return drop("sent descriptors that nobody asked for");
-  brought_ = std::move(arrival.descriptor);
   if (!may_serve(arrival.bytes)) {
     held_.assign(arrival.bytes.begin(), arrival.bytes.end());
     holding_ = true;
     return go_on();
   }
   serve(arrival.bytes);
+}
+
+void Connection::discard_brought() {
+  if (brought_ && !transport_.books().close_elsewhere(std::move(brought_)))
+    drop("closing the descriptors that it sends takes too long");
 }
 
 // Law 8: not while a reply of this session is unread; and not what is answered with descriptors while other sessions of
@@ -114,7 +121,7 @@ void Connection::serve(wire::Bytes packet) {
   replied_ = false;
   transport_.books().packet(*session_, *view);
   serving_ = false;
-  brought_.reset();
+  discard_brought();
   if (ending_ != Ending::none) return;
   if (!greeted_ && transport_.books().greeted(*session_)) {
     greeted_ = true;

@@ -68,6 +68,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   void on_hello_timeout();
   bool may_serve(wire::Bytes packet);
   void serve(wire::Bytes packet);
+  void discard_brought();
   void go_on();  // after anything was sent or served: what is waited for now
 
   struct Death final : Waiter {

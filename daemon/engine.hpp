@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -40,7 +41,7 @@ class Port {
     bool truncated = false;  // longer than any message may be
     // More than there was room for, or what is no descriptor: dropped by the kernel.
     bool brought_descriptors = false;
-    Fd descriptor;  // of a port that takes one; a second that slips through is brought_descriptors
+    Fd descriptor;  // of a port that takes one; also with an error of any kind. Not to be closed on this thread
     int error = 0;
   };
   virtual void on_arrival(Arrival& arrival) = 0;
@@ -58,6 +59,7 @@ class Port {
 class Engine {
  public:
   virtual ~Engine() = default;
+  std::function<void(Fd)> discard;  // what a peer sent for a port that is gone; empty: closed here
   virtual Sys<void> watch(int fd, Waiter& waiter) = 0;
   virtual void unwatch(Waiter& waiter) = 0;  // before its descriptor is closed; no call comes afterwards
   virtual Sys<void> add(int fd, Port& port) = 0;

@@ -274,6 +274,7 @@ class UringEngine final : public Engine {
         slot.port->on_arrival(arrival);
       }
     }
+    if (descriptor && discard) discard(std::move(descriptor));
     if (has_buffer) put_back(id);
   }
 

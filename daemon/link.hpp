@@ -79,6 +79,9 @@ class Books {
   virtual void forget(Session&) {}
   virtual std::int64_t next_deadline() const = 0;  // CLOCK_BOOTTIME ns, INT64_MAX none
   virtual void tick(std::int64_t now) = 0;
+  // Of a descriptor that a peer made: it may stand for anything, and the close of a file on the peer's own file system
+  // waits for the peer. False: too many such closes are under way, so its sender should not be heard any more.
+  virtual bool close_elsewhere(Fd) { return true; }
   virtual int wake_fd() const = 0;  // readable when a helper thread has finished something
   virtual void woken() = 0;
   virtual bool idle() const = 0;  // no session and no kept region: a private broker may end

@@ -12,6 +12,7 @@
 #include "base/sys_futex.hpp"
 #include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
 #include "daemon/create.hpp"
 #include "daemon/grant.hpp"
 #include "daemon/refuse.hpp"
@@ -109,7 +110,7 @@ void admit(World& world, Session& session, Pool& pool, std::uint32_t index, bool
 
 void close_doorbell(World& world, Participant& who) {
   if (!who.doorbell) return;
-  who.doorbell.reset();
+  (void)close_elsewhere(world, std::move(who.doorbell));
   --world.open_descriptors;
   if (world.facts.descriptor_freed) world.facts.descriptor_freed();
 }
@@ -383,16 +384,21 @@ Result<Cut> add_segment(World& world, Session& session, Pool& pool, const shmbw_
 }
 
 Result<void> set_doorbell(World& world, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell) {
-  auto facts = sys::file_facts(doorbell.get());
-  if (!facts || !facts->is_socket)
-    return error(Status::invalid, "a doorbell is one end of a socket pair; another kind of descriptor came");
+  auto refused = [&](Error why) {
+    (void)close_elsewhere(world, std::move(doorbell));
+    return std::unexpected(std::move(why));
+  };
+  if (!sys::is_pair_end(doorbell.get()))
+    return refused(plain(Status::invalid, "a doorbell is one end of a socket pair; another kind of descriptor came"));
   Participant& who = pool.participants[index];
   if (!who.doorbell) {
-    if (!world.descriptors_left(1, session.admin)) return std::unexpected(refuse_descriptors(world, 1));
+    if (!world.descriptors_left(1, session.admin)) return refused(refuse_descriptors(world, 1));
     ++world.open_descriptors;
   }
   who.doorbell = std::move(doorbell);
   return {};
+  } else {
+    (void)close_elsewhere(world, std::move(who.doorbell));
 }
 
 void Pool::on_timer(std::int64_t now) {

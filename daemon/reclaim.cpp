@@ -28,6 +28,11 @@ Closer::~Closer() {
   if (thread_.joinable()) thread_.join();
 }
 
+std::size_t Closer::waiting() {
+  std::lock_guard lock(mutex_);
+  return waiting_;
+}
+
 bool Closer::close(Fd& fd, std::uint64_t region) {
   if (!thread_.joinable()) {
     try {
@@ -41,6 +46,7 @@ bool Closer::close(Fd& fd, std::uint64_t region) {
     std::lock_guard lock(mutex_);
     first = jobs_.empty();
     jobs_.push_back({std::move(fd), region});
+    ++waiting_;
   }
   if (first) ready_.notify_one();
   return true;
@@ -60,9 +66,11 @@ void Closer::run() {
     lock.unlock();
     for (Job& job : batch) job.fd.reset();
     lock.lock();
-    for (const Job& job : batch) finished_.push_back(job.region);
+    waiting_ -= batch.size();
+    if (wake_)
+      for (const Job& job : batch) finished_.push_back(job.region);
     batch.clear();
-    sys::event_signal(wake_.get());
+    if (wake_) sys::event_signal(wake_.get());
   }
 }
 
@@ -70,6 +78,15 @@ std::vector<std::uint64_t> Closer::finished() {
   sys::event_drain(wake_.get());
   std::lock_guard lock(mutex_);
   return std::exchange(finished_, {});
+}
+
+bool close_elsewhere(World& world, Fd fd) {
+  if (!fd) return true;
+  if (!world.strangers.close(fd)) {
+    world.log(4, "no helper thread could be started: closing a client's descriptor while others wait");
+    fd.reset();
+  }
+  return world.strangers.waiting() < kStrangersAtMost;
 }
 
 static void erase_region(World& world, Region& region) {

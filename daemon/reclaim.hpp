@@ -25,6 +25,7 @@ class Session;
 struct Region;
 
 inline constexpr std::uint64_t kCloseElsewhereFrom = std::uint64_t{64} << 20;
+inline constexpr std::size_t kStrangersAtMost = 64;
 inline constexpr std::uint32_t kCloseHereAtMost = 4;  // of the regions that one end of a session or group frees
 
 struct Tally {
@@ -35,10 +36,11 @@ struct Tally {
 // The helper thread, started when there is first something for it.
 class Closer {
  public:
-  static Sys<void> prepare(Closer& closer);  // its eventfd
+  static Sys<void> prepare(Closer& closer);  // its eventfd; without it nobody hears what has been closed
   ~Closer();
   // False: no thread could be started, the caller closes.
-  bool close(Fd& fd, std::uint64_t region);
+  bool close(Fd& fd, std::uint64_t region = 0);
+  std::size_t waiting();  // closes that have not returned
   int wake_fd() const { return wake_.get(); }
   std::vector<std::uint64_t> finished();  // regions whose close has returned
 
@@ -53,6 +55,7 @@ class Closer {
   std::condition_variable ready_;
   std::vector<Job> jobs_;
   std::vector<std::uint64_t> finished_;
+  std::size_t waiting_ = 0;
   bool stop_ = false;
   std::thread thread_;
 };
@@ -77,6 +80,9 @@ void report_reclaim(World& world, const Session& session, const Tally& tally, st
                     const std::string& group_text);
 void report_exit(World& world, std::uint64_t session, const sys::ExitInfo* how);
 
+// Closes a descriptor that a client made, on a thread of its own: what it stands for is the client's, which may let the
+// close wait for ever. False: so many wait that no more of them should be taken.
+bool close_elsewhere(World& world, Fd fd);
 // Frees a region that nothing holds.
 void free_region(World& world, Region& region, bool at_once = false);
 // Frees (or, with `recycle`, shelves) it if nothing holds it any more. True: it is gone.

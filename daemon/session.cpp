@@ -137,7 +137,8 @@ void serve_hello(World& world, Session& session, const wire::PacketView& packet)
   session.fork_secret = *secret;
   if (auto admitted = admit(world, session, *hello); !admitted) return request.fail(admitted.error());
   session.library = printable(*library);
-  session.takes_descriptors = (hello->features & SHMBW_FEATURE_PASS_RIGHTS) != 0;
+  session.takes_descriptors =
+      (hello->features & SHMBW_FEATURE_PASS_RIGHTS) != 0 && world.strangers.waiting() < kStrangersAtMost;
   if (session.takes_descriptors) session.link->take_descriptors();
   session.phase = Phase::greeted;
 

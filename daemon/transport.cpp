@@ -44,11 +44,13 @@ void Transport::close_all() {
   engine_.unwatch(wake_);
   idle_timer_.cancel();
   sweep_.cancel();
+  engine_.discard = nullptr;
   books_ = nullptr;
 }
 
 Sys<void> Transport::attach(Books& books) {
   books_ = &books;
+  engine_.discard = [&books](Fd descriptor) { (void)books.close_elsewhere(std::move(descriptor)); };
   if (int fd = books.wake_fd(); fd >= 0) return engine_.watch(fd, wake_);
   return {};
 }

@@ -80,6 +80,29 @@ void send_raw(const Fd& end, std::string_view text, std::span<const int> fds) {
 
 }  // namespace
 
+TEST_CASE("an end of a pair is told from sockets with a name, other sockets and files, which are not asked") {
+  auto pair = sys::seqpacket_pair();
+  CHECK(sys::is_pair_end((*pair)[0].get()));
+  CHECK(sys::is_pair_end((*pair)[1].get()));
+  int stream[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, stream) == 0);
+  const Fd one = Fd::adopt(stream[0]), other = Fd::adopt(stream[1]);
+  CHECK(sys::is_pair_end(one.get()));
+  REQUIRE(::socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, stream) == 0);
+  const Fd letter = Fd::adopt(stream[0]), box = Fd::adopt(stream[1]);
+  CHECK_FALSE(sys::is_pair_end(letter.get()));
+  const harness::TempDir folder;
+  auto listener = sys::seqpacket_socket(true), client = sys::seqpacket_socket(false);
+  CHECK_FALSE(sys::is_pair_end(client->get()));
+  REQUIRE(sys::bind_path(listener->get(), folder.file("socket")));
+  REQUIRE(sys::listen(listener->get(), 1));
+  REQUIRE(sys::connect_path(client->get(), folder.file("socket")));
+  auto accepted = sys::accept(listener->get());
+  for (const int fd : {listener->get(), client->get(), accepted->get()}) CHECK_FALSE(sys::is_pair_end(fd));
+  const Fd file = Fd::adopt(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  CHECK_FALSE(sys::is_pair_end(file.get()));
+}
+
 TEST_CASE("a packet of head and body arrives as one") {
   auto [left, right] = pair();
   REQUIRE(sys::send(left.get(), bytes("head"), bytes("body"), {}, true));

@@ -450,7 +450,8 @@ class Broadcast {
       const Participant& writer = s.p[now.ring];
       if (writer.life == 0) return;  // that generation is not there yet
       return go(s, i, Step::J1, emit, [&](State&, Participant& me) {
-        if (const int position = s.rings[now.ring].positions[me_in_ring]; position != 0) {  // the broker has attached it
+        if (const int position = s.rings[now.ring].positions[me_in_ring];
+            position != 0) {  // the broker has attached it
           me.at = static_cast<std::uint8_t>(position - 1);
           me.attached = 1;
           return;
