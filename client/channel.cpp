@@ -67,6 +67,7 @@ std::vector<Fd> Channel::forget() {
   pending_.clear();
   subscriptions_.clear();
   event_waiters_.clear();
+  listeners_.clear();
   events_.clear();
   unsent_.clear();
   dropped_ = 0;
@@ -332,6 +333,10 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
   const bool granted = view.header.status == 0;
   if (pending.call == nullptr || descriptors_lost) {
     if (granted && pending.op != 0) give_back(view);
+    // A peer's doorbell that came too late for who wanted to ring it: the peer still sleeps.
+    constexpr std::byte one{1};
+    if (granted && pending.op == SHMBW_OP_POOL_DOORBELL && !fds.empty())
+      (void)sys::send(fds.front().get(), {&one, 1}, {}, {}, false);
     if (pending.call == nullptr) return;
   }
   if (granted && pending.subscription != nullptr) {
@@ -438,7 +443,10 @@ void Channel::take_event(const wire::PacketView& view) {
       break;
     }
     default:
-      return;  // of a newer broker
+      // What a pool_changed means stands in the pool's directory. Others are of a newer broker.
+      if (kind == SHMBW_EVENT_POOL_CHANGED)
+        for (const int listener : listeners_) sys::event_signal(listener);
+      return;
   }
   if (const auto own = subscriptions_.find(event.watch); own != subscriptions_.end() && event.watch != 0) {
     own->second->events.push_back(std::move(event));
@@ -493,6 +501,16 @@ bool Channel::pump() {
     pass_the_lead();
   }
   return !lost_;
+}
+
+void Channel::add_listener(int event) {
+  Lock lock(mutex_);
+  if (std::ranges::find(listeners_, event) == listeners_.end()) listeners_.push_back(event);
+}
+
+void Channel::remove_listener(int event) {
+  Lock lock(mutex_);
+  std::erase(listeners_, event);
 }
 
 int Channel::socket_descriptor() {

@@ -105,6 +105,9 @@ class Channel {
   // For other waiting beside it: takes what has arrived, without waiting. False: the session is lost.
   bool pump();
   int socket_descriptor();  // -1: lost
+  // An eventfd that is signalled when the broker tells of a pool, whoever reads that from the socket.
+  void add_listener(int event);
+  void remove_listener(int event);
 
   bool lost();
   std::string lost_reason();
@@ -159,6 +162,7 @@ class Channel {
   std::unordered_map<std::uint64_t, Pending> pending_;
   std::unordered_map<std::uint64_t, Subscription*> subscriptions_;
   std::vector<Waiter*> event_waiters_;
+  std::vector<int> listeners_;
   std::deque<Event> events_;
   std::deque<std::vector<std::byte>> unsent_;
   std::uint64_t dropped_ = 0;

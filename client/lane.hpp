@@ -126,6 +126,7 @@ class LaneReceiver {
   Look look(Received& out);
   bool unclaimed() const;  // claim: is there a message that nobody has claimed
   bool is_there() const;  // line: look() would give a message
+  bool another_behind() const;  // line, broadcast: and one more once this one is done
   // Line: the next message without a detour, if it is there and is bytes, which are copied to `to` (kTagMaxInline
   // bytes of room), or one slot. Nothing: look() says what is the case. done() must follow.
   enum class Plain { nothing, bytes, slot };
@@ -139,6 +140,8 @@ class LaneReceiver {
   void give_back() { give_back(position_); }  // claim: it goes back to the queue, for any consumer
   void give_back(std::uint64_t position);
 
+  // Claim: the last look found nothing to take, but messages that others have claimed, which may come back.
+  bool claimed_by_others() const { return claimed_by_others_; }
   std::uint64_t lost() const { return lost_; }  // drop-oldest: overwritten before this reader saw them
   std::uint64_t lag() const;                    // messages that wait, as far as the sender's hint tells
   // Broadcast: J1..J7, from the next message on. False: the writer is gone, look for the next generation.
@@ -148,7 +151,7 @@ class LaneReceiver {
  private:
   Look look_again(std::uint64_t word, Received& out);
   Look look_claim(Received& out);
-  Look find_claim(Received& out, bool& claimed_by_others);
+  Look find_claim(Received& out);
   Look look_broadcast(Received& out);
   Look read_broadcast(Received& out);
   void skip_to(std::uint64_t position);
@@ -166,6 +169,7 @@ class LaneReceiver {
   std::uint64_t position_ = 0;  // of the last message that look() gave
   std::uint64_t word_ = 0;      // broadcast: of its cell
   std::uint64_t lost_ = 0;
+  bool claimed_by_others_ = false;
 };
 
 // ---------------------------------------------------------------- the inline path
@@ -258,6 +262,11 @@ inline bool LaneReceiver::copy_body(const std::byte* body, std::uint64_t word, s
 
 inline bool LaneReceiver::is_there() const {
   return (lane_.cell(next_).word.load(std::memory_order_acquire) & kWithoutTag) == pool::CellWord::full(next_, 0);
+}
+
+inline bool LaneReceiver::another_behind() const {
+  const std::uint64_t word = lane_.cell(next_ + 1).word.load(std::memory_order_acquire) & kWithoutTag;
+  return word == pool::CellWord::full(next_ + 1, 0);
 }
 
 inline LaneReceiver::Plain LaneReceiver::look_plain(std::byte* to, std::uint32_t& bytes, pool::Handle& slot) {

@@ -97,26 +97,25 @@ void LaneSender::expire(std::int64_t now) {
 }
 
 LaneReceiver::Look LaneReceiver::look_claim(Received& out) {
-  bool claimed_by_others = false;
-  Look found = find_claim(out, claimed_by_others);
+  Look found = find_claim(out);
   if (found != Look::empty) return found;
   SHMB_STEP(L1);
   const bool alive = sender_alive();
   SHMB_STEP(L1_done);
   if (alive) return Look::empty;
   SHMB_STEP(L2);
-  found = find_claim(out, claimed_by_others);
+  found = find_claim(out);
   SHMB_STEP(L2_done);
   // What others have claimed may come back.
-  return found == Look::empty && !claimed_by_others ? Look::drained : found;
+  return found == Look::empty && !claimed_by_others_ ? Look::drained : found;
 }
 
-LaneReceiver::Look LaneReceiver::find_claim(Received& out, bool& claimed_by_others) {
+LaneReceiver::Look LaneReceiver::find_claim(Received& out) {
   constexpr int kTries = 64;  // each failure means that somebody else got on, or writes nonsense
   const std::uint64_t cells = lane_.cells();
   int laps = 0;
   for (int tries = 0; tries < kTries; ++tries) {
-    claimed_by_others = false;
+    claimed_by_others_ = false;
     SHMB_STEP(C1);
     std::uint64_t head = lane_.head().load(std::memory_order_acquire);
     SHMB_STEP(C1_done);
@@ -136,7 +135,7 @@ LaneReceiver::Look LaneReceiver::find_claim(Received& out, bool& claimed_by_othe
       }
       if (ahead < 0 || w.is(CellState::busy) || w.state >= pool::kClaimedBy + pool::kParticipants) return Look::broken;
       at_end = w.is(CellState::empty);
-      if (w.claimed()) claimed_by_others = true;
+      if (w.claimed()) claimed_by_others_ = true;
       if (!w.is(CellState::full)) continue;
       const CellWord mine{w.position, static_cast<std::uint8_t>(pool::kClaimedBy + participant_.index()), w.tag};
       SHMB_STEP(C4);

@@ -354,9 +354,22 @@ Result<void> Pool::add_segment(std::uint64_t slot_size, std::uint32_t slots, std
 
 // Slots
 
+Error Pool::why_broken() const {
+  switch (static_cast<pool::Broken>(view_.header().broken.load(std::memory_order_relaxed))) {
+    case pool::Broken::group_ended:
+      return error(Status::group_ended, "the pool's group has ended, and the pool with it").error();
+    case pool::Broken::broker_ended:
+      return error(Status::session_lost, "the broker has ended, and the pool with it: connect again").error();
+    default:
+      return error(Status::broken,
+                   "the pool is broken: a participant has written impossible words into it; make a new one")
+          .error();
+  }
+}
+
 Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
   if (read_only_) return error(Status::denied, "this process opened the pool read-only: it takes no slots");
-  if (broken()) return error(Status::broken, "the broker found the pool's shared words impossible: make a new one");
+  if (broken()) return std::unexpected(why_broken());
   if (classes_.empty())
     return error(Status::invalid,
                  "the pool has no slots: it was made for queues alone. Make one with size classes, or "
@@ -401,7 +414,7 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
         wait.until());
     if (slot) return *slot;
     if (!woken) return std::unexpected(woken.error());
-    if (broken()) return error(Status::broken, "the broker found the pool's shared words impossible: make a new one");
+    if (broken()) return std::unexpected(why_broken());
     if (!*woken || (late && wait.until().passed()))
       return error(Status::deadline, "no slot became free before the deadline: " + used);
     late = wait.until().passed();

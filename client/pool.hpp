@@ -122,6 +122,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   bool is_fresh_child() const { return !mark_.intact(); }
   std::uint32_t change() const { return view_.header().change.load(std::memory_order_acquire); }
   bool broken() const { return view_.header().broken.load(std::memory_order_relaxed) != 0; }
+  Error why_broken() const;
 
   // All below: the lock is held.
   Result<std::uint32_t> take(std::uint64_t length, Wait& wait, Lock& lock);
@@ -153,7 +154,8 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   bool arm(QueueSet& set);  // false: it has something already
   void disarm(QueueSet& set);
   void pass_on();  // see QueueSet::pass_on, for all that are armed
-  void ring_heard(QueueSet& set);
+  bool ring_heard(QueueSet& set);  // false: it is at its end, a peer has shut it down
+  int doorbell_descriptor() const { return bell_[0] ? bell_[0].get() : -1; }
 
   void lock_for_fork() override { me_->lock().lock(); }
   void unlock_after_fork() override { me_->lock().unlock(); }
@@ -175,7 +177,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   };
   struct PeerBell {
     std::uint32_t life = 0;
-    bool known = false;
+    std::int64_t not_before = 0;  // without a descriptor: the next time to ask for it
     Fd fd;
   };
 

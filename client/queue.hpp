@@ -69,7 +69,8 @@ class Queue {
   void set_spin() { pool_->me().sleeper().set_spin(spec_.spin); }
 
   // All below: the lock is held.
-  bool something_there();  // a receive would not wait
+  // A receive would not wait. `taken`: this is one, and takes what was seen.
+  bool something_there(bool taken);
   void pass_on();          // claim: another consumer sleeps while there is a message that nobody has claimed: wakes it
   enum class Settle : std::uint8_t { done, give_back };
   void settle(Message& message, Settle how);
@@ -126,10 +127,14 @@ class Queue {
   std::unexpected<Error> broken_error(const char* what) const;
 
   bool try_look();
+  bool message_waits();
+  bool finish_after(In& in, LaneReceiver::Look look, bool again);
   void finish(In& in, bool tell);
+  void done(In& in, std::uint64_t position);
   void refuse(In& in);
   Result<Delivery> deliver(Message& message, bool keep);
   bool empty_at_once(Message& message);
+  Delivery deliver_denied(Message& message, In& in, shmbw_region_ref region, const Error& why, bool keep);
   Result<Delivery> deliver_list(Message& message, In& in, bool keep);
   bool keep_slot(Message::Part& part, In& in);
   void attach_parts(Message& message);

@@ -16,8 +16,7 @@ constexpr unsigned kOverruns = 64;  // messages that were overwritten, until a r
 
 // The lane holds what its messages name: who names anything else does not keep to the rules.
 bool never_held(const Error& error) {
-  return error.status == Status::not_found || error.status == Status::stale || error.status == Status::denied ||
-         error.status == Status::invalid;
+  return error.status == Status::not_found || error.status == Status::stale || error.status == Status::invalid;
 }
 
 }  // namespace
@@ -35,7 +34,7 @@ bool Queue::try_look() {
       const auto look = in.it->look(received_);
       if (look == LaneReceiver::Look::message) {
         if (received_.deadline != 0 && received_.deadline <= sys::now_monotonic()) {
-          in.it->done(received_.position);
+          done(in, received_.position);
           ++expired_;
           // What is behind a whole lap of them came during this look, and its sender wakes who goes to sleep.
           if (++too_late == cells_) break;
@@ -45,20 +44,57 @@ bool Queue::try_look() {
         next_in_ = at + 1;
         return true;
       }
-      if (look == LaneReceiver::Look::broken) {
-        broken_ = true;
-        finish(in, true);
-      } else if (look == LaneReceiver::Look::drained) {
-        finish(in, true);
-      } else if (in.writer_closed) {
-        // Its writer was seen to have closed: what it sent is visible to a look after that.
-        if (!again) {
-          again = true;
-          continue;
+      if (!finish_after(in, look, again)) break;
+      again = true;
+    }
+    if (kind_ == pool::QueueKind::broadcast && !in.over) return false;
+  }
+  return false;
+}
+
+// A look found no message: is the lane over? True: look once more first.
+bool Queue::finish_after(In& in, LaneReceiver::Look look, bool again) {
+  if (look == LaneReceiver::Look::broken) broken_ = true;
+  else if (look == LaneReceiver::Look::empty) {
+    if (!in.writer_closed || in.it->claimed_by_others()) return false;
+    // Its writer was seen to have closed: what it sent is visible to a look after that.
+    if (!again) return true;
+  }
+  finish(in, true);
+  return false;
+}
+
+// As try_look(), for a wait that is not part of a receive: nothing is claimed, or nobody else could have it meanwhile,
+// and behind a borrowed message its successor counts, because a receive says done for it.
+bool Queue::message_waits() {
+  if (pending_ != nullptr) return true;
+  if (borrowed_ != nullptr && at_least_once()) return false;  // a receive would be refused
+  for (auto& one : ins_) {
+    In& in = *one;
+    if (in.over) continue;
+    if (kind_ == pool::QueueKind::claim && in.it->unclaimed()) return true;
+    if (&in == borrowed_in_) {
+      // Its writer may have gone: that is told once the borrowed one is done.
+      if (in.writer_closed || !pool_->me().alive(in.from, in.from_life)) return true;
+      if (kind_ == pool::QueueKind::claim) continue;
+      if (in.it->another_behind()) return true;
+      if (kind_ == pool::QueueKind::broadcast) return false;  // a later ring is not read before
+      continue;
+    }
+    for (bool again = false;;) {
+      const auto look = in.it->look(received_);
+      if (look == LaneReceiver::Look::message) {
+        if (kind_ == pool::QueueKind::claim) {  // it came, or came back, this moment
+          in.it->give_back();
+          return true;
         }
-        finish(in, true);
+        if (received_.deadline == 0 || received_.deadline > sys::now_monotonic()) return true;
+        done(in, received_.position);
+        ++expired_;
+        return true;  // what is behind it is seen by the receive
       }
-      break;
+      if (!finish_after(in, look, again)) break;
+      again = true;
     }
     if (kind_ == pool::QueueKind::broadcast && !in.over) return false;
   }
@@ -71,15 +107,12 @@ void Queue::finish(In& in, bool tell) {
   if (tell) pool_->post_through(in.lane, in.serial, SHMBW_LANE_END_RECEIVER);
 }
 
-// Its message cannot be. A claimed one is done, or it would stay claimed while this process lives.
-void Queue::refuse(In& in) {
-  if (kind_ == pool::QueueKind::claim) in.it->done(received_.position);
-  finish(in, true);
-}
+// Its message cannot be, and nobody can have it. What its writer sends after it is read on.
+void Queue::refuse(In& in) { done(in, received_.position); }
 
 std::optional<Error> Queue::news() {
   if (std::exchange(broken_, false)) return broken_error("a lane").error();
-  if (pool_->broken()) return broken_error("something").error();
+  if (pool_->broken()) return pool_->why_broken();
   for (auto gone = gone_writers_.begin(); gone != gone_writers_.end();) {
     const bool unread = std::ranges::any_of(
         ins_, [&](const auto& in) { return !in->over && in->from == gone->index && in->from_life == gone->life; });
@@ -102,9 +135,9 @@ std::optional<Error> Queue::news() {
   return std::nullopt;
 }
 
-bool Queue::something_there() {
+bool Queue::something_there(bool taken) {
   if (seen_change_ != pool_->change()) look_around();
-  if (try_look() || broken_ || closed_ || pool_->broken()) return true;
+  if ((taken ? try_look() : message_waits()) || broken_ || closed_ || pool_->broken()) return true;
   // As news() would say, but it stays to be told.
   return std::ranges::any_of(gone_writers_, [&](const Peer& gone) {
     const bool unread = std::ranges::any_of(
@@ -125,16 +158,32 @@ void Queue::pass_on() {
     pool_->me().sleeper().wake_another(readers);
 }
 
+// With the last message of a writer that is gone the other consumers are through with its lane, too: what they saw
+// claimed does not come back. The lane's own state is asked, behind the fence with which done() looks for writers: this
+// process may not have looked around since, and the broker wakes all of them after it has stored that state.
+void Queue::done(In& in, std::uint64_t position) {
+  in.it->done(position);
+  if (kind_ != pool::QueueKind::claim) return;
+  const pool::Stamp stamp = pool::Stamp::of(pool_->view().lane(in.lane).stamp.load(std::memory_order_acquire));
+  if (stamp.serial == in.serial && stamp.state == static_cast<std::uint8_t>(pool::LaneState::open)) [[likely]]
+    return;
+  pool_->me().sleeper().wake_all(pool_->view().queue_waiters(index_).readers);
+}
+
 void Queue::settle(Message& message, Settle how) {
   if (borrowed_ != &message) return;
   if (borrowed_in_ != nullptr && !borrowed_in_->over) {
     if (how == Settle::give_back) borrowed_in_->it->give_back(borrowed_position_);
-    else borrowed_in_->it->done(borrowed_position_);
+    else done(*borrowed_in_, borrowed_position_);
   }
   borrowed_ = nullptr;
   borrowed_in_ = nullptr;
   borrowed_container_ = pool::kNone;
   message.queue_ = nullptr;
+  // Another thread may wait with a set until this queue may be received from again.
+  pool::Waiters& readers = pool_->view().queue_waiters(index_).readers;
+  if (at_least_once() && (readers.mask.load(std::memory_order_relaxed) & pool_->me().bit()) != 0)
+    pool_->me().sleeper().wake_all(readers);
 }
 
 void Queue::let_borrowed_go() {
@@ -187,7 +236,7 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
       if (until.none) break;
       set_spin();
       std::atomic<std::uint64_t>* const masks[] = {&reader_mask()};
-      auto woken = pool_->me().sleeper().wait(masks, [&] { return something_there(); }, until.until());
+      auto woken = pool_->me().sleeper().wait(masks, [&] { return something_there(true); }, until.until());
       if (!woken) return std::unexpected(woken.error());
       if (!*woken)
         return error(Status::deadline, "no message came through queue '" + spec_.name + "' before the deadline");
@@ -311,7 +360,7 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
   };
   auto done = [&] {
     pending_ = nullptr;
-    in.it->done(got.position);
+    this->done(in, got.position);
   };
 
   if (got.tag <= pool::kTagMaxInline) {
@@ -393,6 +442,31 @@ void Queue::attach_parts(Message& message) {
   }
 }
 
+// A list in a region that this process may not attach: its sender did no wrong, so the message arrives, without what is
+// in it.
+Queue::Delivery Queue::deliver_denied(Message& message, In& in, shmbw_region_ref region, const Error& why, bool keep) {
+  if (!in.it->confirm()) {
+    pending_ = nullptr;
+    return Delivery::lost;
+  }
+  Message::Part& part = message.add();
+  part.kind = PartKind::region;
+  part.region = region;
+  part.failure = why;
+  part.status = why.status;
+  pending_ = nullptr;
+  message.pool_ = pool_;
+  if (keep) {
+    done(in, received_.position);
+    return Delivery::delivered;
+  }
+  message.queue_ = this;
+  borrowed_ = &message;
+  borrowed_in_ = &in;
+  borrowed_position_ = received_.position;
+  return Delivery::delivered;
+}
+
 Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep) {
   const LaneReceiver::Received& got = received_;
   const bool overwritten = (flags_ & pool::kQueueDropOldest) != 0;
@@ -427,6 +501,8 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
       // A writer's rights: a read-only grant would close writing, and the region is nobody's but this message's.
       item.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
       auto region = attach_region(pool_->session(), item, spec_.timeout);
+      if (!region && region.error().status == Status::denied)
+        return deliver_denied(message, in, {handle.region, handle.generation, 0}, region.error(), keep);
       if (!region && !overwritten && !never_held(region.error()))
         return std::unexpected(region.error());  // not taken: it can be tried again
       if (!region || handle.offset > (*region)->facts().length ||
@@ -479,7 +555,7 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
   message.pool_ = pool_;
   if (keep) {
     pending_ = nullptr;
-    in.it->done(got.position);
+    done(in, got.position);
     return Delivery::delivered;
   }
   message.queue_ = this;

@@ -18,8 +18,8 @@ constexpr std::uint64_t kIdleHoldBytes = std::uint64_t{1} << 20;
 
 Result<void> Queue::may_send() const {
   if (!spec_.writer) return error(Status::denied, "this handle is no writer of queue '" + spec_.name + "'");
+  if (pool_->broken()) return std::unexpected(pool_->why_broken());
   if (closed_) return error(Status::closed, "queue '" + spec_.name + "' is closed: nobody may send");
-  if (pool_->broken()) return broken_error("something");
   return {};
 }
 

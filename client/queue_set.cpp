@@ -16,6 +16,7 @@
 namespace shmb::client {
 
 QueueSet::~QueueSet() {
+  close_descriptor();
   for (const auto& pool : pools()) {
     if (pool->is_fresh_child()) continue;
     Pool::Lock lock(pool->me().lock());
@@ -35,19 +36,29 @@ Result<void> QueueSet::add(Queue& queue, void* tag) {
   if (!queue.reads()) return error(Status::denied, "the handle is no reader of its queue: a set waits for messages");
   if (std::ranges::any_of(entries_, [&](const Entry& entry) { return entry.queue == &queue; }))
     return error(Status::exists, "the queue is in the set already");
-  entries_.push_back({&queue, tag, queue.shared_pool()});
+  forget_parent();
+  entries_.push_back({&queue, tag, queue.shared_pool(), queue.pool().incarnation()});
   if (epoll_) return watch(queue.pool());
   return {};
 }
 
 Result<void> QueueSet::remove(Queue& queue) {
+  forget_parent();
   const auto at = std::ranges::find(entries_, &queue, &Entry::queue);
   if (at == entries_.end()) return error(Status::not_found, "the queue is not in the set");
   const std::shared_ptr<Pool> pool = at->pool;
   entries_.erase(at);
   if (!pool->is_fresh_child() &&
       std::ranges::none_of(entries_, [&](const Entry& entry) { return entry.pool == pool; })) {
+    if (std::ranges::none_of(entries_, [&](const Entry& entry) { return entry.pool->session() == pool->session(); }))
+      std::erase_if(told_, [&](const Told& told) {
+        if (told.session != pool->session()) return false;
+        unwatch(told.socket);
+        told.session->remove_listener(event_.get());
+        return true;
+      });
     Pool::Lock lock(pool->me().lock());
+    unwatch(pool->doorbell_descriptor());
     pool->disarm(*this);
   }
   return {};
@@ -55,7 +66,7 @@ Result<void> QueueSet::remove(Queue& queue) {
 
 bool QueueSet::something_there(Pool& pool) {
   return std::ranges::any_of(
-      entries_, [&](const Entry& entry) { return entry.pool.get() == &pool && entry.queue->something_there(); });
+      entries_, [&](const Entry& entry) { return entry.pool.get() == &pool && entry.queue->something_there(false); });
 }
 
 void QueueSet::collect_masks(Pool& pool, std::vector<std::atomic<std::uint64_t>*>& masks) {
@@ -87,7 +98,7 @@ const QueueSet::Entry* QueueSet::ready() {
     const std::size_t at = (next_ + n) % entries_.size();
     Entry& entry = entries_[at];
     Pool::Lock lock(entry.pool->me().lock());
-    if (!entry.queue->something_there()) continue;
+    if (!entry.queue->something_there(false)) continue;
     next_ = at + 1;
     return &entry;
   }
@@ -96,21 +107,35 @@ const QueueSet::Entry* QueueSet::ready() {
 
 // The parent's descriptors are shared with it: closed, never read.
 void QueueSet::forget_parent() {
-  std::uint64_t now = 0;
-  for (const Entry& entry : entries_) now += entry.pool->incarnation();
-  if (incarnation_ != 0 && now != incarnation_ && epoll_) {
-    epoll_ = Fd();
-    event_ = Fd();
-    watched_.clear();
-  }
-  incarnation_ = now;
+  bool forked = false;
+  for (Entry& entry : entries_)
+    forked |= std::exchange(entry.incarnation, entry.pool->incarnation()) != entry.pool->incarnation();
+  if (forked) close_descriptor();
+}
+
+void QueueSet::close_descriptor() {
+  for (const Told& told : told_) told.session->remove_listener(event_.get());
+  told_.clear();
+  epoll_ = Fd();
+  event_ = Fd();
+  watched_.clear();
+}
+
+void QueueSet::unwatch(int fd) {
+  if (std::erase(watched_, fd) != 0) (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
 Result<void> QueueSet::watch(Pool& pool) {
+  const std::shared_ptr<Session>& session = pool.session();
+  const int socket = session->socket_descriptor();
+  if (std::ranges::find(told_, session, &Told::session) == told_.end()) {
+    told_.push_back({session, socket});
+    session->add_listener(event_.get());
+  }
   Pool::Lock lock(pool.me().lock());
   auto bell = pool.doorbell(lock);
   if (!bell) return std::unexpected(bell.error());
-  for (int fd : {*bell, pool.session()->socket_descriptor()}) {
+  for (int fd : {*bell, socket}) {
     if (fd < 0 || std::ranges::find(watched_, fd) != watched_.end()) continue;
     epoll_event watched{};
     watched.events = EPOLLIN;
@@ -138,9 +163,7 @@ Result<void> QueueSet::make_descriptor() {
   event_ = std::move(*event);
   for (const auto& pool : pools())
     if (auto done = watch(*pool); !done) {
-      epoll_ = Fd();
-      event_ = Fd();
-      watched_.clear();
+      close_descriptor();
       return done;
     }
   return {};
@@ -149,29 +172,25 @@ Result<void> QueueSet::make_descriptor() {
 Result<int> QueueSet::descriptor() {
   for (const Entry& entry : entries_)
     if (auto entered = entry.queue->enter(); !entered) return std::unexpected(entered.error());
+  forget_parent();
   const bool fresh = !epoll_;
   if (auto made = make_descriptor(); !made) return std::unexpected(made.error());
   if (fresh) signal();  // until somebody has looked and armed it
   return epoll_.get();
 }
 
-// Takes in what made the descriptor readable; what it means is seen by looking.
+// Takes in what made the descriptor readable; what it means is seen by looking. The event last: pump() signals it, too.
 void QueueSet::quiet() {
-  if (event_) sys::event_drain(event_.get());
   for (const auto& pool : pools()) {
     {
       Pool::Lock lock(pool->me().lock());
-      pool->ring_heard(*this);
+      // At its end, as when its session is lost, it stays readable for ever.
+      if (!pool->ring_heard(*this)) unwatch(pool->doorbell_descriptor());
     }
-    const int socket = pool->session()->socket_descriptor();
-    if (pool->session()->pump()) continue;
-    // Lost: its end stays readable for ever.
-    std::erase_if(watched_, [&](int fd) {
-      if (fd != socket) return false;
-      (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-      return true;
-    });
   }
+  for (const Told& told : told_)
+    if (!told.session->pump()) unwatch(told.socket);
+  if (event_) sys::event_drain(event_.get());
 }
 
 bool QueueSet::arm_all() {
@@ -254,10 +273,14 @@ Result<int> Pool::doorbell(Lock&) {
   return bell_[0].get();
 }
 
+// Asked under the participant's lock and on the path of a message, the first time: a broker that does not answer must
+// not stop either for long, so what was not had is asked for again only after a while. An answer that comes late rings.
 int Pool::bell_of(std::uint32_t participant, std::uint32_t life) {
+  constexpr std::int64_t kAskFor = 1'000'000'000, kAskAgainAfter = 10'000'000'000;
   if (participant >= bells_.size()) return -1;
   PeerBell& bell = bells_[participant];
-  if (bell.known && bell.life == life) return bell.fd ? bell.fd.get() : -1;
+  if (bell.life == life && bell.fd) return bell.fd.get();
+  if (bell.life == life && sys::now_monotonic() < bell.not_before) return -1;
   std::array<std::byte, 64> buffer;
   wire::Writer writer(buffer);
   shmbw_pool_doorbell request{};
@@ -267,10 +290,11 @@ int Pool::bell_of(std::uint32_t participant, std::uint32_t life) {
   request.life = life;
   writer.begin(SHMBW_OP_POOL_DOORBELL, 0, Status::ok, request);
   const auto packet = writer.finish(0);
-  auto reply = session_->call(std::span(buffer).first(packet.size()), Deadline::after(0));
-  if (!reply || reply->fds.empty()) return -1;  // asked again at the next wake
-  bell = {life, true, std::move(reply->fds[0])};
-  return bell.fd.get();
+  auto reply = session_->call(std::span(buffer).first(packet.size()), Deadline::after(kAskFor));
+  bell = {life, 0, {}};
+  if (reply && !reply->fds.empty()) bell.fd = std::move(reply->fds[0]);
+  else bell.not_before = sys::now_monotonic() + kAskAgainAfter;
+  return bell.fd ? bell.fd.get() : -1;
 }
 
 bool Pool::arm(QueueSet& set) {
@@ -301,18 +325,20 @@ void Pool::pass_on() {
   for (QueueSet* one : armed_) one->pass_on(*this);
 }
 
-void Pool::ring_heard(QueueSet& set) {
-  if (!bell_[0]) return;
-  bool rang = false;
+bool Pool::ring_heard(QueueSet& set) {
+  constexpr int kMost = 64;  // a peer may ring without end: the rest is heard the next time
+  if (!bell_[0]) return true;
+  bool rang = false, open = true;
   std::array<std::byte, 16> bytes;
-  for (;;) {
+  for (int i = 0; i < kMost && open; ++i) {
     auto heard = sys::receive_data(bell_[0].get(), bytes);
-    if (!heard || heard->end_of_file) break;
-    rang = true;
+    if (!heard) break;
+    open = !heard->end_of_file;
+    rang |= open;
   }
-  if (!rang) return;
   for (QueueSet* one : armed_)
-    if (one != &set) one->signal();
+    if (rang && one != &set) one->signal();
+  return open;
 }
 
 }  // namespace shmb::client

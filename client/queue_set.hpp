@@ -24,6 +24,7 @@ class QueueSet {
     Queue* queue = nullptr;
     void* tag = nullptr;
     std::shared_ptr<Pool> pool;
+    std::uint64_t incarnation = 0;
   };
   Result<void> add(Queue& queue, void* tag);
   Result<void> remove(Queue& queue);
@@ -46,12 +47,18 @@ class QueueSet {
   void quiet();
   std::vector<std::shared_ptr<Pool>> pools() const;
   void forget_parent();
+  void unwatch(int fd);
+  void close_descriptor();
 
   std::vector<Entry> entries_;
   std::size_t next_ = 0;
   Fd epoll_, event_;
   std::vector<int> watched_;
-  std::uint64_t incarnation_ = 0;
+  struct Told {
+    std::shared_ptr<Session> session;  // signals event_
+    int socket;                        // also after it was lost
+  };
+  std::vector<Told> told_;
 };
 
 }  // namespace shmb::client

@@ -136,6 +136,8 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   std::shared_ptr<Pool> pool(std::uint64_t id, const std::string& address);
   bool pump() { return channel_.pump(); }
   int socket_descriptor() { return channel_.socket_descriptor(); }
+  void add_listener(int event) { channel_.add_listener(event); }
+  void remove_listener(int event) { channel_.remove_listener(event); }
   std::uint64_t next_local_id();
   void note_group(std::uint64_t group);                               // a create told where unnamed sessions live
   Result<void> enter();                                               // notices a fork; cheap otherwise

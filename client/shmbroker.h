@@ -510,7 +510,13 @@ SHMB_API int shmb_next_event(shmb_session* session, int64_t wait_ns, shmb_event*
  * joins on its own at its first call: slots of the parent are not the child's (SHMB_E_FORKED).
  *
  * `wait_ns` of everything below: SHMB_DEFAULT_TIMEOUT is 5 s, SHMB_FOREVER and SHMB_NO_WAIT are allowed, another
- * negative number is a deadline that has passed: one look, then SHMB_E_DEADLINE. Pools need a broker (LOCAL_ONLY). */
+ * negative number is a deadline that has passed: one look, then SHMB_E_DEADLINE. Pools need a broker (LOCAL_ONLY).
+ *
+ * A pool ends with its group, or with its broker: calls then answer GROUP_ENDED or SESSION_LOST. BROKEN is for shared
+ * words that no participant could have written that keeps to the rules.
+ *
+ * shmb_slot, shmb_size_class, shmb_part and shmb_outgoing lie in arrays, and the classes of shmb_pool_info end it: these
+ * never grow. A field called `reserved` must be 0 (TOO_NEW). */
 
 typedef struct shmb_pool shmb_pool;           /* this process in one pool */
 typedef struct shmb_queue shmb_queue;         /* own ends of one queue */
@@ -559,7 +565,8 @@ typedef struct shmb_pool_open_options {
   int64_t timeout_ns; /* of each answer of the broker */
 } shmb_pool_open_options;
 
-/* Joins a pool by its address. Errors: NOT_FOUND, DEADLINE, LIMIT (64 participants), DENIED, LOCAL_ONLY. */
+/* Joins a pool by its address. Errors: NOT_FOUND, DEADLINE, LIMIT (64 participants), DENIED, BUSY (this session has it
+ * open read-only, and may not write through another handle), LOCAL_ONLY. */
 SHMB_API int shmb_pool_open(shmb_session* session, const char* address, const shmb_pool_open_options* options,
                             shmb_pool** pool, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -703,24 +710,26 @@ typedef struct shmb_part {
   const void* data;    /* BYTES: what to send. Received: where it is; NULL where status is not SHMB_OK */
   uint64_t length;     /* SLOT, REGION: bytes of it that count; 0 in a request: all (slot.length, the region) */
   uint64_t offset;     /* SLOT, REGION: where they begin */
-  shmb_slot slot;      /* SLOT */
+  shmb_slot slot;      /* SLOT. Received: which one; to send it on, take it with shmb_message_take_slot */
   shmb_region* region; /* REGION, for sending; NULL in received parts, see shmb_message_take_region */
   shmb_region_id id;   /* REGION, received */
   int32_t status;      /* received: why a region could not be attached */
-  uint32_t reserved;
+  uint32_t reserved;   /* 0 */
 } shmb_part;
 
 typedef struct shmb_outgoing {
   const shmb_part* parts; /* any mix; the message arrives as a whole or not at all */
-  size_t count;           /* 20,000 are as good as one */
+  size_t count;           /* at most 65,536; 20,000 are as good as one */
   uint64_t type;          /* the application's number, given to the receiver */
-  int64_t lifetime_ns;    /* queues with EXPIRING: it is dropped when nobody took it by then; 0: never */
+  int64_t lifetime_ns;    /* queues with EXPIRING: it is dropped when nobody took it by then; 0: never. What it holds
+                             comes back with the next call of its sender that waits or needs room, or of a reader */
 } shmb_outgoing;
 
 /* Sending. With SHMB_OK the message arrives even if this process is killed at its next instruction. Up to inline_bytes
  * travel in the queue itself, larger bytes are copied into a slot of the pool, lists into a slot or a region. A sent
  * slot stays held by this process too, until it releases it; it must not be written any more. No system call unless a
- * reader sleeps or a region is sent for the first time. Errors: FULL (NO_WAIT), DEADLINE, CLOSED, PEER_GONE (below),
+ * reader sleeps or a region is sent for the first time. Errors: FULL (NO_WAIT), DEADLINE, CLOSED (if that happened
+ * during the call, readers of a line or broadcast queue may have the message all the same), PEER_GONE (below),
  * DENIED (the handle is no writer), INVALID (too large, a part of another pool), STALE, BROKEN, SESSION_LOST.
  *
  * PEER_GONE is told once for each event, then the handle goes on: to a sender when the last reader has died or left, or
@@ -746,8 +755,13 @@ enum shmb_receive_flag {
 /* Takes the next message. Without KEEP it is borrowed, in place and at no cost: valid until shmb_message_done, or the
  * next receive on this queue, which says done for it; until then its writer has one cell less. Regions in it are
  * attached. Drop-oldest queues always keep. `message` is emptied first. Only claim queues may be received from by
- * several threads at once, with KEEP. Errors: EMPTY (NO_WAIT), DEADLINE, CLOSED (and nothing left), PEER_GONE, DENIED
- * (the handle is no reader), BUSY (AT_LEAST_ONCE: the message before is not done), BROKEN. */
+ * several threads at once, with KEEP. On AT_LEAST_ONCE queues a message stays borrowed, whatever is asked for, until
+ * shmb_message_done: closing the queue before gives it back and empties it. A list in a region that this process may not
+ * attach arrives as one region part with its status.
+ * Errors: EMPTY (NO_WAIT), DEADLINE, CLOSED (and nothing left), PEER_GONE, DENIED (the handle is no reader), BUSY
+ * (AT_LEAST_ONCE: the message before is not done), BROKEN (a participant has written impossible words: the message they
+ * were is gone, and where the words of a writer's lane are impossible this handle hears no more from that writer),
+ * GROUP_ENDED, SESSION_LOST. */
 SHMB_API int shmb_queue_receive(shmb_queue* queue, shmb_message* message, uint32_t flags, int64_t wait_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
 /* Waits for one and takes all that are there, up to `capacity`, kept. `count` is always written. */
@@ -757,7 +771,7 @@ SHMB_API int shmb_queue_receive_many(shmb_queue* queue, shmb_message* const* mes
 SHMB_API int shmb_message_done(shmb_message* message, shmb_error* error) SHMB_NOEXCEPT;
 /* AT_LEAST_ONCE: not done, another reader shall have it. */
 SHMB_API int shmb_message_give_back(shmb_message* message, shmb_error* error) SHMB_NOEXCEPT;
-/* Makes a borrowed message a kept one. */
+/* Makes a borrowed message a kept one. One of an AT_LEAST_ONCE queue stays as it is. */
 SHMB_API int shmb_message_keep(shmb_message* message, shmb_error* error) SHMB_NOEXCEPT;
 
 SHMB_API size_t shmb_message_count(const shmb_message* message) SHMB_NOEXCEPT;  /* parts */
@@ -788,7 +802,8 @@ SHMB_API void shmb_queue_set_free(shmb_queue_set* set) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_set_add(shmb_queue_set* set, shmb_queue* queue, void* tag, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_set_remove(shmb_queue_set* set, shmb_queue* queue, shmb_error* error) SHMB_NOEXCEPT;
 /* Which queue has something to tell: a message, or CLOSED or PEER_GONE; its turn comes last next time. `tag` (may be
- * NULL) is that of shmb_queue_set_add. Errors: EMPTY (NO_WAIT), DEADLINE, INVALID (an empty set). */
+ * NULL) is that of shmb_queue_set_add. Nothing is taken: another consumer of a claim queue may be faster, and a borrowed
+ * message stays valid. Errors: EMPTY (NO_WAIT), DEADLINE, INVALID (an empty set). */
 SHMB_API int shmb_queue_set_wait(shmb_queue_set* set, int64_t wait_ns, shmb_queue** queue, void** tag,
                                  shmb_error* error) SHMB_NOEXCEPT;
 /* As shmb_queue_descriptor; a shmb_queue_set_wait that answers EMPTY arms it. */

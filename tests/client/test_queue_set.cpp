@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waiting on several queues, and descriptors for event loops.
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <thread>
@@ -195,4 +196,107 @@ TEST_CASE("a consumer that two writers have woken wakes another one for the mess
 TEST_CASE("a consumer that was woken for two queues wakes another one for the queue from which it does not take") {
   SUBCASE("asleep on both") { other_consumer_wakes(true, false); }
   SUBCASE("with a descriptor for both") { other_consumer_wakes(true, true); }
+}
+
+TEST_CASE("a set sees what is behind a borrowed message, and hears of its writer's end") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 300, 8)));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  Kind kind = Kind::line;
+  SUBCASE("line") { kind = Kind::line; }
+  SUBCASE("claim") { kind = Kind::claim; }
+  SUBCASE("broadcast") { kind = Kind::broadcast; }
+  auto in = reader(pool, "q", kind);
+  auto out = writer(other, "q", kind);
+  QueueSet set;
+  must(set.add(*in, nullptr));
+  for (int i = 0; i < 3; ++i) must(out->send(bytes_of(std::string(200, static_cast<char>('0' + i))), kNoWait));
+  Message message;
+  for (int i = 0; i < 3; ++i) {
+    REQUIRE(set.wait(kNoWait));
+    must(in->receive(message, false, kNoWait));
+    CHECK(text_of(message)[0] == '0' + i);
+  }
+  CHECK(status_of(set.wait(kNoWait)) == Status::empty);
+  must(out->close(false, false));
+  REQUIRE(set.wait(kForever));
+  CHECK(status_of(in->receive(message, false, kNoWait)) == Status::peer_gone);
+  CHECK(status_of(set.wait(kNoWait)) == Status::empty);
+  must(set.remove(*in));
+}
+
+TEST_CASE("a set that says that a claim queue has a message leaves it to whoever receives first") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto in = reader(pool, "q", Kind::claim), second = reader(other, "q", Kind::claim);
+  auto out = writer(other, "q", Kind::claim);
+  QueueSet set;
+  must(set.add(*in, nullptr));
+  must(out->send(bytes_of("m"), kNoWait));
+  REQUIRE(set.wait(kNoWait));
+  Message message;
+  must(second->receive(message, true, kNoWait));
+  CHECK(status_of(in->receive(message, true, kNoWait)) == Status::empty);
+  CHECK(status_of(set.wait(kNoWait)) == Status::empty);
+  must(set.remove(*in));
+}
+
+TEST_CASE("an event loop hears of what the broker tells, whichever call of the process reads it") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto in = reader(pool, "q", Kind::claim);
+  auto out = writer(other, "q", Kind::claim);
+  const int fd = must(in->descriptor());
+  Message message;
+  do CHECK(status_of(in->receive(message, true, kNoWait)) == Status::empty);
+  while (readable(fd, 0));
+  must(out->shutdown(false));
+  must(session->ping(Deadline::after(0)));  // behind it in the socket
+  CHECK(readable(fd, 0));
+  CHECK(status_of(in->receive(message, true, kNoWait)) == Status::closed);
+}
+
+TEST_CASE("a set's descriptor stays the same when queues are added and removed") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"})), second = must(make_pool(session, PoolSpec{.name = "s"}));
+  auto one = reader(pool, "q", Kind::claim), two = reader(second, "q", Kind::claim);
+  auto out = writer(must(try_pool(beside(broker, second), "s")), "q", Kind::claim);
+  QueueSet set;
+  must(set.add(*one, nullptr));
+  const int fd = must(set.descriptor());
+  CHECK(status_of(set.wait(kNoWait)) == Status::empty);
+  must(set.add(*two, nullptr));
+  do CHECK(status_of(set.wait(kNoWait)) == Status::empty);
+  while (readable(fd, 0));
+  pollfd open_still{fd, POLLIN, 0};
+  CHECK(::poll(&open_still, 1, 0) == 0);
+  must(out->send(bytes_of("m"), kNoWait));
+  CHECK(readable(fd, 5000));
+  must(set.remove(*one));
+  CHECK(must(set.wait(kNoWait)).queue == two.get());
+  Message message;
+  must(two->receive(message, true, kNoWait));
+  must(set.remove(*two));
+  CHECK(must(set.descriptor()) == fd);
+}
+
+TEST_CASE("a doorbell that somebody has shut down does not keep an event loop awake") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto in = reader(pool, "q", Kind::claim);
+  const int fd = must(in->descriptor());
+  Message message;
+  do CHECK(status_of(in->receive(message, true, kNoWait)) == Status::empty);
+  while (readable(fd, 0));
+  REQUIRE(::shutdown(pool->doorbell_descriptor(), SHUT_RDWR) == 0);
+  CHECK(readable(fd, 0));
+  for (int i = 0; i < 3; ++i) CHECK(status_of(in->receive(message, true, kNoWait)) == Status::empty);
+  CHECK(!readable(fd, 0));
 }
