@@ -60,6 +60,8 @@ int shmb_pool_open(shmb_session* session, const char* address, const shmb_pool_o
     auto wanted = read_options(options);
     if (!wanted) return std::unexpected(wanted.error());
     if (pool == nullptr) return shmb::error(Status::invalid, "no place for the pool was given");
+    if (wanted->reserved != 0)
+      return shmb::error(Status::too_new, "the reserved field of the options for opening a pool is not 0");
     if ((address == nullptr) == (wanted->id == 0))
       return shmb::error(Status::invalid, "a pool is opened by its address, or by its id with no address");
     Pool::Opening opening;

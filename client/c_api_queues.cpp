@@ -29,6 +29,7 @@ Result<Queue*> queue_of(shmb_queue* queue) {
 Result<QueueSpec> to_spec(const shmb_queue_options* options) {
   auto wanted = read_options(options);
   if (!wanted) return std::unexpected(wanted.error());
+  if (wanted->reserved != 0) return error(Status::too_new, "the reserved field of a queue's options is not 0");
   constexpr std::uint32_t flags = SHMB_QUEUE_DROP_OLDEST | SHMB_QUEUE_EXPIRING | SHMB_QUEUE_AT_LEAST_ONCE |
                                   SHMB_QUEUE_CREATE_ONLY | SHMB_QUEUE_OPEN_ONLY;
   if ((wanted->flags & ~flags) != 0) return error(Status::unknown_flags, "an unknown flag of a queue");
@@ -62,6 +63,7 @@ Result<void> to_parts(const shmb_part* parts, std::span<OutPart> out) {
     const shmb_part& part = parts[i];
     if (part.kind < SHMB_PART_BYTES || part.kind > SHMB_PART_REGION)
       return error(Status::invalid, "a part is bytes, a slot or a region");
+    if (part.reserved != 0) return error(Status::too_new, "the reserved field of a part is not 0");
     out[i].kind = static_cast<PartKind>(part.kind);
     out[i].rights = part.rights;
     out[i].data = static_cast<const std::byte*>(part.data);

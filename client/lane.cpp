@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/sys_process.hpp"
+
 namespace shmb::client {
 
 using pool::CellWord;
@@ -74,6 +76,7 @@ LaneSender::Room LaneSender::advance_line() {
 LaneSender::Room LaneSender::room_line() { return advance_line(); }
 
 void LaneSender::reclaim() {
+  if (earliest_ != INT64_MAX) expire(sys::now_monotonic());
   if (holding_ == 0) return;
   if (kind_ == QueueKind::line) advance_line();
   else if (kind_ == QueueKind::claim) reclaim_claim();
@@ -81,6 +84,7 @@ void LaneSender::reclaim() {
 }
 
 std::uint64_t LaneSender::in_flight() {
+  if (earliest_ != INT64_MAX) expire(sys::now_monotonic());
   if (kind_ == QueueKind::claim) return reclaim_claim();
   if (kind_ == QueueKind::broadcast) return reclaim_broadcast();
   advance_line();

@@ -56,10 +56,12 @@ class LaneSender {
   // bytes. Each slot in `held` has had one hold() for this message; what is in `held` is let go when the cell is done.
   // `deadline` (CLOCK_MONOTONIC, 0 none) goes into the cell only with kQueueExpiring. Wakes the readers.
   void publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline = 0);
-  void reclaim();                 // drops the references of all cells that are done
+  void reclaim();                 // drops the references of all cells that are done, or too old
+  bool take_back();               // claim lanes: the last message, unless somebody has claimed it
   void expire(std::int64_t now);  // claim lanes: takes back messages whose deadline has passed and nobody has claimed
   std::uint64_t in_flight();      // messages that not every receiver is done with
   std::uint64_t expired() const { return expired_; }
+  std::int64_t earliest() const { return earliest_; }  // when a message may be too old (INT64_MAX: none will be)
   bool holding() const { return holding_ > 0; }  // does a message in flight, as far as is known, hold anything
   std::uint32_t queue() const { return queue_; }
   // L3: the receiver is gone for good. Gives up everything in flight; the lane must not be used any more.
@@ -124,14 +126,14 @@ class LaneReceiver {
   // A claim lane claims the message for this process: done() or give_back() must follow, and look() may be called again
   // before. The other kinds give the same message until done().
   Look look(Received& out);
-  bool unclaimed() const;  // claim: is there a message that nobody has claimed
-  bool is_there() const;  // line: look() would give a message
+  bool is_there() const;        // line: look() would give a message
   bool another_behind() const;  // line, broadcast: and one more once this one is done
   // Line: the next message without a detour, if it is there and is bytes, which are copied to `to` (kTagMaxInline
   // bytes of room), or one slot. Nothing: look() says what is the case. done() must follow.
   enum class Plain { nothing, bytes, slot };
   Plain look_plain(std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
   std::uint64_t position() const { return position_; }  // of the message that was looked at last
+  bool unclaimed() const;                               // claim: is there a message that nobody has claimed
   // Call it once the slots of the message are kept. False (drop-oldest only): the message was overwritten meanwhile and
   // is counted as lost; undo() what was kept and look again.
   bool confirm();
@@ -144,7 +146,8 @@ class LaneReceiver {
   bool claimed_by_others() const { return claimed_by_others_; }
   std::uint64_t lost() const { return lost_; }  // drop-oldest: overwritten before this reader saw them
   std::uint64_t lag() const;                    // messages that wait, as far as the sender's hint tells
-  // Broadcast: J1..J7, from the next message on. False: the writer is gone, look for the next generation.
+  // Broadcast: J1..J7, from the next message on, or from the first if this reader was there before the ring: then the
+  // broker has attached it. False: the writer is gone, look for the next generation.
   bool attach();
   void detach();  // L4; other kinds have nothing to do
 
@@ -324,6 +327,9 @@ inline void LaneReceiver::done(std::uint64_t position) {
     SHMB_STEP(Q5_done);
   }
   participant_.sleeper().wake_all(writers_);
+  // Somebody waits for a slot, and the sender that holds one for this message may sleep elsewhere.
+  if (participant_.view().control().slot_waiters.mask.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    participant_.sleeper().wake_if_asleep(from_);
 }
 
 }  // namespace shmb::client

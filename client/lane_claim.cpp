@@ -65,6 +65,18 @@ std::uint64_t LaneSender::reclaim_claim() {
   return open;
 }
 
+bool LaneSender::take_back() {
+  auto& cell = lane_.cell(next_ - 1).word;
+  std::uint64_t word = cell.load(std::memory_order_acquire);
+  if ((word & kWithoutTag) != CellWord::full(next_ - 1, 0)) return false;
+  SHMB_STEP(KX);
+  const bool ours = cell.compare_exchange_strong(word, CellWord::empty(next_ - 1 + lane_.cells()),
+                                                 std::memory_order_acq_rel, std::memory_order_relaxed);
+  SHMB_STEP(KX_done);
+  if (ours) let_go(next_ - 1);
+  return ours;
+}
+
 // One CAS from full to done: there is no state in between that a death could leave behind.
 void LaneSender::expire(std::int64_t now) {
   if (now < earliest_) return;

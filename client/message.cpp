@@ -71,6 +71,7 @@ bool read_list(std::span<const std::byte> from, std::uint64_t expected_parts, co
     table.push_back({static_cast<std::uint32_t>(PartKind::bytes), 0, 0, sizeof header, header.bytes});
     return true;
   }
+  if (header.parts > kMostParts) return false;
   if (header.parts != expected_parts || header.parts > (from.size() - sizeof header) / sizeof(ListEntry)) return false;
   table.resize(header.parts);
   std::memcpy(table.data(), from.data() + sizeof header, table.size() * sizeof(ListEntry));

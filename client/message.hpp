@@ -42,6 +42,8 @@ struct ListEntry {
 };
 static_assert(sizeof(ListHeader) == 16 && sizeof(ListEntry) == 32);
 
+inline constexpr std::size_t kMostParts = 65536;  // of a message: a receiver makes room for each
+
 // Bytes that the list takes; nullopt: more than an address can count.
 std::optional<std::uint64_t> list_bytes(std::span<const OutPart> parts);
 void write_list(std::span<const OutPart> parts, std::uint64_t type, std::span<std::byte> to);

@@ -47,7 +47,7 @@ std::optional<std::uint32_t> Participant::acquire(std::span<const SlotRange> ran
 std::uint32_t Participant::rotation(std::uint32_t slot) {
   const std::uint64_t size = std::max<std::uint64_t>(slot_size(slot).value_or(1), 1);
   const std::uint64_t slots = std::max<std::uint64_t>(kRotationBytes / size, kLeastRotation);
-  return static_cast<std::uint32_t>(std::min<std::uint64_t>(slots, cache_limit()));
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(slots, cache_limit(size)));
 }
 
 std::optional<std::uint32_t> Participant::take_free(std::span<const SlotRange> ranges) {
@@ -58,7 +58,7 @@ std::optional<std::uint32_t> Participant::take_free(std::span<const SlotRange> r
 
 std::optional<std::uint32_t> Participant::take_cached(std::span<const SlotRange> ranges) {
   for (std::size_t i = cached_.size(); i-- > 0;) {
-    const std::uint32_t slot = cached_[i];
+    const std::uint32_t slot = cached_[i].slot;
     if (!within(slot, ranges) || !mine_alone(slot)) continue;
     if (i + 1 == cached_.size()) cached_.pop_back();
     else cached_.erase(cached_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -115,13 +115,18 @@ std::uint32_t Participant::begin_use(std::uint32_t slot) {
 void Participant::drop(std::uint32_t slot) {
   Book& book = books_[slot];
   if (--book.references > 0) return;
-  if ((book.flags & kMine) && cached_.size() < cache_limit() &&
-      view_.control().slot_waiters.mask.load(std::memory_order_relaxed) == 0) {
-    book.flags |= kCached;
-    cached_.push_back(slot);
-    return;
+  // No fence before this look: what became idle just before somebody began to wait stays here, too.
+  const bool wanted = view_.control().slot_waiters.mask.load(std::memory_order_relaxed) != 0;
+  if ((book.flags & kMine) && !wanted) {
+    const std::uint64_t size = slot_size(slot).value_or(0);
+    if (may_cache(size)) {
+      book.flags |= kCached;
+      cached_.push_back({slot, size});
+      return;
+    }
   }
   free_slot(slot);
+  if (wanted) flush_cache();
 }
 
 void Participant::drop_overwritten(std::uint32_t slot) {
@@ -156,7 +161,7 @@ bool Participant::keep(std::uint32_t slot, std::uint32_t generation) {
     return false;
   }
   if (book.flags & kCached) {
-    std::erase(cached_, slot);
+    std::erase_if(cached_, [slot](const Cached& one) { return one.slot == slot; });
     book.flags &= ~kCached;
   }
   ++book.references;
@@ -170,21 +175,36 @@ void Participant::undo(std::uint32_t slot) {
   SHMB_STEP(R3u_done);
 }
 
-// Idle slots must never starve others. If the n-th participant keeps at most slots / 8n, all together keep less than
-// 0.6 of the pool, whatever the order in which they came: 1/8 (1 + 1/2 + .. + 1/64) = 0.593.
-std::uint32_t Participant::cache_limit() {
+// Idle slots must never starve others. If the n-th participant keeps at most slots / 8n of each size, all together keep
+// less than 0.6 of them, whatever the order in which they came: 1/8 (1 + 1/2 + .. + 1/64) = 0.593.
+std::uint32_t Participant::cache_limit(std::uint64_t size) {
   if (fixed_limit_) return *fixed_limit_;
   const std::uint32_t change = view_.header().change.load(std::memory_order_relaxed);
-  if (cache_limit_ == pool::kNone || change != limit_at_change_) {
-    limit_at_change_ = change;
+  if (change != limits_at_change_) limits_.clear();
+  limits_at_change_ = change;
+  auto known = std::find_if(limits_.begin(), limits_.end(), [size](const Limit& one) { return one.size == size; });
+  if (known == limits_.end()) {
+    std::uint32_t slots = 0;
+    for (std::uint32_t i = 0; i < view_.segments(); ++i) {
+      const pool::SegmentEntry& entry = view_.segment(i);
+      if (entry.in_use.load(std::memory_order_acquire) == 0) break;
+      if (entry.slot_size == size) slots += entry.slots;
+    }
     std::uint32_t participants = 0;
     for (std::size_t i = 0; i < pool::kParticipants; ++i) {
       const auto stamp = pool::Stamp::of(view_.participant(i).stamp.load(std::memory_order_relaxed));
       participants += stamp.state != static_cast<std::uint8_t>(pool::ParticipantState::free);
     }
-    cache_limit_ = std::min(kMostCached, view_.slots() / (8 * std::max(participants, 1U)));
+    known = limits_.insert(known, {size, std::min(kMostCached, slots / (8 * std::max(participants, 1U)))});
   }
-  return cache_limit_;
+  return known->slots;
+}
+
+bool Participant::may_cache(std::uint64_t size) {
+  const std::uint32_t limit = cache_limit(size);
+  if (cached_.size() < limit) return true;
+  if (fixed_limit_ || cached_.size() >= kMostCached) return false;
+  return std::count_if(cached_.begin(), cached_.end(), [size](const Cached& one) { return one.size == size; }) < limit;
 }
 
 void Participant::set_cache_limit(std::uint32_t slots) {
@@ -194,7 +214,7 @@ void Participant::set_cache_limit(std::uint32_t slots) {
 
 void Participant::flush_cache() {
   while (!cached_.empty()) {
-    const std::uint32_t slot = cached_.back();
+    const std::uint32_t slot = cached_.back().slot;
     cached_.pop_back();
     free_slot(slot);
   }
@@ -202,6 +222,15 @@ void Participant::flush_cache() {
 
 void Participant::reclaim() {
   for (LaneSender* sender : senders_) sender->reclaim();
+}
+
+Deadline Participant::expiry() {
+  constexpr std::int64_t kAgain = 10'000'000;  // a reader has it in hand: it is done with it soon, or gives it back
+  std::int64_t earliest = INT64_MAX;
+  for (const LaneSender* sender : senders_) earliest = std::min(earliest, sender->earliest());
+  if (earliest == INT64_MAX) return Deadline::after(kForever);
+  const std::int64_t left = earliest - sys::now_monotonic();
+  return Deadline::after(left > 0 ? left : kAgain);
 }
 
 void Participant::slot_sources(std::vector<std::atomic<std::uint64_t>*>& masks) {

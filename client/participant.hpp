@@ -50,11 +50,12 @@ class Participant {
     return view_.slot(slot).generation.load(std::memory_order_relaxed);
   }
   // Slots that this process acquired and nothing refers to any more may stay with it, for the next acquire without a
-  // locked instruction. By default at most 16, and so few that all participants together leave 0.4 of the pool; none
-  // while somebody waits for a slot, and none while this process sleeps.
+  // locked instruction. By default at most 16, and so few that all participants together leave 0.4 of each size; no
+  // further ones while somebody waits for a slot, and none while this process sleeps.
   void set_cache_limit(std::uint32_t slots);
   void flush_cache();
-  void reclaim();  // drops what the readers of all this process' lanes are done with
+  void reclaim();     // drops what the readers of all this process' lanes are done with, or what is too old for them
+  Deadline expiry();  // when the next message of all lanes is too old
   // What a sleeper that waits for a slot waits for: a free one, or a reader that is done with a message of ours.
   void slot_sources(std::vector<std::atomic<std::uint64_t>*>& masks);
 
@@ -98,7 +99,8 @@ class Participant {
   std::uint32_t rotation(std::uint32_t slot);
   bool mine_alone(std::uint32_t slot);
   std::uint32_t begin_use(std::uint32_t slot);
-  std::uint32_t cache_limit();
+  std::uint32_t cache_limit(std::uint64_t size);
+  bool may_cache(std::uint64_t size);
   bool find_segment(std::uint32_t slot) const;
 
   const pool::View view_;
@@ -107,9 +109,18 @@ class Participant {
   LocalLock lock_;
   Sleeper sleeper_;
   std::vector<Book> books_;
-  std::vector<std::uint32_t> cached_;  // the latest last
+  struct Cached {
+    std::uint32_t slot;
+    std::uint64_t size;
+  };
+  std::vector<Cached> cached_;  // the latest last
   std::optional<std::uint32_t> fixed_limit_;
-  std::uint32_t cache_limit_ = pool::kNone, limit_at_change_ = 0;
+  struct Limit {
+    std::uint64_t size;
+    std::uint32_t slots;
+  };
+  std::vector<Limit> limits_;
+  std::uint32_t limits_at_change_ = 0;
   std::uint32_t next_free_;  // where the search for a free slot begins
   mutable Segment segment_;  // the one that was asked for last
   std::vector<LaneSender*> senders_;

@@ -145,18 +145,23 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
 
 Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session, const Opening& opening) {
   if (session->is_local()) return needs_broker("pools and queues");
-  if (auto known = session->pool(opening.id, opening.address)) return known;
+  if (auto known = session->pool(opening.id, opening.address)) return known->for_opening(opening);
   auto mark = ForkMark::make();
   if (!mark) return system_failure(mark.error(), "a page to notice fork with");
   const Deadline until = opening.wait == 0 ? Deadline::now() : Deadline::after(opening.wait);
   Result<Reply> reply = join(*session, opening, Deadline::after(opening.timeout));
-  while (!reply && reply.error().status == Status::not_found && opening.id == 0 && !until.passed()) {
-    // Names of pools are not watched: looked for again.
-    const timespec rest{0, 2'000'000};
+  for (const Deadline settled = Deadline::after(opening.timeout); !reply;) {
+    if (reply.error().status == Status::busy && !settled.passed()) {
+      // The session is in it: by another address, or another thread opens it right now, or leaves it.
+      if (auto known = session->pool(reply.error().shortage.scope_id, {})) return known->for_opening(opening);
+    } else if (reply.error().status != Status::not_found || opening.id != 0 || opening.wait == 0) {
+      break;
+    } else if (until.passed()) {
+      return error(Status::deadline, "no pool of that name appeared before the deadline: " + reply.error().sentence);
+    }
+    const timespec rest{0, 2'000'000};  // names of pools are not watched: looked for again
     ::nanosleep(&rest, nullptr);
     reply = join(*session, opening, Deadline::after(opening.timeout));
-    if (!reply && reply.error().status == Status::not_found && until.passed())
-      return error(Status::deadline, "no pool of that name appeared before the deadline: " + reply.error().sentence);
   }
   if (!reply) return std::unexpected(reply.error());
   auto fixed = fixed_of<shmbw_pool_join_reply>(*reply);
@@ -175,6 +180,14 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   (void)joined->attach_segments();  // what fails now is tried again when a slot of it is met
   session->note_pool(joined, opening.address);
   return joined;
+}
+
+Result<std::shared_ptr<Pool>> Pool::for_opening(const Opening& opening) {
+  if (read_only_ && !opening.read_only)
+    return error(Status::busy,
+                 "this session has opened the pool read-only: close those handles and queues first, or use another "
+                 "session");
+  return shared_from_this();
 }
 
 Pool::~Pool() {
@@ -352,8 +365,6 @@ Result<void> Pool::add_segment(std::uint64_t slot_size, std::uint32_t slots, std
   return {};
 }
 
-// Slots
-
 Error Pool::why_broken() const {
   switch (static_cast<pool::Broken>(view_.header().broken.load(std::memory_order_relaxed))) {
     case pool::Broken::group_ended:
@@ -367,9 +378,50 @@ Error Pool::why_broken() const {
   }
 }
 
+Result<void> Pool::grow(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, Lock& lock) {
+  struct Unlocked {
+    Pool& pool;
+    Lock& lock;
+    Unlocked(Pool& of, Lock& held) : pool(of), lock(held) {
+      pool.growing_ = true;
+      lock.unlock();
+    }
+    ~Unlocked() {
+      lock.lock();
+      pool.growing_ = false;
+    }
+  } unlocked(*this, lock);
+  return add_segment(slot_size, slots, limit, 0);
+}
+
+// Slots
+
+// The name is there before the memory, which takes its time. All limits together are the pool's; the maker is the first
+// participant, in its first life there.
+bool Pool::is_being_made() const {
+  std::uint32_t limits = 0;
+  for (const Class& one : classes_) limits += one.limit;
+  return limits < view_.slots() && me_->index() != 0 && me_->alive(0, 1);
+}
+
+Result<bool> Pool::has_slots_for(std::uint64_t length, Wait& wait, Lock&) {
+  for (;;) {
+    if (class_for(length) != nullptr) return true;
+    notice();
+    if (class_for(length) != nullptr) return true;
+    if (!is_being_made() || broken()) return false;
+    const std::string why = "the pool's maker is still adding its slots";
+    if (wait.none) return error(Status::full, why);
+    auto woken = me_->sleeper().wait({}, [&] { return change() != seen_change_ || broken(); }, wait.until());
+    if (!woken) return std::unexpected(woken.error());
+    if (!*woken) return error(Status::deadline, why);
+  }
+}
+
 Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
   if (read_only_) return error(Status::denied, "this process opened the pool read-only: it takes no slots");
   if (broken()) return std::unexpected(why_broken());
+  if (auto fits = has_slots_for(length, wait, lock); !fits) return std::unexpected(std::move(fits.error()));
   if (classes_.empty())
     return error(Status::invalid,
                  "the pool has no slots: it was made for queues alone. Make one with size classes, or "
@@ -388,12 +440,8 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
     slots_high_ = slots_;
     std::string growth;
     if (const std::uint32_t more = may_grow(*wanted); more != 0) {
-      growing_ = true;
       const std::uint32_t limit = wanted->limit;
-      lock.unlock();
-      auto added = add_segment(slot_size, more, limit, 0);
-      lock.lock();
-      growing_ = false;
+      auto added = grow(slot_size, more, limit, lock);
       if (added) continue;
       if (const std::uint32_t now = slots_; read_segments(), slots_ != now) continue;
       growth = "; adding more failed: " + added.error().sentence;
@@ -408,10 +456,10 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
     auto woken = me_->sleeper().wait(
         masks,
         [&] {
-          slot = me_->acquire(wanted->ranges);
+          slot = me_->acquire(class_for(slot_size)->ranges);
           return slot.has_value() || change() != seen_change_ || broken();
         },
-        wait.until());
+        wait.until(), true);
     if (slot) return *slot;
     if (!woken) return std::unexpected(woken.error());
     if (broken()) return std::unexpected(why_broken());

@@ -26,6 +26,8 @@ namespace shmb::client {
 
 class QueueSet;
 
+constexpr std::int64_t kLookAtBroker = 2'000'000'000;  // a wait without end looks for the broker that often
+
 struct SizeClass {
   std::uint64_t slot_size = 0;
   std::uint32_t slots = 0, slots_limit = 0;
@@ -91,6 +93,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     std::int64_t wait = 0, timeout = 0;
   };
   static Result<std::shared_ptr<Pool>> open(const std::shared_ptr<Session>& session, const Opening& opening);
+  Result<std::shared_ptr<Pool>> for_opening(const Opening& opening);  // one more handle of this
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -123,6 +126,8 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   std::uint32_t change() const { return view_.header().change.load(std::memory_order_acquire); }
   bool broken() const { return view_.header().broken.load(std::memory_order_relaxed) != 0; }
   Error why_broken() const;
+  // Of who waits long without a message: peers that die after the broker are told of by nobody.
+  Result<void> broker_there() const;
 
   // All below: the lock is held.
   Result<std::uint32_t> take(std::uint64_t length, Wait& wait, Lock& lock);
@@ -143,6 +148,8 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     return slot.pool == id_ && slot.stamp == stamp() && slot.index < view_.slots() && users_[slot.index] != 0 &&
            slot.generation == me_->generation(slot.index);
   }
+  // Has it slots of that size? While its maker still adds them, this waits.
+  Result<bool> has_slots_for(std::uint64_t length, Wait& wait, Lock& lock);
   std::uint64_t largest_class() const { return classes_.empty() ? 0 : classes_.back().slot_size; }
   void notice();  // new segments, and lanes of closed queues that are read by now
   // A lane that this process wrote and writes no more: its messages stay held until they are read.
@@ -153,7 +160,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Result<int> doorbell(Lock& lock);
   bool arm(QueueSet& set);  // false: it has something already
   void disarm(QueueSet& set);
-  void pass_on();  // see QueueSet::pass_on, for all that are armed
+  void pass_on();                  // see QueueSet::pass_on, for all that are armed
   bool ring_heard(QueueSet& set);  // false: it is at its end, a peer has shut it down
   int doorbell_descriptor() const { return bell_[0] ? bell_[0].get() : -1; }
 
@@ -186,11 +193,13 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   void begin(std::uint32_t index, std::uint32_t life);
   Result<void> rejoin();
   Result<void> add_segment(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, std::int64_t timeout);
+  Result<void> grow(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, Lock& lock);
   void read_segments();
   Error attach_segments();
   std::byte* find_data(std::uint32_t slot, Error* why);
   Class* class_for(std::uint64_t length);
   std::uint32_t may_grow(const Class& wanted) const;
+  bool is_being_made() const;
   int bell_of(std::uint32_t participant, std::uint32_t life);
   std::uint32_t count_used(const std::vector<SlotRange>& ranges) const;
   std::vector<std::atomic<std::uint64_t>*> armed_masks();

@@ -420,7 +420,10 @@ void Queue::look_around() {
   pool_->notice();
   const pool::QueueEntry& entry = pool_->view().queue(index_);
   const pool::Stamp stamp = pool::Stamp::of(entry.stamp.load(std::memory_order_acquire));
-  if (stamp.serial != serial_ || stamp.state != static_cast<std::uint8_t>(pool::QueueState::open)) closed_ = true;
+  if (stamp.serial != serial_ || stamp.state != static_cast<std::uint8_t>(pool::QueueState::open)) {
+    closed_ = true;
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // see closed_meanwhile()
+  }
   if (stamp.serial != serial_) return;
   if (spec_.reader) {
     follow_peers(writers_, entry.writers.load(std::memory_order_acquire), gone_writers_);

@@ -112,6 +112,8 @@ class Queue {
                        std::span<Region* const> regions, Wait& wait, Pool::Lock& lock);
   Result<bool> find_room(std::span<Region* const> regions, Pool::Lock& lock);
   Result<void> may_send() const;
+  bool closed_meanwhile();  // after a message was published: it does not count as sent
+  std::unexpected<Error> closed_error() const;
   bool room_at_once() {
     return seen_change_ == pool_->change() && out_.it && !closed_ && !readers_gone_ && !pool_->broken() &&
            idle_holds_.empty() && out_.it->room() == LaneSender::Room::yes;

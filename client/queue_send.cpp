@@ -19,8 +19,23 @@ constexpr std::uint64_t kIdleHoldBytes = std::uint64_t{1} << 20;
 Result<void> Queue::may_send() const {
   if (!spec_.writer) return error(Status::denied, "this handle is no writer of queue '" + spec_.name + "'");
   if (pool_->broken()) return std::unexpected(pool_->why_broken());
-  if (closed_) return error(Status::closed, "queue '" + spec_.name + "' is closed: nobody may send");
+  if (closed_) return closed_error();
   return {};
+}
+
+std::unexpected<Error> Queue::closed_error() const {
+  return error(Status::closed, "queue '" + spec_.name + "' is closed: nobody may send");
+}
+
+// A reader that sees the queue closed looks at its lanes once more before it says so, and each looks behind a fence
+// (here it was S4): either that look gives the message, or this one says that nobody may count on it.
+bool Queue::closed_meanwhile() {
+  const pool::Stamp stamp = pool::Stamp::of(pool_->view().queue(index_).stamp.load(std::memory_order_acquire));
+  if (stamp.serial == serial_ && stamp.state == static_cast<std::uint8_t>(pool::QueueState::open)) [[likely]]
+    return false;
+  closed_ = true;
+  // What a claim queue's readers have not taken they do not get; of the others' they may get it all the same.
+  return kind_ != pool::QueueKind::claim || out_.it->take_back();
 }
 
 // True: there is room. False: not now.
@@ -92,6 +107,7 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
   }
   for (Region* region : regions) ++holds_[region->ref().id].in_flight;
   out_.it->publish(tag, body, std::move(held), deadline);
+  if (closed_meanwhile()) return closed_error();
   ++sent_;
   if (!idle_holds_.empty()) drop_idle_holds();
   return {};
@@ -113,6 +129,7 @@ bool Queue::send_at_once(std::span<const std::byte> bytes) {
   if (bytes.size() > body_room() || !room_at_once()) return false;
   reader_died_ = false;
   out_.it->publish(static_cast<std::uint8_t>(bytes.size()), bytes, {}, 0);
+  if (closed_meanwhile()) return false;  // send() says so
   ++sent_;
   return true;
 }
@@ -128,13 +145,16 @@ bool Queue::send_at_once(const Slot& slot) {
   handle.length = slot.length;
   pool_->me().hold(slot.index);
   out_.it->publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{slot.index, nullptr}, 0);
+  if (closed_meanwhile()) return false;
   ++sent_;
   return true;
 }
 
 // With a type for bytes that lie in a slot, see send_list.
 Result<void> Queue::send_in_slot(std::span<const std::byte> bytes, Wait& wait, Pool::Lock& lock) {
-  if (bytes.size() > pool_->largest_class()) {
+  auto fits = pool_->has_slots_for(bytes.size(), wait, lock);
+  if (!fits) return std::unexpected(std::move(fits.error()));
+  if (!*fits) {
     const std::string what = "the message has " + std::to_string(bytes.size()) + " bytes; queue '" + spec_.name +
                              "' takes " + std::to_string(body_room()) + " inline";
     if (pool_->largest_class() == 0)
@@ -210,6 +230,9 @@ Result<void> Queue::check_part(OutPart& part) {
 Result<void> Queue::send(std::span<const OutPart> given, std::uint64_t type, std::int64_t lifetime, std::int64_t wait) {
   if (auto entered = enter(); !entered) return entered;
   if (given.empty()) return error(Status::invalid, "a message has at least one part (which may be empty)");
+  if (given.size() > kMostParts)
+    return error(Status::invalid,
+                 "a message has at most " + std::to_string(kMostParts) + " parts, not " + std::to_string(given.size()));
   if (lifetime < 0) return error(Status::invalid, "the lifetime of a message is not negative");
   Pool::Lock lock(pool_->me().lock());
   if (auto may = may_send(); !may) return may;
@@ -279,7 +302,9 @@ Result<void> Queue::send_list(std::span<OutPart> parts, std::uint64_t type, std:
   handle.length = *need;
   handle.type = type;
   handle.parts = parts.size() == 1 && parts[0].kind == PartKind::bytes ? 0 : parts.size();
-  if (*need <= pool_->largest_class()) {
+  auto fits = pool_->has_slots_for(*need, wait, lock);
+  if (!fits) return give_back(std::move(fits.error()));
+  if (*fits) {
     auto slot = pool_->take(*need, wait, lock);
     if (!slot) return give_back(std::move(slot.error()));
     held.list->slots.push_back(*slot);

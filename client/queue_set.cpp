@@ -228,9 +228,14 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
       entries_[0].queue->set_spin();
       std::vector<std::atomic<std::uint64_t>*> masks;
       collect_masks(pool, masks);
-      auto woken = pool.me().sleeper().wait(masks, [&] { return something_there(pool); }, until.until());
-      if (!woken) return std::unexpected(woken.error());
-      woken_up = *woken;
+      while (!woken_up) {
+        auto woken = pool.me().sleeper().wait(
+            masks, [&] { return something_there(pool); }, earlier(until.until(), Deadline::after(kLookAtBroker)));
+        if (!woken) return std::unexpected(woken.error());
+        woken_up = *woken;
+        if (woken_up || until.until().passed()) break;
+        if (auto there = pool.broker_there(); !there) return std::unexpected(there.error());
+      }
     }
     if (const Entry* entry = woken_up ? chosen() : nullptr) return *entry;
     return error(Status::deadline, late);
@@ -243,11 +248,14 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
       if (until.until().passed()) return error(Status::deadline, late);
       continue;
     }
-    auto readable = sys::poll_readable(epoll_.get(), until.until().left());
+    auto readable = sys::poll_readable(epoll_.get(), earlier(until.until(), Deadline::after(kLookAtBroker)).left());
     if (!readable) return system_failure(readable.error(), "poll on a set of queues");
     if (const Entry* entry = chosen()) return *entry;
     // Also where it is readable without end: a peer may ring without a message, and shut the doorbell down.
-    if (!*readable || until.until().passed()) return error(Status::deadline, late);
+    if (until.until().passed()) return error(Status::deadline, late);
+    if (*readable) continue;
+    for (const auto& pool : all)
+      if (auto there = pool->broker_there(); !there) return std::unexpected(there.error());
   }
 }
 
@@ -295,6 +303,12 @@ int Pool::bell_of(std::uint32_t participant, std::uint32_t life) {
   if (reply && !reply->fds.empty()) bell.fd = std::move(reply->fds[0]);
   else bell.not_before = sys::now_monotonic() + kAskAgainAfter;
   return bell.fd ? bell.fd.get() : -1;
+}
+
+Result<void> Pool::broker_there() const {
+  if (session_->pump()) return {};
+  return error(Status::session_lost,
+               "the broker is gone and nothing came: nobody would tell of a peer's death; connect again");
 }
 
 bool Pool::arm(QueueSet& set) {

@@ -761,7 +761,8 @@ enum shmb_receive_flag {
  * Errors: EMPTY (NO_WAIT), DEADLINE, CLOSED (and nothing left), PEER_GONE, DENIED (the handle is no reader), BUSY
  * (AT_LEAST_ONCE: the message before is not done), BROKEN (a participant has written impossible words: the message they
  * were is gone, and where the words of a writer's lane are impossible this handle hears no more from that writer),
- * GROUP_ENDED, SESSION_LOST. */
+ * GROUP_ENDED, SESSION_LOST (also after seconds without a message where the broker is gone: nobody would tell of the
+ * dead). */
 SHMB_API int shmb_queue_receive(shmb_queue* queue, shmb_message* message, uint32_t flags, int64_t wait_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
 /* Waits for one and takes all that are there, up to `capacity`, kept. `count` is always written. */

@@ -92,7 +92,7 @@ struct QueueOptions {
   Timeout timeout;
 };
 
-// An own reference to a slot. Must go before the pool's last handle.
+// An own reference to a slot. Must go before the pool's handle that it came from.
 class Slot {
  public:
   Slot() noexcept = default;
@@ -226,7 +226,7 @@ class Message {
                         static_cast<Status>(part.status),
                         RegionId::from_c(part.id)};
   }
-  // Own references that outlive the message.
+  // Own references that outlive the message. `pool`: the one that the queue is in, no other.
   Result<Slot> try_take_slot(shmb_pool* pool, std::size_t number = 0) noexcept {
     shmb_slot slot{};
     shmb_error error;
@@ -332,7 +332,7 @@ class Queue {
     return count;
   }
   // Calls `body(message)` for each message until the queue is closed and drained, or `body` returns false. A dead
-  // writer is passed over. The messages are borrowed.
+  // writer is passed over. The messages are borrowed; of an at-least-once queue `body` must say done, or give back.
   template <class Body>
   Result<void> try_for_each(Body&& body, Timeout wait = Timeout::forever()) const {
     auto message = Message::try_make();
@@ -573,14 +573,15 @@ class Buffer {
 class SizeClassPool {
  public:
   // The session must outlive it.
-  SizeClassPool(const Session& session, Pool pool) noexcept : session_(&session), pool_(std::move(pool)) {
-    const shmb_pool_info info = pool_.info();
-    for (std::uint32_t i = 0; i < info.class_count; ++i)
-      if (info.classes[i].slot_size > largest_) largest_ = info.classes[i].slot_size;
-  }
+  SizeClassPool(const Session& session, Pool pool) noexcept : session_(&session), pool_(std::move(pool)) {}
   Result<Buffer> try_acquire(std::uint64_t length, Timeout wait = {}) const {
-    if (length > largest_) {
+    const shmb_pool_info info = pool_.info();  // whoever made the pool may still be adding classes
+    std::uint64_t largest = 0;
+    for (std::uint32_t i = 0; i < info.class_count; ++i)
+      if (info.classes[i].slot_size > largest) largest = info.classes[i].slot_size;
+    if (length > largest) {
       CreateOptions options;
+      options.group = GroupId{info.group};  // the pool's, so that whoever is in the pool may attach it
       options.uninitialised = true;
       auto region = session_->try_create(length, options);
       if (!region) return region.error();
@@ -598,7 +599,6 @@ class SizeClassPool {
  private:
   const Session* session_;
   Pool pool_;
-  std::uint64_t largest_ = 0;
 };
 
 // Several queues to wait on. A queue must be removed before it goes.

@@ -14,11 +14,24 @@ namespace shmb::client {
 
 LocalLock& Sleeper::lock() { return participant_.lock(); }
 
-void Sleeper::prepare() { participant_.flush_cache(); }
+// Behind Z3, for this is a look as well: a reader that is done sees this process asleep, or this sees what it is done
+// with.
+void Sleeper::prepare() {
+  participant_.reclaim();
+  participant_.flush_cache();
+}
+
+Deadline Sleeper::expiry() { return participant_.expiry(); }
+
+void Sleeper::rouse_peers() {
+  for (std::uint32_t index = 0; index < pool::kParticipants; ++index)
+    if (index != participant_.index()) wake_participant(index);
+}
 
 // The own bit of a mask is shared by the threads of this process: set with the first that sleeps there, cleared with
 // the last.
 void Sleeper::announce(Masks masks) {
+  announced_.reserve(announced_.size() + masks.size());
   for (auto* mask : masks) {
     auto known = std::find_if(announced_.begin(), announced_.end(), [&](const Announced& a) { return a.mask == mask; });
     if (known != announced_.end()) {
@@ -60,8 +73,8 @@ void Sleeper::flag() {
 }
 
 std::uint32_t Sleeper::go_to_sleep(Masks masks) {
-  ++threads_asleep_;
   announce(masks);
+  ++threads_asleep_;
   SHMB_STEP(Z1);
   const std::uint32_t event = participant_.view().wait(participant_.index()).event.load(std::memory_order_acquire);
   SHMB_STEP(Z1_done);

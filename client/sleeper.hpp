@@ -68,9 +68,10 @@ class Sleeper {
 
   // Until `something_there()` (bool), which is called under the participant's lock, or the deadline: true or false. It
   // looks at all sources and at the directory's change word: the broker wakes whenever that moves. Other threads may
-  // take the participant's lock meanwhile.
+  // take the participant's lock meanwhile. `rouse`: peers that sleep are woken once, to let go of what they hold for
+  // messages that were read while they slept.
   template <class F>
-  Result<bool> wait(Masks masks, F&& something_there, Deadline deadline);
+  Result<bool> wait(Masks masks, F&& something_there, Deadline deadline, bool rouse = false);
 
   // For event loops: from now on wakers ring this process' doorbell, once. False: there is something already, and
   // nothing is armed. After a ring, and before arming again, disarm.
@@ -94,6 +95,8 @@ class Sleeper {
     if (const std::uint64_t mask = announced(waiters)) wake_masked(mask, true);
   }
   void wake_another(pool::Waiters& waiters);  // as wake_one, but not this process
+  // Only behind the fence of one of the above, or of Z3.
+  void wake_if_asleep(std::uint32_t index) { wake_participant(index); }
   // The same after a seq_cst read-modify-write of the word that sleepers look at, which saves the fence.
   void wake_all_after_exchange(pool::Waiters& waiters) {
     if (const std::uint64_t mask = waiters.mask.load(std::memory_order_seq_cst)) wake_masked(mask, false);
@@ -110,13 +113,16 @@ class Sleeper {
   bool wake_participant(std::uint32_t index);
   bool ring(std::uint32_t index);
 
+  struct Asleep;                           // wakes up at its end, also if a look throws
   std::uint32_t go_to_sleep(Masks masks);  // Z0..Z3; gives the event to wait for
   void wake_up(Masks masks);               // Z7, Z6
   void announce(Masks masks);
   void withdraw(Masks masks);
   void flag();                                                 // Z2, Z3
   Result<bool> block(std::uint32_t event, Deadline deadline);  // Z5; false: the deadline
-  void prepare();                                              // what must not be kept while asleep
+  void prepare();     // behind Z3: lets go of what must not be kept while asleep
+  Deadline expiry();  // when there is more of that: a message that this process has sent is too old then
+  void rouse_peers();
   LocalLock& lock();
 
   Participant& participant_;
@@ -135,8 +141,15 @@ class Sleeper {
   bool answer_expected_ = false;
 };
 
+struct Sleeper::Asleep {
+  Sleeper& sleeper;
+  Masks masks;
+  const std::uint32_t event = sleeper.go_to_sleep(masks);
+  ~Asleep() { sleeper.wake_up(masks); }
+};
+
 template <class F>
-Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline) {
+Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, bool rouse) {
   constexpr int kBareLooks = 200, kPauses = 16, kLooksPerClock = 4;
   if (something_there()) return true;
   if (spin_ > 0) {
@@ -155,17 +168,20 @@ Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline) 
         if (look(kPauses)) return true;
   }
   if (deadline.passed()) return false;
-  prepare();
   for (;;) {
-    const std::uint32_t event = go_to_sleep(masks);
-    SHMB_STEP(Z4);
-    const bool there = something_there();
-    SHMB_STEP(Z4_done);
     Result<bool> woken = true;
-    if (!there) woken = block(event, deadline);
-    wake_up(masks);
-    if (there || something_there()) return true;
-    if (!woken || !*woken) return woken;
+    {
+      const Asleep asleep{*this, masks};
+      SHMB_STEP(Z4);
+      const bool there = something_there();
+      SHMB_STEP(Z4_done);
+      if (there) return true;
+      prepare();
+      if (std::exchange(rouse, false)) rouse_peers();
+      woken = block(asleep.event, earlier(deadline, expiry()));
+    }
+    if (something_there()) return true;
+    if (!woken) return woken;
     if (deadline.passed()) return false;  // a hostile peer may change the futex word without end: it never sleeps then
   }
 }
@@ -173,15 +189,21 @@ Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline) 
 template <class F>
 bool Sleeper::arm_doorbell(Masks masks, F&& something_there) {
   disarm_doorbell();
-  prepare();
-  armed_ = true;
   armed_masks_.assign(masks.begin(), masks.end());
   announce(masks);
+  armed_ = true;
   flag();
-  SHMB_STEP(Z4);
-  const bool there = something_there();
-  SHMB_STEP(Z4_done);
+  bool there = true;
+  try {
+    SHMB_STEP(Z4);
+    there = something_there();
+    SHMB_STEP(Z4_done);
+  } catch (...) {
+    disarm_doorbell();
+    throw;
+  }
   if (there) disarm_doorbell();
+  else prepare();
   return !there;
 }
 

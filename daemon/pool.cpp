@@ -87,7 +87,10 @@ Result<void> may_join(const Session& session, const Pool* pool) {
   if (session.process_gone)
     return error(Status::forked, "the process of this session has ended; connect anew to join a pool");
   if (pool && session.pools.contains(pool->id))
-    return error(Status::busy, "this session has joined pool " + pool->text() + " already");
+    return std::unexpected(Error{Status::busy,
+                                 0,
+                                 {.scope_id = pool->id},  // by which the library finds it, whatever the address was
+                                 "this session has joined pool " + pool->text() + " already"});
   return {};
 }
 
@@ -394,11 +397,11 @@ Result<void> set_doorbell(World& world, const Session& session, Pool& pool, std:
   if (!who.doorbell) {
     if (!world.descriptors_left(1, session.admin)) return refused(refuse_descriptors(world, 1));
     ++world.open_descriptors;
+  } else {
+    (void)close_elsewhere(world, std::move(who.doorbell));
   }
   who.doorbell = std::move(doorbell);
   return {};
-  } else {
-    (void)close_elsewhere(world, std::move(who.doorbell));
 }
 
 void Pool::on_timer(std::int64_t now) {

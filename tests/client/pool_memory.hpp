@@ -93,6 +93,16 @@ class PoolMemory {
   PoolMemory(const PoolMemory&) = delete;
   PoolMemory& operator=(const PoolMemory&) = delete;
 
+  // The slots from `first` on are a class of their own.
+  void split(std::uint32_t first) {
+    pool::SegmentEntry &all = view_.segment(0), &rest = view_.segment(1);
+    rest.first_slot = first;
+    rest.slots = all.slots - first;
+    rest.slot_size = rest.stride = 2 * kSlotBytes;
+    all.slots = first;
+    rest.in_use.store(1, std::memory_order_release);
+  }
+
   const pool::View& view() const { return view_; }
   SlotRange all() const { return {0, view_.slots()}; }
   std::uint64_t mask(std::uint32_t slot) const { return view_.slot(slot).holders.load(); }

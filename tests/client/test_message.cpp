@@ -215,6 +215,8 @@ TEST_CASE("parts that are not what they say are refused, and nothing is lost by 
   auto queue = must(Queue::open(pool, queue_spec("q", Kind::line, true, true)));
   const Slot slot = must(pool->acquire(10, kNoWait)), foreign = must(elsewhere->acquire(10, kNoWait));
   CHECK(status_of(queue->send(foreign, kNoWait)) == Status::invalid);
+  const std::vector<OutPart> too_many(kMostParts + 1, bytes_part(""));
+  CHECK(status_of(queue->send(too_many, 0, 0, kNoWait)) == Status::invalid);
   Slot wrong = slot;
   ++wrong.generation;
   CHECK(status_of(queue->send(wrong, kNoWait)) == Status::stale);

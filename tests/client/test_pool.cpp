@@ -82,6 +82,60 @@ TEST_CASE("who waits for a slot gets the one of a message of its own that is rea
   }
 }
 
+TEST_CASE("a sender that sleeps elsewhere lets go of what was read meanwhile, for who waits for a slot") {
+  for (const bool read_first : {true, false}) {
+    const harness::BrokerFixture broker;
+    auto session = open(broker);
+    auto pool = must(make_pool(session, slots_of("p", 64, 1)));
+    auto reading = must(try_pool(beside(broker, pool), "p")), waiting = must(try_pool(beside(broker, pool), "p"));
+    auto out = writer(pool, "q", Kind::line), end = writer(waiting, "end", Kind::line);
+    auto in = reader(reading, "q", Kind::line), asleep_in = reader(pool, "end", Kind::line);
+    const Slot slot = must(pool->acquire(1, kNoWait));
+    must(out->send(slot, kForever));
+    must(pool->release(slot));
+    std::thread sender([&] {
+      Message message;
+      must(asleep_in->receive(message, true, kForever));
+    });
+    auto read = [&] {
+      ::usleep(50'000);  // those who should sleep do, or the case shows nothing
+      Message message;
+      must(in->receive(message, false, kForever));
+      must(message.done());
+    };
+    std::thread other;
+    if (read_first) read();
+    else other = std::thread(read);
+    const auto got = waiting->acquire(1, 10'000'000'000);
+    if (other.joinable()) other.join();
+    must(end->send(bytes_of("end"), kForever));
+    sender.join();
+    CAPTURE(read_first);
+    REQUIRE(got.has_value());
+    must(waiting->release(*got));
+  }
+}
+
+TEST_CASE("who opens a pool while its maker adds the memory waits for the slots instead of being refused") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto beginning = must(make_pool(session, slots_of("first", 64, 1)));  // a group to join
+  auto other = beside(broker, beginning);
+  PoolSpec spec = slots_of("p", 64, 4);
+  spec.classes.push_back({8 << 20, 8, 8});
+  std::shared_ptr<Pool> made;
+  std::thread maker([&] { made = must(make_pool(session, spec)); });
+  Pool::Opening opening;
+  opening.address = "p";
+  opening.wait = kForever;
+  auto pool = must(Pool::open(other, opening));
+  const auto large = pool->acquire(8 << 20, kForever);
+  maker.join();
+  CHECK(large.has_value());
+  CHECK(status_of(pool->acquire((8 << 20) + 1, kForever)) == Status::invalid);
+  if (large) must(pool->release(*large));
+}
+
 TEST_CASE("a pool grows by further segments up to its limit, and others see them") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
@@ -221,6 +275,30 @@ TEST_CASE("a session joins a pool once, and its handles share what is there") {
   Pool::Opening by_id;
   by_id.id = pool->id();
   CHECK(must(Pool::open(session, by_id)).get() == pool.get());
+  auto by_name = beside(broker, pool);
+  auto joined = must(Pool::open(by_name, by_id));
+  CHECK(must(try_pool(by_name, "p")).get() == joined.get());
+  CHECK(must(try_pool(session, "p", true)).get() == pool.get());
+  auto read_only = beside(broker, pool);
+  auto looking = must(try_pool(read_only, "p", true));
+  CHECK(must(try_pool(read_only, "p", true)).get() == looking.get());
+  CHECK(status_of(try_pool(read_only, "p")) == Status::busy);
+}
+
+TEST_CASE("threads that open a pool and close it again never meet a refusal") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 1)));
+  auto other = beside(broker, pool);
+  std::atomic<int> refused = 0;
+  auto open_often = [&] {
+    for (int i = 0; i < 50; ++i)
+      if (!try_pool(other, "p")) ++refused;
+  };
+  std::thread first(open_often), second(open_often);
+  first.join();
+  second.join();
+  CHECK(refused == 0);
 }
 
 TEST_CASE("what a killed process held is free again, and who comes back finds the pool as it was") {

@@ -283,6 +283,71 @@ TEST_CASE("the writer of a line whose reader is killed is told once, and goes on
   CHECK(text_of(message) == "3");
 }
 
+TEST_CASE("messages that are too old make room and give back their slots while their sender waits for that") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 1)));
+  auto spec = queue_spec("q", Kind::claim, false, true, 2);
+  spec.flags = pool::kQueueExpiring;
+  auto out = must(Queue::open(pool, spec));
+  constexpr std::int64_t kLifetime = 50'000'000, kLong = 20'000'000'000;
+  const OutPart text = bytes_part("old");
+  auto send = [&](const OutPart& part, std::int64_t wait) {
+    return out->send(std::span(&part, 1), 0, kLifetime, wait);
+  };
+  must(send(text, kNoWait));
+  must(send(text, kNoWait));
+  CHECK(status_of(send(text, kLong)) == Status::ok);
+  CHECK(status_of(out->drain(kLong)) == Status::ok);
+  const Slot slot = must(pool->acquire(1, kNoWait));
+  must(send(slot_part(slot), kNoWait));
+  must(pool->release(slot));
+  const auto again = pool->acquire(1, kLong);
+  REQUIRE(again.has_value());
+  // The same for another process that waits, while the sender sleeps.
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto in = reader(pool, "end", Kind::line);
+  auto end = writer(other, "end", Kind::line);
+  must(send(slot_part(*again), kNoWait));
+  must(pool->release(*again));
+  std::thread sleeper([&] {
+    Message message;
+    must(in->receive(message, true, kForever));
+  });
+  const auto others = other->acquire(1, kLong);
+  must(end->send(bytes_of("end"), kForever));
+  sleeper.join();
+  REQUIRE(others.has_value());
+  must(other->release(*others));
+}
+
+TEST_CASE("what was sent while the queue was closed is read, or its sender is told CLOSED") {
+  for (const Kind kind : {Kind::line, Kind::claim}) {
+    for (int round = 0; round < 5; ++round) {
+      const harness::BrokerFixture broker;
+      auto session = open(broker);
+      auto pool = must(make_pool(session, slots_of("p", 64, 1)));
+      auto other = must(try_pool(beside(broker, pool), "p"));
+      auto in = reader(other, "q", kind, 8);
+      auto out = writer(pool, "q", kind, 8);
+      int sent = 0, received = 0;
+      std::thread sender([&] {
+        while (out->send(bytes_of("x"), kForever)) ++sent;
+      });
+      std::thread closer([&] {
+        ::usleep(1000);
+        must(in->shutdown(false));
+      });
+      Message message;
+      while (in->receive(message, true, kForever)) ++received;
+      sender.join();
+      closer.join();
+      CHECK(received >= sent);
+      if (kind == Kind::claim) CHECK(received == sent);
+    }
+  }
+}
+
 TEST_CASE("a closed queue refuses senders at once and is drained by its readers") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
@@ -354,6 +419,56 @@ TEST_CASE("an at-least-once message that its reader gives back, or dies with, is
   CHECK(text_of(message) == "job");
   must(message.done());
   CHECK(status_of(message.give_back()) == Status::invalid);
+}
+
+TEST_CASE("what another reader has claimed of a writer that is gone is waited for, and comes if that reader dies") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 300, 4)));
+  const std::string group = "#" + std::to_string(pool->group());
+  auto spec = queue_spec("q", Kind::claim, true, false);
+  spec.flags = pool::kQueueAtLeastOnce;
+  auto in = must(Queue::open(pool, spec));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto writing = spec;
+  writing.reader = false;
+  writing.writer = true;
+  auto out = must(Queue::open(other, writing));
+  const harness::Gate ready, sent, taken;
+  auto child = harness::Child::run([&] {
+    auto mine = try_open(broker.socket());
+    STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
+    auto joined = try_pool(*mine, "p");
+    STEP(2, joined);
+    auto theirs = Queue::open(*joined, spec);
+    STEP(3, theirs);
+    ready.open();
+    STEP(4, sent.wait());
+    Message got;
+    STEP(5, (*theirs)->receive(got, false, 0));
+    taken.open();
+    ::pause();
+    return 0;
+  });
+  REQUIRE(ready.wait());
+  must(out->send(bytes_of("job"), kNoWait));
+  sent.open();
+  REQUIRE(taken.wait());
+  must(out->close(false, false));
+  Message message;
+  while (status_of(in->receive(message, false, kNoWait)) == Status::peer_gone) {
+  }
+  CHECK(status_of(in->receive(message, false, kNoWait)) == Status::empty);
+  child.kill();
+  for (;;) {
+    auto got = in->receive(message, false, 0);
+    if (got || got.error().status != Status::peer_gone) {
+      must(std::move(got));
+      break;
+    }
+  }
+  CHECK(text_of(message) == "job");
+  must(message.done());
 }
 
 TEST_CASE("threads share the ends of a claim queue: each message is taken once, and a shutdown ends their waits") {
@@ -461,4 +576,45 @@ TEST_CASE("a sleeping reader is woken by a message, by a close and by the end of
   sleeper.join();
   CHECK(text == "wake");
   CHECK(told == std::vector<Status>{Status::ok, Status::peer_gone, Status::closed});
+}
+
+TEST_CASE("who waits for a message that another has claimed hears of its writer's end once that one is done") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 300, 4)));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto out = writer(must(try_pool(beside(broker, pool), "p")), "q", Kind::claim);
+  auto first = reader(pool, "q", Kind::claim), second = reader(other, "q", Kind::claim);
+  must(out->send(bytes_of(std::string(200, 'm')), kNoWait));
+  Message message;
+  must(first->receive(message, false, kNoWait));
+  std::atomic<bool> told = false;
+  std::thread waiting([&] {
+    Message none;
+    CHECK(status_of(second->receive(none, false, 60'000'000'000)) == Status::peer_gone);
+    told = true;
+  });
+  auto asleep = [&] { return other->view().wait(other->me().index()).sleep.load() != 0; };
+  while (!asleep()) ::usleep(1000);
+  must(out->close(false, false));
+  ::usleep(50'000);  // it has looked, and sleeps again
+  while (!asleep()) ::usleep(1000);
+  CHECK(!told);
+  must(message.done());  // `first` has not looked around since
+  for (int i = 0; i < 5000 && !told; ++i) ::usleep(1000);
+  CHECK(told);
+  if (!told) must(second->shutdown(false));
+  waiting.join();
+}
+
+TEST_CASE("a pool whose group has ended says so") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 300, 4)));
+  auto out = writer(pool, "q", Kind::claim), in = reader(pool, "q", Kind::claim);
+  must(session->end_group(pool->group(), "", 0, Deadline::after(0)));
+  Message message;
+  CHECK(status_of(in->receive(message, false, kNoWait)) == Status::group_ended);
+  CHECK(status_of(out->send(bytes_of("m"), kNoWait)) == Status::group_ended);
+  CHECK(status_of(pool->acquire(10, kNoWait)) == Status::group_ended);
 }

@@ -300,3 +300,19 @@ TEST_CASE("a doorbell that somebody has shut down does not keep an event loop aw
   for (int i = 0; i < 3; ++i) CHECK(status_of(in->receive(message, true, kNoWait)) == Status::empty);
   CHECK(!readable(fd, 0));
 }
+
+TEST_CASE("who waits without end for a message hears that the broker is gone") {
+  harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto in = must(Queue::open(pool, queue_spec("q", Kind::claim, true, true)));
+  broker.kill();
+  Message message;
+  must(in->send(bytes_of("m"), kNoWait));
+  must(in->receive(message, true, kForever));  // messages go on
+  CHECK(status_of(in->receive(message, true, kForever)) == Status::session_lost);
+  QueueSet set;
+  must(set.add(*in, nullptr));
+  CHECK(status_of(set.wait(1'000'000)) == Status::deadline);
+  CHECK(status_of(set.wait(kForever)) == Status::session_lost);
+}

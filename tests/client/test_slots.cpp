@@ -104,6 +104,21 @@ TEST_CASE("idle slots of all participants together leave two fifths of a pool") 
   CHECK(idle * 5 <= kSlots * 3);
 }
 
+TEST_CASE("idle slots of a class leave most of it, however many slots other classes have") {
+  constexpr std::uint32_t kSlots = 1024, kLarge = 8;
+  PoolMemory memory(kSlots, {});
+  memory.split(kSlots - kLarge);
+  memory.set(0, 1, ParticipantState::live);
+  Participant one(memory.view(), 0, 1);
+  const SlotRange large[] = {{kSlots - kLarge, kLarge}};
+  std::vector<std::uint32_t> slots;
+  for (std::uint32_t i = 0; i < kLarge; ++i) slots.push_back(one.acquire(large).value_or(pool::kNone));
+  for (const std::uint32_t slot : slots) one.drop(slot);
+  std::uint32_t idle = 0;
+  for (const std::uint32_t slot : slots) idle += memory.mask(slot) != 0;
+  CHECK(idle == 1);
+}
+
 TEST_CASE("a slot that was kept is held by both until each has dropped it") {
   PoolMemory memory(2);
   Participant owner(memory.view(), 0, 1), reader(memory.view(), 1, 1);
