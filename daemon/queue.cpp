@@ -125,7 +125,8 @@ void drop_hold(World& world, LaneBook& book, std::map<std::uint64_t, LaneBook::H
   Region& region = *at->second.region;
   book.holds.erase(at);
   --region.pool_holds;
-  release_region(world, region);
+  // Who received it has mapped it by a lease of its own, whose end told whether it is unmapped.
+  release_region(world, region, true);
 }
 
 void free_lane(World& world, Pool& pool, std::uint32_t index) {
@@ -440,8 +441,6 @@ Result<void> hold_region(World& world, Session& session, Pool& pool, std::uint32
   if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
   book.holds.try_emplace(region->id, LaneBook::Hold{region, std::move(*charge)});
   ++region->pool_holds;
-  // Receivers map it by right of the pool's group: nobody knows whether all of them have unmapped it.
-  region->no_recycle = true;
   return {};
 }
 

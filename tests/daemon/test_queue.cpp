@@ -394,6 +394,31 @@ TEST_CASE("a lane holds the regions of its messages, also after its sender, unti
   CHECK(scene.world.status().regions == 0);
 }
 
+TEST_CASE("a region that was sent is used again, unless one that had it went without saying that it is unmapped") {
+  Scene scene;
+  opened(queue_open(scene.writer, scene.id, "q", {kLine, kWriter}));
+  opened(queue_open(scene.reader, scene.id, "q", {kLine, kReader}));
+  const std::uint32_t serial = scene.serial(0);
+  REQUIRE(scene.writer.make_group({.name = "g"}).status() == Status::ok);
+  for (Client* client : {&scene.writer, &scene.reader}) REQUIRE(client->join("g").status() == Status::ok);
+  Created region = scene.writer.create({.length = 4 * kMiB});
+  REQUIRE(queue_hold(scene.writer, scene.id, 0, serial, region.ref()) == Status::ok);
+  REQUIRE(scene.reader.attach_id(region.ref(), kWrite).status == Status::ok);
+  scene.writer.release(region.ref(), 0, SHMBW_RELEASE_RECYCLE);
+  SUBCASE("all did") {
+    scene.reader.release(region.ref(), 0, SHMBW_RELEASE_RECYCLE);
+    CHECK(scene.world.status().bytes_cached == 0);
+    CHECK(queue_hold(scene.writer, scene.id, 0, serial, region.ref(), SHMBW_QUEUE_HOLD_DROP) == Status::ok);
+    CHECK(scene.world.status().bytes_cached == 4 * kMiB);
+  }
+  SUBCASE("one died") {
+    scene.reader.die();
+    CHECK(queue_hold(scene.writer, scene.id, 0, serial, region.ref(), SHMBW_QUEUE_HOLD_DROP) == Status::ok);
+    CHECK(scene.world.status().bytes_cached == 0);
+    CHECK(scene.world.status().regions == 0);
+  }
+}
+
 TEST_CASE("LIST tells depth, lag, loss, slots and holders, bounded whatever stands in the control area") {
   Scene scene({.slots = 16});
   Created region = scene.keeper.create({.length = 65536, .flags = SHMBW_CREATE_MANY_WRITERS});
