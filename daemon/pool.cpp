@@ -130,6 +130,7 @@ void part(World& world, Pool& pool, std::uint32_t index, ParticipantState as) {
   if (as == ParticipantState::dead) ++pool.deaths;
   pool_changed(pool);
   pool.retry = 0;
+  pool.look_again = true;
   world.timers.set(pool, world.now());
 }
 
@@ -235,6 +236,7 @@ Result<Joined> usable_place_in(World& world, Session& session, std::uint64_t id)
 
 void lanes_changed(World& world, Pool& pool) {
   if (settle_lanes(world, pool)) pool_changed(pool);
+  pool.look_again = true;
   for (const Participant& who : pool.participants)
     if (who.repair) return world.timers.set(pool, world.now());
 }
@@ -408,18 +410,29 @@ void Pool::on_timer(std::int64_t now) {
   std::size_t lines = kPortion;
   bool working = false, waiting = false, freed = false;
   const std::int64_t monotonic = sys::now_monotonic();
+  const bool changed = std::exchange(look_again, false);
+  if (changed || now >= look_at) {
+    retry = std::clamp(2 * retry, kRetryFirst, kRetryLast);
+    look_at = now + retry;
+    for (Participant& who : participants)
+      if (who.repair && (changed || who.repair->state() == Repair::State::waiting)) who.repair->look_again();
+  }
   for (std::uint32_t i = 0; i < participants.size(); ++i) {
     Participant& who = participants[i];
     if (!who.repair) continue;
-    if (who.repair->state() == Repair::State::waiting) who.repair->look_again();
+    if (who.repair->state() == Repair::State::waiting) {
+      waiting = true;
+      continue;
+    }
     const Repair::State state = who.repair->run(lines, monotonic, *this);
+    lines = who.repair->left();
     if (who.repair->found_impossible() && broken() == Broken::no) {
       world.log(4, "pool " + text() + " is broken: a participant has written impossible words into it");
       break_pool(*this, Broken::impossible);
     }
     if (state == Repair::State::working) {
       working = true;
-      break;  // one after the other; what is left of the portion is nothing
+      break;  // one after the other, of one portion for all
     }
     slots_used = who.repair->slots_used();
     slots_high = std::max(slots_high, slots_used);
@@ -432,8 +445,7 @@ void Pool::on_timer(std::int64_t now) {
     freed = true;
   }
   if (settle_lanes(world, *this) || freed) pool_changed(*this);
-  retry = working ? 0 : std::clamp(2 * retry, kRetryFirst, kRetryLast);
-  if (working || waiting) world.timers.set(*this, now + retry);
+  if (working || waiting) world.timers.set(*this, working || look_again ? now : look_at);
   settle_pool(world, *this);
 }
 

@@ -69,7 +69,8 @@ struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts {  // the timer repa
   std::vector<LaneBook> lanes;
   std::vector<Region*> segments;
   std::uint32_t slots = 0, last_lane_serial = 0, slots_used = 0, slots_high = 0, deaths = 0;
-  std::int64_t retry = 0;  // how long until waiting repairs look again
+  std::int64_t retry = 0, look_at = 0;  // how long, and when, until waiting repairs look again
+  bool look_again = false;              // or at once: something has changed for them
 };
 
 struct Joined {

@@ -82,6 +82,12 @@ void Repair::look_again() {
 }
 
 Repair::State Repair::run(std::size_t lines, std::int64_t monotonic, RepairFacts& facts) {
+  go_on(lines, monotonic, facts);
+  left_ = lines;
+  return state_;
+}
+
+Repair::State Repair::go_on(std::size_t& lines, std::int64_t monotonic, RepairFacts& facts) {
   if (state_ == State::clean) return state_;
   state_ = State::working;
   while (lines > 0 || step_ == Step::declare) {
@@ -105,12 +111,21 @@ Repair::State Repair::run(std::size_t lines, std::int64_t monotonic, RepairFacts
           keep_.assign(view_.slots(), false);
         }
         if (!look(lines, monotonic, facts)) return state_;
+        // No bit of the dead comes back: where nothing else is to be kept than before, nothing is to be swept.
+        if (swept_once_ && keep_all_ == swept_all_ && keep_ == swept_) {
+          step_ = Step::rest;
+          break;
+        }
+        swept_once_ = false;
         step_ = Step::sweep;
         slot_ = held_ = used_now_ = 0;
         break;
       case Step::sweep:
         if (!sweep(lines)) return state_;
         used_ = used_now_;
+        swept_once_ = true;
+        swept_all_ = keep_all_;
+        swept_ = keep_;
         facts.wake_peers();  // D5
         step_ = Step::rest;
         break;

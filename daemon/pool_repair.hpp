@@ -32,6 +32,7 @@ class Repair {
   // At most about `lines` cache lines of work. `monotonic` is the clock of deadlines. waiting: unread messages name
   // slots that its bit protects; ask to look again when a reader is through. clean: no word names it any more.
   State run(std::size_t lines, std::int64_t monotonic, RepairFacts& facts);
+  std::size_t left() const { return left_; }  // of `lines`, for others
   void look_again();
   State state() const { return state_; }
   bool found_impossible() const { return impossible_; }
@@ -39,6 +40,7 @@ class Repair {
 
  private:
   enum class Step : std::uint8_t { declare, give_back, look, sweep, rest };
+  State go_on(std::size_t& lines, std::int64_t monotonic, RepairFacts& facts);
   void declare();
   bool enter_lane(std::size_t& lines);
   bool give_back(std::size_t& lines);
@@ -55,7 +57,9 @@ class Repair {
   State state_ = State::working;
   std::uint32_t lane_ = 0, cell_ = 0, slot_ = 0, serial_ = 0;  // where the work stands
   std::uint64_t head_ = 0;
-  std::vector<bool> keep_;
+  std::size_t left_ = 0;
+  std::vector<bool> keep_, swept_;  // swept_, swept_all_: those of the last sweep
+  bool swept_once_ = false, swept_all_ = false;
   bool in_lane_ = false, keep_all_ = false, again_ = false, impossible_ = false;
   std::uint32_t held_ = 0, used_ = 0, used_now_ = 0;
 };

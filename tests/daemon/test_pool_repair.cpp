@@ -196,6 +196,32 @@ TEST_CASE("D3, claim: full and claimed cells keep their slots, done ones and oth
   for (std::uint32_t slot = 0; slot < kSlots; ++slot) CHECK(ground.holds(slot, 1) == (slot == 3 || slot == 4));
 }
 
+TEST_CASE("a repair that waits sweeps again only when something else is to be kept, and says what it left to others") {
+  Ground ground;
+  const std::uint32_t lane = ground.add_lane(QueueKind::claim, 1);
+  for (std::uint32_t slot = 0; slot < 2; ++slot) {
+    ground.hold(slot, 1);
+    ground.publish(lane, slot, slot);
+  }
+  Repair repair(ground.view, 1, ParticipantState::dead);
+  REQUIRE(repair.run(kPlenty, 0, ground) == Repair::State::waiting);
+  const std::size_t first = kPlenty - repair.left();
+  const int wakes = ground.wakes;
+  repair.look_again();
+  CHECK(repair.run(kPlenty, 0, ground) == Repair::State::waiting);
+  CHECK(kPlenty - repair.left() + kSlots <= first);
+  CHECK(ground.wakes == wakes);
+  ground.words(lane).cell(1).word = CellWord::empty(1 + kCells);
+  repair.look_again();
+  CHECK(repair.run(kPlenty, 0, ground) == Repair::State::waiting);
+  CHECK(ground.holds(0, 1));
+  CHECK_FALSE(ground.holds(1, 1));
+  ground.words(lane).cell(0).word = CellWord::empty(kCells);
+  repair.look_again();
+  CHECK(repair.run(kPlenty, 0, ground) == Repair::State::clean);
+  CHECK_FALSE(ground.holds(0, 1));
+}
+
 TEST_CASE("D3, broadcast: every full cell while somebody is attached, none that was being overwritten") {
   Ground ground;
   const std::uint32_t lane = ground.add_lane(QueueKind::broadcast, 1);
