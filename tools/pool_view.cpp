@@ -12,10 +12,10 @@
 namespace shmb::tools {
 namespace {
 
-std::string number(std::uint64_t value) { return std::to_string(value); }
+std::string decimal(std::uint64_t value) { return std::to_string(value); }
 
 std::string counted(std::uint64_t value, const char* noun) {
-  return number(value) + " " + noun + (value == 1 ? "" : "s");
+  return decimal(value) + " " + noun + (value == 1 ? "" : "s");
 }
 
 std::string keep_sentence(const PoolRow& row) {
@@ -47,9 +47,9 @@ std::string pool_table(const Common& common, const std::vector<PoolRow>& rows) {
                {"STATE"}});
   for (const PoolRow& row : rows) {
     const shmbw_pool_record& record = row.record;
-    table.add({address_text(row), size_text(common, record.bytes), number(record.slots_used), number(record.slots),
-               number(record.slots_limit), number(record.slots_high), number(record.participants),
-               number(record.queues), number(record.deaths), keep_text(record.keep), age_text(record.created),
+    table.add({address_text(row), size_text(common, record.bytes), decimal(record.slots_used), decimal(record.slots),
+               decimal(record.slots_limit), decimal(record.slots_high), decimal(record.participants),
+               decimal(record.queues), decimal(record.deaths), keep_text(record.keep), age_text(record.created),
                pool_state_text(record)});
   }
   return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
@@ -69,9 +69,9 @@ std::string queue_table(const std::vector<PoolRow>& pools, const std::vector<Que
   for (const QueueRow& row : rows) {
     const shmbw_queue_record& record = row.record;
     const bool ring = record.kind == SHMBW_QUEUE_KIND_BROADCAST;  // only its readers lag and lose
-    table.add({queue_address(pools, row), queue_kind_text(record.kind), number(record.depth), number(record.cells),
-               number(record.readers), number(record.writers), ring ? number(record.lag) : "",
-               ring ? number(record.lost) : "", number(record.deaths), queue_state_text(row)});
+    table.add({queue_address(pools, row), queue_kind_text(record.kind), decimal(record.depth), decimal(record.cells),
+               decimal(record.readers), decimal(record.writers), ring ? decimal(record.lag) : "",
+               ring ? decimal(record.lost) : "", decimal(record.deaths), queue_state_text(row)});
   }
   return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
 }
@@ -88,9 +88,9 @@ std::string participant_table(const std::vector<ParticipantRow>& rows, const std
                {"STATE"}});
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const shmbw_participant_record& record = rows[i].record;
-    table.add({number(record.participant), record.pid == 0 ? "unknown" : number(record.pid), user_text(record.uid),
-               programs[i], number(record.slots_held), number(record.reading), number(record.writing),
-               number(record.unread), participant_state_text(record.state)});
+    table.add({decimal(record.participant), record.pid == 0 ? "unknown" : decimal(record.pid), user_text(record.uid),
+               programs[i], decimal(record.slots_held), decimal(record.reading), decimal(record.writing),
+               decimal(record.unread), participant_state_text(record.state)});
   }
   return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
 }
@@ -102,12 +102,12 @@ std::string pool_lines(const Common& common, const PoolRow& row) {
   if (record.leaving != 0) state += " (dead or left; something of them is unread, or under repair)";
   return label_lines(
       {{"pool", address_text(row) + "   id " + pool_id_text(record.pool)},
-       {"slots", number(record.slots_used) + " used of " + number(record.slots) + ", at most " +
-                     number(record.slots_limit) + "; " + number(record.slots_high) + " were seen used at once"},
+       {"slots", decimal(record.slots_used) + " used of " + decimal(record.slots) + ", at most " +
+                     decimal(record.slots_limit) + "; " + decimal(record.slots_high) + " were seen used at once"},
        {"size", size_text(common, record.bytes) + " charged: " + counted(record.segments, "segment") +
                     " of slots, and " + size_text(common, record.control_bytes) + " of tables and lanes"},
-       {"group", group_text(record.group, row.group) + "   id #" + number(record.group) + ", owner " +
-                     user_text(record.owner_uid) + " (uid " + number(record.owner_uid) + ")"},
+       {"group", group_text(record.group, row.group) + "   id #" + decimal(record.group) + ", owner " +
+                     user_text(record.owner_uid) + " (uid " + decimal(record.owner_uid) + ")"},
        {"created", age_text(record.created) + " ago"},
        {"holds", counted(record.participants, "participant") + ", " + counted(record.queues, "queue") + ", " +
                      counted(record.lanes, "lane") + "; " + counted(record.deaths, "death") + " so far"},
@@ -121,15 +121,15 @@ std::string queue_lines(const PoolRow& pool, const QueueRow& row) {
   std::vector<std::pair<std::string, std::string>> lines{
       {"queue", address_text(pool) + ":" + row.name},
       {"kind", queue_kind_text(record.kind) + (flags.empty() ? "" : ", " + flags)},
-      {"cells", number(record.cells) + " for each of " + counted(record.lanes, "lane") + ", " +
-                    number(record.cell_size) + " bytes each (" + number(record.cell_size - 8) + " inline)"},
+      {"cells", decimal(record.cells) + " for each of " + counted(record.lanes, "lane") + ", " +
+                    decimal(record.cell_size) + " bytes each (" + decimal(record.cell_size - 8) + " inline)"},
       {"depth", counted(record.depth, "message") + " sent and not taken"},
       {"ends", counted(record.readers, "reader") + ", " + counted(record.writers, "writer") + "; " +
                    counted(record.deaths, "death") + " so far"}};
   if (record.kind == SHMBW_QUEUE_KIND_BROADCAST)
-    lines.emplace_back("lag", "the slowest reader is " + number(record.lag) + " behind; " + number(record.lost) +
+    lines.emplace_back("lag", "the slowest reader is " + decimal(record.lag) + " behind; " + decimal(record.lost) +
                                   " overwritten before readers saw them");
-  lines.emplace_back("regions", number(record.regions) + " held by messages under way");
+  lines.emplace_back("regions", decimal(record.regions) + " held by messages under way");
   lines.emplace_back("state", queue_state_text(row) + (record.closed != 0 ? ": nobody may send" : ""));
   return label_lines(lines);
 }
