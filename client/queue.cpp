@@ -410,9 +410,8 @@ void Queue::look_for_lanes_to_read() {
   }
   // Rings are read one after the other, in the order of their writers.
   if (kind_ == pool::QueueKind::broadcast)
-    std::ranges::stable_sort(ins_, [](const auto& a, const auto& b) {
-      return static_cast<std::int32_t>(a->serial - b->serial) < 0;
-    });
+    std::ranges::sort(
+        ins_, [](const auto& a, const auto& b) { return static_cast<std::int32_t>(a->serial - b->serial) < 0; });
 }
 
 void Queue::look_around() {
