@@ -41,7 +41,7 @@ bool Queue::try_look() {
           continue;
         }
         pending_ = &in;
-        next_in_ = at + 1;
+        next_in_ = (at + 1) % ins_.size();  // not a lane that comes next: those that are over must be seen, too
         return true;
       }
       if (!finish_after(in, look, again)) break;

@@ -348,6 +348,30 @@ TEST_CASE("what was sent while the queue was closed is read, or its sender is to
   }
 }
 
+TEST_CASE("a message that comes after its reader was told CLOSED is not taken for sent") {
+  for (const Kind kind : {Kind::line, Kind::claim}) {
+    const harness::BrokerFixture broker;
+    auto session = open(broker);
+    auto pool = must(make_pool(session, slots_of("p", 64, 1)));
+    auto other = must(try_pool(beside(broker, pool), "p"));
+    auto in = reader(other, "q", kind);
+    auto out = writer(pool, "q", kind);
+    static Queue* closing = nullptr;
+    static Status told = Status::ok;
+    closing = in.get();
+    step_hook = [](Step now) {  // the sender has found room and the queue open
+      if (now != Step::S1 && now != Step::K2) return;
+      step_hook = nullptr;
+      must(closing->shutdown(false));
+      Message message;
+      told = status_of(closing->receive(message, true, kForever));
+    };
+    CHECK(status_of(out->send(bytes_of("late"), kNoWait)) == Status::closed);
+    step_hook = nullptr;
+    CHECK(told == Status::closed);
+  }
+}
+
 TEST_CASE("a closed queue refuses senders at once and is drained by its readers") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
@@ -617,4 +641,20 @@ TEST_CASE("a pool whose group has ended says so") {
   CHECK(status_of(in->receive(message, false, kNoWait)) == Status::group_ended);
   CHECK(status_of(out->send(bytes_of("m"), kNoWait)) == Status::group_ended);
   CHECK(status_of(pool->acquire(10, kNoWait)) == Status::group_ended);
+}
+
+TEST_CASE("lanes of writers that are gone are given back although the newest lane always has a message") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto in = reader(pool, "q", Kind::claim);
+  Message message;
+  for (int i = 0; i < 200; ++i) {
+    CAPTURE(i);
+    auto out = Queue::open(other, queue_spec("q", Kind::claim, false, true));
+    REQUIRE(out);
+    must((*out)->send(bytes_of("m"), kNoWait));
+    must(in->receive(message, true, kNoWait));
+  }
 }
