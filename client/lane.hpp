@@ -62,7 +62,7 @@ class LaneSender {
   std::uint64_t in_flight();      // messages that not every receiver is done with
   std::uint64_t expired() const { return expired_; }
   std::int64_t earliest() const { return earliest_; }  // when a message may be too old (INT64_MAX: none will be)
-  bool holding() const { return holding_ > 0; }  // does a message in flight, as far as is known, hold anything
+  bool holding() const { return holding_ > 0; }        // does a message in flight, as far as is known, hold anything
   std::uint32_t queue() const { return queue_; }
   // L3: the receiver is gone for good. Gives up everything in flight; the lane must not be used any more.
   void give_up_all();

@@ -71,7 +71,7 @@ class Queue {
   // All below: the lock is held.
   // A receive would not wait. `taken`: this is one, and takes what was seen.
   bool something_there(bool taken);
-  void pass_on();          // claim: another consumer sleeps while there is a message that nobody has claimed: wakes it
+  void pass_on();  // claim: another consumer sleeps while there is a message that nobody has claimed: wakes it
   enum class Settle : std::uint8_t { done, give_back };
   void settle(Message& message, Settle how);
   std::uint32_t borrowed_container() const { return borrowed_container_; }
