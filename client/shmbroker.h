@@ -515,8 +515,8 @@ SHMB_API int shmb_next_event(shmb_session* session, int64_t wait_ns, shmb_event*
  * A pool ends with its group, or with its broker: calls then answer GROUP_ENDED or SESSION_LOST. BROKEN is for shared
  * words that no participant could have written that keeps to the rules.
  *
- * shmb_slot, shmb_size_class, shmb_part and shmb_outgoing lie in arrays, and the classes of shmb_pool_info end it: these
- * never grow. A field called `reserved` must be 0 (TOO_NEW). */
+ * shmb_slot, shmb_size_class, shmb_part and shmb_outgoing lie in arrays, and the classes of shmb_pool_info end it:
+ * these never grow. A field called `reserved` must be 0 (TOO_NEW). */
 
 typedef struct shmb_pool shmb_pool;           /* this process in one pool */
 typedef struct shmb_queue shmb_queue;         /* own ends of one queue */
@@ -756,13 +756,12 @@ enum shmb_receive_flag {
  * next receive on this queue, which says done for it; until then its writer has one cell less. Regions in it are
  * attached. Drop-oldest queues always keep. `message` is emptied first. Only claim queues may be received from by
  * several threads at once, with KEEP. On AT_LEAST_ONCE queues a message stays borrowed, whatever is asked for, until
- * shmb_message_done: closing the queue before gives it back and empties it. A list in a region that this process may not
- * attach arrives as one region part with its status.
- * Errors: EMPTY (NO_WAIT), DEADLINE, CLOSED (and nothing left), PEER_GONE, DENIED (the handle is no reader), BUSY
- * (AT_LEAST_ONCE: the message before is not done), BROKEN (a participant has written impossible words: the message they
- * were is gone, and where the words of a writer's lane are impossible this handle hears no more from that writer),
- * GROUP_ENDED, SESSION_LOST (also after seconds without a message where the broker is gone: nobody would tell of the
- * dead). */
+ * shmb_message_done: closing the queue before gives it back and empties it. A list in a region that this process may
+ * not attach arrives as one region part with its status. Errors: EMPTY (NO_WAIT), DEADLINE, CLOSED (and nothing left),
+ * PEER_GONE, DENIED (the handle is no reader), BUSY (AT_LEAST_ONCE: the message before is not done), BROKEN (a
+ * participant has written impossible words: the message they were is gone, and where the words of a writer's lane are
+ * impossible this handle hears no more from that writer), GROUP_ENDED, SESSION_LOST (also after seconds without a
+ * message where the broker is gone: nobody would tell of the dead). */
 SHMB_API int shmb_queue_receive(shmb_queue* queue, shmb_message* message, uint32_t flags, int64_t wait_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
 /* Waits for one and takes all that are there, up to `capacity`, kept. `count` is always written. */
@@ -803,8 +802,8 @@ SHMB_API void shmb_queue_set_free(shmb_queue_set* set) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_set_add(shmb_queue_set* set, shmb_queue* queue, void* tag, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_set_remove(shmb_queue_set* set, shmb_queue* queue, shmb_error* error) SHMB_NOEXCEPT;
 /* Which queue has something to tell: a message, or CLOSED or PEER_GONE; its turn comes last next time. `tag` (may be
- * NULL) is that of shmb_queue_set_add. Nothing is taken: another consumer of a claim queue may be faster, and a borrowed
- * message stays valid. Errors: EMPTY (NO_WAIT), DEADLINE, INVALID (an empty set). */
+ * NULL) is that of shmb_queue_set_add. Nothing is taken: another consumer of a claim queue may be faster, and a
+ * borrowed message stays valid. Errors: EMPTY (NO_WAIT), DEADLINE, INVALID (an empty set). */
 SHMB_API int shmb_queue_set_wait(shmb_queue_set* set, int64_t wait_ns, shmb_queue** queue, void** tag,
                                  shmb_error* error) SHMB_NOEXCEPT;
 /* As shmb_queue_descriptor; a shmb_queue_set_wait that answers EMPTY arms it. */

@@ -551,8 +551,8 @@ class Pool {
 };
 
 // Memory of any size, to be filled and sent: a slot of the smallest class that fits, or, larger than every class, a
-// region (whose memory the group gets again only if all who had it have unmapped it and nobody closed its writing: with a
-// private broker each costs fresh memory).
+// region (whose memory the group gets again only if all who had it have unmapped it and nobody closed its writing: with
+// a private broker each costs fresh memory).
 class Buffer {
  public:
   explicit Buffer(Slot slot) noexcept : memory_(std::move(slot)) {}

@@ -110,7 +110,8 @@ void dispatch(World& world, Session& session, const wire::PacketView& packet) {
     shmbw_header answered = header;
     answered.flags = static_cast<std::uint16_t>(answered.flags & ~SHMBW_HEADER_NO_REPLY);
     const wire::PacketView view{answered, packet.fixed, packet.rest};
-    return Request{world, session, view}.fail(Status::invalid, "no_reply is for READY, RELEASE, LANE_THROUGH and QUEUE_HOLD only");
+    return Request{world, session, view}.fail(Status::invalid,
+                                              "no_reply is for READY, RELEASE, LANE_THROUGH and QUEUE_HOLD only");
   }
   if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
     return request.fail(Status::unknown_flags, "the header has a flag that this broker does not know");

@@ -83,7 +83,7 @@ class World {
   Watchers reclaim_watches;
   std::pmr::map<std::uint64_t, ReclaimReport> reports;
   Closer closer, strangers;  // of freed regions; of descriptors that clients made
-  Tally* tally = nullptr;  // where frees are counted while a session or a group ends
+  Tally* tally = nullptr;    // where frees are counted while a session or a group ends
 
   std::uint64_t last_region = 0, last_group = 0, last_session = 0, last_serial = 0;
   std::uint64_t open_descriptors = 0;  // of regions

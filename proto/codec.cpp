@@ -14,7 +14,8 @@ namespace shmb::wire {
 SHMB_STATUS_TABLE(X)
 #undef X
 #define X(name, value, text) +1
-static_assert(static_cast<int>(Status::poisoned) + 1 == 0 SHMB_STATUS_TABLE(X), "a status is missing in base/status.hpp");
+static_assert(static_cast<int>(Status::poisoned) + 1 == 0 SHMB_STATUS_TABLE(X),
+              "a status is missing in base/status.hpp");
 #undef X
 
 const char* malformed_text(Malformed malformed) {

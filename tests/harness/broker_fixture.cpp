@@ -47,15 +47,18 @@ std::string read_text(const std::string& path) {
   ::_exit(127);
 }
 
+// Beside the room of the test program. Not compiled in: a path that differs from build to build would keep the
+// compiler's cache from serving several. Looked up at the start: later there may be no /proc.
+const std::string kBesideTheRoom =
+    std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path().parent_path() /
+    "daemon/shmbrokerd-testseam";
+
 }  // namespace
 
 std::string BrokerFixture::program() {
   const char* given = std::getenv("SHMBROKERD_TESTSEAM");
   if (given != nullptr) return given;
-  // Beside the room of the test program. Not compiled in: a path that differs from build to build would keep the
-  // compiler's cache from serving several.
-  const auto room = std::filesystem::read_symlink("/proc/self/exe").parent_path();
-  return room.parent_path().parent_path() / "daemon/shmbrokerd-testseam";
+  return kBesideTheRoom;
 }
 
 BrokerFixture::BrokerFixture(BrokerOptions options) : options_(std::move(options)) {

@@ -49,7 +49,7 @@ struct Valid {
   std::function<Packet(const Stage&, std::uint64_t tag)> make;
 };
 // Every request of proto/messages.toml, those with several meanings in each of them.
-const std::vector<Valid>& all_valid();          // but those of pools and queues
+const std::vector<Valid>& all_valid();  // but those of pools and queues
 const std::vector<Valid>& all_valid_of_pools();
 
 // Plays packets against a stage, one after the other, and sets anew what a case has changed of it.

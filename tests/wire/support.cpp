@@ -114,7 +114,8 @@ bool breaks_the_frame(std::span<const std::byte> packet, bool greeted) {
 bool may_be_silent(std::span<const std::byte> packet) {
   shmbw_header header = header_of(packet);
   const bool one_way = header.op == SHMBW_OP_READY || header.op == SHMBW_OP_LANE_THROUGH;
-  if ((header.flags & SHMBW_HEADER_NO_REPLY) != 0) return one_way || header.op == SHMBW_OP_RELEASE;
+  if ((header.flags & SHMBW_HEADER_NO_REPLY) != 0)
+    return one_way || header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_QUEUE_HOLD;
   return one_way && (header.flags & ~SHMBW_HEADER_KNOWN) == 0;
 }
 

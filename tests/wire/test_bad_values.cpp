@@ -413,7 +413,7 @@ TEST_CASE("groups, watches and lists refuse words that they do not know and thin
     watch([](auto& wish) { wish.kind = SHMBW_WATCH_KIND_NAME, wish.group_len = 2, wish.name_len = 1; },
           Status::not_found, "group", "#9n");
 
-    for (std::uint32_t table : {0U, 7U, 255U, UINT32_MAX}) {
+    for (std::uint32_t table : {0U, SHMBW_TABLE_PARTICIPANTS + 1U, 255U, UINT32_MAX}) {
       shmbw_list wish{};
       wish.table = table;
       check_plain(client, SHMBW_OP_LIST, wish, {}, Status::invalid, "list regions");
@@ -422,7 +422,7 @@ TEST_CASE("groups, watches and lists refuse words that they do not know and thin
     flagged.table = SHMBW_TABLE_REGIONS;
     flagged.flags = SHMBW_LIST_KNOWN + 1;
     check_plain(client, SHMBW_OP_LIST, flagged, {}, Status::unknown_flags, "flag");
-    for (std::uint32_t table = SHMBW_TABLE_REGIONS; table <= SHMBW_TABLE_UIDS; ++table) {
+    for (std::uint32_t table = SHMBW_TABLE_REGIONS; table <= SHMBW_TABLE_PARTICIPANTS; ++table) {
       shmbw_list wish{};
       wish.table = table;
       wish.cursor = UINT64_MAX;
