@@ -10,6 +10,16 @@ import re
 import sys
 
 log, stage, results = sys.argv[1:4]
+
+
+def what_failed(text):
+    """The tail, and before it each paragraph of doctest that names a failed check: a test's own figures may be long."""
+    lines = text.splitlines()
+    tail = lines[-30:]
+    told = [part for part in re.split(r"\n\s*\n", "\n".join(lines[:-30])) if re.search(r": (FATAL )?ERROR: |Sanitizer", part)]
+    return "\n\n".join(told[:20]).splitlines() + ["..."] * bool(told) + tail
+
+
 passed = failed = skipped = 0
 path = pathlib.Path(log)
 rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -29,9 +39,8 @@ for row in rows:
     for reason in skips:
         print(f"   skipped: {reason}")
     if bad:
-        text = (out + row.get("stderr", "")).splitlines()
-        print(f"   FAILED {row['name']} ({row['result']}, {row['duration']:.0f} s); its last lines:")
-        print("\n".join("     " + line for line in text[-60:]))
+        print(f"   FAILED {row['name']} ({row['result']}, {row['duration']:.0f} s):")
+        print("\n".join("     " + line[:2000] for line in what_failed(out + row.get("stderr", ""))))
 if not rows:
     failed = 1
     print(f"   FAILED: {stage} ran no test")
