@@ -139,7 +139,7 @@ class Channel {
   void remove(Waiter& waiter);
   void pass_the_lead();
   void wake_all();
-  void read_once(Lock& lock, Deadline deadline, bool or_writable);
+  bool read_once(Lock& lock, Deadline deadline, bool or_writable);  // false: nothing came
   void send_later(std::span<const std::byte> packet);
   bool send_unsent();
   Result<void> send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <cstdlib>
-#include <ctime>
 #include <utility>
 
 #include "base/sys_socket.hpp"
@@ -110,8 +109,7 @@ Result<Fd> connect_socket(const std::string& path, Deadline deadline) {
     }
     // A full backlog: on UNIX sockets a non-blocking connect gives EAGAIN and nothing to poll for (unix(7)).
     if (deadline.passed()) return error(Status::deadline, path + ": the broker did not accept before the deadline");
-    const timespec rest{0, pause};
-    ::nanosleep(&rest, nullptr);
+    sys::rest(pause);
   }
 }
 

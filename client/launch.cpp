@@ -19,7 +19,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <ctime>
 #include <vector>
 
 #include "base/fault.hpp"
@@ -146,8 +145,7 @@ class StartLock {
       if (deadline.passed())
         return error(Status::deadline,
                      "another process is starting the broker and was not done before the deadline (" + path + ")");
-      const timespec rest{0, 3'000'000};
-      ::nanosleep(&rest, nullptr);
+      sys::rest(3'000'000);
     }
     StartLock lock;
     lock.file_ = std::move(*file);

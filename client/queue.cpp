@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <ctime>
 
 #include "client/obtain.hpp"
 #include "client/queue_set.hpp"
@@ -84,14 +83,17 @@ Result<std::unique_ptr<Queue>> Queue::open(const std::shared_ptr<Pool>& pool, co
   std::unique_ptr<Queue> queue(new Queue(pool, spec));
   const Deadline until = spec.wait == 0 || !spec.open_only ? Deadline::now() : Deadline::after(spec.wait);
   for (;;) {
+    const std::uint32_t before = pool->change();
     auto opened = queue->open_ends(false);
     if (opened) return queue;
     if (opened.error().status != Status::not_found || !spec.open_only || spec.wait == 0)
       return std::unexpected(opened.error());
-    if (until.passed())
+    // The broker moves the directory's change word, and wakes, when a queue is made.
+    Pool::Lock lock(pool->me().lock());
+    auto moved = pool->sleep({}, [&] { return pool->change() != before; }, until);
+    if (!moved) return std::unexpected(moved.error());
+    if (!*moved)
       return error(Status::deadline, "the queue did not appear before the deadline: " + opened.error().sentence);
-    const timespec rest{0, 2'000'000};
-    ::nanosleep(&rest, nullptr);
   }
 }
 

@@ -236,12 +236,9 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
       if (until.none) break;
       set_spin();
       std::atomic<std::uint64_t>* const masks[] = {&reader_mask()};
-      auto woken = pool_->me().sleeper().wait(
-          masks, [&] { return something_there(true); }, earlier(until.until(), Deadline::after(kLookAtBroker)));
+      auto woken = pool_->sleep(masks, [&] { return something_there(true); }, until.until());
       if (!woken) return std::unexpected(woken.error());
-      if (*woken) continue;
-      if (auto there = pool_->broker_there(); !there) return there;
-      if (until.until().passed())
+      if (!*woken)
         return error(Status::deadline, "no message came through queue '" + spec_.name + "' before the deadline");
     }
   }

@@ -95,7 +95,7 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
     if (wait.none) return give_back({Status::full, 0, {}, why});
     set_spin();
     std::atomic<std::uint64_t>* const masks[] = {&pool_->view().queue_waiters(index_).writers.mask};
-    auto woken = pool_->me().sleeper().wait(
+    auto woken = pool_->sleep(
         masks,
         [&] { return seen_change_ != pool_->change() || (out_.it && out_.it->room() != LaneSender::Room::full); },
         wait.until());
@@ -455,7 +455,7 @@ Result<void> Queue::drain(std::int64_t wait) {
       return error(Status::peer_gone, "a reader of queue '" + spec_.name + "' died while this call waited");
     if (until.none) return error(Status::full, std::to_string(out_.it->in_flight()) + " messages are not taken yet");
     std::atomic<std::uint64_t>* const masks[] = {&pool_->view().queue_waiters(index_).writers.mask};
-    auto woken = pool_->me().sleeper().wait(
+    auto woken = pool_->sleep(
         masks, [&] { return seen_change_ != pool_->change() || !out_.it || out_.it->in_flight() == 0; }, until.until());
     if (!woken) return std::unexpected(woken.error());
     if (!*woken)

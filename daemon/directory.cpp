@@ -10,7 +10,6 @@
 
 #include <cerrno>
 #include <cstdlib>
-#include <ctime>
 
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
@@ -109,8 +108,7 @@ Result<Fd> lock_directory(const std::string& path) {
     if (errno != EWOULDBLOCK && errno != EINTR) return call_failed(errno, "locking " + quoted(file));
     struct stat facts{};
     if (::lstat(socket.c_str(), &facts) != 0 && sys::now_monotonic() < patience) {
-      const timespec rest{0, 2'000'000};
-      ::nanosleep(&rest, nullptr);
+      sys::rest(2'000'000);
       continue;
     }
     auto holder = sys::read_file(file.c_str(), 64);
