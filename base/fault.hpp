@@ -5,6 +5,10 @@
 // privileged.
 #pragma once
 
+#ifdef SHMB_BOTH_FLAVOURS
+#error "this file is compiled once for the broker with and without the seam; daemon/meson.build names those that are not"
+#endif
+
 #include <string_view>
 
 #include "base/result.hpp"
