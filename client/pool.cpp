@@ -487,13 +487,16 @@ Result<Slot> Pool::acquire(std::uint64_t length, std::int64_t wait) {
   return give_to_user(*slot, length);
 }
 
+std::optional<std::uint32_t> Pool::take_at_once(std::uint64_t length) {
+  if (read_only_ || broken()) return std::nullopt;
+  const Class* const wanted = class_for(length);
+  return wanted == nullptr ? std::nullopt : me_->acquire(wanted->ranges);
+}
+
 bool Pool::acquire_at_once(std::uint64_t length, Slot& slot) {
   if (is_fresh_child()) return false;
   const std::lock_guard lock(me_->lock());
-  if (read_only_ || broken()) return false;
-  const Class* const wanted = class_for(length);
-  if (wanted == nullptr) return false;
-  const auto taken = me_->acquire(wanted->ranges);
+  const auto taken = take_at_once(length);
   if (!taken) return false;
   std::byte* const at = data(*taken);
   if (at == nullptr) {
@@ -502,7 +505,7 @@ bool Pool::acquire_at_once(std::uint64_t length, Slot& slot) {
   }
   __builtin_prefetch(at, 1);
   ++users_[*taken];
-  slot = {at, wanted->slot_size, length, id_, stamp(), *taken, me_->generation(*taken)};
+  slot = {at, slot_size(*taken), length, id_, stamp(), *taken, me_->generation(*taken)};
   return true;
 }
 

@@ -142,6 +142,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     }
   }
   Result<std::uint32_t> take(std::uint64_t length, Wait& wait, Lock& lock);
+  std::optional<std::uint32_t> take_at_once(std::uint64_t length);  // nullopt: take() waits, grows, or says why not
   // Where a slot's bytes are here; nullptr: its segment cannot be mapped (`why` tells).
   std::byte* data(std::uint32_t slot, Error* why = nullptr) {
     if (!segments_.empty() && segments_.front().region) [[likely]] {

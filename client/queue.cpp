@@ -306,6 +306,7 @@ void Queue::adopt_out(std::uint32_t lane, std::uint32_t serial) {
 void Queue::drop_out() {
   if (!out_.it) return;
   out_.it->give_up_all();
+  if (batch_ != nullptr) batch_->unshown = 0;
   out_.it.reset();
   pool_->post_through(out_.lane, out_.serial, SHMBW_LANE_END_SENDER);
   holds_.clear();
@@ -314,17 +315,23 @@ void Queue::drop_out() {
   out_ = {};
 }
 
+bool Queue::has_died(const Peer& peer) const {
+  const pool::ParticipantEntry& entry = pool_->view().participant(peer.index);
+  const pool::Stamp stamp = pool::Stamp::of(entry.stamp.load(std::memory_order_acquire));
+  if (stamp.serial == peer.life && stamp.state == static_cast<std::uint8_t>(pool::ParticipantState::live)) return false;
+  const std::uint32_t last_death = entry.last_death.load(std::memory_order_relaxed);
+  // Of lives before the last that died it is not written down: then any death in this queue counts.
+  return last_death > peer.life ? pool_->view().queue(index_).deaths.load(std::memory_order_acquire) != deaths_
+                                : last_death == peer.life;
+}
+
 void Queue::follow_peers(std::vector<Peer>& known, std::uint64_t mask, std::vector<Peer>& gone) {
   const pool::View& view = pool_->view();
-  const std::uint32_t deaths = view.queue(index_).deaths.load(std::memory_order_acquire);
   std::erase_if(known, [&](Peer& peer) {
     const pool::Stamp stamp = pool::Stamp::of(view.participant(peer.index).stamp.load(std::memory_order_acquire));
-    const auto state = static_cast<pool::ParticipantState>(stamp.state);
-    const bool same = stamp.serial == peer.life;
-    if (same && state == pool::ParticipantState::live && (mask >> peer.index & 1) != 0) return false;
-    peer.died =
-        same ? state == pool::ParticipantState::dead || (state == pool::ParticipantState::free && deaths != deaths_)
-             : deaths != deaths_;
+    const bool live = stamp.state == static_cast<std::uint8_t>(pool::ParticipantState::live);
+    if (stamp.serial == peer.life && live && (mask >> peer.index & 1) != 0) return false;
+    peer.died = has_died(peer);
     gone.push_back(peer);
     return true;
   });
@@ -402,12 +409,8 @@ void Queue::look_for_lanes_to_read() {
     if (!in->it->attach()) continue;
     // It came and went between two looks of ours.
     if (const Peer writer{copy.from, copy.from_life}; std::ranges::find(writers_, writer) == writers_.end() &&
-                                                      std::ranges::find(gone_writers_, writer) == gone_writers_.end()) {
-      const pool::Stamp who = pool::Stamp::of(view.participant(writer.index).stamp.load(std::memory_order_acquire));
-      gone_writers_.push_back(
-          {writer.index, writer.life,
-           who.serial == writer.life && who.state == static_cast<std::uint8_t>(pool::ParticipantState::dead)});
-    }
+                                                      std::ranges::find(gone_writers_, writer) == gone_writers_.end())
+      gone_writers_.push_back({writer.index, writer.life, has_died(writer)});
     ins_.push_back(std::move(in));
   }
   // Rings are read one after the other, in the order of their writers.

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -20,6 +21,11 @@
 #include "proto/refusal.hpp"
 
 namespace shmb::client {
+namespace {
+
+std::atomic<std::uint64_t> last_serial{0};
+
+}  // namespace
 
 Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapping, Fd own_fd)
     : session_(std::move(session)),
@@ -27,7 +33,8 @@ Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapp
       mapping_(std::move(mapping)),
       own_fd_(std::move(own_fd)),
       place_(session_->enrol_region(this)),
-      forks_at_birth_(forks_seen()) {}
+      forks_at_birth_(forks_seen()),
+      serial_(last_serial.fetch_add(1, std::memory_order_relaxed) + 1) {}
 
 Region::~Region() { (void)release(0); }
 

@@ -67,6 +67,7 @@ class Region {
   const RegionFacts& facts() const { return facts_; }
   shmbw_region_ref ref() const { return facts_.ref; }
   std::uint32_t rights() const { return facts_.rights; }
+  std::uint64_t serial() const { return serial_; }  // of this handle, never given again in this process
   std::byte* data() const { return mapping_.data(); }
   std::span<std::byte> bytes() const { return {mapping_.data(), mapping_ ? facts_.length : 0}; }
   Session& session() const { return *session_; }
@@ -100,7 +101,7 @@ class Region {
   Mapping mapping_;
   Fd own_fd_;  // local sessions only: nobody else could give it again
   std::list<Region*>::iterator place_;
-  std::uint64_t forks_at_birth_;
+  std::uint64_t forks_at_birth_, serial_;
   std::uint32_t parts_ = 0;
   bool orphaned_ = false, released_ = false;
 };
