@@ -6,7 +6,7 @@
 #pragma once
 
 #ifdef SHMB_BOTH_FLAVOURS
-#error "this file is compiled once for the broker with and without the seam; daemon/meson.build names those that are not"
+#error "compiled once for the broker with and without the seam: daemon/meson.build names the files that are not"
 #endif
 
 #include <string_view>
