@@ -9,7 +9,7 @@
 namespace shmb::daemon {
 namespace {
 
-constexpr std::size_t kPortion = 4096;
+constexpr std::size_t kLinesPerTurn = 4096;
 constexpr std::int64_t kFirstPause = 1'000'000'000, kLongestPause = 60'000'000'000;
 
 }  // namespace
@@ -23,7 +23,7 @@ void IdleHolds::noticed() {
 }
 
 void IdleHolds::on_timer(std::int64_t now) {
-  std::size_t lines = kPortion;
+  std::size_t lines = kLinesPerTurn;
   for (auto at = world_.pools.lower_bound(pool_); at != world_.pools.end(); ++at) {
     if (at->first != pool_) lane_ = 0;
     pool_ = at->first;
