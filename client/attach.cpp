@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 
+#include "base/sys_process.hpp"
 #include "client/obtain.hpp"
 #include "client/views.hpp"
 #include "proto/refusal.hpp"

@@ -19,6 +19,7 @@
 namespace shmb::client {
 namespace {
 
+constexpr std::int64_t kLongestPause = 50'000'000;
 constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks for them; then the oldest go
 
 // A full socket, or memory that the kernel could not give at that moment: the packet goes later.
@@ -182,28 +183,31 @@ void Channel::send_later(std::span<const std::byte> packet) {
   (void)send_unsent();
 }
 
-bool Channel::send_unsent() {
+// Of what passes: the error. Then the packets stay.
+Sys<void> Channel::send_unsent() {
   while (!unsent_.empty()) {
     auto sent = sys::send(socket_.get(), unsent_.front(), {}, {}, false);
-    if (!sent && passes(sent.error().value)) return false;
+    if (!sent && passes(sent.error().value)) return sent;
     unsent_.pop_front();
   }
-  return true;
+  return {};
 }
 
 Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
                            std::span<const int> descriptors) {
-  for (;;) {
+  for (std::int64_t pause = 1'000'000;; pause = std::min(2 * pause, kLongestPause)) {
     if (lost_) return lost_error();
-    auto sent = send_unsent() ? sys::send(socket_.get(), packet, {}, descriptors, false) : sys_error(EAGAIN);
+    auto sent = send_unsent();
+    if (sent) sent = sys::send(socket_.get(), packet, {}, descriptors, false);
     if (sent) return {};
     const int code = sent.error().value;
     if (passes(code)) {
       // The broker serves one request at a time and the kernel holds a bounded number: replies must be read on.
       if (deadline.passed()) return error(Status::deadline, "the broker did not take the request before the deadline");
-      const Deadline soon = earlier(deadline, Deadline::after(10'000'000));
+      const Deadline soon = earlier(deadline, Deadline::after(code == EAGAIN ? 10'000'000 : pause));
       if (!reading_) {
-        read_once(lock, soon, true);
+        // Without memory in the kernel the socket is writable all the same: only time helps.
+        read_once(lock, soon, code == EAGAIN);
       } else {
         Waiter me;
         add(me);

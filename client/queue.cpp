@@ -231,18 +231,10 @@ Result<void> Queue::close(bool all, bool remove) {
     for (auto& in : ins_)
       if (!in->over) in->it->detach();
   }
-  shmbw_queue_close request{};
-  request.pool = pool_->id();
-  request.queue = index_;
-  request.serial = serial_;
-  request.flags = (spec_.reader ? unsigned{SHMBW_QUEUE_CLOSE_READER} : 0U) |
-                  (spec_.writer ? unsigned{SHMBW_QUEUE_CLOSE_WRITER} : 0U) |
-                  (all ? unsigned{SHMBW_QUEUE_CLOSE_ALL} : 0U) | (remove ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U);
-  std::array<std::byte, 96> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_QUEUE_CLOSE, 0, Status::ok, request);
-  const auto packet = writer.finish(0);
-  auto reply = pool_->session()->call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
+  auto closed =
+      ask_to_close((spec_.reader ? unsigned{SHMBW_QUEUE_CLOSE_READER} : 0U) |
+                   (spec_.writer ? unsigned{SHMBW_QUEUE_CLOSE_WRITER} : 0U) |
+                   (all ? unsigned{SHMBW_QUEUE_CLOSE_ALL} : 0U) | (remove ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U));
   Pool::Lock lock(pool_->me().lock());
   ins_.clear();
   *self_ = nullptr;
@@ -251,17 +243,15 @@ Result<void> Queue::close(bool all, bool remove) {
     pool_->retire(std::move(out_.it), out_.lane, out_.serial);
     pool_->post_through(out_.lane, out_.serial, SHMBW_LANE_END_SENDER);
   }
-  if (!reply) return std::unexpected(reply.error());
-  return {};
+  return closed;
 }
 
-Result<void> Queue::shutdown(bool remove) {
-  if (auto entered = enter(); !entered) return entered;
+Result<void> Queue::ask_to_close(std::uint32_t flags) {
   shmbw_queue_close request{};
   request.pool = pool_->id();
   request.queue = index_;
   request.serial = serial_;
-  request.flags = SHMBW_QUEUE_CLOSE_ALL | (remove ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U);
+  request.flags = flags;
   std::array<std::byte, 96> buffer;
   wire::Writer writer(buffer);
   writer.begin(SHMBW_OP_QUEUE_CLOSE, 0, Status::ok, request);
@@ -269,6 +259,11 @@ Result<void> Queue::shutdown(bool remove) {
   auto reply = pool_->session()->call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
   if (!reply) return std::unexpected(reply.error());
   return {};
+}
+
+Result<void> Queue::shutdown(bool remove) {
+  if (auto entered = enter(); !entered) return entered;
+  return ask_to_close(SHMBW_QUEUE_CLOSE_ALL | (remove ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U));
 }
 
 // Following the directory

@@ -111,6 +111,7 @@ class Queue {
 
   Queue(std::shared_ptr<Pool> pool, QueueSpec spec);
   Result<void> open_ends(bool again);
+  Result<void> ask_to_close(std::uint32_t flags);
   void look_around();  // after the directory has changed
   void look_for_lanes_to_read();
   void look_for_reader();

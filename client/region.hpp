@@ -53,6 +53,7 @@ struct RegionFacts {
   std::uint64_t epoch = 0, length = 0, bytes = 0, group = 0, populated = 0;
   std::uint32_t rights = 0, state = 0, page_kind = 0, flags = 0;
   bool recycled = false;
+  bool small_pages = false, name_at_publish = false;  // as the creator asked for
 };
 
 class Region {
@@ -94,7 +95,7 @@ class Region {
   Result<Fd> fetch(std::uint32_t rights, bool for_others, Deadline deadline);
   Result<void> publish_local();
   Result<void> map_back(Deadline deadline);
-  void report_mapped();
+  void report(std::uint64_t populated, shmbw_page_kind kind);
 
   std::shared_ptr<Session> session_;
   RegionFacts facts_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Regions that only lanes of queues still hold: nobody has them mapped, and the message that named them was read. Their
-// sender lets go of them at its next call, but it may never make one. So the broker looks: a sender has a lease until it
-// has published, a receiver has one before it is done, thus a region without any lease is needed only by an unread
+// sender lets go of them at its next call, but it may never make one. So the broker looks: a sender has a lease until
+// it has published, a receiver has one before it is done, thus a region without any lease is needed only by an unread
 // message. A portion of lanes in a turn; the longer something stays unread, the more rarely it is looked for.
 #pragma once
 
