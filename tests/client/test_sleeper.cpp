@@ -30,6 +30,7 @@ struct Pair {
 TEST_CASE("a wait ends at its deadline and leaves no trace") {
   Pair pair;
   pair.one.sleeper().set_spin(0);
+  const std::lock_guard guard(pair.one.lock());
   const auto there = pair.one.sleeper().wait(pair.masks, [] { return false; }, Deadline::after(1'000'000));
   REQUIRE(there.has_value());
   CHECK_FALSE(*there);
@@ -79,6 +80,7 @@ TEST_CASE("tokens never repeat, not even in another life of the index") {
   for (std::uint32_t life = 1; life < 3; ++life) {
     Participant sleeper(pair.memory.view(), 2, life);
     sleeper.sleeper().set_spin(0);
+    const std::lock_guard guard(sleeper.lock());
     for (int i = 0; i < 3; ++i) {
       const AtStep asleep(Step::Z3_done, [&] { tokens.push_back(pair.memory.view().wait(2).sleep); });
       (void)sleeper.sleeper().wait(pair.masks, [] { return false; }, Deadline::after(1000));
@@ -93,6 +95,7 @@ TEST_CASE("a wait that the kernel refuses is a sentence") {
   Pair pair;
   pair.one.sleeper().set_spin(0);
   const harness::Injected refused(Call::futex, EPERM, 1);
+  const std::lock_guard guard(pair.one.lock());
   const auto there = pair.one.sleeper().wait(pair.masks, [] { return false; }, Deadline::after(1'000'000'000));
   REQUIRE_FALSE(there.has_value());
   CHECK(there.error().system_errno == EPERM);
@@ -103,6 +106,7 @@ TEST_CASE("what is published between the announcement and the sleep is seen") {
   Pair pair;
   bool there = false;
   pair.one.sleeper().set_spin(0);
+  const std::lock_guard guard(pair.one.lock());
   SUBCASE("before the last look") {
     const AtStep publish(Step::Z3_done, [&] { there = true; });
     CHECK(*pair.one.sleeper().wait(pair.masks, [&] { return there; }, Deadline::after(-1)));

@@ -82,6 +82,7 @@ TEST_CASE("an idle slot stays with its owner and is used again without being fre
   SUBCASE("not while its owner sleeps") {
     me.drop(slot);
     me.sleeper().set_spin(0);
+    const std::lock_guard guard(me.lock());
     (void)me.sleeper().wait({}, [] { return false; }, Deadline::after(1'000'000));
     CHECK(memory.mask(slot) == 0);
   }

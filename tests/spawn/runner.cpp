@@ -113,10 +113,24 @@ int Runner::wait() {
   return status;
 }
 
-const std::string& Runner::heard() {
+bool Runner::hear() {
   char buffer[4096];
-  ssize_t size;
-  while ((size = ::read(log_.get(), buffer, sizeof buffer)) > 0) heard_.append(buffer, static_cast<std::size_t>(size));
+  const ssize_t size = ::read(log_.get(), buffer, sizeof buffer);
+  if (size > 0) heard_.append(buffer, static_cast<std::size_t>(size));
+  return size > 0;
+}
+
+bool Runner::has_heard(const std::string& text) {
+  return eventually([&] {
+    auto more = sys::poll_readable(log_.get(), 0);
+    if (more && *more) (void)hear();
+    return heard_.find(text) != std::string::npos;
+  });
+}
+
+const std::string& Runner::heard() {
+  while (hear()) {
+  }
   return heard_;
 }
 

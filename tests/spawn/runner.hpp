@@ -35,11 +35,14 @@ class Runner {
   pid_t supervisor();                 // waits until it exists
   std::vector<pid_t> marked() const;  // live processes of the job
   bool has_marked(std::size_t count) const;
-  int wait();                  // wait status of the guard
-  const std::string& heard();  // everything said and reported until every writer is gone
+  bool has_heard(const std::string& text);  // waits for it
+  int wait();                               // wait status of the guard
+  const std::string& heard();               // everything said and reported until every writer is gone
   std::string mark(int index) const { return marker_ + std::to_string(index); }
 
  private:
+  bool hear();  // waits for more; false: that was all
+
   std::string marker_;
   pid_t guard_ = -1;
   Fd log_;
