@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "base/sys_process.hpp"
+#include "tests/daemon/room.hpp"
 #include "tests/harness/injected.hpp"
 
 using namespace shmb;
@@ -18,14 +19,9 @@ using namespace shmb::daemon;
 
 namespace {
 
-std::vector<EngineChoice> engines() {
-  std::vector<EngineChoice> both = {EngineChoice::epoll};
-  if (choose_engine(EngineChoice::io_uring)) both.push_back(EngineChoice::io_uring);
-  return both;
-}
-
-#define ON_EACH_ENGINE \
-  for (EngineChoice choice : engines()) DOCTEST_SUBCASE(choice == EngineChoice::epoll ? "epoll" : "io_uring")
+#define ON_BOTH_ENGINES                              \
+  for (EngineChoice choice : room::engine_choices()) \
+  DOCTEST_SUBCASE(choice == EngineChoice::epoll ? "epoll" : "io_uring")
 
 struct Ear final : Waiter {
   std::function<void()> body = [] {};
@@ -62,7 +58,7 @@ void send(int fd, std::size_t size) {
 }  // namespace
 
 TEST_CASE("a waiter is called as long as its descriptor is readable, and not after unwatch") {
-  ON_EACH_ENGINE {
+  ON_BOTH_ENGINES {
     auto chosen = std::move(*choose_engine(choice));
     auto event = std::move(*sys::event_fd());
     Ear ear;
@@ -81,7 +77,7 @@ TEST_CASE("a waiter is called as long as its descriptor is readable, and not aft
 }
 
 TEST_CASE("a waiter may leave, and another come, from inside the call") {
-  ON_EACH_ENGINE {
+  ON_BOTH_ENGINES {
     auto chosen = std::move(*choose_engine(choice));
     auto event = std::move(*sys::event_fd());
     std::uint64_t one = 1;
@@ -100,7 +96,7 @@ TEST_CASE("a waiter may leave, and another come, from inside the call") {
 }
 
 TEST_CASE("two that are ready in one turn: the first may remove the second") {
-  ON_EACH_ENGINE {
+  ON_BOTH_ENGINES {
     auto chosen = std::move(*choose_engine(choice));
     auto one_event = std::move(*sys::event_fd()), other_event = std::move(*sys::event_fd());
     std::uint64_t one = 1;
@@ -120,7 +116,7 @@ TEST_CASE("two that are ready in one turn: the first may remove the second") {
 }
 
 TEST_CASE("one packet for each ask, in order, and nothing unasked") {
-  ON_EACH_ENGINE {
+  ON_BOTH_ENGINES {
     auto chosen = std::move(*choose_engine(choice));
     auto pair = std::move(*sys::seqpacket_pair());
     End end;
@@ -154,7 +150,7 @@ TEST_CASE("one packet for each ask, in order, and nothing unasked") {
 }
 
 TEST_CASE("a port that leaves while it waits for a packet hears nothing of it, and its place can be taken") {
-  ON_EACH_ENGINE {
+  ON_BOTH_ENGINES {
     auto chosen = std::move(*choose_engine(choice));
     auto pair = std::move(*sys::seqpacket_pair()), next = std::move(*sys::seqpacket_pair());
     End old_end, new_end;
@@ -177,7 +173,7 @@ TEST_CASE("a port that leaves while it waits for a packet hears nothing of it, a
 }
 
 TEST_CASE("writability is told by edges: once for each packet the peer reads") {
-  ON_EACH_ENGINE {
+  ON_BOTH_ENGINES {
     auto chosen = std::move(*choose_engine(choice));
     auto pair = std::move(*sys::seqpacket_pair());
     End end;
@@ -214,7 +210,7 @@ TEST_CASE("writability is told by edges: once for each packet the peer reads") {
 }
 
 TEST_CASE("a peer that closes is an edge too, for who does not ask for packets") {
-  ON_EACH_ENGINE {
+  ON_BOTH_ENGINES {
     auto chosen = std::move(*choose_engine(choice));
     auto pair = std::move(*sys::seqpacket_pair());
     End end;
@@ -232,7 +228,7 @@ TEST_CASE("a peer that closes is an edge too, for who does not ask for packets")
 }
 
 TEST_CASE("an engine that waits for nothing comes back at its time-out") {
-  ON_EACH_ENGINE {
+  ON_BOTH_ENGINES {
     auto chosen = std::move(*choose_engine(choice));
     CHECK(chosen.engine->run_once(0));
     CHECK(chosen.engine->run_once(1'000'000));

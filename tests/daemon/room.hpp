@@ -106,7 +106,7 @@ class FakeBooks final : public Books {
   std::byte buffer_[4096];
 };
 
-inline std::vector<EngineChoice> engines() {
+inline std::vector<EngineChoice> engine_choices() {
   std::vector<EngineChoice> both = {EngineChoice::epoll};
   if (choose_engine(EngineChoice::io_uring)) both.push_back(EngineChoice::io_uring);
   return both;

@@ -16,7 +16,7 @@ using harness::RawClient;
 using harness::RawPacket;
 
 #define ON_EACH_ENGINE \
-  for (EngineChoice engine : engines()) DOCTEST_SUBCASE(engine == EngineChoice::epoll ? "epoll" : "io_uring")
+  for (EngineChoice engine : engine_choices()) DOCTEST_SUBCASE(engine == EngineChoice::epoll ? "epoll" : "io_uring")
 
 TEST_CASE("two hundred clients are greeted and served, and each end is told once") {
   ON_EACH_ENGINE {
