@@ -474,4 +474,18 @@ void cut_short(Stage& stage, const Operation& operation) {
   stage.expect_rest();
 }
 
+void Arrived::take(Stage& stage, std::size_t most) {
+  const Taken taken = stage.take_all(*stage.in, most);
+  CHECK(taken.torn == 0);
+  ids.insert(ids.end(), taken.ids.begin(), taken.ids.end());
+}
+
+void Arrived::check(Stage& stage, const Actor& actor) {
+  take(stage);
+  REQUIRE(ids.size() == actor.published());
+  CHECK(actor.published() >= actor.confirmed);
+  for (std::size_t i = 0; i < ids.size(); ++i) CHECK(ids[i] == stage.id(1, i));
+  ids.clear();
+}
+
 }  // namespace kill_tests

@@ -33,6 +33,13 @@ struct Taken {
   unsigned torn = 0, gone = 0;  // damaged ones; how often a peer's end was told
 };
 
+// The queue of a stage.
+inline QueueSpec one_queue(Kind kind, std::uint32_t cells, std::uint32_t flags = 0) {
+  QueueSpec spec = queue_spec("q", kind, false, false, cells);
+  spec.flags = flags;
+  return spec;
+}
+
 class Stage {
  public:
   explicit Stage(QueueSpec queue, std::uint32_t slots = 32);
@@ -74,6 +81,13 @@ class Stage {
   std::string rest_;
   std::size_t sessions_ = 0;
   std::uint64_t sequence_ = 0;
+};
+
+// What a victim published while Ann read, and the rest after its death: all of it, in order, and nothing else.
+struct Arrived {
+  std::vector<std::uint64_t> ids;
+  void take(Stage& stage, std::size_t most = SIZE_MAX);
+  void check(Stage& stage, const Actor& actor);
 };
 
 // One operation, and what must be true after it was cut short.

@@ -7,12 +7,6 @@ using namespace kill_tests;
 
 namespace {
 
-QueueSpec broadcast(std::uint32_t cells, std::uint32_t flags = 0) {
-  QueueSpec spec = queue_spec("q", Kind::broadcast, false, false, cells);
-  spec.flags = flags;
-  return spec;
-}
-
 // What comes is of this trial, in order, never twice.
 void check_order(const Stage& stage, const std::vector<std::uint64_t>& ids, std::uint64_t source) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -24,7 +18,7 @@ void check_order(const Stage& stage, const std::vector<std::uint64_t>& ids, std:
 }  // namespace
 
 TEST_CASE("broadcast: a writer killed at any step has sent a message to all readers, or to none") {
-  Stage stage(broadcast(2));
+  Stage stage(one_queue(Kind::broadcast, 2));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   auto second = must(Queue::open(stage.bob, stage.reads()));
   std::vector<std::uint64_t> got[2];
@@ -79,7 +73,7 @@ TEST_CASE("broadcast: a writer killed at any step has sent a message to all read
 }
 
 TEST_CASE("broadcast, drop oldest: a writer killed at any step leaves the newest messages whole") {
-  Stage stage(broadcast(2, pool::kQueueDropOldest));
+  Stage stage(one_queue(Kind::broadcast, 2, pool::kQueueDropOldest));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   cut_short(stage, {.name = "overwrite",
                     .body =
@@ -107,7 +101,7 @@ TEST_CASE("broadcast, drop oldest: a writer killed at any step leaves the newest
 }
 
 TEST_CASE("broadcast: a reader killed while it joins, reads and leaves holds up nobody") {
-  Stage stage(broadcast(4));
+  Stage stage(one_queue(Kind::broadcast, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   std::vector<std::uint64_t> got;
@@ -149,7 +143,7 @@ TEST_CASE("broadcast: a reader killed while it joins, reads and leaves holds up 
 }
 
 TEST_CASE("broadcast: a reader killed while the writer goes from under it leaves no mark in the ring") {
-  Stage stage(broadcast(4));
+  Stage stage(one_queue(Kind::broadcast, 4));
   std::shared_ptr<Pool> third;
   std::unique_ptr<Queue> out;
   cut_short(stage, {.name = "join the ring of one that goes",
@@ -214,7 +208,7 @@ TEST_CASE("broadcast: a reader killed while the writer goes from under it leaves
 }
 
 TEST_CASE("broadcast, drop oldest: a reader killed while it is overrun keeps no slot of anybody") {
-  Stage stage(broadcast(2, pool::kQueueDropOldest));
+  Stage stage(one_queue(Kind::broadcast, 2, pool::kQueueDropOldest));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   cut_short(stage, {.name = "be overrun",
                     .body =

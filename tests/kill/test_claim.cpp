@@ -10,12 +10,6 @@ using namespace kill_tests;
 
 namespace {
 
-QueueSpec claim(std::uint32_t cells, std::uint32_t flags = 0) {
-  QueueSpec spec = queue_spec("q", Kind::claim, false, false, cells);
-  spec.flags = flags;
-  return spec;
-}
-
 // A consumer's victim has finished the first of them, in order; the rest comes to Ann, in order.
 void check_rest(Stage& stage, const Actor& actor, unsigned sent) {
   const Taken rest = stage.take_all(*stage.in);
@@ -28,14 +22,9 @@ void check_rest(Stage& stage, const Actor& actor, unsigned sent) {
 }  // namespace
 
 TEST_CASE("claim: a producer killed at any step has sent a message or not") {
-  Stage stage(claim(2));
+  Stage stage(one_queue(Kind::claim, 2));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
-  std::vector<std::uint64_t> got;
-  auto take = [&](Stage& at) {
-    const Taken taken = at.take_all(*at.in);
-    CHECK(taken.torn == 0);
-    got.insert(got.end(), taken.ids.begin(), taken.ids.end());
-  };
+  Arrived arrived;
   cut_short(stage, {.name = "produce",
                     .body =
                         [&](Self& self) {
@@ -52,18 +41,12 @@ TEST_CASE("claim: a producer killed at any step has sent a message or not") {
                           self.send_slot(*out, stage.id(1, 3));
                           self.end();
                         },
-                    .on_ask = [&](Stage& at, std::uint32_t) { take(at); },
-                    .after =
-                        [&](Stage& at, const Actor& actor, bool) {
-                          take(at);
-                          REQUIRE(got.size() == actor.published());
-                          for (std::size_t i = 0; i < got.size(); ++i) CHECK(got[i] == at.id(1, i));
-                          got.clear();
-                        }});
+                    .on_ask = [&](Stage& at, std::uint32_t) { arrived.take(at); },
+                    .after = [&](Stage& at, const Actor& actor, bool) { arrived.check(at, actor); }});
 }
 
 TEST_CASE("claim: a producer killed while it takes expired messages back has taken them back or not") {
-  Stage stage(claim(4, pool::kQueueExpiring));
+  Stage stage(one_queue(Kind::claim, 4, pool::kQueueExpiring));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   cut_short(stage, {.name = "expire",
                     .body =
@@ -91,7 +74,7 @@ TEST_CASE("claim: a producer killed while it takes expired messages back has tak
 }
 
 TEST_CASE("claim: what a killed consumer has not finished goes to another one") {
-  Stage stage(claim(4));
+  Stage stage(one_queue(Kind::claim, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   cut_short(stage, {.name = "consume",
@@ -114,7 +97,7 @@ TEST_CASE("claim: what a killed consumer has not finished goes to another one") 
 }
 
 TEST_CASE("claim: at least once, a killed consumer's message is delivered again unless it was done") {
-  Stage stage(claim(4, pool::kQueueAtLeastOnce));
+  Stage stage(one_queue(Kind::claim, 4, pool::kQueueAtLeastOnce));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   cut_short(stage, {.name = "consume at least once",
@@ -138,7 +121,7 @@ TEST_CASE("claim: at least once, a killed consumer's message is delivered again 
 }
 
 TEST_CASE("claim: a consumer killed among others that take messages meanwhile takes none of theirs with it") {
-  Stage stage(claim(4));
+  Stage stage(one_queue(Kind::claim, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   std::vector<std::uint64_t> others;
@@ -173,7 +156,7 @@ TEST_CASE("claim: a consumer killed among others that take messages meanwhile ta
 }
 
 TEST_CASE("claim: a consumer killed while it drains a lane whose producer has left loses nothing of it") {
-  Stage stage(claim(4));
+  Stage stage(one_queue(Kind::claim, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   cut_short(stage, {.name = "drain a claim lane",
                     .body =

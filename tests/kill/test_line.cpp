@@ -5,36 +5,8 @@
 
 using namespace kill_tests;
 
-namespace {
-
-QueueSpec line(std::uint32_t cells) { return queue_spec("q", Kind::line, false, false, cells); }
-
-// Everything published came, in order, and nothing else did.
-void check_all(Stage& stage, const std::vector<std::uint64_t>& got, const Actor& actor) {
-  REQUIRE(got.size() == actor.published());
-  CHECK(actor.published() >= actor.confirmed);
-  for (std::size_t i = 0; i < got.size(); ++i) CHECK(got[i] == stage.id(1, i));
-}
-
-// What the victim published while Ann read, and the rest after its death.
-struct Arrived {
-  std::vector<std::uint64_t> ids;
-  void take(Stage& stage, std::size_t most = SIZE_MAX) {
-    const Taken taken = stage.take_all(*stage.in, most);
-    CHECK(taken.torn == 0);
-    ids.insert(ids.end(), taken.ids.begin(), taken.ids.end());
-  }
-  void check(Stage& stage, const Actor& actor) {
-    take(stage);
-    check_all(stage, ids, actor);
-    ids.clear();
-  }
-};
-
-}  // namespace
-
 TEST_CASE("line: a sender killed at any step of sending inline bytes and slots has sent a message or not") {
-  Stage stage(line(2));
+  Stage stage(one_queue(Kind::line, 2));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   Arrived arrived;
   cut_short(stage, {.name = "send inline and slots",
@@ -57,7 +29,7 @@ TEST_CASE("line: a sender killed at any step of sending inline bytes and slots h
 }
 
 TEST_CASE("line: the same slot in several messages, kept by its sender meanwhile, is free after the last") {
-  Stage stage(line(4));
+  Stage stage(one_queue(Kind::line, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   Arrived arrived;
   cut_short(stage, {.name = "send one slot three times",
@@ -88,7 +60,7 @@ TEST_CASE("line: the same slot in several messages, kept by its sender meanwhile
 }
 
 TEST_CASE("line: a reader killed at any step of receiving gives everything back") {
-  Stage stage(line(8));
+  Stage stage(one_queue(Kind::line, 8));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   cut_short(stage, {.name = "receive, borrowed and kept",
                     .body =
@@ -124,7 +96,7 @@ TEST_CASE("line: a reader killed at any step of receiving gives everything back"
 }
 
 TEST_CASE("line: a reader killed while it drains the lane of a writer that has left keeps nobody's place taken") {
-  Stage stage(line(4));
+  Stage stage(one_queue(Kind::line, 4));
   cut_short(stage, {.name = "drain",
                     .body =
                         [&](Self& self) {
@@ -153,7 +125,7 @@ TEST_CASE("line: a reader killed while it drains the lane of a writer that has l
 }
 
 TEST_CASE("line: a sender killed while it gives up the lane of a reader that has gone loses no slot") {
-  Stage stage(line(4));
+  Stage stage(one_queue(Kind::line, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   cut_short(stage, {.name = "give up",
                     .body =
@@ -182,7 +154,7 @@ TEST_CASE("line: a sender killed while it gives up the lane of a reader that has
 }
 
 TEST_CASE("line: who forwards a slot, or returns it to its owner, and is killed at any step, has done so or not") {
-  Stage stage(line(4));
+  Stage stage(one_queue(Kind::line, 4));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   auto onward = must(Queue::open(stage.ann, queue_spec("onward", Kind::line, true, false, 4)));
   auto home = must(Queue::open(stage.bob, queue_spec("home", Kind::line, true, false, 4)));
