@@ -9,6 +9,9 @@
 #include "client/shmbroker.hpp"
 #include "tests/client/support.hpp"
 
+// Its own: other tests of this program mean the library's inside by these names.
+namespace cxx_face {
+
 using shmbroker::Rights;
 using shmbroker::Status;
 
@@ -141,3 +144,5 @@ TEST_CASE("a local session has the same face") {
   ::close(fd);
   CHECK(reader.bytes()[99] == std::byte{5});
 }
+
+}  // namespace cxx_face

@@ -30,13 +30,13 @@ using namespace shmb::client;
 
 namespace {
 
-struct World {
+struct LaunchWorld {
   harness::TempDir folder;
   Places places;
   ConnectOptions options;
   std::string directory;
 
-  World() {
+  LaunchWorld() {
     places.system_socket = folder.file("system/socket");
     places.temporary_dir = folder.path();
     places.uid = ::geteuid();
@@ -72,7 +72,7 @@ std::string slurp(const std::string& path) {
 }  // namespace
 
 TEST_CASE("twenty processes that race start one broker, and all reach it") {
-  World world;
+  LaunchWorld world;
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
   {
@@ -122,7 +122,7 @@ TEST_CASE("twenty processes that race start one broker, and all reach it") {
 }
 
 TEST_CASE("the broker survives the killing of its starter's whole process group and session") {
-  World world;
+  LaunchWorld world;
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
   auto starter = harness::Child::run([&] {
@@ -148,7 +148,7 @@ TEST_CASE("the broker survives the killing of its starter's whole process group 
 }
 
 TEST_CASE("what is started inherits nothing: descriptors, signals, environment, directory, limits, session") {
-  World world;
+  LaunchWorld world;
   const std::string told = world.folder.file("told");
   const std::string program = world.folder.file("probe.sh");
   // Reports in the daemon's place, then says it is ready.
@@ -218,7 +218,7 @@ TEST_CASE("what is started inherits nothing: descriptors, signals, environment, 
 }
 
 TEST_CASE("every failure to start is a sentence") {
-  World world;
+  LaunchWorld world;
   const auto fails_with = [&](const std::string& words) {
     auto refused = world.connect();
     CHECK(status_of(refused) == Status::no_broker);
@@ -273,7 +273,7 @@ TEST_CASE("every failure to start is a sentence") {
 }
 
 TEST_CASE("a broker that is never ready, and a starter that never finishes, are deadlines") {
-  World world;
+  LaunchWorld world;
   world.options.timeout = 200'000'000;
   SUBCASE("never ready") {
     const std::string pid_file = world.folder.file("pid");
@@ -300,7 +300,7 @@ TEST_CASE("a broker that is never ready, and a starter that never finishes, are 
 }
 
 TEST_CASE("a program beside the executable is found, and what was tried is listed") {
-  World world;
+  LaunchWorld world;
   world.places.daemon_variable.reset();
   auto found = find_daemon(world.places);
   if (found) SKIP_CASE("a broker is installed on this machine at " + *found);

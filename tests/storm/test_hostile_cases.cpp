@@ -46,7 +46,7 @@ std::shared_ptr<Session> session_on(const harness::BrokerFixture& broker) {
   options.no_group = true;
   return must(connect(options));
 }
-std::shared_ptr<Pool> pool_on(const std::shared_ptr<Session>& session, const std::string& name = "p") {
+std::shared_ptr<Pool> small_pool_on(const std::shared_ptr<Session>& session, const std::string& name = "p") {
   PoolSpec spec;
   spec.name = name;
   spec.classes = {{256, 16, 16}, {4096, 8, 8}};
@@ -153,9 +153,9 @@ TEST_CASE("nobody but the broker can change the directory of a pool, however it 
 
 TEST_CASE("a hole punched into the control area is a broken pool at worst, for its participants and for the broker") {
   const harness::BrokerFixture broker;
-  auto other = pool_on(session_on(broker), "other");
+  auto other = small_pool_on(session_on(broker), "other");
   for (const bool sender_dies : {false, true}) {
-    auto pool = pool_on(session_on(broker), "punched");
+    auto pool = small_pool_on(session_on(broker), "punched");
     auto reader = beside(broker, pool);
     std::vector<std::unique_ptr<Queue>> in, out;
     for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
@@ -214,7 +214,7 @@ TEST_CASE("a hole punched into the control area is a broken pool at worst, for i
 
 TEST_CASE("a futex word that changes without end keeps nobody beyond its deadline") {
   const harness::BrokerFixture broker;
-  auto pool = pool_on(session_on(broker));
+  auto pool = small_pool_on(session_on(broker));
   auto in = end_of(pool, "q", Kind::claim, true);
   const std::uint64_t id = pool->id(), group = pool->group();
   harness::Child vandal = harness::Child::run([&] {
@@ -273,7 +273,7 @@ TEST_CASE("a doorbell that is filled, or shut down, keeps neither its owner nor 
   const harness::BrokerFixture broker;
   for (const bool shut : {false, true}) {
     CAPTURE(shut);
-    auto pool = pool_on(session_on(broker), "a"), second = pool_on(session_on(broker), "b");
+    auto pool = small_pool_on(session_on(broker), "a"), second = small_pool_on(session_on(broker), "b");
     auto writer = beside(broker, pool);
     auto in = end_of(pool, "q", Kind::claim, true), also = end_of(second, "q", Kind::claim, true);
     auto out = end_of(writer, "q", Kind::claim, false);
@@ -332,7 +332,7 @@ TEST_CASE("messages that cannot be are refused, whatever their numbers, and reac
   for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
     for (int trial = 0; trial < 60; ++trial) {
       // One of its own: when the vandal leaves, the broker may find it broken.
-      auto pool = pool_on(session_on(broker));
+      auto pool = small_pool_on(session_on(broker));
       auto honest = beside(broker, pool);
       const std::string name = "q";
       auto in = end_of(pool, name, kind, true);
@@ -397,7 +397,7 @@ TEST_CASE("messages that cannot be are refused, whatever their numbers, and reac
 
 TEST_CASE("a region that the lane does not hold is an error of that part, or of that lane, and of nothing else") {
   const harness::BrokerFixture broker;
-  auto pool = pool_on(session_on(broker));
+  auto pool = small_pool_on(session_on(broker));
   auto vandal = beside(broker, pool);
   auto in = end_of(pool, "q", Kind::claim, true);
   auto out = end_of(vandal, "q", Kind::claim, false);
@@ -436,7 +436,7 @@ TEST_CASE("a region that the lane does not hold is an error of that part, or of 
 
 TEST_CASE("a list that changes while it is read is read once, and reaches beyond nothing") {
   const harness::BrokerFixture broker;
-  auto pool = pool_on(session_on(broker));
+  auto pool = small_pool_on(session_on(broker));
   auto vandal = beside(broker, pool);
   auto in = end_of(pool, "q", Kind::claim, true);
   auto out = end_of(vandal, "q", Kind::claim, false);

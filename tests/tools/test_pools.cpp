@@ -9,6 +9,7 @@
 
 #include "client/shmbroker_pool.hpp"
 #include "tests/tools/world.hpp"
+#include "tools/report_json.hpp"
 
 using shmb::test::Ended;
 using shmb::test::eventually;
@@ -18,7 +19,7 @@ using shmb::test::World;
 namespace {
 
 using Words = std::vector<std::string>;
-using Json = nlohmann::json;
+using shmb::tools::Json;
 
 struct Studio {
   shmbroker::Session session;
