@@ -14,7 +14,7 @@ namespace shmb::sys {
 using fault::Call;
 
 Sys<PathFacts> path_facts(const char* path, bool follow) {
-  struct stat facts {};
+  struct stat facts{};
   auto asked = call_void(Call::stat, [&] { return follow ? ::stat(path, &facts) : ::lstat(path, &facts); });
   if (!asked) return std::unexpected(asked.error());
   PathFacts out;

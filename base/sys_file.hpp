@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// System calls on files by their path, and on the descriptors that starting a broker needs. Each wrapper makes one call,
-// repeats on EINTR, and asks the fault seam first.
+// System calls on files by their path, and on the descriptors that starting a broker needs. Each wrapper makes one
+// call, repeats on EINTR, and asks the fault seam first.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ Sys<void> remove_file(const char* path);
 Sys<void> may_execute(const char* path);
 Sys<void> lock_file(int fd);  // flock(2), for us alone; EWOULDBLOCK: somebody else has it
 Sys<void> unlock_file(int fd);
-Sys<std::array<Fd, 2>> pipe();                          // read, write; O_CLOEXEC
+Sys<std::array<Fd, 2>> pipe();                           // read, write; O_CLOEXEC
 Sys<std::size_t> read(int fd, std::span<std::byte> to);  // once; 0: the end
 Sys<Fd> duplicate_above(int fd, int least);              // F_DUPFD_CLOEXEC
 
