@@ -32,8 +32,10 @@ bool Tree::reap(const std::function<void(const sys::ChildExit&)>& ended) {
     auto child = sys::wait_any(false);
     if (!child) return false;  // ECHILD
     if (!*child) break;
+    known_.erase((*child)->pid);
     ended(**child);
   }
+  if (!known_.empty()) return true;
   const std::vector<pid_t> ignored = skip();
   if (ignored.empty()) return true;
   auto ours = children(::getpid(), ignored);
@@ -51,8 +53,8 @@ void Tree::signal_all(int signal) const {
   if (signal_tree(::getpid(), skip(), signal)) return;
   // As long as it is our child, ended or not, nobody else has its pid.
   siginfo_t ended{};
-  if (known_ > 0 && ::waitid(P_PID, static_cast<id_t>(known_), &ended, WEXITED | WNOHANG | WNOWAIT) == 0)
-    (void)::kill(known_, signal);
+  for (const pid_t child : known_)
+    if (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) == 0) (void)::kill(child, signal);
 }
 
 void Tree::begin_ending(int signal, std::int64_t grace) {

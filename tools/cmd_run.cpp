@@ -44,17 +44,17 @@ int run_command(const RunOptions& options) {
     if (auto name = names::check(options.name, "group name"); !name) return failed_ourselves(name.error().sentence);
   auto group = spawn::SupervisedGroup::create({options.socket, options.name, options.command.front(), options.limit});
   if (!group) return failed_ourselves(group.error().sentence);
-  spawn::Job job;
-  job.command = options.command;
-  job.environment = (*group)->environment();
+  spawn::Plan plan;
+  plan.command = options.command;
+  plan.environment = (*group)->environment();
   if (options.kill_rest_given) {
     auto grace = options.kill_rest.empty() ? Result<std::int64_t>(spawn::kGrace) : parse_duration(options.kill_rest);
     if (!grace) return failed_ourselves(grace.error().sentence);
     if (*grace < 0) return failed_ourselves("--kill-rest needs a time that ends");
-    job.kill_rest = *grace;
+    plan.kill_rest = *grace;
   }
   Speaker speaker(**group);
-  const spawn::Outcome outcome = spawn::run_job(job, speaker);
+  const spawn::Outcome outcome = spawn::run_job(plan, speaker);
   if (!outcome.sentence.empty()) complain(outcome.sentence);
   return outcome.exit_status;
 }
