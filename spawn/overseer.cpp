@@ -366,9 +366,8 @@ class Overseer {
     const bool more = rank.link.fill();
     while (auto frame = rank.link.next()) take(rank, *frame);
     if (more && !rank.link.broken()) return;
-    rank.lost_channel = true;
     rank.link.close();
-    store_.gone(rank.local, "closed its channel");
+    store_.gone(rank.local, "is gone");
   }
 
   void take(Rank& rank, Frame& frame) {
@@ -453,6 +452,7 @@ class Overseer {
   }
 
   void take_deaths() {
+    if (failures_) hear_failures();  // written before the death that it explains
     note_order();
     while (!deaths_.empty()) {
       Rank& rank = ranks_[static_cast<std::size_t>(deaths_.front())];

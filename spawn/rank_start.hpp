@@ -22,7 +22,7 @@ struct Rank {
   pid_t pid = 0;
   Fd pidfd, out, err;  // the last two: what it prints, to be relayed
   Link link;
-  bool hello = false, finished = false, raised = false, lost_channel = false;
+  bool hello = false, finished = false, raised = false;
   bool reaped = false, ended = false;  // the kernel told how; it was taken account of
   bool told_to_end = false;            // when it died
   sys::ChildExit how;

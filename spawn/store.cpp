@@ -132,18 +132,14 @@ void Store::look(const Name& name) {
   if (found == rounds_.end()) return;
   Round& round = found->second;
   for (;;) {
-    std::size_t missing = round.size(), here = 0;
-    bool lost = false;
-    for (std::size_t i = 0; i < round.size(); ++i) {
-      if (!round[i].empty()) ++here;
-      else if (!gone_[i].empty() && !lost) missing = i, lost = true;
-    }
+    auto here = static_cast<std::size_t>(std::ranges::count_if(round, [](const auto& calls) { return !calls.empty(); }));
     if (here == round.size()) {
       complete(name, round);
       continue;
     }
-    if (lost) {
-      const std::string sentence = who(missing) + " before it came";
+    const auto missing = std::ranges::find_if(gone_first_, [&](std::size_t i) { return round[i].empty(); });
+    if (missing != gone_first_.end()) {
+      const std::string sentence = who(*missing) + " before it came";
       for (std::size_t i = 0; i < round.size(); ++i) {
         for (const Call& call : round[i])
           if (gone_[i].empty()) refuse(static_cast<std::int32_t>(i), call.tag, Status::peer_gone, sentence);
@@ -196,8 +192,9 @@ void Store::cancel(std::int32_t local, std::uint64_t tag) {
 
 void Store::gone(std::int32_t local, const std::string& how) {
   std::string& state = gone_[static_cast<std::size_t>(local)];
-  if (!state.empty() && state != "closed its channel") return;
-  state = how;
+  if (!state.empty() && state != "is gone") return;
+  if (state.empty()) gone_first_.push_back(static_cast<std::size_t>(local));
+  state = how;  // at the end of its channel it is not known yet how it ended
   std::erase_if(waiters_, [&](const Waiter& one) { return one.local == local; });
   std::vector<Name> names;
   for (const auto& [name, round] : rounds_) names.push_back(name);

@@ -55,7 +55,8 @@ class Store {
   std::string who(std::size_t local) const;
 
   Answer answer_;
-  std::vector<std::string> gone_;  // how; empty: alive
+  std::vector<std::string> gone_;        // how; empty: alive
+  std::vector<std::size_t> gone_first_;  // in the order in which they went
   std::map<Name, Round> rounds_;
   std::map<std::string, std::string> values_;
   std::size_t stored_ = 0;

@@ -81,8 +81,9 @@ std::string message_of(const Failure& failure) {
     case Failure::exited:
       return who + " terminated with exit code " + std::to_string(failure.exit_code);
     case Failure::unfinished:
+      // From outside both look the same: at exit the channel is closed before the end can be seen.
       return who + " exited with code 0 without finishing its function" +
-             (failure.text.empty() ? "" : ": " + failure.text);
+             (failure.text.empty() ? " (or had closed all its descriptors, and could not tell)" : ": " + failure.text);
     case Failure::never_started:
     case Failure::supervisor_lost:
       return failure.text;
