@@ -226,8 +226,7 @@ Result<std::string> find_program(const std::optional<std::string>& named, const 
   if (::dladdr(reinterpret_cast<const void*>(&find_program), &self) != 0 && self.dli_fname != nullptr) {
     const std::string library = self.dli_fname;
     const auto slash = library.rfind('/');
-    if (slash != std::string::npos && library.front() == '/')
-      candidates.push_back(library.substr(0, slash + 1) + name);
+    if (slash != std::string::npos && library.front() == '/') candidates.push_back(library.substr(0, slash + 1) + name);
     else if (auto link = ::realpath("/proc/self/exe", nullptr)) {  // a static program's own file has argv[0] here
       const std::string executable = link;
       ::free(link);

@@ -54,7 +54,8 @@ void Tree::signal_all(int signal) const {
   // As long as it is our child, ended or not, nobody else has its pid.
   siginfo_t ended{};
   for (const pid_t child : known_)
-    if (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) == 0) (void)::kill(child, signal);
+    if (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) == 0)
+      (void)::kill(child, signal);
 }
 
 void Tree::begin_ending(int signal, std::int64_t grace) {

@@ -41,7 +41,7 @@ class Tree {
 
   std::function<std::vector<pid_t>()> bystanders_;
   std::vector<Process> spared_;
-  std::set<pid_t> known_;  // not reaped yet
+  std::set<pid_t> known_;                  // not reaped yet
   std::optional<std::int64_t> next_pass_;  // CLOCK_MONOTONIC
   std::int64_t pause_ = 0;
 };

@@ -51,7 +51,7 @@ struct Frame {
   std::string payload;
 };
 
-inline constexpr std::size_t kMostText = std::size_t{16} << 20;           // of an error, all parts together
+inline constexpr std::size_t kMostText = std::size_t{16} << 20;  // of an error, all parts together
 inline constexpr std::size_t kMostPayload = kMostText + (std::size_t{1} << 20);
 
 std::string encode_frame(Op op, std::uint64_t tag, std::string_view payload, std::uint16_t status = 0);

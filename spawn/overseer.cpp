@@ -124,8 +124,7 @@ class Overseer {
       zygote_.pid = *pid;
       tree_.know(*pid);
     }
-    if (plan_.channels && plan_.method != Method::command)
-      start_deadline_ = sys::now_monotonic() + plan_.start_timeout;
+    if (plan_.channels && plan_.method != Method::command) start_deadline_ = sys::now_monotonic() + plan_.start_timeout;
     return {};
   }
 
@@ -182,16 +181,15 @@ class Overseer {
       started_ = true;
       Told told{Told::ranks_started, plan_.nprocs, {}};
       for (const Rank& rank : ranks_) told.pids[static_cast<std::size_t>(rank.local)] = rank.pid;
-      if (parent_.socket >= 0)
-        (void)sys::send(parent_.socket, std::as_bytes(std::span(&told, 1)), {}, {}, true);
+      if (parent_.socket >= 0) (void)sys::send(parent_.socket, std::as_bytes(std::span(&told, 1)), {}, {}, true);
     }
     // A forked supervisor has copies of its parent's descriptors: an end of file that somebody waits for must come.
     if (plan_.method == Method::fork) close_others();
   }
 
   void close_others() {
-    std::vector<int> kept{0, 1, 2, guard_socket_, signals_.fd(), order_.get(), guard_pidfd_.get(), parent_.socket,
-                          parent_.pidfd};
+    std::vector<int> kept{
+        0, 1, 2, guard_socket_, signals_.fd(), order_.get(), guard_pidfd_.get(), parent_.socket, parent_.pidfd};
     for (const Rank& rank : ranks_)
       for (const int fd : {rank.pidfd.get(), rank.link.fd(), rank.out.get(), rank.err.get()}) kept.push_back(fd);
     for (const int fd : reporter_.descriptors()) kept.push_back(fd);
@@ -414,14 +412,15 @@ class Overseer {
       end.rank = 0;
       std::string how = end.signal != 0 ? "was killed by " + signal_name(end.signal)
                                         : "exited with code " + std::to_string(end.exit_code);
-      return cannot_start(kExitFailed, Error{Status::system, 0, {}, "the fork server " + how +
-                                                 " before it had made the ranks"});
+      return cannot_start(kExitFailed,
+                          Error{Status::system, 0, {}, "the fork server " + how + " before it had made the ranks"});
     }
     const std::string go = Packer().number(::getpid()).take();
     for (Rank& rank : ranks_) {
       siginfo_t state{};
       if (::waitid(P_PID, static_cast<id_t>(rank.pid), &state, WEXITED | WNOHANG | WNOWAIT) != 0)
-        return cannot_start(kExitFailed, Error{Status::protocol, 0, {}, "the fork server named processes that are not its own"});
+        return cannot_start(kExitFailed,
+                            Error{Status::protocol, 0, {}, "the fork server named processes that are not its own"});
       adopt(rank, rank.pid);
       rank.link.send(Op::go, 0, go);
     }
@@ -528,9 +527,10 @@ class Overseer {
     verdict.started = !cannot_start_;
     verdict.why = why_;
     if (cannot_start_) return verdict;
-    std::ranges::stable_partition(failures_found_, [](const Failure& one) { return !one.ended_by_us; });
     if (!lost_.message.empty()) verdict.failures.push_back(lost_);
-    for (Failure& one : failures_found_) verdict.failures.push_back(std::move(one));
+    for (const bool by_us : {false, true})  // causes first
+      for (const Failure& one : failures_found_)
+        if (one.ended_by_us == by_us) verdict.failures.push_back(one);
     for (Rank& rank : ranks_) verdict.results.push_back(std::move(rank.result));
     return verdict;
   }

@@ -58,8 +58,8 @@ Result<Plan> Plan::decode(std::string_view bytes) {
 
 Result<void> check(const Plan& plan) {
   if (plan.nprocs < 1 || plan.nprocs > kMostRanks)
-    return error(Status::invalid, "nprocs is " + std::to_string(plan.nprocs) + ": it must be 1 to " +
-                                      std::to_string(kMostRanks));
+    return error(Status::invalid,
+                 "nprocs is " + std::to_string(plan.nprocs) + ": it must be 1 to " + std::to_string(kMostRanks));
   if (plan.shards < 1 || plan.shard < 0 || plan.shard >= plan.shards)
     return error(Status::invalid, "shard " + std::to_string(plan.shard) + " of " + std::to_string(plan.shards) +
                                       ": shards count from 0, and there must be one at least");

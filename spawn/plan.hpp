@@ -15,8 +15,8 @@
 
 namespace shmb::spawn {
 
-inline constexpr std::int64_t kGrace = 5'000'000'000;        // of `run`, and where the parent has died
-inline constexpr std::int64_t kRankGrace = 30'000'000'000;   // of spawn, as torch's
+inline constexpr std::int64_t kGrace = 5'000'000'000;       // of `run`, and where the parent has died
+inline constexpr std::int64_t kRankGrace = 30'000'000'000;  // of spawn, as torch's
 inline constexpr std::int64_t kStartTimeout = 10'000'000'000;
 inline constexpr std::int32_t kMostRanks = 1024;
 
@@ -35,17 +35,17 @@ struct Plan {
   std::string directory;                                         // empty: the caller's
   std::string function, arguments;
   std::string master_address = "127.0.0.1";
-  std::uint16_t master_port = 0;             // 0: a free one is looked for
-  std::int64_t voluntary = 0;                // after the first failure, before the signal
-  std::int64_t grace = kGrace;               // between the signal and SIGKILL
+  std::uint16_t master_port = 0;  // 0: a free one is looked for
+  std::int64_t voluntary = 0;     // after the first failure, before the signal
+  std::int64_t grace = kGrace;    // between the signal and SIGKILL
   std::int64_t start_timeout = kStartTimeout;
-  std::optional<std::int64_t> kill_rest;     // what the ranks leave behind is ended, with this grace
+  std::optional<std::int64_t> kill_rest;  // what the ranks leave behind is ended, with this grace
   Stdio stdio = Stdio::inherit;
-  std::string stdio_path;                    // of `files`: PATH.RANK.out and .err
-  bool group = false;                        // a supervised group is made
+  std::string stdio_path;  // of `files`: PATH.RANK.out and .err
+  bool group = false;      // a supervised group is made
   std::string socket, group_name;
   std::uint64_t group_limit = 0;
-  pid_t parent = 0;                          // whose end ends the tree; 0: nobody's
+  pid_t parent = 0;  // whose end ends the tree; 0: nobody's
 
   // Fork alone, and never in bytes: runs in the child, gives its exit status.
   int (*entry)(void*) = nullptr;

@@ -20,9 +20,9 @@ namespace shmb::spawn {
 // Guard to supervisor, and parent to supervisor: a signal for the tree. One that ends trees begins the end.
 struct Order {
   int signal = 0;
-  int at_once = 0;             // SIGKILL, no grace
-  std::int64_t voluntary = -1; // from now on the time for the others after a first failure, before the signal
-  std::int64_t grace = -1;     // and between signal and SIGKILL
+  int at_once = 0;              // SIGKILL, no grace
+  std::int64_t voluntary = -1;  // from now on the time for the others after a first failure, before the signal
+  std::int64_t grace = -1;      // and between signal and SIGKILL
 };
 
 // Supervisor to guard.

@@ -131,8 +131,7 @@ void Processes::reap() {
 }
 
 Result<const Verdict*> Processes::join(client::Deadline deadline, std::int64_t voluntary, std::int64_t grace) {
-  if (owner_ != ::getpid())
-    return error(Status::forked, "a forked child cannot wait for the ranks of its parent");
+  if (owner_ != ::getpid()) return error(Status::forked, "a forked child cannot wait for the ranks of its parent");
   if (voluntary >= 0 || grace >= 0) {
     std::lock_guard lock(mutex_);
     if (!done_) (void)tell(socket_.get(), Order{0, 0, voluntary, grace});

@@ -25,7 +25,8 @@ class Processes {
   Processes& operator=(const Processes&) = delete;
 
   // What became of the ranks, for ever the same, or nothing where some still run at the deadline. When it returns
-  // something no process of the tree is left. `voluntary`, `grace`: for a first failure from now on; below 0: as before.
+  // something no process of the tree is left. `voluntary`, `grace`: for a first failure from now on; below 0: as
+  // before.
   Result<const Verdict*> join(client::Deadline deadline, std::int64_t voluntary, std::int64_t grace);
   void end(bool at_once);
   const std::vector<pid_t>& pids() const { return pids_; }

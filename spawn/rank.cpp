@@ -29,7 +29,7 @@ namespace {
 using client::Deadline;
 
 struct State {
-  std::mutex mutex;    // of everything but the socket's writing side
+  std::mutex mutex;  // of everything but the socket's writing side
   std::mutex writing;
   std::condition_variable changed;
   Fd socket;

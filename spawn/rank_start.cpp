@@ -136,14 +136,10 @@ std::string begin_payload(const Plan& plan, std::int32_t local) {
 
 void set_rank_variables(const Plan& plan, std::int32_t local, std::uint16_t master_port) {
   const std::pair<const char*, std::string> all[] = {
-      {"RANK", std::to_string(plan.rank(local))},
-      {"LOCAL_RANK", std::to_string(local)},
-      {"WORLD_SIZE", std::to_string(plan.world())},
-      {"LOCAL_WORLD_SIZE", std::to_string(plan.nprocs)},
-      {"GROUP_RANK", std::to_string(plan.shard)},
-      {"NODE_RANK", std::to_string(plan.shard)},
-      {"MASTER_ADDR", plan.master_address},
-      {"MASTER_PORT", std::to_string(master_port)},
+      {"RANK", std::to_string(plan.rank(local))},   {"LOCAL_RANK", std::to_string(local)},
+      {"WORLD_SIZE", std::to_string(plan.world())}, {"LOCAL_WORLD_SIZE", std::to_string(plan.nprocs)},
+      {"GROUP_RANK", std::to_string(plan.shard)},   {"NODE_RANK", std::to_string(plan.shard)},
+      {"MASTER_ADDR", plan.master_address},         {"MASTER_PORT", std::to_string(master_port)},
   };
   for (const auto& [name, value] : all) ::setenv(name, value.c_str(), 1);
 }

@@ -47,7 +47,7 @@ struct RankEnds {
 struct RankSetting {
   pid_t job_group = 0;
   sigset_t mask{};
-  int failures = -1;             // write end of the pipe
+  int failures = -1;  // write end of the pipe
   Role role = Role::rank;
   const std::vector<RankEnds>* zygote_gives = nullptr;  // role zygote: the ends of all ranks
   std::uint16_t master_port = 0;

@@ -3,8 +3,9 @@
  * of each other. The rules of shmbroker.h hold: statuses and sentences, options that begin with `size`, nanoseconds, no
  * thread, no signal handler, nothing printed.
  *
- * Between the caller and the ranks stand two small processes (guard and supervisor). They end all ranks, with everything
- * these started, when one rank fails, when the caller ends, normally or not, or when one of the two is killed.
+ * Between the caller and the ranks stand two small processes (guard and supervisor). They end all ranks, with
+ * everything these started, when one rank fails, when the caller ends, normally or not, or when one of the two is
+ * killed.
  */
 #ifndef SHMBROKER_SPAWN_H
 #define SHMBROKER_SPAWN_H
@@ -47,8 +48,8 @@ typedef struct shmb_spawn_options {
   const char* function;  /* not for COMMAND: its name, for the ranks to look up */
   const void* arguments; /* for it; opaque */
   uint64_t arguments_length;
-  const char* const* command; /* NULL-terminated: the command. NULL (not COMMAND): this program and its arguments */
-  const char* program;        /* file to execute; NULL: command[0] along PATH, or this program's own file */
+  const char* const* command;     /* NULL-terminated: the command. NULL (not COMMAND): this program and its arguments */
+  const char* program;            /* file to execute; NULL: command[0] along PATH, or this program's own file */
   const char* const* environment; /* NULL-terminated "NAME=value", besides the caller's; NULL: none */
   const char* directory;          /* where the ranks begin; NULL: here */
   const char* group;              /* the name of their group; NULL: made from the program */
@@ -73,14 +74,15 @@ typedef struct shmb_spawn_options {
 SHMB_API int shmb_spawn(const shmb_spawn_options* options, shmb_processes** processes, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_processes_state { SHMB_PROCESSES_RUNNING = 0, SHMB_PROCESSES_SUCCEEDED, SHMB_PROCESSES_FAILED };
-/* Waits until all ranks have ended. wait_ns: 0 and SHMB_FOREVER: without limit; SHMB_NO_WAIT: only looks. The outcome is
- * computed once: this tells the same for ever, to any thread. After SUCCEEDED or FAILED no process of the ranks is left.
- * voluntary_ns: as in the options, from now on; below 0: as it is. */
+/* Waits until all ranks have ended. wait_ns: 0 and SHMB_FOREVER: without limit; SHMB_NO_WAIT: only looks. The outcome
+ * is computed once: this tells the same for ever, to any thread. After SUCCEEDED or FAILED no process of the ranks is
+ * left. voluntary_ns: as in the options, from now on; below 0: as it is. */
 SHMB_API int shmb_processes_join(shmb_processes* processes, int64_t wait_ns, int64_t voluntary_ns, uint32_t* state,
                                  shmb_error* error) SHMB_NOEXCEPT;
 /* SIGTERM, the grace and SIGKILL to all ranks, or SIGKILL at once. Does not wait. */
 SHMB_API int shmb_processes_end(shmb_processes* processes, uint32_t at_once, shmb_error* error) SHMB_NOEXCEPT;
-/* Joins, or with SHMB_SPAWN_DAEMON ends the ranks, and frees the handle with all texts it has given. NULL is allowed. */
+/* Joins, or with SHMB_SPAWN_DAEMON ends the ranks, and frees the handle with all texts it has given. NULL is allowed.
+ */
 SHMB_API void shmb_processes_free(shmb_processes* processes) SHMB_NOEXCEPT;
 /* The process numbers by local rank; `count` is nprocs, whatever the capacity. */
 SHMB_API int shmb_processes_pids(shmb_processes* processes, int32_t* pids, size_t capacity, size_t* count,
@@ -135,9 +137,9 @@ typedef struct shmb_rank_info {
   uint64_t arguments_length;
 } shmb_rank_info;
 
-/* The first call of main: whether this process is a rank. It takes what says so out of the environment, so that programs
- * started by this one are none. In the fork server it calls `preload` (may be NULL) and returns in the ranks alone: up
- * to here the program has no thread. Errors: NOT_FOUND (no rank), PEER_GONE (nobody waits any more). */
+/* The first call of main: whether this process is a rank. It takes what says so out of the environment, so that
+ * programs started by this one are none. In the fork server it calls `preload` (may be NULL) and returns in the ranks
+ * alone: up to here the program has no thread. Errors: NOT_FOUND (no rank), PEER_GONE (nobody waits any more). */
 SHMB_API int shmb_rank_enter(void (*preload)(void), shmb_rank_info* info, shmb_error* error) SHMB_NOEXCEPT;
 /* The function has returned; the result goes to the parent. Then exit with 0. */
 SHMB_API int shmb_rank_finish(const void* result, uint64_t length, shmb_error* error) SHMB_NOEXCEPT;

@@ -62,7 +62,7 @@ struct SpawnOptions {
   bool join = true;     // spawn() returns when all have ended
   bool daemon = false;  // the context's destructor ends the ranks instead of waiting for them
   StartMethod start_method = StartMethod::spawn;
-  std::chrono::nanoseconds voluntary{0};  // after a first failure, before SIGTERM
+  std::chrono::nanoseconds voluntary{0};                      // after a first failure, before SIGTERM
   std::chrono::nanoseconds grace = std::chrono::seconds(30);  // between SIGTERM and SIGKILL
   std::chrono::nanoseconds start_timeout = std::chrono::seconds(10);
   Timeout timeout;  // until all have been started; the default is 30 s
@@ -105,9 +105,8 @@ struct RankFailure {
   template <class Packer>
   void msgpack_pack(Packer& packer) const {
     const auto number = static_cast<std::uint32_t>(kind);
-    msgpack::type::make_define_array(number, rank, pid, exit_code, signal, core, ended_by_us,
-                                     cut, user_ns, system_ns, time_ns, max_rss_bytes, signal_name, message, type, text,
-                                     trace)
+    msgpack::type::make_define_array(number, rank, pid, exit_code, signal, core, ended_by_us, cut, user_ns, system_ns,
+                                     time_ns, max_rss_bytes, signal_name, message, type, text, trace)
         .msgpack_pack(packer);
   }
   void msgpack_unpack(const msgpack::object& object) {
@@ -124,7 +123,7 @@ class ProcessException : public std::runtime_error {
  public:
   explicit ProcessException(std::vector<RankFailure> failures)
       : std::runtime_error(failures.at(0).message),
-        failures_(std::make_shared<const std::vector<RankFailure>>(std::move(failures))) {}
+        failures_(std::make_shared<const std::vector<RankFailure> >(std::move(failures))) {}
   const RankFailure& failure() const noexcept { return failures_->front(); }
   const std::vector<RankFailure>& failures() const noexcept { return *failures_; }
   int error_index() const noexcept { return failure().rank; }
@@ -136,7 +135,7 @@ class ProcessException : public std::runtime_error {
   }
 
  private:
-  std::shared_ptr<const std::vector<RankFailure>> failures_;
+  std::shared_ptr<const std::vector<RankFailure> > failures_;
 };
 // The function of the rank threw.
 class ProcessRaisedException : public ProcessException {
@@ -167,7 +166,7 @@ class ProcessExitedException : public ProcessException {
 }
 // Of what to_msgpack made: throws the same exception again.
 [[noreturn]] inline void rethrow_msgpack(std::string_view bytes) {
-  throw_failures(msgpack::unpack(bytes.data(), bytes.size()).get().as<std::vector<RankFailure>>());
+  throw_failures(msgpack::unpack(bytes.data(), bytes.size()).get().as<std::vector<RankFailure> >());
 }
 
 // Where a queue is: as an argument, for a rank to open an end of its own.
@@ -203,17 +202,26 @@ inline std::string demangled(const char* name) {
 
 inline const char* type_text(const msgpack::object& object) {
   switch (object.type) {
-    case msgpack::type::NIL: return "nil";
-    case msgpack::type::BOOLEAN: return "boolean";
+    case msgpack::type::NIL:
+      return "nil";
+    case msgpack::type::BOOLEAN:
+      return "boolean";
     case msgpack::type::POSITIVE_INTEGER:
-    case msgpack::type::NEGATIVE_INTEGER: return "integer";
+    case msgpack::type::NEGATIVE_INTEGER:
+      return "integer";
     case msgpack::type::FLOAT32:
-    case msgpack::type::FLOAT64: return "float";
-    case msgpack::type::STR: return "string";
-    case msgpack::type::BIN: return "bytes";
-    case msgpack::type::ARRAY: return "array";
-    case msgpack::type::MAP: return "map";
-    case msgpack::type::EXT: break;
+    case msgpack::type::FLOAT64:
+      return "float";
+    case msgpack::type::STR:
+      return "string";
+    case msgpack::type::BIN:
+      return "bytes";
+    case msgpack::type::ARRAY:
+      return "array";
+    case msgpack::type::MAP:
+      return "map";
+    case msgpack::type::EXT:
+      break;
   }
   return object.via.ext.size > 0 && object.via.ext.type() == 1   ? "region"
          : object.via.ext.size > 0 && object.via.ext.type() == 2 ? "ticket"
@@ -252,7 +260,10 @@ inline Ticket ticket_of(const std::array<std::uint8_t, 16>& bytes) {
 template <class T>
 struct Codec {
   static void pack(Packer& packer, const T& value, const PackContext& context) {
-    if constexpr (requires { T::try_open(std::declval<const Session&>(), std::uint64_t{}); value.info().id; }) {
+    if constexpr (requires {
+                    T::try_open(std::declval<const Session&>(), std::uint64_t{});
+                    value.info().id;
+                  }) {
       const std::uint64_t id = value.info().id;  // a pool
       pack_extension(packer, Extension::pool, &id, sizeof id);
     } else {
@@ -282,7 +293,9 @@ template <>
 struct Codec<Region> : RegionCodec<Region, Rights::read | Rights::write | Rights::share> {
   static Region unpack(const msgpack::object& object) {
     const Ticket ticket = ticket_of(extension<16>(object, Extension::region));
-    return rank_session().attach_writable(ticket, {.more_rights = Rights::share});
+    AttachOptions options;
+    options.more_rights = Rights::share;
+    return rank_session().attach_writable(ticket, options);
   }
 };
 template <>
@@ -296,9 +309,7 @@ struct Codec<Ticket> {
   static void pack(Packer& packer, const Ticket& ticket, const PackContext&) {
     pack_extension(packer, Extension::ticket, ticket.data(), 16);
   }
-  static Ticket unpack(const msgpack::object& object) {
-    return ticket_of(extension<16>(object, Extension::ticket));
-  }
+  static Ticket unpack(const msgpack::object& object) { return ticket_of(extension<16>(object, Extension::ticket)); }
 };
 
 template <class T>
@@ -351,13 +362,13 @@ std::string invoke(const std::string& name, R (*function)(int, P...), int rank, 
     throw std::invalid_argument(
         "function \"" + name + "\" takes " + std::to_string(sizeof...(P)) + " arguments besides the rank, " +
         std::to_string(arguments.type == msgpack::type::ARRAY ? arguments.via.array.size : 0) + " were given");
-  std::tuple<std::decay_t<P>...> values{unpack_argument<std::decay_t<P>>(name, n + 1, arguments.via.array.ptr[n])...};
+  std::tuple<std::decay_t<P>...> values{unpack_argument<std::decay_t<P> >(name, n + 1, arguments.via.array.ptr[n])...};
   msgpack::sbuffer out;
   if constexpr (std::is_void_v<R>) {
     function(rank, std::forward<P>(std::get<n>(values))...);
   } else {
     Packer packer(out);
-    Codec<std::decay_t<R>>::pack(packer, function(rank, std::forward<P>(std::get<n>(values))...), PackContext{});
+    Codec<std::decay_t<R> >::pack(packer, function(rank, std::forward<P>(std::get<n>(values))...), PackContext{});
   }
   return {out.data(), out.size()};
 }
@@ -426,7 +437,7 @@ bool register_function(const std::string& name, R (*function)(int, P...)) {
 // At namespace scope, for a function that can be named: SHMBROKER_SPAWN_FUNCTION("train", train);
 #define SHMBROKER_SPAWN_JOIN2(a, b) a##b
 #define SHMBROKER_SPAWN_JOIN(a, b) SHMBROKER_SPAWN_JOIN2(a, b)
-#define SHMBROKER_SPAWN_FUNCTION(name, function)                                     \
+#define SHMBROKER_SPAWN_FUNCTION(name, function)                                          \
   [[maybe_unused]] static const bool SHMBROKER_SPAWN_JOIN(shmbroker_spawned_, __LINE__) = \
       ::shmbroker::register_function(name, function)
 
@@ -450,8 +461,8 @@ class ProcessContext {
   Result<RanksState> try_join(Timeout timeout = {}, std::optional<std::chrono::nanoseconds> voluntary = {}) noexcept {
     std::uint32_t state = 0;
     shmb_error error;
-    if (shmb_processes_join(handle_.get(), timeout.nanoseconds(), voluntary ? voluntary->count() : -1, &state, &error) !=
-        SHMB_OK)
+    if (shmb_processes_join(handle_.get(), timeout.nanoseconds(), voluntary ? voluntary->count() : -1, &state,
+                            &error) != SHMB_OK)
       return Error(error);
     return static_cast<RanksState>(state);
   }
@@ -502,7 +513,8 @@ inline Result<ProcessContext> start(const SpawnOptions& options, std::uint32_t m
   shmb_spawn_options c{};
   c.size = sizeof c;
   c.method = method;
-  c.flags = (options.no_group ? unsigned{SHMB_SPAWN_NO_GROUP} : 0U) | (options.daemon ? unsigned{SHMB_SPAWN_DAEMON} : 0U);
+  c.flags =
+      (options.no_group ? unsigned{SHMB_SPAWN_NO_GROUP} : 0U) | (options.daemon ? unsigned{SHMB_SPAWN_DAEMON} : 0U);
   c.nprocs = options.nprocs, c.shards = options.shards, c.shard = options.shard;
   c.stdio = static_cast<std::uint32_t>(options.stdio), c.stdio_path = or_null(options.stdio_path);
   c.function = function.c_str();
@@ -603,17 +615,16 @@ T broadcast(const T& value, int root = 0, Timeout timeout = {}, const std::strin
   void* data = nullptr;
   std::uint64_t length = 0;
   shmb_error error;
-  detail::check(shmb_rank_broadcast(name.c_str(), root, mine.data(), mine.size(), timeout.nanoseconds(), &data, &length,
-                                    &error),
-                error);
+  detail::check(
+      shmb_rank_broadcast(name.c_str(), root, mine.data(), mine.size(), timeout.nanoseconds(), &data, &length, &error),
+      error);
   const detail::Bytes<void> owned(data);
   return detail::unpacked<T>(data, length);
 }
 template <class T>
 std::vector<T> all_gather(const T& value, Timeout timeout = {}, const std::string& name = {}) {
   const shmb_rank_info info = detail::info();
-  const std::string mine =
-      shmbroker::detail::pack_all({static_cast<std::uint32_t>(info.local_world_size)}, value);
+  const std::string mine = shmbroker::detail::pack_all({static_cast<std::uint32_t>(info.local_world_size)}, value);
   void* data = nullptr;
   std::uint64_t* offsets = nullptr;
   shmb_error error;
@@ -656,8 +667,8 @@ inline std::string compare_exchange(const std::string& key, std::string_view exp
   void* data = nullptr;
   std::uint64_t length = 0;
   shmb_error error;
-  detail::check(shmb_rank_compare_exchange(key.c_str(), expected.data(), expected.size(), desired.data(), desired.size(),
-                                           &data, &length, &error),
+  detail::check(shmb_rank_compare_exchange(key.c_str(), expected.data(), expected.size(), desired.data(),
+                                           desired.size(), &data, &length, &error),
                 error);
   const detail::Bytes<void> owned(data);
   return {static_cast<const char*>(data), length};

@@ -36,9 +36,9 @@ void Store::request(std::int32_t local, const Frame& frame) {
       if (found != values_.end()) return answer_(local, tag, Status::ok, found->second);
       const auto left = std::ranges::find_if(gone_, [](const std::string& how) { return how == "has died"; });
       if (left != gone_.end())
-        return refuse(local, tag, Status::peer_gone,
-                      who(static_cast<std::size_t>(left - gone_.begin())) + ", and nobody has set the key " +
-                          quoted(key));
+        return refuse(
+            local, tag, Status::peer_gone,
+            who(static_cast<std::size_t>(left - gone_.begin())) + ", and nobody has set the key " + quoted(key));
       waiters_.push_back({local, tag, key});
       return;
     }
@@ -132,7 +132,8 @@ void Store::look(const Name& name) {
   if (found == rounds_.end()) return;
   Round& round = found->second;
   for (;;) {
-    auto here = static_cast<std::size_t>(std::ranges::count_if(round, [](const auto& calls) { return !calls.empty(); }));
+    auto here =
+        static_cast<std::size_t>(std::ranges::count_if(round, [](const auto& calls) { return !calls.empty(); }));
     if (here == round.size()) {
       complete(name, round);
       continue;

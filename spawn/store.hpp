@@ -51,7 +51,8 @@ class Store {
   void look(const Name& name);
   void complete(const Name& name, Round& round);
   void cancel(std::int32_t local, std::uint64_t tag);
-  void keep(std::int32_t local, std::uint64_t tag, const std::string& key, std::string value, const std::string& answer);
+  void keep(std::int32_t local, std::uint64_t tag, const std::string& key, std::string value,
+            const std::string& answer);
   std::string who(std::size_t local) const;
 
   Answer answer_;

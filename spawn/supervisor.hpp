@@ -58,8 +58,8 @@ struct Outcome {
 // Returns when no process of the tree is left. The caller has one thread and has connected to its broker already: a
 // broker started later would become a child of this subreaper. Signals to the caller: TERM, INT, HUP and QUIT end the
 // tree (the first time with that signal and a grace, the second time with SIGKILL), but one that the terminal sent is
-// left to the ranks, which got it too; USR1 and USR2 go to the ranks. The end of `parent` ends the tree, and so does end
-// of file on its socket.
+// left to the ranks, which got it too; USR1 and USR2 go to the ranks. The end of `parent` ends the tree, and so does
+// end of file on its socket.
 Outcome run_job(const Plan& plan, Reporter& reporter, Parent parent = {});
 
 // Closes every descriptor of this process but these.

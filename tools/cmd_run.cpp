@@ -99,20 +99,24 @@ Command add_run(CLI::App& app) {
                        "When the command ends, end what it left: SIGTERM, then SIGKILL after 5s or =DURATION")
           ->expected(0, 1)
           ->type_name("DURATION");
-  CLI::Option* nprocs = verb->add_option("--nprocs", options->nprocs, "Run it so many times, as ranks with RANK, WORLD_SIZE, MASTER_ADDR ...")
+  CLI::Option* nprocs = verb->add_option("--nprocs", options->nprocs,
+                                         "Run it so many times, as ranks with RANK, WORLD_SIZE, MASTER_ADDR ...")
                             ->type_name("N")
                             ->check(CLI::Range(1, spawn::kMostRanks));
   const auto of_ranks = [&](CLI::Option* option) { return option->needs(nprocs); };
-  of_ranks(verb->add_option("--grace", options->grace, "After a rank has failed: from SIGTERM to SIGKILL (default 30s)"))
+  of_ranks(
+      verb->add_option("--grace", options->grace, "After a rank has failed: from SIGTERM to SIGKILL (default 30s)"))
       ->type_name("DURATION");
   of_ranks(verb->add_option("--num-shards", options->shards, "Hosts that run as many ranks each (default 1)"))
       ->type_name("N");
   of_ranks(verb->add_option("--shard-id", options->shard, "Which of them this is, from 0"))->type_name("N");
-  of_ranks(verb->add_option("--master-addr", options->master_addr, "MASTER_ADDR (default 127.0.0.1)"))->type_name("HOST");
+  of_ranks(verb->add_option("--master-addr", options->master_addr, "MASTER_ADDR (default 127.0.0.1)"))
+      ->type_name("HOST");
   of_ranks(verb->add_option("--master-port", options->master_port, "MASTER_PORT (default a free one)"))
       ->type_name("PORT")
       ->check(CLI::Range(1, 65535));
-  of_ranks(verb->add_flag("--prefix,!--no-prefix", options->prefix, "\"[rank N] \" before each line of output, or not"));
+  of_ranks(
+      verb->add_flag("--prefix,!--no-prefix", options->prefix, "\"[rank N] \" before each line of output, or not"));
   verb->add_option("--socket", options->socket, "The broker's socket, instead of looking for one")->type_name("PATH");
   verb->add_option("command", options->command, "-- COMMAND ARGUMENTS...")->required();
   verb->positionals_at_end();

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Every installed header compiles alone, from a folder that holds nothing but the installed headers: as C11, as C++20
-without exceptions by every compiler at hand, and by nvcc. Those that need Boost (heap*.hpp) need exceptions, say so
-without them, and are not for nvcc. Usage: headers_test.py HEADER...
+without exceptions by every compiler at hand, and by nvcc. Those that need Boost (heap*.hpp) or msgpack-cxx (spawn.hpp)
+need exceptions, say so without them, and are not for nvcc. Usage: headers_test.py HEADER...
 """
 import shutil
 import subprocess
@@ -60,11 +60,11 @@ def main():
             for header in headers:
                 if header.suffix == ".hpp" and not takes_cxx:
                     continue
-                boost = header.name.startswith("heap")
-                if boost and compiler == "nvcc":
+                throws = header.name.startswith("heap") or header.name == "spawn.hpp"
+                if throws and compiler == "nvcc":
                     continue
-                chosen = [option for option in options if not boost or option != "-fno-exceptions"]
-                if boost and chosen != options:
+                chosen = [option for option in options if not throws or option != "-fno-exceptions"]
+                if throws and chosen != options:
                     refused = compiles(folder, compiler, options, suffix, f'#include "{header.name}"\n')
                     if refused.returncode == 0 or "needs exceptions" not in refused.stderr:
                         print(f"{label}: {header.name} does not say that it needs exceptions:\n{refused.stderr}")

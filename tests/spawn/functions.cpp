@@ -34,7 +34,9 @@ void raise_apart(int rank, int apart_ms) {
   pause_ms(rank == 1 ? 0 : apart_ms);
   throw std::domain_error("from " + std::to_string(rank));
 }
-void raise_long(int, int size) { throw std::runtime_error("begin" + std::string(static_cast<std::size_t>(size), 'x') + "end"); }
+void raise_long(int, int size) {
+  throw std::runtime_error("begin" + std::string(static_cast<std::size_t>(size), 'x') + "end");
+}
 void raise_int(int) { throw 7; }
 void signal_self(int rank, int who, int signal) {
   if (rank != who) return pause_ms(60'000);
@@ -76,13 +78,16 @@ void nested(int, const std::string& program) {
   for (;;) ::pause();
 }
 
-void count_region(int rank, shmbroker::Region region) { region.as_span<int>()[static_cast<std::size_t>(rank)] = rank + 1; }
+void count_region(int rank, shmbroker::Region region) {
+  region.as_span<int>()[static_cast<std::size_t>(rank)] = rank + 1;
+}
 int read_region(int rank, shmbroker::ReadOnlyRegion region) { return region.as_span<const int>()[0] + rank; }
 int read_ticket(int, shmbroker::Ticket ticket) {
   return shmbroker::rank_session().attach(ticket).as_span<const int>()[0];
 }
 void send_rank(int rank, shmbroker::Pool pool, const shmbroker::QueueAddress& queue) {
-  auto out = pool.open_queue(queue.name, shmbroker::Role::writer, {.kind = shmbroker::QueueKind::as_is, .open_only = true});
+  auto out =
+      pool.open_queue(queue.name, shmbroker::Role::writer, {.kind = shmbroker::QueueKind::as_is, .open_only = true});
   out.send(std::to_string(rank));
 }
 std::string environment(int, const std::string& name) {

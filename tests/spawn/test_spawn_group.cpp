@@ -174,8 +174,7 @@ TEST_CASE("who waits for a rank that dies or ends is told which, and does not ha
 
 TEST_CASE("the store is bounded, and what is refused harms nobody") {
   auto context = spawn("bounds", ranks_of(StartMethod::spawn, 1));
-  CHECK(context.result<std::string>(0) ==
-        "ok invalid invalid ok limit limit invalid invalid invalid deadline ok ");
+  CHECK(context.result<std::string>(0) == "ok invalid invalid ok limit limit invalid invalid invalid deadline ok ");
 }
 
 TEST_CASE("a process that is no rank may not ask") {

@@ -285,8 +285,8 @@ TEST_CASE("a program that never reaches spawn_child is reported by name, and so 
     } catch (const std::exception& error) {
       told = error.what();
     }
-    CHECK(told.find(method == StartMethod::spawn ? "never reached spawn_child" : "the fork server exited with code 0") !=
-          std::string::npos);
+    CHECK(told.find(method == StartMethod::spawn ? "never reached spawn_child"
+                                                 : "the fork server exited with code 0") != std::string::npos);
   }
 }
 
@@ -327,10 +327,14 @@ TEST_CASE("what cannot be started is refused with a sentence, and nothing is lef
 TEST_CASE("a context that goes waits for its ranks, and a daemonic one ends them") {
   with_each_method([](StartMethod method) {
     Witness witness;
-    { auto context = spawn("raise_error", ranks_of(method, 1, false), 5, 0, 50); }
+    {
+      auto context = spawn("raise_error", ranks_of(method, 1, false), 5, 0, 50);
+    }
     auto options = ranks_of(method, 2, false);
     options.daemon = true;
-    { auto context = spawn("stay", options, false, true); }
+    {
+      auto context = spawn("stay", options, false, true);
+    }
     CHECK(witness.all_gone());
   });
 }
