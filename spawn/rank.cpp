@@ -141,7 +141,7 @@ void enter_command(State& it, int fd) {
 // The fork server: makes all ranks at once. Returns in the ranks, with their end of the channel; the process itself
 // ends, and the kernel gives the ranks to the supervisor.
 Result<Fd> make_ranks(State& it, void (*preload)()) {
-  const char* text = ::getenv(kZygoteVariable);
+  const char* text = ::secure_getenv(kZygoteVariable);
   std::vector<Fd> channels;
   for (std::string_view left = text == nullptr ? "" : text; !left.empty();) {
     const std::size_t end = std::min(left.find(','), left.size());
@@ -186,7 +186,7 @@ Result<void> await_adoption(State& it) {
 
 Result<void> enter(State& it, void (*preload)()) {
   it.looked = true;
-  auto place = find_control(::getenv(kControlVariable));
+  auto place = find_control(::secure_getenv(kControlVariable));
   if (!place) return no_rank();
   if (place->role == Role::command) {
     enter_command(it, place->fd);
@@ -218,7 +218,7 @@ Result<State*> entered_state() {
   std::lock_guard lock(it.mutex);
   if (!it.looked) {
     // Only commands come here without enter_rank: what has a function says so first.
-    auto place = find_control(::getenv(kControlVariable));
+    auto place = find_control(::secure_getenv(kControlVariable));
     if (place && place->role == Role::command) (void)enter(it, nullptr);
   }
   if (!it.entered) return no_rank();
