@@ -5,6 +5,10 @@
 // privileged.
 #pragma once
 
+#ifdef SHMB_BOTH_FLAVOURS
+#error "compiled once for the broker with and without the seam: daemon/meson.build names the files that are not"
+#endif
+
 #include <string_view>
 
 #include "base/result.hpp"
@@ -18,7 +22,7 @@ namespace shmb::fault {
   X(socket) X(bind) X(listen) X(connect) X(accept) X(send) X(receive) X(getsockopt) X(setsockopt) X(outq) \
   X(pidfd_open) X(peer_pidfd) X(pidfd_info) X(clone) X(wait) X(kill) X(close_range) X(dup) X(epoll) X(timerfd) \
   X(eventfd) X(io_uring_setup) X(io_uring_enter) X(open) X(read) X(write) X(getrandom) X(poll) X(prctl) X(signalfd) \
-  X(rlimit) X(fallocate) X(shutdown) X(futex)
+  X(rlimit) X(fallocate) X(shutdown) X(futex) X(stat) X(mkdir) X(chmod) X(chown) X(unlink) X(flock) X(access) X(pipe)
 // clang-format on
 
 enum class Call {

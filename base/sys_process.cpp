@@ -148,6 +148,15 @@ Sys<Fd> epoll() {
   return call_fd(Call::epoll, [] { return ::epoll_create1(EPOLL_CLOEXEC); });
 }
 
+Sys<void> epoll_watch(int epoll, int fd) {
+  epoll_event watched{};
+  watched.events = EPOLLIN;
+  watched.data.fd = fd;
+  return call_void(Call::epoll, [&] { return ::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &watched); });
+}
+
+void epoll_forget(int epoll, int fd) { (void)::epoll_ctl(epoll, EPOLL_CTL_DEL, fd, nullptr); }
+
 Sys<Fd> signal_fd(std::span<const int> signals) {
   sigset_t set;
   ::sigemptyset(&set);
@@ -172,8 +181,8 @@ Sys<short> poll_for(int fd, short events, std::int64_t timeout_ns) {
   auto ready = call(Call::poll, [&] {
     timespec left{};
     if (deadline >= 0) {  // anew at each repeat: signals must not prolong the deadline
-      const std::int64_t rest = std::max<std::int64_t>(0, deadline - now_monotonic());
-      left = {static_cast<time_t>(rest / kSecond), static_cast<long>(rest % kSecond)};
+      const std::int64_t remaining = std::max<std::int64_t>(0, deadline - now_monotonic());
+      left = {static_cast<time_t>(remaining / kSecond), static_cast<long>(remaining % kSecond)};
     }
     return ::ppoll(&watched, 1, deadline < 0 ? nullptr : &left, nullptr);
   });
@@ -228,5 +237,10 @@ Sys<void> set_descriptor_limit(FdLimit limit) {
 
 std::int64_t now_boottime() { return clock_now(CLOCK_BOOTTIME); }
 std::int64_t now_monotonic() { return clock_now(CLOCK_MONOTONIC); }
+
+void rest(std::int64_t nanoseconds) {
+  const timespec time{static_cast<time_t>(nanoseconds / kSecond), static_cast<long>(nanoseconds % kSecond)};
+  (void)::nanosleep(&time, nullptr);
+}
 
 }  // namespace shmb::sys

@@ -48,6 +48,8 @@ Sys<Fd> event_fd();  // EFD_CLOEXEC | EFD_NONBLOCK
 void event_signal(int fd);  // any thread
 void event_drain(int fd);
 Sys<Fd> epoll();
+Sys<void> epoll_watch(int epoll, int fd);         // EPOLLIN, with the descriptor as the event's data
+void epoll_forget(int epoll, int fd);             // one that is not in it is no matter
 Sys<Fd> signal_fd(std::span<const int> signals);  // blocks them in the calling thread
 Sys<void> random_bytes(std::span<std::byte> out);
 Sys<bool> poll_readable(int fd, std::int64_t timeout_ns);            // false: deadline; -1: for ever
@@ -64,5 +66,6 @@ Sys<void> set_descriptor_limit(FdLimit limit);
 
 std::int64_t now_boottime();  // CLOCK_BOOTTIME, nanoseconds
 std::int64_t now_monotonic();
+void rest(std::int64_t nanoseconds);  // a signal ends it early: who polls looks again
 
 }  // namespace shmb::sys

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <ctime>
 
+#include "base/sys_process.hpp"
 #include "client/obtain.hpp"
 #include "client/views.hpp"
 #include "proto/refusal.hpp"
@@ -155,8 +155,7 @@ Result<void> wait_for_writer(Session& session, const Target& target, Deadline de
       target.by == SHMBW_ATTACH_BY_TICKET ? error(Status::not_found, "") : watch.begin(spec, Deadline::after(0));
   if (!begun && begun.error().status == Status::not_found) {
     // The bearer of a ticket may not watch a region that it has no lease on: it looks again instead.
-    const timespec rest{0, 5'000'000};
-    ::nanosleep(&rest, nullptr);
+    sys::rest(5'000'000);
     return {};
   }
   return wait_for(watch, std::move(begun), deadline);

@@ -92,6 +92,8 @@ void shmb_pool_close(shmb_pool* pool) noexcept {
   });
 }
 
+uint64_t shmb_pool_id(const shmb_pool* pool) noexcept { return pool == nullptr ? 0 : pool->it->id(); }
+
 int shmb_pool_get_info(shmb_pool* pool, shmb_pool_info* info, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
     auto known = pool_of(pool);

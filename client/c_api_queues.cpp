@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C ABI's queues, messages and queue sets.
+#include <algorithm>
+
 #include "client/c_api.hpp"
 #include "client/queue_set.hpp"
 
@@ -75,14 +77,21 @@ Result<void> to_parts(const shmb_part* parts, std::span<OutPart> out) {
   return {};
 }
 
-Result<void> send_one(Queue& queue, const shmb_outgoing& message, std::int64_t wait) {
-  std::array<OutPart, 4> few;  // no allocation for a message of a part or two
-  std::vector<OutPart> many;
-  if (message.count > few.size()) many.resize(message.count);
-  const std::span<OutPart> parts = many.empty() ? std::span(few).first(message.count) : std::span(many);
-  if (auto known = to_parts(message.parts, parts); !known) return known;
-  return queue.send(parts, message.type, message.lifetime_ns, wait);
-}
+// The parts of one message at a time.
+class Parts {
+ public:
+  Result<std::span<const OutPart>> of(const shmb_outgoing& message) {
+    if (message.count > few_.size()) many_.resize(message.count);
+    const auto parts = message.count > few_.size() ? std::span(many_) : std::span(few_).first(message.count);
+    std::ranges::fill(parts, OutPart{});
+    if (auto known = to_parts(message.parts, parts); !known) return std::unexpected(known.error());
+    return parts;
+  }
+
+ private:
+  std::array<OutPart, 4> few_;  // no allocation for a message of a part or two
+  std::vector<OutPart> many_;
+};
 
 Result<void> known_message(const shmb_message* message) {
   if (message == nullptr) return error(Status::invalid, "no message was given");
@@ -236,26 +245,29 @@ int shmb_queue_send_message(shmb_queue* queue, const shmb_outgoing* message, int
   return guarded(error, [&]() -> Result<void> {
     if (queue == nullptr || message == nullptr)
       return shmb::error(Status::invalid, "no queue, or no message, was given");
-    return send_one(*queue->it, *message, wait_ns);
+    Parts parts;
+    auto known = parts.of(*message);
+    if (!known) return std::unexpected(known.error());
+    return queue->it->send(*known, message->type, message->lifetime_ns, wait_ns);
   });
 }
 
 int shmb_queue_send_many(shmb_queue* queue, const shmb_outgoing* messages, size_t count, int64_t wait_ns, size_t* sent,
                          shmb_error* error) noexcept {
-  if (sent != nullptr) *sent = 0;
-  return guarded(error, [&]() -> Result<void> {
+  std::size_t done = 0;
+  const int status = guarded(error, [&]() -> Result<void> {
     if (queue == nullptr || (messages == nullptr && count != 0))
       return shmb::error(Status::invalid, "no queue, or no messages, were given");
-    Wait until(wait_ns);
-    for (std::size_t i = 0; i < count; ++i) {
-      // What is left of the time; at least one look.
-      const std::int64_t left = until.none || until.until().endless() ? wait_ns : until.until().left();
-      auto done = send_one(*queue->it, messages[i], left == 0 ? -3 : left);
-      if (!done) return done;
-      if (sent != nullptr) *sent = i + 1;
-    }
-    return {};
+    Parts parts;
+    auto next = [&](std::size_t i) -> Result<Queue::Outgoing> {
+      auto known = parts.of(messages[i]);
+      if (!known) return std::unexpected(known.error());
+      return Queue::Outgoing{*known, messages[i].type, messages[i].lifetime_ns};
+    };
+    return queue->it->send_many(count, std::ref(next), wait_ns, done);
   });
+  if (sent != nullptr) *sent = done;
+  return status;
 }
 
 int shmb_message_new(shmb_message** message, shmb_error* error) noexcept {

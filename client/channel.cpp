@@ -4,8 +4,6 @@
 #include "client/channel.hpp"
 
 #include <poll.h>
-#include <sys/epoll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -21,6 +19,7 @@
 namespace shmb::client {
 namespace {
 
+constexpr std::int64_t kLongestPause = 50'000'000;
 constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks for them; then the oldest go
 
 // A full socket, or memory that the kernel could not give at that moment: the packet goes later.
@@ -100,7 +99,7 @@ void Channel::lose(std::string why) {
   lost_ = true;
   lost_reason_ = std::move(why);
   // A socket at its end stays readable: in the set it would wake the caller's loop for ever.
-  if (epoll_) (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket_.get(), nullptr);
+  if (epoll_) sys::epoll_forget(epoll_.get(), socket_.get());
   Event away;
   away.kind = Event::Kind::broker_away;
   away.text = lost_reason_;
@@ -148,7 +147,7 @@ bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) noexcep
   return reached;
 }
 
-void Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
+bool Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
   reading_ = true;
   const int fd = socket_.get();
   lock.unlock();
@@ -164,6 +163,7 @@ void Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
   }
   lock.lock();
   reading_ = false;
+  const bool came = incoming.kind != wire::Incoming::Kind::would_block;
   try {
     if (!ready) lose("poll: " + errno_text(ready.error().value));
     if (out_of_memory) throw std::bad_alloc();
@@ -174,6 +174,7 @@ void Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
     lost_reason_ = "out of memory";  // short enough to need none
     wake_all();
   }
+  return came;
 }
 
 // For packets that nobody waits for: those that the socket has no room for now go before the next one.
@@ -182,28 +183,31 @@ void Channel::send_later(std::span<const std::byte> packet) {
   (void)send_unsent();
 }
 
-bool Channel::send_unsent() {
+// Of what passes: the error. Then the packets stay.
+Sys<void> Channel::send_unsent() {
   while (!unsent_.empty()) {
     auto sent = sys::send(socket_.get(), unsent_.front(), {}, {}, false);
-    if (!sent && passes(sent.error().value)) return false;
+    if (!sent && passes(sent.error().value)) return sent;
     unsent_.pop_front();
   }
-  return true;
+  return {};
 }
 
 Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
                            std::span<const int> descriptors) {
-  for (;;) {
+  for (std::int64_t pause = 1'000'000;; pause = std::min(2 * pause, kLongestPause)) {
     if (lost_) return lost_error();
-    auto sent = send_unsent() ? sys::send(socket_.get(), packet, {}, descriptors, false) : sys_error(EAGAIN);
+    auto sent = send_unsent();
+    if (sent) sent = sys::send(socket_.get(), packet, {}, descriptors, false);
     if (sent) return {};
     const int code = sent.error().value;
     if (passes(code)) {
       // The broker serves one request at a time and the kernel holds a bounded number: replies must be read on.
       if (deadline.passed()) return error(Status::deadline, "the broker did not take the request before the deadline");
-      const Deadline soon = earlier(deadline, Deadline::after(10'000'000));
+      const Deadline soon = earlier(deadline, Deadline::after(code == EAGAIN ? 10'000'000 : pause));
       if (!reading_) {
-        read_once(lock, soon, true);
+        // Without memory in the kernel the socket is writable all the same: only time helps.
+        read_once(lock, soon, code == EAGAIN);
       } else {
         Waiter me;
         add(me);
@@ -462,10 +466,7 @@ void Channel::queue(Event event) {
     ++dropped_;
   }
   events_.push_back(std::move(event));
-  if (event_) {
-    const std::uint64_t one = 1;
-    (void)!::write(event_.get(), &one, sizeof one);  // private to this process and non-blocking: cannot stall
-  }
+  if (event_) sys::event_signal(event_.get());  // private to this process and non-blocking: cannot stall
   for (Waiter* waiter : event_waiters_) waiter->wake.notify_one();
 }
 
@@ -487,19 +488,16 @@ Result<Event> Channel::next_event(Deadline deadline) {
   if (events_.empty()) return lost_error();
   Event event = std::move(events_.front());
   events_.pop_front();
-  if (events_.empty() && event_) {
-    std::uint64_t count;
-    (void)!::read(event_.get(), &count, sizeof count);
-  }
+  if (events_.empty() && event_) sys::event_drain(event_.get());
   return event;
 }
 
 bool Channel::pump() {
   Lock lock(mutex_);
-  if (!lost_ && !reading_) {
-    read_once(lock, Deadline::now(), false);
-    pass_the_lead();
-  }
+  // Events may wait before the end of the connection; a broker that sends without end must not keep us.
+  for (std::size_t i = 0; i < kMaxQueuedEvents && !lost_ && !reading_; ++i)
+    if (!read_once(lock, Deadline::now(), false)) break;
+  pass_the_lead();
   return !lost_;
 }
 
@@ -528,17 +526,12 @@ Result<int> Channel::event_descriptor() {
   if (!epoll) return system_failure(epoll.error(), "epoll for the event descriptor");
   for (int fd : {socket_.get(), event->get()}) {
     if (fd == socket_.get() && lost_) continue;
-    epoll_event watched{};
-    watched.events = EPOLLIN;
-    if (::epoll_ctl(epoll->get(), EPOLL_CTL_ADD, fd, &watched) != 0)
-      return system_failure(Errno{errno}, "epoll_ctl for the event descriptor");
+    if (auto added = sys::epoll_watch(epoll->get(), fd); !added)
+      return system_failure(added.error(), "epoll_ctl for the event descriptor");
   }
   event_ = std::move(*event);
   epoll_ = std::move(*epoll);
-  if (!events_.empty()) {
-    const std::uint64_t one = 1;
-    (void)!::write(event_.get(), &one, sizeof one);
-  }
+  if (!events_.empty()) sys::event_signal(event_.get());
   return epoll_.get();
 }
 

@@ -139,9 +139,9 @@ class Channel {
   void remove(Waiter& waiter);
   void pass_the_lead();
   void wake_all();
-  void read_once(Lock& lock, Deadline deadline, bool or_writable);
+  bool read_once(Lock& lock, Deadline deadline, bool or_writable);  // false: nothing came
   void send_later(std::span<const std::byte> packet);
-  bool send_unsent();
+  Sys<void> send_unsent();
   Result<void> send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
                     std::span<const int> descriptors = {});
   void take_packet(wire::Incoming incoming);

@@ -2,14 +2,14 @@
 // The order of the search, what is checked of each place before it is trusted, and the sentence when all fail.
 #include "client/connect.hpp"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
-#include <ctime>
 #include <utility>
 
+#include "base/sys_file.hpp"
+#include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
 #include "client/launch.hpp"
@@ -110,22 +110,22 @@ Result<Fd> connect_socket(const std::string& path, Deadline deadline) {
     }
     // A full backlog: on UNIX sockets a non-blocking connect gives EAGAIN and nothing to poll for (unix(7)).
     if (deadline.passed()) return error(Status::deadline, path + ": the broker did not accept before the deadline");
-    const timespec rest{0, pause};
-    ::nanosleep(&rest, nullptr);
+    sys::rest(pause);
   }
 }
 
 Result<void> check_directory(const std::string& path, uid_t uid) {
-  struct stat facts;
-  if (::lstat(path.c_str(), &facts) != 0) {
-    if (errno == ENOENT || errno == ENOTDIR) return error(Status::not_found, path + " does not exist");
-    return system_failure(Errno{errno}, path);
+  auto facts = sys::path_facts(path.c_str());
+  if (!facts) {
+    const int code = facts.error().value;
+    if (code == ENOENT || code == ENOTDIR) return error(Status::not_found, path + " does not exist");
+    return system_failure(facts.error(), path);
   }
-  if (!S_ISDIR(facts.st_mode)) return error(Status::denied, path + " is not a directory");
-  if (facts.st_uid != uid)
-    return error(Status::denied, path + " belongs to uid " + std::to_string(facts.st_uid) + ", not to uid " +
+  if (!facts->is_directory) return error(Status::denied, path + " is not a directory");
+  if (facts->uid != uid)
+    return error(Status::denied, path + " belongs to uid " + std::to_string(facts->uid) + ", not to uid " +
                                      std::to_string(uid) + ": it is not used");
-  if ((facts.st_mode & 022) != 0)
+  if ((facts->mode & 022) != 0)
     return error(Status::denied, path + " can be written by others: it is not used (chmod 700 it)");
   return {};
 }

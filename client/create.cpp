@@ -48,7 +48,9 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
   facts.state = SHMBW_REGION_STATE_CREATED;
   facts.page_kind = SHMBW_PAGE_KIND_UNPOPULATED;
   facts.flags = SHMBW_REGION_WRITE_OPEN;
-  if (!item.name.empty()) facts.flags |= SHMBW_REGION_NAMED;
+  facts.small_pages = (item.flags & kCreateSmallPages) != 0;
+  facts.name_at_publish = (item.flags & SHMBW_CREATE_NAME_AT_PUBLISH) != 0;
+  if (!item.name.empty() && !facts.name_at_publish) facts.flags |= SHMBW_REGION_NAMED;
   if ((item.flags & SHMBW_CREATE_MANY_WRITERS) != 0) facts.flags |= SHMBW_REGION_MANY_WRITERS;
   const bool dirty = (granted.flags & SHMBW_CREATED_DIRTY) != 0;
   if (dirty) facts.flags |= SHMBW_REGION_DIRTY_BIRTH;

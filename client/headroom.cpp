@@ -2,12 +2,11 @@
 // Reads what the kernel tells of cgroups (both versions) and of the host; what cannot be read bounds nothing.
 #include "client/headroom.hpp"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <atomic>
 #include <charconv>
 
+#include "base/sys_file.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "client/forked.hpp"
@@ -94,8 +93,8 @@ std::vector<Hierarchy> hierarchies(const std::string& prefix) {
 }
 
 bool is_directory(const std::string& path) {
-  struct stat facts;
-  return ::stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
+  auto facts = sys::path_facts(path.c_str(), true);
+  return facts && facts->is_directory;
 }
 
 std::optional<CgroupRoom> room_at(const std::string& directory, const Layout& layout, const std::string& prefix) {

@@ -129,7 +129,13 @@ LaneReceiver::Look LaneReceiver::look_again(std::uint64_t word, Received& out) {
   word = cell.word.load(std::memory_order_acquire);
   SHMB_STEP(L2_done);
   if ((word & kWithoutTag) != CellWord::full(next_, 0)) return impossible() ? Look::broken : Look::drained;
-  return copy_body(cell.body(), word, next_, out) ? Look::message : Look::broken;
+  return copy_body(cell.body(), word, next_, out) ? Look::message : refuse(next_);
+}
+
+// Nobody can have it, and it must not stay claimed.
+LaneReceiver::Look LaneReceiver::refuse(std::uint64_t position) {
+  done(position);
+  return Look::refused;
 }
 
 std::uint64_t LaneReceiver::lag() const {

@@ -55,9 +55,16 @@ class LaneSender {
   // Only after room() said yes. `body`: tag <= 120: tag bytes; else a Handle (and what follows it), at most body_room()
   // bytes. Each slot in `held` has had one hold() for this message; what is in `held` is let go when the cell is done.
   // `deadline` (CLOCK_MONOTONIC, 0 none) goes into the cell only with kQueueExpiring. Wakes the readers.
-  void publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline = 0);
-  void reclaim();                 // drops the references of all cells that are done, or too old
-  bool take_back();               // claim lanes: the last message, unless somebody has claimed it
+  void publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline = 0) {
+    put(tag, body, std::move(held), deadline);
+    wake_readers();
+  }
+  // Its two halves, for several messages and one wake, which must come before this process waits for anything.
+  void put(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline);
+  void wake_readers();
+  void reclaim();  // drops the references of all cells that are done, or too old
+  // Claim lanes: the n-th message from the end (0: the last), unless somebody has claimed it.
+  bool take_back(std::uint64_t n = 0);
   void expire(std::int64_t now);  // claim lanes: takes back messages whose deadline has passed and nobody has claimed
   std::uint64_t in_flight();      // messages that not every receiver is done with
   std::uint64_t expired() const { return expired_; }
@@ -108,7 +115,9 @@ class LaneSender {
 
 class LaneReceiver {
  public:
-  enum class Look { message, empty, drained, broken };  // drained: the sender is gone, and everything was seen
+  // drained: the sender is gone, and everything was seen. refused: a message that cannot be, and is done: the lane goes
+  // on behind it. broken: the lane's own words cannot be, so there is no place to go on from.
+  enum class Look { message, empty, drained, refused, broken };
   struct Received {
     std::uint8_t tag = 0;
     std::uint32_t bytes = 0;     // of body: the message's for tags to 120, else all there are behind the handle's start
@@ -137,8 +146,14 @@ class LaneReceiver {
   // Call it once the slots of the message are kept. False (drop-oldest only): the message was overwritten meanwhile and
   // is counted as lost; undo() what was kept and look again.
   bool confirm();
-  void done() { done(position_); }            // the last one look() gave. Then wakes writers that wait for room.
-  void done(std::uint64_t position);          // lines and broadcast: in order
+  void done() { done(position_); }     // the last one look() gave. Then wakes writers that wait for room.
+  void done(std::uint64_t position) {  // lines and broadcast: in order
+    mark_done(position);
+    wake_writers();
+  }
+  // Its two halves, for several messages and one wake.
+  void mark_done(std::uint64_t position);
+  void wake_writers();
   void give_back() { give_back(position_); }  // claim: it goes back to the queue, for any consumer
   void give_back(std::uint64_t position);
 
@@ -159,6 +174,7 @@ class LaneReceiver {
   Look read_broadcast(Received& out);
   void skip_to(std::uint64_t position);
   bool copy_body(const std::byte* body, std::uint64_t word, std::uint64_t position, Received& out);
+  Look refuse(std::uint64_t position);
   bool sender_alive() const { return participant_.alive(from_, from_life_); }
   pool::ReaderEntry& reader() const { return lane_.reader(participant_.index()); }
 
@@ -202,7 +218,7 @@ inline LaneSender::Room LaneSender::room() {
   return next_ - done_ < lane_.cells() ? Room::yes : room_line();
 }
 
-inline void LaneSender::publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline) {
+inline void LaneSender::put(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline) {
   if (kind_ == pool::QueueKind::line) [[likely]] {
     keep_held(std::move(held));
     pool::Cell& cell = lane_.cell(next_);
@@ -216,20 +232,20 @@ inline void LaneSender::publish(std::uint8_t tag, std::span<const std::byte> bod
     SHMB_STEP(S3);
     lane_.tail().store(next_, std::memory_order_relaxed);
     SHMB_STEP(S3_done);
-    participant_.sleeper().expect_answer();
-    participant_.sleeper().wake_all(readers_);
-    return;
-  }
-  participant_.sleeper().expect_answer();
-  if (kind_ == pool::QueueKind::claim) {
+  } else if (kind_ == pool::QueueKind::claim) {
     keep_held(std::move(held));
     publish_claim(tag, body, deadline);
-    participant_.sleeper().wake_one(readers_);
   } else {
     // What the cell held before goes only when it is marked busy: the new holdings are kept after that.
     publish_broadcast(tag, body, deadline, std::move(held));
-    participant_.sleeper().wake_all(readers_);
   }
+}
+
+// A claim queue's consumer that wakes passes on what it does not take.
+inline void LaneSender::wake_readers() {
+  participant_.sleeper().expect_answer();
+  if (kind_ == pool::QueueKind::claim) participant_.sleeper().wake_one(readers_);
+  else participant_.sleeper().wake_all(readers_);
 }
 
 inline bool LaneReceiver::copy_body(const std::byte* body, std::uint64_t word, std::uint64_t position, Received& out) {
@@ -307,10 +323,10 @@ inline LaneReceiver::Look LaneReceiver::look(Received& out) {
   SHMB_STEP(R2);
   const bool possible = copy_body(cell.body(), word, next_, out);
   SHMB_STEP(R2_done);
-  return possible ? Look::message : Look::broken;
+  return possible ? Look::message : refuse(next_);
 }
 
-inline void LaneReceiver::done(std::uint64_t position) {
+inline void LaneReceiver::mark_done(std::uint64_t position) {
   if (kind_ == pool::QueueKind::line) {
     next_ = position + 1;
     SHMB_STEP(R4);
@@ -326,6 +342,9 @@ inline void LaneReceiver::done(std::uint64_t position) {
     reader().position.store(next_ + 1, std::memory_order_release);
     SHMB_STEP(Q5_done);
   }
+}
+
+inline void LaneReceiver::wake_writers() {
   participant_.sleeper().wake_all(writers_);
   // Somebody waits for a slot, and the sender that holds one for this message may sleep elsewhere.
   if (participant_.view().control().slot_waiters.mask.load(std::memory_order_relaxed) != 0) [[unlikely]]

@@ -136,7 +136,8 @@ LaneReceiver::Look LaneReceiver::read_broadcast(Received& out) {
       continue;
     }
     word_ = word;
-    return copy_body(reinterpret_cast<const std::byte*>(words.data()), word, next_, out) ? Look::message : Look::broken;
+    const bool possible = copy_body(reinterpret_cast<const std::byte*>(words.data()), word, next_, out);
+    return possible ? Look::message : refuse(next_);
   }
   return Look::empty;
 }

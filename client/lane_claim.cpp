@@ -65,15 +65,16 @@ std::uint64_t LaneSender::reclaim_claim() {
   return open;
 }
 
-bool LaneSender::take_back() {
-  auto& cell = lane_.cell(next_ - 1).word;
+bool LaneSender::take_back(std::uint64_t n) {
+  const std::uint64_t position = next_ - 1 - n;
+  auto& cell = lane_.cell(position).word;
   std::uint64_t word = cell.load(std::memory_order_acquire);
-  if ((word & kWithoutTag) != CellWord::full(next_ - 1, 0)) return false;
+  if ((word & kWithoutTag) != CellWord::full(position, 0)) return false;
   SHMB_STEP(KX);
-  const bool ours = cell.compare_exchange_strong(word, CellWord::empty(next_ - 1 + lane_.cells()),
+  const bool ours = cell.compare_exchange_strong(word, CellWord::empty(position + lane_.cells()),
                                                  std::memory_order_acq_rel, std::memory_order_relaxed);
   SHMB_STEP(KX_done);
-  if (ours) let_go(next_ - 1);
+  if (ours) let_go(position);
   return ours;
 }
 
@@ -156,10 +157,9 @@ LaneReceiver::Look LaneReceiver::find_claim(Received& out) {
       SHMB_STEP(C4_done);
       if (!lost_a_claim) {
         SHMB_STEP(C5);
-        found = copy_body(cell.body(), word, k, out) ? Look::message : Look::broken;
+        const bool possible = copy_body(cell.body(), word, k, out);
         SHMB_STEP(C5_done);
-        // Nobody could take it: it must not stay claimed while this process lives.
-        if (found == Look::broken) this->done(k);
+        found = possible ? Look::message : refuse(k);
       }
       break;
     }

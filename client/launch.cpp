@@ -8,9 +8,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,11 +17,11 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <ctime>
 #include <vector>
 
 #include "base/fault.hpp"
 #include "base/mapping.hpp"
+#include "base/sys_file.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 
@@ -116,12 +114,6 @@ class AllSignalsBlocked {
   sigset_t former_;
 };
 
-Sys<Fd> above_standard(int fd) {
-  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 10);
-  if (copy < 0) return sys_error(errno);
-  return Fd::adopt(copy);
-}
-
 // The reason that the daemon gave, whole: it ends with what to do. Its own prefix ("<3>shmbrokerd: ") says nothing new.
 std::string last_words(const std::string& path) {
   auto log = sys::read_file(path.c_str());
@@ -141,13 +133,14 @@ class StartLock {
   static Result<StartLock> take(const std::string& path, Deadline deadline) {
     auto file = sys::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (!file) return system_failure(file.error(), "opening " + path);
-    while (::flock(file->get(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK && errno != EINTR) return system_failure(Errno{errno}, "locking " + path);
+    for (;;) {
+      auto locked = sys::lock_file(file->get());
+      if (locked) break;
+      if (locked.error().value != EWOULDBLOCK) return system_failure(locked.error(), "locking " + path);
       if (deadline.passed())
         return error(Status::deadline,
                      "another process is starting the broker and was not done before the deadline (" + path + ")");
-      const timespec rest{0, 3'000'000};
-      ::nanosleep(&rest, nullptr);
+      sys::rest(3'000'000);
     }
     StartLock lock;
     lock.file_ = std::move(*file);
@@ -155,7 +148,7 @@ class StartLock {
   }
   StartLock(StartLock&&) = default;
   ~StartLock() {
-    if (file_) (void)::flock(file_.get(), LOCK_UN);
+    if (file_) (void)sys::unlock_file(file_.get());
   }
 
  private:
@@ -165,8 +158,7 @@ class StartLock {
 
 Result<Fd> open_log(const std::string& path) {
   int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW;
-  struct stat facts;
-  if (::lstat(path.c_str(), &facts) == 0 && facts.st_size > (1 << 20)) flags |= O_TRUNC;
+  if (auto facts = sys::path_facts(path.c_str()); facts && facts->size > (1 << 20)) flags |= O_TRUNC;
   auto log = sys::open(path.c_str(), flags, 0600);
   if (!log) return system_failure(log.error(), "opening " + path);
   return std::move(*log);
@@ -181,7 +173,7 @@ Result<Detached> run_detached(const std::string& program, const std::vector<std:
   std::array<Fd, 3> given;
   const std::array<int, 3> wanted = {null->get(), log, ready};
   for (std::size_t i = 0; i < given.size(); ++i) {
-    auto copy = above_standard(wanted[i]);
+    auto copy = sys::duplicate_above(wanted[i], 10);  // above the standard ones
     if (!copy) return system_failure(copy.error(), "descriptors for the broker");
     given[i] = std::move(*copy);
   }
@@ -218,8 +210,9 @@ Result<std::string> find_program(const std::optional<std::string>& named, const 
     const std::string& program = *named;
     if (program.empty() || program.front() != '/')
       return error(Status::no_broker, variable + "=" + program + " is not absolute");
-    if (::access(program.c_str(), X_OK) == 0) return program;
-    return error(Status::no_broker, variable + "=" + program + ": " + errno_text(errno));
+    auto may = sys::may_execute(program.c_str());
+    if (may) return program;
+    return error(Status::no_broker, variable + "=" + program + ": " + errno_text(may.error().value));
   }
   std::vector<std::string> candidates;
   Dl_info self;
@@ -235,7 +228,7 @@ Result<std::string> find_program(const std::optional<std::string>& named, const 
   }
   candidates.emplace_back(SHMB_LIBEXECDIR "/" + name);
   for (const std::string& candidate : candidates) {
-    if (::access(candidate.c_str(), X_OK) == 0) return candidate;
+    if (sys::may_execute(candidate.c_str())) return candidate;
     tried += (tried.empty() ? "" : ", ") + candidate;
   }
   return error(Status::no_broker, "no program to start one (tried " + tried + "; " + variable + " names another)");
@@ -251,8 +244,8 @@ Result<Started> start_private_broker(const std::string& directory, const Places&
     return error(Status::no_broker, socket + ": longer than the 107 bytes that a socket path may have");
   auto program = find_daemon(places);
   if (!program) return std::unexpected(program.error());
-  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
-    return system_failure(Errno{errno}, "making " + directory);
+  if (auto made = sys::make_directory(directory.c_str(), 0700); !made && made.error().value != EEXIST)
+    return system_failure(made.error(), "making " + directory);
   if (auto checked = check_directory(directory, places.uid); !checked) return std::unexpected(checked.error());
   auto lock = StartLock::take(directory + "/start.lock", deadline);
   if (!lock) return std::unexpected(lock.error());
@@ -261,10 +254,9 @@ Result<Started> start_private_broker(const std::string& directory, const Places&
   const std::string log_path = directory + "/log";
   auto log = open_log(log_path);
   if (!log) return std::unexpected(log.error());
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return system_failure(Errno{errno}, "a pipe for the broker's readiness");
-  const Fd ready = Fd::adopt(ends[0]);
-  Fd ready_end = Fd::adopt(ends[1]);
+  auto ends = sys::pipe();
+  if (!ends) return system_failure(ends.error(), "a pipe for the broker's readiness");
+  auto& [ready, ready_end] = *ends;
   auto detached =
       run_detached(*program, {"--private", "--directory", directory, "--ready-fd", "3"}, log->get(), ready_end.get());
   ready_end.reset();
@@ -273,8 +265,8 @@ Result<Started> start_private_broker(const std::string& directory, const Places&
   if (!readable) return system_failure(readable.error(), "waiting for the broker");
   if (!*readable)
     return error(Status::deadline, "the broker was started but was not ready before the deadline (" + log_path + ")");
-  char byte = 0;
-  if (::read(ready.get(), &byte, 1) == 1) return Started{true};
+  std::byte byte{};
+  if (sys::read(ready.get(), {&byte, 1}).value_or(0) == 1) return Started{true};
   const std::string words = last_words(log_path);
   return error(Status::no_broker,
                *program + " ended before it was ready" + (words.empty() ? " (" + log_path + ")" : ": " + words));

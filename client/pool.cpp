@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 
+#include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "client/obtain.hpp"
 #include "client/queue_set.hpp"
@@ -13,6 +14,9 @@
 
 namespace shmb::client {
 namespace {
+
+// Names of pools are not watched: they are looked for again, the longer the more rarely.
+constexpr std::int64_t kLeastRest = 1'000'000, kMostRest = 50'000'000;
 
 constexpr std::uint32_t kMaxSegmentsOfOneClass = 40;  // doubling from one slot to all of them, with some to spare
 
@@ -150,7 +154,8 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   if (!mark) return system_failure(mark.error(), "a page to notice fork with");
   const Deadline until = opening.wait == 0 ? Deadline::now() : Deadline::after(opening.wait);
   Result<Reply> reply = join(*session, opening, Deadline::after(opening.timeout));
-  for (const Deadline settled = Deadline::after(opening.timeout); !reply;) {
+  std::int64_t pause = kLeastRest;
+  for (const Deadline settled = Deadline::after(opening.timeout); !reply; pause = std::min(pause * 2, kMostRest)) {
     if (reply.error().status == Status::busy && !settled.passed()) {
       // The session is in it: by another address, or another thread opens it right now, or leaves it.
       if (auto known = session->pool(reply.error().shortage.scope_id, {})) return known->for_opening(opening);
@@ -159,8 +164,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
     } else if (until.passed()) {
       return error(Status::deadline, "no pool of that name appeared before the deadline: " + reply.error().sentence);
     }
-    const timespec rest{0, 2'000'000};  // names of pools are not watched: looked for again
-    ::nanosleep(&rest, nullptr);
+    sys::rest(pause);
     reply = join(*session, opening, Deadline::after(opening.timeout));
   }
   if (!reply) return std::unexpected(reply.error());
@@ -412,7 +416,7 @@ Result<bool> Pool::has_slots_for(std::uint64_t length, Wait& wait, Lock&) {
     if (!is_being_made() || broken()) return false;
     const std::string why = "the pool's maker is still adding its slots";
     if (wait.none) return error(Status::full, why);
-    auto woken = me_->sleeper().wait({}, [&] { return change() != seen_change_ || broken(); }, wait.until());
+    auto woken = sleep({}, [&] { return change() != seen_change_ || broken(); }, wait.until());
     if (!woken) return std::unexpected(woken.error());
     if (!*woken) return error(Status::deadline, why);
   }
@@ -453,7 +457,7 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
     std::optional<std::uint32_t> slot;
     std::vector<std::atomic<std::uint64_t>*> masks;
     me_->slot_sources(masks);
-    auto woken = me_->sleeper().wait(
+    auto woken = sleep(
         masks,
         [&] {
           slot = me_->acquire(class_for(slot_size)->ranges);
@@ -483,13 +487,16 @@ Result<Slot> Pool::acquire(std::uint64_t length, std::int64_t wait) {
   return give_to_user(*slot, length);
 }
 
+std::optional<std::uint32_t> Pool::take_at_once(std::uint64_t length) {
+  if (read_only_ || broken()) return std::nullopt;
+  const Class* const wanted = class_for(length);
+  return wanted == nullptr ? std::nullopt : me_->acquire(wanted->ranges);
+}
+
 bool Pool::acquire_at_once(std::uint64_t length, Slot& slot) {
   if (is_fresh_child()) return false;
   const std::lock_guard lock(me_->lock());
-  if (read_only_ || broken()) return false;
-  const Class* const wanted = class_for(length);
-  if (wanted == nullptr) return false;
-  const auto taken = me_->acquire(wanted->ranges);
+  const auto taken = take_at_once(length);
   if (!taken) return false;
   std::byte* const at = data(*taken);
   if (at == nullptr) {
@@ -498,7 +505,7 @@ bool Pool::acquire_at_once(std::uint64_t length, Slot& slot) {
   }
   __builtin_prefetch(at, 1);
   ++users_[*taken];
-  slot = {at, wanted->slot_size, length, id_, stamp(), *taken, me_->generation(*taken)};
+  slot = {at, slot_size(*taken), length, id_, stamp(), *taken, me_->generation(*taken)};
   return true;
 }
 

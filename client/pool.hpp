@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/fd.hpp"
@@ -25,8 +26,6 @@
 namespace shmb::client {
 
 class QueueSet;
-
-constexpr std::int64_t kLookAtBroker = 2'000'000'000;  // a wait without end looks for the broker that often
 
 struct SizeClass {
   std::uint64_t slot_size = 0;
@@ -126,11 +125,24 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   std::uint32_t change() const { return view_.header().change.load(std::memory_order_acquire); }
   bool broken() const { return view_.header().broken.load(std::memory_order_relaxed) != 0; }
   Error why_broken() const;
-  // Of who waits long without a message: peers that die after the broker are told of by nobody.
+  // Peers that die after the broker are told of by nobody: every wait for a peer is one of looks at the broker, too.
+  static constexpr std::int64_t kLookAtBroker = 2'000'000'000;
   Result<void> broker_there() const;
 
   // All below: the lock is held.
+  // Sleeper::wait(), which a broker that is gone ends with SESSION_LOST.
+  template <class F>
+  Result<bool> sleep(Sleeper::Masks masks, F&& something_there, Deadline deadline, bool rouse = false) {
+    for (;;) {
+      const Deadline look = earlier(deadline, Deadline::after(kLookAtBroker));
+      auto woken = me_->sleeper().wait(masks, something_there, look, std::exchange(rouse, false));
+      if (!woken || *woken) return woken;
+      if (auto there = broker_there(); !there) return std::unexpected(there.error());
+      if (deadline.passed()) return false;
+    }
+  }
   Result<std::uint32_t> take(std::uint64_t length, Wait& wait, Lock& lock);
+  std::optional<std::uint32_t> take_at_once(std::uint64_t length);  // nullopt: take() waits, grows, or says why not
   // Where a slot's bytes are here; nullptr: its segment cannot be mapped (`why` tells).
   std::byte* data(std::uint32_t slot, Error* why = nullptr) {
     if (!segments_.empty() && segments_.front().region) [[likely]] {

@@ -22,8 +22,9 @@ struct Populated {
 
 // New memory. Fresh pages are zero. `fd` backs the mapping, for kernels without MADV_POPULATE (5.14).
 Result<Populated> populate_fresh(const Mapping& mapping, int fd, bool small_pages);
-// A part of a mapping, page by page as it comes (whole pages around it).
-Result<std::uint64_t> populate_part(const Mapping& mapping, std::uint64_t offset, std::uint64_t length, Access access);
+// A part of a mapping (whole pages around it); for writing in huge pages where it has whole ones.
+Result<Populated> populate_part(const Mapping& mapping, std::uint64_t offset, std::uint64_t length, Access access,
+                                bool small_pages);
 // Pages that exist already (recycled or another's) enter the page tables; `kind` is what can be told of them.
 // Best effort: what is not mapped now faults later, which is slower and nothing else.
 shmbw_page_kind map_existing(const Mapping& mapping, Access access, bool look_for_huge);

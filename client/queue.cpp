@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <ctime>
 
 #include "client/obtain.hpp"
 #include "client/queue_set.hpp"
@@ -84,14 +83,17 @@ Result<std::unique_ptr<Queue>> Queue::open(const std::shared_ptr<Pool>& pool, co
   std::unique_ptr<Queue> queue(new Queue(pool, spec));
   const Deadline until = spec.wait == 0 || !spec.open_only ? Deadline::now() : Deadline::after(spec.wait);
   for (;;) {
+    const std::uint32_t before = pool->change();
     auto opened = queue->open_ends(false);
     if (opened) return queue;
     if (opened.error().status != Status::not_found || !spec.open_only || spec.wait == 0)
       return std::unexpected(opened.error());
-    if (until.passed())
+    // The broker moves the directory's change word, and wakes, when a queue is made.
+    Pool::Lock lock(pool->me().lock());
+    auto moved = pool->sleep({}, [&] { return pool->change() != before; }, until);
+    if (!moved) return std::unexpected(moved.error());
+    if (!*moved)
       return error(Status::deadline, "the queue did not appear before the deadline: " + opened.error().sentence);
-    const timespec rest{0, 2'000'000};
-    ::nanosleep(&rest, nullptr);
   }
 }
 
@@ -229,18 +231,10 @@ Result<void> Queue::close(bool all, bool remove) {
     for (auto& in : ins_)
       if (!in->over) in->it->detach();
   }
-  shmbw_queue_close request{};
-  request.pool = pool_->id();
-  request.queue = index_;
-  request.serial = serial_;
-  request.flags = (spec_.reader ? unsigned{SHMBW_QUEUE_CLOSE_READER} : 0U) |
-                  (spec_.writer ? unsigned{SHMBW_QUEUE_CLOSE_WRITER} : 0U) |
-                  (all ? unsigned{SHMBW_QUEUE_CLOSE_ALL} : 0U) | (remove ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U);
-  std::array<std::byte, 96> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_QUEUE_CLOSE, 0, Status::ok, request);
-  const auto packet = writer.finish(0);
-  auto reply = pool_->session()->call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
+  auto closed =
+      ask_to_close((spec_.reader ? unsigned{SHMBW_QUEUE_CLOSE_READER} : 0U) |
+                   (spec_.writer ? unsigned{SHMBW_QUEUE_CLOSE_WRITER} : 0U) |
+                   (all ? unsigned{SHMBW_QUEUE_CLOSE_ALL} : 0U) | (remove ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U));
   Pool::Lock lock(pool_->me().lock());
   ins_.clear();
   *self_ = nullptr;
@@ -249,17 +243,15 @@ Result<void> Queue::close(bool all, bool remove) {
     pool_->retire(std::move(out_.it), out_.lane, out_.serial);
     pool_->post_through(out_.lane, out_.serial, SHMBW_LANE_END_SENDER);
   }
-  if (!reply) return std::unexpected(reply.error());
-  return {};
+  return closed;
 }
 
-Result<void> Queue::shutdown(bool remove) {
-  if (auto entered = enter(); !entered) return entered;
+Result<void> Queue::ask_to_close(std::uint32_t flags) {
   shmbw_queue_close request{};
   request.pool = pool_->id();
   request.queue = index_;
   request.serial = serial_;
-  request.flags = SHMBW_QUEUE_CLOSE_ALL | (remove ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U);
+  request.flags = flags;
   std::array<std::byte, 96> buffer;
   wire::Writer writer(buffer);
   writer.begin(SHMBW_OP_QUEUE_CLOSE, 0, Status::ok, request);
@@ -267,6 +259,11 @@ Result<void> Queue::shutdown(bool remove) {
   auto reply = pool_->session()->call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
   if (!reply) return std::unexpected(reply.error());
   return {};
+}
+
+Result<void> Queue::shutdown(bool remove) {
+  if (auto entered = enter(); !entered) return entered;
+  return ask_to_close(SHMBW_QUEUE_CLOSE_ALL | (remove ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U));
 }
 
 // Following the directory
@@ -304,6 +301,7 @@ void Queue::adopt_out(std::uint32_t lane, std::uint32_t serial) {
 void Queue::drop_out() {
   if (!out_.it) return;
   out_.it->give_up_all();
+  if (batch_ != nullptr) batch_->unshown = 0;
   out_.it.reset();
   pool_->post_through(out_.lane, out_.serial, SHMBW_LANE_END_SENDER);
   holds_.clear();
@@ -312,17 +310,23 @@ void Queue::drop_out() {
   out_ = {};
 }
 
+bool Queue::has_died(const Peer& peer) const {
+  const pool::ParticipantEntry& entry = pool_->view().participant(peer.index);
+  const pool::Stamp stamp = pool::Stamp::of(entry.stamp.load(std::memory_order_acquire));
+  if (stamp.serial == peer.life && stamp.state == static_cast<std::uint8_t>(pool::ParticipantState::live)) return false;
+  const std::uint32_t last_death = entry.last_death.load(std::memory_order_relaxed);
+  // Of lives before the last that died it is not written down: then any death in this queue counts.
+  return last_death > peer.life ? pool_->view().queue(index_).deaths.load(std::memory_order_acquire) != deaths_
+                                : last_death == peer.life;
+}
+
 void Queue::follow_peers(std::vector<Peer>& known, std::uint64_t mask, std::vector<Peer>& gone) {
   const pool::View& view = pool_->view();
-  const std::uint32_t deaths = view.queue(index_).deaths.load(std::memory_order_acquire);
   std::erase_if(known, [&](Peer& peer) {
     const pool::Stamp stamp = pool::Stamp::of(view.participant(peer.index).stamp.load(std::memory_order_acquire));
-    const auto state = static_cast<pool::ParticipantState>(stamp.state);
-    const bool same = stamp.serial == peer.life;
-    if (same && state == pool::ParticipantState::live && (mask >> peer.index & 1) != 0) return false;
-    peer.died =
-        same ? state == pool::ParticipantState::dead || (state == pool::ParticipantState::free && deaths != deaths_)
-             : deaths != deaths_;
+    const bool live = stamp.state == static_cast<std::uint8_t>(pool::ParticipantState::live);
+    if (stamp.serial == peer.life && live && (mask >> peer.index & 1) != 0) return false;
+    peer.died = has_died(peer);
     gone.push_back(peer);
     return true;
   });
@@ -400,12 +404,8 @@ void Queue::look_for_lanes_to_read() {
     if (!in->it->attach()) continue;
     // It came and went between two looks of ours.
     if (const Peer writer{copy.from, copy.from_life}; std::ranges::find(writers_, writer) == writers_.end() &&
-                                                      std::ranges::find(gone_writers_, writer) == gone_writers_.end()) {
-      const pool::Stamp who = pool::Stamp::of(view.participant(writer.index).stamp.load(std::memory_order_acquire));
-      gone_writers_.push_back(
-          {writer.index, writer.life,
-           who.serial == writer.life && who.state == static_cast<std::uint8_t>(pool::ParticipantState::dead)});
-    }
+                                                      std::ranges::find(gone_writers_, writer) == gone_writers_.end())
+      gone_writers_.push_back({writer.index, writer.life, has_died(writer)});
     ins_.push_back(std::move(in));
   }
   // Rings are read one after the other, in the order of their writers.

@@ -5,6 +5,7 @@
 // regions.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -47,12 +48,21 @@ class Queue {
   Result<void> send(std::span<const std::byte> bytes, std::int64_t wait);
   Result<void> send(const Slot& slot, std::int64_t wait);
   Result<void> send(std::span<const OutPart> parts, std::uint64_t type, std::int64_t lifetime, std::int64_t wait);
+  struct Outgoing {
+    std::span<const OutPart> parts;  // borrowed until the next one is asked for
+    std::uint64_t type = 0;
+    std::int64_t lifetime = 0;
+  };
+  // In order. One lock, and one wake for all messages between two waits. `sent`, also with an error, is how many.
+  Result<void> send_many(std::size_t count, const std::function<Result<Outgoing>(std::size_t)>& next, std::int64_t wait,
+                         std::size_t& sent);
   Result<void> receive(Message& message, bool keep, std::int64_t wait);
   // An ordinary message on the shortest way: inline or one slot, with room, or through a line lane. False: nothing was
   // sent or taken, and the calls above do what is to be done.
   bool send_at_once(std::span<const std::byte> bytes);
   bool send_at_once(const Slot& slot);
   bool receive_at_once(Message& message, bool keep, std::int64_t wait);
+  // Waits for one and takes what else is there, kept; one lock, and one wake for all that were taken.
   Result<std::size_t> receive_many(std::span<Message* const> messages, std::int64_t wait);
   Result<void> shutdown(bool remove);
   Result<void> drain(std::int64_t wait);
@@ -81,6 +91,7 @@ class Queue {
   struct In {
     std::uint32_t lane = 0, serial = 0, from = 0, from_life = 0;
     bool writer_closed = false, over = false;
+    bool unwoken = false;  // its writers have not been woken for what was done
     std::unique_ptr<LaneReceiver> it;
   };
   struct Out {
@@ -94,15 +105,17 @@ class Queue {
   };
   struct LaneHold {
     std::uint32_t generation = 0, in_flight = 0;
-    std::uint64_t bytes = 0;
+    std::uint64_t bytes = 0, handle = 0;  // Region::serial(): while that one lives, the broker keeps the hold
   };
   enum class Delivery : std::uint8_t { delivered, lost, broken };
 
   Queue(std::shared_ptr<Pool> pool, QueueSpec spec);
   Result<void> open_ends(bool again);
+  Result<void> ask_to_close(std::uint32_t flags);
   void look_around();  // after the directory has changed
   void look_for_lanes_to_read();
   void look_for_reader();
+  bool has_died(const Peer& peer) const;  // one that is gone: it did not leave
   void follow_peers(std::vector<Peer>& known, std::uint64_t mask, std::vector<Peer>& gone);
   void adopt_out(std::uint32_t lane, std::uint32_t serial);
   void drop_out();
@@ -112,7 +125,18 @@ class Queue {
                        std::span<Region* const> regions, Wait& wait, Pool::Lock& lock);
   Result<bool> find_room(std::span<Region* const> regions, Pool::Lock& lock);
   Result<void> may_send() const;
-  bool closed_meanwhile();  // after a message was published: it does not count as sent
+  // After messages were published: so many of the last ones do not count as sent.
+  std::uint64_t closed_meanwhile(std::uint64_t last = 1);
+  struct Batch {
+    std::size_t sent = 0;
+    std::uint64_t unshown = 0;  // put, and the readers were not woken
+  };
+  // Ends the batch, if there is one: before this thread waits, calls the broker or gives the lock up.
+  Result<void> show_batch();
+  Result<void> send_parts(std::span<const OutPart> given, std::uint64_t type, std::int64_t lifetime, Wait& wait,
+                          Pool::Lock& lock);
+  Result<bool> has_slots_for(std::uint64_t bytes, Wait& wait, Pool::Lock& lock);
+  Result<std::uint32_t> take_slot(std::uint64_t bytes, Wait& wait, Pool::Lock& lock);
   std::unexpected<Error> closed_error() const;
   bool room_at_once() {
     return seen_change_ == pool_->change() && out_.it && !closed_ && !readers_gone_ && !pool_->broken() &&
@@ -133,6 +157,10 @@ class Queue {
   bool finish_after(In& in, LaneReceiver::Look look, bool again);
   void finish(In& in, bool tell);
   void done(In& in, std::uint64_t position);
+  void wake_writers(In& in);
+  void end_taking();  // what receive_many() has put off
+  void empty(Message& message);
+  Result<void> next_message(Message& message, bool keep, Wait& until);
   void refuse(In& in);
   Result<Delivery> deliver(Message& message, bool keep);
   bool empty_at_once(Message& message);
@@ -149,16 +177,19 @@ class Queue {
   std::uint64_t incarnation_ = 0;
   std::uint32_t index_ = 0, serial_ = 0, flags_ = 0, cells_ = 0, cell_size_ = 64, seen_change_ = 0, deaths_ = 0;
   pool::QueueKind kind_ = pool::QueueKind::none;
-  bool open_ = false, closed_ = false, broken_ = false, readers_gone_ = false, reader_died_ = false;
+  bool open_ = false, closed_ = false, readers_gone_ = false, reader_died_ = false;
+  const char* broken_ = nullptr;  // what was found impossible, until it is told
 
   std::shared_ptr<Queue*> self_;  // null inside once closed: lanes may outlive their queue in the pool
   Out out_;
   std::unordered_map<std::uint64_t, LaneHold> holds_;
   std::vector<std::uint64_t> idle_holds_;
   std::uint64_t idle_bytes_ = 0;
+  Batch* batch_ = nullptr;  // of the thread that has the lock
 
   std::vector<std::unique_ptr<In>> ins_;
   std::size_t next_in_ = 0;
+  bool taking_many_ = false;
   In* pending_ = nullptr;  // received_ is a message of it that nobody has taken
   LaneReceiver::Received received_;
 

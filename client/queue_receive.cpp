@@ -44,6 +44,11 @@ bool Queue::try_look() {
         next_in_ = (at + 1) % ins_.size();  // not a lane that comes next: those that are over must be seen, too
         return true;
       }
+      if (look == LaneReceiver::Look::refused) {  // told now; the next receive reads what is behind it
+        wake_writers(in);
+        broken_ = "a message";
+        return false;
+      }
       if (!finish_after(in, look, again)) break;
       again = true;
     }
@@ -54,7 +59,7 @@ bool Queue::try_look() {
 
 // A look found no message: is the lane over? True: look once more first.
 bool Queue::finish_after(In& in, LaneReceiver::Look look, bool again) {
-  if (look == LaneReceiver::Look::broken) broken_ = true;
+  if (look == LaneReceiver::Look::broken) broken_ = "a lane";
   else if (look == LaneReceiver::Look::empty) {
     if (!in.writer_closed || in.it->claimed_by_others()) return false;
     // Its writer was seen to have closed: what it sent is visible to a look after that.
@@ -93,6 +98,11 @@ bool Queue::message_waits() {
         ++expired_;
         return true;  // what is behind it is seen by the receive
       }
+      if (look == LaneReceiver::Look::refused) {
+        wake_writers(in);
+        broken_ = "a message";
+        return true;
+      }
       if (!finish_after(in, look, again)) break;
       again = true;
     }
@@ -111,7 +121,7 @@ void Queue::finish(In& in, bool tell) {
 void Queue::refuse(In& in) { done(in, received_.position); }
 
 std::optional<Error> Queue::news() {
-  if (std::exchange(broken_, false)) return broken_error("a lane").error();
+  if (broken_ != nullptr) return broken_error(std::exchange(broken_, nullptr)).error();
   if (pool_->broken()) return pool_->why_broken();
   for (auto gone = gone_writers_.begin(); gone != gone_writers_.end();) {
     const bool unread = std::ranges::any_of(
@@ -137,7 +147,7 @@ std::optional<Error> Queue::news() {
 
 bool Queue::something_there(bool taken) {
   if (seen_change_ != pool_->change()) look_around();
-  if ((taken ? try_look() : message_waits()) || broken_ || closed_ || pool_->broken()) return true;
+  if ((taken ? try_look() : message_waits()) || broken_ != nullptr || closed_ || pool_->broken()) return true;
   // As news() would say, but it stays to be told.
   return std::ranges::any_of(gone_writers_, [&](const Peer& gone) {
     const bool unread = std::ranges::any_of(
@@ -158,11 +168,19 @@ void Queue::pass_on() {
     pool_->me().sleeper().wake_another(readers);
 }
 
-// With the last message of a writer that is gone the other consumers are through with its lane, too: what they saw
-// claimed does not come back. The lane's own state is asked, behind the fence with which done() looks for writers: this
-// process may not have looked around since, and the broker wakes all of them after it has stored that state.
+// The rest of done(). With the last message of a writer that is gone the other consumers are through with its lane,
+// too: what they saw claimed does not come back. The lane's own state is asked, behind the fence with which
+// wake_writers() looks for writers: this process may not have looked around since, and the broker wakes all of them
+// after it has stored that state.
 void Queue::done(In& in, std::uint64_t position) {
-  in.it->done(position);
+  in.it->mark_done(position);
+  if (taking_many_) in.unwoken = true;
+  else wake_writers(in);
+}
+
+void Queue::wake_writers(In& in) {
+  in.unwoken = false;
+  in.it->wake_writers();
   if (kind_ != pool::QueueKind::claim) return;
   const pool::Stamp stamp = pool::Stamp::of(pool_->view().lane(in.lane).stamp.load(std::memory_order_acquire));
   if (stamp.serial == in.serial && stamp.state == static_cast<std::uint8_t>(pool::LaneState::open)) [[likely]]
@@ -191,9 +209,7 @@ void Queue::let_borrowed_go() {
   Message& message = *borrowed_;
   // Not done by its reader: with at-least-once somebody else gets it.
   settle(message, at_least_once() ? Settle::give_back : Settle::done);
-  message.drop_kept(pool_->me());
-  message.clear();
-  message.pool_.reset();  // this queue knows the pool still
+  empty(message);
 }
 
 Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
@@ -209,43 +225,47 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
   }
   if (auto done = message.done(); !done) return done;
   Wait until(wait);
+  Result<void> received;
   {
     Pool::Lock lock(pool_->me().lock());
     let_borrowed_go();
-    for (unsigned overruns = 0;;) {
-      if (seen_change_ != pool_->change()) look_around();
-      if (try_look()) {
-        if (pool_->me().sleeper().armed()) pool_->pass_on();
-        pass_on();
-        auto delivered = deliver(message, keep);
-        if (!delivered) return std::unexpected(delivered.error());
-        if (*delivered == Delivery::delivered) {
-          ++received_count_;
-          return {};
-        }
-        if (*delivered == Delivery::broken) return broken_error("a message");
-        // Overwritten before it was ours. Who writes without end must not keep us beyond the deadline.
-        if (++overruns % kOverruns != 0) continue;
-        if (until.none) break;
-        if (until.until().passed())
-          return error(Status::deadline,
-                       "every message of queue '" + spec_.name + "' was overwritten before it was read");
-        continue;
-      }
-      if (auto told = news()) return std::unexpected(std::move(*told));
-      if (until.none) break;
-      set_spin();
-      std::atomic<std::uint64_t>* const masks[] = {&reader_mask()};
-      auto woken = pool_->me().sleeper().wait(
-          masks, [&] { return something_there(true); }, earlier(until.until(), Deadline::after(kLookAtBroker)));
-      if (!woken) return std::unexpected(woken.error());
-      if (*woken) continue;
-      if (auto there = pool_->broker_there(); !there) return there;
-      if (until.until().passed())
-        return error(Status::deadline, "no message came through queue '" + spec_.name + "' before the deadline");
-    }
+    received = next_message(message, keep, until);
   }
-  if (descriptor_) descriptor_->rearm();
+  if (!received && received.error().status == Status::empty && descriptor_) descriptor_->rearm();
+  return received;
+}
+
+// The message is empty, and the lock is held.
+Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
+  for (unsigned overruns = 0;;) {
+    if (seen_change_ != pool_->change()) look_around();
+    if (try_look()) {
+      if (pool_->me().sleeper().armed()) pool_->pass_on();
+      pass_on();
+      auto delivered = deliver(message, keep);
+      if (!delivered) return std::unexpected(delivered.error());
+      if (*delivered == Delivery::delivered) {
+        ++received_count_;
+        return {};
+      }
+      if (*delivered == Delivery::broken) return broken_error("a message");
+      // Overwritten before it was ours. Who writes without end must not keep us beyond the deadline.
+      if (++overruns % kOverruns != 0) continue;
+      if (until.none) break;
+      if (until.until().passed())
+        return error(Status::deadline,
+                     "every message of queue '" + spec_.name + "' was overwritten before it was read");
+      continue;
+    }
+    if (auto told = news()) return std::unexpected(std::move(*told));
+    if (until.none) break;
+    set_spin();
+    std::atomic<std::uint64_t>* const masks[] = {&reader_mask()};
+    auto woken = pool_->sleep(masks, [&] { return something_there(true); }, until.until());
+    if (!woken) return std::unexpected(woken.error());
+    if (!*woken)
+      return error(Status::deadline, "no message came through queue '" + spec_.name + "' before the deadline");
+  }
   return error(Status::empty, "queue '" + spec_.name + "' has no message");
 }
 
@@ -326,13 +346,63 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
   if (messages.empty()) return error(Status::invalid, "no messages to receive into were given");
   if (at_least_once())
     return error(Status::invalid, "an AT_LEAST_ONCE queue gives one message at a time: use shmb_queue_receive");
-  for (std::size_t count = 0; count < messages.size(); ++count) {
-    auto received = receive(*messages[count], true, count == 0 ? wait : kNoWait);
-    if (received) continue;
-    if (count != 0) return count;
-    return std::unexpected(received.error());
+  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  if (!spec_.reader) return error(Status::denied, "this handle is no reader of queue '" + spec_.name + "'");
+  for (Message* message : messages)
+    if (message->pool_ != pool_ || message->stale()) (void)message->done();
+  Wait until(wait);
+  std::size_t count = 0, lost = 0;
+  Result<void> first;
+  {
+    Pool::Lock lock(pool_->me().lock());
+    let_borrowed_go();
+    empty(*messages[0]);
+    first = next_message(*messages[0], true, until);
+    if (first) count = 1;
+    struct Taking {  // also if a delivery throws
+      Queue& queue;
+      explicit Taking(Queue& of) : queue(of) { queue.taking_many_ = true; }
+      ~Taking() { queue.end_taking(); }
+    };
+    if (first && messages.size() > 1) {
+      const Taking taking(*this);
+      // What moves the directory may take lanes away: the next call looks.
+      while (count < messages.size() && seen_change_ == pool_->change() && try_look()) {
+        Message& message = *messages[count];
+        empty(message);
+        if (received_.tag > pool::kTagMaxInline && received_.tag != pool::kTagSlot) {  // may ask the broker
+          end_taking();
+          taking_many_ = true;
+        }
+        auto delivered = deliver(message, true);
+        if (!delivered) break;  // it stays the next one, and its receive says why
+        if (*delivered == Delivery::broken) broken_ = "a message";
+        if (*delivered == Delivery::delivered) ++received_count_, ++count;
+        else if (broken_ != nullptr || ++lost == cells_) break;
+      }
+    }
   }
-  return messages.size();
+  if (first) return count;
+  if (first.error().status == Status::empty && descriptor_) descriptor_->rearm();
+  return std::unexpected(first.error());
+}
+
+void Queue::end_taking() {
+  taking_many_ = false;
+  for (const auto& in : ins_)
+    if (in->unwoken) wake_writers(*in);
+  if (pool_->me().sleeper().armed()) pool_->pass_on();
+  pass_on();
+}
+
+// As its done(), with the lock held: it holds nothing, or something of this pool.
+void Queue::empty(Message& message) {
+  if (message.pool_ != nullptr) {
+    if (message.queue_ != nullptr) message.queue_->settle(message, Settle::done);
+    message.drop_kept(pool_->me());
+  }
+  message.clear();
+  message.pool_.reset();  // this queue knows the pool still
 }
 
 bool Queue::keep_slot(Message::Part& part, In&) {

@@ -29,13 +29,28 @@ std::unexpected<Error> Queue::closed_error() const {
 
 // A reader that sees the queue closed looks at its lanes once more before it says so, and each looks behind a fence
 // (here it was S4): either that look gives the message, or this one says that nobody may count on it.
-bool Queue::closed_meanwhile() {
+std::uint64_t Queue::closed_meanwhile(std::uint64_t last) {
   const pool::Stamp stamp = pool::Stamp::of(pool_->view().queue(index_).stamp.load(std::memory_order_acquire));
   if (stamp.serial == serial_ && stamp.state == static_cast<std::uint8_t>(pool::QueueState::open)) [[likely]]
-    return false;
+    return 0;
   closed_ = true;
   // What a claim queue's readers have not taken they do not get; of the others' they may get it all the same.
-  return kind_ != pool::QueueKind::claim || out_.it->take_back();
+  if (kind_ != pool::QueueKind::claim) return last;
+  std::uint64_t back = 0;  // they take them in order: before one that was claimed nothing is left
+  while (back != last && out_.it->take_back(back)) ++back;
+  return back;
+}
+
+Result<void> Queue::show_batch() {
+  Batch* const batch = std::exchange(batch_, nullptr);
+  if (batch == nullptr || batch->unshown == 0) return {};
+  const std::uint64_t unshown = std::exchange(batch->unshown, 0);
+  out_.it->wake_readers();
+  const std::uint64_t back = closed_meanwhile(unshown);
+  if (back == 0) return {};
+  batch->sent -= back;
+  sent_ -= back;
+  return closed_error();
 }
 
 // True: there is room. False: not now.
@@ -84,6 +99,10 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
     auto room = find_room(regions, lock);
     if (!room) return give_back(std::move(room.error()));
     if (*room) break;
+    if (batch_ != nullptr) {
+      if (auto shown = show_batch(); !shown) return give_back(std::move(shown.error()));
+      continue;
+    }
     if (std::exchange(reader_died_, false))
       return give_back({Status::peer_gone,
                         0,
@@ -95,7 +114,7 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
     if (wait.none) return give_back({Status::full, 0, {}, why});
     set_spin();
     std::atomic<std::uint64_t>* const masks[] = {&pool_->view().queue_waiters(index_).writers.mask};
-    auto woken = pool_->me().sleeper().wait(
+    auto woken = pool_->sleep(
         masks,
         [&] { return seen_change_ != pool_->change() || (out_.it && out_.it->room() != LaneSender::Room::full); },
         wait.until());
@@ -106,8 +125,14 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
     late = wait.until().passed();
   }
   for (Region* region : regions) ++holds_[region->ref().id].in_flight;
-  out_.it->publish(tag, body, std::move(held), deadline);
-  if (closed_meanwhile()) return closed_error();
+  out_.it->put(tag, body, std::move(held), deadline);
+  if (batch_ != nullptr) {
+    ++batch_->unshown;
+    ++sent_;
+    return {};
+  }
+  out_.it->wake_readers();
+  if (closed_meanwhile() != 0) return closed_error();
   ++sent_;
   if (!idle_holds_.empty()) drop_idle_holds();
   return {};
@@ -129,7 +154,7 @@ bool Queue::send_at_once(std::span<const std::byte> bytes) {
   if (bytes.size() > body_room() || !room_at_once()) return false;
   reader_died_ = false;
   out_.it->publish(static_cast<std::uint8_t>(bytes.size()), bytes, {}, 0);
-  if (closed_meanwhile()) return false;  // send() says so
+  if (closed_meanwhile() != 0) return false;  // send() says so
   ++sent_;
   return true;
 }
@@ -145,14 +170,14 @@ bool Queue::send_at_once(const Slot& slot) {
   handle.length = slot.length;
   pool_->me().hold(slot.index);
   out_.it->publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{slot.index, nullptr}, 0);
-  if (closed_meanwhile()) return false;
+  if (closed_meanwhile() != 0) return false;
   ++sent_;
   return true;
 }
 
 // With a type for bytes that lie in a slot, see send_list.
 Result<void> Queue::send_in_slot(std::span<const std::byte> bytes, Wait& wait, Pool::Lock& lock) {
-  auto fits = pool_->has_slots_for(bytes.size(), wait, lock);
+  auto fits = has_slots_for(bytes.size(), wait, lock);
   if (!fits) return std::unexpected(std::move(fits.error()));
   if (!*fits) {
     const std::string what = "the message has " + std::to_string(bytes.size()) + " bytes; queue '" + spec_.name +
@@ -164,7 +189,7 @@ Result<void> Queue::send_in_slot(std::span<const std::byte> bytes, Wait& wait, P
     return error(Status::invalid, what + ", and the largest slots of its pool have " +
                                       std::to_string(pool_->largest_class()) + ": send a region (shmb_create)");
   }
-  auto slot = pool_->take(bytes.size(), wait, lock);
+  auto slot = take_slot(bytes.size(), wait, lock);
   if (!slot) return std::unexpected(slot.error());
   Error why;
   std::byte* const to = pool_->data(*slot, &why);
@@ -229,12 +254,65 @@ Result<void> Queue::check_part(OutPart& part) {
 
 Result<void> Queue::send(std::span<const OutPart> given, std::uint64_t type, std::int64_t lifetime, std::int64_t wait) {
   if (auto entered = enter(); !entered) return entered;
+  Wait until(wait);
+  Pool::Lock lock(pool_->me().lock());
+  return send_parts(given, type, lifetime, until, lock);
+}
+
+Result<void> Queue::send_many(std::size_t count, const std::function<Result<Outgoing>(std::size_t)>& next,
+                              std::int64_t wait, std::size_t& sent) {
+  sent = 0;
+  if (auto entered = enter(); !entered) return entered;
+  Wait until(wait);
+  Pool::Lock lock(pool_->me().lock());
+  Batch batch;
+  struct Shown {  // also if the next message throws
+    Queue& queue;
+    Batch& batch;
+    ~Shown() {
+      queue.batch_ = nullptr;
+      if (batch.unshown != 0) queue.out_.it->wake_readers();
+    }
+  } shown{*this, batch};
+  Result<void> outcome;
+  while (outcome && batch.sent != count) {
+    auto message = next(batch.sent);
+    if (!message) {
+      outcome = std::unexpected(message.error());
+      break;
+    }
+    batch_ = &batch;
+    outcome = send_parts(message->parts, message->type, message->lifetime, until, lock);
+    if (outcome) ++batch.sent;
+  }
+  batch_ = &batch;
+  if (auto last = show_batch(); !last && outcome) outcome = last;
+  sent = batch.sent;
+  if (!idle_holds_.empty()) drop_idle_holds();
+  return outcome;
+}
+
+Result<bool> Queue::has_slots_for(std::uint64_t bytes, Wait& wait, Pool::Lock& lock) {
+  if (bytes > pool_->largest_class())
+    if (auto shown = show_batch(); !shown) return std::unexpected(shown.error());
+  return pool_->has_slots_for(bytes, wait, lock);
+}
+
+Result<std::uint32_t> Queue::take_slot(std::uint64_t bytes, Wait& wait, Pool::Lock& lock) {
+  if (batch_ != nullptr) {
+    if (auto slot = pool_->take_at_once(bytes)) return *slot;
+    if (auto shown = show_batch(); !shown) return std::unexpected(shown.error());
+  }
+  return pool_->take(bytes, wait, lock);
+}
+
+Result<void> Queue::send_parts(std::span<const OutPart> given, std::uint64_t type, std::int64_t lifetime, Wait& until,
+                               Pool::Lock& lock) {
   if (given.empty()) return error(Status::invalid, "a message has at least one part (which may be empty)");
   if (given.size() > kMostParts)
     return error(Status::invalid,
                  "a message has at most " + std::to_string(kMostParts) + " parts, not " + std::to_string(given.size()));
   if (lifetime < 0) return error(Status::invalid, "the lifetime of a message is not negative");
-  Pool::Lock lock(pool_->me().lock());
   if (auto may = may_send(); !may) return may;
   if (lifetime != 0 && (flags_ & pool::kQueueExpiring) == 0)
     return error(Status::invalid, "the queue was made without EXPIRING: its messages have no lifetime");
@@ -243,7 +321,6 @@ Result<void> Queue::send(std::span<const OutPart> given, std::uint64_t type, std
     const std::int64_t now = sys::now_monotonic();
     deadline = lifetime > INT64_MAX - now ? INT64_MAX : now + lifetime;
   }
-  Wait until(wait);
   if (given.size() == 1) {
     OutPart part = given[0];
     if (auto fine = check_part(part); !fine) return fine;
@@ -302,10 +379,10 @@ Result<void> Queue::send_list(std::span<OutPart> parts, std::uint64_t type, std:
   handle.length = *need;
   handle.type = type;
   handle.parts = parts.size() == 1 && parts[0].kind == PartKind::bytes ? 0 : parts.size();
-  auto fits = pool_->has_slots_for(*need, wait, lock);
+  auto fits = has_slots_for(*need, wait, lock);
   if (!fits) return give_back(std::move(fits.error()));
   if (*fits) {
-    auto slot = pool_->take(*need, wait, lock);
+    auto slot = take_slot(*need, wait, lock);
     if (!slot) return give_back(std::move(slot.error()));
     held.list->slots.push_back(*slot);
     Error why;
@@ -323,6 +400,7 @@ Result<void> Queue::send_list(std::span<OutPart> parts, std::uint64_t type, std:
   item.length = *need;
   item.group = pool_->group();
   item.flags = SHMBW_CREATE_MANY_WRITERS;
+  if (auto shown = show_batch(); !shown) return give_back(std::move(shown.error()));
   lock.unlock();
   auto region = create_region(pool_->session(), item);
   lock.lock();
@@ -343,7 +421,7 @@ Result<void> Queue::hold_regions(std::span<Region* const> regions, Pool::Lock& l
   std::vector<Region*> which;
   for (Region* region : regions) {
     const auto known = holds_.find(region->ref().id);
-    if (known != holds_.end()) continue;
+    if (known != holds_.end() && known->second.handle == region->serial()) continue;
     shmbw_queue_hold hold{};
     hold.pool = pool_->id();
     hold.lane = out_.lane;
@@ -361,6 +439,7 @@ Result<void> Queue::hold_regions(std::span<Region* const> regions, Pool::Lock& l
     writer.begin_batch<shmbw_queue_hold>(SHMBW_OP_QUEUE_HOLD, 0, count);
     for (std::size_t i = 0; i < count; ++i) writer.element(i, wanted[first + i]);
     writer.finish(0);
+    if (auto shown = show_batch(); !shown) return shown;
     lock.unlock();
     auto reply = pool_->session()->call(buffer, Deadline::after(spec_.timeout));
     lock.lock();
@@ -378,7 +457,11 @@ Result<void> Queue::hold_regions(std::span<Region* const> regions, Pool::Lock& l
       if (element->outcome.status == 0) {
         if (same_lane) {
           const Region& region = *which[first + i];
-          if (holds_.try_emplace(region.ref().id, LaneHold{region.ref().generation, 0, region.facts().bytes}).second) {
+          const auto [hold, is_new] = holds_.try_emplace(region.ref().id);
+          hold->second.generation = region.ref().generation;
+          hold->second.bytes = region.facts().bytes;
+          hold->second.handle = region.serial();
+          if (is_new) {
             // Until a message names it. What is not sent after all is dropped with the other idle ones.
             idle_holds_.push_back(region.ref().id);
             idle_bytes_ += region.facts().bytes;
@@ -455,7 +538,7 @@ Result<void> Queue::drain(std::int64_t wait) {
       return error(Status::peer_gone, "a reader of queue '" + spec_.name + "' died while this call waited");
     if (until.none) return error(Status::full, std::to_string(out_.it->in_flight()) + " messages are not taken yet");
     std::atomic<std::uint64_t>* const masks[] = {&pool_->view().queue_waiters(index_).writers.mask};
-    auto woken = pool_->me().sleeper().wait(
+    auto woken = pool_->sleep(
         masks, [&] { return seen_change_ != pool_->change() || !out_.it || out_.it->in_flight() == 0; }, until.until());
     if (!woken) return std::unexpected(woken.error());
     if (!*woken)

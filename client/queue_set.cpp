@@ -2,12 +2,8 @@
 // One process has one doorbell in a pool, whoever of it waits: a set that hears it tells the others.
 #include "client/queue_set.hpp"
 
-#include <sys/epoll.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
@@ -122,7 +118,7 @@ void QueueSet::close_descriptor() {
 }
 
 void QueueSet::unwatch(int fd) {
-  if (std::erase(watched_, fd) != 0) (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  if (std::erase(watched_, fd) != 0) sys::epoll_forget(epoll_.get(), fd);
 }
 
 Result<void> QueueSet::watch(Pool& pool) {
@@ -137,11 +133,8 @@ Result<void> QueueSet::watch(Pool& pool) {
   if (!bell) return std::unexpected(bell.error());
   for (int fd : {*bell, socket}) {
     if (fd < 0 || std::ranges::find(watched_, fd) != watched_.end()) continue;
-    epoll_event watched{};
-    watched.events = EPOLLIN;
-    watched.data.fd = fd;
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &watched) != 0)
-      return system_failure(Errno{errno}, "epoll_ctl for a queue's descriptor");
+    if (auto added = sys::epoll_watch(epoll_.get(), fd); !added)
+      return system_failure(added.error(), "epoll_ctl for a queue's descriptor");
     watched_.push_back(fd);
   }
   return {};
@@ -154,11 +147,8 @@ Result<void> QueueSet::make_descriptor() {
   if (!event) return system_failure(event.error(), "eventfd for a queue's descriptor");
   auto epoll = sys::epoll();
   if (!epoll) return system_failure(epoll.error(), "epoll for a queue's descriptor");
-  epoll_event watched{};
-  watched.events = EPOLLIN;
-  watched.data.fd = event->get();
-  if (::epoll_ctl(epoll->get(), EPOLL_CTL_ADD, event->get(), &watched) != 0)
-    return system_failure(Errno{errno}, "epoll_ctl for a queue's descriptor");
+  if (auto added = sys::epoll_watch(epoll->get(), event->get()); !added)
+    return system_failure(added.error(), "epoll_ctl for a queue's descriptor");
   epoll_ = std::move(*epoll);
   event_ = std::move(*event);
   for (const auto& pool : pools())
@@ -228,14 +218,9 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
       entries_[0].queue->set_spin();
       std::vector<std::atomic<std::uint64_t>*> masks;
       collect_masks(pool, masks);
-      while (!woken_up) {
-        auto woken = pool.me().sleeper().wait(
-            masks, [&] { return something_there(pool); }, earlier(until.until(), Deadline::after(kLookAtBroker)));
-        if (!woken) return std::unexpected(woken.error());
-        woken_up = *woken;
-        if (woken_up || until.until().passed()) break;
-        if (auto there = pool.broker_there(); !there) return std::unexpected(there.error());
-      }
+      auto woken = pool.sleep(masks, [&] { return something_there(pool); }, until.until());
+      if (!woken) return std::unexpected(woken.error());
+      woken_up = *woken;
     }
     if (const Entry* entry = woken_up ? chosen() : nullptr) return *entry;
     return error(Status::deadline, late);
@@ -248,14 +233,16 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
       if (until.until().passed()) return error(Status::deadline, late);
       continue;
     }
-    auto readable = sys::poll_readable(epoll_.get(), earlier(until.until(), Deadline::after(kLookAtBroker)).left());
+    const Deadline look = earlier(until.until(), Deadline::after(Pool::kLookAtBroker));
+    auto readable = sys::poll_readable(epoll_.get(), look.left());
     if (!readable) return system_failure(readable.error(), "poll on a set of queues");
     if (const Entry* entry = chosen()) return *entry;
     // Also where it is readable without end: a peer may ring without a message, and shut the doorbell down.
-    if (until.until().passed()) return error(Status::deadline, late);
-    if (*readable) continue;
+    const bool passed = until.until().passed();
+    if (*readable && !passed) continue;
     for (const auto& pool : all)
       if (auto there = pool->broker_there(); !there) return std::unexpected(there.error());
+    if (passed) return error(Status::deadline, late);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -20,6 +21,11 @@
 #include "proto/refusal.hpp"
 
 namespace shmb::client {
+namespace {
+
+std::atomic<std::uint64_t> last_serial{0};
+
+}  // namespace
 
 Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapping, Fd own_fd)
     : session_(std::move(session)),
@@ -27,7 +33,8 @@ Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapp
       mapping_(std::move(mapping)),
       own_fd_(std::move(own_fd)),
       place_(session_->enrol_region(this)),
-      forks_at_birth_(forks_seen()) {}
+      forks_at_birth_(forks_seen()),
+      serial_(last_serial.fetch_add(1, std::memory_order_relaxed) + 1) {}
 
 Region::~Region() { (void)release(0); }
 
@@ -83,13 +90,13 @@ Result<Fd> Region::fetch(std::uint32_t rights, bool for_others, Deadline deadlin
   return std::move(fd);
 }
 
-// A descriptor for writing makes the broker wait with read-only grants until it hears that it has been mapped.
-void Region::report_mapped() {
+// READY. A descriptor for writing makes the broker wait with read-only grants until it hears that it has been mapped.
+void Region::report(std::uint64_t populated, shmbw_page_kind kind) {
   if (own_fd_ || !writable()) return;
   std::array<std::byte, 96> buffer;
   wire::Writer writer(buffer);
   writer.begin_batch<shmbw_ready>(SHMBW_OP_READY, 0, 1, SHMBW_HEADER_NO_REPLY);
-  writer.element(0, shmbw_ready{facts_.ref, 0, SHMBW_PAGE_KIND_UNKNOWN, 0});
+  writer.element(0, shmbw_ready{facts_.ref, populated, static_cast<std::uint32_t>(kind), 0});
   const auto packet = writer.finish(0);
   (void)session_->post(std::span(buffer).first(packet.size()), Deadline::after(0));
 }
@@ -113,7 +120,7 @@ Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Acces
   if (!mapped && mapped.error().value == EPERM && access == Access::read_write)
     return error(Status::write_closed, "writing to the region is closed for ever: read-only readers have it");
   if (!mapped) return system_failure(mapped.error(), "mapping a part of a region");
-  report_mapped();
+  report(0, SHMBW_PAGE_KIND_UNKNOWN);
   ++parts_;
   return mapped->release();
 }
@@ -131,9 +138,15 @@ Result<void> Region::populate(std::uint64_t offset, std::uint64_t length) {
   const bool write = writable();
   if (write)
     if (auto room = check_headroom(length); !room) return room;
-  auto done = populate_part(mapping_, offset, length, write ? Access::read_write : Access::read);
+  auto done = populate_part(mapping_, offset, length, write ? Access::read_write : Access::read, facts_.small_pages);
   if (!done) return std::unexpected(done.error());
-  if (write) facts_.populated = std::min(facts_.bytes, facts_.populated + *done);
+  if (!write) return {};
+  const bool first = facts_.populated == 0;
+  facts_.populated = std::min(facts_.bytes, facts_.populated + done->bytes);
+  facts_.page_kind = first || facts_.page_kind == done->kind ? done->kind : SHMBW_PAGE_KIND_MIXED;
+  // Not for each of many little parts.
+  if (done->bytes >= kHugePage || facts_.populated == facts_.bytes)
+    report(facts_.populated, static_cast<shmbw_page_kind>(facts_.page_kind));
   return {};
 }
 
@@ -141,7 +154,7 @@ Result<Fd> Region::descriptor(Deadline deadline) {
   if (auto fine = usable(); !fine) return std::unexpected(fine.error());
   auto fd = fetch(SHMBW_RIGHT_MAP_READ | (writable() ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U), true, deadline);
   if (!fd && fd.error().status == Status::write_closed) fd = fetch(SHMBW_RIGHT_MAP_READ, true, deadline);
-  if (fd) report_mapped();
+  if (fd) report(0, SHMBW_PAGE_KIND_UNKNOWN);
   return fd;
 }
 
@@ -151,7 +164,7 @@ Result<void> Region::map_back(Deadline deadline) {
   auto mapped = Mapping::map(fd->get(), 0, facts_.bytes, Access::read_write);
   if (!mapped) return system_failure(mapped.error(), "mapping the region again");
   mapping_ = std::move(*mapped);
-  report_mapped();
+  report(0, SHMBW_PAGE_KIND_UNKNOWN);
   (void)map_existing(mapping_, Access::read_write, false);
   return {};
 }
@@ -186,6 +199,7 @@ Result<void> Region::publish(Deadline deadline) {
   facts_.state = SHMBW_REGION_STATE_PUBLISHED;
   facts_.flags &= ~static_cast<std::uint32_t>(SHMBW_REGION_WRITE_OPEN);
   facts_.rights = fixed->rights;
+  if (facts_.name_at_publish) facts_.flags |= SHMBW_REGION_NAMED;
   if (reply->fds.empty()) return error(Status::protocol, "the broker's answer to PUBLISH lacks its descriptor");
   if (!was_mapped) return {};
   if (auto fits = check_size(reply->fds[0].get(), facts_.length, facts_.bytes); !fits) return fits;

@@ -53,6 +53,7 @@ struct RegionFacts {
   std::uint64_t epoch = 0, length = 0, bytes = 0, group = 0, populated = 0;
   std::uint32_t rights = 0, state = 0, page_kind = 0, flags = 0;
   bool recycled = false;
+  bool small_pages = false, name_at_publish = false;  // as the creator asked for
 };
 
 class Region {
@@ -67,6 +68,7 @@ class Region {
   const RegionFacts& facts() const { return facts_; }
   shmbw_region_ref ref() const { return facts_.ref; }
   std::uint32_t rights() const { return facts_.rights; }
+  std::uint64_t serial() const { return serial_; }  // of this handle, never given again in this process
   std::byte* data() const { return mapping_.data(); }
   std::span<std::byte> bytes() const { return {mapping_.data(), mapping_ ? facts_.length : 0}; }
   Session& session() const { return *session_; }
@@ -93,14 +95,14 @@ class Region {
   Result<Fd> fetch(std::uint32_t rights, bool for_others, Deadline deadline);
   Result<void> publish_local();
   Result<void> map_back(Deadline deadline);
-  void report_mapped();
+  void report(std::uint64_t populated, shmbw_page_kind kind);
 
   std::shared_ptr<Session> session_;
   RegionFacts facts_;
   Mapping mapping_;
   Fd own_fd_;  // local sessions only: nobody else could give it again
   std::list<Region*>::iterator place_;
-  std::uint64_t forks_at_birth_;
+  std::uint64_t forks_at_birth_, serial_;
   std::uint32_t parts_ = 0;
   bool orphaned_ = false, released_ = false;
 };

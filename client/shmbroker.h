@@ -199,10 +199,13 @@ enum shmb_create_flag {
   SHMB_CREATE_UNINITIALISED = 1 << 2, /* contents may be what this group wrote before (never another's); else zeros */
   SHMB_CREATE_NO_RECYCLE = 1 << 3,    /* fresh memory, and not kept for reuse afterwards */
   SHMB_CREATE_KEEP_GIVEN = 1 << 4,    /* keep_ns counts; else the group's default */
-  SHMB_CREATE_NO_POPULATE = 1 << 8,   /* no memory behind it yet: pages come at first touch (refused under
-                                         vm.overcommit_memory=2, where that could be a SIGBUS) */
-  SHMB_CREATE_SMALL_PAGES = 1 << 9,   /* 4 KiB pages also where huge pages could be had */
-  SHMB_CREATE_UNMAPPED = 1 << 10      /* not mapped; use shmb_region_map for parts. Not populated either */
+  SHMB_CREATE_NAME_AT_PUBLISH =
+      1 << 5,                       /* name, keep and REPLACE count from shmb_publish on, in one step: until then the
+                                     region has no name, and goes with its last handle; who has the name keeps it */
+  SHMB_CREATE_NO_POPULATE = 1 << 8, /* no memory behind it yet: pages come at first touch (refused under
+                                       vm.overcommit_memory=2, where that could be a SIGBUS) */
+  SHMB_CREATE_SMALL_PAGES = 1 << 9, /* 4 KiB pages also where huge pages could be had */
+  SHMB_CREATE_UNMAPPED = 1 << 10    /* not mapped; use shmb_region_map for parts. Not populated either */
 };
 
 typedef struct shmb_create_options {
@@ -605,6 +608,7 @@ typedef struct shmb_pool_info {
     uint32_t slots, slots_used;
   } classes[SHMB_MAX_SIZE_CLASSES];
 } shmb_pool_info;
+SHMB_API uint64_t shmb_pool_id(const shmb_pool* pool) SHMB_NOEXCEPT; /* also of each slot in it; 0: NULL */
 /* Reads shared memory only. Set info->size first. */
 SHMB_API int shmb_pool_get_info(shmb_pool* pool, shmb_pool_info* info, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -741,7 +745,8 @@ SHMB_API int shmb_queue_send_slot(shmb_queue* queue, const shmb_slot* slot, int6
                                   shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_send_message(shmb_queue* queue, const shmb_outgoing* message, int64_t wait_ns,
                                      shmb_error* error) SHMB_NOEXCEPT;
-/* In order; `sent` (may be NULL) is always written. wait_ns is for all of them together. */
+/* In order; `sent` (may be NULL) is always written. wait_ns is for all of them together. Readers that sleep are woken
+ * once, for all messages between two waits. Like a single send, it tells CLOSED for what was overtaken by a close. */
 SHMB_API int shmb_queue_send_many(shmb_queue* queue, const shmb_outgoing* messages, size_t count, int64_t wait_ns,
                                   size_t* sent, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -759,12 +764,14 @@ enum shmb_receive_flag {
  * shmb_message_done: closing the queue before gives it back and empties it. A list in a region that this process may
  * not attach arrives as one region part with its status. Errors: EMPTY (NO_WAIT), DEADLINE, CLOSED (and nothing left),
  * PEER_GONE, DENIED (the handle is no reader), BUSY (AT_LEAST_ONCE: the message before is not done), BROKEN (a
- * participant has written impossible words: the message they were is gone, and where the words of a writer's lane are
- * impossible this handle hears no more from that writer), GROUP_ENDED, SESSION_LOST (also after seconds without a
- * message where the broker is gone: nobody would tell of the dead). */
+ * participant has written impossible words: a message that cannot be is gone, and the next call reads what is behind
+ * it; where the words of a writer's lane itself are impossible this handle hears no more from that writer),
+ * GROUP_ENDED, SESSION_LOST (also after seconds without a message where the broker is gone: nobody would tell of the
+ * dead). */
 SHMB_API int shmb_queue_receive(shmb_queue* queue, shmb_message* message, uint32_t flags, int64_t wait_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
-/* Waits for one and takes all that are there, up to `capacity`, kept. `count` is always written. */
+/* Waits for one and takes all that are there, up to `capacity`, kept, and then wakes who waited for room. `count` is
+ * always written. */
 SHMB_API int shmb_queue_receive_many(shmb_queue* queue, shmb_message* const* messages, size_t capacity, int64_t wait_ns,
                                      size_t* count, shmb_error* error) SHMB_NOEXCEPT;
 /* Through with it: the slots and regions go back, a borrowed message's cell too. The handle may be used again. */

@@ -411,6 +411,7 @@ struct CreateOptions {
   std::optional<Keep> keep;  // none: the group's default
   bool many_writers = false;
   bool replace = false;
+  bool name_at_publish = false;  // name, keep and replace count from publish() on
   bool uninitialised = false;
   bool recycle = true;
   bool populate = true;
@@ -761,6 +762,7 @@ class Session {
     }
     if (options.many_writers) c.flags |= SHMB_CREATE_MANY_WRITERS;
     if (options.replace) c.flags |= SHMB_CREATE_REPLACE;
+    if (options.name_at_publish) c.flags |= SHMB_CREATE_NAME_AT_PUBLISH;
     if (options.uninitialised) c.flags |= SHMB_CREATE_UNINITIALISED;
     if (!options.recycle) c.flags |= SHMB_CREATE_NO_RECYCLE;
     if (!options.populate) c.flags |= SHMB_CREATE_NO_POPULATE;

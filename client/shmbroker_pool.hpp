@@ -230,6 +230,13 @@ class Message {
   Result<Slot> try_take_slot(shmb_pool* pool, std::size_t number = 0) noexcept {
     shmb_slot slot{};
     shmb_error error;
+    shmb_part part{};
+    if (shmb_message_part(handle_.get(), number, &part, &error) != SHMB_OK) return Error(error);
+    if (part.kind == SHMB_PART_SLOT && part.slot.pool != shmb_pool_id(pool)) {
+      // That pool could not release it: it stays in the message, and the refusal says whose it is.
+      if (shmb_slot_retain(pool, &part.slot, &error) == SHMB_OK) return Error(Status::invalid);
+      return Error(error);
+    }
     if (shmb_message_take_slot(handle_.get(), number, &slot, &error) != SHMB_OK) return Error(error);
     return Slot(pool, slot);
   }

@@ -46,6 +46,7 @@ Result<void> check_words(const World& world, const shmbw_create& wish, std::stri
     if (auto keep = check_keep(world, wish.keep); !keep) return keep;
   if (name.empty()) {
     if ((wish.flags & SHMBW_CREATE_REPLACE) != 0) return error(Status::invalid, "replace needs a name");
+    if ((wish.flags & SHMBW_CREATE_NAME_AT_PUBLISH) != 0) return error(Status::invalid, "name_at_publish needs a name");
     return {};
   }
   return names::check(name, "region name");
@@ -170,7 +171,42 @@ void undo(World& world, Group& group, Region& region, bool dirty) {
   free_region(world, region, !dirty);  // a fresh one has no page yet
 }
 
+// `old` has the name now. The charge for it, or nothing where it is taken over.
+Result<Charge> may_take_name(World& world, Session& session, Group& group, Region* old, std::string_view name,
+                             bool replace) {
+  if (old && !replace)
+    return error(Status::exists, "the name '" + std::string(name) + "' is taken in group " + group.text() +
+                                     "; use another one or replace it");
+  if (old)
+    if (const Lease* held = find_lease(session, *old); held && (held->rights & SHMBW_RIGHT_RELEASE) == 0)
+      return error(Status::denied, "replacing '" + std::string(name) + "' needs the right release on it");
+  if (name.empty() || old) return Charge{};
+  auto charge = group.account.charge(Slot::names, 1);
+  if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
+  return std::move(*charge);
+}
+
+void give_name(World& world, Region& region, std::string_view name, Charge charge) {
+  Group& group = *region.group;
+  if (Region* const old = group.names.replace(name, region)) release_region(world, *old);
+  else group.names.add(name, region, std::move(charge));
+  tell_name(world, group, region);
+}
+
 }  // namespace
+
+Result<Charge> may_keep_promise(World& world, Session& session, Region& region) {
+  const Promised& promised = *region.promised;
+  Group& group = *region.group;
+  if (group.closed) return error(Status::group_ended, "group " + group.text() + " has ended: it gives no names");
+  return may_take_name(world, session, group, group.names.find(promised.name), promised.name, promised.replace);
+}
+
+void keep_promise(World& world, Region& region, Charge charge) {
+  const std::unique_ptr<Promised> promised = std::move(region.promised);
+  region.keep = promised->keep;
+  give_name(world, region, promised->name, std::move(charge));
+}
 
 Result<Created> create_region(World& world, Session& session, const shmbw_create& wish, std::string_view name) {
   if (auto words = check_words(world, wish, name); !words) return std::unexpected(words.error());
@@ -178,18 +214,9 @@ Result<Created> create_region(World& world, Session& session, const shmbw_create
   if (!found) return std::unexpected(found.error());
   Group& group = **found;
   Region* old = name.empty() ? nullptr : group.names.find(name);
-  if (old && (wish.flags & SHMBW_CREATE_REPLACE) == 0)
-    return error(Status::exists, "the name '" + std::string(name) + "' is taken in group " + group.text() +
-                                     "; use another one or replace it");
-  if (old)
-    if (const Lease* held = find_lease(session, *old); held && (held->rights & SHMBW_RIGHT_RELEASE) == 0)
-      return error(Status::denied, "replacing '" + std::string(name) + "' needs the right release on it");
-  Charge name_charge;
-  if (!name.empty() && !old) {
-    auto charge = group.account.charge(Slot::names, 1);
-    if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
-    name_charge = std::move(*charge);
-  }
+  auto name_charge = may_take_name(world, session, group, old, name, (wish.flags & SHMBW_CREATE_REPLACE) != 0);
+  if (!name_charge) return std::unexpected(name_charge.error());
+  const bool at_publish = (wish.flags & SHMBW_CREATE_NAME_AT_PUBLISH) != 0;
 
   std::uint32_t generation = old ? old->generation + 1 : 1;
   Region* region = recycled(world, session, group, wish);
@@ -202,6 +229,10 @@ Result<Created> create_region(World& world, Session& session, const shmbw_create
   region->length = wish.length;
   region->generation = generation;
   region->keep = (wish.flags & SHMBW_CREATE_KEEP_GIVEN) != 0 ? wish.keep : group.keep;
+  region->promised.reset();
+  if (at_publish)
+    region->promised = std::make_unique<Promised>(std::string(name), std::exchange(region->keep, 0),
+                                                  (wish.flags & SHMBW_CREATE_REPLACE) != 0);
   region->created = world.now();
   region->creator_pid = session.pid;
   region->state = SHMBW_REGION_STATE_CREATED;
@@ -216,14 +247,8 @@ Result<Created> create_region(World& world, Session& session, const shmbw_create
     undo(world, group, *region, dirty);
     return std::unexpected(lease.error());
   }
-  if (old) {
-    group.names.replace(name, *region);
-    release_region(world, *old);
-  } else if (!name.empty()) {
-    group.names.add(name, *region, std::move(name_charge));
-  }
+  if (!name.empty() && !at_publish) give_name(world, *region, name, std::move(*name_charge));
   sponsor_group(session, group);
-  if (!name.empty()) tell_name(world, group, *region);
   return Created{region, *lease, dirty};
 }
 

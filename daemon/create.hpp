@@ -23,6 +23,11 @@ struct Created {
 };
 Result<Created> create_region(World& world, Session& session, const shmbw_create& wish, std::string_view name);
 
+// The name and the keep that the region was promised at its creation. May it have them now (the charge for a new name)?
+// Then, once it is published, it gets them, and who had the name loses it.
+Result<Charge> may_keep_promise(World& world, Session& session, Region& region);
+void keep_promise(World& world, Region& region, Charge charge);
+
 // What a create for a group begins with: the group that is meant; charges that drop recycled memory before they refuse;
 // places in the descriptor table.
 Result<Group*> group_for_create(World& world, Session& session, std::uint64_t id);

@@ -4,14 +4,14 @@
 #include "daemon/directory.hpp"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
-#include <ctime>
 
+#include "base/sys_file.hpp"
+#include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
@@ -62,9 +62,8 @@ std::unexpected<Error> call_failed(int code, const std::string& what) {
 std::string default_directory(Mode mode) {
   if (mode == Mode::system) return "/run/shmbroker";
   if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && runtime[0] == '/') {
-    struct stat facts{};
-    if (::lstat(runtime, &facts) == 0 && S_ISDIR(facts.st_mode) && facts.st_uid == ::geteuid())
-      return std::string(runtime) + "/shmbroker";
+    auto facts = sys::path_facts(runtime);
+    if (facts && facts->is_directory && facts->uid == ::geteuid()) return std::string(runtime) + "/shmbroker";
   }
   return "/tmp/shmbroker-" + std::to_string(::geteuid());
 }
@@ -74,26 +73,29 @@ Result<void> prepare_directory(const std::string& path, Mode mode, std::uint32_t
   if (path.size() + sizeof("/socket") - 1 > kLongestPath)
     return refused(path, "is too long: a socket's path may have " + std::to_string(kLongestPath) + " bytes");
   unsigned wanted = mode == Mode::system ? 0755 : 0700;
-  bool made = ::mkdir(path.c_str(), wanted) == 0;
-  if (!made && errno != EEXIST) return call_failed(errno, "creating directory " + quoted(path));
-  struct stat facts{};
-  if (::lstat(path.c_str(), &facts) != 0) return call_failed(errno, "directory " + quoted(path));
-  if (S_ISLNK(facts.st_mode)) return refused(path, "is a symbolic link: somebody else could move it; remove it");
-  if (!S_ISDIR(facts.st_mode)) return refused(path, "is not a directory");
+  auto made = sys::make_directory(path.c_str(), wanted);
+  if (!made && made.error().value != EEXIST)
+    return call_failed(made.error().value, "creating directory " + quoted(path));
+  auto facts = sys::path_facts(path.c_str());
+  if (!facts) return call_failed(facts.error().value, "directory " + quoted(path));
+  if (facts->is_link) return refused(path, "is a symbolic link: somebody else could move it; remove it");
+  if (!facts->is_directory) return refused(path, "is not a directory");
   if (made) {
     // The umask may have closed it further than clients need.
-    if (::chmod(path.c_str(), wanted) != 0) return call_failed(errno, "setting the mode of " + quoted(path));
-    if (facts.st_uid != owner && ::chown(path.c_str(), owner, group) != 0)
-      return call_failed(errno, "giving directory " + quoted(path) + " to uid " + std::to_string(owner));
+    if (auto set = sys::set_path_mode(path.c_str(), wanted); !set)
+      return call_failed(set.error().value, "setting the mode of " + quoted(path));
+    if (facts->uid == owner) return {};
+    if (auto given = sys::set_path_owner(path.c_str(), owner, group); !given)
+      return call_failed(given.error().value, "giving directory " + quoted(path) + " to uid " + std::to_string(owner));
     return {};
   }
-  if (facts.st_uid != owner)
-    return refused(path, "belongs to uid " + std::to_string(facts.st_uid) + ", not to " + std::to_string(owner) +
+  if (facts->uid != owner)
+    return refused(path, "belongs to uid " + std::to_string(facts->uid) + ", not to " + std::to_string(owner) +
                              ": remove it or choose another with --directory");
   unsigned open = mode == Mode::system ? 0022 : 0077;
-  if ((facts.st_mode & open) != 0)
-    return refused(path, "has mode " + octal(facts.st_mode & 07777) +
-                             ": others could put a socket there; chmod it to " + octal(wanted));
+  if ((facts->mode & open) != 0)
+    return refused(
+        path, "has mode " + octal(facts->mode) + ": others could put a socket there; chmod it to " + octal(wanted));
   return {};
 }
 
@@ -105,12 +107,12 @@ Result<Fd> lock_directory(const std::string& path) {
   // connected in that moment is starting us, and would be told that there is no broker.
   const std::string socket = path + "/socket";
   const std::int64_t patience = sys::now_monotonic() + kOtherEnds;
-  while (::flock(lock->get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) return call_failed(errno, "locking " + quoted(file));
-    struct stat facts{};
-    if (::lstat(socket.c_str(), &facts) != 0 && sys::now_monotonic() < patience) {
-      const timespec rest{0, 2'000'000};
-      ::nanosleep(&rest, nullptr);
+  for (;;) {
+    auto locked = sys::lock_file(lock->get());
+    if (locked) break;
+    if (locked.error().value != EWOULDBLOCK) return call_failed(locked.error().value, "locking " + quoted(file));
+    if (!sys::path_facts(socket.c_str()) && sys::now_monotonic() < patience) {
+      sys::rest(2'000'000);
       continue;
     }
     auto holder = sys::read_file(file.c_str(), 64);
@@ -119,7 +121,7 @@ Result<Fd> lock_directory(const std::string& path) {
   }
   // For people only; a full disk may keep it from being written.
   std::string pid = std::to_string(::getpid()) + "\n";
-  if (::ftruncate(lock->get(), 0) == 0) (void)sys::write_all(lock->get(), std::as_bytes(std::span(pid)));
+  if (sys::truncate(lock->get(), 0)) (void)sys::write_all(lock->get(), std::as_bytes(std::span(pid)));
   return std::move(*lock);
 }
 
@@ -129,11 +131,10 @@ Result<SocketFile> SocketFile::create(const std::string& path, unsigned mode) {
                                       " bytes: choose a shorter directory with --directory");
   auto socket = sys::seqpacket_socket(true);
   if (!socket) return system_failure(socket.error(), "socket for " + quoted(path));
-  struct stat facts{};
-  if (::lstat(path.c_str(), &facts) == 0) {
-    if (!S_ISSOCK(facts.st_mode))
-      return error(Status::system, quoted(path) + " is in the way and is not a socket; remove it");
-    if (::unlink(path.c_str()) != 0) return call_failed(errno, "removing the stale socket " + quoted(path));
+  if (auto facts = sys::path_facts(path.c_str())) {
+    if (!facts->is_socket) return error(Status::system, quoted(path) + " is in the way and is not a socket; remove it");
+    if (auto removed = sys::remove_file(path.c_str()); !removed)
+      return call_failed(removed.error().value, "removing the stale socket " + quoted(path));
   }
   // bind(2) makes the file with 0777 & ~umask, at once: there is no moment in which others could come in.
   mode_t before = ::umask(0777 & ~mode);
@@ -150,7 +151,7 @@ SocketFile::SocketFile(SocketFile&& other) noexcept
     : path_(std::exchange(other.path_, {})), socket_(std::move(other.socket_)) {}
 
 SocketFile::~SocketFile() {
-  if (!path_.empty()) ::unlink(path_.c_str());
+  if (!path_.empty()) (void)sys::remove_file(path_.c_str());
 }
 
 }  // namespace shmb::daemon

@@ -132,7 +132,10 @@ class EpollEngine final : public Engine {
     Fd descriptor;
     auto received =
         slot.takes_descriptors ? sys::receive_one(slot.fd, buffer_, descriptor) : sys::receive_data(slot.fd, buffer_);
-    if (!received && received.error().value == EAGAIN) return;
+    // Short of memory: the packet stays on the socket, which stays readable, and others have their turn before.
+    if (!received &&
+        (received.error().value == EAGAIN || received.error().value == ENOMEM || received.error().value == ENOBUFS))
+      return;
     slot.asked = false;
     Port::Arrival arrival;
     if (received) {

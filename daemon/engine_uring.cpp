@@ -261,7 +261,7 @@ class UringEngine final : public Engine {
     bool has_buffer = (done.flags & IORING_CQE_F_BUFFER) != 0;
     auto id = static_cast<std::uint16_t>(done.flags >> IORING_CQE_BUFFER_SHIFT);
     if (slot.port != nullptr) {
-      if (done.res == -ENOBUFS || done.res == -EAGAIN || done.res == -EINTR) {
+      if (done.res == -ENOBUFS || done.res == -ENOMEM || done.res == -EAGAIN || done.res == -EINTR) {
         starved_.push_back(&slot);
       } else {
         Port::Arrival arrival;

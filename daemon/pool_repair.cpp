@@ -70,6 +70,18 @@ std::uint32_t unread(const LaneView& lane, QueueKind kind) {
   return count;
 }
 
+bool unread_by(const KnownLane& lane, std::uint64_t participants) {
+  if (lane.kind != QueueKind::broadcast) return unread(lane.words, lane.kind) != 0;
+  for (std::uint64_t left = participants; left != 0; left &= left - 1) {
+    const auto reader = static_cast<std::size_t>(std::countr_zero(left));
+    const std::uint64_t place = lane.words.reader(reader).position.load(std::memory_order_acquire);
+    if (place == 0) continue;
+    const CellWord word = CellWord::of(lane.words.cell(place - 1).word.load(std::memory_order_acquire));
+    if (word.is(CellState::full) && pool::position_difference(word.position, place - 1) >= 0) return true;
+  }
+  return false;
+}
+
 Repair::Repair(const pool::View& view, std::uint32_t participant, pool::ParticipantState as)
     : view_(view),
       participant_(participant),
@@ -145,6 +157,8 @@ Repair::State Repair::go_on(std::size_t& lines, std::int64_t monotonic, RepairFa
 // others would wake the dead.
 void Repair::declare() {
   const Stamp dead{life_, static_cast<std::uint8_t>(as_)};
+  if (as_ == pool::ParticipantState::dead)
+    view_.participant(participant_).last_death.store(life_, std::memory_order_relaxed);
   view_.participant(participant_).stamp.store(dead.word(), std::memory_order_seq_cst);
   view_.header().change.fetch_add(1, std::memory_order_seq_cst);
   const std::uint64_t others = ~(std::uint64_t{1} << participant_);

@@ -78,5 +78,7 @@ bool attached(const pool::LaneView& lane, std::uint64_t participants);
 bool all_done(const pool::LaneView& lane);
 // Messages in the lane that wait for receivers, at most as many as it has cells.
 std::uint32_t unread(const pool::LaneView& lane, pool::QueueKind kind);
+// Whether any message waits for one of these participants: in a ring the read ones stay full.
+bool unread_by(const KnownLane& lane, std::uint64_t participants);
 
 }  // namespace shmb::daemon

@@ -482,6 +482,21 @@ bool settle_lanes(World& world, Pool& pool) {
   return changed;
 }
 
+std::size_t drop_idle_holds(World& world, Pool& pool, std::uint32_t index, bool& waits) {
+  LaneBook& book = pool.lanes[index];
+  const auto idle = [](const auto& hold) { return hold.second.region->leases.empty(); };
+  if (std::ranges::none_of(book.holds, idle)) return 1;
+  const LaneEntry& lane = pool.view.lane(index);
+  const KnownLane known = known_lane(pool.view, index);
+  if (known && !lane_received(pool, index) && unread_by(known, pool.view.queue(lane.queue).readers.load(kRelaxed))) {
+    waits = true;
+  } else {
+    for (auto at = book.holds.begin(); at != book.holds.end();)
+      if (const auto here = at++; idle(*here)) drop_hold(world, book, here);
+  }
+  return std::max<std::uint32_t>(lane.cells, 1);
+}
+
 void drop_lanes(World& world, Pool& pool) {
   for (LaneBook& book : pool.lanes)
     while (!book.holds.empty()) drop_hold(world, book, book.holds.begin());

@@ -56,7 +56,10 @@ Result<void> hold_region(World& world, Session& session, Pool& pool, std::uint32
                          const shmbw_queue_hold& wish);
 // Gives back lanes that both ends have left and removed queues without ends. True: something changed.
 bool settle_lanes(World& world, Pool& pool);
-void drop_lanes(World& world, Pool& pool);           // at the pool's end
+void drop_lanes(World& world, Pool& pool);  // at the pool's end
+// Lets go of regions without any lease that no message of the lane can name (see idle_holds.hpp). How many cache lines
+// were looked at; `waits`: there are such regions, and unread messages.
+std::size_t drop_idle_holds(World& world, Pool& pool, std::uint32_t lane, bool& waits);
 bool lane_received(Pool& pool, std::uint32_t lane);  // nobody can take anything from it any more
 bool queue_in_use(const Pool& pool, std::uint32_t queue);
 std::uint32_t unread_lanes(Pool& pool, std::uint32_t participant);

@@ -117,7 +117,10 @@ void free_region(World& world, Region& region, bool at_once) {
 }
 
 bool release_region(World& world, Region& region, bool recycle) {
-  if (region.held()) return false;
+  if (region.held()) {
+    if (region.leases.empty() && region.pool_holds != 0) world.idle_holds.noticed();
+    return false;
+  }
   Group& group = *region.group;
   if (recycle && !group.closed && group.ended_at == 0 && Shelf::may_recycle(region) && group.shelf.put(region))
     return true;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -22,6 +23,13 @@ inline constexpr std::uint64_t kMaxLength = (std::uint64_t{1} << 47) - 1;
 // Pages of 4 KiB; from 2 MiB on whole huge pages. `length` is within 1..kMaxLength.
 std::uint64_t rounded_bytes(std::uint64_t length);
 
+// A name, and a keep, that the region gets when it is published.
+struct Promised {
+  std::string name;
+  std::int64_t keep = 0;
+  bool replace = false;
+};
+
 struct OfGroup;
 struct Region : Hook<Region, OfGroup> {
   std::uint64_t id = 0;
@@ -32,6 +40,7 @@ struct Region : Hook<Region, OfGroup> {
   std::int64_t keep = 0;
   Group* group = nullptr;
   const NameEntry* name = nullptr;
+  std::unique_ptr<Promised> promised;
   List<Lease, OfRegion> leases;
   Watchers watchers;
   std::uint32_t generation = 1;

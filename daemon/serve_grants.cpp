@@ -4,6 +4,7 @@
 
 #include "base/text.hpp"
 #include "daemon/answer.hpp"
+#include "daemon/create.hpp"
 #include "daemon/grant.hpp"
 #include "daemon/views.hpp"
 
@@ -29,6 +30,9 @@ void serve_publish(const Request& request) {
   Region& region = *(*lease)->region;
   if (region.state != SHMBW_REGION_STATE_PUBLISHED && !(*lease)->writes())
     return request.fail(Status::denied, "publishing needs a lease with map_write");
+  Result<Charge> name_charge = Charge{};
+  if (region.promised) name_charge = may_keep_promise(world, request.session, region);
+  if (!name_charge) return request.fail(name_charge.error());
   // The descriptor first: it cannot be taken back once the seals are on.
   auto reader = lend_descriptor(world, region, SHMBW_RIGHT_MAP_READ);
   if (!reader) return request.fail(reader.error());
@@ -36,6 +40,7 @@ void serve_publish(const Request& request) {
     world.reply_owned.clear();
     return request.fail(published.error());
   }
+  if (region.promised) keep_promise(world, region, std::move(*name_charge));
   world.reply_fds.push_back(*reader);
   request.answer(shmbw_publish_reply{region.ref(), (*lease)->rights, 0});
 }

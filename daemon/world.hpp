@@ -15,6 +15,7 @@
 
 #include "daemon/broker.hpp"
 #include "daemon/group.hpp"
+#include "daemon/idle_holds.hpp"
 #include "daemon/pool.hpp"
 #include "daemon/reclaim.hpp"
 #include "daemon/region.hpp"
@@ -70,6 +71,7 @@ class World {
   // Chunks of at most 256 nodes: the default lets a table of 10,000 regions reserve half as much again.
   std::pmr::unsynchronized_pool_resource pool{std::pmr::pool_options{256, 2048}};
   Timers timers;
+  IdleHolds idle_holds{*this};
   Account host;
   std::pmr::map<std::uint32_t, Uid> uids;
   std::pmr::map<std::uint64_t, Group> groups;

@@ -28,6 +28,8 @@ Incoming receive_packet(int socket, std::span<std::byte> buffer, Direction direc
     incoming.fds.clear();
     switch (received.error().value) {
       case EAGAIN:
+      case ENOMEM:  // passes: the packet stays where it is
+      case ENOBUFS:
         return incoming;
       // A peer that closes with our packets unread makes the next call fail once before it reports the end.
       case ECONNRESET:

@@ -48,7 +48,8 @@ enum class ParticipantState : std::uint8_t { free, joining, live, dead, left };
 struct ParticipantEntry {
   std::atomic<std::uint64_t> stamp;  // Stamp{life, ParticipantState}
   std::uint32_t pid;                 // as the broker sees it, 0 unknown; for messages only
-  std::uint32_t reserved;
+  // The latest life that died and did not leave; stored before its stamp says dead.
+  std::atomic<std::uint32_t> last_death;
 };
 
 // A region cut into slots. Entered once, never taken away while the pool lives.

@@ -193,7 +193,8 @@ enum shmbw_create_flags {
   SHMBW_CREATE_UNINITIALISED = 1 << 2,
   SHMBW_CREATE_NO_RECYCLE = 1 << 3,
   SHMBW_CREATE_KEEP_GIVEN = 1 << 4,
-  SHMBW_CREATE_KNOWN = 31,
+  SHMBW_CREATE_NAME_AT_PUBLISH = 1 << 5,
+  SHMBW_CREATE_KNOWN = 63,
 };
 
 enum shmbw_created_flags {

@@ -37,8 +37,8 @@ struct PutOptions {
   bool replace = false;
 };
 
-// A half-filled region must not stay under its name when somebody presses Ctrl-C: the signal is kept until that is
-// gone.
+// Who presses Ctrl-C is told that nothing was put. The region itself has no name before it is whole, and goes with this
+// process, however that ends.
 volatile std::sig_atomic_t interrupted = 0;
 
 class Interruptible {
@@ -107,6 +107,7 @@ Result<Region> create(const Session& session, const PutOptions& options, std::ui
     create.keep_ns = *options.keep;
     create.flags |= SHMB_CREATE_KEEP_GIVEN;
   }
+  create.flags |= SHMB_CREATE_NAME_AT_PUBLISH;
   if (options.replace) create.flags |= SHMB_CREATE_REPLACE;
   shmb_error failure{};
   shmb_region* region = nullptr;
@@ -153,14 +154,11 @@ Result<Done> put(const Session& session, const PutOptions& options) {
   {
     Progress progress("put " + options.name, source->size, !options.common.json);
     if (auto filled = fill(region->get(), *source, progress); !filled) {
-      (void)shmb_release(region->release(), SHMB_RELEASE_UNNAME, nullptr);
       return std::unexpected(filled.error());
     }
   }
   if (shmb_publish(region->get(), session.timeout(), &failure) != SHMB_OK) {
-    const Error refusal = failed(failure);
-    (void)shmb_release(region->release(), SHMB_RELEASE_UNNAME, nullptr);
-    return std::unexpected(refusal);
+    return std::unexpected(failed(failure));
   }
   Done done;
   done.stat.size = sizeof done.stat;

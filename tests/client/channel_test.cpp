@@ -14,6 +14,7 @@
 #include "base/sys_memory.hpp"
 #include "base/sys_socket.hpp"
 #include "tests/client/support.hpp"
+#include "tests/harness/injected.hpp"
 #include "tests/harness/raw_client.hpp"
 
 using namespace shmb;
@@ -306,4 +307,19 @@ TEST_CASE("a broker that takes no request is a deadline, not a hang") {
     if (status_of(last) == Status::deadline && last.error().sentence.find("did not take") != std::string::npos) break;
   }
   CHECK(last.error().sentence.find("did not take") != std::string::npos);
+}
+
+TEST_CASE(
+    "a kernel without memory for packets is waited for with growing pauses, and the request goes when it has some") {
+  Peer peer;
+  {
+    const harness::Injected none(fault::Call::send, ENOBUFS, 1, -1);
+    const auto late = ask(peer.channel, 300'000'000);
+    CHECK(status_of(late) == Status::deadline);
+    CHECK(fault::count(fault::Call::send) < 100);  // the socket is writable all the time
+  }
+  const harness::Injected some(fault::Call::send, ENOBUFS, 1, 3);
+  std::thread answers([&] { peer.answer_status(peer.take().header.tag, 7); });
+  CHECK(ask(peer.channel, kForever).has_value());
+  answers.join();
 }

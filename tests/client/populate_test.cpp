@@ -113,12 +113,33 @@ TEST_CASE("no memory is a status with the bytes that were asked, wherever the ke
   }
 }
 
-TEST_CASE("a part is populated page by page") {
+TEST_CASE("a small part is populated page by page") {
   Memory memory(kBytes);
-  CHECK(*populate_part(memory.mapping, 4095, 2, Access::read_write) == 8192);
+  CHECK(populate_part(memory.mapping, 4095, 2, Access::read_write, false)->bytes == 8192);
   CHECK(memory.touched() == 8192);
-  CHECK_FALSE(populate_part(memory.mapping, kBytes, 1, Access::read_write).has_value());
-  CHECK_FALSE(populate_part(memory.mapping, 0, 0, Access::read_write).has_value());
+  CHECK_FALSE(populate_part(memory.mapping, kBytes, 1, Access::read_write, false).has_value());
+  CHECK_FALSE(populate_part(memory.mapping, 0, 0, Access::read_write, false).has_value());
+}
+
+TEST_CASE("a part with whole huge pages in it gets them where a fresh mapping would, and nothing but the part") {
+  Memory fresh(kBytes), memory(kBytes);
+  const auto all = populate_fresh(fresh.mapping, fresh.fd.get(), false);
+  REQUIRE(all.has_value());
+  const auto part = populate_part(memory.mapping, 0, kHugePage, Access::read_write, false);
+  REQUIRE(part.has_value());
+  CHECK(part->bytes == kHugePage);
+  // A collapse may fail now and then, for some of the pages.
+  CHECK((part->kind == all->kind || part->kind == SHMBW_PAGE_KIND_MIXED || all->kind == SHMBW_PAGE_KIND_MIXED));
+  CHECK(memory.touched() == kHugePage);
+  const auto rest = populate_part(memory.mapping, kHugePage, kBytes - kHugePage, Access::read_write, true);
+  REQUIRE(rest.has_value());
+  CHECK(rest->kind == SHMBW_PAGE_KIND_SMALL);
+  CHECK(memory.touched() == kBytes);
+  Memory odd(kBytes);
+  const auto across = populate_part(odd.mapping, 4096, kBytes - 4096, Access::read_write, false);
+  REQUIRE(across.has_value());
+  CHECK(across->kind != SHMBW_PAGE_KIND_HUGE);  // its first pages are small ones
+  CHECK(odd.touched() >= kBytes - 4096);
 }
 
 TEST_CASE("mapping what exists allocates nothing new where all is there") {

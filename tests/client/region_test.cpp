@@ -427,3 +427,61 @@ TEST_CASE("populating a part stays within the region") {
   CHECK(status_of(region->populate(0, (4 << 20) + 1)) == Status::invalid);
   CHECK(status_of(region->populate(UINT64_MAX, 2)) == Status::invalid);
 }
+
+TEST_CASE("a region that is populated later says so to its broker") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto later = named("later", 4 << 20), whole = named("whole", 4 << 20);
+  later.flags = kCreateNoPopulate;
+  auto region = must(create_region(session, later));
+  auto other = must(create_region(session, whole));
+  auto kind_of = [&](const char* name) {
+    return must(find_region(*session, must(names::parse_region(name)), Deadline::after(0))).record.page_kind;
+  };
+  CHECK(kind_of("later") == SHMBW_PAGE_KIND_UNPOPULATED);
+  must(region->populate(0, 2 << 20));
+  must(region->populate(2 << 20, 2 << 20));
+  CHECK(region->facts().populated == 4 << 20);
+  CHECK(kind_of("later") == region->facts().page_kind);
+  CHECK(region->facts().page_kind != SHMBW_PAGE_KIND_UNPOPULATED);
+}
+
+TEST_CASE("a name that is given at publication is free, or another's, until then") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto item = named("n", 8192);
+  item.flags = SHMBW_CREATE_NAME_AT_PUBLISH | SHMBW_CREATE_KEEP_GIVEN;
+  item.keep = kForever;
+  {
+    auto given_up = must(create_region(session, item));
+    CHECK((given_up->facts().flags & SHMBW_REGION_NAMED) == 0);
+    CHECK(status_of(attach_region(session, at("n"))) == Status::not_found);
+  }
+  auto region = must(create_region(session, item));
+  must(region->publish(Deadline::after(0)));
+  CHECK((region->facts().flags & SHMBW_REGION_NAMED) != 0);
+  CHECK(must(attach_region(session, at("n")))->ref().id == region->ref().id);
+  CHECK(status_of(create_region(session, item)) == Status::exists);
+
+  item.flags |= SHMBW_CREATE_REPLACE;
+  {
+    auto given_up = must(create_region(session, item));
+    CHECK(must(attach_region(session, at("n")))->ref().id == region->ref().id);
+  }
+  CHECK(must(attach_region(session, at("n")))->ref().id == region->ref().id);
+  auto successor = must(create_region(session, item));
+  must(successor->publish(Deadline::after(0)));
+  CHECK(must(attach_region(session, at("n")))->ref().id == successor->ref().id);
+  CHECK(successor->ref().generation == region->ref().generation + 1);
+
+  // Taken by somebody else between the two: nothing is published.
+  auto first = named("m", 8192), second = first;
+  first.flags = SHMBW_CREATE_NAME_AT_PUBLISH;
+  auto late = must(create_region(session, first));
+  auto taken = must(create_region(session, second));
+  CHECK(status_of(late->publish(Deadline::after(0))) == Status::exists);
+  CHECK(late->data() != nullptr);
+  must(taken->release(kReleaseUnname));
+  must(late->publish(Deadline::after(0)));
+  must(unname(*session, must(Target::at("n")), Deadline::after(0)));
+}

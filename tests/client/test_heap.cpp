@@ -395,6 +395,7 @@ TEST_CASE("a stopped holder is waited for and then an error; a destructor meanwh
   shmbroker::HeapOptions options;
   options.lock_timeout = 1ms;
   const auto in = Heap::create(session, "", 1 << 16, options);
+  auto numbers = std::make_unique<heap::vector<int>>(std::size_t{10}, 1, in.allocator());
   const harness::Gate held;
   const auto child = harness::Child::run([&] {
     const auto guard = in.lock();
@@ -402,7 +403,6 @@ TEST_CASE("a stopped holder is waited for and then an error; a destructor meanwh
     ::raise(SIGSTOP);
     return 0;
   });
-  auto numbers = std::make_unique<heap::vector<int>>(std::size_t{10}, 1, in.allocator());
   REQUIRE(held.wait());
   CHECK(status_of(in.try_lock(1ms)) == Status::deadline);
   CHECK(status_of(in.try_find<int>("i")) == Status::deadline);

@@ -168,7 +168,7 @@ TEST_CASE("a message published between the look and the death of its sender is f
   CHECK(number_of(lane.received) == 5);
 }
 
-TEST_CASE("claim words that nobody could have written are broken") {
+TEST_CASE("claim words that nobody could have written are broken, and messages that cannot be are refused") {
   Claims lane;
   auto& word = lane.view.cell(0).word;
   SUBCASE("a reader: busy") {
@@ -181,13 +181,15 @@ TEST_CASE("claim words that nobody could have written are broken") {
   }
   SUBCASE("a reader: a tag that means nothing") {
     word = CellWord::full(0, 0xf0);
-    CHECK(lane.look(0) == Look::broken);
+    CHECK(lane.look(0) == Look::refused);
+    CHECK(lane.look(0) == Look::empty);
   }
   SUBCASE("a reader: a handle that points nowhere") {
     const pool::Handle handle{99, 1, 0, 0, 8, 0, 0};
     std::memcpy(lane.view.cell(0).body(), &handle, sizeof(handle));
     word = CellWord::full(0, pool::kTagSlot);
-    CHECK(lane.look(0) == Look::broken);
+    CHECK(lane.look(0) == Look::refused);
+    CHECK(lane.look(0) == Look::empty);
   }
   SUBCASE("a reader: the head is ahead of what is done") {
     lane.view.head() = 4;

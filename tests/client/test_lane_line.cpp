@@ -210,13 +210,21 @@ TEST_CASE("a sender calls a head that no reader could have written broken") {
 TEST_CASE("a reader calls words that no sender could have written broken") {
   Line line(4, 4, 64);
   auto& word = line.view.cell(0).word;
-  auto body = [&](const pool::Handle& handle) { std::memcpy(line.view.cell(0).body(), &handle, sizeof(handle)); };
-  pool::Handle good{};
-  good.length = PoolMemory::kSlotBytes;
   SUBCASE("a message of a later lap") { word = CellWord::full(4, 8); }
   SUBCASE("a state of other kinds") { word = CellWord::busy(0); }
   SUBCASE("a claimed cell") { word = CellWord{0, 9, 8}.word(); }
   SUBCASE("all ones") { word = UINT64_MAX; }
+  CHECK(line.receiver->look(line.received) == Look::broken);
+}
+
+TEST_CASE("a message that cannot be is done, and what is behind it is read") {
+  Line line(4, 4, 64);
+  send_number(*line.sender, 0);
+  send_number(*line.sender, 1);
+  auto& word = line.view.cell(0).word;
+  auto body = [&](const pool::Handle& handle) { std::memcpy(line.view.cell(0).body(), &handle, sizeof(handle)); };
+  pool::Handle good{};
+  good.length = PoolMemory::kSlotBytes;
   SUBCASE("more bytes than the cell has") { word = CellWord::full(0, 57); }
   SUBCASE("a tag that means nothing") { word = CellWord::full(0, 0xf0); }
   SUBCASE("a slot that does not exist") {
@@ -234,7 +242,10 @@ TEST_CASE("a reader calls words that no sender could have written broken") {
     body(good);
     word = CellWord::full(0, pool::kTagSlot);
   }
-  CHECK(line.receiver->look(line.received) == Look::broken);
+  CHECK(line.receiver->look(line.received) == Look::refused);
+  CHECK(line.sender->in_flight() == 1);
+  REQUIRE(line.receiver->look(line.received) == Look::message);
+  CHECK(number_of(line.received) == 1);
 }
 
 TEST_CASE("a hole punched into a lane reads as empty cells") {

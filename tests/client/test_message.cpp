@@ -289,3 +289,65 @@ TEST_CASE("regions in messages stay while the message does, also when their writ
   must(in->close(false, true));
   CHECK(must(pool->facts()).slots_own <= 1);  // the lane is over, and what it held is given up
 }
+
+TEST_CASE("a large region that was read and that everybody has released goes, though its sender never calls again") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto watcher = beside(broker, pool);
+  auto other_pool = must(try_pool(beside(broker, pool), "p"));
+  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+    CAPTURE(static_cast<int>(kind));
+    const std::string name = "q" + std::to_string(static_cast<int>(kind));
+    auto in = reader(other_pool, name, kind);
+    auto out = writer(pool, name, kind);
+    auto region = must(create_region(session, named("", 4 << 20)));
+    AttachItem again;
+    again.target = Target::with_id(region->ref());
+    const OutPart parts[] = {region_part(*region)};
+    must(out->send(parts, 0, 0, kNoWait));
+    region.reset();
+    sys::rest(1'500'000'000);  // longer than the broker waits before it looks
+    Message message;
+    must(in->receive(message, false, kForever));
+    REQUIRE(message.part(0).status == Status::ok);  // unread, it was held
+    must(message.done());
+    Status status = Status::ok;
+    for (int i = 0; i < 100 && status == Status::ok; ++i) {
+      sys::rest(100'000'000);
+      status = status_of(attach_region(watcher, again));
+    }
+    CHECK(status == Status::not_found);
+  }
+}
+
+TEST_CASE("a region that its sender has attached anew is held anew by the message that names it") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::line);
+  auto out = writer(pool, "q", Kind::line);
+  CreateItem item = named("kept", 4 << 20);
+  item.flags = SHMBW_CREATE_MANY_WRITERS | SHMBW_CREATE_KEEP_GIVEN;
+  item.keep = kForever;
+  auto region = must(create_region(session, item));
+  const shmbw_region_ref ref = region->ref();
+  Message message;
+  auto send_and_read = [&] {
+    const OutPart parts[] = {region_part(*region)};
+    must(out->send(parts, 0, 0, kNoWait));
+    region.reset();
+  };
+  send_and_read();
+  must(in->receive(message, false, kForever));
+  must(message.done());
+  sys::rest(1'500'000'000);  // the broker has let go of it for the lane
+  AttachItem again;
+  again.target = Target::with_id(ref);
+  again.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE | SHMBW_RIGHT_SHARE;
+  region = must(attach_region(session, again));
+  must(unname(*session, Target::with_id(ref), Deadline::after(0)));
+  send_and_read();
+  must(in->receive(message, false, kForever));
+  CHECK(message.part(0).status == Status::ok);
+}

@@ -177,6 +177,13 @@ TEST_CASE("a pool, its slots and its queues in C++") {
   queue.receive(message);
   CHECK(message.as_span<std::uint64_t>()[1] == 42);
   {
+    // Another pool cannot have it, and it stays in the message.
+    shmbroker::PoolOptions elsewhere;
+    elsewhere.name = "o";
+    const auto other = shmbroker::Pool::create(session, elsewhere);
+    const auto refused = other.try_take_slot(message);
+    CHECK(refused.error().status() == shmbroker::Status::invalid);
+    CHECK(std::string_view(refused.error().what()).find("another pool") != std::string_view::npos);
     auto own = pool.take_slot(message);
     message.done();
     CHECK(own.as_span<std::uint64_t>()[1] == 42);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <thread>
+#include <utility>
 
 #include "tests/client/pool_support.hpp"
 
@@ -657,4 +658,65 @@ TEST_CASE("lanes of writers that are gone are given back although the newest lan
     must((*out)->send(bytes_of("m"), kNoWait));
     must(in->receive(message, true, kNoWait));
   }
+}
+
+TEST_CASE("a message that cannot be is told of once, and its writer is heard on") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 512, 2)));
+  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+    CAPTURE(static_cast<int>(kind));
+    auto both = must(Queue::open(pool, queue_spec("q" + std::to_string(static_cast<int>(kind)), kind, true, true)));
+    must(both->send(bytes_of("forged"), kNoWait));
+    must(both->send(bytes_of("good"), kNoWait));
+    for (std::uint32_t i = 0; i < pool->view().lanes(); ++i) {
+      const pool::LaneEntry& lane = pool->view().lane(i);
+      if (pool::Stamp::of(lane.stamp.load()).state == 0 ||
+          pool->view().queue(lane.queue).kind != std::to_underlying(kind))
+        continue;
+      auto* const words = pool->view().lane_memory(lane.offset);
+      pool::LaneView(words, kind, lane.cells, lane.cell_size).cell(0).word = pool::CellWord::full(0, 0xf0);
+    }
+    Message message;
+    CHECK(status_of(both->receive(message, false, kForever)) == Status::broken);
+    must(both->receive(message, false, kForever));
+    CHECK(text_of(message) == "good");
+    must(message.done());
+    CHECK(status_of(both->receive(message, false, kNoWait)) == Status::empty);
+  }
+}
+
+TEST_CASE("of writers that are gone the one that died is said to have died, and the one that left is not") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto in = reader(pool, "q", Kind::claim);
+  auto leaves_pool = must(try_pool(beside(broker, pool), "p"));
+  auto leaves = writer(leaves_pool, "q", Kind::claim);
+  const std::string group = "#" + std::to_string(pool->group());
+  const harness::Gate opened;
+  auto dies = harness::Child::run([&] {
+    auto mine = try_open(broker.socket());
+    STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
+    auto joined = try_pool(*mine, "p");
+    STEP(2, joined);
+    auto out = Queue::open(*joined, queue_spec("q", Kind::claim, false, true));
+    STEP(3, out);
+    opened.open();
+    ::pause();
+    return 0;
+  });
+  REQUIRE(opened.wait());
+  Message message;
+  CHECK(status_of(in->receive(message, false, kNoWait)) == Status::empty);  // it knows both
+  leaves.reset();
+  leaves_pool.reset();
+  dies.kill();
+  int died = 0;
+  for (int calls = 0; calls < 4; ++calls) {
+    auto told = in->receive(message, false, 100'000'000);
+    REQUIRE(!told);
+    died += told.error().sentence.find("died") != std::string::npos;
+  }
+  CHECK(died == 1);
 }

@@ -313,6 +313,74 @@ TEST_CASE("who waits without end for a message hears that the broker is gone") {
   CHECK(status_of(in->receive(message, true, kForever)) == Status::session_lost);
   QueueSet set;
   must(set.add(*in, nullptr));
-  CHECK(status_of(set.wait(1'000'000)) == Status::deadline);
+  CHECK(status_of(set.wait(1'000'000)) == Status::session_lost);
   CHECK(status_of(set.wait(kForever)) == Status::session_lost);
+}
+
+TEST_CASE("who waits for room, for a reader, for a slot, for a drain or for a name hears that the broker is gone") {
+  harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 4096, 1)));
+  auto full = must(Queue::open(pool, queue_spec("full", Kind::line, true, true, 2)));
+  for (int i = 0; i < 2; ++i) must(full->send(bytes_of("m"), kNoWait));
+  auto nobody = writer(pool, "nobody", Kind::line);
+  const Slot slot = must(pool->acquire(4096, kNoWait));
+  auto other = must(make_pool(session, PoolSpec{.name = "o"}));
+  auto elsewhere = reader(other, "q", Kind::claim);
+  auto set_in = reader(pool, "set", Kind::claim);
+  QueueSet set;
+  must(set.add(*elsewhere, nullptr));
+  must(set.add(*set_in, nullptr));
+  broker.kill();
+  CHECK(status_of(full->send(bytes_of("m"), kForever)) == Status::session_lost);
+  CHECK(status_of(full->drain(kForever)) == Status::session_lost);
+  CHECK(status_of(nobody->send(bytes_of("m"), kForever)) == Status::session_lost);
+  CHECK(status_of(pool->acquire(4096, kForever)) == Status::session_lost);
+  CHECK(status_of(set.wait(kForever)) == Status::session_lost);
+  QueueSpec late = queue_spec("late", Kind::claim, true, false);
+  late.open_only = true;
+  late.wait = kForever;
+  CHECK(status_of(Queue::open(pool, late)) == Status::session_lost);
+  Pool::Opening opening;
+  opening.address = "late";
+  opening.wait = kForever;
+  CHECK(status_of(Pool::open(session, opening)) == Status::session_lost);
+  must(pool->release(slot));
+  Message message;
+  must(full->receive(message, true, kForever));  // messages go on
+  must(full->send(bytes_of("m"), kForever));
+}
+
+TEST_CASE("a broker that dies while a queue's name is waited for ends the wait") {
+  harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  QueueSpec late = queue_spec("late", Kind::claim, true, false);
+  late.open_only = true;
+  late.wait = kForever;
+  std::thread ends([&] {
+    sys::rest(20'000'000);
+    broker.kill();
+  });
+  CHECK(status_of(Queue::open(pool, late)) == Status::session_lost);
+  ends.join();
+}
+
+TEST_CASE("who waits for a queue's name sleeps until the queue is made") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  std::thread makes([&] {
+    sys::rest(20'000'000);
+    auto made = reader(pool, "late", Kind::claim);
+    Message message;
+    must(made->receive(message, true, kForever));
+    CHECK(text_of(message) == "m");
+  });
+  QueueSpec late = queue_spec("late", Kind::none, false, true);
+  late.open_only = true;
+  late.wait = kForever;
+  auto out = must(Queue::open(pool, late));
+  must(out->send(bytes_of("m"), kForever));
+  makes.join();
 }

@@ -463,3 +463,12 @@ TEST_CASE("books that refuse a connection, deadlines of theirs, and the idle end
     CHECK(room.transport.run() == Transport::End::idle);
   }
 }
+
+TEST_CASE("a kernel short of memory when a packet is fetched costs nobody the session") {
+  Room room(EngineChoice::epoll);  // io_uring's receives are the kernel's own
+  RawClient client = room.greeted();
+  for (const int code : {ENOMEM, ENOBUFS}) {
+    const harness::Injected fault(fault::Call::receive, code, 1, 2);
+    CHECK(room.ping(client).ok());
+  }
+}

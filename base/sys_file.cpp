@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// See sys_file.hpp.
+#include "base/sys_file.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/sys_call.hpp"
+
+namespace shmb::sys {
+
+using fault::Call;
+
+Sys<PathFacts> path_facts(const char* path, bool follow) {
+  struct stat facts {};
+  auto asked = call_void(Call::stat, [&] { return follow ? ::stat(path, &facts) : ::lstat(path, &facts); });
+  if (!asked) return std::unexpected(asked.error());
+  PathFacts out;
+  out.size = static_cast<std::uint64_t>(facts.st_size);
+  out.uid = facts.st_uid;
+  out.mode = facts.st_mode & 07777;
+  out.is_socket = S_ISSOCK(facts.st_mode);
+  out.is_directory = S_ISDIR(facts.st_mode);
+  out.is_link = S_ISLNK(facts.st_mode);
+  return out;
+}
+
+Sys<void> make_directory(const char* path, unsigned mode) {
+  return call_void(Call::mkdir, [&] { return ::mkdir(path, mode); });
+}
+
+Sys<void> set_path_mode(const char* path, unsigned mode) {
+  return call_void(Call::chmod, [&] { return ::chmod(path, mode); });
+}
+
+Sys<void> set_path_owner(const char* path, std::uint32_t uid, std::uint32_t gid) {
+  return call_void(Call::chown, [&] { return ::chown(path, uid, gid); });
+}
+
+Sys<void> remove_file(const char* path) {
+  return call_void(Call::unlink, [&] { return ::unlink(path); });
+}
+
+Sys<void> may_execute(const char* path) {
+  return call_void(Call::access, [&] { return ::access(path, X_OK); });
+}
+
+Sys<void> lock_file(int fd) {
+  return call_void(Call::flock, [&] { return ::flock(fd, LOCK_EX | LOCK_NB); });
+}
+
+Sys<void> unlock_file(int fd) {
+  return call_void(Call::flock, [&] { return ::flock(fd, LOCK_UN); });
+}
+
+Sys<std::array<Fd, 2>> pipe() {
+  int ends[2];
+  if (auto made = call_void(Call::pipe, [&] { return ::pipe2(ends, O_CLOEXEC); }); !made)
+    return std::unexpected(made.error());
+  return std::array<Fd, 2>{Fd::adopt(ends[0]), Fd::adopt(ends[1])};
+}
+
+Sys<std::size_t> read(int fd, std::span<std::byte> to) {
+  auto got = call(Call::read, [&] { return ::read(fd, to.data(), to.size()); });
+  if (!got) return std::unexpected(got.error());
+  return static_cast<std::size_t>(*got);
+}
+
+Sys<Fd> duplicate_above(int fd, int least) {
+  return call_fd(Call::dup, [&] { return ::fcntl(fd, F_DUPFD_CLOEXEC, least); });
+}
+
+}  // namespace shmb::sys

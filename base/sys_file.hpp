@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// System calls on files by their path, and on the descriptors that starting a broker needs. Each wrapper makes one call,
+// repeats on EINTR, and asks the fault seam first.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/fd.hpp"
+
+namespace shmb::sys {
+
+struct PathFacts {
+  std::uint64_t size = 0;
+  std::uint32_t uid = 0;
+  std::uint32_t mode = 0;  // permission bits, 07777
+  bool is_socket = false, is_directory = false, is_link = false;
+};
+Sys<PathFacts> path_facts(const char* path, bool follow = false);  // lstat, or stat
+Sys<void> make_directory(const char* path, unsigned mode);
+Sys<void> set_path_mode(const char* path, unsigned mode);
+Sys<void> set_path_owner(const char* path, std::uint32_t uid, std::uint32_t gid);
+Sys<void> remove_file(const char* path);
+Sys<void> may_execute(const char* path);
+Sys<void> lock_file(int fd);  // flock(2), for us alone; EWOULDBLOCK: somebody else has it
+Sys<void> unlock_file(int fd);
+Sys<std::array<Fd, 2>> pipe();                          // read, write; O_CLOEXEC
+Sys<std::size_t> read(int fd, std::span<std::byte> to);  // once; 0: the end
+Sys<Fd> duplicate_above(int fd, int least);              // F_DUPFD_CLOEXEC
+
+}  // namespace shmb::sys

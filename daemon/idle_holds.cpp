@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// One look over all pools, in turns. See idle_holds.hpp.
+#include "daemon/idle_holds.hpp"
+
+#include <algorithm>
+
+#include "daemon/world.hpp"
+
+namespace shmb::daemon {
+namespace {
+
+constexpr std::size_t kLinesPerTurn = 4096;
+constexpr std::int64_t kFirstPause = 1'000'000'000, kLongestPause = 60'000'000'000;
+
+}  // namespace
+
+// Senders that go on send the next message well before, and let go themselves.
+void IdleHolds::noticed() {
+  waits_ |= pool_ != 0;  // in the midst of a look, that has perhaps passed it
+  if (armed() && pause_ == kFirstPause) return;
+  pause_ = kFirstPause;
+  world_.timers.set(*this, world_.now() + pause_);
+}
+
+void IdleHolds::on_timer(std::int64_t now) {
+  std::size_t lines = kLinesPerTurn;
+  for (auto at = world_.pools.lower_bound(pool_); at != world_.pools.end(); ++at) {
+    if (at->first != pool_) lane_ = 0;
+    pool_ = at->first;
+    for (Pool& pool = at->second; lane_ < pool.lanes.size(); ++lane_) {
+      if (lines == 0) return world_.timers.set(*this, now);
+      lines -= std::min(lines, drop_idle_holds(world_, pool, lane_, waits_));
+    }
+  }
+  pool_ = lane_ = 0;
+  pause_ = std::min(2 * pause_, kLongestPause);
+  if (std::exchange(waits_, false)) world_.timers.set(*this, now + pause_);
+}
+
+}  // namespace shmb::daemon
