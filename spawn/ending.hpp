@@ -9,12 +9,18 @@
 #include <functional>
 #include <optional>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "base/sys_process.hpp"
 #include "spawn/tree.hpp"
 
 namespace shmb::spawn {
+
+// CLOCK_MONOTONIC so long from now; "for ever" is the end of time and no overflow.
+std::int64_t from_now(std::int64_t duration);
+// Until then, as poll(2) wants it: rounded up, in milliseconds.
+int poll_time(std::int64_t due);
 
 // The children of this process, minus bystanders.
 class Tree {
@@ -37,7 +43,7 @@ class Tree {
 
  private:
   std::vector<pid_t> skip() const;
-  void signal_all(int signal) const;
+  void signal_all(std::span<const int> signals) const;
 
   std::function<std::vector<pid_t>()> bystanders_;
   std::vector<Process> spared_;

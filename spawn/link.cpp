@@ -25,6 +25,7 @@ namespace {
 
 constexpr const char* kRoles[] = {"rank", "zygote", "command"};
 constexpr std::size_t kMostWaiting = std::size_t{16} << 20;
+constexpr std::size_t kMostSent = std::size_t{1} << 20;  // that is kept behind what is to be sent
 
 }  // namespace
 
@@ -49,9 +50,10 @@ std::optional<ControlPlace> find_control(const char* text) {
 }
 
 short Link::events() const {
-  const std::size_t waiting = out_.size() - sent_;
-  return static_cast<short>((waiting > 0 ? POLLOUT : 0) | (waiting < kMostWaiting ? POLLIN : 0));
+  return static_cast<short>((out_.size() > sent_ ? POLLOUT : 0) | (takes() ? POLLIN : 0));
 }
+
+bool Link::takes() const { return out_.size() - sent_ < kMostWaiting; }
 
 bool Link::fill() {
   char chunk[65536];
@@ -87,16 +89,27 @@ std::optional<Frame> Link::next() {
 }
 
 void Link::send(Op op, std::uint64_t tag, std::string_view payload, std::uint16_t status) {
-  if (!open()) return;
+  if (!open() || hung_up_) return;
   out_ += encode_frame(op, tag, payload, status);
   flush();
+}
+
+void Link::hang_up() {
+  hung_up_ = true;
+  out_.clear();
+  sent_ = 0;
 }
 
 void Link::flush() {
   while (open() && sent_ < out_.size()) {
     const ssize_t size = ::send(socket_.get(), out_.data() + sent_, out_.size() - sent_, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (size < 0 && errno == EINTR) continue;
-    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      if (sent_ < kMostSent) return;
+      out_.erase(0, sent_);
+      sent_ = 0;
+      return;
+    }
     if (size < 0) break;  // nobody is left to read it
     sent_ += static_cast<std::size_t>(size);
   }

@@ -80,6 +80,10 @@ class Link {
   // Reads what is there. False: the other end is closed, or said what cannot be.
   bool fill();
   std::optional<Frame> next();
+  // Whether another request may be taken: what is answered already waits in moderate size.
+  bool takes() const;
+  // Nobody is there any more to read answers; what was said can still be taken.
+  void hang_up();
   bool broken() const { return broken_; }
   void send(Op op, std::uint64_t tag, std::string_view payload, std::uint16_t status = 0);
   void flush();
@@ -88,7 +92,7 @@ class Link {
   Fd socket_;
   std::string in_, out_;
   std::size_t taken_ = 0, sent_ = 0;
-  bool broken_ = false;
+  bool broken_ = false, hung_up_ = false;
 };
 
 }  // namespace shmb::spawn

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <map>
 
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
@@ -24,6 +25,8 @@
 
 namespace shmb::spawn {
 namespace {
+
+constexpr std::int64_t kStalled = 5'000'000'000;  // a reader of our output that takes nothing while others wait for us
 
 int status_of(const Failure& failure) {
   if (failure.signal != 0) return 128 + failure.signal;
@@ -71,10 +74,12 @@ class Overseer {
       look_at_what_is_left();
       wait_and_act();
     }
-    relay_.finish(ranks_);
     reporter_.tree_gone();
     (void)deliver(parent_.socket, verdict());
+    finish_output();
     note(Note::tree_gone, 0, {});
+    // Whoever stopped the guard did not mean to keep it for ever: it has nothing left to guard.
+    if (guard_pidfd_) (void)sys::pidfd_signal(guard_pidfd_.get(), SIGCONT);
   }
 
  private:
@@ -91,6 +96,12 @@ class Overseer {
     RankSetting setting;
     setting.job_group = job_group;
     setting.mask = signals_.former_mask();
+    // Whatever the thread that spawned had blocked (helper threads often block everything): a rank begins anew.
+    if (plan_.method == Method::fork) ::sigemptyset(&setting.mask);
+    setting.role = plan_.method == Method::command ? Role::command : Role::rank;
+    auto room = make_room();
+    if (!room) return std::unexpected(room.error());
+    setting.descriptors = *room;
     setting.failures = write_end.get();
     setting.master_port = plan_.master_port;
     setting.forget = [this] { forget(); };
@@ -104,7 +115,7 @@ class Overseer {
     for (std::int32_t local = 0; local < plan_.nprocs; ++local) {
       Rank& rank = ranks_[static_cast<std::size_t>(local)];
       rank.local = local;
-      auto made = prepare_rank(plan_, rank);
+      auto made = prepare_rank(plan_, rank, setting.role);
       if (!made) return system_failure(made.error(), "a channel for rank " + std::to_string(plan_.rank(local)));
       if (plan_.method == Method::forkserver) {
         kept.push_back(std::move(*made));
@@ -115,7 +126,7 @@ class Overseer {
       }
     }
     if (plan_.method == Method::forkserver) {
-      auto ends_of_zygote = prepare_rank(plan_, zygote_);
+      auto ends_of_zygote = prepare_rank(plan_, zygote_, Role::zygote);
       if (!ends_of_zygote) return system_failure(ends_of_zygote.error(), "a channel for the fork server");
       setting.role = Role::zygote;
       setting.zygote_gives = &kept;
@@ -124,8 +135,26 @@ class Overseer {
       zygote_.pid = *pid;
       tree_.know(*pid);
     }
-    if (plan_.channels && plan_.method != Method::command) start_deadline_ = sys::now_monotonic() + plan_.start_timeout;
+    if (plan_.channels && plan_.method != Method::command) start_deadline_ = from_now(plan_.start_timeout);
     return {};
+  }
+
+  // Each rank costs descriptors here. Gives the limit that the ranks are to have again.
+  Result<sys::FdLimit> make_room() {
+    auto limit = sys::descriptor_limit();
+    if (!limit) return system_failure(limit.error(), "the limit of open files");
+    const int pipes = plan_.stdio == Stdio::prefix ? 2 : 0;
+    const int each = 2 + pipes + (plan_.method == Method::forkserver ? 1 + std::max(pipes, 2) : 0);
+    constexpr std::uint64_t kOthers = 32;
+    const std::uint64_t needed = static_cast<std::uint64_t>(plan_.nprocs * each) + kOthers;
+    if (limit->hard < needed)
+      return error(Status::limit, std::to_string(plan_.nprocs) + " ranks need " + std::to_string(needed) +
+                                      " open files in their supervisor, and the hard limit is " +
+                                      std::to_string(limit->hard) + " (RLIMIT_NOFILE): raise it or start fewer ranks");
+    if (limit->soft >= needed) return sys::FdLimit{};
+    if (auto raised = sys::set_descriptor_limit({limit->hard, limit->hard}); !raised)
+      return system_failure(raised.error(), "raising the limit of open files");
+    return *limit;
   }
 
   void adopt(Rank& rank, pid_t pid) {
@@ -217,8 +246,7 @@ class Overseer {
     std::int64_t next = tree_.step_due();
     for (const auto& due : {end_at_, start_deadline_})
       if (due && (next < 0 || *due < next)) next = *due;
-    if (next < 0) return -1;
-    return static_cast<int>(std::max<std::int64_t>(next - sys::now_monotonic() + 999'999, 0) / 1'000'000);
+    return next < 0 ? -1 : poll_time(next);
   }
 
   void wait_and_act() {
@@ -253,9 +281,10 @@ class Overseer {
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       Rank& rank = ranks_[i];
       if ((polled_[first + 3 * i].revents & POLLOUT) != 0) rank.link.flush();
-      if ((polled_[first + 3 * i].revents & ~POLLOUT) != 0) hear_rank(rank);
-      if (polled_[first + 3 * i + 1].revents != 0) relay_.read(rank.out, plan_.rank(rank.local), false);
-      if (polled_[first + 3 * i + 2].revents != 0) relay_.read(rank.err, plan_.rank(rank.local), true);
+      if ((polled_[first + 3 * i].revents & (POLLHUP | POLLERR)) != 0) rank.link.hang_up();
+      if (polled_[first + 3 * i].revents != 0) hear_rank(rank);
+      if (polled_[first + 3 * i + 1].revents != 0) (void)relay_.read(rank.out, plan_.rank(rank.local), false);
+      if (polled_[first + 3 * i + 2].revents != 0) (void)relay_.read(rank.err, plan_.rank(rank.local), true);
     }
     relay_.write(polled_, relayed);
     if (polled_[0].revents != 0) handle_signals();
@@ -284,7 +313,41 @@ class Overseer {
     }
   }
 
+  // What ranks had still printed, after the end has been told: a reader that does not read holds up only this, and
+  // only until somebody who waits for us is kept waiting too long, is gone, or does not want to wait.
+  void finish_output() {
+    for (std::int64_t moved = sys::now_monotonic();;) {
+      bool drained = true;
+      for (Rank& rank : ranks_)
+        for (const bool error : {false, true}) {
+          Fd& pipe = error ? rank.err : rank.out;
+          while (pipe && relay_.ready() && relay_.read(pipe, plan_.rank(rank.local), error)) {
+          }
+          drained &= !pipe || relay_.ready();
+        }
+      if (drained) relay_.end_lines();
+      const std::size_t before = relay_.waiting();
+      if (before == 0) return;
+      const bool hurried = parent_.socket >= 0 || guard_gone_;
+      polled_ = {{signals_.fd(), POLLIN, 0}, {guard_gone_ ? -1 : guard_socket_, POLLIN, 0}};
+      polled_.push_back({parent_gone_ ? -1 : parent_.pidfd, POLLIN, 0});
+      relay_.watch(polled_);
+      (void)::poll(polled_.data(), polled_.size(), hurried ? poll_time(moved + kStalled) : -1);
+      relay_.write(polled_, 3);
+      if (polled_[2].revents != 0) parent_gone_ = true;
+      while (auto order = hear<Order>(guard_socket_, guard_gone_))
+        if (ends_the_tree(order->signal)) return;
+      while (auto signal = signals_.next())
+        if (ends_the_tree(signal->number) && !signal->from_terminal) return;
+      if (relay_.waiting() < before) moved = sys::now_monotonic();
+      else if (hurried && sys::now_monotonic() - moved >= kStalled) return;
+    }
+  }
+
   std::string never_reached(const std::string& who) const {
+    if (plan_.method == Method::fork)
+      return who + " has not begun its function within " + format_duration(plan_.start_timeout) +
+             ": in a copy of a process a lock that another thread held at the fork is never released";
     return who + " never reached spawn_child within " + format_duration(plan_.start_timeout) + ": the first line of " +
            quoted(plan_.program.empty() ? plan_.command.front() : plan_.program) +
            "'s main must be `if (auto rc = shmbroker::spawn_child(argc, argv)) return *rc;`";
@@ -361,11 +424,21 @@ class Overseer {
 
   void hear_rank(Rank& rank) {
     if (!rank.link.open()) return;
+    take_frames(rank);
+    if (!rank.link.takes()) return;
     const bool more = rank.link.fill();
-    while (auto frame = rank.link.next()) take(rank, *frame);
+    if (!more) rank.link.hang_up();
+    take_frames(rank);
     if (more && !rank.link.broken()) return;
     rank.link.close();
     store_.gone(rank.local, "is gone");
+  }
+
+  // As many as may be answered: the answer to a short request can be long.
+  void take_frames(Rank& rank) {
+    while (rank.link.takes())
+      if (auto frame = rank.link.next()) take(rank, *frame);
+      else return;
   }
 
   void take(Rank& rank, Frame& frame) {
@@ -400,13 +473,14 @@ class Overseer {
       for (Rank& rank : ranks_) rank.pid = in.number<pid_t>();
       zygote_.finished = in.whole();
     }
-    if (!more) zygote_.link.close();
+    if (!more || zygote_.link.broken()) zygote_.link.close();
   }
 
   // Its children are ours now: the kernel gives them to us before it shows the end of their parent.
   void zygote_ended(const sys::ChildExit& child) {
     if (zygote_.link.open()) hear_zygote();
     zygote_.reaped = true;
+    if (failures_) hear_failures();  // why it could not even be executed
     if (!zygote_.finished) {
       Failure end = failure_of(child);
       end.rank = 0;
@@ -417,6 +491,13 @@ class Overseer {
     }
     const std::string go = Packer().number(::getpid()).take();
     for (Rank& rank : ranks_) {
+      if (const auto early = early_.find(rank.pid); early != early_.end()) {
+        rank.reaped = true;
+        rank.how = early->second;
+        rank.time = sys::now_monotonic();
+        deaths_.push_back(rank.local);
+      }
+      if (rank.reaped) continue;  // before its adoption
       siginfo_t state{};
       if (::waitid(P_PID, static_cast<id_t>(rank.pid), &state, WEXITED | WNOHANG | WNOWAIT) != 0)
         return cannot_start(kExitFailed,
@@ -424,6 +505,7 @@ class Overseer {
       adopt(rank, rank.pid);
       rank.link.send(Op::go, 0, go);
     }
+    early_.clear();
     all_started();
   }
 
@@ -439,6 +521,8 @@ class Overseer {
       if (!rank.pidfd) deaths_.push_back(rank.local);
       return;
     }
+    // One of the fork server's that died before we heard which are ours.
+    if (zygote_.pid > 0 && !zygote_.reaped) early_[child.pid] = child;
   }
 
   void note_order() {
@@ -478,7 +562,8 @@ class Overseer {
     if (rank.ended) return;
     rank.ended = true;
     ++ended_;
-    if (rank.link.open()) hear_rank(rank);  // its last words
+    rank.link.hang_up();
+    hear_rank(rank);  // its last words
     rank.link.close();
     rank.pidfd.reset();
     Failure failure = failure_of(rank.how);
@@ -511,7 +596,7 @@ class Overseer {
     if (cause && plan_.nprocs > 1) reporter_.say(failure.message);
     failures_found_.push_back(std::move(failure));
     if (!cause || tree_.ending() || end_at_ || ended_ == ranks_.size()) return;
-    if (voluntary_ > 0) end_at_ = sys::now_monotonic() + voluntary_;
+    if (voluntary_ > 0) end_at_ = from_now(voluntary_);
     else end_tree(SIGTERM, grace_);
   }
 
@@ -550,6 +635,7 @@ class Overseer {
   Tree tree_;
   std::vector<Rank> ranks_;
   Rank zygote_;
+  std::map<pid_t, sys::ChildExit> early_;
   Store store_;
   Relay relay_;
   Fd order_, failures_, guard_pidfd_;

@@ -64,6 +64,10 @@ Result<void> check(const Plan& plan) {
     return error(Status::invalid, "shard " + std::to_string(plan.shard) + " of " + std::to_string(plan.shards) +
                                       ": shards count from 0, and there must be one at least");
   if (plan.shards > INT32_MAX / plan.nprocs) return error(Status::invalid, "shards times nprocs is too large a number");
+  if (plan.shards > 1 && plan.rank_variables && plan.master_port == 0)
+    return error(Status::invalid,
+                 "ranks on several hosts meet at one port: give the same MASTER_PORT to every shard, as nobody can "
+                 "choose a free one for all");
   if (plan.method > Method::command) return error(Status::invalid, "there is no such start method");
   if (plan.stdio > Stdio::prefix) return error(Status::invalid, "there is no such way for output");
   if (plan.stdio == Stdio::files && plan.stdio_path.empty())
@@ -73,6 +77,12 @@ Result<void> check(const Plan& plan) {
   } else if (plan.command.empty() || plan.command.front().empty()) {
     return error(Status::invalid, "no command was given");
   }
+  if ((plan.method == Method::spawn || plan.method == Method::forkserver) && plan.function.empty())
+    return error(Status::invalid, "no function was named for the ranks to run");
+  if (plan.arguments.size() > kMostArguments / static_cast<std::size_t>(plan.nprocs))
+    return error(Status::limit, "arguments of " + std::to_string(plan.arguments.size()) + " bytes for " +
+                                    std::to_string(plan.nprocs) + " ranks: all copies together may have " +
+                                    std::to_string(kMostArguments) + " bytes; pass large things as regions");
   if (plan.voluntary < 0 || plan.grace < 0 || plan.start_timeout <= 0)
     return error(Status::invalid, "times of grace must not be negative, and the time to start must be above 0");
   for (const auto& [name, value] : plan.environment)

@@ -19,6 +19,7 @@ inline constexpr std::int64_t kGrace = 5'000'000'000;       // of `run`, and whe
 inline constexpr std::int64_t kRankGrace = 30'000'000'000;  // of spawn, as torch's
 inline constexpr std::int64_t kStartTimeout = 10'000'000'000;
 inline constexpr std::int32_t kMostRanks = 1024;
+inline constexpr std::size_t kMostArguments = std::size_t{1} << 30;  // of all ranks together
 
 enum class Method : std::uint32_t { spawn, fork, forkserver, command };
 enum class Stdio : std::uint32_t { inherit, null, files, prefix };

@@ -83,6 +83,11 @@ Signals::Signals(bool all) {
     ::sigfillset(&every);
     ::sigprocmask(SIG_BLOCK, &every, nullptr);
   }
+  // A reader of our output that goes away is an error of write(2), and no reason to leave the ranks.
+  sigset_t pipe;
+  ::sigemptyset(&pipe);
+  ::sigaddset(&pipe, SIGPIPE);
+  ::sigprocmask(SIG_BLOCK, &pipe, nullptr);
   // An inherited SIG_IGN would let children vanish without a status (sigaction(2), SIGCHLD).
   struct sigaction standard{};
   standard.sa_handler = SIG_DFL;
@@ -97,6 +102,12 @@ Signals::Signals(bool all) {
 
 Signals::~Signals() {
   fd_.reset();
+  sigset_t pipe;
+  ::sigemptyset(&pipe);
+  ::sigaddset(&pipe, SIGPIPE);
+  const timespec none{};
+  while (::sigismember(&former_mask_, SIGPIPE) == 0 && ::sigtimedwait(&pipe, nullptr, &none) > 0) {
+  }
   ::sigaction(SIGCHLD, &former_child_action_, nullptr);
   ::sigprocmask(SIG_SETMASK, &former_mask_, nullptr);
 }

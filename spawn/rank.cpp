@@ -142,24 +142,33 @@ void enter_command(State& it, int fd) {
 // ends, and the kernel gives the ranks to the supervisor.
 Result<Fd> make_ranks(State& it, void (*preload)()) {
   const char* text = ::secure_getenv(kZygoteVariable);
-  std::vector<Fd> channels;
+  std::vector<RankEnds> all;
+  const auto take = [](int fd) {
+    if (fd >= 0) (void)::fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return Fd::adopt(fd);
+  };
   for (std::string_view left = text == nullptr ? "" : text; !left.empty();) {
     const std::size_t end = std::min(left.find(','), left.size());
-    auto place = find_control(std::string(left.substr(0, end)).c_str());
-    if (!place) return error(Status::protocol, "the fork server has lost the channel of a rank");
-    (void)::fcntl(place->fd, F_SETFD, FD_CLOEXEC);
-    channels.push_back(Fd::adopt(place->fd));
+    const std::string one(left.substr(0, end));
+    const std::size_t slash = std::min(one.find('/'), one.size());
+    auto place = find_control(one.substr(0, slash).c_str());
+    int out = -1, err = -1;
+    if (!place || std::sscanf(one.c_str() + slash, "/%d/%d", &out, &err) != 2)
+      return error(Status::protocol, "the fork server has lost the channel of a rank");
+    all.push_back({take(place->fd), take(out), take(err)});
     left.remove_prefix(std::min(end + 1, left.size()));
   }
   ::unsetenv(kZygoteVariable);
   if (preload != nullptr) preload();
   std::fflush(nullptr);  // else each rank would print it again
   Packer pids;
-  for (Fd& channel : channels) {
+  for (RankEnds& one : all) {
     const pid_t pid = ::fork();
     if (pid == 0) {
-      Fd mine = std::move(channel);
-      channels.clear();
+      Fd mine = std::move(one.control);
+      if (one.out) (void)::dup2(one.out.get(), 1);
+      if (one.err) (void)::dup2(one.err.get(), 2);
+      all.clear();
       it.socket.reset();
       return mine;
     }

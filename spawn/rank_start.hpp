@@ -49,16 +49,18 @@ struct RankSetting {
   sigset_t mask{};
   int failures = -1;  // write end of the pipe
   Role role = Role::rank;
-  const std::vector<RankEnds>* zygote_gives = nullptr;  // role zygote: the ends of all ranks
+  std::vector<RankEnds>* zygote_gives = nullptr;  // role zygote: the ends of all ranks
+  sys::FdLimit descriptors;                       // to be restored; 0: as it is
   std::uint16_t master_port = 0;
   std::function<void()> forget;  // closes what is the supervisor's alone (method fork)
 };
 
 // Makes the channel and the pipes of a rank; gives the rank's ends.
-Sys<RankEnds> prepare_rank(const Plan& plan, Rank& rank);
+Sys<RankEnds> prepare_rank(const Plan& plan, Rank& rank, Role role);
 // The message that tells a rank who it is and what to run.
 std::string begin_payload(const Plan& plan, std::int32_t local);
-Sys<pid_t> start_rank(const Plan& plan, const Rank& rank, const RankEnds& ends, const RankSetting& setting);
+// The ends are used up in the new process.
+Sys<pid_t> start_rank(const Plan& plan, const Rank& rank, RankEnds& ends, const RankSetting& setting);
 // The variables of one rank, for processes that are born without exec as well.
 void set_rank_variables(const Plan& plan, std::int32_t local, std::uint16_t master_port);
 Sys<std::uint16_t> free_port();

@@ -8,32 +8,42 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "spawn/rank_start.hpp"
-
 namespace shmb::spawn {
 
-void Relay::read(Fd& pipe, int rank, bool error) {
+bool Relay::read(Fd& pipe, int rank, bool error) {
   char chunk[16384];
   const ssize_t size = ::read(pipe.get(), chunk, sizeof chunk);
-  if (size < 0 && (errno == EINTR || errno == EAGAIN)) return;
+  if (size < 0 && errno == EINTR) return true;
+  if (size < 0 && errno == EAGAIN) return false;
   std::string& line = lines_[{rank, error}];
-  std::string& out = error ? err_ : out_;
-  const auto flush = [&](std::size_t end) {
-    out += "[rank " + std::to_string(rank) + "] ";
-    out.append(line, 0, end);
-    out += '\n';
-  };
   if (size <= 0) {
-    if (!line.empty()) flush(line.size());
+    if (!line.empty()) put({rank, error}, line);
     line.clear();
     pipe.reset();
-    return;
+    return false;
   }
   line.append(chunk, static_cast<std::size_t>(size));
-  for (std::size_t end; (end = line.find('\n')) != line.npos; line.erase(0, end + 1)) flush(end);
-  if (line.size() < kLongestLine) return;
-  flush(line.size());
+  std::size_t begin = 0;
+  for (std::size_t end; (end = line.find('\n', begin)) != line.npos; begin = end + 1)
+    put({rank, error}, std::string_view(line).substr(begin, end - begin));
+  line.erase(0, begin);
+  if (line.size() < kLongestLine) return true;
+  put({rank, error}, line);
   line.clear();
+  return true;
+}
+
+void Relay::put(std::pair<int, bool> whose, std::string_view line) {
+  std::string& out = whose.second ? err_ : out_;
+  out += "[rank " + std::to_string(whose.first) + "] ";
+  out += line;
+  out += '\n';
+}
+
+void Relay::end_lines() {
+  for (auto& [whose, line] : lines_)
+    if (!line.empty()) put(whose, line);
+  lines_.clear();
 }
 
 void Relay::watch(std::vector<pollfd>& polled) const {
@@ -51,20 +61,6 @@ void Relay::write_some(int fd, std::string& text) {
 void Relay::write(const std::vector<pollfd>& polled, std::size_t first) {
   if (polled[first].revents != 0) write_some(1, out_);
   if (polled[first + 1].revents != 0) write_some(2, err_);
-}
-
-void Relay::finish(std::vector<Rank>& ranks) {
-  for (Rank& rank : ranks)
-    for (const bool error : {false, true}) {
-      Fd& pipe = error ? rank.err : rank.out;
-      while (pipe) {
-        const std::size_t before = out_.size() + err_.size() + lines_[{rank.local, error}].size();
-        read(pipe, rank.local, error);
-        if (pipe && out_.size() + err_.size() + lines_[{rank.local, error}].size() == before) break;
-      }
-    }
-  while (!out_.empty()) write_some(1, out_);
-  while (!err_.empty()) write_some(2, err_);
 }
 
 }  // namespace shmb::spawn

@@ -16,6 +16,25 @@ void Store::refuse(std::int32_t local, std::uint64_t tag, Status status, const s
   answer_(local, tag, status, sentence);
 }
 
+bool Store::admit(std::int32_t local, std::uint64_t tag, std::size_t bytes) {
+  Waiting& mine = waiting_[static_cast<std::size_t>(local)];
+  if (mine.calls >= kMostOutstanding || mine.bytes + bytes > kMostOutstandingBytes) {
+    refuse(local, tag, Status::limit,
+           std::to_string(mine.calls) + " calls of this rank, with " + std::to_string(mine.bytes) +
+               " bytes, wait for others already: at most " + std::to_string(kMostOutstanding) + " with " +
+               std::to_string(kMostOutstandingBytes) + " bytes may");
+    return false;
+  }
+  ++mine.calls;
+  mine.bytes += bytes;
+  return true;
+}
+
+void Store::release(std::size_t local, std::size_t bytes) {
+  --waiting_[local].calls;
+  waiting_[local].bytes -= bytes;
+}
+
 void Store::request(std::int32_t local, const Frame& frame) {
   const std::uint64_t tag = frame.tag;
   if (frame.op == Op::cancel) return cancel(local, tag);
@@ -35,10 +54,12 @@ void Store::request(std::int32_t local, const Frame& frame) {
     case Op::wait: {
       if (found != values_.end()) return answer_(local, tag, Status::ok, found->second);
       const auto left = std::ranges::find_if(gone_, [](const std::string& how) { return how == "has died"; });
-      if (left != gone_.end())
-        return refuse(
-            local, tag, Status::peer_gone,
-            who(static_cast<std::size_t>(left - gone_.begin())) + ", and nobody has set the key " + quoted(key));
+      const bool alone = !gone_first_.empty() && std::ranges::count(gone_, std::string()) <= 1;
+      if (left != gone_.end() || alone)
+        return refuse(local, tag, Status::peer_gone,
+                      who(left != gone_.end() ? static_cast<std::size_t>(left - gone_.begin()) : gone_first_.back()) +
+                          ", and nobody has set the key " + quoted(key));
+      if (!admit(local, tag, key.size())) return;
       waiters_.push_back({local, tag, key});
       return;
     }
@@ -54,7 +75,7 @@ void Store::request(std::int32_t local, const Frame& frame) {
     case Op::erase: {
       const bool there = found != values_.end();
       if (there) {
-        stored_ -= key.size() + found->second.size();
+        stored_ -= key.size() + found->second.size() + kEntryCost;
         values_.erase(found);
       }
       return answer_(local, tag, Status::ok, there ? "1" : "0");
@@ -84,8 +105,8 @@ void Store::keep(std::int32_t local, std::uint64_t tag, const std::string& key, 
                   "a value has at most " + std::to_string(kMostValue) + " bytes, this one " +
                       std::to_string(value.size()) + ": pass large things as regions");
   const auto found = values_.find(key);
-  const std::size_t freed = found == values_.end() ? 0 : key.size() + found->second.size();
-  const std::size_t needed = key.size() + value.size();
+  const std::size_t freed = found == values_.end() ? 0 : key.size() + found->second.size() + kEntryCost;
+  const std::size_t needed = key.size() + value.size() + kEntryCost;
   if (stored_ - freed + needed > kMostStored)
     return refuse(local, tag, Status::limit,
                   "the store of the ranks has room for " + std::to_string(kMostStored) + " bytes, " +
@@ -94,6 +115,7 @@ void Store::keep(std::int32_t local, std::uint64_t tag, const std::string& key, 
   for (auto it = waiters_.begin(); it != waiters_.end();) {
     if (it->key == key) {
       answer_(it->local, it->tag, Status::ok, value);
+      release(static_cast<std::size_t>(it->local), it->key.size());
       it = waiters_.erase(it);
     } else {
       ++it;
@@ -117,14 +139,17 @@ void Store::come(std::int32_t local, const Frame& frame) {
     return refuse(local, frame.tag, Status::limit,
                   "values of " + std::to_string(call.value.size()) + " bytes for " + std::to_string(ranks) +
                       " ranks are too large: pass large things as regions");
-  Round& round = rounds_[name];
-  round.resize(gone_.size());
-  constexpr std::size_t kMostCalls = 1024;
-  auto& mine = round[static_cast<std::size_t>(local)];
-  if (mine.size() >= kMostCalls)
-    return refuse(local, frame.tag, Status::limit, "1,024 calls of this rank wait for the others already");
-  mine.push_back(std::move(call));
+  if (frame.op == Op::barrier || (frame.op == Op::broadcast && call.root != local)) call.value = {};  // nobody asks
+  if (!admit(local, frame.tag, name.second.size() + call.value.size())) return;
+  rounds_[name][static_cast<std::size_t>(local)].push_back(std::move(call));
   look(name);
+}
+
+void Store::take_first(const Name& name, Round& round, std::size_t local) {
+  const auto mine = round.find(local);
+  release(local, name.second.size() + mine->second.front().value.size());
+  mine->second.pop_front();
+  if (mine->second.empty()) round.erase(mine);
 }
 
 void Store::look(const Name& name) {
@@ -132,23 +157,21 @@ void Store::look(const Name& name) {
   if (found == rounds_.end()) return;
   Round& round = found->second;
   for (;;) {
-    auto here =
-        static_cast<std::size_t>(std::ranges::count_if(round, [](const auto& calls) { return !calls.empty(); }));
-    if (here == round.size()) {
+    if (round.size() == gone_.size()) {
       complete(name, round);
       continue;
     }
-    const auto missing = std::ranges::find_if(gone_first_, [&](std::size_t i) { return round[i].empty(); });
+    const auto missing = std::ranges::find_if(gone_first_, [&](std::size_t i) { return !round.contains(i); });
     if (missing != gone_first_.end()) {
       const std::string sentence = who(*missing) + " before it came";
-      for (std::size_t i = 0; i < round.size(); ++i) {
-        for (const Call& call : round[i])
-          if (gone_[i].empty()) refuse(static_cast<std::int32_t>(i), call.tag, Status::peer_gone, sentence);
-        round[i].clear();
+      while (!round.empty()) {
+        const std::size_t local = round.begin()->first;
+        const std::uint64_t tag = round.begin()->second.front().tag;
+        if (gone_[local].empty()) refuse(static_cast<std::int32_t>(local), tag, Status::peer_gone, sentence);
+        take_first(name, round, local);
       }
-      here = 0;
     }
-    if (here == 0) rounds_.erase(found);
+    if (round.empty()) rounds_.erase(found);
     return;
   }
 }
@@ -158,16 +181,16 @@ void Store::complete(const Name& name, Round& round) {
   bool agreed = true;
   Packer all;
   all.number<std::uint64_t>(round.size());
-  for (const auto& calls : round) {
+  for (const auto& [local, calls] : round) {
     agreed &= calls.front().root == root;
     if (name.first == Op::all_gather) all.text(calls.front().value);
   }
   std::string answer;
   if (name.first == Op::broadcast && agreed) answer = round[static_cast<std::size_t>(root)].front().value;
   if (name.first == Op::all_gather) answer = all.take();
-  for (std::size_t i = 0; i < round.size(); ++i) {
+  for (std::size_t i = 0; i < gone_.size(); ++i) {
     const std::uint64_t tag = round[i].front().tag;
-    round[i].pop_front();
+    take_first(name, round, i);
     if (!gone_[i].empty()) continue;
     if (agreed) answer_(static_cast<std::int32_t>(i), tag, Status::ok, answer);
     else refuse(static_cast<std::int32_t>(i), tag, Status::invalid, "the ranks do not name the same root");
@@ -178,15 +201,20 @@ void Store::cancel(std::int32_t local, std::uint64_t tag) {
   const std::string sentence = "the deadline passed before the others came";
   for (auto it = waiters_.begin(); it != waiters_.end(); ++it) {
     if (it->local != local || it->tag != tag) continue;
+    release(static_cast<std::size_t>(local), it->key.size());
     waiters_.erase(it);
     return refuse(local, tag, Status::deadline, sentence);
   }
   for (auto it = rounds_.begin(); it != rounds_.end(); ++it) {
-    auto& calls = it->second[static_cast<std::size_t>(local)];
+    const auto mine = it->second.find(static_cast<std::size_t>(local));
+    if (mine == it->second.end()) continue;
+    auto& calls = mine->second;
     const auto call = std::ranges::find(calls, tag, &Call::tag);
     if (call == calls.end()) continue;
+    release(mine->first, it->first.second.size() + call->value.size());
     calls.erase(call);
-    if (std::ranges::all_of(it->second, [](const auto& one) { return one.empty(); })) rounds_.erase(it);
+    if (calls.empty()) it->second.erase(mine);
+    if (it->second.empty()) rounds_.erase(it);
     return refuse(local, tag, Status::deadline, sentence);
   }
 }
@@ -206,6 +234,7 @@ void Store::gone(std::int32_t local, const std::string& how) {
   for (const Waiter& one : waiters_)
     refuse(one.local, one.tag, Status::peer_gone,
            who(static_cast<std::size_t>(local)) + ", and nobody has set the key " + quoted(one.key));
+  for (const Waiter& one : waiters_) release(static_cast<std::size_t>(one.local), one.key.size());
   waiters_.clear();
 }
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <list>
 #include <map>
@@ -20,13 +19,17 @@ namespace shmb::spawn {
 inline constexpr std::size_t kMostKey = 1 << 10;
 inline constexpr std::size_t kMostValue = std::size_t{1} << 20;
 inline constexpr std::size_t kMostStored = std::size_t{64} << 20;
+inline constexpr std::size_t kEntryCost = 128;     // of a key or call besides its bytes
+inline constexpr std::size_t kMostOutstanding = 1024;  // calls of one rank that wait for others
+inline constexpr std::size_t kMostOutstandingBytes = std::size_t{32} << 20;
 inline constexpr std::size_t kMostGathered = std::size_t{16} << 20;  // the values of all ranks together
 
 class Store {
  public:
   // Status ok: the payload is the answer; else it is a sentence.
   using Answer = std::function<void(std::int32_t local, std::uint64_t tag, Status status, const std::string& payload)>;
-  Store(std::int32_t ranks, Answer answer) : answer_(std::move(answer)), gone_(static_cast<std::size_t>(ranks)) {}
+  Store(std::int32_t ranks, Answer answer)
+      : answer_(std::move(answer)), gone_(static_cast<std::size_t>(ranks)), waiting_(gone_.size()) {}
   // A request, or the cancellation of one; anything else is refused.
   void request(std::int32_t local, const Frame& frame);
   void gone(std::int32_t local, const std::string& how);
@@ -37,8 +40,9 @@ class Store {
     std::int32_t root = -1;
     std::string value;
   };
-  // What all ranks have to call: the n-th call of each rank under one name belongs together.
-  using Round = std::vector<std::deque<Call>>;
+  // What all ranks have to call: the n-th call of each rank under one name belongs together. Ranks without one are not
+  // in it.
+  using Round = std::map<std::size_t, std::list<Call>>;
   using Name = std::pair<Op, std::string>;
   struct Waiter {
     std::int32_t local;
@@ -46,6 +50,14 @@ class Store {
     std::string key;
   };
 
+  // What waits of one rank, so that none can fill the supervisor's memory.
+  struct Waiting {
+    std::size_t calls = 0, bytes = 0;
+  };
+
+  bool admit(std::int32_t local, std::uint64_t tag, std::size_t bytes);
+  void release(std::size_t local, std::size_t bytes);
+  void take_first(const Name& name, Round& round, std::size_t local);
   void refuse(std::int32_t local, std::uint64_t tag, Status status, const std::string& sentence);
   void come(std::int32_t local, const Frame& frame);
   void look(const Name& name);
@@ -62,6 +74,7 @@ class Store {
   std::map<std::string, std::string> values_;
   std::size_t stored_ = 0;
   std::list<Waiter> waiters_;
+  std::vector<Waiting> waiting_;
 };
 
 }  // namespace shmb::spawn
