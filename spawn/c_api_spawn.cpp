@@ -170,6 +170,10 @@ int shmb_spawn(const shmb_spawn_options* options, shmb_processes** processes, sh
     auto known = read_options(options);
     if (!known) return std::unexpected(known.error());
     if (processes == nullptr) return shmb::error(Status::invalid, "no place for the processes was given");
+    if (awaited_as_rank())
+      return shmb::error(Status::invalid,
+                         "this process is a rank that has not called spawn_child (shmb_rank_enter): the first line of "
+                         "main must, or each rank would start all ranks again");
     if (known->timeout_ns < 0) return shmb::error(Status::invalid, "starting ranks always has a deadline");
     auto plan = plan_of(*known);
     if (!plan) return std::unexpected(plan.error());
@@ -230,6 +234,8 @@ int shmb_processes_result(shmb_processes* processes, int32_t local_rank, const v
   return guarded(error, [&]() -> Result<void> {
     const Verdict* verdict = verdict_of(processes);
     if (verdict == nullptr) return shmb::error(Status::not_found, "the ranks have not ended yet");
+    if (verdict->failures.empty() && verdict->results.empty())
+      return shmb::error(Status::limit, "the results are lost: no descriptor was free to take them when the ranks ended");
     if (local_rank < 0 || static_cast<std::size_t>(local_rank) >= verdict->results.size())
       return shmb::error(Status::invalid, "there is no local rank " + std::to_string(local_rank));
     const std::string& result = verdict->results[static_cast<std::size_t>(local_rank)];
@@ -240,8 +246,13 @@ int shmb_processes_result(shmb_processes* processes, int32_t local_rank, const v
 }
 
 size_t shmb_processes_failures(shmb_processes* processes) noexcept {
-  const Verdict* verdict = verdict_of(processes);
-  return verdict == nullptr ? 0 : verdict->failures.size();
+  std::size_t count = 0;
+  (void)guarded(nullptr, [&]() -> Result<void> {
+    const Verdict* verdict = verdict_of(processes);
+    if (verdict != nullptr) count = verdict->failures.size();
+    return {};
+  });
+  return count;
 }
 
 int shmb_processes_failure(shmb_processes* processes, size_t number, shmb_failure* failure,

@@ -54,7 +54,8 @@ Sys<std::string> contents(int memory_file) {
 template <class T>
 bool tell(int socket, const T& message) {
   for (;;) {
-    if (::send(socket, &message, sizeof message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof message)) return true;
+    // Who cannot take any more orders has enough of them.
+    if (::send(socket, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(sizeof message)) return true;
     if (errno != EINTR) return false;
   }
 }

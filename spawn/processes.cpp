@@ -3,7 +3,9 @@
 // child's end for it.
 #include "spawn/processes.hpp"
 
+#include <poll.h>
 #include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -20,6 +22,10 @@
 
 namespace shmb::spawn {
 namespace {
+
+// Longer than the supervisor takes to end the tree of a guard that was killed (kGrace, and SIGKILL).
+constexpr std::int64_t kSupervisorAlone = kGrace + 10'000'000'000;
+constexpr std::int64_t kAbandon = 1'000'000'000;
 
 // Both of the pair were killed: nobody is left who could compute anything.
 Verdict nobody_left() {
@@ -52,7 +58,18 @@ Result<void> Processes::start_guard(const Plan& plan) {
   for (const int fd : fds) (void)::posix_spawn_file_actions_adddup2(&actions, fd, fd);
   std::string arguments[] = {"shmbroker-spawner", std::to_string(fds[0]), std::to_string(fds[1])};
   char* const argv[] = {arguments[0].data(), arguments[1].data(), arguments[2].data(), nullptr};
-  const int failed = ::posix_spawn(&guard_, program->c_str(), &actions, nullptr, argv, environ);
+  // What this thread has blocked is its own affair: with SIGTERM blocked no rank could end in peace.
+  posix_spawnattr_t attributes;
+  if (const int failed = ::posix_spawnattr_init(&attributes)) {
+    (void)::posix_spawn_file_actions_destroy(&actions);
+    return system_failure(Errno{failed}, "posix_spawn");
+  }
+  sigset_t none;
+  ::sigemptyset(&none);
+  (void)::posix_spawnattr_setsigmask(&attributes, &none);
+  (void)::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  const int failed = ::posix_spawn(&guard_, program->c_str(), &actions, &attributes, argv, environ);
+  (void)::posix_spawnattr_destroy(&attributes);
   (void)::posix_spawn_file_actions_destroy(&actions);
   if (failed == 0) return {};
   guard_ = -1;
@@ -85,17 +102,20 @@ Result<std::unique_ptr<Processes>> Processes::start(Plan plan, client::Deadline 
   if (!begun) return std::unexpected(begun.error());
   if (auto pidfd = sys::pidfd_open(made->guard_)) made->guard_pidfd_ = std::move(*pidfd);
   while (!made->started_ && !made->verdict_) {
-    auto ready = sys::poll_readable(made->socket_.get(), deadline.left());
-    if (!ready) return system_failure(ready.error(), "waiting for the ranks to start");
-    if (!*ready) return error(Status::deadline, "the ranks were not started before the deadline; they have been ended");
-    if (!made->listen() && !made->verdict_) made->verdict_ = nobody_left();
+    auto ready = made->wait(deadline);
+    if (!ready) return std::unexpected(ready.error());
+    if (!*ready) {
+      made->abandon();
+      return error(Status::deadline, "the ranks were not started before the deadline; they have been ended");
+    }
+    if (made->over() && !made->verdict_) made->verdict_ = nobody_left();
   }
-  if (made->verdict_ && !made->verdict_->started) {
-    Error why = made->verdict_->why;
-    made.reset();
-    return std::unexpected(std::move(why));
-  }
-  return made;
+  if (made->started_) return made;
+  Error why = made->verdict_->why;
+  if (made->verdict_->started)  // it says so, but no rank was heard of
+    why = Error{Status::system, 0, {}, made->verdict_->failures.at(0).message};
+  made.reset();
+  return std::unexpected(std::move(why));
 }
 
 bool Processes::listen() {
@@ -108,8 +128,12 @@ bool Processes::listen() {
     if (told.kind == Told::ranks_started) {
       started_ = true;
       pids_.assign(told.pids.begin(), told.pids.begin() + std::min<int>(told.count, kMostRanks));
-    } else if (!verdict_ && file) {
-      auto bytes = contents(file.get());
+    } else if (!verdict_) {
+      // Without the file (this process may have no descriptor left for it) what fits into the message counts.
+      auto bytes = file ? contents(file.get())
+                        : Sys<std::string>(std::string(reinterpret_cast<const char*>(told.pids.data()),
+                                                       std::min<std::size_t>(static_cast<std::size_t>(told.count),
+                                                                             sizeof told.pids)));
       auto read = bytes ? Verdict::decode(*bytes)
                         : Result<Verdict>(error(Status::system, "the verdict on the ranks cannot be read"));
       if (read) {
@@ -122,26 +146,78 @@ bool Processes::listen() {
   }
 }
 
+bool Processes::over() {
+  bool ended = false;
+  if (guard_pidfd_) {
+    auto readable = sys::poll_readable(guard_pidfd_.get(), 0);
+    ended = readable && *readable;
+  }
+  if (!listen()) return true;
+  if (!ended) return false;
+  if (verdict_) return true;
+  if (!last_) last_ = client::Deadline::after(kSupervisorAlone);
+  return last_->passed();
+}
+
+Result<bool> Processes::wait(client::Deadline deadline) {
+  std::optional<client::Deadline> last;
+  {
+    std::lock_guard lock(mutex_);
+    last = last_;
+  }
+  if (deadline.passed()) return false;
+  pollfd both[] = {{socket_.get(), POLLIN, 0}, {last ? -1 : guard_pidfd_.get(), POLLIN, 0}};
+  const std::int64_t left = (last ? earlier(deadline, *last) : deadline).left();
+  const timespec time{left / 1'000'000'000, left % 1'000'000'000};
+  const int ready = ::ppoll(both, std::size(both), left < 0 ? nullptr : &time, nullptr);
+  if (ready < 0 && errno != EINTR) return system_failure(Errno{errno}, "waiting for the ranks");
+  return ready != 0 || !deadline.passed();
+}
+
+void Processes::signal_guard(int signal) const {
+  siginfo_t state{};
+  if (guard_pidfd_) (void)sys::pidfd_signal(guard_pidfd_.get(), signal);
+  else if (::waitid(P_PID, static_cast<id_t>(guard_), &state, WEXITED | WNOHANG | WNOWAIT) == 0)
+    (void)::kill(guard_, signal);  // as long as it is our child nobody else has its number
+}
+
+void Processes::abandon() {
+  end(true);
+  signal_guard(SIGCONT);
+  auto ended = join(client::Deadline::after(kAbandon), -1, -1);
+  if (ended && *ended != nullptr) return;
+  signal_guard(SIGKILL);  // which the supervisor, if there is one, sees and ends the rest
+  ended = join(client::Deadline::after(kAbandon), -1, -1);
+  std::lock_guard lock(mutex_);
+  if (done_) return;
+  verdict_ = nobody_left();
+  reap();
+  done_ = true;
+}
+
 void Processes::reap() {
   if (reaped_ || guard_ <= 0) return;
   reaped_ = true;
   if (guard_pidfd_) (void)sys::reap_pidfd(guard_pidfd_.get());
   else (void)sys::wait_pid(guard_, true, false);
-  guard_pidfd_.reset();
 }
 
 Result<const Verdict*> Processes::join(client::Deadline deadline, std::int64_t voluntary, std::int64_t grace) {
   if (owner_ != ::getpid()) return error(Status::forked, "a forked child cannot wait for the ranks of its parent");
   if (voluntary >= 0 || grace >= 0) {
     std::lock_guard lock(mutex_);
-    if (!done_) (void)tell(socket_.get(), Order{0, 0, voluntary, grace});
+    const bool news = voluntary != told_voluntary_ || grace != told_grace_;
+    if (!done_ && news && tell(socket_.get(), Order{0, 0, voluntary, grace})) {
+      told_voluntary_ = voluntary;
+      told_grace_ = grace;
+    }
   }
   for (;;) {
     {
       std::lock_guard lock(mutex_);
       if (done_) return &*verdict_;
-      // A verdict is not all: end of file says that supervisor and guard are gone too.
-      if (!listen()) {
+      // A verdict is not all: supervisor and guard are to be gone too.
+      if (over()) {
         if (!verdict_) verdict_ = nobody_left();
         reap();
         done_ = true;
@@ -149,14 +225,14 @@ Result<const Verdict*> Processes::join(client::Deadline deadline, std::int64_t v
       }
     }
     if (deadline.passed()) return nullptr;
-    auto ready = sys::poll_readable(socket_.get(), deadline.left());
-    if (!ready) return system_failure(ready.error(), "waiting for the ranks");
+    if (auto ready = wait(deadline); !ready) return std::unexpected(ready.error());
   }
 }
 
 void Processes::end(bool at_once) {
+  if (owner_ != ::getpid()) return;  // before the lock, which another thread may have held at the fork
   std::lock_guard lock(mutex_);
-  if (owner_ == ::getpid() && !done_) (void)tell(socket_.get(), Order{SIGTERM, at_once});
+  if (!done_) (void)tell(socket_.get(), Order{SIGTERM, at_once});
 }
 
 Processes::~Processes() {

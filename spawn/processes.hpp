@@ -37,12 +37,22 @@ class Processes {
   Result<void> fork_guard(const Plan& plan);
   // Takes what has come. False: end of file.
   bool listen();
+  // The same; true: nothing more will come. The end of the socket alone would not do: a child that another thread of
+  // the host forked while we made it has a copy of the far end.
+  bool over();
+  // Until there may be something to hear. False: the deadline has passed.
+  Result<bool> wait(client::Deadline deadline);
+  // Whatever state the guard is in (stopped, in a lock that nobody releases): nothing is left, within seconds.
+  void abandon();
+  void signal_guard(int signal) const;
   void reap();
 
   std::mutex mutex_;
   Fd socket_;
   pid_t guard_ = -1, owner_ = 0;
-  Fd guard_pidfd_;
+  Fd guard_pidfd_;                        // until the destructor: other threads wait for it
+  std::optional<client::Deadline> last_;  // the guard is gone: until then the supervisor may tell
+  std::int64_t told_voluntary_ = -1, told_grace_ = -1;
   bool started_ = false, reaped_ = false, done_ = false;
   std::vector<pid_t> pids_;
   std::optional<Verdict> verdict_;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <csignal>
@@ -33,7 +34,7 @@ struct State {
   std::mutex writing;
   std::condition_variable changed;
   Fd socket;
-  pid_t owner = 0;
+  std::atomic<pid_t> owner = 0;  // looked at before the lock: a forked child may find that locked for ever
   bool looked = false, entered = false, function = false;
   RankFacts facts;
   std::string in;
@@ -45,6 +46,17 @@ struct State {
 State& state() {
   static State* const it = new State;
   return *it;
+}
+
+// Tags begin with the process: where one command follows another in one rank, it does not take the other's answers.
+void own(State& it) {
+  it.owner = ::getpid();
+  it.last_tag = static_cast<std::uint64_t>(::getpid()) << 32;
+}
+
+bool is_copy(const State& it) {
+  const pid_t owner = it.owner;
+  return owner != 0 && owner != ::getpid();
 }
 
 std::unexpected<Error> no_rank() {
@@ -129,7 +141,7 @@ std::int32_t number_variable(const char* name, std::int32_t otherwise) {
 void enter_command(State& it, int fd) {
   it.socket = Fd::adopt(fd);
   (void)::fcntl(fd, F_SETFD, FD_CLOEXEC);
-  it.owner = ::getpid();
+  own(it);
   it.entered = true;
   it.facts.rank = number_variable("RANK", 0);
   it.facts.local_rank = number_variable("LOCAL_RANK", 0);
@@ -212,7 +224,7 @@ Result<void> enter(State& it, void (*preload)()) {
     it.socket = std::move(*mine);
     it.in.clear();
   }
-  it.owner = ::getpid();
+  own(it);
   auto begin = await_frame(it, Op::begin);
   if (!begin) return std::unexpected(begin.error());
   if (auto taken = take_orders(it, std::move(begin->payload)); !taken) return std::unexpected(taken.error());
@@ -224,6 +236,8 @@ Result<void> enter(State& it, void (*preload)()) {
 
 Result<State*> entered_state() {
   State& it = state();
+  if (is_copy(it))
+    return error(Status::forked, "a forked child of a rank is no rank: only the rank itself may ask the others");
   std::lock_guard lock(it.mutex);
   if (!it.looked) {
     // Only commands come here without enter_rank: what has a function says so first.
@@ -231,8 +245,6 @@ Result<State*> entered_state() {
     if (place && place->role == Role::command) (void)enter(it, nullptr);
   }
   if (!it.entered) return no_rank();
-  if (it.owner != ::getpid())
-    return error(Status::forked, "a forked child of a rank is no rank: only the rank itself may ask the others");
   return &it;
 }
 
@@ -247,18 +259,25 @@ Result<void> say(Op op, std::string_view payload) {
 
 Result<const RankFacts*> enter_rank(void (*preload)()) {
   State& it = state();
+  if (is_copy(it)) return no_rank();
   std::lock_guard lock(it.mutex);
   if (!it.looked)
     if (auto done = enter(it, preload); !done) return std::unexpected(done.error());
-  if (!it.entered || it.owner != ::getpid()) return no_rank();
+  if (!it.entered) return no_rank();
   return &it.facts;
+}
+
+bool awaited_as_rank() {
+  // The variable goes at the entrance, and is of no use where the descriptor has not come along.
+  auto place = find_control(::getenv(kControlVariable));
+  return place && place->role != Role::command;
 }
 
 void become_forked_rank(Fd control, std::string begin_payload) {
   State& it = *new (&state()) State;  // the parent's may be locked, or those of a rank that spawns
   it.looked = true;
   it.socket = std::move(control);
-  it.owner = ::getpid();
+  own(it);
   (void)take_orders(it, std::move(begin_payload));
 }
 

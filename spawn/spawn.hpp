@@ -587,7 +587,11 @@ inline void check(int status, const shmb_error& error) {
 template <class T>
 T unpacked(const void* data, std::size_t length) {
   const auto whole = msgpack::unpack(static_cast<const char*>(data), length);
-  return shmbroker::detail::unpack_argument<T>("broadcast", 1, whole.get().via.array.ptr[0]);
+  const msgpack::object& object = whole.get();
+  if (object.type != msgpack::type::ARRAY || object.via.array.size != 1)
+    throw std::invalid_argument("what another rank gave is no value of shmbroker::ranks: a program in C or another "
+                                "language sent bare bytes");
+  return shmbroker::detail::unpack_argument<T>("broadcast", 1, object.via.array.ptr[0]);
 }
 inline shmb_rank_info info() {
   shmb_rank_info info{};

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <span>
 
 #include "base/sys_process.hpp"
@@ -22,6 +23,8 @@
 
 namespace shmb::spawn {
 namespace {
+
+constexpr std::size_t kBriefFailures = 2;
 
 [[noreturn]] void become_supervisor(const Plan& plan, Reporter& reporter, Signals& signals, int socket, pid_t guard,
                                     Parent parent) {
@@ -53,10 +56,16 @@ class Guard {
     tree_.spare(std::move(strangers));
     tree_.know(supervisor_);
     while (!done()) {
-      pollfd wait[] = {{signals_.fd(), POLLIN, 0}, {closed_ ? -1 : socket_, POLLIN, 0}};
+      pollfd wait[] = {{signals_.fd(), POLLIN, 0},
+                       {closed_ ? -1 : socket_, POLLIN, 0},
+                       {parent_gone_ ? -1 : parent_.pidfd, POLLIN, 0}};
       if (::poll(wait, std::size(wait), tree_.step()) <= 0) continue;
       listen();
       if (wait[0].revents != 0) handle_signals();
+      if (wait[2].revents != 0) {
+        parent_gone_ = true;
+        wake_supervisor();
+      }
     }
     return outcome_;
   }
@@ -134,7 +143,12 @@ class Guard {
       return;
     }
     (void)tell(socket_, Order{signal, again});
-    if (auto supervisor = process(supervisor_)) (void)signal_process(*supervisor, SIGCONT);  // should it be stopped
+    wake_supervisor();
+  }
+
+  void wake_supervisor() const {  // should it be stopped
+    if (supervisor_ended_) return;
+    if (auto supervisor = process(supervisor_)) (void)signal_process(*supervisor, SIGCONT);
   }
 
   const Plan& plan_;
@@ -144,6 +158,7 @@ class Guard {
   pid_t supervisor_;
   Parent parent_;
   Tree tree_;
+  bool parent_gone_ = false;
   bool closed_ = false, supervisor_ended_ = false, tree_gone_ = false;
   bool have_outcome_ = false, ranks_ended_ = false, asked_to_end_ = false;
   Outcome outcome_;
@@ -168,10 +183,32 @@ void close_all_but(std::vector<int> kept) {
 
 bool deliver(int parent, const Verdict& verdict) {
   if (parent < 0) return true;
-  auto file = memory_file("shmb-verdict", verdict.encode());
-  if (!file) return false;
-  const Told told{Told::verdict, 0, {}};
-  const int fds[] = {file->get()};
+  Told told{Told::verdict, 0, {}};
+  const auto enclose = [&](const std::string& bytes) {
+    if (bytes.size() > sizeof told.pids) return false;
+    std::memcpy(told.pids.data(), bytes.data(), bytes.size());
+    told.count = static_cast<int>(bytes.size());
+    return true;
+  };
+  const std::string whole = verdict.encode();
+  if (enclose(whole)) return sys::send(parent, std::as_bytes(std::span(&told, 1)), {}, {}, true).has_value();
+  // Neither side may have a descriptor left for the whole: what matters most goes in the message itself.
+  Verdict brief = verdict;
+  brief.results.clear();
+  if (brief.failures.size() > kBriefFailures) brief.failures.resize(kBriefFailures);
+  constexpr std::size_t kBriefText = 256;
+  for (Failure& one : brief.failures) {
+    one.cut = true;
+    one.trace.clear();
+    one.type.resize(std::min(one.type.size(), kBriefText));
+    one.text.resize(std::min(one.text.size(), kBriefText));
+    one.message.resize(std::min(one.message.size(), 2 * kBriefText));
+  }
+  brief.why.sentence.resize(std::min(brief.why.sentence.size(), 2 * kBriefText));
+  (void)enclose(brief.encode());
+  auto file = memory_file("shmb-verdict", whole);
+  std::vector<int> fds;
+  if (file) fds.push_back(file->get());
   return sys::send(parent, std::as_bytes(std::span(&told, 1)), {}, fds, true).has_value();
 }
 
@@ -181,8 +218,10 @@ Outcome run_job(const Plan& plan, Reporter& reporter, Parent parent) {
   if (signals.fd() < 0) return failure(Errno{errno}, "listen to signals");
   auto sockets = sys::seqpacket_pair();
   if (!sockets) return failure(sockets.error(), "make a socket pair");
-  // Children from before (`sh -c 'daemon & exec shmbroker run ...'`) are not the ranks'.
-  std::vector<Process> strangers = children(::getpid(), {}).value_or(std::vector<Process>{});
+  // Children from before (`sh -c 'daemon & exec shmbroker run ...'`) are not the ranks'. A guard that a parent has
+  // started has none, and need not look at every process of the host.
+  std::vector<Process> strangers;
+  if (parent.socket < 0) strangers = children(::getpid(), {}).value_or(std::vector<Process>{});
   if (auto subreaper = sys::set_subreaper(true); !subreaper) return failure(subreaper.error(), "become a subreaper");
   const pid_t guard = ::getpid();
   const pid_t supervisor = ::fork();

@@ -5,9 +5,12 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 #include <thread>
@@ -34,8 +37,55 @@ void raise_apart(int rank, int apart_ms) {
   pause_ms(rank == 1 ? 0 : apart_ms);
   throw std::domain_error("from " + std::to_string(rank));
 }
-void raise_long(int, int size) {
+std::string raise_long(int, int size) {
+  if (size < 0) {
+    pause_ms(-size);
+    return std::string(10'000, 'x');
+  }
+  pause_ms(size == 30'000 ? 300 : 0);
   throw std::runtime_error("begin" + std::string(static_cast<std::size_t>(size), 'x') + "end");
+}
+void print_lines(int rank, int lines) {
+  for (int i = 0; i < lines; ++i) std::printf("line of %d %s\n", rank, std::string(89, 'x').c_str());
+}
+void leave_late(int) {
+  static int descriptor = -1;
+  ::signal(SIGTERM, [](int) {
+    pause_ms(100);
+    ::_exit(5);
+  });
+  if (const char* text = std::getenv("SHMB_TEST_READY")) descriptor = std::atoi(text);
+  (void)!::write(descriptor, "r", 1);
+  for (;;) ::pause();
+}
+// While two threads ask all the time.
+void fork_while_asking(int) {
+  std::atomic<bool> go_on = true;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t)
+    threads.emplace_back([&] {
+      while (go_on) ranks::add("key", 1);
+    });
+  int good = 0;
+  for (int i = 0; i < 100; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);  // it hangs
+      try {
+        (void)ranks::get("key");
+      } catch (const shmbroker::Error& error) {
+        ::_exit(error.status() == shmbroker::Status::forked ? 0 : 1);
+      }
+      ::_exit(2);
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    good += status == 0;
+    if (status != 0) break;
+  }
+  go_on = false;
+  for (auto& thread : threads) thread.join();
+  if (good != 100) throw std::runtime_error("a forked child was not told");
 }
 void raise_int(int) { throw 7; }
 void signal_self(int rank, int who, int signal) {
@@ -189,6 +239,9 @@ SHMBROKER_SPAWN_FUNCTION("raise_error", raise_error);
 SHMBROKER_SPAWN_FUNCTION("raise_apart", raise_apart);
 SHMBROKER_SPAWN_FUNCTION("raise_long", raise_long);
 SHMBROKER_SPAWN_FUNCTION("raise_int", raise_int);
+SHMBROKER_SPAWN_FUNCTION("print_lines", print_lines);
+SHMBROKER_SPAWN_FUNCTION("leave_late", leave_late);
+SHMBROKER_SPAWN_FUNCTION("fork_while_asking", fork_while_asking);
 SHMBROKER_SPAWN_FUNCTION("signal_self", signal_self);
 SHMBROKER_SPAWN_FUNCTION("exit_with", exit_with);
 SHMBROKER_SPAWN_FUNCTION("close_everything", close_everything);

@@ -7,7 +7,7 @@ import sys
 
 
 def main():
-    launch, spawner = sys.argv[1:3]
+    launch, spawner = map(os.path.abspath, sys.argv[1:3])
     environment = os.environ | {"SHMBROKER_SPAWNER": spawner}
     shards = [subprocess.Popen([launch, "2", str(shard), "2", "tcp://127.0.0.1:29500"], env=environment, text=True,
                                stdout=subprocess.PIPE) for shard in (0, 1)]

@@ -49,6 +49,7 @@ harness::Child parent_of(const SpawnOptions& options, const std::string& functio
                                         : try_start_processes(function, options);
       witness.let_go();
       if (!started) return could_not_start;
+      if (static_cast<int>(started->pids().size()) != options.nprocs) return something_else;
       return started->join() ? good : something_else;
     } catch (const ProcessExitedException&) {
       return rank_failed;
