@@ -74,7 +74,7 @@ void fork_a_holder() {
   if (holder != 0) return;
   for (;;) ::pause();
 }
-const int at_fork = ::pthread_atfork(fork_a_holder, nullptr, nullptr);
+[[maybe_unused]] const int at_fork = ::pthread_atfork(fork_a_holder, nullptr, nullptr);
 
 }  // namespace
 
@@ -171,9 +171,8 @@ TEST_CASE("fork needs no command, and arguments of any start method may be long"
 TEST_CASE("a rank can fill neither the calls nor the values that wait, and a late wait is not for nobody") {
   using shmb::spawn::Op;
   std::map<shmb::Status, int> answers;
-  shmb::spawn::Store store(3, [&](std::int32_t, std::uint64_t, shmb::Status status, const std::string&) {
-    ++answers[status];
-  });
+  shmb::spawn::Store store(
+      3, [&](std::int32_t, std::uint64_t, shmb::Status status, const std::string&) { ++answers[status]; });
   const auto come = [&](Op op, const std::string& name, const std::string& value) {
     const std::int32_t root = 0;
     std::uint64_t size = name.size();
@@ -196,9 +195,8 @@ TEST_CASE("a rank can fill neither the calls nor the values that wait, and a lat
   store.gone(2, "has ended");
   come(Op::wait, "key", "");
   CHECK(answers[shmb::Status::peer_gone] == 1025);
-  shmb::spawn::Store values(2, [&](std::int32_t, std::uint64_t, shmb::Status status, const std::string&) {
-    ++answers[status];
-  });
+  shmb::spawn::Store values(
+      2, [&](std::int32_t, std::uint64_t, shmb::Status status, const std::string&) { ++answers[status]; });
   answers.clear();
   const std::uint64_t zero = 0, size = 1 << 20;
   std::string payload(reinterpret_cast<const char*>(&zero), sizeof zero);
@@ -221,7 +219,7 @@ TEST_CASE("a rank that does not read its answers is not asked for more") {
 }
 
 TEST_CASE("a program that spawns before spawn_child is refused in its ranks, which would do the same again") {
-  auto options = ranks_of(StartMethod::spawn, 2);
+  auto options = ranks_of(StartMethod::spawn, 1);
   options.command = {"ranks", "recursive"};
   CHECK_THROWS_WITH_AS(spawn("nothing", options), "process 0 terminated with exit code 42", ProcessExitedException);
   CHECK(std::string(try_start_processes("", ranks_of(StartMethod::spawn, 1)).error().what()) ==
@@ -255,11 +253,14 @@ TEST_CASE("a guard that does nothing, or is stopped, is not waited for") {
   CHECK(try_start_processes("nothing", options).error().status() == Status::deadline);
   for (const StartMethod method : kMethods) {
     CAPTURE(name_of(method));
-    auto context = spawn("raise_error", ranks_of(method, 1, false), 9, 0, 200);
-    const pid_t guard = only_child(::getpid());
-    REQUIRE(guard > 0);
-    REQUIRE(::kill(guard, SIGSTOP) == 0);
-    CHECK(context.join());
+    // A process group that nobody looks after gets SIGHUP where one of it is stopped (setpgid(2)): not ours, please.
+    auto parent = child_of([&] {
+      ::setpgid(0, 0);
+      auto context = spawn("raise_error", ranks_of(method, 1, false), 9, 0, 200);
+      const pid_t guard = only_child(::getpid());
+      return guard > 0 && ::kill(guard, SIGSTOP) == 0 && context.join();
+    });
+    CHECK(parent.wait() == 0);
   }
 }
 
