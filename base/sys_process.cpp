@@ -44,10 +44,13 @@ Sys<void> process_control(int option, unsigned long argument) {
 
 Sys<std::optional<ChildExit>> wait_for(pid_t pid, int flags) {
   int status = 0;
-  auto ended = call(Call::wait, [&] { return ::waitpid(pid, &status, flags); });
+  rusage used{};
+  auto ended = call(Call::wait, [&] { return ::wait4(pid, &status, flags, &used); });
   if (!ended) return std::unexpected(ended.error());
   if (*ended == 0) return std::nullopt;
-  return ChildExit{*ended, exit_info(status)};
+  const auto time = [](const timeval& value) { return value.tv_sec * kSecond + value.tv_usec * std::int64_t{1000}; };
+  return ChildExit{*ended, exit_info(status), time(used.ru_utime), time(used.ru_stime),
+                   static_cast<std::uint64_t>(used.ru_maxrss) * 1024};
 }
 
 std::int64_t clock_now(clockid_t clock) {
@@ -112,6 +115,11 @@ Sys<std::optional<ChildExit>> wait_any(bool block) { return wait_for(-1, block ?
 
 Sys<std::optional<ChildExit>> wait_pid(pid_t pid, bool block, bool clone_child) {
   return wait_for(pid, (block ? 0 : WNOHANG) | (clone_child ? __WCLONE : 0));
+}
+
+Sys<void> reap_pidfd(int pidfd) {
+  siginfo_t ended{};
+  return call_void(Call::wait, [&] { return ::waitid(P_PIDFD, static_cast<id_t>(pidfd), &ended, WEXITED); });
 }
 
 Sys<void> close_range(unsigned first, unsigned last) {

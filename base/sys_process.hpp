@@ -31,9 +31,12 @@ Sys<std::uint64_t> process_start_time(pid_t);  // field 22 of /proc/PID/stat (0:
 struct ChildExit {
   pid_t pid = 0;
   ExitInfo how;
+  std::int64_t user_ns = 0, system_ns = 0;  // of it and of its children that it waited for
+  std::uint64_t max_rss = 0;                // bytes
 };
 Sys<std::optional<ChildExit>> wait_any(bool block);  // waitpid(-1); nullopt: none has ended
 Sys<std::optional<ChildExit>> wait_pid(pid_t pid, bool block, bool clone_child);  // clone_child: __WCLONE
+Sys<void> reap_pidfd(int pidfd);                                                  // waits for the end of this child
 Sys<void> close_range(unsigned first, unsigned last);
 Sys<void> set_subreaper(bool on);
 Sys<void> set_parent_death_signal(int signal);

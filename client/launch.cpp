@@ -203,34 +203,39 @@ Result<Detached> run_detached(const std::string& program, const std::vector<std:
   return Detached{child};
 }
 
-Result<std::string> find_daemon(const Places& places) {
+Result<std::string> find_program(const std::optional<std::string>& named, const std::string& variable,
+                                 const std::string& name) {
   std::string tried;
-  if (places.daemon_variable) {
-    const std::string& program = *places.daemon_variable;
-    if (program.front() != '/') return error(Status::no_broker, "SHMBROKER_DAEMON=" + program + " is not absolute");
+  if (named) {
+    const std::string& program = *named;
+    if (program.empty() || program.front() != '/')
+      return error(Status::no_broker, variable + "=" + program + " is not absolute");
     auto may = sys::may_execute(program.c_str());
     if (may) return program;
-    return error(Status::no_broker, "SHMBROKER_DAEMON=" + program + ": " + errno_text(may.error().value));
+    return error(Status::no_broker, variable + "=" + program + ": " + errno_text(may.error().value));
   }
   std::vector<std::string> candidates;
   Dl_info self;
-  if (::dladdr(reinterpret_cast<const void*>(&find_daemon), &self) != 0 && self.dli_fname != nullptr) {
+  if (::dladdr(reinterpret_cast<const void*>(&find_program), &self) != 0 && self.dli_fname != nullptr) {
     const std::string library = self.dli_fname;
     const auto slash = library.rfind('/');
-    if (slash != std::string::npos && library.front() == '/')
-      candidates.push_back(library.substr(0, slash + 1) + "shmbrokerd");
+    if (slash != std::string::npos && library.front() == '/') candidates.push_back(library.substr(0, slash + 1) + name);
     else if (auto link = ::realpath("/proc/self/exe", nullptr)) {  // a static program's own file has argv[0] here
       const std::string executable = link;
       ::free(link);
-      candidates.push_back(executable.substr(0, executable.rfind('/') + 1) + "shmbrokerd");
+      candidates.push_back(executable.substr(0, executable.rfind('/') + 1) + name);
     }
   }
-  candidates.emplace_back(SHMB_LIBEXECDIR "/shmbrokerd");
+  candidates.emplace_back(SHMB_LIBEXECDIR "/" + name);
   for (const std::string& candidate : candidates) {
     if (sys::may_execute(candidate.c_str())) return candidate;
     tried += (tried.empty() ? "" : ", ") + candidate;
   }
-  return error(Status::no_broker, "no program to start one (tried " + tried + "; SHMBROKER_DAEMON names another)");
+  return error(Status::no_broker, "no program to start one (tried " + tried + "; " + variable + " names another)");
+}
+
+Result<std::string> find_daemon(const Places& places) {
+  return find_program(places.daemon_variable, "SHMBROKER_DAEMON", "shmbrokerd");
 }
 
 Result<Started> start_private_broker(const std::string& directory, const Places& places, Deadline deadline) {

@@ -4,6 +4,7 @@
 // the process in between, in a wait(2) of its own.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ Result<Started> start_private_broker(const std::string& directory, const Places&
 
 // SHMBROKER_DAEMON, else `shmbrokerd` beside the library, else the installed one. The sentence lists what was tried.
 Result<std::string> find_daemon(const Places& places);
+// The same for any program that is installed beside the daemon: `named` is the value of `variable`.
+Result<std::string> find_program(const std::optional<std::string>& named, const std::string& variable,
+                                 const std::string& name);
 
 // Runs `program` with `arguments` detached as described above; standard error goes to `log`, descriptor 3 of the new
 // process is `ready`. `pid_in_between` tells tests what was waited for.

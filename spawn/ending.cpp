@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
 
 namespace shmb::spawn {
 namespace {
@@ -17,6 +18,16 @@ constexpr std::int64_t kFirstPause = kMillisecond;
 constexpr std::int64_t kLongestPause = 500 * kMillisecond;
 
 }  // namespace
+
+std::int64_t from_now(std::int64_t duration) {
+  const std::int64_t now = sys::now_monotonic();
+  return duration > INT64_MAX - now ? INT64_MAX : now + duration;
+}
+
+int poll_time(std::int64_t due) {
+  const std::int64_t left = std::max<std::int64_t>(due - sys::now_monotonic(), 0);
+  return static_cast<int>(std::min<std::int64_t>(left / kMillisecond + (left % kMillisecond != 0), INT_MAX));
+}
 
 std::vector<pid_t> Tree::skip() const {
   std::vector<pid_t> pids = bystanders_ ? bystanders_() : std::vector<pid_t>{};
@@ -32,8 +43,10 @@ bool Tree::reap(const std::function<void(const sys::ChildExit&)>& ended) {
     auto child = sys::wait_any(false);
     if (!child) return false;  // ECHILD
     if (!*child) break;
+    known_.erase((*child)->pid);
     ended(**child);
   }
+  if (!known_.empty()) return true;
   const std::vector<pid_t> ignored = skip();
   if (ignored.empty()) return true;
   auto ours = children(::getpid(), ignored);
@@ -47,19 +60,21 @@ std::vector<Process> Tree::left() const {
   return std::move(*below);
 }
 
-void Tree::signal_all(int signal) const {
-  if (signal_tree(::getpid(), skip(), signal)) return;
+void Tree::signal_all(std::span<const int> signals) const {
+  if (signal_tree(::getpid(), skip(), signals)) return;
   // As long as it is our child, ended or not, nobody else has its pid.
   siginfo_t ended{};
-  if (known_ > 0 && ::waitid(P_PID, static_cast<id_t>(known_), &ended, WEXITED | WNOHANG | WNOWAIT) == 0)
-    (void)::kill(known_, signal);
+  for (const int signal : signals)
+    for (const pid_t child : known_)
+      if (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) == 0)
+        (void)::kill(child, signal);
 }
 
 void Tree::begin_ending(int signal, std::int64_t grace) {
   if (ending()) return;
-  signal_all(signal);
-  signal_all(SIGCONT);  // a stopped process cannot act on the signal otherwise
-  next_pass_ = sys::now_monotonic() + grace;
+  const int both[] = {signal, SIGCONT};  // a stopped process cannot act on the signal otherwise
+  signal_all(both);
+  next_pass_ = from_now(grace);
   pause_ = kFirstPause;
 }
 
@@ -71,11 +86,12 @@ int Tree::step() {
   if (!ending()) return -1;
   const std::int64_t now = sys::now_monotonic();
   if (now >= *next_pass_) {
-    signal_all(SIGKILL);
+    const int kill[] = {SIGKILL};
+    signal_all(kill);
     next_pass_ = now + pause_;
     pause_ = std::min(pause_ * 2, kLongestPause);
   }
-  return static_cast<int>((*next_pass_ - now + kMillisecond - 1) / kMillisecond);
+  return poll_time(*next_pass_);
 }
 
 }  // namespace shmb::spawn

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
+#include <span>
 #include <vector>
 
 #include "base/sys_process.hpp"
@@ -15,15 +17,20 @@
 
 namespace shmb::spawn {
 
+// CLOCK_MONOTONIC so long from now; "for ever" is the end of time and no overflow.
+std::int64_t from_now(std::int64_t duration);
+// Until then, as poll(2) wants it: rounded up, in milliseconds.
+int poll_time(std::int64_t due);
+
 // The children of this process, minus bystanders.
 class Tree {
  public:
   explicit Tree(std::function<std::vector<pid_t>()> bystanders) : bystanders_(std::move(bystanders)) {}
   // These are bystanders as well, for as long as each pid is still the same process.
   void spare(std::vector<Process> processes) { spared_ = std::move(processes); }
-  // A child known without /proc. Where there is none to look into, it is the one process that can be signalled; what it
-  // leaves behind is then waited for only.
-  void know(pid_t child) { known_ = child; }
+  // Children known without /proc: while one of them lives nobody has to look there. Where there is no /proc, they are
+  // the processes that can be signalled; what they leave behind is then waited for only.
+  void know(pid_t child) { known_.insert(child); }
   // Reaps what has ended. False: no child of ours is left.
   bool reap(const std::function<void(const sys::ChildExit&)>& ended);
   std::vector<Process> left() const;  // zombies left out
@@ -32,14 +39,15 @@ class Tree {
   bool ending() const { return next_pass_.has_value(); }
   // Does what is due; gives how long poll(2) may sleep, in ms, -1 for ever.
   int step();
+  std::int64_t step_due() const { return next_pass_.value_or(-1); }  // CLOCK_MONOTONIC of the next
 
  private:
   std::vector<pid_t> skip() const;
-  void signal_all(int signal) const;
+  void signal_all(std::span<const int> signals) const;
 
   std::function<std::vector<pid_t>()> bystanders_;
   std::vector<Process> spared_;
-  pid_t known_ = 0;
+  std::set<pid_t> known_;                  // not reaped yet
   std::optional<std::int64_t> next_pass_;  // CLOCK_MONOTONIC
   std::int64_t pause_ = 0;
 };

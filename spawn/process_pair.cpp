@@ -2,13 +2,16 @@
 // See process_pair.hpp.
 #include "spawn/process_pair.hpp"
 
+#include <fcntl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <span>
 
+#include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
 
 namespace shmb::spawn {
@@ -24,10 +27,35 @@ bool ignored(int signal) {
 
 }  // namespace
 
+Sys<Fd> memory_file(const char* name, const std::string& bytes) {
+  auto file = sys::memfd_create(name, true);
+  if (!file) return file;
+  if (auto written = sys::write_all(file->get(), std::as_bytes(std::span(bytes))); !written)
+    return std::unexpected(written.error());
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
+  if (auto sealed = sys::add_seals(file->get(), kSeals); !sealed) return std::unexpected(sealed.error());
+  return file;
+}
+
+// By read: before Linux 6.7 what is sealed against writing cannot be mapped shared (fcntl(2), F_SEAL_WRITE).
+Sys<std::string> contents(int memory_file) {
+  auto facts = sys::file_facts(memory_file);
+  if (!facts) return std::unexpected(facts.error());
+  std::string bytes(facts->size, '\0');
+  for (std::size_t done = 0; done < bytes.size();) {
+    const ssize_t size = ::pread(memory_file, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
+    if (size < 0 && errno == EINTR) continue;
+    if (size <= 0) return sys_error(size < 0 ? errno : EIO);
+    done += static_cast<std::size_t>(size);
+  }
+  return bytes;
+}
+
 template <class T>
 bool tell(int socket, const T& message) {
   for (;;) {
-    if (::send(socket, &message, sizeof message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof message)) return true;
+    // Who cannot take any more orders has enough of them.
+    if (::send(socket, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(sizeof message)) return true;
     if (errno != EINTR) return false;
   }
 }
@@ -49,8 +77,18 @@ template bool tell(int, const Note&);
 template std::optional<Order> hear(int, bool&);
 template std::optional<Note> hear(int, bool&);
 
-Signals::Signals() {
+Signals::Signals(bool all) {
   ::sigprocmask(SIG_BLOCK, nullptr, &former_mask_);
+  if (all) {
+    sigset_t every;
+    ::sigfillset(&every);
+    ::sigprocmask(SIG_BLOCK, &every, nullptr);
+  }
+  // A reader of our output that goes away is an error of write(2), and no reason to leave the ranks.
+  sigset_t pipe;
+  ::sigemptyset(&pipe);
+  ::sigaddset(&pipe, SIGPIPE);
+  ::sigprocmask(SIG_BLOCK, &pipe, nullptr);
   // An inherited SIG_IGN would let children vanish without a status (sigaction(2), SIGCHLD).
   struct sigaction standard{};
   standard.sa_handler = SIG_DFL;
@@ -65,6 +103,12 @@ Signals::Signals() {
 
 Signals::~Signals() {
   fd_.reset();
+  sigset_t pipe;
+  ::sigemptyset(&pipe);
+  ::sigaddset(&pipe, SIGPIPE);
+  const timespec none{};
+  while (::sigismember(&former_mask_, SIGPIPE) == 0 && ::sigtimedwait(&pipe, nullptr, &none) > 0) {
+  }
   ::sigaction(SIGCHLD, &former_child_action_, nullptr);
   ::sigprocmask(SIG_SETMASK, &former_mask_, nullptr);
 }

@@ -7,26 +7,41 @@
 #include <sys/types.h>
 
 #include <array>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/fd.hpp"
+#include "spawn/plan.hpp"
 
 namespace shmb::spawn {
 
-// Guard to supervisor: end the tree.
+// Guard to supervisor, and parent to supervisor: a signal for the tree. One that ends trees begins the end.
 struct Order {
   int signal = 0;
-  int at_once = 0;  // SIGKILL, no grace
+  int at_once = 0;              // SIGKILL, no grace
+  std::int64_t voluntary = -1;  // from now on the time for the others after a first failure, before the signal
+  std::int64_t grace = -1;      // and between signal and SIGKILL
 };
 
 // Supervisor to guard.
 struct Note {
-  enum Kind : int { command_started, command_ended, failed, tree_gone } kind = failed;
-  int value = 0;  // pid of the command, its exit status, or 125 to 127
+  enum Kind : int { ranks_ended, failed, tree_gone } kind = failed;
+  int value = 0;  // the exit status of all, or 125 to 127
   std::array<char, 504> sentence{};
 };
+
+// Supervisor or guard to parent; a verdict comes with a memory file that holds it.
+struct Told {
+  enum Kind : int { ranks_started, verdict } kind = verdict;
+  int count = 0;
+  std::array<std::int32_t, kMostRanks> pids{};
+};
+
+// Bytes of any length in one descriptor: a sealed memory file, and what is in it.
+Sys<Fd> memory_file(const char* name, const std::string& bytes);
+Sys<std::string> contents(int memory_file);
 
 template <class T>
 bool tell(int socket, const T& message);
@@ -38,7 +53,8 @@ std::optional<T> hear(int socket, bool& closed);
 // we came stay so (nohup, background jobs of shells without job control).
 class Signals {
  public:
-  Signals();
+  // `all`: the others are blocked as well, as the handlers of a forked parent must not run here.
+  explicit Signals(bool all = false);
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
   ~Signals();

@@ -4,8 +4,11 @@
 
 #include <unistd.h>
 
+#include <utility>
+
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
+#include "client/c_api.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::spawn {
@@ -107,6 +110,13 @@ Result<void> SupervisedGroup::enter_supervisor() {
   connect.flags = SHMB_CONNECT_NO_START | SHMB_CONNECT_NO_GROUP;
   if (shmb_connect(&connect, &session_, &error) != SHMB_OK) return std::unexpected(error_from(error));
   return take_role();
+}
+
+void SupervisedGroup::forget() { shmb_disconnect(std::exchange(session_, nullptr)); }
+
+std::vector<int> SupervisedGroup::descriptors() {
+  if (session_ == nullptr) return {};
+  return {session_->it->socket_descriptor()};
 }
 
 void SupervisedGroup::tree_gone() {

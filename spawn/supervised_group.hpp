@@ -36,6 +36,8 @@ class SupervisedGroup final : public Reporter {
   Result<void> enter_supervisor() override;
   void tree_gone() override;
   std::vector<pid_t> bystanders() override;
+  void forget() override;
+  std::vector<int> descriptors() override;
 
  private:
   SupervisedGroup() = default;

@@ -105,10 +105,11 @@ Sys<void> signal_process(const Process& target, int signal) {
   return ::kill(target.pid, signal) == 0 ? Sys<void>() : sys_error(errno);
 }
 
-Sys<std::size_t> signal_tree(pid_t root, std::span<const pid_t> skip, int signal) {
+Sys<std::size_t> signal_tree(pid_t root, std::span<const pid_t> skip, std::span<const int> signals) {
   auto below = descendants(root, skip);
   if (!below) return std::unexpected(below.error());
-  for (const Process& one : *below) (void)signal_process(one, signal);
+  for (const int signal : signals)
+    for (const Process& one : *below) (void)signal_process(one, signal);
   return below->size();
 }
 

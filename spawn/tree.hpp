@@ -32,7 +32,7 @@ Sys<std::vector<Process>> descendants(pid_t root, std::span<const pid_t> skip);
 Sys<std::vector<Process>> children(pid_t root, std::span<const pid_t> skip);
 // Signals exactly this process, ESRCH when it is gone (also when its pid is somebody else's by now).
 Sys<void> signal_process(const Process& process, int signal);
-// Signals all descendants; gives how many there were.
-Sys<std::size_t> signal_tree(pid_t root, std::span<const pid_t> skip, int signal);
+// Signals all descendants, with one signal after the other; gives how many there were.
+Sys<std::size_t> signal_tree(pid_t root, std::span<const pid_t> skip, std::span<const int> signals);
 
 }  // namespace shmb::spawn

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What libshmbroker.so shows to the world: the functions of shmbroker.h, all of them and nothing else; no C++ runtime
-that a C program would have to bring; no test seam. Usage: library_test.py LIBRARY HEADER SANITIZER"""
+"""What libshmbroker.so shows to the world: the functions of its C headers, all of them and nothing else; no C++ runtime
+that a C program would have to bring; no test seam. Usage: library_test.py LIBRARY SANITIZER HEADER..."""
 import re
 import subprocess
 import sys
@@ -12,9 +12,12 @@ def output(*command):
 
 
 def main():
-    library, header, sanitized = sys.argv[1], sys.argv[2], sys.argv[3] != "none"
+    library, sanitized, headers = sys.argv[1], sys.argv[2] != "none", sys.argv[3:]
     wrong = []
-    declared = set(re.findall(r"SHMB_API[^;(]*?\b(shmb_\w+)\(", open(header, encoding="utf-8").read()))
+    declared = set()
+    for header in headers:
+        with open(header, encoding="utf-8") as text:
+            declared |= set(re.findall(r"SHMB_API[^;(]*?\b(shmb_\w+)\(", text.read()))
     exported = set()
     for line in output("nm", "-D", "--defined-only", library).splitlines():
         name = line.split()[-1].split("@")[0]

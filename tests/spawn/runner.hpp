@@ -26,7 +26,7 @@ class Runner {
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
-  spawn::Job job;
+  spawn::Plan job;
   std::vector<pid_t> bystanders;     // what the reporter names
   std::function<void()> before_job;  // in the guard, before run_job
 

@@ -203,7 +203,7 @@ TEST_CASE("a broker below us is neither waited for nor killed, also when its sta
      private:
       pid_t pid_;
     } reporter(daemon);
-    shmb::spawn::Job job;
+    shmb::spawn::Plan job;
     job.command = {"sleep", "0.6"};
     const int status = shmb::spawn::run_job(job, reporter).exit_status;
     auto parent = shmb::spawn::process(daemon);
@@ -244,7 +244,7 @@ TEST_CASE("USR1 reaches the command, and only it") {
 }
 
 TEST_CASE("on a terminal the command is in the foreground, and Ctrl-C is its own affair") {
-  shmb::spawn::Job job;
+  shmb::spawn::Plan job;
   // `read` is interrupted by the signal in some shells and goes on in others.
   job.command = {"sh", "-c",
                  "trap 'echo caught' INT; echo ready; while [ -z \"$line\" ]; do read line; done; "
@@ -290,7 +290,7 @@ TEST_CASE("on a terminal Ctrl-Z stops the whole job for the shell, and continuin
       ::tcsetpgrp(0, ::getpid());
       ::signal(SIGTTOU, SIG_DFL);
       shmb::spawn::Reporter silent;
-      shmb::spawn::Job job;
+      shmb::spawn::Plan job;
       job.command = {"sh", "-c", "echo ready; read line; echo \"got $line\"; exit 9"};
       ::_exit(shmb::spawn::run_job(job, silent).exit_status);
     }

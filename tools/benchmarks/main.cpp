@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "spawn/shmbroker_spawn.h"
 #include "tools/benchmarks/process.hpp"
 #include "tools/benchmarks/report.hpp"
 
@@ -20,6 +21,9 @@ int main(int argc, char** argv) {
     if (write(STDERR_FILENO, "x", 1) != 1) return 1;
     for (;;) pause();
   }
+  // Ranks of family_spawn.cpp, and the same program as its floor starts it.
+  if (argc == 2 && strcmp(argv[1], "--end-at-once") == 0) return 0;
+  if (shmb_rank_enter(nullptr, nullptr, nullptr) == SHMB_OK) return shmb_rank_finish(nullptr, 0, nullptr);
   CLI::App app{"Measures shmbroker against floors and peers in the same run."};
   std::vector<std::string> names;
   std::string json;

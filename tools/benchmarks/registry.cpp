@@ -15,6 +15,7 @@ void run_messages(Bench&);
 void run_hand_over(Bench&);
 void run_slots(Bench&);
 void run_waiting(Bench&);
+void run_spawn(Bench&);
 
 std::span<const Family> families() {
   static constexpr Family all[] = {
@@ -29,6 +30,8 @@ std::span<const Family> families() {
       {"hand_over", "large messages filled and handed over, against filling one buffer", run_hand_over},
       {"slots", "a slot taken and given back, against two locked instructions", run_slots},
       {"waiting", "processor time of a reader that waits, against a bare futex", run_waiting},
+      {"spawn", "ranks started and joined, against bare posix_spawn and fork; a killed rank until all are gone",
+       run_spawn},
   };
   return all;
 }

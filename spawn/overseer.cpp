@@ -1,0 +1,661 @@
+// SPDX-License-Identifier: Apache-2.0
+// See overseer.hpp. Deaths are taken in the order in which they happened: an epoll of pidfds lists them so, because the
+// kernel appends each to its list of ready ones at the moment of death (wait(2) gives them in the order of birth).
+#include "spawn/overseer.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <map>
+
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
+#include "base/text.hpp"
+#include "spawn/bytes.hpp"
+#include "spawn/ending.hpp"
+#include "spawn/rank_start.hpp"
+#include "spawn/relay.hpp"
+#include "spawn/store.hpp"
+
+namespace shmb::spawn {
+namespace {
+
+constexpr std::int64_t kStalled = 5'000'000'000;  // a reader of our output that takes nothing while others wait for us
+
+int status_of(const Failure& failure) {
+  if (failure.signal != 0) return 128 + failure.signal;
+  return failure.exit_code != 0 ? failure.exit_code : 1;
+}
+
+std::string count_text(std::size_t count) {
+  return count == 1 ? "1 process of it is" : std::to_string(count) + " processes of it are";
+}
+
+std::string left_behind(const std::vector<Process>& left, bool ending) {
+  std::string text = "the command has ended; " + count_text(left.size()) + " left (";
+  constexpr std::size_t kShown = 5;
+  for (std::size_t i = 0; i < left.size() && i < kShown; ++i)
+    text += (i ? ", " : "") + std::to_string(left[i].pid) + " " + shmb::quoted(left[i].name);
+  if (left.size() > kShown) text += ", ...";
+  return text + (ending ? "): ending them" : "): waiting for them (--kill-rest would end them)");
+}
+
+class Overseer {
+ public:
+  Overseer(const Plan& plan, Reporter& reporter, Signals& signals, int guard_socket, pid_t guard, Parent parent)
+      : plan_(plan),
+        reporter_(reporter),
+        signals_(signals),
+        guard_socket_(guard_socket),
+        guard_(guard),
+        parent_(parent),
+        tree_([&reporter] { return reporter.bystanders(); }),
+        store_(plan.nprocs, [this](std::int32_t local, std::uint64_t tag, Status status, const std::string& payload) {
+          ranks_[static_cast<std::size_t>(local)].link.send(Op::reply, tag, payload,
+                                                            static_cast<std::uint16_t>(status));
+        }) {}
+
+  void run(pid_t job_group) {
+    auto guard_pidfd = sys::pidfd_open(guard_);
+    if (::getppid() != guard_) return;  // killed before we looked; nothing has been started
+    if (guard_pidfd) guard_pidfd_ = std::move(*guard_pidfd);
+    if (auto entered = reporter_.enter_supervisor(); !entered) {
+      cannot_start(kExitFailed, entered.error());
+    } else if (auto started = start(job_group); !started) {
+      cannot_start(kExitFailed, started.error());
+    }
+    while (alive()) {
+      look_at_what_is_left();
+      wait_and_act();
+    }
+    reporter_.tree_gone();
+    (void)deliver(parent_.socket, verdict());
+    finish_output();
+    note(Note::tree_gone, 0, {});
+    // Whoever stopped the guard did not mean to keep it for ever: it has nothing left to guard.
+    if (guard_pidfd_) (void)sys::pidfd_signal(guard_pidfd_.get(), SIGCONT);
+  }
+
+ private:
+  // ------------------------------------------------------------------------------------------------ starting
+
+  Result<void> start(pid_t job_group) {
+    auto order = sys::epoll();
+    if (!order) return system_failure(order.error(), "epoll for the ranks");
+    order_ = std::move(*order);
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return system_failure(Errno{errno}, "a pipe for the ranks' start");
+    failures_ = Fd::adopt(ends[0]);
+    Fd write_end = Fd::adopt(ends[1]);
+    RankSetting setting;
+    setting.job_group = job_group;
+    setting.mask = signals_.former_mask();
+    // Whatever the thread that spawned had blocked (helper threads often block everything): a rank begins anew.
+    if (plan_.method == Method::fork) ::sigemptyset(&setting.mask);
+    setting.role = plan_.method == Method::command ? Role::command : Role::rank;
+    auto room = make_room();
+    if (!room) return std::unexpected(room.error());
+    setting.descriptors = *room;
+    setting.failures = write_end.get();
+    setting.master_port = plan_.master_port;
+    setting.forget = [this] { forget(); };
+    if (plan_.rank_variables && plan_.master_port == 0) {
+      auto port = free_port();
+      if (!port) return system_failure(port.error(), "a free port for MASTER_PORT");
+      setting.master_port = *port;
+    }
+    ranks_.resize(static_cast<std::size_t>(plan_.nprocs));
+    std::vector<RankEnds> kept;
+    for (std::int32_t local = 0; local < plan_.nprocs; ++local) {
+      Rank& rank = ranks_[static_cast<std::size_t>(local)];
+      rank.local = local;
+      auto made = prepare_rank(plan_, rank, setting.role);
+      if (!made) return system_failure(made.error(), "a channel for rank " + std::to_string(plan_.rank(local)));
+      if (plan_.method == Method::forkserver) {
+        kept.push_back(std::move(*made));
+      } else {
+        auto pid = start_rank(plan_, rank, *made, setting);
+        if (!pid) return system_failure(pid.error(), "a process for rank " + std::to_string(plan_.rank(local)));
+        adopt(rank, *pid);
+      }
+    }
+    if (plan_.method == Method::forkserver) {
+      auto ends_of_zygote = prepare_rank(plan_, zygote_, Role::zygote);
+      if (!ends_of_zygote) return system_failure(ends_of_zygote.error(), "a channel for the fork server");
+      setting.role = Role::zygote;
+      setting.zygote_gives = &kept;
+      auto pid = start_rank(plan_, zygote_, *ends_of_zygote, setting);
+      if (!pid) return system_failure(pid.error(), "a process for the fork server");
+      zygote_.pid = *pid;
+      tree_.know(*pid);
+    }
+    if (plan_.channels && plan_.method != Method::command) start_deadline_ = from_now(plan_.start_timeout);
+    return {};
+  }
+
+  // Each rank costs descriptors here. Gives the limit that the ranks are to have again.
+  Result<sys::FdLimit> make_room() {
+    auto limit = sys::descriptor_limit();
+    if (!limit) return system_failure(limit.error(), "the limit of open files");
+    const int pipes = plan_.stdio == Stdio::prefix ? 2 : 0;
+    const int each = 2 + pipes + (plan_.method == Method::forkserver ? 1 + std::max(pipes, 2) : 0);
+    constexpr std::uint64_t kOthers = 32;
+    const std::uint64_t needed = static_cast<std::uint64_t>(plan_.nprocs * each) + kOthers;
+    if (limit->hard < needed)
+      return error(Status::limit, std::to_string(plan_.nprocs) + " ranks need " + std::to_string(needed) +
+                                      " open files in their supervisor, and the hard limit is " +
+                                      std::to_string(limit->hard) + " (RLIMIT_NOFILE): raise it or start fewer ranks");
+    if (limit->soft >= needed) return sys::FdLimit{};
+    if (auto raised = sys::set_descriptor_limit({limit->hard, limit->hard}); !raised)
+      return system_failure(raised.error(), "raising the limit of open files");
+    return *limit;
+  }
+
+  void adopt(Rank& rank, pid_t pid) {
+    rank.pid = pid;
+    tree_.know(pid);
+    auto pidfd = sys::pidfd_open(pid);
+    if (!pidfd) return;  // then the order of wait(2) counts
+    rank.pidfd = std::move(*pidfd);
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLONESHOT;
+    event.data.u32 = static_cast<std::uint32_t>(rank.local);
+    (void)::epoll_ctl(order_.get(), EPOLL_CTL_ADD, rank.pidfd.get(), &event);
+  }
+
+  // In a rank born by fork: nothing of the supervisor's stays open.
+  void forget() {
+    ranks_.clear();
+    zygote_ = {};
+    order_.reset();
+    failures_.reset();
+    guard_pidfd_.reset();
+    ::close(guard_socket_);
+    ::close(signals_.fd());
+    if (parent_.socket >= 0) ::close(parent_.socket);
+    if (parent_.pidfd >= 0) ::close(parent_.pidfd);
+    reporter_.forget();
+  }
+
+  // What the children could not do before exec; the end of file says that all have got there.
+  void hear_failures() {
+    StartFailure failure;
+    for (;;) {
+      const ssize_t size = ::read(failures_.get(), &failure, sizeof failure);
+      if (size == static_cast<ssize_t>(sizeof failure)) {
+        const int code = failure.errno_value;
+        const bool absent = code == ENOENT || code == ENOTDIR;
+        cannot_start(failure.step != StartFailure::exec ? kExitFailed
+                     : absent                           ? kExitNotFound
+                                                        : kExitNotExecutable,
+                     Error{Status::system, code, {}, sentence_of(failure, plan_)});
+        continue;
+      }
+      if (size < 0 && errno == EINTR) continue;
+      if (size < 0 && errno == EAGAIN) return;
+      failures_.reset();
+      if (plan_.method != Method::forkserver) all_started();
+      return;
+    }
+  }
+
+  void all_started() {
+    if (!cannot_start_ && !started_) {
+      started_ = true;
+      Told told{Told::ranks_started, plan_.nprocs, {}};
+      for (const Rank& rank : ranks_) told.pids[static_cast<std::size_t>(rank.local)] = rank.pid;
+      if (parent_.socket >= 0) (void)sys::send(parent_.socket, std::as_bytes(std::span(&told, 1)), {}, {}, true);
+    }
+    // A forked supervisor has copies of its parent's descriptors: an end of file that somebody waits for must come.
+    if (plan_.method == Method::fork) close_others();
+  }
+
+  void close_others() {
+    std::vector<int> kept{
+        0, 1, 2, guard_socket_, signals_.fd(), order_.get(), guard_pidfd_.get(), parent_.socket, parent_.pidfd};
+    for (const Rank& rank : ranks_)
+      for (const int fd : {rank.pidfd.get(), rank.link.fd(), rank.out.get(), rank.err.get()}) kept.push_back(fd);
+    for (const int fd : reporter_.descriptors()) kept.push_back(fd);
+    close_all_but(std::move(kept));
+  }
+
+  void cannot_start(int status, const Error& why) {
+    if (cannot_start_) return;
+    cannot_start_ = true;
+    why_ = why;
+    exit_status_ = status;
+    note(Note::failed, status, why.sentence);
+    tree_.begin_ending(SIGKILL, 0);
+  }
+
+  // ------------------------------------------------------------------------------------------------ the loop
+
+  bool alive() {
+    const bool children_left = tree_.reap([this](const sys::ChildExit& child) { reaped(child); });
+    take_deaths();
+    return children_left;
+  }
+
+  int patience() const {
+    std::int64_t next = tree_.step_due();
+    for (const auto& due : {end_at_, start_deadline_})
+      if (due && (next < 0 || *due < next)) next = *due;
+    return next < 0 ? -1 : poll_time(next);
+  }
+
+  void wait_and_act() {
+    (void)tree_.step();
+    polled_.clear();
+    const auto watch = [this](int fd, short events) { polled_.push_back({fd, events, 0}); };
+    watch(signals_.fd(), POLLIN);
+    watch(guard_gone_ ? -1 : guard_socket_, POLLIN);
+    watch(guard_gone_ ? -1 : guard_pidfd_.get(), POLLIN);
+    watch(parent_gone_ ? -1 : parent_.socket, POLLIN);
+    watch(parent_gone_ ? -1 : parent_.pidfd, POLLIN);
+    watch(failures_.get(), POLLIN);
+    watch(order_.get(), POLLIN);
+    watch(zygote_.link.fd(), zygote_.link.events());
+    const std::size_t first = polled_.size();
+    for (const Rank& rank : ranks_) {
+      watch(rank.link.fd(), rank.link.events());
+      watch(relay_.ready() ? rank.out.get() : -1, POLLIN);
+      watch(relay_.ready() ? rank.err.get() : -1, POLLIN);
+    }
+    const std::size_t relayed = polled_.size();
+    relay_.watch(polled_);
+    const int ready = ::poll(polled_.data(), polled_.size(), patience());
+    act_on_time();
+    if (ready <= 0) return;
+    if (polled_[1].revents != 0) obey(guard_socket_, guard_gone_);
+    if (polled_[2].revents != 0) guard_went();
+    if (polled_[3].revents != 0) obey(parent_.socket, parent_gone_);
+    if (polled_[4].revents != 0) parent_went();
+    if (polled_[5].revents != 0) hear_failures();
+    if (polled_[7].revents != 0) hear_zygote();
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      Rank& rank = ranks_[i];
+      if ((polled_[first + 3 * i].revents & POLLOUT) != 0) rank.link.flush();
+      if ((polled_[first + 3 * i].revents & (POLLHUP | POLLERR)) != 0) rank.link.hang_up();
+      if (polled_[first + 3 * i].revents != 0) hear_rank(rank);
+      if (polled_[first + 3 * i + 1].revents != 0) (void)relay_.read(rank.out, plan_.rank(rank.local), false);
+      if (polled_[first + 3 * i + 2].revents != 0) (void)relay_.read(rank.err, plan_.rank(rank.local), true);
+    }
+    relay_.write(polled_, relayed);
+    if (polled_[0].revents != 0) handle_signals();
+  }
+
+  void act_on_time() {
+    const std::int64_t now = sys::now_monotonic();
+    if (end_at_ && now >= *end_at_) {
+      end_at_.reset();
+      end_tree(SIGTERM, plan_.grace);
+    }
+    if (!start_deadline_ || now < *start_deadline_) return;
+    start_deadline_.reset();
+    if (plan_.method == Method::forkserver && !started_)
+      return cannot_start(kExitFailed, Error{Status::deadline, 0, {}, never_reached("the fork server")});
+    for (Rank& rank : ranks_) {
+      if (rank.hello || rank.reaped) continue;
+      Failure failure;
+      failure.kind = Failure::never_started;
+      failure.rank = plan_.rank(rank.local);
+      failure.pid = rank.pid;
+      failure.text = never_reached("process " + std::to_string(failure.rank));
+      failure.time = now;
+      rank.told_to_end = true;
+      add(std::move(failure));
+    }
+  }
+
+  // What ranks had still printed, after the end has been told: a reader that does not read holds up only this, and
+  // only until somebody who waits for us is kept waiting too long, is gone, or does not want to wait.
+  void finish_output() {
+    for (std::int64_t moved = sys::now_monotonic();;) {
+      bool drained = true;
+      for (Rank& rank : ranks_)
+        for (const bool error : {false, true}) {
+          Fd& pipe = error ? rank.err : rank.out;
+          while (pipe && relay_.ready() && relay_.read(pipe, plan_.rank(rank.local), error)) {
+          }
+          drained &= !pipe || relay_.ready();
+        }
+      if (drained) relay_.end_lines();
+      const std::size_t before = relay_.waiting();
+      if (before == 0) return;
+      const bool hurried = parent_.socket >= 0 || guard_gone_;
+      polled_ = {{signals_.fd(), POLLIN, 0}, {guard_gone_ ? -1 : guard_socket_, POLLIN, 0}};
+      polled_.push_back({parent_gone_ ? -1 : parent_.pidfd, POLLIN, 0});
+      relay_.watch(polled_);
+      (void)::poll(polled_.data(), polled_.size(), hurried ? poll_time(moved + kStalled) : -1);
+      relay_.write(polled_, 3);
+      if (polled_[2].revents != 0) parent_gone_ = true;
+      while (auto order = hear<Order>(guard_socket_, guard_gone_))
+        if (ends_the_tree(order->signal)) return;
+      while (auto signal = signals_.next())
+        if (ends_the_tree(signal->number) && !signal->from_terminal) return;
+      if (relay_.waiting() < before) moved = sys::now_monotonic();
+      else if (hurried && sys::now_monotonic() - moved >= kStalled) return;
+    }
+  }
+
+  std::string never_reached(const std::string& who) const {
+    if (plan_.method == Method::fork)
+      return who + " has not begun its function within " + format_duration(plan_.start_timeout) +
+             ": in a copy of a process a lock that another thread held at the fork is never released";
+    return who + " never reached spawn_child within " + format_duration(plan_.start_timeout) + ": the first line of " +
+           quoted(plan_.program.empty() ? plan_.command.front() : plan_.program) +
+           "'s main must be `if (auto rc = shmbroker::spawn_child(argc, argv)) return *rc;`";
+  }
+
+  void look_at_what_is_left() {
+    if (ended_ < ranks_.size() || ranks_.empty() || looked_ || tree_.ending()) return;
+    looked_ = true;
+    const std::vector<Process> left = tree_.left();
+    if (!left.empty()) reporter_.say(left_behind(left, plan_.kill_rest.has_value()));
+    if (plan_.kill_rest) tree_.begin_ending(SIGTERM, *plan_.kill_rest);
+  }
+
+  void obey(int socket, bool& gone) {
+    bool closed = false;
+    while (auto order = hear<Order>(socket, closed)) {
+      if (order->voluntary >= 0) voluntary_ = order->voluntary;
+      if (order->grace >= 0) grace_ = order->grace;
+      if (order->signal == 0) continue;
+      if (!ends_the_tree(order->signal) && order->signal != SIGKILL) {
+        forward(order->signal);
+        continue;
+      }
+      end_tree(order->signal, order->at_once ? 0 : grace_);
+      if (order->at_once) tree_.hurry();
+    }
+    if (!closed) return;
+    if (&gone == &guard_gone_) guard_went();
+    else parent_went();
+  }
+
+  void guard_went() {
+    if (!guard_gone_ && !tree_.ending()) {
+      lost_.kind = Failure::supervisor_lost;
+      lost_.text = lost_.message = "the guard of the ranks was killed; the ranks have been ended";
+      lost_.pid = guard_;
+      lost_.time = sys::now_monotonic();
+    }
+    guard_gone_ = true;
+    end_tree(SIGTERM, std::min(grace_, kGrace));
+  }
+
+  void parent_went() {
+    parent_gone_ = true;
+    end_tree(SIGTERM, std::min(grace_, kGrace));
+  }
+
+  void forward(int signal) {
+    for (const Rank& rank : ranks_)
+      if (!rank.reaped && rank.pid > 0)
+        if (auto found = process(rank.pid)) (void)signal_process(*found, signal);
+  }
+
+  void handle_signals() {
+    while (auto signal = signals_.next()) {
+      if (signal->number == SIGCHLD || signal->from_terminal) continue;
+      if (ends_the_tree(signal->number)) end_tree(signal->number, grace_);
+      else forward(signal->number);
+    }
+  }
+
+  void end_tree(int signal, std::int64_t grace) {
+    if (tree_.ending()) return;
+    // Who is dead already died by itself, though nobody has looked yet.
+    (void)tree_.reap([this](const sys::ChildExit& child) { reaped(child); });
+    note_order();
+    for (Rank& rank : ranks_)
+      if (!rank.reaped) rank.told_to_end = true;
+    end_at_.reset();
+    tree_.begin_ending(signal, grace);
+  }
+
+  // ------------------------------------------------------------------------------------------------ what ranks say
+
+  void hear_rank(Rank& rank) {
+    if (!rank.link.open()) return;
+    take_frames(rank);
+    if (!rank.link.takes()) return;
+    const bool more = rank.link.fill();
+    if (!more) rank.link.hang_up();
+    take_frames(rank);
+    if (more && !rank.link.broken()) return;
+    rank.link.close();
+    store_.gone(rank.local, "is gone");
+  }
+
+  // As many as may be answered: the answer to a short request can be long.
+  void take_frames(Rank& rank) {
+    while (rank.link.takes())
+      if (auto frame = rank.link.next()) take(rank, *frame);
+      else return;
+  }
+
+  void take(Rank& rank, Frame& frame) {
+    Unpacker in(frame.payload);
+    switch (frame.op) {
+      case Op::hello:
+        rank.hello = true;
+        return;
+      case Op::finished:
+        rank.finished = true;
+        rank.result = std::move(frame.payload);
+        return;
+      case Op::raised:
+        if (rank.raised) return;
+        rank.raised = true;
+        rank.words.cut = in.flag();
+        rank.words.type = in.text();
+        rank.words.text = in.text();
+        rank.words.trace = in.text();
+        return;
+      default:
+        store_.request(rank.local, frame);
+    }
+  }
+
+  void hear_zygote() {
+    const bool more = zygote_.link.fill();
+    while (auto frame = zygote_.link.next()) {
+      Unpacker in(frame->payload);
+      if (frame->op == Op::failed) cannot_start(kExitFailed, Error{Status::system, 0, {}, in.text()});
+      if (frame->op != Op::forked) continue;
+      for (Rank& rank : ranks_) rank.pid = in.number<pid_t>();
+      zygote_.finished = in.whole();
+    }
+    if (!more || zygote_.link.broken()) zygote_.link.close();
+  }
+
+  // Its children are ours now: the kernel gives them to us before it shows the end of their parent.
+  void zygote_ended(const sys::ChildExit& child) {
+    if (zygote_.link.open()) hear_zygote();
+    zygote_.reaped = true;
+    if (failures_) hear_failures();  // why it could not even be executed
+    if (!zygote_.finished) {
+      Failure end = failure_of(child);
+      end.rank = 0;
+      std::string how = end.signal != 0 ? "was killed by " + signal_name(end.signal)
+                                        : "exited with code " + std::to_string(end.exit_code);
+      return cannot_start(kExitFailed,
+                          Error{Status::system, 0, {}, "the fork server " + how + " before it had made the ranks"});
+    }
+    const std::string go = Packer().number(::getpid()).take();
+    for (Rank& rank : ranks_) {
+      if (const auto early = early_.find(rank.pid); early != early_.end()) {
+        rank.reaped = true;
+        rank.how = early->second;
+        rank.time = sys::now_monotonic();
+        deaths_.push_back(rank.local);
+      }
+      if (rank.reaped) continue;  // before its adoption
+      siginfo_t state{};
+      if (::waitid(P_PID, static_cast<id_t>(rank.pid), &state, WEXITED | WNOHANG | WNOWAIT) != 0)
+        return cannot_start(kExitFailed,
+                            Error{Status::protocol, 0, {}, "the fork server named processes that are not its own"});
+      adopt(rank, rank.pid);
+      rank.link.send(Op::go, 0, go);
+    }
+    early_.clear();
+    all_started();
+  }
+
+  // ------------------------------------------------------------------------------------------------ how ranks end
+
+  void reaped(const sys::ChildExit& child) {
+    if (child.pid == zygote_.pid && !zygote_.reaped) return zygote_ended(child);
+    for (Rank& rank : ranks_) {
+      if (rank.pid != child.pid || rank.reaped) continue;
+      rank.reaped = true;
+      rank.how = child;
+      rank.time = sys::now_monotonic();
+      if (!rank.pidfd) deaths_.push_back(rank.local);
+      return;
+    }
+    // One of the fork server's that died before we heard which are ours.
+    if (zygote_.pid > 0 && !zygote_.reaped) early_[child.pid] = child;
+  }
+
+  void note_order() {
+    epoll_event events[64];
+    for (;;) {
+      const int count = order_ ? ::epoll_wait(order_.get(), events, std::size(events), 0) : 0;
+      for (int i = 0; i < count; ++i) deaths_.push_back(static_cast<std::int32_t>(events[i].data.u32));
+      if (count < static_cast<int>(std::size(events))) return;
+    }
+  }
+
+  void take_deaths() {
+    if (failures_) hear_failures();  // written before the death that it explains
+    note_order();
+    while (!deaths_.empty()) {
+      Rank& rank = ranks_[static_cast<std::size_t>(deaths_.front())];
+      if (!rank.reaped) return;  // the next pass of wait(2) has it
+      deaths_.erase(deaths_.begin());
+      settle(rank);
+    }
+  }
+
+  Failure failure_of(const sys::ChildExit& child) const {
+    Failure failure;
+    failure.pid = child.pid;
+    failure.core = child.how.core;
+    failure.user_ns = child.user_ns;
+    failure.system_ns = child.system_ns;
+    failure.max_rss = child.max_rss;
+    failure.kind = child.how.killed ? Failure::signalled : Failure::exited;
+    failure.signal = child.how.killed ? child.how.code : 0;
+    failure.exit_code = child.how.killed ? -child.how.code : child.how.code;
+    return failure;
+  }
+
+  void settle(Rank& rank) {
+    if (rank.ended) return;
+    rank.ended = true;
+    ++ended_;
+    rank.link.hang_up();
+    hear_rank(rank);  // its last words
+    rank.link.close();
+    rank.pidfd.reset();
+    Failure failure = failure_of(rank.how);
+    failure.rank = plan_.rank(rank.local);
+    failure.time = rank.time;
+    failure.ended_by_us = rank.told_to_end;
+    const bool function = plan_.channels && plan_.method != Method::command;
+    if (rank.raised) {
+      failure.kind = Failure::raised;
+      failure.cut = rank.words.cut;
+      failure.type = rank.words.type, failure.text = rank.words.text, failure.trace = rank.words.trace;
+    } else if (function && failure.exit_code == 0 && !rank.finished) {
+      failure.kind = Failure::unfinished;
+      if (!rank.hello) failure.text = "it never reached spawn_child";
+    } else if (failure.exit_code == 0) {
+      failure.rank = -1;  // ended well
+    }
+    store_.gone(rank.local, failure.rank < 0 ? "has ended" : "has died");
+    reporter_.progress(static_cast<int>(ended_), plan_.nprocs);
+    if (failure.rank >= 0) add(std::move(failure));
+    if (ended_ == ranks_.size() && !cannot_start_) note(Note::ranks_ended, first_status(), {});
+  }
+
+  void add(Failure failure) {
+    // One that never started has its failure already.
+    for (const Failure& one : failures_found_)
+      if (one.rank == failure.rank) return;
+    failure.message = message_of(failure);
+    const bool cause = !failure.ended_by_us;
+    if (cause && plan_.nprocs > 1) reporter_.say(failure.message);
+    failures_found_.push_back(std::move(failure));
+    if (!cause || tree_.ending() || end_at_ || ended_ == ranks_.size()) return;
+    if (voluntary_ > 0) end_at_ = from_now(voluntary_);
+    else end_tree(SIGTERM, grace_);
+  }
+
+  int first_status() const {
+    for (const bool by_us : {false, true})
+      for (const Failure& one : failures_found_)
+        if (one.ended_by_us == by_us) return status_of(one);
+    return 0;
+  }
+
+  Verdict verdict() {
+    Verdict verdict;
+    verdict.started = !cannot_start_;
+    verdict.why = why_;
+    if (cannot_start_) return verdict;
+    if (!lost_.message.empty()) verdict.failures.push_back(lost_);
+    for (const bool by_us : {false, true})  // causes first
+      for (const Failure& one : failures_found_)
+        if (one.ended_by_us == by_us) verdict.failures.push_back(one);
+    for (Rank& rank : ranks_) verdict.results.push_back(std::move(rank.result));
+    return verdict;
+  }
+
+  void note(Note::Kind kind, int value, const std::string& sentence) {
+    Note message{kind, value, {}};
+    sentence.copy(message.sentence.data(), message.sentence.size() - 1);
+    (void)tell(guard_socket_, message);
+  }
+
+  const Plan& plan_;
+  Reporter& reporter_;
+  Signals& signals_;
+  int guard_socket_;
+  pid_t guard_;
+  Parent parent_;
+  Tree tree_;
+  std::vector<Rank> ranks_;
+  Rank zygote_;
+  std::map<pid_t, sys::ChildExit> early_;
+  Store store_;
+  Relay relay_;
+  Fd order_, failures_, guard_pidfd_;
+  std::vector<pollfd> polled_;
+  std::vector<std::int32_t> deaths_;  // local ranks, in the order of their deaths
+  std::vector<Failure> failures_found_;
+  Failure lost_;
+  Error why_;
+  std::size_t ended_ = 0;
+  int exit_status_ = 0;
+  bool looked_ = false, guard_gone_ = false, parent_gone_ = false, cannot_start_ = false, started_ = false;
+  std::int64_t voluntary_ = plan_.voluntary, grace_ = plan_.grace;
+  std::optional<std::int64_t> end_at_, start_deadline_;
+};
+
+}  // namespace
+
+void oversee(const Plan& plan, Reporter& reporter, Signals& signals, int guard_socket, pid_t guard, Parent parent,
+             pid_t job_group) {
+  Overseer(plan, reporter, signals, guard_socket, guard, parent).run(job_group);
+}
+
+}  // namespace shmb::spawn

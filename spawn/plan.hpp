@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a supervisor is to do: how many ranks of what, and how they are ended. It travels from the caller to the
+// spawner program as bytes in a sealed memory file, so that its size has no limit of the command line.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/result.hpp"
+
+namespace shmb::spawn {
+
+inline constexpr std::int64_t kGrace = 5'000'000'000;       // of `run`, and where the parent has died
+inline constexpr std::int64_t kRankGrace = 30'000'000'000;  // of spawn, as torch's
+inline constexpr std::int64_t kStartTimeout = 10'000'000'000;
+inline constexpr std::int32_t kMostRanks = 1024;
+inline constexpr std::size_t kMostArguments = std::size_t{1} << 30;  // of all ranks together
+
+enum class Method : std::uint32_t { spawn, fork, forkserver, command };
+enum class Stdio : std::uint32_t { inherit, null, files, prefix };
+
+struct Plan {
+  Method method = Method::command;
+  std::int32_t nprocs = 1;             // ranks here
+  std::int32_t shards = 1, shard = 0;  // hosts with as many ranks each, and which of them this is
+  bool channels = false;               // ranks have a control channel; a bare command has none
+  bool rank_variables = false;         // RANK and its like are set
+  std::string program;                 // file to execute; empty: command[0], looked for along PATH
+  std::vector<std::string> command;
+  std::vector<std::pair<std::string, std::string>> environment;  // set for the ranks
+  std::string directory;                                         // empty: the caller's
+  std::string function, arguments;
+  std::string master_address = "127.0.0.1";
+  std::uint16_t master_port = 0;  // 0: a free one is looked for
+  std::int64_t voluntary = 0;     // after the first failure, before the signal
+  std::int64_t grace = kGrace;    // between the signal and SIGKILL
+  std::int64_t start_timeout = kStartTimeout;
+  std::optional<std::int64_t> kill_rest;  // what the ranks leave behind is ended, with this grace
+  Stdio stdio = Stdio::inherit;
+  std::string stdio_path;  // of `files`: PATH.RANK.out and .err
+  bool group = false;      // a supervised group is made
+  std::string socket, group_name;
+  std::uint64_t group_limit = 0;
+  pid_t parent = 0;  // whose end ends the tree; 0: nobody's
+
+  // Fork alone, and never in bytes: runs in the child, gives its exit status.
+  int (*entry)(void*) = nullptr;
+  void* context = nullptr;
+
+  std::string encode() const;
+  static Result<Plan> decode(std::string_view bytes);
+  std::int32_t rank(std::int32_t local) const { return shard * nprocs + local; }
+  std::int32_t world() const { return shards * nprocs; }
+};
+
+// In words what cannot be done, before any process is started.
+Result<void> check(const Plan& plan);
+
+}  // namespace shmb::spawn

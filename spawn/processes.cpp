@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// See processes.hpp. The guard is reaped by pidfd: a host that reaps everything itself must not make us take another
+// child's end for it.
+#include "spawn/processes.hpp"
+
+#include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <span>
+
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
+#include "base/text.hpp"
+#include "client/launch.hpp"
+#include "spawn/process_pair.hpp"
+#include "spawn/spawner.hpp"
+
+namespace shmb::spawn {
+namespace {
+
+// Longer than the supervisor takes to end the tree of a guard that was killed (kGrace, and SIGKILL).
+constexpr std::int64_t kSupervisorAlone = kGrace + 10'000'000'000;
+constexpr std::int64_t kAbandon = 1'000'000'000;
+
+// Both of the pair were killed: nobody is left who could compute anything.
+Verdict nobody_left() {
+  Failure lost;
+  lost.kind = Failure::supervisor_lost;
+  lost.text = lost.message =
+      "supervisor and guard of the ranks were both killed; the ranks went by their parent-death signal";
+  Verdict verdict;
+  verdict.started = true;
+  verdict.failures.push_back(std::move(lost));
+  return verdict;
+}
+
+}  // namespace
+
+Result<void> Processes::start_guard(const Plan& plan) {
+  const char* named = ::secure_getenv("SHMBROKER_SPAWNER");
+  auto program = client::find_program(named == nullptr ? std::nullopt : std::optional<std::string>(named),
+                                      "SHMBROKER_SPAWNER", "shmbroker-spawner");
+  if (!program) return std::unexpected(program.error());
+  auto file = memory_file("shmb-plan", plan.encode());
+  if (!file) return system_failure(file.error(), "a memory file for the plan of the ranks");
+  auto pair = sys::seqpacket_pair();
+  if (!pair) return system_failure(pair.error(), "a socket pair for the ranks");
+  socket_ = std::move((*pair)[0]);
+  const int fds[] = {file->get(), (*pair)[1].get()};
+  posix_spawn_file_actions_t actions;
+  if (const int failed = ::posix_spawn_file_actions_init(&actions)) return system_failure(Errno{failed}, "posix_spawn");
+  // The same number on both sides: takes close-on-exec away and overwrites nothing that ranks are to inherit.
+  for (const int fd : fds) (void)::posix_spawn_file_actions_adddup2(&actions, fd, fd);
+  std::string arguments[] = {"shmbroker-spawner", std::to_string(fds[0]), std::to_string(fds[1])};
+  char* const argv[] = {arguments[0].data(), arguments[1].data(), arguments[2].data(), nullptr};
+  // What this thread has blocked is its own affair: with SIGTERM blocked no rank could end in peace.
+  posix_spawnattr_t attributes;
+  if (const int failed = ::posix_spawnattr_init(&attributes)) {
+    (void)::posix_spawn_file_actions_destroy(&actions);
+    return system_failure(Errno{failed}, "posix_spawn");
+  }
+  sigset_t none;
+  ::sigemptyset(&none);
+  (void)::posix_spawnattr_setsigmask(&attributes, &none);
+  (void)::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  const int failed = ::posix_spawn(&guard_, program->c_str(), &actions, &attributes, argv, environ);
+  (void)::posix_spawnattr_destroy(&attributes);
+  (void)::posix_spawn_file_actions_destroy(&actions);
+  if (failed == 0) return {};
+  guard_ = -1;
+  if (failed == E2BIG)
+    return error(Status::limit, "cannot start " + *program +
+                                    ": the environment of this process is longer than the kernel takes (" +
+                                    errno_text(failed) + "); unset what the ranks do not need");
+  return system_failure(Errno{failed}, "starting " + *program);
+}
+
+Result<void> Processes::fork_guard(const Plan& plan) {
+  auto pair = sys::seqpacket_pair();
+  if (!pair) return system_failure(pair.error(), "a socket pair for the ranks");
+  guard_ = ::fork();
+  if (guard_ < 0) return system_failure(Errno{errno}, "forking for the ranks");
+  if (guard_ == 0) {
+    (*pair)[0].reset();
+    ::_exit(guard_ranks(plan, std::move((*pair)[1])));
+  }
+  socket_ = std::move((*pair)[0]);
+  return {};
+}
+
+Result<std::unique_ptr<Processes>> Processes::start(Plan plan, client::Deadline deadline) {
+  plan.parent = ::getpid();
+  if (auto possible = check(plan); !possible) return std::unexpected(possible.error());
+  std::unique_ptr<Processes> made(new Processes);
+  made->owner_ = ::getpid();
+  auto begun = plan.method == Method::fork ? made->fork_guard(plan) : made->start_guard(plan);
+  if (!begun) return std::unexpected(begun.error());
+  if (auto pidfd = sys::pidfd_open(made->guard_)) made->guard_pidfd_ = std::move(*pidfd);
+  while (!made->started_ && !made->verdict_) {
+    auto ready = made->wait(deadline);
+    if (!ready) return std::unexpected(ready.error());
+    if (!*ready) {
+      made->abandon();
+      return error(Status::deadline, "the ranks were not started before the deadline; they have been ended");
+    }
+    if (made->over() && !made->verdict_) made->verdict_ = nobody_left();
+  }
+  if (made->started_) return made;
+  Error why = made->verdict_->why;
+  if (made->verdict_->started)  // it says so, but no rank was heard of
+    why = Error{Status::system, 0, {}, made->verdict_->failures.at(0).message};
+  made.reset();
+  return std::unexpected(std::move(why));
+}
+
+bool Processes::listen() {
+  for (;;) {
+    Told told;
+    Fd file;
+    auto got = sys::receive_one(socket_.get(), std::as_writable_bytes(std::span(&told, 1)), file);
+    if (!got) return got.error().value == EAGAIN || got.error().value == EWOULDBLOCK;
+    if (got->end_of_file || got->size != sizeof told) return false;
+    if (told.kind == Told::ranks_started) {
+      started_ = true;
+      pids_.assign(told.pids.begin(), told.pids.begin() + std::min<int>(told.count, kMostRanks));
+    } else if (!verdict_) {
+      // Without the file (this process may have no descriptor left for it) what fits into the message counts.
+      auto bytes = file ? contents(file.get())
+                        : Sys<std::string>(std::string(reinterpret_cast<const char*>(told.pids.data()),
+                                                       std::min<std::size_t>(static_cast<std::size_t>(told.count),
+                                                                             sizeof told.pids)));
+      auto read = bytes ? Verdict::decode(*bytes)
+                        : Result<Verdict>(error(Status::system, "the verdict on the ranks cannot be read"));
+      if (read) {
+        verdict_ = std::move(*read);
+      } else {
+        verdict_ = nobody_left();
+        verdict_->failures[0].text = verdict_->failures[0].message = read.error().sentence;
+      }
+    }
+  }
+}
+
+bool Processes::over() {
+  bool ended = false;
+  if (guard_pidfd_) {
+    auto readable = sys::poll_readable(guard_pidfd_.get(), 0);
+    ended = readable && *readable;
+  }
+  if (!listen()) return true;
+  if (!ended) return false;
+  if (verdict_) return true;
+  if (!last_) last_ = client::Deadline::after(kSupervisorAlone);
+  return last_->passed();
+}
+
+Result<bool> Processes::wait(client::Deadline deadline) {
+  std::optional<client::Deadline> last;
+  {
+    std::lock_guard lock(mutex_);
+    last = last_;
+  }
+  if (deadline.passed()) return false;
+  pollfd both[] = {{socket_.get(), POLLIN, 0}, {last ? -1 : guard_pidfd_.get(), POLLIN, 0}};
+  const std::int64_t left = (last ? earlier(deadline, *last) : deadline).left();
+  const timespec time{left / 1'000'000'000, left % 1'000'000'000};
+  const int ready = ::ppoll(both, std::size(both), left < 0 ? nullptr : &time, nullptr);
+  if (ready < 0 && errno != EINTR) return system_failure(Errno{errno}, "waiting for the ranks");
+  return ready != 0 || !deadline.passed();
+}
+
+void Processes::signal_guard(int signal) const {
+  siginfo_t state{};
+  if (guard_pidfd_) (void)sys::pidfd_signal(guard_pidfd_.get(), signal);
+  else if (::waitid(P_PID, static_cast<id_t>(guard_), &state, WEXITED | WNOHANG | WNOWAIT) == 0)
+    (void)::kill(guard_, signal);  // as long as it is our child nobody else has its number
+}
+
+void Processes::abandon() {
+  end(true);
+  signal_guard(SIGCONT);
+  auto ended = join(client::Deadline::after(kAbandon), -1, -1);
+  if (ended && *ended != nullptr) return;
+  signal_guard(SIGKILL);  // which the supervisor, if there is one, sees and ends the rest
+  ended = join(client::Deadline::after(kAbandon), -1, -1);
+  std::lock_guard lock(mutex_);
+  if (done_) return;
+  verdict_ = nobody_left();
+  reap();
+  done_ = true;
+}
+
+void Processes::reap() {
+  if (reaped_ || guard_ <= 0) return;
+  reaped_ = true;
+  if (guard_pidfd_) (void)sys::reap_pidfd(guard_pidfd_.get());
+  else (void)sys::wait_pid(guard_, true, false);
+}
+
+Result<const Verdict*> Processes::join(client::Deadline deadline, std::int64_t voluntary, std::int64_t grace) {
+  if (owner_ != ::getpid()) return error(Status::forked, "a forked child cannot wait for the ranks of its parent");
+  if (voluntary >= 0 || grace >= 0) {
+    std::lock_guard lock(mutex_);
+    const bool news = voluntary != told_voluntary_ || grace != told_grace_;
+    if (!done_ && news && tell(socket_.get(), Order{0, 0, voluntary, grace})) {
+      told_voluntary_ = voluntary;
+      told_grace_ = grace;
+    }
+  }
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (done_) return &*verdict_;
+      // A verdict is not all: supervisor and guard are to be gone too.
+      if (over()) {
+        if (!verdict_) verdict_ = nobody_left();
+        reap();
+        done_ = true;
+        return &*verdict_;
+      }
+    }
+    if (deadline.passed()) return nullptr;
+    if (auto ready = wait(deadline); !ready) return std::unexpected(ready.error());
+  }
+}
+
+void Processes::end(bool at_once) {
+  if (owner_ != ::getpid()) return;  // before the lock, which another thread may have held at the fork
+  std::lock_guard lock(mutex_);
+  if (!done_) (void)tell(socket_.get(), Order{SIGTERM, at_once});
+}
+
+Processes::~Processes() {
+  if (owner_ != ::getpid()) return;  // a forked child's copy
+  if (!done_ && socket_) {
+    // End of file would do; the order comes first because another child of the host may have a copy of the socket.
+    end(false);
+    (void)join(client::Deadline::after(client::kForever), -1, -1);
+  }
+  reap();
+}
+
+}  // namespace shmb::spawn

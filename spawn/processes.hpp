@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parent's side of a set of ranks. The parent may have any number of threads, and is a guest's host: there is no
+// thread, no signal handler and no exit handler here, only a child process (the guard) and a socket.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "client/deadline.hpp"
+#include "spawn/plan.hpp"
+#include "spawn/verdict.hpp"
+
+namespace shmb::spawn {
+
+class Processes {
+ public:
+  // Returns when all ranks run, or cannot: then nothing is left.
+  static Result<std::unique_ptr<Processes>> start(Plan plan, client::Deadline deadline);
+  // Ends what still runs, and waits for it.
+  ~Processes();
+  Processes(const Processes&) = delete;
+  Processes& operator=(const Processes&) = delete;
+
+  // What became of the ranks, for ever the same, or nothing where some still run at the deadline. When it returns
+  // something no process of the tree is left. `voluntary`, `grace`: for a first failure from now on; below 0: as
+  // before.
+  Result<const Verdict*> join(client::Deadline deadline, std::int64_t voluntary, std::int64_t grace);
+  void end(bool at_once);
+  const std::vector<pid_t>& pids() const { return pids_; }
+
+ private:
+  Processes() = default;
+  Result<void> start_guard(const Plan& plan);
+  Result<void> fork_guard(const Plan& plan);
+  // Takes what has come. False: end of file.
+  bool listen();
+  // The same; true: nothing more will come. The end of the socket alone would not do: a child that another thread of
+  // the host forked while we made it has a copy of the far end.
+  bool over();
+  // Until there may be something to hear. False: the deadline has passed.
+  Result<bool> wait(client::Deadline deadline);
+  // Whatever state the guard is in (stopped, in a lock that nobody releases): nothing is left, within seconds.
+  void abandon();
+  void signal_guard(int signal) const;
+  void reap();
+
+  std::mutex mutex_;
+  Fd socket_;
+  pid_t guard_ = -1, owner_ = 0;
+  Fd guard_pidfd_;                        // until the destructor: other threads wait for it
+  std::optional<client::Deadline> last_;  // the guard is gone: until then the supervisor may tell
+  std::int64_t told_voluntary_ = -1, told_grace_ = -1;
+  bool started_ = false, reaped_ = false, done_ = false;
+  std::vector<pid_t> pids_;
+  std::optional<Verdict> verdict_;
+};
+
+}  // namespace shmb::spawn

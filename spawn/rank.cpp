@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+// See rank.hpp. Of the threads that wait for answers one reads the channel and hands the others theirs.
+#include "spawn/rank.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+#include "client/forked.hpp"
+#include "spawn/bytes.hpp"
+#include "spawn/rank_start.hpp"
+
+namespace shmb::spawn {
+namespace {
+
+using client::Deadline;
+
+struct State {
+  std::mutex mutex;  // of everything but the socket's writing side
+  std::mutex writing;
+  std::condition_variable changed;
+  Fd socket;
+  std::atomic<pid_t> owner = 0;  // looked at before the lock: a forked child may find that locked for ever
+  bool looked = false, entered = false, function = false;
+  RankFacts facts;
+  std::string in;
+  bool reading = false, closed = false;
+  std::uint64_t last_tag = 0;
+  std::map<std::uint64_t, std::optional<Frame>> answers;  // by tag, of requests that wait
+};
+
+State& state() {
+  static State* const it = new State;
+  return *it;
+}
+
+// Tags begin with the process: where one command follows another in one rank, it does not take the other's answers.
+void own(State& it) {
+  it.owner = ::getpid();
+  it.last_tag = static_cast<std::uint64_t>(::getpid()) << 32;
+}
+
+bool is_copy(const State& it) {
+  const pid_t owner = it.owner;
+  return owner != 0 && owner != ::getpid();
+}
+
+std::unexpected<Error> no_rank() {
+  return error(Status::not_found, "this process is no rank: it was not started by spawn or `shmbroker run --nprocs`");
+}
+
+std::unexpected<Error> supervisor_gone() {
+  return error(Status::peer_gone, "the supervisor of the ranks is gone, and they are about to be ended");
+}
+
+Result<void> write_frame(State& it, Op op, std::uint64_t tag, std::string_view payload, Deadline deadline) {
+  const std::string frame = encode_frame(op, tag, payload);
+  std::lock_guard lock(it.writing);
+  std::string_view left = frame;
+  while (!left.empty()) {
+    const ssize_t size = ::send(it.socket.get(), left.data(), left.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (size > 0) {
+      left.remove_prefix(static_cast<std::size_t>(size));
+      continue;
+    }
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return supervisor_gone();
+    auto ready = sys::poll_for(it.socket.get(), POLLOUT, deadline.left());
+    // Half a message cannot be taken back: the channel is of no use any more.
+    if (!ready || *ready == 0) {
+      (void)::shutdown(it.socket.get(), SHUT_RDWR);
+      return error(Status::deadline, "the supervisor of the ranks did not take the request before the deadline");
+    }
+  }
+  return {};
+}
+
+// With the lock held, by the one thread that reads. False: end of file.
+bool read_some(State& it, int fd) {
+  char chunk[65536];
+  const ssize_t size = ::recv(fd, chunk, sizeof chunk, MSG_DONTWAIT);
+  if (size < 0) return errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK;
+  it.in.append(chunk, static_cast<std::size_t>(size));
+  return size > 0;
+}
+
+std::optional<Frame> take_frame(State& it) {
+  FrameHead head;
+  if (it.in.size() < sizeof head) return std::nullopt;
+  std::memcpy(&head, it.in.data(), sizeof head);
+  if (it.in.size() - sizeof head < head.size) return std::nullopt;
+  Frame frame{static_cast<Op>(head.op), head.status, head.tag, it.in.substr(sizeof head, head.size)};
+  it.in.erase(0, sizeof head + head.size);
+  return frame;
+}
+
+// Before any thread but this one knows of the channel.
+Result<Frame> await_frame(State& it, Op op) {
+  for (;;) {
+    while (auto frame = take_frame(it))
+      if (frame->op == op) return std::move(*frame);
+    auto ready = sys::poll_readable(it.socket.get(), -1);
+    if (!ready || !read_some(it, it.socket.get())) return supervisor_gone();
+  }
+}
+
+Result<void> take_orders(State& it, std::string payload) {
+  Unpacker in(payload);
+  it.facts.rank = in.number<std::int32_t>();
+  it.facts.local_rank = in.number<std::int32_t>();
+  it.facts.world_size = in.number<std::int32_t>();
+  it.facts.local_world_size = in.number<std::int32_t>();
+  it.facts.shard = in.number<std::int32_t>();
+  it.facts.function = in.text();
+  it.facts.arguments = in.text();
+  if (!in.done()) return error(Status::protocol, "the supervisor is of another version of the library");
+  it.entered = it.function = true;
+  return write_frame(it, Op::hello, 0, {}, Deadline::after(client::kForever));
+}
+
+std::int32_t number_variable(const char* name, std::int32_t otherwise) {
+  const char* text = ::getenv(name);
+  return text == nullptr ? otherwise : static_cast<std::int32_t>(std::strtol(text, nullptr, 10));
+}
+
+// A command: it may ask its peers, but has no function to finish.
+void enter_command(State& it, int fd) {
+  it.socket = Fd::adopt(fd);
+  (void)::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  own(it);
+  it.entered = true;
+  it.facts.rank = number_variable("RANK", 0);
+  it.facts.local_rank = number_variable("LOCAL_RANK", 0);
+  it.facts.world_size = number_variable("WORLD_SIZE", 1);
+  it.facts.local_world_size = number_variable("LOCAL_WORLD_SIZE", 1);
+  it.facts.shard = number_variable("GROUP_RANK", 0);
+}
+
+// The fork server: makes all ranks at once. Returns in the ranks, with their end of the channel; the process itself
+// ends, and the kernel gives the ranks to the supervisor.
+Result<Fd> make_ranks(State& it, void (*preload)()) {
+  const char* text = ::secure_getenv(kZygoteVariable);
+  std::vector<RankEnds> all;
+  const auto take = [](int fd) {
+    if (fd >= 0) (void)::fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return Fd::adopt(fd);
+  };
+  for (std::string_view left = text == nullptr ? "" : text; !left.empty();) {
+    const std::size_t end = std::min(left.find(','), left.size());
+    const std::string one(left.substr(0, end));
+    const std::size_t slash = std::min(one.find('/'), one.size());
+    auto place = find_control(one.substr(0, slash).c_str());
+    int out = -1, err = -1;
+    if (!place || std::sscanf(one.c_str() + slash, "/%d/%d", &out, &err) != 2)
+      return error(Status::protocol, "the fork server has lost the channel of a rank");
+    all.push_back({take(place->fd), take(out), take(err)});
+    left.remove_prefix(std::min(end + 1, left.size()));
+  }
+  ::unsetenv(kZygoteVariable);
+  if (preload != nullptr) preload();
+  std::fflush(nullptr);  // else each rank would print it again
+  Packer pids;
+  for (RankEnds& one : all) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      Fd mine = std::move(one.control);
+      if (one.out) (void)::dup2(one.out.get(), 1);
+      if (one.err) (void)::dup2(one.err.get(), 2);
+      all.clear();
+      it.socket.reset();
+      return mine;
+    }
+    if (pid < 0) {
+      const std::string why = "the fork server cannot start a process: " + errno_text(errno);
+      (void)write_frame(it, Op::failed, 0, Packer().text(why).take(), Deadline::after(0));
+      ::_exit(1);
+    }
+    pids.number(pid);
+  }
+  (void)write_frame(it, Op::forked, 0, pids.take(), Deadline::after(0));
+  ::_exit(0);
+}
+
+// A rank of the fork server: nobody's parent-death signal holds it until its real parent says go.
+Result<void> await_adoption(State& it) {
+  auto go = await_frame(it, Op::go);
+  if (!go) return std::unexpected(go.error());
+  const auto supervisor = Unpacker(go->payload).number<pid_t>();
+  (void)sys::set_parent_death_signal(SIGKILL);
+  if (::getppid() != supervisor) ::_exit(1);
+  return {};
+}
+
+Result<void> enter(State& it, void (*preload)()) {
+  it.looked = true;
+  auto place = find_control(::secure_getenv(kControlVariable));
+  if (!place) return no_rank();
+  if (place->role == Role::command) {
+    enter_command(it, place->fd);
+    return {};
+  }
+  // Programs that this one starts are no ranks.
+  ::unsetenv(kControlVariable);
+  (void)::fcntl(place->fd, F_SETFD, FD_CLOEXEC);
+  it.socket = Fd::adopt(place->fd);
+  const bool zygote = place->role == Role::zygote;
+  if (zygote) {
+    auto mine = make_ranks(it, preload);
+    if (!mine) return std::unexpected(mine.error());
+    it.socket = std::move(*mine);
+    it.in.clear();
+  }
+  own(it);
+  auto begin = await_frame(it, Op::begin);
+  if (!begin) return std::unexpected(begin.error());
+  if (auto taken = take_orders(it, std::move(begin->payload)); !taken) return std::unexpected(taken.error());
+  if (!zygote) return {};
+  ::setenv("RANK", std::to_string(it.facts.rank).c_str(), 1);
+  ::setenv("LOCAL_RANK", std::to_string(it.facts.local_rank).c_str(), 1);
+  return await_adoption(it);
+}
+
+Result<State*> entered_state() {
+  State& it = state();
+  if (is_copy(it))
+    return error(Status::forked, "a forked child of a rank is no rank: only the rank itself may ask the others");
+  std::lock_guard lock(it.mutex);
+  if (!it.looked) {
+    // Only commands come here without enter_rank: what has a function says so first.
+    auto place = find_control(::secure_getenv(kControlVariable));
+    if (place && place->role == Role::command) (void)enter(it, nullptr);
+  }
+  if (!it.entered) return no_rank();
+  return &it;
+}
+
+Result<void> say(Op op, std::string_view payload) {
+  auto it = entered_state();
+  if (!it) return std::unexpected(it.error());
+  if (!(*it)->function) return error(Status::unsupported, "this rank is a command: it has no function to finish");
+  return write_frame(**it, op, 0, payload, Deadline::after(client::kForever));
+}
+
+}  // namespace
+
+Result<const RankFacts*> enter_rank(void (*preload)()) {
+  State& it = state();
+  if (is_copy(it)) return no_rank();
+  std::lock_guard lock(it.mutex);
+  if (!it.looked)
+    if (auto done = enter(it, preload); !done) return std::unexpected(done.error());
+  if (!it.entered) return no_rank();
+  return &it.facts;
+}
+
+bool awaited_as_rank() {
+  // The variable goes at the entrance, and is of no use where the descriptor has not come along.
+  auto place = find_control(::getenv(kControlVariable));
+  return place && place->role != Role::command;
+}
+
+void become_forked_rank(Fd control, std::string begin_payload) {
+  State& it = *new (&state()) State;  // the parent's may be locked, or those of a rank that spawns
+  it.looked = true;
+  it.socket = std::move(control);
+  own(it);
+  (void)take_orders(it, std::move(begin_payload));
+}
+
+Result<void> finish_rank(std::string_view result) {
+  if (result.size() > kMostText)
+    return error(Status::limit, "a result has at most 16 MiB, this one has " + std::to_string(result.size()) +
+                                    " bytes: return large things as regions");
+  return say(Op::finished, result);
+}
+
+Result<void> raise_in_rank(std::string_view type, std::string_view text, std::string_view trace) {
+  bool cut = false;
+  const auto bounded = [&](std::string_view part, std::size_t most) {
+    cut |= part.size() > most;
+    return part.substr(part.size() - std::min(part.size(), most));  // its end says most
+  };
+  type = type.substr(0, 4096);
+  text = bounded(text, kMostText / 2);
+  trace = bounded(trace, kMostText / 2 - 8192);
+  return say(Op::raised, Packer().number<std::uint8_t>(cut).text(type).text(text).text(trace).take());
+}
+
+Result<std::string> ask(Op op, std::string_view payload, Deadline deadline) {
+  auto entered = entered_state();
+  if (!entered) return std::unexpected(entered.error());
+  State& it = **entered;
+  std::unique_lock lock(it.mutex);
+  const std::uint64_t tag = ++it.last_tag;
+  it.answers[tag];
+  lock.unlock();
+  auto sent = write_frame(it, op, tag, payload, deadline);
+  lock.lock();
+  bool cancelled = false;
+  while (sent) {
+    auto& answer = it.answers[tag];
+    if (answer) {
+      Frame frame = std::move(*answer);
+      it.answers.erase(tag);
+      const auto status = static_cast<Status>(frame.status);
+      if (status == Status::ok) return std::move(frame.payload);
+      return error(status, std::move(frame.payload));
+    }
+    if (it.closed) break;
+    if (deadline.passed()) {
+      if (cancelled) {
+        it.answers.erase(tag);
+        return error(Status::deadline, "the supervisor of the ranks did not answer before the deadline");
+      }
+      // What was asked may have happened meanwhile: the answer to this says.
+      cancelled = true;
+      deadline = Deadline::after(client::kDefaultTimeout);
+      lock.unlock();
+      sent = write_frame(it, Op::cancel, tag, {}, deadline);
+      lock.lock();
+      continue;
+    }
+    if (it.reading) {
+      if (deadline.endless()) it.changed.wait(lock);
+      else it.changed.wait_until(lock, deadline.point());
+      continue;
+    }
+    it.reading = true;
+    lock.unlock();
+    auto ready = sys::poll_readable(it.socket.get(), deadline.left());
+    lock.lock();
+    it.reading = false;
+    if (ready && *ready && !read_some(it, it.socket.get())) it.closed = true;
+    while (auto frame = take_frame(it)) {
+      const auto waits = it.answers.find(frame->tag);
+      if (frame->op == Op::reply && waits != it.answers.end()) waits->second = std::move(*frame);
+    }
+    it.changed.notify_all();
+  }
+  it.answers.erase(tag);
+  if (!sent) return std::unexpected(sent.error());
+  return supervisor_gone();
+}
+
+}  // namespace shmb::spawn

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rank's side: who this process is, what it has to run, how it says what became of it, and its requests to the
+// others. One state per process, never destroyed; a forked child of a rank is none.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "client/deadline.hpp"
+#include "spawn/link.hpp"
+
+namespace shmb::spawn {
+
+inline constexpr std::int64_t kRankDeadline = 300'000'000'000;  // of requests to other ranks
+
+struct RankFacts {
+  std::int32_t rank = 0, local_rank = 0, world_size = 1, local_world_size = 1, shard = 0;
+  std::string function, arguments;
+};
+
+// Whether this process is a rank, by its environment; in the fork server it runs `preload` and does not return but in
+// the ranks. Nothing: it is none. The facts live as long as the process.
+Result<const RankFacts*> enter_rank(void (*preload)());
+// Whether a supervisor waits for this process to enter: a rank, or the fork server, whose main has not done so.
+bool awaited_as_rank();
+// Says that the function is about to run: what happens from now on is its own failure.
+Result<void> finish_rank(std::string_view result);
+Result<void> raise_in_rank(std::string_view type, std::string_view text, std::string_view trace);
+// The answer's payload.
+Result<std::string> ask(Op op, std::string_view payload, client::Deadline deadline);
+// For the child of a fork that is a rank from birth.
+void become_forked_rank(Fd control, std::string begin_payload);
+
+}  // namespace shmb::spawn

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The C face of spawn: ranks of one function or command that end together, errors that arrive whole, and what ranks ask
+ * of each other. The rules of shmbroker.h hold: statuses and sentences, options that begin with `size`, nanoseconds, no
+ * thread, no signal handler, nothing printed.
+ *
+ * Between the caller and the ranks stand two small processes (guard and supervisor). They end all ranks, with
+ * everything these started, when one rank fails, when the caller ends, normally or not, or when one of the two is
+ * killed.
+ */
+#ifndef SHMBROKER_SPAWN_H
+#define SHMBROKER_SPAWN_H
+
+#include "shmbroker.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct shmb_processes shmb_processes; /* a set of ranks, as its parent sees it */
+
+enum shmb_start_method {
+  SHMB_START_SPAWN = 0,  /* the program is executed anew for each rank; main begins with shmb_rank_enter */
+  SHMB_START_FORK,       /* copies of the calling process: no execution, but also no threads, and locks that other
+                            threads held stay locked; not after CUDA was used */
+  SHMB_START_FORKSERVER, /* the program is executed once, prepares itself, and is copied for each rank */
+  SHMB_START_COMMAND     /* any command; it has no function to finish, success is exit status 0 */
+};
+enum shmb_spawn_flag {
+  SHMB_SPAWN_NO_GROUP = 1 << 0, /* no group of the broker is made for the ranks, and no broker is needed */
+  SHMB_SPAWN_DAEMON = 1 << 1    /* shmb_processes_free ends the ranks instead of waiting for them */
+};
+enum shmb_stdio {
+  SHMB_STDIO_INHERIT = 0,
+  SHMB_STDIO_NULL,  /* what ranks print is dropped */
+  SHMB_STDIO_FILES, /* stdio_path.RANK.out and stdio_path.RANK.err, written anew */
+  SHMB_STDIO_PREFIX /* to the caller's output, each line after "[rank N] " */
+};
+
+typedef struct shmb_spawn_options {
+  size_t size;
+  uint32_t method; /* enum shmb_start_method */
+  uint32_t flags;  /* enum shmb_spawn_flag */
+  int32_t nprocs;  /* ranks on this host, 1 to 1024 */
+  int32_t shards;  /* hosts with as many ranks each; 0: one */
+  int32_t shard;   /* which of them this is, from 0: RANK is shard * nprocs + LOCAL_RANK */
+  uint32_t stdio;  /* enum shmb_stdio */
+  const char* stdio_path;
+  const char* function;  /* not for COMMAND: its name, for the ranks to look up */
+  const void* arguments; /* for it; opaque */
+  uint64_t arguments_length;
+  const char* const* command;     /* NULL-terminated: the command. NULL (not COMMAND): this program and its arguments */
+  const char* program;            /* file to execute; NULL: command[0] along PATH, or this program's own file */
+  const char* const* environment; /* NULL-terminated "NAME=value", besides the caller's; NULL: none */
+  const char* directory;          /* where the ranks begin; NULL: here */
+  const char* group;              /* the name of their group; NULL: made from the program */
+  uint64_t group_limit_bytes;     /* 0: the broker's default */
+  const char* socket;             /* the broker's; NULL: looked for */
+  const char* master_addr;        /* MASTER_ADDR; NULL: 127.0.0.1 */
+  uint32_t master_port;           /* MASTER_PORT; 0: a free one */
+  uint32_t reserved;              /* 0 */
+  int64_t voluntary_ns;           /* after the first failure the others may end by themselves so long; 0: not at all */
+  int64_t grace_ns;               /* between SIGTERM and SIGKILL; 0: 30 s; SHMB_NO_WAIT: none */
+  int64_t start_timeout_ns;       /* to reach shmb_rank_enter; 0: 10 s */
+  int64_t timeout_ns;             /* until all ranks have been started; 0: 30 s */
+  int (*entry)(void* context);    /* FORK: runs in each rank; what it returns is the exit status */
+  void* context;
+} shmb_spawn_options;
+
+/* Starts the ranks. They have RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, NODE_RANK, MASTER_ADDR and
+ * MASTER_PORT, and belong to a group of their own, which ends with the last of their processes. The child process that
+ * the caller gets is reaped by shmb_processes_join or _free; a caller that reaps all its children itself harms nothing.
+ * Errors (nothing is left then): INVALID, SYSTEM (a program that cannot be executed), LIMIT (environment too large),
+ * NO_BROKER, EXISTS (the group's name), DEADLINE. */
+SHMB_API int shmb_spawn(const shmb_spawn_options* options, shmb_processes** processes, shmb_error* error) SHMB_NOEXCEPT;
+
+enum shmb_processes_state { SHMB_PROCESSES_RUNNING = 0, SHMB_PROCESSES_SUCCEEDED, SHMB_PROCESSES_FAILED };
+/* Waits until all ranks have ended. wait_ns: 0 and SHMB_FOREVER: without limit; SHMB_NO_WAIT: only looks. The outcome
+ * is computed once: this tells the same for ever, to any thread. After SUCCEEDED or FAILED no process of the ranks is
+ * left. voluntary_ns: as in the options, from now on; below 0: as it is. */
+SHMB_API int shmb_processes_join(shmb_processes* processes, int64_t wait_ns, int64_t voluntary_ns, uint32_t* state,
+                                 shmb_error* error) SHMB_NOEXCEPT;
+/* SIGTERM, the grace and SIGKILL to all ranks, or SIGKILL at once. Does not wait. */
+SHMB_API int shmb_processes_end(shmb_processes* processes, uint32_t at_once, shmb_error* error) SHMB_NOEXCEPT;
+/* Joins, or with SHMB_SPAWN_DAEMON ends the ranks, and frees the handle with all texts it has given. NULL is allowed.
+ */
+SHMB_API void shmb_processes_free(shmb_processes* processes) SHMB_NOEXCEPT;
+/* The process numbers by local rank; `count` is nprocs, whatever the capacity. */
+SHMB_API int shmb_processes_pids(shmb_processes* processes, int32_t* pids, size_t capacity, size_t* count,
+                                 shmb_error* error) SHMB_NOEXCEPT;
+/* What the function of a local rank gave to shmb_rank_finish. NOT_FOUND before the end. */
+SHMB_API int shmb_processes_result(shmb_processes* processes, int32_t local_rank, const void** data, uint64_t* length,
+                                   shmb_error* error) SHMB_NOEXCEPT;
+
+enum shmb_failure_kind {
+  SHMB_FAILURE_RAISED = 1,     /* shmb_rank_raise: type, text and trace are there */
+  SHMB_FAILURE_EXITED,         /* exit code other than 0 */
+  SHMB_FAILURE_SIGNALLED,      /* died of a signal */
+  SHMB_FAILURE_UNFINISHED,     /* exit code 0, but its function was not through */
+  SHMB_FAILURE_NEVER_STARTED,  /* did not reach shmb_rank_enter in time */
+  SHMB_FAILURE_SUPERVISOR_LOST /* supervisor or guard was killed: rank is -1 */
+};
+typedef struct shmb_failure {
+  size_t size;
+  uint32_t kind; /* enum shmb_failure_kind */
+  int32_t rank;
+  int32_t pid;
+  int32_t exit_code;    /* of a signal: its number, negative */
+  int32_t signal;       /* 0: none */
+  uint32_t core;        /* 1: memory was dumped */
+  uint32_t ended_by_us; /* 1: by what another one's failure led to; no cause */
+  uint32_t cut;         /* 1: the texts were longer than the 16 MiB that are carried */
+  int64_t user_ns, system_ns;
+  uint64_t max_rss_bytes;
+  int64_t time_ns;     /* CLOCK_MONOTONIC */
+  const char* message; /* the sentence; all texts live as long as the handle */
+  const char* type;
+  const char* text;
+  const char* trace;
+  char signal_name[16]; /* "SIGABRT", "SIGRTMIN+3"; empty: no signal */
+} shmb_failure;
+/* How many failures there are: 0 while it runs, and after success. Number 0 is the cause: the first in time. */
+SHMB_API size_t shmb_processes_failures(shmb_processes* processes) SHMB_NOEXCEPT;
+/* Set failure->size first. */
+SHMB_API int shmb_processes_failure(shmb_processes* processes, size_t number, shmb_failure* failure,
+                                    shmb_error* error) SHMB_NOEXCEPT;
+/* torch's sentence for a failure of these values, allocated: shmb_bytes_free. */
+SHMB_API int shmb_failure_message(const shmb_failure* failure, char** message, shmb_error* error) SHMB_NOEXCEPT;
+
+/* ------------------------------------------------------------------------------------------------ in a rank */
+
+typedef struct shmb_rank_info {
+  size_t size;
+  int32_t rank, local_rank, world_size, local_world_size, shard;
+  uint32_t reserved;
+  const char* function;  /* "": a command */
+  const void* arguments; /* for as long as the process lives */
+  uint64_t arguments_length;
+} shmb_rank_info;
+
+/* The first call of main: whether this process is a rank. It takes what says so out of the environment, so that
+ * programs started by this one are none. In the fork server it calls `preload` (may be NULL) and returns in the ranks
+ * alone: up to here the program has no thread. Errors: NOT_FOUND (no rank), PEER_GONE (nobody waits any more). */
+SHMB_API int shmb_rank_enter(void (*preload)(void), shmb_rank_info* info, shmb_error* error) SHMB_NOEXCEPT;
+/* The function has returned; the result goes to the parent. Then exit with 0. */
+SHMB_API int shmb_rank_finish(const void* result, uint64_t length, shmb_error* error) SHMB_NOEXCEPT;
+/* It has failed. Then exit with something else than 0. Over 16 MiB the beginnings are cut off, and that is told. */
+SHMB_API int shmb_rank_raise(const char* type, const char* text, const char* trace, shmb_error* error) SHMB_NOEXCEPT;
+
+/* What follows is between the ranks of one shmb_spawn, on one host. Commands may use it too, one process of each. Any
+ * thread may call. wait_ns: 0: 5 minutes; SHMB_FOREVER and SHMB_NO_WAIT are refused where others are waited for.
+ * PEER_GONE with the number of the rank where one has died or ended before it came. Names and keys: up to 1 KiB. What
+ * comes back is allocated: shmb_bytes_free. */
+SHMB_API void shmb_bytes_free(void* bytes) SHMB_NOEXCEPT;
+/* All ranks call it, and none returns before all have. The n-th call of each rank under one name belongs together. */
+SHMB_API int shmb_rank_barrier(const char* name, int64_t wait_ns, shmb_error* error) SHMB_NOEXCEPT;
+/* Everybody calls it and gets the root's value, up to 1 MiB. `root` is a local rank; only the root's bytes count. */
+SHMB_API int shmb_rank_broadcast(const char* name, int32_t root, const void* value, uint64_t length, int64_t wait_ns,
+                                 void** data, uint64_t* data_length, shmb_error* error) SHMB_NOEXCEPT;
+/* Everybody gets all values by local rank: `offsets` has local_world_size + 1 places in `data`. All together 16 MiB. */
+SHMB_API int shmb_rank_all_gather(const char* name, const void* value, uint64_t length, int64_t wait_ns, void** data,
+                                  uint64_t** offsets, shmb_error* error) SHMB_NOEXCEPT;
+
+/* A store of small values: up to 1 MiB each, 64 MiB in all. get: NOT_FOUND. wait: until somebody has set it. */
+SHMB_API int shmb_rank_set(const char* key, const void* value, uint64_t length, shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_rank_get(const char* key, void** data, uint64_t* length, shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_rank_wait(const char* key, int64_t wait_ns, void** data, uint64_t* length,
+                            shmb_error* error) SHMB_NOEXCEPT;
+/* Sets it where it has the expected value (an absent key has the empty one); gives the value that it has then. */
+SHMB_API int shmb_rank_compare_exchange(const char* key, const void* expected, uint64_t expected_length,
+                                        const void* desired, uint64_t desired_length, void** data, uint64_t* length,
+                                        shmb_error* error) SHMB_NOEXCEPT;
+/* `existed` may be NULL. */
+SHMB_API int shmb_rank_delete(const char* key, uint32_t* existed, shmb_error* error) SHMB_NOEXCEPT;
+/* Adds to the decimal number there (0 where there is none), gives the sum. */
+SHMB_API int shmb_rank_add(const char* key, int64_t amount, int64_t* sum, shmb_error* error) SHMB_NOEXCEPT;
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif

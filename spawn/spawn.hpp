@@ -1,0 +1,697 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks in C++, header-only over shmbroker_spawn.h (whose comments hold for what is not said here): functions by name,
+// arguments as msgpack, regions and pools among them, errors as exceptions. Same habits as shmbroker.hpp. It needs
+// msgpack-cxx and exceptions, also for its `try_` forms.
+//
+// A program that spawns registers its functions and begins its main with
+//     if (auto rc = shmbroker::spawn_child(argc, argv)) return *rc;
+#ifndef SHMBROKER_SPAWN_HPP
+#define SHMBROKER_SPAWN_HPP
+
+#include "shmbroker.hpp"
+
+#if !SHMBROKER_EXCEPTIONS
+#error "shmbroker/spawn.hpp needs exceptions: msgpack-cxx throws them; without, use shmbroker/shmbroker_spawn.h"
+#else
+
+#ifndef MSGPACK_NO_BOOST
+#define MSGPACK_NO_BOOST
+#endif
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <msgpack.hpp>
+#include <stdexcept>
+#include <string_view>
+#include <tuple>
+#include <typeinfo>
+
+#include "shmbroker_spawn.h"
+
+namespace shmbroker {
+
+enum class StartMethod : std::uint32_t {
+  spawn = SHMB_START_SPAWN,
+  fork = SHMB_START_FORK,
+  forkserver = SHMB_START_FORKSERVER,
+};
+enum class Stdio : std::uint32_t {
+  inherit = SHMB_STDIO_INHERIT,
+  null = SHMB_STDIO_NULL,
+  files = SHMB_STDIO_FILES,
+  prefix = SHMB_STDIO_PREFIX,
+};
+enum class FailureKind : std::uint32_t {
+  raised = SHMB_FAILURE_RAISED,
+  exited = SHMB_FAILURE_EXITED,
+  signalled = SHMB_FAILURE_SIGNALLED,
+  unfinished = SHMB_FAILURE_UNFINISHED,
+  never_started = SHMB_FAILURE_NEVER_STARTED,
+  supervisor_lost = SHMB_FAILURE_SUPERVISOR_LOST,
+};
+enum class RanksState : std::uint32_t {
+  running = SHMB_PROCESSES_RUNNING,
+  succeeded = SHMB_PROCESSES_SUCCEEDED,
+  failed = SHMB_PROCESSES_FAILED,
+};
+
+struct SpawnOptions {
+  int nprocs = 1;
+  bool join = true;     // spawn() returns when all have ended
+  bool daemon = false;  // the context's destructor ends the ranks instead of waiting for them
+  StartMethod start_method = StartMethod::spawn;
+  std::chrono::nanoseconds voluntary{0};                      // after a first failure, before SIGTERM
+  std::chrono::nanoseconds grace = std::chrono::seconds(30);  // between SIGTERM and SIGKILL
+  std::chrono::nanoseconds start_timeout = std::chrono::seconds(10);
+  Timeout timeout;  // until all have been started; the default is 30 s
+  bool no_group = false;
+  std::string group;  // name; empty: made from the program
+  std::uint64_t limit_bytes = 0;
+  std::string socket;                    // the broker's; empty: looked for
+  std::vector<std::string> environment;  // "NAME=value"
+  std::string directory;
+  Stdio stdio = Stdio::inherit;
+  std::string stdio_path;
+  int shards = 1, shard = 0;
+  std::string master_addr;
+  std::uint16_t master_port = 0;
+  std::string program;               // another one than this, with spawn_child in its main
+  std::vector<std::string> command;  // its arguments
+};
+
+// What became of one rank.
+struct RankFailure {
+  FailureKind kind = FailureKind::exited;
+  int rank = -1, pid = 0, exit_code = 0, signal = 0;
+  bool core = false, ended_by_us = false, cut = false;
+  std::int64_t user_ns = 0, system_ns = 0, time_ns = 0;
+  std::uint64_t max_rss_bytes = 0;
+  std::string signal_name, message, type, text, trace;
+  friend bool operator==(const RankFailure&, const RankFailure&) = default;
+
+  static RankFailure from_c(const shmb_failure& c) {
+    RankFailure one;
+    one.kind = static_cast<FailureKind>(c.kind);
+    one.rank = c.rank, one.pid = c.pid, one.exit_code = c.exit_code, one.signal = c.signal;
+    one.core = c.core != 0, one.ended_by_us = c.ended_by_us != 0, one.cut = c.cut != 0;
+    one.user_ns = c.user_ns, one.system_ns = c.system_ns, one.time_ns = c.time_ns;
+    one.max_rss_bytes = c.max_rss_bytes;
+    one.signal_name = c.signal_name, one.message = c.message;
+    one.type = c.type, one.text = c.text, one.trace = c.trace;
+    return one;
+  }
+  template <class Packer>
+  void msgpack_pack(Packer& packer) const {
+    const auto number = static_cast<std::uint32_t>(kind);
+    msgpack::type::make_define_array(number, rank, pid, exit_code, signal, core, ended_by_us, cut, user_ns, system_ns,
+                                     time_ns, max_rss_bytes, signal_name, message, type, text, trace)
+        .msgpack_pack(packer);
+  }
+  void msgpack_unpack(const msgpack::object& object) {
+    std::uint32_t number = 0;
+    msgpack::type::make_define_array(number, rank, pid, exit_code, signal, core, ended_by_us, cut, user_ns, system_ns,
+                                     time_ns, max_rss_bytes, signal_name, message, type, text, trace)
+        .msgpack_unpack(object);
+    kind = static_cast<FailureKind>(number);
+  }
+};
+
+// The first failure in time, and all others after it. Survives msgpack with all its fields.
+class ProcessException : public std::runtime_error {
+ public:
+  explicit ProcessException(std::vector<RankFailure> failures)
+      : std::runtime_error(failures.at(0).message),
+        failures_(std::make_shared<const std::vector<RankFailure> >(std::move(failures))) {}
+  const RankFailure& failure() const noexcept { return failures_->front(); }
+  const std::vector<RankFailure>& failures() const noexcept { return *failures_; }
+  int error_index() const noexcept { return failure().rank; }
+  int error_pid() const noexcept { return failure().pid; }
+  std::string to_msgpack() const {
+    msgpack::sbuffer out;
+    msgpack::pack(out, *failures_);
+    return {out.data(), out.size()};
+  }
+
+ private:
+  std::shared_ptr<const std::vector<RankFailure> > failures_;
+};
+// The function of the rank threw.
+class ProcessRaisedException : public ProcessException {
+ public:
+  using ProcessException::ProcessException;
+};
+// It ended by exit code or signal, or without finishing its function.
+class ProcessExitedException : public ProcessException {
+ public:
+  using ProcessException::ProcessException;
+  int exit_code() const noexcept { return failure().exit_code; }
+  const std::string& signal_name() const noexcept { return failure().signal_name; }
+};
+
+[[noreturn]] inline void throw_failures(std::vector<RankFailure> failures) {
+  switch (failures.at(0).kind) {
+    case FailureKind::raised:
+      throw ProcessRaisedException(std::move(failures));
+    case FailureKind::exited:
+    case FailureKind::signalled:
+    case FailureKind::unfinished:
+      throw ProcessExitedException(std::move(failures));
+    case FailureKind::never_started:
+    case FailureKind::supervisor_lost:
+      break;
+  }
+  throw ProcessException(std::move(failures));
+}
+// Of what to_msgpack made: throws the same exception again.
+[[noreturn]] inline void rethrow_msgpack(std::string_view bytes) {
+  throw_failures(msgpack::unpack(bytes.data(), bytes.size()).get().as<std::vector<RankFailure> >());
+}
+
+// Where a queue is: as an argument, for a rank to open an end of its own.
+struct QueueAddress {
+  std::uint64_t pool = 0;
+  std::string name;
+  MSGPACK_DEFINE(pool, name)
+  template <class Queue>
+  static QueueAddress of(const Queue& queue) {
+    const auto info = queue.info();
+    return {info.pool, info.name};
+  }
+};
+
+// The session of this process as a rank: in the group of the ranks. Made at the first call.
+inline const Session& rank_session() {
+  static const Session* const session = new Session(Session::connect());  // goes with the process
+  return *session;
+}
+
+namespace detail {
+
+template <>
+struct Closer<shmb_processes> {
+  static void close(shmb_processes* handle) noexcept { shmb_processes_free(handle); }
+};
+
+inline std::string demangled(const char* name) {
+  int status = 0;
+  std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(name, nullptr, nullptr, &status), std::free);
+  return status == 0 && text ? text.get() : name;
+}
+
+inline const char* type_text(const msgpack::object& object) {
+  switch (object.type) {
+    case msgpack::type::NIL:
+      return "nil";
+    case msgpack::type::BOOLEAN:
+      return "boolean";
+    case msgpack::type::POSITIVE_INTEGER:
+    case msgpack::type::NEGATIVE_INTEGER:
+      return "integer";
+    case msgpack::type::FLOAT32:
+    case msgpack::type::FLOAT64:
+      return "float";
+    case msgpack::type::STR:
+      return "string";
+    case msgpack::type::BIN:
+      return "bytes";
+    case msgpack::type::ARRAY:
+      return "array";
+    case msgpack::type::MAP:
+      return "map";
+    case msgpack::type::EXT:
+      break;
+  }
+  return object.via.ext.size > 0 && object.via.ext.type() == 1   ? "region"
+         : object.via.ext.size > 0 && object.via.ext.type() == 2 ? "ticket"
+         : object.via.ext.size > 0 && object.via.ext.type() == 3 ? "pool"
+                                                                 : "extension";
+}
+
+struct PackContext {
+  std::uint32_t uses = 1;  // how many ranks will attach
+};
+using Packer = msgpack::packer<msgpack::sbuffer>;
+
+enum class Extension : std::int8_t { region = 1, ticket, pool };
+
+inline void pack_extension(Packer& packer, Extension kind, const void* data, std::uint32_t size) {
+  packer.pack_ext(size, static_cast<std::int8_t>(kind));
+  packer.pack_ext_body(static_cast<const char*>(data), size);
+}
+template <std::size_t size>
+std::array<std::uint8_t, size> extension(const msgpack::object& object, Extension kind) {
+  std::array<std::uint8_t, size> out;
+  if (object.type != msgpack::type::EXT || object.via.ext.type() != static_cast<std::int8_t>(kind) ||
+      object.via.ext.size != size)
+    throw msgpack::type_error();
+  std::memcpy(out.data(), object.via.ext.data(), size);
+  return out;
+}
+inline Ticket ticket_of(const std::array<std::uint8_t, 16>& bytes) {
+  std::uint8_t raw[16];
+  std::memcpy(raw, bytes.data(), sizeof raw);
+  return Ticket(Token(raw));
+}
+
+// How a value travels. Regions go as tickets, each good for one attach by each rank: a ticket holds its region, so it
+// is there for a rank that comes after the parent has let go.
+template <class T>
+struct Codec {
+  static void pack(Packer& packer, const T& value, const PackContext& context) {
+    if constexpr (requires {
+                    T::try_open(std::declval<const Session&>(), std::uint64_t{});
+                    value.info().id;
+                  }) {
+      const std::uint64_t id = value.info().id;  // a pool
+      pack_extension(packer, Extension::pool, &id, sizeof id);
+    } else {
+      packer.pack(value);
+    }
+    (void)context;
+  }
+  static T unpack(const msgpack::object& object) {
+    if constexpr (requires { T::try_open(std::declval<const Session&>(), std::uint64_t{}); }) {
+      std::uint64_t id = 0;
+      const auto bytes = extension<sizeof id>(object, Extension::pool);
+      std::memcpy(&id, bytes.data(), sizeof id);
+      return T::try_open(rank_session(), id).value();
+    } else {
+      return object.as<T>();
+    }
+  }
+};
+template <class R, Rights rights>
+struct RegionCodec {
+  static void pack(Packer& packer, const R& region, const PackContext& context) {
+    const Ticket ticket = region.ticket(rights, context.uses);
+    pack_extension(packer, Extension::region, ticket.data(), 16);
+  }
+};
+template <>
+struct Codec<Region> : RegionCodec<Region, Rights::read | Rights::write | Rights::share> {
+  static Region unpack(const msgpack::object& object) {
+    const Ticket ticket = ticket_of(extension<16>(object, Extension::region));
+    AttachOptions options;
+    options.more_rights = Rights::share;
+    return rank_session().attach_writable(ticket, options);
+  }
+};
+template <>
+struct Codec<ReadOnlyRegion> : RegionCodec<ReadOnlyRegion, Rights::read> {
+  static ReadOnlyRegion unpack(const msgpack::object& object) {
+    return rank_session().attach(ticket_of(extension<16>(object, Extension::region)));
+  }
+};
+template <>
+struct Codec<Ticket> {
+  static void pack(Packer& packer, const Ticket& ticket, const PackContext&) {
+    pack_extension(packer, Extension::ticket, ticket.data(), 16);
+  }
+  static Ticket unpack(const msgpack::object& object) { return ticket_of(extension<16>(object, Extension::ticket)); }
+};
+
+template <class T>
+struct AsValue {
+  using type = std::decay_t<T>;
+};
+template <std::size_t n>
+struct AsValue<char[n]> {
+  using type = std::string;
+};
+template <>
+struct AsValue<const char*> {
+  using type = std::string;
+};
+
+template <class... A>
+std::string pack_all(const PackContext& context, const A&... arguments) {
+  msgpack::sbuffer out;
+  Packer packer(out);
+  packer.pack_array(static_cast<std::uint32_t>(sizeof...(A)));
+  (Codec<typename AsValue<A>::type>::pack(packer, arguments, context), ...);
+  return {out.data(), out.size()};
+}
+
+template <class T>
+T unpack_argument(const std::string& function, std::size_t number, const msgpack::object& object) {
+  try {
+    return Codec<T>::unpack(object);
+  } catch (const msgpack::type_error&) {
+    throw std::invalid_argument("function \"" + function + "\", argument " + std::to_string(number) + ": expected " +
+                                demangled(typeid(T).name()) + ", found " + type_text(object));
+  }
+}
+
+using Invoker = std::function<std::string(int, const msgpack::object&)>;
+struct Registered {
+  Invoker invoke;
+  void (*address)() = nullptr;
+  bool twice = false;
+};
+inline std::map<std::string, Registered>& registry() {
+  static auto* const functions = new std::map<std::string, Registered>;
+  return *functions;
+}
+
+template <class R, class... P, std::size_t... n>
+std::string invoke(const std::string& name, R (*function)(int, P...), int rank, const msgpack::object& arguments,
+                   std::index_sequence<n...>) {
+  if (arguments.type != msgpack::type::ARRAY || arguments.via.array.size != sizeof...(P))
+    throw std::invalid_argument(
+        "function \"" + name + "\" takes " + std::to_string(sizeof...(P)) + " arguments besides the rank, " +
+        std::to_string(arguments.type == msgpack::type::ARRAY ? arguments.via.array.size : 0) + " were given");
+  std::tuple<std::decay_t<P>...> values{unpack_argument<std::decay_t<P> >(name, n + 1, arguments.via.array.ptr[n])...};
+  msgpack::sbuffer out;
+  if constexpr (std::is_void_v<R>) {
+    function(rank, std::forward<P>(std::get<n>(values))...);
+  } else {
+    Packer packer(out);
+    Codec<std::decay_t<R> >::pack(packer, function(rank, std::forward<P>(std::get<n>(values))...), PackContext{});
+  }
+  return {out.data(), out.size()};
+}
+
+inline std::string call_registered(const shmb_rank_info& info) {
+  const auto found = registry().find(info.function);
+  if (found == registry().end()) {
+    std::string known;
+    for (const auto& [name, one] : registry()) known += (known.empty() ? "" : ", ") + name;
+    throw std::invalid_argument("no function \"" + std::string(info.function) +
+                                "\" is registered in this program (registered: " + (known.empty() ? "none" : known) +
+                                ")");
+  }
+  if (found->second.twice)
+    throw std::invalid_argument("two functions are registered as \"" + std::string(info.function) + "\"");
+  const auto arguments = msgpack::unpack(static_cast<const char*>(info.arguments), info.arguments_length);
+  return found->second.invoke(info.rank, arguments.get());
+}
+
+inline int run_rank(const shmb_rank_info& info) {
+  const std::string trace = "In function \"" + std::string(info.function) + "\" of rank " + std::to_string(info.rank) +
+                            " of " + std::to_string(info.world_size) + ":\n";
+  try {
+    const std::string result = call_registered(info);
+    shmb_error error;
+    if (shmb_rank_finish(result.data(), result.size(), &error) == SHMB_OK) return 0;
+    (void)shmb_rank_raise("shmbroker::Error", error.sentence, trace.c_str(), nullptr);
+  } catch (const std::exception& error) {
+    (void)shmb_rank_raise(demangled(typeid(error).name()).c_str(), error.what(), trace.c_str(), nullptr);
+  } catch (...) {
+    const std::type_info* type = abi::__cxa_current_exception_type();
+    (void)shmb_rank_raise(type == nullptr ? "" : demangled(type->name()).c_str(), "not derived from std::exception",
+                          trace.c_str(), nullptr);
+  }
+  return 1;
+}
+
+inline int run_forked_rank(void*) {
+  shmb_rank_info info{};
+  info.size = sizeof info;
+  return shmb_rank_enter(nullptr, &info, nullptr) == SHMB_OK ? run_rank(info) : 1;
+}
+
+inline std::vector<const char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<const char*> out;
+  for (const std::string& text : texts) out.push_back(text.c_str());
+  out.push_back(nullptr);
+  return out;
+}
+inline const char* or_null(const std::string& text) { return text.empty() ? nullptr : text.c_str(); }
+
+}  // namespace detail
+
+// Makes a function callable in ranks under a name. It takes the rank first; what it returns goes to the parent.
+template <class R, class... P>
+bool register_function(const std::string& name, R (*function)(int, P...)) {
+  auto& known = detail::registry()[name];
+  const auto address = reinterpret_cast<void (*)()>(function);
+  known.twice |= known.address != nullptr && known.address != address;
+  known.address = address;
+  known.invoke = [name, function](int rank, const msgpack::object& arguments) {
+    return detail::invoke(name, function, rank, arguments, std::index_sequence_for<P...>());
+  };
+  return true;
+}
+// At namespace scope, for a function that can be named: SHMBROKER_SPAWN_FUNCTION("train", train);
+#define SHMBROKER_SPAWN_JOIN2(a, b) a##b
+#define SHMBROKER_SPAWN_JOIN(a, b) SHMBROKER_SPAWN_JOIN2(a, b)
+#define SHMBROKER_SPAWN_FUNCTION(name, function)                                          \
+  [[maybe_unused]] static const bool SHMBROKER_SPAWN_JOIN(shmbroker_spawned_, __LINE__) = \
+      ::shmbroker::register_function(name, function)
+
+// The first line of main. In a rank it runs the rank's function and gives main's return value; else nothing. The fork
+// server calls `preload` once, before it makes the ranks: there is no thread until then.
+inline std::optional<int> spawn_child(int /*argc*/, char** /*argv*/, void (*preload)() = nullptr) {
+  shmb_rank_info info{};
+  info.size = sizeof info;
+  const int status = shmb_rank_enter(preload, &info, nullptr);
+  if (status == SHMB_E_NOT_FOUND || (status == SHMB_OK && *info.function == '\0')) return std::nullopt;
+  if (status != SHMB_OK) return 1;
+  return detail::run_rank(info);
+}
+
+// A set of ranks. Thread-safe. The destructor waits for them, or ends them (SpawnOptions::daemon).
+class ProcessContext {
+ public:
+  explicit ProcessContext(shmb_processes* adopted) noexcept : handle_(adopted) {}
+
+  // Waits without limit unless told otherwise. `voluntary` as in the options, from now on.
+  Result<RanksState> try_join(Timeout timeout = {}, std::optional<std::chrono::nanoseconds> voluntary = {}) noexcept {
+    std::uint32_t state = 0;
+    shmb_error error;
+    if (shmb_processes_join(handle_.get(), timeout.nanoseconds(), voluntary ? voluntary->count() : -1, &state,
+                            &error) != SHMB_OK)
+      return Error(error);
+    return static_cast<RanksState>(state);
+  }
+  // True: all have ended well. False: the deadline passed with ranks left. Else the cause is thrown; the same for ever.
+  bool join(Timeout timeout = {}, std::optional<std::chrono::nanoseconds> voluntary = {}) {
+    const RanksState state = try_join(timeout, voluntary).value();
+    if (state == RanksState::failed) throw_failures(failures());
+    return state == RanksState::succeeded;
+  }
+  // After the end: the cause first, what we ended ourselves last.
+  std::vector<RankFailure> failures() const {
+    std::vector<RankFailure> all(shmb_processes_failures(handle_.get()));
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      shmb_failure one{};
+      one.size = sizeof one;
+      if (shmb_processes_failure(handle_.get(), i, &one, nullptr) == SHMB_OK) all[i] = RankFailure::from_c(one);
+    }
+    return all;
+  }
+  std::vector<int> pids() const {
+    std::size_t count = 0;
+    (void)shmb_processes_pids(handle_.get(), nullptr, 0, &count, nullptr);
+    std::vector<int> all(count);
+    (void)shmb_processes_pids(handle_.get(), all.data(), all.size(), &count, nullptr);
+    return all;
+  }
+  void end(bool at_once = false) noexcept { (void)shmb_processes_end(handle_.get(), at_once, nullptr); }
+  // What the function of a local rank returned.
+  template <class T>
+  T result(int local_rank) const {
+    const void* data = nullptr;
+    std::uint64_t length = 0;
+    shmb_error error;
+    if (shmb_processes_result(handle_.get(), local_rank, &data, &length, &error) != SHMB_OK) throw Error(error);
+    return detail::Codec<T>::unpack(msgpack::unpack(static_cast<const char*>(data), length).get());
+  }
+  shmb_processes* c() const noexcept { return handle_.get(); }
+
+ private:
+  detail::Handle<shmb_processes> handle_;
+};
+using SpawnContext = ProcessContext;
+
+namespace detail {
+
+inline Result<ProcessContext> start(const SpawnOptions& options, std::uint32_t method, const std::string& function,
+                                    const std::string& arguments) {
+  shmb_spawn_options c{};
+  c.size = sizeof c;
+  c.method = method;
+  c.flags =
+      (options.no_group ? unsigned{SHMB_SPAWN_NO_GROUP} : 0U) | (options.daemon ? unsigned{SHMB_SPAWN_DAEMON} : 0U);
+  c.nprocs = options.nprocs, c.shards = options.shards, c.shard = options.shard;
+  c.stdio = static_cast<std::uint32_t>(options.stdio), c.stdio_path = or_null(options.stdio_path);
+  c.function = function.c_str();
+  c.arguments = arguments.data(), c.arguments_length = arguments.size();
+  const auto command = pointers(options.command), environment = pointers(options.environment);
+  if (!options.command.empty()) c.command = command.data();
+  c.program = or_null(options.program);
+  c.environment = environment.data();
+  c.directory = or_null(options.directory);
+  c.group = or_null(options.group), c.group_limit_bytes = options.limit_bytes, c.socket = or_null(options.socket);
+  c.master_addr = or_null(options.master_addr), c.master_port = options.master_port;
+  c.voluntary_ns = options.voluntary.count();
+  c.grace_ns = options.grace.count() == 0 ? SHMB_NO_WAIT : options.grace.count();
+  c.start_timeout_ns = options.start_timeout.count();
+  c.timeout_ns = options.timeout.nanoseconds();
+  c.entry = run_forked_rank;
+  shmb_processes* raw = nullptr;
+  shmb_error error;
+  if (shmb_spawn(&c, &raw, &error) != SHMB_OK) return Error(error);
+  return ProcessContext(raw);
+}
+
+}  // namespace detail
+
+// Starts ranks of a registered function and does not wait for them.
+template <class... A>
+Result<ProcessContext> try_start_processes(const std::string& function, const SpawnOptions& options,
+                                           const A&... arguments) {
+  const detail::PackContext context{static_cast<std::uint32_t>(std::max(options.nprocs, 1))};
+  try {
+    return detail::start(options, static_cast<std::uint32_t>(options.start_method), function,
+                         detail::pack_all(context, arguments...));
+  } catch (const Error& error) {  // a region without the right to share it
+    return error;
+  }
+}
+template <class... A>
+ProcessContext start_processes(const std::string& function, const SpawnOptions& options, const A&... arguments) {
+  ProcessContext context = try_start_processes(function, options, arguments...).value();
+  if (options.join) context.join();
+  return context;
+}
+// As torch's: joined unless options.join is false; throws what made a rank fail.
+template <class... A>
+ProcessContext spawn(const std::string& function, const SpawnOptions& options, const A&... arguments) {
+  return start_processes(function, options, arguments...);
+}
+// Ranks of any command: `options.command` with its arguments.
+inline Result<ProcessContext> try_spawn_command(const SpawnOptions& options) {
+  return detail::start(options, SHMB_START_COMMAND, {}, {});
+}
+inline ProcessContext spawn_command(const SpawnOptions& options) {
+  ProcessContext context = try_spawn_command(options).value();
+  if (options.join) context.join();
+  return context;
+}
+
+// Between the ranks of one spawn. Waits 5 minutes unless told otherwise; Status::peer_gone names a rank that is gone.
+namespace ranks {
+
+namespace detail {
+struct Freed {
+  void operator()(void* bytes) const noexcept { shmb_bytes_free(bytes); }
+};
+template <class T>
+using Bytes = std::unique_ptr<T, Freed>;
+inline void check(int status, const shmb_error& error) {
+  if (status != SHMB_OK) throw Error(error);
+}
+template <class T>
+T unpacked(const void* data, std::size_t length) {
+  const auto whole = msgpack::unpack(static_cast<const char*>(data), length);
+  const msgpack::object& object = whole.get();
+  if (object.type != msgpack::type::ARRAY || object.via.array.size != 1)
+    throw std::invalid_argument("what another rank gave is no value of shmbroker::ranks: a program in C or another "
+                                "language sent bare bytes");
+  return shmbroker::detail::unpack_argument<T>("broadcast", 1, object.via.array.ptr[0]);
+}
+inline shmb_rank_info info() {
+  shmb_rank_info info{};
+  info.size = sizeof info;
+  shmb_error error;
+  check(shmb_rank_enter(nullptr, &info, &error), error);
+  return info;
+}
+}  // namespace detail
+
+inline int rank() { return detail::info().rank; }
+inline int world_size() { return detail::info().world_size; }
+
+inline void barrier(Timeout timeout = {}, const std::string& name = {}) {
+  shmb_error error;
+  detail::check(shmb_rank_barrier(name.c_str(), timeout.nanoseconds(), &error), error);
+}
+// Everybody gets the root's value: anything that may be an argument of a function.
+template <class T>
+T broadcast(const T& value, int root = 0, Timeout timeout = {}, const std::string& name = {}) {
+  const shmb_rank_info info = detail::info();
+  std::string mine;
+  if (info.local_rank == root)
+    mine = shmbroker::detail::pack_all({static_cast<std::uint32_t>(info.local_world_size)}, value);
+  void* data = nullptr;
+  std::uint64_t length = 0;
+  shmb_error error;
+  detail::check(
+      shmb_rank_broadcast(name.c_str(), root, mine.data(), mine.size(), timeout.nanoseconds(), &data, &length, &error),
+      error);
+  const detail::Bytes<void> owned(data);
+  return detail::unpacked<T>(data, length);
+}
+template <class T>
+std::vector<T> all_gather(const T& value, Timeout timeout = {}, const std::string& name = {}) {
+  const shmb_rank_info info = detail::info();
+  const std::string mine = shmbroker::detail::pack_all({static_cast<std::uint32_t>(info.local_world_size)}, value);
+  void* data = nullptr;
+  std::uint64_t* offsets = nullptr;
+  shmb_error error;
+  detail::check(
+      shmb_rank_all_gather(name.c_str(), mine.data(), mine.size(), timeout.nanoseconds(), &data, &offsets, &error),
+      error);
+  const detail::Bytes<void> owned(data);
+  const detail::Bytes<std::uint64_t> places(offsets);
+  std::vector<T> all;
+  for (int i = 0; i < info.local_world_size; ++i)
+    all.push_back(detail::unpacked<T>(static_cast<const char*>(data) + offsets[i], offsets[i + 1] - offsets[i]));
+  return all;
+}
+
+// The store: small values by key.
+inline void set(const std::string& key, std::string_view value) {
+  shmb_error error;
+  detail::check(shmb_rank_set(key.c_str(), value.data(), value.size(), &error), error);
+}
+inline std::optional<std::string> get(const std::string& key) {
+  void* data = nullptr;
+  std::uint64_t length = 0;
+  shmb_error error;
+  const int status = shmb_rank_get(key.c_str(), &data, &length, &error);
+  if (status == SHMB_E_NOT_FOUND) return std::nullopt;
+  detail::check(status, error);
+  const detail::Bytes<void> owned(data);
+  return std::string(static_cast<const char*>(data), length);
+}
+inline std::string wait(const std::string& key, Timeout timeout = {}) {
+  void* data = nullptr;
+  std::uint64_t length = 0;
+  shmb_error error;
+  detail::check(shmb_rank_wait(key.c_str(), timeout.nanoseconds(), &data, &length, &error), error);
+  const detail::Bytes<void> owned(data);
+  return {static_cast<const char*>(data), length};
+}
+// Gives the value that the key has afterwards.
+inline std::string compare_exchange(const std::string& key, std::string_view expected, std::string_view desired) {
+  void* data = nullptr;
+  std::uint64_t length = 0;
+  shmb_error error;
+  detail::check(shmb_rank_compare_exchange(key.c_str(), expected.data(), expected.size(), desired.data(),
+                                           desired.size(), &data, &length, &error),
+                error);
+  const detail::Bytes<void> owned(data);
+  return {static_cast<const char*>(data), length};
+}
+inline bool erase(const std::string& key) {
+  std::uint32_t existed = 0;
+  shmb_error error;
+  detail::check(shmb_rank_delete(key.c_str(), &existed, &error), error);
+  return existed != 0;
+}
+inline std::int64_t add(const std::string& key, std::int64_t amount) {
+  std::int64_t sum = 0;
+  shmb_error error;
+  detail::check(shmb_rank_add(key.c_str(), amount, &sum, &error), error);
+  return sum;
+}
+
+}  // namespace ranks
+}  // namespace shmbroker
+
+#endif
+#endif

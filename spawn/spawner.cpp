@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// See spawner.hpp. What cannot be done is told as a verdict: the parent waits for one, whatever happens.
+#include "spawn/spawner.hpp"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "base/sys_process.hpp"
+#include "spawn/supervised_group.hpp"
+#include "spawn/supervisor.hpp"
+
+namespace shmb::spawn {
+namespace {
+
+int cannot(int socket, const Error& why) {
+  Verdict verdict;
+  verdict.why = why;
+  (void)deliver(socket, verdict);
+  return kExitFailed;
+}
+
+}  // namespace
+
+int guard_ranks(Plan plan, Fd parent_socket) {
+  (void)::prctl(PR_SET_NAME, "shmb-spawner");
+  auto pidfd = sys::pidfd_open(plan.parent);
+  // The check comes after the open: a match proves that the pidfd is the parent.
+  if (::getppid() != plan.parent) return kExitFailed;
+  const Parent parent{parent_socket.get(), pidfd ? pidfd->get() : -1};
+  std::unique_ptr<SupervisedGroup> group;
+  if (plan.group) {
+    const std::string program = plan.function.empty() && !plan.command.empty() ? plan.command.front() : plan.function;
+    auto made = SupervisedGroup::create({plan.socket, plan.group_name, program, plan.group_limit});
+    if (!made) return cannot(parent.socket, made.error());
+    group = std::move(*made);
+    for (auto& variable : group->environment()) plan.environment.push_back(std::move(variable));
+  }
+  Reporter silent;
+  const Outcome outcome = run_job(plan, group ? *group : silent, parent);
+  if (!outcome.sentence.empty()) (void)cannot(parent.socket, Error{Status::system, 0, {}, outcome.sentence});
+  return 0;
+}
+
+}  // namespace shmb::spawn

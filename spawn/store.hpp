@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks ask of each other through their supervisor: barrier, broadcast, all-gather, and a store of small values.
+// It knows of every death at once, so nobody waits for the dead: a request that needs a rank that is gone is answered
+// peer_gone with that rank's number. Everything is bounded.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "spawn/link.hpp"
+
+namespace shmb::spawn {
+
+inline constexpr std::size_t kMostKey = 1 << 10;
+inline constexpr std::size_t kMostValue = std::size_t{1} << 20;
+inline constexpr std::size_t kMostStored = std::size_t{64} << 20;
+inline constexpr std::size_t kEntryCost = 128;     // of a key or call besides its bytes
+inline constexpr std::size_t kMostOutstanding = 1024;  // calls of one rank that wait for others
+inline constexpr std::size_t kMostOutstandingBytes = std::size_t{32} << 20;
+inline constexpr std::size_t kMostGathered = std::size_t{16} << 20;  // the values of all ranks together
+
+class Store {
+ public:
+  // Status ok: the payload is the answer; else it is a sentence.
+  using Answer = std::function<void(std::int32_t local, std::uint64_t tag, Status status, const std::string& payload)>;
+  Store(std::int32_t ranks, Answer answer)
+      : answer_(std::move(answer)), gone_(static_cast<std::size_t>(ranks)), waiting_(gone_.size()) {}
+  // A request, or the cancellation of one; anything else is refused.
+  void request(std::int32_t local, const Frame& frame);
+  void gone(std::int32_t local, const std::string& how);
+
+ private:
+  struct Call {
+    std::uint64_t tag = 0;
+    std::int32_t root = -1;
+    std::string value;
+  };
+  // What all ranks have to call: the n-th call of each rank under one name belongs together. Ranks without one are not
+  // in it.
+  using Round = std::map<std::size_t, std::list<Call>>;
+  using Name = std::pair<Op, std::string>;
+  struct Waiter {
+    std::int32_t local;
+    std::uint64_t tag;
+    std::string key;
+  };
+
+  // What waits of one rank, so that none can fill the supervisor's memory.
+  struct Waiting {
+    std::size_t calls = 0, bytes = 0;
+  };
+
+  bool admit(std::int32_t local, std::uint64_t tag, std::size_t bytes);
+  void release(std::size_t local, std::size_t bytes);
+  void take_first(const Name& name, Round& round, std::size_t local);
+  void refuse(std::int32_t local, std::uint64_t tag, Status status, const std::string& sentence);
+  void come(std::int32_t local, const Frame& frame);
+  void look(const Name& name);
+  void complete(const Name& name, Round& round);
+  void cancel(std::int32_t local, std::uint64_t tag);
+  void keep(std::int32_t local, std::uint64_t tag, const std::string& key, std::string value,
+            const std::string& answer);
+  std::string who(std::size_t local) const;
+
+  Answer answer_;
+  std::vector<std::string> gone_;        // how; empty: alive
+  std::vector<std::size_t> gone_first_;  // in the order in which they went
+  std::map<Name, Round> rounds_;
+  std::map<std::string, std::string> values_;
+  std::size_t stored_ = 0;
+  std::list<Waiter> waiters_;
+  std::vector<Waiting> waiting_;
+};
+
+}  // namespace shmb::spawn

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the ranks of the tests do: registered in the helper program, which ranks are executed from, and in the test
+// program itself, which they are forked from.
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <thread>
+
+#include "client/shmbroker_pool.hpp"
+#include "spawn/spawn.hpp"
+
+namespace {
+
+namespace ranks = shmbroker::ranks;
+
+void pause_ms(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+
+void nothing(int) {}
+int twice(int rank, int number, const std::string& text) { return number * 2 + rank + static_cast<int>(text.size()); }
+
+// who: the one that acts, -1: all.
+void raise_error(int rank, int who, int after_ms, int others_ms) {
+  if (who >= 0 && rank != who) return pause_ms(others_ms);
+  pause_ms(after_ms);
+  throw std::domain_error("legitimate exception from process " + std::to_string(rank));
+}
+void raise_apart(int rank, int apart_ms) {
+  pause_ms(rank == 1 ? 0 : apart_ms);
+  throw std::domain_error("from " + std::to_string(rank));
+}
+std::string raise_long(int, int size) {
+  if (size < 0) {
+    pause_ms(-size);
+    return std::string(10'000, 'x');
+  }
+  pause_ms(size == 30'000 ? 300 : 0);
+  throw std::runtime_error("begin" + std::string(static_cast<std::size_t>(size), 'x') + "end");
+}
+void print_lines(int rank, int lines) {
+  for (int i = 0; i < lines; ++i) std::printf("line of %d %s\n", rank, std::string(89, 'x').c_str());
+}
+void leave_late(int) {
+  static int descriptor = -1;
+  ::signal(SIGTERM, [](int) {
+    pause_ms(100);
+    ::_exit(5);
+  });
+  if (const char* text = std::getenv("SHMB_TEST_READY")) descriptor = std::atoi(text);
+  (void)!::write(descriptor, "r", 1);
+  for (;;) ::pause();
+}
+// While two threads ask all the time.
+void fork_while_asking(int) {
+  std::atomic<bool> go_on = true;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t)
+    threads.emplace_back([&] {
+      while (go_on) ranks::add("key", 1);
+    });
+  int good = 0;
+  for (int i = 0; i < 100; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);  // it hangs
+      try {
+        (void)ranks::get("key");
+      } catch (const shmbroker::Error& error) {
+        ::_exit(error.status() == shmbroker::Status::forked ? 0 : 1);
+      }
+      ::_exit(2);
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    good += status == 0;
+    if (status != 0) break;
+  }
+  go_on = false;
+  for (auto& thread : threads) thread.join();
+  if (good != 100) throw std::runtime_error("a forked child was not told");
+}
+void raise_int(int) { throw 7; }
+void signal_self(int rank, int who, int signal) {
+  if (rank != who) return pause_ms(60'000);
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
+}
+void exit_with(int rank, int who, int code, int others_ms) {
+  if (rank != who) return pause_ms(others_ms);
+  ::_exit(code);
+}
+void close_everything(int, int code) {
+  ::close_range(3, ~0U, 0);
+  if (code >= 0) ::_exit(code);
+}
+void stay(int, bool stubborn, bool daemons) {
+  if (stubborn)
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP}) ::signal(signal, SIG_IGN);
+  if (daemons && ::fork() == 0) {
+    ::setsid();
+    if (::fork() != 0) ::_exit(0);
+    for (;;) ::pause();
+  }
+  if (const char* descriptor = std::getenv("SHMB_TEST_READY")) (void)!::write(std::atoi(descriptor), "r", 1);
+  for (;;) ::pause();
+}
+void spin(int) {
+  if (const char* descriptor = std::getenv("SHMB_TEST_READY")) (void)!::write(std::atoi(descriptor), "r", 1);
+  for (volatile bool go_on = true; go_on;) {
+  }
+}
+void nested(int, const std::string& program) {
+  shmbroker::SpawnOptions options;
+  options.nprocs = 2;
+  options.join = false;
+  options.no_group = true;
+  options.program = program, options.command = {program};
+  auto context = shmbroker::spawn("stay", options, true, true);
+  ::signal(SIGTERM, SIG_DFL);
+  for (;;) ::pause();
+}
+
+void count_region(int rank, shmbroker::Region region) {
+  region.as_span<int>()[static_cast<std::size_t>(rank)] = rank + 1;
+}
+int read_region(int rank, shmbroker::ReadOnlyRegion region) { return region.as_span<const int>()[0] + rank; }
+int read_ticket(int, shmbroker::Ticket ticket) {
+  return shmbroker::rank_session().attach(ticket).as_span<const int>()[0];
+}
+void send_rank(int rank, shmbroker::Pool pool, const shmbroker::QueueAddress& queue) {
+  auto out =
+      pool.open_queue(queue.name, shmbroker::Role::writer, {.kind = shmbroker::QueueKind::as_is, .open_only = true});
+  out.send(std::to_string(rank));
+}
+std::string environment(int, const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value == nullptr ? "" : value;
+}
+
+std::vector<int> meet(int rank) {
+  ranks::barrier();
+  const auto text = ranks::broadcast<std::string>(rank == 1 ? "from one" : "ignored", 1);
+  if (text != "from one") throw std::runtime_error("broadcast gave " + text);
+  if (ranks::get("absent")) throw std::runtime_error("a key that nobody set is there");
+  ranks::add("sum", rank);
+  if (rank == 0) ranks::set("key", "value");
+  if (ranks::wait("key") != "value") throw std::runtime_error("wait");
+  ranks::barrier();
+  if (ranks::add("sum", 0) != ranks::world_size() * (ranks::world_size() - 1) / 2) throw std::runtime_error("sum");
+  const std::string winner = ranks::compare_exchange("leader", "", std::to_string(rank));
+  if (winner != ranks::wait("leader")) throw std::runtime_error("two leaders");
+  ranks::barrier({}, "end");
+  if (rank == 0 && (!ranks::erase("key") || ranks::erase("key"))) throw std::runtime_error("erase");
+  return ranks::all_gather(rank * 10);
+}
+int meet_region(int rank) {
+  auto region = shmbroker::rank_session().create(4096);
+  region.as_span<int>()[0] = rank == 0 ? 99 : 1;
+  const auto mine = rank == 0 ? region.ticket(shmbroker::Rights::read, 3) : shmbroker::Ticket();
+  const auto ticket = ranks::broadcast(mine, 0);
+  const int seen = shmbroker::rank_session().attach(ticket).as_span<const int>()[0];
+  ranks::barrier();
+  return seen;
+}
+void meet_from_threads(int) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([t] {
+      for (int i = 0; i < 20; ++i) {
+        ranks::barrier({}, "t" + std::to_string(t));
+        ranks::add("all", 1);
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  ranks::barrier();
+  if (ranks::add("all", 0) != 80 * ranks::world_size()) throw std::runtime_error("calls were lost");
+}
+// The others wait for one that dies or ends; gives what they were told.
+std::string wait_for_gone(int rank, int gone, bool dies, const std::string& how) {
+  if (rank == gone) {
+    if (dies) ::raise(SIGKILL);
+    return "";
+  }
+  try {
+    if (how == "barrier") ranks::barrier();
+    if (how == "gather") (void)ranks::all_gather(rank);
+    if (how == "broadcast") (void)ranks::broadcast(rank, gone);
+    if (how == "wait") (void)ranks::wait("never");
+  } catch (const shmbroker::Error& error) {
+    if (error.status() == shmbroker::Status::peer_gone) return error.what();
+    throw;
+  }
+  return "it was not told";
+}
+std::string bounds(int) {
+  std::string told;
+  const auto note = [&](auto&& call) {
+    try {
+      call();
+      told += "ok ";
+    } catch (const shmbroker::Error& error) {
+      told += shmb_status_name(static_cast<int>(error.status())) + std::string(" ");
+    }
+  };
+  note([] { ranks::set(std::string(1024, 'k'), "v"); });
+  note([] { ranks::set(std::string(1025, 'k'), "v"); });
+  note([] { ranks::set("", "v"); });
+  note([] { ranks::set("k", std::string(1 << 20, 'v')); });
+  note([] { ranks::set("k", std::string((1 << 20) + 1, 'v')); });
+  note([] {
+    for (int i = 0; i < 70; ++i) ranks::set("big" + std::to_string(i), std::string(1 << 20, 'v'));
+  });
+  note([] { (void)ranks::add("k", 1); });
+  note([] { (void)ranks::broadcast(1, 99); });
+  note([] { ranks::barrier(shmbroker::Timeout::forever()); });
+  note([] { (void)ranks::wait("never", std::chrono::milliseconds(20)); });
+  note([] { ranks::set("k", "still there"); });
+  return told;
+}
+// The test program's own handlers (doctest's) must not run in its copies.
+[[maybe_unused]] const int at_fork = ::pthread_atfork(nullptr, nullptr, [] {
+  for (const int signal : {SIGTERM, SIGINT, SIGABRT, SIGSEGV, SIGFPE, SIGILL}) ::signal(signal, SIG_DFL);
+});
+
+int preloads = 0;
+std::string preloaded(int) { return std::to_string(preloads) + " " + std::to_string(::getpid()); }
+
+SHMBROKER_SPAWN_FUNCTION("nothing", nothing);
+SHMBROKER_SPAWN_FUNCTION("twice", twice);
+SHMBROKER_SPAWN_FUNCTION("raise_error", raise_error);
+SHMBROKER_SPAWN_FUNCTION("raise_apart", raise_apart);
+SHMBROKER_SPAWN_FUNCTION("raise_long", raise_long);
+SHMBROKER_SPAWN_FUNCTION("raise_int", raise_int);
+SHMBROKER_SPAWN_FUNCTION("print_lines", print_lines);
+SHMBROKER_SPAWN_FUNCTION("leave_late", leave_late);
+SHMBROKER_SPAWN_FUNCTION("fork_while_asking", fork_while_asking);
+SHMBROKER_SPAWN_FUNCTION("signal_self", signal_self);
+SHMBROKER_SPAWN_FUNCTION("exit_with", exit_with);
+SHMBROKER_SPAWN_FUNCTION("close_everything", close_everything);
+SHMBROKER_SPAWN_FUNCTION("stay", stay);
+SHMBROKER_SPAWN_FUNCTION("spin", spin);
+SHMBROKER_SPAWN_FUNCTION("nested", nested);
+SHMBROKER_SPAWN_FUNCTION("count_region", count_region);
+SHMBROKER_SPAWN_FUNCTION("read_region", read_region);
+SHMBROKER_SPAWN_FUNCTION("read_ticket", read_ticket);
+SHMBROKER_SPAWN_FUNCTION("send_rank", send_rank);
+SHMBROKER_SPAWN_FUNCTION("environment", environment);
+SHMBROKER_SPAWN_FUNCTION("meet", meet);
+SHMBROKER_SPAWN_FUNCTION("meet_region", meet_region);
+SHMBROKER_SPAWN_FUNCTION("meet_from_threads", meet_from_threads);
+SHMBROKER_SPAWN_FUNCTION("wait_for_gone", wait_for_gone);
+SHMBROKER_SPAWN_FUNCTION("bounds", bounds);
+SHMBROKER_SPAWN_FUNCTION("preloaded", preloaded);
+
+}  // namespace
+
+// The hook of the fork server.
+void preload_once() { ++preloads; }

@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`shmbroker run --nprocs`: variables, shards, prefixes, the first failure and its status, usage.
+Usage: test_run_ranks.py TOOL BROKER"""
+import os
+import subprocess
+import sys
+import tempfile
+
+problems = []
+
+
+def check(what, seen, expected):
+    if seen != expected:
+        problems.append(f"{what}: {seen!r}, not {expected!r}")
+
+
+def main():
+    tool, broker = sys.argv[1:3]
+    with tempfile.TemporaryDirectory(prefix="shmb-run-") as folder:
+        ready, write_end = os.pipe()
+        daemon = subprocess.Popen([broker, "--directory", folder + "/b", "--ready-fd", str(write_end), "--log-level", "error"],
+                                  pass_fds=[write_end])
+        os.close(write_end)
+        if os.read(ready, 1) != b"\n":
+            sys.exit("the broker did not start")
+
+        def run(*options, command=None, script="true"):
+            done = subprocess.run([tool, "run", "--socket", folder + "/b/socket", *options, "--",
+                                   *(command or ["sh", "-c", script])], capture_output=True, text=True, timeout=120)
+            return done
+
+        done = run("--nprocs", "3", "--num-shards", "2", "--shard-id", "1", "--master-addr", "h", "--master-port", "77",
+                   script="echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR $MASTER_PORT; echo e$RANK >&2")
+        check("status", done.returncode, 0)
+        check("variables", sorted(done.stdout.splitlines()),
+              [f"[rank {r}] {r} {r - 3} 6 3 1 h 77" for r in (3, 4, 5)])
+        check("stderr", sorted(done.stderr.splitlines()), [f"[rank {r}] e{r}" for r in (3, 4, 5)])
+
+        done = run("--nprocs", "2", "--no-prefix", script="printf 'no line end'")
+        check("no prefix", done.stdout, "no line end" * 2)
+        done = run("--nprocs", "2", script="printf 'no line end'")
+        check("a line without end", sorted(done.stdout.splitlines()), ["[rank 0] no line end", "[rank 1] no line end"])
+        done = run("--nprocs", "1", script="seq 100000")
+        check("much output", done.stdout.splitlines()[-1:], ["[rank 0] 100000"])
+        check("all of it", len(done.stdout.splitlines()), 100000)
+
+        done = run("--nprocs", "3", "--grace", "100ms", script='if [ $RANK = 1 ]; then exit 7; fi; trap "" TERM; sleep 1000 & wait; wait')
+        check("status of the first failure", done.returncode, 7)
+        if "process 1 terminated with exit code 7" not in done.stderr:
+            problems.append(f"the first failure is not named: {done.stderr!r}")
+        done = run("--nprocs", "2", script="kill -ABRT $$")
+        check("status of a signal", done.returncode, 128 + 6)
+        done = run("--nprocs", "2", command=["/nonexistent"])
+        check("absent", (done.returncode, "cannot run" in done.stderr), (127, True))
+        done = run("--nprocs", "2", command=[sys.executable, "-c", "import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"])
+        check("python", sorted(done.stdout.splitlines()), ["[rank 0] 0 of 2", "[rank 1] 1 of 2"])
+        for wrong in (["--nprocs", "0"], ["--nprocs", "-1"], ["--grace", "1s"], ["--nprocs", "2", "--shard-id", "1"],
+                      ["--nprocs", "2", "--master-port", "0"], ["--nprocs", "2", "--grace", "soon"]):
+            done = run(*wrong)
+            check(f"refusal of {wrong}", (done.returncode, bool(done.stderr)), (125, True))
+        daemon.terminate()
+        check("the broker's end", daemon.wait(30), 0)
+        os.close(ready)
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+main()

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whoever dies first, of the parent, the guard and the supervisor, at whatever moment: nothing of the ranks is left,
+// and a parent that lives is told. The numbers in the names are those of docs/conformance.md.
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <random>
+#include <thread>
+
+#include "spawn/tree.hpp"
+#include "tests/harness/child.hpp"
+#include "tests/harness/sanitizer.hpp"
+#include "tests/spawn/ranks.hpp"
+
+using namespace shmb::test;
+using namespace shmbroker;
+using namespace std::chrono_literals;
+
+namespace {
+
+enum class Victim { parent, guard, supervisor, both };
+constexpr Victim kVictims[] = {Victim::parent, Victim::guard, Victim::supervisor};
+
+// The guard is the one child of a process that spawns; the supervisor is the one child of a guard.
+pid_t only_child(pid_t parent) {
+  auto below = shmb::spawn::children(parent, {});
+  return below && !below->empty() ? below->front().pid : -1;
+}
+
+void kill_one(Victim victim, pid_t parent) {
+  if (victim == Victim::parent) {
+    ::kill(parent, SIGKILL);
+    return;
+  }
+  const pid_t guard = only_child(parent);
+  if (guard <= 0) return;
+  const pid_t supervisor = only_child(guard);
+  if (victim != Victim::guard && supervisor > 0) ::kill(supervisor, SIGKILL);
+  if (victim != Victim::supervisor) ::kill(guard, SIGKILL);
+}
+
+// A parent of its own: spawns, and ends with what join told it.
+enum Told : int { good = 0, supervisor_lost = 10, rank_failed, could_not_start, something_else };
+harness::Child parent_of(const SpawnOptions& options, const std::string& function, Witness& witness, bool stubborn) {
+  return harness::Child::run([&]() -> int {
+    try {
+      auto started = function == "stay" ? try_start_processes(function, options, stubborn, true)
+                                        : try_start_processes(function, options);
+      witness.let_go();
+      if (!started) return could_not_start;
+      if (static_cast<int>(started->pids().size()) != options.nprocs) return something_else;
+      return started->join() ? good : something_else;
+    } catch (const ProcessExitedException&) {
+      return rank_failed;
+    } catch (const ProcessException& lost) {
+      return lost.failure().kind == FailureKind::supervisor_lost && !std::string(lost.what()).empty() ? supervisor_lost
+                                                                                                      : something_else;
+    }
+  });
+}
+
+SpawnOptions quick(StartMethod method, int nprocs, const Witness& witness) {
+  auto options = ranks_of(method, nprocs, false);
+  options.environment = {witness.ready_variable()};
+  options.grace = 100ms;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("47: SIGKILL of the parent, the guard or the supervisor ends ranks that sleep, spin or refuse, and daemons") {
+  for (const StartMethod method : kMethods)
+    for (const Victim victim : kVictims)
+      for (const char* function : {"stay", "spin"}) {
+        CAPTURE(name_of(method));
+        CAPTURE(static_cast<int>(victim));
+        CAPTURE(function);
+        Witness witness;
+        auto parent = parent_of(quick(method, 2, witness), function, witness, true);
+        REQUIRE(witness.wait_ready(2));
+        kill_one(victim, parent.pid());
+        CHECK(parent.wait() == (victim == Victim::parent ? 128 + SIGKILL : supervisor_lost));
+        CHECK(witness.all_gone());
+      }
+}
+
+// Whether the second one had begun to end the tree before its own death cannot be told from here, and need not.
+TEST_CASE("guard and supervisor killed at once: the ranks go by their parent-death signal, and the parent is told") {
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    Witness witness;
+    auto parent = parent_of(quick(method, 2, witness), "spin", witness, false);
+    REQUIRE(witness.wait_ready(2));
+    kill_one(Victim::both, parent.pid());
+    CHECK(parent.wait() == supervisor_lost);
+    CHECK(witness.all_gone());
+  }
+}
+
+TEST_CASE("47: the same at random moments while the ranks start") {
+  const unsigned seed = std::random_device()();
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const int rounds = 90 / harness::kSlowdown;
+  for (int round = 0; round < rounds; ++round) {
+    const StartMethod method = kMethods[round % 3];
+    const Victim victim = kVictims[(round / 3) % 3];
+    CAPTURE(name_of(method));
+    CAPTURE(static_cast<int>(victim));
+    Witness witness;
+    auto parent = parent_of(quick(method, 3, witness), "stay", witness, true);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 12'000));
+    kill_one(victim, parent.pid());
+    if (victim == Victim::parent) {
+      CHECK(parent.wait() == 128 + SIGKILL);
+    } else {
+      // Too early, and there was nobody to kill yet: then the parent has to go after all.
+      const bool told = parent.wait_ended(500);
+      if (!told) parent.kill();
+      const int status = parent.wait();
+      CHECK((status == supervisor_lost || status == could_not_start || (!told && status == 128 + SIGKILL)));
+    }
+    REQUIRE(witness.all_gone());
+  }
+}
+
+TEST_CASE("47: a parent that ends normally without joining takes its ranks along, daemonic or not") {
+  for (const StartMethod method : kMethods)
+    for (const bool daemon : {false, true}) {
+      CAPTURE(name_of(method));
+      Witness witness;
+      auto options = quick(method, 2, witness);
+      options.daemon = daemon;
+      auto parent = harness::Child::run([&]() -> int {
+        auto started = try_start_processes("stay", options, true, true);
+        witness.let_go();
+        if (!started) return 1;
+        new ProcessContext(std::move(*started));  // never destroyed, as in a program that simply ends
+        return 0;
+      });
+      CHECK(parent.wait() == 0);
+      CHECK(witness.all_gone());
+    }
+}
+
+TEST_CASE("39: a rank that dies takes what it has spawned along, daemons too") {
+  Witness witness;
+  auto options = quick(StartMethod::spawn, 1, witness);
+  auto context = spawn("nested", options, std::string(SHMB_TEST_RANKS));
+  REQUIRE(witness.wait_ready(2));
+  ::kill(context.pids()[0], SIGTERM);
+  CHECK_THROWS_WITH_AS(context.join(), "process 0 terminated with signal SIGTERM", ProcessExitedException);
+  CHECK(witness.all_gone());
+}
+
+TEST_CASE("48: ranks that were started from a thread outlive it") {
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    std::optional<ProcessContext> context;
+    std::thread([&] { context.emplace(spawn("raise_error", ranks_of(method, 2, false), 9, 0, 200)); }).join();
+    CHECK_FALSE(context->join(1ms));
+    CHECK(context->join());
+  }
+}
+
+TEST_CASE("what ranks leave behind when they have ended well is ended before join returns") {
+  Witness witness;
+  auto options = quick(StartMethod::spawn, 1, witness);
+  options.start_method = StartMethod::spawn;
+  auto parent = harness::Child::run([&]() -> int {
+    SpawnOptions command = options;
+    command.program.clear();
+    command.command = {"sh", "-c", "(setsid sleep 1000 &) ; exit 0"};
+    command.join = true;
+    (void)spawn_command(command);
+    return 0;
+  });
+  CHECK(parent.wait() == 0);
+  CHECK(witness.all_gone());
+}

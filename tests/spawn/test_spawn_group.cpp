@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks and a broker: regions, tickets, pools and queues as arguments, the group of the ranks, commands as ranks, and
+// what ranks ask of each other.
+#include <doctest/doctest.h>
+#include <signal.h>
+
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "client/shmbroker_pool.hpp"
+#include "tests/harness/broker_fixture.hpp"
+#include "tests/harness/temp_dir.hpp"
+#include "tests/spawn/ranks.hpp"
+
+using namespace shmb::test;
+using namespace shmbroker;
+using namespace std::chrono_literals;
+
+namespace {
+
+SpawnOptions with_broker(const harness::BrokerFixture& broker, StartMethod method, int nprocs, bool join = true) {
+  auto options = ranks_of(method, nprocs, join);
+  options.no_group = false;
+  options.socket = broker.socket();
+  return options;
+}
+
+std::string text_of(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+}  // namespace
+
+TEST_CASE("regions travel as arguments: written by all ranks, or read, or as a ticket") {
+  harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    ConnectOptions connect;
+    connect.socket = broker.socket();
+    auto session = Session::connect(connect);
+    auto region = session.create(4096);
+    spawn("count_region", with_broker(broker, method, 3), region);
+    CHECK(region.as_span<int>()[0] == 1);
+    CHECK(region.as_span<int>()[2] == 3);
+    auto published = std::move(region).publish();
+    auto context = spawn("read_region", with_broker(broker, method, 2), published);
+    CHECK(context.result<int>(0) == 1);
+    CHECK(context.result<int>(1) == 2);
+    CHECK(spawn("read_ticket", with_broker(broker, method, 1), published.ticket()).result<int>(0) == 1);
+  }
+}
+
+TEST_CASE("pools and queues travel as arguments") {
+  harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  ConnectOptions connect;
+  connect.socket = broker.socket();
+  auto session = Session::connect(connect);
+  auto pool = Pool::create(session, {.name = "p", .classes = {{.slot_size = 4096, .slots = 4}}});
+  auto queue = pool.open_queue("q", Role::reader, {.kind = QueueKind::claim});
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    spawn("send_rank", with_broker(broker, method, 2), pool, QueueAddress::of(queue));
+    std::set<std::string> seen;
+    Message message;
+    while (queue.try_receive(message, Timeout::no_wait()))
+      seen.insert(std::string(reinterpret_cast<const char*>(message.bytes().data()), message.bytes().size()));
+    CHECK(seen == std::set<std::string>{"0", "1"});
+  }
+}
+
+TEST_CASE("the ranks have a group of their own, which is gone when join returns") {
+  harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  ConnectOptions connect;
+  connect.socket = broker.socket();
+  auto session = Session::connect(connect);
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    auto options = with_broker(broker, method, 2);
+    options.group = "crew";
+    auto context = spawn("environment", options, std::string("SHMBROKER_GROUP"));
+    CHECK(context.result<std::string>(1).starts_with("crew:"));
+    CHECK(spawn("environment", options, std::string("SHMBROKER_SOCKET")).result<std::string>(0) == broker.socket());
+    CHECK(session.try_join(std::string("crew")).error().status() == Status::not_found);
+    options.group = "bad name";
+    CHECK_FALSE(try_start_processes("nothing", options).has_value());
+  }
+}
+
+TEST_CASE("ranks without a broker say so, and one that is taken from them ends nothing") {
+  auto options = ranks_of(StartMethod::spawn, 1);
+  options.no_group = false;
+  options.socket = "/nonexistent/socket";
+  CHECK(try_start_processes("nothing", options).error().status() == Status::no_broker);
+}
+
+TEST_CASE("the variables of torchrun are set, with the arithmetic of shards") {
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    auto options = ranks_of(method, 2);
+    options.shards = 3, options.shard = 1, options.master_port = 12345, options.master_addr = "host";
+    const std::pair<const char*, const char*> all[] = {
+        {"RANK", "3"},       {"LOCAL_RANK", "1"}, {"WORLD_SIZE", "6"},     {"LOCAL_WORLD_SIZE", "2"},
+        {"GROUP_RANK", "1"}, {"NODE_RANK", "1"},  {"MASTER_ADDR", "host"}, {"MASTER_PORT", "12345"}};
+    for (const auto& [name, value] : all)
+      CHECK(spawn("environment", options, std::string(name)).result<std::string>(1) == value);
+    options.shards = 1, options.shard = 0, options.master_port = 0;
+    CHECK(std::stoi(spawn("environment", options, std::string("MASTER_PORT")).result<std::string>(0)) > 0);
+  }
+}
+
+TEST_CASE("commands are ranks: success is exit status 0, and their output goes where it was told to") {
+  const harness::TempDir folder;
+  auto options = ranks_of(StartMethod::spawn, 2);
+  options.program.clear();
+  options.command = {"sh", "-c", "echo out $RANK of $WORLD_SIZE; echo err >&2; exit $((RANK * 3))"};
+  options.stdio = Stdio::files, options.stdio_path = folder.file("log");
+  options.voluntary = 60s;
+  try {
+    (void)spawn_command(options);
+    FAIL("it must throw");
+  } catch (const ProcessExitedException& thrown) {
+    CHECK(std::string(thrown.what()) == "process 1 terminated with exit code 3");
+    CHECK(thrown.failures().size() == 1);
+  }
+  CHECK(text_of(folder.file("log.0.out")) == "out 0 of 2\n");
+  CHECK(text_of(folder.file("log.1.out")) == "out 1 of 2\n");
+  CHECK(text_of(folder.file("log.1.err")) == "err\n");
+  options.stdio_path = "/nonexistent/log";
+  CHECK(std::string(try_spawn_command(options).error().what()).find("cannot open the output of rank") == 0);
+}
+
+TEST_CASE("barrier, broadcast, all-gather and the store, for every start method and from several threads") {
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    auto context = spawn("meet", ranks_of(method, 4));
+    CHECK(context.result<std::vector<int>>(3) == std::vector<int>{0, 10, 20, 30});
+    spawn("meet_from_threads", ranks_of(method, 3));
+  }
+}
+
+TEST_CASE("a region is handed to all ranks by broadcast of a ticket") {
+  harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    auto context = spawn("meet_region", with_broker(broker, method, 3));
+    for (int rank = 0; rank < 3; ++rank) CHECK(context.result<int>(rank) == 99);
+  }
+}
+
+TEST_CASE("who waits for a rank that dies or ends is told which, and does not hang") {
+  for (const bool dies : {false, true})
+    for (const char* how : {"barrier", "gather", "broadcast", "wait"}) {
+      CAPTURE(how);
+      auto options = ranks_of(StartMethod::spawn, 3, false);
+      options.voluntary = 60s;
+      // With "wait" nobody can tell who was to set the key: a normal end of one leaves the others waiting.
+      if (!dies && std::string(how) == "wait") continue;
+      auto context = spawn("wait_for_gone", options, 1, dies, std::string(how));
+      const auto state = *context.try_join();
+      CHECK(state == (dies ? RanksState::failed : RanksState::succeeded));
+      if (dies) CHECK(context.failures().size() == 1);
+      const std::string told = context.result<std::string>(2);
+      CHECK(told.starts_with("rank 1 "));
+      CHECK(context.result<std::string>(0).starts_with("rank 1 "));
+    }
+}
+
+TEST_CASE("the store is bounded, and what is refused harms nobody") {
+  auto context = spawn("bounds", ranks_of(StartMethod::spawn, 1));
+  CHECK(context.result<std::string>(0) == "ok invalid invalid ok limit limit invalid invalid invalid deadline ok ");
+}
+
+TEST_CASE("a process that is no rank may not ask") {
+  CHECK_THROWS_WITH_AS(ranks::barrier(),
+                       "this process is no rank: it was not started by spawn or `shmbroker run --nprocs`", Error);
+  char program[] = "x";
+  char* arguments[] = {program, nullptr};
+  CHECK_FALSE(spawn_child(1, arguments).has_value());
+}

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that end well and ranks that do not: who is blamed, with which words, and that nothing is left. The numbers in
+// the names are those of docs/conformance.md. The leak guard looks at descriptors, mappings and children after each.
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <set>
+#include <thread>
+
+#include "tests/spawn/ranks.hpp"
+
+using namespace shmb::test;
+using namespace shmbroker;
+using namespace std::chrono_literals;
+
+namespace {
+
+template <class Body>
+void with_each_method(Body&& body) {
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    body(method);
+  }
+}
+
+template <class Exception, class... A>
+std::optional<Exception> caught(const std::string& function, const SpawnOptions& options, const A&... arguments) {
+  try {
+    (void)spawn(function, options, arguments...);
+  } catch (const Exception& exception) {
+    return exception;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+TEST_CASE("29, 31: ranks that return are a success, each has its number, and results come back") {
+  with_each_method([](StartMethod method) {
+    auto context = spawn("twice", ranks_of(method, 3), 10, "text");
+    CHECK(context.join());
+    std::set<int> seen;
+    for (int rank = 0; rank < 3; ++rank) seen.insert(context.result<int>(rank));
+    CHECK(seen == std::set<int>{24, 25, 26});
+    CHECK(context.pids().size() == 3);
+    CHECK(context.failures().empty());
+  });
+}
+
+TEST_CASE("30: join may be called again and again, from several threads, and tells the same") {
+  with_each_method([](StartMethod method) {
+    auto context = spawn("raise_error", ranks_of(method, 2, false), 5, 0, 50);
+    std::vector<std::thread> threads;
+    std::atomic<int> good{0};
+    for (int i = 0; i < 3; ++i) threads.emplace_back([&] { good += context.join(); });
+    for (auto& thread : threads) thread.join();
+    CHECK(good == 3);
+    CHECK(context.join());
+    CHECK(context.join(Timeout::no_wait()));
+  });
+}
+
+TEST_CASE("32, 38: the exception of a rank arrives with type, text and place, and survives msgpack") {
+  with_each_method([](StartMethod method) {
+    for (int who = 0; who < 2; ++who) {
+      auto thrown = caught<ProcessRaisedException>("raise_error", ranks_of(method, 2), who, 0, 60'000);
+      REQUIRE(thrown.has_value());
+      const std::string text = thrown->what(), rank = std::to_string(who);
+      CHECK(text.starts_with("\n\n-- Process " + rank + " terminated with the following error:\n"));
+      CHECK(text.ends_with("legitimate exception from process " + rank));
+      CHECK(thrown->error_index() == who);
+      CHECK(thrown->failure().type == "std::domain_error");
+      CHECK(thrown->failure().text == "legitimate exception from process " + rank);
+      CHECK(thrown->failure().trace.find("raise_error") != std::string::npos);
+      REQUIRE(thrown->failures().size() == 2);
+      CHECK(thrown->failures()[1].ended_by_us);
+      try {
+        rethrow_msgpack(thrown->to_msgpack());
+      } catch (const ProcessRaisedException& again) {
+        CHECK(again.failures() == thrown->failures());
+        CHECK(std::string(again.what()) == text);
+      }
+    }
+  });
+}
+
+TEST_CASE("33: where both raise, one is the cause and both are listed unless one was ended first") {
+  with_each_method([](StartMethod method) {
+    auto thrown = caught<ProcessRaisedException>("raise_error", ranks_of(method, 2), -1, 0, 0);
+    REQUIRE(thrown.has_value());
+    CHECK(std::string(thrown->what())
+              .ends_with("legitimate exception from process " + std::to_string(thrown->error_index())));
+    CHECK(thrown->failures().size() <= 2);
+  });
+}
+
+TEST_CASE("34, 37, 43, 46: a death by signal is named, real-time ones and SIGINT too") {
+  with_each_method([](StartMethod method) {
+    const std::pair<int, std::string> all[] = {{SIGABRT, "process 0 terminated with signal SIGABRT"},
+                                               {SIGKILL, "process 0 terminated with signal SIGKILL"},
+                                               {SIGINT, "process 0 terminated with signal SIGINT"},
+                                               {37, "process 0 terminated with signal 37 (SIGRTMIN+3)"}};
+    for (const auto& [signal, text] : all) {
+      auto thrown = caught<ProcessExitedException>("signal_self", ranks_of(method, 2), 0, signal);
+      REQUIRE(thrown.has_value());
+      CHECK(thrown->what() == text);
+      CHECK(thrown->exit_code() == -signal);
+      CHECK(thrown->signal_name() == (signal == 37 ? "SIGRTMIN+3" : text.substr(text.rfind(' ') + 1)));
+    }
+  });
+}
+
+TEST_CASE("35, 50: an exit code is named, the others are ended, and nothing is left") {
+  with_each_method([](StartMethod method) {
+    Witness witness;
+    auto thrown = caught<ProcessExitedException>("exit_with", ranks_of(method, 2), 0, 123, 60'000);
+    REQUIRE(thrown.has_value());
+    CHECK(std::string(thrown->what()) == "process 0 terminated with exit code 123");
+    CHECK(thrown->exit_code() == 123);
+    CHECK(thrown->failure().pid > 0);
+    REQUIRE(thrown->failures().size() == 2);
+    CHECK(thrown->failures()[1].signal == SIGTERM);
+    CHECK(witness.all_gone());
+    CHECK(::waitpid(-1, nullptr, WNOHANG) == -1);
+  });
+}
+
+TEST_CASE("36: a failure that comes after another rank has ended well is reported") {
+  with_each_method([](StartMethod method) {
+    auto thrown = caught<ProcessRaisedException>("raise_error", ranks_of(method, 2), 1, 50, 0);
+    REQUIRE(thrown.has_value());
+    CHECK(thrown->error_index() == 1);
+    CHECK(thrown->failures().size() == 1);
+  });
+}
+
+TEST_CASE("37: a rank that is ended from outside has failed, and exit code 12 is exit code 12") {
+  with_each_method([](StartMethod method) {
+    auto context = spawn("stay", ranks_of(method, 1, false), false, false);
+    REQUIRE(context.pids().size() == 1);
+    CHECK_FALSE(context.join(Timeout::no_wait()));
+    ::kill(context.pids()[0], SIGTERM);
+    CHECK_THROWS_AS(context.join(), ProcessExitedException);
+    CHECK_THROWS_WITH_AS(context.join(), "process 0 terminated with signal SIGTERM", ProcessExitedException);
+    auto thrown = caught<ProcessExitedException>("exit_with", ranks_of(method, 1), 0, 12, 0);
+    REQUIRE(thrown.has_value());
+    CHECK(thrown->exit_code() == 12);
+  });
+}
+
+TEST_CASE("40: with a voluntary grace the others may end by themselves") {
+  with_each_method([](StartMethod method) {
+    auto context = spawn("exit_with", ranks_of(method, 2, false), 0, 123, 300);
+    try {
+      (void)context.join({}, 60s);
+      FAIL("it must throw");
+    } catch (const ProcessExitedException& thrown) {
+      // The second one ends well by itself, unless the first was faster than the order that lets it.
+      for (const auto& one : thrown.failures()) CHECK((one.rank == 0 || one.ended_by_us));
+    }
+    auto options = ranks_of(method, 2);
+    options.voluntary = 60s;
+    auto thrown = caught<ProcessExitedException>("exit_with", options, 0, 123, 300);
+    REQUIRE(thrown.has_value());
+    CHECK(thrown->failures().size() == 1);
+  });
+}
+
+TEST_CASE("41, 44: a rank that ignores SIGTERM is killed after the grace, and join's deadline counts meanwhile") {
+  with_each_method([](StartMethod method) {
+    Witness witness;
+    auto options = ranks_of(method, 2, false);
+    options.environment = {witness.ready_variable()};
+    options.grace = 200ms;
+    auto context = spawn("stay", options, true, true);
+    REQUIRE(witness.wait_ready(2));
+    ::kill(context.pids()[1], SIGKILL);
+    (void)context.try_join(1ms);
+    try {
+      (void)context.join();
+      FAIL("it must throw");
+    } catch (const ProcessExitedException& thrown) {
+      CHECK(thrown.error_index() == 1);
+      REQUIRE(thrown.failures().size() == 2);
+      CHECK(thrown.failures()[1].signal == SIGKILL);
+      CHECK(thrown.failures()[1].ended_by_us);
+    }
+    CHECK(witness.all_gone());
+  });
+}
+
+TEST_CASE("42: the fork server prepares itself once for all ranks, in their order") {
+  auto context = spawn("preloaded", ranks_of(StartMethod::forkserver, 4));
+  const auto pids = context.pids();
+  for (int rank = 0; rank < 4; ++rank)
+    CHECK(context.result<std::string>(rank) == "1 " + std::to_string(pids[static_cast<std::size_t>(rank)]));
+  CHECK(std::is_sorted(pids.begin(), pids.end()));
+}
+
+TEST_CASE("45: a text of 300 kB arrives whole, one of 20 MB with its end, and that it was cut") {
+  with_each_method([](StartMethod method) {
+    auto thrown = caught<ProcessRaisedException>("raise_long", ranks_of(method, 1), 300'000);
+    REQUIRE(thrown.has_value());
+    CHECK(thrown->failure().text == "begin" + std::string(300'000, 'x') + "end");
+    CHECK_FALSE(thrown->failure().cut);
+  });
+  auto thrown = caught<ProcessRaisedException>("raise_long", ranks_of(StartMethod::spawn, 1), 20'000'000);
+  REQUIRE(thrown.has_value());
+  CHECK(thrown->failure().cut);
+  CHECK(thrown->failure().text.ends_with("xend"));
+}
+
+TEST_CASE("49: of two failures the earlier is named first, and both are listed") {
+  with_each_method([](StartMethod method) {
+    auto options = ranks_of(method, 2);
+    options.voluntary = 60s;
+    auto thrown = caught<ProcessRaisedException>("raise_apart", options, 100);
+    REQUIRE(thrown.has_value());
+    CHECK(thrown->error_index() == 1);
+    REQUIRE(thrown->failures().size() == 2);
+    CHECK(thrown->failures()[1].rank == 0);
+    CHECK_FALSE(thrown->failures()[1].ended_by_us);
+    CHECK(thrown->failures()[0].time_ns <= thrown->failures()[1].time_ns);
+  });
+}
+
+TEST_CASE("a rank that exits with 0 before its function is through has failed") {
+  with_each_method([](StartMethod method) {
+    auto thrown = caught<ProcessExitedException>("exit_with", ranks_of(method, 1), 0, 0, 0);
+    REQUIRE(thrown.has_value());
+    CHECK(thrown->failure().kind == FailureKind::unfinished);
+    CHECK(std::string(thrown->what()).starts_with("process 0 exited with code 0 without finishing its function"));
+  });
+}
+
+TEST_CASE("a rank that closes all its descriptors is a failure with the reason, and not a hang") {
+  with_each_method([](StartMethod method) {
+    auto thrown = caught<ProcessExitedException>("close_everything", ranks_of(method, 1), 0);
+    REQUIRE(thrown.has_value());
+    CHECK(thrown->failure().kind == FailureKind::unfinished);
+    CHECK(std::string(thrown->what()).find("had closed all its descriptors") != std::string::npos);
+    CHECK(caught<ProcessExitedException>("close_everything", ranks_of(method, 1), -1).has_value());
+  });
+}
+
+TEST_CASE("what is thrown need not be an exception, and an unknown function or wrong arguments say what is wrong") {
+  with_each_method([](StartMethod method) {
+    auto thrown = caught<ProcessRaisedException>("raise_int", ranks_of(method, 1));
+    REQUIRE(thrown.has_value());
+    CHECK(thrown->failure().type == "int");
+    thrown = caught<ProcessRaisedException>("absent", ranks_of(method, 1));
+    REQUIRE(thrown.has_value());
+    CHECK(thrown->failure().text.find("no function \"absent\" is registered in this program") == 0);
+    thrown = caught<ProcessRaisedException>("twice", ranks_of(method, 1), "ten", "text");
+    REQUIRE(thrown.has_value());
+    CHECK(thrown->failure().text == "function \"twice\", argument 1: expected int, found string");
+    thrown = caught<ProcessRaisedException>("twice", ranks_of(method, 1), 10);
+    REQUIRE(thrown.has_value());
+    CHECK(thrown->failure().text == "function \"twice\" takes 2 arguments besides the rank, 1 were given");
+  });
+}
+
+TEST_CASE("a program that never reaches spawn_child is reported by name, and so is one that just exits") {
+  for (const StartMethod method : {StartMethod::spawn, StartMethod::forkserver}) {
+    CAPTURE(name_of(method));
+    auto options = ranks_of(method, 2, false);
+    options.command = {"ranks", "late"};
+    options.start_timeout = 200ms;
+    std::string told;
+    try {
+      auto context = spawn("nothing", options);
+      (void)context.join();
+    } catch (const std::exception& error) {
+      told = error.what();
+    }
+    CHECK(told.find("never reached spawn_child within 200ms") != std::string::npos);
+    CHECK(told.find(SHMB_TEST_RANKS) != std::string::npos);
+    options.command = {"ranks", "never"};
+    options.start_timeout = 60s;
+    told.clear();
+    try {
+      auto context = spawn("nothing", options);
+      (void)context.join();
+    } catch (const std::exception& error) {
+      told = error.what();
+    }
+    CHECK(told.find(method == StartMethod::spawn ? "never reached spawn_child"
+                                                 : "the fork server exited with code 0") != std::string::npos);
+  }
+}
+
+TEST_CASE("what cannot be started is refused with a sentence, and nothing is left") {
+  const auto refusal = [](const SpawnOptions& options) -> std::string {
+    auto started = try_start_processes("nothing", options);
+    return started ? "it was started" : started.error().what();
+  };
+  with_each_method([&](StartMethod method) {
+    for (const int nprocs : {0, -1, 1025})
+      CHECK(refusal(ranks_of(method, nprocs)) == "nprocs is " + std::to_string(nprocs) + ": it must be 1 to 1024");
+    auto options = ranks_of(method, 1);
+    options.shard = 2, options.shards = 2;
+    CHECK(refusal(options).find("shard 2 of 2") == 0);
+    options = ranks_of(method, 1);
+    options.directory = "/nonexistent";
+    CHECK(refusal(options).find("cannot enter the directory '/nonexistent'") == 0);
+    options = ranks_of(method, 1);
+    options.environment = {"=x"};
+    CHECK(refusal(options).find("an environment variable cannot be called") == 0);
+    if (method == StartMethod::fork) return;
+    options = ranks_of(method, 2);
+    options.program = "/nonexistent/program";
+    CHECK(refusal(options).find("cannot run '/nonexistent/program': No such file") == 0);
+    options.program = "/etc/passwd";
+    CHECK(refusal(options).find("cannot run '/etc/passwd': Permission denied") == 0);
+    options = ranks_of(method, 1);
+    options.environment = {"BIG=" + std::string(200'000, 'x')};  // more than one string may have (execve(2))
+    CHECK(refusal(options).find("arguments and environment together are longer than the kernel takes") !=
+          std::string::npos);
+  });
+  ::setenv("SHMBROKER_SPAWNER", "relative", 1);
+  auto options = ranks_of(StartMethod::spawn, 1);
+  ::setenv("SHMBROKER_SPAWNER", "/nonexistent/spawner", 1);
+  CHECK(refusal(options).find("SHMBROKER_SPAWNER=/nonexistent/spawner: No such file") == 0);
+}
+
+TEST_CASE("a context that goes waits for its ranks, and a daemonic one ends them") {
+  with_each_method([](StartMethod method) {
+    Witness witness;
+    {
+      auto context = spawn("raise_error", ranks_of(method, 1, false), 5, 0, 50);
+    }
+    auto options = ranks_of(method, 2, false);
+    options.daemon = true;
+    {
+      auto context = spawn("stay", options, false, true);
+    }
+    CHECK(witness.all_gone());
+  });
+}
+
+TEST_CASE("a host that reaps every child by itself harms nothing") {
+  with_each_method([](StartMethod method) {
+    auto context = spawn("raise_error", ranks_of(method, 1, false), 5, 0, 20);
+    CHECK(::waitpid(-1, nullptr, 0) > 0);
+    CHECK(context.join());
+  });
+}
