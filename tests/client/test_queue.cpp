@@ -3,7 +3,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <thread>
 #include <utility>
 
@@ -69,30 +68,6 @@ TEST_CASE("a queue with other settings is not opened, and the sentence names the
   only.name = "q";
   auto as_is = must(Queue::open(pool, only));
   CHECK(must(as_is->facts()).cells == 8);
-}
-
-TEST_CASE("an open that waits for its queue ends at its deadline, however much the pool changes") {
-  constexpr int kMostRounds = 2000;
-  const harness::BrokerFixture broker;
-  auto session = open(broker);
-  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
-  auto other = must(try_pool(beside(broker, pool), "p"));
-  auto absent = queue_spec("absent", Kind::none, true, false);
-  absent.open_only = true;
-  absent.wait = 1'000'000;
-  const Deadline over = Deadline::after(absent.wait);
-  std::atomic<bool> ended = false;
-  int rounds = 0;
-  std::thread changes([&] {
-    while (!ended && rounds < kMostRounds) {
-      reader(other, "q", Kind::line);
-      rounds += over.passed();
-    }
-  });
-  CHECK(status_of(Queue::open(pool, absent)) == Status::deadline);
-  ended = true;
-  changes.join();
-  CHECK(rounds < kMostRounds);
 }
 
 TEST_CASE("each message of a claim queue goes to one consumer") {
