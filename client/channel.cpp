@@ -19,7 +19,7 @@
 namespace shmb::client {
 namespace {
 
-constexpr std::int64_t kLongestPause = 50'000'000;
+constexpr std::int64_t kLongestPause = 50'000'000, kShortPause = 1'000'000;
 constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks for them; then the oldest go
 
 // A full socket, or memory that the kernel could not give at that moment: the packet goes later.
@@ -156,8 +156,12 @@ bool Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
   wire::Incoming incoming;
   bool out_of_memory = false;
   try {
-    if (ready && (*ready & ~POLLOUT) != 0)
+    if (ready && (*ready & ~POLLOUT) != 0) {
       incoming = wire::receive_packet(fd, inbox_, wire::Direction::from_broker, false);
+      // The kernel has no memory for what is there, and the socket stays readable: only time helps.
+      if (incoming.kind == wire::Incoming::Kind::would_block)
+        sys::rest(earlier(deadline, Deadline::after(kShortPause)).left());
+    }
   } catch (const std::bad_alloc&) {
     out_of_memory = true;
   }

@@ -61,7 +61,7 @@ class LaneSender {
   }
   // Its two halves, for several messages and one wake, which must come before this process waits for anything.
   void put(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline);
-  void wake_readers();
+  void wake_readers(std::uint64_t messages = 1);
   void reclaim();  // drops the references of all cells that are done, or too old
   // Claim lanes: the n-th message from the end (0: the last), unless somebody has claimed it.
   bool take_back(std::uint64_t n = 0);
@@ -242,9 +242,9 @@ inline void LaneSender::put(std::uint8_t tag, std::span<const std::byte> body, H
 }
 
 // A claim queue's consumer that wakes passes on what it does not take.
-inline void LaneSender::wake_readers() {
+inline void LaneSender::wake_readers(std::uint64_t messages) {
   participant_.sleeper().expect_answer();
-  if (kind_ == pool::QueueKind::claim) participant_.sleeper().wake_one(readers_);
+  if (kind_ == pool::QueueKind::claim && messages == 1) participant_.sleeper().wake_one(readers_);
   else participant_.sleeper().wake_all(readers_);
 }
 

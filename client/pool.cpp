@@ -156,7 +156,9 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   Result<Reply> reply = join(*session, opening, Deadline::after(opening.timeout));
   std::int64_t pause = kLeastRest;
   for (const Deadline settled = Deadline::after(opening.timeout); !reply; pause = std::min(pause * 2, kMostRest)) {
+    Deadline last = until;
     if (reply.error().status == Status::busy && !settled.passed()) {
+      last = settled;
       // The session is in it: by another address, or another thread opens it right now, or leaves it.
       if (auto known = session->pool(reply.error().shortage.scope_id, {})) return known->for_opening(opening);
     } else if (reply.error().status != Status::not_found || opening.id != 0 || opening.wait == 0) {
@@ -164,7 +166,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
     } else if (until.passed()) {
       return error(Status::deadline, "no pool of that name appeared before the deadline: " + reply.error().sentence);
     }
-    sys::rest(pause);
+    sys::rest(earlier(last, Deadline::after(pause)).left());
     reply = join(*session, opening, Deadline::after(opening.timeout));
   }
   if (!reply) return std::unexpected(reply.error());
@@ -303,6 +305,10 @@ void Pool::notice() {
     lane.sender->give_up_all();  // recycled: everything in it was read
     return true;
   });
+}
+
+bool Pool::is_mapped(std::uint32_t slot) const {
+  return std::ranges::any_of(segments_, [&](const Segment& one) { return one.region && slot - one.first < one.slots; });
 }
 
 std::byte* Pool::find_data(std::uint32_t slot, Error* why) {

@@ -151,6 +151,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     }
     return find_data(slot, why);
   }
+  bool is_mapped(std::uint32_t slot) const;  // data() asks the broker for nothing
   std::uint64_t slot_size(std::uint32_t slot) { return me_->slot_size(slot).value_or(0); }
   // A reference that is there already becomes the user's. What messages under way hold is not: a user who releases
   // once too often must not take it from them.

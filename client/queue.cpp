@@ -82,7 +82,7 @@ Result<std::unique_ptr<Queue>> Queue::open(const std::shared_ptr<Pool>& pool, co
     return error(Status::denied, "this process opened the pool read-only: it cannot write to its queues");
   std::unique_ptr<Queue> queue(new Queue(pool, spec));
   const Deadline until = spec.wait == 0 || !spec.open_only ? Deadline::now() : Deadline::after(spec.wait);
-  for (;;) {
+  for (bool late = false;;) {
     const std::uint32_t before = pool->change();
     auto opened = queue->open_ends(false);
     if (opened) return queue;
@@ -92,8 +92,10 @@ Result<std::unique_ptr<Queue>> Queue::open(const std::shared_ptr<Pool>& pool, co
     Pool::Lock lock(pool->me().lock());
     auto moved = pool->sleep({}, [&] { return pool->change() != before; }, until);
     if (!moved) return std::unexpected(moved.error());
-    if (!*moved)
+    // Other queues of the pool move it too, so the clock counts. What happened meanwhile is looked at once more.
+    if (!*moved || late)
       return error(Status::deadline, "the queue did not appear before the deadline: " + opened.error().sentence);
+    late = until.passed();
   }
 }
 

@@ -158,7 +158,8 @@ class Queue {
   void finish(In& in, bool tell);
   void done(In& in, std::uint64_t position);
   void wake_writers(In& in);
-  void end_taking();  // what receive_many() has put off
+  bool may_ask_broker(const LaneReceiver::Received& message) const;  // to deliver it
+  void end_taking();                                                 // what receive_many() has put off
   void empty(Message& message);
   Result<void> next_message(Message& message, bool keep, Wait& until);
   void refuse(In& in);

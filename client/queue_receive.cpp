@@ -72,7 +72,7 @@ bool Queue::finish_after(In& in, LaneReceiver::Look look, bool again) {
 // As try_look(), for a wait that is not part of a receive: nothing is claimed, or nobody else could have it meanwhile,
 // and behind a borrowed message its successor counts, because a receive says done for it.
 bool Queue::message_waits() {
-  if (pending_ != nullptr) return true;
+  if (pending_ != nullptr || broken_ != nullptr) return true;
   if (borrowed_ != nullptr && at_least_once()) return false;  // a receive would be refused
   for (auto& one : ins_) {
     In& in = *one;
@@ -179,8 +179,8 @@ void Queue::done(In& in, std::uint64_t position) {
 }
 
 void Queue::wake_writers(In& in) {
-  in.unwoken = false;
   in.it->wake_writers();
+  in.unwoken = false;
   if (kind_ != pool::QueueKind::claim) return;
   const pool::Stamp stamp = pool::Stamp::of(pool_->view().lane(in.lane).stamp.load(std::memory_order_acquire));
   if (stamp.serial == in.serial && stamp.state == static_cast<std::uint8_t>(pool::LaneState::open)) [[likely]]
@@ -239,7 +239,7 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
 Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
   for (unsigned overruns = 0;;) {
     if (seen_change_ != pool_->change()) look_around();
-    if (try_look()) {
+    if (broken_ == nullptr && try_look()) {  // what the call before has found is told first
       if (pool_->me().sleeper().armed()) pool_->pass_on();
       pass_on();
       auto delivered = deliver(message, keep);
@@ -287,7 +287,7 @@ bool Queue::receive_at_once(Message& message, bool keep, std::int64_t wait) {
   if (kind_ != pool::QueueKind::line || !as_opened()) return false;
   Participant& me = pool_->me();
   const std::lock_guard lock(me.lock());
-  if (ins_.size() != 1 || pending_ != nullptr) return false;
+  if (ins_.size() != 1 || pending_ != nullptr || broken_ != nullptr) return false;
   if (me.sleeper().armed()) return false;  // receive() passes on what others may take
   In& in = *ins_.front();
   if (in.over || seen_change_ != pool_->change()) return false;
@@ -362,7 +362,14 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
     struct Taking {  // also if a delivery throws
       Queue& queue;
       explicit Taking(Queue& of) : queue(of) { queue.taking_many_ = true; }
-      ~Taking() { queue.end_taking(); }
+      ~Taking() {
+        if (!queue.taking_many_) return;
+        try {
+          queue.end_taking();
+        } catch (...) {  // a wake may ask the broker; what was thrown before is what the caller is told
+        }
+        queue.taking_many_ = false;
+      }
     };
     if (first && messages.size() > 1) {
       const Taking taking(*this);
@@ -370,7 +377,7 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
       while (count < messages.size() && seen_change_ == pool_->change() && try_look()) {
         Message& message = *messages[count];
         empty(message);
-        if (received_.tag > pool::kTagMaxInline && received_.tag != pool::kTagSlot) {  // may ask the broker
+        if (may_ask_broker(received_)) {
           end_taking();
           taking_many_ = true;
         }
@@ -380,6 +387,7 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
         if (*delivered == Delivery::delivered) ++received_count_, ++count;
         else if (broken_ != nullptr || ++lost == cells_) break;
       }
+      end_taking();
     }
   }
   if (first) return count;
@@ -387,12 +395,20 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
   return std::unexpected(first.error());
 }
 
+bool Queue::may_ask_broker(const LaneReceiver::Received& message) const {
+  if (message.tag <= pool::kTagMaxInline) return false;
+  if (message.tag != pool::kTagSlot) return true;
+  pool::Handle handle;
+  std::memcpy(&handle, message.body, sizeof handle);
+  return !pool_->is_mapped(handle.slot);
+}
+
 void Queue::end_taking() {
-  taking_many_ = false;
   for (const auto& in : ins_)
     if (in->unwoken) wake_writers(*in);
   if (pool_->me().sleeper().armed()) pool_->pass_on();
   pass_on();
+  taking_many_ = false;
 }
 
 // As its done(), with the lock held: it holds nothing, or something of this pool.

@@ -44,9 +44,8 @@ std::uint64_t Queue::closed_meanwhile(std::uint64_t last) {
 Result<void> Queue::show_batch() {
   Batch* const batch = std::exchange(batch_, nullptr);
   if (batch == nullptr || batch->unshown == 0) return {};
-  const std::uint64_t unshown = std::exchange(batch->unshown, 0);
-  out_.it->wake_readers();
-  const std::uint64_t back = closed_meanwhile(unshown);
+  out_.it->wake_readers(batch->unshown);
+  const std::uint64_t back = closed_meanwhile(std::exchange(batch->unshown, 0));
   if (back == 0) return {};
   batch->sent -= back;
   sent_ -= back;
@@ -264,16 +263,23 @@ Result<void> Queue::send_many(std::size_t count, const std::function<Result<Outg
   sent = 0;
   if (auto entered = enter(); !entered) return entered;
   Wait until(wait);
+  (void)until.until();  // counted from here, not from the first message that waits
   Pool::Lock lock(pool_->me().lock());
   Batch batch;
   struct Shown {  // also if the next message throws
     Queue& queue;
     Batch& batch;
+    std::size_t& sent;
     ~Shown() {
+      queue.batch_ = &batch;
+      try {
+        (void)queue.show_batch();
+      } catch (...) {  // a wake may ask the broker; what was thrown before is what the caller is told
+      }
       queue.batch_ = nullptr;
-      if (batch.unshown != 0) queue.out_.it->wake_readers();
+      sent = batch.sent;
     }
-  } shown{*this, batch};
+  } shown{*this, batch, sent};
   Result<void> outcome;
   while (outcome && batch.sent != count) {
     auto message = next(batch.sent);
@@ -287,7 +293,6 @@ Result<void> Queue::send_many(std::size_t count, const std::function<Result<Outg
   }
   batch_ = &batch;
   if (auto last = show_batch(); !last && outcome) outcome = last;
-  sent = batch.sent;
   if (!idle_holds_.empty()) drop_idle_holds();
   return outcome;
 }
@@ -300,8 +305,13 @@ Result<bool> Queue::has_slots_for(std::uint64_t bytes, Wait& wait, Pool::Lock& l
 
 Result<std::uint32_t> Queue::take_slot(std::uint64_t bytes, Wait& wait, Pool::Lock& lock) {
   if (batch_ != nullptr) {
-    if (auto slot = pool_->take_at_once(bytes)) return *slot;
-    if (auto shown = show_batch(); !shown) return std::unexpected(shown.error());
+    const auto slot = pool_->take_at_once(bytes);
+    if (slot && pool_->is_mapped(*slot)) return *slot;
+    if (auto shown = show_batch(); !shown) {
+      if (slot) pool_->me().drop(*slot);
+      return std::unexpected(shown.error());
+    }
+    if (slot) return *slot;
   }
   return pool_->take(bytes, wait, lock);
 }

@@ -194,18 +194,18 @@ typedef struct shmb_region_id {
 } shmb_region_id;
 
 enum shmb_create_flag {
-  SHMB_CREATE_MANY_WRITERS = 1 << 0,  /* any number of writers for ever; read-only is then no boundary (`ro*`) */
-  SHMB_CREATE_REPLACE = 1 << 1,       /* take the name over: generation + 1; needs the old region's right `release` */
-  SHMB_CREATE_UNINITIALISED = 1 << 2, /* contents may be what this group wrote before (never another's); else zeros */
-  SHMB_CREATE_NO_RECYCLE = 1 << 3,    /* fresh memory, and not kept for reuse afterwards */
-  SHMB_CREATE_KEEP_GIVEN = 1 << 4,    /* keep_ns counts; else the group's default */
-  SHMB_CREATE_NAME_AT_PUBLISH =
-      1 << 5,                       /* name, keep and REPLACE count from shmb_publish on, in one step: until then the
-                                     region has no name, and goes with its last handle; who has the name keeps it */
-  SHMB_CREATE_NO_POPULATE = 1 << 8, /* no memory behind it yet: pages come at first touch (refused under
-                                       vm.overcommit_memory=2, where that could be a SIGBUS) */
-  SHMB_CREATE_SMALL_PAGES = 1 << 9, /* 4 KiB pages also where huge pages could be had */
-  SHMB_CREATE_UNMAPPED = 1 << 10    /* not mapped; use shmb_region_map for parts. Not populated either */
+  SHMB_CREATE_MANY_WRITERS = 1 << 0,    /* any number of writers for ever; read-only is then no boundary (`ro*`) */
+  SHMB_CREATE_REPLACE = 1 << 1,         /* take the name over: generation + 1; needs the old region's right `release` */
+  SHMB_CREATE_UNINITIALISED = 1 << 2,   /* contents may be what this group wrote before (never another's); else zeros */
+  SHMB_CREATE_NO_RECYCLE = 1 << 3,      /* fresh memory, and not kept for reuse afterwards */
+  SHMB_CREATE_KEEP_GIVEN = 1 << 4,      /* keep_ns counts; else the group's default */
+  SHMB_CREATE_NAME_AT_PUBLISH = 1 << 5, /* name, keep and REPLACE count from shmb_publish on, in one step: until then
+                                         the region has no name, and goes with its last handle; who has the name keeps
+                                         it. The generation is numbered at create: two at once may get the same one */
+  SHMB_CREATE_NO_POPULATE = 1 << 8,     /* no memory behind it yet: pages come at first touch (refused under
+                                           vm.overcommit_memory=2, where that could be a SIGBUS) */
+  SHMB_CREATE_SMALL_PAGES = 1 << 9,     /* 4 KiB pages also where huge pages could be had */
+  SHMB_CREATE_UNMAPPED = 1 << 10        /* not mapped; use shmb_region_map for parts. Not populated either */
 };
 
 typedef struct shmb_create_options {

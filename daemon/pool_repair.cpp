@@ -58,14 +58,10 @@ std::uint32_t unread(const LaneView& lane, QueueKind kind) {
   std::uint32_t count = 0;
   const std::uint64_t head = lane.head().load(std::memory_order_acquire) & pool::kPositionMask;
   for (std::uint32_t i = 0; i < lane.cells(); ++i) {
-    const std::uint64_t position = kind == QueueKind::line ? (head + i) & pool::kPositionMask : i;
-    const CellWord word = CellWord::of(lane.cell(position).word.load(std::memory_order_acquire));
-    if (kind == QueueKind::line) {
-      if (!word.is(CellState::full) || word.position != position) break;
-      ++count;
-    } else {
-      count += kind == QueueKind::claim ? unread_in_claim(word) : word.is(CellState::full);
-    }
+    const CellWord word = CellWord::of(lane.cell(i).word.load(std::memory_order_acquire));
+    // While this looks, the reader of a line may be done with the first, and the sender fill its cell anew.
+    const bool before = kind == QueueKind::line && pool::position_difference(word.position, head) < 0;
+    count += kind == QueueKind::claim ? unread_in_claim(word) : word.is(CellState::full) && !before;
   }
   return count;
 }
@@ -77,7 +73,9 @@ bool unread_by(const KnownLane& lane, std::uint64_t participants) {
     const std::uint64_t place = lane.words.reader(reader).position.load(std::memory_order_acquire);
     if (place == 0) continue;
     const CellWord word = CellWord::of(lane.words.cell(place - 1).word.load(std::memory_order_acquire));
-    if (word.is(CellState::full) && pool::position_difference(word.position, place - 1) >= 0) return true;
+    const std::int64_t ahead = pool::position_difference(word.position, place - 1);
+    // Overwritten right now, or by a writer that died over it: what lies between is still there to be read.
+    if ((word.is(CellState::full) && ahead >= 0) || (word.is(CellState::busy) && ahead > 0)) return true;
   }
   return false;
 }

@@ -323,3 +323,18 @@ TEST_CASE(
   CHECK(ask(peer.channel, kForever).has_value());
   answers.join();
 }
+
+TEST_CASE("a kernel without memory for an answer that is there is waited for with pauses, and the session goes on") {
+  Peer peer;
+  CHECK(status_of(ask(peer.channel, 1'000'000)) == Status::deadline);
+  peer.answer_status(peer.take().header.tag, 7);  // the socket is readable from now on
+  {
+    const harness::Injected none(fault::Call::receive, ENOMEM, 1, -1);
+    CHECK(status_of(ask(peer.channel, 100'000'000)) == Status::deadline);
+    CHECK(fault::count(fault::Call::receive) < 1000);
+  }
+  (void)peer.take();
+  std::thread answers([&] { peer.answer_status(peer.take().header.tag, 7); });
+  CHECK(ask(peer.channel, kForever).has_value());
+  answers.join();
+}

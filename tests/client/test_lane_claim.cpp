@@ -50,6 +50,21 @@ TEST_CASE("each message of a claim lane goes to one consumer, in order of claims
   CHECK(lane.sender->room() == Room::yes);
 }
 
+TEST_CASE("several messages of a claim lane wake every consumer that sleeps, one message wakes one") {
+  Claims lane;
+  const auto& view = lane.memory.view();
+  pool::Waiters& readers = view.queue_waiters(0).readers;
+  readers.mask = 6;
+  for (std::uint32_t i = 1; i <= 2; ++i) view.wait(i).sleep = 4 | pool::kSleepFutex;
+  auto woken = [&] { return view.wait(1).event + view.wait(2).event; };
+  send_number(*lane.sender, 0);
+  CHECK(woken() == 1);
+  for (std::uint32_t i = 1; i <= 2; ++i) view.wait(i).sleep = 4 | pool::kSleepFutex;
+  lane.sender->wake_readers(2);
+  CHECK(woken() == 3);
+  readers.mask = 0;
+}
+
 TEST_CASE("a message that was given back is taken again, before later ones") {
   Claims lane;
   for (std::uint64_t n = 0; n < 3; ++n) send_number(*lane.sender, n);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many messages in one call: one wake for all of them, and none is held back from a reader that must be waited for.
+#include <new>
 #include <thread>
 
 #include "tests/client/pool_support.hpp"
@@ -22,6 +23,18 @@ Sent send_all(Queue& queue, std::span<const OutPart> messages, std::int64_t wait
       [&](std::size_t i) -> Result<Queue::Outgoing> { return Queue::Outgoing{messages.subspan(i, 1)}; }, wait,
       out.count);
   return out;
+}
+
+// The wake of this number, from 1, finds no memory; the others do.
+template <class F>
+void failing_wake(int number, F&& body) {
+  static int left = 0;
+  left = number;
+  step_hook = [](Step now) {
+    if (now == Step::S4 && --left == 0) throw std::bad_alloc();
+  };
+  body();
+  step_hook = nullptr;
 }
 
 // How often the fence of a wake was passed.
@@ -143,4 +156,51 @@ TEST_CASE("a message that cannot be sent ends its batch, and those before it arr
     CHECK(text_of(message) == text);
   }
   CHECK(status_of(both->receive(message, true, kNoWait)) == Status::empty);
+}
+
+TEST_CASE("a batch that memory runs out for says how many were sent, and they arrive") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto both = must(Queue::open(pool, queue_spec("q", Kind::line, true, true)));
+  const OutPart part = bytes_part("x");
+  std::size_t sent = 0;
+  auto send = [&](std::size_t most) {
+    auto next = [&](std::size_t i) -> Result<Queue::Outgoing> {
+      if (i == most) throw std::bad_alloc();
+      return Queue::Outgoing{{&part, 1}};
+    };
+    sent = 77;
+    CHECK_THROWS_AS((void)both->send_many(3, next, kNoWait, sent), std::bad_alloc);
+  };
+  Message message;
+  auto check_all_came = [&] {
+    for (std::size_t i = 0; i < sent; ++i) must(both->receive(message, true, kNoWait));
+    CHECK(status_of(both->receive(message, true, kNoWait)) == Status::empty);
+  };
+  SUBCASE("while the next message is made") {
+    send(2);
+    CHECK(sent == 2);
+    check_all_came();
+  }
+  SUBCASE("then and in the wake, too") {
+    failing_wake(1, [&] { send(2); });
+    CHECK(sent == 2);
+    check_all_came();
+  }
+  SUBCASE("in the wake alone") {
+    failing_wake(1, [&] { send(9); });
+    CHECK(sent == 3);
+    check_all_came();
+  }
+  SUBCASE("in the wake of what was taken") {
+    const OutPart messages[] = {part, part, part};
+    must(send_all(*both, messages, kNoWait).outcome);
+    Message taken[3];
+    Message* places[] = {&taken[0], &taken[1], &taken[2]};
+    failing_wake(2, [&] { CHECK_THROWS_AS((void)both->receive_many(places, kNoWait), std::bad_alloc); });
+    // The queue is as it was: one message by itself wakes its writers again.
+    must(send_all(*both, messages, kNoWait).outcome);
+    CHECK(fences([&] { must(both->receive(message, true, kNoWait)); }) >= 1);
+  }
 }

@@ -236,6 +236,36 @@ TEST_CASE("D3, broadcast: every full cell while somebody is attached, none that 
   for (std::uint32_t slot = 0; slot < kSlots; ++slot) CHECK(ground.holds(slot, 1) == (slot == 7 || slot == 8));
 }
 
+TEST_CASE("a ring has unread messages behind a cell that is being overwritten") {
+  Ground ground;
+  const std::uint32_t index = ground.add_lane(QueueKind::broadcast, 1);
+  for (std::uint64_t position = 1; position < 4; ++position) ground.publish(index, position, 0);
+  ground.words(index).cell(4).word = CellWord::busy(4);
+  const KnownLane lane = known_lane(ground.view, index);
+  std::atomic<std::uint64_t>& place = lane.words.reader(2).position;
+  place = 1 + 0;  // a whole lap behind
+  CHECK(unread_by(lane, 0b100));
+  CHECK_FALSE(unread_by(lane, 0b1000));
+  place = 1 + 3;
+  CHECK(unread_by(lane, 0b100));
+  place = 1 + 4;  // what the writer has begun and not published
+  CHECK_FALSE(unread_by(lane, 0b100));
+}
+
+TEST_CASE("a line has unread messages while the first is taken and its cell filled anew") {
+  Ground ground;
+  const std::uint32_t index = ground.add_lane(QueueKind::line, 1, 2);
+  for (std::uint64_t position = 1; position < 5; ++position) ground.publish(index, position, 0);
+  const KnownLane lane = known_lane(ground.view, index);
+  CHECK(lane.words.head().load() == 0);  // as it was when the look began
+  CHECK(unread_by(lane, 0));
+  CHECK(unread(lane.words, QueueKind::line) == kCells);
+  lane.words.head() = 4;
+  CHECK(unread(lane.words, QueueKind::line) == 1);
+  lane.words.head() = 5;
+  CHECK_FALSE(unread_by(lane, 0));
+}
+
 TEST_CASE("a list keeps everything of its sender, bytes keep nothing") {
   for (std::uint8_t tag : {pool::kTagListInline, pool::kTagListInSlot, pool::kTagListInRegion}) {
     Ground ground;
