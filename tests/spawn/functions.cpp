@@ -48,6 +48,21 @@ std::string raise_long(int, int size) {
 void print_lines(int rank, int lines) {
   for (int i = 0; i < lines; ++i) std::printf("line of %d %s\n", rank, std::string(89, 'x').c_str());
 }
+void broadcast_bare(int rank) {
+  if (rank == 0) {
+    void* data = nullptr;
+    std::uint64_t length = 0;
+    if (shmb_rank_broadcast("", 0, "5", 1, 0, &data, &length, nullptr) != SHMB_OK)
+      throw std::runtime_error("broadcast");
+    return shmb_bytes_free(data);
+  }
+  try {
+    (void)ranks::broadcast(7, 0);
+  } catch (const std::invalid_argument&) {
+    return;
+  }
+  throw std::runtime_error("bare bytes were taken for a value");
+}
 void leave_late(int) {
   static int descriptor = -1;
   ::signal(SIGTERM, [](int) {
@@ -241,6 +256,7 @@ SHMBROKER_SPAWN_FUNCTION("raise_long", raise_long);
 SHMBROKER_SPAWN_FUNCTION("raise_int", raise_int);
 SHMBROKER_SPAWN_FUNCTION("print_lines", print_lines);
 SHMBROKER_SPAWN_FUNCTION("leave_late", leave_late);
+SHMBROKER_SPAWN_FUNCTION("broadcast_bare", broadcast_bare);
 SHMBROKER_SPAWN_FUNCTION("fork_while_asking", fork_while_asking);
 SHMBROKER_SPAWN_FUNCTION("signal_self", signal_self);
 SHMBROKER_SPAWN_FUNCTION("exit_with", exit_with);
