@@ -23,8 +23,8 @@ int train(int rank, const std::string& what) {
 SHMBROKER_SPAWN_FUNCTION("train", train);
 
 template <class... A>
-shmbroker::ProcessContext launch(int num_proc, const std::string& function, const std::string& init_method, int shard_id,
-                                 int num_shards, const A&... arguments) {
+shmbroker::ProcessContext launch(int num_proc, const std::string& function, const std::string& init_method,
+                                 int shard_id, int num_shards, const A&... arguments) {
   shmbroker::SpawnOptions options;
   options.nprocs = num_proc;
   options.shard = shard_id;
@@ -48,8 +48,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    const auto done = launch(std::atoi(argv[1]), "train", argv[4], std::atoi(argv[2]), std::atoi(argv[3]),
-                             std::string("a model"));
+    const auto done =
+        launch(std::atoi(argv[1]), "train", argv[4], std::atoi(argv[2]), std::atoi(argv[3]), std::string("a model"));
     std::printf("shard %s is done, its ranks add up to %d\n", argv[2], done.result<int>(0));
     return 0;
   } catch (const std::exception& error) {

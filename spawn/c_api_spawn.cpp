@@ -235,7 +235,8 @@ int shmb_processes_result(shmb_processes* processes, int32_t local_rank, const v
     const Verdict* verdict = verdict_of(processes);
     if (verdict == nullptr) return shmb::error(Status::not_found, "the ranks have not ended yet");
     if (verdict->failures.empty() && verdict->results.empty())
-      return shmb::error(Status::limit, "the results are lost: no descriptor was free to take them when the ranks ended");
+      return shmb::error(Status::limit,
+                         "the results are lost: no descriptor was free to take them when the ranks ended");
     if (local_rank < 0 || static_cast<std::size_t>(local_rank) >= verdict->results.size())
       return shmb::error(Status::invalid, "there is no local rank " + std::to_string(local_rank));
     const std::string& result = verdict->results[static_cast<std::size_t>(local_rank)];

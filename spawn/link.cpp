@@ -49,9 +49,7 @@ std::optional<ControlPlace> find_control(const char* text) {
   return std::nullopt;
 }
 
-short Link::events() const {
-  return static_cast<short>((out_.size() > sent_ ? POLLOUT : 0) | (takes() ? POLLIN : 0));
-}
+short Link::events() const { return static_cast<short>((out_.size() > sent_ ? POLLOUT : 0) | (takes() ? POLLIN : 0)); }
 
 bool Link::takes() const { return out_.size() - sent_ < kMostWaiting; }
 

@@ -212,8 +212,8 @@ class Overseer {
       for (const Rank& rank : ranks_) told.pids[static_cast<std::size_t>(rank.local)] = rank.pid;
       if (parent_.socket >= 0) (void)sys::send(parent_.socket, std::as_bytes(std::span(&told, 1)), {}, {}, true);
     }
-    // A forked supervisor has copies of its parent's descriptors: an end of file that somebody waits for must come.
-    if (plan_.method == Method::fork) close_others();
+    // The supervisor has copies of its parent's descriptors: an end of file that somebody waits for must come.
+    if (parent_.socket >= 0) close_others();
   }
 
   void close_others() {

@@ -55,7 +55,8 @@ template <class T>
 bool tell(int socket, const T& message) {
   for (;;) {
     // Who cannot take any more orders has enough of them.
-    if (::send(socket, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(sizeof message)) return true;
+    if (::send(socket, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(sizeof message))
+      return true;
     if (errno != EINTR) return false;
   }
 }

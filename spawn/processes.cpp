@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <span>
 
+#include "base/sys_file.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
@@ -51,7 +52,11 @@ Result<void> Processes::start_guard(const Plan& plan) {
   auto pair = sys::seqpacket_pair();
   if (!pair) return system_failure(pair.error(), "a socket pair for the ranks");
   socket_ = std::move((*pair)[0]);
-  const int fds[] = {file->get(), (*pair)[1].get()};
+  // Never 0 to 2, which this process may have closed: the spawner keeps those free of anything else.
+  auto plan_end = sys::duplicate_above(file->get(), 3), guard_end = sys::duplicate_above((*pair)[1].get(), 3);
+  if (!plan_end || !guard_end)
+    return system_failure((plan_end ? guard_end : plan_end).error(), "descriptors for the guard of the ranks");
+  const int fds[] = {plan_end->get(), guard_end->get()};
   posix_spawn_file_actions_t actions;
   if (const int failed = ::posix_spawn_file_actions_init(&actions)) return system_failure(Errno{failed}, "posix_spawn");
   // The same number on both sides: takes close-on-exec away and overwrites nothing that ranks are to inherit.
@@ -131,9 +136,9 @@ bool Processes::listen() {
     } else if (!verdict_) {
       // Without the file (this process may have no descriptor left for it) what fits into the message counts.
       auto bytes = file ? contents(file.get())
-                        : Sys<std::string>(std::string(reinterpret_cast<const char*>(told.pids.data()),
-                                                       std::min<std::size_t>(static_cast<std::size_t>(told.count),
-                                                                             sizeof told.pids)));
+                        : Sys<std::string>(std::string(
+                              reinterpret_cast<const char*>(told.pids.data()),
+                              std::min<std::size_t>(static_cast<std::size_t>(told.count), sizeof told.pids)));
       auto read = bytes ? Verdict::decode(*bytes)
                         : Result<Verdict>(error(Status::system, "the verdict on the ranks cannot be read"));
       if (read) {

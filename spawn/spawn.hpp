@@ -231,6 +231,7 @@ inline const char* type_text(const msgpack::object& object) {
 
 struct PackContext {
   std::uint32_t uses = 1;  // how many ranks will attach
+  Timeout lifetime;        // until when they must have: the region of a ticket that nobody took is held so long
 };
 using Packer = msgpack::packer<msgpack::sbuffer>;
 
@@ -285,7 +286,7 @@ struct Codec {
 template <class R, Rights rights>
 struct RegionCodec {
   static void pack(Packer& packer, const R& region, const PackContext& context) {
-    const Ticket ticket = region.ticket(rights, context.uses);
+    const Ticket ticket = region.ticket(rights, context.uses, context.lifetime);
     pack_extension(packer, Extension::region, ticket.data(), 16);
   }
 };
@@ -398,6 +399,10 @@ inline int run_rank(const shmb_rank_info& info) {
     (void)shmb_rank_raise("shmbroker::Error", error.sentence, trace.c_str(), nullptr);
   } catch (const std::exception& error) {
     (void)shmb_rank_raise(demangled(typeid(error).name()).c_str(), error.what(), trace.c_str(), nullptr);
+#ifdef __GLIBCXX__
+  } catch (const abi::__forced_unwind&) {  // pthread_exit: must go on
+    throw;
+#endif
   } catch (...) {
     const std::type_info* type = abi::__cxa_current_exception_type();
     (void)shmb_rank_raise(type == nullptr ? "" : demangled(type->name()).c_str(), "not derived from std::exception",
@@ -539,11 +544,27 @@ inline Result<ProcessContext> start(const SpawnOptions& options, std::uint32_t m
 
 }  // namespace detail
 
+namespace detail {
+
+// What ranks have to begin, and a margin; an hour at most.
+inline Timeout attach_time(const SpawnOptions& options) {
+  using std::chrono::nanoseconds;
+  constexpr nanoseconds kMargin = std::chrono::minutes(1), kMost = std::chrono::hours(1);
+  const nanoseconds all(options.timeout.nanoseconds());
+  const nanoseconds started = all.count() == SHMB_FOREVER ? kMost
+                              : all.count() <= 0          ? kMargin / 2
+                                                          : std::min(all, kMost);
+  return std::min(kMost, started + std::min(options.start_timeout, kMost) + kMargin);
+}
+
+}  // namespace detail
+
 // Starts ranks of a registered function and does not wait for them.
 template <class... A>
 Result<ProcessContext> try_start_processes(const std::string& function, const SpawnOptions& options,
                                            const A&... arguments) {
-  const detail::PackContext context{static_cast<std::uint32_t>(std::max(options.nprocs, 1))};
+  const detail::PackContext context{static_cast<std::uint32_t>(std::max(options.nprocs, 1)),
+                                    detail::attach_time(options)};
   try {
     return detail::start(options, static_cast<std::uint32_t>(options.start_method), function,
                          detail::pack_all(context, arguments...));
@@ -589,8 +610,9 @@ T unpacked(const void* data, std::size_t length) {
   const auto whole = msgpack::unpack(static_cast<const char*>(data), length);
   const msgpack::object& object = whole.get();
   if (object.type != msgpack::type::ARRAY || object.via.array.size != 1)
-    throw std::invalid_argument("what another rank gave is no value of shmbroker::ranks: a program in C or another "
-                                "language sent bare bytes");
+    throw std::invalid_argument(
+        "what another rank gave is no value of shmbroker::ranks: a program in C or another "
+        "language sent bare bytes");
   return shmbroker::detail::unpack_argument<T>("broadcast", 1, object.via.array.ptr[0]);
 }
 inline shmb_rank_info info() {

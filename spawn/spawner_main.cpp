@@ -16,6 +16,9 @@ int main(int argc, char** argv) {
     std::fputs("shmbroker-spawner is started by libshmbroker alone\n", stderr);
     return spawn::kExitFailed;
   }
+  // What the caller had closed must not become a pipe or socket of ours, which somebody then prints into.
+  for (int fd = 0; fd < 3; ++fd)
+    if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", O_RDWR);
   Fd plan_file = Fd::adopt(std::atoi(argv[1])), socket = Fd::adopt(std::atoi(argv[2]));
   (void)::fcntl(socket.get(), F_SETFD, FD_CLOEXEC);
   auto bytes = spawn::contents(plan_file.get());

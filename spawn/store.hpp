@@ -19,7 +19,7 @@ namespace shmb::spawn {
 inline constexpr std::size_t kMostKey = 1 << 10;
 inline constexpr std::size_t kMostValue = std::size_t{1} << 20;
 inline constexpr std::size_t kMostStored = std::size_t{64} << 20;
-inline constexpr std::size_t kEntryCost = 128;     // of a key or call besides its bytes
+inline constexpr std::size_t kEntryCost = 128;         // of a key or call besides its bytes
 inline constexpr std::size_t kMostOutstanding = 1024;  // calls of one rank that wait for others
 inline constexpr std::size_t kMostOutstandingBytes = std::size_t{32} << 20;
 inline constexpr std::size_t kMostGathered = std::size_t{16} << 20;  // the values of all ranks together

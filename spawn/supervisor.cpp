@@ -231,7 +231,7 @@ Outcome run_job(const Plan& plan, Reporter& reporter, Parent parent) {
     become_supervisor(plan, reporter, signals, (*sockets)[1].get(), guard, parent);
   }
   (*sockets)[1].reset();
-  if (plan.method == Method::fork) {
+  if (parent.socket >= 0) {
     std::vector<int> kept{0, 1, 2, (*sockets)[0].get(), signals.fd(), parent.socket, parent.pidfd};
     for (const int fd : reporter.descriptors()) kept.push_back(fd);
     close_all_but(std::move(kept));

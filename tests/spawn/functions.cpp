@@ -33,8 +33,15 @@ void raise_error(int rank, int who, int after_ms, int others_ms) {
   pause_ms(after_ms);
   throw std::domain_error("legitimate exception from process " + std::to_string(rank));
 }
+// Rank 1 first: the others wait until it has left, however late it was.
 void raise_apart(int rank, int apart_ms) {
-  pause_ms(rank == 1 ? 0 : apart_ms);
+  if (rank != 1) {
+    try {
+      ranks::barrier();
+    } catch (const shmbroker::Error&) {
+      pause_ms(apart_ms);
+    }
+  }
   throw std::domain_error("from " + std::to_string(rank));
 }
 std::string raise_long(int, int size) {
@@ -47,6 +54,21 @@ std::string raise_long(int, int size) {
 }
 void print_lines(int rank, int lines) {
   for (int i = 0; i < lines; ++i) std::printf("line of %d %s\n", rank, std::string(89, 'x').c_str());
+}
+void broadcast_bare(int rank) {
+  if (rank == 0) {
+    void* data = nullptr;
+    std::uint64_t length = 0;
+    if (shmb_rank_broadcast("", 0, "5", 1, 0, &data, &length, nullptr) != SHMB_OK)
+      throw std::runtime_error("broadcast");
+    return shmb_bytes_free(data);
+  }
+  try {
+    (void)ranks::broadcast(7, 0);
+  } catch (const std::invalid_argument&) {
+    return;
+  }
+  throw std::runtime_error("bare bytes were taken for a value");
 }
 void leave_late(int) {
   static int descriptor = -1;
@@ -241,6 +263,7 @@ SHMBROKER_SPAWN_FUNCTION("raise_long", raise_long);
 SHMBROKER_SPAWN_FUNCTION("raise_int", raise_int);
 SHMBROKER_SPAWN_FUNCTION("print_lines", print_lines);
 SHMBROKER_SPAWN_FUNCTION("leave_late", leave_late);
+SHMBROKER_SPAWN_FUNCTION("broadcast_bare", broadcast_bare);
 SHMBROKER_SPAWN_FUNCTION("fork_while_asking", fork_while_asking);
 SHMBROKER_SPAWN_FUNCTION("signal_self", signal_self);
 SHMBROKER_SPAWN_FUNCTION("exit_with", exit_with);

@@ -356,3 +356,35 @@ TEST_CASE("the limit of open files is the ranks' own again, and one that is too 
   });
   CHECK(parent.wait() == 0);
 }
+
+TEST_CASE("a parent whose standard descriptors are closed can spawn, and nothing of ours takes their numbers") {
+  auto parent = child_of([] {
+    for (int fd = 0; fd < 3; ++fd) ::close(fd);
+    auto options = ranks_of(StartMethod::spawn, 1);
+    options.stdio = Stdio::prefix;
+    return spawn("print_lines", options, 3).join();
+  });
+  CHECK(parent.wait() == 0);
+}
+
+TEST_CASE(
+    "the end of file that ranks make by closing what they have inherited comes, though guard and supervisor live") {
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const shmb::Fd reader = shmb::Fd::adopt(ends[0]);
+  shmb::Fd writer = shmb::Fd::adopt(ends[1]), inherited = shmb::Fd::adopt(::dup3(ends[1], 9, 0));
+  REQUIRE(inherited.get() == 9);
+  auto options = command_of({"sh", "-c", "exec 9>&-; exec sleep 100000"}, 2);
+  options.join = false;
+  auto context = spawn_command(options);
+  writer.reset();
+  inherited.reset();
+  pollfd wait{reader.get(), POLLIN, 0};
+  CHECK(::poll(&wait, 1, 30'000) == 1);
+  context.end(true);
+  CHECK(*context.try_join() == RanksState::failed);
+}
+
+TEST_CASE("bare bytes that a program in another language broadcasts are no value, and that is told") {
+  CHECK(spawn("broadcast_bare", ranks_of(StartMethod::spawn, 2)).join());
+}
