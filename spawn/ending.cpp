@@ -73,9 +73,25 @@ void Tree::signal_all(std::span<const int> signals) const {
 void Tree::begin_ending(int signal, std::int64_t grace) {
   if (ending()) return;
   const int both[] = {signal, SIGCONT};  // a stopped process cannot act on the signal otherwise
+  signal_ = signal;
+  told_ = left();
   signal_all(both);
   next_pass_ = from_now(grace);
-  pause_ = kFirstPause;
+  look_again_ = from_now(kFirstPause);
+  pause_ = look_pause_ = kFirstPause;
+}
+
+// Who was forked while the signal went round has not got it, and would be there until the grace is over.
+void Tree::tell_newcomers() {
+  std::vector<Process> now = left();
+  for (const Process& one : now) {
+    const bool told = std::any_of(told_.begin(), told_.end(), [&](const Process& other) {
+      return other.pid == one.pid && other.start_time == one.start_time;
+    });
+    if (told) continue;
+    for (const int signal : {signal_, SIGCONT}) (void)signal_process(one, signal);
+  }
+  told_ = std::move(now);
 }
 
 void Tree::hurry() {
@@ -90,8 +106,13 @@ int Tree::step() {
     signal_all(kill);
     next_pass_ = now + pause_;
     pause_ = std::min(pause_ * 2, kLongestPause);
+    look_again_ = INT64_MAX;  // nobody is asked any more
+  } else if (now >= look_again_) {
+    tell_newcomers();
+    look_again_ = now + look_pause_;
+    look_pause_ = std::min(look_pause_ * 2, kLongestPause);
   }
-  return poll_time(*next_pass_);
+  return poll_time(std::min(*next_pass_, look_again_));
 }
 
 }  // namespace shmb::spawn

@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -39,17 +40,22 @@ class Tree {
   bool ending() const { return next_pass_.has_value(); }
   // Does what is due; gives how long poll(2) may sleep, in ms, -1 for ever.
   int step();
-  std::int64_t step_due() const { return next_pass_.value_or(-1); }  // CLOCK_MONOTONIC of the next
+  // CLOCK_MONOTONIC of the next step, -1 for none.
+  std::int64_t step_due() const { return next_pass_ ? std::min(*next_pass_, look_again_) : -1; }
 
  private:
   std::vector<pid_t> skip() const;
   void signal_all(std::span<const int> signals) const;
+  void tell_newcomers();
 
   std::function<std::vector<pid_t>()> bystanders_;
   std::vector<Process> spared_;
   std::set<pid_t> known_;                  // not reaped yet
   std::optional<std::int64_t> next_pass_;  // CLOCK_MONOTONIC
   std::int64_t pause_ = 0;
+  int signal_ = 0;
+  std::vector<Process> told_;  // have it
+  std::int64_t look_again_ = 0, look_pause_ = 0;
 };
 
 }  // namespace shmb::spawn

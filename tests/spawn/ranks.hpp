@@ -7,12 +7,15 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <fstream>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/fd.hpp"
 #include "spawn/spawn.hpp"
+#include "spawn/tree.hpp"
 
 namespace shmb::test {
 
@@ -69,5 +72,16 @@ class Witness {
   }
   Fd read_, write_;
 };
+
+inline std::string text_of(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+inline pid_t only_child(pid_t parent) {
+  auto below = spawn::children(parent, {});
+  return below && !below->empty() ? below->front().pid : -1;
+}
 
 }  // namespace shmb::test

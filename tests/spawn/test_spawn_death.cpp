@@ -23,11 +23,6 @@ enum class Victim { parent, guard, supervisor, both };
 constexpr Victim kVictims[] = {Victim::parent, Victim::guard, Victim::supervisor};
 
 // The guard is the one child of a process that spawns; the supervisor is the one child of a guard.
-pid_t only_child(pid_t parent) {
-  auto below = shmb::spawn::children(parent, {});
-  return below && !below->empty() ? below->front().pid : -1;
-}
-
 void kill_one(Victim victim, pid_t parent) {
   if (victim == Victim::parent) {
     ::kill(parent, SIGKILL);

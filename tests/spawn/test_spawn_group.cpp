@@ -26,12 +26,6 @@ SpawnOptions with_broker(const harness::BrokerFixture& broker, StartMethod metho
   return options;
 }
 
-std::string text_of(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
 }  // namespace
 
 TEST_CASE("regions travel as arguments: written by all ranks, or read, or as a ticket") {

@@ -26,12 +26,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-std::string text_of(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
 std::size_t count(const std::string& text, const std::string& part) {
   std::size_t found = 0;
   for (std::size_t at = text.find(part); at != text.npos; at = text.find(part, at + part.size())) ++found;
@@ -55,11 +49,6 @@ harness::Child child_of(const std::function<bool()>& body) {
       return 2;
     }
   });
-}
-
-pid_t only_child(pid_t parent) {
-  auto below = shmb::spawn::children(parent, {});
-  return below && !below->empty() ? below->front().pid : -1;
 }
 
 constexpr int kLines = 1000;  // 100 bytes each: more than a pipe has room for
