@@ -676,7 +676,8 @@ SHMB_API int shmb_queue_open_alone(shmb_session* session, const char* address, c
                                    shmb_queue** queue, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_queue_close_flag {
-  SHMB_QUEUE_CLOSE_ALL = 1 << 0,   /* for everybody: sends answer CLOSED, receives CLOSED after the last message */
+  SHMB_QUEUE_CLOSE_ALL = 1 << 0,   /* for everybody: sends answer CLOSED, receives CLOSED after the last message; of a
+                                    * claim queue once no other reader has one in hand, which may come back */
   SHMB_QUEUE_CLOSE_REMOVE = 1 << 1 /* and its name is free at once */
 };
 /* Closes own ends and frees the handle, whatever is returned. What was sent stays for its readers. NULL is allowed. No
