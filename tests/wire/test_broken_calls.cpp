@@ -175,7 +175,7 @@ std::map<std::string, int> calls_made(const std::string& engine) {
   walk.run();
   CHECK(walk.wrong == "");
   CHECK(walk.failures == 0);
-  CHECK(settled(broker, {.answered = true}) == "");
+  CHECK(settled(broker, {.answered = true}, 1000) == "");
   REQUIRE(broker.stop() == 0);
   const std::string log = broker.log();
   std::map<std::string, int> calls;
