@@ -235,6 +235,7 @@ int shmb_region_get_info(const shmb_region* region, shmb_region_info* info, shmb
     out.page_kind = facts.page_kind;
     out.flags = facts.flags;
     out.recycled = facts.recycled ? 1 : 0;
+    out.descriptor_kept = region->it->keeps_descriptor() ? 1 : 0;
     return write_struct(out, info);
   });
 }

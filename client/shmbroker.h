@@ -288,16 +288,16 @@ SHMB_API shmb_region_id shmb_region_get_id(const shmb_region* region) SHMB_NOEXC
 typedef struct shmb_region_info {
   size_t size;
   shmb_region_id id;
-  uint64_t length;    /* asked for */
-  uint64_t bytes;     /* rounded, charged */
-  uint64_t group;     /* id of the group that holds it */
-  uint64_t populated; /* bytes this handle put memory behind */
-  uint32_t rights;    /* of this handle */
-  uint32_t state;     /* enum shmb_region_state, as this handle last heard; shmb_region_stat asks the broker */
-  uint32_t page_kind; /* enum shmb_page_kind */
-  uint32_t flags;     /* enum shmb_region_flag */
-  uint32_t recycled;  /* 1: the memory served this group before (and was zeroed, unless UNINITIALISED) */
-  uint32_t reserved;
+  uint64_t length;          /* asked for */
+  uint64_t bytes;           /* rounded, charged */
+  uint64_t group;           /* id of the group that holds it */
+  uint64_t populated;       /* bytes this handle put memory behind */
+  uint32_t rights;          /* of this handle */
+  uint32_t state;           /* enum shmb_region_state, as this handle last heard; shmb_region_stat asks the broker */
+  uint32_t page_kind;       /* enum shmb_page_kind */
+  uint32_t flags;           /* enum shmb_region_flag */
+  uint32_t recycled;        /* 1: the memory served this group before (and was zeroed, unless UNINITIALISED) */
+  uint32_t descriptor_kept; /* 1: the handle holds its descriptor open (shmb_set_sharing_strategy; local sessions) */
 } shmb_region_info;
 enum shmb_region_flag {
   SHMB_REGION_FLAG_MANY_WRITERS = 1 << 0,
@@ -369,6 +369,22 @@ SHMB_API int shmb_stat(shmb_session* session, const char* address, int64_t timeo
                        shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64_t timeout_ns, shmb_region_stat* stat,
                           shmb_error* error) SHMB_NOEXCEPT;
+
+/* ------------------------------------------------------------------------------------------------ strategies
+ *
+ * What handles that are made from now on keep besides their mapping. "file_system", the default: nothing; a descriptor
+ * is fetched from the broker for the moment in which one is needed. "file_descriptor": the descriptor, as long as the
+ * process keeps fewer than half of its limit of open files so (region info says which handle does); a further mapping
+ * then takes no call to the broker and works without one. Under both the broker frees what its users leave. It belongs
+ * to the process: forked children have it, and ranks get it through SHMBROKER_SHARING_STRATEGY, which is also what a
+ * process begins with. */
+
+/* All names, NULL-terminated. Static storage. */
+SHMB_API const char* const* shmb_sharing_strategies(void) SHMB_NOEXCEPT;
+/* INVALID where the variable names none; shmb_connect says so too. Static storage. */
+SHMB_API int shmb_sharing_strategy(const char** name, shmb_error* error) SHMB_NOEXCEPT;
+/* INVALID for an unknown name; the sentence lists those there are. */
+SHMB_API int shmb_set_sharing_strategy(const char* name, shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ tickets */
 
