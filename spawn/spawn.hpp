@@ -29,6 +29,7 @@
 #include <typeinfo>
 
 #include "shmbroker_spawn.h"
+#include "throw_point.hpp"
 
 namespace shmbroker {
 
@@ -390,23 +391,26 @@ inline std::string call_registered(const shmb_rank_info& info) {
 }
 
 inline int run_rank(const shmb_rank_info& info) {
-  const std::string trace = "In function \"" + std::string(info.function) + "\" of rank " + std::to_string(info.rank) +
+  const std::string place = "In function \"" + std::string(info.function) + "\" of rank " + std::to_string(info.rank) +
                             " of " + std::to_string(info.world_size) + ":\n";
+  const auto raise = [&](const std::string& type, const char* text) {
+    (void)shmb_rank_raise(type.c_str(), text, (place + throw_point_text()).c_str(), nullptr);
+  };
   try {
     const std::string result = call_registered(info);
     shmb_error error;
     if (shmb_rank_finish(result.data(), result.size(), &error) == SHMB_OK) return 0;
-    (void)shmb_rank_raise("shmbroker::Error", error.sentence, trace.c_str(), nullptr);
+    raise("shmbroker::Error", error.sentence);
+  } catch (const AskedAtThrow&) {  // first, and never entered
   } catch (const std::exception& error) {
-    (void)shmb_rank_raise(demangled(typeid(error).name()).c_str(), error.what(), trace.c_str(), nullptr);
+    raise(demangled(typeid(error).name()), error.what());
 #ifdef __GLIBCXX__
   } catch (const abi::__forced_unwind&) {  // pthread_exit: must go on
     throw;
 #endif
   } catch (...) {
     const std::type_info* type = abi::__cxa_current_exception_type();
-    (void)shmb_rank_raise(type == nullptr ? "" : demangled(type->name()).c_str(), "not derived from std::exception",
-                          trace.c_str(), nullptr);
+    raise(type == nullptr ? "" : demangled(type->name()), "not derived from std::exception");
   }
   return 1;
 }

@@ -48,7 +48,7 @@ TEST_CASE("18, 19: what was sent arrives 3 s after its sender has ended, or was 
   for (const StartMethod method : kStartMethods)
     for (const bool killed : {false, true}) {
       CAPTURE(strategy);
-      CAPTURE(text_of(method));
+      CAPTURE(std::string(text_of(method)));
       CAPTURE(killed);
       auto sender = shmbroker::spawn("send_and_end", process_of(broker, method), world.pool, senders++, killed);
       if (killed) CHECK_THROWS_AS(sender.join(100s), shmbroker::ProcessExitedException);
@@ -69,7 +69,7 @@ TEST_CASE("20: what a killed receiver had not read yet is free when its sender l
   EACH_STRATEGY(strategy)
   for (const StartMethod method : kStartMethods) {
     CAPTURE(strategy);
-    CAPTURE(text_of(method));
+    CAPTURE(std::string(text_of(method)));
     const Observer observer(broker);
     const World world(broker);
     const auto line = world.pool.open_queue("line", Role::writer, {.kind = QueueKind::line});
@@ -96,7 +96,7 @@ TEST_CASE("21: what a killed receiver held is free when its sender lets go") {
   EACH_STRATEGY(strategy)
   for (const StartMethod method : kStartMethods) {
     CAPTURE(strategy);
-    CAPTURE(text_of(method));
+    CAPTURE(std::string(text_of(method)));
     const Observer observer(broker);
     const World world(broker);
     auto receiver = shmbroker::spawn("hold", process_of(broker, method), world.pool, 100);
@@ -122,7 +122,7 @@ TEST_CASE("22: of a killed owner's objects just those go that nobody else has, w
   EACH_STRATEGY(strategy)
   for (const StartMethod method : kStartMethods) {
     CAPTURE(strategy);
-    CAPTURE(text_of(method));
+    CAPTURE(std::string(text_of(method)));
     const Observer observer(broker);
     const World world(broker);
     auto owner = shmbroker::spawn("own", process_of(broker, method), world.pool, 100, 10);
@@ -195,17 +195,20 @@ TEST_CASE(
       const auto session = Session::connect({.join_group = false});
       Tensor tensor = mebibyte(23);
       tensor.share_memory(session);
-      const harness::Gate killed;
+      const auto ticket = tensor.storage->region()->ticket(shmbroker::Rights::read | shmbroker::Rights::write);
+      const harness::Gate killed, attached;
       const auto client = [&] { return killed.wait() ? after_the_kill(session, tensor) : 9; };
       auto heir = harness::Child::run(client);
       auto other = harness::Child::run([&] {
         auto own = Session::try_connect({.join_group = false});
         if (!own) return 10;
-        auto attached = own->try_attach_writable(tensor.storage->region()->id());
-        if (!attached) return 11;
-        const Tensor theirs{std::make_shared<Storage>(std::move(*attached)), Type::float64, tensor.shape, {1}, 0};
+        auto region = own->try_attach_writable(ticket);
+        if (!region) return 11;
+        const Tensor theirs{std::make_shared<Storage>(std::move(*region)), Type::float64, tensor.shape, {1}, 0};
+        attached.open();
         return killed.wait() ? after_the_kill(*own, theirs) : 12;
       });
+      CHECK(attached.wait());
       CHECK(service.end(SIGKILL));
       killed.open();
       CHECK(after_the_kill(session, tensor) == 0);

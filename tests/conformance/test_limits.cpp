@@ -29,7 +29,7 @@ TEST_CASE("24: 5,000 live regions in two processes that may open 1,024 files eac
   EACH_STRATEGY(strategy)
   for (const StartMethod method : kStartMethods) {
     CAPTURE(strategy);
-    CAPTURE(text_of(method));
+    CAPTURE(std::string(text_of(method)));
     {
       const World world(broker);
       auto both =
@@ -47,7 +47,7 @@ TEST_CASE("24: 5,000 live slots where the service, too, may open 1,024 files") {
   const rlimit few{kDescriptors, kDescriptors};
   REQUIRE(::prlimit(broker.pid(), RLIMIT_NOFILE, &few, nullptr) == 0);
   for (const StartMethod method : kStartMethods) {
-    CAPTURE(text_of(method));
+    CAPTURE(std::string(text_of(method)));
     {
       const Session session = session_of(broker);
       const Pool pool = Pool::create(session, {.classes = {{.slot_size = 64, .slots = kObjects}}});
@@ -112,7 +112,7 @@ TEST_CASE("27: one element of a private buffer of 256 MiB is sent as one element
   EACH_STRATEGY(strategy)
   for (const StartMethod method : kStartMethods) {
     CAPTURE(strategy);
-    CAPTURE(text_of(method));
+    CAPTURE(std::string(text_of(method)));
     const Observer observer(broker);
     const World world(broker);
     const Tensor big = Tensor::zeros(Type::float64, {kBig / 8});
@@ -135,7 +135,7 @@ TEST_CASE("28: what cannot be sent is told to its sender, and the receiver gets 
   EACH_STRATEGY(strategy)
   for (const StartMethod method : kStartMethods) {
     CAPTURE(strategy);
-    CAPTURE(text_of(method));
+    CAPTURE(std::string(text_of(method)));
     const World world(broker);
     auto receiver = shmbroker::spawn("receive_seven", process_of(broker, method), world.pool);
     CHECK(world.word() == "ready");  // it waits
@@ -144,9 +144,10 @@ TEST_CASE("28: what cannot be sent is told to its sender, and the receiver gets 
     Tensor elsewhere = Tensor::zeros(Type::float64, {8});
     elsewhere.share_memory(local);
     CHECK_THROWS_AS(world.put({elsewhere}), shmbroker::Error);
-    const auto made = world.session.create(4096);
-    const Tensor borrowed{
-        std::make_shared<Storage>(world.session.attach_writable(made.id())), Type::float64, {8}, {1}, 0};
+    const Session owner = session_of(broker);
+    const auto made = owner.create(4096);
+    auto lent = world.session.attach_writable(made.ticket(shmbroker::Rights::read | shmbroker::Rights::write));
+    const Tensor borrowed{std::make_shared<Storage>(std::move(lent)), Type::float64, {8}, {1}, 0};
     CHECK_THROWS_AS(world.put({borrowed}), shmbroker::Error);
     Tensor seven = Tensor::zeros(Type::float64, {8});
     seven.fill(7);

@@ -68,7 +68,7 @@ TEST_CASE("2: a scenario leaves no descriptor open") {
 TEST_CASE("a rank has the strategy of its parent, or the one that its environment names") {
   const harness::BrokerFixture broker;
   for (const StartMethod method : kStartMethods) {
-    CAPTURE(text_of(method));
+    CAPTURE(std::string(text_of(method)));
     auto options = process_of(broker, method);
     options.join = true;
     EACH_STRATEGY(strategy)
@@ -88,7 +88,7 @@ TEST_CASE("3: a child fills what it was sent, and the parent sees it in the whol
   for (const StartMethod method : kStartMethods)
     for (int i = 0; i < kTimes; ++i) {
       CAPTURE(strategy);
-      CAPTURE(text_of(method));
+      CAPTURE(std::string(text_of(method)));
       {
         const World world(broker);
         const Tensor x = Tensor::zeros(Type::float64, {5, 5}), column = x.column(1);
@@ -109,7 +109,7 @@ TEST_CASE("4: a tensor that comes twice is one storage at one address") {
   for (const StartMethod method : kStartMethods)
     for (int i = 0; i < kTimes; ++i) {
       CAPTURE(strategy);
-      CAPTURE(text_of(method));
+      CAPTURE(std::string(text_of(method)));
       {
         const World world(broker);
         auto child = shmbroker::spawn("send_ones_twice", process_of(broker, method), world.pool);
@@ -156,7 +156,7 @@ TEST_CASE("6: two processes map a function over four private buffers: results re
   for (const StartMethod method : kStartMethods)
     for (int i = 0; i < kTimes; ++i) {
       CAPTURE(strategy);
-      CAPTURE(text_of(method));
+      CAPTURE(std::string(text_of(method)));
       {
         const World world(broker);
         auto crew = shmbroker::spawn("map_plus_one", process_of(broker, method, 2), world.pool);
@@ -211,7 +211,7 @@ TEST_CASE("8: a change by a child shows in the parent, inherited or as an argume
     x.share_memory(session);
     double due = 0;
     for (const StartMethod method : kStartMethods) {
-      CAPTURE(text_of(method));
+      CAPTURE(std::string(text_of(method)));
       CHECK(shmbroker::spawn("add_three", process_of(broker, method), *x.storage->region()).join(100s));
       CHECK(x.all(due += 3));
     }
@@ -244,7 +244,7 @@ TEST_CASE("10: an empty tensor can be shared and sent, and comes back empty") {
   EACH_STRATEGY(strategy)
   for (const StartMethod method : kStartMethods) {
     CAPTURE(strategy);
-    CAPTURE(text_of(method));
+    CAPTURE(std::string(text_of(method)));
     const World world(broker);
     auto child = shmbroker::spawn("echo", process_of(broker, method), world.pool, 2);
     for (const Type type : {Type::float32, Type::int64}) {

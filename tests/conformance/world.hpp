@@ -68,7 +68,8 @@ inline SpawnOptions process_of(const harness::BrokerFixture& broker, StartMethod
 struct World {
   explicit World(const harness::BrokerFixture& broker)
       : session(session_of(broker)),
-        pool(Pool::create(session, {.classes = {{.slot_size = 4096, .slots = 2}}})),
+        // Each message under way that has several parts takes a slot for their list.
+        pool(Pool::create(session, {.classes = {{.slot_size = 512, .slots = 256}}})),
         out(pool.open_queue("to", Role::writer, {.kind = QueueKind::claim})),
         in(pool.open_queue("from", Role::reader, {.kind = QueueKind::claim})) {}
   Session session;
