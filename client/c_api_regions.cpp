@@ -358,4 +358,14 @@ int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t uses, int6
   });
 }
 
+int shmb_ticket_revoke(shmb_session* session, const uint8_t ticket[16], int64_t timeout_ns,
+                       shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = session_of(session);
+    if (!known) return std::unexpected(known.error());
+    if (ticket == nullptr) return shmb::error(Status::invalid, "no ticket was given");
+    return revoke_ticket(**known, to_token(ticket), Deadline::after(timeout_ns));
+  });
+}
+
 }  // extern "C"

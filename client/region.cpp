@@ -182,7 +182,7 @@ Result<void> Region::publish(Deadline deadline) {
   if ((facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0) return error(Status::denied, "only a writer can publish a region");
   if (parts_ > 0)
     return error(Status::still_mapped, "a part of the region is still mapped by shmb_region_map: unmap it first");
-  const bool was_mapped = static_cast<bool>(mapping_);
+  const bool was_mapped = mapping_ || unmapped_by_publish_;
   mapping_.reset();
   if (own_fd_) {
     auto done = publish_local();
@@ -198,11 +198,19 @@ Result<void> Region::publish(Deadline deadline) {
   auto fixed = reply ? fixed_of<shmbw_publish_reply>(*reply) : std::unexpected(reply.error());
   if (!fixed) {
     Error failure = fixed.error();
-    if (was_mapped)
+    unmapped_by_publish_ = was_mapped && failure.status == Status::deadline;
+    // The request may be on its way. Mapping the region for writing now would make it fail, or be refused after it; and
+    // the caller's time is over.
+    if (failure.status == Status::deadline)
+      failure.sentence +=
+          "; the region is unmapped now, and published once the broker serves the request: publish it again for the "
+          "answer and a mapping";
+    else if (was_mapped)
       if (auto back = map_back(Deadline::after(0)); !back)
         failure.sentence += "; the region is unmapped now: " + back.error().sentence;
     return std::unexpected(std::move(failure));
   }
+  unmapped_by_publish_ = false;
   facts_.state = SHMBW_REGION_STATE_PUBLISHED;
   facts_.flags &= ~static_cast<std::uint32_t>(SHMBW_REGION_WRITE_OPEN);
   facts_.rights = fixed->rights;
@@ -216,6 +224,19 @@ Result<void> Region::publish(Deadline deadline) {
   // The old one was to write: the kernel would not map it any more, not even for reading (until 6.7).
   if (kept_) kept_ = KeptDescriptor::of(std::move(reply->fds[0]));
   if (facts_.populated != 0) (void)map_existing(mapping_, Access::read, false);
+  return {};
+}
+
+Result<void> revoke_ticket(Session& session, const Token& ticket, Deadline deadline) {
+  if (session.is_local()) return needs_broker("tickets");
+  std::array<std::byte, 64> buffer;
+  wire::Writer writer(buffer);
+  shmbw_ticket_revoke request{};
+  std::memcpy(request.ticket, ticket.bytes.data(), sizeof request.ticket);
+  writer.begin(SHMBW_OP_TICKET_REVOKE, 0, Status::ok, request);
+  const auto packet = writer.finish(0);
+  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(reply.error());
   return {};
 }
 

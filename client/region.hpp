@@ -109,6 +109,7 @@ class Region {
   std::uint64_t forks_at_birth_, serial_;
   std::uint32_t parts_ = 0;
   bool orphaned_ = false, released_ = false;
+  bool unmapped_by_publish_ = false;  // a publish that got no answer: asked again, it maps the region again
 };
 
 // One result for each item, in order. An Error of the call as a whole (session lost, deadline) is in every element that
@@ -129,6 +130,9 @@ Result<void> unname(Session& session, const Target& target, Deadline deadline);
 Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, const CreateItem& item);
 // A descriptor of shared memory that came by other means; duplicated.
 Result<Region::Handle> adopt_local(const std::shared_ptr<Session>& session, int fd, std::uint32_t rights);
+
+// Ends a ticket that this session or one of its group made.
+Result<void> revoke_ticket(Session& session, const Token& ticket, Deadline deadline);
 
 // RELEASE without an answer.
 Result<void> post_release(Session& session, shmbw_region_ref region, std::uint32_t flags);

@@ -329,7 +329,9 @@ SHMB_API int shmb_region_descriptor(shmb_region* region, int* fd, shmb_error* er
 
 /* Gives up writing for good, for everybody: the mapping is taken away, the broker seals the region, and it is mapped
  * again read-only: shmb_region_data may be another address. Errors: STILL_MAPPED (a forked child or a part mapping
- * still maps it for writing: the region is mapped back as before and the call may be repeated), DENIED, INVALID. */
+ * still maps it for writing: the region is mapped back as before and the call may be repeated), DENIED, INVALID,
+ * DEADLINE: the region is unmapped (shmb_region_data is NULL), and published once the broker serves the request, which
+ * shmb_stat_id tells. shmb_publish again is the way on, in both cases: it maps the region for reading. */
 SHMB_API int shmb_publish(shmb_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_release_flag {
@@ -394,6 +396,10 @@ SHMB_API int shmb_set_sharing_strategy(const char* name, shmb_error* error) SHMB
 SHMB_API int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                                 int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
+/* Ends a ticket with the uses it has left; what was attached by it stays. For the session that made it, and for others
+ * of its group. Errors: NOT_FOUND (also where it is used up, over, or not theirs). */
+SHMB_API int shmb_ticket_revoke(shmb_session* session, const uint8_t ticket[16], int64_t timeout_ns,
+                                shmb_error* error) SHMB_NOEXCEPT;
 /* 16 bytes (ticket or group token) <-> 32 lower-case hex digits. parse: INVALID for anything else. */
 SHMB_API void shmb_token_format(const uint8_t token[16], char text[SHMB_TOKEN_TEXT]) SHMB_NOEXCEPT;
 SHMB_API int shmb_token_parse(const char* text, uint8_t token[16]) SHMB_NOEXCEPT;
@@ -419,19 +425,24 @@ typedef struct shmb_group_options {
   int64_t timeout_ns;
 } shmb_group_options;
 
-/* Makes a group of the caller's uid. The session does not become a member by it. Errors: EXISTS, LIMIT, INVALID. */
+/* Makes a group of the caller's uid. The session does not become a member by it; until somebody joins, it lives as long
+ * as the session, or until shmb_group_leave. After DEADLINE a group that was made too late is given up at once; with
+ * ADOPT_EXISTING it stays, because the session may have had it before: asking again returns it. Errors: EXISTS, LIMIT,
+ * INVALID. */
 SHMB_API int shmb_group_create(shmb_session* session, const shmb_group_options* options, shmb_group* group,
                                shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_join_flag { SHMB_JOIN_SUPERVISOR = 1 << 0 }; /* a role: it watches the group, without being a member */
 
 /* The session becomes a member of a group (and leaves the one it was in): by name ("GROUP", "#id", "UID:GROUP"; own uid
- * only) or by token. id may be NULL. Errors: NOT_FOUND, GROUP_ENDED, INVALID. */
+ * only) or by token. id may be NULL. Errors: NOT_FOUND, GROUP_ENDED, INVALID. After DEADLINE a group that was joined
+ * too late is left again; the session is then in none, also if it was in another one before. */
 SHMB_API int shmb_group_join(shmb_session* session, const char* group, uint32_t flags, int64_t timeout_ns, uint64_t* id,
                              shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_group_join_token(shmb_session* session, const uint8_t token[16], uint32_t flags, int64_t timeout_ns,
                                    uint64_t* id, shmb_error* error) SHMB_NOEXCEPT;
-/* Leaves a group (0: the one the session is in); the next create makes an own unnamed one. */
+/* Leaves a group (0: the one the session is in); the next create makes an own unnamed one. A group that the session
+ * made and nobody has joined is given up. */
 SHMB_API int shmb_group_leave(shmb_session* session, uint64_t group, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
 

@@ -622,6 +622,12 @@ class Session {
     return stat;
   }
 
+  // Ends a ticket with the uses it has left. Of this session or its group.
+  Result<void> try_revoke(const Ticket& ticket, Timeout timeout = {}) const noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_ticket_revoke(handle_.get(), ticket.data(), timeout.nanoseconds(), &error), error);
+  }
+
   Result<Group> try_create_group(const GroupOptions& options = {}) const noexcept {
     shmb_group_options c{};
     c.size = sizeof c;
@@ -758,6 +764,7 @@ class Session {
     return try_join(which, timeout).value();
   }
   void leave(GroupId group = {}, Timeout timeout = {}) const { try_leave(group, timeout).value(); }
+  void revoke(const Ticket& ticket, Timeout timeout = {}) const { try_revoke(ticket, timeout).value(); }
   shmb_group_ending end_group(GroupId group, std::uint32_t flags = 0, Timeout timeout = {}) const {
     return try_end_group(group, flags, timeout).value();
   }

@@ -241,6 +241,7 @@ def requests():
                  [({"pool": 21, "lane": 5, "serial": 9, "region": KV}, {}, None),
                   ({"pool": 21, "lane": 5, "serial": 9, "region": WEIGHTS, "flags": 1}, {}, None)], cut=(28, 4))
     plain_family("pool_doorbell", 24, "request", "pool_doorbell", {"pool": 21, "flags": 2, "participant": 3, "life": 4}, {}, cut=(16, 3))
+    plain_family("ticket_revoke", 60, "request", "ticket_revoke", {"ticket": TOKEN}, {}, cut=(0, 0))
 
 
 def replies():
@@ -289,6 +290,7 @@ def replies():
     batch_family("queue_hold", REPLY | 23, "reply", "queue_hold_reply",
                  [({"outcome": fine()}, {}, None), ({"outcome": {"status": 6, "fd_index": 0xffff}}, {}, MISSING)], cut=(6, 1), most=253)
     plain_family("pool_doorbell", REPLY | 24, "reply", "pool_doorbell_reply", {"participant": 3, "life": 4}, {}, cut=(4, 1), fds=("socket",))
+    plain_family("ticket_revoke", REPLY | 60, "reply", "ticket_revoke_reply", {"uses_left": 2}, {}, cut=(4, 1))
 
 
 RECORDS = {

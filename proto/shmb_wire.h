@@ -41,6 +41,7 @@ enum shmbw_op {
   SHMBW_OP_LANE_THROUGH = 22,
   SHMBW_OP_QUEUE_HOLD = 23,
   SHMBW_OP_POOL_DOORBELL = 24,
+  SHMBW_OP_TICKET_REVOKE = 60,
 };
 
 enum shmbw_event {
@@ -741,6 +742,15 @@ struct shmbw_pool_doorbell_reply {
   uint32_t life;
 };
 
+struct shmbw_ticket_revoke {
+  uint8_t ticket[16]; /* the token */
+};
+
+struct shmbw_ticket_revoke_reply {
+  uint32_t uses_left; /* attaches that it can no longer allow */
+  uint32_t reserved; /* zero */
+};
+
 struct shmbw_region_record {
   struct shmbw_region_ref region;
   uint64_t length;
@@ -1274,6 +1284,11 @@ SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell, reserved) == 20);
 SHMBW_CHECK(sizeof(struct shmbw_pool_doorbell_reply) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell_reply, participant) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell_reply, life) == 4);
+SHMBW_CHECK(sizeof(struct shmbw_ticket_revoke) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_ticket_revoke, ticket) == 0);
+SHMBW_CHECK(sizeof(struct shmbw_ticket_revoke_reply) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ticket_revoke_reply, uses_left) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ticket_revoke_reply, reserved) == 4);
 SHMBW_CHECK(sizeof(struct shmbw_region_record) == 112);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, length) == 16);

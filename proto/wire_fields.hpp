@@ -426,6 +426,15 @@ template <class F> constexpr void visit_fields(shmbw_pool_doorbell_reply& s, F&&
   f("participant", s.participant);
   f("life", s.life);
 }
+constexpr bool reserved_zero(const shmbw_ticket_revoke&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_ticket_revoke& s, F&& f) {
+  f("ticket", s.ticket);
+}
+constexpr bool reserved_zero(const shmbw_ticket_revoke_reply& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_ticket_revoke_reply& s, F&& f) {
+  f("uses_left", s.uses_left);
+  f("reserved", s.reserved);
+}
 constexpr bool reserved_zero(const shmbw_region_record& s) { return s.reserved == 0 && reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_region_record& s, F&& f) {
   f("region", s.region);
@@ -756,6 +765,10 @@ template <class F> constexpr void visit_texts(shmbw_pool_doorbell&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_pool_doorbell_reply&, F&&) {
 }
+template <class F> constexpr void visit_texts(shmbw_ticket_revoke&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ticket_revoke_reply&, F&&) {
+}
 template <class F> constexpr void visit_texts(shmbw_region_record& s, F&& f) {
   f("group", s.group_len);
   f("name", s.name_len);
@@ -827,6 +840,7 @@ template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
   X(22, lane_through, true) \
   X(23, queue_hold, true) \
   X(24, pool_doorbell, false) \
+  X(60, ticket_revoke, false) \
   /* end */
 #define SHMBW_REPLIES(X) \
   X(1, hello, false) \
@@ -851,6 +865,7 @@ template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
   X(21, queue_close, false) \
   X(23, queue_hold, true) \
   X(24, pool_doorbell, false) \
+  X(60, ticket_revoke, false) \
   /* end */
 #define SHMBW_RECORDS(X) \
   X(1, region_record, false) \

@@ -112,22 +112,22 @@ TEST_CASE("a queue's descriptor is readable when a message is there, and quiet a
   for (int round = 0; round < 3; ++round) {
     CAPTURE(round);
     must(out_one->send(bytes_of("1"), kNoWait));
-    CHECK(readable(fd_one, 5000));
+    CHECK(readable(fd_one, 30'000));
     // The other one's look takes the ring in; the first must hear of it all the same.
     CHECK(status_of(two->receive(message, true, kNoWait)) == Status::empty);
-    CHECK(readable(fd_one, 5000));
+    CHECK(readable(fd_one, 30'000));
     must(one->receive(message, true, kNoWait));
     CHECK(status_of(one->receive(message, true, kNoWait)) == Status::empty);
     while (readable(fd_one, 0)) CHECK(status_of(one->receive(message, true, kNoWait)) == Status::empty);
   }
   must(out_two->send(bytes_of("2"), kNoWait));
-  CHECK(readable(fd_two, 5000));
+  CHECK(readable(fd_two, 30'000));
   must(two->receive(message, true, kNoWait));
   CHECK(status_of(two->receive(message, true, kNoWait)) == Status::empty);
   must(out_two->close(false, false));  // the broker tells
-  CHECK(readable(fd_two, 5000));
+  CHECK(readable(fd_two, 30'000));
   auto told = two->receive(message, true, kNoWait);
-  while (status_of(told) == Status::empty && readable(fd_two, 5000)) told = two->receive(message, true, kNoWait);
+  while (status_of(told) == Status::empty && readable(fd_two, 30'000)) told = two->receive(message, true, kNoWait);
   CHECK(status_of(told) == Status::peer_gone);
 }
 
@@ -277,7 +277,7 @@ TEST_CASE("a set's descriptor stays the same when queues are added and removed")
   pollfd open_still{fd, POLLIN, 0};
   CHECK(::poll(&open_still, 1, 0) == 0);
   must(out->send(bytes_of("m"), kNoWait));
-  CHECK(readable(fd, 5000));
+  CHECK(readable(fd, 30'000));
   must(set.remove(*one));
   CHECK(must(set.wait(kNoWait)).queue == two.get());
   Message message;

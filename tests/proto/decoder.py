@@ -51,6 +51,7 @@ REQUESTS = {
     22: ("lane_through", True, "Q:pool I:lane I:serial I:end I:reserved", ""),
     23: ("queue_hold", True, "Q:pool I:lane I:serial R:region I:flags I:reserved", ""),
     24: ("pool_doorbell", False, "Q:pool I:flags I:participant I:life I:reserved", ""),
+    60: ("ticket_revoke", False, "16:ticket", ""),
 }
 REPLIES = {
     1: ("hello", False, "H:version H:mode I:broker_uid I:uid I:max_message Q:features Q:epoch Q:session Q:group 16:fork_secret "
@@ -79,6 +80,7 @@ REPLIES = {
     21: ("queue_close", False, "I:readers I:writers", ""),
     23: ("queue_hold", True, "O:outcome", ""),
     24: ("pool_doorbell", False, "I:participant I:life", ""),
+    60: ("ticket_revoke", False, "I:uses_left I:reserved", ""),
 }
 EVENTS = {
     1: ("region_ready", False, "Q:sequence Q:watch R:region", ""),
