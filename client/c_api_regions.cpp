@@ -240,6 +240,15 @@ int shmb_region_get_info(const shmb_region* region, shmb_region_info* info, shmb
   });
 }
 
+int shmb_region_session(const shmb_region* region, shmb_session** session, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (region == nullptr) return shmb::error(Status::invalid, "no region was given");
+    if (session == nullptr) return shmb::error(Status::invalid, "no place for the session was given");
+    *session = new shmb_session{region->it->session().shared_from_this()};
+    return {};
+  });
+}
+
 int shmb_region_map(shmb_region* region, uint64_t offset, uint64_t length, uint32_t access, void** address,
                     shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A parameter server: this process keeps the parameters of a model in a region, four ranks read them there, work out
 // gradients on data of their own and send them through a queue. Now and then one of the ranks is asked to evaluate the
-// model. Ranks are killed at random meanwhile, and others take their places: what a dead one had sent counts, what it was
-// asked somebody else answers, and the model is fitted all the same.
+// model. Ranks are killed at random meanwhile, and others take their places: what a dead one had sent counts, what it
+// was asked somebody else answers, and the model is fitted all the same.
 //
 //     parameter_server [--steps N] [--kills N] [--seed N]
 #include <signal.h>
@@ -113,8 +113,7 @@ shmbroker::Queue open_gradients(const shmbroker::Pool& pool, shmbroker::Role rol
 }
 // A question is delivered at least once: whose reader dies before it says done goes to another one.
 shmbroker::Queue open_questions(const shmbroker::Pool& pool, shmbroker::Role role) {
-  return pool.open_queue("questions", role,
-                         {.kind = shmbroker::QueueKind::claim, .cells = 8, .at_least_once = true});
+  return pool.open_queue("questions", role, {.kind = shmbroker::QueueKind::claim, .cells = 8, .at_least_once = true});
 }
 shmbroker::Queue open_answers(const shmbroker::Pool& pool, shmbroker::Role role) {
   return pool.open_queue("answers", role, {.kind = shmbroker::QueueKind::claim, .cells = 8});
@@ -157,7 +156,7 @@ class Server {
         pool_(shmbroker::Pool::create(session_, {.classes = {{.slot_size = 512, .slots = 64}}})),
         memory_(session_.create(sizeof(Parameters))),
         for_workers_(session_.attach(memory_.id())),
-        parameters_(new (memory_.data()) Parameters{}),
+        parameters_(new(memory_.data()) Parameters{}),
         gradients_(open_gradients(pool_, shmbroker::Role::reader)),
         questions_(open_questions(pool_, shmbroker::Role::writer)),
         answers_(open_answers(pool_, shmbroker::Role::reader)) {
@@ -216,8 +215,8 @@ class Server {
   void start(int worker) {
     shmbroker::SpawnOptions options;
     options.join = false;
-    options.daemon = true;     // the server's end ends them
-    options.no_group = true;   // all memory is the server's
+    options.daemon = true;    // the server's end ends them
+    options.no_group = true;  // all memory is the server's
     options.socket = session_.info().socket;
     options.environment = {"SHMBROKER_SOCKET=" + options.socket};
     crew_[static_cast<std::size_t>(worker)].emplace(
@@ -276,7 +275,9 @@ int main(int argc, char** argv) {
     else argc = 0;
   }
   if (argc % 2 == 0 || steps < 500 || kills < 0 || kills > steps / 10) {
-    std::fputs("usage: parameter_server [--steps N] [--kills N] [--seed N]: N steps from 500 on, a tenth as many kills\n", stderr);
+    std::fputs(
+        "usage: parameter_server [--steps N] [--kills N] [--seed N]: N steps from 500 on, a tenth as many kills\n",
+        stderr);
     return 2;
   }
   try {

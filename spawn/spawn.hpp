@@ -18,11 +18,13 @@
 #define MSGPACK_NO_BOOST
 #endif
 #include <cxxabi.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <msgpack.hpp>
+#include <mutex>
 #include <stdexcept>
 #include <string_view>
 #include <tuple>
@@ -230,9 +232,36 @@ inline const char* type_text(const msgpack::object& object) {
                                                                  : "extension";
 }
 
+// Tickets that were made for ranks. Those with uses left when the ranks have ended would hold their regions on.
+class Lent {
+ public:
+  Lent() = default;
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+  ~Lent() { revoke(); }
+  void add(const RegionBase& region, const Ticket& ticket) {
+    shmb_session* session = nullptr;
+    shmb_error error;
+    if (shmb_region_session(region.c(), &session, &error) != SHMB_OK) throw Error(error);
+    tickets_.emplace_back(Session(session), ticket);
+  }
+  void revoke() noexcept {
+    if (owner_ != ::getpid()) return;  // a forked child's copy; the parent's tickets are still awaited
+    const std::lock_guard lock(mutex_);
+    for (const auto& [session, ticket] : tickets_) (void)session.try_revoke(ticket);
+    tickets_.clear();
+  }
+
+ private:
+  const pid_t owner_ = ::getpid();
+  std::mutex mutex_;
+  std::vector<std::pair<Session, Ticket> > tickets_;
+};
+
 struct PackContext {
   std::uint32_t uses = 1;  // how many ranks will attach
   Timeout lifetime;        // until when they must have: the region of a ticket that nobody took is held so long
+  Lent* lent = nullptr;    // told of each ticket, where somebody will revoke it
 };
 using Packer = msgpack::packer<msgpack::sbuffer>;
 
@@ -288,6 +317,7 @@ template <class R, Rights rights>
 struct RegionCodec {
   static void pack(Packer& packer, const R& region, const PackContext& context) {
     const Ticket ticket = region.ticket(rights, context.uses, context.lifetime);
+    if (context.lent != nullptr) context.lent->add(region, ticket);
     pack_extension(packer, Extension::region, ticket.data(), 16);
   }
 };
@@ -464,7 +494,8 @@ inline std::optional<int> spawn_child(int /*argc*/, char** /*argv*/, void (*prel
 // A set of ranks. Thread-safe. The destructor waits for them, or ends them (SpawnOptions::daemon).
 class ProcessContext {
  public:
-  explicit ProcessContext(shmb_processes* adopted) noexcept : handle_(adopted) {}
+  explicit ProcessContext(shmb_processes* adopted, std::shared_ptr<detail::Lent> lent = nullptr) noexcept
+      : handle_(adopted), lent_(std::move(lent)) {}
 
   // Waits without limit unless told otherwise. `voluntary` as in the options, from now on.
   Result<RanksState> try_join(Timeout timeout = {}, std::optional<std::chrono::nanoseconds> voluntary = {}) noexcept {
@@ -473,6 +504,7 @@ class ProcessContext {
     if (shmb_processes_join(handle_.get(), timeout.nanoseconds(), voluntary ? voluntary->count() : -1, &state,
                             &error) != SHMB_OK)
       return Error(error);
+    if (state != SHMB_PROCESSES_RUNNING && lent_) lent_->revoke();
     return static_cast<RanksState>(state);
   }
   // True: all have ended well. False: the deadline passed with ranks left. Else the cause is thrown; the same for ever.
@@ -511,6 +543,7 @@ class ProcessContext {
   shmb_processes* c() const noexcept { return handle_.get(); }
 
  private:
+  std::shared_ptr<detail::Lent> lent_;  // outlives the ranks
   detail::Handle<shmb_processes> handle_;
 };
 using SpawnContext = ProcessContext;
@@ -518,7 +551,7 @@ using SpawnContext = ProcessContext;
 namespace detail {
 
 inline Result<ProcessContext> start(const SpawnOptions& options, std::uint32_t method, const std::string& function,
-                                    const std::string& arguments) {
+                                    const std::string& arguments, std::shared_ptr<Lent> lent = nullptr) {
   shmb_spawn_options c{};
   c.size = sizeof c;
   c.method = method;
@@ -543,12 +576,8 @@ inline Result<ProcessContext> start(const SpawnOptions& options, std::uint32_t m
   shmb_processes* raw = nullptr;
   shmb_error error;
   if (shmb_spawn(&c, &raw, &error) != SHMB_OK) return Error(error);
-  return ProcessContext(raw);
+  return ProcessContext(raw, std::move(lent));
 }
-
-}  // namespace detail
-
-namespace detail {
 
 // What ranks have to begin, and a margin; an hour at most.
 inline Timeout attach_time(const SpawnOptions& options) {
@@ -567,11 +596,12 @@ inline Timeout attach_time(const SpawnOptions& options) {
 template <class... A>
 Result<ProcessContext> try_start_processes(const std::string& function, const SpawnOptions& options,
                                            const A&... arguments) {
-  const detail::PackContext context{static_cast<std::uint32_t>(std::max(options.nprocs, 1)),
-                                    detail::attach_time(options)};
   try {
-    return detail::start(options, static_cast<std::uint32_t>(options.start_method), function,
-                         detail::pack_all(context, arguments...));
+    auto lent = std::make_shared<detail::Lent>();
+    const detail::PackContext context{static_cast<std::uint32_t>(std::max(options.nprocs, 1)),
+                                      detail::attach_time(options), lent.get()};
+    const std::string packed = detail::pack_all(context, arguments...);
+    return detail::start(options, static_cast<std::uint32_t>(options.start_method), function, packed, std::move(lent));
   } catch (const Error& error) {  // a region without the right to share it
     return error;
   }

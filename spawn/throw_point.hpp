@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where an exception came from that nobody caught: the stack as it was at the throw, which is gone when a handler runs.
-// A catch clause whose type says "no" to everything is asked while the stack is still there: unwinding looks for a handler
-// first, and only then begins. What is caught further in costs nothing. Names come from dynamic symbol tables: link with
-// -rdynamic to see the program's own; otherwise offsets are given, for addr2line. Included by spawn.hpp.
+// A catch clause whose type says "no" to everything is asked while the stack is still there: unwinding looks for a
+// handler first, and only then begins. What is caught further in costs nothing. Names come from dynamic symbol tables:
+// link with -rdynamic to see the program's own; otherwise offsets are given, for addr2line. Included by spawn.hpp.
 #ifndef SHMBROKER_THROW_POINT_HPP
 #define SHMBROKER_THROW_POINT_HPP
 
@@ -35,7 +35,8 @@ struct ThrowPoint {
 };
 inline thread_local ThrowPoint throw_point;
 
-// Nothing of this type is ever thrown. As its first virtual function is defined nowhere, no compiler makes its type_info.
+// Nothing of this type is ever thrown. As its first virtual function is defined nowhere, no compiler makes its
+// type_info.
 struct AskedAtThrow {
   virtual void defined_nowhere();
 };

@@ -66,8 +66,8 @@ int parent(const SpawnOptions& options, const std::string& socket, Witness& witn
   return told;
 }
 
-// Of who there is at this moment; nobody below the parent yet: the parent. Daemons are in sessions of their own: the death
-// of one ends nothing.
+// Of who there is at this moment; nobody below the parent yet: the parent. Daemons are in sessions of their own: the
+// death of one ends nothing.
 pid_t victim(pid_t parent, std::uint32_t which) {
   std::vector<pid_t> all{parent};
   if (const pid_t guard = only_child(parent); guard > 0) {
