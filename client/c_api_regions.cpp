@@ -235,7 +235,17 @@ int shmb_region_get_info(const shmb_region* region, shmb_region_info* info, shmb
     out.page_kind = facts.page_kind;
     out.flags = facts.flags;
     out.recycled = facts.recycled ? 1 : 0;
+    out.descriptor_kept = region->it->keeps_descriptor() ? 1 : 0;
     return write_struct(out, info);
+  });
+}
+
+int shmb_region_session(const shmb_region* region, shmb_session** session, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (region == nullptr) return shmb::error(Status::invalid, "no region was given");
+    if (session == nullptr) return shmb::error(Status::invalid, "no place for the session was given");
+    *session = new shmb_session{region->it->session().shared_from_this()};
+    return {};
   });
 }
 

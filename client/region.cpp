@@ -27,11 +27,12 @@ std::atomic<std::uint64_t> last_serial{0};
 
 }  // namespace
 
-Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapping, Fd own_fd)
+Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapping, Fd own_fd, KeptDescriptor kept)
     : session_(std::move(session)),
       facts_(facts),
       mapping_(std::move(mapping)),
       own_fd_(std::move(own_fd)),
+      kept_(std::move(kept)),
       place_(session_->enrol_region(this)),
       forks_at_birth_(forks_seen()),
       serial_(last_serial.fetch_add(1, std::memory_order_relaxed) + 1) {}
@@ -60,11 +61,17 @@ Result<void> post_release(Session& session, shmbw_region_ref region, std::uint32
   return session.post(std::span(buffer).first(packet.size()), Deadline::after(0));
 }
 
-// A lease for the moment, for its descriptor: taken and given back.
+// A lease for the moment, for its descriptor: taken and given back. One that is kept serves for what stays in the
+// process; what leaves it the broker must know of, unless there is none any more.
 Result<Fd> Region::fetch(std::uint32_t rights, bool for_others, Deadline deadline) {
   if (own_fd_) {
     auto copy = (rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? own_fd_.dup() : sys::reopen_read_only(own_fd_.get());
     if (!copy) return system_failure(copy.error(), "a descriptor of the local region");
+    return std::move(*copy);
+  }
+  if (kept_ && (!for_others || session_->lost())) {
+    auto copy = kept_.fd().dup();
+    if (!copy) return system_failure(copy.error(), "a copy of the kept descriptor");
     return std::move(*copy);
   }
   std::array<std::byte, 128> buffer;
@@ -214,6 +221,8 @@ Result<void> Region::publish(Deadline deadline) {
   auto mapped = Mapping::map(reply->fds[0].get(), 0, facts_.bytes, Access::read);
   if (!mapped) return system_failure(mapped.error(), "the region is published; mapping it for reading");
   mapping_ = std::move(*mapped);
+  // The old one was to write: the kernel would not map it any more, not even for reading (until 6.7).
+  if (kept_) kept_ = KeptDescriptor::of(std::move(reply->fds[0]));
   if (facts_.populated != 0) (void)map_existing(mapping_, Access::read, false);
   return {};
 }
@@ -258,6 +267,7 @@ Result<void> Region::release(std::uint32_t flags) {
   if (std::exchange(released_, true)) return {};
   session_->withdraw_region(place_);
   mapping_.reset();
+  kept_.reset();
   if (session_->is_local() || session_->is_fresh_child() || orphaned_ || session_->lost()) return {};
   // Recycled memory must be nobody's: no further mapping here, and no child forked since that may map it without the
   // broker's knowledge. (Descriptors outside of the books were told when they left.)

@@ -288,16 +288,16 @@ SHMB_API shmb_region_id shmb_region_get_id(const shmb_region* region) SHMB_NOEXC
 typedef struct shmb_region_info {
   size_t size;
   shmb_region_id id;
-  uint64_t length;    /* asked for */
-  uint64_t bytes;     /* rounded, charged */
-  uint64_t group;     /* id of the group that holds it */
-  uint64_t populated; /* bytes this handle put memory behind */
-  uint32_t rights;    /* of this handle */
-  uint32_t state;     /* enum shmb_region_state, as this handle last heard; shmb_region_stat asks the broker */
-  uint32_t page_kind; /* enum shmb_page_kind */
-  uint32_t flags;     /* enum shmb_region_flag */
-  uint32_t recycled;  /* 1: the memory served this group before (and was zeroed, unless UNINITIALISED) */
-  uint32_t reserved;
+  uint64_t length;          /* asked for */
+  uint64_t bytes;           /* rounded, charged */
+  uint64_t group;           /* id of the group that holds it */
+  uint64_t populated;       /* bytes this handle put memory behind */
+  uint32_t rights;          /* of this handle */
+  uint32_t state;           /* enum shmb_region_state, as this handle last heard; shmb_region_stat asks the broker */
+  uint32_t page_kind;       /* enum shmb_page_kind */
+  uint32_t flags;           /* enum shmb_region_flag */
+  uint32_t recycled;        /* 1: the memory served this group before (and was zeroed, unless UNINITIALISED) */
+  uint32_t descriptor_kept; /* 1: the handle holds its descriptor open (shmb_set_sharing_strategy; local sessions) */
 } shmb_region_info;
 enum shmb_region_flag {
   SHMB_REGION_FLAG_MANY_WRITERS = 1 << 0,
@@ -372,6 +372,22 @@ SHMB_API int shmb_stat(shmb_session* session, const char* address, int64_t timeo
 SHMB_API int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64_t timeout_ns, shmb_region_stat* stat,
                           shmb_error* error) SHMB_NOEXCEPT;
 
+/* ------------------------------------------------------------------------------------------------ strategies
+ *
+ * What handles that are made from now on keep besides their mapping. "file_system", the default: nothing; a descriptor
+ * is fetched from the broker for the moment in which one is needed. "file_descriptor": the descriptor, as long as the
+ * process keeps fewer than half of its limit of open files so (region info says which handle does); a further mapping
+ * then takes no call to the broker and works without one. Under both the broker frees what its users leave. It belongs
+ * to the process: forked children have it, and ranks get it through SHMBROKER_SHARING_STRATEGY, which is also what a
+ * process begins with. */
+
+/* All names, NULL-terminated. Static storage. */
+SHMB_API const char* const* shmb_sharing_strategies(void) SHMB_NOEXCEPT;
+/* INVALID where the variable names none; shmb_connect says so too. Static storage. */
+SHMB_API int shmb_sharing_strategy(const char** name, shmb_error* error) SHMB_NOEXCEPT;
+/* INVALID for an unknown name; the sentence lists those there are. */
+SHMB_API int shmb_set_sharing_strategy(const char* name, shmb_error* error) SHMB_NOEXCEPT;
+
 /* ------------------------------------------------------------------------------------------------ tickets */
 
 /* Makes a token that gives `rights` (at most the handle's own; needs SHARE; 0: read) to whoever shows it, also in other
@@ -380,6 +396,8 @@ SHMB_API int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64
 SHMB_API int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                                 int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
+/* A further handle of the session that a region belongs to; shmb_disconnect frees it. */
+SHMB_API int shmb_region_session(const shmb_region* region, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 /* Ends a ticket with the uses it has left; what was attached by it stays. For the session that made it, and for others
  * of its group. Errors: NOT_FOUND (also where it is used up, over, or not theirs). */
 SHMB_API int shmb_ticket_revoke(shmb_session* session, const uint8_t ticket[16], int64_t timeout_ns,
