@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A queue in somebody else's event loop, Boost.Asio here: the loop waits for the queue's descriptor, the program receives
-// until EMPTY, and waits again. Everything arrives, the end of the queue too, beside the loop's other work.
+// A queue in somebody else's event loop, Boost.Asio here: the loop waits for the queue's descriptor, the program
+// receives until EMPTY, and waits again. Everything arrives, the end of the queue too, beside the loop's other work.
 //
 // The descriptor belongs to the queue: the loop must release it and never close it.
 #include <doctest/doctest.h>

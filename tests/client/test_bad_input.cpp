@@ -213,15 +213,17 @@ TEST_CASE("a deadline that has passed means one look: what is there is had, else
   spec.flags = pool::kQueueExpiring;
   auto queue = must(Queue::open(pool, spec));
   const OutPart part = bytes_part("x");
-  CHECK(status_of(queue->send(std::span(&part, 1), 0, -1, kNoWait)) == Status::invalid);  // a lifetime of less than none
-  must(queue->send(std::span(&part, 1), 0, 1, kNoWait));                                  // and one that is over at once
+  CHECK(status_of(queue->send(std::span(&part, 1), 0, -1, kNoWait)) ==
+        Status::invalid);                                 // a lifetime of less than none
+  must(queue->send(std::span(&part, 1), 0, 1, kNoWait));  // and one that is over at once
   Message message;
   CHECK(status_of(queue->receive(message, true, kNoWait)) == Status::empty);
   // In C++ a negative duration is a deadline that has passed.
   CHECK(shmbroker::Timeout(std::chrono::seconds(-5)).nanoseconds() == 1);
 }
 
-TEST_CASE("a pool of size classes gives a slot up to its largest class, a region above it, and no memory that cannot be") {
+TEST_CASE(
+    "a pool of size classes gives a slot up to its largest class, a region above it, and no memory that cannot be") {
   const harness::BrokerFixture broker;
   shmbroker::ConnectOptions connect;
   connect.socket = broker.socket();
