@@ -645,8 +645,7 @@ TEST_CASE("a sleeping reader is woken by a message, by a close and by the end of
     }
   });
   auto rest = [&](int news) {  // until it has heard so much, and sleeps again
-    while (heard < news) ::usleep(1000);
-    ::usleep(20'000);
+    CHECK(comes_true([&] { return heard >= news && is_asleep(*pool); }));
   };
   rest(0);
   must(out->send(bytes_of("wake"), kNoWait));
@@ -676,15 +675,14 @@ TEST_CASE("who waits for a message that another has claimed hears of its writer'
     CHECK(status_of(second->receive(none, false, 60'000'000'000)) == Status::peer_gone);
     told = true;
   });
-  auto asleep = [&] { return other->view().wait(other->me().index()).sleep.load() != 0; };
-  while (!asleep()) ::usleep(1000);
+  auto asleep = [&] { return is_asleep(*other); };
+  CHECK(comes_true(asleep));
   must(out->close(false, false));
   ::usleep(50'000);  // it has looked, and sleeps again
-  while (!asleep()) ::usleep(1000);
+  CHECK(comes_true(asleep));
   CHECK(!told);
   must(message.done());  // `first` has not looked around since
-  for (int i = 0; i < 5000 && !told; ++i) ::usleep(1000);
-  CHECK(told);
+  CHECK(comes_true([&] { return told.load(); }));
   if (!told) must(second->shutdown(false));
   waiting.join();
 }

@@ -145,7 +145,6 @@ void other_consumer_wakes(bool two_queues, bool descriptor) {
   auto other = reader(other_pool, second_name, Kind::claim);
   auto writing = must(try_pool(beside(broker, pool), "p")), writing_b = must(try_pool(beside(broker, pool), "p"));
   auto out = writer(writing, "a", Kind::claim), out_b = writer(writing_b, second_name, Kind::claim);
-  auto sleep_of = [&](Pool& who) -> std::uint64_t { return who.view().wait(who.me().index()).sleep.load(); };
 
   std::atomic<bool> woken = false;
   std::thread consumer([&] {
@@ -171,14 +170,13 @@ void other_consumer_wakes(bool two_queues, bool descriptor) {
   } else {
     sleeper = std::thread(take);
   }
-  while (sleep_of(*pool) == 0 || sleep_of(*other_pool) == 0) ::usleep(1000);
+  CHECK(comes_true([&] { return is_asleep(*pool) && is_asleep(*other_pool); }));
   {
     const pool_tests::AtStep in_between(Step::S8, [&] { must(out_b->send(bytes_of("2"), kNoWait)); });
     must(out->send(bytes_of("1"), kNoWait));
   }
   if (descriptor) sleeper = std::thread(take);
-  for (int i = 0; i < 10'000 && !woken; ++i) ::usleep(1000);
-  CHECK(woken);
+  CHECK(comes_true([&] { return woken.load(); }));
   if (!woken) must(out_b->send(bytes_of("3"), kNoWait));
   go_on = true;
   sleeper.join();

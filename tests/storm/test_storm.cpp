@@ -6,11 +6,10 @@
 //   test_storm --deaths 10000 [--seed 7]     the long form
 //
 // To see it fail (each was done by hand, with --deaths 300), break one line:
-//   client/lane.hpp, LaneReceiver::mark_done: of a claim lane store CellWord::full(position, 0) for each 1000th
-//   position
-//     -> "was delivered 2 times";
-//   daemon/pool_repair.cpp, no D2 -> a claimed message of the dead stays, and the storm does not come to rest;
-//   client/participant.cpp, Participant::free_slot: no P1 for each 1000th slot -> "slot N held by mask M".
+//   client/lane.hpp, LaneReceiver::mark_done: a claim lane's cell is full again, not empty, at each 20th position
+//     -> "message 20 of stream 6 comes again and again";
+//   daemon/pool_repair.cpp, Repair::give_back: no D2 -> "the storm does not come to rest";
+//   daemon/pool_repair.cpp, Repair::sweep: no D4 for each 16th slot -> "slot 7 held by mask 512".
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/mman.h>
