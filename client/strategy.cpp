@@ -39,7 +39,8 @@ const char* name_of(Strategy strategy) {
 }
 
 Result<Strategy> strategy() {
-  if (const int known = chosen_strategy.load(std::memory_order_relaxed); known != 0) return static_cast<Strategy>(known);
+  if (const int known = chosen_strategy.load(std::memory_order_relaxed); known != 0)
+    return static_cast<Strategy>(known);
   const char* text = ::secure_getenv(kStrategyVariable);
   Strategy found = Strategy::file_system;
   if (text != nullptr && *text != '\0') {
