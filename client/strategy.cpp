@@ -12,11 +12,11 @@
 namespace shmb::client {
 namespace {
 
-constexpr const char* kNames[] = {"file_descriptor", "file_system", nullptr};
+constexpr const char* kStrategyNames[] = {"file_descriptor", "file_system", nullptr};
 
-std::atomic<int> chosen{0};  // 0: not looked yet
+std::atomic<int> chosen_strategy{0};  // 0: not looked yet
 std::atomic<bool> set_by_call{false};
-std::atomic<std::uint64_t> kept{0};
+std::atomic<std::uint64_t> kept_descriptors{0};
 
 std::optional<Strategy> strategy_of(std::string_view name) {
   for (const Strategy one : {Strategy::file_system, Strategy::file_descriptor})
@@ -24,7 +24,7 @@ std::optional<Strategy> strategy_of(std::string_view name) {
   return std::nullopt;
 }
 
-std::unexpected<Error> unknown(std::string_view name, const std::string& where) {
+std::unexpected<Error> unknown_strategy(std::string_view name, const std::string& where) {
   std::string known;
   for (const char* one : strategy_names()) known += (known.empty() ? "" : ", ") + std::string(one);
   return error(Status::invalid, "there is no sharing strategy " + quoted(name) + where + "; there are: " + known);
@@ -32,41 +32,42 @@ std::unexpected<Error> unknown(std::string_view name, const std::string& where) 
 
 }  // namespace
 
-std::span<const char* const> strategy_names() { return std::span(kNames).first(std::size(kNames) - 1); }
+std::span<const char* const> strategy_names() { return std::span(kStrategyNames).first(std::size(kStrategyNames) - 1); }
 
 const char* name_of(Strategy strategy) {
   return strategy == Strategy::file_descriptor ? "file_descriptor" : "file_system";
 }
 
 Result<Strategy> strategy() {
-  if (const int known = chosen.load(std::memory_order_relaxed); known != 0) return static_cast<Strategy>(known);
+  if (const int known = chosen_strategy.load(std::memory_order_relaxed); known != 0)
+    return static_cast<Strategy>(known);
   const char* text = ::secure_getenv(kStrategyVariable);
   Strategy found = Strategy::file_system;
   if (text != nullptr && *text != '\0') {
     auto named = strategy_of(text);
-    if (!named) return unknown(text, std::string(" (") + kStrategyVariable + ")");
+    if (!named) return unknown_strategy(text, std::string(" (") + kStrategyVariable + ")");
     found = *named;
   }
   int none = 0;  // another thread may have set one meanwhile
-  if (!chosen.compare_exchange_strong(none, static_cast<int>(found))) return static_cast<Strategy>(none);
+  if (!chosen_strategy.compare_exchange_strong(none, static_cast<int>(found))) return static_cast<Strategy>(none);
   return found;
 }
 
 Result<void> set_strategy(std::string_view name) {
   auto named = strategy_of(name);
-  if (!named) return unknown(name, "");
-  chosen = static_cast<int>(*named);
+  if (!named) return unknown_strategy(name, "");
+  chosen_strategy = static_cast<int>(*named);
   set_by_call = true;
   return {};
 }
 
 std::optional<std::string> strategy_for_children() {
   if (!set_by_call) return std::nullopt;
-  return name_of(static_cast<Strategy>(chosen.load()));
+  return name_of(static_cast<Strategy>(chosen_strategy.load()));
 }
 
 void read_strategy_again() {
-  chosen = 0;
+  chosen_strategy = 0;
   set_by_call = false;
 }
 
@@ -75,8 +76,8 @@ KeptDescriptor KeptDescriptor::of(Fd fd) {
   auto now = strategy();
   if (!now || *now != Strategy::file_descriptor || !fd) return made;
   auto limit = sys::descriptor_limit();
-  if (!limit || kept.fetch_add(1) >= limit->soft / 2) {
-    if (limit) kept.fetch_sub(1);
+  if (!limit || kept_descriptors.fetch_add(1) >= limit->soft / 2) {
+    if (limit) kept_descriptors.fetch_sub(1);
     return made;
   }
   made.fd_ = std::move(fd);
@@ -86,7 +87,7 @@ KeptDescriptor KeptDescriptor::of(Fd fd) {
 void KeptDescriptor::reset() {
   if (!fd_) return;
   fd_.reset();
-  kept.fetch_sub(1);
+  kept_descriptors.fetch_sub(1);
 }
 
 }  // namespace shmb::client

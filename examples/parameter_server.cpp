@@ -119,8 +119,8 @@ shmbroker::Queue open_answers(const shmbroker::Pool& pool, shmbroker::Role role)
   return pool.open_queue("answers", role, {.kind = shmbroker::QueueKind::claim, .cells = 8});
 }
 
-// Until the server closes the queue of gradients.
-void work(int, const shmbroker::ReadOnlyRegion& memory, const shmbroker::Pool& pool, int worker, unsigned seed) {
+// Until the server closes the queue of gradients, which may be before a late one has opened it.
+void work(int, const shmbroker::ReadOnlyRegion& memory, const shmbroker::Pool& pool, int worker, unsigned seed) try {
   const auto* parameters = reinterpret_cast<const Parameters*>(memory.data());
   const auto gradients = open_gradients(pool, shmbroker::Role::writer);
   const auto questions = open_questions(pool, shmbroker::Role::reader);
@@ -140,9 +140,10 @@ void work(int, const shmbroker::ReadOnlyRegion& memory, const shmbroker::Pool& p
       for (std::size_t k = 0; k < kWeights; ++k) gradient.values[k] += 2 * error * inputs[k] / kBatch;
     }
     const auto sent = gradients.try_send(bytes_of(gradient), 60s);
-    if (!sent && sent.error().status() == shmbroker::Status::closed) return;
     if (!sent && sent.error().status() != shmbroker::Status::peer_gone) throw sent.error();
   }
+} catch (const shmbroker::Error& error) {
+  if (error.status() != shmbroker::Status::closed) throw;
 }
 SHMBROKER_SPAWN_FUNCTION("work", work);
 

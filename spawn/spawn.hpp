@@ -495,7 +495,7 @@ inline std::optional<int> spawn_child(int /*argc*/, char** /*argv*/, void (*prel
 class ProcessContext {
  public:
   explicit ProcessContext(shmb_processes* adopted, std::shared_ptr<detail::Lent> lent = nullptr) noexcept
-      : handle_(adopted), lent_(std::move(lent)) {}
+      : lent_(std::move(lent)), handle_(adopted) {}
 
   // Waits without limit unless told otherwise. `voluntary` as in the options, from now on.
   Result<RanksState> try_join(Timeout timeout = {}, std::optional<std::chrono::nanoseconds> voluntary = {}) noexcept {
