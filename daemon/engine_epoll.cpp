@@ -20,6 +20,7 @@ namespace shmb::daemon {
 namespace {
 
 constexpr std::size_t kEventsPerTurn = 128;
+constexpr int kStarvedMilliseconds = 1;  // how long one that the kernel had no memory for waits
 
 Sys<void> control(const Fd& epoll, int operation, int fd, std::uint32_t events, void* data) {
   epoll_event event{};
@@ -98,8 +99,12 @@ class EpollEngine final : public Engine {
     std::array<epoll_event, kEventsPerTurn> events;
     // epoll_wait counts milliseconds: rounded up, so that a timer is never early and the loop never spins towards it.
     int milliseconds = timeout < 0 ? -1 : static_cast<int>((timeout + 999'999) / 1'000'000);
+    if (!starved_.empty() && (milliseconds < 0 || milliseconds > kStarvedMilliseconds))
+      milliseconds = kStarvedMilliseconds;
     int count = ::epoll_wait(readable_.get(), events.data(), static_cast<int>(events.size()), milliseconds);
-    if (count < 0) return errno == EINTR ? Sys<void>{} : sys_error(errno);
+    const int failed = count < 0 ? errno : 0;
+    feed_starved();
+    if (failed != 0) return failed == EINTR ? Sys<void>{} : sys_error(failed);
     in_turn_ = true;
     for (int i = 0; i < count; ++i) {
       auto* slot = static_cast<Slot*>(events[static_cast<std::size_t>(i)].data.ptr);
@@ -118,8 +123,25 @@ class EpollEngine final : public Engine {
     int fd = -1;
     Waiter* waiter = nullptr;
     Port* port = nullptr;
-    bool asked = false, armed = false, edges = false, takes_descriptors = false;
+    bool asked = false, armed = false, edges = false, takes_descriptors = false, starved = false;
   };
+
+  // The kernel has no memory for what lies on the socket. It stays readable all the while, and only time helps: left
+  // armed, it would be all that the loop does.
+  void starve(Slot& slot) {
+    if (!std::exchange(slot.armed, false)) return;
+    (void)control(readable_, EPOLL_CTL_MOD, slot.fd, EPOLLET, &slot);
+    slot.starved = true;
+    starved_.push_back(&slot);
+  }
+  void feed_starved() {
+    std::erase_if(starved_, [&](Slot* slot) {
+      if (!slot->starved) return true;  // it has left
+      slot->armed = static_cast<bool>(control(readable_, EPOLL_CTL_MOD, slot->fd, EPOLLIN, slot));
+      slot->starved = !slot->armed;
+      return slot->armed;
+    });
+  }
 
   void readable(Slot& slot, std::uint32_t events) {
     if (!slot.asked) {
@@ -132,10 +154,8 @@ class EpollEngine final : public Engine {
     Fd descriptor;
     auto received =
         slot.takes_descriptors ? sys::receive_one(slot.fd, buffer_, descriptor) : sys::receive_data(slot.fd, buffer_);
-    // Short of memory: the packet stays on the socket, which stays readable, and others have their turn before.
-    if (!received &&
-        (received.error().value == EAGAIN || received.error().value == ENOMEM || received.error().value == ENOBUFS))
-      return;
+    if (!received && received.error().value == EAGAIN) return;
+    if (!received && (received.error().value == ENOMEM || received.error().value == ENOBUFS)) return starve(slot);
     slot.asked = false;
     Port::Arrival arrival;
     if (received) {
@@ -163,6 +183,7 @@ class EpollEngine final : public Engine {
       all_.push_back(new Slot);
       free_.push_back(all_.back());
       retired_.reserve(all_.size());
+      starved_.reserve(all_.size());
     }
     Slot* slot = free_.back();
     free_.pop_back();
@@ -177,7 +198,7 @@ class EpollEngine final : public Engine {
   }
 
   Fd readable_, edges_;
-  std::vector<Slot*> all_, free_, retired_;
+  std::vector<Slot*> all_, free_, retired_, starved_;
   bool in_turn_ = false;
   std::array<std::byte, SHMBW_MAX_MESSAGE> buffer_;
 };

@@ -488,3 +488,24 @@ TEST_CASE("a kernel short of memory when a packet is fetched costs nobody the se
     CHECK(room.ping(client).ok());
   }
 }
+
+TEST_CASE("a kernel that stays short of memory does not keep the loop busy, and others are served meanwhile") {
+  Room room(EngineChoice::epoll);
+  RawClient unlucky = room.greeted(), leaving = room.greeted();
+  {
+    const harness::Injected fault(fault::Call::receive, ENOMEM, 1, -1);
+    CHECK(unlucky.ask(kPing, shmbw_status{}) != 0);
+    CHECK(leaving.ask(kPing, shmbw_status{}) != 0);
+    for (int i = 0; i < 20; ++i) REQUIRE(room.transport.turn(100'000'000));
+    // After each failure a turn that only waits.
+    CHECK(fault::count(fault::Call::receive) >= 10);
+    CHECK(fault::count(fault::Call::receive) <= 22);
+  }
+  leaving.close();
+  RawPacket answer;
+  REQUIRE(room.until([&] { return (answer = unlucky.receive(0)).kind != RawPacket::Kind::nothing; }));
+  CHECK(answer.ok());
+  REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+  RawClient other = room.greeted();
+  CHECK(room.ping(other).ok());
+}
