@@ -511,7 +511,7 @@ bool Pool::acquire_at_once(std::uint64_t length, Slot& slot) {
     me_->drop(*taken);
     return false;
   }
-  __builtin_prefetch(at, 1);
+  prefetch_to_write(at);
   ++users_[*taken];
   slot = {at, slot_size(*taken), length, id_, stamp(), *taken, me_->generation(*taken)};
   return true;
