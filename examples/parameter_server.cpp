@@ -258,7 +258,7 @@ int run(int steps, int kills, unsigned seed) {
   }
   const double after = server.evaluate_remotely();
   server.finish();
-  std::printf("%d steps, %d killed: the error went from %.3f to %.6f\n", steps, kills, before, after);
+  std::printf("%d steps, %d deaths: the error went from %.3f to %.6f\n", steps, kills, before, after);
   return after < before / 100 ? 0 : 1;
 }
 

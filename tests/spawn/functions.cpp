@@ -175,7 +175,8 @@ void nested(int, const std::string& program) {
 }
 
 // Makes and drops regions, beside a daemon of its own.
-void work_for_ever(int rank, shmbroker::Region region) {
+void work_for_ever(int rank, const std::string& address) {
+  auto region = shmbroker::rank_session().attach_writable(address);
   if (const pid_t child = ::fork(); child == 0) {
     ::setsid();
     if (::fork() != 0) ::_exit(0);

@@ -50,12 +50,14 @@ int open_descriptors() {
 int parent(const SpawnOptions& options, const std::string& socket, Witness& witness) {
   auto session = Session::try_connect({.socket = socket, .join_group = false});
   if (!session) return wrong_error;
-  auto region = session->try_create(4096);
+  // Found by its address, as a ticket of a parent that is killed holds its region until it expires.
+  auto region = session->try_create(4096, {.name = "shared", .many_writers = true});
   if (!region) return wrong_error;
+  const std::string address = "#" + std::to_string(region->info().group) + "/shared";
   const int before = open_descriptors();
   int told = no_failure;
   {
-    auto started = try_start_processes("work_for_ever", options, *region);
+    auto started = try_start_processes("work_for_ever", options, address);
     witness.let_go();
     if (!started) told = not_started;
     else if (auto state = started->try_join(); !state) told = wrong_error;
