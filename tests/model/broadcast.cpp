@@ -694,10 +694,10 @@ void add_broadcasts(std::vector<Instance>& all) {
                   {.messages = 4, .kills = 2, .reader_lives = 2}, true, true);
   add<1, 2, 2, 1>(all, "", "broadcast block, TSO: 2 readers, 3 messages, 1 kill", {.messages = 3, .kills = 1}, true,
                   true);
-  add<2, 1, 2, 1>(all, "", "broadcast block, TSO: writer and successor, reader x 2 lives, borrowed, 1 kill",
-                  {.messages = 2, .kills = 1, .reader_lives = 2, .keeps = false}, false, true);
-  add<2, 1, 2, 1>(all, "", "broadcast drop-oldest, TSO: writer and successor, reader x 2 lives, 1 kill",
-                  {.messages = 2, .kills = 1, .reader_lives = 2, .drop_oldest = true}, false, true);
+  add<2, 1, 2, 1>(all, "", "broadcast block, TSO: writer and successor, reader x 2 lives, borrowed, 2 kills",
+                  {.messages = 2, .kills = 2, .reader_lives = 2, .keeps = false}, false, true);
+  add<2, 1, 2, 1>(all, "", "broadcast drop-oldest, TSO: writer and successor, reader x 2 lives, 2 kills",
+                  {.messages = 2, .kills = 2, .reader_lives = 2, .drop_oldest = true}, false, true);
   add<1, 2, 2, 1>(all, "", "broadcast drop-oldest, TSO: 2 readers, 3 messages", {.messages = 3, .drop_oldest = true},
                   true, true);
 
