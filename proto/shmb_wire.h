@@ -48,7 +48,7 @@ enum shmbw_op {
   SHMBW_OP_REF_FORK = 29,
   SHMBW_OP_REF_TAKE = 30,
   SHMBW_OP_REF_RELEASE = 31,
-  SHMBW_OP_REF_STATE = 32,
+  SHMBW_OP_REF_SETTLE = 32,
   SHMBW_OP_REF_ASK = 33,
 };
 
@@ -893,7 +893,7 @@ struct shmbw_ref_release_reply {
   struct shmbw_outcome outcome;
 };
 
-struct shmbw_ref_state {
+struct shmbw_ref_settle {
   uint64_t world;
   struct shmbw_ref_id reference;
   uint32_t state; /* enum ref_state: taken, ready or failed */
@@ -901,7 +901,7 @@ struct shmbw_ref_state {
   uint16_t reserved; /* zero */
 };
 
-struct shmbw_ref_state_reply {
+struct shmbw_ref_settle_reply {
   struct shmbw_outcome outcome;
   uint32_t state; /* enum ref_state that stands */
   uint32_t users; /* forks */
@@ -1590,16 +1590,16 @@ SHMBW_CHECK(offsetof(struct shmbw_ref_release, world) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ref_release, fork) == 8);
 SHMBW_CHECK(sizeof(struct shmbw_ref_release_reply) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_ref_release_reply, outcome) == 0);
-SHMBW_CHECK(sizeof(struct shmbw_ref_state) == 32);
-SHMBW_CHECK(offsetof(struct shmbw_ref_state, world) == 0);
-SHMBW_CHECK(offsetof(struct shmbw_ref_state, reference) == 8);
-SHMBW_CHECK(offsetof(struct shmbw_ref_state, state) == 24);
-SHMBW_CHECK(offsetof(struct shmbw_ref_state, error_len) == 28);
-SHMBW_CHECK(offsetof(struct shmbw_ref_state, reserved) == 30);
-SHMBW_CHECK(sizeof(struct shmbw_ref_state_reply) == 16);
-SHMBW_CHECK(offsetof(struct shmbw_ref_state_reply, outcome) == 0);
-SHMBW_CHECK(offsetof(struct shmbw_ref_state_reply, state) == 8);
-SHMBW_CHECK(offsetof(struct shmbw_ref_state_reply, users) == 12);
+SHMBW_CHECK(sizeof(struct shmbw_ref_settle) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle, world) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle, reference) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle, state) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle, error_len) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle, reserved) == 30);
+SHMBW_CHECK(sizeof(struct shmbw_ref_settle_reply) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle_reply, outcome) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle_reply, state) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle_reply, users) == 12);
 SHMBW_CHECK(sizeof(struct shmbw_ref_ask) == 32);
 SHMBW_CHECK(offsetof(struct shmbw_ref_ask, world) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ref_ask, reference) == 8);

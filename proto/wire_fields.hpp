@@ -516,16 +516,16 @@ constexpr bool reserved_zero(const shmbw_ref_release_reply& s) { return reserved
 template <class F> constexpr void visit_fields(shmbw_ref_release_reply& s, F&& f) {
   f("outcome", s.outcome);
 }
-constexpr bool reserved_zero(const shmbw_ref_state& s) { return s.reserved == 0 && reserved_zero(s.reference); }
-template <class F> constexpr void visit_fields(shmbw_ref_state& s, F&& f) {
+constexpr bool reserved_zero(const shmbw_ref_settle& s) { return s.reserved == 0 && reserved_zero(s.reference); }
+template <class F> constexpr void visit_fields(shmbw_ref_settle& s, F&& f) {
   f("world", s.world);
   f("reference", s.reference);
   f("state", s.state);
   f("error_len", s.error_len);
   f("reserved", s.reserved);
 }
-constexpr bool reserved_zero(const shmbw_ref_state_reply& s) { return reserved_zero(s.outcome); }
-template <class F> constexpr void visit_fields(shmbw_ref_state_reply& s, F&& f) {
+constexpr bool reserved_zero(const shmbw_ref_settle_reply& s) { return reserved_zero(s.outcome); }
+template <class F> constexpr void visit_fields(shmbw_ref_settle_reply& s, F&& f) {
   f("outcome", s.outcome);
   f("state", s.state);
   f("users", s.users);
@@ -980,10 +980,10 @@ template <class F> constexpr void visit_texts(shmbw_ref_release&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_ref_release_reply&, F&&) {
 }
-template <class F> constexpr void visit_texts(shmbw_ref_state& s, F&& f) {
+template <class F> constexpr void visit_texts(shmbw_ref_settle& s, F&& f) {
   f("error", s.error_len);
 }
-template <class F> constexpr void visit_texts(shmbw_ref_state_reply&, F&&) {
+template <class F> constexpr void visit_texts(shmbw_ref_settle_reply&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_ref_ask&, F&&) {
 }
@@ -1083,7 +1083,7 @@ template <class F> constexpr void visit_texts(shmbw_ref_changed_event&, F&&) {
   X(29, ref_fork, true) \
   X(30, ref_take, true) \
   X(31, ref_release, true) \
-  X(32, ref_state, true) \
+  X(32, ref_settle, true) \
   X(33, ref_ask, false) \
   /* end */
 #define SHMBW_REPLIES(X) \
@@ -1116,7 +1116,7 @@ template <class F> constexpr void visit_texts(shmbw_ref_changed_event&, F&&) {
   X(29, ref_fork, true) \
   X(30, ref_take, true) \
   X(31, ref_release, true) \
-  X(32, ref_state, true) \
+  X(32, ref_settle, true) \
   X(33, ref_ask, false) \
   /* end */
 #define SHMBW_RECORDS(X) \
