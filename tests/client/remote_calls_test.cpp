@@ -57,8 +57,8 @@ TEST_CASE("a reference goes from hand to hand through the broker's table, and it
   REQUIRE(taken.size() == 2);
   CHECK(must(taken[0]).reference == made.reference);
   CHECK(status_of(taken[1]) == Status::not_found);  // not on its way to the owner
-  CHECK(must(settle_reference(*couple.owner, couple.id, made.reference, SHMBW_REF_STATE_FAILED,
-                              std::string(1000, 'e'), in_time())) == SHMBW_REF_STATE_FAILED);
+  CHECK(must(settle_reference(*couple.owner, couple.id, made.reference, SHMBW_REF_STATE_FAILED, std::string(1000, 'e'),
+                              in_time())) == SHMBW_REF_STATE_FAILED);
   auto told = next_of(*couple.user);
   CHECK(told.kind == RemoteEvent::Kind::ref_changed);
   CHECK(told.state == SHMBW_REF_STATE_FAILED);
