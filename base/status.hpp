@@ -40,6 +40,14 @@ enum class Status : std::int32_t {
   peer_gone,
   broken,
   poisoned,
+  world_taken,
+  no_world,
+  worker_gone,
+  owner_gone,
+  raised,
+  no_function,
+  leaking,
 };
+inline constexpr Status kLastStatus = Status::leaking;
 
 }  // namespace shmb

@@ -68,6 +68,8 @@ std::vector<Fd> Channel::forget() {
   event_waiters_.clear();
   listeners_.clear();
   events_.clear();
+  remote_events_.clear();
+  remote_gap_ = false;
   unsent_.clear();
   dropped_ = 0;
   lost_ = false;
@@ -384,6 +386,17 @@ void Channel::give_back(const wire::PacketView& view) {
     send_later(writer.finish(0));
     return;
   }
+  if (op == SHMBW_OP_WORLD_JOIN) {
+    std::array<std::byte, 64> buffer;
+    wire::Writer writer(buffer);
+    const std::uint64_t tag = ++last_tag_;
+    writer.begin(SHMBW_OP_WORLD_LEAVE, tag, Status::ok,
+                 shmbw_world_leave{fixed_part<shmbw_world_join_reply>(view).world});
+    pending_[tag] = {};
+    send_later(writer.finish(0));
+    return;
+  }
+  if (op == SHMBW_OP_REF_CREATE || op == SHMBW_OP_REF_FORK) return give_back_forks(view, op);
   if (op != SHMBW_OP_CREATE && op != SHMBW_OP_ATTACH) return;
   auto batch = wire::BatchView::open(view);
   if (!batch) return;
@@ -407,6 +420,27 @@ void Channel::give_back(const wire::PacketView& view) {
   std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + releases.size() * sizeof(shmbw_release));
   wire::Writer writer(buffer);
   writer.begin_batch<shmbw_release>(SHMBW_OP_RELEASE, 0, releases.size(), SHMBW_HEADER_NO_REPLY);
+  for (std::size_t i = 0; i < releases.size(); ++i) writer.element(i, releases[i]);
+  send_later(writer.finish(0));
+}
+
+// A late reply does not say of which world: it can only be the session's own.
+void Channel::give_back_forks(const wire::PacketView& view, std::uint16_t op) {
+  auto batch = wire::BatchView::open(view);
+  if (!batch) return;
+  std::vector<shmbw_ref_release> releases;
+  const auto take = [&](const auto& element) {
+    if (element && element->outcome.status == 0) releases.push_back({0, element->fork});
+  };
+  for (std::size_t i = 0; i < batch->count(); ++i) {
+    if (op == SHMBW_OP_REF_CREATE) take(batch->element<shmbw_ref_create_reply>(i));
+    else take(batch->element<shmbw_ref_fork_reply>(i));
+  }
+  if (releases.empty()) return;
+  std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) +
+                                releases.size() * sizeof(shmbw_ref_release));
+  wire::Writer writer(buffer);
+  writer.begin_batch<shmbw_ref_release>(SHMBW_OP_REF_RELEASE, 0, releases.size(), SHMBW_HEADER_NO_REPLY);
   for (std::size_t i = 0; i < releases.size(); ++i) writer.element(i, releases[i]);
   send_later(writer.finish(0));
 }
@@ -448,12 +482,14 @@ void Channel::take_event(const wire::PacketView& view) {
       event.sequence = fixed.sequence, event.lost = fixed.lost;
       // What the library itself waits for may be among the lost: each waiting call looks again.
       for (auto& [watch, subscription] : subscriptions_) subscription->events.push_back(event);
+      remote_gap_ = true;
+      tell_listeners();
       break;
     }
     default:
       // What a pool_changed means stands in the pool's directory. Others are of a newer broker.
-      if (kind == SHMBW_EVENT_POOL_CHANGED)
-        for (const int listener : listeners_) sys::event_signal(listener);
+      if (kind == SHMBW_EVENT_POOL_CHANGED) tell_listeners();
+      else take_remote_event(view);
       return;
   }
   if (const auto own = subscriptions_.find(event.watch); own != subscriptions_.end() && event.watch != 0) {
@@ -462,6 +498,67 @@ void Channel::take_event(const wire::PacketView& view) {
     return;
   }
   queue(std::move(event));
+}
+
+void Channel::take_remote_event(const wire::PacketView& view) {
+  RemoteEvent event;
+  switch (view.header.op & static_cast<std::uint16_t>(~SHMBW_EVENT)) {
+    case SHMBW_EVENT_WORLD_CHANGED: {
+      const auto fixed = fixed_part<shmbw_world_changed_event>(view);
+      event.kind = RemoteEvent::Kind::world_changed;
+      event.world = fixed.world, event.change = static_cast<shmbw_world_change>(fixed.change);
+      event.rank = fixed.rank, event.present = fixed.present;
+      break;
+    }
+    case SHMBW_EVENT_REF_UNUSED: {
+      const auto fixed = fixed_part<shmbw_ref_unused_event>(view);
+      event.kind = RemoteEvent::Kind::ref_unused;
+      event.world = fixed.world, event.reference = {fixed.reference.counter, fixed.reference.creator};
+      break;
+    }
+    case SHMBW_EVENT_REF_CHANGED: {
+      const auto fixed = fixed_part<shmbw_ref_changed_event>(view);
+      event.kind = RemoteEvent::Kind::ref_changed;
+      event.world = fixed.world, event.reference = {fixed.reference.counter, fixed.reference.creator};
+      event.state = static_cast<shmbw_ref_state>(fixed.state), event.owner = fixed.owner;
+      break;
+    }
+    default:
+      return;
+  }
+  if (remote_events_.size() >= kMaxQueuedEvents) {
+    remote_events_.clear();  // nobody asks for them: who does later reads the lists
+    remote_gap_ = true;
+  } else {
+    remote_events_.push_back(event);
+  }
+  tell_listeners();
+}
+
+void Channel::tell_listeners() {
+  for (const int listener : listeners_) sys::event_signal(listener);
+  for (Waiter* waiter : event_waiters_) waiter->wake.notify_one();
+}
+
+Result<std::optional<RemoteEvent>> Channel::next_remote_event(Deadline deadline) {
+  Lock lock(mutex_);
+  const auto some = [&] { return remote_gap_ || !remote_events_.empty(); };
+  if (!some()) {
+    if (lost_) return lost_error();
+    Waiter me;
+    event_waiters_.push_back(&me);
+    const bool reached = wait(lock, deadline, me, [&] { return lost_ || some(); });
+    std::erase(event_waiters_, &me);
+    if (!reached) return std::nullopt;
+    if (!some()) return lost_error();
+  }
+  if (std::exchange(remote_gap_, false)) {
+    remote_events_.clear();  // older than what the lists will say
+    return RemoteEvent{};
+  }
+  const RemoteEvent event = remote_events_.front();
+  remote_events_.pop_front();
+  return event;
 }
 
 void Channel::queue(Event event) {

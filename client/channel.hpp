@@ -5,6 +5,7 @@
 // reply gives back what it granted, so that a deadline never leaks a lease or a descriptor.
 #pragma once
 
+#include <compare>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -70,6 +71,22 @@ struct Event {
   std::string text;
 };
 
+// Of a world of workers: kept apart from the user's events, for whom they would be noise.
+struct RefId {
+  std::uint64_t counter = 0;  // 0: none
+  std::uint32_t creator = 0;
+  friend auto operator<=>(const RefId&, const RefId&) = default;
+};
+struct RemoteEvent {
+  enum class Kind { world_changed, ref_unused, ref_changed, gap };  // gap: some were lost, read the lists again
+  Kind kind = Kind::gap;
+  std::uint64_t world = 0;
+  RefId reference;
+  shmbw_world_change change = SHMBW_WORLD_CHANGE_NONE;
+  std::uint32_t rank = 0, present = 0, owner = 0;
+  shmbw_ref_state state = SHMBW_REF_STATE_NONE;
+};
+
 class Channel {
  public:
   using Lock = std::unique_lock<std::mutex>;
@@ -102,10 +119,12 @@ class Channel {
 
   Result<Event> next_event(Deadline deadline);
   Result<int> event_descriptor();
+  // The next of a world's; nullopt: none came before the deadline.
+  Result<std::optional<RemoteEvent>> next_remote_event(Deadline deadline);
   // For other waiting beside it: takes what has arrived, without waiting. False: the session is lost.
   bool pump();
   int socket_descriptor();  // -1: lost
-  // An eventfd that is signalled when the broker tells of a pool, whoever reads that from the socket.
+  // An eventfd that is signalled when the broker tells of a pool or of a world, whoever reads that from the socket.
   void add_listener(int event);
   void remove_listener(int event);
 
@@ -148,8 +167,11 @@ class Channel {
   void take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool descriptors_lost);
   void take_event(const wire::PacketView& view);
   void give_back(const wire::PacketView& view);
+  void give_back_forks(const wire::PacketView& view, std::uint16_t op);
   void cancel_watch(std::uint64_t watch);
   void queue(Event event);
+  void take_remote_event(const wire::PacketView& view);
+  void tell_listeners();
   void lose(std::string why);
   std::unexpected<Error> lost_error() const;
 
@@ -164,6 +186,8 @@ class Channel {
   std::vector<Waiter*> event_waiters_;
   std::vector<int> listeners_;
   std::deque<Event> events_;
+  std::deque<RemoteEvent> remote_events_;
+  bool remote_gap_ = false;
   std::deque<std::vector<std::byte>> unsent_;
   std::uint64_t dropped_ = 0;
   bool lost_ = false;

@@ -342,6 +342,12 @@ Result<Event> Session::next_event(Deadline deadline) {
   return channel_.next_event(deadline);
 }
 
+Result<std::optional<RemoteEvent>> Session::next_remote_event(Deadline deadline) {
+  if (local_) return needs_broker("remote references");
+  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  return channel_.next_remote_event(deadline);
+}
+
 Result<int> Session::event_descriptor() {
   if (local_) return needs_broker("events");
   if (auto entered = enter(); !entered) return std::unexpected(entered.error());

@@ -110,6 +110,8 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   Result<void> unwatch(std::uint64_t watch, Deadline deadline);
   Result<Event> next_event(Deadline deadline);
   Result<int> event_descriptor();
+  // Of the world that this session is a worker of (remote_calls.hpp).
+  Result<std::optional<RemoteEvent>> next_remote_event(Deadline deadline);
   // A subscription of the library itself, for the length of one wait.
   class OwnWatch {
    public:

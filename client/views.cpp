@@ -42,6 +42,21 @@ bool take_texts(wire::RecordReader& reader, QueueRow& row) {
   return true;
 }
 bool take_texts(wire::RecordReader&, ParticipantRow&) { return true; }
+bool take_texts(wire::RecordReader& reader, WorldRow& row) {
+  auto address = reader.text(row.record.address_len);
+  if (address) row.address = *address;
+  return address.has_value();
+}
+bool take_texts(wire::RecordReader& reader, WorkerRow& row) {
+  auto name = reader.text(row.record.name_len);
+  if (name) row.name = *name;
+  return name.has_value();
+}
+bool take_texts(wire::RecordReader& reader, ReferenceRow& row) {
+  auto why = reader.text(row.record.error_len);
+  if (why) row.error = *why;
+  return why.has_value();
+}
 
 template <class Row>
 Result<Listing<Row>> list(Session& session, shmbw_table table, const Selection& selection, Deadline deadline) {
@@ -127,6 +142,15 @@ Result<Listing<QueueRow>> list_queues(Session& session, const Selection& selecti
 }
 Result<Listing<ParticipantRow>> list_participants(Session& session, const Selection& selection, Deadline deadline) {
   return list<ParticipantRow>(session, SHMBW_TABLE_PARTICIPANTS, selection, deadline);
+}
+Result<Listing<WorldRow>> list_worlds(Session& session, const Selection& selection, Deadline deadline) {
+  return list<WorldRow>(session, SHMBW_TABLE_WORLDS, selection, deadline);
+}
+Result<Listing<WorkerRow>> list_workers(Session& session, const Selection& selection, Deadline deadline) {
+  return list<WorkerRow>(session, SHMBW_TABLE_WORKERS, selection, deadline);
+}
+Result<Listing<ReferenceRow>> list_references(Session& session, const Selection& selection, Deadline deadline) {
+  return list<ReferenceRow>(session, SHMBW_TABLE_REFERENCES, selection, deadline);
 }
 
 Result<BrokerStatus> broker_status(Session& session, Deadline deadline) {

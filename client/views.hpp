@@ -55,6 +55,18 @@ struct QueueRow {
 struct ParticipantRow {
   shmbw_participant_record record{};
 };
+struct WorldRow {
+  shmbw_world_record record{};
+  std::string address;
+};
+struct WorkerRow {
+  shmbw_worker_record record{};
+  std::string name;
+};
+struct ReferenceRow {
+  shmbw_reference_record record{};
+  std::string error;
+};
 
 // The totals are the broker's, over the whole selection, at the time of the last page.
 template <class Row>
@@ -75,6 +87,10 @@ Result<Listing<UidRow>> list_uids(Session& session, const Selection& selection, 
 Result<Listing<PoolRow>> list_pools(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<QueueRow>> list_queues(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<ParticipantRow>> list_participants(Session& session, const Selection& selection, Deadline deadline);
+// The selection's region is a world here.
+Result<Listing<WorldRow>> list_worlds(Session& session, const Selection& selection, Deadline deadline);
+Result<Listing<WorkerRow>> list_workers(Session& session, const Selection& selection, Deadline deadline);
+Result<Listing<ReferenceRow>> list_references(Session& session, const Selection& selection, Deadline deadline);
 
 struct BrokerStatus {
   shmbw_status_reply record{};

@@ -177,6 +177,8 @@ def fine(fd_index=0xffff):
 
 
 KV = {"id": 3, "generation": 1}
+REFERENCE = {"counter": 17, "creator": 1}
+FORK = {"counter": 18, "creator": 1}
 WEIGHTS = {"id": 0x1d2, "generation": 4}
 TOKEN = bytes(range(0x10, 0x20))
 SECRET = bytes(range(0xa0, 0xb0))
@@ -241,6 +243,23 @@ def requests():
                  [({"pool": 21, "lane": 5, "serial": 9, "region": KV}, {}, None),
                   ({"pool": 21, "lane": 5, "serial": 9, "region": WEIGHTS, "flags": 1}, {}, None)], cut=(28, 4))
     plain_family("pool_doorbell", 24, "request", "pool_doorbell", {"pool": 21, "flags": 2, "participant": 3, "life": 4}, {}, cut=(16, 3))
+    plain_family("world_join", 25, "request", "world_join", {"port": 29500, "rank": 1, "world_size": 4},
+                 {"address": "localhost:29500", "name": "worker1"}, cut=(8, 2))
+    plain_family("world_leave", 26, "request", "world_leave", {"world": 31}, {}, cut=(8, 1))
+    plain_family("world_pool", 27, "request", "world_pool", {"world": 31, "pool": 21}, {}, cut=(8, 1))
+    batch_family("ref_create", 28, "request", "ref_create",
+                 [({"world": 31, "owner": 2, "user": 0xffffffff, "state": 1}, {}, None),
+                  ({"world": 31, "counter": 7, "owner": 1, "user": 3, "state": 3, "flags": 1}, {}, None)], cut=(20, 2))
+    batch_family("ref_fork", 29, "request", "ref_fork",
+                 [({"world": 31, "reference": REFERENCE, "user": 3}, {}, None), ({"world": 31, "reference": REFERENCE, "user": 2}, {}, None)],
+                 cut=(20, 2))
+    batch_family("ref_take", 30, "request", "ref_take", [({"world": 31, "fork": FORK, "flags": 2}, {}, None)], cut=(20, 2))
+    batch_family("ref_release", 31, "request", "ref_release",
+                 [({"world": 31, "fork": FORK}, {}, None), ({"world": 31, "fork": REFERENCE}, {}, None)], cut=(20, 2), most=253, flags=2)
+    batch_family("ref_settle", 32, "request", "ref_settle",
+                 [({"world": 31, "reference": REFERENCE, "state": 3}, {}, None),
+                  ({"world": 31, "reference": FORK, "state": 4}, {"error": "ValueError: expected error"}, None)], cut=(20, 2))
+    plain_family("ref_ask", 33, "request", "ref_ask", {"world": 31, "reference": REFERENCE, "flags": 2}, {}, cut=(20, 2))
 
 
 def replies():
@@ -289,6 +308,21 @@ def replies():
     batch_family("queue_hold", REPLY | 23, "reply", "queue_hold_reply",
                  [({"outcome": fine()}, {}, None), ({"outcome": {"status": 6, "fd_index": 0xffff}}, {}, MISSING)], cut=(6, 1), most=253)
     plain_family("pool_doorbell", REPLY | 24, "reply", "pool_doorbell_reply", {"participant": 3, "life": 4}, {}, cut=(4, 1), fds=("socket",))
+    plain_family("world_join", REPLY | 25, "reply", "world_join_reply",
+                 {"world": 31, "group": 2, "pool": 21, "present": 4, "flags": 1}, {}, cut=(16, 2))
+    plain_family("world_leave", REPLY | 26, "reply", "world_leave_reply", {"present": 3, "forks": 2}, {}, cut=(4, 1))
+    plain_family("world_pool", REPLY | 27, "reply", "world_pool_reply", {"pool": 21}, {}, cut=(8, 1))
+    gone = ({"outcome": {"status": 6, "fd_index": 0xffff}}, {}, ({}, "no such fork of this worker"))
+    batch_family("ref_create", REPLY | 28, "reply", "ref_create_reply",
+                 [({"outcome": fine(), "reference": REFERENCE, "fork": FORK}, {}, None), gone], cut=(20, 2))
+    batch_family("ref_fork", REPLY | 29, "reply", "ref_fork_reply", [({"outcome": fine(), "fork": FORK}, {}, None), gone], cut=(20, 2))
+    batch_family("ref_take", REPLY | 30, "reply", "ref_take_reply",
+                 [({"outcome": fine(), "reference": REFERENCE, "owner": 2, "state": 3}, {}, None), gone], cut=(20, 2))
+    batch_family("ref_release", REPLY | 31, "reply", "ref_release_reply", [({"outcome": fine()}, {}, None), gone], cut=(6, 1), most=253)
+    batch_family("ref_settle", REPLY | 32, "reply", "ref_settle_reply",
+                 [({"outcome": fine(), "state": 4, "users": 2}, {}, None), gone], cut=(12, 2))
+    plain_family("ref_ask", REPLY | 33, "reply", "ref_ask_reply",
+                 {"state": 4, "owner": 2, "users": 3, "in_flight": 1, "created": 10**12}, {"error": "ValueError: expected error"}, cut=(8, 2))
 
 
 RECORDS = {
@@ -318,6 +352,14 @@ RECORDS = {
     "participants": ("participant_record",
                      {"pool": 21, "session": 5, "participant": 3, "life": 4, "state": 2, "pid": 4242, "uid": 1000, "slots_held": 2,
                       "reading": 1, "writing": 1, "unread": 7}, {}),
+    "worlds": ("world_record",
+               {"world": 31, "group": 2, "pool": 21, "owner_uid": 1000, "port": 29500, "world_size": 4, "present": 3, "died": 1, "flags": 1,
+                "references": 12, "forks": 20, "created": 10**12}, {"address": "localhost:29500"}),
+    "workers": ("worker_record",
+                {"world": 31, "session": 5, "rank": 1, "state": 1, "pid": 4242, "uid": 1000, "owned": 12, "forks": 7}, {"name": "worker1"}),
+    "references": ("reference_record",
+                   {"world": 31, "reference": REFERENCE, "owner": 2, "state": 4, "users": 3, "in_flight": 1, "user_ranks": 0xb,
+                    "created": 10**12}, {"error": "ValueError: expected error"}),
 }
 
 
@@ -365,6 +407,10 @@ def events():
                  base | {"group": 2, "bytes": 10 * GIB, "uid": 1000, "pid": 4242, "regions": 7, "how": 2, "code": 9},
                  {"text": "pid 4242 (uid 1000) was killed by signal 9: 7 regions, 10.0 GiB freed"}, cut=(16, 2), tag=0)
     plain_family("pool_changed", EVENT | 8, "event", "pool_changed_event", {"sequence": 41, "watch": 0, "pool": 21}, {}, cut=(16, 2), tag=0)
+    of_world = {"sequence": 41, "watch": 0, "world": 31}
+    plain_family("world_changed", EVENT | 16, "event", "world_changed_event", of_world | {"change": 2, "rank": 3, "present": 4}, {}, cut=(24, 3), tag=0)
+    plain_family("ref_unused", EVENT | 17, "event", "ref_unused_event", of_world | {"reference": REFERENCE}, {}, cut=(24, 3), tag=0)
+    plain_family("ref_changed", EVENT | 18, "event", "ref_changed_event", of_world | {"reference": REFERENCE, "state": 3, "owner": 2}, {}, cut=(24, 3), tag=0)
     plain_family("gap", EVENT | 7, "event", "gap_event", {"sequence": 41, "watch": 0, "lost": 3}, {}, cut=(24, 3), tag=0)
 
 

@@ -37,6 +37,13 @@ enum shmb_status {
   SHMB_E_PEER_GONE = 29, /* the other end of the queue has died or left */
   SHMB_E_BROKEN = 30, /* the shared words of the pool or lane are impossible: a participant has written over them */
   SHMB_E_POISONED = 31, /* a process died while it held the lock of the heap */
+  SHMB_E_WORLD_TAKEN = 32, /* the address belongs to another world of this uid, which is running */
+  SHMB_E_NO_WORLD = 33, /* the session is not a worker of that world: it never was, has left, or the world has ended */
+  SHMB_E_WORKER_GONE = 34, /* the worker has left or died */
+  SHMB_E_OWNER_GONE = 35, /* the owner of the reference has left or died */
+  SHMB_E_RAISED = 36, /* the function that was called on another worker failed */
+  SHMB_E_NO_FUNCTION = 37, /* the worker has no function or class of that name */
+  SHMB_E_LEAKING = 38, /* references are left that shutdown would leak */
 };
 
 /* X(NAME, value, text) for every code. */
@@ -73,6 +80,13 @@ enum shmb_status {
   X(peer_gone, 29, "the other end of the queue has died or left") \
   X(broken, 30, "the shared words of the pool or lane are impossible: a participant has written over them") \
   X(poisoned, 31, "a process died while it held the lock of the heap") \
+  X(world_taken, 32, "the address belongs to another world of this uid, which is running") \
+  X(no_world, 33, "the session is not a worker of that world: it never was, has left, or the world has ended") \
+  X(worker_gone, 34, "the worker has left or died") \
+  X(owner_gone, 35, "the owner of the reference has left or died") \
+  X(raised, 36, "the function that was called on another worker failed") \
+  X(no_function, 37, "the worker has no function or class of that name") \
+  X(leaking, 38, "references are left that shutdown would leak") \
   /* end */
 
 #endif

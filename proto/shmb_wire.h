@@ -41,6 +41,15 @@ enum shmbw_op {
   SHMBW_OP_LANE_THROUGH = 22,
   SHMBW_OP_QUEUE_HOLD = 23,
   SHMBW_OP_POOL_DOORBELL = 24,
+  SHMBW_OP_WORLD_JOIN = 25,
+  SHMBW_OP_WORLD_LEAVE = 26,
+  SHMBW_OP_WORLD_POOL = 27,
+  SHMBW_OP_REF_CREATE = 28,
+  SHMBW_OP_REF_FORK = 29,
+  SHMBW_OP_REF_TAKE = 30,
+  SHMBW_OP_REF_RELEASE = 31,
+  SHMBW_OP_REF_SETTLE = 32,
+  SHMBW_OP_REF_ASK = 33,
 };
 
 enum shmbw_event {
@@ -52,6 +61,9 @@ enum shmbw_event {
   SHMBW_EVENT_RECLAIM = 6,
   SHMBW_EVENT_GAP = 7,
   SHMBW_EVENT_POOL_CHANGED = 8,
+  SHMBW_EVENT_WORLD_CHANGED = 16,
+  SHMBW_EVENT_REF_UNUSED = 17,
+  SHMBW_EVENT_REF_CHANGED = 18,
 };
 
 enum shmbw_slot {
@@ -74,6 +86,8 @@ enum shmbw_slot {
   SHMBW_SLOT_LANE_BYTES = 16,
   SHMBW_SLOT_SEGMENTS = 17,
   SHMBW_SLOT_SLOTS = 18,
+  SHMBW_SLOT_WORLDS = 19,
+  SHMBW_SLOT_REFERENCES = 20,
 };
 
 enum shmbw_scope {
@@ -143,6 +157,9 @@ enum shmbw_table {
   SHMBW_TABLE_POOLS = 7,
   SHMBW_TABLE_QUEUES = 8,
   SHMBW_TABLE_PARTICIPANTS = 9,
+  SHMBW_TABLE_WORLDS = 10,
+  SHMBW_TABLE_WORKERS = 11,
+  SHMBW_TABLE_REFERENCES = 12,
 };
 
 enum shmbw_queue_kind {
@@ -171,6 +188,32 @@ enum shmbw_death {
   SHMBW_DEATH_EXITED = 1,
   SHMBW_DEATH_KILLED = 2,
   SHMBW_DEATH_DISCONNECTED = 3,
+};
+
+enum shmbw_ref_state {
+  SHMBW_REF_STATE_NONE = 0,
+  SHMBW_REF_STATE_REGISTERED = 1,
+  SHMBW_REF_STATE_TAKEN = 2,
+  SHMBW_REF_STATE_READY = 3,
+  SHMBW_REF_STATE_FAILED = 4,
+  SHMBW_REF_STATE_OWNER_GONE = 5,
+};
+
+enum shmbw_world_change {
+  SHMBW_WORLD_CHANGE_NONE = 0,
+  SHMBW_WORLD_CHANGE_JOINED = 1,
+  SHMBW_WORLD_CHANGE_COMPLETE = 2,
+  SHMBW_WORLD_CHANGE_POOL = 3,
+  SHMBW_WORLD_CHANGE_LEFT = 4,
+  SHMBW_WORLD_CHANGE_DIED = 5,
+  SHMBW_WORLD_CHANGE_ENDED = 6,
+};
+
+enum shmbw_worker_state {
+  SHMBW_WORKER_STATE_ABSENT = 0,
+  SHMBW_WORKER_STATE_PRESENT = 1,
+  SHMBW_WORKER_STATE_LEFT = 2,
+  SHMBW_WORKER_STATE_DIED = 3,
 };
 
 enum shmbw_header_flags {
@@ -326,6 +369,25 @@ enum shmbw_feature_flags {
   SHMBW_FEATURE_KNOWN = 63,
 };
 
+enum shmbw_world_state_flags {
+  SHMBW_WORLD_STATE_COMPLETE = 1 << 0,
+  SHMBW_WORLD_STATE_BROKEN = 1 << 1,
+  SHMBW_WORLD_STATE_ENDING = 1 << 2,
+  SHMBW_WORLD_STATE_KNOWN = 7,
+};
+
+enum shmbw_ref_create_flags {
+  SHMBW_REF_CREATE_GIVEN_COUNTER = 1 << 0,
+  SHMBW_REF_CREATE_TELL = 1 << 1,
+  SHMBW_REF_CREATE_KNOWN = 3,
+};
+
+enum shmbw_ref_fork_flags {
+  SHMBW_REF_FORK_IN_FLIGHT = 1 << 0,
+  SHMBW_REF_FORK_TELL = 1 << 1,
+  SHMBW_REF_FORK_KNOWN = 3,
+};
+
 struct shmbw_header {
   uint32_t size; /* of the whole packet; must equal the bytes received */
   uint16_t op; /* request number; replies have bit 15, events bit 14 */
@@ -362,6 +424,12 @@ struct shmbw_refusal {
   uint64_t limit; /* the limit in the slot's unit (bytes or a count) */
   uint64_t used; /* in use before the request */
   uint64_t asked; /* what the request wanted on top */
+};
+
+struct shmbw_ref_id {
+  uint64_t counter; /* from 1; 0 is none */
+  uint32_t creator; /* rank */
+  uint32_t reserved; /* zero */
 };
 
 struct shmbw_hello {
@@ -562,7 +630,7 @@ struct shmbw_list {
   uint32_t flags; /* list flags */
   uint64_t cursor; /* 0 first, then `next` of the last page */
   uint64_t group; /* only this group, 0: any */
-  struct shmbw_region_ref region; /* only this region, id 0: any; generation 0: whichever; pools, queues, participants: the id is a pool's */
+  struct shmbw_region_ref region; /* only this region, id 0: any; generation 0: whichever; pools, queues, participants: the id is a pool's; worlds, workers, references: a world's */
   uint32_t owner_uid; /* with flag owner_given */
   uint16_t group_len; /* bytes of text group: only the group of this name */
   uint16_t name_len; /* bytes of text name: only regions (pools, queues, participants: pools) of this name */
@@ -741,6 +809,122 @@ struct shmbw_pool_doorbell_reply {
   uint32_t life;
 };
 
+struct shmbw_world_join {
+  uint32_t port; /* 1 to 65535: with the uid the world's name */
+  uint32_t rank; /* 0 to world_size - 1 */
+  uint32_t world_size; /* 1 to 64, the same for all workers */
+  uint16_t address_len; /* bytes of text address, 1 to 255: host and port as the worker was told, for messages and lists */
+  uint16_t name_len; /* bytes of text name: the worker's, 1 to 96 of [A-Za-z0-9._:-] */
+};
+
+struct shmbw_world_join_reply {
+  uint64_t world; /* its id, never reused within an epoch */
+  uint64_t group; /* the group of the worker that made the world; the world ends with it */
+  uint64_t pool; /* 0: not told yet */
+  uint32_t present; /* workers that have joined, this one among them */
+  uint32_t flags; /* world_state flags */
+};
+
+struct shmbw_world_leave {
+  uint64_t world;
+};
+
+struct shmbw_world_leave_reply {
+  uint32_t present; /* workers left */
+  uint32_t forks; /* that the worker still had */
+};
+
+struct shmbw_world_pool {
+  uint64_t world;
+  uint64_t pool;
+};
+
+struct shmbw_world_pool_reply {
+  uint64_t pool; /* the world's pool */
+};
+
+struct shmbw_ref_create {
+  uint64_t world;
+  uint64_t counter; /* with flag given_counter (owner = caller): of a reference that the caller made before and that the table has no more */
+  uint32_t owner; /* rank */
+  uint32_t user; /* rank, or 0xffffffff */
+  uint32_t state; /* enum ref_state: registered; taken, ready or failed if the caller is the owner */
+  uint32_t flags; /* ref_create flags; tell: ref_changed events for the caller's own fork */
+};
+
+struct shmbw_ref_create_reply {
+  struct shmbw_outcome outcome;
+  struct shmbw_ref_id reference;
+  struct shmbw_ref_id fork;
+};
+
+struct shmbw_ref_fork {
+  uint64_t world;
+  struct shmbw_ref_id reference;
+  uint32_t user; /* rank of the receiver; the owner too, and the caller itself */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_ref_fork_reply {
+  struct shmbw_outcome outcome;
+  struct shmbw_ref_id fork;
+};
+
+struct shmbw_ref_take {
+  uint64_t world;
+  struct shmbw_ref_id fork;
+  uint32_t flags; /* ref_fork flags: tell */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_ref_take_reply {
+  struct shmbw_outcome outcome;
+  struct shmbw_ref_id reference;
+  uint32_t owner; /* rank */
+  uint32_t state; /* enum ref_state */
+};
+
+struct shmbw_ref_release {
+  uint64_t world;
+  struct shmbw_ref_id fork;
+};
+
+struct shmbw_ref_release_reply {
+  struct shmbw_outcome outcome;
+};
+
+struct shmbw_ref_settle {
+  uint64_t world;
+  struct shmbw_ref_id reference;
+  uint32_t state; /* enum ref_state: taken, ready or failed */
+  uint16_t error_len; /* with failed: bytes of text error, at most 256 */
+  uint16_t reserved; /* zero */
+};
+
+struct shmbw_ref_settle_reply {
+  struct shmbw_outcome outcome;
+  uint32_t state; /* enum ref_state that stands */
+  uint32_t users; /* forks */
+};
+
+struct shmbw_ref_ask {
+  uint64_t world;
+  struct shmbw_ref_id reference;
+  uint32_t flags; /* ref_fork flags: tell: from now on ref_changed events for the caller's forks */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_ref_ask_reply {
+  uint32_t state; /* enum ref_state */
+  uint32_t owner; /* rank */
+  uint32_t users; /* forks, those in flight among them */
+  uint32_t in_flight; /* of them */
+  int64_t created; /* CLOCK_BOOTTIME nanoseconds */
+  uint16_t error_len;
+  uint16_t reserved0; /* zero */
+  uint32_t reserved1; /* zero */
+};
+
 struct shmbw_region_record {
   struct shmbw_region_ref region;
   uint64_t length;
@@ -896,6 +1080,52 @@ struct shmbw_participant_record {
   uint64_t unread; /* messages in its lanes that wait for readers */
 };
 
+struct shmbw_world_record {
+  uint64_t world;
+  uint64_t group;
+  uint64_t pool; /* 0: not told yet */
+  uint32_t owner_uid;
+  uint32_t port;
+  uint32_t world_size;
+  uint32_t present; /* workers */
+  uint32_t died; /* workers */
+  uint32_t flags; /* world_state flags */
+  uint64_t references;
+  uint64_t forks;
+  int64_t created; /* CLOCK_BOOTTIME nanoseconds */
+  uint16_t address_len;
+  uint16_t reserved0; /* zero */
+  uint32_t reserved1; /* zero */
+};
+
+struct shmbw_worker_record {
+  uint64_t world;
+  uint64_t session; /* 0: gone */
+  uint32_t rank;
+  uint32_t state; /* enum worker_state */
+  uint32_t pid; /* 0 unknown */
+  uint32_t uid;
+  uint64_t owned; /* references */
+  uint64_t forks; /* it has or are in flight to it */
+  uint16_t name_len;
+  uint16_t reserved0; /* zero */
+  uint32_t reserved1; /* zero */
+};
+
+struct shmbw_reference_record {
+  uint64_t world;
+  struct shmbw_ref_id reference;
+  uint32_t owner; /* rank */
+  uint32_t state; /* enum ref_state */
+  uint32_t users; /* forks */
+  uint32_t in_flight; /* of them */
+  uint64_t user_ranks; /* one bit for each rank that has a fork or is to get one */
+  int64_t created; /* CLOCK_BOOTTIME nanoseconds */
+  uint16_t error_len;
+  uint16_t reserved0; /* zero */
+  uint32_t reserved1; /* zero */
+};
+
 struct shmbw_region_ready_event {
   uint64_t sequence;
   uint64_t watch;
@@ -956,6 +1186,32 @@ struct shmbw_pool_changed_event {
   uint64_t pool; /* somebody joined, left or died: look at the directory's change word */
 };
 
+struct shmbw_world_changed_event {
+  uint64_t sequence;
+  uint64_t watch; /* 0 */
+  uint64_t world;
+  uint32_t change; /* enum world_change */
+  uint32_t rank; /* who joined, left or died */
+  uint32_t present; /* workers */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_ref_unused_event {
+  uint64_t sequence;
+  uint64_t watch; /* 0 */
+  uint64_t world;
+  struct shmbw_ref_id reference; /* the last fork has gone and the table has forgotten it */
+};
+
+struct shmbw_ref_changed_event {
+  uint64_t sequence;
+  uint64_t watch; /* 0 */
+  uint64_t world;
+  struct shmbw_ref_id reference;
+  uint32_t state; /* enum ref_state */
+  uint32_t owner; /* rank */
+};
+
 #ifdef __cplusplus
 #define SHMBW_CHECK(x) static_assert(x, #x)
 #else
@@ -989,6 +1245,10 @@ SHMBW_CHECK(offsetof(struct shmbw_refusal, scope_id) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_refusal, limit) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_refusal, used) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_refusal, asked) == 32);
+SHMBW_CHECK(sizeof(struct shmbw_ref_id) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_ref_id, counter) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_id, creator) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_id, reserved) == 12);
 SHMBW_CHECK(sizeof(struct shmbw_hello) == 72);
 SHMBW_CHECK(offsetof(struct shmbw_hello, version_min) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_hello, version_max) == 2);
@@ -1274,6 +1534,86 @@ SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell, reserved) == 20);
 SHMBW_CHECK(sizeof(struct shmbw_pool_doorbell_reply) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell_reply, participant) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell_reply, life) == 4);
+SHMBW_CHECK(sizeof(struct shmbw_world_join) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_world_join, port) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_world_join, rank) == 4);
+SHMBW_CHECK(offsetof(struct shmbw_world_join, world_size) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_world_join, address_len) == 12);
+SHMBW_CHECK(offsetof(struct shmbw_world_join, name_len) == 14);
+SHMBW_CHECK(sizeof(struct shmbw_world_join_reply) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_world_join_reply, world) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_world_join_reply, group) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_world_join_reply, pool) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_world_join_reply, present) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_world_join_reply, flags) == 28);
+SHMBW_CHECK(sizeof(struct shmbw_world_leave) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_world_leave, world) == 0);
+SHMBW_CHECK(sizeof(struct shmbw_world_leave_reply) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_world_leave_reply, present) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_world_leave_reply, forks) == 4);
+SHMBW_CHECK(sizeof(struct shmbw_world_pool) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_world_pool, world) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_world_pool, pool) == 8);
+SHMBW_CHECK(sizeof(struct shmbw_world_pool_reply) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_world_pool_reply, pool) == 0);
+SHMBW_CHECK(sizeof(struct shmbw_ref_create) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_ref_create, world) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_create, counter) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_create, owner) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_ref_create, user) == 20);
+SHMBW_CHECK(offsetof(struct shmbw_ref_create, state) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_ref_create, flags) == 28);
+SHMBW_CHECK(sizeof(struct shmbw_ref_create_reply) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_ref_create_reply, outcome) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_create_reply, reference) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_create_reply, fork) == 24);
+SHMBW_CHECK(sizeof(struct shmbw_ref_fork) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_ref_fork, world) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_fork, reference) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_fork, user) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_ref_fork, reserved) == 28);
+SHMBW_CHECK(sizeof(struct shmbw_ref_fork_reply) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_ref_fork_reply, outcome) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_fork_reply, fork) == 8);
+SHMBW_CHECK(sizeof(struct shmbw_ref_take) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_ref_take, world) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_take, fork) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_take, flags) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_ref_take, reserved) == 28);
+SHMBW_CHECK(sizeof(struct shmbw_ref_take_reply) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_ref_take_reply, outcome) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_take_reply, reference) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_take_reply, owner) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_ref_take_reply, state) == 28);
+SHMBW_CHECK(sizeof(struct shmbw_ref_release) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_ref_release, world) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_release, fork) == 8);
+SHMBW_CHECK(sizeof(struct shmbw_ref_release_reply) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_release_reply, outcome) == 0);
+SHMBW_CHECK(sizeof(struct shmbw_ref_settle) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle, world) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle, reference) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle, state) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle, error_len) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle, reserved) == 30);
+SHMBW_CHECK(sizeof(struct shmbw_ref_settle_reply) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle_reply, outcome) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle_reply, state) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_settle_reply, users) == 12);
+SHMBW_CHECK(sizeof(struct shmbw_ref_ask) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_ref_ask, world) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_ask, reference) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_ask, flags) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_ref_ask, reserved) == 28);
+SHMBW_CHECK(sizeof(struct shmbw_ref_ask_reply) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, state) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, owner) == 4);
+SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, users) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, in_flight) == 12);
+SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, created) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, error_len) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, reserved0) == 26);
+SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, reserved1) == 28);
 SHMBW_CHECK(sizeof(struct shmbw_region_record) == 112);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, length) == 16);
@@ -1411,6 +1751,46 @@ SHMBW_CHECK(offsetof(struct shmbw_participant_record, slots_held) == 36);
 SHMBW_CHECK(offsetof(struct shmbw_participant_record, reading) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_participant_record, writing) == 44);
 SHMBW_CHECK(offsetof(struct shmbw_participant_record, unread) == 48);
+SHMBW_CHECK(sizeof(struct shmbw_world_record) == 80);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, world) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, group) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, pool) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, owner_uid) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, port) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, world_size) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, present) == 36);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, died) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, flags) == 44);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, references) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, forks) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, created) == 64);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, address_len) == 72);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, reserved0) == 74);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, reserved1) == 76);
+SHMBW_CHECK(sizeof(struct shmbw_worker_record) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, world) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, session) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, rank) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, state) == 20);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, pid) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, uid) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, owned) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, forks) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, name_len) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, reserved0) == 50);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, reserved1) == 52);
+SHMBW_CHECK(sizeof(struct shmbw_reference_record) == 64);
+SHMBW_CHECK(offsetof(struct shmbw_reference_record, world) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_reference_record, reference) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_reference_record, owner) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_reference_record, state) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_reference_record, users) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_reference_record, in_flight) == 36);
+SHMBW_CHECK(offsetof(struct shmbw_reference_record, user_ranks) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_reference_record, created) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_reference_record, error_len) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_reference_record, reserved0) == 58);
+SHMBW_CHECK(offsetof(struct shmbw_reference_record, reserved1) == 60);
 SHMBW_CHECK(sizeof(struct shmbw_region_ready_event) == 32);
 SHMBW_CHECK(offsetof(struct shmbw_region_ready_event, sequence) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_region_ready_event, watch) == 8);
@@ -1455,6 +1835,26 @@ SHMBW_CHECK(sizeof(struct shmbw_pool_changed_event) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_pool_changed_event, sequence) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_pool_changed_event, watch) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_pool_changed_event, pool) == 16);
+SHMBW_CHECK(sizeof(struct shmbw_world_changed_event) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, sequence) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, watch) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, world) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, change) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, rank) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, present) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, reserved) == 36);
+SHMBW_CHECK(sizeof(struct shmbw_ref_unused_event) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_ref_unused_event, sequence) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_unused_event, watch) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_unused_event, world) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_ref_unused_event, reference) == 24);
+SHMBW_CHECK(sizeof(struct shmbw_ref_changed_event) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_ref_changed_event, sequence) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ref_changed_event, watch) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ref_changed_event, world) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_ref_changed_event, reference) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_ref_changed_event, state) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_ref_changed_event, owner) == 44);
 #undef SHMBW_CHECK
 
 #endif

@@ -49,6 +49,12 @@ template <class F> constexpr void visit_fields(shmbw_refusal& s, F&& f) {
   f("used", s.used);
   f("asked", s.asked);
 }
+constexpr bool reserved_zero(const shmbw_ref_id& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_ref_id& s, F&& f) {
+  f("counter", s.counter);
+  f("creator", s.creator);
+  f("reserved", s.reserved);
+}
 constexpr bool reserved_zero(const shmbw_hello& s) { return s.reserved == 0; }
 template <class F> constexpr void visit_fields(shmbw_hello& s, F&& f) {
   f("version_min", s.version_min);
@@ -426,6 +432,122 @@ template <class F> constexpr void visit_fields(shmbw_pool_doorbell_reply& s, F&&
   f("participant", s.participant);
   f("life", s.life);
 }
+constexpr bool reserved_zero(const shmbw_world_join&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_world_join& s, F&& f) {
+  f("port", s.port);
+  f("rank", s.rank);
+  f("world_size", s.world_size);
+  f("address_len", s.address_len);
+  f("name_len", s.name_len);
+}
+constexpr bool reserved_zero(const shmbw_world_join_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_world_join_reply& s, F&& f) {
+  f("world", s.world);
+  f("group", s.group);
+  f("pool", s.pool);
+  f("present", s.present);
+  f("flags", s.flags);
+}
+constexpr bool reserved_zero(const shmbw_world_leave&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_world_leave& s, F&& f) {
+  f("world", s.world);
+}
+constexpr bool reserved_zero(const shmbw_world_leave_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_world_leave_reply& s, F&& f) {
+  f("present", s.present);
+  f("forks", s.forks);
+}
+constexpr bool reserved_zero(const shmbw_world_pool&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_world_pool& s, F&& f) {
+  f("world", s.world);
+  f("pool", s.pool);
+}
+constexpr bool reserved_zero(const shmbw_world_pool_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_world_pool_reply& s, F&& f) {
+  f("pool", s.pool);
+}
+constexpr bool reserved_zero(const shmbw_ref_create&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_ref_create& s, F&& f) {
+  f("world", s.world);
+  f("counter", s.counter);
+  f("owner", s.owner);
+  f("user", s.user);
+  f("state", s.state);
+  f("flags", s.flags);
+}
+constexpr bool reserved_zero(const shmbw_ref_create_reply& s) { return reserved_zero(s.outcome) && reserved_zero(s.reference) && reserved_zero(s.fork); }
+template <class F> constexpr void visit_fields(shmbw_ref_create_reply& s, F&& f) {
+  f("outcome", s.outcome);
+  f("reference", s.reference);
+  f("fork", s.fork);
+}
+constexpr bool reserved_zero(const shmbw_ref_fork& s) { return s.reserved == 0 && reserved_zero(s.reference); }
+template <class F> constexpr void visit_fields(shmbw_ref_fork& s, F&& f) {
+  f("world", s.world);
+  f("reference", s.reference);
+  f("user", s.user);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_ref_fork_reply& s) { return reserved_zero(s.outcome) && reserved_zero(s.fork); }
+template <class F> constexpr void visit_fields(shmbw_ref_fork_reply& s, F&& f) {
+  f("outcome", s.outcome);
+  f("fork", s.fork);
+}
+constexpr bool reserved_zero(const shmbw_ref_take& s) { return s.reserved == 0 && reserved_zero(s.fork); }
+template <class F> constexpr void visit_fields(shmbw_ref_take& s, F&& f) {
+  f("world", s.world);
+  f("fork", s.fork);
+  f("flags", s.flags);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_ref_take_reply& s) { return reserved_zero(s.outcome) && reserved_zero(s.reference); }
+template <class F> constexpr void visit_fields(shmbw_ref_take_reply& s, F&& f) {
+  f("outcome", s.outcome);
+  f("reference", s.reference);
+  f("owner", s.owner);
+  f("state", s.state);
+}
+constexpr bool reserved_zero(const shmbw_ref_release& s) { return reserved_zero(s.fork); }
+template <class F> constexpr void visit_fields(shmbw_ref_release& s, F&& f) {
+  f("world", s.world);
+  f("fork", s.fork);
+}
+constexpr bool reserved_zero(const shmbw_ref_release_reply& s) { return reserved_zero(s.outcome); }
+template <class F> constexpr void visit_fields(shmbw_ref_release_reply& s, F&& f) {
+  f("outcome", s.outcome);
+}
+constexpr bool reserved_zero(const shmbw_ref_settle& s) { return s.reserved == 0 && reserved_zero(s.reference); }
+template <class F> constexpr void visit_fields(shmbw_ref_settle& s, F&& f) {
+  f("world", s.world);
+  f("reference", s.reference);
+  f("state", s.state);
+  f("error_len", s.error_len);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_ref_settle_reply& s) { return reserved_zero(s.outcome); }
+template <class F> constexpr void visit_fields(shmbw_ref_settle_reply& s, F&& f) {
+  f("outcome", s.outcome);
+  f("state", s.state);
+  f("users", s.users);
+}
+constexpr bool reserved_zero(const shmbw_ref_ask& s) { return s.reserved == 0 && reserved_zero(s.reference); }
+template <class F> constexpr void visit_fields(shmbw_ref_ask& s, F&& f) {
+  f("world", s.world);
+  f("reference", s.reference);
+  f("flags", s.flags);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_ref_ask_reply& s) { return s.reserved0 == 0 && s.reserved1 == 0; }
+template <class F> constexpr void visit_fields(shmbw_ref_ask_reply& s, F&& f) {
+  f("state", s.state);
+  f("owner", s.owner);
+  f("users", s.users);
+  f("in_flight", s.in_flight);
+  f("created", s.created);
+  f("error_len", s.error_len);
+  f("reserved0", s.reserved0);
+  f("reserved1", s.reserved1);
+}
 constexpr bool reserved_zero(const shmbw_region_record& s) { return s.reserved == 0 && reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_region_record& s, F&& f) {
   f("region", s.region);
@@ -581,6 +703,52 @@ template <class F> constexpr void visit_fields(shmbw_participant_record& s, F&& 
   f("writing", s.writing);
   f("unread", s.unread);
 }
+constexpr bool reserved_zero(const shmbw_world_record& s) { return s.reserved0 == 0 && s.reserved1 == 0; }
+template <class F> constexpr void visit_fields(shmbw_world_record& s, F&& f) {
+  f("world", s.world);
+  f("group", s.group);
+  f("pool", s.pool);
+  f("owner_uid", s.owner_uid);
+  f("port", s.port);
+  f("world_size", s.world_size);
+  f("present", s.present);
+  f("died", s.died);
+  f("flags", s.flags);
+  f("references", s.references);
+  f("forks", s.forks);
+  f("created", s.created);
+  f("address_len", s.address_len);
+  f("reserved0", s.reserved0);
+  f("reserved1", s.reserved1);
+}
+constexpr bool reserved_zero(const shmbw_worker_record& s) { return s.reserved0 == 0 && s.reserved1 == 0; }
+template <class F> constexpr void visit_fields(shmbw_worker_record& s, F&& f) {
+  f("world", s.world);
+  f("session", s.session);
+  f("rank", s.rank);
+  f("state", s.state);
+  f("pid", s.pid);
+  f("uid", s.uid);
+  f("owned", s.owned);
+  f("forks", s.forks);
+  f("name_len", s.name_len);
+  f("reserved0", s.reserved0);
+  f("reserved1", s.reserved1);
+}
+constexpr bool reserved_zero(const shmbw_reference_record& s) { return s.reserved0 == 0 && s.reserved1 == 0 && reserved_zero(s.reference); }
+template <class F> constexpr void visit_fields(shmbw_reference_record& s, F&& f) {
+  f("world", s.world);
+  f("reference", s.reference);
+  f("owner", s.owner);
+  f("state", s.state);
+  f("users", s.users);
+  f("in_flight", s.in_flight);
+  f("user_ranks", s.user_ranks);
+  f("created", s.created);
+  f("error_len", s.error_len);
+  f("reserved0", s.reserved0);
+  f("reserved1", s.reserved1);
+}
 constexpr bool reserved_zero(const shmbw_region_ready_event& s) { return reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_region_ready_event& s, F&& f) {
   f("sequence", s.sequence);
@@ -640,6 +808,32 @@ template <class F> constexpr void visit_fields(shmbw_pool_changed_event& s, F&& 
   f("sequence", s.sequence);
   f("watch", s.watch);
   f("pool", s.pool);
+}
+constexpr bool reserved_zero(const shmbw_world_changed_event& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_world_changed_event& s, F&& f) {
+  f("sequence", s.sequence);
+  f("watch", s.watch);
+  f("world", s.world);
+  f("change", s.change);
+  f("rank", s.rank);
+  f("present", s.present);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_ref_unused_event& s) { return reserved_zero(s.reference); }
+template <class F> constexpr void visit_fields(shmbw_ref_unused_event& s, F&& f) {
+  f("sequence", s.sequence);
+  f("watch", s.watch);
+  f("world", s.world);
+  f("reference", s.reference);
+}
+constexpr bool reserved_zero(const shmbw_ref_changed_event& s) { return reserved_zero(s.reference); }
+template <class F> constexpr void visit_fields(shmbw_ref_changed_event& s, F&& f) {
+  f("sequence", s.sequence);
+  f("watch", s.watch);
+  f("world", s.world);
+  f("reference", s.reference);
+  f("state", s.state);
+  f("owner", s.owner);
 }
 
 // f("library", s.library_len) for each text, in the order in which the texts stand.
@@ -756,6 +950,46 @@ template <class F> constexpr void visit_texts(shmbw_pool_doorbell&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_pool_doorbell_reply&, F&&) {
 }
+template <class F> constexpr void visit_texts(shmbw_world_join& s, F&& f) {
+  f("address", s.address_len);
+  f("name", s.name_len);
+}
+template <class F> constexpr void visit_texts(shmbw_world_join_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_world_leave&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_world_leave_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_world_pool&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_world_pool_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ref_create&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ref_create_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ref_fork&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ref_fork_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ref_take&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ref_take_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ref_release&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ref_release_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ref_settle& s, F&& f) {
+  f("error", s.error_len);
+}
+template <class F> constexpr void visit_texts(shmbw_ref_settle_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ref_ask&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ref_ask_reply& s, F&& f) {
+  f("error", s.error_len);
+}
 template <class F> constexpr void visit_texts(shmbw_region_record& s, F&& f) {
   f("group", s.group_len);
   f("name", s.name_len);
@@ -782,6 +1016,15 @@ template <class F> constexpr void visit_texts(shmbw_queue_record& s, F&& f) {
 }
 template <class F> constexpr void visit_texts(shmbw_participant_record&, F&&) {
 }
+template <class F> constexpr void visit_texts(shmbw_world_record& s, F&& f) {
+  f("address", s.address_len);
+}
+template <class F> constexpr void visit_texts(shmbw_worker_record& s, F&& f) {
+  f("name", s.name_len);
+}
+template <class F> constexpr void visit_texts(shmbw_reference_record& s, F&& f) {
+  f("error", s.error_len);
+}
 template <class F> constexpr void visit_texts(shmbw_region_ready_event&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_region_published_event&, F&&) {
@@ -799,6 +1042,12 @@ template <class F> constexpr void visit_texts(shmbw_reclaim_event& s, F&& f) {
 template <class F> constexpr void visit_texts(shmbw_gap_event&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_world_changed_event&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ref_unused_event&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ref_changed_event&, F&&) {
 }
 
 // X(op, name, batch): every request, every request with a reply, every record (by table number), every event.
@@ -827,6 +1076,15 @@ template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
   X(22, lane_through, true) \
   X(23, queue_hold, true) \
   X(24, pool_doorbell, false) \
+  X(25, world_join, false) \
+  X(26, world_leave, false) \
+  X(27, world_pool, false) \
+  X(28, ref_create, true) \
+  X(29, ref_fork, true) \
+  X(30, ref_take, true) \
+  X(31, ref_release, true) \
+  X(32, ref_settle, true) \
+  X(33, ref_ask, false) \
   /* end */
 #define SHMBW_REPLIES(X) \
   X(1, hello, false) \
@@ -851,6 +1109,15 @@ template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
   X(21, queue_close, false) \
   X(23, queue_hold, true) \
   X(24, pool_doorbell, false) \
+  X(25, world_join, false) \
+  X(26, world_leave, false) \
+  X(27, world_pool, false) \
+  X(28, ref_create, true) \
+  X(29, ref_fork, true) \
+  X(30, ref_take, true) \
+  X(31, ref_release, true) \
+  X(32, ref_settle, true) \
+  X(33, ref_ask, false) \
   /* end */
 #define SHMBW_RECORDS(X) \
   X(1, region_record, false) \
@@ -862,6 +1129,9 @@ template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
   X(7, pool_record, false) \
   X(8, queue_record, false) \
   X(9, participant_record, false) \
+  X(10, world_record, false) \
+  X(11, worker_record, false) \
+  X(12, reference_record, false) \
   /* end */
 #define SHMBW_EVENTS(X) \
   X(1, region_ready, false) \
@@ -872,6 +1142,9 @@ template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
   X(6, reclaim, false) \
   X(7, gap, false) \
   X(8, pool_changed, false) \
+  X(16, world_changed, false) \
+  X(17, ref_unused, false) \
+  X(18, ref_changed, false) \
   /* end */
 
 }  // namespace shmb::wire

@@ -15,9 +15,10 @@ import struct
 import subprocess
 import sys
 
-# One letter a field, as in the struct module; "16" is sixteen bytes, "R" a region_ref, "O" an outcome. Nothing is
+# One letter a field, as in the struct module; "16" is sixteen bytes, "R" a region_ref, "F" a ref_id, "O" an outcome. Nothing is
 # padded: the document names its padding.
 REGION = "Q:id I:generation I:reserved"
+REFERENCE = "Q:counter I:creator I:reserved"
 OUTCOME = "i:status H:fd_index H:detail_len"
 BATCH = "H:count H:element_size I:reserved"
 REFUSAL = "H:slot H:scope I:system_errno Q:scope_id Q:limit Q:used Q:asked"
@@ -51,6 +52,15 @@ REQUESTS = {
     22: ("lane_through", True, "Q:pool I:lane I:serial I:end I:reserved", ""),
     23: ("queue_hold", True, "Q:pool I:lane I:serial R:region I:flags I:reserved", ""),
     24: ("pool_doorbell", False, "Q:pool I:flags I:participant I:life I:reserved", ""),
+    25: ("world_join", False, "I:port I:rank I:world_size H:address_len H:name_len", "address name"),
+    26: ("world_leave", False, "Q:world", ""),
+    27: ("world_pool", False, "Q:world Q:pool", ""),
+    28: ("ref_create", True, "Q:world Q:counter I:owner I:user I:state I:flags", ""),
+    29: ("ref_fork", True, "Q:world F:reference I:user I:reserved", ""),
+    30: ("ref_take", True, "Q:world F:fork I:flags I:reserved", ""),
+    31: ("ref_release", True, "Q:world F:fork", ""),
+    32: ("ref_settle", True, "Q:world F:reference I:state H:error_len H:reserved", "error"),
+    33: ("ref_ask", False, "Q:world F:reference I:flags I:reserved", ""),
 }
 REPLIES = {
     1: ("hello", False, "H:version H:mode I:broker_uid I:uid I:max_message Q:features Q:epoch Q:session Q:group 16:fork_secret "
@@ -79,6 +89,15 @@ REPLIES = {
     21: ("queue_close", False, "I:readers I:writers", ""),
     23: ("queue_hold", True, "O:outcome", ""),
     24: ("pool_doorbell", False, "I:participant I:life", ""),
+    25: ("world_join", False, "Q:world Q:group Q:pool I:present I:flags", ""),
+    26: ("world_leave", False, "I:present I:forks", ""),
+    27: ("world_pool", False, "Q:pool", ""),
+    28: ("ref_create", True, "O:outcome F:reference F:fork", ""),
+    29: ("ref_fork", True, "O:outcome F:fork", ""),
+    30: ("ref_take", True, "O:outcome F:reference I:owner I:state", ""),
+    31: ("ref_release", True, "O:outcome", ""),
+    32: ("ref_settle", True, "O:outcome I:state I:users", ""),
+    33: ("ref_ask", False, "I:state I:owner I:users I:in_flight q:created H:error_len H:reserved0 I:reserved1", "error"),
 }
 EVENTS = {
     1: ("region_ready", False, "Q:sequence Q:watch R:region", ""),
@@ -89,6 +108,9 @@ EVENTS = {
     6: ("reclaim", False, "Q:sequence Q:watch Q:group Q:bytes I:uid I:pid I:regions I:how i:code H:text_len H:reserved", "text"),
     7: ("gap", False, "Q:sequence Q:watch Q:lost", ""),
     8: ("pool_changed", False, "Q:sequence Q:watch Q:pool", ""),
+    16: ("world_changed", False, "Q:sequence Q:watch Q:world I:change I:rank I:present I:reserved", ""),
+    17: ("ref_unused", False, "Q:sequence Q:watch Q:world F:reference", ""),
+    18: ("ref_changed", False, "Q:sequence Q:watch Q:world F:reference I:state I:owner", ""),
 }
 RECORDS = {
     "regions": ("R:region Q:length Q:bytes Q:touched Q:group I:owner_uid I:state I:page_kind I:flags I:holders I:writers I:tickets "
@@ -105,6 +127,11 @@ RECORDS = {
     "queues": ("Q:pool Q:group I:queue I:serial I:kind I:flags I:cells I:cell_size I:readers I:writers I:lanes I:closed Q:depth Q:lag "
                "Q:lost Q:regions I:owner_uid I:deaths H:pool_len H:name_len I:reserved", "pool name"),
     "participants": ("Q:pool Q:session I:participant I:life I:state I:pid I:uid I:slots_held I:reading I:writing Q:unread", ""),
+    "worlds": ("Q:world Q:group Q:pool I:owner_uid I:port I:world_size I:present I:died I:flags Q:references Q:forks q:created "
+               "H:address_len H:reserved0 I:reserved1", "address"),
+    "workers": ("Q:world Q:session I:rank I:state I:pid I:uid Q:owned Q:forks H:name_len H:reserved0 I:reserved1", "name"),
+    "references": ("Q:world F:reference I:owner I:state I:users I:in_flight Q:user_ranks q:created H:error_len H:reserved0 I:reserved1",
+                   "error"),
 }
 
 
@@ -124,7 +151,7 @@ class Refused(Exception):
 
 
 def width(fields):
-    return sum({"Q": 8, "q": 8, "I": 4, "i": 4, "H": 2, "16": 16, "R": 16, "O": 8}[f.split(":")[0]] for f in fields.split())
+    return sum({"Q": 8, "q": 8, "I": 4, "i": 4, "H": 2, "16": 16, "R": 16, "F": 16, "O": 8}[f.split(":")[0]] for f in fields.split())
 
 
 def read(fields, data):
@@ -140,8 +167,8 @@ def read(fields, data):
         at += step
         if code == "16":
             out[name] = raw.hex()
-        elif code in "RO":
-            out[name] = read(REGION if code == "R" else OUTCOME, raw)
+        elif code in "RFO":
+            out[name] = read({"R": REGION, "F": REFERENCE, "O": OUTCOME}[code], raw)
         else:
             out[name] = struct.unpack("<" + code, raw)[0]
             if name.startswith("reserved") and out[name]:
