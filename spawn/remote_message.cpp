@@ -14,6 +14,12 @@ using spawn::Unpacker;
 
 constexpr std::uint32_t kMagic = 0x31'6d'72'73;  // "srm1"
 
+// Small messages lie in the queue itself: what a kind does not use is not there.
+bool names_reference(Kind kind) {
+  return kind == Kind::create || kind == Kind::accepted || kind == Kind::fetch || kind == Kind::type;
+}
+bool of_shutdown(Kind kind) { return kind >= Kind::idle; }
+
 void pack_id(Packer& out, const RefId& id) { out.number(id.counter).number(id.creator); }
 RefId unpack_id(Unpacker& in) {
   RefId id;
@@ -76,8 +82,9 @@ std::vector<OutPart> parts_of(const Outgoing& message, std::string& head) {
   Packer out;
   out.number(kMagic).number(from.kind).number(static_cast<std::uint8_t>(
       from.flags | (message.bytes != nullptr ? kBytesInRegion : std::uint8_t{0})));
-  out.number(from.from).number(from.call).number(from.value);
-  pack_id(out, from.reference);
+  out.number(from.from).number(from.call).number(from.deadline);
+  if (names_reference(from.kind)) pack_id(out, from.reference);
+  if (of_shutdown(from.kind)) out.number(from.round).number(from.sent).number(from.received).number(from.present);
   out.text(message.function);
   out.number(static_cast<std::uint32_t>(message.references.size()));
   for (const WireReference& reference : message.references) {
@@ -108,8 +115,14 @@ std::optional<Incoming> read_message(client::Message& message) {
   out.head.flags = in.number<std::uint8_t>();
   out.head.from = in.number<std::uint32_t>();
   out.head.call = in.number<std::uint64_t>();
-  out.head.value = in.number<std::uint64_t>();
-  out.head.reference = unpack_id(in);
+  out.head.deadline = in.number<std::int64_t>();
+  if (names_reference(out.head.kind)) out.head.reference = unpack_id(in);
+  if (of_shutdown(out.head.kind)) {
+    out.head.round = in.number<std::uint64_t>();
+    out.head.sent = in.number<std::uint64_t>();
+    out.head.received = in.number<std::uint64_t>();
+    out.head.present = in.number<std::uint64_t>();
+  }
   out.function = in.text();
   const auto references = in.number<std::uint32_t>();
   if (!in.whole() || references > kMostBeside || out.head.kind < Kind::call || out.head.kind > Kind::over)

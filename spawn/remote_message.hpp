@@ -48,8 +48,10 @@ struct Head {
   std::uint8_t flags = 0;
   std::uint32_t from = 0;
   std::uint64_t call = 0;  // the caller's number for it, and its answer's
-  RefId reference;         // create, accepted, fetch, type
-  std::uint64_t value = 0;  // idle, round: requests sent so far, or the round's number
+  std::int64_t deadline = 0;  // CLOCK_MONOTONIC, until when the caller waits; 0: for ever
+  RefId reference;            // create, accepted, fetch, type
+  // idle: the round, requests sent and received so far, workers that are there. round, over: the first alone.
+  std::uint64_t round = 0, sent = 0, received = 0, present = 0;
 };
 
 // A failure of a call, as it is told and as it travels.

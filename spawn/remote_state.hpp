@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,6 +54,7 @@ struct Future {
   std::string function;
   RefId reference;
   std::int64_t began = 0, deadline = 0;  // CLOCK_MONOTONIC; 0: none
+  std::multimap<std::int64_t, std::uint64_t>::iterator due;  // with a deadline
   bool settling = false;                 // a creation whose deadline has passed: the broker is asked what stands
 };
 
@@ -93,12 +95,13 @@ struct Reference {
   RefId fork;                    // none: an own value's, that is not in the books by this handle
   std::shared_ptr<Value> value;  // at the owner, once it is known
   std::shared_ptr<Future> created;
-  std::optional<Failure> last_failure;
 };
 
 // What another worker asks, until it is answered.
 struct Request {
+  ~Request();
   std::shared_ptr<Agent> agent;
+  bool counted = false;  // as running
   Head head;
   std::string function;
   Content content;

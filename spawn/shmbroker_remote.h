@@ -45,7 +45,8 @@ typedef struct shmb_payload {
   size_t reference_count;
 } shmb_payload;
 
-/* Bytes that lie as long as the content: mapped, not copied, where they came as a region. */
+/* Content belongs to the future, request or reference that gave it. Its bytes lie as long as that one: mapped, not
+ * copied, where they came as a region. One thread at a time uses it. */
 SHMB_API const void* shmb_content_data(const shmb_content* content) SHMB_NOEXCEPT;
 SHMB_API uint64_t shmb_content_length(const shmb_content* content) SHMB_NOEXCEPT;
 SHMB_API uint32_t shmb_content_mapped(const shmb_content* content) SHMB_NOEXCEPT; /* 1: they came as a region */
@@ -57,7 +58,6 @@ SHMB_API int shmb_content_take_region(shmb_content* content, size_t number, shmb
                                       shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_content_take_reference(shmb_content* content, size_t number, shmb_reference** reference,
                                          shmb_error* error) SHMB_NOEXCEPT;
-SHMB_API void shmb_content_free(shmb_content* content) SHMB_NOEXCEPT;
 
 /* Why a call failed. RAISED: the function did, with type, text and trace as its worker told. Texts live as long as the
  * object that gave them. */
@@ -244,7 +244,7 @@ SHMB_API int shmb_reference_created(shmb_reference* reference, shmb_future** fut
 /* The value's type as text. Asked for once, the same future ever after. */
 SHMB_API int shmb_reference_type(shmb_reference* reference, int64_t timeout_ns, shmb_future** future,
                                  shmb_error* error) SHMB_NOEXCEPT;
-/* Of the last call with this reference that failed with RAISED or because its creation failed. Errors: NOT_FOUND. */
+/* Why its value could not be made. Errors: NOT_FOUND (this worker knows of no failure). Set failure->size first. */
 SHMB_API int shmb_reference_failure(shmb_reference* reference, shmb_remote_failure* failure,
                                     shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API void shmb_reference_free(shmb_reference* reference) SHMB_NOEXCEPT;
