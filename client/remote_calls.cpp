@@ -56,8 +56,7 @@ Result<void> ask_batch(Session& session, std::uint16_t op, std::span<const Reque
       const auto detail = texts.take(element->outcome.detail_len).value_or("");
       if (element->outcome.status == 0) take(first + i, Result<ReplyPart>(*element));
       else
-        take(first + i,
-             Result<ReplyPart>(std::unexpected(wire::read_element_detail(element->outcome.status, detail))));
+        take(first + i, Result<ReplyPart>(std::unexpected(wire::read_element_detail(element->outcome.status, detail))));
     }
   }
   return {};
@@ -86,8 +85,8 @@ Result<WorldPlace> join_world(Session& session, const WorldWish& wish, Deadline 
   request.world_size = wish.world_size;
   request.address_len = static_cast<std::uint16_t>(wish.address.size());
   request.name_len = static_cast<std::uint16_t>(wish.name.size());
-  auto answer = ask_plain<shmbw_world_join_reply>(session, SHMBW_OP_WORLD_JOIN, request, {wish.address, wish.name},
-                                                  deadline);
+  auto answer =
+      ask_plain<shmbw_world_join_reply>(session, SHMBW_OP_WORLD_JOIN, request, {wish.address, wish.name}, deadline);
   if (!answer) return std::unexpected(answer.error());
   const shmbw_world_join_reply& got = answer->first;
   return WorldPlace{got.world, got.group, got.pool, got.present, got.flags};
@@ -148,14 +147,14 @@ Result<std::vector<Result<RefTaken>>> take_forks(Session& session, std::uint64_t
   for (RefId fork : forks) requests.push_back({world, to_wire(fork), flags, 0});
   std::vector<Result<RefTaken>> taken;
   taken.reserve(forks.size());
-  auto asked = ask_batch<shmbw_ref_take_reply>(
-      session, SHMBW_OP_REF_TAKE, std::span<const shmbw_ref_take>(requests), {}, deadline,
-      [&](std::size_t, Result<shmbw_ref_take_reply> answer) {
-        if (!answer) taken.emplace_back(std::unexpected(answer.error()));
-        else
-          taken.emplace_back(
-              RefTaken{from_wire(answer->reference), answer->owner, static_cast<shmbw_ref_state>(answer->state)});
-      });
+  auto asked =
+      ask_batch<shmbw_ref_take_reply>(session, SHMBW_OP_REF_TAKE, std::span<const shmbw_ref_take>(requests), {},
+                                      deadline, [&](std::size_t, Result<shmbw_ref_take_reply> answer) {
+                                        if (!answer) taken.emplace_back(std::unexpected(answer.error()));
+                                        else
+                                          taken.emplace_back(RefTaken{from_wire(answer->reference), answer->owner,
+                                                                      static_cast<shmbw_ref_state>(answer->state)});
+                                      });
   if (!asked) return std::unexpected(asked.error());
   return taken;
 }

@@ -123,5 +123,14 @@ void serve_queue_open(const Request&);
 void serve_queue_close(const Request&);
 void serve_lane_through(const Request&);
 void serve_queue_hold(const Request&);
+void serve_world_join(const Request&);
+void serve_world_leave(const Request&);
+void serve_world_pool(const Request&);
+void serve_ref_create(const Request&);
+void serve_ref_fork(const Request&);
+void serve_ref_take(const Request&);
+void serve_ref_release(const Request&);
+void serve_ref_settle(const Request&);
+void serve_ref_ask(const Request&);
 
 }  // namespace shmb::daemon

@@ -9,6 +9,8 @@ namespace shmb::daemon {
 std::string_view slot_name(std::uint16_t slot) {
   static constexpr std::string_view names[] = {"nothing", "bytes",   "regions", "leases", "sessions",
                                                "groups",  "tickets", "names",   "watches"};
+  if (slot == SHMBW_SLOT_WORLDS) return "worlds";
+  if (slot == SHMBW_SLOT_REFERENCES) return "references";
   return slot < std::size(names) ? names[slot] : "descriptors";
 }
 

@@ -177,6 +177,8 @@ const std::vector<Key>& limit_keys() {
       count_key("uid_tickets", &Limits::uid_tickets),
       count_key("uid_names", &Limits::uid_names),
       count_key("uid_watches", &Limits::uid_watches),
+      count_key("uid_worlds", &Limits::uid_worlds),
+      count_key("uid_references", &Limits::uid_references),
       count_key("session_leases", &Limits::session_leases),
       count_key("session_watches", &Limits::session_watches),
       count_key("events_queued", &Limits::events_queued, 1),
@@ -199,6 +201,7 @@ constexpr std::array kOverrideKeys = {
     OverrideKey{"leases", &LimitOverride::leases, false}, OverrideKey{"sessions", &LimitOverride::sessions, false},
     OverrideKey{"groups", &LimitOverride::groups, false}, OverrideKey{"tickets", &LimitOverride::tickets, false},
     OverrideKey{"names", &LimitOverride::names, false},   OverrideKey{"watches", &LimitOverride::watches, false},
+    OverrideKey{"worlds", &LimitOverride::worlds, false}, OverrideKey{"references", &LimitOverride::references, false},
 };
 
 class Reader {

@@ -18,7 +18,7 @@ enum class EngineChoice { automatic, io_uring, epoll };
 
 // Limits of one scope; absent = the next wider default.
 struct LimitOverride {
-  std::optional<std::uint64_t> bytes, regions, leases, sessions, groups, tickets, names, watches;
+  std::optional<std::uint64_t> bytes, regions, leases, sessions, groups, tickets, names, watches, worlds, references;
 };
 
 struct Limits {
@@ -34,6 +34,8 @@ struct Limits {
   std::uint64_t uid_tickets = 16'384;
   std::uint64_t uid_names = 16'384;
   std::uint64_t uid_watches = 65'536;
+  std::uint64_t uid_worlds = 1'024;
+  std::uint64_t uid_references = 65'536;  // holds on remote references
   std::uint64_t session_watches = 1'024;
   std::int64_t keep_max = 7LL * 24 * 3600 * 1'000'000'000;
   std::int64_t ticket_default = 600LL * 1'000'000'000;

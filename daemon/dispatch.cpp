@@ -80,6 +80,24 @@ Handler handler_of(std::uint16_t op) {
       return serve_queue_hold;
     case SHMBW_OP_POOL_DOORBELL:
       return serve_pool_doorbell;
+    case SHMBW_OP_WORLD_JOIN:
+      return serve_world_join;
+    case SHMBW_OP_WORLD_LEAVE:
+      return serve_world_leave;
+    case SHMBW_OP_WORLD_POOL:
+      return serve_world_pool;
+    case SHMBW_OP_REF_CREATE:
+      return serve_ref_create;
+    case SHMBW_OP_REF_FORK:
+      return serve_ref_fork;
+    case SHMBW_OP_REF_TAKE:
+      return serve_ref_take;
+    case SHMBW_OP_REF_RELEASE:
+      return serve_ref_release;
+    case SHMBW_OP_REF_SETTLE:
+      return serve_ref_settle;
+    case SHMBW_OP_REF_ASK:
+      return serve_ref_ask;
     default:
       return nullptr;
   }
@@ -105,13 +123,16 @@ void dispatch(World& world, Session& session, const wire::PacketView& packet) {
   const bool hello = header.op == SHMBW_OP_HELLO;
   if (!hello && !session.greeted()) return session.link->drop("a request before HELLO");
   bool one_way = header.op == SHMBW_OP_READY || header.op == SHMBW_OP_LANE_THROUGH;
-  const bool may_be_silent = one_way || header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_QUEUE_HOLD;
+  const bool may_be_silent = one_way || header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_QUEUE_HOLD ||
+                             header.op == SHMBW_OP_REF_RELEASE || header.op == SHMBW_OP_REF_SETTLE;
   if (request.silent() && !may_be_silent) {
     shmbw_header answered = header;
     answered.flags = static_cast<std::uint16_t>(answered.flags & ~SHMBW_HEADER_NO_REPLY);
     const wire::PacketView view{answered, packet.fixed, packet.rest};
-    return Request{world, session, view}.fail(Status::invalid,
-                                              "no_reply is for READY, RELEASE, LANE_THROUGH and QUEUE_HOLD only");
+    return Request{world, session, view}.fail(
+        Status::invalid,
+        "no_reply is for READY, RELEASE, LANE_THROUGH, QUEUE_HOLD, REF_RELEASE and "
+        "REF_SETTLE only");
   }
   if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
     return request.fail(Status::unknown_flags, "the header has a flag that this broker does not know");

@@ -227,6 +227,7 @@ void end_group(World& world, Group& group, bool release_kept) {
     group.supervisors.remove(session);
     session.supervises = nullptr;
   });
+  group.worlds.each([&](Rendezvous& rendezvous) { end_world(world, rendezvous); });
   group.shelf.drop_all();
   end_keeps(world, group, group.ended_at, release_kept);
   tell_group_ended(world, group, own.bytes);
@@ -245,7 +246,8 @@ void settle_group(World& world, Group& group) {
     if (group.nothing_kept()) close_group(world, group);
     return;
   }
-  bool held = !group.members.empty() || group.sponsor || (!group.supervisors.empty() && !group.tree_gone);
+  bool held = !group.members.empty() || group.sponsor || !group.worlds.empty() ||
+              (!group.supervisors.empty() && !group.tree_gone);
   if (!held) end_group(world, group, false);
 }
 

@@ -20,6 +20,7 @@ namespace shmb::daemon {
 
 class World;
 struct Pool;
+struct Rendezvous;
 
 struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next keep
   Group(World& world, std::uint64_t id, std::uint32_t uid, std::string_view name, Account& uid_account);
@@ -48,6 +49,7 @@ struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next
   List<Session, OfSupervisors> supervisors;
   List<Region, OfGroup> regions;  // live ones and those being closed
   List<Pool, OfGroup> pools;
+  List<Rendezvous, OfGroup> worlds;  // each holds the group up
   NameTable names;
   std::map<std::string, Pool*, std::less<>> pool_names;
   Shelf shelf;

@@ -4,42 +4,15 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 
 #include "base/sys_memory.hpp"
-#include "daemon/answer.hpp"
+#include "daemon/page.hpp"
 #include "daemon/pool.hpp"
 #include "daemon/views.hpp"
 
 namespace shmb::daemon {
 namespace {
 
-struct Filter {
-  shmbw_list wish;
-  std::string_view name;
-  const Group* group = nullptr;  // of the text, if one was given
-  bool nothing = false;          // the text names no group that the asker may know of
-
-  bool takes_owner(std::uint32_t uid) const {
-    return (wish.flags & SHMBW_LIST_OWNER_GIVEN) == 0 || wish.owner_uid == uid;
-  }
-  bool takes(const Group& of) const {
-    return !nothing && (!group || group == &of) && (wish.group == 0 || wish.group == of.id) && takes_owner(of.uid);
-  }
-  bool takes(const Region& region) const {
-    if (wish.region.id != 0 && wish.region.id != region.id) return false;
-    if (wish.region.generation != 0 && wish.region.generation != region.generation) return false;
-    if (!name.empty() && (!region.name || region.name->text != name)) return false;
-    return takes(*region.group);
-  }
-  bool takes(const Pool& pool) const {
-    if (wish.region.id != 0 && wish.region.id != pool.id) return false;
-    return (name.empty() || pool.name == name) && takes(*pool.group);
-  }
-  bool by_group() const { return group || nothing || wish.group != 0; }
-};
-
-bool sees(const Session& session, const Group& group) { return session.admin || may_address(session, group); }
 bool sees(Session& session, const Region& region) {
   return sees(session, *region.group) || (region.live() && find_lease(session, region));
 }
@@ -49,46 +22,6 @@ bool sees(const Session& session, const Pool& pool) {
 bool sees(const Session& session, const Session& other) {
   return session.admin || session.uid == other.uid || (session.group && session.group == other.group);
 }
-
-// One page, written straight into the reply.
-template <class Record>
-class Page {
- public:
-  explicit Page(const Request& request) : request_(request), out_(request.writer()) {
-    reply_.element_size = sizeof(Record);
-    out_.begin(request.reply_op(), request.packet.header.tag, Status::ok, reply_);
-  }
-  void count(std::uint64_t bytes) {
-    ++reply_.total_count;
-    reply_.total_bytes += bytes;
-  }
-  // Whether a record with so much text goes into this page; if not, the next one begins after `last`.
-  bool room(std::size_t text) {
-    if (full_) return false;
-    full_ = out_.room() < sizeof(Record) + text || reply_.count == UINT16_MAX;
-    if (full_) reply_.next = last_;
-    return !full_;
-  }
-  bool full() const { return full_; }
-  void add(std::uint64_t key, const Record& record, std::string_view first = {}, std::string_view second = {}) {
-    out_.append(record);
-    out_.text(first);
-    out_.text(second);
-    ++reply_.count;
-    last_ = key;
-  }
-  void send() {
-    std::memcpy(request_.world.reply_buffer.get() + sizeof(shmbw_header), &reply_, sizeof reply_);
-    request_.send(out_);
-  }
-
- private:
-  const Request& request_;
-  wire::Writer out_;
-  shmbw_list_reply reply_{};
-  std::uint64_t last_ = 0;
-  bool full_ = false;
-};
 
 void list_regions(const Request& request, const Filter& filter) {
   Page<shmbw_region_record> page(request);
@@ -181,14 +114,6 @@ void list_sessions(const Request& request, const Filter& filter) {
     page.add(id, record, session.library);
   }
   page.send();
-}
-
-// Rows that stand in no table ordered by their serial: those of this page are picked out and sorted, no others.
-template <class Record, class Row>
-void sort_page(std::vector<const Row*>& rows) {
-  const std::size_t most = SHMBW_MAX_MESSAGE / sizeof(Record) + 1;
-  auto middle = rows.begin() + static_cast<std::ptrdiff_t>(std::min(most, rows.size()));
-  std::ranges::partial_sort(rows, middle, std::less<>(), [](const Row* row) { return row->serial; });
 }
 
 void list_leases(const Request& request, const Filter& filter) {
@@ -499,9 +424,17 @@ void serve_list(const Request& request) {
       return list_queues(request, filter);
     case SHMBW_TABLE_PARTICIPANTS:
       return list_participants(request, filter);
+    case SHMBW_TABLE_WORLDS:
+      return list_worlds(request, filter);
+    case SHMBW_TABLE_WORKERS:
+      return list_workers(request, filter);
+    case SHMBW_TABLE_REFERENCES:
+      return list_references(request, filter);
     default:
-      request.fail(Status::invalid,
-                   "list regions, groups, sessions, leases, tickets, uids, pools, queues or participants");
+      request.fail(
+          Status::invalid,
+          "list regions, groups, sessions, leases, tickets, uids, pools, queues, participants, worlds, workers "
+          "or references");
   }
 }
 

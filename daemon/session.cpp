@@ -59,6 +59,7 @@ void take_over(World& world, Session& heir, Session& from) {
   if (Group* group = from.supervises) supervise_group(world, heir, *group);
   while (Group* group = from.sponsored.first()) sponsor_group(heir, *group);
   move_participations(from, heir);
+  move_worker(from, heir);
   end_session(world, from);
 }
 
@@ -170,6 +171,7 @@ void end_session(World& world, Session& session) {
   if (!session.has_pidfd || session.process_gone) end_participations(world, session);
   Tally tally;
   Tally* outer = std::exchange(world.tally, &tally);
+  leave_world(world, session, true);
   std::uint64_t group = session.group ? session.group->id : 0;
   std::string group_text = session.group ? session.group->text() : std::string();
   while (!session.watches.empty()) destroy_watch(world, session.watches.begin()->second);
@@ -200,6 +202,7 @@ void session_process_died(World& world, Session& session, const sys::ExitInfo* h
   if (how) session.exit = *how;
   // A role of the process, not of the socket that a child may hold.
   stop_supervising(world, session);
+  leave_world(world, session, true);
   if (session.lazy) end_session(world, session);
 }
 

@@ -21,6 +21,7 @@
 namespace shmb::daemon {
 
 struct Group;
+struct Worker;
 
 enum class Phase : std::uint8_t { silent, refused, greeted, ended };
 
@@ -32,7 +33,9 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   Session(World& world, std::uint64_t id, Link& link, Account& uid_account);
   bool greeted() const { return phase == Phase::greeted; }
   std::uint32_t wire_state() const;
-  bool holds_nothing() const { return leases.empty() && watches.empty() && pools.empty() && !group && !supervises; }
+  bool holds_nothing() const {
+    return leases.empty() && watches.empty() && pools.empty() && !group && !supervises && !worker;
+  }
 
   World& world;
   std::uint64_t id;
@@ -56,6 +59,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   std::pmr::map<std::uint64_t, Lease> leases;        // by region id
   std::pmr::map<std::uint64_t, Watch> watches;       // by watch id
   std::pmr::map<std::uint64_t, std::uint8_t> pools;  // its index in each pool it has joined, by pool id
+  Worker* worker = nullptr;                          // its role in a world, or none
   std::uint64_t sequence = 0;                        // of the last event
   std::int64_t connected = 0;
   std::string library;

@@ -90,6 +90,22 @@ void tell_pool_changed(Session& session, std::uint64_t pool) {
   send(session, SHMBW_EVENT_POOL_CHANGED, shmbw_pool_changed_event{++session.sequence, 0, pool});
 }
 
+void tell_world_changed(Session& session, std::uint64_t world, std::uint32_t change, std::uint32_t rank,
+                        std::uint32_t present) {
+  send(session, SHMBW_EVENT_WORLD_CHANGED,
+       shmbw_world_changed_event{++session.sequence, 0, world, change, rank, present, 0});
+}
+
+void tell_ref_unused(Session& session, std::uint64_t world, const shmbw_ref_id& reference) {
+  send(session, SHMBW_EVENT_REF_UNUSED, shmbw_ref_unused_event{++session.sequence, 0, world, reference});
+}
+
+void tell_ref_changed(Session& session, std::uint64_t world, const shmbw_ref_id& reference, std::uint32_t state,
+                      std::uint32_t owner) {
+  send(session, SHMBW_EVENT_REF_CHANGED,
+       shmbw_ref_changed_event{++session.sequence, 0, world, reference, state, owner});
+}
+
 void tell_group_ended(World& world, Group& group, std::uint64_t bytes_freed) {
   group.watchers.each([&](Watch& watch) {
     shmbw_group_ended_event event{++watch.session->sequence, watch.id, group.id, bytes_freed};

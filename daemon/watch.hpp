@@ -39,6 +39,11 @@ bool cancel_watch(World& world, Session& session, std::uint64_t id);
 void tell_region(World& world, Region& region, shmbw_watch_event_flags what);  // `gone` ends the watches
 void tell_name(World& world, const Group& group, const Region& region);
 void tell_pool_changed(Session& session, std::uint64_t pool);
+void tell_world_changed(Session& session, std::uint64_t world, std::uint32_t change, std::uint32_t rank,
+                        std::uint32_t present);
+void tell_ref_unused(Session& session, std::uint64_t world, const shmbw_ref_id& reference);
+void tell_ref_changed(Session& session, std::uint64_t world, const shmbw_ref_id& reference, std::uint32_t state,
+                      std::uint32_t owner);
 void tell_group_ended(World& world, Group& group, std::uint64_t bytes_freed);  // ends the watches
 
 }  // namespace shmb::daemon

@@ -25,6 +25,8 @@ World::World(const Config& configuration, BrokerFacts facts_in, const Secret& ha
       sessions(&pool),
       regions(&pool),
       pools(&pool),
+      worlds(&pool),
+      world_ports(&pool),
       tickets(16, SecretHash(hash_key), SecretSame(), &pool),
       name_watches(&pool),
       reports(&pool),
@@ -40,6 +42,7 @@ World::~World() {
   name_watches.clear();
   sessions.clear();
   tickets.clear();
+  worlds.clear();
   pools.clear();
   regions.clear();
   groups.clear();
@@ -64,6 +67,8 @@ Uid& World::hold_uid(std::uint32_t uid) {
   out.account.set_limit(Slot::tickets, own.tickets.value_or(limits.uid_tickets));
   out.account.set_limit(Slot::names, own.names.value_or(limits.uid_names));
   out.account.set_limit(Slot::watches, own.watches.value_or(limits.uid_watches));
+  out.account.set_limit(Slot::worlds, own.worlds.value_or(limits.uid_worlds));
+  out.account.set_limit(Slot::references, own.references.value_or(limits.uid_references));
   return out;
 }
 

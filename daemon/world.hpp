@@ -19,6 +19,7 @@
 #include "daemon/pool.hpp"
 #include "daemon/reclaim.hpp"
 #include "daemon/region.hpp"
+#include "daemon/rendezvous.hpp"
 #include "daemon/secret.hpp"
 #include "daemon/session.hpp"
 #include "daemon/ticket.hpp"
@@ -80,6 +81,8 @@ class World {
   std::pmr::map<std::uint64_t, Session> sessions;
   std::pmr::map<std::uint64_t, Region> regions;
   std::pmr::map<std::uint64_t, Pool> pools;
+  std::pmr::map<std::uint64_t, Rendezvous> worlds;
+  std::pmr::map<std::pair<std::uint32_t, std::uint32_t>, Rendezvous*> world_ports;  // by uid and port
   Tickets tickets;
   std::pmr::multimap<std::string, Watch*> name_watches;
   Watchers reclaim_watches;
@@ -87,7 +90,8 @@ class World {
   Closer closer, strangers;  // of freed regions; of descriptors that clients made
   Tally* tally = nullptr;    // where frees are counted while a session or a group ends
 
-  std::uint64_t last_region = 0, last_group = 0, last_session = 0, last_serial = 0;
+  std::uint64_t last_region = 0, last_group = 0, last_session = 0, last_serial = 0, last_world = 0;
+  std::int64_t last_reference = 0;     // when the last one was booked; no two at one time
   std::uint64_t open_descriptors = 0;  // of regions
   std::uint64_t bytes_cached = 0, live_sessions = 0, lease_count = 0, watch_count = 0, region_count = 0;
   std::uint64_t requests = 0, refusals = 0, reclaims = 0, bytes_reclaimed = 0;

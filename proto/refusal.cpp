@@ -47,6 +47,10 @@ const char* slot_word(std::uint16_t slot) {
       return "segments";
     case SHMBW_SLOT_SLOTS:
       return "slots";
+    case SHMBW_SLOT_WORLDS:
+      return "worlds";
+    case SHMBW_SLOT_REFERENCES:
+      return "references";
     default:
       return "capacity";
   }

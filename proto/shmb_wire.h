@@ -897,7 +897,7 @@ struct shmbw_ref_settle {
   uint64_t world;
   struct shmbw_ref_id reference;
   uint32_t state; /* enum ref_state: taken, ready or failed */
-  uint16_t error_len; /* with failed: bytes of text error, at most 256 */
+  uint16_t error_len; /* with failed: bytes of text error, at most 400 */
   uint16_t reserved; /* zero */
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker list`: who holds how much. Totals first, then a line per region, per pool and per queue, each table only
-// where it has rows; groups without regions are counted only in the totals and shown by --groups.
+// `shmbroker list`: who holds how much. Totals first, then a line per region, per pool, per queue and per world, each
+// table only where it has rows; groups without regions are counted only in the totals and shown by --groups.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -18,6 +18,7 @@
 #include "tools/table.hpp"
 #include "tools/tool.hpp"
 #include "tools/view.hpp"
+#include "tools/world_view.hpp"
 
 namespace shmb::tools {
 namespace {
@@ -25,7 +26,8 @@ namespace {
 struct ListOptions {
   Common common;
   std::string group;
-  bool all_groups = false, show_groups = false, show_pools = false, show_queues = false, ids_only = false;
+  bool all_groups = false, show_groups = false, show_pools = false, show_queues = false, show_worlds = false,
+       show_refs = false, ids_only = false;
 };
 
 struct Books {
@@ -34,6 +36,7 @@ struct Books {
   Listing<GroupRow> groups;
   Listing<PoolRow> pools;
   Listing<QueueRow> queues;
+  Worlds worlds;
 };
 
 Result<Selection> selection_of(const ListOptions& options) {
@@ -62,6 +65,8 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
   if (!pools) return std::unexpected(pools.error());
   auto queues = client::list_queues(viewer.session(), selection, viewer.deadline());
   if (!queues) return std::unexpected(queues.error());
+  auto worlds = read_worlds(viewer, selection);
+  if (!worlds) return std::unexpected(worlds.error());
   // A group's regions together, the largest first.
   std::ranges::sort(regions->rows, {}, [](const RegionRow& row) {
     return std::tuple(row.record.owner_uid, row.group, row.record.group, ~row.record.bytes, row.record.region.id);
@@ -73,7 +78,8 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
     const auto pool = std::ranges::find(pools->rows, row.record.pool, [](const PoolRow& it) { return it.record.pool; });
     return std::tuple(pool - pools->rows.begin(), row.record.pool, row.name);
   });
-  return Books{std::move(*status), std::move(*regions), std::move(*groups), std::move(*pools), std::move(*queues)};
+  return Books{std::move(*status), std::move(*regions), std::move(*groups),
+               std::move(*pools),  std::move(*queues),  std::move(*worlds)};
 }
 
 std::string count(std::size_t number, const char* noun) {
@@ -91,6 +97,9 @@ std::string totals(const ListOptions& options, const Books& books) {
           ", " + size_text(options.common, books.regions.total_bytes);
   if (!books.pools.rows.empty())
     text += "; " + count(books.pools.rows.size(), "pool") + ", " + count(books.queues.rows.size(), "queue");
+  if (!books.worlds.worlds.rows.empty())
+    text += "; " + count(books.worlds.worlds.rows.size(), "world") + ", " +
+            count(books.worlds.references.rows.size(), "reference");
   return printable(text) + "\n";
 }
 
@@ -158,6 +167,11 @@ std::string ids(const ListOptions& options, const Books& books) {
     for (const PoolRow& row : books.pools.rows) out += pool_id_text(row.record.pool) + "\n";
   } else if (options.show_queues) {
     for (const QueueRow& row : books.queues.rows) out += queue_address({}, row) + "\n";
+  } else if (options.show_worlds) {
+    for (const WorldRow& row : books.worlds.worlds.rows) out += "#" + std::to_string(row.record.world) + "\n";
+  } else if (options.show_refs) {
+    for (const ReferenceRow& row : books.worlds.references.rows)
+      out += "#" + std::to_string(row.record.world) + " " + reference_text(row.record.reference) + "\n";
   } else {
     for (const RegionRow& row : books.regions.rows) out += id_text(row.record.region) + "\n";
   }
@@ -171,7 +185,9 @@ std::string list_json(const Viewer& viewer, const Books& books) {
                     {"regions", books.regions.rows.size()},
                     {"bytes", books.regions.total_bytes},
                     {"pools", books.pools.rows.size()},
-                    {"queues", books.queues.rows.size()}};
+                    {"queues", books.queues.rows.size()},
+                    {"worlds", books.worlds.worlds.rows.size()},
+                    {"references", books.worlds.references.rows.size()}};
   json["groups"] = Json::array();
   for (const GroupRow& row : books.groups.rows) json["groups"].push_back(group_json(row));
   json["regions"] = Json::array();
@@ -181,12 +197,14 @@ std::string list_json(const Viewer& viewer, const Books& books) {
   json["queues"] = Json::array();
   for (const QueueRow& row : books.queues.rows)
     json["queues"].push_back(queue_json(row, queue_address(books.pools.rows, row)));
+  json["worlds"] = world_json(books.worlds);
   return dump(json);
 }
 
 // One table where one was asked for, else all that have rows, with an empty line between them.
 std::string tables(const ListOptions& options, const Books& books) {
-  const bool all = !options.show_groups && !options.show_pools && !options.show_queues;
+  const bool all =
+      !options.show_groups && !options.show_pools && !options.show_queues && !options.show_worlds && !options.show_refs;
   std::string text = options.show_groups ? group_table(options, books) : "";
   const auto add = [&](bool wanted, const std::string& table) {
     if ((all || wanted) && !table.empty()) text += (text.empty() ? "" : "\n") + table;
@@ -194,6 +212,8 @@ std::string tables(const ListOptions& options, const Books& books) {
   add(false, region_table(options, books));
   add(options.show_pools, pool_table(options.common, books.pools.rows));
   add(options.show_queues, queue_table(books.pools.rows, books.queues.rows));
+  add(options.show_worlds, world_table(books.worlds));
+  if (options.show_refs) add(true, reference_table(books.worlds));
   return text;
 }
 
@@ -231,6 +251,12 @@ Command add_list(CLI::App& app) {
   groups->excludes(pools);
   groups->excludes(queues);
   pools->excludes(queues);
+  CLI::Option* worlds = verb->add_flag("--worlds", options->show_worlds, "The worlds of workers alone: who is in them");
+  CLI::Option* refs =
+      verb->add_flag("--refs", options->show_refs, "Remote references: owner, who holds them, state, cycles");
+  for (CLI::Option* one : {worlds, refs})
+    for (CLI::Option* other : {groups, pools, queues}) one->excludes(other);
+  worlds->excludes(refs);
   verb->add_flag("-q,--quiet", options->ids_only, "Ids only");
   add_common(*verb, options->common, true, true);
   return {verb, [options] { return run_list(*options); }};

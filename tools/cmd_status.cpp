@@ -30,7 +30,7 @@ std::string parent_text(std::uint32_t pid) {
 
 // The broker counts what it holds; these it lists, and they are counted here: those that the caller may see.
 struct Counts {
-  std::uint64_t pools = 0, queues = 0, participants = 0;
+  std::uint64_t pools = 0, queues = 0, participants = 0, worlds = 0, workers = 0, references = 0;
 };
 
 Result<Counts> count_pools(const Viewer& viewer) {
@@ -40,7 +40,14 @@ Result<Counts> count_pools(const Viewer& viewer) {
   if (!queues) return std::unexpected(queues.error());
   auto participants = client::list_participants(viewer.session(), {}, viewer.deadline());
   if (!participants) return std::unexpected(participants.error());
-  return Counts{pools->rows.size(), queues->rows.size(), participants->rows.size()};
+  auto worlds = client::list_worlds(viewer.session(), {}, viewer.deadline());
+  if (!worlds) return std::unexpected(worlds.error());
+  Counts counts{pools->rows.size(), queues->rows.size(), participants->rows.size(), worlds->rows.size(), 0, 0};
+  for (const client::WorldRow& row : worlds->rows) {
+    counts.workers += row.record.present;
+    counts.references += row.record.references;
+  }
+  return counts;
 }
 
 std::string status_text(const Common& common, const Viewer& viewer, const BrokerStatus& status, const Counts& counts) {
@@ -60,6 +67,8 @@ std::string status_text(const Common& common, const Viewer& viewer, const Broker
                      number(facts.watches) + " watches"},
       {"pools", number(counts.pools) + " pools, " + number(counts.queues) + " queues, " + number(counts.participants) +
                     " participants that are yours to see"},
+      {"worlds", number(counts.worlds) + " worlds, " + number(counts.workers) + " workers, " +
+                     number(counts.references) + " references that are yours to see"},
       {"descriptors", number(facts.descriptors) + " of " + number(facts.descriptors_limit) + " in use, " +
                           number(facts.descriptors_reserved) + " reserved, " + number(facts.in_flight) + " in flight"},
       {"served", number(facts.requests) + " requests, " + number(facts.refusals) + " refused; " +
@@ -80,7 +89,8 @@ int run_status(const Common& common) {
   if (common.json) {
     Json json = document("status");
     json["broker"] = broker_json(*viewer, *status);
-    json["visible"] = {{"pools", counts->pools}, {"queues", counts->queues}, {"participants", counts->participants}};
+    json["visible"] = {{"pools", counts->pools},   {"queues", counts->queues},   {"participants", counts->participants},
+                       {"worlds", counts->worlds}, {"workers", counts->workers}, {"references", counts->references}};
     text = dump(json);
   } else {
     text = status_text(common, *viewer, *status, *counts);

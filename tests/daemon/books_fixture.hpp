@@ -220,6 +220,8 @@ std::vector<Record> Client::rows(std::uint32_t table, shmbw_list wish, std::size
       if constexpr (requires { record->pool_len; }) REQUIRE(reader.text(record->pool_len));
       if constexpr (requires { record->group_len; }) REQUIRE(reader.text(record->group_len));
       if constexpr (requires { record->name_len; }) REQUIRE(reader.text(record->name_len));
+      if constexpr (requires { record->address_len; }) REQUIRE(reader.text(record->address_len));
+      if constexpr (requires { record->error_len; }) REQUIRE(reader.text(record->error_len));
       if constexpr (requires { record->library_len; }) REQUIRE(reader.text(record->library_len));
     }
     REQUIRE(reader.done());

@@ -151,7 +151,9 @@ std::string Stage::set_attacker(bool greet) {
   RawPacket watched = attacker.call(SHMBW_OP_WATCH, want);
   if (!watched.ok()) return "WATCH: " + watched.sentence();
   watch = watched.fixed<shmbw_watch_reply>().watch;
-  return pool != 0 ? join_pool() : std::string();
+  if (pool != 0)
+    if (std::string lack = join_pool(); !lack.empty()) return lack;
+  return with_world_ ? join_world() : std::string();
 }
 
 const std::vector<Valid>& all_valid() {
@@ -160,7 +162,7 @@ const std::vector<Valid>& all_valid() {
   static const std::vector<Valid> all = [] {
     std::vector<Valid> list;
     auto add = [&](const char* name, auto make, bool hello = false, bool ticket = false) {
-      list.push_back({name, hello, ticket, false, make});
+      list.push_back({name, hello, ticket, false, false, make});
     };
 
     add(
@@ -327,7 +329,7 @@ const std::vector<Valid>& all_valid_of_pools() {
   using Tag = std::uint64_t;
   static const std::vector<Valid> all = [] {
     std::vector<Valid> list;
-    auto add = [&](const char* name, auto make) { list.push_back({name, false, false, true, make}); };
+    auto add = [&](const char* name, auto make) { list.push_back({name, false, false, true, false, make}); };
     add("POOL_CREATE", [](S s, Tag tag) {
       shmbw_pool_create wish{};
       wish.group = s.group;
@@ -379,6 +381,8 @@ const std::vector<Valid>& all_valid_of_pools() {
       return plain(SHMBW_OP_POOL_DOORBELL, tag,
                    shmbw_pool_doorbell{s.pool, SHMBW_DOORBELL_GET, s.parent_place, s.parent_life, 0});
     });
+    list.push_back({"WORLD_POOL", false, false, true, true,
+                    [](S s, Tag tag) { return plain(SHMBW_OP_WORLD_POOL, tag, shmbw_world_pool{s.world, s.pool}); }});
     add("LIST of queues", [](S s, Tag tag) {
       shmbw_list wish{};
       wish.table = SHMBW_TABLE_QUEUES;
@@ -395,6 +399,7 @@ bool Duel::ready() {
   std::string lack;
   if (!stage_) {
     stage_ = std::make_unique<Stage>();
+    if (valid_.wants_world) stage_->want_world();
     lack = stage_->set_parent(broker_.socket(), valid_.wants_ticket, valid_.wants_pool);
   }
   if (lack.empty() && !stage_->attacker.connected()) lack = stage_->set_attacker(!valid_.is_hello);

@@ -32,25 +32,35 @@ struct Stage {
   std::uint32_t parent_place = 0, parent_life = 0;
   shmbw_region_ref slots{};
   shmbw_queue_open_reply queue{};  // a claim queue, both ends the attacker's
+  std::uint32_t port = 0;
+  std::uint64_t world = 0;  // both are workers of it: the parent rank 0, the attacker rank 1
+  shmbw_ref_id reference{}, own_fork{},
+      sent{};  // made by the attacker, owned by the parent; and a fork to the attacker
 
   // "" or what did not work.
   std::string set_parent(const std::string& socket_path, bool with_ticket, bool with_pool);
+  void want_world() { with_world_ = true; }
   std::string set_attacker(bool greet);  // false: it has only connected
 
  private:
   std::string set_pool();
   std::string join_pool();
+  std::string join_world();
+  bool with_world_ = false;
 };
 
 // One valid request, as bytes that fit the stage it is made for.
 struct Valid {
   std::string name;
-  bool is_hello = false, wants_ticket = false, wants_pool = false;
+  bool is_hello = false, wants_ticket = false, wants_pool = false, wants_world = false;
   std::function<Packet(const Stage&, std::uint64_t tag)> make;
 };
-// Every request of proto/messages.toml, those with several meanings in each of them.
+// Every request of the tables in proto/, those with several meanings in each of them.
 const std::vector<Valid>& all_valid();  // but those of pools and queues
 const std::vector<Valid>& all_valid_of_pools();
+const std::vector<Valid>& all_valid_of_worlds();
+// A join that completes or begins the world at that port.
+Packet join_of_world(std::uint64_t tag, std::uint32_t port, std::uint32_t rank, std::uint32_t size);
 
 // Plays packets against a stage, one after the other, and sets anew what a case has changed of it.
 class Duel {

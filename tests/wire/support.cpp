@@ -115,7 +115,8 @@ bool may_be_silent(std::span<const std::byte> packet) {
   shmbw_header header = header_of(packet);
   const bool one_way = header.op == SHMBW_OP_READY || header.op == SHMBW_OP_LANE_THROUGH;
   if ((header.flags & SHMBW_HEADER_NO_REPLY) != 0)
-    return one_way || header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_QUEUE_HOLD;
+    return one_way || header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_QUEUE_HOLD ||
+           header.op == SHMBW_OP_REF_RELEASE || header.op == SHMBW_OP_REF_SETTLE;
   return one_way && (header.flags & ~SHMBW_HEADER_KNOWN) == 0;
 }
 

@@ -57,7 +57,7 @@ void set_header(Packet& packet, const shmbw_header& header);  // as much of it a
 
 // Whether a request has to cost its sender the connection; everything else must get an answer.
 bool breaks_the_frame(std::span<const std::byte> packet, bool greeted);
-// Whether the broker may keep silent about it (READY, LANE_THROUGH, and RELEASE with no_reply).
+// Whether the broker may keep silent about it (READY, LANE_THROUGH, and those that take no_reply).
 bool may_be_silent(std::span<const std::byte> packet);
 
 // "" or what is wrong with a reply to this request: frame, tag, status, sentence, descriptors.
@@ -110,6 +110,10 @@ bool list_all(RawClient& client, std::uint32_t table, Visit&& visit) {
         if (!records.text(record->group_len)) return false;
       if constexpr (requires { record->name_len; })
         if (!records.text(record->name_len)) return false;
+      if constexpr (requires { record->address_len; })
+        if (!records.text(record->address_len)) return false;
+      if constexpr (requires { record->error_len; })
+        if (!records.text(record->error_len)) return false;
       if constexpr (requires { record->library_len; })
         if (!records.text(record->library_len)) return false;
       visit(*record);

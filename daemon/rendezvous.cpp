@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// Life of a world: made by the first worker -> complete with the last -> gone when all have left or died.
+#include "daemon/rendezvous.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/text.hpp"
+#include "daemon/refuse.hpp"
+#include "daemon/watch.hpp"
+#include "daemon/world.hpp"
+
+namespace shmb::daemon {
+namespace {
+
+constexpr std::size_t kMaxWorkerName = 96, kMaxAddress = 255;
+constexpr std::uint32_t kMaxWorkers = 64;  // one pool takes no more participants
+
+bool worker_name_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+         c == '-' || c == ':';
+}
+
+Result<void> check_join(const shmbw_world_join& wish, std::string_view address, std::string_view name) {
+  if (wish.port == 0 || wish.port > 65'535)
+    return error(Status::invalid, "a world's port is 1 to 65535, not " + std::to_string(wish.port));
+  if (wish.world_size == 0) return error(Status::invalid, "a world has 1 to 64 workers, not 0");
+  if (wish.world_size > kMaxWorkers) {
+    Error refused = plain(Status::limit, "a world has at most 64 workers, asked " + std::to_string(wish.world_size) +
+                                             ": they meet in one pool, which takes no more participants");
+    refused.shortage = {SHMBW_SLOT_PARTICIPANTS, SHMBW_SCOPE_POOL, 0, kMaxWorkers, 0, wish.world_size};
+    return std::unexpected(refused);
+  }
+  if (wish.rank >= wish.world_size)
+    return error(Status::invalid, "rank " + std::to_string(wish.rank) + " is out of range: a world of " +
+                                      std::to_string(wish.world_size) + " has ranks 0 to " +
+                                      std::to_string(wish.world_size - 1));
+  if (name.empty() || name.size() > kMaxWorkerName || !std::ranges::all_of(name, worker_name_letter))
+    return error(Status::invalid, "worker name " + quoted(name.substr(0, 48)) +
+                                      ": names of workers are 1 to 96 bytes of A-Z a-z 0-9 . _ : -");
+  if (address.empty() || address.size() > kMaxAddress ||
+      !std::ranges::all_of(address, [](char c) { return c > 0x20 && c < 0x7f; }))
+    return error(Status::invalid, "a world's address is 1 to 255 printable bytes without blanks, as localhost:29500");
+  return {};
+}
+
+std::string world_text(const Rendezvous& world) {
+  return "port " + std::to_string(world.port) + " of uid " + std::to_string(world.uid);
+}
+
+std::unexpected<Error> taken(const Rendezvous& there) {
+  return error(Status::world_taken, world_text(there) + " is taken by world " + std::to_string(there.id) + " (" +
+                                        there.address + "), which runs with " + std::to_string(there.present) + " of " +
+                                        std::to_string(there.workers.size()) +
+                                        " workers: choose another MASTER_PORT, or end that world");
+}
+
+// Whether the worker may enter the world that is there. False: that one is on its way out, a new one takes its port.
+Result<bool> may_enter(const Rendezvous& there, const shmbw_world_join& wish, std::string_view name) {
+  if (there.broken) {
+    const auto dead = std::ranges::find(there.workers, SHMBW_WORKER_STATE_DIED, &Worker::state);
+    return error(Status::world_taken, "the world at " + world_text(there) + " is broken: " +
+                                          (dead == there.workers.end() ? "a worker" : worker_text(*dead)) +
+                                          " died before it was complete; it ends when its other workers have left");
+  }
+  const bool same_size = wish.world_size == there.workers.size();
+  if (there.complete) {
+    // The same worker comes again after it has left in order: others may be slower to leave.
+    if (!same_size) return taken(there);
+    const Worker& before = there.workers[wish.rank];
+    if (before.state != SHMBW_WORKER_STATE_LEFT || before.name != name) return taken(there);
+    return false;
+  }
+  if (!same_size)
+    return error(Status::invalid, "the world at " + world_text(there) + " has " + std::to_string(there.workers.size()) +
+                                      " workers by those who are there, " + std::to_string(wish.world_size) +
+                                      " by this one: all must say the same world_size");
+  if (const Worker& other = there.workers[wish.rank]; other.present())
+    return error(Status::exists, "rank " + std::to_string(wish.rank) + " of the world at " + world_text(there) +
+                                     " is " + worker_text(other) + " of pid " + std::to_string(other.pid) +
+                                     " already: each worker has a rank of its own");
+  for (const Worker& other : there.workers)
+    if (other.present() && other.name == name)
+      return error(Status::exists, "the name " + quoted(name) + " in the world at " + world_text(there) +
+                                       " is that of rank " + std::to_string(other.rank) +
+                                       " already: each worker has a name of its own");
+  return true;
+}
+
+void forget_port(World& world, const Rendezvous& rendezvous) {
+  auto at = world.world_ports.find({rendezvous.uid, rendezvous.port});
+  if (at != world.world_ports.end() && at->second == &rendezvous) world.world_ports.erase(at);
+}
+
+Result<Rendezvous*> make_world(World& world, Session& founder, const shmbw_world_join& wish, std::string_view address) {
+  auto group = own_group(world, founder);
+  if (!group) return std::unexpected(group.error());
+  Uid& uid = world.hold_uid(founder.uid);
+  auto charge = uid.account.charge(Slot::worlds, 1);
+  if (!charge) {
+    world.drop_uid(founder.uid);
+    return std::unexpected(refuse_limit(world, founder, charge.error()));
+  }
+  const std::uint64_t id = ++world.last_world;
+  Rendezvous& made = world.worlds.try_emplace(id, world, id, **group, wish.world_size).first->second;
+  made.uid = founder.uid;
+  made.port = wish.port;
+  made.address = address;
+  made.created = world.now();
+  made.charge = std::move(*charge);
+  (*group)->worlds.push_back(made);
+  world.world_ports[{made.uid, made.port}] = &made;
+  return &made;
+}
+
+// Nobody is in it any more.
+void destroy_world(World& world, Rendezvous& rendezvous) {
+  forget_port(world, rendezvous);
+  Group& group = *rendezvous.group;
+  const std::uint32_t uid = rendezvous.uid;
+  group.worlds.remove(rendezvous);
+  world.worlds.erase(rendezvous.id);
+  settle_group(world, group);
+  world.drop_uid(uid);
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(World& owner, std::uint64_t number, Group& of, std::uint32_t size)
+    : world(owner), id(number), group(&of), workers(size), references(&owner.pool), forks(&owner.pool) {
+  for (std::uint32_t rank = 0; rank < size; ++rank) {
+    workers[rank].home = this;
+    workers[rank].rank = rank;
+  }
+}
+
+Rendezvous::~Rendezvous() = default;
+
+std::uint32_t Rendezvous::flags() const {
+  return (complete ? SHMBW_WORLD_STATE_COMPLETE : 0U) | (broken ? SHMBW_WORLD_STATE_BROKEN : 0U) |
+         (ending ? SHMBW_WORLD_STATE_ENDING : 0U);
+}
+
+std::uint32_t Rendezvous::died() const {
+  return static_cast<std::uint32_t>(std::ranges::count(workers, SHMBW_WORKER_STATE_DIED, &Worker::state));
+}
+
+std::string worker_text(const Worker& worker) {
+  return "worker " + std::to_string(worker.rank) + " ('" + worker.name + "')";
+}
+
+void tell_world(Rendezvous& rendezvous, shmbw_world_change change, std::uint32_t rank, const Session* except) {
+  for (const Worker& worker : rendezvous.workers)
+    if (worker.session && worker.session != except)
+      tell_world_changed(*worker.session, rendezvous.id, change, rank, rendezvous.present);
+}
+
+Result<Worker*> join_world(World& world, Session& session, const shmbw_world_join& wish, std::string_view address,
+                           std::string_view name) {
+  if (session.worker)
+    return error(Status::busy, "this session is " + worker_text(*session.worker) + " of the world at " +
+                                   world_text(*session.worker->home) + " already: leave that one first");
+  if (auto checked = check_join(wish, address, name); !checked) return std::unexpected(checked.error());
+  Rendezvous* there = nullptr;
+  if (auto at = world.world_ports.find({session.uid, wish.port}); at != world.world_ports.end()) {
+    auto enters = may_enter(*at->second, wish, name);
+    if (!enters) return std::unexpected(enters.error());
+    if (*enters) there = at->second;
+  }
+  if (!there) {
+    auto made = make_world(world, session, wish, address);
+    if (!made) return std::unexpected(made.error());
+    there = *made;
+  }
+  Worker& worker = there->workers[wish.rank];
+  worker.session = &session;
+  worker.name = name;
+  worker.uid = session.uid;
+  worker.pid = session.pid;
+  worker.serial = ++world.last_serial;
+  worker.state = SHMBW_WORKER_STATE_PRESENT;
+  session.worker = &worker;
+  ++there->present;
+  there->complete = there->present == there->workers.size();
+  tell_world(*there, SHMBW_WORLD_CHANGE_JOINED, worker.rank, &session);
+  if (there->complete) tell_world(*there, SHMBW_WORLD_CHANGE_COMPLETE, worker.rank, &session);
+  return &worker;
+}
+
+void leave_world(World& world, Session& session, bool died) {
+  Worker* leaving = std::exchange(session.worker, nullptr);
+  if (!leaving) return;
+  Worker& worker = *leaving;
+  Rendezvous& rendezvous = *worker.home;
+  worker.session = nullptr;  // it hears no more
+  worker.state = died ? SHMBW_WORKER_STATE_DIED : SHMBW_WORKER_STATE_LEFT;
+  --rendezvous.present;
+  const std::uint32_t forks = drop_forks(worker);
+  const std::uint32_t owned = worker.owned.size();
+  orphan_references(worker);
+  if (died)
+    world.log(6, worker_text(worker) + ", pid " + std::to_string(worker.pid) + ", of the world at " +
+                     world_text(rendezvous) + " died: " + std::to_string(forks) + " holds on references dropped, " +
+                     std::to_string(owned) + " of its own are lost to others");
+  if (!rendezvous.complete && died) rendezvous.broken = true;
+  if (rendezvous.complete && !died) rendezvous.ending = true;
+  tell_world(rendezvous, died ? SHMBW_WORLD_CHANGE_DIED : SHMBW_WORLD_CHANGE_LEFT, worker.rank);
+  if (!rendezvous.complete && !died) {  // as if it had never come: another may take the rank
+    worker.name.clear();
+    worker.state = SHMBW_WORKER_STATE_ABSENT;
+  }
+  if (rendezvous.present == 0) destroy_world(world, rendezvous);
+}
+
+void end_world(World& world, Rendezvous& rendezvous) {
+  tell_world(rendezvous, SHMBW_WORLD_CHANGE_ENDED, 0);
+  for (Worker& worker : rendezvous.workers)
+    if (worker.session) std::exchange(worker.session, nullptr)->worker = nullptr;
+  destroy_world(world, rendezvous);
+}
+
+void move_worker(Session& from, Session& to) {
+  if (!from.worker || to.worker) return;
+  to.worker = std::exchange(from.worker, nullptr);
+  to.worker->session = &to;
+}
+
+Result<Worker*> worker_in(const Session& session, std::uint64_t world) {
+  if (!session.worker || (world != 0 && session.worker->home->id != world))
+    return error(Status::no_world, world == 0 ? "this session is in no world of workers"
+                                              : "this session is no worker of world " + std::to_string(world) +
+                                                    ": it never was, has left, or the world has ended");
+  return session.worker;
+}
+
+Result<Worker*> working_in(const Session& session, std::uint64_t world) {
+  auto worker = worker_in(session, world);
+  if (worker && !(*worker)->home->complete)
+    return error(Status::not_ready, "the world is not complete: " + std::to_string((*worker)->home->present) + " of " +
+                                        std::to_string((*worker)->home->workers.size()) + " workers have joined");
+  return worker;
+}
+
+}  // namespace shmb::daemon

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// WORLD_JOIN, WORLD_LEAVE, WORLD_POOL, the REF requests, and the tables of LIST that show them. Worlds are for their
+// workers, who are of one uid; to everybody else they are not there.
+#include "daemon/page.hpp"
+#include "daemon/reference.hpp"
+#include "daemon/rendezvous.hpp"
+
+namespace shmb::daemon {
+
+void serve_world_join(const Request& request) {
+  auto wish = request.read<shmbw_world_join>();
+  if (!wish) return;
+  wire::TextReader texts(request.packet.rest);
+  auto address = texts.take(wish->address_len);
+  auto name = texts.take(wish->name_len);
+  if (!address || !name || !texts.done()) return request.refuse_struct(Status::invalid);
+  auto joined = join_world(request.world, request.session, *wish, *address, *name);
+  if (!joined) return request.fail(joined.error());
+  const Rendezvous& home = *(*joined)->home;
+  shmbw_world_join_reply reply{};
+  reply.world = home.id;
+  reply.group = home.group->id;
+  reply.pool = home.pool;
+  reply.present = home.present;
+  reply.flags = home.flags();
+  request.answer(reply);
+}
+
+void serve_world_leave(const Request& request) {
+  auto wish = request.read<shmbw_world_leave>();
+  if (!wish) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  auto worker = worker_in(request.session, wish->world);
+  if (!worker) return request.fail(worker.error());
+  const shmbw_world_leave_reply reply{(*worker)->home->present - 1, (*worker)->forks.size()};
+  leave_world(request.world, request.session, false);
+  request.answer(reply);
+}
+
+void serve_world_pool(const Request& request) {
+  auto wish = request.read<shmbw_world_pool>();
+  if (!wish) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  auto worker = worker_in(request.session, wish->world);
+  if (!worker) return request.fail(worker.error());
+  Rendezvous& home = *(*worker)->home;
+  if (home.pool == 0) {
+    if (auto place = place_in(request.world, request.session, wish->pool); !place) return request.fail(place.error());
+    home.pool = wish->pool;
+    tell_world(home, SHMBW_WORLD_CHANGE_POOL, (*worker)->rank, &request.session);
+  }
+  request.answer(shmbw_world_pool_reply{home.pool});
+}
+
+namespace {
+
+// A batch whose elements are served one by one: `serve` fills the reply or says why not.
+template <class Element, class Reply, class Serve>
+void serve_each(const Request& request, Serve serve) {
+  auto batch = open_batch<Element>(request, [](const Element&) { return 0; });
+  if (!batch) return;
+  BatchAnswer<Reply> answer(request, batch->count());
+  for (std::size_t i = 0; i < batch->count(); ++i) {
+    const Element element = *batch->template element<Element>(i);
+    Reply reply{};
+    Result<void> done = serve(element, reply);
+    if (done) answer.ok(reply);
+    else answer.fail(done.error());
+  }
+  answer.send();
+}
+
+template <class T>
+bool fork_flags_known(const T& wish) {
+  return (wish.flags & ~std::uint32_t{SHMBW_REF_FORK_TELL}) == 0;
+}
+
+std::unexpected<Error> flag_not_known() {
+  return error(Status::unknown_flags, "a flag of the request is not known to this broker");
+}
+
+}  // namespace
+
+void serve_ref_create(const Request& request) {
+  serve_each<shmbw_ref_create, shmbw_ref_create_reply>(request, [&](const auto& wish, auto& reply) -> Result<void> {
+    if ((wish.flags & ~std::uint32_t{SHMBW_REF_CREATE_KNOWN}) != 0) return flag_not_known();
+    auto maker = working_in(request.session, wish.world);
+    if (!maker) return std::unexpected(maker.error());
+    auto booked = book_reference(request.world, **maker, wish);
+    if (!booked) return std::unexpected(booked.error());
+    reply.reference = booked->reference->key().to_wire();
+    reply.fork = booked->fork->key().to_wire();
+    return {};
+  });
+}
+
+void serve_ref_fork(const Request& request) {
+  serve_each<shmbw_ref_fork, shmbw_ref_fork_reply>(request, [&](const auto& wish, auto& reply) -> Result<void> {
+    auto maker = working_in(request.session, wish.world);
+    if (!maker) return std::unexpected(maker.error());
+    auto fork = book_fork(request.world, **maker, RefKey::of(wish.reference), wish.user);
+    if (!fork) return std::unexpected(fork.error());
+    reply.fork = (*fork)->key().to_wire();
+    return {};
+  });
+}
+
+void serve_ref_take(const Request& request) {
+  serve_each<shmbw_ref_take, shmbw_ref_take_reply>(request, [&](const auto& wish, auto& reply) -> Result<void> {
+    if (!fork_flags_known(wish)) return flag_not_known();
+    auto user = working_in(request.session, wish.world);
+    if (!user) return std::unexpected(user.error());
+    auto fork = take_fork(**user, RefKey::of(wish.fork), (wish.flags & SHMBW_REF_FORK_TELL) != 0);
+    if (!fork) return std::unexpected(fork.error());
+    const Reference& reference = *(*fork)->reference;
+    reply.reference = reference.key().to_wire();
+    reply.owner = reference.owner->rank;
+    reply.state = reference.state;
+    return {};
+  });
+}
+
+void serve_ref_release(const Request& request) {
+  serve_each<shmbw_ref_release, shmbw_ref_release_reply>(request, [&](const auto& wish, auto&) -> Result<void> {
+    auto by = working_in(request.session, wish.world);
+    if (!by) return std::unexpected(by.error());
+    return release_fork(**by, RefKey::of(wish.fork));
+  });
+}
+
+void serve_ref_settle(const Request& request) {
+  auto batch = open_batch<shmbw_ref_settle>(request, [](const shmbw_ref_settle& wish) { return wish.error_len; });
+  if (!batch) return;
+  BatchAnswer<shmbw_ref_settle_reply> answer(request, batch->count());
+  wire::TextReader texts = batch->texts();
+  for (std::size_t i = 0; i < batch->count(); ++i) {
+    const shmbw_ref_settle wish = *batch->element<shmbw_ref_settle>(i);
+    const std::string_view text = *texts.take(wish.error_len);
+    auto by = working_in(request.session, wish.world);
+    auto settled = by ? settle_reference(**by, RefKey::of(wish.reference), wish.state, text)
+                      : Result<Reference*>(std::unexpected(by.error()));
+    if (!settled) {
+      answer.fail(settled.error());
+      continue;
+    }
+    shmbw_ref_settle_reply reply{};
+    reply.state = (*settled)->state;
+    reply.users = (*settled)->forks.size();
+    answer.ok(reply);
+  }
+  answer.send();
+}
+
+void serve_ref_ask(const Request& request) {
+  auto wish = request.read<shmbw_ref_ask>();
+  if (!wish) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  if (!fork_flags_known(*wish)) return request.fail(flag_not_known().error());
+  auto by = working_in(request.session, wish->world);
+  auto found = by ? find_reference(**by, RefKey::of(wish->reference))
+                  : Result<Reference*>(std::unexpected(by.error()));
+  if (!found) return request.fail(found.error());
+  const Reference& reference = **found;
+  if ((wish->flags & SHMBW_REF_FORK_TELL) != 0)
+    reference.forks.each([&](Fork& fork) { fork.tell = fork.tell || fork.user == *by; });
+  const std::string_view text = reference.error ? std::string_view(*reference.error) : std::string_view();
+  shmbw_ref_ask_reply reply{};
+  reply.state = reference.state;
+  reply.owner = reference.owner->rank;
+  reply.users = reference.forks.size();
+  reply.in_flight = reference.in_flight();
+  reply.created = reference.created;
+  reply.error_len = static_cast<std::uint16_t>(text.size());
+  request.answer(reply, {text});
+}
+
+static bool sees_world(const Request& request, const Rendezvous& home) {
+  return request.session.admin || request.session.uid == home.uid;
+}
+
+void list_worlds(const Request& request, const Filter& filter) {
+  Page<shmbw_world_record> page(request);
+  for (const auto& [id, home] : request.world.worlds) {
+    if (!filter.takes(home) || !sees_world(request, home)) continue;
+    page.count(0);
+    if (id <= filter.wish.cursor || !page.room(home.address.size())) continue;
+    shmbw_world_record record{};
+    record.world = id;
+    record.group = home.group->id;
+    record.pool = home.pool;
+    record.owner_uid = home.uid;
+    record.port = home.port;
+    record.world_size = static_cast<std::uint32_t>(home.workers.size());
+    record.present = home.present;
+    record.died = home.died();
+    record.flags = home.flags();
+    record.references = home.references.size();
+    record.forks = home.forks.size();
+    record.created = home.created;
+    record.address_len = static_cast<std::uint16_t>(home.address.size());
+    page.add(id, record, home.address);
+  }
+  page.send();
+}
+
+void list_workers(const Request& request, const Filter& filter) {
+  Page<shmbw_worker_record> page(request);
+  std::vector<const Worker*> rows;
+  for (const auto& [id, home] : request.world.worlds) {
+    if (!filter.takes(home) || !sees_world(request, home)) continue;
+    for (const Worker& worker : home.workers) {
+      if (worker.state == SHMBW_WORKER_STATE_ABSENT) continue;
+      page.count(0);
+      if (worker.serial > filter.wish.cursor) rows.push_back(&worker);
+    }
+  }
+  sort_page<shmbw_worker_record>(rows);
+  for (const Worker* worker : rows) {
+    if (!page.room(worker->name.size())) break;
+    shmbw_worker_record record{};
+    record.world = worker->home->id;
+    record.session = worker->session ? worker->session->id : 0;
+    record.rank = worker->rank;
+    record.state = worker->state;
+    record.pid = worker->pid;
+    record.uid = worker->uid;
+    record.owned = worker->owned.size();
+    record.forks = worker->forks.size();
+    record.name_len = static_cast<std::uint16_t>(worker->name.size());
+    page.add(worker->serial, record, worker->name);
+  }
+  page.send();
+}
+
+void list_references(const Request& request, const Filter& filter) {
+  Page<shmbw_reference_record> page(request);
+  std::vector<const Reference*> rows;
+  for (const auto& [id, home] : request.world.worlds) {
+    if (!filter.takes(home) || !sees_world(request, home)) continue;
+    for (const Reference& reference : home.references) {
+      page.count(0);
+      if (static_cast<std::uint64_t>(reference.created) > filter.wish.cursor) rows.push_back(&reference);
+    }
+  }
+  sort_page<shmbw_reference_record>(rows, [](const Reference* row) { return row->created; });
+  for (const Reference* reference : rows) {
+    const std::string_view text = reference->error ? std::string_view(*reference->error) : std::string_view();
+    if (!page.room(text.size())) break;
+    shmbw_reference_record record{};
+    record.world = reference->owner->home->id;
+    record.reference = reference->key().to_wire();
+    record.owner = reference->owner->rank;
+    record.state = reference->state;
+    record.users = reference->forks.size();
+    record.in_flight = reference->in_flight();
+    record.user_ranks = user_ranks(*reference);
+    record.created = reference->created;
+    record.error_len = static_cast<std::uint16_t>(text.size());
+    page.add(static_cast<std::uint64_t>(reference->created), record, text);
+  }
+  page.send();
+}
+
+}  // namespace shmb::daemon

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Worlds of workers and their references as tables for people. The table of the broker says who holds what of whom; a
+// cycle of owners who hold each other's references is named, because nothing but the end of a worker will free it where
+// the references stand in values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/report_json.hpp"
+#include "tools/tool.hpp"
+#include "tools/view.hpp"
+
+namespace shmb::tools {
+
+using client::ReferenceRow;
+using client::WorkerRow;
+using client::WorldRow;
+
+struct Worlds {
+  Listing<WorldRow> worlds;
+  Listing<WorkerRow> workers;
+  Listing<ReferenceRow> references;
+};
+Result<Worlds> read_worlds(const Viewer& viewer, const Selection& selection);
+
+std::string reference_text(const shmbw_ref_id& id);  // "1:17", the 17th thing that rank 1 has booked
+std::string ref_state_text(std::uint32_t state);
+// Whether user and owner are among ranks that hold each other's references in a ring; by the row's place in `references`.
+std::vector<bool> in_cycles(const std::vector<ReferenceRow>& references);
+
+// Empty where there are no rows.
+std::string world_table(const Worlds& books);
+std::string reference_table(const Worlds& books);
+Json world_json(const Worlds& books);  // one document of each world, its workers and references inside
+
+}  // namespace shmb::tools
