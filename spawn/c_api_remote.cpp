@@ -451,7 +451,7 @@ int shmb_request_fail(shmb_request* request, const shmb_remote_failure* failure,
 }
 
 int shmb_remote_create(shmb_remote* remote, int32_t to, const char* function, const shmb_payload* payload,
-                       int64_t timeout_ns, shmb_reference** reference, shmb_error* error) noexcept {
+                       uint32_t flags, int64_t timeout_ns, shmb_reference** reference, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
     auto it = given(remote, "worker");
     if (!it) return std::unexpected(it.error());
@@ -463,7 +463,9 @@ int shmb_remote_create(shmb_remote* remote, int32_t to, const char* function, co
     if (!rank) return std::unexpected(rank.error());
     auto what = payload_of(payload);
     if (!what) return std::unexpected(what.error());
-    auto made = remote->it->create(*rank, function, *what, *timeout);
+    if ((flags & ~unsigned{SHMB_CALL_ON_OBJECT}) != 0)
+      return shmb::error(Status::unknown_flags, "an unknown flag of a call");
+    auto made = remote->it->create(*rank, function, *what, (flags & SHMB_CALL_ON_OBJECT) != 0, *timeout);
     if (!made) return std::unexpected(made.error());
     *reference = new shmb_reference{std::move(*made), nullptr, {}, {}};
     return {};
@@ -584,5 +586,11 @@ int shmb_reference_failure(shmb_reference* reference, shmb_remote_failure* failu
 }
 
 void shmb_reference_free(shmb_reference* reference) noexcept { delete reference; }
+
+#ifdef SHMB_TEST_SEAM
+SHMB_API void shmb_test_remote_trouble(shmb_remote* remote, int kind, int lose, int64_t delay_ns) {
+  remote->it->set_trouble({static_cast<Kind>(kind), lose, delay_ns});
+}
+#endif
 
 }  // extern "C"

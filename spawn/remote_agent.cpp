@@ -295,10 +295,13 @@ Result<void> Agent::serve(Deadline deadline, bool once) {
 void Agent::start_threads() {
   threads_ = new std::vector<std::thread>;
   for (std::uint32_t i = 0; i < wish_.threads; ++i)
-    threads_->emplace_back([this] {
-      server_of = this;
-      Lock lock(mutex_);
-      while (!closed_) step(lock, Deadline::after(client::kForever), true);
+    threads_->emplace_back([self = shared_from_this()]() mutable {
+      server_of = self.get();
+      {
+        Lock lock(self->mutex_);
+        while (!self->closed_) self->step(lock, Deadline::after(client::kForever), true);
+      }
+      self.reset();
     });
 }
 

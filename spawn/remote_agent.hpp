@@ -62,7 +62,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Result<std::shared_ptr<Future>> call(std::uint32_t to, std::string_view function, const Payload& payload,
                                        bool on_object, std::int64_t timeout);
   Result<std::shared_ptr<Reference>> create(std::uint32_t to, std::string_view function, const Payload& payload,
-                                            std::int64_t timeout);
+                                            bool on_object, std::int64_t timeout);
   Result<std::shared_ptr<Reference>> own(void* object, std::string type);
   Result<std::shared_ptr<Future>> fetch(const std::shared_ptr<Reference>& reference, Kind kind, std::int64_t timeout);
   Result<std::shared_ptr<Value>> local(Reference& reference, std::int64_t wait);
@@ -172,6 +172,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
 
   // without it
   void run(std::unique_ptr<Request> request);
+  Result<void> may_call(std::uint32_t to, std::string_view function, const Payload& payload, bool on_object);
   Result<std::shared_ptr<Future>> begin(Kind kind, std::uint32_t to, std::string_view function, std::int64_t timeout,
                                         RefId reference);
   Result<void> send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload);

@@ -288,14 +288,19 @@ Result<void> Agent::send_request(const std::shared_ptr<Future>& future, std::uin
   return {};
 }
 
-Result<std::shared_ptr<Future>> Agent::call(std::uint32_t to, std::string_view function, const Payload& payload,
-                                            bool on_object, std::int64_t timeout) {
-  if (auto is_open = open(); !is_open) return std::unexpected(is_open.error());
+Result<void> Agent::may_call(std::uint32_t to, std::string_view function, const Payload& payload, bool on_object) {
+  if (auto is_open = open(); !is_open) return is_open;
   if (function.size() > kMostFunction) return error(Status::invalid, "a function's name has at most 4096 bytes");
   if (on_object && (payload.references.empty() || payload.references[0]->known->owner != to))
     return error(Status::invalid, "a call on an object begins with a reference that the called worker owns");
   for (const auto& reference : payload.references)
-    if (auto fine = usable(*reference, "fork"); !fine) return std::unexpected(fine.error());
+    if (auto fine = usable(*reference, "fork"); !fine) return fine;
+  return {};
+}
+
+Result<std::shared_ptr<Future>> Agent::call(std::uint32_t to, std::string_view function, const Payload& payload,
+                                            bool on_object, std::int64_t timeout) {
+  if (auto may = may_call(to, function, payload, on_object); !may) return std::unexpected(may.error());
   auto future = begin(Kind::call, to, function, timeout, {});
   if (!future) return future;
   if (auto sent = send_request(*future, on_object ? kOnObject : std::uint8_t{0}, payload); !sent) {
@@ -306,11 +311,8 @@ Result<std::shared_ptr<Future>> Agent::call(std::uint32_t to, std::string_view f
 }
 
 Result<std::shared_ptr<Reference>> Agent::create(std::uint32_t to, std::string_view function, const Payload& payload,
-                                                 std::int64_t timeout) {
-  if (auto is_open = open(); !is_open) return std::unexpected(is_open.error());
-  if (function.size() > kMostFunction) return error(Status::invalid, "a function's name has at most 4096 bytes");
-  for (const auto& reference : payload.references)
-    if (auto fine = usable(*reference, "fork"); !fine) return std::unexpected(fine.error());
+                                                 bool on_object, std::int64_t timeout) {
+  if (auto may = may_call(to, function, payload, on_object); !may) return std::unexpected(may.error());
   client::RefWish wish;
   wish.owner = to;
   wish.tell = true;
@@ -327,7 +329,7 @@ Result<std::shared_ptr<Reference>> Agent::create(std::uint32_t to, std::string_v
   auto future = begin(Kind::create, to, function, timeout, made->reference);
   if (!future) return std::unexpected(future.error());
   reference->created = *future;
-  if (auto sent = send_request(*future, 0, payload); !sent) {
+  if (auto sent = send_request(*future, on_object ? kOnObject : std::uint8_t{0}, payload); !sent) {
     give_up(*future);
     return std::unexpected(sent.error());
   }

@@ -10,33 +10,33 @@ using client::Deadline;
 void Agent::run(std::unique_ptr<Request> request) {
   const Head& head = request->head;
   const bool asks_value = head.kind == Kind::fetch || head.kind == Kind::type;
-  const bool on_object = head.kind == Kind::call && (head.flags & kOnObject) != 0;
+  const bool on_object = !asks_value && (head.flags & kOnObject) != 0;
   if (asks_value || on_object) {
-    std::shared_ptr<Value> value = request->value;
+    std::shared_ptr<Value> value;
     RefId id = head.reference;
     if (!request->content.references.empty()) {
       const Reference& subject = *request->content.references[0];
       id = subject.known->id;
       if (!value) value = subject.value;
       if (subject.known->owner != rank_) {
-        (void)reply_failure(*request, {Status::invalid, -1, {}, {}, "the object of the call is not owned here", {}});
+        (void)fail(std::move(request), {Status::invalid, -1, {}, {}, "the object of the call is not owned here", {}});
         return;
       }
     } else if (on_object) {
-      (void)reply_failure(*request, {Status::invalid, -1, {}, {}, "a call on an object without a reference", {}});
+      (void)fail(std::move(request), {Status::invalid, -1, {}, {}, "a call on an object without a reference", {}});
       return;
     }
     if (park(request, id, value)) return;
     if (!value) {
-      (void)reply_failure(*request, {Status::limit, -1, {}, {}, "too many references are waited for whose creation "
+      (void)fail(std::move(request), {Status::limit, -1, {}, {}, "too many references are waited for whose creation "
                                                                 "has not come", {}});
       return;
     }
     if (value->state == Value::State::failed) {
-      (void)reply_failure(*request, value->failure);
+      (void)fail(std::move(request), value->failure);
       return;
     }
-    request->value = value;
+    if (asks_value) request->value = value;
     if (head.kind == Kind::type) {
       Payload payload;
       payload.data = value->type;
@@ -114,7 +114,7 @@ Result<void> Agent::reply_failure(const Request& request, const Failure& given) 
 
 // The value of a creation is there, or its failure.
 Result<void> Agent::settle(std::unique_ptr<Request> request, std::optional<Failure> failure) {
-  const std::shared_ptr<Value> value = request->value;
+  const std::shared_ptr<Value> value;
   auto stands = client::settle_reference(*session_, world_, value->id,
                                          failure ? SHMBW_REF_STATE_FAILED : SHMBW_REF_STATE_READY,
                                          failure ? failure->type + ": " + failure->text : "", Deadline::after(0));

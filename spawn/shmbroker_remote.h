@@ -210,9 +210,9 @@ SHMB_API int shmb_request_fail(shmb_request* request, const shmb_remote_failure*
 /* ------------------------------------------------------------------------------------------------ references */
 
 /* Runs a function at a worker and gives a reference to what it gives, without waiting for it. The deadline of the
- * creation is final for all who wait for the value, in all workers. */
+ * creation is final for all who wait for the value, in all workers. flags: enum shmb_call_flag. */
 SHMB_API int shmb_remote_create(shmb_remote* remote, int32_t to, const char* function, const shmb_payload* payload,
-                                int64_t timeout_ns, shmb_reference** reference, shmb_error* error) SHMB_NOEXCEPT;
+                                uint32_t flags, int64_t timeout_ns, shmb_reference** reference, shmb_error* error) SHMB_NOEXCEPT;
 /* A reference to an object of this process, not known to the broker until it is sent. */
 SHMB_API int shmb_remote_own(shmb_remote* remote, void* object, const char* type, shmb_reference** reference,
                              shmb_error* error) SHMB_NOEXCEPT;

@@ -1,0 +1,1 @@
+#include "tests/spawn/remote_functions.hpp"
