@@ -31,6 +31,17 @@ using shmbroker::Status;
     if (!(condition)) throw std::logic_error(std::string(__FILE__) + ":" + std::to_string(__LINE__) + ": " #condition); \
   } while (false)
 
+#define EXPECT_THROWN(call, type)   \
+  do {                              \
+    bool caught_it = false;         \
+    try {                           \
+      (void)call;                   \
+    } catch (const type&) {         \
+      caught_it = true;             \
+    }                               \
+    EXPECT(caught_it);              \
+  } while (false)
+
 inline constexpr const char* kAddress = "localhost:29500";
 inline constexpr int kCreate = 2;  // the kind of a creation's message
 
