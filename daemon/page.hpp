@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a LIST asks for, and one page of its reply, written straight into the one reply buffer. Pages go by keys that are
-// never reused, so a table that changes between two pages loses and repeats nothing.
+// What a LIST asks for, and one page of its reply, written straight into the one reply buffer. Pages go by keys that
+// are never reused, so a table that changes between two pages loses and repeats nothing.
 #pragma once
 
 #include <algorithm>
@@ -95,7 +95,6 @@ template <class Record, class Row>
 void sort_page(std::vector<const Row*>& rows) {
   sort_page<Record>(rows, [](const Row* row) { return row->serial; });
 }
-
 
 // Of worlds: serve_remote.cpp.
 void list_worlds(const Request& request, const Filter& filter);

@@ -137,8 +137,11 @@ Rendezvous::Rendezvous(World& owner, std::uint64_t number, Group& of, std::uint3
 Rendezvous::~Rendezvous() = default;
 
 std::uint32_t Rendezvous::flags() const {
-  return (complete ? SHMBW_WORLD_STATE_COMPLETE : 0U) | (broken ? SHMBW_WORLD_STATE_BROKEN : 0U) |
-         (ending ? SHMBW_WORLD_STATE_ENDING : 0U);
+  std::uint32_t flags = 0;
+  if (complete) flags |= SHMBW_WORLD_STATE_COMPLETE;
+  if (broken) flags |= SHMBW_WORLD_STATE_BROKEN;
+  if (ending) flags |= SHMBW_WORLD_STATE_ENDING;
+  return flags;
 }
 
 std::uint32_t Rendezvous::died() const {

@@ -157,8 +157,7 @@ void serve_ref_ask(const Request& request) {
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
   if (!fork_flags_known(*wish)) return request.fail(flag_not_known().error());
   auto by = working_in(request.session, wish->world);
-  auto found = by ? find_reference(**by, RefKey::of(wish->reference))
-                  : Result<Reference*>(std::unexpected(by.error()));
+  auto found = by ? find_reference(**by, RefKey::of(wish->reference)) : Result<Reference*>(std::unexpected(by.error()));
   if (!found) return request.fail(found.error());
   const Reference& reference = **found;
   if ((wish->flags & SHMBW_REF_FORK_TELL) != 0)

@@ -20,9 +20,8 @@ constexpr std::uint32_t kRanks = 64;
 std::string world_id_text(std::uint64_t world) { return "#" + std::to_string(world); }
 
 std::string worker_label(const Worlds& books, std::uint64_t world, std::uint32_t rank) {
-  const auto at = std::ranges::find_if(books.workers.rows, [&](const WorkerRow& row) {
-    return row.record.world == world && row.record.rank == rank;
-  });
+  const auto at = std::ranges::find_if(
+      books.workers.rows, [&](const WorkerRow& row) { return row.record.world == world && row.record.rank == rank; });
   return std::to_string(rank) + (at == books.workers.rows.end() ? "" : " " + at->name);
 }
 
@@ -72,7 +71,8 @@ Result<Worlds> read_worlds(const Viewer& viewer, const Selection& selection) {
   if (!workers) return std::unexpected(workers.error());
   auto references = client::list_references(viewer.session(), selection, viewer.deadline());
   if (!references) return std::unexpected(references.error());
-  std::ranges::sort(workers->rows, {}, [](const WorkerRow& row) { return std::tuple(row.record.world, row.record.rank); });
+  std::ranges::sort(workers->rows, {},
+                    [](const WorkerRow& row) { return std::tuple(row.record.world, row.record.rank); });
   std::ranges::sort(references->rows, {}, [](const ReferenceRow& row) {
     const shmbw_reference_record& record = row.record;
     return std::tuple(record.world, record.owner, record.reference.creator, record.reference.counter);

@@ -27,7 +27,8 @@ Result<Worlds> read_worlds(const Viewer& viewer, const Selection& selection);
 
 std::string reference_text(const shmbw_ref_id& id);  // "1:17", the 17th thing that rank 1 has booked
 std::string ref_state_text(std::uint32_t state);
-// Whether user and owner are among ranks that hold each other's references in a ring; by the row's place in `references`.
+// Whether user and owner are among ranks that hold each other's references in a ring; by the row's place in
+// `references`.
 std::vector<bool> in_cycles(const std::vector<ReferenceRow>& references);
 
 // Empty where there are no rows.

@@ -65,8 +65,8 @@ auto release_ref(Client& client, const shmbw_ref_id& fork) {
 }
 auto settle_ref(Client& client, const shmbw_ref_id& reference, std::uint32_t state, const std::string& text = {}) {
   return ask_one<shmbw_ref_settle_reply>(
-      client, SHMBW_OP_REF_SETTLE,
-      shmbw_ref_settle{0, reference, state, static_cast<std::uint16_t>(text.size()), 0}, text);
+      client, SHMBW_OP_REF_SETTLE, shmbw_ref_settle{0, reference, state, static_cast<std::uint16_t>(text.size()), 0},
+      text);
 }
 Packet& ask_ref(Client& client, const shmbw_ref_id& reference) {
   return client.call(SHMBW_OP_REF_ASK, shmbw_ref_ask{0, reference, 0, 0});
@@ -91,7 +91,8 @@ struct Workers {
 std::vector<shmbw_world_changed_event> changes(Client& client) {
   std::vector<shmbw_world_changed_event> out;
   for (const Packet& event : client.link().events)
-    if (event.op() == (SHMBW_EVENT_WORLD_CHANGED | SHMBW_EVENT)) out.push_back(event.fixed<shmbw_world_changed_event>());
+    if (event.op() == (SHMBW_EVENT_WORLD_CHANGED | SHMBW_EVENT))
+      out.push_back(event.fixed<shmbw_world_changed_event>());
   return out;
 }
 std::vector<std::uint64_t> unused(Client& client) {
@@ -221,7 +222,7 @@ TEST_CASE("who has left a complete world in order can begin the next one at once
   CHECK(changes(workers[0]).back().change == SHMBW_WORLD_CHANGE_LEFT);
   Client other = world.client();
   CHECK(join_world(other, 1, 2, "someone").status() == Status::world_taken);  // not the one who left
-  auto next = join_world(workers[1], 1, 2, "w1");
+  Packet& next = join_world(workers[1], 1, 2, "w1");
   REQUIRE(next.status() == Status::ok);
   CHECK(next.fixed<shmbw_world_join_reply>().world != workers.id);
   CHECK(join_world(workers[0], 0, 2, "w0").status() == Status::busy);  // still in the old one
@@ -426,15 +427,15 @@ TEST_CASE("the owner gives the first fork away, passes on without one, and books
   auto home = fork_ref(workers[0], made.reply.reference, 0);  // to itself: while a message is under way
   CHECK(take_ref(workers[0], home.reply.fork).reply.state == SHMBW_REF_STATE_READY);
   CHECK(fork_ref(workers[1], made.reply.reference, 2).status == Status::denied);  // not taken yet
-  CHECK(create_ref(workers[0], 0, 1, SHMBW_REF_STATE_READY, SHMBW_REF_CREATE_GIVEN_COUNTER,
-                   made.reply.reference.counter)
-            .status == Status::exists);
+  CHECK(
+      create_ref(workers[0], 0, 1, SHMBW_REF_STATE_READY, SHMBW_REF_CREATE_GIVEN_COUNTER, made.reply.reference.counter)
+          .status == Status::exists);
   release_ref(workers[0], home.reply.fork);
   release_ref(workers[0], more.reply.fork);
   release_ref(workers[0], made.reply.fork);
   CHECK(references_of(workers[0]).empty());
-  auto again = create_ref(workers[0], 0, 1, SHMBW_REF_STATE_READY, SHMBW_REF_CREATE_GIVEN_COUNTER,
-                          made.reply.reference.counter);
+  auto again =
+      create_ref(workers[0], 0, 1, SHMBW_REF_STATE_READY, SHMBW_REF_CREATE_GIVEN_COUNTER, made.reply.reference.counter);
   REQUIRE(again.status == Status::ok);
   CHECK(again.reply.reference.counter == made.reply.reference.counter);
   CHECK(again.reply.fork.counter > made.reply.fork.counter);
@@ -485,7 +486,7 @@ TEST_CASE("the world's pool is told once, by a worker that is in it, and the fir
     pools[rank] = made.fixed<shmbw_pool_create_reply>().pool;
   }
   for (std::size_t rank : {1U, 0U}) {
-    auto told = workers[rank].call(SHMBW_OP_WORLD_POOL, shmbw_world_pool{workers.id, pools[rank]});
+    Packet& told = workers[rank].call(SHMBW_OP_WORLD_POOL, shmbw_world_pool{workers.id, pools[rank]});
     CHECK(told.fixed<shmbw_world_pool_reply>().pool == pools[1]);
   }
   CHECK(changes(workers[0]).back().change == SHMBW_WORLD_CHANGE_POOL);

@@ -82,6 +82,8 @@ uid_groups = 5
 uid_tickets = 6
 uid_names = 7
 uid_watches = 8
+uid_worlds = 12
+uid_references = 13
 session_leases = 9
 session_watches = 10
 events_queued = 11
@@ -115,6 +117,8 @@ regions = 31
   CHECK(limits.uid_tickets == 6);
   CHECK(limits.uid_names == 7);
   CHECK(limits.uid_watches == 8);
+  CHECK(limits.uid_worlds == 12);
+  CHECK(limits.uid_references == 13);
   CHECK(limits.session_leases == 9);
   CHECK(limits.session_watches == 10);
   CHECK(limits.events_queued == 11);

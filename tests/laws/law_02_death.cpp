@@ -16,6 +16,7 @@
 #include <array>
 #include <csignal>
 
+#include "client/remote_calls.hpp"
 #include "tests/laws/law.hpp"
 
 using namespace laws;
@@ -200,6 +201,54 @@ TEST_CASE("law 2: who is born with a dead client's process number is somebody el
     CHECK(leases(admin)[0].record.state == SHMBW_SESSION_STATE_HEIR);
     family->finish.open(), family->go_on.open();
     CHECK(eventually([&] { return regions(admin).empty(); }));
+  });
+}
+
+TEST_CASE(
+    "law 2: a worker's death drops what it held of others and fails what it owned, though a child has its socket") {
+  on_each_engine([](BrokerFixture& broker) {
+    const auto admin = open_admin(broker);
+    auto other = open(broker);
+    Line told;
+    Gate finish;
+    const WorldWish first{29500, 0, 2, "localhost:29500", "first"};
+    const WorldWish second{29500, 1, 2, "localhost:29500", "second"};
+    must(join_world(*other, first, soon()));
+    auto worker = Child::run([&] {
+      auto session = must(try_open(broker.socket()));
+      must(join_world(*session, second, soon()));
+      for (int i = 0; i < 50; ++i) must(create_reference(*session, 0, {.owner = 0}, soon()));
+      told.say('j');
+      if (::fork() == 0) {
+        ::alarm(60);
+        told.say('h');
+        finish.wait();  // with the socket, and not the worker
+        ::_exit(0);
+      }
+      for (;;) ::pause();
+      return 0;
+    });
+    REQUIRE(told.hear() == 'j');
+    REQUIRE(told.hear() == 'h');
+    auto mine = must(create_reference(*other, 0, {.owner = 1}, soon()));
+    CHECK(must(list_references(*admin, {}, soon())).rows.size() == 51);
+    worker.kill();
+    CHECK(worker.wait() == 128 + SIGKILL);
+    CHECK(eventually([&] { return must(list_references(*admin, {}, soon())).rows.size() == 1; }));
+    CHECK(must(ask_reference(*other, 0, mine.reference, false, soon())).state == SHMBW_REF_STATE_OWNER_GONE);
+    CHECK(status_of(create_reference(*other, 0, {.owner = 1}, soon())) == Status::worker_gone);
+    CHECK(sessions_in_state(admin, SHMBW_SESSION_STATE_HEIR) == 1);
+    bool died = false;
+    std::size_t unused = 0;
+    while (auto event = must(other->next_remote_event(Deadline::now()))) {
+      died = died || (event->change == SHMBW_WORLD_CHANGE_DIED && event->rank == 1);
+      unused += event->kind == RemoteEvent::Kind::ref_unused;
+    }
+    CHECK(died);
+    CHECK(unused == 50);
+    finish.open();
+    other.reset();
+    CHECK(eventually([&] { return must(list_worlds(*admin, {}, soon())).rows.empty(); }));
   });
 }
 

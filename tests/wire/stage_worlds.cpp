@@ -36,8 +36,8 @@ std::string Stage::join_world() {
   if (!attacker.send(join_of_world(91, port, 1, 2))) return "sending WORLD_JOIN";
   if (RawPacket second = attacker.reply(91); !second.ok()) return "WORLD_JOIN: " + second.sentence();
 
-  RawPacket made = attacker.call_batch(
-      SHMBW_OP_REF_CREATE, one(shmbw_ref_create{world, 0, 0, kOwnFork, SHMBW_REF_STATE_REGISTERED, 0}));
+  RawPacket made = attacker.call_batch(SHMBW_OP_REF_CREATE,
+                                       one(shmbw_ref_create{world, 0, 0, kOwnFork, SHMBW_REF_STATE_REGISTERED, 0}));
   if (auto why = refused_element<shmbw_ref_create_reply>(made); !why.empty()) return "REF_CREATE: " + why;
   reference = made.element<shmbw_ref_create_reply>(0).reference;
   own_fork = made.element<shmbw_ref_create_reply>(0).fork;
@@ -52,9 +52,8 @@ const std::vector<Valid>& all_valid_of_worlds() {
   using Tag = std::uint64_t;
   static const std::vector<Valid> all = [] {
     std::vector<Valid> list;
-    list.push_back({"WORLD_JOIN", false, false, false, false, [](S, Tag tag) {
-                      return join_of_world(tag, 1024 + ports_given++ % 60'000, 0, 2);
-                    }});
+    list.push_back({"WORLD_JOIN", false, false, false, false,
+                    [](S, Tag tag) { return join_of_world(tag, 1024 + ports_given++ % 60'000, 0, 2); }});
     auto add = [&](const char* name, auto make) { list.push_back({name, false, false, false, true, make}); };
     add("WORLD_LEAVE", [](S s, Tag tag) { return plain(SHMBW_OP_WORLD_LEAVE, tag, shmbw_world_leave{s.world}); });
     add("REF_CREATE", [](S s, Tag tag) {
