@@ -38,7 +38,7 @@ RemoteEvent next_of(Session& session) {
 }  // namespace
 
 TEST_CASE("a reference goes from hand to hand through the broker's table, and its owner hears of its end") {
-  BrokerFixture broker({});
+  BrokerFixture broker(harness::BrokerOptions{});
   REQUIRE_MESSAGE(broker.running(), broker.log());
   Couple couple(broker);
   CHECK(next_of(*couple.owner).change == SHMBW_WORLD_CHANGE_JOINED);
@@ -57,8 +57,8 @@ TEST_CASE("a reference goes from hand to hand through the broker's table, and it
   REQUIRE(taken.size() == 2);
   CHECK(must(taken[0]).reference == made.reference);
   CHECK(status_of(taken[1]) == Status::not_found);  // not on its way to the owner
-  CHECK(must(settle_reference(*couple.owner, couple.id, made.reference, SHMBW_REF_STATE_FAILED,
-                              std::string(1000, 'e'), in_time())) == SHMBW_REF_STATE_FAILED);
+  CHECK(must(settle_reference(*couple.owner, couple.id, made.reference, SHMBW_REF_STATE_FAILED, std::string(1000, 'e'),
+                              in_time())) == SHMBW_REF_STATE_FAILED);
   auto told = next_of(*couple.user);
   CHECK(told.kind == RemoteEvent::Kind::ref_changed);
   CHECK(told.state == SHMBW_REF_STATE_FAILED);
@@ -79,7 +79,7 @@ TEST_CASE("a reference goes from hand to hand through the broker's table, and it
 }
 
 TEST_CASE("of a list of forks all are booked or none") {
-  BrokerFixture broker({});
+  BrokerFixture broker(harness::BrokerOptions{});
   REQUIRE_MESSAGE(broker.running(), broker.log());
   Couple couple(broker);
   auto made = must(create_reference(*couple.user, couple.id, {.owner = 0}, in_time()));
@@ -96,7 +96,7 @@ TEST_CASE("of a list of forks all are booked or none") {
 }
 
 TEST_CASE("events that were lost in a flood are one gap, and the lists say what is so") {
-  BrokerFixture broker({});
+  BrokerFixture broker(harness::BrokerOptions{});
   REQUIRE_MESSAGE(broker.running(), broker.log());
   Couple couple(broker);
   // More than wait at the broker and in the owner's socket, while the owner does not read.
@@ -113,7 +113,7 @@ TEST_CASE("events that were lost in a flood are one gap, and the lists say what 
 }
 
 TEST_CASE("a worker that leaves is heard of, and what it says afterwards is refused") {
-  BrokerFixture broker({});
+  BrokerFixture broker(harness::BrokerOptions{});
   REQUIRE_MESSAGE(broker.running(), broker.log());
   Couple couple(broker);
   auto made = must(create_reference(*couple.user, couple.id, {.owner = 0}, in_time()));
@@ -129,7 +129,7 @@ TEST_CASE("a worker that leaves is heard of, and what it says afterwards is refu
 }
 
 TEST_CASE("a join that comes too late for its deadline is taken back, and so is a reference") {
-  BrokerFixture broker({});
+  BrokerFixture broker(harness::BrokerOptions{});
   REQUIRE_MESSAGE(broker.running(), broker.log());
   auto session = open(broker);
   // Asked, and not waited for: whoever reads the late answers gives back what they grant.
@@ -150,7 +150,7 @@ TEST_CASE("a join that comes too late for its deadline is taken back, and so is 
 }
 
 TEST_CASE("a forked child is no worker") {
-  BrokerFixture broker({});
+  BrokerFixture broker(harness::BrokerOptions{});
   REQUIRE_MESSAGE(broker.running(), broker.log());
   Couple couple(broker);
   auto child = Child::run([&] {

@@ -559,3 +559,25 @@ TEST_CASE("a reference and its fork cost the broker at most 256 bytes") {
   MESSAGE("bytes per reference with one user: " << each);
   CHECK(each <= 256);
 }
+
+TEST_CASE("in steady state no request about references allocates") {
+  World world;
+  Workers workers(world, 3);
+  auto round = [&] {
+    auto made = create_ref(workers[1], 0, kOwn, SHMBW_REF_STATE_REGISTERED, SHMBW_REF_CREATE_TELL);
+    auto fork = fork_ref(workers[1], made.reply.reference, 2);
+    REQUIRE(take_ref(workers[2], fork.reply.fork).status == Status::ok);
+    REQUIRE(settle_ref(workers[0], made.reply.reference, SHMBW_REF_STATE_READY).status == Status::ok);
+    REQUIRE(release_ref(workers[2], fork.reply.fork).status == Status::ok);
+    REQUIRE(release_ref(workers[1], made.reply.fork).status == Status::ok);
+    for (Client& client : workers.all) client.link().events.clear();
+  };
+  round();
+  round();
+  world.allocations = 0;
+  for (int i = 0; i < 100; ++i) round();
+  // The link keeps each event that it is handed: two of each round.
+  CHECK(world.allocations <= 100 * 2);
+  create_ref(workers[1], 7);  // the counter counts
+  CHECK(world.allocations > 0);
+}

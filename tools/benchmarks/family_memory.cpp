@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the broker itself costs: resident memory idle, and per region of its own user space. Beside it what the kernel
-// keeps for a process that waits, and for a memfd.
+// What the broker itself costs: resident memory idle, per region and per remote reference of its own user space. Beside
+// it what the kernel keeps for a process that waits and for a memfd, and what a bare table takes.
 #include <fmt/format.h>
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 
 #include "tools/benchmarks/bare_memory.hpp"
 #include "tools/benchmarks/broker_process.hpp"
@@ -35,6 +37,18 @@ double bare_bytes_per_region(std::size_t count) {
   return std::max(1.0, (slab_in_use() - before) / static_cast<double>(count));
 }
 
+// A map with as little in it as a table of references can do with: two ids, owner, user, state, age.
+double bare_bytes_per_reference(std::size_t count) {
+  struct Bare {
+    std::uint64_t fork, created;
+    std::uint32_t owner, user, state, fork_creator;
+  };
+  std::map<std::pair<std::uint64_t, std::uint32_t>, Bare> table;
+  const std::size_t before = mallinfo2().uordblks;
+  for (std::size_t i = 0; i < count; ++i) table.try_emplace({i, 0U}, Bare{i, i, 0, 0, 0, 0});
+  return std::max(1.0, static_cast<double>(mallinfo2().uordblks - before) / static_cast<double>(count));
+}
+
 void raise_descriptor_limit() {
   rlimit table{};
   getrlimit(RLIMIT_NOFILE, &table);
@@ -53,7 +67,8 @@ std::size_t regions_that_fit() {
 void run_memory(Bench& bench) {
   raise_descriptor_limit();
   std::size_t count = bench.settings().quick ? 1'000 : regions_that_fit();
-  Pair idle, per_region;
+  constexpr std::size_t kReferences = 10'000;
+  Pair idle, per_region, per_reference;
   std::string engine;
   Samples with_all, left_over;
   for (int i = 0; i < bench.times(5); ++i) {
@@ -84,6 +99,17 @@ void run_memory(Bench& bench) {
     session.release(regions);
     left_over.add((static_cast<double>(smaps_rollup(broker.pid(), "Anonymous")) - before) / kMiB);
     per_region.floor.add(bare_bytes_per_region(count));
+
+    // A broker of its own: in the first one the memory of the regions is free for them.
+    auto table = BrokerProcess::start(bench.settings(), Core::any, bench.settings().engine);
+    auto worker = WireSession::open(table.socket());
+    worker.join_world(29500);
+    worker.create_references(1'000);
+    before = static_cast<double>(smaps_rollup(table.pid(), "Anonymous"));
+    worker.create_references(kReferences);
+    after = static_cast<double>(smaps_rollup(table.pid(), "Anonymous"));
+    per_reference.ours.add((after - before) / kReferences);
+    per_reference.floor.add(bare_bytes_per_reference(kReferences));
   }
   Record at_rest = make_record("memory.idle", "MiB", idle, value_at_most(4));
   at_rest.engine = engine;
@@ -94,6 +120,10 @@ void run_memory(Bench& bench) {
                 {"rss_with_all_MiB", with_all.median()},
                 {"left_after_release_MiB", left_over.median()}};
   bench.record(std::move(each));
+  Record reference = make_record("memory.per_reference", "B", per_reference, value_at_most(256));
+  reference.engine = engine;
+  reference.peers = {{"references", static_cast<double>(kReferences)}};
+  bench.record(std::move(reference));
 }
 
 }  // namespace shmb::bench

@@ -8,6 +8,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "proto/packet.hpp"
 #include "tools/benchmarks/process.hpp"
 
@@ -117,6 +119,32 @@ shmbw_status_reply WireSession::status() {
   wire::Writer writer(request);
   writer.begin(SHMBW_OP_STATUS, 4, Status::ok, shmbw_status{});
   return fixed_part<shmbw_status_reply>(call(writer.finish(0)));
+}
+
+void WireSession::join_world(std::uint32_t port) {
+  std::byte request[128];
+  wire::Writer writer(request);
+  writer.begin(SHMBW_OP_WORLD_JOIN, 5, Status::ok, shmbw_world_join{port, 0, 1, 9, 5});
+  writer.text("localhost");
+  writer.text("bench");
+  call(writer.finish(0));
+}
+
+void WireSession::create_references(std::size_t count) {
+  for (std::size_t made = 0; made < count; made += SHMBW_MAX_BATCH) {
+    const std::size_t part = std::min<std::size_t>(SHMBW_MAX_BATCH, count - made);
+    std::vector<std::byte> request(SHMBW_MAX_MESSAGE);
+    wire::Writer writer(request);
+    writer.begin_batch<shmbw_ref_create>(SHMBW_OP_REF_CREATE, 6, part);
+    for (std::size_t i = 0; i < part; ++i)
+      writer.element(i, shmbw_ref_create{0, 0, 0, 0xffff'ffff, SHMBW_REF_STATE_READY, 0});
+    auto reply = call(writer.finish(0));
+    auto batch = wire::BatchView::open(reply);
+    for (std::size_t i = 0; i < part; ++i) {
+      auto element = batch ? batch->element<shmbw_ref_create_reply>(i) : std::unexpected(Status::protocol);
+      if (!element || element->outcome.status != 0) give_up("the broker refused a reference");
+    }
+  }
 }
 
 std::vector<std::byte> attach_request(shmbw_region_ref region, bool descriptor) {

@@ -23,6 +23,9 @@ class WireSession {
   Created create(std::size_t count, std::uint64_t length);  // up to 253, unnamed
   void release(const std::vector<shmbw_region_ref>& regions);
   shmbw_status_reply status();
+  // A world of one, and references of its worker to itself.
+  void join_world(std::uint32_t port);
+  void create_references(std::size_t count);
 
  private:
   wire::PacketView call(wire::Bytes request, std::vector<Fd>* fds = nullptr);
