@@ -36,7 +36,7 @@ class CallTimeout {
                      : seconds < 0   ? throw std::invalid_argument(
                                          "the time-out of a call is above 0, 0 for no limit, or -1 for the default")
                      : seconds > 9e9 ? SHMB_FOREVER
-                                     : static_cast<std::int64_t>(seconds * 1e9) + 1) {}
+                                     : std::max(std::int64_t{1}, static_cast<std::int64_t>(seconds * 1e9))) {}
   template <class Rep, class Period>
   constexpr CallTimeout(std::chrono::duration<Rep, Period> duration) : nanoseconds_(Timeout(duration).nanoseconds()) {}
   constexpr CallTimeout(Timeout timeout) noexcept : nanoseconds_(timeout.nanoseconds()) {}
@@ -101,9 +101,6 @@ class RemoteFailure {
     return "On WorkerInfo(id=" + std::to_string(origin_.rank) + ", name=" + origin_.name + "):\n" + trace_ +
            (type_.empty() ? "" : type_ + ": ") + text_;
   }
-
- protected:
-  ~RemoteFailure() = default;
 
  private:
   Status status_ = Status::raised;
@@ -453,29 +450,45 @@ struct IsFuture<Future<T> > : std::true_type {
   using value_type = T;
 };
 
-template <class T, bool fetched, class V>
+template <class T, class V>
 void answer_value(shmb_request* request, V&& value) {
   if (shmb_request_get_kind(request) == SHMB_REQUEST_CREATE) {
     const std::string type = inside::demangled(typeid(T).name());
-    (void)shmb_request_answer_object(request, new ObjectOf<T, fetched>(std::forward<V>(value)), type.c_str(), nullptr);
+    (void)shmb_request_answer_object(request, new ObjectOf<T, true>(std::forward<V>(value)), type.c_str(), nullptr);
     return;
   }
-  if constexpr (fetched) {
-    std::optional<Parcel> parcel;
-    try {
-      parcel = Parcel::of_value(static_cast<const T&>(value));
-    } catch (...) {
-      return answer_exception(request, place_of(request));
-    }
-    const shmb_payload payload = parcel->c();
-    (void)shmb_request_answer(request, &payload, nullptr);
-  } else {
-    shmb_remote_failure failure{};
-    failure.size = sizeof failure;
-    failure.status = SHMB_E_INVALID;
-    failure.text = "a constructor can only be called by remote(), which gives a reference";
-    (void)shmb_request_fail(request, &failure, nullptr);
+  std::optional<Parcel> parcel;
+  try {
+    parcel = Parcel::of_value(static_cast<const T&>(value));
+  } catch (...) {
+    return answer_exception(request, place_of(request));
   }
+  const shmb_payload payload = parcel->c();
+  (void)shmb_request_answer(request, &payload, nullptr);
+}
+inline void refuse_constructor(shmb_request* request) noexcept {
+  shmb_remote_failure failure{};
+  failure.size = sizeof failure;
+  failure.status = SHMB_E_INVALID;
+  failure.text = "a constructor can only be called by remote(), which gives a reference";
+  (void)shmb_request_fail(request, &failure, nullptr);
+}
+
+template <class R, class... P, class Call, std::size_t... n>
+R with_arguments(shmb_request* request, const std::string& name, Call&& call, std::index_sequence<n...>) {
+  shmb_content* const content = shmb_request_content(request);
+  const msgpack::object_handle whole = opened(content);
+  const msgpack::object& arguments = whole.get();
+  if (arguments.type != msgpack::type::ARRAY || arguments.via.array.size != sizeof...(P))
+    throw std::invalid_argument(
+        "function \"" + name + "\" takes " + std::to_string(sizeof...(P)) + " arguments, " +
+        std::to_string(arguments.type == msgpack::type::ARRAY ? arguments.via.array.size : 0) + " were given");
+  auto values = [&] {
+    const Scope scope(unpacking, content);
+    return std::tuple<std::decay_t<P>...>{
+        inside::unpack_argument<std::decay_t<P> >(name, n + 1, arguments.via.array.ptr[n])...};
+  }();
+  return call(std::forward<P>(std::get<n>(values))...);
 }
 
 // Takes the arguments apart, calls, and answers, now or when the future that the function gave is done.
@@ -498,7 +511,7 @@ void invoke(shmb_request* request, Call&& call, std::index_sequence<n...>) {
       } catch (...) {
         return answer_exception(request, where);
       }
-      answer_value<Stored<T>, true>(request, std::move(*value));
+      answer_value<Stored<T> >(request, std::move(*value));
     });
   } else {
     using T = Stored<std::decay_t<R> >;
@@ -513,26 +526,9 @@ void invoke(shmb_request* request, Call&& call, std::index_sequence<n...>) {
     } catch (...) {
       return answer_exception(request, where);
     }
-    answer_value<T, true>(request, std::move(*value));
+    answer_value<T>(request, std::move(*value));
   }
 }
-template <class R, class... P, class Call, std::size_t... n>
-R with_arguments(shmb_request* request, const std::string& name, Call&& call, std::index_sequence<n...>) {
-  shmb_content* const content = shmb_request_content(request);
-  const msgpack::object_handle whole = opened(content);
-  const msgpack::object& arguments = whole.get();
-  if (arguments.type != msgpack::type::ARRAY || arguments.via.array.size != sizeof...(P))
-    throw std::invalid_argument(
-        "function \"" + name + "\" takes " + std::to_string(sizeof...(P)) + " arguments, " +
-        std::to_string(arguments.type == msgpack::type::ARRAY ? arguments.via.array.size : 0) + " were given");
-  auto values = [&] {
-    const Scope scope(unpacking, content);
-    return std::tuple<std::decay_t<P>...>{
-        inside::unpack_argument<std::decay_t<P> >(name, n + 1, arguments.via.array.ptr[n])...};
-  }();
-  return call(std::forward<P>(std::get<n>(values))...);
-}
-
 inline void serve_request(void*, shmb_request* request) noexcept {
   if (shmb_request_get_kind(request) == SHMB_REQUEST_FETCH) {
     std::optional<Parcel> parcel;
@@ -579,17 +575,21 @@ bool register_class(const std::string& name) {
   bool (*const mark)(const std::string&) = &register_class<C, P...>;
   return detail::enter(name, mark, [](shmb_request* request) {
     constexpr bool fetched = requires(const C& c, detail::inside::Packer& packer) { c.msgpack_pack(packer); };
-    std::unique_ptr<C> made;
+    if (shmb_request_get_kind(request) != SHMB_REQUEST_CREATE) return detail::refuse_constructor(request);
+    std::unique_ptr<detail::Object> made;
     const std::string where = detail::place_of(request);
     try {
-      made = detail::with_arguments<std::unique_ptr<C>, P...>(
+      made = detail::with_arguments<std::unique_ptr<detail::Object>, P...>(
           request, shmb_request_function(request),
-          [](auto&&... arguments) { return std::make_unique<C>(std::forward<decltype(arguments)>(arguments)...); },
+          [](auto&&... arguments) -> std::unique_ptr<detail::Object> {
+            return std::make_unique<detail::ObjectOf<C, fetched> >(std::forward<decltype(arguments)>(arguments)...);
+          },
           std::index_sequence_for<P...>());
     } catch (...) {
       return detail::answer_exception(request, where);
     }
-    if constexpr (std::is_move_constructible_v<C>) detail::answer_value<C, fetched>(request, std::move(*made));
+    const std::string type = detail::inside::demangled(typeid(C).name());
+    (void)shmb_request_answer_object(request, made.release(), type.c_str(), nullptr);
   });
 }
 // Methods, called through references: reference.rpc_sync<int>("Counter.add", 2).
@@ -741,7 +741,12 @@ class Future {
       set();
       callbacks.swap(state_->callbacks);
     }
-    for (auto& one : callbacks) one();
+    for (auto& one : callbacks) {
+      try {
+        one();
+      } catch (...) {  // of when_done(): nobody is there to be told
+      }
+    }
     shmb_remote_notify(state_->world->c());
   }
   static void arrived(void* context, shmb_future* raw) {
@@ -761,8 +766,6 @@ class Future {
 // All results in order. The first failure is thrown as soon as it is there.
 template <class T>
 auto wait_all(const std::vector<Future<T> >& futures, Timeout timeout = Timeout::forever()) {
-  for (const Future<T>& future : futures)
-    future.when_done([](const Future<T>&) {});
   const auto world = detail::world();
   const auto ready = [&]() -> bool {
     bool all = true;
@@ -806,12 +809,12 @@ class Remote {
  public:
   Remote() = default;
   // To an own value.
-  explicit Remote(T value)
+  explicit Remote(detail::Stored<T> value)
     requires(!std::is_void_v<T>)
       : world_(detail::world()) {
     constexpr bool fetched = !std::is_class_v<T> || requires(const T& c, detail::inside::Packer& packer) {
       c.msgpack_pack(packer);
-    } || requires { typename T::value_type; };
+    } || requires { typename T::value_type; } || requires { std::tuple_size<T>::value; };
     auto object = std::make_unique<detail::ObjectOf<T, fetched> >(std::move(value));
     shmb_reference* raw = nullptr;
     shmb_error error;
@@ -1044,9 +1047,8 @@ inline void init(const std::string& name, int rank = -1, int world_size = 0, con
   detail::Current& current = detail::current();
   {
     const std::lock_guard lock(current.mutex);
-    shmb_worker self{};
-    self.size = sizeof self;
-    if (current.world && shmb_remote_serve(current.world->c(), SHMB_NO_WAIT, nullptr) == SHMB_E_FORKED)
+    const auto at_once = [](void*) { return 1; };
+    if (current.world && shmb_remote_wait(current.world->c(), at_once, nullptr, 0, nullptr) == SHMB_E_FORKED)
       (void)new std::shared_ptr<detail::World>(std::move(current.world));  // the parent's, not ours to end
     else if (current.world)
       throw std::logic_error("this process is in a world already: call shmbroker::remote::shutdown first");

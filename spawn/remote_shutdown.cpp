@@ -3,7 +3,8 @@
 // requests it has sent and received; that one asks again until two rounds tell the same and what was sent has arrived.
 // Then nothing is under way anywhere, and nothing can come any more. It serves meanwhile, and waits for no dead.
 //
-// Twice: first for the calls, then, with the references given up, for the books.
+// Three times: first for the calls; then, with the references given up, for the books; and when what is left has been
+// counted everywhere.
 #include <algorithm>
 
 #include "base/sys_process.hpp"
@@ -166,6 +167,7 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
     if (!wish.keep_references) release_references();
     if (!out.error) out.error = meet(2, deadline);
     out.leaks = count_leaks();
+    if (!out.error) out.error = meet(3, deadline);  // who left would take its references along
     if (!out.error && out.leaks != 0 && wish.report_leaks)
       out.error = Error{Status::leaking, 0, {},
                         "Leaking RRef: others still hold references to " + std::to_string(out.leaks) +

@@ -190,7 +190,9 @@ TEST_CASE("87: after shutdown a reference says that it was deleted") {
         Status status{};
         EXPECT(has(thrown([&] { (void)value->to_here(); }, &status), "Cannot call to_here() on it after deletion"));
         EXPECT(status == Status::closed);
-        join(0, 1);
+        remote::InitOptions elsewhere;
+        elsewhere.address = "localhost:29600";
+        remote::init("a", 0, 1, elsewhere);
         EXPECT(has(thrown([&] { (void)remote::rpc_sync<int>("a", "unwrap", *value); }),
                    "Cannot call fork an UserRRef after deletion"));
         remote::shutdown();
