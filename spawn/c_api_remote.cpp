@@ -49,7 +49,8 @@ Result<std::int64_t> call_timeout(std::int64_t timeout) {
 Result<Payload> payload_of(const shmb_payload* given) {
   Payload out;
   if (given == nullptr) return out;
-  if (given->data == nullptr && given->length != 0) return shmb::error(Status::invalid, "a payload has a length and no data");
+  if (given->data == nullptr && given->length != 0)
+    return shmb::error(Status::invalid, "a payload has a length and no data");
   out.data = {static_cast<const char*>(given->data), given->length};
   if (given->data == nullptr) out.data = {};
   for (std::size_t i = 0; i < given->region_count; ++i) {
@@ -133,8 +134,8 @@ int shmb_content_take_reference(shmb_content* content, size_t number, shmb_refer
     if (!from) return std::unexpected(from.error());
     if (reference == nullptr) return shmb::error(Status::invalid, "no place for the reference was given");
     if (number >= content->it->references.size() || !content->it->references[number])
-      return shmb::error(Status::not_found, "there is no reference " + std::to_string(number) +
-                                                " in it, or it was taken");
+      return shmb::error(Status::not_found,
+                         "there is no reference " + std::to_string(number) + " in it, or it was taken");
     *reference = new shmb_reference{content->it->references[number], nullptr, {}, {}};
     return {};
   });
@@ -145,7 +146,8 @@ int shmb_remote_init(const shmb_remote_options* options, shmb_remote** remote, s
     auto known = read_options(options);
     if (!known) return std::unexpected(known.error());
     if (remote == nullptr) return shmb::error(Status::invalid, "no place for the worker was given");
-    if (known->timeout_ns < 0) return shmb::error(Status::invalid, "waiting for the other workers always has a deadline");
+    if (known->timeout_ns < 0)
+      return shmb::error(Status::invalid, "waiting for the other workers always has a deadline");
     if (auto fine = call_timeout(known->call_timeout_ns); !fine) return std::unexpected(fine.error());
     Wish wish;
     wish.name = text_or_empty(known->name);
@@ -306,8 +308,10 @@ int shmb_remote_call(shmb_remote* remote, int32_t to, const char* function, cons
   return guarded(error, [&]() -> Result<void> {
     auto it = given(remote, "worker");
     if (!it) return std::unexpected(it.error());
-    if ((flags & ~unsigned{SHMB_CALL_ON_OBJECT}) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of a call");
-    if (function == nullptr || future == nullptr) return shmb::error(Status::invalid, "no function, or no place for the future, was given");
+    if ((flags & ~unsigned{SHMB_CALL_ON_OBJECT}) != 0)
+      return shmb::error(Status::unknown_flags, "an unknown flag of a call");
+    if (function == nullptr || future == nullptr)
+      return shmb::error(Status::invalid, "no function, or no place for the future, was given");
     auto timeout = call_timeout(timeout_ns);
     if (!timeout) return std::unexpected(timeout.error());
     auto rank = rank_of(*remote->it, to);
@@ -547,7 +551,8 @@ int shmb_reference_created(shmb_reference* reference, shmb_future** future, shmb
     if (!it) return std::unexpected(it.error());
     if (future == nullptr) return shmb::error(Status::invalid, "no place for the future was given");
     if (!reference->it->created)
-      return shmb::error(Status::not_found, "this reference was not made by remote() here: nothing tells of its creation");
+      return shmb::error(Status::not_found,
+                         "this reference was not made by remote() here: nothing tells of its creation");
     *future = handle_of(reference->it->created);
     return {};
   });

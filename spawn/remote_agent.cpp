@@ -17,6 +17,7 @@ using client::RemoteEvent;
 constexpr std::int64_t kLook = 2'000'000'000;  // at the broker, which tells of the dead
 constexpr unsigned kMostNested = 200;          // calls that are run on one stack
 constexpr std::size_t kMostUnknown = 65536;
+constexpr unsigned kBusy = 64;
 
 thread_local unsigned nested = 0;
 thread_local const Agent* server_of = nullptr;
@@ -199,7 +200,9 @@ void Agent::lead(Lock& lock, Deadline until) {
     for (Incoming& message : taken->messages) arrived.push_back({std::move(message), {}});
     return taken->quiet;
   };
-  if (receive(when) || lost) {
+  // Where messages come without end, what the broker tells is looked at now and then.
+  const bool quiet = receive(when);
+  if (quiet || lost || ++busy_ % kBusy == 0) {
     for (;;) {
       auto event = session_->next_remote_event(Deadline::now());
       if (!event) lost = event.error();
@@ -392,9 +395,13 @@ void Agent::expire() {
     const std::shared_ptr<Future> future = found->second;
     const std::string within = format_duration(future->deadline - future->began);
     if (future->kind != Kind::create) {
-      fail(future, {Status::deadline, -1, {}, {},
+      fail(future, {Status::deadline,
+                    -1,
+                    {},
+                    {},
                     "the call of \"" + future->function + "\" at " + where(future->to) +
-                        " ran for more than its timeout (" + within + "): it has failed for good, and a later answer is "
+                        " ran for more than its timeout (" + within +
+                        "): it has failed for good, and a later answer is "
                         "dropped; give it more time, or no limit",
                     {}});
       continue;
@@ -416,7 +423,10 @@ void Agent::settle_time_out(const std::shared_ptr<Future>& future) {
     if (auto it = find_known(future->reference)) it->state = Known::State::ready;
     complete(future);
   } else {
-    fail(future, {Status::deadline, -1, {}, {},
+    fail(future, {Status::deadline,
+                  -1,
+                  {},
+                  {},
                   "RRef creation of " + text_of(future->reference) + " via remote() timed out: \"" + future->function +
                       "\" at " + where(future->to) + " took more than " + within +
                       "; the reference has failed for good, for every worker",

@@ -145,7 +145,9 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   };
   void take_in(Arrived arrived);
   void admit(std::unique_ptr<Request> request);
-  void bury(std::shared_ptr<void> remains) { after_.emplace_back([kept = std::move(remains)] {}); }
+  void bury(std::shared_ptr<void> remains) {
+    after_.emplace_back([kept = std::move(remains)] {});
+  }
   void forget(const std::shared_ptr<Future>& future);
   void unused(RefId id);
   void take_event(const client::RemoteEvent& event);
@@ -224,6 +226,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   std::set<RefId> forks_;  // held here
   std::mutex booking_;     // of own values, taken before the other one
   std::uint64_t notices_ = 0;
+  unsigned busy_ = 0;  // of who leads
   std::vector<std::function<void()>> after_;
   std::vector<std::thread>* threads_ = nullptr;  // leaked in a forked child, whose threads they are not
 

@@ -27,12 +27,13 @@ client::PoolSpec pool_of(std::uint64_t group, std::uint32_t workers, std::uint32
   spec.classes = {{512, 256, 8192}, {8192, 32, 1024}, {std::uint64_t{128} << 10, 4, 128}};
   spec.queues = std::max(workers, 2U);
   spec.lanes = std::max(workers * (workers - 1), 2U);
-  spec.lane_bytes =
-      std::min(kMostLaneBytes, spec.lanes * pool::lane_bytes(pool::QueueKind::claim, cells, 128) + 65536);
+  spec.lane_bytes = std::min(kMostLaneBytes, spec.lanes * pool::lane_bytes(pool::QueueKind::claim, cells, 128) + 65536);
   return spec;
 }
 
-std::uint32_t cells_for(std::uint32_t workers) { return workers <= 8 ? 256 : workers <= 16 ? 128 : workers <= 32 ? 64 : 16; }
+std::uint32_t cells_for(std::uint32_t workers) {
+  return workers <= 8 ? 256 : workers <= 16 ? 128 : workers <= 32 ? 64 : 16;
+}
 
 std::string queue_name(std::uint32_t rank) { return "worker-" + std::to_string(rank); }
 

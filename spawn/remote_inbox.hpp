@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The queues of a world: each worker reads one, and writes to those of the others. Order holds between two workers only.
-// Waiting ends with a message, with an event of the broker, or when somebody of this process asks for it.
+// The queues of a world: each worker reads one, and writes to those of the others. Order holds between two workers
+// only. Waiting ends with a message, with an event of the broker, or when somebody of this process asks for it.
 #pragma once
 
 #include <memory>

@@ -74,8 +74,8 @@ Result<void> check_host(const std::string& host) {
   if (host == "localhost" || (::gethostname(own, sizeof own - 1) == 0 && host == own)) return {};
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = host.find_first_not_of("0123456789.") == host.npos || host.find(':') != host.npos ? AI_NUMERICHOST
-                                                                                                    : 0;
+  hints.ai_flags =
+      host.find_first_not_of("0123456789.") == host.npos || host.find(':') != host.npos ? AI_NUMERICHOST : 0;
   addrinfo* found = nullptr;
   if (const int failure = ::getaddrinfo(host.c_str(), nullptr, &hints, &found); failure != 0)
     return error(Status::invalid, "the host \"" + host + "\" of the world's address is not known (" +
@@ -98,8 +98,7 @@ Result<void> check_host(const std::string& host) {
 
 Result<std::int32_t> number_of(const char* variable) {
   const char* text = std::getenv(variable);
-  if (text == nullptr)
-    return error(Status::invalid, std::string("neither given nor in the variable ") + variable);
+  if (text == nullptr) return error(Status::invalid, std::string("neither given nor in the variable ") + variable);
   std::int32_t value = 0;
   const char* const end = text + std::strlen(text);
   const auto [stop, wrong] = std::from_chars(text, end, value);
@@ -195,8 +194,8 @@ Result<void> Agent::await_event(Deadline deadline) {
   if (!event) return std::unexpected(event.error());
   if (!*event) {
     (void)read_workers();
-    return error(Status::deadline, "the world at " + wish_.address + " was not complete before the deadline: " +
-                                       missing());
+    return error(Status::deadline,
+                 "the world at " + wish_.address + " was not complete before the deadline: " + missing());
   }
   if ((*event)->kind == client::RemoteEvent::Kind::gap) return {};
   if ((*event)->kind != client::RemoteEvent::Kind::world_changed) return {};

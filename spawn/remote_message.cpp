@@ -72,16 +72,16 @@ Failure failure_of(const Error& error) { return {error.status, -1, {}, {}, error
 Error error_of(const Failure& failure) {
   std::string sentence;
   if (failure.status == Status::raised || failure.status == Status::no_function)
-    sentence = "On worker \"" + failure.worker + "\" (rank " + std::to_string(failure.rank) + "): " +
-               (failure.type.empty() ? "" : failure.type + ": ");
+    sentence = "On worker \"" + failure.worker + "\" (rank " + std::to_string(failure.rank) +
+               "): " + (failure.type.empty() ? "" : failure.type + ": ");
   return {failure.status, 0, {}, sentence + failure.text};
 }
 
 std::vector<OutPart> parts_of(const Outgoing& message, std::string& head) {
   const Head& from = message.head;
   Packer out;
-  out.number(kMagic).number(from.kind).number(static_cast<std::uint8_t>(
-      from.flags | (message.bytes != nullptr ? kBytesInRegion : std::uint8_t{0})));
+  out.number(kMagic).number(from.kind).number(
+      static_cast<std::uint8_t>(from.flags | (message.bytes != nullptr ? kBytesInRegion : std::uint8_t{0})));
   out.number(from.from).number(from.call).number(from.deadline);
   if (names_reference(from.kind)) pack_id(out, from.reference);
   if (of_shutdown(from.kind)) out.number(from.round).number(from.sent).number(from.received).number(from.present);

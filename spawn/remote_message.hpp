@@ -19,15 +19,15 @@ namespace shmb::remote {
 
 using client::RefId;
 
-inline constexpr std::size_t kInline = 65536;  // SHMB_REMOTE_INLINE
+inline constexpr std::size_t kInline = 65536;     // SHMB_REMOTE_INLINE
 inline constexpr std::size_t kMostBeside = 1024;  // regions, and references, of one message
 
 enum class Kind : std::uint8_t {
-  call = 1,   // run a function
-  create,     // and keep what it gives
-  accepted,   // the creation has reached the owner
-  fetch,      // the bytes of a value
-  type,       // the type of a value
+  call = 1,  // run a function
+  create,    // and keep what it gives
+  accepted,  // the creation has reached the owner
+  fetch,     // the bytes of a value
+  type,      // the type of a value
   answer,
   failure,
   idle,   // to the leader of a shutdown: nothing is under way here
@@ -47,7 +47,7 @@ struct Head {
   Kind kind = Kind::call;
   std::uint8_t flags = 0;
   std::uint32_t from = 0;
-  std::uint64_t call = 0;  // the caller's number for it, and its answer's
+  std::uint64_t call = 0;     // the caller's number for it, and its answer's
   std::int64_t deadline = 0;  // CLOCK_MONOTONIC, until when the caller waits; 0: for ever
   RefId reference;            // create, accepted, fetch, type
   // idle: the round, requests sent and received so far, workers that are there. round, over: the first alone.

@@ -161,7 +161,8 @@ Result<std::vector<std::shared_ptr<Reference>>> Agent::take(std::span<const Wire
 // queues both go on.
 Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload) {
   if (payload.regions.size() > kMostBeside || payload.references.size() > kMostBeside)
-    return error(Status::invalid, "a call has at most " + std::to_string(kMostBeside) + " regions, and as many "
+    return error(Status::invalid, "a call has at most " + std::to_string(kMostBeside) +
+                                      " regions, and as many "
                                       "references; put more of them into several calls");
   Outgoing out;
   out.head = head;
@@ -206,7 +207,8 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
       break;
     }
     if (head.deadline != 0 && sys::now_monotonic() >= head.deadline) {
-      outcome = error(Status::deadline, "nothing was sent to " + where(to) + ": its queue had no room until the deadline");
+      outcome =
+          error(Status::deadline, "nothing was sent to " + where(to) + ": its queue had no room until the deadline");
       break;
     }
     step(lock, Deadline::after(1'000'000), false);
@@ -295,6 +297,8 @@ Result<void> Agent::may_call(std::uint32_t to, std::string_view function, const 
     return error(Status::invalid, "a call on an object begins with a reference that the called worker owns");
   for (const auto& reference : payload.references)
     if (auto fine = usable(*reference, "fork"); !fine) return fine;
+  const std::lock_guard lock(mutex_);
+  if (workers_[to].state != SHMBW_WORKER_STATE_PRESENT) return std::unexpected(gone_error(to, Status::worker_gone));
   return {};
 }
 

@@ -28,8 +28,13 @@ void Agent::run(std::unique_ptr<Request> request) {
     }
     if (park(request, id, value)) return;
     if (!value) {
-      (void)fail(std::move(request), {Status::limit, -1, {}, {}, "too many references are waited for whose creation "
-                                                                "has not come", {}});
+      (void)fail(std::move(request), {Status::limit,
+                                      -1,
+                                      {},
+                                      {},
+                                      "too many references are waited for whose creation "
+                                      "has not come",
+                                      {}});
       return;
     }
     if (value->state == Value::State::failed) {
@@ -115,12 +120,11 @@ Result<void> Agent::reply_failure(const Request& request, const Failure& given) 
 // The value of a creation is there, or its failure.
 Result<void> Agent::settle(std::unique_ptr<Request> request, std::optional<Failure> failure) {
   const std::shared_ptr<Value> value;
-  auto stands = client::settle_reference(*session_, world_, value->id,
-                                         failure ? SHMBW_REF_STATE_FAILED : SHMBW_REF_STATE_READY,
-                                         failure ? failure->type + ": " + failure->text : "", Deadline::after(0));
+  auto stands =
+      client::settle_reference(*session_, world_, value->id, failure ? SHMBW_REF_STATE_FAILED : SHMBW_REF_STATE_READY,
+                               failure ? failure->type + ": " + failure->text : "", Deadline::after(0));
   const bool too_late = stands && *stands == SHMBW_REF_STATE_FAILED && !failure;
-  if (too_late)
-    failure = Failure{Status::deadline, -1, {}, {}, "RRef " + text_of(value->id) + ": " + kGaveUp, {}};
+  if (too_late) failure = Failure{Status::deadline, -1, {}, {}, "RRef " + text_of(value->id) + ": " + kGaveUp, {}};
   Content dropped;
   std::shared_ptr<Value> object;
   {

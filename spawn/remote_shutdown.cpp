@@ -106,14 +106,15 @@ std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
     if (deadline.passed()) {
       std::string busy;
       if (!is_idle())
-        busy = std::to_string(calls_.size()) + " calls of this worker and " +
-               std::to_string(running_ + work_.size()) + " of others here are not through";
+        busy = std::to_string(calls_.size()) + " calls of this worker and " + std::to_string(running_ + work_.size()) +
+               " of others here are not through";
       if (leader() == rank_)
         for (std::uint32_t rank = 0; rank < size(); ++rank)
           if (rank != rank_ && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT && !meeting_.reports.contains(rank))
             busy += (busy.empty() ? "" : "; ") + where(rank) + " has not shut down or is busy";
       if (busy.empty()) busy = where(leader()) + ", or another worker, has not shut down or is busy";
-      return Error{Status::deadline, 0, {}, "the graceful shutdown passed its deadline, and this worker has left: " + busy};
+      return Error{
+          Status::deadline, 0, {}, "the graceful shutdown passed its deadline, and this worker has left: " + busy};
     }
     step(lock, deadline, true);
   }
@@ -139,14 +140,15 @@ std::uint32_t Agent::count_leaks() {
   }
   std::uint32_t leaks = 0;
   for (const RefId id : mine)
-    if (auto facts = client::ask_reference(*session_, world_, id, false, Deadline::after(0))) leaks += facts->users != 0;
+    if (auto facts = client::ask_reference(*session_, world_, id, false, Deadline::after(0)))
+      leaks += facts->users != 0;
   return leaks;
 }
 
 Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
   Ended out;
-  if (auto is_open = open(); !is_open && is_open.error().status != Status::session_lost &&
-                             is_open.error().status != Status::group_ended) {
+  if (auto is_open = open();
+      !is_open && is_open.error().status != Status::session_lost && is_open.error().status != Status::group_ended) {
     out.error = is_open.error();
     return out;
   }
@@ -169,7 +171,9 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
     out.leaks = count_leaks();
     if (!out.error) out.error = meet(3, deadline);  // who left would take its references along
     if (!out.error && out.leaks != 0 && wish.report_leaks)
-      out.error = Error{Status::leaking, 0, {},
+      out.error = Error{Status::leaking,
+                        0,
+                        {},
                         "Leaking RRef: others still hold references to " + std::to_string(out.leaks) +
                             " values of this worker; let them go before shutdown, or have it ignore leaks"};
   }

@@ -53,9 +53,9 @@ struct Future {
   std::uint32_t to = 0;
   std::string function;
   RefId reference;
-  std::int64_t began = 0, deadline = 0;  // CLOCK_MONOTONIC; 0: none
+  std::int64_t began = 0, deadline = 0;                      // CLOCK_MONOTONIC; 0: none
   std::multimap<std::int64_t, std::uint64_t>::iterator due;  // with a deadline
-  bool settling = false;                 // a creation whose deadline has passed: the broker is asked what stands
+  bool settling = false;  // a creation whose deadline has passed: the broker is asked what stands
 };
 
 struct Request;

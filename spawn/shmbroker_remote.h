@@ -10,9 +10,9 @@
  * With `threads` 0 calls of others are run by whoever waits in this process: in shmb_remote_serve, and while a future,
  * a reference or the end of the world is waited for. A call that waits runs others meanwhile, on its own stack.
  *
- * `timeout_ns` of calls: 0 is the worker's default (shmb_remote_set_timeout, 60 s at first), SHMB_FOREVER is no limit. A
- * deadline that has passed is final: what comes later is dropped. Any thread may call; not in a forked child, which has
- * no world (FORKED) and may join one of its own.
+ * `timeout_ns` of calls: 0 is the worker's default (shmb_remote_set_timeout, 60 s at first), SHMB_FOREVER is no limit.
+ * A deadline that has passed is final: what comes later is dropped. Any thread may call; not in a forked child, which
+ * has no world (FORKED) and may join one of its own.
  */
 #ifndef SHMBROKER_REMOTE_H
 #define SHMBROKER_REMOTE_H
@@ -30,8 +30,9 @@ typedef struct shmb_future shmb_future;       /* the outcome of a call, some tim
 typedef struct shmb_reference shmb_reference; /* one reference to a value; at its owner or elsewhere */
 
 #define SHMB_MAX_WORKERS 64
-#define SHMB_REMOTE_INLINE 65536 /* bytes up to which they are copied; more of them travel as a region, which the
-                                    receiver maps */
+#define SHMB_REMOTE_INLINE                                                               \
+  65536 /* bytes up to which they are copied; more of them travel as a region, which the \
+           receiver maps */
 
 /* What is sent. Bytes are copied, or put into a region, before the call that takes them returns. Regions are of the
  * worker's own session (shmb_remote_region) and are leased to the message: the receiver maps the same memory, to read
@@ -81,14 +82,14 @@ enum shmb_request_kind {
 
 typedef struct shmb_remote_options {
   size_t size;
-  const char* name;    /* of this worker: 1 to 96 bytes of [A-Za-z0-9._:-] */
-  const char* address; /* HOST:PORT, where HOST is this host; NULL: the variables MASTER_ADDR and MASTER_PORT */
-  int32_t rank;        /* below 0: the variable RANK */
-  int32_t world_size;  /* 0: the variable WORLD_SIZE */
-  uint32_t threads;    /* that serve, at most 256 */
-  uint32_t reserved;   /* 0 */
-  const char* socket;  /* the broker's; NULL: looked for */
-  int64_t timeout_ns;  /* until all workers have come; 0: 60 s */
+  const char* name;        /* of this worker: 1 to 96 bytes of [A-Za-z0-9._:-] */
+  const char* address;     /* HOST:PORT, where HOST is this host; NULL: the variables MASTER_ADDR and MASTER_PORT */
+  int32_t rank;            /* below 0: the variable RANK */
+  int32_t world_size;      /* 0: the variable WORLD_SIZE */
+  uint32_t threads;        /* that serve, at most 256 */
+  uint32_t reserved;       /* 0 */
+  const char* socket;      /* the broker's; NULL: looked for */
+  int64_t timeout_ns;      /* until all workers have come; 0: 60 s */
   int64_t call_timeout_ns; /* default of calls; 0: 60 s */
   /* Runs what is asked, and answers it, at once or later, from any thread. NULL: every request is refused. */
   void (*request)(void* context, shmb_request* request);
@@ -102,7 +103,8 @@ typedef struct shmb_remote_options {
  * for it. Errors: INVALID (name, rank, size, an address that is not this host), EXISTS (rank or name are there
  * already), WORLD_TAKEN, WORKER_GONE (one died while it was waited for), DEADLINE (says who is missing), LIMIT,
  * LOCAL_ONLY, NO_BROKER. */
-SHMB_API int shmb_remote_init(const shmb_remote_options* options, shmb_remote** remote, shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_remote_init(const shmb_remote_options* options, shmb_remote** remote,
+                              shmb_error* error) SHMB_NOEXCEPT;
 
 typedef struct shmb_remote_shutdown_options {
   size_t size;
@@ -173,7 +175,8 @@ SHMB_API int shmb_remote_session(shmb_remote* remote, shmb_session** session, sh
  * sent). */
 enum shmb_call_flag { SHMB_CALL_ON_OBJECT = 1 << 0 };
 SHMB_API int shmb_remote_call(shmb_remote* remote, int32_t to, const char* function, const shmb_payload* payload,
-                              uint32_t flags, int64_t timeout_ns, shmb_future** future, shmb_error* error) SHMB_NOEXCEPT;
+                              uint32_t flags, int64_t timeout_ns, shmb_future** future,
+                              shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_future_state { SHMB_FUTURE_PENDING = 0, SHMB_FUTURE_DONE, SHMB_FUTURE_FAILED };
 /* Without waiting. */
@@ -212,7 +215,8 @@ SHMB_API int shmb_request_fail(shmb_request* request, const shmb_remote_failure*
 /* Runs a function at a worker and gives a reference to what it gives, without waiting for it. The deadline of the
  * creation is final for all who wait for the value, in all workers. flags: enum shmb_call_flag. */
 SHMB_API int shmb_remote_create(shmb_remote* remote, int32_t to, const char* function, const shmb_payload* payload,
-                                uint32_t flags, int64_t timeout_ns, shmb_reference** reference, shmb_error* error) SHMB_NOEXCEPT;
+                                uint32_t flags, int64_t timeout_ns, shmb_reference** reference,
+                                shmb_error* error) SHMB_NOEXCEPT;
 /* A reference to an object of this process, not known to the broker until it is sent. */
 SHMB_API int shmb_remote_own(shmb_remote* remote, void* object, const char* type, shmb_reference** reference,
                              shmb_error* error) SHMB_NOEXCEPT;

@@ -110,7 +110,8 @@ Future<int> add_later(const std::string& at, int a, int b) {
 }
 remote::Bytes doubled(const remote::Bytes& in) {
   remote::Bytes out(in.size());
-  for (std::size_t i = 0; i < in.size(); ++i) out.data()[i] = static_cast<std::byte>(static_cast<int>(in.data()[i]) * 2);
+  for (std::size_t i = 0; i < in.size(); ++i)
+    out.data()[i] = static_cast<std::byte>(static_cast<int>(in.data()[i]) * 2);
   return out;
 }
 std::string repeated(std::size_t size) { return std::string(size, 'r'); }

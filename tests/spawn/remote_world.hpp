@@ -26,20 +26,21 @@ using remote::Future;
 using remote::Remote;
 using shmbroker::Status;
 
-#define EXPECT(condition)                                                                          \
-  do {                                                                                             \
-    if (!(condition)) throw std::logic_error(std::string(__FILE__) + ":" + std::to_string(__LINE__) + ": " #condition); \
+#define EXPECT(condition)                                                                               \
+  do {                                                                                                  \
+    if (!(condition))                                                                                   \
+      throw std::logic_error(std::string(__FILE__) + ":" + std::to_string(__LINE__) + ": " #condition); \
   } while (false)
 
-#define EXPECT_THROWN(call, type)   \
-  do {                              \
-    bool caught_it = false;         \
-    try {                           \
-      (void)call;                   \
-    } catch (const type&) {         \
-      caught_it = true;             \
-    }                               \
-    EXPECT(caught_it);              \
+#define EXPECT_THROWN(call, type) \
+  do {                            \
+    bool caught_it = false;       \
+    try {                         \
+      (void)call;                 \
+    } catch (const type&) {       \
+      caught_it = true;           \
+    }                             \
+    EXPECT(caught_it);            \
   } while (false)
 
 inline constexpr const char* kAddress = "localhost:29500";

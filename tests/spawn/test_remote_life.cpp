@@ -66,7 +66,8 @@ TEST_CASE("89: a call to a worker that has gone is an error") {
     EXPECT(before.to_here() == 3);
     ++words().numbers[1];
     Status status{};
-    EXPECT(serve_until([&] { return !thrown([] { (void)remote::rpc_sync<int>("b", "add", 1, 2); }, &status).empty(); }));
+    EXPECT(
+        serve_until([&] { return !thrown([] { (void)remote::rpc_sync<int>("b", "add", 1, 2); }, &status).empty(); }));
     EXPECT(status == Status::worker_gone);
     EXPECT(has(thrown([] { (void)remote::remote<int>("b", "add", 1, 2); }), "has died"));
     EXPECT(has(thrown([&] { (void)before.to_here(); }, &status), "has died"));
@@ -110,7 +111,8 @@ TEST_CASE("99: when an owner is killed, waiting and later operations fail, and s
           while (words().numbers[1] != 2) pause_ms(1);
           pause_ms(50);
           die();
-        }).detach();
+        })
+            .detach();
         for (;;) (void)remote::serve();
       }
       std::optional<Remote<int>> made;
@@ -152,7 +154,8 @@ TEST_CASE("A worker that dies in a call, and one that leaves, end what waits for
       EXPECT(status == Status::worker_gone);
       words().numbers[1] = 1;
       EXPECT(serve_until([] { return words().numbers[2] == 1; }));
-      EXPECT(serve_until([&] { return !thrown([] { (void)remote::rpc_sync<int>("c", "add", 1, 1); }, &status).empty(); }));
+      EXPECT(
+          serve_until([&] { return !thrown([] { (void)remote::rpc_sync<int>("c", "add", 1, 1); }, &status).empty(); }));
       EXPECT(status == Status::worker_gone);
     } else if (rank == 1) {
       (void)remote::serve();

@@ -21,120 +21,124 @@ shmb_remote* current_worker() { return remote::detail::world()->c(); }
 TEST_CASE("71: references go as arguments to their owner, to a third worker, and within lists, 20 at a time") {
   World world;
   world.run(3, only_first([] {
-    const auto one = remote::remote<int>("b", "add", 1, 0), two = remote::remote<int>("b", "add", 2, 0);
-    EXPECT(remote::rpc_sync<int>("b", "unwrap_two", one, two) == 3);
-    EXPECT(remote::rpc_sync<int>("c", "unwrap_two", one, two) == 3);
-    EXPECT(remote::remote<int>("c", "unwrap_two", one, two).to_here() == 3);
-    std::vector<Future<int>> sums;
-    for (int i = 0; i < 20; ++i) {
-      const auto list = remote::remote<std::vector<Remote<int>>>("b", "two_of", "c", i, 10);
-      sums.push_back(remote::rpc_async<int>("c", "unwrap_list", list));
-    }
-    for (int i = 0; i < 20; ++i) EXPECT(sums[static_cast<std::size_t>(i)].wait() == i + 10);
-  }));
+              const auto one = remote::remote<int>("b", "add", 1, 0), two = remote::remote<int>("b", "add", 2, 0);
+              EXPECT(remote::rpc_sync<int>("b", "unwrap_two", one, two) == 3);
+              EXPECT(remote::rpc_sync<int>("c", "unwrap_two", one, two) == 3);
+              EXPECT(remote::remote<int>("c", "unwrap_two", one, two).to_here() == 3);
+              std::vector<Future<int>> sums;
+              for (int i = 0; i < 20; ++i) {
+                const auto list = remote::remote<std::vector<Remote<int>>>("b", "two_of", "c", i, 10);
+                sums.push_back(remote::rpc_async<int>("c", "unwrap_list", list));
+              }
+              for (int i = 0; i < 20; ++i) EXPECT(sums[static_cast<std::size_t>(i)].wait() == i + 10);
+            }));
 }
 
 TEST_CASE("72: a reference that is a result may be owned by a third worker") {
   World world;
   world.run(3, only_first([] {
-    const auto made = remote::rpc_sync<Remote<int>>("b", "made_at", "c", 30, 12);
-    EXPECT(made.owner_name() == "c");
-    EXPECT(made.to_here() == 42);
-    const auto own = remote::rpc_sync<Remote<int>>("b", "own_value", 5);
-    EXPECT(own.owner_name() == "b");
-    EXPECT(own.to_here() == 5);
-    EXPECT(remote::remote<Remote<int>>("b", "made_at", "a", 1, 2).to_here().to_here() == 3);
-  }));
+              const auto made = remote::rpc_sync<Remote<int>>("b", "made_at", "c", 30, 12);
+              EXPECT(made.owner_name() == "c");
+              EXPECT(made.to_here() == 42);
+              const auto own = remote::rpc_sync<Remote<int>>("b", "own_value", 5);
+              EXPECT(own.owner_name() == "b");
+              EXPECT(own.to_here() == 5);
+              EXPECT(remote::remote<Remote<int>>("b", "made_at", "a", 1, 2).to_here().to_here() == 3);
+            }));
 }
 
 TEST_CASE("73: a reference that goes round a ring eight times still has its value") {
   World world;
   world.run(4, only_first([] {
-    const auto value = remote::remote<int>("c", "add", 40, 2);
-    EXPECT(remote::rpc_sync<int>("b", "ring", value, 32) == 42);
-  }));
+              const auto value = remote::remote<int>("c", "add", 40, 2);
+              EXPECT(remote::rpc_sync<int>("b", "ring", value, 32) == 42);
+            }));
 }
 
 TEST_CASE("74 and 82: an own value needs no books until it is passed on; then counters follow its users") {
   World world;
   world.run(2, only_first([] {
-    Remote<int> own(40);
-    EXPECT(own.is_owner());
-    EXPECT(own.confirmed_by_owner());
-    EXPECT(own.local_value() == 40);
-    EXPECT(own.text() == "OwnerRRef(local)");
-    EXPECT(remote::counters().owned == 0);
-    EXPECT(remote::rpc_sync<int>("b", "unwrap", own) == 40);
-    EXPECT(remote::rpc_async<int>("b", "unwrap", own).wait() == 40);
-    EXPECT(remote::remote<int>("b", "unwrap", own).to_here() == 40);
-    own.local_value() += 50;
-    EXPECT(remote::rpc_sync<int>("b", "unwrap", own) == 90);
-    EXPECT(serve_until([] { return remote::counters().owned == 0; }));
-    remote::rpc_sync<void>("b", "keep", own);
-    EXPECT(remote::counters().owned == 1);
-    EXPECT(remote::counters().users == 1);
-    remote::rpc_sync<void>("b", "keep_none");
-    EXPECT(serve_until([] { return remote::counters().users == 0 && remote::counters().owned == 0; }));
-    EXPECT(own.local_value() == 90);
-    {
-      const auto one = remote::remote<int>("a", "add", 1, 0), two = remote::remote<int>("a", "add", 2, 0);
-      EXPECT(one.to_here() + two.to_here() == 3);
-      EXPECT(remote::counters().owned == 2);
-    }
-    EXPECT(serve_until([] { return remote::counters().owned == 0; }));
-  }));
+              Remote<int> own(40);
+              EXPECT(own.is_owner());
+              EXPECT(own.confirmed_by_owner());
+              EXPECT(own.local_value() == 40);
+              EXPECT(own.text() == "OwnerRRef(local)");
+              EXPECT(remote::counters().owned == 0);
+              EXPECT(remote::rpc_sync<int>("b", "unwrap", own) == 40);
+              EXPECT(remote::rpc_async<int>("b", "unwrap", own).wait() == 40);
+              EXPECT(remote::remote<int>("b", "unwrap", own).to_here() == 40);
+              own.local_value() += 50;
+              EXPECT(remote::rpc_sync<int>("b", "unwrap", own) == 90);
+              EXPECT(serve_until([] { return remote::counters().owned == 0; }));
+              remote::rpc_sync<void>("b", "keep", own);
+              EXPECT(remote::counters().owned == 1);
+              EXPECT(remote::counters().users == 1);
+              remote::rpc_sync<void>("b", "keep_none");
+              EXPECT(serve_until([] { return remote::counters().users == 0 && remote::counters().owned == 0; }));
+              EXPECT(own.local_value() == 90);
+              {
+                const auto one = remote::remote<int>("a", "add", 1, 0), two = remote::remote<int>("a", "add", 2, 0);
+                EXPECT(one.to_here() + two.to_here() == 3);
+                EXPECT(remote::counters().owned == 2);
+              }
+              EXPECT(serve_until([] { return remote::counters().owned == 0; }));
+            }));
 }
 
 TEST_CASE("75: local_value() at a user names reference, fork, user and owner") {
   World world;
-  world.run(2, only_first([] {
-    const auto value = remote::remote<int>("b", "add", 1, 0);
-    Status status{};
-    const std::string text = thrown([&] { (void)value.local_value(); }, &status);
-    EXPECT(status == Status::invalid);
-    for (const char* part : {"rref_id=(0, 1)", "fork_id=(0, 2)", "worker \"a\" (rank 0)", "worker \"b\" (rank 1)"})
-      EXPECT(has(text, part));
-    EXPECT(value.to_here() == 1);
-  }));
+  world.run(
+      2, only_first([] {
+        const auto value = remote::remote<int>("b", "add", 1, 0);
+        Status status{};
+        const std::string text = thrown([&] { (void)value.local_value(); }, &status);
+        EXPECT(status == Status::invalid);
+        for (const char* part : {"rref_id=(0, 1)", "fork_id=(0, 2)", "worker \"a\" (rank 0)", "worker \"b\" (rank 1)"})
+          EXPECT(has(text, part));
+        EXPECT(value.to_here() == 1);
+      }));
 }
 
 TEST_CASE("79: a reference that a third worker passed on is confirmed before the function starts") {
   World world;
   world.run(3, only_first([] {
-    for (int i = 0; i < 20; ++i) {
-      const auto value = remote::remote<int>("b", "add", i, 0);
-      EXPECT(remote::rpc_sync<bool>("c", "is_confirmed", value));
-      EXPECT(remote::remote<bool>("c", "is_confirmed", value).to_here());
-    }
-  }));
+              for (int i = 0; i < 20; ++i) {
+                const auto value = remote::remote<int>("b", "add", i, 0);
+                EXPECT(remote::rpc_sync<bool>("c", "is_confirmed", value));
+                EXPECT(remote::remote<bool>("c", "is_confirmed", value).to_here());
+              }
+            }));
 }
 
-TEST_CASE("80 and 81: references print their numbers, which count the same way each time, and creations have a future") {
+TEST_CASE(
+    "80 and 81: references print their numbers, which count the same way each time, and creations have a future") {
   for (int round = 0; round < 2; ++round) {
     World world;
-    world.run(2, only_first([] {
-      const auto value = remote::remote<int>("b", "slow_add", 1, 2, 100);
-      EXPECT(value.state() == Remote<int>::State::registered);
-      std::ostringstream text;
-      text << value;
-      EXPECT(text.str() ==
-             "UserRRef(RRefId = GloballyUniqueId(created_on=0, local_id=1), ForkId = GloballyUniqueId(created_on=0, "
-             "local_id=2))");
-      value.created().wait();
-      EXPECT(value.state() == Remote<int>::State::ready);
-      EXPECT(value.confirmed_by_owner());
-      EXPECT(remote::remote<int>("b", "add", 1, 2).text().find("local_id=3)") != std::string::npos);
-    }));
+    world.run(
+        2, only_first([] {
+          const auto value = remote::remote<int>("b", "slow_add", 1, 2, 100);
+          EXPECT(value.state() == Remote<int>::State::registered);
+          std::ostringstream text;
+          text << value;
+          EXPECT(
+              text.str() ==
+              "UserRRef(RRefId = GloballyUniqueId(created_on=0, local_id=1), ForkId = GloballyUniqueId(created_on=0, "
+              "local_id=2))");
+          value.created().wait();
+          EXPECT(value.state() == Remote<int>::State::ready);
+          EXPECT(value.confirmed_by_owner());
+          EXPECT(remote::remote<int>("b", "add", 1, 2).text().find("local_id=3)") != std::string::npos);
+        }));
   }
 }
 
 TEST_CASE("83: a reference cannot be packed outside of a call") {
   World world;
   world.run(2, only_first([] {
-    const auto value = remote::remote<int>("b", "add", 1, 2);
-    msgpack::sbuffer out;
-    EXPECT(has(thrown([&] { msgpack::pack(out, value); }), "Can not pickle rref"));
-  }));
+              const auto value = remote::remote<int>("b", "add", 1, 2);
+              msgpack::sbuffer out;
+              EXPECT(has(thrown([&] { msgpack::pack(out, value); }), "Can not pickle rref"));
+            }));
 }
 
 TEST_CASE("85: a living reference makes shutdown fail with its leaks, or only counts them") {
@@ -169,12 +173,13 @@ TEST_CASE("85: a living reference makes shutdown fail with its leaks, or only co
 TEST_CASE("86 and 101: cycles do not hold up a shutdown, not even those between two owners") {
   World world;
   world.run(2, only_first([] {
-    auto here = remote::remote<Counter>("a", "Counter", 1), there = remote::remote<Counter>("b", "Counter", 2);
-    here.rpc_sync<void>("Counter.hold", there);
-    there.rpc_sync<void>("Counter.hold", here);
-    here.rpc_sync<void>("Counter.hold", here);
-    EXPECT(there.rpc_sync<int>("Counter.value") == 2);
-  }));
+              auto here = remote::remote<Counter>("a", "Counter", 1),
+                   there = remote::remote<Counter>("b", "Counter", 2);
+              here.rpc_sync<void>("Counter.hold", there);
+              there.rpc_sync<void>("Counter.hold", here);
+              here.rpc_sync<void>("Counter.hold", here);
+              EXPECT(there.rpc_sync<int>("Counter.value") == 2);
+            }));
   CHECK(words().numbers[14] == 0);  // every object is gone
 }
 
@@ -203,12 +208,12 @@ TEST_CASE("87: after shutdown a reference says that it was deleted") {
 TEST_CASE("91: a to_here() that was too short fails by its own deadline, and the next one has the value") {
   World world;
   world.run(2, only_first([] {
-    const auto value = remote::remote<int>("b", "slow_add", 1, 2, 1000);
-    Status status{};
-    EXPECT(has(thrown([&] { (void)value.to_here(0.01); }, &status), "ran for more than its timeout"));
-    EXPECT(status == Status::deadline);
-    EXPECT(value.to_here() == 3);
-  }));
+              const auto value = remote::remote<int>("b", "slow_add", 1, 2, 1000);
+              Status status{};
+              EXPECT(has(thrown([&] { (void)value.to_here(0.01); }, &status), "ran for more than its timeout"));
+              EXPECT(status == Status::deadline);
+              EXPECT(value.to_here() == 3);
+            }));
 }
 
 TEST_CASE("92 and 100: a creation whose deadline has passed has failed, for every call and every worker") {
@@ -216,29 +221,29 @@ TEST_CASE("92 and 100: a creation whose deadline has passed has failed, for ever
     CAPTURE(owner);
     World world;
     world.run(3, only_first([owner] {
-      const auto value = remote::remote<int>(remote::at(owner).within(0.5), "slow_add", 1, 2, 3000);
-      Status status{};
-      for (int i = 0; i < 3; ++i) {
-        const std::string text = thrown([&] { (void)value.to_here(); }, &status);
-        EXPECT(status == Status::deadline);
-        EXPECT(has(text, "RRef creation"));
-        EXPECT(has(text, "timed out"));
-      }
-      EXPECT(has(thrown([&] { value.created().wait(); }), "timed out"));
-      EXPECT(has(thrown([&] { (void)remote::rpc_sync<int>("c", "unwrap", value); }), "timed out"));
-      EXPECT(value.state() == Remote<int>::State::failed);
-    }));
+                const auto value = remote::remote<int>(remote::at(owner).within(0.5), "slow_add", 1, 2, 3000);
+                Status status{};
+                for (int i = 0; i < 3; ++i) {
+                  const std::string text = thrown([&] { (void)value.to_here(); }, &status);
+                  EXPECT(status == Status::deadline);
+                  EXPECT(has(text, "RRef creation"));
+                  EXPECT(has(text, "timed out"));
+                }
+                EXPECT(has(thrown([&] { value.created().wait(); }), "timed out"));
+                EXPECT(has(thrown([&] { (void)remote::rpc_sync<int>("c", "unwrap", value); }), "timed out"));
+                EXPECT(value.state() == Remote<int>::State::failed);
+              }));
   }
 }
 
 TEST_CASE("92b: who was given the reference before the deadline passed is told the same") {
   World world;
   world.run(3, only_first([] {
-    const auto value = remote::remote<int>(remote::at("b").within(0.5), "slow_add", 1, 2, 3000);
-    const auto there = remote::rpc_async<int>("c", "unwrap", value);
-    EXPECT(has(thrown([&] { (void)there.wait(); }), "timed out"));
-    EXPECT(has(thrown([&] { (void)value.to_here(); }), "timed out"));
-  }));
+              const auto value = remote::remote<int>(remote::at("b").within(0.5), "slow_add", 1, 2, 3000);
+              const auto there = remote::rpc_async<int>("c", "unwrap", value);
+              EXPECT(has(thrown([&] { (void)there.wait(); }), "timed out"));
+              EXPECT(has(thrown([&] { (void)value.to_here(); }), "timed out"));
+            }));
 }
 
 TEST_CASE("93: a creation that is lost fails by its deadline, and cannot be passed on") {
@@ -266,14 +271,14 @@ TEST_CASE("93: a creation that is lost fails by its deadline, and cannot be pass
 TEST_CASE("94: calls to the books that fail at first are made again, and all references are gone at the end") {
   World world;
   world.run(3, only_first([] {
-    for (int i = 0; i < 5; ++i) {
-      shmb::fault::inject(shmb::fault::Call::send, EAGAIN, 1, 3);
-      const auto value = remote::remote<int>("b", "add", i, 1);
-      EXPECT(remote::rpc_sync<int>("c", "unwrap", value) == i + 1);
-    }
-    shmb::fault::clear();
-    EXPECT(remote::counters().owned == 0);
-  }));
+              for (int i = 0; i < 5; ++i) {
+                shmb::fault::inject(shmb::fault::Call::send, EAGAIN, 1, 3);
+                const auto value = remote::remote<int>("b", "add", i, 1);
+                EXPECT(remote::rpc_sync<int>("c", "unwrap", value) == i + 1);
+              }
+              shmb::fault::clear();
+              EXPECT(remote::counters().owned == 0);
+            }));
 }
 
 TEST_CASE("95: while a creation is late, a short to_here() fails by itself, and later all is as it should be") {

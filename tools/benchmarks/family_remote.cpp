@@ -56,7 +56,8 @@ shmb_remote* join(const std::string& socket, int rank) {
 
 void write_whole(int socket, const std::byte* from, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes;)
-    at += static_cast<std::size_t>(must(static_cast<int>(write(socket, from + at, std::min(bytes - at, 4 * kMiB))), "write"));
+    at += static_cast<std::size_t>(
+        must(static_cast<int>(write(socket, from + at, std::min(bytes - at, 4 * kMiB))), "write"));
 }
 void read_whole(int socket, std::byte* to, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes;) {
