@@ -6,31 +6,31 @@
 #include "spawn/remote_agent.hpp"
 #include "spawn/shmbroker_remote.h"
 
-using namespace shmb;
-using namespace shmb::remote;
-using namespace shmb::client::c_api;
-using shmb::client::Deadline;
-
 struct shmb_content {
-  Content* it = nullptr;
+  shmb::remote::Content* it = nullptr;
 };
 struct shmb_remote {
-  std::shared_ptr<Agent> it;
+  std::shared_ptr<shmb::remote::Agent> it;
 };
 struct shmb_future {
-  std::shared_ptr<Future> it;
+  std::shared_ptr<shmb::remote::Future> it;
   shmb_content content;
 };
 struct shmb_request {
-  std::unique_ptr<Request> it;
+  std::unique_ptr<shmb::remote::Request> it;
   shmb_content content;
 };
 struct shmb_reference {
-  std::shared_ptr<Reference> it;
-  std::shared_ptr<Value> value;  // of shmb_reference_local
+  std::shared_ptr<shmb::remote::Reference> it;
+  std::shared_ptr<shmb::remote::Value> value;  // of shmb_reference_local
   shmb_content content;
-  Failure told;
+  shmb::remote::Failure told;
 };
+
+namespace shmb::remote {
+
+using namespace shmb::client::c_api;
+using shmb::client::Deadline;
 
 namespace {
 
@@ -599,3 +599,5 @@ SHMB_API void shmb_test_remote_trouble(shmb_remote* remote, int kind, int lose, 
 #endif
 
 }  // extern "C"
+
+}  // namespace shmb::remote
