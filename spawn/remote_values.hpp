@@ -486,7 +486,7 @@ R with_arguments(shmb_request* request, const std::string& name, Call&& call, st
     throw std::invalid_argument("function \"" + name + "\" takes " + std::to_string(sizeof...(P)) + " arguments, " +
                                 std::to_string(arguments.type == msgpack::type::ARRAY ? arguments.via.array.size : 0) +
                                 " were given");
-  auto values = [&] {
+  [[maybe_unused]] auto values = [&] {
     const Scope scope(unpacking, content);
     return std::tuple<std::decay_t<P>...>{
         inside::unpack_argument<std::decay_t<P>>(name, n + 1, arguments.via.array.ptr[n])...};
