@@ -68,6 +68,7 @@ class Unpacker {
     for (std::uint64_t i = 0; i < count && whole_; ++i) values.push_back(text());
     return values;
   }
+  std::string_view rest() const { return in_; }  // what was not read
   bool whole() const { return whole_; }
   bool done() const { return whole_ && in_.empty(); }
 

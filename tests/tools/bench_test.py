@@ -26,6 +26,7 @@ EXPECTED = (
     + ["messages.line.1-1", "messages.broadcast.1-4"] + [f"messages.claim.{who}" for who in ("4-1", "1-4", "4-4")]
     + ["hand_over.1MiB", "hand_over.16MiB", "waiting.100_wakes_a_second"]
     + [f"slots.{what}.{who}" for what in ("just_released", "32_held") for who in ("alone", "contended")]
+    + [f"remote.{what}.{size}" for size in ("4KiB", "1MiB") for what in ("rpc_sync", "remote", "to_here")]
 )
 
 

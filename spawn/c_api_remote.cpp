@@ -1,0 +1,603 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI of remote, over the worker of remote_agent.hpp. Handles are freed by their users, whatever becomes of the
+// world.
+#include "base/sys_process.hpp"
+#include "client/c_api.hpp"
+#include "spawn/remote_agent.hpp"
+#include "spawn/shmbroker_remote.h"
+
+struct shmb_content {
+  shmb::remote::Content* it = nullptr;
+};
+struct shmb_remote {
+  std::shared_ptr<shmb::remote::Agent> it;
+};
+struct shmb_future {
+  std::shared_ptr<shmb::remote::Future> it;
+  shmb_content content;
+};
+struct shmb_request {
+  std::unique_ptr<shmb::remote::Request> it;
+  shmb_content content;
+};
+struct shmb_reference {
+  std::shared_ptr<shmb::remote::Reference> it;
+  std::shared_ptr<shmb::remote::Value> value;  // of shmb_reference_local
+  shmb_content content;
+  shmb::remote::Failure told;
+};
+
+namespace shmb::remote {
+
+using namespace shmb::client::c_api;
+using shmb::client::Deadline;
+
+namespace {
+
+template <class T>
+Result<T*> given(T* handle, const char* what) {
+  if (handle == nullptr) return shmb::error(Status::invalid, std::string("no ") + what + " was given");
+  return handle;
+}
+
+Result<std::int64_t> call_timeout(std::int64_t timeout) {
+  if (timeout < client::kForever)
+    return shmb::error(Status::invalid, "the time-out of a call is above 0, 0 for the default, or SHMB_FOREVER");
+  return timeout;
+}
+
+Result<Payload> payload_of(const shmb_payload* given) {
+  Payload out;
+  if (given == nullptr) return out;
+  if (given->data == nullptr && given->length != 0)
+    return shmb::error(Status::invalid, "a payload has a length and no data");
+  out.data = {static_cast<const char*>(given->data), given->length};
+  if (given->data == nullptr) out.data = {};
+  for (std::size_t i = 0; i < given->region_count; ++i) {
+    auto region = region_of(given->regions[i]);
+    if (!region) return std::unexpected(region.error());
+    out.regions.push_back(*region);
+  }
+  for (std::size_t i = 0; i < given->reference_count; ++i) {
+    if (given->references[i] == nullptr) return shmb::error(Status::invalid, "a reference of a payload is NULL");
+    out.references.push_back(given->references[i]->it);
+  }
+  return out;
+}
+
+shmb_future* handle_of(std::shared_ptr<Future> future) {
+  auto* out = new shmb_future{std::move(future), {}};
+  out->content.it = &out->it->content;
+  return out;
+}
+
+Result<void> write_failure(const Failure& failure, shmb_remote_failure* out) {
+  shmb_remote_failure c{};
+  c.status = static_cast<std::int32_t>(failure.status);
+  c.rank = failure.rank;
+  c.worker = failure.worker.c_str();
+  c.type = failure.type.c_str();
+  c.text = failure.text.c_str();
+  c.trace = failure.trace.c_str();
+  return write_struct(c, out);
+}
+
+std::uint32_t state_of(Future::State state) {
+  return state == Future::State::pending ? SHMB_FUTURE_PENDING
+         : state == Future::State::done  ? SHMB_FUTURE_DONE
+                                         : SHMB_FUTURE_FAILED;
+}
+
+Result<std::uint32_t> rank_of(Agent& agent, std::int32_t to) {
+  if (to < 0 || static_cast<std::uint32_t>(to) >= agent.size())
+    return shmb::error(Status::not_found, "there is no worker of rank " + std::to_string(to) + ": the ranks are 0 to " +
+                                              std::to_string(agent.size() - 1));
+  return static_cast<std::uint32_t>(to);
+}
+
+}  // namespace
+
+extern "C" {
+
+const void* shmb_content_data(const shmb_content* content) noexcept {
+  return content == nullptr ? nullptr : content->it->view().data();
+}
+uint64_t shmb_content_length(const shmb_content* content) noexcept {
+  return content == nullptr ? 0 : content->it->view().size();
+}
+uint32_t shmb_content_mapped(const shmb_content* content) noexcept {
+  return content != nullptr && content->it->bytes ? 1 : 0;
+}
+size_t shmb_content_regions(const shmb_content* content) noexcept {
+  return content == nullptr ? 0 : content->it->regions.size();
+}
+size_t shmb_content_references(const shmb_content* content) noexcept {
+  return content == nullptr ? 0 : content->it->references.size();
+}
+
+int shmb_content_take_region(shmb_content* content, size_t number, shmb_region** region, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto from = given(content, "content");
+    if (!from) return std::unexpected(from.error());
+    if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
+    if (number >= content->it->regions.size() || !content->it->regions[number])
+      return shmb::error(Status::not_found, "there is no region " + std::to_string(number) + " in it, or it was taken");
+    *region = new shmb_region{std::move(content->it->regions[number])};
+    return {};
+  });
+}
+
+int shmb_content_take_reference(shmb_content* content, size_t number, shmb_reference** reference,
+                                shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto from = given(content, "content");
+    if (!from) return std::unexpected(from.error());
+    if (reference == nullptr) return shmb::error(Status::invalid, "no place for the reference was given");
+    if (number >= content->it->references.size() || !content->it->references[number])
+      return shmb::error(Status::not_found,
+                         "there is no reference " + std::to_string(number) + " in it, or it was taken");
+    *reference = new shmb_reference{content->it->references[number], nullptr, {}, {}};
+    return {};
+  });
+}
+
+int shmb_remote_init(const shmb_remote_options* options, shmb_remote** remote, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = read_options(options);
+    if (!known) return std::unexpected(known.error());
+    if (remote == nullptr) return shmb::error(Status::invalid, "no place for the worker was given");
+    if (known->timeout_ns < 0)
+      return shmb::error(Status::invalid, "waiting for the other workers always has a deadline");
+    if (auto fine = call_timeout(known->call_timeout_ns); !fine) return std::unexpected(fine.error());
+    Wish wish;
+    wish.name = text_or_empty(known->name);
+    wish.address = text_or_empty(known->address);
+    wish.socket = text_or_empty(known->socket);
+    wish.rank = known->rank;
+    wish.world_size = known->world_size;
+    wish.threads = known->threads;
+    wish.timeout = known->timeout_ns;
+    wish.call_timeout = known->call_timeout_ns;
+    wish.drop = known->drop;
+    wish.context = known->context;
+    if (known->request != nullptr)
+      wish.request = [run = known->request, context = known->context](std::unique_ptr<Request> request) {
+        auto* handle = new shmb_request{std::move(request), {}};
+        handle->content.it = &handle->it->content;
+        run(context, handle);
+      };
+    auto joined = Agent::join(std::move(wish));
+    if (!joined) return std::unexpected(joined.error());
+    *remote = new shmb_remote{std::move(*joined)};
+    return {};
+  });
+}
+
+int shmb_remote_shutdown(shmb_remote* remote, const shmb_remote_shutdown_options* options, uint32_t* leaks,
+                         shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto worker = given(remote, "worker");
+    if (!worker) return std::unexpected(worker.error());
+    auto known = read_options(options);
+    if (!known) return std::unexpected(known.error());
+    if (known->timeout_ns < 0) return shmb::error(Status::invalid, "a shutdown always has a deadline");
+    ShutdownWish wish;
+    wish.local = known->local != 0;
+    wish.keep_references = known->keep_references != 0;
+    wish.report_leaks = known->report_leaks != 0;
+    wish.timeout = known->timeout_ns;
+    auto ended = remote->it->shutdown(wish);
+    if (leaks != nullptr) *leaks = ended.leaks;
+    if (ended.error) return std::unexpected(*ended.error);
+    return {};
+  });
+}
+
+void shmb_remote_free(shmb_remote* remote) noexcept {
+  if (remote == nullptr) return;
+  (void)guarded(nullptr, [&]() -> Result<void> {
+    if (remote->it->open()) {
+      ShutdownWish wish;
+      wish.local = true;
+      (void)remote->it->shutdown(wish);
+    }
+    remote->it->end_threads();
+    delete remote;
+    return {};
+  });
+}
+
+int32_t shmb_remote_rank(const shmb_remote* remote) noexcept {
+  return remote == nullptr ? -1 : static_cast<std::int32_t>(remote->it->rank());
+}
+int32_t shmb_remote_world_size(const shmb_remote* remote) noexcept {
+  return remote == nullptr ? 0 : static_cast<std::int32_t>(remote->it->size());
+}
+
+int shmb_remote_worker(shmb_remote* remote, int32_t rank, const char* name, shmb_worker* worker,
+                       shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(remote, "worker");
+    if (!it) return std::unexpected(it.error());
+    auto found = name != nullptr ? remote->it->find(name) : rank_of(*remote->it, rank);
+    if (!found) return std::unexpected(found.error());
+    const Worker facts = remote->it->worker(*found);
+    shmb_worker out{};
+    out.rank = static_cast<std::int32_t>(*found);
+    out.state = static_cast<std::uint32_t>(facts.state);
+    copy_text(out.name, facts.name);
+    return write_struct(out, worker);
+  });
+}
+
+int shmb_remote_set_timeout(shmb_remote* remote, int64_t timeout_ns, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(remote, "worker");
+    if (!it) return std::unexpected(it.error());
+    auto fine = call_timeout(timeout_ns);
+    if (!fine) return std::unexpected(fine.error());
+    remote->it->set_timeout(timeout_ns == 0 ? kCallTimeout : timeout_ns);
+    return {};
+  });
+}
+int64_t shmb_remote_get_timeout(shmb_remote* remote) noexcept { return remote == nullptr ? 0 : remote->it->timeout(); }
+
+int shmb_remote_get_counters(shmb_remote* remote, shmb_remote_counters* counters, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(remote, "worker");
+    if (!it) return std::unexpected(it.error());
+    auto now = remote->it->counters();
+    if (!now) return std::unexpected(now.error());
+    shmb_remote_counters out{};
+    out.owned = now->owned;
+    out.users = now->users;
+    out.held = now->held;
+    out.pending_calls = now->calls;
+    out.waiting = now->waiting;
+    out.running = now->running;
+    return write_struct(out, counters);
+  });
+}
+
+int shmb_remote_serve(shmb_remote* remote, int64_t wait_ns, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(remote, "worker");
+    if (!it) return std::unexpected(it.error());
+    return remote->it->serve(Deadline::after(wait_ns, client::kForever), wait_ns == client::kNoWait);
+  });
+}
+
+int shmb_remote_wait(shmb_remote* remote, int (*done)(void* context), void* context, int64_t wait_ns,
+                     shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(remote, "worker");
+    if (!it) return std::unexpected(it.error());
+    if (done == nullptr) return shmb::error(Status::invalid, "nothing to wait for was given");
+    return remote->it->wait_until([&] { return done(context) != 0; }, Deadline::after(wait_ns, kShutdownTimeout));
+  });
+}
+
+void shmb_remote_notify(shmb_remote* remote) noexcept {
+  if (remote != nullptr) remote->it->notify();
+}
+
+int shmb_remote_region(shmb_remote* remote, uint64_t length, shmb_region** region, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(remote, "worker");
+    if (!it) return std::unexpected(it.error());
+    if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
+    auto made = remote->it->region(length);
+    if (!made) return std::unexpected(made.error());
+    *region = new shmb_region{std::move(*made)};
+    return {};
+  });
+}
+
+int shmb_remote_session(shmb_remote* remote, shmb_session** session, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(remote, "worker");
+    if (!it) return std::unexpected(it.error());
+    if (session == nullptr) return shmb::error(Status::invalid, "no place for the session was given");
+    *session = new shmb_session{remote->it->session()};
+    return {};
+  });
+}
+
+int shmb_remote_call(shmb_remote* remote, int32_t to, const char* function, const shmb_payload* payload, uint32_t flags,
+                     int64_t timeout_ns, shmb_future** future, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(remote, "worker");
+    if (!it) return std::unexpected(it.error());
+    if ((flags & ~unsigned{SHMB_CALL_ON_OBJECT}) != 0)
+      return shmb::error(Status::unknown_flags, "an unknown flag of a call");
+    if (function == nullptr || future == nullptr)
+      return shmb::error(Status::invalid, "no function, or no place for the future, was given");
+    auto timeout = call_timeout(timeout_ns);
+    if (!timeout) return std::unexpected(timeout.error());
+    auto rank = rank_of(*remote->it, to);
+    if (!rank) return std::unexpected(rank.error());
+    auto what = payload_of(payload);
+    if (!what) return std::unexpected(what.error());
+    auto called = remote->it->call(*rank, function, *what, (flags & SHMB_CALL_ON_OBJECT) != 0, *timeout);
+    if (!called) return std::unexpected(called.error());
+    *future = handle_of(std::move(*called));
+    return {};
+  });
+}
+
+uint32_t shmb_future_get_state(shmb_future* future) noexcept {
+  std::uint32_t state = SHMB_FUTURE_PENDING;
+  (void)guarded(nullptr, [&]() -> Result<void> {
+    if (future == nullptr || future->it->agent->forked()) return {};
+    const std::lock_guard lock(future->it->agent->mutex());
+    state = state_of(future->it->state);
+    return {};
+  });
+  return state;
+}
+
+int shmb_future_wait(shmb_future* future, int64_t wait_ns, shmb_content** content, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(future, "future");
+    if (!it) return std::unexpected(it.error());
+    auto waited = future->it->agent->wait(*future->it, wait_ns);
+    if (!waited) return waited;
+    if (content != nullptr) *content = &future->content;
+    return {};
+  });
+}
+
+int shmb_future_failure(shmb_future* future, shmb_remote_failure* failure, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(future, "future");
+    if (!it) return std::unexpected(it.error());
+    if (shmb_future_get_state(future) != SHMB_FUTURE_FAILED)
+      return shmb::error(Status::not_found, "the call has not failed");
+    return write_failure(future->it->failure, failure);
+  });
+}
+
+int shmb_future_then(shmb_future* future, void (*then)(void* context, shmb_future* future), void* context,
+                     shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(future, "future");
+    if (!it) return std::unexpected(it.error());
+    if (then == nullptr) return shmb::error(Status::invalid, "nothing to call was given");
+    if (future->it->agent->forked()) return future->it->agent->open();
+    future->it->agent->when_done(future->it, [then, context, state = std::weak_ptr(future->it)] {
+      auto alive = state.lock();
+      if (!alive) return;
+      shmb_future handle{alive, {&alive->content}};
+      then(context, &handle);
+    });
+    return {};
+  });
+}
+
+shmb_future* shmb_future_share(shmb_future* future) noexcept {
+  shmb_future* out = nullptr;
+  (void)guarded(nullptr, [&]() -> Result<void> {
+    if (future != nullptr) out = handle_of(future->it);
+    return {};
+  });
+  return out;
+}
+void shmb_future_free(shmb_future* future) noexcept { delete future; }
+
+uint32_t shmb_request_get_kind(const shmb_request* request) noexcept {
+  if (request == nullptr) return 0;
+  switch (request->it->head.kind) {
+    case Kind::create:
+      return SHMB_REQUEST_CREATE;
+    case Kind::fetch:
+      return SHMB_REQUEST_FETCH;
+    default:
+      return SHMB_REQUEST_CALL;
+  }
+}
+int32_t shmb_request_from(const shmb_request* request) noexcept {
+  return request == nullptr ? -1 : static_cast<std::int32_t>(request->it->head.from);
+}
+const char* shmb_request_function(const shmb_request* request) noexcept {
+  return request == nullptr ? "" : request->it->function.c_str();
+}
+shmb_content* shmb_request_content(shmb_request* request) noexcept {
+  return request == nullptr ? nullptr : &request->content;
+}
+void* shmb_request_object(const shmb_request* request) noexcept {
+  return request == nullptr || !request->it->value ? nullptr : request->it->value->object;
+}
+
+int shmb_request_answer(shmb_request* request, const shmb_payload* payload, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(request, "request");
+    if (!it) return std::unexpected(it.error());
+    const std::unique_ptr<shmb_request> spent(request);
+    Agent& agent = *request->it->agent;
+    const std::shared_ptr<Agent> held = request->it->agent;
+    auto what = payload_of(payload);
+    if (!what) {
+      (void)agent.fail(std::move(request->it), failure_of(what.error()));
+      return std::unexpected(what.error());
+    }
+    return agent.answer(std::move(request->it), *what);
+  });
+}
+
+int shmb_request_answer_object(shmb_request* request, void* object, const char* type, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(request, "request");
+    if (!it) return std::unexpected(it.error());
+    const std::unique_ptr<shmb_request> spent(request);
+    const std::shared_ptr<Agent> held = request->it->agent;
+    return held->answer_object(std::move(request->it), object, text_or_empty(type));
+  });
+}
+
+int shmb_request_fail(shmb_request* request, const shmb_remote_failure* failure, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(request, "request");
+    if (!it) return std::unexpected(it.error());
+    const std::unique_ptr<shmb_request> spent(request);
+    const std::shared_ptr<Agent> held = request->it->agent;
+    auto known = read_options(failure);
+    Failure told;
+    if (known) {
+      if (known->status != SHMB_OK) told.status = static_cast<Status>(known->status);
+      told.type = text_or_empty(known->type);
+      told.text = text_or_empty(known->text);
+      told.trace = text_or_empty(known->trace);
+    } else {
+      told = failure_of(known.error());
+    }
+    return held->fail(std::move(request->it), std::move(told));
+  });
+}
+
+int shmb_remote_create(shmb_remote* remote, int32_t to, const char* function, const shmb_payload* payload,
+                       uint32_t flags, int64_t timeout_ns, shmb_reference** reference, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(remote, "worker");
+    if (!it) return std::unexpected(it.error());
+    if (function == nullptr || reference == nullptr)
+      return shmb::error(Status::invalid, "no function, or no place for the reference, was given");
+    auto timeout = call_timeout(timeout_ns);
+    if (!timeout) return std::unexpected(timeout.error());
+    auto rank = rank_of(*remote->it, to);
+    if (!rank) return std::unexpected(rank.error());
+    auto what = payload_of(payload);
+    if (!what) return std::unexpected(what.error());
+    if ((flags & ~unsigned{SHMB_CALL_ON_OBJECT}) != 0)
+      return shmb::error(Status::unknown_flags, "an unknown flag of a call");
+    auto made = remote->it->create(*rank, function, *what, (flags & SHMB_CALL_ON_OBJECT) != 0, *timeout);
+    if (!made) return std::unexpected(made.error());
+    *reference = new shmb_reference{std::move(*made), nullptr, {}, {}};
+    return {};
+  });
+}
+
+int shmb_remote_own(shmb_remote* remote, void* object, const char* type, shmb_reference** reference,
+                    shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(remote, "worker");
+    if (!it) return std::unexpected(it.error());
+    if (reference == nullptr) return shmb::error(Status::invalid, "no place for the reference was given");
+    auto made = remote->it->own(object, text_or_empty(type));
+    if (!made) return std::unexpected(made.error());
+    *reference = new shmb_reference{std::move(*made), nullptr, {}, {}};
+    return {};
+  });
+}
+
+int shmb_reference_get_info(shmb_reference* reference, shmb_reference_info* info, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(reference, "reference");
+    if (!it) return std::unexpected(it.error());
+    Reference& inside = *reference->it;
+    Agent& agent = *inside.agent;
+    if (agent.forked()) return agent.open();
+    shmb_reference_info out{};
+    const Worker owner = agent.worker(inside.known->owner);
+    const std::lock_guard lock(agent.mutex());
+    const Known& known = *inside.known;
+    out.number = known.id.counter;
+    out.creator = known.id.counter == 0 ? -1 : static_cast<std::int32_t>(known.id.creator);
+    out.fork = inside.fork.counter;
+    out.fork_creator = inside.fork.counter == 0 ? -1 : static_cast<std::int32_t>(inside.fork.creator);
+    out.owner = static_cast<std::int32_t>(known.owner);
+    out.is_owner = known.owner == agent.rank() ? 1 : 0;
+    out.confirmed = known.confirmed ? 1 : 0;
+    out.state = known.failure || known.state == Known::State::failed ? SHMB_REFERENCE_FAILED
+                : known.state == Known::State::ready                 ? SHMB_REFERENCE_READY
+                                                                     : SHMB_REFERENCE_REGISTERED;
+    copy_text(out.owner_name, owner.name);
+    return write_struct(out, info);
+  });
+}
+
+int shmb_reference_fetch(shmb_reference* reference, int64_t timeout_ns, shmb_future** future,
+                         shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(reference, "reference");
+    if (!it) return std::unexpected(it.error());
+    if (future == nullptr) return shmb::error(Status::invalid, "no place for the future was given");
+    auto timeout = call_timeout(timeout_ns);
+    if (!timeout) return std::unexpected(timeout.error());
+    auto asked = reference->it->agent->fetch(reference->it, Kind::fetch, *timeout);
+    if (!asked) return std::unexpected(asked.error());
+    *future = handle_of(std::move(*asked));
+    return {};
+  });
+}
+
+int shmb_reference_local(shmb_reference* reference, int64_t wait_ns, void** object, shmb_content** content,
+                         shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(reference, "reference");
+    if (!it) return std::unexpected(it.error());
+    auto value = reference->it->agent->local(*reference->it, wait_ns);
+    if (!value) return std::unexpected(value.error());
+    reference->value = std::move(*value);
+    reference->content.it = &reference->value->content;
+    if (object != nullptr) *object = reference->value->object;
+    if (content != nullptr) *content = reference->value->is_object ? nullptr : &reference->content;
+    return {};
+  });
+}
+
+int shmb_reference_created(shmb_reference* reference, shmb_future** future, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(reference, "reference");
+    if (!it) return std::unexpected(it.error());
+    if (future == nullptr) return shmb::error(Status::invalid, "no place for the future was given");
+    if (!reference->it->created)
+      return shmb::error(Status::not_found,
+                         "this reference was not made by remote() here: nothing tells of its creation");
+    *future = handle_of(reference->it->created);
+    return {};
+  });
+}
+
+int shmb_reference_type(shmb_reference* reference, int64_t timeout_ns, shmb_future** future,
+                        shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(reference, "reference");
+    if (!it) return std::unexpected(it.error());
+    if (future == nullptr) return shmb::error(Status::invalid, "no place for the future was given");
+    auto timeout = call_timeout(timeout_ns);
+    if (!timeout) return std::unexpected(timeout.error());
+    auto asked = reference->it->agent->fetch(reference->it, Kind::type, *timeout);
+    if (!asked) return std::unexpected(asked.error());
+    *future = handle_of(std::move(*asked));
+    return {};
+  });
+}
+
+int shmb_reference_failure(shmb_reference* reference, shmb_remote_failure* failure, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = given(reference, "reference");
+    if (!it) return std::unexpected(it.error());
+    Agent& agent = *reference->it->agent;
+    if (agent.forked()) return agent.open();
+    {
+      const std::lock_guard lock(agent.mutex());
+      const Reference& inside = *reference->it;
+      if (inside.known->failure) reference->told = *inside.known->failure;
+      else if (inside.value && inside.value->state == Value::State::failed) reference->told = inside.value->failure;
+      else return shmb::error(Status::not_found, "this worker knows of no failure of the reference");
+    }
+    return write_failure(reference->told, failure);
+  });
+}
+
+void shmb_reference_free(shmb_reference* reference) noexcept { delete reference; }
+
+#ifdef SHMB_TEST_SEAM
+SHMB_API void shmb_test_remote_trouble(shmb_remote* remote, int kind, int lose, int64_t delay_ns) {
+  remote->it->set_trouble({static_cast<Kind>(kind), lose, delay_ns});
+}
+#endif
+
+}  // extern "C"
+
+}  // namespace shmb::remote

@@ -1,0 +1,538 @@
+// SPDX-License-Identifier: Apache-2.0
+// Remote in C++, header-only over shmbroker_remote.h (whose comments hold for what is not said here): a world of
+// workers, functions and objects by name, futures, and references to values of other workers. Arguments and results
+// are what spawn.hpp can pack, and references, and Bytes, also within lists. It needs msgpack-cxx and exceptions.
+//
+//     shmbroker::remote::init("worker0", 0, 2);                        // MASTER_ADDR, MASTER_PORT
+//     int three = shmbroker::remote::rpc_sync<int>("worker1", "add", 1, 2);
+//     auto counter = shmbroker::remote::remote<Counter>("worker1", "Counter", 40);
+//     counter.rpc_sync<int>("Counter.add", 2);
+//     shmbroker::remote::shutdown();
+#ifndef SHMBROKER_REMOTE_HPP
+#define SHMBROKER_REMOTE_HPP
+
+#include "remote_values.hpp"
+
+#if SHMBROKER_EXCEPTIONS
+
+namespace shmbroker::remote {
+
+// ---------------------------------------------------------------- futures
+
+// The outcome of a call, shared by its copies.
+template <class T>
+class Future {
+ public:
+  using Value = detail::Stored<T>;
+
+  // One that the program completes itself, by set_result or set_exception.
+  Future() : state_(std::make_shared<State>(detail::world())) {}
+
+  bool done() const {
+    const std::lock_guard lock(state_->mutex);
+    return state_->value || state_->error;
+  }
+  // Serves meanwhile, as all waits do. Throws what made it fail; Status::deadline also where this wait was too short.
+  T wait(Timeout timeout = Timeout::forever()) const {
+    await(timeout);
+    if constexpr (std::is_void_v<T>) (void)stored();
+    else return stored();
+  }
+  // The same, as often as one likes; of types that only move the first wait takes it.
+  Value stored() const {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->error) std::rethrow_exception(state_->error);
+    if constexpr (std::is_copy_constructible_v<Value>) return *state_->value;
+    else return std::move(*state_->value);
+  }
+  // Calls `call(future)` when it is done, by whoever serves; its result is the next future's, also what it throws.
+  template <class Call>
+  auto then(Call call) const {
+    using U = std::invoke_result_t<Call, Future>;
+    Future<U> next(state_->world);
+    when_done([call = std::move(call), next](const Future& self) mutable {
+      try {
+        if constexpr (std::is_void_v<U>) {
+          call(self);
+          next.set_result();
+        } else {
+          next.set_result(call(self));
+        }
+      } catch (...) {
+        next.set_exception(std::current_exception());
+      }
+    });
+    return next;
+  }
+  template <class Call>
+  void when_done(Call call) const {
+    {
+      const std::lock_guard lock(state_->mutex);
+      if (!state_->value && !state_->error) {
+        state_->callbacks.push_back([call = std::move(call), state = std::weak_ptr(state_)]() mutable {
+          if (auto alive = state.lock()) call(Future(alive));
+        });
+        return;
+      }
+    }
+    call(*this);
+  }
+  template <class... V>
+  void set_result(V&&... value) const {
+    finish([&] { state_->value.emplace(std::forward<V>(value)...); });
+  }
+  void set_exception(std::exception_ptr error) const {
+    finish([&] { state_->error = std::move(error); });
+  }
+
+  // For the library.
+  static Future adopt(std::shared_ptr<detail::World> world, shmb_future* raw, const char* what) {
+    const detail::FutureHandle handle(raw);
+    Future out(std::move(world));
+    auto* context = new std::pair<Future, std::string>(out, what);
+    shmb_error error;
+    if (shmb_future_then(raw, &Future::arrived, context, &error) != SHMB_OK) {
+      delete context;
+      throw Error(error);
+    }
+    return out;
+  }
+  explicit Future(std::shared_ptr<detail::World> world) : state_(std::make_shared<State>(std::move(world))) {}
+  void await(Timeout timeout) const {
+    shmb_error error;
+    const auto is_done = [](void* self) { return static_cast<const Future*>(self)->done() ? 1 : 0; };
+    detail::check(
+        shmb_remote_wait(state_->world->c(), is_done, const_cast<Future*>(this), timeout.nanoseconds(), &error), error);
+  }
+
+ private:
+  template <class U>
+  friend class Future;
+  struct State {
+    explicit State(std::shared_ptr<detail::World> of) : world(std::move(of)) {}
+    std::shared_ptr<detail::World> world;
+    std::mutex mutex;
+    std::optional<Value> value;
+    std::exception_ptr error;
+    std::vector<std::function<void()>> callbacks;
+  };
+  explicit Future(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+  template <class Set>
+  void finish(Set&& set) const {
+    std::vector<std::function<void()>> callbacks;
+    {
+      const std::lock_guard lock(state_->mutex);
+      if (state_->value || state_->error) throw std::logic_error("a future can be completed once only");
+      set();
+      callbacks.swap(state_->callbacks);
+    }
+    for (auto& one : callbacks) {
+      try {
+        one();
+      } catch (...) {  // of when_done(): nobody is there to be told
+      }
+    }
+    shmb_remote_notify(state_->world->c());
+  }
+  static void arrived(void* context, shmb_future* raw) {
+    const std::unique_ptr<std::pair<Future, std::string>> it(static_cast<std::pair<Future, std::string>*>(context));
+    shmb_content* content = nullptr;
+    shmb_error error;
+    try {
+      if (shmb_future_wait(raw, SHMB_NO_WAIT, &content, &error) != SHMB_OK) detail::throw_future(raw, error);
+      it->first.set_result(detail::value_of<T>(content, it->second.c_str()));
+    } catch (...) {
+      it->first.set_exception(std::current_exception());
+    }
+  }
+  std::shared_ptr<State> state_;
+};
+
+// All results in order. The first failure is thrown as soon as it is there.
+template <class T>
+auto wait_all(const std::vector<Future<T>>& futures, Timeout timeout = Timeout::forever()) {
+  const auto world = detail::world();
+  const auto ready = [&]() -> bool {
+    bool all = true;
+    for (const Future<T>& future : futures) {
+      if (!future.done()) {
+        all = false;
+        continue;
+      }
+      if constexpr (std::is_copy_constructible_v<detail::Stored<T>>) (void)future.stored();
+    }
+    return all;
+  };
+  struct Asked {
+    const decltype(ready)& ask;
+    std::exception_ptr thrown;
+  } asked{ready, nullptr};
+  const auto ask = [](void* context) {
+    auto& it = *static_cast<Asked*>(context);
+    try {
+      return it.ask() ? 1 : 0;
+    } catch (...) {
+      it.thrown = std::current_exception();
+      return 1;
+    }
+  };
+  shmb_error error;
+  detail::check(shmb_remote_wait(world->c(), ask, &asked, timeout.nanoseconds(), &error), error);
+  if (asked.thrown) std::rethrow_exception(asked.thrown);
+  if constexpr (!std::is_void_v<T>) {
+    std::vector<T> all;
+    for (const Future<T>& future : futures) all.push_back(future.stored());
+    return all;
+  }
+}
+
+// ---------------------------------------------------------------- references
+
+// A reference to a value of type T, which lives at its owner. Copies are one reference of this worker.
+template <class T>
+class Remote {
+ public:
+  Remote() = default;
+  // To an own value.
+  explicit Remote(detail::Stored<T> value)
+    requires(!std::is_void_v<T>)
+      : world_(detail::world()) {
+    constexpr bool fetched = !std::is_class_v<T> || requires(const T& c, detail::inside::Packer& packer) {
+      c.msgpack_pack(packer);
+    } || requires { typename T::value_type; } || requires { std::tuple_size<T>::value; };
+    auto object = std::make_unique<detail::ObjectOf<T, fetched>>(std::move(value));
+    shmb_reference* raw = nullptr;
+    shmb_error error;
+    detail::check(
+        shmb_remote_own(world_->c(), object.get(), detail::inside::demangled(typeid(T).name()).c_str(), &raw, &error),
+        error);
+    (void)object.release();
+    adopt(raw);
+  }
+  Remote(std::shared_ptr<detail::World> world, shmb_reference* adopted) : world_(std::move(world)) { adopt(adopted); }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+  // The value, from wherever it is. A passed deadline ends this call only; the next one may have it.
+  T to_here(CallTimeout timeout = {}) const {
+    if (is_owner()) {
+      if constexpr (std::is_void_v<T>) (void)local(timeout);
+      else if constexpr (std::is_copy_constructible_v<T>) return local_value(timeout);
+      else throw std::logic_error("a value that cannot be copied is used by local_value() at its owner");
+    } else {
+      if constexpr (std::is_void_v<T>) to_here_async(timeout).wait();
+      else return to_here_async(timeout).wait();
+    }
+  }
+  Future<T> to_here_async(CallTimeout timeout = {}) const {
+    shmb_future* raw = nullptr;
+    shmb_error error;
+    if (shmb_reference_fetch(c(), timeout.nanoseconds(), &raw, &error) != SHMB_OK) throw_failed(error);
+    return Future<T>::adopt(world_, raw, "the value of a reference");
+  }
+  // At the owner: the value itself, as long as there is a reference here.
+  std::add_lvalue_reference_t<T> local_value(CallTimeout timeout = {}) const
+    requires(!std::is_void_v<T>)
+  {
+    detail::Object* const object = local(timeout);
+    if (object->type != typeid(T))
+      throw std::invalid_argument("the value is of type " + detail::inside::demangled(object->type.name()) + ", not " +
+                                  detail::inside::demangled(typeid(T).name()));
+    return *static_cast<T*>(object->address());
+  }
+  shmb_reference_info info() const {
+    shmb_reference_info info{};
+    info.size = sizeof info;
+    shmb_error error;
+    detail::check(shmb_reference_get_info(c(), &info, &error), error);
+    return info;
+  }
+  bool is_owner() const { return info().is_owner != 0; }
+  bool confirmed_by_owner() const { return info().confirmed != 0; }
+  WorkerInfo owner() const {
+    const shmb_reference_info it = info();
+    return {it.owner, it.owner_name};
+  }
+  std::string owner_name() const { return info().owner_name; }
+  enum class State : std::uint32_t {
+    registered = SHMB_REFERENCE_REGISTERED,
+    ready = SHMB_REFERENCE_READY,
+    failed = SHMB_REFERENCE_FAILED,
+  };
+  State state() const { return static_cast<State>(info().state); }
+  // Of a reference that remote() gave: when its value is made.
+  Future<void> created() const {
+    shmb_future* raw = nullptr;
+    shmb_error error;
+    detail::check(shmb_reference_created(c(), &raw, &error), error);
+    return Future<void>::adopt(world_, raw, "a creation");
+  }
+  // The type's name at the owner: asked once.
+  std::string type(CallTimeout timeout = {}) const { return type_async(timeout).wait(); }
+  Future<std::string> type_async(CallTimeout timeout = {}) const {
+    shmb_future* raw = nullptr;
+    shmb_error error;
+    if (shmb_reference_type(c(), timeout.nanoseconds(), &raw, &error) != SHMB_OK) throw_failed(error);
+    const detail::FutureHandle handle(raw);
+    Future<std::string> out(world_);
+    auto* context = new Future<std::string>(out);
+    const auto told = [](void* given, shmb_future* future) {
+      const std::unique_ptr<Future<std::string>> it(static_cast<Future<std::string>*>(given));
+      shmb_content* content = nullptr;
+      shmb_error why;
+      try {
+        if (shmb_future_wait(future, SHMB_NO_WAIT, &content, &why) != SHMB_OK) detail::throw_future(future, why);
+        it->set_result(std::string(static_cast<const char*>(shmb_content_data(content)), shmb_content_length(content)));
+      } catch (...) {
+        it->set_exception(std::current_exception());
+      }
+    };
+    if (shmb_future_then(raw, told, context, &error) != SHMB_OK) {
+      delete context;
+      throw Error(error);
+    }
+    return out;
+  }
+
+  // Methods at the owner, once the value is made.
+  template <class R, class... A>
+  R rpc_sync(const std::string& method, const A&... arguments) const {
+    return call<R>({}, method, arguments...).wait();
+  }
+  template <class R, class... A>
+  Future<R> rpc_async(const std::string& method, const A&... arguments) const {
+    return call<R>({}, method, arguments...);
+  }
+  template <class R, class... A>
+  Remote<R> remote(const std::string& method, const A&... arguments) const;
+  template <class R, class... A>
+  Future<R> call(CallTimeout timeout, const std::string& method, const A&... arguments) const;
+
+  std::string text() const {
+    const shmb_reference_info it = info();
+    const auto id = [](int creator, std::uint64_t number) {
+      return "GloballyUniqueId(created_on=" + std::to_string(creator) + ", local_id=" + std::to_string(number) + ")";
+    };
+    if (it.number == 0) return "OwnerRRef(local)";
+    if (it.is_owner != 0) return "OwnerRRef(" + id(it.creator, it.number) + ")";
+    return "UserRRef(RRefId = " + id(it.creator, it.number) + ", ForkId = " + id(it.fork_creator, it.fork) + ")";
+  }
+  friend std::ostream& operator<<(std::ostream& out, const Remote& reference) { return out << reference.text(); }
+
+  template <class P>
+  void msgpack_pack(P& packer) const {
+    if (detail::packing == nullptr)
+      throw std::logic_error(
+          "Can not pickle rref: a reference can only be packed as an argument or result of a remote call");
+    detail::pack_number(packer, detail::kReferenceExtension, detail::packing->references.size());
+    detail::packing->references.push_back(c());
+    detail::packing->alive.push_back(handle_);
+  }
+  void msgpack_unpack(const msgpack::object& object) {
+    const auto number = detail::number_of(object, detail::kReferenceExtension);
+    if (!number || detail::unpacking == nullptr) throw msgpack::type_error();
+    shmb_reference* raw = nullptr;
+    shmb_error error;
+    detail::check(shmb_content_take_reference(detail::unpacking, *number, &raw, &error), error);
+    world_ = detail::world();
+    adopt(raw);
+  }
+  shmb_reference* c() const {
+    if (!handle_) throw std::logic_error("an empty reference");
+    return handle_.get();
+  }
+
+ private:
+  void adopt(shmb_reference* raw) { handle_ = std::shared_ptr<shmb_reference>(raw, detail::HandleCloser()); }
+  [[noreturn]] void throw_failed(const shmb_error& error) const {
+    shmb_remote_failure failure{};
+    failure.size = sizeof failure;
+    if (shmb_reference_failure(c(), &failure, nullptr) == SHMB_OK) detail::throw_failure(failure, error);
+    throw Error(error);
+  }
+  detail::Object* local(CallTimeout timeout) const {
+    void* object = nullptr;
+    shmb_error error;
+    if (shmb_reference_local(c(), timeout.nanoseconds(), &object, nullptr, &error) != SHMB_OK) throw_failed(error);
+    if (object == nullptr) throw std::invalid_argument("the value was made by a program in C: it is bytes");
+    return static_cast<detail::Object*>(object);
+  }
+  std::shared_ptr<detail::World> world_;
+  std::shared_ptr<shmb_reference> handle_;
+};
+
+// ---------------------------------------------------------------- calls
+
+template <class R, class... A>
+Future<R> rpc_async(const To& to, const std::string& function, const A&... arguments) {
+  const auto world = detail::world();
+  const auto parcel = detail::Parcel::of_arguments(arguments...);
+  const shmb_payload payload = parcel.c();
+  shmb_future* raw = nullptr;
+  shmb_error error;
+  detail::check(
+      shmb_remote_call(world->c(), to.rank(world->c()), function.c_str(), &payload, 0, to.timeout(), &raw, &error),
+      error);
+  return Future<R>::adopt(world, raw, ("the result of \"" + function + "\"").c_str());
+}
+template <class R, class... A>
+R rpc_sync(const To& to, const std::string& function, const A&... arguments) {
+  return rpc_async<R>(to, function, arguments...).wait();
+}
+// Runs a function, or makes an object of a registered class, at a worker, and gives a reference to it at once.
+template <class T, class... A>
+Remote<T> remote(const To& to, const std::string& function, const A&... arguments) {
+  const auto world = detail::world();
+  const auto parcel = detail::Parcel::of_arguments(arguments...);
+  const shmb_payload payload = parcel.c();
+  shmb_reference* raw = nullptr;
+  shmb_error error;
+  detail::check(
+      shmb_remote_create(world->c(), to.rank(world->c()), function.c_str(), &payload, 0, to.timeout(), &raw, &error),
+      error);
+  return Remote<T>(world, raw);
+}
+
+template <class T>
+template <class R, class... A>
+Future<R> Remote<T>::call(CallTimeout timeout, const std::string& method, const A&... arguments) const {
+  const auto parcel = detail::Parcel::of_arguments(*this, arguments...);
+  const shmb_payload payload = parcel.c();
+  shmb_future* raw = nullptr;
+  shmb_error error;
+  if (shmb_remote_call(world_->c(), info().owner, method.c_str(), &payload, SHMB_CALL_ON_OBJECT, timeout.nanoseconds(),
+                       &raw, &error) != SHMB_OK)
+    throw_failed(error);
+  return Future<R>::adopt(world_, raw, ("the result of \"" + method + "\"").c_str());
+}
+template <class T>
+template <class R, class... A>
+Remote<R> Remote<T>::remote(const std::string& method, const A&... arguments) const {
+  const auto parcel = detail::Parcel::of_arguments(*this, arguments...);
+  const shmb_payload payload = parcel.c();
+  shmb_reference* raw = nullptr;
+  shmb_error error;
+  if (shmb_remote_create(world_->c(), info().owner, method.c_str(), &payload, SHMB_CALL_ON_OBJECT, SHMB_DEFAULT_TIMEOUT,
+                         &raw, &error) != SHMB_OK)
+    throw_failed(error);
+  return Remote<R>(world_, raw);
+}
+
+// ---------------------------------------------------------------- the world
+
+struct InitOptions {
+  unsigned threads = 0;      // that serve; with none, calls of others are run while this worker waits, or serves
+  std::string address;       // HOST:PORT; empty: MASTER_ADDR and MASTER_PORT
+  std::string socket;        // the broker's; empty: looked for
+  Timeout timeout;           // until all have come; the default is 60 s
+  CallTimeout call_timeout;  // the default of calls, 60 s
+};
+
+// Joins the world; rank -1 and world_size 0 stand for the variables RANK and WORLD_SIZE. One world at a time.
+inline void init(const std::string& name, int rank = -1, int world_size = 0, const InitOptions& options = {}) {
+  detail::Current& current = detail::current();
+  {
+    const std::lock_guard lock(current.mutex);
+    const auto at_once = [](void*) { return 1; };
+    if (current.world && shmb_remote_wait(current.world->c(), at_once, nullptr, 0, nullptr) == SHMB_E_FORKED)
+      (void)new std::shared_ptr<detail::World>(std::move(current.world));  // the parent's, not ours to end
+    else if (current.world)
+      throw std::logic_error("this process is in a world already: call shmbroker::remote::shutdown first");
+    current.world.reset();
+  }
+  shmb_remote_options c{};
+  c.size = sizeof c;
+  c.name = name.c_str();
+  c.address = detail::inside::or_null(options.address);
+  c.rank = rank;
+  c.world_size = world_size;
+  c.threads = options.threads;
+  c.socket = detail::inside::or_null(options.socket);
+  c.timeout_ns = options.timeout.nanoseconds();
+  c.call_timeout_ns = options.call_timeout.nanoseconds();
+  c.request = detail::serve_request;
+  c.drop = detail::drop_object;
+  shmb_remote* raw = nullptr;
+  shmb_error error;
+  detail::check(shmb_remote_init(&c, &raw, &error), error);
+  auto made = std::make_shared<detail::World>(raw);
+  const std::lock_guard lock(current.mutex);
+  current.world = std::move(made);
+}
+
+struct ShutdownOptions {
+  bool graceful = true;
+  Timeout timeout;             // the default is 5 min
+  bool end_references = true;  // this worker's references are given up first
+  bool ignore_leaks = true;    // what is left then is only counted
+};
+// Gives how many values here others still refer to. The world is left also when it throws.
+inline std::uint32_t shutdown(const ShutdownOptions& options = {}) {
+  const auto world = detail::world();
+  shmb_remote_shutdown_options c{};
+  c.size = sizeof c;
+  c.local = options.graceful ? 0 : 1;
+  c.keep_references = options.end_references ? 0 : 1;
+  c.report_leaks = options.ignore_leaks ? 0 : 1;
+  c.timeout_ns = options.timeout.nanoseconds();
+  std::uint32_t leaks = 0;
+  shmb_error error;
+  const int status = shmb_remote_shutdown(world->c(), &c, &leaks, &error);
+  {
+    detail::Current& current = detail::current();
+    const std::lock_guard lock(current.mutex);
+    if (current.world == world) current.world.reset();
+  }
+  detail::check(status, error);
+  return leaks;
+}
+
+// Runs what others ask until the time is over (true) or the world was shut down (false).
+inline bool serve(Timeout timeout = Timeout::forever()) {
+  shmb_error error;
+  const int status = shmb_remote_serve(detail::world()->c(), timeout.nanoseconds(), &error);
+  if (status == SHMB_E_CLOSED) return false;
+  detail::check(status, error);
+  return true;
+}
+
+inline int rank() { return shmb_remote_rank(detail::world()->c()); }
+inline int world_size() { return shmb_remote_world_size(detail::world()->c()); }
+inline WorkerInfo worker_info(const To& to) {
+  const auto world = detail::world();
+  shmb_worker worker{};
+  worker.size = sizeof worker;
+  shmb_error error;
+  detail::check(shmb_remote_worker(world->c(), to.rank(world->c()), nullptr, &worker, &error), error);
+  return {worker.rank, worker.name};
+}
+inline WorkerInfo worker_info() { return worker_info(rank()); }
+inline std::vector<WorkerInfo> worker_infos() {
+  std::vector<WorkerInfo> all;
+  for (int i = 0; i < world_size(); ++i) all.push_back(worker_info(i));
+  return all;
+}
+// For later calls.
+inline void set_timeout(CallTimeout timeout) {
+  shmb_error error;
+  detail::check(shmb_remote_set_timeout(detail::world()->c(), timeout.nanoseconds(), &error), error);
+}
+inline shmb_remote_counters counters() {
+  shmb_remote_counters counters{};
+  counters.size = sizeof counters;
+  shmb_error error;
+  detail::check(shmb_remote_get_counters(detail::world()->c(), &counters, &error), error);
+  return counters;
+}
+
+}  // namespace shmbroker::remote
+
+template <>
+struct std::hash<shmbroker::remote::WorkerInfo> {
+  std::size_t operator()(const shmbroker::remote::WorkerInfo& info) const noexcept {
+    return std::hash<int>()(info.rank);
+  }
+};
+
+#endif
+#endif

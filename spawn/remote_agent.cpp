@@ -1,0 +1,711 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting, and what arrives. See remote_agent.hpp.
+#include "spawn/remote_agent.hpp"
+
+#include <algorithm>
+
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+#include "client/views.hpp"
+
+namespace shmb::remote {
+namespace {
+
+using client::Deadline;
+using client::RemoteEvent;
+
+constexpr std::int64_t kLook = 2'000'000'000;  // at the broker, which tells of the dead
+constexpr unsigned kMostNested = 200;          // calls that are run on one stack
+constexpr std::size_t kMostUnknown = 65536;
+constexpr unsigned kBusy = 64;
+
+thread_local unsigned nested = 0;
+thread_local const Agent* server_of = nullptr;
+
+}  // namespace
+
+// How the broker's table says that a creator gave up: then the owner has nothing to add.
+const char* const kGaveUp = "creation by remote() timed out";
+
+std::string text_of(RefId id) {
+  return id.counter == 0 ? std::string("(not in the books)")
+                         : "(" + std::to_string(id.creator) + ", " + std::to_string(id.counter) + ")";
+}
+
+Value::~Value() {
+  if (is_object && object != nullptr && drop != nullptr) drop(context, object);
+}
+Reference::~Reference() {
+  if (agent) agent->let_go(*this);
+}
+Request::~Request() {
+  if (counted) agent->ran();
+}
+
+Agent::~Agent() {
+  if (forked()) return;
+  client::withdraw(*this);
+  end_threads();
+  delete threads_;
+}
+
+Result<void> Agent::open() const {
+  if (forked())
+    return error(Status::forked,
+                 "this process is a forked child of a worker: it is in no world; it may join one with init");
+  const std::lock_guard lock(const_cast<std::mutex&>(mutex_));
+  return open_locked();
+}
+
+Result<void> Agent::open_locked() const {
+  if (closed_) return error(Status::closed, "this worker has been shut down: call init first");
+  if (lost_) return std::unexpected(*lost_);
+  return {};
+}
+
+Worker Agent::worker(std::uint32_t rank) {
+  const std::lock_guard lock(mutex_);
+  return workers_[rank];
+}
+
+Result<std::uint32_t> Agent::find(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  std::string known;
+  for (std::uint32_t rank = 0; rank < size(); ++rank) {
+    if (workers_[rank].name == name) return rank;
+    known += (known.empty() ? "" : ", ") + workers_[rank].name;
+  }
+  return error(Status::not_found, "there is no worker \"" + name + "\" in this world (there are: " + known + ")");
+}
+
+std::int64_t Agent::timeout() {
+  const std::lock_guard lock(mutex_);
+  return call_timeout_;
+}
+void Agent::set_timeout(std::int64_t timeout) {
+  const std::lock_guard lock(mutex_);
+  call_timeout_ = timeout;
+}
+
+std::string Agent::where(std::uint32_t rank) const {
+  return "worker \"" + workers_[rank].name + "\" (rank " + std::to_string(rank) + ")";
+}
+
+Error Agent::gone_error(std::uint32_t rank, Status status) const {
+  const bool died = workers_[rank].state == SHMBW_WORKER_STATE_DIED;
+  return {status, 0, {}, where(rank) + (died ? " has died" : " has left the world")};
+}
+
+std::shared_ptr<Known> Agent::find_known(RefId id) const {
+  const auto found = known_.find(id);
+  return found == known_.end() ? nullptr : found->second.lock();
+}
+
+std::shared_ptr<Known> Agent::known(RefId id, std::uint32_t owner) {
+  auto& place = known_[id];
+  if (auto there = place.lock()) return there;
+  auto made = std::make_shared<Known>();
+  made->id = id;
+  made->owner = owner;
+  place = made;
+  return made;
+}
+
+// ---------------------------------------------------------------- waiting
+
+bool Agent::may_serve() const { return wish_.threads == 0 || server_of == this; }
+
+client::Deadline Agent::nearest(Deadline until) const {
+#ifdef SHMB_TEST_SEAM
+  if (!held_back_.empty()) until = earlier(until, Deadline::after(1'000'000));
+#endif
+  if (deadlines_.empty()) return until;
+  const std::int64_t left = deadlines_.begin()->first - sys::now_monotonic();
+  return earlier(until, left <= 0 ? Deadline::now() : Deadline::after(left));
+}
+
+void Agent::wake() {
+  changed_.notify_all();
+  if (leading_ && inbox_) inbox_->interrupt();
+}
+
+void Agent::notify() {
+  if (forked()) return;
+  const std::lock_guard lock(mutex_);
+  ++notices_;
+  wake();
+}
+
+void Agent::ran() {
+  if (forked()) return;
+  const std::lock_guard lock(mutex_);
+  --running_;
+  wake();
+}
+
+void Agent::run_after(Lock& lock) {
+  while (!after_.empty()) {
+    std::vector<std::function<void()>> all;
+    all.swap(after_);
+    lock.unlock();
+    for (auto& one : all) {
+      one();
+      one = nullptr;
+    }
+    lock.lock();
+    changed_.notify_all();
+  }
+}
+
+// One thing on the way to whatever is waited for: the caller looks again after it.
+void Agent::step(Lock& lock, Deadline until, bool serves) {
+  expire();
+  if (!after_.empty()) return run_after(lock);
+  if (serves && !work_.empty() && nested < kMostNested) {
+    std::unique_ptr<Request> request = std::move(work_.front());
+    work_.pop_front();
+    request->counted = true;
+    ++running_;
+    lock.unlock();
+    ++nested;
+    run(std::move(request));
+    --nested;
+    lock.lock();
+    return;
+  }
+  if (leading_ || lost_ || !inbox_) {
+    const Deadline when = nearest(until);
+    if (when.endless()) changed_.wait(lock);
+    else changed_.wait_until(lock, when.point());
+    return;
+  }
+  lead(lock, until);
+  run_after(lock);
+}
+
+void Agent::lead(Lock& lock, Deadline until) {
+  leading_ = true;
+  const Deadline when = earlier(nearest(until), Deadline::after(kLook));
+  const std::shared_ptr<Inbox> inbox = inbox_;
+  lock.unlock();
+  std::vector<Arrived> arrived;
+  std::vector<RemoteEvent> events;
+  std::optional<Error> lost;
+  const auto receive = [&](Deadline deadline) {
+    auto taken = inbox->take(deadline);
+    if (!taken) {
+      lost = taken.error();
+      return false;
+    }
+    for (Incoming& message : taken->messages) arrived.push_back({std::move(message), {}});
+    return taken->quiet;
+  };
+  // Where messages come without end, what the broker tells is looked at now and then.
+  const bool quiet = receive(when);
+  if (quiet || lost || ++busy_ % kBusy == 0) {
+    for (;;) {
+      auto event = session_->next_remote_event(Deadline::now());
+      if (!event) lost = event.error();
+      if (!event || !*event) break;
+      events.push_back(**event);
+    }
+    // A worker's end is told: what it sent before that is here by now, and comes first.
+    if (!events.empty())
+      while (!lost && !receive(Deadline::now())) {
+      }
+  }
+  for (Arrived& one : arrived) {
+    if (one.message.references.empty()) continue;
+    auto references = take(one.message.references);
+    if (references) one.references = std::move(*references);
+    else one.message.broken = references.error();
+  }
+  lock.lock();
+  leading_ = false;
+  for (Arrived& one : arrived) take_in(std::move(one));
+  for (const RemoteEvent& event : events) take_event(event);
+  if (lost) lose(*lost);
+  changed_.notify_all();
+}
+
+Result<void> Agent::wait_for(const std::function<bool()>& done, Deadline deadline, const char* what) {
+  if (forked()) return open();
+  Lock lock(mutex_);
+  for (;;) {
+    expire();
+    run_after(lock);
+    if (done()) return {};
+    if (auto is_open = open_locked(); !is_open) return is_open;
+    if (deadline.passed()) return error(Status::deadline, std::string(what) + " was not there before the deadline");
+    step(lock, deadline, may_serve());
+  }
+}
+
+Result<void> Agent::wait_until(const std::function<bool()>& asked, Deadline deadline) {
+  if (forked()) return open();
+  Lock lock(mutex_);
+  for (;;) {
+    expire();
+    run_after(lock);
+    const std::uint64_t before = notices_;
+    lock.unlock();
+    const bool done = asked();
+    lock.lock();
+    if (done) return {};
+    if (before != notices_ || !after_.empty()) continue;
+    if (auto is_open = open_locked(); !is_open) return is_open;
+    if (deadline.passed()) return error(Status::deadline, "what was waited for did not come before the deadline");
+    step(lock, deadline, may_serve());
+  }
+}
+
+Result<void> Agent::wait(Future& future, std::int64_t wait) {
+  if (forked()) return open();
+  const Deadline deadline = Deadline::after(wait, client::kForever);
+  Lock lock(mutex_);
+  for (;;) {
+    expire();
+    run_after(lock);
+    if (future.state == Future::State::done) return {};
+    if (future.state == Future::State::failed) return std::unexpected(error_of(future.failure));
+    if (deadline.passed())
+      return error(Status::deadline, "the call of \"" + future.function + "\" at " + where(future.to) +
+                                         " was not answered before the deadline of this wait");
+    step(lock, deadline, may_serve());
+  }
+}
+
+Result<void> Agent::serve(Deadline deadline, bool once) {
+  if (auto is_open = open(); !is_open) return is_open;
+  Lock lock(mutex_);
+  if (once) {
+    if (!leading_ && inbox_ && !lost_) lead(lock, Deadline::now());
+    for (std::size_t left = work_.size() + 1; left > 0 && !closed_; --left) {
+      run_after(lock);
+      if (work_.empty()) break;
+      step(lock, Deadline::now(), true);
+    }
+    run_after(lock);
+    return open_locked();
+  }
+  for (;;) {
+    if (auto is_open = open_locked(); !is_open) return is_open;
+    if (deadline.passed()) return {};
+    step(lock, deadline, true);
+  }
+}
+
+void Agent::start_threads() {
+  threads_ = new std::vector<std::thread>;
+  for (std::uint32_t i = 0; i < wish_.threads; ++i)
+    threads_->emplace_back([self = shared_from_this()]() mutable {
+      server_of = self.get();
+      {
+        Lock lock(self->mutex_);
+        while (!self->closed_) self->step(lock, Deadline::after(client::kForever), true);
+      }
+      self.reset();
+    });
+}
+
+void Agent::end_threads() {
+  if (threads_ == nullptr || forked()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    wake();
+  }
+  for (std::thread& thread : *threads_)
+    if (thread.joinable() && thread.get_id() != std::this_thread::get_id()) thread.join();
+    else if (thread.joinable()) thread.detach();
+  threads_->clear();
+}
+
+// ---------------------------------------------------------------- outcomes
+
+void Agent::forget(const std::shared_ptr<Future>& future) {
+  if (future->deadline != 0 && !future->settling) deadlines_.erase(future->due);
+  future->deadline = 0;
+  calls_.erase(future->call);
+}
+
+void Agent::complete(const std::shared_ptr<Future>& future) {
+  forget(future);
+  future->state = Future::State::done;
+  after_.emplace_back([future, then = std::move(future->then)] {
+    for (const auto& one : then) one();
+  });
+  future->then.clear();
+}
+
+void Agent::fail(const std::shared_ptr<Future>& future, Failure failure) {
+  forget(future);
+  future->state = Future::State::failed;
+  future->failure = std::move(failure);
+  if (future->kind == Kind::create) {
+    if (auto it = find_known(future->reference)) {
+      it->state = Known::State::failed;
+      it->failure = future->failure;
+    }
+    fail_fetches(future->reference, future->failure);
+  }
+  after_.emplace_back([future, then = std::move(future->then)] {
+    for (const auto& one : then) one();
+  });
+  future->then.clear();
+}
+
+void Agent::fail_fetches(RefId id, const Failure& failure) {
+  std::vector<std::shared_ptr<Future>> ended;
+  for (const auto& [number, call] : calls_)
+    if ((call->kind == Kind::fetch || call->kind == Kind::type) && call->reference == id) ended.push_back(call);
+  for (const auto& call : ended) fail(call, failure);
+}
+
+void Agent::when_done(const std::shared_ptr<Future>& future, std::function<void()> then) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (future->state == Future::State::pending) {
+      future->then.push_back(std::move(then));
+      return;
+    }
+  }
+  then();
+}
+
+void Agent::expire() {
+#ifdef SHMB_TEST_SEAM
+  while (!held_back_.empty() && held_back_.front().first <= sys::now_monotonic()) {
+    const Trouble trouble = std::exchange(trouble_, {});
+    Arrived late = std::move(held_back_.front().second);
+    held_back_.pop_front();
+    take_in(std::move(late));
+    trouble_ = trouble;
+  }
+#endif
+  if (deadlines_.empty()) return;
+  const std::int64_t now = sys::now_monotonic();
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const std::uint64_t number = deadlines_.begin()->second;
+    const auto found = calls_.find(number);
+    if (found == calls_.end()) {
+      deadlines_.erase(deadlines_.begin());
+      continue;
+    }
+    const std::shared_ptr<Future> future = found->second;
+    const std::string within = format_duration(future->deadline - future->began);
+    if (future->kind != Kind::create) {
+      fail(future, {Status::deadline,
+                    -1,
+                    {},
+                    {},
+                    "the call of \"" + future->function + "\" at " + where(future->to) +
+                        " ran for more than its timeout (" + within +
+                        "): it has failed for good, and a later answer is "
+                        "dropped; give it more time, or no limit",
+                    {}});
+      continue;
+    }
+    deadlines_.erase(deadlines_.begin());
+    future->settling = true;
+    after_.emplace_back([this, future] { settle_time_out(future); });
+  }
+}
+
+// The broker says whether the owner was faster.
+void Agent::settle_time_out(const std::shared_ptr<Future>& future) {
+  const std::string within = format_duration(future->deadline - future->began);
+  auto stands = client::settle_reference(*session_, world_, future->reference, SHMBW_REF_STATE_FAILED,
+                                         std::string(kGaveUp) + " after " + within, Deadline::after(0));
+  Lock lock(mutex_);
+  if (future->state != Future::State::pending) return;
+  if (stands && *stands == SHMBW_REF_STATE_READY) {
+    if (auto it = find_known(future->reference)) it->state = Known::State::ready;
+    complete(future);
+  } else {
+    fail(future, {Status::deadline,
+                  -1,
+                  {},
+                  {},
+                  "RRef creation of " + text_of(future->reference) + " via remote() timed out: \"" + future->function +
+                      "\" at " + where(future->to) + " took more than " + within +
+                      "; the reference has failed for good, for every worker",
+                  {}});
+  }
+  wake();
+}
+
+// A reference has failed, and it was not this worker that said so: by its owner, who tells whoever asks, or by its
+// creator's deadline, about which the owner can say nothing.
+void Agent::look_at_failed(RefId id) {
+  auto facts = client::ask_reference(*session_, world_, id, false, Deadline::after(0));
+  if (!facts || !facts->error.starts_with(kGaveUp)) return;
+  const std::lock_guard lock(mutex_);
+  const Failure failure{Status::deadline, -1, {}, {}, "RRef " + text_of(id) + ": " + facts->error, {}};
+  if (auto it = find_known(id)) it->failure = failure;
+  fail_fetches(id, failure);
+  wake();
+}
+
+void Agent::lose(const Error& why) {
+  if (lost_ || closed_) return;
+  lost_ = why;
+  std::vector<std::shared_ptr<Future>> all;
+  for (const auto& [number, call] : calls_) all.push_back(call);
+  for (const auto& call : all) fail(call, failure_of(why));
+}
+
+// ---------------------------------------------------------------- what arrives
+
+void Agent::take_in(Arrived arrived) {
+  Incoming& message = arrived.message;
+  const Head& head = message.head;
+  if (head.from >= size()) return;
+#ifdef SHMB_TEST_SEAM
+  if (head.kind == trouble_.kind && trouble_.lose > 0) {
+    --trouble_.lose;
+    ++received_;
+    return bury(std::make_shared<Arrived>(std::move(arrived)));
+  }
+  if (head.kind == trouble_.kind && trouble_.delay > 0) {
+    held_back_.emplace_back(sys::now_monotonic() + trouble_.delay, std::move(arrived));
+    return;
+  }
+#endif
+  switch (head.kind) {
+    case Kind::call:
+    case Kind::create:
+    case Kind::fetch:
+    case Kind::type: {
+      auto request = std::make_unique<Request>();
+      request->agent = shared_from_this();
+      request->head = head;
+      request->function = std::move(message.function);
+      request->content = {std::move(message.data), std::move(message.bytes), message.bytes_length,
+                          std::move(message.regions), std::move(arrived.references)};
+      ++received_;
+      if (message.broken) {
+        const Failure failure = failure_of(*message.broken);
+        after_.emplace_back([this, failure, kept = std::shared_ptr<Request>(std::move(request))] {
+          (void)reply_failure(*kept, failure);
+        });
+        return;
+      }
+      return admit(std::move(request));
+    }
+    case Kind::accepted: {
+      if (auto it = find_known(head.reference); it && it->owner == head.from) it->confirmed = true;
+      return;
+    }
+    case Kind::answer:
+    case Kind::failure: {
+      const auto found = calls_.find(head.call);
+      if (found == calls_.end() || found->second->to != head.from || found->second->settling)
+        return bury(std::make_shared<Arrived>(std::move(arrived)));
+      const std::shared_ptr<Future> future = found->second;
+      if (future->kind == Kind::create) {
+        if (auto it = find_known(future->reference)) {
+          it->confirmed = true;
+          if (head.kind == Kind::answer) it->state = Known::State::ready;
+        }
+      }
+      if (message.broken) return fail(future, failure_of(*message.broken));
+      if (head.kind == Kind::failure) {
+        Content bytes{std::move(message.data), std::move(message.bytes), message.bytes_length, {}, {}};
+        return fail(future, unpack_failure(bytes.view()));
+      }
+      future->content = {std::move(message.data), std::move(message.bytes), message.bytes_length,
+                         std::move(message.regions), std::move(arrived.references)};
+      return complete(future);
+    }
+    case Kind::idle:
+    case Kind::round:
+    case Kind::over:
+      return take_shutdown(head);
+  }
+}
+
+// A request that is here, from whoever.
+void Agent::admit(std::unique_ptr<Request> request) {
+  if (request->head.kind == Kind::create) {
+    const RefId id = request->head.reference;
+    if (values_.contains(id)) return bury(std::shared_ptr<Request>(std::move(request)));
+    auto value = std::make_shared<Value>();
+    value->id = id;
+    value->drop = wish_.drop;
+    value->context = wish_.context;
+    request->value = value;
+    if (early_.erase(id) == 0) {
+      value->booked = true;
+      values_[id] = value;
+    }
+    if (auto waiting = unknown_.find(id); waiting != unknown_.end()) {
+      value->waiting = std::move(waiting->second);
+      unknown_.erase(waiting);
+    }
+    if (request->head.from != rank_) {
+      Head head;
+      head.kind = Kind::accepted;
+      head.reference = id;
+      const std::uint32_t to = request->head.from;
+      after_.emplace_back([this, to, head] { post_small(to, head); });
+    } else if (auto it = find_known(id)) {
+      it->confirmed = true;
+    }
+  }
+  work_.push_back(std::move(request));
+  wake();
+}
+
+bool Agent::park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Value>& value) {
+  const std::lock_guard lock(mutex_);
+  const auto set_aside = [&](std::vector<std::unique_ptr<Request>>& where) {
+    request->counted = false;
+    --running_;
+    where.push_back(std::move(request));
+    wake();
+    return true;
+  };
+  if (!value) {
+    const auto found = values_.find(id);
+    if (found == values_.end()) {
+      if (unknown_.size() >= kMostUnknown) return false;
+      return set_aside(unknown_[id]);
+    }
+    value = found->second;
+  }
+  return value->state == Value::State::pending && set_aside(value->waiting);
+}
+
+void Agent::release_waiting(Value& value) {
+  for (auto& request : value.waiting) work_.push_back(std::move(request));
+  value.waiting.clear();
+  wake();
+}
+
+void Agent::take_event(const RemoteEvent& event) {
+  switch (event.kind) {
+    case RemoteEvent::Kind::world_changed:
+      switch (event.change) {
+        case SHMBW_WORLD_CHANGE_LEFT:
+        case SHMBW_WORLD_CHANGE_DIED:
+          return worker_gone(event.rank, event.change == SHMBW_WORLD_CHANGE_DIED);
+        case SHMBW_WORLD_CHANGE_ENDED:
+          return lose({Status::group_ended, 0, {}, "the group of this world has ended, and the world with it"});
+        default:
+          return;
+      }
+    case RemoteEvent::Kind::ref_unused:
+      return unused(event.reference);
+    case RemoteEvent::Kind::ref_changed: {
+      const auto it = find_known(event.reference);
+      if (!it || it->failure) return;
+      it->confirmed = true;
+      if (event.state == SHMBW_REF_STATE_READY) it->state = Known::State::ready;
+      if (event.state == SHMBW_REF_STATE_FAILED) {
+        it->state = Known::State::failed;
+        if (it->owner != rank_) after_.emplace_back([this, id = event.reference] { look_at_failed(id); });
+      }
+      return;
+    }
+    case RemoteEvent::Kind::gap:
+      after_.emplace_back([this] { (void)read_workers(); });
+      return;
+  }
+}
+
+// No reference to a value of ours is left in the books. One that is still used here may have been shared again since.
+void Agent::unused(RefId id) {
+  const auto found = values_.find(id);
+  if (found == values_.end()) {
+    if (early_.size() < kMostUnknown) early_.insert(id);
+    return;
+  }
+  if (found->second.use_count() > 1 && found->second->state != Value::State::pending) {
+    after_.emplace_back([this, id] {
+      auto facts = client::ask_reference(*session_, world_, id, false, Deadline::after(0));
+      if (facts || facts.error().status != Status::not_found) return;
+      std::shared_ptr<Value> gone;
+      const std::lock_guard lock(mutex_);
+      const auto again = values_.find(id);
+      if (again == values_.end()) return;
+      again->second->booked = false;
+      bury(std::move(again->second));
+      values_.erase(again);
+    });
+    return;
+  }
+  found->second->booked = false;
+  bury(std::move(found->second));
+  values_.erase(found);
+}
+
+void Agent::worker_gone(std::uint32_t rank, bool died) {
+  if (rank >= size() || rank == rank_) return;
+  const auto state = died ? SHMBW_WORKER_STATE_DIED : SHMBW_WORKER_STATE_LEFT;
+  if (workers_[rank].state == state) return;
+  workers_[rank].state = state;
+  for (const auto& [id, weak] : known_)
+    if (auto it = weak.lock(); it && it->owner == rank && !it->failure) {
+      it->state = Known::State::failed;
+      it->failure = failure_of(gone_error(rank, Status::owner_gone));
+      it->failure->text = "the owner of reference " + text_of(id) + ", " + it->failure->text;
+    }
+  std::vector<std::shared_ptr<Future>> ended;
+  for (const auto& [number, call] : calls_)
+    if (call->to == rank) ended.push_back(call);
+  for (const auto& call : ended)
+    fail(call, failure_of(gone_error(rank, call->kind == Kind::call ? Status::worker_gone : Status::owner_gone)));
+  const auto from_it = [&](std::unique_ptr<Request>& request) {
+    if (request->head.from != rank) return false;
+    bury(std::shared_ptr<Request>(std::move(request)));
+    return true;
+  };
+  for (auto& [id, value] : values_) std::erase_if(value->waiting, from_it);
+  for (auto it = unknown_.begin(); it != unknown_.end();) {
+    std::erase_if(it->second, from_it);
+    it = it->second.empty() ? unknown_.erase(it) : std::next(it);
+  }
+  meeting_.last_sent.reset();
+  count_round();
+  wake();
+}
+
+Result<void> Agent::read_workers() {
+  std::vector<RefId> mine;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, value] : values_) mine.push_back(id);
+  }
+  client::Selection selection;
+  selection.region.id = world_;
+  auto list = client::list_workers(*session_, selection, Deadline::after(0));
+  if (!list) return std::unexpected(list.error());
+  auto references = client::list_references(*session_, selection, Deadline::after(0));
+  const std::lock_guard lock(mutex_);
+  for (const client::WorkerRow& row : list->rows) {
+    if (row.record.rank >= size()) continue;
+    Worker& worker = workers_[row.record.rank];
+    const auto state = static_cast<shmbw_worker_state>(row.record.state);
+    if (worker.name.empty()) worker.name = row.name;
+    if (state == SHMBW_WORKER_STATE_PRESENT || state == SHMBW_WORKER_STATE_ABSENT) worker.state = state;
+    else worker_gone(row.record.rank, state == SHMBW_WORKER_STATE_DIED);
+  }
+  if (!references) return {};
+  std::set<RefId> booked;
+  for (const client::ReferenceRow& row : references->rows)
+    booked.insert({row.record.reference.counter, row.record.reference.creator});
+  for (const RefId id : mine)
+    if (!booked.contains(id) && values_.contains(id)) unused(id);
+  wake();
+  return {};
+}
+
+#ifdef SHMB_TEST_SEAM
+void Agent::set_trouble(Trouble trouble) {
+  const std::lock_guard lock(mutex_);
+  trouble_ = trouble;
+}
+#endif
+
+}  // namespace shmb::remote

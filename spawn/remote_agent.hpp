@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// This process as a worker of a world. One lock guards everything; it is never held while a queue, the broker or the
+// user's code is called. Of the threads that wait one takes what arrives and gives it to whom it belongs, the others
+// sleep until that has happened; who may serve runs what others ask meanwhile.
+//
+// Guarantees: what became of a call is decided once, by answer, deadline or the end of a worker, whichever is seen
+// first; what became of a reference is decided by the broker's table, for all workers; a worker's death is seen behind
+// everything that it has sent.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <unordered_map>
+
+#include "client/forked.hpp"
+#include "spawn/remote_inbox.hpp"
+#include "spawn/remote_state.hpp"
+
+namespace shmb::remote {
+
+inline constexpr std::int64_t kCallTimeout = 60'000'000'000, kInitTimeout = 60'000'000'000,
+                              kShutdownTimeout = 300'000'000'000;
+
+struct Wish {
+  std::string name, address, socket;
+  std::int32_t rank = 0;
+  std::int32_t world_size = 0;
+  std::uint32_t threads = 0;
+  std::int64_t timeout = 0, call_timeout = 0;
+  std::function<void(std::unique_ptr<Request>)> request;
+  void (*drop)(void* context, void* object) = nullptr;
+  void* context = nullptr;
+};
+
+struct Worker {
+  shmbw_worker_state state = SHMBW_WORKER_STATE_ABSENT;
+  std::string name;
+};
+
+struct ShutdownWish {
+  bool local = false, keep_references = false, report_leaks = false;
+  std::int64_t timeout = 0;
+};
+
+std::string text_of(RefId id);
+extern const char* const kGaveUp;
+
+class Agent final : public client::ForkGuarded, public std::enable_shared_from_this<Agent> {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+
+  static Result<std::shared_ptr<Agent>> join(Wish wish);
+  ~Agent();
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+
+  // Calls. `timeout`: 0 is the default, client::kForever none.
+  Result<std::shared_ptr<Future>> call(std::uint32_t to, std::string_view function, const Payload& payload,
+                                       bool on_object, std::int64_t timeout);
+  Result<std::shared_ptr<Reference>> create(std::uint32_t to, std::string_view function, const Payload& payload,
+                                            bool on_object, std::int64_t timeout);
+  Result<std::shared_ptr<Reference>> own(void* object, std::string type);
+  Result<std::shared_ptr<Future>> fetch(const std::shared_ptr<Reference>& reference, Kind kind, std::int64_t timeout);
+  Result<std::shared_ptr<Value>> local(Reference& reference, std::int64_t wait);
+
+  // Waiting.
+  Result<void> wait(Future& future, std::int64_t wait);
+  // `done` is asked with the lock held; `asked` is the user's, and asked without it.
+  Result<void> wait_for(const std::function<bool()>& done, client::Deadline deadline, const char* what);
+  Result<void> wait_until(const std::function<bool()>& asked, client::Deadline deadline);
+  void ran();
+  Result<void> serve(client::Deadline deadline, bool once);
+  void notify();
+  void when_done(const std::shared_ptr<Future>& future, std::function<void()> then);
+
+  // Answers. The request is spent.
+  Result<void> answer(std::unique_ptr<Request> request, const Payload& payload);
+  Result<void> answer_object(std::unique_ptr<Request> request, void* object, std::string type);
+  Result<void> fail(std::unique_ptr<Request> request, Failure failure);
+
+  // References, by their own ends.
+  void let_go(Reference& reference);
+  Result<void> usable(const Reference& reference, const char* what);
+
+  struct Ended {
+    std::uint32_t leaks = 0;
+    std::optional<Error> error;
+  };
+  Ended shutdown(const ShutdownWish& wish);
+  void end_threads();  // not from one of them
+
+  Result<void> open() const;  // neither forked nor shut down
+  bool forked() const { return !mark_.intact(); }
+  std::uint32_t rank() const { return rank_; }
+  std::uint32_t size() const { return static_cast<std::uint32_t>(workers_.size()); }
+  Worker worker(std::uint32_t rank);
+  Result<std::uint32_t> find(const std::string& name);
+  const std::shared_ptr<client::Session>& session() const { return session_; }
+  std::uint64_t group() const { return group_; }
+  std::int64_t timeout();
+  void set_timeout(std::int64_t timeout);
+  struct Counters {
+    std::uint64_t owned = 0, users = 0, held = 0, calls = 0, waiting = 0, running = 0;
+  };
+  Result<Counters> counters();
+  std::mutex& mutex() { return mutex_; }
+  Result<client::Region::Handle> region(std::uint64_t length);
+
+  void lock_for_fork() override { mutex_.lock(); }
+  void unlock_after_fork() override { mutex_.unlock(); }
+
+#ifdef SHMB_TEST_SEAM
+  // What tests do to messages of one kind that arrive: lose so many, or hold each back so long.
+  struct Trouble {
+    Kind kind = Kind::create;
+    int lose = 0;
+    std::int64_t delay = 0;
+  };
+  void set_trouble(Trouble trouble);
+#endif
+
+ private:
+  explicit Agent(Wish wish) : wish_(std::move(wish)) {}
+  using Clock = client::Deadline;
+
+  // remote_init.cpp
+  Result<void> await_world(Clock deadline);
+  Result<void> await_event(Clock deadline);
+  Result<void> find_pool(Clock deadline);
+  Result<void> open_inbox(Clock deadline);
+  Result<void> read_workers();
+  std::string missing() const;
+  void start_threads();
+
+  // remote_agent.cpp; with the lock
+  void step(Lock& lock, Clock until, bool serves);
+  void lead(Lock& lock, Clock until);
+  struct Arrived {
+    Incoming message;
+    std::vector<std::shared_ptr<Reference>> references;
+  };
+  void take_in(Arrived arrived);
+  void admit(std::unique_ptr<Request> request);
+  void bury(std::shared_ptr<void> remains) {
+    after_.emplace_back([kept = std::move(remains)] {});
+  }
+  void forget(const std::shared_ptr<Future>& future);
+  void unused(RefId id);
+  void take_event(const client::RemoteEvent& event);
+  void worker_gone(std::uint32_t rank, bool died);
+  void settle_time_out(const std::shared_ptr<Future>& future);
+  void look_at_failed(RefId id);
+  void expire();
+  void complete(const std::shared_ptr<Future>& future);
+  void fail(const std::shared_ptr<Future>& future, Failure failure);
+  void lose(const Error& why);
+  void run_after(Lock& lock);
+  void wake();
+  bool may_serve() const;
+  Clock nearest(Clock until) const;
+  std::shared_ptr<Known> find_known(RefId id) const;
+  std::shared_ptr<Known> known(RefId id, std::uint32_t owner);
+  std::string where(std::uint32_t rank) const;
+  Error gone_error(std::uint32_t rank, Status status) const;
+  Result<void> open_locked() const;
+  void release_waiting(Value& value);
+  // False: the value is there. Else the request waits for it, or was refused.
+  bool park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Value>& value);
+  void fail_fetches(RefId id, const Failure& failure);
+
+  // without it
+  void run(std::unique_ptr<Request> request);
+  Result<void> may_call(std::uint32_t to, std::string_view function, const Payload& payload, bool on_object);
+  Result<std::shared_ptr<Future>> begin(Kind kind, std::uint32_t to, std::string_view function, std::int64_t timeout,
+                                        RefId reference);
+  Result<void> send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload);
+  Result<void> send_request(const std::shared_ptr<Future>& future, std::uint8_t flags, const Payload& payload);
+  void give_up(const std::shared_ptr<Future>& future);
+  Result<Content> keep(const Payload& payload);
+  Result<client::Region::Handle> in_region(std::string_view bytes);
+  Result<std::vector<WireReference>> fork_for(std::uint32_t to, const Payload& payload);
+  Result<std::vector<std::shared_ptr<Reference>>> take(std::span<const WireReference> references);
+  Result<void> reply(const Request& request, const Payload& payload);
+  Result<void> reply_failure(const Request& request, const Failure& failure);
+  Result<void> settle(std::unique_ptr<Request> request, std::optional<Failure> failure);
+  void post_small(std::uint32_t to, Head head);
+
+  // remote_shutdown.cpp
+  std::optional<Error> meet(std::uint64_t phase, Clock deadline);
+  void take_shutdown(const Head& head);
+  bool is_idle() const;
+  std::uint32_t present() const;
+  std::uint32_t leader() const;
+  void count_round();
+  void release_references();
+  std::uint32_t count_leaks();
+
+  const Wish wish_;
+  client::ForkMark mark_;
+  std::shared_ptr<client::Session> session_;
+  std::shared_ptr<Inbox> inbox_;
+  std::uint64_t world_ = 0, group_ = 0;
+  std::uint32_t rank_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Worker> workers_;
+  bool complete_ = false, closed_ = false, leading_ = false, leaving_ = false;
+  std::uint64_t pool_told_ = 0;
+  std::optional<Error> lost_;
+  std::int64_t call_timeout_ = kCallTimeout;
+  std::uint64_t last_call_ = 0;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Future>> calls_;
+  std::multimap<std::int64_t, std::uint64_t> deadlines_;  // of calls_
+  std::deque<std::unique_ptr<Request>> work_;
+  std::uint64_t running_ = 0;
+  std::uint64_t sent_ = 0, received_ = 0;  // requests, to and from others
+  std::map<RefId, std::shared_ptr<Value>> values_;
+  std::map<RefId, std::vector<std::unique_ptr<Request>>> unknown_;  // their creation has not come yet
+  std::set<RefId> early_;                                           // unused before their creation came
+  std::map<RefId, std::weak_ptr<Known>> known_;
+  std::set<RefId> forks_;  // held here
+  std::mutex booking_;     // of own values, taken before the other one
+  std::uint64_t notices_ = 0;
+  unsigned busy_ = 0;  // of who leads
+  std::vector<std::function<void()>> after_;
+  std::vector<std::thread>* threads_ = nullptr;  // leaked in a forked child, whose threads they are not
+
+  struct Meeting {
+    std::uint64_t round = 0, totals = 0, over = 0;
+    std::uint64_t phase = 0;
+    bool there = false;
+    struct Report {
+      std::uint64_t round = 0, sent = 0, received = 0, present = 0;
+    };
+    std::map<std::uint32_t, Report> reports;
+    std::optional<std::uint64_t> last_sent;
+  } meeting_;
+
+#ifdef SHMB_TEST_SEAM
+  Trouble trouble_;
+  std::deque<std::pair<std::int64_t, Arrived>> held_back_;
+#endif
+};
+
+}  // namespace shmb::remote

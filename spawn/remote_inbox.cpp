@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// See remote_inbox.hpp.
+#include "spawn/remote_inbox.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/sys_process.hpp"
+
+namespace shmb::remote {
+namespace {
+
+using client::Deadline;
+using client::OutPart;
+using client::Pool;
+
+constexpr std::int64_t kWaitForRoom = 2'000'000;  // then the own inbox is looked at: two that write to each other
+constexpr std::int64_t kSpin = 20'000;
+constexpr std::size_t kBatch = 64;
+constexpr std::uint64_t kMostLaneBytes = std::uint64_t{12} << 20;
+
+// So many that every worker may write to every other one.
+client::PoolSpec pool_of(std::uint64_t group, std::uint32_t workers, std::uint32_t cells) {
+  client::PoolSpec spec;
+  spec.group = group;
+  spec.classes = {{512, 256, 8192}, {8192, 32, 1024}, {std::uint64_t{128} << 10, 4, 128}};
+  spec.queues = std::max(workers, 2U);
+  spec.lanes = std::max(workers * (workers - 1), 2U);
+  spec.lane_bytes = std::min(kMostLaneBytes, spec.lanes * pool::lane_bytes(pool::QueueKind::claim, cells, 128) + 65536);
+  return spec;
+}
+
+std::uint32_t cells_for(std::uint32_t workers) {
+  return workers <= 8 ? 256 : workers <= 16 ? 128 : workers <= 32 ? 64 : 16;
+}
+
+std::string queue_name(std::uint32_t rank) { return "worker-" + std::to_string(rank); }
+
+}  // namespace
+
+Result<std::unique_ptr<Inbox>> Inbox::open(const std::shared_ptr<client::Session>& session, std::uint64_t group,
+                                           std::uint64_t pool, std::uint32_t rank, std::uint32_t world_size,
+                                           std::int64_t timeout) {
+  std::unique_ptr<Inbox> inbox(new Inbox);
+  inbox->rank_ = rank;
+  inbox->spec_.kind = pool::QueueKind::claim;
+  inbox->spec_.cells = cells_for(world_size);
+  inbox->spec_.cell_size = 128;
+  inbox->spec_.timeout = timeout;
+  inbox->peers_.resize(world_size);
+  inbox->spins_ = ::sysconf(_SC_NPROCESSORS_ONLN) > 1;
+  auto event = sys::event_fd();
+  if (!event) return system_failure(event.error(), "eventfd for a worker");
+  inbox->interrupt_ = std::move(*event);
+  if (pool == 0) {
+    auto made = Pool::create(session, pool_of(group, world_size, inbox->spec_.cells), timeout);
+    if (!made) return std::unexpected(made.error());
+    inbox->pool_ = std::move(*made);
+  } else {
+    Pool::Opening opening;
+    opening.id = pool;
+    opening.timeout = timeout;
+    auto joined = Pool::open(session, opening);
+    if (!joined) return std::unexpected(joined.error());
+    inbox->pool_ = std::move(*joined);
+  }
+  client::QueueSpec spec = inbox->spec_;
+  spec.name = queue_name(rank);
+  spec.reader = true;
+  auto own = client::Queue::open(inbox->pool_, spec);
+  if (!own) return std::unexpected(own.error());
+  inbox->own_ = std::move(*own);
+  auto descriptor = inbox->own_->descriptor();
+  if (!descriptor) return std::unexpected(descriptor.error());
+  auto wait = sys::epoll();
+  if (!wait) return system_failure(wait.error(), "epoll for a worker");
+  for (const int fd : {*descriptor, inbox->interrupt_.get()})
+    if (auto added = sys::epoll_watch(wait->get(), fd); !added)
+      return system_failure(added.error(), "epoll_ctl for a worker");
+  inbox->wait_ = std::move(*wait);
+  return inbox;
+}
+
+Result<bool> Inbox::send(std::uint32_t to, std::span<const OutPart> parts) {
+  client::Queue* queue = nullptr;
+  {
+    const std::lock_guard lock(opening_);
+    if (!peers_[to]) {
+      client::QueueSpec spec = spec_;
+      spec.name = queue_name(to);
+      spec.writer = true;
+      auto opened = client::Queue::open(pool_, spec);
+      if (!opened) return std::unexpected(opened.error());
+      peers_[to] = std::move(*opened);
+    }
+    queue = peers_[to].get();
+  }
+  auto sent = queue->send(parts, 0, 0, kWaitForRoom);
+  if (sent) return true;
+  if (sent.error().status == Status::deadline || sent.error().status == Status::full) return false;
+  return std::unexpected(sent.error());
+}
+
+bool Inbox::something_there() {
+  Pool::Lock lock(pool_->me().lock());
+  return own_->something_there(false);
+}
+
+Result<Inbox::Taken> Inbox::take(Deadline deadline) {
+  Taken out;
+  if (auto entered = own_->enter(); !entered) return std::unexpected(entered.error());
+  const std::int64_t spin_until = spins_ && !deadline.passed() ? sys::now_monotonic() + kSpin : 0;
+  for (;;) {
+    bool there = something_there();
+    while (!there && out.messages.empty() && sys::now_monotonic() < spin_until) there = something_there();
+    if (!there && !out.messages.empty()) return out;
+    auto received = own_->receive(message_, false, client::kNoWait);
+    if (received) {
+      if (auto one = read_message(message_)) out.messages.push_back(std::move(*one));
+      (void)message_.done();
+      if (out.messages.size() == kBatch) return out;
+      continue;
+    }
+    switch (received.error().status) {
+      case Status::peer_gone:  // the broker tells who
+      case Status::broken:     // one message that cannot be: what is behind it is read
+        if (pool_->broken()) return std::unexpected(received.error());
+        out.quiet = true;
+        continue;
+      case Status::empty:
+        break;
+      default:
+        return std::unexpected(received.error());
+    }
+    if (!out.messages.empty()) return out;
+    out.quiet = true;
+    auto ready = sys::poll_readable(wait_.get(), deadline.left());
+    if (!ready) return system_failure(ready.error(), "poll in a worker");
+    sys::event_drain(interrupt_.get());
+    if (!something_there()) return out;  // the deadline, an interruption, or an event
+  }
+}
+
+void Inbox::interrupt() { sys::event_signal(interrupt_.get()); }
+
+}  // namespace shmb::remote

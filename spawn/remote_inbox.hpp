@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The queues of a world: each worker reads one, and writes to those of the others. Order holds between two workers
+// only. Waiting ends with a message, with an event of the broker, or when somebody of this process asks for it.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "client/queue.hpp"
+#include "spawn/remote_message.hpp"
+
+namespace shmb::remote {
+
+class Inbox {
+ public:
+  // Worker 0 makes the pool; `pool` is 0 there, and what is to be told to the others is pool_id().
+  static Result<std::unique_ptr<Inbox>> open(const std::shared_ptr<client::Session>& session, std::uint64_t group,
+                                             std::uint64_t pool, std::uint32_t rank, std::uint32_t world_size,
+                                             std::int64_t timeout);
+  std::uint64_t pool_id() const { return pool_->id(); }
+
+  // Waits a little for room. False: there is none yet. PEER_GONE: nobody reads there any more.
+  Result<bool> send(std::uint32_t to, std::span<const client::OutPart> parts);
+  // Takes what is there, waiting for the first until the deadline. `quiet`: nothing was there when it had to wait, so
+  // that it is time to look at the broker's events. One thread at a time.
+  struct Taken {
+    std::vector<Incoming> messages;
+    bool quiet = false;
+  };
+  Result<Taken> take(client::Deadline deadline);
+  void interrupt();  // from any thread: the take that runs, or the next one, does not wait
+
+ private:
+  Inbox() = default;
+  bool something_there();
+
+  std::shared_ptr<client::Pool> pool_;
+  std::uint32_t rank_ = 0;
+  client::QueueSpec spec_;
+  std::unique_ptr<client::Queue> own_;
+  std::mutex opening_;
+  std::vector<std::unique_ptr<client::Queue>> peers_;  // opened with the first message
+  client::Message message_;
+  Fd interrupt_, wait_;
+  bool spins_ = false;
+};
+
+}  // namespace shmb::remote

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finding the others: by user and port, at the broker. The worker of rank 0 makes the pool, in the group of the world.
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/sys_process.hpp"
+#include "client/connect.hpp"
+#include "client/views.hpp"
+#include "spawn/remote_agent.hpp"
+
+namespace shmb::remote {
+namespace {
+
+using client::Deadline;
+
+constexpr std::uint32_t kMostWorkers = 64, kMostThreads = 256;
+
+struct Address {
+  std::string text, host;
+  std::uint32_t port = 0;
+};
+
+Result<Address> address_of(const std::string& given) {
+  Address out;
+  std::string text = given;
+  if (text.empty()) {
+    const char* host = std::getenv("MASTER_ADDR");
+    const char* port = std::getenv("MASTER_PORT");
+    if (host == nullptr || port == nullptr)
+      return error(Status::invalid, std::string("no address of the world: give one as HOST:PORT, or set ") +
+                                        (host == nullptr ? "MASTER_ADDR" : "MASTER_PORT"));
+    text = std::string(host) + ":" + port;
+  }
+  const std::size_t colon = text.rfind(':');
+  if (colon == text.npos || colon == 0)
+    return error(Status::invalid, "the address of a world is HOST:PORT, not \"" + text + "\"");
+  out.text = text;
+  out.host = text.substr(0, colon);
+  if (out.host.size() > 2 && out.host.front() == '[' && out.host.back() == ']')
+    out.host = out.host.substr(1, out.host.size() - 2);
+  const char* const end = text.data() + text.size();
+  const auto [stop, wrong] = std::from_chars(text.data() + colon + 1, end, out.port);
+  if (wrong != std::errc() || stop != end || out.port == 0 || out.port > 65535)
+    return error(Status::invalid, "the port of a world is 1 to 65535, not \"" + text.substr(colon + 1) + "\"");
+  return out;
+}
+
+bool same(const sockaddr* a, const sockaddr* b) {
+  if (a == nullptr || b == nullptr || a->sa_family != b->sa_family) return false;
+  if (a->sa_family == AF_INET)
+    return reinterpret_cast<const sockaddr_in*>(a)->sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in*>(b)->sin_addr.s_addr;
+  if (a->sa_family != AF_INET6) return false;
+  return std::memcmp(&reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr,
+                     &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr, sizeof(in6_addr)) == 0;
+}
+
+bool loopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
+  return address->sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+}
+
+// Whether one of the host's addresses is this machine's: workers of one world share memory.
+Result<void> check_host(const std::string& host) {
+  char own[256] = {};
+  if (host == "localhost" || (::gethostname(own, sizeof own - 1) == 0 && host == own)) return {};
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags =
+      host.find_first_not_of("0123456789.") == host.npos || host.find(':') != host.npos ? AI_NUMERICHOST : 0;
+  addrinfo* found = nullptr;
+  if (const int failure = ::getaddrinfo(host.c_str(), nullptr, &hints, &found); failure != 0)
+    return error(Status::invalid, "the host \"" + host + "\" of the world's address is not known (" +
+                                      ::gai_strerror(failure) + "); give localhost or this host's name");
+  ifaddrs* interfaces = nullptr;
+  (void)::getifaddrs(&interfaces);
+  bool here = false;
+  for (const addrinfo* one = found; one != nullptr && !here; one = one->ai_next) {
+    here = loopback(one->ai_addr);
+    for (const ifaddrs* face = interfaces; face != nullptr && !here; face = face->ifa_next)
+      here = same(face->ifa_addr, one->ai_addr);
+  }
+  ::freeaddrinfo(found);
+  if (interfaces != nullptr) ::freeifaddrs(interfaces);
+  if (here) return {};
+  return error(Status::invalid, "the world's address is on another host (\"" + host +
+                                    "\"): workers share the memory of one host; give localhost or this host's name "
+                                    "(programs on several hosts have a world on each)");
+}
+
+Result<std::int32_t> number_of(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) return error(Status::invalid, std::string("neither given nor in the variable ") + variable);
+  std::int32_t value = 0;
+  const char* const end = text + std::strlen(text);
+  const auto [stop, wrong] = std::from_chars(text, end, value);
+  if (wrong != std::errc() || stop != end)
+    return error(Status::invalid, std::string("the variable ") + variable + " is no number: \"" + text + "\"");
+  return value;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Agent>> Agent::join(Wish wish) {
+  if (wish.rank < 0) {
+    auto rank = number_of("RANK");
+    if (!rank) return error(Status::invalid, "the rank of this worker: " + rank.error().sentence);
+    wish.rank = *rank;
+  }
+  if (wish.world_size == 0) {
+    auto size = number_of("WORLD_SIZE");
+    if (!size) return error(Status::invalid, "the size of the world: " + size.error().sentence);
+    wish.world_size = *size;
+  }
+  if (wish.world_size < 1)
+    return error(Status::invalid, "a world has 1 to 64 workers, not " + std::to_string(wish.world_size));
+  if (static_cast<std::uint32_t>(wish.world_size) > kMostWorkers)
+    return std::unexpected(Error{Status::limit,
+                                 0,
+                                 {.limit = kMostWorkers, .asked = static_cast<std::uint64_t>(wish.world_size)},
+                                 "a world has at most 64 workers (the participants of its pool), not " +
+                                     std::to_string(wish.world_size) + "; make several worlds"});
+  if (wish.rank < 0 || wish.rank >= wish.world_size)
+    return error(Status::invalid, "rank " + std::to_string(wish.rank) + " is out of range: the ranks of a world of " +
+                                      std::to_string(wish.world_size) + " are 0 to " +
+                                      std::to_string(wish.world_size - 1));
+  if (wish.threads > kMostThreads)
+    return error(Status::invalid, "a worker has at most 256 threads, not " + std::to_string(wish.threads));
+  auto address = address_of(wish.address);
+  if (!address) return std::unexpected(address.error());
+  if (auto here = check_host(address->host); !here) return std::unexpected(here.error());
+  wish.address = address->text;
+
+  const Deadline deadline = Deadline::after(wish.timeout, kInitTimeout);
+  std::shared_ptr<Agent> agent(new Agent(std::move(wish)));
+  auto mark = client::ForkMark::make();
+  if (!mark) return system_failure(mark.error(), "a page to notice forks");
+  agent->mark_ = std::move(*mark);
+  client::enrol(*agent);
+  agent->rank_ = static_cast<std::uint32_t>(agent->wish_.rank);
+  agent->workers_.resize(static_cast<std::size_t>(agent->wish_.world_size));
+  if (agent->wish_.call_timeout != 0) agent->call_timeout_ = agent->wish_.call_timeout;
+  client::ConnectOptions options;
+  options.socket = agent->wish_.socket;
+  auto session = client::connect(options);
+  if (!session) return std::unexpected(session.error());
+  agent->session_ = std::move(*session);
+
+  client::WorldWish joining;
+  joining.port = address->port;
+  joining.rank = agent->rank_;
+  joining.world_size = agent->size();
+  joining.address = agent->wish_.address;
+  joining.name = agent->wish_.name;
+  auto place = client::join_world(*agent->session_, joining, deadline);
+  if (!place) return std::unexpected(place.error());
+  agent->world_ = place->world;
+  agent->group_ = place->group;
+  agent->pool_told_ = place->pool;
+  agent->complete_ = (place->flags & SHMBW_WORLD_STATE_COMPLETE) != 0;
+  const auto give_up = [&](Error why) -> Result<std::shared_ptr<Agent>> {
+    (void)client::leave_world(*agent->session_, agent->world_, Deadline::after(0));
+    agent->closed_ = true;
+    return std::unexpected(std::move(why));
+  };
+  if (auto opened = agent->open_inbox(deadline); !opened) return give_up(opened.error());
+  if (auto came = agent->await_world(deadline); !came) return give_up(came.error());
+  if (auto known = agent->read_workers(); !known) return give_up(known.error());
+  agent->start_threads();
+  return agent;
+}
+
+Result<void> Agent::find_pool(Deadline deadline) {
+  client::Selection selection;
+  selection.region.id = world_;
+  auto list = client::list_worlds(*session_, selection, deadline);
+  if (!list) return std::unexpected(list.error());
+  for (const client::WorldRow& row : list->rows)
+    if (row.record.world == world_) pool_told_ = row.record.pool;
+  return {};
+}
+
+// The next thing that happens in the world, while it comes together.
+Result<void> Agent::await_event(Deadline deadline) {
+  auto event = session_->next_remote_event(deadline);
+  if (!event) return std::unexpected(event.error());
+  if (!*event) {
+    (void)read_workers();
+    return error(Status::deadline,
+                 "the world at " + wish_.address + " was not complete before the deadline: " + missing());
+  }
+  if ((*event)->kind == client::RemoteEvent::Kind::gap) return {};
+  if ((*event)->kind != client::RemoteEvent::Kind::world_changed) return {};
+  switch ((*event)->change) {
+    case SHMBW_WORLD_CHANGE_COMPLETE:
+      complete_ = true;
+      return {};
+    case SHMBW_WORLD_CHANGE_POOL:
+      return find_pool(deadline);
+    case SHMBW_WORLD_CHANGE_DIED:
+      (void)read_workers();
+      return error(Status::worker_gone, "worker " + std::to_string((*event)->rank) + " of the world at " +
+                                            wish_.address + " died while it was waited for");
+    case SHMBW_WORLD_CHANGE_ENDED:
+      return error(Status::group_ended, "the group of the world at " + wish_.address + " has ended");
+    default:
+      return {};
+  }
+}
+
+Result<void> Agent::open_inbox(Deadline deadline) {
+  if (rank_ != 0)
+    while (pool_told_ == 0)
+      if (auto next = await_event(deadline); !next) return next;
+  auto inbox = Inbox::open(session_, group_, rank_ == 0 ? 0 : pool_told_, rank_, size(), 0);
+  if (!inbox) return std::unexpected(inbox.error());
+  inbox_ = std::move(*inbox);
+  if (rank_ != 0) return {};
+  auto told = client::tell_world_pool(*session_, world_, inbox_->pool_id(), Deadline::after(0));
+  if (!told) return std::unexpected(told.error());
+  return {};
+}
+
+Result<void> Agent::await_world(Deadline deadline) {
+  while (!complete_)
+    if (auto next = await_event(deadline); !next) return next;
+  return {};
+}
+
+// Which workers have not come. Others may have come since.
+std::string Agent::missing() const {
+  std::string out;
+  std::uint32_t count = 0;
+  for (std::uint32_t rank = 0; rank < size(); ++rank) {
+    if (workers_[rank].state == SHMBW_WORKER_STATE_PRESENT || ++count > 8) continue;
+    out += (out.empty() ? "rank " : ", ") + std::to_string(rank);
+  }
+  if (count > 8) out += " and " + std::to_string(count - 8) + " more";
+  return out.empty() ? "not all workers came" : out + (count == 1 ? " has" : " have") + " not come";
+}
+
+}  // namespace shmb::remote

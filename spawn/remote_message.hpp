@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// What workers of a world tell each other, as parts of one message of a queue: a head with the function's name, the
+// references and up to 64 KiB of bytes; more bytes are a region of their own; then the regions that the user sends.
+// A peer may write anything: what is read here is checked, and what does not add up is no message.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "client/message.hpp"
+#include "client/remote_calls.hpp"
+
+namespace shmb::remote {
+
+using client::RefId;
+
+inline constexpr std::size_t kInline = 65536;     // SHMB_REMOTE_INLINE
+inline constexpr std::size_t kMostBeside = 1024;  // regions, and references, of one message
+
+enum class Kind : std::uint8_t {
+  call = 1,  // run a function
+  create,    // and keep what it gives
+  accepted,  // the creation has reached the owner
+  fetch,     // the bytes of a value
+  type,      // the type of a value
+  answer,
+  failure,
+  idle,   // to the leader of a shutdown: nothing is under way here
+  round,  // from the leader: say so again
+  over,   // from the leader: nothing is under way anywhere
+};
+
+// Flags of a head.
+inline constexpr std::uint8_t kBytesInRegion = 1, kOnObject = 2;
+
+struct WireReference {
+  RefId id, fork;
+  std::uint32_t owner = 0;
+};
+
+struct Head {
+  Kind kind = Kind::call;
+  std::uint8_t flags = 0;
+  std::uint32_t from = 0;
+  std::uint64_t call = 0;     // the caller's number for it, and its answer's
+  std::int64_t deadline = 0;  // CLOCK_MONOTONIC, until when the caller waits; 0: for ever
+  RefId reference;            // create, accepted, fetch, type
+  // idle: the round, requests sent and received so far, workers that are there. round, over: the first alone.
+  std::uint64_t round = 0, sent = 0, received = 0, present = 0;
+};
+
+// A failure of a call, as it is told and as it travels.
+struct Failure {
+  Status status = Status::raised;
+  std::int32_t rank = -1;
+  std::string worker, type, text, trace;
+};
+std::string pack_failure(const Failure& failure);
+Failure unpack_failure(std::string_view bytes);
+Failure failure_of(const Error& error);
+Error error_of(const Failure& failure);
+
+// A message to send. Everything is borrowed for the call that sends it.
+struct Outgoing {
+  Head head;
+  std::string_view function, data;
+  client::Region* bytes = nullptr;  // instead of data
+  std::uint64_t bytes_length = 0;
+  std::vector<WireReference> references;
+  std::vector<client::Region*> regions;
+};
+// `head` is filled and must outlive the parts, as the message must.
+std::vector<client::OutPart> parts_of(const Outgoing& message, std::string& head);
+
+struct Incoming {
+  Head head;
+  std::string function, data;
+  client::Region::Handle bytes;  // instead of data
+  std::uint64_t bytes_length = 0;
+  std::vector<WireReference> references;
+  std::vector<client::Region::Handle> regions;
+  std::optional<Error> broken;  // the head is whole, but not what came with it
+};
+// Takes what it needs out of `message`. Nothing: it is no message of a worker.
+std::optional<Incoming> read_message(client::Message& message);
+
+}  // namespace shmb::remote

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls and references on their way out. Whatever can fail is undone before the error is returned: what was booked for
+// a message that is not sent is released again.
+#include <cstring>
+
+#include "base/sys_process.hpp"
+#include "spawn/remote_agent.hpp"
+
+namespace shmb::remote {
+namespace {
+
+using client::Deadline;
+
+constexpr std::size_t kMostFunction = 4096;
+
+}  // namespace
+
+Result<client::Region::Handle> Agent::region(std::uint64_t length) {
+  if (auto is_open = open(); !is_open) return std::unexpected(is_open.error());
+  client::CreateItem item;
+  item.length = length;
+  item.group = group_;
+  item.flags = SHMBW_CREATE_UNINITIALISED;
+  return client::create_region(session_, item);
+}
+
+Result<client::Region::Handle> Agent::in_region(std::string_view bytes) {
+  auto made = region(bytes.size());
+  if (made) std::memcpy((*made)->data(), bytes.data(), bytes.size());
+  return made;
+}
+
+// A payload as this worker keeps it: for a call to itself, and as a value.
+Result<Content> Agent::keep(const Payload& payload) {
+  Content content;
+  if (payload.data.size() > kInline) {
+    auto bytes = in_region(payload.data);
+    if (!bytes) return std::unexpected(bytes.error());
+    content.bytes = std::move(*bytes);
+    content.bytes_length = payload.data.size();
+  } else {
+    content.data = payload.data;
+  }
+  for (client::Region* region : payload.regions) {
+    client::AttachItem item;
+    item.target = client::Target::with_id(region->ref());
+    item.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
+    auto again = client::attach_region(session_, item);
+    if (!again) return std::unexpected(again.error());
+    content.regions.push_back(std::move(*again));
+  }
+  content.references = payload.references;
+  return content;
+}
+
+Result<std::vector<WireReference>> Agent::fork_for(std::uint32_t to, const Payload& payload) {
+  std::vector<WireReference> out(payload.references.size());
+  std::vector<client::ForkWish> wishes;
+  std::vector<std::size_t> places;
+  const std::lock_guard one_by_one(booking_);
+  const auto give_back = [&](Error why) {
+    std::vector<RefId> made;
+    for (const WireReference& one : out)
+      if (one.fork.counter != 0) made.push_back(one.fork);
+    if (!made.empty()) (void)client::release_forks(*session_, world_, made, Deadline::after(0));
+    return std::unexpected(std::move(why));
+  };
+  const auto book = [&](Reference& reference, WireReference& place) -> Result<void> {
+    client::RefWish wish;
+    wish.owner = rank_;
+    wish.user = to;
+    wish.state = SHMBW_REF_STATE_READY;
+    const RefId before = reference.known->id;
+    if (before.counter != 0 && before.creator == rank_) wish.counter = before.counter;
+    auto made = client::create_reference(*session_, world_, wish, Deadline::after(0));
+    if (!made) return std::unexpected(made.error());
+    const std::lock_guard lock(mutex_);
+    reference.value->id = reference.known->id = made->reference;
+    reference.value->booked = true;
+    values_[made->reference] = reference.value;
+    known_[made->reference] = reference.known;
+    place.id = made->reference;
+    place.fork = made->fork;
+    return {};
+  };
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    Reference& reference = *payload.references[i];
+    if (auto fine = usable(reference, "fork"); !fine) return give_back(fine.error());
+    out[i].owner = reference.known->owner;
+    bool booked = reference.fork.counter != 0;
+    {
+      const std::lock_guard lock(mutex_);
+      booked = booked || (reference.value && reference.value->booked);
+      out[i].id = reference.known->id;
+    }
+    if (!booked) {
+      if (auto done = book(reference, out[i]); !done) return give_back(done.error());
+      continue;
+    }
+    wishes.push_back({out[i].id, to});
+    places.push_back(i);
+  }
+  if (wishes.empty()) return out;
+  auto forks = client::fork_references(*session_, world_, wishes, Deadline::after(0));
+  if (forks) {
+    for (std::size_t n = 0; n < places.size(); ++n) out[places[n]].fork = (*forks)[n];
+    return out;
+  }
+  if (forks.error().status != Status::not_found) return give_back(forks.error());
+  // The table has forgotten a value of ours since its last user went: it is booked anew, the others one by one.
+  for (std::size_t n = 0; n < places.size(); ++n) {
+    Reference& reference = *payload.references[places[n]];
+    auto fork = client::fork_references(*session_, world_, std::span(&wishes[n], 1), Deadline::after(0));
+    if (fork) {
+      out[places[n]].fork = (*fork)[0];
+      continue;
+    }
+    if (fork.error().status != Status::not_found || reference.fork.counter != 0 || !reference.value)
+      return give_back(fork.error());
+    if (auto done = book(reference, out[places[n]]); !done) return give_back(done.error());
+  }
+  return out;
+}
+
+Result<std::vector<std::shared_ptr<Reference>>> Agent::take(std::span<const WireReference> references) {
+  std::vector<RefId> forks;
+  for (const WireReference& one : references) forks.push_back(one.fork);
+  auto taken = client::take_forks(*session_, world_, forks, true, Deadline::after(0));
+  if (!taken) return std::unexpected(taken.error());
+  std::vector<std::shared_ptr<Reference>> out;
+  std::optional<Error> failure;
+  for (std::size_t i = 0; i < taken->size(); ++i) {
+    if (!(*taken)[i]) {
+      failure = (*taken)[i].error();
+      continue;
+    }
+    const client::RefTaken& facts = *(*taken)[i];
+    auto reference = std::make_shared<Reference>();
+    const std::lock_guard lock(mutex_);
+    reference->agent = shared_from_this();
+    reference->known = known(facts.reference, facts.owner);
+    reference->known->confirmed = true;
+    if (facts.state == SHMBW_REF_STATE_READY && !reference->known->failure)
+      reference->known->state = Known::State::ready;
+    if (facts.state == SHMBW_REF_STATE_FAILED) {
+      reference->known->state = Known::State::failed;
+      if (facts.owner != rank_) after_.emplace_back([this, id = facts.reference] { look_at_failed(id); });
+    }
+    if (facts.state == SHMBW_REF_STATE_OWNER_GONE && facts.owner < size())
+      reference->known->failure = failure_of(gone_error(facts.owner, Status::owner_gone));
+    reference->fork = forks[i];
+    forks_.insert(forks[i]);
+    if (const auto value = values_.find(facts.reference); value != values_.end()) reference->value = value->second;
+    out.push_back(std::move(reference));
+  }
+  if (failure) return std::unexpected(*failure);
+  return out;
+}
+
+// Until it is in the queue of the other one. Meanwhile what comes here is taken in: two workers that fill each other's
+// queues both go on.
+Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload) {
+  if (payload.regions.size() > kMostBeside || payload.references.size() > kMostBeside)
+    return error(Status::invalid, "a call has at most " + std::to_string(kMostBeside) +
+                                      " regions, and as many "
+                                      "references; put more of them into several calls");
+  Outgoing out;
+  out.head = head;
+  out.head.from = rank_;
+  out.function = function;
+  out.regions = payload.regions;
+  client::Region::Handle bytes;
+  if (payload.data.size() > kInline) {
+    auto made = in_region(payload.data);
+    if (!made) return std::unexpected(made.error());
+    bytes = std::move(*made);
+    out.bytes = bytes.get();
+    out.bytes_length = payload.data.size();
+  } else {
+    out.data = payload.data;
+  }
+  auto references = fork_for(to, payload);
+  if (!references) return std::unexpected(references.error());
+  out.references = std::move(*references);
+  std::string text;
+  const std::vector<client::OutPart> parts = parts_of(out, text);
+
+  Lock lock(mutex_);
+  Result<void> outcome;
+  const std::shared_ptr<Inbox> inbox = inbox_;
+  for (;;) {
+    if (auto is_open = open_locked(); !is_open || !inbox) {
+      outcome = is_open;
+      if (is_open) outcome = error(Status::closed, "this worker has been shut down");
+      break;
+    }
+    if (workers_[to].state != SHMBW_WORKER_STATE_PRESENT) {
+      outcome = std::unexpected(gone_error(to, Status::worker_gone));
+      break;
+    }
+    lock.unlock();
+    auto sent = inbox->send(to, parts);
+    lock.lock();
+    if (sent && *sent) return {};
+    if (!sent && sent.error().status != Status::peer_gone) {
+      outcome = std::unexpected(sent.error());
+      break;
+    }
+    if (head.deadline != 0 && sys::now_monotonic() >= head.deadline) {
+      outcome =
+          error(Status::deadline, "nothing was sent to " + where(to) + ": its queue had no room until the deadline");
+      break;
+    }
+    step(lock, Deadline::after(1'000'000), false);
+  }
+  lock.unlock();
+  std::vector<RefId> forks;
+  for (const WireReference& one : out.references) forks.push_back(one.fork);
+  if (!forks.empty()) (void)client::release_forks(*session_, world_, forks, Deadline::after(0));
+  return outcome;
+}
+
+void Agent::post_small(std::uint32_t to, Head head) { (void)send(to, head, {}, {}); }
+
+Result<std::shared_ptr<Future>> Agent::begin(Kind kind, std::uint32_t to, std::string_view function,
+                                             std::int64_t timeout, RefId reference) {
+  auto future = std::make_shared<Future>();
+  future->agent = shared_from_this();
+  future->kind = kind;
+  future->to = to;
+  future->function = function;
+  future->reference = reference;
+  future->began = sys::now_monotonic();
+  const std::lock_guard lock(mutex_);
+  if (auto is_open = open_locked(); !is_open) return std::unexpected(is_open.error());
+  if (workers_[to].state != SHMBW_WORKER_STATE_PRESENT)
+    return std::unexpected(gone_error(to, kind == Kind::call ? Status::worker_gone : Status::owner_gone));
+  if (timeout == 0) timeout = call_timeout_;
+  future->call = ++last_call_;
+  if (timeout != client::kForever) {
+    future->deadline = timeout > INT64_MAX - future->began ? INT64_MAX : future->began + timeout;
+    future->due = deadlines_.emplace(future->deadline, future->call);
+    if (leading_ && future->due == deadlines_.begin()) wake();
+  }
+  calls_[future->call] = future;
+  return future;
+}
+
+void Agent::give_up(const std::shared_ptr<Future>& future) {
+  const std::lock_guard lock(mutex_);
+  if (future->state == Future::State::pending) forget(future);
+}
+
+Result<void> Agent::send_request(const std::shared_ptr<Future>& future, std::uint8_t flags, const Payload& payload) {
+  Head head;
+  head.kind = future->kind;
+  head.flags = flags;
+  head.from = rank_;
+  head.call = future->call;
+  head.deadline = future->deadline;
+  head.reference = future->reference;
+  if (future->to != rank_) {
+    {
+      const std::lock_guard lock(mutex_);
+      ++sent_;
+    }
+    auto sent = send(future->to, head, future->function, payload);
+    if (!sent) {
+      const std::lock_guard lock(mutex_);
+      --sent_;
+    }
+    return sent;
+  }
+  auto content = keep(payload);
+  if (!content) return std::unexpected(content.error());
+  auto request = std::make_unique<Request>();
+  request->agent = shared_from_this();
+  request->head = head;
+  request->function = future->function;
+  request->content = std::move(*content);
+  const std::lock_guard lock(mutex_);
+#ifdef SHMB_TEST_SEAM
+  if (head.kind == trouble_.kind && trouble_.lose > 0) {
+    --trouble_.lose;
+    bury(std::shared_ptr<Request>(std::move(request)));
+    return {};
+  }
+#endif
+  admit(std::move(request));
+  return {};
+}
+
+Result<void> Agent::may_call(std::uint32_t to, std::string_view function, const Payload& payload, bool on_object) {
+  if (auto is_open = open(); !is_open) return is_open;
+  if (function.size() > kMostFunction) return error(Status::invalid, "a function's name has at most 4096 bytes");
+  if (on_object && (payload.references.empty() || payload.references[0]->known->owner != to))
+    return error(Status::invalid, "a call on an object begins with a reference that the called worker owns");
+  for (const auto& reference : payload.references)
+    if (auto fine = usable(*reference, "fork"); !fine) return fine;
+  const std::lock_guard lock(mutex_);
+  if (workers_[to].state != SHMBW_WORKER_STATE_PRESENT) return std::unexpected(gone_error(to, Status::worker_gone));
+  return {};
+}
+
+Result<std::shared_ptr<Future>> Agent::call(std::uint32_t to, std::string_view function, const Payload& payload,
+                                            bool on_object, std::int64_t timeout) {
+  if (auto may = may_call(to, function, payload, on_object); !may) return std::unexpected(may.error());
+  auto future = begin(Kind::call, to, function, timeout, {});
+  if (!future) return future;
+  if (auto sent = send_request(*future, on_object ? kOnObject : std::uint8_t{0}, payload); !sent) {
+    give_up(*future);
+    return std::unexpected(sent.error());
+  }
+  return future;
+}
+
+Result<std::shared_ptr<Reference>> Agent::create(std::uint32_t to, std::string_view function, const Payload& payload,
+                                                 bool on_object, std::int64_t timeout) {
+  if (auto may = may_call(to, function, payload, on_object); !may) return std::unexpected(may.error());
+  client::RefWish wish;
+  wish.owner = to;
+  wish.tell = true;
+  auto made = client::create_reference(*session_, world_, wish, Deadline::after(0));
+  if (!made) return std::unexpected(made.error());
+  auto reference = std::make_shared<Reference>();
+  reference->agent = shared_from_this();
+  reference->fork = made->fork;
+  {
+    const std::lock_guard lock(mutex_);
+    reference->known = known(made->reference, to);
+    forks_.insert(made->fork);
+  }
+  auto future = begin(Kind::create, to, function, timeout, made->reference);
+  if (!future) return std::unexpected(future.error());
+  reference->created = *future;
+  if (auto sent = send_request(*future, on_object ? kOnObject : std::uint8_t{0}, payload); !sent) {
+    give_up(*future);
+    return std::unexpected(sent.error());
+  }
+  return reference;
+}
+
+Result<std::shared_ptr<Reference>> Agent::own(void* object, std::string type) {
+  if (auto is_open = open(); !is_open) return std::unexpected(is_open.error());
+  auto reference = std::make_shared<Reference>();
+  reference->value = std::make_shared<Value>();
+  reference->value->state = Value::State::ready;
+  reference->value->is_object = true;
+  reference->value->object = object;
+  reference->value->type = std::move(type);
+  reference->value->drop = wish_.drop;
+  reference->value->context = wish_.context;
+  reference->known = std::make_shared<Known>();
+  reference->known->owner = rank_;
+  reference->known->state = Known::State::ready;
+  reference->known->confirmed = true;
+  reference->agent = shared_from_this();
+  return reference;
+}
+
+// ---------------------------------------------------------------- by references
+
+Result<void> Agent::usable(const Reference& reference, const char* what) {
+  if (forked()) return open();
+  const std::lock_guard lock(mutex_);
+  if (closed_ || leaving_)
+    return error(Status::closed, "reference " + text_of(reference.known->id) + ": Cannot call " + what +
+                                     (std::string_view(what) == "fork" ? " an UserRRef" : " on it") +
+                                     " after deletion: its worker was shut down");
+  if (lost_) return std::unexpected(*lost_);
+  if (reference.known->failure) return std::unexpected(error_of(*reference.known->failure));
+  return {};
+}
+
+Result<std::shared_ptr<Future>> Agent::fetch(const std::shared_ptr<Reference>& reference, Kind kind,
+                                             std::int64_t timeout) {
+  if (auto fine = usable(*reference, "to_here()"); !fine) return std::unexpected(fine.error());
+  if (kind == Kind::type) {
+    const std::lock_guard lock(mutex_);
+    if (reference->known->type) return reference->known->type;
+  }
+  auto future = begin(kind, reference->known->owner, kind == Kind::type ? "type of a reference" : "to_here", timeout,
+                      reference->known->id);
+  if (!future) return future;
+  if (kind == Kind::type) {
+    const std::lock_guard lock(mutex_);
+    reference->known->type = *future;
+  }
+  Payload own;
+  // An own value that is not in the books is named by the reference itself.
+  if (reference->value && reference->known->owner == rank_) own.references.push_back(reference);
+  if (auto sent = send_request(*future, 0, own); !sent) {
+    give_up(*future);
+    const std::lock_guard lock(mutex_);
+    if (reference->known->type == *future) reference->known->type.reset();
+    return std::unexpected(sent.error());
+  }
+  return future;
+}
+
+Result<std::shared_ptr<Value>> Agent::local(Reference& reference, std::int64_t wait) {
+  if (auto fine = usable(reference, "local_value()"); !fine) return std::unexpected(fine.error());
+  const Known& known = *reference.known;
+  if (known.owner != rank_) {
+    const std::lock_guard lock(mutex_);
+    return error(Status::invalid, "For UserRRef(rref_id=" + text_of(known.id) + ", fork_id=" + text_of(reference.fork) +
+                                      "), can't call local_value() on user " + where(rank_) + ". Call it on owner " +
+                                      where(known.owner) + ", or use to_here()");
+  }
+  const auto there = [&] {
+    if (!reference.value)
+      if (const auto found = values_.find(known.id); found != values_.end()) reference.value = found->second;
+    return (reference.value && reference.value->state != Value::State::pending) || known.failure;
+  };
+  const std::int64_t limit = wait == 0 ? timeout() : wait;
+  if (auto waited = wait_for(there, Deadline::after(limit, client::kForever), "the value of the reference"); !waited)
+    return std::unexpected(waited.error());
+  const std::lock_guard lock(mutex_);
+  if (known.failure) return std::unexpected(error_of(*known.failure));
+  if (reference.value->state == Value::State::failed) return std::unexpected(error_of(reference.value->failure));
+  return reference.value;
+}
+
+void Agent::let_go(Reference& reference) {
+  if (forked()) return;
+  bool booked = false;
+  {
+    const std::lock_guard lock(mutex_);
+    booked = reference.fork.counter != 0 && forks_.erase(reference.fork) != 0 && !lost_;
+    const RefId id = reference.known ? reference.known->id : RefId{};
+    reference.known.reset();
+    if (const auto found = known_.find(id); found != known_.end() && found->second.expired()) known_.erase(found);
+  }
+  if (booked) (void)client::release_forks(*session_, world_, std::span(&reference.fork, 1), Deadline::after(0));
+}
+
+}  // namespace shmb::remote

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// The nouns of remote: what has arrived, the outcome of a call, a value at its owner, a reference to one, a request.
+// All of it is guarded by the lock of the worker (remote_agent.hpp), but for what says otherwise.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/region.hpp"
+#include "spawn/remote_message.hpp"
+
+namespace shmb::remote {
+
+class Agent;
+struct Reference;
+
+// Bytes, regions and references that arrived, or that were kept. Not guarded: it has one user.
+struct Content {
+  std::string data;
+  client::Region::Handle bytes;  // instead of data
+  std::uint64_t bytes_length = 0;
+  std::vector<client::Region::Handle> regions;
+  std::vector<std::shared_ptr<Reference>> references;
+
+  std::string_view view() const {
+    if (!bytes) return data;
+    return {reinterpret_cast<const char*>(bytes->data()), bytes_length};
+  }
+};
+
+// What is to be sent. Borrowed.
+struct Payload {
+  std::string_view data;
+  std::vector<client::Region*> regions;
+  std::vector<std::shared_ptr<Reference>> references;
+};
+
+struct Future {
+  enum class State : std::uint8_t { pending, done, failed };
+  std::shared_ptr<Agent> agent;
+  State state = State::pending;
+  Content content;
+  Failure failure;
+  std::vector<std::function<void()>> then;
+  // While it is pending:
+  std::uint64_t call = 0;
+  Kind kind = Kind::call;
+  std::uint32_t to = 0;
+  std::string function;
+  RefId reference;
+  std::int64_t began = 0, deadline = 0;                      // CLOCK_MONOTONIC; 0: none
+  std::multimap<std::int64_t, std::uint64_t>::iterator due;  // with a deadline
+  bool settling = false;  // a creation whose deadline has passed: the broker is asked what stands
+};
+
+struct Request;
+
+// A value at its owner.
+struct Value {
+  enum class State : std::uint8_t { pending, ready, failed };
+  ~Value();
+  RefId id;  // none: nobody else has heard of it
+  State state = State::pending;
+  bool is_object = false;
+  bool booked = false;  // somebody may hold a reference, by the broker's word
+  void* object = nullptr;
+  Content content;
+  std::string type;
+  Failure failure;
+  std::vector<std::unique_ptr<Request>> waiting;
+  void (*drop)(void* context, void* object) = nullptr;
+  void* context = nullptr;
+};
+
+// What a worker knows of a reference, whatever number of forks it holds.
+struct Known {
+  enum class State : std::uint8_t { registered, ready, failed };
+  RefId id;
+  std::uint32_t owner = 0;
+  bool confirmed = false;
+  State state = State::registered;
+  std::optional<Failure> failure;  // final: every use ends with it
+  std::shared_ptr<Future> type;
+};
+
+struct Reference {
+  ~Reference();
+  std::shared_ptr<Agent> agent;
+  std::shared_ptr<Known> known;
+  RefId fork;                    // none: an own value's, that is not in the books by this handle
+  std::shared_ptr<Value> value;  // at the owner, once it is known
+  std::shared_ptr<Future> created;
+};
+
+// What another worker asks, until it is answered.
+struct Request {
+  ~Request();
+  std::shared_ptr<Agent> agent;
+  bool counted = false;  // as running
+  Head head;
+  std::string function;
+  Content content;
+  std::shared_ptr<Value> value;  // create: what it makes. fetch: what is asked for
+};
+
+}  // namespace shmb::remote

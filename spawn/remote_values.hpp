@@ -1,0 +1,640 @@
+// SPDX-License-Identifier: Apache-2.0
+// What remote.hpp (which includes this) is made of: timeouts, failures, memory to be sent, how values are packed, and
+// the functions and classes that other workers may call, by name.
+#ifndef SHMBROKER_REMOTE_VALUES_HPP
+#define SHMBROKER_REMOTE_VALUES_HPP
+
+#include "spawn.hpp"
+
+#if SHMBROKER_EXCEPTIONS
+
+#include <mutex>
+#include <ostream>
+
+#include "shmbroker_remote.h"
+
+namespace shmbroker::remote {
+
+template <class T>
+class Remote;
+template <class T>
+class Future;
+
+// How long a call may take. In seconds as torch counts: -1 is the worker's default, 0 no limit. Or any duration.
+class CallTimeout {
+ public:
+  constexpr CallTimeout(double seconds = -1)
+      : nanoseconds_(seconds == 0    ? SHMB_FOREVER
+                     : seconds == -1 ? SHMB_DEFAULT_TIMEOUT
+                     : seconds < 0   ? throw std::invalid_argument(
+                                         "the time-out of a call is above 0, 0 for no limit, or -1 for the default")
+                     : seconds > 9e9 ? SHMB_FOREVER
+                                     : std::max(std::int64_t{1}, static_cast<std::int64_t>(seconds * 1e9))) {}
+  template <class Rep, class Period>
+  constexpr CallTimeout(std::chrono::duration<Rep, Period> duration) : nanoseconds_(Timeout(duration).nanoseconds()) {}
+  constexpr CallTimeout(Timeout timeout) noexcept : nanoseconds_(timeout.nanoseconds()) {}
+  constexpr std::int64_t nanoseconds() const noexcept { return nanoseconds_; }
+
+ private:
+  std::int64_t nanoseconds_;
+};
+
+struct WorkerInfo {
+  int rank = -1;
+  std::string name;
+  int id() const noexcept { return rank; }
+  friend auto operator<=>(const WorkerInfo&, const WorkerInfo&) = default;
+  friend std::ostream& operator<<(std::ostream& out, const WorkerInfo& info) {
+    return out << "WorkerInfo(id=" << info.rank << ", name=" << info.name << ")";
+  }
+};
+
+// Where a call goes, and how long it may take: remote::at("b").within(0.5), or just "b", 1, an info.
+class To {
+ public:
+  To(int rank) : rank_(rank) {}
+  To(const char* name) : name_(name) {}
+  To(std::string name) : name_(std::move(name)) {}
+  To(const WorkerInfo& info) : rank_(info.rank) {}
+  To within(CallTimeout timeout) const {
+    To out = *this;
+    out.timeout_ = timeout;
+    return out;
+  }
+  std::int64_t timeout() const noexcept { return timeout_.nanoseconds(); }
+  int rank(shmb_remote* world) const {
+    if (!name_) return rank_;
+    shmb_worker worker{};
+    worker.size = sizeof worker;
+    shmb_error error;
+    if (shmb_remote_worker(world, -1, name_->c_str(), &worker, &error) != SHMB_OK) throw Error(error);
+    return worker.rank;
+  }
+
+ private:
+  int rank_ = -1;
+  std::optional<std::string> name_;
+  CallTimeout timeout_;
+};
+inline To at(To to) { return to; }
+
+// What a function of another worker threw: which, where, and its words. Standard exceptions, and those registered, are
+// thrown again as what they were: catch either that or this.
+class RemoteFailure {
+ public:
+  RemoteFailure() = default;
+  explicit RemoteFailure(const shmb_remote_failure& c)
+      : status_(static_cast<Status>(c.status)),
+        origin_{c.rank, c.worker},
+        type_(c.type),
+        text_(c.text),
+        trace_(c.trace) {}
+  Status status() const noexcept { return status_; }
+  const WorkerInfo& origin() const noexcept { return origin_; }
+  const std::string& type() const noexcept { return type_; }
+  const std::string& text() const noexcept { return text_; }
+  const std::string& trace() const noexcept { return trace_; }
+  std::string message() const {
+    return "On WorkerInfo(id=" + std::to_string(origin_.rank) + ", name=" + origin_.name + "):\n" + trace_ +
+           (type_.empty() ? "" : type_ + ": ") + text_;
+  }
+
+ private:
+  Status status_ = Status::raised;
+  WorkerInfo origin_;
+  std::string type_, text_, trace_;
+};
+template <class E>
+class Raised : public E, public RemoteFailure {
+ public:
+  explicit Raised(const RemoteFailure& failure) : E(failure.message()), RemoteFailure(failure) {}
+};
+using RemoteException = Raised<std::runtime_error>;
+
+namespace detail {
+
+namespace inside = shmbroker::detail;
+
+// One for each world that this process has been in.
+class World {
+ public:
+  explicit World(shmb_remote* adopted) noexcept : handle_(adopted) {}
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  ~World() { shmb_remote_free(handle_); }
+  shmb_remote* c() const noexcept { return handle_; }
+
+ private:
+  shmb_remote* handle_;
+};
+
+struct Current {
+  std::mutex mutex;
+  std::shared_ptr<World> world;
+};
+inline Current& current() {
+  static auto* const it = new Current;
+  return *it;
+}
+inline std::shared_ptr<World> world() {
+  Current& it = current();
+  const std::lock_guard lock(it.mutex);
+  if (it.world) return it.world;
+  shmb_error error{};
+  error.status = SHMB_E_CLOSED;
+  std::strncpy(error.sentence, "RPC has not been initialized: call shmbroker::remote::init first",
+               sizeof error.sentence - 1);
+  throw Error(error);
+}
+
+inline void check(int status, const shmb_error& error) {
+  if (status != SHMB_OK) throw Error(error);
+}
+
+using Rethrow = std::function<void(const RemoteFailure&)>;
+inline std::map<std::string, Rethrow>& exceptions() {
+  static auto* const all = [] {
+    auto* made = new std::map<std::string, Rethrow>;
+    const auto add = [&]<class E>(std::type_identity<E>, const char* name) {
+      (*made)[name] = [](const RemoteFailure& failure) { throw Raised<E>(failure); };
+    };
+    add(std::type_identity<std::runtime_error>(), "std::runtime_error");
+    add(std::type_identity<std::logic_error>(), "std::logic_error");
+    add(std::type_identity<std::invalid_argument>(), "std::invalid_argument");
+    add(std::type_identity<std::domain_error>(), "std::domain_error");
+    add(std::type_identity<std::length_error>(), "std::length_error");
+    add(std::type_identity<std::out_of_range>(), "std::out_of_range");
+    add(std::type_identity<std::range_error>(), "std::range_error");
+    add(std::type_identity<std::overflow_error>(), "std::overflow_error");
+    add(std::type_identity<std::underflow_error>(), "std::underflow_error");
+    return made;
+  }();
+  return *all;
+}
+
+[[noreturn]] inline void throw_failure(const shmb_remote_failure& c, const shmb_error& error) {
+  if (c.status != SHMB_E_RAISED && c.status != SHMB_E_NO_FUNCTION) throw Error(error);
+  const RemoteFailure failure(c);
+  if (const auto found = exceptions().find(failure.type()); found != exceptions().end()) found->second(failure);
+  throw RemoteException(failure);
+}
+
+struct HandleCloser {
+  void operator()(shmb_future* future) const noexcept { shmb_future_free(future); }
+  void operator()(shmb_reference* reference) const noexcept { shmb_reference_free(reference); }
+};
+using FutureHandle = std::unique_ptr<shmb_future, HandleCloser>;
+
+[[noreturn]] inline void throw_future(shmb_future* future, const shmb_error& error) {
+  shmb_remote_failure failure{};
+  failure.size = sizeof failure;
+  if (shmb_future_failure(future, &failure, nullptr) == SHMB_OK) throw_failure(failure, error);
+  throw Error(error);
+}
+
+// What goes beside the bytes of one call.
+struct Packing {
+  std::vector<shmb_region*> regions;
+  std::vector<shmb_reference*> references;
+  std::vector<std::shared_ptr<const void>> alive;
+};
+inline thread_local Packing* packing = nullptr;
+inline thread_local shmb_content* unpacking = nullptr;
+
+template <class T>
+class Scope {
+ public:
+  Scope(T*& place, T* now) : place_(place), before_(std::exchange(place, now)) {}
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+  ~Scope() { place_ = before_; }
+
+ private:
+  T*& place_;
+  T* before_;
+};
+
+inline constexpr std::int8_t kBytesExtension = 16, kReferenceExtension = 17;
+
+template <class P>
+void pack_number(P& packer, std::int8_t kind, std::size_t number) {
+  const auto index = static_cast<std::uint32_t>(number);
+  packer.pack_ext(sizeof index, kind);
+  packer.pack_ext_body(reinterpret_cast<const char*>(&index), sizeof index);
+}
+inline std::optional<std::size_t> number_of(const msgpack::object& object, std::int8_t kind) {
+  std::uint32_t index = 0;
+  if (object.type != msgpack::type::EXT || object.via.ext.type() != kind || object.via.ext.size != sizeof index)
+    return std::nullopt;
+  std::memcpy(&index, object.via.ext.data(), sizeof index);
+  return index;
+}
+
+}  // namespace detail
+
+// Memory to be sent: from 64 KiB on a region, which the receiver maps instead of copying it. Copies share it; whoever
+// has it may write, and the others see it.
+class Bytes {
+ public:
+  Bytes() = default;
+  explicit Bytes(std::size_t size) : size_(size) {
+    if (size <= SHMB_REMOTE_INLINE) {
+      auto memory = std::make_shared<std::vector<std::byte>>(size);
+      data_ = memory->data();
+      memory_ = std::move(memory);
+      return;
+    }
+    shmb_region* raw = nullptr;
+    shmb_error error;
+    detail::check(shmb_remote_region(detail::world()->c(), size, &raw, &error), error);
+    adopt(raw, size);
+  }
+  explicit Bytes(std::string_view text) : Bytes(text.size()) {
+    if (!text.empty()) std::memcpy(data_, text.data(), text.size());
+  }
+  std::byte* data() const noexcept { return data_; }
+  std::size_t size() const noexcept { return size_; }
+  std::span<std::byte> bytes() const noexcept { return {data_, size_}; }
+  std::string_view text() const noexcept { return {reinterpret_cast<const char*>(data_), size_}; }
+  template <class T>
+  std::span<T> as_span() const noexcept {
+    static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
+    return {reinterpret_cast<T*>(data_), size_ / sizeof(T)};
+  }
+  bool is_region() const noexcept { return region_ != nullptr; }
+
+  template <class P>
+  void msgpack_pack(P& packer) const {
+    if (region_ == nullptr) {
+      packer.pack_bin(static_cast<std::uint32_t>(size_));
+      packer.pack_bin_body(reinterpret_cast<const char*>(data_), static_cast<std::uint32_t>(size_));
+      return;
+    }
+    if (detail::packing == nullptr) throw std::logic_error("Bytes in a region can only be packed for a remote call");
+    packer.pack_array(2);
+    detail::pack_number(packer, detail::kBytesExtension, detail::packing->regions.size());
+    packer.pack(static_cast<std::uint64_t>(size_));
+    detail::packing->regions.push_back(region_.get());
+    detail::packing->alive.push_back(region_);
+  }
+  void msgpack_unpack(const msgpack::object& object) {
+    if (object.type == msgpack::type::BIN) {
+      *this = Bytes(std::string_view(object.via.bin.ptr, object.via.bin.size));
+      return;
+    }
+    if (object.type != msgpack::type::ARRAY || object.via.array.size != 2 || detail::unpacking == nullptr)
+      throw msgpack::type_error();
+    const auto number = detail::number_of(object.via.array.ptr[0], detail::kBytesExtension);
+    const auto size = object.via.array.ptr[1].as<std::uint64_t>();
+    if (!number) throw msgpack::type_error();
+    shmb_region* raw = nullptr;
+    shmb_error error;
+    detail::check(shmb_content_take_region(detail::unpacking, *number, &raw, &error), error);
+    adopt(raw, static_cast<std::size_t>(size));
+  }
+
+ private:
+  void adopt(shmb_region* raw, std::size_t size) {
+    region_ = std::shared_ptr<shmb_region>(raw, [](shmb_region* region) { (void)shmb_release(region, 0, nullptr); });
+    if (size > shmb_region_length(raw)) throw msgpack::type_error();
+    data_ = static_cast<std::byte*>(shmb_region_data(raw));
+    size_ = size;
+  }
+  std::shared_ptr<void> memory_;
+  std::shared_ptr<shmb_region> region_;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+namespace detail {
+
+struct None {
+  template <class P>
+  void msgpack_pack(P& packer) const {
+    packer.pack_nil();
+  }
+  void msgpack_unpack(const msgpack::object&) {}
+};
+template <class T>
+using Stored = std::conditional_t<std::is_void_v<T>, None, T>;
+
+// Arguments or a result as one payload, borrowed from this.
+class Parcel {
+ public:
+  template <class... A>
+  static Parcel of_arguments(const A&... arguments) {
+    Parcel out;
+    const Scope scope(packing, &out.beside_);
+    inside::Packer packer(out.bytes_);
+    packer.pack_array(static_cast<std::uint32_t>(sizeof...(A)));
+    (inside::Codec<typename inside::AsValue<A>::type>::pack(packer, arguments, {}), ...);
+    return out;
+  }
+  template <class T>
+  static Parcel of_value(const T& value) {
+    Parcel out;
+    const Scope scope(packing, &out.beside_);
+    inside::Packer packer(out.bytes_);
+    inside::Codec<T>::pack(packer, value, {});
+    return out;
+  }
+  shmb_payload c() const noexcept {
+    return {bytes_.data(),
+            bytes_.size(),
+            beside_.regions.data(),
+            beside_.regions.size(),
+            beside_.references.data(),
+            beside_.references.size()};
+  }
+
+ private:
+  msgpack::sbuffer bytes_;
+  Packing beside_;
+};
+
+inline msgpack::object_handle opened(const shmb_content* content) {
+  return msgpack::unpack(static_cast<const char*>(shmb_content_data(content)), shmb_content_length(content),
+                         [](msgpack::type::object_type, std::size_t, void*) { return true; });
+}
+template <class T>
+Stored<T> value_of(shmb_content* content, const char* what) {
+  if constexpr (std::is_void_v<T>) {
+    return {};
+  } else {
+    const Scope scope(unpacking, content);
+    const msgpack::object_handle whole = opened(content);
+    try {
+      return inside::Codec<T>::unpack(whole.get());
+    } catch (const msgpack::type_error&) {
+      throw std::invalid_argument(std::string(what) + ": expected " + inside::demangled(typeid(T).name()) + ", found " +
+                                  inside::type_text(whole.get()));
+    }
+  }
+}
+
+// A value at its owner.
+struct Object {
+  explicit Object(const std::type_info& of) : type(of) {}
+  virtual ~Object() = default;
+  virtual void* address() = 0;
+  virtual Parcel parcel() const = 0;
+  const std::type_info& type;
+};
+template <class T, bool fetched>
+struct ObjectOf final : Object {
+  template <class... A>
+  explicit ObjectOf(A&&... arguments) : Object(typeid(T)), value(std::forward<A>(arguments)...) {}
+  void* address() override { return &value; }
+  Parcel parcel() const override {
+    if constexpr (fetched) return Parcel::of_value(value);
+    else
+      throw std::logic_error("an object of type " + inside::demangled(typeid(T).name()) +
+                             " cannot be fetched: call its methods, or give it MSGPACK_DEFINE");
+  }
+  T value;
+};
+
+inline void drop_object(void*, void* object) { delete static_cast<Object*>(object); }
+
+inline void answer_exception(shmb_request* request, const std::string& where) noexcept {
+  shmb_remote_failure failure{};
+  failure.size = sizeof failure;
+  failure.status = SHMB_E_RAISED;
+  std::string type = "unknown", text = "not derived from std::exception", trace = where;
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    if (const auto* told = dynamic_cast<const RemoteFailure*>(&error)) {  // from further on
+      type = told->type();
+      text = told->text();
+      trace += "from worker \"" + told->origin().name + "\" (rank " + std::to_string(told->origin().rank) +
+               "): " + told->trace();
+    } else {
+      type = inside::demangled(typeid(error).name());
+      text = error.what();
+    }
+  } catch (...) {
+    if (const std::type_info* thrown = abi::__cxa_current_exception_type()) type = inside::demangled(thrown->name());
+  }
+  failure.type = type.c_str();
+  failure.text = text.c_str();
+  failure.trace = trace.c_str();
+  (void)shmb_request_fail(request, &failure, nullptr);
+}
+
+using Serve = std::function<void(shmb_request*)>;
+struct Registered {
+  Serve serve;
+  std::string address;
+  bool twice = false;
+};
+inline std::map<std::string, Registered>& registry() {
+  static auto* const all = new std::map<std::string, Registered>;
+  return *all;
+}
+template <class F>
+bool enter(const std::string& name, const F& function, Serve serve) {
+  std::string address(reinterpret_cast<const char*>(&function), sizeof function);
+  auto& known = registry()[name];
+  known.twice |= !known.address.empty() && known.address != address;
+  known.address = std::move(address);
+  known.serve = std::move(serve);
+  return true;
+}
+
+inline std::string place_of(shmb_request* request) {
+  return "In function \"" + std::string(shmb_request_function(request)) + "\":\n";
+}
+
+template <class T>
+struct IsFuture : std::false_type {};
+template <class T>
+struct IsFuture<Future<T>> : std::true_type {
+  using value_type = T;
+};
+
+template <class T, class V>
+void answer_value(shmb_request* request, V&& value) {
+  if (shmb_request_get_kind(request) == SHMB_REQUEST_CREATE) {
+    const std::string type = inside::demangled(typeid(T).name());
+    (void)shmb_request_answer_object(request, new ObjectOf<T, true>(std::forward<V>(value)), type.c_str(), nullptr);
+    return;
+  }
+  std::optional<Parcel> parcel;
+  try {
+    parcel = Parcel::of_value(static_cast<const T&>(value));
+  } catch (...) {
+    return answer_exception(request, place_of(request));
+  }
+  const shmb_payload payload = parcel->c();
+  (void)shmb_request_answer(request, &payload, nullptr);
+}
+inline void refuse_constructor(shmb_request* request) noexcept {
+  shmb_remote_failure failure{};
+  failure.size = sizeof failure;
+  failure.status = SHMB_E_INVALID;
+  failure.text = "a constructor can only be called by remote(), which gives a reference";
+  (void)shmb_request_fail(request, &failure, nullptr);
+}
+
+template <class R, class... P, class Call, std::size_t... n>
+R with_arguments(shmb_request* request, const std::string& name, Call&& call, std::index_sequence<n...>) {
+  shmb_content* const content = shmb_request_content(request);
+  const msgpack::object_handle whole = opened(content);
+  const msgpack::object& arguments = whole.get();
+  if (arguments.type != msgpack::type::ARRAY || arguments.via.array.size != sizeof...(P))
+    throw std::invalid_argument("function \"" + name + "\" takes " + std::to_string(sizeof...(P)) + " arguments, " +
+                                std::to_string(arguments.type == msgpack::type::ARRAY ? arguments.via.array.size : 0) +
+                                " were given");
+  [[maybe_unused]] auto values = [&] {
+    const Scope scope(unpacking, content);
+    return std::tuple<std::decay_t<P>...>{
+        inside::unpack_argument<std::decay_t<P>>(name, n + 1, arguments.via.array.ptr[n])...};
+  }();
+  return call(std::forward<P>(std::get<n>(values))...);
+}
+
+// Takes the arguments apart, calls, and answers, now or when the future that the function gave is done.
+template <class R, class... P, class Call, std::size_t... n>
+void invoke(shmb_request* request, Call&& call, std::index_sequence<n...>) {
+  const std::string where = place_of(request);
+  const std::string name = shmb_request_function(request);
+  if constexpr (IsFuture<R>::value) {
+    std::optional<R> outcome;
+    try {
+      outcome = with_arguments<R, P...>(request, name, call, std::index_sequence<n...>());
+    } catch (...) {
+      return answer_exception(request, where);
+    }
+    using T = typename IsFuture<R>::value_type;
+    outcome->when_done([request, where](const R& done) {
+      std::optional<Stored<T>> value;
+      try {
+        value = done.stored();
+      } catch (...) {
+        return answer_exception(request, where);
+      }
+      answer_value<Stored<T>>(request, std::move(*value));
+    });
+  } else {
+    using T = Stored<std::decay_t<R>>;
+    std::optional<T> value;
+    try {
+      if constexpr (std::is_void_v<R>) {
+        with_arguments<R, P...>(request, name, call, std::index_sequence<n...>());
+        value.emplace();
+      } else {
+        value.emplace(with_arguments<R, P...>(request, name, call, std::index_sequence<n...>()));
+      }
+    } catch (...) {
+      return answer_exception(request, where);
+    }
+    answer_value<T>(request, std::move(*value));
+  }
+}
+inline void serve_request(void*, shmb_request* request) noexcept {
+  if (shmb_request_get_kind(request) == SHMB_REQUEST_FETCH) {
+    std::optional<Parcel> parcel;
+    try {
+      parcel = static_cast<Object*>(shmb_request_object(request))->parcel();
+    } catch (...) {
+      return answer_exception(request, "While the value was packed:\n");
+    }
+    const shmb_payload payload = parcel->c();
+    (void)shmb_request_answer(request, &payload, nullptr);
+    return;
+  }
+  const std::string name = shmb_request_function(request);
+  const auto found = registry().find(name);
+  if (found != registry().end() && !found->second.twice) return found->second.serve(request);
+  std::string known;
+  for (const auto& [one, entry] : registry())
+    if (known.size() < 400) known += (known.empty() ? "" : ", ") + one;
+  const std::string text =
+      found != registry().end()
+          ? "two functions are registered as \"" + name + "\""
+          : "no function \"" + name + "\" is registered there (registered: " + (known.empty() ? "none" : known) + ")";
+  shmb_remote_failure failure{};
+  failure.size = sizeof failure;
+  failure.status = SHMB_E_NO_FUNCTION;
+  failure.text = text.c_str();
+  (void)shmb_request_fail(request, &failure, nullptr);
+}
+
+}  // namespace detail
+
+// ---------------------------------------------------------------- what may be called
+
+// Functions by name. What they give back, or what the Future that they give back gives, goes to the caller.
+template <class R, class... P>
+bool register_function(const std::string& name, R (*function)(P...)) {
+  return detail::enter(name, function, [function](shmb_request* request) {
+    detail::invoke<R, P...>(request, function, std::index_sequence_for<P...>());
+  });
+}
+// A class, made by remote() from arguments of these types.
+template <class C, class... P>
+bool register_class(const std::string& name) {
+  bool (*const mark)(const std::string&) = &register_class<C, P...>;
+  return detail::enter(name, mark, [](shmb_request* request) {
+    constexpr bool fetched = requires(const C& c, detail::inside::Packer& packer) { c.msgpack_pack(packer); };
+    if (shmb_request_get_kind(request) != SHMB_REQUEST_CREATE) return detail::refuse_constructor(request);
+    std::unique_ptr<detail::Object> made;
+    const std::string where = detail::place_of(request);
+    try {
+      made = detail::with_arguments<std::unique_ptr<detail::Object>, P...>(
+          request, shmb_request_function(request),
+          [](auto&&... arguments) -> std::unique_ptr<detail::Object> {
+            return std::make_unique<detail::ObjectOf<C, fetched>>(std::forward<decltype(arguments)>(arguments)...);
+          },
+          std::index_sequence_for<P...>());
+    } catch (...) {
+      return detail::answer_exception(request, where);
+    }
+    const std::string type = detail::inside::demangled(typeid(C).name());
+    (void)shmb_request_answer_object(request, made.release(), type.c_str(), nullptr);
+  });
+}
+// Methods, called through references: reference.rpc_sync<int>("Counter.add", 2).
+template <class R, class C, class... P>
+bool register_method(const std::string& name, R (C::*method)(P...)) {
+  return detail::enter(name, method, [method](shmb_request* request) {
+    detail::invoke<R, const Remote<C>&, P...>(
+        request,
+        [method](const Remote<C>& object, auto&&... arguments) -> R {
+          return (object.local_value().*method)(std::forward<decltype(arguments)>(arguments)...);
+        },
+        std::make_index_sequence<sizeof...(P) + 1>());
+  });
+}
+template <class R, class C, class... P>
+bool register_method(const std::string& name, R (C::*method)(P...) const) {
+  return detail::enter(name, method, [method](shmb_request* request) {
+    detail::invoke<R, const Remote<C>&, P...>(
+        request,
+        [method](const Remote<C>& object, auto&&... arguments) -> R {
+          return (object.local_value().*method)(std::forward<decltype(arguments)>(arguments)...);
+        },
+        std::make_index_sequence<sizeof...(P) + 1>());
+  });
+}
+// An exception type that can be made from a std::string: thrown again where it was called from.
+template <class E>
+bool register_exception() {
+  detail::exceptions()[detail::inside::demangled(typeid(E).name())] = [](const RemoteFailure& failure) {
+    throw Raised<E>(failure);
+  };
+  return true;
+}
+// At namespace scope.
+#define SHMBROKER_REMOTE_ENTER(call) \
+  [[maybe_unused]] static const bool SHMBROKER_SPAWN_JOIN(shmbroker_remote_, __LINE__) = ::shmbroker::remote::call
+#define SHMBROKER_REMOTE_FUNCTION(name, function) SHMBROKER_REMOTE_ENTER(register_function)(name, function)
+#define SHMBROKER_REMOTE_CLASS(name, ...) SHMBROKER_REMOTE_ENTER(register_class)<__VA_ARGS__>(name)
+#define SHMBROKER_REMOTE_METHOD(name, ...) SHMBROKER_REMOTE_ENTER(register_method)(name, __VA_ARGS__)
+#define SHMBROKER_REMOTE_EXCEPTION(...) SHMBROKER_REMOTE_ENTER(register_exception)<__VA_ARGS__>()
+
+}  // namespace shmbroker::remote
+
+#endif
+#endif

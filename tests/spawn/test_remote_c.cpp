@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C face of remote, as another language would use it: bytes, regions and references by hand, answers given later,
+// and what it refuses.
+#include <cstring>
+
+#include "tests/spawn/remote_functions.hpp"
+
+namespace remote_test {
+namespace {
+
+std::atomic<int> dropped = 0;
+
+// "echo" gives back what came, "object" makes one, "late" is answered by another thread, "pass" gives its references
+// on.
+void answer_in_c(void*, shmb_request* request) {
+  const std::string function = shmb_request_function(request);
+  shmb_content* const content = shmb_request_content(request);
+  if (shmb_request_get_kind(request) == SHMB_REQUEST_FETCH) {
+    const auto* text = static_cast<const std::string*>(shmb_request_object(request));
+    shmb_payload payload{};
+    payload.data = text->data(), payload.length = text->size();
+    (void)shmb_request_answer(request, &payload, nullptr);
+    return;
+  }
+  const std::string bytes(static_cast<const char*>(shmb_content_data(content)), shmb_content_length(content));
+  shmb_payload payload{};
+  payload.data = bytes.data(), payload.length = bytes.size();
+  if (function == "object") {
+    (void)shmb_request_answer_object(request, new std::string(bytes), "text", nullptr);
+  } else if (function == "late") {
+    std::thread([request, bytes] {
+      pause_ms(50);
+      shmb_payload late{};
+      late.data = bytes.data(), late.length = bytes.size();
+      (void)shmb_request_answer(request, &late, nullptr);
+    }).detach();
+  } else if (function == "pass") {
+    shmb_reference* reference = nullptr;
+    (void)shmb_content_take_reference(content, 0, &reference, nullptr);
+    shmb_region* region = nullptr;
+    (void)shmb_content_take_region(content, 0, &region, nullptr);
+    payload.references = &reference, payload.reference_count = 1;
+    payload.regions = &region, payload.region_count = 1;
+    (void)shmb_request_answer(request, &payload, nullptr);
+    shmb_reference_free(reference);
+    (void)shmb_release(region, 0, nullptr);
+  } else if (function == "echo") {
+    (void)shmb_request_answer(request, &payload, nullptr);
+  } else {
+    shmb_remote_failure failure{};
+    failure.size = sizeof failure;
+    failure.type = "TypeError", failure.text = "no such thing", failure.trace = "line 1\n";
+    (void)shmb_request_fail(request, &failure, nullptr);
+  }
+}
+
+shmb_remote* join_in_c(int rank) {
+  shmb_remote_options options{};
+  options.size = sizeof options;
+  options.name = rank == 0 ? "a" : "b";
+  options.address = kAddress;
+  options.rank = rank;
+  options.world_size = 2;
+  options.request = answer_in_c;
+  options.drop = [](void*, void* object) {
+    delete static_cast<std::string*>(object);
+    ++dropped;
+  };
+  shmb_remote* worker = nullptr;
+  shmb_error error{};
+  if (shmb_remote_init(&options, &worker, &error) != SHMB_OK) throw std::runtime_error(error.sentence);
+  return worker;
+}
+std::string text_of(shmb_content* content) {
+  return {static_cast<const char*>(shmb_content_data(content)), shmb_content_length(content)};
+}
+
+}  // namespace
+
+TEST_CASE("The C face: calls, late answers, failures, objects, regions and references passed on") {
+  World world;
+  const auto statuses = world.run_bare(2, [](int rank) {
+    shmb_remote* const worker = join_in_c(rank);
+    if (rank == 0) {
+      shmb_payload payload{};
+      payload.data = "bytes", payload.length = 5;
+      const auto call = [&](const char* function, const shmb_payload& what) {
+        shmb_future* future = nullptr;
+        EXPECT(shmb_remote_call(worker, 1, function, &what, 0, 0, &future, nullptr) == SHMB_OK);
+        return future;
+      };
+      shmb_content* content = nullptr;
+      for (const char* function : {"echo", "late"}) {
+        shmb_future* const future = call(function, payload);
+        EXPECT(shmb_future_wait(future, 0, &content, nullptr) == SHMB_OK);
+        EXPECT(text_of(content) == "bytes");
+        EXPECT(shmb_future_get_state(future) == SHMB_FUTURE_DONE);
+        shmb_future_free(future);
+      }
+      shmb_future* const failed = call("unheard", payload);
+      shmb_error error{};
+      EXPECT(shmb_future_wait(failed, 0, nullptr, &error) == SHMB_E_RAISED);
+      shmb_remote_failure failure{};
+      failure.size = sizeof failure;
+      EXPECT(shmb_future_failure(failed, &failure, nullptr) == SHMB_OK);
+      EXPECT(std::string(failure.type) == "TypeError");
+      EXPECT(std::string(failure.trace) == "line 1\n");
+      EXPECT(std::string(failure.worker) == "b");
+      EXPECT(failure.rank == 1);
+      shmb_future_free(failed);
+
+      shmb_reference* reference = nullptr;
+      EXPECT(shmb_remote_create(worker, 1, "object", &payload, 0, 0, &reference, nullptr) == SHMB_OK);
+      shmb_region* region = nullptr;
+      EXPECT(shmb_remote_region(worker, 100'000, &region, nullptr) == SHMB_OK);
+      std::memcpy(shmb_region_data(region), "shared", 6);
+      payload.references = &reference, payload.reference_count = 1;
+      payload.regions = &region, payload.region_count = 1;
+      shmb_future* const passed = call("pass", payload);
+      EXPECT(shmb_future_wait(passed, 0, &content, nullptr) == SHMB_OK);
+      EXPECT(shmb_content_references(content) == 1);
+      EXPECT(shmb_content_regions(content) == 1);
+      shmb_reference* again = nullptr;
+      EXPECT(shmb_content_take_reference(content, 0, &again, nullptr) == SHMB_OK);
+      EXPECT(shmb_content_take_reference(content, 1, &again, nullptr) == SHMB_E_NOT_FOUND);
+      shmb_region* same = nullptr;
+      EXPECT(shmb_content_take_region(content, 0, &same, nullptr) == SHMB_OK);
+      EXPECT(shmb_content_take_region(content, 0, &same, nullptr) == SHMB_E_NOT_FOUND);
+      EXPECT(std::memcmp(shmb_region_data(same), "shared", 6) == 0);
+      shmb_future_free(passed);
+      for (shmb_reference* one : {reference, again}) {
+        shmb_future* fetched = nullptr;
+        EXPECT(shmb_reference_fetch(one, 0, &fetched, nullptr) == SHMB_OK);
+        EXPECT(shmb_future_wait(fetched, 0, &content, nullptr) == SHMB_OK);
+        EXPECT(text_of(content) == "bytes");
+        shmb_future_free(fetched);
+        shmb_reference_free(one);
+      }
+      (void)shmb_release(region, 0, nullptr);
+      (void)shmb_release(same, 0, nullptr);
+
+      // A value that is bytes.
+      payload = {};
+      payload.data = "value", payload.length = 5;
+      EXPECT(shmb_remote_create(worker, 0, "echo", &payload, 0, 0, &reference, nullptr) == SHMB_OK);
+      void* object = &payload;
+      EXPECT(shmb_reference_local(reference, 0, &object, &content, nullptr) == SHMB_OK);
+      EXPECT(object == nullptr);
+      EXPECT(text_of(content) == "value");
+      shmb_reference_free(reference);
+
+      shmb_future* future = nullptr;
+      EXPECT(shmb_remote_call(worker, 1, "echo", nullptr, 8, 0, &future, &error) == SHMB_E_UNKNOWN_FLAGS);
+      EXPECT(shmb_remote_call(worker, 2, "echo", nullptr, 0, 0, &future, &error) == SHMB_E_NOT_FOUND);
+      EXPECT(shmb_remote_call(worker, 1, nullptr, nullptr, 0, 0, &future, &error) == SHMB_E_INVALID);
+      EXPECT(shmb_remote_call(worker, 1, "echo", nullptr, 0, -5, &future, &error) == SHMB_E_INVALID);
+      EXPECT(shmb_remote_call(nullptr, 1, "echo", nullptr, 0, 0, &future, &error) == SHMB_E_INVALID);
+      EXPECT(shmb_remote_serve(worker, SHMB_NO_WAIT, &error) == SHMB_OK);
+    }
+    EXPECT(shmb_remote_shutdown(worker, nullptr, nullptr, nullptr) == SHMB_OK);
+    EXPECT(shmb_remote_shutdown(worker, nullptr, nullptr, nullptr) == SHMB_E_CLOSED);
+    shmb_remote_free(worker);
+    EXPECT(dropped == rank);
+  });
+  CHECK(statuses == std::vector<int>{0, 0});
+}
+
+}  // namespace remote_test
