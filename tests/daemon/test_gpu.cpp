@@ -151,13 +151,13 @@ TEST_CASE("the region outlives its producer, and its bytes come back with the la
   const auto published = publish(producer, {.name = "weights"});
   REQUIRE(published.status == Status::ok);
   const std::uint32_t with = world.status().descriptors;
-  CHECK(open_id(consumer, published.reply.region).status == Status::ok);
+  CHECK(open_id(consumer, published.reply.region, kRead | SHMBW_RIGHT_RELEASE).status == Status::ok);
   producer.die();
   CHECK(open_name(consumer, "weights").status == Status::ok);
   CHECK(states_told(consumer).empty());  // what was whole stays whole
   CHECK(gpu_rows(consumer).at(0).exporter == 0);
   CHECK(gpu_rows(consumer).at(0).hold == SHMBW_GPU_HOLD_NODE);
-  consumer.release(published.reply.region, 0, SHMBW_RELEASE_UNNAME);
+  CHECK(consumer.release(published.reply.region, 0, SHMBW_RELEASE_UNNAME).status == Status::ok);
   world.wait_for_closes();
   CHECK(gpu_rows(consumer).empty());
   CHECK(world.status().descriptors < with);
