@@ -26,7 +26,8 @@ namespace {
 struct ListOptions {
   Common common;
   std::string group;
-  bool all_groups = false, show_groups = false, show_pools = false, show_queues = false, show_gpu = false, ids_only = false;
+  bool all_groups = false, show_groups = false, show_pools = false, show_queues = false, show_gpu = false,
+       ids_only = false;
 };
 
 struct Books {
@@ -80,8 +81,8 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
     const auto pool = std::ranges::find(pools->rows, row.record.pool, [](const PoolRow& it) { return it.record.pool; });
     return std::tuple(pool - pools->rows.begin(), row.record.pool, row.name);
   });
-  return Books{std::move(*status), std::move(*regions), std::move(*groups), std::move(*pools), std::move(*queues),
-               std::move(*gpu)};
+  return Books{std::move(*status), std::move(*regions), std::move(*groups),
+               std::move(*pools),  std::move(*queues),  std::move(*gpu)};
 }
 
 std::string count(std::size_t number, const char* noun) {
@@ -179,12 +180,9 @@ std::string ids(const ListOptions& options, const Books& books) {
 std::string list_json(const Viewer& viewer, const Books& books) {
   Json json = document("list");
   json["broker"] = broker_json(viewer, books.status);
-  json["totals"] = {{"groups", books.groups.rows.size()},
-                    {"regions", books.regions.rows.size()},
-                    {"bytes", books.regions.total_bytes},
-                    {"pools", books.pools.rows.size()},
-                    {"queues", books.queues.rows.size()},
-                    {"gpu_regions", books.gpu.rows.size()},
+  json["totals"] = {{"groups", books.groups.rows.size()}, {"regions", books.regions.rows.size()},
+                    {"bytes", books.regions.total_bytes}, {"pools", books.pools.rows.size()},
+                    {"queues", books.queues.rows.size()}, {"gpu_regions", books.gpu.rows.size()},
                     {"gpu_bytes", books.gpu.total_bytes}};
   json["groups"] = Json::array();
   for (const GroupRow& row : books.groups.rows) json["groups"].push_back(group_json(row));

@@ -17,9 +17,7 @@ std::string word_of(const std::array<const char*, N>& words, std::uint32_t value
   return value < N ? words[value] : "unknown";
 }
 
-std::string kind_text(std::uint32_t kind) {
-  return word_of(std::array{"none", "vmm", "legacy", "timeline"}, kind);
-}
+std::string kind_text(std::uint32_t kind) { return word_of(std::array{"none", "vmm", "legacy", "timeline"}, kind); }
 
 std::string hold_text(std::uint32_t hold) {
   return word_of(std::array{"nobody", "being opened", "the broker", "the broker, by its publisher's descriptor",
@@ -96,19 +94,19 @@ std::string gpu_table(const Common& common, const std::vector<GpuRow>& rows) {
 std::vector<std::pair<std::string, std::string>> gpu_lines(const Common& common, const shmbw_gpu_record& record) {
   const std::string minor = record.minor == UINT32_MAX ? "" : " (/dev/nvidia" + std::to_string(record.minor) + ")";
   std::vector<std::pair<std::string, std::string>> lines{
-      {"kind", kind_text(record.kind) + (record.kind == SHMBW_GPU_KIND_VMM
-                                             ? ", " + number_of(record.chunks, "chunk") +
-                                                   (record.chunk_bytes ? " of " + size_text(common, record.chunk_bytes)
-                                                                       : "")
-                                             : "")}};
+      {"kind",
+       kind_text(record.kind) + (record.kind == SHMBW_GPU_KIND_VMM
+                                     ? ", " + number_of(record.chunks, "chunk") +
+                                           (record.chunk_bytes ? " of " + size_text(common, record.chunk_bytes) : "")
+                                     : "")}};
   if (record.kind != SHMBW_GPU_KIND_TIMELINE) {
     lines.insert(lines.begin(), {"device", uuid_text(record.uuid) + minor});
     lines.emplace_back("initialised", "kept so by " + hold_text(record.hold));
   }
   lines.emplace_back("publisher",
                      "pid " + pid_text(record.exporter_pid) + (record.exporter != 0 ? "" : ", gone or released"));
-  lines.emplace_back("memory", gpu_state_text(record) +
-                                   (record.code != 0 ? ", the driver said " + std::to_string(record.code) : ""));
+  lines.emplace_back(
+      "memory", gpu_state_text(record) + (record.code != 0 ? ", the driver said " + std::to_string(record.code) : ""));
   lines.emplace_back("held by", why_held(record));
   return lines;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU requests for the tests of the books: a folder that stands for the driver's files, exports as the fake driver makes
-// them, and the requests as calls.
+// GPU requests for the tests of the books: a folder that stands for the driver's files, exports as the fake driver
+// makes them, and the requests as calls.
 #pragma once
 
 #include <fcntl.h>

@@ -427,7 +427,8 @@ TEST_CASE("who watches a region is told its states, with a watch's number") {
   CHECK(watcher.link().events[0].fixed<shmbw_gpu_state_event>().state == SHMBW_GPU_STATE_POISONED);
 }
 
-TEST_CASE("the first failed import makes the region invalid and names its publisher; later ones and strangers' do not") {
+TEST_CASE(
+    "the first failed import makes the region invalid and names its publisher; later ones and strangers' do not") {
   FakeGpus gpus;
   World world(system_config());
   Client liar = gpu_client(world), victim = world.client(), stranger = world.client(1001);
@@ -519,8 +520,7 @@ TEST_CASE("memory of its owner's is freed only after the last user: drained") {
   CHECK(opened.reply.offset == 512);
   CHECK(owner.release(made.reply.region).status == Status::invalid);
   auto retire = [&] {
-    return answer_of<shmbw_gpu_retire_reply>(
-        owner.batch<shmbw_gpu_retire>(SHMBW_OP_GPU_RETIRE, {{made.reply.region}}));
+    return answer_of<shmbw_gpu_retire_reply>(owner.batch<shmbw_gpu_retire>(SHMBW_OP_GPU_RETIRE, {{made.reply.region}}));
   };
   CHECK(retire().reply.users == 1);
   CHECK(retire().reply.users == 1);
@@ -534,8 +534,7 @@ TEST_CASE("memory of its owner's is freed only after the last user: drained") {
   CHECK(retire().status == Status::not_found);
 
   const auto unused = publish(owner, wish);
-  CHECK(answer_of<shmbw_gpu_retire_reply>(
-            owner.batch<shmbw_gpu_retire>(SHMBW_OP_GPU_RETIRE, {{unused.reply.region}}))
+  CHECK(answer_of<shmbw_gpu_retire_reply>(owner.batch<shmbw_gpu_retire>(SHMBW_OP_GPU_RETIRE, {{unused.reply.region}}))
             .reply.users == 0);
   CHECK(gpu_rows(owner).empty());
 }

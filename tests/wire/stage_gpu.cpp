@@ -138,9 +138,8 @@ const std::vector<Valid>& all_valid_of_gpu() {
       wish.name_len = 5;
       return plain(SHMBW_OP_GPU_TIMELINE, tag, wish, "steps");
     });
-    add("GPU_PINNED", [](S s, Tag tag) {
-      return batch(SHMBW_OP_GPU_PINNED, tag, std::vector{shmbw_gpu_pinned{s.region, 0, 0}});
-    });
+    add("GPU_PINNED",
+        [](S s, Tag tag) { return batch(SHMBW_OP_GPU_PINNED, tag, std::vector{shmbw_gpu_pinned{s.region, 0, 0}}); });
     add("LIST of GPU regions", [](S s, Tag tag) {
       shmbw_list wish{};
       wish.table = SHMBW_TABLE_GPU_REGIONS;

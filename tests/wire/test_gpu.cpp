@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU memory over real sockets and processes, on both engines: many descriptors in one request only where they may come,
-// and what the deaths of real processes do to regions.
+// GPU memory over real sockets and processes, on both engines: many descriptors in one request only where they may
+// come, and what the deaths of real processes do to regions.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <unistd.h>

@@ -153,7 +153,9 @@ void run_gpu(Bench& bench) {
     BareHolder bare(exports);
     const client::GpuPublish wish = wish_for(exports);
     const std::size_t front = sizeof(shmbw_header) + sizeof(shmbw_batch);
-    auto published = [&] { return need(std::move(need(client::gpu_publish(*session, {&wish, 1}, deadline())).front())); };
+    auto published = [&] {
+      return need(std::move(need(client::gpu_publish(*session, {&wish, 1}, deadline())).front()));
+    };
     auto release = [&](shmbw_region_ref region) {
       const client::GpuRelease one{region, 1, false};
       if (!client::gpu_release(*session, {&one, 1}, deadline()) || !session->ping(deadline()))
