@@ -39,9 +39,13 @@ Packet stating(Packet packet, std::size_t count) {
   return packet;
 }
 
-RawClient gpu_session(const BrokerFixture& broker, bool name = true) {
+// Of a process that lives on after its socket: only where the kernel cannot tell is the socket's end the end.
+enum class Life { of_process, of_socket };
+
+RawClient gpu_session(const BrokerFixture& broker, Life life = Life::of_process, bool name = true) {
   RawClient client = RawClient::connect(broker.socket());
   shmbw_hello hello = RawClient::greeting();
+  if (life == Life::of_socket) hello.start_time = 0;
   hello.features = SHMBW_FEATURE_PASS_RIGHTS;
   REQUIRE(client.call(SHMBW_OP_HELLO, hello).ok());
   if (name) REQUIRE(name_gpu(client) == "");
@@ -63,11 +67,12 @@ RawPacket publish_chunks(RawClient& client, std::uint32_t chunks, std::string_vi
 }
 
 template <class Body>
-void on_gpu_brokers(Body&& body) {
+void on_gpu_brokers(Life life, Body&& body) {
   harness::TempDir gpus;
   make_gpu_files(gpus.path());
   BrokerOptions options;
   options.seam = "gpu=" + gpus.path();
+  if (life == Life::of_socket) options.kernel = "6.1";
   on_each_engine(options, body);
 }
 
@@ -93,8 +98,8 @@ bool comes_true(Done done) {
 }  // namespace
 
 TEST_CASE("a request with 252 descriptors comes in, and so many come back") {
-  on_gpu_brokers([](BrokerFixture& broker) {
-    RawClient client = gpu_session(broker);
+  on_gpu_brokers(Life::of_socket, [](BrokerFixture& broker) {
+    RawClient client = gpu_session(broker, Life::of_socket);
     RawPacket made = publish_chunks(client, 126, "big");
     REQUIRE_MESSAGE(made.ok(), made.sentence());
     REQUIRE_MESSAGE(made.element<shmbw_outcome>(0).status == 0, error_of_element(made).sentence);
@@ -110,22 +115,22 @@ TEST_CASE("a request with 252 descriptors comes in, and so many come back") {
 }
 
 TEST_CASE("many descriptors drop a session that has named no GPU") {
-  on_gpu_brokers([](BrokerFixture& broker) {
-    RawClient client = gpu_session(broker, false);
+  on_gpu_brokers(Life::of_socket, [](BrokerFixture& broker) {
+    RawClient client = gpu_session(broker, Life::of_socket, false);
     const ExportPairs exports(1);
     const auto fds = exports.numbers();
     Packet packet =
         stating(batch(SHMBW_OP_GPU_PUBLISH, 97, std::vector{gpu_publication(SHMBW_GPU_KIND_VMM)}), fds.size());
     (void)client.send(packet, fds);
     CHECK(hung_up(client));
-    RawClient other = gpu_session(broker);
+    RawClient other = gpu_session(broker, Life::of_socket);
     CHECK(publish_chunks(other, 1, "fine").ok());
   });
 }
 
 TEST_CASE("refused publications leave no descriptor in the broker, however many came") {
-  on_gpu_brokers([](BrokerFixture& broker) {
-    RawClient client = gpu_session(broker);
+  on_gpu_brokers(Life::of_socket, [](BrokerFixture& broker) {
+    RawClient client = gpu_session(broker, Life::of_socket);
     CHECK(publish_chunks(client, 1, "taken").ok());
     const auto descriptors = [&] { return client.status().fixed<shmbw_status_reply>().descriptors; };
     const std::uint32_t before = descriptors();
@@ -143,7 +148,7 @@ TEST_CASE("refused publications leave no descriptor in the broker, however many 
 }
 
 TEST_CASE("a killed writer poisons, a killed reader gives back, and the memory outlives both") {
-  on_gpu_brokers([](BrokerFixture& broker) {
+  on_gpu_brokers(Life::of_process, [](BrokerFixture& broker) {
     RawClient keeper = gpu_session(broker);
     shmbw_group_create group{};
     group.name_len = 3;
@@ -192,7 +197,7 @@ TEST_CASE("a killed writer poisons, a killed reader gives back, and the memory o
 }
 
 TEST_CASE("a process that closes its socket and lives on keeps what it may still map") {
-  on_gpu_brokers([](BrokerFixture& broker) {
+  on_gpu_brokers(Life::of_process, [](BrokerFixture& broker) {
     RawClient keeper = gpu_session(broker);
     harness::Gate closed, never;
     harness::Child child = harness::Child::run([&] {
