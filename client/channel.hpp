@@ -60,7 +60,9 @@ struct Event {
     group_ended,
     reclaim,
     gap,
-    broker_away
+    broker_away,
+    gpu_state = 24,   // how: the state, code: the driver's result
+    gpu_device = 26,  // to the library's own waiting call only; how: the hold, pid: the minor, code: an errno
   };
   Kind kind = Kind::gap;
   std::uint64_t sequence = 0, watch = 0;
@@ -85,6 +87,16 @@ struct RemoteEvent {
   shmbw_world_change change = SHMBW_WORLD_CHANGE_NONE;
   std::uint32_t rank = 0, present = 0, owner = 0;
   shmbw_ref_state state = SHMBW_REF_STATE_NONE;
+};
+
+// What the broker tells about GPU regions to whoever holds a lease, unasked.
+struct GpuEvent {
+  enum class Kind { state, drained, gap } kind = Kind::gap;
+  shmbw_region_ref region{};
+  shmbw_gpu_state state = SHMBW_GPU_STATE_NONE;
+  shmbw_gpu_kind region_kind = SHMBW_GPU_KIND_NONE;
+  std::int32_t code = 0;
+  std::uint32_t pid = 0;
 };
 
 class Channel {
@@ -124,7 +136,10 @@ class Channel {
   // For other waiting beside it: takes what has arrived, without waiting. False: the session is lost.
   bool pump();
   int socket_descriptor();  // -1: lost
-  // An eventfd that is signalled when the broker tells of a pool or of a world, whoever reads that from the socket.
+  // What came about GPU regions since the last call; reads what has arrived, without waiting. A gap: look at the list.
+  std::vector<GpuEvent> take_gpu_events();
+  // An eventfd that is signalled when the broker tells of a pool, a world or a GPU region, whoever reads that from the
+  // socket.
   void add_listener(int event);
   void remove_listener(int event);
 
@@ -182,6 +197,8 @@ class Channel {
   void queue(Event event);
   void take_remote_event(const wire::PacketView& view);
   void tell_listeners();
+  void queue_gpu(GpuEvent event);
+  void take_device_event(const wire::PacketView& view);
   void lose(std::string why);
   std::unexpected<Error> lost_error() const;
 
@@ -198,6 +215,8 @@ class Channel {
   std::deque<Event> events_;
   std::deque<RemoteEvent> remote_events_;
   bool remote_gap_ = false;
+  std::vector<GpuEvent> gpu_events_;
+  bool gpu_lost_ = false;
   std::deque<std::vector<std::byte>> unsent_;
   std::uint64_t dropped_ = 0;
   bool lost_ = false;

@@ -68,6 +68,11 @@ struct ReferenceRow {
   std::string error;
 };
 
+struct GpuRow {
+  shmbw_gpu_record record{};
+  std::string group, name;
+};
+
 // The totals are the broker's, over the whole selection, at the time of the last page.
 template <class Row>
 struct Listing {
@@ -91,6 +96,8 @@ Result<Listing<ParticipantRow>> list_participants(Session& session, const Select
 Result<Listing<WorldRow>> list_worlds(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<WorkerRow>> list_workers(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<ReferenceRow>> list_references(Session& session, const Selection& selection, Deadline deadline);
+
+Result<Listing<GpuRow>> list_gpu_regions(Session& session, const Selection& selection, Deadline deadline);
 
 struct BrokerStatus {
   shmbw_status_reply record{};

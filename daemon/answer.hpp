@@ -133,5 +133,14 @@ void serve_ref_take(const Request&);
 void serve_ref_release(const Request&);
 void serve_ref_settle(const Request&);
 void serve_ref_ask(const Request&);
+void serve_gpu_device(const Request&);
+void serve_gpu_publish(const Request&);
+void serve_gpu_chunks(const Request&);
+void serve_gpu_open(const Request&);
+void serve_gpu_more(const Request&);
+void serve_gpu_report(const Request&);
+void serve_gpu_retire(const Request&);
+void serve_gpu_timeline(const Request&);
+void serve_gpu_pinned(const Request&);
 
 }  // namespace shmb::daemon

@@ -11,6 +11,8 @@ std::string_view slot_name(std::uint16_t slot) {
                                                "groups",  "tickets", "names",   "watches"};
   if (slot == SHMBW_SLOT_WORLDS) return "worlds";
   if (slot == SHMBW_SLOT_REFERENCES) return "references";
+  if (slot == SHMBW_SLOT_GPU_BYTES) return "gpu_bytes";
+  if (slot == SHMBW_SLOT_GPU_DESCRIPTORS) return "gpu_descriptors";
   return slot < std::size(names) ? names[slot] : "descriptors";
 }
 

@@ -28,8 +28,10 @@ enum class Slot : std::uint16_t {
   watches = SHMBW_SLOT_WATCHES,
   worlds = SHMBW_SLOT_WORLDS,
   references = SHMBW_SLOT_REFERENCES,
+  gpu_bytes = SHMBW_SLOT_GPU_BYTES,
+  gpu_descriptors = SHMBW_SLOT_GPU_DESCRIPTORS,
 };
-inline constexpr std::size_t kSlots = 10;
+inline constexpr std::size_t kSlots = 12;
 std::string_view slot_name(std::uint16_t slot);
 
 class Charge;

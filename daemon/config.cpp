@@ -122,6 +122,14 @@ Result<void> set_log_level(Config& config, const toml::node& node) {
   return {};
 }
 
+Result<void> set_gpu_hold(Config& config, const toml::node& node) {
+  constexpr auto allowed = "one of \"node\", \"trust\"";
+  auto text = text_of(node, allowed);
+  if (!text || (*text != "node" && *text != "trust")) return wrong(std::string("expects ") + allowed);
+  config.gpu_trust = *text == "trust";
+  return {};
+}
+
 Result<void> set_socket_mode(Config& config, const toml::node& node) {
   constexpr auto allowed = "an octal mode like \"0666\" or \"0660\"";
   auto text = text_of(node, allowed);
@@ -151,6 +159,7 @@ Result<void> set_user(Config& config, const toml::node& node) {
 const std::vector<Key>& top_keys() {
   static const std::vector<Key> keys = {
       {"engine", set_engine},
+      {"gpu_hold", set_gpu_hold},
       {"log_level", set_log_level},
       {"socket_mode", set_socket_mode},
       {"user", set_user},
@@ -179,6 +188,10 @@ const std::vector<Key>& limit_keys() {
       count_key("uid_watches", &Limits::uid_watches),
       count_key("uid_worlds", &Limits::uid_worlds),
       count_key("uid_references", &Limits::uid_references),
+      bytes_key("gpu_bytes", &Limits::gpu_bytes),
+      bytes_key("uid_gpu_bytes", &Limits::uid_gpu_bytes),
+      bytes_key("group_gpu_bytes", &Limits::group_gpu_bytes),
+      count_key("uid_gpu_descriptors", &Limits::uid_gpu_descriptors),
       count_key("session_leases", &Limits::session_leases),
       count_key("session_watches", &Limits::session_watches),
       count_key("events_queued", &Limits::events_queued, 1),
@@ -197,11 +210,18 @@ struct OverrideKey {
   bool for_groups;  // else of uids only: sessions, groups, ... are counted per uid
 };
 constexpr std::array kOverrideKeys = {
-    OverrideKey{"bytes", &LimitOverride::bytes, true},    OverrideKey{"regions", &LimitOverride::regions, true},
-    OverrideKey{"leases", &LimitOverride::leases, false}, OverrideKey{"sessions", &LimitOverride::sessions, false},
-    OverrideKey{"groups", &LimitOverride::groups, false}, OverrideKey{"tickets", &LimitOverride::tickets, false},
-    OverrideKey{"names", &LimitOverride::names, false},   OverrideKey{"watches", &LimitOverride::watches, false},
-    OverrideKey{"worlds", &LimitOverride::worlds, false}, OverrideKey{"references", &LimitOverride::references, false},
+    OverrideKey{"bytes", &LimitOverride::bytes, true},
+    OverrideKey{"regions", &LimitOverride::regions, true},
+    OverrideKey{"leases", &LimitOverride::leases, false},
+    OverrideKey{"sessions", &LimitOverride::sessions, false},
+    OverrideKey{"groups", &LimitOverride::groups, false},
+    OverrideKey{"tickets", &LimitOverride::tickets, false},
+    OverrideKey{"names", &LimitOverride::names, false},
+    OverrideKey{"watches", &LimitOverride::watches, false},
+    OverrideKey{"gpu_bytes", &LimitOverride::gpu_bytes, true},
+    OverrideKey{"gpu_descriptors", &LimitOverride::gpu_descriptors, true},
+    OverrideKey{"worlds", &LimitOverride::worlds, false},
+    OverrideKey{"references", &LimitOverride::references, false},
 };
 
 class Reader {
@@ -260,7 +280,7 @@ class Reader {
                                 [&](auto& entry) { return entry.name == key.str(); });
       if (known == kOverrideKeys.end() || (groups && !known->for_groups))
         return at(key, "unknown key '" + where + "." + std::string(key.str()) + "'");
-      auto value = known->name == "bytes" ? bytes_of(node) : count_of(node, 0, kMany);
+      auto value = known->name.ends_with("bytes") ? bytes_of(node) : count_of(node, 0, kMany);
       if (!value) return at(key, "'" + where + "." + std::string(key.str()) + "' " + value.error().sentence);
       into->*(known->field) = *value;
     }

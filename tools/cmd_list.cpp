@@ -11,6 +11,7 @@
 #include "base/text.hpp"
 #include "proto/names.hpp"
 #include "tools/exit_code.hpp"
+#include "tools/gpu_view.hpp"
 #include "tools/pool_view.hpp"
 #include "tools/printable.hpp"
 #include "tools/report_json.hpp"
@@ -27,7 +28,7 @@ struct ListOptions {
   Common common;
   std::string group;
   bool all_groups = false, show_groups = false, show_pools = false, show_queues = false, show_worlds = false,
-       show_refs = false, ids_only = false;
+       show_refs = false, show_gpu = false, ids_only = false;
 };
 
 struct Books {
@@ -37,6 +38,7 @@ struct Books {
   Listing<PoolRow> pools;
   Listing<QueueRow> queues;
   Worlds worlds;
+  Listing<GpuRow> gpu;
 };
 
 Result<Selection> selection_of(const ListOptions& options) {
@@ -67,6 +69,11 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
   if (!queues) return std::unexpected(queues.error());
   auto worlds = read_worlds(viewer, selection);
   if (!worlds) return std::unexpected(worlds.error());
+  auto gpu = client::list_gpu_regions(viewer.session(), selection, viewer.deadline());
+  if (!gpu && gpu.error().status != Status::invalid) return std::unexpected(gpu.error());  // an older broker has none
+  if (!gpu) gpu.emplace();
+  // They have a table of their own.
+  std::erase_if(regions->rows, [](const RegionRow& row) { return (row.record.flags & SHMBW_REGION_GPU) != 0; });
   // A group's regions together, the largest first.
   std::ranges::sort(regions->rows, {}, [](const RegionRow& row) {
     return std::tuple(row.record.owner_uid, row.group, row.record.group, ~row.record.bytes, row.record.region.id);
@@ -78,8 +85,8 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
     const auto pool = std::ranges::find(pools->rows, row.record.pool, [](const PoolRow& it) { return it.record.pool; });
     return std::tuple(pool - pools->rows.begin(), row.record.pool, row.name);
   });
-  return Books{std::move(*status), std::move(*regions), std::move(*groups),
-               std::move(*pools),  std::move(*queues),  std::move(*worlds)};
+  return Books{std::move(*status), std::move(*regions), std::move(*groups), std::move(*pools),
+               std::move(*queues), std::move(*worlds),  std::move(*gpu)};
 }
 
 std::string count(std::size_t number, const char* noun) {
@@ -100,6 +107,8 @@ std::string totals(const ListOptions& options, const Books& books) {
   if (!books.worlds.worlds.rows.empty())
     text += "; " + count(books.worlds.worlds.rows.size(), "world") + ", " +
             count(books.worlds.references.rows.size(), "reference");
+  if (!books.gpu.rows.empty())
+    text += "; " + count(books.gpu.rows.size(), "GPU region") + ", " + size_text(options.common, books.gpu.total_bytes);
   return printable(text) + "\n";
 }
 
@@ -172,6 +181,8 @@ std::string ids(const ListOptions& options, const Books& books) {
   } else if (options.show_refs) {
     for (const ReferenceRow& row : books.worlds.references.rows)
       out += "#" + std::to_string(row.record.world) + " " + reference_text(row.record.reference) + "\n";
+  } else if (options.show_gpu) {
+    for (const GpuRow& row : books.gpu.rows) out += id_text(row.record.region) + "\n";
   } else {
     for (const RegionRow& row : books.regions.rows) out += id_text(row.record.region) + "\n";
   }
@@ -187,7 +198,9 @@ std::string list_json(const Viewer& viewer, const Books& books) {
                     {"pools", books.pools.rows.size()},
                     {"queues", books.queues.rows.size()},
                     {"worlds", books.worlds.worlds.rows.size()},
-                    {"references", books.worlds.references.rows.size()}};
+                    {"references", books.worlds.references.rows.size()},
+                    {"gpu_regions", books.gpu.rows.size()},
+                    {"gpu_bytes", books.gpu.total_bytes}};
   json["groups"] = Json::array();
   for (const GroupRow& row : books.groups.rows) json["groups"].push_back(group_json(row));
   json["regions"] = Json::array();
@@ -198,18 +211,21 @@ std::string list_json(const Viewer& viewer, const Books& books) {
   for (const QueueRow& row : books.queues.rows)
     json["queues"].push_back(queue_json(row, queue_address(books.pools.rows, row)));
   json["worlds"] = world_json(books.worlds);
+  json["gpu_regions"] = Json::array();
+  for (const GpuRow& row : books.gpu.rows) json["gpu_regions"].push_back(gpu_json(row));
   return dump(json);
 }
 
 // One table where one was asked for, else all that have rows, with an empty line between them.
 std::string tables(const ListOptions& options, const Books& books) {
-  const bool all =
-      !options.show_groups && !options.show_pools && !options.show_queues && !options.show_worlds && !options.show_refs;
+  const bool all = !options.show_groups && !options.show_pools && !options.show_queues && !options.show_worlds &&
+                   !options.show_refs && !options.show_gpu;
   std::string text = options.show_groups ? group_table(options, books) : "";
   const auto add = [&](bool wanted, const std::string& table) {
     if ((all || wanted) && !table.empty()) text += (text.empty() ? "" : "\n") + table;
   };
   add(false, region_table(options, books));
+  add(options.show_gpu, gpu_table(options.common, books.gpu.rows));
   add(options.show_pools, pool_table(options.common, books.pools.rows));
   add(options.show_queues, queue_table(books.pools.rows, books.queues.rows));
   add(options.show_worlds, world_table(books.worlds));
@@ -248,6 +264,8 @@ Command add_list(CLI::App& app) {
   CLI::Option* pools = verb->add_flag("--pools", options->show_pools, "The pools alone: slots, participants, queues");
   CLI::Option* queues =
       verb->add_flag("--queues", options->show_queues, "The queues alone: depth, readers, writers, lag");
+  CLI::Option* gpu = verb->add_flag("--gpu", options->show_gpu, "The GPU regions alone: device, users, state");
+  for (CLI::Option* other : {groups, pools, queues}) gpu->excludes(other);
   groups->excludes(pools);
   groups->excludes(queues);
   pools->excludes(queues);

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 
-# One letter a field, as in the struct module; "16" is sixteen bytes, "R" a region_ref, "F" a ref_id, "O" an outcome. Nothing is
+# One letter a field, as in the struct module; "16" and "64" are that many bytes, "R" a region_ref, "F" a ref_id, "O" an outcome. Nothing is
 # padded: the document names its padding.
 REGION = "Q:id I:generation I:reserved"
 REFERENCE = "Q:counter I:creator I:reserved"
@@ -62,6 +62,16 @@ REQUESTS = {
     31: ("ref_release", True, "Q:world F:fork", ""),
     32: ("ref_settle", True, "Q:world F:reference I:state H:error_len H:reserved", "error"),
     33: ("ref_ask", False, "Q:world F:reference I:flags I:reserved", ""),
+    40: ("gpu_device", False, "16:uuid I:flags H:pci_len H:reserved", "pci"),
+    41: ("gpu_publish", True, "Q:group Q:bytes Q:chunk_bytes Q:granularity q:keep 16:uuid Q:manifest_bytes I:kind I:flags I:rights I:chunks "
+         "I:driver H:name_len H:reserved Q:offset Q:allocation 64:handle", "name"),
+    42: ("gpu_chunks", False, "R:region I:first I:count", ""),
+    43: ("gpu_open", True, "I:by I:rights I:flags I:owner_uid R:region 16:ticket H:group_len H:name_len I:reserved", "group name"),
+    44: ("gpu_more", False, "R:region I:first I:count", ""),
+    45: ("gpu_report", True, "R:region I:what i:code 16:uuid", ""),
+    46: ("gpu_retire", True, "R:region", ""),
+    47: ("gpu_timeline", False, "Q:group q:keep I:flags I:words H:name_len H:reserved0 I:reserved1", "name"),
+    48: ("gpu_pinned", True, "R:region I:flags I:reserved", ""),
 }
 REPLIES = {
     1: ("hello", False, "H:version H:mode I:broker_uid I:uid I:max_message Q:features Q:epoch Q:session Q:group 16:fork_secret "
@@ -100,6 +110,16 @@ REPLIES = {
     31: ("ref_release", True, "O:outcome", ""),
     32: ("ref_settle", True, "O:outcome I:state I:users", ""),
     33: ("ref_ask", False, "I:state I:owner I:users I:in_flight q:created H:error_len H:reserved0 I:reserved1", "error"),
+    40: ("gpu_device", False, "Q:watch I:hold I:minor", ""),
+    41: ("gpu_publish", True, "O:outcome R:region Q:bytes Q:group I:rights I:state I:chunks I:reserved", ""),
+    42: ("gpu_chunks", False, "I:state I:chunks", ""),
+    43: ("gpu_open", True, "O:outcome R:region Q:bytes Q:chunk_bytes Q:granularity Q:group Q:offset Q:allocation Q:manifest_bytes 16:uuid "
+         "I:kind I:state I:rights I:flags I:chunks I:sent I:driver I:exporter_pid H:manifest_fd H:reserved0 I:reserved1 64:handle", ""),
+    44: ("gpu_more", False, "I:first I:count", ""),
+    45: ("gpu_report", True, "O:outcome I:state I:regions", ""),
+    46: ("gpu_retire", True, "O:outcome I:users I:reserved", ""),
+    47: ("gpu_timeline", False, "R:region Q:bytes Q:group", ""),
+    48: ("gpu_pinned", True, "O:outcome I:pins I:reserved", ""),
 }
 EVENTS = {
     1: ("region_ready", False, "Q:sequence Q:watch R:region", ""),
@@ -113,6 +133,9 @@ EVENTS = {
     16: ("world_changed", False, "Q:sequence Q:watch Q:world I:change I:rank I:present I:reserved", ""),
     17: ("ref_unused", False, "Q:sequence Q:watch Q:world F:reference", ""),
     18: ("ref_changed", False, "Q:sequence Q:watch Q:world F:reference I:state I:owner", ""),
+    24: ("gpu_state", False, "Q:sequence Q:watch R:region I:state I:kind i:code I:pid", ""),
+    25: ("gpu_drained", False, "Q:sequence Q:watch R:region", ""),
+    26: ("gpu_device", False, "Q:sequence Q:watch 16:uuid I:hold I:minor I:system_errno H:text_len H:reserved", "text"),
 }
 RECORDS = {
     "regions": ("R:region Q:length Q:bytes Q:touched Q:group I:owner_uid I:state I:page_kind I:flags I:holders I:writers I:tickets "
@@ -134,6 +157,9 @@ RECORDS = {
     "workers": ("Q:world Q:session I:rank I:state I:pid I:uid Q:owned Q:forks H:name_len H:reserved0 I:reserved1", "name"),
     "references": ("Q:world F:reference I:owner I:state I:users I:in_flight Q:user_ranks q:created H:error_len H:reserved0 I:reserved1",
                    "error"),
+    "gpu_regions": ("R:region Q:bytes Q:chunk_bytes Q:group 16:uuid I:owner_uid I:kind I:state I:flags I:chunks I:hold I:minor I:driver "
+                    "I:exporter_pid I:exporter I:importers I:leaving I:tickets I:queues i:code I:publish_flags q:created q:keep q:freed_at "
+                    "H:group_len H:name_len I:reserved", "group name"),
 }
 
 
@@ -153,7 +179,7 @@ class Refused(Exception):
 
 
 def width(fields):
-    return sum({"Q": 8, "q": 8, "I": 4, "i": 4, "H": 2, "16": 16, "R": 16, "F": 16, "O": 8}[f.split(":")[0]] for f in fields.split())
+    return sum({"Q": 8, "q": 8, "I": 4, "i": 4, "H": 2, "16": 16, "64": 64, "R": 16, "F": 16, "O": 8}[f.split(":")[0]] for f in fields.split())
 
 
 def read(fields, data):
@@ -167,7 +193,7 @@ def read(fields, data):
         step = width(item)
         raw = data[at:at + step]
         at += step
-        if code == "16":
+        if code in ("16", "64"):
             out[name] = raw.hex()
         elif code in "RFO":
             out[name] = read({"R": REGION, "F": REFERENCE, "O": OUTCOME}[code], raw)

@@ -27,11 +27,19 @@ struct Vector {
 };
 
 std::vector<Vector> vectors() {
-  const std::map<std::string, std::uint32_t> tables{
-      {"regions", SHMBW_TABLE_REGIONS}, {"groups", SHMBW_TABLE_GROUPS},   {"sessions", SHMBW_TABLE_SESSIONS},
-      {"leases", SHMBW_TABLE_LEASES},   {"tickets", SHMBW_TABLE_TICKETS}, {"uids", SHMBW_TABLE_UIDS},
-      {"pools", SHMBW_TABLE_POOLS},     {"queues", SHMBW_TABLE_QUEUES},   {"participants", SHMBW_TABLE_PARTICIPANTS},
-      {"worlds", SHMBW_TABLE_WORLDS},   {"workers", SHMBW_TABLE_WORKERS}, {"references", SHMBW_TABLE_REFERENCES}};
+  const std::map<std::string, std::uint32_t> tables{{"regions", SHMBW_TABLE_REGIONS},
+                                                    {"groups", SHMBW_TABLE_GROUPS},
+                                                    {"sessions", SHMBW_TABLE_SESSIONS},
+                                                    {"leases", SHMBW_TABLE_LEASES},
+                                                    {"tickets", SHMBW_TABLE_TICKETS},
+                                                    {"uids", SHMBW_TABLE_UIDS},
+                                                    {"pools", SHMBW_TABLE_POOLS},
+                                                    {"queues", SHMBW_TABLE_QUEUES},
+                                                    {"participants", SHMBW_TABLE_PARTICIPANTS},
+                                                    {"worlds", SHMBW_TABLE_WORLDS},
+                                                    {"workers", SHMBW_TABLE_WORKERS},
+                                                    {"references", SHMBW_TABLE_REFERENCES},
+                                                    {"gpu_regions", SHMBW_TABLE_GPU_REGIONS}};
   std::vector<Vector> out;
   for (const auto& entry : std::filesystem::directory_iterator(SHMB_VECTORS)) {
     if (entry.path().extension() != ".json") continue;
@@ -114,7 +122,7 @@ TEST_CASE("there is a valid, minimal, maximal, short, tail and future vector for
   SHMBW_EVENTS(X)
 #undef X
   for (const char* table : {"regions", "groups", "sessions", "leases", "tickets", "uids", "pools", "queues",
-                            "participants", "worlds", "workers", "references"})
+                            "participants", "worlds", "workers", "references", "gpu_regions"})
     check(std::string("list-") + table);
 }
 

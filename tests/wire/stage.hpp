@@ -35,11 +35,13 @@ struct Stage {
   std::uint32_t port = 0;
   std::uint64_t world = 0;  // both are workers of it: the parent rank 0, the attacker rank 1
   shmbw_ref_id reference{}, own_fork{},
-      sent{};  // made by the attacker, owned by the parent; and a fork to the attacker
+      sent{};                      // made by the attacker, owned by the parent; and a fork to the attacker
+  shmbw_region_ref gpu{}, lent{};  // of the parent, with a lease of the attacker's; of the attacker's own, kind legacy
+
+  void want_world() { with_world_ = true; }
 
   // "" or what did not work.
-  std::string set_parent(const std::string& socket_path, bool with_ticket, bool with_pool);
-  void want_world() { with_world_ = true; }
+  std::string set_parent(const std::string& socket_path, bool with_ticket, bool with_pool, bool with_gpu);
   std::string set_attacker(bool greet);  // false: it has only connected
 
  private:
@@ -47,6 +49,9 @@ struct Stage {
   std::string join_pool();
   std::string join_world();
   bool with_world_ = false;
+  std::string set_gpu();
+  std::string open_gpu();
+  bool with_gpu_ = false;
 };
 
 // One valid request, as bytes that fit the stage it is made for.
@@ -54,13 +59,23 @@ struct Valid {
   std::string name;
   bool is_hello = false, wants_ticket = false, wants_pool = false, wants_world = false;
   std::function<Packet(const Stage&, std::uint64_t tag)> make;
+  bool wants_gpu = false;
 };
 // Every request of the tables in proto/, those with several meanings in each of them.
-const std::vector<Valid>& all_valid();  // but those of pools and queues
+const std::vector<Valid>& all_valid();  // but those of pools, of worlds and of GPU memory
 const std::vector<Valid>& all_valid_of_pools();
 const std::vector<Valid>& all_valid_of_worlds();
 // A join that completes or begins the world at that port.
 Packet join_of_world(std::uint64_t tag, std::uint32_t port, std::uint32_t rank, std::uint32_t size);
+const std::vector<Valid>& all_valid_of_gpu();  // but GPU_CHUNKS, which never comes without descriptors: test_gpu.cpp
+
+// Files that stand for those of a GPU's driver, for a broker with the seam's instruction gpu=DIR.
+inline constexpr std::uint8_t kGpuUuid[16] = {0xc0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+inline constexpr char kGpuPci[] = "0000:65:00.0";
+void make_gpu_files(const std::string& folder);
+// Names the GPU and waits until its node is held: "" or what did not work.
+std::string name_gpu(RawClient& client);
+shmbw_gpu_publish gpu_publication(shmbw_gpu_kind kind);
 
 // Plays packets against a stage, one after the other, and sets anew what a case has changed of it.
 class Duel {

@@ -17,6 +17,7 @@ void run_slots(Bench&);
 void run_waiting(Bench&);
 void run_spawn(Bench&);
 void run_remote(Bench&);
+void run_gpu(Bench&);
 
 std::span<const Family> families() {
   static constexpr Family all[] = {
@@ -34,6 +35,7 @@ std::span<const Family> families() {
       {"spawn", "ranks started and joined, against bare posix_spawn and fork; a killed rank until all are gone",
        run_spawn},
       {"remote", "calls and references between two workers, against a stream socket with the same bytes", run_remote},
+      {"gpu", "GPU memory published and opened at the broker, against a bare exchange of as many descriptors", run_gpu},
   };
   return all;
 }
