@@ -40,12 +40,12 @@ typedef void* shmb_gpu_stream;     /* CUstream; NULL: the default stream */
 /* ------------------------------------------------------------------------------------------------ devices */
 
 enum shmb_gpu_device_flag {
-  SHMB_GPU_DEVICE_VMM = 1 << 0,            /* regions can be made and shared */
-  SHMB_GPU_DEVICE_RDMA = 1 << 1,           /* SHMB_GPU_ALLOCATE_RDMA is possible */
-  SHMB_GPU_DEVICE_MEMORY_OPS_64 = 1 << 2,  /* timelines */
-  SHMB_GPU_DEVICE_READ_ONLY_PIN = 1 << 3,  /* read-only regions of the host can be pinned */
-  SHMB_GPU_DEVICE_DMA_BUF = 1 << 4,        /* shmb_gpu_dma_buf */
-  SHMB_GPU_DEVICE_MIG = 1 << 5             /* a MIG instance */
+  SHMB_GPU_DEVICE_VMM = 1 << 0,           /* regions can be made and shared */
+  SHMB_GPU_DEVICE_RDMA = 1 << 1,          /* SHMB_GPU_ALLOCATE_RDMA is possible */
+  SHMB_GPU_DEVICE_MEMORY_OPS_64 = 1 << 2, /* timelines */
+  SHMB_GPU_DEVICE_READ_ONLY_PIN = 1 << 3, /* read-only regions of the host can be pinned */
+  SHMB_GPU_DEVICE_DMA_BUF = 1 << 4,       /* shmb_gpu_dma_buf */
+  SHMB_GPU_DEVICE_MIG = 1 << 5            /* a MIG instance */
 };
 /* Lies in arrays: never grows. */
 typedef struct shmb_gpu_device {
@@ -113,9 +113,9 @@ enum shmb_gpu_sync {
 enum shmb_gpu_publish_flag {
   SHMB_GPU_PUBLISH_KEEP_GIVEN = 1 << 0, /* keep_ns counts; else the group's default */
   SHMB_GPU_PUBLISH_REPLACE = 1 << 1,    /* take the name over: generation + 1 */
-  SHMB_GPU_PUBLISH_WRITING = 1 << 2     /* this handle goes on writing, and importers may; if a writer dies the region is
-                                           `poisoned`. Without it every mapping is read-only from now on, this one too,
-                                           and the region outlives its maker as it is */
+  SHMB_GPU_PUBLISH_WRITING = 1 << 2 /* this handle goes on writing, and importers may; if a writer dies the region is
+                                       `poisoned`. Without it every mapping is read-only from now on, this one too,
+                                       and the region outlives its maker as it is */
 };
 typedef struct shmb_gpu_publish_options {
   size_t size;
@@ -149,13 +149,13 @@ SHMB_API int shmb_gpu_publish_many(const shmb_gpu_publish_item* items, size_t co
 
 typedef struct shmb_gpu_import_options {
   size_t size;
-  uint32_t access;         /* enum shmb_access */
-  uint32_t flags;          /* 0 */
-  const int32_t* devices;  /* ordinals that shall reach it; NULL: the device of the current context, else its own */
+  uint32_t access;        /* enum shmb_access */
+  uint32_t flags;         /* 0 */
+  const int32_t* devices; /* ordinals that shall reach it; NULL: the device of the current context, else its own */
   size_t device_count;
-  shmb_gpu_pointer at;     /* the address it shall have; 0: any. INVALID where that is not free */
-  int64_t wait_ns;         /* how long to wait for a name that is not there; 0: not. SHMB_FOREVER allowed */
-  int64_t timeout_ns;      /* of each answer of the broker */
+  shmb_gpu_pointer at; /* the address it shall have; 0: any. INVALID where that is not free */
+  int64_t wait_ns;     /* how long to wait for a name that is not there; 0: not. SHMB_FOREVER allowed */
+  int64_t timeout_ns;  /* of each answer of the broker */
 } shmb_gpu_import_options;
 
 /* Takes a reference to a published region, or to lent memory, and maps it: by address, by identity, by ticket. Errors:
@@ -196,19 +196,19 @@ enum shmb_gpu_state {
 };
 typedef struct shmb_gpu_region_info {
   size_t size;
-  shmb_region_id id;         /* all 0: not published */
-  shmb_gpu_pointer pointer;  /* where its first byte is in this process; 0: asleep */
-  uint64_t length;           /* asked for */
-  uint64_t bytes;            /* rounded, charged */
-  uint64_t offset;           /* adopted: where `pointer` lies in `bytes` */
-  uint8_t uuid[16];          /* of the device that has the memory */
-  int32_t device;            /* its ordinal here; SHMB_GPU_ANY_DEVICE: not visible */
-  uint32_t kind;             /* enum shmb_gpu_kind */
-  uint32_t access;           /* enum shmb_access: of this mapping */
-  uint32_t state;            /* enum shmb_gpu_state, as last heard: shmb_dispatch reads what has come since */
-  int32_t cu_result;         /* what made it `invalid` or `device lost`, else 0 */
-  uint32_t chunks;           /* allocations of the driver */
-  uint32_t asleep;           /* 1: shmb_gpu_sleep */
+  shmb_region_id id;        /* all 0: not published */
+  shmb_gpu_pointer pointer; /* where its first byte is in this process; 0: asleep */
+  uint64_t length;          /* asked for */
+  uint64_t bytes;           /* rounded, charged */
+  uint64_t offset;          /* adopted: where `pointer` lies in `bytes` */
+  uint8_t uuid[16];         /* of the device that has the memory */
+  int32_t device;           /* its ordinal here; SHMB_GPU_ANY_DEVICE: not visible */
+  uint32_t kind;            /* enum shmb_gpu_kind */
+  uint32_t access;          /* enum shmb_access: of this mapping */
+  uint32_t state;           /* enum shmb_gpu_state, as last heard: shmb_dispatch reads what has come since */
+  int32_t cu_result;        /* what made it `invalid` or `device lost`, else 0 */
+  uint32_t chunks;          /* allocations of the driver */
+  uint32_t asleep;          /* 1: shmb_gpu_sleep */
   uint32_t reserved;
   size_t tensor_count;
 } shmb_gpu_region_info;
