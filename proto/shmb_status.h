@@ -37,6 +37,33 @@ enum shmb_status {
   SHMB_E_PEER_GONE = 29, /* the other end of the queue has died or left */
   SHMB_E_BROKEN = 30, /* the shared words of the pool or lane are impossible: a participant has written over them */
   SHMB_E_POISONED = 31, /* a process died while it held the lock of the heap */
+  SHMB_E_NO_DRIVER = 40, /* there is no NVIDIA driver on this host, or not in this container */
+  SHMB_E_STUB_DRIVER = 41, /* the driver library found is the toolkit's stub */
+  SHMB_E_DRIVER_TOO_OLD = 42, /* the driver is older than 12.0, or lacks a function that is needed */
+  SHMB_E_NO_DEVICE = 43, /* the driver sees no GPU in this process */
+  SHMB_E_DEVICE_NOT_FOUND = 44, /* no GPU of that UUID is in this host's list */
+  SHMB_E_DEVICE_NOT_VISIBLE = 45, /* the GPU that owns the memory is hidden from this process */
+  SHMB_E_DIFFERENT_MIG_INSTANCE = 46, /* the memory belongs to another MIG instance */
+  SHMB_E_NOT_SUPPORTED = 47, /* the GPU or its driver cannot do this */
+  SHMB_E_BAD_FD = 48, /* a descriptor is not an export of GPU memory, or not in the way that is needed */
+  SHMB_E_NOT_EXPORTABLE = 49, /* the memory was allocated so that it cannot be shared: copy it into a region */
+  SHMB_E_TOO_SMALL = 50, /* the memory is smaller than its publisher claims */
+  SHMB_E_OUT_OF_MEMORY = 51, /* the GPU has no memory left for it; try again when some was freed */
+  SHMB_E_NOT_PERMITTED = 52, /* the driver does not permit it here */
+  SHMB_E_CONTEXT_POISONED = 53, /* an earlier error has ended this process' GPU context: only a new process can go on */
+  SHMB_E_DEVICE_LOST = 54, /* the GPU is lost or was reset */
+  SHMB_E_MPS = 55, /* the MPS server refuses, or has failed */
+  SHMB_E_ALREADY_REGISTERED = 56, /* the memory is registered with the GPU already */
+  SHMB_E_FORKED_CHILD = 57, /* GPU memory cannot be used in a child that forked after the GPU was initialised */
+  SHMB_E_PRODUCER_DEAD = 58, /* the process that made it has died */
+  SHMB_E_GENERATION_MISMATCH = 59, /* the GPU region under this id has another generation */
+  SHMB_E_DETACHED = 60, /* the region is over; its memory is only still mapped by processes that left the broker */
+  SHMB_E_DEVICE_NOT_PINNED = 61, /* nobody keeps the GPU initialised for this region: name the device first, with its node where the broker cannot open it */
+  SHMB_E_REGION_POISONED = 62, /* a writer died while it could write: the region is readable and gets no new writer */
+  SHMB_E_REGION_INVALID = 63, /* the region could not be imported by the first who tried, or never became whole */
+  SHMB_E_OTHER_KIND = 64, /* the region is of another kind: host memory where GPU memory is asked for, or the reverse */
+  SHMB_E_DRIVER_FAILED = 65, /* the driver failed with an error that has no code of ours */
+  SHMB_E_PINNED = 66, /* the region is registered with a GPU: unpin it first */
 };
 
 /* X(NAME, value, text) for every code. */
@@ -73,6 +100,33 @@ enum shmb_status {
   X(peer_gone, 29, "the other end of the queue has died or left") \
   X(broken, 30, "the shared words of the pool or lane are impossible: a participant has written over them") \
   X(poisoned, 31, "a process died while it held the lock of the heap") \
+  X(no_driver, 40, "there is no NVIDIA driver on this host, or not in this container") \
+  X(stub_driver, 41, "the driver library found is the toolkit's stub") \
+  X(driver_too_old, 42, "the driver is older than 12.0, or lacks a function that is needed") \
+  X(no_device, 43, "the driver sees no GPU in this process") \
+  X(device_not_found, 44, "no GPU of that UUID is in this host's list") \
+  X(device_not_visible, 45, "the GPU that owns the memory is hidden from this process") \
+  X(different_mig_instance, 46, "the memory belongs to another MIG instance") \
+  X(not_supported, 47, "the GPU or its driver cannot do this") \
+  X(bad_fd, 48, "a descriptor is not an export of GPU memory, or not in the way that is needed") \
+  X(not_exportable, 49, "the memory was allocated so that it cannot be shared: copy it into a region") \
+  X(too_small, 50, "the memory is smaller than its publisher claims") \
+  X(out_of_memory, 51, "the GPU has no memory left for it; try again when some was freed") \
+  X(not_permitted, 52, "the driver does not permit it here") \
+  X(context_poisoned, 53, "an earlier error has ended this process' GPU context: only a new process can go on") \
+  X(device_lost, 54, "the GPU is lost or was reset") \
+  X(mps, 55, "the MPS server refuses, or has failed") \
+  X(already_registered, 56, "the memory is registered with the GPU already") \
+  X(forked_child, 57, "GPU memory cannot be used in a child that forked after the GPU was initialised") \
+  X(producer_dead, 58, "the process that made it has died") \
+  X(generation_mismatch, 59, "the GPU region under this id has another generation") \
+  X(detached, 60, "the region is over; its memory is only still mapped by processes that left the broker") \
+  X(device_not_pinned, 61, "nobody keeps the GPU initialised for this region: name the device first, with its node where the broker cannot open it") \
+  X(region_poisoned, 62, "a writer died while it could write: the region is readable and gets no new writer") \
+  X(region_invalid, 63, "the region could not be imported by the first who tried, or never became whole") \
+  X(other_kind, 64, "the region is of another kind: host memory where GPU memory is asked for, or the reverse") \
+  X(driver_failed, 65, "the driver failed with an error that has no code of ours") \
+  X(pinned, 66, "the region is registered with a GPU: unpin it first") \
   /* end */
 
 #endif

@@ -41,6 +41,15 @@ enum shmbw_op {
   SHMBW_OP_LANE_THROUGH = 22,
   SHMBW_OP_QUEUE_HOLD = 23,
   SHMBW_OP_POOL_DOORBELL = 24,
+  SHMBW_OP_GPU_DEVICE = 40,
+  SHMBW_OP_GPU_PUBLISH = 41,
+  SHMBW_OP_GPU_CHUNKS = 42,
+  SHMBW_OP_GPU_OPEN = 43,
+  SHMBW_OP_GPU_MORE = 44,
+  SHMBW_OP_GPU_REPORT = 45,
+  SHMBW_OP_GPU_RETIRE = 46,
+  SHMBW_OP_GPU_TIMELINE = 47,
+  SHMBW_OP_GPU_PINNED = 48,
 };
 
 enum shmbw_event {
@@ -52,6 +61,9 @@ enum shmbw_event {
   SHMBW_EVENT_RECLAIM = 6,
   SHMBW_EVENT_GAP = 7,
   SHMBW_EVENT_POOL_CHANGED = 8,
+  SHMBW_EVENT_GPU_STATE = 24,
+  SHMBW_EVENT_GPU_DRAINED = 25,
+  SHMBW_EVENT_GPU_DEVICE = 26,
 };
 
 enum shmbw_slot {
@@ -74,6 +86,8 @@ enum shmbw_slot {
   SHMBW_SLOT_LANE_BYTES = 16,
   SHMBW_SLOT_SEGMENTS = 17,
   SHMBW_SLOT_SLOTS = 18,
+  SHMBW_SLOT_GPU_BYTES = 19,
+  SHMBW_SLOT_GPU_DESCRIPTORS = 20,
 };
 
 enum shmbw_scope {
@@ -143,6 +157,7 @@ enum shmbw_table {
   SHMBW_TABLE_POOLS = 7,
   SHMBW_TABLE_QUEUES = 8,
   SHMBW_TABLE_PARTICIPANTS = 9,
+  SHMBW_TABLE_GPU_REGIONS = 10,
 };
 
 enum shmbw_queue_kind {
@@ -171,6 +186,49 @@ enum shmbw_death {
   SHMBW_DEATH_EXITED = 1,
   SHMBW_DEATH_KILLED = 2,
   SHMBW_DEATH_DISCONNECTED = 3,
+};
+
+enum shmbw_gpu_kind {
+  SHMBW_GPU_KIND_NONE = 0,
+  SHMBW_GPU_KIND_VMM = 1,
+  SHMBW_GPU_KIND_LEGACY = 2,
+  SHMBW_GPU_KIND_TIMELINE = 3,
+};
+
+enum shmbw_gpu_state {
+  SHMBW_GPU_STATE_NONE = 0,
+  SHMBW_GPU_STATE_OK = 1,
+  SHMBW_GPU_STATE_INCOMPLETE = 2,
+  SHMBW_GPU_STATE_POISONED = 3,
+  SHMBW_GPU_STATE_DETACHED = 4,
+  SHMBW_GPU_STATE_DEVICE_LOST = 5,
+  SHMBW_GPU_STATE_INVALID = 6,
+  SHMBW_GPU_STATE_RETIRED = 7,
+  SHMBW_GPU_STATE_PRODUCER_DEAD = 8,
+};
+
+enum shmbw_gpu_hold {
+  SHMBW_GPU_HOLD_NONE = 0,
+  SHMBW_GPU_HOLD_OPENING = 1,
+  SHMBW_GPU_HOLD_NODE = 2,
+  SHMBW_GPU_HOLD_GIVEN = 3,
+  SHMBW_GPU_HOLD_TRUSTED = 4,
+  SHMBW_GPU_HOLD_FAILED = 5,
+};
+
+enum shmbw_gpu_report {
+  SHMBW_GPU_REPORT_NONE = 0,
+  SHMBW_GPU_REPORT_IMPORTED = 1,
+  SHMBW_GPU_REPORT_IMPORT_FAILED = 2,
+  SHMBW_GPU_REPORT_WRITTEN = 3,
+  SHMBW_GPU_REPORT_DEVICE_LOST = 4,
+};
+
+enum shmbw_gpu_word_status {
+  SHMBW_GPU_WORD_STATUS_OK = 0,
+  SHMBW_GPU_WORD_STATUS_PRODUCER_DEAD = 1,
+  SHMBW_GPU_WORD_STATUS_DEVICE_LOST = 2,
+  SHMBW_GPU_WORD_STATUS_CLOSED = 3,
 };
 
 enum shmbw_header_flags {
@@ -244,7 +302,8 @@ enum shmbw_watch_event_flags {
   SHMBW_WATCH_EVENT_APPEARED = 1 << 3,
   SHMBW_WATCH_EVENT_ENDED = 1 << 4,
   SHMBW_WATCH_EVENT_RECLAIM = 1 << 5,
-  SHMBW_WATCH_EVENT_KNOWN = 63,
+  SHMBW_WATCH_EVENT_GPU = 1 << 6,
+  SHMBW_WATCH_EVENT_KNOWN = 127,
 };
 
 enum shmbw_list_flags {
@@ -259,7 +318,8 @@ enum shmbw_region_flags {
   SHMBW_REGION_KEPT = 1 << 2,
   SHMBW_REGION_DIRTY_BIRTH = 1 << 3,
   SHMBW_REGION_WRITE_OPEN = 1 << 4,
-  SHMBW_REGION_KNOWN = 31,
+  SHMBW_REGION_GPU = 1 << 5,
+  SHMBW_REGION_KNOWN = 63,
 };
 
 enum shmbw_group_state_flags {
@@ -324,6 +384,41 @@ enum shmbw_feature_flags {
   SHMBW_FEATURE_IO_URING = 1 << 4,
   SHMBW_FEATURE_PROC = 1 << 5,
   SHMBW_FEATURE_KNOWN = 63,
+};
+
+enum shmbw_gpu_device_flags {
+  SHMBW_GPU_DEVICE_NODE_GIVEN = 1 << 0,
+  SHMBW_GPU_DEVICE_KNOWN = 1,
+};
+
+enum shmbw_gpu_publish_flags {
+  SHMBW_GPU_PUBLISH_KEEP_GIVEN = 1 << 0,
+  SHMBW_GPU_PUBLISH_REPLACE = 1 << 1,
+  SHMBW_GPU_PUBLISH_RDMA = 1 << 2,
+  SHMBW_GPU_PUBLISH_ADOPTED = 1 << 3,
+  SHMBW_GPU_PUBLISH_AGENT = 1 << 4,
+  SHMBW_GPU_PUBLISH_WRITING = 1 << 5,
+  SHMBW_GPU_PUBLISH_MANY_WRITERS = 1 << 6,
+  SHMBW_GPU_PUBLISH_MANIFEST = 1 << 7,
+  SHMBW_GPU_PUBLISH_KNOWN = 255,
+};
+
+enum shmbw_gpu_open_flags {
+  SHMBW_GPU_OPEN_OWNER_GIVEN = 1 << 0,
+  SHMBW_GPU_OPEN_NO_FD = 1 << 1,
+  SHMBW_GPU_OPEN_MANIFEST = 1 << 2,
+  SHMBW_GPU_OPEN_KNOWN = 7,
+};
+
+enum shmbw_gpu_timeline_flags {
+  SHMBW_GPU_TIMELINE_KEEP_GIVEN = 1 << 0,
+  SHMBW_GPU_TIMELINE_REPLACE = 1 << 1,
+  SHMBW_GPU_TIMELINE_KNOWN = 3,
+};
+
+enum shmbw_gpu_pinned_flags {
+  SHMBW_GPU_PINNED_UNPIN = 1 << 0,
+  SHMBW_GPU_PINNED_KNOWN = 1,
 };
 
 struct shmbw_header {
@@ -741,6 +836,190 @@ struct shmbw_pool_doorbell_reply {
   uint32_t life;
 };
 
+struct shmbw_gpu_device {
+  uint8_t uuid[16]; /* of the GPU, or of the MIG device */
+  uint32_t flags; /* gpu_device flags; node_given: one descriptor travels with the request */
+  uint16_t pci_len; /* bytes of text pci: domain:bus:device.function of the GPU, as the driver writes it */
+  uint16_t reserved; /* zero */
+};
+
+struct shmbw_gpu_device_reply {
+  uint64_t watch; /* of the event gpu_device that comes while hold is opening; else 0 */
+  uint32_t hold; /* enum gpu_hold */
+  uint32_t minor; /* of the node; 0xffffffff unknown */
+};
+
+struct shmbw_gpu_publish {
+  uint64_t group; /* group id, 0: the session's own */
+  uint64_t bytes; /* of the region, 1 to 2^47 - 1 */
+  uint64_t chunk_bytes; /* vmm: 0: one chunk; else each chunk but the last is that long */
+  uint64_t granularity; /* vmm: of the allocation, a power of two; 0: 2 MiB */
+  int64_t keep; /* with flag keep_given, as in create; legacy: 0 */
+  uint8_t uuid[16]; /* of a GPU that this session has named */
+  uint64_t manifest_bytes; /* with flag manifest: size of its memfd, at most 4 MiB; the broker hands it on unread */
+  uint32_t kind; /* enum gpu_kind: vmm or legacy */
+  uint32_t flags; /* gpu_publish flags; writing: the publisher goes on writing, and its death poisons the region; many_writers: others may have map_write too. Without them all is written and nobody gets map_write */
+  uint32_t rights; /* rights of the publisher's lease, map_read at least; 0: all */
+  uint32_t chunks; /* vmm: chunks whose descriptors are in this packet, from the first on, 1 to 126 in all elements together; the rest comes by gpu_chunks, and until then the state is incomplete */
+  uint32_t driver; /* version of the driver, for people */
+  uint16_t name_len; /* bytes of text name, 0: unnamed */
+  uint16_t reserved; /* zero */
+  uint64_t offset; /* legacy: of the memory in the allocation that the handle opens */
+  uint64_t allocation; /* legacy: bytes of that allocation */
+  uint8_t handle[64]; /* legacy: the driver's handle */
+};
+
+struct shmbw_gpu_publish_reply {
+  struct shmbw_outcome outcome;
+  struct shmbw_region_ref region; /* its identity */
+  uint64_t bytes; /* charged */
+  uint64_t group; /* the group that holds it */
+  uint32_t rights; /* rights of the lease */
+  uint32_t state; /* enum gpu_state: ok or incomplete */
+  uint32_t chunks; /* in all */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_gpu_chunks {
+  struct shmbw_region_ref region;
+  uint32_t first; /* chunks that the broker has already */
+  uint32_t count; /* chunks in this packet, 1 to 126 */
+};
+
+struct shmbw_gpu_chunks_reply {
+  uint32_t state; /* enum gpu_state */
+  uint32_t chunks; /* that the broker has now */
+};
+
+struct shmbw_gpu_open {
+  uint32_t by; /* enum attach_by */
+  uint32_t rights; /* rights wanted; at least map_read */
+  uint32_t flags; /* gpu_open flags; manifest: the manifest's descriptor is wanted too */
+  uint32_t owner_uid; /* owner of the group name, with flag owner_given */
+  struct shmbw_region_ref region; /* by id */
+  uint8_t ticket[16]; /* by ticket */
+  uint16_t group_len; /* as in attach */
+  uint16_t name_len; /* by name: bytes of text name */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_gpu_open_reply {
+  struct shmbw_outcome outcome; /* fd_index: of the first share */
+  struct shmbw_region_ref region; /* its identity */
+  uint64_t bytes;
+  uint64_t chunk_bytes; /* 0: one chunk */
+  uint64_t granularity;
+  uint64_t group; /* the group that holds it */
+  uint64_t offset; /* legacy, as published */
+  uint64_t allocation; /* legacy, as published */
+  uint64_t manifest_bytes; /* size of the manifest; 0: there is none */
+  uint8_t uuid[16];
+  uint32_t kind; /* enum gpu_kind */
+  uint32_t state; /* enum gpu_state */
+  uint32_t rights; /* rights of the lease */
+  uint32_t flags; /* gpu_publish flags */
+  uint32_t chunks; /* in all */
+  uint32_t sent; /* chunks whose shares are in this packet */
+  uint32_t driver; /* version of the publisher's driver */
+  uint32_t exporter_pid; /* 0 unknown */
+  uint16_t manifest_fd; /* which descriptor is the manifest's, read-only, its file position shared: pread or mmap; 0xffff: none */
+  uint16_t reserved0; /* zero */
+  uint32_t reserved1; /* zero */
+  uint8_t handle[64]; /* legacy, as published */
+};
+
+struct shmbw_gpu_more {
+  struct shmbw_region_ref region;
+  uint32_t first; /* chunk */
+  uint32_t count; /* 1 to 253 */
+};
+
+struct shmbw_gpu_more_reply {
+  uint32_t first; /* chunk */
+  uint32_t count; /* shares in this packet */
+};
+
+struct shmbw_gpu_report {
+  struct shmbw_region_ref region; /* device_lost: 0 */
+  uint32_t what; /* enum gpu_report */
+  int32_t code; /* the driver's result, for people */
+  uint8_t uuid[16]; /* device_lost: of the device; else zero */
+};
+
+struct shmbw_gpu_report_reply {
+  struct shmbw_outcome outcome;
+  uint32_t state; /* enum gpu_state of the region; of device_lost: 0 */
+  uint32_t regions; /* whose state changed */
+};
+
+struct shmbw_gpu_retire {
+  struct shmbw_region_ref region;
+};
+
+struct shmbw_gpu_retire_reply {
+  struct shmbw_outcome outcome;
+  uint32_t users; /* that are left; 0: none, free it now, no event comes */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_gpu_timeline {
+  uint64_t group; /* group id, 0: the session's own */
+  int64_t keep; /* with flag keep_given, as in create */
+  uint32_t flags; /* gpu_timeline flags */
+  uint32_t words; /* 1 to 1024 */
+  uint16_t name_len; /* bytes of text name, 0: unnamed */
+  uint16_t reserved0; /* zero */
+  uint32_t reserved1; /* zero */
+};
+
+struct shmbw_gpu_timeline_reply {
+  struct shmbw_region_ref region; /* its identity */
+  uint64_t bytes; /* charged */
+  uint64_t group; /* the group that holds it */
+};
+
+struct shmbw_gpu_pinned {
+  struct shmbw_region_ref region;
+  uint32_t flags; /* gpu_pinned flags */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_gpu_pinned_reply {
+  struct shmbw_outcome outcome;
+  uint32_t pins; /* of this session's lease now */
+  uint32_t reserved; /* zero */
+};
+
+struct shmbw_gpu_record {
+  struct shmbw_region_ref region;
+  uint64_t bytes;
+  uint64_t chunk_bytes; /* 0: one chunk */
+  uint64_t group;
+  uint8_t uuid[16];
+  uint32_t owner_uid;
+  uint32_t kind; /* enum gpu_kind */
+  uint32_t state; /* enum gpu_state */
+  uint32_t flags; /* region flags */
+  uint32_t chunks; /* in all */
+  uint32_t hold; /* enum gpu_hold: what keeps the GPU initialised */
+  uint32_t minor; /* of the GPU's node; 0xffffffff unknown */
+  uint32_t driver; /* version of the publisher's driver */
+  uint32_t exporter_pid; /* 0 unknown */
+  uint32_t exporter; /* 1: the publisher still has its lease */
+  uint32_t importers; /* sessions with a lease, without the publisher */
+  uint32_t leaving; /* of all these: sessions that are over, whose process lives and may still map the memory */
+  uint32_t tickets;
+  uint32_t queues; /* pools and lanes that hold it */
+  int32_t code; /* the driver's result that was last reported */
+  uint32_t publish_flags; /* gpu_publish flags */
+  int64_t created; /* CLOCK_BOOTTIME nanoseconds */
+  int64_t keep; /* 0, nanoseconds, -1 */
+  int64_t freed_at; /* CLOCK_BOOTTIME nanoseconds when a running keep ends, else 0 */
+  uint16_t group_len;
+  uint16_t name_len;
+  uint32_t reserved; /* zero */
+};
+
 struct shmbw_region_record {
   struct shmbw_region_ref region;
   uint64_t length;
@@ -954,6 +1233,33 @@ struct shmbw_pool_changed_event {
   uint64_t sequence;
   uint64_t watch; /* 0 */
   uint64_t pool; /* somebody joined, left or died: look at the directory's change word */
+};
+
+struct shmbw_gpu_state_event {
+  uint64_t sequence;
+  uint64_t watch; /* 0: to each holder of a lease, unasked */
+  struct shmbw_region_ref region;
+  uint32_t state; /* enum gpu_state */
+  uint32_t kind; /* enum gpu_kind */
+  int32_t code; /* the driver's result, where one was reported */
+  uint32_t pid; /* who died or reported; 0 unknown */
+};
+
+struct shmbw_gpu_drained_event {
+  uint64_t sequence;
+  uint64_t watch; /* 0 */
+  struct shmbw_region_ref region; /* retired: nobody uses it any more, its owner frees it */
+};
+
+struct shmbw_gpu_device_event {
+  uint64_t sequence;
+  uint64_t watch; /* of the reply to gpu_device */
+  uint8_t uuid[16];
+  uint32_t hold; /* enum gpu_hold: node, trusted or failed */
+  uint32_t minor; /* of the node; 0xffffffff unknown */
+  uint32_t system_errno; /* of what failed, else 0 */
+  uint16_t text_len;
+  uint16_t reserved; /* zero */
 };
 
 #ifdef __cplusplus
@@ -1274,6 +1580,152 @@ SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell, reserved) == 20);
 SHMBW_CHECK(sizeof(struct shmbw_pool_doorbell_reply) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell_reply, participant) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_pool_doorbell_reply, life) == 4);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_device) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device, uuid) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device, flags) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device, pci_len) == 20);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device, reserved) == 22);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_device_reply) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device_reply, watch) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device_reply, hold) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device_reply, minor) == 12);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_publish) == 168);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, group) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, bytes) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, chunk_bytes) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, granularity) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, keep) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, uuid) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, manifest_bytes) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, kind) == 64);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, flags) == 68);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, rights) == 72);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, chunks) == 76);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, driver) == 80);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, name_len) == 84);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, reserved) == 86);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, offset) == 88);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, allocation) == 96);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish, handle) == 104);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_publish_reply) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish_reply, outcome) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish_reply, region) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish_reply, bytes) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish_reply, group) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish_reply, rights) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish_reply, state) == 44);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish_reply, chunks) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_publish_reply, reserved) == 52);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_chunks) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_chunks, region) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_chunks, first) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_chunks, count) == 20);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_chunks_reply) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_chunks_reply, state) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_chunks_reply, chunks) == 4);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_open) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open, by) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open, rights) == 4);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open, flags) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open, owner_uid) == 12);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open, region) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open, ticket) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open, group_len) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open, name_len) == 50);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open, reserved) == 52);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_open_reply) == 200);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, outcome) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, region) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, bytes) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, chunk_bytes) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, granularity) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, group) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, offset) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, allocation) == 64);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, manifest_bytes) == 72);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, uuid) == 80);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, kind) == 96);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, state) == 100);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, rights) == 104);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, flags) == 108);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, chunks) == 112);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, sent) == 116);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, driver) == 120);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, exporter_pid) == 124);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, manifest_fd) == 128);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, reserved0) == 130);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, reserved1) == 132);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_open_reply, handle) == 136);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_more) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_more, region) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_more, first) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_more, count) == 20);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_more_reply) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_more_reply, first) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_more_reply, count) == 4);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_report) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_report, region) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_report, what) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_report, code) == 20);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_report, uuid) == 24);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_report_reply) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_report_reply, outcome) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_report_reply, state) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_report_reply, regions) == 12);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_retire) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_retire, region) == 0);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_retire_reply) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_retire_reply, outcome) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_retire_reply, users) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_retire_reply, reserved) == 12);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_timeline) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_timeline, group) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_timeline, keep) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_timeline, flags) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_timeline, words) == 20);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_timeline, name_len) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_timeline, reserved0) == 26);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_timeline, reserved1) == 28);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_timeline_reply) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_timeline_reply, region) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_timeline_reply, bytes) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_timeline_reply, group) == 24);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_pinned) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_pinned, region) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_pinned, flags) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_pinned, reserved) == 20);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_pinned_reply) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_pinned_reply, outcome) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_pinned_reply, pins) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_pinned_reply, reserved) == 12);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_record) == 152);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, region) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, bytes) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, chunk_bytes) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, group) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, uuid) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, owner_uid) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, kind) == 60);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, state) == 64);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, flags) == 68);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, chunks) == 72);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, hold) == 76);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, minor) == 80);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, driver) == 84);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, exporter_pid) == 88);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, exporter) == 92);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, importers) == 96);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, leaving) == 100);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, tickets) == 104);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, queues) == 108);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, code) == 112);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, publish_flags) == 116);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, created) == 120);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, keep) == 128);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, freed_at) == 136);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, group_len) == 144);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, name_len) == 146);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_record, reserved) == 148);
 SHMBW_CHECK(sizeof(struct shmbw_region_record) == 112);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, length) == 16);
@@ -1455,6 +1907,27 @@ SHMBW_CHECK(sizeof(struct shmbw_pool_changed_event) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_pool_changed_event, sequence) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_pool_changed_event, watch) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_pool_changed_event, pool) == 16);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_state_event) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_state_event, sequence) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_state_event, watch) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_state_event, region) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_state_event, state) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_state_event, kind) == 36);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_state_event, code) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_state_event, pid) == 44);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_drained_event) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_drained_event, sequence) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_drained_event, watch) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_drained_event, region) == 16);
+SHMBW_CHECK(sizeof(struct shmbw_gpu_device_event) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device_event, sequence) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device_event, watch) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device_event, uuid) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device_event, hold) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device_event, minor) == 36);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device_event, system_errno) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device_event, text_len) == 44);
+SHMBW_CHECK(offsetof(struct shmbw_gpu_device_event, reserved) == 46);
 #undef SHMBW_CHECK
 
 #endif

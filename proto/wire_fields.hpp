@@ -426,6 +426,190 @@ template <class F> constexpr void visit_fields(shmbw_pool_doorbell_reply& s, F&&
   f("participant", s.participant);
   f("life", s.life);
 }
+constexpr bool reserved_zero(const shmbw_gpu_device& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_gpu_device& s, F&& f) {
+  f("uuid", s.uuid);
+  f("flags", s.flags);
+  f("pci_len", s.pci_len);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_gpu_device_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_gpu_device_reply& s, F&& f) {
+  f("watch", s.watch);
+  f("hold", s.hold);
+  f("minor", s.minor);
+}
+constexpr bool reserved_zero(const shmbw_gpu_publish& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_gpu_publish& s, F&& f) {
+  f("group", s.group);
+  f("bytes", s.bytes);
+  f("chunk_bytes", s.chunk_bytes);
+  f("granularity", s.granularity);
+  f("keep", s.keep);
+  f("uuid", s.uuid);
+  f("manifest_bytes", s.manifest_bytes);
+  f("kind", s.kind);
+  f("flags", s.flags);
+  f("rights", s.rights);
+  f("chunks", s.chunks);
+  f("driver", s.driver);
+  f("name_len", s.name_len);
+  f("reserved", s.reserved);
+  f("offset", s.offset);
+  f("allocation", s.allocation);
+  f("handle", s.handle);
+}
+constexpr bool reserved_zero(const shmbw_gpu_publish_reply& s) { return s.reserved == 0 && reserved_zero(s.outcome) && reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_gpu_publish_reply& s, F&& f) {
+  f("outcome", s.outcome);
+  f("region", s.region);
+  f("bytes", s.bytes);
+  f("group", s.group);
+  f("rights", s.rights);
+  f("state", s.state);
+  f("chunks", s.chunks);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_gpu_chunks& s) { return reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_gpu_chunks& s, F&& f) {
+  f("region", s.region);
+  f("first", s.first);
+  f("count", s.count);
+}
+constexpr bool reserved_zero(const shmbw_gpu_chunks_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_gpu_chunks_reply& s, F&& f) {
+  f("state", s.state);
+  f("chunks", s.chunks);
+}
+constexpr bool reserved_zero(const shmbw_gpu_open& s) { return s.reserved == 0 && reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_gpu_open& s, F&& f) {
+  f("by", s.by);
+  f("rights", s.rights);
+  f("flags", s.flags);
+  f("owner_uid", s.owner_uid);
+  f("region", s.region);
+  f("ticket", s.ticket);
+  f("group_len", s.group_len);
+  f("name_len", s.name_len);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_gpu_open_reply& s) { return s.reserved0 == 0 && s.reserved1 == 0 && reserved_zero(s.outcome) && reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_gpu_open_reply& s, F&& f) {
+  f("outcome", s.outcome);
+  f("region", s.region);
+  f("bytes", s.bytes);
+  f("chunk_bytes", s.chunk_bytes);
+  f("granularity", s.granularity);
+  f("group", s.group);
+  f("offset", s.offset);
+  f("allocation", s.allocation);
+  f("manifest_bytes", s.manifest_bytes);
+  f("uuid", s.uuid);
+  f("kind", s.kind);
+  f("state", s.state);
+  f("rights", s.rights);
+  f("flags", s.flags);
+  f("chunks", s.chunks);
+  f("sent", s.sent);
+  f("driver", s.driver);
+  f("exporter_pid", s.exporter_pid);
+  f("manifest_fd", s.manifest_fd);
+  f("reserved0", s.reserved0);
+  f("reserved1", s.reserved1);
+  f("handle", s.handle);
+}
+constexpr bool reserved_zero(const shmbw_gpu_more& s) { return reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_gpu_more& s, F&& f) {
+  f("region", s.region);
+  f("first", s.first);
+  f("count", s.count);
+}
+constexpr bool reserved_zero(const shmbw_gpu_more_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_gpu_more_reply& s, F&& f) {
+  f("first", s.first);
+  f("count", s.count);
+}
+constexpr bool reserved_zero(const shmbw_gpu_report& s) { return reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_gpu_report& s, F&& f) {
+  f("region", s.region);
+  f("what", s.what);
+  f("code", s.code);
+  f("uuid", s.uuid);
+}
+constexpr bool reserved_zero(const shmbw_gpu_report_reply& s) { return reserved_zero(s.outcome); }
+template <class F> constexpr void visit_fields(shmbw_gpu_report_reply& s, F&& f) {
+  f("outcome", s.outcome);
+  f("state", s.state);
+  f("regions", s.regions);
+}
+constexpr bool reserved_zero(const shmbw_gpu_retire& s) { return reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_gpu_retire& s, F&& f) {
+  f("region", s.region);
+}
+constexpr bool reserved_zero(const shmbw_gpu_retire_reply& s) { return s.reserved == 0 && reserved_zero(s.outcome); }
+template <class F> constexpr void visit_fields(shmbw_gpu_retire_reply& s, F&& f) {
+  f("outcome", s.outcome);
+  f("users", s.users);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_gpu_timeline& s) { return s.reserved0 == 0 && s.reserved1 == 0; }
+template <class F> constexpr void visit_fields(shmbw_gpu_timeline& s, F&& f) {
+  f("group", s.group);
+  f("keep", s.keep);
+  f("flags", s.flags);
+  f("words", s.words);
+  f("name_len", s.name_len);
+  f("reserved0", s.reserved0);
+  f("reserved1", s.reserved1);
+}
+constexpr bool reserved_zero(const shmbw_gpu_timeline_reply& s) { return reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_gpu_timeline_reply& s, F&& f) {
+  f("region", s.region);
+  f("bytes", s.bytes);
+  f("group", s.group);
+}
+constexpr bool reserved_zero(const shmbw_gpu_pinned& s) { return s.reserved == 0 && reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_gpu_pinned& s, F&& f) {
+  f("region", s.region);
+  f("flags", s.flags);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_gpu_pinned_reply& s) { return s.reserved == 0 && reserved_zero(s.outcome); }
+template <class F> constexpr void visit_fields(shmbw_gpu_pinned_reply& s, F&& f) {
+  f("outcome", s.outcome);
+  f("pins", s.pins);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_gpu_record& s) { return s.reserved == 0 && reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_gpu_record& s, F&& f) {
+  f("region", s.region);
+  f("bytes", s.bytes);
+  f("chunk_bytes", s.chunk_bytes);
+  f("group", s.group);
+  f("uuid", s.uuid);
+  f("owner_uid", s.owner_uid);
+  f("kind", s.kind);
+  f("state", s.state);
+  f("flags", s.flags);
+  f("chunks", s.chunks);
+  f("hold", s.hold);
+  f("minor", s.minor);
+  f("driver", s.driver);
+  f("exporter_pid", s.exporter_pid);
+  f("exporter", s.exporter);
+  f("importers", s.importers);
+  f("leaving", s.leaving);
+  f("tickets", s.tickets);
+  f("queues", s.queues);
+  f("code", s.code);
+  f("publish_flags", s.publish_flags);
+  f("created", s.created);
+  f("keep", s.keep);
+  f("freed_at", s.freed_at);
+  f("group_len", s.group_len);
+  f("name_len", s.name_len);
+  f("reserved", s.reserved);
+}
 constexpr bool reserved_zero(const shmbw_region_record& s) { return s.reserved == 0 && reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_region_record& s, F&& f) {
   f("region", s.region);
@@ -641,6 +825,33 @@ template <class F> constexpr void visit_fields(shmbw_pool_changed_event& s, F&& 
   f("watch", s.watch);
   f("pool", s.pool);
 }
+constexpr bool reserved_zero(const shmbw_gpu_state_event& s) { return reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_gpu_state_event& s, F&& f) {
+  f("sequence", s.sequence);
+  f("watch", s.watch);
+  f("region", s.region);
+  f("state", s.state);
+  f("kind", s.kind);
+  f("code", s.code);
+  f("pid", s.pid);
+}
+constexpr bool reserved_zero(const shmbw_gpu_drained_event& s) { return reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_gpu_drained_event& s, F&& f) {
+  f("sequence", s.sequence);
+  f("watch", s.watch);
+  f("region", s.region);
+}
+constexpr bool reserved_zero(const shmbw_gpu_device_event& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_gpu_device_event& s, F&& f) {
+  f("sequence", s.sequence);
+  f("watch", s.watch);
+  f("uuid", s.uuid);
+  f("hold", s.hold);
+  f("minor", s.minor);
+  f("system_errno", s.system_errno);
+  f("text_len", s.text_len);
+  f("reserved", s.reserved);
+}
 
 // f("library", s.library_len) for each text, in the order in which the texts stand.
 template <class F> constexpr void visit_texts(shmbw_hello& s, F&& f) {
@@ -756,6 +967,51 @@ template <class F> constexpr void visit_texts(shmbw_pool_doorbell&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_pool_doorbell_reply&, F&&) {
 }
+template <class F> constexpr void visit_texts(shmbw_gpu_device& s, F&& f) {
+  f("pci", s.pci_len);
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_device_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_publish& s, F&& f) {
+  f("name", s.name_len);
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_publish_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_chunks&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_chunks_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_open& s, F&& f) {
+  f("group", s.group_len);
+  f("name", s.name_len);
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_open_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_more&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_more_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_report&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_report_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_retire&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_retire_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_timeline& s, F&& f) {
+  f("name", s.name_len);
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_timeline_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_pinned&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_pinned_reply&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_record& s, F&& f) {
+  f("group", s.group_len);
+  f("name", s.name_len);
+}
 template <class F> constexpr void visit_texts(shmbw_region_record& s, F&& f) {
   f("group", s.group_len);
   f("name", s.name_len);
@@ -800,6 +1056,13 @@ template <class F> constexpr void visit_texts(shmbw_gap_event&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
 }
+template <class F> constexpr void visit_texts(shmbw_gpu_state_event&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_drained_event&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_gpu_device_event& s, F&& f) {
+  f("text", s.text_len);
+}
 
 // X(op, name, batch): every request, every request with a reply, every record (by table number), every event.
 #define SHMBW_REQUESTS(X) \
@@ -827,6 +1090,15 @@ template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
   X(22, lane_through, true) \
   X(23, queue_hold, true) \
   X(24, pool_doorbell, false) \
+  X(40, gpu_device, false) \
+  X(41, gpu_publish, true) \
+  X(42, gpu_chunks, false) \
+  X(43, gpu_open, true) \
+  X(44, gpu_more, false) \
+  X(45, gpu_report, true) \
+  X(46, gpu_retire, true) \
+  X(47, gpu_timeline, false) \
+  X(48, gpu_pinned, true) \
   /* end */
 #define SHMBW_REPLIES(X) \
   X(1, hello, false) \
@@ -851,8 +1123,18 @@ template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
   X(21, queue_close, false) \
   X(23, queue_hold, true) \
   X(24, pool_doorbell, false) \
+  X(40, gpu_device, false) \
+  X(41, gpu_publish, true) \
+  X(42, gpu_chunks, false) \
+  X(43, gpu_open, true) \
+  X(44, gpu_more, false) \
+  X(45, gpu_report, true) \
+  X(46, gpu_retire, true) \
+  X(47, gpu_timeline, false) \
+  X(48, gpu_pinned, true) \
   /* end */
 #define SHMBW_RECORDS(X) \
+  X(10, gpu_record, false) \
   X(1, region_record, false) \
   X(2, group_record, false) \
   X(3, session_record, false) \
@@ -872,6 +1154,9 @@ template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
   X(6, reclaim, false) \
   X(7, gap, false) \
   X(8, pool_changed, false) \
+  X(24, gpu_state, false) \
+  X(25, gpu_drained, false) \
+  X(26, gpu_device, false) \
   /* end */
 
 }  // namespace shmb::wire
