@@ -54,6 +54,8 @@ enum class State : std::uint32_t {
   detached = SHMB_GPU_DETACHED,
   device_lost = SHMB_GPU_DEVICE_LOST,
   invalid = SHMB_GPU_INVALID,
+  retired = SHMB_GPU_RETIRED,
+  producer_dead = SHMB_GPU_PRODUCER_DEAD,
 };
 
 // The devices that this process may use.
@@ -143,7 +145,8 @@ struct PublishOptions {
   GroupId group;
   std::optional<Keep> keep;
   bool replace = false;
-  bool writing = false;  // this handle goes on writing, and importers may
+  bool writing = false;       // this handle goes on writing
+  bool many_writers = false;  // importers may, too
   Sync sync;
   std::vector<Tensor> tensors;
   Timeout timeout;
@@ -250,6 +253,7 @@ class Region {
     }
     if (options.replace) c.flags |= SHMB_GPU_PUBLISH_REPLACE;
     if (options.writing) c.flags |= SHMB_GPU_PUBLISH_WRITING;
+    if (options.many_writers) c.flags |= SHMB_GPU_PUBLISH_MANY_WRITERS;
     c.sync = options.sync.kind();
     c.stream = options.sync.handle();
     c.tensors = tensors.data();
@@ -303,6 +307,12 @@ class Region {
     return managed;
   }
 
+  // This handle's writing is over.
+  Result<void> try_written(Sync sync = {}, Timeout timeout = {}) noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(
+        shmb_gpu_written(handle_.get(), sync.kind(), sync.handle(), timeout.nanoseconds(), &error), error);
+  }
   Result<void> try_sleep() noexcept {
     shmb_error error;
     return shmbroker::detail::outcome(shmb_gpu_sleep(handle_.get(), &error), error);
@@ -356,6 +366,7 @@ class Region {
   Tensor tensor(std::size_t number) const { return try_tensor(number).value(); }
   Tensor tensor(const std::string& name) const { return try_tensor(name).value(); }
   DLManagedTensorVersioned* dlpack(const Tensor& tensor) const { return try_dlpack(tensor).value(); }
+  void written(Sync sync = {}, Timeout timeout = {}) { try_written(sync, timeout).value(); }
   void sleep() { try_sleep().value(); }
   void wake(Timeout timeout = {}) { try_wake(timeout).value(); }
   Ticket ticket(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
@@ -392,7 +403,7 @@ struct LendOptions {
   std::string name;
   GroupId group;
   bool replace = false;
-  bool writing = false;  // importers may write
+  bool writing = false, many_writers = false;
   Sync sync;
   std::vector<Tensor> tensors;
   Timeout timeout;
@@ -413,6 +424,7 @@ class Lease {
     c.group = options.group.value;
     if (options.replace) c.flags |= SHMB_GPU_PUBLISH_REPLACE;
     if (options.writing) c.flags |= SHMB_GPU_PUBLISH_WRITING;
+    if (options.many_writers) c.flags |= SHMB_GPU_PUBLISH_MANY_WRITERS;
     c.sync = options.sync.kind();
     c.stream = options.sync.handle();
     c.tensors = tensors.data();

@@ -9,8 +9,8 @@
  *  - A failure of the driver names the function, its CUresult and the region. After a sticky error (an illegal address,
  *    an assertion in a kernel) the calls that need the driver answer CONTEXT_POISONED; handles can still be released,
  *    and the broker is told.
- *  - CUDA does not survive fork: a forked child gets FORKED from everything here and may only release its handles.
- *    Start processes that use the GPU with spawn.
+ *  - CUDA does not survive fork: a forked child gets FORKED_CHILD from everything here and may only release its
+ * handles. Start processes that use the GPU with spawn.
  *  - Devices are named by UUID, which is that of the MIG instance under MIG; ordinals differ between processes.
  *  - Read-only is a guard against accidents: the device refuses the store, but who holds a region may map it anew. What
  *    bounds others is who may import it.
@@ -58,7 +58,7 @@ typedef struct shmb_gpu_device {
   char pci[24];
 } shmb_gpu_device;
 /* The devices that this process may use. `count` gets how many there are, also where `capacity` is smaller. Errors:
- * NO_DRIVER, STUB_DRIVER, DRIVER_TOO_OLD, NO_DEVICE, FORKED. */
+ * NO_DRIVER, STUB_DRIVER, DRIVER_TOO_OLD, NO_DEVICE, FORKED_CHILD. */
 SHMB_API int shmb_gpu_devices(shmb_gpu_device* devices, size_t capacity, size_t* count,
                               shmb_error* error) SHMB_NOEXCEPT;
 /* The driver's version as cuDriverGetVersion tells it (13000 for 13.0). Same errors. */
@@ -82,7 +82,7 @@ typedef struct shmb_gpu_allocate_options {
 /* Memory on a device, mapped for reading and writing there, zeroed. Nobody else knows of it until shmb_gpu_publish; it
  * goes with the handle, or the process, until then. NULL options: the device of the current context, else the first.
  * Errors: those of shmb_gpu_devices, DEVICE_NOT_FOUND (that UUID is not among the visible ones), NOT_SUPPORTED,
- * GPU_OUT_OF_MEMORY, INVALID, CONTEXT_POISONED, DEVICE_LOST, MPS. */
+ * OUT_OF_MEMORY, INVALID, CONTEXT_POISONED, DEVICE_LOST, MPS. */
 SHMB_API int shmb_gpu_allocate(shmb_session* session, uint64_t length, const shmb_gpu_allocate_options* options,
                                shmb_gpu_region** region, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -137,6 +137,11 @@ typedef struct shmb_gpu_publish_options {
 SHMB_API int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* options,
                               shmb_error* error) SHMB_NOEXCEPT;
 
+/* The writing is over: waits as `sync` says, maps the region read-only here, and tells the broker, so that a death does
+ * not poison it any more. Errors: DENIED (not a writer), INVALID (not published, asleep). */
+SHMB_API int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream stream, int64_t timeout_ns,
+                              shmb_error* error) SHMB_NOEXCEPT;
+
 typedef struct shmb_gpu_publish_item {
   shmb_gpu_region* region;
   const shmb_gpu_publish_options* options; /* NULL: defaults; timeout_ns is ignored here */
@@ -159,12 +164,12 @@ typedef struct shmb_gpu_import_options {
 } shmb_gpu_import_options;
 
 /* Takes a reference to a published region, or to lent memory, and maps it: by address, by identity, by ticket. Errors:
- * NOT_FOUND, DENIED, STALE, DEADLINE, WRITE_CLOSED (READ_WRITE of a region published without WRITING), POISONED (a
- * writer died: nobody else may write; reading is possible), DETACHED, PRODUCER_DEAD (lent memory whose owner is gone),
- * DEVICE_NOT_VISIBLE (its GPU is hidden from this process and none of `devices` is its peer), DIFFERENT_MIG_INSTANCE,
- * BAD_FD (what was published is no memory: the region is then `invalid` for all), TOO_SMALL (it is shorter than its
- * publisher said), GPU_OUT_OF_MEMORY, NOT_PERMITTED, CONTEXT_POISONED, DEVICE_LOST, MPS, INVALID (a host region: use
- * shmb_attach), and those of shmb_gpu_devices. */
+ * NOT_FOUND, DENIED, GENERATION_MISMATCH, STALE (another epoch), DEADLINE, WRITE_CLOSED (READ_WRITE of a region
+ * published without MANY_WRITERS), REGION_POISONED (a writer died: nobody else may write; reading is possible),
+ * DETACHED, PRODUCER_DEAD (lent memory whose owner is gone), DEVICE_NOT_VISIBLE (its GPU is hidden from this process
+ * and none of `devices` is its peer), DIFFERENT_MIG_INSTANCE, BAD_FD (what was published is no memory: the region is
+ * then `invalid` for all), TOO_SMALL (it is shorter than its publisher said), OUT_OF_MEMORY, NOT_PERMITTED,
+ * CONTEXT_POISONED, DEVICE_LOST, MPS, INVALID (a host region: use shmb_attach), and those of shmb_gpu_devices. */
 SHMB_API int shmb_gpu_import(shmb_session* session, const char* address, const shmb_gpu_import_options* options,
                              shmb_gpu_region** region, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_gpu_import_id(shmb_session* session, const shmb_region_id* id, const shmb_gpu_import_options* options,
@@ -189,10 +194,12 @@ enum shmb_gpu_kind { SHMB_GPU_VMM = 1, SHMB_GPU_ADOPTED, SHMB_GPU_LENT };
 enum shmb_gpu_state {
   SHMB_GPU_UNPUBLISHED = 0,
   SHMB_GPU_OK,
-  SHMB_GPU_POISONED,    /* a writer died: contents may be half written */
-  SHMB_GPU_DETACHED,    /* the broker has let it go; it lives only through those that map it */
-  SHMB_GPU_DEVICE_LOST, /* the device fell off, or its state was torn down: contents are gone */
-  SHMB_GPU_INVALID      /* what was published is no memory of a device */
+  SHMB_GPU_POISONED,     /* a writer died: contents may be half written */
+  SHMB_GPU_DETACHED,     /* the broker has let it go; it lives only through those that map it */
+  SHMB_GPU_DEVICE_LOST,  /* the device fell off, or its state was torn down: contents are gone */
+  SHMB_GPU_INVALID,      /* what was published is no memory of a device */
+  SHMB_GPU_RETIRED,      /* lent memory that its owner wants back */
+  SHMB_GPU_PRODUCER_DEAD /* lent memory whose owner is gone */
 };
 typedef struct shmb_gpu_region_info {
   size_t size;
@@ -263,7 +270,7 @@ typedef struct shmb_gpu_lend_options {
   size_t size;
   const char* name;
   uint64_t group;
-  uint32_t flags; /* SHMB_GPU_PUBLISH_REPLACE, SHMB_GPU_PUBLISH_WRITING (importers may map it for writing) */
+  uint32_t flags; /* SHMB_GPU_PUBLISH_REPLACE, WRITING and MANY_WRITERS */
   uint32_t sync;  /* enum shmb_gpu_sync */
   shmb_gpu_stream stream;
   const shmb_gpu_tensor* tensors;
