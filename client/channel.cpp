@@ -68,6 +68,8 @@ std::vector<Fd> Channel::forget() {
   event_waiters_.clear();
   listeners_.clear();
   events_.clear();
+  gpu_events_.clear();
+  gpu_lost_ = false;
   unsent_.clear();
   dropped_ = 0;
   lost_ = false;
@@ -348,10 +350,13 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
     if (pending.call == nullptr) return;
   }
   if (granted && pending.subscription != nullptr) {
+    // The reply to GPU_DEVICE opens in the same way; watch 0: no event will come.
+    static_assert(offsetof(shmbw_watch_reply, watch) == offsetof(shmbw_gpu_device_reply, watch) &&
+                  offsetof(shmbw_watch_reply, state) == offsetof(shmbw_gpu_device_reply, hold));
     const auto watch = fixed_part<shmbw_watch_reply>(view);
     pending.subscription->watch = watch.watch;
     pending.subscription->state = watch.state;
-    subscriptions_[watch.watch] = pending.subscription;
+    if (watch.watch != 0) subscriptions_[watch.watch] = pending.subscription;
   }
   Call& call = *pending.call;
   call.descriptors_lost = descriptors_lost;
@@ -384,25 +389,20 @@ void Channel::give_back(const wire::PacketView& view) {
     send_later(writer.finish(0));
     return;
   }
-  if (op != SHMBW_OP_CREATE && op != SHMBW_OP_ATTACH) return;
-  auto batch = wire::BatchView::open(view);
-  if (!batch) return;
   std::vector<shmbw_release> releases;
-  for (std::size_t i = 0; i < batch->count(); ++i) {
-    shmbw_release release{};
-    release.count = 1;
-    if (op == SHMBW_OP_CREATE) {
-      auto element = batch->element<shmbw_create_reply>(i);
-      if (!element || element->outcome.status != 0) continue;
-      release.region = element->region;
-      release.flags = SHMBW_RELEASE_UNNAME;
-    } else {
-      auto element = batch->element<shmbw_attach_reply>(i);
-      if (!element || element->outcome.status != 0) continue;
-      release.region = element->region;
-    }
-    releases.push_back(release);
-  }
+  if (op == SHMBW_OP_GPU_TIMELINE)
+    releases.push_back({fixed_part<shmbw_gpu_timeline_reply>(view).region, 1, SHMBW_RELEASE_UNNAME});
+  auto granted = [&]<class Element>(std::uint32_t flags) {
+    auto batch = wire::BatchView::open(view);
+    if (!batch) return;
+    for (std::size_t i = 0; i < batch->count(); ++i)
+      if (auto element = batch->element<Element>(i); element && element->outcome.status == 0)
+        releases.push_back({element->region, 1, flags});
+  };
+  if (op == SHMBW_OP_CREATE) granted.operator()<shmbw_create_reply>(SHMBW_RELEASE_UNNAME);
+  if (op == SHMBW_OP_ATTACH) granted.operator()<shmbw_attach_reply>(0);
+  if (op == SHMBW_OP_GPU_PUBLISH) granted.operator()<shmbw_gpu_publish_reply>(SHMBW_RELEASE_UNNAME);
+  if (op == SHMBW_OP_GPU_OPEN) granted.operator()<shmbw_gpu_open_reply>(0);
   if (releases.empty()) return;
   std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + releases.size() * sizeof(shmbw_release));
   wire::Writer writer(buffer);
@@ -448,9 +448,23 @@ void Channel::take_event(const wire::PacketView& view) {
       event.sequence = fixed.sequence, event.lost = fixed.lost;
       // What the library itself waits for may be among the lost: each waiting call looks again.
       for (auto& [watch, subscription] : subscriptions_) subscription->events.push_back(event);
+      gpu_lost_ = true;
+      for (const int listener : listeners_) sys::event_signal(listener);
+      break;
+    }
+    case Event::Kind::gpu_state: {
+      const auto fixed = fixed_part<shmbw_gpu_state_event>(view);
+      if (fixed.watch == 0)
+        return queue_gpu({GpuEvent::Kind::state, fixed.region, static_cast<shmbw_gpu_state>(fixed.state),
+                          static_cast<shmbw_gpu_kind>(fixed.kind), fixed.code, fixed.pid});
+      event.sequence = fixed.sequence, event.watch = fixed.watch, event.region = fixed.region;
+      event.how = fixed.state, event.code = fixed.code, event.pid = fixed.pid;
       break;
     }
     default:
+      if (kind == SHMBW_EVENT_GPU_DRAINED)
+        return queue_gpu({.kind = GpuEvent::Kind::drained, .region = fixed_part<shmbw_gpu_drained_event>(view).region});
+      if (kind == SHMBW_EVENT_GPU_DEVICE) return take_device_event(view);
       // What a pool_changed means stands in the pool's directory. Others are of a newer broker.
       if (kind == SHMBW_EVENT_POOL_CHANGED)
         for (const int listener : listeners_) sys::event_signal(listener);
@@ -462,6 +476,35 @@ void Channel::take_event(const wire::PacketView& view) {
     return;
   }
   queue(std::move(event));
+}
+
+// For the one call that waits for it; nobody else asked.
+void Channel::take_device_event(const wire::PacketView& view) {
+  const auto fixed = fixed_part<shmbw_gpu_device_event>(view);
+  const auto waiting = subscriptions_.find(fixed.watch);
+  if (waiting == subscriptions_.end()) return;
+  Event event;
+  event.kind = Event::Kind::gpu_device;
+  event.sequence = fixed.sequence, event.watch = fixed.watch;
+  event.how = fixed.hold, event.pid = fixed.minor;
+  event.code = static_cast<std::int32_t>(fixed.system_errno);
+  event.text = text_of(view, fixed.text_len);
+  waiting->second->events.push_back(std::move(event));
+  for (Waiter* waiter : event_waiters_) waiter->wake.notify_one();
+}
+
+void Channel::queue_gpu(GpuEvent event) {
+  if (gpu_events_.size() >= kMaxQueuedEvents) gpu_lost_ = true;
+  else gpu_events_.push_back(event);
+  for (const int listener : listeners_) sys::event_signal(listener);
+}
+
+std::vector<GpuEvent> Channel::take_gpu_events() {
+  (void)pump();
+  Lock lock(mutex_);
+  std::vector<GpuEvent> events = std::exchange(gpu_events_, {});
+  if (std::exchange(gpu_lost_, false)) events.push_back({});
+  return events;
 }
 
 void Channel::queue(Event event) {

@@ -59,7 +59,9 @@ struct Event {
     group_ended,
     reclaim,
     gap,
-    broker_away
+    broker_away,
+    gpu_state = 24,   // how: the state, code: the driver's result
+    gpu_device = 26,  // to the library's own waiting call only; how: the hold, pid: the minor, code: an errno
   };
   Kind kind = Kind::gap;
   std::uint64_t sequence = 0, watch = 0;
@@ -68,6 +70,16 @@ struct Event {
   std::uint32_t uid = 0, pid = 0, regions = 0, how = 0;
   std::int32_t code = 0;
   std::string text;
+};
+
+// What the broker tells about GPU regions to whoever holds a lease, unasked.
+struct GpuEvent {
+  enum class Kind { state, drained, gap } kind = Kind::gap;
+  shmbw_region_ref region{};
+  shmbw_gpu_state state = SHMBW_GPU_STATE_NONE;
+  shmbw_gpu_kind region_kind = SHMBW_GPU_KIND_NONE;
+  std::int32_t code = 0;
+  std::uint32_t pid = 0;
 };
 
 class Channel {
@@ -105,7 +117,9 @@ class Channel {
   // For other waiting beside it: takes what has arrived, without waiting. False: the session is lost.
   bool pump();
   int socket_descriptor();  // -1: lost
-  // An eventfd that is signalled when the broker tells of a pool, whoever reads that from the socket.
+  // What came about GPU regions since the last call; reads what has arrived, without waiting. A gap: look at the list.
+  std::vector<GpuEvent> take_gpu_events();
+  // An eventfd that is signalled when the broker tells of a pool or a GPU region, whoever reads that from the socket.
   void add_listener(int event);
   void remove_listener(int event);
 
@@ -150,6 +164,8 @@ class Channel {
   void give_back(const wire::PacketView& view);
   void cancel_watch(std::uint64_t watch);
   void queue(Event event);
+  void queue_gpu(GpuEvent event);
+  void take_device_event(const wire::PacketView& view);
   void lose(std::string why);
   std::unexpected<Error> lost_error() const;
 
@@ -164,6 +180,8 @@ class Channel {
   std::vector<Waiter*> event_waiters_;
   std::vector<int> listeners_;
   std::deque<Event> events_;
+  std::vector<GpuEvent> gpu_events_;
+  bool gpu_lost_ = false;
   std::deque<std::vector<std::byte>> unsent_;
   std::uint64_t dropped_ = 0;
   bool lost_ = false;

@@ -118,6 +118,10 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
     OwnWatch& operator=(const OwnWatch&) = delete;
     ~OwnWatch() { session_.channel_.unsubscribe(subscription_); }
     Result<void> begin(const WatchSpec& spec, Deadline deadline);
+    // The same for a request whose reply names a watch.
+    Result<Reply> begin(std::span<std::byte> packet, std::span<const int> descriptors, Deadline deadline) {
+      return session_.call(packet, deadline, &subscription_, descriptors);
+    }
     std::uint32_t state() const { return subscription_.state; }  // what held already: no event comes for it
     // The first event, a gap among them: then what was waited for may have been lost.
     Result<Event> await(Deadline deadline);
@@ -135,6 +139,7 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   void forget_pool_name(std::uint64_t id);
   std::shared_ptr<Pool> pool(std::uint64_t id, const std::string& address);
   bool pump() { return channel_.pump(); }
+  std::vector<GpuEvent> take_gpu_events() { return channel_.take_gpu_events(); }
   int socket_descriptor() { return channel_.socket_descriptor(); }
   void add_listener(int event) { channel_.add_listener(event); }
   void remove_listener(int event) { channel_.remove_listener(event); }

@@ -42,6 +42,12 @@ bool take_texts(wire::RecordReader& reader, QueueRow& row) {
   return true;
 }
 bool take_texts(wire::RecordReader&, ParticipantRow&) { return true; }
+bool take_texts(wire::RecordReader& reader, GpuRow& row) {
+  auto group = reader.text(row.record.group_len), name = reader.text(row.record.name_len);
+  if (!group || !name) return false;
+  row.group = *group, row.name = *name;
+  return true;
+}
 
 template <class Row>
 Result<Listing<Row>> list(Session& session, shmbw_table table, const Selection& selection, Deadline deadline) {
@@ -127,6 +133,9 @@ Result<Listing<QueueRow>> list_queues(Session& session, const Selection& selecti
 }
 Result<Listing<ParticipantRow>> list_participants(Session& session, const Selection& selection, Deadline deadline) {
   return list<ParticipantRow>(session, SHMBW_TABLE_PARTICIPANTS, selection, deadline);
+}
+Result<Listing<GpuRow>> list_gpu_regions(Session& session, const Selection& selection, Deadline deadline) {
+  return list<GpuRow>(session, SHMBW_TABLE_GPU_REGIONS, selection, deadline);
 }
 
 Result<BrokerStatus> broker_status(Session& session, Deadline deadline) {

@@ -56,6 +56,11 @@ struct ParticipantRow {
   shmbw_participant_record record{};
 };
 
+struct GpuRow {
+  shmbw_gpu_record record{};
+  std::string group, name;
+};
+
 // The totals are the broker's, over the whole selection, at the time of the last page.
 template <class Row>
 struct Listing {
@@ -75,6 +80,8 @@ Result<Listing<UidRow>> list_uids(Session& session, const Selection& selection, 
 Result<Listing<PoolRow>> list_pools(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<QueueRow>> list_queues(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<ParticipantRow>> list_participants(Session& session, const Selection& selection, Deadline deadline);
+
+Result<Listing<GpuRow>> list_gpu_regions(Session& session, const Selection& selection, Deadline deadline);
 
 struct BrokerStatus {
   shmbw_status_reply record{};

@@ -13,9 +13,9 @@ namespace shmb::wire {
 #define X(name, value, text) static_assert(static_cast<int>(Status::name) == (value), #name);
 SHMB_STATUS_TABLE(X)
 #undef X
-#define X(name, value, text) +1
-static_assert(static_cast<int>(Status::poisoned) + 1 == 0 SHMB_STATUS_TABLE(X),
-              "a status is missing in base/status.hpp");
+#define X(name, value, text) , value
+static_assert(static_cast<int>(kLastStatus) == std::max({0 SHMB_STATUS_TABLE(X)}),
+              "base/status.hpp has a status that the table does not have");
 #undef X
 
 const char* malformed_text(Malformed malformed) {

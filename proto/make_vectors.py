@@ -368,6 +368,78 @@ def events():
     plain_family("gap", EVENT | 7, "event", "gap_event", {"sequence": 41, "watch": 0, "lost": 3}, {}, cut=(24, 3), tag=0)
 
 
+UUID = bytes(range(0xc0, 0xd0))
+HANDLE = bytes(range(0x40, 0x80))
+
+
+def gpu_requests():
+    plain_family("gpu_device", 40, "request", "gpu_device", {"uuid": UUID, "flags": 1}, {"pci": "0000:65:00.0"}, cut=(16, 1), fds=("/dev/nvidia3",))
+    exports = ("/dev/nvidiactl",) * 4 + ("memfd sealed",)
+    batch_family("gpu_publish", 41, "request", "gpu_publish",
+                 [({"group": 0, "bytes": 64 << 20, "chunk_bytes": 32 << 20, "granularity": 2 << 20, "keep": -1, "uuid": UUID,
+                    "manifest_bytes": 5000, "kind": 1, "flags": 0xa1, "rights": 0xf, "chunks": 2, "driver": 13000}, {"name": "weights"}, None),
+                  ({"bytes": 1000, "uuid": UUID, "kind": 2, "offset": 512, "allocation": 2 << 20, "handle": HANDLE}, {}, None)],
+                 cut=(16, 2), fds=exports)
+    plain_family("gpu_chunks", 42, "request", "gpu_chunks", {"region": WEIGHTS, "first": 126, "count": 2}, {}, cut=(16, 1),
+                 fds=("/dev/nvidiactl",) * 4)
+    batch_family("gpu_open", 43, "request", "gpu_open",
+                 [({"by": 1, "rights": 1, "region": WEIGHTS}, {}, None),
+                  ({"by": 2, "rights": 3, "flags": 5, "owner_uid": 1000}, {"group": "train", "name": "weights"}, None),
+                  ({"by": 3, "rights": 1, "ticket": TOKEN}, {}, None)], cut=(32, 5))
+    plain_family("gpu_more", 44, "request", "gpu_more", {"region": WEIGHTS, "first": 253, "count": 7}, {}, cut=(16, 1))
+    batch_family("gpu_report", 45, "request", "gpu_report",
+                 [({"region": WEIGHTS, "what": 1}, {}, None), ({"region": KV, "what": 2, "code": 304}, {}, None),
+                  ({"what": 4, "code": 999, "uuid": UUID}, {}, None)], cut=(20, 2), most=253, flags=2)
+    batch_family("gpu_retire", 46, "request", "gpu_retire", [({"region": KV}, {}, None), ({"region": WEIGHTS}, {}, None)], cut=(12, 1), most=253)
+    plain_family("gpu_timeline", 47, "request", "gpu_timeline", {"group": 2, "keep": 60 * 10**9, "flags": 1, "words": 64}, {"name": "steps"}, cut=(8, 1))
+    batch_family("gpu_pinned", 48, "request", "gpu_pinned", [({"region": KV}, {}, None), ({"region": WEIGHTS, "flags": 1}, {}, None)],
+                 cut=(12, 1), most=253)
+
+
+def gpu_replies():
+    plain_family("gpu_device", REPLY | 40, "reply", "gpu_device_reply", {"watch": 12, "hold": 1, "minor": 3}, {}, cut=(8, 1))
+    bad = ({"outcome": {"status": 48, "fd_index": 0xffff}}, {}, ({}, "chunk 0: keeper and share are one open file; export the memory twice"))
+    batch_family("gpu_publish", REPLY | 41, "reply", "gpu_publish_reply",
+                 [({"outcome": fine(), "region": WEIGHTS, "bytes": 64 << 20, "group": 2, "rights": 0xd, "state": 1, "chunks": 2}, {}, None), bad],
+                 cut=(24, 2))
+    plain_family("gpu_chunks", REPLY | 42, "reply", "gpu_chunks_reply", {"state": 1, "chunks": 128}, {}, cut=(4, 1))
+    shares = ("/dev/nvidiactl", "/dev/nvidiactl", "memfd O_RDONLY")
+    batch_family("gpu_open", REPLY | 43, "reply", "gpu_open_reply",
+                 [({"outcome": fine(0), "region": WEIGHTS, "bytes": 64 << 20, "chunk_bytes": 32 << 20, "granularity": 2 << 20, "group": 2,
+                    "manifest_bytes": 5000, "uuid": UUID, "kind": 1, "state": 1, "rights": 1, "flags": 0xa1, "chunks": 2, "sent": 2,
+                    "driver": 13000, "exporter_pid": 4242, "manifest_fd": 2}, {}, None),
+                  ({"outcome": fine(), "region": KV, "bytes": 1000, "offset": 512, "allocation": 2 << 20, "uuid": UUID, "kind": 2, "state": 1,
+                    "rights": 1, "manifest_fd": 0xffff, "handle": HANDLE}, {}, None),
+                  ({"outcome": {"status": 6, "fd_index": 0xffff}}, {}, MISSING)], cut=(24, 2), fds=shares)
+    plain_family("gpu_more", REPLY | 44, "reply", "gpu_more_reply", {"first": 253, "count": 2}, {}, cut=(4, 1), fds=shares[:2])
+    batch_family("gpu_report", REPLY | 45, "reply", "gpu_report_reply",
+                 [({"outcome": fine(), "state": 6, "regions": 1}, {}, None), ({"outcome": {"status": 6, "fd_index": 0xffff}}, {}, MISSING)],
+                 cut=(12, 2), most=253)
+    batch_family("gpu_retire", REPLY | 46, "reply", "gpu_retire_reply",
+                 [({"outcome": fine(), "users": 2}, {}, None), ({"outcome": {"status": 6, "fd_index": 0xffff}}, {}, MISSING)],
+                 cut=(12, 2), most=253)
+    plain_family("gpu_timeline", REPLY | 47, "reply", "gpu_timeline_reply", {"region": KV, "bytes": 4096, "group": 2}, {}, cut=(12, 1),
+                 fds=("memfd O_RDWR",))
+    batch_family("gpu_pinned", REPLY | 48, "reply", "gpu_pinned_reply",
+                 [({"outcome": fine(), "pins": 1}, {}, None), ({"outcome": {"status": 6, "fd_index": 0xffff}}, {}, MISSING)],
+                 cut=(12, 2), most=253)
+
+
+GPU_RECORD = {"region": WEIGHTS, "bytes": 64 << 20, "chunk_bytes": 32 << 20, "group": 2, "uuid": UUID, "owner_uid": 1000, "kind": 1, "state": 3,
+              "flags": 0x22, "chunks": 2, "hold": 2, "minor": 3, "driver": 13000, "exporter_pid": 4242, "exporter": 1, "importers": 2,
+              "leaving": 1, "tickets": 1, "queues": 1, "code": -1, "publish_flags": 0x21, "created": 10**12, "keep": -1, "freed_at": 0}
+RECORDS["gpu_regions"] = ("gpu_record", GPU_RECORD, {"group": "train", "name": "weights"})
+
+
+def gpu_events():
+    base = {"sequence": 41, "watch": 9, "region": WEIGHTS}
+    plain_family("gpu_state", EVENT | 24, "event", "gpu_state_event", base | {"state": 3, "kind": 1, "code": 0, "pid": 4242}, {}, cut=(28, 2), tag=0)
+    plain_family("gpu_drained", EVENT | 25, "event", "gpu_drained_event", base, {}, cut=(28, 2), tag=0)
+    plain_family("gpu_device", EVENT | 26, "event", "gpu_device_event",
+                 {"sequence": 41, "watch": 12, "uuid": UUID, "hold": 5, "minor": 3, "system_errno": 13},
+                 {"text": "opening /dev/nvidia3: Permission denied (EACCES)"}, cut=(32, 3), tag=0)
+
+
 def errors():
     def refusal(name, op, status, numbers, sentence, size=None):
         data, decoded, _ = part("refusal", numbers, {}, size)
@@ -456,7 +528,7 @@ def examples():
 
 
 def main():
-    for family in (requests, replies, lists, events, errors, frames, examples):
+    for family in (requests, replies, lists, events, gpu_requests, gpu_replies, gpu_events, errors, frames, examples):
         family()
     folder, problems = HERE / "vectors", 0
     folder.mkdir(exist_ok=True)

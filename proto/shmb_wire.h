@@ -216,12 +216,12 @@ enum shmbw_gpu_hold {
   SHMBW_GPU_HOLD_FAILED = 5,
 };
 
-enum shmbw_gpu_report {
-  SHMBW_GPU_REPORT_NONE = 0,
-  SHMBW_GPU_REPORT_IMPORTED = 1,
-  SHMBW_GPU_REPORT_IMPORT_FAILED = 2,
-  SHMBW_GPU_REPORT_WRITTEN = 3,
-  SHMBW_GPU_REPORT_DEVICE_LOST = 4,
+enum shmbw_gpu_finding {
+  SHMBW_GPU_FINDING_NONE = 0,
+  SHMBW_GPU_FINDING_IMPORTED = 1,
+  SHMBW_GPU_FINDING_IMPORT_FAILED = 2,
+  SHMBW_GPU_FINDING_WRITTEN = 3,
+  SHMBW_GPU_FINDING_DEVICE_LOST = 4,
 };
 
 enum shmbw_gpu_word_status {
@@ -941,7 +941,7 @@ struct shmbw_gpu_more_reply {
 
 struct shmbw_gpu_report {
   struct shmbw_region_ref region; /* device_lost: 0 */
-  uint32_t what; /* enum gpu_report */
+  uint32_t what; /* enum gpu_finding */
   int32_t code; /* the driver's result, for people */
   uint8_t uuid[16]; /* device_lost: of the device; else zero */
 };

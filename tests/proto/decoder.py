@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 
-# One letter a field, as in the struct module; "16" is sixteen bytes, "R" a region_ref, "O" an outcome. Nothing is
+# One letter a field, as in the struct module; "16" and "64" are that many bytes, "R" a region_ref, "O" an outcome. Nothing is
 # padded: the document names its padding.
 REGION = "Q:id I:generation I:reserved"
 OUTCOME = "i:status H:fd_index H:detail_len"
@@ -51,6 +51,16 @@ REQUESTS = {
     22: ("lane_through", True, "Q:pool I:lane I:serial I:end I:reserved", ""),
     23: ("queue_hold", True, "Q:pool I:lane I:serial R:region I:flags I:reserved", ""),
     24: ("pool_doorbell", False, "Q:pool I:flags I:participant I:life I:reserved", ""),
+    40: ("gpu_device", False, "16:uuid I:flags H:pci_len H:reserved", "pci"),
+    41: ("gpu_publish", True, "Q:group Q:bytes Q:chunk_bytes Q:granularity q:keep 16:uuid Q:manifest_bytes I:kind I:flags I:rights I:chunks "
+         "I:driver H:name_len H:reserved Q:offset Q:allocation 64:handle", "name"),
+    42: ("gpu_chunks", False, "R:region I:first I:count", ""),
+    43: ("gpu_open", True, "I:by I:rights I:flags I:owner_uid R:region 16:ticket H:group_len H:name_len I:reserved", "group name"),
+    44: ("gpu_more", False, "R:region I:first I:count", ""),
+    45: ("gpu_report", True, "R:region I:what i:code 16:uuid", ""),
+    46: ("gpu_retire", True, "R:region", ""),
+    47: ("gpu_timeline", False, "Q:group q:keep I:flags I:words H:name_len H:reserved0 I:reserved1", "name"),
+    48: ("gpu_pinned", True, "R:region I:flags I:reserved", ""),
 }
 REPLIES = {
     1: ("hello", False, "H:version H:mode I:broker_uid I:uid I:max_message Q:features Q:epoch Q:session Q:group 16:fork_secret "
@@ -79,6 +89,16 @@ REPLIES = {
     21: ("queue_close", False, "I:readers I:writers", ""),
     23: ("queue_hold", True, "O:outcome", ""),
     24: ("pool_doorbell", False, "I:participant I:life", ""),
+    40: ("gpu_device", False, "Q:watch I:hold I:minor", ""),
+    41: ("gpu_publish", True, "O:outcome R:region Q:bytes Q:group I:rights I:state I:chunks I:reserved", ""),
+    42: ("gpu_chunks", False, "I:state I:chunks", ""),
+    43: ("gpu_open", True, "O:outcome R:region Q:bytes Q:chunk_bytes Q:granularity Q:group Q:offset Q:allocation Q:manifest_bytes 16:uuid "
+         "I:kind I:state I:rights I:flags I:chunks I:sent I:driver I:exporter_pid H:manifest_fd H:reserved0 I:reserved1 64:handle", ""),
+    44: ("gpu_more", False, "I:first I:count", ""),
+    45: ("gpu_report", True, "O:outcome I:state I:regions", ""),
+    46: ("gpu_retire", True, "O:outcome I:users I:reserved", ""),
+    47: ("gpu_timeline", False, "R:region Q:bytes Q:group", ""),
+    48: ("gpu_pinned", True, "O:outcome I:pins I:reserved", ""),
 }
 EVENTS = {
     1: ("region_ready", False, "Q:sequence Q:watch R:region", ""),
@@ -89,6 +109,9 @@ EVENTS = {
     6: ("reclaim", False, "Q:sequence Q:watch Q:group Q:bytes I:uid I:pid I:regions I:how i:code H:text_len H:reserved", "text"),
     7: ("gap", False, "Q:sequence Q:watch Q:lost", ""),
     8: ("pool_changed", False, "Q:sequence Q:watch Q:pool", ""),
+    24: ("gpu_state", False, "Q:sequence Q:watch R:region I:state I:kind i:code I:pid", ""),
+    25: ("gpu_drained", False, "Q:sequence Q:watch R:region", ""),
+    26: ("gpu_device", False, "Q:sequence Q:watch 16:uuid I:hold I:minor I:system_errno H:text_len H:reserved", "text"),
 }
 RECORDS = {
     "regions": ("R:region Q:length Q:bytes Q:touched Q:group I:owner_uid I:state I:page_kind I:flags I:holders I:writers I:tickets "
@@ -105,6 +128,9 @@ RECORDS = {
     "queues": ("Q:pool Q:group I:queue I:serial I:kind I:flags I:cells I:cell_size I:readers I:writers I:lanes I:closed Q:depth Q:lag "
                "Q:lost Q:regions I:owner_uid I:deaths H:pool_len H:name_len I:reserved", "pool name"),
     "participants": ("Q:pool Q:session I:participant I:life I:state I:pid I:uid I:slots_held I:reading I:writing Q:unread", ""),
+    "gpu_regions": ("R:region Q:bytes Q:chunk_bytes Q:group 16:uuid I:owner_uid I:kind I:state I:flags I:chunks I:hold I:minor I:driver "
+                    "I:exporter_pid I:exporter I:importers I:leaving I:tickets I:queues i:code I:publish_flags q:created q:keep q:freed_at "
+                    "H:group_len H:name_len I:reserved", "group name"),
 }
 
 
@@ -124,7 +150,7 @@ class Refused(Exception):
 
 
 def width(fields):
-    return sum({"Q": 8, "q": 8, "I": 4, "i": 4, "H": 2, "16": 16, "R": 16, "O": 8}[f.split(":")[0]] for f in fields.split())
+    return sum({"Q": 8, "q": 8, "I": 4, "i": 4, "H": 2, "16": 16, "64": 64, "R": 16, "O": 8}[f.split(":")[0]] for f in fields.split())
 
 
 def read(fields, data):
@@ -138,7 +164,7 @@ def read(fields, data):
         step = width(item)
         raw = data[at:at + step]
         at += step
-        if code == "16":
+        if code in ("16", "64"):
             out[name] = raw.hex()
         elif code in "RO":
             out[name] = read(REGION if code == "R" else OUTCOME, raw)
