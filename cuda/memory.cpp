@@ -21,11 +21,11 @@ Result<Allocation> Allocation::create(const Driver& driver, const DeviceInfo& de
 }
 
 Result<Allocation> Allocation::import(const Driver& driver, int fd, const DeviceInfo& device,
-                                      const std::string& object) {
+                                      const std::string& object, Code& code) {
   MemHandle handle = 0;
   // The driver takes the descriptor's number where others take an address.
   void* const number = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
-  if (const Code code = driver->mem_import(&handle, number, kPosixFd); code != kSuccess)
+  if (code = driver->mem_import(&handle, number, kPosixFd); code != kSuccess)
     return std::unexpected(driver.import_failure(code, object, device));
   return Allocation(driver, handle);
 }

@@ -20,7 +20,9 @@ namespace shmb::cuda {
 class Allocation {
  public:
   static Result<Allocation> create(const Driver& driver, const DeviceInfo& device, std::uint64_t bytes, bool rdma);
-  static Result<Allocation> import(const Driver& driver, int fd, const DeviceInfo& device, const std::string& object);
+  // `code` is what the driver answered: the broker is told of a descriptor that is none.
+  static Result<Allocation> import(const Driver& driver, int fd, const DeviceInfo& device, const std::string& object,
+                                   Code& code);
   // not_exportable where it was not made by cuMemCreate.
   static Result<Allocation> at(const Driver& driver, Address address, const std::string& object);
 
