@@ -4,7 +4,7 @@
 // while our call lasts.
 #pragma once
 
-#include <memory>
+#include <utility>
 
 #include "cuda/driver.hpp"
 

@@ -14,8 +14,9 @@ BELOW = {
     "daemon": {"daemon", "proto", "base"},
     "client": {"client", "proto", "base"},
     "spawn": {"spawn", "client", "proto", "base"},
-    "tools": {"tools", "spawn", "client", "proto", "base", "daemon"},
-    "tests": {"tests", "tools", "spawn", "client", "proto", "base", "daemon"},
+    "cuda": {"cuda", "client", "proto", "base"},
+    "tools": {"tools", "spawn", "cuda", "client", "proto", "base", "daemon"},
+    "tests": {"tests", "tools", "spawn", "cuda", "client", "proto", "base", "daemon"},
 }
 # Public headers find each other in one installed folder, so they include without a folder name, and only each other.
 PUBLIC = {"client/shmbroker.h", "client/shmbroker.hpp", "client/shmbroker_pool.hpp", "client/heap.hpp",
