@@ -126,6 +126,10 @@ Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, con
 // A descriptor of shared memory that came by other means; duplicated.
 Result<Region::Handle> adopt_local(const std::shared_ptr<Session>& session, int fd, std::uint32_t rights);
 
+Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, std::uint32_t rights, std::uint32_t uses,
+                                   std::int64_t lifetime, Deadline deadline);
+// One reference and the name. Where the name may not be taken away, the reference is given back all the same.
+Result<void> release_with_name(Session& session, shmbw_region_ref region, std::uint32_t flags);
 // RELEASE without an answer.
 Result<void> post_release(Session& session, shmbw_region_ref region, std::uint32_t flags);
 
