@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies, fills and the operations on single words by which streams meet.
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <type_traits>
 
 #include "tests/fakecuda/stream.hpp"
 

@@ -9,8 +9,6 @@
 
 #include "tests/fakecuda/stream.hpp"
 
-struct CUevent_st {};
-
 namespace fakecuda {
 namespace {
 

@@ -18,11 +18,13 @@
 #include "tests/fakecuda/control.hpp"
 #include "tests/fakecuda/machine.hpp"
 
+namespace shmb::cuda {
 struct CUctx_st {
   int ordinal = 0;
   int retains = 0;
-  shmb::cuda::Code sticky = 0;  // for ever: a process that faulted can only be replaced
+  Code sticky = 0;  // for ever: a process that faulted can only be replaced
 };
+}  // namespace shmb::cuda
 
 namespace fakecuda {
 
