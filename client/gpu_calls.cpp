@@ -13,7 +13,7 @@
 namespace shmb::client {
 namespace {
 
-constexpr std::size_t kMaxDescriptors = 253;   // in one packet (SCM_MAX_FD)
+constexpr std::size_t kMaxDescriptors = 253;    // in one packet (SCM_MAX_FD)
 constexpr std::size_t kMaxPublishChunks = 126;  // of two descriptors each
 
 std::unexpected<Error> malformed_answer(const char* what) {
@@ -387,8 +387,8 @@ Result<Opened> gpu_open(Session& session, std::span<const GpuWish> wishes, Deadl
 }
 
 Result<shmbw_gpu_state> gpu_report(Session& session, const GpuReport& report, Deadline deadline) {
-  auto answer = ask_one<shmbw_gpu_report_reply>(session, SHMBW_OP_GPU_REPORT, "GPU_REPORT", report_element(report),
-                                                deadline);
+  auto answer =
+      ask_one<shmbw_gpu_report_reply>(session, SHMBW_OP_GPU_REPORT, "GPU_REPORT", report_element(report), deadline);
   if (!answer) return std::unexpected(answer.error());
   return static_cast<shmbw_gpu_state>(answer->state);
 }

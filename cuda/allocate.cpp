@@ -15,8 +15,7 @@ constexpr std::uint64_t kLongestRegion = (std::uint64_t{1} << 47) - 1;
 Result<const DeviceInfo*> device_for(const Driver& driver, const AllocateSpec& spec) {
   if (spec.uuid) return driver.find(*spec.uuid);
   if (spec.device >= 0) return driver.at(spec.device);
-  if (spec.device != -1)
-    return error(Status::invalid, "a device is an ordinal from 0 on, or SHMB_GPU_ANY_DEVICE");
+  if (spec.device != -1) return error(Status::invalid, "a device is an ordinal from 0 on, or SHMB_GPU_ANY_DEVICE");
   const Device current = current_device(driver);
   for (const DeviceInfo& device : driver.devices())
     if (device.device == current) return &device;

@@ -50,6 +50,7 @@ enum class Kind : std::uint32_t { vmm = SHMB_GPU_VMM, adopted = SHMB_GPU_ADOPTED
 enum class State : std::uint32_t {
   unpublished = SHMB_GPU_UNPUBLISHED,
   ok = SHMB_GPU_OK,
+  incomplete = SHMB_GPU_INCOMPLETE,
   poisoned = SHMB_GPU_POISONED,
   detached = SHMB_GPU_DETACHED,
   device_lost = SHMB_GPU_DEVICE_LOST,

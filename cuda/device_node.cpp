@@ -41,7 +41,8 @@ Result<Fd> open_device_node(const DeviceInfo& device) {
   if (!text) return system_failure(text.error(), "reading " + path);
   constexpr std::string_view label = "Device Minor:";
   const auto at = text->find(label);
-  std::size_t digit = at == std::string::npos ? std::string::npos : text->find_first_of("0123456789", at + label.size());
+  std::size_t digit =
+      at == std::string::npos ? std::string::npos : text->find_first_of("0123456789", at + label.size());
   if (digit == std::string::npos) return error(Status::device_not_pinned, path + " names no device minor");
   std::string minor;
   while (digit < text->size() && (*text)[digit] >= '0' && (*text)[digit] <= '9' && minor.size() < 4)

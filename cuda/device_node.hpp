@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The node of a GPU, for a broker that cannot open it itself: a GPU whose last open node closes forgets its memory, also
-// what others hold descriptors of.
+// The node of a GPU, for a broker that cannot open it itself: a GPU whose last open node closes forgets its memory,
+// also what others hold descriptors of.
 #pragma once
 
 #include "base/fd.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DLPack 1.0, its C structs declared here: no header of theirs reaches our users. A tensor handed out keeps the region's
-// mapping until its taker calls the deleter.
+// DLPack 1.0, its C structs declared here: no header of theirs reaches our users. A tensor handed out keeps the
+// region's mapping until its taker calls the deleter.
 #pragma once
 
 #include <cstdint>

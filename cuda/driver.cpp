@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Only the versioned name is loaded (libcuda.so without a number may be the toolkit's stub), and every function is asked
-// for with the version of its declaration in abi.hpp.
+// Only the versioned name is loaded (libcuda.so without a number may be the toolkit's stub), and every function is
+// asked for with the version of its declaration in abi.hpp.
 #include "cuda/driver.hpp"
 
 #include <dlfcn.h>
@@ -182,8 +182,7 @@ Result<void> Driver::resolve(void* library) {
   if (const Code code = ask_version(&version_); code == kStubLibrary)
     return error(Status::stub_driver,
                  "the toolkit's stub was loaded in place of the driver: take its folder out of LD_LIBRARY_PATH");
-  else if (code != kSuccess)
-    return std::unexpected(failure(code, "cuDriverGetVersion", library_path()));
+  else if (code != kSuccess) return std::unexpected(failure(code, "cuDriverGetVersion", library_path()));
   const auto too_old = [&](const std::string& lacks) {
     return error(Status::driver_too_old, "the driver supports CUDA " + version_text(version_) + lacks +
                                              ", sharing GPU memory needs 12.0 or later: update the driver");
@@ -307,8 +306,10 @@ Error Driver::failure(Code code, std::string_view call, std::string_view object)
     loader().poison.compare_exchange_strong(none, code, std::memory_order_acq_rel);
   }
   const Meaning means = meaning(code);
-  return {means.status, 0, {}, std::string(call) + " for " + std::string(object) + " gives " + code_text(code) + ": " +
-                                   means.advice};
+  return {means.status,
+          0,
+          {},
+          std::string(call) + " for " + std::string(object) + " gives " + code_text(code) + ": " + means.advice};
 }
 
 Error Driver::import_failure(Code code, std::string_view object, const DeviceInfo& device) const {
@@ -353,8 +354,9 @@ std::string uuid_text(const Uuid& uuid, bool mig) {
 
 Result<Uuid> parse_uuid(std::string_view text) {
   const auto bad = [&] {
-    return error(Status::invalid, quoted(text) + " is not the UUID of a GPU: write GPU-xxxxxxxx-xxxx-xxxx-xxxx-"
-                                                 "xxxxxxxxxxxx as nvidia-smi -L shows it");
+    return error(Status::invalid, quoted(text) +
+                                      " is not the UUID of a GPU: write GPU-xxxxxxxx-xxxx-xxxx-xxxx-"
+                                      "xxxxxxxxxxxx as nvidia-smi -L shows it");
   };
   std::string_view rest = text;
   if (rest.starts_with("GPU-") || rest.starts_with("MIG-")) rest.remove_prefix(4);

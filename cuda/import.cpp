@@ -23,9 +23,9 @@ Result<Region::Memory> memory_of(const Driver& driver, const client::GpuOpened& 
     return error(Status::protocol, "the broker's answer about " + called_ref(opened.region) + " makes no sense");
   };
   Region::Memory memory;
-  memory.kind = opened.kind == SHMBW_GPU_KIND_LEGACY                ? Kind::lent
+  memory.kind = opened.kind == SHMBW_GPU_KIND_LEGACY              ? Kind::lent
                 : (opened.flags & SHMBW_GPU_PUBLISH_ADOPTED) != 0 ? Kind::adopted
-                                                                    : Kind::vmm;
+                                                                  : Kind::vmm;
   std::ranges::copy(opened.uuid, memory.uuid.bytes.begin());
   if (auto device = driver.find(memory.uuid)) memory.device = *device;
   memory.length = opened.bytes;
@@ -126,8 +126,8 @@ class Import {
     region->note_state(state_of(opened.state), 0);
     owned_ = true;  // its destruction gives the reference back
     failed_ = region;
-    auto done = opened.kind == SHMBW_GPU_KIND_LEGACY ? map_lent(*region, opened, object)
-                                                     : map_shares(*region, opened, object);
+    auto done =
+        opened.kind == SHMBW_GPU_KIND_LEGACY ? map_lent(*region, opened, object) : map_shares(*region, opened, object);
     if (!done) return std::unexpected(done.error());
     failed_.reset();
     region->notices_->enter(region);

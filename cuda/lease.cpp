@@ -50,10 +50,10 @@ Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> sess
   const std::string object = "the memory at " + std::to_string(pointer);
   if (facts->memory_type != kDeviceMemory) return error(Status::invalid, object + " is no memory of a device");
   if (facts->ipc_capable == 0) {
-    const char* why = facts->pool != 0                ? " is of a memory pool, which cannot be lent: "
-                      : facts->handle_types != 0      ? " was made by cuMemCreate: shmb_gpu_adopt shares it; or "
-                                                      : " cannot be lent (managed, or made by cuMemCreate for this "
-                                                        "process alone): ";
+    const char* why = facts->pool != 0           ? " is of a memory pool, which cannot be lent: "
+                      : facts->handle_types != 0 ? " was made by cuMemCreate: shmb_gpu_adopt shares it; or "
+                                                 : " cannot be lent (managed, or made by cuMemCreate for this "
+                                                   "process alone): ";
     return error(Status::not_exportable, object + why + "copy it into a region of shmb_gpu_allocate");
   }
   auto device = driver.at(facts->ordinal);
@@ -64,8 +64,10 @@ Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> sess
     return std::unexpected(driver.failure(code, "cuMemGetAddressRange", object));
   const std::uint64_t offset = pointer - base;
   if (length == 0 || length > allocation - offset)
-    return error(Status::invalid, object + " has " + std::to_string(allocation - offset) + " bytes to the end of its "
-                                      "allocation; asked to lend: " + std::to_string(length));
+    return error(Status::invalid, object + " has " + std::to_string(allocation - offset) +
+                                      " bytes to the end of its "
+                                      "allocation; asked to lend: " +
+                                      std::to_string(length));
   auto manifest = Manifest::of(spec.tensors, length);
   if (!manifest) return std::unexpected(manifest.error());
 
@@ -73,8 +75,7 @@ Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> sess
   auto scope = hold.enter();
   if (!scope) return std::unexpected(scope.error());
   const Device number = (*device)->device;
-  if (auto waited = wait_for(driver, spec.sync, {&number, 1}, object); !waited)
-    return std::unexpected(waited.error());
+  if (auto waited = wait_for(driver, spec.sync, {&number, 1}, object); !waited) return std::unexpected(waited.error());
   IpcHandle handle;
   if (const Code code = driver->ipc_get_memory(&handle, base); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuIpcGetMemHandle", object));

@@ -114,8 +114,8 @@ Result<void> fits(const Tensor& tensor, std::uint64_t length) {
   if (!tensor.strides.empty() && tensor.strides.size() != tensor.shape.size())
     return bad(tensor, "has strides for other dimensions than its shape");
   if (tensor.offset > length)
-    return bad(tensor, "begins at " + std::to_string(tensor.offset) + ", behind the region's end at " +
-                           std::to_string(length));
+    return bad(tensor,
+               "begins at " + std::to_string(tensor.offset) + ", behind the region's end at " + std::to_string(length));
   std::uint64_t elements = 1, last = 0;
   for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
     if (tensor.shape[i] < 0) return bad(tensor, "has a dimension below 0");
@@ -128,14 +128,15 @@ Result<void> fits(const Tensor& tensor, std::uint64_t length) {
     last = elements == kNoMore ? kNoMore : elements - 1;
   } else {
     for (std::size_t i = 0; i < tensor.shape.size(); ++i)
-      last = plus(last, times(static_cast<std::uint64_t>(tensor.shape[i] - 1),
-                              static_cast<std::uint64_t>(tensor.strides[i])));
+      last = plus(
+          last, times(static_cast<std::uint64_t>(tensor.shape[i] - 1), static_cast<std::uint64_t>(tensor.strides[i])));
   }
   const std::uint64_t end = last == kNoMore ? kNoMore : plus(tensor.offset, bytes_of(plus(last, 1), tensor.type));
   if (elements == kNoMore || end > length)
-    return bad(tensor, "reaches to " + (end == kNoMore || elements == kNoMore ? std::string("beyond all memory")
-                                                                             : std::to_string(end)) +
-                           ", over the region's end at " + std::to_string(length));
+    return bad(tensor,
+               "reaches to " +
+                   (end == kNoMore || elements == kNoMore ? std::string("beyond all memory") : std::to_string(end)) +
+                   ", over the region's end at " + std::to_string(length));
   return {};
 }
 

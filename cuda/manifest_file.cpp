@@ -42,7 +42,8 @@ Result<std::vector<std::byte>> read_manifest(int fd, std::uint64_t bytes) {
   auto facts = sys::file_facts(fd);
   auto seals = sys::seals(fd);
   if (bytes == 0 || bytes > kMostBytes || !facts || facts->size != bytes || !seals || (*seals & kSeals) != kSeals)
-    return error(Status::protocol, "the region's list of tensors came as a file that is not sealed, or of another size");
+    return error(Status::protocol,
+                 "the region's list of tensors came as a file that is not sealed, or of another size");
   auto mapped = Mapping::map(fd, 0, bytes, Access::read);
   if (!mapped) return system_failure(mapped.error(), "mapping a region's list of tensors");
   return std::vector<std::byte>(mapped->data(), mapped->data() + bytes);

@@ -16,12 +16,13 @@ Result<Allocation> Allocation::create(const Driver& driver, const DeviceInfo& de
   wanted.flags.gpu_direct_rdma_capable = rdma ? 1 : 0;
   MemHandle handle = 0;
   if (const Code code = driver->mem_create(&handle, bytes, &wanted, 0); code != kSuccess)
-    return std::unexpected(driver.failure(code, "cuMemCreate", std::to_string(bytes) + " bytes on " + device.uuid_text()));
+    return std::unexpected(
+        driver.failure(code, "cuMemCreate", std::to_string(bytes) + " bytes on " + device.uuid_text()));
   return Allocation(driver, handle);
 }
 
-Result<Allocation> Allocation::import(const Driver& driver, int fd, const DeviceInfo& device,
-                                      const std::string& object, Code& code) {
+Result<Allocation> Allocation::import(const Driver& driver, int fd, const DeviceInfo& device, const std::string& object,
+                                      Code& code) {
   MemHandle handle = 0;
   // The driver takes the descriptor's number where others take an address.
   void* const number = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
@@ -35,8 +36,9 @@ Result<Allocation> Allocation::at(const Driver& driver, Address address, const s
   const Code code = driver->mem_retain(&handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)));
   if (code == kInvalidValue)
     return error(Status::not_exportable,
-                 object + " was not made by cuMemCreate and has no handle to share: memory of cudaMalloc is shared with "
-                          "shmb_gpu_lend, other memory is copied into a region of shmb_gpu_allocate");
+                 object +
+                     " was not made by cuMemCreate and has no handle to share: memory of cudaMalloc is shared with "
+                     "shmb_gpu_lend, other memory is copied into a region of shmb_gpu_allocate");
   if (code != kSuccess) return std::unexpected(driver.failure(code, "cuMemRetainAllocationHandle", object));
   return Allocation(driver, handle);
 }
@@ -47,9 +49,10 @@ Result<Fd> Allocation::share(const std::string& object) const {
   const Code code = driver->mem_export(&number, handle_, kPosixFd, 0);
   if (code == kInvalidValue || code == kNotSupported)
     return error(Status::not_exportable,
-                 object + " was made without a handle that can be shared by descriptor (CU_MEM_HANDLE_TYPE_POSIX_FILE_"
-                          "DESCRIPTOR at cuMemCreate): let its allocator ask for one, or copy into a region of "
-                          "shmb_gpu_allocate");
+                 object +
+                     " was made without a handle that can be shared by descriptor (CU_MEM_HANDLE_TYPE_POSIX_FILE_"
+                     "DESCRIPTOR at cuMemCreate): let its allocator ask for one, or copy into a region of "
+                     "shmb_gpu_allocate");
   if (code != kSuccess) return std::unexpected(driver.failure(code, "cuMemExportToShareableHandle", object));
   Fd fd = Fd::adopt(number);
   // Whether the driver says close-on-exec itself is nowhere promised.

@@ -91,7 +91,8 @@ Notices::Done Notices::take() {
     };
     std::ranges::copy_if(lent_, std::back_inserter(ready), free_now);
     std::erase_if(lent_, free_now);
-    done.waiting = static_cast<std::size_t>(std::ranges::count_if(lent_, [](const auto& lent) { return lent->retired; }));
+    done.waiting =
+        static_cast<std::size_t>(std::ranges::count_if(lent_, [](const auto& lent) { return lent->retired; }));
   }
   for (const auto& lent : ready) {
     all_notices().retired.fetch_sub(1, std::memory_order_acq_rel);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the broker tells a session of its GPU memory, and what has to be done about it, without a thread: states are
 // written into the regions, and lent memory that nobody holds any more is given to its owner's `free`. It happens in
-// shmb_dispatch and at the beginning of the other calls. Memory is never freed while the broker, or this process, counts
-// a user.
+// shmb_dispatch and at the beginning of the other calls. Memory is never freed while the broker, or this process,
+// counts a user.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ struct Lent {
   // The rest belongs to the Notices' lock.
   bool retired = false;
   bool answered = false;  // the broker knows that it is
-  bool drained = false;  // by the broker's count
-  int users = 0;         // imports in this process
+  bool drained = false;   // by the broker's count
+  int users = 0;          // imports in this process
 };
 
 class Notices {

@@ -10,24 +10,7 @@
 
 namespace shmb::cuda {
 
-State state_of(shmbw_gpu_state state) {
-  switch (state) {
-    case SHMBW_GPU_STATE_POISONED:
-      return State::poisoned;
-    case SHMBW_GPU_STATE_DETACHED:
-      return State::detached;
-    case SHMBW_GPU_STATE_DEVICE_LOST:
-      return State::device_lost;
-    case SHMBW_GPU_STATE_INVALID:
-      return State::invalid;
-    case SHMBW_GPU_STATE_RETIRED:
-      return State::retired;
-    case SHMBW_GPU_STATE_PRODUCER_DEAD:
-      return State::producer_dead;
-    default:
-      return State::ok;
-  }
-}
+static_assert(static_cast<int>(State::producer_dead) == static_cast<int>(SHMBW_GPU_STATE_PRODUCER_DEAD));
 
 Device current_device(const Driver& driver) {
   Context context = nullptr;
@@ -193,11 +176,12 @@ Result<void> Region::sleep() {
   if (!driver) return std::unexpected(driver.error());
   std::lock_guard lock(changing_);
   if (!range_)
-    return error(Status::invalid, called() + " is mapped by its owner or as lent memory, which cannot be undone for a time");
+    return error(Status::invalid,
+                 called() + " is mapped by its owner or as lent memory, which cannot be undone for a time");
   if (pointer() == 0) return error(Status::invalid, called() + " is asleep already");
   if (views_ != 0)
-    return error(Status::busy, called() + " is in use by " + std::to_string(views_.load()) +
-                                   " DLPack tensors: let them go first");
+    return error(Status::busy,
+                 called() + " is in use by " + std::to_string(views_.load()) + " DLPack tensors: let them go first");
   if (auto settled = settle(**driver, devices_, called()); !settled) {
     report_if_lost(settled.error());
     return settled;

@@ -28,9 +28,11 @@ class Notices;
 struct Lent;
 
 enum class Kind : std::uint8_t { vmm = 1, adopted, lent };
+// The wire's numbers.
 enum class State : std::uint8_t {
   unpublished,
   ok,
+  incomplete,
   poisoned,
   detached,
   device_lost,
@@ -38,7 +40,7 @@ enum class State : std::uint8_t {
   retired,
   producer_dead
 };
-State state_of(shmbw_gpu_state state);
+inline State state_of(shmbw_gpu_state state) { return static_cast<State>(state); }
 
 // What is waited for before others may read.
 struct Sync {
@@ -142,9 +144,9 @@ class Region : public std::enable_shared_from_this<Region> {
   const Memory memory_;
   std::shared_ptr<client::Session> session_;
   std::shared_ptr<Notices> notices_;  // where pushed states come in; set with the session
-  std::vector<Device> devices_;      // that reach it; calls that need a context get that of the first
-  std::optional<ContextHold> hold_;  // from the first such call on
-  mutable std::mutex changing_;  // publish, written, sleep, wake
+  std::vector<Device> devices_;       // that reach it; calls that need a context get that of the first
+  std::optional<ContextHold> hold_;   // from the first such call on
+  mutable std::mutex changing_;       // publish, written, sleep, wake
   AddressRange range_;
   std::vector<Allocation> held_;  // adopted and not yet published, or asleep and never published
   Address opened_ = 0;            // lent: what the driver opened

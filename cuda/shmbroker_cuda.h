@@ -113,9 +113,10 @@ enum shmb_gpu_sync {
 enum shmb_gpu_publish_flag {
   SHMB_GPU_PUBLISH_KEEP_GIVEN = 1 << 0, /* keep_ns counts; else the group's default */
   SHMB_GPU_PUBLISH_REPLACE = 1 << 1,    /* take the name over: generation + 1 */
-  SHMB_GPU_PUBLISH_WRITING = 1 << 2 /* this handle goes on writing, and importers may; if a writer dies the region is
-                                       `poisoned`. Without it every mapping is read-only from now on, this one too,
-                                       and the region outlives its maker as it is */
+  /* This handle goes on writing, until shmb_gpu_written; if its process dies before that, the region is `poisoned`.
+   * Without it every mapping is read-only from now on, this one too, and the region outlives its maker as it is. */
+  SHMB_GPU_PUBLISH_WRITING = 1 << 2,
+  SHMB_GPU_PUBLISH_MANY_WRITERS = 1 << 3 /* with WRITING: importers may write too, under the same rule */
 };
 typedef struct shmb_gpu_publish_options {
   size_t size;
@@ -164,12 +165,13 @@ typedef struct shmb_gpu_import_options {
 } shmb_gpu_import_options;
 
 /* Takes a reference to a published region, or to lent memory, and maps it: by address, by identity, by ticket. Errors:
- * NOT_FOUND, DENIED, GENERATION_MISMATCH, STALE (another epoch), DEADLINE, WRITE_CLOSED (READ_WRITE of a region
- * published without MANY_WRITERS), REGION_POISONED (a writer died: nobody else may write; reading is possible),
- * DETACHED, PRODUCER_DEAD (lent memory whose owner is gone), DEVICE_NOT_VISIBLE (its GPU is hidden from this process
- * and none of `devices` is its peer), DIFFERENT_MIG_INSTANCE, BAD_FD (what was published is no memory: the region is
- * then `invalid` for all), TOO_SMALL (it is shorter than its publisher said), OUT_OF_MEMORY, NOT_PERMITTED,
- * CONTEXT_POISONED, DEVICE_LOST, MPS, INVALID (a host region: use shmb_attach), and those of shmb_gpu_devices. */
+ * NOT_FOUND, DENIED, GENERATION_MISMATCH, STALE (another epoch), DEADLINE, NOT_READY (its publisher is still sending
+ * descriptors), WRITE_CLOSED (READ_WRITE of a region published without MANY_WRITERS), REGION_POISONED (READ_WRITE after
+ * a writer died: reading is possible), REGION_INVALID, DETACHED, PRODUCER_DEAD (lent memory whose owner is gone, or
+ * wants it back), OTHER_KIND (memory of the host: use shmb_attach), DEVICE_NOT_VISIBLE (its GPU is hidden from this
+ * process and none of `devices` is its peer), DIFFERENT_MIG_INSTANCE, BAD_FD (what was published is no memory: the
+ * region is then `invalid` for all), TOO_SMALL (it is shorter than its publisher said), OUT_OF_MEMORY, NOT_PERMITTED,
+ * CONTEXT_POISONED, DEVICE_LOST, MPS, and those of shmb_gpu_devices. */
 SHMB_API int shmb_gpu_import(shmb_session* session, const char* address, const shmb_gpu_import_options* options,
                              shmb_gpu_region** region, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_gpu_import_id(shmb_session* session, const shmb_region_id* id, const shmb_gpu_import_options* options,
@@ -194,6 +196,7 @@ enum shmb_gpu_kind { SHMB_GPU_VMM = 1, SHMB_GPU_ADOPTED, SHMB_GPU_LENT };
 enum shmb_gpu_state {
   SHMB_GPU_UNPUBLISHED = 0,
   SHMB_GPU_OK,
+  SHMB_GPU_INCOMPLETE,   /* its publisher is still sending the descriptors of its chunks */
   SHMB_GPU_POISONED,     /* a writer died: contents may be half written */
   SHMB_GPU_DETACHED,     /* the broker has let it go; it lives only through those that map it */
   SHMB_GPU_DEVICE_LOST,  /* the device fell off, or its state was torn down: contents are gone */

@@ -64,8 +64,9 @@ Result<TorchBlock> torch_block(const std::shared_ptr<client::Session>& session, 
     }
   }
   if (block.region == nullptr)
-    return error(Status::not_found, "shmb_torch_alloc did not make this memory: share memory of other allocators with "
-                                    "shmb_gpu_adopt (cuMemCreate) or shmb_gpu_lend (cudaMalloc)");
+    return error(Status::not_found,
+                 "shmb_torch_alloc did not make this memory: share memory of other allocators with "
+                 "shmb_gpu_adopt (cuMemCreate) or shmb_gpu_lend (cudaMalloc)");
   if (auto bound = block.region->bind(session); !bound) return std::unexpected(bound.error());
   return block;
 }

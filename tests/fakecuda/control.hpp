@@ -19,7 +19,7 @@ struct Audit {
   long streams = 0;
   long events = 0;
   long modules = 0;
-  long fds = 0;         // open descriptors of device memory, exported ones included
+  long fds = 0;  // open descriptors of device memory, exported ones included
   long violations = 0;
 
   long left() const {

@@ -61,10 +61,8 @@ template <class Word>
 Code access_word(int ordinal, Address address, bool write, Word* value) {
   return each_part(ordinal, address, sizeof(Word), write, [&](char* data, std::size_t, std::size_t) {
     std::atomic_ref<Word> word(*reinterpret_cast<Word*>(data));
-    if (write)
-      word.store(*value, std::memory_order_seq_cst);
-    else
-      *value = word.load(std::memory_order_acquire);
+    if (write) word.store(*value, std::memory_order_seq_cst);
+    else *value = word.load(std::memory_order_acquire);
   });
 }
 

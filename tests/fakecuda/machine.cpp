@@ -167,8 +167,13 @@ bool MemoryName::parse(std::string text, MemoryName* to) {
   if (const std::size_t end = text.find(' '); end != std::string::npos) text.resize(end);
   const std::vector<std::string> parts = split(text, ':');
   if (parts.size() != 8) return false;
-  *to = {parts[1], std::atoi(parts[2].c_str()), std::atoi(parts[3].c_str()), parts[4],
-         std::strtoull(parts[5].c_str(), nullptr, 10), std::atoi(parts[6].c_str()), parts[7] == "1"};
+  *to = {parts[1],
+         std::atoi(parts[2].c_str()),
+         std::atoi(parts[3].c_str()),
+         parts[4],
+         std::strtoull(parts[5].c_str(), nullptr, 10),
+         std::atoi(parts[6].c_str()),
+         parts[7] == "1"};
   return true;
 }
 
@@ -188,8 +193,7 @@ std::size_t bytes_in_use(const std::string& card, int gpu, int instance) {
       while (const dirent* entry = readdir(fds)) {
         char target[512];
         const ssize_t length = readlinkat(dirfd(fds), entry->d_name, target, sizeof target);
-        if (length > 0)
-          count_name(std::string(target, static_cast<std::size_t>(length)), wanted, &seen, &bytes);
+        if (length > 0) count_name(std::string(target, static_cast<std::size_t>(length)), wanted, &seen, &bytes);
       }
       closedir(fds);
     }

@@ -24,13 +24,13 @@ struct Gpu {
 };
 
 struct Machine {
-  std::vector<Gpu> visible;  // in the order of this process' ordinals
-  std::string card;          // tests that run at the same time name theirs differently
-  std::size_t bytes = 0;     // of each GPU
+  std::vector<Gpu> visible;    // in the order of this process' ordinals
+  std::string card;            // tests that run at the same time name theirs differently
+  std::size_t bytes = 0;       // of each GPU
   bool bytes_limited = false;  // the capacity was given, so it is counted over all processes
   int version = 13000;
   bool mig = false, peers = true, sealed = true;
-  int fill = -1;  // the byte that fresh memory is full of; -1: garbage in its first and last page only
+  int fill = -1;      // the byte that fresh memory is full of; -1: garbage in its first and last page only
   std::string nodes;  // folder of files that stand for /dev/nvidia<minor>, empty: none
   std::vector<std::pair<int, int>> attributes;  // answers to cuDeviceGetAttribute that differ from the usual
 
@@ -51,7 +51,7 @@ struct MemoryName {
   int handle_types = 0;
   bool rdma = false;
 
-  std::string text() const;                            // for memfd_create
+  std::string text() const;                             // for memfd_create
   static bool parse(std::string text, MemoryName* to);  // of /proc/PID/fd and /proc/PID/maps
 };
 

@@ -68,8 +68,13 @@ std::shared_ptr<Physical> make_physical(State& it, int ordinal, std::size_t byte
     *why = kOutOfMemory;
     return nullptr;
   }
-  MemoryName name{it.machine.card, gpu.index, gpu.instance, std::to_string(::getpid()) + "." + what +
-                  std::to_string(it.next_memory++), bytes, handle_types, rdma};
+  MemoryName name{it.machine.card,
+                  gpu.index,
+                  gpu.instance,
+                  std::to_string(::getpid()) + "." + what + std::to_string(it.next_memory++),
+                  bytes,
+                  handle_types,
+                  rdma};
   const int fd = ::memfd_create(name.text().c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
     if (fd >= 0) ::close(fd);

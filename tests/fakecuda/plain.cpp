@@ -43,9 +43,7 @@ bool alive(std::int32_t pid) {
   return end != std::string::npos && end + 2 < text.size() && text[end + 2] != 'Z' && text[end + 2] != 'X';
 }
 
-Openers& openers(const Mapping& mapping) {
-  return *reinterpret_cast<Openers*>(mapping.shadow->data() + mapping.bytes);
-}
+Openers& openers(const Mapping& mapping) { return *reinterpret_cast<Openers*>(mapping.shadow->data() + mapping.bytes); }
 
 bool opened_elsewhere(const Mapping& mapping) {
   for (auto& pid : openers(mapping).pids)

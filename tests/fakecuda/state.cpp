@@ -118,12 +118,9 @@ Code enter(const char* function, Needs needs, const std::function<Code(State&, L
   if (code == kSuccess && needs != Needs::nothing && !it.initialised) code = kNotInitialized;
   if (code == kSuccess && needs == Needs::context) {
     const Context context = current_context();
-    if (context == nullptr)
-      code = kInvalidContext;
-    else if (context->sticky != 0)
-      code = context->sticky;
-    else if (context->retains == 0)
-      code = kContextDestroyed;
+    if (context == nullptr) code = kInvalidContext;
+    else if (context->sticky != 0) code = context->sticky;
+    else if (context->retains == 0) code = kContextDestroyed;
   }
   if (code == kSuccess) code = body(it, lock);
   if (it.log >= 0) write_log(it, function, code);

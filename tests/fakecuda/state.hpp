@@ -71,11 +71,11 @@ struct Mapping {
   std::uint64_t id = 0;
   Context context = nullptr;  // plain, opened, host: whose it is
   int ordinal = 0;
-  void* host = nullptr;     // host: as registered
-  bool read_only = false;   // host
-  int pin = -1;             // host: an io_uring that holds the pages, as a GPU would
-  std::string opened_as;    // opened: what the handle named
-  int opens = 0;            // opened
+  void* host = nullptr;    // host: as registered
+  bool read_only = false;  // host
+  int pin = -1;            // host: an io_uring that holds the pages, as a GPU would
+  std::string opened_as;   // opened: what the handle named
+  int opens = 0;           // opened
 };
 
 struct Failure {
@@ -93,7 +93,7 @@ struct State {
 
   std::map<MemHandle, std::shared_ptr<Physical>> handles;
   std::map<Address, std::size_t> reservations;
-  std::map<Address, Mapping> mappings;  // by first address
+  std::map<Address, Mapping> mappings;              // by first address
   std::vector<std::unique_ptr<CUctx_st>> contexts;  // the primary one of each ordinal
   std::uint64_t next_handle = 0x1000, next_memory = 1, next_id = 1;
   std::size_t streams = 0, events = 0, modules = 0;

@@ -26,8 +26,8 @@ struct Queue {
 using QueuePtr = std::shared_ptr<Queue>;
 
 struct Streams {
-  std::map<Stream, QueuePtr> made;                        // cuStreamCreate
-  std::map<const CUctx_st*, QueuePtr> defaults;           // null and 1
+  std::map<Stream, QueuePtr> made;                                             // cuStreamCreate
+  std::map<const CUctx_st*, QueuePtr> defaults;                                // null and 1
   std::map<std::pair<const CUctx_st*, std::thread::id>, QueuePtr> of_threads;  // 2
 };
 

@@ -74,9 +74,8 @@ FAKECUDA_API Code cuMemCreate(MemHandle* handle, std::size_t bytes, const Alloca
 }
 
 FAKECUDA_API Code cuMemRelease(MemHandle handle) {
-  return enter("cuMemRelease", Needs::driver, [&](State& it, Lock&) -> Code {
-    return it.handles.erase(handle) == 1 ? kSuccess : kInvalidValue;
-  });
+  return enter("cuMemRelease", Needs::driver,
+               [&](State& it, Lock&) -> Code { return it.handles.erase(handle) == 1 ? kSuccess : kInvalidValue; });
 }
 
 // A new open file each time, and not close-on-exec: what the real driver does about that flag is not documented, so
@@ -99,8 +98,7 @@ FAKECUDA_API Code cuMemImportFromShareableHandle(MemHandle* handle, void* from, 
     if (handle == nullptr || type != kPosixFd) return kInvalidValue;
     const int fd = static_cast<int>(reinterpret_cast<std::intptr_t>(from));
     char target[512];
-    const ssize_t length =
-        ::readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), target, sizeof target);
+    const ssize_t length = ::readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), target, sizeof target);
     MemoryName name;
     if (length <= 0 || !MemoryName::parse(std::string(target, static_cast<std::size_t>(length)), &name) ||
         name.card != it.machine.card || (name.handle_types & kPosixFd) == 0)
