@@ -40,7 +40,7 @@ Result<void> open(shmb_session* session, Result<client::Target> target, const sh
 
 std::uint32_t status_of(shmbw_gpu_word_status status) {
   if (status == SHMBW_GPU_WORD_STATUS_OK) return SHMB_OK;
-  return status == SHMBW_GPU_WORD_STATUS_DEVICE_LOST ? SHMB_DEVICE_LOST : SHMB_PRODUCER_DEAD;
+  return status == SHMBW_GPU_WORD_STATUS_DEVICE_LOST ? SHMB_E_DEVICE_LOST : SHMB_E_PRODUCER_DEAD;
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// One allocation for each tensor: the struct that is handed out, its shape, and the reference to the region.
 #include "cuda/dlpack.hpp"
 
 #include <memory>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Seals are checked by who reads as well: the broker hands on what it did not look into.
 #include "cuda/manifest_file.hpp"
 
 #include <fcntl.h>

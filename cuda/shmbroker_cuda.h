@@ -361,7 +361,7 @@ typedef struct shmb_gpu_timeline_state {
   size_t size;
   uint64_t counter;   /* 2^62 beyond `announced` when the broker has released the waiters */
   uint64_t announced; /* the highest value whose signal is enqueued */
-  uint32_t status;    /* SHMB_OK, SHMB_PRODUCER_DEAD (died or closed it), SHMB_DEVICE_LOST */
+  uint32_t status;    /* SHMB_OK, SHMB_E_PRODUCER_DEAD (died or closed it), SHMB_E_DEVICE_LOST */
   uint32_t words;
 } shmb_gpu_timeline_state;
 /* Set state->size first. */

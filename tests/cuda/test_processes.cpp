@@ -8,6 +8,7 @@
 
 #include "tests/cuda/stage.hpp"
 #include "tests/harness/child.hpp"
+#include "tests/harness/ptrace_killer.hpp"
 #include "tests/harness/skip.hpp"
 
 using cuda_tests::Device;
@@ -501,6 +502,36 @@ TEST_CASE("a store to read-only memory ruins the context of who does it, and nob
   CHECK(given_back);
   producer.kill();
   CHECK(producer.wait() == 128 + SIGKILL);
+}
+
+TEST_CASE("a process killed at a system call of publication, import or release leaves nothing in the books") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const auto life = [&](const std::function<void()>& start) {
+    auto session = session_on(broker.socket());
+    auto region = gpu::Region::allocate(session, 2 * kMiB, {.uninitialised = true});
+    start();
+    ACTOR_MUST(region.try_publish({.writing = true}));
+    auto imported = gpu::Region::try_import(session, region.id());
+    ACTOR_MUST(imported);
+    ACTOR_MUST(imported->try_release());
+    ACTOR_MUST(region.try_release());
+    return 0;
+  };
+  const harness::Stepped whole = harness::run_killed_at(0, life);
+  if (!whole.traced) {
+    harness::skip("a process killed at a system call of publication: ptrace is not to be had here");
+    return;
+  }
+  REQUIRE(whole.ended);
+  CHECK(whole.status == 0);
+  REQUIRE(whole.stops > 20);
+  // Two dozen points, other ones than the last time where the number of calls has changed.
+  const long step = whole.stops / 24 + 1;
+  for (long k = 1; k <= whole.stops; k += step) {
+    CAPTURE(k);
+    (void)harness::run_killed_at(k, life);
+    CHECK(broker.books(60'000) == "");
+  }
 }
 
 TEST_CASE("a ticket takes GPU memory to another user") {
