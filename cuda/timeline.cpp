@@ -117,8 +117,8 @@ std::string Timeline::name(std::uint32_t word) const {
 
 Result<void> Timeline::check(std::uint32_t word) const {
   if (word < words_) return {};
-  return error(Status::invalid,
-               "the timeline has " + std::to_string(words_) + " words, counted from 0: there is none " + std::to_string(word));
+  return error(Status::invalid, "the timeline has " + std::to_string(words_) +
+                                    " words, counted from 0: there is none " + std::to_string(word));
 }
 
 std::unexpected<Error> Timeline::ended(std::uint32_t word, std::uint64_t value) const {

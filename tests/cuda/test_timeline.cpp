@@ -286,7 +286,8 @@ TEST_CASE("a pinned region is one memory for CPU and device, registered once, an
         }).wait() == 0);
 }
 
-TEST_CASE("a read-only region is pinned for reading where the device can, else refused; foreign registrations are told") {
+TEST_CASE(
+    "a read-only region is pinned for reading where the device can, else refused; foreign registrations are told") {
   const Meeting meeting;
   for (const bool can : {true, false}) {
     CHECK(Child::run([&] {

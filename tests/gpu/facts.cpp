@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Proves on a real GPU the driver facts that GPU regions stand on, without our broker: plain processes, sockets,
 // libcuda at run time. Each test is a process group of its own with a time limit, so a hang costs one test. The results
-// are lines on stdout and a JSON file that is whole after every test. Exit: 0 all passed, 1 some failed, 77 no GPU. With
+// are lines on stdout and a JSON file that is whole after every test. Exit: 0 all passed, 1 some failed, 77 no GPU.
+// With
 // --fake those of them that the fake driver can answer run on it: that shows that fake and facts agree, and no more.
 #include <fcntl.h>
 #include <poll.h>
@@ -228,7 +229,8 @@ void print(const Result& result) {
 
 int usage() {
   std::fputs(
-      "usage: gpu-facts [--fake] [--json FILE] [--only T1,T2] [--skip T3] [--quick] [--pin-wait SECONDS] [--budget SECONDS]\n",
+      "usage: gpu-facts [--fake] [--json FILE] [--only T1,T2] [--skip T3] [--quick] [--pin-wait SECONDS] [--budget "
+      "SECONDS]\n",
       stderr);
   return 2;
 }
