@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The broker hears of a pin first and of its end last.
 #include "cuda/pinned.hpp"
 
 #include <map>

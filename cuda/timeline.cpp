@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Order matters in three places: the write is enqueued before it is announced, the counter is read before the status
+// (the broker writes them the other way round), and streams have passed before the page is unregistered.
 #include "cuda/timeline.hpp"
 
 #include <algorithm>
