@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Test bodies in processes of their own, each with an environment for the fake: what it plays is read once in a process,
-// and a process that has used a driver may not fork. A body tells by its status; NEED names what did not hold.
+// Test bodies in processes of their own, each with an environment for the fake: what it plays is read once in a
+// process, and a process that has used a driver may not fork. A body tells by its status; NEED names what did not hold.
 #pragma once
 
 #include <poll.h>
@@ -53,14 +53,15 @@ inline harness::Child process(const Environment& environment, const std::functio
 
 // 0: the body held and left nothing behind in the driver.
 inline int holds(const Environment& environment, const std::function<int()>& body) {
-  return process(environment, [=] {
-           if (const int status = body(); status != 0) return status;
-           const Audit audit = Fake::use().audit();
-           for (const std::string& text : Fake::use().violations()) std::fprintf(stderr, "%s\n", text.c_str());
-           NEED(audit.left() == 0);
-           NEED(audit.violations == 0);
-           return 0;
-         })
+  return process(environment,
+                 [=] {
+                   if (const int status = body(); status != 0) return status;
+                   const Audit audit = Fake::use().audit();
+                   for (const std::string& text : Fake::use().violations()) std::fprintf(stderr, "%s\n", text.c_str());
+                   NEED(audit.left() == 0);
+                   NEED(audit.violations == 0);
+                   return 0;
+                 })
       .wait();
 }
 

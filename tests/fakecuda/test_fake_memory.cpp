@@ -218,7 +218,8 @@ TEST_CASE("fake: instances of one GPU under MIG share no memory") {
   int count = 0, fd = -1;
   REQUIRE(talk.hear(1, &count, &fd));
   for (const bool same : {true, false}) {
-    const char* visible = same ? "MIG-fa4ec0da-0000-4000-8000-000000000100" : "MIG-fa4ec0da-0000-4000-8000-000000000200";
+    const char* visible =
+        same ? "MIG-fa4ec0da-0000-4000-8000-000000000100" : "MIG-fa4ec0da-0000-4000-8000-000000000200";
     CHECK(holds({{"FAKECUDA_MIG", "1"}, {"CUDA_VISIBLE_DEVICES", visible}}, [&] {
             const Calls cu = plain_calls();
             NEED(cu.init(0) == kSuccess);
@@ -340,16 +341,14 @@ TEST_CASE("fake: a forked child of a process that used the driver gets nothing f
 
 TEST_CASE("fake: the audit at a process' end fails it by name of what is left") {
   for (const bool leaves : {true, false}) {
-    CHECK(process({{"FAKECUDA_AUDIT", "1"}},
-                  [&] {
-                    const Calls cu = plain_calls();
-                    if (cu.init(0) != kSuccess) return 1;
-                    MemHandle handle = 0;
-                    const AllocationProp prop = shareable();
-                    if (cu.mem_create(&handle, 2 * kMega, &prop, 0) != kSuccess) return 1;
-                    if (!leaves && cu.mem_release(handle) != kSuccess) return 1;
-                    std::exit(0);  // with the handlers, unlike the child's own end
-                  })
-              .wait() == (leaves ? 86 : 0));
+    CHECK(process({{"FAKECUDA_AUDIT", "1"}}, [&] {
+            const Calls cu = plain_calls();
+            if (cu.init(0) != kSuccess) return 1;
+            MemHandle handle = 0;
+            const AllocationProp prop = shareable();
+            if (cu.mem_create(&handle, 2 * kMega, &prop, 0) != kSuccess) return 1;
+            if (!leaves && cu.mem_release(handle) != kSuccess) return 1;
+            std::exit(0);  // with the handlers, unlike the child's own end
+          }).wait() == (leaves ? 86 : 0));
   }
 }
