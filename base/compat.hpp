@@ -18,6 +18,9 @@
 #ifndef F_SEAL_FUTURE_WRITE  // 5.1
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
+#ifndef F_DUPFD_QUERY  // 6.10
+#define F_DUPFD_QUERY 1027
+#endif
 #ifndef SO_PEERPIDFD  // 6.5
 #define SO_PEERPIDFD 77
 #endif

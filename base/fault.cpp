@@ -37,6 +37,7 @@ std::atomic<int> rules_held{0};
 std::mutex lock;
 std::array<std::vector<Rule>, kCalls> rules;
 std::atomic<int> pretended_version{0};
+std::string fake_gpus;
 
 std::optional<Call> call_named(std::string_view name) {
   for (std::size_t i = 0; i < kCalls; ++i)
@@ -96,7 +97,19 @@ Result<void> configure_kernel(std::string_view part, std::string_view text) {
   return {};
 }
 
+Result<void> configure_gpu(std::string_view part, std::string_view text) {
+  if (!text.empty() && !text.starts_with('/')) return bad(part, "expected gpu=/ABSOLUTE/FOLDER");
+  std::lock_guard guard(lock);
+  fake_gpus = text;
+  return {};
+}
+
 }  // namespace
+
+std::string gpu_root() {
+  std::lock_guard guard(lock);
+  return fake_gpus;
+}
 
 int fails(Call call) {
   const auto index = static_cast<std::size_t>(call);
@@ -148,7 +161,8 @@ Result<void> configure(std::string_view text) {
     Result<void> done;
     if (key == "fail") done = configure_fault(part, value);
     else if (key == "pretend_kernel") done = configure_kernel(part, value);
-    else return bad(part, "known are 'fail' and 'pretend_kernel'");
+    else if (key == "gpu") done = configure_gpu(part, value);
+    else return bad(part, "known are 'fail', 'pretend_kernel' and 'gpu'");
     if (!done) return done;
   }
   return {};

@@ -9,6 +9,7 @@
 #error "compiled once for the broker with and without the seam: daemon/meson.build names the files that are not"
 #endif
 
+#include <string>
 #include <string_view>
 
 #include "base/result.hpp"
@@ -22,7 +23,8 @@ namespace shmb::fault {
   X(socket) X(bind) X(listen) X(connect) X(accept) X(send) X(receive) X(getsockopt) X(setsockopt) X(outq) \
   X(pidfd_open) X(peer_pidfd) X(pidfd_info) X(clone) X(wait) X(kill) X(close_range) X(dup) X(epoll) X(timerfd) \
   X(eventfd) X(io_uring_setup) X(io_uring_enter) X(open) X(read) X(write) X(getrandom) X(poll) X(prctl) X(signalfd) \
-  X(rlimit) X(fallocate) X(shutdown) X(futex) X(stat) X(mkdir) X(chmod) X(chown) X(unlink) X(flock) X(access) X(pipe)
+  X(rlimit) X(fallocate) X(shutdown) X(futex) X(stat) X(mkdir) X(chmod) X(chown) X(unlink) X(flock) X(access) X(pipe) \
+  X(kcmp)
 // clang-format on
 
 enum class Call {
@@ -40,7 +42,8 @@ long count(Call call);                       // calls since clear()
 void pretend_kernel(int major, int minor);   // 0, 0: the real one
 bool pretends_before(int major, int minor);  // the wrappers then answer as that kernel would
 int pretended();                             // major * 1000 + minor, 0: the real one
-// "pretend_kernel=5.15;fail=memfd_create:EMFILE:3;fail=accept:EMFILE:1:-1"
+std::string gpu_root();                      // where the fake GPU driver's files are; empty: there is none
+// "pretend_kernel=5.15;fail=memfd_create:EMFILE:3;fail=accept:EMFILE:1:-1;gpu=/tmp/nodes"
 Result<void> configure(std::string_view text);
 #else
 inline constexpr int fails(Call) { return 0; }

@@ -147,6 +147,19 @@ bool take_one(msghdr& message, Fd& descriptor) {
   return true;
 }
 
+static_assert(sizeof(ManyDescriptors) == CMSG_SPACE(kMaxFdsPerMessage * sizeof(int)));
+
+void room_for_many(msghdr& message, ManyDescriptors& room) {
+  message.msg_control = room.bytes;
+  message.msg_controllen = sizeof room.bytes;
+}
+
+bool take_many(msghdr& message, std::vector<Fd>& descriptors) {
+  Received received;
+  take_descriptors(message, descriptors, received);
+  return !received.bad_control;
+}
+
 Sys<Received> receive_one(int fd, std::span<std::byte> buffer, Fd& descriptor) {
   iovec part{buffer.data(), buffer.size()};
   OneDescriptor room;

@@ -47,6 +47,12 @@ struct OneDescriptor {
 };
 void room_for_one(msghdr& message, OneDescriptor& room);
 bool take_one(msghdr& message, Fd& descriptor);
+// The same with room for as many as one message carries. False: something that is no descriptor came, too.
+struct ManyDescriptors {
+  alignas(8) std::byte bytes[1032];
+};
+void room_for_many(msghdr& message, ManyDescriptors& room);
+bool take_many(msghdr& message, std::vector<Fd>& descriptors);
 // Ends both directions at once, for whoever else holds the socket too.
 Sys<void> shutdown(int fd);
 // Sends one packet made of `head` and `body` (body may be empty). MSG_NOSIGNAL; `wait` false adds MSG_DONTWAIT.

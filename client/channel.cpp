@@ -489,7 +489,10 @@ void Channel::take_device_event(const wire::PacketView& view) {
   event.how = fixed.hold, event.pid = fixed.minor;
   event.code = static_cast<std::int32_t>(fixed.system_errno);
   event.text = text_of(view, fixed.text_len);
-  waiting->second->events.push_back(std::move(event));
+  Subscription& subscription = *waiting->second;
+  subscriptions_.erase(waiting);
+  subscription.watch = 0;  // over: there is nothing to cancel
+  subscription.events.push_back(std::move(event));
   for (Waiter* waiter : event_waiters_) waiter->wake.notify_one();
 }
 

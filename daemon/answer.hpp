@@ -123,5 +123,14 @@ void serve_queue_open(const Request&);
 void serve_queue_close(const Request&);
 void serve_lane_through(const Request&);
 void serve_queue_hold(const Request&);
+void serve_gpu_device(const Request&);
+void serve_gpu_publish(const Request&);
+void serve_gpu_chunks(const Request&);
+void serve_gpu_open(const Request&);
+void serve_gpu_more(const Request&);
+void serve_gpu_report(const Request&);
+void serve_gpu_retire(const Request&);
+void serve_gpu_timeline(const Request&);
+void serve_gpu_pinned(const Request&);
 
 }  // namespace shmb::daemon

@@ -9,6 +9,8 @@ namespace shmb::daemon {
 std::string_view slot_name(std::uint16_t slot) {
   static constexpr std::string_view names[] = {"nothing", "bytes",   "regions", "leases", "sessions",
                                                "groups",  "tickets", "names",   "watches"};
+  if (slot == SHMBW_SLOT_GPU_BYTES) return "gpu_bytes";
+  if (slot == SHMBW_SLOT_GPU_DESCRIPTORS) return "gpu_descriptors";
   return slot < std::size(names) ? names[slot] : "descriptors";
 }
 

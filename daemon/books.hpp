@@ -26,8 +26,10 @@ enum class Slot : std::uint16_t {
   tickets = SHMBW_SLOT_TICKETS,
   names = SHMBW_SLOT_NAMES,
   watches = SHMBW_SLOT_WATCHES,
+  gpu_bytes = SHMBW_SLOT_GPU_BYTES,
+  gpu_descriptors = SHMBW_SLOT_GPU_DESCRIPTORS,
 };
-inline constexpr std::size_t kSlots = 8;
+inline constexpr std::size_t kSlots = 10;
 std::string_view slot_name(std::uint16_t slot);
 
 class Charge;
@@ -56,7 +58,11 @@ class Account {
 
  private:
   friend class Charge;
-  static std::size_t index(Slot slot) { return static_cast<std::size_t>(slot) - 1; }
+  static std::size_t index(Slot slot) {
+    // Between watches and GPU bytes stand slots that no account counts.
+    const auto number = static_cast<std::size_t>(slot);
+    return number <= SHMBW_SLOT_WATCHES ? number - 1 : number - SHMBW_SLOT_GPU_BYTES + SHMBW_SLOT_WATCHES;
+  }
   void give_back(Slot slot, std::uint64_t amount);
 
   std::array<std::uint64_t, kSlots> used_{};

@@ -40,7 +40,7 @@ class Broker final : public Books {
     session_disconnected(world_, session);
   }
   bool wants_exit(const Session& session) const override { return world_.reports.contains(session.id); }
-  bool awaits_end(const Session& session) const override { return !session.pools.empty(); }
+  bool awaits_end(const Session& session) const override { return session.awaits_end(); }
   void process_ended(Session& session) override {
     world_.closed_here = 0;
     session_process_ended(world_, session);
@@ -51,9 +51,12 @@ class Broker final : public Books {
     world_.closed_here = 0;
     world_.timers.run(now);
   }
-  bool close_elsewhere(Fd fd) override { return daemon::close_elsewhere(world_, std::move(fd)); }
+  bool close_elsewhere(std::vector<Fd> fds) override { return daemon::close_elsewhere(world_, std::move(fds)); }
   int wake_fd() const override { return world_.closer.wake_fd(); }
-  void woken() override { closed_regions(world_); }
+  void woken() override {
+    closed_regions(world_);
+    devices_found(world_);
+  }
   bool idle() const override { return world_.live_sessions == 0 && world_.regions.empty() && world_.pools.empty(); }
 
  private:

@@ -122,6 +122,14 @@ Result<void> set_log_level(Config& config, const toml::node& node) {
   return {};
 }
 
+Result<void> set_gpu_hold(Config& config, const toml::node& node) {
+  constexpr auto allowed = "one of \"node\", \"trust\"";
+  auto text = text_of(node, allowed);
+  if (!text || (*text != "node" && *text != "trust")) return wrong(std::string("expects ") + allowed);
+  config.gpu_trust = *text == "trust";
+  return {};
+}
+
 Result<void> set_socket_mode(Config& config, const toml::node& node) {
   constexpr auto allowed = "an octal mode like \"0666\" or \"0660\"";
   auto text = text_of(node, allowed);
@@ -151,6 +159,7 @@ Result<void> set_user(Config& config, const toml::node& node) {
 const std::vector<Key>& top_keys() {
   static const std::vector<Key> keys = {
       {"engine", set_engine},
+      {"gpu_hold", set_gpu_hold},
       {"log_level", set_log_level},
       {"socket_mode", set_socket_mode},
       {"user", set_user},
@@ -177,6 +186,10 @@ const std::vector<Key>& limit_keys() {
       count_key("uid_tickets", &Limits::uid_tickets),
       count_key("uid_names", &Limits::uid_names),
       count_key("uid_watches", &Limits::uid_watches),
+      bytes_key("gpu_bytes", &Limits::gpu_bytes),
+      bytes_key("uid_gpu_bytes", &Limits::uid_gpu_bytes),
+      bytes_key("group_gpu_bytes", &Limits::group_gpu_bytes),
+      count_key("uid_gpu_descriptors", &Limits::uid_gpu_descriptors),
       count_key("session_leases", &Limits::session_leases),
       count_key("session_watches", &Limits::session_watches),
       count_key("events_queued", &Limits::events_queued, 1),
@@ -199,6 +212,8 @@ constexpr std::array kOverrideKeys = {
     OverrideKey{"leases", &LimitOverride::leases, false}, OverrideKey{"sessions", &LimitOverride::sessions, false},
     OverrideKey{"groups", &LimitOverride::groups, false}, OverrideKey{"tickets", &LimitOverride::tickets, false},
     OverrideKey{"names", &LimitOverride::names, false},   OverrideKey{"watches", &LimitOverride::watches, false},
+    OverrideKey{"gpu_bytes", &LimitOverride::gpu_bytes, true},
+    OverrideKey{"gpu_descriptors", &LimitOverride::gpu_descriptors, true},
 };
 
 class Reader {
@@ -257,7 +272,7 @@ class Reader {
                                 [&](auto& entry) { return entry.name == key.str(); });
       if (known == kOverrideKeys.end() || (groups && !known->for_groups))
         return at(key, "unknown key '" + where + "." + std::string(key.str()) + "'");
-      auto value = known->name == "bytes" ? bytes_of(node) : count_of(node, 0, kMany);
+      auto value = known->name.ends_with("bytes") ? bytes_of(node) : count_of(node, 0, kMany);
       if (!value) return at(key, "'" + where + "." + std::string(key.str()) + "' " + value.error().sentence);
       into->*(known->field) = *value;
     }

@@ -18,7 +18,7 @@ enum class EngineChoice { automatic, io_uring, epoll };
 
 // Limits of one scope; absent = the next wider default.
 struct LimitOverride {
-  std::optional<std::uint64_t> bytes, regions, leases, sessions, groups, tickets, names, watches;
+  std::optional<std::uint64_t> bytes, regions, leases, sessions, groups, tickets, names, watches, gpu_bytes, gpu_descriptors;
 };
 
 struct Limits {
@@ -35,6 +35,11 @@ struct Limits {
   std::uint64_t uid_names = 16'384;
   std::uint64_t uid_watches = 65'536;
   std::uint64_t session_watches = 1'024;
+  std::uint64_t gpu_bytes = 0;  // of all GPUs together; 0: as much as there is
+  std::uint64_t uid_gpu_bytes = 0;
+  std::uint64_t group_gpu_bytes = 0;
+  // Each is one of the 524,288 exports that the driver allows on a host.
+  std::uint64_t uid_gpu_descriptors = 65'536;
   std::int64_t keep_max = 7LL * 24 * 3600 * 1'000'000'000;
   std::int64_t ticket_default = 600LL * 1'000'000'000;
   std::int64_t ticket_max = 7LL * 24 * 3600 * 1'000'000'000;
@@ -57,6 +62,7 @@ struct Config {
   std::int64_t unread_timeout = 5'000'000'000;
   std::int64_t idle_exit = 30'000'000'000;  // private mode; -1: never
   int log_priority = 6;                     // syslog numbers; 6 info
+  bool gpu_trust = false;                   // where a GPU's node cannot be held: somebody else keeps GPUs initialised
   Limits limits;
 };
 

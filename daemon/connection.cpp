@@ -24,7 +24,8 @@ bool answered_with_descriptors(wire::Bytes packet) {
   if (packet.size() < sizeof header) return false;
   std::memcpy(&header, packet.data(), sizeof header);
   return header.op == SHMBW_OP_CREATE || header.op == SHMBW_OP_ATTACH || header.op == SHMBW_OP_PUBLISH ||
-         header.op == SHMBW_OP_POOL_CREATE || header.op == SHMBW_OP_POOL_JOIN || header.op == SHMBW_OP_POOL_DOORBELL;
+         header.op == SHMBW_OP_POOL_CREATE || header.op == SHMBW_OP_POOL_JOIN || header.op == SHMBW_OP_POOL_DOORBELL ||
+         header.op == SHMBW_OP_GPU_OPEN || header.op == SHMBW_OP_GPU_MORE || header.op == SHMBW_OP_GPU_TIMELINE;
 }
 
 }  // namespace
@@ -75,18 +76,18 @@ bool Connection::confirm_start_time(std::uint64_t start_time) {
 }
 
 // Where the kernel knows the option, a client that did not ask for this cannot even send one.
-void Connection::take_descriptors() {
+void Connection::take_descriptors(bool many) {
   (void)sys::refuse_descriptors(socket_.get(), false);
-  transport_.engine().take_descriptors(*this);
+  transport_.engine().take_descriptors(*this, many);
 }
 
 void Connection::on_arrival(Arrival& arrival) {
   asked_ = false;
   discard_brought();
-  brought_ = std::move(arrival.descriptor);
+  brought_ = std::move(arrival.descriptors);
   if (arrival.error == ECONNRESET) return end(Ending::end_of_file);  // it closed with something unread
   if (arrival.error != 0) return drop("receive failed: " + errno_text(arrival.error));
-  if (arrival.bytes.empty() && !arrival.brought_descriptors && !brought_) {
+  if (arrival.bytes.empty() && !arrival.brought_descriptors && brought_.empty()) {
     // An empty packet looks the same to us; its sender loses the session like one that closed it.
     return end(Ending::end_of_file);
   }
@@ -101,7 +102,9 @@ void Connection::on_arrival(Arrival& arrival) {
 }
 
 void Connection::discard_brought() {
-  if (brought_ && !transport_.books().close_elsewhere(std::move(brought_)))
+  std::vector<Fd> left = std::exchange(brought_, {});
+  std::erase_if(left, [](const Fd& fd) { return !fd; });  // what the books have taken
+  if (!left.empty() && !transport_.books().close_elsewhere(std::move(left)))
     drop("closing the descriptors that it sends takes too long");
 }
 
@@ -115,7 +118,7 @@ bool Connection::may_serve(wire::Bytes packet) {
 }
 
 void Connection::serve(wire::Bytes packet) {
-  auto view = wire::open_packet(packet, brought_ ? 1 : 0, wire::Direction::request);
+  auto view = wire::open_packet(packet, brought_.size(), wire::Direction::request);
   if (!view) return drop(wire::malformed_text(view.error()));
   serving_ = true;
   replied_ = false;

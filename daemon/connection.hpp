@@ -37,14 +37,13 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   void drop(std::string_view why) override;
   std::uint32_t descriptors_in_flight() const override { return outbox_->unread_descriptors(); }
   bool confirm_start_time(std::uint64_t start_time) override;
-  void take_descriptors() override;
-  Fd descriptor() override { return std::move(brought_); }
+  void take_descriptors(bool many) override;
+  std::vector<Fd>& descriptors() override { return brought_; }
 
   enum class Ending { none, end_of_file, lazy };
   void end(Ending how);  // stops all calls at once; the transport finishes it after the turn
   Ending ending() const { return ending_; }
   bool greeted() const { return greeted_; }
-  std::uint32_t descriptors() const { return 1 + (identity_.pidfd ? 1 : 0) + (brought_ ? 1 : 0); }
   std::string who() const;  // "uid 1000 pid 4711" for the log
 
   // For the transport, at the end: closes the socket and gives up what is left.
@@ -92,7 +91,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   Identity identity_;
   Session* session_ = nullptr;
   std::unique_ptr<Outbox> outbox_;
-  Fd brought_;                   // with the request in service or held
+  std::vector<Fd> brought_;      // with the request in service or held
   std::vector<std::byte> held_;  // a request that may not be served yet; one at most
   bool holding_ = false, over_share_ = false, asked_ = false, serving_ = false, replied_ = false, edges_ = false;
   bool greeted_ = false, death_told_ = false;

@@ -171,7 +171,8 @@ void undo(World& world, Group& group, Region& region, bool dirty) {
   free_region(world, region, !dirty);  // a fresh one has no page yet
 }
 
-// `old` has the name now. The charge for it, or nothing where it is taken over.
+}  // namespace
+
 Result<Charge> may_take_name(World& world, Session& session, Group& group, Region* old, std::string_view name,
                              bool replace) {
   if (old && !replace)
@@ -192,8 +193,6 @@ void give_name(World& world, Region& region, std::string_view name, Charge charg
   else group.names.add(name, region, std::move(charge));
   tell_name(world, group, region);
 }
-
-}  // namespace
 
 Result<Charge> may_keep_promise(World& world, Session& session, Region& region) {
   const Promised& promised = *region.promised;

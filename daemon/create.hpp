@@ -30,6 +30,11 @@ void keep_promise(World& world, Region& region, Charge charge);
 
 // What a create for a group begins with: the group that is meant; charges that drop recycled memory before they refuse;
 // places in the descriptor table.
+// `old` has the name now. The charge for it, or nothing where it is taken over.
+Result<Charge> may_take_name(World& world, Session& session, Group& group, Region* old, std::string_view name,
+                             bool replace);
+void give_name(World& world, Region& region, std::string_view name, Charge charge);
+
 Result<Group*> group_for_create(World& world, Session& session, std::uint64_t id);
 Result<Charge> charge_group(World& world, const Session& session, Group& group, Slot slot, std::uint64_t amount);
 Result<void> room_for_descriptors(World& world, const Session& session, std::uint64_t wanted);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "daemon/answer.hpp"
+#include "daemon/gpu_publish.hpp"
 
 namespace shmb::daemon {
 
@@ -80,17 +81,59 @@ Handler handler_of(std::uint16_t op) {
       return serve_queue_hold;
     case SHMBW_OP_POOL_DOORBELL:
       return serve_pool_doorbell;
+    case SHMBW_OP_GPU_DEVICE:
+      return serve_gpu_device;
+    case SHMBW_OP_GPU_PUBLISH:
+      return serve_gpu_publish;
+    case SHMBW_OP_GPU_CHUNKS:
+      return serve_gpu_chunks;
+    case SHMBW_OP_GPU_OPEN:
+      return serve_gpu_open;
+    case SHMBW_OP_GPU_MORE:
+      return serve_gpu_more;
+    case SHMBW_OP_GPU_REPORT:
+      return serve_gpu_report;
+    case SHMBW_OP_GPU_RETIRE:
+      return serve_gpu_retire;
+    case SHMBW_OP_GPU_TIMELINE:
+      return serve_gpu_timeline;
+    case SHMBW_OP_GPU_PINNED:
+      return serve_gpu_pinned;
     default:
       return nullptr;
   }
 }
 
+// As far as the sender knows the struct: what is wrong in it the handler tells.
+template <class T>
+T known_part(wire::Bytes bytes) {
+  T out{};
+  std::memcpy(&out, bytes.data(), std::min(bytes.size(), sizeof out));
+  return out;
+}
+
+std::size_t descriptors_of_publications(const wire::PacketView& packet) {
+  auto batch = wire::BatchView::open(packet);
+  std::size_t sum = 0;
+  for (std::size_t i = 0; batch && i < batch->count(); ++i)
+    sum += gpu_descriptors_of(known_part<shmbw_gpu_publish>(batch->bytes_of(i)));
+  return sum;
+}
+
 // How many a request brings, by its op and state (law 8).
-std::uint16_t descriptors_of(const wire::PacketView& packet) {
-  if (packet.header.op != SHMBW_OP_POOL_DOORBELL) return 0;
-  shmbw_pool_doorbell wish{};
-  std::memcpy(&wish, packet.fixed.data(), std::min(packet.fixed.size(), sizeof wish));
-  return wish.flags == SHMBW_DOORBELL_SET ? 1 : 0;
+std::size_t descriptors_of(const wire::PacketView& packet) {
+  switch (packet.header.op) {
+    case SHMBW_OP_POOL_DOORBELL:
+      return known_part<shmbw_pool_doorbell>(packet.fixed).flags == SHMBW_DOORBELL_SET ? 1 : 0;
+    case SHMBW_OP_GPU_DEVICE:
+      return (known_part<shmbw_gpu_device>(packet.fixed).flags & SHMBW_GPU_DEVICE_NODE_GIVEN) != 0 ? 1 : 0;
+    case SHMBW_OP_GPU_PUBLISH:
+      return descriptors_of_publications(packet);
+    case SHMBW_OP_GPU_CHUNKS:
+      return std::size_t{2} * known_part<shmbw_gpu_chunks>(packet.fixed).count;
+    default:
+      return 0;
+  }
 }
 
 }  // namespace
@@ -105,13 +148,14 @@ void dispatch(World& world, Session& session, const wire::PacketView& packet) {
   const bool hello = header.op == SHMBW_OP_HELLO;
   if (!hello && !session.greeted()) return session.link->drop("a request before HELLO");
   bool one_way = header.op == SHMBW_OP_READY || header.op == SHMBW_OP_LANE_THROUGH;
-  const bool may_be_silent = one_way || header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_QUEUE_HOLD;
+  const bool may_be_silent = one_way || header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_QUEUE_HOLD ||
+                             header.op == SHMBW_OP_GPU_REPORT;
   if (request.silent() && !may_be_silent) {
     shmbw_header answered = header;
     answered.flags = static_cast<std::uint16_t>(answered.flags & ~SHMBW_HEADER_NO_REPLY);
     const wire::PacketView view{answered, packet.fixed, packet.rest};
     return Request{world, session, view}.fail(Status::invalid,
-                                              "no_reply is for READY, RELEASE, LANE_THROUGH and QUEUE_HOLD only");
+                                              "no_reply is for READY, RELEASE, LANE_THROUGH, QUEUE_HOLD and GPU_REPORT only");
   }
   if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
     return request.fail(Status::unknown_flags, "the header has a flag that this broker does not know");

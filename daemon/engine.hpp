@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/fd.hpp"
 #include "base/result.hpp"
@@ -41,7 +42,8 @@ class Port {
     bool truncated = false;  // longer than any message may be
     // More than there was room for, or what is no descriptor: dropped by the kernel.
     bool brought_descriptors = false;
-    Fd descriptor;  // of a port that takes one; also with an error of any kind. Not to be closed on this thread
+    // Of a port that takes them; also with an error of any kind. Not to be closed on this thread.
+    std::vector<Fd> descriptors;
     int error = 0;
   };
   virtual void on_arrival(Arrival& arrival) = 0;
@@ -59,14 +61,14 @@ class Port {
 class Engine {
  public:
   virtual ~Engine() = default;
-  std::function<void(Fd)> discard;  // what a peer sent for a port that is gone; empty: closed here
+  std::function<void(std::vector<Fd>)> discard;  // what a peer sent for a port that is gone; empty: closed here
   virtual Sys<void> watch(int fd, Waiter& waiter) = 0;
   virtual void unwatch(Waiter& waiter) = 0;  // before its descriptor is closed; no call comes afterwards
   virtual Sys<void> add(int fd, Port& port) = 0;
   virtual void remove(Port& port) = 0;   // before its socket is closed; no call comes afterwards
   virtual void receive(Port& port) = 0;  // the next packet; at most one ask stands
-  // From the next ask on its packets may bring one descriptor.
-  virtual void take_descriptors(Port& port) = 0;
+  // From the next ask on its packets may bring one descriptor, or as many as a message carries.
+  virtual void take_descriptors(Port& port, bool many) = 0;
   virtual void await_writable(Port& port, bool on) = 0;  // edges between on and off; a first, idle one may come
   // Waits until something is ready or `timeout` ns (-1: for ever) have passed, and makes the calls. An error is ours
   // and global: the loop cannot go on.

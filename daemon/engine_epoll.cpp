@@ -83,8 +83,11 @@ class EpollEngine final : public Engine {
     if (!slot->armed) slot->armed = static_cast<bool>(control(readable_, EPOLL_CTL_MOD, slot->fd, EPOLLIN, slot));
   }
 
-  void take_descriptors(Port& port) override {
-    if (auto* slot = static_cast<Slot*>(port.slot_)) slot->takes_descriptors = true;
+  void take_descriptors(Port& port, bool many) override {
+    auto* slot = static_cast<Slot*>(port.slot_);
+    if (slot == nullptr) return;
+    slot->takes_one = true;
+    slot->takes_many |= many;
   }
 
   void await_writable(Port& port, bool on) override {
@@ -118,8 +121,17 @@ class EpollEngine final : public Engine {
     int fd = -1;
     Waiter* waiter = nullptr;
     Port* port = nullptr;
-    bool asked = false, armed = false, edges = false, takes_descriptors = false;
+    bool asked = false, armed = false, edges = false, takes_one = false, takes_many = false;
   };
+
+  Sys<sys::Received> receive(const Slot& slot, std::vector<Fd>& descriptors) {
+    if (slot.takes_many) return sys::receive(slot.fd, buffer_, descriptors, false);
+    if (!slot.takes_one) return sys::receive_data(slot.fd, buffer_);
+    Fd one;
+    auto received = sys::receive_one(slot.fd, buffer_, one);
+    if (one) descriptors.push_back(std::move(one));
+    return received;
+  }
 
   void readable(Slot& slot, std::uint32_t events) {
     if (!slot.asked) {
@@ -129,20 +141,17 @@ class EpollEngine final : public Engine {
       if ((events & EPOLLHUP) != 0) slot.port->on_writable();  // what was unread is purged now: the gate has to look
       return;
     }
-    Fd descriptor;
-    auto received =
-        slot.takes_descriptors ? sys::receive_one(slot.fd, buffer_, descriptor) : sys::receive_data(slot.fd, buffer_);
+    Port::Arrival arrival;
+    auto received = receive(slot, arrival.descriptors);
     // Short of memory: the packet stays on the socket, which stays readable, and others have their turn before.
     if (!received &&
         (received.error().value == EAGAIN || received.error().value == ENOMEM || received.error().value == ENOBUFS))
       return;
     slot.asked = false;
-    Port::Arrival arrival;
     if (received) {
       arrival.bytes = wire::Bytes(buffer_).first(received->size);
       arrival.truncated = received->truncated;
       arrival.brought_descriptors = received->control_truncated || received->bad_control;
-      arrival.descriptor = std::move(descriptor);
     } else {
       arrival.error = received.error().value;
     }

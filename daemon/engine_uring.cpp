@@ -7,6 +7,7 @@
 #include <poll.h>
 
 #include <cerrno>
+#include <memory>
 #include <vector>
 
 #include "base/fault.hpp"
@@ -97,7 +98,8 @@ class UringEngine final : public Engine {
     slot->header.msg_iov = &slot->part;
     slot->header.msg_iovlen = 1;
     io_uring_sqe* sqe = next();
-    if (slot->takes_descriptors) sys::room_for_one(slot->header, slot->control);
+    if (slot->many) sys::room_for_many(slot->header, *slot->many);
+    else if (slot->takes_one) sys::room_for_one(slot->header, slot->one);
     io_uring_prep_recvmsg(sqe, slot->fd, &slot->header, MSG_CMSG_CLOEXEC);
     sqe->flags |= IOSQE_BUFFER_SELECT;
     sqe->buf_group = kBufferGroup;
@@ -105,8 +107,12 @@ class UringEngine final : public Engine {
     mark(sqe, slot, kReceive);
   }
 
-  void take_descriptors(Port& port) override {
-    if (auto* slot = static_cast<Slot*>(port.slot_)) slot->takes_descriptors = true;
+  void take_descriptors(Port& port, bool many) override {
+    auto* slot = static_cast<Slot*>(port.slot_);
+    if (slot == nullptr) return;
+    slot->takes_one = true;
+    // Not while the kernel may still write where it was told to.
+    if (many && !slot->receiving && !slot->many) slot->many = std::make_unique<sys::ManyDescriptors>();
   }
 
   void await_writable(Port& port, bool on) override {
@@ -152,10 +158,11 @@ class UringEngine final : public Engine {
     Port* port = nullptr;
     unsigned pending = 0;  // completions still to come that name this slot
     bool receiving = false, polling = false, edges = false, edge_armed = false, leaving = false;
-    bool takes_descriptors = false;
+    bool takes_one = false;
     msghdr header{};
     iovec part{};
-    sys::OneDescriptor control{};
+    sys::OneDescriptor one{};
+    std::unique_ptr<sys::ManyDescriptors> many;  // of the few that bring so many
   };
 
   static std::unexpected<Error> failed(int result, const std::string& what) {
@@ -252,12 +259,20 @@ class UringEngine final : public Engine {
     if (slot->leaving && slot->pending == 0) release(*slot);
   }
 
+  static bool take(Slot& slot, std::vector<Fd>& descriptors) {
+    if (slot.header.msg_control != slot.one.bytes) return sys::take_many(slot.header, descriptors);
+    Fd one;
+    const bool good = sys::take_one(slot.header, one);
+    if (one) descriptors.push_back(std::move(one));
+    return good;
+  }
+
   void received(Slot& slot, const io_uring_cqe& done) {
     slot.receiving = false;
     // Also of a port that has gone meanwhile: what came is in our table.
-    Fd descriptor;
+    std::vector<Fd> descriptors;
     bool bad_control = false;
-    if (done.res >= 0 && slot.header.msg_control != nullptr) bad_control = !sys::take_one(slot.header, descriptor);
+    if (done.res >= 0 && slot.header.msg_control != nullptr) bad_control = !take(slot, descriptors);
     bool has_buffer = (done.flags & IORING_CQE_F_BUFFER) != 0;
     auto id = static_cast<std::uint16_t>(done.flags >> IORING_CQE_BUFFER_SHIFT);
     if (slot.port != nullptr) {
@@ -270,11 +285,11 @@ class UringEngine final : public Engine {
           arrival.bytes = wire::Bytes(buffer(id), static_cast<std::size_t>(done.res));
         arrival.truncated = done.res >= 0 && (slot.header.msg_flags & MSG_TRUNC) != 0;
         arrival.brought_descriptors = done.res >= 0 && (bad_control || (slot.header.msg_flags & MSG_CTRUNC) != 0);
-        arrival.descriptor = std::move(descriptor);
+        arrival.descriptors = std::move(descriptors);
         slot.port->on_arrival(arrival);
       }
     }
-    if (descriptor && discard) discard(std::move(descriptor));
+    if (!descriptors.empty() && discard) discard(std::move(descriptors));
     if (has_buffer) put_back(id);
   }
 

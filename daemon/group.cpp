@@ -51,6 +51,8 @@ Result<Group*> make_group(World& world, Session& founder, const GroupWish& wish)
   limit(Slot::bytes, own.bytes, limits.group_bytes, wish.limit_bytes);
   limit(Slot::regions, own.regions, limits.group_regions, wish.limit_regions);
   limit(Slot::names, own.names, 0, 0);
+  limit(Slot::gpu_bytes, own.gpu_bytes, limits.group_gpu_bytes, 0);
+  limit(Slot::gpu_descriptors, own.gpu_descriptors, 0, 0);
   world.group_tokens.try_emplace(group.token, &group);
   if (!group.name.empty()) world.group_names.try_emplace(std::pair(group.uid, group.name), &group);
   return &group;

@@ -71,6 +71,7 @@ void set_lease(World& world, Lease& lease, std::uint32_t rights, bool mapped) {
 
 void drop_lease(World& world, Lease& lease, bool recycle) {
   Region& region = *lease.region;
+  if (region.gpu) gpu_lease_over(world, lease);
   std::uint32_t waiting = region.unmapped_writers;
   count_in(lease, -1);
   region.leases.remove(lease);

@@ -22,6 +22,7 @@ struct Lease : Hook<Lease, OfRegion> {
   std::uint64_t serial = 0;  // cursor of LIST, never reused
   std::uint32_t rights = 0;
   std::uint32_t count = 0;
+  std::uint32_t pins = 0;  // times it is registered with a GPU: not sealed meanwhile
   bool mapped = false;  // reported READY, or holds no descriptor: nothing left that could still be mapped for writing
   Charge charge;
 

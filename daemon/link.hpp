@@ -38,10 +38,12 @@ class Link {
   // For older kernels: compares the start time that HELLO carries with the pidfd's process; false drops the pidfd
   // (Peer::has_pidfd becomes false).
   virtual bool confirm_start_time(std::uint64_t start_time) = 0;
-  // From now on a request may bring one descriptor (law 8: only to sessions that asked for it in HELLO).
-  virtual void take_descriptors() {}
-  // The one that came with the request in service; what is not taken is closed after it.
-  virtual Fd descriptor() { return Fd(); }
+  // From the next request on it may bring one descriptor, or as many as a message carries (law 8: only to sessions that
+  // asked for it).
+  virtual void take_descriptors(bool /*many*/) {}
+  // Those that came with the request in service; what is not taken is closed after it.
+  virtual std::vector<Fd>& descriptors() = 0;
+  Fd descriptor() { return descriptors().empty() ? Fd() : std::move(descriptors().front()); }
 
  protected:
   ~Link() = default;
@@ -81,7 +83,7 @@ class Books {
   virtual void tick(std::int64_t now) = 0;
   // Of a descriptor that a peer made: it may stand for anything, and the close of a file on the peer's own file system
   // waits for the peer. False: too many such closes are under way, so its sender should not be heard any more.
-  virtual bool close_elsewhere(Fd) { return true; }
+  virtual bool close_elsewhere(std::vector<Fd>) { return true; }
   virtual int wake_fd() const = 0;  // readable when a helper thread has finished something
   virtual void woken() = 0;
   virtual bool idle() const = 0;  // no session and no kept region: a private broker may end

@@ -34,6 +34,14 @@ std::size_t Closer::waiting() {
 }
 
 bool Closer::close(Fd& fd, std::uint64_t region) {
+  std::vector<Fd> one;
+  one.push_back(std::move(fd));
+  if (close(one, region)) return true;
+  fd = std::move(one.front());
+  return false;
+}
+
+bool Closer::close(std::vector<Fd>& fds, std::uint64_t region) {
   if (!thread_.joinable()) {
     try {
       thread_ = std::thread([this] { run(); });
@@ -45,8 +53,8 @@ bool Closer::close(Fd& fd, std::uint64_t region) {
   {
     std::lock_guard lock(mutex_);
     first = jobs_.empty();
-    jobs_.push_back({std::move(fd), region});
-    ++waiting_;
+    waiting_ += fds.size();
+    jobs_.push_back({std::exchange(fds, {}), region});
   }
   if (first) ready_.notify_one();
   return true;
@@ -64,9 +72,13 @@ void Closer::run() {
     if (jobs_.empty()) return;
     batch.swap(jobs_);
     lock.unlock();
-    for (Job& job : batch) job.fd.reset();
+    std::size_t closed = 0;
+    for (Job& job : batch) {
+      closed += job.fds.size();
+      job.fds.clear();
+    }
     lock.lock();
-    waiting_ -= batch.size();
+    waiting_ -= closed;
     if (wake_)
       for (const Job& job : batch) finished_.push_back(job.region);
     batch.clear();
@@ -80,19 +92,25 @@ std::vector<std::uint64_t> Closer::finished() {
   return std::exchange(finished_, {});
 }
 
-bool close_elsewhere(World& world, Fd fd) {
-  if (!fd) return true;
-  if (!world.strangers.close(fd)) {
-    world.log(4, "no helper thread could be started: closing a client's descriptor while others wait");
-    fd.reset();
+bool close_elsewhere(World& world, std::vector<Fd> fds) {
+  if (!world.strangers.close(fds)) {
+    world.log(4, "no helper thread could be started: closing a client's descriptors while others wait");
+    fds.clear();
   }
   return world.strangers.waiting() < kStrangersAtMost;
+}
+
+bool close_elsewhere(World& world, Fd fd) {
+  if (!fd) return true;
+  std::vector<Fd> one;
+  one.push_back(std::move(fd));
+  return close_elsewhere(world, std::move(one));
 }
 
 static void erase_region(World& world, Region& region) {
   Group& group = *region.group;
   group.regions.remove(region);
-  --world.open_descriptors;
+  world.open_descriptors -= region.gpu ? region.gpu->descriptors : 1;
   world.regions.erase(region.id);
   if (world.facts.descriptor_freed) world.facts.descriptor_freed();
   if (!group.in_service) settle_group(world, group);
@@ -106,6 +124,10 @@ void free_region(World& world, Region& region, bool at_once) {
   }
   if (region.live()) --world.region_count;
   region.state = SHMBW_REGION_STATE_FREEING;
+  if (on_gpu(region)) {
+    if (!close_gpu(world, region)) erase_region(world, region);
+    return;
+  }
   const bool many = world.tally && world.tally->regions > kCloseHereAtMost;
   if (!at_once && (many || world.closed_here + region.bytes >= kCloseElsewhereFrom)) {
     if (world.closer.close(region.fd, region.id)) return;
@@ -119,7 +141,7 @@ void free_region(World& world, Region& region, bool at_once) {
 bool release_region(World& world, Region& region, bool recycle) {
   if (region.held()) {
     if (region.leases.empty() && region.pool_holds != 0) world.idle_holds.noticed();
-    return false;
+    return region.gpu && settle_gpu(world, region);
   }
   Group& group = *region.group;
   if (recycle && !group.closed && group.ended_at == 0 && Shelf::may_recycle(region) && group.shelf.put(region))
@@ -175,6 +197,16 @@ void report_reclaim(World& world, const Session& session, const Tally& tally, st
   report.tally = tally;
   if (!session.process_gone && session.has_pidfd) world.timers.set(report, world.now() + kExitWait);
   else report_exit(world, session.id, session.exit ? &*session.exit : nullptr);
+}
+
+void add_to_reclaim(World& world, const Session& session, const Tally& tally, std::uint64_t group,
+                    const std::string& group_text) {
+  if (tally.leases == 0 && tally.regions == 0) return;
+  auto at = world.reports.find(session.id);
+  if (at == world.reports.end()) return report_reclaim(world, session, tally, group, group_text);
+  at->second.tally.leases += tally.leases;
+  at->second.tally.regions += tally.regions;
+  at->second.tally.bytes += tally.bytes;
 }
 
 void report_exit(World& world, std::uint64_t session, const sys::ExitInfo* how) {

@@ -25,7 +25,7 @@ class Session;
 struct Region;
 
 inline constexpr std::uint64_t kCloseElsewhereFrom = std::uint64_t{64} << 20;
-inline constexpr std::size_t kStrangersAtMost = 64;
+inline constexpr std::size_t kStrangersAtMost = 4096;  // some twenty messages of as many as one carries
 inline constexpr std::uint32_t kCloseHereAtMost = 4;  // of the regions that one end of a session or group frees
 
 struct Tally {
@@ -39,14 +39,15 @@ class Closer {
   static Sys<void> prepare(Closer& closer);  // its eventfd; without it nobody hears what has been closed
   ~Closer();
   // False: no thread could be started, the caller closes.
+  bool close(std::vector<Fd>& fds, std::uint64_t region = 0);
   bool close(Fd& fd, std::uint64_t region = 0);
-  std::size_t waiting();  // closes that have not returned
+  std::size_t waiting();  // descriptors whose close has not returned
   int wake_fd() const { return wake_.get(); }
   std::vector<std::uint64_t> finished();  // regions whose close has returned
 
  private:
   struct Job {
-    Fd fd;
+    std::vector<Fd> fds;
     std::uint64_t region = 0;
   };
   void run();
@@ -78,10 +79,14 @@ std::string death_text(bool lazy, const sys::ExitInfo* how);
 // `exit_known`: print now; else wait for `report_exit` or the timer.
 void report_reclaim(World& world, const Session& session, const Tally& tally, std::uint64_t group,
                     const std::string& group_text);
+// More of what a session left, found after its end: into its report where that still waits, else into one of its own.
+void add_to_reclaim(World& world, const Session& session, const Tally& tally, std::uint64_t group,
+                    const std::string& group_text);
 void report_exit(World& world, std::uint64_t session, const sys::ExitInfo* how);
 
-// Closes a descriptor that a client made, on a thread of its own: what it stands for is the client's, which may let the
+// Closes descriptors that a client made, on a thread of its own: what they stand for is the client's, which may let the
 // close wait for ever. False: so many wait that no more of them should be taken.
+bool close_elsewhere(World& world, std::vector<Fd> fds);
 bool close_elsewhere(World& world, Fd fd);
 // Frees a region that nothing holds.
 void free_region(World& world, Region& region, bool at_once = false);

@@ -85,7 +85,10 @@ std::string find_holders(World& world, const Session& session, const Shortage& s
     const Group* group = find_group(world, shortage.scope_id);
     if (!group || !may_address(session, *group)) return {};
     Largest<Region> largest;
-    group->regions.each([&](const Region& region) { largest.offer(region, region.bytes); });
+    const bool gpu = shortage.slot == SHMBW_SLOT_GPU_BYTES;
+    group->regions.each([&](const Region& region) {
+      if (on_gpu(region) == gpu) largest.offer(region, region.bytes);
+    });
     return largest.text(shortage.used, [](const Region& region) -> std::string {
       if (!region.live()) return "being freed";
       return region.name ? "'" + std::string(region.name->text) + "'" : "region " + std::to_string(region.id);
@@ -94,15 +97,16 @@ std::string find_holders(World& world, const Session& session, const Shortage& s
   Largest<Group> largest;
   for (const auto& [id, group] : world.groups)
     if ((shortage.scope != SHMBW_SCOPE_UID || group.uid == shortage.scope_id) && may_address(session, group))
-      largest.offer(group, group.account.used(Slot::bytes));
+      largest.offer(group, group.account.used(static_cast<Slot>(shortage.slot)));
   return largest.text(shortage.used, [](const Group& group) { return "group " + group.text(); });
 }
 
 // Once for a request: 253 refusals of one batch name the same holders.
 const std::string& holders(World& world, const Session& session, const Shortage& shortage) {
   World::Holders& last = world.holders;
-  if (last.request != world.requests || last.scope != shortage.scope || last.scope_id != shortage.scope_id)
-    last = {world.requests, shortage.scope, shortage.scope_id, find_holders(world, session, shortage)};
+  if (last.request != world.requests || last.slot != shortage.slot || last.scope != shortage.scope ||
+      last.scope_id != shortage.scope_id)
+    last = {world.requests, shortage.slot, shortage.scope, shortage.scope_id, find_holders(world, session, shortage)};
   return last.text;
 }
 
@@ -113,7 +117,9 @@ constexpr std::int64_t kLogEvery = 60'000'000'000;
 
 Error refuse_limit(World& world, const Session& session, const Shortage& shortage) {
   Error refused = wire::limit_refusal(shortage, whose(world, session, shortage), key_to_raise(world, shortage),
-                                      shortage.slot == SHMBW_SLOT_BYTES ? holders(world, session, shortage) : "");
+                                      shortage.slot == SHMBW_SLOT_BYTES || shortage.slot == SHMBW_SLOT_GPU_BYTES
+                                          ? holders(world, session, shortage)
+                                          : "");
   auto [last, first] = world.refusals_logged.try_emplace({shortage.slot, shortage.scope}, world.now());
   if (first || world.now() - last->second >= kLogEvery) {
     last->second = world.now();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A region: memory of fixed size behind one memfd that the broker holds. Identity is id + generation + epoch (law 7).
+// A region: memory of fixed size behind one memfd that the broker holds, or a GPU's (gpu_memory.hpp). Identity is id + generation + epoch (law 7).
 // The broker makes, sizes and seals the file and never touches a page of it (law 3).
 #pragma once
 
@@ -10,6 +10,7 @@
 
 #include "base/fd.hpp"
 #include "daemon/books.hpp"
+#include "daemon/gpu_memory.hpp"
 #include "daemon/lease.hpp"
 #include "daemon/list.hpp"
 #include "daemon/watch.hpp"
@@ -56,7 +57,8 @@ struct Region : Hook<Region, OfGroup> {
   bool dirty_birth : 1 = false;
   bool was_outside : 1 = false;  // another uid or a session outside the group held a lease: never recycled
   bool seal_sealed : 1 = false;  // F_SEAL_SEAL since birth
-  Fd fd;
+  Fd fd;                           // none: memory of a GPU
+  std::unique_ptr<GpuMemory> gpu;  // of GPU regions and timelines
   Charge bytes_charge;
   Charge region_charge;
 

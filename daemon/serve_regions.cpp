@@ -5,8 +5,8 @@
 #include "daemon/answer.hpp"
 #include "daemon/create.hpp"
 #include "daemon/grant.hpp"
+#include "daemon/target.hpp"
 #include "daemon/views.hpp"
-#include "proto/names.hpp"
 
 namespace shmb::daemon {
 
@@ -42,37 +42,6 @@ void serve_create(const Request& request) {
 
 namespace {
 
-struct Target {
-  Region* region = nullptr;
-  std::uint32_t may = 0;  // rights that can be had
-  Ticket* ticket = nullptr;
-};
-
-Result<Target> by_id(World& world, Session& session, const shmbw_region_ref& ref) {
-  Region* region = world.find_region(ref.id);
-  std::uint32_t may = region ? authority(session, *region) : 0;
-  if (may == 0) return std::unexpected(no_such_region());
-  if (ref.generation != 0 && ref.generation != region->generation)
-    return std::unexpected(stale_region(ref.id, ref.generation, region->generation));
-  return Target{region, may, nullptr};
-}
-
-Result<Target> by_name(World& world, Session& session, const shmbw_attach& wish, std::string_view group_text,
-                       std::string_view name) {
-  if (auto valid = names::check(name, "region name"); !valid) return std::unexpected(valid.error());
-  std::uint32_t owner = (wish.flags & SHMBW_ATTACH_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
-  Group* group = addressed_group(world, session, owner, group_text);
-  Region* region = group ? group->names.find(name) : nullptr;
-  if (!region) return std::unexpected(no_such_name());
-  return Target{region, SHMBW_RIGHT_KNOWN, nullptr};
-}
-
-Result<Target> by_ticket(World& world, const shmbw_attach& wish) {
-  Ticket* ticket = find_ticket(world, Secret::from(wish.ticket));
-  if (!ticket) return std::unexpected(no_such_ticket());
-  return Target{ticket->region, ticket->rights, ticket};
-}
-
 struct Attached {
   Region* region;
   const Lease* lease;
@@ -86,17 +55,13 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
   if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
     return error(Status::unknown_flags, "a right is not known to this broker");
   if ((wish.rights & SHMBW_RIGHT_MAP_READ) == 0) return error(Status::invalid, "an attach asks for map_read at least");
-  if (wish.by != SHMBW_ATTACH_BY_NAME && (!group.empty() || !name.empty()))
-    return error(Status::invalid, "names in an attach that is not by name");
-  Result<Target> target = wish.by == SHMBW_ATTACH_BY_ID       ? by_id(world, session, wish.region)
-                          : wish.by == SHMBW_ATTACH_BY_NAME   ? by_name(world, session, wish, group, name)
-                          : wish.by == SHMBW_ATTACH_BY_TICKET ? by_ticket(world, wish)
-                                                              : error(Status::invalid, "attach by id, name or ticket");
+  const bool owner_given = (wish.flags & SHMBW_ATTACH_OWNER_GIVEN) != 0;
+  auto target = find_target(world, session, {wish.by, wish.region, wish.ticket,
+                                             owner_given ? wish.owner_uid : session.uid, group, name});
   if (!target) return std::unexpected(target.error());
   Region& region = *target->region;
-  if ((wish.rights & ~target->may) != 0)
-    return error(Status::denied, std::string(target->ticket ? "the ticket" : "the session's lease") +
-                                     " does not carry " + rights_text(wish.rights & ~target->may));
+  if (on_gpu(region)) return std::unexpected(other_kind(region));
+  if (auto may = check_rights(*target, wish.rights); !may) return std::unexpected(may.error());
   if (auto admitted = admit_rights(world, session, region, wish.rights); !admitted)
     return std::unexpected(admitted.error());
   auto charge = charge_lease(world, session, region, 1);
@@ -156,7 +121,7 @@ namespace {
 Result<void> release(World& world, Session& session, const shmbw_release& wish) {
   if ((wish.flags & ~std::uint32_t{SHMBW_RELEASE_KNOWN}) != 0)
     return error(Status::unknown_flags, "a release flag is not known to this broker");
-  auto target = by_id(world, session, wish.region);
+  auto target = target_by_id(world, session, wish.region);
   if (!target) return std::unexpected(target.error());
   Region& region = *target->region;
   Lease* lease = find_lease(session, region);
@@ -167,6 +132,9 @@ Result<void> release(World& world, Session& session, const shmbw_release& wish) 
                                       " references to the region, not " + std::to_string(wish.count));
   if (unname && ((lease ? lease->rights : target->may) & SHMBW_RIGHT_RELEASE) == 0)
     return error(Status::denied, "taking a region's name away needs the right release");
+  if (lease && region.gpu && region.gpu->kind == SHMBW_GPU_KIND_LEGACY && region.gpu->exporter == &session)
+    return error(Status::invalid,
+                 "others may still use this memory, which is its publisher's: retire it, and free it once it is drained");
   Group& group = *region.group;
   const std::uint64_t group_id = group.id;
   if (unname) group.names.remove(region);

@@ -94,7 +94,7 @@ void list_regions(const Request& request, const Filter& filter) {
   Page<shmbw_region_record> page(request);
   for (auto& [id, region] : request.world.regions) {
     if (!filter.takes(region) || !sees(request.session, region)) continue;
-    page.count(region.bytes);
+    page.count(on_gpu(region) ? 0 : region.bytes);  // the sum is of the host's memory
     if (id <= filter.wish.cursor || page.full()) continue;
     const Group& group = *region.group;
     std::string group_text = group.text();
@@ -461,6 +461,48 @@ void list_participants(const Request& request, const Filter& filter) {
   page.send();
 }
 
+void list_gpu_regions(const Request& request, const Filter& filter) {
+  Page<shmbw_gpu_record> page(request);
+  for (auto& [id, region] : request.world.regions) {
+    if (!region.gpu || !region.live() || !filter.takes(region) || !sees(request.session, region)) continue;
+    const GpuMemory& gpu = *region.gpu;
+    page.count(gpu.on_gpu() ? region.bytes : 0);
+    const Group& group = *region.group;
+    const std::string group_text = group.text();
+    const std::string_view name = region.name ? region.name->text : std::string_view();
+    if (id <= filter.wish.cursor || !page.room(group_text.size() + name.size())) continue;
+    shmbw_gpu_record record{};
+    record.region = region.ref();
+    record.bytes = region.bytes;
+    record.chunk_bytes = gpu.chunk_bytes;
+    record.group = group.id;
+    std::ranges::copy(gpu.uuid, record.uuid);
+    record.owner_uid = group.uid;
+    record.kind = gpu.kind;
+    record.state = gpu.state;
+    record.flags = region_flags(region);
+    record.chunks = gpu.chunks;
+    record.hold = gpu.node ? gpu.node->hold : SHMBW_GPU_HOLD_NONE;
+    record.minor = gpu.node ? gpu.node->minor : kNoMinor;
+    record.driver = gpu.driver;
+    record.exporter_pid = gpu.exporter_pid;
+    record.exporter = gpu.exporter != nullptr;
+    record.importers = region.leases.size() - record.exporter;
+    region.leases.each([&](const Lease& lease) { record.leaving += lease.session->phase == Phase::ended; });
+    record.tickets = region.tickets;
+    record.queues = region.pool_holds;
+    record.code = gpu.code;
+    record.publish_flags = gpu.publish_flags;
+    record.created = region.created;
+    record.keep = region.keep;
+    record.freed_at = group.freed_at(region);
+    record.group_len = static_cast<std::uint16_t>(group_text.size());
+    record.name_len = static_cast<std::uint16_t>(name.size());
+    page.add(id, record, group_text, name);
+  }
+  page.send();
+}
+
 }  // namespace
 
 void serve_list(const Request& request) {
@@ -499,9 +541,11 @@ void serve_list(const Request& request) {
       return list_queues(request, filter);
     case SHMBW_TABLE_PARTICIPANTS:
       return list_participants(request, filter);
+    case SHMBW_TABLE_GPU_REGIONS:
+      return list_gpu_regions(request, filter);
     default:
       request.fail(Status::invalid,
-                   "list regions, groups, sessions, leases, tickets, uids, pools, queues or participants");
+                   "list regions, groups, sessions, leases, tickets, uids, pools, queues, participants or gpu_regions");
   }
 }
 

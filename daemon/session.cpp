@@ -28,6 +28,7 @@ Session::Session(World& owner, std::uint64_t number, Link& connection, Account& 
 }
 
 std::uint32_t Session::wire_state() const {
+  if (phase == Phase::ended) return SHMBW_SESSION_STATE_LEAVING;
   if (lazy) return SHMBW_SESSION_STATE_DISCONNECTED;
   if (process_gone) return SHMBW_SESSION_STATE_HEIR;
   if (supervises && !group) return SHMBW_SESSION_STATE_SUPERVISOR;
@@ -51,6 +52,7 @@ void take_over(World& world, Session& heir, Session& from) {
     auto node = from.leases.extract(from.leases.begin());
     Lease& lease = node.mapped();
     lease.session = &heir;
+    if (GpuMemory* gpu = lease.region->gpu.get(); gpu && gpu->exporter == &from) gpu->exporter = &heir;
     lease.charge.move_to(heir.account);
     heir.leases.insert(std::move(node));
   }
@@ -59,6 +61,7 @@ void take_over(World& world, Session& heir, Session& from) {
   if (Group* group = from.supervises) supervise_group(world, heir, *group);
   while (Group* group = from.sponsored.first()) sponsor_group(heir, *group);
   move_participations(from, heir);
+  heir.gpu_devices = std::move(from.gpu_devices);
   end_session(world, from);
 }
 
@@ -139,7 +142,7 @@ void serve_hello(World& world, Session& session, const wire::PacketView& packet)
   session.library = printable(*library);
   session.takes_descriptors =
       (hello->features & SHMBW_FEATURE_PASS_RIGHTS) != 0 && world.strangers.waiting() < kStrangersAtMost;
-  if (session.takes_descriptors) session.link->take_descriptors();
+  if (session.takes_descriptors) session.link->take_descriptors(false);
   session.phase = Phase::greeted;
 
   shmbw_hello_reply reply{};
@@ -173,7 +176,10 @@ void end_session(World& world, Session& session) {
   std::uint64_t group = session.group ? session.group->id : 0;
   std::string group_text = session.group ? session.group->text() : std::string();
   while (!session.watches.empty()) destroy_watch(world, session.watches.begin()->second);
-  while (!session.leases.empty()) drop_lease(world, session.leases.begin()->second);
+  gpu_session_over(world, session);
+  for (auto at = session.leases.begin(); at != session.leases.end();)
+    if (Lease& lease = (at++)->second; !gpu_lease_stays(session, lease)) drop_lease(world, lease);
+  session.gpu_devices.clear();
   stop_supervising(world, session);
   leave_group(world, session);
   stop_sponsoring(world, session);
@@ -184,12 +190,15 @@ void end_session(World& world, Session& session) {
   if (session.refusal) --world.uids.at(session.uid).refused;
   --world.live_sessions;
   if (tally.leases != 0 || tally.regions != 0) report_reclaim(world, session, tally, group, group_text);
-  if (session.pools.empty()) give_back_session(world, session);
+  // Only now does their session count as one that is over.
+  for (auto at = session.leases.begin(); at != session.leases.end();) settle_gpu(world, *(at++)->second.region);
+  if (!session.awaits_end()) give_back_session(world, session);
 }
 
 void session_process_ended(World& world, Session& session) {
-  if (session.pools.empty()) return;
+  if (!session.awaits_end()) return;
   end_participations(world, session);
+  drop_stayed_leases(world, session);
   if (session.phase == Phase::ended) give_back_session(world, session);
 }
 
@@ -198,6 +207,7 @@ void session_process_died(World& world, Session& session, const sys::ExitInfo* h
   if (session.phase == Phase::ended) return report_exit(world, session.id, how);
   session.process_gone = true;
   if (how) session.exit = *how;
+  gpu_session_over(world, session);  // a forked child that holds the socket has nothing of the GPU's
   // A role of the process, not of the socket that a child may hold.
   stop_supervising(world, session);
   if (session.lazy) end_session(world, session);

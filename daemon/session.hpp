@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/sys_process.hpp"
+#include "daemon/gpu_device.hpp"
 #include "daemon/lease.hpp"
 #include "daemon/link.hpp"
 #include "daemon/list.hpp"
@@ -32,6 +33,8 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   Session(World& world, std::uint64_t id, Link& link, Account& uid_account);
   bool greeted() const { return phase == Phase::greeted; }
   std::uint32_t wire_state() const;
+  // After its end: what only the process' end gives back. Leases are of GPU memory then.
+  bool awaits_end() const { return !pools.empty() || (phase == Phase::ended && !leases.empty()); }
   bool holds_nothing() const { return leases.empty() && watches.empty() && pools.empty() && !group && !supervises; }
 
   World& world;
@@ -56,6 +59,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   std::pmr::map<std::uint64_t, Lease> leases;        // by region id
   std::pmr::map<std::uint64_t, Watch> watches;       // by watch id
   std::pmr::map<std::uint64_t, std::uint8_t> pools;  // its index in each pool it has joined, by pool id
+  std::vector<GpuDevice> gpu_devices;                // that it has named
   std::uint64_t sequence = 0;                        // of the last event
   std::int64_t connected = 0;
   std::string library;

@@ -50,7 +50,7 @@ void Transport::close_all() {
 
 Sys<void> Transport::attach(Books& books) {
   books_ = &books;
-  engine_.discard = [&books](Fd descriptor) { (void)books.close_elsewhere(std::move(descriptor)); };
+  engine_.discard = [&books](std::vector<Fd> descriptors) { (void)books.close_elsewhere(std::move(descriptors)); };
   if (int fd = books.wake_fd(); fd >= 0) return engine_.watch(fd, wake_);
   return {};
 }

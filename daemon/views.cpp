@@ -19,6 +19,7 @@ std::uint32_t region_flags(const Region& region) {
   if (region.name && region.group->kept()) flags |= SHMBW_REGION_KEPT;
   if (region.dirty_birth) flags |= SHMBW_REGION_DIRTY_BIRTH;
   if (!region.sealed()) flags |= SHMBW_REGION_WRITE_OPEN;
+  if (on_gpu(region)) flags |= SHMBW_REGION_GPU;
   return flags;
 }
 

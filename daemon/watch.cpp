@@ -86,6 +86,29 @@ void tell_name(World& world, const Group& group, const Region& region) {
   }
 }
 
+void tell_gpu_state(World&, Region& region, std::int32_t code, std::uint32_t pid) {
+  auto tell = [&](Session& session, std::uint64_t watch) {
+    if (!session.link) return;
+    send(session, SHMBW_EVENT_GPU_STATE,
+         shmbw_gpu_state_event{++session.sequence, watch, region.ref(), region.gpu->state, region.gpu->kind, code, pid});
+  };
+  region.leases.each([&](Lease& lease) { tell(*lease.session, 0); });
+  region.watchers.each([&](Watch& watch) {
+    if ((watch.events & SHMBW_WATCH_EVENT_GPU) != 0) tell(*watch.session, watch.id);
+  });
+}
+
+void tell_gpu_drained(Session& session, const Region& region) {
+  send(session, SHMBW_EVENT_GPU_DRAINED, shmbw_gpu_drained_event{++session.sequence, 0, region.ref()});
+}
+
+void tell_gpu_device(Session& session, shmbw_gpu_device_event event, std::string_view text) {
+  text = text.substr(0, 512);
+  event.sequence = ++session.sequence;
+  event.text_len = static_cast<std::uint16_t>(text.size());
+  send(session, SHMBW_EVENT_GPU_DEVICE, event, text);
+}
+
 void tell_pool_changed(Session& session, std::uint64_t pool) {
   send(session, SHMBW_EVENT_POOL_CHANGED, shmbw_pool_changed_event{++session.sequence, 0, pool});
 }

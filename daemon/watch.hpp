@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "daemon/books.hpp"
 #include "daemon/list.hpp"
@@ -38,6 +39,10 @@ bool cancel_watch(World& world, Session& session, std::uint64_t id);
 
 void tell_region(World& world, Region& region, shmbw_watch_event_flags what);  // `gone` ends the watches
 void tell_name(World& world, const Group& group, const Region& region);
+// To each holder of a lease, and to whoever watches.
+void tell_gpu_state(World& world, Region& region, std::int32_t code, std::uint32_t pid);
+void tell_gpu_drained(Session& session, const Region& region);
+void tell_gpu_device(Session& session, shmbw_gpu_device_event event, std::string_view text);
 void tell_pool_changed(Session& session, std::uint64_t pool);
 void tell_group_ended(World& world, Group& group, std::uint64_t bytes_freed);  // ends the watches
 

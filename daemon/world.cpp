@@ -30,6 +30,7 @@ World::World(const Config& configuration, BrokerFacts facts_in, const Secret& ha
       reports(&pool),
       reply_buffer(std::make_unique<std::byte[]>(SHMBW_MAX_MESSAGE)) {
   if (config.limits.host_bytes) host.set_limit(Slot::bytes, config.limits.host_bytes);
+  if (config.limits.gpu_bytes) host.set_limit(Slot::gpu_bytes, config.limits.gpu_bytes);
   reply_fds.reserve(SHMBW_MAX_BATCH);
   reply_owned.reserve(SHMBW_MAX_BATCH);
 }
@@ -64,6 +65,8 @@ Uid& World::hold_uid(std::uint32_t uid) {
   out.account.set_limit(Slot::tickets, own.tickets.value_or(limits.uid_tickets));
   out.account.set_limit(Slot::names, own.names.value_or(limits.uid_names));
   out.account.set_limit(Slot::watches, own.watches.value_or(limits.uid_watches));
+  out.account.set_limit(Slot::gpu_bytes, own.gpu_bytes.value_or(table_limit(limits.uid_gpu_bytes)));
+  out.account.set_limit(Slot::gpu_descriptors, own.gpu_descriptors.value_or(limits.uid_gpu_descriptors));
   return out;
 }
 

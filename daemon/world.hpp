@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "daemon/broker.hpp"
+#include "daemon/gpu_device.hpp"
 #include "daemon/group.hpp"
 #include "daemon/idle_holds.hpp"
 #include "daemon/pool.hpp"
@@ -85,6 +86,8 @@ class World {
   Watchers reclaim_watches;
   std::pmr::map<std::uint64_t, ReclaimReport> reports;
   Closer closer, strangers;  // of freed regions; of descriptors that clients made
+  GpuLooker gpu_looker;
+  std::map<std::uint32_t, std::weak_ptr<GpuNode>> gpu_nodes;  // that the broker has opened, by minor
   Tally* tally = nullptr;    // where frees are counted while a session or a group ends
 
   std::uint64_t last_region = 0, last_group = 0, last_session = 0, last_serial = 0;
@@ -96,7 +99,7 @@ class World {
 
   struct Holders {
     std::uint64_t request = 0;
-    std::uint16_t scope = 0;
+    std::uint16_t slot = 0, scope = 0;
     std::uint64_t scope_id = 0;
     std::string text;
   } holders;                      // of the last refusal

@@ -71,6 +71,7 @@ class BatchView {
   std::expected<T, Status> element(std::size_t index) const {
     return read_struct<T>(elements_.subspan(index * element_size_, element_size_));
   }
+  Bytes bytes_of(std::size_t index) const { return elements_.subspan(index * element_size_, element_size_); }
   TextReader texts() const { return TextReader(texts_); }
 
  private:

@@ -47,6 +47,10 @@ const char* slot_word(std::uint16_t slot) {
       return "segments";
     case SHMBW_SLOT_SLOTS:
       return "slots";
+    case SHMBW_SLOT_GPU_BYTES:
+      return "GPU bytes";
+    case SHMBW_SLOT_GPU_DESCRIPTORS:
+      return "GPU descriptors";
     default:
       return "capacity";
   }
@@ -58,6 +62,7 @@ std::string amount(std::uint16_t slot, std::uint64_t value) {
     case SHMBW_SLOT_MESSAGE:
     case SHMBW_SLOT_MEMORY:
     case SHMBW_SLOT_LANE_BYTES:
+    case SHMBW_SLOT_GPU_BYTES:
       return format_size(value);
     case SHMBW_SLOT_KEEP:
       return format_duration(static_cast<std::int64_t>(value));

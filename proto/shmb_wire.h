@@ -179,6 +179,7 @@ enum shmbw_session_state {
   SHMBW_SESSION_STATE_HEIR = 2,
   SHMBW_SESSION_STATE_SUPERVISOR = 3,
   SHMBW_SESSION_STATE_DISCONNECTED = 4,
+  SHMBW_SESSION_STATE_LEAVING = 5,
 };
 
 enum shmbw_death {
@@ -851,8 +852,8 @@ struct shmbw_gpu_device_reply {
 
 struct shmbw_gpu_publish {
   uint64_t group; /* group id, 0: the session's own */
-  uint64_t bytes; /* of the region, 1 to 2^47 - 1 */
-  uint64_t chunk_bytes; /* vmm: 0: one chunk; else each chunk but the last is that long */
+  uint64_t bytes; /* that may be used, 1 to 2^47 - 1 */
+  uint64_t chunk_bytes; /* vmm: 0: one chunk; else each chunk of the allocation but the last is that long */
   uint64_t granularity; /* vmm: of the allocation, a power of two; 0: 2 MiB */
   int64_t keep; /* with flag keep_given, as in create; legacy: 0 */
   uint8_t uuid[16]; /* of a GPU that this session has named */
@@ -864,8 +865,8 @@ struct shmbw_gpu_publish {
   uint32_t driver; /* version of the driver, for people */
   uint16_t name_len; /* bytes of text name, 0: unnamed */
   uint16_t reserved; /* zero */
-  uint64_t offset; /* legacy: of the memory in the allocation that the handle opens */
-  uint64_t allocation; /* legacy: bytes of that allocation */
+  uint64_t offset; /* where the region's bytes begin in the allocation */
+  uint64_t allocation; /* bytes of the allocation, which is what is charged; 0: bytes, from 0 on */
   uint8_t handle[64]; /* legacy: the driver's handle */
 };
 
@@ -910,8 +911,8 @@ struct shmbw_gpu_open_reply {
   uint64_t chunk_bytes; /* 0: one chunk */
   uint64_t granularity;
   uint64_t group; /* the group that holds it */
-  uint64_t offset; /* legacy, as published */
-  uint64_t allocation; /* legacy, as published */
+  uint64_t offset; /* where the region's bytes begin in the allocation */
+  uint64_t allocation; /* bytes of all chunks together, or that the handle opens */
   uint64_t manifest_bytes; /* size of the manifest; 0: there is none */
   uint8_t uuid[16];
   uint32_t kind; /* enum gpu_kind */

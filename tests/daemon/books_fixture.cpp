@@ -157,13 +157,14 @@ Client::~Client() {
 }
 
 void Client::send_only(wire::Bytes packet) {
-  auto view = wire::open_packet(packet, link_->brought ? 1 : 0, wire::Direction::request);
+  auto view = wire::open_packet(packet, link_->brought.size(), wire::Direction::request);
   REQUIRE(view);
   {
     room::AllocationsForbidden counter;
     world_->books->packet(*session_, *view);
     world_->allocations += counter.seen();
   }
+  link_->brought.clear();
   link_->collect();
 }
 

@@ -41,13 +41,14 @@ class FakeLink final : public Link {
   void drop(std::string_view why) override { dropped = why; }
   std::uint32_t descriptors_in_flight() const override { return 0; }
   bool confirm_start_time(std::uint64_t) override { return start_time_right; }
-  void take_descriptors() override { takes_descriptors = true; }
-  Fd descriptor() override { return std::move(brought); }
+  void take_descriptors(bool many) override { takes_descriptors = true, takes_many = many; }
+  std::vector<Fd>& descriptors() override { return brought; }
 
   std::vector<Packet> replies, events;
   std::string dropped;
-  bool start_time_right = true, takes_descriptors = false;
-  Fd brought;  // with the next request
+  bool start_time_right = true, takes_descriptors = false, takes_many = false;
+  std::vector<Fd> brought;  // with the next request; gone after it
+  void bring(Fd fd) { brought.push_back(std::move(fd)); }
 
   void collect();  // the reply, after the books have returned
 
@@ -115,7 +116,7 @@ class Client {
     wire::Writer out(buffer);
     out.begin(op, ++tag_, Status::ok, fixed, flags);
     out.text(texts);
-    return exchange(out.finish(link_->brought ? 1 : 0));
+    return exchange(out.finish(link_->brought.size()));
   }
   template <class T>
   Packet& batch(std::uint16_t op, const std::vector<T>& elements, std::string_view texts = {},
@@ -125,7 +126,7 @@ class Client {
     out.begin_batch<T>(op, ++tag_, elements.size(), flags);
     for (std::size_t i = 0; i < elements.size(); ++i) out.element(i, elements[i]);
     out.text(texts);
-    return exchange(out.finish(0),
+    return exchange(out.finish(link_->brought.size()),
                     (flags & SHMBW_HEADER_NO_REPLY) == 0 && op != SHMBW_OP_READY && op != SHMBW_OP_LANE_THROUGH);
   }
   Packet& exchange(wire::Bytes packet, bool answered = true);

@@ -379,17 +379,17 @@ TEST_CASE("a doorbell is a socket, from a session that asked for it, and is give
   CHECK(other.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_GET)).status() == Status::not_found);
   map_pool(pool_join(other, made.pool));
   CHECK(other.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_GET)).status() == Status::not_found);
-  maker.link().brought = std::move(*sys::memfd_create("no socket", false));
+  maker.link().bring(std::move(*sys::memfd_create("no socket", false)));
   CHECK(maker.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_SET)).status() == Status::invalid);
   // Nor what would carry a peer's word to some service, nor what may take its time to close.
   for (const auto& [domain, type] :
        {std::pair{AF_UNIX, SOCK_DGRAM}, {AF_UNIX, SOCK_SEQPACKET}, {AF_INET, SOCK_STREAM}}) {
-    maker.link().brought = Fd::adopt(::socket(domain, type | SOCK_CLOEXEC, 0));
+    maker.link().bring(Fd::adopt(::socket(domain, type | SOCK_CLOEXEC, 0)));
     CHECK(maker.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_SET)).status() == Status::invalid);
   }
   const std::uint32_t before = world.status().descriptors;
   auto pair = sys::seqpacket_pair();
-  maker.link().brought = std::move((*pair)[0]);
+  maker.link().bring(std::move((*pair)[0]));
   CHECK(maker.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_SET)).status() == Status::ok);
   CHECK(world.status().descriptors == before + 1);
   Packet& got = other.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_GET));
@@ -417,9 +417,8 @@ TEST_CASE("a descriptor that the request does not state drops the peer, and so d
     std::vector<std::byte> buffer(SHMBW_MAX_MESSAGE);
     wire::Writer out(buffer);
     out.begin(SHMBW_OP_POOL_DOORBELL, 7, Status::ok, shmbw_pool_doorbell{made.pool, flags, 0, made.life, 0});
-    if (fds != 0) maker.link().brought = std::move(*sys::memfd_create("stray", false));
+    if (fds != 0) maker.link().bring(std::move(*sys::memfd_create("stray", false)));
     maker.send_only(out.finish(static_cast<std::size_t>(fds)));
-    maker.link().brought.reset();
     return std::exchange(maker.link().dropped, {});
   };
   CHECK(send(SHMBW_DOORBELL_SET, 0) != "");

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernel says of the files of NVIDIA's driver. The broker holds such descriptors and lends them on; it never
+// asks the driver anything by ioctl, whose requests change from release to release.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/fd.hpp"
+
+namespace shmb::sys {
+
+enum class GpuKind { other, control, node };  // not the driver's; /dev/nvidiactl, as all exports are; /dev/nvidiaN
+struct GpuFile {
+  GpuKind kind = GpuKind::other;
+  std::uint32_t minor = UINT32_MAX;  // of a node
+};
+
+// Of a descriptor that somebody else made: the kernel's own memory answers, and no file system behind it is asked, which
+// could make us wait. A descriptor that is only a path (O_PATH) is `other`: nothing is open behind it.
+Sys<GpuFile> gpu_file(int fd);
+// Whether two descriptors share one open file. F_DUPFD_QUERY (6.10), else kcmp(2), which a seccomp profile may hide:
+// EPERM or ENOSYS then.
+Sys<bool> same_open_file(int one, int other);
+
+using GpuUuid = std::array<std::uint8_t, 16>;
+
+struct GpuInformation {
+  GpuUuid uuid{};  // of the GPU; a MIG device has one of its own
+  std::uint32_t minor = 0;
+};
+// The driver's word in /proc about the GPU at a PCI address. Any form of it that the driver's functions give will do.
+// May take a while: a GPU that sleeps is woken. EINVAL: no such form; EPROTO: lines are missing.
+Sys<GpuInformation> gpu_information(std::string_view pci);
+std::string gpu_node_path(std::uint32_t minor);
+Sys<Fd> open_gpu_node(std::uint32_t minor);  // may take seconds, as the first open initialises the GPU
+
+}  // namespace shmb::sys

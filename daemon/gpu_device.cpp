@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Looks run one after the other on one thread; what they find is taken over on the broker's own.
+#include "daemon/gpu_device.hpp"
+
+#include <algorithm>
+#include <csignal>
+#include <system_error>
+#include <utility>
+
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+#include "daemon/refuse.hpp"
+#include "daemon/world.hpp"
+#include "proto/refusal.hpp"
+
+namespace shmb::daemon {
+
+GpuNode::GpuNode(World& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node)
+    : world(owner), hold(how), minor(number), fd(std::move(node)) {
+  if (fd) ++world.open_descriptors;
+}
+
+GpuNode::~GpuNode() {
+  if (!fd) return;
+  --world.open_descriptors;
+  // The last close of a GPU's node tears the GPU down, which takes its time. Without a thread it is closed here.
+  (void)world.closer.close(fd);
+  fd.reset();
+  if (world.facts.descriptor_freed) world.facts.descriptor_freed();
+}
+
+GpuDevice* find_device(Session& session, const sys::GpuUuid& uuid) {
+  auto at = std::ranges::find(session.gpu_devices, uuid, &GpuDevice::uuid);
+  return at == session.gpu_devices.end() ? nullptr : &*at;
+}
+
+GpuLooker::~GpuLooker() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  ready_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+bool GpuLooker::look(Look look, int wake_fd) {
+  if (!thread_.joinable()) {
+    wake_ = wake_fd;
+    try {
+      thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error&) {
+      return false;
+    }
+  }
+  {
+    std::lock_guard lock(mutex_);
+    looks_.push_back(std::move(look));
+  }
+  ready_.notify_one();
+  return true;
+}
+
+std::vector<GpuLooker::Found> GpuLooker::finished() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(finished_, {});
+}
+
+namespace {
+
+GpuLooker::Found look_at(GpuLooker::Look look) {
+  GpuLooker::Found found;
+  found.look = std::move(look);
+  auto failed = [&](const std::string& what, Errno code) {
+    found.code = code.value;
+    found.text = what + ": " + errno_text(code.value);
+  };
+  auto information = sys::gpu_information(found.look.pci);
+  if (!information) {
+    failed("looking for GPU " + quoted(found.look.pci) + " in /proc/driver/nvidia", information.error());
+    return found;
+  }
+  // Another UUID than the GPU's own is that of a MIG device on it, which /proc does not list.
+  found.minor = information->minor;
+  auto node = sys::open_gpu_node(found.minor);
+  if (!node) failed("opening " + sys::gpu_node_path(found.minor), node.error());
+  else found.node = std::move(*node);
+  return found;
+}
+
+}  // namespace
+
+void GpuLooker::run() {
+  // Signals are the main thread's.
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    ready_.wait(lock, [this] { return stop_ || !looks_.empty(); });
+    if (stop_) return;
+    Look next = std::move(looks_.front());
+    looks_.erase(looks_.begin());
+    lock.unlock();
+    Found found = look_at(std::move(next));
+    lock.lock();
+    finished_.push_back(std::move(found));
+    sys::event_signal(wake_);
+  }
+}
+
+namespace {
+
+Result<GpuDevice*> add_device(Session& session, const sys::GpuUuid& uuid) {
+  if (session.gpu_devices.size() >= kDevicesOfSession)
+    return error(Status::invalid, "a session names at most " + std::to_string(kDevicesOfSession) + " GPUs");
+  session.gpu_devices.push_back({uuid, {}, nullptr});
+  return &session.gpu_devices.back();
+}
+
+std::shared_ptr<GpuNode> node_of(World& world, GpuLooker::Found& found) {
+  if (found.node) {
+    std::weak_ptr<GpuNode>& known = world.gpu_nodes[found.minor];
+    if (auto node = known.lock()) {
+      (void)world.closer.close(found.node);
+      return node;
+    }
+    auto node = std::make_shared<GpuNode>(world, SHMBW_GPU_HOLD_NODE, found.minor, std::move(found.node));
+    known = node;
+    return node;
+  }
+  if (!world.config.gpu_trust) return nullptr;
+  return std::make_shared<GpuNode>(world, SHMBW_GPU_HOLD_TRUSTED, found.minor, Fd());
+}
+
+}  // namespace
+
+Result<std::uint64_t> name_device(World& world, Session& session, const sys::GpuUuid& uuid, std::string_view pci) {
+  GpuDevice* device = find_device(session, uuid);
+  if (device && device->node) return 0;
+  const bool under_way = device != nullptr;
+  if (!device) {
+    auto added = add_device(session, uuid);
+    if (!added) return std::unexpected(added.error());
+    device = *added;
+  }
+  if (!under_way && !world.gpu_looker.look({session.id, uuid, std::string(pci)}, world.closer.wake_fd())) {
+    session.gpu_devices.pop_back();
+    return error(Status::no_memory, "no helper thread could be started to look at the GPU: ask again");
+  }
+  device->watches.push_back(++world.last_serial);
+  return device->watches.back();
+}
+
+Result<GpuDevice*> give_node(World& world, Session& session, const sys::GpuUuid& uuid, Fd node) {
+  auto what = sys::gpu_file(node.get());
+  std::uint32_t minor = what ? what->minor : kNoMinor;
+  if (!what || what->kind != sys::GpuKind::node) {
+    (void)close_elsewhere(world, std::move(node));
+    return error(Status::bad_fd, "the descriptor is no open node of a GPU (/dev/nvidia0, ...)");
+  }
+  if (!world.descriptors_left(1, session.admin)) {
+    (void)close_elsewhere(world, std::move(node));
+    return std::unexpected(refuse_descriptors(world, 1));
+  }
+  GpuDevice* device = find_device(session, uuid);
+  if (!device) {
+    auto added = add_device(session, uuid);
+    if (!added) return added;
+    device = *added;
+  }
+  device->node = std::make_shared<GpuNode>(world, SHMBW_GPU_HOLD_GIVEN, minor, std::move(node));
+  return device;
+}
+
+void devices_found(World& world) {
+  for (GpuLooker::Found& found : world.gpu_looker.finished()) {
+    auto node = node_of(world, found);
+    Session* session = world.find_session(found.look.session);
+    GpuDevice* device = session ? find_device(*session, found.look.uuid) : nullptr;
+    if (!device) continue;  // its end gives the node back
+    const std::vector<std::uint64_t> watches = std::exchange(device->watches, {});
+    if (!device->node) device->node = node;  // else one was given meanwhile
+    shmbw_gpu_device_event event{};
+    std::ranges::copy(found.look.uuid, event.uuid);
+    event.hold = device->node ? device->node->hold : SHMBW_GPU_HOLD_FAILED;
+    event.minor = found.minor;
+    event.system_errno = static_cast<std::uint32_t>(found.code);
+    // A failed look may be repeated: the cause may be gone by then.
+    if (!device->node)
+      session->gpu_devices.erase(session->gpu_devices.begin() + (device - session->gpu_devices.data()));
+    for (const std::uint64_t watch : watches) {
+      event.watch = watch;
+      tell_gpu_device(*session, event, found.text);
+    }
+  }
+}
+
+}  // namespace shmb::daemon

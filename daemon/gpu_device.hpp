@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who keeps a GPU initialised. When the last open of a GPU's node closes the driver tears the GPU down, and with it all
+// exported memory, whose descriptors stay valid and stand for nothing (the driver's open source, os.c and nv.c). So the
+// broker holds the node of every GPU that it has memory of. It is looked up and opened on a thread of its own, because a
+// sleeping GPU may take seconds; no request waits for that and no time-out decides it (law 8): the end is an event.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "base/sys_gpu.hpp"
+#include "proto/shmb_wire.h"
+
+namespace shmb::daemon {
+
+class Session;
+class World;
+
+inline constexpr std::uint32_t kNoMinor = UINT32_MAX;
+inline constexpr std::size_t kDevicesOfSession = 64;
+
+// One open node, shared by whoever named the GPU and by every region on it. Its end closes it, on the helper thread.
+struct GpuNode {
+  GpuNode(World& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node);
+  GpuNode(const GpuNode&) = delete;
+  GpuNode& operator=(const GpuNode&) = delete;
+  ~GpuNode();
+
+  World& world;
+  const shmbw_gpu_hold hold;  // node, given, or trusted: then without a descriptor
+  const std::uint32_t minor;
+  Fd fd;
+};
+
+// A GPU that a session has named.
+struct GpuDevice {
+  sys::GpuUuid uuid{};
+  std::vector<std::uint64_t> watches;  // who waits for the end of the look
+  std::shared_ptr<GpuNode> node;       // null: still being looked at
+};
+GpuDevice* find_device(Session& session, const sys::GpuUuid& uuid);
+
+// The helper thread, started when there is first something to look at.
+class GpuLooker {
+ public:
+  struct Look {
+    std::uint64_t session = 0;
+    sys::GpuUuid uuid{};
+    std::string pci;
+  };
+  struct Found {
+    Look look;
+    std::uint32_t minor = kNoMinor;
+    Fd node;
+    int code = 0;      // errno of what failed
+    std::string text;  // what that was
+  };
+  ~GpuLooker();
+  // `wake_fd` is signalled when something has been found. False: no thread could be started.
+  bool look(Look look, int wake_fd);
+  std::vector<Found> finished();
+
+ private:
+  void run();
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  std::vector<Look> looks_;
+  std::vector<Found> finished_;
+  int wake_ = -1;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+// Names a GPU by its UUID and PCI address and begins the look where nobody of this session has done so. The number of
+// the event that will tell its end, or 0: decided.
+Result<std::uint64_t> name_device(World& world, Session& session, const sys::GpuUuid& uuid, std::string_view pci);
+// The same with a descriptor of the node.
+Result<GpuDevice*> give_node(World& world, Session& session, const sys::GpuUuid& uuid, Fd node);
+void devices_found(World& world);  // after the helper thread woke us
+
+}  // namespace shmb::daemon

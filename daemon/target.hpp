@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a request names the region it is about: by identity, by name in a group, or by a ticket. Who may not address a
+// region gets the answer of one that is not there.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "base/result.hpp"
+#include "proto/shmb_wire.h"
+
+namespace shmb::daemon {
+
+class Session;
+class World;
+struct Region;
+struct Ticket;
+
+struct Target {
+  Region* region = nullptr;
+  std::uint32_t may = 0;  // rights that can be had
+  Ticket* ticket = nullptr;
+};
+
+struct Naming {
+  std::uint32_t by = SHMBW_ATTACH_BY_NONE;
+  shmbw_region_ref region{};
+  const std::uint8_t* ticket = nullptr;  // 16 bytes
+  std::uint32_t owner_uid = 0;           // of the group name
+  std::string_view group, name;
+};
+Result<Target> find_target(World& world, Session& session, const Naming& naming);
+Result<Target> target_by_id(World& world, Session& session, const shmbw_region_ref& ref);
+// Whether rights are known, at least map_read, and to be had.
+Result<void> check_rights(const Target& target, std::uint32_t rights);
+
+}  // namespace shmb::daemon
