@@ -31,6 +31,14 @@ template <>
 struct Closer<shmb_gpu_lease> {
   static void close(shmb_gpu_lease* handle) noexcept { (void)shmb_gpu_retire(handle, nullptr); }
 };
+template <>
+struct Closer<shmb_gpu_timeline> {
+  static void close(shmb_gpu_timeline* handle) noexcept { (void)shmb_gpu_timeline_close(handle, nullptr); }
+};
+template <>
+struct Closer<shmb_gpu_pin> {
+  static void close(shmb_gpu_pin* handle) noexcept { (void)shmb_gpu_unpin(handle, nullptr); }
+};
 
 }  // namespace detail
 
@@ -478,6 +486,118 @@ inline std::vector<shmb_gpu_device> devices() { return try_devices().value(); }
 inline int driver_version() { return try_driver_version().value(); }
 inline Dispatched dispatch(const Session& session) { return try_dispatch(session).value(); }
 #endif
+
+struct TimelineOptions {
+  std::string name;
+  GroupId group;
+  std::optional<Keep> keep;
+  bool replace = false;
+  std::uint32_t words = 1;
+  Timeout timeout;
+};
+struct TimelineState {
+  std::uint64_t counter = 0, announced = 0;
+  Status status = Status::ok;
+  std::uint32_t words = 0;
+};
+
+// Counters on which streams and threads of several processes meet.
+class Timeline {
+ public:
+  Timeline() noexcept = default;
+  explicit Timeline(shmb_gpu_timeline* handle) noexcept : handle_(handle) {}
+  static Result<Timeline> try_create(const Session& session, const TimelineOptions& options = {}) noexcept {
+    shmb_gpu_timeline_options c{};
+    c.size = sizeof c;
+    c.name = options.name.empty() ? nullptr : options.name.c_str();
+    c.group = options.group.value;
+    if (options.keep) c.keep_ns = options.keep->nanoseconds();
+    c.flags = (options.keep ? unsigned{SHMB_GPU_PUBLISH_KEEP_GIVEN} : 0U) |
+              (options.replace ? unsigned{SHMB_GPU_PUBLISH_REPLACE} : 0U);
+    c.words = options.words;
+    c.timeout_ns = options.timeout.nanoseconds();
+    shmb_gpu_timeline* raw = nullptr;
+    shmb_error error;
+    if (shmb_gpu_timeline_create(session.c(), &c, &raw, &error) != SHMB_OK) return Error(error);
+    return Timeline(raw);
+  }
+  // wait: for a name that is not there yet; none: no wait
+  static Result<Timeline> try_open(const Session& session, const std::string& address,
+                                   std::optional<Timeout> wait = {}) noexcept {
+    shmb_attach_options c{};
+    c.size = sizeof c;
+    if (wait) c.wait_ns = wait->nanoseconds();
+    shmb_gpu_timeline* raw = nullptr;
+    shmb_error error;
+    if (shmb_gpu_timeline_open(session.c(), address.c_str(), &c, &raw, &error) != SHMB_OK) return Error(error);
+    return Timeline(raw);
+  }
+  RegionId id() const noexcept { return RegionId::from_c(shmb_gpu_timeline_get_id(handle_.get())); }
+  Result<void> try_signal(std::uint64_t value, Stream stream, std::uint32_t word = 0) noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(shmb_gpu_timeline_signal(handle_.get(), word, value, stream, &error), error);
+  }
+  // timeout: for the producer to enqueue that signal
+  Result<void> try_wait(std::uint64_t value, Stream stream, std::uint32_t word = 0,
+                        Timeout timeout = {}) noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(
+        shmb_gpu_timeline_wait(handle_.get(), word, value, stream, timeout.nanoseconds(), &error), error);
+  }
+  Result<void> try_wait_host(std::uint64_t value, std::uint32_t word = 0, Timeout timeout = {}) const noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(
+        shmb_gpu_timeline_wait_host(handle_.get(), word, value, timeout.nanoseconds(), &error), error);
+  }
+  Result<TimelineState> try_look(std::uint32_t word = 0) const noexcept {
+    shmb_gpu_timeline_state state{};
+    state.size = sizeof state;
+    shmb_error error;
+    if (shmb_gpu_timeline_look(handle_.get(), word, &state, &error) != SHMB_OK) return Error(error);
+    return TimelineState{state.counter, state.announced, static_cast<Status>(state.status), state.words};
+  }
+#if SHMBROKER_EXCEPTIONS
+  static Timeline create(const Session& session, const TimelineOptions& options = {}) {
+    return try_create(session, options).value();
+  }
+  static Timeline open(const Session& session, const std::string& address, std::optional<Timeout> wait = {}) {
+    return try_open(session, address, wait).value();
+  }
+  void signal(std::uint64_t value, Stream stream, std::uint32_t word = 0) { try_signal(value, stream, word).value(); }
+  void wait(std::uint64_t value, Stream stream, std::uint32_t word = 0, Timeout timeout = {}) {
+    try_wait(value, stream, word, timeout).value();
+  }
+  void wait_host(std::uint64_t value, std::uint32_t word = 0, Timeout timeout = {}) const {
+    try_wait_host(value, word, timeout).value();
+  }
+  TimelineState look(std::uint32_t word = 0) const { return try_look(word).value(); }
+#endif
+
+ private:
+  shmbroker::detail::Handle<shmb_gpu_timeline> handle_;
+};
+
+// A region of the host that devices reach; the region's handle must outlive it.
+class PinnedHost {
+ public:
+  PinnedHost() noexcept = default;
+  explicit PinnedHost(shmb_gpu_pin* handle) noexcept : handle_(handle) {}
+  static Result<PinnedHost> try_pin(const shmbroker::RegionBase& region, Timeout timeout = {}) noexcept {
+    shmb_gpu_pin* raw = nullptr;
+    shmb_error error;
+    if (shmb_gpu_pin_region(region.c(), timeout.nanoseconds(), &raw, &error) != SHMB_OK) return Error(error);
+    return PinnedHost(raw);
+  }
+  Pointer pointer() const noexcept { return shmb_gpu_pin_pointer(handle_.get()); }
+#if SHMBROKER_EXCEPTIONS
+  static PinnedHost pin(const shmbroker::RegionBase& region, Timeout timeout = {}) {
+    return try_pin(region, timeout).value();
+  }
+#endif
+
+ private:
+  shmbroker::detail::Handle<shmb_gpu_pin> handle_;
+};
 
 }  // namespace gpu
 }  // namespace shmbroker

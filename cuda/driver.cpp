@@ -102,8 +102,12 @@ Meaning meaning(Code code) {
       return {Status::not_permitted, "the driver forbids it here: look at IMEX, MPS and the container's policy"};
     case kNotSupported:
       return {Status::not_supported, "this device or driver cannot do it"};
-    default:
+    case kInvalidValue:
+    case kInvalidContext:
+    case kInvalidHandle:
       return {Status::invalid, "the driver refused the arguments"};
+    default:
+      return {Status::driver_failed, "the driver's documentation says what this code means"};
   }
 }
 

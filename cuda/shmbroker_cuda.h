@@ -316,6 +316,74 @@ SHMB_API int shmb_torch_last_error(shmb_error* error) SHMB_NOEXCEPT; /* of this 
 SHMB_API int shmb_torch_region(shmb_session* session, const void* pointer, shmb_gpu_region** region, uint64_t* offset,
                                shmb_error* error) SHMB_NOEXCEPT;
 
+/* ------------------------------------------------------------------------------------------------ timelines */
+
+/* Counters on which streams and threads of several processes meet. Its maker, the producer, lets a stream write a value
+ * behind its work (signal); others make their streams (wait) or threads (wait_host) wait for it. Values only grow, and
+ * are compared cyclically. When the producer dies or closes it the broker satisfies every waiter: look at
+ * shmb_gpu_timeline_look after a stream has passed a wait, before its results are believed. */
+typedef struct shmb_gpu_timeline_options {
+  size_t size;
+  const char* name; /* NULL: unnamed */
+  uint64_t group;
+  int64_t keep_ns; /* with KEEP_GIVEN */
+  uint32_t flags;  /* SHMB_GPU_PUBLISH_KEEP_GIVEN, SHMB_GPU_PUBLISH_REPLACE */
+  uint32_t words;  /* 1 to 1,024, each in a cache line of its own; 0: one */
+  int64_t timeout_ns;
+} shmb_gpu_timeline_options;
+/* Needs no GPU: what is signalled and waited for by the host alone works without. Errors: those of shmb_create,
+ * LOCAL_ONLY, UNSUPPORTED (a broker without GPU memory). */
+SHMB_API int shmb_gpu_timeline_create(shmb_session* session, const shmb_gpu_timeline_options* options,
+                                      shmb_gpu_timeline** timeline, shmb_error* error) SHMB_NOEXCEPT;
+/* Of the attach options rights and flags are not used. Errors: those of shmb_attach, INVALID (no timeline). */
+SHMB_API int shmb_gpu_timeline_open(shmb_session* session, const char* address, const shmb_attach_options* options,
+                                    shmb_gpu_timeline** timeline, shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_gpu_timeline_open_id(shmb_session* session, const shmb_region_id* id,
+                                       const shmb_attach_options* options, shmb_gpu_timeline** timeline,
+                                       shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API shmb_region_id shmb_gpu_timeline_get_id(const shmb_gpu_timeline* timeline) SHMB_NOEXCEPT;
+
+/* Enqueues the write of `value` into word `word` behind what is in the stream, and tells the others that it is coming.
+ * Errors: INVALID (not greater than the last), DENIED (this handle was opened, not created), NOT_SUPPORTED (no 64-bit
+ * stream operations; a stream under capture), CONTEXT_POISONED, those of shmb_gpu_devices. */
+SHMB_API int shmb_gpu_timeline_signal(shmb_gpu_timeline* timeline, uint32_t word, uint64_t value,
+                                      shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;
+/* Makes the stream wait until the word has reached `value`. If the producer has not enqueued that signal yet, this
+ * thread first waits for it, at most timeout_ns (0: 5 s): a stream that waits for what nobody has enqueued could block
+ * the device for ever. Errors: DEADLINE, PRODUCER_DEAD, DEVICE_LOST, and those of signal. */
+SHMB_API int shmb_gpu_timeline_wait(shmb_gpu_timeline* timeline, uint32_t word, uint64_t value, shmb_gpu_stream stream,
+                                    int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
+/* Waits on the host, without the driver. Errors: DEADLINE, PRODUCER_DEAD, DEVICE_LOST, INVALID. */
+SHMB_API int shmb_gpu_timeline_wait_host(const shmb_gpu_timeline* timeline, uint32_t word, uint64_t value,
+                                         int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
+
+typedef struct shmb_gpu_timeline_state {
+  size_t size;
+  uint64_t counter;   /* 2^62 beyond `announced` when the broker has released the waiters */
+  uint64_t announced; /* the highest value whose signal is enqueued */
+  uint32_t status;    /* SHMB_OK, SHMB_E_PRODUCER_DEAD (died or closed it), SHMB_E_DEVICE_LOST */
+  uint32_t words;
+} shmb_gpu_timeline_state;
+/* Set state->size first. */
+SHMB_API int shmb_gpu_timeline_look(const shmb_gpu_timeline* timeline, uint32_t word, shmb_gpu_timeline_state* state,
+                                    shmb_error* error) SHMB_NOEXCEPT;
+/* Waits up to 5 s for streams that still use it; one that does so even then keeps the words' pages in this process until
+ * its end. Closing by the producer releases every waiter. NULL is allowed. */
+SHMB_API int shmb_gpu_timeline_close(shmb_gpu_timeline* timeline, shmb_error* error) SHMB_NOEXCEPT;
+
+/* ------------------------------------------------------------------------------------------------ pinned regions */
+
+/* Registers a mapped region of the host with the driver, so that devices reach it at `pointer` and copies from and to
+ * it need no staging; read-only where it is mapped so. It costs about a second for each GB the first time: once, and not
+ * for each message. While it is pinned the region cannot be published and is not recycled. Unpin before the region is
+ * released. Several pins of one handle are one registration. Errors: INVALID (not mapped), NOT_SUPPORTED (read-only
+ * memory on a device that cannot), ALREADY_REGISTERED (by somebody else in this process), OUT_OF_MEMORY, NOT_PERMITTED,
+ * CONTEXT_POISONED, those of shmb_gpu_devices. */
+SHMB_API int shmb_gpu_pin_region(shmb_region* region, int64_t timeout_ns, shmb_gpu_pin** pin,
+                                 shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API shmb_gpu_pointer shmb_gpu_pin_pointer(const shmb_gpu_pin* pin) SHMB_NOEXCEPT;
+SHMB_API int shmb_gpu_unpin(shmb_gpu_pin* pin, shmb_error* error) SHMB_NOEXCEPT; /* NULL is allowed */
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -42,6 +42,8 @@ void fakecuda_delay_us(long microseconds);  // before each operation of a stream
 long fakecuda_calls(const char* function);  // since the start
 // Bytes of device `ordinal` in use by all processes of this card.
 std::size_t fakecuda_bytes_in_use(int ordinal);
+// Streams are being captured into a graph.
+void fakecuda_capture(bool capturing);
 // The device faults: the context of the ordinal has this sticky error from now on.
 void fakecuda_break_context(int ordinal, int code);
 }

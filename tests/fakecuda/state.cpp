@@ -192,3 +192,8 @@ FAKECUDA_API void fakecuda_break_context(int ordinal, int code) {
   Lock lock(it.mutex);
   if (it.valid(ordinal)) it.contexts[static_cast<std::size_t>(ordinal)]->sticky = code;
 }
+
+FAKECUDA_API void fakecuda_capture(bool capturing) {
+  Lock lock(state().mutex);
+  state().capturing = capturing;
+}

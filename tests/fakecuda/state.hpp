@@ -102,6 +102,7 @@ struct State {
   std::vector<Failure> failures;
   std::map<std::string, long> calls;
   std::atomic<long> delay_us{0};
+  bool capturing = false;  // every stream, as far as cuStreamIsCapturing tells
   long watchdog_s = 60;
   int log = -1;
 

@@ -224,9 +224,9 @@ FAKECUDA_API Code cuStreamQuery(Stream stream) {
 }
 
 FAKECUDA_API Code cuStreamIsCapturing(Stream stream, int* capturing) {
-  return enter("cuStreamIsCapturing", Needs::context, [&](State&, Lock&) -> Code {
+  return enter("cuStreamIsCapturing", Needs::context, [&](State& it, Lock&) -> Code {
     if (find(stream) == nullptr) return kInvalidHandle;
-    *capturing = 0;
+    *capturing = it.capturing ? 1 : 0;
     return kSuccess;
   });
 }

@@ -162,7 +162,8 @@ TEST_CASE("fake: an event between processes is waited for, and its destruction u
     NEED(talk.say(0, handle));
     char turn = 0;
     NEED(talk.hear(0, &turn));
-    std::atomic_ref<std::uint64_t>(words[0]) = 1;
+    std::atomic_ref first(words[0]);
+    first = 1;
     NEED(talk.hear(0, &turn));
     NEED(cu.event_destroy(event) == kSuccess);
     NEED(talk.say(0, turn));
