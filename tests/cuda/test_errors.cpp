@@ -139,6 +139,8 @@ TEST_CASE("what was published and is no memory is found at the first import, and
         Status::too_small);
   CHECK(status_of(gpu::Region::try_import(session, shmbroker::RegionId{{}, second.id, second.generation})) ==
         Status::region_invalid);
+  const shmb::client::GpuRelease both[] = {{id, 1, false}, {second, 1, false}};
+  client_tests::must(shmb::client::gpu_release(*inside, both, shmb::client::Deadline::after(0)));
 }
 
 TEST_CASE("one open file twice, or no export at all, is no publication") {
