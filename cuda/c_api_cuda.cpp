@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C ABI's devices, lent memory, dispatch and torch hooks. Regions are in c_api_cuda_regions.cpp.
+#include "cuda/c_api_cuda.hpp"
+
 #include <algorithm>
 #include <cstring>
 
-#include "cuda/c_api_cuda.hpp"
 #include "cuda/torch.hpp"
 
 namespace shmb::cuda::c_api {
@@ -33,7 +34,8 @@ Result<std::vector<Tensor>> tensors_of(const shmb_gpu_tensor* tensors, std::size
   for (std::size_t i = 0; i < count; ++i) {
     const shmb_gpu_tensor& from = tensors[i];
     if (from.name == nullptr || from.dimensions > kMaxDimensions || (from.shape == nullptr && from.dimensions != 0))
-      return error(Status::invalid, "tensor " + std::to_string(i) + " has no name, no shape, or more than 32 dimensions");
+      return error(Status::invalid,
+                   "tensor " + std::to_string(i) + " has no name, no shape, or more than 32 dimensions");
     Tensor& to = copies.emplace_back();
     to.name = from.name;
     to.shape.assign(from.shape, from.shape + from.dimensions);
@@ -112,15 +114,14 @@ int shmb_gpu_driver_version(int32_t* version, shmb_error* error) noexcept {
   });
 }
 
-int shmb_gpu_lend(shmb_session* session, shmb_gpu_pointer pointer, uint64_t length, const shmb_gpu_lend_options* options,
-                  shmb_gpu_lease** lease, shmb_error* error) noexcept {
+int shmb_gpu_lend(shmb_session* session, shmb_gpu_pointer pointer, uint64_t length,
+                  const shmb_gpu_lend_options* options, shmb_gpu_lease** lease, shmb_error* error) noexcept {
   return guarded_gpu(error, [&]() -> Result<void> {
     auto known = session_of(session);
     if (!known) return std::unexpected(known.error());
     auto wanted = read_options(options);
     if (!wanted) return std::unexpected(wanted.error());
-    constexpr std::uint32_t flags =
-        SHMB_GPU_PUBLISH_REPLACE | SHMB_GPU_PUBLISH_WRITING | SHMB_GPU_PUBLISH_MANY_WRITERS;
+    constexpr std::uint32_t flags = SHMB_GPU_PUBLISH_REPLACE | SHMB_GPU_PUBLISH_WRITING | SHMB_GPU_PUBLISH_MANY_WRITERS;
     if ((wanted->flags & ~flags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of lend");
     if (lease == nullptr) return shmb::error(Status::invalid, "no place for the lease was given");
     cuda::PublishSpec spec;

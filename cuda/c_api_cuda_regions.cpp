@@ -19,8 +19,8 @@ static_assert(static_cast<int>(SHMB_GPU_PRODUCER_DEAD) == static_cast<int>(State
 Result<PublishSpec> publish_spec(const shmb_gpu_publish_options* options) {
   auto wanted = read_options(options);
   if (!wanted) return std::unexpected(wanted.error());
-  constexpr std::uint32_t flags = SHMB_GPU_PUBLISH_KEEP_GIVEN | SHMB_GPU_PUBLISH_REPLACE | SHMB_GPU_PUBLISH_WRITING |
-                                  SHMB_GPU_PUBLISH_MANY_WRITERS;
+  constexpr std::uint32_t flags =
+      SHMB_GPU_PUBLISH_KEEP_GIVEN | SHMB_GPU_PUBLISH_REPLACE | SHMB_GPU_PUBLISH_WRITING | SHMB_GPU_PUBLISH_MANY_WRITERS;
   if ((wanted->flags & ~flags) != 0) return error(Status::unknown_flags, "an unknown flag of publish");
   PublishSpec spec;
   spec.name = text_or_empty(wanted->name);
@@ -59,7 +59,8 @@ client::GpuWish wish_for(const ImportSpec& spec) {
 Result<void> name_by(client::GpuWish& wish, client::Session& session, const char* address, const shmb_region_id* id,
                      const std::uint8_t* ticket) {
   if ((address != nullptr) + (id != nullptr) + (ticket != nullptr) != 1)
-    return error(Status::invalid, "an import names its region in exactly one way: by address, by identity or by ticket");
+    return error(Status::invalid,
+                 "an import names its region in exactly one way: by address, by identity or by ticket");
   if (address != nullptr) {
     wish.by = SHMBW_ATTACH_BY_NAME;
     wish.address = address;

@@ -158,7 +158,12 @@ Result<void> Notices::pin_device(const DeviceInfo& device, client::Deadline dead
       failure.sentence += "; opening it here for the broker failed too: " + node.error().sentence;
       return std::unexpected(std::move(failure));
     }
+    Error failure = held.error();
     held = client::gpu_device(*session, uuid, device.bus_id, node->get(), deadline);
+    if (!held && held.error().status == Status::bad_fd) {
+      failure.sentence += "; it does not take what this process opened as the node either: " + held.error().sentence;
+      return std::unexpected(std::move(failure));
+    }
   }
   if (!held) return std::unexpected(held.error());
   std::lock_guard lock(mutex_);

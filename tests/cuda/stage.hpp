@@ -8,7 +8,6 @@
 #pragma once
 
 #include <doctest/doctest.h>
-
 #include <unistd.h>
 
 #include <cstdio>
@@ -112,19 +111,19 @@ std::string sentence_of(const shmbroker::Result<T>& result) {
 }
 
 // In actors, where doctest's assertions do not reach the parent.
-#define ACTOR_CHECK(condition)                                                              \
-  do {                                                                                      \
-    if (!(condition)) {                                                                     \
+#define ACTOR_CHECK(condition)                                                                 \
+  do {                                                                                         \
+    if (!(condition)) {                                                                        \
       std::fprintf(stderr, "%s:%d: not so in an actor: %s\n", __FILE__, __LINE__, #condition); \
-      return 1;                                                                             \
-    }                                                                                       \
+      return 1;                                                                                \
+    }                                                                                          \
   } while (false)
-#define ACTOR_MUST(result)                                                                                       \
-  do {                                                                                                           \
-    if (const auto& must_ = (result); !must_) {                                                                  \
+#define ACTOR_MUST(result)                                                                                            \
+  do {                                                                                                                \
+    if (const auto& must_ = (result); !must_) {                                                                       \
       std::fprintf(stderr, "%s:%d: failed in an actor: %s: %s\n", __FILE__, __LINE__, #result, must_.error().what()); \
-      return 1;                                                                                                  \
-    }                                                                                                            \
+      return 1;                                                                                                       \
+    }                                                                                                                 \
   } while (false)
 
 // Until it is so, or a minute has passed.

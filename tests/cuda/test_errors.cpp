@@ -29,14 +29,13 @@ struct Wrong {
 TEST_CASE("the driver's refusals of an allocation have codes and sentences of ours") {
   const harness::BrokerFixture broker(cuda_tests::gpu_broker());
   auto session = session_on(broker.socket());
-  for (const Wrong& wrong : {Wrong{"cuMemCreate:1:2", Status::out_of_memory, "cuMemCreate"},
-                             Wrong{"cuMemCreate:1:800", Status::not_permitted, "800"},
-                             Wrong{"cuMemCreate:1:801", Status::not_supported, "801"},
-                             Wrong{"cuMemCreate:1:46", Status::device_lost, "46"},
-                             Wrong{"cuMemCreate:1:999", Status::device_lost, "999"},
-                             Wrong{"cuMemMap:1:806", Status::mps, "806"},
-                             Wrong{"cuMemMap:1:1", Status::too_small, "cuMemMap"},
-                             Wrong{"cuMemSetAccess:1:101", Status::device_not_visible, "cuMemSetAccess"}}) {
+  for (const Wrong& wrong :
+       {Wrong{"cuMemCreate:1:2", Status::out_of_memory, "cuMemCreate"},
+        Wrong{"cuMemCreate:1:800", Status::not_permitted, "800"},
+        Wrong{"cuMemCreate:1:801", Status::not_supported, "801"}, Wrong{"cuMemCreate:1:46", Status::device_lost, "46"},
+        Wrong{"cuMemCreate:1:999", Status::device_lost, "999"}, Wrong{"cuMemMap:1:806", Status::mps, "806"},
+        Wrong{"cuMemMap:1:1", Status::too_small, "cuMemMap"},
+        Wrong{"cuMemSetAccess:1:101", Status::device_not_visible, "cuMemSetAccess"}}) {
     CAPTURE(wrong.injected);
     const fakecuda::Injected failing(wrong.injected);
     auto made = gpu::Region::try_allocate(session, kMiB);
@@ -98,8 +97,7 @@ TEST_CASE("what was published and is no memory is found at the first import, and
   const auto known = gpu::devices();
   shmb::client::GpuUuid uuid;
   std::memcpy(uuid.data(), known[0].uuid, 16);
-  client_tests::must(
-      shmb::client::gpu_device(*inside, uuid, known[0].pci, -1, shmb::client::Deadline::after(0)));
+  client_tests::must(shmb::client::gpu_device(*inside, uuid, known[0].pci, -1, shmb::client::Deadline::after(0)));
   const auto group = session.create_group();
   session.join(group.token);
   shmb::client::Token token;
@@ -137,8 +135,12 @@ TEST_CASE("what was published and is no memory is found at the first import, and
   ::close(fds[0]);
   ::close(fds[1]);
   const auto second = client_tests::must(std::move(lied.front())).region;
-  CHECK(status_of(gpu::Region::try_import(session, {{}, second.id, second.generation})) == Status::too_small);
-  CHECK(status_of(gpu::Region::try_import(session, {{}, second.id, second.generation})) == Status::region_invalid);
+  CHECK(status_of(gpu::Region::try_import(session, shmbroker::RegionId{{}, second.id, second.generation})) ==
+        Status::too_small);
+  CHECK(status_of(gpu::Region::try_import(session, shmbroker::RegionId{{}, second.id, second.generation})) ==
+        Status::region_invalid);
+  const shmb::client::GpuRelease both[] = {{id, 1, false}, {second, 1, false}};
+  client_tests::must(shmb::client::gpu_release(*inside, both, shmb::client::Deadline::after(0)));
 }
 
 TEST_CASE("one open file twice, or no export at all, is no publication") {

@@ -233,8 +233,7 @@ TEST_CASE("tensors of torch are born in regions and published where they lie") {
   const auto at = static_cast<gpu::Pointer>(reinterpret_cast<std::uintptr_t>(block));
   REQUIRE(device.fill(at + 512, 1024, 0x3c) == 0);
   std::uint64_t offset = 0;
-  std::optional<gpu::Region> region =
-      gpu::Region::of_torch(session, static_cast<const char*>(block) + 512, &offset);
+  std::optional<gpu::Region> region = gpu::Region::of_torch(session, static_cast<const char*>(block) + 512, &offset);
   CHECK(offset == 512);
   CHECK(region->size() == 6 * kMiB);
   region->publish({.writing = true});

@@ -99,8 +99,8 @@ TEST_CASE("two tensors of one name are refused") {
 TEST_CASE("20,000 tensors fit into one list") {
   std::vector<Tensor> tensors;
   for (int i = 0; i < 20'000; ++i)
-    tensors.push_back(a_tensor("model.layers." + std::to_string(i) + ".mlp.weight", {8, 8},
-                               static_cast<std::uint64_t>(i) * 256));
+    tensors.push_back(
+        a_tensor("model.layers." + std::to_string(i) + ".mlp.weight", {8, 8}, static_cast<std::uint64_t>(i) * 256));
   auto made = Manifest::of(std::move(tensors), 20'000 * 256);
   REQUIRE(made);
   const auto bytes = made->encode();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPU memory between processes that die, hide devices, fork and ruin their contexts. Only actors use the driver.
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -64,9 +65,7 @@ int read_w(const Meeting& meeting, int value) {
 
 // "<bytes>" of the first word that the actor wrote, for ids.
 struct Note {
-  Note() {
-    REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
-  }
+  Note() { REQUIRE(::pipe2(ends, O_CLOEXEC) == 0); }
   ~Note() {
     ::close(ends[0]);
     ::close(ends[1]);
@@ -430,19 +429,22 @@ TEST_CASE("devices are told apart by UUID, however this process numbers them") {
           ACTOR_CHECK(status_of(region) == Status::device_not_visible);
           ACTOR_CHECK(std::string(region.error().what()).find("GPU-") != std::string::npos);
           return 0;
-        }).wait() == 0);
+        })
+            .wait() == 0);
   CHECK(Child::run([&] {  // nobody is blamed for that
           auto session = meeting.member();
           ACTOR_MUST(gpu::Region::try_import(session, std::string("w")));
           return 0;
-        }).wait() == 0);
+        })
+            .wait() == 0);
   CHECK(Child::run([&] {  // a device that cannot reach it
           ::setenv("FAKECUDA_P2P", "0", 1);
           auto session = meeting.member();
           auto region = gpu::Region::try_import(session, std::string("w"), {.devices = {0}});
           ACTOR_CHECK(status_of(region) == Status::not_supported);
           return 0;
-        }).wait() == 0);
+        })
+            .wait() == 0);
   producer.kill();
   CHECK(producer.wait() == 128 + SIGKILL);
 }
