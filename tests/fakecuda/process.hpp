@@ -4,6 +4,7 @@
 #pragma once
 
 #include <poll.h>
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
