@@ -72,4 +72,8 @@ Sys<Fd> duplicate_above(int fd, int least) {
   return call_fd(Call::dup, [&] { return ::fcntl(fd, F_DUPFD_CLOEXEC, least); });
 }
 
+Sys<void> set_close_on_exec(int fd) {
+  return call_void(Call::dup, [&] { return ::fcntl(fd, F_SETFD, FD_CLOEXEC); });
+}
+
 }  // namespace shmb::sys

@@ -29,5 +29,6 @@ Sys<void> unlock_file(int fd);
 Sys<std::array<Fd, 2>> pipe();                           // read, write; O_CLOEXEC
 Sys<std::size_t> read(int fd, std::span<std::byte> to);  // once; 0: the end
 Sys<Fd> duplicate_above(int fd, int least);              // F_DUPFD_CLOEXEC
+Sys<void> set_close_on_exec(int fd);                     // of a descriptor that others have made
 
 }  // namespace shmb::sys

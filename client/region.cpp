@@ -244,20 +244,25 @@ Result<Region::Ticket> Region::make_ticket(std::uint32_t rights, std::uint32_t u
                                            Deadline deadline) {
   if (session_->is_local()) return needs_broker("tickets");
   if (auto fine = usable(); !fine) return std::unexpected(fine.error());
+  return client::make_ticket(*session_, facts_.ref, rights, uses, lifetime, deadline);
+}
+
+Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, std::uint32_t rights, std::uint32_t uses,
+                                   std::int64_t lifetime, Deadline deadline) {
   std::array<std::byte, 96> buffer;
   wire::Writer writer(buffer);
   shmbw_ticket_create request{};
-  request.region = facts_.ref;
+  request.region = region;
   request.rights = rights != 0 ? rights : static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_READ);
   request.uses = uses;
   request.lifetime = lifetime;
   writer.begin(SHMBW_OP_TICKET_CREATE, 0, Status::ok, request);
   const auto packet = writer.finish(0);
-  auto reply = session_->call(std::span(buffer).first(packet.size()), deadline);
+  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
   if (!reply) return std::unexpected(reply.error());
   auto fixed = fixed_of<shmbw_ticket_create_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
-  Ticket ticket;
+  Region::Ticket ticket;
   std::memcpy(ticket.token.bytes.data(), fixed->ticket, sizeof fixed->ticket);
   ticket.expires = fixed->expires;
   return ticket;
@@ -274,18 +279,21 @@ Result<void> Region::release(std::uint32_t flags) {
   std::uint32_t wire = 0;
   if ((flags & kReleaseNoRecycle) == 0 && parts_ == 0 && forks_at_birth_ == forks_seen()) wire |= SHMBW_RELEASE_RECYCLE;
   if ((flags & kReleaseUnname) == 0) return post_release(*session_, facts_.ref, wire);
+  return release_with_name(*session_, facts_.ref, wire);
+}
 
+Result<void> release_with_name(Session& session, shmbw_region_ref region, std::uint32_t flags) {
   std::array<std::byte, 96> buffer;
   wire::Writer writer(buffer);
   writer.begin_batch<shmbw_release>(SHMBW_OP_RELEASE, 0, 1);
-  writer.element(0, shmbw_release{facts_.ref, 1, wire | SHMBW_RELEASE_UNNAME});
+  writer.element(0, shmbw_release{region, 1, flags | SHMBW_RELEASE_UNNAME});
   const auto packet = writer.finish(0);
-  auto reply = session_->call(std::span(buffer).first(packet.size()), Deadline::after(0));
+  auto reply = session.call(std::span(buffer).first(packet.size()), Deadline::after(0));
   if (!reply) return std::unexpected(reply.error());
   auto element = only_element<shmbw_release_reply>(*reply, "RELEASE");
   if (element) return {};
   // The name stays, the reference must not.
-  (void)post_release(*session_, facts_.ref, wire);
+  (void)post_release(session, region, flags);
   return std::unexpected(element.error());
 }
 

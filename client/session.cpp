@@ -30,7 +30,7 @@ std::string process_name() {
 std::uint32_t all_events(shmbw_watch_kind kind) {
   switch (kind) {
     case SHMBW_WATCH_KIND_REGION:
-      return SHMBW_WATCH_EVENT_READY | SHMBW_WATCH_EVENT_PUBLISHED | SHMBW_WATCH_EVENT_GONE;
+      return SHMBW_WATCH_EVENT_READY | SHMBW_WATCH_EVENT_PUBLISHED | SHMBW_WATCH_EVENT_GONE | SHMBW_WATCH_EVENT_GPU;
     case SHMBW_WATCH_KIND_NAME:
       return SHMBW_WATCH_EVENT_APPEARED;
     case SHMBW_WATCH_KIND_GROUP:

@@ -481,7 +481,8 @@ enum shmb_event_bit {
   SHMB_EVENT_BIT_GONE = 1 << 2,
   SHMB_EVENT_BIT_APPEARED = 1 << 3,
   SHMB_EVENT_BIT_ENDED = 1 << 4,
-  SHMB_EVENT_BIT_RECLAIM = 1 << 5
+  SHMB_EVENT_BIT_RECLAIM = 1 << 5,
+  SHMB_EVENT_BIT_GPU = 1 << 6 /* state of a GPU region */
 };
 typedef struct shmb_watch_options {
   size_t size;
@@ -506,23 +507,24 @@ enum shmb_event_kind {
   SHMB_EVENT_NAME_APPEARED,
   SHMB_EVENT_GROUP_ENDED,
   SHMB_EVENT_RECLAIM,
-  SHMB_EVENT_GAP,        /* events were dropped, because too many were unread: look again at what you watch */
-  SHMB_EVENT_BROKER_AWAY /* made by the library, once: the session is lost */
+  SHMB_EVENT_GAP,           /* events were dropped, because too many were unread: look again at what you watch */
+  SHMB_EVENT_BROKER_AWAY,   /* made by the library, once: the session is lost */
+  SHMB_EVENT_GPU_STATE = 24 /* a GPU region: `how` is enum shmb_gpu_state, `code` the driver's result behind it */
 };
 enum shmb_death { SHMB_DEATH_UNKNOWN = 0, SHMB_DEATH_EXITED, SHMB_DEATH_KILLED, SHMB_DEATH_DISCONNECTED };
 typedef struct shmb_event {
   size_t size;
   uint32_t kind; /* enum shmb_event_kind */
-  uint32_t how;  /* RECLAIM: enum shmb_death */
+  uint32_t how;  /* RECLAIM: enum shmb_death; GPU_STATE: enum shmb_gpu_state */
   uint64_t sequence;
   uint64_t watch;        /* the subscription; 0: none */
-  shmb_region_id region; /* REGION_*, NAME_APPEARED */
+  shmb_region_id region; /* REGION_*, NAME_APPEARED, GPU_STATE */
   uint64_t group;        /* GROUP_ENDED, RECLAIM */
   uint64_t bytes;        /* GROUP_ENDED, RECLAIM: freed */
   uint64_t lost;         /* GAP: events dropped */
-  uint32_t uid, pid;     /* RECLAIM: who left them */
+  uint32_t uid, pid;     /* RECLAIM: who left them; GPU_STATE: pid of who died or reported */
   uint32_t regions;      /* RECLAIM: how many */
-  int32_t code;          /* RECLAIM: exit status or signal */
+  int32_t code;          /* RECLAIM: exit status or signal; GPU_STATE: CUresult */
   char text[512];        /* NAME_APPEARED: the name; RECLAIM: the report's line; BROKER_AWAY: why */
 } shmb_event;
 

@@ -469,6 +469,7 @@ enum class EventKind : std::uint32_t {
   reclaim = SHMB_EVENT_RECLAIM,
   gap = SHMB_EVENT_GAP,
   broker_away = SHMB_EVENT_BROKER_AWAY,
+  gpu_state = SHMB_EVENT_GPU_STATE,
 };
 
 struct Event {

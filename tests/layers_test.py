@@ -14,12 +14,14 @@ BELOW = {
     "daemon": {"daemon", "proto", "base"},
     "client": {"client", "proto", "base"},
     "spawn": {"spawn", "client", "proto", "base"},
-    "tools": {"tools", "spawn", "client", "proto", "base", "daemon"},
-    "tests": {"tests", "tools", "spawn", "client", "proto", "base", "daemon"},
+    "cuda": {"cuda", "client", "proto", "base"},
+    "tools": {"tools", "spawn", "cuda", "client", "proto", "base", "daemon"},
+    "tests": {"tests", "tools", "spawn", "cuda", "client", "proto", "base", "daemon"},
 }
 # Public headers find each other in one installed folder, so they include without a folder name, and only each other.
 PUBLIC = {"client/shmbroker.h", "client/shmbroker.hpp", "client/shmbroker_pool.hpp", "client/heap.hpp",
-          "client/heap_lock.hpp", "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/throw_point.hpp", "proto/shmb_wire.h",
+          "client/heap_lock.hpp", "cuda/shmbroker_cuda.h", "cuda/cuda.hpp", "spawn/shmbroker_remote.h", "spawn/remote.hpp",
+          "spawn/remote_values.hpp", "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/throw_point.hpp", "proto/shmb_wire.h",
           "proto/shmb_status.h"}
 MOST_LINES = 900
 CODE = {".cpp", ".hpp", ".h", ".c"}

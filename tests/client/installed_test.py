@@ -39,6 +39,16 @@ int main() {
   return *heap.construct<int>("seven", 7) == 7 ? 0 : 1;
 }
 """
+GPU_PROGRAM = """#include <shmbroker/cuda.hpp>
+int main() {
+  auto devices = shmbroker::gpu::try_devices();
+  if (devices) return 0;
+  const auto why = devices.error().status();
+  return why == shmbroker::Status::no_driver || why == shmbroker::Status::no_device ||
+                 why == shmbroker::Status::stub_driver || why == shmbroker::Status::driver_too_old
+             ? 0 : 1;
+}
+"""
 CMAKE = """cmake_minimum_required(VERSION 3.16)
 project(stranger C)
 find_package(shmbroker 0.1 REQUIRED)
@@ -77,11 +87,13 @@ def main():
         (folder / "stranger.c").write_text(C_PROGRAM)
         (folder / "stranger.cpp").write_text(CXX_PROGRAM)
         (folder / "heap.cpp").write_text(HEAP_PROGRAM)
+        (folder / "gpu.cpp").write_text(GPU_PROGRAM)
         if shutil.which("pkg-config") is None:
             print("SKIPPED: pkg-config: not here")
         else:
             for compiler, standard, source, package in [("cc", "-std=c11", "stranger.c", "shmbroker"),
                                                         ("c++", "-std=c++20", "stranger.cpp", "shmbroker"),
+                                                        ("c++", "-std=c++20", "gpu.cpp", "shmbroker"),
                                                         ("c++", "-std=c++20", "heap.cpp", "shmbroker-heap")]:
                 flags = shlex.split(run("pkg-config", f"--define-variable=prefix={prefix}", "--cflags", "--libs", package,
                                         env=dict(os.environ, PKG_CONFIG_PATH=str(lib / "pkgconfig"))))

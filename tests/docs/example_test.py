@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The README's example is examples/hello.cpp to the letter, and runs; the code of docs/client.md compiles, C and C++, and
-so does the program of docs/spawn.md.
+so do that of docs/gpu.md and the program of docs/spawn.md.
 Usage: example_test.py ROOT BROKER HELLO"""
 import os
 import re
@@ -44,22 +44,27 @@ def runs(broker, hello):
         return None if status == 0 else f"the broker ended with {status}"
 
 
-def compiles(root, text, programs):
-    """C++ blocks are parts of one function, one after the other; C blocks are whole files."""
+def one_function(text):
+    """C++ blocks are parts of one function, one after the other."""
     pieces = fenced(text, "cpp")
     includes = [line for piece in pieces for line in piece.splitlines() if line.startswith("#include")]
     bodies = ["\n".join(line for line in piece.splitlines() if not line.startswith("#include")) for piece in pieces]
-    tutorial = "\n".join(includes) + "\nvoid tutorial() {\n" + "\n".join(bodies) + "\n}\n"
+    return "\n".join(includes) + "\nvoid tutorial() {\n" + "\n".join(bodies) + "\n}\n" if pieces else ""
+
+
+def compiles(root, text, programs):
+    """C blocks are whole files."""
+    tutorial = one_function(text)
     sources = [("c++", ["-std=c++20"], tutorial)] + [("c", ["-std=c11"], piece) for piece in fenced(text, "c")]
     sources += [("c++", ["-std=c++20"], piece) for piece in programs]
-    if len(sources) < 2 or not bodies:
-        return "docs/client.md has no C++ or no C code"
+    if len(sources) < 2 or not all(source for _, _, source in sources):
+        return "docs/client.md or docs/gpu.md has no C++ or no C code"
     with tempfile.TemporaryDirectory(prefix="shmb-example-") as folder:
         # The installed layout: shmbroker/shmbroker.h.
         (Path(folder) / "shmbroker").mkdir()
         for header in ("client/shmbroker.h", "client/shmbroker.hpp", "client/heap.hpp", "client/heap_lock.hpp",
-                       "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/throw_point.hpp", "proto/shmb_status.h",
-                       "proto/shmb_wire.h"):
+                       "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/throw_point.hpp", "cuda/shmbroker_cuda.h",
+                       "cuda/cuda.hpp", "proto/shmb_status.h", "proto/shmb_wire.h"):
             (Path(folder) / "shmbroker" / Path(header).name).symlink_to(root / header)
         (Path(folder) / "shmbroker" / "pool.hpp").symlink_to(root / "client/shmbroker_pool.hpp")
         for language, flags, source in sources:
@@ -67,7 +72,7 @@ def compiles(root, text, programs):
             done = subprocess.run([*compiler.split(), *flags, "-Wall", "-Wno-unused", "-Werror", "-fsyntax-only", "-I",
                                    folder, "-x", language, "-"], input=source, capture_output=True, text=True)
             if done.returncode != 0:
-                return f"docs/client.md or docs/spawn.md, {language}:\n{done.stderr}"
+                return f"docs/client.md, docs/gpu.md or docs/spawn.md, {language}:\n{done.stderr}"
     return None
 
 
@@ -76,8 +81,8 @@ def main():
     shown = fenced((root / "README.md").read_text(), "cpp")
     if len(shown) != 1 or words(shown[0]) != words((root / "examples/hello.cpp").read_text()):
         sys.exit("the example of README.md is not examples/hello.cpp")
-    for wrong in (runs(broker, hello), compiles(root, (root / "docs/client.md").read_text(),
-                                                  fenced((root / "docs/spawn.md").read_text(), "cpp"))):
+    programs = fenced((root / "docs/spawn.md").read_text(), "cpp") + [one_function((root / "docs/gpu.md").read_text())]
+    for wrong in (runs(broker, hello), compiles(root, (root / "docs/client.md").read_text(), programs)):
         if wrong:
             sys.exit(wrong)
 

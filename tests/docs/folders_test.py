@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-FOLDERS = ("base", "proto", "daemon", "client", "spawn", "tools")
+FOLDERS = ("base", "proto", "daemon", "client", "spawn", "cuda", "tools")
 
 
 def main():

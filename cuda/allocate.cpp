@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Regions that nobody else knows of yet: fresh memory, and memory of another allocator. What fails half-way leaves
+// nothing on the device.
+#include <algorithm>
+
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+#include "cuda/region.hpp"
+
+namespace shmb::cuda {
+namespace {
+
+constexpr std::uint64_t kLongestRegion = (std::uint64_t{1} << 47) - 1;
+
+Result<const DeviceInfo*> device_for(const Driver& driver, const AllocateSpec& spec) {
+  if (spec.uuid) return driver.find(*spec.uuid);
+  if (spec.device >= 0) return driver.at(spec.device);
+  if (spec.device != -1) return error(Status::invalid, "a device is an ordinal from 0 on, or SHMB_GPU_ANY_DEVICE");
+  const Device current = current_device(driver);
+  for (const DeviceInfo& device : driver.devices())
+    if (device.device == current) return &device;
+  return &driver.devices().front();
+}
+
+std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// A shortage may pass: others of this host's jobs free memory too.
+Result<std::vector<Allocation>> create_all(const Driver& driver, const Region::Memory& memory, bool rdma,
+                                           std::int64_t retry) {
+  const client::Deadline deadline = retry == 0 ? client::Deadline::now() : client::Deadline::after(retry);
+  for (;;) {
+    std::vector<Allocation> made;
+    Error shortage;
+    for (const std::uint64_t bytes : memory.sizes) {
+      auto one = Allocation::create(driver, *memory.device, bytes, rdma);
+      if (!one && one.error().status != Status::out_of_memory) return std::unexpected(one.error());
+      if (!one) {
+        shortage = one.error();
+        break;
+      }
+      made.push_back(std::move(*one));
+    }
+    if (made.size() == memory.sizes.size()) return made;
+    made.clear();  // what there is may be just what another one waits for
+    if (deadline.passed()) {
+      shortage.sentence += "; the device " + memory.device->uuid_text() + " has " + format_size(memory.device->bytes) +
+                           " in all: free memory there, or let retry_ns wait for others to do so";
+      return std::unexpected(std::move(shortage));
+    }
+    sys::rest(2'000'000);
+  }
+}
+
+}  // namespace
+
+Result<Region::Handle> Region::allocate(std::shared_ptr<client::Session> session, std::uint64_t length,
+                                        const AllocateSpec& spec) {
+  auto loaded = Driver::load();
+  if (!loaded) return std::unexpected(loaded.error());
+  const Driver& driver = **loaded;
+  if (length == 0 || length > kLongestRegion)
+    return error(Status::invalid, "the length of a region is 1 to 2^47 - 1 bytes");
+  auto device = device_for(driver, spec);
+  if (!device) return std::unexpected(device.error());
+  if (!(*device)->shareable)
+    return error(Status::not_supported, "the device " + (*device)->uuid_text() +
+                                            " cannot share memory by descriptor: lend memory of cudaMalloc instead");
+  if (spec.rdma && !(*device)->rdma)
+    return error(Status::not_supported, "the device " + (*device)->uuid_text() + " has no memory for network cards");
+  Memory memory;
+  memory.uuid = (*device)->uuid;
+  memory.device = *device;
+  memory.length = length;
+  memory.granularity = (*device)->granularity;
+  memory.bytes = round_up(length, memory.granularity);
+  const std::uint64_t chunk = spec.chunk_bytes == 0 ? memory.bytes : round_up(spec.chunk_bytes, memory.granularity);
+  for (std::uint64_t left = memory.bytes; left != 0; left -= memory.sizes.back())
+    memory.sizes.push_back(std::min(left, chunk));
+
+  auto allocations = create_all(driver, memory, spec.rdma, spec.retry);
+  if (!allocations) return std::unexpected(allocations.error());
+  auto region = std::make_shared<Region>(driver, std::move(memory), std::move(session));
+  region->devices_ = {(*device)->device};
+  auto scope = region->enter();
+  if (!scope) return std::unexpected(scope.error());
+  auto done = region->map(*allocations, 0);
+  if (done) done = region->set_access(Access::read_write);
+  if (!done) return std::unexpected(done.error());
+  if (spec.zero) {
+    Code code = driver->memset8_async(region->pointer(), 0, region->memory_.bytes, nullptr);
+    const char* call = "cuMemsetD8Async";
+    if (code == kSuccess) {
+      code = driver->stream_synchronize(nullptr);
+      call = "cuStreamSynchronize";
+    }
+    if (code != kSuccess) return std::unexpected(driver.failure(code, call, region->called()));
+  }
+  return region;
+}
+
+Result<Region::Handle> Region::adopt(std::shared_ptr<client::Session> session, Address pointer, std::uint64_t length) {
+  auto loaded = Driver::load();
+  if (!loaded) return std::unexpected(loaded.error());
+  const Driver& driver = **loaded;
+  if (length == 0 || length > kLongestRegion || pointer + length < pointer)
+    return error(Status::invalid, "the length of a region is 1 to 2^47 - 1 bytes");
+  const std::string object = "the memory at " + std::to_string(pointer);
+  Memory memory;
+  memory.kind = Kind::adopted;
+  memory.length = length;
+  std::vector<Allocation> found;
+  Address next = pointer, begin = 0;
+  while (next < pointer + length) {
+    Address base = 0;
+    std::size_t bytes = 0;
+    const Code code = driver->address_range(&base, &bytes, next);
+    if (code != kSuccess || bytes == 0 || base > next || base + bytes <= next)
+      return error(Status::invalid, object + " is no device memory of this process, or ends before " +
+                                        std::to_string(length) + " bytes: adopt what was allocated");
+    auto one = Allocation::at(driver, next, object);
+    if (!one) return std::unexpected(one.error());
+    auto made = one->properties(object);
+    if (!made) return std::unexpected(made.error());
+    if ((made->requested_handle_types & kPosixFd) == 0)
+      return error(Status::not_exportable,
+                   object + " was made without a handle for descriptors (only " +
+                       (made->requested_handle_types == 0 ? "none" : "another kind") +
+                       " was asked for at cuMemCreate): let its allocator ask for CU_MEM_HANDLE_TYPE_POSIX_FILE_"
+                       "DESCRIPTOR, or copy into a region of shmb_gpu_allocate");
+    if (found.empty()) {
+      begin = base;
+      auto device = driver.at(made->location.id);
+      if (!device || made->location.type != kDeviceLocation)
+        return error(Status::not_exportable, object + " is not memory of a device");
+      memory.device = *device;
+    }
+    found.push_back(std::move(*one));
+    memory.sizes.push_back(bytes);
+    memory.bytes += bytes;
+    next = base + bytes;
+  }
+  const auto uneven = [&](std::uint64_t bytes) { return bytes != memory.sizes.front(); };
+  if (std::any_of(memory.sizes.begin(), memory.sizes.end() - 1, uneven) || memory.sizes.back() > memory.sizes.front())
+    return error(Status::not_exportable,
+                 object + " lies in allocations of different sizes: adopt each of them as a region of its own");
+  memory.uuid = memory.device->uuid;
+  memory.granularity = memory.device->granularity;
+  memory.offset = pointer - begin;
+  auto region = std::make_shared<Region>(driver, std::move(memory), std::move(session));
+  region->devices_ = {region->memory_.device->device};
+  region->held_ = std::move(found);
+  region->pointer_.store(pointer, std::memory_order_release);
+  return region;
+}
+
+}  // namespace shmb::cuda

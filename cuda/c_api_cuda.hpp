@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the C functions of GPU memory share: handles, and what stands before each call. The rules are those of
+// client/c_api.hpp.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/c_api.hpp"
+#include "cuda/lease.hpp"
+#include "cuda/notices.hpp"
+#include "cuda/region.hpp"
+#include "cuda/shmbroker_cuda.h"
+
+struct shmb_gpu_region {
+  shmb::cuda::Region::Handle it;
+};
+struct shmb_gpu_lease {
+  std::unique_ptr<shmb::cuda::Lease> it;
+};
+
+namespace shmb::cuda::c_api {
+
+// As client::c_api::guarded; first what has become free is freed.
+template <class Body>
+int guarded_gpu(shmb_error* out, Body&& body) noexcept {
+  return client::c_api::guarded(out, [&]() -> Result<void> {
+    Notices::run_deferred();
+    return body();
+  });
+}
+
+Result<Region::Handle> region_of(const shmb_gpu_region* region);
+Result<Sync> sync_of(std::uint32_t how, shmb_gpu_stream stream);
+Result<std::vector<Tensor>> tensors_of(const shmb_gpu_tensor* tensors, std::size_t count);
+shmb_gpu_tensor to_c(const Tensor& tensor);  // looks into it
+
+}  // namespace shmb::cuda::c_api

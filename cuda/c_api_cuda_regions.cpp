@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI's GPU regions: how they come, change hands and go.
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/c_api_cuda.hpp"
+#include "cuda/dlpack.hpp"
+
+namespace shmb::cuda::c_api {
+namespace {
+
+using client::c_api::read_options;
+using client::c_api::text_or_empty;
+
+static_assert(static_cast<int>(SHMB_GPU_PRODUCER_DEAD) == static_cast<int>(State::producer_dead) &&
+              static_cast<int>(SHMB_GPU_DEVICE_LOST) == static_cast<int>(State::device_lost) &&
+              static_cast<int>(SHMB_GPU_LENT) == static_cast<int>(Kind::lent));
+
+Result<PublishSpec> publish_spec(const shmb_gpu_publish_options* options) {
+  auto wanted = read_options(options);
+  if (!wanted) return std::unexpected(wanted.error());
+  constexpr std::uint32_t flags =
+      SHMB_GPU_PUBLISH_KEEP_GIVEN | SHMB_GPU_PUBLISH_REPLACE | SHMB_GPU_PUBLISH_WRITING | SHMB_GPU_PUBLISH_MANY_WRITERS;
+  if ((wanted->flags & ~flags) != 0) return error(Status::unknown_flags, "an unknown flag of publish");
+  PublishSpec spec;
+  spec.name = text_or_empty(wanted->name);
+  spec.group = wanted->group;
+  if ((wanted->flags & SHMB_GPU_PUBLISH_KEEP_GIVEN) != 0) spec.keep = wanted->keep_ns;
+  spec.replace = (wanted->flags & SHMB_GPU_PUBLISH_REPLACE) != 0;
+  spec.writing = (wanted->flags & SHMB_GPU_PUBLISH_WRITING) != 0;
+  spec.many_writers = (wanted->flags & SHMB_GPU_PUBLISH_MANY_WRITERS) != 0;
+  auto sync = sync_of(wanted->sync, wanted->stream);
+  if (!sync) return std::unexpected(sync.error());
+  spec.sync = *sync;
+  auto tensors = tensors_of(wanted->tensors, wanted->tensor_count);
+  if (!tensors) return std::unexpected(tensors.error());
+  spec.tensors = std::move(*tensors);
+  return spec;
+}
+
+Result<ImportSpec> import_spec(const shmb_gpu_import_options& wanted) {
+  if (wanted.flags != 0) return error(Status::unknown_flags, "an unknown flag of import");
+  if (wanted.access > SHMB_ACCESS_READ_WRITE) return error(Status::invalid, "an unknown access");
+  if (wanted.devices == nullptr && wanted.device_count != 0) return error(Status::invalid, "no devices were given");
+  ImportSpec spec;
+  spec.access = wanted.access == SHMB_ACCESS_READ_WRITE ? Access::read_write : Access::read;
+  spec.devices.assign(wanted.devices, wanted.devices + wanted.device_count);
+  spec.at = wanted.at;
+  return spec;
+}
+
+client::GpuWish wish_for(const ImportSpec& spec) {
+  client::GpuWish wish;
+  wish.rights = SHMBW_RIGHT_MAP_READ | (spec.access == Access::read_write ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U);
+  wish.manifest = true;
+  return wish;
+}
+
+Result<void> name_by(client::GpuWish& wish, client::Session& session, const char* address, const shmb_region_id* id,
+                     const std::uint8_t* ticket) {
+  if ((address != nullptr) + (id != nullptr) + (ticket != nullptr) != 1)
+    return error(Status::invalid,
+                 "an import names its region in exactly one way: by address, by identity or by ticket");
+  if (address != nullptr) {
+    wish.by = SHMBW_ATTACH_BY_NAME;
+    wish.address = address;
+  } else if (id != nullptr) {
+    if (id->epoch != 0 && id->epoch != session.epoch())
+      return error(Status::stale, "the region's identity is from another life of the broker");
+    wish.by = SHMBW_ATTACH_BY_ID;
+    wish.region = client::c_api::to_ref(*id);
+  } else {
+    wish.by = SHMBW_ATTACH_BY_TICKET;
+    wish.ticket = client::c_api::to_token(ticket);
+  }
+  return {};
+}
+
+Result<void> import_one(shmb_session* session, const char* address, const shmb_region_id* id,
+                        const std::uint8_t* ticket, const shmb_gpu_import_options* options, shmb_gpu_region** region) {
+  auto known = client::c_api::session_of(session);
+  if (!known) return std::unexpected(known.error());
+  auto wanted = read_options(options);
+  if (!wanted) return std::unexpected(wanted.error());
+  if (region == nullptr) return error(Status::invalid, "no place for the region was given");
+  auto spec = import_spec(*wanted);
+  if (!spec) return std::unexpected(spec.error());
+  auto wish = wish_for(*spec);
+  if (auto named = name_by(wish, **known, address, id, ticket); !named) return named;
+  auto handle = std::make_unique<shmb_gpu_region>();
+  auto made = Region::import(*known, wish, *spec, wanted->timeout_ns, wanted->wait_ns);
+  if (!made) return std::unexpected(made.error());
+  handle->it = std::move(*made);
+  *region = handle.release();
+  return {};
+}
+
+// The elements that can be asked for at all, and where they belong.
+struct ImportBatch {
+  std::vector<client::GpuWish> wishes;
+  std::vector<ImportSpec> specs;
+  std::vector<std::size_t> places;
+};
+
+Result<void> add(ImportBatch& batch, client::Session& session, const shmb_gpu_import_item& item, std::size_t place) {
+  auto wanted = read_options(item.options);
+  if (!wanted) return std::unexpected(wanted.error());
+  auto spec = import_spec(*wanted);
+  if (!spec) return std::unexpected(spec.error());
+  auto wish = wish_for(*spec);
+  if (auto named = name_by(wish, session, item.address, item.id, item.ticket); !named) return named;
+  batch.wishes.push_back(std::move(wish));
+  batch.specs.push_back(std::move(*spec));
+  batch.places.push_back(place);
+  return {};
+}
+
+void note_failure(Result<void>& first, int* statuses, std::size_t at, const Error& failure) {
+  if (statuses != nullptr) statuses[at] = static_cast<int>(failure.status);
+  if (first) first = std::unexpected(failure);
+}
+
+}  // namespace
+}  // namespace shmb::cuda::c_api
+
+using namespace shmb;
+using namespace shmb::client::c_api;
+using namespace shmb::cuda::c_api;
+using shmb::cuda::Notices;
+
+extern "C" {
+
+int shmb_gpu_allocate(shmb_session* session, uint64_t length, const shmb_gpu_allocate_options* options,
+                      shmb_gpu_region** region, shmb_error* error) noexcept {
+  return guarded_gpu(error, [&]() -> Result<void> {
+    auto known = session_of(session);
+    if (!known) return std::unexpected(known.error());
+    auto wanted = read_options(options);
+    if (!wanted) return std::unexpected(wanted.error());
+    constexpr std::uint32_t flags = SHMB_GPU_ALLOCATE_RDMA | SHMB_GPU_ALLOCATE_UNINITIALISED;
+    if ((wanted->flags & ~flags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of allocate");
+    if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
+    cuda::AllocateSpec spec;
+    if (wanted->uuid != nullptr) {
+      spec.uuid.emplace();
+      std::copy_n(wanted->uuid, spec.uuid->bytes.size(), spec.uuid->bytes.begin());
+    }
+    spec.device = options == nullptr ? SHMB_GPU_ANY_DEVICE : wanted->device;
+    spec.rdma = (wanted->flags & SHMB_GPU_ALLOCATE_RDMA) != 0;
+    spec.zero = (wanted->flags & SHMB_GPU_ALLOCATE_UNINITIALISED) == 0;
+    spec.chunk_bytes = wanted->chunk_bytes;
+    spec.retry = wanted->retry_ns;
+    auto handle = std::make_unique<shmb_gpu_region>();
+    auto made = cuda::Region::allocate(std::move(*known), length, spec);
+    if (!made) return std::unexpected(made.error());
+    handle->it = std::move(*made);
+    *region = handle.release();
+    return {};
+  });
+}
+
+int shmb_gpu_adopt(shmb_session* session, shmb_gpu_pointer pointer, uint64_t length, shmb_gpu_region** region,
+                   shmb_error* error) noexcept {
+  return guarded_gpu(error, [&]() -> Result<void> {
+    auto known = session_of(session);
+    if (!known) return std::unexpected(known.error());
+    if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
+    auto handle = std::make_unique<shmb_gpu_region>();
+    auto made = cuda::Region::adopt(std::move(*known), pointer, length);
+    if (!made) return std::unexpected(made.error());
+    handle->it = std::move(*made);
+    *region = handle.release();
+    return {};
+  });
+}
+
+int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* options, shmb_error* error) noexcept {
+  return guarded_gpu(error, [&]() -> Result<void> {
+    auto known = cuda::c_api::region_of(region);
+    if (!known) return std::unexpected(known.error());
+    auto spec = publish_spec(options);
+    if (!spec) return std::unexpected(spec.error());
+    const std::int64_t timeout = options == nullptr ? 0 : options->timeout_ns;
+    return std::move(cuda::Region::publish({&*known, 1}, {&*spec, 1}, client::Deadline::after(timeout)).front());
+  });
+}
+
+int shmb_gpu_publish_many(const shmb_gpu_publish_item* items, size_t count, int64_t timeout_ns, int* statuses,
+                          shmb_error* error) noexcept {
+  return guarded_gpu(error, [&]() -> Result<void> {
+    if (items == nullptr && count != 0) return shmb::error(Status::invalid, "no regions were given");
+    std::vector<cuda::Region::Handle> regions;
+    std::vector<cuda::PublishSpec> specs;
+    std::vector<std::size_t> places;
+    Result<void> first;
+    for (std::size_t i = 0; i < count; ++i) {
+      auto region = cuda::c_api::region_of(items[i].region);
+      auto spec = publish_spec(items[i].options);
+      if (!region || !spec) {
+        note_failure(first, statuses, i, region ? spec.error() : region.error());
+        continue;
+      }
+      regions.push_back(std::move(*region));
+      specs.push_back(std::move(*spec));
+      places.push_back(i);
+    }
+    const auto made = cuda::Region::publish(regions, specs, client::Deadline::after(timeout_ns));
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      if (!made[i]) note_failure(first, statuses, places[i], made[i].error());
+      else if (statuses != nullptr) statuses[places[i]] = SHMB_OK;
+    }
+    return first;
+  });
+}
+
+int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream stream, int64_t timeout_ns,
+                     shmb_error* error) noexcept {
+  return guarded_gpu(error, [&]() -> Result<void> {
+    auto known = cuda::c_api::region_of(region);
+    if (!known) return std::unexpected(known.error());
+    auto wanted = sync_of(sync, stream);
+    if (!wanted) return std::unexpected(wanted.error());
+    return (*known)->written(*wanted, client::Deadline::after(timeout_ns));
+  });
+}
+
+int shmb_gpu_import(shmb_session* session, const char* address, const shmb_gpu_import_options* options,
+                    shmb_gpu_region** region, shmb_error* error) noexcept {
+  return guarded_gpu(error, [&] { return import_one(session, address, nullptr, nullptr, options, region); });
+}
+
+int shmb_gpu_import_id(shmb_session* session, const shmb_region_id* id, const shmb_gpu_import_options* options,
+                       shmb_gpu_region** region, shmb_error* error) noexcept {
+  return guarded_gpu(error, [&] { return import_one(session, nullptr, id, nullptr, options, region); });
+}
+
+int shmb_gpu_import_ticket(shmb_session* session, const uint8_t ticket[16], const shmb_gpu_import_options* options,
+                           shmb_gpu_region** region, shmb_error* error) noexcept {
+  return guarded_gpu(error, [&] { return import_one(session, nullptr, nullptr, ticket, options, region); });
+}
+
+int shmb_gpu_import_many(shmb_session* session, const shmb_gpu_import_item* items, size_t count, int64_t timeout_ns,
+                         shmb_gpu_region** regions, int* statuses, shmb_error* error) noexcept {
+  return guarded_gpu(error, [&]() -> Result<void> {
+    auto known = session_of(session);
+    if (!known) return std::unexpected(known.error());
+    if ((items == nullptr || regions == nullptr) && count != 0)
+      return shmb::error(Status::invalid, "no items, or no place for the regions, were given");
+    std::fill_n(regions, count, nullptr);
+    ImportBatch batch;
+    Result<void> first;
+    for (std::size_t i = 0; i < count; ++i)
+      if (auto added = add(batch, **known, items[i], i); !added) note_failure(first, statuses, i, added.error());
+    std::vector<std::unique_ptr<shmb_gpu_region>> handles;
+    for (std::size_t i = 0; i < batch.wishes.size(); ++i) handles.push_back(std::make_unique<shmb_gpu_region>());
+    auto made = cuda::Region::import(*known, batch.wishes, batch.specs, client::Deadline::after(timeout_ns));
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      const std::size_t place = batch.places[i];
+      if (!made[i]) {
+        note_failure(first, statuses, place, made[i].error());
+        continue;
+      }
+      handles[i]->it = std::move(*made[i]);
+      regions[place] = handles[i].release();
+      if (statuses != nullptr) statuses[place] = SHMB_OK;
+    }
+    return first;
+  });
+}
+
+int shmb_gpu_region_get_info(const shmb_gpu_region* region, shmb_gpu_region_info* info, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = cuda::c_api::region_of(region);
+    if (!known) return std::unexpected(known.error());
+    const cuda::Region& it = **known;
+    const cuda::Region::Memory& memory = it.memory();
+    shmb_gpu_region_info out{};
+    if (it.published()) out.id = to_id(it.ref(), it.epoch());
+    out.pointer = it.pointer();
+    out.length = memory.length;
+    out.bytes = memory.bytes;
+    out.offset = memory.offset;
+    std::ranges::copy(memory.uuid.bytes, out.uuid);
+    out.device = memory.device == nullptr ? SHMB_GPU_ANY_DEVICE : memory.device->device;
+    out.kind = static_cast<std::uint32_t>(memory.kind);
+    out.access = it.access() == Access::read_write ? SHMB_ACCESS_READ_WRITE : SHMB_ACCESS_READ;
+    out.state = static_cast<std::uint32_t>(it.state());
+    out.cu_result = it.code();
+    out.chunks = static_cast<std::uint32_t>(memory.sizes.size());
+    out.asleep = it.pointer() == 0 ? 1 : 0;
+    out.tensor_count = it.published() ? it.manifest().tensors().size() : 0;
+    return write_struct(out, info);
+  });
+}
+
+shmb_gpu_pointer shmb_gpu_region_pointer(const shmb_gpu_region* region) noexcept {
+  return region == nullptr ? 0 : region->it->pointer();
+}
+uint64_t shmb_gpu_region_length(const shmb_gpu_region* region) noexcept {
+  return region == nullptr ? 0 : region->it->memory().length;
+}
+shmb_region_id shmb_gpu_region_get_id(const shmb_gpu_region* region) noexcept {
+  if (region == nullptr || !region->it->published()) return {};
+  return to_id(region->it->ref(), region->it->epoch());
+}
+
+int shmb_gpu_region_tensor(const shmb_gpu_region* region, size_t number, shmb_gpu_tensor* tensor,
+                           shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = cuda::c_api::region_of(region);
+    if (!known) return std::unexpected(known.error());
+    if (tensor == nullptr) return shmb::error(Status::invalid, "no place for the tensor was given");
+    if (!(*known)->published() || number >= (*known)->manifest().tensors().size())
+      return shmb::error(Status::not_found, (*known)->called() + " has no tensor of that number");
+    *tensor = cuda::c_api::to_c((*known)->manifest().tensors()[number]);
+    return {};
+  });
+}
+
+int shmb_gpu_region_find_tensor(const shmb_gpu_region* region, const char* name, shmb_gpu_tensor* tensor,
+                                shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = cuda::c_api::region_of(region);
+    if (!known) return std::unexpected(known.error());
+    if (tensor == nullptr || name == nullptr)
+      return shmb::error(Status::invalid, "no name, or no place for the tensor, was given");
+    const cuda::Tensor* const found = (*known)->published() ? (*known)->manifest().find(name) : nullptr;
+    if (found == nullptr)
+      return shmb::error(Status::not_found, (*known)->called() + " has no tensor '" + std::string(name) + "'");
+    *tensor = cuda::c_api::to_c(*found);
+    return {};
+  });
+}
+
+int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor,
+                    struct DLManagedTensorVersioned** managed, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = cuda::c_api::region_of(region);
+    if (!known) return std::unexpected(known.error());
+    if (tensor == nullptr || managed == nullptr)
+      return shmb::error(Status::invalid, "no tensor, or no place for it, was given");
+    auto one = tensors_of(tensor, 1);
+    if (!one) return std::unexpected(one.error());
+    auto made = cuda::to_dlpack(*known, one->front());
+    if (!made) return std::unexpected(made.error());
+    *managed = *made;
+    return {};
+  });
+}
+
+int shmb_gpu_sleep(shmb_gpu_region* region, shmb_error* error) noexcept {
+  return guarded_gpu(error, [&]() -> Result<void> {
+    auto known = cuda::c_api::region_of(region);
+    if (!known) return std::unexpected(known.error());
+    return (*known)->sleep();
+  });
+}
+
+int shmb_gpu_wake(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) noexcept {
+  return guarded_gpu(error, [&]() -> Result<void> {
+    auto known = cuda::c_api::region_of(region);
+    if (!known) return std::unexpected(known.error());
+    return (*known)->wake(client::Deadline::after(timeout_ns));
+  });
+}
+
+int shmb_gpu_ticket_create(shmb_gpu_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
+                           int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns, shmb_error* error) noexcept {
+  return guarded_gpu(error, [&]() -> Result<void> {
+    auto known = cuda::c_api::region_of(region);
+    if (!known) return std::unexpected(known.error());
+    if (ticket == nullptr) return shmb::error(Status::invalid, "no place for the ticket was given");
+    auto made = (*known)->make_ticket(rights, uses, lifetime_ns, client::Deadline::after(timeout_ns));
+    if (!made) return std::unexpected(made.error());
+    std::memcpy(ticket, made->token.bytes.data(), made->token.bytes.size());
+    if (expires_ns != nullptr) *expires_ns = made->expires;
+    return {};
+  });
+}
+
+int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t length, int* fd, shmb_error* error) noexcept {
+  return guarded_gpu(error, [&]() -> Result<void> {
+    auto known = cuda::c_api::region_of(region);
+    if (!known) return std::unexpected(known.error());
+    if (fd == nullptr) return shmb::error(Status::invalid, "no place for the descriptor was given");
+    auto made = (*known)->dma_buf(offset, length);
+    if (!made) return std::unexpected(made.error());
+    *fd = made->release();
+    return {};
+  });
+}
+
+int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, shmb_error* error) noexcept {
+  const std::unique_ptr<shmb_gpu_region> handle(region);
+  if (region == nullptr) return SHMB_OK;
+  return guarded(error, [&]() -> Result<void> {
+    if ((flags & ~static_cast<std::uint32_t>(SHMB_RELEASE_UNNAME)) != 0)
+      return shmb::error(Status::unknown_flags, "an unknown flag of release");
+    Result<void> unnamed;
+    if (flags != 0 && cuda::Driver::loaded() != nullptr) unnamed = handle->it->unname();
+    handle->it.reset();
+    Notices::run_deferred();
+    return unnamed;
+  });
+}
+
+}  // extern "C"

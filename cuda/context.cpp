@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which context is current is the caller's business before and after each of our calls.
+#include "cuda/context.hpp"
+
+#include <string>
+#include <utility>
+
+namespace shmb::cuda {
+
+ContextHold::ContextHold(ContextHold&& other) noexcept
+    : driver_(other.driver_), device_(other.device_), retained_(std::exchange(other.retained_, nullptr)) {}
+
+ContextHold::~ContextHold() {
+  // In a forked child the context is the parent's.
+  if (retained_ != nullptr && Driver::loaded() != nullptr) driver_->calls().primary_release(device_);
+}
+
+ContextHold::Scope::~Scope() {
+  Context popped = nullptr;
+  if (driver_ != nullptr) driver_->calls().context_pop(&popped);
+}
+
+Result<ContextHold::Scope> ContextHold::enter() {
+  const Calls& calls = driver_->calls();
+  const std::string which = "device " + std::to_string(device_);
+  Context current = nullptr;
+  if (const Code code = calls.context_get(&current); code != kSuccess)
+    return std::unexpected(driver_->failure(code, "cuCtxGetCurrent", which));
+  Device device = -1;
+  if (current != nullptr && calls.context_device(&device) == kSuccess && device == device_) return Scope(nullptr);
+  return enter_primary();
+}
+
+Result<ContextHold::Scope> ContextHold::enter_primary() {
+  const Calls& calls = driver_->calls();
+  const std::string which = "device " + std::to_string(device_);
+  if (retained_ == nullptr) {
+    if (const Code code = calls.primary_retain(&retained_, device_); code != kSuccess) {
+      retained_ = nullptr;
+      return std::unexpected(driver_->failure(code, "cuDevicePrimaryCtxRetain", which));
+    }
+  }
+  if (const Code code = calls.context_push(retained_); code != kSuccess)
+    return std::unexpected(driver_->failure(code, "cuCtxPushCurrent", which));
+  return Scope(driver_);
+}
+
+}  // namespace shmb::cuda

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// In which CUDA context our calls run. A guest makes no second context: the caller's current one is used where it is on
+// the right device, else the device's primary context, held as long as one of our objects needs it and current only
+// while our call lasts.
+#pragma once
+
+#include <utility>
+
+#include "cuda/driver.hpp"
+
+namespace shmb::cuda {
+
+// Keeps the device's primary context while alive, from the first `enter` that needed it. One for each object.
+class ContextHold {
+ public:
+  ContextHold(const Driver& driver, Device device) : driver_(&driver), device_(device) {}
+  ContextHold(ContextHold&& other) noexcept;
+  ContextHold& operator=(ContextHold&&) = delete;
+  ~ContextHold();  // releases the primary context if it was retained here
+
+  // A context of the device is current in this thread until the scope ends.
+  class Scope {
+   public:
+    Scope(Scope&& other) noexcept : driver_(std::exchange(other.driver_, nullptr)) {}
+    Scope& operator=(Scope&&) = delete;
+    ~Scope();
+
+   private:
+    friend class ContextHold;
+    explicit Scope(const Driver* pushed) : driver_(pushed) {}
+    const Driver* driver_;  // null: nothing was pushed
+  };
+  Result<Scope> enter();
+  // For what must outlive the caller's context: the primary one, kept from now on whatever is current.
+  Result<Scope> enter_primary();
+
+ private:
+  const Driver* driver_;
+  Device device_;
+  Context retained_ = nullptr;
+};
+
+}  // namespace shmb::cuda

@@ -1,0 +1,604 @@
+// SPDX-License-Identifier: Apache-2.0
+// GPU memory in C++, header-only over shmbroker_cuda.h (whose comments hold for what is not said here). Same habits as
+// shmbroker.hpp: C++20, each operation as `try_x` with a Result and as `x` that throws, handles that only move. No
+// cuda.h: a device pointer is a number, a stream is the void* that CUstream and cudaStream_t are.
+#ifndef SHMBROKER_CUDA_HPP
+#define SHMBROKER_CUDA_HPP
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shmbroker.hpp"
+#include "shmbroker_cuda.h"
+
+namespace shmbroker {
+namespace detail {
+
+template <>
+struct Closer<shmb_gpu_region> {
+  static void close(shmb_gpu_region* handle) noexcept { (void)shmb_gpu_release(handle, 0, nullptr); }
+};
+template <>
+struct Closer<shmb_gpu_lease> {
+  static void close(shmb_gpu_lease* handle) noexcept { (void)shmb_gpu_retire(handle, nullptr); }
+};
+template <>
+struct Closer<shmb_gpu_timeline> {
+  static void close(shmb_gpu_timeline* handle) noexcept { (void)shmb_gpu_timeline_close(handle, nullptr); }
+};
+template <>
+struct Closer<shmb_gpu_pin> {
+  static void close(shmb_gpu_pin* handle) noexcept { (void)shmb_gpu_unpin(handle, nullptr); }
+};
+
+}  // namespace detail
+
+namespace gpu {
+
+using Pointer = shmb_gpu_pointer;
+using Stream = shmb_gpu_stream;
+
+// Of a GPU, or of a MIG instance.
+struct Uuid {
+  std::array<std::uint8_t, 16> bytes{};
+  friend auto operator<=>(const Uuid&, const Uuid&) = default;
+};
+
+enum class Access : std::uint32_t { read_only = SHMB_ACCESS_READ, read_write = SHMB_ACCESS_READ_WRITE };
+enum class Kind : std::uint32_t { vmm = SHMB_GPU_VMM, adopted = SHMB_GPU_ADOPTED, lent = SHMB_GPU_LENT };
+enum class State : std::uint32_t {
+  unpublished = SHMB_GPU_UNPUBLISHED,
+  ok = SHMB_GPU_OK,
+  incomplete = SHMB_GPU_INCOMPLETE,
+  poisoned = SHMB_GPU_POISONED,
+  detached = SHMB_GPU_DETACHED,
+  device_lost = SHMB_GPU_DEVICE_LOST,
+  invalid = SHMB_GPU_INVALID,
+  retired = SHMB_GPU_RETIRED,
+  producer_dead = SHMB_GPU_PRODUCER_DEAD,
+};
+
+// The devices that this process may use.
+inline Result<std::vector<shmb_gpu_device>> try_devices() {
+  std::vector<shmb_gpu_device> devices(8);
+  for (;;) {
+    std::size_t count = 0;
+    shmb_error error;
+    if (shmb_gpu_devices(devices.data(), devices.size(), &count, &error) != SHMB_OK) return Error(error);
+    const bool all = count <= devices.size();
+    devices.resize(count);
+    if (all) return {std::move(devices)};
+  }
+}
+inline Result<int> try_driver_version() noexcept {
+  std::int32_t version = 0;
+  shmb_error error;
+  if (shmb_gpu_driver_version(&version, &error) != SHMB_OK) return Error(error);
+  return int{version};
+}
+
+// DLDataType.
+struct Type {
+  std::uint8_t code = 2;  // DLDataTypeCode: 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool
+  std::uint8_t bits = 32;
+  std::uint16_t lanes = 1;
+  friend bool operator==(const Type&, const Type&) = default;
+};
+
+// One line of a region's manifest.
+struct Tensor {
+  std::string name;
+  Type type;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;  // in elements; empty: rows follow each other
+  std::uint64_t offset = 0;           // in bytes
+  static Tensor from_c(const shmb_gpu_tensor& c) {
+    Tensor tensor;
+    tensor.name = c.name;
+    tensor.type = {c.type_code, c.type_bits, c.type_lanes};
+    tensor.shape.assign(c.shape, c.shape + c.dimensions);
+    if (c.strides != nullptr) tensor.strides.assign(c.strides, c.strides + c.dimensions);
+    tensor.offset = c.offset;
+    return tensor;
+  }
+  // Looks into this object.
+  shmb_gpu_tensor to_c() const noexcept {
+    shmb_gpu_tensor c{};
+    c.name = name.c_str();
+    c.shape = shape.data();
+    c.strides = strides.empty() ? nullptr : strides.data();
+    c.offset = offset;
+    c.dimensions = static_cast<std::uint32_t>(shape.size());
+    c.type_code = type.code;
+    c.type_bits = type.bits;
+    c.type_lanes = type.lanes;
+    return c;
+  }
+};
+
+// When the contents are there: what a publication waits for.
+class Sync {
+ public:
+  Sync() noexcept = default;  // everything enqueued on the device
+  static Sync stream(Stream stream) noexcept { return Sync(SHMB_GPU_SYNC_STREAM, stream); }
+  static Sync none() noexcept { return Sync(SHMB_GPU_SYNC_NONE, nullptr); }
+  std::uint32_t kind() const noexcept { return kind_; }
+  Stream handle() const noexcept { return stream_; }
+
+ private:
+  Sync(std::uint32_t kind, Stream stream) noexcept : kind_(kind), stream_(stream) {}
+  std::uint32_t kind_ = SHMB_GPU_SYNC_DEVICE;
+  Stream stream_ = nullptr;
+};
+
+struct AllocateOptions {
+  std::optional<Uuid> uuid;  // none: by ordinal
+  int device = SHMB_GPU_ANY_DEVICE;
+  bool rdma = false;
+  bool uninitialised = false;
+  std::uint64_t chunk_bytes = 0;
+  std::optional<Timeout> retry;  // while the device has no memory
+};
+
+struct PublishOptions {
+  std::string name;  // empty: unnamed
+  GroupId group;
+  std::optional<Keep> keep;
+  bool replace = false;
+  bool writing = false;       // this handle goes on writing
+  bool many_writers = false;  // importers may, too
+  Sync sync;
+  std::vector<Tensor> tensors;
+  Timeout timeout;
+};
+
+struct ImportOptions {
+  Access access = Access::read_only;
+  std::vector<std::int32_t> devices;  // empty: that of the current context, else the region's own
+  Pointer at = 0;
+  std::optional<Timeout> wait;  // for a name that is not there; none: no wait
+  Timeout timeout;
+};
+
+// A reference to GPU memory, with its mapping in this process.
+class Region {
+ public:
+  explicit Region(shmb_gpu_region* adopted) noexcept : handle_(adopted) {}
+
+  static Result<Region> try_allocate(const Session& session, std::uint64_t length,
+                                     const AllocateOptions& options = {}) noexcept {
+    shmb_gpu_allocate_options c{};
+    c.size = sizeof c;
+    if (options.uuid) c.uuid = options.uuid->bytes.data();
+    c.device = options.device;
+    c.flags = (options.rdma ? unsigned{SHMB_GPU_ALLOCATE_RDMA} : 0U) |
+              (options.uninitialised ? unsigned{SHMB_GPU_ALLOCATE_UNINITIALISED} : 0U);
+    c.chunk_bytes = options.chunk_bytes;
+    if (options.retry) c.retry_ns = options.retry->nanoseconds();
+    return made([&](shmb_gpu_region** raw, shmb_error* error) {
+      return shmb_gpu_allocate(session.c(), length, &c, raw, error);
+    });
+  }
+  // Memory that another allocator made with cuMemCreate.
+  static Result<Region> try_adopt(const Session& session, Pointer pointer, std::uint64_t length) noexcept {
+    return made([&](shmb_gpu_region** raw, shmb_error* error) {
+      return shmb_gpu_adopt(session.c(), pointer, length, raw, error);
+    });
+  }
+  // What shmb_torch_alloc made around a pointer.
+  static Result<Region> try_of_torch(const Session& session, const void* pointer,
+                                     std::uint64_t* offset = nullptr) noexcept {
+    return made([&](shmb_gpu_region** raw, shmb_error* error) {
+      return shmb_torch_region(session.c(), pointer, raw, offset, error);
+    });
+  }
+  // By address, by identity, by ticket.
+  static Result<Region> try_import(const Session& session, const std::string& address,
+                                   const ImportOptions& options = {}) noexcept {
+    const shmb_gpu_import_options c = to_c(options);
+    return made([&](shmb_gpu_region** raw, shmb_error* error) {
+      return shmb_gpu_import(session.c(), address.c_str(), &c, raw, error);
+    });
+  }
+  static Result<Region> try_import(const Session& session, const RegionId& id,
+                                   const ImportOptions& options = {}) noexcept {
+    const shmb_gpu_import_options c = to_c(options);
+    const shmb_region_id c_id = id.to_c();
+    return made([&](shmb_gpu_region** raw, shmb_error* error) {
+      return shmb_gpu_import_id(session.c(), &c_id, &c, raw, error);
+    });
+  }
+  static Result<Region> try_import(const Session& session, const Ticket& ticket,
+                                   const ImportOptions& options = {}) noexcept {
+    const shmb_gpu_import_options c = to_c(options);
+    return made([&](shmb_gpu_region** raw, shmb_error* error) {
+      return shmb_gpu_import_ticket(session.c(), ticket.data(), &c, raw, error);
+    });
+  }
+  // In one request for each 126 or fewer. Elements fail one by one; the first failure has its whole sentence.
+  static Result<std::vector<Result<Region>>> try_import_many(const Session& session, std::span<const RegionId> ids,
+                                                             const ImportOptions& options = {}) {
+    const shmb_gpu_import_options c = to_c(options);
+    std::vector<shmb_region_id> c_ids;
+    for (const RegionId& id : ids) c_ids.push_back(id.to_c());
+    std::vector<shmb_gpu_import_item> items;
+    for (const shmb_region_id& id : c_ids) items.push_back({nullptr, &id, nullptr, &c});
+    std::vector<shmb_gpu_region*> regions(ids.size());
+    std::vector<int> statuses(ids.size());
+    shmb_error error{};
+    const int first = shmb_gpu_import_many(session.c(), items.data(), items.size(), options.timeout.nanoseconds(),
+                                           regions.data(), statuses.data(), &error);
+    std::vector<Result<Region>> results;
+    results.reserve(regions.size());
+    bool told = false;
+    for (std::size_t i = 0; i < regions.size(); ++i) {
+      if (regions[i] != nullptr) (void)results.emplace_back(Region(regions[i]));
+      else if (!std::exchange(told, true) && first != SHMB_OK) results.push_back(Error(error));
+      else results.push_back(Error(static_cast<Status>(statuses[i])));
+    }
+    return {std::move(results)};
+  }
+
+  // Gives it to the broker; returns its identity.
+  Result<RegionId> try_publish(const PublishOptions& options = {}) {
+    std::vector<shmb_gpu_tensor> tensors;
+    for (const Tensor& tensor : options.tensors) tensors.push_back(tensor.to_c());
+    shmb_gpu_publish_options c{};
+    c.size = sizeof c;
+    if (!options.name.empty()) c.name = options.name.c_str();
+    c.group = options.group.value;
+    if (options.keep) {
+      c.keep_ns = options.keep->nanoseconds();
+      c.flags |= SHMB_GPU_PUBLISH_KEEP_GIVEN;
+    }
+    if (options.replace) c.flags |= SHMB_GPU_PUBLISH_REPLACE;
+    if (options.writing) c.flags |= SHMB_GPU_PUBLISH_WRITING;
+    if (options.many_writers) c.flags |= SHMB_GPU_PUBLISH_MANY_WRITERS;
+    c.sync = options.sync.kind();
+    c.stream = options.sync.handle();
+    c.tensors = tensors.data();
+    c.tensor_count = tensors.size();
+    c.timeout_ns = options.timeout.nanoseconds();
+    shmb_error error;
+    if (shmb_gpu_publish(handle_.get(), &c, &error) != SHMB_OK) return Error(error);
+    return id();
+  }
+
+  Pointer pointer() const noexcept { return shmb_gpu_region_pointer(handle_.get()); }
+  // For kernels; the host cannot read through it.
+  void* data() const noexcept { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(pointer())); }
+  std::size_t size() const noexcept { return static_cast<std::size_t>(shmb_gpu_region_length(handle_.get())); }
+  RegionId id() const noexcept { return RegionId::from_c(shmb_gpu_region_get_id(handle_.get())); }
+  shmb_gpu_region_info info() const noexcept {
+    shmb_gpu_region_info info{};
+    info.size = sizeof info;
+    (void)shmb_gpu_region_get_info(handle_.get(), &info, nullptr);
+    return info;
+  }
+  Uuid device() const noexcept {
+    Uuid uuid;
+    const shmb_gpu_region_info known = info();
+    std::memcpy(uuid.bytes.data(), known.uuid, uuid.bytes.size());
+    return uuid;
+  }
+  Access access() const noexcept { return static_cast<Access>(info().access); }
+  State state() const noexcept { return static_cast<State>(info().state); }  // as last heard
+  shmb_gpu_region* c() const noexcept { return handle_.get(); }
+
+  std::size_t tensor_count() const noexcept { return info().tensor_count; }
+  Result<Tensor> try_tensor(std::size_t number) const {
+    shmb_gpu_tensor c{};
+    shmb_error error;
+    if (shmb_gpu_region_tensor(handle_.get(), number, &c, &error) != SHMB_OK) return Error(error);
+    return Tensor::from_c(c);
+  }
+  Result<Tensor> try_tensor(const std::string& name) const {
+    shmb_gpu_tensor c{};
+    shmb_error error;
+    if (shmb_gpu_region_find_tensor(handle_.get(), name.c_str(), &c, &error) != SHMB_OK) return Error(error);
+    return Tensor::from_c(c);
+  }
+  // The caller calls its deleter, or gives it to who does.
+  Result<DLManagedTensorVersioned*> try_dlpack(const Tensor& tensor) const noexcept {
+    DLManagedTensorVersioned* managed = nullptr;
+    const shmb_gpu_tensor c = tensor.to_c();
+    shmb_error error;
+    if (shmb_gpu_dlpack(handle_.get(), &c, &managed, &error) != SHMB_OK) return Error(error);
+    return managed;
+  }
+
+  // This handle's writing is over.
+  Result<void> try_written(Sync sync = {}, Timeout timeout = {}) noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(
+        shmb_gpu_written(handle_.get(), sync.kind(), sync.handle(), timeout.nanoseconds(), &error), error);
+  }
+  Result<void> try_sleep() noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(shmb_gpu_sleep(handle_.get(), &error), error);
+  }
+  Result<void> try_wake(Timeout timeout = {}) noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(shmb_gpu_wake(handle_.get(), timeout.nanoseconds(), &error), error);
+  }
+  Result<Ticket> try_ticket(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
+                            Timeout timeout = {}) const noexcept {
+    std::uint8_t bytes[16];
+    shmb_error error;
+    if (shmb_gpu_ticket_create(handle_.get(), static_cast<std::uint32_t>(rights), uses, lifetime.nanoseconds(),
+                               timeout.nanoseconds(), bytes, nullptr, &error) != SHMB_OK)
+      return Error(error);
+    return Ticket(Token(bytes));
+  }
+  // A descriptor that the caller owns and closes.
+  Result<int> try_dma_buf(std::uint64_t offset, std::uint64_t length) const noexcept {
+    int fd = -1;
+    shmb_error error;
+    if (shmb_gpu_dma_buf(handle_.get(), offset, length, &fd, &error) != SHMB_OK) return Error(error);
+    return fd;
+  }
+  // Ends the handle now. The destructor releases silently.
+  Result<void> try_release(bool unname = false) noexcept {
+    shmb_error error;
+    const std::uint32_t flags = unname ? unsigned{SHMB_RELEASE_UNNAME} : 0U;
+    return shmbroker::detail::outcome(shmb_gpu_release(handle_.release(), flags, &error), error);
+  }
+
+#if SHMBROKER_EXCEPTIONS
+  static Region allocate(const Session& session, std::uint64_t length, const AllocateOptions& options = {}) {
+    return try_allocate(session, length, options).value();
+  }
+  static Region adopt(const Session& session, Pointer pointer, std::uint64_t length) {
+    return try_adopt(session, pointer, length).value();
+  }
+  static Region of_torch(const Session& session, const void* pointer, std::uint64_t* offset = nullptr) {
+    return try_of_torch(session, pointer, offset).value();
+  }
+  template <class Where>  // an address, a RegionId, a Ticket
+  static Region import(const Session& session, const Where& where, const ImportOptions& options = {}) {
+    return try_import(session, where, options).value();
+  }
+  static std::vector<Result<Region>> import_many(const Session& session, std::span<const RegionId> ids,
+                                                 const ImportOptions& options = {}) {
+    return try_import_many(session, ids, options).value();
+  }
+  RegionId publish(const PublishOptions& options = {}) { return try_publish(options).value(); }
+  Tensor tensor(std::size_t number) const { return try_tensor(number).value(); }
+  Tensor tensor(const std::string& name) const { return try_tensor(name).value(); }
+  DLManagedTensorVersioned* dlpack(const Tensor& tensor) const { return try_dlpack(tensor).value(); }
+  void written(Sync sync = {}, Timeout timeout = {}) { try_written(sync, timeout).value(); }
+  void sleep() { try_sleep().value(); }
+  void wake(Timeout timeout = {}) { try_wake(timeout).value(); }
+  Ticket ticket(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
+                Timeout timeout = {}) const {
+    return try_ticket(rights, uses, lifetime, timeout).value();
+  }
+  int dma_buf(std::uint64_t offset, std::uint64_t length) const { return try_dma_buf(offset, length).value(); }
+  void release(bool unname = false) { try_release(unname).value(); }
+#endif
+
+ private:
+  template <class Make>
+  static Result<Region> made(Make make) noexcept {
+    shmb_gpu_region* raw = nullptr;
+    shmb_error error;
+    if (make(&raw, &error) != SHMB_OK) return Error(error);
+    return Region(raw);
+  }
+  static shmb_gpu_import_options to_c(const ImportOptions& options) noexcept {
+    shmb_gpu_import_options c{};
+    c.size = sizeof c;
+    c.access = static_cast<std::uint32_t>(options.access);
+    c.devices = options.devices.data();
+    c.device_count = options.devices.size();
+    c.at = options.at;
+    if (options.wait) c.wait_ns = options.wait->nanoseconds();
+    c.timeout_ns = options.timeout.nanoseconds();
+    return c;
+  }
+  shmbroker::detail::Handle<shmb_gpu_region> handle_;
+};
+
+struct LendOptions {
+  std::string name;
+  GroupId group;
+  bool replace = false;
+  bool writing = false, many_writers = false;
+  Sync sync;
+  std::vector<Tensor> tensors;
+  Timeout timeout;
+};
+
+// Memory of cudaMalloc, lent to others. Its destruction retires it: `free` is called when nobody holds it any more, in
+// dispatch() or another call of this header.
+class Lease {
+ public:
+  explicit Lease(shmb_gpu_lease* adopted) noexcept : handle_(adopted) {}
+  static Result<Lease> try_lend(const Session& session, Pointer pointer, std::uint64_t length,
+                                std::function<void(Pointer)> free, const LendOptions& options = {}) {
+    std::vector<shmb_gpu_tensor> tensors;
+    for (const Tensor& tensor : options.tensors) tensors.push_back(tensor.to_c());
+    shmb_gpu_lend_options c{};
+    c.size = sizeof c;
+    if (!options.name.empty()) c.name = options.name.c_str();
+    c.group = options.group.value;
+    if (options.replace) c.flags |= SHMB_GPU_PUBLISH_REPLACE;
+    if (options.writing) c.flags |= SHMB_GPU_PUBLISH_WRITING;
+    if (options.many_writers) c.flags |= SHMB_GPU_PUBLISH_MANY_WRITERS;
+    c.sync = options.sync.kind();
+    c.stream = options.sync.handle();
+    c.tensors = tensors.data();
+    c.tensor_count = tensors.size();
+    std::unique_ptr<std::function<void(Pointer)>> kept;
+    if (free) {
+      kept = std::make_unique<std::function<void(Pointer)>>(std::move(free));
+      c.context = kept.get();
+      c.free = [](void* context, shmb_gpu_pointer freed) {
+        const std::unique_ptr<std::function<void(Pointer)>> call(static_cast<std::function<void(Pointer)>*>(context));
+        (*call)(freed);
+      };
+    }
+    c.timeout_ns = options.timeout.nanoseconds();
+    shmb_gpu_lease* raw = nullptr;
+    shmb_error error;
+    if (shmb_gpu_lend(session.c(), pointer, length, &c, &raw, &error) != SHMB_OK) return Error(error);
+    (void)kept.release();
+    return Lease(raw);
+  }
+  RegionId id() const noexcept { return RegionId::from_c(shmb_gpu_lease_get_id(handle_.get())); }
+  Result<void> try_retire() noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(shmb_gpu_retire(handle_.release(), &error), error);
+  }
+#if SHMBROKER_EXCEPTIONS
+  static Lease lend(const Session& session, Pointer pointer, std::uint64_t length, std::function<void(Pointer)> free,
+                    const LendOptions& options = {}) {
+    return try_lend(session, pointer, length, std::move(free), options).value();
+  }
+  void retire() { try_retire().value(); }
+#endif
+
+ private:
+  shmbroker::detail::Handle<shmb_gpu_lease> handle_;
+};
+
+struct Dispatched {
+  std::size_t freed = 0, waiting = 0;  // retired ones: freed now, still held by others
+};
+inline Result<Dispatched> try_dispatch(const Session& session) noexcept {
+  Dispatched done;
+  shmb_error error;
+  if (shmb_dispatch(session.c(), &done.freed, &done.waiting, &error) != SHMB_OK) return Error(error);
+  return done;
+}
+
+#if SHMBROKER_EXCEPTIONS
+inline std::vector<shmb_gpu_device> devices() { return try_devices().value(); }
+inline int driver_version() { return try_driver_version().value(); }
+inline Dispatched dispatch(const Session& session) { return try_dispatch(session).value(); }
+#endif
+
+struct TimelineOptions {
+  std::string name;
+  GroupId group;
+  std::optional<Keep> keep;
+  bool replace = false;
+  std::uint32_t words = 1;
+  Timeout timeout;
+};
+struct TimelineState {
+  std::uint64_t counter = 0, announced = 0;
+  Status status = Status::ok;
+  std::uint32_t words = 0;
+};
+
+// Counters on which streams and threads of several processes meet.
+class Timeline {
+ public:
+  Timeline() noexcept = default;
+  explicit Timeline(shmb_gpu_timeline* handle) noexcept : handle_(handle) {}
+  static Result<Timeline> try_create(const Session& session, const TimelineOptions& options = {}) noexcept {
+    shmb_gpu_timeline_options c{};
+    c.size = sizeof c;
+    c.name = options.name.empty() ? nullptr : options.name.c_str();
+    c.group = options.group.value;
+    if (options.keep) c.keep_ns = options.keep->nanoseconds();
+    c.flags = (options.keep ? unsigned{SHMB_GPU_PUBLISH_KEEP_GIVEN} : 0U) |
+              (options.replace ? unsigned{SHMB_GPU_PUBLISH_REPLACE} : 0U);
+    c.words = options.words;
+    c.timeout_ns = options.timeout.nanoseconds();
+    shmb_gpu_timeline* raw = nullptr;
+    shmb_error error;
+    if (shmb_gpu_timeline_create(session.c(), &c, &raw, &error) != SHMB_OK) return Error(error);
+    return Timeline(raw);
+  }
+  // wait: for a name that is not there yet; none: no wait
+  static Result<Timeline> try_open(const Session& session, const std::string& address,
+                                   std::optional<Timeout> wait = {}) noexcept {
+    shmb_attach_options c{};
+    c.size = sizeof c;
+    if (wait) c.wait_ns = wait->nanoseconds();
+    shmb_gpu_timeline* raw = nullptr;
+    shmb_error error;
+    if (shmb_gpu_timeline_open(session.c(), address.c_str(), &c, &raw, &error) != SHMB_OK) return Error(error);
+    return Timeline(raw);
+  }
+  RegionId id() const noexcept { return RegionId::from_c(shmb_gpu_timeline_get_id(handle_.get())); }
+  Result<void> try_signal(std::uint64_t value, Stream stream, std::uint32_t word = 0) noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(shmb_gpu_timeline_signal(handle_.get(), word, value, stream, &error), error);
+  }
+  // timeout: for the producer to enqueue that signal
+  Result<void> try_wait(std::uint64_t value, Stream stream, std::uint32_t word = 0, Timeout timeout = {}) noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(
+        shmb_gpu_timeline_wait(handle_.get(), word, value, stream, timeout.nanoseconds(), &error), error);
+  }
+  Result<void> try_wait_host(std::uint64_t value, std::uint32_t word = 0, Timeout timeout = {}) const noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(
+        shmb_gpu_timeline_wait_host(handle_.get(), word, value, timeout.nanoseconds(), &error), error);
+  }
+  Result<TimelineState> try_look(std::uint32_t word = 0) const noexcept {
+    shmb_gpu_timeline_state state{};
+    state.size = sizeof state;
+    shmb_error error;
+    if (shmb_gpu_timeline_look(handle_.get(), word, &state, &error) != SHMB_OK) return Error(error);
+    return TimelineState{state.counter, state.announced, static_cast<Status>(state.status), state.words};
+  }
+#if SHMBROKER_EXCEPTIONS
+  static Timeline create(const Session& session, const TimelineOptions& options = {}) {
+    return try_create(session, options).value();
+  }
+  static Timeline open(const Session& session, const std::string& address, std::optional<Timeout> wait = {}) {
+    return try_open(session, address, wait).value();
+  }
+  void signal(std::uint64_t value, Stream stream, std::uint32_t word = 0) { try_signal(value, stream, word).value(); }
+  void wait(std::uint64_t value, Stream stream, std::uint32_t word = 0, Timeout timeout = {}) {
+    try_wait(value, stream, word, timeout).value();
+  }
+  void wait_host(std::uint64_t value, std::uint32_t word = 0, Timeout timeout = {}) const {
+    try_wait_host(value, word, timeout).value();
+  }
+  TimelineState look(std::uint32_t word = 0) const { return try_look(word).value(); }
+#endif
+
+ private:
+  shmbroker::detail::Handle<shmb_gpu_timeline> handle_;
+};
+
+// A region of the host that devices reach; the region's handle must outlive it.
+class PinnedHost {
+ public:
+  PinnedHost() noexcept = default;
+  explicit PinnedHost(shmb_gpu_pin* handle) noexcept : handle_(handle) {}
+  static Result<PinnedHost> try_pin(const shmbroker::RegionBase& region, Timeout timeout = {}) noexcept {
+    shmb_gpu_pin* raw = nullptr;
+    shmb_error error;
+    if (shmb_gpu_pin_region(region.c(), timeout.nanoseconds(), &raw, &error) != SHMB_OK) return Error(error);
+    return PinnedHost(raw);
+  }
+  Pointer pointer() const noexcept { return shmb_gpu_pin_pointer(handle_.get()); }
+#if SHMBROKER_EXCEPTIONS
+  static PinnedHost pin(const shmbroker::RegionBase& region, Timeout timeout = {}) {
+    return try_pin(region, timeout).value();
+  }
+#endif
+
+ private:
+  shmbroker::detail::Handle<shmb_gpu_pin> handle_;
+};
+
+}  // namespace gpu
+}  // namespace shmbroker
+
+#endif

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// One allocation for each tensor: the struct that is handed out, its shape, and the reference to the region.
+#include "cuda/dlpack.hpp"
+
+#include <memory>
+#include <vector>
+
+namespace shmb::cuda {
+namespace {
+
+struct Handed {
+  DlManaged managed{};
+  Region::Handle region;
+  std::vector<std::int64_t> shape, strides;
+};
+
+void take_back(DLManagedTensorVersioned* self) {
+  const std::unique_ptr<Handed> handed(static_cast<Handed*>(reinterpret_cast<DlManaged*>(self)->context));
+  handed->region->unpin_mapping();
+}
+
+}  // namespace
+
+Result<DLManagedTensorVersioned*> to_dlpack(const Region::Handle& region, const Tensor& tensor) {
+  if (auto fine = fits(tensor, region->memory().length); !fine) return std::unexpected(fine.error());
+  auto handed = std::make_unique<Handed>();
+  region->pin_mapping();  // before the look at the address: a region that sleeps from now on is refused that
+  const Address pointer = region->pointer();
+  if (pointer == 0) {
+    region->unpin_mapping();
+    return error(Status::invalid, region->called() + " is asleep: wake it first");
+  }
+  handed->region = region;
+  handed->shape = tensor.shape;
+  handed->strides = tensor.strides_or_rows();
+  DlManaged& managed = handed->managed;
+  managed.major = 1;
+  managed.context = handed.get();
+  managed.deleter = take_back;
+  managed.flags = region->access() == Access::read ? kDlReadOnly : 0;
+  managed.tensor.data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(pointer));
+  managed.tensor.device = {kDlCuda, region->reached_by()};
+  managed.tensor.dimensions = static_cast<std::int32_t>(handed->shape.size());
+  managed.tensor.type = tensor.type;
+  managed.tensor.shape = handed->shape.data();
+  managed.tensor.strides = handed->strides.data();
+  managed.tensor.byte_offset = tensor.offset;
+  return reinterpret_cast<DLManagedTensorVersioned*>(&handed.release()->managed);
+}
+
+}  // namespace shmb::cuda

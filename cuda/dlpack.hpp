@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// DLPack 1.0, its C structs declared here: no header of theirs reaches our users. A tensor handed out keeps the
+// region's mapping until its taker calls the deleter.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/region.hpp"
+
+// The names are DLPack's.
+struct DLManagedTensorVersioned;
+
+namespace shmb::cuda {
+
+struct DlDevice {
+  std::int32_t type;
+  std::int32_t id;
+};
+struct DlTensor {
+  void* data;
+  DlDevice device;
+  std::int32_t dimensions;
+  TensorType type;
+  std::int64_t* shape;
+  std::int64_t* strides;
+  std::uint64_t byte_offset;
+};
+struct DlManaged {  // DLManagedTensorVersioned
+  std::uint32_t major, minor;
+  void* context;
+  void (*deleter)(DLManagedTensorVersioned* self);
+  std::uint64_t flags;
+  DlTensor tensor;
+};
+inline constexpr std::int32_t kDlCuda = 2;
+inline constexpr std::uint64_t kDlReadOnly = 1;
+static_assert(sizeof(DlTensor) == 48 && sizeof(DlManaged) == 80);
+
+// invalid where the tensor does not lie in the region, or the region is asleep.
+Result<DLManagedTensorVersioned*> to_dlpack(const Region::Handle& region, const Tensor& tensor);
+
+}  // namespace shmb::cuda

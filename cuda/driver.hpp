@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// libcuda, found at run time. Without driver, device or toolkit everything else of the library works, and `load` says
+// which of them is missing. Loaded once, never unloaded; nothing here changes afterwards but the two answers that a
+// process cannot take back: it is a forked child, or its context was ruined by a fault on the device.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.hpp"
+#include "cuda/abi.hpp"
+
+namespace shmb::cuda {
+
+struct DeviceInfo {
+  Device device = 0;  // as this process numbers it
+  Uuid uuid;          // of the GPU, or of the instance under MIG
+  bool mig = false;
+  std::string name, bus_id;
+  std::size_t bytes = 0, granularity = 0;
+  bool shareable = false;  // VMM with POSIX descriptors
+  bool rdma = false, read_only_register = false, mem_ops_64 = false, dma_buf = false, ipc_events = false;
+
+  std::string uuid_text() const;  // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", or "MIG-..."
+};
+
+// What some drivers lack.
+enum class Feature { lease, events, timeline, copies, rdma };
+
+class Driver {
+ public:
+  // no_driver, stub_driver, driver_too_old, no_device; in a child of a process that used the driver forked_child; after
+  // a fault that ruined the context context_poisoned. Every call that begins new work asks again. A failure is not
+  // remembered: the driver may come later.
+  static Result<const Driver*> load();
+  // What `load` gave before, also after a fault: for giving back. Null in a forked child, where no call may be made.
+  static const Driver* loaded();
+
+  const Calls* operator->() const { return &calls_; }
+  const Calls& calls() const { return calls_; }
+  int version() const { return version_; }  // 13000 is 13.0
+  std::span<const DeviceInfo> devices() const { return devices_; }
+  // device_not_found, with the devices that are visible
+  Result<const DeviceInfo*> find(const Uuid& uuid) const;
+  Result<const DeviceInfo*> at(int ordinal) const;
+  bool has(Feature feature) const;
+  Result<void> need(Feature feature) const;  // not_supported, with the name of the missing function
+
+  // The sentence and status of a failed call: "cuMemMap for region 7.1 gives 1 CUDA_ERROR_INVALID_VALUE (…): …". A code
+  // that ruins the context is remembered.
+  Error failure(Code code, std::string_view call, std::string_view object) const;
+  // As failure(), for importing a descriptor and for mapping what it led to: there the same codes say more.
+  Error import_failure(Code code, std::string_view object, const DeviceInfo& device) const;
+  Error map_failure(Code code, std::string_view object, std::size_t bytes) const;
+  std::string code_text(Code code) const;  // "700 CUDA_ERROR_ILLEGAL_ADDRESS"
+
+  static bool poisons(Code code);  // a sticky error: the context is of no further use
+  static Code poisoned();          // the first such code seen in this process, or 0
+
+ private:
+  static Result<const Driver*> load_first();
+  Result<void> resolve(void* library);
+  Result<void> look_at_devices();
+
+  Calls calls_;
+  int version_ = 0;
+  std::vector<DeviceInfo> devices_;
+};
+
+Result<Uuid> parse_uuid(std::string_view text);  // with or without "GPU-"/"MIG-"
+std::string uuid_text(const Uuid& uuid, bool mig);
+
+#ifdef SHMB_TEST_SEAM
+// The library to load instead of libcuda.so.1; empty: as the environment's SHMB_LIBCUDA says, else libcuda.so.1. Only
+// before the first load that succeeds.
+void use_library_for_test(std::string path);
+#endif
+
+}  // namespace shmb::cuda

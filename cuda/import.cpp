@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a lease to addresses. The broker cannot look into a descriptor: who imports first finds out whether it is what
+// its publisher said, and tells. What fails gives its reference back before the error is returned.
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/manifest_file.hpp"
+#include "cuda/notices.hpp"
+#include "cuda/region.hpp"
+
+namespace shmb::cuda {
+namespace {
+
+constexpr std::size_t kWishesOfPacket = 63;
+constexpr std::uint64_t kLongestImport = (std::uint64_t{1} << 47) - 1;
+
+std::string called_ref(shmbw_region_ref ref) {
+  return "GPU region " + std::to_string(ref.id) + "." + std::to_string(ref.generation);
+}
+
+Result<Region::Memory> memory_of(const Driver& driver, const client::GpuOpened& opened) {
+  const auto nonsense = [&] {
+    return error(Status::protocol, "the broker's answer about " + called_ref(opened.region) + " makes no sense");
+  };
+  Region::Memory memory;
+  memory.kind = opened.kind == SHMBW_GPU_KIND_LEGACY              ? Kind::lent
+                : (opened.flags & SHMBW_GPU_PUBLISH_ADOPTED) != 0 ? Kind::adopted
+                                                                  : Kind::vmm;
+  std::ranges::copy(opened.uuid, memory.uuid.bytes.begin());
+  if (auto device = driver.find(memory.uuid)) memory.device = *device;
+  memory.length = opened.bytes;
+  memory.bytes = opened.allocation != 0 ? opened.allocation : opened.bytes;
+  memory.offset = opened.offset;
+  memory.granularity = opened.granularity != 0 ? opened.granularity : kHugePage;
+  if (memory.length == 0 || memory.bytes > kLongestImport || memory.offset > memory.bytes ||
+      memory.length > memory.bytes - memory.offset)
+    return nonsense();
+  if (memory.kind == Kind::lent) return memory;
+  const std::uint64_t chunk = opened.chunk_bytes != 0 ? opened.chunk_bytes : memory.bytes;
+  if ((memory.bytes - 1) / chunk + 1 != opened.shares.size()) return nonsense();
+  for (std::uint64_t left = memory.bytes; left != 0; left -= memory.sizes.back())
+    memory.sizes.push_back(std::min(left, chunk));
+  return memory;
+}
+
+// Those asked for; else the one that this thread works on, so that no context appears on a device nobody asked for;
+// else the region's own.
+Result<std::vector<Device>> devices_for(const Driver& driver, const ImportSpec& spec, const Region::Memory& memory,
+                                        const std::string& object) {
+  const auto reaches = [&](Device device) {
+    if (memory.device == nullptr || memory.device->device == device) return true;  // hidden ones: the driver knows
+    int can = 0;
+    return driver->device_can_access_peer(&can, device, memory.device->device) == kSuccess && can != 0;
+  };
+  if (!spec.devices.empty()) {
+    for (const Device device : spec.devices) {
+      auto known = driver.at(device);
+      if (!known) return std::unexpected(known.error());
+      if (!reaches((*known)->device))
+        return error(Status::not_supported, "device " + std::to_string(device) + " is no peer of the device that has " +
+                                                object + ": name another, or copy");
+    }
+    return spec.devices;
+  }
+  const Device current = current_device(driver);
+  if (current != -1 && reaches(current)) return std::vector{current};
+  if (memory.device != nullptr) return std::vector{memory.device->device};
+  return std::vector{driver.devices().front().device};
+}
+
+}  // namespace
+
+class Import {
+ public:
+  Import(const std::shared_ptr<client::Session>& session, const Driver& driver, const ImportSpec& spec)
+      : session_(session), driver_(driver), spec_(spec) {}
+
+  // The reference that `opened` stands for is the handle's, or given back.
+  Result<Region::Handle> finish(client::GpuOpened& opened, std::vector<client::GpuReport>& reports) {
+    auto made = make(opened);
+    client::GpuReport report;
+    report.region = opened.region;
+    report.code = code_;
+    if (made) {
+      report.what = SHMBW_GPU_FINDING_IMPORTED;
+      reports.push_back(report);
+      return made;
+    }
+    Error failure = made.error();
+    if (failure.status == Status::bad_fd || failure.status == Status::too_small) {
+      report.what = SHMBW_GPU_FINDING_IMPORT_FAILED;
+      reports.push_back(report);
+      failure.sentence += "; its publisher is at fault, and the broker has been told";
+    }
+    if (failure.status == Status::device_lost) {
+      report.region = {};
+      report.what = SHMBW_GPU_FINDING_DEVICE_LOST;
+      report.uuid = opened.uuid;
+      reports.push_back(report);
+    }
+    left_ = !owned_;
+    return std::unexpected(std::move(failure));
+  }
+  bool left() const { return left_; }  // the reference is the caller's to give back
+
+ private:
+  Result<Region::Handle> make(client::GpuOpened& opened) {
+    const std::string object = called_ref(opened.region);
+    auto memory = memory_of(driver_, opened);
+    if (!memory) return std::unexpected(memory.error());
+    Manifest manifest;
+    if (opened.manifest_bytes != 0) {
+      auto bytes = read_manifest(opened.manifest.get(), opened.manifest_bytes);
+      if (!bytes) return std::unexpected(bytes.error());
+      auto decoded = Manifest::decode(*bytes, memory->length);
+      if (!decoded) return std::unexpected(decoded.error());
+      manifest = std::move(*decoded);
+    }
+    auto region = std::make_shared<Region>(driver_, std::move(*memory), session_);
+    region->ref_ = opened.region;
+    region->rights_ = opened.rights & (SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_SHARE | SHMBW_RIGHT_RELEASE |
+                                       (spec_.access == Access::read_write ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U));
+    region->writer_ = spec_.access == Access::read_write;
+    region->manifest_ = std::move(manifest);
+    region->published_.store(true, std::memory_order_release);
+    region->note_state(state_of(opened.state), 0);
+    owned_ = true;  // its destruction gives the reference back
+    failed_ = region;
+    auto done =
+        opened.kind == SHMBW_GPU_KIND_LEGACY ? map_lent(*region, opened, object) : map_shares(*region, opened, object);
+    if (!done) return std::unexpected(done.error());
+    failed_.reset();
+    region->notices_->enter(region);
+    return region;
+  }
+
+  Result<void> map_shares(Region& region, client::GpuOpened& opened, const std::string& object) {
+    auto devices = devices_for(driver_, spec_, region.memory_, object);
+    if (!devices) return std::unexpected(devices.error());
+    region.devices_ = std::move(*devices);
+    // For the sentence: whose memory it is, and whether we are an instance ourselves.
+    DeviceInfo owner = **driver_.at(region.devices_.front());
+    owner.uuid = region.memory_.uuid;
+    std::vector<Allocation> found;
+    for (Fd& share : opened.shares) {
+      auto one = Allocation::import(driver_, share.get(), owner, object, code_);
+      share.reset();
+      if (!one) return std::unexpected(one.error());
+      found.push_back(std::move(*one));
+    }
+    // Where it is used there is a context, or will be.
+    auto scope = region.enter();
+    if (!scope) return std::unexpected(scope.error());
+    auto done = region.map(found, spec_.at);
+    if (!done && done.error().status == Status::too_small) code_ = kInvalidValue;
+    if (done) done = region.set_access(spec_.access);
+    return done;
+  }
+
+  // Memory of cudaMalloc: the driver opens the whole allocation. It refuses that in the process that made it.
+  Result<void> map_lent(Region& region, const client::GpuOpened& opened, const std::string& object) {
+    region.access_.store(spec_.access, std::memory_order_release);
+    if (auto own = region.notices_->find_lent(opened.region)) {
+      region.lent_ = std::move(own);
+      region.devices_ = {region.memory_.device->device};
+      region.pointer_.store(region.lent_->pointer, std::memory_order_release);
+      const client::GpuRelease back{opened.region, 1, false};  // counted here
+      (void)client::gpu_release(*session_, {&back, 1}, client::Deadline::after(0));
+      return {};
+    }
+    if (auto there = driver_.need(Feature::lease); !there) return there;
+    if (spec_.at != 0) return error(Status::invalid, "the driver chooses the address of lent memory");
+    auto devices = devices_for(driver_, spec_, region.memory_, object);
+    if (!devices) return std::unexpected(devices.error());
+    region.devices_ = std::move(*devices);
+    DeviceInfo owner = **driver_.at(region.devices_.front());
+    owner.uuid = region.memory_.uuid;
+    auto scope = region.enter();
+    if (!scope) return std::unexpected(scope.error());
+    IpcHandle handle;
+    static_assert(sizeof handle.reserved == sizeof opened.handle);
+    std::memcpy(handle.reserved, opened.handle.data(), sizeof handle.reserved);
+    Address base = 0;
+    code_ = driver_->ipc_open_memory(&base, handle, kLazyPeer);
+    if (code_ == kInvalidContext || code_ == kInvalidDevice)
+      return error(Status::device_not_visible,
+                   "cuIpcOpenMemHandle for " + object + " gives " + driver_.code_text(code_) +
+                       ": the driver needs its owner's device and process to be visible here; in containers, share the "
+                       "pid namespace, or publish a region of shmb_gpu_allocate");
+    if (code_ != kSuccess) return std::unexpected(driver_.import_failure(code_, object, owner));
+    region.opened_ = base;
+    region.pointer_.store(base + region.memory_.offset, std::memory_order_release);
+    return {};
+  }
+
+  const std::shared_ptr<client::Session>& session_;
+  const Driver& driver_;
+  const ImportSpec& spec_;
+  Code code_ = 0;
+  Region::Handle failed_;  // its destruction gives the reference back: after the broker was told
+  bool owned_ = false, left_ = false;
+};
+
+std::vector<Result<Region::Handle>> Region::import(const std::shared_ptr<client::Session>& session,
+                                                   std::span<const client::GpuWish> wishes,
+                                                   std::span<const ImportSpec> specs, client::Deadline deadline) {
+  std::vector<Result<Handle>> results(wishes.size());
+  auto loaded = Driver::load();
+  if (!loaded || session->is_local()) {
+    const Error why = loaded ? client::needs_broker("GPU regions of others").error() : loaded.error();
+    std::ranges::fill(results, Result<Handle>(std::unexpected(why)));
+    return results;
+  }
+  const Driver& driver = **loaded;
+  std::vector<client::GpuReport> reports;
+  const auto send_reports = [&] {
+    if (!reports.empty()) (void)client::gpu_report_later(*session, reports, deadline);
+    reports.clear();
+  };
+  for (std::size_t first = 0; first < wishes.size(); first += kWishesOfPacket) {
+    const std::size_t count = std::min(kWishesOfPacket, wishes.size() - first);
+    auto opened = client::gpu_open(*session, wishes.subspan(first, count), deadline);
+    for (std::size_t i = 0; i < count; ++i) {
+      auto& result = results[first + i];
+      if (!opened) {
+        result = std::unexpected(opened.error());
+        continue;
+      }
+      auto& one = (*opened)[i];
+      if (!one) {
+        result = std::unexpected(one.error());
+        continue;
+      }
+      Import import(session, driver, specs[first + i]);
+      result = import.finish(*one, reports);
+      // Told before the reference goes: with the last one the region may be gone.
+      if (!result) send_reports();
+      if (!result && import.left()) {
+        const client::GpuRelease back{one->region, 1, false};
+        (void)client::gpu_release(*session, {&back, 1}, deadline);
+      }
+    }
+    send_reports();
+  }
+  return results;
+}
+
+Result<Region::Handle> Region::import(const std::shared_ptr<client::Session>& session, const client::GpuWish& wish,
+                                      const ImportSpec& spec, std::int64_t timeout, std::int64_t wait) {
+  const client::Deadline until = wait == 0 ? client::Deadline::now() : client::Deadline::after(wait);
+  for (;;) {
+    auto made = std::move(import(session, {&wish, 1}, {&spec, 1}, client::Deadline::after(timeout)).front());
+    if (made || made.error().status != Status::not_found || wish.by != SHMBW_ATTACH_BY_NAME || wait == 0 ||
+        wait == client::kNoWait)
+      return made;
+    client::WatchSpec named;
+    named.kind = SHMBW_WATCH_KIND_NAME;
+    named.address = wish.address;
+    client::Session::OwnWatch watch(*session);
+    if (auto begun = watch.begin(named, client::Deadline::after(timeout)); !begun)
+      return std::unexpected(begun.error());
+    if (watch.state() != 0) continue;
+    if (auto event = watch.await(until); !event) {
+      Error failure = event.error();
+      if (failure.status == Status::deadline) failure.sentence += ": " + made.error().sentence;
+      return std::unexpected(std::move(failure));
+    }
+  }
+}
+
+}  // namespace shmb::cuda

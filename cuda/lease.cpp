@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// What can be lent is asked of the driver before anything is published: its own refusals come late and say little.
+#include "cuda/lease.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "cuda/manifest_file.hpp"
+
+namespace shmb::cuda {
+namespace {
+
+struct PointerFacts {
+  int memory_type = 0;
+  int ordinal = -1;
+  int ipc_capable = 0;
+  unsigned long long handle_types = 0;
+  MemHandle pool = 0;
+};
+
+Result<PointerFacts> facts_of(const Driver& driver, Address pointer) {
+  PointerFacts facts;
+  std::array attributes = {PointerAttribute::memory_type, PointerAttribute::device_ordinal,
+                           PointerAttribute::legacy_ipc_capable, PointerAttribute::allowed_handle_types,
+                           PointerAttribute::mempool};
+  std::array<void*, 5> places = {&facts.memory_type, &facts.ordinal, &facts.ipc_capable, &facts.handle_types,
+                                 &facts.pool};
+  const Code code = driver->pointer_attributes(5, attributes.data(), places.data(), pointer);
+  if (code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuPointerGetAttributes", "the memory at " + std::to_string(pointer)));
+  return facts;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> session, Address pointer,
+                                           std::uint64_t length, const PublishSpec& spec,
+                                           void (*free)(void*, std::uint64_t), void* context,
+                                           client::Deadline deadline) {
+  auto loaded = Driver::load();
+  if (!loaded) return std::unexpected(loaded.error());
+  const Driver& driver = **loaded;
+  if (auto there = driver.need(Feature::lease); !there) return std::unexpected(there.error());
+  if (session->is_local()) return client::needs_broker("memory that is lent to others");
+  if (spec.many_writers && !spec.writing)
+    return error(Status::invalid, "MANY_WRITERS is for memory that is still written: say WRITING too");
+  auto facts = facts_of(driver, pointer);
+  if (!facts) return std::unexpected(facts.error());
+  const std::string object = "the memory at " + std::to_string(pointer);
+  if (facts->memory_type != kDeviceMemory) return error(Status::invalid, object + " is no memory of a device");
+  if (facts->ipc_capable == 0) {
+    const char* why = facts->pool != 0           ? " is of a memory pool, which cannot be lent: "
+                      : facts->handle_types != 0 ? " was made by cuMemCreate: shmb_gpu_adopt shares it; or "
+                                                 : " cannot be lent (managed, or made by cuMemCreate for this "
+                                                   "process alone): ";
+    return error(Status::not_exportable, object + why + "copy it into a region of shmb_gpu_allocate");
+  }
+  auto device = driver.at(facts->ordinal);
+  if (!device) return std::unexpected(device.error());
+  Address base = 0;
+  std::size_t allocation = 0;
+  if (const Code code = driver->address_range(&base, &allocation, pointer); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuMemGetAddressRange", object));
+  const std::uint64_t offset = pointer - base;
+  if (length == 0 || length > allocation - offset)
+    return error(Status::invalid, object + " has " + std::to_string(allocation - offset) +
+                                      " bytes to the end of its "
+                                      "allocation; asked to lend: " +
+                                      std::to_string(length));
+  auto manifest = Manifest::of(spec.tensors, length);
+  if (!manifest) return std::unexpected(manifest.error());
+
+  ContextHold hold(driver, (*device)->device);
+  auto scope = hold.enter();
+  if (!scope) return std::unexpected(scope.error());
+  const Device number = (*device)->device;
+  if (auto waited = wait_for(driver, spec.sync, {&number, 1}, object); !waited) return std::unexpected(waited.error());
+  IpcHandle handle;
+  if (const Code code = driver->ipc_get_memory(&handle, base); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuIpcGetMemHandle", object));
+
+  const auto notices = Notices::of(session);
+  if (auto pinned = notices->pin_device(**device, deadline); !pinned) return std::unexpected(pinned.error());
+  client::GpuPublish request;
+  request.kind = SHMBW_GPU_KIND_LEGACY;
+  request.group = spec.group;
+  request.bytes = length;
+  request.offset = offset;
+  request.allocation = allocation;
+  std::ranges::copy((*device)->uuid.bytes, request.uuid.begin());
+  std::memcpy(request.handle.data(), handle.reserved, sizeof handle.reserved);
+  request.driver = static_cast<std::uint32_t>(driver.version());
+  request.name = spec.name;
+  if (spec.replace) request.flags |= SHMBW_GPU_PUBLISH_REPLACE;
+  if (spec.writing) request.flags |= SHMBW_GPU_PUBLISH_WRITING;
+  if (spec.many_writers) request.flags |= SHMBW_GPU_PUBLISH_MANY_WRITERS;
+  const auto encoded = manifest->encode();
+  Fd file;
+  if (!encoded.empty()) {
+    auto made = manifest_file(encoded);
+    if (!made) return std::unexpected(made.error());
+    file = std::move(*made);
+    request.manifest = file.get();
+    request.manifest_bytes = encoded.size();
+  }
+  // Before the broker knows: an answer without a place for it would leave memory lent that nobody can take back.
+  auto lent = std::make_shared<Lent>();
+  auto lease = std::make_unique<Lease>(lent);
+  lease->retired_ = true;
+  auto made = client::gpu_publish(*session, {&request, 1}, deadline);
+  if (!made) return std::unexpected(made.error());
+  if (!made->front()) return std::unexpected(made->front().error());
+  lent->session = std::move(session);
+  lent->ref = made->front()->region;
+  lent->pointer = pointer;
+  lent->length = length;
+  lent->free = free;
+  lent->context = context;
+  lease->retired_ = false;
+  notices->lend(lent);
+  return lease;
+}
+
+Result<void> Lease::retire(client::Deadline deadline) {
+  if (std::exchange(retired_, true)) return {};
+  return Notices::of(lent_->session)->retire(lent_, deadline);
+}
+
+Lease::~Lease() {
+  if (retired_ || Driver::loaded() == nullptr) return;  // a forked child: its parent's
+  (void)retire(client::Deadline::after(0));
+}
+
+}  // namespace shmb::cuda

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that the program made by cudaMalloc, lent to others. The driver frees it under its users' feet when its owner
+// does, so it is the broker that counts them, and the owner's `free` waits for the last one. It cannot outlive its
+// process.
+#pragma once
+
+#include <memory>
+
+#include "cuda/notices.hpp"
+#include "cuda/region.hpp"
+
+namespace shmb::cuda {
+
+class Lease {
+ public:
+  static Result<std::unique_ptr<Lease>> lend(std::shared_ptr<client::Session> session, Address pointer,
+                                             std::uint64_t length, const PublishSpec& spec,
+                                             void (*free)(void*, std::uint64_t), void* context,
+                                             client::Deadline deadline);
+  explicit Lease(std::shared_ptr<Lent> lent) : lent_(std::move(lent)) {}
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  ~Lease();
+
+  shmbw_region_ref ref() const { return lent_->ref; }
+  std::uint64_t epoch() const { return lent_->session->epoch(); }
+  // Nobody new gets it; it is freed when the last user is gone. Also where it fails: the broker is asked again then.
+  Result<void> retire(client::Deadline deadline);
+
+ private:
+  std::shared_ptr<Lent> lent_;
+  bool retired_ = false;
+};
+
+}  // namespace shmb::cuda

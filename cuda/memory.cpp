@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which call means what here is the driver's documentation; what its codes mean to the caller is cuda/driver.cpp's.
+#include "cuda/memory.hpp"
+
+#include <numeric>
+
+#include "base/sys_file.hpp"
+
+namespace shmb::cuda {
+
+Result<Allocation> Allocation::create(const Driver& driver, const DeviceInfo& device, std::uint64_t bytes, bool rdma) {
+  AllocationProp wanted;
+  wanted.type = kPinnedAllocation;
+  wanted.requested_handle_types = kPosixFd;
+  wanted.location = {kDeviceLocation, device.device};
+  wanted.flags.gpu_direct_rdma_capable = rdma ? 1 : 0;
+  MemHandle handle = 0;
+  if (const Code code = driver->mem_create(&handle, bytes, &wanted, 0); code != kSuccess)
+    return std::unexpected(
+        driver.failure(code, "cuMemCreate", std::to_string(bytes) + " bytes on " + device.uuid_text()));
+  return Allocation(driver, handle);
+}
+
+Result<Allocation> Allocation::import(const Driver& driver, int fd, const DeviceInfo& device, const std::string& object,
+                                      Code& code) {
+  MemHandle handle = 0;
+  // The driver takes the descriptor's number where others take an address.
+  void* const number = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
+  if (code = driver->mem_import(&handle, number, kPosixFd); code != kSuccess)
+    return std::unexpected(driver.import_failure(code, object, device));
+  return Allocation(driver, handle);
+}
+
+Result<Allocation> Allocation::at(const Driver& driver, Address address, const std::string& object) {
+  MemHandle handle = 0;
+  const Code code = driver->mem_retain(&handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)));
+  if (code == kInvalidValue)
+    return error(Status::not_exportable,
+                 object +
+                     " was not made by cuMemCreate and has no handle to share: memory of cudaMalloc is shared with "
+                     "shmb_gpu_lend, other memory is copied into a region of shmb_gpu_allocate");
+  if (code != kSuccess) return std::unexpected(driver.failure(code, "cuMemRetainAllocationHandle", object));
+  return Allocation(driver, handle);
+}
+
+Result<Fd> Allocation::share(const std::string& object) const {
+  const Driver& driver = *driver_;
+  int number = -1;
+  const Code code = driver->mem_export(&number, handle_, kPosixFd, 0);
+  if (code == kInvalidValue || code == kNotSupported)
+    return error(Status::not_exportable,
+                 object +
+                     " was made without a handle that can be shared by descriptor (CU_MEM_HANDLE_TYPE_POSIX_FILE_"
+                     "DESCRIPTOR at cuMemCreate): let its allocator ask for one, or copy into a region of "
+                     "shmb_gpu_allocate");
+  if (code != kSuccess) return std::unexpected(driver.failure(code, "cuMemExportToShareableHandle", object));
+  Fd fd = Fd::adopt(number);
+  // Whether the driver says close-on-exec itself is nowhere promised.
+  if (auto set = sys::set_close_on_exec(fd.get()); !set)
+    return system_failure(set.error(), "the descriptor of " + object);
+  return fd;
+}
+
+Result<AllocationProp> Allocation::properties(const std::string& object) const {
+  AllocationProp found;
+  if (const Code code = (*driver_)->mem_properties(&found, handle_); code != kSuccess)
+    return std::unexpected(driver_->failure(code, "cuMemGetAllocationPropertiesFromHandle", object));
+  return found;
+}
+
+void Allocation::reset() noexcept {
+  if (driver_ != nullptr && Driver::loaded() != nullptr) (*driver_)->mem_release(handle_);
+  driver_ = nullptr;
+  handle_ = 0;
+}
+
+Result<AddressRange> AddressRange::reserve(const Driver& driver, std::uint64_t bytes, std::uint64_t alignment,
+                                           Address at, const std::string& object) {
+  AddressRange range;
+  Address found = 0;
+  if (const Code code = driver->address_reserve(&found, bytes, alignment, at, 0); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuMemAddressReserve", object));
+  range.driver_ = &driver;
+  range.address_ = found;
+  range.bytes_ = bytes;
+  // The driver takes the wish as a hint.
+  if (at != 0 && found != at)
+    return error(Status::invalid, "the address asked for " + object + " is not free in this process");
+  return range;
+}
+
+Result<void> AddressRange::map(std::span<const Allocation> allocations, std::span<const std::uint64_t> sizes,
+                               const std::string& object) {
+  Address next = address_;
+  for (std::size_t i = 0; i < allocations.size(); ++i) {
+    mapped_.reserve(allocations.size());
+    if (const Code code = (*driver_)->mem_map(next, sizes[i], 0, allocations[i].get(), 0); code != kSuccess) {
+      Error failure = driver_->map_failure(code, object, sizes[i]);
+      unmap();
+      return std::unexpected(std::move(failure));
+    }
+    mapped_.push_back(sizes[i]);
+    next += sizes[i];
+  }
+  return {};
+}
+
+Result<void> AddressRange::set_access(std::span<const Device> devices, int access, const std::string& object) {
+  std::vector<AccessDesc> wanted;
+  for (const Device device : devices) wanted.push_back({{kDeviceLocation, device}, access});
+  const std::uint64_t bytes = std::accumulate(mapped_.begin(), mapped_.end(), std::uint64_t{0});
+  if (const Code code = (*driver_)->mem_set_access(address_, bytes, wanted.data(), wanted.size()); code != kSuccess)
+    return std::unexpected(driver_->failure(code, "cuMemSetAccess", object));
+  return {};
+}
+
+// Each call takes exactly what one cuMemMap has mapped.
+void AddressRange::unmap() noexcept {
+  if (driver_ != nullptr && Driver::loaded() != nullptr) {
+    Address next = address_;
+    for (const std::uint64_t bytes : mapped_) {
+      (*driver_)->mem_unmap(next, bytes);
+      next += bytes;
+    }
+  }
+  mapped_.clear();
+}
+
+void AddressRange::reset() noexcept {
+  unmap();
+  if (driver_ != nullptr && Driver::loaded() != nullptr) (*driver_)->address_free(address_, bytes_);
+  driver_ = nullptr;
+  address_ = 0;
+  bytes_ = 0;
+}
+
+}  // namespace shmb::cuda

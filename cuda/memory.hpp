@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Owning types over the driver's memory: one physical allocation, and one range of addresses with allocations mapped
+// into it. What they own is given back whatever happens to the context; in a forked child, where the driver must not be
+// called, nothing is.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "cuda/driver.hpp"
+
+namespace shmb::cuda {
+
+// A reference to physical memory on a device, by creation, by import, or to what is mapped at an address. The memory
+// outlives it where it is mapped, or where others have references.
+class Allocation {
+ public:
+  static Result<Allocation> create(const Driver& driver, const DeviceInfo& device, std::uint64_t bytes, bool rdma);
+  // `code` is what the driver answered: the broker is told of a descriptor that is none.
+  static Result<Allocation> import(const Driver& driver, int fd, const DeviceInfo& device, const std::string& object,
+                                   Code& code);
+  // not_exportable where it was not made by cuMemCreate.
+  static Result<Allocation> at(const Driver& driver, Address address, const std::string& object);
+
+  Allocation() = default;
+  Allocation(Allocation&& other) noexcept
+      : driver_(std::exchange(other.driver_, nullptr)), handle_(std::exchange(other.handle_, 0)) {}
+  Allocation& operator=(Allocation&& other) noexcept {
+    if (this != &other) {
+      reset();
+      driver_ = std::exchange(other.driver_, nullptr);
+      handle_ = std::exchange(other.handle_, 0);
+    }
+    return *this;
+  }
+  ~Allocation() { reset(); }
+
+  MemHandle get() const { return handle_; }
+  // Each call is another open file, close-on-exec.
+  Result<Fd> share(const std::string& object) const;
+  Result<AllocationProp> properties(const std::string& object) const;
+  void reset() noexcept;
+
+ private:
+  Allocation(const Driver& driver, MemHandle handle) : driver_(&driver), handle_(handle) {}
+  const Driver* driver_ = nullptr;
+  MemHandle handle_ = 0;
+};
+
+// Addresses of this process that a device sees, with whole allocations mapped one after the other.
+class AddressRange {
+ public:
+  // `at` 0: anywhere; else there or invalid. `alignment` is a multiple of the device's granularity.
+  static Result<AddressRange> reserve(const Driver& driver, std::uint64_t bytes, std::uint64_t alignment, Address at,
+                                      const std::string& object);
+  AddressRange() = default;
+  AddressRange(AddressRange&& other) noexcept { take(other); }
+  AddressRange& operator=(AddressRange&& other) noexcept {
+    if (this != &other) {
+      reset();
+      take(other);
+    }
+    return *this;
+  }
+  ~AddressRange() { reset(); }
+
+  explicit operator bool() const { return address_ != 0; }
+  Address address() const { return address_; }
+  std::uint64_t bytes() const { return bytes_; }
+  bool mapped() const { return !mapped_.empty(); }
+  std::span<const std::uint64_t> parts() const { return mapped_; }  // bytes of each mapped allocation
+
+  // All of them, or none. `sizes` add up to at most the range.
+  Result<void> map(std::span<const Allocation> allocations, std::span<const std::uint64_t> sizes,
+                   const std::string& object);
+  Result<void> set_access(std::span<const Device> devices, int access, const std::string& object);
+  void unmap() noexcept;
+  void reset() noexcept;
+
+ private:
+  void take(AddressRange& other) noexcept {
+    driver_ = std::exchange(other.driver_, nullptr);
+    address_ = std::exchange(other.address_, 0);
+    bytes_ = std::exchange(other.bytes_, 0);
+    mapped_ = std::exchange(other.mapped_, {});
+  }
+  const Driver* driver_ = nullptr;
+  Address address_ = 0;
+  std::uint64_t bytes_ = 0;
+  std::vector<std::uint64_t> mapped_;
+};
+
+}  // namespace shmb::cuda

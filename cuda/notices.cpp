@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// No call of the owner's and none to the broker is made with a lock held: both may come back here.
+#include "cuda/notices.hpp"
+
+#include <algorithm>
+#include <atomic>
+
+#include "client/views.hpp"
+#include "cuda/device_node.hpp"
+
+namespace shmb::cuda {
+namespace {
+
+struct AllNotices {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Notices>> sessions;
+  std::atomic<std::size_t> retired = 0;  // lent memory that waits for its last user
+};
+
+// Never destroyed: a thread of the program may still release while its static objects go.
+AllNotices& all_notices() {
+  static AllNotices* const all = new AllNotices;
+  return *all;
+}
+
+bool same_ref(shmbw_region_ref a, shmbw_region_ref b) { return a.id == b.id && a.generation == b.generation; }
+
+}  // namespace
+
+std::shared_ptr<Notices> Notices::of(const std::shared_ptr<client::Session>& session) {
+  AllNotices& all = all_notices();
+  std::lock_guard lock(all.mutex);
+  std::erase_if(all.sessions, [](const auto& notices) { return notices->over(); });
+  for (const auto& notices : all.sessions)
+    if (notices->session_.lock() == session) return notices;
+  return all.sessions.emplace_back(std::shared_ptr<Notices>(new Notices(session)));
+}
+
+bool Notices::over() {
+  std::lock_guard lock(mutex_);
+  return session_.expired() && lent_.empty();
+}
+
+Notices::Done Notices::run(const client::Session* session) {
+  Done done;
+  if (Driver::loaded() == nullptr) return done;  // nothing can have been made, or it is the parent's
+  std::vector<std::shared_ptr<Notices>> chosen;
+  {
+    AllNotices& all = all_notices();
+    std::lock_guard lock(all.mutex);
+    for (const auto& notices : all.sessions)
+      if (session == nullptr || notices->session_.lock().get() == session) chosen.push_back(notices);
+  }
+  for (const auto& notices : chosen) {
+    const Done one = notices->take();
+    done.freed += one.freed;
+    done.waiting += one.waiting;
+  }
+  return done;
+}
+
+void Notices::run_deferred() {
+  if (all_notices().retired.load(std::memory_order_acquire) != 0) (void)run(nullptr);
+}
+
+Notices::Done Notices::take() {
+  const std::shared_ptr<client::Session> session = session_.lock();
+  if (session != nullptr) {
+    for (const client::GpuEvent& event : session->take_gpu_events()) {
+      if (event.kind == client::GpuEvent::Kind::gap) look_again(*session);
+      else take_event(event);
+    }
+  }
+  if (session != nullptr && !session->lost()) {
+    std::vector<std::shared_ptr<Lent>> unanswered;
+    {
+      std::lock_guard lock(mutex_);
+      std::ranges::copy_if(lent_, std::back_inserter(unanswered),
+                           [](const auto& lent) { return lent->retired && !lent->answered; });
+    }
+    for (const auto& lent : unanswered) (void)ask(*session, lent, client::Deadline::after(0));
+  }
+  // Nobody counts any more: what importers have mapped stays theirs by the driver's word alone.
+  const bool nobody_counts = session == nullptr || session->lost();
+  std::vector<std::shared_ptr<Lent>> ready;
+  Done done;
+  {
+    std::lock_guard lock(mutex_);
+    const auto free_now = [&](const std::shared_ptr<Lent>& lent) {
+      return lent->retired && lent->users == 0 && (lent->drained || nobody_counts);
+    };
+    std::ranges::copy_if(lent_, std::back_inserter(ready), free_now);
+    std::erase_if(lent_, free_now);
+    done.waiting =
+        static_cast<std::size_t>(std::ranges::count_if(lent_, [](const auto& lent) { return lent->retired; }));
+  }
+  for (const auto& lent : ready) {
+    all_notices().retired.fetch_sub(1, std::memory_order_acq_rel);
+    if (lent->free != nullptr) lent->free(lent->context, lent->pointer);
+    ++done.freed;
+  }
+  return done;
+}
+
+void Notices::take_event(const client::GpuEvent& event) {
+  std::vector<std::shared_ptr<Region>> found;
+  {
+    std::lock_guard lock(mutex_);
+    if (event.kind == client::GpuEvent::Kind::drained) {
+      for (const auto& lent : lent_)
+        if (same_ref(lent->ref, event.region)) lent->drained = true;
+      return;
+    }
+    std::erase_if(regions_, [](const auto& region) { return region.expired(); });
+    for (const auto& weak : regions_)
+      if (auto region = weak.lock(); region != nullptr && same_ref(region->ref(), event.region))
+        found.push_back(std::move(region));
+  }
+  for (const auto& region : found) region->note_state(state_of(event.state), event.code);
+}
+
+// Events were lost: the books say what they would have said.
+void Notices::look_again(client::Session& session) {
+  std::vector<std::shared_ptr<Lent>> waiting;
+  std::vector<std::shared_ptr<Region>> regions;
+  {
+    std::lock_guard lock(mutex_);
+    std::ranges::copy_if(lent_, std::back_inserter(waiting), [](const auto& lent) { return lent->retired; });
+    for (const auto& weak : regions_)
+      if (auto region = weak.lock(); region != nullptr && region->published()) regions.push_back(std::move(region));
+  }
+  for (const auto& lent : waiting) (void)ask(session, lent, client::Deadline::after(0));
+  for (const auto& region : regions) {
+    client::Selection only;
+    only.region = region->ref();
+    const auto listed = client::list_gpu_regions(session, only, client::Deadline::after(0));
+    if (listed && !listed->rows.empty())
+      region->note_state(state_of(static_cast<shmbw_gpu_state>(listed->rows.front().record.state)),
+                         listed->rows.front().record.code);
+  }
+}
+
+Result<void> Notices::pin_device(const DeviceInfo& device, client::Deadline deadline) {
+  {
+    std::lock_guard lock(mutex_);
+    if (std::ranges::find(pinned_, device.uuid) != pinned_.end()) return {};
+  }
+  const std::shared_ptr<client::Session> session = session_.lock();
+  if (session == nullptr) return error(Status::session_lost, "the session is over");
+  client::GpuUuid uuid;
+  std::ranges::copy(device.uuid.bytes, uuid.begin());
+  auto held = client::gpu_device(*session, uuid, device.bus_id, -1, deadline);
+  if (!held && held.error().status == Status::device_not_pinned) {
+    // The broker may not open the node, or is in another container: ours will do.
+    auto node = open_device_node(device);
+    if (!node) {
+      Error failure = held.error();
+      failure.sentence += "; opening it here for the broker failed too: " + node.error().sentence;
+      return std::unexpected(std::move(failure));
+    }
+    Error failure = held.error();
+    held = client::gpu_device(*session, uuid, device.bus_id, node->get(), deadline);
+    if (!held && held.error().status == Status::bad_fd) {
+      failure.sentence += "; it does not take what this process opened as the node either: " + held.error().sentence;
+      return std::unexpected(std::move(failure));
+    }
+  }
+  if (!held) return std::unexpected(held.error());
+  std::lock_guard lock(mutex_);
+  pinned_.push_back(device.uuid);
+  return {};
+}
+
+void Notices::enter(const std::shared_ptr<Region>& region) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(regions_, [](const auto& known) { return known.expired(); });
+  regions_.push_back(region);
+}
+
+void Notices::lend(const std::shared_ptr<Lent>& lent) {
+  std::lock_guard lock(mutex_);
+  lent_.push_back(lent);
+}
+
+std::shared_ptr<Lent> Notices::find_lent(shmbw_region_ref ref) {
+  AllNotices& all = all_notices();
+  const std::shared_ptr<client::Session> session = session_.lock();
+  std::lock_guard lock(all.mutex);
+  for (const auto& notices : all.sessions) {
+    std::lock_guard inner(notices->mutex_);
+    for (const auto& lent : notices->lent_)
+      if (same_ref(lent->ref, ref) && session != nullptr && lent->session->epoch() == session->epoch()) {
+        ++lent->users;
+        return lent;
+      }
+  }
+  return nullptr;
+}
+
+void Notices::give_back(const std::shared_ptr<Lent>& lent) {
+  const auto owner = of(lent->session);
+  std::lock_guard lock(owner->mutex_);
+  --lent->users;
+}
+
+Result<void> Notices::retire(const std::shared_ptr<Lent>& lent, client::Deadline deadline) {
+  all_notices().retired.fetch_add(1, std::memory_order_acq_rel);
+  {
+    std::lock_guard lock(mutex_);
+    lent->retired = true;
+  }
+  return ask(*lent->session, lent, deadline);
+}
+
+Result<void> Notices::ask(client::Session& session, const std::shared_ptr<Lent>& lent, client::Deadline deadline) {
+  const auto users = client::gpu_retire(session, lent->ref, deadline);
+  // Not there any more: the last user's end took it along.
+  const bool gone = !users && users.error().status == Status::not_found;
+  if (!users && !gone) return std::unexpected(users.error());
+  std::lock_guard lock(mutex_);
+  lent->answered = true;
+  if (gone || *users == 0) lent->drained = true;
+  return {};
+}
+
+}  // namespace shmb::cuda

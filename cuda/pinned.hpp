@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// A region of the host that the driver has registered, so that devices reach it and copies need no staging. A mapping
+// is registered once in a process, however many pins there are. The broker is told before the pages are pinned and
+// after they are free again: meanwhile it neither seals nor recycles the region, which would part what CPU and device
+// see.
+#pragma once
+
+#include <memory>
+
+#include "client/gpu_calls.hpp"
+#include "client/region.hpp"
+#include "cuda/driver.hpp"
+
+namespace shmb::cuda {
+
+class PinnedHost {
+ public:
+  using Handle = std::unique_ptr<PinnedHost>;
+  // The region's handle must outlive the pin: its mapping is what is registered.
+  static Result<Handle> pin(client::Region& region, client::Deadline deadline);
+  PinnedHost(const PinnedHost&) = delete;
+  PinnedHost& operator=(const PinnedHost&) = delete;
+  ~PinnedHost();
+
+  Address address() const;  // on every device of this process
+  bool read_only() const;
+
+ private:
+  class Registration;
+  explicit PinnedHost(std::shared_ptr<Registration> registration) : registration_(std::move(registration)) {}
+  std::shared_ptr<Registration> registration_;
+};
+
+}  // namespace shmb::cuda

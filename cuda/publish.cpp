@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a region of this process to one of the broker. What others are to read is complete before they hear of it: the
+// device is waited for first, and the own mapping turns read-only before the broker hands anything out. Descriptors are
+// made for one packet at a time, so that 20,000 regions need no more of them than 63 do.
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "base/sys_memory.hpp"
+#include "base/sys_process.hpp"
+#include "cuda/manifest_file.hpp"
+#include "cuda/notices.hpp"
+#include "cuda/region.hpp"
+
+namespace shmb::cuda {
+namespace {
+
+constexpr std::size_t kChunksOfPacket = 126;  // keeper and share of each: 252 of 253 descriptors
+
+}  // namespace
+
+// One region on its way.
+class Publication {
+ public:
+  Publication(const Region::Handle& region, const PublishSpec& spec) : region_(*region), keep_(region), spec_(spec) {}
+
+  std::size_t chunks() const { return region_.memory_.sizes.size(); }
+  const Region& region() const { return region_; }
+  const PublishSpec& spec() const { return spec_; }
+  Result<void> outcome;
+
+  Result<void> begin(client::Deadline deadline) {
+    lock_ = std::unique_lock(region_.changing_, std::try_to_lock);
+    if (!lock_) return error(Status::busy, region_.called() + " is being published or put to sleep by another thread");
+    if (region_.published()) return error(Status::invalid, region_.called() + " is published already");
+    if (region_.pointer() == 0) return error(Status::invalid, region_.called() + " is asleep: wake it first");
+    if (region_.session_ == nullptr) return error(Status::invalid, "no session was given");
+    if (region_.session_->is_local()) return client::needs_broker("GPU regions that others can import");
+    if (spec_.many_writers && !spec_.writing)
+      return error(Status::invalid, "MANY_WRITERS is for regions that are still written: say WRITING too");
+    auto manifest = Manifest::of(spec_.tensors, region_.memory_.length);
+    if (!manifest) return std::unexpected(manifest.error());
+    manifest_ = std::move(*manifest);
+    return region_.notices_->pin_device(*region_.memory_.device, deadline);
+  }
+
+  Result<void> wait(std::set<Device>& settled) {
+    const Device device = region_.memory_.device->device;
+    if (spec_.sync.how == Sync::How::device && settled.contains(device)) return {};
+    auto waited = wait_for(*region_.driver_, spec_.sync, {&device, 1}, region_.called());
+    if (!waited) region_.report_if_lost(waited.error());
+    else if (spec_.sync.how == Sync::How::device) settled.insert(device);
+    return waited;
+  }
+
+  // The descriptors, and no more writing here.
+  Result<client::GpuPublish> prepare() {
+    const Region::Memory& memory = region_.memory_;
+    std::vector<Allocation> own;
+    if (region_.held_.empty()) {
+      auto found = region_.allocations();
+      if (!found) return std::unexpected(found.error());
+      own = std::move(*found);
+    }
+    client::GpuPublish request;
+    for (const Allocation& one : region_.held_.empty() ? own : region_.held_) {
+      auto keeper = one.share(region_.called());
+      if (!keeper) return std::unexpected(keeper.error());
+      auto share = one.share(region_.called());
+      if (!share) return std::unexpected(share.error());
+      request.chunks.push_back({keeper->get(), share->get()});
+      descriptors_.push_back(std::move(*keeper));
+      descriptors_.push_back(std::move(*share));
+    }
+    const auto encoded = manifest_.encode();
+    if (!encoded.empty()) {
+      auto file = manifest_file(encoded);
+      if (!file) return std::unexpected(file.error());
+      request.manifest = file->get();
+      request.manifest_bytes = encoded.size();
+      descriptors_.push_back(std::move(*file));
+    }
+    request.group = spec_.group;
+    request.bytes = memory.length;
+    request.allocation = memory.bytes;
+    request.offset = memory.offset;
+    request.chunk_bytes = memory.sizes.size() > 1 ? memory.sizes.front() : 0;
+    request.granularity = memory.granularity;
+    request.keep = spec_.keep;
+    std::ranges::copy(memory.uuid.bytes, request.uuid.begin());
+    request.driver = static_cast<std::uint32_t>(region_.driver_->version());
+    request.name = spec_.name;
+    if (spec_.replace) request.flags |= SHMBW_GPU_PUBLISH_REPLACE;
+    if (spec_.writing) request.flags |= SHMBW_GPU_PUBLISH_WRITING;
+    if (spec_.many_writers) request.flags |= SHMBW_GPU_PUBLISH_MANY_WRITERS;
+    if (memory.kind == Kind::adopted) request.flags |= SHMBW_GPU_PUBLISH_ADOPTED;
+    // A foreign allocator's mapping is its own.
+    if (!spec_.writing && region_.range_) {
+      if (auto set = region_.set_access(Access::read); !set) return std::unexpected(set.error());
+      closed_ = true;
+    }
+    return request;
+  }
+
+  void end(const client::GpuPublished& made) {
+    region_.ref_ = made.region;
+    region_.rights_ = made.rights;
+    region_.writer_ = spec_.writing;
+    if (!spec_.writing) region_.access_.store(Access::read, std::memory_order_release);
+    region_.manifest_ = std::move(manifest_);
+    region_.state_.store(State::ok, std::memory_order_release);
+    region_.published_.store(true, std::memory_order_release);
+    region_.held_.clear();  // the broker has them
+    descriptors_.clear();
+    region_.notices_->enter(keep_);
+  }
+
+  void fail(const Error& why) {
+    outcome = std::unexpected(why);
+    descriptors_.clear();
+    if (closed_) (void)region_.set_access(Access::read_write);
+  }
+
+ private:
+  Region& region_;
+  Region::Handle keep_;
+  const PublishSpec& spec_;
+  std::unique_lock<std::mutex> lock_;
+  Manifest manifest_;
+  std::vector<Fd> descriptors_;
+  bool closed_ = false;
+};
+
+namespace {
+
+void publish_packet(client::Session& session, std::span<Publication* const> batch, client::Deadline deadline) {
+  std::vector<client::GpuPublish> requests;
+  std::vector<Publication*> sent;
+  for (Publication* one : batch) {
+    auto request = one->prepare();
+    if (!request) {
+      one->fail(request.error());
+      continue;
+    }
+    requests.push_back(std::move(*request));
+    sent.push_back(one);
+  }
+  if (sent.empty()) return;
+  auto made = client::gpu_publish(session, requests, deadline);
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    if (!made) sent[i]->fail(made.error());
+    else if (!(*made)[i]) sent[i]->fail((*made)[i].error());
+    else sent[i]->end(*(*made)[i]);
+  }
+}
+
+}  // namespace
+
+std::vector<Result<void>> Region::publish(std::span<const Handle> regions, std::span<const PublishSpec> specs,
+                                          client::Deadline deadline) {
+  std::vector<Result<void>> results(regions.size());
+  auto loaded = Driver::load();
+  if (!loaded) {
+    std::ranges::fill(results, Result<void>(std::unexpected(loaded.error())));
+    return results;
+  }
+  std::vector<std::unique_ptr<Publication>> all;
+  std::set<const Region*> seen;
+  std::set<Device> settled;
+  std::vector<Publication*> batch;
+  std::size_t chunks = 0;
+  client::Session* session = nullptr;
+  const auto send = [&] {
+    if (!batch.empty()) publish_packet(*session, batch, deadline);
+    batch.clear();
+    chunks = 0;
+  };
+  // All are looked at, and their device has done its work, before the first is sent.
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    auto& one = *all.emplace_back(std::make_unique<Publication>(regions[i], specs[i]));
+    if (!seen.insert(regions[i].get()).second)
+      one.outcome = error(Status::invalid, regions[i]->called() + " is in the list twice");
+    else if (session != nullptr && regions[i]->session_.get() != session)
+      one.outcome = error(Status::invalid, "the regions of one call are of one session");
+    else one.outcome = one.begin(deadline);
+    if (one.outcome) one.outcome = one.wait(settled);
+    if (one.outcome) session = regions[i]->session_.get();
+  }
+  for (const auto& one : all) {
+    if (!one->outcome) continue;
+    if (chunks + one->chunks() > kChunksOfPacket || batch.size() == kChunksOfPacket / 2) send();
+    batch.push_back(one.get());
+    chunks += one->chunks();
+  }
+  send();
+  for (std::size_t i = 0; i < all.size(); ++i) results[i] = std::move(all[i]->outcome);
+  return results;
+}
+
+}  // namespace shmb::cuda

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a region can do once it is there. How it comes to be is in allocate.cpp and import.cpp, how others get to know
+// of it in publish.cpp.
+#include "cuda/region.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "cuda/notices.hpp"
+
+namespace shmb::cuda {
+
+static_assert(static_cast<int>(State::producer_dead) == static_cast<int>(SHMBW_GPU_STATE_PRODUCER_DEAD));
+
+Device current_device(const Driver& driver) {
+  Context context = nullptr;
+  Device device = -1;
+  if (driver->context_get(&context) != kSuccess || context == nullptr || driver->context_device(&device) != kSuccess)
+    return -1;
+  return device;
+}
+
+Result<void> settle(const Driver& driver, std::span<const Device> devices, const std::string& object) {
+  for (const Device device : devices) {
+    unsigned flags = 0;
+    int active = 0;
+    const bool here = current_device(driver) == device;
+    if (!here && (driver->primary_state(device, &flags, &active) != kSuccess || active == 0)) continue;
+    ContextHold hold(driver, device);
+    auto scope = hold.enter();
+    if (!scope) return std::unexpected(scope.error());
+    if (const Code code = driver->context_synchronize(); code != kSuccess)
+      return std::unexpected(driver.failure(code, "cuCtxSynchronize", object));
+  }
+  return {};
+}
+
+Result<void> wait_for(const Driver& driver, const Sync& sync, std::span<const Device> devices,
+                      const std::string& object) {
+  if (sync.how == Sync::How::none) return {};
+  if (sync.how == Sync::How::device) return settle(driver, devices, object);
+  ContextHold hold(driver, devices.front());
+  auto scope = hold.enter();
+  if (!scope) return std::unexpected(scope.error());
+  if (const Code code = driver->stream_synchronize(sync.stream); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuStreamSynchronize", object));
+  return {};
+}
+
+Region::Region(const Driver& driver, Memory memory, std::shared_ptr<client::Session> session)
+    : driver_(&driver),
+      memory_(std::move(memory)),
+      session_(std::move(session)),
+      notices_(session_ == nullptr ? nullptr : Notices::of(session_)) {}
+
+Region::~Region() {
+  if (Driver::loaded() == nullptr) return;  // a forked child: all of it is the parent's
+  unmap();
+  if (lent_ != nullptr) {
+    notices_->give_back(lent_);
+  } else if (published() && !session_->lost()) {
+    const client::GpuRelease back{ref_, 1, false};
+    (void)client::gpu_release(*session_, {&back, 1}, client::Deadline::after(0));
+  }
+}
+
+std::string Region::called() const {
+  if (!published()) return "a GPU region of " + std::to_string(memory_.length) + " bytes";
+  return "GPU region " + std::to_string(ref_.id) + "." + std::to_string(ref_.generation);
+}
+
+Result<void> Region::bind(const std::shared_ptr<client::Session>& session) {
+  std::lock_guard lock(changing_);
+  if (session_ == session) return {};
+  if (session_ != nullptr)
+    return error(Status::busy, called() + " is in use with another session of this process: use that one");
+  session_ = session;
+  notices_ = Notices::of(session);
+  return {};
+}
+
+Result<ContextHold::Scope> Region::enter() {
+  if (!hold_) hold_.emplace(*driver_, devices_.front());
+  return hold_->enter();
+}
+
+Result<void> Region::map(std::span<const Allocation> allocations, Address at) {
+  if (!range_) {
+    auto range = AddressRange::reserve(*driver_, memory_.bytes, memory_.granularity, at, called());
+    if (!range) return std::unexpected(range.error());
+    range_ = std::move(*range);
+  }
+  return range_.map(allocations, memory_.sizes, called());
+}
+
+Result<void> Region::set_access(Access access) {
+  if (auto set = range_.set_access(devices_, access == Access::read ? kReadAccess : kReadWriteAccess, called()); !set)
+    return set;
+  access_.store(access, std::memory_order_release);
+  pointer_.store(range_.address() + memory_.offset, std::memory_order_release);
+  return {};
+}
+
+// A reference to each allocation, for exporting or to keep it through a sleep.
+Result<std::vector<Allocation>> Region::allocations() const {
+  std::vector<Allocation> all;
+  Address next = range_.address();
+  for (const std::uint64_t bytes : memory_.sizes) {
+    auto one = Allocation::at(*driver_, next, called());
+    if (!one) return std::unexpected(one.error());
+    all.push_back(std::move(*one));
+    next += bytes;
+  }
+  return all;
+}
+
+// Unmapping does not wait for kernels under way by itself.
+void Region::unmap() noexcept {
+  if (pointer() == 0) return;
+  try {
+    (void)settle(*driver_, devices_, called());
+    if (opened_ != 0) {
+      if (auto scope = enter()) (*driver_)->ipc_close_memory(opened_);
+      opened_ = 0;
+    }
+  } catch (const std::bad_alloc&) {  // of sentences: the mapping goes all the same
+  }
+  range_.reset();
+  pointer_.store(0, std::memory_order_release);
+}
+
+void Region::note_state(State state, Code code) {
+  code_.store(code, std::memory_order_release);
+  state_.store(state, std::memory_order_release);
+}
+
+// Others on the device should not have to find out by themselves.
+void Region::report_if_lost(const Error& failure) {
+  if (failure.status != Status::device_lost || session_ == nullptr) return;
+  client::GpuReport report;
+  report.what = SHMBW_GPU_FINDING_DEVICE_LOST;
+  std::ranges::copy(memory_.uuid.bytes, report.uuid.begin());
+  (void)client::gpu_report_later(*session_, {&report, 1}, client::Deadline::after(0));
+}
+
+Result<void> Region::written(Sync sync, client::Deadline deadline) {
+  auto driver = Driver::load();
+  if (!driver) return std::unexpected(driver.error());
+  std::lock_guard lock(changing_);
+  if (!published()) return error(Status::invalid, called() + " is not published yet: publish it without WRITING");
+  if (!writer_ || access() != Access::read_write)
+    return error(Status::denied, called() + " is not written through this handle");
+  if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
+  if (auto waited = wait_for(**driver, sync, devices_, called()); !waited) {
+    report_if_lost(waited.error());
+    return waited;
+  }
+  if (range_)
+    if (auto set = set_access(Access::read); !set) return set;
+  client::GpuReport report;
+  report.region = ref_;
+  report.what = SHMBW_GPU_FINDING_WRITTEN;
+  auto told = client::gpu_report(*session_, report, deadline);
+  if (!told) {
+    if (range_) (void)set_access(Access::read_write);
+    return std::unexpected(told.error());
+  }
+  access_.store(Access::read, std::memory_order_release);
+  rights_ &= ~static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_WRITE);
+  writer_ = false;
+  return {};
+}
+
+Result<void> Region::sleep() {
+  auto driver = Driver::load();
+  if (!driver) return std::unexpected(driver.error());
+  std::lock_guard lock(changing_);
+  if (!range_)
+    return error(Status::invalid,
+                 called() + " is mapped by its owner or as lent memory, which cannot be undone for a time");
+  if (pointer() == 0) return error(Status::invalid, called() + " is asleep already");
+  if (views_ != 0)
+    return error(Status::busy,
+                 called() + " is in use by " + std::to_string(views_.load()) + " DLPack tensors: let them go first");
+  if (auto settled = settle(**driver, devices_, called()); !settled) {
+    report_if_lost(settled.error());
+    return settled;
+  }
+  if (!published()) {
+    auto kept = allocations();
+    if (!kept) return std::unexpected(kept.error());
+    held_ = std::move(*kept);
+  }
+  pointer_.store(0, std::memory_order_release);
+  range_.unmap();
+  return {};
+}
+
+Result<void> Region::wake(client::Deadline deadline) {
+  auto driver = Driver::load();
+  if (!driver) return std::unexpected(driver.error());
+  std::lock_guard lock(changing_);
+  if (pointer() != 0 || !range_) return error(Status::invalid, called() + " is not asleep");
+  std::vector<Allocation> found;
+  if (published()) {
+    client::GpuWish wish;
+    wish.by = SHMBW_ATTACH_BY_ID;
+    wish.region = ref_;
+    wish.rights = rights_;
+    auto opened = client::gpu_open(*session_, {&wish, 1}, deadline);
+    if (!opened) return std::unexpected(opened.error());
+    auto& one = opened->front();
+    if (!one) return std::unexpected(one.error());
+    const client::GpuRelease second{ref_, 1, false};  // the handle has its reference already
+    (void)client::gpu_release(*session_, {&second, 1}, client::Deadline::after(0));
+    if (one->shares.size() != memory_.sizes.size())
+      return error(Status::protocol, "the broker's descriptors of " + called() + " are not those that it had");
+    DeviceInfo owner = (*driver)->devices().front();
+    owner.uuid = memory_.uuid;
+    for (const Fd& share : one->shares) {
+      Code code = 0;
+      auto imported = Allocation::import(**driver, share.get(), owner, called(), code);
+      if (!imported) return std::unexpected(imported.error());
+      found.push_back(std::move(*imported));
+    }
+    note_state(state_of(one->state), code_.load());
+  } else {
+    found = std::move(held_);
+  }
+  auto mapped = range_.map(found, memory_.sizes, called());
+  if (mapped) mapped = set_access(access());
+  if (!mapped) {
+    range_.unmap();
+    if (!published()) held_ = std::move(found);
+    report_if_lost(mapped.error());
+    return mapped;
+  }
+  return {};
+}
+
+Result<client::Region::Ticket> Region::make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime,
+                                                   client::Deadline deadline) {
+  if (!published()) return error(Status::invalid, called() + " is not published yet: nobody could import it");
+  return client::make_ticket(*session_, ref_, rights, uses, lifetime, deadline);
+}
+
+Result<Fd> Region::dma_buf(std::uint64_t offset, std::uint64_t length) {
+  constexpr int kDmaBuf = 1;  // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+  auto driver = Driver::load();
+  if (!driver) return std::unexpected(driver.error());
+  if (auto there = (*driver)->need(Feature::rdma); !there) return std::unexpected(there.error());
+  if (memory_.device == nullptr || !memory_.device->dma_buf)
+    return error(Status::not_supported, "the device of " + called() + " has no dma-buf export");
+  std::lock_guard lock(changing_);
+  if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
+  if (offset % kSmallPage != 0 || length % kSmallPage != 0 || length == 0 || offset > memory_.length ||
+      length > memory_.bytes - memory_.offset - offset)
+    return error(Status::invalid, "a dma-buf covers whole pages of 4096 bytes inside the region");
+  auto scope = enter();
+  if (!scope) return std::unexpected(scope.error());
+  int fd = -1;
+  if (const Code code = (**driver)->range_handle(&fd, pointer() + offset, length, kDmaBuf, 0); code != kSuccess)
+    return std::unexpected((*driver)->failure(code, "cuMemGetHandleForAddressRange", called()));
+  return Fd::adopt(fd);
+}
+
+Result<void> Region::unname() {
+  if (!published()) return {};
+  // A reference of its own goes with the name: DLPack tensors may keep this one for long.
+  client::GpuWish wish;
+  wish.by = SHMBW_ATTACH_BY_ID;
+  wish.region = ref_;
+  wish.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_RELEASE;
+  wish.no_fd = true;
+  auto second = client::gpu_open(*session_, {&wish, 1}, client::Deadline::after(0));
+  if (!second) return std::unexpected(second.error());
+  if (!second->front()) return std::unexpected(second->front().error());
+  return client::release_with_name(*session_, ref_, 0);
+}
+
+}  // namespace shmb::cuda

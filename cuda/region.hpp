@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// GPU memory as one process has it: allocated here, adopted from another allocator, or imported. While it lives its
+// addresses are good; its destruction waits for the device, takes the mapping away and only then gives the reference
+// back, so that the broker never counts less than there is.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/mapping.hpp"
+#include "client/gpu_calls.hpp"
+#include "client/region.hpp"
+#include "client/session.hpp"
+#include "cuda/context.hpp"
+#include "cuda/manifest.hpp"
+#include "cuda/memory.hpp"
+
+namespace shmb::cuda {
+
+class Notices;
+struct Lent;
+
+enum class Kind : std::uint8_t { vmm = 1, adopted, lent };
+// The wire's numbers.
+enum class State : std::uint8_t {
+  unpublished,
+  ok,
+  incomplete,
+  poisoned,
+  detached,
+  device_lost,
+  invalid,
+  retired,
+  producer_dead
+};
+inline State state_of(shmbw_gpu_state state) { return static_cast<State>(state); }
+
+// What is waited for before others may read.
+struct Sync {
+  enum class How : std::uint8_t { device, stream, none } how = How::device;
+  Stream stream = nullptr;
+};
+
+struct AllocateSpec {
+  std::optional<Uuid> uuid;
+  int device = -1;  // ordinal, without uuid; -1: of the current context, else the first
+  bool rdma = false, zero = true;
+  std::uint64_t chunk_bytes = 0;
+  std::int64_t retry = 0;  // nanoseconds
+};
+struct PublishSpec {
+  std::string name;
+  std::uint64_t group = 0;
+  std::optional<std::int64_t> keep;
+  bool replace = false, writing = false, many_writers = false;
+  Sync sync;
+  std::vector<Tensor> tensors;
+};
+struct ImportSpec {
+  Access access = Access::read;
+  std::vector<Device> devices;  // empty: that of the current context, else the region's own
+  Address at = 0;
+};
+
+class Region : public std::enable_shared_from_this<Region> {
+ public:
+  using Handle = std::shared_ptr<Region>;
+
+  // Where and what the memory is; never changes.
+  struct Memory {
+    Kind kind = Kind::vmm;
+    Uuid uuid;                           // of the device that has it
+    const DeviceInfo* device = nullptr;  // null: not visible here
+    std::uint64_t length = 0;            // usable
+    std::uint64_t bytes = 0;             // of the allocations
+    std::uint64_t offset = 0;            // of the usable part in them
+    std::uint64_t granularity = 0;
+    std::vector<std::uint64_t> sizes;  // of the allocations
+  };
+
+  static Result<Handle> allocate(std::shared_ptr<client::Session> session, std::uint64_t length,
+                                 const AllocateSpec& spec);
+  static Result<Handle> adopt(std::shared_ptr<client::Session> session, Address pointer, std::uint64_t length);
+  // Elements are independent of each other; all are of one session.
+  static std::vector<Result<void>> publish(std::span<const Handle> regions, std::span<const PublishSpec> specs,
+                                           client::Deadline deadline);
+  static std::vector<Result<Handle>> import(const std::shared_ptr<client::Session>& session,
+                                            std::span<const client::GpuWish> wishes, std::span<const ImportSpec> specs,
+                                            client::Deadline deadline);
+  // Waits for a name that is not there yet.
+  static Result<Handle> import(const std::shared_ptr<client::Session>& session, const client::GpuWish& wish,
+                               const ImportSpec& spec, std::int64_t timeout, std::int64_t wait);
+
+  Region(const Driver& driver, Memory memory, std::shared_ptr<client::Session> session);
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  ~Region();
+
+  const Memory& memory() const { return memory_; }
+  Address pointer() const { return pointer_.load(std::memory_order_acquire); }  // 0: asleep
+  Access access() const { return access_.load(std::memory_order_acquire); }
+  State state() const { return state_.load(std::memory_order_acquire); }
+  Code code() const { return code_.load(std::memory_order_acquire); }
+  bool published() const { return published_.load(std::memory_order_acquire); }
+  shmbw_region_ref ref() const { return published() ? ref_ : shmbw_region_ref{}; }
+  std::uint64_t epoch() const { return published() ? session_->epoch() : 0; }
+  const Manifest& manifest() const { return manifest_; }  // of a published region
+  std::string called() const;                             // for sentences: "region 7.1"
+  // A region of the torch allocator gets the session of who publishes it.
+  Result<void> bind(const std::shared_ptr<client::Session>& session);
+
+  Result<void> written(Sync sync, client::Deadline deadline);
+  Result<void> sleep();
+  Result<void> wake(client::Deadline deadline);
+  Result<client::Region::Ticket> make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime,
+                                             client::Deadline deadline);
+  Result<Fd> dma_buf(std::uint64_t offset, std::uint64_t length);
+  Result<void> unname();
+  Device reached_by() const { return devices_.front(); }
+  // While lent out to DLPack it does not sleep.
+  void pin_mapping() { ++views_; }
+  void unpin_mapping() { --views_; }
+
+  void note_state(State state, Code code);  // as the broker pushed it
+
+ private:
+  friend class Publication;
+  friend class Import;
+  Result<void> map(std::span<const Allocation> allocations, Address at);
+  Result<void> set_access(Access access);
+  Result<std::vector<Allocation>> allocations() const;
+  Result<ContextHold::Scope> enter();
+  void unmap() noexcept;
+  void report_if_lost(const Error& failure);
+
+  const Driver* const driver_;
+  const Memory memory_;
+  std::shared_ptr<client::Session> session_;
+  std::shared_ptr<Notices> notices_;  // where pushed states come in; set with the session
+  std::vector<Device> devices_;       // that reach it; calls that need a context get that of the first
+  std::optional<ContextHold> hold_;   // from the first such call on
+  mutable std::mutex changing_;       // publish, written, sleep, wake
+  AddressRange range_;
+  std::vector<Allocation> held_;  // adopted and not yet published, or asleep and never published
+  Address opened_ = 0;            // lent: what the driver opened
+  std::shared_ptr<Lent> lent_;    // lent by this process itself
+  std::atomic<Address> pointer_ = 0;
+  std::atomic<Access> access_ = Access::read_write;
+  std::atomic<State> state_ = State::unpublished;
+  std::atomic<Code> code_ = 0;
+  std::atomic<bool> published_ = false;
+  std::atomic<int> views_ = 0;
+  shmbw_region_ref ref_{};
+  std::uint32_t rights_ = 0;  // of the lease
+  bool writer_ = false;       // its death would poison
+  Manifest manifest_;
+};
+
+// Until the devices have done all that was enqueued; makes no context where there is none, because then nothing was.
+Result<void> settle(const Driver& driver, std::span<const Device> devices, const std::string& object);
+// As the Sync says.
+Result<void> wait_for(const Driver& driver, const Sync& sync, std::span<const Device> devices,
+                      const std::string& object);
+// The device of the current context, or -1.
+Device current_device(const Driver& driver);
+
+}  // namespace shmb::cuda

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+// Order matters in three places: the write is enqueued before it is announced, the counter is read before the status
+// (the broker writes them the other way round), and streams have passed before the page is unregistered.
+#include "cuda/timeline.hpp"
+
+#include <algorithm>
+#include <climits>
+#include <utility>
+
+#include "base/sys_futex.hpp"
+#include "base/text.hpp"
+
+namespace shmb::cuda {
+namespace {
+
+using timeline::reached;
+using timeline::Word;
+
+constexpr std::int64_t kSettle = 5'000'000'000;
+constexpr std::int64_t kFirstPause = 20'000, kLongestPause = 1'000'000;
+constexpr std::size_t kWordBytes = sizeof(Word);
+
+// Reached by the producer, not by the broker's release, which lies 2^62 ahead.
+bool truly_reached(std::uint64_t counter, std::uint64_t value) {
+  return reached(counter, value) && counter - value < timeline::kRelease / 2;
+}
+
+// Sleeps until the word's `wakes` moves, or a little: a GPU's write wakes nobody.
+void pause(Word& word, std::uint32_t wakes, std::int64_t& length, client::Deadline deadline) {
+  length = std::clamp(length * 2, kFirstPause, kLongestPause);
+  const std::int64_t left = deadline.left();
+  const std::int64_t now = left < 0 ? length : std::min(length, left);
+  (void)sys::futex_wait(word.wakes, wakes, sys::now_monotonic() + now);  // looked at again, whatever it gives
+}
+
+}  // namespace
+
+Timeline::Timeline(std::shared_ptr<client::Session> session, shmbw_region_ref ref, std::uint32_t words)
+    : session_(std::move(session)), ref_(ref), words_(words) {}
+
+Result<Timeline::Handle> Timeline::create(const std::shared_ptr<client::Session>& session, const Spec& spec,
+                                          client::Deadline deadline) {
+  if (session->is_local())
+    return error(Status::local_only, "a timeline needs a broker, which releases its waiters when the producer dies");
+  if (spec.words == 0 || spec.words > timeline::kMaxWords)
+    return error(Status::invalid, "a timeline has 1 to " + std::to_string(timeline::kMaxWords) + " words, not " +
+                                      std::to_string(spec.words));
+  auto mark = client::ForkMark::make();
+  if (!mark) return system_failure(mark.error(), "the page that tells of a fork");
+  client::GpuTimelineWish wish;
+  wish.group = spec.group;
+  wish.keep = spec.keep;
+  wish.words = spec.words;
+  wish.replace = spec.replace;
+  wish.name = spec.name;
+  auto made = client::gpu_timeline(*session, wish, deadline);
+  if (!made) return std::unexpected(made.error());
+  Handle handle(new Timeline(session, made->region, spec.words));
+  handle->mark_ = std::move(*mark);
+  auto mapping = Mapping::map(made->memory.get(), 0, timeline::bytes_of(spec.words), Access::read_write);
+  if (!mapping) return system_failure(mapping.error(), "mapping a timeline");  // the handle gives the region back
+  handle->own_ = std::move(*mapping);
+  handle->memory_ = handle->own_.data();
+  return handle;
+}
+
+Result<Timeline::Handle> Timeline::open(const std::shared_ptr<client::Session>& session, const client::Target& target,
+                                        std::int64_t timeout, std::int64_t wait) {
+  auto mark = client::ForkMark::make();
+  if (!mark) return system_failure(mark.error(), "the page that tells of a fork");
+  client::AttachItem item{target, SHMBW_RIGHT_MAP_READ, 0};
+  auto region = client::attach_region(session, item, timeout, wait);
+  if (!region) return std::unexpected(region.error());
+  const std::uint64_t length = (*region)->facts().length;
+  if (length == 0 || length % kWordBytes != 0 || length / kWordBytes > timeline::kMaxWords)
+    return error(Status::invalid, "the region is no timeline: it has " + format_size(length));
+  Handle handle(new Timeline(session, (*region)->ref(), static_cast<std::uint32_t>(length / kWordBytes)));
+  handle->mark_ = std::move(*mark);
+  handle->memory_ = (*region)->data();
+  handle->region_ = std::move(*region);
+  return handle;
+}
+
+Timeline::~Timeline() {
+  if (!mark_.intact()) return;  // the parent has all of it
+  const Driver* driver = Driver::loaded();
+  if (device_ != 0 && driver != nullptr) {
+    if (!settled()) {
+      (void)own_.release();
+      (void)region_.release();
+      for (auto& [device, hold] : holds_) (void)new ContextHold(std::move(hold));
+      return;
+    }
+    for (const auto& [stream, event] : uses_) driver->calls().event_destroy(event);
+    driver->calls().host_unregister(memory_);
+  }
+  own_.reset();
+  if (region_) return;  // gives its lease back itself
+  const client::GpuRelease release{ref_, 0, false};
+  (void)client::gpu_release(*session_, std::span(&release, 1), client::Deadline::after(0));
+}
+
+bool Timeline::settled() {
+  const Driver* driver = Driver::loaded();
+  const client::Deadline deadline = client::Deadline::after(kSettle);
+  for (const auto& [stream, event] : uses_) {
+    while (driver->calls().event_query(event) == kNotReady) {
+      if (deadline.passed()) return false;
+      sys::rest(kLongestPause);
+    }
+  }
+  return true;
+}
+
+std::string Timeline::name(std::uint32_t word) const {
+  return "word " + std::to_string(word) + " of timeline " + std::to_string(ref_.id) + "." +
+         std::to_string(ref_.generation);
+}
+
+Result<void> Timeline::check(std::uint32_t word) const {
+  if (word < words_) return {};
+  return error(Status::invalid, "the timeline has " + std::to_string(words_) +
+                                    " words, counted from 0: there is none " + std::to_string(word));
+}
+
+std::unexpected<Error> Timeline::ended(std::uint32_t word, std::uint64_t value) const {
+  const std::uint32_t status = at(word).status.load(std::memory_order_acquire);
+  const std::string what = name(word) + " will not reach " + std::to_string(value) + ": ";
+  if (status == SHMBW_GPU_WORD_STATUS_DEVICE_LOST) return error(Status::device_lost, what + "the device is lost");
+  if (status == SHMBW_GPU_WORD_STATUS_CLOSED)
+    return error(Status::producer_dead, what + "its producer has closed it. Open the name again for a newer one");
+  return error(Status::producer_dead, what + "its producer has died. Open the name again when it has a successor");
+}
+
+Result<Timeline::Look> Timeline::look(std::uint32_t word) const {
+  if (auto fits = check(word); !fits) return std::unexpected(fits.error());
+  const Word& one = at(word);
+  Look seen;
+  seen.counter = one.counter.load(std::memory_order_acquire);  // before the status, which the broker writes first
+  seen.announced = one.announced.load(std::memory_order_acquire);
+  seen.status = static_cast<shmbw_gpu_word_status>(one.status.load(std::memory_order_acquire));
+  return seen;
+}
+
+Result<void> Timeline::register_page(const Driver& driver, const DeviceInfo& device, ContextHold& hold) {
+  if (device_ != 0) return {};
+  if (auto can = driver.need(Feature::timeline); !can) return can;
+  if (auto can = driver.need(Feature::events); !can) return can;
+  if (!device.mem_ops_64)
+    return error(Status::not_supported, device.name + " has no 64-bit stream operations: wait on the host instead");
+  if (!producer() && !device.read_only_register)
+    return error(Status::not_supported,
+                 device.name + " cannot register memory that is mapped read-only: wait on the host instead");
+  const std::string object = "timeline " + std::to_string(ref_.id) + "." + std::to_string(ref_.generation);
+  auto scope = hold.enter_primary();  // the caller's context may go before the timeline does
+  if (!scope) return std::unexpected(scope.error());
+  const std::size_t bytes = (timeline::bytes_of(words_) + kSmallPage - 1) / kSmallPage * kSmallPage;
+  const unsigned flags = kHostPortable | kHostDeviceMap | (producer() ? 0U : kHostReadOnly);
+  if (const Code code = driver->host_register(memory_, bytes, flags); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuMemHostRegister", object));
+  if (const Code code = driver->host_address(&device_, memory_, 0); code != kSuccess) {
+    driver->host_unregister(memory_);
+    device_ = 0;
+    return std::unexpected(driver.failure(code, "cuMemHostGetDevicePointer", object));
+  }
+  return {};
+}
+
+Result<Timeline::Way> Timeline::enter(std::uint32_t word, Stream stream) {
+  auto loaded = Driver::load();
+  if (!loaded) return std::unexpected(loaded.error());
+  const Driver& driver = **loaded;
+  Device ordinal = 0;
+  if (driver->context_device(&ordinal) != kSuccess) ordinal = 0;  // no context yet: that of the first device
+  auto device = driver.at(ordinal);
+  if (!device) return std::unexpected(device.error());
+  ContextHold& hold = holds_.try_emplace(ordinal, driver, ordinal).first->second;
+  auto scope = hold.enter();
+  if (!scope) return std::unexpected(scope.error());
+  if (auto registered = register_page(driver, **device, hold); !registered) return std::unexpected(registered.error());
+  int capturing = 0;
+  if (const Code code = driver->stream_capturing(stream, &capturing); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuStreamIsCapturing", name(word)));
+  if (capturing != 0)
+    return error(Status::not_supported, "a stream that is being captured into a graph cannot use a timeline");
+  return Way{&driver, std::move(*scope), device_ + word * kWordBytes};
+}
+
+// So that closing the timeline can see whether a stream is still behind.
+Result<void> Timeline::note_use(const Driver& driver, Stream stream) {
+  Event& event = uses_[stream];
+  if (event == nullptr) {
+    if (const Code code = driver->event_create(&event, kDisableTiming); code != kSuccess) {
+      uses_.erase(stream);
+      return std::unexpected(driver.failure(code, "cuEventCreate", "a timeline"));
+    }
+  }
+  if (const Code code = driver->event_record(event, stream); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuEventRecord", "a timeline"));
+  return {};
+}
+
+Result<void> Timeline::signal(std::uint32_t word, std::uint64_t value, Stream stream) {
+  if (auto fits = check(word); !fits) return fits;
+  if (!producer())
+    return error(Status::denied, "only the producer of a timeline signals: this handle was opened, not created");
+  std::lock_guard lock(mutex_);
+  Word& one = at(word);
+  const std::uint64_t announced = one.announced.load(std::memory_order_relaxed);
+  if (value == announced || !truly_reached(value, announced))
+    return error(Status::invalid, name(word) + " has announced " + std::to_string(announced) + ": " +
+                                      std::to_string(value) + " is not greater. Values only grow");
+  auto way = enter(word, stream);
+  if (!way) return std::unexpected(way.error());
+  const Driver& driver = *way->driver;
+  if (const Code code = driver->stream_write64(stream, way->address, value, kWriteDefault); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuStreamWriteValue64", name(word)));
+  one.announced.store(value, std::memory_order_release);
+  one.wakes.fetch_add(1, std::memory_order_release);
+  (void)sys::futex_wake(one.wakes, INT_MAX);  // who waits in `wait` for the announcement
+  return note_use(driver, stream);
+}
+
+Result<void> Timeline::wait(std::uint32_t word, std::uint64_t value, Stream stream, client::Deadline announced) {
+  if (auto fits = check(word); !fits) return fits;
+  Word& one = at(word);
+  for (std::int64_t length = 0;;) {
+    const std::uint32_t wakes = one.wakes.load(std::memory_order_acquire);
+    if (one.status.load(std::memory_order_acquire) != SHMBW_GPU_WORD_STATUS_OK) {
+      if (truly_reached(one.counter.load(std::memory_order_acquire), value)) return {};
+      return ended(word, value);
+    }
+    if (reached(one.announced.load(std::memory_order_acquire), value)) break;
+    if (announced.passed())
+      return error(Status::deadline, name(word) + " was not announced to reach " + std::to_string(value) +
+                                         " in time: the producer has not enqueued that signal yet");
+    pause(one, wakes, length, announced);
+  }
+  std::lock_guard lock(mutex_);
+  auto way = enter(word, stream);
+  if (!way) return std::unexpected(way.error());
+  const Driver& driver = *way->driver;
+  if (const Code code = driver->stream_wait64(stream, way->address, value, kWaitGeq); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuStreamWaitValue64", name(word)));
+  return note_use(driver, stream);
+}
+
+Result<void> Timeline::wait_host(std::uint32_t word, std::uint64_t value, client::Deadline deadline) const {
+  if (auto fits = check(word); !fits) return fits;
+  Word& one = at(word);
+  for (std::int64_t length = 0;;) {
+    const std::uint32_t wakes = one.wakes.load(std::memory_order_acquire);
+    if (truly_reached(one.counter.load(std::memory_order_acquire), value)) return {};
+    if (one.status.load(std::memory_order_acquire) != SHMBW_GPU_WORD_STATUS_OK) return ended(word, value);
+    if (deadline.passed())
+      return error(Status::deadline, name(word) + " has not reached " + std::to_string(value) + " in time, it is at " +
+                                         std::to_string(one.counter.load(std::memory_order_relaxed)));
+    pause(one, wakes, length, deadline);
+  }
+}
+
+}  // namespace shmb::cuda

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counters in a region of the broker on which the streams and threads of several processes meet: the producer's streams
+// write them, everybody's streams and threads wait for them. A stream is made to wait only for what the producer has
+// announced, that is enqueued, so no stream waits for something that nobody has promised; and when the producer dies
+// the broker satisfies every waiter, so none hangs. What a stream still uses stays registered with the driver.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "client/gpu_calls.hpp"
+#include "client/region.hpp"
+#include "cuda/context.hpp"
+#include "proto/timeline_layout.hpp"
+
+namespace shmb::cuda {
+
+class Timeline {
+ public:
+  using Handle = std::unique_ptr<Timeline>;
+  struct Spec {
+    std::string name;
+    std::uint64_t group = 0;
+    std::optional<std::int64_t> keep;
+    bool replace = false;
+    std::uint32_t words = 1;
+  };
+  // The maker is the producer. Needs no GPU; signal does.
+  static Result<Handle> create(const std::shared_ptr<client::Session>& session, const Spec& spec,
+                               client::Deadline deadline);
+  static Result<Handle> open(const std::shared_ptr<client::Session>& session, const client::Target& target,
+                             std::int64_t timeout, std::int64_t wait);
+  Timeline(const Timeline&) = delete;
+  Timeline& operator=(const Timeline&) = delete;
+  ~Timeline();  // waits up to 5 s for streams that still use it; beyond that its pages stay until the process ends
+
+  shmbw_region_ref ref() const { return ref_; }
+  std::uint32_t words() const { return words_; }
+  bool producer() const { return !region_; }
+
+  struct Look {
+    std::uint64_t counter = 0;    // beyond `announced` by 2^62 once the broker has released the waiters
+    std::uint64_t announced = 0;  // the highest value whose signal is enqueued
+    shmbw_gpu_word_status status = SHMBW_GPU_WORD_STATUS_OK;
+  };
+  Result<Look> look(std::uint32_t word) const;
+  // Enqueues the write of `value`, greater than all before, behind what is in the stream, and announces it.
+  Result<void> signal(std::uint32_t word, std::uint64_t value, Stream stream);
+  // Makes the stream wait; first, until the deadline, this thread for the announcement.
+  Result<void> wait(std::uint32_t word, std::uint64_t value, Stream stream, client::Deadline announced);
+  Result<void> wait_host(std::uint32_t word, std::uint64_t value, client::Deadline deadline) const;
+
+ private:
+  Timeline(std::shared_ptr<client::Session> session, shmbw_region_ref ref, std::uint32_t words);
+  timeline::Word& at(std::uint32_t word) const { return reinterpret_cast<timeline::Word*>(memory_)[word]; }
+  Result<void> check(std::uint32_t word) const;
+  std::string name(std::uint32_t word) const;
+  std::unexpected<Error> ended(std::uint32_t word, std::uint64_t value) const;
+  // A context is current, the page is registered, and `word` has this address on the device.
+  struct Way {
+    const Driver* driver;
+    ContextHold::Scope scope;
+    Address address;
+  };
+  Result<Way> enter(std::uint32_t word, Stream stream);
+  Result<void> register_page(const Driver& driver, const DeviceInfo& device, ContextHold& hold);
+  Result<void> note_use(const Driver& driver, Stream stream);
+  bool settled();
+
+  std::shared_ptr<client::Session> session_;
+  shmbw_region_ref ref_{};
+  std::uint32_t words_;
+  client::ForkMark mark_;          // a forked child has neither the lease nor the driver
+  Mapping own_;                    // the producer's
+  client::Region::Handle region_;  // everybody else's
+  std::byte* memory_ = nullptr;
+  mutable std::mutex mutex_;  // of what follows
+  Address device_ = 0;        // 0: not registered yet
+  std::map<Device, ContextHold> holds_;
+  std::map<Stream, Event> uses_;  // the last use in each stream
+};
+
+}  // namespace shmb::cuda

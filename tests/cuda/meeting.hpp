@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group that the actors of one case share, made without the driver, and streams for them.
+#pragma once
+
+#include "tests/cuda/stage.hpp"
+#include "tests/harness/child.hpp"
+
+namespace cuda_tests {
+
+struct Meeting {
+  explicit Meeting(harness::BrokerOptions options = {})
+      : broker(gpu_broker(std::move(options))), session(session_on(broker.socket())) {
+    group = session.create_group({.name = "meeting"});
+    session.join(group.token);
+  }
+  shmbroker::Session member() const {
+    auto own = session_on(broker.socket());
+    own.join(group.token);
+    return own;
+  }
+  harness::BrokerFixture broker;
+  shmbroker::Session session;
+  shmbroker::Group group;
+};
+
+// A device with its context current in this thread, and one stream.
+struct Worker : Device {
+  explicit Worker(int ordinal = 0) : Device(ordinal), scope(hold->enter().value()) {
+    if ((*driver)->stream_create(&raw, shmb::cuda::kNonBlocking) != 0) std::abort();
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  ~Worker() { (*driver)->stream_destroy(raw); }
+
+  gpu::Stream stream() const { return raw; }
+  int fill_later(gpu::Pointer to, std::size_t bytes, unsigned char value) const {
+    return (*driver)->memset8_async(to, value, bytes, raw);
+  }
+  int copy_later(gpu::Pointer to, gpu::Pointer from, std::size_t bytes) const {
+    return (*driver)->copy_on_device_async(to, from, bytes, raw);
+  }
+  int finish() const { return (*driver)->stream_synchronize(raw); }
+  bool busy() const { return (*driver)->stream_query(raw) == shmb::cuda::kNotReady; }
+
+  shmb::cuda::ContextHold::Scope scope;
+  shmb::cuda::Stream raw = nullptr;
+};
+
+}  // namespace cuda_tests

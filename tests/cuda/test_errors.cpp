@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each thing that can go wrong with the driver has a code of its own and a sentence that names the call, the driver's
+// result and what to do. What only a process of its own can have (no driver, a ruined context) is in
+// test_processes.cpp.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client/gpu_calls.hpp"
+#include "tests/cuda/stage.hpp"
+
+using cuda_tests::Device;
+using cuda_tests::kMiB;
+using cuda_tests::sentence_of;
+using cuda_tests::session_on;
+using cuda_tests::Status;
+using cuda_tests::status_of;
+namespace gpu = shmbroker::gpu;
+
+namespace {
+
+struct Wrong {
+  const char* injected;
+  Status status;
+  const char* says;
+};
+
+}  // namespace
+
+TEST_CASE("the driver's refusals of an allocation have codes and sentences of ours") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  auto session = session_on(broker.socket());
+  for (const Wrong& wrong :
+       {Wrong{"cuMemCreate:1:2", Status::out_of_memory, "cuMemCreate"},
+        Wrong{"cuMemCreate:1:800", Status::not_permitted, "800"},
+        Wrong{"cuMemCreate:1:801", Status::not_supported, "801"}, Wrong{"cuMemCreate:1:46", Status::device_lost, "46"},
+        Wrong{"cuMemCreate:1:999", Status::device_lost, "999"}, Wrong{"cuMemMap:1:806", Status::mps, "806"},
+        Wrong{"cuMemMap:1:1", Status::too_small, "cuMemMap"},
+        Wrong{"cuMemSetAccess:1:101", Status::device_not_visible, "cuMemSetAccess"}}) {
+    CAPTURE(wrong.injected);
+    const fakecuda::Injected failing(wrong.injected);
+    auto made = gpu::Region::try_allocate(session, kMiB);
+    CHECK(status_of(made) == wrong.status);
+    CHECK(sentence_of(made).find(wrong.says) != std::string::npos);
+  }
+}
+
+TEST_CASE("the driver's refusals of an import have codes and sentences of ours, and the region stays whole") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  auto session = session_on(broker.socket());
+  auto region = gpu::Region::allocate(session, kMiB);
+  region.publish();
+  CHECK(status_of(gpu::Region::try_import(session, region.id())) == Status::ok);  // so it is proven to be memory
+  for (const Wrong& wrong :
+       {Wrong{"cuMemImportFromShareableHandle:1:2", Status::out_of_memory, "GPU region"},
+        Wrong{"cuMemImportFromShareableHandle:1:101", Status::device_not_visible, "CUDA_VISIBLE_DEVICES"},
+        Wrong{"cuMemImportFromShareableHandle:1:1", Status::bad_fd, "publisher"},
+        Wrong{"cuMemImportFromShareableHandle:1:304", Status::bad_fd, "304"},
+        Wrong{"cuMemImportFromShareableHandle:1:800", Status::not_permitted, "800"},
+        Wrong{"cuMemMap:1:1", Status::too_small, "publisher"}}) {
+    CAPTURE(wrong.injected);
+    {
+      const fakecuda::Injected failing(wrong.injected);
+      auto made = gpu::Region::try_import(session, region.id());
+      CHECK(status_of(made) == wrong.status);
+      CHECK(sentence_of(made).find(wrong.says) != std::string::npos);
+    }
+    CHECK(status_of(gpu::Region::try_import(session, region.id())) == Status::ok);
+  }
+}
+
+TEST_CASE("a lost device is told to the broker, which tells all who have memory on it") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  auto session = session_on(broker.socket());
+  auto other = session_on(broker.socket());
+  auto region = gpu::Region::allocate(session, kMiB);
+  region.publish();
+  auto imported = gpu::Region::import(other, region.ticket());
+  {
+    const fakecuda::Injected failing("cuMemImportFromShareableHandle:1:46");
+    CHECK(status_of(gpu::Region::try_import(session, region.id())) == Status::device_lost);
+  }
+  for (const auto& [holder, its] : {std::pair{&session, &region}, std::pair{&other, &imported}}) {
+    const bool told = cuda_tests::comes_true([&] {
+      (void)gpu::dispatch(*holder);
+      return its->state() == gpu::State::device_lost;
+    });
+    CHECK(told);
+  }
+  CHECK(status_of(gpu::Region::try_import(other, region.id())) == Status::device_lost);
+}
+
+TEST_CASE("what was published and is no memory is found at the first import, and then refused to all") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  auto session = session_on(broker.socket());
+  Device device;
+  auto inside = client_tests::must(client_tests::try_open(broker.socket()));
+  const auto known = gpu::devices();
+  shmb::client::GpuUuid uuid;
+  std::memcpy(uuid.data(), known[0].uuid, 16);
+  client_tests::must(shmb::client::gpu_device(*inside, uuid, known[0].pci, -1, shmb::client::Deadline::after(0)));
+  const auto group = session.create_group();
+  session.join(group.token);
+  shmb::client::Token token;
+  std::memcpy(token.bytes.data(), group.token.data(), 16);
+  client_tests::must(inside->join_group(token, 0, shmb::client::Deadline::after(0)));
+
+  // Files that only look like exports: the broker cannot see more.
+  const int keeper = ::memfd_create("fakecuda:junk", MFD_CLOEXEC), share = ::memfd_create("fakecuda:junk", MFD_CLOEXEC);
+  REQUIRE((keeper >= 0 && share >= 0));
+  shmb::client::GpuPublish junk;
+  junk.bytes = 2 * kMiB;
+  junk.uuid = uuid;
+  junk.chunks = {{keeper, share}};
+  auto made = client_tests::must(shmb::client::gpu_publish(*inside, {&junk, 1}, shmb::client::Deadline::after(0)));
+  ::close(keeper);
+  ::close(share);
+  const auto id = client_tests::must(std::move(made.front())).region;
+  const shmbroker::RegionId there{{}, id.id, id.generation};
+  auto first = gpu::Region::try_import(session, there);
+  CHECK(status_of(first) == Status::bad_fd);
+  CHECK(sentence_of(first).find("the broker has been told") != std::string::npos);
+  CHECK(status_of(gpu::Region::try_import(session, there)) == Status::region_invalid);
+
+  // Memory that is shorter than its publisher says.
+  auto small = gpu::Region::allocate(session, 2 * kMiB);
+  shmb::cuda::MemHandle handle = 0;
+  REQUIRE((*device.driver)->mem_retain(&handle, small.data()) == 0);
+  int fds[2] = {-1, -1};
+  for (int& fd : fds) REQUIRE((*device.driver)->mem_export(&fd, handle, shmb::cuda::kPosixFd, 0) == 0);
+  (*device.driver)->mem_release(handle);
+  shmb::client::GpuPublish lie = junk;
+  lie.bytes = 4 * kMiB;
+  lie.chunks = {{fds[0], fds[1]}};
+  auto lied = client_tests::must(shmb::client::gpu_publish(*inside, {&lie, 1}, shmb::client::Deadline::after(0)));
+  ::close(fds[0]);
+  ::close(fds[1]);
+  const auto second = client_tests::must(std::move(lied.front())).region;
+  CHECK(status_of(gpu::Region::try_import(session, shmbroker::RegionId{{}, second.id, second.generation})) ==
+        Status::too_small);
+  CHECK(status_of(gpu::Region::try_import(session, shmbroker::RegionId{{}, second.id, second.generation})) ==
+        Status::region_invalid);
+  const shmb::client::GpuRelease both[] = {{id, 1, false}, {second, 1, false}};
+  client_tests::must(shmb::client::gpu_release(*inside, both, shmb::client::Deadline::after(0)));
+}
+
+TEST_CASE("one open file twice, or no export at all, is no publication") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  auto session = session_on(broker.socket());
+  auto region = gpu::Region::allocate(session, kMiB);
+  {
+    const fakecuda::Injected failing("cuMemExportToShareableHandle:1:801");
+    auto refused = region.try_publish();
+    CHECK(status_of(refused) == Status::not_exportable);
+    CHECK(sentence_of(refused).find("POSIX_FILE_DESCRIPTOR") != std::string::npos);
+  }
+  CHECK(status_of(region.try_publish()) == Status::ok);
+}
+
+TEST_CASE("a device whose node nobody can hold open refuses the publication and says why") {
+  harness::BrokerOptions options;
+  options.seam = "gpu=/nowhere";  // not where this process' driver has its nodes
+  const harness::BrokerFixture broker(options);
+  auto session = session_on(broker.socket());
+  auto region = gpu::Region::allocate(session, kMiB);
+  auto refused = region.try_publish();
+  CHECK(status_of(refused) == Status::device_not_pinned);
+  CHECK(region.access() == gpu::Access::read_write);
+}

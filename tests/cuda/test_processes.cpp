@@ -1,0 +1,579 @@
+// SPDX-License-Identifier: Apache-2.0
+// GPU memory between processes that die, hide devices, fork and ruin their contexts. Only actors use the driver.
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "tests/cuda/stage.hpp"
+#include "tests/harness/child.hpp"
+#include "tests/harness/ptrace_killer.hpp"
+#include "tests/harness/skip.hpp"
+
+using cuda_tests::Device;
+using cuda_tests::kMiB;
+using cuda_tests::session_on;
+using cuda_tests::Status;
+using cuda_tests::status_of;
+using harness::Child;
+using harness::Gate;
+namespace gpu = shmbroker::gpu;
+
+namespace {
+
+// A group that the actors of one case share, made without the driver.
+struct Meeting {
+  explicit Meeting(harness::BrokerOptions options = {})
+      : broker(cuda_tests::gpu_broker(std::move(options))), session(session_on(broker.socket())) {
+    group = session.create_group({.name = "meeting"});
+    session.join(group.token);
+  }
+  shmbroker::Session member() const {
+    auto own = session_on(broker.socket());
+    own.join(group.token);
+    return own;
+  }
+  harness::BrokerFixture broker;
+  shmbroker::Session session;
+  shmbroker::Group group;
+};
+
+// Publishes "w", all of one byte, and tells.
+int publish_w(const Meeting& meeting, unsigned char value, const Gate& done, gpu::PublishOptions options = {}) {
+  auto session = meeting.member();
+  Device device;
+  auto region = gpu::Region::allocate(session, 4 * kMiB);
+  ACTOR_CHECK(device.fill(region.pointer(), 4 * kMiB, value) == 0);
+  options.name = "w";
+  ACTOR_MUST(region.try_publish(options));
+  done.open();
+  ::pause();
+  return 0;
+}
+
+// Imports "w" and compares.
+int read_w(const Meeting& meeting, int value) {
+  auto session = meeting.member();
+  Device device;
+  auto region = gpu::Region::try_import(session, std::string("w"));
+  ACTOR_MUST(region);
+  ACTOR_CHECK(device.all(region->pointer(), 4 * kMiB) == value);
+  return 0;
+}
+
+// "<bytes>" of the first word that the actor wrote, for ids.
+struct Note {
+  Note() { REQUIRE(::pipe2(ends, O_CLOEXEC) == 0); }
+  ~Note() {
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
+  template <class T>
+  void tell(const T& value) const {
+    if (::write(ends[1], &value, sizeof value) != sizeof value) std::abort();
+  }
+  template <class T>
+  T hear() const {
+    T value{};
+    if (::read(ends[0], &value, sizeof value) != sizeof value) std::abort();
+    return value;
+  }
+  int ends[2];
+};
+
+}  // namespace
+
+TEST_CASE("a region of a killed producer is imported afterwards, byte for byte") {
+  const Meeting meeting;
+  const Gate published;
+  auto producer = Child::run([&] { return publish_w(meeting, 0x61, published); });
+  REQUIRE(published.wait());
+  producer.kill();
+  CHECK(producer.wait() == 128 + SIGKILL);
+  CHECK(Child::run([&] { return read_w(meeting, 0x61); }).wait() == 0);
+  CHECK(Child::run([&] { return read_w(meeting, 0x61); }).wait() == 0);  // and again
+}
+
+TEST_CASE("importers of a producer that is killed meanwhile get all of it or an answer, and never half") {
+  const Meeting meeting;
+  for (int round = 0; round < 6; ++round) {
+    const Gate begun;
+    auto producer = Child::run([&] {
+      auto session = meeting.member();
+      Device device;
+      begun.open();
+      for (unsigned char i = 0;; ++i) {
+        auto region = gpu::Region::allocate(session, 2 * kMiB);
+        ACTOR_CHECK(device.fill(region.pointer(), 2 * kMiB, i) == 0);
+        ACTOR_MUST(region.try_publish({.name = "w", .replace = true}));
+      }
+    });
+    auto consumer = Child::run([&] {
+      auto session = meeting.member();
+      Device device;
+      int seen = 0;
+      for (int i = 0; i < 100; ++i) {
+        auto region = gpu::Region::try_import(session, std::string("w"));
+        if (!region) {
+          ACTOR_CHECK(status_of(region) == Status::not_found);
+          continue;
+        }
+        ++seen;
+        ACTOR_CHECK(device.all(region->pointer(), 2 * kMiB) >= 0);
+        ACTOR_CHECK(gpu::try_dispatch(session));
+        ACTOR_CHECK(region->state() == gpu::State::ok);
+      }
+      return 0;
+    });
+    REQUIRE(begun.wait());
+    std::this_thread::sleep_for(std::chrono::milliseconds(5 + 7 * round));
+    producer.kill();
+    CHECK(producer.wait() == 128 + SIGKILL);
+    CHECK(consumer.wait() == 0);
+  }
+}
+
+TEST_CASE("a consumer that is killed leaves no reference behind") {
+  const Meeting meeting;
+  const Gate published, holding;
+  auto producer = Child::run([&] { return publish_w(meeting, 1, published); });
+  REQUIRE(published.wait());
+  auto consumer = Child::run([&] {
+    auto session = meeting.member();
+    auto region = gpu::Region::try_import(session, std::string("w"));
+    ACTOR_MUST(region);
+    holding.open();
+    ::pause();
+    return 0;
+  });
+  REQUIRE(holding.wait());
+  const auto stat = [&] { return meeting.session.try_stat("w"); };
+  CHECK(stat()->holders == 2);
+  consumer.kill();
+  CHECK(consumer.wait() == 128 + SIGKILL);
+  const bool gone = cuda_tests::comes_true([&] { return stat()->holders == 1; });
+  CHECK(gone);
+  producer.kill();
+  CHECK(producer.wait() == 128 + SIGKILL);
+}
+
+TEST_CASE("a writer that dies poisons its region: readers are told, nobody may write any more") {
+  const Meeting meeting;
+  const Gate published, imported;
+  gpu::PublishOptions writing;
+  writing.writing = writing.many_writers = true;
+  auto producer = Child::run([&] { return publish_w(meeting, 5, published, writing); });
+  REQUIRE(published.wait());
+  auto consumer = Child::run([&] {
+    auto session = meeting.member();
+    Device device;
+    auto region = gpu::Region::try_import(session, std::string("w"));
+    ACTOR_MUST(region);
+    auto watch = session.try_watch(region->id());
+    ACTOR_MUST(watch);
+    imported.open();
+    auto event = session.try_next_event(shmbroker::Timeout(std::chrono::seconds(60)));
+    ACTOR_MUST(event);
+    ACTOR_CHECK(event->kind == shmbroker::EventKind::gpu_state);
+    ACTOR_CHECK(event->how == SHMB_GPU_POISONED);
+    ACTOR_CHECK(event->region == region->id());
+    ACTOR_CHECK(cuda_tests::comes_true([&] {
+      (void)gpu::try_dispatch(session);
+      return region->state() == gpu::State::poisoned;
+    }));
+    ACTOR_CHECK(device.all(region->pointer(), 4 * kMiB) == 5);  // what there is can be read
+    gpu::ImportOptions as_writer;
+    as_writer.access = gpu::Access::read_write;
+    ACTOR_CHECK(status_of(gpu::Region::try_import(session, region->id(), as_writer)) == Status::region_poisoned);
+    auto another = gpu::Region::try_import(session, region->id());
+    ACTOR_MUST(another);
+    ACTOR_CHECK(another->state() == gpu::State::poisoned);
+    return 0;
+  });
+  REQUIRE(imported.wait());
+  producer.kill();
+  CHECK(producer.wait() == 128 + SIGKILL);
+  CHECK(consumer.wait() == 0);
+}
+
+TEST_CASE("a writer that ends as it should, or has said `written`, poisons nothing") {
+  const Meeting meeting;
+  const Gate published;
+  auto producer = Child::run([&] {
+    auto session = meeting.member();
+    Device device;
+    auto region = gpu::Region::allocate(session, 4 * kMiB);
+    ACTOR_MUST(region.try_publish({.name = "w", .writing = true}));
+    ACTOR_CHECK(device.fill(region.pointer(), 4 * kMiB, 6) == 0);
+    ACTOR_MUST(region.try_written());
+    published.open();
+    ::pause();
+    return 0;
+  });
+  REQUIRE(published.wait());
+  producer.kill();
+  CHECK(producer.wait() == 128 + SIGKILL);
+  CHECK(Child::run([&] {
+          if (read_w(meeting, 6) != 0) return 1;
+          auto session = meeting.member();
+          auto region = gpu::Region::try_import(session, std::string("w"));
+          ACTOR_MUST(region);
+          ACTOR_CHECK(region->state() == gpu::State::ok);
+          return 0;
+        }).wait() == 0);
+}
+
+TEST_CASE("kept weights outlive their loader and its group, until somebody releases them") {
+  harness::BrokerOptions options;
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker(options));
+  CHECK(Child::run([&] {
+          auto session = session_on(broker.socket());
+          auto group = session.try_create_group({.name = "loader"});
+          ACTOR_MUST(group);
+          ACTOR_MUST(session.try_join(group->token));
+          Device device;
+          auto region = gpu::Region::allocate(session, 2 * kMiB);
+          ACTOR_CHECK(device.fill(region.pointer(), 2 * kMiB, 0x42) == 0);
+          ACTOR_MUST(region.try_publish({.name = "weights", .keep = shmbroker::Keep::until_released()}));
+          return 0;
+        }).wait() == 0);
+  CHECK(Child::run([&] {
+          auto session = session_on(broker.socket());
+          Device device;
+          auto region = gpu::Region::try_import(session, std::string("loader/weights"));
+          ACTOR_MUST(region);
+          ACTOR_CHECK(device.all(region->pointer(), 2 * kMiB) == 0x42);
+          ACTOR_MUST(region->try_release(true));
+          ACTOR_CHECK(status_of(gpu::Region::try_import(session, std::string("loader/weights"))) == Status::not_found);
+          return 0;
+        }).wait() == 0);
+}
+
+TEST_CASE("lent memory: a killed user drains it, a killed owner leaves its users what they have") {
+  const Meeting meeting;
+  const Gate lent, used, retired;
+  const Note note;
+  auto owner = Child::run([&] {
+    auto session = meeting.member();
+    Device device;
+    shmb::cuda::Address memory = 0;
+    {
+      auto scope = device.hold->enter();
+      ACTOR_CHECK((*device.driver)->mem_alloc(&memory, kMiB) == 0);
+    }
+    ACTOR_CHECK(device.fill(memory, kMiB, 0x15) == 0);
+    int freed = 0;
+    gpu::LendOptions options;
+    options.name = "lent";
+    auto lease = gpu::Lease::try_lend(session, memory, kMiB, [&](gpu::Pointer) { ++freed; }, options);
+    ACTOR_MUST(lease);
+    lent.open();
+    ACTOR_CHECK(used.wait());
+    ACTOR_MUST(lease->try_retire());
+    ACTOR_CHECK(freed == 0);
+    auto waiting = gpu::try_dispatch(session);
+    ACTOR_CHECK(waiting && waiting->waiting == 1);
+    retired.open();
+    ACTOR_CHECK(cuda_tests::comes_true([&] {
+      (void)gpu::try_dispatch(session);
+      return freed == 1;
+    }));
+    // The second life, whose owner is killed.
+    auto again = gpu::Lease::try_lend(session, memory, kMiB, nullptr, options);
+    ACTOR_MUST(again);
+    note.tell('x');
+    ::pause();
+    return 0;
+  });
+  auto user = Child::run([&] {
+    ACTOR_CHECK(lent.wait());
+    auto session = meeting.member();
+    Device device;
+    auto region = gpu::Region::try_import(session, std::string("lent"));
+    ACTOR_MUST(region);
+    ACTOR_CHECK(device.all(region->pointer(), kMiB) == 0x15);
+    used.open();
+    ACTOR_CHECK(retired.wait());
+    ACTOR_CHECK(cuda_tests::comes_true([&] {
+      (void)gpu::try_dispatch(session);
+      return region->state() == gpu::State::retired || region->state() == gpu::State::ok;
+    }));
+    ACTOR_CHECK(status_of(gpu::Region::try_import(session, region->id())) == Status::producer_dead);
+    ::pause();
+    return 0;
+  });
+  REQUIRE(retired.wait());
+  user.kill();
+  CHECK(user.wait() == 128 + SIGKILL);
+  CHECK(note.hear<char>() == 'x');
+
+  const Gate second, dead;
+  auto survivor = Child::run([&] {
+    auto session = meeting.member();
+    Device device;
+    auto region = gpu::Region::try_import(session, std::string("lent"));
+    ACTOR_MUST(region);
+    second.open();
+    ACTOR_CHECK(dead.wait());
+    ACTOR_CHECK(cuda_tests::comes_true([&] {
+      (void)gpu::try_dispatch(session);
+      return region->state() == gpu::State::producer_dead;
+    }));
+    ACTOR_CHECK(device.all(region->pointer(), kMiB) == 0x15);
+    ACTOR_CHECK(status_of(gpu::Region::try_import(session, region->id())) == Status::producer_dead);
+    return 0;
+  });
+  REQUIRE(second.wait());
+  owner.kill();
+  CHECK(owner.wait() == 128 + SIGKILL);
+  dead.open();
+  CHECK(survivor.wait() == 0);
+}
+
+TEST_CASE("a forked child may only let go, and its parent notices nothing") {
+  const Meeting meeting;
+  CHECK(Child::run([&] {
+          auto session = meeting.member();
+          Device device;
+          auto region = gpu::Region::allocate(session, 4 * kMiB);
+          ACTOR_CHECK(device.fill(region.pointer(), 4 * kMiB, 3) == 0);
+          ACTOR_MUST(region.try_publish({.name = "w"}));
+          auto inside = gpu::Region::allocate(session, kMiB);
+          const pid_t child = ::fork();
+          if (child == 0) {
+            const auto only = [&](auto result) { return status_of(result) == Status::forked_child; };
+            bool right = only(gpu::try_devices()) && only(gpu::try_driver_version());
+            right = right && only(gpu::Region::try_allocate(session, 1)) && only(inside.try_publish());
+            right = right && only(gpu::Region::try_import(session, std::string("w"))) && only(region.try_sleep());
+            right = right && shmb_torch_alloc(1, 0, nullptr) == nullptr;
+            right = right && region.try_release().has_value() && inside.try_release().has_value();
+            right = right && gpu::try_dispatch(session).has_value();
+            ::_exit(right ? 0 : 1);
+          }
+          int status = -1;
+          ACTOR_CHECK(::waitpid(child, &status, 0) == child);
+          ACTOR_CHECK(WIFEXITED(status));
+          ACTOR_CHECK(WEXITSTATUS(status) == 0);
+          ACTOR_CHECK(device.all(region.pointer(), 4 * kMiB) == 3);
+          auto again = gpu::Region::try_import(session, std::string("w"));
+          ACTOR_MUST(again);
+          ACTOR_CHECK(device.all(again->pointer(), 4 * kMiB) == 3);
+          ACTOR_MUST(inside.try_publish());
+          return 0;
+        }).wait() == 0);
+}
+
+TEST_CASE("without driver, with a stub, an old driver or no device everything else works and the answer says which") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const auto with = [&](const char* name, const std::string& value, Status expected) {
+    CAPTURE(name);
+    CAPTURE(value);
+    const int status = Child::run([&] {
+                         ::setenv(name, value.c_str(), 1);
+                         auto session = session_on(broker.socket());
+                         ACTOR_CHECK(status_of(gpu::try_devices()) == expected);
+                         auto refused = gpu::Region::try_allocate(session, 1);
+                         ACTOR_CHECK(status_of(refused) == expected);
+                         ACTOR_CHECK(std::strlen(refused.error().what()) > 20);
+                         ACTOR_CHECK(status_of(gpu::Region::try_import(session, std::string("any"))) == expected);
+                         ACTOR_CHECK(status_of(gpu::Region::try_adopt(session, 4096, 1)) == expected);
+                         ACTOR_CHECK(status_of(gpu::Lease::try_lend(session, 4096, 1, nullptr)) == expected);
+                         ACTOR_CHECK(status_of(gpu::Region::try_of_torch(session, nullptr)) == expected);
+                         ACTOR_CHECK(gpu::try_dispatch(session));
+                         ACTOR_CHECK(session.try_create(4096));
+                         return 0;
+                       }).wait();
+    CHECK(status == 0);
+  };
+  const harness::TempDir folder;
+  with("SHMB_LIBCUDA", folder.file("libcuda.so.1"), Status::no_driver);
+  {
+    std::ofstream(folder.file("garbage")) << "no library at all";
+    with("SHMB_LIBCUDA", folder.file("garbage"), Status::no_driver);
+  }
+  with("FAKECUDA_STUB", "1", Status::stub_driver);
+  with("FAKECUDA_DRIVER_VERSION", "11040", Status::driver_too_old);
+  with("CUDA_VISIBLE_DEVICES", "", Status::no_device);
+}
+
+TEST_CASE("devices are told apart by UUID, however this process numbers them") {
+  const Meeting meeting;
+  const Gate published;
+  auto producer = Child::run([&] {
+    auto session = meeting.member();
+    Device device(1);
+    auto region = gpu::Region::allocate(session, 4 * kMiB, {.device = 1});
+    ACTOR_CHECK(device.fill(region.pointer(), 4 * kMiB, 0x29) == 0);
+    ACTOR_MUST(region.try_publish({.name = "w"}));
+    published.open();
+    ::pause();
+    return 0;
+  });
+  REQUIRE(published.wait());
+  CHECK(Child::run([&] {
+          ::setenv("CUDA_VISIBLE_DEVICES", "1,0", 1);
+          auto session = meeting.member();
+          Device device(0);
+          auto region = gpu::Region::try_import(session, std::string("w"));
+          ACTOR_MUST(region);
+          ACTOR_CHECK(region->info().device == 0);  // what the producer calls 1
+          ACTOR_CHECK(device.all(region->pointer(), 4 * kMiB) == 0x29);
+          return 0;
+        }).wait() == 0);
+  CHECK(Child::run([&] {  // the owner's device is hidden
+          ::setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+          auto session = meeting.member();
+          auto region = gpu::Region::try_import(session, std::string("w"));
+          ACTOR_CHECK(status_of(region) == Status::device_not_visible);
+          ACTOR_CHECK(std::string(region.error().what()).find("GPU-") != std::string::npos);
+          return 0;
+        })
+            .wait() == 0);
+  CHECK(Child::run([&] {  // nobody is blamed for that
+          auto session = meeting.member();
+          ACTOR_MUST(gpu::Region::try_import(session, std::string("w")));
+          return 0;
+        })
+            .wait() == 0);
+  CHECK(Child::run([&] {  // a device that cannot reach it
+          ::setenv("FAKECUDA_P2P", "0", 1);
+          auto session = meeting.member();
+          auto region = gpu::Region::try_import(session, std::string("w"), {.devices = {0}});
+          ACTOR_CHECK(status_of(region) == Status::not_supported);
+          return 0;
+        })
+            .wait() == 0);
+  producer.kill();
+  CHECK(producer.wait() == 128 + SIGKILL);
+}
+
+TEST_CASE("memory of one MIG instance is refused to another with that reason") {
+  const Meeting meeting;
+  const Gate published;
+  auto producer = Child::run([&] {
+    ::setenv("FAKECUDA_MIG", "1", 1);
+    return publish_w(meeting, 2, published);
+  });
+  REQUIRE(published.wait());
+  CHECK(Child::run([&] {
+          ::setenv("FAKECUDA_MIG", "1", 1);
+          auto session = meeting.member();
+          auto same = gpu::Region::try_import(session, std::string("w"));
+          ACTOR_MUST(same);
+          return 0;
+        }).wait() == 0);
+  CHECK(Child::run([&] {
+          ::setenv("FAKECUDA_MIG", "1", 1);
+          ::setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+          auto session = meeting.member();
+          auto other = gpu::Region::try_import(session, std::string("w"));
+          ACTOR_CHECK(status_of(other) == Status::different_mig_instance);
+          return 0;
+        }).wait() == 0);
+  producer.kill();
+  CHECK(producer.wait() == 128 + SIGKILL);
+}
+
+TEST_CASE("a store to read-only memory ruins the context of who does it, and nobody else's") {
+  const Meeting meeting;
+  const Gate published;
+  auto producer = Child::run([&] { return publish_w(meeting, 0x33, published); });
+  REQUIRE(published.wait());
+  CHECK(Child::run([&] {
+          auto session = meeting.member();
+          Device device;
+          auto region = gpu::Region::try_import(session, std::string("w"));
+          ACTOR_MUST(region);
+          const char byte = 1;
+          const int code = device.write(region->pointer(), &byte, 1);
+          ACTOR_CHECK(code == 700);
+          // The library learns of it from the next call that fails.
+          auto first = gpu::Region::try_allocate(session, kMiB);
+          ACTOR_CHECK(status_of(first) == Status::context_poisoned);
+          ACTOR_CHECK(std::string(first.error().what()).find("700") != std::string::npos);
+          ACTOR_CHECK(status_of(gpu::Region::try_import(session, std::string("w"))) == Status::context_poisoned);
+          ACTOR_CHECK(status_of(gpu::try_devices()) == Status::context_poisoned);
+          ACTOR_MUST(region->try_release());  // letting go works
+          ACTOR_MUST(session.try_ping());
+          return 0;
+        }).wait() == 0);
+  CHECK(Child::run([&] { return read_w(meeting, 0x33); }).wait() == 0);
+  const bool given_back = cuda_tests::comes_true([&] { return meeting.session.try_stat("w")->holders == 1; });
+  CHECK(given_back);
+  producer.kill();
+  CHECK(producer.wait() == 128 + SIGKILL);
+}
+
+TEST_CASE("a process killed at a system call of publication, import or release leaves nothing in the books") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const auto life = [&](const std::function<void()>& start) {
+    auto session = session_on(broker.socket());
+    auto region = gpu::Region::allocate(session, 2 * kMiB, {.uninitialised = true});
+    start();
+    ACTOR_MUST(region.try_publish({.writing = true}));
+    auto imported = gpu::Region::try_import(session, region.id());
+    ACTOR_MUST(imported);
+    ACTOR_MUST(imported->try_release());
+    ACTOR_MUST(region.try_release());
+    return 0;
+  };
+  const harness::Stepped whole = harness::run_killed_at(0, life);
+  if (!whole.traced) {
+    harness::skip("a process killed at a system call of publication: ptrace is not to be had here");
+    return;
+  }
+  REQUIRE(whole.ended);
+  CHECK(whole.status == 0);
+  REQUIRE(whole.stops > 20);
+  // Two dozen points, other ones than the last time where the number of calls has changed.
+  const long step = whole.stops / 24 + 1;
+  for (long k = 1; k <= whole.stops; k += step) {
+    CAPTURE(k);
+    (void)harness::run_killed_at(k, life);
+    CHECK(broker.books(60'000) == "");
+  }
+}
+
+TEST_CASE("a ticket takes GPU memory to another user") {
+  if (!harness::can_change_uid()) {
+    harness::skip("a ticket takes GPU memory to another user: this user cannot become another");
+    return;
+  }
+  harness::BrokerOptions options;
+  options.system = true;
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker(options));
+  const Note note;
+  const Gate published;
+  auto producer = Child::run_as(1001, 1001, [&] {
+    auto session = session_on(broker.socket());
+    Device device;
+    auto region = gpu::Region::allocate(session, 2 * kMiB);
+    ACTOR_CHECK(device.fill(region.pointer(), 2 * kMiB, 0x51) == 0);
+    ACTOR_MUST(region.try_publish());
+    auto ticket = region.try_ticket();
+    ACTOR_MUST(ticket);
+    note.tell(*ticket);
+    published.open();
+    ::pause();
+    return 0;
+  });
+  const bool told = published.wait();
+  CHECK(told);
+  if (told) {
+    const auto ticket = note.hear<shmbroker::Ticket>();
+    auto consumer = Child::run_as(1002, 1002, [&] {
+      auto session = session_on(broker.socket());
+      Device device;
+      auto region = gpu::Region::try_import(session, ticket);
+      ACTOR_MUST(region);
+      ACTOR_CHECK(device.all(region->pointer(), 2 * kMiB) == 0x51);
+      ACTOR_CHECK(status_of(gpu::Region::try_import(session, ticket)) == Status::not_found);  // it was for one use
+      return 0;
+    });
+    CHECK(consumer.wait() == 0);
+  }
+  producer.kill();
+  CHECK(producer.wait() == 128 + SIGKILL);
+}

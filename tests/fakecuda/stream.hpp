@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams: queues that a thread works off, one operation after the other, so that what is wrong about order shows. The
+// default stream waits for the blocking ones and they for it. A wait that never ends is ended by the watchdog, with the
+// name of the operation.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "tests/fakecuda/state.hpp"
+
+namespace fakecuda {
+
+// Runs on the stream's thread without the lock; a code other than 0 is a fault of the device.
+using Work = std::function<Code()>;
+
+// Looks at the stream that a call names: null and 1 the context's default one, 2 this thread's. With the lock held.
+Code enqueue(State& it, Stream stream, const char* what, Work work, std::uint64_t* ticket = nullptr);
+// Waits for all that is in the stream; gives the context's fault, if there is one. Lets the lock go meanwhile.
+Code wait_for_stream(State& it, Stream stream, Lock& lock);
+Code wait_for_context(CUctx_st& context, Lock& lock);
+Code query_stream(State& it, Stream stream);
+// The context ends: its streams finish what they have and go.
+void forget_streams(const CUctx_st& context);
+// For work that waits: sleeps a little, false when the context has faulted or the stream's process ends.
+bool rest(const CUctx_st& context);
+// Enqueues and waits: the synchronous calls, which run on the default stream.
+Code run_now(State& it, Lock& lock, const char* what, Work work);
+
+}  // namespace fakecuda
