@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// With the test seam's instruction gpu=DIR the fake driver's files count as the driver's: memfds that it made as exports,
-// and the files in DIR as nodes and information. The shipped build knows the driver's own only.
+// With the test seam's instruction gpu=DIR the fake driver's files count as the driver's: memfds that it made as
+// exports, and the files in DIR as nodes and information. The shipped build knows the driver's own only.
 #include "base/sys_gpu.hpp"
 
 #include <fcntl.h>
@@ -92,11 +92,10 @@ Sys<GpuFile> gpu_file(int fd) {
   if (!flags) return std::unexpected(flags.error());
   if ((*flags & O_PATH) != 0) return GpuFile{};
   if (const GpuFile fake = fake_file(fd); fake.kind != GpuKind::other) return fake;
-  struct statx facts {};
+  struct statx facts{};
   // What the kernel has, however old: a file system of the peer's own must not be asked.
-  auto asked = call_void(Call::fstat, [&] {
-    return ::statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &facts);
-  });
+  auto asked =
+      call_void(Call::fstat, [&] { return ::statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &facts); });
   if (!asked) return std::unexpected(asked.error());
   if ((facts.stx_mode & S_IFMT) != S_IFCHR || facts.stx_rdev_major != kMajor) return GpuFile{};
   if (facts.stx_rdev_minor == kControlMinor) return GpuFile{GpuKind::control};
@@ -133,8 +132,7 @@ Sys<GpuInformation> gpu_information(std::string_view pci) {
 
 std::string gpu_node_path(std::uint32_t minor) {
 #ifdef SHMB_TEST_SEAM
-  if (const std::string root = fault::gpu_root(); !root.empty())
-    return root + "/fake-nvidia" + std::to_string(minor);
+  if (const std::string root = fault::gpu_root(); !root.empty()) return root + "/fake-nvidia" + std::to_string(minor);
 #endif
   return "/dev/nvidia" + std::to_string(minor);
 }

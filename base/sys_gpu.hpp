@@ -18,8 +18,8 @@ struct GpuFile {
   std::uint32_t minor = UINT32_MAX;  // of a node
 };
 
-// Of a descriptor that somebody else made: the kernel's own memory answers, and no file system behind it is asked, which
-// could make us wait. A descriptor that is only a path (O_PATH) is `other`: nothing is open behind it.
+// Of a descriptor that somebody else made: the kernel's own memory answers, and no file system behind it is asked,
+// which could make us wait. A descriptor that is only a path (O_PATH) is `other`: nothing is open behind it.
 Sys<GpuFile> gpu_file(int fd);
 // Whether two descriptors share one open file. F_DUPFD_QUERY (6.10), else kcmp(2), which a seccomp profile may hide:
 // EPERM or ENOSYS then.

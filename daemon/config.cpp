@@ -208,10 +208,14 @@ struct OverrideKey {
   bool for_groups;  // else of uids only: sessions, groups, ... are counted per uid
 };
 constexpr std::array kOverrideKeys = {
-    OverrideKey{"bytes", &LimitOverride::bytes, true},    OverrideKey{"regions", &LimitOverride::regions, true},
-    OverrideKey{"leases", &LimitOverride::leases, false}, OverrideKey{"sessions", &LimitOverride::sessions, false},
-    OverrideKey{"groups", &LimitOverride::groups, false}, OverrideKey{"tickets", &LimitOverride::tickets, false},
-    OverrideKey{"names", &LimitOverride::names, false},   OverrideKey{"watches", &LimitOverride::watches, false},
+    OverrideKey{"bytes", &LimitOverride::bytes, true},
+    OverrideKey{"regions", &LimitOverride::regions, true},
+    OverrideKey{"leases", &LimitOverride::leases, false},
+    OverrideKey{"sessions", &LimitOverride::sessions, false},
+    OverrideKey{"groups", &LimitOverride::groups, false},
+    OverrideKey{"tickets", &LimitOverride::tickets, false},
+    OverrideKey{"names", &LimitOverride::names, false},
+    OverrideKey{"watches", &LimitOverride::watches, false},
     OverrideKey{"gpu_bytes", &LimitOverride::gpu_bytes, true},
     OverrideKey{"gpu_descriptors", &LimitOverride::gpu_descriptors, true},
 };

@@ -18,7 +18,8 @@ enum class EngineChoice { automatic, io_uring, epoll };
 
 // Limits of one scope; absent = the next wider default.
 struct LimitOverride {
-  std::optional<std::uint64_t> bytes, regions, leases, sessions, groups, tickets, names, watches, gpu_bytes, gpu_descriptors;
+  std::optional<std::uint64_t> bytes, regions, leases, sessions, groups, tickets, names, watches, gpu_bytes,
+      gpu_descriptors;
 };
 
 struct Limits {

@@ -148,14 +148,14 @@ void dispatch(World& world, Session& session, const wire::PacketView& packet) {
   const bool hello = header.op == SHMBW_OP_HELLO;
   if (!hello && !session.greeted()) return session.link->drop("a request before HELLO");
   bool one_way = header.op == SHMBW_OP_READY || header.op == SHMBW_OP_LANE_THROUGH;
-  const bool may_be_silent = one_way || header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_QUEUE_HOLD ||
-                             header.op == SHMBW_OP_GPU_REPORT;
+  const bool may_be_silent =
+      one_way || header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_QUEUE_HOLD || header.op == SHMBW_OP_GPU_REPORT;
   if (request.silent() && !may_be_silent) {
     shmbw_header answered = header;
     answered.flags = static_cast<std::uint16_t>(answered.flags & ~SHMBW_HEADER_NO_REPLY);
     const wire::PacketView view{answered, packet.fixed, packet.rest};
-    return Request{world, session, view}.fail(Status::invalid,
-                                              "no_reply is for READY, RELEASE, LANE_THROUGH, QUEUE_HOLD and GPU_REPORT only");
+    return Request{world, session, view}.fail(
+        Status::invalid, "no_reply is for READY, RELEASE, LANE_THROUGH, QUEUE_HOLD and GPU_REPORT only");
   }
   if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
     return request.fail(Status::unknown_flags, "the header has a flag that this broker does not know");

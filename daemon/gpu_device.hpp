@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who keeps a GPU initialised. When the last open of a GPU's node closes the driver tears the GPU down, and with it all
 // exported memory, whose descriptors stay valid and stand for nothing (the driver's open source, os.c and nv.c). So the
-// broker holds the node of every GPU that it has memory of. It is looked up and opened on a thread of its own, because a
-// sleeping GPU may take seconds; no request waits for that and no time-out decides it (law 8): the end is an event.
+// broker holds the node of every GPU that it has memory of. It is looked up and opened on a thread of its own, because
+// a sleeping GPU may take seconds; no request waits for that and no time-out decides it (law 8): the end is an event.
 #pragma once
 
 #include <condition_variable>

@@ -22,8 +22,8 @@ bool on_gpu(const Region& region) { return region.gpu && region.gpu->on_gpu(); }
 
 Error other_kind(const Region& region) {
   if (on_gpu(region))
-    return plain(Status::other_kind, "region " + std::to_string(region.id) +
-                                         " is GPU memory: open it with the functions for GPU regions");
+    return plain(Status::other_kind,
+                 "region " + std::to_string(region.id) + " is GPU memory: open it with the functions for GPU regions");
   return plain(Status::other_kind,
                "region " + std::to_string(region.id) + " is host memory: attach it like any other region");
 }

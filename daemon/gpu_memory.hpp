@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a GPU region has beside what every region has. The memory is the driver's: the broker holds descriptors that keep
-// it alive (vmm), or counts who uses what its owner frees later (legacy), and never maps, touches or asks for it. For
-// each part of the memory it holds two exports. The keeper never leaves; the share does, and a hostile holder of an
+// What a GPU region has beside what every region has. The memory is the driver's: the broker holds descriptors that
+// keep it alive (vmm), or counts who uses what its owner frees later (legacy), and never maps, touches or asks for it.
+// For each part of the memory it holds two exports. The keeper never leaves; the share does, and a hostile holder of an
 // export can empty it for all who share the open file, so it can spoil later imports but never free the memory.
 #pragma once
 

@@ -45,8 +45,8 @@ Result<void> check_vmm(const shmbw_gpu_publish& wish) {
   const std::uint64_t granularity = wish.granularity ? wish.granularity : kUsualGranularity;
   if ((granularity & (granularity - 1)) != 0) return error(Status::invalid, "a granularity is a power of two");
   if (wish.chunk_bytes % granularity != 0)
-    return error(Status::invalid, "chunks of " + format_size(wish.chunk_bytes) + " are no multiple of the granularity " +
-                                      format_size(granularity));
+    return error(Status::invalid, "chunks of " + format_size(wish.chunk_bytes) +
+                                      " are no multiple of the granularity " + format_size(granularity));
   const std::uint64_t chunks = chunks_of(wish);
   if (chunks > kMostChunks)
     return error(Status::invalid, "a region has at most " + std::to_string(kMostChunks) + " chunks: make them larger");
@@ -102,23 +102,25 @@ Result<void> check_exports(std::span<const Fd> files, std::size_t first) {
     for (std::size_t side = 0; side < 2; ++side) {
       auto what = sys::gpu_file(files[i + side].get());
       if (!what || what->kind != sys::GpuKind::control)
-        return error(Status::bad_fd, chunk + (side == 0 ? "the keeper" : "the share") +
-                                         " is no export of GPU memory (an open of /dev/nvidiactl that the driver made)");
+        return error(Status::bad_fd,
+                     chunk + (side == 0 ? "the keeper" : "the share") +
+                         " is no export of GPU memory (an open of /dev/nvidiactl that the driver made)");
     }
     auto same = sys::same_open_file(files[i].get(), files[i + 1].get());
     if (!same)
       return error(Status::unsupported,
-                   chunk + "keeper and share cannot be told apart: fcntl(F_DUPFD_QUERY) needs Linux 6.10, and kcmp(2) "
-                           "failed with " + errno_text(same.error().value) +
-                           "; let the broker's seccomp profile allow kcmp");
+                   chunk +
+                       "keeper and share cannot be told apart: fcntl(F_DUPFD_QUERY) needs Linux 6.10, and kcmp(2) "
+                       "failed with " +
+                       errno_text(same.error().value) + "; let the broker's seccomp profile allow kcmp");
     if (*same)
       return error(Status::bad_fd, chunk + "keeper and share are one open file: export the memory twice, not dup()");
   }
   return {};
 }
 
-// Sealed by its maker and not the broker's to read. The seals are asked first: only a memfd has some, so the size is the
-// kernel's own word.
+// Sealed by its maker and not the broker's to read. The seals are asked first: only a memfd has some, so the size is
+// the kernel's own word.
 Result<Fd> take_manifest(const Fd& given, std::uint64_t bytes) {
   auto seals = sys::seals(given.get());
   constexpr int needed = F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK;
@@ -127,8 +129,8 @@ Result<Fd> take_manifest(const Fd& given, std::uint64_t bytes) {
   auto facts = sys::file_facts(given.get());
   if (!facts) return system_failure(facts.error(), "asking for the size of a manifest");
   if (facts->size != bytes)
-    return error(Status::invalid, "the manifest has " + std::to_string(facts->size) + " bytes, not " +
-                                      std::to_string(bytes));
+    return error(Status::invalid,
+                 "the manifest has " + std::to_string(facts->size) + " bytes, not " + std::to_string(bytes));
   return reopen_read_only(given.get(), "the manifest");
 }
 
@@ -208,8 +210,7 @@ Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu
   auto descriptors_charge = charge_gpu(world, session, group, Slot::gpu_descriptors, count);
   if (!descriptors_charge) return std::unexpected(descriptors_charge.error());
   Result<Charge> manifest_charge = Charge{};
-  if (*manifest)
-    manifest_charge = charge_group(world, session, group, Slot::bytes, rounded_bytes(wish.manifest_bytes));
+  if (*manifest) manifest_charge = charge_group(world, session, group, Slot::bytes, rounded_bytes(wish.manifest_bytes));
   if (!manifest_charge) return std::unexpected(manifest_charge.error());
 
   const std::uint64_t id = ++world.last_region;
@@ -255,8 +256,7 @@ Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu
 Result<void> add_gpu_chunks(World& world, Session& session, Region& region, const shmbw_gpu_chunks& wish,
                             std::span<Fd> descriptors) {
   GpuMemory& gpu = *region.gpu;
-  if (gpu.exporter != &session)
-    return error(Status::denied, "only its publisher gives a region its chunks");
+  if (gpu.exporter != &session) return error(Status::denied, "only its publisher gives a region its chunks");
   if (gpu.state != SHMBW_GPU_STATE_INCOMPLETE)
     return error(Status::invalid, "the region has all its " + std::to_string(gpu.chunks) + " chunks");
   if (wish.first != gpu.present() || wish.count == 0 || wish.count > gpu.chunks - gpu.present())

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A timeline: words on which GPU streams of several processes meet. It is control memory that the broker has laid out
-// and mapped (law 3), and of which it trusts nothing (law 4): it writes a status and a number, and reads one number that
-// it only adds to. When the producer is gone every waiter is released, again and again for some seconds, because a write
-// that the dead producer's stream had begun may land later and undo it.
+// and mapped (law 3), and of which it trusts nothing (law 4): it writes a status and a number, and reads one number
+// that it only adds to. When the producer is gone every waiter is released, again and again for some seconds, because a
+// write that the dead producer's stream had begun may land later and undo it.
 #pragma once
 
 #include <cstdint>

@@ -26,7 +26,7 @@ struct Region;
 
 inline constexpr std::uint64_t kCloseElsewhereFrom = std::uint64_t{64} << 20;
 inline constexpr std::size_t kStrangersAtMost = 4096;  // some twenty messages of as many as one carries
-inline constexpr std::uint32_t kCloseHereAtMost = 4;  // of the regions that one end of a session or group frees
+inline constexpr std::uint32_t kCloseHereAtMost = 4;   // of the regions that one end of a session or group frees
 
 struct Tally {
   std::uint32_t leases = 0, regions = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A region: memory of fixed size behind one memfd that the broker holds, or a GPU's (gpu_memory.hpp). Identity is id + generation + epoch (law 7).
-// The broker makes, sizes and seals the file and never touches a page of it (law 3).
+// A region: memory of fixed size behind one memfd that the broker holds, or a GPU's (gpu_memory.hpp). Identity is id +
+// generation + epoch (law 7). The broker makes, sizes and seals the file and never touches a page of it (law 3).
 #pragma once
 
 #include <cstdint>
@@ -55,8 +55,8 @@ struct Region : Hook<Region, OfGroup> {
   bool many_writers : 1 = false;
   bool no_recycle : 1 = false;
   bool dirty_birth : 1 = false;
-  bool was_outside : 1 = false;  // another uid or a session outside the group held a lease: never recycled
-  bool seal_sealed : 1 = false;  // F_SEAL_SEAL since birth
+  bool was_outside : 1 = false;    // another uid or a session outside the group held a lease: never recycled
+  bool seal_sealed : 1 = false;    // F_SEAL_SEAL since birth
   Fd fd;                           // none: memory of a GPU
   std::unique_ptr<GpuMemory> gpu;  // of GPU regions and timelines
   Charge bytes_charge;

@@ -120,14 +120,15 @@ Result<void> may_open(const Region& region, std::uint32_t rights) {
   switch (gpu.state) {
     case SHMBW_GPU_STATE_INCOMPLETE:
       return error(Status::not_ready, which + " has " + std::to_string(gpu.present()) + " of " +
-                                          std::to_string(gpu.chunks) + " chunks so far: its publisher is still sending");
+                                          std::to_string(gpu.chunks) +
+                                          " chunks so far: its publisher is still sending");
     case SHMBW_GPU_STATE_INVALID:
       return error(Status::region_invalid, which + " could not be imported (the driver said " +
-                                               std::to_string(gpu.code) + "), or never became whole: its publisher (pid " +
+                                               std::to_string(gpu.code) +
+                                               "), or never became whole: its publisher (pid " +
                                                std::to_string(gpu.exporter_pid) + ") must publish it anew");
     case SHMBW_GPU_STATE_DETACHED:
-      return error(Status::detached,
-                   which + " is over: only processes that have left the broker still map its memory");
+      return error(Status::detached, which + " is over: only processes that have left the broker still map its memory");
     case SHMBW_GPU_STATE_DEVICE_LOST:
       return error(Status::device_lost, which + " lies on a GPU that is lost or was reset: publish it anew");
     case SHMBW_GPU_STATE_RETIRED:
@@ -139,10 +140,12 @@ Result<void> may_open(const Region& region, std::uint32_t rights) {
   }
   if ((rights & SHMBW_RIGHT_MAP_WRITE) == 0) return {};
   if (gpu.state == SHMBW_GPU_STATE_POISONED)
-    return error(Status::region_poisoned, which + ": a writer died while it could write, so nobody else may write; "
-                                                  "read it with care, or publish its successor with replace");
+    return error(Status::region_poisoned, which +
+                                              ": a writer died while it could write, so nobody else may write; "
+                                              "read it with care, or publish its successor with replace");
   if (!region.many_writers)
-    return error(Status::write_closed, which + " was published without many_writers: it can be opened for reading only");
+    return error(Status::write_closed,
+                 which + " was published without many_writers: it can be opened for reading only");
   return {};
 }
 
@@ -159,8 +162,8 @@ Result<OpenedGpu> open_gpu(World& world, Session& session, const shmbw_gpu_open&
     return error(Status::unknown_flags, "a right is not known to this broker");
   if ((wish.rights & SHMBW_RIGHT_MAP_READ) == 0) return error(Status::invalid, "gpu_open asks for map_read at least");
   const bool owner_given = (wish.flags & SHMBW_GPU_OPEN_OWNER_GIVEN) != 0;
-  auto target = find_target(world, session, {wish.by, wish.region, wish.ticket,
-                                             owner_given ? wish.owner_uid : session.uid, group, name});
+  auto target = find_target(
+      world, session, {wish.by, wish.region, wish.ticket, owner_given ? wish.owner_uid : session.uid, group, name});
   if (!target && target.error().status == Status::stale)
     return error(Status::generation_mismatch, target.error().sentence);
   if (!target) return std::unexpected(target.error());
@@ -221,8 +224,8 @@ void serve_gpu_open(const Request& request) {
     std::uint16_t first = SHMBW_NO_FD;
     if ((wish.flags & SHMBW_GPU_OPEN_NO_FD) == 0) {
       // The manifest first in the count, so that its place is not taken by shares.
-      const bool manifest = (wish.flags & SHMBW_GPU_OPEN_MANIFEST) != 0 && gpu.manifest &&
-                            world.reply_fds.size() < SHMBW_MAX_BATCH;
+      const bool manifest =
+          (wish.flags & SHMBW_GPU_OPEN_MANIFEST) != 0 && gpu.manifest && world.reply_fds.size() < SHMBW_MAX_BATCH;
       const std::size_t room = SHMBW_MAX_BATCH - world.reply_fds.size() - (manifest ? 1 : 0);
       reply.sent = static_cast<std::uint32_t>(std::min<std::size_t>(gpu.present(), room));
       for (std::uint32_t chunk = 0; chunk < reply.sent; ++chunk) {
@@ -294,7 +297,8 @@ Reported report_import_failed(World& world, const Session& session, Region& regi
 }
 
 Result<Reported> report_written(World& world, Lease& lease) {
-  if (!lease.writes()) return error(Status::denied, "the session's lease carries no map_write: there is nothing to give up");
+  if (!lease.writes())
+    return error(Status::denied, "the session's lease carries no map_write: there is nothing to give up");
   Region& region = *lease.region;
   set_lease(world, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, true);
   if (region.writers == 0 && !region.many_writers) {

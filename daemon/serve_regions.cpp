@@ -56,8 +56,8 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
     return error(Status::unknown_flags, "a right is not known to this broker");
   if ((wish.rights & SHMBW_RIGHT_MAP_READ) == 0) return error(Status::invalid, "an attach asks for map_read at least");
   const bool owner_given = (wish.flags & SHMBW_ATTACH_OWNER_GIVEN) != 0;
-  auto target = find_target(world, session, {wish.by, wish.region, wish.ticket,
-                                             owner_given ? wish.owner_uid : session.uid, group, name});
+  auto target = find_target(
+      world, session, {wish.by, wish.region, wish.ticket, owner_given ? wish.owner_uid : session.uid, group, name});
   if (!target) return std::unexpected(target.error());
   Region& region = *target->region;
   if (on_gpu(region)) return std::unexpected(other_kind(region));
@@ -133,8 +133,9 @@ Result<void> release(World& world, Session& session, const shmbw_release& wish) 
   if (unname && ((lease ? lease->rights : target->may) & SHMBW_RIGHT_RELEASE) == 0)
     return error(Status::denied, "taking a region's name away needs the right release");
   if (lease && region.gpu && region.gpu->kind == SHMBW_GPU_KIND_LEGACY && region.gpu->exporter == &session)
-    return error(Status::invalid,
-                 "others may still use this memory, which is its publisher's: retire it, and free it once it is drained");
+    return error(
+        Status::invalid,
+        "others may still use this memory, which is its publisher's: retire it, and free it once it is drained");
   Group& group = *region.group;
   const std::uint64_t group_id = group.id;
   if (unname) group.names.remove(region);

@@ -42,8 +42,8 @@ Result<Target> find_target(World& world, Session& session, const Naming& naming)
 
 Result<void> check_rights(const Target& target, std::uint32_t rights) {
   if ((rights & ~target.may) == 0) return {};
-  return error(Status::denied, std::string(target.ticket ? "the ticket" : "the session's lease") +
-                                   " does not carry " + rights_text(rights & ~target.may));
+  return error(Status::denied, std::string(target.ticket ? "the ticket" : "the session's lease") + " does not carry " +
+                                   rights_text(rights & ~target.may));
 }
 
 }  // namespace shmb::daemon

@@ -89,8 +89,9 @@ void tell_name(World& world, const Group& group, const Region& region) {
 void tell_gpu_state(World&, Region& region, std::int32_t code, std::uint32_t pid) {
   auto tell = [&](Session& session, std::uint64_t watch) {
     if (!session.link) return;
-    send(session, SHMBW_EVENT_GPU_STATE,
-         shmbw_gpu_state_event{++session.sequence, watch, region.ref(), region.gpu->state, region.gpu->kind, code, pid});
+    send(
+        session, SHMBW_EVENT_GPU_STATE,
+        shmbw_gpu_state_event{++session.sequence, watch, region.ref(), region.gpu->state, region.gpu->kind, code, pid});
   };
   region.leases.each([&](Lease& lease) { tell(*lease.session, 0); });
   region.watchers.each([&](Watch& watch) {

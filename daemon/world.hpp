@@ -88,7 +88,7 @@ class World {
   Closer closer, strangers;  // of freed regions; of descriptors that clients made
   GpuLooker gpu_looker;
   std::map<std::uint32_t, std::weak_ptr<GpuNode>> gpu_nodes;  // that the broker has opened, by minor
-  Tally* tally = nullptr;    // where frees are counted while a session or a group ends
+  Tally* tally = nullptr;                                     // where frees are counted while a session or a group ends
 
   std::uint64_t last_region = 0, last_group = 0, last_session = 0, last_serial = 0;
   std::uint64_t open_descriptors = 0;  // of regions

@@ -5,10 +5,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "base/text.hpp"
 #include "proto/names.hpp"
 #include "tools/exit_code.hpp"
+#include "tools/gpu_view.hpp"
 #include "tools/pool_view.hpp"
 #include "tools/report_json.hpp"
 #include "tools/resolve.hpp"
@@ -29,6 +31,7 @@ struct RegionFacts {
   std::vector<LeaseRow> leases;
   std::vector<TicketRow> tickets;
   std::vector<SessionRow> sessions;
+  std::optional<GpuRow> gpu;
 };
 
 struct PoolFacts {
@@ -48,7 +51,11 @@ Result<RegionFacts> look(const Viewer& viewer, RegionRow region) {
   if (!given) return std::unexpected(given.error());
   auto holders = client::list_sessions(viewer.session(), {}, viewer.deadline());
   if (!holders) return std::unexpected(holders.error());
-  return RegionFacts{std::move(region), std::move(held->rows), std::move(given->rows), std::move(holders->rows)};
+  RegionFacts facts{std::move(region), std::move(held->rows), std::move(given->rows), std::move(holders->rows), {}};
+  auto gpu = client::list_gpu_regions(viewer.session(), one, viewer.deadline());
+  if (!gpu && gpu.error().status != Status::invalid) return std::unexpected(gpu.error());  // an older broker has none
+  if (gpu && !gpu->rows.empty()) facts.gpu = std::move(gpu->rows.front());
+  return facts;
 }
 
 std::string program_of(const std::vector<SessionRow>& sessions, std::uint64_t session) {
@@ -93,6 +100,13 @@ std::string inspect_text(const InspectOptions& options, const RegionFacts& facts
       {"created", age_text(record.created) + " ago by pid " + pid},
       {"state", state_text(record) + ", access " + access_text(record)},
       {"keep", what_becomes_of_it(facts)}};
+  if (facts.gpu) {
+    const bool on_gpu = (record.flags & SHMBW_REGION_GPU) != 0;
+    if (on_gpu)
+      lines[1].second = size_text(options.common, record.length) + " (" + size_text(options.common, record.bytes) +
+                        " charged), of a GPU";
+    for (auto& line : gpu_lines(options.common, facts.gpu->record)) lines.push_back(std::move(line));
+  }
   std::string text = label_lines(lines);
   Table holders({{"HOLDER", Align::right},
                  {"USER"},
@@ -121,6 +135,7 @@ std::string inspect_text(const InspectOptions& options, const RegionFacts& facts
 std::string inspect_json(const RegionFacts& facts) {
   Json json = document("inspect");
   json["region"] = region_json(facts.region);
+  if (facts.gpu) json["gpu"] = gpu_json(*facts.gpu);
   json["holders"] = Json::array();
   for (const LeaseRow& lease : facts.leases) {
     Json holder = lease_json(lease);

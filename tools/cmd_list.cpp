@@ -11,6 +11,7 @@
 #include "base/text.hpp"
 #include "proto/names.hpp"
 #include "tools/exit_code.hpp"
+#include "tools/gpu_view.hpp"
 #include "tools/pool_view.hpp"
 #include "tools/printable.hpp"
 #include "tools/report_json.hpp"
@@ -25,7 +26,8 @@ namespace {
 struct ListOptions {
   Common common;
   std::string group;
-  bool all_groups = false, show_groups = false, show_pools = false, show_queues = false, ids_only = false;
+  bool all_groups = false, show_groups = false, show_pools = false, show_queues = false, show_gpu = false,
+       ids_only = false;
 };
 
 struct Books {
@@ -34,6 +36,7 @@ struct Books {
   Listing<GroupRow> groups;
   Listing<PoolRow> pools;
   Listing<QueueRow> queues;
+  Listing<GpuRow> gpu;
 };
 
 Result<Selection> selection_of(const ListOptions& options) {
@@ -62,6 +65,11 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
   if (!pools) return std::unexpected(pools.error());
   auto queues = client::list_queues(viewer.session(), selection, viewer.deadline());
   if (!queues) return std::unexpected(queues.error());
+  auto gpu = client::list_gpu_regions(viewer.session(), selection, viewer.deadline());
+  if (!gpu && gpu.error().status != Status::invalid) return std::unexpected(gpu.error());  // an older broker has none
+  if (!gpu) gpu.emplace();
+  // They have a table of their own.
+  std::erase_if(regions->rows, [](const RegionRow& row) { return (row.record.flags & SHMBW_REGION_GPU) != 0; });
   // A group's regions together, the largest first.
   std::ranges::sort(regions->rows, {}, [](const RegionRow& row) {
     return std::tuple(row.record.owner_uid, row.group, row.record.group, ~row.record.bytes, row.record.region.id);
@@ -73,7 +81,8 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
     const auto pool = std::ranges::find(pools->rows, row.record.pool, [](const PoolRow& it) { return it.record.pool; });
     return std::tuple(pool - pools->rows.begin(), row.record.pool, row.name);
   });
-  return Books{std::move(*status), std::move(*regions), std::move(*groups), std::move(*pools), std::move(*queues)};
+  return Books{std::move(*status), std::move(*regions), std::move(*groups),
+               std::move(*pools),  std::move(*queues),  std::move(*gpu)};
 }
 
 std::string count(std::size_t number, const char* noun) {
@@ -91,6 +100,8 @@ std::string totals(const ListOptions& options, const Books& books) {
           ", " + size_text(options.common, books.regions.total_bytes);
   if (!books.pools.rows.empty())
     text += "; " + count(books.pools.rows.size(), "pool") + ", " + count(books.queues.rows.size(), "queue");
+  if (!books.gpu.rows.empty())
+    text += "; " + count(books.gpu.rows.size(), "GPU region") + ", " + size_text(options.common, books.gpu.total_bytes);
   return printable(text) + "\n";
 }
 
@@ -158,6 +169,8 @@ std::string ids(const ListOptions& options, const Books& books) {
     for (const PoolRow& row : books.pools.rows) out += pool_id_text(row.record.pool) + "\n";
   } else if (options.show_queues) {
     for (const QueueRow& row : books.queues.rows) out += queue_address({}, row) + "\n";
+  } else if (options.show_gpu) {
+    for (const GpuRow& row : books.gpu.rows) out += id_text(row.record.region) + "\n";
   } else {
     for (const RegionRow& row : books.regions.rows) out += id_text(row.record.region) + "\n";
   }
@@ -167,11 +180,10 @@ std::string ids(const ListOptions& options, const Books& books) {
 std::string list_json(const Viewer& viewer, const Books& books) {
   Json json = document("list");
   json["broker"] = broker_json(viewer, books.status);
-  json["totals"] = {{"groups", books.groups.rows.size()},
-                    {"regions", books.regions.rows.size()},
-                    {"bytes", books.regions.total_bytes},
-                    {"pools", books.pools.rows.size()},
-                    {"queues", books.queues.rows.size()}};
+  json["totals"] = {{"groups", books.groups.rows.size()}, {"regions", books.regions.rows.size()},
+                    {"bytes", books.regions.total_bytes}, {"pools", books.pools.rows.size()},
+                    {"queues", books.queues.rows.size()}, {"gpu_regions", books.gpu.rows.size()},
+                    {"gpu_bytes", books.gpu.total_bytes}};
   json["groups"] = Json::array();
   for (const GroupRow& row : books.groups.rows) json["groups"].push_back(group_json(row));
   json["regions"] = Json::array();
@@ -181,17 +193,20 @@ std::string list_json(const Viewer& viewer, const Books& books) {
   json["queues"] = Json::array();
   for (const QueueRow& row : books.queues.rows)
     json["queues"].push_back(queue_json(row, queue_address(books.pools.rows, row)));
+  json["gpu_regions"] = Json::array();
+  for (const GpuRow& row : books.gpu.rows) json["gpu_regions"].push_back(gpu_json(row));
   return dump(json);
 }
 
 // One table where one was asked for, else all that have rows, with an empty line between them.
 std::string tables(const ListOptions& options, const Books& books) {
-  const bool all = !options.show_groups && !options.show_pools && !options.show_queues;
+  const bool all = !options.show_groups && !options.show_pools && !options.show_queues && !options.show_gpu;
   std::string text = options.show_groups ? group_table(options, books) : "";
   const auto add = [&](bool wanted, const std::string& table) {
     if ((all || wanted) && !table.empty()) text += (text.empty() ? "" : "\n") + table;
   };
   add(false, region_table(options, books));
+  add(options.show_gpu, gpu_table(options.common, books.gpu.rows));
   add(options.show_pools, pool_table(options.common, books.pools.rows));
   add(options.show_queues, queue_table(books.pools.rows, books.queues.rows));
   return text;
@@ -228,6 +243,8 @@ Command add_list(CLI::App& app) {
   CLI::Option* pools = verb->add_flag("--pools", options->show_pools, "The pools alone: slots, participants, queues");
   CLI::Option* queues =
       verb->add_flag("--queues", options->show_queues, "The queues alone: depth, readers, writers, lag");
+  CLI::Option* gpu = verb->add_flag("--gpu", options->show_gpu, "The GPU regions alone: device, users, state");
+  for (CLI::Option* other : {groups, pools, queues}) gpu->excludes(other);
   groups->excludes(pools);
   groups->excludes(queues);
   pools->excludes(queues);

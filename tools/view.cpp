@@ -85,7 +85,7 @@ std::string page_text(std::uint32_t page_kind) {
 }
 
 std::string session_state_text(std::uint32_t state) {
-  constexpr std::array<const char*, 5> names{"none", "member", "heir", "supervisor", "disconnected"};
+  constexpr std::array<const char*, 6> names{"none", "member", "heir", "supervisor", "disconnected", "leaving"};
   return std::string(pick(names, state));
 }
 

@@ -51,6 +51,7 @@ unread_timeout = "3s"
 idle_exit = "forever"
 log_level = "debug"
 socket_mode = "0660"
+gpu_hold = "trust"
 user = "shm"
 )");
   CHECK(config.engine == EngineChoice::epoll);
@@ -61,6 +62,7 @@ user = "shm"
   CHECK(config.idle_exit == -1);
   CHECK(config.log_priority == 7);
   CHECK(config.socket_mode == 0660);
+  CHECK(config.gpu_trust);
   CHECK(config.user == "shm");
   CHECK(good("user = 997").user == "997");
   CHECK(good("engine = \"io_uring\"").engine == EngineChoice::io_uring);
@@ -82,6 +84,10 @@ uid_groups = 5
 uid_tickets = 6
 uid_names = 7
 uid_watches = 8
+uid_gpu_descriptors = 12
+gpu_bytes = "80G"
+uid_gpu_bytes = "40G"
+group_gpu_bytes = "20G"
 session_leases = 9
 session_watches = 10
 events_queued = 11
@@ -98,9 +104,12 @@ groups = 24
 tickets = 25
 names = 26
 watches = 27
+gpu_bytes = "10G"
+gpu_descriptors = 28
 [limits.group.trainer]
 bytes = "512M"
 regions = 31
+gpu_bytes = "5G"
 )");
   const Limits& limits = config.limits;
   CHECK(limits.host_bytes == 8ULL << 30);
@@ -115,6 +124,10 @@ regions = 31
   CHECK(limits.uid_tickets == 6);
   CHECK(limits.uid_names == 7);
   CHECK(limits.uid_watches == 8);
+  CHECK(limits.uid_gpu_descriptors == 12);
+  CHECK(limits.gpu_bytes == 80ULL << 30);
+  CHECK(limits.uid_gpu_bytes == 40ULL << 30);
+  CHECK(limits.group_gpu_bytes == 20ULL << 30);
   CHECK(limits.session_leases == 9);
   CHECK(limits.session_watches == 10);
   CHECK(limits.events_queued == 11);
@@ -132,9 +145,12 @@ regions = 31
   CHECK(uid.tickets == 25);
   CHECK(uid.names == 26);
   CHECK(uid.watches == 27);
+  CHECK(uid.gpu_bytes == 10ULL << 30);
+  CHECK(uid.gpu_descriptors == 28);
   REQUIRE(limits.group.contains("trainer"));
   CHECK(limits.group.at("trainer").bytes == 512ULL << 20);
   CHECK(limits.group.at("trainer").regions == 31);
+  CHECK(limits.group.at("trainer").gpu_bytes == 5ULL << 30);
   CHECK_FALSE(limits.group.at("trainer").leases.has_value());
 }
 
@@ -155,6 +171,7 @@ TEST_CASE("what is not a key, or not a value, is refused with file and line") {
   refused("engine = \"kqueue\"", "c.toml:1: 'engine' expects one of \"auto\", \"io_uring\", \"epoll\"");
   refused("engine = 3", "'engine' expects one of");
   refused("log_level = \"loud\"", "'log_level' expects one of \"error\"");
+  refused("gpu_hold = \"hope\"", "'gpu_hold' expects one of");
   refused("socket_mode = 0o666", "'socket_mode' expects an octal mode");
   refused("socket_mode = \"0999\"", "'socket_mode' expects an octal mode");
   refused("socket_mode = \"0066\"", "lets the owner in");

@@ -25,6 +25,7 @@ EXPECTED = (
     + [f"hop.slot.{size}.{how}" for size in ("64B", "4KiB", "1MiB", "16MiB") for how in ("spinning", "asleep")]
     + ["messages.line.1-1", "messages.broadcast.1-4"] + [f"messages.claim.{who}" for who in ("4-1", "1-4", "4-4")]
     + ["hand_over.1MiB", "hand_over.16MiB", "waiting.100_wakes_a_second"]
+    + [f"gpu.{what}.{count}" for what in ("publish", "open") for count in (1, 16, 126)]
     + [f"slots.{what}.{who}" for what in ("just_released", "32_held") for who in ("alone", "contended")]
 )
 

@@ -40,13 +40,14 @@ Stage::~Stage() {
   if (ticket[0] != 0 || ticket[1] != 0) (void)parent.call_batch(SHMBW_OP_ATTACH, one(attach));
 }
 
-std::string Stage::set_parent(const std::string& socket_path, bool with_ticket, bool with_pool) {
+std::string Stage::set_parent(const std::string& socket_path, bool with_ticket, bool with_pool, bool with_gpu) {
   socket = socket_path;
+  with_gpu_ = with_gpu;
   group_name = "w" + std::to_string(++serial);
   parent = RawClient::connect(socket);
   shmbw_hello greeting = RawClient::greeting();
   greeting.features = SHMBW_FEATURE_PASS_RIGHTS;
-  if (with_pool) greeting.start_time = 0;  // the socket's end shall be the end
+  if (with_pool || with_gpu) greeting.start_time = 0;  // the socket's end shall be the end
   RawPacket hello = parent.call(SHMBW_OP_HELLO, greeting);
   if (!hello.ok()) return "HELLO of the parent";
   parent_hello = hello.fixed<shmbw_hello_reply>();
@@ -75,6 +76,7 @@ std::string Stage::set_parent(const std::string& socket_path, bool with_ticket, 
     if (!drawn.ok()) return "TICKET_CREATE: " + drawn.sentence();
     std::memcpy(ticket, drawn.fixed<shmbw_ticket_create_reply>().ticket, sizeof ticket);
   }
+  if (with_gpu) return set_gpu();
   return with_pool ? set_pool() : std::string();
 }
 
@@ -132,7 +134,8 @@ std::string Stage::set_attacker(bool greet) {
   if (!attacker.connected()) return "connect";
   if (!greet) return {};
   shmbw_hello child = child_of(parent_hello);
-  if (pool != 0) child.start_time = 0;
+  if (pool != 0 || with_gpu_) child.start_time = 0;
+  if (with_gpu_) child.features = SHMBW_FEATURE_PASS_RIGHTS;
   RawPacket greeted = attacker.call(SHMBW_OP_HELLO, child);
   if (!greeted.ok()) return "HELLO of the attacker: " + greeted.sentence();
   attacker_hello = greeted.fixed<shmbw_hello_reply>();
@@ -151,6 +154,7 @@ std::string Stage::set_attacker(bool greet) {
   RawPacket watched = attacker.call(SHMBW_OP_WATCH, want);
   if (!watched.ok()) return "WATCH: " + watched.sentence();
   watch = watched.fixed<shmbw_watch_reply>().watch;
+  if (with_gpu_) return open_gpu();
   return pool != 0 ? join_pool() : std::string();
 }
 
@@ -395,7 +399,7 @@ bool Duel::ready() {
   std::string lack;
   if (!stage_) {
     stage_ = std::make_unique<Stage>();
-    lack = stage_->set_parent(broker_.socket(), valid_.wants_ticket, valid_.wants_pool);
+    lack = stage_->set_parent(broker_.socket(), valid_.wants_ticket, valid_.wants_pool, valid_.wants_gpu);
   }
   if (lack.empty() && !stage_->attacker.connected()) lack = stage_->set_attacker(!valid_.is_hello);
   if (!lack.empty()) wrong = "the stage cannot be set: " + lack;

@@ -32,14 +32,18 @@ struct Stage {
   std::uint32_t parent_place = 0, parent_life = 0;
   shmbw_region_ref slots{};
   shmbw_queue_open_reply queue{};  // a claim queue, both ends the attacker's
+  shmbw_region_ref gpu{}, lent{};  // of the parent, with a lease of the attacker's; of the attacker's own, kind legacy
 
   // "" or what did not work.
-  std::string set_parent(const std::string& socket_path, bool with_ticket, bool with_pool);
+  std::string set_parent(const std::string& socket_path, bool with_ticket, bool with_pool, bool with_gpu);
   std::string set_attacker(bool greet);  // false: it has only connected
 
  private:
   std::string set_pool();
   std::string join_pool();
+  std::string set_gpu();
+  std::string open_gpu();
+  bool with_gpu_ = false;
 };
 
 // One valid request, as bytes that fit the stage it is made for.
@@ -47,10 +51,20 @@ struct Valid {
   std::string name;
   bool is_hello = false, wants_ticket = false, wants_pool = false;
   std::function<Packet(const Stage&, std::uint64_t tag)> make;
+  bool wants_gpu = false;
 };
 // Every request of proto/messages.toml, those with several meanings in each of them.
-const std::vector<Valid>& all_valid();  // but those of pools and queues
+const std::vector<Valid>& all_valid();  // but those of pools and queues, and of GPU memory
 const std::vector<Valid>& all_valid_of_pools();
+const std::vector<Valid>& all_valid_of_gpu();  // but GPU_CHUNKS, which never comes without descriptors: test_gpu.cpp
+
+// Files that stand for those of a GPU's driver, for a broker with the seam's instruction gpu=DIR.
+inline constexpr std::uint8_t kGpuUuid[16] = {0xc0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+inline constexpr char kGpuPci[] = "0000:65:00.0";
+void make_gpu_files(const std::string& folder);
+// Names the GPU and waits until its node is held: "" or what did not work.
+std::string name_gpu(RawClient& client);
+shmbw_gpu_publish gpu_publication(shmbw_gpu_kind kind);
 
 // Plays packets against a stage, one after the other, and sets anew what a case has changed of it.
 class Duel {

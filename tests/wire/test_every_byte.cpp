@@ -12,6 +12,7 @@
 
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
+#include "tests/harness/temp_dir.hpp"
 #include "tests/wire/bystander.hpp"
 #include "tests/wire/stage.hpp"
 
@@ -48,7 +49,9 @@ bool aims_at(std::uint64_t group, const Packet& packet) {
   shmbw_header header = header_of(packet);
   std::size_t step = 0;
   if (header.op == SHMBW_OP_CREATE) step = sizeof(shmbw_create);
-  else if (header.op != SHMBW_OP_GROUP_END && header.op != SHMBW_OP_POOL_CREATE) return false;
+  else if (header.op == SHMBW_OP_GPU_PUBLISH) step = sizeof(shmbw_gpu_publish);
+  else if (header.op != SHMBW_OP_GROUP_END && header.op != SHMBW_OP_POOL_CREATE && header.op != SHMBW_OP_GPU_TIMELINE)
+    return false;
   std::size_t at = sizeof header + (step ? sizeof(shmbw_batch) : 0);
   for (; at + sizeof group <= packet.size(); at += step) {
     if (std::memcmp(packet.data() + at, &group, sizeof group) == 0) return true;
@@ -206,6 +209,24 @@ TEST_CASE("every length and every changed byte of the requests of pools and queu
       options.config = "[limits]\nuid_groups = 100000\n";
       BrokerFixture broker(options);
       attack_all(broker, all_valid_of_pools(), {}, number, engines.size());
+    }
+  }
+}
+
+TEST_CASE("every length and every changed byte of the requests of GPU memory is answered or dropped") {
+  const auto engines = harness::engines();
+  for (std::size_t number = 0; number < engines.size(); ++number) {
+    SUBCASE(engines[number].c_str()) {
+      harness::TempDir gpus;
+      make_gpu_files(gpus.path());
+      BrokerOptions options;
+      options.engine = engines[number];
+      options.seam = "gpu=" + gpus.path();
+      options.kernel = "6.1";  // as for pools: what is held ends with the socket
+      options.arguments = {"--log-level", "error"};
+      options.config = "[limits]\nuid_groups = 100000\n";
+      BrokerFixture broker(options);
+      attack_all(broker, all_valid_of_gpu(), {}, number, engines.size());
     }
   }
 }

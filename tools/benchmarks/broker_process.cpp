@@ -10,7 +10,8 @@
 
 namespace shmb::bench {
 
-BrokerProcess BrokerProcess::start(const Settings& settings, Core core, const std::string& engine) {
+BrokerProcess BrokerProcess::start(const Settings& settings, Core core, const std::string& engine,
+                                   const std::vector<std::string>& more_arguments) {
   BrokerProcess broker;
   broker.folder_ = std::make_unique<TemporaryFolder>();
   broker.socket_ = broker.folder_->path() + "/socket";
@@ -19,10 +20,10 @@ BrokerProcess BrokerProcess::start(const Settings& settings, Core core, const st
   int log = must(open((broker.folder_->path() + "/log").c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600), "open log");
   // The broker's end of the pipe and its log survive the exec, nothing else does.
   int ready_there = must(fcntl(ready[1], F_DUPFD, 3), "dup");
-  broker.child_ = Child::execute(core, settings.broker,
-                                 {"--private", "--directory", broker.folder_->path(), "--engine", engine, "--ready-fd",
-                                  std::to_string(ready_there)},
-                                 log);
+  std::vector<std::string> arguments{"--private", "--directory", broker.folder_->path(),     "--engine",
+                                     engine,      "--ready-fd",  std::to_string(ready_there)};
+  arguments.insert(arguments.end(), more_arguments.begin(), more_arguments.end());
+  broker.child_ = Child::execute(core, settings.broker, arguments, log);
   close(ready_there);
   close(ready[1]);
   close(log);

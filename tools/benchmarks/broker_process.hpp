@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tools/benchmarks/figure.hpp"
 #include "tools/benchmarks/process.hpp"
@@ -13,7 +14,8 @@ namespace shmb::bench {
 class BrokerProcess {
  public:
   // engine: "auto", "epoll" or "io_uring". Returns once the socket answers.
-  static BrokerProcess start(const Settings& settings, Core core, const std::string& engine);
+  static BrokerProcess start(const Settings& settings, Core core, const std::string& engine,
+                             const std::vector<std::string>& more_arguments = {});
   const std::string& socket() const { return socket_; }
   pid_t pid() const { return child_.pid(); }
   const std::string& engine() const { return engine_; }  // the one in use

@@ -16,6 +16,7 @@ void run_hand_over(Bench&);
 void run_slots(Bench&);
 void run_waiting(Bench&);
 void run_spawn(Bench&);
+void run_gpu(Bench&);
 
 std::span<const Family> families() {
   static constexpr Family all[] = {
@@ -32,6 +33,7 @@ std::span<const Family> families() {
       {"waiting", "processor time of a reader that waits, against a bare futex", run_waiting},
       {"spawn", "ranks started and joined, against bare posix_spawn and fork; a killed rank until all are gone",
        run_spawn},
+      {"gpu", "GPU memory published and opened at the broker, against a bare exchange of as many descriptors", run_gpu},
   };
   return all;
 }

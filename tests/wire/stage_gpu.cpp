@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The requests of GPU memory on the stage, and the files that stand for the driver's.
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "base/sys_memory.hpp"
+#include "base/sys_process.hpp"
+#include "tests/wire/stage.hpp"
+
+namespace wire_test {
+
+void make_gpu_files(const std::string& folder) {
+  std::filesystem::create_directories(folder + "/gpus/" + kGpuPci);
+  std::ofstream(folder + "/gpus/" + kGpuPci + "/information")
+      << "GPU UUID: \t GPU-c0010203-0405-0607-0809-0a0b0c0d0e0f\nDevice Minor: \t 3\n";
+  std::ofstream(folder + "/fake-nvidia3") << "node";
+}
+
+std::string name_gpu(RawClient& client) {
+  shmbw_gpu_device wish{};
+  std::ranges::copy(kGpuUuid, wish.uuid);
+  wish.pci_len = sizeof kGpuPci - 1;
+  RawPacket named = client.call(SHMBW_OP_GPU_DEVICE, wish, kGpuPci);
+  if (!named.ok()) return "GPU_DEVICE: " + named.sentence();
+  if (named.fixed<shmbw_gpu_device_reply>().hold == SHMBW_GPU_HOLD_NODE) return {};
+  for (;;) {
+    RawPacket event = client.event(60'000);
+    if (event.kind != RawPacket::Kind::packet) return "no event gpu_device";
+    if (event.header().op != (SHMBW_EVENT | SHMBW_EVENT_GPU_DEVICE)) continue;
+    return event.fixed<shmbw_gpu_device_event>().hold == SHMBW_GPU_HOLD_NODE ? "" : "the GPU's node is not held";
+  }
+}
+
+shmbw_gpu_publish gpu_publication(shmbw_gpu_kind kind) {
+  shmbw_gpu_publish wish{};
+  wish.bytes = 2 << 20;
+  std::ranges::copy(kGpuUuid, wish.uuid);
+  wish.kind = kind;
+  if (kind == SHMBW_GPU_KIND_VMM) wish.chunks = 1;
+  else wish.handle[5] = 9;
+  return wish;
+}
+
+// Read-write, so that every right is the attacker's.
+std::string Stage::set_gpu() {
+  if (std::string lack = name_gpu(parent); !lack.empty()) return lack;
+  auto keeper = shmb::sys::memfd_create("fakecuda:stage", false);
+  if (!keeper) return "memfd";
+  auto share = shmb::sys::open(("/proc/self/fd/" + std::to_string(keeper->get())).c_str(), O_RDWR);
+  if (!share) return "a second open of a memfd";
+  shmbw_gpu_publish wish = gpu_publication(SHMBW_GPU_KIND_VMM);
+  wish.flags = SHMBW_GPU_PUBLISH_WRITING | SHMBW_GPU_PUBLISH_MANY_WRITERS;
+  wish.name_len = 3;
+  Packet packet = batch(SHMBW_OP_GPU_PUBLISH, 98, std::vector{wish}, "gpu");
+  shmbw_header header = header_of(packet);
+  header.n_fds = 2;
+  set_header(packet, header);
+  const int fds[] = {keeper->get(), share->get()};
+  if (!parent.send(packet, fds)) return "sending GPU_PUBLISH";
+  RawPacket made = parent.reply(98);
+  if (!made.ok()) return "GPU_PUBLISH: " + made.sentence();
+  if (made.element<shmbw_outcome>(0).status != 0) return "GPU_PUBLISH: " + error_of_element(made).sentence;
+  gpu = made.element<shmbw_gpu_publish_reply>(0).region;
+  return {};
+}
+
+std::string Stage::open_gpu() {
+  if (std::string lack = name_gpu(attacker); !lack.empty()) return lack;
+  shmbw_gpu_open open{};
+  open.by = SHMBW_ATTACH_BY_ID;
+  open.rights = SHMBW_RIGHT_KNOWN;
+  open.region = gpu;
+  RawPacket opened = attacker.call_batch(SHMBW_OP_GPU_OPEN, one(open));
+  if (!opened.ok() || opened.element<shmbw_outcome>(0).status != 0) return "GPU_OPEN";
+  const shmbw_gpu_publish wish = gpu_publication(SHMBW_GPU_KIND_LEGACY);
+  RawPacket made = attacker.call_batch(SHMBW_OP_GPU_PUBLISH, one(wish));
+  if (!made.ok() || made.element<shmbw_outcome>(0).status != 0) return "GPU_PUBLISH of the attacker";
+  lent = made.element<shmbw_gpu_publish_reply>(0).region;
+  return {};
+}
+
+const std::vector<Valid>& all_valid_of_gpu() {
+  using S = const Stage&;
+  using Tag = std::uint64_t;
+  static const std::vector<Valid> all = [] {
+    std::vector<Valid> list;
+    auto add = [&](const char* name, auto make) { list.push_back({name, false, false, false, make, true}); };
+    add("GPU_DEVICE", [](S, Tag tag) {
+      shmbw_gpu_device wish{};
+      std::ranges::copy(kGpuUuid, wish.uuid);
+      wish.pci_len = sizeof kGpuPci - 1;
+      return plain(SHMBW_OP_GPU_DEVICE, tag, wish, kGpuPci);
+    });
+    add("GPU_PUBLISH", [](S, Tag tag) {
+      shmbw_gpu_publish wish = gpu_publication(SHMBW_GPU_KIND_LEGACY);
+      wish.name_len = 3;
+      return batch(SHMBW_OP_GPU_PUBLISH, tag, std::vector{wish}, "own");
+    });
+    add("GPU_OPEN by id", [](S s, Tag tag) {
+      shmbw_gpu_open wish{};
+      wish.by = SHMBW_ATTACH_BY_ID;
+      wish.rights = SHMBW_RIGHT_MAP_READ;
+      wish.region = s.gpu;
+      return batch(SHMBW_OP_GPU_OPEN, tag, std::vector{wish});
+    });
+    add("GPU_OPEN by name", [](S s, Tag tag) {
+      shmbw_gpu_open wish{};
+      wish.by = SHMBW_ATTACH_BY_NAME;
+      wish.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
+      wish.flags = SHMBW_GPU_OPEN_MANIFEST;
+      wish.group_len = static_cast<std::uint16_t>(s.group_name.size());
+      wish.name_len = 3;
+      return batch(SHMBW_OP_GPU_OPEN, tag, std::vector{wish}, s.group_name + "gpu");
+    });
+    add("GPU_MORE", [](S s, Tag tag) { return plain(SHMBW_OP_GPU_MORE, tag, shmbw_gpu_more{s.gpu, 0, 1}); });
+    add("GPU_REPORT", [](S s, Tag tag) {
+      shmbw_gpu_report failed{};
+      failed.region = s.gpu;
+      failed.what = SHMBW_GPU_FINDING_IMPORT_FAILED;
+      failed.code = 304;
+      return batch(SHMBW_OP_GPU_REPORT, tag, std::vector{failed});
+    });
+    add("GPU_REPORT of a lost device", [](S, Tag tag) {
+      shmbw_gpu_report lost{};
+      lost.what = SHMBW_GPU_FINDING_DEVICE_LOST;
+      std::ranges::copy(kGpuUuid, lost.uuid);
+      return batch(SHMBW_OP_GPU_REPORT, tag, std::vector{lost});
+    });
+    add("GPU_RETIRE",
+        [](S s, Tag tag) { return batch(SHMBW_OP_GPU_RETIRE, tag, std::vector{shmbw_gpu_retire{s.lent}}); });
+    add("GPU_TIMELINE", [](S, Tag tag) {
+      shmbw_gpu_timeline wish{};
+      wish.words = 8;
+      wish.name_len = 5;
+      return plain(SHMBW_OP_GPU_TIMELINE, tag, wish, "steps");
+    });
+    add("GPU_PINNED",
+        [](S s, Tag tag) { return batch(SHMBW_OP_GPU_PINNED, tag, std::vector{shmbw_gpu_pinned{s.region, 0, 0}}); });
+    add("LIST of GPU regions", [](S s, Tag tag) {
+      shmbw_list wish{};
+      wish.table = SHMBW_TABLE_GPU_REGIONS;
+      wish.region = s.gpu;
+      return plain(SHMBW_OP_LIST, tag, wish);
+    });
+    return list;
+  }();
+  return all;
+}
+
+}  // namespace wire_test

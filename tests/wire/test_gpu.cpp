@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// GPU memory over real sockets and processes, on both engines: many descriptors in one request only where they may
+// come, and what the deaths of real processes do to regions.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "base/sys_gpu.hpp"
+#include "base/sys_memory.hpp"
+#include "base/sys_process.hpp"
+#include "tests/harness/child.hpp"
+#include "tests/harness/temp_dir.hpp"
+#include "tests/wire/engines.hpp"
+#include "tests/wire/stage.hpp"
+
+namespace wire_test {
+namespace {
+
+struct Exports {
+  std::vector<shmb::Fd> files;
+  explicit Exports(std::size_t chunks) {
+    for (std::size_t i = 0; i < chunks; ++i) {
+      files.push_back(shmb::sys::memfd_create("fakecuda:wire", false).value());
+      const std::string path = "/proc/self/fd/" + std::to_string(files.back().get());
+      files.push_back(shmb::sys::open(path.c_str(), O_RDWR).value());
+    }
+  }
+  std::vector<int> numbers() const {
+    std::vector<int> out;
+    for (const shmb::Fd& fd : files) out.push_back(fd.get());
+    return out;
+  }
+};
+
+Packet stating(Packet packet, std::size_t count) {
+  shmbw_header header = header_of(packet);
+  header.n_fds = static_cast<std::uint16_t>(count);
+  set_header(packet, header);
+  return packet;
+}
+
+RawClient gpu_session(const BrokerFixture& broker, bool name = true) {
+  RawClient client = RawClient::connect(broker.socket());
+  shmbw_hello hello = RawClient::greeting();
+  hello.features = SHMBW_FEATURE_PASS_RIGHTS;
+  REQUIRE(client.call(SHMBW_OP_HELLO, hello).ok());
+  if (name) REQUIRE(name_gpu(client) == "");
+  return client;
+}
+
+RawPacket publish(RawClient& client, std::uint32_t chunks, std::string_view name, std::uint32_t flags = 0) {
+  const Exports exports(chunks);
+  shmbw_gpu_publish wish = gpu_publication(SHMBW_GPU_KIND_VMM);
+  wish.bytes = std::uint64_t{chunks} << 21;
+  if (chunks > 1) wish.chunk_bytes = 1 << 21;
+  wish.chunks = chunks;
+  wish.flags = flags;
+  wish.name_len = static_cast<std::uint16_t>(name.size());
+  const auto fds = exports.numbers();
+  Packet packet = stating(batch(SHMBW_OP_GPU_PUBLISH, 97, std::vector{wish}, name), fds.size());
+  REQUIRE(client.send(packet, fds));
+  return client.reply(97);
+}
+
+template <class Body>
+void on_gpu_brokers(Body&& body) {
+  harness::TempDir gpus;
+  make_gpu_files(gpus.path());
+  BrokerOptions options;
+  options.seam = "gpu=" + gpus.path();
+  on_each_engine(options, body);
+}
+
+shmbw_gpu_record row_of(RawClient& client) {
+  shmbw_gpu_record out{};
+  std::size_t rows = 0;
+  CHECK(list_all<shmbw_gpu_record>(client, SHMBW_TABLE_GPU_REGIONS,
+                                   [&](const shmbw_gpu_record& row) { out = row, ++rows; }));
+  if (rows != 1) out = {};
+  return out;
+}
+
+// Each round goes once through the broker's loop; what never comes ends the test by its rounds.
+template <class Done>
+bool comes(Done done) {
+  for (int round = 0; round < 20'000; ++round) {
+    if (done()) return true;
+    ::usleep(500);
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("a request with 252 descriptors comes in, and so many come back") {
+  on_gpu_brokers([](BrokerFixture& broker) {
+    RawClient client = gpu_session(broker);
+    RawPacket made = publish(client, 126, "big");
+    REQUIRE_MESSAGE(made.ok(), made.sentence());
+    REQUIRE_MESSAGE(made.element<shmbw_outcome>(0).status == 0, error_of_element(made).sentence);
+    shmbw_gpu_open open{};
+    open.by = SHMBW_ATTACH_BY_ID;
+    open.rights = kRead;
+    open.region = made.element<shmbw_gpu_publish_reply>(0).region;
+    RawPacket opened = client.call_batch(SHMBW_OP_GPU_OPEN, one(open));
+    REQUIRE(opened.ok());
+    CHECK(opened.fds.size() == 126);
+    CHECK(opened.element<shmbw_gpu_open_reply>(0).sent == 126);
+  });
+}
+
+TEST_CASE("many descriptors drop a session that has named no GPU") {
+  on_gpu_brokers([](BrokerFixture& broker) {
+    RawClient client = gpu_session(broker, false);
+    const Exports exports(1);
+    const auto fds = exports.numbers();
+    Packet packet =
+        stating(batch(SHMBW_OP_GPU_PUBLISH, 97, std::vector{gpu_publication(SHMBW_GPU_KIND_VMM)}), fds.size());
+    (void)client.send(packet, fds);
+    CHECK(hung_up(client));
+    RawClient other = gpu_session(broker);
+    CHECK(publish(other, 1, "fine").ok());
+  });
+}
+
+TEST_CASE("refused publications leave no descriptor in the broker, however many came") {
+  on_gpu_brokers([](BrokerFixture& broker) {
+    RawClient client = gpu_session(broker);
+    CHECK(publish(client, 1, "taken").ok());
+    const auto descriptors = [&] { return client.status().fixed<shmbw_status_reply>().descriptors; };
+    const std::uint32_t before = descriptors();
+    for (int round = 0; round < 20; ++round) {
+      RawPacket refused = publish(client, 126, "taken");
+      REQUIRE(refused.ok());
+      CHECK(refused.element<shmbw_outcome>(0).status == static_cast<std::int32_t>(shmb::Status::exists));
+    }
+    CHECK(descriptors() == before);
+    const std::string table = "/proc/" + std::to_string(broker.pid()) + "/fd";
+    CHECK(comes([&] {
+      return std::distance(std::filesystem::directory_iterator(table), std::filesystem::directory_iterator()) < 60;
+    }));
+  });
+}
+
+TEST_CASE("a killed writer poisons, a killed reader gives back, and the memory outlives both") {
+  on_gpu_brokers([](BrokerFixture& broker) {
+    RawClient keeper = gpu_session(broker);
+    shmbw_group_create group{};
+    group.name_len = 3;
+    REQUIRE(keeper.call(SHMBW_OP_GROUP_CREATE, group, "job").ok());
+    shmbw_group_join join{};
+    join.name_len = 3;
+    REQUIRE(keeper.call(SHMBW_OP_GROUP_JOIN, join, "job").ok());
+    harness::Gate published, never;
+    harness::Child writer = harness::Child::run([&] {
+      RawClient own = gpu_session(broker);
+      if (!own.call(SHMBW_OP_GROUP_JOIN, join, "job").ok()) return 1;
+      if (!publish(own, 2, "kv", SHMBW_GPU_PUBLISH_WRITING).ok()) return 2;
+      published.open();
+      never.wait(60'000);
+      return 3;
+    });
+    REQUIRE(published.wait());
+    const shmbw_gpu_record before = row_of(keeper);
+    CHECK(before.state == SHMBW_GPU_STATE_OK);
+    CHECK(before.exporter == 1);
+    writer.kill();
+    CHECK(comes([&] { return row_of(keeper).state == SHMBW_GPU_STATE_POISONED; }));
+    CHECK(writer.wait() == 128 + SIGKILL);
+    CHECK(comes([&] { return row_of(keeper).leaving == 0; }));
+    CHECK(row_of(keeper).exporter == 0);
+    harness::Gate opened;
+    harness::Child reader = harness::Child::run([&] {
+      RawClient own = gpu_session(broker);
+      shmbw_gpu_open open{};
+      open.by = SHMBW_ATTACH_BY_ID;
+      open.rights = kRead;
+      open.region = before.region;
+      RawPacket reply = own.call_batch(SHMBW_OP_GPU_OPEN, one(open));
+      if (!reply.ok() || reply.fds.size() != 2) return 1;
+      opened.open();
+      never.wait(60'000);
+      return 3;
+    });
+    REQUIRE(opened.wait());
+    CHECK(row_of(keeper).importers == 1);
+    reader.kill();
+    CHECK(comes([&] { return row_of(keeper).importers == 0; }));
+    CHECK(reader.wait() == 128 + SIGKILL);
+    CHECK(row_of(keeper).bytes == 2 << 21);
+  });
+}
+
+TEST_CASE("a process that closes its socket and lives on keeps what it may still map") {
+  on_gpu_brokers([](BrokerFixture& broker) {
+    RawClient keeper = gpu_session(broker);
+    harness::Gate closed, never;
+    harness::Child child = harness::Child::run([&] {
+      RawClient own = gpu_session(broker);
+      if (!publish(own, 1, "").ok()) return 1;
+      own.close();
+      closed.open();
+      never.wait(60'000);
+      return 3;
+    });
+    REQUIRE(closed.wait());
+    CHECK(comes([&] { return row_of(keeper).state == SHMBW_GPU_STATE_DETACHED; }));
+    CHECK(row_of(keeper).leaving == 1);
+    CHECK(row_of(keeper).bytes == 1 << 21);
+    child.kill();
+    CHECK(comes([&] { return row_of(keeper).region.id == 0; }));
+    CHECK(child.wait() == 128 + SIGKILL);
+  });
+}
+
+}  // namespace wire_test
