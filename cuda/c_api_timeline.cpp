@@ -84,7 +84,8 @@ int shmb_gpu_timeline_open_id(shmb_session* session, const shmb_region_id* id, c
                               shmb_gpu_timeline** timeline, shmb_error* out) noexcept {
   return guarded_gpu(out, [&]() -> Result<void> {
     if (id == nullptr) return shmb::error(Status::invalid, "no identity was given");
-    return cuda::c_api::open(session, client::Target::with_id(client::c_api::to_ref(*id), id->epoch), options, timeline);
+    return cuda::c_api::open(session, client::Target::with_id(client::c_api::to_ref(*id), id->epoch), options,
+                             timeline);
   });
 }
 

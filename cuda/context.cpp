@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Which context is current is the caller's business before and after each of our calls.
 #include "cuda/context.hpp"
 
 #include <string>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The broker hears of a pin first and of its end last.
 #include "cuda/pinned.hpp"
 
 #include <map>
@@ -33,8 +34,7 @@ class PinnedHost::Registration {
   }
   static Result<std::shared_ptr<Registration>> make(client::Region& region, client::Deadline deadline);
   Registration(const Driver& driver, client::Region& region)
-      : session_(region.session().shared_from_this()), ref_(region.ref()), memory_(region.data()),
-        hold_(driver, 0) {}
+      : session_(region.session().shared_from_this()), ref_(region.ref()), memory_(region.data()), hold_(driver, 0) {}
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
   ~Registration();
@@ -56,7 +56,8 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
   auto loaded = Driver::load();
   if (!loaded) return std::unexpected(loaded.error());
   const Driver& driver = **loaded;
-  const std::string object = "region " + std::to_string(region.ref().id) + "." + std::to_string(region.ref().generation);
+  const std::string object =
+      "region " + std::to_string(region.ref().id) + "." + std::to_string(region.ref().generation);
   if (region.bytes().empty()) return error(Status::invalid, object + " is not mapped as a whole by this handle");
   if (auto can = driver.need(Feature::timeline); !can) return std::unexpected(can.error());
   auto device = driver.at(0);
@@ -64,8 +65,8 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
   auto made = std::make_shared<Registration>(driver, region);
   made->read_only_ = (region.rights() & SHMBW_RIGHT_MAP_WRITE) == 0;
   if (made->read_only_ && !(*device)->read_only_register)
-    return error(Status::not_supported,
-                 (*device)->name + " cannot register memory that is mapped read-only: attach " + object + " for writing");
+    return error(Status::not_supported, (*device)->name + " cannot register memory that is mapped read-only: attach " +
+                                            object + " for writing");
   auto scope = made->hold_.enter();
   if (!scope) return std::unexpected(scope.error());
   if (!made->session_->is_local()) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Order matters in three places: the write is enqueued before it is announced, the counter is read before the status
+// (the broker writes them the other way round), and streams have passed before the page is unregistered.
 #include "cuda/timeline.hpp"
 
 #include <algorithm>
@@ -117,8 +119,8 @@ std::string Timeline::name(std::uint32_t word) const {
 
 Result<void> Timeline::check(std::uint32_t word) const {
   if (word < words_) return {};
-  return error(Status::invalid,
-               "the timeline has " + std::to_string(words_) + " words, counted from 0: there is none " + std::to_string(word));
+  return error(Status::invalid, "the timeline has " + std::to_string(words_) +
+                                    " words, counted from 0: there is none " + std::to_string(word));
 }
 
 std::unexpected<Error> Timeline::ended(std::uint32_t word, std::uint64_t value) const {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counters in a region of the broker on which the streams and threads of several processes meet: the producer's streams
 // write them, everybody's streams and threads wait for them. A stream is made to wait only for what the producer has
-// announced, that is enqueued, so no stream waits for something that nobody has promised; and when the producer dies the
-// broker satisfies every waiter, so none hangs. What a stream still uses stays registered with the driver.
+// announced, that is enqueued, so no stream waits for something that nobody has promised; and when the producer dies
+// the broker satisfies every waiter, so none hangs. What a stream still uses stays registered with the driver.
 #pragma once
 
 #include <cstdint>
@@ -74,14 +74,14 @@ class Timeline {
   std::shared_ptr<client::Session> session_;
   shmbw_region_ref ref_{};
   std::uint32_t words_;
-  client::ForkMark mark_;           // a forked child has neither the lease nor the driver
-  Mapping own_;                     // the producer's
-  client::Region::Handle region_;   // everybody else's
+  client::ForkMark mark_;          // a forked child has neither the lease nor the driver
+  Mapping own_;                    // the producer's
+  client::Region::Handle region_;  // everybody else's
   std::byte* memory_ = nullptr;
-  mutable std::mutex mutex_;        // of what follows
-  Address device_ = 0;              // 0: not registered yet
+  mutable std::mutex mutex_;  // of what follows
+  Address device_ = 0;        // 0: not registered yet
   std::map<Device, ContextHold> holds_;
-  std::map<Stream, Event> uses_;    // the last use in each stream
+  std::map<Stream, Event> uses_;  // the last use in each stream
 };
 
 }  // namespace shmb::cuda

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The driver that is not there, is a stub, is too old, has no device, or is gone after a fork: each is an answer with a
 // sentence that says what to do. In processes of their own, since a driver is loaded once.
-#include "cuda/driver.hpp"
-
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +9,7 @@
 
 #include "base/text.hpp"
 #include "cuda/context.hpp"
+#include "cuda/driver.hpp"
 #include "tests/fakecuda/process.hpp"
 
 using namespace shmb;
@@ -21,20 +20,21 @@ namespace {
 
 // Loads in a process with that environment: whether the status is this and the sentence contains that.
 int load_gives(const Environment& environment, Status status, const std::string& words) {
-  return fakecuda::process(environment, [&] {
-           const auto driver = cuda::Driver::load();
-           if (driver) {
-             std::fprintf(stderr, "the driver was loaded\n");
-             return 1;
-           }
-           if (driver.error().status != status || !driver.error().sentence.contains(words))
-             std::fprintf(stderr, "%s: %s\n", status_text(driver.error().status).c_str(),
-                          driver.error().sentence.c_str());
-           NEED(driver.error().status == status);
-           NEED(driver.error().sentence.contains(words));
-           NEED(cuda::Driver::loaded() == nullptr);
-           return 0;
-         })
+  return fakecuda::process(environment,
+                           [&] {
+                             const auto driver = cuda::Driver::load();
+                             if (driver) {
+                               std::fprintf(stderr, "the driver was loaded\n");
+                               return 1;
+                             }
+                             if (driver.error().status != status || !driver.error().sentence.contains(words))
+                               std::fprintf(stderr, "%s: %s\n", status_text(driver.error().status).c_str(),
+                                            driver.error().sentence.c_str());
+                             NEED(driver.error().status == status);
+                             NEED(driver.error().sentence.contains(words));
+                             NEED(cuda::Driver::loaded() == nullptr);
+                             return 0;
+                           })
       .wait();
 }
 
@@ -59,7 +59,8 @@ TEST_CASE("driver: the toolkit's stub is named as that") {
 }
 
 TEST_CASE("driver: one before 12.0 is too old, and the sentence has both versions") {
-  CHECK(load_gives(fake({{"FAKECUDA_DRIVER_VERSION", "11080"}}), Status::driver_too_old, "CUDA 11.8, sharing GPU memory needs 12.0") == 0);
+  CHECK(load_gives(fake({{"FAKECUDA_DRIVER_VERSION", "11080"}}), Status::driver_too_old,
+                   "CUDA 11.8, sharing GPU memory needs 12.0") == 0);
 }
 
 TEST_CASE("driver: without a visible device it says where to look, and a later load tries again") {
@@ -73,9 +74,9 @@ TEST_CASE("driver: without a visible device it says where to look, and a later l
 }
 
 TEST_CASE("driver: what cuInit says otherwise has a code of ours") {
-  const std::pair<const char*, Status> answers[] = {{"802", Status::device_lost},  {"803", Status::device_lost},
+  const std::pair<const char*, Status> answers[] = {{"802", Status::device_lost},    {"803", Status::device_lost},
                                                     {"804", Status::driver_too_old}, {"999", Status::device_lost},
-                                                    {"46", Status::device_lost},   {"805", Status::mps},
+                                                    {"46", Status::device_lost},     {"805", Status::mps},
                                                     {"800", Status::not_permitted}};
   for (const auto& [code, status] : answers) {
     CAPTURE(code);
@@ -84,27 +85,29 @@ TEST_CASE("driver: what cuInit says otherwise has a code of ours") {
 }
 
 TEST_CASE("driver: devices are known by UUID in the order this process sees them") {
-  CHECK(fakecuda::holds(fake({{"FAKECUDA_DEVICES", "3"}, {"CUDA_VISIBLE_DEVICES", "2,0"}, {"FAKECUDA_BYTES", "512M"}}), [] {
-          const auto loaded = cuda::Driver::load();
-          NEED(loaded.has_value());
-          const cuda::Driver& driver = **loaded;
-          NEED(driver.version() == 13000);
-          NEED(driver.devices().size() == 2);
-          const cuda::DeviceInfo& first = driver.devices()[0];
-          NEED(first.uuid_text() == "GPU-fa4ec0da-0000-4000-8000-000000000002");
-          NEED(first.bytes == 512U << 20 && first.granularity == 2U << 20 && first.shareable && !first.mig);
-          NEED(first.bus_id == "0000:03:00.0");
-          const auto parsed = cuda::parse_uuid("GPU-fa4ec0da-0000-4000-8000-000000000000");
-          NEED(parsed.has_value());
-          NEED(driver.find(*parsed).has_value() && (*driver.find(*parsed))->device == 1);
-          const auto hidden = driver.find(*cuda::parse_uuid("fa4ec0da000040008000000000000001"));
-          NEED(!hidden && hidden.error().status == Status::device_not_found);
-          NEED(hidden.error().sentence.contains("GPU-fa4ec0da-0000-4000-8000-000000000001"));
-          NEED(hidden.error().sentence.contains(first.uuid_text()));
-          NEED(driver.at(1).has_value() && !driver.at(2) && !driver.at(-1));
-          NEED(!cuda::parse_uuid("GPU-12") && !cuda::parse_uuid("") && !cuda::parse_uuid("GPU-fa4ec0da-0000-4000-8000-00000000000g"));
-          return 0;
-        }) == 0);
+  CHECK(fakecuda::holds(
+            fake({{"FAKECUDA_DEVICES", "3"}, {"CUDA_VISIBLE_DEVICES", "2,0"}, {"FAKECUDA_BYTES", "512M"}}), [] {
+              const auto loaded = cuda::Driver::load();
+              NEED(loaded.has_value());
+              const cuda::Driver& driver = **loaded;
+              NEED(driver.version() == 13000);
+              NEED(driver.devices().size() == 2);
+              const cuda::DeviceInfo& first = driver.devices()[0];
+              NEED(first.uuid_text() == "GPU-fa4ec0da-0000-4000-8000-000000000002");
+              NEED(first.bytes == 512U << 20 && first.granularity == 2U << 20 && first.shareable && !first.mig);
+              NEED(first.bus_id == "0000:03:00.0");
+              const auto parsed = cuda::parse_uuid("GPU-fa4ec0da-0000-4000-8000-000000000000");
+              NEED(parsed.has_value());
+              NEED(driver.find(*parsed).has_value() && (*driver.find(*parsed))->device == 1);
+              const auto hidden = driver.find(*cuda::parse_uuid("fa4ec0da000040008000000000000001"));
+              NEED(!hidden && hidden.error().status == Status::device_not_found);
+              NEED(hidden.error().sentence.contains("GPU-fa4ec0da-0000-4000-8000-000000000001"));
+              NEED(hidden.error().sentence.contains(first.uuid_text()));
+              NEED(driver.at(1).has_value() && !driver.at(2) && !driver.at(-1));
+              NEED(!cuda::parse_uuid("GPU-12") && !cuda::parse_uuid("") &&
+                   !cuda::parse_uuid("GPU-fa4ec0da-0000-4000-8000-00000000000g"));
+              return 0;
+            }) == 0);
 }
 
 TEST_CASE("driver: an instance under MIG is known as one") {
@@ -140,13 +143,20 @@ TEST_CASE("driver: each failure names call, object, code and what to do") {
           const auto loaded = cuda::Driver::load();
           NEED(loaded.has_value());
           const cuda::Driver& driver = **loaded;
-          const std::pair<cuda::Code, Status> meanings[] = {{2, Status::out_of_memory},      {3, Status::forked_child},
-                                                            {34, Status::stub_driver},       {46, Status::device_lost},
-                                                            {100, Status::no_device},        {101, Status::device_not_visible},
-                                                            {712, Status::already_registered}, {800, Status::not_permitted},
-                                                            {801, Status::not_supported},    {802, Status::device_lost},
-                                                            {807, Status::mps},              {999, Status::device_lost},
-                                                            {1, Status::invalid},            {401, Status::driver_failed}};
+          const std::pair<cuda::Code, Status> meanings[] = {{2, Status::out_of_memory},
+                                                            {3, Status::forked_child},
+                                                            {34, Status::stub_driver},
+                                                            {46, Status::device_lost},
+                                                            {100, Status::no_device},
+                                                            {101, Status::device_not_visible},
+                                                            {712, Status::already_registered},
+                                                            {800, Status::not_permitted},
+                                                            {801, Status::not_supported},
+                                                            {802, Status::device_lost},
+                                                            {807, Status::mps},
+                                                            {999, Status::device_lost},
+                                                            {1, Status::invalid},
+                                                            {401, Status::driver_failed}};
           for (const auto& [code, status] : meanings) {
             const Error failed = driver.failure(code, "cuMemCreate", "region 'w'");
             if (failed.status != status) std::fprintf(stderr, "%d: %s\n", code, failed.sentence.c_str());
@@ -196,7 +206,8 @@ TEST_CASE("driver: a forked child is told so, its parent goes on, and a child of
           child = ::fork();
           if (child == 0) {
             const auto again = cuda::Driver::load();
-            ::_exit(!again && again.error().status == Status::forked_child && cuda::Driver::loaded() == nullptr ? 0 : 1);
+            ::_exit(!again && again.error().status == Status::forked_child && cuda::Driver::loaded() == nullptr ? 0
+                                                                                                                : 1);
           }
           NEED(::waitpid(child, &status, 0) == child && status == 0);
           NEED(cuda::Driver::load().has_value() && cuda::Driver::loaded() != nullptr);

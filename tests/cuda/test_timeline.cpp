@@ -92,7 +92,7 @@ TEST_CASE("a wait needs an announced signal, a signal a greater value, and both 
           ACTOR_CHECK(status_of(mine.try_signal(2, worker.stream(), 1)) == Status::invalid);
           ACTOR_CHECK(status_of(mine.try_signal(1, worker.stream(), 2)) == Status::invalid);
           ACTOR_CHECK(status_of(other->try_wait_host(1, 2)) == Status::invalid);
-          ACTOR_MUST(other->try_wait_host(3, 1));
+          ACTOR_MUST(other->try_wait_host(3, 1, kLong));
           ACTOR_MUST(other->try_wait(2, worker.stream(), 1));
           ACTOR_CHECK(worker.finish() == 0);
           const auto state = other->try_look(1);
@@ -116,7 +116,7 @@ TEST_CASE("values go on past the largest number") {
             value += kStep;
             ACTOR_MUST(mine.try_signal(value, worker.stream()));
             ACTOR_MUST(other->try_wait(value, worker.stream()));
-            ACTOR_MUST(other->try_wait_host(value));
+            ACTOR_MUST(other->try_wait_host(value, 0, kLong));
           }
           return 0;
         }).wait() == 0);
@@ -152,7 +152,7 @@ TEST_CASE("a producer killed between the enqueuing and the work releases streams
     const auto state = timeline->try_look();
     ACTOR_CHECK(state && state->status == Status::producer_dead);
     ACTOR_CHECK(status_of(timeline->try_wait(1, worker.stream())) == Status::producer_dead);
-    ACTOR_CHECK(status_of(timeline->try_wait_host(1)) == Status::producer_dead);
+    ACTOR_CHECK(status_of(timeline->try_wait_host(1, 0, kLong)) == Status::producer_dead);
     return 0;
   };
   auto stream = Child::run([&] { return until_dead(false); });
@@ -173,7 +173,7 @@ TEST_CASE("a producer that closes its timeline releases waiters, and a successor
           ACTOR_MUST(other);
           Worker worker;
           ACTOR_MUST(mine->try_signal(1, worker.stream()));
-          ACTOR_MUST(other->try_wait_host(1));
+          ACTOR_MUST(other->try_wait_host(1, 0, kLong));
           mine.reset();
           ACTOR_CHECK(status_of(other->try_wait_host(2, 0, kLong)) == Status::producer_dead);
           auto next = gpu::Timeline::try_create(session, {.name = "t", .replace = true});
@@ -181,7 +181,7 @@ TEST_CASE("a producer that closes its timeline releases waiters, and a successor
           auto again = gpu::Timeline::try_open(second, "t");
           ACTOR_MUST(again);
           ACTOR_MUST(next->try_signal(1, worker.stream()));
-          ACTOR_MUST(again->try_wait_host(1));
+          ACTOR_MUST(again->try_wait_host(1, 0, kLong));
           return 0;
         }).wait() == 0);
 }
@@ -238,7 +238,7 @@ TEST_CASE("timelines leave nothing behind in the driver, also where a call fails
               const fakecuda::Injected injected(failure);
               ACTOR_CHECK(!mine.try_signal(1, worker.stream()));
               ACTOR_MUST(mine.try_signal(2, worker.stream()));
-              ACTOR_MUST(mine.try_wait_host(2));
+              ACTOR_MUST(mine.try_wait_host(2, 0, kLong));
             }
             for (int i = 0; i < 200; ++i) {
               auto mine = gpu::Timeline::create(session, {.name = "t", .replace = true});
@@ -286,7 +286,8 @@ TEST_CASE("a pinned region is one memory for CPU and device, registered once, an
         }).wait() == 0);
 }
 
-TEST_CASE("a read-only region is pinned for reading where the device can, else refused; foreign registrations are told") {
+TEST_CASE(
+    "a read-only region is pinned for reading where the device can, else refused; foreign registrations are told") {
   const Meeting meeting;
   for (const bool can : {true, false}) {
     CHECK(Child::run([&] {

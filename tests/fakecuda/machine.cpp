@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// How much of a card is used is counted from /proc, by the names of its memory: no book of ours could see a process
+// that was killed.
 #include "tests/fakecuda/machine.hpp"
 
 #include <dirent.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// What every call has in common, what tests ask, and the audit.
 #include "tests/fakecuda/state.hpp"
 
 #include <dirent.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// A thread for each queue that was ever used, detached: a process may end with work left, as with a real device.
 #include "tests/fakecuda/stream.hpp"
 
 #include <chrono>

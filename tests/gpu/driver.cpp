@@ -30,6 +30,11 @@ std::string load_driver() {
   return {};
 }
 
+bool driver_is_fake() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  return library != nullptr && dlsym(library, "fakecuda_audit") != nullptr;
+}
+
 std::string code_text(Code code) {
   const char* name = nullptr;
   if (cu.error_name != nullptr) cu.error_name(code, &name);

@@ -129,6 +129,8 @@ extern Driver cu;
 // Fills `cu` in this process. The answer is empty, or says what is missing. Never called by a holder process.
 std::string load_driver();
 
+bool driver_is_fake();  // tests/fakecuda, once it is loaded
+
 // "700 CUDA_ERROR_ILLEGAL_ADDRESS"
 std::string code_text(Code code);
 
