@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The requests of GPU memory through the library's own functions, against a broker: waiting for a device, lists that need
-// several packets, what is given back when only a part could be had, events.
+// The requests of GPU memory through the library's own functions, against a broker: waiting for a device, lists that
+// need several packets, what is given back when only a part could be had, events.
 #include <fcntl.h>
 
 #include <fstream>
