@@ -56,54 +56,55 @@ bool take_texts(wire::RecordReader& reader, ReferenceRow& row) {
   auto why = reader.text(row.record.error_len);
   if (why) row.error = *why;
   return why.has_value();
-  bool take_texts(wire::RecordReader & reader, GpuRow & row) {
-    auto group = reader.text(row.record.group_len), name = reader.text(row.record.name_len);
-    if (!group || !name) return false;
-    row.group = *group, row.name = *name;
-    return true;
-  }
+}
+bool take_texts(wire::RecordReader& reader, GpuRow& row) {
+  auto group = reader.text(row.record.group_len), name = reader.text(row.record.name_len);
+  if (!group || !name) return false;
+  row.group = *group, row.name = *name;
+  return true;
+}
 
-  template <class Row>
-  Result<Listing<Row>> list(Session & session, shmbw_table table, const Selection& selection, Deadline deadline) {
-    Listing<Row> listing;
-    shmbw_list request{};
-    request.table = table;
-    request.group = selection.group;
-    request.region = selection.region;
-    if (selection.owner_uid) {
-      request.flags |= SHMBW_LIST_OWNER_GIVEN;
-      request.owner_uid = *selection.owner_uid;
-    }
-    if (selection.all_groups) request.flags |= SHMBW_LIST_ALL_GROUPS;
-    request.group_len = static_cast<std::uint16_t>(selection.group_name.size());
-    request.name_len = static_cast<std::uint16_t>(selection.name.size());
-    do {
-      std::array<std::byte, 512> buffer;
-      wire::Writer writer(buffer);
-      writer.begin(SHMBW_OP_LIST, 0, Status::ok, request);
-      writer.text(selection.group_name);
-      writer.text(selection.name);
-      const auto packet = writer.finish(0);
-      auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
-      if (!reply) return std::unexpected(reply.error());
-      auto page = fixed_of<shmbw_list_reply>(*reply);
-      if (!page) return std::unexpected(page.error());
-      listing.total_bytes = page->total_bytes;
-      listing.total_count = page->total_count;
-      wire::RecordReader reader(reply->view.rest, page->element_size);
-      for (std::uint16_t i = 0; i < page->count; ++i) {
-        auto record = reader.next<decltype(Row::record)>();
-        if (!record) return malformed();
-        Row row;
-        row.record = *record;
-        if (!take_texts(reader, row)) return malformed();
-        listing.rows.push_back(std::move(row));
-      }
-      if (page->next != 0 && page->next <= request.cursor) return malformed();  // would never end
-      request.cursor = page->next;
-    } while (request.cursor != 0);
-    return listing;
+template <class Row>
+Result<Listing<Row>> list(Session& session, shmbw_table table, const Selection& selection, Deadline deadline) {
+  Listing<Row> listing;
+  shmbw_list request{};
+  request.table = table;
+  request.group = selection.group;
+  request.region = selection.region;
+  if (selection.owner_uid) {
+    request.flags |= SHMBW_LIST_OWNER_GIVEN;
+    request.owner_uid = *selection.owner_uid;
   }
+  if (selection.all_groups) request.flags |= SHMBW_LIST_ALL_GROUPS;
+  request.group_len = static_cast<std::uint16_t>(selection.group_name.size());
+  request.name_len = static_cast<std::uint16_t>(selection.name.size());
+  do {
+    std::array<std::byte, 512> buffer;
+    wire::Writer writer(buffer);
+    writer.begin(SHMBW_OP_LIST, 0, Status::ok, request);
+    writer.text(selection.group_name);
+    writer.text(selection.name);
+    const auto packet = writer.finish(0);
+    auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
+    if (!reply) return std::unexpected(reply.error());
+    auto page = fixed_of<shmbw_list_reply>(*reply);
+    if (!page) return std::unexpected(page.error());
+    listing.total_bytes = page->total_bytes;
+    listing.total_count = page->total_count;
+    wire::RecordReader reader(reply->view.rest, page->element_size);
+    for (std::uint16_t i = 0; i < page->count; ++i) {
+      auto record = reader.next<decltype(Row::record)>();
+      if (!record) return malformed();
+      Row row;
+      row.record = *record;
+      if (!take_texts(reader, row)) return malformed();
+      listing.rows.push_back(std::move(row));
+    }
+    if (page->next != 0 && page->next <= request.cursor) return malformed();  // would never end
+    request.cursor = page->next;
+  } while (request.cursor != 0);
+  return listing;
+}
 
 }  // namespace
 
@@ -156,27 +157,28 @@ Result<Listing<WorkerRow>> list_workers(Session& session, const Selection& selec
 }
 Result<Listing<ReferenceRow>> list_references(Session& session, const Selection& selection, Deadline deadline) {
   return list<ReferenceRow>(session, SHMBW_TABLE_REFERENCES, selection, deadline);
-  Result<Listing<GpuRow>> list_gpu_regions(Session & session, const Selection& selection, Deadline deadline) {
-    return list<GpuRow>(session, SHMBW_TABLE_GPU_REGIONS, selection, deadline);
-  }
+}
+Result<Listing<GpuRow>> list_gpu_regions(Session& session, const Selection& selection, Deadline deadline) {
+  return list<GpuRow>(session, SHMBW_TABLE_GPU_REGIONS, selection, deadline);
+}
 
-  Result<BrokerStatus> broker_status(Session & session, Deadline deadline) {
-    std::array<std::byte, 64> buffer;
-    wire::Writer writer(buffer);
-    writer.begin(SHMBW_OP_STATUS, 0, Status::ok, shmbw_status{});
-    const auto packet = writer.finish(0);
-    auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
-    if (!reply) return std::unexpected(reply.error());
-    auto fixed = fixed_of<shmbw_status_reply>(*reply);
-    if (!fixed) return std::unexpected(fixed.error());
-    BrokerStatus status;
-    status.record = *fixed;
-    wire::TextReader texts(reply->view.rest);
-    status.version = std::string(texts.take(fixed->version_len).value_or(""));
-    status.kernel = std::string(texts.take(fixed->kernel_len).value_or(""));
-    status.engine = std::string(texts.take(fixed->engine_len).value_or(""));
-    status.losses = std::string(texts.take(fixed->losses_len).value_or(""));
-    return status;
-  }
+Result<BrokerStatus> broker_status(Session& session, Deadline deadline) {
+  std::array<std::byte, 64> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_STATUS, 0, Status::ok, shmbw_status{});
+  const auto packet = writer.finish(0);
+  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_status_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  BrokerStatus status;
+  status.record = *fixed;
+  wire::TextReader texts(reply->view.rest);
+  status.version = std::string(texts.take(fixed->version_len).value_or(""));
+  status.kernel = std::string(texts.take(fixed->kernel_len).value_or(""));
+  status.engine = std::string(texts.take(fixed->engine_len).value_or(""));
+  status.losses = std::string(texts.take(fixed->losses_len).value_or(""));
+  return status;
+}
 
 }  // namespace shmb::client

@@ -168,6 +168,7 @@ class EpollEngine final : public Engine {
       if ((events & EPOLLHUP) != 0) slot.port->on_writable();  // what was unread is purged now: the gate has to look
       return;
     }
+    Port::Arrival arrival;
     auto received = receive(slot, arrival.descriptors);
     if (!received && received.error().value == EAGAIN) return;
     if (!received && (received.error().value == ENOMEM || received.error().value == ENOBUFS)) return starve(slot);
