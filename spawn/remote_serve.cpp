@@ -119,7 +119,7 @@ Result<void> Agent::reply_failure(const Request& request, const Failure& given) 
 
 // The value of a creation is there, or its failure.
 Result<void> Agent::settle(std::unique_ptr<Request> request, std::optional<Failure> failure) {
-  const std::shared_ptr<Value> value;
+  const std::shared_ptr<Value> value = request->value;
   auto stands =
       client::settle_reference(*session_, world_, value->id, failure ? SHMBW_REF_STATE_FAILED : SHMBW_REF_STATE_READY,
                                failure ? failure->type + ": " + failure->text : "", Deadline::after(0));
