@@ -30,7 +30,8 @@ std::vector<Vector> vectors() {
   const std::map<std::string, std::uint32_t> tables{
       {"regions", SHMBW_TABLE_REGIONS}, {"groups", SHMBW_TABLE_GROUPS},   {"sessions", SHMBW_TABLE_SESSIONS},
       {"leases", SHMBW_TABLE_LEASES},   {"tickets", SHMBW_TABLE_TICKETS}, {"uids", SHMBW_TABLE_UIDS},
-      {"pools", SHMBW_TABLE_POOLS},     {"queues", SHMBW_TABLE_QUEUES},   {"participants", SHMBW_TABLE_PARTICIPANTS}};
+      {"pools", SHMBW_TABLE_POOLS},     {"queues", SHMBW_TABLE_QUEUES},   {"participants", SHMBW_TABLE_PARTICIPANTS},
+      {"worlds", SHMBW_TABLE_WORLDS},   {"workers", SHMBW_TABLE_WORKERS}, {"references", SHMBW_TABLE_REFERENCES}};
   std::vector<Vector> out;
   for (const auto& entry : std::filesystem::directory_iterator(SHMB_VECTORS)) {
     if (entry.path().extension() != ".json") continue;
@@ -112,8 +113,8 @@ TEST_CASE("there is a valid, minimal, maximal, short, tail and future vector for
 #define X(op, name, batch) check(#name "-event");
   SHMBW_EVENTS(X)
 #undef X
-  for (const char* table :
-       {"regions", "groups", "sessions", "leases", "tickets", "uids", "pools", "queues", "participants"})
+  for (const char* table : {"regions", "groups", "sessions", "leases", "tickets", "uids", "pools", "queues",
+                            "participants", "worlds", "workers", "references"})
     check(std::string("list-") + table);
 }
 

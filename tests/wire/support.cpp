@@ -14,7 +14,7 @@
 namespace wire_test {
 namespace {
 
-constexpr std::uint32_t kLastStatus = 31;
+constexpr std::uint32_t kLastStatus = 38;
 
 std::uint32_t le(std::span<const std::byte> packet, std::size_t at, std::size_t bytes) {
   std::uint32_t value = 0;
