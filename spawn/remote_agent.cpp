@@ -441,7 +441,7 @@ void Agent::look_at_failed(RefId id) {
   auto facts = client::ask_reference(*session_, world_, id, false, Deadline::after(0));
   if (!facts || !facts->error.starts_with(kGaveUp)) return;
   const std::lock_guard lock(mutex_);
-  const Failure failure{Status::deadline, -1, {}, {}, "RRef " + text_of(id) + ": " + facts->error, {}};
+  const Failure failure{Status::deadline, -1, {}, {}, "RRef creation of " + text_of(id) + ": " + facts->error, {}};
   if (auto it = find_known(id)) it->failure = failure;
   fail_fetches(id, failure);
   wake();
