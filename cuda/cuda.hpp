@@ -538,8 +538,7 @@ class Timeline {
     return shmbroker::detail::outcome(shmb_gpu_timeline_signal(handle_.get(), word, value, stream, &error), error);
   }
   // timeout: for the producer to enqueue that signal
-  Result<void> try_wait(std::uint64_t value, Stream stream, std::uint32_t word = 0,
-                        Timeout timeout = {}) noexcept {
+  Result<void> try_wait(std::uint64_t value, Stream stream, std::uint32_t word = 0, Timeout timeout = {}) noexcept {
     shmb_error error;
     return shmbroker::detail::outcome(
         shmb_gpu_timeline_wait(handle_.get(), word, value, stream, timeout.nanoseconds(), &error), error);

@@ -92,6 +92,8 @@ class Import {
       reports.push_back(report);
       failure.sentence += "; its publisher is at fault, and the broker has been told";
     }
+    if (failure.status == Status::device_not_visible)
+      failure.sentence += "; it lies on " + uuid_text(uuid_of(opened), visible_mig());
     if (failure.status == Status::device_lost) {
       report.region = {};
       report.what = SHMBW_GPU_FINDING_DEVICE_LOST;
@@ -104,6 +106,13 @@ class Import {
   bool left() const { return left_; }  // the reference is the caller's to give back
 
  private:
+  static Uuid uuid_of(const client::GpuOpened& opened) {
+    Uuid uuid;
+    std::ranges::copy(opened.uuid, uuid.bytes.begin());
+    return uuid;
+  }
+  bool visible_mig() const { return driver_.devices().front().mig; }
+
   Result<Region::Handle> make(client::GpuOpened& opened) {
     const std::string object = called_ref(opened.region);
     auto memory = memory_of(driver_, opened);
@@ -138,12 +147,10 @@ class Import {
     auto devices = devices_for(driver_, spec_, region.memory_, object);
     if (!devices) return std::unexpected(devices.error());
     region.devices_ = std::move(*devices);
-    // For the sentence: whose memory it is, and whether we are an instance ourselves.
-    DeviceInfo owner = **driver_.at(region.devices_.front());
-    owner.uuid = region.memory_.uuid;
+    const DeviceInfo& here = **driver_.at(region.devices_.front());
     std::vector<Allocation> found;
     for (Fd& share : opened.shares) {
-      auto one = Allocation::import(driver_, share.get(), owner, object, code_);
+      auto one = Allocation::import(driver_, share.get(), here, object, code_);
       share.reset();
       if (!one) return std::unexpected(one.error());
       found.push_back(std::move(*one));
@@ -173,8 +180,7 @@ class Import {
     auto devices = devices_for(driver_, spec_, region.memory_, object);
     if (!devices) return std::unexpected(devices.error());
     region.devices_ = std::move(*devices);
-    DeviceInfo owner = **driver_.at(region.devices_.front());
-    owner.uuid = region.memory_.uuid;
+    const DeviceInfo& here = **driver_.at(region.devices_.front());
     auto scope = region.enter();
     if (!scope) return std::unexpected(scope.error());
     IpcHandle handle;
@@ -187,7 +193,7 @@ class Import {
                    "cuIpcOpenMemHandle for " + object + " gives " + driver_.code_text(code_) +
                        ": the driver needs its owner's device and process to be visible here; in containers, share the "
                        "pid namespace, or publish a region of shmb_gpu_allocate");
-    if (code_ != kSuccess) return std::unexpected(driver_.import_failure(code_, object, owner));
+    if (code_ != kSuccess) return std::unexpected(driver_.import_failure(code_, object, here));
     region.opened_ = base;
     region.pointer_.store(base + region.memory_.offset, std::memory_order_release);
     return {};

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "base/sys_gpu.hpp"
 #include "client/views.hpp"
-#include "cuda/device_node.hpp"
 
 namespace shmb::cuda {
 namespace {
@@ -24,6 +24,15 @@ AllNotices& all_notices() {
 }
 
 bool same_ref(shmbw_region_ref a, shmbw_region_ref b) { return a.id == b.id && a.generation == b.generation; }
+
+// An own open of the device's node, for a broker that may not open it.
+Result<Fd> open_node(const DeviceInfo& device) {
+  auto known = sys::gpu_information(device.bus_id);
+  if (!known) return system_failure(known.error(), "looking for GPU '" + device.bus_id + "' in /proc/driver/nvidia");
+  auto node = sys::open_gpu_node(known->minor);
+  if (!node) return system_failure(node.error(), "opening " + sys::gpu_node_path(known->minor));
+  return std::move(*node);
+}
 
 }  // namespace
 
@@ -152,7 +161,7 @@ Result<void> Notices::pin_device(const DeviceInfo& device, client::Deadline dead
   auto held = client::gpu_device(*session, uuid, device.bus_id, -1, deadline);
   if (!held && held.error().status == Status::device_not_pinned) {
     // The broker may not open the node, or is in another container: ours will do.
-    auto node = open_device_node(device);
+    auto node = open_node(device);
     if (!node) {
       Error failure = held.error();
       failure.sentence += "; opening it here for the broker failed too: " + node.error().sentence;

@@ -215,11 +215,10 @@ Result<void> Region::wake(client::Deadline deadline) {
     (void)client::gpu_release(*session_, {&second, 1}, client::Deadline::after(0));
     if (one->shares.size() != memory_.sizes.size())
       return error(Status::protocol, "the broker's descriptors of " + called() + " are not those that it had");
-    DeviceInfo owner = (*driver)->devices().front();
-    owner.uuid = memory_.uuid;
+    const DeviceInfo* const here = (*driver)->at(devices_.front()).value_or(&(*driver)->devices().front());
     for (const Fd& share : one->shares) {
       Code code = 0;
-      auto imported = Allocation::import(**driver, share.get(), owner, called(), code);
+      auto imported = Allocation::import(**driver, share.get(), *here, called(), code);
       if (!imported) return std::unexpected(imported.error());
       found.push_back(std::move(*imported));
     }

@@ -367,16 +367,16 @@ typedef struct shmb_gpu_timeline_state {
 /* Set state->size first. */
 SHMB_API int shmb_gpu_timeline_look(const shmb_gpu_timeline* timeline, uint32_t word, shmb_gpu_timeline_state* state,
                                     shmb_error* error) SHMB_NOEXCEPT;
-/* Waits up to 5 s for streams that still use it; one that does so even then keeps the words' pages in this process until
- * its end. Closing by the producer releases every waiter. NULL is allowed. */
+/* Waits up to 5 s for streams that still use it; one that does so even then keeps the words' pages in this process
+ * until its end. Closing by the producer releases every waiter. NULL is allowed. */
 SHMB_API int shmb_gpu_timeline_close(shmb_gpu_timeline* timeline, shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ pinned regions */
 
 /* Registers a mapped region of the host with the driver, so that devices reach it at `pointer` and copies from and to
- * it need no staging; read-only where it is mapped so. It costs about a second for each GB the first time: once, and not
- * for each message. While it is pinned the region cannot be published and is not recycled. Unpin before the region is
- * released. Several pins of one handle are one registration. Errors: INVALID (not mapped), NOT_SUPPORTED (read-only
+ * it need no staging; read-only where it is mapped so. It costs about a second for each GB the first time: once, and
+ * not for each message. While it is pinned the region cannot be published and is not recycled. Unpin before the region
+ * is released. Several pins of one handle are one registration. Errors: INVALID (not mapped), NOT_SUPPORTED (read-only
  * memory on a device that cannot), ALREADY_REGISTERED (by somebody else in this process), OUT_OF_MEMORY, NOT_PERMITTED,
  * CONTEXT_POISONED, those of shmb_gpu_devices. */
 SHMB_API int shmb_gpu_pin_region(shmb_region* region, int64_t timeout_ns, shmb_gpu_pin** pin,

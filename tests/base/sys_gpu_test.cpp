@@ -33,7 +33,7 @@ const std::string kWhole =
     "Model: \t\t NVIDIA H200\nIRQ:   \t\t 80\nGPU UUID: \t GPU-00112233-4455-6677-8899-aabbccddeeff\n"
     "Bus Location: \t 0000:c1:00.0\nDevice Minor: \t 5\nGPU Excluded:\t No\n";
 
-int error_of(const sys::Sys<sys::GpuInformation>& found) { return found ? 0 : found.error().value; }
+int error_of(const shmb::Sys<sys::GpuInformation>& found) { return found ? 0 : found.error().value; }
 
 }  // namespace
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The requests of GPU memory through the library's own functions, against a broker: waiting for a device, lists that need
-// several packets, what is given back when only a part could be had, events.
+// The requests of GPU memory through the library's own functions, against a broker: waiting for a device, lists that
+// need several packets, what is given back when only a part could be had, events.
 #include <fcntl.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "base/sys_gpu.hpp"
@@ -17,12 +18,30 @@
 namespace client_tests {
 namespace {
 
-using namespace shmb::client;
+using shmb::client::gpu_device;
+using shmb::client::gpu_open;
+using shmb::client::gpu_pinned;
+using shmb::client::gpu_publish;
+using shmb::client::gpu_release;
+using shmb::client::gpu_report;
+using shmb::client::gpu_report_later;
+using shmb::client::gpu_retire;
+using shmb::client::gpu_timeline;
+using shmb::client::GpuChunk;
+using shmb::client::GpuEvent;
+using shmb::client::GpuOpened;
+using shmb::client::GpuPublish;
+using shmb::client::GpuPublished;
+using shmb::client::GpuRelease;
+using shmb::client::GpuReport;
+using shmb::client::GpuTimelineWish;
+using shmb::client::GpuUuid;
+using shmb::client::GpuWish;
 
 constexpr GpuUuid kGpu{0xc0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 constexpr const char* kGpuBus = "0000:65:00.0";
 
-Deadline long_enough() { return Deadline::after(60'000'000'000); }
+Deadline gpu_deadline() { return Deadline::after(60'000'000'000); }
 
 struct GpuBroker {
   harness::TempDir files;
@@ -40,7 +59,7 @@ struct GpuBroker {
   std::string node() const { return files.file("fake-nvidia3"); }
   std::shared_ptr<Session> named() const {
     auto session = open(*broker);
-    CHECK(must(gpu_device(*session, kGpu, kGpuBus, -1, long_enough())).hold == SHMBW_GPU_HOLD_NODE);
+    CHECK(must(gpu_device(*session, kGpu, kGpuBus, -1, gpu_deadline())).hold == SHMBW_GPU_HOLD_NODE);
     return session;
   }
 };
@@ -68,15 +87,15 @@ GpuPublish gpu_wish(const GpuExports& exports, std::string name = {}) {
   return wish;
 }
 
-GpuPublished publish_one(Session& session, const GpuPublish& wish) {
-  return must(std::move(must(gpu_publish(session, {&wish, 1}, long_enough())).front()));
+GpuPublished publish_gpu_one(Session& session, const GpuPublish& wish) {
+  return must(std::move(must(gpu_publish(session, {&wish, 1}, gpu_deadline())).front()));
 }
-shmb::Result<GpuOpened> open_one(Session& session, shmbw_region_ref region) {
+shmb::Result<GpuOpened> open_gpu_one(Session& session, shmbw_region_ref region) {
   GpuWish wish;
   wish.by = SHMBW_ATTACH_BY_ID;
   wish.region = region;
   wish.manifest = true;
-  return std::move(must(gpu_open(session, {&wish, 1}, long_enough())).front());
+  return std::move(must(gpu_open(session, {&wish, 1}, gpu_deadline())).front());
 }
 
 }  // namespace
@@ -84,18 +103,18 @@ shmb::Result<GpuOpened> open_one(Session& session, shmbw_region_ref region) {
 TEST_CASE("a device is waited for, and where the broker cannot open its node a copy of the caller's goes there") {
   GpuBroker gpus;
   auto session = gpus.named();
-  CHECK(must(gpu_device(*session, kGpu, kGpuBus, -1, long_enough())).minor == 3);
+  CHECK(must(gpu_device(*session, kGpu, kGpuBus, -1, gpu_deadline())).minor == 3);
   std::filesystem::remove(gpus.node());
   auto other = open(*gpus.broker);
-  auto refused = gpu_device(*other, kGpu, kGpuBus, -1, long_enough());
+  auto refused = gpu_device(*other, kGpu, kGpuBus, -1, gpu_deadline());
   REQUIRE(status_of(refused) == shmb::Status::device_not_pinned);
   CHECK(refused.error().sentence.find("fake-nvidia3") != std::string::npos);
   std::ofstream(gpus.node()) << "node";
   const shmb::Fd node = shmb::sys::open(gpus.node().c_str(), O_RDWR).value();
   auto third = open(*gpus.broker);
-  auto missing = gpu_device(*third, kGpu, "0000:66:00.0", node.get(), long_enough());
+  auto missing = gpu_device(*third, kGpu, "0000:66:00.0", node.get(), gpu_deadline());
   CHECK(must(std::move(missing)).hold == SHMBW_GPU_HOLD_GIVEN);
-  CHECK(status_of(gpu_device(*must(Session::local("test")), kGpu, kGpuBus, -1, long_enough())) ==
+  CHECK(status_of(gpu_device(*must(Session::local("test")), kGpu, kGpuBus, -1, gpu_deadline())) ==
         shmb::Status::local_only);
 }
 
@@ -105,7 +124,7 @@ TEST_CASE("a list of publications is cut into packets, each with its own outcome
   const GpuExports one(1), large(300), many(100);
   std::vector<GpuPublish> wishes{gpu_wish(one, "one"), gpu_wish(large, "large"), gpu_wish(one, "one"),
                                  gpu_wish(many, "many"), gpu_wish(many, "again")};
-  auto made = must(gpu_publish(*session, wishes, long_enough()));
+  auto made = must(gpu_publish(*session, wishes, gpu_deadline()));
   REQUIRE(made.size() == 5);
   CHECK(status_of(made[2]) == shmb::Status::exists);
   for (std::size_t i : {0, 1, 3, 4}) CHECK(must(std::move(made[i])).state == SHMBW_GPU_STATE_OK);
@@ -119,7 +138,7 @@ TEST_CASE("a list of publications is cut into packets, each with its own outcome
   }
   opens.push_back({});
   opens.back().address = "..bad";
-  auto opened = must(gpu_open(*other, opens, long_enough()));
+  auto opened = must(gpu_open(*other, opens, gpu_deadline()));
   REQUIRE(opened.size() == 6);
   REQUIRE(opened[0]);
   CHECK(opened[0]->shares.size() == 300);
@@ -138,10 +157,10 @@ TEST_CASE("a region that cannot be made whole is given back, with its name") {
   GpuExports exports(130);
   GpuPublish wish = gpu_wish(exports, "half");
   wish.chunks[129].share = wish.chunks[129].keeper;
-  auto made = must(gpu_publish(*session, {&wish, 1}, long_enough()));
+  auto made = must(gpu_publish(*session, {&wish, 1}, gpu_deadline()));
   CHECK(status_of(made.front()) == shmb::Status::bad_fd);
-  CHECK(must(list_gpu_regions(*session, {}, long_enough())).rows.empty());
-  CHECK(publish_one(*session, gpu_wish(exports, "half")).state == SHMBW_GPU_STATE_OK);
+  CHECK(must(shmb::client::list_gpu_regions(*session, {}, gpu_deadline())).rows.empty());
+  CHECK(publish_gpu_one(*session, gpu_wish(exports, "half")).state == SHMBW_GPU_STATE_OK);
 }
 
 TEST_CASE("states and drains come as events beside the user's, and wake a listener") {
@@ -153,21 +172,21 @@ TEST_CASE("states and drains come as events beside the user's, and wake a listen
   lent.uuid = kGpu;
   lent.kind = SHMBW_GPU_KIND_LEGACY;
   lent.handle[3] = 7;
-  const auto made = publish_one(*session, lent);
+  const auto made = publish_gpu_one(*session, lent);
   auto user = open(*gpus.broker);
-  auto opened = must(open_one(*user, made.region));
+  auto opened = must(open_gpu_one(*user, made.region));
   CHECK(opened.handle[3] == 7);
   CHECK(opened.allocation == 1 << 21);
-  CHECK(must(gpu_retire(*session, made.region, long_enough())) == 1);
+  CHECK(must(gpu_retire(*session, made.region, gpu_deadline())) == 1);
   const shmb::Fd bell = shmb::sys::event_fd().value();
   session->add_listener(bell.get());
   // The end of its state is told to both; the drain only after the release.
   const GpuRelease release{made.region, 0, false};
-  must(gpu_release(*user, {&release, 1}, long_enough()));
-  must(user->ping(long_enough()));
+  must(gpu_release(*user, {&release, 1}, gpu_deadline()));
+  must(user->ping(gpu_deadline()));
   bool drained = false, retired = false;
   for (int round = 0; round < 20'000 && !drained; ++round) {
-    must(session->ping(long_enough()));
+    must(session->ping(gpu_deadline()));
     for (const GpuEvent& event : session->take_gpu_events()) {
       drained = drained || event.kind == GpuEvent::Kind::drained;
       retired = retired || event.state == SHMBW_GPU_STATE_RETIRED;
@@ -177,7 +196,7 @@ TEST_CASE("states and drains come as events beside the user's, and wake a listen
   CHECK(retired);
   CHECK(shmb::sys::poll_readable(bell.get(), 0).value());
   session->remove_listener(bell.get());
-  CHECK(status_of(gpu_retire(*session, made.region, long_enough())) == shmb::Status::not_found);
+  CHECK(status_of(gpu_retire(*session, made.region, gpu_deadline())) == shmb::Status::not_found);
 }
 
 TEST_CASE("who watches a GPU region has its states among the user's events") {
@@ -185,22 +204,22 @@ TEST_CASE("who watches a GPU region has its states among the user's events") {
   auto session = gpus.named(), watcher = open(*gpus.broker);
   const GpuExports exports(1);
   GpuPublish wish = gpu_wish(exports, "w");
-  const auto made = publish_one(*session, wish);
-  WatchSpec spec;
+  const auto made = publish_gpu_one(*session, wish);
+  shmb::client::WatchSpec spec;
   spec.events = SHMBW_WATCH_EVENT_GPU;
   spec.region = made.region;
-  const auto watch = must(watcher->watch(spec, long_enough()));
+  const auto watch = must(watcher->watch(spec, gpu_deadline()));
   GpuReport lost;
   lost.what = SHMBW_GPU_FINDING_DEVICE_LOST;
   lost.code = 46;
   lost.uuid = kGpu;
-  CHECK(status_of(gpu_report(*session, lost, long_enough())) == shmb::Status::ok);
-  const Event event = must(watcher->next_event(long_enough()));
-  CHECK(event.kind == Event::Kind::gpu_state);
+  CHECK(status_of(gpu_report(*session, lost, gpu_deadline())) == shmb::Status::ok);
+  const shmb::client::Event event = must(watcher->next_event(gpu_deadline()));
+  CHECK(event.kind == shmb::client::Event::Kind::gpu_state);
   CHECK(event.watch == watch.id);
   CHECK(event.how == SHMBW_GPU_STATE_DEVICE_LOST);
   CHECK(event.code == 46);
-  CHECK(status_of(open_one(*session, made.region)) == shmb::Status::device_lost);
+  CHECK(status_of(open_gpu_one(*session, made.region)) == shmb::Status::device_lost);
 }
 
 TEST_CASE("a timeline, a pin and a report without an answer") {
@@ -209,20 +228,20 @@ TEST_CASE("a timeline, a pin and a report without an answer") {
   GpuTimelineWish line;
   line.words = 3;
   line.name = "steps";
-  const auto made = must(gpu_timeline(*session, line, long_enough()));
+  const auto made = must(gpu_timeline(*session, line, gpu_deadline()));
   CHECK(made.bytes == 4096);
   CHECK(made.memory);
-  CHECK(must(gpu_pinned(*session, made.region, false, long_enough())) == 1);
-  CHECK(must(gpu_pinned(*session, made.region, true, long_enough())) == 0);
+  CHECK(must(gpu_pinned(*session, made.region, false, gpu_deadline())) == 1);
+  CHECK(must(gpu_pinned(*session, made.region, true, gpu_deadline())) == 0);
   const GpuExports exports(1);
-  const auto region = publish_one(*session, gpu_wish(exports));
+  const auto region = publish_gpu_one(*session, gpu_wish(exports));
   GpuReport report;
   report.region = region.region;
   report.what = SHMBW_GPU_FINDING_IMPORT_FAILED;
   report.code = 304;
-  must(gpu_report_later(*session, {&report, 1}, long_enough()));
-  must(session->ping(long_enough()));
-  CHECK(status_of(open_one(*session, region.region)) == shmb::Status::region_invalid);
+  must(gpu_report_later(*session, {&report, 1}, gpu_deadline()));
+  must(session->ping(gpu_deadline()));
+  CHECK(status_of(open_gpu_one(*session, region.region)) == shmb::Status::region_invalid);
 }
 
 }  // namespace client_tests

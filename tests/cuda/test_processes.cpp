@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPU memory between processes that die, hide devices, fork and ruin their contexts. Only actors use the driver.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <fstream>
 
+#include "base/fault.hpp"
 #include "tests/cuda/stage.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/ptrace_killer.hpp"
@@ -466,7 +468,7 @@ TEST_CASE("memory of one MIG instance is refused to another with that reason") {
         }).wait() == 0);
   CHECK(Child::run([&] {
           ::setenv("FAKECUDA_MIG", "1", 1);
-          ::setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+          ::setenv("CUDA_VISIBLE_DEVICES", "MIG-fa4ec0da-0000-4000-8000-000000000200", 1);
           auto session = meeting.member();
           auto other = gpu::Region::try_import(session, std::string("w"));
           ACTOR_CHECK(status_of(other) == Status::different_mig_instance);
@@ -541,12 +543,23 @@ TEST_CASE("a ticket takes GPU memory to another user") {
     harness::skip("a ticket takes GPU memory to another user: this user cannot become another");
     return;
   }
+  // The device's nodes are the producer's: the broker, another user, gets them from it.
+  const harness::TempDir nodes;
+  REQUIRE(::chmod(nodes.path().c_str(), 0777) == 0);
+  for (const std::string name : {"fake-nvidia0", "fake-nvidia1"}) {
+    std::ofstream(nodes.file(name)).flush();
+    REQUIRE(::chmod(nodes.file(name).c_str(), 0600) == 0);
+    REQUIRE(::chown(nodes.file(name).c_str(), 1001, 1001) == 0);
+  }
   harness::BrokerOptions options;
   options.system = true;
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker(options));
+  options.seam = "gpu=" + nodes.path();
+  const harness::BrokerFixture broker(options);
   const Note note;
   const Gate published;
   auto producer = Child::run_as(1001, 1001, [&] {
+    ::setenv("FAKECUDA_NODES", nodes.path().c_str(), 1);
+    ACTOR_CHECK(shmb::fault::configure("gpu=" + nodes.path()));
     auto session = session_on(broker.socket());
     Device device;
     auto region = gpu::Region::allocate(session, 2 * kMiB);

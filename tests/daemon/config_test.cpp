@@ -51,6 +51,7 @@ unread_timeout = "3s"
 idle_exit = "forever"
 log_level = "debug"
 socket_mode = "0660"
+gpu_hold = "trust"
 user = "shm"
 )");
   CHECK(config.engine == EngineChoice::epoll);
@@ -61,6 +62,7 @@ user = "shm"
   CHECK(config.idle_exit == -1);
   CHECK(config.log_priority == 7);
   CHECK(config.socket_mode == 0660);
+  CHECK(config.gpu_trust);
   CHECK(config.user == "shm");
   CHECK(good("user = 997").user == "997");
   CHECK(good("engine = \"io_uring\"").engine == EngineChoice::io_uring);
@@ -169,6 +171,7 @@ TEST_CASE("what is not a key, or not a value, is refused with file and line") {
   refused("engine = \"kqueue\"", "c.toml:1: 'engine' expects one of \"auto\", \"io_uring\", \"epoll\"");
   refused("engine = 3", "'engine' expects one of");
   refused("log_level = \"loud\"", "'log_level' expects one of \"error\"");
+  refused("gpu_hold = \"hope\"", "'gpu_hold' expects one of");
   refused("socket_mode = 0o666", "'socket_mode' expects an octal mode");
   refused("socket_mode = \"0999\"", "'socket_mode' expects an octal mode");
   refused("socket_mode = \"0066\"", "lets the owner in");

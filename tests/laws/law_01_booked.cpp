@@ -2,7 +2,8 @@
 // Law 1: the lease is booked before the reply leaves; a client killed at any instruction leaves nothing behind.
 //
 // To see it fail: in daemon/session.cpp, end_session, take away
-//   while (!session.leases.empty()) drop_lease(world, session.leases.begin()->second);
+//   for (auto at = session.leases.begin(); at != session.leases.end();)
+//   if (Lease& lease = (at++)->second; !gpu_lease_stays(session, lease)) drop_lease(world, lease);
 // and a client that dies between a grant and its own release leaves the region behind.
 #include <fcntl.h>
 

@@ -45,7 +45,7 @@ shmbw_gpu_publish gpu_publication(shmbw_gpu_kind kind) {
   return wish;
 }
 
-// Read-write, so that every right is the attacker's.
+// Others may write, so that the attacker may ask for it.
 std::string Stage::set_gpu() {
   if (std::string lack = name_gpu(parent); !lack.empty()) return lack;
   auto keeper = shmb::sys::memfd_create("fakecuda:stage", false);
@@ -72,10 +72,11 @@ std::string Stage::open_gpu() {
   if (std::string lack = name_gpu(attacker); !lack.empty()) return lack;
   shmbw_gpu_open open{};
   open.by = SHMBW_ATTACH_BY_ID;
-  open.rights = SHMBW_RIGHT_KNOWN;
+  open.rights = SHMBW_RIGHT_KNOWN & ~SHMBW_RIGHT_MAP_WRITE;  // a dropped writer would poison the stage
   open.region = gpu;
   RawPacket opened = attacker.call_batch(SHMBW_OP_GPU_OPEN, one(open));
-  if (!opened.ok() || opened.element<shmbw_outcome>(0).status != 0) return "GPU_OPEN";
+  if (!opened.ok() || opened.element<shmbw_outcome>(0).status != 0)
+    return "GPU_OPEN: " + error_of_element(opened).sentence;
   const shmbw_gpu_publish wish = gpu_publication(SHMBW_GPU_KIND_LEGACY);
   RawPacket made = attacker.call_batch(SHMBW_OP_GPU_PUBLISH, one(wish));
   if (!made.ok() || made.element<shmbw_outcome>(0).status != 0) return "GPU_PUBLISH of the attacker";

@@ -16,9 +16,9 @@
 namespace wire_test {
 namespace {
 
-struct Exports {
+struct ExportPairs {
   std::vector<shmb::Fd> files;
-  explicit Exports(std::size_t chunks) {
+  explicit ExportPairs(std::size_t chunks) {
     for (std::size_t i = 0; i < chunks; ++i) {
       files.push_back(shmb::sys::memfd_create("fakecuda:wire", false).value());
       const std::string path = "/proc/self/fd/" + std::to_string(files.back().get());
@@ -39,17 +39,21 @@ Packet stating(Packet packet, std::size_t count) {
   return packet;
 }
 
-RawClient gpu_session(const BrokerFixture& broker, bool name = true) {
+// Of a process that lives on after its socket: only where the kernel cannot tell is the socket's end the end.
+enum class Life { of_process, of_socket };
+
+RawClient gpu_session(const BrokerFixture& broker, Life life = Life::of_process, bool name = true) {
   RawClient client = RawClient::connect(broker.socket());
   shmbw_hello hello = RawClient::greeting();
+  if (life == Life::of_socket) hello.start_time = 0;
   hello.features = SHMBW_FEATURE_PASS_RIGHTS;
   REQUIRE(client.call(SHMBW_OP_HELLO, hello).ok());
   if (name) REQUIRE(name_gpu(client) == "");
   return client;
 }
 
-RawPacket publish(RawClient& client, std::uint32_t chunks, std::string_view name, std::uint32_t flags = 0) {
-  const Exports exports(chunks);
+RawPacket publish_chunks(RawClient& client, std::uint32_t chunks, std::string_view name, std::uint32_t flags = 0) {
+  const ExportPairs exports(chunks);
   shmbw_gpu_publish wish = gpu_publication(SHMBW_GPU_KIND_VMM);
   wish.bytes = std::uint64_t{chunks} << 21;
   if (chunks > 1) wish.chunk_bytes = 1 << 21;
@@ -63,15 +67,16 @@ RawPacket publish(RawClient& client, std::uint32_t chunks, std::string_view name
 }
 
 template <class Body>
-void on_gpu_brokers(Body&& body) {
+void on_gpu_brokers(Life life, Body&& body) {
   harness::TempDir gpus;
   make_gpu_files(gpus.path());
   BrokerOptions options;
   options.seam = "gpu=" + gpus.path();
+  if (life == Life::of_socket) options.kernel = "6.1";
   on_each_engine(options, body);
 }
 
-shmbw_gpu_record row_of(RawClient& client) {
+shmbw_gpu_record gpu_row(RawClient& client) {
   shmbw_gpu_record out{};
   std::size_t rows = 0;
   CHECK(list_all<shmbw_gpu_record>(client, SHMBW_TABLE_GPU_REGIONS,
@@ -82,7 +87,7 @@ shmbw_gpu_record row_of(RawClient& client) {
 
 // Each round goes once through the broker's loop; what never comes ends the test by its rounds.
 template <class Done>
-bool comes(Done done) {
+bool comes_true(Done done) {
   for (int round = 0; round < 20'000; ++round) {
     if (done()) return true;
     ::usleep(500);
@@ -93,9 +98,9 @@ bool comes(Done done) {
 }  // namespace
 
 TEST_CASE("a request with 252 descriptors comes in, and so many come back") {
-  on_gpu_brokers([](BrokerFixture& broker) {
-    RawClient client = gpu_session(broker);
-    RawPacket made = publish(client, 126, "big");
+  on_gpu_brokers(Life::of_socket, [](BrokerFixture& broker) {
+    RawClient client = gpu_session(broker, Life::of_socket);
+    RawPacket made = publish_chunks(client, 126, "big");
     REQUIRE_MESSAGE(made.ok(), made.sentence());
     REQUIRE_MESSAGE(made.element<shmbw_outcome>(0).status == 0, error_of_element(made).sentence);
     shmbw_gpu_open open{};
@@ -110,40 +115,40 @@ TEST_CASE("a request with 252 descriptors comes in, and so many come back") {
 }
 
 TEST_CASE("many descriptors drop a session that has named no GPU") {
-  on_gpu_brokers([](BrokerFixture& broker) {
-    RawClient client = gpu_session(broker, false);
-    const Exports exports(1);
+  on_gpu_brokers(Life::of_socket, [](BrokerFixture& broker) {
+    RawClient client = gpu_session(broker, Life::of_socket, false);
+    const ExportPairs exports(1);
     const auto fds = exports.numbers();
     Packet packet =
         stating(batch(SHMBW_OP_GPU_PUBLISH, 97, std::vector{gpu_publication(SHMBW_GPU_KIND_VMM)}), fds.size());
     (void)client.send(packet, fds);
     CHECK(hung_up(client));
-    RawClient other = gpu_session(broker);
-    CHECK(publish(other, 1, "fine").ok());
+    RawClient other = gpu_session(broker, Life::of_socket);
+    CHECK(publish_chunks(other, 1, "fine").ok());
   });
 }
 
 TEST_CASE("refused publications leave no descriptor in the broker, however many came") {
-  on_gpu_brokers([](BrokerFixture& broker) {
-    RawClient client = gpu_session(broker);
-    CHECK(publish(client, 1, "taken").ok());
+  on_gpu_brokers(Life::of_socket, [](BrokerFixture& broker) {
+    RawClient client = gpu_session(broker, Life::of_socket);
+    CHECK(publish_chunks(client, 1, "taken").ok());
     const auto descriptors = [&] { return client.status().fixed<shmbw_status_reply>().descriptors; };
     const std::uint32_t before = descriptors();
     for (int round = 0; round < 20; ++round) {
-      RawPacket refused = publish(client, 126, "taken");
+      RawPacket refused = publish_chunks(client, 126, "taken");
       REQUIRE(refused.ok());
       CHECK(refused.element<shmbw_outcome>(0).status == static_cast<std::int32_t>(shmb::Status::exists));
     }
     CHECK(descriptors() == before);
     const std::string table = "/proc/" + std::to_string(broker.pid()) + "/fd";
-    CHECK(comes([&] {
+    CHECK(comes_true([&] {
       return std::distance(std::filesystem::directory_iterator(table), std::filesystem::directory_iterator()) < 60;
     }));
   });
 }
 
 TEST_CASE("a killed writer poisons, a killed reader gives back, and the memory outlives both") {
-  on_gpu_brokers([](BrokerFixture& broker) {
+  on_gpu_brokers(Life::of_process, [](BrokerFixture& broker) {
     RawClient keeper = gpu_session(broker);
     shmbw_group_create group{};
     group.name_len = 3;
@@ -155,20 +160,20 @@ TEST_CASE("a killed writer poisons, a killed reader gives back, and the memory o
     harness::Child writer = harness::Child::run([&] {
       RawClient own = gpu_session(broker);
       if (!own.call(SHMBW_OP_GROUP_JOIN, join, "job").ok()) return 1;
-      if (!publish(own, 2, "kv", SHMBW_GPU_PUBLISH_WRITING).ok()) return 2;
+      if (!publish_chunks(own, 2, "kv", SHMBW_GPU_PUBLISH_WRITING).ok()) return 2;
       published.open();
       never.wait(60'000);
       return 3;
     });
     REQUIRE(published.wait());
-    const shmbw_gpu_record before = row_of(keeper);
+    const shmbw_gpu_record before = gpu_row(keeper);
     CHECK(before.state == SHMBW_GPU_STATE_OK);
     CHECK(before.exporter == 1);
     writer.kill();
-    CHECK(comes([&] { return row_of(keeper).state == SHMBW_GPU_STATE_POISONED; }));
+    CHECK(comes_true([&] { return gpu_row(keeper).state == SHMBW_GPU_STATE_POISONED; }));
     CHECK(writer.wait() == 128 + SIGKILL);
-    CHECK(comes([&] { return row_of(keeper).leaving == 0; }));
-    CHECK(row_of(keeper).exporter == 0);
+    CHECK(comes_true([&] { return gpu_row(keeper).leaving == 0; }));
+    CHECK(gpu_row(keeper).exporter == 0);
     harness::Gate opened;
     harness::Child reader = harness::Child::run([&] {
       RawClient own = gpu_session(broker);
@@ -183,32 +188,32 @@ TEST_CASE("a killed writer poisons, a killed reader gives back, and the memory o
       return 3;
     });
     REQUIRE(opened.wait());
-    CHECK(row_of(keeper).importers == 1);
+    CHECK(gpu_row(keeper).importers == 1);
     reader.kill();
-    CHECK(comes([&] { return row_of(keeper).importers == 0; }));
+    CHECK(comes_true([&] { return gpu_row(keeper).importers == 0; }));
     CHECK(reader.wait() == 128 + SIGKILL);
-    CHECK(row_of(keeper).bytes == 2 << 21);
+    CHECK(gpu_row(keeper).bytes == 2 << 21);
   });
 }
 
 TEST_CASE("a process that closes its socket and lives on keeps what it may still map") {
-  on_gpu_brokers([](BrokerFixture& broker) {
+  on_gpu_brokers(Life::of_process, [](BrokerFixture& broker) {
     RawClient keeper = gpu_session(broker);
     harness::Gate closed, never;
     harness::Child child = harness::Child::run([&] {
       RawClient own = gpu_session(broker);
-      if (!publish(own, 1, "").ok()) return 1;
+      if (!publish_chunks(own, 1, "").ok()) return 1;
       own.close();
       closed.open();
       never.wait(60'000);
       return 3;
     });
     REQUIRE(closed.wait());
-    CHECK(comes([&] { return row_of(keeper).state == SHMBW_GPU_STATE_DETACHED; }));
-    CHECK(row_of(keeper).leaving == 1);
-    CHECK(row_of(keeper).bytes == 1 << 21);
+    CHECK(comes_true([&] { return gpu_row(keeper).state == SHMBW_GPU_STATE_DETACHED; }));
+    CHECK(gpu_row(keeper).leaving == 1);
+    CHECK(gpu_row(keeper).bytes == 1 << 21);
     child.kill();
-    CHECK(comes([&] { return row_of(keeper).region.id == 0; }));
+    CHECK(comes_true([&] { return gpu_row(keeper).region.id == 0; }));
     CHECK(child.wait() == 128 + SIGKILL);
   });
 }

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// What list and inspect tell about GPU regions: device, bytes, publisher, importers, state, and why memory is still held.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/sys_memory.hpp"
+#include "base/sys_process.hpp"
+#include "client/connect.hpp"
+#include "client/gpu_calls.hpp"
+#include "tests/harness/broker_fixture.hpp"
+#include "tests/tools/world.hpp"
+#include "tools/report_json.hpp"
+
+using shmb::test::Ended;
+using shmb::test::has;
+using shmb::test::World;
+
+namespace {
+
+namespace client = shmb::client;
+constexpr client::GpuUuid kCard{0xc0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+constexpr const char* kCardText = "GPU-c0010203-0405-0607-0809-0a0b0c0d0e0f";
+constexpr const char* kCardBus = "0000:65:00.0";
+
+client::Deadline card_deadline() { return client::Deadline::after(60'000'000'000); }
+
+template <class T>
+T wanted(shmb::Result<T> result) {
+  if (!result) FAIL(result.error().sentence);
+  return std::move(*result);
+}
+
+// A broker that takes files for a GPU's, one session, and the tool on the same broker.
+struct CardStage {
+  harness::TempDir files;
+  std::unique_ptr<harness::BrokerFixture> broker;
+  std::shared_ptr<client::Session> session;
+  World world;
+
+  CardStage() {
+    std::filesystem::create_directories(files.file(std::string("gpus/") + kCardBus));
+    std::ofstream(files.file(std::string("gpus/") + kCardBus + "/information"))
+        << "GPU UUID: \t " << kCardText << "\nDevice Minor: \t 3\n";
+    std::ofstream(files.file("fake-nvidia3")) << "node";
+    harness::BrokerOptions options;
+    options.seam = "gpu=" + files.path();
+    broker = std::make_unique<harness::BrokerFixture>(options);
+    REQUIRE_MESSAGE(broker->running(), broker->log());
+    client::ConnectOptions where;
+    where.socket = broker->socket();
+    where.no_group = true;
+    session = wanted(client::connect(where));
+    (void)wanted(client::gpu_device(*session, kCard, kCardBus, -1, card_deadline()));
+  }
+  shmbw_region_ref publish(const std::string& name) {
+    const shmb::Fd keeper = shmb::sys::memfd_create("fakecuda:tool", false).value();
+    const shmb::Fd share = shmb::sys::open(("/proc/self/fd/" + std::to_string(keeper.get())).c_str(), O_RDWR).value();
+    client::GpuPublish wish;
+    wish.bytes = 3 << 20;
+    wish.allocation = 4 << 20;
+    wish.uuid = kCard;
+    wish.name = name;
+    wish.chunks = {{keeper.get(), share.get()}};
+    auto made = wanted(client::gpu_publish(*session, {&wish, 1}, card_deadline()));
+    return wanted(std::move(made.front())).region;
+  }
+  void release(shmbw_region_ref region) {
+    const client::GpuRelease one{region, 0, true};
+    CHECK(client::gpu_release(*session, {&one, 1}, card_deadline()));
+    CHECK(session->ping(card_deadline()));
+  }
+  Ended tool(std::vector<std::string> words) {
+    words.insert(words.end(), {"--socket", broker->socket()});
+    return world.tool(words);
+  }
+  shmb::tools::Json json(std::vector<std::string> words) {
+    words.emplace_back("--json");
+    const Ended ended = tool(std::move(words));
+    CHECK(ended.err == "");
+    REQUIRE(ended.status == 0);
+    return shmb::tools::Json::parse(ended.out);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("without GPU regions list says nothing of them") {
+  CardStage stage;
+  CHECK_FALSE(has(stage.tool({"list"}).out, "GPU"));
+  CHECK(stage.json({"list"})["gpu_regions"].empty());
+  CHECK(stage.tool({"list", "--gpu", "--pools"}).status == 2);
+}
+
+TEST_CASE("a GPU region is listed with its device and why it is held, and apart from host regions") {
+  CardStage stage;
+  const auto region = stage.publish("weights");
+  const Ended list = stage.tool({"list", "--gpu"});
+  CHECK(list.status == 0);
+  CHECK(has(list.out, "1 GPU region, 4.0 MiB"));
+  for (const char* part : {"weights", kCardText, "vmm", "name, publisher", "ok"}) CHECK(has(list.out, part));
+  CHECK(has(list.out, std::to_string(::getpid())));
+  const auto json = stage.json({"list"});
+  CHECK(json["regions"].empty());
+  REQUIRE(json["gpu_regions"].size() == 1);
+  const auto row = json["gpu_regions"][0];
+  CHECK(row["device"] == kCardText);
+  CHECK(row["bytes"] == 4 << 20);
+  CHECK(row["minor"] == 3);
+  CHECK(row["exporter"] == true);
+  CHECK(row["importers"] == 0);
+  CHECK(has(stage.tool({"list", "--gpu", "-q"}).out, "@" + std::to_string(region.id)));
+  stage.release(region);
+}
+
+TEST_CASE("inspect shows what a GPU region is, who holds it, and what the driver said") {
+  CardStage stage;
+  const auto region = stage.publish("kv");
+  client::GpuReport failed;
+  failed.region = region;
+  failed.what = SHMBW_GPU_FINDING_IMPORT_FAILED;
+  failed.code = 304;
+  CHECK(wanted(client::gpu_report(*stage.session, failed, card_deadline())) == SHMBW_GPU_STATE_INVALID);
+  const std::string address = "#" + std::to_string(stage.session->facts().group) + "/kv";
+  const Ended text = stage.tool({"inspect", address});
+  CHECK(text.status == 0);
+  for (const char* part : {"of a GPU", kCardText, "/dev/nvidia3", "kept so by the broker",
+                           "invalid, the driver said 304", "name, publisher"})
+    CHECK_MESSAGE(has(text.out, part), text.out);
+  const auto json = stage.json({"inspect", address});
+  CHECK(json["gpu"]["state"] == "invalid");
+  CHECK(json["gpu"]["code"] == 304);
+  stage.release(region);
+}
+
+TEST_CASE("a timeline is a host region, and told among what is of GPUs too") {
+  CardStage stage;
+  client::GpuTimelineWish wish;
+  wish.name = "steps";
+  const auto line = wanted(client::gpu_timeline(*stage.session, wish, card_deadline()));
+  const auto json = stage.json({"list"});
+  CHECK(json["regions"].size() == 1);
+  REQUIRE(json["gpu_regions"].size() == 1);
+  CHECK(json["gpu_regions"][0]["kind"] == "timeline");
+  CHECK(json["gpu_regions"][0]["device"].is_null());
+  CHECK(has(stage.tool({"list", "--gpu"}).out, "timeline"));
+  stage.release(line.region);
+}
