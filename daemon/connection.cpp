@@ -85,7 +85,10 @@ void Connection::on_arrival(Arrival& arrival) {
   asked_ = false;
   discard_brought();
   brought_ = std::move(arrival.descriptors);
-  if (arrival.error == ECONNRESET) return end(Ending::end_of_file);  // it closed with something unread
+  // The peer closed with something unread. The kernel says so once, before what the peer had sent: a release among that
+  // still counts, because leases of GPU memory outlive a closed socket.
+  if (arrival.error == ECONNRESET && !std::exchange(reset_told_, true)) return go_on();
+  if (arrival.error == ECONNRESET) return end(Ending::end_of_file);
   if (arrival.error != 0) return drop("receive failed: " + errno_text(arrival.error));
   if (arrival.bytes.empty() && !arrival.brought_descriptors && brought_.empty()) {
     // An empty packet looks the same to us; its sender loses the session like one that closed it.
