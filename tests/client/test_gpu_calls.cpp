@@ -46,6 +46,7 @@ Deadline gpu_deadline() { return Deadline::after(60'000'000'000); }
 struct GpuBroker {
   harness::TempDir files;
   std::unique_ptr<harness::BrokerFixture> broker;
+  std::vector<std::shared_ptr<Session>> sessions;
   GpuBroker() {
     std::filesystem::create_directories(files.file(std::string("gpus/") + kGpuBus));
     std::ofstream(files.file(std::string("gpus/") + kGpuBus + "/information"))
@@ -57,8 +58,24 @@ struct GpuBroker {
     REQUIRE_MESSAGE(broker->running(), broker->log());
   }
   std::string node() const { return files.file("fake-nvidia3"); }
-  std::shared_ptr<Session> named() const {
-    auto session = open(*broker);
+  // This process lives on, and with it what its sessions hold of a GPU, whatever becomes of their sockets.
+  ~GpuBroker() {
+    for (const auto& session : sessions) {
+      auto left = shmb::client::list_gpu_regions(*session, {}, gpu_deadline());
+      if (!left) continue;
+      for (const auto& row : left->rows) {
+        const GpuRelease all{row.record.region, 0, true};
+        (void)gpu_release(*session, {&all, 1}, gpu_deadline());
+      }
+      (void)session->ping(gpu_deadline());
+    }
+  }
+  std::shared_ptr<Session> join() {
+    sessions.push_back(open(*broker));
+    return sessions.back();
+  }
+  std::shared_ptr<Session> named() {
+    auto session = join();
     CHECK(must(gpu_device(*session, kGpu, kGpuBus, -1, gpu_deadline())).hold == SHMBW_GPU_HOLD_NODE);
     return session;
   }
@@ -105,13 +122,13 @@ TEST_CASE("a device is waited for, and where the broker cannot open its node a c
   auto session = gpus.named();
   CHECK(must(gpu_device(*session, kGpu, kGpuBus, -1, gpu_deadline())).minor == 3);
   std::filesystem::remove(gpus.node());
-  auto other = open(*gpus.broker);
+  auto other = gpus.join();
   auto refused = gpu_device(*other, kGpu, kGpuBus, -1, gpu_deadline());
   REQUIRE(status_of(refused) == shmb::Status::device_not_pinned);
   CHECK(refused.error().sentence.find("fake-nvidia3") != std::string::npos);
   std::ofstream(gpus.node()) << "node";
   const shmb::Fd node = shmb::sys::open(gpus.node().c_str(), O_RDWR).value();
-  auto third = open(*gpus.broker);
+  auto third = gpus.join();
   auto missing = gpu_device(*third, kGpu, "0000:66:00.0", node.get(), gpu_deadline());
   CHECK(must(std::move(missing)).hold == SHMBW_GPU_HOLD_GIVEN);
   CHECK(status_of(gpu_device(*must(Session::local("test")), kGpu, kGpuBus, -1, gpu_deadline())) ==
@@ -129,7 +146,7 @@ TEST_CASE("a list of publications is cut into packets, each with its own outcome
   CHECK(status_of(made[2]) == shmb::Status::exists);
   for (std::size_t i : {0, 1, 3, 4}) CHECK(must(std::move(made[i])).state == SHMBW_GPU_STATE_OK);
 
-  auto other = open(*gpus.broker);
+  auto other = gpus.join();
   std::vector<GpuWish> opens;
   for (const char* name : {"large", "none", "many", "one", "again"}) {
     GpuWish wish;
@@ -140,7 +157,7 @@ TEST_CASE("a list of publications is cut into packets, each with its own outcome
   opens.back().address = "..bad";
   auto opened = must(gpu_open(*other, opens, gpu_deadline()));
   REQUIRE(opened.size() == 6);
-  REQUIRE(opened[0]);
+  for (std::size_t i : {0UL, 2UL, 3UL, 4UL}) REQUIRE_MESSAGE(opened[i], opened[i].error().sentence);
   CHECK(opened[0]->shares.size() == 300);
   for (std::size_t i : {0UL, 252UL, 253UL, 299UL})
     CHECK(shmb::sys::same_open_file(opened[0]->shares[i].get(), large.chunks[i].share).value_or(true));
@@ -173,7 +190,7 @@ TEST_CASE("states and drains come as events beside the user's, and wake a listen
   lent.kind = SHMBW_GPU_KIND_LEGACY;
   lent.handle[3] = 7;
   const auto made = publish_gpu_one(*session, lent);
-  auto user = open(*gpus.broker);
+  auto user = gpus.join();
   auto opened = must(open_gpu_one(*user, made.region));
   CHECK(opened.handle[3] == 7);
   CHECK(opened.allocation == 1 << 21);
@@ -201,7 +218,7 @@ TEST_CASE("states and drains come as events beside the user's, and wake a listen
 
 TEST_CASE("who watches a GPU region has its states among the user's events") {
   GpuBroker gpus;
-  auto session = gpus.named(), watcher = open(*gpus.broker);
+  auto session = gpus.named(), watcher = gpus.join();
   const GpuExports exports(1);
   GpuPublish wish = gpu_wish(exports, "w");
   const auto made = publish_gpu_one(*session, wish);

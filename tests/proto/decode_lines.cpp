@@ -9,8 +9,8 @@
 
 int main() {
   using namespace shmb::wire;
-  constexpr std::string_view kTables[] = {"-",       "regions", "groups", "sessions", "leases",
-                                          "tickets", "uids",    "pools",  "queues",   "participants"};
+  constexpr std::string_view kTables[] = {"-",    "regions", "groups", "sessions",     "leases",     "tickets",
+                                          "uids", "pools",   "queues", "participants", "gpu_regions"};
   std::string line;
   while (std::getline(std::cin, line)) {
     std::istringstream words(line);

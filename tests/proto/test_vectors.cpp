@@ -27,10 +27,16 @@ struct Vector {
 };
 
 std::vector<Vector> vectors() {
-  const std::map<std::string, std::uint32_t> tables{
-      {"regions", SHMBW_TABLE_REGIONS}, {"groups", SHMBW_TABLE_GROUPS},   {"sessions", SHMBW_TABLE_SESSIONS},
-      {"leases", SHMBW_TABLE_LEASES},   {"tickets", SHMBW_TABLE_TICKETS}, {"uids", SHMBW_TABLE_UIDS},
-      {"pools", SHMBW_TABLE_POOLS},     {"queues", SHMBW_TABLE_QUEUES},   {"participants", SHMBW_TABLE_PARTICIPANTS}};
+  const std::map<std::string, std::uint32_t> tables{{"regions", SHMBW_TABLE_REGIONS},
+                                                    {"groups", SHMBW_TABLE_GROUPS},
+                                                    {"sessions", SHMBW_TABLE_SESSIONS},
+                                                    {"leases", SHMBW_TABLE_LEASES},
+                                                    {"tickets", SHMBW_TABLE_TICKETS},
+                                                    {"uids", SHMBW_TABLE_UIDS},
+                                                    {"pools", SHMBW_TABLE_POOLS},
+                                                    {"queues", SHMBW_TABLE_QUEUES},
+                                                    {"participants", SHMBW_TABLE_PARTICIPANTS},
+                                                    {"gpu_regions", SHMBW_TABLE_GPU_REGIONS}};
   std::vector<Vector> out;
   for (const auto& entry : std::filesystem::directory_iterator(SHMB_VECTORS)) {
     if (entry.path().extension() != ".json") continue;
@@ -113,7 +119,7 @@ TEST_CASE("there is a valid, minimal, maximal, short, tail and future vector for
   SHMBW_EVENTS(X)
 #undef X
   for (const char* table :
-       {"regions", "groups", "sessions", "leases", "tickets", "uids", "pools", "queues", "participants"})
+       {"regions", "groups", "sessions", "leases", "tickets", "uids", "pools", "queues", "participants", "gpu_regions"})
     check(std::string("list-") + table);
 }
 

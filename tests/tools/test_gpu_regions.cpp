@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What list and inspect tell about GPU regions: device, bytes, publisher, importers, state, and why memory is still held.
+// What list and inspect tell about GPU regions: device, bytes, publisher, importers, state, and why memory is still
+// held.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <unistd.h>
