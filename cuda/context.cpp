@@ -28,6 +28,12 @@ Result<ContextHold::Scope> ContextHold::enter() {
     return std::unexpected(driver_->failure(code, "cuCtxGetCurrent", which));
   Device device = -1;
   if (current != nullptr && calls.context_device(&device) == kSuccess && device == device_) return Scope(nullptr);
+  return enter_primary();
+}
+
+Result<ContextHold::Scope> ContextHold::enter_primary() {
+  const Calls& calls = driver_->calls();
+  const std::string which = "device " + std::to_string(device_);
   if (retained_ == nullptr) {
     if (const Code code = calls.primary_retain(&retained_, device_); code != kSuccess) {
       retained_ = nullptr;

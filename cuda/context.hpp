@@ -31,6 +31,8 @@ class ContextHold {
     const Driver* driver_;  // null: nothing was pushed
   };
   Result<Scope> enter();
+  // For what must outlive the caller's context: the primary one, kept from now on whatever is current.
+  Result<Scope> enter_primary();
 
  private:
   const Driver* driver_;

@@ -67,7 +67,7 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
   if (made->read_only_ && !(*device)->read_only_register)
     return error(Status::not_supported, (*device)->name + " cannot register memory that is mapped read-only: attach " +
                                             object + " for writing");
-  auto scope = made->hold_.enter();
+  auto scope = made->hold_.enter_primary();
   if (!scope) return std::unexpected(scope.error());
   if (!made->session_->is_local()) {
     if (auto told = client::gpu_pinned(*made->session_, made->ref_, false, deadline); !told)

@@ -142,7 +142,7 @@ Result<Timeline::Look> Timeline::look(std::uint32_t word) const {
   return seen;
 }
 
-Result<void> Timeline::register_page(const Driver& driver, const DeviceInfo& device) {
+Result<void> Timeline::register_page(const Driver& driver, const DeviceInfo& device, ContextHold& hold) {
   if (device_ != 0) return {};
   if (auto can = driver.need(Feature::timeline); !can) return can;
   if (auto can = driver.need(Feature::events); !can) return can;
@@ -152,6 +152,8 @@ Result<void> Timeline::register_page(const Driver& driver, const DeviceInfo& dev
     return error(Status::not_supported,
                  device.name + " cannot register memory that is mapped read-only: wait on the host instead");
   const std::string object = "timeline " + std::to_string(ref_.id) + "." + std::to_string(ref_.generation);
+  auto scope = hold.enter_primary();  // the caller's context may go before the timeline does
+  if (!scope) return std::unexpected(scope.error());
   const std::size_t bytes = (timeline::bytes_of(words_) + kSmallPage - 1) / kSmallPage * kSmallPage;
   const unsigned flags = kHostPortable | kHostDeviceMap | (producer() ? 0U : kHostReadOnly);
   if (const Code code = driver->host_register(memory_, bytes, flags); code != kSuccess)
@@ -172,9 +174,10 @@ Result<Timeline::Way> Timeline::enter(std::uint32_t word, Stream stream) {
   if (driver->context_device(&ordinal) != kSuccess) ordinal = 0;  // no context yet: that of the first device
   auto device = driver.at(ordinal);
   if (!device) return std::unexpected(device.error());
-  auto scope = holds_.try_emplace(ordinal, driver, ordinal).first->second.enter();
+  ContextHold& hold = holds_.try_emplace(ordinal, driver, ordinal).first->second;
+  auto scope = hold.enter();
   if (!scope) return std::unexpected(scope.error());
-  if (auto registered = register_page(driver, **device); !registered) return std::unexpected(registered.error());
+  if (auto registered = register_page(driver, **device, hold); !registered) return std::unexpected(registered.error());
   int capturing = 0;
   if (const Code code = driver->stream_capturing(stream, &capturing); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuStreamIsCapturing", name(word)));

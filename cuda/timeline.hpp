@@ -67,7 +67,7 @@ class Timeline {
     Address address;
   };
   Result<Way> enter(std::uint32_t word, Stream stream);
-  Result<void> register_page(const Driver& driver, const DeviceInfo& device);
+  Result<void> register_page(const Driver& driver, const DeviceInfo& device, ContextHold& hold);
   Result<void> note_use(const Driver& driver, Stream stream);
   bool settled();
 

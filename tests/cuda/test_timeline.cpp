@@ -293,7 +293,7 @@ TEST_CASE(
     CHECK(Child::run([&] {
             if (!can) ::setenv("FAKECUDA_ATTRIBUTE", "113:0", 1);
             auto maker = meeting.member(), session = meeting.member();
-            auto writable = maker.create(kMiB, {.name = "host"});
+            auto writable = maker.create(kMiB, {.name = "host", .replace = true});
             std::memset(writable.data(), 3, kMiB);
             auto region = session.attach("host");
             Worker worker;

@@ -17,14 +17,14 @@ namespace fakecuda {
 namespace {
 
 constexpr int kSpoilt = 0xdd;
-constexpr std::size_t kPage = 4096;
+constexpr std::size_t kTrailer = 4096;
 constexpr std::uint32_t kMagic = 0x66616b65;
 
 struct Openers {
   std::atomic<std::uint32_t> freed;
   std::atomic<std::int32_t> pids[512];
 };
-static_assert(sizeof(Openers) <= kPage);
+static_assert(sizeof(Openers) <= kTrailer);
 
 struct NamedMemory {
   std::uint32_t magic;
@@ -79,8 +79,8 @@ FAKECUDA_API Code cuMemAlloc_v2(Address* address, std::size_t bytes) {
     mapping.physical = make_physical(it, mapping.ordinal, rounded, 0, false, "p", &why);
     it.machine.sealed = sealed;
     if (mapping.physical == nullptr) return why;
-    if (::ftruncate(mapping.physical->fd(), static_cast<off_t>(rounded + kPage)) != 0) return kOperatingSystem;
-    mapping.shadow = shadow_of(mapping.physical->fd(), rounded + kPage);
+    if (::ftruncate(mapping.physical->fd(), static_cast<off_t>(rounded + kTrailer)) != 0) return kOperatingSystem;
+    mapping.shadow = shadow_of(mapping.physical->fd(), rounded + kTrailer);
     if (mapping.shadow == nullptr) return kOutOfMemory;
     *address = enter_memory(it, std::move(mapping));
     return *address == 0 ? kOutOfMemory : kSuccess;
@@ -154,7 +154,7 @@ FAKECUDA_API Code cuIpcOpenMemHandle_v2(Address* address, IpcHandle handle, unsi
     mapping.kind = Kind::opened;
     mapping.bytes = named.bytes;
     mapping.physical = std::make_shared<Physical>(fd, name);
-    mapping.shadow = shadow_of(fd, named.bytes + kPage);
+    mapping.shadow = shadow_of(fd, named.bytes + kTrailer);
     if (mapping.shadow == nullptr) return kOutOfMemory;
     mapping.context = current_context();
     mapping.ordinal = mapping.context->ordinal;

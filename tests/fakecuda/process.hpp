@@ -3,6 +3,7 @@
 // process, and a process that has used a driver may not fork. A body tells by its status; NEED names what did not hold.
 #pragma once
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
