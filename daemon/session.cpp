@@ -54,6 +54,7 @@ void take_over(World& world, Session& heir, Session& from) {
     lease.charge.move_to(heir.account);
     heir.leases.insert(std::move(node));
   }
+  move_tickets(from, heir);
   if (Group* group = from.group) join_group(world, heir, *group);
   heir.ended_group = from.ended_group;
   if (Group* group = from.supervises) supervise_group(world, heir, *group);
@@ -173,6 +174,7 @@ void end_session(World& world, Session& session) {
   std::uint64_t group = session.group ? session.group->id : 0;
   std::string group_text = session.group ? session.group->text() : std::string();
   while (!session.watches.empty()) destroy_watch(world, session.watches.begin()->second);
+  destroy_tickets_of(world, session);
   while (!session.leases.empty()) drop_lease(world, session.leases.begin()->second);
   stop_supervising(world, session);
   leave_group(world, session);
@@ -198,8 +200,9 @@ void session_process_died(World& world, Session& session, const sys::ExitInfo* h
   if (session.phase == Phase::ended) return report_exit(world, session.id, how);
   session.process_gone = true;
   if (how) session.exit = *how;
-  // A role of the process, not of the socket that a child may hold.
+  // Of the process, not of the socket that a child may hold: the role, and what was to end with it.
   stop_supervising(world, session);
+  destroy_tickets_of(world, session);
   if (session.lazy) end_session(world, session);
 }
 
