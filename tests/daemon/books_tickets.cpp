@@ -189,8 +189,8 @@ TEST_CASE("a ticket made with its session ends with it, and the region with the 
 }
 
 TEST_CASE("a ticket made with its session can be used up, revoked and over before, in any order") {
-  World world;
-  Client owner = world.client(1000), guest = world.client(1000);
+  World world(system_config());
+  Client owner = world.client(1000), guest = world.client(2000);
   Created created = owner.create();
   const auto lend = [&](std::uint32_t uses, std::int64_t life = 0) {
     return Client::ticket_of(owner.ticket(created.ref(), kRead, uses, life, kWithSession));
@@ -198,8 +198,7 @@ TEST_CASE("a ticket made with its session can be used up, revoked and over befor
   const auto first = lend(1), second = lend(1), third = lend(2), fourth = lend(1, kMinute), fifth = lend(1);
   CHECK(guest.attach_ticket(second).status == Status::ok);
   CHECK(owner.revoke(third).status() == Status::ok);
-  world.now += kMinute;
-  world.tick();
+  world.advance(kMinute);
   CHECK(guest.status().tickets == 2);
   CHECK(guest.attach_ticket(fourth).status == Status::not_found);
   CHECK(guest.attach_ticket(fifth).status == Status::ok);
@@ -211,8 +210,8 @@ TEST_CASE("a ticket made with its session can be used up, revoked and over befor
 }
 
 TEST_CASE("a ticket made with its session ends with the process, though a child holds the socket") {
-  World world;
-  Client owner = world.client(1000), guest = world.client(1000);
+  World world(system_config());
+  Client owner = world.client(1000), guest = world.client(2000);
   Created created = owner.create();
   const auto lent = Client::ticket_of(owner.ticket(created.ref(), kRead, 1, 0, kWithSession));
   owner.pidfd();
@@ -222,8 +221,8 @@ TEST_CASE("a ticket made with its session ends with the process, though a child 
 }
 
 TEST_CASE("who takes a cut session over has its tickets too") {
-  World world;
-  Client owner = world.client(1000, 77), guest = world.client(1000);
+  World world(system_config());
+  Client owner = world.client(1000, 77), guest = world.client(2000);
   Created created = owner.create();
   const auto lent = Client::ticket_of(owner.ticket(created.ref(), kRead, 2, 0, kWithSession));
   owner.disconnect();
