@@ -308,6 +308,8 @@ enum shmb_region_flag {
 };
 /* What the library knows, without asking. Set info->size first. */
 SHMB_API int shmb_region_get_info(const shmb_region* region, shmb_region_info* info, shmb_error* error) SHMB_NOEXCEPT;
+/* A further handle of the session that the region belongs to; shmb_disconnect frees it. */
+SHMB_API int shmb_region_session(const shmb_region* region, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_access { SHMB_ACCESS_READ = 0, SHMB_ACCESS_READ_WRITE = 1 };
 
@@ -396,8 +398,6 @@ SHMB_API int shmb_set_sharing_strategy(const char* name, shmb_error* error) SHMB
 SHMB_API int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                                 int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
-/* A further handle of the session that a region belongs to; shmb_disconnect frees it. */
-SHMB_API int shmb_region_session(const shmb_region* region, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 /* Ends a ticket with the uses it has left; what was attached by it stays. For the session that made it, and for others
  * of its group. Errors: NOT_FOUND (also where it is used up, over, or not theirs). */
 SHMB_API int shmb_ticket_revoke(shmb_session* session, const uint8_t ticket[16], int64_t timeout_ns,
