@@ -438,7 +438,8 @@ enum shmb_join_flag { SHMB_JOIN_SUPERVISOR = 1 << 0 }; /* a role: it watches the
 
 /* The session becomes a member of a group (and leaves the one it was in): by name ("GROUP", "#id", "UID:GROUP"; own uid
  * only) or by token. id may be NULL. Errors: NOT_FOUND, GROUP_ENDED, INVALID. After DEADLINE a group that was joined
- * too late is left again; the session is then in none, also if it was in another one before. */
+ * too late is left again; the session is then in none, also if it was in another one before. Asking again is fine: then
+ * the second answer counts. */
 SHMB_API int shmb_group_join(shmb_session* session, const char* group, uint32_t flags, int64_t timeout_ns, uint64_t* id,
                              shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_group_join_token(shmb_session* session, const uint8_t token[16], uint32_t flags, int64_t timeout_ns,

@@ -510,9 +510,9 @@ class ProcessContext {
                             &error) != SHMB_OK)
       return Error(error);
     if (state != SHMB_PROCESSES_RUNNING && lent_)
-      lent_->revoke(timeout.nanoseconds() > 0 ? begun + std::chrono::nanoseconds(timeout.nanoseconds()) -
-                                                    std::chrono::steady_clock::now()
-                                              : std::chrono::nanoseconds(detail::Lent::kPatience));
+      lent_->revoke(timeout.nanoseconds() > 0
+                        ? begun + std::chrono::nanoseconds(timeout.nanoseconds()) - std::chrono::steady_clock::now()
+                        : std::chrono::nanoseconds(detail::Lent::kPatience));
     return static_cast<RanksState>(state);
   }
   // True: all have ended well. False: the deadline passed with ranks left. Else the cause is thrown; the same for ever.
