@@ -509,10 +509,12 @@ class ProcessContext {
     if (shmb_processes_join(handle_.get(), timeout.nanoseconds(), voluntary ? voluntary->count() : -1, &state,
                             &error) != SHMB_OK)
       return Error(error);
-    if (state != SHMB_PROCESSES_RUNNING && lent_)
-      lent_->revoke(timeout.nanoseconds() > 0
-                        ? begun + std::chrono::nanoseconds(timeout.nanoseconds()) - std::chrono::steady_clock::now()
-                        : std::chrono::nanoseconds(detail::Lent::kPatience));
+    if (state != SHMB_PROCESSES_RUNNING && lent_) {
+      std::chrono::nanoseconds left = detail::Lent::kPatience;
+      if (timeout.nanoseconds() > 0)
+        left = std::chrono::nanoseconds(timeout.nanoseconds()) - (std::chrono::steady_clock::now() - begun);
+      lent_->revoke(left);
+    }
     return static_cast<RanksState>(state);
   }
   // True: all have ended well. False: the deadline passed with ranks left. Else the cause is thrown; the same for ever.

@@ -104,7 +104,7 @@ TEST_CASE("random kills: of parent, guard, supervisor and ranks any may die at a
     ::kill(killed, SIGKILL);
     CAPTURE(killed == program.pid());
     // Who had just ended by itself may have been hit, or a daemon that was about to be one: then all live on.
-    if (killed != program.pid() && !program.wait_ended(15'000)) {
+    if (killed != program.pid() && !program.wait_ended(8'000)) {
       ++missed;
       const pid_t guard = only_child(program.pid()), supervisor = guard > 0 ? only_child(guard) : -1;
       if (supervisor > 0) ::kill(supervisor, SIGKILL);
@@ -118,7 +118,8 @@ TEST_CASE("random kills: of parent, guard, supervisor and ranks any may die at a
     REQUIRE(witness.all_gone());
     REQUIRE(broker.books(60'000) == "");
   }
-  CHECK(missed <= 2 + rounds / 20);  // else the death of the guard, the supervisor or the ranks ends nothing
+  CHECK(missed <= 4 + rounds / 10);  // one in a hundred, as a rule; else the death of the guard, the supervisor or the
+                                     // ranks ends nothing
   MESSAGE(rounds << " kills: " << parents << " times the parent went, " << unstarted
                  << " times before all ranks had been started, " << missed
                  << " hit nobody whose death ends the others; no hang, nothing left");
