@@ -171,9 +171,9 @@ TEST_CASE("who holds a ticket's token may use it and not revoke it; who is of th
   World world(system_config());
   Client owner = world.client(1000), other = world.client(1000), guest = world.client(2000), mate = world.client(2000);
   Packet& group = owner.make_group({.name = "job"});
-  const auto token = group.fixed<shmbw_group_create_reply>().token;
+  const auto made = group.fixed<shmbw_group_create_reply>();
   std::uint8_t copy[16];
-  std::copy_n(token, 16, copy);
+  std::copy_n(made.token, 16, copy);
   REQUIRE(owner.join(copy).status() == Status::ok);
   Created created = owner.create();
   auto ticket = Client::ticket_of(owner.ticket(created.ref()));
