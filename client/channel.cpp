@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
@@ -85,6 +86,7 @@ std::vector<Fd> Channel::forget() {
   gpu_events_.clear();
   gpu_lost_ = false;
   unsent_.clear();
+  late_groups_ = {};
   dropped_ = 0;
   lost_ = false;
   return inherited;
@@ -256,6 +258,7 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
   pending_[tag] = {op_of(packet), flags_of(packet), &mine, subscription};
   if (auto sent = send(lock, packet, deadline, descriptors); !sent) {
     pending_.erase(tag);
+    if (!lost_) give_back_groups();  // they may have waited for this one
     return std::unexpected(sent.error());
   }
   const bool reached = wait(lock, deadline, mine.waiter, [&] { return mine.done || lost_; });
@@ -361,14 +364,16 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
   const Pending pending = found->second;
   pending_.erase(found);
   const bool granted = view.header.status == 0;
+  if (granted) note_group(view, pending);
   if (pending.call == nullptr || descriptors_lost) {
-    if (granted && pending.op != 0) give_back(view, pending.flags);
+    if (granted && pending.op != 0) give_back(view);
     // A peer's doorbell that came too late for who wanted to ring it: the peer still sleeps.
     constexpr std::byte one{1};
     if (granted && pending.op == SHMBW_OP_POOL_DOORBELL && !fds.empty())
       (void)sys::send(fds.front().get(), {&one, 1}, {}, {}, false);
-    if (pending.call == nullptr) return;
   }
+  give_back_groups();
+  if (pending.call == nullptr) return;
   if (granted && pending.subscription != nullptr) {
     // The reply to GPU_DEVICE opens in the same way; watch 0: no event will come.
     static_assert(offsetof(shmbw_watch_reply, watch) == offsetof(shmbw_gpu_device_reply, watch) &&
@@ -392,9 +397,9 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
 }
 
 // A reply that nobody takes, or whose descriptors were cut off: the leases it granted are released again, and a name
-// that was given with them, because its creator was told that there is none. A ticket is revoked, a group left. What
-// PUBLISH has done cannot be undone: Region::publish says how its caller learns of it.
-void Channel::give_back(const wire::PacketView& view, std::uint32_t flags) {
+// that was given with them, because its creator was told that there is none. A ticket is revoked; groups are
+// give_back_groups(). What PUBLISH has done cannot be undone: Region::publish says how its caller learns of it.
+void Channel::give_back(const wire::PacketView& view) {
   const std::uint16_t op = view.header.op & static_cast<std::uint16_t>(~SHMBW_REPLY);
   if (op == SHMBW_OP_WATCH) {
     cancel_watch(fixed_part<shmbw_watch_reply>(view).watch);
@@ -410,11 +415,6 @@ void Channel::give_back(const wire::PacketView& view, std::uint32_t flags) {
     undo(SHMBW_OP_TICKET_REVOKE, revoke);
     return;
   }
-  // One that may have been there before is not given up: perhaps the session had it already.
-  if (op == SHMBW_OP_GROUP_CREATE && (flags & SHMBW_GROUP_ADOPT_EXISTING) == 0)
-    return undo(SHMBW_OP_GROUP_LEAVE, shmbw_group_leave{fixed_part<shmbw_group_create_reply>(view).group});
-  if (op == SHMBW_OP_GROUP_JOIN)
-    return give_back_group(fixed_part<shmbw_group_join_reply>(view).group, (flags & SHMBW_JOIN_SUPERVISOR) != 0);
   if (op == SHMBW_OP_WORLD_JOIN)
     return undo(SHMBW_OP_WORLD_LEAVE, shmbw_world_leave{fixed_part<shmbw_world_join_reply>(view).world});
   if (op == SHMBW_OP_REF_CREATE || op == SHMBW_OP_REF_FORK) return give_back_forks(view, op);
@@ -440,11 +440,39 @@ void Channel::give_back(const wire::PacketView& view, std::uint32_t flags) {
   send_later(writer.finish(0));
 }
 
-// GROUP_LEAVE names no role: of a group that is supervised too it gives up the supervision, and that must stay.
-void Channel::give_back_group(std::uint64_t group, bool as_supervisor) {
-  if (group == groups.supervised || (!as_supervisor && group == groups.member)) return;
-  if (!as_supervisor) groups.member = 0;  // the join took it out of the one that it was in
-  undo(SHMBW_OP_GROUP_LEAVE, shmbw_group_leave{group});
+void Channel::note_group(const wire::PacketView& view, const Pending& pending) {
+  const bool told = pending.call != nullptr;
+  if (pending.op == SHMBW_OP_GROUP_CREATE) {
+    const std::uint64_t group = fixed_part<shmbw_group_create_reply>(view).group;
+    if (told) std::erase(late_groups_.created, group);
+    // One that may have been there before is not given up: perhaps the session had it already.
+    else if ((pending.flags & SHMBW_GROUP_ADOPT_EXISTING) == 0) late_groups_.created.push_back(group);
+  } else if (pending.op == SHMBW_OP_GROUP_JOIN) {
+    const std::uint64_t group = fixed_part<shmbw_group_join_reply>(view).group;
+    const auto role = (pending.flags & SHMBW_JOIN_SUPERVISOR) != 0
+                          ? std::pair(&groups.supervised, &late_groups_.supervised)
+                          : std::pair(&groups.member, &late_groups_.member);
+    *(told ? role.first : role.second) = group;
+    if (told) *role.second = 0;  // it has taken the place of the late one, or is the same
+  }
+}
+
+// A group that was joined or made too late is left. Not while another such request is under way: who was told DEADLINE
+// asks again, mostly for the same, and the broker would see the leave behind what its second answer has granted.
+void Channel::give_back_groups() {
+  if (late_groups_.none()) return;
+  for (const auto& [tag, pending] : pending_)
+    if (pending.op == SHMBW_OP_GROUP_JOIN || pending.op == SHMBW_OP_GROUP_CREATE) return;
+  const LateGroups late = std::exchange(late_groups_, {});
+  const auto leave = [&](std::uint64_t group) { undo(SHMBW_OP_GROUP_LEAVE, shmbw_group_leave{group}); };
+  if (late.supervised != 0 && late.supervised != groups.supervised) leave(late.supervised);
+  if (late.member != 0 && late.member != groups.member) {
+    groups.member = 0;  // the join took it out of the one that it was in
+    // GROUP_LEAVE names no role: of a group that is supervised too it would give up that. 0: the one it is a member of.
+    leave(late.member == groups.supervised ? 0 : late.member);
+  }
+  for (const std::uint64_t group : late.created)
+    if (group != groups.member && group != groups.supervised) leave(group);
 }
 
 // A late reply does not say of which world: it can only be the session's own.

@@ -146,8 +146,8 @@ class Channel {
   bool lost();
   std::string lost_reason();
   std::mutex& mutex() { return mutex_; }
-  // Under `mutex`: the groups that the session knows to be in, and to supervise; 0: none. What a late reply says of
-  // them is no news, and nothing of it is given back.
+  // Under `mutex`: the groups that the session was told to be in, and to supervise; 0: none. Set in the order of the
+  // replies. What a late reply says of them is no news, and nothing of it is given back.
   struct Groups {
     std::uint64_t member = 0, supervised = 0;
   };
@@ -174,6 +174,13 @@ class Channel {
     Subscription* subscription = nullptr;
   };
 
+  // What joins and creations have brought whose callers were told DEADLINE.
+  struct LateGroups {
+    std::uint64_t member = 0, supervised = 0;
+    std::vector<std::uint64_t> created;
+    bool none() const { return member == 0 && supervised == 0 && created.empty(); }
+  };
+
   template <class Done>
   bool wait(Lock& lock, Deadline deadline, Waiter& me, Done done) noexcept;
   void add(Waiter& waiter);
@@ -188,8 +195,9 @@ class Channel {
   void take_packet(wire::Incoming incoming);
   void take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool descriptors_lost);
   void take_event(const wire::PacketView& view);
-  void give_back(const wire::PacketView& view, std::uint32_t flags);
-  void give_back_group(std::uint64_t group, bool as_supervisor);
+  void give_back(const wire::PacketView& view);
+  void note_group(const wire::PacketView& view, const Pending& pending);
+  void give_back_groups();
   template <class T>
   void undo(shmbw_op op, const T& request);
   void give_back_forks(const wire::PacketView& view, std::uint16_t op);
@@ -212,6 +220,7 @@ class Channel {
   std::unordered_map<std::uint64_t, Subscription*> subscriptions_;
   std::vector<Waiter*> event_waiters_;
   std::vector<int> listeners_;
+  LateGroups late_groups_;
   std::deque<Event> events_;
   std::deque<RemoteEvent> remote_events_;
   bool remote_gap_ = false;

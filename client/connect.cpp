@@ -148,9 +148,9 @@ PrivateDirectory private_directory(const Places& places) {
 }
 
 Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Places& places) {
+  if (auto known = strategy(); !known) return std::unexpected(known.error());
   if (options.local_only) return Session::local("local, as asked for");
   const Deadline deadline = Deadline::after(options.timeout);
-  if (auto known = strategy(); !known) return std::unexpected(known.error());
   auto greeting = greeting_for(options, places);
   if (!greeting) return std::unexpected(greeting.error());
   const char* const file = options.admin ? "admin" : "socket";

@@ -43,10 +43,7 @@ Result<std::uint64_t> Session::join(shmbw_group_join request, const std::string&
   if (!reply) return std::unexpected(reply.error());
   auto fixed = fixed_of<shmbw_group_join_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
-  Channel::Lock lock(channel_.mutex());
-  auto& groups = channel_.groups;
-  ((request.flags & SHMBW_JOIN_SUPERVISOR) != 0 ? groups.supervised : groups.member) = fixed->group;
-  return fixed->group;
+  return fixed->group;  // the channel has noted it
 }
 
 Result<std::uint64_t> Session::join_group(const std::string& group, std::uint32_t flags, Deadline deadline) {

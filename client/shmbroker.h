@@ -308,6 +308,8 @@ enum shmb_region_flag {
 };
 /* What the library knows, without asking. Set info->size first. */
 SHMB_API int shmb_region_get_info(const shmb_region* region, shmb_region_info* info, shmb_error* error) SHMB_NOEXCEPT;
+/* A further handle of the session that the region belongs to; shmb_disconnect frees it. */
+SHMB_API int shmb_region_session(const shmb_region* region, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_access { SHMB_ACCESS_READ = 0, SHMB_ACCESS_READ_WRITE = 1 };
 
@@ -401,8 +403,6 @@ SHMB_API int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t u
 SHMB_API int shmb_ticket_lend(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                               int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
-/* A further handle of the session that a region belongs to; shmb_disconnect frees it. */
-SHMB_API int shmb_region_session(const shmb_region* region, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 /* Ends a ticket with the uses it has left; what was attached by it stays. For the session that made it, and for others
  * of its group. Errors: NOT_FOUND (also where it is used up, over, or not theirs). */
 SHMB_API int shmb_ticket_revoke(shmb_session* session, const uint8_t ticket[16], int64_t timeout_ns,
@@ -443,7 +443,8 @@ enum shmb_join_flag { SHMB_JOIN_SUPERVISOR = 1 << 0 }; /* a role: it watches the
 
 /* The session becomes a member of a group (and leaves the one it was in): by name ("GROUP", "#id", "UID:GROUP"; own uid
  * only) or by token. id may be NULL. Errors: NOT_FOUND, GROUP_ENDED, INVALID. After DEADLINE a group that was joined
- * too late is left again; the session is then in none, also if it was in another one before. */
+ * too late is left again; the session is then in none, also if it was in another one before. Asking again is fine: then
+ * the second answer counts. */
 SHMB_API int shmb_group_join(shmb_session* session, const char* group, uint32_t flags, int64_t timeout_ns, uint64_t* id,
                              shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_group_join_token(shmb_session* session, const uint8_t token[16], uint32_t flags, int64_t timeout_ns,

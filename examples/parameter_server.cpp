@@ -7,6 +7,7 @@
 //     parameter_server [--steps N] [--kills N] [--seed N]
 #include <signal.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -14,8 +15,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <optional>
 #include <random>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 

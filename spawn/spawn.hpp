@@ -238,19 +238,23 @@ class Lent {
   Lent() = default;
   Lent(const Lent&) = delete;
   Lent& operator=(const Lent&) = delete;
-  ~Lent() { revoke(); }
+  ~Lent() { revoke(kPatience); }
   void add(const RegionBase& region, const Ticket& ticket) {
     shmb_session* session = nullptr;
     shmb_error error;
     if (shmb_region_session(region.c(), &session, &error) != SHMB_OK) throw Error(error);
     tickets_.emplace_back(Session(session), ticket);
   }
-  void revoke() noexcept {
+  // All together take no longer than `within`. Past it each is still sent, and its answer not waited for.
+  void revoke(std::chrono::nanoseconds within) noexcept {
     if (owner_ != ::getpid()) return;  // a forked child's copy; the parent's tickets are still awaited
+    const auto end = std::chrono::steady_clock::now() + std::min<std::chrono::nanoseconds>(within, kPatience);
     const std::lock_guard lock(mutex_);
-    for (const auto& [session, ticket] : tickets_) (void)session.try_revoke(ticket);
+    for (const auto& [session, ticket] : tickets_)
+      (void)session.try_revoke(ticket, end - std::chrono::steady_clock::now());
     tickets_.clear();
   }
+  static constexpr std::chrono::seconds kPatience{5};
 
  private:
   const pid_t owner_ = ::getpid();
@@ -501,12 +505,18 @@ class ProcessContext {
 
   // Waits without limit unless told otherwise. `voluntary` as in the options, from now on.
   Result<RanksState> try_join(Timeout timeout = {}, std::optional<std::chrono::nanoseconds> voluntary = {}) noexcept {
+    const auto begun = std::chrono::steady_clock::now();
     std::uint32_t state = 0;
     shmb_error error;
     if (shmb_processes_join(handle_.get(), timeout.nanoseconds(), voluntary ? voluntary->count() : -1, &state,
                             &error) != SHMB_OK)
       return Error(error);
-    if (state != SHMB_PROCESSES_RUNNING && lent_) lent_->revoke();
+    if (state != SHMB_PROCESSES_RUNNING && lent_) {
+      std::chrono::nanoseconds left = detail::Lent::kPatience;
+      if (timeout.nanoseconds() > 0)
+        left = std::chrono::nanoseconds(timeout.nanoseconds()) - (std::chrono::steady_clock::now() - begun);
+      lent_->revoke(left);
+    }
     return static_cast<RanksState>(state);
   }
   // True: all have ended well. False: the deadline passed with ranks left. Else the cause is thrown; the same for ever.

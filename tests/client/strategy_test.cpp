@@ -72,6 +72,7 @@ TEST_CASE("a process begins with the strategy of its environment, and one that i
     REQUIRE_FALSE(refused);
     CHECK(refused.error().status == Status::invalid);
     CHECK(refused.error().sentence.find("SHMBROKER_SHARING_STRATEGY") != std::string::npos);
+    CHECK_FALSE(shmbroker::Session::try_connect({.local_only = true}));
     CHECK_FALSE(shmbroker::try_sharing_strategy());
     must(shmb::client::set_strategy("file_system"));  // a call counts more than the variable
     CHECK(try_open(broker.socket()));

@@ -4,11 +4,15 @@
 //
 // The descriptor belongs to the queue: the loop must release it and never close it.
 #include <doctest/doctest.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <string>
+#include <chrono>
+#include <functional>
+#include <span>
 #include <vector>
 
 #include "client/shmbroker.hpp"

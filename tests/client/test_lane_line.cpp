@@ -74,6 +74,30 @@ TEST_CASE("an inline message has any length that its cell has room for") {
     }
 }
 
+TEST_CASE("a sender that looks ahead has back what its reader is done with, and takes that next") {
+  Line line(64, 8);
+  line.writer.set_cache_limit(2);
+  const std::uint32_t first = must_acquire(line.writer, line.memory), second = must_acquire(line.writer, line.memory);
+  CHECK_FALSE(line.writer.look_ahead(first).has_value());  // nothing is under way
+  for (const std::uint32_t slot : {first, second}) {
+    send_slot(line.writer, *line.sender, slot);
+    line.writer.drop(slot);
+  }
+  CHECK_FALSE(line.writer.look_ahead(first).has_value());  // its reader has taken nothing
+  CHECK(line.writer.holds(first));
+  for (int n = 0; n < 2; ++n) {
+    REQUIRE(line.receiver->look(line.received) == Look::message);
+    line.receiver->done();
+  }
+  // After a look for nothing some are spared.
+  std::optional<std::uint32_t> next;
+  for (int sends = 0; sends < 20 && !next; ++sends) next = line.writer.look_ahead(first);
+  REQUIRE(next.has_value());
+  CHECK((*next == first || *next == second));
+  CHECK_FALSE(line.writer.holds(*next));
+  CHECK(must_acquire(line.writer, line.memory) == *next);
+}
+
 TEST_CASE("a slot in flight is held by its sender until the reader is done with the cell") {
   Line line;
   const std::uint32_t slot = must_acquire(line.writer, line.memory);

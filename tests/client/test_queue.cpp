@@ -496,6 +496,37 @@ TEST_CASE("what another reader has claimed of a writer that is gone is waited fo
   must(message.done());
 }
 
+TEST_CASE("who sends slot after slot through a line has back what its reader is done with, before it takes another") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 16384, 16)));
+  auto other = must(try_pool(beside(broker, pool), "p"));
+  auto in = reader(other, "q", Kind::line), out = writer(pool, "q", Kind::line);
+  const Slot again = must(pool->acquire(1, kNoWait));
+  const auto hand_over = [&](const Slot& slot) {
+    const bool at_once = out->send_at_once(slot);
+    if (!at_once) must(out->send(slot, kNoWait));
+    return at_once;
+  };
+  std::vector<Slot> first;
+  for (int i = 0; i < 4; ++i) {
+    first.push_back(must(pool->acquire(1, kNoWait)));
+    hand_over(first.back());
+    must(pool->release(first.back()));
+  }
+  for (const Slot& slot : first) CHECK(pool->me().holds(slot.index));  // for its reader
+  Message message;
+  int at_once = 0;
+  for (int i = 0; i < 20; ++i) {
+    must(in->receive(message, false, kNoWait));
+    must(message.done());
+    at_once += hand_over(again);
+  }
+  CHECK(at_once == 20);
+  for (const Slot& slot : first) CHECK_FALSE(pool->me().holds(slot.index));
+  must(pool->release(again));
+}
+
 TEST_CASE("a closed claim queue is not at its end while another reader has a message that may come back") {
   const harness::BrokerFixture broker;
   auto session = open(broker);

@@ -262,6 +262,67 @@ TEST_CASE("law 11: a ticket, a group and a membership that came too late are giv
   });
 }
 
+TEST_CASE("law 11: who asks again after a deadline has what the second answer says, though the first came late") {
+  on_each_engine([](BrokerFixture& broker) {
+    const auto admin = open_admin(broker);
+    const auto other = open(broker), session = open(broker);
+    must(other->create_group({.name = "club"}, soon()));
+    const auto club = must(other->join_group("club", 0, soon()));
+    const auto rows = [&](const std::string& group) {
+      for (const auto& row : must(list_groups(*admin, {}, soon())).rows)
+        if (row.name == group) return std::pair(row.record.members, row.record.supervisors);
+      return std::pair(99U, 99U);
+    };
+    const auto late = [&](const std::function<Status()>& call) {
+      const Stopped stopped(broker);
+      CHECK(call() == Status::deadline);
+    };
+    const auto brief = [] { return Deadline::after(kShort); };
+    const auto settle = [&] {
+      must(session->ping(soon()));
+      must(session->ping(soon()));
+    };
+
+    late([&] { return status_of(session->join_group("club", 0, brief())); });
+    CHECK(must(session->join_group("club", 0, soon())) == club);
+    settle();
+    CHECK(rows("club") == std::pair(2U, 0U));
+    CHECK(session->facts().group == club);
+    // Twice too late, and then in time.
+    late([&] {
+      (void)session->join_group("club", SHMBW_JOIN_SUPERVISOR, brief());
+      return status_of(session->join_group("club", SHMBW_JOIN_SUPERVISOR, brief()));
+    });
+    CHECK(must(session->join_group("club", SHMBW_JOIN_SUPERVISOR, soon())) == club);
+    settle();
+    CHECK(rows("club") == std::pair(2U, 1U));
+    // Refused the second time: what came late is left, and the other role stays.
+    must(session->create_group({.name = "home"}, soon()));
+    late([&] { return status_of(session->join_group("home", 0, brief())); });
+    CHECK(status_of(session->join_group("absent", 0, soon())) == Status::not_found);
+    settle();
+    CHECK(rows("home") == std::pair(99U, 99U));
+    CHECK(rows("club") == std::pair(1U, 1U));
+    CHECK(session->facts().group == 0);
+    late([&] { return status_of(session->join_group("club", 0, brief())); });
+    settle();
+    CHECK(rows("club") == std::pair(1U, 1U));
+    CHECK(session->facts().group == 0);
+
+    late([&] { return status_of(session->create_group({.name = "made"}, brief())); });
+    const auto made = must(session->join_group("made", 0, soon()));
+    settle();
+    CHECK(rows("made") == std::pair(1U, 0U));
+    CHECK(session->facts().group == made);
+    GroupSpec adopted{.name = "again"};
+    adopted.flags = SHMBW_GROUP_ADOPT_EXISTING;
+    late([&] { return status_of(session->create_group({.name = "again"}, brief())); });
+    must(session->create_group(adopted, soon()));
+    settle();
+    CHECK(rows("again") == std::pair(0U, 0U));
+  });
+}
+
 TEST_CASE("law 11: what a publish did after its deadline is told by stat, and publish again maps the region") {
   on_each_engine([](BrokerFixture& broker) {
     const CSession session(broker.socket());

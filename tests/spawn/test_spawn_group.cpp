@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <fstream>
+#include <future>
 #include <set>
 #include <sstream>
 
@@ -75,6 +76,27 @@ TEST_CASE("tickets that ranks have not used hold no region when they have ended,
     }
     CHECK(tickets(session, region) == 0);
   }
+}
+
+TEST_CASE("a broker that does not answer keeps nobody who revokes tickets, and hears of all of them later") {
+  harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  auto session = Session::connect({.socket = broker.socket()});
+  auto region = session.create(4096);
+  shmbroker::detail::Lent lent;
+  for (int i = 0; i < 32; ++i) lent.add(region, region.ticket(Rights::read, 1, 1h));
+  CHECK(session.stat(region.id()).tickets == 32);
+  ::kill(broker.pid(), SIGSTOP);
+  std::promise<void> done;
+  auto patience = std::async(std::launch::async, [&, waited = done.get_future()] {
+    const bool in_time = waited.wait_for(60s) == std::future_status::ready;  // 32 answers would take longer
+    ::kill(broker.pid(), SIGCONT);
+    return in_time;
+  });
+  lent.revoke(1ms);
+  done.set_value();
+  CHECK(patience.get());
+  CHECK(session.stat(region.id()).tickets == 0);
 }
 
 TEST_CASE("pools and queues travel as arguments") {

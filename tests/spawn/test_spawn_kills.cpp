@@ -88,7 +88,7 @@ TEST_CASE("random kills: of parent, guard, supervisor and ranks any may die at a
   REQUIRE(::access(SHMB_TEST_SPAWNER, X_OK) == 0);  // without it nothing starts, and nothing is left
   std::mt19937 random(static_cast<std::mt19937::result_type>(seed));
   const harness::BrokerFixture broker;
-  std::uint64_t parents = 0, unstarted = 0;
+  std::uint64_t parents = 0, unstarted = 0, missed = 0;
   for (std::uint64_t round = 0; round < rounds; ++round) {
     const StartMethod method = kMethods[round % std::size(kMethods)];
     CAPTURE(round);
@@ -102,18 +102,27 @@ TEST_CASE("random kills: of parent, guard, supervisor and ranks any may die at a
     std::this_thread::sleep_for(std::chrono::microseconds(random() % (round % 2 == 0 ? 8'000 : 60'000)));
     const pid_t killed = victim(program.pid(), random());
     ::kill(killed, SIGKILL);
-    // A daemon that was about to be one may have been hit: then nothing ends by itself.
-    if (killed != program.pid() && !program.wait_ended(5'000)) program.kill();
-    const int status = program.wait();
     CAPTURE(killed == program.pid());
+    // Who had just ended by itself may have been hit, or a daemon that was about to be one: then all live on.
+    if (killed != program.pid() && !program.wait_ended(8'000)) {
+      ++missed;
+      const pid_t guard = only_child(program.pid()), supervisor = guard > 0 ? only_child(guard) : -1;
+      if (supervisor > 0) ::kill(supervisor, SIGKILL);
+    }
+    CHECK(program.wait_ended(60'000));
+    const int status = program.wait();
     CHECK((status == cause_told || status == not_started || status == 128 + SIGKILL));
+    CHECK((status == 128 + SIGKILL) == (killed == program.pid()));
     parents += status == 128 + SIGKILL;
     unstarted += status == not_started;
     REQUIRE(witness.all_gone());
     REQUIRE(broker.books(60'000) == "");
   }
+  // One in a hundred, as a rule. More of them: the death of the guard, the supervisor or the ranks ends nothing.
+  CHECK(missed <= 4 + rounds / 10);
   MESSAGE(rounds << " kills: " << parents << " times the parent went, " << unstarted
-                 << " times before all ranks had been started, no hang, nothing left");
+                 << " times before all ranks had been started, " << missed
+                 << " hit nobody whose death ends the others; no hang, nothing left");
 }
 
 }  // namespace random_kills
