@@ -42,7 +42,7 @@ Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, co
   // Every writer reports, the creator may have died before it did; the pages are the creator's to describe.
   if (writes && (broker.mode == SHMBW_MODE_PRIVATE || facts.state == SHMBW_REGION_STATE_CREATED))
     ready.add(facts.ref, {0, SHMBW_PAGE_KIND_UNKNOWN});
-  return std::make_unique<Region>(session, facts, std::move(*mapping), Fd());
+  return std::make_unique<Region>(session, facts, std::move(*mapping), Fd(), KeptDescriptor::of(std::move(fd)));
 }
 
 Result<shmbw_attach> attach_request(const AttachItem& item, std::uint64_t epoch) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "client/connect.hpp"
+#include "client/strategy.hpp"
 #include "client/version.hpp"
 #include "proto/names.hpp"
 
@@ -152,6 +153,22 @@ int shmb_session_get_info(shmb_session* session, shmb_session_info* info, shmb_e
     copy_text(out.how, facts.how);
     return write_struct(out, info);
   });
+}
+
+const char* const* shmb_sharing_strategies(void) noexcept { return strategy_names().data(); }
+
+int shmb_sharing_strategy(const char** name, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (name == nullptr) return shmb::error(Status::invalid, "no place for the name was given");
+    auto now = strategy();
+    if (!now) return std::unexpected(now.error());
+    *name = name_of(*now);
+    return {};
+  });
+}
+
+int shmb_set_sharing_strategy(const char* name, shmb_error* error) noexcept {
+  return guarded(error, [&] { return set_strategy(name == nullptr ? "" : name); });
 }
 
 int shmb_ping(shmb_session* session, int64_t timeout_ns, shmb_error* error) noexcept {

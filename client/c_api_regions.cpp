@@ -235,7 +235,17 @@ int shmb_region_get_info(const shmb_region* region, shmb_region_info* info, shmb
     out.page_kind = facts.page_kind;
     out.flags = facts.flags;
     out.recycled = facts.recycled ? 1 : 0;
+    out.descriptor_kept = region->it->keeps_descriptor() ? 1 : 0;
     return write_struct(out, info);
+  });
+}
+
+int shmb_region_session(const shmb_region* region, shmb_session** session, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (region == nullptr) return shmb::error(Status::invalid, "no region was given");
+    if (session == nullptr) return shmb::error(Status::invalid, "no place for the session was given");
+    *session = new shmb_session{region->it->session().shared_from_this()};
+    return {};
   });
 }
 
@@ -354,6 +364,16 @@ int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t uses, int6
     std::ranges::copy(made->token.bytes, ticket);
     if (expires_ns != nullptr) *expires_ns = made->expires;
     return {};
+  });
+}
+
+int shmb_ticket_revoke(shmb_session* session, const uint8_t ticket[16], int64_t timeout_ns,
+                       shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = session_of(session);
+    if (!known) return std::unexpected(known.error());
+    if (ticket == nullptr) return shmb::error(Status::invalid, "no ticket was given");
+    return revoke_ticket(**known, to_token(ticket), Deadline::after(timeout_ns));
   });
 }
 

@@ -38,6 +38,18 @@ std::uint16_t op_of(std::span<const std::byte> packet) {
   return header.op;
 }
 
+// Of the requests whose reply may have to be given back in different ways.
+std::uint32_t flags_of(std::span<const std::byte> packet) {
+  std::uint32_t flags = 0;
+  const std::uint16_t op = op_of(packet);
+  std::size_t at = sizeof(shmbw_header);
+  if (op == SHMBW_OP_GROUP_CREATE) at += offsetof(shmbw_group_create, flags);
+  else if (op == SHMBW_OP_GROUP_JOIN) at += offsetof(shmbw_group_join, flags);
+  else return 0;
+  if (at + sizeof flags <= packet.size()) std::memcpy(&flags, packet.data() + at, sizeof flags);
+  return flags;
+}
+
 void set_tag(std::span<std::byte> packet, std::uint64_t tag) {
   std::memcpy(packet.data() + offsetof(shmbw_header, tag), &tag, sizeof tag);
 }
@@ -239,7 +251,7 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
   Call mine;
   const std::uint64_t tag = ++last_tag_;
   set_tag(packet, tag);
-  pending_[tag] = {op_of(packet), &mine, subscription};
+  pending_[tag] = {op_of(packet), flags_of(packet), &mine, subscription};
   if (auto sent = send(lock, packet, deadline, descriptors); !sent) {
     pending_.erase(tag);
     return std::unexpected(sent.error());
@@ -284,16 +296,22 @@ Result<void> Channel::await(Subscription& subscription, Deadline deadline) {
   return {};
 }
 
-void Channel::cancel_watch(std::uint64_t watch) {
+// A request whose answer nobody waits for.
+template <class T>
+void Channel::undo(shmbw_op op, const T& request) {
   std::array<std::byte, 256> buffer;
   wire::Writer writer(buffer);
+  const std::uint64_t tag = ++last_tag_;
+  writer.begin(op, tag, Status::ok, request);
+  pending_[tag] = {};
+  send_later(writer.finish(0));
+}
+
+void Channel::cancel_watch(std::uint64_t watch) {
   shmbw_watch cancel{};
   cancel.kind = SHMBW_WATCH_KIND_CANCEL;
   cancel.watch = watch;
-  const std::uint64_t tag = ++last_tag_;
-  writer.begin(SHMBW_OP_WATCH, tag, Status::ok, cancel);
-  pending_[tag] = {};  // nobody waits for the answer
-  send_later(writer.finish(0));
+  undo(SHMBW_OP_WATCH, cancel);
 }
 
 void Channel::unsubscribe(Subscription& subscription) noexcept {
@@ -342,7 +360,7 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
   pending_.erase(found);
   const bool granted = view.header.status == 0;
   if (pending.call == nullptr || descriptors_lost) {
-    if (granted && pending.op != 0) give_back(view);
+    if (granted && pending.op != 0) give_back(view, pending.flags);
     // A peer's doorbell that came too late for who wanted to ring it: the peer still sleeps.
     constexpr std::byte one{1};
     if (granted && pending.op == SHMBW_OP_POOL_DOORBELL && !fds.empty())
@@ -369,33 +387,31 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
 }
 
 // A reply that nobody takes, or whose descriptors were cut off: the leases it granted are released again, and a name
-// that was given with them, because its creator was told that there is none.
-void Channel::give_back(const wire::PacketView& view) {
+// that was given with them, because its creator was told that there is none. A ticket is revoked, a group left. What
+// PUBLISH has done cannot be undone: Region::publish says how its caller learns of it.
+void Channel::give_back(const wire::PacketView& view, std::uint32_t flags) {
   const std::uint16_t op = view.header.op & static_cast<std::uint16_t>(~SHMBW_REPLY);
   if (op == SHMBW_OP_WATCH) {
     cancel_watch(fixed_part<shmbw_watch_reply>(view).watch);
     return;
   }
   if (op == SHMBW_OP_POOL_CREATE || op == SHMBW_OP_POOL_JOIN) {  // both replies open with the pool's id
-    std::array<std::byte, 64> buffer;
-    wire::Writer writer(buffer);
-    const std::uint64_t tag = ++last_tag_;
-    writer.begin(SHMBW_OP_POOL_LEAVE, tag, Status::ok,
-                 shmbw_pool_leave{fixed_part<shmbw_pool_join_reply>(view).pool, 0, 0});
-    pending_[tag] = {};  // nobody waits for the answer
-    send_later(writer.finish(0));
+    undo(SHMBW_OP_POOL_LEAVE, shmbw_pool_leave{fixed_part<shmbw_pool_join_reply>(view).pool, 0, 0});
     return;
   }
-  if (op == SHMBW_OP_WORLD_JOIN) {
-    std::array<std::byte, 64> buffer;
-    wire::Writer writer(buffer);
-    const std::uint64_t tag = ++last_tag_;
-    writer.begin(SHMBW_OP_WORLD_LEAVE, tag, Status::ok,
-                 shmbw_world_leave{fixed_part<shmbw_world_join_reply>(view).world});
-    pending_[tag] = {};
-    send_later(writer.finish(0));
+  if (op == SHMBW_OP_TICKET_CREATE) {
+    shmbw_ticket_revoke revoke{};
+    std::memcpy(revoke.ticket, fixed_part<shmbw_ticket_create_reply>(view).ticket, sizeof revoke.ticket);
+    undo(SHMBW_OP_TICKET_REVOKE, revoke);
     return;
   }
+  // One that may have been there before is not given up: perhaps the session had it already.
+  if (op == SHMBW_OP_GROUP_CREATE && (flags & SHMBW_GROUP_ADOPT_EXISTING) == 0)
+    return undo(SHMBW_OP_GROUP_LEAVE, shmbw_group_leave{fixed_part<shmbw_group_create_reply>(view).group});
+  if (op == SHMBW_OP_GROUP_JOIN)
+    return give_back_group(fixed_part<shmbw_group_join_reply>(view).group, (flags & SHMBW_JOIN_SUPERVISOR) != 0);
+  if (op == SHMBW_OP_WORLD_JOIN)
+    return undo(SHMBW_OP_WORLD_LEAVE, shmbw_world_leave{fixed_part<shmbw_world_join_reply>(view).world});
   if (op == SHMBW_OP_REF_CREATE || op == SHMBW_OP_REF_FORK) return give_back_forks(view, op);
   if (op != SHMBW_OP_CREATE && op != SHMBW_OP_ATTACH) return;
   auto batch = wire::BatchView::open(view);
@@ -422,6 +438,13 @@ void Channel::give_back(const wire::PacketView& view) {
   writer.begin_batch<shmbw_release>(SHMBW_OP_RELEASE, 0, releases.size(), SHMBW_HEADER_NO_REPLY);
   for (std::size_t i = 0; i < releases.size(); ++i) writer.element(i, releases[i]);
   send_later(writer.finish(0));
+}
+
+// GROUP_LEAVE names no role: of a group that is supervised too it gives up the supervision, and that must stay.
+void Channel::give_back_group(std::uint64_t group, bool as_supervisor) {
+  if (group == groups.supervised || (!as_supervisor && group == groups.member)) return;
+  if (!as_supervisor) groups.member = 0;  // the join took it out of the one that it was in
+  undo(SHMBW_OP_GROUP_LEAVE, shmbw_group_leave{group});
 }
 
 // A late reply does not say of which world: it can only be the session's own.

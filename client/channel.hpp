@@ -131,6 +131,12 @@ class Channel {
   bool lost();
   std::string lost_reason();
   std::mutex& mutex() { return mutex_; }
+  // Under `mutex`: the groups that the session knows to be in, and to supervise; 0: none. What a late reply says of
+  // them is no news, and nothing of it is given back.
+  struct Groups {
+    std::uint64_t member = 0, supervised = 0;
+  };
+  Groups groups;
   void set_lost_reason(std::string reason);  // for a session that never came to be
 
  private:
@@ -148,6 +154,7 @@ class Channel {
   // What is behind a tag. `call` is null once the caller has given up.
   struct Pending {
     std::uint16_t op = 0;
+    std::uint32_t flags = 0;  // of a group's create or join: what giving it back depends on
     Call* call = nullptr;
     Subscription* subscription = nullptr;
   };
@@ -166,7 +173,10 @@ class Channel {
   void take_packet(wire::Incoming incoming);
   void take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool descriptors_lost);
   void take_event(const wire::PacketView& view);
-  void give_back(const wire::PacketView& view);
+  void give_back(const wire::PacketView& view, std::uint32_t flags);
+  void give_back_group(std::uint64_t group, bool as_supervisor);
+  template <class T>
+  void undo(shmbw_op op, const T& request);
   void give_back_forks(const wire::PacketView& view, std::uint16_t op);
   void cancel_watch(std::uint64_t watch);
   void queue(Event event);

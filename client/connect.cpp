@@ -13,6 +13,7 @@
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
 #include "client/launch.hpp"
+#include "client/strategy.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::client {
@@ -149,6 +150,7 @@ PrivateDirectory private_directory(const Places& places) {
 Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Places& places) {
   if (options.local_only) return Session::local("local, as asked for");
   const Deadline deadline = Deadline::after(options.timeout);
+  if (auto known = strategy(); !known) return std::unexpected(known.error());
   auto greeting = greeting_for(options, places);
   if (!greeting) return std::unexpected(greeting.error());
   const char* const file = options.admin ? "admin" : "socket";

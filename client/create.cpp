@@ -74,7 +74,7 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
     ready.add(facts.ref, populated);
     facts.state = SHMBW_REGION_STATE_READY;
   }
-  return std::make_unique<Region>(session, facts, std::move(*mapping), Fd());
+  return std::make_unique<Region>(session, facts, std::move(*mapping), Fd(), KeptDescriptor::of(std::move(fd)));
 }
 
 void create_batch(const std::shared_ptr<Session>& session, std::span<const CreateItem> items, bool strict,

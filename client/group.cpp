@@ -43,10 +43,9 @@ Result<std::uint64_t> Session::join(shmbw_group_join request, const std::string&
   if (!reply) return std::unexpected(reply.error());
   auto fixed = fixed_of<shmbw_group_join_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
-  if ((request.flags & SHMBW_JOIN_SUPERVISOR) == 0) {
-    Channel::Lock lock(channel_.mutex());
-    facts_.group = fixed->group;
-  }
+  Channel::Lock lock(channel_.mutex());
+  auto& groups = channel_.groups;
+  ((request.flags & SHMBW_JOIN_SUPERVISOR) != 0 ? groups.supervised : groups.member) = fixed->group;
   return fixed->group;
 }
 
@@ -83,7 +82,8 @@ Result<std::uint64_t> Session::leave_group(std::uint64_t group, Deadline deadlin
   auto fixed = fixed_of<shmbw_group_leave_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
   Channel::Lock lock(channel_.mutex());
-  facts_.group = fixed->group;
+  channel_.groups.member = fixed->group;
+  if (channel_.groups.supervised == group) channel_.groups.supervised = 0;
   return fixed->group;
 }
 

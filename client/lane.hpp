@@ -143,6 +143,7 @@ class LaneReceiver {
   Plain look_plain(std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
   std::uint64_t position() const { return position_; }  // of the message that was looked at last
   bool unclaimed() const;                               // claim: is there a message that nobody has claimed
+  bool unfinished() const;                              // claim: or one that another has claimed, and may give back
   // Call it once the slots of the message are kept. False (drop-oldest only): the message was overwritten meanwhile and
   // is counted as lost; undo() what was kept and look again.
   bool confirm();

@@ -176,6 +176,7 @@ LaneReceiver::Look LaneReceiver::find_claim(Received& out) {
     if (!all_done) return Look::empty;
     if (moved && ++laps == 8) return Look::broken;
   }
+  claimed_by_others_ = true;  // those that were faster each time
   return Look::empty;
 }
 
@@ -186,6 +187,18 @@ bool LaneReceiver::unclaimed() const {
     const CellWord w = CellWord::of(lane_.cell(k).word.load(std::memory_order_acquire));
     if (w.position != (k & pool::kPositionMask)) continue;
     if (w.is(CellState::full)) return true;
+    if (w.is(CellState::empty)) return false;
+  }
+  return false;
+}
+
+bool LaneReceiver::unfinished() const {
+  const auto own = static_cast<std::uint8_t>(pool::kClaimedBy + participant_.index());
+  const std::uint64_t head = lane_.head().load(std::memory_order_acquire);
+  for (std::uint64_t k = head; k - head < lane_.cells(); ++k) {
+    const CellWord w = CellWord::of(lane_.cell(k).word.load(std::memory_order_acquire));
+    if (w.position != (k & pool::kPositionMask)) continue;
+    if (w.is(CellState::full) || (w.claimed() && w.state != own)) return true;
     if (w.is(CellState::empty)) return false;
   }
   return false;

@@ -44,6 +44,19 @@ std::optional<std::uint32_t> Participant::acquire(std::span<const SlotRange> ran
   return take_free(ranges);
 }
 
+std::optional<std::uint32_t> Participant::look_ahead(std::uint32_t slot) {
+  constexpr std::uint32_t kSpare = 8;
+  if (cached_.empty() && in_flight_ >= rotation(slot)) {
+    if (looks_spared_ > 0) --looks_spared_;
+    else {
+      reclaim();
+      if (cached_.empty()) looks_spared_ = kSpare;
+    }
+  }
+  if (cached_.empty()) return std::nullopt;
+  return cached_.back().slot;
+}
+
 std::uint32_t Participant::rotation(std::uint32_t slot) {
   const std::uint64_t size = std::max<std::uint64_t>(slot_size(slot).value_or(1), 1);
   const std::uint64_t slots = std::max<std::uint64_t>(kRotationBytes / size, kLeastRotation);

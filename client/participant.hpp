@@ -54,6 +54,9 @@ class Participant {
   // further ones while somebody waits for a slot, and none while this process sleeps.
   void set_cache_limit(std::uint32_t slots);
   void flush_cache();
+  // Behind the publication of a message with this slot: what the next acquire would have to ask readers for is asked
+  // while this process waits for an answer anyway. The slot that will probably be taken next.
+  std::optional<std::uint32_t> look_ahead(std::uint32_t slot);
   void reclaim();     // drops what the readers of all this process' lanes are done with, or what is too old for them
   Deadline expiry();  // when the next message of all lanes is too old
   // What a sleeper that waits for a slot waits for: a free one, or a reader that is done with a message of ours.
@@ -124,7 +127,8 @@ class Participant {
   std::uint32_t next_free_;  // where the search for a free slot begins
   mutable Segment segment_;  // the one that was asked for last
   std::vector<LaneSender*> senders_;
-  std::uint32_t in_flight_ = 0;  // messages of all senders that hold something, as far as is known
+  std::uint32_t looks_spared_ = 0;  // so many times look_ahead() does not look: the last look was for nothing
+  std::uint32_t in_flight_ = 0;     // messages of all senders that hold something, as far as is known
 };
 
 }  // namespace shmb::client

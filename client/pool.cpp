@@ -415,7 +415,7 @@ bool Pool::is_being_made() const {
 }
 
 Result<bool> Pool::has_slots_for(std::uint64_t length, Wait& wait, Lock&) {
-  for (;;) {
+  for (bool late = false;;) {
     if (class_for(length) != nullptr) return true;
     notice();
     if (class_for(length) != nullptr) return true;
@@ -424,7 +424,9 @@ Result<bool> Pool::has_slots_for(std::uint64_t length, Wait& wait, Lock&) {
     if (wait.none) return error(Status::full, why);
     auto woken = sleep({}, [&] { return change() != seen_change_ || broken(); }, wait.until());
     if (!woken) return std::unexpected(woken.error());
-    if (!*woken) return error(Status::deadline, why);
+    // What others do in the pool moves its directory, too, so the clock counts. What came meanwhile is looked at first.
+    if (late) return error(Status::deadline, why);
+    late = !*woken || wait.until().passed();
   }
 }
 
@@ -473,9 +475,9 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
     if (slot) return *slot;
     if (!woken) return std::unexpected(woken.error());
     if (broken()) return std::unexpected(why_broken());
-    if (!*woken || (late && wait.until().passed()))
-      return error(Status::deadline, "no slot became free before the deadline: " + used);
-    late = wait.until().passed();
+    // Also who slept until its deadline looks once more: a slot may have been freed, or added, right before it.
+    if (late) return error(Status::deadline, "no slot became free before the deadline: " + used);
+    late = !*woken || wait.until().passed();
   }
 }
 
@@ -509,7 +511,7 @@ bool Pool::acquire_at_once(std::uint64_t length, Slot& slot) {
     me_->drop(*taken);
     return false;
   }
-  __builtin_prefetch(at, 1);
+  prefetch_to_write(at);
   ++users_[*taken];
   slot = {at, slot_size(*taken), length, id_, stamp(), *taken, me_->generation(*taken)};
   return true;

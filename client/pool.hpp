@@ -151,6 +151,11 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     }
     return find_data(slot, why);
   }
+  // Behind the publication of a message with this slot, see Participant::look_ahead.
+  void look_ahead(std::uint32_t slot) {
+    const auto next = me_->look_ahead(slot);
+    if (next && is_mapped(*next)) prefetch_to_write(data(*next));
+  }
   bool is_mapped(std::uint32_t slot) const;  // data() asks the broker for nothing
   std::uint64_t slot_size(std::uint32_t slot) { return me_->slot_size(slot).value_or(0); }
   // A reference that is there already becomes the user's. What messages under way hold is not: a user who releases

@@ -154,6 +154,7 @@ class Queue {
 
   bool try_look();
   bool message_waits();
+  bool read_to_its_end() const;  // closed, and nothing can come back: what is told then is CLOSED
   bool finish_after(In& in, LaneReceiver::Look look, bool again);
   void finish(In& in, bool tell);
   void done(In& in, std::uint64_t position);

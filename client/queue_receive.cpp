@@ -140,14 +140,22 @@ std::optional<Error> Queue::news() {
                        ? "a writer of queue '" + spec_.name + "' has died; receive again to go on"
                        : "the last writer of queue '" + spec_.name + "' has left; receive again to wait for newcomers"};
   }
-  if (closed_)
+  if (read_to_its_end())
     return Error{Status::closed, 0, {}, "queue '" + spec_.name + "' is closed, and everything in it was taken"};
   return std::nullopt;
 }
 
+// What another consumer has claimed comes back if that one dies or gives it back, and somebody must be there to take
+// it.
+bool Queue::read_to_its_end() const {
+  if (!closed_) return false;
+  return kind_ != pool::QueueKind::claim ||
+         std::ranges::none_of(ins_, [](const auto& in) { return !in->over && in->it->unfinished(); });
+}
+
 bool Queue::something_there(bool taken) {
   if (seen_change_ != pool_->change()) look_around();
-  if ((taken ? try_look() : message_waits()) || broken_ != nullptr || closed_ || pool_->broken()) return true;
+  if ((taken ? try_look() : message_waits()) || broken_ != nullptr || read_to_its_end() || pool_->broken()) return true;
   // As news() would say, but it stays to be told.
   return std::ranges::any_of(gone_writers_, [&](const Peer& gone) {
     const bool unread = std::ranges::any_of(
@@ -168,10 +176,10 @@ void Queue::pass_on() {
     pool_->me().sleeper().wake_another(readers);
 }
 
-// The rest of done(). With the last message of a writer that is gone the other consumers are through with its lane,
-// too: what they saw claimed does not come back. The lane's own state is asked, behind the fence with which
-// wake_writers() looks for writers: this process may not have looked around since, and the broker wakes all of them
-// after it has stored that state.
+// The rest of done(). With the last message of a writer that is gone, or of a closed queue, the other consumers are
+// through with its lane, too: what they saw claimed does not come back. The states themselves are asked, behind the
+// fence with which wake_writers() looks for writers: this process may not have looked around since, and the broker
+// wakes all of them after it has stored the state.
 void Queue::done(In& in, std::uint64_t position) {
   in.it->mark_done(position);
   if (taking_many_) in.unwoken = true;
@@ -182,8 +190,10 @@ void Queue::wake_writers(In& in) {
   in.it->wake_writers();
   in.unwoken = false;
   if (kind_ != pool::QueueKind::claim) return;
-  const pool::Stamp stamp = pool::Stamp::of(pool_->view().lane(in.lane).stamp.load(std::memory_order_acquire));
-  if (stamp.serial == in.serial && stamp.state == static_cast<std::uint8_t>(pool::LaneState::open)) [[likely]]
+  const pool::Stamp lane = pool::Stamp::of(pool_->view().lane(in.lane).stamp.load(std::memory_order_acquire));
+  const pool::Stamp queue = pool::Stamp::of(pool_->view().queue(index_).stamp.load(std::memory_order_acquire));
+  if (lane.serial == in.serial && lane.state == static_cast<std::uint8_t>(pool::LaneState::open) &&
+      queue.state == static_cast<std::uint8_t>(pool::QueueState::open)) [[likely]]
     return;
   pool_->me().sleeper().wake_all(pool_->view().queue_waiters(index_).readers);
 }

@@ -171,6 +171,7 @@ bool Queue::send_at_once(const Slot& slot) {
   out_.it->publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{slot.index, nullptr}, 0);
   if (closed_meanwhile() != 0) return false;
   ++sent_;
+  if (kind_ == pool::QueueKind::line) pool_->look_ahead(slot.index);
   return true;
 }
 

@@ -27,11 +27,12 @@ std::atomic<std::uint64_t> last_serial{0};
 
 }  // namespace
 
-Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapping, Fd own_fd)
+Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapping, Fd own_fd, KeptDescriptor kept)
     : session_(std::move(session)),
       facts_(facts),
       mapping_(std::move(mapping)),
       own_fd_(std::move(own_fd)),
+      kept_(std::move(kept)),
       place_(session_->enrol_region(this)),
       forks_at_birth_(forks_seen()),
       serial_(last_serial.fetch_add(1, std::memory_order_relaxed) + 1) {}
@@ -60,11 +61,17 @@ Result<void> post_release(Session& session, shmbw_region_ref region, std::uint32
   return session.post(std::span(buffer).first(packet.size()), Deadline::after(0));
 }
 
-// A lease for the moment, for its descriptor: taken and given back.
+// A lease for the moment, for its descriptor: taken and given back. One that is kept serves for what stays in the
+// process; what leaves it the broker must know of, unless there is none any more.
 Result<Fd> Region::fetch(std::uint32_t rights, bool for_others, Deadline deadline) {
   if (own_fd_) {
     auto copy = (rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? own_fd_.dup() : sys::reopen_read_only(own_fd_.get());
     if (!copy) return system_failure(copy.error(), "a descriptor of the local region");
+    return std::move(*copy);
+  }
+  if (kept_ && (!for_others || session_->lost())) {
+    auto copy = kept_.fd().dup();
+    if (!copy) return system_failure(copy.error(), "a copy of the kept descriptor");
     return std::move(*copy);
   }
   std::array<std::byte, 128> buffer;
@@ -175,7 +182,7 @@ Result<void> Region::publish(Deadline deadline) {
   if ((facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0) return error(Status::denied, "only a writer can publish a region");
   if (parts_ > 0)
     return error(Status::still_mapped, "a part of the region is still mapped by shmb_region_map: unmap it first");
-  const bool was_mapped = static_cast<bool>(mapping_);
+  const bool was_mapped = mapping_ || unmapped_by_publish_;
   mapping_.reset();
   if (own_fd_) {
     auto done = publish_local();
@@ -191,11 +198,19 @@ Result<void> Region::publish(Deadline deadline) {
   auto fixed = reply ? fixed_of<shmbw_publish_reply>(*reply) : std::unexpected(reply.error());
   if (!fixed) {
     Error failure = fixed.error();
-    if (was_mapped)
+    unmapped_by_publish_ = was_mapped && failure.status == Status::deadline;
+    // The request may be on its way. Mapping the region for writing now would make it fail, or be refused after it; and
+    // the caller's time is over.
+    if (failure.status == Status::deadline)
+      failure.sentence +=
+          "; the region is unmapped now, and published once the broker serves the request: publish it again for the "
+          "answer and a mapping";
+    else if (was_mapped)
       if (auto back = map_back(Deadline::after(0)); !back)
         failure.sentence += "; the region is unmapped now: " + back.error().sentence;
     return std::unexpected(std::move(failure));
   }
+  unmapped_by_publish_ = false;
   facts_.state = SHMBW_REGION_STATE_PUBLISHED;
   facts_.flags &= ~static_cast<std::uint32_t>(SHMBW_REGION_WRITE_OPEN);
   facts_.rights = fixed->rights;
@@ -206,7 +221,22 @@ Result<void> Region::publish(Deadline deadline) {
   auto mapped = Mapping::map(reply->fds[0].get(), 0, facts_.bytes, Access::read);
   if (!mapped) return system_failure(mapped.error(), "the region is published; mapping it for reading");
   mapping_ = std::move(*mapped);
+  // The old one was to write: the kernel would not map it any more, not even for reading (until 6.7).
+  if (kept_) kept_ = KeptDescriptor::of(std::move(reply->fds[0]));
   if (facts_.populated != 0) (void)map_existing(mapping_, Access::read, false);
+  return {};
+}
+
+Result<void> revoke_ticket(Session& session, const Token& ticket, Deadline deadline) {
+  if (session.is_local()) return needs_broker("tickets");
+  std::array<std::byte, 64> buffer;
+  wire::Writer writer(buffer);
+  shmbw_ticket_revoke request{};
+  std::memcpy(request.ticket, ticket.bytes.data(), sizeof request.ticket);
+  writer.begin(SHMBW_OP_TICKET_REVOKE, 0, Status::ok, request);
+  const auto packet = writer.finish(0);
+  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(reply.error());
   return {};
 }
 
@@ -237,6 +267,7 @@ Result<void> Region::release(std::uint32_t flags) {
   if (std::exchange(released_, true)) return {};
   session_->withdraw_region(place_);
   mapping_.reset();
+  kept_.reset();
   if (session_->is_local() || session_->is_fresh_child() || orphaned_ || session_->lost()) return {};
   // Recycled memory must be nobody's: no further mapping here, and no child forked since that may map it without the
   // broker's knowledge. (Descriptors outside of the books were told when they left.)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A handle: one counted reference to a region, with the mapping made for it. After mapping the descriptor is closed, so
 // that a process may hold thousands of regions under a limit of 1,024 descriptors; what needs one later fetches it from
-// the broker. Whatever fails after the broker granted a lease gives that lease back before the error is returned.
+// the broker (the strategy file_descriptor keeps it: strategy.hpp). Whatever fails after the broker granted a lease
+// gives that lease back before the error is returned.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "base/fd.hpp"
 #include "base/mapping.hpp"
 #include "client/session.hpp"
+#include "client/strategy.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::client {
@@ -60,7 +62,7 @@ class Region {
  public:
   using Handle = std::unique_ptr<Region>;
 
-  Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapping, Fd own_fd);
+  Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapping, Fd own_fd, KeptDescriptor kept = {});
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
   ~Region();  // as release({}), if that was not called
@@ -72,6 +74,7 @@ class Region {
   std::byte* data() const { return mapping_.data(); }
   std::span<std::byte> bytes() const { return {mapping_.data(), mapping_ ? facts_.length : 0}; }
   Session& session() const { return *session_; }
+  bool keeps_descriptor() const { return own_fd_ || kept_; }
 
   // A further mapping of a part; the caller unmaps it with unmap_part.
   Result<void*> map_part(std::uint64_t offset, std::uint64_t length, Access access, Deadline deadline);
@@ -100,11 +103,13 @@ class Region {
   std::shared_ptr<Session> session_;
   RegionFacts facts_;
   Mapping mapping_;
-  Fd own_fd_;  // local sessions only: nobody else could give it again
+  Fd own_fd_;            // local sessions only: nobody else could give it again
+  KeptDescriptor kept_;  // of the mapping as it is: to write as long as that can be written
   std::list<Region*>::iterator place_;
   std::uint64_t forks_at_birth_, serial_;
   std::uint32_t parts_ = 0;
   bool orphaned_ = false, released_ = false;
+  bool unmapped_by_publish_ = false;  // a publish that got no answer: asked again, it maps the region again
 };
 
 // One result for each item, in order. An Error of the call as a whole (session lost, deadline) is in every element that
@@ -125,6 +130,9 @@ Result<void> unname(Session& session, const Target& target, Deadline deadline);
 Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, const CreateItem& item);
 // A descriptor of shared memory that came by other means; duplicated.
 Result<Region::Handle> adopt_local(const std::shared_ptr<Session>& session, int fd, std::uint32_t rights);
+
+// Ends a ticket that this session or one of its group made.
+Result<void> revoke_ticket(Session& session, const Token& ticket, Deadline deadline);
 
 // RELEASE without an answer.
 Result<void> post_release(Session& session, shmbw_region_ref region, std::uint32_t flags);

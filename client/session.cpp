@@ -118,7 +118,7 @@ Result<void> Session::hello(const Greeting& greeting, Deadline deadline) {
   facts_.protocol = fixed->version;
   facts_.epoch = fixed->epoch;
   facts_.session = fixed->session;
-  facts_.group = fixed->group;
+  channel_.groups = {fixed->group, 0};
   facts_.features = fixed->features;
   facts_.uid = fixed->uid;
   facts_.broker_uid = fixed->broker_uid;
@@ -204,7 +204,9 @@ Result<void> Session::post(std::span<std::byte> packet, Deadline deadline) {
 SessionFacts Session::facts() {
   (void)enter();
   Channel::Lock lock(channel_.mutex());
-  return facts_;
+  SessionFacts now = facts_;
+  now.group = channel_.groups.member;
+  return now;
 }
 
 bool Session::lost() { return !local_ && channel_.lost(); }
@@ -258,7 +260,7 @@ std::uint64_t Session::next_local_id() {
 
 void Session::note_group(std::uint64_t group) {
   Channel::Lock lock(channel_.mutex());
-  if (facts_.group == 0) facts_.group = group;
+  if (channel_.groups.member == 0) channel_.groups.member = group;
 }
 
 // Events

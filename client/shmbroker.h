@@ -288,16 +288,16 @@ SHMB_API shmb_region_id shmb_region_get_id(const shmb_region* region) SHMB_NOEXC
 typedef struct shmb_region_info {
   size_t size;
   shmb_region_id id;
-  uint64_t length;    /* asked for */
-  uint64_t bytes;     /* rounded, charged */
-  uint64_t group;     /* id of the group that holds it */
-  uint64_t populated; /* bytes this handle put memory behind */
-  uint32_t rights;    /* of this handle */
-  uint32_t state;     /* enum shmb_region_state, as this handle last heard; shmb_region_stat asks the broker */
-  uint32_t page_kind; /* enum shmb_page_kind */
-  uint32_t flags;     /* enum shmb_region_flag */
-  uint32_t recycled;  /* 1: the memory served this group before (and was zeroed, unless UNINITIALISED) */
-  uint32_t reserved;
+  uint64_t length;          /* asked for */
+  uint64_t bytes;           /* rounded, charged */
+  uint64_t group;           /* id of the group that holds it */
+  uint64_t populated;       /* bytes this handle put memory behind */
+  uint32_t rights;          /* of this handle */
+  uint32_t state;           /* enum shmb_region_state, as this handle last heard; shmb_region_stat asks the broker */
+  uint32_t page_kind;       /* enum shmb_page_kind */
+  uint32_t flags;           /* enum shmb_region_flag */
+  uint32_t recycled;        /* 1: the memory served this group before (and was zeroed, unless UNINITIALISED) */
+  uint32_t descriptor_kept; /* 1: the handle holds its descriptor open (shmb_set_sharing_strategy; local sessions) */
 } shmb_region_info;
 enum shmb_region_flag {
   SHMB_REGION_FLAG_MANY_WRITERS = 1 << 0,
@@ -329,7 +329,9 @@ SHMB_API int shmb_region_descriptor(shmb_region* region, int* fd, shmb_error* er
 
 /* Gives up writing for good, for everybody: the mapping is taken away, the broker seals the region, and it is mapped
  * again read-only: shmb_region_data may be another address. Errors: STILL_MAPPED (a forked child or a part mapping
- * still maps it for writing: the region is mapped back as before and the call may be repeated), DENIED, INVALID. */
+ * still maps it for writing: the region is mapped back as before and the call may be repeated), DENIED, INVALID,
+ * DEADLINE: the region is unmapped (shmb_region_data is NULL), and published once the broker serves the request, which
+ * shmb_stat_id tells. shmb_publish again is the way on, in both cases: it maps the region for reading. */
 SHMB_API int shmb_publish(shmb_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_release_flag {
@@ -370,6 +372,22 @@ SHMB_API int shmb_stat(shmb_session* session, const char* address, int64_t timeo
 SHMB_API int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64_t timeout_ns, shmb_region_stat* stat,
                           shmb_error* error) SHMB_NOEXCEPT;
 
+/* ------------------------------------------------------------------------------------------------ strategies
+ *
+ * What handles that are made from now on keep besides their mapping. "file_system", the default: nothing; a descriptor
+ * is fetched from the broker for the moment in which one is needed. "file_descriptor": the descriptor, as long as the
+ * process keeps fewer than half of its limit of open files so (region info says which handle does); a further mapping
+ * then takes no call to the broker and works without one. Under both the broker frees what its users leave. It belongs
+ * to the process: forked children have it, and ranks get it through SHMBROKER_SHARING_STRATEGY, which is also what a
+ * process begins with. */
+
+/* All names, NULL-terminated. Static storage. */
+SHMB_API const char* const* shmb_sharing_strategies(void) SHMB_NOEXCEPT;
+/* INVALID where the variable names none; shmb_connect says so too. Static storage. */
+SHMB_API int shmb_sharing_strategy(const char** name, shmb_error* error) SHMB_NOEXCEPT;
+/* INVALID for an unknown name; the sentence lists those there are. */
+SHMB_API int shmb_set_sharing_strategy(const char* name, shmb_error* error) SHMB_NOEXCEPT;
+
 /* ------------------------------------------------------------------------------------------------ tickets */
 
 /* Makes a token that gives `rights` (at most the handle's own; needs SHARE; 0: read) to whoever shows it, also in other
@@ -377,6 +395,12 @@ SHMB_API int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64
  * its group. expires_ns (may be NULL) is CLOCK_BOOTTIME. Errors: DENIED, LIMIT (tickets), INVALID. */
 SHMB_API int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                                 int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
+                                shmb_error* error) SHMB_NOEXCEPT;
+/* A further handle of the session that a region belongs to; shmb_disconnect frees it. */
+SHMB_API int shmb_region_session(const shmb_region* region, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
+/* Ends a ticket with the uses it has left; what was attached by it stays. For the session that made it, and for others
+ * of its group. Errors: NOT_FOUND (also where it is used up, over, or not theirs). */
+SHMB_API int shmb_ticket_revoke(shmb_session* session, const uint8_t ticket[16], int64_t timeout_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
 /* 16 bytes (ticket or group token) <-> 32 lower-case hex digits. parse: INVALID for anything else. */
 SHMB_API void shmb_token_format(const uint8_t token[16], char text[SHMB_TOKEN_TEXT]) SHMB_NOEXCEPT;
@@ -403,19 +427,24 @@ typedef struct shmb_group_options {
   int64_t timeout_ns;
 } shmb_group_options;
 
-/* Makes a group of the caller's uid. The session does not become a member by it. Errors: EXISTS, LIMIT, INVALID. */
+/* Makes a group of the caller's uid. The session does not become a member by it; until somebody joins, it lives as long
+ * as the session, or until shmb_group_leave. After DEADLINE a group that was made too late is given up at once; with
+ * ADOPT_EXISTING it stays, because the session may have had it before: asking again returns it. Errors: EXISTS, LIMIT,
+ * INVALID. */
 SHMB_API int shmb_group_create(shmb_session* session, const shmb_group_options* options, shmb_group* group,
                                shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_join_flag { SHMB_JOIN_SUPERVISOR = 1 << 0 }; /* a role: it watches the group, without being a member */
 
 /* The session becomes a member of a group (and leaves the one it was in): by name ("GROUP", "#id", "UID:GROUP"; own uid
- * only) or by token. id may be NULL. Errors: NOT_FOUND, GROUP_ENDED, INVALID. */
+ * only) or by token. id may be NULL. Errors: NOT_FOUND, GROUP_ENDED, INVALID. After DEADLINE a group that was joined
+ * too late is left again; the session is then in none, also if it was in another one before. */
 SHMB_API int shmb_group_join(shmb_session* session, const char* group, uint32_t flags, int64_t timeout_ns, uint64_t* id,
                              shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_group_join_token(shmb_session* session, const uint8_t token[16], uint32_t flags, int64_t timeout_ns,
                                    uint64_t* id, shmb_error* error) SHMB_NOEXCEPT;
-/* Leaves a group (0: the one the session is in); the next create makes an own unnamed one. */
+/* Leaves a group (0: the one the session is in); the next create makes an own unnamed one. A group that the session
+ * made and nobody has joined is given up. */
 SHMB_API int shmb_group_leave(shmb_session* session, uint64_t group, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
 
@@ -676,7 +705,8 @@ SHMB_API int shmb_queue_open_alone(shmb_session* session, const char* address, c
                                    shmb_queue** queue, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_queue_close_flag {
-  SHMB_QUEUE_CLOSE_ALL = 1 << 0,   /* for everybody: sends answer CLOSED, receives CLOSED after the last message */
+  SHMB_QUEUE_CLOSE_ALL = 1 << 0,   /* for everybody: sends answer CLOSED, receives CLOSED after the last message; of a
+                                    * claim queue once no other reader has one in hand, which may come back */
   SHMB_QUEUE_CLOSE_REMOVE = 1 << 1 /* and its name is free at once */
 };
 /* Closes own ends and frees the handle, whatever is returned. What was sent stays for its readers. NULL is allowed. No

@@ -393,6 +393,27 @@ class Region : public RegionBase {
 #endif
 };
 
+// What handles that are made from now on keep besides their mapping, see shmbroker.h.
+inline std::vector<std::string> sharing_strategies() {
+  std::vector<std::string> names;
+  for (const char* const* one = shmb_sharing_strategies(); *one != nullptr; ++one) names.emplace_back(*one);
+  return names;
+}
+inline Result<std::string> try_sharing_strategy() {
+  const char* name = nullptr;
+  shmb_error error;
+  if (shmb_sharing_strategy(&name, &error) != SHMB_OK) return Error(error);
+  return std::string(name);
+}
+inline Result<void> try_set_sharing_strategy(const std::string& name) noexcept {
+  shmb_error error;
+  return detail::outcome(shmb_set_sharing_strategy(name.c_str(), &error), error);
+}
+#if SHMBROKER_EXCEPTIONS
+inline std::string sharing_strategy() { return try_sharing_strategy().value(); }
+inline void set_sharing_strategy(const std::string& name) { try_set_sharing_strategy(name).value(); }
+#endif
+
 struct ConnectOptions {
   std::string socket;   // empty: looked for
   std::string group;    // "<name>:<token>"; empty: SHMBROKER_GROUP
@@ -601,6 +622,12 @@ class Session {
     return stat;
   }
 
+  // Ends a ticket with the uses it has left. Of this session or its group.
+  Result<void> try_revoke(const Ticket& ticket, Timeout timeout = {}) const noexcept {
+    shmb_error error;
+    return detail::outcome(shmb_ticket_revoke(handle_.get(), ticket.data(), timeout.nanoseconds(), &error), error);
+  }
+
   Result<Group> try_create_group(const GroupOptions& options = {}) const noexcept {
     shmb_group_options c{};
     c.size = sizeof c;
@@ -737,6 +764,7 @@ class Session {
     return try_join(which, timeout).value();
   }
   void leave(GroupId group = {}, Timeout timeout = {}) const { try_leave(group, timeout).value(); }
+  void revoke(const Ticket& ticket, Timeout timeout = {}) const { try_revoke(ticket, timeout).value(); }
   shmb_group_ending end_group(GroupId group, std::uint32_t flags = 0, Timeout timeout = {}) const {
     return try_end_group(group, flags, timeout).value();
   }

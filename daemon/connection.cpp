@@ -84,7 +84,10 @@ void Connection::on_arrival(Arrival& arrival) {
   asked_ = false;
   discard_brought();
   brought_ = std::move(arrival.descriptor);
-  if (arrival.error == ECONNRESET) return end(Ending::end_of_file);  // it closed with something unread
+  // It closed with answers unread, which the kernel tells once, before what it had sent and the end of the file. A
+  // RELEASE among that counts.
+  if (arrival.error == ECONNRESET && !std::exchange(reset_, true)) return go_on();
+  if (arrival.error == ECONNRESET) return end(Ending::end_of_file);
   if (arrival.error != 0) return drop("receive failed: " + errno_text(arrival.error));
   if (arrival.bytes.empty() && !arrival.brought_descriptors && !brought_) {
     // An empty packet looks the same to us; its sender loses the session like one that closed it.

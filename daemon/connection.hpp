@@ -95,7 +95,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   Fd brought_;                   // with the request in service or held
   std::vector<std::byte> held_;  // a request that may not be served yet; one at most
   bool holding_ = false, over_share_ = false, asked_ = false, serving_ = false, replied_ = false, edges_ = false;
-  bool greeted_ = false, death_told_ = false;
+  bool greeted_ = false, death_told_ = false, reset_ = false;
   Ending ending_ = Ending::none;
   Death death_{*this};
   HelloTimer hello_timer_{*this};

@@ -6,6 +6,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@ namespace shmb::daemon {
 namespace {
 
 constexpr std::size_t kEventsPerTurn = 128;
+constexpr std::int64_t kMemoryPause = 10'000'000;  // of a socket whose packet the kernel had no memory for
 
 Sys<void> control(const Fd& epoll, int operation, int fd, std::uint32_t events, void* data) {
   epoll_event event{};
@@ -80,7 +82,8 @@ class EpollEngine final : public Engine {
     auto* slot = static_cast<Slot*>(port.slot_);
     if (slot == nullptr) return;
     slot->asked = true;
-    if (!slot->armed) slot->armed = static_cast<bool>(control(readable_, EPOLL_CTL_MOD, slot->fd, EPOLLIN, slot));
+    if (!slot->armed && !slot->starved)
+      slot->armed = static_cast<bool>(control(readable_, EPOLL_CTL_MOD, slot->fd, EPOLLIN, slot));
   }
 
   void take_descriptors(Port& port) override {
@@ -96,6 +99,10 @@ class EpollEngine final : public Engine {
 
   Sys<void> run_once(std::int64_t timeout) override {
     std::array<epoll_event, kEventsPerTurn> events;
+    if (!starved_.empty()) {
+      const std::int64_t left = std::max<std::int64_t>(starved_until_ - sys::now_monotonic(), 0);
+      timeout = timeout < 0 ? left : std::min(timeout, left);
+    }
     // epoll_wait counts milliseconds: rounded up, so that a timer is never early and the loop never spins towards it.
     int milliseconds = timeout < 0 ? -1 : static_cast<int>((timeout + 999'999) / 1'000'000);
     int count = ::epoll_wait(readable_.get(), events.data(), static_cast<int>(events.size()), milliseconds);
@@ -110,6 +117,7 @@ class EpollEngine final : public Engine {
     in_turn_ = false;
     for (Slot* slot : retired_) free_.push_back(slot);
     retired_.clear();
+    if (!starved_.empty() && sys::now_monotonic() >= starved_until_) feed();
     return {};
   }
 
@@ -119,9 +127,28 @@ class EpollEngine final : public Engine {
     Waiter* waiter = nullptr;
     Port* port = nullptr;
     bool asked = false, armed = false, edges = false, takes_descriptors = false;
+    bool starved = false;  // in starved_, and not looked at before starved_until_
   };
 
+  // The packet stays on the socket, which stays readable: asked again at once, the kernel would only be kept busy with
+  // saying no. EPOLLET with nothing asked for, as below.
+  void starve(Slot& slot) {
+    slot.armed = false;
+    slot.starved = true;
+    (void)control(readable_, EPOLL_CTL_MOD, slot.fd, EPOLLET, &slot);
+    if (starved_.empty()) starved_until_ = sys::now_monotonic() + kMemoryPause;
+    starved_.push_back(&slot);
+  }
+  void feed() {
+    for (Slot* slot : std::exchange(starved_, {})) {
+      if (!std::exchange(slot->starved, false)) continue;  // that one has left since
+      slot->armed = static_cast<bool>(control(readable_, EPOLL_CTL_MOD, slot->fd, EPOLLIN, slot));
+      if (!slot->armed) starve(*slot);
+    }
+  }
+
   void readable(Slot& slot, std::uint32_t events) {
+    if (slot.starved) return;
     if (!slot.asked) {
       // EPOLLET with nothing asked for keeps the hang-up from being reported at every turn (it cannot be masked); only
       // once, because each EPOLL_CTL_MOD reports it anew.
@@ -132,10 +159,8 @@ class EpollEngine final : public Engine {
     Fd descriptor;
     auto received =
         slot.takes_descriptors ? sys::receive_one(slot.fd, buffer_, descriptor) : sys::receive_data(slot.fd, buffer_);
-    // Short of memory: the packet stays on the socket, which stays readable, and others have their turn before.
-    if (!received &&
-        (received.error().value == EAGAIN || received.error().value == ENOMEM || received.error().value == ENOBUFS))
-      return;
+    if (!received && received.error().value == EAGAIN) return;
+    if (!received && (received.error().value == ENOMEM || received.error().value == ENOBUFS)) return starve(slot);
     slot.asked = false;
     Port::Arrival arrival;
     if (received) {
@@ -177,7 +202,8 @@ class EpollEngine final : public Engine {
   }
 
   Fd readable_, edges_;
-  std::vector<Slot*> all_, free_, retired_;
+  std::vector<Slot*> all_, free_, retired_, starved_;
+  std::int64_t starved_until_ = 0;
   bool in_turn_ = false;
   std::array<std::byte, SHMBW_MAX_MESSAGE> buffer_;
 };

@@ -146,11 +146,13 @@ void sponsor_group(Session& session, Group& group) {
   set_sponsor(group, &session);
 }
 
+void stop_sponsoring(World& world, Group& group) {
+  set_sponsor(group, nullptr);
+  settle_group(world, group);
+}
+
 void stop_sponsoring(World& world, Session& session) {
-  while (Group* group = session.sponsored.first()) {
-    set_sponsor(*group, nullptr);
-    settle_group(world, *group);
-  }
+  while (Group* group = session.sponsored.first()) stop_sponsoring(world, *group);
 }
 
 namespace {

@@ -82,6 +82,7 @@ void supervise_group(World& world, Session& session, Group& group);
 void stop_supervising(World& world, Session& session);
 void sponsor_group(Session& session, Group& group);  // revives a kept one
 void stop_sponsoring(World& world, Session& session);
+void stop_sponsoring(World& world, Group& group);
 void end_group(World& world, Group& group, bool release_kept);
 // Ends, closes or destroys the group if nothing holds it up any more. The group may be gone after it.
 void settle_group(World& world, Group& group);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PUBLISH, TICKET_CREATE, INHERIT: what a lease can be turned into.
+// PUBLISH, TICKET_CREATE, TICKET_REVOKE, INHERIT: what a lease can be turned into.
 #include <algorithm>
 
 #include "base/text.hpp"
@@ -77,6 +77,20 @@ void serve_ticket_create(const Request& request) {
   shmbw_ticket_create_reply reply{};
   (*ticket)->secret.to(reply.ticket);
   reply.expires = (*ticket)->expires;
+  request.answer(reply);
+}
+
+// Who holds the token alone may use the ticket, not end it: that would be a way to take it from the others it is for.
+void serve_ticket_revoke(const Request& request) {
+  World& world = request.world;
+  auto wish = request.read<shmbw_ticket_revoke>();
+  if (!wish) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  Ticket* ticket = find_ticket(world, Secret::from(wish->ticket));
+  if (!ticket || !may_revoke(request.session, *ticket))
+    return request.fail(Status::not_found, "no such ticket of this session or its group: it may be used up or over");
+  const shmbw_ticket_revoke_reply reply{ticket->uses_left, 0};
+  destroy_ticket(world, *ticket);
   request.answer(reply);
 }
 

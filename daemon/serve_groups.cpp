@@ -82,6 +82,8 @@ void serve_group_leave(const Request& request) {
   else if (wish->group == 0 || (session.group && session.group->id == wish->group) ||
            session.ended_group == wish->group)
     leave_group(world, session);
+  else if (Group* made = find_group(world, wish->group); made && made->sponsor == &session)
+    stop_sponsoring(world, *made);  // one that it made and that nobody has joined
   else return request.fail(Status::not_found, "this session is not in that group");
   request.answer(shmbw_group_leave_reply{session.group ? session.group->id : 0});
 }

@@ -24,6 +24,8 @@ Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std:
   ticket.rights = rights;
   ticket.uses_left = uses;
   ticket.maker_uid = session.uid;
+  ticket.maker = session.id;
+  ticket.maker_group = session.group ? session.group->id : 0;
   ticket.expires = world.now() + lifetime;
   ticket.charge = std::move(*charge);
   ++region.tickets;
@@ -49,6 +51,10 @@ void destroy_ticket(World& world, Ticket& ticket) {
   world.drop_uid(uid);
   --region.tickets;
   release_region(world, region);
+}
+
+bool may_revoke(const Session& session, const Ticket& ticket) {
+  return session.id == ticket.maker || (session.group && session.group->id == ticket.maker_group);
 }
 
 void Ticket::on_timer(std::int64_t) { destroy_ticket(world, *this); }

@@ -28,6 +28,7 @@ struct Ticket final : Timer {
   std::uint32_t rights = 0;
   std::uint32_t uses_left = 0;
   std::uint32_t maker_uid = 0;
+  std::uint64_t maker = 0, maker_group = 0;  // may revoke it: the session, and who is in its group of then; 0: none
   std::int64_t expires = 0;
   Charge charge;
 };
@@ -38,5 +39,6 @@ Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std:
 Ticket* find_ticket(World& world, const Secret& secret);
 void use_ticket(World& world, Ticket& ticket);  // one use less; the last one ends it
 void destroy_ticket(World& world, Ticket& ticket);
+bool may_revoke(const Session& session, const Ticket& ticket);
 
 }  // namespace shmb::daemon

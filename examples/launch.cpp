@@ -13,18 +13,19 @@
 namespace {
 
 // What each rank does: here it says where it is and agrees with the others of its host on a sum.
-int train(int rank, const std::string& what) {
+int train(int rank, const std::string& backend, const std::string& what) {
   shmbroker::ranks::add("sum of ranks", rank);
   shmbroker::ranks::barrier();
-  std::printf("rank %d of %s trains %s, rank 0 is at %s:%s\n", rank, std::getenv("WORLD_SIZE"), what.c_str(),
-              std::getenv("MASTER_ADDR"), std::getenv("MASTER_PORT"));
+  std::printf("rank %d of %s trains %s over %s, rank 0 is at %s:%s\n", rank, std::getenv("WORLD_SIZE"), what.c_str(),
+              backend.c_str(), std::getenv("MASTER_ADDR"), std::getenv("MASTER_PORT"));
   return static_cast<int>(shmbroker::ranks::add("sum of ranks", 0));
 }
 SHMBROKER_SPAWN_FUNCTION("train", train);
 
+// The backend is what the function meets the other ranks by: its own first argument.
 template <class... A>
 shmbroker::ProcessContext launch(int num_proc, const std::string& function, const std::string& init_method,
-                                 int shard_id, int num_shards, const A&... arguments) {
+                                 int shard_id, int num_shards, const std::string& backend, const A&... arguments) {
   shmbroker::SpawnOptions options;
   options.nprocs = num_proc;
   options.shard = shard_id;
@@ -36,7 +37,7 @@ shmbroker::ProcessContext launch(int num_proc, const std::string& function, cons
     throw std::invalid_argument("init_method is '" + init_method + "': it must be tcp://HOST:PORT");
   options.master_addr = init_method.substr(prefix.size(), colon - prefix.size());
   options.master_port = static_cast<std::uint16_t>(std::stoi(init_method.substr(colon + 1)));
-  return shmbroker::spawn(function, options, arguments...);
+  return shmbroker::spawn(function, options, backend, arguments...);
 }
 
 }  // namespace
@@ -48,8 +49,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    const auto done =
-        launch(std::atoi(argv[1]), "train", argv[4], std::atoi(argv[2]), std::atoi(argv[3]), std::string("a model"));
+    const auto done = launch(std::atoi(argv[1]), "train", argv[4], std::atoi(argv[2]), std::atoi(argv[3]), "sockets",
+                             std::string("a model"));
     std::printf("shard %s is done, its ranks add up to %d\n", argv[2], done.result<int>(0));
     return 0;
   } catch (const std::exception& error) {

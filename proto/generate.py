@@ -31,6 +31,8 @@ def load_table():
                 sys.exit(f"{path.name}: '{key}' is said in messages.toml already")
             else:
                 whole[key] = value
+    for key, number in (("status", "value"), ("message", "op"), ("event", "op")):
+        whole[key].sort(key=lambda entry: entry[number])
     return whole
 
 

@@ -24,6 +24,12 @@ Incoming malformed(std::string reason, bool descriptors_lost = false) {
 Incoming receive_packet(int socket, std::span<std::byte> buffer, Direction direction, bool wait) {
   Incoming incoming;
   auto received = sys::receive(socket, buffer, incoming.fds, wait);
+  // A peer that closes with packets of ours unread makes one call fail (unix(7)), before what it had sent and the end
+  // are read.
+  if (!received && received.error().value == ECONNRESET) {
+    incoming.fds.clear();
+    received = sys::receive(socket, buffer, incoming.fds, false);
+  }
   if (!received) {
     incoming.fds.clear();
     switch (received.error().value) {
@@ -31,7 +37,6 @@ Incoming receive_packet(int socket, std::span<std::byte> buffer, Direction direc
       case ENOMEM:  // passes: the packet stays where it is
       case ENOBUFS:
         return incoming;
-      // A peer that closes with our packets unread makes the next call fail once before it reports the end.
       case ECONNRESET:
       case EPIPE:
       case ENOTCONN:

@@ -50,6 +50,7 @@ enum shmbw_op {
   SHMBW_OP_REF_RELEASE = 31,
   SHMBW_OP_REF_SETTLE = 32,
   SHMBW_OP_REF_ASK = 33,
+  SHMBW_OP_TICKET_REVOKE = 60,
 };
 
 enum shmbw_event {
@@ -925,6 +926,15 @@ struct shmbw_ref_ask_reply {
   uint32_t reserved1; /* zero */
 };
 
+struct shmbw_ticket_revoke {
+  uint8_t ticket[16]; /* the token */
+};
+
+struct shmbw_ticket_revoke_reply {
+  uint32_t uses_left; /* attaches that it can no longer allow */
+  uint32_t reserved; /* zero */
+};
+
 struct shmbw_region_record {
   struct shmbw_region_ref region;
   uint64_t length;
@@ -1614,6 +1624,11 @@ SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, created) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, error_len) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, reserved0) == 26);
 SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, reserved1) == 28);
+SHMBW_CHECK(sizeof(struct shmbw_ticket_revoke) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_ticket_revoke, ticket) == 0);
+SHMBW_CHECK(sizeof(struct shmbw_ticket_revoke_reply) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_ticket_revoke_reply, uses_left) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_ticket_revoke_reply, reserved) == 4);
 SHMBW_CHECK(sizeof(struct shmbw_region_record) == 112);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, length) == 16);

@@ -548,6 +548,15 @@ template <class F> constexpr void visit_fields(shmbw_ref_ask_reply& s, F&& f) {
   f("reserved0", s.reserved0);
   f("reserved1", s.reserved1);
 }
+constexpr bool reserved_zero(const shmbw_ticket_revoke&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_ticket_revoke& s, F&& f) {
+  f("ticket", s.ticket);
+}
+constexpr bool reserved_zero(const shmbw_ticket_revoke_reply& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_ticket_revoke_reply& s, F&& f) {
+  f("uses_left", s.uses_left);
+  f("reserved", s.reserved);
+}
 constexpr bool reserved_zero(const shmbw_region_record& s) { return s.reserved == 0 && reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_region_record& s, F&& f) {
   f("region", s.region);
@@ -990,6 +999,10 @@ template <class F> constexpr void visit_texts(shmbw_ref_ask&, F&&) {
 template <class F> constexpr void visit_texts(shmbw_ref_ask_reply& s, F&& f) {
   f("error", s.error_len);
 }
+template <class F> constexpr void visit_texts(shmbw_ticket_revoke&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_ticket_revoke_reply&, F&&) {
+}
 template <class F> constexpr void visit_texts(shmbw_region_record& s, F&& f) {
   f("group", s.group_len);
   f("name", s.name_len);
@@ -1085,6 +1098,7 @@ template <class F> constexpr void visit_texts(shmbw_ref_changed_event&, F&&) {
   X(31, ref_release, true) \
   X(32, ref_settle, true) \
   X(33, ref_ask, false) \
+  X(60, ticket_revoke, false) \
   /* end */
 #define SHMBW_REPLIES(X) \
   X(1, hello, false) \
@@ -1118,6 +1132,7 @@ template <class F> constexpr void visit_texts(shmbw_ref_changed_event&, F&&) {
   X(31, ref_release, true) \
   X(32, ref_settle, true) \
   X(33, ref_ask, false) \
+  X(60, ticket_revoke, false) \
   /* end */
 #define SHMBW_RECORDS(X) \
   X(1, region_record, false) \

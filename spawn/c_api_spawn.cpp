@@ -8,6 +8,7 @@
 
 #include "base/sys_process.hpp"
 #include "client/c_api.hpp"
+#include "client/strategy.hpp"
 #include "spawn/bytes.hpp"
 #include "spawn/processes.hpp"
 #include "spawn/rank.hpp"
@@ -95,6 +96,9 @@ Result<Plan> plan_of(const shmb_spawn_options& options) {
     if (sign == one.npos) return shmb::error(Status::invalid, "an environment variable without '=': " + one);
     plan.environment.emplace_back(one.substr(0, sign), one.substr(sign + 1));
   }
+  const auto given = [&](const auto& one) { return one.first == shmb::client::kStrategyVariable; };
+  if (auto strategy = shmb::client::strategy_for_children(); strategy && std::ranges::none_of(plan.environment, given))
+    plan.environment.emplace_back(shmb::client::kStrategyVariable, *strategy);
   plan.directory = text_or_empty(options.directory);
   plan.group = (options.flags & SHMB_SPAWN_NO_GROUP) == 0;
   plan.group_name = text_or_empty(options.group);

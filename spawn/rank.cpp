@@ -150,6 +150,22 @@ void enter_command(State& it, int fd) {
   it.facts.shard = number_variable("GROUP_RANK", 0);
 }
 
+// Closes what belongs to the other ranks: neighbours, as a rule, and one call for all of those.
+void leave_to_others(std::vector<RankEnds>& all) {
+  std::vector<int> fds;
+  for (RankEnds& one : all)
+    for (Fd* fd : {&one.control, &one.out, &one.err})
+      if (*fd) fds.push_back(fd->release());
+  all.clear();
+  std::ranges::sort(fds);
+  for (std::size_t first = 0; first < fds.size();) {
+    std::size_t last = first;
+    while (last + 1 < fds.size() && fds[last + 1] == fds[last] + 1) ++last;
+    (void)sys::close_range(static_cast<unsigned>(fds[first]), static_cast<unsigned>(fds[last]));
+    first = last + 1;
+  }
+}
+
 // The fork server: makes all ranks at once. Returns in the ranks, with their end of the channel; the process itself
 // ends, and the kernel gives the ranks to the supervisor.
 Result<Fd> make_ranks(State& it, void (*preload)()) {
@@ -180,7 +196,7 @@ Result<Fd> make_ranks(State& it, void (*preload)()) {
       Fd mine = std::move(one.control);
       if (one.out) (void)::dup2(one.out.get(), 1);
       if (one.err) (void)::dup2(one.err.get(), 2);
-      all.clear();
+      leave_to_others(all);
       it.socket.reset();
       return mine;
     }

@@ -15,6 +15,7 @@
 #include <cstdlib>
 
 #include "base/text.hpp"
+#include "client/strategy.hpp"
 #include "spawn/bytes.hpp"
 #include "spawn/rank.hpp"
 #include "spawn/supervisor.hpp"
@@ -99,6 +100,7 @@ std::string hand_over(const Plan& plan, std::vector<RankEnds>& all, const RankSe
     setting.forget();  // `plan`, `ends` and `setting` are still there: this process has a copy of all
     ::close(failures);
     become_forked_rank(std::move(control), begin_payload(mine, local));
+    client::read_strategy_again();
     // What the parent had not written yet is its own to write; what the rank prints must not be lost by _exit.
     ::__fpurge(stdout);
     ::__fpurge(stderr);

@@ -18,17 +18,20 @@
 #define MSGPACK_NO_BOOST
 #endif
 #include <cxxabi.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <msgpack.hpp>
+#include <mutex>
 #include <stdexcept>
 #include <string_view>
 #include <tuple>
 #include <typeinfo>
 
 #include "shmbroker_spawn.h"
+#include "throw_point.hpp"
 
 namespace shmbroker {
 
@@ -229,9 +232,36 @@ inline const char* type_text(const msgpack::object& object) {
                                                                  : "extension";
 }
 
+// Tickets that were made for ranks. Those with uses left when the ranks have ended would hold their regions on.
+class Lent {
+ public:
+  Lent() = default;
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+  ~Lent() { revoke(); }
+  void add(const RegionBase& region, const Ticket& ticket) {
+    shmb_session* session = nullptr;
+    shmb_error error;
+    if (shmb_region_session(region.c(), &session, &error) != SHMB_OK) throw Error(error);
+    tickets_.emplace_back(Session(session), ticket);
+  }
+  void revoke() noexcept {
+    if (owner_ != ::getpid()) return;  // a forked child's copy; the parent's tickets are still awaited
+    const std::lock_guard lock(mutex_);
+    for (const auto& [session, ticket] : tickets_) (void)session.try_revoke(ticket);
+    tickets_.clear();
+  }
+
+ private:
+  const pid_t owner_ = ::getpid();
+  std::mutex mutex_;
+  std::vector<std::pair<Session, Ticket> > tickets_;
+};
+
 struct PackContext {
   std::uint32_t uses = 1;  // how many ranks will attach
   Timeout lifetime;        // until when they must have: the region of a ticket that nobody took is held so long
+  Lent* lent = nullptr;    // told of each ticket, where somebody will revoke it
 };
 using Packer = msgpack::packer<msgpack::sbuffer>;
 
@@ -287,6 +317,7 @@ template <class R, Rights rights>
 struct RegionCodec {
   static void pack(Packer& packer, const R& region, const PackContext& context) {
     const Ticket ticket = region.ticket(rights, context.uses, context.lifetime);
+    if (context.lent != nullptr) context.lent->add(region, ticket);
     pack_extension(packer, Extension::region, ticket.data(), 16);
   }
 };
@@ -390,23 +421,26 @@ inline std::string call_registered(const shmb_rank_info& info) {
 }
 
 inline int run_rank(const shmb_rank_info& info) {
-  const std::string trace = "In function \"" + std::string(info.function) + "\" of rank " + std::to_string(info.rank) +
+  const std::string place = "In function \"" + std::string(info.function) + "\" of rank " + std::to_string(info.rank) +
                             " of " + std::to_string(info.world_size) + ":\n";
+  const auto raise = [&](const std::string& type, const char* text) {
+    (void)shmb_rank_raise(type.c_str(), text, (place + throw_point_text()).c_str(), nullptr);
+  };
   try {
     const std::string result = call_registered(info);
     shmb_error error;
     if (shmb_rank_finish(result.data(), result.size(), &error) == SHMB_OK) return 0;
-    (void)shmb_rank_raise("shmbroker::Error", error.sentence, trace.c_str(), nullptr);
+    raise("shmbroker::Error", error.sentence);
+  } catch (const AskedAtThrow&) {  // first, and never entered
   } catch (const std::exception& error) {
-    (void)shmb_rank_raise(demangled(typeid(error).name()).c_str(), error.what(), trace.c_str(), nullptr);
+    raise(demangled(typeid(error).name()), error.what());
 #ifdef __GLIBCXX__
   } catch (const abi::__forced_unwind&) {  // pthread_exit: must go on
     throw;
 #endif
   } catch (...) {
     const std::type_info* type = abi::__cxa_current_exception_type();
-    (void)shmb_rank_raise(type == nullptr ? "" : demangled(type->name()).c_str(), "not derived from std::exception",
-                          trace.c_str(), nullptr);
+    raise(type == nullptr ? "" : demangled(type->name()), "not derived from std::exception");
   }
   return 1;
 }
@@ -460,7 +494,8 @@ inline std::optional<int> spawn_child(int /*argc*/, char** /*argv*/, void (*prel
 // A set of ranks. Thread-safe. The destructor waits for them, or ends them (SpawnOptions::daemon).
 class ProcessContext {
  public:
-  explicit ProcessContext(shmb_processes* adopted) noexcept : handle_(adopted) {}
+  explicit ProcessContext(shmb_processes* adopted, std::shared_ptr<detail::Lent> lent = nullptr) noexcept
+      : lent_(std::move(lent)), handle_(adopted) {}
 
   // Waits without limit unless told otherwise. `voluntary` as in the options, from now on.
   Result<RanksState> try_join(Timeout timeout = {}, std::optional<std::chrono::nanoseconds> voluntary = {}) noexcept {
@@ -469,6 +504,7 @@ class ProcessContext {
     if (shmb_processes_join(handle_.get(), timeout.nanoseconds(), voluntary ? voluntary->count() : -1, &state,
                             &error) != SHMB_OK)
       return Error(error);
+    if (state != SHMB_PROCESSES_RUNNING && lent_) lent_->revoke();
     return static_cast<RanksState>(state);
   }
   // True: all have ended well. False: the deadline passed with ranks left. Else the cause is thrown; the same for ever.
@@ -507,6 +543,7 @@ class ProcessContext {
   shmb_processes* c() const noexcept { return handle_.get(); }
 
  private:
+  std::shared_ptr<detail::Lent> lent_;  // outlives the ranks
   detail::Handle<shmb_processes> handle_;
 };
 using SpawnContext = ProcessContext;
@@ -514,7 +551,7 @@ using SpawnContext = ProcessContext;
 namespace detail {
 
 inline Result<ProcessContext> start(const SpawnOptions& options, std::uint32_t method, const std::string& function,
-                                    const std::string& arguments) {
+                                    const std::string& arguments, std::shared_ptr<Lent> lent = nullptr) {
   shmb_spawn_options c{};
   c.size = sizeof c;
   c.method = method;
@@ -539,12 +576,8 @@ inline Result<ProcessContext> start(const SpawnOptions& options, std::uint32_t m
   shmb_processes* raw = nullptr;
   shmb_error error;
   if (shmb_spawn(&c, &raw, &error) != SHMB_OK) return Error(error);
-  return ProcessContext(raw);
+  return ProcessContext(raw, std::move(lent));
 }
-
-}  // namespace detail
-
-namespace detail {
 
 // What ranks have to begin, and a margin; an hour at most.
 inline Timeout attach_time(const SpawnOptions& options) {
@@ -563,11 +596,12 @@ inline Timeout attach_time(const SpawnOptions& options) {
 template <class... A>
 Result<ProcessContext> try_start_processes(const std::string& function, const SpawnOptions& options,
                                            const A&... arguments) {
-  const detail::PackContext context{static_cast<std::uint32_t>(std::max(options.nprocs, 1)),
-                                    detail::attach_time(options)};
   try {
-    return detail::start(options, static_cast<std::uint32_t>(options.start_method), function,
-                         detail::pack_all(context, arguments...));
+    auto lent = std::make_shared<detail::Lent>();
+    const detail::PackContext context{static_cast<std::uint32_t>(std::max(options.nprocs, 1)),
+                                      detail::attach_time(options), lent.get()};
+    const std::string packed = detail::pack_all(context, arguments...);
+    return detail::start(options, static_cast<std::uint32_t>(options.start_method), function, packed, std::move(lent));
   } catch (const Error& error) {  // a region without the right to share it
     return error;
   }

@@ -4,6 +4,7 @@
 The tree is laid out in a folder of its own, so nothing of this source tree can help.
 Usage: installed_test.py LIBRARY PC_FILE LIBDIR CMAKE_FILE... -- HEADER..."""
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -82,8 +83,8 @@ def main():
             for compiler, standard, source, package in [("cc", "-std=c11", "stranger.c", "shmbroker"),
                                                         ("c++", "-std=c++20", "stranger.cpp", "shmbroker"),
                                                         ("c++", "-std=c++20", "heap.cpp", "shmbroker-heap")]:
-                flags = run("pkg-config", f"--define-variable=prefix={prefix}", "--cflags", "--libs", package,
-                            env=dict(os.environ, PKG_CONFIG_PATH=str(lib / "pkgconfig"))).split()
+                flags = shlex.split(run("pkg-config", f"--define-variable=prefix={prefix}", "--cflags", "--libs", package,
+                                        env=dict(os.environ, PKG_CONFIG_PATH=str(lib / "pkgconfig"))))
                 run(compiler, standard, "-Wall", "-Werror", folder / source, "-o", folder / "stranger", *flags)
                 run(folder / "stranger", env=here)
                 print(f"{compiler} {standard} {source} by pkg-config")

@@ -2,7 +2,10 @@
 // What the tests of pools and queues share.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstring>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -81,6 +84,13 @@ inline OutPart region_part(Region& region) {
   part.region = &region;
   return part;
 }
+// Whether it comes true before a minute has passed.
+inline bool comes_true(const std::function<bool()>& what) {
+  for (const Deadline patience = Deadline::after(60'000'000'000); !what(); ::usleep(1000))
+    if (patience.passed()) return what();
+  return true;
+}
+inline bool is_asleep(Pool& pool) { return pool.view().wait(pool.me().index()).sleep.load() != 0; }
 // A second session of the same group.
 inline std::shared_ptr<Session> beside(const harness::BrokerFixture& broker, const std::shared_ptr<Pool>& pool) {
   auto other = open(broker);

@@ -579,7 +579,7 @@ TEST_CASE("SIGKILL at random times among processes that all change: nobody hangs
       });
     };
     auto victim = work(), peer = work();
-    while (stage->rounds < 5 && !victim.wait_ended(0)) ::usleep(100);
+    for (int waited = 0; stage->rounds < 5 && !victim.wait_ended(0) && waited < 300'000; ++waited) ::usleep(100);
     ::usleep(random() % 1000);
     victim.kill();
     CAPTURE(trial);

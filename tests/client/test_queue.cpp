@@ -496,6 +496,63 @@ TEST_CASE("what another reader has claimed of a writer that is gone is waited fo
   must(message.done());
 }
 
+TEST_CASE("a closed claim queue is not at its end while another reader has a message that may come back") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 300, 4)));
+  const std::string group = "#" + std::to_string(pool->group());
+  constexpr std::int64_t kLong = 60'000'000'000;
+  for (const bool dies : {true, false}) {
+    CAPTURE(dies);
+    auto in = reader(pool, "q", Kind::claim);
+    auto other = must(try_pool(beside(broker, pool), "p"));
+    auto out = writer(other, "q", Kind::claim);
+    const harness::Gate ready, sent, taken, go_on;
+    auto child = harness::Child::run([&] {
+      auto mine = try_open(broker.socket());
+      STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
+      auto joined = try_pool(*mine, "p");
+      STEP(2, joined);
+      auto theirs = Queue::open(*joined, queue_spec("q", Kind::claim, true, false));
+      STEP(3, theirs);
+      ready.open();
+      STEP(4, sent.wait());
+      const Slot slot = (*joined)->acquire(300, kNoWait).value_or(Slot{});
+      STEP(5, (*joined)->release(slot));
+      Message got;
+      STEP(6, (*theirs)->receive(got, false, 0));
+      taken.open();
+      STEP(7, go_on.wait());
+      STEP(8, got.done());
+      STEP(9, status_of((*theirs)->receive(got, false, kLong)) == Status::closed);
+      return 0;
+    });
+    REQUIRE(ready.wait());
+    const Slot slot = must(other->acquire(300, kNoWait));
+    must(out->send(slot, kNoWait));
+    must(other->release(slot));
+    sent.open();
+    REQUIRE(taken.wait());
+    must(out->close(true, true));  // and leaves
+    Message message;
+    Status told = Status::peer_gone;  // first that the only writer has left, or died
+    while (told == Status::peer_gone) told = status_of(in->receive(message, false, kNoWait));
+    CHECK(told == Status::empty);
+    QueueSet set;
+    must(set.add(*in, nullptr));
+    CHECK(status_of(set.wait(kNoWait)) == Status::empty);
+    if (dies) child.kill();
+    else go_on.open();
+    told = Status::peer_gone;
+    while (told == Status::peer_gone) told = status_of(in->receive(message, false, kLong));
+    CHECK(told == (dies ? Status::ok : Status::closed));
+    must(message.done());
+    CHECK(status_of(in->receive(message, false, kNoWait)) == Status::closed);
+    CHECK(child.wait() == (dies ? 128 + SIGKILL : 0));
+    must(in->close(false, false));
+  }
+}
+
 TEST_CASE("threads share the ends of a claim queue: each message is taken once, and a shutdown ends their waits") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
@@ -588,8 +645,7 @@ TEST_CASE("a sleeping reader is woken by a message, by a close and by the end of
     }
   });
   auto rest = [&](int news) {  // until it has heard so much, and sleeps again
-    while (heard < news) ::usleep(1000);
-    ::usleep(20'000);
+    CHECK(comes_true([&] { return heard >= news && is_asleep(*pool); }));
   };
   rest(0);
   must(out->send(bytes_of("wake"), kNoWait));
@@ -619,15 +675,14 @@ TEST_CASE("who waits for a message that another has claimed hears of its writer'
     CHECK(status_of(second->receive(none, false, 60'000'000'000)) == Status::peer_gone);
     told = true;
   });
-  auto asleep = [&] { return other->view().wait(other->me().index()).sleep.load() != 0; };
-  while (!asleep()) ::usleep(1000);
+  auto asleep = [&] { return is_asleep(*other); };
+  CHECK(comes_true(asleep));
   must(out->close(false, false));
   ::usleep(50'000);  // it has looked, and sleeps again
-  while (!asleep()) ::usleep(1000);
+  CHECK(comes_true(asleep));
   CHECK(!told);
   must(message.done());  // `first` has not looked around since
-  for (int i = 0; i < 5000 && !told; ++i) ::usleep(1000);
-  CHECK(told);
+  CHECK(comes_true([&] { return told.load(); }));
   if (!told) must(second->shutdown(false));
   waiting.join();
 }

@@ -201,7 +201,7 @@ TEST_CASE("threads of one participant sleep side by side, each for its own sourc
   };
   std::thread a([&] { sleep(pair.waiters, first); }), b([&] { sleep(pair.waiters, first); }),
       c([&] { sleep(others, second); });
-  while (pair.waiters.mask == 0 || others.mask == 0) std::this_thread::yield();
+  while ((pair.waiters.mask == 0 || others.mask == 0) && !patience.passed()) std::this_thread::yield();
   {
     const std::lock_guard guard(pair.one.lock());
     const auto ended_early = pair.one.sleeper().wait(pair.masks, [] { return false; }, Deadline::after(1'000'000));

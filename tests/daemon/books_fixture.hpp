@@ -145,6 +145,11 @@ class Client {
     return call(SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{ref, rights, uses, life});
   }
   static std::array<std::uint8_t, 16> ticket_of(const Packet& reply);
+  Packet& revoke(const std::array<std::uint8_t, 16>& ticket) {
+    shmbw_ticket_revoke wish{};
+    std::ranges::copy(ticket, wish.ticket);
+    return call(SHMBW_OP_TICKET_REVOKE, wish);
+  }
   Element inherit(shmbw_region_ref ref, std::uint32_t rights = 0);
   Packet& make_group(const GroupWish& wish = {});
   Packet& join(std::string_view name, std::uint32_t flags = 0, std::optional<std::uint32_t> owner = {});

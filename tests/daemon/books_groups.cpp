@@ -99,6 +99,23 @@ TEST_CASE("a group nobody ever joined lives as long as the session that made it"
   CHECK(made(asker.make_group({.name = "g"})) != group);  // the name is free again
 }
 
+TEST_CASE("a group that nobody has joined is given up by who made it, and by nobody else") {
+  World world;
+  Client founder = world.client(1000), other = world.client(1000);
+  auto first = made(founder.make_group({.name = "first"}));
+  auto second = made(founder.make_group({.name = "second"}));
+  CHECK(other.leave(first).status() == Status::not_found);
+  CHECK(founder.leave(first).fixed<shmbw_group_leave_reply>().group == 0);
+  CHECK(other.join("first").status() == Status::not_found);
+  CHECK(founder.leave(first).status() == Status::not_found);
+  CHECK(row_of(other, second).group == second);
+  // Once it is joined, leaving is the member's.
+  REQUIRE(other.join("second").status() == Status::ok);
+  CHECK(founder.leave(second).status() == Status::not_found);
+  CHECK(other.leave(second).status() == Status::ok);
+  CHECK(founder.status().groups == 0);
+}
+
 TEST_CASE("once somebody has joined, the maker no longer holds the group") {
   World world;
   Client founder = world.client(1000), member = world.client(1000);

@@ -144,6 +144,62 @@ TEST_CASE("tickets are paid by the uid that acts and bounded there") {
   CHECK(again.ticket(other.ref()).status() == Status::limit);
 }
 
+TEST_CASE("a ticket is revoked by who made it, with the uses it has left; what was attached by it stays") {
+  World world(system_config());
+  Client owner = world.client(1000), guest = world.client(2000);
+  Created created = owner.create();
+  auto ticket = Client::ticket_of(owner.ticket(created.ref(), kRead, 3));
+  REQUIRE(guest.attach_ticket(ticket).status == Status::ok);
+  Packet& revoked = owner.revoke(ticket);
+  REQUIRE(revoked.status() == Status::ok);
+  CHECK(revoked.fixed<shmbw_ticket_revoke_reply>().uses_left == 2);
+  CHECK(guest.attach_ticket(ticket).status == Status::not_found);
+  CHECK(guest.attach_id(created.ref()).status == Status::ok);  // by its lease
+  CHECK(owner.status().tickets == 0);
+  CHECK(owner.revoke(ticket).status() == Status::not_found);
+  guest.close();
+
+  // It held its region.
+  ticket = Client::ticket_of(owner.ticket(created.ref()));
+  owner.release(created.ref());
+  CHECK(owner.status().regions == 1);
+  CHECK(owner.revoke(ticket).status() == Status::ok);
+  CHECK(owner.status().regions == 0);
+}
+
+TEST_CASE("who holds a ticket's token may use it and not revoke it; who is of the maker's group may") {
+  World world(system_config());
+  Client owner = world.client(1000), other = world.client(1000), guest = world.client(2000), mate = world.client(2000);
+  Packet& group = owner.make_group({.name = "job"});
+  const auto token = group.fixed<shmbw_group_create_reply>().token;
+  std::uint8_t copy[16];
+  std::copy_n(token, 16, copy);
+  REQUIRE(owner.join(copy).status() == Status::ok);
+  Created created = owner.create();
+  auto ticket = Client::ticket_of(owner.ticket(created.ref()));
+  for (Client* stranger : {&other, &guest, &mate}) CHECK(stranger->revoke(ticket).status() == Status::not_found);
+  CHECK(owner.status().tickets == 1);
+  REQUIRE(mate.join(copy).status() == Status::ok);
+  owner.die();
+  CHECK(mate.revoke(ticket).status() == Status::ok);
+  CHECK(mate.status().tickets == 0);
+}
+
+TEST_CASE("a ticket that is over cannot be revoked, nor one made outside of every group by another session in none") {
+  World world;
+  Client owner = world.client(1000), reader = world.client(1000), other = world.client(1000);
+  Created created = owner.create();
+  auto over = Client::ticket_of(owner.ticket(created.ref(), kRead, 0, kMinute));
+  world.now += kMinute;  // nobody called tick yet
+  CHECK(owner.revoke(over).status() == Status::not_found);
+  CHECK(owner.revoke({}).status() == Status::not_found);
+  // A session that has attached is in no group.
+  REQUIRE(reader.attach_id(created.ref(), kWrite | SHMBW_RIGHT_SHARE).status == Status::ok);
+  auto ticket = Client::ticket_of(reader.ticket(created.ref(), kRead, 0, kMinute));
+  CHECK(other.revoke(ticket).status() == Status::not_found);
+  CHECK(reader.revoke(ticket).status() == Status::ok);
+}
+
 TEST_CASE("tickets of others are not listed, and no list shows the token") {
   World world;
   Client owner = world.client(1000), other = world.client(2000);

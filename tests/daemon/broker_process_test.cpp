@@ -325,7 +325,7 @@ TEST_CASE(
       REQUIRE(clients.back().ask(SHMBW_OP_HELLO, RawClient::greeting()) == 1);
     }
     std::size_t in = 0;
-    while (in < clients.size() && clients[in].reply(1, 2000).ok()) ++in;
+    while (in < clients.size() && clients[in].reply(1, in <= 20 ? harness::kRawPatience : 2000).ok()) ++in;
     CHECK(in > 20);
     CHECK(in < 64);
     CHECK(clients[0].status().ok());

@@ -156,7 +156,7 @@ class Room {
   }
   // Turns the loop until `done`; false: it did not come true in many turns of up to 10 ms.
   bool until(const std::function<bool()>& done) {
-    for (int i = 0; i < 1000; ++i) {
+    for (int i = 0; i < 3000; ++i) {
       if (done()) return true;
       if (!transport.turn(10'000'000)) return false;
     }

@@ -41,10 +41,10 @@ TEST_CASE("two hundred clients are greeted and served, and each end is told once
 TEST_CASE("a connection without HELLO is dropped after the time-out, a greeted one stays") {
   ON_EACH_ENGINE {
     Config config;
-    config.hello_timeout = 30'000'000;
+    config.hello_timeout = 500'000'000;
     Room room(engine, config);
-    RawClient silent = room.connect();
     RawClient good = room.greeted();
+    RawClient silent = room.connect();
     REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
     CHECK(silent.receive(0).kind == RawPacket::Kind::end_of_file);
     room.settle();
@@ -56,6 +56,7 @@ TEST_CASE("silent connections are bounded: the oldest of the uid that has most g
   ON_EACH_ENGINE {
     Config config;
     config.descriptors_reserved = 0;
+    config.hello_timeout = 60'000'000'000;
     Room room(engine, config, 128);  // an eighth: 16
     std::vector<RawClient> silent(40);
     for (RawClient& client : silent) client = room.connect();
@@ -94,6 +95,21 @@ TEST_CASE("packets that break the frame drop their sender and nobody else") {
       auto packet = writer.finish(0);
       dropped({packet.begin(), packet.end()});
     }
+  }
+}
+
+TEST_CASE("what a client sent before it closed is served, also when it leaves an answer unread") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    RawClient client = room.greeted();
+    for (std::uint64_t tag = 1; tag <= 4; ++tag) CHECK(client.ask(kPing, shmbw_status{}) != 0);
+    CHECK(client.ask(kSilent, shmbw_status{}) != 0);
+    room.settle();
+    CHECK(room.books.served == 2);  // HELLO and the first: its answer is unread
+    client.close();
+    REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+    CHECK(room.books.served == 6);
+    CHECK(room.books.count("eof") == 1);
   }
 }
 
@@ -471,4 +487,24 @@ TEST_CASE("a kernel short of memory when a packet is fetched costs nobody the se
     const harness::Injected fault(fault::Call::receive, code, 1, 2);
     CHECK(room.ping(client).ok());
   }
+}
+
+TEST_CASE("a kernel that stays short of memory is asked again now and then, and whoever comes then is served") {
+  Room room(EngineChoice::epoll);
+  RawClient client = room.greeted();
+  constexpr std::int64_t kLeastPause = 9'000'000;  // the engine's own, less what epoll rounds
+  const std::int64_t began = sys::now_monotonic();
+  const std::uint64_t tag = client.ask(kPing, shmbw_status{});
+  {
+    const harness::Injected fault(fault::Call::receive, ENOMEM, 1, -1);
+    for (int turn = 0; turn < 1000; ++turn) REQUIRE(room.transport.turn(0));
+    // As many as the time that has passed allows, however long this was kept from running.
+    CHECK(fault::count(fault::Call::receive) >= 1);
+    CHECK(fault::count(fault::Call::receive) <= 1 + (sys::now_monotonic() - began) / kLeastPause);
+    RawClient gone = room.connect();
+    gone.ask(kPing, shmbw_status{});
+    REQUIRE(room.transport.turn(0));
+  }  // it hangs up while its packet is not had
+  CHECK(room.answer(client, tag).ok());
+  CHECK(room.ping(client).ok());
 }

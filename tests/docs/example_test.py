@@ -58,7 +58,8 @@ def compiles(root, text, programs):
         # The installed layout: shmbroker/shmbroker.h.
         (Path(folder) / "shmbroker").mkdir()
         for header in ("client/shmbroker.h", "client/shmbroker.hpp", "client/heap.hpp", "client/heap_lock.hpp",
-                       "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "proto/shmb_status.h", "proto/shmb_wire.h"):
+                       "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/throw_point.hpp", "proto/shmb_status.h",
+                       "proto/shmb_wire.h"):
             (Path(folder) / "shmbroker" / Path(header).name).symlink_to(root / header)
         (Path(folder) / "shmbroker" / "pool.hpp").symlink_to(root / "client/shmbroker_pool.hpp")
         for language, flags, source in sources:

@@ -247,7 +247,7 @@ bool trial(World& world, harness::RawClient& admin, const Operation& operation, 
     stage.attached.clear();
     // The session lives: what a failed operation was granted must be given back, not only be forgotten.
     const std::uint64_t due = stage.own ? 2 : 1;
-    if (stage.session->info().lost == 0 && !eventually([&] { return leases(admin) == due; }, 5000))
+    if (stage.session->info().lost == 0 && !eventually([&] { return leases(admin) == due; }))
       e2e::failed(__FILE__, __LINE__, std::to_string(leases(admin)) + " leases, not " + std::to_string(due));
     const auto left = harness::differences(before, harness::take_snapshot());
     // A release that fails has unmapped all the same; a lost session may have closed its socket.
@@ -298,7 +298,7 @@ TEST_CASE(
           } catch (const std::exception& failed) {
             wrong = failed.what();
           }
-          if (wrong.empty() && !eventually([&] { return empty(admin); }, 5000)) wrong = "the books are not empty";
+          if (wrong.empty() && !eventually([&] { return empty(admin); })) wrong = "the books are not empty";
           if (!wrong.empty()) {
             const std::string where = std::string(operation.name) + ", call " + failure.name + " number " +
                                       std::to_string(nth) + " fails with " + std::to_string(failure.code);
@@ -327,6 +327,6 @@ TEST_CASE("a release whose packet cannot be sent at once is sent later: the leas
     }
     session.ping();
     harness::RawClient admin = admin_of(world);
-    CHECK(eventually([&] { return leases(admin) == 0; }, 5000));
+    CHECK(eventually([&] { return leases(admin) == 0; }));
   }
 }

@@ -61,9 +61,21 @@ TEST_CASE("keep for a duration: it is there for late readers, and goes by itself
 
 TEST_CASE("a reader that holds a kept region at its end has it for as long as it likes") {
   in_every_world([](World& world) {
-    leave_behind(world, Keep(200ms));
+    Gate made, attached;
+    Child maker = actor([&] {
+      const Session own = world.connect();
+      own.create_group({.name = "job"});
+      own.join("job");
+      Region result = own.create(40 * KiB, {.name = "result", .keep = Keep(200ms)});
+      fill(result.bytes(), 9);
+      made.open();
+      NEED(attached.wait());
+    });
+    REQUIRE(made.wait());
     const Session session = world.connect();
     const auto region = session.attach("job/result");
+    attached.open();
+    REQUIRE(maker.wait() == 0);
     CHECK(eventually([&] { return status_of(session.try_stat("job/result")) == Status::not_found; }));
     CHECK(holds(region.bytes(), 9));
     CHECK(session.stat(region.id()).holders == 1);

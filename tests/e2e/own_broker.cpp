@@ -15,7 +15,7 @@ namespace e2e {
 
 OwnBroker::OwnBroker(const std::string& options) {
   const std::string wrapper = folder_.file("daemon");
-  std::ofstream(wrapper) << "#!/bin/sh\nexec " << E2E_DAEMON << " \"$@\" " << options << "\n";
+  std::ofstream(wrapper) << "#!/bin/sh\nexec '" << E2E_DAEMON << "' \"$@\" " << options << "\n";
   ::chmod(wrapper.c_str(), 0755);
 }
 

@@ -22,7 +22,7 @@
 namespace harness {
 namespace {
 
-constexpr int kStartMilliseconds = 30'000, kEndMilliseconds = 5'000;
+constexpr int kStartMilliseconds = 30'000, kEndMilliseconds = 30'000;
 
 void write_file(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
 
@@ -131,7 +131,7 @@ int BrokerFixture::stop() {
 int BrokerFixture::wait_end() {
   if (pid_ <= 0) return -1;
   int status = 0;
-  if (!ended(20'000, status)) {
+  if (!ended(kEndMilliseconds, status)) {
     kill();
     return -1;
   }

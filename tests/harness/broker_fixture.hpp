@@ -44,7 +44,7 @@ class BrokerFixture {
   std::size_t descriptors() const;  // open in the broker now
 
   // What is not empty in the books, in words; "" when all is (waits a moment: an end is seen asynchronously).
-  std::string books(int milliseconds = 5000) const;
+  std::string books(int milliseconds = 30'000) const;
   void kill();                   // SIGKILL: it owes nothing at the end
   int stop();                    // SIGTERM; the exit status, or 128 + signal, or -1 when it did not end
   int wait_end();                // of a broker that ends by itself; the same values

@@ -21,7 +21,7 @@ namespace harness {
 
 namespace {
 
-constexpr int kPatience = 60'000;
+constexpr int kChildPatience = 60'000;
 
 [[noreturn]] void give_up(const char* what) {
   std::perror(what);
@@ -99,7 +99,7 @@ void Child::kill(int signal) const {
 
 int Child::wait() {
   if (pid_ < 0 || status_ >= 0) return status_;
-  const bool hung = !readable(pidfd_, kPatience);
+  const bool hung = !readable(pidfd_, kChildPatience);
   if (hung) kill();
   int status = 0;
   while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {

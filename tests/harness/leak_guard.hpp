@@ -21,6 +21,6 @@ int leaks_found();
 
 // Some ends are seen late: a thread that was joined leaves /proc a moment after, a ring is torn down by a kernel
 // worker. Waiting costs only those who are about to fail.
-inline int patience_ms = 3000;
+inline int patience_ms = 20'000;
 
 }  // namespace harness

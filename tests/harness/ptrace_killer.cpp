@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kSystemCallStop = SIGTRAP | 0x80;  // PTRACE_O_TRACESYSGOOD
 constexpr int kNoPtrace = 96;
-constexpr unsigned kPatience = 60;
+constexpr unsigned kTraceePatience = 60;
 
 int wait_for(pid_t pid) {
   int status = 0;
@@ -37,7 +37,7 @@ long call_number(pid_t pid) {
 [[noreturn]] void become_stepped(const std::function<int(const std::function<void()>&)>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   for (const int signal : {SIGALRM, SIGABRT, SIGSEGV, SIGBUS}) ::signal(signal, SIG_DFL);
-  ::alarm(kPatience);
+  ::alarm(kTraceePatience);
   int status = 98;
   try {
     status = body([] {

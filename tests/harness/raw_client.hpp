@@ -66,6 +66,9 @@ struct RawPacket {
   static constexpr std::size_t kFront = sizeof(shmbw_header);
 };
 
+// How long tests wait for what is sure to come: a machine with other things to do may take its time.
+inline constexpr int kRawPatience = 30'000;  // milliseconds
+
 class RawClient {
  public:
   RawClient() = default;
@@ -86,7 +89,7 @@ class RawClient {
   }
 
   // One packet of any kind; `nothing` after `milliseconds`.
-  RawPacket receive(int milliseconds = 10'000) {
+  RawPacket receive(int milliseconds = kRawPatience) {
     RawPacket packet;
     auto ready = shmb::sys::poll_readable(socket_.get(), std::int64_t{milliseconds} * 1'000'000);
     if (ready && !*ready) return packet;
@@ -106,7 +109,7 @@ class RawClient {
   }
 
   // The reply with this tag; events that come before it are kept for `event`.
-  RawPacket reply(std::uint64_t tag, int milliseconds = 10'000) {
+  RawPacket reply(std::uint64_t tag, int milliseconds = kRawPatience) {
     std::int64_t deadline = shmb::sys::now_monotonic() + std::int64_t{milliseconds} * 1'000'000;
     for (;;) {
       std::int64_t left = (deadline - shmb::sys::now_monotonic()) / 1'000'000;
@@ -116,7 +119,7 @@ class RawClient {
       else if (packet.header().tag == tag) return packet;
     }
   }
-  RawPacket event(int milliseconds = 10'000) {
+  RawPacket event(int milliseconds = kRawPatience) {
     if (events_.empty()) return receive(milliseconds);
     RawPacket packet = std::move(events_.front());
     events_.pop_front();

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every installed header compiles alone, from a folder that holds nothing but the installed headers: as C11, as C++20
-without exceptions by every compiler at hand, and by nvcc; as C++23 all of them together. Those that need Boost
-(heap*.hpp) or msgpack-cxx (spawn.hpp, remote.hpp) need exceptions, say so without them, and are not for nvcc. Usage:
-headers_test.py HEADER...
+"""Every installed header compiles alone, from a folder that holds nothing but the installed headers: as C11 by gcc, as
+C++20 without exceptions by every compiler at hand, and by nvcc; as C++23, and as C11 by clang, all of them together.
+Those that need Boost (heap*.hpp) or msgpack-cxx (spawn.hpp, remote.hpp) need exceptions, say so without them, and are not for nvcc.
+Usage: headers_test.py HEADER...
 """
 import shutil
 import subprocess
@@ -17,15 +17,15 @@ CXX20 = ["-std=c++20", "-fno-exceptions", *STRICT]
 CXX23 = ["-std=c++23", *STRICT]
 NVCC = ["-std=c++20", "-Werror", "all-warnings", "-Xcompiler", "-fno-exceptions,-Wall,-Wextra", "-o", "/dev/null", "-c"]
 
-# compiler, options, suffix of the including file, takes the C++ header too, must be there
+# compiler, options, suffix of the including file, takes the C++ headers too, each alone, must be there
 COMPILERS = [
-    ("gcc", C11, ".c", False, True),
-    ("g++", CXX20, ".cpp", True, True),
-    ("g++", CXX23, ".cpp", True, True),
-    ("clang-19", C11, ".c", False, False),
-    ("clang++-19", CXX20, ".cpp", True, False),
-    ("clang++-19", CXX23, ".cpp", True, False),
-    ("nvcc", NVCC, ".cu", True, False),
+    ("gcc", C11, ".c", False, True, True),
+    ("g++", CXX20, ".cpp", True, True, True),
+    ("g++", CXX23, ".cpp", True, False, True),
+    ("clang-19", C11, ".c", False, False, False),
+    ("clang++-19", CXX20, ".cpp", True, True, False),
+    ("clang++-19", CXX23, ".cpp", True, False, False),
+    ("nvcc", NVCC, ".cu", True, True, False),
 ]
 
 
@@ -52,26 +52,30 @@ def main():
             sys.exit(f"not there: {', '.join(missing)}")
         for header in headers:
             shutil.copy(header, folder / header.name)
-        for compiler, options, suffix, takes_cxx, required in COMPILERS:
+        tried = set()
+        for compiler, options, suffix, takes_cxx, alone, required in COMPILERS:
             label = f"{compiler} {options[0]}"
             if find(compiler) is None:
                 print(f"SKIPPED: {label}: no {compiler} here")
                 failures += required
                 continue
-            # Else a compiler that accepts anything, or is broken, would pass or fail everything.
-            if compiles(folder, compiler, options, suffix, "#include \"missing.h\"\n").returncode == 0:
+            # Else a compiler that accepts anything would pass everything.
+            first = compiler not in tried
+            tried.add(compiler)
+            if first and compiles(folder, compiler, options, suffix, "#include \"missing.h\"\n").returncode == 0:
                 print(f"{label}: accepts an include that does not exist")
                 failures += 1
             taken = [header.name for header in headers if takes_cxx or header.suffix != ".hpp"]
             if compiler == "nvcc":
                 taken = [header for header in taken if not throws(header)]
-            if options is CXX23:
+            if not alone:
                 taken = ["".join(f'{header}"\n#include "' for header in taken) + taken[0]]
             for header in taken:
                 chosen = options
                 if throws(header) and "-fno-exceptions" in options:
                     chosen = [option for option in options if option != "-fno-exceptions"]
-                    # The first error is enough.
+                # What the preprocessor says is the same everywhere. The first error is enough.
+                if chosen is not options and compiler == "g++":
                     refused = compiles(folder, compiler, [*options, "-Wfatal-errors"], suffix, f'#include "{header}"\n')
                     if refused.returncode == 0 or "needs exceptions" not in refused.stderr:
                         print(f"{label}: {header} does not say that it needs exceptions:\n{refused.stderr}")

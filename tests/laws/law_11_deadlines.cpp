@@ -7,6 +7,7 @@
 // and what a late reply grants stays in the books.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/wait.h>
 
 #include <atomic>
 #include <cstring>
@@ -49,7 +50,11 @@ shmb_region* created(shmb_session* session, const char* name) {
 
 struct Stopped {
   const BrokerFixture& broker;
-  explicit Stopped(const BrokerFixture& stopped) : broker(stopped) { ::kill(broker.pid(), SIGSTOP); }
+  explicit Stopped(const BrokerFixture& stopped) : broker(stopped) {
+    ::kill(broker.pid(), SIGSTOP);
+    siginfo_t seen{};
+    REQUIRE(::waitid(P_PID, static_cast<id_t>(broker.pid()), &seen, WSTOPPED) == 0);
+  }
   Stopped(const Stopped&) = delete;
   Stopped& operator=(const Stopped&) = delete;
   ~Stopped() { ::kill(broker.pid(), SIGCONT); }
@@ -83,7 +88,6 @@ TEST_CASE(
     auto watch_options = sized<shmb_watch_options>();
     watch_options.kind = SHMB_WATCH_REGION;
     watch_options.region = shmb_region_get_id(kept);
-    watch_options.timeout_ns = kShort;
     std::uint64_t watch = 0;
     REQUIRE(shmb_watch(s, &watch_options, &watch, nullptr, nullptr) == SHMB_OK);
 
@@ -102,6 +106,7 @@ TEST_CASE(
     connect.socket = broker.socket().c_str();
     connect.timeout_ns = kShort;
     auto region_watch = watch_options;
+    region_watch.timeout_ns = kShort;
     auto stat = sized<shmb_region_stat>();
     auto event = sized<shmb_event>();
     const shmb_region_id id = shmb_region_get_id(kept);
@@ -125,8 +130,8 @@ TEST_CASE(
         {"stat", [&](shmb_error* e) { return shmb_stat(s, "kept", kShort, &stat, e); }},
         {"stat_id", [&](shmb_error* e) { return shmb_stat_id(s, &id, kShort, &stat, e); }},
         {"unname", [&](shmb_error* e) { return shmb_unname(s, "absent", kShort, e); }},
-        {"ticket_create",
-         [&](shmb_error* e) { return shmb_ticket_create(kept, 0, 1, 1'000'000, kShort, ticket, nullptr, e); }},
+        {"ticket_create", [&](shmb_error* e) { return shmb_ticket_create(kept, 0, 1, 0, kShort, ticket, nullptr, e); }},
+        {"ticket_revoke", [&](shmb_error* e) { return shmb_ticket_revoke(s, ticket, kShort, e); }},
         {"group_create", [&](shmb_error* e) { return shmb_group_create(s, &group_options, &no_group, e); }},
         {"group_join", [&](shmb_error* e) { return shmb_group_join(s, "absent", 0, kShort, &number, e); }},
         {"group_join_token", [&](shmb_error* e) { return shmb_group_join_token(s, ticket, 0, kShort, &number, e); }},
@@ -174,13 +179,14 @@ TEST_CASE(
       (void)shmb_ping(s, SHMB_DEFAULT_TIMEOUT, nullptr);  // late replies are read by whoever calls next
       const auto now = must(broker_status(*admin, soon())).record;
       return now.regions == before.regions - 1 && now.leases == before.leases - 1 && now.tickets == 0 &&
-             now.sessions == before.sessions && now.watches == before.watches - 1;
+             now.sessions == before.sessions && now.groups == before.groups - 1 && now.watches == before.watches - 1;
     };
     CHECK(eventually(balanced));
     const auto after = must(broker_status(*admin, soon())).record;
     CHECK(after.regions == before.regions - 1);  // `spent`
     CHECK(after.leases == before.leases - 1);
     CHECK(after.watches == before.watches - 1);  // `unwatch`, late; the late `watch` was cancelled
+    CHECK(after.groups == before.groups - 1);    // `group_end`, late; the late `group_create` was given up
     CHECK(after.bytes - after.bytes_cached <= before.bytes);
     CHECK(descriptors() == open_before);
     // The name that a late create took is free again; a late publish is done and can be asked for again.
@@ -191,6 +197,93 @@ TEST_CASE(
     CHECK_MESSAGE(shmb_publish(published, SHMB_DEFAULT_TIMEOUT, &error) == SHMB_OK, error.sentence);
     for (shmb_region* region : {kept, third, published})
       CHECK(shmb_release(region, SHMB_RELEASE_UNNAME, nullptr) == SHMB_OK);
+  });
+}
+
+TEST_CASE("law 11: a ticket, a group and a membership that came too late are given back, and what was there stays") {
+  on_each_engine([](BrokerFixture& broker) {
+    const auto admin = open_admin(broker);
+    const auto other = open(broker), session = open(broker);
+    must(other->create_group({.name = "club"}, soon()));
+    must(other->join_group("club", 0, soon()));
+    must(session->create_group({.name = "home"}, soon()));
+    const auto home = must(session->join_group("home", 0, soon()));
+    auto region = must(create_region(session, named("kept", 8192)));
+    const auto members = [&](const std::string& group) {
+      for (const auto& row : must(list_groups(*admin, {}, soon())).rows)
+        if (row.name == group) return static_cast<int>(row.record.members);
+      return -1;
+    };
+    const auto late = [&](const std::function<Status()>& call) {
+      const Stopped stopped(broker);
+      CHECK(call() == Status::deadline);
+    };
+    const auto brief = [] { return Deadline::after(kShort); };
+
+    late([&] { return status_of(region->make_ticket(SHMBW_RIGHT_MAP_READ, 5, 0, brief())); });
+    must(session->ping(soon()));  // reads what came late; what it gives back is served before the next
+    must(session->ping(soon()));
+    CHECK(must(broker_status(*admin, soon())).record.tickets == 0);
+
+    late([&] { return status_of(session->create_group({.name = "late"}, brief())); });
+    must(session->ping(soon()));
+    must(session->ping(soon()));
+    CHECK(members("late") == -1);
+    // One that may have been there before stays with the session.
+    GroupSpec adopted{.name = "perhaps"};
+    adopted.flags = SHMBW_GROUP_ADOPT_EXISTING;
+    late([&] { return status_of(session->create_group(adopted, brief())); });
+    must(session->ping(soon()));
+    must(session->ping(soon()));
+    CHECK(members("perhaps") == 0);
+    must(session->leave_group(must(session->create_group(adopted, soon())).id, soon()));
+    CHECK(members("perhaps") == -1);
+
+    // A join to where it is already is no news.
+    late([&] { return status_of(session->join_group("home", 0, brief())); });
+    must(session->ping(soon()));
+    must(session->ping(soon()));
+    CHECK(members("home") == 1);
+    CHECK(session->facts().group == home);
+    late([&] { return status_of(session->join_group("club", SHMBW_JOIN_SUPERVISOR, brief())); });
+    must(session->ping(soon()));
+    must(session->ping(soon()));
+    for (const auto& row : must(list_groups(*admin, {}, soon())).rows) CHECK(row.record.supervisors == 0);
+    CHECK(session->facts().group == home);
+    late([&] { return status_of(session->join_group("club", 0, brief())); });
+    must(session->ping(soon()));
+    must(session->ping(soon()));
+    CHECK(members("club") == 1);
+    CHECK(session->facts().group == 0);
+    auto after = must(create_region(session, named("", 4096)));
+    CHECK(session->facts().group != 0);
+    CHECK(session->facts().group != home);
+  });
+}
+
+TEST_CASE("law 11: what a publish did after its deadline is told by stat, and publish again maps the region") {
+  on_each_engine([](BrokerFixture& broker) {
+    const CSession session(broker.socket());
+    shmb_region* const region = created(session.raw, "late");
+    std::memcpy(shmb_region_data(region), "written before", 15);
+    const shmb_region_id id = shmb_region_get_id(region);
+    shmb_error error{};
+    {
+      const Stopped stopped(broker);
+      CHECK(shmb_publish(region, kShort, &error) == SHMB_E_DEADLINE);
+      CHECK(has(error.sentence, "publish it again"));
+    }
+    CHECK(shmb_region_data(region) == nullptr);
+    auto stat = sized<shmb_region_stat>();
+    REQUIRE_MESSAGE(shmb_stat_id(session.raw, &id, 0, &stat, &error) == SHMB_OK, error.sentence);
+    CHECK(stat.state == SHMB_REGION_PUBLISHED);
+    void* part = nullptr;
+    CHECK(shmb_region_map(region, 0, 4096, SHMB_ACCESS_READ_WRITE, &part, nullptr) == SHMB_E_WRITE_CLOSED);
+    REQUIRE_MESSAGE(shmb_publish(region, 0, &error) == SHMB_OK, error.sentence);
+    REQUIRE(shmb_region_data(region) != nullptr);
+    CHECK(std::memcmp(shmb_region_data(region), "written before", 15) == 0);
+    CHECK(shmb_publish(region, 0, &error) == SHMB_E_INVALID);
+    CHECK(shmb_release(region, SHMB_RELEASE_UNNAME, nullptr) == SHMB_OK);
   });
 }
 
@@ -206,7 +299,8 @@ TEST_CASE("law 11: waiting for the work of others takes its own deadline") {
     auto event = sized<shmb_event>();
     CHECK(shmb_next_event(session.raw, kShort, &event, nullptr) == SHMB_E_DEADLINE);
     CHECK(shmb_next_event(session.raw, SHMB_NO_WAIT, &event, nullptr) == SHMB_E_DEADLINE);
-    CHECK(must(broker_status(*open_admin(broker), soon())).record.watches == 0);
+    const auto admin = open_admin(broker);  // cancelling a watch waits for no answer
+    CHECK(eventually([&] { return must(broker_status(*admin, soon())).record.watches == 0; }));
     CHECK(shmb_release(region, 0, nullptr) == SHMB_OK);
   });
 }
@@ -243,7 +337,8 @@ TEST_CASE("law 11: waits without limit end with the death of the awaited side") 
       event_status = shmb_next_event(listener.raw, SHMB_FOREVER, &event, nullptr);
       kind = event.kind;
     });
-    ::usleep(50'000);
+    const auto admin = open_admin(broker);
+    REQUIRE(eventually([&] { return must(broker_status(*admin, soon())).record.watches == 2; }));
     CHECK(ended == -1);
     member.kill();
     CHECK(member.wait() == 128 + SIGKILL);

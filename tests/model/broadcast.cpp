@@ -22,13 +22,17 @@ enum class Broken : std::uint8_t {
   no_j3,
   no_w1_fence,
   recycled_by_positions,
-  late_readers
+  late_readers,
+  untold,
+  positions_outlive_ends
 };
 
 struct Shape {
   std::uint8_t messages = 2, kills = 0, reader_lives = 1;
   bool drop_oldest = false;
   bool keeps = true, borrows = true;
+  bool expiring = false;     // a deadline may have passed at any moment: the reader is done with it at its next look
+  std::uint8_t returns = 0;  // so often a reader closes its end and opens another one, on the same index, in one life
   Broken broken = Broken::none;
 };
 
@@ -64,7 +68,8 @@ class Broadcast {
     kQ5,
     kL2,
     kL4,
-    kThrough  // reader
+    kThrough,
+    kClose  // reader
   };
   enum Life : std::uint8_t { kFree, kLive, kDead };
   enum Repair : std::uint8_t { kNone, kD1, kD2, kD3, kD3cells, kD4, kD5, kD6, kWaiting };
@@ -88,7 +93,7 @@ class Broadcast {
     std::uint8_t life, state;
     std::uint8_t pc, ring, slot, generation, at, attached;  // at: the next position to write or to read
     std::uint8_t limit, scan, lowest;                       // writer
-    std::uint8_t message, keeps;                            // reader
+    std::uint8_t message, keeps, away;                      // reader; away: has no end of the queue
     std::uint8_t local[S], held[S];
     std::uint8_t buffered;
     Buffered buffer[kBuffer];
@@ -101,14 +106,16 @@ class Broadcast {
     Participant p[P];
     Ring rings[Writers];
     Slot slots[S];
-    std::uint8_t kills;
+    std::uint8_t kills, returns;
   };
+  static constexpr auto kParts = parts_of<P, Writers>(sizeof(Participant), sizeof(Ring), sizeof(State));
 
   explicit Broadcast(Shape shape) : shape_(shape) {}
 
   State first() const {
     State s{};
     s.kills = shape_.kills;
+    s.returns = shape_.returns;
     for (int w = 0; w < Writers; ++w) s.p[w].ring = static_cast<std::uint8_t>(w);
     return s;
   }
@@ -238,7 +245,7 @@ class Broadcast {
   static void die(State& n, int i) {
     Participant& me = n.p[i];
     clear(me);
-    me.at = me.limit = me.attached = 0;
+    me.at = me.limit = me.attached = me.away = 0;
     if (i < Writers) std::ranges::fill(n.rings[i].sent, 0);
     else me.ring = 0;
     std::ranges::fill(me.local, 0);
@@ -256,7 +263,7 @@ class Broadcast {
         const auto look = [&](State& n, Participant& me) {
           const Participant& reader = s.p[Writers + now.scan];
           const std::uint8_t position = s.rings[i].positions[now.scan];
-          if (position != 0 && (reader.state == kLive || is(Broken::V25)))
+          if (position != 0 && ((reader.state == kLive && !reader.away) || is(Broken::V25)))
             me.lowest = std::min<std::uint8_t>(me.lowest, static_cast<std::uint8_t>(position - 1));
           if (++me.scan < Readers) return;
           me.limit = static_cast<std::uint8_t>(me.lowest + C);
@@ -384,6 +391,17 @@ class Broadcast {
             if (me.pc == kQ4 && !shape_.drop_oldest) accept(n, me, emit);
           });
         }
+        if (shape_.expiring)  // of a copy that has passed Q4, if it needs to: done, and the application never sees it
+          go(s, i, Step::Q2, emit, [&](State&, Participant& me) {
+            const Cell& cell = s.rings[now.ring].cells[now.at % C];
+            if (cell.state != kFull || cell.position != now.at) return clear(me);
+            if (is(Broken::untold)) {
+              ++me.at;
+              return clear(me);
+            }
+            me.keeps = 2;  // neither kept nor read
+            me.pc = kQ5;
+          });
         return;
       case kR3:
         return locked(s, i, Step::R3, emit, [&](State& n, Participant& me) {
@@ -423,6 +441,14 @@ class Broadcast {
           me.at = me.attached = 0;
           me.pc = kThrough;
         });
+      case kClose:  // behind L4: the broker takes the end away, and its places in all rings, also in those not looked
+                    // at
+        return locked(s, i, Step::leave, emit, [&](State& n, Participant& me) {
+          close_end(n, me_in_ring);
+          me.at = me.attached = me.ring = 0;
+          clear(me);
+          me.away = 1;
+        });
       case kThrough:  // a message to the broker: a system call, so what was stored before is visible
         return locked(s, i, Step::leave, emit, [&](State& n, Participant& me) {
           n.rings[now.ring].through |= static_cast<std::uint8_t>(1 << me_in_ring);
@@ -442,6 +468,19 @@ class Broadcast {
         n.slots[slot].holders &= static_cast<std::uint8_t>(~own);
       });
     }
+    if (now.away) {
+      go(s, i, Step::join, emit, [&](State& n, Participant& me) {
+        me.away = 0;
+        open_end(n, me_in_ring);
+      });
+      return;
+    }
+    if (s.returns > 0)
+      go(s, i, now.attached ? Step::L4 : Step::leave, emit, [&](State& n, Participant& me) {
+        --n.returns;
+        if (now.attached) position(n, 0);
+        me.pc = kClose;
+      });
     if (now.ring == Writers) {
       if (nothing_held) go(s, i, Step::leave, emit, [&](State& n, Participant&) { die(n, i); });
       return;
@@ -489,10 +528,30 @@ class Broadcast {
     for (Participant& p : n.p)
       if (p.repair != kNone && p.repair != kD1) p.again = 1;
   }
+  // It can attach to rings of living writers only.
+  static void open_end(State& n, int reader) {
+    for (int w = 0; w < Writers; ++w) {
+      Ring& ring = n.rings[w];
+      const std::uint8_t bit = static_cast<std::uint8_t>(1 << reader);
+      ring.early &= static_cast<std::uint8_t>(~bit);
+      const bool gone = n.p[w].life != 0 && n.p[w].state != kLive;
+      if (!ring.recycled) ring.through = static_cast<std::uint8_t>(gone ? ring.through | bit : ring.through & ~bit);
+    }
+  }
+  // In one request, as the broker serves it.
+  void close_end(State& n, int reader) const {
+    for (Ring& ring : n.rings) {
+      if (ring.recycled) continue;
+      if (!is(Broken::positions_outlive_ends)) ring.positions[reader] = 0;
+      ring.through &= static_cast<std::uint8_t>(~(1 << reader));
+      ring.early &= static_cast<std::uint8_t>(~(1 << reader));
+    }
+    look_again(n);
+  }
   bool recycles(const State& s, int w) const {
     if (s.p[w].life == 0 || s.p[w].state == kLive) return false;
     for (int r = 0; r < Readers; ++r) {
-      if (s.p[Writers + r].state != kLive) continue;
+      if (s.p[Writers + r].state != kLive || s.p[Writers + r].away) continue;
       const bool through = (s.rings[w].through & 1 << r) != 0;
       if (is(Broken::recycled_by_positions) ? s.rings[w].positions[r] != 0 : !through) return false;
     }
@@ -530,7 +589,8 @@ class Broadcast {
       case kD3:  // is anybody attached?
         return step(Step::D3, [&](State&, Participant& me) {
           const int r = now.repair_at;
-          if (s.p[Writers + r].state == kLive && s.rings[i].positions[r] != 0 && !s.rings[i].recycled)
+          if (s.p[Writers + r].state == kLive && !s.p[Writers + r].away && s.rings[i].positions[r] != 0 &&
+              !s.rings[i].recycled)
             return next(me, kD3cells);
           if (++me.repair_at == Readers) next(me, kD4);
         });
@@ -577,16 +637,11 @@ class Broadcast {
       n.p[i].state = kLive;
       n.p[i].pc = kIdle;
       for (int r = 0; r < Readers && i < Writers; ++r) {
-        if (s.p[Writers + r].state != kLive) continue;
+        if (s.p[Writers + r].state != kLive || s.p[Writers + r].away) continue;
         n.rings[i].early |= static_cast<std::uint8_t>(1 << r);
         if (!is(Broken::late_readers)) n.rings[i].positions[r] = 1;
       }
-      for (int w = 0; w < Writers && i >= Writers; ++w) {  // it can attach to rings of living writers only
-        const std::uint8_t bit = static_cast<std::uint8_t>(1 << (i - Writers));
-        n.rings[w].early &= static_cast<std::uint8_t>(~bit);
-        const bool gone = s.p[w].life != 0 && s.p[w].state != kLive;
-        n.rings[w].through = static_cast<std::uint8_t>(gone ? n.rings[w].through | bit : n.rings[w].through & ~bit);
-      }
+      if (i >= Writers) open_end(n, i - Writers);
       emit(-1, Step::join, n);
     }
     for (int w = 0; w < Writers; ++w) {
@@ -624,13 +679,24 @@ void add_broadcasts(std::vector<Instance>& all) {
                   {.messages = 3, .kills = 2, .reader_lives = 2, .drop_oldest = true}, true);
   add<2, 1, 2, 1>(all, "", "broadcast drop-oldest, TSO: writer and successor, 2 messages each, 1 kill",
                   {.messages = 2, .kills = 1, .drop_oldest = true}, true);
+  add<1, 1, 2, 1>(all, "", "broadcast block, expiring, TSO: reader x 2 lives, 3 messages, 2 kills",
+                  {.messages = 3, .kills = 2, .reader_lives = 2, .expiring = true}, true);
+  add<1, 1, 2, 1>(all, "", "broadcast drop-oldest, expiring, TSO: reader x 2 lives, 3 messages, 1 kill",
+                  {.messages = 3, .kills = 1, .reader_lives = 2, .drop_oldest = true, .expiring = true}, true);
+  add<2, 1, 2, 1>(all, "",
+                  "broadcast block, TSO: a reader that closes its end and comes back twice, writer and successor",
+                  {.messages = 2, .keeps = false, .returns = 2}, true);
+  add<2, 1, 2, 1>(all, "", "broadcast block, TSO: a reader that comes back, writer and successor, 1 kill",
+                  {.messages = 2, .kills = 1, .keeps = false, .returns = 1}, true, true);
+  add<1, 1, 2, 1>(all, "", "broadcast drop-oldest, TSO: a reader that comes back, reader x 2 lives, 3 messages, 1 kill",
+                  {.messages = 3, .kills = 1, .reader_lives = 2, .drop_oldest = true, .returns = 1}, true);
   add<1, 1, 3, 2>(all, "", "broadcast block, TSO: reader x 2 lives, 4 messages, 2 cells, 2 kills",
                   {.messages = 4, .kills = 2, .reader_lives = 2}, true, true);
   add<1, 2, 2, 1>(all, "", "broadcast block, TSO: 2 readers, 3 messages, 1 kill", {.messages = 3, .kills = 1}, true,
                   true);
-  add<2, 1, 3, 1>(all, "", "broadcast block, TSO: writer and successor, reader x 2 lives, 2 kills",
-                  {.messages = 2, .kills = 2, .reader_lives = 2}, false, true);
-  add<2, 1, 3, 1>(all, "", "broadcast drop-oldest, TSO: writer and successor, reader x 2 lives, 2 kills",
+  add<2, 1, 2, 1>(all, "", "broadcast block, TSO: writer and successor, reader x 2 lives, borrowed, 2 kills",
+                  {.messages = 2, .kills = 2, .reader_lives = 2, .keeps = false}, false, true);
+  add<2, 1, 2, 1>(all, "", "broadcast drop-oldest, TSO: writer and successor, reader x 2 lives, 2 kills",
                   {.messages = 2, .kills = 2, .reader_lives = 2, .drop_oldest = true}, false, true);
   add<1, 2, 2, 1>(all, "", "broadcast drop-oldest, TSO: 2 readers, 3 messages", {.messages = 3, .drop_oldest = true},
                   true, true);
@@ -648,6 +714,10 @@ void add_broadcasts(std::vector<Instance>& all) {
   add<1, 1, 2, 1>(all, "M4", block + ": no fence W1", {.messages = 3, .kills = 1, .broken = Broken::no_w1_fence});
   add<1, 1, 2, 1>(all, "M5", block + ": recycled when no position is set, readers not asked",
                   {.messages = 1, .kills = 1, .broken = Broken::recycled_by_positions});
+  add<1, 1, 2, 1>(all, "M12", block + ": what is too old is passed over without Q5",
+                  {.messages = 3, .expiring = true, .broken = Broken::untold});
+  add<1, 1, 2, 1>(all, "M13", block + ": a closed end leaves its places in rings that it has not looked at",
+                  {.messages = 2, .returns = 1, .broken = Broken::positions_outlive_ends});
   add<1, 1, 2, 1>(all, "M9", block + ": readers that were there attach themselves",
                   {.messages = 2, .broken = Broken::late_readers});
 }

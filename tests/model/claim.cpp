@@ -82,6 +82,7 @@ class Claim {
     Slot slots[S];
     std::uint8_t kills;
   };
+  static constexpr auto kParts = parts_of<P, L>(sizeof(Participant), sizeof(Lane), sizeof(State));
 
   explicit Claim(Shape shape) : shape_(shape) {}
 

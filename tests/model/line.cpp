@@ -11,7 +11,7 @@
 namespace shmb::model {
 namespace {
 
-enum class Broken : std::uint8_t { none, P1, P2, V1, V2, V3, V4, V5, V6, V7, V8, V9, V10 };
+enum class Broken : std::uint8_t { none, P1, P2, V1, V2, V3, V4, V5, V6, V7, V8, V9, V10, sender_expires, untold };
 
 struct Shape {
   std::uint8_t lives = 1, kills = 0;
@@ -21,6 +21,7 @@ struct Shape {
   std::uint8_t producers = 1;  // bits: who acquires
   bool forward = false;        // receivers may send on what they keep
   bool leave_early = false;    // leave with messages still to come
+  bool expiring = false;       // a deadline may have passed at any moment: its reader is done with it at its next look
   Broken broken = Broken::none;
   std::vector<std::pair<int, int>> queues;  // from index, to index
 };
@@ -58,6 +59,7 @@ class Line {
     Slot slots[S];
     std::uint8_t kills, fresh;
   };
+  static constexpr auto kParts = parts_of<P, L>(sizeof(Participant), sizeof(Lane), sizeof(State));
 
   explicit Line(Shape shape) : shape_(std::move(shape)) {}
 
@@ -92,6 +94,7 @@ class Line {
     }
     for (const Lane& lane : s.lanes) {
       if (!lane.open || lane.to_through || !receives(s, lane)) continue;
+      if (lane.head != lane.at) return "I8: its sender is not told that a message is done";
       for (int k = lane.at; k < lane.at + C; ++k) {
         const Cell& cell = lane.cells[k % C];
         if (cell.word == k + 1 && s.slots[cell.slot].generation != cell.generation)
@@ -233,7 +236,8 @@ class Line {
           Lane& lane = n.lanes[me.lane];
           Cell& cell = lane.cells[lane.at % C];
           cell.slot = cell.generation = 0;  // nobody reads it before the next S1: fewer states that mean the same
-          lane.head = ++lane.at;
+          ++lane.at;
+          if (!is(Broken::untold) || me.scanned == 0) lane.head = lane.at;
           me.pc = kIdle;
           if (!is(Broken::V3) || me.scanned == 0) return;
           take(me, me.slot);  // the application has it from here on
@@ -277,7 +281,8 @@ class Line {
     me.pc = kS2;
   }
 
-  // The handle has been seen full (R1). R2 copies it; then the application reads in place, or keeps the slot.
+  // The handle has been seen full (R1). R2 copies it; then the application reads in place, or keeps the slot. What is
+  // too old by then it never sees: the reader says done at once.
   void receive(const State& s, int i, Emit<State>& emit) const {
     for (const bool keep : {false, true}) {
       State n = s;
@@ -292,6 +297,11 @@ class Line {
       else if (keep) me.pc = kR3;
       emit(i, Step::R2, n);
     }
+    if (!shape_.expiring) return;
+    State n = s;
+    n.p[i].pc = kR4;
+    n.p[i].scanned = is(Broken::untold);
+    emit(i, Step::R2, n);
   }
 
   void idle(const State& s, int i, Emit<State>& emit) const {
@@ -334,6 +344,8 @@ class Line {
             n.lanes[l].from_through = 1;
           });
         } else {
+          if (is(Broken::sender_expires) && lane.seen < lane.tail)
+            go(Step::S0, [&](State& n, Participant&) { reclaim(n.lanes[l], lane.seen + 1); });
           if (lane.head != lane.seen) go(Step::S0, [&](State& n, Participant&) { reclaim(n.lanes[l], lane.head); });
           if (lane.tail < shape_.sends && lane.tail - lane.seen < C)
             for (std::uint8_t slot = 0; slot < S; ++slot)
@@ -539,6 +551,11 @@ void add_lines(std::vector<Instance>& all) {
                   {.lives = 2, .kills = 1, .fresh = 2, .sends = 2, .refs = 1, .queues = there}, true);
   add<2, 1, 2, 2>(all, "", "line lane: 2 indices x 2 lives, 1 slot, 2 cells, slot sent three times, 2 kills",
                   {.lives = 2, .kills = 2, .fresh = 2, .sends = 3, .queues = there}, true);
+  add<2, 2, 2, 2>(all, "", "line lane, expiring: 2 indices x 2 lives, 2 slots, 2 cells, 1 kill",
+                  {.lives = 2, .kills = 1, .fresh = 2, .sends = 2, .refs = 1, .expiring = true, .queues = there}, true);
+  add<2, 1, 2, 2>(
+      all, "", "line lane, expiring: 2 indices x 2 lives, 1 slot, who reads may leave at any time, 2 kills",
+      {.lives = 2, .kills = 2, .fresh = 2, .sends = 2, .leave_early = true, .expiring = true, .queues = there}, true);
   add<2, 1, 2, 2>(
       all, "", "lanes there and back: 2 indices x 2 lives, 1 slot, 1 kill",
       {.lives = 2, .kills = 1, .fresh = 2, .sends = 1, .forward = true, .leave_early = true, .queues = there_and_back});
@@ -570,6 +587,10 @@ void add_lines(std::vector<Instance>& all) {
   add<2, 1, 2, 2>(all, "V8", two,
                   {.lives = 2, .kills = 1, .fresh = 2, .producers = 3, .broken = Broken::V8, .queues = there});
   add<2, 1, 2, 2>(all, "V9", two, {.fresh = 2, .broken = Broken::V9, .queues = there});
+  add<2, 1, 2, 2>(all, "M10", two + ": the sender of a line takes back what is too old, as that of a claim lane does",
+                  {.fresh = 2, .sends = 2, .expiring = true, .broken = Broken::sender_expires, .queues = there});
+  add<2, 1, 2, 2>(all, "M11", two + ": what is too old is passed over without R4",
+                  {.sends = 2, .expiring = true, .broken = Broken::untold, .queues = there});
   add<3, 1, 3, 1>(all, "V10", three,
                   {.fresh = 2, .producers = 5, .forward = true, .broken = Broken::V10, .queues = {{2, 1}, {0, 1}}});
 }

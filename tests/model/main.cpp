@@ -20,7 +20,7 @@ struct Options {
 constexpr const char* kUsage =
     "usage: test_model [--all] [--trace] [--list] [--steps] [NAME...]\n"
     "  NAME     a variant (V7) or a part of an instance's name; none: every instance\n"
-    "  --all    the large instances too: minutes, and up to 8 GiB\n"
+    "  --all    the large instances too: a quarter of an hour, and up to 5 GiB\n"
     "  --trace  print the shortest way to what is wrong\n"
     "  --list   name the instances; --steps: name the steps of the models\n";
 

@@ -79,6 +79,7 @@ class Wake {
     std::uint8_t published[W], taken[R][W];
     std::uint8_t kills, stops;
   };
+  static constexpr auto kParts = parts_of<P, 0>(sizeof(Participant), 0, sizeof(State));
 
   explicit Wake(Shape shape) : shape_(shape) {}
   State first() const {

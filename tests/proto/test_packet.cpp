@@ -193,13 +193,25 @@ TEST_CASE("the end of the connection is told from an empty queue, also when our 
   CHECK(reset.receive().kind == Kind::end_of_file);
 }
 
+TEST_CASE("what a peer sent before it closed is read, also when it left our own packets unread") {
+  Line line;
+  std::byte byte{1};
+  REQUIRE(sys::send(line.ends[1].get(), std::span(&byte, 1), {}, {}, false));
+  line.send(0, 0);
+  line.send(0, 0);
+  line.ends[0].reset();
+  CHECK(line.receive().kind == Kind::packet);
+  CHECK(line.receive().kind == Kind::packet);
+  CHECK(line.receive().kind == Kind::end_of_file);
+}
+
 TEST_CASE("a failing recvmsg is reported with its error, and what passes is not a failure") {
   Line line;
   fault::inject(fault::Call::receive, EIO);
   Incoming incoming = line.receive();
   CHECK(incoming.kind == Kind::malformed);
   CHECK(incoming.reason.find("EIO") != std::string::npos);
-  fault::inject(fault::Call::receive, ECONNRESET);
+  fault::inject(fault::Call::receive, ECONNRESET, 1, 2);  // one is read past
   CHECK(line.receive().kind == Kind::end_of_file);
   for (const int passes : {EAGAIN, ENOMEM, ENOBUFS}) {
     fault::inject(fault::Call::receive, passes);

@@ -18,6 +18,29 @@
 #include "client/shmbroker_pool.hpp"
 #include "spawn/spawn.hpp"
 
+namespace shmb::test {
+
+// Seen in a dynamic symbol table, and left as written.
+#ifdef __clang__
+#define SHMB_TEST_SEEN __attribute__((visibility("default"), noinline))
+#else
+#define SHMB_TEST_SEEN __attribute__((visibility("default"), noipa))
+#endif
+SHMB_TEST_SEEN int function_that_throws(int depth) {
+  if (depth < 0) return 0;
+  throw std::range_error("at depth " + std::to_string(depth));
+}
+SHMB_TEST_SEEN int function_that_calls_what_throws(int depth) {
+  if (depth > 0) return 1 + function_that_calls_what_throws(depth - 1);
+  try {
+    return function_that_throws(-1) + function_that_throws(depth);
+  } catch (const std::bad_alloc&) {  // not this one
+    return 0;
+  }
+}
+
+}  // namespace shmb::test
+
 namespace {
 
 namespace ranks = shmbroker::ranks;
@@ -110,6 +133,7 @@ void fork_while_asking(int) {
   if (good != 100) throw std::runtime_error("a forked child was not told");
 }
 void raise_int(int) { throw 7; }
+void raise_below(int, int depth) { shmb::test::function_that_calls_what_throws(depth); }
 void signal_self(int rank, int who, int signal) {
   if (rank != who) return pause_ms(60'000);
   ::signal(signal, SIG_DFL);
@@ -148,6 +172,23 @@ void nested(int, const std::string& program) {
   auto context = shmbroker::spawn("stay", options, true, true);
   ::signal(SIGTERM, SIG_DFL);
   for (;;) ::pause();
+}
+
+// Makes and drops regions, beside a daemon of its own.
+void work_for_ever(int rank, const std::string& address) {
+  auto region = shmbroker::rank_session().attach_writable(address);
+  if (const pid_t child = ::fork(); child == 0) {
+    ::setsid();
+    if (::fork() != 0) ::_exit(0);
+    for (;;) ::pause();
+  } else {
+    (void)::waitpid(child, nullptr, 0);
+  }
+  for (;;) {
+    auto own = shmbroker::rank_session().create(65536);
+    own.as_span<int>()[0] = ++region.as_span<int>()[static_cast<std::size_t>(rank)];
+    pause_ms(1);
+  }
 }
 
 void count_region(int rank, shmbroker::Region region) {
@@ -261,6 +302,7 @@ SHMBROKER_SPAWN_FUNCTION("raise_error", raise_error);
 SHMBROKER_SPAWN_FUNCTION("raise_apart", raise_apart);
 SHMBROKER_SPAWN_FUNCTION("raise_long", raise_long);
 SHMBROKER_SPAWN_FUNCTION("raise_int", raise_int);
+SHMBROKER_SPAWN_FUNCTION("raise_below", raise_below);
 SHMBROKER_SPAWN_FUNCTION("print_lines", print_lines);
 SHMBROKER_SPAWN_FUNCTION("leave_late", leave_late);
 SHMBROKER_SPAWN_FUNCTION("broadcast_bare", broadcast_bare);
@@ -271,6 +313,7 @@ SHMBROKER_SPAWN_FUNCTION("close_everything", close_everything);
 SHMBROKER_SPAWN_FUNCTION("stay", stay);
 SHMBROKER_SPAWN_FUNCTION("spin", spin);
 SHMBROKER_SPAWN_FUNCTION("nested", nested);
+SHMBROKER_SPAWN_FUNCTION("work_for_ever", work_for_ever);
 SHMBROKER_SPAWN_FUNCTION("count_region", count_region);
 SHMBROKER_SPAWN_FUNCTION("read_region", read_region);
 SHMBROKER_SPAWN_FUNCTION("read_ticket", read_ticket);

@@ -15,7 +15,7 @@ def main():
     for shard, process in enumerate(shards):
         seen = sorted(process.communicate(timeout=50)[0].splitlines())
         ranks = (2 * shard, 2 * shard + 1)
-        expected = [f"rank {rank} of 4 trains a model, rank 0 is at 127.0.0.1:29500" for rank in ranks]
+        expected = [f"rank {rank} of 4 trains a model over sockets, rank 0 is at 127.0.0.1:29500" for rank in ranks]
         expected.append(f"shard {shard} is done, its ranks add up to {sum(ranks)}")
         if seen != expected or process.returncode != 0:
             problems.append(f"shard {shard}: {process.returncode}, {seen}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """`shmbroker run --nprocs`: variables, shards, prefixes, the first failure and its status, usage.
-Usage: test_run_ranks.py TOOL BROKER"""
+Usage: test_run_ranks.py TOOL BROKER TRAIN"""
 import os
 import subprocess
 import sys
@@ -16,7 +16,7 @@ def check(what, seen, expected):
 
 
 def main():
-    tool, broker = sys.argv[1:3]
+    tool, broker, train = sys.argv[1:4]
     with tempfile.TemporaryDirectory(prefix="shmb-run-") as folder:
         ready, write_end = os.pipe()
         daemon = subprocess.Popen([broker, "--directory", folder + "/b", "--ready-fd", str(write_end), "--log-level", "error"],
@@ -55,6 +55,9 @@ def main():
         check("absent", (done.returncode, "cannot run" in done.stderr), (127, True))
         done = run("--nprocs", "2", command=[sys.executable, "-c", "import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"])
         check("python", sorted(done.stdout.splitlines()), ["[rank 0] 0 of 2", "[rank 1] 1 of 2"])
+        done = run("--nprocs", "4", command=[sys.executable, train, "50"])
+        check("a training script", (done.returncode, sorted(done.stdout.splitlines())),
+              (0, [f"[rank {r}] rank {r} of 4: y = 3.0 x -2.0" for r in range(4)]))
         for wrong in (["--nprocs", "0"], ["--nprocs", "-1"], ["--grace", "1s"], ["--nprocs", "2", "--shard-id", "1"],
                       ["--nprocs", "2", "--master-port", "0"], ["--nprocs", "2", "--grace", "soon"]):
             done = run(*wrong)

@@ -35,13 +35,15 @@ void kill_one(Victim victim, pid_t parent) {
   if (victim != Victim::supervisor) ::kill(guard, SIGKILL);
 }
 
-// A parent of its own: spawns, and ends with what join told it.
+// A parent of its own: spawns, says so like its ranks, and ends with what join told it. Its ranks may run before it has
+// heard of them: a supervisor that is killed then had started none, as far as the parent can know.
 enum Told : int { good = 0, supervisor_lost = 10, rank_failed, could_not_start, something_else };
 harness::Child parent_of(const SpawnOptions& options, const std::string& function, Witness& witness, bool stubborn) {
   return harness::Child::run([&]() -> int {
     try {
       auto started = function == "stay" ? try_start_processes(function, options, stubborn, true)
                                         : try_start_processes(function, options);
+      if (started) (void)!::write(witness.inherited(), "r", 1);
       witness.let_go();
       if (!started) return could_not_start;
       if (static_cast<int>(started->pids().size()) != options.nprocs) return something_else;
@@ -73,7 +75,7 @@ TEST_CASE("47: SIGKILL of the parent, the guard or the supervisor ends ranks tha
         CAPTURE(function);
         Witness witness;
         auto parent = parent_of(quick(method, 2, witness), function, witness, true);
-        REQUIRE(witness.wait_ready(2));
+        REQUIRE(witness.wait_ready(3));
         kill_one(victim, parent.pid());
         CHECK(parent.wait() == (victim == Victim::parent ? 128 + SIGKILL : supervisor_lost));
         CHECK(witness.all_gone());
@@ -86,7 +88,7 @@ TEST_CASE("guard and supervisor killed at once: the ranks go by their parent-dea
     CAPTURE(name_of(method));
     Witness witness;
     auto parent = parent_of(quick(method, 2, witness), "spin", witness, false);
-    REQUIRE(witness.wait_ready(2));
+    REQUIRE(witness.wait_ready(3));
     kill_one(Victim::both, parent.pid());
     CHECK(parent.wait() == supervisor_lost);
     CHECK(witness.all_gone());

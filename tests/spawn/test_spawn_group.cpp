@@ -48,6 +48,35 @@ TEST_CASE("regions travel as arguments: written by all ranks, or read, or as a t
   }
 }
 
+TEST_CASE("tickets that ranks have not used hold no region when they have ended, or could not be started") {
+  harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  const auto tickets = [&](const Session& session, const Region& region) { return session.stat(region.id()).tickets; };
+  for (const StartMethod method : kMethods) {
+    CAPTURE(std::string(name_of(method)));
+    auto session = Session::connect({.socket = broker.socket()});
+    auto region = session.create(4096);
+    auto options = with_broker(broker, method, 2, false);
+    {
+      // More arguments than the function takes: nobody attaches the last.
+      auto context = spawn("count_region", options, region, region);
+      CHECK(tickets(session, region) > 0);
+      CHECK_THROWS_AS(context.join(), ProcessRaisedException);
+      CHECK(tickets(session, region) == 0);
+    }
+    options.directory = "/nonexistent";
+    CHECK_FALSE(try_start_processes("count_region", options, region));
+    CHECK(tickets(session, region) == 0);
+    options.directory.clear();
+    {
+      options.daemon = true;
+      auto never_taken = try_start_processes("count_region", options, region, region);
+      REQUIRE(never_taken);
+    }
+    CHECK(tickets(session, region) == 0);
+  }
+}
+
 TEST_CASE("pools and queues travel as arguments") {
   harness::BrokerFixture broker;
   REQUIRE(broker.running());

@@ -198,6 +198,23 @@ TEST_CASE("42: the fork server prepares itself once for all ranks, in their orde
   CHECK(std::is_sorted(pids.begin(), pids.end()));
 }
 
+#if SHMBROKER_THROW_POINTS
+TEST_CASE("a failure carries the stack of what was thrown, by the names that the program exports") {
+  with_each_method([](StartMethod method) {
+    auto thrown = caught<ProcessRaisedException>("raise_below", ranks_of(method, 1), 2);
+    REQUIRE(thrown.has_value());
+    const std::string& trace = thrown->failure().trace;
+    CAPTURE(trace);
+    CHECK(trace.starts_with("In function \"raise_below\" of rank 0 of 1:\n"));
+    std::size_t frames = 0;
+    for (std::size_t at = 0; (at = trace.find("function_that_calls_what_throws(int)", at)) != trace.npos; ++at)
+      ++frames;
+    CHECK(frames == 3);  // and no frame of what was thrown and caught further in
+    CHECK(thrown->failure().text == "at depth 0");
+  });
+}
+#endif
+
 TEST_CASE("45: a text of 300 kB arrives whole, one of 20 MB with its end, and that it was cut") {
   with_each_method([](StartMethod method) {
     auto thrown = caught<ProcessRaisedException>("raise_long", ranks_of(method, 1), 300'000);

@@ -6,21 +6,26 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
-#include <string_view>
+
+#include "tests/storm/content.hpp"
 
 namespace storm {
 
 inline constexpr std::uint32_t kWorkers = 8, kMostQueues = 8, kMostStreams = 1 << 17;
-inline constexpr std::uint32_t kMostMessages = 4096;  // of one stream; then its writer leaves
-inline constexpr std::uint32_t kMostNotes = 1 << 16;
+inline constexpr std::uint32_t kMostMessages = 1024;  // of one stream; then its writer leaves
+
+// How often a message of a claim queue was taken, and how often it may have come again: one word, so that each is noted
+// by one instruction. A note of two parts (a place in a list, then what stands there) is empty where its writer is
+// killed in between, and an empty one reads as a message that nobody sent.
+inline constexpr std::uint16_t kTaken = 1, kMayRepeat = 1 << 8, kMostTaken = 0xff;
 
 // One writer's end in one life.
 struct Stream {
   std::atomic<std::uint32_t> queue, worker;
-  std::atomic<std::uint64_t> opened;                         // place in the order of all openings
-  std::atomic<std::uint32_t> attempted, sent;                // before the call, and after it said OK
-  std::atomic<std::uint32_t> ended;                          // the writer is dead or has left: `sent` is final
-  std::atomic<std::uint64_t> delivered[kMostMessages / 64];  // claim queues: by anybody
+  std::atomic<std::uint64_t> opened;                  // place in the order of all openings
+  std::atomic<std::uint32_t> attempted, sent;         // before the call, and after it said OK
+  std::atomic<std::uint32_t> ended;                   // the writer is dead or has left: `sent` is final
+  std::atomic<std::uint16_t> takings[kMostMessages];  // claim queues: kTaken and kMayRepeat, by anybody
 };
 
 struct Worker {
@@ -33,32 +38,20 @@ struct Worker {
   std::atomic<std::uint32_t> stream[2];  // of its life, + 1
 };
 
-struct Note {
-  std::uint32_t queue;
-  std::uint64_t ident;
-};
-
 struct Ledger {
   std::atomic<std::uint32_t> stop_sending, leave, failed;
   std::atomic<std::uint32_t> streams;
   std::atomic<std::uint64_t> openings;
   Worker workers[kWorkers];
-  // By the parent, from what the dead had in hand; by those who give a message back.
-  std::uint32_t may_miss[kMostQueues], ends_of_readers[kMostQueues];
-  std::atomic<std::uint32_t> may_repeat_count;
+  std::uint32_t may_miss[kMostQueues], ends_of_readers[kMostQueues];      // by the parent
   std::atomic<std::uint32_t> late[kMostQueues], given_back[kMostQueues];  // late: behind a later one of its stream
   std::atomic<std::uint64_t> received[kMostQueues], sent[kMostQueues], lost[kMostQueues];
   std::atomic<std::uint64_t> forwarded, twice, lists, regions, refusals;
-  std::atomic<std::uint32_t> repeats;
-  Note may_repeat[kMostNotes];
-  Note repeated[kMostNotes];
   char wrong[1024];
   Stream stream[kMostStreams];
 
-  void allow_repeat(std::uint32_t queue, std::uint64_t ident) {
-    const std::uint32_t at = may_repeat_count.fetch_add(1);
-    if (at < kMostNotes) may_repeat[at] = {queue, ident};
-  }
+  // By the parent, of what the dead had in hand, and by who gives a message back. A stream goes through one queue.
+  void allow_repeat(Ident ident) { stream[ident.stream].takings[ident.sequence].fetch_add(kMayRepeat); }
   // The first fault counts.
   void fail(const std::string& what) {
     std::uint32_t none = 0;

@@ -472,7 +472,8 @@ class Life {
     beat(letting_go);
     if (at_least_once && one_in(16)) {
       ledger_.given_back[reader.queue].fetch_add(1);
-      ledger_.allow_repeat(reader.queue, word);
+      ledger_.allow_repeat(Ident::of(word));
+      me_.in_hand.store(0);  // allowed for once, whoever gives it back
       if (auto back = message->give_back(); !back) return fail("giving a message back", back.error());
     } else if (auto done = message->done(); !done) {
       return fail("done with a message", done.error());
@@ -505,11 +506,8 @@ class Life {
     Seen& seen = reader.streams[ident.stream];
     const std::uint32_t last = seen.last;
     if (kQueues[reader.queue].kind == Kind::claim) {
-      const std::uint64_t bit = std::uint64_t{1} << ident.sequence % 64;
-      if ((stream.delivered[ident.sequence / 64].fetch_or(bit) & bit) != 0) {
-        const std::uint32_t at = ledger_.repeats.fetch_add(1);
-        if (at < kMostNotes) ledger_.repeated[at] = {reader.queue, word};
-      }
+      if ((stream.takings[ident.sequence].fetch_add(kTaken) & kMostTaken) + 1 == kMostTaken)
+        return fail(which + " comes again and again");
       if (last >= ident.sequence) ledger_.late[reader.queue].fetch_add(1);  // allowed for what came back
       seen.last = std::max(last, ident.sequence);
       return true;

@@ -309,8 +309,8 @@ TEST_CASE("run makes its command a member of a group that ends with it") {
   World world;
   const std::string file = world.file("f", "inside");
   const Ended ended = world.tool({"run", "--name", "job", "--", "sh", "-c",
-                                  "set -e; T=" SHMB_TEST_TOOL "; $T put " + file +
-                                      " --name x --group job; $T cat x; $T list --group job --groups"});
+                                  "set -e; T='" SHMB_TEST_TOOL "'; \"$T\" put " + file +
+                                      " --name x --group job; \"$T\" cat x; \"$T\" list --group job --groups"});
   CHECK(ended.status == 0);
   CHECK(has(ended.out, "inside"));
   CHECK(has(ended.out, "supervised"));
@@ -345,19 +345,19 @@ TEST_CASE("SIGKILL of run ends a daemonised descendant and frees its memory") {
   const std::string file = world.file("f", std::string(1 << 20, 'm'));
   const std::string pid_file = world.directory() + "/daemon.pid";
   const pid_t run = world.start_tool({"run", "--name", "job", "--", "sh", "-c",
-                                      SHMB_TEST_TOOL " put " + file +
+                                      "'" SHMB_TEST_TOOL "' put " + file +
                                           " --name m --group job --keep 0 --json >/dev/null; "
                                           "(setsid sh -c 'echo $$ > " +
                                           pid_file + "; exec sleep 1000' &) ; sleep 1000"});
-  REQUIRE(eventually([&] { return ::access(pid_file.c_str(), F_OK) == 0 && world.bytes() >= 1 << 20; }));
-  ::usleep(50'000);
   pid_t daemon = 0;
-  {
+  const auto written = [&] {
     FILE* in = ::fopen(pid_file.c_str(), "r");
-    REQUIRE(in != nullptr);
-    REQUIRE(::fscanf(in, "%d", &daemon) == 1);
+    if (in == nullptr) return false;
+    const bool whole = ::fscanf(in, "%d", &daemon) == 1 && ::fgetc(in) == '\n';
     ::fclose(in);
-  }
+    return whole;
+  };
+  REQUIRE(eventually([&] { return written() && world.bytes() >= 1 << 20; }));
   REQUIRE(::kill(daemon, 0) == 0);
   ::kill(run, SIGKILL);
   ::waitpid(run, nullptr, 0);
@@ -384,9 +384,9 @@ TEST_CASE("a broker that is run's own child is not of the tree: it survives the 
   const std::string socket = world.directory() + "/b/socket";
   const pid_t run = ::fork();
   if (run == 0) {
-    const std::string script = SHMB_TEST_DAEMON " --private --log-level error --directory " + world.directory() +
+    const std::string script = "'" SHMB_TEST_DAEMON "' --private --log-level error --directory " + world.directory() +
                                "/b & while [ ! -S " + socket +
-                               " ]; do sleep 0.02; done; exec " SHMB_TEST_TOOL " run --socket " + socket +
+                               " ]; do sleep 0.02; done; exec '" SHMB_TEST_TOOL "' run --socket " + socket +
                                " --name job -- sleep 1000";
     ::execl("/bin/sh", "sh", "-c", script.c_str(), nullptr);
     ::_exit(99);

@@ -241,6 +241,14 @@ const std::vector<Valid>& all_valid() {
     add("TICKET_CREATE", [](S s, Tag tag) {
       return plain(SHMBW_OP_TICKET_CREATE, tag, shmbw_ticket_create{s.region, SHMBW_RIGHT_MAP_READ, 2, 1'000'000});
     });
+    add(
+        "TICKET_REVOKE",
+        [](S s, Tag tag) {
+          shmbw_ticket_revoke revoke{};
+          std::memcpy(revoke.ticket, s.ticket, sizeof revoke.ticket);
+          return plain(SHMBW_OP_TICKET_REVOKE, tag, revoke);
+        },
+        false, true);
     add("INHERIT",
         [](S s, Tag tag) { return batch(SHMBW_OP_INHERIT, tag, std::vector{shmbw_inherit{s.region, 0, 1}}); });
     add("GROUP_CREATE", [](S, Tag tag) {

@@ -186,8 +186,8 @@ TEST_CASE("every length and every changed byte of every request is answered or d
       BrokerOptions options;
       options.engine = engines[number];
       options.arguments = {"--log-level", "error"};
-      // Tickets cannot be given back: those that the attacker makes have to end by themselves, soon.
-      options.config = "[limits]\nticket_max = \"300ms\"\nticket_default = \"300ms\"\nuid_groups = 100000\n";
+      // Nobody revokes those that the attacker makes: they have to end by themselves, soon.
+      options.config = "[limits]\nticket_max = \"2s\"\nticket_default = \"2s\"\nuid_groups = 100000\n";
       BrokerFixture broker(options);
       attack_all(broker, all_valid(), {}, number, engines.size());
     }
@@ -232,7 +232,7 @@ TEST_CASE("a bystander of another uid in system mode is out of reach even for we
   // The other engine is the usual run's part; this one is about who the peers are.
   options.engine = thorough() ? harness::engines().back() : harness::engines().front();
   options.arguments = {"--log-level", "error"};
-  options.config = "[limits]\nticket_max = \"300ms\"\nticket_default = \"300ms\"\nuid_groups = 100000\n";
+  options.config = "[limits]\nticket_max = \"2s\"\nticket_default = \"2s\"\nuid_groups = 100000\n";
   BrokerFixture broker(options);
   attack_all(broker, all_valid(), uid_t{23456});
 }

@@ -116,6 +116,26 @@ TEST_CASE("unread replies with descriptors hold one reply's descriptors and no m
   });
 }
 
+TEST_CASE("what a peer sent before it closed counts, also when it leaves an answer unread") {
+  on_each_engine({}, [](BrokerFixture& broker) {
+    RawClient owner = greeted(broker), peer = greeted(broker);
+    const std::uint64_t group =
+        owner.call(SHMBW_OP_GROUP_CREATE, shmbw_group_create{}).fixed<shmbw_group_create_reply>().group;
+    shmbw_create create{};
+    create.length = 4096;
+    create.group = group;
+    const auto named = create_region(peer, create, "x").region;
+    CHECK(books_of(broker).regions == 1);
+    REQUIRE(peer.send(plain(SHMBW_OP_STATUS, 1, shmbw_status{})));
+    // Its name alone holds the region, once the peer is gone.
+    REQUIRE(peer.send(batch(SHMBW_OP_RELEASE, 0, std::vector{shmbw_release{named, 0, SHMBW_RELEASE_UNNAME}}, {},
+                            SHMBW_HEADER_NO_REPLY)));
+    peer.close();
+    CHECK(wait_for([&] { return books_of(broker).regions == 0; }));
+    CHECK(owner.status().ok());
+  });
+}
+
 TEST_CASE("a hundred lazy peers at once delay nobody, and their end leaves nothing") {
   on_each_engine({}, [](BrokerFixture& broker) {
     Bystander bystander(broker.socket());
@@ -248,7 +268,7 @@ std::uint64_t gap_after_300(const BrokerFixture& broker) {
   create.flags = SHMBW_CREATE_REPLACE;
   for (int i = 0; i < 300; ++i) create_region(maker, create, "x");
   for (;;) {
-    RawPacket packet = watcher.receive(2000);
+    RawPacket packet = watcher.receive();
     if (packet.kind != RawPacket::Kind::packet) return 0;
     if (packet.header().op == (SHMBW_EVENT | SHMBW_EVENT_GAP)) return packet.fixed<shmbw_gap_event>().lost;
   }

@@ -179,6 +179,10 @@ void Crowd::act_on_regions(One& one, std::uint64_t tag, std::uint64_t which) {
       shmbw_ticket_create wish{region(), rights(), static_cast<std::uint32_t>(below(4)), 1'000'000 + keep_time()};
       RawPacket reply = play(one, plain(SHMBW_OP_TICKET_CREATE, tag, wish));
       if (reply.ok()) keep(tickets_, std::to_array(reply.fixed<shmbw_ticket_create_reply>().ticket));
+      if (!chance(3)) return;
+      shmbw_ticket_revoke revoke{};
+      std::memcpy(revoke.ticket, any(tickets_, {}).data(), sizeof revoke.ticket);
+      play(one, plain(SHMBW_OP_TICKET_REVOKE, tag, revoke));
       return;
     }
   }

@@ -11,9 +11,13 @@
 
 #include <cstdio>
 #include <string>
+#include <string_view>
 
 namespace shmb::bench {
 namespace {
+
+// Empty where the build found no libiceoryx-posh-dev: the same code is compiled either way.
+constexpr std::string_view program_path = SHMB_BENCH_ICEORYX;
 
 // Both of its outputs.
 Child run(int output, const std::string& program, const std::vector<std::string>& arguments) {
@@ -32,9 +36,10 @@ Child run(int output, const std::string& program, const std::vector<std::string>
 
 Roudi::Roudi(bool wanted) {
   if (!wanted) return;
-#ifndef SHMB_BENCH_ICEORYX
-  fmt::print("    iceoryx left out: this build found no libiceoryx-posh-dev\n");
-#else
+  if (program_path.empty()) {
+    fmt::print("    iceoryx left out: this build found no libiceoryx-posh-dev\n");
+    return;
+  }
   int output[2];
   must(pipe2(output, O_CLOEXEC), "pipe2");
   output_ = Fd::adopt(output[0]);
@@ -54,7 +59,6 @@ Roudi::Roudi(bool wanted) {
   }
   errno = 0;
   if (!runs_) fmt::print("    iceoryx left out: its daemon iox-roudi did not start\n");
-#endif
 }
 
 // Its segments are files: it must have the time to remove them.
@@ -64,15 +68,12 @@ Roudi::~Roudi() {
   child_.wait();
 }
 
-std::optional<PingPong::Times> Roudi::one_way([[maybe_unused]] std::size_t bytes, [[maybe_unused]] bool asleep,
-                                              [[maybe_unused]] std::uint32_t stretches,
-                                              [[maybe_unused]] std::uint32_t in_each,
-                                              [[maybe_unused]] std::uint32_t timed_ones) {
-#ifdef SHMB_BENCH_ICEORYX
+std::optional<PingPong::Times> Roudi::one_way(std::size_t bytes, bool asleep, std::uint32_t stretches,
+                                              std::uint32_t in_each, std::uint32_t timed_ones) {
   if (!runs_) return std::nullopt;
   int output[2];
   must(pipe2(output, O_CLOEXEC), "pipe2");
-  Child program = run(output[1], SHMB_BENCH_ICEORYX,
+  Child program = run(output[1], std::string(program_path),
                       {std::to_string(bytes), asleep ? "asleep" : "spinning", std::to_string(stretches),
                        std::to_string(in_each), std::to_string(timed_ones)});
   close(output[1]);
@@ -86,9 +87,8 @@ std::optional<PingPong::Times> Roudi::one_way([[maybe_unused]] std::size_t bytes
   if (status == 0 && at != std::string::npos &&
       std::sscanf(said.c_str() + at, "times %lf %lf %lf %lf", &times.median, &times.p50, &times.p99, &times.p999) == 4)
     return times;
-  fmt::print("    iceoryx left out: {} ended with {}: {}\n", SHMB_BENCH_ICEORYX, status, said);
+  fmt::print("    iceoryx left out: {} ended with {}: {}\n", program_path, status, said);
   runs_ = false;
-#endif
   return std::nullopt;
 }
 

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// At a random moment one of all the processes of a spawn is killed: the parent, the guard, the supervisor, or a rank.
+// Nothing hangs, and nothing is left: no process, no daemon, no zombie, no descriptor, no region, no group.
+//
+//   test_ranks --kills 1000 [--seed 7] -tc='*kills*'     the long form
+#include <dirent.h>
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <thread>
+
+#include "spawn/tree.hpp"
+#include "tests/harness/broker_fixture.hpp"
+#include "tests/harness/child.hpp"
+#include "tests/harness/sanitizer.hpp"
+#include "tests/spawn/ranks.hpp"
+
+namespace random_kills {
+
+using namespace shmb::test;
+using namespace shmbroker;
+using namespace std::chrono_literals;
+
+constexpr int kRanks = 3;
+
+std::uint64_t argument(const char* name, std::uint64_t otherwise) {
+  std::ifstream line("/proc/self/cmdline");
+  const std::string all((std::istreambuf_iterator<char>(line)), std::istreambuf_iterator<char>());
+  const std::size_t at = all.find(std::string("\0", 1) + name + std::string("\0", 1));
+  return at == std::string::npos ? otherwise : std::strtoull(all.c_str() + at + std::strlen(name) + 2, nullptr, 10);
+}
+
+enum Ended : int { cause_told = 0, not_started, no_failure, child_left, descriptor_left, wrong_error };
+
+int open_descriptors() {
+  int count = 0;
+  DIR* directory = ::opendir("/proc/self/fd");
+  while (::readdir(directory) != nullptr) ++count;
+  ::closedir(directory);
+  return count;
+}
+
+// A program that spawns and waits; what it is told, and what it has left then.
+int parent(const SpawnOptions& options, const std::string& socket, Witness& witness) {
+  auto session = Session::try_connect({.socket = socket, .join_group = false});
+  if (!session) return wrong_error;
+  // Found by its address, as a ticket of a parent that is killed holds its region until it expires.
+  auto region = session->try_create(4096, {.name = "shared", .many_writers = true});
+  if (!region) return wrong_error;
+  const std::string address = "#" + std::to_string(region->info().group) + "/shared";
+  const int before = open_descriptors();
+  int told = no_failure;
+  {
+    auto started = try_start_processes("work_for_ever", options, address);
+    witness.let_go();
+    if (!started) told = not_started;
+    else if (auto state = started->try_join(); !state) told = wrong_error;
+    else if (*state == RanksState::failed) told = cause_told;
+  }
+  if (::waitpid(-1, nullptr, WNOHANG) != -1 || errno != ECHILD) return child_left;
+  if (told != no_failure && open_descriptors() != before - 1) return descriptor_left;  // the witness' end
+  return told;
+}
+
+// Of who there is at this moment; nobody below the parent yet: the parent. Daemons are in sessions of their own: the
+// death of one ends nothing.
+pid_t victim(pid_t parent, std::uint32_t which) {
+  std::vector<pid_t> all{parent};
+  if (const pid_t guard = only_child(parent); guard > 0) {
+    all.push_back(guard);
+    auto below = shmb::spawn::descendants(guard, {});
+    if (below)
+      for (const auto& one : *below)
+        if (::getsid(one.pid) == ::getsid(0)) all.push_back(one.pid);
+  }
+  return all[which % all.size()];
+}
+
+TEST_CASE("random kills: of parent, guard, supervisor and ranks any may die at any moment, and nothing is left") {
+  const std::uint64_t rounds = argument("--kills", 60 / harness::kSlowdown);
+  const std::uint64_t seed = argument("--seed", std::random_device{}());
+  CAPTURE(seed);
+  std::mt19937 random(static_cast<std::mt19937::result_type>(seed));
+  const harness::BrokerFixture broker;
+  std::uint64_t parents = 0, unstarted = 0;
+  for (std::uint64_t round = 0; round < rounds; ++round) {
+    const StartMethod method = kMethods[round % std::size(kMethods)];
+    CAPTURE(round);
+    CAPTURE(std::string(name_of(method)));
+    Witness witness;
+    auto options = ranks_of(method, kRanks, false);
+    options.no_group = false;
+    options.socket = broker.socket();
+    options.grace = 100ms;
+    auto program = harness::Child::run([&] { return parent(options, broker.socket(), witness); });
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % (round % 2 == 0 ? 8'000 : 60'000)));
+    const pid_t killed = victim(program.pid(), random());
+    ::kill(killed, SIGKILL);
+    // A daemon that was about to be one may have been hit: then nothing ends by itself.
+    if (killed != program.pid() && !program.wait_ended(5'000)) program.kill();
+    const int status = program.wait();
+    CAPTURE(killed == program.pid());
+    CHECK((status == cause_told || status == not_started || status == 128 + SIGKILL));
+    parents += status == 128 + SIGKILL;
+    unstarted += status == not_started;
+    REQUIRE(witness.all_gone());
+    REQUIRE(broker.books(60'000) == "");
+  }
+  MESSAGE(rounds << " kills: " << parents << " times the parent went, " << unstarted
+                 << " times before all ranks had been started, no hang, nothing left");
+}
+
+}  // namespace random_kills
