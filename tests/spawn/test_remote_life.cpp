@@ -137,7 +137,9 @@ TEST_CASE("99: when an owner is killed, waiting and later operations fail, and s
       if (rank == 0) {
         made = remote::remote<int>("b", "add", 1, 2);
         EXPECT(made->to_here() == 3);
+        words().numbers[2] = 1;
       }
+      EXPECT(serve_until([] { return words().numbers[2] == 1; }));  // from here on the owner has no time
       waiting.push_back(remote::rpc_async<int>("b", "slow_add", 1, 2, 60'000));
       const auto pending = remote::remote<int>("b", "slow_add", 1, 2, 60'000);
       waiting.push_back(pending.to_here_async());
