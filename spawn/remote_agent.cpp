@@ -555,8 +555,8 @@ void Agent::take_in(Arrived& arrived) {
         Content bytes{std::move(message.data), std::move(message.bytes), message.bytes_length, {}, {}};
         return fail(future, unpack_failure(bytes.view()));
       }
-      future->content = {std::move(message.data), std::move(message.bytes), message.bytes_length,
-                         std::move(message.regions), {}};
+      future->content = {
+          std::move(message.data), std::move(message.bytes), message.bytes_length, std::move(message.regions), {}};
       if (future->kind == Kind::call || future->kind == Kind::fetch)
         future->content.references = std::move(arrived.references);
       return complete(future);

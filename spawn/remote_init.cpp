@@ -250,8 +250,9 @@ Result<void> Agent::await_peers(Deadline deadline) {
     if (!inside) return std::unexpected(inside.error());
     if (*inside >= present()) return {};
     if (deadline.passed())
-      return error(Status::deadline, "the world at " + wish_.address + " is complete, but only " + std::to_string(*inside) +
-                                         " of its " + std::to_string(size()) + " workers came to its pool in time");
+      return error(Status::deadline, "the world at " + wish_.address + " is complete, but only " +
+                                         std::to_string(*inside) + " of its " + std::to_string(size()) +
+                                         " workers came to its pool in time");
     auto event = session_->next_remote_event(earlier(deadline, Deadline::after(kLookAtPool)));
     if (!event) return std::unexpected(event.error());
     if (!*event) continue;

@@ -69,8 +69,7 @@ void Agent::count_round() {
   head.sent = meeting_.round;
   if (quiet) meeting_.over = meeting_.phase;
   for (std::uint32_t rank = 0; rank < size(); ++rank)
-    if (rank != rank_ && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT)
-      outbox_.push_back({rank, head});
+    if (rank != rank_ && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT) outbox_.push_back({rank, head});
 }
 
 std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
@@ -202,7 +201,7 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
   inbox_.reset();
   const bool lost = lost_.has_value();
   std::vector<std::shared_ptr<Value>> objects;  // also of those in a cycle, which nothing else would end
-  const bool in_use = running_ != 0;  // a call that a passed deadline has left running may use its object
+  const bool in_use = running_ != 0;            // a call that a passed deadline has left running may use its object
   for (auto& [id, value] : values) {
     if (in_use) break;
     auto object = std::make_shared<Value>();

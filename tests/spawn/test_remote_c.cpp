@@ -199,6 +199,21 @@ TEST_CASE("The C face: calls, late answers, failures, objects, regions and refer
       EXPECT(shmb_remote_call(worker, 1, "echo", nullptr, 0, -5, &future, &error) == SHMB_E_INVALID);
       EXPECT(shmb_remote_call(nullptr, 1, "echo", nullptr, 0, 0, &future, &error) == SHMB_E_INVALID);
       EXPECT(shmb_remote_serve(worker, SHMB_NO_WAIT, &error) == SHMB_OK);
+
+      // A child may free what it has no use for, and fork on.
+      const pid_t child = ::fork();
+      if (child == 0) {
+        shmb_remote_free(worker);
+        const pid_t grandchild = ::fork();
+        if (grandchild == 0) ::_exit(0);
+        int inner = -1;
+        ::_exit(::waitpid(grandchild, &inner, 0) == grandchild && inner == 0 ? 0 : 1);
+      }
+      int ended = -1;
+      EXPECT(::waitpid(child, &ended, 0) == child && ended == 0);
+      EXPECT(shmb_remote_call(worker, 1, "echo", nullptr, 0, 0, &future, nullptr) == SHMB_OK);
+      EXPECT(shmb_future_wait(future, 0, nullptr, nullptr) == SHMB_OK);
+      shmb_future_free(future);
     }
     EXPECT(shmb_remote_shutdown(worker, nullptr, nullptr, nullptr) == SHMB_OK);
     EXPECT(shmb_remote_shutdown(worker, nullptr, nullptr, nullptr) == SHMB_E_CLOSED);
