@@ -48,15 +48,21 @@ bool comes(int word, int value) {
 }  // namespace
 
 TEST_CASE("A value that is asked for stays until the answer, also where the reference is let go at once") {
-  World world;
-  world.run(2, [](int rank) {
-    if (rank != 0) return;
-    const auto patient = remote::at("b").within(30.0);
-    EXPECT(remote::remote<int>(patient, "slow_add", 1, 2, 300).to_here_async(30.0).wait() == 3);
-    std::vector<Future<int>> values;
-    for (int i = 0; i < 50; ++i) values.push_back(remote::remote<int>(patient, "add", i, 1).to_here_async(30.0));
-    for (int i = 0; i < 50; ++i) EXPECT(values[static_cast<std::size_t>(i)].wait() == i + 1);
-  });
+  for (const unsigned threads : {0U, 2U}) {
+    CAPTURE(threads);
+    World world;
+    world.run(
+        2,
+        [](int rank) {
+          if (rank != 0) return;
+          const auto patient = remote::at("b").within(30.0);
+          EXPECT(remote::remote<int>(patient, "slow_add", 1, 2, 300).to_here_async(30.0).wait() == 3);
+          std::vector<Future<int>> values;
+          for (int i = 0; i < 50; ++i) values.push_back(remote::remote<int>(patient, "add", i, 1).to_here_async(30.0));
+          for (int i = 0; i < 50; ++i) EXPECT(values[static_cast<std::size_t>(i)].wait() == i + 1);
+        },
+        threads);
+  }
 }
 
 TEST_CASE("An own value that is shared again outlives the word that nobody refers to it any more") {
