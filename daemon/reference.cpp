@@ -73,11 +73,18 @@ void tell_users(const Reference& reference, const Session* except) {
   });
 }
 
+// The owner may, and who has a fork. Both lists may be long: it is looked for in the two at once.
 bool may_pass_on(const Worker& maker, const Reference& reference) {
   if (reference.owner == &maker) return true;
-  bool has = false;
-  reference.forks.each([&](const Fork& fork) { has = has || (fork.user == &maker && !fork.in_flight); });
-  return has;
+  const Fork* of_reference = reference.forks.first();
+  const Fork* of_maker = maker.forks.first();
+  while (of_reference && of_maker) {
+    if (of_reference->user == &maker && !of_reference->in_flight) return true;
+    if (of_maker->reference == &reference && !of_maker->in_flight) return true;
+    of_reference = List<Fork, OfReference>::next(*of_reference);
+    of_maker = List<Fork, OfUser>::next(*of_maker);
+  }
+  return false;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 struct shmb_content {
   shmb::remote::Content* it = nullptr;
+  shmb::remote::Agent* keeper = nullptr;  // of a value, which keeps what is taken
 };
 struct shmb_remote {
   std::shared_ptr<shmb::remote::Agent> it;
@@ -122,6 +123,12 @@ int shmb_content_take_region(shmb_content* content, size_t number, shmb_region**
     if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
     if (number >= content->it->regions.size() || !content->it->regions[number])
       return shmb::error(Status::not_found, "there is no region " + std::to_string(number) + " in it, or it was taken");
+    if (content->keeper != nullptr) {
+      auto same = content->keeper->again(*content->it->regions[number]);
+      if (!same) return std::unexpected(same.error());
+      *region = new shmb_region{std::move(*same)};
+      return {};
+    }
     *region = new shmb_region{std::move(content->it->regions[number])};
     return {};
   });
@@ -136,7 +143,9 @@ int shmb_content_take_reference(shmb_content* content, size_t number, shmb_refer
     if (number >= content->it->references.size() || !content->it->references[number])
       return shmb::error(Status::not_found,
                          "there is no reference " + std::to_string(number) + " in it, or it was taken");
-    *reference = new shmb_reference{content->it->references[number], nullptr, {}, {}};
+    std::shared_ptr<Reference> taken = content->it->references[number];
+    if (content->keeper == nullptr) content->it->references[number].reset();
+    *reference = new shmb_reference{std::move(taken), nullptr, {}, {}};
     return {};
   });
 }
@@ -196,12 +205,14 @@ int shmb_remote_shutdown(shmb_remote* remote, const shmb_remote_shutdown_options
 void shmb_remote_free(shmb_remote* remote) noexcept {
   if (remote == nullptr) return;
   (void)guarded(nullptr, [&]() -> Result<void> {
-    if (remote->it->open()) {
+    if (remote->it->forked()) {
+      (void)new std::shared_ptr<Agent>(std::move(remote->it));  // the parent's, not ours to end
+    } else {
       ShutdownWish wish;
       wish.local = true;
       (void)remote->it->shutdown(wish);
+      remote->it->end_threads();
     }
-    remote->it->end_threads();
     delete remote;
     return {};
   });
@@ -538,7 +549,7 @@ int shmb_reference_local(shmb_reference* reference, int64_t wait_ns, void** obje
     auto value = reference->it->agent->local(*reference->it, wait_ns);
     if (!value) return std::unexpected(value.error());
     reference->value = std::move(*value);
-    reference->content.it = &reference->value->content;
+    reference->content = {&reference->value->content, reference->it->agent.get()};
     if (object != nullptr) *object = reference->value->object;
     if (content != nullptr) *content = reference->value->is_object ? nullptr : &reference->content;
     return {};

@@ -143,7 +143,10 @@ class Future {
       if (shmb_future_wait(raw, SHMB_NO_WAIT, &content, &error) != SHMB_OK) detail::throw_future(raw, error);
       it->first.set_result(detail::value_of<T>(content, it->second.c_str()));
     } catch (...) {
-      it->first.set_exception(std::current_exception());
+      try {
+        it->first.set_exception(std::current_exception());
+      } catch (const std::logic_error&) {  // the program has completed it itself
+      }
     }
   }
   std::shared_ptr<State> state_;
@@ -431,14 +434,18 @@ struct InitOptions {
 // Joins the world; rank -1 and world_size 0 stand for the variables RANK and WORLD_SIZE. One world at a time.
 inline void init(const std::string& name, int rank = -1, int world_size = 0, const InitOptions& options = {}) {
   detail::Current& current = detail::current();
+  std::shared_ptr<detail::World> before;
   {
     const std::lock_guard lock(current.mutex);
+    before = current.world;
+  }
+  if (before) {
     const auto at_once = [](void*) { return 1; };
-    if (current.world && shmb_remote_wait(current.world->c(), at_once, nullptr, 0, nullptr) == SHMB_E_FORKED)
-      (void)new std::shared_ptr<detail::World>(std::move(current.world));  // the parent's, not ours to end
-    else if (current.world)
+    if (shmb_remote_wait(before->c(), at_once, nullptr, 0, nullptr) != SHMB_E_FORKED)
       throw std::logic_error("this process is in a world already: call shmbroker::remote::shutdown first");
+    const std::lock_guard lock(current.mutex);
     current.world.reset();
+    (void)new std::shared_ptr<detail::World>(std::move(before));  // the parent's, not ours to end
   }
   shmb_remote_options c{};
   c.size = sizeof c;

@@ -16,7 +16,8 @@ using client::RemoteEvent;
 
 constexpr std::int64_t kLook = 2'000'000'000;  // at the broker, which tells of the dead
 constexpr unsigned kMostNested = 200;          // calls that are run on one stack
-constexpr std::size_t kMostUnknown = 65536;
+constexpr std::size_t kMostUnknown = 65536, kMostWaiting = 65536;
+constexpr std::int64_t kTryAgain = 5'000'000;  // what had no room in a peer's queue
 constexpr unsigned kBusy = 64;
 
 thread_local unsigned nested = 0;
@@ -43,8 +44,8 @@ Request::~Request() {
 }
 
 Agent::~Agent() {
-  if (forked()) return;
   client::withdraw(*this);
+  if (forked()) return;
   end_threads();
   delete threads_;
 }
@@ -124,6 +125,7 @@ client::Deadline Agent::nearest(Deadline until) const {
 #ifdef SHMB_TEST_SEAM
   if (!held_back_.empty()) until = earlier(until, Deadline::after(1'000'000));
 #endif
+  if (!outbox_.empty()) until = earlier(until, Deadline::after(kTryAgain));
   if (deadlines_.empty()) return until;
   const std::int64_t left = deadlines_.begin()->first - sys::now_monotonic();
   return earlier(until, left <= 0 ? Deadline::now() : Deadline::after(left));
@@ -160,6 +162,34 @@ void Agent::run_after(Lock& lock) {
     lock.lock();
     changed_.notify_all();
   }
+  flush(lock);
+}
+
+void Agent::flush(Lock& lock) {
+  if (flushing_ || outbox_.empty()) return;
+  flushing_ = true;
+  std::deque<Small> all, kept;
+  all.swap(outbox_);
+  std::uint64_t full = 0;  // a bit for each worker without room: order is kept
+  for (Small& one : all) {
+    const std::uint64_t bit = std::uint64_t{1} << one.to;
+    if (!inbox_ || workers_[one.to].state != SHMBW_WORKER_STATE_PRESENT) continue;
+    if ((full & bit) == 0) {
+      const std::shared_ptr<Inbox> inbox = inbox_;
+      lock.unlock();
+      Outgoing out;
+      out.head = one.head;
+      out.head.from = rank_;
+      std::string text;
+      auto sent = inbox->send(one.to, parts_of(out, text));
+      lock.lock();
+      if (sent ? *sent : sent.error().status != Status::peer_gone) continue;
+      full |= bit;
+    }
+    kept.push_back(one);
+  }
+  outbox_.insert(outbox_.begin(), kept.begin(), kept.end());
+  flushing_ = false;
 }
 
 // One thing on the way to whatever is waited for: the caller looks again after it.
@@ -227,7 +257,12 @@ void Agent::lead(Lock& lock, Deadline until) {
   }
   lock.lock();
   leading_ = false;
-  for (Arrived& one : arrived) take_in(std::move(one));
+  for (Arrived& one : arrived) take_in(one);
+  // What nobody wanted: references let go of themselves under the lock.
+  std::erase_if(arrived, [](const Arrived& one) {
+    return one.references.empty() && !one.message.bytes && one.message.regions.empty();
+  });
+  if (!arrived.empty()) bury(std::make_shared<std::vector<Arrived>>(std::move(arrived)));
   for (const RemoteEvent& event : events) take_event(event);
   if (lost) lose(*lost);
   changed_.notify_all();
@@ -337,7 +372,7 @@ void Agent::forget(const std::shared_ptr<Future>& future) {
 void Agent::complete(const std::shared_ptr<Future>& future) {
   forget(future);
   future->state = Future::State::done;
-  after_.emplace_back([future, then = std::move(future->then)] {
+  after_.emplace_back([future, subject = std::move(future->subject), then = std::move(future->then)] {
     for (const auto& one : then) one();
   });
   future->then.clear();
@@ -354,7 +389,7 @@ void Agent::fail(const std::shared_ptr<Future>& future, Failure failure) {
     }
     fail_fetches(future->reference, future->failure);
   }
-  after_.emplace_back([future, then = std::move(future->then)] {
+  after_.emplace_back([future, subject = std::move(future->subject), then = std::move(future->then)] {
     for (const auto& one : then) one();
   });
   future->then.clear();
@@ -384,8 +419,9 @@ void Agent::expire() {
     const Trouble trouble = std::exchange(trouble_, {});
     Arrived late = std::move(held_back_.front().second);
     held_back_.pop_front();
-    take_in(std::move(late));
+    take_in(late);
     trouble_ = trouble;
+    bury(std::make_shared<Arrived>(std::move(late)));
   }
 #endif
   if (deadlines_.empty()) return;
@@ -462,7 +498,7 @@ void Agent::lose(const Error& why) {
 
 // ---------------------------------------------------------------- what arrives
 
-void Agent::take_in(Arrived arrived) {
+void Agent::take_in(Arrived& arrived) {
   Incoming& message = arrived.message;
   const Head& head = message.head;
   if (head.from >= size()) return;
@@ -519,8 +555,10 @@ void Agent::take_in(Arrived arrived) {
         Content bytes{std::move(message.data), std::move(message.bytes), message.bytes_length, {}, {}};
         return fail(future, unpack_failure(bytes.view()));
       }
-      future->content = {std::move(message.data), std::move(message.bytes), message.bytes_length,
-                         std::move(message.regions), std::move(arrived.references)};
+      future->content = {
+          std::move(message.data), std::move(message.bytes), message.bytes_length, std::move(message.regions), {}};
+      if (future->kind == Kind::call || future->kind == Kind::fetch)
+        future->content.references = std::move(arrived.references);
       return complete(future);
     }
     case Kind::idle:
@@ -552,13 +590,19 @@ void Agent::admit(std::unique_ptr<Request> request) {
       Head head;
       head.kind = Kind::accepted;
       head.reference = id;
-      const std::uint32_t to = request->head.from;
-      after_.emplace_back([this, to, head] { post_small(to, head); });
+      if (outbox_.size() < kMostWaiting) outbox_.push_back({request->head.from, head});
     } else if (auto it = find_known(id)) {
       it->confirmed = true;
     }
   }
-  work_.push_back(std::move(request));
+  if (work_.size() < kMostWaiting) {
+    work_.push_back(std::move(request));
+    return wake();
+  }
+  after_.emplace_back([this, refused = std::make_shared<std::unique_ptr<Request>>(std::move(request))] {
+    (void)fail(std::move(*refused),
+               {Status::limit, -1, {}, {}, "65536 calls wait at this worker already: it serves too slowly", {}});
+  });
   wake();
 }
 
@@ -567,6 +611,11 @@ bool Agent::park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Va
   const auto set_aside = [&](std::vector<std::unique_ptr<Request>>& where) {
     request->counted = false;
     --running_;
+    std::erase_if(where, [&, now = sys::now_monotonic()](std::unique_ptr<Request>& other) {
+      if (other->head.deadline == 0 || other->head.deadline > now) return false;
+      bury(std::shared_ptr<Request>(std::move(other)));  // nobody waits for it any more
+      return true;
+    });
     where.push_back(std::move(request));
     wake();
     return true;
@@ -619,7 +668,7 @@ void Agent::take_event(const RemoteEvent& event) {
   }
 }
 
-// No reference to a value of ours is left in the books. One that is still used here may have been shared again since.
+// No reference to a value of ours is left in the books. One of its own a worker may have shared again since.
 void Agent::unused(RefId id) {
   if (leaving_) return;  // all values end with this worker
   const auto found = values_.find(id);
@@ -627,11 +676,11 @@ void Agent::unused(RefId id) {
     if (early_.size() < kMostUnknown) early_.insert(id);
     return;
   }
-  if (found->second.use_count() > 1 && found->second->state != Value::State::pending) {
+  if (id.creator == rank_ && found->second->state != Value::State::pending) {
     after_.emplace_back([this, id] {
+      const std::lock_guard one_by_one(booking_);
       auto facts = client::ask_reference(*session_, world_, id, false, Deadline::after(0));
       if (facts || facts.error().status != Status::not_found) return;
-      std::shared_ptr<Value> gone;
       const std::lock_guard lock(mutex_);
       const auto again = values_.find(id);
       if (again == values_.end()) return;

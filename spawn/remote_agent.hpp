@@ -109,6 +109,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Result<Counters> counters();
   std::mutex& mutex() { return mutex_; }
   Result<client::Region::Handle> region(std::uint64_t length);
+  Result<client::Region::Handle> again(const client::Region& region);  // one more handle of the same memory
 
   void lock_for_fork() override { mutex_.lock(); }
   void unlock_after_fork() override { mutex_.unlock(); }
@@ -130,7 +131,8 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   // remote_init.cpp
   Result<void> await_world(Clock deadline);
   Result<void> await_event(Clock deadline);
-  Result<void> find_pool(Clock deadline);
+  Result<void> await_peers(Clock deadline);
+  Result<void> look_at_world(Clock deadline);
   Result<void> open_inbox(Clock deadline);
   Result<void> read_workers();
   std::string missing() const;
@@ -143,7 +145,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
     Incoming message;
     std::vector<std::shared_ptr<Reference>> references;
   };
-  void take_in(Arrived arrived);
+  void take_in(Arrived& arrived);
   void admit(std::unique_ptr<Request> request);
   void bury(std::shared_ptr<void> remains) {
     after_.emplace_back([kept = std::move(remains)] {});
@@ -159,6 +161,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   void fail(const std::shared_ptr<Future>& future, Failure failure);
   void lose(const Error& why);
   void run_after(Lock& lock);
+  void flush(Lock& lock);
   void wake();
   bool may_serve() const;
   Clock nearest(Clock until) const;
@@ -187,7 +190,6 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Result<void> reply(const Request& request, const Payload& payload);
   Result<void> reply_failure(const Request& request, const Failure& failure);
   Result<void> settle(std::unique_ptr<Request> request, std::optional<Failure> failure);
-  void post_small(std::uint32_t to, Head head);
 
   // remote_shutdown.cpp
   std::optional<Error> meet(std::uint64_t phase, Clock deadline);
@@ -209,7 +211,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Worker> workers_;
-  bool complete_ = false, closed_ = false, leading_ = false, leaving_ = false;
+  bool complete_ = false, closed_ = false, leading_ = false, ending_ = false, leaving_ = false;
   std::uint64_t pool_told_ = 0;
   std::optional<Error> lost_;
   std::int64_t call_timeout_ = kCallTimeout;
@@ -228,6 +230,13 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   std::uint64_t notices_ = 0;
   unsigned busy_ = 0;  // of who leads
   std::vector<std::function<void()>> after_;
+  // Messages that nobody waits for. Whoever waits sends them where there is room, and waits for none.
+  struct Small {
+    std::uint32_t to = 0;
+    Head head;
+  };
+  std::deque<Small> outbox_;
+  bool flushing_ = false;
   std::vector<std::thread>* threads_ = nullptr;  // leaked in a forked child, whose threads they are not
 
   struct Meeting {

@@ -102,6 +102,12 @@ Result<bool> Inbox::send(std::uint32_t to, std::span<const OutPart> parts) {
   return std::unexpected(sent.error());
 }
 
+Result<std::uint32_t> Inbox::participants() {
+  auto facts = pool_->facts();
+  if (!facts) return std::unexpected(facts.error());
+  return facts->participants;
+}
+
 bool Inbox::something_there() {
   Pool::Lock lock(pool_->me().lock());
   return own_->something_there(false);

@@ -20,6 +20,7 @@ class Inbox {
                                              std::uint64_t pool, std::uint32_t rank, std::uint32_t world_size,
                                              std::int64_t timeout);
   std::uint64_t pool_id() const { return pool_->id(); }
+  Result<std::uint32_t> participants();  // workers that are in the pool
 
   // Waits a little for room. False: there is none yet. PEER_GONE: nobody reads there any more.
   Result<bool> send(std::uint32_t to, std::span<const client::OutPart> parts);

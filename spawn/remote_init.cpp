@@ -20,6 +20,7 @@ namespace {
 using client::Deadline;
 
 constexpr std::uint32_t kMostWorkers = 64, kMostThreads = 256;
+constexpr std::int64_t kLookAtPool = 2'000'000;
 
 struct Address {
   std::string text, host;
@@ -173,18 +174,23 @@ Result<std::shared_ptr<Agent>> Agent::join(Wish wish) {
   };
   if (auto opened = agent->open_inbox(deadline); !opened) return give_up(opened.error());
   if (auto came = agent->await_world(deadline); !came) return give_up(came.error());
-  if (auto known = agent->read_workers(); !known) return give_up(known.error());
+  if (auto inside = agent->await_peers(deadline); !inside) return give_up(inside.error());
   agent->start_threads();
   return agent;
 }
 
-Result<void> Agent::find_pool(Deadline deadline) {
+Result<void> Agent::look_at_world(Deadline deadline) {
   client::Selection selection;
   selection.region.id = world_;
   auto list = client::list_worlds(*session_, selection, deadline);
   if (!list) return std::unexpected(list.error());
-  for (const client::WorldRow& row : list->rows)
-    if (row.record.world == world_) pool_told_ = row.record.pool;
+  for (const client::WorldRow& row : list->rows) {
+    if (row.record.world != world_) continue;
+    pool_told_ = row.record.pool;
+    complete_ = complete_ || (row.record.flags & SHMBW_WORLD_STATE_COMPLETE) != 0;
+    if ((row.record.flags & SHMBW_WORLD_STATE_BROKEN) != 0)
+      return error(Status::worker_gone, "a worker of the world at " + wish_.address + " died while it was waited for");
+  }
   return {};
 }
 
@@ -197,14 +203,14 @@ Result<void> Agent::await_event(Deadline deadline) {
     return error(Status::deadline,
                  "the world at " + wish_.address + " was not complete before the deadline: " + missing());
   }
-  if ((*event)->kind == client::RemoteEvent::Kind::gap) return {};
+  if ((*event)->kind == client::RemoteEvent::Kind::gap) return look_at_world(deadline);
   if ((*event)->kind != client::RemoteEvent::Kind::world_changed) return {};
   switch ((*event)->change) {
     case SHMBW_WORLD_CHANGE_COMPLETE:
       complete_ = true;
       return {};
     case SHMBW_WORLD_CHANGE_POOL:
-      return find_pool(deadline);
+      return look_at_world(deadline);
     case SHMBW_WORLD_CHANGE_DIED:
       (void)read_workers();
       return error(Status::worker_gone, "worker " + std::to_string((*event)->rank) + " of the world at " +
@@ -233,6 +239,28 @@ Result<void> Agent::await_world(Deadline deadline) {
   while (!complete_)
     if (auto next = await_event(deadline); !next) return next;
   return {};
+}
+
+// Until all are in the pool: it is gone with the last one that is there, and who came first may leave at once. Who has
+// left or died since the world was complete is not waited for.
+Result<void> Agent::await_peers(Deadline deadline) {
+  if (auto known = read_workers(); !known) return known;
+  for (;;) {
+    auto inside = inbox_->participants();
+    if (!inside) return std::unexpected(inside.error());
+    if (*inside >= present()) return {};
+    if (deadline.passed())
+      return error(Status::deadline, "the world at " + wish_.address + " is complete, but only " +
+                                         std::to_string(*inside) + " of its " + std::to_string(size()) +
+                                         " workers came to its pool in time");
+    auto event = session_->next_remote_event(earlier(deadline, Deadline::after(kLookAtPool)));
+    if (!event) return std::unexpected(event.error());
+    if (!*event) continue;
+    if ((*event)->kind == client::RemoteEvent::Kind::gap) (void)read_workers();
+    const std::lock_guard lock(mutex_);
+    if ((*event)->kind != client::RemoteEvent::Kind::gap) take_event(**event);
+    if (lost_) return std::unexpected(*lost_);
+  }
 }
 
 // Which workers have not come. Others may have come since.

@@ -33,8 +33,8 @@ OutPart region_part(client::Region* region, std::uint64_t length) {
   part.kind = PartKind::region;
   part.region = region;
   part.length = length;
-  // A writer's rights: a read-only grant would close writing, and the memory could not be used again.
-  part.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
+  // A writer's rights where it has them: a read-only grant would close writing, and the memory could not be used again.
+  part.rights = SHMBW_RIGHT_MAP_READ | (region->rights() & SHMBW_RIGHT_MAP_WRITE);
   return part;
 }
 

@@ -24,6 +24,13 @@ Result<client::Region::Handle> Agent::region(std::uint64_t length) {
   return client::create_region(session_, item);
 }
 
+Result<client::Region::Handle> Agent::again(const client::Region& region) {
+  client::AttachItem item;
+  item.target = client::Target::with_id(region.ref());
+  item.rights = SHMBW_RIGHT_MAP_READ | (region.rights() & SHMBW_RIGHT_MAP_WRITE);
+  return client::attach_region(session_, item);
+}
+
 Result<client::Region::Handle> Agent::in_region(std::string_view bytes) {
   auto made = region(bytes.size());
   if (made) std::memcpy((*made)->data(), bytes.data(), bytes.size());
@@ -34,7 +41,7 @@ Result<client::Region::Handle> Agent::in_region(std::string_view bytes) {
 Result<Content> Agent::keep(const Payload& payload) {
   Content content;
   if (payload.data.size() > kInline) {
-    auto bytes = in_region(payload.data);
+    auto bytes = payload.bytes != nullptr ? again(*payload.bytes) : in_region(payload.data);
     if (!bytes) return std::unexpected(bytes.error());
     content.bytes = std::move(*bytes);
     content.bytes_length = payload.data.size();
@@ -42,12 +49,9 @@ Result<Content> Agent::keep(const Payload& payload) {
     content.data = payload.data;
   }
   for (client::Region* region : payload.regions) {
-    client::AttachItem item;
-    item.target = client::Target::with_id(region->ref());
-    item.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
-    auto again = client::attach_region(session_, item);
-    if (!again) return std::unexpected(again.error());
-    content.regions.push_back(std::move(*again));
+    auto same = again(*region);
+    if (!same) return std::unexpected(same.error());
+    content.regions.push_back(std::move(*same));
   }
   content.references = payload.references;
   return content;
@@ -55,6 +59,7 @@ Result<Content> Agent::keep(const Payload& payload) {
 
 Result<std::vector<WireReference>> Agent::fork_for(std::uint32_t to, const Payload& payload) {
   std::vector<WireReference> out(payload.references.size());
+  if (out.empty()) return out;
   std::vector<client::ForkWish> wishes;
   std::vector<std::size_t> places;
   const std::lock_guard one_by_one(booking_);
@@ -171,10 +176,12 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
   out.regions = payload.regions;
   client::Region::Handle bytes;
   if (payload.data.size() > kInline) {
-    auto made = in_region(payload.data);
-    if (!made) return std::unexpected(made.error());
-    bytes = std::move(*made);
-    out.bytes = bytes.get();
+    if (payload.bytes == nullptr) {
+      auto made = in_region(payload.data);
+      if (!made) return std::unexpected(made.error());
+      bytes = std::move(*made);
+    }
+    out.bytes = payload.bytes != nullptr ? payload.bytes : bytes.get();
     out.bytes_length = payload.data.size();
   } else {
     out.data = payload.data;
@@ -219,8 +226,6 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
   if (!forks.empty()) (void)client::release_forks(*session_, world_, forks, Deadline::after(0));
   return outcome;
 }
-
-void Agent::post_small(std::uint32_t to, Head head) { (void)send(to, head, {}, {}); }
 
 Result<std::shared_ptr<Future>> Agent::begin(Kind kind, std::uint32_t to, std::string_view function,
                                              std::int64_t timeout, RefId reference) {
@@ -381,11 +386,13 @@ Result<std::shared_ptr<Future>> Agent::fetch(const std::shared_ptr<Reference>& r
   if (auto fine = usable(*reference, "to_here()"); !fine) return std::unexpected(fine.error());
   if (kind == Kind::type) {
     const std::lock_guard lock(mutex_);
-    if (reference->known->type) return reference->known->type;
+    const std::shared_ptr<Future>& asked = reference->known->type;  // its own deadline says nothing about the type
+    if (asked && !(asked->state == Future::State::failed && asked->failure.status == Status::deadline)) return asked;
   }
   auto future = begin(kind, reference->known->owner, kind == Kind::type ? "type of a reference" : "to_here", timeout,
                       reference->known->id);
   if (!future) return future;
+  (*future)->subject = reference;
   if (kind == Kind::type) {
     const std::lock_guard lock(mutex_);
     reference->known->type = *future;

@@ -52,6 +52,7 @@ void Agent::run(std::unique_ptr<Request> request) {
     if (head.kind == Kind::fetch && !value->is_object) {
       Payload payload;
       payload.data = value->content.view();
+      payload.bytes = value->content.bytes.get();
       for (const auto& region : value->content.regions) payload.regions.push_back(region.get());
       payload.references = value->content.references;
       (void)reply(*request, payload);

@@ -69,8 +69,7 @@ void Agent::count_round() {
   head.sent = meeting_.round;
   if (quiet) meeting_.over = meeting_.phase;
   for (std::uint32_t rank = 0; rank < size(); ++rank)
-    if (rank != rank_ && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT)
-      after_.emplace_back([this, rank, head] { post_small(rank, head); });
+    if (rank != rank_ && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT) outbox_.push_back({rank, head});
 }
 
 std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
@@ -84,10 +83,9 @@ std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
     run_after(lock);
     if (lost_) return *lost_;
     if (closed_) return Error{Status::closed, 0, {}, "this worker was shut down by another thread"};
-    if (meeting_.over >= phase || present() == 1) {
-      if (present() > 1 || is_idle()) return std::nullopt;
-    }
-    if (is_idle() && meeting_.last_sent != meeting_.round) {
+    const bool through = meeting_.over >= phase ? present() > 1 || is_idle() : present() == 1 && is_idle();
+    if (through && outbox_.empty() && !flushing_) return std::nullopt;
+    if (!through && is_idle() && meeting_.last_sent != meeting_.round) {
       meeting_.last_sent = meeting_.round;
       Head head;
       head.kind = Kind::idle;
@@ -99,7 +97,7 @@ std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
         meeting_.reports[rank_] = {head.round, head.sent, head.received, head.present};
         count_round();
       } else {
-        after_.emplace_back([this, to = leader(), head] { post_small(to, head); });
+        outbox_.push_back({leader(), head});
       }
       continue;
     }
@@ -124,10 +122,10 @@ void Agent::release_references() {
   std::vector<RefId> forks;
   {
     const std::lock_guard lock(mutex_);
-    forks.assign(forks_.begin(), forks_.end());
+    if (!lost_) forks.assign(forks_.begin(), forks_.end());
     forks_.clear();
   }
-  if (forks.empty() || lost_) return;
+  if (forks.empty()) return;
   (void)client::release_forks(*session_, world_, forks, Deadline::after(0));
   (void)session_->ping(Deadline::after(0));  // behind it: from here on they are out of the books
 }
@@ -154,7 +152,7 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
   }
   {
     const std::lock_guard lock(mutex_);
-    if (leaving_) {
+    if (std::exchange(ending_, true)) {
       out.error = Error{Status::closed, 0, {}, "another thread shuts this worker down already"};
       return out;
     }
@@ -203,7 +201,9 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
   inbox_.reset();
   const bool lost = lost_.has_value();
   std::vector<std::shared_ptr<Value>> objects;  // also of those in a cycle, which nothing else would end
+  const bool in_use = running_ != 0;            // a call that a passed deadline has left running may use its object
   for (auto& [id, value] : values) {
+    if (in_use) break;
     auto object = std::make_shared<Value>();
     object->is_object = value->is_object;
     object->object = std::exchange(value->object, nullptr);

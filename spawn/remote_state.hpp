@@ -36,6 +36,7 @@ struct Content {
 // What is to be sent. Borrowed.
 struct Payload {
   std::string_view data;
+  client::Region* bytes = nullptr;  // where data lies, if that is a region of its own already
   std::vector<client::Region*> regions;
   std::vector<std::shared_ptr<Reference>> references;
 };
@@ -53,6 +54,7 @@ struct Future {
   std::uint32_t to = 0;
   std::string function;
   RefId reference;
+  std::shared_ptr<Reference> subject;                        // fetch, type: its value must not go before the answer
   std::int64_t began = 0, deadline = 0;                      // CLOCK_MONOTONIC; 0: none
   std::multimap<std::int64_t, std::uint64_t>::iterator due;  // with a deadline
   bool settling = false;  // a creation whose deadline has passed: the broker is asked what stands

@@ -455,17 +455,21 @@ struct IsFuture<Future<T>> : std::true_type {
 
 template <class T, class V>
 void answer_value(shmb_request* request, V&& value) {
-  if (shmb_request_get_kind(request) == SHMB_REQUEST_CREATE) {
-    const std::string type = inside::demangled(typeid(T).name());
-    (void)shmb_request_answer_object(request, new ObjectOf<T, true>(std::forward<V>(value)), type.c_str(), nullptr);
-    return;
-  }
+  std::unique_ptr<Object> object;
+  std::string type;
   std::optional<Parcel> parcel;
+  const bool creates = shmb_request_get_kind(request) == SHMB_REQUEST_CREATE;
   try {
-    parcel = Parcel::of_value(static_cast<const T&>(value));
+    if (creates) {
+      type = inside::demangled(typeid(T).name());
+      object = std::make_unique<ObjectOf<T, true>>(std::forward<V>(value));
+    } else {
+      parcel = Parcel::of_value(static_cast<const T&>(value));
+    }
   } catch (...) {
     return answer_exception(request, place_of(request));
   }
+  if (creates) return (void)shmb_request_answer_object(request, object.release(), type.c_str(), nullptr);
   const shmb_payload payload = parcel->c();
   (void)shmb_request_answer(request, &payload, nullptr);
 }

@@ -53,8 +53,8 @@ SHMB_API uint64_t shmb_content_length(const shmb_content* content) SHMB_NOEXCEPT
 SHMB_API uint32_t shmb_content_mapped(const shmb_content* content) SHMB_NOEXCEPT; /* 1: they came as a region */
 SHMB_API size_t shmb_content_regions(const shmb_content* content) SHMB_NOEXCEPT;
 SHMB_API size_t shmb_content_references(const shmb_content* content) SHMB_NOEXCEPT;
-/* Each can be taken once, and outlives the content. Errors: NOT_FOUND (there is none of that number, or it was taken).
- */
+/* Each can be taken once (of a value, shmb_reference_local, as often as one likes), and outlives the content. Errors:
+ * NOT_FOUND (there is none of that number, or it was taken). */
 SHMB_API int shmb_content_take_region(shmb_content* content, size_t number, shmb_region** region,
                                       shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_content_take_reference(shmb_content* content, size_t number, shmb_reference** reference,

@@ -44,6 +44,12 @@ void answer_in_c(void*, shmb_request* request) {
     (void)shmb_request_answer(request, &payload, nullptr);
     shmb_reference_free(reference);
     (void)shmb_release(region, 0, nullptr);
+  } else if (function == "region") {  // a value that is a region
+    shmb_region* region = nullptr;
+    (void)shmb_content_take_region(content, 0, &region, nullptr);
+    payload.regions = &region, payload.region_count = 1;
+    (void)shmb_request_answer(request, &payload, nullptr);
+    (void)shmb_release(region, 0, nullptr);
   } else if (function == "echo") {
     (void)shmb_request_answer(request, &payload, nullptr);
   } else {
@@ -149,6 +155,43 @@ TEST_CASE("The C face: calls, late answers, failures, objects, regions and refer
       EXPECT(text_of(content) == "value");
       shmb_reference_free(reference);
 
+      // Many bytes are one memory for all that fetch them.
+      const std::string many(100'000, 'm');
+      payload.data = many.data(), payload.length = many.size();
+      EXPECT(shmb_remote_create(worker, 1, "echo", &payload, 0, 0, &reference, nullptr) == SHMB_OK);
+      shmb_future* fetched[2] = {};
+      const char* seen[2] = {};
+      for (std::size_t i = 0; i < 2; ++i) {
+        EXPECT(shmb_reference_fetch(reference, 0, &fetched[i], nullptr) == SHMB_OK);
+        EXPECT(shmb_future_wait(fetched[i], 0, &content, nullptr) == SHMB_OK);
+        EXPECT(shmb_content_mapped(content) == 1);
+        EXPECT(text_of(content) == many);
+        seen[i] = static_cast<const char*>(shmb_content_data(content));
+      }
+      const_cast<char*>(seen[0])[5] = 'x';
+      EXPECT(seen[1][5] == 'x');
+      for (shmb_future* one : fetched) shmb_future_free(one);
+      shmb_reference_free(reference);
+
+      // What is taken out of a value stays there for others.
+      EXPECT(shmb_remote_region(worker, 100'000, &region, nullptr) == SHMB_OK);
+      std::memcpy(shmb_region_data(region), "of value", 8);
+      payload = {};
+      payload.regions = &region, payload.region_count = 1;
+      EXPECT(shmb_remote_create(worker, 0, "region", &payload, 0, 0, &reference, nullptr) == SHMB_OK);
+      EXPECT(shmb_reference_local(reference, 0, nullptr, &content, nullptr) == SHMB_OK);
+      for (int i = 0; i < 2; ++i) {
+        EXPECT(shmb_content_take_region(content, 0, &same, nullptr) == SHMB_OK);
+        EXPECT(std::memcmp(shmb_region_data(same), "of value", 8) == 0);
+        (void)shmb_release(same, 0, nullptr);
+      }
+      EXPECT(shmb_reference_fetch(reference, 0, &fetched[0], nullptr) == SHMB_OK);
+      EXPECT(shmb_future_wait(fetched[0], 0, &content, nullptr) == SHMB_OK);
+      EXPECT(shmb_content_regions(content) == 1);
+      shmb_future_free(fetched[0]);
+      shmb_reference_free(reference);
+      (void)shmb_release(region, 0, nullptr);
+
       shmb_future* future = nullptr;
       EXPECT(shmb_remote_call(worker, 1, "echo", nullptr, 8, 0, &future, &error) == SHMB_E_UNKNOWN_FLAGS);
       EXPECT(shmb_remote_call(worker, 2, "echo", nullptr, 0, 0, &future, &error) == SHMB_E_NOT_FOUND);
@@ -156,6 +199,21 @@ TEST_CASE("The C face: calls, late answers, failures, objects, regions and refer
       EXPECT(shmb_remote_call(worker, 1, "echo", nullptr, 0, -5, &future, &error) == SHMB_E_INVALID);
       EXPECT(shmb_remote_call(nullptr, 1, "echo", nullptr, 0, 0, &future, &error) == SHMB_E_INVALID);
       EXPECT(shmb_remote_serve(worker, SHMB_NO_WAIT, &error) == SHMB_OK);
+
+      // A child may free what it has no use for, and fork on.
+      const pid_t child = ::fork();
+      if (child == 0) {
+        shmb_remote_free(worker);
+        const pid_t grandchild = ::fork();
+        if (grandchild == 0) ::_exit(0);
+        int inner = -1;
+        ::_exit(::waitpid(grandchild, &inner, 0) == grandchild && inner == 0 ? 0 : 1);
+      }
+      int ended = -1;
+      EXPECT(::waitpid(child, &ended, 0) == child && ended == 0);
+      EXPECT(shmb_remote_call(worker, 1, "echo", nullptr, 0, 0, &future, nullptr) == SHMB_OK);
+      EXPECT(shmb_future_wait(future, 0, nullptr, nullptr) == SHMB_OK);
+      shmb_future_free(future);
     }
     EXPECT(shmb_remote_shutdown(worker, nullptr, nullptr, nullptr) == SHMB_OK);
     EXPECT(shmb_remote_shutdown(worker, nullptr, nullptr, nullptr) == SHMB_E_CLOSED);

@@ -33,6 +33,23 @@ bool wait_present(std::uint32_t count) {
 }
 constexpr int kKilled = 128 + SIGKILL;
 
+// Of all workers, once their processes are gone.
+bool nothing_left() {
+  using shmb::client::Deadline;
+  const auto session = shmb::client::connect();
+  if (!session) return false;
+  const auto none = [](const auto& list) { return list && list->rows.empty(); };
+  for (int i = 0; i < 3000; ++i) {
+    if (none(shmb::client::list_worlds(**session, {}, Deadline::after(0))) &&
+        none(shmb::client::list_references(**session, {}, Deadline::after(0))) &&
+        none(shmb::client::list_pools(**session, {}, Deadline::after(0))) &&
+        none(shmb::client::list_regions(**session, {}, Deadline::after(0))))
+      return true;
+    pause_ms(10);
+  }
+  return false;
+}
+
 }  // namespace
 
 TEST_CASE("88: local shutdown works at once, without and after traffic, and init works again") {
@@ -120,7 +137,9 @@ TEST_CASE("99: when an owner is killed, waiting and later operations fail, and s
       if (rank == 0) {
         made = remote::remote<int>("b", "add", 1, 2);
         EXPECT(made->to_here() == 3);
+        words().numbers[2] = 1;
       }
+      EXPECT(serve_until([] { return words().numbers[2] == 1; }));  // from here on the owner has no time
       waiting.push_back(remote::rpc_async<int>("b", "slow_add", 1, 2, 60'000));
       const auto pending = remote::remote<int>("b", "slow_add", 1, 2, 60'000);
       waiting.push_back(pending.to_here_async());
@@ -224,7 +243,7 @@ TEST_CASE("init refuses what cannot be, in words") {
     refused("a", -1, 2, kAddress, Status::invalid, "RANK");
     refused("a", 0, 2, "", Status::invalid, "MASTER_ADDR");
     auto options = options_at(kAddress);
-    options.timeout = std::chrono::milliseconds(100);
+    options.timeout = std::chrono::seconds(2);
     Status status{};
     EXPECT(has(thrown([&] { remote::init("a", 0, 2, options); }, &status), "rank 1 has not come"));
     EXPECT(status == Status::deadline);
@@ -321,6 +340,7 @@ TEST_CASE("Workers that are killed in the midst of calls leave nothing, and nobo
       remote::shutdown();
     });
     CHECK(statuses == std::vector<int>{0, kKilled, 0});
+    CHECK(nothing_left());
   }
 }
 

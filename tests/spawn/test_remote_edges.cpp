@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Remote where things cross: references that are let go while their value is under way, peers that do not read, workers
+// that leave as soon as they have come, the end of the world's group.
+#include "client/connect.hpp"
+#include "client/views.hpp"
+#include "tests/spawn/remote_functions.hpp"
+
+namespace remote_test {
+namespace {
+
+using shmb::client::Deadline;
+
+struct Unmoved {  // after the first time
+  int moves = 0;
+  Unmoved() = default;
+  Unmoved(const Unmoved&) = default;
+  Unmoved(Unmoved&& other) : moves(other.moves + 1) {
+    if (moves > 1) throw std::runtime_error("not moved again");
+  }
+  MSGPACK_DEFINE(moves)
+};
+Unmoved unmoved() { return {}; }
+std::optional<Remote<int>> one_kept;
+void keep_one(const Remote<int>& value) { one_kept = value; }
+int unwrap_one() { return one_kept.value().to_here(); }
+void let_one_go() { one_kept.reset(); }
+SHMBROKER_REMOTE_FUNCTION("unmoved", unmoved);
+SHMBROKER_REMOTE_FUNCTION("keep_one", keep_one);
+SHMBROKER_REMOTE_FUNCTION("unwrap_one", unwrap_one);
+SHMBROKER_REMOTE_FUNCTION("let_one_go", let_one_go);
+
+// As the broker says, whom this process asks without serving.
+bool no_references_soon() {
+  const auto session = shmb::client::connect();
+  if (!session) return false;
+  for (int i = 0; i < 3000; ++i) {
+    const auto list = shmb::client::list_references(**session, {}, Deadline::after(0));
+    if (list && list->rows.empty()) return true;
+    pause_ms(10);
+  }
+  return false;
+}
+bool comes(int word, int value) {
+  for (int i = 0; i < 4000 && words().numbers[word] != value; ++i) pause_ms(10);
+  return words().numbers[word] == value;
+}
+
+}  // namespace
+
+TEST_CASE("A value that is asked for stays until the answer, also where the reference is let go at once") {
+  for (const unsigned threads : {0U, 2U}) {
+    CAPTURE(threads);
+    World world;
+    world.run(
+        2,
+        [](int rank) {
+          if (rank != 0) return;
+          const auto patient = remote::at("b").within(30.0);
+          EXPECT(remote::remote<int>(patient, "slow_add", 1, 2, 300).to_here_async(30.0).wait() == 3);
+          std::vector<Future<int>> values;
+          for (int i = 0; i < 50; ++i) values.push_back(remote::remote<int>(patient, "add", i, 1).to_here_async(30.0));
+          for (int i = 0; i < 50; ++i) EXPECT(values[static_cast<std::size_t>(i)].wait() == i + 1);
+        },
+        threads);
+  }
+}
+
+TEST_CASE("An own value that is shared again outlives the word that nobody refers to it any more") {
+  World world;
+  world.run(2, [](int rank) {
+    if (rank != 0) return;
+    std::optional<Remote<int>> own(std::in_place, 40);
+    EXPECT(remote::rpc_sync<int>("b", "unwrap", *own) == 40);
+    EXPECT(no_references_soon());  // this worker has not heard of it
+    const auto kept = remote::rpc_async<void>("b", "keep_one", *own);
+    own.reset();
+    kept.wait();
+    for (int i = 0; i < 10; ++i) (void)remote::serve(std::chrono::milliseconds(5));
+    EXPECT(remote::rpc_sync<int>(remote::at("b").within(30.0), "unwrap_one") == 40);
+    remote::rpc_sync<void>("b", "let_one_go");
+    EXPECT(serve_until([] { return remote::counters().owned == 0; }));
+  });
+}
+
+TEST_CASE("A worker keeps its own deadlines although a peer that it owes a word does not read") {
+  World world;
+  world.run(2, [](int rank) {
+    if (rank == 0) {
+      const auto made = remote::remote<int>("b", "add", 1, 2);
+      words().numbers[1] = 1;
+      EXPECT(comes(2, 1));
+      EXPECT(made.to_here() == 3);
+      return;
+    }
+    EXPECT(comes(1, 1));
+    Status status{};
+    for (int i = 0; i < 100'000 && status != Status::deadline; ++i)
+      (void)thrown([] { (void)remote::rpc_async<void>(remote::at("a").within(0.3), "nothing"); }, &status);
+    EXPECT(status == Status::deadline);
+    words().numbers[2] = 1;
+  });
+}
+
+TEST_CASE("Workers may leave as soon as they have come, again and again") {
+  World world;
+  const auto statuses = world.run_bare(3, [](int rank) {
+    remote::ShutdownOptions local;
+    local.graceful = false;
+    for (int i = 0; i < 20; ++i) {
+      join(rank, 3);
+      remote::shutdown(local);
+    }
+  });
+  CHECK(statuses == std::vector<int>{0, 0, 0});
+}
+
+TEST_CASE("After the end of the world's group references and calls say so, and shutdown ends") {
+  World world;
+  const auto statuses = world.run_bare(2, [](int rank) {
+    join(rank, 2);
+    Status status{};
+    std::optional<Remote<int>> value;
+    if (rank == 0) {
+      value = remote::remote<int>("b", "add", 1, 2);
+      EXPECT(value->to_here() == 3);
+      const auto session = shmb::client::connect();
+      EXPECT(session.has_value());
+      const auto list = shmb::client::list_worlds(**session, {}, Deadline::after(0));
+      EXPECT(list && list->rows.size() == 1);
+      EXPECT((*session)->end_group(list->rows.front().record.group, "", 0, Deadline::after(0)).has_value());
+      (void)thrown([&] { (void)value->to_here(); }, &status);
+      EXPECT(status == Status::group_ended);
+      (void)thrown([&] { (void)value->to_here(); }, &status);
+      EXPECT(status == Status::group_ended);
+    } else {
+      (void)thrown([] { (void)remote::serve(std::chrono::seconds(60)); }, &status);
+      EXPECT(status == Status::group_ended);
+    }
+    (void)thrown([rank] { (void)remote::rpc_sync<int>(1 - rank, "add", 1, 2); }, &status);
+    EXPECT(status == Status::group_ended);
+    (void)thrown([] { (void)remote::shutdown(); }, &status);
+    EXPECT(status == Status::group_ended);
+  });
+  CHECK(statuses == std::vector<int>{0, 0});
+}
+
+TEST_CASE("What a value throws while it is put away is the creation's failure, and its worker goes on") {
+  World world;
+  world.run(2, [](int rank) {
+    if (rank != 0) return;
+    const auto made = remote::remote<void>("b", "unmoved");
+    EXPECT(has(thrown([&] { made.created().wait(); }), "not moved again"));
+    EXPECT(remote::rpc_sync<int>("b", "add", 1, 2) == 3);
+  });
+}
+
+TEST_CASE("A type that was not there in time is asked for again") {
+  World world;
+  world.run(2, [](int rank) {
+    if (rank != 0) return;
+    const auto value = remote::remote<int>("b", "slow_add", 1, 2, 500);
+    Status status{};
+    (void)thrown([&] { (void)value.type(0.01); }, &status);
+    EXPECT(status == Status::deadline);
+    EXPECT(value.type() == "int");
+  });
+}
+
+}  // namespace remote_test
