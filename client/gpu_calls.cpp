@@ -179,6 +179,7 @@ Result<std::size_t> publish_some(Session& session, std::span<const GpuPublish> r
       give_back_quietly(session, made.region, true);
       out.push_back(std::unexpected(whole.error()));
     } else {
+      if (region.group == 0) session.note_group(made.group);
       out.push_back(made);
     }
   }
@@ -429,6 +430,7 @@ Result<GpuTimelineMade> gpu_timeline(Session& session, const GpuTimelineWish& wi
   auto fixed = fixed_of<shmbw_gpu_timeline_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
   if (reply->fds.size() != 1) return malformed_answer("GPU_TIMELINE");
+  if (wish.group == 0) session.note_group(fixed->group);
   return GpuTimelineMade{fixed->region, fixed->bytes, fixed->group, std::move(reply->fds.front())};
 }
 

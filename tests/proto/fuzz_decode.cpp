@@ -60,7 +60,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto true_size = static_cast<std::uint32_t>(packet.size());
   if ((steer & 0x80) != 0 && packet.size() >= 4) std::memcpy(packet.data(), &true_size, sizeof true_size);
   const Direction direction = (steer & 1) != 0 ? Direction::from_broker : Direction::request;
-  const std::uint32_t table = (steer >> 1) & 7;
+  const std::uint32_t table = (steer >> 1) & 31;
 
   try_text({reinterpret_cast<const char*>(packet.data()), packet.size()});
   test::Decoded decoded = test::decode(packet, n_fds, direction, table);

@@ -4,8 +4,10 @@
 import json
 import pathlib
 import sys
+import tomllib
 
-TABLES = ["none", "regions", "groups", "sessions", "leases", "tickets", "uids"]
+table = tomllib.loads((pathlib.Path(__file__).resolve().parents[2] / "proto/messages.toml").read_text())
+TABLES = next(e["values"] for e in table["enum"] if e["name"] == "table")
 out = pathlib.Path(sys.argv[2])
 out.mkdir(parents=True, exist_ok=True)
 for path in pathlib.Path(sys.argv[1]).glob("*.json"):
