@@ -166,3 +166,24 @@ TEST_CASE("a device whose node nobody can hold open refuses the publication and 
   CHECK(status_of(refused) == Status::device_not_pinned);
   CHECK(region.access() == gpu::Access::read_write);
 }
+
+TEST_CASE("what this device cannot do is refused before anything is tried") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  auto session = session_on(broker.socket());
+  auto region = gpu::Region::allocate(session, kMiB);
+  CHECK((gpu::devices()[0].flags & SHMB_GPU_DEVICE_DMA_BUF) == 0);
+  CHECK(status_of(region.try_dma_buf(0, 4096)) == Status::not_supported);
+  gpu::AllocateOptions rdma;
+  rdma.rdma = true;
+  CHECK(status_of(gpu::Region::try_allocate(session, kMiB, rdma)) == Status::ok);  // that it can
+  {
+    // A driver that has no memory for others to open.
+    const fakecuda::Injected failing("cuMemGetAddressRange:1:500");
+    CHECK(status_of(gpu::Region::try_adopt(session, region.pointer(), kMiB)) == Status::invalid);
+  }
+  CHECK(status_of(gpu::Region::try_import(session, shmbroker::RegionId{{}, 1'000'000, 0}, {.devices = {7}})) ==
+        Status::not_found);
+  region.publish();
+  CHECK(status_of(gpu::Region::try_import(session, region.id(), {.devices = {7}})) == Status::device_not_found);
+  CHECK(status_of(gpu::Region::try_import(session, region.id())) == Status::ok);  // nobody was blamed
+}
