@@ -91,6 +91,7 @@ Timeline::~Timeline() {
       for (auto& [device, hold] : holds_) (void)new ContextHold(std::move(hold));
       return;
     }
+    auto scope = holds_.begin()->second.enter_primary();  // the caller may have no context any more
     for (const auto& [stream, event] : uses_) driver->calls().event_destroy(event);
     driver->calls().host_unregister(memory_);
   }

@@ -255,6 +255,28 @@ TEST_CASE("timelines leave nothing behind in the driver, also where a call fails
         }).wait() == 0);
 }
 
+TEST_CASE("what was registered is given back also where no context is current any more") {
+  const Meeting meeting;
+  CHECK(Child::run([&] {
+          auto session = meeting.member();
+          const auto& fake = fakecuda::Fake::use();
+          auto region = session.create(kMiB);
+          {
+            std::optional<gpu::Timeline> timeline = gpu::Timeline::create(session);
+            gpu::PinnedHost pin;
+            {
+              Worker worker;
+              pin = gpu::PinnedHost::pin(region);
+              ACTOR_MUST(timeline->try_signal(1, worker.stream()));
+              ACTOR_CHECK(worker.finish() == 0);
+            }
+            ACTOR_CHECK(fake.audit().registrations == 2);
+          }
+          ACTOR_CHECK(fake.audit().left() == 0 && fake.audit().violations == 0);
+          return 0;
+        }).wait() == 0);
+}
+
 TEST_CASE("a pinned region is one memory for CPU and device, registered once, and not published meanwhile") {
   const Meeting meeting;
   CHECK(Child::run([&] {
