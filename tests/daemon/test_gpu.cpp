@@ -2,6 +2,7 @@
 // GPU regions in the books: who keeps a GPU initialised, what may be published, who may open it, what the ends of
 // processes make of it. The exports are memfds of the kind that the fake driver makes; the broker asks no driver.
 #include "base/mapping.hpp"
+#include "daemon/gpu_device.hpp"
 #include "proto/timeline_layout.hpp"
 #include "tests/daemon/gpu_client.hpp"
 
@@ -598,6 +599,7 @@ TEST_CASE("a killed process holds no GPU memory, though a child forked from it h
   open_id(user, made.reply.region);
   open_id(user, kept.reply.region);
   const auto host = user.create();
+  user.ready(host.ref());
   owner.batch<shmbw_gpu_retire>(SHMBW_OP_GPU_RETIRE, {{made.reply.region}});
   owner.link().events.clear();
   world.books->process_died(*user.session(), nullptr);

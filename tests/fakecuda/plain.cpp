@@ -173,7 +173,8 @@ FAKECUDA_API Code cuIpcOpenMemHandle_v2(Address* address, IpcHandle handle, unsi
 }
 
 FAKECUDA_API Code cuIpcCloseMemHandle(Address address) {
-  return enter("cuIpcCloseMemHandle", Needs::context, [&](State& it, Lock& lock) -> Code {
+  return enter("cuIpcCloseMemHandle", Needs::driver, [&](State& it, Lock& lock) -> Code {
+    if (current_context() == nullptr) return kInvalidContext;  // but a ruined one gives back
     auto found = it.mappings.find(address);
     if (found == it.mappings.end() || found->second.kind != Kind::opened) return kInvalidValue;
     wait_for_context(*found->second.context, lock);
