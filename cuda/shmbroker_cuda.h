@@ -362,7 +362,7 @@ SHMB_API int shmb_gpu_timeline_wait_host(const shmb_gpu_timeline* timeline, uint
 
 typedef struct shmb_gpu_timeline_state {
   size_t size;
-  uint64_t counter;   /* 2^62 beyond `announced` when the broker has released the waiters */
+  uint64_t counter;   /* reached; where its producer left it, once that is gone */
   uint64_t announced; /* the highest value whose signal is enqueued */
   uint32_t status;    /* SHMB_OK, SHMB_E_PRODUCER_DEAD (died or closed it), SHMB_E_DEVICE_LOST */
   uint32_t words;

@@ -176,6 +176,10 @@ TEST_CASE("a producer that closes its timeline releases waiters, and a successor
           ACTOR_MUST(other->try_wait_host(1, 0, kLong));
           mine.reset();
           ACTOR_CHECK(status_of(other->try_wait_host(2, 0, kLong)) == Status::producer_dead);
+          ACTOR_MUST(other->try_wait_host(1, 0, kLong));  // what was reached before stays so
+          ACTOR_MUST(other->try_wait(1, worker.stream(), 0, kLong));
+          ACTOR_CHECK(status_of(other->try_wait(2, worker.stream(), 0, kLong)) == Status::producer_dead);
+          ACTOR_CHECK(other->look().counter == 1);
           auto next = gpu::Timeline::try_create(session, {.name = "t", .replace = true});
           ACTOR_MUST(next);
           auto again = gpu::Timeline::try_open(second, "t");

@@ -693,11 +693,13 @@ TEST_CASE("the death of a timeline's producer writes the status of every word an
     CHECK(line.word(i).wakes == 1);
   }
   CHECK(timeline::reached(line.word(0).counter, 1000));
+  CHECK(line.word(0).last == 5);  // what was done stays known
   // A write of the dead process' stream that lands later is written over.
   line.word(0).counter = 6;
   world.advance(kSecond);
   CHECK(timeline::reached(line.word(0).counter, 7));
   CHECK(line.word(0).wakes == 2);
+  CHECK(line.word(0).last == 6);
   world.advance(10 * kSecond);
   line.word(0).counter = 6;
   world.advance(10 * kSecond);

@@ -248,6 +248,7 @@ int run(int count, char** words) {
     if (word == "--fake") {
       fake = true;
       settings.wait_ms = 200;
+      setenv("FAKECUDA_CARD", ("facts" + std::to_string(getpid())).c_str(), 1);  // of this run alone
       if (only.empty()) only = kOnTheFake;
       continue;
     }
