@@ -100,7 +100,7 @@ TEST_CASE("a region of a killed producer is imported afterwards, byte for byte")
 
 TEST_CASE("importers of a producer that is killed meanwhile get all of it or an answer, and never half") {
   const Meeting meeting;
-  for (int round = 0; round < 6; ++round) {
+  for (int round = 0; round < 4; ++round) {
     const Gate begun;
     auto producer = Child::run([&] {
       auto session = meeting.member();
@@ -118,7 +118,7 @@ TEST_CASE("importers of a producer that is killed meanwhile get all of it or an 
       auto session = meeting.member();
       Device device;
       int seen = 0;
-      for (int i = 0; i < 100; ++i) {
+      for (int i = 0; i < 40; ++i) {
         auto region = gpu::Region::try_import(session, std::string("w"));
         if (!region) {
           ACTOR_CHECK(status_of(region) == Status::not_found);
@@ -132,7 +132,7 @@ TEST_CASE("importers of a producer that is killed meanwhile get all of it or an 
       return 0;
     });
     REQUIRE(begun.wait());
-    std::this_thread::sleep_for(std::chrono::milliseconds(5 + 7 * round));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5 + 10 * round));
     producer.kill();
     CHECK(producer.wait() == 128 + SIGKILL);
     CHECK(consumer.wait() == 0);
