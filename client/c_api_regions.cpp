@@ -70,6 +70,18 @@ Result<void> attach(shmb_session* session, Result<Target> target, const shmb_att
   return {};
 }
 
+Result<void> make_ticket(shmb_region* region, std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime,
+                         std::uint32_t flags, Deadline deadline, std::uint8_t* ticket, std::int64_t* expires) {
+  auto known = region_of(region);
+  if (!known) return std::unexpected(known.error());
+  if (ticket == nullptr) return shmb::error(Status::invalid, "no place for the ticket was given");
+  auto made = (*known)->make_ticket(rights, uses, lifetime, deadline, flags);
+  if (!made) return std::unexpected(made.error());
+  std::ranges::copy(made->token.bytes, ticket);
+  if (expires != nullptr) *expires = made->expires;
+  return {};
+}
+
 Result<Target> target_of(const shmb_attach_item& item) {
   const int given = (item.address != nullptr) + (item.id != nullptr) + (item.ticket != nullptr);
   if (given != 1) return shmb::error(Status::invalid, "an element names its region in exactly one way");
@@ -355,15 +367,16 @@ int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64_t timeou
 
 int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns, int64_t timeout_ns,
                        uint8_t ticket[16], int64_t* expires_ns, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto known = region_of(region);
-    if (!known) return std::unexpected(known.error());
-    if (ticket == nullptr) return shmb::error(Status::invalid, "no place for the ticket was given");
-    auto made = (*known)->make_ticket(rights, uses, lifetime_ns, Deadline::after(timeout_ns));
-    if (!made) return std::unexpected(made.error());
-    std::ranges::copy(made->token.bytes, ticket);
-    if (expires_ns != nullptr) *expires_ns = made->expires;
-    return {};
+  return guarded(error, [&] {
+    return make_ticket(region, rights, uses, lifetime_ns, 0, Deadline::after(timeout_ns), ticket, expires_ns);
+  });
+}
+
+int shmb_ticket_lend(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns, int64_t timeout_ns,
+                     uint8_t ticket[16], int64_t* expires_ns, shmb_error* error) noexcept {
+  return guarded(error, [&] {
+    return make_ticket(region, rights, uses, lifetime_ns, SHMBW_TICKET_CREATE_WITH_SESSION, Deadline::after(timeout_ns),
+                       ticket, expires_ns);
   });
 }
 

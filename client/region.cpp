@@ -241,7 +241,7 @@ Result<void> revoke_ticket(Session& session, const Token& ticket, Deadline deadl
 }
 
 Result<Region::Ticket> Region::make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime,
-                                           Deadline deadline) {
+                                           Deadline deadline, std::uint32_t flags) {
   if (session_->is_local()) return needs_broker("tickets");
   if (auto fine = usable(); !fine) return std::unexpected(fine.error());
   return client::make_ticket(*session_, facts_.ref, rights, uses, lifetime, deadline);
@@ -256,6 +256,7 @@ Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, st
   request.rights = rights != 0 ? rights : static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_READ);
   request.uses = uses;
   request.lifetime = lifetime;
+  request.flags = flags;
   writer.begin(SHMBW_OP_TICKET_CREATE, 0, Status::ok, request);
   const auto packet = writer.finish(0);
   auto reply = session.call(std::span(buffer).first(packet.size()), deadline);

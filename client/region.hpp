@@ -88,7 +88,9 @@ class Region {
     Token token;
     std::int64_t expires = 0;
   };
-  Result<Ticket> make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime, Deadline deadline);
+  // `flags`: of SHMBW_TICKET_CREATE_*.
+  Result<Ticket> make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime, Deadline deadline,
+                             std::uint32_t flags = 0);
 
   void not_inherited() { orphaned_ = true; }  // the forked child got no lease of its own
 

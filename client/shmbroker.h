@@ -396,6 +396,11 @@ SHMB_API int shmb_set_sharing_strategy(const char* name, shmb_error* error) SHMB
 SHMB_API int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                                 int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
+/* The same, and it ends at the latest with the session that made it, or with that session's process, also a killed one:
+ * for processes that do not outlive it. Errors: those, and TOO_NEW from a broker that does not know it. */
+SHMB_API int shmb_ticket_lend(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
+                              int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
+                              shmb_error* error) SHMB_NOEXCEPT;
 /* A further handle of the session that a region belongs to; shmb_disconnect frees it. */
 SHMB_API int shmb_region_session(const shmb_region* region, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 /* Ends a ticket with the uses it has left; what was attached by it stays. For the session that made it, and for others

@@ -310,6 +310,16 @@ class RegionBase {
       return Error(error);
     return Ticket(Token(bytes));
   }
+  // One that ends with the session that made it, at the latest: for processes that do not outlive this one.
+  Result<Ticket> try_lend(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
+                          Timeout timeout = {}) const noexcept {
+    std::uint8_t bytes[16];
+    shmb_error error;
+    if (shmb_ticket_lend(handle_.get(), static_cast<std::uint32_t>(rights), uses, lifetime.nanoseconds(),
+                         timeout.nanoseconds(), bytes, nullptr, &error) != SHMB_OK)
+      return Error(error);
+    return Ticket(Token(bytes));
+  }
   // Maps a part; offset is a multiple of 4096.
   Result<MappedPart> try_map(std::uint64_t offset, std::uint64_t length, bool writable = false) const noexcept {
     void* address = nullptr;
@@ -341,6 +351,9 @@ class RegionBase {
   Ticket ticket(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
                 Timeout timeout = {}) const {
     return try_ticket(rights, uses, lifetime, timeout).value();
+  }
+  Ticket lend(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {}, Timeout timeout = {}) const {
+    return try_lend(rights, uses, lifetime, timeout).value();
   }
   MappedPart map(std::uint64_t offset, std::uint64_t length, bool writable = false) const {
     return try_map(offset, length, writable).value();

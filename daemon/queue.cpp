@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 
+#include "base/text.hpp"
 #include "daemon/grant.hpp"
 #include "daemon/pool.hpp"
 #include "daemon/refuse.hpp"
@@ -208,8 +209,6 @@ Result<void> check_words(const Participant& caller, const shmbw_queue_open& wish
   if (wish.cell_size != 64 && wish.cell_size != 128) return error(Status::invalid, "a cell has 64 or 128 bytes");
   return {};
 }
-
-std::string quoted(std::string_view name) { return "'" + std::string(name) + "'"; }
 
 std::uint32_t find_queue(Pool& pool, std::string_view name) {
   for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {

@@ -64,6 +64,8 @@ void serve_ticket_create(const Request& request) {
   const Limits& limits = world.config.limits;
   if ((wish->rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
     return request.fail(Status::unknown_flags, "a right is not known to this broker");
+  if ((wish->flags & ~std::uint32_t{SHMBW_TICKET_CREATE_KNOWN}) != 0)
+    return request.fail(Status::unknown_flags, "a flag of ticket_create is not known to this broker");
   if ((wish->rights & SHMBW_RIGHT_MAP_READ) == 0)
     return request.fail(Status::invalid, "a ticket gives map_read at least");
   if (((*lease)->rights & SHMBW_RIGHT_SHARE) == 0)
@@ -82,6 +84,7 @@ void serve_ticket_create(const Request& request) {
                                              " at most; raise limits.ticket_max");
   auto ticket = make_ticket(world, request.session, region, wish->rights, std::max(wish->uses, 1U), lifetime);
   if (!ticket) return request.fail(ticket.error());
+  if ((wish->flags & SHMBW_TICKET_CREATE_WITH_SESSION) != 0) end_with_session(request.session, **ticket);
   shmbw_ticket_create_reply reply{};
   (*ticket)->secret.to(reply.ticket);
   reply.expires = (*ticket)->expires;

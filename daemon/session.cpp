@@ -56,6 +56,7 @@ void take_over(World& world, Session& heir, Session& from) {
     lease.charge.move_to(heir.account);
     heir.leases.insert(std::move(node));
   }
+  move_tickets(from, heir);
   if (Group* group = from.group) join_group(world, heir, *group);
   heir.ended_group = from.ended_group;
   if (Group* group = from.supervises) supervise_group(world, heir, *group);
@@ -178,6 +179,7 @@ void end_session(World& world, Session& session) {
   std::uint64_t group = session.group ? session.group->id : 0;
   std::string group_text = session.group ? session.group->text() : std::string();
   while (!session.watches.empty()) destroy_watch(world, session.watches.begin()->second);
+  destroy_tickets_of(world, session);
   gpu_session_over(world, session);
   for (auto at = session.leases.begin(); at != session.leases.end();)
     if (Lease& lease = (at++)->second; !gpu_lease_stays(session, lease)) drop_lease(world, lease);
@@ -211,9 +213,10 @@ void session_process_died(World& world, Session& session, const sys::ExitInfo* h
   session.process_gone = true;
   if (how) session.exit = *how;
   gpu_session_over(world, session);  // a forked child that holds the socket has nothing of the GPU's
-  // A role of the process, not of the socket that a child may hold.
+  // Of the process, not of the socket that a child may hold: its roles, and what was to end with it.
   stop_supervising(world, session);
   leave_world(world, session, true);
+  destroy_tickets_of(world, session);
   if (session.lazy) end_session(world, session);
   else drop_leases_of_dead(world, session);
 }

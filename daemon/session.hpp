@@ -26,6 +26,8 @@ struct Worker;
 
 enum class Phase : std::uint8_t { silent, refused, greeted, ended };
 
+struct Ticket;
+struct OfMaker;
 struct OfMembers;
 struct OfSponsor;
 struct OfSupervisors;
@@ -61,6 +63,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   List<Group, OfSponsor> sponsored;
   std::pmr::map<std::uint64_t, Lease> leases;        // by region id
   std::pmr::map<std::uint64_t, Watch> watches;       // by watch id
+  List<Ticket, OfMaker> tickets;                     // that end with it
   std::pmr::map<std::uint64_t, std::uint8_t> pools;  // its index in each pool it has joined, by pool id
   Worker* worker = nullptr;                          // its role in a world, or none
   std::vector<GpuDevice> gpu_devices;                // that it has named

@@ -33,6 +33,23 @@ Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std:
   return &ticket;
 }
 
+void end_with_session(Session& session, Ticket& ticket) {
+  ticket.with = &session;
+  session.tickets.push_back(ticket);
+}
+
+void destroy_tickets_of(World& world, Session& session) {
+  while (Ticket* ticket = session.tickets.first()) destroy_ticket(world, *ticket);
+}
+
+void move_tickets(Session& from, Session& heir) {
+  while (Ticket* ticket = from.tickets.first()) {
+    from.tickets.remove(*ticket);
+    end_with_session(heir, *ticket);
+    ticket->maker = heir.id;
+  }
+}
+
 Ticket* find_ticket(World& world, const Secret& secret) {
   auto at = world.tickets.find(secret);
   // Not yet swept by the timer is expired all the same.
@@ -47,6 +64,7 @@ void destroy_ticket(World& world, Ticket& ticket) {
   Region& region = *ticket.region;
   std::uint32_t uid = ticket.maker_uid;
   const Secret secret = ticket.secret;
+  if (ticket.with) ticket.with->tickets.remove(ticket);
   world.tickets.erase(secret);
   world.drop_uid(uid);
   --region.tickets;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A ticket carries rights to a region across groups and users. It belongs to the broker, so the sender may die after
-// sending; it holds its region, never the group; expired, used up, random and never made are one answer.
+// sending; one made with its session ends with it. It holds its region, never the group; expired, used up, random and
+// never made are one answer.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <unordered_map>
 
 #include "daemon/books.hpp"
+#include "daemon/list.hpp"
 #include "daemon/secret.hpp"
 #include "daemon/timers.hpp"
 
@@ -17,7 +19,8 @@ class World;
 class Session;
 struct Region;
 
-struct Ticket final : Timer {
+struct OfMaker;
+struct Ticket final : Timer, Hook<Ticket, OfMaker> {
   Ticket(World& owner, const Secret& value) : world(owner), secret(value) {}
   void on_timer(std::int64_t now) override;
 
@@ -29,6 +32,7 @@ struct Ticket final : Timer {
   std::uint32_t uses_left = 0;
   std::uint32_t maker_uid = 0;
   std::uint64_t maker = 0, maker_group = 0;  // may revoke it: the session, and who is in its group of then; 0: none
+  Session* with = nullptr;                   // whose end is its own
   std::int64_t expires = 0;
   Charge charge;
 };
@@ -36,6 +40,9 @@ using Tickets = std::pmr::unordered_map<Secret, Ticket, SecretHash, SecretSame>;
 
 Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t uses,
                             std::int64_t lifetime);
+void end_with_session(Session& session, Ticket& ticket);
+void destroy_tickets_of(World& world, Session& session);  // those that end with it
+void move_tickets(Session& from, Session& heir);          // and `heir` is the one that ends
 Ticket* find_ticket(World& world, const Secret& secret);
 void use_ticket(World& world, Ticket& ticket);  // one use less; the last one ends it
 void destroy_ticket(World& world, Ticket& ticket);

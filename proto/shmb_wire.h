@@ -391,6 +391,11 @@ enum shmbw_pool_leave_flags {
   SHMBW_POOL_LEAVE_KNOWN = 3,
 };
 
+enum shmbw_ticket_create_flags {
+  SHMBW_TICKET_CREATE_WITH_SESSION = 1 << 0,
+  SHMBW_TICKET_CREATE_KNOWN = 1,
+};
+
 enum shmbw_queue_open_flags {
   SHMBW_QUEUE_OPEN_READER = 1 << 0,
   SHMBW_QUEUE_OPEN_WRITER = 1 << 1,
@@ -635,6 +640,8 @@ struct shmbw_ticket_create {
   uint32_t rights; /* rights the ticket gives, at most those of the lease */
   uint32_t uses; /* attaches it allows; 0: one */
   int64_t lifetime; /* nanoseconds; 0: 10 minutes */
+  uint32_t flags; /* ticket_create flags: with_session (it ends with the session that made it, or that session's process, at the latest) */
+  uint32_t reserved; /* zero */
 };
 
 struct shmbw_ticket_create_reply {
@@ -1645,11 +1652,13 @@ SHMBW_CHECK(sizeof(struct shmbw_publish_reply) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_publish_reply, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_publish_reply, rights) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_publish_reply, reserved) == 20);
-SHMBW_CHECK(sizeof(struct shmbw_ticket_create) == 32);
+SHMBW_CHECK(sizeof(struct shmbw_ticket_create) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, rights) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, uses) == 20);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, lifetime) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_ticket_create, flags) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_ticket_create, reserved) == 36);
 SHMBW_CHECK(sizeof(struct shmbw_ticket_create_reply) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create_reply, ticket) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create_reply, expires) == 16);

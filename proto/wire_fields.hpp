@@ -156,12 +156,14 @@ template <class F> constexpr void visit_fields(shmbw_publish_reply& s, F&& f) {
   f("rights", s.rights);
   f("reserved", s.reserved);
 }
-constexpr bool reserved_zero(const shmbw_ticket_create& s) { return reserved_zero(s.region); }
+constexpr bool reserved_zero(const shmbw_ticket_create& s) { return s.reserved == 0 && reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_ticket_create& s, F&& f) {
   f("region", s.region);
   f("rights", s.rights);
   f("uses", s.uses);
   f("lifetime", s.lifetime);
+  f("flags", s.flags);
+  f("reserved", s.reserved);
 }
 constexpr bool reserved_zero(const shmbw_ticket_create_reply&) { return true; }
 template <class F> constexpr void visit_fields(shmbw_ticket_create_reply& s, F&& f) {

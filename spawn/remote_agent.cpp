@@ -92,8 +92,13 @@ std::string Agent::where(std::uint32_t rank) const {
 }
 
 Error Agent::gone_error(std::uint32_t rank, Status status) const {
-  const bool died = workers_[rank].state == SHMBW_WORKER_STATE_DIED;
-  return {status, 0, {}, where(rank) + (died ? " has died" : " has left the world")};
+  const shmbw_worker_state state = workers_[rank].state;
+  return {status,
+          0,
+          {},
+          where(rank) + (state == SHMBW_WORKER_STATE_DIED   ? " has died"
+                         : state == SHMBW_WORKER_STATE_LEFT ? " has left the world"
+                                                            : " is gone")};
 }
 
 std::shared_ptr<Known> Agent::find_known(RefId id) const {
@@ -441,7 +446,7 @@ void Agent::look_at_failed(RefId id) {
   auto facts = client::ask_reference(*session_, world_, id, false, Deadline::after(0));
   if (!facts || !facts->error.starts_with(kGaveUp)) return;
   const std::lock_guard lock(mutex_);
-  const Failure failure{Status::deadline, -1, {}, {}, "RRef " + text_of(id) + ": " + facts->error, {}};
+  const Failure failure{Status::deadline, -1, {}, {}, "RRef creation of " + text_of(id) + ": " + facts->error, {}};
   if (auto it = find_known(id)) it->failure = failure;
   fail_fetches(id, failure);
   wake();
@@ -616,6 +621,7 @@ void Agent::take_event(const RemoteEvent& event) {
 
 // No reference to a value of ours is left in the books. One that is still used here may have been shared again since.
 void Agent::unused(RefId id) {
+  if (leaving_) return;  // all values end with this worker
   const auto found = values_.find(id);
   if (found == values_.end()) {
     if (early_.size() < kMostUnknown) early_.insert(id);

@@ -362,6 +362,10 @@ Result<std::shared_ptr<Reference>> Agent::own(void* object, std::string type) {
 
 Result<void> Agent::usable(const Reference& reference, const char* what) {
   if (forked()) return open();
+  if (reference.agent.get() != this) {
+    if (auto fine = reference.agent->usable(reference, what); !fine) return fine;
+    return error(Status::invalid, "reference " + text_of(reference.known->id) + " is of another world than the call");
+  }
   const std::lock_guard lock(mutex_);
   if (closed_ || leaving_)
     return error(Status::closed, "reference " + text_of(reference.known->id) + ": Cannot call " + what +

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What others ask is run and answered here. A value is told to the books before anybody is answered from it: where the
 // creator's deadline was earlier, it has failed for everybody, and the value goes.
+#include "base/sys_process.hpp"
 #include "spawn/remote_agent.hpp"
 
 namespace shmb::remote {
@@ -119,12 +120,18 @@ Result<void> Agent::reply_failure(const Request& request, const Failure& given) 
 
 // The value of a creation is there, or its failure.
 Result<void> Agent::settle(std::unique_ptr<Request> request, std::optional<Failure> failure) {
-  const std::shared_ptr<Value> value;
+  const std::shared_ptr<Value> value = request->value;
+  // Nobody may have been there to notice: the deadline counts all the same.
+  const bool expired = !failure && request->head.deadline != 0 && sys::now_monotonic() >= request->head.deadline;
+  if (expired) failure = Failure{Status::deadline, -1, {}, {}, std::string(kGaveUp), {}};
   auto stands =
       client::settle_reference(*session_, world_, value->id, failure ? SHMBW_REF_STATE_FAILED : SHMBW_REF_STATE_READY,
-                               failure ? failure->type + ": " + failure->text : "", Deadline::after(0));
-  const bool too_late = stands && *stands == SHMBW_REF_STATE_FAILED && !failure;
-  if (too_late) failure = Failure{Status::deadline, -1, {}, {}, "RRef " + text_of(value->id) + ": " + kGaveUp, {}};
+                               !failure                ? std::string()
+                               : failure->type.empty() ? failure->text
+                                                       : failure->type + ": " + failure->text,
+                               Deadline::after(0));
+  if (expired || (stands && *stands == SHMBW_REF_STATE_FAILED && !failure))
+    failure = Failure{Status::deadline, -1, {}, {}, "RRef creation of " + text_of(value->id) + ": " + kGaveUp, {}};
   Content dropped;
   std::shared_ptr<Value> object;
   {

@@ -202,8 +202,18 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
   const std::shared_ptr<Inbox> inbox = std::move(inbox_);
   inbox_.reset();
   const bool lost = lost_.has_value();
+  std::vector<std::shared_ptr<Value>> objects;  // also of those in a cycle, which nothing else would end
+  for (auto& [id, value] : values) {
+    auto object = std::make_shared<Value>();
+    object->is_object = value->is_object;
+    object->object = std::exchange(value->object, nullptr);
+    object->drop = value->drop;
+    object->context = value->context;
+    objects.push_back(std::move(object));
+  }
   lock.unlock();
   for (auto& [id, value] : values) value->waiting.clear();
+  objects.clear();
   unknown.clear();
   work.clear();
   values.clear();

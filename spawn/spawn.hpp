@@ -316,7 +316,9 @@ struct Codec {
 template <class R, Rights rights>
 struct RegionCodec {
   static void pack(Packer& packer, const R& region, const PackContext& context) {
-    const Ticket ticket = region.ticket(rights, context.uses, context.lifetime);
+    // Lent: a parent that is killed, even before there is anybody else, leaves none.
+    const Ticket ticket = context.lent != nullptr ? region.lend(rights, context.uses, context.lifetime)
+                                                  : region.ticket(rights, context.uses, context.lifetime);
     if (context.lent != nullptr) context.lent->add(region, ticket);
     pack_extension(packer, Extension::region, ticket.data(), 16);
   }

@@ -66,6 +66,9 @@ TEST_CASE("one region's life in C") {
   CHECK(shmb_ticket_revoke(c.session, parsed, 0, &c.error) == SHMB_E_NOT_FOUND);  // used up
   REQUIRE(shmb_ticket_create(region, 0, 2, 0, 0, ticket, nullptr, &c.error) == SHMB_OK);
   CHECK(shmb_ticket_revoke(c.session, ticket, 0, &c.error) == SHMB_OK);
+  REQUIRE(shmb_ticket_lend(region, 0, 2, 0, 0, ticket, &expires, &c.error) == SHMB_OK);
+  CHECK(expires > 0);
+  CHECK(shmb_ticket_revoke(c.session, ticket, 0, &c.error) == SHMB_OK);
   shmb_region* late = nullptr;
   CHECK(shmb_attach_ticket(c.session, ticket, nullptr, &late, &c.error) == SHMB_E_NOT_FOUND);
 
@@ -93,6 +96,7 @@ TEST_CASE("missing arguments are refused, never followed") {
   CHECK(shmb_attach(c.session, nullptr, nullptr, &region, e) == SHMB_E_INVALID);
   CHECK(shmb_attach_id(c.session, nullptr, nullptr, &region, e) == SHMB_E_INVALID);
   CHECK(shmb_attach_ticket(c.session, nullptr, nullptr, &region, e) == SHMB_E_INVALID);
+  CHECK(shmb_ticket_lend(nullptr, 0, 1, 0, 0, nullptr, nullptr, e) == SHMB_E_INVALID);
   CHECK(shmb_ticket_revoke(c.session, nullptr, 0, e) == SHMB_E_INVALID);
   CHECK(shmb_create_many(c.session, nullptr, 1, 0, &region, nullptr, e) == SHMB_E_INVALID);
   CHECK(shmb_create_many(c.session, nullptr, 0, 0, nullptr, nullptr, e) == SHMB_OK);

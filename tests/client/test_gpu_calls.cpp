@@ -64,8 +64,9 @@ struct GpuBroker {
       auto left = shmb::client::list_gpu_regions(*session, {}, gpu_deadline());
       if (!left) continue;
       for (const auto& row : left->rows) {
-        const GpuRelease all{row.record.region, 0, true};
-        (void)gpu_release(*session, {&all, 1}, gpu_deadline());
+        // With the name where the lease has that right, else without.
+        const GpuRelease all[] = {{row.record.region, 0, true}, {row.record.region, 0, false}};
+        (void)gpu_release(*session, all, gpu_deadline());
       }
       (void)session->ping(gpu_deadline());
     }

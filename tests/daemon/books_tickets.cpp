@@ -7,7 +7,9 @@ using namespace shmb;
 using namespace shmb::daemon::test;
 using shmb::daemon::Config;
 
-namespace {}
+namespace {
+constexpr std::uint32_t kWithSession = SHMBW_TICKET_CREATE_WITH_SESSION;
+}
 
 TEST_CASE("a ticket carries its rights to another uid, once by default") {
   World world(system_config());
@@ -167,13 +169,81 @@ TEST_CASE("a ticket is revoked by who made it, with the uses it has left; what w
   CHECK(owner.status().regions == 0);
 }
 
+TEST_CASE("a ticket made with its session ends with it, and the region with the ticket; another ticket stays") {
+  World world(system_config());
+  Client owner = world.client(1000), guest = world.client(2000), reader = world.client(2000);
+  Created created = owner.create(), other = owner.create();
+  const auto lent = Client::ticket_of(owner.ticket(created.ref(), kRead, 3, 0, kWithSession));
+  const auto given = Client::ticket_of(owner.ticket(other.ref(), kRead, 3));
+  REQUIRE(guest.attach_ticket(lent).status == Status::ok);
+  owner.release(created.ref());
+  owner.release(other.ref());
+  CHECK(guest.status().tickets == 2);
+  owner.die();
+  CHECK(guest.status().tickets == 1);
+  CHECK(guest.attach_ticket(lent).status == Status::not_found);
+  CHECK(reader.attach_ticket(given).status == Status::ok);
+  CHECK(guest.status().regions == 2);  // by what was attached
+  guest.close();
+  CHECK(reader.status().regions == 1);
+}
+
+TEST_CASE("a ticket made with its session can be used up, revoked and over before, in any order") {
+  World world(system_config());
+  Client owner = world.client(1000), guest = world.client(2000);
+  Created created = owner.create();
+  const auto lend = [&](std::uint32_t uses, std::int64_t life = 0) {
+    return Client::ticket_of(owner.ticket(created.ref(), kRead, uses, life, kWithSession));
+  };
+  const auto first = lend(1), second = lend(1), third = lend(2), fourth = lend(1, kMinute), fifth = lend(1);
+  CHECK(guest.attach_ticket(second).status == Status::ok);
+  CHECK(owner.revoke(third).status() == Status::ok);
+  world.advance(kMinute);
+  CHECK(guest.status().tickets == 2);
+  CHECK(guest.attach_ticket(fourth).status == Status::not_found);
+  CHECK(guest.attach_ticket(fifth).status == Status::ok);
+  CHECK(guest.attach_ticket(first).status == Status::ok);
+  CHECK(guest.status().tickets == 0);
+  (void)lend(1);
+  owner.die();
+  CHECK(guest.status().tickets == 0);
+}
+
+TEST_CASE("a ticket made with its session ends with the process, though a child holds the socket") {
+  World world(system_config());
+  Client owner = world.client(1000), guest = world.client(2000);
+  Created created = owner.create();
+  const auto lent = Client::ticket_of(owner.ticket(created.ref(), kRead, 1, 0, kWithSession));
+  owner.pidfd();
+  CHECK(guest.status().tickets == 0);
+  CHECK(guest.attach_ticket(lent).status == Status::not_found);
+  CHECK(guest.status().regions == 1);  // the heir's
+}
+
+TEST_CASE("who takes a cut session over has its tickets too") {
+  World world(system_config());
+  Client owner = world.client(1000, 77), guest = world.client(2000);
+  Created created = owner.create();
+  const auto lent = Client::ticket_of(owner.ticket(created.ref(), kRead, 2, 0, kWithSession));
+  owner.disconnect();
+  Client again = world.silent(1000, 77);
+  again.hello({.fork_session = owner.id, .fork_secret = owner.secret});
+  owner.forget();
+  REQUIRE(guest.attach_ticket(lent).status == Status::ok);
+  CHECK(again.revoke(lent).status() == Status::ok);
+  (void)Client::ticket_of(again.ticket(created.ref(), kRead, 2, 0, kWithSession));
+  CHECK(guest.status().tickets == 1);
+  again.die();
+  CHECK(guest.status().tickets == 0);
+}
+
 TEST_CASE("who holds a ticket's token may use it and not revoke it; who is of the maker's group may") {
   World world(system_config());
   Client owner = world.client(1000), other = world.client(1000), guest = world.client(2000), mate = world.client(2000);
   Packet& group = owner.make_group({.name = "job"});
-  const auto token = group.fixed<shmbw_group_create_reply>().token;
+  const auto made = group.fixed<shmbw_group_create_reply>();
   std::uint8_t copy[16];
-  std::copy_n(token, 16, copy);
+  std::copy_n(made.token, 16, copy);
   REQUIRE(owner.join(copy).status() == Status::ok);
   Created created = owner.create();
   auto ticket = Client::ticket_of(owner.ticket(created.ref()));

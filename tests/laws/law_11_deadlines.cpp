@@ -131,6 +131,7 @@ TEST_CASE(
         {"stat_id", [&](shmb_error* e) { return shmb_stat_id(s, &id, kShort, &stat, e); }},
         {"unname", [&](shmb_error* e) { return shmb_unname(s, "absent", kShort, e); }},
         {"ticket_create", [&](shmb_error* e) { return shmb_ticket_create(kept, 0, 1, 0, kShort, ticket, nullptr, e); }},
+        {"ticket_lend", [&](shmb_error* e) { return shmb_ticket_lend(kept, 0, 1, 0, kShort, ticket, nullptr, e); }},
         {"ticket_revoke", [&](shmb_error* e) { return shmb_ticket_revoke(s, ticket, kShort, e); }},
         {"group_create", [&](shmb_error* e) { return shmb_group_create(s, &group_options, &no_group, e); }},
         {"group_join", [&](shmb_error* e) { return shmb_group_join(s, "absent", 0, kShort, &number, e); }},

@@ -158,6 +158,16 @@ void stay(int, bool stubborn, bool daemons) {
   if (const char* descriptor = std::getenv("SHMB_TEST_READY")) (void)!::write(std::atoi(descriptor), "r", 1);
   for (;;) ::pause();
 }
+// An argument that rank 0 alone gets past.
+struct Barred {
+  void msgpack_unpack(const msgpack::object&) {
+    while (shmbroker::ranks::rank() != 0) pause_ms(1000);
+  }
+};
+void stay_with_regions(int, const shmbroker::Region&, const Barred&, const shmbroker::Region&) {
+  if (const char* descriptor = std::getenv("SHMB_TEST_READY")) (void)!::write(std::atoi(descriptor), "r", 1);
+  for (;;) ::pause();
+}
 void spin(int) {
   if (const char* descriptor = std::getenv("SHMB_TEST_READY")) (void)!::write(std::atoi(descriptor), "r", 1);
   for (volatile bool go_on = true; go_on;) {
@@ -175,8 +185,7 @@ void nested(int, const std::string& program) {
 }
 
 // Makes and drops regions, beside a daemon of its own.
-void work_for_ever(int rank, const std::string& address) {
-  auto region = shmbroker::rank_session().attach_writable(address);
+void work_for_ever(int rank, shmbroker::Region region) {
   if (const pid_t child = ::fork(); child == 0) {
     ::setsid();
     if (::fork() != 0) ::_exit(0);
@@ -311,6 +320,7 @@ SHMBROKER_SPAWN_FUNCTION("signal_self", signal_self);
 SHMBROKER_SPAWN_FUNCTION("exit_with", exit_with);
 SHMBROKER_SPAWN_FUNCTION("close_everything", close_everything);
 SHMBROKER_SPAWN_FUNCTION("stay", stay);
+SHMBROKER_SPAWN_FUNCTION("stay_with_regions", stay_with_regions);
 SHMBROKER_SPAWN_FUNCTION("spin", spin);
 SHMBROKER_SPAWN_FUNCTION("nested", nested);
 SHMBROKER_SPAWN_FUNCTION("work_for_ever", work_for_ever);

@@ -5,10 +5,13 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <optional>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "spawn/tree.hpp"
+#include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/spawn/ranks.hpp"
@@ -80,6 +83,45 @@ TEST_CASE("47: SIGKILL of the parent, the guard or the supervisor ends ranks tha
         CHECK(parent.wait() == (victim == Victim::parent ? 128 + SIGKILL : supervisor_lost));
         CHECK(witness.all_gone());
       }
+}
+
+TEST_CASE("SIGKILL of the parent, alone or with guard or supervisor, leaves no ticket and no region of arguments") {
+  const harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  const std::vector<Victim> orders[] = {{Victim::parent},
+                                        {Victim::guard, Victim::parent},
+                                        {Victim::supervisor, Victim::parent},
+                                        {Victim::parent, Victim::guard},
+                                        {Victim::parent, Victim::supervisor}};
+  for (const StartMethod method : kMethods)
+    for (const auto& order : orders) {
+      CAPTURE(std::string(name_of(method)));
+      CAPTURE(&order - orders);
+      Witness witness;
+      auto options = quick(method, 3, witness);
+      options.no_group = false;
+      options.socket = broker.socket();
+      auto parent = harness::Child::run([&]() -> int {
+        auto session = Session::connect({.socket = broker.socket()});
+        std::optional<Region> taken = session.create(4096, {.many_writers = true});
+        std::optional<Region> untaken = session.create(4096, {.many_writers = true});
+        auto started = start_processes("stay_with_regions", options, *taken, 0, *untaken);
+        taken.reset();
+        untaken.reset();
+        (void)!::write(witness.inherited(), "r", 1);
+        for (;;) ::pause();  // neither joins nor revokes
+      });
+      REQUIRE(witness.wait_ready(2));  // the parent and rank 0
+      const std::string before = broker.books(0);
+      CHECK(before.find("tickets") != std::string::npos);
+      const pid_t guard = only_child(parent.pid()), supervisor = only_child(guard);
+      REQUIRE((guard > 0 && supervisor > 0));
+      for (const Victim victim : order)
+        ::kill(victim == Victim::parent ? parent.pid() : victim == Victim::guard ? guard : supervisor, SIGKILL);
+      CHECK(parent.wait() == 128 + SIGKILL);
+      CHECK(witness.all_gone());
+      CHECK(broker.books(60'000) == "");
+    }
 }
 
 // Whether the second one had begun to end the tree before its own death cannot be told from here, and need not.

@@ -245,6 +245,10 @@ const std::vector<Valid>& all_valid() {
     add("TICKET_CREATE", [](S s, Tag tag) {
       return plain(SHMBW_OP_TICKET_CREATE, tag, shmbw_ticket_create{s.region, SHMBW_RIGHT_MAP_READ, 2, 1'000'000});
     });
+    add("TICKET_CREATE with the session", [](S s, Tag tag) {
+      return plain(SHMBW_OP_TICKET_CREATE, tag,
+                   shmbw_ticket_create{s.region, SHMBW_RIGHT_MAP_READ, 2, 0, SHMBW_TICKET_CREATE_WITH_SESSION, 0});
+    });
     add(
         "TICKET_REVOKE",
         [](S s, Tag tag) {

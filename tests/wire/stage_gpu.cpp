@@ -89,7 +89,7 @@ const std::vector<Valid>& all_valid_of_gpu() {
   using Tag = std::uint64_t;
   static const std::vector<Valid> all = [] {
     std::vector<Valid> list;
-    auto add = [&](const char* name, auto make) { list.push_back({name, false, false, false, make, true}); };
+    auto add = [&](const char* name, auto make) { list.push_back({name, false, false, false, false, make, true}); };
     add("GPU_DEVICE", [](S, Tag tag) {
       shmbw_gpu_device wish{};
       std::ranges::copy(kGpuUuid, wish.uuid);

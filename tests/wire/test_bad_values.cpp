@@ -252,6 +252,9 @@ TEST_CASE("rights that are not there cannot be taken, given on or used") {
       check_element(client, SHMBW_OP_INHERIT, shmbw_inherit{region, kRead | right, 1}, {}, Status::unknown_flags,
                     "right");
     }
+    for (std::uint32_t flag = SHMBW_TICKET_CREATE_KNOWN + 1; flag != 0; flag <<= 1)
+      check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{region, kRead, 1, 0, flag, 0}, {},
+                  Status::unknown_flags, "flag");
     for (std::uint32_t rights : {0U, kWrite, kShare, kRelease})
       check_element(client, SHMBW_OP_ATTACH, attach_by_id(region, rights), {}, Status::invalid, "map_read");
     shmbw_attach flagged = attach_by_id(region, kRead);

@@ -177,6 +177,7 @@ void Crowd::act_on_regions(One& one, std::uint64_t tag, std::uint64_t which) {
       return;
     default: {
       shmbw_ticket_create wish{region(), rights(), static_cast<std::uint32_t>(below(4)), 1'000'000 + keep_time()};
+      wish.flags = static_cast<std::uint32_t>(below(2));
       RawPacket reply = play(one, plain(SHMBW_OP_TICKET_CREATE, tag, wish));
       if (reply.ok()) keep(tickets_, std::to_array(reply.fixed<shmbw_ticket_create_reply>().ticket));
       if (!chance(3)) return;
