@@ -244,11 +244,11 @@ Result<Region::Ticket> Region::make_ticket(std::uint32_t rights, std::uint32_t u
                                            Deadline deadline, std::uint32_t flags) {
   if (session_->is_local()) return needs_broker("tickets");
   if (auto fine = usable(); !fine) return std::unexpected(fine.error());
-  return client::make_ticket(*session_, facts_.ref, rights, uses, lifetime, deadline);
+  return client::make_ticket(*session_, facts_.ref, rights, uses, lifetime, deadline, flags);
 }
 
 Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, std::uint32_t rights, std::uint32_t uses,
-                                   std::int64_t lifetime, Deadline deadline) {
+                                   std::int64_t lifetime, Deadline deadline, std::uint32_t flags) {
   std::array<std::byte, 96> buffer;
   wire::Writer writer(buffer);
   shmbw_ticket_create request{};
