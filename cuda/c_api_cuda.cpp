@@ -163,6 +163,14 @@ int shmb_gpu_retire(shmb_gpu_lease* lease, shmb_error* error) noexcept {
   });
 }
 
+void shmb_gpu_retire_later(shmb_gpu_lease* lease) noexcept {
+  const std::unique_ptr<shmb_gpu_lease> handle(lease);
+  (void)guarded(nullptr, [&]() -> Result<void> {
+    if (lease != nullptr && Driver::loaded() != nullptr) handle->it->retire_later();
+    return {};
+  });
+}
+
 int shmb_dispatch(shmb_session* session, size_t* done, size_t* waiting, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
     auto known = session_of(session);

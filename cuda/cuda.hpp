@@ -29,7 +29,7 @@ struct Closer<shmb_gpu_region> {
 };
 template <>
 struct Closer<shmb_gpu_lease> {
-  static void close(shmb_gpu_lease* handle) noexcept { (void)shmb_gpu_retire(handle, nullptr); }
+  static void close(shmb_gpu_lease* handle) noexcept { shmb_gpu_retire_later(handle); }
 };
 template <>
 struct Closer<shmb_gpu_timeline> {

@@ -177,6 +177,8 @@ class Import {
     }
     if (auto there = driver_.need(Feature::lease); !there) return there;
     if (spec_.at != 0) return error(Status::invalid, "the driver chooses the address of lent memory");
+    if (spec_.devices.size() > 1)
+      return error(Status::not_supported, "lent memory is opened for one device: import it once for each");
     auto devices = devices_for(driver_, spec_, region.memory_, object);
     if (!devices) return std::unexpected(devices.error());
     region.devices_ = std::move(*devices);
@@ -194,6 +196,10 @@ class Import {
                        ": the driver needs its owner's device and process to be visible here; in containers, share the "
                        "pid namespace, or publish a region of shmb_gpu_allocate");
     if (code_ != kSuccess) return std::unexpected(driver_.import_failure(code_, object, here));
+    if (const Code code = driver_->context_get(&region.opened_in_); code != kSuccess) {
+      driver_->ipc_close_memory(base);
+      return std::unexpected(driver_.failure(code, "cuCtxGetCurrent", object));
+    }
     region.opened_ = base;
     region.pointer_.store(base + region.memory_.offset, std::memory_order_release);
     return {};

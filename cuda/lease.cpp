@@ -129,7 +129,9 @@ Result<void> Lease::retire(client::Deadline deadline) {
 
 Lease::~Lease() {
   if (retired_ || Driver::loaded() == nullptr) return;  // a forked child: its parent's
-  (void)retire(client::Deadline::after(0));
+  retire_later();
 }
+
+void Lease::retire_later() { (void)retire(client::Deadline::now()); }
 
 }  // namespace shmb::cuda

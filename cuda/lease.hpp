@@ -26,6 +26,7 @@ class Lease {
   std::uint64_t epoch() const { return lent_->session->epoch(); }
   // Nobody new gets it; it is freed when the last user is gone. Also where it fails: the broker is asked again then.
   Result<void> retire(client::Deadline deadline);
+  void retire_later();  // the same without waiting for the broker's answer
 
  private:
   std::shared_ptr<Lent> lent_;

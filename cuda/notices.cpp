@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "base/sys_gpu.hpp"
 #include "client/views.hpp"
@@ -75,9 +76,18 @@ void Notices::run_deferred() {
 Notices::Done Notices::take() {
   const std::shared_ptr<client::Session> session = session_.lock();
   if (session != nullptr) {
+    bool lost = false;
     for (const client::GpuEvent& event : session->take_gpu_events()) {
-      if (event.kind == client::GpuEvent::Kind::gap) look_again(*session);
+      if (event.kind == client::GpuEvent::Kind::gap) lost = true;
       else take_event(event);
+    }
+    {
+      std::lock_guard lock(mutex_);
+      lost = std::exchange(events_lost_, false) || lost;
+    }
+    if (lost && !session->lost() && !look_again(*session)) {
+      std::lock_guard lock(mutex_);
+      events_lost_ = true;
     }
   }
   if (session != nullptr && !session->lost()) {
@@ -87,7 +97,9 @@ Notices::Done Notices::take() {
       std::ranges::copy_if(lent_, std::back_inserter(unanswered),
                            [](const auto& lent) { return lent->retired && !lent->answered; });
     }
-    for (const auto& lent : unanswered) (void)ask(*session, lent, client::Deadline::after(0));
+    // A broker that does not answer once is not waited for again in the same call.
+    for (const auto& lent : unanswered)
+      if (!ask(*session, lent, client::Deadline::after(0))) break;
   }
   // Nobody counts any more: what importers have mapped stays theirs by the driver's word alone.
   const bool nobody_counts = session == nullptr || session->lost();
@@ -112,7 +124,7 @@ Notices::Done Notices::take() {
 }
 
 void Notices::take_event(const client::GpuEvent& event) {
-  std::vector<std::shared_ptr<Region>> found;
+  std::vector<std::shared_ptr<Region>> known;  // the last reference to one may be ours, and must not go under the lock
   {
     std::lock_guard lock(mutex_);
     if (event.kind == client::GpuEvent::Kind::drained) {
@@ -122,31 +134,34 @@ void Notices::take_event(const client::GpuEvent& event) {
     }
     std::erase_if(regions_, [](const auto& region) { return region.expired(); });
     for (const auto& weak : regions_)
-      if (auto region = weak.lock(); region != nullptr && same_ref(region->ref(), event.region))
-        found.push_back(std::move(region));
+      if (auto region = weak.lock(); region != nullptr) known.push_back(std::move(region));
   }
-  for (const auto& region : found) region->note_state(state_of(event.state), event.code);
+  for (const auto& region : known)
+    if (same_ref(region->ref(), event.region)) region->note_state(state_of(event.state), event.code);
 }
 
 // Events were lost: the books say what they would have said.
-void Notices::look_again(client::Session& session) {
+bool Notices::look_again(client::Session& session) {
   std::vector<std::shared_ptr<Lent>> waiting;
   std::vector<std::shared_ptr<Region>> regions;
   {
     std::lock_guard lock(mutex_);
     std::ranges::copy_if(lent_, std::back_inserter(waiting), [](const auto& lent) { return lent->retired; });
     for (const auto& weak : regions_)
-      if (auto region = weak.lock(); region != nullptr && region->published()) regions.push_back(std::move(region));
+      if (auto region = weak.lock(); region != nullptr) regions.push_back(std::move(region));
   }
-  for (const auto& lent : waiting) (void)ask(session, lent, client::Deadline::after(0));
+  for (const auto& lent : waiting)
+    if (!ask(session, lent, client::Deadline::after(0))) return false;
   for (const auto& region : regions) {
     client::Selection only;
     only.region = region->ref();
     const auto listed = client::list_gpu_regions(session, only, client::Deadline::after(0));
-    if (listed && !listed->rows.empty())
+    if (!listed) return false;
+    if (!listed->rows.empty())
       region->note_state(state_of(static_cast<shmbw_gpu_state>(listed->rows.front().record.state)),
                          listed->rows.front().record.code);
   }
+  return true;
 }
 
 Result<void> Notices::pin_device(const DeviceInfo& device, client::Deadline deadline) {

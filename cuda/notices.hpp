@@ -57,7 +57,7 @@ class Notices {
   explicit Notices(const std::shared_ptr<client::Session>& session) : session_(session) {}
   Done take();
   void take_event(const client::GpuEvent& event);
-  void look_again(client::Session& session);
+  bool look_again(client::Session& session);  // false: no answer, to be tried again
   Result<void> ask(client::Session& session, const std::shared_ptr<Lent>& lent, client::Deadline deadline);
   bool over();  // nothing here, and the session is gone
 
@@ -66,6 +66,7 @@ class Notices {
   std::vector<std::weak_ptr<Region>> regions_;
   std::vector<std::shared_ptr<Lent>> lent_;
   std::vector<Uuid> pinned_;
+  bool events_lost_ = false;
 };
 
 }  // namespace shmb::cuda

@@ -87,7 +87,10 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
 PinnedHost::Registration::~Registration() {
   const Driver* driver = Driver::loaded();
   if (driver == nullptr) return;  // a forked child: pages and pin are the parent's
-  if (registered_) driver->calls().host_unregister(memory_);
+  if (registered_) {
+    auto scope = hold_.enter();
+    driver->calls().host_unregister(memory_);  // also where no context can be had: it is the driver's to refuse
+  }
   if (told_) (void)client::gpu_pinned(*session_, ref_, true, client::Deadline::after(0));
 }
 

@@ -120,7 +120,11 @@ void Region::unmap() noexcept {
   try {
     (void)settle(*driver_, devices_, called());
     if (opened_ != 0) {
-      if (auto scope = enter()) (*driver_)->ipc_close_memory(opened_);
+      const Calls& calls = driver_->calls();
+      if (calls.context_push(opened_in_) == kSuccess) {  // else the context is gone, and the mapping with it
+        calls.ipc_close_memory(opened_);
+        (void)calls.context_pop(&opened_in_);
+      }
       opened_ = 0;
     }
   } catch (const std::bad_alloc&) {  // of sentences: the mapping goes all the same
@@ -206,7 +210,8 @@ Result<void> Region::wake(client::Deadline deadline) {
     client::GpuWish wish;
     wish.by = SHMBW_ATTACH_BY_ID;
     wish.region = ref_;
-    wish.rights = rights_;
+    // The lease has its rights already, and who may not ask for writing again goes on with what it has.
+    wish.rights = SHMBW_RIGHT_MAP_READ;
     auto opened = client::gpu_open(*session_, {&wish, 1}, deadline);
     if (!opened) return std::unexpected(opened.error());
     auto& one = opened->front();

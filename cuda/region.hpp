@@ -150,6 +150,7 @@ class Region : public std::enable_shared_from_this<Region> {
   AddressRange range_;
   std::vector<Allocation> held_;  // adopted and not yet published, or asleep and never published
   Address opened_ = 0;            // lent: what the driver opened
+  Context opened_in_ = nullptr;   // where it was opened, to be closed there
   std::shared_ptr<Lent> lent_;    // lent by this process itself
   std::atomic<Address> pointer_ = 0;
   std::atomic<Access> access_ = Access::read_write;

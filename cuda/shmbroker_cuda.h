@@ -12,8 +12,8 @@
  *  - CUDA does not survive fork: a forked child gets FORKED_CHILD from everything here and may only release its
  * handles. Start processes that use the GPU with spawn.
  *  - Devices are named by UUID, which is that of the MIG instance under MIG; ordinals differ between processes.
- *  - Read-only is a guard against accidents: the device refuses the store, but who holds a region may map it anew. What
- *    bounds others is who may import it.
+ *  - Read-only is a guard against accidents (the driver is asked to refuse the store), and who holds a region may map
+ *    it anew. What bounds others is who may import it.
  *  - Work on the device that uses a region must have been enqueued by its user before he releases it; the library
  *    waits for the device before it takes a mapping away.
  */
@@ -296,6 +296,9 @@ SHMB_API shmb_region_id shmb_gpu_lease_get_id(const shmb_gpu_lease* lease) SHMB_
  * is lost it is called when the library learns that: nobody counts any more (importers keep their mapping; the driver
  * keeps the pages for them, as seen so far, but does not promise it). NULL is allowed. */
 SHMB_API int shmb_gpu_retire(shmb_gpu_lease* lease, shmb_error* error) SHMB_NOEXCEPT;
+/* The same without waiting for the broker's answer, as a destructor wants it: `free` is called in shmb_dispatch or a
+ * later call of this header, never in this one. */
+SHMB_API void shmb_gpu_retire_later(shmb_gpu_lease* lease) SHMB_NOEXCEPT;
 
 /* Reads what the broker has sent, brings the states of regions up to date, and calls the `free` of lent memory that
  * nobody holds any more. Put shmb_event_descriptor into the program's poll set and call it when that is readable, or
@@ -359,7 +362,7 @@ SHMB_API int shmb_gpu_timeline_wait_host(const shmb_gpu_timeline* timeline, uint
 
 typedef struct shmb_gpu_timeline_state {
   size_t size;
-  uint64_t counter;   /* 2^62 beyond `announced` when the broker has released the waiters */
+  uint64_t counter;   /* reached; where its producer left it, once that is gone */
   uint64_t announced; /* the highest value whose signal is enqueued */
   uint32_t status;    /* SHMB_OK, SHMB_E_PRODUCER_DEAD (died or closed it), SHMB_E_DEVICE_LOST */
   uint32_t words;
@@ -374,8 +377,8 @@ SHMB_API int shmb_gpu_timeline_close(shmb_gpu_timeline* timeline, shmb_error* er
 /* ------------------------------------------------------------------------------------------------ pinned regions */
 
 /* Registers a mapped region of the host with the driver, so that devices reach it at `pointer` and copies from and to
- * it need no staging; read-only where it is mapped so. It costs about a second for each GB the first time: once, and
- * not for each message. While it is pinned the region cannot be published and is not recycled. Unpin before the region
+ * it need no staging; read-only where it is mapped so. Others report about a second for each GB: once, and not for
+ * each message. While it is pinned the region cannot be published and is not recycled. Unpin before the region
  * is released. Several pins of one handle are one registration. Errors: INVALID (not mapped), NOT_SUPPORTED (read-only
  * memory on a device that cannot), ALREADY_REGISTERED (by somebody else in this process), OUT_OF_MEMORY, NOT_PERMITTED,
  * CONTEXT_POISONED, those of shmb_gpu_devices. */

@@ -25,6 +25,11 @@ bool truly_reached(std::uint64_t counter, std::uint64_t value) {
   return reached(counter, value) && counter - value < timeline::kRelease / 2;
 }
 
+// Once the broker has written a status: what the producer had done before it went is done.
+bool was_reached(const Word& word, std::uint64_t value) {
+  return truly_reached(word.last.load(std::memory_order_acquire), value);
+}
+
 // Sleeps until the word's `wakes` moves, or a little: a GPU's write wakes nobody.
 void pause(Word& word, std::uint32_t wakes, std::int64_t& length, client::Deadline deadline) {
   length = std::clamp(length * 2, kFirstPause, kLongestPause);
@@ -91,6 +96,7 @@ Timeline::~Timeline() {
       for (auto& [device, hold] : holds_) (void)new ContextHold(std::move(hold));
       return;
     }
+    auto scope = holds_.begin()->second.enter_primary();  // the caller may have no context any more
     for (const auto& [stream, event] : uses_) driver->calls().event_destroy(event);
     driver->calls().host_unregister(memory_);
   }
@@ -139,6 +145,7 @@ Result<Timeline::Look> Timeline::look(std::uint32_t word) const {
   seen.counter = one.counter.load(std::memory_order_acquire);  // before the status, which the broker writes first
   seen.announced = one.announced.load(std::memory_order_acquire);
   seen.status = static_cast<shmbw_gpu_word_status>(one.status.load(std::memory_order_acquire));
+  if (seen.status != SHMBW_GPU_WORD_STATUS_OK) seen.counter = one.last.load(std::memory_order_acquire);
   return seen;
 }
 
@@ -227,7 +234,7 @@ Result<void> Timeline::wait(std::uint32_t word, std::uint64_t value, Stream stre
   for (std::int64_t length = 0;;) {
     const std::uint32_t wakes = one.wakes.load(std::memory_order_acquire);
     if (one.status.load(std::memory_order_acquire) != SHMBW_GPU_WORD_STATUS_OK) {
-      if (truly_reached(one.counter.load(std::memory_order_acquire), value)) return {};
+      if (was_reached(one, value)) return {};
       return ended(word, value);
     }
     if (reached(one.announced.load(std::memory_order_acquire), value)) break;
@@ -251,7 +258,8 @@ Result<void> Timeline::wait_host(std::uint32_t word, std::uint64_t value, client
   for (std::int64_t length = 0;;) {
     const std::uint32_t wakes = one.wakes.load(std::memory_order_acquire);
     if (truly_reached(one.counter.load(std::memory_order_acquire), value)) return {};
-    if (one.status.load(std::memory_order_acquire) != SHMBW_GPU_WORD_STATUS_OK) return ended(word, value);
+    if (one.status.load(std::memory_order_acquire) != SHMBW_GPU_WORD_STATUS_OK)
+      return was_reached(one, value) ? Result<void>() : Result<void>(ended(word, value));
     if (deadline.passed())
       return error(Status::deadline, name(word) + " has not reached " + std::to_string(value) + " in time, it is at " +
                                          std::to_string(one.counter.load(std::memory_order_relaxed)));

@@ -43,7 +43,7 @@ class Timeline {
   bool producer() const { return !region_; }
 
   struct Look {
-    std::uint64_t counter = 0;    // beyond `announced` by 2^62 once the broker has released the waiters
+    std::uint64_t counter = 0;    // once the producer is gone: where that left it
     std::uint64_t announced = 0;  // the highest value whose signal is enqueued
     shmbw_gpu_word_status status = SHMBW_GPU_WORD_STATUS_OK;
   };

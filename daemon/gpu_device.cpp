@@ -54,6 +54,7 @@ bool GpuLooker::look(Look look, int wake_fd) {
   }
   {
     std::lock_guard lock(mutex_);
+    if (looks_.size() >= kLooksAtMost) return false;
     looks_.push_back(std::move(look));
   }
   ready_.notify_one();
@@ -99,7 +100,7 @@ void GpuLooker::run() {
     ready_.wait(lock, [this] { return stop_ || !looks_.empty(); });
     if (stop_) return;
     Look next = std::move(looks_.front());
-    looks_.erase(looks_.begin());
+    looks_.pop_front();
     lock.unlock();
     Found found = look_at(std::move(next));
     lock.lock();
@@ -145,8 +146,12 @@ Result<std::uint64_t> name_device(World& world, Session& session, const sys::Gpu
   }
   if (!under_way && !world.gpu_looker.look({session.id, uuid, std::string(pci)}, world.closer.wake_fd())) {
     session.gpu_devices.pop_back();
-    return error(Status::no_memory, "no helper thread could be started to look at the GPU: ask again");
+    return error(Status::no_memory,
+                 "no helper thread could be started to look at the GPU, or it has too many to look at: ask again");
   }
+  if (device->watches.size() >= kWatchesOfDevice)
+    return error(Status::busy, std::to_string(kWatchesOfDevice) +
+                                   " requests of this session wait for that GPU already: wait for an event gpu_device");
   device->watches.push_back(++world.last_serial);
   return device->watches.back();
 }

@@ -7,6 +7,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,6 +25,7 @@ class World;
 
 inline constexpr std::uint32_t kNoMinor = UINT32_MAX;
 inline constexpr std::size_t kDevicesOfSession = 64;
+inline constexpr std::size_t kWatchesOfDevice = 1024, kLooksAtMost = 16384;  // that wait while a GPU takes its time
 
 // One open node, shared by whoever named the GPU and by every region on it. Its end closes it, on the helper thread.
 struct GpuNode {
@@ -62,7 +64,7 @@ class GpuLooker {
     std::string text;  // what that was
   };
   ~GpuLooker();
-  // `wake_fd` is signalled when something has been found. False: no thread could be started.
+  // `wake_fd` is signalled when something has been found. False: no thread could be started, or too many looks wait.
   bool look(Look look, int wake_fd);
   std::vector<Found> finished();
 
@@ -70,7 +72,7 @@ class GpuLooker {
   void run();
   std::mutex mutex_;
   std::condition_variable ready_;
-  std::vector<Look> looks_;
+  std::deque<Look> looks_;
   std::vector<Found> finished_;
   int wake_ = -1;
   bool stop_ = false;

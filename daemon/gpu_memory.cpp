@@ -38,10 +38,6 @@ void set_gpu_state(World& world, Region& region, shmbw_gpu_state state, std::int
 
 namespace {
 
-bool over(const GpuMemory& gpu) {
-  return gpu.state == SHMBW_GPU_STATE_DETACHED || gpu.state == SHMBW_GPU_STATE_INVALID;
-}
-
 void unname(Region& region) { region.group->names.remove(region); }
 
 // Only processes that have left the broker still have it: nobody can open it any more.
@@ -82,7 +78,8 @@ void gpu_session_over(World& world, Session& session) {
     } else if (exporter && gpu.state == SHMBW_GPU_STATE_INCOMPLETE) {
       set_gpu_state(world, region, SHMBW_GPU_STATE_INVALID, 0, session.pid);
       unname(region);
-    } else if (lease.writes() && !over(gpu) && gpu.state != SHMBW_GPU_STATE_DEVICE_LOST) {
+    } else if (lease.writes() && gpu.state == SHMBW_GPU_STATE_OK) {
+      // Every other state says more: what its owner wants back stays so, or he would wait for it for ever.
       set_gpu_state(world, region, SHMBW_GPU_STATE_POISONED, 0, session.pid);
     }
   }
@@ -92,14 +89,17 @@ bool gpu_lease_stays(const Session& session, const Lease& lease) {
   return on_gpu(*lease.region) && session.has_pidfd && !session.process_gone;
 }
 
-void drop_stayed_leases(World& world, Session& session) {
-  if (session.phase != Phase::ended || session.leases.empty()) return;
+void drop_leases_of_dead(World& world, Session& session) {
+  const auto first =
+      std::ranges::find_if(session.leases, [](const auto& entry) { return on_gpu(*entry.second.region); });
+  if (first == session.leases.end()) return;
   Tally tally;
   Tally* outer = std::exchange(world.tally, &tally);
-  const Group& group = *session.leases.begin()->second.region->group;
+  const Group& group = *first->second.region->group;
   const std::uint64_t group_id = group.id;
   const std::string group_text = group.text();
-  while (!session.leases.empty()) drop_lease(world, session.leases.begin()->second);
+  for (auto at = first; at != session.leases.end();)
+    if (Lease& lease = (at++)->second; on_gpu(*lease.region)) drop_lease(world, lease);
   world.tally = outer;
   add_to_reclaim(world, session, tally, group_id, group_text);
 }

@@ -59,8 +59,9 @@ void set_gpu_state(World& world, Region& region, shmbw_gpu_state state, std::int
 void gpu_session_over(World& world, Session& session);
 // Whether a lease outlives its session: while the process lives it may map the memory, whatever became of its socket.
 bool gpu_lease_stays(const Session& session, const Lease& lease);
-// Drops those that stayed, once the process is gone.
-void drop_stayed_leases(World& world, Session& session);
+// Drops the leases of a process that is gone: those that stayed after its session, or, where a forked child holds the
+// socket still, those of GPU memory, which the child has not.
+void drop_leases_of_dead(World& world, Session& session);
 // Before a lease is dropped or given back.
 void gpu_lease_over(World& world, Lease& lease);
 // After something that held the region is gone while other things hold it still. True: the region is gone.

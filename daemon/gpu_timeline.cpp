@@ -27,13 +27,18 @@ void undo(World& world, Session& session, Region& region) {
 
 }  // namespace
 
-// Status before counter: whoever sees the counter sees why.
+// What was reached before anything else, because the counter will not tell it any more; then the status, so that
+// whoever sees the new counter sees why.
 void Timeline::release() {
   timeline::Word* word = words_of(map);
   for (std::uint32_t i = 0; i < words; ++i, ++word) {
     const std::uint64_t released = word->announced.load(std::memory_order_relaxed) + timeline::kRelease;
-    const bool first = word->status.exchange(status, std::memory_order_seq_cst) != std::uint32_t{status};
-    if (word->counter.exchange(released, std::memory_order_seq_cst) == released && !first) continue;
+    const bool first = word->status.load(std::memory_order_relaxed) != std::uint32_t{status};
+    if (first) word->last.store(word->counter.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    word->status.store(status, std::memory_order_seq_cst);
+    const std::uint64_t found = word->counter.exchange(released, std::memory_order_seq_cst);
+    if (found == released && !first) continue;
+    if (found != released) word->last.store(found, std::memory_order_release);  // also what landed late
     word->wakes.fetch_add(1, std::memory_order_seq_cst);
     (void)sys::futex_wake(word->wakes, INT_MAX);
   }

@@ -121,6 +121,7 @@ void free_region(World& world, Region& region, bool at_once) {
   if (world.tally && region.live()) {
     ++world.tally->regions;
     world.tally->bytes += region.bytes;
+    if (on_gpu(region)) world.tally->gpu_bytes += region.bytes;
   }
   if (region.live()) --world.region_count;
   region.state = SHMBW_REGION_STATE_FREEING;
@@ -167,12 +168,14 @@ std::string death_text(bool lazy, const sys::ExitInfo* how) {
 void tell_reclaim(World& world, const ReclaimReport& report, shmbw_death how, std::int32_t code, std::string_view text);
 
 static void print(World& world, const ReclaimReport& report, const sys::ExitInfo* how) {
-  std::string left = report.tally.regions == 0
-                         ? std::to_string(report.tally.leases) + (report.tally.leases == 1 ? " lease" : " leases") +
-                               " given back, nothing freed (others hold it)"
-                         : std::to_string(report.tally.regions) +
-                               (report.tally.regions == 1 ? " region, " : " regions, ") +
-                               format_size(report.tally.bytes) + " freed";
+  std::string left =
+      report.tally.regions == 0
+          ? std::to_string(report.tally.leases) + (report.tally.leases == 1 ? " lease" : " leases") +
+                " given back, nothing freed (others hold it)"
+          : std::to_string(report.tally.regions) + (report.tally.regions == 1 ? " region, " : " regions, ") +
+                format_size(report.tally.bytes) + " freed" +
+                (report.tally.gpu_bytes == 0 ? std::string()
+                                             : ", " + format_size(report.tally.gpu_bytes) + " of it on GPUs");
   std::string text = "reclaim: uid " + std::to_string(report.uid) + " pid " +
                      (report.pid ? std::to_string(report.pid) : std::string("unknown")) +
                      (report.group_text.empty() ? std::string() : " group " + report.group_text) + ": " + left + "; " +
@@ -207,6 +210,7 @@ void add_to_reclaim(World& world, const Session& session, const Tally& tally, st
   at->second.tally.leases += tally.leases;
   at->second.tally.regions += tally.regions;
   at->second.tally.bytes += tally.bytes;
+  at->second.tally.gpu_bytes += tally.gpu_bytes;
 }
 
 void report_exit(World& world, std::uint64_t session, const sys::ExitInfo* how) {

@@ -31,6 +31,7 @@ inline constexpr std::uint32_t kCloseHereAtMost = 4;   // of the regions that on
 struct Tally {
   std::uint32_t leases = 0, regions = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t gpu_bytes = 0;  // of them on GPUs
 };
 
 // The helper thread, started when there is first something for it.

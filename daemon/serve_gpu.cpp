@@ -276,9 +276,9 @@ Reported report_device_lost(World& world, const Session& session, const shmbw_gp
   for (auto& [id, region] : world.regions) {
     if (!region.live() || !on_gpu(region) || region.group->uid != session.uid) continue;
     GpuMemory& gpu = *region.gpu;
-    if (!std::ranges::equal(gpu.uuid, report.uuid) || gpu.state == SHMBW_GPU_STATE_DETACHED ||
-        gpu.state == SHMBW_GPU_STATE_INVALID || gpu.state == SHMBW_GPU_STATE_DEVICE_LOST)
-      continue;
+    const bool usable = gpu.state == SHMBW_GPU_STATE_OK || gpu.state == SHMBW_GPU_STATE_INCOMPLETE ||
+                        gpu.state == SHMBW_GPU_STATE_POISONED;
+    if (!usable || !std::ranges::equal(gpu.uuid, report.uuid)) continue;
     set_gpu_state(world, region, SHMBW_GPU_STATE_DEVICE_LOST, report.code, session.pid);
     ++out.regions;
   }

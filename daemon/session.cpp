@@ -202,8 +202,9 @@ void end_session(World& world, Session& session) {
 void session_process_ended(World& world, Session& session) {
   if (!session.awaits_end()) return;
   end_participations(world, session);
-  drop_stayed_leases(world, session);
-  if (session.phase == Phase::ended) give_back_session(world, session);
+  if (session.phase != Phase::ended) return;
+  drop_leases_of_dead(world, session);
+  give_back_session(world, session);
 }
 
 void session_process_died(World& world, Session& session, const sys::ExitInfo* how) {
@@ -217,6 +218,7 @@ void session_process_died(World& world, Session& session, const sys::ExitInfo* h
   leave_world(world, session, true);
   destroy_tickets_of(world, session);
   if (session.lazy) end_session(world, session);
+  else drop_leases_of_dead(world, session);
 }
 
 void session_disconnected(World& world, Session& session) {

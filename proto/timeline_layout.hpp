@@ -21,10 +21,11 @@ struct Word {
   std::atomic<std::uint64_t> announced;  // highest value whose signal is enqueued; written by the producer's host code
   std::atomic<std::uint32_t> status;     // shmbw_gpu_word_status; written by the broker only
   std::atomic<std::uint32_t> wakes;      // moved and woken as a futex by whoever ends a wait from the host
-  std::uint64_t reserved[5];
+  std::atomic<std::uint64_t> last;       // the counter as the producer left it; written by the broker before `status`
+  std::uint64_t reserved[4];
 };
 static_assert(sizeof(Word) == 64 && offsetof(Word, counter) == 0 && offsetof(Word, announced) == 8 &&
-              offsetof(Word, status) == 16 && offsetof(Word, wakes) == 20);
+              offsetof(Word, status) == 16 && offsetof(Word, wakes) == 20 && offsetof(Word, last) == 24);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
 inline constexpr std::uint64_t bytes_of(std::uint32_t words) { return std::uint64_t{words} * sizeof(Word); }

@@ -2,6 +2,7 @@
 // Memory that others allocated: adopted where it was made by cuMemCreate, lent where by cudaMalloc, born in a region
 // where torch allocates through our hooks; and what can be neither says what to do.
 #include <chrono>
+#include <csignal>
 
 #include "tests/cuda/stage.hpp"
 
@@ -205,6 +206,23 @@ TEST_CASE("lent memory waits for users of other sessions, and is freed where the
   user.reset();
   (void)gpu::try_dispatch(session);
   CHECK(freed == 1);
+}
+
+TEST_CASE("lent memory that is let go while the broker does not answer is freed when it does again") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  Device device;
+  Malloced memory(device, kMiB);
+  int freed = 0;
+  auto session = session_on(broker.socket());
+  std::optional<gpu::Lease> lease = gpu::Lease::lend(session, memory.pointer, kMiB, [&](gpu::Pointer) { ++freed; });
+  REQUIRE(::kill(broker.pid(), SIGSTOP) == 0);
+  lease.reset();
+  CHECK(freed == 0);
+  REQUIRE(::kill(broker.pid(), SIGCONT) == 0);
+  CHECK(cuda_tests::comes_true([&] {
+    (void)gpu::try_dispatch(session);
+    return freed == 1;
+  }));
 }
 
 TEST_CASE("a session that was disconnected still frees what it lent") {

@@ -309,6 +309,14 @@ TEST_CASE("a sleeping region keeps its address and its contents") {
   }
   imported.wake();  // after the failure it can be tried again
   CHECK(device.all(there, 4 * kMiB) == 9);
+  // One that is still written goes on being written after it has slept, also where nobody else may write.
+  auto written = gpu::Region::allocate(session, 2 * kMiB);
+  written.publish({.writing = true});
+  written.sleep();
+  written.wake();
+  CHECK(written.access() == gpu::Access::read_write);
+  REQUIRE(device.fill(written.pointer(), 2 * kMiB, 4) == 0);
+  written.written();
   gpu::ImportOptions fixed;
   fixed.at = there;
   CHECK_FALSE(gpu::Region::try_import(session, region.id(), fixed));  // taken

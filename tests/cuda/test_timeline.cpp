@@ -176,6 +176,10 @@ TEST_CASE("a producer that closes its timeline releases waiters, and a successor
           ACTOR_MUST(other->try_wait_host(1, 0, kLong));
           mine.reset();
           ACTOR_CHECK(status_of(other->try_wait_host(2, 0, kLong)) == Status::producer_dead);
+          ACTOR_MUST(other->try_wait_host(1, 0, kLong));  // what was reached before stays so
+          ACTOR_MUST(other->try_wait(1, worker.stream(), 0, kLong));
+          ACTOR_CHECK(status_of(other->try_wait(2, worker.stream(), 0, kLong)) == Status::producer_dead);
+          ACTOR_CHECK(other->look().counter == 1);
           auto next = gpu::Timeline::try_create(session, {.name = "t", .replace = true});
           ACTOR_MUST(next);
           auto again = gpu::Timeline::try_open(second, "t");
@@ -251,6 +255,28 @@ TEST_CASE("timelines leave nothing behind in the driver, also where a call fails
           const auto audit = fake.audit();
           ACTOR_CHECK(audit.registrations == 0 && audit.events == 0 && audit.streams == 0 && audit.contexts == 0);
           ACTOR_CHECK(audit.violations == 0);
+          return 0;
+        }).wait() == 0);
+}
+
+TEST_CASE("what was registered is given back also where no context is current any more") {
+  const Meeting meeting;
+  CHECK(Child::run([&] {
+          auto session = meeting.member();
+          const auto& fake = fakecuda::Fake::use();
+          auto region = session.create(kMiB);
+          {
+            std::optional<gpu::Timeline> timeline = gpu::Timeline::create(session);
+            gpu::PinnedHost pin;
+            {
+              Worker worker;
+              pin = gpu::PinnedHost::pin(region);
+              ACTOR_MUST(timeline->try_signal(1, worker.stream()));
+              ACTOR_CHECK(worker.finish() == 0);
+            }
+            ACTOR_CHECK(fake.audit().registrations == 2);
+          }
+          ACTOR_CHECK(fake.audit().left() == 0 && fake.audit().violations == 0);
           return 0;
         }).wait() == 0);
 }

@@ -2,6 +2,7 @@
 // GPU regions in the books: who keeps a GPU initialised, what may be published, who may open it, what the ends of
 // processes make of it. The exports are memfds of the kind that the fake driver makes; the broker asks no driver.
 #include "base/mapping.hpp"
+#include "daemon/gpu_device.hpp"
 #include "proto/timeline_layout.hpp"
 #include "tests/daemon/gpu_client.hpp"
 
@@ -503,7 +504,8 @@ TEST_CASE("what a killed process leaves is told in one reclaim, with its GPU reg
   client.forget();
   world.wait_for_closes();
   bool told = false;
-  for (const std::string& line : world.log) told = told || line.find("2 regions, 8.0 MiB freed") != line.npos;
+  for (const std::string& line : world.log)
+    told = told || line.find("2 regions, 8.0 MiB freed, 8.0 MiB of it on GPUs") != line.npos;
   CHECK(told);
 }
 
@@ -553,6 +555,70 @@ TEST_CASE("a killed user drains what it had, and only once its process is gone")
   REQUIRE(owner.link().events.size() == 1);
   CHECK(owner.link().events[0].op() == (SHMBW_EVENT | SHMBW_EVENT_GPU_DRAINED));
   user.forget();
+}
+
+TEST_CASE("what its owner wants back is drained also where a user dies writing or the GPU is lost meanwhile") {
+  FakeGpus gpus;
+  World world;
+  Client owner = gpu_client(world), writer = world.client(), reader = world.client();
+  const GpuWish wish{.flags = SHMBW_GPU_PUBLISH_WRITING | SHMBW_GPU_PUBLISH_MANY_WRITERS,
+                     .kind = SHMBW_GPU_KIND_LEGACY};
+  const auto made = publish(owner, wish);
+  REQUIRE(open_id(writer, made.reply.region, kWrite).status == Status::ok);
+  REQUIRE(open_id(reader, made.reply.region).status == Status::ok);
+  owner.batch<shmbw_gpu_retire>(SHMBW_OP_GPU_RETIRE, {{made.reply.region}});
+  CHECK(report(reader, {}, SHMBW_GPU_FINDING_DEVICE_LOST, 46).reply.regions == 0);
+  writer.die();
+  CHECK(gpu_rows(owner).at(0).state == SHMBW_GPU_STATE_RETIRED);
+  CHECK(states_told(reader) == States{SHMBW_GPU_STATE_RETIRED});
+  owner.link().events.clear();
+  reader.release(made.reply.region);
+  REQUIRE(owner.link().events.size() == 1);
+  CHECK(owner.link().events[0].op() == (SHMBW_EVENT | SHMBW_EVENT_GPU_DRAINED));
+}
+
+TEST_CASE("memory of a dead owner is not opened again because a writer died after him") {
+  FakeGpus gpus;
+  World world;
+  Client owner = gpu_client(world), writer = world.client(), reader = world.client();
+  const auto made = publish(
+      owner, {.flags = SHMBW_GPU_PUBLISH_WRITING | SHMBW_GPU_PUBLISH_MANY_WRITERS, .kind = SHMBW_GPU_KIND_LEGACY});
+  REQUIRE(open_id(writer, made.reply.region, kWrite).status == Status::ok);
+  REQUIRE(open_id(reader, made.reply.region).status == Status::ok);
+  owner.die();
+  writer.die();
+  CHECK(open_id(reader, made.reply.region).status == Status::producer_dead);
+}
+
+TEST_CASE("a killed process holds no GPU memory, though a child forked from it holds its socket") {
+  FakeGpus gpus;
+  World world;
+  Client owner = gpu_client(world), user = world.client();
+  const auto made = publish(owner, {.kind = SHMBW_GPU_KIND_LEGACY});
+  const auto kept = publish(owner);
+  open_id(user, made.reply.region);
+  open_id(user, kept.reply.region);
+  const auto host = user.create();
+  user.ready(host.ref());
+  owner.batch<shmbw_gpu_retire>(SHMBW_OP_GPU_RETIRE, {{made.reply.region}});
+  owner.link().events.clear();
+  world.books->process_died(*user.session(), nullptr);
+  REQUIRE(owner.link().events.size() == 1);
+  CHECK(owner.link().events[0].op() == (SHMBW_EVENT | SHMBW_EVENT_GPU_DRAINED));
+  CHECK(gpu_rows(owner).at(0).importers == 0);
+  CHECK(user.attach_id(host.ref()).status == Status::ok);  // what the child may still map is not taken away
+}
+
+TEST_CASE("more requests than a session can want are not kept while a GPU is looked at") {
+  FakeGpus gpus;
+  World world;
+  Client client = world.silent();
+  client.hello({.features = SHMBW_FEATURE_PASS_RIGHTS});
+  for (std::size_t i = 0; i < kWatchesOfDevice; ++i)
+    REQUIRE(ask_device(client).fixed<shmbw_gpu_device_reply>().hold == SHMBW_GPU_HOLD_OPENING);
+  CHECK(ask_device(client).status() == Status::busy);
+  CHECK(await_device(world, client).hold == SHMBW_GPU_HOLD_NODE);
+  CHECK(ask_device(client).fixed<shmbw_gpu_device_reply>().hold == SHMBW_GPU_HOLD_NODE);
 }
 
 TEST_CASE("users of memory whose owner has died are told, and nobody new may open it") {
@@ -627,11 +693,13 @@ TEST_CASE("the death of a timeline's producer writes the status of every word an
     CHECK(line.word(i).wakes == 1);
   }
   CHECK(timeline::reached(line.word(0).counter, 1000));
+  CHECK(line.word(0).last == 5);  // what was done stays known
   // A write of the dead process' stream that lands later is written over.
   line.word(0).counter = 6;
   world.advance(kSecond);
   CHECK(timeline::reached(line.word(0).counter, 7));
   CHECK(line.word(0).wakes == 2);
+  CHECK(line.word(0).last == 6);
   world.advance(10 * kSecond);
   line.word(0).counter = 6;
   world.advance(10 * kSecond);

@@ -95,6 +95,7 @@ FAKECUDA_API Code cuMemHostRegister_v2(void* start, std::size_t bytes, unsigned 
 
 FAKECUDA_API Code cuMemHostUnregister(void* start) {
   return enter("cuMemHostUnregister", Needs::driver, [&](State& it, Lock&) -> Code {
+    if (current_context() == nullptr) return kInvalidContext;  // but a ruined one gives back
     const auto found = find_host(it, start);
     if (found == it.mappings.end()) return kNotRegistered;
     const Mapping& mapping = found->second;

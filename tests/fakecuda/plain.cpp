@@ -134,7 +134,8 @@ FAKECUDA_API Code cuIpcOpenMemHandle_v2(Address* address, IpcHandle handle, unsi
     if (named.pid == ::getpid()) return kInvalidContext;
     const std::string as = named.id;
     for (auto& [at, mapping] : it.mappings) {
-      if (mapping.kind != Kind::opened || mapping.opened_as != as) continue;
+      // A context's own: another device has addresses of its own for it.
+      if (mapping.kind != Kind::opened || mapping.opened_as != as || mapping.context != current_context()) continue;
       ++mapping.opens;
       *address = at;
       return kSuccess;
@@ -173,6 +174,7 @@ FAKECUDA_API Code cuIpcOpenMemHandle_v2(Address* address, IpcHandle handle, unsi
 
 FAKECUDA_API Code cuIpcCloseMemHandle(Address address) {
   return enter("cuIpcCloseMemHandle", Needs::driver, [&](State& it, Lock& lock) -> Code {
+    if (current_context() == nullptr) return kInvalidContext;  // but a ruined one gives back
     auto found = it.mappings.find(address);
     if (found == it.mappings.end() || found->second.kind != Kind::opened) return kInvalidValue;
     wait_for_context(*found->second.context, lock);
@@ -183,7 +185,7 @@ FAKECUDA_API Code cuIpcCloseMemHandle(Address address) {
     if (openers(mapping).freed != 0) it.violation("the maker of opened memory freed it before it was closed here");
     for (auto& pid : openers(mapping).pids) {
       std::int32_t own = ::getpid();
-      pid.compare_exchange_strong(own, 0);
+      if (pid.compare_exchange_strong(own, 0)) break;
     }
     unreserve(address, mapping.bytes);
     it.mappings.erase(found);

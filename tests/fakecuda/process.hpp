@@ -46,6 +46,9 @@ inline Calls plain_calls() {
 }
 
 inline harness::Child process(const Environment& environment, const std::function<int()>& body) {
+  // A card of this program's own: another run of it at the same time is no process of ours.
+  static const int named = ::setenv("FAKECUDA_CARD", ("f" + std::to_string(::getpid())).c_str(), 1);
+  if (named != 0) std::abort();
   return harness::Child::run([=] {
     for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
     return body();

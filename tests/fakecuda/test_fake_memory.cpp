@@ -233,7 +233,7 @@ TEST_CASE("fake: instances of one GPU under MIG share no memory") {
 }
 
 TEST_CASE("fake: a card is full for all its processes, and what is freed can be had again") {
-  CHECK(holds({{"FAKECUDA_BYTES", "8M"}, {"FAKECUDA_CARD", "full"}}, [] {
+  CHECK(holds({{"FAKECUDA_BYTES", "8M"}}, [] {
           const Calls cu = plain_calls();
           NEED(cu.init(0) == kSuccess);
           const AllocationProp prop = shareable();

@@ -247,6 +247,8 @@ int run(int count, char** words) {
     }
     if (word == "--fake") {
       fake = true;
+      settings.wait_ms = 200;
+      setenv("FAKECUDA_CARD", ("facts" + std::to_string(getpid())).c_str(), 1);  // of this run alone
       if (only.empty()) only = kOnTheFake;
       continue;
     }
@@ -267,8 +269,8 @@ int run(int count, char** words) {
     }
   }
   if (const std::string problem = why_not(fake); !problem.empty()) {
-    std::printf("no GPU to test: %s\n", problem.c_str());
-    return 77;
+    std::printf("no %s to test: %s\n", fake ? "fake driver" : "GPU", problem.c_str());
+    return fake ? 1 : 77;  // our own driver can always be had
   }
   if (fake) std::puts("ON THE FAKE DRIVER: nothing below says anything about a GPU or about NVIDIA's driver\n");
   // Kernels compiled and loaded at start: loading one lazily can wait for a stream that waits for a value.

@@ -7,6 +7,7 @@ namespace shmb::facts {
 struct Settings {
   int pin_wait_s = 10;  // T3: how long nothing but the holder's descriptors keeps the GPU
   bool quick = false;   // fewer cycles
+  int wait_ms = 5000;   // T1, T27: how long a dead producer is watched; the fake has nothing that comes late
 };
 extern Settings settings;
 
