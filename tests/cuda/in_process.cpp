@@ -4,11 +4,13 @@
 
 namespace {
 
+cuda_tests::Device* devices[2];  // for the life of the program, and never destroyed
+
 struct DriverForAll {
   DriverForAll() {
     (void)cuda_tests::Card::get();
     for (int ordinal = 0; ordinal < 2; ++ordinal) {
-      auto* const device = new cuda_tests::Device(ordinal);  // for the life of the program
+      auto* const device = devices[ordinal] = new cuda_tests::Device(ordinal);
       auto scope = device->hold->enter();
       shmb::cuda::Address some = 0;
       if (!scope || (*device->driver)->mem_alloc(&some, 4096) != 0 ||
