@@ -27,8 +27,11 @@ std::string worker_label(const Worlds& books, std::uint64_t world, std::uint32_t
 
 std::string ranks_text(std::uint64_t ranks) {
   std::string out;
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank)
-    if ((ranks >> rank & 1) != 0) out += (out.empty() ? "" : ",") + std::to_string(rank);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    if ((ranks >> rank & 1) == 0) continue;
+    if (!out.empty()) out += ',';
+    out += std::to_string(rank);
+  }
   return out;
 }
 
