@@ -33,8 +33,7 @@ enum class Op : std::uint16_t {
   add,
   keys,
   // Supervisor to rank.
-  begin = 64,  // who it is and what to run
-  go,          // forkserver: its parent is the supervisor now
+  begin = 64,  // who it is and what to run; to the fork server: the same, of its first rank
   reply
 };
 

@@ -262,10 +262,22 @@ class Overseer {
     watch(order_.get(), POLLIN);
     watch(zygote_.link.fd(), zygote_.link.events());
     const std::size_t first = polled_.size();
-    for (const Rank& rank : ranks_) {
-      watch(rank.link.fd(), rank.link.events());
-      watch(relay_.ready() ? rank.out.get() : -1, POLLIN);
-      watch(relay_.ready() ? rank.err.get() : -1, POLLIN);
+    watched_.clear();
+    // What ranks of a fork server say before they may begin wakes nobody.
+    const bool early = plan_.method == Method::forkserver && !started_;
+    for (Rank& rank : ranks_) {
+      const auto watch_rank = [&](const Fd& fd, short events, Watched::What what) {
+        if (!fd) return;
+        watch(fd.get(), events);
+        watched_.push_back({&rank, what});
+      };
+      if (rank.link.open() && !early) {
+        watch(rank.link.fd(), rank.link.events());
+        watched_.push_back({&rank, Watched::link});
+      }
+      if (!relay_.ready()) continue;
+      watch_rank(rank.out, POLLIN, Watched::out);
+      watch_rank(rank.err, POLLIN, Watched::err);
     }
     const std::size_t relayed = polled_.size();
     relay_.watch(polled_);
@@ -278,13 +290,22 @@ class Overseer {
     if (polled_[4].revents != 0) parent_went();
     if (polled_[5].revents != 0) hear_failures();
     if (polled_[7].revents != 0) hear_zygote();
-    for (std::size_t i = 0; i < ranks_.size(); ++i) {
-      Rank& rank = ranks_[i];
-      if ((polled_[first + 3 * i].revents & POLLOUT) != 0) rank.link.flush();
-      if ((polled_[first + 3 * i].revents & (POLLHUP | POLLERR)) != 0) rank.link.hang_up();
-      if (polled_[first + 3 * i].revents != 0) hear_rank(rank);
-      if (polled_[first + 3 * i + 1].revents != 0) (void)relay_.read(rank.out, plan_.rank(rank.local), false);
-      if (polled_[first + 3 * i + 2].revents != 0) (void)relay_.read(rank.err, plan_.rank(rank.local), true);
+    for (std::size_t i = 0; i < watched_.size(); ++i) {
+      const short events = polled_[first + i].revents;
+      if (events == 0) continue;
+      Rank& rank = *watched_[i].rank;
+      switch (watched_[i].what) {
+        case Watched::link:
+          if ((events & POLLOUT) != 0) rank.link.flush();
+          if ((events & (POLLHUP | POLLERR)) != 0) rank.link.hang_up();
+          hear_rank(rank);
+          break;
+        case Watched::out:
+        case Watched::err:
+          const bool error = watched_[i].what == Watched::err;
+          (void)relay_.read(error ? rank.err : rank.out, plan_.rank(rank.local), error);
+          break;
+      }
     }
     relay_.write(polled_, relayed);
     if (polled_[0].revents != 0) handle_signals();
@@ -465,6 +486,7 @@ class Overseer {
   }
 
   void hear_zygote() {
+    zygote_.link.flush();
     const bool more = zygote_.link.fill();
     while (auto frame = zygote_.link.next()) {
       Unpacker in(frame->payload);
@@ -489,7 +511,6 @@ class Overseer {
       return cannot_start(kExitFailed,
                           Error{Status::system, 0, {}, "the fork server " + how + " before it had made the ranks"});
     }
-    const std::string go = Packer().number(::getpid()).take();
     for (Rank& rank : ranks_) {
       if (const auto early = early_.find(rank.pid); early != early_.end()) {
         rank.reaped = true;
@@ -503,9 +524,9 @@ class Overseer {
         return cannot_start(kExitFailed,
                             Error{Status::protocol, 0, {}, "the fork server named processes that are not its own"});
       adopt(rank, rank.pid);
-      rank.link.send(Op::go, 0, go);
     }
     early_.clear();
+    zygote_.link.close();  // for which the ranks wait
     all_started();
   }
 
@@ -639,7 +660,12 @@ class Overseer {
   Store store_;
   Relay relay_;
   Fd order_, failures_, guard_pidfd_;
+  struct Watched {
+    Rank* rank;
+    enum What { link, out, err } what;
+  };
   std::vector<pollfd> polled_;
+  std::vector<Watched> watched_;  // what of the ranks is polled, in that order
   std::vector<std::int32_t> deaths_;  // local ranks, in the order of their deaths
   std::vector<Failure> failures_found_;
   Failure lost_;

@@ -33,7 +33,7 @@ struct State {
   std::mutex mutex;  // of everything but the socket's writing side
   std::mutex writing;
   std::condition_variable changed;
-  Fd socket;
+  Fd socket, gate;  // the second: of a rank of the fork server, until it may begin
   std::atomic<pid_t> owner = 0;  // looked at before the lock: a forked child may find that locked for ever
   bool looked = false, entered = false, function = false;
   RankFacts facts;
@@ -128,6 +128,10 @@ Result<void> take_orders(State& it, std::string payload) {
   it.facts.function = in.text();
   it.facts.arguments = in.text();
   if (!in.done()) return error(Status::protocol, "the supervisor is of another version of the library");
+  return {};
+}
+
+Result<void> say_hello(State& it) {
   it.entered = it.function = true;
   return write_frame(it, Op::hello, 0, {}, Deadline::after(client::kForever));
 }
@@ -150,25 +154,14 @@ void enter_command(State& it, int fd) {
   it.facts.shard = number_variable("GROUP_RANK", 0);
 }
 
-// Closes what belongs to the other ranks: neighbours, as a rule, and one call for all of those.
-void leave_to_others(std::vector<RankEnds>& all) {
-  std::vector<int> fds;
-  for (RankEnds& one : all)
-    for (Fd* fd : {&one.control, &one.out, &one.err})
-      if (*fd) fds.push_back(fd->release());
-  all.clear();
-  std::ranges::sort(fds);
-  for (std::size_t first = 0; first < fds.size();) {
-    std::size_t last = first;
-    while (last + 1 < fds.size() && fds[last + 1] == fds[last] + 1) ++last;
-    (void)sys::close_range(static_cast<unsigned>(fds[first]), static_cast<unsigned>(fds[last]));
-    first = last + 1;
-  }
+// What the other ranks have comes in the order of their numbers: those before have been closed, those behind follow.
+void leave_to_others(std::vector<RankEnds>& all, std::size_t own) {
+  for (std::size_t i = own + 1; i < all.size(); ++i)
+    for (Fd* fd : {&all[i].control, &all[i].out, &all[i].err}) fd->reset();
 }
 
-// The fork server: makes all ranks at once. Returns in the ranks, with their end of the channel; the process itself
-// ends, and the kernel gives the ranks to the supervisor.
-Result<Fd> make_ranks(State& it, void (*preload)()) {
+// The channels of the ranks, as the supervisor named them.
+Result<std::vector<RankEnds>> channels_of_ranks() {
   const char* text = ::secure_getenv(kZygoteVariable);
   std::vector<RankEnds> all;
   const auto take = [](int fd) {
@@ -187,38 +180,51 @@ Result<Fd> make_ranks(State& it, void (*preload)()) {
     left.remove_prefix(std::min(end + 1, left.size()));
   }
   ::unsetenv(kZygoteVariable);
+  return all;
+}
+
+// The fork server: makes all ranks at once. Returns in the ranks, with their number here and their end of the channel;
+// the process itself ends, and the kernel gives the ranks to the supervisor.
+Result<std::int32_t> make_ranks(State& it, void (*preload)()) {
+  auto all = channels_of_ranks();
+  if (!all) return std::unexpected(all.error());
   if (preload != nullptr) preload();
   std::fflush(nullptr);  // else each rank would print it again
-  Packer pids;
-  for (RankEnds& one : all) {
-    const pid_t pid = ::fork();
-    if (pid == 0) {
-      Fd mine = std::move(one.control);
+  std::vector<pid_t> pids(all->size());
+  for (std::size_t i = 0; i < all->size(); ++i) {
+    RankEnds& one = (*all)[i];
+    pids[i] = ::fork();
+    if (pids[i] == 0) {
       if (one.out) (void)::dup2(one.out.get(), 1);
       if (one.err) (void)::dup2(one.err.get(), 2);
-      leave_to_others(all);
-      it.socket.reset();
-      return mine;
+      one.out.reset();
+      one.err.reset();
+      leave_to_others(*all, i);
+      std::swap(it.socket, one.control);
+      it.gate = std::move(one.control);
+      return static_cast<std::int32_t>(i);
     }
-    if (pid < 0) {
+    if (pids[i] < 0) {
       const std::string why = "the fork server cannot start a process: " + errno_text(errno);
       (void)write_frame(it, Op::failed, 0, Packer().text(why).take(), Deadline::after(0));
       ::_exit(1);
     }
-    pids.number(pid);
+    one = {};
   }
-  (void)write_frame(it, Op::forked, 0, pids.take(), Deadline::after(0));
+  Packer told;
+  for (const pid_t pid : pids) told.number(pid);
+  (void)write_frame(it, Op::forked, 0, told.take(), Deadline::after(0));
   ::_exit(0);
 }
 
-// A rank of the fork server: nobody's parent-death signal holds it until its real parent says go.
-Result<void> await_adoption(State& it) {
-  auto go = await_frame(it, Op::go);
-  if (!go) return std::unexpected(go.error());
-  const auto supervisor = Unpacker(go->payload).number<pid_t>();
+// A rank of the fork server: nobody's parent-death signal holds it until its real parent has it. That closes the channel
+// that the fork server had, for all ranks at once; so does its death.
+void await_adoption(State& it, pid_t supervisor) {
+  char byte = 0;
+  for (ssize_t got = 1; got > 0 || (got < 0 && errno == EINTR);) got = ::recv(it.gate.get(), &byte, 1, 0);
+  it.gate.reset();
   (void)sys::set_parent_death_signal(SIGKILL);
   if (::getppid() != supervisor) ::_exit(1);
-  return {};
 }
 
 Result<void> enter(State& it, void (*preload)()) {
@@ -233,21 +239,24 @@ Result<void> enter(State& it, void (*preload)()) {
   ::unsetenv(kControlVariable);
   (void)::fcntl(place->fd, F_SETFD, FD_CLOEXEC);
   it.socket = Fd::adopt(place->fd);
-  const bool zygote = place->role == Role::zygote;
-  if (zygote) {
-    auto mine = make_ranks(it, preload);
-    if (!mine) return std::unexpected(mine.error());
-    it.socket = std::move(*mine);
-    it.in.clear();
-  }
-  own(it);
   auto begin = await_frame(it, Op::begin);
   if (!begin) return std::unexpected(begin.error());
-  if (auto taken = take_orders(it, std::move(begin->payload)); !taken) return std::unexpected(taken.error());
-  if (!zygote) return {};
+  if (auto taken = take_orders(it, std::move(begin->payload)); !taken) return taken;
+  if (place->role == Role::rank) {
+    own(it);
+    return say_hello(it);
+  }
+  const pid_t supervisor = ::getppid();
+  auto local = make_ranks(it, preload);
+  if (!local) return std::unexpected(local.error());
+  own(it);
+  it.facts.rank += *local;
+  it.facts.local_rank = *local;
+  if (auto said = say_hello(it); !said) return said;
   ::setenv("RANK", std::to_string(it.facts.rank).c_str(), 1);
   ::setenv("LOCAL_RANK", std::to_string(it.facts.local_rank).c_str(), 1);
-  return await_adoption(it);
+  await_adoption(it, supervisor);
+  return {};
 }
 
 Result<State*> entered_state() {
@@ -294,7 +303,7 @@ void become_forked_rank(Fd control, std::string begin_payload) {
   it.looked = true;
   it.socket = std::move(control);
   own(it);
-  (void)take_orders(it, std::move(begin_payload));
+  if (take_orders(it, std::move(begin_payload))) (void)say_hello(it);
 }
 
 Result<void> finish_rank(std::string_view result) {

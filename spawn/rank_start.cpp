@@ -154,8 +154,8 @@ Sys<RankEnds> prepare_rank(const Plan& plan, Rank& rank, Role role) {
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) return sys_error(errno);
     rank.link = Link(Fd::adopt(pair[0]));
     ends.control = Fd::adopt(pair[1]);
-    // Commands have nothing to run, and a rank born by fork has its copy of the plan: neither reads this.
-    if (role == Role::rank && plan.method != Method::fork)
+    // Commands have nothing to run, a rank born by fork has its copy of the plan, and those of a fork server have its.
+    if (plan.method == Method::spawn || role == Role::zygote)
       rank.link.send(Op::begin, 0, begin_payload(plan, rank.local));
   }
   if (plan.stdio == Stdio::prefix && role != Role::zygote) {

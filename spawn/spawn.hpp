@@ -21,10 +21,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <memory>
 #include <msgpack.hpp>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string_view>
 #include <tuple>
@@ -668,6 +670,49 @@ inline shmb_rank_info info() {
   check(shmb_rank_enter(nullptr, &info, &error), error);
   return info;
 }
+
+// What a value needs on its way to all ranks. A region goes as a ticket that ends with the session of the rank that
+// lends it, so that ranks that are killed leave none; therefore that rank stays until the others have attached.
+template <class T>
+class Exchange {
+ public:
+  Exchange(const shmb_rank_info& info, Timeout timeout, const std::string& name)
+      : uses_(static_cast<std::uint32_t>(info.local_world_size)),
+        whole_(timeout.nanoseconds() == 0 ? std::chrono::minutes(5) : std::chrono::nanoseconds(timeout.nanoseconds())),
+        name_("\x01taken:" + name) {}
+  shmbroker::detail::PackContext context() {
+    constexpr std::chrono::nanoseconds kMost = std::chrono::hours(24);
+    return {uses_, Timeout(std::min(whole_, kMost) + std::chrono::minutes(1)), &lent_};
+  }
+  template <class Unpack>
+  auto take(bool lends, Unpack&& unpack) {
+    if constexpr (!std::is_base_of_v<RegionBase, T>) {
+      return unpack();
+    } else {
+      // Who could not attach comes all the same: the others need not wait for its end.
+      std::optional<decltype(unpack())> taken;
+      std::exception_ptr failed;
+      try {
+        taken.emplace(unpack());
+      } catch (...) {
+        failed = std::current_exception();
+      }
+      const auto left = std::max(whole_ - (std::chrono::steady_clock::now() - begun_), std::chrono::nanoseconds(1));
+      shmb_error error;
+      const int status = shmb_rank_barrier(name_.c_str(), left.count(), &error);
+      if (failed) std::rethrow_exception(failed);
+      if (lends) check(status, error);
+      return std::move(*taken);
+    }
+  }
+
+ private:
+  const std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+  const std::uint32_t uses_;
+  const std::chrono::nanoseconds whole_;
+  const std::string name_;
+  shmbroker::detail::Lent lent_;
+};
 }  // namespace detail
 
 inline int rank() { return detail::info().rank; }
@@ -677,13 +722,15 @@ inline void barrier(Timeout timeout = {}, const std::string& name = {}) {
   shmb_error error;
   detail::check(shmb_rank_barrier(name.c_str(), timeout.nanoseconds(), &error), error);
 }
-// Everybody gets the root's value: anything that may be an argument of a function.
+// Everybody gets the root's value: anything that may be an argument of a function. Of a region, which the others give an
+// empty one for (`Region(nullptr)`), everybody gets a handle of its own, and it returns when all have attached.
 template <class T>
 T broadcast(const T& value, int root = 0, Timeout timeout = {}, const std::string& name = {}) {
   const shmb_rank_info info = detail::info();
+  detail::Exchange<T> exchange(info, timeout, name);
+  const bool lends = info.local_rank == root;
   std::string mine;
-  if (info.local_rank == root)
-    mine = shmbroker::detail::pack_all({static_cast<std::uint32_t>(info.local_world_size)}, value);
+  if (lends) mine = shmbroker::detail::pack_all(exchange.context(), value);
   void* data = nullptr;
   std::uint64_t length = 0;
   shmb_error error;
@@ -691,12 +738,13 @@ T broadcast(const T& value, int root = 0, Timeout timeout = {}, const std::strin
       shmb_rank_broadcast(name.c_str(), root, mine.data(), mine.size(), timeout.nanoseconds(), &data, &length, &error),
       error);
   const detail::Bytes<void> owned(data);
-  return detail::unpacked<T>(data, length);
+  return exchange.take(lends, [&] { return detail::unpacked<T>(data, length); });
 }
 template <class T>
 std::vector<T> all_gather(const T& value, Timeout timeout = {}, const std::string& name = {}) {
   const shmb_rank_info info = detail::info();
-  const std::string mine = shmbroker::detail::pack_all({static_cast<std::uint32_t>(info.local_world_size)}, value);
+  detail::Exchange<T> exchange(info, timeout, name);
+  const std::string mine = shmbroker::detail::pack_all(exchange.context(), value);
   void* data = nullptr;
   std::uint64_t* offsets = nullptr;
   shmb_error error;
@@ -705,10 +753,12 @@ std::vector<T> all_gather(const T& value, Timeout timeout = {}, const std::strin
       error);
   const detail::Bytes<void> owned(data);
   const detail::Bytes<std::uint64_t> places(offsets);
-  std::vector<T> all;
-  for (int i = 0; i < info.local_world_size; ++i)
-    all.push_back(detail::unpacked<T>(static_cast<const char*>(data) + offsets[i], offsets[i + 1] - offsets[i]));
-  return all;
+  return exchange.take(true, [&] {
+    std::vector<T> all;
+    for (int i = 0; i < info.local_world_size; ++i)
+      all.push_back(detail::unpacked<T>(static_cast<const char*>(data) + offsets[i], offsets[i + 1] - offsets[i]));
+    return all;
+  });
 }
 
 // The store: small values by key.

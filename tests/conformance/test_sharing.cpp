@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr int kTimes = 5;  // of each combination: 30 in all
+constexpr int kTimes = 10;  // of each way to start: 30 with each strategy
 
 // Names in /dev/shm that a process of this program could have left.
 int left_in_dev_shm() {

@@ -242,6 +242,30 @@ int meet_region(int rank) {
   ranks::barrier();
   return seen;
 }
+// Regions themselves: each rank attaches what the others have, and ends as soon as it may.
+int share_regions(int rank) {
+  const int count = ranks::world_size();
+  auto own = shmbroker::rank_session().create(4096, {.many_writers = true});
+  own.as_span<int>()[0] = rank + 1;
+  int sum = 0;
+  for (const auto& one : ranks::all_gather(own)) sum += one.as_span<int>()[0];
+  auto common = ranks::broadcast(rank == 1 ? std::move(own) : shmbroker::Region(nullptr), 1);
+  common.as_span<int>()[static_cast<std::size_t>(rank) + 1] = 1;
+  ranks::barrier();
+  for (int i = 1; i <= count; ++i) sum += common.as_span<int>()[static_cast<std::size_t>(i)];
+  const auto published = rank == 0 ? shmbroker::rank_session().create(4096) : shmbroker::Region(nullptr);
+  return sum + static_cast<int>(ranks::broadcast(published).size());
+}
+// Rank 0 lends a region, and rank 1 never takes it.
+void lend_in_vain(int rank) {
+  const char* const descriptor = std::getenv("SHMB_TEST_READY");
+  if (rank == 0) (void)ranks::broadcast(shmbroker::rank_session().create(4096));
+  void* data = nullptr;
+  std::uint64_t length = 0;
+  if (shmb_rank_broadcast("", 0, nullptr, 0, 0, &data, &length, nullptr) != SHMB_OK) throw std::runtime_error("gone");
+  (void)!::write(std::atoi(descriptor), "r", 1);
+  for (;;) ::pause();
+}
 void meet_from_threads(int) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
@@ -331,6 +355,8 @@ SHMBROKER_SPAWN_FUNCTION("send_rank", send_rank);
 SHMBROKER_SPAWN_FUNCTION("environment", environment);
 SHMBROKER_SPAWN_FUNCTION("meet", meet);
 SHMBROKER_SPAWN_FUNCTION("meet_region", meet_region);
+SHMBROKER_SPAWN_FUNCTION("share_regions", share_regions);
+SHMBROKER_SPAWN_FUNCTION("lend_in_vain", lend_in_vain);
 SHMBROKER_SPAWN_FUNCTION("meet_from_threads", meet_from_threads);
 SHMBROKER_SPAWN_FUNCTION("wait_for_gone", wait_for_gone);
 SHMBROKER_SPAWN_FUNCTION("bounds", bounds);

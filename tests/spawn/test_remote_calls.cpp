@@ -130,7 +130,7 @@ TEST_CASE("78: an exception of the callee is raised with its type, text and orig
 TEST_CASE("84: the type of a value is asked once, waits for a slow value, and tells the callee's error") {
   World world;
   world.run(2, first([] {
-              auto slow = remote::remote<int>("b", "slow_add", 1, 2, 300);
+              auto slow = remote::remote<int>("b", "slow_add", 1, 2, 1000);
               EXPECT(slow.type() == "int");
               auto again = slow.type_async();
               EXPECT(again.done());

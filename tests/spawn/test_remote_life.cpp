@@ -61,7 +61,9 @@ TEST_CASE("88: local shutdown works at once, without and after traffic, and init
     remote::shutdown(local);
     join(rank, 2);
     if (rank == 0) EXPECT(remote::rpc_sync<int>("b", "add", 1, 2) == 3);
-    remote::shutdown();
+    if (rank == 0) words().numbers[1] = 1;
+    EXPECT(serve_until([] { return words().numbers[1] == 1; }));
+    remote::shutdown(local);
     join(rank, 2);
     remote::shutdown();
     Status status{};

@@ -236,6 +236,17 @@ TEST_CASE("92 and 100: a creation whose deadline has passed has failed, for ever
   }
 }
 
+TEST_CASE("92: a creation of 1 ms of a slow function fails, and shutdown ends once its owner is through") {
+  World world;
+  world.run(2, only_first([] {
+              const auto value = remote::remote<int>(remote::at("b").within(0.001), "slow_add", 1, 2, 1000);
+              Status status{};
+              EXPECT(has(thrown([&] { value.created().wait(); }, &status), "timed out"));
+              EXPECT(status == Status::deadline);
+              EXPECT(has(thrown([&] { (void)value.to_here(); }), "RRef creation"));
+            }));
+}
+
 TEST_CASE("92b: who was given the reference before the deadline passed is told the same") {
   World world;
   world.run(3, only_first([] {
@@ -291,7 +302,7 @@ TEST_CASE("94: calls to the books that fail at first are made again, and all ref
 TEST_CASE("95: while a creation is late, a short to_here() fails by itself, and later all is as it should be") {
   World world;
   world.run(2, [](int rank) {
-    if (rank == 1) shmb_test_remote_trouble(current_worker(), kCreate, 0, 1'000'000'000);
+    if (rank == 1) shmb_test_remote_trouble(current_worker(), kCreate, 0, 2'000'000'000);
     ++words().numbers[1];
     if (rank != 0) {
       EXPECT(serve_until([] { return words().numbers[2] == 1; }));

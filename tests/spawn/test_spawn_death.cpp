@@ -124,6 +124,27 @@ TEST_CASE("SIGKILL of the parent, alone or with guard or supervisor, leaves no t
     }
 }
 
+TEST_CASE("SIGKILL of anybody leaves no ticket and no region of a broadcast that somebody has not taken") {
+  const harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  for (const StartMethod method : kMethods)
+    for (const Victim victim : {Victim::parent, Victim::guard, Victim::supervisor, Victim::both}) {
+      CAPTURE(std::string(name_of(method)));
+      CAPTURE(static_cast<int>(victim));
+      Witness witness;
+      auto options = quick(method, 2, witness);
+      options.no_group = false;
+      options.socket = broker.socket();
+      auto parent = parent_of(options, "lend_in_vain", witness, false);
+      REQUIRE(witness.wait_ready(2));  // the parent and rank 1
+      CHECK(broker.books(0).find("tickets") != std::string::npos);
+      kill_one(victim, parent.pid());
+      CHECK(parent.wait() == (victim == Victim::parent ? 128 + SIGKILL : supervisor_lost));
+      CHECK(witness.all_gone());
+      CHECK(broker.books(60'000) == "");
+    }
+}
+
 // Whether the second one had begun to end the tree before its own death cannot be told from here, and need not.
 TEST_CASE("guard and supervisor killed at once: the ranks go by their parent-death signal, and the parent is told") {
   for (const StartMethod method : kMethods) {

@@ -199,6 +199,17 @@ TEST_CASE("a region is handed to all ranks by broadcast of a ticket") {
   }
 }
 
+TEST_CASE("regions themselves are broadcast and gathered, and nothing holds them when the ranks have ended") {
+  harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    auto context = spawn("share_regions", with_broker(broker, method, 3));
+    for (int rank = 0; rank < 3; ++rank) CHECK(context.result<int>(rank) == 1 + 2 + 3 + 3 + 4096);
+    CHECK(broker.books() == "");
+  }
+}
+
 TEST_CASE("who waits for a rank that dies or ends is told which, and does not hang") {
   for (const bool dies : {false, true})
     for (const char* how : {"barrier", "gather", "broadcast", "wait"}) {

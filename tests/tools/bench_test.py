@@ -27,7 +27,8 @@ EXPECTED = (
     + ["hand_over.1MiB", "hand_over.16MiB", "waiting.100_wakes_a_second"]
     + [f"gpu.{what}.{count}" for what in ("publish", "open") for count in (1, 16, 126)]
     + [f"slots.{what}.{who}" for what in ("just_released", "32_held") for who in ("alone", "contended")]
-    + [f"remote.{what}.{size}" for size in ("4KiB", "1MiB") for what in ("rpc_sync", "remote", "to_here")]
+    + [f"remote.{what}.{size}.{how}" for size in ("4KiB", "1MiB") for what in ("rpc_sync", "remote", "to_here")
+       for how in ("spinning", "asleep")]
 )
 
 

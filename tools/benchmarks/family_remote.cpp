@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls between two workers: as many bytes there and back, a reference made, a value fetched. The floor is a stream
 // socket between the same two processes that carries the same bytes there and back: no names, no deadlines, no books.
+// A worker looks for messages for 20 us before it sleeps, so each figure is taken twice: call upon call, against a socket
+// whose both ends look without a pause; and with a pause before each call, against one whose reader sleeps as well.
 #include <fmt/core.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -22,9 +25,12 @@ namespace {
 
 constexpr std::size_t kKiB = 1024, kMiB = 1024 * kKiB;
 
+constexpr useconds_t kPause = 300;  // far longer than anybody looks
+
 struct Command {
   enum What : std::uint32_t { rpc_sync, remote, to_here, echo } what;
   std::uint32_t count;
+  std::uint32_t asleep;  // a pause before each; the socket blocks
 };
 struct Times {
   double p50, p99;
@@ -54,15 +60,20 @@ shmb_remote* join(const std::string& socket, int rank) {
   return world;
 }
 
-void write_whole(int socket, const std::byte* from, std::size_t bytes) {
-  for (std::size_t at = 0; at < bytes;)
-    at += static_cast<std::size_t>(
-        must(static_cast<int>(write(socket, from + at, std::min(bytes - at, 4 * kMiB))), "write"));
-}
-void read_whole(int socket, std::byte* to, std::size_t bytes) {
+// Both for sockets that block and for such that are asked again and again.
+bool would_block(ssize_t got) { return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK); }
+void write_whole(int socket, const std::byte* from, std::size_t bytes, bool blocks) {
   for (std::size_t at = 0; at < bytes;) {
-    const int got = must(static_cast<int>(read(socket, to + at, std::min(bytes - at, 4 * kMiB))), "read");
-    if (got == 0) give_up("the other end of the socket is gone");
+    const ssize_t put = send(socket, from + at, std::min(bytes - at, 4 * kMiB), blocks ? 0 : MSG_DONTWAIT);
+    if (would_block(put)) continue;
+    at += static_cast<std::size_t>(must(static_cast<int>(put), "send"));
+  }
+}
+void read_whole(int socket, std::byte* to, std::size_t bytes, bool blocks) {
+  for (std::size_t at = 0; at < bytes;) {
+    const ssize_t got = recv(socket, to + at, std::min(bytes - at, 4 * kMiB), blocks ? 0 : MSG_DONTWAIT);
+    if (would_block(got)) continue;
+    if (must(static_cast<int>(got), "recv") == 0) give_up("the other end of the socket is gone");
     at += static_cast<std::size_t>(got);
   }
 }
@@ -75,22 +86,26 @@ class Client {
     finish(reference_);
   }
   Times run(const Command& command) {
+    (void)one(command);  // until the other end has come from what it did before
     Samples each;
-    for (std::uint32_t i = 0; i < command.count; ++i) each.add(one(command.what));
+    for (std::uint32_t i = 0; i < command.count; ++i) {
+      if (command.asleep != 0) usleep(kPause);
+      each.add(one(command));
+    }
     return {each.percentile(0.5), each.percentile(0.99)};
   }
 
  private:
-  double one(Command::What what) {
-    switch (what) {
+  double one(const Command& command) {
+    switch (command.what) {
       case Command::rpc_sync:
         return timed([&] { call(); });
       case Command::to_here:
         return timed([&] { fetch(); });
       case Command::echo:
         return timed([&] {
-          write_whole(stream_, bytes_.data(), bytes_.size());
-          read_whole(stream_, back_.data(), back_.size());
+          write_whole(stream_, bytes_.data(), bytes_.size(), command.asleep != 0);
+          read_whole(stream_, back_.data(), back_.size(), command.asleep != 0);
         });
       default: {
         shmb_reference* reference = nullptr;
@@ -157,9 +172,9 @@ void serve(const std::string& socket, int stream, std::size_t bytes, int channel
   for (;;) {
     const auto command = hear<Command>(channel);
     if (command.what == Command::echo) {
-      for (std::uint32_t i = 0; i < command.count; ++i) {
-        read_whole(stream, back.data(), back.size());
-        write_whole(stream, back.data(), back.size());
+      for (std::uint32_t i = 0; i <= command.count; ++i) {  // and the first, which is not counted
+        read_whole(stream, back.data(), back.size(), command.asleep != 0);
+        write_whole(stream, back.data(), back.size(), command.asleep != 0);
       }
     } else {
       int over = 0;
@@ -217,11 +232,12 @@ void run_remote(Bench& bench) {
       for (;;) tell(channel, client.run(hear<Command>(channel)));
     });
     crew.add(Core::server, [&](int channel) { serve(broker.socket(), stream[1], bytes, channel); });
-    crew.tell(1, Command{Command::rpc_sync, 0});  // it serves the client's beginning
+    crew.tell(1, Command{Command::rpc_sync, 0, 0});  // it serves the client's beginning
     const std::uint32_t count = bench.settings().quick ? 3 : bytes <= 4 * kKiB ? 2000 : bytes <= kMiB ? 300 : 15;
-    const auto run = [&](Command::What what) {
-      crew.tell(1, Command{what, count});
-      crew.tell(0, Command{what, count});
+    const auto run = [&](Command::What what, bool asleep) {
+      const Command command{what, count, asleep};
+      crew.tell(1, command);
+      crew.tell(0, command);
       return crew.hear<Times>(0);
     };
     struct Figure {
@@ -229,31 +245,33 @@ void run_remote(Bench& bench) {
       Command::What what;
     };
     for (const Figure& figure : {Figure{"rpc_sync", Command::rpc_sync}, Figure{"remote", Command::remote},
-                                 Figure{"to_here", Command::to_here}}) {
-      Samples p99, floor_p99;
-      run(figure.what);
-      Pair both = alternate(
-          bench.times(7),
-          [&] {
-            const Times times = run(figure.what);
-            p99.add(times.p99);
-            return times.p50;
-          },
-          [&] {
-            const Times times = run(Command::echo);
-            floor_p99.add(times.p99);
-            return times.p50;
-          });
-      Record record = make_record(std::string("remote.") + figure.name + "." + size_name(bytes), "us", both);
-      record.engine = broker.engine();
-      record.peers = {{"p99", p99.median()}, {"floor_p99", floor_p99.median()}};
-      const std::string theirs = std::string(figure.name) + "." + std::to_string(bytes);
-      if (const auto found = torch.find(theirs); found != torch.end()) {
-        record.peers["torch"] = found->second;
-        record.peers["torch_p99"] = torch.at(theirs + ".p99");
+                                 Figure{"to_here", Command::to_here}})
+      for (const bool asleep : {false, true}) {
+        Samples p99, floor_p99;
+        run(figure.what, asleep);
+        Pair both = alternate(
+            bench.times(7),
+            [&] {
+              const Times times = run(figure.what, asleep);
+              p99.add(times.p99);
+              return times.p50;
+            },
+            [&] {
+              const Times times = run(Command::echo, asleep);
+              floor_p99.add(times.p99);
+              return times.p50;
+            });
+        const std::string how = asleep ? ".asleep" : ".spinning";
+        Record record = make_record(std::string("remote.") + figure.name + "." + size_name(bytes) + how, "us", both);
+        record.engine = broker.engine();
+        record.peers = {{"p99", p99.median()}, {"floor_p99", floor_p99.median()}};
+        const std::string theirs = std::string(figure.name) + "." + std::to_string(bytes);
+        if (const auto found = torch.find(theirs); found != torch.end() && !asleep) {
+          record.peers["torch"] = found->second;
+          record.peers["torch_p99"] = torch.at(theirs + ".p99");
+        }
+        bench.record(std::move(record));
       }
-      bench.record(std::move(record));
-    }
     close(stream[0]);
     close(stream[1]);
   }
