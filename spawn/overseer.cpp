@@ -263,15 +263,13 @@ class Overseer {
     watch(zygote_.link.fd(), zygote_.link.events());
     const std::size_t first = polled_.size();
     watched_.clear();
-    // What ranks of a fork server say before they may begin wakes nobody.
-    const bool early = plan_.method == Method::forkserver && !started_;
     for (Rank& rank : ranks_) {
       const auto watch_rank = [&](const Fd& fd, short events, Watched::What what) {
         if (!fd) return;
         watch(fd.get(), events);
         watched_.push_back({&rank, what});
       };
-      if (rank.link.open() && !early) {
+      if (rank.link.open()) {
         watch(rank.link.fd(), rank.link.events());
         watched_.push_back({&rank, Watched::link});
       }
@@ -492,7 +490,10 @@ class Overseer {
       Unpacker in(frame->payload);
       if (frame->op == Op::failed) cannot_start(kExitFailed, Error{Status::system, 0, {}, in.text()});
       if (frame->op != Op::forked) continue;
-      for (Rank& rank : ranks_) rank.pid = in.number<pid_t>();
+      for (Rank& rank : ranks_) {
+        rank.pid = in.number<pid_t>();
+        rank.hello = true;  // it was made behind the entrance
+      }
       zygote_.finished = in.whole();
     }
     if (!more || zygote_.link.broken()) zygote_.link.close();

@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <condition_variable>
 #include <csignal>
 #include <cstdio>
@@ -17,12 +19,12 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "client/forked.hpp"
 #include "spawn/bytes.hpp"
-#include "spawn/rank_start.hpp"
 
 namespace shmb::spawn {
 namespace {
@@ -37,6 +39,7 @@ struct State {
   std::atomic<pid_t> owner = 0;  // looked at before the lock: a forked child may find that locked for ever
   bool looked = false, entered = false, function = false;
   RankFacts facts;
+  std::array<char, 32> rank_variable{"RANK="}, local_rank_variable{"LOCAL_RANK="};  // of the fork server's ranks
   std::string in;
   bool reading = false, closed = false;
   std::uint64_t last_tag = 0;
@@ -68,9 +71,18 @@ std::unexpected<Error> supervisor_gone() {
 }
 
 Result<void> write_frame(State& it, Op op, std::uint64_t tag, std::string_view payload, Deadline deadline) {
-  const std::string frame = encode_frame(op, tag, payload);
+  const FrameHead head{static_cast<std::uint32_t>(payload.size()), static_cast<std::uint16_t>(op), 0, tag};
+  std::array<char, 256> small;
+  std::string large;
+  std::string_view left;
+  if (sizeof head + payload.size() <= small.size()) {
+    std::memcpy(small.data(), &head, sizeof head);
+    std::ranges::copy(payload, small.begin() + sizeof head);
+    left = {small.data(), sizeof head + payload.size()};
+  } else {
+    left = large = encode_frame(op, tag, payload);
+  }
   std::lock_guard lock(it.writing);
-  std::string_view left = frame;
   while (!left.empty()) {
     const ssize_t size = ::send(it.socket.get(), left.data(), left.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (size > 0) {
@@ -154,29 +166,59 @@ void enter_command(State& it, int fd) {
   it.facts.shard = number_variable("GROUP_RANK", 0);
 }
 
-// What the other ranks have comes in the order of their numbers: those before have been closed, those behind follow.
-void leave_to_others(std::vector<RankEnds>& all, std::size_t own) {
-  for (std::size_t i = own + 1; i < all.size(); ++i)
-    for (Fd* fd : {&all[i].control, &all[i].out, &all[i].err}) fd->reset();
+// The ends of a rank's channel and outputs, -1: none.
+struct Ends {
+  int control = -1, out = -1, err = -1;
+  void close_all() {
+    for (int* fd : {&control, &out, &err}) {
+      if (*fd >= 0) ::close(*fd);
+      *fd = -1;
+    }
+  }
+};
+
+// Whether the descriptors rise from rank to rank with nothing else among them: one call then closes many.
+bool in_a_row(const std::vector<Ends>& all) {
+  std::vector<int> fds;
+  for (const Ends& one : all)
+    for (const int fd : {one.control, one.out, one.err})
+      if (fd >= 0) fds.push_back(fd);
+  if (!std::ranges::is_sorted(fds)) return false;
+  for (std::size_t i = 1; i < fds.size(); ++i) {
+    if (fds[i] - fds[i - 1] > 8) return false;
+    for (int between = fds[i - 1] + 1; between < fds[i]; ++between)
+      if (::fcntl(between, F_GETFD) >= 0) return false;
+  }
+  return true;
+}
+
+// Those of the ranks before have been closed.
+void leave_to_others(std::vector<Ends>& all, std::size_t own, bool row) {
+  if (own + 1 == all.size()) return;
+  if (row) {
+    const Ends& last = all.back();
+    const int end = std::max({last.control, last.out, last.err});
+    if (sys::close_range(static_cast<unsigned>(all[own + 1].control), static_cast<unsigned>(end))) return;
+  }
+  for (std::size_t i = own + 1; i < all.size(); ++i) all[i].close_all();
 }
 
 // The channels of the ranks, as the supervisor named them.
-Result<std::vector<RankEnds>> channels_of_ranks() {
+Result<std::vector<Ends>> channels_of_ranks() {
   const char* text = ::secure_getenv(kZygoteVariable);
-  std::vector<RankEnds> all;
-  const auto take = [](int fd) {
-    if (fd >= 0) (void)::fcntl(fd, F_SETFD, FD_CLOEXEC);
-    return Fd::adopt(fd);
-  };
+  std::vector<Ends> all;
   for (std::string_view left = text == nullptr ? "" : text; !left.empty();) {
     const std::size_t end = std::min(left.find(','), left.size());
     const std::string one(left.substr(0, end));
     const std::size_t slash = std::min(one.find('/'), one.size());
     auto place = find_control(one.substr(0, slash).c_str());
-    int out = -1, err = -1;
-    if (!place || std::sscanf(one.c_str() + slash, "/%d/%d", &out, &err) != 2)
+    Ends ends;
+    if (!place || std::sscanf(one.c_str() + slash, "/%d/%d", &ends.out, &ends.err) != 2)
       return error(Status::protocol, "the fork server has lost the channel of a rank");
-    all.push_back({take(place->fd), take(out), take(err)});
+    ends.control = place->fd;
+    for (const int fd : {ends.control, ends.out, ends.err})
+      if (fd >= 0) (void)::fcntl(fd, F_SETFD, FD_CLOEXEC);
+    all.push_back(ends);
     left.remove_prefix(std::min(end + 1, left.size()));
   }
   ::unsetenv(kZygoteVariable);
@@ -184,24 +226,27 @@ Result<std::vector<RankEnds>> channels_of_ranks() {
 }
 
 // The fork server: makes all ranks at once. Returns in the ranks, with their number here and their end of the channel;
-// the process itself ends, and the kernel gives the ranks to the supervisor.
+// the process itself ends, and the kernel gives the ranks to the supervisor. Each page that a rank touches is one that
+// the kernel has to copy or to look up for it, a microsecond each: what can be done beforehand is.
 Result<std::int32_t> make_ranks(State& it, void (*preload)()) {
   auto all = channels_of_ranks();
   if (!all) return std::unexpected(all.error());
   if (preload != nullptr) preload();
   std::fflush(nullptr);  // else each rank would print it again
+  const bool row = in_a_row(*all);
+  (void)::putenv(it.rank_variable.data());
+  (void)::putenv(it.local_rank_variable.data());
   std::vector<pid_t> pids(all->size());
   for (std::size_t i = 0; i < all->size(); ++i) {
-    RankEnds& one = (*all)[i];
+    Ends& one = (*all)[i];
     pids[i] = ::fork();
     if (pids[i] == 0) {
-      if (one.out) (void)::dup2(one.out.get(), 1);
-      if (one.err) (void)::dup2(one.err.get(), 2);
-      one.out.reset();
-      one.err.reset();
-      leave_to_others(*all, i);
-      std::swap(it.socket, one.control);
-      it.gate = std::move(one.control);
+      if (one.out >= 0) (void)::dup2(one.out, 1);
+      if (one.err >= 0) (void)::dup2(one.err, 2);
+      for (const int fd : {one.out, one.err})
+        if (fd >= 0) ::close(fd);
+      leave_to_others(*all, i, row);
+      it.gate = std::exchange(it.socket, Fd::adopt(one.control));
       return static_cast<std::int32_t>(i);
     }
     if (pids[i] < 0) {
@@ -209,12 +254,17 @@ Result<std::int32_t> make_ranks(State& it, void (*preload)()) {
       (void)write_frame(it, Op::failed, 0, Packer().text(why).take(), Deadline::after(0));
       ::_exit(1);
     }
-    one = {};
+    one.close_all();
   }
   Packer told;
   for (const pid_t pid : pids) told.number(pid);
   (void)write_frame(it, Op::forked, 0, told.take(), Deadline::after(0));
   ::_exit(0);
+}
+
+void put_number(std::array<char, 32>& variable, std::int32_t number) {
+  char* const at = std::find(variable.begin(), variable.end(), '=') + 1;
+  *std::to_chars(at, variable.end() - 1, number).ptr = '\0';
 }
 
 // A rank of the fork server: nobody's parent-death signal holds it until its real parent has it. That closes the channel
@@ -252,9 +302,9 @@ Result<void> enter(State& it, void (*preload)()) {
   own(it);
   it.facts.rank += *local;
   it.facts.local_rank = *local;
-  if (auto said = say_hello(it); !said) return said;
-  ::setenv("RANK", std::to_string(it.facts.rank).c_str(), 1);
-  ::setenv("LOCAL_RANK", std::to_string(it.facts.local_rank).c_str(), 1);
+  it.entered = it.function = true;  // the supervisor knows: it has heard that it was made
+  put_number(it.rank_variable, it.facts.rank);
+  put_number(it.local_rank_variable, *local);
   await_adoption(it, supervisor);
   return {};
 }

@@ -41,7 +41,7 @@ void join(shmb_processes* processes, std::uint32_t expected) {
 }
 
 double ours(const Settings& settings, std::uint32_t method, int count) {
-  const char* const command[] = {"bench-rank", nullptr};
+  const char* const command[] = {"bench-rank", method == SHMB_START_FORKSERVER ? "--end-as-forked" : nullptr, nullptr};
   return timed([&] { join(start(settings, method, count, command), SHMB_PROCESSES_SUCCEEDED); });
 }
 

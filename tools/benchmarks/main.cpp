@@ -23,7 +23,12 @@ int main(int argc, char** argv) {
   }
   // Ranks of family_spawn.cpp, and the same program as its floor starts it.
   if (argc == 2 && strcmp(argv[1], "--end-at-once") == 0) return 0;
-  if (shmb_rank_enter(nullptr, nullptr, nullptr) == SHMB_OK) return shmb_rank_finish(nullptr, 0, nullptr);
+  if (shmb_rank_enter(nullptr, nullptr, nullptr) == SHMB_OK) {
+    const int status = shmb_rank_finish(nullptr, 0, nullptr);
+    // As the floor of the fork server's ends, which runs no destructors.
+    if (argc == 2 && strcmp(argv[1], "--end-as-forked") == 0) _exit(status);
+    return status;
+  }
   CLI::App app{"Measures shmbroker against floors and peers in the same run."};
   std::vector<std::string> names;
   std::string json;
