@@ -3,6 +3,7 @@
 // where the first one is, and a failure anywhere here ends this host's ranks and is thrown. Run it once for each host:
 //
 //     launch RANKS_PER_HOST SHARD HOSTS tcp://FIRST_HOST:PORT
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -36,7 +37,10 @@ shmbroker::ProcessContext launch(int num_proc, const std::string& function, cons
   if (!init_method.starts_with(prefix) || colon < prefix.size() || colon == std::string::npos)
     throw std::invalid_argument("init_method is '" + init_method + "': it must be tcp://HOST:PORT");
   options.master_addr = init_method.substr(prefix.size(), colon - prefix.size());
-  options.master_port = static_cast<std::uint16_t>(std::stoi(init_method.substr(colon + 1)));
+  const char* const end = init_method.data() + init_method.size();
+  const auto port = std::from_chars(init_method.data() + colon + 1, end, options.master_port);
+  if (port.ec != std::errc() || port.ptr != end || options.master_port == 0)
+    throw std::invalid_argument("init_method is '" + init_method + "': its port must be a number from 1 to 65535");
   return shmbroker::spawn(function, options, backend, arguments...);
 }
 

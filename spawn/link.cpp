@@ -103,7 +103,8 @@ void Link::flush() {
     const ssize_t size = ::send(socket_.get(), out_.data() + sent_, out_.size() - sent_, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      if (sent_ < kMostSent) return;
+      // Only once it is most of what is there: the whole would be moved again for each part that goes.
+      if (sent_ < kMostSent || sent_ < out_.size() / 2) return;
       out_.erase(0, sent_);
       sent_ = 0;
       return;

@@ -56,10 +56,11 @@ class Overseer {
         guard_(guard),
         parent_(parent),
         tree_([&reporter] { return reporter.bystanders(); }),
-        store_(plan.nprocs, [this](std::int32_t local, std::uint64_t tag, Status status, const std::string& payload) {
-          ranks_[static_cast<std::size_t>(local)].link.send(Op::reply, tag, payload,
-                                                            static_cast<std::uint16_t>(status));
-        }) {}
+        store_(plan.nprocs, plan.rank(0),
+               [this](std::int32_t local, std::uint64_t tag, Status status, const std::string& payload) {
+                 ranks_[static_cast<std::size_t>(local)].link.send(Op::reply, tag, payload,
+                                                                   static_cast<std::uint16_t>(status));
+               }) {}
 
   void run(pid_t job_group) {
     auto guard_pidfd = sys::pidfd_open(guard_);
@@ -180,6 +181,7 @@ class Overseer {
     ::close(signals_.fd());
     if (parent_.socket >= 0) ::close(parent_.socket);
     if (parent_.pidfd >= 0) ::close(parent_.pidfd);
+    relay_ = {};
     reporter_.forget();
   }
 
@@ -222,6 +224,7 @@ class Overseer {
     for (const Rank& rank : ranks_)
       for (const int fd : {rank.pidfd.get(), rank.link.fd(), rank.out.get(), rank.err.get()}) kept.push_back(fd);
     for (const int fd : reporter_.descriptors()) kept.push_back(fd);
+    for (const int fd : relay_.descriptors()) kept.push_back(fd);
     close_all_but(std::move(kept));
   }
 
@@ -231,6 +234,7 @@ class Overseer {
     why_ = why;
     exit_status_ = status;
     note(Note::failed, status, why.sentence);
+    for (Rank& rank : ranks_) rank.told_to_end = true;
     tree_.begin_ending(SIGKILL, 0);
   }
 
@@ -376,7 +380,7 @@ class Overseer {
     if (ended_ < ranks_.size() || ranks_.empty() || looked_ || tree_.ending()) return;
     looked_ = true;
     const std::vector<Process> left = tree_.left();
-    if (!left.empty()) reporter_.say(left_behind(left, plan_.kill_rest.has_value()));
+    if (!left.empty()) relay_.say(reporter_.line(left_behind(left, plan_.kill_rest.has_value())));
     if (plan_.kill_rest) tree_.begin_ending(SIGTERM, *plan_.kill_rest);
   }
 
@@ -604,7 +608,7 @@ class Overseer {
       failure.rank = -1;  // ended well
     }
     store_.gone(rank.local, failure.rank < 0 ? "has ended" : "has died");
-    reporter_.progress(static_cast<int>(ended_), plan_.nprocs);
+    relay_.say(reporter_.progress(static_cast<int>(ended_), plan_.nprocs));
     if (failure.rank >= 0) add(std::move(failure));
     if (ended_ == ranks_.size() && !cannot_start_) note(Note::ranks_ended, first_status(), {});
   }
@@ -615,7 +619,7 @@ class Overseer {
       if (one.rank == failure.rank) return;
     failure.message = message_of(failure);
     const bool cause = !failure.ended_by_us;
-    if (cause && plan_.nprocs > 1) reporter_.say(failure.message);
+    if (cause && plan_.nprocs > 1) relay_.say(reporter_.line(failure.message));
     failures_found_.push_back(std::move(failure));
     if (!cause || tree_.ending() || end_at_ || ended_ == ranks_.size()) return;
     if (voluntary_ > 0) end_at_ = from_now(voluntary_);
@@ -666,7 +670,7 @@ class Overseer {
     enum What { link, out, err } what;
   };
   std::vector<pollfd> polled_;
-  std::vector<Watched> watched_;  // what of the ranks is polled, in that order
+  std::vector<Watched> watched_;      // what of the ranks is polled, in that order
   std::vector<std::int32_t> deaths_;  // local ranks, in the order of their deaths
   std::vector<Failure> failures_found_;
   Failure lost_;

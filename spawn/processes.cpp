@@ -85,15 +85,28 @@ Result<void> Processes::start_guard(const Plan& plan) {
   return system_failure(Errno{failed}, "starting " + *program);
 }
 
+namespace {
+
+// noexcept: an exception must not go on in the copy of the parent's program that this process is.
+[[noreturn]] void live_as_guard(const Plan& plan, Fd socket) noexcept { ::_exit(guard_ranks(plan, std::move(socket))); }
+
+}  // namespace
+
 Result<void> Processes::fork_guard(const Plan& plan) {
   auto pair = sys::seqpacket_pair();
   if (!pair) return system_failure(pair.error(), "a socket pair for the ranks");
+  // The parent's handlers must not run in the child, so that one begins with everything blocked (process_pair.hpp).
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
   guard_ = ::fork();
-  if (guard_ < 0) return system_failure(Errno{errno}, "forking for the ranks");
+  const int failed = errno;
   if (guard_ == 0) {
     (*pair)[0].reset();
-    ::_exit(guard_ranks(plan, std::move((*pair)[1])));
+    live_as_guard(plan, std::move((*pair)[1]));
   }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (guard_ < 0) return system_failure(Errno{failed}, "forking for the ranks");
   socket_ = std::move((*pair)[0]);
   return {};
 }
@@ -245,6 +258,8 @@ Processes::~Processes() {
   if (!done_ && socket_) {
     // End of file would do; the order comes first because another child of the host may have a copy of the socket.
     end(false);
+    // A supervisor that somebody has stopped would not hear it: the guard wakes it.
+    if (guard_pidfd_) (void)sys::pidfd_signal(guard_pidfd_.get(), SIGTERM);
     (void)join(client::Deadline::after(client::kForever), -1, -1);
   }
   reap();

@@ -35,7 +35,7 @@ struct State {
   std::mutex mutex;  // of everything but the socket's writing side
   std::mutex writing;
   std::condition_variable changed;
-  Fd socket, gate;  // the second: of a rank of the fork server, until it may begin
+  Fd socket, gate;               // the second: of a rank of the fork server, until it may begin
   std::atomic<pid_t> owner = 0;  // looked at before the lock: a forked child may find that locked for ever
   bool looked = false, entered = false, function = false;
   RankFacts facts;
@@ -83,18 +83,20 @@ Result<void> write_frame(State& it, Op op, std::uint64_t tag, std::string_view p
     left = large = encode_frame(op, tag, payload);
   }
   std::lock_guard lock(it.writing);
+  bool begun = false;
   while (!left.empty()) {
     const ssize_t size = ::send(it.socket.get(), left.data(), left.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (size > 0) {
+      begun = true;
       left.remove_prefix(static_cast<std::size_t>(size));
       continue;
     }
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return supervisor_gone();
     auto ready = sys::poll_for(it.socket.get(), POLLOUT, deadline.left());
-    // Half a message cannot be taken back: the channel is of no use any more.
     if (!ready || *ready == 0) {
-      (void)::shutdown(it.socket.get(), SHUT_RDWR);
+      // Half a message cannot be taken back: the channel is of no use any more.
+      if (begun) (void)::shutdown(it.socket.get(), SHUT_RDWR);
       return error(Status::deadline, "the supervisor of the ranks did not take the request before the deadline");
     }
   }
@@ -267,8 +269,8 @@ void put_number(std::array<char, 32>& variable, std::int32_t number) {
   *std::to_chars(at, variable.end() - 1, number).ptr = '\0';
 }
 
-// A rank of the fork server: nobody's parent-death signal holds it until its real parent has it. That closes the channel
-// that the fork server had, for all ranks at once; so does its death.
+// A rank of the fork server: nobody's parent-death signal holds it until its real parent has it. That closes the
+// channel that the fork server had, for all ranks at once; so does its death.
 void await_adoption(State& it, pid_t supervisor) {
   char byte = 0;
   for (ssize_t got = 1; got > 0 || (got < 0 && errno == EINTR);) got = ::recv(it.gate.get(), &byte, 1, 0);

@@ -79,8 +79,9 @@ std::string hand_over(const Plan& plan, std::vector<RankEnds>& all, const RankSe
   return text;
 }
 
+// noexcept: what is thrown here has nobody to catch it but the copy of the parent's program, which must not go on.
 [[noreturn]] void become_rank(const Plan& plan, std::int32_t local, RankEnds& ends, const RankSetting& setting,
-                              pid_t supervisor) {
+                              pid_t supervisor) noexcept {
   // Both of the pair killed at once: then at least the rank goes. Not inherited by its children (prctl(2)).
   (void)sys::set_parent_death_signal(SIGKILL);
   if (::getppid() != supervisor) ::_exit(kExitFailed);

@@ -2,7 +2,10 @@
 // See relay.hpp.
 #include "spawn/relay.hpp"
 
+#include <fcntl.h>
 #include <limits.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,7 +37,7 @@ bool Relay::read(Fd& pipe, int rank, bool error) {
 }
 
 void Relay::put(std::pair<int, bool> whose, std::string_view line) {
-  std::string& out = whose.second ? err_ : out_;
+  std::string& out = whose.second ? err_.text : out_.text;
   out += "[rank " + std::to_string(whose.first) + "] ";
   out += line;
   out += '\n';
@@ -46,21 +49,54 @@ void Relay::end_lines() {
   lines_.clear();
 }
 
-void Relay::watch(std::vector<pollfd>& polled) const {
-  polled.push_back({out_.empty() ? -1 : 1, POLLOUT, 0});
-  polled.push_back({err_.empty() ? -1 : 2, POLLOUT, 0});
+void Relay::say(const std::string& text) {
+  err_.text += text;
+  if (!text.empty()) err_.write_some();
 }
 
-void Relay::write_some(int fd, std::string& text) {
-  // A writable pipe has room for PIPE_BUF bytes (pipe(7)).
-  const ssize_t size = ::write(fd, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
-  if (size > 0) text.erase(0, static_cast<std::size_t>(size));
-  else if (size < 0 && errno != EINTR && errno != EAGAIN) text.clear();  // nobody reads it any more
+void Relay::watch(std::vector<pollfd>& polled) const {
+  for (const Output* output : {&out_, &err_})
+    polled.push_back({output->text.empty() ? -1 : output->descriptor(), POLLOUT, 0});
 }
 
 void Relay::write(const std::vector<pollfd>& polled, std::size_t first) {
-  if (polled[first].revents != 0) write_some(1, out_);
-  if (polled[first + 1].revents != 0) write_some(2, err_);
+  if (polled[first].revents != 0) out_.write_some();
+  if (polled[first + 1].revents != 0) err_.write_some();
+}
+
+std::vector<int> Relay::descriptors() const {
+  std::vector<int> own;
+  for (const Output* output : {&out_, &err_})
+    if (output->has_own()) own.push_back(output->descriptor());
+  return own;
+}
+
+void Output::look() {
+  struct stat found{};
+  if (::fstat(shared_, &found) != 0) return;
+  const bool terminal = S_ISCHR(found.st_mode) && ::isatty(shared_) == 1;
+  kind_ = S_ISSOCK(found.st_mode) ? socket : S_ISFIFO(found.st_mode) || terminal ? blocks : never_blocks;
+  if (kind_ != blocks) return;
+  // Refused where /proc is not mounted, or where the pipe or terminal belongs to the user before a su(1).
+  const std::string path = "/proc/self/fd/" + std::to_string(shared_);
+  own_ = Fd::adopt(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+}
+
+void Output::write_some() {
+  if (kind_ == unknown) look();
+  ssize_t size = -1;
+  if (kind_ == socket) {
+    size = ::send(shared_, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  } else if (kind_ == blocks && !own_) {
+    // The best that is left: poll(2) promises room for PIPE_BUF bytes (pipe(7)), unless somebody else takes it first.
+    pollfd room{shared_, POLLOUT, 0};
+    if (::poll(&room, 1, 0) <= 0) return;
+    size = ::write(shared_, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
+  } else {
+    size = ::write(descriptor(), text.data(), text.size());
+  }
+  if (size > 0) text.erase(0, static_cast<std::size_t>(size));
+  else if (size < 0 && errno != EINTR && errno != EAGAIN) text.clear();  // nobody reads it any more
 }
 
 }  // namespace shmb::spawn

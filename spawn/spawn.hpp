@@ -504,6 +504,13 @@ class ProcessContext {
  public:
   explicit ProcessContext(shmb_processes* adopted, std::shared_ptr<detail::Lent> lent = nullptr) noexcept
       : lent_(std::move(lent)), handle_(adopted) {}
+  ProcessContext(ProcessContext&&) noexcept = default;
+  // The ranks that were here end first: what they were lent is theirs until then.
+  ProcessContext& operator=(ProcessContext&& other) noexcept {
+    handle_ = std::move(other.handle_);
+    lent_ = std::move(other.lent_);
+    return *this;
+  }
 
   // Waits without limit unless told otherwise. `voluntary` as in the options, from now on.
   Result<RanksState> try_join(Timeout timeout = {}, std::optional<std::chrono::nanoseconds> voluntary = {}) noexcept {
@@ -722,8 +729,8 @@ inline void barrier(Timeout timeout = {}, const std::string& name = {}) {
   shmb_error error;
   detail::check(shmb_rank_barrier(name.c_str(), timeout.nanoseconds(), &error), error);
 }
-// Everybody gets the root's value: anything that may be an argument of a function. Of a region, which the others give an
-// empty one for (`Region(nullptr)`), everybody gets a handle of its own, and it returns when all have attached.
+// Everybody gets the root's value: anything that may be an argument of a function. Of a region, which the others give
+// an empty one for (`Region(nullptr)`), everybody gets a handle of its own, and it returns when all have attached.
 template <class T>
 T broadcast(const T& value, int root = 0, Timeout timeout = {}, const std::string& name = {}) {
   const shmb_rank_info info = detail::info();

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include "base/sys_process.hpp"
+#include "client/connect.hpp"
+#include "spawn/bystander.hpp"
 #include "spawn/supervised_group.hpp"
 #include "spawn/supervisor.hpp"
 
@@ -18,6 +20,26 @@ int cannot(int socket, const Error& why) {
   (void)deliver(socket, verdict);
   return kExitFailed;
 }
+
+// Ranks without a group. They may connect all the same, to the broker that their environment leads to.
+class Ungrouped final : public Reporter {
+ public:
+  explicit Ungrouped(const Plan& plan) : broker_(socket_of(plan)) {}
+  std::vector<pid_t> bystanders() override { return broker_.pids(); }
+
+ private:
+  static std::string socket_of(const Plan& plan) {
+    client::Places places = client::process_places();
+    for (const auto& [name, value] : plan.environment) {
+      if (value.empty()) continue;
+      if (name == "SHMBROKER_SOCKET") places.socket_variable = value;
+      if (name == "XDG_RUNTIME_DIR") places.runtime_dir_variable = value;
+    }
+    if (!plan.socket.empty()) return plan.socket;
+    return places.socket_variable.value_or(client::private_directory(places).path + "/socket");
+  }
+  Bystander broker_;
+};
 
 }  // namespace
 
@@ -35,8 +57,9 @@ int guard_ranks(Plan plan, Fd parent_socket) {
     group = std::move(*made);
     for (auto& variable : group->environment()) plan.environment.push_back(std::move(variable));
   }
-  Reporter silent;
-  const Outcome outcome = run_job(plan, group ? *group : silent, parent);
+  Ungrouped ungrouped(plan);
+  Reporter& reporter = group ? static_cast<Reporter&>(*group) : ungrouped;
+  const Outcome outcome = run_job(plan, reporter, parent);
   if (!outcome.sentence.empty()) (void)cannot(parent.socket, Error{Status::system, 0, {}, outcome.sentence});
   return 0;
 }

@@ -10,7 +10,9 @@
 
 namespace shmb::spawn {
 
-std::string Store::who(std::size_t local) const { return "rank " + std::to_string(local) + " " + gone_[local]; }
+std::string Store::who(std::size_t local) const {
+  return "rank " + std::to_string(static_cast<std::size_t>(first_) + local) + " " + gone_[local];
+}
 
 void Store::refuse(std::int32_t local, std::uint64_t tag, Status status, const std::string& sentence) {
   answer_(local, tag, status, sentence);

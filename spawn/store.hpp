@@ -28,8 +28,9 @@ class Store {
  public:
   // Status ok: the payload is the answer; else it is a sentence.
   using Answer = std::function<void(std::int32_t local, std::uint64_t tag, Status status, const std::string& payload)>;
-  Store(std::int32_t ranks, Answer answer)
-      : answer_(std::move(answer)), gone_(static_cast<std::size_t>(ranks)), waiting_(gone_.size()) {}
+  // `first`: the rank of local rank 0, as its peers are told of it.
+  Store(std::int32_t ranks, std::int32_t first, Answer answer)
+      : answer_(std::move(answer)), first_(first), gone_(static_cast<std::size_t>(ranks)), waiting_(gone_.size()) {}
   // A request, or the cancellation of one; anything else is refused.
   void request(std::int32_t local, const Frame& frame);
   void gone(std::int32_t local, const std::string& how);
@@ -68,6 +69,7 @@ class Store {
   std::string who(std::size_t local) const;
 
   Answer answer_;
+  std::int32_t first_;
   std::vector<std::string> gone_;        // how; empty: alive
   std::vector<std::size_t> gone_first_;  // in the order in which they went
   std::map<Name, Round> rounds_;

@@ -6,15 +6,11 @@
 
 #include <utility>
 
-#include "base/sys_process.hpp"
-#include "base/sys_socket.hpp"
 #include "client/c_api.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::spawn {
 namespace {
-
-constexpr std::int64_t kLookAgain = 1'000'000'000;
 
 // "python3" of "/usr/bin/python3", with everything that a name may not hold left out.
 std::string name_for(const std::string& program, int attempt) {
@@ -25,17 +21,6 @@ std::string name_for(const std::string& program, int attempt) {
       base += c;
   std::string name = (base.empty() ? "run" : base) + "-" + std::to_string(::getpid());
   return attempt == 0 ? name : name + "." + std::to_string(attempt);
-}
-
-// Whoever listens on the socket, as the kernel noted it there (unix(7), SO_PEERCRED).
-std::optional<Process> listener(const std::string& path) {
-  auto socket = sys::seqpacket_socket(true);
-  if (!socket || !sys::connect_path(socket->get(), path)) return std::nullopt;
-  auto credentials = sys::peer_credentials(socket->get());
-  if (!credentials || credentials->pid == 0) return std::nullopt;
-  auto found = process(static_cast<pid_t>(credentials->pid));
-  if (!found) return std::nullopt;
-  return std::move(*found);
 }
 
 }  // namespace
@@ -81,7 +66,7 @@ Result<std::unique_ptr<SupervisedGroup>> SupervisedGroup::create(const GroupWish
   info.size = sizeof info;
   if (shmb_session_get_info(made->session_, &info, &error) != SHMB_OK) return std::unexpected(error_from(error));
   made->socket_ = info.socket;
-  made->broker_ = listener(made->socket_);
+  made->broker_.emplace(made->socket_);
   if (auto taken = made->take_role(); !taken) return std::unexpected(taken.error());
   return made;
 }
@@ -124,18 +109,6 @@ void SupervisedGroup::tree_gone() {
   if (session_ != nullptr) (void)shmb_group_end(session_, group_.id, nullptr, SHMB_END_TREE_GONE, 0, nullptr, nullptr);
 }
 
-std::vector<pid_t> SupervisedGroup::bystanders() {
-  if (broker_) {
-    auto now = process(broker_->pid);
-    if (!now || now->start_time != broker_->start_time) broker_.reset();
-  }
-  // A broker that was started again, perhaps by a process of this very tree.
-  const std::int64_t now = sys::now_monotonic();
-  if (!broker_ && now - looked_at_ >= kLookAgain) {
-    looked_at_ = now;
-    broker_ = listener(socket_);
-  }
-  return broker_ ? std::vector<pid_t>{broker_->pid} : std::vector<pid_t>{};
-}
+std::vector<pid_t> SupervisedGroup::bystanders() { return broker_->pids(); }
 
 }  // namespace shmb::spawn

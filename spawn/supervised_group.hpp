@@ -9,8 +9,8 @@
 #include <string>
 
 #include "client/shmbroker.h"
+#include "spawn/bystander.hpp"
 #include "spawn/supervisor.hpp"
-#include "spawn/tree.hpp"
 
 namespace shmb::spawn {
 
@@ -46,8 +46,7 @@ class SupervisedGroup final : public Reporter {
   shmb_session* session_ = nullptr;
   shmb_group group_{};
   std::string name_, socket_, variable_;
-  std::optional<Process> broker_;
-  std::int64_t looked_at_ = 0;
+  std::optional<Bystander> broker_;
 };
 
 // Of an error that the C face filled in.

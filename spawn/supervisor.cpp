@@ -27,7 +27,7 @@ namespace {
 constexpr std::size_t kBriefFailures = 2;
 
 [[noreturn]] void become_supervisor(const Plan& plan, Reporter& reporter, Signals& signals, int socket, pid_t guard,
-                                    Parent parent) {
+                                    Parent parent) noexcept {
   // A process group of its own: `kill -9 %1` in a shell hits guard and ranks, and leaves one to end the rest. In the
   // background it may still write to the terminal, as SIGTTOU is blocked (termios(3)).
   const pid_t job_group = ::getpgrp();

@@ -35,10 +35,11 @@ class Reporter {
   virtual void tree_gone() {}
   // Brokers: reparented to us or not, they are neither waited for nor signalled.
   virtual std::vector<pid_t> bystanders() { return {}; }
-  // A line for the person at the terminal.
-  virtual void say(const std::string&) {}
-  // How many of the ranks have ended.
-  virtual void progress(int, int) {}
+  // How a sentence for the person at the terminal reads there, its end of line with it; empty: it is not said. The
+  // supervisor writes it, because a terminal or a pipe that takes nothing must not hold it up.
+  virtual std::string line(const std::string&) { return {}; }
+  // The same for how many of the ranks have ended.
+  virtual std::string progress(int, int) { return {}; }
   // In a rank born by fork alone: what belongs to the supervisor is closed.
   virtual void forget() {}
   // What a forked supervisor must not close.

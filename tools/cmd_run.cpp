@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <memory>
 #include <optional>
 
@@ -17,7 +18,7 @@ namespace shmb::tools {
 namespace {
 
 struct RunOptions {
-  std::string socket, name, kill_rest, grace, master_addr;
+  std::string socket, name, kill_rest, grace, master_addr, init_method;
   std::uint64_t limit = 0;
   int nprocs = 0, shards = 1, shard = 0, master_port = 0;
   bool kill_rest_given = false, prefix = true;
@@ -31,11 +32,11 @@ class Speaker final : public spawn::Reporter {
   Result<void> enter_supervisor() override { return group_.enter_supervisor(); }
   void tree_gone() override { group_.tree_gone(); }
   std::vector<pid_t> bystanders() override { return group_.bystanders(); }
-  void say(const std::string& line) override { complain(line); }
+  std::string line(const std::string& sentence) override { return complaint(sentence); }
   std::vector<int> descriptors() override { return group_.descriptors(); }
-  void progress(int ended, int all) override {
-    if (all > 1 && ::isatty(STDERR_FILENO) != 0)
-      complain(std::to_string(ended) + " of " + std::to_string(all) + " ranks have ended");
+  std::string progress(int ended, int all) override {
+    if (all <= 1 || !is_terminal(STDERR_FILENO)) return {};
+    return complaint(std::to_string(ended) + " of " + std::to_string(all) + " ranks have ended");
   }
 
  private:
@@ -47,6 +48,23 @@ int failed_ourselves(const std::string& sentence, int status = spawn::kExitFaile
   return status;
 }
 
+// "tcp://HOST:PORT", as programs of torch.distributed have it.
+Result<void> read_init_method(std::string_view text, spawn::Plan& plan) {
+  constexpr std::string_view kScheme = "tcp://";
+  const std::size_t colon = text.rfind(':');
+  const auto host = text.starts_with(kScheme) && colon > kScheme.size()
+                        ? text.substr(kScheme.size(), colon - kScheme.size())
+                        : std::string_view();
+  const char* const end = text.data() + text.size();
+  if (!host.empty()) {
+    const auto port = std::from_chars(text.data() + colon + 1, end, plan.master_port);
+    plan.master_address = host;
+    if (port.ec == std::errc() && port.ptr == end && plan.master_port != 0) return {};
+  }
+  return error(Status::invalid,
+               "--init-method " + quoted(text) + ": it must be tcp://HOST:PORT with a port from 1 to 65535");
+}
+
 // The options that make ranks of the command.
 Result<void> make_ranks(const RunOptions& options, spawn::Plan& plan) {
   plan.nprocs = options.nprocs;
@@ -56,6 +74,8 @@ Result<void> make_ranks(const RunOptions& options, spawn::Plan& plan) {
   plan.stdio = options.prefix ? spawn::Stdio::prefix : spawn::Stdio::inherit;
   if (!options.master_addr.empty()) plan.master_address = options.master_addr;
   plan.master_port = static_cast<std::uint16_t>(options.master_port);
+  if (!options.init_method.empty())
+    if (auto read = read_init_method(options.init_method, plan); !read) return read;
   plan.grace = spawn::kRankGrace;
   if (!options.grace.empty()) {
     auto grace = parse_duration(options.grace);
@@ -110,11 +130,17 @@ Command add_run(CLI::App& app) {
   of_ranks(verb->add_option("--num-shards", options->shards, "Hosts that run as many ranks each (default 1)"))
       ->type_name("N");
   of_ranks(verb->add_option("--shard-id", options->shard, "Which of them this is, from 0"))->type_name("N");
-  of_ranks(verb->add_option("--master-addr", options->master_addr, "MASTER_ADDR (default 127.0.0.1)"))
-      ->type_name("HOST");
-  of_ranks(verb->add_option("--master-port", options->master_port, "MASTER_PORT (default a free one)"))
-      ->type_name("PORT")
-      ->check(CLI::Range(1, 65535));
+  CLI::Option* address =
+      of_ranks(verb->add_option("--master-addr", options->master_addr, "MASTER_ADDR (default 127.0.0.1)"))
+          ->type_name("HOST");
+  CLI::Option* port =
+      of_ranks(verb->add_option("--master-port", options->master_port, "MASTER_PORT (default a free one)"))
+          ->type_name("PORT")
+          ->check(CLI::Range(1, 65535));
+  of_ranks(verb->add_option("--init-method", options->init_method, "Both at once, as tcp://HOST:PORT"))
+      ->type_name("URL")
+      ->excludes(address)
+      ->excludes(port);
   of_ranks(
       verb->add_flag("--prefix,!--no-prefix", options->prefix, "\"[rank N] \" before each line of output, or not"));
   verb->add_option("--socket", options->socket, "The broker's socket, instead of looking for one")->type_name("PATH");

@@ -64,10 +64,10 @@ int fail(const Error& error) {
   return exit_code(error.status);
 }
 
-void complain(const std::string& sentence) { warn_line("shmbroker: " + printable(sentence)); }
+std::string complaint(const std::string& sentence) { return "shmbroker: " + printable(sentence) + "\n"; }
 
-void warn_line(const std::string& text) {
-  const std::string line = text + "\n";
+void complain(const std::string& sentence) {
+  const std::string line = complaint(sentence);
   (void)sys::write_all(STDERR_FILENO, std::as_bytes(std::span(line)));
 }
 

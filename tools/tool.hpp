@@ -45,8 +45,8 @@ bool is_terminal(int fd);
 bool colour(int fd);  // a terminal, and neither NO_COLOR nor TERM=dumb
 // "shmbroker: SENTENCE" on stderr; gives the exit code.
 int fail(const Error& error);
+std::string complaint(const std::string& sentence);  // that line, with its end
 void complain(const std::string& sentence);
-void warn_line(const std::string& text);
 // To stdout, whole; false (with a sentence on stderr) when the reader is gone or the disk full.
 bool print(const std::string& text);
 

@@ -168,6 +168,10 @@ void stay_with_regions(int, const shmbroker::Region&, const Barred&, const shmbr
   if (const char* descriptor = std::getenv("SHMB_TEST_READY")) (void)!::write(std::atoi(descriptor), "r", 1);
   for (;;) ::pause();
 }
+void start_a_broker(int, bool fail) {
+  const auto session = shmbroker::Session::connect();
+  if (fail) throw std::runtime_error("after the broker was there");
+}
 void spin(int) {
   if (const char* descriptor = std::getenv("SHMB_TEST_READY")) (void)!::write(std::atoi(descriptor), "r", 1);
   for (volatile bool go_on = true; go_on;) {
@@ -361,6 +365,7 @@ SHMBROKER_SPAWN_FUNCTION("meet_from_threads", meet_from_threads);
 SHMBROKER_SPAWN_FUNCTION("wait_for_gone", wait_for_gone);
 SHMBROKER_SPAWN_FUNCTION("bounds", bounds);
 SHMBROKER_SPAWN_FUNCTION("preloaded", preloaded);
+SHMBROKER_SPAWN_FUNCTION("start_a_broker", start_a_broker);
 
 }  // namespace
 

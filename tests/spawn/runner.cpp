@@ -26,7 +26,10 @@ class LoggingReporter final : public spawn::Reporter {
   }
   void tree_gone() override { write("gone " + std::to_string(::getpid()) + "\n"); }
   std::vector<pid_t> bystanders() override { return bystanders_; }
-  void say(const std::string& line) override { write("say " + line + "\n"); }
+  std::string line(const std::string& sentence) override {
+    write("say " + sentence + "\n");
+    return {};
+  }
   void write(const std::string& text) const { (void)!::write(log_, text.data(), text.size()); }
 
  private:

@@ -2,10 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`shmbroker run --nprocs`: variables, shards, prefixes, the first failure and its status, usage.
 Usage: test_run_ranks.py TOOL BROKER TRAIN"""
+import array
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import termios
+import time
 
 problems = []
 
@@ -58,7 +63,50 @@ def main():
         done = run("--nprocs", "4", command=[sys.executable, train, "50"])
         check("a training script", (done.returncode, sorted(done.stdout.splitlines())),
               (0, [f"[rank {r}] rank {r} of 4: y = 3.0 x -2.0" for r in range(4)]))
+        done = run("--nprocs", "2", "--init-method", "tcp://somewhere:7777", script="echo $MASTER_ADDR $MASTER_PORT")
+        check("init method", sorted(done.stdout.splitlines()), [f"[rank {r}] somewhere 7777" for r in (0, 1)])
+
+        # Nobody reads what they print: a rank's death ends the other all the same, and so does ours.
+        for ending in ("a rank is killed", "run is killed"):
+            never_read, full = os.pipe()
+            job = subprocess.Popen([tool, "run", "--socket", folder + "/b/socket", "--nprocs", "2", "--", "sh", "-c",
+                                    'echo $$ > "$0"/rank$RANK; while :; do echo "nobody reads this" >&2; done', folder],
+                                   stderr=full, stdout=full)
+            seen = -1
+            for _ in range(600):  # until nothing is added any more
+                time.sleep(0.1)
+                size = array.array("i", [0])
+                fcntl.ioctl(never_read, termios.FIONREAD, size)
+                if size[0] == seen and size[0] >= 4096 and all(os.path.exists(f"{folder}/rank{r}") for r in (0, 1)):
+                    break
+                seen = size[0]
+            else:
+                problems.append("the pipe was never full")
+            ranks = [int(open(f"{folder}/rank{r}").read()) for r in (0, 1)]
+            os.kill(ranks[1] if ending == "a rank is killed" else job.pid, signal.SIGKILL)
+            gone = lambda pid: not os.path.exists(f"/proc/{pid}") or open(f"/proc/{pid}/stat").read().split()[2] == "Z"
+            for _ in range(600):
+                if all(gone(pid) for pid in ranks):
+                    break
+                time.sleep(0.1)
+            else:
+                problems.append(f"{ending}: ranks live on behind a pipe that is full")
+            for _ in range(2):  # what is left to print is not waited for
+                if job.poll() is None:
+                    job.terminate()
+                    time.sleep(0.2)
+            try:
+                job.wait(60)
+            except subprocess.TimeoutExpired:
+                problems.append(f"{ending}: run waits for a reader that reads nothing")
+                job.kill()
+            os.close(never_read)
+            os.close(full)
+            for r in (0, 1):
+                os.remove(f"{folder}/rank{r}")
+
         for wrong in (["--nprocs", "0"], ["--nprocs", "-1"], ["--grace", "1s"], ["--nprocs", "2", "--shard-id", "1"],
+                      ["--nprocs", "2", "--init-method", "h:1"], ["--nprocs", "2", "--init-method", "tcp://h:70000"],
                       ["--nprocs", "2", "--master-port", "0"], ["--nprocs", "2", "--grace", "soon"]):
             done = run(*wrong)
             check(f"refusal of {wrong}", (done.returncode, bool(done.stderr)), (125, True))

@@ -3,6 +3,7 @@
 // and a parent that lives is told. The numbers in the names are those of docs/conformance.md.
 #include <doctest/doctest.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <optional>
@@ -10,10 +11,12 @@
 #include <thread>
 #include <vector>
 
+#include "base/sys_socket.hpp"
 #include "spawn/tree.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/sanitizer.hpp"
+#include "tests/harness/temp_dir.hpp"
 #include "tests/spawn/ranks.hpp"
 
 using namespace shmb::test;
@@ -36,6 +39,12 @@ void kill_one(Victim victim, pid_t parent) {
   const pid_t supervisor = only_child(guard);
   if (victim != Victim::guard && supervisor > 0) ::kill(supervisor, SIGKILL);
   if (victim != Victim::supervisor) ::kill(guard, SIGKILL);
+}
+
+bool eventually_stopped(pid_t pid) {
+  for (int i = 0; i < 6000; ++i, ::usleep(5000))
+    if (auto seen = shmb::spawn::process(pid); seen && seen->state == 'T') return true;
+  return false;
 }
 
 // A parent of its own: spawns, says so like its ranks, and ends with what join told it. Its ranks may run before it has
@@ -143,6 +152,76 @@ TEST_CASE("SIGKILL of anybody leaves no ticket and no region of a broadcast that
       CHECK(witness.all_gone());
       CHECK(broker.books(60'000) == "");
     }
+}
+
+TEST_CASE("a broker that a rank has started serves others: it outlives ranks without a group, however they end") {
+  for (const StartMethod method : kMethods)
+    for (const bool fail : {false, true}) {
+      CAPTURE(name_of(method));
+      CAPTURE(fail);
+      const harness::TempDir runtime;
+      const std::string socket = runtime.file("shmbroker/socket");
+      auto options = ranks_of(method, 2, false);
+      options.environment = {"XDG_RUNTIME_DIR=" + runtime.path(), "SHMBROKER_DAEMON=" SHMB_TEST_DAEMON,
+                             "SHMBROKER_SOCKET="};
+      options.grace = 100ms;
+      auto context = start_processes("start_a_broker", options, fail);
+      if (fail) CHECK_THROWS_AS(context.join(), ProcessRaisedException);
+      else CHECK(context.join());
+      auto found = shmb::sys::seqpacket_socket(true);
+      REQUIRE(found);
+      CHECK(shmb::sys::connect_path(found->get(), socket));
+      auto broker = shmb::sys::peer_credentials(found->get());
+      REQUIRE((broker && broker->pid > 0));
+      ::kill(static_cast<pid_t>(broker->pid), SIGTERM);
+      char byte;
+      while (::recv(found->get(), &byte, 1, MSG_DONTWAIT) != 0) ::usleep(5000);
+    }
+}
+
+TEST_CASE("the destructor ends daemon ranks also where somebody has stopped their supervisor") {
+  Witness witness;
+  auto options = quick(StartMethod::spawn, 2, witness);
+  options.daemon = true;
+  {
+    auto context = start_processes("stay", options, false, true);
+    REQUIRE(witness.wait_ready(2));
+    const pid_t supervisor = only_child(only_child(::getpid()));
+    REQUIRE(supervisor > 0);
+    ::kill(supervisor, SIGSTOP);
+    REQUIRE(eventually_stopped(supervisor));
+  }
+  witness.let_go();
+  CHECK(witness.all_gone());
+}
+
+TEST_CASE("what a forked rank throws through the C entry ends that rank, and no copy of the program goes on") {
+  Witness witness;
+  auto parent = harness::Child::run([&]() -> int {
+    witness.let_go();
+    shmb_spawn_options options{};
+    options.size = sizeof options;
+    options.method = SHMB_START_FORK;
+    options.flags = SHMB_SPAWN_NO_GROUP;
+    options.nprocs = 1;
+    options.entry = [](void*) -> int {
+      (void)::freopen("/dev/null", "w", stderr);
+      throw 5;
+    };
+    shmb_processes* processes = nullptr;
+    const pid_t self = ::getpid();
+    if (shmb_spawn(&options, &processes, nullptr) != SHMB_OK) return ::getpid() == self ? 1 : 2;
+    std::uint32_t state = 0;
+    shmb_failure failure{};
+    failure.size = sizeof failure;
+    const bool told = shmb_processes_join(processes, 0, -1, &state, nullptr) == SHMB_OK &&
+                      shmb_processes_failure(processes, 0, &failure, nullptr) == SHMB_OK;
+    const int signal = told ? failure.signal : -1;
+    shmb_processes_free(processes);
+    return signal == SIGABRT ? 0 : 3;
+  });
+  CHECK(parent.wait() == 0);
+  CHECK(witness.all_gone());
 }
 
 // Whether the second one had begun to end the tree before its own death cannot be told from here, and need not.

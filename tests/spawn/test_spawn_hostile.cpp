@@ -161,7 +161,7 @@ TEST_CASE("a rank can fill neither the calls nor the values that wait, and a lat
   using shmb::spawn::Op;
   std::map<shmb::Status, int> answers;
   shmb::spawn::Store store(
-      3, [&](std::int32_t, std::uint64_t, shmb::Status status, const std::string&) { ++answers[status]; });
+      3, 0, [&](std::int32_t, std::uint64_t, shmb::Status status, const std::string&) { ++answers[status]; });
   const auto come = [&](Op op, const std::string& name, const std::string& value) {
     const std::int32_t root = 0;
     std::uint64_t size = name.size();
@@ -185,7 +185,7 @@ TEST_CASE("a rank can fill neither the calls nor the values that wait, and a lat
   come(Op::wait, "key", "");
   CHECK(answers[shmb::Status::peer_gone] == 1025);
   shmb::spawn::Store values(
-      2, [&](std::int32_t, std::uint64_t, shmb::Status status, const std::string&) { ++answers[status]; });
+      2, 0, [&](std::int32_t, std::uint64_t, shmb::Status status, const std::string&) { ++answers[status]; });
   answers.clear();
   const std::uint64_t zero = 0, size = 1 << 20;
   std::string payload(reinterpret_cast<const char*>(&zero), sizeof zero);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls between two workers: as many bytes there and back, a reference made, a value fetched. The floor is a stream
 // socket between the same two processes that carries the same bytes there and back: no names, no deadlines, no books.
-// A worker looks for messages for 20 us before it sleeps, so each figure is taken twice: call upon call, against a socket
-// whose both ends look without a pause; and with a pause before each call, against one whose reader sleeps as well.
+// A worker looks for messages for 20 us before it sleeps, so each figure is taken twice: call upon call, against a
+// socket whose both ends look without a pause; and with a pause before each call, against one whose reader sleeps as
+// well.
 #include <fmt/core.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
