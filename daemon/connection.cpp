@@ -134,7 +134,17 @@ void Connection::serve(wire::Bytes packet) {
     hello_timer_.cancel();
     transport_.no_longer_silent(*this);
   }
+  if (waiting_) {
+    if (packet.data() != held_.data()) held_.assign(packet.begin(), packet.end());
+    holding_ = true;
+  }
   go_on();
+}
+
+void Connection::serve_again() {
+  if (ending_ != Ending::none || !waiting_) return;
+  waiting_ = false;
+  on_writable();
 }
 
 void Connection::reply(wire::Bytes packet, std::span<const int> fds) {
@@ -159,7 +169,9 @@ void Connection::event(wire::Bytes packet) {
 void Connection::on_writable() {
   if (ending_ != Ending::none) return;
   if (outbox_->flush(transport_.now()) == Outbox::Sent::lost) return drop("a reply that was kept could not be sent");
-  if (holding_ && may_serve(held_)) {
+  // Nobody waits for the answer any more; what it sent behind this request counts, and so does its end.
+  if (waiting_ && hung_up(socket_.get())) waiting_ = holding_ = false;
+  if (holding_ && !waiting_ && may_serve(held_)) {
     holding_ = false;
     return serve(held_);
   }
@@ -188,7 +200,7 @@ void Connection::on_process_end() {
   // A process that exits closes its socket too, and the two are often reported together. Then this is the usual end,
   // which the end of file tells; only a socket that somebody else still holds makes heirs (law 2).
   transport_.engine().unwatch(death_);
-  if (hung_up(socket_.get())) return;
+  if (hung_up(socket_.get())) return on_writable();
   death_told_ = true;
   auto how = sys::pidfd_exit_info(identity_.pidfd.get());
   transport_.books().process_died(*session_, how ? &*how : nullptr);
