@@ -2,6 +2,7 @@
 // See connection.hpp.
 #include "daemon/connection.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -16,8 +17,8 @@ namespace shmb::daemon {
 namespace {
 
 // How long a reply that the kernel refused for others' sake, or a request over its process' share, waits before it is
-// tried again: nobody tells us when some other socket has been read.
-constexpr std::int64_t kRetry = 5'000'000;
+// tried again: nobody tells us when some other socket has been read. Longer each time, because thousands may wait so.
+constexpr std::int64_t kFirstRetry = 5'000'000, kLastRetry = 80'000'000;
 
 bool answered_with_descriptors(wire::Bytes packet) {
   shmbw_header header{};
@@ -116,7 +117,7 @@ void Connection::discard_brought() {
 bool Connection::may_serve(wire::Bytes packet) {
   over_share_ = false;
   if (!outbox_->open()) return false;
-  over_share_ = answered_with_descriptors(packet) && !transport_.in_flight().within_share(*outbox_);
+  over_share_ = answered_with_descriptors(packet) && !transport_.in_flight().within_share(*outbox_, transport_.now());
   return !over_share_;
 }
 
@@ -187,8 +188,10 @@ void Connection::go_on() {
   }
   if (!outbox_->wants_timer() && !(holding_ && over_share_)) {
     retry_timer_.cancel();
+    retry_pause_ = 0;
   } else if (!retry_timer_.armed()) {
-    transport_.timers().set(retry_timer_, transport_.now() + kRetry);
+    retry_pause_ = std::clamp(2 * retry_pause_, kFirstRetry, kLastRetry);
+    transport_.timers().set(retry_timer_, transport_.now() + retry_pause_);
   }
   if (!asked_ && !holding_) {
     asked_ = true;

@@ -98,6 +98,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   bool holding_ = false, over_share_ = false, waiting_ = false, asked_ = false, serving_ = false, replied_ = false,
        edges_ = false;
   bool greeted_ = false, death_told_ = false, reset_ = false;
+  std::int64_t retry_pause_ = 0;
   Ending ending_ = Ending::none;
   Death death_{*this};
   HelloTimer hello_timer_{*this};

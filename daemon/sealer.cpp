@@ -41,8 +41,7 @@ bool Sealer::seal(Job job, int wake_fd) {
   std::lock_guard lock(shared_->mutex);
   shared_->wake = wake_fd;
   std::size_t startable = 1;
-  for (const auto& [uid, load] : shared_->loads)
-    startable += std::min(load.waiting, kSealsOfUid - load.running);
+  for (const auto& [uid, load] : shared_->loads) startable += std::min(load.waiting, kSealsOfUid - load.running);
   if (shared_->threads - shared_->busy < startable && shared_->threads < kSealThreads) {
     try {
       threads_.emplace_back([shared = shared_] { run(shared); });
