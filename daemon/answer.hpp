@@ -32,6 +32,7 @@ struct Request {
     send(out);
   }
   void fail(const Error& error) const;
+  void hold() const;  // counted once, when it is answered
   void fail(Status status, std::string_view sentence) const { fail(plain(status, std::string(sentence))); }
   // Finishes and sends; the descriptors are World::reply_fds.
   void send(wire::Writer& out) const;

@@ -54,7 +54,9 @@ class Broker final : public Books {
   bool close_elsewhere(std::vector<Fd> fds) override { return daemon::close_elsewhere(world_, std::move(fds)); }
   int wake_fd() const override { return world_.closer.wake_fd(); }
   void woken() override {
+    world_.closed_here = 0;
     closed_regions(world_);
+    publications_done(world_);
     devices_found(world_);
   }
   bool idle() const override { return world_.live_sessions == 0 && world_.regions.empty() && world_.pools.empty(); }

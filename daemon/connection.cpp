@@ -2,6 +2,7 @@
 // See connection.hpp.
 #include "daemon/connection.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -16,8 +17,8 @@ namespace shmb::daemon {
 namespace {
 
 // How long a reply that the kernel refused for others' sake, or a request over its process' share, waits before it is
-// tried again: nobody tells us when some other socket has been read.
-constexpr std::int64_t kRetry = 5'000'000;
+// tried again: nobody tells us when some other socket has been read. Longer each time, because thousands may wait so.
+constexpr std::int64_t kFirstRetry = 5'000'000, kLastRetry = 80'000'000;
 
 bool answered_with_descriptors(wire::Bytes packet) {
   shmbw_header header{};
@@ -116,7 +117,7 @@ void Connection::discard_brought() {
 bool Connection::may_serve(wire::Bytes packet) {
   over_share_ = false;
   if (!outbox_->open()) return false;
-  over_share_ = answered_with_descriptors(packet) && !transport_.in_flight().within_share(*outbox_);
+  over_share_ = answered_with_descriptors(packet) && !transport_.in_flight().within_share(*outbox_, transport_.now());
   return !over_share_;
 }
 
@@ -134,7 +135,17 @@ void Connection::serve(wire::Bytes packet) {
     hello_timer_.cancel();
     transport_.no_longer_silent(*this);
   }
+  if (waiting_) {
+    if (packet.data() != held_.data()) held_.assign(packet.begin(), packet.end());
+    holding_ = true;
+  }
   go_on();
+}
+
+void Connection::serve_again() {
+  if (ending_ != Ending::none || !waiting_) return;
+  waiting_ = false;
+  on_writable();
 }
 
 void Connection::reply(wire::Bytes packet, std::span<const int> fds) {
@@ -159,7 +170,9 @@ void Connection::event(wire::Bytes packet) {
 void Connection::on_writable() {
   if (ending_ != Ending::none) return;
   if (outbox_->flush(transport_.now()) == Outbox::Sent::lost) return drop("a reply that was kept could not be sent");
-  if (holding_ && may_serve(held_)) {
+  // Nobody waits for the answer any more; what it sent behind this request counts, and so does its end.
+  if (waiting_ && hung_up(socket_.get())) waiting_ = holding_ = false;
+  if (holding_ && !waiting_ && may_serve(held_)) {
     holding_ = false;
     return serve(held_);
   }
@@ -175,8 +188,10 @@ void Connection::go_on() {
   }
   if (!outbox_->wants_timer() && !(holding_ && over_share_)) {
     retry_timer_.cancel();
+    retry_pause_ = 0;
   } else if (!retry_timer_.armed()) {
-    transport_.timers().set(retry_timer_, transport_.now() + kRetry);
+    retry_pause_ = std::clamp(2 * retry_pause_, kFirstRetry, kLastRetry);
+    transport_.timers().set(retry_timer_, transport_.now() + retry_pause_);
   }
   if (!asked_ && !holding_) {
     asked_ = true;
@@ -188,7 +203,7 @@ void Connection::on_process_end() {
   // A process that exits closes its socket too, and the two are often reported together. Then this is the usual end,
   // which the end of file tells; only a socket that somebody else still holds makes heirs (law 2).
   transport_.engine().unwatch(death_);
-  if (hung_up(socket_.get())) return;
+  if (hung_up(socket_.get())) return on_writable();
   death_told_ = true;
   auto how = sys::pidfd_exit_info(identity_.pidfd.get());
   transport_.books().process_died(*session_, how ? &*how : nullptr);

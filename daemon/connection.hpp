@@ -33,6 +33,8 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
 
   const Peer& peer() const override { return identity_.facts; }
   void reply(wire::Bytes packet, std::span<const int> fds) override;
+  void hold() override { waiting_ = serving_ && !replied_; }
+  void serve_again() override;
   void event(wire::Bytes packet) override;
   void drop(std::string_view why) override;
   std::uint32_t descriptors_in_flight() const override { return outbox_->unread_descriptors(); }
@@ -92,9 +94,11 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   Session* session_ = nullptr;
   std::unique_ptr<Outbox> outbox_;
   std::vector<Fd> brought_;      // with the request in service or held
-  std::vector<std::byte> held_;  // a request that may not be served yet; one at most
-  bool holding_ = false, over_share_ = false, asked_ = false, serving_ = false, replied_ = false, edges_ = false;
+  std::vector<std::byte> held_;  // a request that may not be served yet, or again (waiting_); one at most
+  bool holding_ = false, over_share_ = false, waiting_ = false, asked_ = false, serving_ = false, replied_ = false,
+       edges_ = false;
   bool greeted_ = false, death_told_ = false, reset_ = false;
+  std::int64_t retry_pause_ = 0;
   Ending ending_ = Ending::none;
   Death death_{*this};
   HelloTimer hello_timer_{*this};

@@ -15,6 +15,11 @@ void Request::fail(const Error& error) const {
   session.link->reply(wire::write_error_reply(buffer, packet.header.op, packet.header.tag, error), {});
 }
 
+void Request::hold() const {
+  --world.requests;
+  session.link->hold();
+}
+
 void Request::refuse_struct(Status status) const {
   if (status == Status::too_new)
     fail(Status::too_new, "the request uses fields that this broker (" + world.facts.version + ") does not know");

@@ -19,7 +19,7 @@ std::uint32_t authority(Session& session, const Region& region) {
   return lease ? lease->rights : 0;
 }
 
-static bool closes_writing(const World& world, const Session& session, const Region& region, std::uint32_t rights) {
+bool closes_writing(const World& world, const Session& session, const Region& region, std::uint32_t rights) {
   return (rights & SHMBW_RIGHT_MAP_WRITE) == 0 && !world.mode_bits_bind(session) && !region.many_writers &&
          !region.sealed();
 }
@@ -70,24 +70,27 @@ Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights) 
   return world.reply_owned.back().get();
 }
 
-Result<void> publish(World& world, Region& region) {
-  if (region.state == SHMBW_REGION_STATE_PUBLISHED) return {};
-  if (region.seal_sealed)
-    return error(Status::unsupported, "a region made with many_writers cannot be published in private mode");
-  if (auto sealed = sys::add_seals(region.fd.get(), F_SEAL_WRITE | F_SEAL_SEAL); !sealed) {
-    if (sealed.error().value == EBUSY)
-      return error(Status::still_mapped,
-                   "the region is still mapped for writing, here or in a forked child: unmap it and publish again");
-    if (sealed.error().value == EPERM)
-      return error(Status::unsupported, "a writer has sealed the region's seals itself: it cannot be published");
-    return system_failure(sealed.error(), "publishing (F_SEAL_WRITE)");
-  }
+Result<void> may_be_published(const Region& region) {
+  if (!region.seal_sealed) return {};
+  return error(Status::unsupported, "a region made with many_writers cannot be published in private mode");
+}
+
+Error publication_refused(int code) {
+  if (code == EBUSY)
+    return plain(Status::still_mapped,
+                 "the region is still mapped for writing, here or in a forked child, or something still refers to its "
+                 "pages, as a pipe or io_uring does: unmap it and publish again");
+  if (code == EPERM)
+    return plain(Status::unsupported, "a writer has sealed the region's seals itself: it cannot be published");
+  return system_failure(Errno{code}, "publishing (F_SEAL_WRITE)").error();
+}
+
+void published(World& world, Region& region) {
   region.state = SHMBW_REGION_STATE_PUBLISHED;
   region.leases.each([&](Lease& lease) {
     set_lease(world, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, lease.mapped);
   });
   tell_region(world, region, SHMBW_WATCH_EVENT_PUBLISHED);
-  return {};
 }
 
 }  // namespace shmb::daemon

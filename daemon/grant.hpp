@@ -24,6 +24,9 @@ std::uint32_t authority(Session& session, const Region& region);
 // Whether a lease with `rights` may be had now. Changes nothing.
 Result<void> admit_rights(const World& world, const Session& session, const Region& region, std::uint32_t rights);
 
+// Whether the grant of these `rights` closes writing to the region for ever.
+bool closes_writing(const World& world, const Session& session, const Region& region, std::uint32_t rights);
+
 // Closes writing where a lease with these admitted `rights` asks for it. After everything else that can fail, and
 // before the reply.
 Result<void> seal_for_rights(const World& world, const Session& session, Region& region, std::uint32_t rights);
@@ -34,7 +37,10 @@ Result<Fd> reopen_read_only(int fd, std::string_view what);
 // The descriptor for a lease with `rights`, good until the reply is sent (World::reply_owned).
 Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights);
 
-// The writer has unmapped: WRITE and SEAL. Every lease is read-only afterwards.
-Result<void> publish(World& world, Region& region);
+// The writer has unmapped: WRITE and SEAL, on another thread (sealer.hpp). What keeps a region from ever being
+// published; what the kernel said against the seals; and what follows once they are on: every lease is read-only.
+Result<void> may_be_published(const Region& region);
+Error publication_refused(int code);
+void published(World& world, Region& region);
 
 }  // namespace shmb::daemon

@@ -29,6 +29,10 @@ class Link {
   virtual const Peer& peer() const = 0;
   // The one reply to the request in service. Descriptors are borrowed for the call; the link dups what it must keep.
   virtual void reply(wire::Bytes packet, std::span<const int> fds) = 0;
+  // Instead of the reply: the request in service is kept, and nothing else of this session is read, until serve_again
+  // hands it in once more. A peer that goes away meanwhile takes it back.
+  virtual void hold() = 0;
+  virtual void serve_again() = 0;
   // Queued; one event packet in flight, then a gap event (law 8).
   virtual void event(wire::Bytes packet) = 0;
   // Protocol broken: log `why` once, close. The books hear end_of_file afterwards, from the transport, not from inside
@@ -58,10 +62,11 @@ class Books {
   // Asked before each accept: false leaves the client in the backlog until descriptors are free.
   virtual bool room_for_session(bool /*admin*/) const { return true; }
   virtual Session* connected(Link& link) = 0;  // nullptr: refuse (the transport closes)
-  virtual void packet(Session& session,
-                      const wire::PacketView& packet) = 0;  // calls link.reply at most once, drop, or nothing (one-way)
-  virtual bool greeted(const Session& session) const = 0;   // HELLO has been answered
-  virtual void end_of_file(Session& session) = 0;           // the peer closed its socket; the link dies after this call
+  virtual void packet(
+      Session& session,
+      const wire::PacketView& packet) = 0;  // calls link.reply at most once, hold, drop, or nothing (one-way)
+  virtual bool greeted(const Session& session) const = 0;  // HELLO has been answered
+  virtual void end_of_file(Session& session) = 0;          // the peer closed its socket; the link dies after this call
   virtual void process_died(
       Session& session,
       const sys::ExitInfo* how) = 0;  // the pidfd became readable; nullptr: the kernel does not tell how

@@ -34,8 +34,10 @@ class InFlight {
   // More than half of the allowance, not counting sessions that were disconnected for it.
   bool crowded() const { return descriptors_ - abandoned_ > allowance_ / 2; }
   Outbox* oldest() const;
-  void look_again();                            // asks every socket; afterwards the count is exact
-  bool within_share(Outbox& outbox);            // may its process be sent more descriptors?
+  void look_again();  // asks every socket; afterwards the count is exact
+  // May its process be sent more descriptors? Who is over its share asks again and again, so every socket is asked anew
+  // only now and then, the more seldom the more there are.
+  bool within_share(Outbox& outbox, std::int64_t now);
   std::uint64_t kept() const { return kept_; }  // copies held for replies that wait to be sent
 
  private:
@@ -54,6 +56,7 @@ class InFlight {
   List<Outbox, Unread> list_;
   Processes processes_;
   std::uint64_t descriptors_ = 0, abandoned_ = 0, kept_ = 0;
+  std::int64_t look_after_ = 0;
 };
 
 class Outbox : public Hook<Outbox, Unread> {

@@ -6,6 +6,7 @@
 #include "daemon/answer.hpp"
 #include "daemon/create.hpp"
 #include "daemon/grant.hpp"
+#include "daemon/sealer.hpp"
 #include "daemon/views.hpp"
 
 namespace shmb::daemon {
@@ -41,15 +42,21 @@ void serve_publish(const Request& request) {
   Result<Charge> name_charge = Charge{};
   if (region.promised) name_charge = may_keep_promise(world, request.session, region);
   if (!name_charge) return request.fail(name_charge.error());
-  // The descriptor first: it cannot be taken back once the seals are on.
-  auto reader = lend_descriptor(world, region, SHMBW_RIGHT_MAP_READ);
+  Publication* const publication = publication_of(world, region);
+  if (publication && publication->done && publication->code != 0)
+    return request.fail(publication_refused(publication->code));
+  auto reader = publication ? publication->take_reader(request.session.id) : Result<Fd>(Fd());
+  // The descriptor first: the seals cannot be taken back.
+  if (!*reader) reader = reopen_read_only(region.fd.get(), "the region");
   if (!reader) return request.fail(reader.error());
-  if (auto published = publish(world, region); !published) {
-    world.reply_owned.clear();
-    return request.fail(published.error());
+  if (region.state != SHMBW_REGION_STATE_PUBLISHED) {
+    if (auto may = may_be_published(region); !may) return request.fail(may.error());
+    if (auto begun = await_publication(world, request.session, region, std::move(*reader)); !begun)
+      return request.fail(begun.error());
+    return request.hold();
   }
   if (region.promised) keep_promise(world, region, std::move(*name_charge));
-  world.reply_fds.push_back(*reader);
+  world.reply_fds.push_back(reader->get());
   request.answer(shmbw_publish_reply{region.ref(), (*lease)->rights, 0});
 }
 

@@ -48,6 +48,11 @@ struct Attached {
   int fd;
 };
 
+Naming naming_of(const Session& session, const shmbw_attach& wish, std::string_view group, std::string_view name) {
+  const bool owner_given = (wish.flags & SHMBW_ATTACH_OWNER_GIVEN) != 0;
+  return {wish.by, wish.region, wish.ticket, owner_given ? wish.owner_uid : session.uid, group, name};
+}
+
 Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish, std::string_view group,
                         std::string_view name) {
   if ((wish.flags & ~std::uint32_t{SHMBW_ATTACH_KNOWN}) != 0)
@@ -55,9 +60,7 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
   if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
     return error(Status::unknown_flags, "a right is not known to this broker");
   if ((wish.rights & SHMBW_RIGHT_MAP_READ) == 0) return error(Status::invalid, "an attach asks for map_read at least");
-  const bool owner_given = (wish.flags & SHMBW_ATTACH_OWNER_GIVEN) != 0;
-  auto target = find_target(
-      world, session, {wish.by, wish.region, wish.ticket, owner_given ? wish.owner_uid : session.uid, group, name});
+  auto target = find_target(world, session, naming_of(session, wish, group, name));
   if (!target) return std::unexpected(target.error());
   Region& region = *target->region;
   if (on_gpu(region)) return std::unexpected(other_kind(region));
@@ -84,6 +87,23 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
   return Attached{&region, &lease, fd};
 }
 
+// Closing writing takes the lock that a publication under way may hold for long: its end is waited for first.
+bool waits_for_publication(const Request& request, const wire::BatchView& batch) {
+  World& world = request.world;
+  if (world.publications.empty()) return false;
+  bool waits = false;
+  wire::TextReader texts = batch.texts();
+  for (std::size_t i = 0; i < batch.count(); ++i) {
+    const shmbw_attach wish = *batch.element<shmbw_attach>(i);
+    const std::string_view group = *texts.take(wish.group_len), name = *texts.take(wish.name_len);
+    auto target = find_target(world, request.session, naming_of(request.session, wish, group, name));
+    if (!target || !is_being_published(world, *target->region)) continue;
+    if (!closes_writing(world, request.session, *target->region, wish.rights)) continue;
+    if (await_publication(world, request.session, *target->region, {})) waits = true;
+  }
+  return waits;
+}
+
 }  // namespace
 
 void serve_attach(const Request& request) {
@@ -91,6 +111,7 @@ void serve_attach(const Request& request) {
   auto batch = open_batch<shmbw_attach>(
       request, [](const shmbw_attach& element) { return std::size_t{element.group_len} + element.name_len; });
   if (!batch) return;
+  if (waits_for_publication(request, *batch)) return request.hold();
   BatchAnswer<shmbw_attach_reply> answer(request, batch->count());
   wire::TextReader texts = batch->texts();
   for (std::size_t i = 0; i < batch->count(); ++i) {

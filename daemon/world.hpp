@@ -21,6 +21,7 @@
 #include "daemon/reclaim.hpp"
 #include "daemon/region.hpp"
 #include "daemon/rendezvous.hpp"
+#include "daemon/sealer.hpp"
 #include "daemon/secret.hpp"
 #include "daemon/session.hpp"
 #include "daemon/ticket.hpp"
@@ -90,8 +91,11 @@ class World {
   std::pmr::map<std::uint64_t, ReclaimReport> reports;
   Closer closer, strangers;  // of freed regions; of descriptors that clients made
   GpuLooker gpu_looker;
-  std::map<std::uint32_t, std::weak_ptr<GpuNode>> gpu_nodes;  // that the broker has opened, by minor
-  Tally* tally = nullptr;                                     // where frees are counted while a session or a group ends
+  Sealer sealer;
+  std::pmr::map<std::uint64_t, Publication> publications{&pool};  // under way, by region
+  std::vector<Sealer::Job> sealed;                                // those that are over
+  std::map<std::uint32_t, std::weak_ptr<GpuNode>> gpu_nodes;      // that the broker has opened, by minor
+  Tally* tally = nullptr;  // where frees are counted while a session or a group ends
 
   std::uint64_t last_region = 0, last_group = 0, last_session = 0, last_serial = 0, last_world = 0;
   std::int64_t last_reference = 0;     // when the last one was booked; no two at one time

@@ -166,12 +166,29 @@ void Client::send_only(wire::Bytes packet) {
   }
   link_->brought.clear();
   link_->collect();
+  if (!link_->held) return;
+  link_->again = [books = world_->books.get(), session = session_, link = link_.get(),
+                  bytes = std::vector<std::byte>(packet.begin(), packet.end())] {
+    link->held = false;
+    books->packet(*session, *wire::open_packet(bytes, 0, wire::Direction::request));
+    link->collect();
+  };
+}
+
+void Client::wait_while_held() {
+  while (link_->held) {
+    auto woken = sys::poll_readable(world_->books->wake_fd(), kMinute);
+    REQUIRE(woken);
+    REQUIRE(*woken);
+    world_->books->woken();
+  }
 }
 
 Packet& Client::exchange(wire::Bytes packet, bool answered) {
   static Packet none;
   std::size_t before = link_->replies.size();
   send_only(packet);
+  wait_while_held();
   REQUIRE(link_->replies.size() == before + (answered ? 1 : 0));
   if (!answered) return none;
   Packet& reply = link_->replies.back();

@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -37,6 +38,8 @@ class FakeLink final : public Link {
   explicit FakeLink(Peer peer);
   const Peer& peer() const override { return peer_; }
   void reply(wire::Bytes packet, std::span<const int> fds) override;
+  void hold() override { held = true; }
+  void serve_again() override { again(); }
   void event(wire::Bytes packet) override { events.push_back({{packet.begin(), packet.end()}, {}}); }
   void drop(std::string_view why) override { dropped = why; }
   std::uint32_t descriptors_in_flight() const override { return 0; }
@@ -46,6 +49,8 @@ class FakeLink final : public Link {
 
   std::vector<Packet> replies, events;
   std::string dropped;
+  bool held = false;            // the books keep the request in service...
+  std::function<void()> again;  // ... and this hands it in once more
   bool start_time_right = true, takes_descriptors = false, takes_many = false;
   std::vector<Fd> brought;  // with the next request; gone after it
   void bring(Fd fd) { brought.push_back(std::move(fd)); }
@@ -130,7 +135,8 @@ class Client {
                     (flags & SHMBW_HEADER_NO_REPLY) == 0 && op != SHMBW_OP_READY && op != SHMBW_OP_LANE_THROUGH);
   }
   Packet& exchange(wire::Bytes packet, bool answered = true);
-  void send_only(wire::Bytes packet);
+  void send_only(wire::Bytes packet);  // the reply may come later: link().held
+  void wait_while_held();
 
   Packet& hello(const HelloWish& wish = {});
   Created create(const CreateWish& wish = {});

@@ -6,7 +6,9 @@
 #include <sys/socket.h>
 
 #include <cstring>
+#include <memory>
 
+#include "base/fault.hpp"
 #include "base/sys_socket.hpp"
 #include "proto/shmb_wire.h"
 #include "tests/harness/injected.hpp"
@@ -153,34 +155,65 @@ TEST_CASE("one process may have half of all unread; once that is passed, each pr
        third_ends = std::move(*sys::seqpacket_pair());
   Outbox one(ends[0].get(), 4, in_flight, &in_flight, 1), same(other_ends[0].get(), 4, in_flight, &in_flight, 1),
       other(third_ends[0].get(), 4, in_flight, &in_flight, 2);
+  constexpr std::int64_t kSecondLater = 1'000'000'000;
+  std::int64_t now = 0;
   std::byte bytes[32] = {};
   std::vector<int> numbers(100, 0);
   CHECK(one.reply(bytes, std::span(numbers).first(79), 1) == Outbox::Sent::sent);
-  CHECK(in_flight.within_share(same));
+  CHECK(in_flight.within_share(same, now += kSecondLater));
   CHECK(same.reply(bytes, std::span(numbers).first(1), 1) == Outbox::Sent::sent);
-  CHECK_FALSE(in_flight.within_share(same));
-  CHECK(in_flight.within_share(other));
+  CHECK_FALSE(in_flight.within_share(same, now += kSecondLater));
+  CHECK(in_flight.within_share(other, now += kSecondLater));
   CHECK_FALSE(in_flight.crowded());
   CHECK(other.reply(bytes, std::span(numbers).first(60), 1) == Outbox::Sent::sent);
   CHECK(in_flight.crowded());
-  CHECK_FALSE(in_flight.within_share(other));
+  CHECK_FALSE(in_flight.within_share(other, now += kSecondLater));
   std::byte buffer[64];
   std::vector<Fd> fds;
   REQUIRE(sys::receive(ends[1].get(), buffer, fds, false));
-  CHECK(in_flight.within_share(same));  // it asked anew: 61 are unread now, 1 of them by this process
-  CHECK(in_flight.within_share(other));
+  CHECK(in_flight.within_share(same,
+                               now += kSecondLater));  // it asked anew: 61 are unread now, 1 of them by this process
+  CHECK(in_flight.within_share(other, now += kSecondLater));
   CHECK(other.reply(bytes, std::span(numbers).first(40), 1) == Outbox::Sent::sent);
-  CHECK(in_flight.within_share(same));
-  CHECK_FALSE(in_flight.within_share(other));
+  CHECK(in_flight.within_share(same, now += kSecondLater));
+  CHECK_FALSE(in_flight.within_share(other, now += kSecondLater));
   SUBCASE("an abandoned session's descriptors stay in the count until they are read") {
     other.abandon();
     CHECK_FALSE(in_flight.crowded());
     CHECK(in_flight.descriptors() == 101);
     Outbox back(third_ends[1].get(), 4, in_flight, &in_flight, 2);
-    CHECK_FALSE(in_flight.within_share(back));
+    CHECK_FALSE(in_flight.within_share(back, now += kSecondLater));
     REQUIRE(sys::receive(third_ends[1].get(), buffer, fds, false));
     REQUIRE(sys::receive(third_ends[1].get(), buffer, fds, false));
-    CHECK(in_flight.within_share(back));
+    CHECK(in_flight.within_share(back, now += kSecondLater));
     CHECK(in_flight.descriptors() == 1);
   }
+}
+
+TEST_CASE("a process over its share that asks on and on makes the others' sockets be looked at now and then only") {
+  constexpr int kSessions = 300;
+  InFlight in_flight(400);  // half is 200, the small share 100
+  struct Unread {
+    std::array<Fd, 2> ends = std::move(*sys::seqpacket_pair());
+    Outbox box;
+    explicit Unread(InFlight& all) : box(ends[0].get(), 4, all, &all, 1) {}
+  };
+  std::vector<std::unique_ptr<Unread>> greedy;
+  const std::byte bytes[32] = {};
+  const std::vector<int> one(1, 0);
+  for (int i = 0; i < kSessions; ++i) {
+    greedy.push_back(std::make_unique<Unread>(in_flight));
+    REQUIRE(greedy.back()->box.reply(bytes, one, 1) == Outbox::Sent::sent);
+  }
+  Unread asks(in_flight);
+  fault::clear();
+  std::int64_t now = 1'000'000'000;
+  for (int i = 0; i < 10'000; ++i) CHECK_FALSE(in_flight.within_share(asks.box, now += 100));  // a millisecond of it
+  CHECK(fault::count(fault::Call::outq) == kSessions);
+  for (int i = 0; i < 1'000; ++i) CHECK_FALSE(in_flight.within_share(asks.box, now += 1'000'000));  // a second
+  CHECK(fault::count(fault::Call::outq) <= 201 * kSessions);
+  std::byte buffer[64];
+  std::vector<Fd> fds;
+  for (auto& peer : greedy) REQUIRE(sys::receive(peer->ends[1].get(), buffer, fds, false));
+  CHECK(in_flight.within_share(asks.box, now += 1'000'000'000));  // nobody is forgotten
 }

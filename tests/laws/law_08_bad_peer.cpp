@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include "tests/harness/stuck_write.hpp"
 #include "tests/laws/law.hpp"
 #include "tests/wire/bystander.hpp"
 #include "tests/wire/engines.hpp"
@@ -194,5 +195,58 @@ TEST_CASE("law 8: who was disconnected for not reading keeps its leases until it
     bad.kill();
     CHECK(bad.wait() == 128 + SIGKILL);
     CHECK(eventually([&] { return leases(admin).empty() && regions(admin).empty(); }));
+  });
+}
+
+TEST_CASE("law 8: a write that never ends holds up the publication of that memory, and neither the broker nor an end") {
+  on_each_engine([](BrokerFixture& broker) {
+    const auto admin = open_admin(broker);
+    RawClient owner = greeted(broker), other = greeted(broker);
+    const RawPacket made = owner.create(4096), second = owner.create(4096);
+    REQUIRE(made.ok());
+    REQUIRE(second.ok());
+    const auto region = made.element<shmbw_create_reply>(0).region;
+    // Three wait for one publication: the owner, a client that leaves, and one that is killed.
+    Line told;
+    Gate go;
+    auto killed = Child::run([&] {
+      RawClient client = greeted(broker);
+      shmbw_attach wish{};
+      wish.by = SHMBW_ATTACH_BY_ID;
+      wish.rights = kReadWrite;
+      wish.region = region;
+      if (!client.call_batch(SHMBW_OP_ATTACH, std::span<const shmbw_attach>(&wish, 1)).ok() || !go.wait()) return 1;
+      if (client.ask(SHMBW_OP_PUBLISH, shmbw_publish{region}) == 0) return 2;
+      told.say('p');
+      for (;;) ::pause();
+      return 0;
+    });
+    harness::StuckWrite stuck(made.fds.at(0).get());
+    if (!stuck.stuck()) SKIP_CASE("userfaultfd is not allowed here");
+    const auto tag = owner.ask(SHMBW_OP_PUBLISH, shmbw_publish{region});
+    go.open();
+    REQUIRE(told.hear() == 'p');
+    {
+      RawClient leaves = greeted(broker);
+      shmbw_attach wish{};
+      wish.by = SHMBW_ATTACH_BY_ID;
+      wish.rights = kReadWrite;
+      wish.region = region;
+      REQUIRE(leaves.call_batch(SHMBW_OP_ATTACH, std::span<const shmbw_attach>(&wish, 1)).ok());
+      REQUIRE(leaves.ask(SHMBW_OP_PUBLISH, shmbw_publish{region}) != 0);
+    }
+    for (int i = 0; i < 20; ++i) REQUIRE(other.status().ok());
+    const RawPacket mine = other.create(4096);
+    REQUIRE(mine.ok());
+    CHECK(other.call(SHMBW_OP_PUBLISH, shmbw_publish{mine.element<shmbw_create_reply>(0).region}).ok());
+    killed.kill();
+    CHECK(killed.wait() == 128 + SIGKILL);
+    CHECK(eventually([&] { return leases(admin).size() == 3; }));  // the owner's two, and the other's
+    CHECK(owner.receive(0).kind == RawPacket::Kind::nothing);
+    CHECK(stuck.let_go());
+    const RawPacket published = owner.reply(tag);
+    CHECK(published.ok());
+    CHECK(published.fds.size() == 1);
+    CHECK(owner.call(SHMBW_OP_PUBLISH, shmbw_publish{second.element<shmbw_create_reply>(0).region}).ok());
   });
 }
