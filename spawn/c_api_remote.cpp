@@ -97,6 +97,14 @@ Result<std::uint32_t> rank_of(Agent& agent, std::int32_t to) {
 }
 
 }  // namespace
+}  // namespace shmb::remote
+
+// Outside of every namespace: GCC 12 does not give a C function that is defined within one the visibility of its
+// declaration, and the shared library would not export it (tests/headers/exports_test.py).
+using namespace shmb;
+using namespace shmb::remote;
+using namespace shmb::client::c_api;
+using shmb::client::Deadline;
 
 extern "C" {
 
@@ -452,7 +460,7 @@ int shmb_request_fail(shmb_request* request, const shmb_remote_failure* failure,
     const std::unique_ptr<shmb_request> spent(request);
     const std::shared_ptr<Agent> held = request->it->agent;
     auto known = read_options(failure);
-    Failure told;
+    remote::Failure told;
     if (known) {
       if (known->status != SHMB_OK) told.status = static_cast<Status>(known->status);
       told.type = text_or_empty(known->type);
@@ -610,5 +618,3 @@ SHMB_API void shmb_test_remote_trouble(shmb_remote* remote, int kind, int lose, 
 #endif
 
 }  // extern "C"
-
-}  // namespace shmb::remote
