@@ -142,6 +142,26 @@ LaneReceiver::Look LaneReceiver::read_broadcast(Received& out) {
   return Look::empty;
 }
 
+// The writer waits for this reader, so the body is read as it is; Q4 is there for writers that do not keep to that.
+LaneReceiver::Plain LaneReceiver::look_plain_broadcast(std::byte* to, std::uint32_t& bytes, pool::Handle& slot) {
+  if (drop_oldest_) return Plain::nothing;
+  pool::Cell& cell = lane_.cell(next_);
+  SHMB_STEP(Q1);
+  const std::uint64_t word = cell.word.load(std::memory_order_acquire);
+  SHMB_STEP(Q1_done);
+  if ((word & kWithoutTag) != CellWord::full(next_, 0)) return Plain::nothing;
+  SHMB_STEP(Q2);
+  const Plain what = copy_plain(cell.body(), static_cast<std::uint8_t>(word >> 56), to, bytes, slot);
+  SHMB_STEP(Q2_done);
+  SHMB_STEP(Q4);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const std::uint64_t again = cell.word.load(std::memory_order_relaxed);
+  SHMB_STEP(Q4_done);
+  if (again != word) return Plain::nothing;
+  position_ = next_;
+  return what;
+}
+
 void LaneReceiver::skip_to(std::uint64_t position) {
   lost_ += position - next_;
   next_ = position;

@@ -57,8 +57,8 @@ class Queue {
   Result<void> send_many(std::size_t count, const std::function<Result<Outgoing>(std::size_t)>& next, std::int64_t wait,
                          std::size_t& sent);
   Result<void> receive(Message& message, bool keep, std::int64_t wait);
-  // An ordinary message on the shortest way: inline or one slot, with room, or through a line lane. False: nothing was
-  // sent or taken, and the calls above do what is to be done.
+  // An ordinary message on the shortest way: inline or one slot, with room, and taken from a lane that is read in order
+  // and drops nothing. False: nothing was sent or taken, and the calls above do what is to be done.
   bool send_at_once(std::span<const std::byte> bytes);
   bool send_at_once(const Slot& slot);
   bool receive_at_once(Message& message, bool keep, std::int64_t wait);
