@@ -177,6 +177,8 @@ class LaneReceiver {
   Plain look_plain_broadcast(std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
   Plain copy_plain(const std::byte* body, std::uint8_t tag, std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
   void skip_to(std::uint64_t position);
+  void wake_writer_of_broadcast();
+  bool was_slowest() const;
   bool copy_body(const std::byte* body, std::uint64_t word, std::uint64_t position, Received& out);
   Look refuse(std::uint64_t position);
   bool sender_alive() const { return participant_.alive(from_, from_life_); }
@@ -186,11 +188,12 @@ class LaneReceiver {
   const pool::LaneView lane_;
   const pool::QueueKind kind_;
   const bool expiring_, drop_oldest_;
-  const std::uint32_t from_, from_life_, body_room_;
+  const std::uint32_t queue_, from_, from_life_, body_room_;
   pool::Waiters &readers_, &writers_;
   std::uint64_t next_;          // line, broadcast: the position to look at
   std::uint64_t position_ = 0;  // of the last message that look() gave
   std::uint64_t word_ = 0;      // broadcast: of its cell
+  std::uint64_t shown_ = 0;     // broadcast: where this reader was when it last looked for writers to wake
   std::uint64_t lost_ = 0;
   bool claimed_by_others_ = false;
 };
@@ -352,7 +355,8 @@ inline void LaneReceiver::mark_done(std::uint64_t position) {
 }
 
 inline void LaneReceiver::wake_writers() {
-  participant_.sleeper().wake_all(writers_);
+  if (kind_ == pool::QueueKind::broadcast && !drop_oldest_) wake_writer_of_broadcast();
+  else participant_.sleeper().wake_all(writers_);
   // Somebody waits for a slot, and the sender that holds one for this message may sleep elsewhere.
   if (participant_.view().control().slot_waiters.mask.load(std::memory_order_relaxed) != 0) [[unlikely]]
     participant_.sleeper().wake_if_asleep(from_);

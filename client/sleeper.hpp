@@ -115,6 +115,11 @@ class Sleeper {
     if (const std::uint64_t mask = announced(waiters)) wake_masked(mask, true);
   }
   void wake_another(pool::Waiters& waiters);  // as wake_one, but not this process
+  // As wake_all, but who sleeps is woken only if `moved()`, which is asked behind S4.
+  template <class F>
+  void wake_all_if(pool::Waiters& waiters, F&& moved) {
+    if (const std::uint64_t mask = announced(waiters); mask != 0 && moved()) wake_masked(mask, false);
+  }
   // Only behind the fence of one of the above, or of Z3.
   void wake_if_asleep(std::uint32_t index) { wake_participant(index); }
   // The same after a seq_cst read-modify-write of the word that sleepers look at, which saves the fence.
