@@ -53,7 +53,7 @@ Result<QueueSpec> to_spec(const shmb_queue_options* options) {
   if (wanted->inline_bytes != 0) spec.cell_size = wanted->inline_bytes + 8;
   if (wanted->spin_ns == SHMB_NO_WAIT) spec.spin = 0;
   else if (wanted->spin_ns < 0) return error(Status::invalid, "spin_ns is not negative, or SHMB_NO_WAIT");
-  else if (wanted->spin_ns != 0) spec.spin = wanted->spin_ns;
+  else if (wanted->spin_ns != 0) spec.spin = wanted->spin_ns, spec.spin_always = true;
   spec.wait = wanted->wait_ns;
   spec.timeout = wanted->timeout_ns;
   return spec;

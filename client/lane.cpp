@@ -107,6 +107,7 @@ LaneReceiver::LaneReceiver(Participant& participant, pool::LaneView lane, QueueK
       kind_(kind),
       expiring_((queue_flags & pool::kQueueExpiring) != 0),
       drop_oldest_((queue_flags & pool::kQueueDropOldest) != 0),
+      queue_(queue),
       from_(from),
       from_life_(from_life),
       body_room_(lane.body_bytes() - (expiring_ ? 8 : 0)),

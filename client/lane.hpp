@@ -135,10 +135,11 @@ class LaneReceiver {
   // A claim lane claims the message for this process: done() or give_back() must follow, and look() may be called again
   // before. The other kinds give the same message until done().
   Look look(Received& out);
-  bool is_there() const;        // line: look() would give a message
+  bool is_there() const;        // line, broadcast: look() would give the message at the own position
   bool another_behind() const;  // line, broadcast: and one more once this one is done
-  // Line: the next message without a detour, if it is there and is bytes, which are copied to `to` (kTagMaxInline
-  // bytes of room), or one slot. Nothing: look() says what is the case. done() must follow.
+  // Line, and broadcast that drops nothing: the next message without a detour, if it is there and is bytes, which are
+  // copied to `to` (kTagMaxInline bytes of room), or one slot. Nothing: look() says what is the case. done() must
+  // follow.
   enum class Plain { nothing, bytes, slot };
   Plain look_plain(std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
   std::uint64_t position() const { return position_; }  // of the message that was looked at last
@@ -173,7 +174,11 @@ class LaneReceiver {
   Look find_claim(Received& out);
   Look look_broadcast(Received& out);
   Look read_broadcast(Received& out);
+  Plain look_plain_broadcast(std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
+  Plain copy_plain(const std::byte* body, std::uint8_t tag, std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
   void skip_to(std::uint64_t position);
+  void wake_writer_of_broadcast();
+  bool was_slowest() const;
   bool copy_body(const std::byte* body, std::uint64_t word, std::uint64_t position, Received& out);
   Look refuse(std::uint64_t position);
   bool sender_alive() const { return participant_.alive(from_, from_life_); }
@@ -183,11 +188,12 @@ class LaneReceiver {
   const pool::LaneView lane_;
   const pool::QueueKind kind_;
   const bool expiring_, drop_oldest_;
-  const std::uint32_t from_, from_life_, body_room_;
+  const std::uint32_t queue_, from_, from_life_, body_room_;
   pool::Waiters &readers_, &writers_;
   std::uint64_t next_;          // line, broadcast: the position to look at
   std::uint64_t position_ = 0;  // of the last message that look() gave
   std::uint64_t word_ = 0;      // broadcast: of its cell
+  std::uint64_t shown_ = 0;     // broadcast: where this reader was when it last looked for writers to wake
   std::uint64_t lost_ = 0;
   bool claimed_by_others_ = false;
 };
@@ -289,26 +295,29 @@ inline bool LaneReceiver::another_behind() const {
   return word == pool::CellWord::full(next_ + 1, 0);
 }
 
+inline LaneReceiver::Plain LaneReceiver::copy_plain(const std::byte* body, std::uint8_t tag, std::byte* to,
+                                                    std::uint32_t& bytes, pool::Handle& slot) {
+  if (tag <= body_room_) {
+    if (body_room_ == 56) std::memcpy(to, body, 56);
+    else std::memcpy(to, body, pool::kTagMaxInline);
+    bytes = tag;
+    return Plain::bytes;
+  }
+  if (tag != pool::kTagSlot) return Plain::nothing;
+  std::memcpy(&slot, body, sizeof(slot));
+  return participant_.fits(slot) ? Plain::slot : Plain::nothing;
+}
+
 inline LaneReceiver::Plain LaneReceiver::look_plain(std::byte* to, std::uint32_t& bytes, pool::Handle& slot) {
   if (expiring_) return Plain::nothing;
+  if (kind_ == pool::QueueKind::broadcast) return look_plain_broadcast(to, bytes, slot);
   pool::Cell& cell = lane_.cell(next_);
   SHMB_STEP(R1);
   const std::uint64_t word = cell.word.load(std::memory_order_acquire);
   SHMB_STEP(R1_done);
   if ((word & kWithoutTag) != pool::CellWord::full(next_, 0)) return Plain::nothing;
-  const auto tag = static_cast<std::uint8_t>(word >> 56);
-  const std::byte* const body = cell.body();
-  Plain what = Plain::nothing;
   SHMB_STEP(R2);
-  if (tag <= body_room_) {
-    if (body_room_ == 56) std::memcpy(to, body, 56);
-    else std::memcpy(to, body, pool::kTagMaxInline);
-    bytes = tag;
-    what = Plain::bytes;
-  } else if (tag == pool::kTagSlot) {
-    std::memcpy(&slot, body, sizeof(slot));
-    if (participant_.fits(slot)) what = Plain::slot;
-  }
+  const Plain what = copy_plain(cell.body(), static_cast<std::uint8_t>(word >> 56), to, bytes, slot);
   SHMB_STEP(R2_done);
   position_ = next_;
   return what;
@@ -346,7 +355,8 @@ inline void LaneReceiver::mark_done(std::uint64_t position) {
 }
 
 inline void LaneReceiver::wake_writers() {
-  participant_.sleeper().wake_all(writers_);
+  if (kind_ == pool::QueueKind::broadcast && !drop_oldest_) wake_writer_of_broadcast();
+  else participant_.sleeper().wake_all(writers_);
   // Somebody waits for a slot, and the sender that holds one for this message may sleep elsewhere.
   if (participant_.view().control().slot_waiters.mask.load(std::memory_order_relaxed) != 0) [[unlikely]]
     participant_.sleeper().wake_if_asleep(from_);

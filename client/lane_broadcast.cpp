@@ -142,6 +142,46 @@ LaneReceiver::Look LaneReceiver::read_broadcast(Received& out) {
   return Look::empty;
 }
 
+// The writer waits for this reader, so the body is read as it is; Q4 is there for writers that do not keep to that.
+LaneReceiver::Plain LaneReceiver::look_plain_broadcast(std::byte* to, std::uint32_t& bytes, pool::Handle& slot) {
+  if (drop_oldest_) return Plain::nothing;
+  pool::Cell& cell = lane_.cell(next_);
+  SHMB_STEP(Q1);
+  const std::uint64_t word = cell.word.load(std::memory_order_acquire);
+  SHMB_STEP(Q1_done);
+  if ((word & kWithoutTag) != CellWord::full(next_, 0)) return Plain::nothing;
+  SHMB_STEP(Q2);
+  const Plain what = copy_plain(cell.body(), static_cast<std::uint8_t>(word >> 56), to, bytes, slot);
+  SHMB_STEP(Q2_done);
+  SHMB_STEP(Q4);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const std::uint64_t again = cell.word.load(std::memory_order_relaxed);
+  SHMB_STEP(Q4_done);
+  if (again != word) return Plain::nothing;
+  position_ = next_;
+  return what;
+}
+
+// What a writer waits for, room or slots, comes when the slowest reader moves, and only then. Several may stand where
+// the slowest is: each stores its position before S4 and looks at the others' behind it, so the last of them sees that.
+void LaneReceiver::wake_writer_of_broadcast() {
+  participant_.sleeper().wake_all_if(writers_, [this] { return was_slowest(); });
+  shown_ = next_;
+}
+
+bool LaneReceiver::was_slowest() const {
+  const pool::View& view = participant_.view();
+  for (std::uint64_t readers = view.queue(queue_).readers.load(std::memory_order_acquire) & ~participant_.bit();
+       readers != 0; readers &= readers - 1) {
+    const auto index = static_cast<std::size_t>(std::countr_zero(readers));
+    const std::uint64_t position = lane_.reader(index).position.load(std::memory_order_acquire);
+    if (position == 0 || position - 1 > shown_) continue;
+    const auto stamp = pool::Stamp::of(view.participant(index).stamp.load(std::memory_order_acquire));
+    if (stamp.state == static_cast<std::uint8_t>(pool::ParticipantState::live)) return false;
+  }
+  return true;
+}
+
 void LaneReceiver::skip_to(std::uint64_t position) {
   lost_ += position - next_;
   next_ = position;
@@ -166,7 +206,7 @@ bool LaneReceiver::attach() {
   SHMB_STEP(J1);
   // The broker has attached who was there before the ring, also if its writer has come and gone since.
   if (const std::uint64_t position = reader().position.load(std::memory_order_relaxed); position != 0) {
-    next_ = position - 1;
+    next_ = shown_ = position - 1;
     SHMB_STEP(J1_done);
     return true;
   }
@@ -186,6 +226,7 @@ bool LaneReceiver::attach() {
     SHMB_STEP(J5);
     reader().position.store(0, std::memory_order_release);
     SHMB_STEP(J5_done);
+    participant_.sleeper().wake_all(writers_);
     return false;
   }
   SHMB_STEP(J6);
@@ -196,6 +237,9 @@ bool LaneReceiver::attach() {
   SHMB_STEP(J7);
   reader().position.store(next_ + 1, std::memory_order_release);
   SHMB_STEP(J7_done);
+  shown_ = next_;
+  // Since J2 it held the writer up as if it had read nothing, and others passed their wakes on to it.
+  participant_.sleeper().wake_all(writers_);
   return true;
 }
 

@@ -3,6 +3,7 @@
 #include "client/participant.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "client/lane.hpp"
 
@@ -35,9 +36,10 @@ Participant::Participant(pool::View view, std::uint32_t index, std::uint32_t lif
 std::optional<std::uint32_t> Participant::acquire(std::span<const SlotRange> ranges) {
   if (auto slot = take_cached(ranges)) return slot;
   // To look at a reader's head costs both ends a transfer of its line, so it should bring more than one slot back: a
-  // few slots rotate, unless they are so big that the caches of the processor would suffer.
-  const bool look_at_lanes = ranges.empty() || in_flight_ >= rotation(ranges.front().first);
-  if (!look_at_lanes)
+  // few slots rotate, unless they are so big that the caches of the processor would suffer. A slot that this process
+  // has just freed is free still, as a rule.
+  const bool one_is_free = within(std::exchange(freed_, pool::kNone), ranges);
+  if (one_is_free || (!ranges.empty() && in_flight_ < rotation(ranges.front().first)))
     if (auto slot = take_free(ranges)) return slot;
   reclaim();
   if (auto slot = take_cached(ranges)) return slot;
@@ -50,11 +52,12 @@ std::optional<std::uint32_t> Participant::look_ahead(std::uint32_t slot) {
     if (looks_spared_ > 0) --looks_spared_;
     else {
       reclaim();
-      if (cached_.empty()) looks_spared_ = kSpare;
+      if (cached_.empty() && freed_ == pool::kNone) looks_spared_ = kSpare;
     }
   }
-  if (cached_.empty()) return std::nullopt;
-  return cached_.back().slot;
+  if (!cached_.empty()) return cached_.back().slot;
+  if (freed_ != pool::kNone) return freed_;  // there are so few slots that none stays here idle
+  return std::nullopt;
 }
 
 std::uint32_t Participant::rotation(std::uint32_t slot) {
@@ -149,7 +152,7 @@ void Participant::drop_overwritten(std::uint32_t slot) {
 
 void Participant::free_slot(std::uint32_t slot) {
   books_[slot].flags = 0;
-  next_free_ = slot;
+  next_free_ = freed_ = slot;
   SHMB_STEP(P1);
   // seq_cst where release is enough for the slot: with the seq_cst look at the waiters it stands for the fence S4.
   view_.slot(slot).holders.fetch_and(~bit_, std::memory_order_seq_cst);

@@ -124,8 +124,9 @@ class Participant {
   };
   std::vector<Limit> limits_;
   std::uint32_t limits_at_change_ = 0;
-  std::uint32_t next_free_;  // where the search for a free slot begins
-  mutable Segment segment_;  // the one that was asked for last
+  std::uint32_t next_free_;            // where the search for a free slot begins
+  std::uint32_t freed_ = pool::kNone;  // the last one that this process freed, until it acquires
+  mutable Segment segment_;            // the one that was asked for last
   std::vector<LaneSender*> senders_;
   std::uint32_t looks_spared_ = 0;  // so many times look_ahead() does not look: the last look was for nothing
   std::uint32_t in_flight_ = 0;     // messages of all senders that hold something, as far as is known

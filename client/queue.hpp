@@ -25,6 +25,7 @@ struct QueueSpec {
   std::uint32_t flags = 0;  // pool::kQueue*
   std::uint32_t cells = 256, cell_size = 64;
   std::int64_t spin = Sleeper::kDefaultSpin;
+  bool spin_always = false;  // see Sleeper::set_spin
   std::int64_t wait = 0, timeout = 0;
 };
 
@@ -57,8 +58,8 @@ class Queue {
   Result<void> send_many(std::size_t count, const std::function<Result<Outgoing>(std::size_t)>& next, std::int64_t wait,
                          std::size_t& sent);
   Result<void> receive(Message& message, bool keep, std::int64_t wait);
-  // An ordinary message on the shortest way: inline or one slot, with room, or through a line lane. False: nothing was
-  // sent or taken, and the calls above do what is to be done.
+  // An ordinary message on the shortest way: inline or one slot, with room, and taken from a lane that is read in order
+  // and drops nothing. False: nothing was sent or taken, and the calls above do what is to be done.
   bool send_at_once(std::span<const std::byte> bytes);
   bool send_at_once(const Slot& slot);
   bool receive_at_once(Message& message, bool keep, std::int64_t wait);
@@ -76,7 +77,7 @@ class Queue {
   bool reads() const { return spec_.reader; }
   std::atomic<std::uint64_t>& reader_mask() const { return pool_->view().queue_waiters(index_).readers.mask; }
   Result<void> enter();
-  void set_spin() { pool_->me().sleeper().set_spin(spec_.spin); }
+  void set_spin() { pool_->me().sleeper().set_spin(spec_.spin, spec_.spin_always); }
 
   // All below: the lock is held.
   // A receive would not wait. `taken`: this is one, and takes what was seen.

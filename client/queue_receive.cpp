@@ -294,7 +294,7 @@ bool Queue::empty_at_once(Message& message) {
 
 bool Queue::receive_at_once(Message& message, bool keep, std::int64_t wait) {
   constexpr int kLooks = 400;  // somebody who has just sent something expects the answer at once
-  if (kind_ != pool::QueueKind::line || !as_opened()) return false;
+  if (kind_ == pool::QueueKind::claim || (flags_ & pool::kQueueDropOldest) != 0 || !as_opened()) return false;
   Participant& me = pool_->me();
   const std::lock_guard lock(me.lock());
   if (ins_.size() != 1 || pending_ != nullptr || broken_ != nullptr) return false;

@@ -696,7 +696,8 @@ typedef struct shmb_queue_options {
   uint32_t cells;        /* messages under way for each lane, a power of two from 2 to 65536; 0: 256 */
   uint32_t inline_bytes; /* 56 or 120: larger messages go into slots; 0: 56 */
   uint32_t reserved;     /* 0 */
-  int64_t spin_ns;       /* looks so long before it sleeps; 0: 20 us; SHMB_NO_WAIT: sleeps at once */
+  int64_t spin_ns;       /* looks so long before it sleeps; 0: 20 us, unless that was for nothing the last times;
+                            SHMB_NO_WAIT: sleeps at once */
   int64_t wait_ns;       /* with OPEN_ONLY: how long to wait for the queue; SHMB_DEFAULT_TIMEOUT (0): not at all */
   int64_t timeout_ns;    /* of each answer of the broker */
 } shmb_queue_options;

@@ -87,7 +87,7 @@ struct QueueOptions {
   bool at_least_once = false;
   bool create_only = false;
   bool open_only = false;
-  std::optional<std::chrono::nanoseconds> spin;  // none: 20 us; zero: sleeps at once
+  std::optional<std::chrono::nanoseconds> spin;  // none: 20 us, unless in vain lately; zero: at once
   std::optional<Timeout> wait;                   // with open_only: for the queue; none: no wait
   Timeout timeout;
 };

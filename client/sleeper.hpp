@@ -7,6 +7,7 @@
 
 #include <sys/single_threaded.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "base/sys_process.hpp"
 #include "client/deadline.hpp"
 #include "client/steps.hpp"
 #include "proto/pool_layout.hpp"
@@ -74,7 +76,14 @@ class Sleeper {
   Sleeper(const Sleeper&) = delete;
   Sleeper& operator=(const Sleeper&) = delete;
 
-  void set_spin(std::int64_t nanoseconds) { spin_ = nanoseconds; }  // before each sleep; 0: none
+  // How long to look before each sleep; 0: not at all. `always`: also where that has been for nothing. Else, after a
+  // look for nothing the next sleeps begin after a microsecond or two: one, then 3, 7, at most 15 of them, until a look
+  // finds something or a sleep was so short that a look would have. Where several wait on one processor, who looks
+  // only keeps the others from theirs.
+  void set_spin(std::int64_t nanoseconds, bool always = true) {
+    spin_ = nanoseconds;
+    spin_always_ = always;
+  }
   void on_doorbell(FindDoorbell find) { find_doorbell_ = std::move(find); }
 
   // Until `something_there()` (bool), which is called under the participant's lock, or the deadline: true or false. It
@@ -106,6 +115,11 @@ class Sleeper {
     if (const std::uint64_t mask = announced(waiters)) wake_masked(mask, true);
   }
   void wake_another(pool::Waiters& waiters);  // as wake_one, but not this process
+  // As wake_all, but who sleeps is woken only if `moved()`, which is asked behind S4.
+  template <class F>
+  void wake_all_if(pool::Waiters& waiters, F&& moved) {
+    if (const std::uint64_t mask = announced(waiters); mask != 0 && moved()) wake_masked(mask, false);
+  }
   // Only behind the fence of one of the above, or of Z3.
   void wake_if_asleep(std::uint32_t index) { wake_participant(index); }
   // The same after a seq_cst read-modify-write of the word that sleepers look at, which saves the fence.
@@ -138,6 +152,8 @@ class Sleeper {
 
   Participant& participant_;
   std::int64_t spin_ = kDefaultSpin;
+  bool spin_always_ = false;
+  std::uint32_t spins_spared_ = 0, spins_in_vain_ = 0;  // so many sleeps begin early yet; and after the next vain look
   FindDoorbell find_doorbell_;
   struct Announced {
     std::atomic<std::uint64_t>* mask;
@@ -162,6 +178,8 @@ struct Sleeper::Asleep {
 template <class F>
 Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, bool rouse) {
   constexpr int kBareLooks = 200, kPauses = 16, kLooksPerClock = 4;
+  constexpr std::uint32_t kMostSpared = 15;
+  std::int64_t asleep_since = 0;  // if it sleeps early
   if (something_there()) return true;
   if (spin_ > 0) {
     auto look = [&](int pauses) {
@@ -173,10 +191,19 @@ Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, 
     if (!std::exchange(answer_expected_, false) && look(kPauses)) return true;
     for (int i = 0; i < kBareLooks; ++i)
       if (look(0)) return true;
-    const Deadline until = earlier(deadline, Deadline::after(spin_));
-    while (!until.passed())
-      for (int i = 0; i < kLooksPerClock; ++i)
-        if (look(kPauses)) return true;
+    if (!spin_always_ && spins_spared_ > 0) {
+      --spins_spared_;
+      asleep_since = sys::now_monotonic();
+    } else {
+      const Deadline until = earlier(deadline, Deadline::after(spin_));
+      while (!until.passed())
+        for (int i = 0; i < kLooksPerClock; ++i)
+          if (look(kPauses)) {
+            spins_in_vain_ = 0;
+            return true;
+          }
+      if (!deadline.passed()) spins_spared_ = spins_in_vain_ = std::min(2 * spins_in_vain_ + 1, kMostSpared);
+    }
   }
   if (deadline.passed()) return false;
   for (;;) {
@@ -191,7 +218,10 @@ Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, 
       if (std::exchange(rouse, false)) rouse_peers();
       woken = block(asleep.event, earlier(deadline, expiry()));
     }
-    if (something_there()) return true;
+    if (something_there()) {
+      if (asleep_since != 0 && sys::now_monotonic() - asleep_since < spin_) spins_spared_ = spins_in_vain_ = 0;
+      return true;
+    }
     if (!woken) return woken;
     if (deadline.passed()) return false;  // a hostile peer may change the futex word without end: it never sleeps then
   }

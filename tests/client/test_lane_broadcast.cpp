@@ -59,6 +59,85 @@ TEST_CASE("every attached reader has every message, and the slowest live one mak
   CHECK(ring.sender->room() == Room::yes);
 }
 
+TEST_CASE("of several readers the one that was the slowest wakes a writer that waits, and so does who has joined") {
+  Ring ring;
+  pool::WaitEntry& asleep = ring.memory.view().wait(0);
+  pool::Waiters& waiters = ring.memory.view().queue_waiters(0).writers;
+  auto sleeps = [&] {
+    waiters.mask = 1;
+    asleep.sleep = 4 | pool::kSleepFutex;
+  };
+  auto woken = [&] { return asleep.sleep == 0; };
+  auto read = [&](int reader) {
+    sleeps();
+    REQUIRE(ring.look(reader) == Look::message);
+    ring.receivers[reader]->done();
+  };
+  REQUIRE(ring.receivers[0]->attach());
+  REQUIRE(ring.receivers[1]->attach());
+  for (std::uint64_t n = 0; n < 4; ++n) send_number(*ring.sender, n);
+  read(0);
+  CHECK_FALSE(woken());  // the other one stands where both stood
+  read(0);
+  CHECK_FALSE(woken());
+  SUBCASE("it moves") {
+    read(1);
+    CHECK(woken());
+    read(1);
+    CHECK(woken());  // where the first one is by now
+    read(1);
+    CHECK_FALSE(woken());
+    read(0);
+    CHECK(woken());
+  }
+  SUBCASE("it takes several at once, past the first one") {
+    for (int n = 0; n < 3; ++n) {
+      REQUIRE(ring.look(1) == Look::message);
+      ring.receivers[1]->mark_done(ring.receivers[1]->position());
+    }
+    sleeps();
+    ring.receivers[1]->wake_writers();
+    CHECK(woken());
+  }
+  SUBCASE("it is dead") {
+    ring.memory.set(2, 1, ParticipantState::dead);
+    read(0);
+    CHECK(woken());
+  }
+  SUBCASE("it has closed its end") {
+    ring.memory.open_readers(2);
+    read(0);
+    CHECK(woken());
+  }
+  SUBCASE("it detaches") {
+    sleeps();
+    ring.receivers[1]->detach();
+    CHECK(woken());
+    read(0);
+    CHECK(woken());
+  }
+  SUBCASE("it joins, and has held everything up until its place was known") {
+    ring.receivers[1]->detach();
+    const AtStep joining(Step::J2_done, [&] {
+      read(0);
+      CHECK_FALSE(woken());
+    });
+    REQUIRE(ring.receivers[1]->attach());
+    CHECK(woken());
+  }
+  SUBCASE("it wanted to join, and the writer is gone") {
+    ring.receivers[1]->detach();
+    const AtStep joining(Step::J3_done, [&] {
+      sleeps();
+      ring.memory.set(0, 1, ParticipantState::dead);
+    });
+    CHECK_FALSE(ring.receivers[1]->attach());
+    CHECK(woken());
+  }
+  waiters.mask = 0;
+  asleep.sleep = 0;
+}
+
 TEST_CASE("a writer without readers never waits") {
   Ring ring;
   for (std::uint64_t n = 0; n < 50; ++n) send_number(*ring.sender, n);

@@ -98,6 +98,28 @@ TEST_CASE("a sender that looks ahead has back what its reader is done with, and 
   CHECK(must_acquire(line.writer, line.memory) == *next);
 }
 
+TEST_CASE("of few slots none stays idle, and a sender that looked ahead need not ask its reader to have the next") {
+  Line line(6, 8);
+  const std::uint32_t first = must_acquire(line.writer, line.memory);
+  send_slot(line.writer, *line.sender, first);
+  line.writer.drop(first);
+  const std::uint32_t second = must_acquire(line.writer, line.memory);
+  CHECK(second != first);
+  send_slot(line.writer, *line.sender, second);
+  line.writer.drop(second);
+  REQUIRE(line.receiver->look(line.received) == Look::message);
+  line.receiver->done();
+  std::optional<std::uint32_t> next;
+  for (int sends = 0; sends < 20 && !next; ++sends) next = line.writer.look_ahead(second);
+  CHECK(next == first);
+  CHECK(line.memory.mask(first) == 0);  // anybody may have it
+  REQUIRE(line.receiver->look(line.received) == Look::message);
+  line.receiver->done();
+  CHECK(must_acquire(line.writer, line.memory) == first);
+  CHECK(line.memory.mask(second) == 1);  // so the reader was not asked
+  CHECK(must_acquire(line.writer, line.memory) != first);
+}
+
 TEST_CASE("a slot in flight is held by its sender until the reader is done with the cell") {
   Line line;
   const std::uint32_t slot = must_acquire(line.writer, line.memory);

@@ -13,6 +13,7 @@
 namespace {
 
 using namespace pool_tests;
+using shmb::client::Sleeper;
 using shmb::fault::Call;
 using Masks = std::vector<std::atomic<std::uint64_t>*>;
 
@@ -145,6 +146,56 @@ TEST_CASE("of sleepers that compete one is woken, another the next time, and tho
   pair.one.sleeper().wake_all(pair.waiters);
   CHECK(woken() == 5);
   pair.waiters.mask = 0;
+}
+
+TEST_CASE("who has looked for nothing sleeps early the next times, until a look would have found something") {
+  constexpr std::int64_t kShort = 1'000'000, kLong = 60'000'000'000;
+  constexpr int kLate = 400;  // more looks than there are before each sleep in any case
+  Pair pair;
+  Sleeper& sleeper = pair.one.sleeper();
+  const std::lock_guard guard(pair.one.lock());
+  auto looks_long = [&] {  // else it sleeps, and its deadline comes before so many looks
+    int looks = 0;
+    return *sleeper.wait(pair.masks, [&] { return ++looks >= kLate; }, Deadline::after(20'000'000));
+  };
+  auto sleep_until_woken = [&] {
+    bool there = false;
+    const AtStep publish(Step::Z5, [&] {
+      there = true;
+      pair.two.sleeper().wake_all(pair.waiters);
+    });
+    REQUIRE(*sleeper.wait(pair.masks, [&] { return there; }, Deadline::after(-1)));
+  };
+  auto look_in_vain = [&] {
+    sleeper.set_spin(kShort, false);
+    sleep_until_woken();
+    sleeper.set_spin(kLong, false);
+  };
+  look_in_vain();
+  CHECK_FALSE(looks_long());
+  look_in_vain();
+  for (int spared = 0; spared < 3; ++spared) CHECK_FALSE(looks_long());
+  SUBCASE("the next look finds nothing: more are spared, and at most 15") {
+    for (const int most : {7, 15, 15}) {
+      look_in_vain();
+      for (int spared = 0; spared < most; ++spared) CHECK_FALSE(looks_long());
+    }
+  }
+  SUBCASE("who is told always to look does") {
+    look_in_vain();
+    sleeper.set_spin(kLong);
+    int looks = 0;
+    const AtStep asleep(Step::Z5, [&] { FAIL_CHECK("it slept"); });
+    CHECK(*sleeper.wait(pair.masks, [&] { return ++looks >= kLate; }, Deadline::after(kLong)));
+  }
+  SUBCASE("a message that came right after it had fallen asleep") {
+    look_in_vain();
+    sleep_until_woken();
+    int looks = 0;
+    const AtStep asleep(Step::Z5, [&] { FAIL_CHECK("it slept"); });
+    CHECK(*sleeper.wait(pair.masks, [&] { return ++looks >= kLate; }, Deadline::after(kLong)));
+  }
+  pair.check_awake();
 }
 
 TEST_CASE("an armed doorbell is rung once, and not by who finds it disarmed") {

@@ -6,6 +6,7 @@
 //
 // Guarded: I9 of docs/pool-model.md: nobody sleeps while a message of a running, or a dead and repaired, writer waits.
 #include <algorithm>
+#include <utility>
 
 #include "tests/model/instance.hpp"
 
@@ -23,7 +24,9 @@ enum class Broken : std::uint8_t {
   V19,
   mask_too_late,
   nobody_passes_on,
-  same_lane_only
+  same_lane_only,
+  others_too_early,
+  others_beside
 };
 
 struct Shape {
@@ -31,6 +34,9 @@ struct Shape {
   bool doorbell = false;
   bool busy = false;       // a consumer that has taken one may never look again; else it is writers that stop
   bool one_queue = false;  // consumers compete on one queue, else each writer has a queue and all readers see all
+  // A broadcast's writer waits for room, and its readers wake it: what counts is the slowest of them, and only who was
+  // the slowest wakes. Here the sleeper is the "reader", and a position the count of a "writer".
+  bool slowest = false;
   Broken broken = Broken::none;
 };
 
@@ -53,6 +59,7 @@ class Wake {
     kFence,  // reader
     kS4,
     kMask,
+    kOthers,
     kS5,
     kS6,
     kS7,
@@ -124,7 +131,8 @@ class Wake {
     for (int r = 0; r < R; ++r) {
       if (s.p[r].pc >= kKilled) continue;
       if (s.p[r].pc != kAsleep) return "I9: a reader is stuck awake";
-      for (int w = 0; w < W; ++w)
+      if (shape_.slowest && any(s, r)) return "I9: somebody sleeps while there is room";
+      for (int w = 0; w < W && !shape_.slowest; ++w)
         if (s.p[R + w].pc != kStopped && taken(s, r, w) < s.published[w])
           return "I9: somebody sleeps while a message waits";
     }
@@ -146,9 +154,19 @@ class Wake {
 
  private:
   bool is(Broken variant) const { return shape_.broken == variant; }
-  int queues() const { return shape_.one_queue ? 1 : W; }
-  int taken(const State& s, int r, int w) const { return shape_.one_queue ? s.taken[0][w] : s.taken[r][w]; }
+  int queues() const { return shape_.one_queue || shape_.slowest ? 1 : W; }
+  int taken(const State& s, int r, int w) const {
+    return shape_.one_queue ? s.taken[0][w] : s.taken[r][shape_.slowest ? 0 : w];
+  }
+  // The dead hold nobody up, once that is known.
+  int position(const State& s, int w) const { return s.p[R + w].pc == kGone ? shape_.messages : s.published[w]; }
+  int slowest(const State& s) const {
+    int least = shape_.messages;
+    for (int w = 0; w < W; ++w) least = std::min(least, position(s, w));
+    return least;
+  }
   bool any(const State& s, int r) const {
+    if (shape_.slowest) return taken(s, r, 0) < slowest(s);
     for (int w = 0; w < W; ++w)
       if (taken(s, r, w) < s.published[w]) return true;
     return false;
@@ -181,8 +199,8 @@ class Wake {
     if (s.p[i].sent == shape_.messages || s.p[i].buffered == kBuffer) return;
     go(s, i, Step::S2, emit, [&](State&, Participant& me) {
       store(me, ++me.sent);
-      me.queue = static_cast<std::uint8_t>(shape_.one_queue ? 0 : i - R);
-      me.pc = is(Broken::V17_no_s4) ? kMask : kS4;
+      me.queue = static_cast<std::uint8_t>(queues() == 1 ? 0 : i - R);
+      me.pc = is(Broken::V17_no_s4) ? kMask : is(Broken::others_too_early) ? kOthers : kS4;
     });
   }
 
@@ -205,8 +223,22 @@ class Wake {
       case kMask:
         return go(s, i, Step::S4, emit, [&](State&, Participant& me) {
           me.mask = s.masks[now.queue];
-          on(me);
+          if (shape_.slowest && me.mask != 0 && !is(Broken::others_too_early)) me.pc = kOthers;
+          else on(me);
         });
+      case kOthers: {  // two readers: one look
+        const int mine = is(Broken::others_beside) ? now.sent : now.sent - 1;
+        bool was_slowest = true;
+        for (int w = 0; w < W; ++w)
+          if (R + w != i && s.p[R + w].pc != kGone && s.published[w] <= mine) was_slowest = false;
+        return go(s, i, Step::Q5, emit, [&](State&, Participant& me) {
+          if (was_slowest && is(Broken::others_too_early)) me.pc = kS4;
+          else {
+            if (!was_slowest) me.mask = 0;
+            on(me);
+          }
+        });
+      }
       case kS5:
         for (std::uint8_t r = 0; r < R; ++r) {  // in any order: the waker rotates
           if ((now.mask & 1 << r) == 0) continue;
@@ -255,8 +287,8 @@ class Wake {
     };
     switch (now.pc) {
       case kIdle: {
-        for (int w = 0; w < W; ++w) {
-          if (taken(s, i, w) >= s.published[w]) continue;
+        for (int w = 0; w < (shape_.slowest ? 1 : W); ++w) {
+          if (taken(s, i, w) >= (shape_.slowest ? slowest(s) : s.published[w])) continue;
           locked(s, i, Step::R4, emit, [&](State& n, Participant& me) {
             if (shape_.busy) me.sent = 1;
             ++n.taken[shape_.one_queue ? 0 : i][w];
@@ -292,8 +324,9 @@ class Wake {
                       [&](State&, Participant& me) { me.pc = is(Broken::V17_no_z4) ? kZ5 : kZ4; });
       case kZ4:  // one lane after another
         return go(s, i, Step::Z4, emit, [&](State&, Participant& me) {
-          const bool something = taken(s, i, now.at) < s.published[now.at];
-          const bool last = now.at + 1 == W;
+          bool something = taken(s, i, now.at) < position(s, now.at);
+          bool last = now.at + 1 == W;
+          if (shape_.slowest && !std::exchange(something, something && last)) last = true;  // one that holds it up
           me.at = static_cast<std::uint8_t>(something || last ? 0 : now.at + 1);
           if (something) me.pc = kZ7;
           else if (last) me.pc = is(Broken::mask_too_late) ? kZ0 : kZ5;
@@ -393,6 +426,11 @@ void add_wakes(std::vector<Instance>& all) {
   add<2, 2>(all, "", "wake, TSO: 2 sleepers on a claim queue, 2 writers, one is woken, futex, 1 kill",
             {.kills = 1, .one_queue = true}, true, true);
 
+  add<1, 2>(all, "", "wake, TSO: room in a ring of 2 readers, the slowest wakes, futex, 1 kill",
+            {.messages = 2, .kills = 1, .slowest = true});
+  add<1, 2>(all, "", "wake, TSO: room in a ring of 2 readers, 3 messages, the slowest wakes, doorbell, 2 kills",
+            {.messages = 3, .kills = 2, .doorbell = true, .slowest = true}, true, true);
+
   const std::string name = "wake, TSO";
   add<1, 2>(all, "V15", name, {.stops = 1, .broken = Broken::V15});
   add<1, 2>(all, "V16", name, {.stops = 1, .broken = Broken::V16});
@@ -403,6 +441,10 @@ void add_wakes(std::vector<Instance>& all) {
   add<1, 2>(all, "V19", name, {.messages = 2, .stops = 0, .broken = Broken::V19});
   add<1, 1>(all, "M6", name + ": the bit in the waiter mask is set after the last look",
             {.broken = Broken::mask_too_late});
+  add<1, 2>(all, "M14", name + ": a ring's reader looks at the others before its position is visible",
+            {.slowest = true, .broken = Broken::others_too_early});
+  add<1, 2>(all, "M15", name + ": a ring's reader leaves the wake to who stands beside it",
+            {.slowest = true, .broken = Broken::others_beside});
   add<2, 2>(all, "M7", name + ": claim queue, a consumer does not pass on what it leaves",
             {.stops = 1, .busy = true, .one_queue = true, .broken = Broken::nobody_passes_on});
   add<2, 2>(all, "M8", name + ": claim queue, a consumer passes on only what is in the lane it took from",
