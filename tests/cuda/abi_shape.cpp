@@ -32,6 +32,7 @@ consteval bool same_call(Code (*)(Ours...), CUresult (*)(Theirs...)) {
   static_assert(same_call(static_cast<Code(*) parameters>(nullptr), static_cast<PFN_##symbol##_v##version>(nullptr)));
 SHMB_CUDA_REQUIRED(SHMB_CUDA_COMPARE)
 SHMB_CUDA_OPTIONAL(SHMB_CUDA_COMPARE)
+SHMB_CUDA_FOR_TESTS(SHMB_CUDA_COMPARE)
 #undef SHMB_CUDA_COMPARE
 
 static_assert(sizeof(AllocationProp) == sizeof(CUmemAllocationProp));
@@ -89,6 +90,7 @@ static_assert(same(kOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY) && same(kNotInitializ
 static_assert(same(kStubLibrary, CUDA_ERROR_STUB_LIBRARY) && same(kDeviceUnavailable, CUDA_ERROR_DEVICE_UNAVAILABLE));
 static_assert(same(kNoDevice, CUDA_ERROR_NO_DEVICE) && same(kInvalidDevice, CUDA_ERROR_INVALID_DEVICE));
 static_assert(same(kInvalidContext, CUDA_ERROR_INVALID_CONTEXT) && same(kNotFound, CUDA_ERROR_NOT_FOUND));
+static_assert(same(kMapFailed, CUDA_ERROR_MAP_FAILED));
 static_assert(same(kEccUncorrectable, CUDA_ERROR_ECC_UNCORRECTABLE) && same(kContained, CUDA_ERROR_CONTAINED));
 static_assert(same(kPeerUnsupported, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED));
 static_assert(same(kNvlinkUncorrectable, CUDA_ERROR_NVLINK_UNCORRECTABLE));
