@@ -93,9 +93,9 @@ inline constexpr int kHostMemory = 1, kDeviceMemory = 2;  // CU_MEMORYTYPE_*
 
 // CUresult, as far as it means something to us.
 inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kStubLibrary = 34,
-                      kDeviceUnavailable = 46, kNoDevice = 100, kInvalidDevice = 101, kInvalidContext = 201, kMapFailed = 205,
-                      kEccUncorrectable = 214, kPeerUnsupported = 217, kNvlinkUncorrectable = 220, kContained = 226,
-                      kOperatingSystem = 304, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600,
+                      kDeviceUnavailable = 46, kNoDevice = 100, kInvalidDevice = 101, kInvalidContext = 201,
+                      kMapFailed = 205, kEccUncorrectable = 214, kPeerUnsupported = 217, kNvlinkUncorrectable = 220,
+                      kContained = 226, kOperatingSystem = 304, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600,
                       kIllegalAddress = 700, kContextDestroyed = 709, kAlreadyRegistered = 712, kNotRegistered = 713,
                       kLaunchFailed = 719, kNotPermitted = 800, kNotSupported = 801, kSystemNotReady = 802,
                       kDriverMismatch = 803, kCompatNotSupported = 804, kMpsFirst = 805, kMpsLast = 810, kUnknown = 999;
@@ -170,16 +170,16 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
 #define SHMB_CUDA_OPTIONAL(X) SHMB_CUDA_LEASE(X) SHMB_CUDA_EVENTS(X) SHMB_CUDA_TIMELINE(X) SHMB_CUDA_RDMA(X)
 
 // What tests do with a driver and the library never does.
-#define SHMB_CUDA_FOR_TESTS(X)                                                                                \
-  X(context_set, cuCtxSetCurrent, 4000, cuCtxSetCurrent, (Context))                                           \
-  X(mem_get_access, cuMemGetAccess, 10020, cuMemGetAccess, (unsigned long long*, const Location*, Address))   \
-  X(mem_alloc, cuMemAlloc, 3020, cuMemAlloc_v2, (Address*, std::size_t))                                      \
-  X(mem_free, cuMemFree, 3020, cuMemFree_v2, (Address))                                                       \
-  X(copy_to_device, cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2, (Address, const void*, std::size_t))                 \
-  X(copy_to_host, cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2, (void*, Address, std::size_t))                         \
+#define SHMB_CUDA_FOR_TESTS(X)                                                                                    \
+  X(context_set, cuCtxSetCurrent, 4000, cuCtxSetCurrent, (Context))                                               \
+  X(mem_get_access, cuMemGetAccess, 10020, cuMemGetAccess, (unsigned long long*, const Location*, Address))       \
+  X(mem_alloc, cuMemAlloc, 3020, cuMemAlloc_v2, (Address*, std::size_t))                                          \
+  X(mem_free, cuMemFree, 3020, cuMemFree_v2, (Address))                                                           \
+  X(copy_to_device, cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2, (Address, const void*, std::size_t))                     \
+  X(copy_to_host, cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2, (void*, Address, std::size_t))                             \
   X(copy_on_device_async, cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, (Address, Address, std::size_t, Stream)) \
-  X(stream_create, cuStreamCreate, 2000, cuStreamCreate, (Stream*, unsigned))                                 \
-  X(stream_destroy, cuStreamDestroy, 4000, cuStreamDestroy_v2, (Stream))                                      \
+  X(stream_create, cuStreamCreate, 2000, cuStreamCreate, (Stream*, unsigned))                                     \
+  X(stream_destroy, cuStreamDestroy, 4000, cuStreamDestroy_v2, (Stream))                                          \
   X(stream_query, cuStreamQuery, 2000, cuStreamQuery, (Stream))
 
 struct Calls {
