@@ -130,6 +130,17 @@ Sys<GpuInformation> gpu_information(std::string_view pci) {
   return out;
 }
 
+std::string gpu_uuid_text(std::span<const std::uint8_t, 16> uuid, bool mig) {
+  static constexpr char digits[] = "0123456789abcdef";
+  std::string out = mig ? "MIG-" : "GPU-";
+  for (std::size_t i = 0; i < uuid.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) out += '-';
+    out += digits[uuid[i] >> 4];
+    out += digits[uuid[i] & 15];
+  }
+  return out;
+}
+
 std::string gpu_node_path(std::uint32_t minor) {
 #ifdef SHMB_TEST_SEAM
   if (const std::string root = fault::gpu_root(); !root.empty()) return root + "/fake-nvidia" + std::to_string(minor);

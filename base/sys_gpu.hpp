@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -26,6 +27,8 @@ Sys<GpuFile> gpu_file(int fd);
 Sys<bool> same_open_file(int one, int other);
 
 using GpuUuid = std::array<std::uint8_t, 16>;
+// "GPU-0123abcd-....", or "MIG-..." of a MIG instance, as nvidia-smi writes it.
+std::string gpu_uuid_text(std::span<const std::uint8_t, 16> uuid, bool mig);
 
 struct GpuInformation {
   GpuUuid uuid{};  // of the GPU; a MIG device has one of its own

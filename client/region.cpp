@@ -37,6 +37,26 @@ Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapp
       forks_at_birth_(forks_seen()),
       serial_(last_serial.fetch_add(1, std::memory_order_relaxed) + 1) {}
 
+// What a released handle leaves to those who still need its mapping. A forked child has neither them nor the lease.
+struct Region::Rest {
+  explicit Rest(ForkMark made) : mark(std::move(made)) {}
+  Rest(const Rest&) = delete;
+  Rest& operator=(const Rest&) = delete;
+  ~Rest() {
+    mapping.reset();
+    kept.reset();
+    if (session == nullptr || !here() || session->is_local() || session->lost()) return;
+    (void)post_release(*session, ref, 0);
+  }
+  bool here() const { return mark.intact(); }
+
+  ForkMark mark;
+  std::shared_ptr<Session> session;  // null: the handle is still there
+  shmbw_region_ref ref{};
+  Mapping mapping;
+  KeptDescriptor kept;
+};
+
 Region::~Region() { (void)release(0); }
 
 bool Region::writable() const {
@@ -180,6 +200,8 @@ Result<void> Region::publish(Deadline deadline) {
   if (auto fine = usable(); !fine) return fine;
   if (facts_.state == SHMBW_REGION_STATE_PUBLISHED) return error(Status::invalid, "the region is published already");
   if ((facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0) return error(Status::denied, "only a writer can publish a region");
+  if (auto held = held_.lock(); held && held->here())
+    return error(Status::pinned, "the region is registered with a GPU in this process: unpin it, then publish");
   if (parts_ > 0)
     return error(Status::still_mapped, "a part of the region is still mapped by shmb_region_map: unmap it first");
   const bool was_mapped = mapping_ || unmapped_by_publish_;
@@ -272,6 +294,7 @@ Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, st
 Result<void> Region::release(std::uint32_t flags) {
   if (std::exchange(released_, true)) return {};
   session_->withdraw_region(place_);
+  if (auto rest = held_.lock(); rest && rest->here()) return leave_to(*rest, flags);
   mapping_.reset();
   kept_.reset();
   if (session_->is_local() || session_->is_fresh_child() || orphaned_ || session_->lost()) return {};
@@ -281,6 +304,25 @@ Result<void> Region::release(std::uint32_t flags) {
   if ((flags & kReleaseNoRecycle) == 0 && parts_ == 0 && forks_at_birth_ == forks_seen()) wire |= SHMBW_RELEASE_RECYCLE;
   if ((flags & kReleaseUnname) == 0) return post_release(*session_, facts_.ref, wire);
   return release_with_name(*session_, facts_.ref, wire);
+}
+
+Sys<std::shared_ptr<void>> Region::hold_mapping() {
+  if (auto held = held_.lock()) return held;
+  auto mark = ForkMark::make();
+  if (!mark) return std::unexpected(mark.error());
+  auto rest = std::make_shared<Rest>(std::move(*mark));
+  held_ = rest;
+  return rest;
+}
+
+// What a device may still write to is never used anew.
+Result<void> Region::leave_to(Rest& rest, std::uint32_t flags) {
+  rest.mapping = std::move(mapping_);
+  rest.kept = std::move(kept_);
+  rest.ref = facts_.ref;
+  rest.session = session_;
+  if ((flags & kReleaseUnname) == 0 || session_->is_local() || session_->lost()) return {};
+  return client::unname(*session_, Target::with_id(facts_.ref), Deadline::after(0));
 }
 
 Result<void> release_with_name(Session& session, shmbw_region_ref region, std::uint32_t flags) {

@@ -84,6 +84,9 @@ class Region {
   Result<void> publish(Deadline deadline);
   // The handle is spent afterwards, whatever is returned.
   Result<void> release(std::uint32_t flags);
+  // While what this returns lives the mapping stays where it is: `publish` is refused as `pinned`, and a release leaves
+  // mapping and lease to it, which gives them back at its own end. A name that release takes away goes at once.
+  Sys<std::shared_ptr<void>> hold_mapping();
   struct Ticket {
     Token token;
     std::int64_t expires = 0;
@@ -101,12 +104,15 @@ class Region {
   Result<void> publish_local();
   Result<void> map_back(Deadline deadline);
   void report(std::uint64_t populated, shmbw_page_kind kind);
+  struct Rest;
+  Result<void> leave_to(Rest& rest, std::uint32_t flags);
 
   std::shared_ptr<Session> session_;
   RegionFacts facts_;
   Mapping mapping_;
-  Fd own_fd_;            // local sessions only: nobody else could give it again
-  KeptDescriptor kept_;  // of the mapping as it is: to write as long as that can be written
+  Fd own_fd_;                 // local sessions only: nobody else could give it again
+  KeptDescriptor kept_;       // of the mapping as it is: to write as long as that can be written
+  std::weak_ptr<Rest> held_;  // of hold_mapping
   std::list<Region*>::iterator place_;
   std::uint64_t forks_at_birth_, serial_;
   std::uint32_t parts_ = 0;

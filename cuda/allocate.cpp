@@ -69,7 +69,9 @@ Result<Region::Handle> Region::allocate(std::shared_ptr<client::Session> session
     return error(Status::not_supported, "the device " + (*device)->uuid_text() + " has no memory for network cards");
   Memory memory;
   memory.uuid = (*device)->uuid;
+  memory.mig = (*device)->mig;
   memory.device = *device;
+  memory.rdma = spec.rdma;
   memory.length = length;
   memory.granularity = (*device)->granularity;
   memory.bytes = round_up(length, memory.granularity);
@@ -133,7 +135,9 @@ Result<Region::Handle> Region::adopt(std::shared_ptr<client::Session> session, A
       if (!device || made->location.type != kDeviceLocation)
         return error(Status::not_exportable, object + " is not memory of a device");
       memory.device = *device;
+      memory.rdma = true;
     }
+    memory.rdma = memory.rdma && made->flags.gpu_direct_rdma_capable != 0;
     found.push_back(std::move(*one));
     memory.sizes.push_back(bytes);
     memory.bytes += bytes;
@@ -144,6 +148,7 @@ Result<Region::Handle> Region::adopt(std::shared_ptr<client::Session> session, A
     return error(Status::not_exportable,
                  object + " lies in allocations of different sizes: adopt each of them as a region of its own");
   memory.uuid = memory.device->uuid;
+  memory.mig = memory.device->mig;
   memory.granularity = memory.device->granularity;
   memory.offset = pointer - begin;
   auto region = std::make_shared<Region>(driver, std::move(memory), std::move(session));

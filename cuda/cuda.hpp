@@ -36,6 +36,10 @@ struct Closer<shmb_gpu_timeline> {
   static void close(shmb_gpu_timeline* handle) noexcept { (void)shmb_gpu_timeline_close(handle, nullptr); }
 };
 template <>
+struct Closer<shmb_gpu_event> {
+  static void close(shmb_gpu_event* handle) noexcept { (void)shmb_gpu_event_close(handle, nullptr); }
+};
+template <>
 struct Closer<shmb_gpu_pin> {
   static void close(shmb_gpu_pin* handle) noexcept { (void)shmb_gpu_unpin(handle, nullptr); }
 };
@@ -576,7 +580,76 @@ class Timeline {
   shmbroker::detail::Handle<shmb_gpu_timeline> handle_;
 };
 
-// A region of the host that devices reach; the region's handle must outlive it.
+struct EventOptions {
+  int device = SHMB_GPU_ANY_DEVICE;
+  bool maker_stays = false;  // must be said: shmbroker_cuda.h tells what happens where it is not so
+};
+using EventHandle = std::array<std::uint8_t, SHMB_GPU_EVENT_HANDLE>;
+
+// The driver's own event between processes. A timeline is what knows of deaths.
+class SharedEvent {
+ public:
+  SharedEvent() noexcept = default;
+  explicit SharedEvent(shmb_gpu_event* handle) noexcept : handle_(handle) {}
+  static Result<SharedEvent> try_create(const EventOptions& options) noexcept {
+    const shmb_gpu_event_options c = to_c(options);
+    shmb_gpu_event* raw = nullptr;
+    shmb_error error;
+    if (shmb_gpu_event_create(&c, &raw, &error) != SHMB_OK) return Error(error);
+    return SharedEvent(raw);
+  }
+  static Result<SharedEvent> try_open(const EventHandle& handle, const EventOptions& options) noexcept {
+    const shmb_gpu_event_options c = to_c(options);
+    shmb_gpu_event* raw = nullptr;
+    shmb_error error;
+    if (shmb_gpu_event_open(handle.data(), &c, &raw, &error) != SHMB_OK) return Error(error);
+    return SharedEvent(raw);
+  }
+  Result<EventHandle> try_handle() const noexcept {
+    EventHandle handle{};
+    shmb_error error;
+    if (shmb_gpu_event_get_handle(handle_.get(), handle.data(), &error) != SHMB_OK) return Error(error);
+    return handle;
+  }
+  Result<void> try_record(Stream stream) noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(shmb_gpu_event_record(handle_.get(), stream, &error), error);
+  }
+  Result<void> try_wait(Stream stream) noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(shmb_gpu_event_wait(handle_.get(), stream, &error), error);
+  }
+  Result<void> try_wait_host(Timeout timeout = {}) noexcept {
+    shmb_error error;
+    return shmbroker::detail::outcome(shmb_gpu_event_wait_host(handle_.get(), timeout.nanoseconds(), &error), error);
+  }
+  Result<bool> try_done() noexcept {
+    int done = 0;
+    shmb_error error;
+    if (shmb_gpu_event_query(handle_.get(), &done, &error) != SHMB_OK) return Error(error);
+    return done != 0;
+  }
+#if SHMBROKER_EXCEPTIONS
+  static SharedEvent create(const EventOptions& options) { return try_create(options).value(); }
+  static SharedEvent open(const EventHandle& handle, const EventOptions& options) {
+    return try_open(handle, options).value();
+  }
+  EventHandle handle() const { return try_handle().value(); }
+  void record(Stream stream) { try_record(stream).value(); }
+  void wait(Stream stream) { try_wait(stream).value(); }
+  void wait_host(Timeout timeout = {}) { try_wait_host(timeout).value(); }
+  bool done() { return try_done().value(); }
+#endif
+
+ private:
+  static shmb_gpu_event_options to_c(const EventOptions& options) noexcept {
+    return {sizeof(shmb_gpu_event_options), options.device,
+            options.maker_stays ? unsigned{SHMB_GPU_EVENT_MAKER_STAYS} : 0U};
+  }
+  shmbroker::detail::Handle<shmb_gpu_event> handle_;
+};
+
+// A region of the host that devices reach; it stays mapped and leased while it is pinned, also without its handle.
 class PinnedHost {
  public:
   PinnedHost() noexcept = default;

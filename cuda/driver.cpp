@@ -11,6 +11,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/sys_gpu.hpp"
 #include "base/text.hpp"
 #include "client/forked.hpp"
 
@@ -202,6 +203,9 @@ Result<void> Driver::resolve(void* library) {
   if (calls_.member == nullptr) return too_old(" but lacks " #symbol);
   SHMB_CUDA_REQUIRED(SHMB_CUDA_ASK_OR_REFUSE)
   SHMB_CUDA_OPTIONAL(SHMB_CUDA_ASK)
+#ifdef SHMB_TEST_SEAM
+  SHMB_CUDA_FOR_TESTS(SHMB_CUDA_ASK)
+#endif
 #undef SHMB_CUDA_ASK_OR_REFUSE
 #undef SHMB_CUDA_ASK
   return {};
@@ -282,8 +286,6 @@ Result<void> Driver::need(Feature feature) const {
       SHMB_CUDA_EVENTS(SHMB_CUDA_LOOK) break;
     case Feature::timeline:
       SHMB_CUDA_TIMELINE(SHMB_CUDA_LOOK) break;
-    case Feature::copies:
-      SHMB_CUDA_COPIES(SHMB_CUDA_LOOK) break;
     case Feature::rdma:
       SHMB_CUDA_RDMA(SHMB_CUDA_LOOK) break;
   }
@@ -341,16 +343,7 @@ Error Driver::map_failure(Code code, std::string_view object, std::size_t bytes)
 
 std::string DeviceInfo::uuid_text() const { return cuda::uuid_text(uuid, mig); }
 
-std::string uuid_text(const Uuid& uuid, bool mig) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text = mig ? "MIG-" : "GPU-";
-  for (std::size_t i = 0; i < uuid.bytes.size(); ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += kDigits[uuid.bytes[i] >> 4];
-    text += kDigits[uuid.bytes[i] & 15];
-  }
-  return text;
-}
+std::string uuid_text(const Uuid& uuid, bool mig) { return sys::gpu_uuid_text(uuid.bytes, mig); }
 
 Result<Uuid> parse_uuid(std::string_view text) {
   const auto bad = [&] {

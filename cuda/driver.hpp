@@ -28,7 +28,7 @@ struct DeviceInfo {
 };
 
 // What some drivers lack.
-enum class Feature { lease, events, timeline, copies, rdma };
+enum class Feature { lease, events, timeline, rdma };
 
 class Driver {
  public:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/sys_gpu.hpp"
 #include "cuda/manifest_file.hpp"
 #include "cuda/notices.hpp"
 #include "cuda/region.hpp"
@@ -27,6 +28,8 @@ Result<Region::Memory> memory_of(const Driver& driver, const client::GpuOpened& 
                 : (opened.flags & SHMBW_GPU_PUBLISH_ADOPTED) != 0 ? Kind::adopted
                                                                   : Kind::vmm;
   std::ranges::copy(opened.uuid, memory.uuid.bytes.begin());
+  memory.rdma = (opened.flags & SHMBW_GPU_PUBLISH_RDMA) != 0;
+  memory.mig = (opened.flags & SHMBW_GPU_PUBLISH_MIG) != 0;
   if (auto device = driver.find(memory.uuid)) memory.device = *device;
   memory.length = opened.bytes;
   memory.bytes = opened.allocation != 0 ? opened.allocation : opened.bytes;
@@ -93,7 +96,8 @@ class Import {
       failure.sentence += "; its publisher is at fault, and the broker has been told";
     }
     if (failure.status == Status::device_not_visible)
-      failure.sentence += "; it lies on " + uuid_text(uuid_of(opened), visible_mig());
+      failure.sentence +=
+          "; it lies on " + sys::gpu_uuid_text(opened.uuid, (opened.flags & SHMBW_GPU_PUBLISH_MIG) != 0);
     if (failure.status == Status::device_lost) {
       report.region = {};
       report.what = SHMBW_GPU_FINDING_DEVICE_LOST;
@@ -106,13 +110,6 @@ class Import {
   bool left() const { return left_; }  // the reference is the caller's to give back
 
  private:
-  static Uuid uuid_of(const client::GpuOpened& opened) {
-    Uuid uuid;
-    std::ranges::copy(opened.uuid, uuid.bytes.begin());
-    return uuid;
-  }
-  bool visible_mig() const { return driver_.devices().front().mig; }
-
   Result<Region::Handle> make(client::GpuOpened& opened) {
     const std::string object = called_ref(opened.region);
     auto memory = memory_of(driver_, opened);

@@ -92,6 +92,7 @@ Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> sess
   std::memcpy(request.handle.data(), handle.reserved, sizeof handle.reserved);
   request.driver = static_cast<std::uint32_t>(driver.version());
   request.name = spec.name;
+  if ((*device)->mig) request.flags |= SHMBW_GPU_PUBLISH_MIG;
   if (spec.replace) request.flags |= SHMBW_GPU_PUBLISH_REPLACE;
   if (spec.writing) request.flags |= SHMBW_GPU_PUBLISH_WRITING;
   if (spec.many_writers) request.flags |= SHMBW_GPU_PUBLISH_MANY_WRITERS;

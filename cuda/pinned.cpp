@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The broker hears of a pin first and of its end last.
+// The broker hears of a pin first and of its end last, and the mapping is held in between.
 #include "cuda/pinned.hpp"
 
 #include <map>
@@ -33,8 +33,12 @@ class PinnedHost::Registration {
     return *one;
   }
   static Result<std::shared_ptr<Registration>> make(client::Region& region, client::Deadline deadline);
-  Registration(const Driver& driver, client::Region& region)
-      : session_(region.session().shared_from_this()), ref_(region.ref()), memory_(region.data()), hold_(driver, 0) {}
+  Registration(const Driver& driver, client::Region& region, std::shared_ptr<void> mapping)
+      : mapping_(std::move(mapping)),
+        session_(region.session().shared_from_this()),
+        ref_(region.ref()),
+        memory_(region.data()),
+        hold_(driver, 0) {}
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
   ~Registration();
@@ -43,6 +47,7 @@ class PinnedHost::Registration {
   bool read_only() const { return read_only_; }
 
  private:
+  std::shared_ptr<void> mapping_;  // goes last: the handle may be released before
   std::shared_ptr<client::Session> session_;
   shmbw_region_ref ref_;
   std::byte* memory_;
@@ -62,7 +67,9 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
   if (auto can = driver.need(Feature::timeline); !can) return std::unexpected(can.error());
   auto device = driver.at(0);
   if (!device) return std::unexpected(device.error());
-  auto made = std::make_shared<Registration>(driver, region);
+  auto mapping = region.hold_mapping();
+  if (!mapping) return system_failure(mapping.error(), "the page that tells of a fork");
+  auto made = std::make_shared<Registration>(driver, region, std::move(*mapping));
   made->read_only_ = (region.rights() & SHMBW_RIGHT_MAP_WRITE) == 0;
   if (made->read_only_ && !(*device)->read_only_register)
     return error(Status::not_supported, (*device)->name + " cannot register memory that is mapped read-only: attach " +

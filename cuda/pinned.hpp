@@ -2,7 +2,7 @@
 // A region of the host that the driver has registered, so that devices reach it and copies need no staging. A mapping
 // is registered once in a process, however many pins there are. The broker is told before the pages are pinned and
 // after they are free again: meanwhile it neither seals nor recycles the region, which would part what CPU and device
-// see.
+// see. A handle that is released meanwhile leaves mapping and lease to the pin.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,6 @@ namespace shmb::cuda {
 class PinnedHost {
  public:
   using Handle = std::unique_ptr<PinnedHost>;
-  // The region's handle must outlive the pin: its mapping is what is registered.
   static Result<Handle> pin(client::Region& region, client::Deadline deadline);
   PinnedHost(const PinnedHost&) = delete;
   PinnedHost& operator=(const PinnedHost&) = delete;

@@ -93,6 +93,8 @@ class Publication {
     if (spec_.replace) request.flags |= SHMBW_GPU_PUBLISH_REPLACE;
     if (spec_.writing) request.flags |= SHMBW_GPU_PUBLISH_WRITING;
     if (spec_.many_writers) request.flags |= SHMBW_GPU_PUBLISH_MANY_WRITERS;
+    if (memory.rdma) request.flags |= SHMBW_GPU_PUBLISH_RDMA;
+    if (memory.mig) request.flags |= SHMBW_GPU_PUBLISH_MIG;
     if (memory.kind == Kind::adopted) request.flags |= SHMBW_GPU_PUBLISH_ADOPTED;
     // A foreign allocator's mapping is its own.
     if (!spec_.writing && region_.range_) {

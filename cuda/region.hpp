@@ -83,6 +83,8 @@ class Region : public std::enable_shared_from_this<Region> {
     std::uint64_t offset = 0;            // of the usable part in them
     std::uint64_t granularity = 0;
     std::vector<std::uint64_t> sizes;  // of the allocations
+    bool rdma = false;                 // made so that network cards reach it
+    bool mig = false;                  // `uuid` is a MIG instance's
   };
 
   static Result<Handle> allocate(std::shared_ptr<client::Session> session, std::uint64_t length,

@@ -29,6 +29,7 @@ extern "C" {
 typedef struct shmb_gpu_region shmb_gpu_region;     /* one counted reference to a GPU region, with its mapping */
 typedef struct shmb_gpu_lease shmb_gpu_lease;       /* memory of cudaMalloc, lent to others under the broker's count */
 typedef struct shmb_gpu_timeline shmb_gpu_timeline; /* counters on which streams of several processes meet */
+typedef struct shmb_gpu_event shmb_gpu_event;       /* the driver's own event between processes */
 typedef struct shmb_gpu_pin shmb_gpu_pin;           /* a region of the host, registered with the driver */
 struct DLManagedTensorVersioned;                    /* dlpack.h, version 1 */
 
@@ -255,7 +256,7 @@ SHMB_API int shmb_gpu_ticket_create(shmb_gpu_region* region, uint32_t rights, ui
                                     shmb_error* error) SHMB_NOEXCEPT;
 
 /* A dma-buf of a part, close-on-exec, owned by the caller, for network cards. Offset and length are multiples of 4096.
- * Errors: NOT_SUPPORTED. */
+ * Errors: NOT_SUPPORTED (the device has none; the region was allocated without SHMB_GPU_ALLOCATE_RDMA), INVALID. */
 SHMB_API int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t length, int* fd,
                               shmb_error* error) SHMB_NOEXCEPT;
 
@@ -374,12 +375,52 @@ SHMB_API int shmb_gpu_timeline_look(const shmb_gpu_timeline* timeline, uint32_t 
  * until its end. Closing by the producer releases every waiter. NULL is allowed. */
 SHMB_API int shmb_gpu_timeline_close(shmb_gpu_timeline* timeline, shmb_error* error) SHMB_NOEXCEPT;
 
+/* ------------------------------------------------------------------------------------------------ events */
+
+/* The driver's interprocess events, for programs built on them. The broker knows nothing of them, so they are had only
+ * by saying MAKER_STAYS. An event ends with its maker: after shmb_gpu_event_close there the driver leaves open what its
+ * use by others does; when the maker is killed before its stream came to the record, a stream that waits for it may
+ * wait for ever, others have reported. Neither is told to anybody. A timeline does all that an event does, and its
+ * waiters are released when the producer dies. */
+enum shmb_gpu_event_flag {
+  /* The caller has seen to it that the maker lives, and keeps the event open, until all who wait have passed. */
+  SHMB_GPU_EVENT_MAKER_STAYS = 1 << 0
+};
+typedef struct shmb_gpu_event_options {
+  size_t size;
+  int32_t
+      device; /* whose streams record it and wait: an ordinal; SHMB_GPU_ANY_DEVICE: of the current context, else 0 */
+  uint32_t flags; /* enum shmb_gpu_event_flag: without MAKER_STAYS refused as INVALID */
+} shmb_gpu_event_options;
+#define SHMB_GPU_EVENT_HANDLE 64 /* bytes */
+
+/* Errors: INVALID (no MAKER_STAYS), NOT_SUPPORTED (a driver or device without them), those of shmb_gpu_devices. */
+SHMB_API int shmb_gpu_event_create(const shmb_gpu_event_options* options, shmb_gpu_event** event,
+                                   shmb_error* error) SHMB_NOEXCEPT;
+/* What other processes open it by, to be sent by any way. Errors: DENIED (this handle was opened, not created). */
+SHMB_API int shmb_gpu_event_get_handle(const shmb_gpu_event* event, uint8_t handle[SHMB_GPU_EVENT_HANDLE],
+                                       shmb_error* error) SHMB_NOEXCEPT;
+/* In the process that made it: the same event again. Errors: INVALID (no event, its maker has ended, or lives in
+ * another PID namespace), and those of create. */
+SHMB_API int shmb_gpu_event_open(const uint8_t handle[SHMB_GPU_EVENT_HANDLE], const shmb_gpu_event_options* options,
+                                 shmb_gpu_event** event, shmb_error* error) SHMB_NOEXCEPT;
+/* Enqueues a record behind what is in the stream; whoever waits from then on waits for it. */
+SHMB_API int shmb_gpu_event_record(shmb_gpu_event* event, shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;
+/* The stream waits for the last record before this call; for none, not at all. */
+SHMB_API int shmb_gpu_event_wait(shmb_gpu_event* event, shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;
+/* Whether the last record is done: 0 or 1. */
+SHMB_API int shmb_gpu_event_query(shmb_gpu_event* event, int* done, shmb_error* error) SHMB_NOEXCEPT;
+/* This thread waits, 5 s with timeout 0. Errors: DEADLINE, which is all that is learnt of a dead recorder. */
+SHMB_API int shmb_gpu_event_wait_host(shmb_gpu_event* event, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_gpu_event_close(shmb_gpu_event* event, shmb_error* error) SHMB_NOEXCEPT; /* NULL is allowed */
+
 /* ------------------------------------------------------------------------------------------------ pinned regions */
 
 /* Registers a mapped region of the host with the driver, so that devices reach it at `pointer` and copies from and to
  * it need no staging; read-only where it is mapped so. Others report about a second for each GB: once, and not for
- * each message. While it is pinned the region cannot be published and is not recycled. Unpin before the region
- * is released. Several pins of one handle are one registration. Errors: INVALID (not mapped), NOT_SUPPORTED (read-only
+ * each message. While it is pinned the region cannot be published (PINNED) and is never recycled; a release leaves
+ * its mapping and its lease to the pin, and both go with the last one. Several pins of one handle are one
+ * registration. Errors: INVALID (not mapped), NOT_SUPPORTED (read-only
  * memory on a device that cannot), ALREADY_REGISTERED (by somebody else in this process), OUT_OF_MEMORY, NOT_PERMITTED,
  * CONTEXT_POISONED, those of shmb_gpu_devices. */
 SHMB_API int shmb_gpu_pin_region(shmb_region* region, int64_t timeout_ns, shmb_gpu_pin** pin,

@@ -450,7 +450,8 @@ enum shmbw_gpu_publish_flags {
   SHMBW_GPU_PUBLISH_WRITING = 1 << 5,
   SHMBW_GPU_PUBLISH_MANY_WRITERS = 1 << 6,
   SHMBW_GPU_PUBLISH_MANIFEST = 1 << 7,
-  SHMBW_GPU_PUBLISH_KNOWN = 255,
+  SHMBW_GPU_PUBLISH_MIG = 1 << 8,
+  SHMBW_GPU_PUBLISH_KNOWN = 511,
 };
 
 enum shmbw_gpu_open_flags {
@@ -1051,7 +1052,7 @@ struct shmbw_gpu_publish {
   uint8_t uuid[16]; /* of a GPU that this session has named */
   uint64_t manifest_bytes; /* with flag manifest: size of its memfd, at most 4 MiB; the broker hands it on unread */
   uint32_t kind; /* enum gpu_kind: vmm or legacy */
-  uint32_t flags; /* gpu_publish flags; writing: the publisher goes on writing, and its death poisons the region; many_writers: others may have map_write too. Without them all is written and nobody gets map_write */
+  uint32_t flags; /* gpu_publish flags; writing: the publisher goes on writing, and its death poisons the region; many_writers: others may have map_write too; mig: uuid is a MIG instance's, for people. Without the two all is written and nobody gets map_write */
   uint32_t rights; /* rights of the publisher's lease, map_read at least; 0: all */
   uint32_t chunks; /* vmm: chunks whose descriptors are in this packet, from the first on, 1 to 126 in all elements together; the rest comes by gpu_chunks, and until then the state is incomplete */
   uint32_t driver; /* version of the driver, for people */

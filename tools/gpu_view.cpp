@@ -6,6 +6,7 @@
 
 #include <array>
 
+#include "base/sys_gpu.hpp"
 #include "base/text.hpp"
 #include "tools/table.hpp"
 
@@ -31,22 +32,15 @@ std::string number_of(std::uint32_t count, const char* noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
+std::string uuid_text(const shmbw_gpu_record& record) {
+  return sys::gpu_uuid_text(record.uuid, (record.publish_flags & SHMBW_GPU_PUBLISH_MIG) != 0);
+}
+
 std::string device_text(const shmbw_gpu_record& record) {
-  return record.kind == SHMBW_GPU_KIND_TIMELINE ? "host" : uuid_text(record.uuid);
+  return record.kind == SHMBW_GPU_KIND_TIMELINE ? "host" : uuid_text(record);
 }
 
 }  // namespace
-
-std::string uuid_text(const std::uint8_t (&uuid)[16]) {
-  static constexpr char digits[] = "0123456789abcdef";
-  std::string out = "GPU-";
-  for (std::size_t i = 0; i < 16; ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) out += '-';
-    out += digits[uuid[i] >> 4];
-    out += digits[uuid[i] & 15];
-  }
-  return out;
-}
 
 std::string gpu_state_text(const shmbw_gpu_record& record) {
   return word_of(std::array{"unknown", "ok", "incomplete", "poisoned", "detached", "device lost", "invalid", "retired",
@@ -100,7 +94,7 @@ std::vector<std::pair<std::string, std::string>> gpu_lines(const Common& common,
                                            (record.chunk_bytes ? " of " + size_text(common, record.chunk_bytes) : "")
                                      : "")}};
   if (record.kind != SHMBW_GPU_KIND_TIMELINE) {
-    lines.insert(lines.begin(), {"device", uuid_text(record.uuid) + minor});
+    lines.insert(lines.begin(), {"device", uuid_text(record) + minor});
     lines.emplace_back("initialised", "kept so by " + hold_text(record.hold));
   }
   lines.emplace_back("publisher",
@@ -120,7 +114,7 @@ Json gpu_json(const GpuRow& row) {
               {"name", row.name.empty() ? Json(nullptr) : Json(row.name)},
               {"owner_uid", record.owner_uid},
               {"kind", kind_text(record.kind)},
-              {"device", on_gpu ? Json(uuid_text(record.uuid)) : Json(nullptr)},
+              {"device", on_gpu ? Json(uuid_text(record)) : Json(nullptr)},
               {"minor", record.minor == UINT32_MAX ? Json(nullptr) : Json(record.minor)},
               {"hold", hold_text(record.hold)},
               {"bytes", record.bytes},

@@ -14,7 +14,6 @@ namespace shmb::tools {
 
 using client::GpuRow;
 
-std::string uuid_text(const std::uint8_t (&uuid)[16]);  // "GPU-0123abcd-..."
 std::string gpu_state_text(const shmbw_gpu_record& record);
 std::string why_held(const shmbw_gpu_record& record);  // "name, publisher, 2 importers, 1 ticket"
 std::string gpu_table(const Common& common, const std::vector<GpuRow>& rows);

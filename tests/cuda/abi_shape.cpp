@@ -6,32 +6,19 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
-#include <type_traits>
+#include "tests/gpu/same_call.hpp"
 
 namespace shmb::cuda {
 namespace {
 
-// The same registers and the same bytes: a handle of theirs is a pointer of ours, an enum is an int.
-template <class A, class B>
-consteval bool same_slot() {
-  return sizeof(A) == sizeof(B) && alignof(A) == alignof(B) && std::is_class_v<A> == std::is_class_v<B> &&
-         std::is_pointer_v<A> == std::is_pointer_v<B>;
-}
-
-template <class... Ours, class... Theirs>
-consteval bool same_call(Code (*)(Ours...), CUresult (*)(Theirs...)) {
-  if constexpr (sizeof...(Ours) != sizeof...(Theirs)) {
-    return false;
-  } else {
-    return (same_slot<Ours, Theirs>() && ...);
-  }
-}
+using facts::same_call;
 
 // cudaTypedefs.h has a type for each version of each function: the one that we ask for must be there under its number.
 #define SHMB_CUDA_COMPARE(member, symbol, version, exported, parameters) \
   static_assert(same_call(static_cast<Code(*) parameters>(nullptr), static_cast<PFN_##symbol##_v##version>(nullptr)));
 SHMB_CUDA_REQUIRED(SHMB_CUDA_COMPARE)
 SHMB_CUDA_OPTIONAL(SHMB_CUDA_COMPARE)
+SHMB_CUDA_FOR_TESTS(SHMB_CUDA_COMPARE)
 #undef SHMB_CUDA_COMPARE
 
 static_assert(sizeof(AllocationProp) == sizeof(CUmemAllocationProp));
@@ -89,6 +76,7 @@ static_assert(same(kOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY) && same(kNotInitializ
 static_assert(same(kStubLibrary, CUDA_ERROR_STUB_LIBRARY) && same(kDeviceUnavailable, CUDA_ERROR_DEVICE_UNAVAILABLE));
 static_assert(same(kNoDevice, CUDA_ERROR_NO_DEVICE) && same(kInvalidDevice, CUDA_ERROR_INVALID_DEVICE));
 static_assert(same(kInvalidContext, CUDA_ERROR_INVALID_CONTEXT) && same(kNotFound, CUDA_ERROR_NOT_FOUND));
+static_assert(same(kMapFailed, CUDA_ERROR_MAP_FAILED));
 static_assert(same(kEccUncorrectable, CUDA_ERROR_ECC_UNCORRECTABLE) && same(kContained, CUDA_ERROR_CONTAINED));
 static_assert(same(kPeerUnsupported, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED));
 static_assert(same(kNvlinkUncorrectable, CUDA_ERROR_NVLINK_UNCORRECTABLE));

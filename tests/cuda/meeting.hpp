@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group that the actors of one case share, made without the driver, and streams for them.
+// A group that the actors of one case share, made without the driver; words and streams for them.
 #pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include "tests/cuda/stage.hpp"
 #include "tests/harness/child.hpp"
@@ -21,6 +24,28 @@ struct Meeting {
   harness::BrokerFixture broker;
   shmbroker::Session session;
   shmbroker::Group group;
+};
+
+// A value's way from one actor to another.
+struct Note {
+  Note() { REQUIRE(::pipe2(ends, O_CLOEXEC) == 0); }
+  Note(const Note&) = delete;
+  Note& operator=(const Note&) = delete;
+  ~Note() {
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
+  template <class T>
+  void tell(const T& value) const {
+    if (::write(ends[1], &value, sizeof value) != sizeof value) std::abort();
+  }
+  template <class T>
+  T hear() const {
+    T value{};
+    if (::read(ends[0], &value, sizeof value) != sizeof value) std::abort();
+    return value;
+  }
+  int ends[2];
 };
 
 // A device with its context current in this thread, and one stream.

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPU memory between processes that die, hide devices, fork and ruin their contexts. Only actors use the driver.
 #include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,13 +12,14 @@
 #include <fstream>
 
 #include "base/fault.hpp"
-#include "tests/cuda/stage.hpp"
-#include "tests/harness/child.hpp"
+#include "tests/cuda/meeting.hpp"
 #include "tests/harness/ptrace_killer.hpp"
 #include "tests/harness/skip.hpp"
 
 using cuda_tests::Device;
 using cuda_tests::kMiB;
+using cuda_tests::Meeting;
+using cuda_tests::Note;
 using cuda_tests::session_on;
 using cuda_tests::Status;
 using cuda_tests::status_of;
@@ -24,23 +28,6 @@ using harness::Gate;
 namespace gpu = shmbroker::gpu;
 
 namespace {
-
-// A group that the actors of one case share, made without the driver.
-struct Meeting {
-  explicit Meeting(harness::BrokerOptions options = {})
-      : broker(cuda_tests::gpu_broker(std::move(options))), session(session_on(broker.socket())) {
-    group = session.create_group({.name = "meeting"});
-    session.join(group.token);
-  }
-  shmbroker::Session member() const {
-    auto own = session_on(broker.socket());
-    own.join(group.token);
-    return own;
-  }
-  harness::BrokerFixture broker;
-  shmbroker::Session session;
-  shmbroker::Group group;
-};
 
 // Publishes "w", all of one byte, and tells.
 int publish_w(const Meeting& meeting, unsigned char value, const Gate& done, gpu::PublishOptions options = {}) {
@@ -64,26 +51,6 @@ int read_w(const Meeting& meeting, int value) {
   ACTOR_CHECK(device.all(region->pointer(), 4 * kMiB) == value);
   return 0;
 }
-
-// "<bytes>" of the first word that the actor wrote, for ids.
-struct Note {
-  Note() { REQUIRE(::pipe2(ends, O_CLOEXEC) == 0); }
-  ~Note() {
-    ::close(ends[0]);
-    ::close(ends[1]);
-  }
-  template <class T>
-  void tell(const T& value) const {
-    if (::write(ends[1], &value, sizeof value) != sizeof value) std::abort();
-  }
-  template <class T>
-  T hear() const {
-    T value{};
-    if (::read(ends[0], &value, sizeof value) != sizeof value) std::abort();
-    return value;
-  }
-  int ends[2];
-};
 
 }  // namespace
 
@@ -601,6 +568,87 @@ TEST_CASE("a ticket takes GPU memory to another user") {
       return 0;
     });
     CHECK(consumer.wait() == 0);
+  }
+  producer.kill();
+  CHECK(producer.wait() == 128 + SIGKILL);
+}
+
+namespace {
+
+// The end of a forked process, as Child::wait gives it, where Child cannot be used: whose parent is in another PID
+// namespace has none that it knows.
+int end_of_fork(const std::function<int()>& body) {
+  const pid_t pid = ::fork();
+  if (pid == 0) ::_exit(body());
+  int status = -1;
+  if (pid < 0 || ::waitpid(pid, &status, 0) != pid) return -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// Why this machine makes no PID namespace with a /proc of its own. Empty: `body` ran as its first process, and ended
+// with `status`.
+std::string in_pid_namespace(const std::function<int()>& body, int& status) {
+  const Note why;
+  constexpr int kRefused = 77;
+  auto outer = Child::run([&] {
+    const auto refused = [&](int step) {
+      why.tell(std::pair{step, errno});
+      return kRefused;
+    };
+    if (::unshare(CLONE_NEWPID | CLONE_NEWNS) != 0 &&
+        (errno != EPERM || ::unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS) != 0))
+      return refused(1);
+    return end_of_fork([&] {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+          ::mount("proc", "/proc", "proc", 0, nullptr) != 0)
+        return refused(2);
+      return body();
+    });
+  });
+  status = outer.wait();
+  if (status != kRefused) return {};
+  const auto [step, code] = why.hear<std::pair<int, int>>();
+  return std::string(step == 1 ? "unshare" : "mount of /proc") + ": " + std::strerror(code);
+}
+
+}  // namespace
+
+TEST_CASE("memory goes from one PID namespace to another, both ways, and outlives a maker that was killed there") {
+  const Meeting meeting;
+  const Gate published;
+  auto producer = Child::run([&] { return publish_w(meeting, 0x61, published); });
+  REQUIRE(published.wait());
+  int status = -1;
+  const std::string lack = in_pid_namespace(
+      [&] {
+        ACTOR_CHECK(::getpid() == 1);
+        ACTOR_CHECK(end_of_fork([&] { return read_w(meeting, 0x61); }) == 0);
+        const int made = end_of_fork([&] {
+          auto session = meeting.member();
+          Device device;
+          auto region = gpu::Region::allocate(session, 2 * kMiB);
+          ACTOR_CHECK(device.fill(region.pointer(), 2 * kMiB, 0x62) == 0);
+          ACTOR_MUST(region.try_publish({.name = "inner"}));
+          (void)::raise(SIGKILL);
+          return 1;
+        });
+        ACTOR_CHECK(made == 128 + SIGKILL);
+        return 0;
+      },
+      status);
+  if (!lack.empty()) {
+    harness::skip("memory goes from one PID namespace to another: " + lack);
+  } else {
+    CHECK(status == 0);
+    CHECK(Child::run([&] {
+            auto session = meeting.member();
+            Device device;
+            auto region = gpu::Region::try_import(session, std::string("inner"));
+            ACTOR_MUST(region);
+            ACTOR_CHECK(device.all(region->pointer(), 2 * kMiB) == 0x62);
+            return 0;
+          }).wait() == 0);
   }
   producer.kill();
   CHECK(producer.wait() == 128 + SIGKILL);

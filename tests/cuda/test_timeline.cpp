@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams and threads of several processes that meet on a timeline, and a producer that dies; regions of the host that
-// devices reach.
+// Streams and threads of several processes that meet on a timeline, and a producer that dies.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -279,63 +278,4 @@ TEST_CASE("what was registered is given back also where no context is current an
           ACTOR_CHECK(fake.audit().left() == 0 && fake.audit().violations == 0);
           return 0;
         }).wait() == 0);
-}
-
-TEST_CASE("a pinned region is one memory for CPU and device, registered once, and not published meanwhile") {
-  const Meeting meeting;
-  CHECK(Child::run([&] {
-          auto session = meeting.member();
-          const auto& fake = fakecuda::Fake::use();
-          {
-            Worker worker;
-            auto region = session.create(kMiB, {.name = "host"});
-            std::memset(region.data(), 7, kMiB);
-            auto first = gpu::PinnedHost::try_pin(region);
-            ACTOR_MUST(first);
-            ACTOR_CHECK(worker.all(first->pointer(), kMiB) == 7);
-            ACTOR_CHECK(worker.fill(first->pointer(), kMiB, 9) == 0);
-            ACTOR_CHECK(static_cast<unsigned char*>(static_cast<void*>(region.data()))[kMiB - 1] == 9);
-            {
-              auto second = gpu::PinnedHost::try_pin(region);
-              ACTOR_MUST(second);
-              ACTOR_CHECK(second->pointer() == first->pointer());
-              ACTOR_CHECK(fake.audit().registrations == 1);
-            }
-            shmb_error error;
-            ACTOR_CHECK(shmb_publish(region.c(), 0, &error) == static_cast<int>(Status::pinned));
-            first = gpu::PinnedHost();
-            ACTOR_CHECK(fake.audit().registrations == 0);
-            ACTOR_CHECK(shmb_publish(region.c(), 0, &error) == SHMB_OK);
-          }
-          ACTOR_CHECK(fake.audit().left() == 0 && fake.audit().violations == 0);
-          return 0;
-        }).wait() == 0);
-}
-
-TEST_CASE(
-    "a read-only region is pinned for reading where the device can, else refused; foreign registrations are told") {
-  const Meeting meeting;
-  for (const bool can : {true, false}) {
-    CHECK(Child::run([&] {
-            if (!can) ::setenv("FAKECUDA_ATTRIBUTE", "113:0", 1);
-            auto maker = meeting.member(), session = meeting.member();
-            auto writable = maker.create(kMiB, {.name = "host", .replace = true});
-            std::memset(writable.data(), 3, kMiB);
-            auto region = session.attach("host");
-            Worker worker;
-            auto pin = gpu::PinnedHost::try_pin(region);
-            if (!can) {
-              ACTOR_CHECK(status_of(pin) == Status::not_supported);
-              return 0;
-            }
-            ACTOR_MUST(pin);
-            ACTOR_CHECK(worker.all(pin->pointer(), kMiB) == 3);
-            auto other = maker.create(kMiB);
-            ACTOR_CHECK((*worker.driver)->host_register(other.data(), kMiB, 0) == 0);
-            ACTOR_CHECK(status_of(gpu::PinnedHost::try_pin(other)) == Status::already_registered);
-            ACTOR_CHECK((*worker.driver)->host_unregister(other.data()) == 0);
-            ACTOR_MUST(gpu::PinnedHost::try_pin(other));
-            return 0;
-          }).wait() == 0);
-  }
 }

@@ -18,9 +18,19 @@ struct Entry {
 
 constexpr Entry kEntries[] = {
 #define FAKECUDA_ENTRY(member, symbol, version, exported, parameters) {#symbol, version, #exported},
-    SHMB_CUDA_REQUIRED(FAKECUDA_ENTRY) SHMB_CUDA_OPTIONAL(FAKECUDA_ENTRY)
+    SHMB_CUDA_REQUIRED(FAKECUDA_ENTRY) SHMB_CUDA_OPTIONAL(FAKECUDA_ENTRY) SHMB_CUDA_FOR_TESTS(FAKECUDA_ENTRY)
 #undef FAKECUDA_ENTRY
-    // What tests use beside the library.
+    // What the GPU facts and other programs use beside these.
+    {"cuDriverGetVersion", 2020, "cuDriverGetVersion"},
+    {"cuGetErrorString", 6000, "cuGetErrorString"},
+    {"cuMemGetInfo", 3020, "cuMemGetInfo_v2"},
+    {"cuPointerGetAttribute", 4000, "cuPointerGetAttribute"},
+    {"cuEventSynchronize", 2000, "cuEventSynchronize"},
+    {"cuStreamWriteValue32", 11070, "cuStreamWriteValue32_v2"},
+    {"cuStreamWaitValue32", 11070, "cuStreamWaitValue32_v2"},
+    {"cuLaunchHostFunc", 10000, "cuLaunchHostFunc"},
+    {"cuMemcpyHtoDAsync", 3020, "cuMemcpyHtoDAsync_v2"},
+    {"cuMemcpyDtoHAsync", 3020, "cuMemcpyDtoHAsync_v2"},
     {"cuModuleLoadData", 2000, "cuModuleLoadData"},
     {"cuModuleUnload", 2000, "cuModuleUnload"},
     {"cuModuleGetFunction", 2000, "cuModuleGetFunction"},
@@ -46,6 +56,7 @@ constexpr CodeName kCodes[] = {
     {kNoDevice, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {kMapFailed, "CUDA_ERROR_MAP_FAILED", "mapping of buffer object failed"},
     {kEccUncorrectable, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"},
     {kContained, "CUDA_ERROR_CONTAINED", "Invalid access of peer GPU memory over nvlink or a hardware error"},
     {kOperatingSystem, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},

@@ -41,6 +41,7 @@ inline Calls plain_calls() {
   calls.member = fake.call<Code parameters>(#exported);
   SHMB_CUDA_REQUIRED(FAKECUDA_FIND)
   SHMB_CUDA_OPTIONAL(FAKECUDA_FIND)
+  SHMB_CUDA_FOR_TESTS(FAKECUDA_FIND)
 #undef FAKECUDA_FIND
   return calls;
 }

@@ -232,7 +232,7 @@ FAKECUDA_API Code cuStreamIsCapturing(Stream stream, int* capturing) {
   });
 }
 
-FAKECUDA_API Code cuLaunchHostFunc(Stream stream, HostFunction function, void* argument) {
+FAKECUDA_API Code cuLaunchHostFunc(Stream stream, void (*function)(void*), void* argument) {
   return enter("cuLaunchHostFunc", Needs::context, [&](State& it, Lock&) -> Code {
     return enqueue(it, stream, "cuLaunchHostFunc", [=] {
       function(argument);

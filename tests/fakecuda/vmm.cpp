@@ -231,6 +231,25 @@ FAKECUDA_API Code cuMemGetAccess(unsigned long long* flags, const Location* loca
   });
 }
 
-FAKECUDA_API Code cuMemGetHandleForAddressRange(void*, Address, std::size_t, int, unsigned long long) {
-  return enter("cuMemGetHandleForAddressRange", Needs::driver, [](State&, Lock&) -> Code { return kNotSupported; });
+// A dma-buf of memory that was made for network cards: here another open file of it, whose position is where the range
+// begins.
+FAKECUDA_API Code cuMemGetHandleForAddressRange(void* handle, Address address, std::size_t bytes, int type,
+                                                unsigned long long flags) {
+  constexpr int kDmaBuf = 1;
+  constexpr std::size_t kHostPage = 4096;
+  return enter("cuMemGetHandleForAddressRange", Needs::context, [&](State& it, Lock&) -> Code {
+    if (it.machine.attribute(124) == 0) return kNotSupported;
+    Address start = 0;
+    const Mapping* mapping = mapping_at(it, address, &start);
+    if (handle == nullptr || type != kDmaBuf || flags != 0 || bytes == 0 || address % kHostPage != 0 ||
+        bytes % kHostPage != 0 || mapping == nullptr || mapping->kind != Kind::vmm ||
+        bytes > mapping->bytes - (address - start))
+      return kInvalidValue;
+    if (!mapping->physical->name().rdma) return kNotSupported;
+    const std::string path = "/proc/self/fd/" + std::to_string(mapping->physical->fd());
+    const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0 || ::lseek(fd, static_cast<off_t>(address - start), SEEK_SET) < 0) return kOperatingSystem;
+    *static_cast<int*>(handle) = fd;
+    return kSuccess;
+  });
 }

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting on the host asks again and again, because the driver's own wait has no deadline.
+#include "cuda/shared_event.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "base/sys_process.hpp"
+
+namespace shmb::cuda {
+namespace {
+
+constexpr const char* kObject = "an event between processes";
+constexpr std::int64_t kFirstRest = 20'000, kLongestRest = 1'000'000;
+
+}  // namespace
+
+class SharedEvent::Body {
+ public:
+  Body(const Driver& driver, Device device) : driver_(driver), hold_(driver, device) {}
+  Body(const Body&) = delete;
+  Body& operator=(const Body&) = delete;
+  ~Body() {
+    if (event_ == nullptr || Driver::loaded() == nullptr) return;  // a forked child: it is the parent's
+    auto scope = hold_.enter();
+    driver_.calls().event_destroy(event_);  // also where no context can be had: it is the driver's to refuse
+  }
+
+  const Driver& driver_;
+  ContextHold hold_;
+  std::mutex mutex_;  // of the hold
+  Event event_ = nullptr;
+  bool own_ = false;
+  Name name_{};
+
+  // Those of this process by name. Used only after the driver has answered, so never in a forked child.
+  struct All {
+    std::mutex mutex;
+    std::map<Name, std::weak_ptr<Body>> own;
+  };
+  static All& all() {
+    static All* const one = new All;
+    return *one;
+  }
+
+  // A call of the driver with a context of the event's device.
+  template <class Call>
+  Result<void> ask(const char* name, Call&& call) {
+    if (auto usable = Driver::load(); !usable) return std::unexpected(usable.error());
+    std::lock_guard lock(mutex_);
+    auto scope = hold_.enter();
+    if (!scope) return std::unexpected(scope.error());
+    if (const Code code = call(driver_.calls()); code != kSuccess)
+      return std::unexpected(driver_.failure(code, name, kObject));
+    return {};
+  }
+
+  static Result<std::shared_ptr<Body>> on(int ordinal) {
+    auto loaded = Driver::load();
+    if (!loaded) return std::unexpected(loaded.error());
+    const Driver& driver = **loaded;
+    if (auto there = driver.need(Feature::events); !there) return std::unexpected(there.error());
+    Device current = 0;
+    if (ordinal < 0 && driver->context_device(&current) == kSuccess) ordinal = current;
+    auto device = driver.at(std::max(ordinal, 0));
+    if (!device) return std::unexpected(device.error());
+    if (!(*device)->ipc_events)
+      return error(Status::not_supported, (*device)->name + " has no events between processes: use a timeline");
+    return std::make_shared<Body>(driver, (*device)->device);
+  }
+};
+
+Result<SharedEvent::Handle> SharedEvent::create(int device) {
+  auto made = Body::on(device);
+  if (!made) return std::unexpected(made.error());
+  Body& body = **made;
+  body.own_ = true;
+  auto done = body.ask("cuEventCreate",
+                       [&](const Calls& cu) { return cu.event_create(&body.event_, kInterprocess | kDisableTiming); });
+  IpcHandle handle;
+  if (done)
+    done = body.ask("cuIpcGetEventHandle", [&](const Calls& cu) { return cu.ipc_get_event(&handle, body.event_); });
+  if (!done) return std::unexpected(done.error());
+  static_assert(sizeof handle.reserved == std::tuple_size_v<Name>);
+  std::memcpy(body.name_.data(), handle.reserved, sizeof handle.reserved);
+  Body::All& all = Body::all();
+  std::lock_guard lock(all.mutex);
+  std::erase_if(all.own, [](const auto& entry) { return entry.second.expired(); });
+  all.own[body.name_] = *made;
+  return Handle(new SharedEvent(std::move(*made)));
+}
+
+Result<SharedEvent::Handle> SharedEvent::open(const Name& name, int device) {
+  auto made = Body::on(device);
+  if (!made) return std::unexpected(made.error());
+  {
+    Body::All& all = Body::all();
+    std::lock_guard lock(all.mutex);
+    if (const auto found = all.own.find(name); found != all.own.end())
+      if (auto own = found->second.lock()) return Handle(new SharedEvent(std::move(own)));
+  }
+  Body& body = **made;
+  IpcHandle handle;
+  std::memcpy(handle.reserved, name.data(), sizeof handle.reserved);
+  Code said = kSuccess;
+  auto done =
+      body.ask("cuIpcOpenEventHandle", [&](const Calls& cu) { return said = cu.ipc_open_event(&body.event_, handle); });
+  if (done) return Handle(new SharedEvent(std::move(*made)));
+  body.event_ = nullptr;
+  Error failure = done.error();
+  if (said == kInvalidValue || said == kInvalidHandle || said == kInvalidContext || said == kInvalidDevice ||
+      said == kMapFailed)
+    failure = error(Status::invalid, "cuIpcOpenEventHandle gives " + body.driver_.code_text(said) +
+                                         ": these 64 bytes name no event, or its maker has ended, or lives in another "
+                                         "PID namespace or on a device that this process does not see")
+                  .error();
+  return std::unexpected(std::move(failure));
+}
+
+SharedEvent::~SharedEvent() = default;
+
+Result<SharedEvent::Name> SharedEvent::name() const {
+  if (!body_->own_)
+    return error(Status::denied, "only the maker of an event names it to others: this handle was opened");
+  return body_->name_;
+}
+
+Result<void> SharedEvent::record(Stream stream) {
+  return body_->ask("cuEventRecord", [&](const Calls& cu) { return cu.event_record(body_->event_, stream); });
+}
+
+Result<void> SharedEvent::wait(Stream stream) {
+  return body_->ask("cuStreamWaitEvent",
+                    [&](const Calls& cu) { return cu.stream_wait_event(stream, body_->event_, 0); });
+}
+
+Result<bool> SharedEvent::done() {
+  Code code = kSuccess;
+  auto asked = body_->ask("cuEventQuery", [&](const Calls& cu) {
+    code = cu.event_query(body_->event_);
+    return code == kNotReady ? kSuccess : code;
+  });
+  if (!asked) return std::unexpected(asked.error());
+  return code == kSuccess;
+}
+
+Result<void> SharedEvent::wait_host(client::Deadline deadline) {
+  for (std::int64_t rest = kFirstRest;; rest = std::min(rest * 2, kLongestRest)) {
+    auto reached = done();
+    if (!reached) return std::unexpected(reached.error());
+    if (*reached) return {};
+    if (deadline.passed())
+      return error(Status::deadline,
+                   "the event's last record is not done in time; whether who recorded it still lives an event cannot "
+                   "tell: a timeline does");
+    sys::rest(rest);
+  }
+}
+
+}  // namespace shmb::cuda
