@@ -16,8 +16,8 @@
  * exec in a child of a threaded process are as limited as malloc is.
  *  - Options structs start with `size`, set to sizeof: newer programs run with older libraries if the fields that the
  *    library does not know are zero (else SHMB_E_TOO_NEW). NULL options mean all defaults. Unknown flags are refused.
- *  - Strings are UTF-8 or ASCII, terminated by NUL. Group and region names: 1 to 96 bytes of [A-Za-z0-9._-], no leading
- * dot.
+ *  - Strings are UTF-8 or ASCII, terminated by NUL. Group and region names: 1 to 96 bytes of [A-Za-z0-9._-], no
+ *    leading dot.
  *  - An address is "UID:GROUP/NAME", "GROUP/NAME" (own uid) or "NAME" (the session's own group); GROUP may be "#id".
  *  - A session is lost for good when the broker goes away (SHMB_E_SESSION_LOST): mappings stay valid, calls that need
  *    the broker fail at once, and the caller connects again when it likes.
@@ -82,7 +82,17 @@ enum shmb_limit_slot {
   SHMB_SLOT_DESCRIPTORS,
   SHMB_SLOT_KEEP,
   SHMB_SLOT_MESSAGE,
-  SHMB_SLOT_MEMORY
+  SHMB_SLOT_MEMORY,
+  SHMB_SLOT_PARTICIPANTS, /* of a pool, as the next five */
+  SHMB_SLOT_QUEUES,
+  SHMB_SLOT_LANES,
+  SHMB_SLOT_LANE_BYTES,
+  SHMB_SLOT_SEGMENTS,
+  SHMB_SLOT_SLOTS,
+  SHMB_SLOT_WORLDS,
+  SHMB_SLOT_REFERENCES,
+  SHMB_SLOT_GPU_BYTES,
+  SHMB_SLOT_GPU_DESCRIPTORS
 };
 enum shmb_scope {
   SHMB_SCOPE_NONE = 0,
@@ -91,7 +101,8 @@ enum shmb_scope {
   SHMB_SCOPE_GROUP,
   SHMB_SCOPE_SESSION,
   SHMB_SCOPE_PROCESS,
-  SHMB_SCOPE_CGROUP
+  SHMB_SCOPE_CGROUP,
+  SHMB_SCOPE_POOL
 };
 enum shmb_mode { SHMB_MODE_LOCAL = 0, SHMB_MODE_SYSTEM, SHMB_MODE_PRIVATE };
 enum shmb_page_kind {

@@ -88,11 +88,30 @@ class [[nodiscard]] Result {
     if (!has_value()) throw error();
     if constexpr (!std::is_void_v<T>) return std::move(*std::get_if<0>(&state_));
   }
+  std::add_lvalue_reference_t<T> value() & {
+    if (!has_value()) throw error();
+    if constexpr (!std::is_void_v<T>) return *std::get_if<0>(&state_);
+  }
 #endif
 
  private:
   std::variant<Stored, Error> state_;
 };
+
+namespace detail {
+
+// Of any duration, rounded up. What nanoseconds could not count, such as hours::max(), is a hundred years: it would
+// otherwise wrap round, and a wait without end would not wait at all.
+template <class Rep, class Period>
+constexpr std::int64_t nanoseconds_of(std::chrono::duration<Rep, Period> duration) noexcept {
+  constexpr double most = 100 * 365.25 * 86400;
+  const double seconds = std::chrono::duration<double>(duration).count();
+  if (!(seconds < most)) return static_cast<std::int64_t>(most * 1e9);
+  if (seconds <= -most) return -static_cast<std::int64_t>(most * 1e9);
+  return std::chrono::ceil<std::chrono::nanoseconds>(duration).count();
+}
+
+}  // namespace detail
 
 // How long a call may take. Implicit from any std::chrono duration; zero and below count as one nanosecond.
 class Timeout {
@@ -100,7 +119,7 @@ class Timeout {
   constexpr Timeout() noexcept = default;  // the default of the call: 5 s for answers of the broker
   template <class Rep, class Period>
   constexpr Timeout(std::chrono::duration<Rep, Period> duration) noexcept
-      : nanoseconds_(std::chrono::ceil<std::chrono::nanoseconds>(duration).count()) {
+      : nanoseconds_(detail::nanoseconds_of(duration)) {
     if (nanoseconds_ < 1) nanoseconds_ = 1;
   }
   static constexpr Timeout forever() noexcept { return Timeout(Raw{SHMB_FOREVER}); }
@@ -115,14 +134,16 @@ class Timeout {
   std::int64_t nanoseconds_ = SHMB_DEFAULT_TIMEOUT;
 };
 
-// What happens to a region after its group's end.
+// What happens to a region after its group's end. A negative duration is refused by the call that gets it.
 class Keep {
  public:
   static constexpr Keep none() noexcept { return Keep(0); }
   static constexpr Keep until_released() noexcept { return Keep(SHMB_KEEP_UNTIL_RELEASED); }
   template <class Rep, class Period>
   constexpr Keep(std::chrono::duration<Rep, Period> duration) noexcept
-      : nanoseconds_(std::chrono::ceil<std::chrono::nanoseconds>(duration).count()) {}
+      : nanoseconds_(detail::nanoseconds_of(duration)) {
+    if (nanoseconds_ < 0) nanoseconds_ = -2;  // -1 would be until_released()
+  }
   constexpr std::int64_t nanoseconds() const noexcept { return nanoseconds_; }
 
  private:
@@ -174,8 +195,13 @@ class Token {
   explicit Token(const std::uint8_t (&bytes)[16]) noexcept { std::memcpy(bytes_.data(), bytes, 16); }
   static Result<Token> try_parse(const std::string& text) noexcept {
     Token token;
-    if (const int status = shmb_token_parse(text.c_str(), token.bytes_.data()); status != SHMB_OK)
-      return Error(static_cast<Status>(status));
+    if (const int status = shmb_token_parse(text.c_str(), token.bytes_.data()); status != SHMB_OK) {
+      shmb_error refusal{};
+      refusal.status = status;
+      std::strncpy(refusal.sentence, "a ticket or token is written as 32 lower-case hex digits",
+                   sizeof refusal.sentence - 1);
+      return Error(refusal);  // without the text: it may be a secret with a typing error
+    }
     return token;
   }
 #if SHMBROKER_EXCEPTIONS

@@ -265,16 +265,13 @@ Command add_list(CLI::App& app) {
   CLI::Option* queues =
       verb->add_flag("--queues", options->show_queues, "The queues alone: depth, readers, writers, lag");
   CLI::Option* gpu = verb->add_flag("--gpu", options->show_gpu, "The GPU regions alone: device, users, state");
-  for (CLI::Option* other : {groups, pools, queues}) gpu->excludes(other);
-  groups->excludes(pools);
-  groups->excludes(queues);
-  pools->excludes(queues);
   CLI::Option* worlds = verb->add_flag("--worlds", options->show_worlds, "The worlds of workers alone: who is in them");
   CLI::Option* refs =
       verb->add_flag("--refs", options->show_refs, "Remote references: owner, who holds them, state, cycles");
-  for (CLI::Option* one : {worlds, refs})
-    for (CLI::Option* other : {groups, pools, queues}) one->excludes(other);
-  worlds->excludes(refs);
+  CLI::Option* const one_of[] = {groups, pools, queues, gpu, worlds, refs};
+  for (CLI::Option* one : one_of)
+    for (CLI::Option* other : one_of)
+      if (one != other) one->excludes(other);
   verb->add_flag("-q,--quiet", options->ids_only, "Ids only");
   add_common(*verb, options->common, true, true);
   return {verb, [options] { return run_list(*options); }};

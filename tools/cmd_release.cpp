@@ -36,8 +36,8 @@ Result<std::string> address_of(const Session& session, const Target& target, shm
   return std::to_string(stat.owner_uid) + ":" + group + "/" + stat.name;
 }
 
-// A participant takes the name away, so this process is one meanwhile. `none`: what to say where there is no such pool.
-int release_pool(const ReleaseOptions& options, const Session& session, const Target& target, const Error& none) {
+// A participant takes the name away, so this process is one meanwhile. No region has that name.
+int release_pool(const ReleaseOptions& options, const Session& session, const Target& target) {
   shmb_pool_open_options opening{};
   opening.size = sizeof opening;
   opening.timeout_ns = session.timeout();
@@ -46,7 +46,8 @@ int release_pool(const ReleaseOptions& options, const Session& session, const Ta
   shmb_error failure{};
   const int opened =
       shmb_pool_open(session.get(), target.id ? nullptr : target.address.c_str(), &opening, &pool, &failure);
-  if (opened == SHMB_E_NOT_FOUND) return fail(none);
+  if (opened == SHMB_E_NOT_FOUND)
+    return fail(nothing_there("region and no pool", target.id ? target.text : target.address));
   if (opened != SHMB_OK) return fail(failed(failure));
   shmb_pool_info info{};
   info.size = sizeof info;
@@ -75,8 +76,7 @@ int release_region(const ReleaseOptions& options, const Session& session) {
   if (!target) return fail(target.error());
   shmb_region_stat stat;
   auto address = address_of(session, *target, stat);
-  if (!address && address.error().status == Status::not_found)
-    return release_pool(options, session, *target, address.error());
+  if (!address && address.error().status == Status::not_found) return release_pool(options, session, *target);
   if (!address) return fail(address.error());
   shmb_error failure{};
   if (shmb_unname(session.get(), address->c_str(), session.timeout(), &failure) != SHMB_OK)
@@ -104,9 +104,10 @@ int release_group(const ReleaseOptions& options, const Session& session) {
   const std::uint64_t id = names::group_id(address->group).value_or(0);
   shmb_group_ending ending{};
   shmb_error failure{};
-  if (shmb_group_end(session.get(), id, id == 0 ? address->group.c_str() : nullptr, SHMB_END_RELEASE_KEPT,
-                     session.timeout(), &ending, &failure) != SHMB_OK)
-    return fail(failed(failure));
+  const int status = shmb_group_end(session.get(), id, id == 0 ? address->group.c_str() : nullptr,
+                                    SHMB_END_RELEASE_KEPT, session.timeout(), &ending, &failure);
+  if (status == SHMB_E_NOT_FOUND) return fail(nothing_there("group", options.group));
+  if (status != SHMB_OK) return fail(failed(failure));
   if (options.common.json) {
     Json json = document("release");
     json["group"] = options.group;
@@ -116,7 +117,8 @@ int release_group(const ReleaseOptions& options, const Session& session) {
     return print(dump(json)) ? kExitOk : kExitError;
   }
   return print(printable("freed " + size_text(options.common, ending.bytes_freed) + " that group " + options.group +
-                         " kept; " + std::to_string(ending.regions) + " regions are still in use") +
+                         " kept; " + std::to_string(ending.regions) +
+                         (ending.regions == 1 ? " region is" : " regions are") + " still in use") +
                "\n")
              ? kExitOk
              : kExitError;

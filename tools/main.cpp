@@ -3,13 +3,27 @@
 #include <CLI/CLI.hpp>
 #include <cstring>
 #include <exception>
+#include <string>
 
+#include "base/text.hpp"
 #include "client/shmbroker.h"
 #include "spawn/supervisor.hpp"
 #include "tools/exit_code.hpp"
 #include "tools/tool.hpp"
 
 namespace {
+
+// What was typed wrong, and where help is: the verb's own, once there is one.
+std::string usage_sentence(const CLI::App& app, int argc, char** argv, const CLI::ParseError& problem) {
+  if (argc < 2 || *argv[1] == '-') return std::string(problem.what()) + " (see `shmbroker --help`)";
+  std::string verbs;
+  for (const CLI::App* verb : app.get_subcommands({})) {
+    if (verb->get_name() == argv[1])
+      return std::string(problem.what()) + " (see `shmbroker " + verb->get_name() + " --help`)";
+    verbs += (verbs.empty() ? "" : ", ") + verb->get_name();
+  }
+  return "there is no verb " + shmb::quoted(argv[1]) + ": " + verbs + " (see `shmbroker --help`)";
+}
 
 // Usage errors of `run` must not look like the command's own status.
 int usage_error(int argc, char** argv) {
@@ -31,7 +45,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& asked) {  // --help, --version
     return app.exit(asked);
   } catch (const CLI::ParseError& problem) {
-    complain(std::string(problem.what()) + " (see `shmbroker --help`)");
+    complain(usage_sentence(app, argc, argv, problem));
     return usage_error(argc, argv);
   }
   for (const Command& command : commands)

@@ -59,13 +59,13 @@ Selection selection_of(const Viewer& viewer, const Target& target) {
   return selection;
 }
 
+}  // namespace
+
 Error nothing_there(const char* what, const std::string& text) {
   return error(Status::not_found, std::string("no ") + what + " " + shmb::quoted(text) +
                                       " here that is yours to see; `shmbroker list` shows what there is")
       .error();
 }
-
-}  // namespace
 
 Result<Target> resolve(const std::string& text) {
   if (text.starts_with('@')) return by_id(text);
@@ -82,6 +82,8 @@ Result<Region> attach(const Session& session, const Target& target, const shmb_a
   shmb_region* region = nullptr;
   const int status = target.id ? shmb_attach_id(session.get(), &*target.id, &options, &region, &error)
                                : shmb_attach(session.get(), target.address.c_str(), &options, &region, &error);
+  if (status == SHMB_E_NOT_FOUND)
+    return std::unexpected(nothing_there("region", target.id ? target.text : target.address));
   if (status != SHMB_OK) return std::unexpected(failed(error));
   return Region(region);
 }

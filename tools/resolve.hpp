@@ -20,6 +20,8 @@ struct Target {
 };
 
 Result<Target> resolve(const std::string& text);
+// not_found, with a sentence that names what was asked for and where to look.
+Error nothing_there(const char* what, const std::string& text);
 Result<Region> attach(const Session& session, const Target& target, const shmb_attach_options& options);
 // The one region's row, or not_found with a sentence.
 Result<RegionRow> find(const Viewer& viewer, const Target& target);

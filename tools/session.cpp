@@ -2,6 +2,8 @@
 // See session.hpp.
 #include "tools/session.hpp"
 
+#include <cstdlib>
+
 #include "client/connect.hpp"
 #include "spawn/supervised_group.hpp"
 
@@ -9,7 +11,12 @@ namespace shmb::tools {
 
 namespace {
 
-constexpr char kHowToStart[] = "; `shmbroker put`, `shmbroker run` or any program of the library starts a private one";
+// Only where one would be: who names a socket gets that broker or none.
+void tell_how_to_start(const Common& common, Error& refusal) {
+  const char* named = std::getenv("SHMBROKER_SOCKET");
+  if (refusal.status != Status::no_broker || !common.socket.empty() || (named != nullptr && *named != '\0')) return;
+  refusal.sentence += "; `shmbroker put`, `shmbroker run` or any program of the library starts a private one";
+}
 
 }  // namespace
 
@@ -28,7 +35,7 @@ Result<Session> Session::connect(const Common& common, Start start) {
   shmb_session* handle = nullptr;
   if (shmb_connect(&options, &handle, &error) != SHMB_OK) {
     Error refusal = failed(error);
-    if (refusal.status == Status::no_broker && start == Start::never) refusal.sentence += kHowToStart;
+    if (start == Start::never) tell_how_to_start(common, refusal);
     return std::unexpected(refusal);
   }
   session.handle_.reset(handle);
@@ -46,7 +53,7 @@ Result<Viewer> Viewer::connect(const Common& common, bool admin) {
   options.timeout = common.timeout;
   auto session = client::connect(options);
   if (!session) {
-    if (session.error().status == Status::no_broker) session.error().sentence += kHowToStart;
+    if (!admin) tell_how_to_start(common, session.error());
     return std::unexpected(session.error());
   }
   Viewer viewer;

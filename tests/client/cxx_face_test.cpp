@@ -87,6 +87,39 @@ TEST_CASE("errors are values or exceptions, with the same words") {
   CHECK(lost.error().status() == Status::no_broker);
 }
 
+TEST_CASE("the longest durations are long, and a negative keep is none that lasts for ever") {
+  using namespace std::chrono;
+  constexpr std::int64_t year = 365LL * 86400 * 1'000'000'000;
+  CHECK(shmbroker::Timeout(hours::max()).nanoseconds() > 99 * year);
+  CHECK(shmbroker::Timeout(seconds::max()).nanoseconds() > 99 * year);
+  CHECK(shmbroker::Timeout(nanoseconds::max()).nanoseconds() > 99 * year);
+  CHECK(shmbroker::Timeout(duration<double>(1e300)).nanoseconds() > 99 * year);
+  CHECK(shmbroker::Timeout(hours::min()).nanoseconds() == 1);
+  CHECK(shmbroker::Timeout(duration<double>(0.25)).nanoseconds() == 250'000'000);
+  CHECK(shmbroker::Timeout(nanoseconds(7)).nanoseconds() == 7);
+  const harness::BrokerFixture broker;
+  auto session = connect(broker);
+  CHECK(session.try_ping(hours::max()));
+  for (const nanoseconds keep : {nanoseconds(-1), nanoseconds::min(), duration_cast<nanoseconds>(seconds(-5))}) {
+    shmbroker::CreateOptions options;
+    options.keep = shmbroker::Keep(keep);
+    auto refused = session.try_create(4096, options);
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().status() == Status::invalid);
+  }
+}
+
+TEST_CASE("a result's value can be had without moving it, and a token that is none is told so") {
+  auto good = shmbroker::Token::try_parse("00112233445566778899aabbccddeeff");
+  REQUIRE(good);
+  CHECK(good.value() == *good);
+  auto bad = shmbroker::Token::try_parse("00112233445566778899AABBCCDDEEFF");
+  REQUIRE_FALSE(bad);
+  CHECK(bad.error().status() == Status::invalid);
+  CHECK(std::string(bad.error().what()).find("32 lower-case hex digits") != std::string::npos);
+  CHECK_THROWS_AS(bad.value(), shmbroker::Error);
+}
+
 TEST_CASE("many at once: each has its own result, or all or none") {
   const harness::BrokerFixture broker;
   auto session = connect(broker);

@@ -277,6 +277,6 @@ TEST_CASE("release takes a pool's name away, and the pool goes with its last par
   CHECK(world.tool({"inspect", "cam/frames"}).status == 5);
   const Ended again = world.tool({"release", "cam/frames"});
   CHECK(again.status != 0);
-  CHECK(has(again.err, "no such region"));
+  CHECK(has(again.err, "no region and no pool"));
   (void)studio.pool.acquire(16);
 }

@@ -112,7 +112,9 @@ TEST_CASE("an explicit socket never falls through to another broker, nor starts 
   CHECK(world.tool({"list", "--socket", world.directory() + "/elsewhere"}).status == 3);
   CHECK(world.tool({"put", world.file("f", "x"), "--name", "y", "--socket", world.directory() + "/elsewhere"}).status ==
         3);
-  CHECK(world.tool({"list"}, {{"SHMBROKER_SOCKET", world.directory() + "/elsewhere"}}).status == 3);
+  const Ended named = world.tool({"list"}, {{"SHMBROKER_SOCKET", world.directory() + "/elsewhere"}});
+  CHECK(named.status == 3);
+  CHECK_FALSE(has(named.err, "starts a private one"));  // no verb would
   CHECK(world.tool({"list", "--socket", world.socket()}).status == 0);
   CHECK(world.tool({"release", "x"}).status == 0);
 }
@@ -135,6 +137,7 @@ TEST_CASE("usage errors end with 2, and what a person typed comes back with cont
                              {"cat", "a/b/c"},
                              {"inspect", "@x"},
                              {"list", "--group", "\x1b]0;t\x07"},
+                             {"list", "--gpu", "--worlds"},
                              {"cat", "x", "--timeout", "-1"}}) {
     const Ended ended = world.tool(words);
     CHECK(ended.status == 2);
@@ -142,6 +145,8 @@ TEST_CASE("usage errors end with 2, and what a person typed comes back with cont
     CHECK(ended.err.find('\x1b') == std::string::npos);
     CHECK(ended.err.find('\x07') == std::string::npos);
   }
+  CHECK(has(world.tool({"lst"}).err, "there is no verb 'lst': list, "));
+  CHECK(has(world.tool({"put"}).err, "`shmbroker put --help`"));
   CHECK(::access(world.socket().c_str(), F_OK) != 0);  // found out before a broker was started
 }
 
@@ -188,6 +193,12 @@ TEST_CASE("what is not there ends with 5") {
     const Ended ended = world.tool(words);
     CHECK(ended.status == 5);
     CHECK_FALSE(ended.err.empty());
+  }
+  for (const Words& words : {Words{"cat", "y"}, {"inspect", "y"}, {"release", "y"}, {"release", "--group", "y"}}) {
+    const Ended ended = world.tool(words);
+    CHECK(ended.status == 5);
+    CHECK(has(ended.err, words.size() == 3 ? "no group 'y'" : "/y'"));
+    CHECK(has(ended.err, "`shmbroker list` shows what there is"));
   }
   CHECK(world.tool({"release", "x"}).status == 0);
 }
