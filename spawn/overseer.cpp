@@ -666,7 +666,7 @@ class Overseer {
     enum What { link, out, err } what;
   };
   std::vector<pollfd> polled_;
-  std::vector<Watched> watched_;  // what of the ranks is polled, in that order
+  std::vector<Watched> watched_;      // what of the ranks is polled, in that order
   std::vector<std::int32_t> deaths_;  // local ranks, in the order of their deaths
   std::vector<Failure> failures_found_;
   Failure lost_;

@@ -46,7 +46,7 @@ struct State {
   std::mutex mutex;  // of everything but the socket's writing side
   std::mutex writing;
   std::condition_variable changed;
-  Fd socket, gate;  // the second: of a rank of the fork server, until it may begin
+  Fd socket, gate;               // the second: of a rank of the fork server, until it may begin
   std::atomic<pid_t> owner = 0;  // looked at before the lock: a forked child may find that locked for ever
   bool looked = false, entered = false, function = false;
   RankFacts facts;
@@ -271,8 +271,8 @@ void put_number(std::array<char, 32>& variable, std::int32_t number) {
   *std::to_chars(at, variable.end() - 1, number).ptr = '\0';
 }
 
-// A rank of the fork server: nobody's parent-death signal holds it until its real parent has it. That closes the channel
-// that the fork server had, for all ranks at once; so does its death.
+// A rank of the fork server: nobody's parent-death signal holds it until its real parent has it. That closes the
+// channel that the fork server had, for all ranks at once; so does its death.
 void await_adoption(State& it, pid_t supervisor) {
   char byte = 0;
   for (ssize_t got = 1; got > 0 || (got < 0 && errno == EINTR);) got = ::recv(it.gate.get(), &byte, 1, 0);

@@ -722,8 +722,8 @@ inline void barrier(Timeout timeout = {}, const std::string& name = {}) {
   shmb_error error;
   detail::check(shmb_rank_barrier(name.c_str(), timeout.nanoseconds(), &error), error);
 }
-// Everybody gets the root's value: anything that may be an argument of a function. Of a region, which the others give an
-// empty one for (`Region(nullptr)`), everybody gets a handle of its own, and it returns when all have attached.
+// Everybody gets the root's value: anything that may be an argument of a function. Of a region, which the others give
+// an empty one for (`Region(nullptr)`), everybody gets a handle of its own, and it returns when all have attached.
 template <class T>
 T broadcast(const T& value, int root = 0, Timeout timeout = {}, const std::string& name = {}) {
   const shmb_rank_info info = detail::info();
