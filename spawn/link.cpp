@@ -60,6 +60,7 @@ bool Link::fill() {
     if (size > 0) {
       in_.append(chunk, static_cast<std::size_t>(size));
       if (in_.size() - taken_ > kMostPayload + sizeof chunk) return true;  // frames are taken first
+      if (static_cast<std::size_t>(size) < sizeof chunk) return true;      // that was all; an end shows next time
       continue;
     }
     if (size < 0 && errno == EINTR) continue;

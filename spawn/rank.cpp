@@ -31,6 +31,17 @@ namespace {
 
 using client::Deadline;
 
+// The ends of a rank's channel and outputs, -1: none.
+struct Ends {
+  int control = -1, out = -1, err = -1;
+  void close_all() {
+    for (int* fd : {&control, &out, &err}) {
+      if (*fd >= 0) ::close(*fd);
+      *fd = -1;
+    }
+  }
+};
+
 struct State {
   std::mutex mutex;  // of everything but the socket's writing side
   std::mutex writing;
@@ -41,6 +52,7 @@ struct State {
   RankFacts facts;
   std::array<char, 32> rank_variable{"RANK="}, local_rank_variable{"LOCAL_RANK="};  // of the fork server's ranks
   std::string in;
+  std::pair<std::vector<Ends>*, std::vector<pid_t>*> made;  // what the fork server had while it made its ranks
   bool reading = false, closed = false;
   std::uint64_t last_tag = 0;
   std::map<std::uint64_t, std::optional<Frame>> answers;  // by tag, of requests that wait
@@ -168,17 +180,6 @@ void enter_command(State& it, int fd) {
   it.facts.shard = number_variable("GROUP_RANK", 0);
 }
 
-// The ends of a rank's channel and outputs, -1: none.
-struct Ends {
-  int control = -1, out = -1, err = -1;
-  void close_all() {
-    for (int* fd : {&control, &out, &err}) {
-      if (*fd >= 0) ::close(*fd);
-      *fd = -1;
-    }
-  }
-};
-
 // Whether the descriptors rise from rank to rank with nothing else among them: one call then closes many.
 bool in_a_row(const std::vector<Ends>& all) {
   std::vector<int> fds;
@@ -231,23 +232,26 @@ Result<std::vector<Ends>> channels_of_ranks() {
 // the process itself ends, and the kernel gives the ranks to the supervisor. Each page that a rank touches is one that
 // the kernel has to copy or to look up for it, a microsecond each: what can be done beforehand is.
 Result<std::int32_t> make_ranks(State& it, void (*preload)()) {
-  auto all = channels_of_ranks();
-  if (!all) return std::unexpected(all.error());
+  auto named = channels_of_ranks();
+  if (!named) return std::unexpected(named.error());
   if (preload != nullptr) preload();
   std::fflush(nullptr);  // else each rank would print it again
-  const bool row = in_a_row(*all);
+  // Never destroyed, as each rank would have to.
+  std::vector<Ends>& all = *new std::vector<Ends>(std::move(*named));
+  std::vector<pid_t>& pids = *new std::vector<pid_t>(all.size());
+  it.made = {&all, &pids};
+  const bool row = in_a_row(all);
   (void)::putenv(it.rank_variable.data());
   (void)::putenv(it.local_rank_variable.data());
-  std::vector<pid_t> pids(all->size());
-  for (std::size_t i = 0; i < all->size(); ++i) {
-    Ends& one = (*all)[i];
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    Ends& one = all[i];
     pids[i] = ::fork();
     if (pids[i] == 0) {
       if (one.out >= 0) (void)::dup2(one.out, 1);
       if (one.err >= 0) (void)::dup2(one.err, 2);
       for (const int fd : {one.out, one.err})
         if (fd >= 0) ::close(fd);
-      leave_to_others(*all, i, row);
+      leave_to_others(all, i, row);
       it.gate = std::exchange(it.socket, Fd::adopt(one.control));
       return static_cast<std::int32_t>(i);
     }

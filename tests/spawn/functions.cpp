@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -143,6 +144,17 @@ void exit_with(int rank, int who, int code, int others_ms) {
   if (rank != who) return pause_ms(others_ms);
   ::_exit(code);
 }
+// With a dump where the system makes one: it is told as the kernel tells it.
+void dump_core(int) {
+  const rlimit all{RLIM_INFINITY, RLIM_INFINITY};
+  rlimit now{};
+  ::getrlimit(RLIMIT_CORE, &now);
+  now.rlim_cur = now.rlim_max;
+  if (::setrlimit(RLIMIT_CORE, &all) != 0) ::setrlimit(RLIMIT_CORE, &now);
+  ::signal(SIGABRT, SIG_DFL);
+  ::raise(SIGABRT);
+}
+void other_of_the_same_name(int) {}
 void close_everything(int, int code) {
   ::close_range(3, ~0U, 0);
   if (code >= 0) ::_exit(code);
@@ -246,6 +258,10 @@ int meet_region(int rank) {
   ranks::barrier();
   return seen;
 }
+std::string take_bytes(int, int bytes) {
+  auto region = shmbroker::rank_session().try_create(static_cast<std::size_t>(bytes));
+  return region ? "" : region.error().what();
+}
 // Regions themselves: each rank attaches what the others have, and ends as soon as it may.
 int share_regions(int rank) {
   const int count = ranks::world_size();
@@ -300,6 +316,30 @@ std::string wait_for_gone(int rank, int gone, bool dies, const std::string& how)
   }
   return "it was not told";
 }
+// Rank 0 comes too early to everything, and gives up; what it gave up does not count.
+std::string come_too_early(int rank) {
+  constexpr auto kSoon = std::chrono::milliseconds(20);
+  std::string told;
+  const auto note = [&](auto&& call) {
+    try {
+      call();
+      told += "ok ";
+    } catch (const shmbroker::Error& error) {
+      told += shmb_status_name(static_cast<int>(error.status())) + std::string(" ");
+    }
+  };
+  if (rank == 0) {
+    note([&] { ranks::barrier(kSoon); });
+    note([&] { (void)ranks::broadcast(1, 1, kSoon); });
+    note([&] { (void)ranks::all_gather(1, kSoon); });
+    ranks::set("given up", "yes");
+  }
+  (void)ranks::wait("given up");
+  note([] { ranks::barrier(); });
+  note([&] { told += std::to_string(ranks::broadcast(rank + 5, 1)) + " "; });
+  note([&] { told += std::to_string(ranks::all_gather(rank + 7).at(0)) + " "; });
+  return told;
+}
 std::string bounds(int) {
   std::string told;
   const auto note = [&](auto&& call) {
@@ -347,6 +387,10 @@ SHMBROKER_SPAWN_FUNCTION("fork_while_asking", fork_while_asking);
 SHMBROKER_SPAWN_FUNCTION("signal_self", signal_self);
 SHMBROKER_SPAWN_FUNCTION("exit_with", exit_with);
 SHMBROKER_SPAWN_FUNCTION("close_everything", close_everything);
+SHMBROKER_SPAWN_FUNCTION("dump_core", dump_core);
+SHMBROKER_SPAWN_FUNCTION("named_twice", nothing);
+SHMBROKER_SPAWN_FUNCTION("named_twice", other_of_the_same_name);
+SHMBROKER_SPAWN_FUNCTION("come_too_early", come_too_early);
 SHMBROKER_SPAWN_FUNCTION("stay", stay);
 SHMBROKER_SPAWN_FUNCTION("stay_with_regions", stay_with_regions);
 SHMBROKER_SPAWN_FUNCTION("spin", spin);
@@ -359,6 +403,7 @@ SHMBROKER_SPAWN_FUNCTION("send_rank", send_rank);
 SHMBROKER_SPAWN_FUNCTION("environment", environment);
 SHMBROKER_SPAWN_FUNCTION("meet", meet);
 SHMBROKER_SPAWN_FUNCTION("meet_region", meet_region);
+SHMBROKER_SPAWN_FUNCTION("take_bytes", take_bytes);
 SHMBROKER_SPAWN_FUNCTION("share_regions", share_regions);
 SHMBROKER_SPAWN_FUNCTION("lend_in_vain", lend_in_vain);
 SHMBROKER_SPAWN_FUNCTION("meet_from_threads", meet_from_threads);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`shmbroker run --nprocs`: variables, shards, prefixes, the first failure and its status, usage.
+"""`shmbroker run --nprocs`: variables, shards, prefixes, progress on a terminal, the first failure and its status, usage.
 Usage: test_run_ranks.py TOOL BROKER TRAIN"""
 import array
 import fcntl
@@ -41,6 +41,21 @@ def main():
         check("variables", sorted(done.stdout.splitlines()),
               [f"[rank {r}] {r} {r - 3} 6 3 1 h 77" for r in (3, 4, 5)])
         check("stderr", sorted(done.stderr.splitlines()), [f"[rank {r}] e{r}" for r in (3, 4, 5)])
+
+        check("no progress where nobody looks", "ranks have ended" in done.stderr, False)
+        terminal, far_end = os.openpty()
+        subprocess.run([tool, "run", "--socket", folder + "/b/socket", "--nprocs", "2", "--", "true"], stderr=far_end,
+                       timeout=120, check=True)
+        os.close(far_end)
+        shown = b""
+        try:
+            while chunk := os.read(terminal, 4096):
+                shown += chunk
+        except OSError:  # what Linux says at the end of a terminal's output
+            pass
+        os.close(terminal)
+        check("progress on a terminal", [b"1 of 2 ranks have ended" in shown, b"2 of 2 ranks have ended" in shown],
+              [True, True])
 
         done = run("--nprocs", "2", "--no-prefix", script="printf 'no line end'")
         check("no prefix", done.stdout, "no line end" * 2)

@@ -137,6 +137,17 @@ TEST_CASE("the ranks have a group of their own, which is gone when join returns"
   }
 }
 
+TEST_CASE("the limit of bytes that was asked for holds in the ranks' group, and is named in the refusal") {
+  harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  auto options = with_broker(broker, StartMethod::spawn, 1);
+  options.limit_bytes = 64 << 10;
+  const std::string told = spawn("take_bytes", options, 1 << 20).result<std::string>(0);
+  CHECK(told.find("limit") != std::string::npos);
+  CHECK(told.find("64") != std::string::npos);
+  CHECK(spawn("take_bytes", options, 16 << 10).result<std::string>(0) == "");
+}
+
 TEST_CASE("ranks without a broker say so, and one that is taken from them ends nothing") {
   auto options = ranks_of(StartMethod::spawn, 1);
   options.no_group = false;
@@ -226,6 +237,15 @@ TEST_CASE("who waits for a rank that dies or ends is told which, and does not ha
       CHECK(told.starts_with("rank 1 "));
       CHECK(context.result<std::string>(0).starts_with("rank 1 "));
     }
+}
+
+TEST_CASE("a call that nobody joins before its deadline fails, and does not count in the next one") {
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    auto context = spawn("come_too_early", ranks_of(method, 2));
+    CHECK(context.result<std::string>(0) == "deadline deadline deadline ok 6 ok 7 ok ");
+    CHECK(context.result<std::string>(1) == "ok 6 ok 7 ok ");
+  }
 }
 
 TEST_CASE("the store is bounded, and what is refused harms nobody") {

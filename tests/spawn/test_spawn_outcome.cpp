@@ -3,11 +3,14 @@
 // the names are those of docs/conformance.md. The leak guard looks at descriptors, mappings and children after each.
 #include <doctest/doctest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <set>
 #include <thread>
 
+#include "tests/harness/child.hpp"
+#include "tests/harness/temp_dir.hpp"
 #include "tests/spawn/ranks.hpp"
 
 using namespace shmb::test;
@@ -15,6 +18,8 @@ using namespace shmbroker;
 using namespace std::chrono_literals;
 
 namespace {
+
+static_assert(std::is_same_v<SpawnContext, ProcessContext>);
 
 template <class Body>
 void with_each_method(Body&& body) {
@@ -82,6 +87,56 @@ TEST_CASE("32, 38: the exception of a rank arrives with type, text and place, an
         CHECK(std::string(again.what()) == text);
       }
     }
+  });
+}
+
+TEST_CASE("38: the exception of a rank that has exited, or died of a signal, survives msgpack with all fields") {
+  with_each_method([](StartMethod method) {
+    for (const int signal : {0, SIGKILL, 37}) {
+      auto thrown = signal == 0 ? caught<ProcessExitedException>("exit_with", ranks_of(method, 2), 1, 12, 60'000)
+                                : caught<ProcessExitedException>("signal_self", ranks_of(method, 2), 1, signal);
+      REQUIRE(thrown.has_value());
+      std::optional<ProcessExitedException> again;
+      try {
+        rethrow_msgpack(thrown->to_msgpack());
+      } catch (const ProcessExitedException& same) {
+        again = same;
+      }
+      REQUIRE(again.has_value());
+      CHECK(again->failures() == thrown->failures());
+      CHECK(std::string(again->what()) == thrown->what());
+      CHECK(again->exit_code() == (signal == 0 ? 12 : -signal));
+      CHECK(again->signal_name() == thrown->signal_name());
+      CHECK(again->error_index() == 1);
+      CHECK(again->error_pid() == thrown->error_pid());
+    }
+  });
+}
+
+TEST_CASE("whether memory was dumped is told as the kernel tells it") {
+  const harness::TempDir folder;
+  auto child = ::fork();
+  if (child == 0) {
+    const rlimit all{RLIM_INFINITY, RLIM_INFINITY};
+    rlimit now{};
+    ::getrlimit(RLIMIT_CORE, &now);
+    now.rlim_cur = now.rlim_max;
+    if (::setrlimit(RLIMIT_CORE, &all) != 0) ::setrlimit(RLIMIT_CORE, &now);
+    if (::chdir(folder.path().c_str()) != 0) ::_exit(1);
+    ::signal(SIGABRT, SIG_DFL);
+    ::raise(SIGABRT);
+    ::_exit(1);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(WIFSIGNALED(status));
+  with_each_method([&](StartMethod method) {
+    auto options = ranks_of(method, 1);
+    options.directory = folder.path();
+    auto thrown = caught<ProcessExitedException>("dump_core", options);
+    REQUIRE(thrown.has_value());
+    CHECK(thrown->failure().signal == SIGABRT);
+    CHECK(thrown->failure().core == (WCOREDUMP(status) != 0));
   });
 }
 
@@ -269,6 +324,9 @@ TEST_CASE("what is thrown need not be an exception, and an unknown function or w
     thrown = caught<ProcessRaisedException>("absent", ranks_of(method, 1));
     REQUIRE(thrown.has_value());
     CHECK(thrown->failure().text.find("no function \"absent\" is registered in this program") == 0);
+    thrown = caught<ProcessRaisedException>("named_twice", ranks_of(method, 1));
+    REQUIRE(thrown.has_value());
+    CHECK(thrown->failure().text == "two functions are registered as \"named_twice\"");
     thrown = caught<ProcessRaisedException>("twice", ranks_of(method, 1), "ten", "text");
     REQUIRE(thrown.has_value());
     CHECK(thrown->failure().text == "function \"twice\", argument 1: expected int, found string");
@@ -339,6 +397,25 @@ TEST_CASE("what cannot be started is refused with a sentence, and nothing is lef
   auto options = ranks_of(StartMethod::spawn, 1);
   ::setenv("SHMBROKER_SPAWNER", "/nonexistent/spawner", 1);
   CHECK(refusal(options).find("SHMBROKER_SPAWNER=/nonexistent/spawner: No such file") == 0);
+}
+
+TEST_CASE("a parent whose own environment is too large for the kernel is told so, and nothing is left") {
+  auto parent = harness::Child::run([]() -> int {
+    // More than one quarter of the stack's limit has room for (execve(2)).
+    rlimit stack{};
+    ::getrlimit(RLIMIT_STACK, &stack);
+    stack.rlim_cur = std::min<rlim_t>(stack.rlim_max, 8 << 20);
+    ::setrlimit(RLIMIT_STACK, &stack);
+    for (int i = 0; i < 40; ++i) ::setenv(("BIG" + std::to_string(i)).c_str(), std::string(120'000, 'x').c_str(), 1);
+    for (const StartMethod method : {StartMethod::spawn, StartMethod::forkserver}) {
+      auto started = try_start_processes("nothing", ranks_of(method, 1));
+      if (started || started.error().status() != Status::limit) return 1;
+      if (std::string(started.error().what()).find("longer than the kernel takes") == std::string::npos) return 2;
+    }
+    // It executes nothing.
+    return ::waitpid(-1, nullptr, WNOHANG) == -1 && spawn("nothing", ranks_of(StartMethod::fork, 1)).join() ? 0 : 3;
+  });
+  CHECK(parent.wait() == 0);
 }
 
 TEST_CASE("a context that goes waits for its ranks, and a daemonic one ends them") {

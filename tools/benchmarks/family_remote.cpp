@@ -195,8 +195,12 @@ void serve(const std::string& socket, int stream, std::size_t bytes, int channel
 
 // What torch.distributed.rpc takes for the same, where it is installed: "rpc_sync.4096" and the like.
 std::map<std::string, double> torch_times(bool quick, const std::vector<std::size_t>& sizes) {
-  std::string command = "python3 " SHMB_BENCH_TORCH_RPC " " + std::string(quick ? "3" : "1000");
+  // Debian's package belongs to Debian's python, which need not be the first one in PATH.
+  std::string command =
+      "for python in python3 /usr/bin/python3; do $python -c 'import torch' && exec $python " SHMB_BENCH_TORCH_RPC " " +
+      std::string(quick ? "3" : "1000");
   for (const std::size_t bytes : sizes) command += " " + std::to_string(bytes);
+  command = "{ " + command + "; done; exit 77; }";
   std::map<std::string, double> out;
   FILE* const pipe = popen((command + " 2>/dev/null").c_str(), "r");
   if (pipe == nullptr) give_up("popen");

@@ -25,8 +25,7 @@ int main(int argc, char** argv) {
   if (argc == 2 && strcmp(argv[1], "--end-at-once") == 0) return 0;
   if (shmb_rank_enter(nullptr, nullptr, nullptr) == SHMB_OK) {
     const int status = shmb_rank_finish(nullptr, 0, nullptr);
-    // As the floor of the fork server's ends, which runs no destructors.
-    if (argc == 2 && strcmp(argv[1], "--end-as-forked") == 0) _exit(status);
+    if (argc == 2) _exit(status);  // of the fork server: as its floor ends, which runs no destructors
     return status;
   }
   CLI::App app{"Measures shmbroker against floors and peers in the same run."};

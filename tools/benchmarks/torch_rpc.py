@@ -40,7 +40,7 @@ def work(rank, folder, count, sizes):
             value = torch.ones(size, dtype=torch.uint8)
             reference = rpc.remote("w1", give_back, args=(value,))
             reference.to_here()
-            times = max(3, min(count, count * 4096 // size * 16))
+            times = max(min(count, 15), min(count, count * 4096 // size * 16))
             kept = []
             for name, what in (
                 ("rpc_sync", lambda: rpc.rpc_sync("w1", give_back, args=(value,))),
