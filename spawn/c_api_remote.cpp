@@ -236,6 +236,7 @@ int shmb_remote_worker(shmb_remote* remote, int32_t rank, const char* name, shmb
     shmb_worker out{};
     out.rank = static_cast<std::int32_t>(*found);
     out.state = static_cast<std::uint32_t>(facts.state);
+    out.life = facts.life;
     copy_text(out.name, facts.name);
     return write_struct(out, worker);
   });
@@ -516,7 +517,7 @@ int shmb_reference_get_info(shmb_reference* reference, shmb_reference_info* info
     out.fork = inside.fork.counter;
     out.fork_creator = inside.fork.counter == 0 ? -1 : static_cast<std::int32_t>(inside.fork.creator);
     out.owner = static_cast<std::int32_t>(known.owner);
-    out.is_owner = known.owner == agent.rank() ? 1 : 0;
+    out.is_owner = agent.owned_here(known) ? 1 : 0;
     out.confirmed = known.confirmed ? 1 : 0;
     out.state = known.failure || known.state == Known::State::failed ? SHMB_REFERENCE_FAILED
                 : known.state == Known::State::ready                 ? SHMB_REFERENCE_READY
