@@ -149,14 +149,14 @@ Result<std::vector<Result<RefTaken>>> take_forks(Session& session, std::uint64_t
   for (RefId fork : forks) requests.push_back({world, to_wire(fork), flags, 0});
   std::vector<Result<RefTaken>> taken;
   taken.reserve(forks.size());
-  auto asked =
-      ask_batch<shmbw_ref_take_reply>(session, SHMBW_OP_REF_TAKE, std::span<const shmbw_ref_take>(requests), {},
-                                      deadline, [&](std::size_t, Result<shmbw_ref_take_reply> answer) {
-                                        if (!answer) taken.emplace_back(std::unexpected(answer.error()));
-                                        else
-                                          taken.emplace_back(RefTaken{from_wire(answer->reference), answer->owner, answer->owner_life,
-                                                                      static_cast<shmbw_ref_state>(answer->state)});
-                                      });
+  auto asked = ask_batch<shmbw_ref_take_reply>(
+      session, SHMBW_OP_REF_TAKE, std::span<const shmbw_ref_take>(requests), {}, deadline,
+      [&](std::size_t, Result<shmbw_ref_take_reply> answer) {
+        if (!answer) taken.emplace_back(std::unexpected(answer.error()));
+        else
+          taken.emplace_back(RefTaken{from_wire(answer->reference), answer->owner, answer->owner_life,
+                                      static_cast<shmbw_ref_state>(answer->state)});
+      });
   if (!asked) return std::unexpected(asked.error());
   return taken;
 }

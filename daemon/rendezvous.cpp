@@ -78,8 +78,10 @@ Result<void> may_replace(World& world, const Rendezvous& there, const Worker& be
     return taken(there);
   }
   if (there.ending)
-    return error(Status::world_taken, where + " is ending, because a worker has left it in order: nobody takes the "
-                                              "place of " + worker_text(before) +
+    return error(Status::world_taken, where +
+                                          " is ending, because a worker has left it in order: nobody takes the "
+                                          "place of " +
+                                          worker_text(before) +
                                           ", which died; a new world begins there when the others have left, or "
                                           "with the first of them that joins again");
   if (there.pool == 0)
@@ -95,7 +97,8 @@ Result<void> may_replace(World& world, const Rendezvous& there, const Worker& be
 // Whether the worker may enter the world that is there. False: that one is on its way out, a new one takes its port.
 Result<bool> may_enter(World& world, const Rendezvous& there, const shmbw_world_join& wish, std::string_view name) {
   if (there.broken) {
-    const auto dead = std::ranges::find(there.workers, SHMBW_WORKER_STATE_DIED, [](const auto& one) { return one->state; });
+    const auto dead =
+        std::ranges::find(there.workers, SHMBW_WORKER_STATE_DIED, [](const auto& one) { return one->state; });
     return error(Status::world_taken, "the world at " + world_text(there) + " is broken: " +
                                           (dead == there.workers.end() ? "a worker" : worker_text(**dead)) +
                                           " died before it was complete; it ends when its other workers have left");

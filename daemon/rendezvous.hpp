@@ -34,10 +34,10 @@ struct Worker {
   std::string name;
   std::uint32_t rank = 0, uid = 0, pid = 0;
   shmbw_worker_state state = SHMBW_WORKER_STATE_ABSENT;
-  std::uint32_t life = 0;                                     // see world_join in the table of the wire
+  std::uint32_t life = 0;                                      // see world_join in the table of the wire
   std::uint32_t participant = kNoPlace, participant_life = 0;  // in the pool of the world
-  std::uint64_t first_counter = 0, last_counter = 0;          // of what it has booked: from the one behind the first
-  std::uint64_t serial = 0;                                   // cursor of LIST
+  std::uint64_t first_counter = 0, last_counter = 0;           // of what it has booked: from the one behind the first
+  std::uint64_t serial = 0;                                    // cursor of LIST
   List<Reference, OfOwner> owned;
   List<Fork, OfUser> forks;
 

@@ -242,7 +242,9 @@ void Agent::lead(Lock& lock, Deadline until) {
   // Where messages come without end, what the broker tells is looked at now and then.
   const bool quiet = receive(when);
   name_writers(arrived, 0);
-  const auto is_new = [&](const Arrived& one) { return one.message.head.from_life > known_lives[one.message.head.from]; };
+  const auto is_new = [&](const Arrived& one) {
+    return one.message.head.from_life > known_lives[one.message.head.from];
+  };
   bool all = std::ranges::any_of(arrived, is_new);
   if (quiet || lost || ++busy_ % kBusy == 0) {
     events = std::exchange(put_off_, {});
@@ -721,9 +723,9 @@ void Agent::take_event(const RemoteEvent& event) {
   }
 }
 
-// No reference to a value of ours is left in the books. One of its own a worker may have shared again since. Where there
-// is no value its creation was never sent: while it is, its creator has a reference, and what is sent is read before
-// what the broker tells.
+// No reference to a value of ours is left in the books. One of its own a worker may have shared again since. Where
+// there is no value its creation was never sent: while it is, its creator has a reference, and what is sent is read
+// before what the broker tells.
 void Agent::unused(RefId id) {
   if (leaving_) return;  // all values end with this worker
   const auto found = values_.find(id);

@@ -5,8 +5,8 @@
 //
 // Guarantees: what became of a call is decided once, by answer, deadline or the end of a worker, whichever is seen
 // first; what became of a reference is decided by the broker's table, for all workers; a worker's death is seen behind
-// everything that it has sent, and before anything that its successor sends. A call, a message and a reference belong to
-// one life of a worker: whoever takes the place of a dead one has none of them.
+// everything that it has sent, and before anything that its successor sends. A call, a message and a reference belong
+// to one life of a worker: whoever takes the place of a dead one has none of them.
 #pragma once
 
 #include <array>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What workers of a world tell each other, as parts of one message of a queue: a head with the function's name, the
 // references and up to 64 KiB of bytes; more bytes are a region of their own; then the regions that the user sends.
-// A peer may write anything: what is read here is checked, and what does not add up is no message. Who wrote it is not in
-// it: the queue says so, by the lane that the broker gave to its writer.
+// A peer may write anything: what is read here is checked, and what does not add up is no message. Who wrote it is not
+// in it: the queue says so, by the lane that the broker gave to its writer.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,8 @@ struct Head {
   std::uint64_t call = 0;     // the caller's number for it, and its answer's
   std::int64_t deadline = 0;  // CLOCK_MONOTONIC, until when the caller waits; 0: for ever
   RefId reference;            // create, accepted, fetch, type
-  // idle: phase and round, requests sent and received so far, who is there. over: the phase; both, and round: the round.
+  // idle: phase and round, requests sent and received so far, who is there. over: the phase; both, and round: the
+  // round.
   std::uint64_t phase = 0, round = 0, sent = 0, received = 0, census = 0;
 };
 

@@ -227,8 +227,8 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
   return outcome;
 }
 
-Result<std::shared_ptr<Future>> Agent::begin(Kind kind, std::uint32_t to, std::uint32_t life,
-                                             std::string_view function, std::int64_t timeout, RefId reference) {
+Result<std::shared_ptr<Future>> Agent::begin(Kind kind, std::uint32_t to, std::uint32_t life, std::string_view function,
+                                             std::int64_t timeout, RefId reference) {
   auto future = std::make_shared<Future>();
   future->agent = shared_from_this();
   future->kind = kind;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of a worker. Graceful: a worker that has nothing under way says so to the one that came first of those that
-// live, with how many requests it has sent and received; that one asks again until two rounds tell the same and what was
-// sent has arrived. Then nothing is under way anywhere, and nothing can come any more. It serves meanwhile, and waits for
-// no dead, but for whoever takes a dead one's place: who comes late is told which phases are over.
+// live, with how many requests it has sent and received; that one asks again until two rounds tell the same and what
+// was sent has arrived. Then nothing is under way anywhere, and nothing can come any more. It serves meanwhile, and
+// waits for no dead, but for whoever takes a dead one's place: who comes late is told which phases are over.
 //
 // Three phases: first for the calls; then, with the references given up, for the books; and when what is left has been
 // counted everywhere.
@@ -61,7 +61,8 @@ void Agent::take_shutdown(const Head& head) {
         meeting_.round = head.round;
         meeting_.last_sent.reset();
         for (std::uint32_t rank = 0; rank < size() && meeting_.there; ++rank)
-          if (rank != rank_ && rank != head.from && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT) tell_round(rank);
+          if (rank != rank_ && rank != head.from && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT)
+            tell_round(rank);
       } else if (meeting_.there && (head.round < meeting_.round || head.phase < meeting_.phase)) {
         tell_round(head.from);
       }

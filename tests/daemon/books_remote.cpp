@@ -514,7 +514,8 @@ TEST_CASE("the world's pool is told once, by a worker that is in it, and the fir
   CHECK(workers[0].rows<shmbw_world_record>(SHMBW_TABLE_WORLDS)[0].pool == pools[1]);
 }
 
-TEST_CASE("who takes the place of a dead worker is another life: what the dead one owned stays lost, its name counts on") {
+TEST_CASE(
+    "who takes the place of a dead worker is another life: what the dead one owned stays lost, its name counts on") {
   World world;
   Workers workers(world, 3);
   const std::uint64_t pool = meet_in_pool(workers);
@@ -581,7 +582,8 @@ TEST_CASE("who takes the place of a dead worker is another life: what the dead o
   CHECK(unused(next).empty());
 }
 
-TEST_CASE("a dead worker's place is for one process of its name and rank, once its own has ended, while nobody has left") {
+TEST_CASE(
+    "a dead worker's place is for one process of its name and rank, once its own has ended, while nobody has left") {
   World world;
   Workers workers(world, 4);
   meet_in_pool(workers);
