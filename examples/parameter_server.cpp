@@ -187,7 +187,7 @@ class Server {
         gradients_(open_gradients(pool_, shmbroker::Role::reader)),
         port_(20000 + ::getpid() % 40000) {
     for (int worker = 0; worker < kRanks; ++worker) start(worker);
-    ::setenv("SHMBROKER_SOCKET", session_.info().socket.c_str(), 1);
+    ::setenv("SHMBROKER_SOCKET", session_.info().socket, 1);
     join_world("server", 0, port_, 0);
     model_.emplace(Model(parameters_));
   }
