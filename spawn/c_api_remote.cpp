@@ -35,17 +35,11 @@ using shmb::client::Deadline;
 
 namespace {
 
-template <class T>
-Result<T*> given(T* handle, const char* what) {
-  if (handle == nullptr) return shmb::error(Status::invalid, std::string("no ") + what + " was given");
-  return handle;
-}
-
 // What is done with a handle, which must be given.
 template <class T, class Body>
 int with(T* handle, const char* what, shmb_error* error, Body body) {
   return guarded(error, [&]() -> Result<void> {
-    if (auto it = given(handle, what); !it) return std::unexpected(it.error());
+    if (handle == nullptr) return shmb::error(Status::invalid, std::string("no ") + what + " was given");
     return body();
   });
 }

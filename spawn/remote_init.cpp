@@ -22,7 +22,7 @@ using client::Deadline;
 
 constexpr std::uint32_t kMostWorkers = 64, kMostThreads = 256;
 constexpr std::int64_t kLookAtPool = 2'000'000;
-constexpr std::int64_t kTryAgain = 10'000'000;  // where a dead one's place is not free yet
+constexpr std::int64_t kLookAtPlace = 10'000'000;  // where a dead one's place is not free yet
 
 struct Address {
   std::string text, host;
@@ -181,7 +181,7 @@ Result<std::shared_ptr<Agent>> Agent::join(Wish wish) {
   auto place = client::join_world(*agent->session_, joining, deadline);
   for (; !place && place.error().status == Status::not_ready && !deadline.passed();
        place = client::join_world(*agent->session_, joining, deadline))
-    (void)agent->session_->next_remote_event(earlier(deadline, Deadline::after(kTryAgain)));
+    (void)agent->session_->next_remote_event(earlier(deadline, Deadline::after(kLookAtPlace)));
   if (!place) return std::unexpected(place.error());
   agent->life_ = place->life;
   agent->world_ = place->world;
@@ -252,7 +252,7 @@ Result<void> Agent::open_inbox(Deadline deadline) {
   // A dead one's place in the pool is free when what it wrote has been read.
   for (; !inbox && life_ > size() && !makes_pool && inbox.error().status == Status::limit && !deadline.passed();
        inbox = Inbox::open(session_, group_, pool_told_, rank_, size(), 0))
-    if (auto event = session_->next_remote_event(earlier(deadline, Deadline::after(kTryAgain))); event && *event)
+    if (auto event = session_->next_remote_event(earlier(deadline, Deadline::after(kLookAtPlace))); event && *event)
       put_off_.push_back(**event);
   if (!inbox) return std::unexpected(inbox.error());
   inbox_ = std::move(*inbox);
