@@ -155,6 +155,14 @@ int answered(shmb_request* request, shmb_error* error, Give give) {
 }
 
 }  // namespace
+}  // namespace shmb::remote
+
+// Outside of every namespace: GCC 12 does not give a C function that is defined within one the visibility of its
+// declaration, and the shared library would not export it (tests/headers/exports_test.py).
+using namespace shmb;
+using namespace shmb::remote;
+using namespace shmb::client::c_api;
+using shmb::client::Deadline;
 
 extern "C" {
 
@@ -456,7 +464,7 @@ int shmb_request_answer_object(shmb_request* request, void* object, const char* 
 int shmb_request_fail(shmb_request* request, const shmb_remote_failure* failure, shmb_error* error) noexcept {
   return answered(request, error, [&](Agent& agent, std::unique_ptr<Request> spent) {
     auto known = read_options(failure);
-    Failure told;
+    remote::Failure told;
     if (known) {
       if (known->status != SHMB_OK) told.status = static_cast<Status>(known->status);
       told.type = text_or_empty(known->type);
@@ -570,5 +578,3 @@ SHMB_API void shmb_test_remote_trouble(shmb_remote* remote, int kind, int lose, 
 #endif
 
 }  // extern "C"
-
-}  // namespace shmb::remote

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The README's example is examples/hello.cpp to the letter, and runs; the code of docs/client.md compiles, C and C++, and
-so do that of docs/gpu.md and the program of docs/spawn.md.
+so do that of docs/gpu.md and the programs of docs/spawn.md and docs/remote.md.
 Usage: example_test.py ROOT BROKER HELLO"""
 import os
 import re
@@ -63,8 +63,9 @@ def compiles(root, text, programs):
         # The installed layout: shmbroker/shmbroker.h.
         (Path(folder) / "shmbroker").mkdir()
         for header in ("client/shmbroker.h", "client/shmbroker.hpp", "client/heap.hpp", "client/heap_lock.hpp",
-                       "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/throw_point.hpp", "cuda/shmbroker_cuda.h",
-                       "cuda/cuda.hpp", "proto/shmb_status.h", "proto/shmb_wire.h"):
+                       "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/throw_point.hpp", "spawn/shmbroker_remote.h",
+                       "spawn/remote.hpp", "spawn/remote_values.hpp", "cuda/shmbroker_cuda.h", "cuda/cuda.hpp",
+                       "proto/shmb_status.h", "proto/shmb_wire.h"):
             (Path(folder) / "shmbroker" / Path(header).name).symlink_to(root / header)
         (Path(folder) / "shmbroker" / "pool.hpp").symlink_to(root / "client/shmbroker_pool.hpp")
         for language, flags, source in sources:
@@ -72,7 +73,7 @@ def compiles(root, text, programs):
             done = subprocess.run([*compiler.split(), *flags, "-Wall", "-Wno-unused", "-Werror", "-fsyntax-only", "-I",
                                    folder, "-x", language, "-"], input=source, capture_output=True, text=True)
             if done.returncode != 0:
-                return f"docs/client.md, docs/gpu.md or docs/spawn.md, {language}:\n{done.stderr}"
+                return f"docs/client.md, gpu.md, spawn.md or remote.md, {language}:\n{done.stderr}"
     return None
 
 
@@ -81,7 +82,8 @@ def main():
     shown = fenced((root / "README.md").read_text(), "cpp")
     if len(shown) != 1 or words(shown[0]) != words((root / "examples/hello.cpp").read_text()):
         sys.exit("the example of README.md is not examples/hello.cpp")
-    programs = fenced((root / "docs/spawn.md").read_text(), "cpp") + [one_function((root / "docs/gpu.md").read_text())]
+    programs = [piece for page in ("spawn", "remote") for piece in fenced((root / f"docs/{page}.md").read_text(), "cpp")]
+    programs.append(one_function((root / "docs/gpu.md").read_text()))
     for wrong in (runs(broker, hello), compiles(root, (root / "docs/client.md").read_text(), programs)):
         if wrong:
             sys.exit(wrong)
