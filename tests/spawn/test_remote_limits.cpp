@@ -119,8 +119,8 @@ TEST_CASE("References in an answer that comes too late are let go, and the worke
         [](int rank) {
           if (rank == 0) {
             Status status{};
-            (void)thrown(
-                [] { (void)remote::rpc_sync<Remote<int>>(remote::at("b").within(0.05), "late_own", 300); }, &status);
+            (void)thrown([] { (void)remote::rpc_sync<Remote<int>>(remote::at("b").within(0.05), "late_own", 300); },
+                         &status);
             EXPECT(status == Status::deadline);
             EXPECT(serve_until([] { return words().numbers[5] == 1; }));
             EXPECT(remote::rpc_sync<int>("b", "add", 1, 2) == 3);  // behind the late answer
@@ -269,7 +269,8 @@ TEST_CASE("init returns although more was told meanwhile than is kept: what was 
   CHECK(statuses == std::vector<int>{0, 0, 0});
 }
 
-TEST_CASE("A world of 64 workers: each calls some others, and nothing is left of it, in the books or in the processes") {
+TEST_CASE(
+    "A world of 64 workers: each calls some others, and nothing is left of it, in the books or in the processes") {
   constexpr int kSize = 64;
   World world;
   std::vector<harness::Child> workers;
