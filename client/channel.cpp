@@ -571,7 +571,7 @@ void Channel::take_remote_event(const wire::PacketView& view) {
       const auto fixed = fixed_part<shmbw_world_changed_event>(view);
       event.kind = RemoteEvent::Kind::world_changed;
       event.world = fixed.world, event.change = static_cast<shmbw_world_change>(fixed.change);
-      event.rank = fixed.rank, event.present = fixed.present;
+      event.rank = fixed.rank, event.life = fixed.life, event.present = fixed.present;
       break;
     }
     case SHMBW_EVENT_REF_UNUSED: {

@@ -85,7 +85,7 @@ struct RemoteEvent {
   std::uint64_t world = 0;
   RefId reference;
   shmbw_world_change change = SHMBW_WORLD_CHANGE_NONE;
-  std::uint32_t rank = 0, present = 0, owner = 0;
+  std::uint32_t rank = 0, life = 0, present = 0, owner = 0;
   shmbw_ref_state state = SHMBW_REF_STATE_NONE;
 };
 

@@ -76,6 +76,11 @@ class Message {
   std::uint64_t type() const { return type_; }
   const Part& part(std::size_t number) const { return parts_[number]; }
   std::uint64_t epoch() const { return epoch_; }
+  // Which participant of the pool sent it: the broker gave it the lane, so it is not the sender's to say.
+  struct Writer {
+    std::uint32_t participant = pool::kNone, life = 0;
+  };
+  const Writer& writer() const { return writer_; }
   Pool* pool() const { return pool_.get(); }
 
   Result<void> done();
@@ -94,6 +99,7 @@ class Message {
   std::vector<Part> parts_;  // never shrinks: count_ of them are valid
   std::size_t count_ = 0;
   std::uint64_t type_ = 0, epoch_ = 0, incarnation_ = 0;
+  Writer writer_;
   std::shared_ptr<Pool> pool_;             // while slots are kept or a cell is borrowed
   Queue* queue_ = nullptr;                 // whose cell is not done
   std::uint32_t container_ = pool::kNone;  // a kept slot with the list in it

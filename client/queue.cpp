@@ -386,6 +386,7 @@ void Queue::look_for_lanes_to_read() {
     const pool::Stamp stamp = pool::Stamp::of(view.lane(i).stamp.load(std::memory_order_acquire));
     const auto state = static_cast<pool::LaneState>(stamp.state);
     if (state != pool::LaneState::open && state != pool::LaneState::writer_gone) continue;
+    if (view.lane(i).queue != index_) continue;  // one that is another's by now has moved the change word, too
     if (std::ranges::any_of(ins_, [&](auto& in) { return in->lane == i && in->serial == stamp.serial; })) continue;
     pool::LaneEntry copy{};
     auto lane = lane_view(i, stamp.serial, &copy);

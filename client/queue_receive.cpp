@@ -252,6 +252,7 @@ Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
     if (broken_ == nullptr && try_look()) {  // what the call before has found is told first
       if (pool_->me().sleeper().armed()) pool_->pass_on();
       pass_on();
+      message.writer_ = {pending_->from, pending_->from_life};
       auto delivered = deliver(message, keep);
       if (!delivered) return std::unexpected(delivered.error());
       if (*delivered == Delivery::delivered) {
@@ -348,6 +349,7 @@ bool Queue::receive_at_once(Message& message, bool keep, std::int64_t wait) {
   part.rights = 0;
   part.status = Status::ok;
   message.count_ = 1;
+  message.writer_ = {in.from, in.from_life};
   ++received_count_;
   return true;
 }
@@ -391,6 +393,7 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
           end_taking();
           taking_many_ = true;
         }
+        message.writer_ = {pending_->from, pending_->from_life};
         auto delivered = deliver(message, true);
         if (!delivered) break;  // it stays the next one, and its receive says why
         if (*delivered == Delivery::broken) broken_ = "a message";

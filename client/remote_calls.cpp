@@ -89,7 +89,7 @@ Result<WorldPlace> join_world(Session& session, const WorldWish& wish, Deadline 
       ask_plain<shmbw_world_join_reply>(session, SHMBW_OP_WORLD_JOIN, request, {wish.address, wish.name}, deadline);
   if (!answer) return std::unexpected(answer.error());
   const shmbw_world_join_reply& got = answer->first;
-  return WorldPlace{got.world, got.group, got.pool, got.present, got.flags};
+  return WorldPlace{got.world, got.group, got.pool, got.present, got.flags, got.life};
 }
 
 Result<WorldLeft> leave_world(Session& session, std::uint64_t world, Deadline deadline) {
@@ -113,6 +113,8 @@ Result<RefMade> create_reference(Session& session, std::uint64_t world, const Re
   request.owner = wish.owner;
   request.user = wish.user;
   request.state = wish.state;
+  request.owner_life = wish.owner_life;
+  request.user_life = wish.user_life;
   if (wish.counter != 0) request.flags |= SHMBW_REF_CREATE_GIVEN_COUNTER;
   if (wish.tell) request.flags |= SHMBW_REF_CREATE_TELL;
   auto answer = ask_one<shmbw_ref_create_reply>(session, SHMBW_OP_REF_CREATE, request, {}, deadline);
@@ -124,7 +126,7 @@ Result<std::vector<RefId>> fork_references(Session& session, std::uint64_t world
                                            Deadline deadline) {
   std::vector<shmbw_ref_fork> requests;
   requests.reserve(wishes.size());
-  for (const ForkWish& wish : wishes) requests.push_back({world, to_wire(wish.reference), wish.user, 0});
+  for (const ForkWish& wish : wishes) requests.push_back({world, to_wire(wish.reference), wish.user, wish.user_life});
   std::vector<RefId> made;
   made.reserve(wishes.size());
   Result<void> whole;
@@ -147,14 +149,14 @@ Result<std::vector<Result<RefTaken>>> take_forks(Session& session, std::uint64_t
   for (RefId fork : forks) requests.push_back({world, to_wire(fork), flags, 0});
   std::vector<Result<RefTaken>> taken;
   taken.reserve(forks.size());
-  auto asked =
-      ask_batch<shmbw_ref_take_reply>(session, SHMBW_OP_REF_TAKE, std::span<const shmbw_ref_take>(requests), {},
-                                      deadline, [&](std::size_t, Result<shmbw_ref_take_reply> answer) {
-                                        if (!answer) taken.emplace_back(std::unexpected(answer.error()));
-                                        else
-                                          taken.emplace_back(RefTaken{from_wire(answer->reference), answer->owner,
-                                                                      static_cast<shmbw_ref_state>(answer->state)});
-                                      });
+  auto asked = ask_batch<shmbw_ref_take_reply>(
+      session, SHMBW_OP_REF_TAKE, std::span<const shmbw_ref_take>(requests), {}, deadline,
+      [&](std::size_t, Result<shmbw_ref_take_reply> answer) {
+        if (!answer) taken.emplace_back(std::unexpected(answer.error()));
+        else
+          taken.emplace_back(RefTaken{from_wire(answer->reference), answer->owner, answer->owner_life,
+                                      static_cast<shmbw_ref_state>(answer->state)});
+      });
   if (!asked) return std::unexpected(asked.error());
   return taken;
 }

@@ -22,6 +22,7 @@ struct WorldWish {
 struct WorldPlace {
   std::uint64_t world = 0, group = 0, pool = 0;  // pool 0: nobody has told it yet
   std::uint32_t present = 0, flags = 0;          // shmbw_world_state_flags
+  std::uint32_t life = 0;                        // of the caller: no two that ever joined this world have the same
 };
 struct WorldLeft {
   std::uint32_t present = 0, forks = 0;
@@ -40,6 +41,7 @@ struct RefWish {
   shmbw_ref_state state = SHMBW_REF_STATE_REGISTERED;
   std::uint64_t counter = 0;  // not 0: that of a reference of the caller's own that the table has forgotten
   bool tell = false;          // ref_changed events for the own fork
+  std::uint32_t owner_life = 0, user_life = 0;  // 0: whoever has the place; else worker_gone if it is another one
 };
 struct RefMade {
   RefId reference, fork;
@@ -48,7 +50,7 @@ Result<RefMade> create_reference(Session& session, std::uint64_t world, const Re
 
 struct ForkWish {
   RefId reference;
-  std::uint32_t user = 0;
+  std::uint32_t user = 0, user_life = 0;
 };
 // All or none, in the order of the wishes.
 Result<std::vector<RefId>> fork_references(Session& session, std::uint64_t world, std::span<const ForkWish> wishes,
@@ -56,7 +58,7 @@ Result<std::vector<RefId>> fork_references(Session& session, std::uint64_t world
 
 struct RefTaken {
   RefId reference;
-  std::uint32_t owner = 0;
+  std::uint32_t owner = 0, owner_life = 0;
   shmbw_ref_state state = SHMBW_REF_STATE_NONE;
 };
 Result<std::vector<Result<RefTaken>>> take_forks(Session& session, std::uint64_t world, std::span<const RefId> forks,

@@ -77,6 +77,12 @@ bool Connection::confirm_start_time(std::uint64_t start_time) {
 }
 
 // Where the kernel knows the option, a client that did not ask for this cannot even send one.
+bool Connection::process_over() const {
+  if (!identity_.pidfd || !identity_.pidfd_is_certain) return false;
+  auto over = sys::poll_readable(identity_.pidfd.get(), 0);
+  return over && *over;
+}
+
 void Connection::take_descriptors(bool many) {
   (void)sys::refuse_descriptors(socket_.get(), false);
   transport_.engine().take_descriptors(*this, many);

@@ -39,6 +39,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   void drop(std::string_view why) override;
   std::uint32_t descriptors_in_flight() const override { return outbox_->unread_descriptors(); }
   bool confirm_start_time(std::uint64_t start_time) override;
+  bool process_over() const override;
   void take_descriptors(bool many) override;
   std::vector<Fd>& descriptors() override { return brought_; }
 

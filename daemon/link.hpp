@@ -42,6 +42,8 @@ class Link {
   // For older kernels: compares the start time that HELLO carries with the pidfd's process; false drops the pidfd
   // (Peer::has_pidfd becomes false).
   virtual bool confirm_start_time(std::uint64_t start_time) = 0;
+  // Its process has ended, though no event has told so yet. False also where that cannot be known.
+  virtual bool process_over() const { return false; }
   // From the next request on it may bring one descriptor, or as many as a message carries (law 8: only to sessions that
   // asked for it).
   virtual void take_descriptors(bool /*many*/) {}

@@ -18,13 +18,15 @@ std::unexpected<Error> no_such_reference() {
   return error(Status::not_found, "no such reference in this world: nobody holds it any more, or it never was");
 }
 
-// A rank that a reference can have to do with.
-Result<Worker*> living(const Worker& asker, std::uint32_t rank, const char* role) {
+// A rank that a reference can have to do with. `life` 0: whichever it is.
+Result<Worker*> living(const Worker& asker, std::uint32_t rank, std::uint32_t life, const char* role) {
   Rendezvous& home = *asker.home;
   if (rank >= home.workers.size())
     return error(Status::invalid, std::string(role) + " " + std::to_string(rank) + " is out of range: the world has " +
                                       std::to_string(home.workers.size()) + " workers");
-  Worker& worker = home.workers[rank];
+  Worker& worker = *home.workers[rank];
+  if (life != 0 && life != worker.life)
+    return error(Status::worker_gone, worker_text(worker) + " has died, and another process has its place");
   if (!worker.present())
     return error(Status::worker_gone,
                  worker_text(worker) + (worker.state == SHMBW_WORKER_STATE_DIED ? " has died" : " has left"));
@@ -60,6 +62,7 @@ void end_fork(Rendezvous& home, Fork& fork) {
   if (owner.session) tell_ref_unused(*owner.session, home.id, reference.key().to_wire());
   owner.owned.remove(reference);
   home.references.erase(home.references.find(reference.key()));
+  if (owner.owned.empty()) forget_past(home, owner);
 }
 
 void tell_users(const Reference& reference, const Session* except) {
@@ -102,7 +105,7 @@ std::uint64_t user_ranks(const Reference& reference) {
 }
 
 Result<Booked> book_reference(World& world, Worker& maker, const shmbw_ref_create& wish) {
-  auto owner = living(maker, wish.owner, "owner");
+  auto owner = living(maker, wish.owner, wish.owner_life, "owner");
   if (!owner) return std::unexpected(owner.error());
   const bool own = *owner == &maker;
   if (wish.state < SHMBW_REF_STATE_REGISTERED || wish.state > SHMBW_REF_STATE_FAILED ||
@@ -111,14 +114,14 @@ Result<Booked> book_reference(World& world, Worker& maker, const shmbw_ref_creat
   Worker* user = &maker;
   if (wish.user != kOwnFork) {
     if (!own) return error(Status::denied, "only the owner gives the first fork of a reference to somebody else");
-    auto receiver = living(maker, wish.user, "user");
+    auto receiver = living(maker, wish.user, wish.user_life, "user");
     if (!receiver) return std::unexpected(receiver.error());
     user = *receiver;
   }
   RefKey key{maker.last_counter + 1, maker.rank};
   if ((wish.flags & SHMBW_REF_CREATE_GIVEN_COUNTER) != 0) {
     key.counter = wish.counter;
-    if (!own || key.counter == 0 || key.counter > maker.last_counter)
+    if (!own || !maker.made(key) || key.counter > maker.last_counter)
       return error(Status::invalid, "given_counter is for a reference that this worker made and owned before");
     if (find(maker.home->references, key)) return error(Status::exists, "the reference is in the table: fork it");
   } else if (wish.counter != 0) {
@@ -141,14 +144,14 @@ Result<Booked> book_reference(World& world, Worker& maker, const shmbw_ref_creat
   return Booked{&reference, &fork};
 }
 
-Result<Fork*> book_fork(World& world, Worker& maker, const RefKey& key, std::uint32_t user) {
+Result<Fork*> book_fork(World& world, Worker& maker, const RefKey& key, std::uint32_t user, std::uint32_t life) {
   Reference* reference = find(maker.home->references, key);
   if (!reference) return no_such_reference();
   if (!may_pass_on(maker, *reference))
     return error(Status::denied, "a reference is passed on by its owner, or by a worker that has taken a fork of it");
   if (reference->state == SHMBW_REF_STATE_OWNER_GONE)
     return error(Status::owner_gone, worker_text(*reference->owner) + ", the owner of the reference, is gone");
-  auto receiver = living(maker, user, "user");
+  auto receiver = living(maker, user, life, "user");
   if (!receiver) return std::unexpected(receiver.error());
   auto charge = charge_fork(world, maker);
   if (!charge) return std::unexpected(charge.error());
@@ -168,7 +171,7 @@ Result<Fork*> take_fork(Worker& user, const RefKey& key, bool tell) {
 Result<void> release_fork(Worker& by, const RefKey& key) {
   Fork* fork = find(by.home->forks, key);
   const bool own = fork && fork->user == &by;
-  const bool unsent = fork && fork->in_flight && fork->creator == by.rank;
+  const bool unsent = fork && fork->in_flight && by.made(key);
   if (!own && !unsent) return error(Status::not_found, "no such fork of this worker");
   end_fork(*by.home, *fork);
   return {};
@@ -185,7 +188,7 @@ Result<Reference*> settle_reference(Worker& by, const RefKey& key, std::uint32_t
   Reference* reference = find(by.home->references, key);
   if (!reference) return no_such_reference();
   const bool owner = reference->owner == &by;
-  if (!owner && !(reference->creator == by.rank && state == SHMBW_REF_STATE_FAILED))
+  if (!owner && !(by.made(key) && state == SHMBW_REF_STATE_FAILED))
     return error(Status::denied, "the owner says what became of a reference; its creator may only say failed");
   if (reference->settled() || state <= reference->state) return reference;
   reference->state = state;

@@ -87,7 +87,8 @@ struct Booked {
   Fork* fork = nullptr;
 };
 Result<Booked> book_reference(World& world, Worker& maker, const shmbw_ref_create& wish);
-Result<Fork*> book_fork(World& world, Worker& maker, const RefKey& reference, std::uint32_t user);
+// For that life of the user's; 0: whichever it is.
+Result<Fork*> book_fork(World& world, Worker& maker, const RefKey& reference, std::uint32_t user, std::uint32_t life);
 Result<Fork*> take_fork(Worker& user, const RefKey& fork, bool tell);
 Result<void> release_fork(Worker& by, const RefKey& fork);
 // What stands after it is in the reference.

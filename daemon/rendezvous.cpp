@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Life of a world: made by the first worker -> complete with the last -> gone when all have left or died.
+// Life of a world: made by the first worker -> complete with the last -> gone when all have left or died. While it is
+// complete and nobody has left in order, who has died may be replaced.
 #include "daemon/rendezvous.hpp"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/text.hpp"
+#include "daemon/pool.hpp"
 #include "daemon/refuse.hpp"
 #include "daemon/watch.hpp"
 #include "daemon/world.hpp"
@@ -55,36 +57,90 @@ std::unexpected<Error> taken(const Rendezvous& there) {
                                         " workers: choose another MASTER_PORT, or end that world");
 }
 
+// The place of one that died is free only when its process has ended: one that has merely closed its connection still
+// reads what is meant for its successor.
+bool still_in_pool(World& world, const Worker& worker) {
+  Pool* pool = worker.participant == Worker::kNoPlace ? nullptr : find_pool(world, worker.home->pool);
+  if (!pool) return false;
+  const Participant& place = pool->participants[worker.participant];
+  return place.life == worker.participant_life && place.state == pool::ParticipantState::live;
+}
+
+std::string of_pid(const Worker& worker) { return worker_text(worker) + ", pid " + std::to_string(worker.pid); }
+
+// Whether the worker may replace the one before it in a complete world, which has died or is about to.
+Result<void> may_replace(World& world, const Rendezvous& there, const Worker& before) {
+  const std::string where = "the world at " + world_text(there);
+  if (before.present()) {
+    // Its end is known to the kernel, and to us in a moment.
+    if (before.session && before.session->link && before.session->link->process_over())
+      return error(Status::not_ready, of_pid(before) + ", of " + where + " is just ending: join again in a moment");
+    return taken(there);
+  }
+  if (there.ending)
+    return error(Status::world_taken, where +
+                                          " is ending, because a worker has left it in order: nobody takes the "
+                                          "place of " +
+                                          worker_text(before) +
+                                          ", which died; a new world begins there when the others have left, or "
+                                          "with the first of them that joins again");
+  if (there.pool == 0)
+    return error(Status::world_taken, where + " has no pool yet, because " + worker_text(before) +
+                                          " died too early: it ends when its other workers have left");
+  if (still_in_pool(world, before))
+    return error(Status::not_ready, of_pid(before) + ", of " + where +
+                                        " has closed its connection, but its process has not ended: its place is "
+                                        "free when it has");
+  return {};
+}
+
 // Whether the worker may enter the world that is there. False: that one is on its way out, a new one takes its port.
-Result<bool> may_enter(const Rendezvous& there, const shmbw_world_join& wish, std::string_view name) {
+Result<bool> may_enter(World& world, const Rendezvous& there, const shmbw_world_join& wish, std::string_view name) {
   if (there.broken) {
-    const auto dead = std::ranges::find(there.workers, SHMBW_WORKER_STATE_DIED, &Worker::state);
+    const auto dead =
+        std::ranges::find(there.workers, SHMBW_WORKER_STATE_DIED, [](const auto& one) { return one->state; });
     return error(Status::world_taken, "the world at " + world_text(there) + " is broken: " +
-                                          (dead == there.workers.end() ? "a worker" : worker_text(*dead)) +
+                                          (dead == there.workers.end() ? "a worker" : worker_text(**dead)) +
                                           " died before it was complete; it ends when its other workers have left");
   }
   const bool same_size = wish.world_size == there.workers.size();
   if (there.complete) {
+    const Worker& before = *there.workers[wish.rank];
+    if (!same_size || before.name != name) return taken(there);
     // The same worker comes again after it has left in order: others may be slower to leave.
-    if (!same_size) return taken(there);
-    const Worker& before = there.workers[wish.rank];
-    if (before.state != SHMBW_WORKER_STATE_LEFT || before.name != name) return taken(there);
-    return false;
+    if (before.state == SHMBW_WORKER_STATE_LEFT) return false;
+    if (auto may = may_replace(world, there, before); !may) return std::unexpected(may.error());
+    return true;
   }
   if (!same_size)
     return error(Status::invalid, "the world at " + world_text(there) + " has " + std::to_string(there.workers.size()) +
                                       " workers by those who are there, " + std::to_string(wish.world_size) +
                                       " by this one: all must say the same world_size");
-  if (const Worker& other = there.workers[wish.rank]; other.present())
+  if (const Worker& other = *there.workers[wish.rank]; other.present())
     return error(Status::exists, "rank " + std::to_string(wish.rank) + " of the world at " + world_text(there) +
                                      " is " + worker_text(other) + " of pid " + std::to_string(other.pid) +
                                      " already: each worker has a rank of its own");
-  for (const Worker& other : there.workers)
-    if (other.present() && other.name == name)
+  for (const auto& other : there.workers)
+    if (other->present() && other->name == name)
       return error(Status::exists, "the name " + quoted(name) + " in the world at " + world_text(there) +
-                                       " is that of rank " + std::to_string(other.rank) +
+                                       " is that of rank " + std::to_string(other->rank) +
                                        " already: each worker has a name of its own");
   return true;
+}
+
+std::unique_ptr<Worker> make_life(Rendezvous& home, std::uint32_t rank) {
+  auto made = std::make_unique<Worker>();
+  made->home = &home;
+  made->rank = rank;
+  return made;
+}
+
+// The dead one keeps what it owned; its successor counts on, so that no reference of the two has the same name.
+void replace(Rendezvous& home, std::uint32_t rank) {
+  std::unique_ptr<Worker> before = std::exchange(home.workers[rank], make_life(home, rank));
+  home.workers[rank]->first_counter = home.workers[rank]->last_counter = before->last_counter;
+  if (!before->owned.empty()) home.past.push_back(std::move(before));
+  ++home.replaced;
 }
 
 void forget_port(World& world, const Rendezvous& rendezvous) {
@@ -128,10 +184,7 @@ void destroy_world(World& world, Rendezvous& rendezvous) {
 
 Rendezvous::Rendezvous(World& owner, std::uint64_t number, Group& of, std::uint32_t size)
     : world(owner), id(number), group(&of), workers(size), references(&owner.pool), forks(&owner.pool) {
-  for (std::uint32_t rank = 0; rank < size; ++rank) {
-    workers[rank].home = this;
-    workers[rank].rank = rank;
-  }
+  for (std::uint32_t rank = 0; rank < size; ++rank) workers[rank] = make_life(*this, rank);
 }
 
 Rendezvous::~Rendezvous() = default;
@@ -145,7 +198,8 @@ std::uint32_t Rendezvous::flags() const {
 }
 
 std::uint32_t Rendezvous::died() const {
-  return static_cast<std::uint32_t>(std::ranges::count(workers, SHMBW_WORKER_STATE_DIED, &Worker::state));
+  return static_cast<std::uint32_t>(
+      std::ranges::count(workers, SHMBW_WORKER_STATE_DIED, [](const auto& one) { return one->state; }));
 }
 
 std::string worker_text(const Worker& worker) {
@@ -153,9 +207,10 @@ std::string worker_text(const Worker& worker) {
 }
 
 void tell_world(Rendezvous& rendezvous, shmbw_world_change change, std::uint32_t rank, const Session* except) {
-  for (const Worker& worker : rendezvous.workers)
-    if (worker.session && worker.session != except)
-      tell_world_changed(*worker.session, rendezvous.id, change, rank, rendezvous.present);
+  for (const auto& worker : rendezvous.workers)
+    if (worker->session && worker->session != except)
+      tell_world_changed(*worker->session, rendezvous.id, change, rank, rendezvous.workers[rank]->life,
+                         rendezvous.present);
 }
 
 Result<Worker*> join_world(World& world, Session& session, const shmbw_world_join& wish, std::string_view address,
@@ -166,7 +221,7 @@ Result<Worker*> join_world(World& world, Session& session, const shmbw_world_joi
   if (auto checked = check_join(wish, address, name); !checked) return std::unexpected(checked.error());
   Rendezvous* there = nullptr;
   if (auto at = world.world_ports.find({session.uid, wish.port}); at != world.world_ports.end()) {
-    auto enters = may_enter(*at->second, wish, name);
+    auto enters = may_enter(world, *at->second, wish, name);
     if (!enters) return std::unexpected(enters.error());
     if (*enters) there = at->second;
   }
@@ -175,18 +230,21 @@ Result<Worker*> join_world(World& world, Session& session, const shmbw_world_joi
     if (!made) return std::unexpected(made.error());
     there = *made;
   }
-  Worker& worker = there->workers[wish.rank];
+  if (there->workers[wish.rank]->state == SHMBW_WORKER_STATE_DIED) replace(*there, wish.rank);
+  Worker& worker = *there->workers[wish.rank];
   worker.session = &session;
   worker.name = name;
   worker.uid = session.uid;
   worker.pid = session.pid;
   worker.serial = ++world.last_serial;
+  worker.life = ++there->last_life;
   worker.state = SHMBW_WORKER_STATE_PRESENT;
   session.worker = &worker;
   ++there->present;
-  there->complete = there->present == there->workers.size();
   tell_world(*there, SHMBW_WORLD_CHANGE_JOINED, worker.rank, &session);
-  if (there->complete) tell_world(*there, SHMBW_WORLD_CHANGE_COMPLETE, worker.rank, &session);
+  const bool last = !there->complete && there->present == there->workers.size();
+  there->complete = there->complete || last;
+  if (last) tell_world(*there, SHMBW_WORLD_CHANGE_COMPLETE, worker.rank, &session);
   return &worker;
 }
 
@@ -217,8 +275,8 @@ void leave_world(World& world, Session& session, bool died) {
 
 void end_world(World& world, Rendezvous& rendezvous) {
   tell_world(rendezvous, SHMBW_WORLD_CHANGE_ENDED, 0);
-  for (Worker& worker : rendezvous.workers)
-    if (worker.session) std::exchange(worker.session, nullptr)->worker = nullptr;
+  for (const auto& worker : rendezvous.workers)
+    if (worker->session) std::exchange(worker->session, nullptr)->worker = nullptr;
   destroy_world(world, rendezvous);
 }
 
@@ -226,6 +284,18 @@ void move_worker(Session& from, Session& to) {
   if (!from.worker || to.worker) return;
   to.worker = std::exchange(from.worker, nullptr);
   to.worker->session = &to;
+}
+
+void note_participant(Session& session, const Pool& pool, std::uint32_t index) {
+  Worker* worker = session.worker;
+  if (!worker || worker->home->pool != pool.id) return;
+  worker->participant = index;
+  worker->participant_life = pool.participants[index].life;
+}
+
+void forget_past(Rendezvous& rendezvous, const Worker& worker) {
+  if (rendezvous.workers[worker.rank].get() == &worker) return;
+  std::erase_if(rendezvous.past, [&](const auto& one) { return one.get() == &worker; });
 }
 
 Result<Worker*> worker_in(const Session& session, std::uint64_t world) {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A world of workers: sessions of one uid that met at a port of this host. Who is a worker is a session's role and ends
 // with its process, also where a forked child still has its socket. A world costs one of its uid's worlds, belongs to
-// the group of the worker that made it, keeps that group up, and ends with its last worker or with the group.
+// the group of the worker that made it, keeps that group up, and ends with its last worker or with the group. In a
+// complete world the place of a worker that has died may be taken by another process of its rank and name. That is a
+// new life with books of its own: what the dead one owned stays lost, and what it made is not the new one's to change.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,19 +24,26 @@ class Session;
 struct Group;
 struct OfGroup;
 struct Rendezvous;
+struct Pool;
 
-// The one of a rank. It stays when its process is gone: what it owned still names it.
+// One life of a rank. It stays when its process is gone: what it owned still names it.
 struct Worker {
+  static constexpr std::uint32_t kNoPlace = 0xffff'ffff;
   Rendezvous* home = nullptr;
   Session* session = nullptr;  // null: absent or gone
   std::string name;
   std::uint32_t rank = 0, uid = 0, pid = 0;
   shmbw_worker_state state = SHMBW_WORKER_STATE_ABSENT;
-  std::uint64_t last_counter = 0, serial = 0;  // of what it has booked; cursor of LIST
+  std::uint32_t life = 0;                                      // see world_join in the table of the wire
+  std::uint32_t participant = kNoPlace, participant_life = 0;  // in the pool of the world
+  std::uint64_t first_counter = 0, last_counter = 0;           // of what it has booked: from the one behind the first
+  std::uint64_t serial = 0;                                    // cursor of LIST
   List<Reference, OfOwner> owned;
   List<Fork, OfUser> forks;
 
   bool present() const { return state == SHMBW_WORKER_STATE_PRESENT; }
+  // Of the two that count on one counter, rank and life: this one made it.
+  bool made(const RefKey& key) const { return key.creator == rank && key.counter > first_counter; }
 };
 
 struct Rendezvous : Hook<Rendezvous, OfGroup> {
@@ -55,8 +65,9 @@ struct Rendezvous : Hook<Rendezvous, OfGroup> {
   bool complete = false;
   bool broken = false;  // somebody died before it was complete
   bool ending = false;  // complete, and somebody has left in order
-  std::uint32_t present = 0;
-  std::vector<Worker> workers;  // by rank, never resized
+  std::uint32_t present = 0, replaced = 0, last_life = 0;
+  std::vector<std::unique_ptr<Worker>> workers;  // by rank: the life that has the place, or had it last
+  std::vector<std::unique_ptr<Worker>> past;     // lives before those that references still name as their owners
   References references;
   Forks forks;
 };
@@ -67,6 +78,10 @@ Result<Worker*> join_world(World& world, Session& session, const shmbw_world_joi
 void leave_world(World& world, Session& session, bool died);
 void end_world(World& world, Rendezvous& rendezvous);  // with its group
 void move_worker(Session& from, Session& to);
+// The session has a place in the pool of its world: by it the others know who wrote a message.
+void note_participant(Session& session, const Pool& pool, std::uint32_t index);
+// A life before the present one that owns no reference any more is forgotten.
+void forget_past(Rendezvous& rendezvous, const Worker& worker);
 
 // The session's own worker in that world (0: whichever it is in); for whoever has none the world is not there.
 Result<Worker*> worker_in(const Session& session, std::uint64_t world);

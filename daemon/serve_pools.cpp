@@ -6,6 +6,7 @@
 #include "daemon/create.hpp"
 #include "daemon/grant.hpp"
 #include "daemon/pool.hpp"
+#include "daemon/rendezvous.hpp"
 #include "daemon/views.hpp"
 #include "proto/names.hpp"
 
@@ -81,6 +82,7 @@ void serve_pool_join(const Request& request) {
   if (!directory) return request.fail(directory.error());
   auto joined = join_pool(request.world, request.session, **pool, (wish->flags & SHMBW_POOL_READ_ONLY) != 0);
   if (!joined) return request.fail(joined.error());
+  note_participant(request.session, **pool, joined->index);
   answer_joined<shmbw_pool_join_reply>(request, *joined, std::move(*directory));
 }
 

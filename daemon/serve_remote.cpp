@@ -23,6 +23,7 @@ void serve_world_join(const Request& request) {
   reply.pool = home.pool;
   reply.present = home.present;
   reply.flags = home.flags();
+  reply.life = (*joined)->life;
   request.answer(reply);
 }
 
@@ -45,8 +46,10 @@ void serve_world_pool(const Request& request) {
   if (!worker) return request.fail(worker.error());
   Rendezvous& home = *(*worker)->home;
   if (home.pool == 0) {
-    if (auto place = place_in(request.world, request.session, wish->pool); !place) return request.fail(place.error());
+    auto place = place_in(request.world, request.session, wish->pool);
+    if (!place) return request.fail(place.error());
     home.pool = wish->pool;
+    note_participant(request.session, *place->pool, place->index);
     tell_world(home, SHMBW_WORLD_CHANGE_POOL, (*worker)->rank, &request.session);
   }
   request.answer(shmbw_world_pool_reply{home.pool});
@@ -98,7 +101,7 @@ void serve_ref_fork(const Request& request) {
   serve_each<shmbw_ref_fork, shmbw_ref_fork_reply>(request, [&](const auto& wish, auto& reply) -> Result<void> {
     auto maker = working_in(request.session, wish.world);
     if (!maker) return std::unexpected(maker.error());
-    auto fork = book_fork(request.world, **maker, RefKey::of(wish.reference), wish.user);
+    auto fork = book_fork(request.world, **maker, RefKey::of(wish.reference), wish.user, wish.user_life);
     if (!fork) return std::unexpected(fork.error());
     reply.fork = (*fork)->key().to_wire();
     return {};
@@ -116,6 +119,7 @@ void serve_ref_take(const Request& request) {
     reply.reference = reference.key().to_wire();
     reply.owner = reference.owner->rank;
     reply.state = reference.state;
+    reply.owner_life = reference.owner->life;
     return {};
   });
 }
@@ -196,6 +200,7 @@ void list_worlds(const Request& request, const Filter& filter) {
     record.references = home.references.size();
     record.forks = home.forks.size();
     record.created = home.created;
+    record.replaced = home.replaced;
     record.address_len = static_cast<std::uint16_t>(home.address.size());
     page.add(id, record, home.address);
   }
@@ -207,10 +212,10 @@ void list_workers(const Request& request, const Filter& filter) {
   std::vector<const Worker*> rows;
   for (const auto& [id, home] : request.world.worlds) {
     if (!filter.takes(home) || !sees_world(request, home)) continue;
-    for (const Worker& worker : home.workers) {
-      if (worker.state == SHMBW_WORKER_STATE_ABSENT) continue;
+    for (const auto& worker : home.workers) {
+      if (worker->state == SHMBW_WORKER_STATE_ABSENT) continue;
       page.count(0);
-      if (worker.serial > filter.wish.cursor) rows.push_back(&worker);
+      if (worker->serial > filter.wish.cursor) rows.push_back(worker.get());
     }
   }
   sort_page<shmbw_worker_record>(rows);
@@ -225,6 +230,9 @@ void list_workers(const Request& request, const Filter& filter) {
     record.uid = worker->uid;
     record.owned = worker->owned.size();
     record.forks = worker->forks.size();
+    record.life = worker->life;
+    record.participant = worker->participant;
+    record.participant_life = worker->participant_life;
     record.name_len = static_cast<std::uint16_t>(worker->name.size());
     page.add(worker->serial, record, worker->name);
   }

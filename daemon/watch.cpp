@@ -115,9 +115,9 @@ void tell_pool_changed(Session& session, std::uint64_t pool) {
 }
 
 void tell_world_changed(Session& session, std::uint64_t world, std::uint32_t change, std::uint32_t rank,
-                        std::uint32_t present) {
+                        std::uint32_t life, std::uint32_t present) {
   send(session, SHMBW_EVENT_WORLD_CHANGED,
-       shmbw_world_changed_event{++session.sequence, 0, world, change, rank, present, 0});
+       shmbw_world_changed_event{++session.sequence, 0, world, change, rank, present, life});
 }
 
 void tell_ref_unused(Session& session, std::uint64_t world, const shmbw_ref_id& reference) {

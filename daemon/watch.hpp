@@ -45,7 +45,7 @@ void tell_gpu_drained(Session& session, const Region& region);
 void tell_gpu_device(Session& session, shmbw_gpu_device_event event, std::string_view text);
 void tell_pool_changed(Session& session, std::uint64_t pool);
 void tell_world_changed(Session& session, std::uint64_t world, std::uint32_t change, std::uint32_t rank,
-                        std::uint32_t present);
+                        std::uint32_t life, std::uint32_t present);
 void tell_ref_unused(Session& session, std::uint64_t world, const shmbw_ref_id& reference);
 void tell_ref_changed(Session& session, std::uint64_t world, const shmbw_ref_id& reference, std::uint32_t state,
                       std::uint32_t owner);

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A parameter server: this process keeps the parameters of a model in a region, four ranks read them there, work out
-// gradients on data of their own and send them through a queue. Now and then one of the ranks is asked to evaluate the
-// model. Ranks are killed at random meanwhile, and others take their places: what a dead one had sent counts, what it
-// was asked somebody else answers, and the model is fitted all the same.
+// gradients on data of their own and send them through a queue. Now and then one of the ranks is called to evaluate the
+// model, by a reference to it, whose owner is this process. Ranks are killed at random meanwhile, and others take their
+// places, among the ranks and in the world of remote calls: what a dead one had sent counts, what it was asked somebody
+// else answers, and the model is fitted all the same.
 //
 //     parameter_server [--steps N] [--kills N] [--seed N]
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -23,12 +25,14 @@
 #include <string>
 #include <vector>
 
+#include "remote.hpp"
 #include "shmbroker_pool.hpp"
 #include "spawn.hpp"
 
 namespace {
 
 using namespace std::chrono_literals;
+namespace remote = shmbroker::remote;
 
 constexpr int kRanks = 4;
 constexpr std::size_t kWeights = 16;
@@ -59,10 +63,6 @@ struct Parameters {
 struct Gradient {
   int worker = 0;
   Weights values{};
-};
-struct Answer {
-  int worker = 0, question = 0;
-  double loss = 0;
 };
 template <class T>
 std::span<const std::byte> bytes_of(const T& object) {
@@ -98,8 +98,27 @@ double error_of(const Weights& weights, const Weights& inputs, double output) {
   return sum;
 }
 
+// ------------------------------------------------------------------ what is called by name
+
+// The server owns it; what others have is a reference.
+class Model {
+ public:
+  explicit Model(const Parameters* parameters) : parameters_(parameters) {}
+  std::vector<double> weights() const {
+    const Weights now = parameters_->read();
+    return {now.begin(), now.end()};
+  }
+
+ private:
+  const Parameters* parameters_;
+};
+SHMBROKER_REMOTE_METHOD("Model.weights", &Model::weights);
+
 // On data that nobody learns from.
-double evaluate(const Weights& weights) {
+double evaluate(const remote::Remote<Model>& model) {
+  const auto now = model.rpc_sync<std::vector<double>>("Model.weights");
+  Weights weights{};
+  std::copy_n(now.begin(), std::min(now.size(), weights.size()), weights.begin());
   Data data(0);
   double sum = 0;
   Weights inputs;
@@ -109,33 +128,28 @@ double evaluate(const Weights& weights) {
   }
   return sum / 1000;
 }
+SHMBROKER_REMOTE_FUNCTION("evaluate", evaluate);
+
+std::string trainer(int worker) { return "trainer-" + std::to_string(worker); }
+
+// All know it by the port; a server that runs beside this one has another.
+void join_world(const std::string& name, int rank, int port, unsigned threads) {
+  remote::InitOptions options;
+  options.address = "localhost:" + std::to_string(port);
+  options.threads = threads;
+  remote::init(name, rank, 1 + kRanks, options);
+}
 
 // ------------------------------------------------------------------ the ranks
 
 shmbroker::Queue open_gradients(const shmbroker::Pool& pool, shmbroker::Role role) {
   return pool.open_queue("gradients", role, {.kind = shmbroker::QueueKind::claim, .cells = 8});
 }
-// A question is delivered at least once: whose reader dies before it says done goes to another one.
-shmbroker::Queue open_questions(const shmbroker::Pool& pool, shmbroker::Role role) {
-  return pool.open_queue("questions", role, {.kind = shmbroker::QueueKind::claim, .cells = 8, .at_least_once = true});
-}
-shmbroker::Queue open_answers(const shmbroker::Pool& pool, shmbroker::Role role) {
-  return pool.open_queue("answers", role, {.kind = shmbroker::QueueKind::claim, .cells = 8});
-}
-
 // Until the server closes the queue of gradients, which may be before a late one has opened it.
-void work(int, const shmbroker::ReadOnlyRegion& memory, const shmbroker::Pool& pool, int worker, unsigned seed) try {
-  const auto* parameters = reinterpret_cast<const Parameters*>(memory.data());
+void learn(const Parameters* parameters, const shmbroker::Pool& pool, int worker, unsigned seed) try {
   const auto gradients = open_gradients(pool, shmbroker::Role::writer);
-  const auto questions = open_questions(pool, shmbroker::Role::reader);
-  const auto answers = open_answers(pool, shmbroker::Role::writer);
   Data data(seed);
-  shmbroker::Message question;
   for (;;) {
-    if (questions.try_receive(question, shmbroker::Timeout::no_wait())) {
-      const Answer answer{worker, object_in<int>(question), evaluate(parameters->read())};
-      if (answers.try_send(bytes_of(answer), 60s)) question.done();
-    }
     const Weights weights = parameters->read();
     Gradient gradient{worker, {}};
     Weights inputs;
@@ -148,6 +162,14 @@ void work(int, const shmbroker::ReadOnlyRegion& memory, const shmbroker::Pool& p
   }
 } catch (const shmbroker::Error& error) {
   if (error.status() != shmbroker::Status::closed) throw;
+}
+
+// A thread evaluates when it is called, also while this one waits for room in the queue.
+void work(int, const shmbroker::ReadOnlyRegion& memory, const shmbroker::Pool& pool, int worker, unsigned seed,
+          int port) {
+  join_world(trainer(worker), 1 + worker, port, 1);
+  learn(reinterpret_cast<const Parameters*>(memory.data()), pool, worker, seed);
+  remote::shutdown();
 }
 SHMBROKER_SPAWN_FUNCTION("work", work);
 
@@ -163,9 +185,11 @@ class Server {
         for_workers_(session_.attach(memory_.id())),
         parameters_(new(memory_.data()) Parameters{}),
         gradients_(open_gradients(pool_, shmbroker::Role::reader)),
-        questions_(open_questions(pool_, shmbroker::Role::writer)),
-        answers_(open_answers(pool_, shmbroker::Role::reader)) {
+        port_(20000 + ::getpid() % 40000) {
     for (int worker = 0; worker < kRanks; ++worker) start(worker);
+    ::setenv("SHMBROKER_SOCKET", session_.info().socket, 1);
+    join_world("server", 0, port_, 0);
+    model_.emplace(Model(parameters_));
   }
 
   // One gradient applied to the parameters.
@@ -191,26 +215,24 @@ class Server {
     start(worker);
   }
 
-  // One of the ranks works it out, with the parameters as they are there; the others go on.
+  // One of the ranks works it out; while this process waits it answers what that one asks of the model. If that one
+  // has died, it is the turn of the next.
   double evaluate_remotely() {
-    const int question = ++questions_asked_;
-    for (;;) {
-      const auto sent = questions_.try_send(bytes_of(question), 10s);
-      if (sent) break;
-      if (sent.error().status() != shmbroker::Status::peer_gone) throw sent.error();
-    }
-    for (;;) {
-      receive(answers_);
-      const auto answer = object_in<Answer>(message_);
-      if (answer.question != question) continue;  // of one that has been answered twice
-      std::printf("worker %d finds a mean squared error of %.6f\n", answer.worker, answer.loss);
-      return answer.loss;
+    for (const auto deadline = std::chrono::steady_clock::now() + 60s;;) {
+      const int worker = turn_++ % kRanks;
+      if (const auto loss = evaluate_at(worker)) return *loss;
+      if (std::chrono::steady_clock::now() > deadline) throw std::runtime_error("nobody evaluates the model");
     }
   }
 
-  // The ranks are told, and end by themselves.
+  // Each of them is there, also who came last. They are told, and end by themselves.
   void finish() {
+    for (int worker = 0; worker < kRanks; ++worker)
+      for (const auto deadline = std::chrono::steady_clock::now() + 60s; !evaluate_at(worker);)
+        if (std::chrono::steady_clock::now() > deadline) throw std::runtime_error(trainer(worker) + " does not come");
     gradients_.shutdown();
+    model_.reset();
+    remote::shutdown();
     for (auto& crew : crew_) crew->join();
     for (int worker = 0; worker < kRanks; ++worker)
       std::printf("worker %d sent %d gradients\n", worker, steps_of_[static_cast<std::size_t>(worker)]);
@@ -225,7 +247,20 @@ class Server {
     options.socket = session_.info().socket;
     options.environment = {"SHMBROKER_SOCKET=" + options.socket};
     crew_[static_cast<std::size_t>(worker)].emplace(
-        shmbroker::spawn("work", options, for_workers_, pool_, worker, static_cast<unsigned>(random_())));
+        shmbroker::spawn("work", options, for_workers_, pool_, worker, static_cast<unsigned>(random_()), port_));
+  }
+
+  // Nothing: it has died, or nobody has come in its place yet.
+  std::optional<double> evaluate_at(int worker) {
+    try {
+      const auto loss = remote::rpc_sync<double>(trainer(worker), "evaluate", *model_);
+      std::printf("worker %d finds a mean squared error of %.6f\n", worker, loss);
+      return loss;
+    } catch (const shmbroker::Error& error) {
+      if (error.status() != shmbroker::Status::worker_gone) throw;
+      (void)remote::serve(10ms);  // what is told of deaths and newcomers is heard here, too
+      return std::nullopt;
+    }
   }
 
   // A rank that dies is no reason to stop: there are others, and its successor comes.
@@ -244,12 +279,14 @@ class Server {
   shmbroker::Region memory_;
   shmbroker::ReadOnlyRegion for_workers_;  // closes writing for everybody but this process
   Parameters* parameters_;
-  shmbroker::Queue gradients_, questions_, answers_;
+  shmbroker::Queue gradients_;
+  int port_;
+  std::optional<remote::Remote<Model>> model_;
   shmbroker::Message message_;
   std::array<std::optional<shmbroker::ProcessContext>, kRanks> crew_;
   std::array<int, kRanks> steps_of_{};
   Weights weights_{};
-  int questions_asked_ = 0;
+  int turn_ = 0;
 };
 
 int run(int steps, int kills, unsigned seed) {

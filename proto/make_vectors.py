@@ -250,9 +250,9 @@ def requests():
     plain_family("world_pool", 27, "request", "world_pool", {"world": 31, "pool": 21}, {}, cut=(8, 1))
     batch_family("ref_create", 28, "request", "ref_create",
                  [({"world": 31, "owner": 2, "user": 0xffffffff, "state": 1}, {}, None),
-                  ({"world": 31, "counter": 7, "owner": 1, "user": 3, "state": 3, "flags": 1}, {}, None)], cut=(20, 2))
+                  ({"world": 31, "counter": 7, "owner": 1, "user": 3, "state": 3, "flags": 1, "owner_life": 2, "user_life": 5}, {}, None)], cut=(20, 2))
     batch_family("ref_fork", 29, "request", "ref_fork",
-                 [({"world": 31, "reference": REFERENCE, "user": 3}, {}, None), ({"world": 31, "reference": REFERENCE, "user": 2}, {}, None)],
+                 [({"world": 31, "reference": REFERENCE, "user": 3}, {}, None), ({"world": 31, "reference": REFERENCE, "user": 2, "user_life": 5}, {}, None)],
                  cut=(20, 2))
     batch_family("ref_take", 30, "request", "ref_take", [({"world": 31, "fork": FORK, "flags": 2}, {}, None)], cut=(20, 2))
     batch_family("ref_release", 31, "request", "ref_release",
@@ -311,7 +311,7 @@ def replies():
     plain_family("pool_doorbell", REPLY | 24, "reply", "pool_doorbell_reply", {"participant": 3, "life": 4}, {}, cut=(4, 1), fds=("socket",))
     plain_family("ticket_revoke", REPLY | 60, "reply", "ticket_revoke_reply", {"uses_left": 2}, {}, cut=(4, 1))
     plain_family("world_join", REPLY | 25, "reply", "world_join_reply",
-                 {"world": 31, "group": 2, "pool": 21, "present": 4, "flags": 1}, {}, cut=(16, 2))
+                 {"world": 31, "group": 2, "pool": 21, "present": 4, "flags": 1, "life": 5}, {}, cut=(16, 2))
     plain_family("world_leave", REPLY | 26, "reply", "world_leave_reply", {"present": 3, "forks": 2}, {}, cut=(4, 1))
     plain_family("world_pool", REPLY | 27, "reply", "world_pool_reply", {"pool": 21}, {}, cut=(8, 1))
     gone = ({"outcome": {"status": 6, "fd_index": 0xffff}}, {}, ({}, "no such fork of this worker"))
@@ -319,7 +319,7 @@ def replies():
                  [({"outcome": fine(), "reference": REFERENCE, "fork": FORK}, {}, None), gone], cut=(20, 2))
     batch_family("ref_fork", REPLY | 29, "reply", "ref_fork_reply", [({"outcome": fine(), "fork": FORK}, {}, None), gone], cut=(20, 2))
     batch_family("ref_take", REPLY | 30, "reply", "ref_take_reply",
-                 [({"outcome": fine(), "reference": REFERENCE, "owner": 2, "state": 3}, {}, None), gone], cut=(20, 2))
+                 [({"outcome": fine(), "reference": REFERENCE, "owner": 2, "state": 3, "owner_life": 5}, {}, None), gone], cut=(20, 2))
     batch_family("ref_release", REPLY | 31, "reply", "ref_release_reply", [({"outcome": fine()}, {}, None), gone], cut=(6, 1), most=253)
     batch_family("ref_settle", REPLY | 32, "reply", "ref_settle_reply",
                  [({"outcome": fine(), "state": 4, "users": 2}, {}, None), gone], cut=(12, 2))
@@ -356,9 +356,10 @@ RECORDS = {
                       "reading": 1, "writing": 1, "unread": 7}, {}),
     "worlds": ("world_record",
                {"world": 31, "group": 2, "pool": 21, "owner_uid": 1000, "port": 29500, "world_size": 4, "present": 3, "died": 1, "flags": 1,
-                "references": 12, "forks": 20, "created": 10**12}, {"address": "localhost:29500"}),
+                "references": 12, "forks": 20, "created": 10**12, "replaced": 2}, {"address": "localhost:29500"}),
     "workers": ("worker_record",
-                {"world": 31, "session": 5, "rank": 1, "state": 1, "pid": 4242, "uid": 1000, "owned": 12, "forks": 7}, {"name": "worker1"}),
+                {"world": 31, "session": 5, "rank": 1, "state": 1, "pid": 4242, "uid": 1000, "owned": 12, "forks": 7, "life": 5,
+                 "participant": 3, "participant_life": 4}, {"name": "worker1"}),
     "references": ("reference_record",
                    {"world": 31, "reference": REFERENCE, "owner": 2, "state": 4, "users": 3, "in_flight": 1, "user_ranks": 0xb,
                     "created": 10**12}, {"error": "ValueError: expected error"}),
@@ -410,7 +411,7 @@ def events():
                  {"text": "pid 4242 (uid 1000) was killed by signal 9: 7 regions, 10.0 GiB freed"}, cut=(16, 2), tag=0)
     plain_family("pool_changed", EVENT | 8, "event", "pool_changed_event", {"sequence": 41, "watch": 0, "pool": 21}, {}, cut=(16, 2), tag=0)
     of_world = {"sequence": 41, "watch": 0, "world": 31}
-    plain_family("world_changed", EVENT | 16, "event", "world_changed_event", of_world | {"change": 2, "rank": 3, "present": 4}, {}, cut=(24, 3), tag=0)
+    plain_family("world_changed", EVENT | 16, "event", "world_changed_event", of_world | {"change": 2, "rank": 3, "present": 4, "life": 5}, {}, cut=(24, 3), tag=0)
     plain_family("ref_unused", EVENT | 17, "event", "ref_unused_event", of_world | {"reference": REFERENCE}, {}, cut=(24, 3), tag=0)
     plain_family("ref_changed", EVENT | 18, "event", "ref_changed_event", of_world | {"reference": REFERENCE, "state": 3, "owner": 2}, {}, cut=(24, 3), tag=0)
     plain_family("gap", EVENT | 7, "event", "gap_event", {"sequence": 41, "watch": 0, "lost": 3}, {}, cut=(24, 3), tag=0)

@@ -928,6 +928,8 @@ struct shmbw_world_join_reply {
   uint64_t pool; /* 0: not told yet */
   uint32_t present; /* workers that have joined, this one among them */
   uint32_t flags; /* world_state flags */
+  uint32_t life; /* of this worker: counts all who ever joined this world, from 1 */
+  uint32_t reserved; /* zero */
 };
 
 struct shmbw_world_leave {
@@ -955,6 +957,8 @@ struct shmbw_ref_create {
   uint32_t user; /* rank, or 0xffffffff */
   uint32_t state; /* enum ref_state: registered; taken, ready or failed if the caller is the owner */
   uint32_t flags; /* ref_create flags; tell: ref_changed events for the caller's own fork */
+  uint32_t owner_life; /* worker_gone if the owner is another life; 0: whichever */
+  uint32_t user_life; /* as owner_life, of the user */
 };
 
 struct shmbw_ref_create_reply {
@@ -967,7 +971,7 @@ struct shmbw_ref_fork {
   uint64_t world;
   struct shmbw_ref_id reference;
   uint32_t user; /* rank of the receiver; the owner too, and the caller itself */
-  uint32_t reserved; /* zero */
+  uint32_t user_life; /* worker_gone if the receiver is another life; 0: whichever */
 };
 
 struct shmbw_ref_fork_reply {
@@ -987,6 +991,8 @@ struct shmbw_ref_take_reply {
   struct shmbw_ref_id reference;
   uint32_t owner; /* rank */
   uint32_t state; /* enum ref_state */
+  uint32_t owner_life;
+  uint32_t reserved; /* zero */
 };
 
 struct shmbw_ref_release {
@@ -1393,7 +1399,7 @@ struct shmbw_world_record {
   int64_t created; /* CLOCK_BOOTTIME nanoseconds */
   uint16_t address_len;
   uint16_t reserved0; /* zero */
-  uint32_t reserved1; /* zero */
+  uint32_t replaced; /* workers that took the place of one that had died */
 };
 
 struct shmbw_worker_record {
@@ -1407,7 +1413,9 @@ struct shmbw_worker_record {
   uint64_t forks; /* it has or are in flight to it */
   uint16_t name_len;
   uint16_t reserved0; /* zero */
-  uint32_t reserved1; /* zero */
+  uint32_t life; /* see world_join; another process of this rank has another one */
+  uint32_t participant; /* its index in the pool of the world; 0xffffffff: it has not been there */
+  uint32_t participant_life;
 };
 
 struct shmbw_reference_record {
@@ -1491,7 +1499,7 @@ struct shmbw_world_changed_event {
   uint32_t change; /* enum world_change */
   uint32_t rank; /* who joined, left or died */
   uint32_t present; /* workers */
-  uint32_t reserved; /* zero */
+  uint32_t life; /* of that worker, see world_join */
 };
 
 struct shmbw_ref_unused_event {
@@ -1867,12 +1875,14 @@ SHMBW_CHECK(offsetof(struct shmbw_world_join, rank) == 4);
 SHMBW_CHECK(offsetof(struct shmbw_world_join, world_size) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_world_join, address_len) == 12);
 SHMBW_CHECK(offsetof(struct shmbw_world_join, name_len) == 14);
-SHMBW_CHECK(sizeof(struct shmbw_world_join_reply) == 32);
+SHMBW_CHECK(sizeof(struct shmbw_world_join_reply) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_world_join_reply, world) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_world_join_reply, group) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_world_join_reply, pool) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_world_join_reply, present) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_world_join_reply, flags) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_world_join_reply, life) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_world_join_reply, reserved) == 36);
 SHMBW_CHECK(sizeof(struct shmbw_world_leave) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_world_leave, world) == 0);
 SHMBW_CHECK(sizeof(struct shmbw_world_leave_reply) == 8);
@@ -1883,13 +1893,15 @@ SHMBW_CHECK(offsetof(struct shmbw_world_pool, world) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_world_pool, pool) == 8);
 SHMBW_CHECK(sizeof(struct shmbw_world_pool_reply) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_world_pool_reply, pool) == 0);
-SHMBW_CHECK(sizeof(struct shmbw_ref_create) == 32);
+SHMBW_CHECK(sizeof(struct shmbw_ref_create) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_ref_create, world) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ref_create, counter) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_ref_create, owner) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_ref_create, user) == 20);
 SHMBW_CHECK(offsetof(struct shmbw_ref_create, state) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_ref_create, flags) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_ref_create, owner_life) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_ref_create, user_life) == 36);
 SHMBW_CHECK(sizeof(struct shmbw_ref_create_reply) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_ref_create_reply, outcome) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ref_create_reply, reference) == 8);
@@ -1898,7 +1910,7 @@ SHMBW_CHECK(sizeof(struct shmbw_ref_fork) == 32);
 SHMBW_CHECK(offsetof(struct shmbw_ref_fork, world) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ref_fork, reference) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_ref_fork, user) == 24);
-SHMBW_CHECK(offsetof(struct shmbw_ref_fork, reserved) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_ref_fork, user_life) == 28);
 SHMBW_CHECK(sizeof(struct shmbw_ref_fork_reply) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_ref_fork_reply, outcome) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ref_fork_reply, fork) == 8);
@@ -1907,11 +1919,13 @@ SHMBW_CHECK(offsetof(struct shmbw_ref_take, world) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ref_take, fork) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_ref_take, flags) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_ref_take, reserved) == 28);
-SHMBW_CHECK(sizeof(struct shmbw_ref_take_reply) == 32);
+SHMBW_CHECK(sizeof(struct shmbw_ref_take_reply) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_ref_take_reply, outcome) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ref_take_reply, reference) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_ref_take_reply, owner) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_ref_take_reply, state) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_ref_take_reply, owner_life) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_ref_take_reply, reserved) == 36);
 SHMBW_CHECK(sizeof(struct shmbw_ref_release) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_ref_release, world) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ref_release, fork) == 8);
@@ -2244,8 +2258,8 @@ SHMBW_CHECK(offsetof(struct shmbw_world_record, forks) == 56);
 SHMBW_CHECK(offsetof(struct shmbw_world_record, created) == 64);
 SHMBW_CHECK(offsetof(struct shmbw_world_record, address_len) == 72);
 SHMBW_CHECK(offsetof(struct shmbw_world_record, reserved0) == 74);
-SHMBW_CHECK(offsetof(struct shmbw_world_record, reserved1) == 76);
-SHMBW_CHECK(sizeof(struct shmbw_worker_record) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_world_record, replaced) == 76);
+SHMBW_CHECK(sizeof(struct shmbw_worker_record) == 64);
 SHMBW_CHECK(offsetof(struct shmbw_worker_record, world) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_worker_record, session) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_worker_record, rank) == 16);
@@ -2256,7 +2270,9 @@ SHMBW_CHECK(offsetof(struct shmbw_worker_record, owned) == 32);
 SHMBW_CHECK(offsetof(struct shmbw_worker_record, forks) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_worker_record, name_len) == 48);
 SHMBW_CHECK(offsetof(struct shmbw_worker_record, reserved0) == 50);
-SHMBW_CHECK(offsetof(struct shmbw_worker_record, reserved1) == 52);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, life) == 52);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, participant) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_worker_record, participant_life) == 60);
 SHMBW_CHECK(sizeof(struct shmbw_reference_record) == 64);
 SHMBW_CHECK(offsetof(struct shmbw_reference_record, world) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_reference_record, reference) == 8);
@@ -2320,7 +2336,7 @@ SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, world) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, change) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, rank) == 28);
 SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, present) == 32);
-SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, reserved) == 36);
+SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, life) == 36);
 SHMBW_CHECK(sizeof(struct shmbw_ref_unused_event) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_ref_unused_event, sequence) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ref_unused_event, watch) == 8);

@@ -442,13 +442,15 @@ template <class F> constexpr void visit_fields(shmbw_world_join& s, F&& f) {
   f("address_len", s.address_len);
   f("name_len", s.name_len);
 }
-constexpr bool reserved_zero(const shmbw_world_join_reply&) { return true; }
+constexpr bool reserved_zero(const shmbw_world_join_reply& s) { return s.reserved == 0; }
 template <class F> constexpr void visit_fields(shmbw_world_join_reply& s, F&& f) {
   f("world", s.world);
   f("group", s.group);
   f("pool", s.pool);
   f("present", s.present);
   f("flags", s.flags);
+  f("life", s.life);
+  f("reserved", s.reserved);
 }
 constexpr bool reserved_zero(const shmbw_world_leave&) { return true; }
 template <class F> constexpr void visit_fields(shmbw_world_leave& s, F&& f) {
@@ -476,6 +478,8 @@ template <class F> constexpr void visit_fields(shmbw_ref_create& s, F&& f) {
   f("user", s.user);
   f("state", s.state);
   f("flags", s.flags);
+  f("owner_life", s.owner_life);
+  f("user_life", s.user_life);
 }
 constexpr bool reserved_zero(const shmbw_ref_create_reply& s) { return reserved_zero(s.outcome) && reserved_zero(s.reference) && reserved_zero(s.fork); }
 template <class F> constexpr void visit_fields(shmbw_ref_create_reply& s, F&& f) {
@@ -483,12 +487,12 @@ template <class F> constexpr void visit_fields(shmbw_ref_create_reply& s, F&& f)
   f("reference", s.reference);
   f("fork", s.fork);
 }
-constexpr bool reserved_zero(const shmbw_ref_fork& s) { return s.reserved == 0 && reserved_zero(s.reference); }
+constexpr bool reserved_zero(const shmbw_ref_fork& s) { return reserved_zero(s.reference); }
 template <class F> constexpr void visit_fields(shmbw_ref_fork& s, F&& f) {
   f("world", s.world);
   f("reference", s.reference);
   f("user", s.user);
-  f("reserved", s.reserved);
+  f("user_life", s.user_life);
 }
 constexpr bool reserved_zero(const shmbw_ref_fork_reply& s) { return reserved_zero(s.outcome) && reserved_zero(s.fork); }
 template <class F> constexpr void visit_fields(shmbw_ref_fork_reply& s, F&& f) {
@@ -502,12 +506,14 @@ template <class F> constexpr void visit_fields(shmbw_ref_take& s, F&& f) {
   f("flags", s.flags);
   f("reserved", s.reserved);
 }
-constexpr bool reserved_zero(const shmbw_ref_take_reply& s) { return reserved_zero(s.outcome) && reserved_zero(s.reference); }
+constexpr bool reserved_zero(const shmbw_ref_take_reply& s) { return s.reserved == 0 && reserved_zero(s.outcome) && reserved_zero(s.reference); }
 template <class F> constexpr void visit_fields(shmbw_ref_take_reply& s, F&& f) {
   f("outcome", s.outcome);
   f("reference", s.reference);
   f("owner", s.owner);
   f("state", s.state);
+  f("owner_life", s.owner_life);
+  f("reserved", s.reserved);
 }
 constexpr bool reserved_zero(const shmbw_ref_release& s) { return reserved_zero(s.fork); }
 template <class F> constexpr void visit_fields(shmbw_ref_release& s, F&& f) {
@@ -898,7 +904,7 @@ template <class F> constexpr void visit_fields(shmbw_participant_record& s, F&& 
   f("writing", s.writing);
   f("unread", s.unread);
 }
-constexpr bool reserved_zero(const shmbw_world_record& s) { return s.reserved0 == 0 && s.reserved1 == 0; }
+constexpr bool reserved_zero(const shmbw_world_record& s) { return s.reserved0 == 0; }
 template <class F> constexpr void visit_fields(shmbw_world_record& s, F&& f) {
   f("world", s.world);
   f("group", s.group);
@@ -914,9 +920,9 @@ template <class F> constexpr void visit_fields(shmbw_world_record& s, F&& f) {
   f("created", s.created);
   f("address_len", s.address_len);
   f("reserved0", s.reserved0);
-  f("reserved1", s.reserved1);
+  f("replaced", s.replaced);
 }
-constexpr bool reserved_zero(const shmbw_worker_record& s) { return s.reserved0 == 0 && s.reserved1 == 0; }
+constexpr bool reserved_zero(const shmbw_worker_record& s) { return s.reserved0 == 0; }
 template <class F> constexpr void visit_fields(shmbw_worker_record& s, F&& f) {
   f("world", s.world);
   f("session", s.session);
@@ -928,7 +934,9 @@ template <class F> constexpr void visit_fields(shmbw_worker_record& s, F&& f) {
   f("forks", s.forks);
   f("name_len", s.name_len);
   f("reserved0", s.reserved0);
-  f("reserved1", s.reserved1);
+  f("life", s.life);
+  f("participant", s.participant);
+  f("participant_life", s.participant_life);
 }
 constexpr bool reserved_zero(const shmbw_reference_record& s) { return s.reserved0 == 0 && s.reserved1 == 0 && reserved_zero(s.reference); }
 template <class F> constexpr void visit_fields(shmbw_reference_record& s, F&& f) {
@@ -1004,7 +1012,7 @@ template <class F> constexpr void visit_fields(shmbw_pool_changed_event& s, F&& 
   f("watch", s.watch);
   f("pool", s.pool);
 }
-constexpr bool reserved_zero(const shmbw_world_changed_event& s) { return s.reserved == 0; }
+constexpr bool reserved_zero(const shmbw_world_changed_event&) { return true; }
 template <class F> constexpr void visit_fields(shmbw_world_changed_event& s, F&& f) {
   f("sequence", s.sequence);
   f("watch", s.watch);
@@ -1012,7 +1020,7 @@ template <class F> constexpr void visit_fields(shmbw_world_changed_event& s, F&&
   f("change", s.change);
   f("rank", s.rank);
   f("present", s.present);
-  f("reserved", s.reserved);
+  f("life", s.life);
 }
 constexpr bool reserved_zero(const shmbw_ref_unused_event& s) { return reserved_zero(s.reference); }
 template <class F> constexpr void visit_fields(shmbw_ref_unused_event& s, F&& f) {

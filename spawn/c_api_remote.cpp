@@ -35,10 +35,27 @@ using shmb::client::Deadline;
 
 namespace {
 
+// What is done with a handle, which must be given.
+template <class T, class Body>
+int with(T* handle, const char* what, shmb_error* error, Body body) {
+  return guarded(error, [&]() -> Result<void> {
+    if (handle == nullptr) return shmb::error(Status::invalid, std::string("no ") + what + " was given");
+    return body();
+  });
+}
+
+// The C handle of what was made goes to its place.
+template <class T, class Made, class Wrap>
+Result<void> hand_out(T** place, Result<Made> made, Wrap wrap) {
+  if (!made) return std::unexpected(made.error());
+  *place = wrap(std::move(*made));
+  return {};
+}
+
 template <class T>
-Result<T*> given(T* handle, const char* what) {
-  if (handle == nullptr) return shmb::error(Status::invalid, std::string("no ") + what + " was given");
-  return handle;
+Result<void> place_for(T** place, const char* what) {
+  if (place == nullptr) return shmb::error(Status::invalid, std::string("no place for the ") + what + " was given");
+  return {};
 }
 
 Result<std::int64_t> call_timeout(std::int64_t timeout) {
@@ -66,6 +83,9 @@ Result<Payload> payload_of(const shmb_payload* given) {
   return out;
 }
 
+shmb_reference* reference_of(std::shared_ptr<Reference> reference) {
+  return new shmb_reference{std::move(reference), nullptr, {}, {}};
+}
 shmb_future* handle_of(std::shared_ptr<Future> future) {
   auto* out = new shmb_future{std::move(future), {}};
   out->content.it = &out->it->content;
@@ -94,6 +114,44 @@ Result<std::uint32_t> rank_of(Agent& agent, std::int32_t to) {
     return shmb::error(Status::not_found, "there is no worker of rank " + std::to_string(to) + ": the ranks are 0 to " +
                                               std::to_string(agent.size() - 1));
   return static_cast<std::uint32_t>(to);
+}
+
+// The words of a call, whatever becomes of its result.
+struct Called {
+  std::uint32_t to = 0;
+  Payload payload;
+  bool on_object = false;
+};
+Result<Called> called_with(Agent& agent, std::int32_t to, const char* function, const shmb_payload* payload,
+                           std::uint32_t flags, std::int64_t timeout) {
+  if ((flags & ~unsigned{SHMB_CALL_ON_OBJECT}) != 0)
+    return shmb::error(Status::unknown_flags, "an unknown flag of a call");
+  if (function == nullptr) return shmb::error(Status::invalid, "no function was given");
+  if (auto fine = call_timeout(timeout); !fine) return std::unexpected(fine.error());
+  auto rank = rank_of(agent, to);
+  if (!rank) return std::unexpected(rank.error());
+  auto what = payload_of(payload);
+  if (!what) return std::unexpected(what.error());
+  return Called{*rank, std::move(*what), (flags & SHMB_CALL_ON_OBJECT) != 0};
+}
+
+// A question to the owner of a reference.
+int ask_owner(shmb_reference* reference, Kind kind, std::int64_t timeout, shmb_future** future, shmb_error* error) {
+  return with(reference, "reference", error, [&]() -> Result<void> {
+    if (auto place = place_for(future, "future"); !place) return place;
+    if (auto fine = call_timeout(timeout); !fine) return std::unexpected(fine.error());
+    return hand_out(future, reference->it->agent->fetch(reference->it, kind, timeout), handle_of);
+  });
+}
+
+// An answer, of whichever kind: the request is spent, and its worker lives until it is given.
+template <class Give>
+int answered(shmb_request* request, shmb_error* error, Give give) {
+  return with(request, "request", error, [&]() -> Result<void> {
+    const std::unique_ptr<shmb_request> spent(request);
+    const std::shared_ptr<Agent> agent = request->it->agent;
+    return give(*agent, std::move(request->it));
+  });
 }
 
 }  // namespace
@@ -125,10 +183,8 @@ size_t shmb_content_references(const shmb_content* content) noexcept {
 }
 
 int shmb_content_take_region(shmb_content* content, size_t number, shmb_region** region, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto from = given(content, "content");
-    if (!from) return std::unexpected(from.error());
-    if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
+  return with(content, "content", error, [&]() -> Result<void> {
+    if (auto place = place_for(region, "region"); !place) return place;
     if (number >= content->it->regions.size() || !content->it->regions[number])
       return shmb::error(Status::not_found, "there is no region " + std::to_string(number) + " in it, or it was taken");
     if (content->keeper != nullptr) {
@@ -144,16 +200,14 @@ int shmb_content_take_region(shmb_content* content, size_t number, shmb_region**
 
 int shmb_content_take_reference(shmb_content* content, size_t number, shmb_reference** reference,
                                 shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto from = given(content, "content");
-    if (!from) return std::unexpected(from.error());
-    if (reference == nullptr) return shmb::error(Status::invalid, "no place for the reference was given");
+  return with(content, "content", error, [&]() -> Result<void> {
+    if (auto place = place_for(reference, "reference"); !place) return place;
     if (number >= content->it->references.size() || !content->it->references[number])
       return shmb::error(Status::not_found,
                          "there is no reference " + std::to_string(number) + " in it, or it was taken");
     std::shared_ptr<Reference> taken = content->it->references[number];
     if (content->keeper == nullptr) content->it->references[number].reset();
-    *reference = new shmb_reference{std::move(taken), nullptr, {}, {}};
+    *reference = reference_of(std::move(taken));
     return {};
   });
 }
@@ -162,7 +216,7 @@ int shmb_remote_init(const shmb_remote_options* options, shmb_remote** remote, s
   return guarded(error, [&]() -> Result<void> {
     auto known = read_options(options);
     if (!known) return std::unexpected(known.error());
-    if (remote == nullptr) return shmb::error(Status::invalid, "no place for the worker was given");
+    if (auto place = place_for(remote, "worker"); !place) return place;
     if (known->timeout_ns < 0)
       return shmb::error(Status::invalid, "waiting for the other workers always has a deadline");
     if (auto fine = call_timeout(known->call_timeout_ns); !fine) return std::unexpected(fine.error());
@@ -192,9 +246,7 @@ int shmb_remote_init(const shmb_remote_options* options, shmb_remote** remote, s
 
 int shmb_remote_shutdown(shmb_remote* remote, const shmb_remote_shutdown_options* options, uint32_t* leaks,
                          shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto worker = given(remote, "worker");
-    if (!worker) return std::unexpected(worker.error());
+  return with(remote, "worker", error, [&]() -> Result<void> {
     auto known = read_options(options);
     if (!known) return std::unexpected(known.error());
     if (known->timeout_ns < 0) return shmb::error(Status::invalid, "a shutdown always has a deadline");
@@ -235,24 +287,21 @@ int32_t shmb_remote_world_size(const shmb_remote* remote) noexcept {
 
 int shmb_remote_worker(shmb_remote* remote, int32_t rank, const char* name, shmb_worker* worker,
                        shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(remote, "worker");
-    if (!it) return std::unexpected(it.error());
+  return with(remote, "worker", error, [&]() -> Result<void> {
     auto found = name != nullptr ? remote->it->find(name) : rank_of(*remote->it, rank);
     if (!found) return std::unexpected(found.error());
     const Worker facts = remote->it->worker(*found);
     shmb_worker out{};
     out.rank = static_cast<std::int32_t>(*found);
     out.state = static_cast<std::uint32_t>(facts.state);
+    out.life = facts.life;
     copy_text(out.name, facts.name);
     return write_struct(out, worker);
   });
 }
 
 int shmb_remote_set_timeout(shmb_remote* remote, int64_t timeout_ns, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(remote, "worker");
-    if (!it) return std::unexpected(it.error());
+  return with(remote, "worker", error, [&]() -> Result<void> {
     auto fine = call_timeout(timeout_ns);
     if (!fine) return std::unexpected(fine.error());
     remote->it->set_timeout(timeout_ns == 0 ? kCallTimeout : timeout_ns);
@@ -262,9 +311,7 @@ int shmb_remote_set_timeout(shmb_remote* remote, int64_t timeout_ns, shmb_error*
 int64_t shmb_remote_get_timeout(shmb_remote* remote) noexcept { return remote == nullptr ? 0 : remote->it->timeout(); }
 
 int shmb_remote_get_counters(shmb_remote* remote, shmb_remote_counters* counters, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(remote, "worker");
-    if (!it) return std::unexpected(it.error());
+  return with(remote, "worker", error, [&]() -> Result<void> {
     auto now = remote->it->counters();
     if (!now) return std::unexpected(now.error());
     shmb_remote_counters out{};
@@ -279,18 +326,14 @@ int shmb_remote_get_counters(shmb_remote* remote, shmb_remote_counters* counters
 }
 
 int shmb_remote_serve(shmb_remote* remote, int64_t wait_ns, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(remote, "worker");
-    if (!it) return std::unexpected(it.error());
+  return with(remote, "worker", error, [&]() -> Result<void> {
     return remote->it->serve(Deadline::after(wait_ns, client::kForever), wait_ns == client::kNoWait);
   });
 }
 
 int shmb_remote_wait(shmb_remote* remote, int (*done)(void* context), void* context, int64_t wait_ns,
                      shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(remote, "worker");
-    if (!it) return std::unexpected(it.error());
+  return with(remote, "worker", error, [&]() -> Result<void> {
     if (done == nullptr) return shmb::error(Status::invalid, "nothing to wait for was given");
     return remote->it->wait_until([&] { return done(context) != 0; }, Deadline::after(wait_ns, kShutdownTimeout));
   });
@@ -301,22 +344,15 @@ void shmb_remote_notify(shmb_remote* remote) noexcept {
 }
 
 int shmb_remote_region(shmb_remote* remote, uint64_t length, shmb_region** region, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(remote, "worker");
-    if (!it) return std::unexpected(it.error());
-    if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
-    auto made = remote->it->region(length);
-    if (!made) return std::unexpected(made.error());
-    *region = new shmb_region{std::move(*made)};
-    return {};
+  return with(remote, "worker", error, [&]() -> Result<void> {
+    if (auto place = place_for(region, "region"); !place) return place;
+    return hand_out(region, remote->it->region(length), [](auto made) { return new shmb_region{std::move(made)}; });
   });
 }
 
 int shmb_remote_session(shmb_remote* remote, shmb_session** session, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(remote, "worker");
-    if (!it) return std::unexpected(it.error());
-    if (session == nullptr) return shmb::error(Status::invalid, "no place for the session was given");
+  return with(remote, "worker", error, [&]() -> Result<void> {
+    if (auto place = place_for(session, "session"); !place) return place;
     *session = new shmb_session{remote->it->session()};
     return {};
   });
@@ -324,23 +360,12 @@ int shmb_remote_session(shmb_remote* remote, shmb_session** session, shmb_error*
 
 int shmb_remote_call(shmb_remote* remote, int32_t to, const char* function, const shmb_payload* payload, uint32_t flags,
                      int64_t timeout_ns, shmb_future** future, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(remote, "worker");
-    if (!it) return std::unexpected(it.error());
-    if ((flags & ~unsigned{SHMB_CALL_ON_OBJECT}) != 0)
-      return shmb::error(Status::unknown_flags, "an unknown flag of a call");
-    if (function == nullptr || future == nullptr)
-      return shmb::error(Status::invalid, "no function, or no place for the future, was given");
-    auto timeout = call_timeout(timeout_ns);
-    if (!timeout) return std::unexpected(timeout.error());
-    auto rank = rank_of(*remote->it, to);
-    if (!rank) return std::unexpected(rank.error());
-    auto what = payload_of(payload);
-    if (!what) return std::unexpected(what.error());
-    auto called = remote->it->call(*rank, function, *what, (flags & SHMB_CALL_ON_OBJECT) != 0, *timeout);
-    if (!called) return std::unexpected(called.error());
-    *future = handle_of(std::move(*called));
-    return {};
+  return with(remote, "worker", error, [&]() -> Result<void> {
+    if (auto place = place_for(future, "future"); !place) return place;
+    auto call = called_with(*remote->it, to, function, payload, flags, timeout_ns);
+    if (!call) return std::unexpected(call.error());
+    return hand_out(future, remote->it->call(call->to, function, call->payload, call->on_object, timeout_ns),
+                    handle_of);
   });
 }
 
@@ -356,9 +381,7 @@ uint32_t shmb_future_get_state(shmb_future* future) noexcept {
 }
 
 int shmb_future_wait(shmb_future* future, int64_t wait_ns, shmb_content** content, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(future, "future");
-    if (!it) return std::unexpected(it.error());
+  return with(future, "future", error, [&]() -> Result<void> {
     auto waited = future->it->agent->wait(*future->it, wait_ns);
     if (!waited) return waited;
     if (content != nullptr) *content = &future->content;
@@ -367,9 +390,7 @@ int shmb_future_wait(shmb_future* future, int64_t wait_ns, shmb_content** conten
 }
 
 int shmb_future_failure(shmb_future* future, shmb_remote_failure* failure, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(future, "future");
-    if (!it) return std::unexpected(it.error());
+  return with(future, "future", error, [&]() -> Result<void> {
     if (shmb_future_get_state(future) != SHMB_FUTURE_FAILED)
       return shmb::error(Status::not_found, "the call has not failed");
     return write_failure(future->it->failure, failure);
@@ -378,9 +399,7 @@ int shmb_future_failure(shmb_future* future, shmb_remote_failure* failure, shmb_
 
 int shmb_future_then(shmb_future* future, void (*then)(void* context, shmb_future* future), void* context,
                      shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(future, "future");
-    if (!it) return std::unexpected(it.error());
+  return with(future, "future", error, [&]() -> Result<void> {
     if (then == nullptr) return shmb::error(Status::invalid, "nothing to call was given");
     if (future->it->agent->forked()) return future->it->agent->open();
     future->it->agent->when_done(future->it, [then, context, state = std::weak_ptr(future->it)] {
@@ -428,37 +447,22 @@ void* shmb_request_object(const shmb_request* request) noexcept {
 }
 
 int shmb_request_answer(shmb_request* request, const shmb_payload* payload, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(request, "request");
-    if (!it) return std::unexpected(it.error());
-    const std::unique_ptr<shmb_request> spent(request);
-    Agent& agent = *request->it->agent;
-    const std::shared_ptr<Agent> held = request->it->agent;
+  return answered(request, error, [&](Agent& agent, std::unique_ptr<Request> spent) -> Result<void> {
     auto what = payload_of(payload);
-    if (!what) {
-      (void)agent.fail(std::move(request->it), failure_of(what.error()));
-      return std::unexpected(what.error());
-    }
-    return agent.answer(std::move(request->it), *what);
+    if (what) return agent.answer(std::move(spent), *what);
+    (void)agent.fail(std::move(spent), failure_of(what.error()));
+    return std::unexpected(what.error());
   });
 }
 
 int shmb_request_answer_object(shmb_request* request, void* object, const char* type, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(request, "request");
-    if (!it) return std::unexpected(it.error());
-    const std::unique_ptr<shmb_request> spent(request);
-    const std::shared_ptr<Agent> held = request->it->agent;
-    return held->answer_object(std::move(request->it), object, text_or_empty(type));
+  return answered(request, error, [&](Agent& agent, std::unique_ptr<Request> spent) {
+    return agent.answer_object(std::move(spent), object, text_or_empty(type));
   });
 }
 
 int shmb_request_fail(shmb_request* request, const shmb_remote_failure* failure, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(request, "request");
-    if (!it) return std::unexpected(it.error());
-    const std::unique_ptr<shmb_request> spent(request);
-    const std::shared_ptr<Agent> held = request->it->agent;
+  return answered(request, error, [&](Agent& agent, std::unique_ptr<Request> spent) {
     auto known = read_options(failure);
     remote::Failure told;
     if (known) {
@@ -469,49 +473,31 @@ int shmb_request_fail(shmb_request* request, const shmb_remote_failure* failure,
     } else {
       told = failure_of(known.error());
     }
-    return held->fail(std::move(request->it), std::move(told));
+    return agent.fail(std::move(spent), std::move(told));
   });
 }
 
 int shmb_remote_create(shmb_remote* remote, int32_t to, const char* function, const shmb_payload* payload,
                        uint32_t flags, int64_t timeout_ns, shmb_reference** reference, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(remote, "worker");
-    if (!it) return std::unexpected(it.error());
-    if (function == nullptr || reference == nullptr)
-      return shmb::error(Status::invalid, "no function, or no place for the reference, was given");
-    auto timeout = call_timeout(timeout_ns);
-    if (!timeout) return std::unexpected(timeout.error());
-    auto rank = rank_of(*remote->it, to);
-    if (!rank) return std::unexpected(rank.error());
-    auto what = payload_of(payload);
-    if (!what) return std::unexpected(what.error());
-    if ((flags & ~unsigned{SHMB_CALL_ON_OBJECT}) != 0)
-      return shmb::error(Status::unknown_flags, "an unknown flag of a call");
-    auto made = remote->it->create(*rank, function, *what, (flags & SHMB_CALL_ON_OBJECT) != 0, *timeout);
-    if (!made) return std::unexpected(made.error());
-    *reference = new shmb_reference{std::move(*made), nullptr, {}, {}};
-    return {};
+  return with(remote, "worker", error, [&]() -> Result<void> {
+    if (auto place = place_for(reference, "reference"); !place) return place;
+    auto call = called_with(*remote->it, to, function, payload, flags, timeout_ns);
+    if (!call) return std::unexpected(call.error());
+    return hand_out(reference, remote->it->create(call->to, function, call->payload, call->on_object, timeout_ns),
+                    reference_of);
   });
 }
 
 int shmb_remote_own(shmb_remote* remote, void* object, const char* type, shmb_reference** reference,
                     shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(remote, "worker");
-    if (!it) return std::unexpected(it.error());
-    if (reference == nullptr) return shmb::error(Status::invalid, "no place for the reference was given");
-    auto made = remote->it->own(object, text_or_empty(type));
-    if (!made) return std::unexpected(made.error());
-    *reference = new shmb_reference{std::move(*made), nullptr, {}, {}};
-    return {};
+  return with(remote, "worker", error, [&]() -> Result<void> {
+    if (auto place = place_for(reference, "reference"); !place) return place;
+    return hand_out(reference, remote->it->own(object, text_or_empty(type)), reference_of);
   });
 }
 
 int shmb_reference_get_info(shmb_reference* reference, shmb_reference_info* info, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(reference, "reference");
-    if (!it) return std::unexpected(it.error());
+  return with(reference, "reference", error, [&]() -> Result<void> {
     Reference& inside = *reference->it;
     Agent& agent = *inside.agent;
     if (agent.forked()) return agent.open();
@@ -524,7 +510,7 @@ int shmb_reference_get_info(shmb_reference* reference, shmb_reference_info* info
     out.fork = inside.fork.counter;
     out.fork_creator = inside.fork.counter == 0 ? -1 : static_cast<std::int32_t>(inside.fork.creator);
     out.owner = static_cast<std::int32_t>(known.owner);
-    out.is_owner = known.owner == agent.rank() ? 1 : 0;
+    out.is_owner = agent.owned_here(known) ? 1 : 0;
     out.confirmed = known.confirmed ? 1 : 0;
     out.state = known.failure || known.state == Known::State::failed ? SHMB_REFERENCE_FAILED
                 : known.state == Known::State::ready                 ? SHMB_REFERENCE_READY
@@ -536,24 +522,12 @@ int shmb_reference_get_info(shmb_reference* reference, shmb_reference_info* info
 
 int shmb_reference_fetch(shmb_reference* reference, int64_t timeout_ns, shmb_future** future,
                          shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(reference, "reference");
-    if (!it) return std::unexpected(it.error());
-    if (future == nullptr) return shmb::error(Status::invalid, "no place for the future was given");
-    auto timeout = call_timeout(timeout_ns);
-    if (!timeout) return std::unexpected(timeout.error());
-    auto asked = reference->it->agent->fetch(reference->it, Kind::fetch, *timeout);
-    if (!asked) return std::unexpected(asked.error());
-    *future = handle_of(std::move(*asked));
-    return {};
-  });
+  return ask_owner(reference, Kind::fetch, timeout_ns, future, error);
 }
 
 int shmb_reference_local(shmb_reference* reference, int64_t wait_ns, void** object, shmb_content** content,
                          shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(reference, "reference");
-    if (!it) return std::unexpected(it.error());
+  return with(reference, "reference", error, [&]() -> Result<void> {
     auto value = reference->it->agent->local(*reference->it, wait_ns);
     if (!value) return std::unexpected(value.error());
     reference->value = std::move(*value);
@@ -565,10 +539,8 @@ int shmb_reference_local(shmb_reference* reference, int64_t wait_ns, void** obje
 }
 
 int shmb_reference_created(shmb_reference* reference, shmb_future** future, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(reference, "reference");
-    if (!it) return std::unexpected(it.error());
-    if (future == nullptr) return shmb::error(Status::invalid, "no place for the future was given");
+  return with(reference, "reference", error, [&]() -> Result<void> {
+    if (auto place = place_for(future, "future"); !place) return place;
     if (!reference->it->created)
       return shmb::error(Status::not_found,
                          "this reference was not made by remote() here: nothing tells of its creation");
@@ -579,23 +551,11 @@ int shmb_reference_created(shmb_reference* reference, shmb_future** future, shmb
 
 int shmb_reference_type(shmb_reference* reference, int64_t timeout_ns, shmb_future** future,
                         shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(reference, "reference");
-    if (!it) return std::unexpected(it.error());
-    if (future == nullptr) return shmb::error(Status::invalid, "no place for the future was given");
-    auto timeout = call_timeout(timeout_ns);
-    if (!timeout) return std::unexpected(timeout.error());
-    auto asked = reference->it->agent->fetch(reference->it, Kind::type, *timeout);
-    if (!asked) return std::unexpected(asked.error());
-    *future = handle_of(std::move(*asked));
-    return {};
-  });
+  return ask_owner(reference, Kind::type, timeout_ns, future, error);
 }
 
 int shmb_reference_failure(shmb_reference* reference, shmb_remote_failure* failure, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
-    auto it = given(reference, "reference");
-    if (!it) return std::unexpected(it.error());
+  return with(reference, "reference", error, [&]() -> Result<void> {
     Agent& agent = *reference->it->agent;
     if (agent.forked()) return agent.open();
     {

@@ -92,8 +92,9 @@ std::string Agent::where(std::uint32_t rank) const {
   return "worker \"" + workers_[rank].name + "\" (rank " + std::to_string(rank) + ")";
 }
 
-Error Agent::gone_error(std::uint32_t rank, Status status) const {
-  const shmbw_worker_state state = workers_[rank].state;
+Error Agent::gone_error(std::uint32_t rank, std::uint32_t life, Status status) const {
+  // Only the dead are replaced.
+  const shmbw_worker_state state = life < workers_[rank].life ? SHMBW_WORKER_STATE_DIED : workers_[rank].state;
   return {status,
           0,
           {},
@@ -107,12 +108,13 @@ std::shared_ptr<Known> Agent::find_known(RefId id) const {
   return found == known_.end() ? nullptr : found->second.lock();
 }
 
-std::shared_ptr<Known> Agent::known(RefId id, std::uint32_t owner) {
+std::shared_ptr<Known> Agent::known(RefId id, std::uint32_t owner, std::uint32_t owner_life) {
   auto& place = known_[id];
   if (auto there = place.lock()) return there;
   auto made = std::make_shared<Known>();
   made->id = id;
   made->owner = owner;
+  made->owner_life = owner_life;
   place = made;
   return made;
 }
@@ -173,13 +175,13 @@ void Agent::flush(Lock& lock) {
   std::uint64_t full = 0;  // a bit for each worker without room: order is kept
   for (Small& one : all) {
     const std::uint64_t bit = std::uint64_t{1} << one.to;
-    if (!inbox_ || workers_[one.to].state != SHMBW_WORKER_STATE_PRESENT) continue;
+    if (!inbox_ || !there(one.to, one.life)) continue;
     if ((full & bit) == 0) {
       const std::shared_ptr<Inbox> inbox = inbox_;
       lock.unlock();
       Outgoing out;
       out.head = one.head;
-      out.head.from = rank_;
+      out.head.to_life = one.life;
       std::string text;
       auto sent = inbox->send(one.to, parts_of(out, text));
       lock.lock();
@@ -222,6 +224,8 @@ void Agent::lead(Lock& lock, Deadline until) {
   leading_ = true;
   const Deadline when = earlier(nearest(until), Deadline::after(kLook));
   const std::shared_ptr<Inbox> inbox = inbox_;
+  std::array<std::uint32_t, pool::kParticipants> known_lives{};
+  for (std::uint32_t rank = 0; rank < size(); ++rank) known_lives[rank] = workers_[rank].life;
   lock.unlock();
   std::vector<Arrived> arrived;
   std::vector<RemoteEvent> events;
@@ -237,35 +241,80 @@ void Agent::lead(Lock& lock, Deadline until) {
   };
   // Where messages come without end, what the broker tells is looked at now and then.
   const bool quiet = receive(when);
+  name_writers(arrived, 0);
+  const auto is_new = [&](const Arrived& one) {
+    return one.message.head.from_life > known_lives[one.message.head.from];
+  };
+  bool all = std::ranges::any_of(arrived, is_new);
   if (quiet || lost || ++busy_ % kBusy == 0) {
+    events = std::exchange(put_off_, {});
     for (;;) {
       auto event = session_->next_remote_event(Deadline::now());
       if (!event) lost = event.error();
       if (!event || !*event) break;
       events.push_back(**event);
     }
-    // A worker's end is told: what it sent before that is here by now, and comes first.
-    if (!events.empty())
-      while (!lost && !receive(Deadline::now())) {
-      }
+    all = all || !events.empty();
   }
+  // A worker's end is told, or its successor writes: what it sent before that is here by now, and comes first.
+  if (all) {
+    const std::size_t before = arrived.size();
+    while (!lost && !receive(Deadline::now())) {
+    }
+    name_writers(arrived, before);
+  }
+  const auto newcomers = std::ranges::stable_partition(arrived, [&](const Arrived& one) { return !is_new(one); });
+  const std::size_t known_ones = arrived.size() - newcomers.size();
   for (Arrived& one : arrived) {
-    if (one.message.references.empty()) continue;
+    if (one.message.references.empty() || one.message.head.to_life != life_) continue;
     auto references = take(one.message.references);
     if (references) one.references = std::move(*references);
     else one.message.broken = references.error();
   }
   lock.lock();
   leading_ = false;
-  for (Arrived& one : arrived) take_in(one);
+  for (std::size_t i = 0; i < known_ones; ++i) take_in(arrived[i]);
+  for (const RemoteEvent& event : events) take_event(event);
+  for (std::size_t i = known_ones; i < arrived.size(); ++i) {
+    worker_came(arrived[i].message.head.from, arrived[i].message.head.from_life);  // the event is on its way
+    take_in(arrived[i]);
+  }
   // What nobody wanted: references let go of themselves under the lock.
   std::erase_if(arrived, [](const Arrived& one) {
     return one.references.empty() && !one.message.bytes && one.message.regions.empty();
   });
   if (!arrived.empty()) bury(std::make_shared<std::vector<Arrived>>(std::move(arrived)));
-  for (const RemoteEvent& event : events) take_event(event);
   if (lost) lose(*lost);
   changed_.notify_all();
+}
+
+// Which worker has which place in the pool. A place that no worker has is somebody's who has no business here.
+void Agent::name_writers(std::vector<Arrived>& arrived, std::size_t from) {
+  const auto named = [&](Incoming& message) {
+    const Writer& writer = writers_[message.writer.participant % writers_.size()];
+    if (writer.participant_life != message.writer.life) return false;
+    message.head.from = writer.rank;
+    message.head.from_life = writer.life;
+    return true;
+  };
+  for (std::size_t i = from; i < arrived.size(); ++i) {
+    Incoming& message = arrived[i].message;
+    if (named(message)) continue;
+    read_writers();
+    if (named(message)) continue;
+    writers_[message.writer.participant % writers_.size()] = {message.writer.life, 0, 0};
+    (void)named(message);
+  }
+}
+
+void Agent::read_writers() {
+  client::Selection selection;
+  selection.region.id = world_;
+  const auto list = client::list_workers(*session_, selection, Deadline::after(0));
+  if (!list) return;
+  for (const client::WorkerRow& row : list->rows)
+    if (row.record.participant < writers_.size() && row.record.rank < size())
+      writers_[row.record.participant] = {row.record.participant_life, row.record.rank, row.record.life};
 }
 
 Result<void> Agent::wait_for(const std::function<bool()>& done, Deadline deadline, const char* what) {
@@ -501,7 +550,8 @@ void Agent::lose(const Error& why) {
 void Agent::take_in(Arrived& arrived) {
   Incoming& message = arrived.message;
   const Head& head = message.head;
-  if (head.from >= size()) return;
+  if (head.from_life == 0 || head.from_life != workers_[head.from].life || head.to_life != life_)
+    return bury(std::make_shared<Arrived>(std::move(arrived)));
 #ifdef SHMB_TEST_SEAM
   if (head.kind == trouble_.kind && trouble_.lose > 0) {
     --trouble_.lose;
@@ -535,13 +585,15 @@ void Agent::take_in(Arrived& arrived) {
       return admit(std::move(request));
     }
     case Kind::accepted: {
-      if (auto it = find_known(head.reference); it && it->owner == head.from) it->confirmed = true;
+      if (auto it = find_known(head.reference); it && it->owner == head.from && it->owner_life == head.from_life)
+        it->confirmed = true;
       return;
     }
     case Kind::answer:
     case Kind::failure: {
       const auto found = calls_.find(head.call);
-      if (found == calls_.end() || found->second->to != head.from || found->second->settling)
+      if (found == calls_.end() || found->second->to != head.from || found->second->to_life != head.from_life ||
+          found->second->settling)
         return bury(std::make_shared<Arrived>(std::move(arrived)));
       const std::shared_ptr<Future> future = found->second;
       if (future->kind == Kind::create) {
@@ -578,10 +630,11 @@ void Agent::admit(std::unique_ptr<Request> request) {
     value->drop = wish_.drop;
     value->context = wish_.context;
     request->value = value;
-    if (early_.erase(id) == 0) {
-      value->booked = true;
-      values_[id] = value;
-    }
+    value->booked = true;
+#ifdef SHMB_TEST_SEAM
+    if (early_.erase(id) != 0) value->booked = false;
+#endif
+    if (value->booked) values_[id] = value;
     if (auto waiting = unknown_.find(id); waiting != unknown_.end()) {
       value->waiting = std::move(waiting->second);
       unknown_.erase(waiting);
@@ -590,7 +643,7 @@ void Agent::admit(std::unique_ptr<Request> request) {
       Head head;
       head.kind = Kind::accepted;
       head.reference = id;
-      if (outbox_.size() < kMostWaiting) outbox_.push_back({request->head.from, head});
+      if (outbox_.size() < kMostWaiting) outbox_.push_back({request->head.from, request->head.from_life, head});
     } else if (auto it = find_known(id)) {
       it->confirmed = true;
     }
@@ -643,7 +696,9 @@ void Agent::take_event(const RemoteEvent& event) {
       switch (event.change) {
         case SHMBW_WORLD_CHANGE_LEFT:
         case SHMBW_WORLD_CHANGE_DIED:
-          return worker_gone(event.rank, event.change == SHMBW_WORLD_CHANGE_DIED);
+          return worker_gone(event.rank, event.life, event.change == SHMBW_WORLD_CHANGE_DIED);
+        case SHMBW_WORLD_CHANGE_JOINED:
+          return worker_came(event.rank, event.life);
         case SHMBW_WORLD_CHANGE_ENDED:
           return lose({Status::group_ended, 0, {}, "the group of this world has ended, and the world with it"});
         default:
@@ -658,7 +713,7 @@ void Agent::take_event(const RemoteEvent& event) {
       if (event.state == SHMBW_REF_STATE_READY) it->state = Known::State::ready;
       if (event.state == SHMBW_REF_STATE_FAILED) {
         it->state = Known::State::failed;
-        if (it->owner != rank_) after_.emplace_back([this, id = event.reference] { look_at_failed(id); });
+        if (!owned_here(*it)) after_.emplace_back([this, id = event.reference] { look_at_failed(id); });
       }
       return;
     }
@@ -668,12 +723,17 @@ void Agent::take_event(const RemoteEvent& event) {
   }
 }
 
-// No reference to a value of ours is left in the books. One of its own a worker may have shared again since.
+// No reference to a value of ours is left in the books. One of its own a worker may have shared again since. Where
+// there is no value its creation was never sent: while it is, its creator has a reference, and what is sent is read
+// before what the broker tells.
 void Agent::unused(RefId id) {
   if (leaving_) return;  // all values end with this worker
   const auto found = values_.find(id);
   if (found == values_.end()) {
-    if (early_.size() < kMostUnknown) early_.insert(id);
+#ifdef SHMB_TEST_SEAM
+    if (std::ranges::any_of(held_back_, [id](const auto& one) { return one.second.message.head.reference == id; }))
+      early_.insert(id);
+#endif
     return;
   }
   if (id.creator == rank_ && found->second->state != Value::State::pending) {
@@ -695,24 +755,38 @@ void Agent::unused(RefId id) {
   values_.erase(found);
 }
 
-void Agent::worker_gone(std::uint32_t rank, bool died) {
-  if (rank >= size() || rank == rank_) return;
+// A process has taken the place of one that died.
+void Agent::worker_came(std::uint32_t rank, std::uint32_t life) {
+  if (rank >= size() || rank == rank_ || life <= workers_[rank].life) return;
+  if (workers_[rank].state == SHMBW_WORKER_STATE_PRESENT) worker_gone(rank, workers_[rank].life, true);
+  workers_[rank].life = life;
+  workers_[rank].state = SHMBW_WORKER_STATE_PRESENT;
+  meeting_.reports.erase(rank);
+  meeting_.last_sent.reset();
+  wake();
+}
+
+void Agent::worker_gone(std::uint32_t rank, std::uint32_t life, bool died) {
+  if (rank >= size() || rank == rank_ || life < workers_[rank].life) return;
+  workers_[rank].life = life;
   const auto state = died ? SHMBW_WORKER_STATE_DIED : SHMBW_WORKER_STATE_LEFT;
   if (workers_[rank].state == state) return;
   workers_[rank].state = state;
+  some_gone_ = true;
   for (const auto& [id, weak] : known_)
-    if (auto it = weak.lock(); it && it->owner == rank && !it->failure) {
+    if (auto it = weak.lock(); it && it->owner == rank && it->owner_life <= life && !it->failure) {
       it->state = Known::State::failed;
-      it->failure = failure_of(gone_error(rank, Status::owner_gone));
+      it->failure = failure_of(gone_error(rank, it->owner_life, Status::owner_gone));
       it->failure->text = "the owner of reference " + text_of(id) + ", " + it->failure->text;
     }
   std::vector<std::shared_ptr<Future>> ended;
   for (const auto& [number, call] : calls_)
-    if (call->to == rank) ended.push_back(call);
+    if (call->to == rank && call->to_life <= life) ended.push_back(call);
   for (const auto& call : ended)
-    fail(call, failure_of(gone_error(rank, call->kind == Kind::call ? Status::worker_gone : Status::owner_gone)));
+    fail(call, failure_of(gone_error(rank, call->to_life,
+                                     call->kind == Kind::call ? Status::worker_gone : Status::owner_gone)));
   const auto from_it = [&](std::unique_ptr<Request>& request) {
-    if (request->head.from != rank) return false;
+    if (request->head.from != rank || request->head.from_life > life) return false;
     bury(std::shared_ptr<Request>(std::move(request)));
     return true;
   };
@@ -743,8 +817,12 @@ Result<void> Agent::read_workers() {
     Worker& worker = workers_[row.record.rank];
     const auto state = static_cast<shmbw_worker_state>(row.record.state);
     if (worker.name.empty()) worker.name = row.name;
-    if (state == SHMBW_WORKER_STATE_PRESENT || state == SHMBW_WORKER_STATE_ABSENT) worker.state = state;
-    else worker_gone(row.record.rank, state == SHMBW_WORKER_STATE_DIED);
+    if (worker.life != 0) worker_came(row.record.rank, row.record.life);
+    if (row.record.life < worker.life) continue;  // the list is older than what this worker knows
+    worker.life = row.record.life;
+    const bool gone = state == SHMBW_WORKER_STATE_LEFT || state == SHMBW_WORKER_STATE_DIED;
+    if (!gone && worker.state == SHMBW_WORKER_STATE_ABSENT) worker.state = state;
+    if (gone) worker_gone(row.record.rank, row.record.life, state == SHMBW_WORKER_STATE_DIED);
   }
   if (!references) return {};
   std::set<RefId> booked;

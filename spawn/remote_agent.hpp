@@ -5,9 +5,11 @@
 //
 // Guarantees: what became of a call is decided once, by answer, deadline or the end of a worker, whichever is seen
 // first; what became of a reference is decided by the broker's table, for all workers; a worker's death is seen behind
-// everything that it has sent.
+// everything that it has sent, and before anything that its successor sends. A call, a message and a reference belong
+// to one life of a worker: whoever takes the place of a dead one has none of them.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -38,6 +40,7 @@ struct Wish {
 
 struct Worker {
   shmbw_worker_state state = SHMBW_WORKER_STATE_ABSENT;
+  std::uint32_t life = 0;
   std::string name;
 };
 
@@ -85,6 +88,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   // References, by their own ends.
   void let_go(Reference& reference);
   Result<void> usable(const Reference& reference, const char* what);
+  bool owned_here(const Known& known) const { return known.owner == rank_ && known.owner_life == life_; }
 
   struct Ended {
     std::uint32_t leaks = 0;
@@ -146,6 +150,9 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
     std::vector<std::shared_ptr<Reference>> references;
   };
   void take_in(Arrived& arrived);
+  // Who wrote what arrived. Without the lock; of who leads.
+  void name_writers(std::vector<Arrived>& arrived, std::size_t from);
+  void read_writers();
   void admit(std::unique_ptr<Request> request);
   void bury(std::shared_ptr<void> remains) {
     after_.emplace_back([kept = std::move(remains)] {});
@@ -153,7 +160,8 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   void forget(const std::shared_ptr<Future>& future);
   void unused(RefId id);
   void take_event(const client::RemoteEvent& event);
-  void worker_gone(std::uint32_t rank, bool died);
+  void worker_gone(std::uint32_t rank, std::uint32_t life, bool died);
+  void worker_came(std::uint32_t rank, std::uint32_t life);
   void settle_time_out(const std::shared_ptr<Future>& future);
   void look_at_failed(RefId id);
   void expire();
@@ -166,9 +174,12 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   bool may_serve() const;
   Clock nearest(Clock until) const;
   std::shared_ptr<Known> find_known(RefId id) const;
-  std::shared_ptr<Known> known(RefId id, std::uint32_t owner);
+  std::shared_ptr<Known> known(RefId id, std::uint32_t owner, std::uint32_t owner_life);
   std::string where(std::uint32_t rank) const;
-  Error gone_error(std::uint32_t rank, Status status) const;
+  bool there(std::uint32_t rank, std::uint32_t life) const {
+    return workers_[rank].life == life && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT;
+  }
+  Error gone_error(std::uint32_t rank, std::uint32_t life, Status status) const;
   Result<void> open_locked() const;
   void release_waiting(Value& value);
   // False: the value is there. Else the request waits for it, or was refused.
@@ -178,14 +189,15 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   // without it
   void run(std::unique_ptr<Request> request);
   Result<void> may_call(std::uint32_t to, std::string_view function, const Payload& payload, bool on_object);
-  Result<std::shared_ptr<Future>> begin(Kind kind, std::uint32_t to, std::string_view function, std::int64_t timeout,
-                                        RefId reference);
+  // `life` 0: whoever has the place.
+  Result<std::shared_ptr<Future>> begin(Kind kind, std::uint32_t to, std::uint32_t life, std::string_view function,
+                                        std::int64_t timeout, RefId reference);
   Result<void> send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload);
   Result<void> send_request(const std::shared_ptr<Future>& future, std::uint8_t flags, const Payload& payload);
   void give_up(const std::shared_ptr<Future>& future);
   Result<Content> keep(const Payload& payload);
   Result<client::Region::Handle> in_region(std::string_view bytes);
-  Result<std::vector<WireReference>> fork_for(std::uint32_t to, const Payload& payload);
+  Result<std::vector<WireReference>> fork_for(std::uint32_t to, std::uint32_t life, const Payload& payload);
   Result<std::vector<std::shared_ptr<Reference>>> take(std::span<const WireReference> references);
   Result<void> reply(const Request& request, const Payload& payload);
   Result<void> reply_failure(const Request& request, const Failure& failure);
@@ -196,7 +208,9 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   void take_shutdown(const Head& head);
   bool is_idle() const;
   std::uint32_t present() const;
+  std::uint64_t census() const;
   std::uint32_t leader() const;
+  void tell_round(std::uint32_t rank);
   void count_round();
   void release_references();
   std::uint32_t count_leaks();
@@ -206,11 +220,12 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   std::shared_ptr<client::Session> session_;
   std::shared_ptr<Inbox> inbox_;
   std::uint64_t world_ = 0, group_ = 0;
-  std::uint32_t rank_ = 0;
+  std::uint32_t rank_ = 0, life_ = 0;
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Worker> workers_;
+  bool some_gone_ = false;  // since this worker came
   bool complete_ = false, closed_ = false, leading_ = false, ending_ = false, leaving_ = false;
   std::uint64_t pool_told_ = 0;
   std::optional<Error> lost_;
@@ -223,16 +238,20 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   std::uint64_t sent_ = 0, received_ = 0;  // requests, to and from others
   std::map<RefId, std::shared_ptr<Value>> values_;
   std::map<RefId, std::vector<std::unique_ptr<Request>>> unknown_;  // their creation has not come yet
-  std::set<RefId> early_;                                           // unused before their creation came
   std::map<RefId, std::weak_ptr<Known>> known_;
   std::set<RefId> forks_;  // held here
   std::mutex booking_;     // of own values, taken before the other one
   std::uint64_t notices_ = 0;
   unsigned busy_ = 0;  // of who leads
+  struct Writer {
+    std::uint32_t participant_life = 0, rank = 0, life = 0;  // life 0: no worker
+  };
+  std::array<Writer, pool::kParticipants> writers_{};  // of who leads: participants of the pool that have written
+  std::vector<client::RemoteEvent> put_off_;           // of who leads: what was told before messages were read
   std::vector<std::function<void()>> after_;
   // Messages that nobody waits for. Whoever waits sends them where there is room, and waits for none.
   struct Small {
-    std::uint32_t to = 0;
+    std::uint32_t to = 0, life = 0;
     Head head;
   };
   std::deque<Small> outbox_;
@@ -244,7 +263,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
     std::uint64_t phase = 0;
     bool there = false;
     struct Report {
-      std::uint64_t round = 0, sent = 0, received = 0, present = 0;
+      std::uint64_t phase = 0, round = 0, sent = 0, received = 0, census = 0;
     };
     std::map<std::uint32_t, Report> reports;
     std::optional<std::uint64_t> last_sent;
@@ -253,6 +272,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
 #ifdef SHMB_TEST_SEAM
   Trouble trouble_;
   std::deque<std::pair<std::int64_t, Arrived>> held_back_;
+  std::set<RefId> early_;  // unused before their creation came: of those that are held back
 #endif
 };
 

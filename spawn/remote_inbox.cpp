@@ -20,13 +20,13 @@ constexpr std::int64_t kSpin = 20'000;
 constexpr std::size_t kBatch = 64;
 constexpr std::uint64_t kMostLaneBytes = std::uint64_t{12} << 20;
 
-// So many that every worker may write to every other one.
+// So many that every worker may write to every other one, also where what a few dead ones have written is not read yet.
 client::PoolSpec pool_of(std::uint64_t group, std::uint32_t workers, std::uint32_t cells) {
   client::PoolSpec spec;
   spec.group = group;
   spec.classes = {{512, 256, 8192}, {8192, 32, 1024}, {std::uint64_t{128} << 10, 4, 128}};
   spec.queues = std::max(workers, 2U);
-  spec.lanes = std::max(workers * (workers - 1), 2U);
+  spec.lanes = std::min(workers * (workers + 1), pool::kMaxLanes);
   spec.lane_bytes = std::min(kMostLaneBytes, spec.lanes * pool::lane_bytes(pool::QueueKind::claim, cells, 128) + 65536);
   return spec;
 }
@@ -91,6 +91,8 @@ Result<bool> Inbox::send(std::uint32_t to, std::span<const OutPart> parts) {
       spec.name = queue_name(to);
       spec.writer = true;
       auto opened = client::Queue::open(pool_, spec);
+      // Lanes of dead workers are given out again when everybody has read them.
+      if (!opened && opened.error().status == Status::limit) return false;
       if (!opened) return std::unexpected(opened.error());
       peers_[to] = std::move(*opened);
     }

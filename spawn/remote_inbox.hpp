@@ -22,7 +22,8 @@ class Inbox {
   std::uint64_t pool_id() const { return pool_->id(); }
   Result<std::uint32_t> participants();  // workers that are in the pool
 
-  // Waits a little for room. False: there is none yet. PEER_GONE: nobody reads there any more.
+  // Waits a little for room. False: there is none yet. PEER_GONE: who read there has gone; the next call waits for
+  // whoever comes in its place.
   Result<bool> send(std::uint32_t to, std::span<const client::OutPart> parts);
   // Takes what is there, waiting for the first until the deadline. `quiet`: nothing was there when it had to wait, so
   // that it is time to look at the broker's events. One thread at a time.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finding the others: by user and port, at the broker. The worker of rank 0 makes the pool, in the group of the world.
+// Where the world runs already this worker takes a dead one's place in it, and in the pool.
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <netdb.h>
@@ -21,6 +22,7 @@ using client::Deadline;
 
 constexpr std::uint32_t kMostWorkers = 64, kMostThreads = 256;
 constexpr std::int64_t kLookAtPool = 2'000'000;
+constexpr std::int64_t kLookAtPlace = 10'000'000;  // where a dead one's place is not free yet
 
 struct Address {
   std::string text, host;
@@ -69,18 +71,33 @@ bool loopback(const sockaddr* address) {
          IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
 }
 
-// Whether one of the host's addresses is this machine's: workers of one world share memory.
+bool same_name(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && ::strncasecmp(a.data(), b.data(), a.size()) == 0;
+}
+
+// With or without its domain: where one has none, the other one's is not compared.
+bool own_name(std::string_view host) {
+  char buffer[256] = {};
+  if (::gethostname(buffer, sizeof buffer - 1) != 0) return false;
+  const std::string_view own(buffer);
+  const std::size_t dot = host.find('.'), own_dot = own.find('.');
+  if (same_name(host, own)) return true;
+  return (dot == host.npos) != (own_dot == own.npos) && same_name(host.substr(0, dot), own.substr(0, own_dot));
+}
+
+// Whether it is this machine: workers of one world share memory. Nobody is asked about a name: a name server may take
+// its time, and what it says of this host is not needed.
 Result<void> check_host(const std::string& host) {
-  char own[256] = {};
-  if (host == "localhost" || (::gethostname(own, sizeof own - 1) == 0 && host == own)) return {};
+  if (host == "localhost" || own_name(host)) return {};
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags =
-      host.find_first_not_of("0123456789.") == host.npos || host.find(':') != host.npos ? AI_NUMERICHOST : 0;
+  hints.ai_flags = AI_NUMERICHOST;
   addrinfo* found = nullptr;
-  if (const int failure = ::getaddrinfo(host.c_str(), nullptr, &hints, &found); failure != 0)
-    return error(Status::invalid, "the host \"" + host + "\" of the world's address is not known (" +
-                                      ::gai_strerror(failure) + "); give localhost or this host's name");
+  if (::getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0)
+    return error(Status::invalid, "the host \"" + host +
+                                      "\" of the world's address is neither localhost nor this host's name, and "
+                                      "other names are not looked up: give localhost, or a numeric address of this "
+                                      "host");
   ifaddrs* interfaces = nullptr;
   (void)::getifaddrs(&interfaces);
   bool here = false;
@@ -162,7 +179,11 @@ Result<std::shared_ptr<Agent>> Agent::join(Wish wish) {
   joining.address = agent->wish_.address;
   joining.name = agent->wish_.name;
   auto place = client::join_world(*agent->session_, joining, deadline);
+  for (; !place && place.error().status == Status::not_ready && !deadline.passed();
+       place = client::join_world(*agent->session_, joining, deadline))
+    (void)agent->session_->next_remote_event(earlier(deadline, Deadline::after(kLookAtPlace)));
   if (!place) return std::unexpected(place.error());
+  agent->life_ = place->life;
   agent->world_ = place->world;
   agent->group_ = place->group;
   agent->pool_told_ = place->pool;
@@ -226,10 +247,16 @@ Result<void> Agent::open_inbox(Deadline deadline) {
   if (rank_ != 0)
     while (pool_told_ == 0)
       if (auto next = await_event(deadline); !next) return next;
-  auto inbox = Inbox::open(session_, group_, rank_ == 0 ? 0 : pool_told_, rank_, size(), 0);
+  const bool makes_pool = pool_told_ == 0;
+  auto inbox = Inbox::open(session_, group_, pool_told_, rank_, size(), 0);
+  // A dead one's place in the pool is free when what it wrote has been read.
+  for (; !inbox && life_ > size() && !makes_pool && inbox.error().status == Status::limit && !deadline.passed();
+       inbox = Inbox::open(session_, group_, pool_told_, rank_, size(), 0))
+    if (auto event = session_->next_remote_event(earlier(deadline, Deadline::after(kLookAtPlace))); event && *event)
+      put_off_.push_back(**event);
   if (!inbox) return std::unexpected(inbox.error());
   inbox_ = std::move(*inbox);
-  if (rank_ != 0) return {};
+  if (!makes_pool) return {};
   auto told = client::tell_world_pool(*session_, world_, inbox_->pool_id(), Deadline::after(0));
   if (!told) return std::unexpected(told.error());
   return {};
@@ -258,7 +285,9 @@ Result<void> Agent::await_peers(Deadline deadline) {
     if (!*event) continue;
     if ((*event)->kind == client::RemoteEvent::Kind::gap) (void)read_workers();
     const std::lock_guard lock(mutex_);
-    if ((*event)->kind != client::RemoteEvent::Kind::gap) take_event(**event);
+    // What is told of references is looked at behind the messages, which nobody reads yet.
+    if ((*event)->kind == client::RemoteEvent::Kind::world_changed) take_event(**event);
+    else put_off_.push_back(**event);
     if (lost_) return std::unexpected(*lost_);
   }
 }

@@ -82,9 +82,10 @@ std::vector<OutPart> parts_of(const Outgoing& message, std::string& head) {
   Packer out;
   out.number(kMagic).number(from.kind).number(
       static_cast<std::uint8_t>(from.flags | (message.bytes != nullptr ? kBytesInRegion : std::uint8_t{0})));
-  out.number(from.from).number(from.call).number(from.deadline);
+  out.number(from.to_life).number(from.call).number(from.deadline);
   if (names_reference(from.kind)) pack_id(out, from.reference);
-  if (of_shutdown(from.kind)) out.number(from.round).number(from.sent).number(from.received).number(from.present);
+  if (of_shutdown(from.kind))
+    out.number(from.phase).number(from.round).number(from.sent).number(from.received).number(from.census);
   out.text(message.function);
   out.number(static_cast<std::uint32_t>(message.references.size()));
   for (const WireReference& reference : message.references) {
@@ -111,17 +112,19 @@ std::optional<Incoming> read_message(client::Message& message) {
   Unpacker in(bytes);
   if (in.number<std::uint32_t>() != kMagic) return std::nullopt;
   Incoming out;
+  out.writer = message.writer();
   out.head.kind = in.number<Kind>();
   out.head.flags = in.number<std::uint8_t>();
-  out.head.from = in.number<std::uint32_t>();
+  out.head.to_life = in.number<std::uint32_t>();
   out.head.call = in.number<std::uint64_t>();
   out.head.deadline = in.number<std::int64_t>();
   if (names_reference(out.head.kind)) out.head.reference = unpack_id(in);
   if (of_shutdown(out.head.kind)) {
+    out.head.phase = in.number<std::uint64_t>();
     out.head.round = in.number<std::uint64_t>();
     out.head.sent = in.number<std::uint64_t>();
     out.head.received = in.number<std::uint64_t>();
-    out.head.present = in.number<std::uint64_t>();
+    out.head.census = in.number<std::uint64_t>();
   }
   out.function = in.text();
   const auto references = in.number<std::uint32_t>();

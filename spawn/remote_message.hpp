@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What workers of a world tell each other, as parts of one message of a queue: a head with the function's name, the
 // references and up to 64 KiB of bytes; more bytes are a region of their own; then the regions that the user sends.
-// A peer may write anything: what is read here is checked, and what does not add up is no message.
+// A peer may write anything: what is read here is checked, and what does not add up is no message. Who wrote it is not
+// in it: the queue says so, by the lane that the broker gave to its writer.
 #pragma once
 
 #include <cstdint>
@@ -46,12 +47,14 @@ struct WireReference {
 struct Head {
   Kind kind = Kind::call;
   std::uint8_t flags = 0;
-  std::uint32_t from = 0;
+  std::uint32_t from = 0, from_life = 0;  // not in the message
+  std::uint32_t to_life = 0;  // a message is for one life of its receiver: who takes a dead one's place does not get it
   std::uint64_t call = 0;     // the caller's number for it, and its answer's
   std::int64_t deadline = 0;  // CLOCK_MONOTONIC, until when the caller waits; 0: for ever
   RefId reference;            // create, accepted, fetch, type
-  // idle: the round, requests sent and received so far, workers that are there. round, over: the first alone.
-  std::uint64_t round = 0, sent = 0, received = 0, present = 0;
+  // idle: phase and round, requests sent and received so far, who is there. over: the phase; both, and round: the
+  // round.
+  std::uint64_t phase = 0, round = 0, sent = 0, received = 0, census = 0;
 };
 
 // A failure of a call, as it is told and as it travels.
@@ -79,6 +82,7 @@ std::vector<client::OutPart> parts_of(const Outgoing& message, std::string& head
 
 struct Incoming {
   Head head;
+  client::Message::Writer writer;
   std::string function, data;
   client::Region::Handle bytes;  // instead of data
   std::uint64_t bytes_length = 0;

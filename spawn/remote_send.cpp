@@ -57,7 +57,7 @@ Result<Content> Agent::keep(const Payload& payload) {
   return content;
 }
 
-Result<std::vector<WireReference>> Agent::fork_for(std::uint32_t to, const Payload& payload) {
+Result<std::vector<WireReference>> Agent::fork_for(std::uint32_t to, std::uint32_t life, const Payload& payload) {
   std::vector<WireReference> out(payload.references.size());
   if (out.empty()) return out;
   std::vector<client::ForkWish> wishes;
@@ -74,6 +74,7 @@ Result<std::vector<WireReference>> Agent::fork_for(std::uint32_t to, const Paylo
     client::RefWish wish;
     wish.owner = rank_;
     wish.user = to;
+    wish.user_life = life;
     wish.state = SHMBW_REF_STATE_READY;
     const RefId before = reference.known->id;
     if (before.counter != 0 && before.creator == rank_) wish.counter = before.counter;
@@ -102,7 +103,7 @@ Result<std::vector<WireReference>> Agent::fork_for(std::uint32_t to, const Paylo
       if (auto done = book(reference, out[i]); !done) return give_back(done.error());
       continue;
     }
-    wishes.push_back({out[i].id, to});
+    wishes.push_back({out[i].id, to, life});
     places.push_back(i);
   }
   if (wishes.empty()) return out;
@@ -143,16 +144,16 @@ Result<std::vector<std::shared_ptr<Reference>>> Agent::take(std::span<const Wire
     auto reference = std::make_shared<Reference>();
     const std::lock_guard lock(mutex_);
     reference->agent = shared_from_this();
-    reference->known = known(facts.reference, facts.owner);
+    reference->known = known(facts.reference, facts.owner, facts.owner_life);
     reference->known->confirmed = true;
     if (facts.state == SHMBW_REF_STATE_READY && !reference->known->failure)
       reference->known->state = Known::State::ready;
     if (facts.state == SHMBW_REF_STATE_FAILED) {
       reference->known->state = Known::State::failed;
-      if (facts.owner != rank_) after_.emplace_back([this, id = facts.reference] { look_at_failed(id); });
+      if (!owned_here(*reference->known)) after_.emplace_back([this, id = facts.reference] { look_at_failed(id); });
     }
     if (facts.state == SHMBW_REF_STATE_OWNER_GONE && facts.owner < size())
-      reference->known->failure = failure_of(gone_error(facts.owner, Status::owner_gone));
+      reference->known->failure = failure_of(gone_error(facts.owner, facts.owner_life, Status::owner_gone));
     reference->fork = forks[i];
     forks_.insert(forks[i]);
     if (const auto value = values_.find(facts.reference); value != values_.end()) reference->value = value->second;
@@ -171,7 +172,6 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
                                       "references; put more of them into several calls");
   Outgoing out;
   out.head = head;
-  out.head.from = rank_;
   out.function = function;
   out.regions = payload.regions;
   client::Region::Handle bytes;
@@ -186,7 +186,7 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
   } else {
     out.data = payload.data;
   }
-  auto references = fork_for(to, payload);
+  auto references = fork_for(to, head.to_life, payload);
   if (!references) return std::unexpected(references.error());
   out.references = std::move(*references);
   std::string text;
@@ -201,8 +201,8 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
       if (is_open) outcome = error(Status::closed, "this worker has been shut down");
       break;
     }
-    if (workers_[to].state != SHMBW_WORKER_STATE_PRESENT) {
-      outcome = std::unexpected(gone_error(to, Status::worker_gone));
+    if (!there(to, head.to_life)) {
+      outcome = std::unexpected(gone_error(to, head.to_life, Status::worker_gone));
       break;
     }
     lock.unlock();
@@ -227,7 +227,7 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
   return outcome;
 }
 
-Result<std::shared_ptr<Future>> Agent::begin(Kind kind, std::uint32_t to, std::string_view function,
+Result<std::shared_ptr<Future>> Agent::begin(Kind kind, std::uint32_t to, std::uint32_t life, std::string_view function,
                                              std::int64_t timeout, RefId reference) {
   auto future = std::make_shared<Future>();
   future->agent = shared_from_this();
@@ -238,8 +238,11 @@ Result<std::shared_ptr<Future>> Agent::begin(Kind kind, std::uint32_t to, std::s
   future->began = sys::now_monotonic();
   const std::lock_guard lock(mutex_);
   if (auto is_open = open_locked(); !is_open) return std::unexpected(is_open.error());
-  if (workers_[to].state != SHMBW_WORKER_STATE_PRESENT)
-    return std::unexpected(gone_error(to, kind == Kind::call ? Status::worker_gone : Status::owner_gone));
+  if (life == 0) life = workers_[to].life;
+  if (life > workers_[to].life) worker_came(to, life);  // the broker has named it already
+  if (!there(to, life))
+    return std::unexpected(gone_error(to, life, kind == Kind::call ? Status::worker_gone : Status::owner_gone));
+  future->to_life = life;
   if (timeout == 0) timeout = call_timeout_;
   future->call = ++last_call_;
   if (timeout != client::kForever) {
@@ -261,6 +264,8 @@ Result<void> Agent::send_request(const std::shared_ptr<Future>& future, std::uin
   head.kind = future->kind;
   head.flags = flags;
   head.from = rank_;
+  head.from_life = life_;
+  head.to_life = future->to_life;
   head.call = future->call;
   head.deadline = future->deadline;
   head.reference = future->reference;
@@ -303,14 +308,15 @@ Result<void> Agent::may_call(std::uint32_t to, std::string_view function, const 
   for (const auto& reference : payload.references)
     if (auto fine = usable(*reference, "fork"); !fine) return fine;
   const std::lock_guard lock(mutex_);
-  if (workers_[to].state != SHMBW_WORKER_STATE_PRESENT) return std::unexpected(gone_error(to, Status::worker_gone));
+  const Worker& worker = workers_[to];
+  if (!there(to, worker.life)) return std::unexpected(gone_error(to, worker.life, Status::worker_gone));
   return {};
 }
 
 Result<std::shared_ptr<Future>> Agent::call(std::uint32_t to, std::string_view function, const Payload& payload,
                                             bool on_object, std::int64_t timeout) {
   if (auto may = may_call(to, function, payload, on_object); !may) return std::unexpected(may.error());
-  auto future = begin(Kind::call, to, function, timeout, {});
+  auto future = begin(Kind::call, to, on_object ? payload.references[0]->known->owner_life : 0, function, timeout, {});
   if (!future) return future;
   if (auto sent = send_request(*future, on_object ? kOnObject : std::uint8_t{0}, payload); !sent) {
     give_up(*future);
@@ -324,6 +330,7 @@ Result<std::shared_ptr<Reference>> Agent::create(std::uint32_t to, std::string_v
   if (auto may = may_call(to, function, payload, on_object); !may) return std::unexpected(may.error());
   client::RefWish wish;
   wish.owner = to;
+  wish.owner_life = on_object ? payload.references[0]->known->owner_life : worker(to).life;
   wish.tell = true;
   auto made = client::create_reference(*session_, world_, wish, Deadline::after(0));
   if (!made) return std::unexpected(made.error());
@@ -332,10 +339,10 @@ Result<std::shared_ptr<Reference>> Agent::create(std::uint32_t to, std::string_v
   reference->fork = made->fork;
   {
     const std::lock_guard lock(mutex_);
-    reference->known = known(made->reference, to);
+    reference->known = known(made->reference, to, wish.owner_life);
     forks_.insert(made->fork);
   }
-  auto future = begin(Kind::create, to, function, timeout, made->reference);
+  auto future = begin(Kind::create, to, wish.owner_life, function, timeout, made->reference);
   if (!future) return std::unexpected(future.error());
   reference->created = *future;
   if (auto sent = send_request(*future, on_object ? kOnObject : std::uint8_t{0}, payload); !sent) {
@@ -357,6 +364,7 @@ Result<std::shared_ptr<Reference>> Agent::own(void* object, std::string type) {
   reference->value->context = wish_.context;
   reference->known = std::make_shared<Known>();
   reference->known->owner = rank_;
+  reference->known->owner_life = life_;
   reference->known->state = Known::State::ready;
   reference->known->confirmed = true;
   reference->agent = shared_from_this();
@@ -389,8 +397,8 @@ Result<std::shared_ptr<Future>> Agent::fetch(const std::shared_ptr<Reference>& r
     const std::shared_ptr<Future>& asked = reference->known->type;  // its own deadline says nothing about the type
     if (asked && !(asked->state == Future::State::failed && asked->failure.status == Status::deadline)) return asked;
   }
-  auto future = begin(kind, reference->known->owner, kind == Kind::type ? "type of a reference" : "to_here", timeout,
-                      reference->known->id);
+  auto future = begin(kind, reference->known->owner, reference->known->owner_life,
+                      kind == Kind::type ? "type of a reference" : "to_here", timeout, reference->known->id);
   if (!future) return future;
   (*future)->subject = reference;
   if (kind == Kind::type) {
@@ -399,7 +407,7 @@ Result<std::shared_ptr<Future>> Agent::fetch(const std::shared_ptr<Reference>& r
   }
   Payload own;
   // An own value that is not in the books is named by the reference itself.
-  if (reference->value && reference->known->owner == rank_) own.references.push_back(reference);
+  if (reference->value && owned_here(*reference->known)) own.references.push_back(reference);
   if (auto sent = send_request(*future, 0, own); !sent) {
     give_up(*future);
     const std::lock_guard lock(mutex_);
@@ -412,7 +420,7 @@ Result<std::shared_ptr<Future>> Agent::fetch(const std::shared_ptr<Reference>& r
 Result<std::shared_ptr<Value>> Agent::local(Reference& reference, std::int64_t wait) {
   if (auto fine = usable(reference, "local_value()"); !fine) return std::unexpected(fine.error());
   const Known& known = *reference.known;
-  if (known.owner != rank_) {
+  if (!owned_here(known)) {
     const std::lock_guard lock(mutex_);
     return error(Status::invalid, "For UserRRef(rref_id=" + text_of(known.id) + ", fork_id=" + text_of(reference.fork) +
                                       "), can't call local_value() on user " + where(rank_) + ". Call it on owner " +

@@ -19,7 +19,7 @@ void Agent::run(std::unique_ptr<Request> request) {
       const Reference& subject = *request->content.references[0];
       id = subject.known->id;
       if (!value) value = subject.value;
-      if (subject.known->owner != rank_) {
+      if (!owned_here(*subject.known)) {
         (void)fail(std::move(request), {Status::invalid, -1, {}, {}, "the object of the call is not owned here", {}});
         return;
       }
@@ -70,6 +70,7 @@ Result<void> Agent::reply(const Request& request, const Payload& payload) {
   if (request.head.from != rank_) {
     Head head;
     head.kind = Kind::answer;
+    head.to_life = request.head.from_life;
     head.call = request.head.call;
     head.deadline = request.head.deadline;
     return send(request.head.from, head, {}, payload);
@@ -111,6 +112,7 @@ Result<void> Agent::reply_failure(const Request& request, const Failure& given) 
   }
   Head head;
   head.kind = Kind::failure;
+  head.to_life = request.head.from_life;
   head.call = request.head.call;
   head.deadline = request.head.deadline;
   const std::string bytes = pack_failure(failure);

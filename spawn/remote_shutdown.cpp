@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a worker. Graceful: a worker that has nothing under way says so to the lowest living rank, with how many
-// requests it has sent and received; that one asks again until two rounds tell the same and what was sent has arrived.
-// Then nothing is under way anywhere, and nothing can come any more. It serves meanwhile, and waits for no dead.
+// The end of a worker. Graceful: a worker that has nothing under way says so to the one that came first of those that
+// live, with how many requests it has sent and received; that one asks again until two rounds tell the same and what
+// was sent has arrived. Then nothing is under way anywhere, and nothing can come any more. It serves meanwhile, and
+// waits for no dead, but for whoever takes a dead one's place: who comes late is told which phases are over.
 //
-// Three times: first for the calls; then, with the references given up, for the books; and when what is left has been
+// Three phases: first for the calls; then, with the references given up, for the books; and when what is left has been
 // counted everywhere.
 #include <algorithm>
 
@@ -21,25 +22,58 @@ std::uint32_t Agent::present() const {
       std::ranges::count(workers_, SHMBW_WORKER_STATE_PRESENT, [](const Worker& worker) { return worker.state; }));
 }
 
+// Who is there, in one number: two that know of the same lives say the same.
+std::uint64_t Agent::census() const {
+  std::uint64_t sum = 0;
+  for (const Worker& worker : workers_) {
+    if (worker.state != SHMBW_WORKER_STATE_PRESENT) continue;
+    std::uint64_t mixed = worker.life * 0x9e37'79b9'7f4a'7c15U;
+    mixed = (mixed ^ (mixed >> 29)) * 0xbf58'476d'1ce4'e5b9U;
+    sum += mixed ^ (mixed >> 32);
+  }
+  return sum;
+}
+
+// Who joined first. So nobody who comes takes the lead from one that has begun to count.
 std::uint32_t Agent::leader() const {
+  std::uint32_t first = rank_;
   for (std::uint32_t rank = 0; rank < size(); ++rank)
-    if (workers_[rank].state == SHMBW_WORKER_STATE_PRESENT) return rank;
-  return rank_;
+    if (workers_[rank].state == SHMBW_WORKER_STATE_PRESENT && workers_[rank].life < workers_[first].life) first = rank;
+  return first;
+}
+
+// A worker that is behind hears where the leader is.
+void Agent::tell_round(std::uint32_t rank) {
+  Head head;
+  head.kind = Kind::over;
+  head.phase = meeting_.phase - 1;
+  head.round = meeting_.round;
+  outbox_.push_back({rank, workers_[rank].life, head});
 }
 
 // Of others; what this worker has to say itself is entered by meet().
 void Agent::take_shutdown(const Head& head) {
   switch (head.kind) {
     case Kind::idle:
-      meeting_.reports[head.from] = {head.round, head.sent, head.received, head.present};
+      meeting_.reports[head.from] = {head.phase, head.round, head.sent, head.received, head.census};
+      if (head.phase > 1) meeting_.over = std::max(meeting_.over, head.phase - 1);  // said a leader that has died since
+      if (head.round > meeting_.round) {
+        meeting_.round = head.round;
+        meeting_.last_sent.reset();
+        for (std::uint32_t rank = 0; rank < size() && meeting_.there; ++rank)
+          if (rank != rank_ && rank != head.from && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT)
+            tell_round(rank);
+      } else if (meeting_.there && (head.round < meeting_.round || head.phase < meeting_.phase)) {
+        tell_round(head.from);
+      }
       count_round();
       break;
     case Kind::round:
       meeting_.round = std::max(meeting_.round, head.round);
       break;
     default:
-      meeting_.over = std::max(meeting_.over, head.round);
-      meeting_.round = std::max(meeting_.round, head.sent);
+      meeting_.over = std::max(meeting_.over, head.phase);
+      meeting_.round = std::max(meeting_.round, head.round);
   }
   wake();
 }
@@ -48,28 +82,29 @@ void Agent::take_shutdown(const Head& head) {
 void Agent::count_round() {
   if (!meeting_.there || leader() != rank_) return;
   std::uint64_t sent = 0, received = 0;
+  bool agreed = true;
   for (std::uint32_t rank = 0; rank < size(); ++rank) {
     if (workers_[rank].state != SHMBW_WORKER_STATE_PRESENT) continue;
     const auto report = meeting_.reports.find(rank);
-    if (report == meeting_.reports.end() || report->second.round < meeting_.round) return;
+    if (report == meeting_.reports.end() || report->second.round < meeting_.round ||
+        report->second.phase < meeting_.phase)
+      return;
     sent += report->second.sent;
     received += report->second.received;
-    if (report->second.present != present()) {
-      sent = 1, received = 0;  // somebody does not know of a death yet
-      break;
-    }
+    agreed = agreed && report->second.census == census();  // else somebody does not know of a death yet
   }
   // The dead have sent and received what the living did not: then the counts need not agree, only stand still.
-  const bool quiet = (sent == received || present() != size()) && meeting_.totals == sent + 1;
-  meeting_.totals = sent + 1;
+  const bool quiet = agreed && (sent == received || some_gone_) && meeting_.totals == sent + 1;
+  meeting_.totals = agreed ? sent + 1 : 0;
   Head head;
   head.kind = quiet ? Kind::over : Kind::round;
   ++meeting_.round;  // what was reported up to here does not count for the next one
-  head.round = quiet ? meeting_.phase : meeting_.round;
-  head.sent = meeting_.round;
+  head.phase = meeting_.phase;
+  head.round = meeting_.round;
   if (quiet) meeting_.over = meeting_.phase;
   for (std::uint32_t rank = 0; rank < size(); ++rank)
-    if (rank != rank_ && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT) outbox_.push_back({rank, head});
+    if (rank != rank_ && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT)
+      outbox_.push_back({rank, workers_[rank].life, head});
 }
 
 std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
@@ -83,21 +118,22 @@ std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
     run_after(lock);
     if (lost_) return *lost_;
     if (closed_) return Error{Status::closed, 0, {}, "this worker was shut down by another thread"};
-    const bool through = meeting_.over >= phase ? present() > 1 || is_idle() : present() == 1 && is_idle();
+    const bool through = (meeting_.over >= phase || present() == 1) && is_idle();
     if (through && outbox_.empty() && !flushing_) return std::nullopt;
     if (!through && is_idle() && meeting_.last_sent != meeting_.round) {
       meeting_.last_sent = meeting_.round;
       Head head;
       head.kind = Kind::idle;
+      head.phase = phase;
       head.round = meeting_.round;
       head.sent = sent_;
       head.received = received_;
-      head.present = present();
+      head.census = census();
       if (leader() == rank_) {
-        meeting_.reports[rank_] = {head.round, head.sent, head.received, head.present};
+        meeting_.reports[rank_] = {head.phase, head.round, head.sent, head.received, head.census};
         count_round();
       } else {
-        outbox_.push_back({leader(), head});
+        outbox_.push_back({leader(), workers_[leader()].life, head});
       }
       continue;
     }

@@ -51,7 +51,7 @@ struct Future {
   // While it is pending:
   std::uint64_t call = 0;
   Kind kind = Kind::call;
-  std::uint32_t to = 0;
+  std::uint32_t to = 0, to_life = 0;
   std::string function;
   RefId reference;
   std::shared_ptr<Reference> subject;                        // fetch, type: its value must not go before the answer
@@ -83,7 +83,7 @@ struct Value {
 struct Known {
   enum class State : std::uint8_t { registered, ready, failed };
   RefId id;
-  std::uint32_t owner = 0;
+  std::uint32_t owner = 0, owner_life = 0;
   bool confirmed = false;
   State state = State::registered;
   std::optional<Failure> failure;  // final: every use ends with it

@@ -100,9 +100,11 @@ typedef struct shmb_remote_options {
 
 /* Joins the world at an address, which all workers name alike, and returns when all have joined. The world is known by
  * user and port; processes of different programs and sessions find each other by it. A session of the broker is opened
- * for it. Errors: INVALID (name, rank, size, an address that is not this host), EXISTS (rank or name are there
- * already), WORLD_TAKEN, WORKER_GONE (one died while it was waited for), DEADLINE (says who is missing), LIMIT,
- * LOCAL_ONLY, NO_BROKER. */
+ * for it. In a world that runs, who has the name and the rank of a worker that died takes its place: calls to that
+ * worker go to it from then on, while those under way and references to what the dead one owned have failed. Errors:
+ * INVALID (name, rank, size, an address that is not this host), EXISTS (rank or name are there already), WORLD_TAKEN
+ * (it runs, and the place is not free), NOT_READY (the process whose place it is has not ended), WORKER_GONE (one died
+ * while it was waited for), DEADLINE (says who is missing), LIMIT, LOCAL_ONLY, NO_BROKER. */
 SHMB_API int shmb_remote_init(const shmb_remote_options* options, shmb_remote** remote,
                               shmb_error* error) SHMB_NOEXCEPT;
 
@@ -130,6 +132,7 @@ typedef struct shmb_worker {
   int32_t rank;
   uint32_t state; /* enum shmb_worker_state */
   char name[SHMB_MAX_NAME + 1];
+  uint32_t life; /* another one when another process has taken its place */
 } shmb_worker;
 SHMB_API int32_t shmb_remote_rank(const shmb_remote* remote) SHMB_NOEXCEPT;
 SHMB_API int32_t shmb_remote_world_size(const shmb_remote* remote) SHMB_NOEXCEPT;

@@ -40,6 +40,7 @@ std::string world_state_text(const shmbw_world_record& record) {
   if ((record.flags & SHMBW_WORLD_STATE_COMPLETE) == 0) return "waiting for workers";
   std::string text = (record.flags & SHMBW_WORLD_STATE_ENDING) != 0 ? "ending" : "complete";
   if (record.died != 0) text += ", " + std::to_string(record.died) + " died";
+  if (record.replaced != 0) text += ", " + std::to_string(record.replaced) + " replaced";
   return text;
 }
 
@@ -190,6 +191,7 @@ Json world_json(const Worlds& books) {
              {"world_size", record.world_size},
              {"present", record.present},
              {"died", record.died},
+             {"replaced", record.replaced},
              {"complete", (record.flags & SHMBW_WORLD_STATE_COMPLETE) != 0},
              {"broken", (record.flags & SHMBW_WORLD_STATE_BROKEN) != 0},
              {"references_total", record.references},
@@ -204,6 +206,7 @@ Json world_json(const Worlds& books) {
                                 {"state", worker_state_text(worker.record.state)},
                                 {"pid", worker.record.pid},
                                 {"session", worker.record.session},
+                                {"life", worker.record.life},
                                 {"owns", worker.record.owned},
                                 {"holds", worker.record.forks}});
     }

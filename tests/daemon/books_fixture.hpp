@@ -44,6 +44,7 @@ class FakeLink final : public Link {
   void drop(std::string_view why) override { dropped = why; }
   std::uint32_t descriptors_in_flight() const override { return 0; }
   bool confirm_start_time(std::uint64_t) override { return start_time_right; }
+  bool process_over() const override { return process_is_over; }
   void take_descriptors(bool many) override { takes_descriptors = true, takes_many = many; }
   std::vector<Fd>& descriptors() override { return brought; }
 
@@ -51,7 +52,7 @@ class FakeLink final : public Link {
   std::string dropped;
   bool held = false;            // the books keep the request in service...
   std::function<void()> again;  // ... and this hands it in once more
-  bool start_time_right = true, takes_descriptors = false, takes_many = false;
+  bool start_time_right = true, takes_descriptors = false, takes_many = false, process_is_over = false;
   std::vector<Fd> brought;  // with the next request; gone after it
   void bring(Fd fd) { brought.push_back(std::move(fd)); }
 

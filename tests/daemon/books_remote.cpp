@@ -88,6 +88,27 @@ struct Workers {
   std::uint64_t id = 0;
 };
 
+// They meet in a pool, as workers do: before that nobody is replaced.
+std::uint64_t meet_in_pool(Workers& workers) {
+  shmbw_pool_create wish{};
+  wish.lane_bytes = 65536;
+  Packet& made = workers[0].call(SHMBW_OP_POOL_CREATE, wish);
+  REQUIRE(made.status() == Status::ok);
+  const std::uint64_t pool = made.fixed<shmbw_pool_create_reply>().pool;
+  REQUIRE(workers[0].call(SHMBW_OP_WORLD_POOL, shmbw_world_pool{workers.id, pool}).status() == Status::ok);
+  shmbw_pool_join join{};
+  join.pool = pool;
+  for (std::size_t rank = 1; rank < workers.all.size(); ++rank)
+    REQUIRE(workers[rank].call(SHMBW_OP_POOL_JOIN, join).status() == Status::ok);
+  for (Client& client : workers.all) client.link().events.clear();
+  return pool;
+}
+shmbw_worker_record worker_row(Client& client, std::uint32_t rank) {
+  for (const auto& row : client.rows<shmbw_worker_record>(SHMBW_TABLE_WORKERS))
+    if (row.rank == rank) return row;
+  return {};
+}
+
 std::vector<shmbw_world_changed_event> changes(Client& client) {
   std::vector<shmbw_world_changed_event> out;
   for (const Packet& event : client.link().events)
@@ -491,6 +512,119 @@ TEST_CASE("the world's pool is told once, by a worker that is in it, and the fir
   }
   CHECK(changes(workers[0]).back().change == SHMBW_WORLD_CHANGE_POOL);
   CHECK(workers[0].rows<shmbw_world_record>(SHMBW_TABLE_WORLDS)[0].pool == pools[1]);
+}
+
+TEST_CASE(
+    "who takes the place of a dead worker is another life: what the dead one owned stays lost, its name counts on") {
+  World world;
+  Workers workers(world, 3);
+  const std::uint64_t pool = meet_in_pool(workers);
+  auto owned = create_ref(workers[0], 1);
+  auto made = create_ref(workers[1], 0);
+  auto given = fork_ref(workers[1], made.reply.reference, 2);
+  REQUIRE(given.status == Status::ok);
+  const std::uint32_t first_life = worker_row(workers[0], 1).life;
+  CHECK(worker_row(workers[0], 1).participant_life != 0);
+  workers[1].die();
+  Client next = world.client();
+  auto joined = join_world(next, 1, 3, "w1").fixed<shmbw_world_join_reply>();
+  CHECK(joined.world == workers.id);
+  CHECK(joined.pool == pool);
+  CHECK(joined.present == 3);
+  CHECK(joined.flags == SHMBW_WORLD_STATE_COMPLETE);
+  CHECK(joined.life > first_life);
+  auto told = changes(workers[0]);
+  REQUIRE(told.size() == 2);
+  CHECK(told[0].change == SHMBW_WORLD_CHANGE_DIED);
+  CHECK(told[0].life == first_life);
+  CHECK(told[1].change == SHMBW_WORLD_CHANGE_JOINED);
+  CHECK(told[1].life == joined.life);
+  CHECK(told[1].rank == 1);
+  auto rows = workers[0].rows<shmbw_world_record>(SHMBW_TABLE_WORLDS);
+  REQUIRE(rows.size() == 1);
+  CHECK(rows[0].replaced == 1);
+  CHECK(rows[0].died == 0);
+  CHECK(worker_row(workers[0], 1).participant == 0xffff'ffff);  // of the new one: it has not come to the pool
+  CHECK(worker_row(workers[0], 1).owned == 0);
+
+  // What the dead one owned: nobody's, and the new one cannot say anything about it.
+  const shmbw_ref_id lost = owned.reply.reference;
+  CHECK(ask_ref(workers[0], lost).fixed<shmbw_ref_ask_reply>().state == SHMBW_REF_STATE_OWNER_GONE);
+  CHECK(fork_ref(workers[0], lost, 2).status == Status::owner_gone);
+  CHECK(fork_ref(next, lost, 2).status == Status::denied);
+  CHECK(settle_ref(next, lost, SHMBW_REF_STATE_READY).status == Status::denied);
+  // What it had made lives on at its owner; to fail it was the dead one's right.
+  auto taken = take_ref(workers[2], given.reply.fork);
+  CHECK(taken.reply.owner_life == worker_row(workers[0], 0).life);
+  CHECK(settle_ref(next, made.reply.reference, SHMBW_REF_STATE_FAILED, "timed out").status == Status::denied);
+  auto again = fork_ref(workers[0], made.reply.reference, 2);
+  CHECK(release_ref(next, again.reply.fork).status == Status::not_found);
+  CHECK(create_ref(next, 1, 2, SHMBW_REF_STATE_READY, SHMBW_REF_CREATE_GIVEN_COUNTER, made.reply.reference.counter)
+            .status == Status::invalid);
+  // The numbers go on.
+  auto fresh = create_ref(next, 0);
+  CHECK(fresh.reply.reference.counter > given.reply.fork.counter);
+  // Who means the dead one does not get the new one.
+  auto to_dead = ask_one<shmbw_ref_create_reply>(
+      workers[0], SHMBW_OP_REF_CREATE, shmbw_ref_create{0, 0, 1, kOwn, SHMBW_REF_STATE_REGISTERED, 0, first_life, 0});
+  CHECK(to_dead.status == Status::worker_gone);
+  CHECK(says(to_dead.sentence, "has died"));
+  auto for_dead = ask_one<shmbw_ref_fork_reply>(workers[0], SHMBW_OP_REF_FORK,
+                                                shmbw_ref_fork{0, made.reply.reference, 1, first_life});
+  CHECK(for_dead.status == Status::worker_gone);
+  CHECK(ask_one<shmbw_ref_fork_reply>(workers[0], SHMBW_OP_REF_FORK,
+                                      shmbw_ref_fork{0, made.reply.reference, 1, joined.life})
+            .status == Status::ok);
+  // With its last user the lost reference goes, and nobody is told who never owned it.
+  next.link().events.clear();
+  CHECK(release_ref(workers[0], owned.reply.fork).status == Status::ok);
+  CHECK(ask_ref(workers[0], lost).status() == Status::not_found);
+  CHECK(unused(next).empty());
+}
+
+TEST_CASE(
+    "a dead worker's place is for one process of its name and rank, once its own has ended, while nobody has left") {
+  World world;
+  Workers workers(world, 4);
+  meet_in_pool(workers);
+  workers[1].end_of_file();  // and goes on, with the pool before its eyes
+  Client other = world.client(), late = world.client(), stranger = world.client(1001);
+  Packet& early = join_world(other, 1, 4, "w1");
+  CHECK(early.status() == Status::not_ready);
+  CHECK(says(early.error().sentence, "has not ended"));
+  workers[1].pidfd();
+  CHECK(join_world(other, 1, 4, "x").status() == Status::world_taken);
+  CHECK(join_world(other, 1, 5, "w1").status() == Status::world_taken);
+  CHECK(join_world(other, 2, 4, "w2").status() == Status::world_taken);
+  workers[2].link().process_is_over = true;
+  CHECK(join_world(other, 2, 4, "w2").status() == Status::not_ready);
+  CHECK(join_world(other, 1, 4, "w1").status() == Status::ok);
+  CHECK(join_world(late, 1, 4, "w1").status() == Status::world_taken);  // of two the first one
+  CHECK(join_world(stranger, 1, 4, "w1").fixed<shmbw_world_join_reply>().world != workers.id);
+  other.die();  // before it has come to the pool
+  CHECK(join_world(late, 1, 4, "w1").status() == Status::ok);
+  CHECK(worker_row(workers[0], 1).life == 6);
+  CHECK(workers[0].rows<shmbw_world_record>(SHMBW_TABLE_WORLDS)[0].replaced == 2);
+  workers[2].die();
+  workers[3].call(SHMBW_OP_WORLD_LEAVE, shmbw_world_leave{workers.id});
+  Client last = world.client();
+  Packet& ending = join_world(last, 2, 4, "w2");
+  CHECK(ending.status() == Status::world_taken);
+  CHECK(says(ending.error().sentence, "is ending"));
+  // Who has left begins the next world, and there the dead one's successor is welcome.
+  const auto next = join_world(workers[3], 3, 4, "w3").fixed<shmbw_world_join_reply>();
+  CHECK(next.world != workers.id);
+  CHECK(join_world(last, 2, 4, "w2").fixed<shmbw_world_join_reply>().world == next.world);
+}
+
+TEST_CASE("a worker that died before the world had its pool is not replaced") {
+  World world;
+  Workers workers(world, 2);
+  workers[0].die();
+  Client next = world.client();
+  Packet& refused = join_world(next, 0, 2, "w0");
+  CHECK(refused.status() == Status::world_taken);
+  CHECK(says(refused.error().sentence, "has no pool yet"));
 }
 
 TEST_CASE("worlds and references are limited per uid, with the key to raise") {

@@ -77,6 +77,10 @@ int slow_add(int a, int b, int after_ms) {
   return a + b;
 }
 void nothing() { ++words().numbers[15]; }
+void sleeps() {  // until this process is killed
+  words().numbers[1] = 1;
+  for (;;) pause_ms(1000);
+}
 int fail_with(const std::string& kind, const std::string& text) {
   if (kind == "value") throw std::invalid_argument(text);
   if (kind == "range") throw std::out_of_range(text);
@@ -142,6 +146,7 @@ SHMBROKER_REMOTE_FUNCTION("add", add);
 SHMBROKER_REMOTE_FUNCTION("join", join_texts);
 SHMBROKER_REMOTE_FUNCTION("slow_add", slow_add);
 SHMBROKER_REMOTE_FUNCTION("nothing", nothing);
+SHMBROKER_REMOTE_FUNCTION("sleeps", sleeps);
 SHMBROKER_REMOTE_FUNCTION("fail_with", fail_with);
 SHMBROKER_REMOTE_FUNCTION("unwrap", unwrap);
 SHMBROKER_REMOTE_FUNCTION("unwrap_two", unwrap_two);
