@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C ABI of remote, over the worker of remote_agent.hpp. Handles are freed by their users, whatever becomes of the
 // world.
+#include <optional>
+
 #include "base/sys_process.hpp"
 #include "client/c_api.hpp"
 #include "spawn/remote_agent.hpp"
@@ -25,7 +27,7 @@ struct shmb_reference {
   std::shared_ptr<shmb::remote::Reference> it;
   std::shared_ptr<shmb::remote::Value> value;  // of shmb_reference_local
   shmb_content content;
-  shmb::remote::Failure told;
+  std::optional<shmb::remote::Failure> told;
 };
 
 namespace shmb::remote {
@@ -84,7 +86,7 @@ Result<Payload> payload_of(const shmb_payload* given) {
 }
 
 shmb_reference* reference_of(std::shared_ptr<Reference> reference) {
-  return new shmb_reference{std::move(reference), nullptr, {}, {}};
+  return new shmb_reference{std::move(reference), nullptr, {}, std::nullopt};
 }
 shmb_future* handle_of(std::shared_ptr<Future> future) {
   auto* out = new shmb_future{std::move(future), {}};
@@ -530,8 +532,12 @@ int shmb_reference_local(shmb_reference* reference, int64_t wait_ns, void** obje
   return with(reference, "reference", error, [&]() -> Result<void> {
     auto value = reference->it->agent->local(*reference->it, wait_ns);
     if (!value) return std::unexpected(value.error());
-    reference->value = std::move(*value);
-    reference->content = {&reference->value->content, reference->it->agent.get()};
+    // The handle's own are set once: other threads may have pointers to them.
+    const std::lock_guard lock(reference->it->agent->mutex());
+    if (!reference->value) {
+      reference->value = std::move(*value);
+      reference->content = {&reference->value->content, reference->it->agent.get()};
+    }
     if (object != nullptr) *object = reference->value->object;
     if (content != nullptr) *content = reference->value->is_object ? nullptr : &reference->content;
     return {};
@@ -558,14 +564,13 @@ int shmb_reference_failure(shmb_reference* reference, shmb_remote_failure* failu
   return with(reference, "reference", error, [&]() -> Result<void> {
     Agent& agent = *reference->it->agent;
     if (agent.forked()) return agent.open();
-    {
-      const std::lock_guard lock(agent.mutex());
-      const Reference& inside = *reference->it;
-      if (inside.known->failure) reference->told = *inside.known->failure;
-      else if (inside.value && inside.value->state == Value::State::failed) reference->told = inside.value->failure;
-      else return shmb::error(Status::not_found, "this worker knows of no failure of the reference");
-    }
-    return write_failure(reference->told, failure);
+    const std::lock_guard lock(agent.mutex());
+    const Reference& inside = *reference->it;
+    if (reference->told) return write_failure(*reference->told, failure);
+    if (inside.known->failure) reference->told = *inside.known->failure;
+    else if (inside.value && inside.value->state == Value::State::failed) reference->told = inside.value->failure;
+    else return shmb::error(Status::not_found, "this worker knows of no failure of the reference");
+    return write_failure(*reference->told, failure);
   });
 }
 

@@ -3,6 +3,7 @@
 #include "spawn/remote_agent.hpp"
 
 #include <algorithm>
+#include <system_error>
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
@@ -19,9 +20,15 @@ constexpr unsigned kMostNested = 200;          // calls that are run on one stac
 constexpr std::size_t kMostUnknown = 65536, kMostWaiting = 65536;
 constexpr std::int64_t kTryAgain = 5'000'000;  // what had no room in a peer's queue
 constexpr unsigned kBusy = 64;
+constexpr std::chrono::seconds kThreadPatience{1};  // with a thread that runs a call when the worker is at its end
 
 thread_local unsigned nested = 0;
 thread_local const Agent* server_of = nullptr;
+
+struct Nested {
+  Nested() { ++nested; }
+  ~Nested() { --nested; }
+};
 
 }  // namespace
 
@@ -50,15 +57,20 @@ Agent::~Agent() {
   delete threads_;
 }
 
+std::unexpected<Error> Agent::open_in_child() {
+  return error(Status::forked,
+               "this process is a forked child of a worker: it is in no world; it may join one with init");
+}
+
 Result<void> Agent::open() const {
-  if (forked())
-    return error(Status::forked,
-                 "this process is a forked child of a worker: it is in no world; it may join one with init");
+  if (forked()) return open_in_child();
   const std::lock_guard lock(const_cast<std::mutex&>(mutex_));
   return open_locked();
 }
 
+// Asked again after whatever ran without the lock: a function may have forked and returned in the child, too.
 Result<void> Agent::open_locked() const {
+  if (forked()) return open_in_child();
   if (closed_) return error(Status::closed, "this worker has been shut down: call init first");
   if (lost_) return std::unexpected(*lost_);
   return {};
@@ -158,7 +170,7 @@ void Agent::run_after(Lock& lock) {
     all.swap(after_);
     lock.unlock();
     for (auto& one : all) {
-      one();
+      if (!forked()) one();
       one = nullptr;
     }
     lock.lock();
@@ -185,8 +197,8 @@ void Agent::flush(Lock& lock) {
       std::string text;
       auto sent = inbox->send(one.to, parts_of(out, text));
       lock.lock();
-      if (sent ? *sent : sent.error().status != Status::peer_gone) continue;
-      full |= bit;
+      if (sent && *sent) continue;
+      full |= bit;  // no room, or a trouble that may pass: it is tried again until the worker is gone
     }
     kept.push_back(one);
   }
@@ -204,9 +216,10 @@ void Agent::step(Lock& lock, Deadline until, bool serves) {
     request->counted = true;
     ++running_;
     lock.unlock();
-    ++nested;
-    run(std::move(request));
-    --nested;
+    {
+      const Nested one_more;
+      run(std::move(request));
+    }
     lock.lock();
     return;
   }
@@ -220,8 +233,23 @@ void Agent::step(Lock& lock, Deadline until, bool serves) {
   run_after(lock);
 }
 
+// However it ends, another can lead after it, and learns what has come.
+struct Agent::Leading {
+  Leading(Agent& one, Lock& its_lock) : agent(one), lock(its_lock) {}
+  Leading(const Leading&) = delete;
+  Leading& operator=(const Leading&) = delete;
+  ~Leading() {
+    if (!lock.owns_lock()) lock.lock();
+    agent.leading_ = false;
+    agent.changed_.notify_all();
+  }
+  Agent& agent;
+  Lock& lock;
+};
+
 void Agent::lead(Lock& lock, Deadline until) {
   leading_ = true;
+  const Leading ends(*this, lock);
   const Deadline when = earlier(nearest(until), Deadline::after(kLook));
   const std::shared_ptr<Inbox> inbox = inbox_;
   std::array<std::uint32_t, pool::kParticipants> known_lives{};
@@ -272,7 +300,6 @@ void Agent::lead(Lock& lock, Deadline until) {
     else one.message.broken = references.error();
   }
   lock.lock();
-  leading_ = false;
   for (std::size_t i = 0; i < known_ones; ++i) take_in(arrived[i]);
   for (const RemoteEvent& event : events) take_event(event);
   for (std::size_t i = known_ones; i < arrived.size(); ++i) {
@@ -285,7 +312,6 @@ void Agent::lead(Lock& lock, Deadline until) {
   });
   if (!arrived.empty()) bury(std::make_shared<std::vector<Arrived>>(std::move(arrived)));
   if (lost) lose(*lost);
-  changed_.notify_all();
 }
 
 // Which worker has which place in the pool. A place that no worker has is somebody's who has no business here.
@@ -323,6 +349,7 @@ Result<void> Agent::wait_for(const std::function<bool()>& done, Deadline deadlin
   for (;;) {
     expire();
     run_after(lock);
+    if (forked()) return open_in_child();
     if (done()) return {};
     if (auto is_open = open_locked(); !is_open) return is_open;
     if (deadline.passed()) return error(Status::deadline, std::string(what) + " was not there before the deadline");
@@ -340,6 +367,7 @@ Result<void> Agent::wait_until(const std::function<bool()>& asked, Deadline dead
     lock.unlock();
     const bool done = asked();
     lock.lock();
+    if (forked()) return open_in_child();
     if (done) return {};
     if (before != notices_ || !after_.empty()) continue;
     if (auto is_open = open_locked(); !is_open) return is_open;
@@ -355,6 +383,7 @@ Result<void> Agent::wait(Future& future, std::int64_t wait) {
   for (;;) {
     expire();
     run_after(lock);
+    if (forked()) return open_in_child();
     if (future.state == Future::State::done) return {};
     if (future.state == Future::State::failed) return std::unexpected(error_of(future.failure));
     if (deadline.passed())
@@ -371,7 +400,7 @@ Result<void> Agent::serve(Deadline deadline, bool once) {
     if (!leading_ && inbox_ && !lost_) lead(lock, Deadline::now());
     for (std::size_t left = work_.size() + 1; left > 0 && !closed_; --left) {
       run_after(lock);
-      if (work_.empty()) break;
+      if (work_.empty() || forked()) break;
       step(lock, Deadline::now(), true);
     }
     run_after(lock);
@@ -384,29 +413,48 @@ Result<void> Agent::serve(Deadline deadline, bool once) {
   }
 }
 
-void Agent::start_threads() {
-  threads_ = new std::vector<std::thread>;
-  for (std::uint32_t i = 0; i < wish_.threads; ++i)
-    threads_->emplace_back([self = shared_from_this()]() mutable {
-      server_of = self.get();
-      {
-        Lock lock(self->mutex_);
-        while (!self->closed_) self->step(lock, Deadline::after(client::kForever), true);
-      }
-      self.reset();
-    });
+Result<void> Agent::start_threads() {
+  threads_ = new std::vector<Server>;
+  try {
+    for (std::uint32_t i = 0; i < wish_.threads; ++i) {
+      auto ended = std::make_shared<bool>(false);
+      threads_->push_back(
+          {std::thread([self = shared_from_this(), ended]() mutable { self->serve_as_thread(*ended); }), ended});
+    }
+  } catch (const std::system_error& why) {
+    const std::size_t started = threads_->size();
+    end_threads();
+    return error(Status::system, "thread " + std::to_string(started + 1) + " of the " + std::to_string(wish_.threads) +
+                                     " that this worker is to have cannot be started (" + why.what() +
+                                     "): ask for fewer, or raise the limit of processes (RLIMIT_NPROC, pids.max)");
+  }
+  return {};
+}
+
+void Agent::serve_as_thread(bool& ended) {
+  server_of = this;
+  Lock lock(mutex_);
+  while (!closed_ && !forked()) step(lock, Deadline::after(client::kForever), true);
+  ended = true;
+  changed_.notify_all();
 }
 
 void Agent::end_threads() {
   if (threads_ == nullptr || forked()) return;
+  const auto is_self = [](const Server& one) { return one.thread.get_id() == std::this_thread::get_id(); };
   {
-    const std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     closed_ = true;
     wake();
+    changed_.wait_for(lock, kThreadPatience, [&] {
+      return std::ranges::all_of(*threads_, [&](const Server& one) { return *one.ended || is_self(one); });
+    });
+    // One that is in a function of the user still has its own hold on this worker, and ends when that returns.
+    for (Server& one : *threads_)
+      if (!*one.ended) one.thread.detach();
   }
-  for (std::thread& thread : *threads_)
-    if (thread.joinable() && thread.get_id() != std::this_thread::get_id()) thread.join();
-    else if (thread.joinable()) thread.detach();
+  for (Server& one : *threads_)
+    if (one.thread.joinable()) one.thread.join();
   threads_->clear();
 }
 
@@ -652,11 +700,14 @@ void Agent::admit(std::unique_ptr<Request> request) {
     work_.push_back(std::move(request));
     return wake();
   }
-  after_.emplace_back([this, refused = std::make_shared<std::unique_ptr<Request>>(std::move(request))] {
-    (void)fail(std::move(*refused),
-               {Status::limit, -1, {}, {}, "65536 calls wait at this worker already: it serves too slowly", {}});
-  });
+  refuse(std::move(request), "65536 calls wait at this worker already: it serves too slowly");
   wake();
+}
+
+void Agent::refuse(std::unique_ptr<Request> request, const char* why) {
+  after_.emplace_back([this, why, refused = std::make_shared<std::unique_ptr<Request>>(std::move(request))] {
+    (void)fail(std::move(*refused), {Status::limit, -1, {}, {}, why, {}});
+  });
 }
 
 bool Agent::park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Value>& value) {
@@ -669,7 +720,8 @@ bool Agent::park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Va
       bury(std::shared_ptr<Request>(std::move(other)));  // nobody waits for it any more
       return true;
     });
-    where.push_back(std::move(request));
+    if (where.size() < kMostWaiting) where.push_back(std::move(request));
+    else refuse(std::move(request), "65536 calls wait for this value already: it has not been made yet");
     wake();
     return true;
   };

@@ -95,7 +95,8 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
     std::optional<Error> error;
   };
   Ended shutdown(const ShutdownWish& wish);
-  void end_threads();  // not from one of them
+  // Those that run a call which does not return are left behind, as a shutdown has an end.
+  void end_threads();
 
   Result<void> open() const;  // neither forked nor shut down
   bool forked() const { return !mark_.intact(); }
@@ -140,7 +141,8 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Result<void> open_inbox(Clock deadline);
   Result<void> read_workers();
   std::string missing() const;
-  void start_threads();
+  Result<void> start_threads();
+  void serve_as_thread(bool& ended);
 
   // remote_agent.cpp; with the lock
   void step(Lock& lock, Clock until, bool serves);
@@ -154,6 +156,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   void name_writers(std::vector<Arrived>& arrived, std::size_t from);
   void read_writers();
   void admit(std::unique_ptr<Request> request);
+  void refuse(std::unique_ptr<Request> request, const char* why);
   void bury(std::shared_ptr<void> remains) {
     after_.emplace_back([kept = std::move(remains)] {});
   }
@@ -181,6 +184,8 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   }
   Error gone_error(std::uint32_t rank, std::uint32_t life, Status status) const;
   Result<void> open_locked() const;
+  static std::unexpected<Error> open_in_child();
+  struct Leading;
   void release_waiting(Value& value);
   // False: the value is there. Else the request waits for it, or was refused.
   bool park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Value>& value);
@@ -256,7 +261,11 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   };
   std::deque<Small> outbox_;
   bool flushing_ = false;
-  std::vector<std::thread>* threads_ = nullptr;  // leaked in a forked child, whose threads they are not
+  struct Server {
+    std::thread thread;
+    std::shared_ptr<bool> ended;  // with the lock
+  };
+  std::vector<Server>* threads_ = nullptr;  // leaked in a forked child, whose threads they are not
 
   struct Meeting {
     std::uint64_t round = 0, totals = 0, over = 0;

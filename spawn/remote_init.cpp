@@ -196,7 +196,7 @@ Result<std::shared_ptr<Agent>> Agent::join(Wish wish) {
   if (auto opened = agent->open_inbox(deadline); !opened) return give_up(opened.error());
   if (auto came = agent->await_world(deadline); !came) return give_up(came.error());
   if (auto inside = agent->await_peers(deadline); !inside) return give_up(inside.error());
-  agent->start_threads();
+  if (auto started = agent->start_threads(); !started) return give_up(started.error());
   return agent;
 }
 

@@ -132,7 +132,11 @@ Result<std::vector<std::shared_ptr<Reference>>> Agent::take(std::span<const Wire
   std::vector<RefId> forks;
   for (const WireReference& one : references) forks.push_back(one.fork);
   auto taken = client::take_forks(*session_, world_, forks, true, Deadline::after(0));
-  if (!taken) return std::unexpected(taken.error());
+  if (!taken) {
+    // Taken or not: behind that request this one finds them, and the values need not wait for this worker's end.
+    (void)client::release_forks(*session_, world_, forks, Deadline::after(0));
+    return std::unexpected(taken.error());
+  }
   std::vector<std::shared_ptr<Reference>> out;
   std::optional<Error> failure;
   for (std::size_t i = 0; i < taken->size(); ++i) {
@@ -407,11 +411,16 @@ Result<std::shared_ptr<Future>> Agent::fetch(const std::shared_ptr<Reference>& r
   }
   Payload own;
   // An own value that is not in the books is named by the reference itself.
-  if (reference->value && owned_here(*reference->known)) own.references.push_back(reference);
-  if (auto sent = send_request(*future, 0, own); !sent) {
-    give_up(*future);
+  {
     const std::lock_guard lock(mutex_);
+    if (reference->value && owned_here(*reference->known)) own.references.push_back(reference);
+  }
+  if (auto sent = send_request(*future, 0, own); !sent) {
+    const std::lock_guard lock(mutex_);
+    // Another thread may wait for it already.
+    if ((*future)->state == Future::State::pending) fail(*future, failure_of(sent.error()));
     if (reference->known->type == *future) reference->known->type.reset();
+    wake();
     return std::unexpected(sent.error());
   }
   return future;

@@ -17,8 +17,12 @@ void Agent::run(std::unique_ptr<Request> request) {
     RefId id = head.reference;
     if (!request->content.references.empty()) {
       const Reference& subject = *request->content.references[0];
-      id = subject.known->id;
-      if (!value) value = subject.value;
+      {
+        // Of a call to oneself it is the caller's own, which other threads use as well.
+        const std::lock_guard lock(mutex_);
+        id = subject.known->id;
+        value = subject.value;
+      }
       if (!owned_here(*subject.known)) {
         (void)fail(std::move(request), {Status::invalid, -1, {}, {}, "the object of the call is not owned here", {}});
         return;

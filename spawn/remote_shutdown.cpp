@@ -116,6 +116,7 @@ std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
   for (;;) {
     expire();
     run_after(lock);
+    if (forked()) return open_in_child().error();
     if (lost_) return *lost_;
     if (closed_) return Error{Status::closed, 0, {}, "this worker was shut down by another thread"};
     const bool through = (meeting_.over >= phase || present() == 1) && is_idle();
@@ -196,6 +197,7 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
   if (!wish.local) {
     const Deadline deadline = Deadline::after(wish.timeout, kShutdownTimeout);
     out.error = meet(1, deadline);
+    if (forked()) return out;  // a function that ran meanwhile did it, and returned in the child
     {
       const std::lock_guard lock(mutex_);
       leaving_ = true;
@@ -204,6 +206,7 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
     if (!out.error) out.error = meet(2, deadline);
     out.leaks = count_leaks();
     if (!out.error) out.error = meet(3, deadline);  // who left would take its references along
+    if (forked()) return out;
     if (!out.error && out.leaks != 0 && wish.report_leaks)
       out.error = Error{Status::leaking,
                         0,

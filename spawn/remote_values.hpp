@@ -498,6 +498,17 @@ R with_arguments(shmb_request* request, const std::string& name, Call&& call, st
   return call(std::forward<P>(std::get<n>(values))...);
 }
 
+// Of a future that is dropped before it has a result: whoever asked must not wait for ever.
+struct Unanswered {
+  void operator()(shmb_request* request) const noexcept {
+    shmb_remote_failure failure{};
+    failure.size = sizeof failure;
+    failure.status = SHMB_E_INVALID;
+    failure.text = "the future that the function gave was dropped before it had a result";
+    (void)shmb_request_fail(request, &failure, nullptr);
+  }
+};
+
 // Takes the arguments apart, calls, and answers, now or when the future that the function gave is done.
 template <class R, class... P, class Call, std::size_t... n>
 void invoke(shmb_request* request, Call&& call, std::index_sequence<n...>) {
@@ -511,7 +522,9 @@ void invoke(shmb_request* request, Call&& call, std::index_sequence<n...>) {
       return answer_exception(request, where);
     }
     using T = typename IsFuture<R>::value_type;
-    outcome->when_done([request, where](const R& done) {
+    const auto held = std::make_shared<std::unique_ptr<shmb_request, Unanswered>>(request);
+    outcome->when_done([held, where](const R& done) {
+      shmb_request* const request = held->release();
       std::optional<Stored<T>> value;
       try {
         value = done.stored();

@@ -123,7 +123,8 @@ typedef struct shmb_remote_shutdown_options {
 SHMB_API int shmb_remote_shutdown(shmb_remote* remote, const shmb_remote_shutdown_options* options, uint32_t* leaks,
                                   shmb_error* error) SHMB_NOEXCEPT;
 /* Shuts down locally where that was not done, ends the threads, and frees the handle. Futures and references may
- * outlive it. Not from within a request. NULL is allowed. */
+ * outlive it. A thread that still runs a call after 1 s is left behind and ends when that returns: `context` must be
+ * there until then. Not from within a request. NULL is allowed. */
 SHMB_API void shmb_remote_free(shmb_remote* remote) SHMB_NOEXCEPT;
 
 enum shmb_worker_state { SHMB_WORKER_ABSENT = 0, SHMB_WORKER_PRESENT, SHMB_WORKER_LEFT, SHMB_WORKER_DIED };

@@ -69,6 +69,21 @@ SHMBROKER_REMOTE_FUNCTION("until_word", until_word);
 SHMBROKER_REMOTE_CLASS("Lasting", Lasting, int);
 SHMBROKER_REMOTE_METHOD("Lasting.use", &Lasting::use);
 
+void work_in_crowd(int rank, int size) {
+  remote::InitOptions options;
+  options.address = kAddress;
+  remote::init("w" + std::to_string(rank), rank, size, options);
+  std::vector<std::pair<int, Future<int>>> sums;
+  for (const int ahead : {0, 1, 7, 63}) {
+    const int to = (rank + ahead) % size;
+    sums.emplace_back(rank + to, remote::rpc_async<int>(to, "add", rank, to));
+  }
+  for (const auto& [sum, call] : sums) EXPECT(call.wait() == sum);
+  const auto made = remote::remote<int>((rank + 7) % size, "add", rank, 1);
+  EXPECT(remote::rpc_sync<int>((rank + 31) % size, "unwrap", made) == rank + 1);
+  remote::shutdown();
+}
+
 std::size_t open_descriptors() {
   std::size_t count = 0;
   DIR* folder = ::opendir("/proc/self/fd");
@@ -279,18 +294,7 @@ TEST_CASE(
     workers.push_back(harness::Child::run([rank] {
       try {
         const std::size_t before = open_descriptors();
-        remote::InitOptions options;
-        options.address = kAddress;
-        remote::init("w" + std::to_string(rank), rank, kSize, options);
-        std::vector<std::pair<int, Future<int>>> sums;
-        for (const int ahead : {0, 1, 7, 63}) {
-          const int to = (rank + ahead) % kSize;
-          sums.emplace_back(rank + to, remote::rpc_async<int>(to, "add", rank, to));
-        }
-        for (const auto& [sum, call] : sums) EXPECT(call.wait() == sum);
-        const auto made = remote::remote<int>((rank + 7) % kSize, "add", rank, 1);
-        EXPECT(remote::rpc_sync<int>((rank + 31) % kSize, "unwrap", made) == rank + 1);
-        remote::shutdown();
+        work_in_crowd(rank, kSize);
         EXPECT(open_descriptors() == before);
         return 0;
       } catch (const std::exception& error) {

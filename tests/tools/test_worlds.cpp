@@ -65,6 +65,19 @@ TEST_CASE("owners that hold each other's references in a ring are found, chains 
         Rings{false, true, true});
 }
 
+TEST_CASE("the table of worlds says how many workers have died, and how many of them have a successor") {
+  shmb::tools::Worlds books;
+  books.worlds.rows.resize(1);
+  shmbw_world_record& record = books.worlds.rows[0].record;
+  record.world_size = record.present = 4;
+  record.flags = SHMBW_WORLD_STATE_COMPLETE;
+  CHECK(!has(world_table(books), "replaced"));
+  record.replaced = 2;
+  record.died = 1;
+  CHECK(has(world_table(books), "complete, 1 died, 2 replaced"));
+  CHECK(world_json(books)[0]["replaced"] == 2);
+}
+
 TEST_CASE("worlds, their workers and references are listed, and cycles among owners are named") {
   World world;
   REQUIRE(world.tool({"run", "true"}).status == 0);

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Remote where the user's functions do what they should not: hang, fork and return in the child, drop the future that
+// they gave; and where a worker has more threads than it can have, or that share one reference.
+#include <sys/resource.h>
+
+#include <fstream>
+
+#include "tests/harness/sanitizer.hpp"
+#include "tests/harness/skip.hpp"
+#include "tests/spawn/remote_functions.hpp"
+
+namespace remote_test {
+namespace {
+
+using namespace std::chrono_literals;
+
+enum Word { hung = 0, looked = 1, child = 2 };
+
+std::optional<Remote<Counter>> shared;
+int look_at_shared() {
+  int sum = 0;
+  for (int i = 0; i < 200; ++i) sum += shared.value().local_value().value();
+  ++words().numbers[looked];
+  return sum;
+}
+void hang() {
+  words().numbers[hung] = 1;
+  for (;;) pause_ms(1000);
+}
+void fork_and_return() {
+  const pid_t born = ::fork();
+  if (born != 0) words().numbers[child] = born;
+}
+Future<int> drop_it() { return {}; }
+SHMBROKER_REMOTE_FUNCTION("look_at_shared", look_at_shared);
+SHMBROKER_REMOTE_FUNCTION("hang", hang);
+SHMBROKER_REMOTE_FUNCTION("fork_and_return", fork_and_return);
+SHMBROKER_REMOTE_FUNCTION("drop_it", drop_it);
+
+}  // namespace
+
+TEST_CASE("Threads of a worker use one reference to its own object at once") {
+  World world;
+  world.run(
+      1,
+      [](int) {
+        shared.emplace(Counter(5));
+        for (int round = 0; round < 20; ++round) {
+          std::vector<Future<int>> all;
+          for (int i = 0; i < 8; ++i) all.push_back(remote::rpc_async<int>(remote::at("a").within(60.0), "look_at_shared"));
+          for (const auto& one : all) EXPECT(one.wait() == 1000);
+        }
+        EXPECT(words().numbers[looked] == 160);
+        shared.reset();
+      },
+      4);
+  CHECK(words().numbers[14] == 0);  // the object is gone, once
+}
+
+TEST_CASE("A shutdown is over at its deadline although a thread is in a function that never returns") {
+  for (const bool graceful : {true, false}) {
+    CAPTURE(graceful);
+    World world;
+    world.run(
+        2,
+        [graceful](int rank) {
+          if (rank == 0) {
+            Status status = Status::ok;
+            (void)thrown([] { remote::rpc_sync<void>(remote::at("b").within(0.5), "hang"); }, &status);
+            EXPECT((status == Status::deadline || status == Status::worker_gone));
+            remote::shutdown({.graceful = false});
+            return;
+          }
+          while (words().numbers[hung] == 0) pause_ms(5);
+          Status status = Status::ok;
+          const std::string why =
+              thrown([&] { remote::shutdown({.graceful = graceful, .timeout = 1s}); }, &status);
+          EXPECT(graceful == (status == Status::deadline));
+          EXPECT(graceful == has(why, "1 of others here are not through"));
+        },
+        1, false);
+  }
+}
+
+TEST_CASE("A worker that cannot have its threads is no worker") {
+  if (harness::kAddressSanitizer || harness::kThreadSanitizer) SKIP_CASE("a sanitizer needs all address space");
+  World world;
+  const auto statuses = world.run_bare(1, [](int) {
+    std::ifstream sizes("/proc/self/statm");
+    rlim_t pages = 0;
+    sizes >> pages;
+    rlimit before{};
+    EXPECT(::getrlimit(RLIMIT_AS, &before) == 0);
+    const rlimit little{pages * 4096 + (rlim_t{200} << 20), before.rlim_max};
+    EXPECT(::setrlimit(RLIMIT_AS, &little) == 0);
+    Status status = Status::ok;
+    const std::string why = thrown([] { join(0, 1, 200); }, &status);
+    EXPECT(status == Status::system);
+    EXPECT(has(why, "of the 200 that this worker is to have cannot be started"));
+    EXPECT(::setrlimit(RLIMIT_AS, &before) == 0);
+    join(0, 1, 2);  // nothing of it is in the way
+    EXPECT(remote::rpc_sync<int>("a", "add", 1, 2) == 3);
+    remote::shutdown();
+  });
+  CHECK(statuses == std::vector<int>{0});
+}
+
+TEST_CASE("A child that returns from the function which forked it serves nobody") {
+  for (const unsigned threads : {0U, 2U}) {
+    CAPTURE(threads);
+    World world;
+    world.run(
+        2,
+        [](int rank) {
+          if (rank == 1) {
+            Status status = Status::ok;
+            const auto served = [] { return serve_until([] { return words().numbers[3] != 0; }); };
+            const std::string why = thrown([&] { EXPECT(served()); }, &status);
+            if (::getpid() == words().numbers[child] || status == Status::forked) ::_exit(status == Status::forked ? 0 : 3);
+            EXPECT(why.empty());
+            int how = -1;
+            EXPECT(::waitpid(words().numbers[child], &how, 0) == words().numbers[child]);
+            EXPECT(how == 0);
+            return;
+          }
+          const auto patient = remote::at("b").within(60.0);
+          remote::rpc_sync<void>(patient, "fork_and_return");
+          for (int i = 0; i < 200; ++i) EXPECT(remote::rpc_sync<int>(patient, "add", i, 1) == i + 1);
+          words().numbers[3] = 1;
+        },
+        threads);
+  }
+}
+
+TEST_CASE("Whoever asked hears of it where a function drops the future that it gave") {
+  World world;
+  world.run(2, [](int rank) {
+    if (rank != 0) return;
+    const std::string why = thrown([] { (void)remote::rpc_sync<int>(remote::at("b").within(60.0), "drop_it"); });
+    EXPECT(has(why, "dropped before it had a result"));
+  });
+}
+
+}  // namespace remote_test
