@@ -3,7 +3,9 @@
 #include <CLI/CLI.hpp>
 #include <cstring>
 #include <exception>
+#include <string_view>
 
+#include "base/text.hpp"
 #include "client/shmbroker.h"
 #include "spawn/supervisor.hpp"
 #include "tools/exit_code.hpp"
@@ -24,6 +26,7 @@ int run(int argc, char** argv) {
   app.footer(
       "Exit codes: 0 ok, 1 error, 2 usage, 3 no broker, 4 refused, 5 not found, 124 deadline; "
       "`run` gives the command's.");
+  const std::string_view first = argc > 1 ? argv[1] : "";
   const Command commands[] = {add_list(app), add_inspect(app), add_status(app), add_put(app),
                               add_cat(app),  add_release(app), add_run(app)};
   try {
@@ -31,7 +34,9 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& asked) {  // --help, --version
     return app.exit(asked);
   } catch (const CLI::ParseError& problem) {
-    complain(std::string(problem.what()) + " (see `shmbroker --help`)");
+    const bool unknown = !first.empty() && first.front() != '-' && app.get_subcommand_no_throw(argv[1]) == nullptr;
+    complain((unknown ? "there is no command " + shmb::quoted(first) : std::string(problem.what())) +
+             " (see `shmbroker --help`)");
     return usage_error(argc, argv);
   }
   for (const Command& command : commands)

@@ -143,6 +143,7 @@ TEST_CASE("usage errors end with 2, and what a person typed comes back with cont
     CHECK(ended.err.find('\x07') == std::string::npos);
   }
   CHECK(::access(world.socket().c_str(), F_OK) != 0);  // found out before a broker was started
+  CHECK(world.tool({"frobnicate"}).err.find("'frobnicate'") != std::string::npos);
 }
 
 TEST_CASE("a file that cannot be put ends with 1 and is named") {
