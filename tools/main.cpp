@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command `shmbroker`: one verb per file. Exit codes: tools/exit_code.hpp.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <string_view>
@@ -34,7 +35,9 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& asked) {  // --help, --version
     return app.exit(asked);
   } catch (const CLI::ParseError& problem) {
-    const bool unknown = !first.empty() && first.front() != '-' && app.get_subcommand_no_throw(argv[1]) == nullptr;
+    const bool known =
+        std::ranges::any_of(commands, [&](const Command& command) { return command.app->get_name() == first; });
+    const bool unknown = !known && !first.empty() && first.front() != '-';
     complain((unknown ? "there is no command " + shmb::quoted(first) : std::string(problem.what())) +
              " (see `shmbroker --help`)");
     return usage_error(argc, argv);
