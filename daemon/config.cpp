@@ -194,6 +194,7 @@ const std::vector<Key>& limit_keys() {
       count_key("uid_gpu_descriptors", &Limits::uid_gpu_descriptors),
       count_key("session_leases", &Limits::session_leases),
       count_key("session_watches", &Limits::session_watches),
+      count_key("target_watches", &Limits::target_watches),
       count_key("events_queued", &Limits::events_queued, 1),
       duration_key("keep_max", &Limits::keep_max),
       duration_key("ticket_default", &Limits::ticket_default),

@@ -38,7 +38,8 @@ struct Limits {
   std::uint64_t uid_worlds = 1'024;
   std::uint64_t uid_references = 65'536;  // holds on remote references
   std::uint64_t session_watches = 1'024;
-  std::uint64_t gpu_bytes = 0;  // of all GPUs together; 0: as much as there is
+  std::uint64_t target_watches = 2'048;  // of one region, name or group, or of one uid's reclaims
+  std::uint64_t gpu_bytes = 0;           // of all GPUs together; 0: as much as there is
   std::uint64_t uid_gpu_bytes = 0;
   std::uint64_t group_gpu_bytes = 0;
   // Each is one of the 524,288 exports that the driver allows on a host.

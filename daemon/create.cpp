@@ -82,20 +82,20 @@ bool drop_cached(World& world, const Shortage& shortage, std::uint64_t& pending)
   bool bytes = shortage.slot == SHMBW_SLOT_BYTES;
   if (world.bytes_cached == 0 || shortage.asked > shortage.limit) return false;
   std::uint64_t needed = shortage.used + shortage.asked - shortage.limit, there = 0;
-  for (const auto& [id, group] : world.groups)
-    if (in_scope(group, shortage)) there += bytes ? group.shelf.bytes() : group.shelf.count();
+  world.filled_shelves.each([&](const Shelf& shelf) {
+    if (in_scope(shelf.group(), shortage)) there += bytes ? shelf.bytes() : shelf.count();
+  });
   if (there < needed) return false;
   std::uint64_t dropped = 0;
-  for (auto at = world.groups.begin(); at != world.groups.end() && dropped < needed; ++at) {
-    Group& group = at->second;
-    if (!in_scope(group, shortage)) continue;
+  world.filled_shelves.each([&](Shelf& shelf) {
+    if (!in_scope(shelf.group(), shortage)) return;
     while (dropped < needed) {
-      std::uint64_t before = group.shelf.bytes(), charged = group.account.used(Slot::bytes);
-      if (!group.shelf.drop_oldest()) break;
-      dropped += bytes ? before - group.shelf.bytes() : 1;
-      if (group.account.used(Slot::bytes) == charged) pending += before - group.shelf.bytes();
+      std::uint64_t before = shelf.bytes(), charged = shelf.group().account.used(Slot::bytes);
+      if (!shelf.drop_oldest()) break;
+      dropped += bytes ? before - shelf.bytes() : 1;
+      if (shelf.group().account.used(Slot::bytes) == charged) pending += before - shelf.bytes();
     }
-  }
+  });
   return true;
 }
 

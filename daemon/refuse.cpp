@@ -23,6 +23,8 @@ std::string whose(World& world, const Session& session, const Shortage& shortage
     }
     case SHMBW_SCOPE_SESSION:
       return "this session";
+    case SHMBW_SCOPE_WATCHED:
+      return "what is to be watched";
     default:
       return "the host";
   }
@@ -41,6 +43,8 @@ std::string key_to_raise(World& world, const Shortage& shortage) {
     }
     case SHMBW_SCOPE_SESSION:
       return "raise limits.session_" + slot;
+    case SHMBW_SCOPE_WATCHED:
+      return "raise limits.target_" + slot;
     default:
       return "raise limits." + slot;
   }

@@ -86,9 +86,18 @@ void serve_ticket_create(const Request& request) {
     return request.fail(Status::write_closed, "writing to the region is closed: a ticket cannot carry map_write");
   if (wish->lifetime < 0) return request.fail(Status::invalid, "a ticket's lifetime is a duration or 0");
   std::int64_t lifetime = wish->lifetime == 0 ? limits.ticket_default : wish->lifetime;
-  if (lifetime > limits.ticket_max)
-    return request.fail(Status::invalid, "a ticket lives for " + format_duration(limits.ticket_max) +
-                                             " at most; raise limits.ticket_max");
+  if (lifetime > limits.ticket_max) {
+    Error refused = plain(Status::limit, "limit: lifetime of " + format_duration(lifetime) + " asked, at most " +
+                                             format_duration(limits.ticket_max) +
+                                             "; make another ticket later or raise limits.ticket_max");
+    refused.shortage = {SHMBW_SLOT_LIFETIME,
+                        SHMBW_SCOPE_HOST,
+                        0,
+                        static_cast<std::uint64_t>(limits.ticket_max),
+                        0,
+                        static_cast<std::uint64_t>(lifetime)};
+    return request.fail(refused);
+  }
   auto ticket = make_ticket(world, request.session, region, wish->rights, std::max(wish->uses, 1U), lifetime);
   if (!ticket) return request.fail(ticket.error());
   if ((wish->flags & SHMBW_TICKET_CREATE_WITH_SESSION) != 0) end_with_session(request.session, **ticket);

@@ -135,10 +135,9 @@ Result<Watch*> watch_region(World& world, Session& session, const shmbw_watch& w
   if (!region || authority(session, *region) == 0) return std::unexpected(no_such_region());
   if (wish.region.generation != 0 && wish.region.generation != region->generation)
     return std::unexpected(stale_region(region->id, wish.region.generation, region->generation));
-  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_REGION, wish.events);
+  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_REGION, wish.events, region->watchers);
   if (!watch) return watch;
   (*watch)->region = region;
-  region->watchers.push_back(**watch);
   if (region->unmapped_writers == 0) state |= SHMBW_WATCH_EVENT_READY;
   if (region->state == SHMBW_REGION_STATE_PUBLISHED) state |= SHMBW_WATCH_EVENT_PUBLISHED;
   return watch;
@@ -159,10 +158,13 @@ Result<Watch*> watch_name(World& world, Session& session, const shmbw_watch& wis
   } else if (auto valid_group = names::check(group_text, "group name"); !valid_group) {
     return std::unexpected(valid_group.error());
   }
-  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_NAME, wish.events);
-  if (!watch) return watch;
-  (*watch)->name_key = name_key(owner, waited, name);
-  world.name_watches.emplace((*watch)->name_key, *watch);
+  auto at = world.name_watches.try_emplace(name_key(owner, waited, name)).first;
+  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_NAME, wish.events, at->second);
+  if (!watch) {
+    if (at->second.empty()) world.name_watches.erase(at);
+    return watch;
+  }
+  (*watch)->name = &*at;
   if (group && group->names.find(name)) state |= SHMBW_WATCH_EVENT_APPEARED;
   return watch;
 }
@@ -172,19 +174,17 @@ Result<Watch*> watch_group(World& world, Session& session, const shmbw_watch& wi
   std::uint32_t owner = (wish.flags & SHMBW_WATCH_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
   Group* group = wish.group ? find_group(world, wish.group) : addressed_group(world, session, owner, group_text);
   if (!group || !may_address(session, *group)) return std::unexpected(no_such_group());
-  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_GROUP, wish.events);
+  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_GROUP, wish.events, group->watchers);
   if (!watch) return watch;
   (*watch)->group = group;
-  group->watchers.push_back(**watch);
   if (group->ended_at != 0) state |= SHMBW_WATCH_EVENT_ENDED;
   return watch;
 }
 
 Result<Watch*> watch_reclaims(World& world, Session& session, const shmbw_watch& wish) {
-  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_RECLAIM, wish.events);
+  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_RECLAIM, wish.events, reclaims_of(world, session));
   if (!watch) return watch;
   (*watch)->only_group = wish.group;
-  world.reclaim_watches.push_back(**watch);
   return watch;
 }
 

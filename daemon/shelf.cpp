@@ -33,6 +33,7 @@ bool Shelf::put(Region& region) {
   region.keep = 0;
   region.creator_pid = 0;
   --world_.region_count;
+  if (regions_.empty()) world_.filled_shelves.push_back(*this);
   regions_.push_back(region);
   bytes_ += region.bytes;
   world_.bytes_cached += region.bytes;
@@ -42,6 +43,7 @@ bool Shelf::put(Region& region) {
 
 void Shelf::forget(Region& region) {
   regions_.remove(region);
+  if (regions_.empty()) world_.filled_shelves.remove(*this);
   group_.regions.push_back(region);
   bytes_ -= region.bytes;
   world_.bytes_cached -= region.bytes;

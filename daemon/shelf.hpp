@@ -19,7 +19,8 @@ struct Group;
 
 inline constexpr std::uint64_t kShelfFrom = kHugePage;
 
-class Shelf final : public Timer {
+struct OfWorld;
+class Shelf final : public Timer, public Hook<Shelf, OfWorld> {
  public:
   Shelf(World& world, Group& group) : world_(world), group_(group) {}
 
@@ -32,6 +33,7 @@ class Shelf final : public Timer {
   // what it costs to close is a client's word about its pages, so it counts against the turn like any other.
   bool drop_oldest();
   void drop_all();
+  const Group& group() const { return group_; }
   std::uint64_t bytes() const { return bytes_; }
   std::uint32_t count() const { return regions_.size(); }
 

@@ -3,7 +3,6 @@
 #include "daemon/transport.hpp"
 
 #include <algorithm>
-#include <map>
 
 #include "base/sys_process.hpp"
 #include "daemon/afterlife.hpp"
@@ -90,7 +89,10 @@ void Transport::admit(Fd socket, bool admin) {
   Connection& connection = *connections_.back();
   connection.index = connections_.size() - 1;
   connection.born = now();
-  if (!admin) half_open_.push_back(connection);
+  if (!admin) {
+    half_open_.push_back(connection);
+    ++silent_[connection.peer().uid];
+  }
   if (!connection.start()) {
     no_longer_silent(connection);
     take_out(connections_, connection.index);
@@ -101,9 +103,7 @@ void Transport::admit(Fd socket, bool admin) {
 // connection of the uid that has most of them makes room, if it has been silent for long enough to be no victim of the
 // scheduler; else newcomers wait in the backlog. Admins are not counted.
 bool Transport::make_room_among_silent() {
-  std::map<std::uint32_t, std::uint32_t> silent;
-  half_open_.each([&](Connection& connection) { ++silent[connection.peer().uid]; });
-  auto most = std::max_element(silent.begin(), silent.end(), [](auto& a, auto& b) { return a.second < b.second; });
+  auto most = std::max_element(silent_.begin(), silent_.end(), [](auto& a, auto& b) { return a.second < b.second; });
   for (Connection* connection = half_open_.first(); connection != nullptr;
        connection = List<Connection, HalfOpen>::next(*connection)) {
     if (now() - connection->born < kSilence) return false;
@@ -115,7 +115,10 @@ bool Transport::make_room_among_silent() {
 }
 
 void Transport::no_longer_silent(Connection& connection) {
-  if (!connection.peer().admin) half_open_.remove(connection);
+  if (!connection.peer().admin) {
+    half_open_.remove(connection);
+    if (auto at = silent_.find(connection.peer().uid); --at->second == 0) silent_.erase(at);
+  }
   freed_ = true;
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -89,7 +90,8 @@ class Transport {
   Timers timers_;
   InFlight in_flight_;
   std::vector<std::unique_ptr<Connection>> connections_;
-  List<Connection, HalfOpen> half_open_;  // oldest first
+  List<Connection, HalfOpen> half_open_;           // oldest first
+  std::map<std::uint32_t, std::uint32_t> silent_;  // how many of them each uid has
   std::vector<Connection*> finishing_;
   std::vector<std::unique_ptr<Afterlife>> afterlives_;
   std::vector<std::unique_ptr<Listener>> listeners_;

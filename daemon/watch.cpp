@@ -8,7 +8,15 @@
 
 namespace shmb::daemon {
 
-Result<Watch*> make_watch(World& world, Session& session, shmbw_watch_kind kind, std::uint32_t events) {
+Watchers& reclaims_of(World& world, const Session& session) {
+  return session.admin ? world.all_reclaims : world.uids.at(session.uid).reclaims;
+}
+
+Result<Watch*> make_watch(World& world, Session& session, shmbw_watch_kind kind, std::uint32_t events,
+                          Watchers& target) {
+  if (const std::uint64_t most = world.config.limits.target_watches; target.size() >= most)
+    return std::unexpected(
+        refuse_limit(world, session, {SHMBW_SLOT_WATCHES, SHMBW_SCOPE_WATCHED, 0, most, target.size(), 1}));
   auto charge = session.account.charge(Slot::watches, 1);
   if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
   std::uint64_t id = ++world.last_serial;
@@ -19,17 +27,17 @@ Result<Watch*> make_watch(World& world, Session& session, shmbw_watch_kind kind,
   watch.events = events;
   watch.charge = std::move(*charge);
   ++world.watch_count;
+  target.push_back(watch);
   return &watch;
 }
 
 void destroy_watch(World& world, Watch& watch) {
   if (watch.region) watch.region->watchers.remove(watch);
   if (watch.group) watch.group->watchers.remove(watch);
-  if (watch.kind == SHMBW_WATCH_KIND_RECLAIM) world.reclaim_watches.remove(watch);
-  if (watch.kind == SHMBW_WATCH_KIND_NAME) {
-    auto [at, end] = world.name_watches.equal_range(watch.name_key);
-    while (at != end && at->second != &watch) ++at;
-    if (at != end) world.name_watches.erase(at);
+  if (watch.kind == SHMBW_WATCH_KIND_RECLAIM) reclaims_of(world, *watch.session).remove(watch);
+  if (watch.name) {
+    watch.name->second.remove(watch);
+    if (watch.name->second.empty()) world.name_watches.erase(world.name_watches.find(watch.name->first));
   }
   --world.watch_count;
   watch.session->watches.erase(watch.id);
@@ -74,16 +82,16 @@ void tell_region(World& world, Region& region, shmbw_watch_event_flags what) {
 void tell_name(World& world, const Group& group, const Region& region) {
   if (world.name_watches.empty()) return;
   std::string_view name = region.name->text;
-  auto [at, end] = world.name_watches.equal_range(name_key(group.uid, group.text(), name));
-  for (; at != end; ++at) {
-    Watch& watch = *at->second;
+  auto found = world.name_watches.find(name_key(group.uid, group.text(), name));
+  if (found == world.name_watches.end()) return;
+  found->second.each([&](Watch& watch) {
     shmbw_name_appeared_event event{};
     event.sequence = ++watch.session->sequence;
     event.watch = watch.id;
     event.region = region.ref();
     event.name_len = static_cast<std::uint16_t>(name.size());
     send(*watch.session, SHMBW_EVENT_NAME_APPEARED, event, name);
-  }
+  });
 }
 
 void tell_gpu_state(World&, Region& region, std::int32_t code, std::uint32_t pid) {
@@ -140,8 +148,8 @@ void tell_group_ended(World& world, Group& group, std::uint64_t bytes_freed) {
 
 void tell_reclaim(World& world, const ReclaimReport& report, shmbw_death how, std::int32_t code,
                   std::string_view text) {
-  world.reclaim_watches.each([&](Watch& watch) {
-    if (watch.session->uid != report.uid && !watch.session->admin) return;
+  text = text.substr(0, 512);
+  auto tell = [&](Watch& watch) {
     if (watch.only_group != 0 && watch.only_group != report.group) return;
     shmbw_reclaim_event event{};
     event.sequence = ++watch.session->sequence;
@@ -153,10 +161,11 @@ void tell_reclaim(World& world, const ReclaimReport& report, shmbw_death how, st
     event.regions = report.tally.regions;
     event.how = how;
     event.code = code;
-    text = text.substr(0, 512);
     event.text_len = static_cast<std::uint16_t>(text.size());
     send(*watch.session, SHMBW_EVENT_RECLAIM, event, text);
-  });
+  };
+  world.all_reclaims.each(tell);
+  if (auto uid = world.uids.find(report.uid); uid != world.uids.end()) uid->second.reclaims.each(tell);
 }
 
 }  // namespace shmb::daemon

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <memory_resource>
 #include <string>
 #include <string_view>
 
@@ -18,7 +20,11 @@ class World;
 struct Group;
 struct Region;
 
+struct Watch;
 struct OfTarget;
+using Watchers = List<Watch, OfTarget>;
+// By name_key() of name_table.hpp; none of them is empty.
+using NameWatches = std::pmr::map<std::string, Watchers>;
 struct Watch : Hook<Watch, OfTarget> {
   std::uint64_t id = 0;
   Session* session = nullptr;
@@ -27,14 +33,16 @@ struct Watch : Hook<Watch, OfTarget> {
   Region* region = nullptr;
   Group* group = nullptr;
   std::uint64_t only_group = 0;  // reclaim: 0 all
-  std::string name_key;          // name: see name_key() in name_table.hpp
+  NameWatches::value_type* name = nullptr;
   Charge charge;
 };
-using Watchers = List<Watch, OfTarget>;
 
-// Charged to the session and its uid.
-Result<Watch*> make_watch(World& world, Session& session, shmbw_watch_kind kind, std::uint32_t events);
+// Charged to the session and its uid, and bounded for what is watched: an event is sent to all at once, so that who
+// brings it about makes everybody wait for that long.
+Result<Watch*> make_watch(World& world, Session& session, shmbw_watch_kind kind, std::uint32_t events,
+                          Watchers& target);
 void destroy_watch(World& world, Watch& watch);
+Watchers& reclaims_of(World& world, const Session& session);  // that this session may hear of
 bool cancel_watch(World& world, Session& session, std::uint64_t id);
 
 void tell_region(World& world, Region& region, shmbw_watch_event_flags what);  // `gone` ends the watches

@@ -34,6 +34,7 @@ struct Uid {
   Account account;
   std::uint32_t users = 0;    // sessions, groups and tickets that point here
   std::uint32_t refused = 0;  // sessions over the limit that wait to be told so
+  Watchers reclaims;
 };
 
 // Look-ups by owner and name without making a string.
@@ -86,8 +87,9 @@ class World {
   std::pmr::map<std::uint64_t, Rendezvous> worlds;
   std::pmr::map<std::pair<std::uint32_t, std::uint32_t>, Rendezvous*> world_ports;  // by uid and port
   Tickets tickets;
-  std::pmr::multimap<std::string, Watch*> name_watches;
-  Watchers reclaim_watches;
+  List<Shelf, OfWorld> filled_shelves;  // a refusal looks through these, not through all groups
+  NameWatches name_watches;
+  Watchers all_reclaims;  // of admins; others' are with their uid
   std::pmr::map<std::uint64_t, ReclaimReport> reports;
   Closer closer, strangers;  // of freed regions; of descriptors that clients made
   GpuLooker gpu_looker;

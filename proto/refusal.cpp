@@ -55,6 +55,8 @@ const char* slot_word(std::uint16_t slot) {
       return "GPU bytes";
     case SHMBW_SLOT_GPU_DESCRIPTORS:
       return "GPU descriptors";
+    case SHMBW_SLOT_LIFETIME:
+      return "lifetime";
     default:
       return "capacity";
   }
@@ -69,6 +71,7 @@ std::string amount(std::uint16_t slot, std::uint64_t value) {
     case SHMBW_SLOT_GPU_BYTES:
       return format_size(value);
     case SHMBW_SLOT_KEEP:
+    case SHMBW_SLOT_LIFETIME:
       return format_duration(static_cast<std::int64_t>(value));
     default:
       return std::to_string(value);
@@ -92,6 +95,8 @@ std::string scope_words(const Shortage& shortage) {
       return "the cgroup";
     case SHMBW_SCOPE_POOL:
       return "pool #" + id;
+    case SHMBW_SCOPE_WATCHED:
+      return "what is watched";
     default:
       return "this request";
   }

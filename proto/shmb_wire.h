@@ -103,6 +103,7 @@ enum shmbw_slot {
   SHMBW_SLOT_REFERENCES = 20,
   SHMBW_SLOT_GPU_BYTES = 21,
   SHMBW_SLOT_GPU_DESCRIPTORS = 22,
+  SHMBW_SLOT_LIFETIME = 23,
 };
 
 enum shmbw_scope {
@@ -114,6 +115,7 @@ enum shmbw_scope {
   SHMBW_SCOPE_PROCESS = 5,
   SHMBW_SCOPE_CGROUP = 6,
   SHMBW_SCOPE_POOL = 7,
+  SHMBW_SCOPE_WATCHED = 8,
 };
 
 enum shmbw_mode {

@@ -65,7 +65,7 @@ TEST_CASE("the default lifetime is the configuration's, and more than its most i
   Client owner = world.client(1000);
   Created created = owner.create();
   CHECK(owner.ticket(created.ref()).fixed<shmbw_ticket_create_reply>().expires == world.now + 10 * kMinute);
-  CHECK(owner.ticket(created.ref(), kRead, 0, 8LL * 24 * 60 * kMinute).status() == Status::invalid);
+  CHECK(owner.ticket(created.ref(), kRead, 0, 8LL * 24 * 60 * kMinute).status() == Status::limit);
   CHECK(owner.ticket(created.ref(), kRead, 0, -1).status() == Status::invalid);
   CHECK(owner.ticket(created.ref(), 0).status() == Status::invalid);
   CHECK(owner.ticket(created.ref(), SHMBW_RIGHT_MAP_WRITE).status() == Status::invalid);

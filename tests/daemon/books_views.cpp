@@ -277,6 +277,46 @@ TEST_CASE("watches of a session are bounded and come back") {
   CHECK(a.watch_reclaims().status() == Status::ok);
 }
 
+TEST_CASE("what can be watched has so many subscriptions, whoever makes them, and room again when one is gone") {
+  Config config = private_config();
+  config.limits.target_watches = 3;
+  World world(config);
+  Client a = world.client(1000), b = world.client(1000), other = world.client(2000);
+  Created created = a.create();
+  const auto group = a.make_group({.name = "g"}).fixed<shmbw_group_create_reply>().group;
+  const std::vector<std::function<Packet&(Client&)>> kinds = {
+      [&](Client& who) -> Packet& { return who.watch_region(created.ref(), SHMBW_WATCH_EVENT_GONE); },
+      [&](Client& who) -> Packet& { return who.watch_name("g", "n"); },
+      [&](Client& who) -> Packet& { return who.watch_group(group); },
+      [&](Client& who) -> Packet& { return who.watch_reclaims(); }};
+  for (const auto& watch : kinds) {
+    const auto first = watch(a).fixed<shmbw_watch_reply>().watch;
+    CHECK(watch(b).status() == Status::ok);
+    CHECK(watch(b).status() == Status::ok);
+    Packet& refused = watch(a);
+    CHECK(refused.status() == Status::limit);
+    const Error error = refused.error();
+    CHECK(error.shortage.slot == SHMBW_SLOT_WATCHES);
+    CHECK(error.shortage.scope == SHMBW_SCOPE_WATCHED);
+    CHECK(error.shortage.limit == 3);
+    CHECK(error.shortage.used == 3);
+    CHECK(error.shortage.asked == 1);
+    CHECK(error.sentence.find("raise limits.target_watches") != std::string::npos);
+    shmbw_watch cancel{};
+    cancel.watch = first;
+    CHECK(a.call(SHMBW_OP_WATCH, cancel).status() == Status::ok);
+    CHECK(watch(a).status() == Status::ok);
+  }
+  // Another name, and another uid's reclaims, have their own.
+  CHECK(a.watch_name("g", "m").status() == Status::ok);
+  CHECK(other.watch_reclaims().status() == Status::ok);
+  CHECK(other.watch_name("g", "n").status() == Status::ok);
+  a.create({.name = "n", .group = group});
+  CHECK(a.link().events.size() == 1);
+  CHECK(b.link().events.size() == 2);
+  CHECK(other.link().events.empty());
+}
+
 TEST_CASE("a watch of a group that is only kept tells that it has ended, and goes with it") {
   World world;
   Client a = world.client(1000), asker = world.client(1000);

@@ -92,6 +92,7 @@ uid_gpu_bytes = "40G"
 group_gpu_bytes = "20G"
 session_leases = 9
 session_watches = 10
+target_watches = 16
 events_queued = 11
 keep_max = "1h"
 ticket_default = "1m"
@@ -134,6 +135,7 @@ gpu_bytes = "5G"
   CHECK(limits.group_gpu_bytes == 20ULL << 30);
   CHECK(limits.session_leases == 9);
   CHECK(limits.session_watches == 10);
+  CHECK(limits.target_watches == 16);
   CHECK(limits.events_queued == 11);
   CHECK(limits.keep_max == 3'600'000'000'000);
   CHECK(limits.ticket_default == 60'000'000'000);

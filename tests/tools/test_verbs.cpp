@@ -148,6 +148,7 @@ TEST_CASE("usage errors end with 2, and what a person typed comes back with cont
   CHECK(has(world.tool({"lst"}).err, "there is no verb 'lst': list, "));
   CHECK(has(world.tool({"put"}).err, "`shmbroker put --help`"));
   CHECK(::access(world.socket().c_str(), F_OK) != 0);  // found out before a broker was started
+  CHECK(world.tool({"frobnicate"}).err.find("'frobnicate'") != std::string::npos);
 }
 
 TEST_CASE("a file that cannot be put ends with 1 and is named") {

@@ -198,11 +198,12 @@ std::string wrong_with_sentence(const shmb::Error& error) {
   if (numbers.asked == 0 || numbers.used + numbers.asked <= numbers.limit) return lacks("numbers that explain it");
   if (sentence.find("limit") == sentence.npos) return lacks("the word limit");
   if (sentence.find("asked") == sentence.npos) return lacks("what was asked");
-  if (numbers.slot != SHMBW_SLOT_KEEP && sentence.find("used") == sentence.npos) return lacks("what is used");
+  const bool is_time = numbers.slot == SHMBW_SLOT_KEEP || numbers.slot == SHMBW_SLOT_LIFETIME;
+  if (!is_time && sentence.find("used") == sentence.npos) return lacks("what is used");
   if (sentence.find("raise") == sentence.npos) return lacks("the key to raise");
   if (numbers.slot == SHMBW_SLOT_BYTES) {
     if (sentence.find(shmb::format_size(numbers.asked)) == sentence.npos) return lacks("the size asked for");
-  } else if (numbers.slot != SHMBW_SLOT_KEEP && sentence.find(std::to_string(numbers.limit)) == sentence.npos) {
+  } else if (!is_time && sentence.find(std::to_string(numbers.limit)) == sentence.npos) {
     return lacks("the limit");
   }
   return {};

@@ -11,7 +11,7 @@
 namespace shmb::bench {
 
 BrokerProcess BrokerProcess::start(const Settings& settings, Core core, const std::string& engine,
-                                   const std::vector<std::string>& more_arguments) {
+                                   const std::vector<std::string>& more_arguments, bool own_session) {
   BrokerProcess broker;
   broker.folder_ = std::make_unique<TemporaryFolder>();
   broker.socket_ = broker.folder_->path() + "/socket";
@@ -23,7 +23,7 @@ BrokerProcess BrokerProcess::start(const Settings& settings, Core core, const st
   std::vector<std::string> arguments{"--private", "--directory", broker.folder_->path(),     "--engine",
                                      engine,      "--ready-fd",  std::to_string(ready_there)};
   arguments.insert(arguments.end(), more_arguments.begin(), more_arguments.end());
-  broker.child_ = Child::execute(core, settings.broker, arguments, log);
+  broker.child_ = Child::execute(core, settings.broker, arguments, log, own_session);
   close(ready_there);
   close(ready[1]);
   close(log);

@@ -15,7 +15,7 @@ class BrokerProcess {
  public:
   // engine: "auto", "epoll" or "io_uring". Returns once the socket answers.
   static BrokerProcess start(const Settings& settings, Core core, const std::string& engine,
-                             const std::vector<std::string>& more_arguments = {});
+                             const std::vector<std::string>& more_arguments = {}, bool own_session = false);
   const std::string& socket() const { return socket_; }
   pid_t pid() const { return child_.pid(); }
   const std::string& engine() const { return engine_; }  // the one in use

@@ -92,8 +92,10 @@ Child Child::start(Core core, const std::function<int()>& body) {
   return Child(pid);
 }
 
-Child Child::execute(Core core, const std::string& program, const std::vector<std::string>& arguments, int log) {
+Child Child::execute(Core core, const std::string& program, const std::vector<std::string>& arguments, int log,
+                     bool own_session) {
   return start(core, [&]() -> int {
+    if (own_session) setsid();
     dup2(log, STDERR_FILENO);
     rlimit table{};
     getrlimit(RLIMIT_NOFILE, &table);

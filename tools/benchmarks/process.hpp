@@ -29,7 +29,9 @@ class Child {
   // Forks; the body runs on `core`, its return value is the exit status. Killed with the parent.
   static Child start(Core core, const std::function<int()>& body);
   // Forks and executes, with the hard descriptor limit as the library's launcher sets it. `log`: its standard error.
-  static Child execute(Core core, const std::string& program, const std::vector<std::string>& arguments, int log);
+  // `own_session`: setsid(2), as the launcher does; the scheduler then shares the cores between sessions first.
+  static Child execute(Core core, const std::string& program, const std::vector<std::string>& arguments, int log,
+                       bool own_session = false);
   Child(Child&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
   Child& operator=(Child&& other) noexcept {
     std::swap(pid_, other.pid_);
