@@ -70,10 +70,10 @@ void one_figure(Bench& bench, const BrokerProcess& broker, std::size_t bytes, bo
     copying.push_back(boost_queue(bytes, asleep));
 #endif
     PingPong peers(std::move(copying));
-    Roudi roudi(!bench.settings().quick);  // one for each figure: what its clients held when they ended is lost to it
     std::map<std::string, Gathered> gathered;
     const Amount less = amount(bench, bytes, asleep, true);
     for (int i = 0; i < bench.times(3); ++i) {
+      Roudi roudi(!bench.settings().quick);  // each time: what its clients held when they ended is lost to it
       for (std::size_t way = 0; way < peers.size(); ++way)
         gathered[peers.name(way)].add(peers.run(way, less.stretches, less.in_each, less.timed), unit);
       if (auto times = roudi.one_way(bytes, asleep, less.stretches, less.in_each, less.timed))

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a hand-over between two processes costs at least: a number in a cache line of its own, one for each direction,
 // and for a reader that sleeps a futex wake and a futex wait. Raw on purpose: no code is shared with what is measured.
+// How far a line is from both cores depends on its address: one and the same pair of lines would make the floor a matter
+// of luck, so each stretch has another pair, on pages of their own.
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
@@ -16,39 +18,53 @@
 namespace shmb::bench {
 namespace {
 
-struct Lines {
+struct alignas(4096) Lines {
   alignas(128) std::atomic<std::uint32_t> there;
   alignas(128) std::atomic<std::uint32_t> back;
 };
+constexpr std::uint32_t kPairs = 64, kInEach = 512;  // numbers that are sent on one pair before the next one's turn
 
 Lines* shared_lines() {
-  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) give_up("mmap");
-  return new (page) Lines{};
+  void* pages = mmap(nullptr, kPairs * sizeof(Lines), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) give_up("mmap");
+  return new (pages) Lines[kPairs]{};
 }
 
 class LineEnds {
  public:
   LineEnds() : lines_(shared_lines()) {}
   LineEnds(LineEnds&&) = delete;
-  ~LineEnds() { munmap(lines_, 4096); }
+  ~LineEnds() { munmap(lines_, kPairs * sizeof(Lines)); }
   std::uint64_t enter(End end, std::uint64_t) {
-    out_ = end == End::client ? &lines_->there : &lines_->back;
-    in_ = end == End::client ? &lines_->back : &lines_->there;
+    end_ = end;
+    turn_to(lines_[0]);
     return 0;
   }
   void send(std::uint32_t number) { out_->store(number, std::memory_order_release); }
   std::uint32_t receive() {
     std::uint32_t number;
-    while ((number = in_->load(std::memory_order_acquire)) == seen_) {
+    while ((number = in_->load(std::memory_order_acquire)) != expected_) {
     }
-    return seen_ = number;
+    return got(number);
   }
 
  protected:
+  // Numbers follow each other from 1. The server answers with the number it got, on the pair on which it came.
+  std::uint32_t got(std::uint32_t number) {
+    ++expected_;
+    if (end_ == End::client && expected_ % kInEach == 0) turn_to(lines_[expected_ / kInEach % kPairs]);
+    if (end_ == End::server && expected_ % kInEach == 0) in_ = &lines_[expected_ / kInEach % kPairs].there;
+    if (end_ == End::server && number % kInEach == 0) out_ = &lines_[number / kInEach % kPairs].back;
+    return number;
+  }
+  void turn_to(Lines& pair) {
+    out_ = end_ == End::client ? &pair.there : &pair.back;
+    in_ = end_ == End::client ? &pair.back : &pair.there;
+  }
   Lines* lines_;
+  End end_ = End::client;
   std::atomic<std::uint32_t>*out_ = nullptr, *in_ = nullptr;
-  std::uint32_t seen_ = 0;
+  std::uint32_t expected_ = 1;
 };
 
 class FutexEnds : public LineEnds {
@@ -59,9 +75,9 @@ class FutexEnds : public LineEnds {
   }
   std::uint32_t receive() {
     std::uint32_t number;
-    while ((number = in_->load(std::memory_order_acquire)) == seen_)
-      syscall(SYS_futex, in_, FUTEX_WAIT, seen_, nullptr, nullptr, 0);
-    return seen_ = number;
+    while ((number = in_->load(std::memory_order_acquire)) != expected_)
+      syscall(SYS_futex, in_, FUTEX_WAIT, number, nullptr, nullptr, 0);
+    return got(number);
   }
 };
 

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace shmb::bench {
 namespace {
@@ -37,7 +38,8 @@ Child run(int output, const std::string& program, const std::vector<std::string>
 Roudi::Roudi(bool wanted) {
   if (!wanted) return;
   if (program_path.empty()) {
-    fmt::print("    iceoryx left out: this build found no libiceoryx-posh-dev\n");
+    static bool told = false;
+    if (!std::exchange(told, true)) fmt::print("    iceoryx left out: this build found no libiceoryx-posh-dev\n");
     return;
   }
   int output[2];
@@ -87,7 +89,8 @@ std::optional<PingPong::Times> Roudi::one_way(std::size_t bytes, bool asleep, st
   if (status == 0 && at != std::string::npos &&
       std::sscanf(said.c_str() + at, "times %lf %lf %lf %lf", &times.median, &times.p50, &times.p99, &times.p999) == 4)
     return times;
-  fmt::print("    iceoryx left out: {} ended with {}: {}\n", program_path, status, said);
+  while (said.ends_with('\n')) said.pop_back();
+  fmt::print("    iceoryx left out: {} ended with {}: {}\n", program_path, status, said.substr(said.rfind('\n') + 1));
   runs_ = false;
   return std::nullopt;
 }
