@@ -47,7 +47,8 @@ TEST_CASE("Threads of a worker use one reference to its own object at once") {
         shared.emplace(Counter(5));
         for (int round = 0; round < 20; ++round) {
           std::vector<Future<int>> all;
-          for (int i = 0; i < 8; ++i) all.push_back(remote::rpc_async<int>(remote::at("a").within(60.0), "look_at_shared"));
+          for (int i = 0; i < 8; ++i)
+            all.push_back(remote::rpc_async<int>(remote::at("a").within(60.0), "look_at_shared"));
           for (const auto& one : all) EXPECT(one.wait() == 1000);
         }
         EXPECT(words().numbers[looked] == 160);
@@ -73,8 +74,7 @@ TEST_CASE("A shutdown is over at its deadline although a thread is in a function
           }
           while (words().numbers[hung] == 0) pause_ms(5);
           Status status = Status::ok;
-          const std::string why =
-              thrown([&] { remote::shutdown({.graceful = graceful, .timeout = 1s}); }, &status);
+          const std::string why = thrown([&] { remote::shutdown({.graceful = graceful, .timeout = 1s}); }, &status);
           EXPECT(graceful == (status == Status::deadline));
           EXPECT(graceful == has(why, "1 of others here are not through"));
         },
@@ -116,7 +116,8 @@ TEST_CASE("A child that returns from the function which forked it serves nobody"
             Status status = Status::ok;
             const auto served = [] { return serve_until([] { return words().numbers[3] != 0; }); };
             const std::string why = thrown([&] { EXPECT(served()); }, &status);
-            if (::getpid() == words().numbers[child] || status == Status::forked) ::_exit(status == Status::forked ? 0 : 3);
+            if (::getpid() == words().numbers[child] || status == Status::forked)
+              ::_exit(status == Status::forked ? 0 : 3);
             EXPECT(why.empty());
             int how = -1;
             EXPECT(::waitpid(words().numbers[child], &how, 0) == words().numbers[child]);
