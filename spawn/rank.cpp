@@ -180,29 +180,9 @@ void enter_command(State& it, int fd) {
   it.facts.shard = number_variable("GROUP_RANK", 0);
 }
 
-// Whether the descriptors rise from rank to rank with nothing else among them: one call then closes many.
-bool in_a_row(const std::vector<Ends>& all) {
-  std::vector<int> fds;
-  for (const Ends& one : all)
-    for (const int fd : {one.control, one.out, one.err})
-      if (fd >= 0) fds.push_back(fd);
-  if (!std::ranges::is_sorted(fds)) return false;
-  for (std::size_t i = 1; i < fds.size(); ++i) {
-    if (fds[i] - fds[i - 1] > 8) return false;
-    for (int between = fds[i - 1] + 1; between < fds[i]; ++between)
-      if (::fcntl(between, F_GETFD) >= 0) return false;
-  }
-  return true;
-}
-
-// Those of the ranks before have been closed.
-void leave_to_others(std::vector<Ends>& all, std::size_t own, bool row) {
-  if (own + 1 == all.size()) return;
-  if (row) {
-    const Ends& last = all.back();
-    const int end = std::max({last.control, last.out, last.err});
-    if (sys::close_range(static_cast<unsigned>(all[own + 1].control), static_cast<unsigned>(end))) return;
-  }
+// Each by itself: a range has gaps, where what a handler of fork has opened may be. Those of the ranks before have been
+// closed.
+void leave_to_others(std::vector<Ends>& all, std::size_t own) {
   for (std::size_t i = own + 1; i < all.size(); ++i) all[i].close_all();
 }
 
@@ -240,7 +220,6 @@ Result<std::int32_t> make_ranks(State& it, void (*preload)()) {
   std::vector<Ends>& all = *new std::vector<Ends>(std::move(*named));
   std::vector<pid_t>& pids = *new std::vector<pid_t>(all.size());
   it.made = {&all, &pids};
-  const bool row = in_a_row(all);
   (void)::putenv(it.rank_variable.data());
   (void)::putenv(it.local_rank_variable.data());
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -251,7 +230,7 @@ Result<std::int32_t> make_ranks(State& it, void (*preload)()) {
       if (one.err >= 0) (void)::dup2(one.err, 2);
       for (const int fd : {one.out, one.err})
         if (fd >= 0) ::close(fd);
-      leave_to_others(all, i, row);
+      leave_to_others(all, i);
       it.gate = std::exchange(it.socket, Fd::adopt(one.control));
       return static_cast<std::int32_t>(i);
     }
