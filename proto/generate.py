@@ -276,4 +276,5 @@ def main():
         path.write_text(wanted[path])
 
 
-main()
+if __name__ == "__main__":  # make_vectors.py takes the table from here
+    main()
