@@ -111,8 +111,8 @@ class Region {
   std::shared_ptr<Session> session_;
   RegionFacts facts_;
   Mapping mapping_;
-  Fd own_fd_;            // local sessions only: nobody else could give it again
-  KeptDescriptor kept_;  // of the mapping as it is: to write as long as that can be written
+  Fd own_fd_;                 // local sessions only: nobody else could give it again
+  KeptDescriptor kept_;       // of the mapping as it is: to write as long as that can be written
   std::weak_ptr<Rest> held_;  // of hold_mapping
   std::list<Region*>::iterator place_;
   std::uint64_t forks_at_birth_, serial_;

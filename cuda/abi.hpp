@@ -93,9 +93,9 @@ inline constexpr int kHostMemory = 1, kDeviceMemory = 2;  // CU_MEMORYTYPE_*
 
 // CUresult, as far as it means something to us.
 inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kStubLibrary = 34,
-                      kDeviceUnavailable = 46, kNoDevice = 100, kInvalidDevice = 101, kInvalidContext = 201, kMapFailed = 205,
-                      kEccUncorrectable = 214, kPeerUnsupported = 217, kNvlinkUncorrectable = 220, kContained = 226,
-                      kOperatingSystem = 304, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600,
+                      kDeviceUnavailable = 46, kNoDevice = 100, kInvalidDevice = 101, kInvalidContext = 201,
+                      kMapFailed = 205, kEccUncorrectable = 214, kPeerUnsupported = 217, kNvlinkUncorrectable = 220,
+                      kContained = 226, kOperatingSystem = 304, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600,
                       kIllegalAddress = 700, kLaunchTimeout = 702, kContextDestroyed = 709, kAssert = 710,
                       kAlreadyRegistered = 712, kNotRegistered = 713, kHardwareStack = 714, kIllegalInstruction = 715,
                       kMisalignedAddress = 716, kInvalidAddressSpace = 717, kInvalidPc = 718, kLaunchFailed = 719,
@@ -176,17 +176,17 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
 #define SHMB_CUDA_OPTIONAL(X) SHMB_CUDA_LEASE(X) SHMB_CUDA_EVENTS(X) SHMB_CUDA_TIMELINE(X) SHMB_CUDA_RDMA(X)
 
 // What tests do with a driver and the library never does.
-#define SHMB_CUDA_FOR_TESTS(X)                                                                                \
-  X(context_set, cuCtxSetCurrent, 4000, cuCtxSetCurrent, (Context))                                           \
-  X(context_create, cuCtxCreate, 3020, cuCtxCreate_v2, (Context*, unsigned, Device))                          \
-  X(context_destroy, cuCtxDestroy, 4000, cuCtxDestroy_v2, (Context))                                          \
-  X(mem_get_access, cuMemGetAccess, 10020, cuMemGetAccess, (unsigned long long*, const Location*, Address))   \
-  X(mem_alloc, cuMemAlloc, 3020, cuMemAlloc_v2, (Address*, std::size_t))                                      \
-  X(mem_free, cuMemFree, 3020, cuMemFree_v2, (Address))                                                       \
-  X(copy_to_device, cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2, (Address, const void*, std::size_t))                 \
-  X(copy_to_host, cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2, (void*, Address, std::size_t))                         \
+#define SHMB_CUDA_FOR_TESTS(X)                                                                                    \
+  X(context_set, cuCtxSetCurrent, 4000, cuCtxSetCurrent, (Context))                                               \
+  X(context_create, cuCtxCreate, 3020, cuCtxCreate_v2, (Context*, unsigned, Device))                              \
+  X(context_destroy, cuCtxDestroy, 4000, cuCtxDestroy_v2, (Context))                                              \
+  X(mem_get_access, cuMemGetAccess, 10020, cuMemGetAccess, (unsigned long long*, const Location*, Address))       \
+  X(mem_alloc, cuMemAlloc, 3020, cuMemAlloc_v2, (Address*, std::size_t))                                          \
+  X(mem_free, cuMemFree, 3020, cuMemFree_v2, (Address))                                                           \
+  X(copy_to_device, cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2, (Address, const void*, std::size_t))                     \
+  X(copy_to_host, cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2, (void*, Address, std::size_t))                             \
   X(copy_on_device_async, cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, (Address, Address, std::size_t, Stream)) \
-  X(stream_create, cuStreamCreate, 2000, cuStreamCreate, (Stream*, unsigned))                                 \
+  X(stream_create, cuStreamCreate, 2000, cuStreamCreate, (Stream*, unsigned))                                     \
   X(stream_destroy, cuStreamDestroy, 4000, cuStreamDestroy_v2, (Stream))
 
 struct Calls {

@@ -643,7 +643,8 @@ class SharedEvent {
 
  private:
   static shmb_gpu_event_options to_c(const EventOptions& options) noexcept {
-    return {sizeof(shmb_gpu_event_options), options.device, options.maker_stays ? unsigned{SHMB_GPU_EVENT_MAKER_STAYS} : 0U};
+    return {sizeof(shmb_gpu_event_options), options.device,
+            options.maker_stays ? unsigned{SHMB_GPU_EVENT_MAKER_STAYS} : 0U};
   }
   shmbroker::detail::Handle<shmb_gpu_event> handle_;
 };

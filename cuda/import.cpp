@@ -96,7 +96,8 @@ class Import {
       failure.sentence += "; its publisher is at fault, and the broker has been told";
     }
     if (failure.status == Status::device_not_visible)
-      failure.sentence += "; it lies on " + sys::gpu_uuid_text(opened.uuid, (opened.flags & SHMBW_GPU_PUBLISH_MIG) != 0);
+      failure.sentence +=
+          "; it lies on " + sys::gpu_uuid_text(opened.uuid, (opened.flags & SHMBW_GPU_PUBLISH_MIG) != 0);
     if (failure.status == Status::device_lost) {
       report.region = {};
       report.what = SHMBW_GPU_FINDING_DEVICE_LOST;

@@ -256,8 +256,8 @@ Result<Fd> Region::dma_buf(std::uint64_t offset, std::uint64_t length) {
   if (memory_.device == nullptr || !memory_.device->dma_buf)
     return error(Status::not_supported, "the device of " + called() + " has no dma-buf export");
   if (!memory_.rdma)
-    return error(Status::not_supported, called() +
-                                            " was not made for network cards: allocate it with SHMB_GPU_ALLOCATE_RDMA");
+    return error(Status::not_supported,
+                 called() + " was not made for network cards: allocate it with SHMB_GPU_ALLOCATE_RDMA");
   std::lock_guard lock(changing_);
   if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
   if (offset % kSmallPage != 0 || length % kSmallPage != 0 || length == 0 || offset > memory_.length ||

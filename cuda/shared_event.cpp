@@ -78,8 +78,8 @@ Result<SharedEvent::Handle> SharedEvent::create(int device) {
   if (!made) return std::unexpected(made.error());
   Body& body = **made;
   body.own_ = true;
-  auto done =
-      body.ask("cuEventCreate", [&](const Calls& cu) { return cu.event_create(&body.event_, kInterprocess | kDisableTiming); });
+  auto done = body.ask("cuEventCreate",
+                       [&](const Calls& cu) { return cu.event_create(&body.event_, kInterprocess | kDisableTiming); });
   IpcHandle handle;
   if (done)
     done = body.ask("cuIpcGetEventHandle", [&](const Calls& cu) { return cu.ipc_get_event(&handle, body.event_); });
@@ -106,8 +106,8 @@ Result<SharedEvent::Handle> SharedEvent::open(const Name& name, int device) {
   IpcHandle handle;
   std::memcpy(handle.reserved, name.data(), sizeof handle.reserved);
   Code said = kSuccess;
-  auto done = body.ask("cuIpcOpenEventHandle",
-                       [&](const Calls& cu) { return said = cu.ipc_open_event(&body.event_, handle); });
+  auto done =
+      body.ask("cuIpcOpenEventHandle", [&](const Calls& cu) { return said = cu.ipc_open_event(&body.event_, handle); });
   if (done) return Handle(new SharedEvent(std::move(*made)));
   body.event_ = nullptr;
   Error failure = done.error();

@@ -390,7 +390,8 @@ enum shmb_gpu_event_flag {
 };
 typedef struct shmb_gpu_event_options {
   size_t size;
-  int32_t device; /* whose streams record it and wait: an ordinal; SHMB_GPU_ANY_DEVICE: of the current context, else 0 */
+  int32_t
+      device; /* whose streams record it and wait: an ordinal; SHMB_GPU_ANY_DEVICE: of the current context, else 0 */
   uint32_t flags; /* enum shmb_gpu_event_flag: without MAKER_STAYS refused as INVALID */
 } shmb_gpu_event_options;
 #define SHMB_GPU_EVENT_HANDLE 64 /* bytes */
@@ -401,8 +402,8 @@ SHMB_API int shmb_gpu_event_create(const shmb_gpu_event_options* options, shmb_g
 /* What other processes open it by, to be sent by any way. Errors: DENIED (this handle was opened, not created). */
 SHMB_API int shmb_gpu_event_get_handle(const shmb_gpu_event* event, uint8_t handle[SHMB_GPU_EVENT_HANDLE],
                                        shmb_error* error) SHMB_NOEXCEPT;
-/* In the process that made it: the same event again. Errors: INVALID (no event, its maker has ended, or lives in another
- * PID namespace), and those of create. */
+/* In the process that made it: the same event again. Errors: INVALID (no event, its maker has ended, or lives in
+ * another PID namespace), and those of create. */
 SHMB_API int shmb_gpu_event_open(const uint8_t handle[SHMB_GPU_EVENT_HANDLE], const shmb_gpu_event_options* options,
                                  shmb_gpu_event** event, shmb_error* error) SHMB_NOEXCEPT;
 /* Enqueues a record behind what is in the stream; whoever waits from then on waits for it. */

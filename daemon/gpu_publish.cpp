@@ -98,23 +98,23 @@ Result<void> check_gpu_words(const World& world, const shmbw_gpu_publish& wish, 
 // `first`: number of the first of these chunks.
 Result<void> check_exports(std::span<const Fd> files, std::size_t first) {
   for (std::size_t i = 0; i + 1 < files.size(); i += 2) {
-    const std::string chunk = "chunk " + std::to_string(first + i / 2) + ": ";
+    const auto chunk = [&] { return "chunk " + std::to_string(first + i / 2) + ": "; };
     for (std::size_t side = 0; side < 2; ++side) {
       auto what = sys::gpu_file(files[i + side].get());
       if (!what || what->kind != sys::GpuKind::control)
         return error(Status::bad_fd,
-                     chunk + (side == 0 ? "the keeper" : "the share") +
+                     chunk() + (side == 0 ? "the keeper" : "the share") +
                          " is no export of GPU memory (an open of /dev/nvidiactl that the driver made)");
     }
     auto same = sys::same_open_file(files[i].get(), files[i + 1].get());
     if (!same)
       return error(Status::unsupported,
-                   chunk +
+                   chunk() +
                        "keeper and share cannot be told apart: fcntl(F_DUPFD_QUERY) needs Linux 6.10, and kcmp(2) "
                        "failed with " +
                        errno_text(same.error().value) + "; let the broker's seccomp profile allow kcmp");
     if (*same)
-      return error(Status::bad_fd, chunk + "keeper and share are one open file: export the memory twice, not dup()");
+      return error(Status::bad_fd, chunk() + "keeper and share are one open file: export the memory twice, not dup()");
   }
   return {};
 }

@@ -6,26 +6,12 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
-#include <type_traits>
+#include "tests/gpu/same_call.hpp"
 
 namespace shmb::cuda {
 namespace {
 
-// The same registers and the same bytes: a handle of theirs is a pointer of ours, an enum is an int.
-template <class A, class B>
-consteval bool same_slot() {
-  return sizeof(A) == sizeof(B) && alignof(A) == alignof(B) && std::is_class_v<A> == std::is_class_v<B> &&
-         std::is_pointer_v<A> == std::is_pointer_v<B>;
-}
-
-template <class... Ours, class... Theirs>
-consteval bool same_call(Code (*)(Ours...), CUresult (*)(Theirs...)) {
-  if constexpr (sizeof...(Ours) != sizeof...(Theirs)) {
-    return false;
-  } else {
-    return (same_slot<Ours, Theirs>() && ...);
-  }
-}
+using facts::same_call;
 
 // cudaTypedefs.h has a type for each version of each function: the one that we ask for must be there under its number.
 #define SHMB_CUDA_COMPARE(member, symbol, version, exported, parameters) \

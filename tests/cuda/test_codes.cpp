@@ -113,22 +113,34 @@ const std::vector<Producing>& all_producing() {
       {Status::stub_driver, "LD_LIBRARY_PATH", {{"FAKECUDA_STUB", "1"}}, ask_devices},
       {Status::driver_too_old, "update the driver", {{"FAKECUDA_DRIVER_VERSION", "11080"}}, ask_devices},
       {Status::no_device, "CUDA_VISIBLE_DEVICES", {{"CUDA_VISIBLE_DEVICES", ""}}, ask_devices},
-      {Status::device_not_found, "CUDA_VISIBLE_DEVICES", {},
+      {Status::device_not_found,
+       "CUDA_VISIBLE_DEVICES",
+       {},
        [](const Meeting& meeting) {
          auto session = meeting.member();
          gpu::AllocateOptions elsewhere;
          elsewhere.uuid = gpu::Uuid{};
          return outcome_of(gpu::Region::try_allocate(session, kMiB, elsewhere));
        }},
-      {Status::device_not_visible, "CUDA_VISIBLE_DEVICES", {},
+      {Status::device_not_visible,
+       "CUDA_VISIBLE_DEVICES",
+       {},
        [](const Meeting& meeting) { return import_failing(meeting, "cuMemImportFromShareableHandle:1:101"); }},
-      {Status::different_mig_instance, "use one in the same instance", {{"FAKECUDA_MIG", "1"}},
+      {Status::different_mig_instance,
+       "use one in the same instance",
+       {{"FAKECUDA_MIG", "1"}},
        [](const Meeting& meeting) { return import_failing(meeting, "cuMemImportFromShareableHandle:1:801"); }},
-      {Status::not_supported, "this device or driver cannot", {},
+      {Status::not_supported,
+       "this device or driver cannot",
+       {},
        [](const Meeting& meeting) { return allocate_failing(meeting, "cuMemCreate:1:801"); }},
-      {Status::bad_fd, "publish it again", {},
+      {Status::bad_fd,
+       "publish it again",
+       {},
        [](const Meeting& meeting) { return import_failing(meeting, "cuMemImportFromShareableHandle:1:400"); }},
-      {Status::not_exportable, "copy it into a region", {},
+      {Status::not_exportable,
+       "copy it into a region",
+       {},
        [](const Meeting& meeting) {
          auto session = meeting.member();
          const Worker worker;
@@ -143,16 +155,24 @@ const std::vector<Producing>& all_producing() {
            std::abort();
          return outcome_of(gpu::Lease::try_lend(session, at, kMiB, {}));
        }},
-      {Status::too_small, "its publisher is at fault", {},
+      {Status::too_small,
+       "its publisher is at fault",
+       {},
        [](const Meeting& meeting) { return import_failing(meeting, "cuMemMap:1:1"); }},
-      {Status::out_of_memory, "free memory", {},
+      {Status::out_of_memory,
+       "free memory",
+       {},
        [](const Meeting& meeting) {
          auto session = meeting.member();
          return outcome_of(gpu::Region::try_allocate(session, 1024 * kMiB));
        }},
-      {Status::not_permitted, "IMEX, MPS and the container's policy", {},
+      {Status::not_permitted,
+       "IMEX, MPS and the container's policy",
+       {},
        [](const Meeting& meeting) { return allocate_failing(meeting, "cuMemCreate:1:800"); }},
-      {Status::context_poisoned, "needs a new process", {},
+      {Status::context_poisoned,
+       "needs a new process",
+       {},
        [](const Meeting& meeting) {
          auto session = meeting.member();
          (void)gpu::devices();
@@ -162,11 +182,17 @@ const std::vector<Producing>& all_producing() {
          }
          return outcome_of(gpu::Region::try_allocate(session, kMiB));
        }},
-      {Status::device_lost, "Xid", {},
+      {Status::device_lost,
+       "Xid",
+       {},
        [](const Meeting& meeting) { return allocate_failing(meeting, "cuMemCreate:1:46"); }},
-      {Status::mps, "MPS control daemon", {},
+      {Status::mps,
+       "MPS control daemon",
+       {},
        [](const Meeting& meeting) { return allocate_failing(meeting, "cuMemCreate:1:807"); }},
-      {Status::already_registered, "use that registration", {},
+      {Status::already_registered,
+       "use that registration",
+       {},
        [](const Meeting& meeting) {
          auto session = meeting.member();
          const Worker worker;
@@ -176,7 +202,9 @@ const std::vector<Producing>& all_producing() {
          (*worker.driver)->host_unregister(region.data());
          return refused;
        }},
-      {Status::forked_child, "start it with exec", {},
+      {Status::forked_child,
+       "start it with exec",
+       {},
        [](const Meeting&) {
          (void)gpu::devices();
          int ends[2];
@@ -197,7 +225,9 @@ const std::vector<Producing>& all_producing() {
          ::close(ends[0]);
          return Outcome{static_cast<Status>(status), text};
        }},
-      {Status::producer_dead, "Open the name again", {},
+      {Status::producer_dead,
+       "Open the name again",
+       {},
        [](const Meeting& meeting) {
          auto session = meeting.member(), other = meeting.member();
          std::optional<gpu::Timeline> mine = gpu::Timeline::create(session, {.name = "t"});
@@ -206,7 +236,9 @@ const std::vector<Producing>& all_producing() {
          mine.reset();
          return outcome_of(theirs->try_wait_host(5, 0, std::chrono::seconds(60)));
        }},
-      {Status::generation_mismatch, "look for it anew by its name", {},
+      {Status::generation_mismatch,
+       "list again",
+       {},
        [](const Meeting& meeting) {
          auto session = meeting.member();
          auto region = gpu::Region::allocate(session, kMiB);
@@ -214,7 +246,9 @@ const std::vector<Producing>& all_producing() {
          ++id.generation;
          return outcome_of(gpu::Region::try_import(session, id));
        }},
-      {Status::detached, "only processes that have left the broker", {},
+      {Status::detached,
+       "only processes that have left the broker",
+       {},
        [](const Meeting& meeting) {
          auto session = meeting.member();
          std::optional<Inside> inside(meeting);
@@ -222,7 +256,9 @@ const std::vector<Producing>& all_producing() {
          inside.reset();  // this process, which lives, may still have it mapped
          return once_it_is(Status::detached, [&] { return outcome_of(gpu::Region::try_import(session, id)); });
        }},
-      {Status::device_not_pinned, "nvidia-persistenced", {},
+      {Status::device_not_pinned,
+       "nvidia-persistenced",
+       {},
        [](const Meeting&) {
          harness::BrokerOptions options;
          options.seam = "gpu=/nowhere";  // not where this process' driver has its nodes
@@ -231,7 +267,9 @@ const std::vector<Producing>& all_producing() {
          auto region = gpu::Region::allocate(session, kMiB);
          return outcome_of(region.try_publish());
        }},
-      {Status::region_poisoned, "publish its successor", {},
+      {Status::region_poisoned,
+       "publish its successor",
+       {},
        [](const Meeting& meeting) {
          auto session = meeting.member();
          std::optional<Inside> writer(meeting);
@@ -243,7 +281,9 @@ const std::vector<Producing>& all_producing() {
          return once_it_is(Status::region_poisoned,
                            [&] { return outcome_of(gpu::Region::try_import(session, id, writing)); });
        }},
-      {Status::region_invalid, "must publish it anew", {},
+      {Status::region_invalid,
+       "must publish it anew",
+       {},
        [](const Meeting& meeting) {
          auto session = meeting.member();
          Inside inside(meeting);
@@ -256,15 +296,21 @@ const std::vector<Producing>& all_producing() {
          client_tests::must(shmb::client::gpu_release(*inside.session, {&back, 1}, shmb::client::Deadline::after(0)));
          return refused;
        }},
-      {Status::other_kind, "open it with the functions for GPU regions", {},
+      {Status::other_kind,
+       "open it with the functions for GPU regions",
+       {},
        [](const Meeting& meeting) {
          auto session = meeting.member();
          auto region = gpu::Region::allocate(session, kMiB);
          return outcome_of(session.try_attach(region.publish()));
        }},
-      {Status::driver_failed, "documentation", {},
+      {Status::driver_failed,
+       "documentation",
+       {},
        [](const Meeting& meeting) { return allocate_failing(meeting, "cuMemCreate:1:205"); }},
-      {Status::pinned, "unpin it, then publish", {},
+      {Status::pinned,
+       "unpin it, then publish",
+       {},
        [](const Meeting& meeting) {
          auto session = meeting.member();
          auto region = session.create(kMiB);

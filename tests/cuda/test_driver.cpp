@@ -131,8 +131,8 @@ TEST_CASE("driver: no function is asked for in a version with another declaratio
           NEED((**driver)->context_device(&device) == cuda::kSuccess && device == 0);
           NEED((**driver)->context_synchronize() == cuda::kSuccess);
           NEED(fakecuda::without_context((*driver)->calls()));
-          for (const auto feature : {cuda::Feature::lease, cuda::Feature::events, cuda::Feature::timeline,
-                                     cuda::Feature::rdma})
+          for (const auto feature :
+               {cuda::Feature::lease, cuda::Feature::events, cuda::Feature::timeline, cuda::Feature::rdma})
             NEED((*driver)->has(feature));
           return 0;
         }) == 0);

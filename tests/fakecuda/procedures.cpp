@@ -18,8 +18,7 @@ struct Entry {
 
 constexpr Entry kEntries[] = {
 #define FAKECUDA_ENTRY(member, symbol, version, exported, parameters) {#symbol, version, #exported},
-    SHMB_CUDA_REQUIRED(FAKECUDA_ENTRY) SHMB_CUDA_OPTIONAL(FAKECUDA_ENTRY)
-        SHMB_CUDA_FOR_TESTS(FAKECUDA_ENTRY)
+    SHMB_CUDA_REQUIRED(FAKECUDA_ENTRY) SHMB_CUDA_OPTIONAL(FAKECUDA_ENTRY) SHMB_CUDA_FOR_TESTS(FAKECUDA_ENTRY)
 #undef FAKECUDA_ENTRY
     // What the GPU facts and other programs use beside these.
     {"cuDriverGetVersion", 2020, "cuDriverGetVersion"},

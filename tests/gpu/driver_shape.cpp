@@ -5,26 +5,10 @@
 #if __has_include(<cuda.h>)
 #include <cuda.h>
 
-#include <tuple>
-#include <type_traits>
+#include "tests/gpu/same_call.hpp"
 
 namespace shmb::facts {
 namespace {
-
-template <class A, class B>
-consteval bool same_slot() {
-  return sizeof(A) == sizeof(B) && alignof(A) == alignof(B) && std::is_class_v<A> == std::is_class_v<B> &&
-         std::is_pointer_v<A> == std::is_pointer_v<B>;
-}
-
-template <class... Ours, class... Theirs>
-consteval bool same_call(Code (*)(Ours...), CUresult (*)(Theirs...)) {
-  if constexpr (sizeof...(Ours) != sizeof...(Theirs)) {
-    return false;
-  } else {
-    return (same_slot<Ours, Theirs>() && ...);
-  }
-}
 
 #define SHMB_FACTS_COMPARE(member, symbol, version, parameters) \
   static_assert(same_call(static_cast<Code(*) parameters>(nullptr), static_cast<decltype(&symbol)>(nullptr)));

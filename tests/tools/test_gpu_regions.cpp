@@ -58,7 +58,7 @@ struct CardStage {
     session = wanted(client::connect(where));
     (void)wanted(client::gpu_device(*session, kCard, kCardBus, -1, card_deadline()));
   }
-  shmbw_region_ref publish(const std::string& name) {
+  shmbw_region_ref publish(const std::string& name, std::uint32_t flags = 0) {
     const shmb::Fd keeper = shmb::sys::memfd_create("fakecuda:tool", false).value();
     const shmb::Fd share = shmb::sys::open(("/proc/self/fd/" + std::to_string(keeper.get())).c_str(), O_RDWR).value();
     client::GpuPublish wish;
@@ -66,6 +66,7 @@ struct CardStage {
     wish.allocation = 4 << 20;
     wish.uuid = kCard;
     wish.name = name;
+    wish.flags = flags;
     wish.chunks = {{keeper.get(), share.get()}};
     auto made = wanted(client::gpu_publish(*session, {&wish, 1}, card_deadline()));
     return wanted(std::move(made.front())).region;
@@ -115,6 +116,17 @@ TEST_CASE("a GPU region is listed with its device and why it is held, and apart 
   CHECK(row["exporter"] == true);
   CHECK(row["importers"] == 0);
   CHECK(has(stage.tool({"list", "--gpu", "-q"}).out, "@" + std::to_string(region.id)));
+  stage.release(region);
+}
+
+TEST_CASE("the UUID of a MIG instance is written as one") {
+  CardStage stage;
+  const auto region = stage.publish("slice", SHMBW_GPU_PUBLISH_MIG);
+  const std::string instance = "MIG-" + std::string(kCardText).substr(4);
+  const Ended list = stage.tool({"list", "--gpu"});
+  CHECK_MESSAGE(has(list.out, instance), list.out);
+  CHECK_FALSE(has(list.out, kCardText));
+  CHECK(stage.json({"list"})["gpu_regions"][0]["device"] == instance);
   stage.release(region);
 }
 

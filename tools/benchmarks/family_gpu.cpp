@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The broker's own part of publishing and opening GPU memory, against a bare exchange of as many descriptors. No driver
-// takes part: the exports are memfds, which the broker of the test build takes for a driver's, and nobody imports them.
-// What a GPU adds to it only a GPU can tell.
+// The broker's own part of publishing and opening GPU memory, against a bare exchange of as many descriptors whose
+// receiver asks the kernel the same about each. No driver takes part: the exports are memfds, which the broker of the
+// test build takes for a driver's, and nobody imports them. What a GPU adds to it only a GPU can tell.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
+#include "base/sys_gpu.hpp"
 #include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
@@ -86,12 +88,30 @@ class BareHolder {
     if (!sys::receive(pair_[0].get(), buffer_, got, true)) give_up("the bare holder's answer");
   }
 
+  // What every receiver of exports must ask: how each is open, what it is (of a memfd only its link tells, of a
+  // driver's file statx does, in a fifth of the time), and that keeper and share are two open files.
+  static bool looks_right(const std::vector<Fd>& held) {
+    for (const Fd& fd : held) {
+      char link[256];
+      const std::string path = "/proc/self/fd/" + std::to_string(fd.get());
+      const ssize_t size = ::readlink(path.c_str(), link, sizeof link);
+      const std::string_view name(link, size > 0 ? static_cast<std::size_t>(size) : 0);
+      if ((::fcntl(fd.get(), F_GETFL) & O_PATH) != 0 || !name.starts_with("/memfd:fakecuda:")) return false;
+    }
+    for (std::size_t i = 0; i + 1 < held.size(); i += 2) {
+      auto same = sys::same_open_file(held[i].get(), held[i + 1].get());
+      if (!same || *same) return false;
+    }
+    return true;
+  }
+
   int serve(const Exports& exports) {
     std::vector<std::byte> reply(SHMBW_MAX_MESSAGE);
     for (;;) {
       std::vector<Fd> held;
       auto got = sys::receive(pair_[1].get(), buffer_, held, true);
       if (!got || got->end_of_file) return 0;
+      if (!looks_right(held)) return 1;
       Ask ask{};
       std::memcpy(&ask, buffer_.data(), sizeof ask);
       std::vector<int> shares;
