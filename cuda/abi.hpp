@@ -167,7 +167,7 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(host_address, cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2, (Address*, void*, unsigned))         \
   X(stream_capturing, cuStreamIsCapturing, 10000, cuStreamIsCapturing, (Stream, int*))                                \
   X(stream_context, cuStreamGetCtx, 9020, cuStreamGetCtx, (Stream, Context*))                                         \
-  X(stream_id, cuStreamGetId, 12000, cuStreamGetId, (Stream, unsigned long long*))                                 \
+  X(stream_id, cuStreamGetId, 12000, cuStreamGetId, (Stream, unsigned long long*))                                    \
   X(stream_query, cuStreamQuery, 2000, cuStreamQuery, (Stream))
 #define SHMB_CUDA_RDMA(X)                                                              \
   X(range_handle, cuMemGetHandleForAddressRange, 11070, cuMemGetHandleForAddressRange, \

@@ -55,7 +55,8 @@ using shmb::cuda::SharedEvent;
 extern "C" {
 
 int shmb_gpu_event_create(const shmb_gpu_event_options* options, shmb_gpu_event** event, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&] { return made(options, event, [](int device) { return SharedEvent::create(device); }); });
+  return client::c_api::guarded(
+      out, [&] { return made(options, event, [](int device) { return SharedEvent::create(device); }); });
 }
 
 int shmb_gpu_event_open(const uint8_t handle[SHMB_GPU_EVENT_HANDLE], const shmb_gpu_event_options* options,

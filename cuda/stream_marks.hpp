@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which streams have come past what was enqueued in them: behind each use a stream writes a number of its own into a page
-// of ours. An event would belong to the stream's context, may be recorded in no other, and must not be touched once that
-// is destroyed; this page outlives every context but the one that registered it, and is read without the driver.
+// Which streams have come past what was enqueued in them: behind each use a stream writes a number of its own into a
+// page of ours. An event would belong to the stream's context, may be recorded in no other, and must not be touched
+// once that is destroyed; this page outlives every context but the one that registered it, and is read without the
+// driver.
 #pragma once
 
 #include <compare>
@@ -31,8 +32,6 @@ class StreamMarks {
   void put(const Driver& driver, std::size_t place, Stream stream) noexcept;
   bool passed() const noexcept;
   bool lost() const { return lost_; }
-  // The page stays for what may still be written into it.
-  void abandon() noexcept { (void)page_.release(); }
 
  private:
   // A handle may come again for another stream, and the special ones stand for many.

@@ -107,7 +107,6 @@ Timeline::~Timeline() {
   if (!mark_.intact()) return;  // the parent has all of it
   const bool was_producer = producer();
   if (devices_ && devices_->words != 0 && !let_go()) {
-    devices_->marks.abandon();
     (void)devices_.release();
     (void)own_.release();
     (void)region_.release();
@@ -258,7 +257,7 @@ Result<void> Timeline::signal(std::uint32_t word, std::uint64_t value, Stream st
     return std::unexpected(driver.failure(code, "cuStreamWriteValue64", name(word)));
   one.announced.store(value, std::memory_order_release);
   one.wakes.fetch_add(1, std::memory_order_release);
-  (void)sys::futex_wake(one.wakes, INT_MAX);  // who waits in `wait` for the announcement
+  (void)sys::futex_wake(one.wakes, INT_MAX);        // who waits in `wait` for the announcement
   devices_->marks.put(driver, way->place, stream);  // it is announced: no failure from here on
   return {};
 }

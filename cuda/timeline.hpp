@@ -35,8 +35,8 @@ class Timeline {
                              std::int64_t timeout, std::int64_t wait);
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
-  // Waits up to 5 s for streams that still use it; beyond that its pages stay until the process ends. A producer's end is
-  // told in any case.
+  // Waits up to 5 s for streams that still use it; beyond that its pages stay until the process ends. A producer's end
+  // is told in any case.
   ~Timeline();
 
   shmbw_region_ref ref() const { return ref_; }

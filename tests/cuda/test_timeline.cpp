@@ -241,10 +241,9 @@ TEST_CASE("timelines leave nothing behind in the driver, also where a call fails
           const auto& fake = fakecuda::Fake::use();
           {
             Worker worker;
-            for (const char* failure :
-                 {"cuMemHostRegister:1:2", "cuMemHostRegister:2:2", "cuMemHostGetDevicePointer:1:1",
-                  "cuMemHostGetDevicePointer:2:1", "cuStreamGetCtx:1:400", "cuStreamGetId:1:400",
-                  "cuStreamWriteValue64:1:999"}) {
+            for (const char* failure : {"cuMemHostRegister:1:2", "cuMemHostRegister:2:2",
+                                        "cuMemHostGetDevicePointer:1:1", "cuMemHostGetDevicePointer:2:1",
+                                        "cuStreamGetCtx:1:400", "cuStreamGetId:1:400", "cuStreamWriteValue64:1:999"}) {
               auto mine = gpu::Timeline::create(session);
               const fakecuda::Injected injected(failure);
               ACTOR_CHECK(!mine.try_signal(1, worker.stream()));
@@ -530,7 +529,8 @@ TEST_CASE("lent memory that waits to be freed holds up no signal, though freeing
     gpu::LendOptions options;
     options.name = "lent";
     auto lease = gpu::Lease::try_lend(
-        session, memory, kMiB, [&](gpu::Pointer pointer) { freed += (*worker.driver)->mem_free(pointer) == 0; }, options);
+        session, memory, kMiB, [&](gpu::Pointer pointer) { freed += (*worker.driver)->mem_free(pointer) == 0; },
+        options);
     ACTOR_MUST(lease);
     lent.open();
     ACTOR_CHECK(imported.wait());
