@@ -460,8 +460,9 @@ TEST_CASE("a forked child is told so by every call of a timeline, with and witho
     CHECK(Child::run([&] {
             if (!with_driver) ::setenv("SHMB_LIBCUDA", "libcuda-not-there.so.1", 1);
             auto session = meeting.member();
-            auto mine = gpu::Timeline::create(session, {.name = "f"});
-            auto other = gpu::Timeline::try_open(session, "f");
+            const std::string name = with_driver ? "driven" : "plain";
+            auto mine = gpu::Timeline::create(session, {.name = name});
+            auto other = gpu::Timeline::try_open(session, name);
             ACTOR_MUST(other);
             std::optional<Worker> worker;
             if (with_driver) {
