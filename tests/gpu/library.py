@@ -10,6 +10,7 @@ ACCESS_READ, ACCESS_WRITE = 0, 1
 REPLACE, WRITING, MANY_WRITERS = 2, 4, 8
 CONNECT_NO_START, CONNECT_NO_GROUP = 2, 16
 MAKER_STAYS, UNNAME, IMPORT_SHARE = 1, 2, 1
+NOT_FOUND = 6
 SECOND = 10**9
 
 
@@ -148,12 +149,15 @@ class Session:
         return Region(region), offset.value
 
     def take(self, what, access=ACCESS_READ):
-        """By name, by identity ([id, generation]) or by ticket (32 hexadecimal digits behind "ticket:")."""
-        options, region = sized(ImportOptions, access=access, flags=IMPORT_SHARE, wait_ns=60 * SECOND), c.c_void_p()
+        """By name, by identity ([id, generation]) or by ticket (32 hexadecimal digits behind "ticket:"), which gives what
+        it carries: the right to hand on is asked for with the others."""
+        by_ticket = isinstance(what, str) and what.startswith("ticket:")
+        flags = 0 if by_ticket else IMPORT_SHARE
+        options, region = sized(ImportOptions, access=access, flags=flags, wait_ns=60 * SECOND), c.c_void_p()
         if isinstance(what, list):
             id_ = RegionId(0, what[0], what[1], 0)
             call("shmb_gpu_import_id", self.raw, c.byref(id_), c.byref(options), c.byref(region))
-        elif what.startswith("ticket:"):
+        elif by_ticket:
             ticket = (c.c_uint8 * 16).from_buffer_copy(bytes.fromhex(what[7:]))
             call("shmb_gpu_import_ticket", self.raw, ticket, c.byref(options), c.byref(region))
         else:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 
-from library import (ACCESS_READ, ACCESS_WRITE, MANY_WRITERS, WRITING, Event, Failure, PlainTensors, Session,
+from library import (ACCESS_READ, ACCESS_WRITE, MANY_WRITERS, NOT_FOUND, WRITING, Event, Failure, PlainTensors, Session,
                      TorchTensors)  # fmt: skip
 
 LIMIT_S = 120
@@ -515,16 +515,16 @@ def c66_c(t):
 
 
 def c68_a(t):
-    tensor, region = t.publish(t.count_up())
+    region = t.session.allocate(2 << 20)  # a tensor of torch's pool would hold it as long as torch does
+    what = region.publish()
     region.ticket(200_000_000)
-    what = region.id()
     region.release()
 
     def gone():
         try:
             t.session.take(what).release()
-        except Failure:
-            return True
+        except Failure as refused:
+            return refused.status == NOT_FOUND
         return False
 
     t.until(gone, "a message that nobody reads holds the region")
