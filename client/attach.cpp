@@ -50,6 +50,7 @@ Result<shmbw_attach> attach_request(const AttachItem& item, std::uint64_t epoch)
   request.by = item.target.by;
   request.rights = rights_of(item);
   if ((item.flags & kAttachUnmapped) != 0) request.flags |= SHMBW_ATTACH_NO_FD;
+  if ((item.flags & kAttachTimeline) != 0) request.flags |= SHMBW_ATTACH_TIMELINE;
   switch (item.target.by) {
     case SHMBW_ATTACH_BY_ID:
       if (item.target.epoch != 0 && item.target.epoch != epoch)

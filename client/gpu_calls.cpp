@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/text.hpp"
+#include "client/region.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::client {
@@ -432,6 +433,21 @@ Result<GpuTimelineMade> gpu_timeline(Session& session, const GpuTimelineWish& wi
   if (reply->fds.size() != 1) return malformed_answer("GPU_TIMELINE");
   if (wish.group == 0) session.note_group(fixed->group);
   return GpuTimelineMade{fixed->region, fixed->bytes, fixed->group, std::move(reply->fds.front())};
+}
+
+void post_timeline_end(Session& session, shmbw_region_ref region) noexcept {
+  try {
+    std::array<std::byte, 128> buffer;
+    wire::Writer writer(buffer);
+    writer.begin_batch<shmbw_gpu_report>(SHMBW_OP_GPU_REPORT, 0, 1, SHMBW_HEADER_NO_REPLY);
+    GpuReport over;
+    over.region = region;
+    over.what = SHMBW_GPU_FINDING_WRITTEN;
+    writer.element(0, report_element(over));
+    (void)session.post(std::span(buffer).first(writer.finish(0).size()), Deadline::after(0));
+    (void)post_release(session, region, 0);
+  } catch (...) {  // of a sentence: the broker learns it at the session's end
+  }
 }
 
 Result<std::uint32_t> gpu_pinned(Session& session, shmbw_region_ref region, bool unpin, Deadline deadline) {

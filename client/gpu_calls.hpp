@@ -116,6 +116,9 @@ struct GpuTimelineMade {
   Fd memory;
 };
 Result<GpuTimelineMade> gpu_timeline(Session& session, const GpuTimelineWish& wish, Deadline deadline);
+// The producer's end: its waiters are released and its own reference is given back, and no other. Waits for nothing and
+// takes no memory.
+void post_timeline_end(Session& session, shmbw_region_ref region) noexcept;
 
 // Pins of this session's lease afterwards.
 Result<std::uint32_t> gpu_pinned(Session& session, shmbw_region_ref region, bool unpin, Deadline deadline);

@@ -23,6 +23,7 @@ namespace shmb::client {
 // Flags of the library beside those of the wire (which are the low bits); the C ABI uses the same numbers.
 inline constexpr std::uint32_t kCreateNoPopulate = 1 << 8, kCreateSmallPages = 1 << 9, kCreateUnmapped = 1 << 10;
 inline constexpr std::uint32_t kAttachUnmapped = 1 << 8, kAttachNoPopulate = 1 << 9;
+inline constexpr std::uint32_t kAttachTimeline = 1 << 10;  // not of the C ABI: refused where it is none
 inline constexpr std::uint32_t kReleaseNoRecycle = 1 << 0, kReleaseUnname = 1 << 1;
 inline constexpr std::uint64_t kMaxLength = (std::uint64_t{1} << 47) - 1;
 

@@ -96,8 +96,10 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
                       kDeviceUnavailable = 46, kNoDevice = 100, kInvalidDevice = 101, kInvalidContext = 201,
                       kMapFailed = 205, kEccUncorrectable = 214, kPeerUnsupported = 217, kNvlinkUncorrectable = 220,
                       kContained = 226, kOperatingSystem = 304, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600,
-                      kIllegalAddress = 700, kContextDestroyed = 709, kAlreadyRegistered = 712, kNotRegistered = 713,
-                      kLaunchFailed = 719, kNotPermitted = 800, kNotSupported = 801, kSystemNotReady = 802,
+                      kIllegalAddress = 700, kLaunchTimeout = 702, kContextDestroyed = 709, kAssert = 710,
+                      kAlreadyRegistered = 712, kNotRegistered = 713, kHardwareStack = 714, kIllegalInstruction = 715,
+                      kMisalignedAddress = 716, kInvalidAddressSpace = 717, kInvalidPc = 718, kLaunchFailed = 719,
+                      kTensorMemoryLeak = 721, kNotPermitted = 800, kNotSupported = 801, kSystemNotReady = 802,
                       kDriverMismatch = 803, kCompatNotSupported = 804, kMpsFirst = 805, kMpsLast = 810, kUnknown = 999;
 
 // X(member, symbol, version asked of cuGetProcAddress, name in the library's symbol table, parameters). The version is
@@ -120,6 +122,7 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(context_push, cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2, (Context))                                              \
   X(context_pop, cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2, (Context*))                                                \
   X(context_device, cuCtxGetDevice, 2000, cuCtxGetDevice, (Device*))                                                   \
+  X(context_id, cuCtxGetId, 12000, cuCtxGetId, (Context, unsigned long long*))                                         \
   X(context_synchronize, cuCtxSynchronize, 2000, cuCtxSynchronize, ())                                                 \
   X(granularity, cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity,                                  \
     (std::size_t*, const AllocationProp*, int))                                                                        \
@@ -162,7 +165,10 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(host_register, cuMemHostRegister, 6050, cuMemHostRegister_v2, (void*, std::size_t, unsigned))                     \
   X(host_unregister, cuMemHostUnregister, 4000, cuMemHostUnregister, (void*))                                         \
   X(host_address, cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2, (Address*, void*, unsigned))         \
-  X(stream_capturing, cuStreamIsCapturing, 10000, cuStreamIsCapturing, (Stream, int*))
+  X(stream_capturing, cuStreamIsCapturing, 10000, cuStreamIsCapturing, (Stream, int*))                                \
+  X(stream_context, cuStreamGetCtx, 9020, cuStreamGetCtx, (Stream, Context*))                                         \
+  X(stream_id, cuStreamGetId, 12000, cuStreamGetId, (Stream, unsigned long long*))                                    \
+  X(stream_query, cuStreamQuery, 2000, cuStreamQuery, (Stream))
 #define SHMB_CUDA_RDMA(X)                                                              \
   X(range_handle, cuMemGetHandleForAddressRange, 11070, cuMemGetHandleForAddressRange, \
     (void*, Address, std::size_t, int, unsigned long long))
@@ -172,6 +178,8 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
 // What tests do with a driver and the library never does.
 #define SHMB_CUDA_FOR_TESTS(X)                                                                                    \
   X(context_set, cuCtxSetCurrent, 4000, cuCtxSetCurrent, (Context))                                               \
+  X(context_create, cuCtxCreate, 3020, cuCtxCreate_v2, (Context*, unsigned, Device))                              \
+  X(context_destroy, cuCtxDestroy, 4000, cuCtxDestroy_v2, (Context))                                              \
   X(mem_get_access, cuMemGetAccess, 10020, cuMemGetAccess, (unsigned long long*, const Location*, Address))       \
   X(mem_alloc, cuMemAlloc, 3020, cuMemAlloc_v2, (Address*, std::size_t))                                          \
   X(mem_free, cuMemFree, 3020, cuMemFree_v2, (Address))                                                           \
@@ -179,8 +187,7 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(copy_to_host, cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2, (void*, Address, std::size_t))                             \
   X(copy_on_device_async, cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, (Address, Address, std::size_t, Stream)) \
   X(stream_create, cuStreamCreate, 2000, cuStreamCreate, (Stream*, unsigned))                                     \
-  X(stream_destroy, cuStreamDestroy, 4000, cuStreamDestroy_v2, (Stream))                                          \
-  X(stream_query, cuStreamQuery, 2000, cuStreamQuery, (Stream))
+  X(stream_destroy, cuStreamDestroy, 4000, cuStreamDestroy_v2, (Stream))
 
 struct Calls {
 #define SHMB_CUDA_MEMBER(member, symbol, version, exported, parameters) Code(*member) parameters = nullptr;

@@ -111,11 +111,16 @@ Result<Region::Handle> Region::adopt(std::shared_ptr<client::Session> session, A
   memory.kind = Kind::adopted;
   memory.length = length;
   std::vector<Allocation> found;
+  ContextHold any(driver, handy_device(driver));  // what has no context may be asked about in any
+  auto scope = any.enter();
+  if (!scope) return std::unexpected(scope.error());
   Address next = pointer, begin = 0;
   while (next < pointer + length) {
     Address base = 0;
     std::size_t bytes = 0;
     const Code code = driver->address_range(&base, &bytes, next);
+    if (code != kSuccess && code != kNotFound && code != kInvalidValue)
+      return std::unexpected(driver.failure(code, "cuMemGetAddressRange", object));
     if (code != kSuccess || bytes == 0 || base > next || base + bytes <= next)
       return error(Status::invalid, object + " is no device memory of this process, or ends before " +
                                         std::to_string(length) + " bytes: adopt what was allocated");

@@ -92,7 +92,7 @@ using shmb::cuda::Notices;
 extern "C" {
 
 int shmb_gpu_devices(shmb_gpu_device* devices, size_t capacity, size_t* count, shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded(error, [&]() -> Result<void> {
     if (count == nullptr || (devices == nullptr && capacity != 0))
       return shmb::error(Status::invalid, "no place for the devices was given");
     auto driver = Driver::load();
@@ -105,7 +105,7 @@ int shmb_gpu_devices(shmb_gpu_device* devices, size_t capacity, size_t* count, s
 }
 
 int shmb_gpu_driver_version(int32_t* version, shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded(error, [&]() -> Result<void> {
     if (version == nullptr) return shmb::error(Status::invalid, "no place for the version was given");
     auto driver = Driver::load();
     if (!driver) return std::unexpected(driver.error());
@@ -116,7 +116,7 @@ int shmb_gpu_driver_version(int32_t* version, shmb_error* error) noexcept {
 
 int shmb_gpu_lend(shmb_session* session, shmb_gpu_pointer pointer, uint64_t length,
                   const shmb_gpu_lend_options* options, shmb_gpu_lease** lease, shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded_and_free(error, [&]() -> Result<void> {
     auto known = session_of(session);
     if (!known) return std::unexpected(known.error());
     auto wanted = read_options(options);
@@ -186,7 +186,7 @@ void* shmb_torch_alloc(ptrdiff_t bytes, int device, void* stream) noexcept {
   (void)stream;  // fresh memory: nothing on any stream uses it
   void* pointer = nullptr;
   last_torch_error = {};
-  (void)guarded_gpu(&last_torch_error, [&]() -> Result<void> {
+  (void)guarded_and_free(&last_torch_error, [&]() -> Result<void> {
     if (bytes <= 0) return shmb::error(Status::invalid, "torch asked for a block of no bytes");
     auto made = cuda::torch_allocate(static_cast<std::uint64_t>(bytes), device);
     if (!made) return std::unexpected(made.error());
@@ -213,7 +213,7 @@ int shmb_torch_last_error(shmb_error* error) noexcept {
 
 int shmb_torch_region(shmb_session* session, const void* pointer, shmb_gpu_region** region, uint64_t* offset,
                       shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded(error, [&]() -> Result<void> {
     auto known = session_of(session);
     if (!known) return std::unexpected(known.error());
     if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");

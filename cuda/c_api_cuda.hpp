@@ -22,13 +22,18 @@ struct shmb_gpu_lease {
 
 namespace shmb::cuda::c_api {
 
-// As client::c_api::guarded; first what has become free is freed.
+// As client::c_api::guarded; then what has become free is freed. Only for calls that may wait for the device anyway:
+// a `free` does (cudaFree), and what it waits for may be just what another call, a signal say, is about to enqueue.
 template <class Body>
-int guarded_gpu(shmb_error* out, Body&& body) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
-    Notices::run_deferred();
-    return body();
+int guarded_and_free(shmb_error* out, Body&& body) noexcept {
+  const int done = client::c_api::guarded(out, body);
+  std::size_t freed = 0;
+  (void)client::c_api::guarded(nullptr, [&]() -> Result<void> {
+    freed = Notices::run_deferred();
+    return {};
   });
+  // What was freed may be what was wanting.
+  return done == SHMB_E_OUT_OF_MEMORY && freed != 0 ? client::c_api::guarded(out, body) : done;
 }
 
 Result<Region::Handle> region_of(const shmb_gpu_region* region);

@@ -135,7 +135,7 @@ extern "C" {
 
 int shmb_gpu_allocate(shmb_session* session, uint64_t length, const shmb_gpu_allocate_options* options,
                       shmb_gpu_region** region, shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded_and_free(error, [&]() -> Result<void> {
     auto known = session_of(session);
     if (!known) return std::unexpected(known.error());
     auto wanted = read_options(options);
@@ -164,7 +164,7 @@ int shmb_gpu_allocate(shmb_session* session, uint64_t length, const shmb_gpu_all
 
 int shmb_gpu_adopt(shmb_session* session, shmb_gpu_pointer pointer, uint64_t length, shmb_gpu_region** region,
                    shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded(error, [&]() -> Result<void> {
     auto known = session_of(session);
     if (!known) return std::unexpected(known.error());
     if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
@@ -178,7 +178,7 @@ int shmb_gpu_adopt(shmb_session* session, shmb_gpu_pointer pointer, uint64_t len
 }
 
 int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* options, shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     auto spec = publish_spec(options);
@@ -190,7 +190,7 @@ int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* op
 
 int shmb_gpu_publish_many(const shmb_gpu_publish_item* items, size_t count, int64_t timeout_ns, int* statuses,
                           shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded(error, [&]() -> Result<void> {
     if (items == nullptr && count != 0) return shmb::error(Status::invalid, "no regions were given");
     std::vector<cuda::Region::Handle> regions;
     std::vector<cuda::PublishSpec> specs;
@@ -218,7 +218,7 @@ int shmb_gpu_publish_many(const shmb_gpu_publish_item* items, size_t count, int6
 
 int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream stream, int64_t timeout_ns,
                      shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     auto wanted = sync_of(sync, stream);
@@ -229,22 +229,22 @@ int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream str
 
 int shmb_gpu_import(shmb_session* session, const char* address, const shmb_gpu_import_options* options,
                     shmb_gpu_region** region, shmb_error* error) noexcept {
-  return guarded_gpu(error, [&] { return import_one(session, address, nullptr, nullptr, options, region); });
+  return guarded(error, [&] { return import_one(session, address, nullptr, nullptr, options, region); });
 }
 
 int shmb_gpu_import_id(shmb_session* session, const shmb_region_id* id, const shmb_gpu_import_options* options,
                        shmb_gpu_region** region, shmb_error* error) noexcept {
-  return guarded_gpu(error, [&] { return import_one(session, nullptr, id, nullptr, options, region); });
+  return guarded(error, [&] { return import_one(session, nullptr, id, nullptr, options, region); });
 }
 
 int shmb_gpu_import_ticket(shmb_session* session, const uint8_t ticket[16], const shmb_gpu_import_options* options,
                            shmb_gpu_region** region, shmb_error* error) noexcept {
-  return guarded_gpu(error, [&] { return import_one(session, nullptr, nullptr, ticket, options, region); });
+  return guarded(error, [&] { return import_one(session, nullptr, nullptr, ticket, options, region); });
 }
 
 int shmb_gpu_import_many(shmb_session* session, const shmb_gpu_import_item* items, size_t count, int64_t timeout_ns,
                          shmb_gpu_region** regions, int* statuses, shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded(error, [&]() -> Result<void> {
     auto known = session_of(session);
     if (!known) return std::unexpected(known.error());
     if ((items == nullptr || regions == nullptr) && count != 0)
@@ -352,7 +352,7 @@ int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor
 }
 
 int shmb_gpu_sleep(shmb_gpu_region* region, shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     return (*known)->sleep();
@@ -360,7 +360,7 @@ int shmb_gpu_sleep(shmb_gpu_region* region, shmb_error* error) noexcept {
 }
 
 int shmb_gpu_wake(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     return (*known)->wake(client::Deadline::after(timeout_ns));
@@ -369,7 +369,7 @@ int shmb_gpu_wake(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error
 
 int shmb_gpu_ticket_create(shmb_gpu_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                            int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns, shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     if (ticket == nullptr) return shmb::error(Status::invalid, "no place for the ticket was given");
@@ -382,7 +382,7 @@ int shmb_gpu_ticket_create(shmb_gpu_region* region, uint32_t rights, uint32_t us
 }
 
 int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t length, int* fd, shmb_error* error) noexcept {
-  return guarded_gpu(error, [&]() -> Result<void> {
+  return guarded(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     if (fd == nullptr) return shmb::error(Status::invalid, "no place for the descriptor was given");

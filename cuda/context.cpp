@@ -27,7 +27,11 @@ Result<ContextHold::Scope> ContextHold::enter() {
   if (const Code code = calls.context_get(&current); code != kSuccess)
     return std::unexpected(driver_->failure(code, "cuCtxGetCurrent", which));
   Device device = -1;
-  if (current != nullptr && calls.context_device(&device) == kSuccess && device == device_) return Scope(nullptr);
+  // One that was destroyed or reset stays current, and may still know its device.
+  unsigned long long id = 0;
+  if (current != nullptr && calls.context_device(&device) == kSuccess && device == device_ &&
+      calls.context_id(nullptr, &id) != kContextDestroyed)
+    return Scope(nullptr);
   return enter_primary();
 }
 
@@ -43,6 +47,30 @@ Result<ContextHold::Scope> ContextHold::enter_primary() {
   if (const Code code = calls.context_push(retained_); code != kSuccess)
     return std::unexpected(driver_->failure(code, "cuCtxPushCurrent", which));
   return Scope(driver_);
+}
+
+Result<ContextHold::Scope> ContextHold::enter_callers(const Driver& driver, Context context) {
+  Context current = nullptr;
+  if (const Code code = driver->context_get(&current); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuCtxGetCurrent", "a stream"));
+  if (current == context) return Scope(nullptr);
+  if (const Code code = driver->context_push(context); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuCtxPushCurrent", "a stream"));
+  return Scope(&driver);
+}
+
+Device handy_device(const Driver& driver) {
+  const auto active = [&](Device device) {
+    unsigned flags = 0;
+    int is = 0;
+    return driver->primary_state(device, &flags, &is) == kSuccess && is != 0;
+  };
+  Device current = -1;
+  if (driver->context_device(&current) != kSuccess) current = -1;
+  if (current >= 0 && active(current)) return current;
+  for (const DeviceInfo& info : driver.devices())
+    if (active(info.device)) return info.device;
+  return current >= 0 ? current : 0;
 }
 
 }  // namespace shmb::cuda

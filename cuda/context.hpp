@@ -33,11 +33,17 @@ class ContextHold {
   Result<Scope> enter();
   // For what must outlive the caller's context: the primary one, kept from now on whatever is current.
   Result<Scope> enter_primary();
+  // That of a stream of the caller's, who keeps it.
+  static Result<Scope> enter_callers(const Driver& driver, Context context);
 
  private:
   const Driver* driver_;
   Device device_;
   Context retained_ = nullptr;
 };
+
+// Where to do what any device may do: one whose primary context is there already, so that no GPU gets a context that
+// nobody asked for; the current device before others.
+Device handy_device(const Driver& driver);
 
 }  // namespace shmb::cuda

@@ -425,7 +425,8 @@ struct LendOptions {
 };
 
 // Memory of cudaMalloc, lent to others. Its destruction retires it: `free` is called when nobody holds it any more, in
-// dispatch() or another call of this header.
+// dispatch() or at the end of another call that may wait for the device. Where it throws, the others are freed all the
+// same.
 class Lease {
  public:
   explicit Lease(shmb_gpu_lease* adopted) noexcept : handle_(adopted) {}

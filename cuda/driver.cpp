@@ -107,6 +107,8 @@ Meaning meaning(Code code) {
     case kInvalidContext:
     case kInvalidHandle:
       return {Status::invalid, "the driver refused the arguments"};
+    case kContextDestroyed:  // of the thread, not of the process: another one will do
+      return {Status::invalid, "the context that is current here was destroyed or reset: make another one current"};
     default:
       return {Status::driver_failed, "the driver's documentation says what this code means"};
   }
@@ -119,8 +121,24 @@ void use_library_for_test(std::string path) { loader().path = std::move(path); }
 #endif
 
 bool Driver::poisons(Code code) {
-  return code == kIllegalAddress || code == kContextDestroyed || code == kLaunchFailed || code == kEccUncorrectable ||
-         code == kNvlinkUncorrectable || code == kContained;
+  switch (code) {
+    case kEccUncorrectable:
+    case kNvlinkUncorrectable:
+    case kContained:
+    case kIllegalAddress:
+    case kLaunchTimeout:
+    case kAssert:
+    case kHardwareStack:
+    case kIllegalInstruction:
+    case kMisalignedAddress:
+    case kInvalidAddressSpace:
+    case kInvalidPc:
+    case kLaunchFailed:
+    case kTensorMemoryLeak:
+      return true;
+    default:
+      return false;
+  }
 }
 
 Code Driver::poisoned() { return loader().poison.load(std::memory_order_acquire); }

@@ -58,6 +58,9 @@ Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> sess
   }
   auto device = driver.at(facts->ordinal);
   if (!device) return std::unexpected(device.error());
+  ContextHold hold(driver, (*device)->device);
+  auto scope = hold.enter();
+  if (!scope) return std::unexpected(scope.error());
   Address base = 0;
   std::size_t allocation = 0;
   if (const Code code = driver->address_range(&base, &allocation, pointer); code != kSuccess)
@@ -71,9 +74,6 @@ Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> sess
   auto manifest = Manifest::of(spec.tensors, length);
   if (!manifest) return std::unexpected(manifest.error());
 
-  ContextHold hold(driver, (*device)->device);
-  auto scope = hold.enter();
-  if (!scope) return std::unexpected(scope.error());
   const Device number = (*device)->device;
   if (auto waited = wait_for(driver, spec.sync, {&number, 1}, object); !waited) return std::unexpected(waited.error());
   IpcHandle handle;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <utility>
 
 #include "base/sys_gpu.hpp"
@@ -69,8 +70,8 @@ Notices::Done Notices::run(const client::Session* session) {
   return done;
 }
 
-void Notices::run_deferred() {
-  if (all_notices().retired.load(std::memory_order_acquire) != 0) (void)run(nullptr);
+std::size_t Notices::run_deferred() {
+  return all_notices().retired.load(std::memory_order_acquire) != 0 ? run(nullptr).freed : 0;
 }
 
 Notices::Done Notices::take() {
@@ -115,11 +116,17 @@ Notices::Done Notices::take() {
     done.waiting =
         static_cast<std::size_t>(std::ranges::count_if(lent_, [](const auto& lent) { return lent->retired; }));
   }
+  std::exception_ptr thrown;
   for (const auto& lent : ready) {
     all_notices().retired.fetch_sub(1, std::memory_order_acq_rel);
-    if (lent->free != nullptr) lent->free(lent->context, lent->pointer);
+    try {
+      if (lent->free != nullptr) lent->free(lent->context, lent->pointer);
+    } catch (...) {
+      if (!thrown) thrown = std::current_exception();  // the others are freed all the same
+    }
     ++done.freed;
   }
+  if (thrown) std::rethrow_exception(thrown);
   return done;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the broker tells a session of its GPU memory, and what has to be done about it, without a thread: states are
 // written into the regions, and lent memory that nobody holds any more is given to its owner's `free`. It happens in
-// shmb_dispatch and at the beginning of the other calls. Memory is never freed while the broker, or this process,
-// counts a user.
+// shmb_dispatch and at the end of those calls that may wait for the device anyway. Memory is never freed while the
+// broker, or this process, counts a user.
 #pragma once
 
 #include <cstddef>
@@ -39,8 +39,8 @@ class Notices {
   static std::shared_ptr<Notices> of(const std::shared_ptr<client::Session>& session);
   // Of one session, or (null) of all: takes what has come. Cheap where nothing waits and nothing was lent.
   static Done run(const client::Session* session);
-  // As run, where lent memory waits to be freed.
-  static void run_deferred();
+  // As run, where lent memory waits to be freed; how many were.
+  static std::size_t run_deferred();
 
   // Somebody holds the device open from here on, so that its memory outlives this process.
   Result<void> pin_device(const DeviceInfo& device, client::Deadline deadline);

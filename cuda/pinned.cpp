@@ -33,12 +33,12 @@ class PinnedHost::Registration {
     return *one;
   }
   static Result<std::shared_ptr<Registration>> make(client::Region& region, client::Deadline deadline);
-  Registration(const Driver& driver, client::Region& region, std::shared_ptr<void> mapping)
+  Registration(const Driver& driver, Device device, client::Region& region, std::shared_ptr<void> mapping)
       : mapping_(std::move(mapping)),
         session_(region.session().shared_from_this()),
         ref_(region.ref()),
         memory_(region.data()),
-        hold_(driver, 0) {}
+        hold_(driver, device) {}
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
   ~Registration();
@@ -65,11 +65,11 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
       "region " + std::to_string(region.ref().id) + "." + std::to_string(region.ref().generation);
   if (region.bytes().empty()) return error(Status::invalid, object + " is not mapped as a whole by this handle");
   if (auto can = driver.need(Feature::timeline); !can) return std::unexpected(can.error());
-  auto device = driver.at(0);
+  auto device = driver.at(handy_device(driver));  // any will do: the registration is for all
   if (!device) return std::unexpected(device.error());
   auto mapping = region.hold_mapping();
   if (!mapping) return system_failure(mapping.error(), "the page that tells of a fork");
-  auto made = std::make_shared<Registration>(driver, region, std::move(*mapping));
+  auto made = std::make_shared<Registration>(driver, (*device)->device, region, std::move(*mapping));
   made->read_only_ = (region.rights() & SHMBW_RIGHT_MAP_WRITE) == 0;
   if (made->read_only_ && !(*device)->read_only_register)
     return error(Status::not_supported, (*device)->name + " cannot register memory that is mapped read-only: attach " +
@@ -94,11 +94,14 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
 PinnedHost::Registration::~Registration() {
   const Driver* driver = Driver::loaded();
   if (driver == nullptr) return;  // a forked child: pages and pin are the parent's
-  if (registered_) {
-    auto scope = hold_.enter();
-    driver->calls().host_unregister(memory_);  // also where no context can be had: it is the driver's to refuse
+  try {
+    if (registered_) {
+      auto scope = hold_.enter_primary();
+      driver->calls().host_unregister(memory_);  // also where no context can be had: it is the driver's to refuse
+    }
+    if (told_) (void)client::gpu_pinned(*session_, ref_, true, client::Deadline::after(0));
+  } catch (...) {  // no memory for a packet or a sentence: the broker counts the pin until the session ends
   }
-  if (told_) (void)client::gpu_pinned(*session_, ref_, true, client::Deadline::after(0));
 }
 
 Result<PinnedHost::Handle> PinnedHost::pin(client::Region& region, client::Deadline deadline) {

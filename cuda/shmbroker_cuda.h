@@ -269,8 +269,9 @@ SHMB_API int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, shmb_erro
 
 /* ------------------------------------------------------------------------------------------------ lent memory */
 
-/* Called on the thread that is in shmb_dispatch or another call of this header, when the broker says that nobody
- * holds the memory any more: now it may be freed. Must not call this library. */
+/* Called when the broker says that nobody holds the memory any more: now it may be freed. On the thread that is in
+ * shmb_dispatch, or at the end of shmb_gpu_allocate, lend, retire, release or shmb_torch_alloc, which may wait for the
+ * device as cudaFree does; never in a call of timelines, events or pins. Must not call this library, nor throw. */
 typedef void (*shmb_gpu_free_function)(void* context, shmb_gpu_pointer pointer);
 
 typedef struct shmb_gpu_lend_options {
@@ -296,12 +297,12 @@ SHMB_API int shmb_gpu_lend(shmb_session* session, shmb_gpu_pointer pointer, uint
                            shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API shmb_region_id shmb_gpu_lease_get_id(const shmb_gpu_lease* lease) SHMB_NOEXCEPT;
 /* Nobody new gets it, its name is free, and the handle is gone, whatever is returned. `free` is called as soon as the
- * last importer has let go: perhaps in this call, else in shmb_dispatch or a later call of this header. If the session
+ * last importer has let go: perhaps in this call, else in shmb_dispatch or a later call that frees. If the session
  * is lost it is called when the library learns that: nobody counts any more (importers keep their mapping; the driver
  * keeps the pages for them, as seen so far, but does not promise it). NULL is allowed. */
 SHMB_API int shmb_gpu_retire(shmb_gpu_lease* lease, shmb_error* error) SHMB_NOEXCEPT;
 /* The same without waiting for the broker's answer, as a destructor wants it: `free` is called in shmb_dispatch or a
- * later call of this header, never in this one. */
+ * later call that frees, never in this one. */
 SHMB_API void shmb_gpu_retire_later(shmb_gpu_lease* lease) SHMB_NOEXCEPT;
 
 /* Reads what the broker has sent, brings the states of regions up to date, and calls the `free` of lent memory that
@@ -351,7 +352,8 @@ SHMB_API int shmb_gpu_timeline_open_id(shmb_session* session, const shmb_region_
 SHMB_API shmb_region_id shmb_gpu_timeline_get_id(const shmb_gpu_timeline* timeline) SHMB_NOEXCEPT;
 
 /* Enqueues the write of `value` into word `word` behind what is in the stream, and tells the others that it is coming.
- * Errors: INVALID (not greater than the last), DENIED (this handle was opened, not created), NOT_SUPPORTED (no 64-bit
+ * Errors: INVALID (not greater than the last, or by 2^61 or more), LIMIT (512 streams at a time that have not come past
+ * their last use of this handle), DENIED (this handle was opened, not created), NOT_SUPPORTED (no 64-bit
  * stream operations; a stream under capture), CONTEXT_POISONED, those of shmb_gpu_devices. */
 SHMB_API int shmb_gpu_timeline_signal(shmb_gpu_timeline* timeline, uint32_t word, uint64_t value,
                                       shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;

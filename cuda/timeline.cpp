@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <climits>
+#include <map>
 #include <utility>
 
 #include "base/sys_futex.hpp"
 #include "base/text.hpp"
+#include "cuda/stream_marks.hpp"
 
 namespace shmb::cuda {
 namespace {
@@ -19,16 +21,20 @@ using timeline::Word;
 constexpr std::int64_t kSettle = 5'000'000'000;
 constexpr std::int64_t kFirstPause = 20'000, kLongestPause = 1'000'000;
 constexpr std::size_t kWordBytes = sizeof(Word);
+constexpr std::uint64_t kLongestStep = timeline::kRelease / 2;
 
 // Reached by the producer, not by the broker's release, which lies 2^62 ahead.
 bool truly_reached(std::uint64_t counter, std::uint64_t value) {
-  return reached(counter, value) && counter - value < timeline::kRelease / 2;
+  return reached(counter, value) && counter - value < kLongestStep;
 }
 
 // Once the broker has written a status: what the producer had done before it went is done.
 bool was_reached(const Word& word, std::uint64_t value) {
   return truly_reached(word.last.load(std::memory_order_acquire), value);
 }
+
+// NULL and the two that stand for whatever is current: they have no context of their own.
+bool is_special(Stream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
 
 // Sleeps until the word's `wakes` moves, or a little: a GPU's write wakes nobody.
 void pause(Word& word, std::uint32_t wakes, std::int64_t& length, client::Deadline deadline) {
@@ -39,6 +45,17 @@ void pause(Word& word, std::uint32_t wakes, std::int64_t& length, client::Deadli
 }
 
 }  // namespace
+
+struct Timeline::OnDevices {
+  std::map<Device, ContextHold> holds;  // primary contexts that default streams were entered by, and the page's
+  Device home = -1;                     // in whose primary context the page is registered
+  Address words = 0;                    // 0: not registered yet
+  StreamMarks marks;
+
+  ContextHold& hold(const Driver& driver, Device device) {
+    return holds.try_emplace(device, driver, device).first->second;
+  }
+};
 
 Timeline::Timeline(std::shared_ptr<client::Session> session, shmbw_region_ref ref, std::uint32_t words)
     : session_(std::move(session)), ref_(ref), words_(words) {}
@@ -73,7 +90,7 @@ Result<Timeline::Handle> Timeline::open(const std::shared_ptr<client::Session>& 
                                         std::int64_t timeout, std::int64_t wait) {
   auto mark = client::ForkMark::make();
   if (!mark) return system_failure(mark.error(), "the page that tells of a fork");
-  client::AttachItem item{target, SHMBW_RIGHT_MAP_READ, 0};
+  client::AttachItem item{target, SHMBW_RIGHT_MAP_READ, client::kAttachTimeline};
   auto region = client::attach_region(session, item, timeout, wait);
   if (!region) return std::unexpected(region.error());
   const std::uint64_t length = (*region)->facts().length;
@@ -88,34 +105,34 @@ Result<Timeline::Handle> Timeline::open(const std::shared_ptr<client::Session>& 
 
 Timeline::~Timeline() {
   if (!mark_.intact()) return;  // the parent has all of it
-  const Driver* driver = Driver::loaded();
-  if (device_ != 0 && driver != nullptr) {
-    if (!settled()) {
-      (void)own_.release();
-      (void)region_.release();
-      for (auto& [device, hold] : holds_) (void)new ContextHold(std::move(hold));
-      return;
-    }
-    auto scope = holds_.begin()->second.enter_primary();  // the caller may have no context any more
-    for (const auto& [stream, event] : uses_) driver->calls().event_destroy(event);
-    driver->calls().host_unregister(memory_);
+  const bool was_producer = producer();
+  if (devices_ && devices_->words != 0 && !let_go()) {
+    (void)devices_.release();
+    (void)own_.release();
+    (void)region_.release();
   }
   own_.reset();
-  if (region_) return;  // gives its lease back itself
-  const client::GpuRelease release{ref_, 0, false};
-  (void)client::gpu_release(*session_, std::span(&release, 1), client::Deadline::after(0));
+  if (was_producer) client::post_timeline_end(*session_, ref_);  // another's handle gives its lease back itself
 }
 
-bool Timeline::settled() {
+bool Timeline::let_go() noexcept {
   const Driver* driver = Driver::loaded();
-  const client::Deadline deadline = client::Deadline::after(kSettle);
-  for (const auto& [stream, event] : uses_) {
-    while (driver->calls().event_query(event) == kNotReady) {
-      if (deadline.passed()) return false;
+  if (driver == nullptr) return false;
+  try {
+    auto scope = devices_->hold(*driver, devices_->home).enter_primary();  // the caller may have no context any more
+    const client::Deadline deadline = client::Deadline::after(kSettle);
+    while (!devices_->marks.passed()) {
+      // After a fault the device does nothing more.
+      if (Driver::poisoned() != 0 || Driver::poisons((*driver)->stream_query(nullptr))) break;
+      if (devices_->marks.lost() || deadline.passed()) return false;
       sys::rest(kLongestPause);
     }
+    (*driver)->host_unregister(memory_);
+    devices_->marks.end(*driver);
+    return true;
+  } catch (...) {  // no memory for a sentence
+    return false;
   }
-  return true;
 }
 
 std::string Timeline::name(std::uint32_t word) const {
@@ -124,6 +141,10 @@ std::string Timeline::name(std::uint32_t word) const {
 }
 
 Result<void> Timeline::check(std::uint32_t word) const {
+  if (!mark_.intact())
+    return error(Status::forked_child,
+                 "this process was forked from the one that has the timeline: open it here, in a session of this "
+                 "process, or start it with exec where the parent had used the GPU");
   if (word < words_) return {};
   return error(Status::invalid, "the timeline has " + std::to_string(words_) +
                                     " words, counted from 0: there is none " + std::to_string(word));
@@ -149,62 +170,71 @@ Result<Timeline::Look> Timeline::look(std::uint32_t word) const {
   return seen;
 }
 
-Result<void> Timeline::register_page(const Driver& driver, const DeviceInfo& device, ContextHold& hold) {
-  if (device_ != 0) return {};
-  if (auto can = driver.need(Feature::timeline); !can) return can;
-  if (auto can = driver.need(Feature::events); !can) return can;
-  if (!device.mem_ops_64)
-    return error(Status::not_supported, device.name + " has no 64-bit stream operations: wait on the host instead");
-  if (!producer() && !device.read_only_register)
+Result<void> Timeline::register_page(const Driver& driver) {
+  if (devices_->words != 0) return {};
+  const Device home = handy_device(driver);
+  auto device = driver.at(home);
+  if (!device) return std::unexpected(device.error());
+  if (!producer() && !(*device)->read_only_register)
     return error(Status::not_supported,
-                 device.name + " cannot register memory that is mapped read-only: wait on the host instead");
+                 (*device)->name + " cannot register memory that is mapped read-only: wait on the host instead");
   const std::string object = "timeline " + std::to_string(ref_.id) + "." + std::to_string(ref_.generation);
-  auto scope = hold.enter_primary();  // the caller's context may go before the timeline does
+  auto scope = devices_->hold(driver, home).enter_primary();  // the caller's context may go before the timeline does
   if (!scope) return std::unexpected(scope.error());
   const std::size_t bytes = (timeline::bytes_of(words_) + kSmallPage - 1) / kSmallPage * kSmallPage;
   const unsigned flags = kHostPortable | kHostDeviceMap | (producer() ? 0U : kHostReadOnly);
   if (const Code code = driver->host_register(memory_, bytes, flags); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuMemHostRegister", object));
-  if (const Code code = driver->host_address(&device_, memory_, 0); code != kSuccess) {
+  Address words = 0;
+  const Code code = driver->host_address(&words, memory_, 0);
+  auto begun = code == kSuccess ? devices_->marks.begin(driver, object)
+                                : std::unexpected(driver.failure(code, "cuMemHostGetDevicePointer", object));
+  if (!begun) {
     driver->host_unregister(memory_);
-    device_ = 0;
-    return std::unexpected(driver.failure(code, "cuMemHostGetDevicePointer", object));
+    return begun;
   }
+  devices_->home = home;
+  devices_->words = words;
   return {};
+}
+
+// A stream's own context, whatever is current; of a default stream that which is, or would be.
+Result<ContextHold::Scope> Timeline::enter_context(const Driver& driver, Stream stream) {
+  if (is_special(stream)) {
+    Device current = -1;
+    if (driver->context_device(&current) != kSuccess) current = handy_device(driver);
+    return devices_->hold(driver, current).enter();
+  }
+  Context context = nullptr;
+  if (const Code code = driver->stream_context(stream, &context); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuStreamGetCtx", "a stream"));
+  return ContextHold::enter_callers(driver, context);
 }
 
 Result<Timeline::Way> Timeline::enter(std::uint32_t word, Stream stream) {
   auto loaded = Driver::load();
   if (!loaded) return std::unexpected(loaded.error());
   const Driver& driver = **loaded;
-  Device ordinal = 0;
-  if (driver->context_device(&ordinal) != kSuccess) ordinal = 0;  // no context yet: that of the first device
+  if (auto can = driver.need(Feature::timeline); !can) return std::unexpected(can.error());
+  if (!devices_) devices_ = std::make_unique<OnDevices>();
+  auto scope = enter_context(driver, stream);
+  if (!scope) return std::unexpected(scope.error());
+  Device ordinal = -1;
+  if (const Code code = driver->context_device(&ordinal); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuCtxGetDevice", name(word)));
   auto device = driver.at(ordinal);
   if (!device) return std::unexpected(device.error());
-  ContextHold& hold = holds_.try_emplace(ordinal, driver, ordinal).first->second;
-  auto scope = hold.enter();
-  if (!scope) return std::unexpected(scope.error());
-  if (auto registered = register_page(driver, **device, hold); !registered) return std::unexpected(registered.error());
+  if (!(*device)->mem_ops_64)
+    return error(Status::not_supported, (*device)->name + " has no 64-bit stream operations: wait on the host instead");
+  if (auto registered = register_page(driver); !registered) return std::unexpected(registered.error());
   int capturing = 0;
   if (const Code code = driver->stream_capturing(stream, &capturing); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuStreamIsCapturing", name(word)));
   if (capturing != 0)
     return error(Status::not_supported, "a stream that is being captured into a graph cannot use a timeline");
-  return Way{&driver, std::move(*scope), device_ + word * kWordBytes};
-}
-
-// So that closing the timeline can see whether a stream is still behind.
-Result<void> Timeline::note_use(const Driver& driver, Stream stream) {
-  Event& event = uses_[stream];
-  if (event == nullptr) {
-    if (const Code code = driver->event_create(&event, kDisableTiming); code != kSuccess) {
-      uses_.erase(stream);
-      return std::unexpected(driver.failure(code, "cuEventCreate", "a timeline"));
-    }
-  }
-  if (const Code code = driver->event_record(event, stream); code != kSuccess)
-    return std::unexpected(driver.failure(code, "cuEventRecord", "a timeline"));
-  return {};
+  auto place = devices_->marks.place(driver, stream);
+  if (!place) return std::unexpected(place.error());
+  return Way{&driver, std::move(*scope), devices_->words + word * kWordBytes, *place};
 }
 
 Result<void> Timeline::signal(std::uint32_t word, std::uint64_t value, Stream stream) {
@@ -214,9 +244,12 @@ Result<void> Timeline::signal(std::uint32_t word, std::uint64_t value, Stream st
   std::lock_guard lock(mutex_);
   Word& one = at(word);
   const std::uint64_t announced = one.announced.load(std::memory_order_relaxed);
-  if (value == announced || !truly_reached(value, announced))
+  if (value == announced || !reached(value, announced))
     return error(Status::invalid, name(word) + " has announced " + std::to_string(announced) + ": " +
                                       std::to_string(value) + " is not greater. Values only grow");
+  if (value - announced >= kLongestStep)
+    return error(Status::invalid, name(word) + " has announced " + std::to_string(announced) + ": " +
+                                      std::to_string(value) + " is too far ahead, one step is less than 2^61");
   auto way = enter(word, stream);
   if (!way) return std::unexpected(way.error());
   const Driver& driver = *way->driver;
@@ -224,8 +257,9 @@ Result<void> Timeline::signal(std::uint32_t word, std::uint64_t value, Stream st
     return std::unexpected(driver.failure(code, "cuStreamWriteValue64", name(word)));
   one.announced.store(value, std::memory_order_release);
   one.wakes.fetch_add(1, std::memory_order_release);
-  (void)sys::futex_wake(one.wakes, INT_MAX);  // who waits in `wait` for the announcement
-  return note_use(driver, stream);
+  (void)sys::futex_wake(one.wakes, INT_MAX);        // who waits in `wait` for the announcement
+  devices_->marks.put(driver, way->place, stream);  // it is announced: no failure from here on
+  return {};
 }
 
 Result<void> Timeline::wait(std::uint32_t word, std::uint64_t value, Stream stream, client::Deadline announced) {
@@ -249,7 +283,8 @@ Result<void> Timeline::wait(std::uint32_t word, std::uint64_t value, Stream stre
   const Driver& driver = *way->driver;
   if (const Code code = driver->stream_wait64(stream, way->address, value, kWaitGeq); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuStreamWaitValue64", name(word)));
-  return note_use(driver, stream);
+  devices_->marks.put(driver, way->place, stream);
+  return {};
 }
 
 Result<void> Timeline::wait_host(std::uint32_t word, std::uint64_t value, client::Deadline deadline) const {

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -36,7 +35,9 @@ class Timeline {
                              std::int64_t timeout, std::int64_t wait);
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
-  ~Timeline();  // waits up to 5 s for streams that still use it; beyond that its pages stay until the process ends
+  // Waits up to 5 s for streams that still use it; beyond that its pages stay until the process ends. A producer's end
+  // is told in any case.
+  ~Timeline();
 
   shmbw_region_ref ref() const { return ref_; }
   std::uint32_t words() const { return words_; }
@@ -57,19 +58,22 @@ class Timeline {
  private:
   Timeline(std::shared_ptr<client::Session> session, shmbw_region_ref ref, std::uint32_t words);
   timeline::Word& at(std::uint32_t word) const { return reinterpret_cast<timeline::Word*>(memory_)[word]; }
-  Result<void> check(std::uint32_t word) const;
+  Result<void> check(std::uint32_t word) const;  // also that this is no forked child, which has nothing of it
   std::string name(std::uint32_t word) const;
   std::unexpected<Error> ended(std::uint32_t word, std::uint64_t value) const;
-  // A context is current, the page is registered, and `word` has this address on the device.
+  // The stream's context is current, the page is registered, `word` has this address on the device, and behind what is
+  // enqueued the stream says so in its place.
   struct Way {
     const Driver* driver;
     ContextHold::Scope scope;
     Address address;
+    std::size_t place;
   };
+  struct OnDevices;  // what drivers and streams have of it
   Result<Way> enter(std::uint32_t word, Stream stream);
-  Result<void> register_page(const Driver& driver, const DeviceInfo& device, ContextHold& hold);
-  Result<void> note_use(const Driver& driver, Stream stream);
-  bool settled();
+  Result<ContextHold::Scope> enter_context(const Driver& driver, Stream stream);
+  Result<void> register_page(const Driver& driver);
+  bool let_go() noexcept;  // false: streams still use it
 
   std::shared_ptr<client::Session> session_;
   shmbw_region_ref ref_{};
@@ -79,9 +83,7 @@ class Timeline {
   client::Region::Handle region_;  // everybody else's
   std::byte* memory_ = nullptr;
   mutable std::mutex mutex_;  // of what follows
-  Address device_ = 0;        // 0: not registered yet
-  std::map<Device, ContextHold> holds_;
-  std::map<Stream, Event> uses_;  // the last use in each stream
+  std::unique_ptr<OnDevices> devices_;
 };
 
 }  // namespace shmb::cuda

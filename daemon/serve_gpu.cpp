@@ -308,6 +308,14 @@ Result<Reported> report_written(World& world, Lease& lease) {
   return Reported{region.gpu->state, 1};
 }
 
+// The session may keep references as a reader.
+Result<Reported> report_timeline_over(World& world, Lease& lease) {
+  if (lease.region->gpu->exporter != lease.session)
+    return error(Status::denied, "only a timeline's producer says that it is written");
+  gpu_lease_over(world, lease);
+  return Reported{lease.region->gpu->state, 1};
+}
+
 Result<Reported> report(World& world, Session& session, const shmbw_gpu_report& report) {
   if (report.what == SHMBW_GPU_FINDING_DEVICE_LOST) {
     if (report.region.id != 0) return error(Status::invalid, "device_lost is said of a device, not of a region");
@@ -315,6 +323,10 @@ Result<Reported> report(World& world, Session& session, const shmbw_gpu_report& 
   }
   if (std::ranges::any_of(report.uuid, [](std::uint8_t byte) { return byte != 0; }))
     return error(Status::invalid, "only device_lost names a device");
+  if (report.what == SHMBW_GPU_FINDING_WRITTEN) {
+    auto line = leased(world, session, report.region);
+    if (line && (*line)->region->gpu && (*line)->region->gpu->timeline) return report_timeline_over(world, **line);
+  }
   auto lease = leased_gpu(world, session, report.region);
   if (!lease) return std::unexpected(lease.error());
   Region& region = *(*lease)->region;

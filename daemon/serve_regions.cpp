@@ -64,6 +64,9 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
   if (!target) return std::unexpected(target.error());
   Region& region = *target->region;
   if (on_gpu(region)) return std::unexpected(other_kind(region));
+  // Before anything is done to it: a reader may close a region's writing for ever.
+  if ((wish.flags & SHMBW_ATTACH_TIMELINE) != 0 && !(region.gpu && region.gpu->timeline))
+    return error(Status::invalid, "region " + std::to_string(region.id) + " is no timeline");
   if (auto may = check_rights(*target, wish.rights); !may) return std::unexpected(may.error());
   if (auto admitted = admit_rights(world, session, region, wish.rights); !admitted)
     return std::unexpected(admitted.error());

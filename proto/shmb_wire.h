@@ -310,7 +310,8 @@ enum shmbw_created_flags {
 enum shmbw_attach_flags {
   SHMBW_ATTACH_NO_FD = 1 << 0,
   SHMBW_ATTACH_OWNER_GIVEN = 1 << 1,
-  SHMBW_ATTACH_KNOWN = 3,
+  SHMBW_ATTACH_TIMELINE = 1 << 2,
+  SHMBW_ATTACH_KNOWN = 7,
 };
 
 enum shmbw_release_flags {
@@ -590,7 +591,7 @@ struct shmbw_create_reply {
 struct shmbw_attach {
   uint32_t by; /* enum attach_by */
   uint32_t rights; /* rights wanted; at least map_read */
-  uint32_t flags; /* attach flags */
+  uint32_t flags; /* attach flags; timeline: anything else is refused as invalid, before it is touched */
   uint32_t owner_uid; /* owner of the group name, with flag owner_given */
   struct shmbw_region_ref region; /* by id */
   uint8_t ticket[16]; /* by ticket */

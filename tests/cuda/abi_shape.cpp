@@ -82,7 +82,15 @@ static_assert(same(kPeerUnsupported, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED));
 static_assert(same(kNvlinkUncorrectable, CUDA_ERROR_NVLINK_UNCORRECTABLE));
 static_assert(same(kOperatingSystem, CUDA_ERROR_OPERATING_SYSTEM) && same(kInvalidHandle, CUDA_ERROR_INVALID_HANDLE));
 static_assert(same(kNotReady, CUDA_ERROR_NOT_READY) && same(kIllegalAddress, CUDA_ERROR_ILLEGAL_ADDRESS));
-static_assert(same(kContextDestroyed, CUDA_ERROR_CONTEXT_IS_DESTROYED));
+static_assert(same(kContextDestroyed, CUDA_ERROR_CONTEXT_IS_DESTROYED) && same(kAssert, CUDA_ERROR_ASSERT));
+static_assert(same(kLaunchTimeout, CUDA_ERROR_LAUNCH_TIMEOUT) && same(kInvalidPc, CUDA_ERROR_INVALID_PC));
+static_assert(same(kHardwareStack, CUDA_ERROR_HARDWARE_STACK_ERROR));
+static_assert(same(kIllegalInstruction, CUDA_ERROR_ILLEGAL_INSTRUCTION));
+static_assert(same(kMisalignedAddress, CUDA_ERROR_MISALIGNED_ADDRESS));
+static_assert(same(kInvalidAddressSpace, CUDA_ERROR_INVALID_ADDRESS_SPACE));
+#if CUDA_VERSION >= 12080
+static_assert(same(kTensorMemoryLeak, CUDA_ERROR_TENSOR_MEMORY_LEAK));
+#endif
 static_assert(same(kAlreadyRegistered, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED));
 static_assert(same(kNotRegistered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED));
 static_assert(same(kLaunchFailed, CUDA_ERROR_LAUNCH_FAILED) && same(kNotPermitted, CUDA_ERROR_NOT_PERMITTED));

@@ -176,7 +176,7 @@ TEST_CASE("driver: each failure names call, object, code and what to do") {
 }
 
 TEST_CASE("driver: after a fault of the device nothing new begins, and what was had can be given back") {
-  for (const cuda::Code sticky : {700, 709, 719, 214, 226}) {
+  for (const cuda::Code sticky : {700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 214, 220, 226}) {
     CAPTURE(sticky);
     CHECK(fakecuda::holds(fake(), [=] {
             const auto driver = cuda::Driver::load();
@@ -211,6 +211,46 @@ TEST_CASE("driver: a forked child is told so, its parent goes on, and a child of
           }
           NEED(::waitpid(child, &status, 0) == child && status == 0);
           NEED(cuda::Driver::load().has_value() && cuda::Driver::loaded() != nullptr);
+          return 0;
+        }) == 0);
+}
+
+TEST_CASE("context: one that was reset under the caller is left for the primary one, and ruins nothing") {
+  CHECK(fakecuda::holds(fake(), [] {
+          const auto loaded = cuda::Driver::load();
+          NEED(loaded.has_value());
+          const cuda::Driver& driver = **loaded;
+          NEED(fakecuda::with_context(driver.calls(), 0));
+          NEED(driver->primary_release(0) == cuda::kSuccess);  // as cudaDeviceReset: still current, and no more
+          const cuda::Code code = driver->context_synchronize();
+          NEED(code == cuda::kContextDestroyed);
+          NEED(driver.failure(code, "cuCtxSynchronize", "device 0").status == Status::invalid);
+          NEED(cuda::Driver::load().has_value() && cuda::Driver::poisoned() == 0);
+          {
+            cuda::ContextHold hold(driver, 0);
+            auto scope = hold.enter();
+            NEED(scope.has_value());
+            NEED(driver->context_synchronize() == cuda::kSuccess);
+          }
+          NEED(driver->context_set(nullptr) == cuda::kSuccess);
+          return 0;
+        }) == 0);
+}
+
+TEST_CASE("context: what any device may do is done where a primary context is already, the current device first") {
+  CHECK(fakecuda::holds(fake(), [] {
+          const auto loaded = cuda::Driver::load();
+          NEED(loaded.has_value());
+          const cuda::Driver& driver = **loaded;
+          NEED(cuda::handy_device(driver) == 0);
+          cuda::Context other = nullptr;
+          NEED(driver->primary_retain(&other, 1) == cuda::kSuccess);
+          NEED(cuda::handy_device(driver) == 1);
+          NEED(fakecuda::with_context(driver.calls(), 0));
+          NEED(cuda::handy_device(driver) == 0);
+          NEED(driver->context_set(other) == cuda::kSuccess);
+          NEED(cuda::handy_device(driver) == 1);
+          NEED(fakecuda::without_context(driver.calls(), 0) && driver->primary_release(1) == cuda::kSuccess);
           return 0;
         }) == 0);
 }

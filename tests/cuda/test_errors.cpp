@@ -181,6 +181,12 @@ TEST_CASE("what this device cannot do is refused before anything is tried") {
     const fakecuda::Injected failing("cuMemGetAddressRange:1:500");
     CHECK(status_of(gpu::Region::try_adopt(session, region.pointer(), kMiB)) == Status::invalid);
   }
+  {
+    const fakecuda::Injected failing("cuMemGetAddressRange:1:800");
+    const auto refused = gpu::Region::try_adopt(session, region.pointer(), kMiB);
+    CHECK(status_of(refused) == Status::not_permitted);
+    CHECK(sentence_of(refused).find("cuMemGetAddressRange") != std::string::npos);
+  }
   CHECK(status_of(gpu::Region::try_import(session, shmbroker::RegionId{{}, 1'000'000, 0}, {.devices = {7}})) ==
         Status::not_found);
   region.publish();

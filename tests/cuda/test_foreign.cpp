@@ -3,6 +3,7 @@
 // where torch allocates through our hooks; and what can be neither says what to do.
 #include <chrono>
 #include <csignal>
+#include <stdexcept>
 
 #include "tests/cuda/stage.hpp"
 
@@ -176,13 +177,33 @@ TEST_CASE("lent memory is freed when its last user has gone, not before") {
   // Nobody has it: it is freed at once.
   gpu::Lease::lend(session, memory.pointer, kMiB, [&](gpu::Pointer) { ++freed; }).retire();
   CHECK(freed == 2);
-  // A call of another kind frees it as well.
+  // The end of a region waits for the device anyway, and frees it as well.
   std::optional<gpu::Lease> again = gpu::Lease::lend(session, memory.pointer, kMiB, [&](gpu::Pointer) { ++freed; });
   user = gpu::Region::import(session, again->id());
   again.reset();
   user.reset();
-  (void)gpu::devices();
   CHECK(freed == 3);
+}
+
+TEST_CASE("a function that throws keeps no other memory from being freed") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  auto session = session_on(broker.socket());
+  Device device;
+  Malloced memory(device, kMiB);
+  int freed = 0;
+  std::vector<gpu::Lease> leases;
+  for (int i = 0; i < 3; ++i)
+    leases.push_back(gpu::Lease::lend(session, memory.pointer, kMiB, [&](gpu::Pointer) {
+      if (++freed == 1) throw std::runtime_error("of the program's own");
+    }));
+  leases.clear();
+  std::size_t failures = 0;
+  CHECK(cuda_tests::comes_true([&] {
+    if (!gpu::try_dispatch(session)) ++failures;
+    return freed == 3;
+  }));
+  CHECK(failures == 1);
+  CHECK(gpu::dispatch(session).waiting == 0);
 }
 
 TEST_CASE("lent memory waits for users of other sessions, and is freed where the broker is gone") {
@@ -237,7 +258,8 @@ TEST_CASE("a session that was disconnected still frees what it lent") {
     user = gpu::Region::import(session, lease.id());
     lease.retire();
   }
-  (void)gpu::devices();
+  auto another = session_on(broker.socket());
+  (void)gpu::Region::allocate(another, kMiB);
   CHECK(freed == 1);
 }
 

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams and threads of several processes that meet on a timeline, and a producer that dies.
+#include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <future>
+#include <thread>
 
 #include "cuda/driver.hpp"
 #include "tests/cuda/meeting.hpp"
@@ -90,6 +93,9 @@ TEST_CASE("a wait needs an announced signal, a signal a greater value, and both 
           ACTOR_CHECK(status_of(mine.try_signal(3, worker.stream(), 1)) == Status::invalid);
           ACTOR_CHECK(status_of(mine.try_signal(2, worker.stream(), 1)) == Status::invalid);
           ACTOR_CHECK(status_of(mine.try_signal(1, worker.stream(), 2)) == Status::invalid);
+          const auto too_far = mine.try_signal(3 + 2 * kStep, worker.stream(), 1);
+          ACTOR_CHECK(status_of(too_far) == Status::invalid);
+          ACTOR_CHECK(cuda_tests::sentence_of(too_far).contains("too far ahead"));
           ACTOR_CHECK(status_of(other->try_wait_host(1, 2)) == Status::invalid);
           ACTOR_MUST(other->try_wait_host(3, 1, kLong));
           ACTOR_MUST(other->try_wait(2, worker.stream(), 1));
@@ -235,8 +241,9 @@ TEST_CASE("timelines leave nothing behind in the driver, also where a call fails
           const auto& fake = fakecuda::Fake::use();
           {
             Worker worker;
-            for (const char* failure : {"cuMemHostRegister:1:2", "cuMemHostGetDevicePointer:1:1",
-                                        "cuStreamWriteValue64:1:999", "cuEventCreate:1:2", "cuEventRecord:1:2"}) {
+            for (const char* failure : {"cuMemHostRegister:1:2", "cuMemHostRegister:2:2",
+                                        "cuMemHostGetDevicePointer:1:1", "cuMemHostGetDevicePointer:2:1",
+                                        "cuStreamGetCtx:1:400", "cuStreamGetId:1:400", "cuStreamWriteValue64:1:999"}) {
               auto mine = gpu::Timeline::create(session);
               const fakecuda::Injected injected(failure);
               ACTOR_CHECK(!mine.try_signal(1, worker.stream()));
@@ -273,9 +280,282 @@ TEST_CASE("what was registered is given back also where no context is current an
               ACTOR_MUST(timeline->try_signal(1, worker.stream()));
               ACTOR_CHECK(worker.finish() == 0);
             }
-            ACTOR_CHECK(fake.audit().registrations == 2);
+            ACTOR_CHECK(fake.audit().registrations == 3);  // the pin, the words, the marks of streams
           }
           ACTOR_CHECK(fake.audit().left() == 0 && fake.audit().violations == 0);
           return 0;
         }).wait() == 0);
+}
+
+TEST_CASE("a thread without a context signals in a stream of the second GPU, and the first GPU gets no context") {
+  const Meeting meeting;
+  CHECK(Child::run([&] {
+          auto session = meeting.member();
+          auto mine = gpu::Timeline::create(session, {.name = "t"});
+          auto other = gpu::Timeline::try_open(session, "t");
+          ACTOR_MUST(other);
+          auto region = session.create(kMiB);
+          Worker worker(1);
+          Status signalled = Status::deadline, awaited = Status::deadline, pinned = Status::deadline;
+          std::thread([&] {
+            signalled = status_of(mine.try_signal(1, worker.stream()));
+            awaited = status_of(other->try_wait(1, worker.stream()));
+            pinned = status_of(gpu::PinnedHost::try_pin(region));
+          }).join();
+          ACTOR_CHECK(signalled == Status::ok);
+          ACTOR_CHECK(awaited == Status::ok);
+          ACTOR_CHECK(pinned == Status::ok);
+          ACTOR_MUST(mine.try_wait_host(1, 0, kLong));
+          ACTOR_CHECK(worker.finish() == 0);
+          unsigned flags = 0;
+          int active = -1;
+          ACTOR_CHECK((*worker.driver)->primary_state(0, &flags, &active) == 0 && active == 0);
+          return 0;
+        }).wait() == 0);
+}
+
+TEST_CASE("one handle serves default streams of several devices and contexts, and outlives a context of the caller's") {
+  const Meeting meeting;
+  CHECK(Child::run([&] {
+          auto session = meeting.member();
+          const auto& fake = fakecuda::Fake::use();
+          {
+            std::optional<gpu::Timeline> mine = gpu::Timeline::create(session, {.name = "t"});
+            auto other = gpu::Timeline::try_open(session, "t");
+            ACTOR_MUST(other);
+            std::uint64_t value = 0;
+            for (int ordinal = 0; ordinal < 2; ++ordinal) {
+              const Worker worker(ordinal);
+              ACTOR_MUST(mine->try_signal(++value, nullptr));
+              ACTOR_MUST(other->try_wait(value, nullptr));
+              ACTOR_CHECK((*worker.driver)->stream_synchronize(nullptr) == 0);
+            }
+            const shmb::cuda::Driver& driver = *shmb::cuda::Driver::load().value();
+            shmb::cuda::Context own = nullptr;
+            shmb::cuda::Stream stream = nullptr;
+            ACTOR_CHECK(driver->context_create(&own, 0, 1) == 0 && driver->stream_create(&stream, 0) == 0);
+            ACTOR_MUST(mine->try_signal(++value, stream));
+            ACTOR_MUST(other->try_wait(value, nullptr));
+            ACTOR_CHECK(driver->context_synchronize() == 0 && driver->context_destroy(own) == 0);
+            ACTOR_MUST(other->try_wait_host(value, 0, kLong));
+          }
+          ACTOR_CHECK(fake.audit().left() == 0 && fake.audit().violations == 0);
+          return 0;
+        }).wait() == 0);
+}
+
+TEST_CASE("an announced value is a success, and a stream that cannot be followed any more keeps its pages") {
+  const Meeting meeting;
+  CHECK(Child::run([&] {
+          auto session = meeting.member();
+          const auto& fake = fakecuda::Fake::use();
+          {
+            auto mine = gpu::Timeline::create(session, {.name = "t"});
+            auto other = gpu::Timeline::try_open(session, "t");
+            ACTOR_MUST(other);
+            Worker worker;
+            {
+              const fakecuda::Injected injected("cuStreamWriteValue64:2:1");
+              ACTOR_MUST(mine.try_signal(1, worker.stream()));
+            }
+            ACTOR_MUST(other->try_wait_host(1, 0, kLong));
+            ACTOR_MUST(other->try_wait(1, worker.stream()));
+            ACTOR_CHECK(worker.finish() == 0);
+          }
+          ACTOR_CHECK(fake.audit().registrations == 2);  // those of the producer: its words and its marks
+          return 0;
+        }).wait() == 0);
+}
+
+TEST_CASE("two threads' own default streams are two, and closing waits for both") {
+  const Meeting meeting;
+  const Gate enqueued;
+  auto producer = Child::run([&] {
+    ::setenv("FAKECUDA_DELAY_US", "600000000", 1);
+    auto session = meeting.member();
+    auto timeline = gpu::Timeline::create(session, {.name = "t"});
+    Worker worker;
+    ACTOR_MUST(timeline.try_signal(1, worker.stream()));
+    enqueued.open();
+    ::pause();
+    return 0;
+  });
+  REQUIRE(enqueued.wait());
+  CHECK(Child::run([&] {
+          auto session = meeting.member();
+          std::optional<gpu::Timeline> timeline = gpu::Timeline::open(session, "t");
+          const Worker worker;
+          const auto per_thread = reinterpret_cast<gpu::Stream>(std::uintptr_t{2});
+          std::promise<void> over;
+          const std::shared_future<void> until(over.get_future());
+          const auto in_thread = [&](std::uint64_t value) {
+            std::promise<Status> done;
+            auto told = done.get_future();
+            std::thread([&, value, until, done = std::move(done)]() mutable {
+              shmb::cuda::ContextHold hold(*worker.driver, 0);
+              auto scope = hold.enter();
+              done.set_value(scope ? status_of(timeline->try_wait(value, per_thread)) : Status::no_driver);
+              until.wait();  // with its stream, as long as the other
+            }).detach();
+            return told.get();
+          };
+          ACTOR_CHECK(in_thread(1) == Status::ok);  // this one waits
+          ACTOR_CHECK(in_thread(0) == Status::ok);  // this one passes
+          timeline.reset();
+          const auto audit = fakecuda::Fake::use().audit();
+          ACTOR_CHECK(audit.registrations == 2 && audit.violations == 0);
+          ::_exit(0);  // with a stream that waits still
+        }).wait() == 0);
+  producer.kill();
+  CHECK(producer.wait() == 128 + SIGKILL);
+}
+
+TEST_CASE("a producer whose own stream is stuck releases its waiters all the same when it closes") {
+  const Meeting meeting;
+  const Gate stuck_enqueued, ready, closed;
+  auto stuck = Child::run([&] {
+    ::setenv("FAKECUDA_DELAY_US", "600000000", 1);
+    auto session = meeting.member();
+    auto timeline = gpu::Timeline::create(session, {.name = "stuck"});
+    Worker worker;
+    ACTOR_MUST(timeline.try_signal(1, worker.stream()));
+    stuck_enqueued.open();
+    ::pause();
+    return 0;
+  });
+  REQUIRE(stuck_enqueued.wait());
+  auto producer = Child::run([&] {
+    auto session = meeting.member();
+    auto before = gpu::Timeline::try_open(session, "stuck");
+    ACTOR_MUST(before);
+    std::optional<gpu::Timeline> mine = gpu::Timeline::create(session, {.name = "mine"});
+    Worker worker;
+    ACTOR_MUST(before->try_wait(1, worker.stream()));
+    ACTOR_MUST(mine->try_signal(1, worker.stream()));
+    ready.open();
+    ACTOR_CHECK(closed.wait());
+    mine.reset();
+    ::pause();
+    return 0;
+  });
+  REQUIRE(ready.wait());
+  CHECK(Child::run([&] {
+          auto session = meeting.member();
+          auto timeline = gpu::Timeline::try_open(session, "mine");
+          ACTOR_MUST(timeline);
+          closed.open();
+          ACTOR_CHECK(status_of(timeline->try_wait_host(1, 0, kLong)) == Status::producer_dead);
+          return 0;
+        }).wait() == 0);
+  for (auto* child : {&producer, &stuck}) {
+    child->kill();
+    CHECK(child->wait() == 128 + SIGKILL);
+  }
+}
+
+TEST_CASE("a forked child is told so by every call of a timeline, with and without a driver") {
+  const Meeting meeting;
+  for (const bool with_driver : {false, true}) {
+    CAPTURE(with_driver);
+    CHECK(Child::run([&] {
+            if (!with_driver) ::setenv("SHMB_LIBCUDA", "libcuda-not-there.so.1", 1);
+            auto session = meeting.member();
+            const std::string name = with_driver ? "driven" : "plain";
+            auto mine = gpu::Timeline::create(session, {.name = name});
+            auto other = gpu::Timeline::try_open(session, name);
+            ACTOR_MUST(other);
+            std::optional<Worker> worker;
+            if (with_driver) {
+              worker.emplace();
+              ACTOR_MUST(mine.try_signal(1, worker->stream()));
+              ACTOR_CHECK(worker->finish() == 0);
+            }
+            const pid_t child = ::fork();
+            if (child == 0) {
+              const bool told = status_of(mine.try_signal(2, nullptr)) == Status::forked_child &&
+                                status_of(other->try_wait(0, nullptr)) == Status::forked_child &&
+                                status_of(other->try_wait_host(0, 0, kShort)) == Status::forked_child &&
+                                status_of(other->try_look()) == Status::forked_child;
+              ::_exit(told ? 0 : 1);
+            }
+            int status = -1;
+            ACTOR_CHECK(::waitpid(child, &status, 0) == child && status == 0);
+            ACTOR_CHECK(other->look().status == Status::ok);
+            return 0;
+          }).wait() == 0);
+  }
+}
+
+TEST_CASE("a region of the host that is no timeline is not opened as one") {
+  const Meeting meeting;
+  auto session = meeting.member();
+  auto region = session.create(4096, {.name = "config"});
+  const auto refused = gpu::Timeline::try_open(session, "config");
+  CHECK(status_of(refused) == Status::invalid);
+  CHECK(cuda_tests::sentence_of(refused).find("no timeline") != std::string::npos);
+}
+
+TEST_CASE("lent memory that waits to be freed holds up no signal, though freeing it waits for the device") {
+  const Meeting meeting;
+  const Gate stuck_enqueued, lent, imported, waits, signalled;
+  auto stuck = Child::run([&] {
+    ::setenv("FAKECUDA_DELAY_US", "600000000", 1);
+    auto session = meeting.member();
+    auto timeline = gpu::Timeline::create(session, {.name = "taken"});
+    Worker worker;
+    ACTOR_MUST(timeline.try_signal(1, worker.stream()));
+    stuck_enqueued.open();
+    ::pause();
+    return 0;
+  });
+  REQUIRE(stuck_enqueued.wait());
+  auto user = Child::run([&] {
+    ACTOR_CHECK(lent.wait());
+    auto session = meeting.member();
+    auto region = gpu::Region::try_import(session, std::string("lent"));
+    ACTOR_MUST(region);
+    imported.open();
+    ACTOR_CHECK(waits.wait());
+    return 0;
+  });
+  auto producer = Child::run([&] {
+    auto session = meeting.member();
+    auto taken = gpu::Timeline::try_open(session, "taken");
+    ACTOR_MUST(taken);
+    auto ready = gpu::Timeline::create(session, {.name = "ready"});
+    Worker blocked, worker;
+    shmb::cuda::Address memory = 0;
+    ACTOR_CHECK((*worker.driver)->mem_alloc(&memory, kMiB) == 0);
+    int freed = 0;
+    gpu::LendOptions options;
+    options.name = "lent";
+    auto lease = gpu::Lease::try_lend(
+        session, memory, kMiB, [&](gpu::Pointer pointer) { freed += (*worker.driver)->mem_free(pointer) == 0; },
+        options);
+    ACTOR_MUST(lease);
+    lent.open();
+    ACTOR_CHECK(imported.wait());
+    ACTOR_MUST(taken->try_wait(1, blocked.stream()));
+    ACTOR_MUST(lease->try_retire());
+    ACTOR_CHECK(freed == 0);
+    auto told = session.try_event_descriptor();
+    ACTOR_MUST(told);
+    waits.open();
+    pollfd readable{*told, POLLIN, 0};
+    ACTOR_CHECK(::poll(&readable, 1, 60'000) == 1);  // nobody has it any more
+    ACTOR_MUST(ready.try_signal(1, worker.stream()));
+    ACTOR_MUST(ready.try_wait_host(1, 0, kLong));
+    ACTOR_CHECK(freed == 0);
+    signalled.open();
+    ACTOR_CHECK(cuda_tests::comes_true([&] {
+      (void)gpu::try_dispatch(session);
+      return freed == 1;
+    }));
+    return 0;
+  });
+  CHECK(signalled.wait());
+  stuck.kill();
+  CHECK(stuck.wait() == 128 + SIGKILL);
+  CHECK(user.wait() == 0);
+  CHECK(producer.wait() == 0);
 }

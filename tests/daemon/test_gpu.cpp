@@ -717,6 +717,35 @@ TEST_CASE("a producer that closes its timeline releases the waiters too, and say
   CHECK(timeline::reached(line.word(0).counter, 1));
 }
 
+TEST_CASE("a producer that says it is done releases the waiters, and keeps what it has as a reader") {
+  World world;
+  Client producer = world.client(), consumer = world.client();
+  MappedTimeline line = make_line(producer, 1);
+  consumer.attach_id(line.region);
+  REQUIRE(producer.attach_id(line.region).status == Status::ok);
+  CHECK(report(consumer, line.region, SHMBW_GPU_FINDING_WRITTEN).status == Status::denied);
+  CHECK(line.word(0).status == SHMBW_GPU_WORD_STATUS_OK);
+  CHECK(report(producer, line.region, SHMBW_GPU_FINDING_WRITTEN).status == Status::ok);
+  CHECK(line.word(0).status == SHMBW_GPU_WORD_STATUS_CLOSED);
+  CHECK(report(producer, line.region, SHMBW_GPU_FINDING_WRITTEN).status == Status::denied);
+  CHECK(report(consumer, line.region, SHMBW_GPU_FINDING_IMPORTED).status == Status::other_kind);
+  consumer.release(line.region);
+  line.word(0).counter = 0;
+  world.advance(kSecond);
+  CHECK(timeline::reached(line.word(0).counter, 1));  // there still, for the producer's other handle
+}
+
+TEST_CASE("an attach that asks for a timeline gets no other region, and closes the writing of none") {
+  World world;
+  Client maker = world.client(), reader = world.client();
+  const auto made = maker.create();
+  REQUIRE(made.status == Status::ok);
+  CHECK(reader.attach_id(made.ref(), SHMBW_RIGHT_MAP_READ, SHMBW_ATTACH_TIMELINE).status == Status::invalid);
+  CHECK(reader.attach_id(made.ref(), SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE).status == Status::ok);
+  MappedTimeline line = make_line(maker, 1);
+  CHECK(reader.attach_id(line.region, SHMBW_RIGHT_MAP_READ, SHMBW_ATTACH_TIMELINE).status == Status::ok);
+}
+
 TEST_CASE("a counter goes on past the largest number, and so does its release") {
   World world;
   Client producer = world.client(), consumer = world.client();

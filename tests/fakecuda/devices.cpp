@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -42,6 +43,23 @@ void make_nodes(const Machine& machine) {
   }
 }
 
+// A context that is no more may not be named in any call.
+bool known(State& it, Context context) {
+  const auto is = [=](const auto& one) { return one.get() == context; };
+  if (std::ranges::any_of(it.contexts, is)) return true;
+  if (std::ranges::none_of(it.own, is)) return false;
+  if (!context->usable()) it.violation("a destroyed context was passed to the driver");
+  return context->usable();
+}
+
+void end_context(State& it, CUctx_st& context) {
+  for (const auto& [address, mapping] : it.mappings)
+    if (mapping.context == &context)
+      it.violation("a context was released or destroyed with memory or registrations of it still there");
+  forget_streams(context);
+  forget_events(it, context);
+}
+
 void copy_text(char* to, int length, const std::string& text) {
   if (length > 0) std::snprintf(to, static_cast<std::size_t>(length), "%s", text.c_str());
 }
@@ -60,6 +78,7 @@ FAKECUDA_API Code cuInit(unsigned flags) {
     for (std::size_t i = 0; i < it.machine.visible.size(); ++i) {
       it.contexts.push_back(std::make_unique<CUctx_st>());
       it.contexts.back()->ordinal = static_cast<int>(i);
+      it.contexts.back()->id = it.next_id++;
     }
     it.pid = ::getpid();
     if (it.machine.visible.empty()) return kNoDevice;
@@ -156,10 +175,43 @@ FAKECUDA_API Code cuDevicePrimaryCtxRelease_v2(Device device) {
     CUctx_st& context = *it.contexts[static_cast<std::size_t>(device)];
     if (context.retains == 0) return kInvalidContext;
     if (--context.retains > 0) return kSuccess;
-    for (const auto& [address, mapping] : it.mappings)
-      if (mapping.context == &context)
-        it.violation("the primary context was released with memory or registrations of it still there");
-    forget_streams(context);
+    end_context(it, context);
+    return kSuccess;
+  });
+}
+
+FAKECUDA_API Code cuCtxCreate_v2(Context* context, unsigned, Device device) {
+  return enter("cuCtxCreate", Needs::driver, [&](State& it, Lock&) -> Code {
+    if (!it.valid(device)) return kInvalidDevice;
+    CUctx_st& made = *it.own.emplace_back(std::make_unique<CUctx_st>());
+    made.ordinal = device;
+    made.retains = 1;
+    made.primary = false;
+    made.id = it.next_id++;
+    context_stack().push_back(&made);
+    *context = &made;
+    return kSuccess;
+  });
+}
+
+// What its streams still had to do never runs.
+FAKECUDA_API Code cuCtxDestroy_v2(Context context) {
+  return enter("cuCtxDestroy", Needs::driver, [&](State& it, Lock&) -> Code {
+    if (!known(it, context) || context->primary) return kInvalidContext;
+    context->retains = 0;
+    context->sticky = kContextDestroyed;
+    if (current_context() == context) context_stack().pop_back();
+    end_context(it, *context);
+    return kSuccess;
+  });
+}
+
+FAKECUDA_API Code cuCtxGetId(Context context, unsigned long long* id) {
+  return enter("cuCtxGetId", Needs::driver, [&](State& it, Lock&) -> Code {
+    const Context asked = context != nullptr ? context : current_context();
+    if (asked == nullptr || (context != nullptr && !known(it, context))) return kInvalidContext;
+    if (!asked->usable()) return kContextDestroyed;
+    *id = asked->id;
     return kSuccess;
   });
 }
@@ -181,7 +233,8 @@ FAKECUDA_API Code cuCtxGetCurrent(Context* context) {
 }
 
 FAKECUDA_API Code cuCtxSetCurrent(Context context) {
-  return enter("cuCtxSetCurrent", Needs::driver, [&](State&, Lock&) -> Code {
+  return enter("cuCtxSetCurrent", Needs::driver, [&](State& it, Lock&) -> Code {
+    if (context != nullptr && !known(it, context)) return kInvalidContext;
     auto& stack = context_stack();
     if (!stack.empty()) stack.pop_back();
     if (context != nullptr) stack.push_back(context);
@@ -190,8 +243,8 @@ FAKECUDA_API Code cuCtxSetCurrent(Context context) {
 }
 
 FAKECUDA_API Code cuCtxPushCurrent_v2(Context context) {
-  return enter("cuCtxPushCurrent", Needs::driver, [&](State&, Lock&) -> Code {
-    if (context == nullptr) return kInvalidContext;
+  return enter("cuCtxPushCurrent", Needs::driver, [&](State& it, Lock&) -> Code {
+    if (context == nullptr || !known(it, context)) return kInvalidContext;
     context_stack().push_back(context);
     return kSuccess;
   });
@@ -208,8 +261,11 @@ FAKECUDA_API Code cuCtxPopCurrent_v2(Context* context) {
 
 FAKECUDA_API Code cuCtxGetDevice(Device* device) {
   return enter("cuCtxGetDevice", Needs::driver, [&](State&, Lock&) -> Code {
-    if (current_context() == nullptr) return kInvalidContext;
-    *device = current_context()->ordinal;
+    const Context context = current_context();
+    if (context == nullptr) return kInvalidContext;
+    // A primary one that ended is told from a live one by using it, or by cuCtxGetId.
+    if (!context->usable() && !context->primary) return kContextDestroyed;
+    *device = context->ordinal;
     return kSuccess;
   });
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <set>
 
 #include "tests/fakecuda/stream.hpp"
 
@@ -22,6 +23,7 @@ struct Counters {
 
 struct EventBody {
   Counters* counters = nullptr;
+  Context context = nullptr;
   int fd = -1;
   bool interprocess = false, imported = false;
   ~EventBody() {
@@ -41,7 +43,14 @@ std::map<Event, EventPtr>& events() {
   return *all;
 }
 
+// Those whose context was destroyed before them.
+std::set<Event>& buried() {
+  static auto* const all = new std::set<Event>;
+  return *all;
+}
+
 EventPtr find_event(Event event) {
+  if (buried().contains(event)) state().violation("use of an event whose context was destroyed");
   const auto found = events().find(event);
   return found == events().end() ? nullptr : found->second;
 }
@@ -56,6 +65,7 @@ EventPtr make_body(int fd) {
 }
 
 Event enter_event(State& it, EventPtr body) {
+  body->context = current_context();
   const auto event = reinterpret_cast<Event>(0x9000 + 0x10 * it.next_id++);
   events().emplace(event, std::move(body));
   ++it.events;
@@ -68,6 +78,19 @@ void look_for_destruction(State& it, const EventBody& body) {
 }
 
 }  // namespace
+
+void forget_events(State& it, const CUctx_st& context) {
+  for (auto next = events().begin(); next != events().end();) {
+    if (next->second->context != &context) {
+      ++next;
+      continue;
+    }
+    buried().insert(next->first);
+    next = events().erase(next);
+    --it.events;
+  }
+}
+
 }  // namespace fakecuda
 
 using namespace fakecuda;
@@ -104,6 +127,7 @@ FAKECUDA_API Code cuEventRecord(Event event, Stream stream) {
   return enter("cuEventRecord", Needs::context, [&](State& it, Lock&) -> Code {
     const EventPtr body = find_event(event);
     if (body == nullptr) return kInvalidHandle;
+    if (context_of(stream) != body->context) return kInvalidHandle;  // "must be from the same context"
     look_for_destruction(it, *body);
     const std::uint64_t number = body->counters->recorded.fetch_add(1) + 1;
     return enqueue(it, stream, "cuEventRecord", [=] {

@@ -82,7 +82,7 @@ FAKECUDA_API Code cuPointerGetAttributes(unsigned count, PointerAttribute* which
 }
 
 FAKECUDA_API Code cuMemGetAddressRange_v2(Address* base, std::size_t* bytes, Address address) {
-  return enter("cuMemGetAddressRange", Needs::driver, [&](State& it, Lock&) -> Code {
+  return enter("cuMemGetAddressRange", Needs::context, [&](State& it, Lock&) -> Code {
     Address start = 0;
     const Mapping* mapping = mapping_at(it, address, &start);
     if (mapping == nullptr) return kNotFound;

@@ -121,7 +121,7 @@ Code enter(const char* function, Needs needs, const std::function<Code(State&, L
     const Context context = current_context();
     if (context == nullptr) code = kInvalidContext;
     else if (context->sticky != 0) code = context->sticky;
-    else if (context->retains == 0) code = kContextDestroyed;
+    else if (!context->usable()) code = kContextDestroyed;
   }
   if (code == kSuccess) code = body(it, lock);
   if (it.log >= 0) write_log(it, function, code);
@@ -145,7 +145,8 @@ FAKECUDA_API void fakecuda_audit(Audit* audit) {
     audit->registrations += mapping.kind == Kind::host;
     audit->pins += mapping.pin >= 0;
   }
-  for (const auto& context : it.contexts) audit->contexts += context->retains;
+  for (const auto* all : {&it.contexts, &it.own})
+    for (const auto& context : *all) audit->contexts += context->retains;
   audit->streams = static_cast<long>(it.streams);
   audit->events = static_cast<long>(it.events);
   audit->modules = static_cast<long>(it.modules);

@@ -21,8 +21,11 @@
 namespace shmb::cuda {
 struct CUctx_st {
   int ordinal = 0;
-  int retains = 0;
+  int retains = 0;  // of a primary one; of one of cuCtxCreate 1 until it is destroyed
+  bool primary = true;
+  unsigned long long id = 0;
   Code sticky = 0;  // for ever: a process that faulted can only be replaced
+  bool usable() const { return retains > 0; }
 };
 }  // namespace shmb::cuda
 
@@ -95,6 +98,7 @@ struct State {
   std::map<Address, std::size_t> reservations;
   std::map<Address, Mapping> mappings;              // by first address
   std::vector<std::unique_ptr<CUctx_st>> contexts;  // the primary one of each ordinal
+  std::vector<std::unique_ptr<CUctx_st>> own;       // of cuCtxCreate; kept, so that a destroyed one is known
   std::uint64_t next_handle = 0x1000, next_memory = 1, next_id = 1;
   std::size_t streams = 0, events = 0, modules = 0;
 

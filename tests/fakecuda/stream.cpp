@@ -19,6 +19,7 @@ struct Queue {
     std::vector<std::pair<std::shared_ptr<Queue>, std::uint64_t>> after;
   };
   CUctx_st* context = nullptr;
+  std::uint64_t id = state().next_id++;
   bool blocking = false, started = false, closing = false;
   std::deque<Operation> waiting;
   std::uint64_t enqueued = 0, done = 0;
@@ -72,6 +73,7 @@ QueuePtr default_queue(CUctx_st& context) {
 QueuePtr find(Stream stream) {
   const auto number = reinterpret_cast<std::uintptr_t>(stream);
   CUctx_st* context = current_context();
+  if (number <= 2 && context == nullptr) return nullptr;
   if (number <= 1) return default_queue(*context);
   if (number == 2) {
     QueuePtr& queue = streams().of_threads[{context, std::this_thread::get_id()}];
@@ -159,6 +161,11 @@ Code query_stream(State&, Stream stream) {
   return queue->done < queue->enqueued ? kNotReady : queue->context->sticky;
 }
 
+Context context_of(Stream stream) {
+  const QueuePtr queue = find(stream);
+  return queue == nullptr ? nullptr : queue->context;
+}
+
 void forget_streams(const CUctx_st& context) {
   for (const QueuePtr& queue : queues_of(context)) {
     queue->closing = true;
@@ -222,6 +229,24 @@ FAKECUDA_API Code cuStreamSynchronize(Stream stream) {
 
 FAKECUDA_API Code cuStreamQuery(Stream stream) {
   return enter("cuStreamQuery", Needs::context, [&](State& it, Lock&) -> Code { return query_stream(it, stream); });
+}
+
+FAKECUDA_API Code cuStreamGetCtx(Stream stream, Context* context) {
+  return enter("cuStreamGetCtx", Needs::driver, [&](State&, Lock&) -> Code {
+    const Context found = context_of(stream);
+    if (found == nullptr) return reinterpret_cast<std::uintptr_t>(stream) <= 2 ? kInvalidContext : kInvalidHandle;
+    *context = found;
+    return kSuccess;
+  });
+}
+
+FAKECUDA_API Code cuStreamGetId(Stream stream, unsigned long long* id) {
+  return enter("cuStreamGetId", Needs::driver, [&](State&, Lock&) -> Code {
+    const QueuePtr queue = find(stream);
+    if (queue == nullptr) return kInvalidHandle;
+    *id = queue->id;
+    return kSuccess;
+  });
 }
 
 FAKECUDA_API Code cuStreamIsCapturing(Stream stream, int* capturing) {

@@ -21,8 +21,11 @@ Code enqueue(State& it, Stream stream, const char* what, Work work, std::uint64_
 Code wait_for_stream(State& it, Stream stream, Lock& lock);
 Code wait_for_context(CUctx_st& context, Lock& lock);
 Code query_stream(State& it, Stream stream);
-// The context ends: its streams finish what they have and go.
+// Of a stream that a call names, special ones being the current context's; null: there is none. With the lock held.
+Context context_of(Stream stream);
+// The context ends: its streams finish what they have and go, its events are gone (events.cpp).
 void forget_streams(const CUctx_st& context);
+void forget_events(State& it, const CUctx_st& context);
 // For work that waits: sleeps a little, false when the context has faulted or the stream's process ends.
 bool rest(const CUctx_st& context);
 // Enqueues and waits: the synchronous calls, which run on the default stream.

@@ -102,6 +102,9 @@ TEST_CASE("fake: sizes, flags, types and overlaps that the driver refuses are re
           NEED(cu.mem_map(at, 2 * kMega, 0, handle, 0) == kInvalidValue);
           NEED(cu.address_free(at, 4 * kMega) == kInvalidValue);  // still mapped
           NEED(cu.mem_unmap(at, kMega) == kInvalidValue);
+          NEED(cu.mem_map(at + 2 * kMega, 2 * kMega, 0, handle, 0) == kSuccess);
+          NEED(cu.mem_unmap(at, 4 * kMega) == kInvalidValue);  // two mappings
+          NEED(cu.mem_unmap(at + 2 * kMega, 2 * kMega) == kSuccess);
           NEED(cu.mem_unmap(at, 2 * kMega) == kSuccess);
           NEED(cu.address_free(at, 2 * kMega) == kInvalidValue);  // not the whole
           NEED(cu.address_free(at, 4 * kMega) == kSuccess);

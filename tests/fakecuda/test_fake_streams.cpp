@@ -79,6 +79,42 @@ TEST_CASE("fake: calls that need a context say so without one") {
         }) == 0);
 }
 
+TEST_CASE("fake: an event is recorded in streams of its own context only, and goes with it") {
+  CHECK(process({{"FAKECUDA_DEVICES", "2"}}, [] {
+          const Calls cu = plain_calls();
+          NEED(with_context(cu));
+          Context primary = nullptr, own = nullptr, seen = nullptr;
+          unsigned long long id = 0, other = 0;
+          NEED(cu.context_get(&primary) == kSuccess && cu.context_id(nullptr, &id) == kSuccess);
+          Stream in_primary = nullptr, in_own = nullptr;
+          Event of_primary = nullptr, of_own = nullptr;
+          NEED(cu.stream_create(&in_primary, 0) == kSuccess);
+          NEED(cu.event_create(&of_primary, kDisableTiming) == kSuccess);
+          NEED(cu.context_create(&own, 0, 1) == kSuccess);
+          NEED(cu.context_get(&seen) == kSuccess && seen == own);
+          NEED(cu.context_id(own, &other) == kSuccess && other != id);
+          NEED(cu.stream_create(&in_own, 0) == kSuccess && cu.event_create(&of_own, kDisableTiming) == kSuccess);
+          NEED(cu.stream_context(in_primary, &seen) == kSuccess && seen == primary);
+          NEED(cu.stream_context(nullptr, &seen) == kSuccess && seen == own);
+          NEED(cu.stream_id(in_primary, &id) == kSuccess && cu.stream_id(in_own, &other) == kSuccess && id != other);
+          NEED(cu.event_record(of_primary, in_own) == kInvalidHandle);
+          NEED(cu.event_record(of_primary, nullptr) == kInvalidHandle);
+          NEED(cu.event_record(of_own, in_own) == kSuccess && cu.event_record(of_own, nullptr) == kSuccess);
+          NEED(Fake::use().audit().violations == 0);
+          NEED(cu.context_destroy(own) == kSuccess);
+          NEED(cu.context_get(&seen) == kSuccess && seen == primary);  // as popped
+          NEED(cu.stream_context(in_own, &seen) == kInvalidHandle);
+          NEED(cu.event_query(of_own) == kInvalidHandle && Fake::use().audit().violations == 1);
+          NEED(cu.context_push(own) == kInvalidContext && Fake::use().audit().violations == 2);
+          NEED(cu.event_destroy(of_primary) == kSuccess && cu.stream_destroy(in_primary) == kSuccess);
+          NEED(cu.primary_release(0) == kSuccess);
+          NEED(cu.context_id(nullptr, &id) == kContextDestroyed);  // still current
+          NEED(cu.context_set(nullptr) == kSuccess && cu.stream_context(nullptr, &seen) == kInvalidContext);
+          NEED(Fake::use().audit().left() == 0);
+          return 0;
+        }).wait() == 0);
+}
+
 TEST_CASE("fake: a stream waits for a word of the host, also past the largest number, and is seen writing one") {
   CHECK(holds({}, [] {
           const Calls cu = plain_calls();

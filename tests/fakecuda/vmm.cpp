@@ -182,16 +182,11 @@ FAKECUDA_API Code cuMemMap(Address address, std::size_t bytes, std::size_t offse
 
 FAKECUDA_API Code cuMemUnmap(Address address, std::size_t bytes) {
   return enter("cuMemUnmap", Needs::driver, [&](State& it, Lock&) -> Code {
-    // Several whole mappings in a row, as the documentation allows.
-    Address at = address;
-    while (at < address + bytes) {
-      const auto found = it.mappings.find(at);
-      if (found == it.mappings.end() || found->second.kind != Kind::vmm || at + found->second.bytes > address + bytes)
-        return kInvalidValue;
-      at += found->second.bytes;
-    }
-    if (bytes == 0) return kInvalidValue;
-    it.mappings.erase(it.mappings.find(address), it.mappings.lower_bound(at));
+    // "The entire contiguous address range that was mapped to": what one cuMemMap has mapped, no more and no less.
+    const auto found = it.mappings.find(address);
+    if (found == it.mappings.end() || found->second.kind != Kind::vmm || found->second.bytes != bytes)
+      return kInvalidValue;
+    it.mappings.erase(found);
     return kSuccess;
   });
 }
