@@ -39,19 +39,22 @@ Result<PublishSpec> publish_spec(const shmb_gpu_publish_options* options) {
 }
 
 Result<ImportSpec> import_spec(const shmb_gpu_import_options& wanted) {
-  if (wanted.flags != 0) return error(Status::unknown_flags, "an unknown flag of import");
+  if ((wanted.flags & ~std::uint32_t{SHMB_GPU_IMPORT_SHARE}) != 0)
+    return error(Status::unknown_flags, "an unknown flag of import");
   if (wanted.access > SHMB_ACCESS_READ_WRITE) return error(Status::invalid, "an unknown access");
   if (wanted.devices == nullptr && wanted.device_count != 0) return error(Status::invalid, "no devices were given");
   ImportSpec spec;
   spec.access = wanted.access == SHMB_ACCESS_READ_WRITE ? Access::read_write : Access::read;
   spec.devices.assign(wanted.devices, wanted.devices + wanted.device_count);
   spec.at = wanted.at;
+  spec.share = (wanted.flags & SHMB_GPU_IMPORT_SHARE) != 0;
   return spec;
 }
 
 client::GpuWish wish_for(const ImportSpec& spec) {
   client::GpuWish wish;
-  wish.rights = SHMBW_RIGHT_MAP_READ | (spec.access == Access::read_write ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U);
+  wish.rights = SHMBW_RIGHT_MAP_READ | (spec.access == Access::read_write ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U) |
+                (spec.share ? unsigned{SHMBW_RIGHT_SHARE} : 0U);
   wish.manifest = true;
   wish.few = true;
   return wish;

@@ -171,6 +171,7 @@ struct ImportOptions {
   Pointer at = 0;
   std::optional<Timeout> wait;  // for a name that is not there; none: no wait
   Timeout timeout;
+  bool share = false;  // so that tickets can be made of the import, to hand the region on
 };
 
 // A reference to GPU memory, with its mapping in this process.
@@ -402,6 +403,7 @@ class Region {
     shmb_gpu_import_options c{};
     c.size = sizeof c;
     c.access = static_cast<std::uint32_t>(options.access);
+    c.flags = options.share ? unsigned{SHMB_GPU_IMPORT_SHARE} : 0U;
     c.devices = options.devices.data();
     c.device_count = options.devices.size();
     c.at = options.at;

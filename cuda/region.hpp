@@ -67,6 +67,7 @@ struct ImportSpec {
   Access access = Access::read;
   std::vector<Device> devices;  // empty: that of the current context, else the region's own
   Address at = 0;
+  bool share = false;  // the lease shall carry the right to hand the region on
 };
 
 class Region : public std::enable_shared_from_this<Region> {

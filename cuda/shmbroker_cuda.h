@@ -157,10 +157,13 @@ typedef struct shmb_gpu_publish_item {
 SHMB_API int shmb_gpu_publish_many(const shmb_gpu_publish_item* items, size_t count, int64_t timeout_ns, int* statuses,
                                    shmb_error* error) SHMB_NOEXCEPT;
 
+enum shmb_gpu_import_flag {
+  SHMB_GPU_IMPORT_SHARE = 1 << 0 /* the lease carries SHARE: tickets can be made of it, to hand the region on */
+};
 typedef struct shmb_gpu_import_options {
   size_t size;
   uint32_t access;        /* enum shmb_access */
-  uint32_t flags;         /* 0 */
+  uint32_t flags;         /* enum shmb_gpu_import_flag */
   const int32_t* devices; /* ordinals that shall reach it; NULL: the device of the current context, else its own */
   size_t device_count;
   shmb_gpu_pointer at; /* the address it shall have; 0: any. INVALID where that is not free */

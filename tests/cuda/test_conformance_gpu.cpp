@@ -448,12 +448,19 @@ TEST_CASE("66 and 67: a consumer goes on reading when the producer is killed, an
   auto consumer = Child::run([&] {
     auto session = meeting.member();
     Worker worker;
-    auto region = gpu::Region::try_import(session, std::string("x"));
+    auto kept = gpu::Region::try_import(session, std::string("x"));
+    ACTOR_MUST(kept);
+    ACTOR_CHECK(status_of(kept->try_ticket()) == Status::denied);  // it was not asked for that
+    gpu::ImportOptions to_hand_on;
+    to_hand_on.share = true;
+    auto region = gpu::Region::try_import(session, std::string("x"), to_hand_on);
     ACTOR_MUST(region);
     held.open();
     ACTOR_CHECK(killed.wait());
     ACTOR_CHECK(worker.all(region->pointer(), 2 * kMiB) == 0x33);
-    name.tell(region->id());
+    const auto forwarded_by = region->try_ticket();
+    ACTOR_MUST(forwarded_by);
+    name.tell(*forwarded_by);
     ACTOR_CHECK(done.wait());
     return 0;
   });
@@ -462,9 +469,9 @@ TEST_CASE("66 and 67: a consumer goes on reading when the producer is killed, an
   CHECK(producer.wait() == 128 + SIGKILL);
   killed.open();
   CHECK(Child::run([&] {
-          auto session = meeting.member();
+          auto session = session_on(meeting.broker.socket());  // of another group
           Worker worker;
-          auto region = gpu::Region::try_import(session, name.hear<shmbroker::RegionId>());
+          auto region = gpu::Region::try_import(session, name.hear<shmbroker::Ticket>());
           ACTOR_MUST(region);
           ACTOR_CHECK(worker.all(region->pointer(), 2 * kMiB) == 0x33);
           done.open();

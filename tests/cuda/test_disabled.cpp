@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// A library that was built without GPU memory has all its functions, and each that needs the driver says why not.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "cuda/cuda.hpp"
+
+namespace gpu = shmbroker::gpu;
+
+TEST_CASE("a library built without GPU memory answers no_driver, and says with which option it was built") {
+  const auto devices = gpu::try_devices();
+  REQUIRE(!devices);
+  CHECK(devices.error().status() == shmbroker::Status::no_driver);
+  CHECK(std::string(devices.error().what()).find("-Dgpu=disabled") != std::string::npos);
+  CHECK(!gpu::try_driver_version());
+  CHECK(!gpu::SharedEvent::try_create({.maker_stays = true}));
+  shmb_error error;
+  CHECK(shmb_torch_alloc(4096, 0, nullptr) == nullptr);
+  CHECK(shmb_torch_last_error(&error) == SHMB_E_NO_DRIVER);
+}

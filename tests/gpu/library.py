@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library's GPU functions for the tests that run with torch: thin ctypes over the C face, and tensors of two kinds,
+torch's where torch is, else plain driver memory, so that the same cases can be tried on the fake driver. Nothing here
+is a Python face for users."""
+
+import ctypes as c
+import os
+
+ACCESS_READ, ACCESS_WRITE = 0, 1
+REPLACE, WRITING, MANY_WRITERS = 2, 4, 8
+CONNECT_NO_START, CONNECT_NO_GROUP = 2, 16
+MAKER_STAYS, UNNAME, IMPORT_SHARE = 1, 2, 1
+SECOND = 10**9
+
+
+class Failure(Exception):
+    def __init__(self, call, status, sentence):
+        super().__init__(f"{call}: {status}: {sentence}")
+        self.status = status
+
+
+class Error(c.Structure):
+    _fields_ = [("status", c.c_int32), ("system_errno", c.c_int32), ("slot", c.c_uint32), ("scope", c.c_uint32),
+                ("numbers", c.c_uint64 * 4), ("sentence", c.c_char * 512)]  # fmt: skip
+
+
+class ConnectOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("socket", c.c_char_p), ("group", c.c_char_p), ("program", c.c_char_p),
+                ("flags", c.c_uint32), ("reserved", c.c_uint32), ("timeout_ns", c.c_int64)]  # fmt: skip
+
+
+class Group(c.Structure):
+    _fields_ = [("id", c.c_uint64), ("token", c.c_uint8 * 16)]
+
+
+class RegionId(c.Structure):
+    _fields_ = [("epoch", c.c_uint64), ("id", c.c_uint64), ("generation", c.c_uint32), ("reserved", c.c_uint32)]
+
+
+class Tensor(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("shape", c.POINTER(c.c_int64)), ("strides", c.POINTER(c.c_int64)),
+                ("offset", c.c_uint64), ("dimensions", c.c_uint32), ("type_code", c.c_uint8), ("type_bits", c.c_uint8),
+                ("type_lanes", c.c_uint16)]  # fmt: skip
+
+
+class PublishOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("name", c.c_char_p), ("group", c.c_uint64), ("keep_ns", c.c_int64),
+                ("flags", c.c_uint32), ("sync", c.c_uint32), ("stream", c.c_void_p), ("tensors", c.POINTER(Tensor)),
+                ("tensor_count", c.c_size_t), ("timeout_ns", c.c_int64)]  # fmt: skip
+
+
+class ImportOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("access", c.c_uint32), ("flags", c.c_uint32), ("devices", c.c_void_p),
+                ("device_count", c.c_size_t), ("at", c.c_uint64), ("wait_ns", c.c_int64),
+                ("timeout_ns", c.c_int64)]  # fmt: skip
+
+
+FREE = c.CFUNCTYPE(None, c.c_void_p, c.c_uint64)
+
+
+class LendOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("name", c.c_char_p), ("group", c.c_uint64), ("flags", c.c_uint32),
+                ("sync", c.c_uint32), ("stream", c.c_void_p), ("tensors", c.POINTER(Tensor)),
+                ("tensor_count", c.c_size_t), ("free", FREE), ("context", c.c_void_p),
+                ("timeout_ns", c.c_int64)]  # fmt: skip
+
+
+class EventOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("device", c.c_int32), ("flags", c.c_uint32)]
+
+
+class DlTensor(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("device_type", c.c_int32), ("device_id", c.c_int32), ("dimensions", c.c_int32),
+                ("code", c.c_uint8), ("bits", c.c_uint8), ("lanes", c.c_uint16), ("shape", c.POINTER(c.c_int64)),
+                ("strides", c.POINTER(c.c_int64)), ("offset", c.c_uint64)]  # fmt: skip
+
+
+class DlManaged(c.Structure):
+    _fields_ = [("major", c.c_uint32), ("minor", c.c_uint32), ("context", c.c_void_p),
+                ("deleter", c.CFUNCTYPE(None, c.c_void_p)), ("flags", c.c_uint64), ("tensor", DlTensor)]  # fmt: skip
+
+
+_library = None
+
+
+def library():
+    global _library
+    if _library is None:
+        _library = c.CDLL(os.environ["REGIONS_LIBRARY"])
+        _library.shmb_torch_alloc.restype = c.c_void_p
+        _library.shmb_gpu_region_pointer.restype = c.c_uint64
+        _library.shmb_gpu_region_get_id.restype = RegionId
+        _library.shmb_gpu_lease_get_id.restype = RegionId
+    return _library
+
+
+def call(name, *arguments):
+    error = Error()
+    status = getattr(library(), name)(*arguments, c.byref(error))
+    if status != 0:
+        raise Failure(name, status, error.sentence.decode())
+
+
+def sized(kind, **fields):
+    return kind(c.sizeof(kind), **fields)
+
+
+def tensors_of(listed):
+    """[(name, offset, count, bits)] as the C face wants it; the second value keeps what it points to."""
+    array, kept = (Tensor * len(listed))(), []
+    for place, (name, offset, count, bits) in zip(array, listed):
+        shape = (c.c_int64 * 1)(count)
+        kept.append(shape)
+        place.name, place.shape, place.offset, place.dimensions = name.encode(), shape, offset, 1
+        place.type_code, place.type_bits, place.type_lanes = 0, bits, 1
+    return array, kept
+
+
+class Session:
+    def __init__(self, token=None):
+        options = sized(ConnectOptions, socket=os.environ["REGIONS_SOCKET"].encode(),
+                        flags=CONNECT_NO_START | CONNECT_NO_GROUP)  # fmt: skip
+        self.raw = c.c_void_p()
+        call("shmb_connect", c.byref(options), c.byref(self.raw))
+        if token is not None:
+            joined = c.c_uint64()
+            bytes_ = (c.c_uint8 * 16).from_buffer_copy(bytes.fromhex(token))
+            call("shmb_group_join_token", self.raw, bytes_, 0, c.c_int64(0), c.byref(joined))
+
+    def make_group(self):
+        group = Group()
+        call("shmb_group_create", self.raw, None, c.byref(group))
+        return bytes(group.token).hex()
+
+    def allocate(self, length):
+        region = c.c_void_p()
+        call("shmb_gpu_allocate", self.raw, c.c_uint64(length), None, c.byref(region))
+        return Region(region)
+
+    def adopt(self, pointer, length):
+        region = c.c_void_p()
+        call("shmb_gpu_adopt", self.raw, c.c_uint64(pointer), c.c_uint64(length), c.byref(region))
+        return Region(region)
+
+    def of_torch(self, pointer):
+        region, offset = c.c_void_p(), c.c_uint64()
+        call("shmb_torch_region", self.raw, c.c_void_p(pointer), c.byref(region), c.byref(offset))
+        return Region(region), offset.value
+
+    def take(self, what, access=ACCESS_READ):
+        """By name, by identity ([id, generation]) or by ticket (32 hexadecimal digits behind "ticket:")."""
+        options, region = sized(ImportOptions, access=access, flags=IMPORT_SHARE, wait_ns=60 * SECOND), c.c_void_p()
+        if isinstance(what, list):
+            id_ = RegionId(0, what[0], what[1], 0)
+            call("shmb_gpu_import_id", self.raw, c.byref(id_), c.byref(options), c.byref(region))
+        elif what.startswith("ticket:"):
+            ticket = (c.c_uint8 * 16).from_buffer_copy(bytes.fromhex(what[7:]))
+            call("shmb_gpu_import_ticket", self.raw, ticket, c.byref(options), c.byref(region))
+        else:
+            call("shmb_gpu_import", self.raw, what.encode(), c.byref(options), c.byref(region))
+        return Region(region)
+
+    def lend(self, pointer, length, free, tensors=()):
+        array, kept = tensors_of(tensors)
+        lease = c.c_void_p()
+        callback = FREE(lambda context, freed: free())
+        options = sized(LendOptions, tensors=array, tensor_count=len(tensors), free=callback)
+        call("shmb_gpu_lend", self.raw, c.c_uint64(pointer), c.c_uint64(length), c.byref(options), c.byref(lease))
+        return Lease(lease, callback)
+
+    def dispatch(self):
+        done, waiting = c.c_size_t(), c.c_size_t()
+        call("shmb_dispatch", self.raw, c.byref(done), c.byref(waiting))
+        return done.value, waiting.value
+
+
+class Lease:
+    def __init__(self, raw, callback):
+        self.raw, self.callback = raw, callback
+
+    def id(self):
+        id_ = library().shmb_gpu_lease_get_id(self.raw)
+        return [id_.id, id_.generation]
+
+    def retire(self):
+        call("shmb_gpu_retire", self.raw)
+
+
+class Region:
+    def __init__(self, raw):
+        self.raw = raw
+
+    def publish(self, name=None, flags=0, tensors=()):
+        array, kept = tensors_of(tensors)
+        options = sized(PublishOptions, name=name.encode() if name else None, flags=flags, tensors=array,
+                        tensor_count=len(tensors))  # fmt: skip
+        call("shmb_gpu_publish", self.raw, c.byref(options))
+        return self.id()
+
+    def id(self):
+        id_ = library().shmb_gpu_region_get_id(self.raw)
+        return [id_.id, id_.generation]
+
+    def pointer(self):
+        return library().shmb_gpu_region_pointer(self.raw)
+
+    def ticket(self, lifetime_ns=0):
+        token = (c.c_uint8 * 16)()
+        call("shmb_gpu_ticket_create", self.raw, 0, 1, c.c_int64(lifetime_ns), c.c_int64(0), token, None)
+        return "ticket:" + bytes(token).hex()
+
+    def dlpack(self, name):
+        """A DLManagedTensorVersioned*, which the caller gives on or ends."""
+        tensor, managed = Tensor(), c.POINTER(DlManaged)()
+        call("shmb_gpu_region_find_tensor", self.raw, name.encode(), c.byref(tensor))
+        call("shmb_gpu_dlpack", self.raw, c.byref(tensor), c.byref(managed))
+        return managed
+
+    def release(self, unname=False):
+        raw, self.raw = self.raw, None
+        if raw:
+            call("shmb_gpu_release", raw, UNNAME if unname else 0)
+
+
+class Event:
+    def __init__(self, handle=None):
+        self.raw = c.c_void_p()
+        options = sized(EventOptions, device=-1, flags=MAKER_STAYS)
+        if handle is None:
+            call("shmb_gpu_event_create", c.byref(options), c.byref(self.raw))
+        else:
+            bytes_ = (c.c_uint8 * 64).from_buffer_copy(bytes.fromhex(handle))
+            call("shmb_gpu_event_open", bytes_, c.byref(options), c.byref(self.raw))
+
+    def handle(self):
+        handle = (c.c_uint8 * 64)()
+        call("shmb_gpu_event_get_handle", self.raw, handle)
+        return bytes(handle).hex()
+
+    def record(self, stream):
+        call("shmb_gpu_event_record", self.raw, c.c_void_p(stream))
+
+    def wait(self, stream):
+        call("shmb_gpu_event_wait", self.raw, c.c_void_p(stream))
+
+    def done(self):
+        done = c.c_int()
+        call("shmb_gpu_event_query", self.raw, c.byref(done))
+        return done.value != 0
+
+    def wait_host(self):
+        call("shmb_gpu_event_wait_host", self.raw, c.c_int64(60 * SECOND))
+
+    def close(self):
+        call("shmb_gpu_event_close", self.raw)
+
+
+class PlainTensors:
+    """Driver memory and copies: what the cases need of a tensor, without torch."""
+
+    name = "plain driver memory"
+
+    def __init__(self):
+        self.driver = c.CDLL("libcuda.so.1")
+        context = c.c_void_p()
+        self.must("cuInit", c.c_uint(0))
+        self.must("cuDevicePrimaryCtxRetain", c.byref(context), c.c_int(0))
+        self.must("cuCtxSetCurrent", context)
+        count = c.c_int()
+        self.must("cuDeviceGetCount", c.byref(count))
+        self.devices = count.value
+        self.held = 0
+
+    def must(self, name, *arguments):
+        code = getattr(self.driver, name)(*arguments)
+        if code != 0:
+            raise Failure(name, code, "the driver's own code")
+
+    def make(self, values, in_region=False):
+        size = 8 * len(values)
+        if in_region:
+            pointer = library().shmb_torch_alloc(c.c_ssize_t(size), 0, None)
+        else:
+            base = c.c_uint64()
+            self.must("cuMemAlloc_v2", c.byref(base), c.c_size_t(size))
+            pointer = base.value
+            self.held += size
+        tensor = PlainTensor(self, pointer, len(values))
+        tensor.set(values)
+        return tensor
+
+    def drop(self, tensor):
+        self.must("cuMemFree_v2", c.c_uint64(tensor.pointer))
+        self.held -= 8 * tensor.count
+
+    def allocated(self):
+        return self.held
+
+    def view(self, region, name):
+        managed = region.dlpack(name)
+        tensor = managed.contents.tensor
+        return PlainTensor(self, tensor.data + tensor.offset, tensor.shape[0], managed)
+
+    def stream(self):
+        stream = c.c_void_p()
+        self.must("cuStreamCreate", c.byref(stream), c.c_uint(1))
+        return stream.value
+
+    def set_on(self, stream, tensor, value):
+        """Every byte, behind what is in the stream."""
+        self.must("cuMemsetD8Async", c.c_uint64(tensor.pointer), c.c_ubyte(value), c.c_size_t(8 * tensor.count),
+                  c.c_void_p(stream))  # fmt: skip
+
+    def finish(self, stream):
+        self.must("cuStreamSynchronize", c.c_void_p(stream))
+
+    def sync(self):
+        self.must("cuCtxSynchronize")
+
+
+class PlainTensor:
+    def __init__(self, tensors, pointer, count, managed=None):
+        self.tensors, self.pointer, self.count, self.managed = tensors, pointer, count, managed
+
+    def values(self):
+        host = (c.c_int64 * self.count)()
+        self.tensors.must("cuMemcpyDtoH_v2", host, c.c_uint64(self.pointer), c.c_size_t(8 * self.count))
+        return list(host)
+
+    def set(self, values):
+        host = (c.c_int64 * self.count)(*values)
+        self.tensors.must("cuMemcpyHtoD_v2", c.c_uint64(self.pointer), host, c.c_size_t(8 * self.count))
+
+    def end(self):
+        if self.managed is not None:
+            self.managed.contents.deleter(c.cast(self.managed, c.c_void_p))
+            self.managed = None
+
+
+class TorchTensors:
+    name = "torch"
+
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+        if not torch.cuda.is_available():
+            raise ImportError("torch sees no GPU")
+        torch.zeros(1, device="cuda")
+        self.devices = torch.cuda.device_count()
+        self.pool = None
+        self.streams = []
+
+    def make(self, values, in_region=False):
+        if not in_region:
+            return TorchTensor(self.torch.tensor(values, dtype=self.torch.int64, device="cuda"))
+        if self.pool is None:
+            path = os.environ["REGIONS_LIBRARY"]
+            allocator = self.torch.cuda.memory.CUDAPluggableAllocator(path, "shmb_torch_alloc", "shmb_torch_free")
+            self.allocator, self.pool = allocator, self.torch.cuda.MemPool(allocator.allocator())
+        with self.torch.cuda.use_mem_pool(self.pool):
+            tensor = self.torch.empty(len(values), dtype=self.torch.int64, device="cuda")
+        made = TorchTensor(tensor)
+        made.set(values)
+        self.sync()
+        return made
+
+    def drop(self, tensor):
+        tensor.tensor = None
+
+    def allocated(self):
+        return self.torch.cuda.memory_allocated()
+
+    def view(self, region, name):
+        managed = region.dlpack(name)
+        make = c.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = c.py_object, [c.c_void_p, c.c_char_p, c.c_void_p]
+        capsule = make(c.cast(managed, c.c_void_p), b"dltensor_versioned", None)
+        return TorchTensor(self.torch.from_dlpack(capsule))
+
+    def stream(self):
+        self.streams.append(self.torch.cuda.Stream())
+        return self.streams[-1].cuda_stream
+
+    def set_on(self, stream, tensor, value):
+        with self.torch.cuda.stream(self.torch.cuda.ExternalStream(stream)):
+            tensor.tensor.view(self.torch.uint8).fill_(value)
+
+    def finish(self, stream):
+        self.torch.cuda.ExternalStream(stream).synchronize()
+
+    def sync(self):
+        self.torch.cuda.synchronize()
+
+
+class TorchTensor:
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.pointer, self.count = tensor.data_ptr(), tensor.numel()
+
+    def values(self):
+        return self.tensor.cpu().tolist()
+
+    def set(self, values):
+        self.tensor.copy_(self.tensor.new_tensor(values))
+
+    def end(self):
+        self.tensor = None

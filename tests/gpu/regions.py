@@ -1,0 +1,720 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Regions, lent memory and events with real tensors, through the library and a broker: T20 to T26, P3 and P4, and 51 to
+69 of docs/conformance.md. Each case is two or three processes that talk over this one, which never touches the driver.
+Without torch plain memory of the driver stands for tensors, and the cases that are about torch's own memory are skipped.
+With --fake it is that of the fake driver: a check of this program, never a result.
+Exit: 0 all passed or skipped, 1 some failed.
+usage: regions.py --library FILE --broker FILE [--fake FOLDER] [--json FILE] [--only T20,54]
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from library import (ACCESS_READ, ACCESS_WRITE, MANY_WRITERS, WRITING, Event, Failure, PlainTensors, Session,
+                     TorchTensors)  # fmt: skip
+
+LIMIT_S = 120
+N = 1024
+
+
+def end_of(managed):
+    managed.contents.deleter(ctypes.cast(managed, ctypes.c_void_p))
+
+
+class Skip(Exception):
+    pass
+
+
+class Talk:
+    """An actor's side: lines of JSON to the runner, which hands `say` to the actor that is named."""
+
+    def __init__(self, token):
+        self.token = token
+        self.tensors = PlainTensors() if os.environ.get("REGIONS_PLAIN") else TorchTensors()
+        self.session = Session(token)
+
+    def send(self, **words):
+        print(json.dumps(words), flush=True)
+
+    def say(self, to, value=None):
+        self.send(to=to, value=value)
+
+    def hear(self):
+        line = sys.stdin.readline()
+        if not line:
+            sys.exit(3)
+        return json.loads(line)
+
+    def fact(self, key, value):
+        self.send(fact=key, value=value)
+
+    def need(self, truth, text):
+        if not truth:
+            raise AssertionError(text)
+
+    def die(self):
+        self.send(kill=True)
+        while True:
+            signal.pause()
+
+    def count_up(self, start=0):
+        return [start + i for i in range(N)]
+
+    def publish(self, values, name=None, flags=0):
+        """A tensor that is born in a region, published."""
+        tensor = self.tensors.make(values, in_region=True)
+        region, offset = self.session.of_torch(tensor.pointer)
+        region.publish(name, flags, [("x", offset, len(values), 64)])
+        return tensor, region
+
+    def take(self, what, access=ACCESS_READ):
+        region = self.session.take(what, access)
+        return region, self.tensors.view(region, "x")
+
+    def until(self, truth, text):
+        end = time.monotonic() + 60
+        while not truth():
+            self.need(time.monotonic() < end, text)
+            time.sleep(0.01)
+
+
+# ---------------------------------------------------------------------------------------------- the cases
+
+
+def t20_a(t):
+    tensor, region = t.publish(t.count_up(), flags=WRITING | MANY_WRITERS)
+    t.say("b", region.id())
+    t.hear()
+    tensor.set(t.count_up(5000))
+    t.tensors.sync()
+    t.say("b")
+    t.hear()
+    t.need(tensor.values() == t.count_up(7000), "what B wrote is not in A's tensor")
+    t.fact("tensors", t.tensors.name)
+
+
+def t20_b(t):
+    region, view = t.take(t.hear(), ACCESS_WRITE)
+    t.need(view.values() == t.count_up(), "B does not see A's tensor")
+    t.say("a")
+    t.hear()
+    t.need(view.values() == t.count_up(5000), "B does not see what A wrote later")
+    view.set(t.count_up(7000))
+    t.tensors.sync()
+    t.say("a")
+
+
+def t21_a(t):
+    tensor = t.tensors.make(t.count_up())
+    before, freed = t.tensors.allocated(), []
+
+    def free():
+        freed.append(True)
+        t.tensors.drop(tensor)
+
+    lease = t.session.lend(tensor.pointer, 8 * N, free, [("x", 0, N, 64)])
+    t.say("b", lease.id())
+    t.hear()
+    lease.retire()
+    t.session.dispatch()
+    t.need(not freed and t.tensors.allocated() == before, "freed while B holds it")
+    t.say("b")
+    t.until(lambda: t.session.dispatch()[0] or freed, "never freed after B let go")
+    t.need(t.tensors.allocated() < before, "the memory did not come back")
+    t.fact("allocated", f"{before} bytes before, {t.tensors.allocated()} after B's release")
+
+
+def t21_b(t):
+    region, view = t.take(t.hear())
+    t.need(view.values() == t.count_up(), "B does not see the lent tensor")
+    t.say("a")
+    t.hear()
+    view.end()
+    region.release()
+
+
+def foreign_a(t, make):
+    """Memory of another library's allocator: adopted where it can be shared by descriptor, else lent."""
+    pointer, size, keep = make()
+    try:
+        region = t.session.adopt(pointer, size)
+        region.publish(tensors=[("x", 0, N, 64)])
+        t.fact("way", "adopted")
+        what = region.id()
+    except Failure as refused:
+        t.fact("adopt", str(refused)[:200])
+        lease = t.session.lend(pointer, size, lambda: None, [("x", 0, N, 64)])
+        t.fact("way", "lent")
+        what = lease.id()
+    t.say("b", what)
+    t.hear()
+    del keep
+
+
+def foreign_b(t):
+    region, view = t.take(t.hear())
+    t.need(view.values() == t.count_up(), "B reads something else")
+    view.end()
+    t.say("a")
+
+
+def t22_a(t):
+    def make():
+        if t.tensors.name != "torch":
+            raise Skip("needs torch's expandable segments")
+        tensor = t.tensors.make(t.count_up())
+        t.tensors.sync()
+        return tensor.pointer, 8 * N, tensor
+
+    foreign_a(t, make)
+
+
+def t23_a(t):
+    def make():
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        try:
+            import jax
+        except ImportError as missing:
+            raise Skip(str(missing)) from None
+        jax.config.update("jax_enable_x64", True)
+        array = jax.device_put(jax.numpy.arange(N, dtype="int64"))
+        array.block_until_ready()
+        return array.unsafe_buffer_pointer(), 8 * N, array
+
+    foreign_a(t, make)
+
+
+def t24_a(t):
+    def make():
+        try:
+            import cupy
+        except ImportError as missing:
+            raise Skip(str(missing)) from None
+        array = cupy.arange(N, dtype="int64")
+        cupy.cuda.Device().synchronize()
+        return array.__cuda_array_interface__["data"][0], 8 * N, array
+
+    foreign_a(t, make)
+
+
+def t25_a(t):
+    tensor, region = t.publish(t.count_up(3))
+    t.say("b", region.id())
+    t.hear()
+
+
+def t25_b(t):
+    region, view = t.take(t.hear())
+    t.say("a")  # A ends
+    t.say("c", region.ticket())
+    t.hear()
+    t.need(view.values() == t.count_up(3), "B lost it")
+
+
+def t25_c(t):
+    region, view = t.take(t.hear())
+    t.need(view.values() == t.count_up(3), "C, who got it from B, reads something else")
+    t.say("b")
+
+
+def t26_a(t):
+    count = 20_000
+    tensor = t.tensors.make(list(range(count)), in_region=True)
+    region, offset = t.session.of_torch(tensor.pointer)
+    start = time.monotonic()
+    region.publish(tensors=[(f"layer.{i}", offset + 8 * i, 1, 64) for i in range(count)])
+    t.fact("publish", f"{count} tensors in {1000 * (time.monotonic() - start):.1f} ms")
+    t.say("b", region.id())
+    t.hear()
+
+
+def t26_b(t):
+    what = t.hear()
+    start = time.monotonic()
+    region = t.session.take(what)
+    t.fact("import", f"{1000 * (time.monotonic() - start):.1f} ms")
+    for i in range(0, 20_000, 997):
+        view = t.tensors.view(region, f"layer.{i}")
+        t.need(view.values() == [i], f"layer.{i} is something else")
+        view.end()
+    t.say("a")
+
+
+def sizes(t):
+    return [2 << 20, 8 << 20] if os.environ.get("REGIONS_FAKE") else [2 << 20, 64 << 20, 1 << 30, 16 << 30, 64 << 30]
+
+
+def spread(samples):
+    ordered = sorted(samples)
+    return f"median {ordered[len(ordered) // 2]:.1f} us, p99 {ordered[-1]:.1f} us, n {len(ordered)}"
+
+
+def p4_a(t):
+    """P4 here, P3 in B: from the request to a usable pointer."""
+    for size in sizes(t):
+        times = []
+        for _ in range(30):
+            region = t.session.allocate(size)
+            start = time.monotonic_ns()
+            what = region.publish()
+            times.append((time.monotonic_ns() - start) / 1000)
+            if len(times) < 30:
+                region.release()
+        t.fact(f"P4 publish {size >> 20} MiB", spread(times))
+        t.say("b", what)
+        t.hear()
+        region.release()
+    t.say("b")
+
+
+def p4_b(t):
+    for size in sizes(t):
+        what, times = t.hear(), []
+        for _ in range(33):
+            start = time.monotonic_ns()
+            region = t.session.take(what)
+            t.need(region.pointer() != 0, "no pointer")
+            times.append((time.monotonic_ns() - start) / 1000)
+            region.release()
+        t.fact(f"P3 open {size >> 20} MiB", spread(times[3:]))
+        t.say("a")
+
+
+def c51_a(t):
+    tensor, region = t.publish(t.count_up(), "x", WRITING | MANY_WRITERS)
+    t.say("b", "x")
+    t.hear()
+    t.need(tensor.values() == t.count_up(9), "the parent does not see what the child wrote")
+
+
+def c51_b(t):
+    what = t.hear()
+    first, one = t.take(what, ACCESS_WRITE)
+    second, two = t.take(what, ACCESS_WRITE)
+    one.set(t.count_up(9))
+    t.tensors.sync()
+    t.need(two.values() == t.count_up(9), "the same tensor twice is not the same memory")
+    t.say("a")
+
+
+def c52_a(t):
+    for i in range(5):
+        tensor, region = t.publish(t.count_up(i))
+        t.say("b", region.ticket())
+        region.release()
+        del tensor
+    t.hear()
+
+
+def c52_b(t):
+    held = [t.take(t.hear()) for _ in range(5)]
+    for i, (region, view) in enumerate(held):
+        t.need(view.values() == t.count_up(i), f"tensor {i} changed")
+    t.say("a")
+
+
+def c53_side(t, other, first):
+    for i in range(100):
+        if first:
+            tensor, region = t.publish(t.count_up(i))
+            t.say(other, region.ticket())
+            t.hear()
+            region.release()
+        else:
+            region, view = t.take(t.hear())
+            t.need(view.values() == t.count_up(i), f"round {i}")
+            view.end()
+            region.release()
+            t.say(other)
+        time.sleep(0.01)
+
+
+def c54_a(t):
+    for i in range(100):
+        tensor = t.tensors.make([1000 * i + j for j in range(1000)], in_region=True)
+        region, offset = t.session.of_torch(tensor.pointer)
+        region.publish(f"m{i}", 0, [(f"t{j}", offset + 8 * j, 1, 64) for j in range(1000)] + [("x", offset, 1000, 64)])
+        t.say("b", f"m{i}")
+        t.hear()
+        region.release(unname=True)
+
+
+def c54_b(t):
+    for i in range(100):
+        region, view = t.take(t.hear())
+        tensor, clone = t.publish(view.values(), f"f{i}")
+        view.end()
+        region.release()
+        t.say("a")
+        t.say("c", f"f{i}")
+        t.hear()
+        clone.release(unname=True)
+
+
+def c54_c(t):
+    total = 0
+    for _ in range(100):
+        region, view = t.take(t.hear())
+        total += sum(view.values())
+        view.end()
+        region.release()
+        t.say("b")
+    t.need(total == 100_000 * 99_999 // 2, f"the sum is {total}")
+
+
+def c55_a(t):
+    raise Skip("this program uses one device; tests/cuda has the case for two, without torch")
+
+
+def c56_a(t):
+    t.publish(t.count_up())  # from here on the library has used the driver
+    pid = os.fork()
+    if pid == 0:
+        try:
+            t.session.allocate(2 << 20)
+        except Failure as refused:
+            os._exit(0 if "does not survive a fork" in str(refused) else 1)
+        os._exit(2)
+    t.need(os.waitpid(pid, 0)[1] == 0, "the forked child was not told")
+    t.publish(t.count_up())
+
+
+def c57_a(t):
+    """57 and 58: an int64 and a byte tensor in one block, at their own offsets, sent alternately."""
+    tensor = t.tensors.make([1] * 64, in_region=True)
+    region, offset = t.session.of_torch(tensor.pointer)
+    listed = []
+    for i in range(10):
+        listed += [(f"i{i}", offset + 16 * i, 1, 64), (f"b{i}", offset + 16 * i + 8, 8, 8)]
+    t.say("b", region.publish(tensors=listed))
+    t.hear()
+
+
+def c57_b(t):
+    region = t.session.take(t.hear())
+    for i in range(10):
+        view = t.tensors.view(region, f"i{i}")
+        t.need(view.values() == [1], f"i{i}")
+        view.end()
+        managed = region.dlpack(f"b{i}")
+        t.need(managed.contents.tensor.bits == 8 and managed.contents.tensor.shape[0] == 8, f"b{i}")
+        end_of(managed)
+    t.say("a")
+
+
+def c59_a(t):
+    """59 to 61: events recorded and waited for by streams of both sides."""
+    tensor, region = t.publish([0] * N, "x", WRITING | MANY_WRITERS)
+    stream, event = t.tensors.stream(), Event()
+    t.say("b", event.handle())
+    answer = Event(t.hear())
+    t.tensors.set_on(stream, tensor, 1)
+    event.record(stream)
+    t.say("b", "recorded")
+    t.hear()
+    answer.wait(stream)
+    t.tensors.finish(stream)
+    t.need(tensor.values() == [0x0202020202020202] * N, "the answer came too early")
+    event.wait_host()
+    t.need(event.done(), "done, and says no")
+    t.say("b")
+    t.hear()
+
+
+def c59_b(t):
+    event, answer = Event(t.hear()), Event()
+    t.say("a", answer.handle())
+    stream = t.tensors.stream()
+    t.hear()
+    region, view = t.take("x", ACCESS_WRITE)
+    event.wait(stream)
+    t.tensors.set_on(stream, view, 2)
+    answer.record(stream)
+    t.say("a")
+    t.hear()
+    event.close()
+    t.say("a")
+
+
+def c62_a(t):
+    if t.tensors.devices < 2:
+        raise Skip("one device only")
+    event = Event()
+    before = event.handle()
+    event.record(t.tensors.stream())
+    t.need(event.handle() == before, "the handle changed with the record")
+
+
+def c63_a(t):
+    tensor = t.tensors.make([1], in_region=True)
+    region, offset = t.session.of_torch(tensor.pointer)
+    t.say("b", region.publish(tensors=[("empty", offset, 0, 64), ("x", offset, 1, 64)]))
+    t.hear()
+
+
+def c63_b(t):
+    region = t.session.take(t.hear())
+    managed = region.dlpack("empty")
+    t.need(managed.contents.tensor.dimensions == 1 and managed.contents.tensor.shape[0] == 0, "the shape is lost")
+    end_of(managed)
+    t.say("a")
+
+
+def c64_a(t):
+    raise Skip("is_shared is a method of torch's own, which the Python package answers")
+
+
+def c65_a(t):
+    """The consumer is killed with the tensor: lent memory comes back."""
+    tensor, freed = t.tensors.make(t.count_up()), []
+    lease = t.session.lend(tensor.pointer, 8 * N, lambda: freed.append(True), [("x", 0, N, 64)])
+    t.say("b", lease.id())
+    t.hear()
+    lease.retire()
+    t.until(lambda: t.session.dispatch()[0] or freed, "the dead consumer's hold was never dropped")
+
+
+def c65_b(t):
+    held = t.take(t.hear())
+    t.say("a")
+    t.die()
+    del held
+
+
+def c66_a(t):
+    """66 and 67: the producer is killed, the consumer goes on and hands the tensor to a third."""
+    tensor, region = t.publish(t.count_up(66), "x")
+    t.say("b")
+    t.hear()
+    t.die()
+
+
+def c66_b(t):
+    t.hear()
+    region, view = t.take("x")
+    t.say("a")
+    t.need(t.hear() == "killed", "a word of the dead")
+    t.need(view.values() == t.count_up(66), "the data went with their producer")
+    t.say("c", region.ticket())
+    t.hear()
+
+
+def c66_c(t):
+    region, view = t.take(t.hear())
+    t.need(view.values() == t.count_up(66), "the third reads something else")
+    t.say("b")
+
+
+def c68_a(t):
+    tensor, region = t.publish(t.count_up())
+    region.ticket(200_000_000)
+    what = region.id()
+    region.release()
+
+    def gone():
+        try:
+            t.session.take(what).release()
+        except Failure:
+            return True
+        return False
+
+    t.until(gone, "a message that nobody reads holds the region")
+
+
+def c69_a(t):
+    tensor, region = t.publish(t.count_up(69), "x")
+    again, view = t.take("x")
+    t.need(view.values() == t.count_up(69), "what a process sent itself is something else")
+
+
+CASES = {
+    "T20": ("a tensor born in a region, read and written in another process", t20_a, t20_b),
+    "T21": ("a default tensor, lent; its memory comes back with the other's release", t21_a, t21_b),
+    "T22": ("an expandable segment of torch, adopted", t22_a, foreign_b),
+    "T23": ("a JAX array", t23_a, foreign_b),
+    "T24": ("a CuPy array", t24_a, foreign_b),
+    "T25": ("B shares on to C, A has ended", t25_a, t25_b, t25_c),
+    "T26": ("20,000 tensors in one region", t26_a, t26_b),
+    "P3,P4": ("publish, and open to a usable pointer, by size", p4_a, p4_b),
+    "51": ("a child writes through what it was sent", c51_a, c51_b),
+    "52": ("five tensors, sent and dropped", c52_a, c52_b),
+    "53": ("100 rounds between two", lambda t: c53_side(t, "b", True), lambda t: c53_side(t, "a", False)),
+    "54": ("100,000 tensors through three processes", c54_a, c54_b, c54_c),
+    "55": ("two devices", c55_a),
+    "56": ("a forked child", c56_a),
+    "57": ("57 and 58: parts of one block", c57_a, c57_b),
+    "59": ("59 to 61: events of both sides", c59_a, c59_b),
+    "62": ("an event's handle before and after its record", c62_a),
+    "63": ("an empty tensor", c63_a, c63_b),
+    "64": ("is_shared", c64_a),
+    "65": ("a killed consumer", c65_a, c65_b),
+    "66": ("66 and 67: a killed producer, and handing on", c66_a, c66_b, c66_c),
+    "68": ("a message that is never read", c68_a),
+    "69": ("to itself", c69_a),
+}
+
+ABOUT_TORCH = {"T20", "T21", "T22", "64"}
+
+
+# ---------------------------------------------------------------------------------------------- the runner
+
+
+def be_actor(case, role, token):
+    try:
+        try:
+            talk = Talk(token)
+        except ImportError as missing:
+            raise Skip(str(missing)) from None
+        CASES[case][1 + "abc".index(role)](talk)
+    except Skip as why:
+        print(json.dumps({"skip": str(why)}), flush=True)
+    except (AssertionError, Failure) as why:
+        print(json.dumps({"fail": f"{role}: {why}"}), flush=True)
+    sys.stdout.flush()
+    os._exit(0)  # as a process ends that cleans nothing up
+
+
+def run_case(case):
+    token = RUNNER.make_group()
+    environment = dict(os.environ)
+    if case == "T22":
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    actors, waiting, facts = {}, {}, {}
+    verdict, reason = "pass", ""
+    for role in "abc"[: len(CASES[case]) - 1]:
+        command = [sys.executable, "-B", __file__, "--actor", case, role, token]
+        actors[role] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+                                        bufsize=0)  # fmt: skip
+        waiting[role] = b""
+
+    def tell(role, value):
+        try:
+            actors[role].stdin.write(json.dumps(value).encode() + b"\n")
+        except (BrokenPipeError, ValueError):
+            pass  # it ended with a reason of its own
+
+    start = time.monotonic()
+    living = set(actors)
+    while living and verdict == "pass":
+        left = LIMIT_S - (time.monotonic() - start)
+        if left <= 0:
+            verdict, reason = "fail", f"not done after {LIMIT_S} s; still there: {' '.join(sorted(living))}"
+            break
+        by_pipe = {actors[role].stdout: role for role in living}
+        for pipe in select.select(list(by_pipe), [], [], left)[0]:
+            role, part = by_pipe[pipe], os.read(pipe.fileno(), 65536)
+            if not part:
+                living.discard(role)
+                status = actors[role].wait()
+                if status not in (0, -signal.SIGKILL) and verdict == "pass":
+                    verdict, reason = "fail", f"{role} ended with status {status}"
+                continue
+            waiting[role] += part
+            while b"\n" in waiting[role]:
+                line, waiting[role] = waiting[role].split(b"\n", 1)
+                words = json.loads(line)
+                if "to" in words:
+                    tell(words["to"], words["value"])
+                elif "fact" in words:
+                    facts[words["fact"]] = words["value"]
+                elif "kill" in words:
+                    actors[role].kill()
+                    actors[role].wait()
+                    for other in living - {role}:
+                        if case == "66" and other == "b":
+                            tell(other, "killed")
+                elif "skip" in words:
+                    verdict, reason = "skip", words["skip"]
+                else:
+                    verdict, reason = "fail", words["fail"]
+    for actor in actors.values():
+        actor.kill()
+        actor.wait()
+        actor.stdin.close()
+        actor.stdout.close()
+    return {"name": case, "question": CASES[case][0], "verdict": verdict, "reason": reason, "facts": facts,
+            "seconds": round(time.monotonic() - start, 2)}  # fmt: skip
+
+
+def start_broker(program, folder, fake):
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    command = [program, "--private", "--directory", folder, "--ready-fd", str(writing), "--idle-exit", "forever"]
+    if fake:
+        command += ["--seam", f"gpu={folder}/nodes"]
+    log = open(os.path.join(folder, "broker.log"), "wb")
+    broker = subprocess.Popen(command, pass_fds=[writing], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    os.close(writing)
+    if os.read(reading, 1) != b"\n":
+        sys.exit(f"the broker did not start: {open(os.path.join(folder, 'broker.log')).read()[-600:]}")
+    os.close(reading)
+    return broker
+
+
+def main():
+    if sys.argv[1:2] == ["--actor"]:
+        be_actor(*sys.argv[2:5])
+    parser = argparse.ArgumentParser()
+    for name in ("library", "broker", "fake", "json", "only"):
+        parser.add_argument("--" + name, required=name in ("library", "broker"))
+    asked = parser.parse_args()
+    no_torch = ""
+    if asked.fake:
+        os.environ.update(LD_LIBRARY_PATH=asked.fake, REGIONS_FAKE="1", REGIONS_PLAIN="1", FAKECUDA_CARD=f"r{os.getpid()}")
+        print("ON THE FAKE DRIVER: nothing below says anything about a GPU or about NVIDIA's driver\n", flush=True)
+    else:
+        found = subprocess.run([sys.executable, "-c", "import torch; assert torch.cuda.is_available(), 'it sees no GPU'"],
+                               capture_output=True, text=True)  # fmt: skip
+        if found.returncode != 0:
+            no_torch = (found.stderr.strip().splitlines() or ["python ended without a word"])[-1]
+            os.environ["REGIONS_PLAIN"] = "1"
+            print(f"no torch with a GPU ({no_torch}): plain driver memory stands for its tensors\n", flush=True)
+    os.environ["REGIONS_LIBRARY"] = os.path.abspath(asked.library)
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        nodes = os.path.join(folder, "nodes")
+        os.mkdir(nodes)
+        if asked.fake:
+            os.environ["FAKECUDA_NODES"] = nodes
+        os.environ["REGIONS_SOCKET"] = os.path.join(folder, "socket")
+        broker = start_broker(os.path.abspath(asked.broker), folder, asked.fake)
+        try:
+            run_all(asked, results, no_torch)
+        finally:
+            broker.terminate()
+            broker.wait()
+    return 1 if any(one["verdict"] == "fail" for one in results) else 0
+
+
+def run_all(asked, results, no_torch):
+    global RUNNER
+    RUNNER = Session()
+    for case in CASES:
+        if asked.only and not set(case.split(",")) & set(asked.only.split(",")):
+            continue
+        if no_torch and case in ABOUT_TORCH:
+            results.append({"name": case, "question": CASES[case][0], "verdict": "skip", "reason": no_torch, "facts": {},
+                            "seconds": 0.0})  # fmt: skip
+        else:
+            results.append(run_case(case))
+        one = results[-1]
+        print(f"{one['name']:<6} {one['verdict']:<5} {one['seconds']:6.1f}  {one['question']}  {one['reason']}",
+              flush=True)  # fmt: skip
+        for key, value in one["facts"].items():
+            print(f"         {key}: {value}", flush=True)
+        if asked.json:
+            with open(asked.json, "w") as file:
+                json.dump({"tests": results}, file, indent=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
