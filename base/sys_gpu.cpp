@@ -23,7 +23,7 @@ using fault::Call;
 
 namespace {
 
-constexpr unsigned kMajor = 195, kControlMinor = 255;  // of Documentation/admin-guide/devices.txt
+constexpr unsigned kMajor = 195, kModesetMinor = 254, kControlMinor = 255;  // of Documentation/admin-guide/devices.txt
 
 #ifdef SHMB_TEST_SEAM
 GpuFile fake_file(int fd) {
@@ -99,6 +99,7 @@ Sys<GpuFile> gpu_file(int fd) {
   if (!asked) return std::unexpected(asked.error());
   if ((facts.stx_mode & S_IFMT) != S_IFCHR || facts.stx_rdev_major != kMajor) return GpuFile{};
   if (facts.stx_rdev_minor == kControlMinor) return GpuFile{GpuKind::control};
+  if (facts.stx_rdev_minor >= kModesetMinor) return GpuFile{};
   return GpuFile{GpuKind::node, facts.stx_rdev_minor};
 }
 
@@ -125,7 +126,7 @@ Sys<GpuInformation> gpu_information(std::string_view pci) {
   GpuInformation out;
   const std::string_view minor = line_of(*text, "Device Minor:");
   auto [end, failure] = std::from_chars(minor.data(), minor.data() + minor.size(), out.minor);
-  if (failure != std::errc() || out.minor >= kControlMinor || !read_uuid(line_of(*text, "GPU UUID:"), out.uuid))
+  if (failure != std::errc() || out.minor >= kModesetMinor || !read_uuid(line_of(*text, "GPU UUID:"), out.uuid))
     return sys_error(EPROTO);
   return out;
 }

@@ -133,14 +133,9 @@ shmbw_gpu_publish publish_element(const GpuPublish& region) {
 Result<void> send_more_chunks(Session& session, const GpuPublish& region, GpuPublished& made, Deadline deadline) {
   for (std::size_t first = chunks_at_first(region); first < region.chunks.size(); first += kMaxPublishChunks) {
     const std::size_t count = std::min(kMaxPublishChunks, region.chunks.size() - first);
-    std::vector<int> descriptors;
-    add_chunks(descriptors, std::span(region.chunks).subspan(first, count));
-    const shmbw_gpu_chunks request{made.region, static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(count)};
-    auto reply = ask_plain(session, SHMBW_OP_GPU_CHUNKS, request, {}, descriptors, deadline);
-    if (!reply) return std::unexpected(reply.error());
-    auto fixed = fixed_of<shmbw_gpu_chunks_reply>(*reply);
-    if (!fixed) return std::unexpected(fixed.error());
-    made.state = static_cast<shmbw_gpu_state>(fixed->state);
+    auto state = gpu_add_chunks(session, made.region, first, std::span(region.chunks).subspan(first, count), deadline);
+    if (!state) return std::unexpected(state.error());
+    made.state = *state;
   }
   return {};
 }
@@ -220,20 +215,15 @@ bool take_descriptors(Reply& reply, std::size_t first, std::size_t count, std::v
 
 Result<void> fetch_more_shares(Session& session, GpuOpened& opened, Deadline deadline) {
   while (opened.shares.size() < opened.chunks) {
-    const auto first = static_cast<std::uint32_t>(opened.shares.size());
-    const auto count = static_cast<std::uint32_t>(std::min<std::size_t>(opened.chunks - first, kMaxDescriptors));
-    auto reply = ask_plain(session, SHMBW_OP_GPU_MORE, shmbw_gpu_more{opened.region, first, count}, {}, {}, deadline);
-    if (!reply) return std::unexpected(reply.error());
-    auto fixed = fixed_of<shmbw_gpu_more_reply>(*reply);
-    if (!fixed) return std::unexpected(fixed.error());
-    if (fixed->first != first || fixed->count == 0 || fixed->count > count ||
-        !take_descriptors(*reply, 0, fixed->count, opened.shares))
-      return malformed_answer("GPU_MORE");
+    const std::size_t first = opened.shares.size();
+    auto more = gpu_more(session, opened.region, first, opened.chunks - first, deadline);
+    if (!more) return std::unexpected(more.error());
+    std::ranges::move(*more, std::back_inserter(opened.shares));
   }
   return {};
 }
 
-Result<GpuOpened> take_opened(Session& session, Reply& reply, const shmbw_gpu_open_reply& answer, bool no_fd,
+Result<GpuOpened> take_opened(Session& session, Reply& reply, const shmbw_gpu_open_reply& answer, const GpuWish& wish,
                               Deadline deadline) {
   GpuOpened opened;
   opened.region = answer.region;
@@ -261,7 +251,7 @@ Result<GpuOpened> take_opened(Session& session, Reply& reply, const shmbw_gpu_op
     if (!take_descriptors(reply, answer.manifest_fd, 1, one)) return malformed_answer("GPU_OPEN");
     opened.manifest = std::move(one.front());
   }
-  if (no_fd || opened.kind != SHMBW_GPU_KIND_VMM) return opened;
+  if (wish.no_fd || wish.few || opened.kind != SHMBW_GPU_KIND_VMM) return opened;
   if (auto whole = fetch_more_shares(session, opened, deadline); !whole) return std::unexpected(whole.error());
   return opened;
 }
@@ -299,7 +289,7 @@ Result<std::size_t> open_some(Session& session, std::span<const GpuWish> wishes,
       out[which[i]] = std::unexpected(answers[i].error());
       continue;
     }
-    out[which[i]] = take_opened(session, reply, *answers[i], wishes[which[i]].no_fd, deadline);
+    out[which[i]] = take_opened(session, reply, *answers[i], wishes[which[i]], deadline);
     if (!out[which[i]]) give_back_quietly(session, answers[i]->region, false);
   }
   return next;
@@ -386,6 +376,33 @@ Result<Opened> gpu_open(Session& session, std::span<const GpuWish> wishes, Deadl
     next = *went;
   }
   return out;
+}
+
+Result<shmbw_gpu_state> gpu_add_chunks(Session& session, shmbw_region_ref region, std::size_t first,
+                                       std::span<const GpuChunk> chunks, Deadline deadline) {
+  std::vector<int> descriptors;
+  add_chunks(descriptors, chunks);
+  const shmbw_gpu_chunks request{region, static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(chunks.size())};
+  auto reply = ask_plain(session, SHMBW_OP_GPU_CHUNKS, request, {}, descriptors, deadline);
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_gpu_chunks_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  return static_cast<shmbw_gpu_state>(fixed->state);
+}
+
+Result<std::vector<Fd>> gpu_more(Session& session, shmbw_region_ref region, std::size_t first, std::size_t most,
+                                 Deadline deadline) {
+  const auto from = static_cast<std::uint32_t>(first);
+  const auto count = static_cast<std::uint32_t>(std::min(most, kMaxDescriptors));
+  auto reply = ask_plain(session, SHMBW_OP_GPU_MORE, shmbw_gpu_more{region, from, count}, {}, {}, deadline);
+  if (!reply) return std::unexpected(reply.error());
+  auto fixed = fixed_of<shmbw_gpu_more_reply>(*reply);
+  if (!fixed) return std::unexpected(fixed.error());
+  std::vector<Fd> shares;
+  if (fixed->first != from || fixed->count == 0 || fixed->count > count ||
+      !take_descriptors(*reply, 0, fixed->count, shares))
+    return malformed_answer("GPU_MORE");
+  return shares;
 }
 
 Result<shmbw_gpu_state> gpu_report(Session& session, const GpuReport& report, Deadline deadline) {

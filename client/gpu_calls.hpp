@@ -58,6 +58,10 @@ struct GpuPublished {
 Result<std::vector<Result<GpuPublished>>> gpu_publish(Session& session, std::span<const GpuPublish> regions,
                                                       Deadline deadline);
 
+// The next chunks of a region that was published with fewer than it has, at most 126: its state then.
+Result<shmbw_gpu_state> gpu_add_chunks(Session& session, shmbw_region_ref region, std::size_t first,
+                                       std::span<const GpuChunk> chunks, Deadline deadline);
+
 struct GpuWish {
   shmbw_attach_by by = SHMBW_ATTACH_BY_NAME;
   std::string address;  // by name: "name", "group/name", "uid:group/name"
@@ -65,6 +69,7 @@ struct GpuWish {
   Token ticket;
   std::uint32_t rights = SHMBW_RIGHT_MAP_READ;
   bool manifest = false, no_fd = false;
+  bool few = false;  // only the shares that come with the answer, the others by gpu_more
 };
 struct GpuOpened {
   shmbw_region_ref region{};
@@ -73,13 +78,16 @@ struct GpuOpened {
   shmbw_gpu_kind kind = SHMBW_GPU_KIND_NONE;
   shmbw_gpu_state state = SHMBW_GPU_STATE_NONE;
   std::uint32_t rights = 0, flags = 0, chunks = 0, driver = 0, exporter_pid = 0;
-  std::vector<Fd> shares;  // one for each chunk
+  std::vector<Fd> shares;  // one for each chunk, unless few were wanted
   Fd manifest;             // its file position is shared: pread or mmap
   std::uint64_t manifest_bytes = 0;
   std::uint64_t offset = 0, allocation = 0;  // legacy
   GpuHandle handle{};                        // legacy
 };
 Result<std::vector<Result<GpuOpened>>> gpu_open(Session& session, std::span<const GpuWish> wishes, Deadline deadline);
+// The shares from `first` on, as many of `most` as one packet carries, and one at least.
+Result<std::vector<Fd>> gpu_more(Session& session, shmbw_region_ref region, std::size_t first, std::size_t most,
+                                 Deadline deadline);
 
 struct GpuReport {
   shmbw_region_ref region{};

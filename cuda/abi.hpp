@@ -97,10 +97,11 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
                       kMapFailed = 205, kEccUncorrectable = 214, kPeerUnsupported = 217, kNvlinkUncorrectable = 220,
                       kContained = 226, kOperatingSystem = 304, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600,
                       kIllegalAddress = 700, kLaunchTimeout = 702, kContextDestroyed = 709, kAssert = 710,
-                      kAlreadyRegistered = 712, kNotRegistered = 713, kHardwareStack = 714, kIllegalInstruction = 715,
-                      kMisalignedAddress = 716, kInvalidAddressSpace = 717, kInvalidPc = 718, kLaunchFailed = 719,
-                      kTensorMemoryLeak = 721, kNotPermitted = 800, kNotSupported = 801, kSystemNotReady = 802,
-                      kDriverMismatch = 803, kCompatNotSupported = 804, kMpsFirst = 805, kMpsLast = 810, kUnknown = 999;
+                      kTooManyPeers = 711, kAlreadyRegistered = 712, kNotRegistered = 713, kHardwareStack = 714,
+                      kIllegalInstruction = 715, kMisalignedAddress = 716, kInvalidAddressSpace = 717, kInvalidPc = 718,
+                      kLaunchFailed = 719, kTensorMemoryLeak = 721, kNotPermitted = 800, kNotSupported = 801,
+                      kSystemNotReady = 802, kDriverMismatch = 803, kCompatNotSupported = 804, kMpsFirst = 805,
+                      kMpsLast = 810, kUnknown = 999;
 
 // X(member, symbol, version asked of cuGetProcAddress, name in the library's symbol table, parameters). The version is
 // the one whose ABI stands here: the newest may have another signature under the same name.
@@ -124,6 +125,7 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(context_device, cuCtxGetDevice, 2000, cuCtxGetDevice, (Device*))                                                   \
   X(context_id, cuCtxGetId, 12000, cuCtxGetId, (Context, unsigned long long*))                                         \
   X(context_synchronize, cuCtxSynchronize, 2000, cuCtxSynchronize, ())                                                 \
+  X(mem_info, cuMemGetInfo, 3020, cuMemGetInfo_v2, (std::size_t*, std::size_t*))                                       \
   X(granularity, cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity,                                  \
     (std::size_t*, const AllocationProp*, int))                                                                        \
   X(mem_create, cuMemCreate, 10020, cuMemCreate, (MemHandle*, std::size_t, const AllocationProp*, unsigned long long)) \

@@ -33,7 +33,8 @@ Result<std::vector<Allocation>> create_all(const Driver& driver, const Region::M
     Error shortage;
     for (const std::uint64_t bytes : memory.sizes) {
       auto one = Allocation::create(driver, *memory.device, bytes, rdma);
-      if (!one && one.error().status != Status::out_of_memory) return std::unexpected(one.error());
+      if (!one && one.error().status != Status::out_of_memory)
+        return std::unexpected(driver.looked_after(one.error(), memory.device));
       if (!one) {
         shortage = one.error();
         break;
@@ -142,6 +143,9 @@ Result<Region::Handle> Region::adopt(std::shared_ptr<client::Session> session, A
       memory.device = *device;
       memory.rdma = true;
     }
+    if (made->location.type != kDeviceLocation || made->location.id != memory.device->device)
+      return error(Status::not_exportable,
+                   object + " lies on more than one device: adopt what is on each of them as a region of its own");
     memory.rdma = memory.rdma && made->flags.gpu_direct_rdma_capable != 0;
     found.push_back(std::move(*one));
     memory.sizes.push_back(bytes);

@@ -56,6 +56,7 @@ client::GpuWish wish_for(const ImportSpec& spec) {
   wish.rights = SHMBW_RIGHT_MAP_READ | (spec.access == Access::read_write ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U) |
                 (spec.share ? unsigned{SHMBW_RIGHT_SHARE} : 0U);
   wish.manifest = true;
+  wish.few = true;
   return wish;
 }
 
@@ -183,7 +184,7 @@ int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* op
     if (!known) return std::unexpected(known.error());
     auto spec = publish_spec(options);
     if (!spec) return std::unexpected(spec.error());
-    const std::int64_t timeout = options == nullptr ? 0 : options->timeout_ns;
+    const std::int64_t timeout = read_options(options)->timeout_ns;  // which publish_spec has found good
     return std::move(cuda::Region::publish({&*known, 1}, {&*spec, 1}, client::Deadline::after(timeout)).front());
   });
 }

@@ -24,8 +24,7 @@ void take_back(DLManagedTensorVersioned* self) {
 Result<DLManagedTensorVersioned*> to_dlpack(const Region::Handle& region, const Tensor& tensor) {
   if (auto fine = fits(tensor, region->memory().length); !fine) return std::unexpected(fine.error());
   auto handed = std::make_unique<Handed>();
-  region->pin_mapping();  // before the look at the address: a region that sleeps from now on is refused that
-  const Address pointer = region->pointer();
+  const Address pointer = region->pin_mapping();
   if (pointer == 0) {
     region->unpin_mapping();
     return error(Status::invalid, region->called() + " is asleep: wake it first");

@@ -85,12 +85,19 @@ Meaning meaning(Code code) {
       return {Status::forked_child, "the driver is not initialised in this process: was it forked?"};
     case kStubLibrary:
       return {Status::stub_driver, "the toolkit's stub was loaded: take its folder out of the library path"};
+    // None of these four says that memory is gone.
     case kDeviceUnavailable:
+      return {Status::not_permitted,
+              "another process has the device for itself, or its compute mode forbids it: look at the compute mode in "
+              "nvidia-smi -q"};
     case kSystemNotReady:
-    case kUnknown:
-      return {Status::device_lost, "look at the kernel log (Xid) and at nvidia-smi"};
+      return {Status::driver_failed, "the system is not ready yet: look at nvidia-fabricmanager, then try again"};
     case kDriverMismatch:
-      return {Status::device_lost, "the driver library and the kernel module differ in version: reload the module"};
+      return {Status::driver_failed,
+              "the driver library and the kernel module differ in version: reload the module, or give the container "
+              "the host's library"};
+    case kUnknown:
+      return {Status::driver_failed, "look at the kernel log (Xid) and at nvidia-smi"};
     case kCompatNotSupported:
       return {Status::driver_too_old, "the kernel module does not support this driver library"};
     case kNoDevice:
@@ -314,6 +321,27 @@ Result<void> Driver::need(Feature feature) const {
 
 bool Driver::has(Feature feature) const { return need(feature).has_value(); }
 
+Code Driver::lost(const DeviceInfo& device) const {
+  Context context = nullptr;
+  Code code = calls_.primary_retain(&context, device.device);
+  if (code != kSuccess) return code == kUnknown ? code : kSuccess;
+  code = calls_.context_push(context);
+  if (code == kSuccess) {
+    std::size_t free = 0, total = 0;
+    code = calls_.mem_info(&free, &total);
+    (void)calls_.context_pop(&context);
+  }
+  calls_.primary_release(device.device);
+  return code == kUnknown ? code : kSuccess;
+}
+
+Error Driver::looked_after(Error failure, const DeviceInfo* device) const {
+  if (failure.status != Status::driver_failed || device == nullptr || lost(*device) == kSuccess) return failure;
+  failure.status = Status::device_lost;
+  failure.sentence += "; the device " + device->uuid_text() + " answers nothing any more";
+  return failure;
+}
+
 std::string Driver::code_text(Code code) const {
   const char* name = nullptr;
   if (calls_.error_name != nullptr) calls_.error_name(code, &name);
@@ -346,6 +374,25 @@ Error Driver::import_failure(Code code, std::string_view object, const DeviceInf
   else if (code == kNotSupported || code == kInvalidDevice)
     says(Status::device_not_visible,
          "this process does not see the GPU that it lies on: add it to CUDA_VISIBLE_DEVICES or the container");
+  return failed;
+}
+
+Error Driver::open_failure(Code code, std::string_view object) const {
+  Error failed = failure(code, "cuIpcOpenMemHandle", object);
+  const auto says = [&](Status status, const char* advice) {
+    failed.status = status;
+    failed.sentence = "cuIpcOpenMemHandle for " + std::string(object) + " gives " + code_text(code) + ": " + advice;
+  };
+  if (code == kInvalidContext || code == kInvalidDevice)
+    says(Status::device_not_visible,
+         "the driver needs its owner's device and process to be visible here; in containers, share the pid namespace, "
+         "or publish a region of shmb_gpu_allocate");
+  else if (code == kInvalidValue || code == kInvalidHandle || code == kOperatingSystem)
+    says(Status::producer_dead, "there is no memory behind its handle any more: its owner has ended, or has freed it");
+  else if (code == kMapFailed || code == kPeerUnsupported || code == kTooManyPeers)
+    says(Status::not_supported,
+         "the device cannot map memory of its owner's device, or has too many peers already: import it for the owner's "
+         "device, or copy");
   return failed;
 }
 

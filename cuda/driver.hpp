@@ -54,14 +54,20 @@ class Driver {
   Error failure(Code code, std::string_view call, std::string_view object) const;
   // As failure(), for importing a descriptor and for mapping what it led to: there the same codes say more.
   Error import_failure(Code code, std::string_view object, const DeviceInfo& device) const;
+  Error open_failure(Code code, std::string_view object) const;  // of lent memory
   Error map_failure(Code code, std::string_view object, std::size_t bytes) const;
   std::string code_text(Code code) const;  // "700 CUDA_ERROR_ILLEGAL_ADDRESS"
+
+  // What a failure without a code of ours may come from is asked of the device: device_lost where it answers nothing
+  // that it would refuse to nobody. One strange answer alone proves no loss. Null: not visible, as it was.
+  Error looked_after(Error failure, const DeviceInfo* device) const;
 
   static bool poisons(Code code);  // a sticky error: the context is of no further use
   static Code poisoned();          // the first such code seen in this process, or 0
 
  private:
   static Result<const Driver*> load_first();
+  Code lost(const DeviceInfo& device) const;  // what it answered, or 0
   Result<void> resolve(void* library);
   Result<void> look_at_devices();
 

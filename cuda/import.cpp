@@ -40,7 +40,7 @@ Result<Region::Memory> memory_of(const Driver& driver, const client::GpuOpened& 
     return nonsense();
   if (memory.kind == Kind::lent) return memory;
   const std::uint64_t chunk = opened.chunk_bytes != 0 ? opened.chunk_bytes : memory.bytes;
-  if ((memory.bytes - 1) / chunk + 1 != opened.shares.size()) return nonsense();
+  if ((memory.bytes - 1) / chunk + 1 != opened.chunks) return nonsense();
   for (std::uint64_t left = memory.bytes; left != 0; left -= memory.sizes.back())
     memory.sizes.push_back(std::min(left, chunk));
   return memory;
@@ -73,10 +73,29 @@ Result<std::vector<Device>> devices_for(const Driver& driver, const ImportSpec& 
 
 }  // namespace
 
+Result<std::vector<Allocation>> import_all(client::Session& session, const Driver& driver, const DeviceInfo& here,
+                                           client::GpuOpened& opened, const std::string& object, Code& code,
+                                           client::Deadline deadline) {
+  std::vector<Allocation> found;
+  for (;;) {
+    for (Fd& share : opened.shares) {
+      auto one = Allocation::import(driver, share.get(), here, object, code);
+      share.reset();
+      if (!one) return std::unexpected(one.error());
+      found.push_back(std::move(*one));
+    }
+    if (found.size() >= opened.chunks) return found;
+    auto more = client::gpu_more(session, opened.region, found.size(), opened.chunks - found.size(), deadline);
+    if (!more) return std::unexpected(more.error());
+    opened.shares = std::move(*more);
+  }
+}
+
 class Import {
  public:
-  Import(const std::shared_ptr<client::Session>& session, const Driver& driver, const ImportSpec& spec)
-      : session_(session), driver_(driver), spec_(spec) {}
+  Import(const std::shared_ptr<client::Session>& session, const Driver& driver, const ImportSpec& spec,
+         client::Deadline deadline)
+      : session_(session), driver_(driver), spec_(spec), deadline_(deadline) {}
 
   // The reference that `opened` stands for is the handle's, or given back.
   Result<Region::Handle> finish(client::GpuOpened& opened, std::vector<client::GpuReport>& reports) {
@@ -98,12 +117,9 @@ class Import {
     if (failure.status == Status::device_not_visible)
       failure.sentence +=
           "; it lies on " + sys::gpu_uuid_text(opened.uuid, (opened.flags & SHMBW_GPU_PUBLISH_MIG) != 0);
-    if (failure.status == Status::device_lost) {
-      report.region = {};
-      report.what = SHMBW_GPU_FINDING_DEVICE_LOST;
-      report.uuid = opened.uuid;
-      reports.push_back(report);
-    }
+    // The device that has the memory: the one that it was mapped for may have a trouble of its own.
+    failure = driver_.looked_after(std::move(failure), device_);
+    if (failure.status == Status::device_lost) reports.push_back(lost_report(opened.uuid));
     left_ = !owned_;
     return std::unexpected(std::move(failure));
   }
@@ -114,6 +130,7 @@ class Import {
     const std::string object = called_ref(opened.region);
     auto memory = memory_of(driver_, opened);
     if (!memory) return std::unexpected(memory.error());
+    device_ = memory->device;
     Manifest manifest;
     if (opened.manifest_bytes != 0) {
       auto bytes = read_manifest(opened.manifest.get(), opened.manifest_bytes);
@@ -145,17 +162,12 @@ class Import {
     if (!devices) return std::unexpected(devices.error());
     region.devices_ = std::move(*devices);
     const DeviceInfo& here = **driver_.at(region.devices_.front());
-    std::vector<Allocation> found;
-    for (Fd& share : opened.shares) {
-      auto one = Allocation::import(driver_, share.get(), here, object, code_);
-      share.reset();
-      if (!one) return std::unexpected(one.error());
-      found.push_back(std::move(*one));
-    }
+    auto found = import_all(*session_, driver_, here, opened, object, code_, deadline_);
+    if (!found) return std::unexpected(found.error());
     // Where it is used there is a context, or will be.
     auto scope = region.enter();
     if (!scope) return std::unexpected(scope.error());
-    auto done = region.map(found, spec_.at);
+    auto done = region.map(*found, spec_.at);
     if (!done && done.error().status == Status::too_small) code_ = kInvalidValue;
     if (done) done = region.set_access(spec_.access);
     return done;
@@ -179,24 +191,15 @@ class Import {
     auto devices = devices_for(driver_, spec_, region.memory_, object);
     if (!devices) return std::unexpected(devices.error());
     region.devices_ = std::move(*devices);
-    const DeviceInfo& here = **driver_.at(region.devices_.front());
-    auto scope = region.enter();
+    // One context of a process may open it, and it is closed where it was opened: the primary one, which stays.
+    auto scope = region.hold_.emplace(driver_, region.devices_.front()).enter_primary();
     if (!scope) return std::unexpected(scope.error());
     IpcHandle handle;
     static_assert(sizeof handle.reserved == sizeof opened.handle);
     std::memcpy(handle.reserved, opened.handle.data(), sizeof handle.reserved);
     Address base = 0;
     code_ = driver_->ipc_open_memory(&base, handle, kLazyPeer);
-    if (code_ == kInvalidContext || code_ == kInvalidDevice)
-      return error(Status::device_not_visible,
-                   "cuIpcOpenMemHandle for " + object + " gives " + driver_.code_text(code_) +
-                       ": the driver needs its owner's device and process to be visible here; in containers, share the "
-                       "pid namespace, or publish a region of shmb_gpu_allocate");
-    if (code_ != kSuccess) return std::unexpected(driver_.import_failure(code_, object, here));
-    if (const Code code = driver_->context_get(&region.opened_in_); code != kSuccess) {
-      driver_->ipc_close_memory(base);
-      return std::unexpected(driver_.failure(code, "cuCtxGetCurrent", object));
-    }
+    if (code_ != kSuccess) return std::unexpected(driver_.open_failure(code_, object));
     region.opened_ = base;
     region.pointer_.store(base + region.memory_.offset, std::memory_order_release);
     return {};
@@ -205,8 +208,10 @@ class Import {
   const std::shared_ptr<client::Session>& session_;
   const Driver& driver_;
   const ImportSpec& spec_;
+  const client::Deadline deadline_;
   Code code_ = 0;
-  Region::Handle failed_;  // its destruction gives the reference back: after the broker was told
+  const DeviceInfo* device_ = nullptr;  // that has the memory
+  Region::Handle failed_;               // its destruction gives the reference back: after the broker was told
   bool owned_ = false, left_ = false;
 };
 
@@ -221,6 +226,7 @@ std::vector<Result<Region::Handle>> Region::import(const std::shared_ptr<client:
     return results;
   }
   const Driver& driver = **loaded;
+  const Notices::Opening opening(Notices::of(session));
   std::vector<client::GpuReport> reports;
   const auto send_reports = [&] {
     if (!reports.empty()) (void)client::gpu_report_later(*session, reports, deadline);
@@ -240,7 +246,7 @@ std::vector<Result<Region::Handle>> Region::import(const std::shared_ptr<client:
         result = std::unexpected(one.error());
         continue;
       }
-      Import import(session, driver, specs[first + i]);
+      Import import(session, driver, specs[first + i], deadline);
       result = import.finish(*one, reports);
       // Told before the reference goes: with the last one the region may be gone.
       if (!result) send_reports();

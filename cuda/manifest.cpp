@@ -116,13 +116,17 @@ Result<void> fits(const Tensor& tensor, std::uint64_t length) {
   if (tensor.offset > length)
     return bad(tensor,
                "begins at " + std::to_string(tensor.offset) + ", behind the region's end at " + std::to_string(length));
-  std::uint64_t elements = 1, last = 0;
+  std::uint64_t elements = 1, last = 0, rows = 1;
   for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
     if (tensor.shape[i] < 0) return bad(tensor, "has a dimension below 0");
     if (!tensor.strides.empty() && tensor.strides[i] < 0)
       return bad(tensor, "has a stride below 0: begin at the element with the lowest address");
     elements = times(elements, static_cast<std::uint64_t>(tensor.shape[i]));
+    rows = times(rows, static_cast<std::uint64_t>(std::max<std::int64_t>(tensor.shape[i], 1)));
   }
+  // Also where an extent of 0 leaves no element: the strides are products of the others.
+  if (rows > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
+    return bad(tensor, "has a shape beyond all memory");
   if (std::ranges::find(tensor.shape, 0) != tensor.shape.end()) return {};  // no element, nowhere
   if (tensor.strides.empty()) {
     last = elements == kNoMore ? kNoMore : elements - 1;

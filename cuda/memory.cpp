@@ -115,20 +115,27 @@ Result<void> AddressRange::set_access(std::span<const Device> devices, int acces
 }
 
 // Each call takes exactly what one cuMemMap has mapped.
-void AddressRange::unmap() noexcept {
+Code AddressRange::unmap() noexcept {
+  Code first = kSuccess;
+  std::size_t refused = 0;
   if (driver_ != nullptr && Driver::loaded() != nullptr) {
     Address next = address_;
     for (const std::uint64_t bytes : mapped_) {
-      (*driver_)->mem_unmap(next, bytes);
+      const Code code = (*driver_)->mem_unmap(next, bytes);
+      if (code != kSuccess && refused++ == 0) first = code;
       next += bytes;
     }
   }
+  if (refused != 0 && refused == mapped_.size()) return first;  // all is as it was
+  stuck_ = stuck_ || refused != 0;
   mapped_.clear();
+  return first;
 }
 
 void AddressRange::reset() noexcept {
-  unmap();
-  if (driver_ != nullptr && Driver::loaded() != nullptr) (*driver_)->address_free(address_, bytes_);
+  if (unmap() != kSuccess) stuck_ = true;
+  if (driver_ != nullptr && !stuck_ && Driver::loaded() != nullptr) (*driver_)->address_free(address_, bytes_);
+  mapped_.clear();
   driver_ = nullptr;
   address_ = 0;
   bytes_ = 0;

@@ -78,8 +78,11 @@ class AddressRange {
   Result<void> map(std::span<const Allocation> allocations, std::span<const std::uint64_t> sizes,
                    const std::string& object);
   Result<void> set_access(std::span<const Device> devices, int access, const std::string& object);
-  void unmap() noexcept;
+  // The driver's first refusal, or 0. What it has not unmapped stays mapped, and its addresses stay taken, until the
+  // process ends.
+  Code unmap() noexcept;
   void reset() noexcept;
+  bool stuck() const { return stuck_; }  // an unmapping was refused
 
  private:
   void take(AddressRange& other) noexcept {
@@ -87,11 +90,13 @@ class AddressRange {
     address_ = std::exchange(other.address_, 0);
     bytes_ = std::exchange(other.bytes_, 0);
     mapped_ = std::exchange(other.mapped_, {});
+    stuck_ = std::exchange(other.stuck_, false);
   }
   const Driver* driver_ = nullptr;
   Address address_ = 0;
   std::uint64_t bytes_ = 0;
   std::vector<std::uint64_t> mapped_;
+  bool stuck_ = false;
 };
 
 }  // namespace shmb::cuda

@@ -86,10 +86,10 @@ Notices::Done Notices::take() {
       std::lock_guard lock(mutex_);
       lost = std::exchange(events_lost_, false) || lost;
     }
-    if (lost && !session->lost() && !look_again(*session)) {
-      std::lock_guard lock(mutex_);
-      events_lost_ = true;
-    }
+    const bool looked = !lost || session->lost() || look_again(*session);
+    std::lock_guard lock(mutex_);
+    // What is on its way in was not looked at.
+    if (!looked || (lost && openings_ != 0)) events_lost_ = true;
   }
   if (session != nullptr && !session->lost()) {
     std::vector<std::shared_ptr<Lent>> unanswered;
@@ -142,6 +142,7 @@ void Notices::take_event(const client::GpuEvent& event) {
     std::erase_if(regions_, [](const auto& region) { return region.expired(); });
     for (const auto& weak : regions_)
       if (auto region = weak.lock(); region != nullptr) known.push_back(std::move(region));
+    if (openings_ != 0) early_.push_back(event);
   }
   for (const auto& region : known)
     if (same_ref(region->ref(), event.region)) region->note_state(state_of(event.state), event.code);
@@ -202,8 +203,19 @@ Result<void> Notices::pin_device(const DeviceInfo& device, client::Deadline dead
   return {};
 }
 
+Notices::Opening::Opening(const std::shared_ptr<Notices>& notices) : notices_(notices) {
+  std::lock_guard lock(notices_->mutex_);
+  ++notices_->openings_;
+}
+Notices::Opening::~Opening() {
+  std::lock_guard lock(notices_->mutex_);
+  if (--notices_->openings_ == 0) notices_->early_.clear();
+}
+
 void Notices::enter(const std::shared_ptr<Region>& region) {
   std::lock_guard lock(mutex_);
+  for (const client::GpuEvent& event : early_)
+    if (same_ref(region->ref(), event.region)) region->note_state(state_of(event.state), event.code);
   std::erase_if(regions_, [](const auto& known) { return known.expired(); });
   regions_.push_back(region);
 }
@@ -229,9 +241,15 @@ std::shared_ptr<Lent> Notices::find_lent(shmbw_region_ref ref) {
 }
 
 void Notices::give_back(const std::shared_ptr<Lent>& lent) {
-  const auto owner = of(lent->session);
-  std::lock_guard lock(owner->mutex_);
-  --lent->users;
+  // Nothing is allocated here: a destructor asks.
+  AllNotices& all = all_notices();
+  std::lock_guard lock(all.mutex);
+  for (const auto& notices : all.sessions) {
+    std::lock_guard inner(notices->mutex_);
+    if (std::ranges::find(notices->lent_, lent) == notices->lent_.end()) continue;
+    --lent->users;
+    return;
+  }
 }
 
 Result<void> Notices::retire(const std::shared_ptr<Lent>& lent, client::Deadline deadline) {

@@ -45,6 +45,18 @@ class Notices {
   // Somebody holds the device open from here on, so that its memory outlives this process.
   Result<void> pin_device(const DeviceInfo& device, client::Deadline deadline);
 
+  // While one lives, what is told of regions that are not entered yet is kept for them: the broker knows of a lease
+  // before we do.
+  class Opening {
+   public:
+    explicit Opening(const std::shared_ptr<Notices>& notices);
+    Opening(const Opening&) = delete;
+    Opening& operator=(const Opening&) = delete;
+    ~Opening();
+
+   private:
+    const std::shared_ptr<Notices> notices_;
+  };
   void enter(const std::shared_ptr<Region>& region);
   void lend(const std::shared_ptr<Lent>& lent);
   // Memory that this process itself lent under that identity, with one more user; null: another process'.
@@ -66,6 +78,8 @@ class Notices {
   std::vector<std::weak_ptr<Region>> regions_;
   std::vector<std::shared_ptr<Lent>> lent_;
   std::vector<Uuid> pinned_;
+  int openings_ = 0;
+  std::vector<client::GpuEvent> early_;
   bool events_lost_ = false;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a region of this process to one of the broker. What others are to read is complete before they hear of it: the
 // device is waited for first, and the own mapping turns read-only before the broker hands anything out. Descriptors are
-// made for one packet at a time, so that 20,000 regions need no more of them than 63 do.
+// made for one packet at a time, so that 20,000 regions, or one of 20,000 chunks, need no more of them than 63 do.
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -27,6 +27,7 @@ class Publication {
   std::size_t chunks() const { return region_.memory_.sizes.size(); }
   const Region& region() const { return region_; }
   const PublishSpec& spec() const { return spec_; }
+  const std::shared_ptr<Notices>& notices() const { return region_.notices_; }
   Result<void> outcome;
 
   Result<void> begin(client::Deadline deadline) {
@@ -48,30 +49,23 @@ class Publication {
     const Device device = region_.memory_.device->device;
     if (spec_.sync.how == Sync::How::device && settled.contains(device)) return {};
     auto waited = wait_for(*region_.driver_, spec_.sync, {&device, 1}, region_.called());
-    if (!waited) region_.report_if_lost(waited.error());
-    else if (spec_.sync.how == Sync::How::device) settled.insert(device);
+    if (!waited) return region_.told(waited.error());
+    if (spec_.sync.how == Sync::How::device) settled.insert(device);
     return waited;
   }
 
   // The descriptors, and no more writing here.
   Result<client::GpuPublish> prepare() {
     const Region::Memory& memory = region_.memory_;
-    std::vector<Allocation> own;
     if (region_.held_.empty()) {
       auto found = region_.allocations();
       if (!found) return std::unexpected(found.error());
-      own = std::move(*found);
+      own_ = std::move(*found);
     }
     client::GpuPublish request;
-    for (const Allocation& one : region_.held_.empty() ? own : region_.held_) {
-      auto keeper = one.share(region_.called());
-      if (!keeper) return std::unexpected(keeper.error());
-      auto share = one.share(region_.called());
-      if (!share) return std::unexpected(share.error());
-      request.chunks.push_back({keeper->get(), share->get()});
-      descriptors_.push_back(std::move(*keeper));
-      descriptors_.push_back(std::move(*share));
-    }
+    auto first = exports(0);
+    if (!first) return std::unexpected(first.error());
+    request.chunks = std::move(*first);
     const auto encoded = manifest_.encode();
     if (!encoded.empty()) {
       auto file = manifest_file(encoded);
@@ -104,31 +98,65 @@ class Publication {
     return request;
   }
 
+  // What the first packet did not take. Until the last of it is there the region has no name, and nobody may open it.
+  Result<void> send_rest(client::Session& session, const client::GpuPublished& made, client::Deadline deadline) {
+    for (std::size_t first = kChunksOfPacket; first < chunks(); first += kChunksOfPacket) {
+      auto next = exports(first);
+      auto state = next ? client::gpu_add_chunks(session, made.region, first, *next, deadline)
+                        : Result<shmbw_gpu_state>(std::unexpected(next.error()));
+      if (state) continue;
+      const client::GpuRelease back{made.region, 1, false};
+      (void)client::gpu_release(session, {&back, 1}, client::Deadline::after(0));
+      return std::unexpected(state.error());
+    }
+    return {};
+  }
+
   void end(const client::GpuPublished& made) {
     region_.ref_ = made.region;
     region_.rights_ = made.rights;
     region_.writer_ = spec_.writing;
     if (!spec_.writing) region_.access_.store(Access::read, std::memory_order_release);
     region_.manifest_ = std::move(manifest_);
-    region_.state_.store(State::ok, std::memory_order_release);
+    region_.note_state(State::ok, 0);
     region_.published_.store(true, std::memory_order_release);
     region_.held_.clear();  // the broker has them
+    own_.clear();
     descriptors_.clear();
     region_.notices_->enter(keep_);
   }
 
   void fail(const Error& why) {
     outcome = std::unexpected(why);
+    own_.clear();
     descriptors_.clear();
     if (closed_) (void)region_.set_access(Access::read_write);
   }
 
  private:
+  // Two for each chunk from `first` on, of as many as go into a packet; those made before are closed.
+  Result<std::vector<client::GpuChunk>> exports(std::size_t first) {
+    descriptors_.clear();
+    const std::vector<Allocation>& all = region_.held_.empty() ? own_ : region_.held_;
+    std::vector<client::GpuChunk> made;
+    for (std::size_t i = first; i < all.size() && i < first + kChunksOfPacket; ++i) {
+      auto keeper = all[i].share(region_.called());
+      if (!keeper) return std::unexpected(keeper.error());
+      auto share = all[i].share(region_.called());
+      if (!share) return std::unexpected(share.error());
+      made.push_back({keeper->get(), share->get()});
+      descriptors_.push_back(std::move(*keeper));
+      descriptors_.push_back(std::move(*share));
+    }
+    return made;
+  }
+
   Region& region_;
   Region::Handle keep_;
   const PublishSpec& spec_;
   std::unique_lock<std::mutex> lock_;
   Manifest manifest_;
+  std::vector<Allocation> own_;  // references for the exports, where the region has none
   std::vector<Fd> descriptors_;
   bool closed_ = false;
 };
@@ -148,10 +176,12 @@ void publish_packet(client::Session& session, std::span<Publication* const> batc
     sent.push_back(one);
   }
   if (sent.empty()) return;
+  const Notices::Opening opening(sent.front()->notices());
   auto made = client::gpu_publish(session, requests, deadline);
   for (std::size_t i = 0; i < sent.size(); ++i) {
     if (!made) sent[i]->fail(made.error());
     else if (!(*made)[i]) sent[i]->fail((*made)[i].error());
+    else if (auto whole = sent[i]->send_rest(session, *(*made)[i], deadline); !whole) sent[i]->fail(whole.error());
     else sent[i]->end(*(*made)[i]);
   }
 }
@@ -190,9 +220,10 @@ std::vector<Result<void>> Region::publish(std::span<const Handle> regions, std::
   }
   for (const auto& one : all) {
     if (!one->outcome) continue;
-    if (chunks + one->chunks() > kChunksOfPacket || batch.size() == kChunksOfPacket / 2) send();
+    const std::size_t first = std::min(one->chunks(), kChunksOfPacket);
+    if (chunks + first > kChunksOfPacket || batch.size() == kChunksOfPacket / 2) send();
     batch.push_back(one.get());
-    chunks += one->chunks();
+    chunks += first;
   }
   send();
   for (std::size_t i = 0; i < all.size(); ++i) results[i] = std::move(all[i]->outcome);

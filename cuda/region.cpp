@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/sys_file.hpp"
 #include "cuda/notices.hpp"
 
 namespace shmb::cuda {
@@ -21,18 +22,27 @@ Device current_device(const Driver& driver) {
 }
 
 Result<void> settle(const Driver& driver, std::span<const Device> devices, const std::string& object) {
+  Result<void> first;
+  const auto note = [&](Error failure) {
+    if (first) first = std::unexpected(std::move(failure));
+  };
+  const auto synchronize = [&] {
+    const Code code = driver->context_synchronize();
+    // What was in a context that is no more has ended with it.
+    if (code != kSuccess && code != kContextDestroyed) note(driver.failure(code, "cuCtxSynchronize", object));
+  };
   for (const Device device : devices) {
     unsigned flags = 0;
     int active = 0;
-    const bool here = current_device(driver) == device;
-    if (!here && (driver->primary_state(device, &flags, &active) != kSuccess || active == 0)) continue;
+    Context current = nullptr, primary = nullptr;
+    if (current_device(driver) == device && driver->context_get(&current) == kSuccess) synchronize();
+    if (driver->primary_state(device, &flags, &active) != kSuccess || active == 0) continue;
     ContextHold hold(driver, device);
-    auto scope = hold.enter();
-    if (!scope) return std::unexpected(scope.error());
-    if (const Code code = driver->context_synchronize(); code != kSuccess)
-      return std::unexpected(driver.failure(code, "cuCtxSynchronize", object));
+    auto scope = hold.enter_primary();
+    if (!scope) note(scope.error());
+    else if (driver->context_get(&primary) != kSuccess || primary != current) synchronize();
   }
-  return {};
+  return first;
 }
 
 Result<void> wait_for(const Driver& driver, const Sync& sync, std::span<const Device> devices,
@@ -55,13 +65,10 @@ Region::Region(const Driver& driver, Memory memory, std::shared_ptr<client::Sess
 
 Region::~Region() {
   if (Driver::loaded() == nullptr) return;  // a forked child: all of it is the parent's
-  unmap();
-  if (lent_ != nullptr) {
-    notices_->give_back(lent_);
-  } else if (published() && !session_->lost()) {
-    const client::GpuRelease back{ref_, 1, false};
-    (void)client::gpu_release(*session_, {&back, 1}, client::Deadline::after(0));
-  }
+  // What is mapped still the broker counts still: until this process ends.
+  if (!unmap()) return;
+  if (lent_ != nullptr) notices_->give_back(lent_);
+  else if (published() && !session_->lost()) (void)client::post_release(*session_, ref_, 0);
 }
 
 std::string Region::called() const {
@@ -115,36 +122,77 @@ Result<std::vector<Allocation>> Region::allocations() const {
 }
 
 // Unmapping does not wait for kernels under way by itself.
-void Region::unmap() noexcept {
-  if (pointer() == 0) return;
+bool Region::unmap() noexcept {
+  bool gone = true;
   try {
-    (void)settle(*driver_, devices_, called());
-    if (opened_ != 0) {
-      const Calls& calls = driver_->calls();
-      if (calls.context_push(opened_in_) == kSuccess) {  // else the context is gone, and the mapping with it
-        calls.ipc_close_memory(opened_);
-        (void)calls.context_pop(&opened_in_);
-      }
-      opened_ = 0;
-    }
+    if (pointer() != 0) (void)settle(*driver_, devices_, called());
   } catch (const std::bad_alloc&) {  // of sentences: the mapping goes all the same
+  }
+  if (opened_ != 0) {
+    try {
+      auto scope = hold_->enter_primary();
+      gone = scope && driver_->calls().ipc_close_memory(opened_) == kSuccess;
+    } catch (const std::bad_alloc&) {
+      gone = false;
+    }
+    opened_ = 0;
   }
   range_.reset();
   pointer_.store(0, std::memory_order_release);
+  return gone && !range_.stuck();
+}
+
+// States only go on, so what two threads were told does not depend on who writes it first.
+static int progress(State state) {
+  switch (state) {
+    case State::unpublished:
+      return 0;
+    case State::incomplete:
+      return 1;
+    case State::ok:
+      return 2;
+    case State::poisoned:
+      return 3;
+    case State::device_lost:
+    case State::invalid:
+      return 4;
+    case State::retired:
+      return 5;
+    case State::producer_dead:
+      return 6;
+    case State::detached:
+      return 7;
+  }
+  return 7;
 }
 
 void Region::note_state(State state, Code code) {
-  code_.store(code, std::memory_order_release);
-  state_.store(state, std::memory_order_release);
+  State known = state_.load(std::memory_order_acquire);
+  while (progress(state) > progress(known))
+    if (state_.compare_exchange_weak(known, state, std::memory_order_acq_rel)) {
+      code_.store(code, std::memory_order_release);
+      return;
+    }
 }
 
 // Others on the device should not have to find out by themselves.
-void Region::report_if_lost(const Error& failure) {
-  if (failure.status != Status::device_lost || session_ == nullptr) return;
+std::unexpected<Error> Region::told(Error failure) {
+  failure = driver_->looked_after(std::move(failure), memory_.device);
+  if (failure.status == Status::device_lost && session_ != nullptr) {
+    client::GpuUuid uuid;
+    std::ranges::copy(memory_.uuid.bytes, uuid.begin());
+    const client::GpuReport report = lost_report(uuid);
+    (void)client::gpu_report_later(*session_, {&report, 1}, client::Deadline::after(0));
+  }
+  return std::unexpected(std::move(failure));
+}
+
+client::GpuReport lost_report(const client::GpuUuid& uuid) {
   client::GpuReport report;
   report.what = SHMBW_GPU_FINDING_DEVICE_LOST;
-  std::ranges::copy(memory_.uuid.bytes, report.uuid.begin());
-  (void)client::gpu_report_later(*session_, {&report, 1}, client::Deadline::after(0));
+  report.code = kUnknown;
+  report.uuid = uuid;
+  return report;
 }
 
 Result<void> Region::written(Sync sync, client::Deadline deadline) {
@@ -155,10 +203,7 @@ Result<void> Region::written(Sync sync, client::Deadline deadline) {
   if (!writer_ || access() != Access::read_write)
     return error(Status::denied, called() + " is not written through this handle");
   if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
-  if (auto waited = wait_for(**driver, sync, devices_, called()); !waited) {
-    report_if_lost(waited.error());
-    return waited;
-  }
+  if (auto waited = wait_for(**driver, sync, devices_, called()); !waited) return told(waited.error());
   if (range_)
     if (auto set = set_access(Access::read); !set) return set;
   client::GpuReport report;
@@ -183,20 +228,28 @@ Result<void> Region::sleep() {
     return error(Status::invalid,
                  called() + " is mapped by its owner or as lent memory, which cannot be undone for a time");
   if (pointer() == 0) return error(Status::invalid, called() + " is asleep already");
-  if (views_ != 0)
+  // First the address goes, then the views are counted: who takes one in between sees either that it sleeps, or is
+  // seen.
+  const Address awake = pointer_.exchange(0);
+  auto slept = fall_asleep();
+  if (!slept && range_.mapped()) pointer_.store(awake);
+  return slept;
+}
+
+Result<void> Region::fall_asleep() {
+  if (const int views = views_.load(); views != 0)
     return error(Status::busy,
-                 called() + " is in use by " + std::to_string(views_.load()) + " DLPack tensors: let them go first");
-  if (auto settled = settle(**driver, devices_, called()); !settled) {
-    report_if_lost(settled.error());
-    return settled;
-  }
+                 called() + " is in use by " + std::to_string(views) + " DLPack tensors: let them go first");
+  if (auto settled = settle(*driver_, devices_, called()); !settled) return told(settled.error());
   if (!published()) {
     auto kept = allocations();
     if (!kept) return std::unexpected(kept.error());
     held_ = std::move(*kept);
   }
-  pointer_.store(0, std::memory_order_release);
-  range_.unmap();
+  if (const Code code = range_.unmap(); code != kSuccess) {
+    held_.clear();
+    return told(driver_->failure(code, "cuMemUnmap", called()));
+  }
   return {};
 }
 
@@ -205,6 +258,10 @@ Result<void> Region::wake(client::Deadline deadline) {
   if (!driver) return std::unexpected(driver.error());
   std::lock_guard lock(changing_);
   if (pointer() != 0 || !range_) return error(Status::invalid, called() + " is not asleep");
+  if (range_.stuck())
+    return error(Status::driver_failed, called() +
+                                            " was not taken away whole when it was put to sleep, so it cannot "
+                                            "come back: release it and import it anew");
   std::vector<Allocation> found;
   if (published()) {
     client::GpuWish wish;
@@ -212,21 +269,20 @@ Result<void> Region::wake(client::Deadline deadline) {
     wish.region = ref_;
     // The lease has its rights already, and who may not ask for writing again goes on with what it has.
     wish.rights = SHMBW_RIGHT_MAP_READ;
+    wish.few = true;
     auto opened = client::gpu_open(*session_, {&wish, 1}, deadline);
     if (!opened) return std::unexpected(opened.error());
     auto& one = opened->front();
     if (!one) return std::unexpected(one.error());
     const client::GpuRelease second{ref_, 1, false};  // the handle has its reference already
     (void)client::gpu_release(*session_, {&second, 1}, client::Deadline::after(0));
-    if (one->shares.size() != memory_.sizes.size())
+    if (one->chunks != memory_.sizes.size())
       return error(Status::protocol, "the broker's descriptors of " + called() + " are not those that it had");
     const DeviceInfo* const here = (*driver)->at(devices_.front()).value_or(&(*driver)->devices().front());
-    for (const Fd& share : one->shares) {
-      Code code = 0;
-      auto imported = Allocation::import(**driver, share.get(), *here, called(), code);
-      if (!imported) return std::unexpected(imported.error());
-      found.push_back(std::move(*imported));
-    }
+    Code code = 0;
+    auto imported = import_all(*session_, **driver, *here, *one, called(), code, deadline);
+    if (!imported) return told(imported.error());
+    found = std::move(*imported);
     note_state(state_of(one->state), code_.load());
   } else {
     found = std::move(held_);
@@ -236,8 +292,7 @@ Result<void> Region::wake(client::Deadline deadline) {
   if (!mapped) {
     range_.unmap();
     if (!published()) held_ = std::move(found);
-    report_if_lost(mapped.error());
-    return mapped;
+    return told(mapped.error());
   }
   return {};
 }
@@ -268,7 +323,11 @@ Result<Fd> Region::dma_buf(std::uint64_t offset, std::uint64_t length) {
   int fd = -1;
   if (const Code code = (**driver)->range_handle(&fd, pointer() + offset, length, kDmaBuf, 0); code != kSuccess)
     return std::unexpected((*driver)->failure(code, "cuMemGetHandleForAddressRange", called()));
-  return Fd::adopt(fd);
+  Fd made = Fd::adopt(fd);
+  // Whether the driver says close-on-exec itself is nowhere promised.
+  if (auto set = sys::set_close_on_exec(made.get()); !set)
+    return system_failure(set.error(), "the dma-buf of " + called());
+  return made;
 }
 
 Result<void> Region::unname() {

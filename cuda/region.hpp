@@ -128,7 +128,10 @@ class Region : public std::enable_shared_from_this<Region> {
   Result<void> unname();
   Device reached_by() const { return devices_.front(); }
   // While lent out to DLPack it does not sleep.
-  void pin_mapping() { ++views_; }
+  Address pin_mapping() {  // 0: asleep
+    ++views_;
+    return pointer_.load();
+  }
   void unpin_mapping() { --views_; }
 
   void note_state(State state, Code code);  // as the broker pushed it
@@ -140,20 +143,21 @@ class Region : public std::enable_shared_from_this<Region> {
   Result<void> set_access(Access access);
   Result<std::vector<Allocation>> allocations() const;
   Result<ContextHold::Scope> enter();
-  void unmap() noexcept;
-  void report_if_lost(const Error& failure);
+  Result<void> fall_asleep();
+  bool unmap() noexcept;  // false: the driver has not taken it away
+  // A failure of ours, after a look at the device that has the memory: where it is lost the broker is told.
+  std::unexpected<Error> told(Error failure);
 
   const Driver* const driver_;
   const Memory memory_;
   std::shared_ptr<client::Session> session_;
   std::shared_ptr<Notices> notices_;  // where pushed states come in; set with the session
   std::vector<Device> devices_;       // that reach it; calls that need a context get that of the first
-  std::optional<ContextHold> hold_;   // from the first such call on
+  std::optional<ContextHold> hold_;   // from the first such call on; of lent memory the primary one, which opened it
   mutable std::mutex changing_;       // publish, written, sleep, wake
   AddressRange range_;
   std::vector<Allocation> held_;  // adopted and not yet published, or asleep and never published
   Address opened_ = 0;            // lent: what the driver opened
-  Context opened_in_ = nullptr;   // where it was opened, to be closed there
   std::shared_ptr<Lent> lent_;    // lent by this process itself
   std::atomic<Address> pointer_ = 0;
   std::atomic<Access> access_ = Access::read_write;
@@ -167,11 +171,18 @@ class Region : public std::enable_shared_from_this<Region> {
   Manifest manifest_;
 };
 
-// Until the devices have done all that was enqueued; makes no context where there is none, because then nothing was.
+// Until the devices have done all that was enqueued in their primary contexts and in the current one; makes no context
+// where there is none. Others of the program's own nobody can ask for. All are waited for, whatever one of them says.
 Result<void> settle(const Driver& driver, std::span<const Device> devices, const std::string& object);
 // As the Sync says.
 Result<void> wait_for(const Driver& driver, const Sync& sync, std::span<const Device> devices,
                       const std::string& object);
+// Imports every chunk: the shares that came with the answer, then the others, one packet's at a time, so that a region
+// of thousands of chunks needs no more descriptors than one of 253. `code` is what the driver answered last.
+Result<std::vector<Allocation>> import_all(client::Session& session, const Driver& driver, const DeviceInfo& here,
+                                           client::GpuOpened& opened, const std::string& object, Code& code,
+                                           client::Deadline deadline);
+client::GpuReport lost_report(const client::GpuUuid& uuid);
 // The device of the current context, or -1.
 Device current_device(const Driver& driver);
 

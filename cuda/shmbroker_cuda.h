@@ -107,9 +107,11 @@ typedef struct shmb_gpu_tensor {
 } shmb_gpu_tensor;
 
 enum shmb_gpu_sync {
-  SHMB_GPU_SYNC_DEVICE = 0, /* waits for all that was enqueued on the device before: always right */
-  SHMB_GPU_SYNC_STREAM,     /* waits for one stream */
-  SHMB_GPU_SYNC_NONE        /* the caller knows that the contents are there, or uses a timeline */
+  /* Waits for all that was enqueued on the device before, in its primary context (PyTorch, JAX and the CUDA runtime
+   * know no other) and in the calling thread's. Of other contexts of its own a program knows when they are done. */
+  SHMB_GPU_SYNC_DEVICE = 0,
+  SHMB_GPU_SYNC_STREAM, /* waits for one stream */
+  SHMB_GPU_SYNC_NONE    /* the caller knows that the contents are there, or uses a timeline */
 };
 enum shmb_gpu_publish_flag {
   SHMB_GPU_PUBLISH_KEEP_GIVEN = 1 << 0, /* keep_ns counts; else the group's default */
@@ -139,8 +141,9 @@ typedef struct shmb_gpu_publish_options {
 SHMB_API int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* options,
                               shmb_error* error) SHMB_NOEXCEPT;
 
-/* The writing is over: waits as `sync` says, maps the region read-only here, and tells the broker, so that a death does
- * not poison it any more. Errors: DENIED (not a writer), INVALID (not published, asleep). */
+/* The writing is over: waits as `sync` says, which takes as long as it takes, maps the region read-only here, and tells
+ * the broker, so that a death does not poison it any more. Errors: DENIED (not a writer), INVALID (not published,
+ * asleep). */
 SHMB_API int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream stream, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
 
@@ -247,8 +250,9 @@ SHMB_API int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tenso
 
 /* Takes the mapping away and keeps its addresses, so that other memory of this process can use the device: on a
  * published region the memory stays at the broker; of one that is not, only the mapping goes. shmb_gpu_wake maps it
- * again at the same address. Errors: INVALID (asleep, not asleep, lent memory), BUSY (a DLPack tensor of it lives), and
- * for wake those of shmb_gpu_import. */
+ * again at the same address. Sleeping waits for the device first, as SYNC_DEVICE does and without a deadline. Errors:
+ * INVALID (asleep, not asleep, lent memory), BUSY (a DLPack tensor of it lives), and for wake those of
+ * shmb_gpu_import. */
 SHMB_API int shmb_gpu_sleep(shmb_gpu_region* region, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_gpu_wake(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -264,7 +268,10 @@ SHMB_API int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t
                               shmb_error* error) SHMB_NOEXCEPT;
 
 /* Waits for the device, takes the mapping away, gives the reference back and frees the handle, whatever is returned.
- * flags: SHMB_RELEASE_UNNAME takes the name away too. NULL is allowed. */
+ * The wait is that of SYNC_DEVICE and has no deadline, because the driver has none for it: work that never ends, such
+ * as a stream that waits for a timeline nobody signals, keeps this call too. A mapping that the driver refuses to take
+ * away stays charged to this process until it ends. flags: SHMB_RELEASE_UNNAME takes the name away too. NULL is
+ * allowed. */
 SHMB_API int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ lent memory */
@@ -290,8 +297,9 @@ typedef struct shmb_gpu_lend_options {
 
 /* Lends memory that was made by cudaMalloc (or cuMemAlloc) and stays the caller's: others import it until it is
  * retired. It ends with this process; importers then learn PRODUCER_DEAD. The driver shows importers the whole
- * allocation around it. Errors: NOT_EXPORTABLE (of a memory pool, managed, or made by cuMemCreate: use shmb_gpu_adopt
- * for the last), INVALID (no device memory; reaches over the end of its allocation), EXISTS, LIMIT. */
+ * allocation around it, and opens it in their device's primary context. Errors: NOT_EXPORTABLE (of a memory pool,
+ * managed, or made by cuMemCreate: use shmb_gpu_adopt for the last), INVALID (no device memory; reaches over the end of
+ * its allocation), EXISTS, LIMIT. */
 SHMB_API int shmb_gpu_lend(shmb_session* session, shmb_gpu_pointer pointer, uint64_t length,
                            const shmb_gpu_lend_options* options, shmb_gpu_lease** lease,
                            shmb_error* error) SHMB_NOEXCEPT;
@@ -314,7 +322,7 @@ SHMB_API int shmb_dispatch(shmb_session* session, size_t* done, size_t* waiting,
 
 /* The pair for torch.cuda.memory.CUDAPluggableAllocator, to be used in a torch.cuda.MemPool: what torch allocates there
  * lies in regions that are not published yet. alloc returns NULL where it fails, which torch reports as out of memory;
- * shmb_torch_last_error then says why. */
+ * shmb_torch_last_error then says why. free waits for the device, as shmb_gpu_release does. */
 SHMB_API void* shmb_torch_alloc(ptrdiff_t bytes, int device, void* stream) SHMB_NOEXCEPT;
 SHMB_API void shmb_torch_free(void* pointer, ptrdiff_t bytes, int device, void* stream) SHMB_NOEXCEPT;
 SHMB_API int shmb_torch_last_error(shmb_error* error) SHMB_NOEXCEPT; /* of this thread; SHMB_OK: none */

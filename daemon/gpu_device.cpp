@@ -173,6 +173,11 @@ Result<GpuDevice*> give_node(World& world, Session& session, const sys::GpuUuid&
     if (!added) return added;
     device = *added;
   }
+  // What the broker opened itself is the GPU's; what is given may be another one's.
+  if (device->node && device->node->hold == SHMBW_GPU_HOLD_NODE) {
+    (void)close_elsewhere(world, std::move(node));
+    return device;
+  }
   device->node = std::make_shared<GpuNode>(world, SHMBW_GPU_HOLD_GIVEN, minor, std::move(node));
   return device;
 }

@@ -20,7 +20,7 @@ namespace shmb::daemon {
 namespace {
 
 constexpr std::uint32_t kMostChunks = 1U << 20;
-constexpr std::uint64_t kUsualGranularity = 2 << 20;
+constexpr std::uint64_t kUsualGranularity = 2 << 20, kMostGranularity = 1 << 30;
 
 bool flagged(const shmbw_gpu_publish& wish, shmbw_gpu_publish_flags flag) { return (wish.flags & flag) != 0; }
 
@@ -43,7 +43,12 @@ Result<void> check_sizes(const shmbw_gpu_publish& wish) {
 
 Result<void> check_vmm(const shmbw_gpu_publish& wish) {
   const std::uint64_t granularity = wish.granularity ? wish.granularity : kUsualGranularity;
-  if ((granularity & (granularity - 1)) != 0) return error(Status::invalid, "a granularity is a power of two");
+  if ((granularity & (granularity - 1)) != 0 || granularity > kMostGranularity)
+    return error(Status::invalid, "a granularity is a power of two, at most " + format_size(kMostGranularity));
+  if (allocation_of(wish) % granularity != 0)
+    return error(Status::invalid, "an allocation of " + format_size(allocation_of(wish)) +
+                                      " is no multiple of the granularity " + format_size(granularity) +
+                                      ": no importer could map it");
   if (wish.chunk_bytes % granularity != 0)
     return error(Status::invalid, "chunks of " + format_size(wish.chunk_bytes) +
                                       " are no multiple of the granularity " + format_size(granularity));
@@ -248,7 +253,11 @@ Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu
     return std::unexpected(lease.error());
   }
   gpu.exporter = &session;
-  if (!name.empty()) give_name(world, region, name, std::move(*name_charge));
+  // What had the name keeps it until the last chunk has come; so does a new name its place.
+  if (!name.empty() && gpu.state == SHMBW_GPU_STATE_INCOMPLETE)
+    region.promised = std::make_unique<Promised>(std::string(name), std::exchange(region.keep, 0),
+                                                 flagged(wish, SHMBW_GPU_PUBLISH_REPLACE));
+  else if (!name.empty()) give_name(world, region, name, std::move(*name_charge));
   sponsor_group(session, group);
   return PublishedGpu{&region, *lease};
 }
@@ -263,8 +272,14 @@ Result<void> add_gpu_chunks(World& world, Session& session, Region& region, cons
     return error(Status::invalid, "the region has " + std::to_string(gpu.present()) + " of " +
                                       std::to_string(gpu.chunks) + " chunks: the next ones are wanted, in order");
   if (auto exports = check_exports(descriptors, wish.first); !exports) return exports;
+  const bool whole = wish.first + wish.count == gpu.chunks;
+  Result<Charge> name_charge = Charge{};
+  if (whole && region.promised) name_charge = may_keep_promise(world, session, region);
+  if (!name_charge) return std::unexpected(name_charge.error());
   take_files_into(gpu, descriptors);
-  if (gpu.present() == gpu.chunks) set_gpu_state(world, region, SHMBW_GPU_STATE_OK, 0, session.pid);
+  if (!whole) return {};
+  set_gpu_state(world, region, SHMBW_GPU_STATE_OK, 0, session.pid);
+  if (region.promised) keep_promise(world, region, std::move(*name_charge));
   return {};
 }
 

@@ -211,30 +211,49 @@ void serve_gpu_open(const Request& request) {
   if (!batch) return;
   BatchAnswer<shmbw_gpu_open_reply> answer(request, batch->count());
   wire::TextReader texts = batch->texts();
+  struct Answered {
+    Result<const GpuMemory*> gpu;
+    shmbw_gpu_open_reply reply{};
+    bool shares = false, manifest = false;  // wanted, and there
+  };
+  std::vector<Answered> all;
+  std::size_t manifests = 0;
   for (std::size_t i = 0; i < batch->count(); ++i) {
     const shmbw_gpu_open wish = *batch->element<shmbw_gpu_open>(i);
     const std::string_view group = *texts.take(wish.group_len);
     auto opened = open_gpu(world, request.session, wish, group, *texts.take(wish.name_len));
     if (!opened) {
-      answer.fail(opened.error());
+      all.push_back({std::unexpected(opened.error())});
       continue;
     }
     const GpuMemory& gpu = *opened->region->gpu;
-    shmbw_gpu_open_reply reply = open_reply(*opened->region, *opened->lease);
+    const bool shares = (wish.flags & SHMBW_GPU_OPEN_NO_FD) == 0;
+    const bool manifest = shares && (wish.flags & SHMBW_GPU_OPEN_MANIFEST) != 0 && gpu.manifest;
+    manifests += manifest;
+    all.push_back({&gpu, open_reply(*opened->region, *opened->lease), shares, manifest});
+  }
+  // Shares that find no place come by gpu_more, a manifest by nothing else: all of theirs are kept free. A batch has no
+  // more elements than a packet descriptors.
+  for (Answered& one : all) {
+    if (!one.gpu) {
+      answer.fail(one.gpu.error());
+      continue;
+    }
+    const GpuMemory& gpu = **one.gpu;
     std::uint16_t first = SHMBW_NO_FD;
-    if ((wish.flags & SHMBW_GPU_OPEN_NO_FD) == 0) {
-      // The manifest first in the count, so that its place is not taken by shares.
-      const bool manifest =
-          (wish.flags & SHMBW_GPU_OPEN_MANIFEST) != 0 && gpu.manifest && world.reply_fds.size() < SHMBW_MAX_BATCH;
-      const std::size_t room = SHMBW_MAX_BATCH - world.reply_fds.size() - (manifest ? 1 : 0);
-      reply.sent = static_cast<std::uint32_t>(std::min<std::size_t>(gpu.present(), room));
-      for (std::uint32_t chunk = 0; chunk < reply.sent; ++chunk) {
+    if (one.shares) {
+      const std::size_t room = SHMBW_MAX_BATCH - world.reply_fds.size() - manifests;
+      one.reply.sent = static_cast<std::uint32_t>(std::min<std::size_t>(gpu.present(), room));
+      for (std::uint32_t chunk = 0; chunk < one.reply.sent; ++chunk) {
         const std::uint16_t place = lend(world, gpu.share(chunk));
         if (chunk == 0) first = place;
       }
-      if (manifest) reply.manifest_fd = lend(world, gpu.manifest.get());
     }
-    answer.ok(reply, first);
+    if (one.manifest) {
+      one.reply.manifest_fd = lend(world, gpu.manifest.get());
+      --manifests;
+    }
+    answer.ok(one.reply, first);
   }
   answer.send();
 }
@@ -287,10 +306,11 @@ Reported report_device_lost(World& world, const Session& session, const shmbw_gp
 
 Reported report_import_failed(World& world, const Session& session, Region& region, std::int32_t code) {
   GpuMemory& gpu = *region.gpu;
-  gpu.code = code;
   const bool first = !gpu.imported && (gpu.state == SHMBW_GPU_STATE_OK || gpu.state == SHMBW_GPU_STATE_POISONED);
-  // A stranger's word, who has it by a ticket, tells of the stranger only.
-  if (!first || !may_address(session, *region.group)) return {gpu.state, 0};
+  // A stranger's word, who has it by a ticket, tells of the stranger only, and a handle of memory that is lent is
+  // opened or not for reasons of both processes.
+  if (!first || gpu.kind != SHMBW_GPU_KIND_VMM || gpu.exporter == &session || !may_address(session, *region.group))
+    return {gpu.state, 0};
   blame(world, region, session, code);
   set_gpu_state(world, region, SHMBW_GPU_STATE_INVALID, code, gpu.exporter_pid);
   return {gpu.state, 1};
@@ -332,7 +352,8 @@ Result<Reported> report(World& world, Session& session, const shmbw_gpu_report& 
   Region& region = *(*lease)->region;
   switch (report.what) {
     case SHMBW_GPU_FINDING_IMPORTED:
-      region.gpu->imported = true;
+      // Its publisher would say so of anything.
+      if (region.gpu->exporter != &session) region.gpu->imported = true;
       return Reported{region.gpu->state, 0};
     case SHMBW_GPU_FINDING_IMPORT_FAILED:
       return report_import_failed(world, session, region, report.code);

@@ -1056,7 +1056,7 @@ struct shmbw_gpu_publish {
   uint64_t group; /* group id, 0: the session's own */
   uint64_t bytes; /* that may be used, 1 to 2^47 - 1 */
   uint64_t chunk_bytes; /* vmm: 0: one chunk; else each chunk of the allocation but the last is that long */
-  uint64_t granularity; /* vmm: of the allocation, a power of two; 0: 2 MiB */
+  uint64_t granularity; /* vmm: of the allocation, which is a multiple of it; a power of two, at most 1 GiB; 0: 2 MiB */
   int64_t keep; /* with flag keep_given, as in create; legacy: 0 */
   uint8_t uuid[16]; /* of a GPU that this session has named */
   uint64_t manifest_bytes; /* with flag manifest: size of its memfd, at most 4 MiB; the broker hands it on unread */

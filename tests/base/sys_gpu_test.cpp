@@ -105,5 +105,6 @@ TEST_CASE("information that lacks a line, or in which one makes no sense, is an 
   CHECK(with("Device Minor: \t 5\n") == EPROTO);
   CHECK(with("GPU UUID: \t GPU-00112233\nDevice Minor: \t 5\n") == EPROTO);
   CHECK(with("GPU UUID: \t GPU-00112233-4455-6677-8899-aabbccddeeff\nDevice Minor: \t 255\n") == EPROTO);
+  CHECK(with("GPU UUID: \t GPU-00112233-4455-6677-8899-aabbccddeeff\nDevice Minor: \t 254\n") == EPROTO);  // modeset
   CHECK(with("GPU UUID: \t GPU-00112233-4455-6677-8899-aabbccddeeff\nDevice Minor: \t many\n") == EPROTO);
 }

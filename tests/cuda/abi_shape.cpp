@@ -81,6 +81,7 @@ static_assert(same(kEccUncorrectable, CUDA_ERROR_ECC_UNCORRECTABLE) && same(kCon
 static_assert(same(kPeerUnsupported, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED));
 static_assert(same(kNvlinkUncorrectable, CUDA_ERROR_NVLINK_UNCORRECTABLE));
 static_assert(same(kOperatingSystem, CUDA_ERROR_OPERATING_SYSTEM) && same(kInvalidHandle, CUDA_ERROR_INVALID_HANDLE));
+static_assert(same(kTooManyPeers, CUDA_ERROR_TOO_MANY_PEERS));
 static_assert(same(kNotReady, CUDA_ERROR_NOT_READY) && same(kIllegalAddress, CUDA_ERROR_ILLEGAL_ADDRESS));
 static_assert(same(kContextDestroyed, CUDA_ERROR_CONTEXT_IS_DESTROYED) && same(kAssert, CUDA_ERROR_ASSERT));
 static_assert(same(kLaunchTimeout, CUDA_ERROR_LAUNCH_TIMEOUT) && same(kInvalidPc, CUDA_ERROR_INVALID_PC));

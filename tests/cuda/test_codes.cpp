@@ -185,7 +185,7 @@ const std::vector<Producing>& all_producing() {
       {Status::device_lost,
        "Xid",
        {},
-       [](const Meeting& meeting) { return allocate_failing(meeting, "cuMemCreate:1:46"); }},
+       [](const Meeting& meeting) { return allocate_failing(meeting, "cuMemCreate:1:999,cuMemGetInfo:1:999"); }},
       {Status::mps,
        "MPS control daemon",
        {},

@@ -74,9 +74,9 @@ TEST_CASE("driver: without a visible device it says where to look, and a later l
 }
 
 TEST_CASE("driver: what cuInit says otherwise has a code of ours") {
-  const std::pair<const char*, Status> answers[] = {{"802", Status::device_lost},    {"803", Status::device_lost},
-                                                    {"804", Status::driver_too_old}, {"999", Status::device_lost},
-                                                    {"46", Status::device_lost},     {"805", Status::mps},
+  const std::pair<const char*, Status> answers[] = {{"802", Status::driver_failed},  {"803", Status::driver_failed},
+                                                    {"804", Status::driver_too_old}, {"999", Status::driver_failed},
+                                                    {"46", Status::not_permitted},   {"805", Status::mps},
                                                     {"800", Status::not_permitted}};
   for (const auto& [code, status] : answers) {
     CAPTURE(code);
@@ -143,20 +143,12 @@ TEST_CASE("driver: each failure names call, object, code and what to do") {
           const auto loaded = cuda::Driver::load();
           NEED(loaded.has_value());
           const cuda::Driver& driver = **loaded;
-          const std::pair<cuda::Code, Status> meanings[] = {{2, Status::out_of_memory},
-                                                            {3, Status::forked_child},
-                                                            {34, Status::stub_driver},
-                                                            {46, Status::device_lost},
-                                                            {100, Status::no_device},
-                                                            {101, Status::device_not_visible},
-                                                            {712, Status::already_registered},
-                                                            {800, Status::not_permitted},
-                                                            {801, Status::not_supported},
-                                                            {802, Status::device_lost},
-                                                            {807, Status::mps},
-                                                            {999, Status::device_lost},
-                                                            {1, Status::invalid},
-                                                            {401, Status::driver_failed}};
+          const std::pair<cuda::Code, Status> meanings[] = {
+              {2, Status::out_of_memory},        {3, Status::forked_child},    {34, Status::stub_driver},
+              {46, Status::not_permitted},       {100, Status::no_device},     {101, Status::device_not_visible},
+              {712, Status::already_registered}, {800, Status::not_permitted}, {801, Status::not_supported},
+              {802, Status::driver_failed},      {803, Status::driver_failed}, {807, Status::mps},
+              {999, Status::driver_failed},      {1, Status::invalid},         {401, Status::driver_failed}};
           for (const auto& [code, status] : meanings) {
             const Error failed = driver.failure(code, "cuMemCreate", "region 'w'");
             if (failed.status != status) std::fprintf(stderr, "%d: %s\n", code, failed.sentence.c_str());
@@ -169,6 +161,16 @@ TEST_CASE("driver: each failure names call, object, code and what to do") {
           NEED(driver.import_failure(801, "region 'w'", device).status == Status::device_not_visible);
           NEED(driver.import_failure(2, "region 'w'", device).status == Status::out_of_memory);
           const Error small = driver.map_failure(1, "region 'w'", 4U << 20);
+          for (const auto& [code, status] : {std::pair{1, Status::producer_dead},
+                                             {400, Status::producer_dead},
+                                             {201, Status::device_not_visible},
+                                             {205, Status::not_supported},
+                                             {217, Status::not_supported},
+                                             {711, Status::not_supported},
+                                             {2, Status::out_of_memory}}) {
+            const Error failed = driver.open_failure(code, "region 'w'");
+            NEED(failed.status == status && failed.sentence.starts_with("cuIpcOpenMemHandle for region 'w'"));
+          }
           NEED(small.status == Status::too_small && small.sentence.contains("4.0 MiB"));
           NEED(cuda::Driver::poisoned() == 0);
           return 0;

@@ -32,9 +32,13 @@ TEST_CASE("the driver's refusals of an allocation have codes and sentences of ou
   for (const Wrong& wrong :
        {Wrong{"cuMemCreate:1:2", Status::out_of_memory, "cuMemCreate"},
         Wrong{"cuMemCreate:1:800", Status::not_permitted, "800"},
-        Wrong{"cuMemCreate:1:801", Status::not_supported, "801"}, Wrong{"cuMemCreate:1:46", Status::device_lost, "46"},
-        Wrong{"cuMemCreate:1:999", Status::device_lost, "999"}, Wrong{"cuMemMap:1:806", Status::mps, "806"},
-        Wrong{"cuMemMap:1:1", Status::too_small, "cuMemMap"},
+        Wrong{"cuMemCreate:1:801", Status::not_supported, "801"},
+        Wrong{"cuMemCreate:1:46", Status::not_permitted, "mode"},
+        Wrong{"cuMemCreate:1:802", Status::driver_failed, "fabricmanager"},
+        Wrong{"cuMemCreate:1:803", Status::driver_failed, "differ in version"},
+        Wrong{"cuMemCreate:1:999", Status::driver_failed, "Xid"},
+        Wrong{"cuMemCreate:1:999,cuMemGetInfo:1:999", Status::device_lost, "answers nothing"},
+        Wrong{"cuMemMap:1:806", Status::mps, "806"}, Wrong{"cuMemMap:1:1", Status::too_small, "cuMemMap"},
         Wrong{"cuMemSetAccess:1:101", Status::device_not_visible, "cuMemSetAccess"}}) {
     CAPTURE(wrong.injected);
     const fakecuda::Injected failing(wrong.injected);
@@ -75,8 +79,22 @@ TEST_CASE("a lost device is told to the broker, which tells all who have memory 
   auto region = gpu::Region::allocate(session, kMiB);
   region.publish();
   auto imported = gpu::Region::import(other, region.ticket());
+  // None of these says that the device is lost, and neither does the trouble of the device that it was imported for.
+  for (const Wrong& wrong : {Wrong{"cuMemImportFromShareableHandle:1:46", Status::not_permitted, "mode"},
+                             Wrong{"cuMemImportFromShareableHandle:1:802", Status::driver_failed, "fabricmanager"},
+                             Wrong{"cuMemSetAccess:1:803", Status::driver_failed, "differ in version"},
+                             Wrong{"cuMemSetAccess:1:999", Status::driver_failed, "Xid"}}) {
+    CAPTURE(wrong.injected);
+    const fakecuda::Injected failing(wrong.injected);
+    auto refused = gpu::Region::try_import(session, region.id(), {.devices = {1}});
+    CHECK(status_of(refused) == wrong.status);
+    CHECK(sentence_of(refused).find(wrong.says) != std::string::npos);
+  }
+  CHECK(status_of(gpu::Region::try_import(other, region.ticket())) == Status::ok);
+  (void)gpu::dispatch(session);
+  CHECK(region.state() == gpu::State::ok);
   {
-    const fakecuda::Injected failing("cuMemImportFromShareableHandle:1:46");
+    const fakecuda::Injected failing("cuMemImportFromShareableHandle:1:999,cuDevicePrimaryCtxRetain:1:999");
     CHECK(status_of(gpu::Region::try_import(session, region.id())) == Status::device_lost);
   }
   for (const auto& [holder, its] : {std::pair{&session, &region}, std::pair{&other, &imported}}) {

@@ -20,7 +20,8 @@ namespace {
 // A foreign allocator with cuMemCreate: chunks one after the other.
 class Segments {
  public:
-  Segments(const Device& device, std::vector<std::size_t> sizes, int handle_types) : driver_(*device.driver) {
+  Segments(const Device& device, std::vector<std::size_t> sizes, int handle_types, int last_on = 0)
+      : driver_(*device.driver) {
     for (const std::size_t size : sizes) bytes_ += size;
     REQUIRE(driver_->address_reserve(&base_, bytes_, 0, 0, 0) == 0);
     shmb::cuda::Address next = base_;
@@ -28,7 +29,7 @@ class Segments {
       shmb::cuda::AllocationProp wanted;
       wanted.type = shmb::cuda::kPinnedAllocation;
       wanted.requested_handle_types = handle_types;
-      wanted.location = {shmb::cuda::kDeviceLocation, 0};
+      wanted.location = {shmb::cuda::kDeviceLocation, next + size == base_ + bytes_ ? last_on : 0};
       shmb::cuda::MemHandle handle = 0;
       REQUIRE(driver_->mem_create(&handle, size, &wanted, 0) == 0);
       REQUIRE(driver_->mem_map(next, size, 0, handle, 0) == 0);
@@ -124,6 +125,11 @@ TEST_CASE("memory that cannot be shared by descriptor is refused with what to do
   auto wrong_way = gpu::Lease::try_lend(session, uneven.base(), kMiB, nullptr);
   CHECK(status_of(wrong_way) == Status::not_exportable);
   CHECK(sentence_of(wrong_way).find("shmb_gpu_adopt") != std::string::npos);
+  const Segments on_two(device, {2 * kMiB, 2 * kMiB}, shmb::cuda::kPosixFd, 1);
+  auto divided = gpu::Region::try_adopt(session, on_two.base(), 4 * kMiB);
+  CHECK(status_of(divided) == Status::not_exportable);
+  CHECK(sentence_of(divided).find("more than one device") != std::string::npos);
+  CHECK(status_of(gpu::Region::try_adopt(session, on_two.base() + 2 * kMiB, kMiB)) == Status::ok);
   const Malloced malloced(device, kMiB);
   auto adopted = gpu::Region::try_adopt(session, malloced.pointer, kMiB);
   CHECK(status_of(adopted) == Status::not_exportable);

@@ -89,6 +89,18 @@ TEST_CASE("a tensor that does not fit is refused by name, with where it ends") {
   CHECK_FALSE(refusal_of(bits, 100).empty());
 }
 
+TEST_CASE("a shape whose strides no number can hold is refused, also where an extent of 0 leaves no element") {
+  shmb::cuda::Tensor tensor;
+  tensor.name = "t";
+  tensor.type = {2, 32, 1};
+  const std::int64_t much = std::int64_t{1} << 40;
+  tensor.shape = {much, much, much, 0};
+  CHECK_FALSE(shmb::cuda::fits(tensor, 1 << 20));
+  tensor.shape = {0, much};
+  CHECK(shmb::cuda::fits(tensor, 1 << 20));
+  CHECK(tensor.strides_or_rows() == std::vector<std::int64_t>{much, 1});
+}
+
 TEST_CASE("two tensors of one name are refused") {
   auto made = Manifest::of({a_tensor("same", {1}), a_tensor("same", {1}, 4)}, 64);
   REQUIRE_FALSE(made);

@@ -20,6 +20,7 @@ using cuda_tests::Device;
 using cuda_tests::kMiB;
 using cuda_tests::Meeting;
 using cuda_tests::Note;
+using cuda_tests::sentence_of;
 using cuda_tests::session_on;
 using cuda_tests::Status;
 using cuda_tests::status_of;
@@ -222,6 +223,59 @@ TEST_CASE("kept weights outlive their loader and its group, until somebody relea
         }).wait() == 0);
 }
 
+TEST_CASE("a region of many chunks needs the descriptors of one packet, not of all of them") {
+  const Meeting meeting;
+  CHECK(Child::run([&] {
+          ::setenv("FAKECUDA_BYTES", "2G", 1);
+          constexpr std::uint64_t chunks = 260;
+          auto session = meeting.member(), other = meeting.member();
+          gpu::AllocateOptions options;
+          options.chunk_bytes = 2 * kMiB;
+          options.uninitialised = true;
+          auto region = gpu::Region::allocate(session, chunks * 2 * kMiB, options);
+          auto& fake = fakecuda::Fake::use();
+          const long before = fake.audit().fds;
+          long most = 0;
+          std::function<void()> each = [&] {
+            most = std::max(most, fake.audit().fds);
+            fake.before("cuMemExportToShareableHandle", each);
+          };
+          fake.before("cuMemExportToShareableHandle", each);
+          gpu::PublishOptions named;
+          named.name = "many";
+          ACTOR_MUST(region.try_publish(named));
+          ACTOR_CHECK(most == before + 251);
+          // The fake keeps one of its own for each chunk that it has imported, so only the first import tells.
+          long at_first = 0;
+          std::function<void()> first = [&] { at_first = fake.audit().fds; };
+          fake.before("cuMemImportFromShareableHandle", first);
+          {
+            auto imported = gpu::Region::try_import(other, std::string("many"));
+            ACTOR_MUST(imported);
+            ACTOR_CHECK(imported->info().chunks == chunks);
+            ACTOR_CHECK(at_first == before + 253);
+            at_first = 0;
+            ACTOR_MUST(imported->try_sleep());
+            fake.before("cuMemImportFromShareableHandle", first);
+            ACTOR_MUST(imported->try_wake());
+            ACTOR_CHECK(at_first == before + 253);
+          }
+          // What fails between two packets leaves nothing, and no name.
+          auto successor = gpu::Region::allocate(session, chunks * 2 * kMiB, options);
+          named.replace = true;
+          {
+            const fakecuda::Injected failing("cuMemExportToShareableHandle:400:304");
+            ACTOR_CHECK(!successor.try_publish(named));
+          }
+          ACTOR_CHECK(gpu::Region::try_import(other, std::string("many"))->id() == region.id());
+          ACTOR_CHECK(successor.access() == gpu::Access::read_write);
+          ACTOR_MUST(successor.try_publish(named));
+          ACTOR_CHECK(gpu::Region::try_import(other, std::string("many"))->id() == successor.id());
+          successor.release(true);
+          return 0;
+        }).wait() == 0);
+}
+
 TEST_CASE("lent memory: a killed user drains it, a killed owner leaves its users what they have") {
   const Meeting meeting;
   const Gate lent, used, retired, told;
@@ -262,6 +316,30 @@ TEST_CASE("lent memory: a killed user drains it, a killed owner leaves its users
     ACTOR_CHECK(lent.wait());
     auto session = meeting.member();
     Device device;
+    (void)gpu::devices();
+    // Whatever the driver says of the handle, its owner is not to blame, and others may try.
+    for (const auto& [code, status] : {std::pair{"1", Status::producer_dead},
+                                       {"400", Status::producer_dead},
+                                       {"205", Status::not_supported},
+                                       {"711", Status::not_supported}}) {
+      const fakecuda::Injected failing(std::string("cuIpcOpenMemHandle:1:") + code);
+      auto refused = gpu::Region::try_import(session, std::string("lent"));
+      ACTOR_CHECK(status_of(refused) == status);
+      ACTOR_CHECK(sentence_of(refused).find("cuIpcOpenMemHandle") != std::string::npos);
+    }
+    {
+      // From a context of the program's own, which is gone before the region is.
+      shmb::cuda::Context own = nullptr;
+      ACTOR_CHECK((*device.driver)->context_create(&own, 0, 0) == 0);
+      auto early = gpu::Region::try_import(session, std::string("lent"));
+      ACTOR_MUST(early);
+      ACTOR_CHECK((*device.driver)->context_destroy(own) == 0);
+      auto second = gpu::Region::try_import(session, std::string("lent"));
+      ACTOR_MUST(second);
+      ACTOR_CHECK(device.all(early->pointer(), kMiB) == 0x15);
+    }
+    ACTOR_CHECK(fakecuda::Fake::use().audit().opened == 0);
+    ACTOR_CHECK(fakecuda::Fake::use().audit().violations == 0);
     auto region = gpu::Region::try_import(session, std::string("lent"));
     ACTOR_MUST(region);
     ACTOR_CHECK(device.all(region->pointer(), kMiB) == 0x15);

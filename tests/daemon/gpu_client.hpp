@@ -68,7 +68,8 @@ inline Fd sealed_manifest(std::string_view text, int seals = F_SEAL_WRITE | F_SE
 
 struct GpuWish {
   std::string name = {};
-  std::uint64_t bytes = 4 << 20, chunk_bytes = 0, group = 0, offset = 0, allocation = 0, manifest_bytes = 0;
+  std::uint64_t bytes = 4 << 20, chunk_bytes = 0, group = 0, offset = 0, allocation = 0, manifest_bytes = 0,
+                granularity = 0;
   std::uint32_t flags = 0, rights = 0, chunks = 1, kind = SHMBW_GPU_KIND_VMM;
   std::int64_t keep = 0;
   sys::GpuUuid uuid = gpu_uuid();
@@ -79,6 +80,7 @@ inline shmbw_gpu_publish publish_of(const GpuWish& wish) {
   out.group = wish.group;
   out.bytes = wish.bytes;
   out.chunk_bytes = wish.chunk_bytes;
+  out.granularity = wish.granularity;
   out.keep = wish.keep;
   std::ranges::copy(wish.uuid, out.uuid);
   out.manifest_bytes = wish.manifest_bytes;

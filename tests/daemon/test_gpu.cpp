@@ -68,6 +68,13 @@ TEST_CASE("where the broker cannot open the node it says what failed, and takes 
   CHECK(given.minor == 3);
   CHECK(publish(client).status == Status::ok);
   CHECK(gpu_rows(client).at(0).hold == SHMBW_GPU_HOLD_GIVEN);
+  // What the broker has opened itself no given one replaces.
+  Client other = gpu_client(world);
+  std::ofstream(gpus.file("fake-nvidia4")) << "node";
+  other.link().bring(Fd::adopt(::open(gpus.file("fake-nvidia4").c_str(), O_RDWR | O_CLOEXEC)));
+  const auto kept = ask_device(other).fixed<shmbw_gpu_device_reply>();
+  CHECK(kept.hold == SHMBW_GPU_HOLD_NODE);
+  CHECK(kept.minor == 3);
 }
 
 TEST_CASE("an administrator may trust that somebody else keeps GPUs initialised") {
@@ -110,7 +117,7 @@ TEST_CASE("a consumer gets the share and never the keeper, by id, by name and by
   producer.join("job");
   consumer.join("job");
   Export made;
-  const auto published = publish(producer, {.name = "kv", .bytes = 3 << 20}, &made);
+  const auto published = publish(producer, {.name = "kv", .bytes = 3 << 20, .allocation = 4 << 20}, &made);
   REQUIRE(published.status == Status::ok);
   CHECK(published.reply.state == SHMBW_GPU_STATE_OK);
   CHECK((published.reply.rights & SHMBW_RIGHT_MAP_WRITE) == 0);
@@ -231,6 +238,8 @@ TEST_CASE("wrong words of a publication are refused with what is wrong") {
   CHECK(status({.bytes = 0}) == Status::invalid);
   CHECK(status({.bytes = 1ULL << 50}) == Status::invalid);
   CHECK(status({.bytes = 4 << 20, .chunk_bytes = 3 << 20}) == Status::invalid);
+  CHECK(status({.bytes = 3 << 20}) == Status::invalid);  // nobody could map it
+  CHECK(status({.bytes = 1ULL << 46, .granularity = 1ULL << 46}) == Status::invalid);
   CHECK(status({.bytes = 4 << 20, .offset = 1 << 20, .allocation = 4 << 20}) == Status::invalid);
   CHECK(status({.flags = SHMBW_GPU_PUBLISH_MANY_WRITERS}) == Status::invalid);
   CHECK(status({.flags = SHMBW_GPU_PUBLISH_REPLACE}) == Status::invalid);
@@ -267,20 +276,20 @@ TEST_CASE("descriptors that the request does not state drop the peer, and so do 
 TEST_CASE("a limit on GPU bytes refuses with numbers, holders and the key to raise, and host bytes do not count") {
   FakeGpus gpus;
   Config config = private_config();
-  config.limits.uid_gpu_bytes = 10 << 20;
+  config.limits.uid_gpu_bytes = 14 << 20;
   config.limits.uid_gpu_descriptors = 6;
   config.limits.group_bytes = 1 << 20;
   World world(config);
   Client client = gpu_client(world);
   CHECK(publish(client, {.bytes = 8 << 20}).status == Status::ok);
-  const auto refused = publish(client, {.bytes = 4 << 20});
+  const auto refused = publish(client, {.bytes = 8 << 20});
   CHECK(refused.status == Status::limit);
   CHECK(refused.error.shortage.slot == SHMBW_SLOT_GPU_BYTES);
   CHECK(refused.error.shortage.used == 8 << 20);
   CHECK(refused.error.sentence.find("limits.uid.1000.gpu_bytes") != std::string::npos);
-  CHECK(publish(client, {.bytes = 1 << 20}).status == Status::ok);
-  CHECK(publish(client, {.bytes = 4096}).status == Status::ok);
-  CHECK(publish(client, {.bytes = 4096}).error.shortage.slot == SHMBW_SLOT_GPU_DESCRIPTORS);
+  CHECK(publish(client, {.bytes = 1 << 20, .allocation = 2 << 20}).status == Status::ok);
+  CHECK(publish(client, {.bytes = 4096, .allocation = 2 << 20}).status == Status::ok);
+  CHECK(publish(client, {.bytes = 4096, .allocation = 2 << 20}).error.shortage.slot == SHMBW_SLOT_GPU_DESCRIPTORS);
   CHECK(world.status().bytes == 0);
 }
 
@@ -451,6 +460,17 @@ TEST_CASE(
   std::ranges::copy(ticket, wish.ticket);
   stranger.batch<shmbw_gpu_open>(SHMBW_OP_GPU_OPEN, {wish});
   CHECK(report(stranger, good.reply.region, SHMBW_GPU_FINDING_IMPORT_FAILED, 1).reply.regions == 0);
+  CHECK(gpu_rows(liar).at(1).code == 0);  // nor do they leave a trace
+  // Its publisher's word proves nothing either way.
+  CHECK(report(liar, good.reply.region, SHMBW_GPU_FINDING_IMPORT_FAILED, 1).reply.regions == 0);
+  const auto lie = publish(liar, {.name = "lie"});
+  open_id(victim, lie.reply.region);
+  CHECK(report(liar, lie.reply.region, SHMBW_GPU_FINDING_IMPORTED).status == Status::ok);
+  CHECK(report(victim, lie.reply.region, SHMBW_GPU_FINDING_IMPORT_FAILED, 1).reply.state == SHMBW_GPU_STATE_INVALID);
+  // Memory that is lent is opened or not for reasons of both processes.
+  const auto lent = publish(liar, {.name = "lent", .kind = SHMBW_GPU_KIND_LEGACY});
+  open_id(victim, lent.reply.region);
+  CHECK(report(victim, lent.reply.region, SHMBW_GPU_FINDING_IMPORT_FAILED, 1).reply.state == SHMBW_GPU_STATE_OK);
   CHECK(report(victim, good.reply.region, SHMBW_GPU_FINDING_IMPORTED).status == Status::ok);
   CHECK(report(victim, good.reply.region, SHMBW_GPU_FINDING_IMPORT_FAILED, 1).reply.state == SHMBW_GPU_STATE_OK);
 }

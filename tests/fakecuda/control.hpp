@@ -42,6 +42,8 @@ void fakecuda_delay_us(long microseconds);  // before each operation of a stream
 long fakecuda_calls(const char* function);  // since the start
 // Bytes of device `ordinal` in use by all processes of this card.
 std::size_t fakecuda_bytes_in_use(int ordinal);
+// The next call of the function first calls this, without the fake's lock: what happens in the middle of another call.
+void fakecuda_before(const char* function, void (*call)(void* with), void* with);
 // Streams are being captured into a graph.
 void fakecuda_capture(bool capturing);
 // The device faults: the context of the ordinal has this sticky error from now on.

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,12 @@ class Fake {
   long calls(const std::string& function) const { return call<long(const char*)>("fakecuda_calls")(function.c_str()); }
   std::size_t bytes_in_use(int ordinal = 0) const { return call<std::size_t(int)>("fakecuda_bytes_in_use")(ordinal); }
   void break_context(int code, int ordinal = 0) const { call<void(int, int)>("fakecuda_break_context")(ordinal, code); }
+
+  // `what` outlives the call.
+  void before(const char* function, std::function<void()>& what) const {
+    call<void(const char*, void (*)(void*), void*)>("fakecuda_before")(
+        function, [](void* with) { (*static_cast<std::function<void()>*>(with))(); }, &what);
+  }
 
   template <class Signature>
   Signature* call(const char* name) const {

@@ -135,7 +135,10 @@ FAKECUDA_API Code cuIpcOpenMemHandle_v2(Address* address, IpcHandle handle, unsi
     const std::string as = named.id;
     for (auto& [at, mapping] : it.mappings) {
       // A context's own: another device has addresses of its own for it.
-      if (mapping.kind != Kind::opened || mapping.opened_as != as || mapping.context != current_context()) continue;
+      if (mapping.kind != Kind::opened || mapping.opened_as != as) continue;
+      // "may only be opened by one CUcontext per CUdevice per other process"
+      if (mapping.ordinal == current_context()->ordinal && mapping.context != current_context()) return kInvalidContext;
+      if (mapping.context != current_context()) continue;
       ++mapping.opens;
       *address = at;
       return kSuccess;

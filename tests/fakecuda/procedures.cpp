@@ -23,7 +23,6 @@ constexpr Entry kEntries[] = {
     // What the GPU facts and other programs use beside these.
     {"cuDriverGetVersion", 2020, "cuDriverGetVersion"},
     {"cuGetErrorString", 6000, "cuGetErrorString"},
-    {"cuMemGetInfo", 3020, "cuMemGetInfo_v2"},
     {"cuPointerGetAttribute", 4000, "cuPointerGetAttribute"},
     {"cuEventSynchronize", 2000, "cuEventSynchronize"},
     {"cuStreamWriteValue32", 11070, "cuStreamWriteValue32_v2"},

@@ -110,6 +110,12 @@ Code enter(const char* function, Needs needs, const std::function<Code(State&, L
   // Before the lock: in a forked child another thread of the parent may have held it.
   if (needs != Needs::nothing && it.initialised && it.pid != ::getpid()) return kNotInitialized;
   Lock lock(it.mutex);
+  if (it.before == function) {
+    it.before.clear();
+    lock.unlock();
+    it.before_call(it.before_with);
+    lock.lock();
+  }
   const long call = ++it.calls[function];
   Code code = kSuccess;
   for (const Failure& failure : it.failures) {
@@ -193,6 +199,13 @@ FAKECUDA_API void fakecuda_break_context(int ordinal, int code) {
   State& it = state();
   Lock lock(it.mutex);
   if (it.valid(ordinal)) it.contexts[static_cast<std::size_t>(ordinal)]->sticky = code;
+}
+
+FAKECUDA_API void fakecuda_before(const char* function, void (*call)(void* with), void* with) {
+  Lock lock(state().mutex);
+  state().before = function;
+  state().before_call = call;
+  state().before_with = with;
 }
 
 FAKECUDA_API void fakecuda_capture(bool capturing) {

@@ -105,6 +105,9 @@ struct State {
   std::vector<std::string> violations;
   std::vector<Failure> failures;
   std::map<std::string, long> calls;
+  std::string before;  // which function calls `before_call` first, once
+  void (*before_call)(void*) = nullptr;
+  void* before_with = nullptr;
   std::atomic<long> delay_us{0};
   bool capturing = false;  // every stream, as far as cuStreamIsCapturing tells
   long watchdog_s = 60;

@@ -242,7 +242,7 @@ FAKECUDA_API Code cuMemGetHandleForAddressRange(void* handle, Address address, s
       return kInvalidValue;
     if (!mapping->physical->name().rdma) return kNotSupported;
     const std::string path = "/proc/self/fd/" + std::to_string(mapping->physical->fd());
-    const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    const int fd = ::open(path.c_str(), O_RDWR);  // nor is this close-on-exec
     if (fd < 0 || ::lseek(fd, static_cast<off_t>(address - start), SEEK_SET) < 0) return kOperatingSystem;
     *static_cast<int*>(handle) = fd;
     return kSuccess;

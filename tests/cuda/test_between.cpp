@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// What happens in the middle of another call, and what a driver refuses when something is given back.
+#include <fcntl.h>
+
+#include "client/gpu_calls.hpp"
+#include "client/views.hpp"
+#include "tests/cuda/stage.hpp"
+
+using cuda_tests::Device;
+using cuda_tests::kMiB;
+using cuda_tests::sentence_of;
+using cuda_tests::session_on;
+using cuda_tests::Status;
+using cuda_tests::status_of;
+namespace gpu = shmbroker::gpu;
+
+namespace {
+
+gpu::Tensor one_float() {
+  gpu::Tensor tensor;
+  tensor.name = "t";
+  tensor.shape = {1};
+  return tensor;
+}
+
+// How many sessions have leases on a region of the broker, without its publisher.
+std::uint32_t importers(const harness::BrokerFixture& broker, shmbroker::RegionId id) {
+  auto asking = client_tests::must(client_tests::try_open(broker.socket()));
+  shmb::client::Selection only;
+  only.region = {id.id, id.generation, 0};
+  const auto listed =
+      client_tests::must(shmb::client::list_gpu_regions(*asking, only, shmb::client::Deadline::after(60'000'000'000)));
+  return listed.rows.empty() ? 0 : listed.rows.front().record.importers;
+}
+
+}  // namespace
+
+TEST_CASE("a DLPack tensor that is asked for while its region falls asleep is refused, or keeps it awake") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  auto session = session_on(broker.socket());
+  Device device;
+  auto region = gpu::Region::allocate(session, 2 * kMiB);
+  Status asked = Status::ok;
+  std::function<void()> ask = [&] { asked = status_of(region.try_dlpack(one_float())); };
+  fakecuda::Fake::use().before("cuCtxSynchronize", ask);
+  CHECK(status_of(region.try_sleep()) == Status::ok);
+  CHECK(asked == Status::invalid);
+  region.wake();
+  // A sleep that fails leaves it as it was.
+  {
+    const fakecuda::Injected failing("cuCtxSynchronize:1:999");
+    CHECK(status_of(region.try_sleep()) == Status::driver_failed);
+  }
+  CHECK(region.pointer() != 0);
+  CHECK(device.all(region.pointer(), kMiB) == 0);
+}
+
+TEST_CASE("what the broker tells of a region while it is being imported or published is not lost") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  auto maker = session_on(broker.socket()), session = session_on(broker.socket());
+  auto inside = client_tests::must(client_tests::try_open(broker.socket()));
+  const auto lose = [&](shmbroker::Session& listener) {
+    shmb::client::GpuReport report;
+    report.what = SHMBW_GPU_FINDING_DEVICE_LOST;
+    report.code = 999;
+    std::memcpy(report.uuid.data(), gpu::devices()[0].uuid, report.uuid.size());
+    (void)client_tests::must(shmb::client::gpu_report(*inside, report, shmb::client::Deadline::after(60'000'000'000)));
+    (void)listener.create(4096);  // an answer, and before it what was told
+    (void)gpu::dispatch(listener);
+  };
+  auto region = gpu::Region::allocate(maker, kMiB);
+  region.publish();
+  std::function<void()> now = [&] { lose(session); };
+  fakecuda::Fake::use().before("cuMemMap", now);
+  auto imported = gpu::Region::import(session, region.ticket());
+  CHECK(imported.state() == gpu::State::device_lost);
+  (void)gpu::dispatch(session);
+  CHECK(imported.state() == gpu::State::device_lost);
+  CHECK(imported.info().cu_result == 999);
+}
+
+TEST_CASE("the device is waited for in its primary context too where the caller has one of his own") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  auto session = session_on(broker.socket());
+  Device device;
+  auto region = gpu::Region::allocate(session, kMiB);
+  auto scope = device.hold->enter_primary();
+  REQUIRE(scope);
+  shmb::cuda::Stream stream = nullptr;
+  REQUIRE((*device.driver)->stream_create(&stream, shmb::cuda::kNonBlocking) == 0);
+  fakecuda::Fake::use().delay_us(500'000);
+  REQUIRE((*device.driver)->memset8_async(region.pointer(), 7, 64, stream) == 0);
+  shmb::cuda::Context own = nullptr;
+  REQUIRE((*device.driver)->context_create(&own, 0, 0) == 0);
+  const Status published = status_of(region.try_publish());
+  CHECK((*device.driver)->context_destroy(own) == 0);  // the primary one is current again
+  CHECK((*device.driver)->stream_query(stream) == 0);
+  fakecuda::Fake::use().delay_us(0);
+  CHECK(published == Status::ok);
+  CHECK((*device.driver)->stream_destroy(stream) == 0);
+}
+
+TEST_CASE("memory that the driver does not unmap stays in the broker's books") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  auto maker = session_on(broker.socket()), session = session_on(broker.socket());
+  Device device;
+  auto region = gpu::Region::allocate(maker, kMiB);
+  const auto id = region.publish();
+  const auto ticket = region.ticket();
+  {
+    auto sleeper = gpu::Region::import(session, ticket);
+    const fakecuda::Injected failing("cuMemUnmap:1:1");
+    CHECK(status_of(sleeper.try_sleep()) == Status::invalid);
+    CHECK(sleeper.pointer() != 0);  // as it was
+    CHECK(device.all(sleeper.pointer(), kMiB) == 0);
+  }
+  CHECK(cuda_tests::comes_true([&] { return importers(broker, id) == 0; }));
+  {
+    auto imported = gpu::Region::import(session, region.ticket());
+    const fakecuda::Injected failing("cuMemUnmap:1:1");
+    imported.release();
+  }
+  (void)session.create(4096);  // what was sent before has arrived
+  CHECK(importers(broker, id) == 1);
+  // An import that fails in the middle unmaps before it gives the reference back.
+  auto third = session_on(broker.socket());
+  {
+    const fakecuda::Injected failing("cuMemSetAccess:1:2,cuMemUnmap:1:1");
+    CHECK(status_of(gpu::Region::try_import(third, region.ticket())) == Status::out_of_memory);
+  }
+  (void)third.create(4096);
+  CHECK(importers(broker, id) == 2);
+}
