@@ -160,7 +160,7 @@ int answered(shmb_request* request, shmb_error* error, Give give) {
 }  // namespace shmb::remote
 
 // Outside of every namespace: GCC 12 does not give a C function that is defined within one the visibility of its
-// declaration, and the shared library would not export it (tests/headers/exports_test.py).
+// declaration, and the shared library would not export it (tests/client/library_test.py).
 using namespace shmb;
 using namespace shmb::remote;
 using namespace shmb::client::c_api;

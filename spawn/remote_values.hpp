@@ -524,14 +524,14 @@ void invoke(shmb_request* request, Call&& call, std::index_sequence<n...>) {
     using T = typename IsFuture<R>::value_type;
     const auto held = std::make_shared<std::unique_ptr<shmb_request, Unanswered>>(request);
     outcome->when_done([held, where](const R& done) {
-      shmb_request* const request = held->release();
+      shmb_request* const waiting = held->release();
       std::optional<Stored<T>> value;
       try {
         value = done.stored();
       } catch (...) {
-        return answer_exception(request, where);
+        return answer_exception(waiting, where);
       }
-      answer_value<Stored<T>>(request, std::move(*value));
+      answer_value<Stored<T>>(waiting, std::move(*value));
     });
   } else {
     using T = Stored<std::decay_t<R>>;

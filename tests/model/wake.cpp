@@ -324,7 +324,7 @@ class Wake {
                       [&](State&, Participant& me) { me.pc = is(Broken::V17_no_z4) ? kZ5 : kZ4; });
       case kZ4:  // one lane after another
         return go(s, i, Step::Z4, emit, [&](State&, Participant& me) {
-          bool something = taken(s, i, now.at) < position(s, now.at);
+          bool something = taken(s, i, now.at) < (shape_.slowest ? position(s, now.at) : s.published[now.at]);
           bool last = now.at + 1 == W;
           if (shape_.slowest && !std::exchange(something, something && last)) last = true;  // one that holds it up
           me.at = static_cast<std::uint8_t>(something || last ? 0 : now.at + 1);
