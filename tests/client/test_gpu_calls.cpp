@@ -253,12 +253,14 @@ TEST_CASE("a timeline, a pin and a report without an answer") {
   CHECK(must(gpu_pinned(*session, made.region, true, gpu_deadline())) == 0);
   const GpuExports exports(1);
   const auto region = publish_gpu_one(*session, gpu_wish(exports));
+  auto user = gpus.join();
+  (void)must(open_gpu_one(*user, region.region));
   GpuReport report;
   report.region = region.region;
   report.what = SHMBW_GPU_FINDING_IMPORT_FAILED;
   report.code = 304;
-  must(gpu_report_later(*session, {&report, 1}, gpu_deadline()));
-  must(session->ping(gpu_deadline()));
+  must(gpu_report_later(*user, {&report, 1}, gpu_deadline()));
+  must(user->ping(gpu_deadline()));
   CHECK(status_of(open_gpu_one(*session, region.region)) == shmb::Status::region_invalid);
 }
 

@@ -40,7 +40,7 @@ T wanted(shmb::Result<T> result) {
 struct CardStage {
   harness::TempDir files;
   std::unique_ptr<harness::BrokerFixture> broker;
-  std::shared_ptr<client::Session> session;
+  std::shared_ptr<client::Session> session, user;
   World world;
 
   CardStage() {
@@ -56,6 +56,7 @@ struct CardStage {
     where.socket = broker->socket();
     where.no_group = true;
     session = wanted(client::connect(where));
+    user = wanted(client::connect(where));
     (void)wanted(client::gpu_device(*session, kCard, kCardBus, -1, card_deadline()));
   }
   shmbw_region_ref publish(const std::string& name, std::uint32_t flags = 0) {
@@ -133,11 +134,15 @@ TEST_CASE("the UUID of a MIG instance is written as one") {
 TEST_CASE("inspect shows what a GPU region is, who holds it, and what the driver said") {
   CardStage stage;
   const auto region = stage.publish("kv");
+  client::GpuWish open;
+  open.by = SHMBW_ATTACH_BY_ID;
+  open.region = region;
+  CHECK(wanted(client::gpu_open(*stage.user, {&open, 1}, card_deadline())).front());
   client::GpuReport failed;
   failed.region = region;
   failed.what = SHMBW_GPU_FINDING_IMPORT_FAILED;
   failed.code = 304;
-  CHECK(wanted(client::gpu_report(*stage.session, failed, card_deadline())) == SHMBW_GPU_STATE_INVALID);
+  CHECK(wanted(client::gpu_report(*stage.user, failed, card_deadline())) == SHMBW_GPU_STATE_INVALID);
   const std::string address = "#" + std::to_string(stage.session->facts().group) + "/kv";
   const Ended text = stage.tool({"inspect", address});
   CHECK(text.status == 0);
@@ -147,6 +152,9 @@ TEST_CASE("inspect shows what a GPU region is, who holds it, and what the driver
   const auto json = stage.json({"inspect", address});
   CHECK(json["gpu"]["state"] == "invalid");
   CHECK(json["gpu"]["code"] == 304);
+  const client::GpuRelease given_back{region, 0, false};
+  CHECK(client::gpu_release(*stage.user, {&given_back, 1}, card_deadline()));
+  CHECK(stage.user->ping(card_deadline()));
   stage.release(region);
 }
 
