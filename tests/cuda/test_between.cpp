@@ -3,9 +3,7 @@
 #include <fcntl.h>
 
 #include "client/gpu_calls.hpp"
-#include "client/views.hpp"
 #include "tests/cuda/stage.hpp"
-#include "tests/harness/child.hpp"
 
 using cuda_tests::Device;
 using cuda_tests::kMiB;
@@ -22,16 +20,6 @@ gpu::Tensor one_float() {
   tensor.name = "t";
   tensor.shape = {1};
   return tensor;
-}
-
-// How many sessions have leases on a region of the broker, without its publisher.
-std::uint32_t importers(const harness::BrokerFixture& broker, shmbroker::RegionId id) {
-  auto asking = client_tests::must(client_tests::try_open(broker.socket()));
-  shmb::client::Selection only;
-  only.region = {id.id, id.generation, 0};
-  const auto listed =
-      client_tests::must(shmb::client::list_gpu_regions(*asking, only, shmb::client::Deadline::after(60'000'000'000)));
-  return listed.rows.empty() ? 0 : listed.rows.front().record.importers;
 }
 
 }  // namespace
@@ -99,45 +87,4 @@ TEST_CASE("the device is waited for in its primary context too where the caller 
   fakecuda::Fake::use().delay_us(0);
   CHECK(published == Status::ok);
   CHECK((*device.driver)->stream_destroy(stream) == 0);
-}
-
-TEST_CASE("memory that the driver does not unmap stays in the broker's books") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
-  // In a process of its own: what is not unmapped goes with it alone.
-  CHECK(harness::Child::run([&] {
-          bool fine = true;
-          const auto expect = [&](bool condition, int line) {
-            if (!condition) std::fprintf(stderr, "line %d: not so\n", line);
-            fine = fine && condition;
-          };
-          auto maker = session_on(broker.socket()), session = session_on(broker.socket());
-          Device device;
-          auto region = gpu::Region::allocate(maker, kMiB);
-          const auto id = region.publish();
-          const auto ticket = region.ticket();
-          {
-            auto sleeper = gpu::Region::import(session, ticket);
-            const fakecuda::Injected failing("cuMemUnmap:1:1");
-            expect(status_of(sleeper.try_sleep()) == Status::invalid, __LINE__);
-            expect(sleeper.pointer() != 0, __LINE__);  // as it was
-            expect(device.all(sleeper.pointer(), kMiB) == 0, __LINE__);
-          }
-          expect(cuda_tests::comes_true([&] { return importers(broker, id) == 0; }), __LINE__);
-          {
-            auto imported = gpu::Region::import(session, region.ticket());
-            const fakecuda::Injected failing("cuMemUnmap:1:1");
-            imported.release();
-          }
-          (void)session.create(4096);  // what was sent before has arrived
-          expect(importers(broker, id) == 1, __LINE__);
-          // An import that fails in the middle unmaps before it gives the reference back.
-          auto third = session_on(broker.socket());
-          {
-            const fakecuda::Injected failing("cuMemSetAccess:1:2,cuMemUnmap:1:1");
-            expect(status_of(gpu::Region::try_import(third, region.ticket())) == Status::out_of_memory, __LINE__);
-          }
-          (void)third.create(4096);
-          expect(importers(broker, id) == 2, __LINE__);
-          return fine ? 0 : 1;
-        }).wait() == 0);
 }

@@ -12,6 +12,8 @@
 #include <fstream>
 
 #include "base/fault.hpp"
+#include "client/gpu_calls.hpp"
+#include "client/views.hpp"
 #include "tests/cuda/meeting.hpp"
 #include "tests/harness/ptrace_killer.hpp"
 #include "tests/harness/skip.hpp"
@@ -51,6 +53,16 @@ int read_w(const Meeting& meeting, int value) {
   ACTOR_MUST(region);
   ACTOR_CHECK(device.all(region->pointer(), 4 * kMiB) == value);
   return 0;
+}
+
+// How many sessions have leases on a region of the broker, without its publisher.
+std::uint32_t importers(const harness::BrokerFixture& broker, shmbroker::RegionId id) {
+  auto asking = client_tests::must(client_tests::try_open(broker.socket()));
+  shmb::client::Selection only;
+  only.region = {id.id, id.generation, 0};
+  const auto listed =
+      client_tests::must(shmb::client::list_gpu_regions(*asking, only, shmb::client::Deadline::after(60'000'000'000)));
+  return listed.rows.empty() ? 0 : listed.rows.front().record.importers;
 }
 
 }  // namespace
@@ -730,4 +742,40 @@ TEST_CASE("memory goes from one PID namespace to another, both ways, and outlive
   }
   producer.kill();
   CHECK(producer.wait() == 128 + SIGKILL);
+}
+
+TEST_CASE("memory that the driver does not unmap stays in the broker's books") {
+  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const auto actor = [&]() -> int {
+    auto maker = session_on(broker.socket()), session = session_on(broker.socket());
+    Device device;
+    auto region = gpu::Region::allocate(maker, kMiB);
+    const auto id = region.publish();
+    const auto ticket = region.ticket();
+    {
+      auto sleeper = gpu::Region::import(session, ticket);
+      const fakecuda::Injected failing("cuMemUnmap:1:1");
+      ACTOR_CHECK(status_of(sleeper.try_sleep()) == Status::invalid);
+      ACTOR_CHECK(sleeper.pointer() != 0);  // as it was
+      ACTOR_CHECK(device.all(sleeper.pointer(), kMiB) == 0);
+    }
+    ACTOR_CHECK(cuda_tests::comes_true([&] { return importers(broker, id) == 0; }));
+    {
+      auto imported = gpu::Region::import(session, region.ticket());
+      const fakecuda::Injected failing("cuMemUnmap:1:1");
+      imported.release();
+    }
+    (void)session.create(4096);  // what was sent before has arrived
+    ACTOR_CHECK(importers(broker, id) == 1);
+    // An import that fails in the middle unmaps before it gives the reference back.
+    auto third = session_on(broker.socket());
+    {
+      const fakecuda::Injected failing("cuMemSetAccess:1:2,cuMemUnmap:1:1");
+      ACTOR_CHECK(status_of(gpu::Region::try_import(third, region.ticket())) == Status::out_of_memory);
+    }
+    (void)third.create(4096);
+    ACTOR_CHECK(importers(broker, id) == 2);
+    return 0;
+  };
+  CHECK(Child::run(actor).wait() == 0);  // what is not unmapped goes with it alone
 }
