@@ -354,10 +354,10 @@ def c54_b(t):
         tensor, clone = t.publish(view.values(), f"f{i}")
         view.end()
         region.release()
-        t.say("a")
         t.say("c", f"f{i}")
         t.hear()
         clone.release(unname=True)
+        t.say("a")  # not before: its next word would be taken for the answer of c
 
 
 def c54_c(t):
