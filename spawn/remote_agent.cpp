@@ -3,6 +3,7 @@
 #include "spawn/remote_agent.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <system_error>
 
 #include "base/sys_process.hpp"
@@ -291,8 +292,14 @@ void Agent::lead(Lock& lock, Deadline until) {
     }
     name_writers(arrived, before);
   }
-  const auto newcomers = std::ranges::stable_partition(arrived, [&](const Arrived& one) { return !is_new(one); });
-  const std::size_t known_ones = arrived.size() - newcomers.size();
+  std::vector<Arrived> newcomers;
+  std::erase_if(arrived, [&](Arrived& one) {
+    if (!is_new(one)) return false;
+    newcomers.push_back(std::move(one));
+    return true;
+  });
+  const std::size_t known_ones = arrived.size();
+  std::ranges::move(newcomers, std::back_inserter(arrived));
   for (Arrived& one : arrived) {
     if (one.message.references.empty() || one.message.head.to_life != life_) continue;
     auto references = take(one.message.references);
