@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <system_error>
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
@@ -21,7 +20,6 @@ constexpr unsigned kMostNested = 200;          // calls that are run on one stac
 constexpr std::size_t kMostUnknown = 65536, kMostWaiting = 65536;
 constexpr std::int64_t kTryAgain = 5'000'000;  // what had no room in a peer's queue
 constexpr unsigned kBusy = 64;
-constexpr std::chrono::seconds kThreadPatience{1};  // with a thread that runs a call when the worker is at its end
 
 thread_local unsigned nested = 0;
 thread_local const Agent* server_of = nullptr;
@@ -420,49 +418,12 @@ Result<void> Agent::serve(Deadline deadline, bool once) {
   }
 }
 
-Result<void> Agent::start_threads() {
-  threads_ = new std::vector<Server>;
-  try {
-    for (std::uint32_t i = 0; i < wish_.threads; ++i) {
-      auto ended = std::make_shared<bool>(false);
-      threads_->push_back(
-          {std::thread([self = shared_from_this(), ended]() mutable { self->serve_as_thread(*ended); }), ended});
-    }
-  } catch (const std::system_error& why) {
-    const std::size_t started = threads_->size();
-    end_threads();
-    return error(Status::system, "thread " + std::to_string(started + 1) + " of the " + std::to_string(wish_.threads) +
-                                     " that this worker is to have cannot be started (" + why.what() +
-                                     "): ask for fewer, or raise the limit of processes (RLIMIT_NPROC, pids.max)");
-  }
-  return {};
-}
-
 void Agent::serve_as_thread(bool& ended) {
   server_of = this;
   Lock lock(mutex_);
   while (!closed_ && !forked()) step(lock, Deadline::after(client::kForever), true);
   ended = true;
   changed_.notify_all();
-}
-
-void Agent::end_threads() {
-  if (threads_ == nullptr || forked()) return;
-  const auto is_self = [](const Server& one) { return one.thread.get_id() == std::this_thread::get_id(); };
-  {
-    Lock lock(mutex_);
-    closed_ = true;
-    wake();
-    changed_.wait_for(lock, kThreadPatience, [&] {
-      return std::ranges::all_of(*threads_, [&](const Server& one) { return *one.ended || is_self(one); });
-    });
-    // One that is in a function of the user still has its own hold on this worker, and ends when that returns.
-    for (Server& one : *threads_)
-      if (!*one.ended) one.thread.detach();
-  }
-  for (Server& one : *threads_)
-    if (one.thread.joinable()) one.thread.join();
-  threads_->clear();
 }
 
 // ---------------------------------------------------------------- outcomes

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finding the others: by user and port, at the broker. The worker of rank 0 makes the pool, in the group of the world.
-// Where the world runs already this worker takes a dead one's place in it, and in the pool.
+// Where the world runs already this worker takes a dead one's place in it, and in the pool. Its threads begin last, and
+// their end is here too.
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <system_error>
 
 #include "base/sys_process.hpp"
 #include "client/connect.hpp"
@@ -21,6 +24,7 @@ namespace {
 using client::Deadline;
 
 constexpr std::uint32_t kMostWorkers = 64, kMostThreads = 256;
+constexpr std::chrono::seconds kThreadPatience{1};  // with a thread that runs a call when the worker is at its end
 constexpr std::int64_t kLookAtPool = 2'000'000;
 constexpr std::int64_t kLookAtPlace = 10'000'000;  // where a dead one's place is not free yet
 
@@ -302,6 +306,43 @@ std::string Agent::missing() const {
   }
   if (count > 8) out += " and " + std::to_string(count - 8) + " more";
   return out.empty() ? "not all workers came" : out + (count == 1 ? " has" : " have") + " not come";
+}
+
+Result<void> Agent::start_threads() {
+  threads_ = new std::vector<Server>;
+  try {
+    for (std::uint32_t i = 0; i < wish_.threads; ++i) {
+      auto ended = std::make_shared<bool>(false);
+      threads_->push_back(
+          {std::thread([self = shared_from_this(), ended]() mutable { self->serve_as_thread(*ended); }), ended});
+    }
+  } catch (const std::system_error& why) {
+    const std::size_t started = threads_->size();
+    end_threads();
+    return error(Status::system, "thread " + std::to_string(started + 1) + " of the " + std::to_string(wish_.threads) +
+                                     " that this worker is to have cannot be started (" + why.what() +
+                                     "): ask for fewer, or raise the limit of processes (RLIMIT_NPROC, pids.max)");
+  }
+  return {};
+}
+
+void Agent::end_threads() {
+  if (threads_ == nullptr || forked()) return;
+  const auto is_self = [](const Server& one) { return one.thread.get_id() == std::this_thread::get_id(); };
+  {
+    Lock lock(mutex_);
+    closed_ = true;
+    wake();
+    changed_.wait_for(lock, kThreadPatience, [&] {
+      return std::ranges::all_of(*threads_, [&](const Server& one) { return *one.ended || is_self(one); });
+    });
+    // One that is in a function of the user still has its own hold on this worker, and ends when that returns.
+    for (Server& one : *threads_)
+      if (!*one.ended) one.thread.detach();
+  }
+  for (Server& one : *threads_)
+    if (one.thread.joinable()) one.thread.join();
+  threads_->clear();
 }
 
 }  // namespace shmb::remote
