@@ -68,7 +68,9 @@ Result<Reply> join(Session& session, const Pool::Opening& opening, Deadline dead
   writer.text(address.group);
   writer.text(address.name);
   const auto packet = writer.finish(0);
-  return session.call(std::span(buffer).first(packet.size()), deadline);
+  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(session.of_broker(std::move(reply.error())));
+  return reply;
 }
 
 }  // namespace

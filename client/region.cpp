@@ -198,6 +198,7 @@ Result<void> Region::map_back(Deadline deadline) {
 
 Result<void> Region::publish(Deadline deadline) {
   if (auto fine = usable(); !fine) return fine;
+  if (auto fine = check_answer_deadline(deadline); !fine) return fine;
   if (facts_.state == SHMBW_REGION_STATE_PUBLISHED) return error(Status::invalid, "the region is published already");
   if ((facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0) return error(Status::denied, "only a writer can publish a region");
   if (auto held = held_.lock(); held && held->here())

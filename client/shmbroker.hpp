@@ -113,7 +113,8 @@ constexpr std::int64_t nanoseconds_of(std::chrono::duration<Rep, Period> duratio
 
 }  // namespace detail
 
-// How long a call may take. Implicit from any std::chrono duration; zero and below count as one nanosecond.
+// How long a call may take; forever() is for waiting for others, calls to the broker alone refuse it. Implicit from any
+// std::chrono duration; zero and below count as one nanosecond.
 class Timeout {
  public:
   constexpr Timeout() noexcept = default;  // the default of the call: 5 s for answers of the broker

@@ -15,7 +15,7 @@ namespace shmb::daemon {
 static Result<Lease*> own_lease(World& world, Session& session, const shmbw_region_ref& ref) {
   Region* region = world.find_region(ref.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
-  if (!lease) return std::unexpected(no_such_region());
+  if (!lease) return std::unexpected(no_lease(ref.id));
   if (ref.generation != 0 && ref.generation != region->generation)
     return std::unexpected(stale_region(ref.id, ref.generation, region->generation));
   return lease;

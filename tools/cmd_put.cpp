@@ -173,9 +173,12 @@ Result<Done> put(const Session& session, const PutOptions& options) {
   return done;
 }
 
+std::string put_address(const shmb_region_stat& stat) {
+  return address_text(stat.owner_uid, stat.group, stat.group_name, stat.name);
+}
+
 std::string put_text(const PutOptions& options, const Session& session, const shmb_region_stat& stat) {
-  const std::string address =
-      std::string(*stat.group_name ? stat.group_name : "#" + std::to_string(stat.group)) + "/" + stat.name;
+  const std::string address = put_address(stat);
   std::string text;
   if (session.info().started_by_us) text += std::string("started a private broker at ") + session.info().socket + "\n";
   text += address + ": " + size_text(options.common, stat.length) + ", read-only, ";
@@ -195,7 +198,9 @@ std::string put_text(const PutOptions& options, const Session& session, const sh
 std::string put_json(const Session& session, const shmb_region_stat& stat) {
   Json json = document("put");
   json["id"] = id_text({stat.id.id, stat.id.generation, 0});
-  json["group"] = *stat.group_name ? std::string(stat.group_name) : "#" + std::to_string(stat.group);
+  json["address"] = put_address(stat);
+  json["group"] = group_text(stat.group, stat.group_name);
+  json["group_id"] = stat.group;
   json["name"] = std::string(stat.name);
   json["length"] = stat.length;
   json["bytes"] = stat.bytes;

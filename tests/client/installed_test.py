@@ -39,6 +39,13 @@ int main() {
   return *heap.construct<int>("seven", 7) == 7 ? 0 : 1;
 }
 """
+SPAWN_PROGRAM = """#include <shmbroker/remote.hpp>
+#include <shmbroker/spawn.hpp>
+int main(int argc, char** argv) {
+  if (auto rc = shmbroker::spawn_child(argc, argv)) return *rc;
+  return shmbroker::SpawnOptions{}.shards == 1 ? 0 : 1;
+}
+"""
 GPU_PROGRAM = """#include <shmbroker/cuda.hpp>
 int main() {
   auto devices = shmbroker::gpu::try_devices();
@@ -77,7 +84,7 @@ def main():
         (prefix / "include/shmbroker").mkdir(parents=True)
         shutil.copy(library, lib / "libshmbroker.so.0")
         (lib / "libshmbroker.so").symlink_to("libshmbroker.so.0")
-        for pc in ("shmbroker.pc", "shmbroker-heap.pc"):
+        for pc in ("shmbroker.pc", "shmbroker-heap.pc", "shmbroker-spawn.pc"):
             shutil.copy(pc_file.with_name(pc), lib / "pkgconfig")
         for file in cmake_files:
             shutil.copy(file, lib / "cmake/shmbroker")
@@ -87,6 +94,7 @@ def main():
         (folder / "stranger.c").write_text(C_PROGRAM)
         (folder / "stranger.cpp").write_text(CXX_PROGRAM)
         (folder / "heap.cpp").write_text(HEAP_PROGRAM)
+        (folder / "spawn.cpp").write_text(SPAWN_PROGRAM)
         (folder / "gpu.cpp").write_text(GPU_PROGRAM)
         if shutil.which("pkg-config") is None:
             print("SKIPPED: pkg-config: not here")
@@ -94,7 +102,8 @@ def main():
             for compiler, standard, source, package in [("cc", "-std=c11", "stranger.c", "shmbroker"),
                                                         ("c++", "-std=c++20", "stranger.cpp", "shmbroker"),
                                                         ("c++", "-std=c++20", "gpu.cpp", "shmbroker"),
-                                                        ("c++", "-std=c++20", "heap.cpp", "shmbroker-heap")]:
+                                                        ("c++", "-std=c++20", "heap.cpp", "shmbroker-heap"),
+                                                        ("c++", "-std=c++20", "spawn.cpp", "shmbroker-spawn")]:
                 flags = shlex.split(run("pkg-config", f"--define-variable=prefix={prefix}", "--cflags", "--libs", package,
                                         env=dict(os.environ, PKG_CONFIG_PATH=str(lib / "pkgconfig"))))
                 run(compiler, standard, "-Wall", "-Werror", folder / source, "-o", folder / "stranger", *flags)
