@@ -175,7 +175,7 @@ uint64_t shmb_content_length(const shmb_content* content) noexcept {
   return content == nullptr ? 0 : content->it->view().size();
 }
 uint32_t shmb_content_mapped(const shmb_content* content) noexcept {
-  return content != nullptr && content->it->bytes ? 1 : 0;
+  return content != nullptr && (content->it->bytes || content->it->slot) ? 1 : 0;
 }
 size_t shmb_content_regions(const shmb_content* content) noexcept {
   return content == nullptr ? 0 : content->it->regions.size();

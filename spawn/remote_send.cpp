@@ -37,13 +37,27 @@ Result<client::Region::Handle> Agent::in_region(std::string_view bytes) {
   return made;
 }
 
-// A payload as this worker keeps it: for a call to itself, and as a value.
-Result<Content> Agent::keep(const Payload& payload) {
+SlotBytes Agent::in_slot(std::string_view bytes) {
+  std::shared_ptr<Inbox> inbox;
+  {
+    const std::lock_guard lock(mutex_);
+    inbox = inbox_;
+  }
+  SlotBytes room = inbox ? inbox->room_for(bytes.size()) : SlotBytes();
+  if (room) std::memcpy(room.data(), bytes.data(), bytes.size());
+  return room;
+}
+
+// A payload as this worker keeps it: for a call to itself, and as a value, which stays.
+Result<Content> Agent::keep(const Payload& payload, bool stays) {
   Content content;
   if (payload.data.size() > kInline) {
-    auto bytes = payload.bytes != nullptr ? again(*payload.bytes) : in_region(payload.data);
-    if (!bytes) return std::unexpected(bytes.error());
-    content.bytes = std::move(*bytes);
+    if (!stays && payload.bytes == nullptr) content.slot = in_slot(payload.data);
+    if (!content.slot) {
+      auto bytes = payload.bytes != nullptr ? again(*payload.bytes) : in_region(payload.data);
+      if (!bytes) return std::unexpected(bytes.error());
+      content.bytes = std::move(*bytes);
+    }
     content.bytes_length = payload.data.size();
   } else {
     content.data = payload.data;
@@ -179,13 +193,16 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
   out.function = function;
   out.regions = payload.regions;
   client::Region::Handle bytes;
+  SlotBytes slot;
   if (payload.data.size() > kInline) {
-    if (payload.bytes == nullptr) {
+    if (payload.bytes == nullptr) slot = in_slot(payload.data);
+    if (payload.bytes == nullptr && !slot) {
       auto made = in_region(payload.data);
       if (!made) return std::unexpected(made.error());
       bytes = std::move(*made);
     }
-    out.bytes = payload.bytes != nullptr ? payload.bytes : bytes.get();
+    if (slot) out.slot = &slot;
+    else out.bytes = payload.bytes != nullptr ? payload.bytes : bytes.get();
     out.bytes_length = payload.data.size();
   } else {
     out.data = payload.data;
@@ -285,7 +302,7 @@ Result<void> Agent::send_request(const std::shared_ptr<Future>& future, std::uin
     }
     return sent;
   }
-  auto content = keep(payload);
+  auto content = keep(payload, false);
   if (!content) return std::unexpected(content.error());
   auto request = std::make_unique<Request>();
   request->agent = shared_from_this();

@@ -24,10 +24,12 @@ struct Content {
   std::string data;
   client::Region::Handle bytes;  // instead of data
   std::uint64_t bytes_length = 0;
+  SlotBytes slot;  // likewise: what passes; a value, which stays, has a region
   std::vector<client::Region::Handle> regions;
   std::vector<std::shared_ptr<Reference>> references;
 
   std::string_view view() const {
+    if (slot) return slot.view();
     if (!bytes) return data;
     return {reinterpret_cast<const char*>(bytes->data()), bytes_length};
   }

@@ -111,6 +111,13 @@ class Raised : public E, public RemoteFailure {
 };
 using RemoteException = Raised<std::runtime_error>;
 
+// Nothing is registered by the name of the call at that worker, or two functions are: status() is no_function.
+class NoFunction : public Error, public RemoteFailure {
+ public:
+  NoFunction(const Error& error, const RemoteFailure& failure) : Error(error), RemoteFailure(failure) {}
+  using Error::status;
+};
+
 namespace detail {
 
 namespace inside = shmbroker::detail;
@@ -175,6 +182,7 @@ inline std::map<std::string, Rethrow>& exceptions() {
 [[noreturn]] inline void throw_failure(const shmb_remote_failure& c, const shmb_error& error) {
   if (c.status != SHMB_E_RAISED && c.status != SHMB_E_NO_FUNCTION) throw Error(error);
   const RemoteFailure failure(c);
+  if (c.status == SHMB_E_NO_FUNCTION) throw NoFunction(Error(error), failure);
   if (const auto found = exceptions().find(failure.type()); found != exceptions().end()) found->second(failure);
   throw RemoteException(failure);
 }
@@ -405,7 +413,7 @@ inline void answer_exception(shmb_request* request, const std::string& where) no
     throw;
   } catch (const std::exception& error) {
     if (const auto* told = dynamic_cast<const RemoteFailure*>(&error)) {  // from further on
-      type = told->type();
+      type = told->type().empty() ? inside::demangled(typeid(error).name()) : told->type();
       text = told->text();
       trace += "from worker \"" + told->origin().name + "\" (rank " + std::to_string(told->origin().rank) +
                "): " + told->trace();
