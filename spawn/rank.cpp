@@ -153,6 +153,8 @@ Result<void> take_orders(State& it, std::string payload) {
   it.facts.shard = in.number<std::int32_t>();
   it.facts.function = in.text();
   it.facts.arguments = in.text();
+  it.facts.parent_epoch = in.number<std::uint64_t>();
+  it.facts.parent_session = in.number<std::uint64_t>();
   if (!in.done()) return error(Status::protocol, "the supervisor is of another version of the library");
   return {};
 }
