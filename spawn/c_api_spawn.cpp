@@ -129,6 +129,7 @@ Result<client::Region::Ticket> lend_to_parent(client::Region& region, const Rank
   constexpr std::int64_t kLong = 7LL * 24 * 3600 * 1'000'000'000;
   const bool met = facts.parent_session != 0 && facts.parent_epoch == region.session().epoch();
   if (!met) return region.make_ticket(rights, uses, lifetime, deadline);
+  if (auto told = announce_lent(); !told) return std::unexpected(told.error());
   const auto made = [&](std::int64_t life) {
     return region.make_ticket(rights, uses, life, deadline, SHMBW_TICKET_CREATE_WITH_SESSION, facts.parent_session);
   };
@@ -270,8 +271,9 @@ int shmb_processes_session(shmb_processes* processes, shmb_session** session, sh
     auto it = processes_of(processes);
     if (!it) return std::unexpected(it.error());
     if (session == nullptr) return shmb::error(Status::invalid, "no place for the session was given");
-    if (!(*it)->session()) return shmb::error(Status::not_found, "these ranks have no group at a broker");
-    *session = new shmb_session{(*it)->session()};
+    auto found = (*it)->session();
+    if (!found) return shmb::error(Status::not_found, "these ranks have given nothing that is at a broker");
+    *session = new shmb_session{std::move(found)};
     return {};
   });
 }

@@ -473,6 +473,9 @@ class Overseer {
         rank.finished = true;
         rank.result = std::move(frame.payload);
         return;
+      case Op::lent:
+        lent_ = true;
+        return;
       case Op::raised:
         if (rank.raised) return;
         rank.raised = true;
@@ -644,6 +647,7 @@ class Overseer {
       for (const Failure& one : failures_found_)
         if (one.ended_by_us == by_us) verdict.failures.push_back(one);
     for (Rank& rank : ranks_) verdict.results.push_back(std::move(rank.result));
+    verdict.lent = lent_;
     return verdict;
   }
 
@@ -678,7 +682,8 @@ class Overseer {
   Error why_;
   std::size_t ended_ = 0;
   int exit_status_ = 0;
-  bool looked_ = false, guard_gone_ = false, parent_gone_ = false, cannot_start_ = false, started_ = false;
+  bool looked_ = false, guard_gone_ = false, parent_gone_ = false, cannot_start_ = false, started_ = false,
+       lent_ = false;
   std::int64_t voluntary_ = plan_.voluntary;
   std::optional<std::int64_t> end_at_, start_deadline_;
 };

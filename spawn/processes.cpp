@@ -252,12 +252,18 @@ Result<const Verdict*> Processes::join(client::Deadline deadline, std::int64_t v
         if (!verdict_) verdict_ = nobody_left();
         reap();
         done_ = true;
+        if (!verdict_->lent) session_.reset();
         return &*verdict_;
       }
     }
     if (deadline.passed()) return nullptr;
     if (auto ready = wait(deadline); !ready) return std::unexpected(ready.error());
   }
+}
+
+std::shared_ptr<client::Session> Processes::session() {
+  const std::lock_guard lock(mutex_);
+  return session_;
 }
 
 void Processes::end(bool at_once) {

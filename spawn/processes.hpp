@@ -30,7 +30,8 @@ class Processes {
   Result<const Verdict*> join(client::Deadline deadline, std::int64_t voluntary = -1);
   void end(bool at_once);
   const std::vector<pid_t>& pids() const { return pids_; }
-  const std::shared_ptr<client::Session>& session() const { return session_; }
+  // The one that the ranks' tickets for this process end with; after their end only where they made some.
+  std::shared_ptr<client::Session> session();
 
  private:
   Processes() = default;

@@ -343,6 +343,8 @@ void become_forked_rank(Fd control, std::string begin_payload) {
   if (take_orders(it, std::move(begin_payload))) (void)say_hello(it);
 }
 
+Result<void> announce_lent() { return say(Op::lent, {}); }
+
 Result<void> finish_rank(std::string_view result) {
   if (result.size() > kMostText)
     return error(Status::limit, "a result has at most 16 MiB, this one has " + std::to_string(result.size()) +

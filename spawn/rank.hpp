@@ -28,6 +28,7 @@ Result<const RankFacts*> enter_rank(void (*preload)());
 // Whether a supervisor waits for this process to enter: a rank, or the fork server, whose main has not done so.
 bool awaited_as_rank();
 // Says that the function is about to run: what happens from now on is its own failure.
+Result<void> announce_lent();
 Result<void> finish_rank(std::string_view result);
 Result<void> raise_in_rank(std::string_view type, std::string_view text, std::string_view trace);
 // The answer's payload.

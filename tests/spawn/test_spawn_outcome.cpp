@@ -237,7 +237,7 @@ TEST_CASE("40: with a voluntary grace, of join or of the options, the others may
       options.environment = {witness.ready_variable()};
       auto context = spawn("outlive", options, told ? 200 : 60'000);
       REQUIRE(witness.wait_ready(2));
-      CHECK_FALSE(told ? context.join(1ms, 60s) : context.join(1ms));
+      CHECK_FALSE((told ? context.join(1ms, 60s) : context.join(1ms)));
       ::kill(context.pids()[0], SIGKILL);
       CHECK_THROWS_AS(context.join(), ProcessExitedException);
       CHECK(context.failures().size() == (told ? 1 : 2));
