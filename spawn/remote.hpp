@@ -445,9 +445,9 @@ Remote<R> Remote<T>::remote(const std::string& method, const A&... arguments) co
 
 struct InitOptions {
   unsigned threads = 0;      // that serve; with none, calls of others are run while this worker waits, or serves
-  std::string address;       // HOST:PORT; empty: MASTER_ADDR and MASTER_PORT
-  std::string socket;        // the broker's; empty: looked for
-  Timeout timeout;           // until all have come; the default is 60 s
+  std::string address{};     // HOST:PORT; empty: MASTER_ADDR and MASTER_PORT
+  std::string socket{};      // the broker's; empty: looked for
+  Timeout timeout{};         // until all have come; the default is 60 s
   CallTimeout call_timeout;  // the default of calls, 60 s
 };
 
@@ -489,7 +489,7 @@ inline void init(const std::string& name, int rank = -1, int world_size = 0, con
 
 struct ShutdownOptions {
   bool graceful = true;
-  Timeout timeout;             // the default is 5 min
+  Timeout timeout{};           // the default is 5 min
   bool end_references = true;  // this worker's references are given up first
   bool ignore_leaks = true;    // what is left then is only counted
 };

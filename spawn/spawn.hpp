@@ -70,20 +70,20 @@ struct SpawnOptions {
   std::chrono::nanoseconds voluntary{0};                      // after a first failure, before SIGTERM
   std::chrono::nanoseconds grace = std::chrono::seconds(30);  // between SIGTERM and SIGKILL
   std::chrono::nanoseconds start_timeout = std::chrono::seconds(10);
-  Timeout timeout;  // until all have been started; the default is 30 s
+  Timeout timeout{};  // until all have been started; the default is 30 s
   bool no_group = false;
-  std::string group;  // name; empty: made from the program
+  std::string group{};  // name; empty: made from the program
   std::uint64_t limit_bytes = 0;
-  std::string socket;                    // the broker's; empty: looked for
-  std::vector<std::string> environment;  // "NAME=value"
-  std::string directory;
+  std::string socket{};                    // the broker's; empty: looked for
+  std::vector<std::string> environment{};  // "NAME=value"
+  std::string directory{};
   Stdio stdio = Stdio::inherit;
-  std::string stdio_path;
+  std::string stdio_path{};
   int shards = 1, shard = 0;
-  std::string master_addr;
+  std::string master_addr{};
   std::uint16_t master_port = 0;
-  std::string program;               // another one than this, with spawn_child in its main
-  std::vector<std::string> command;  // its arguments
+  std::string program{};               // another one than this, with spawn_child in its main
+  std::vector<std::string> command{};  // its arguments
 };
 
 // What became of one rank.
@@ -174,15 +174,16 @@ class ProcessExitedException : public ProcessException {
   throw_failures(msgpack::unpack(bytes.data(), bytes.size()).get().as<std::vector<RankFailure> >());
 }
 
-// Where a queue is: as an argument, for a rank to open an end of its own.
+// Where a queue is, for a rank to open an end of its own. A Queue as an argument travels as its address.
 struct QueueAddress {
   std::uint64_t pool = 0;
-  std::string name;
-  MSGPACK_DEFINE(pool, name)
+  std::string name{};
+  std::uint32_t role = 0;  // the ends of whoever gave the address, SHMB_QUEUE_READER and _WRITER; 0: not said
+  MSGPACK_DEFINE(pool, name, role)
   template <class Queue>
   static QueueAddress of(const Queue& queue) {
     const auto info = queue.info();
-    return {info.pool, info.name};
+    return {info.pool, info.name, info.role};
   }
 };
 
@@ -266,8 +267,9 @@ class Lent {
 
 struct PackContext {
   std::uint32_t uses = 1;  // how many ranks will attach
-  Timeout lifetime;        // until when they must have: the region of a ticket that nobody took is held so long
+  Timeout lifetime{};      // until when they must have: the region of a ticket that nobody took is held so long
   Lent* lent = nullptr;    // told of each ticket, where somebody will revoke it
+  bool result = false;     // of a rank's function: for the parent, at whose end it ends
 };
 using Packer = msgpack::packer<msgpack::sbuffer>;
 
@@ -292,28 +294,88 @@ inline Ticket ticket_of(const std::array<std::uint8_t, 16>& bytes) {
   return Ticket(Token(raw));
 }
 
+// The session that arguments and results are attached by: the rank's own, or that of the context that unpacks results.
+inline thread_local const Session* unpacking_session = nullptr;
+inline const Session& attaching_session() { return unpacking_session != nullptr ? *unpacking_session : rank_session(); }
+class AttachBy {
+ public:
+  explicit AttachBy(const Session* session) noexcept : before_(std::exchange(unpacking_session, session)) {}
+  AttachBy(const AttachBy&) = delete;
+  AttachBy& operator=(const AttachBy&) = delete;
+  ~AttachBy() { unpacking_session = before_; }
+
+ private:
+  const Session* before_;
+};
+
+// shmbroker_pool.hpp need not be there: Pool and Queue by what they can do.
+template <class T>
+concept PoolHandle = requires(const T& pool) {
+  T::try_open(std::declval<const Session&>(), std::uint64_t{});
+  pool.info().id;
+};
+template <class T>
+concept QueueHandle = std::is_constructible_v<T, shmb_queue*> && requires(const T& queue) {
+  queue.info().pool;
+  queue.info().role;
+};
+
+// The other end of the queue: what a reader was given by, writes. Both ends where the giver had both.
+inline shmb_queue* opposite_end(const QueueAddress& at) {
+  constexpr std::uint32_t kBoth = unsigned{SHMB_QUEUE_READER} | unsigned{SHMB_QUEUE_WRITER};
+  if (at.role == 0 || at.role > kBoth)
+    throw std::invalid_argument(
+        "the address of the queue \"" + at.name +
+        "\" does not say whose ends it has: take a QueueAddress and open the end that is meant");
+  shmb_pool_open_options pool_options{};
+  pool_options.size = sizeof pool_options;
+  pool_options.id = at.pool;
+  shmb_pool* raw = nullptr;
+  shmb_error error;
+  if (shmb_pool_open(attaching_session().c(), nullptr, &pool_options, &raw, &error) != SHMB_OK) throw Error(error);
+  const std::unique_ptr<shmb_pool, void (*)(shmb_pool*)> pool(raw, [](shmb_pool* open) { shmb_pool_close(open); });
+  shmb_queue_options options{};
+  options.size = sizeof options;
+  options.kind = SHMB_QUEUE_AS_IS;
+  options.role = at.role == kBoth ? kBoth : kBoth & ~at.role;
+  options.flags = SHMB_QUEUE_OPEN_ONLY;
+  shmb_queue* queue = nullptr;
+  if (shmb_queue_open(pool.get(), at.name.c_str(), &options, &queue, &error) != SHMB_OK) throw Error(error);
+  return queue;
+}
+
+inline Ticket lent_to_parent(const RegionBase& region, Rights rights) {
+  std::uint8_t raw[16];
+  shmb_error error;
+  if (shmb_rank_lend(region.c(), static_cast<std::uint32_t>(rights), 1, 0, 0, raw, nullptr, &error) != SHMB_OK)
+    throw Error(error);
+  return Ticket(Token(raw));
+}
+
 // How a value travels. Regions go as tickets, each good for one attach by each rank: a ticket holds its region, so it
 // is there for a rank that comes after the parent has let go.
 template <class T>
 struct Codec {
-  static void pack(Packer& packer, const T& value, const PackContext& context) {
-    if constexpr (requires {
-                    T::try_open(std::declval<const Session&>(), std::uint64_t{});
-                    value.info().id;
-                  }) {
-      const std::uint64_t id = value.info().id;  // a pool
+  static_assert(!std::is_pointer_v<T>,
+                "a pointer means nothing in another process: pass a value, a std::string, a Region, a Pool or a Queue");
+  static void pack(Packer& packer, const T& value, const PackContext&) {
+    if constexpr (PoolHandle<T>) {
+      const std::uint64_t id = value.info().id;
       pack_extension(packer, Extension::pool, &id, sizeof id);
+    } else if constexpr (QueueHandle<T>) {
+      packer.pack(QueueAddress::of(value));
     } else {
       packer.pack(value);
     }
-    (void)context;
   }
   static T unpack(const msgpack::object& object) {
-    if constexpr (requires { T::try_open(std::declval<const Session&>(), std::uint64_t{}); }) {
+    if constexpr (PoolHandle<T>) {
       std::uint64_t id = 0;
       const auto bytes = extension<sizeof id>(object, Extension::pool);
       std::memcpy(&id, bytes.data(), sizeof id);
-      return T::try_open(rank_session(), id).value();
+      return T::try_open(attaching_session(), id).value();
+    } else if constexpr (QueueHandle<T>) {
+      return T(opposite_end(object.as<QueueAddress>()));
     } else {
       return object.as<T>();
     }
@@ -323,8 +385,9 @@ template <class R, Rights rights>
 struct RegionCodec {
   static void pack(Packer& packer, const R& region, const PackContext& context) {
     // Lent: a parent that is killed, even before there is anybody else, leaves none.
-    const Ticket ticket = context.lent != nullptr ? region.lend(rights, context.uses, context.lifetime)
-                                                  : region.ticket(rights, context.uses, context.lifetime);
+    const Ticket ticket = context.result            ? lent_to_parent(region, rights)
+                          : context.lent != nullptr ? region.lend(rights, context.uses, context.lifetime)
+                                                    : region.ticket(rights, context.uses, context.lifetime);
     if (context.lent != nullptr) context.lent->add(region, ticket);
     pack_extension(packer, Extension::region, ticket.data(), 16);
   }
@@ -335,13 +398,13 @@ struct Codec<Region> : RegionCodec<Region, Rights::read | Rights::write | Rights
     const Ticket ticket = ticket_of(extension<16>(object, Extension::region));
     AttachOptions options;
     options.more_rights = Rights::share;
-    return rank_session().attach_writable(ticket, options);
+    return attaching_session().attach_writable(ticket, options);
   }
 };
 template <>
 struct Codec<ReadOnlyRegion> : RegionCodec<ReadOnlyRegion, Rights::read> {
   static ReadOnlyRegion unpack(const msgpack::object& object) {
-    return rank_session().attach(ticket_of(extension<16>(object, Extension::region)));
+    return attaching_session().attach(ticket_of(extension<16>(object, Extension::region)));
   }
 };
 template <>
@@ -364,6 +427,10 @@ template <>
 struct AsValue<const char*> {
   using type = std::string;
 };
+template <>
+struct AsValue<char*> {
+  using type = std::string;
+};
 
 template <class... A>
 std::string pack_all(const PackContext& context, const A&... arguments) {
@@ -381,6 +448,30 @@ T unpack_argument(const std::string& function, std::size_t number, const msgpack
   } catch (const msgpack::type_error&) {
     throw std::invalid_argument("function \"" + function + "\", argument " + std::to_string(number) + ": expected " +
                                 demangled(typeid(T).name()) + ", found " + type_text(object));
+  }
+}
+
+// What the function of a local rank returned.
+template <class T>
+T unpack_result(int local_rank, const void* data, std::size_t length) {
+  static_assert(!std::is_void_v<T>, "a function that returns nothing has no result: join says that it has returned");
+  const auto refused = [&](const std::string& found) {
+    return std::invalid_argument("the result of local rank " + std::to_string(local_rank) + ": expected " +
+                                 demangled(typeid(T).name()) + ", found " + found);
+  };
+  if (length == 0) throw refused("nothing: its function returns void, or has not returned");
+  msgpack::object_handle whole;
+  try {
+    std::size_t end = 0;
+    whole = msgpack::unpack(static_cast<const char*>(data), length, end);
+    if (end != length) throw msgpack::parse_error("");
+  } catch (const msgpack::unpack_error&) {
+    throw refused("bytes that are no value of shmbroker::spawn: a program in C or another language gave them");
+  }
+  try {
+    return Codec<T>::unpack(whole.get());
+  } catch (const msgpack::type_error&) {
+    throw refused(type_text(whole.get()));
   }
 }
 
@@ -408,7 +499,8 @@ std::string invoke(const std::string& name, R (*function)(int, P...), int rank, 
     function(rank, std::forward<P>(std::get<n>(values))...);
   } else {
     Packer packer(out);
-    Codec<std::decay_t<R> >::pack(packer, function(rank, std::forward<P>(std::get<n>(values))...), PackContext{});
+    Codec<typename AsValue<std::decay_t<R> >::type>::pack(
+        packer, function(rank, std::forward<P>(std::get<n>(values))...), PackContext{.result = true});
   }
   return {out.data(), out.size()};
 }
@@ -469,17 +561,36 @@ inline const char* or_null(const std::string& text) { return text.empty() ? null
 
 }  // namespace detail
 
-// Makes a function callable in ranks under a name. It takes the rank first; what it returns goes to the parent.
+namespace detail {
 template <class R, class... P>
-bool register_function(const std::string& name, R (*function)(int, P...)) {
-  auto& known = detail::registry()[name];
+bool register_plain(const std::string& name, R (*function)(int, P...)) {
+  auto& known = registry()[name];
   const auto address = reinterpret_cast<void (*)()>(function);
   known.twice |= known.address != nullptr && known.address != address;
   known.address = address;
   known.invoke = [name, function](int rank, const msgpack::object& arguments) {
-    return detail::invoke(name, function, rank, arguments, std::index_sequence_for<P...>());
+    return invoke(name, function, rank, arguments, std::index_sequence_for<P...>());
   };
   return true;
+}
+template <class F>
+concept RankFunction = requires(const std::string& name, F&& function) { register_plain(name, +function); };
+}  // namespace detail
+
+// Makes a function callable in ranks under a name. It takes the rank first; what it returns goes to the parent.
+template <class R, class... P>
+bool register_function(const std::string& name, R (*function)(int, P...)) {
+  return detail::register_plain(name, function);
+}
+// The same for what becomes such a function: a lambda without captures, a function that is noexcept.
+template <class F>
+bool register_function(const std::string& name, F&& function) {
+  static_assert(
+      detail::RankFunction<F>,
+      "a rank's function is a plain function, or a lambda without captures, whose first parameter is int: the "
+      "rank");
+  if constexpr (detail::RankFunction<F>) return detail::register_plain(name, +function);
+  else return false;
 }
 // At namespace scope, for a function that can be named: SHMBROKER_SPAWN_FUNCTION("train", train);
 #define SHMBROKER_SPAWN_JOIN2(a, b) a##b
@@ -559,7 +670,12 @@ class ProcessContext {
     std::uint64_t length = 0;
     shmb_error error;
     if (shmb_processes_result(handle_.get(), local_rank, &data, &length, &error) != SHMB_OK) throw Error(error);
-    return detail::Codec<T>::unpack(msgpack::unpack(static_cast<const char*>(data), length).get());
+    // By the session that the ranks' tickets for their parent are bound to; without a group it has none.
+    shmb_session* raw = nullptr;
+    std::optional<Session> session;
+    if (shmb_processes_session(handle_.get(), &raw, nullptr) == SHMB_OK) session.emplace(raw);
+    const detail::AttachBy by(session ? &*session : nullptr);
+    return detail::unpack_result<T>(local_rank, data, static_cast<std::size_t>(length));
   }
   shmb_processes* c() const noexcept { return handle_.get(); }
 
