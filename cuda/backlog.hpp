@@ -19,8 +19,7 @@ namespace shmb::cuda {
 // longer than the broker: they do the caller's own work.
 class Patience {
  public:
-  explicit Patience(std::int64_t timeout)
-      : timeout_(timeout), all_(client::Deadline::after(timeout, kDeviceTimeout)) {}
+  explicit Patience(std::int64_t timeout) : timeout_(timeout), all_(client::Deadline::after(timeout, kDeviceTimeout)) {}
   client::Deadline device() const { return all_; }
   client::Deadline broker() const { return timeout_ == 0 ? client::Deadline::after(0) : all_; }
 

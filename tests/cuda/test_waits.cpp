@@ -125,7 +125,8 @@ TEST_CASE("law 11: a region released under a device that works goes when that is
   only.region = {id.id, id.generation};
   const gpu::Pointer at = region.pointer();
   const auto at_the_broker = [&] {
-    return client_tests::must(shmb::client::list_gpu_regions(*inside, only, shmb::client::Deadline::after(0))).rows.size();
+    return client_tests::must(shmb::client::list_gpu_regions(*inside, only, shmb::client::Deadline::after(0)))
+        .rows.size();
   };
   HeldStream held(device);
   const auto released = region.try_release(false, kSoon);
