@@ -442,11 +442,11 @@ Remote<R> Remote<T>::remote(const std::string& method, const A&... arguments) co
 // ---------------------------------------------------------------- the world
 
 struct InitOptions {
-  unsigned threads = 0;      // that serve; with none, calls of others are run while this worker waits, or serves
-  std::string address{};     // HOST:PORT; empty: MASTER_ADDR and MASTER_PORT
-  std::string socket{};      // the broker's; empty: looked for
-  Timeout timeout{};         // until all have come; the default is 60 s
-  CallTimeout call_timeout;  // the default of calls, 60 s
+  unsigned threads = 0;        // that serve; with none, calls of others are run while this worker waits, or serves
+  std::string address{};       // HOST:PORT; empty: MASTER_ADDR and MASTER_PORT
+  std::string socket{};        // the broker's; empty: looked for
+  Timeout timeout{};           // until all have come; the default is 60 s
+  CallTimeout call_timeout{};  // the default of calls, 60 s
 };
 
 // Joins the world; rank -1 and world_size 0 stand for the variables RANK and WORLD_SIZE. One world at a time.
