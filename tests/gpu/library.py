@@ -10,7 +10,7 @@ ACCESS_READ, ACCESS_WRITE = 0, 1
 REPLACE, WRITING, MANY_WRITERS = 2, 4, 8
 CONNECT_NO_START, CONNECT_NO_GROUP = 2, 16
 MAKER_STAYS, UNNAME, IMPORT_SHARE = 1, 2, 1
-NOT_FOUND, NOT_SUPPORTED, PRODUCER_DEAD = 6, 47, 58
+NOT_FOUND, DEADLINE, NOT_SUPPORTED, PRODUCER_DEAD = 6, 20, 47, 58
 SECOND = 10**9
 
 
@@ -145,11 +145,22 @@ def on_device(ordinal):
 
 
 def hold_up(stream):
-    """The stream waits for what never comes, as long as the process lives."""
+    """The stream waits for what never comes, as long as the process lives, or until `let_go` gets the answer."""
     never = c.c_uint64()
     drive("cuMemAlloc_v2", c.byref(never), c.c_size_t(8))
     drive("cuMemcpyHtoD_v2", never, bytes(8), c.c_size_t(8))
     drive("cuStreamWaitValue64_v2", c.c_void_p(stream), never, c.c_uint64(1), c.c_uint(0))
+    return never
+
+
+def let_go(word):
+    drive("cuMemcpyHtoD_v2", word, (1).to_bytes(8, "little"), c.c_size_t(8))
+
+
+def driver_version():
+    version = c.c_int32()
+    call("shmb_gpu_driver_version", c.byref(version))
+    return version.value
 
 
 def sized(kind, **fields):
@@ -291,8 +302,8 @@ class Region:
         call("shmb_gpu_dlpack", self.raw, c.byref(tensor), c.byref(managed))
         return managed
 
-    def sleep(self):
-        call("shmb_gpu_sleep", self.raw, c.c_int64(0))
+    def sleep(self, timeout_ns=0):
+        call("shmb_gpu_sleep", self.raw, c.c_int64(timeout_ns))
 
     def wake(self):
         call("shmb_gpu_wake", self.raw, c.c_int64(0))

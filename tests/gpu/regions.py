@@ -20,8 +20,9 @@ import sys
 import tempfile
 import time
 
-from library import (ACCESS_READ, ACCESS_WRITE, MANY_WRITERS, NOT_FOUND, NOT_SUPPORTED, PRODUCER_DEAD, WRITING, Event,
-                     Failure, PlainTensor, PlainTensors, Session, TorchTensors, drive, hold_up, on_device)  # fmt: skip
+from library import (ACCESS_READ, ACCESS_WRITE, DEADLINE, MANY_WRITERS, NOT_FOUND, NOT_SUPPORTED, PRODUCER_DEAD, WRITING,
+                     Event, Failure, PlainTensor, PlainTensors, Session, TorchTensors, drive, driver_version, hold_up,
+                     let_go, on_device)  # fmt: skip
 
 LIMIT_S = 120
 N = 1024
@@ -354,6 +355,28 @@ def sleep_b(t):
     t.say("a")
 
 
+def waits_a(t):
+    """The library asks how far a context has come, and that must see a stream that waits for no other."""
+    if driver_version() < 12050:
+        raise Skip("the driver is older than 12.5, and has no deadline")
+    region, stream = t.session.allocate(2 << 20), t.tensors.stream()
+    word, tensor = hold_up(stream), PlainTensor(region.pointer(), N)
+    t.tensors.set_on(stream, t.tensors.make([0] * N), 1)
+    start = time.monotonic()
+    try:
+        region.sleep(300_000_000)
+        t.need(False, "it sleeps under a stream that is not through")
+    except Failure as refused:
+        t.need(refused.status == DEADLINE, str(refused))
+    t.fact("gave up", f"after {1000 * (time.monotonic() - start):.0f} ms of 300")
+    tensor.set(t.count_up())
+    t.need(tensor.values() == t.count_up(), "the mapping went all the same")
+    let_go(word)
+    region.sleep()
+    region.wake()
+    t.need(tensor.values() == t.count_up(), "the contents went with the mapping")
+
+
 def sizes(t):
     return [2 << 20, 8 << 20] if os.environ.get("REGIONS_FAKE") else [2 << 20, 64 << 20, 1 << 30, 16 << 30, 64 << 30]
 
@@ -672,6 +695,7 @@ CASES = {
     "T27": ("a timeline of the broker's: streams of two processes, and a killed producer", t27_a, t27_b),
     "T28": ("a pinned region of the broker's: copies, a device's stores, read-only in another process", t28_a, t28_b),
     "sleep": ("a region asleep, and awake at the same address", sleep_a, sleep_b),
+    "waits": ("a deadline under a stream that is not through", waits_a),
     "P3,P4": ("publish, and open to a usable pointer, by size", p4_a, p4_b),
     "51": ("a child writes through what it was sent", c51_a, c51_b),
     "52": ("five tensors, sent and dropped", c52_a, c52_b),
