@@ -56,16 +56,15 @@ void serve_publish(const Request& request) {
   Result<Charge> name_charge = Charge{};
   if (region.promised) name_charge = may_keep_promise(world, request.session, region);
   if (!name_charge) return request.fail(name_charge.error());
-  Publication* const publication = publication_of(world, region);
-  if (publication && publication->done && publication->code != 0)
-    return request.fail(publication_refused(publication->code));
-  auto reader = publication ? publication->take_reader(request.session.id) : Result<Fd>(Fd());
+  AwaitedSeals* const seals = awaited_seals(request.session, region, kPublishingSeals);
+  if (seals && seals->code != 0) return request.fail(publication_refused(seals->code));
+  auto reader = seals ? std::move(seals->reader) : Result<Fd>(Fd());
   // The descriptor first: the seals cannot be taken back.
   if (!*reader) reader = reopen_read_only(region.fd.get(), "the region");
   if (!reader) return request.fail(reader.error());
   if (region.state != SHMBW_REGION_STATE_PUBLISHED) {
     if (auto may = may_be_published(region); !may) return request.fail(may.error());
-    if (auto begun = await_publication(world, request.session, region, std::move(*reader)); !begun)
+    if (auto begun = await_seals(world, request.session, region, kPublishingSeals, std::move(*reader)); !begun)
       return request.fail(begun.error());
     return request.hold();
   }

@@ -104,6 +104,7 @@ enum shmbw_slot {
   SHMBW_SLOT_GPU_BYTES = 21,
   SHMBW_SLOT_GPU_DESCRIPTORS = 22,
   SHMBW_SLOT_LIFETIME = 23,
+  SHMBW_SLOT_TIMELINES = 24,
 };
 
 enum shmbw_scope {
