@@ -292,6 +292,27 @@ inline Ticket ticket_of(const std::array<std::uint8_t, 16>& bytes) {
   return Ticket(Token(raw));
 }
 
+// Set while remote.hpp packs or unpacks: there regions go beside the bytes, leased to the message, so that one which
+// nobody takes is nobody's; and pools are opened by the worker's own session.
+class Beside {
+ public:
+  virtual std::uint32_t give(shmb_region* region) = 0;  // its number
+  virtual shmb_region* take(std::uint32_t number, bool writable) = 0;
+  virtual const Session& session() = 0;
+
+ protected:
+  ~Beside() = default;
+};
+inline thread_local Beside* beside = nullptr;
+
+template <class R>
+R region_beside(const msgpack::object& object) {
+  const auto bytes = extension<sizeof(std::uint32_t)>(object, Extension::region);
+  std::uint32_t number = 0;
+  std::memcpy(&number, bytes.data(), sizeof number);
+  return R(beside->take(number, std::is_same_v<R, Region>));
+}
+
 // How a value travels. Regions go as tickets, each good for one attach by each rank: a ticket holds its region, so it
 // is there for a rank that comes after the parent has let go.
 template <class T>
@@ -313,7 +334,7 @@ struct Codec {
       std::uint64_t id = 0;
       const auto bytes = extension<sizeof id>(object, Extension::pool);
       std::memcpy(&id, bytes.data(), sizeof id);
-      return T::try_open(rank_session(), id).value();
+      return T::try_open(beside != nullptr ? beside->session() : rank_session(), id).value();
     } else {
       return object.as<T>();
     }
@@ -322,6 +343,10 @@ struct Codec {
 template <class R, Rights rights>
 struct RegionCodec {
   static void pack(Packer& packer, const R& region, const PackContext& context) {
+    if (beside != nullptr) {
+      const std::uint32_t number = beside->give(region.c());
+      return pack_extension(packer, Extension::region, &number, sizeof number);
+    }
     // Lent: a parent that is killed, even before there is anybody else, leaves none.
     const Ticket ticket = context.lent != nullptr ? region.lend(rights, context.uses, context.lifetime)
                                                   : region.ticket(rights, context.uses, context.lifetime);
@@ -332,6 +357,7 @@ struct RegionCodec {
 template <>
 struct Codec<Region> : RegionCodec<Region, Rights::read | Rights::write | Rights::share> {
   static Region unpack(const msgpack::object& object) {
+    if (beside != nullptr) return region_beside<Region>(object);
     const Ticket ticket = ticket_of(extension<16>(object, Extension::region));
     AttachOptions options;
     options.more_rights = Rights::share;
@@ -341,6 +367,7 @@ struct Codec<Region> : RegionCodec<Region, Rights::read | Rights::write | Rights
 template <>
 struct Codec<ReadOnlyRegion> : RegionCodec<ReadOnlyRegion, Rights::read> {
   static ReadOnlyRegion unpack(const msgpack::object& object) {
+    if (beside != nullptr) return region_beside<ReadOnlyRegion>(object);
     return rank_session().attach(ticket_of(extension<16>(object, Extension::region)));
   }
 };
