@@ -117,8 +117,7 @@ class Future {
     shmb_error error;
     const std::int64_t limit = detail::limit_of(*state_->world, timeout, has_limit());
     const auto is_done = [](void* self) { return static_cast<const Future*>(self)->done() ? 1 : 0; };
-    detail::check(
-        shmb_remote_wait(state_->world->c(), is_done, const_cast<Future*>(this), limit, &error), error);
+    detail::check(shmb_remote_wait(state_->world->c(), is_done, const_cast<Future*>(this), limit, &error), error);
   }
 
  private:
@@ -200,8 +199,7 @@ auto wait_all(const std::vector<Future<T>>& futures, Timeout timeout = {}) {
   };
   const bool limited = std::ranges::all_of(futures, [](const Future<T>& future) { return future.has_limit(); });
   shmb_error error;
-  detail::check(
-      shmb_remote_wait(world->c(), ask, &asked, detail::limit_of(*world, timeout, limited), &error), error);
+  detail::check(shmb_remote_wait(world->c(), ask, &asked, detail::limit_of(*world, timeout, limited), &error), error);
   if (asked.thrown) std::rethrow_exception(asked.thrown);
   if constexpr (!std::is_void_v<T>) {
     std::vector<T> all;

@@ -158,8 +158,7 @@ std::optional<Incoming> read_message(client::Message& message) {
     const client::Message::Part& part = message.part(next);
     if (out.bytes_length > part.length) return std::nullopt;
     auto slot = message.take_slot(next);
-    if (slot)
-      out.slot = {message.pool()->shared_from_this(), *slot, slot->data + part.offset, out.bytes_length};
+    if (slot) out.slot = {message.pool()->shared_from_this(), *slot, slot->data + part.offset, out.bytes_length};
     else out.broken = slot.error();
     ++next;
   }

@@ -30,13 +30,13 @@ typedef struct shmb_future shmb_future;       /* the outcome of a call, some tim
 typedef struct shmb_reference shmb_reference; /* one reference to a value; at its owner or elsewhere */
 
 #define SHMB_MAX_WORKERS 64
-#define SHMB_REMOTE_INLINE                                                               \
+#define SHMB_REMOTE_INLINE                                                                    \
   65536 /* bytes up to which they are copied; more of them travel as shared memory, which the \
            receiver has mapped */
 
 /* What is sent. Bytes are copied into memory that is shared before the call that takes them returns. Regions are of the
- * worker's broker and are leased to the message, which needs no ticket: the receiver maps the same memory, to write where
- * the handle may. References become references of the receiver, whatever becomes of the sender's. */
+ * worker's broker and are leased to the message, which needs no ticket: the receiver maps the same memory, to write
+ * where the handle may. References become references of the receiver, whatever becomes of the sender's. */
 typedef struct shmb_payload {
   const void* data;
   uint64_t length;
@@ -61,8 +61,8 @@ SHMB_API int shmb_content_take_region(shmb_content* content, size_t number, shmb
 SHMB_API int shmb_content_take_reference(shmb_content* content, size_t number, shmb_reference** reference,
                                          shmb_error* error) SHMB_NOEXCEPT;
 
-/* Why a call failed. RAISED: the function did, with type, text and trace as its worker told. NO_FUNCTION: its worker has
- * none of that name. Texts live as long as the object that gave them. */
+/* Why a call failed. RAISED: the function did, with type, text and trace as its worker told. NO_FUNCTION: its worker
+ * has none of that name. Texts live as long as the object that gave them. */
 typedef struct shmb_remote_failure {
   size_t size;
   int32_t status;

@@ -235,8 +235,7 @@ TEST_CASE("Arguments and results of any size arrive; from 64 KiB on they are map
               std::vector<Future<std::string>> all;
               for (std::size_t size : {std::size_t{300'000}, std::size_t{1'000'000}, std::size_t{2'200'000}})
                 for (int i = 0; i < 24; ++i)
-                  all.push_back(
-                      remote::rpc_async<std::string>("b", "repeated", size + static_cast<std::size_t>(i)));
+                  all.push_back(remote::rpc_async<std::string>("b", "repeated", size + static_cast<std::size_t>(i)));
               for (std::size_t i = 0; i < all.size(); ++i) {
                 const std::size_t base = i < 24 ? 300'000 : i < 48 ? 1'000'000 : 2'200'000;
                 EXPECT(all[i].wait() == std::string(base + i % 24, 'r'));
@@ -250,7 +249,8 @@ TEST_CASE("Arguments and results of any size arrive; from 64 KiB on they are map
             }));
 }
 
-TEST_CASE("A wait without a time-out ends: with the call's own limit, or with that of calls where it waits for no call") {
+TEST_CASE(
+    "A wait without a time-out ends: with the call's own limit, or with that of calls where it waits for no call") {
   World world;
   world.run(2, first([] {
               remote::set_timeout(0.2);

@@ -104,7 +104,8 @@ TEST_CASE("A region that may be read only can be read where it comes, and not be
   });
 }
 
-TEST_CASE("A region that nobody takes is nobody's: without such a function, with wrong arguments, with a killed callee") {
+TEST_CASE(
+    "A region that nobody takes is nobody's: without such a function, with wrong arguments, with a killed callee") {
   World world;
   broker_socket = world.broker.socket();
   const auto statuses = world.run_bare(2, [](int rank) {

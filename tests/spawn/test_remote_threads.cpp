@@ -76,8 +76,9 @@ TEST_CASE("Threads of two workers call each other at once: small and large argum
                 const std::size_t size = std::size_t{70'000} << (i % 4);
                 EXPECT(remote::rpc_sync<std::string>(patient, "repeated", size).size() == size);
                 EXPECT(value.to_here(60.0) == rank + 10);
-                const auto next =
-                    remote::rpc_async<int>(patient, "add", i, 1).then([](const Future<int>& sum) { return sum.wait() + 1; });
+                const auto next = remote::rpc_async<int>(patient, "add", i, 1).then([](const Future<int>& sum) {
+                  return sum.wait() + 1;
+                });
                 EXPECT(remote::rpc_sync<int>(patient, "unwrap", value) == rank + 10);
                 EXPECT(next.wait() == i + 2);
               }
