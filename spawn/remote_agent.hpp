@@ -115,6 +115,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   std::mutex& mutex() { return mutex_; }
   Result<client::Region::Handle> region(std::uint64_t length);
   Result<client::Region::Handle> again(const client::Region& region);  // one more handle of the same memory
+  Result<client::Region::Handle> lease(client::Region& region);        // of a region of another session
 
   void lock_for_fork() override { mutex_.lock(); }
   void unlock_after_fork() override { mutex_.unlock(); }

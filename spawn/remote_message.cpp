@@ -34,7 +34,7 @@ OutPart region_part(client::Region* region, std::uint64_t length) {
   part.region = region;
   part.length = length;
   // A writer's rights where it has them: a read-only grant would close writing, and the memory could not be used again.
-  part.rights = SHMBW_RIGHT_MAP_READ | (region->rights() & SHMBW_RIGHT_MAP_WRITE);
+  part.rights = SHMBW_RIGHT_MAP_READ | (region->rights() & (SHMBW_RIGHT_MAP_WRITE | SHMBW_RIGHT_SHARE));
   return part;
 }
 OutPart slot_part(const SlotBytes& bytes) {

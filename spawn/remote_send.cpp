@@ -12,6 +12,7 @@ namespace {
 using client::Deadline;
 
 constexpr std::size_t kMostFunction = 4096;
+constexpr std::int64_t kTicketLife = 10'000'000'000;
 
 }  // namespace
 
@@ -27,8 +28,29 @@ Result<client::Region::Handle> Agent::region(std::uint64_t length) {
 Result<client::Region::Handle> Agent::again(const client::Region& region) {
   client::AttachItem item;
   item.target = client::Target::with_id(region.ref());
-  item.rights = SHMBW_RIGHT_MAP_READ | (region.rights() & SHMBW_RIGHT_MAP_WRITE);
+  item.rights = SHMBW_RIGHT_MAP_READ | (region.rights() & (SHMBW_RIGHT_MAP_WRITE | SHMBW_RIGHT_SHARE));
   return client::attach_region(session_, item);
+}
+
+// With the rights of the handle. Where this worker's user may not address it, by a ticket that is used at once.
+Result<client::Region::Handle> Agent::lease(client::Region& region) {
+  if (region.session().is_local() || region.facts().epoch != session_->facts().epoch)
+    return error(Status::invalid, "a region that is sent is of the world's broker: this one is " +
+                                      std::string(region.session().is_local() ? "local" : "of another broker") +
+                                      "; make it with the session of the worker, or of its broker");
+  client::AttachItem item;
+  item.target = client::Target::with_id(region.ref());
+  item.rights = SHMBW_RIGHT_MAP_READ | (region.rights() & (SHMBW_RIGHT_MAP_WRITE | SHMBW_RIGHT_SHARE));
+  item.flags = client::kAttachUnmapped;
+  auto leased = client::attach_region(session_, item);
+  if (leased) return leased;
+  item.rights &= ~std::uint32_t{SHMBW_RIGHT_SHARE};
+  auto ticket = region.make_ticket(item.rights, 1, kTicketLife, Deadline::after(0), SHMBW_TICKET_CREATE_WITH_SESSION);
+  if (!ticket) return leased;
+  item.target = client::Target::with_ticket(ticket->token);
+  leased = client::attach_region(session_, item);
+  if (!leased) (void)client::revoke_ticket(region.session(), ticket->token, Deadline::after(0));
+  return leased;
 }
 
 Result<client::Region::Handle> Agent::in_region(std::string_view bytes) {

@@ -35,11 +35,12 @@ struct Content {
   }
 };
 
-// What is to be sent. Borrowed.
+// What is to be sent. Borrowed, but for leases of the worker's own on regions that other sessions of the process have.
 struct Payload {
   std::string_view data;
   client::Region* bytes = nullptr;  // where data lies, if that is a region of its own already
   std::vector<client::Region*> regions;
+  std::vector<client::Region::Handle> leased;
   std::vector<std::shared_ptr<Reference>> references;
 };
 

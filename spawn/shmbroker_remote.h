@@ -35,8 +35,8 @@ typedef struct shmb_reference shmb_reference; /* one reference to a value; at it
            receiver has mapped */
 
 /* What is sent. Bytes are copied into memory that is shared before the call that takes them returns. Regions are of the
- * worker's own session (shmb_remote_region) and are leased to the message: the receiver maps the same memory, to read
- * and to write. References become references of the receiver, whatever becomes of the sender's. */
+ * worker's broker and are leased to the message, which needs no ticket: the receiver maps the same memory, to write
+ * where the handle may. References become references of the receiver, whatever becomes of the sender's. */
 typedef struct shmb_payload {
   const void* data;
   uint64_t length;

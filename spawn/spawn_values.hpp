@@ -150,9 +150,34 @@ inline Ticket ticket_of(const std::array<std::uint8_t, 16>& bytes) {
   return Ticket(Token(raw));
 }
 
-// The session that arguments and results are attached by: the rank's own, or that of the context that unpacks results.
+// Set while remote.hpp packs or unpacks: there regions go beside the bytes, leased to the message, so that one which
+// nobody takes is nobody's; and pools are opened by the worker's own session.
+class Beside {
+ public:
+  virtual std::uint32_t give(shmb_region* region) = 0;  // its number
+  virtual shmb_region* take(std::uint32_t number, bool writable) = 0;
+  virtual const Session& session() = 0;
+
+ protected:
+  ~Beside() = default;
+};
+inline thread_local Beside* beside = nullptr;
+
+template <class R>
+R region_beside(const msgpack::object& object) {
+  const auto bytes = extension<sizeof(std::uint32_t)>(object, Extension::region);
+  std::uint32_t number = 0;
+  std::memcpy(&number, bytes.data(), sizeof number);
+  return R(beside->take(number, std::is_same_v<R, Region>));
+}
+
+// The session that arguments and results are attached by: the rank's own, that of the context that unpacks results, or a
+// worker's.
 inline thread_local const Session* unpacking_session = nullptr;
-inline const Session& attaching_session() { return unpacking_session != nullptr ? *unpacking_session : rank_session(); }
+inline const Session& attaching_session() {
+  if (beside != nullptr) return beside->session();
+  return unpacking_session != nullptr ? *unpacking_session : rank_session();
+}
 class AttachBy {
  public:
   explicit AttachBy(const Session* session) noexcept : before_(std::exchange(unpacking_session, session)) {}
@@ -240,6 +265,10 @@ struct Codec {
 template <class R, Rights rights>
 struct RegionCodec {
   static void pack(Packer& packer, const R& region, const PackContext& context) {
+    if (beside != nullptr) {
+      const std::uint32_t number = beside->give(region.c());
+      return pack_extension(packer, Extension::region, &number, sizeof number);
+    }
     // Lent: a parent that is killed, even before there is anybody else, leaves none.
     const Ticket ticket = context.result            ? lent_to_parent(region, rights)
                           : context.lent != nullptr ? region.lend(rights, context.uses, context.lifetime)
@@ -251,6 +280,7 @@ struct RegionCodec {
 template <>
 struct Codec<Region> : RegionCodec<Region, Rights::read | Rights::write | Rights::share> {
   static Region unpack(const msgpack::object& object) {
+    if (beside != nullptr) return region_beside<Region>(object);
     const Ticket ticket = ticket_of(extension<16>(object, Extension::region));
     AttachOptions options;
     options.more_rights = Rights::share;
@@ -260,6 +290,7 @@ struct Codec<Region> : RegionCodec<Region, Rights::read | Rights::write | Rights
 template <>
 struct Codec<ReadOnlyRegion> : RegionCodec<ReadOnlyRegion, Rights::read> {
   static ReadOnlyRegion unpack(const msgpack::object& object) {
+    if (beside != nullptr) return region_beside<ReadOnlyRegion>(object);
     return attaching_session().attach(ticket_of(extension<16>(object, Extension::region)));
   }
 };
