@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How values travel to ranks, from them, and between workers: msgpack, and handles beside it. Regions go as tickets,
-// pools by their id, queues by their address. A ticket that nobody takes must not hold a region on: each is bound to the
-// session of who gave it, or for whom it is. Part of spawn.hpp, and needs msgpack-cxx and exceptions as that does.
+// pools by their id, queues by their address. A ticket that nobody takes must not hold a region on: each is bound to
+// the session of who gave it, or for whom it is. Part of spawn.hpp, and needs msgpack-cxx and exceptions as that does.
 #ifndef SHMBROKER_SPAWN_VALUES_HPP
 #define SHMBROKER_SPAWN_VALUES_HPP
 
@@ -171,8 +171,8 @@ R region_beside(const msgpack::object& object) {
   return R(beside->take(number, std::is_same_v<R, Region>));
 }
 
-// The session that arguments and results are attached by: the rank's own, that of the context that unpacks results, or a
-// worker's.
+// The session that arguments and results are attached by: the rank's own, that of the context that unpacks results, or
+// a worker's.
 inline thread_local const Session* unpacking_session = nullptr;
 inline const Session& attaching_session() {
   if (beside != nullptr) return beside->session();
