@@ -73,6 +73,47 @@ TEST_CASE("where the broker cannot open the node it says what failed, and takes 
   CHECK(kept.minor == 3);
 }
 
+TEST_CASE("a node that is given is its giver's user's to pay for, until the last region on it has gone") {
+  FakeGpus gpus;
+  Config config = private_config();
+  config.limits.uid_gpu_descriptors = 4;
+  World world(config);
+  const Fd node = gpus.node();
+  auto give = [&](Client& client) -> Packet& {
+    client.link().bring(copy_of(node));
+    return ask_device(client);
+  };
+  auto giver = [&](std::uint32_t uid) {
+    Client client = world.silent(uid);
+    client.hello({.features = SHMBW_FEATURE_PASS_RIGHTS});
+    return client;
+  };
+  Client first = giver(1000), second = giver(1000), third = giver(1000), stranger = giver(2000);
+  Client reader = world.client(1000);
+  CHECK(give(first).fixed<shmbw_gpu_device_reply>().hold == SHMBW_GPU_HOLD_GIVEN);
+  const auto made = publish(first);  // two more
+  REQUIRE(made.status == Status::ok);
+  CHECK(open_id(reader, made.reply.region).status == Status::ok);
+  CHECK(give(second).fixed<shmbw_gpu_device_reply>().hold == SHMBW_GPU_HOLD_GIVEN);
+  const std::uint32_t before = world.status().descriptors;
+  for (int i = 0; i < 3; ++i) {
+    Packet& refused = give(third);
+    REQUIRE(refused.status() == Status::limit);
+    const Error why = refused.error();
+    CHECK(why.shortage.slot == SHMBW_SLOT_GPU_DESCRIPTORS);
+    CHECK(why.sentence.find("asked 1, used 4 of 4; raise limits.uid.1000.gpu_descriptors") != std::string::npos);
+  }
+  CHECK(world.status().descriptors == before);
+  CHECK(give(stranger).status() == Status::ok);
+  // The region keeps the node although its giver has gone.
+  first.die();
+  CHECK(give(third).status() == Status::limit);
+  reader.release(made.reply.region);
+  world.wait_for_closes();
+  CHECK(give(third).status() == Status::ok);
+  CHECK(publish(third).status == Status::ok);
+}
+
 TEST_CASE("an administrator may trust that somebody else keeps GPUs initialised") {
   FakeGpus gpus;
   std::filesystem::remove(gpus.file("fake-nvidia3"));
