@@ -34,13 +34,13 @@ struct SizeClass {
 struct PoolSpec {
   std::string name;
   std::vector<SizeClass> classes;
-  // The first slots of these are made by whoever needs one first: `slots` is 0. All who open the pool name the same.
-  std::vector<SizeClass> later;
   std::uint64_t group = 0;
   std::optional<std::int64_t> keep;
   bool small_pages = false, no_populate = false;
   std::uint32_t lanes = 0, queues = 0;
   std::uint64_t lane_bytes = 0;
+  // The first slots of these are made by whoever needs one first: `slots` is 0. All who open the pool name the same.
+  std::vector<SizeClass> later{};
 };
 
 // How long a call may wait, all its waits together. The clock is asked only by who has to wait.

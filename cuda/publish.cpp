@@ -154,7 +154,7 @@ class Publication {
   Region& region_;
   Region::Handle keep_;
   const PublishSpec& spec_;
-  std::unique_lock<std::mutex> lock_;
+  std::unique_lock<Turn> lock_;
   Manifest manifest_;
   std::vector<Allocation> own_;  // references for the exports, where the region has none
   std::vector<Fd> descriptors_;

@@ -89,7 +89,7 @@ Region::~Region() {
   else if (published() && !session_->lost()) (void)client::post_release(*session_, ref_, 0);
 }
 
-Result<std::unique_lock<std::mutex>> Region::change(client::Deadline deadline) const {
+Result<std::unique_lock<Turn>> Region::change(client::Deadline deadline) const {
   constexpr std::int64_t kRest = 200'000;
   for (;;) {
     std::unique_lock lock(changing_, std::try_to_lock);

@@ -71,6 +71,16 @@ struct ImportSpec {
   bool share = false;  // the lease shall carry the right to hand the region on
 };
 
+// Whose turn it is to change a region. One publication has those of thousands, and nobody sleeps on one.
+class Turn {
+ public:
+  bool try_lock() { return !taken_.test_and_set(std::memory_order_acquire); }
+  void unlock() { taken_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag taken_;
+};
+
 class Region : public std::enable_shared_from_this<Region> {
  public:
   using Handle = std::shared_ptr<Region>;
@@ -149,7 +159,7 @@ class Region : public std::enable_shared_from_this<Region> {
   Region(const Driver& driver, Memory memory, std::shared_ptr<client::Session> session);
   static void end(Region* region) noexcept;
   // Others that change it take their time with the device too.
-  Result<std::unique_lock<std::mutex>> change(client::Deadline deadline) const;
+  Result<std::unique_lock<Turn>> change(client::Deadline deadline) const;
   Result<void> map(std::span<const Allocation> allocations, Address at);
   Result<void> set_access(Access access);
   Result<std::vector<Allocation>> allocations() const;
@@ -165,7 +175,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::shared_ptr<Notices> notices_;  // where pushed states come in; set with the session
   std::vector<Device> devices_;       // that reach it; calls that need a context get that of the first
   std::optional<ContextHold> hold_;   // from the first such call on; of lent memory the primary one, which opened it
-  mutable std::mutex changing_;       // publish, written, sleep, wake
+  mutable Turn changing_;             // publish, written, sleep, wake
   AddressRange range_;
   std::vector<Allocation> held_;  // adopted and not yet published, or asleep and never published
   Address opened_ = 0;            // lent: what the driver opened

@@ -197,7 +197,7 @@ TEST_CASE("a name is taken over only where that was asked for, and the generatio
   second.release(true);
 }
 
-TEST_CASE("200 regions are published and imported in few requests, and a bad one among them fails alone") {
+TEST_CASE("100 regions are published and imported in few requests, and a bad one among them fails alone") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
