@@ -106,8 +106,9 @@ class Queue {
   };
   struct LaneHold {
     std::uint32_t generation = 0;
-    std::uint32_t in_flight = 0;          // messages that name it, those that are still being sent among them
-    std::uint64_t bytes = 0, handle = 0;  // Region::serial(), 0: not held yet. While it lives, the broker keeps the hold
+    std::uint32_t in_flight = 0;  // messages that name it, those that are still being sent among them
+    std::uint64_t bytes = 0,
+                  handle = 0;  // Region::serial(), 0: not held yet. While it lives, the broker keeps the hold
   };
   // The holds of a message from the first look at them until it is published: hold_regions() gives the lock up, and
   // what another thread sends meanwhile must not drop them.

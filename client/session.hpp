@@ -98,6 +98,9 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   Result<Reply> call(std::span<std::byte> packet, Deadline deadline, Channel::Subscription* subscription = nullptr,
                      std::span<const int> descriptors = {});
   Result<void> post(std::span<std::byte> packet, Deadline deadline);
+  // Neither waits, nor notices a fork.
+  Result<std::shared_ptr<Channel::Later>> ask(std::span<std::byte> packet) { return channel_.ask(packet); }
+  bool has_come(Channel::Later& later) { return channel_.has_come(later); }
 
   Result<GroupHandle> create_group(const GroupSpec& spec, Deadline deadline);
   Result<std::uint64_t> join_group(const std::string& group, std::uint32_t flags, Deadline deadline);
