@@ -19,13 +19,15 @@ enum class EngineChoice { automatic, io_uring, epoll };
 // Limits of one scope; absent = the next wider default.
 struct LimitOverride {
   std::optional<std::uint64_t> bytes, regions, leases, sessions, groups, tickets, names, watches, worlds, references,
-      gpu_bytes, gpu_descriptors;
+      gpu_bytes, gpu_descriptors, timelines;
 };
 
 struct Limits {
   std::uint64_t host_bytes = 0;     // default: half of MemTotal
   std::uint64_t uid_bytes = 0;      // default: host_bytes
   std::uint64_t group_bytes = 0;    // default: uid_bytes
+  bool uid_follows = false;         // uid_bytes was not set: it is what host_bytes is
+  bool group_follows = false;       // group_bytes was not set: it is what uid_bytes is
   std::uint64_t group_regions = 0;  // 0: as many as the descriptor table allows
   std::uint64_t uid_regions = 0;
   std::uint64_t uid_leases = 65'536;
@@ -44,6 +46,8 @@ struct Limits {
   std::uint64_t group_gpu_bytes = 0;
   // Each is one of the 524,288 exports that the driver allows on a host.
   std::uint64_t uid_gpu_descriptors = 65'536;
+  // Each is mapped by the broker, and released word by word when its producer is gone.
+  std::uint64_t uid_timelines = 1'024;
   std::int64_t keep_max = 7LL * 24 * 3600 * 1'000'000'000;
   std::int64_t ticket_default = 600LL * 1'000'000'000;
   std::int64_t ticket_max = 7LL * 24 * 3600 * 1'000'000'000;

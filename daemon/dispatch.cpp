@@ -17,6 +17,7 @@ void Request::fail(const Error& error) const {
 
 void Request::hold() const {
   --world.requests;
+  session.held = true;
   session.link->hold();
 }
 

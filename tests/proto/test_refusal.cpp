@@ -71,13 +71,33 @@ TEST_CASE("units stand once where both numbers have the same, twice where they d
 
 TEST_CASE("every slot and scope has its own words") {
   std::vector<std::string> words;
-  for (std::uint16_t slot = SHMBW_SLOT_NONE; slot <= SHMBW_SLOT_SLOTS; ++slot)
+  for (std::uint16_t slot = SHMBW_SLOT_NONE; slot <= SHMBW_SLOT_TIMELINES; ++slot)
     words.push_back(said(shortage(slot, SHMBW_SCOPE_HOST, 0, 10, 10, 1)));
   for (std::uint16_t scope = SHMBW_SCOPE_NONE; scope <= SHMBW_SCOPE_WATCHED; ++scope)
     if (scope != SHMBW_SCOPE_HOST) words.push_back(said(shortage(SHMBW_SLOT_LEASES, scope, 9, 10, 10, 1)));
   std::sort(words.begin(), words.end());
   CHECK(std::unique(words.begin(), words.end()) == words.end());
   CHECK(said(shortage(999, 999, 0, 1, 1, 1)).starts_with("limit: capacity of this request"));
+}
+
+TEST_CASE("what is not there is told in the words of who asked, with where to look") {
+  const auto told = [](const Sought& sought) {
+    const Error error = not_found(sought);
+    CHECK(error.status == Status::not_found);
+    return error.sentence;
+  };
+  CHECK(
+      told({.name = "kv", .group = "train"}) ==
+      "no region 'kv' in group 'train', or not for this caller; `shmbroker list --group 'train'` shows what there is");
+  CHECK(told({.what = "pool", .name = "kv", .group = "#17", .owner_uid = 1001}) ==
+        "no pool 'kv' in group '1001:#17', or not for this caller; `shmbroker list --group '1001:#17'` shows what "
+        "there is");
+  CHECK(told({.id = 17, .generation = 2}) ==
+        "no region 17 of generation 2, or not for this caller; `shmbroker list` shows what there is");
+  CHECK(told({.what = "group", .id = 17}) ==
+        "no group #17, or not for this caller; `shmbroker list --groups` shows what there is");
+  CHECK(told({.what = "group", .name = "a\x1b[2Jb"}).find('\x1b') == std::string::npos);
+  CHECK(told({.name = "kv"}).starts_with("no region 'kv' in the session's own group, which is not there yet, or not"));
 }
 
 TEST_CASE("the status tells a short limit from short memory and a full descriptor table") {
