@@ -32,6 +32,7 @@ using fault::Call;
 namespace {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
+constexpr std::uint64_t kMappingsByDefault = 65'530;
 
 ExitInfo exit_info(int status) {
   if (WIFSIGNALED(status)) return {true, WTERMSIG(status), WCOREDUMP(status) != 0};
@@ -233,6 +234,13 @@ Sys<FdLimit> descriptor_limit() {
 Sys<void> set_descriptor_limit(FdLimit limit) {
   const rlimit wanted{limit.soft, limit.hard};
   return call_void(Call::rlimit, [&] { return ::setrlimit(RLIMIT_NOFILE, &wanted); });
+}
+
+std::uint64_t mappings_limit() {
+  std::uint64_t limit = 0;
+  if (auto text = read_file("/proc/sys/vm/max_map_count"))
+    std::from_chars(text->data(), text->data() + text->size(), limit);
+  return limit != 0 ? limit : kMappingsByDefault;
 }
 
 std::int64_t now_boottime() { return clock_now(CLOCK_BOOTTIME); }

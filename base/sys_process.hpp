@@ -63,6 +63,7 @@ struct FdLimit {
 };
 Sys<FdLimit> descriptor_limit();
 Sys<void> set_descriptor_limit(FdLimit limit);
+std::uint64_t mappings_limit();  // vm.max_map_count: of one process; where it cannot be read, what it is by default
 
 std::int64_t now_boottime();  // CLOCK_BOOTTIME, nanoseconds
 std::int64_t now_monotonic();

@@ -13,6 +13,7 @@ std::string_view slot_name(std::uint16_t slot) {
   if (slot == SHMBW_SLOT_REFERENCES) return "references";
   if (slot == SHMBW_SLOT_GPU_BYTES) return "gpu_bytes";
   if (slot == SHMBW_SLOT_GPU_DESCRIPTORS) return "gpu_descriptors";
+  if (slot == SHMBW_SLOT_TIMELINES) return "timelines";
   return slot < std::size(names) ? names[slot] : "descriptors";
 }
 

@@ -30,8 +30,9 @@ enum class Slot : std::uint16_t {
   references = SHMBW_SLOT_REFERENCES,
   gpu_bytes = SHMBW_SLOT_GPU_BYTES,
   gpu_descriptors = SHMBW_SLOT_GPU_DESCRIPTORS,
+  timelines = SHMBW_SLOT_TIMELINES,
 };
-inline constexpr std::size_t kSlots = 12;
+inline constexpr std::size_t kSlots = 13;
 std::string_view slot_name(std::uint16_t slot);
 
 class Charge;
@@ -61,9 +62,10 @@ class Account {
  private:
   friend class Charge;
   static std::size_t index(Slot slot) {
-    // Between watches and worlds stand slots that no account counts.
+    // Between watches and worlds, and before timelines, stand slots that no account counts.
     const auto number = static_cast<std::size_t>(slot);
-    return number <= SHMBW_SLOT_WATCHES ? number - 1 : number - SHMBW_SLOT_WORLDS + SHMBW_SLOT_WATCHES;
+    if (number <= SHMBW_SLOT_WATCHES) return number - 1;
+    return number - SHMBW_SLOT_WORLDS + SHMBW_SLOT_WATCHES - (number > SHMBW_SLOT_LIFETIME ? 1 : 0);
   }
   void give_back(Slot slot, std::uint64_t amount);
 

@@ -22,41 +22,44 @@ class Broker final : public Books {
   bool room_for_session(bool admin) const override { return world_.descriptors_left(2, admin); }
   Session* connected(Link& link) override;
   void packet(Session& session, const wire::PacketView& packet) override {
-    world_.closed_here = 0;
-    if (session.link && session.phase != Phase::ended) dispatch(world_, session, packet);
+    world_.begin_turn();
+    if (!session.link || session.phase == Phase::ended) return;
+    session.held = false;
+    dispatch(world_, session, packet);
+    if (!session.held) forget_awaited(world_, session);
   }
   bool greeted(const Session& session) const override { return session.greeted(); }
   void end_of_file(Session& session) override {
-    world_.closed_here = 0;
+    world_.begin_turn();
     end_session(world_, session);
     session.link = nullptr;
   }
   void process_died(Session& session, const sys::ExitInfo* how) override {
-    world_.closed_here = 0;
+    world_.begin_turn();
     session_process_died(world_, session, how);
   }
   void disconnected(Session& session) override {
-    world_.closed_here = 0;
+    world_.begin_turn();
     session_disconnected(world_, session);
   }
   bool wants_exit(const Session& session) const override { return world_.reports.contains(session.id); }
   bool awaits_end(const Session& session) const override { return session.awaits_end(); }
   void process_ended(Session& session) override {
-    world_.closed_here = 0;
+    world_.begin_turn();
     session_process_ended(world_, session);
   }
   void forget(Session& session) override;
   std::int64_t next_deadline() const override { return world_.timers.next(); }
   void tick(std::int64_t now) override {
-    world_.closed_here = 0;
+    world_.begin_turn();
     world_.timers.run(now);
   }
   bool close_elsewhere(std::vector<Fd> fds) override { return daemon::close_elsewhere(world_, std::move(fds)); }
   int wake_fd() const override { return world_.closer.wake_fd(); }
   void woken() override {
-    world_.closed_here = 0;
+    world_.begin_turn();
     closed_regions(world_);
-    publications_done(world_);
+    seals_done(world_);
     devices_found(world_);
   }
   bool idle() const override { return world_.live_sessions == 0 && world_.regions.empty() && world_.pools.empty(); }
@@ -104,6 +107,7 @@ Result<std::unique_ptr<Books>> make_broker(const Config& config, BrokerFacts fac
     if (!limit) return system_failure(limit.error(), "reading RLIMIT_NOFILE");
     facts.descriptors_limit = limit->soft;
   }
+  if (facts.mappings_limit == 0) facts.mappings_limit = sys::mappings_limit();
   auto key = Secret::draw();
   if (!key) return system_failure(key.error(), "drawing the key of the token tables");
   while (facts.epoch == 0)

@@ -27,6 +27,7 @@ struct BrokerFacts {
   std::uint32_t uid = 0;            // the broker's own, after the drop
   std::uint32_t pid = 0;
   std::uint64_t descriptors_limit = 0;  // size of the table; 0: RLIMIT_NOFILE's soft value
+  std::uint64_t mappings_limit = 0;     // of this process; 0: vm.max_map_count
   // Descriptors that the transport and the process hold (sockets, pidfds, queued replies, engine). Regions are counted
   // by the books themselves. Empty: two for each session.
   std::function<std::uint32_t()> transport_descriptors;

@@ -196,6 +196,7 @@ const std::vector<Key>& limit_keys() {
       bytes_key("uid_gpu_bytes", &Limits::uid_gpu_bytes),
       bytes_key("group_gpu_bytes", &Limits::group_gpu_bytes),
       count_key("uid_gpu_descriptors", &Limits::uid_gpu_descriptors),
+      count_key("uid_timelines", &Limits::uid_timelines),
       count_key("session_leases", &Limits::session_leases),
       count_key("session_watches", &Limits::session_watches),
       count_key("target_watches", &Limits::target_watches),
@@ -227,6 +228,7 @@ constexpr std::array kOverrideKeys = {
     OverrideKey{"gpu_descriptors", &LimitOverride::gpu_descriptors, true},
     OverrideKey{"worlds", &LimitOverride::worlds, false},
     OverrideKey{"references", &LimitOverride::references, false},
+    OverrideKey{"timelines", &LimitOverride::timelines, false},
 };
 
 class Reader {

@@ -19,7 +19,7 @@ enum class EngineChoice { automatic, io_uring, epoll };
 // Limits of one scope; absent = the next wider default.
 struct LimitOverride {
   std::optional<std::uint64_t> bytes, regions, leases, sessions, groups, tickets, names, watches, worlds, references,
-      gpu_bytes, gpu_descriptors;
+      gpu_bytes, gpu_descriptors, timelines;
 };
 
 struct Limits {
@@ -46,6 +46,8 @@ struct Limits {
   std::uint64_t group_gpu_bytes = 0;
   // Each is one of the 524,288 exports that the driver allows on a host.
   std::uint64_t uid_gpu_descriptors = 65'536;
+  // Each is mapped by the broker, and released word by word when its producer is gone.
+  std::uint64_t uid_timelines = 1'024;
   std::int64_t keep_max = 7LL * 24 * 3600 * 1'000'000'000;
   std::int64_t ticket_default = 600LL * 1'000'000'000;
   std::int64_t ticket_max = 7LL * 24 * 3600 * 1'000'000'000;

@@ -130,15 +130,13 @@ bool seals_seal(const World& world, const shmbw_create& wish) {
   return world.private_mode() && (wish.flags & SHMBW_CREATE_MANY_WRITERS) != 0;
 }
 
-// A region of the group's own past: only for its members, and with all seals it had at birth.
-Region* recycled(World& world, const Session& session, Group& group, const shmbw_create& wish) {
-  if ((wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0 || session.group != &group || session.uid != group.uid)
+// A region of the group's own past: only for its members, and with all seals it had at birth. It gets no more of them:
+// who had it may hold the lock of the file still, and a seal would wait for that.
+Region* recycled(const World& world, const Session& session, Group& group, const shmbw_create& wish) {
+  if ((wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0 || session.group != &group || session.uid != group.uid ||
+      seals_seal(world, wish))
     return nullptr;
-  Region* region = group.shelf.take(rounded_bytes(wish.length));
-  if (!region || !seals_seal(world, wish)) return region;
-  if (sys::add_seals(region->fd.get(), F_SEAL_SEAL)) return region;
-  free_region(world, *region);  // its client has sealed the seals
-  return nullptr;
+  return group.shelf.take(rounded_bytes(wish.length));
 }
 
 Result<Region*> fresh(World& world, Session& session, Group& group, const shmbw_create& wish, std::string_view name,

@@ -18,6 +18,9 @@
 
 namespace shmb::daemon {
 
+// Before the kernel is asked again for what it had no memory for.
+inline constexpr std::int64_t kMemoryPause = 10'000'000;
+
 // Level-triggered readability of one descriptor: a listener, a pidfd, an eventfd, a signalfd.
 class Waiter {
  public:

@@ -21,7 +21,6 @@ namespace shmb::daemon {
 namespace {
 
 constexpr std::size_t kEventsPerTurn = 128;
-constexpr std::int64_t kMemoryPause = 10'000'000;  // of a socket whose packet the kernel had no memory for
 
 Sys<void> control(const Fd& epoll, int operation, int fd, std::uint32_t events, void* data) {
   epoll_event event{};

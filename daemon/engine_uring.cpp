@@ -6,12 +6,15 @@
 #include <liburing.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/fault.hpp"
 #include "base/mapping.hpp"
+#include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "daemon/engine.hpp"
 #include "proto/shmb_wire.h"
@@ -90,14 +93,19 @@ class UringEngine final : public Engine {
 
   void receive(Port& port) override {
     auto* slot = static_cast<Slot*>(port.slot_);
-    if (slot == nullptr || slot->receiving) return;
+    if (slot == nullptr || slot->receiving || slot->starved) return;
     slot->receiving = true;
+    slot->failing = fault::fails(fault::Call::receive);
     ++slot->pending;
     slot->part = {nullptr, SHMBW_MAX_MESSAGE};
     slot->header = {};
     slot->header.msg_iov = &slot->part;
     slot->header.msg_iovlen = 1;
     io_uring_sqe* sqe = next();
+    if (slot->failing != 0) {
+      io_uring_prep_nop(sqe);  // in its place: its end comes as that of a receive does
+      return mark(sqe, slot, kReceive);
+    }
     if (slot->many) sys::room_for_many(slot->header, *slot->many);
     else if (slot->takes_one) sys::room_for_one(slot->header, slot->one);
     io_uring_prep_recvmsg(sqe, slot->fd, &slot->header, MSG_CMSG_CLOEXEC);
@@ -124,9 +132,12 @@ class UringEngine final : public Engine {
   }
 
   Sys<void> run_once(std::int64_t timeout) override {
-    for (Slot* slot : starved_)
-      if (slot->port != nullptr) receive(*slot->port);
-    starved_.clear();
+    if (!starved_.empty()) {
+      const std::int64_t left = starved_until_ - sys::now_monotonic();
+      if (left <= 0) feed();
+      else timeout = timeout < 0 ? left : std::min(timeout, left);
+    }
+    if (!aside_.empty()) timeout = 0;
     __kernel_timespec limit{timeout / 1'000'000'000, timeout % 1'000'000'000};
     io_uring_cqe* first = nullptr;
     int waited = -fault::fails(fault::Call::io_uring_enter);
@@ -137,14 +148,13 @@ class UringEngine final : public Engine {
     bool passing = waited == -ETIME || waited == -EINTR || waited == -EBUSY || waited == -EAGAIN || waited == -ENOMEM;
     if (waited < 0 && !passing) return sys_error(-waited);
     in_turn_ = true;
-    // Only what is there now: what handlers bring about waits until timers have had their turn.
-    for (unsigned left = io_uring_cq_ready(&ring_); left > 0; --left) {
-      io_uring_cqe* entry = nullptr;
-      if (io_uring_peek_cqe(&ring_, &entry) != 0) break;
-      io_uring_cqe done = *entry;
-      io_uring_cqe_seen(&ring_, entry);
-      complete(done);
-    }
+    buffers_used_ = false;
+    // Only what is there now: what handlers bring about waits until timers have had their turn. And nothing before what
+    // was there earlier.
+    const std::vector<Completion> earlier = std::exchange(aside_, {});
+    unsigned left = io_uring_cq_ready(&ring_);
+    for (const Completion& done : earlier) complete(done);
+    for (Completion done; left > 0 && aside_.empty() && take(done); --left) complete(done);
     in_turn_ = false;
     for (Slot* slot : retired_) free_.push_back(slot);
     retired_.clear();
@@ -152,6 +162,11 @@ class UringEngine final : public Engine {
   }
 
  private:
+  struct Completion {
+    std::uint64_t user_data = 0;
+    std::int32_t res = 0;
+    std::uint32_t flags = 0;
+  };
   struct Slot {
     int fd = -1;
     Waiter* waiter = nullptr;
@@ -159,6 +174,8 @@ class UringEngine final : public Engine {
     unsigned pending = 0;  // completions still to come that name this slot
     bool receiving = false, polling = false, edges = false, edge_armed = false, leaving = false;
     bool takes_one = false;
+    bool starved = false;  // in starved_
+    int failing = 0;       // the seam's word, instead of the receive's
     msghdr header{};
     iovec part{};
     sys::OneDescriptor one{};
@@ -204,10 +221,29 @@ class UringEngine final : public Engine {
   io_uring_sqe* next() {
     io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
     while (sqe == nullptr) {  // full: the kernel takes all of it at once
-      io_uring_submit(&ring_);
+      submit();
       sqe = io_uring_get_sqe(&ring_);
     }
     return sqe;
+  }
+
+  // While the kernel has no memory it is asked now and then, not all the time; where its completions have no room
+  // (EBUSY) those that are there make some, and are told in the next turn.
+  void submit() {
+    const int failure = fault::fails(fault::Call::io_uring_enter);
+    const int done = failure != 0 ? -failure : io_uring_submit(&ring_);
+    if (done > 0 || done == -EINTR) return;
+    bool made_room = false;
+    for (Completion one; take(one); made_room = true) aside_.push_back(one);
+    if (done != -EBUSY || !made_room) sys::rest(kMemoryPause);
+  }
+
+  bool take(Completion& done) {
+    io_uring_cqe* entry = nullptr;
+    if (io_uring_peek_cqe(&ring_, &entry) != 0) return false;
+    done = {entry->user_data, entry->res, entry->flags};
+    io_uring_cqe_seen(&ring_, entry);
+    return true;
   }
 
   static void mark(io_uring_sqe* sqe, Slot* slot, Kind kind) {
@@ -238,7 +274,7 @@ class UringEngine final : public Engine {
     io_uring_sqe_set_data64(sqe, kCancel);
   }
 
-  void complete(const io_uring_cqe& done) {
+  void complete(const Completion& done) {
     auto* slot = reinterpret_cast<Slot*>(done.user_data & ~std::uint64_t{kKindMask});
     if (slot == nullptr) return;  // a cancellation's own result
     auto kind = static_cast<Kind>(done.user_data & kKindMask);
@@ -267,24 +303,39 @@ class UringEngine final : public Engine {
     return good;
   }
 
-  void received(Slot& slot, const io_uring_cqe& done) {
+  // Where others of this turn had all buffers there are some in the next one. The kernel's own want of memory lasts:
+  // asked at once, it would only be kept busy with saying no.
+  void starve(Slot& slot, int code) {
+    slot.starved = true;
+    if (starved_.empty()) starved_until_ = 0;
+    starved_.push_back(&slot);
+    if (code == ENOMEM || code == EAGAIN || (code == ENOBUFS && !buffers_used_))
+      starved_until_ = sys::now_monotonic() + kMemoryPause;
+  }
+  void feed() {
+    for (Slot* slot : std::exchange(starved_, {}))
+      if (std::exchange(slot->starved, false) && slot->port != nullptr) receive(*slot->port);  // else it has left since
+  }
+
+  void received(Slot& slot, const Completion& done) {
+    const int result = slot.failing != 0 ? -slot.failing : done.res;
     slot.receiving = false;
     // Also of a port that has gone meanwhile: what came is in our table.
     std::vector<Fd> descriptors;
     bool bad_control = false;
-    if (done.res >= 0 && slot.header.msg_control != nullptr) bad_control = !take(slot, descriptors);
+    if (result >= 0 && slot.header.msg_control != nullptr) bad_control = !take(slot, descriptors);
     bool has_buffer = (done.flags & IORING_CQE_F_BUFFER) != 0;
+    buffers_used_ |= has_buffer;
     auto id = static_cast<std::uint16_t>(done.flags >> IORING_CQE_BUFFER_SHIFT);
     if (slot.port != nullptr) {
-      if (done.res == -ENOBUFS || done.res == -ENOMEM || done.res == -EAGAIN || done.res == -EINTR) {
-        starved_.push_back(&slot);
+      if (result == -ENOBUFS || result == -ENOMEM || result == -EAGAIN || result == -EINTR) {
+        starve(slot, -result);
       } else {
         Port::Arrival arrival;
-        if (done.res < 0) arrival.error = -done.res;
-        else if (done.res > 0 && has_buffer)
-          arrival.bytes = wire::Bytes(buffer(id), static_cast<std::size_t>(done.res));
-        arrival.truncated = done.res >= 0 && (slot.header.msg_flags & MSG_TRUNC) != 0;
-        arrival.brought_descriptors = done.res >= 0 && (bad_control || (slot.header.msg_flags & MSG_CTRUNC) != 0);
+        if (result < 0) arrival.error = -result;
+        else if (result > 0 && has_buffer) arrival.bytes = wire::Bytes(buffer(id), static_cast<std::size_t>(result));
+        arrival.truncated = result >= 0 && (slot.header.msg_flags & MSG_TRUNC) != 0;
+        arrival.brought_descriptors = result >= 0 && (bad_control || (slot.header.msg_flags & MSG_CTRUNC) != 0);
         arrival.descriptors = std::move(descriptors);
         slot.port->on_arrival(arrival);
       }
@@ -299,7 +350,7 @@ class UringEngine final : public Engine {
     if (slot.waiter != nullptr && !slot.polling) arm_readable(slot);
   }
 
-  void edge(Slot& slot, const io_uring_cqe& done) {
+  void edge(Slot& slot, const Completion& done) {
     if ((done.flags & IORING_CQE_F_MORE) == 0) {
       slot.edge_armed = false;
       if (slot.edges) arm_edges(slot);
@@ -354,6 +405,9 @@ class UringEngine final : public Engine {
 
   io_uring ring_{};
   bool ring_ready_ = false, in_turn_ = false;
+  bool buffers_used_ = false;  // by what has come in this turn
+  std::int64_t starved_until_ = 0;
+  std::vector<Completion> aside_;  // taken out of the ring before their turn
   Mapping buffer_ring_memory_, buffer_memory_;
   io_uring_buf_ring* buffers_ = nullptr;
   std::vector<Slot*> all_, free_, retired_, starved_;

@@ -15,8 +15,21 @@
 
 namespace shmb::daemon {
 
-GpuNode::GpuNode(World& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node)
-    : world(owner), hold(how), minor(number), fd(std::move(node)) {
+UidCharge::UidCharge(World& world, std::uint32_t uid, Charge charge)
+    : world_(&world), uid_(uid), charge_(std::move(charge)) {
+  world.hold_uid(uid);
+}
+
+UidCharge::UidCharge(UidCharge&& other) noexcept
+    : world_(std::exchange(other.world_, nullptr)), uid_(other.uid_), charge_(std::move(other.charge_)) {}
+
+UidCharge::~UidCharge() {
+  charge_.give_back();
+  if (world_) world_->drop_uid(uid_);
+}
+
+GpuNode::GpuNode(World& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node, UidCharge paid)
+    : world(owner), hold(how), minor(number), charge(std::move(paid)), fd(std::move(node)) {
   if (fd) ++world.open_descriptors;
 }
 
@@ -168,7 +181,8 @@ Result<GpuDevice*> give_node(World& world, Session& session, const sys::GpuUuid&
     return std::unexpected(refuse_descriptors(world, 1));
   }
   GpuDevice* device = find_device(session, uuid);
-  if (!device) {
+  const bool fresh = device == nullptr;
+  if (fresh) {
     auto added = add_device(session, uuid);
     if (!added) return added;
     device = *added;
@@ -178,7 +192,14 @@ Result<GpuDevice*> give_node(World& world, Session& session, const sys::GpuUuid&
     (void)close_elsewhere(world, std::move(node));
     return device;
   }
-  device->node = std::make_shared<GpuNode>(world, SHMBW_GPU_HOLD_GIVEN, minor, std::move(node));
+  auto charge = world.uids.at(session.uid).account.charge(Slot::gpu_descriptors, 1);
+  if (!charge) {
+    (void)close_elsewhere(world, std::move(node));
+    if (fresh) session.gpu_devices.pop_back();
+    return std::unexpected(refuse_limit(world, session, charge.error()));
+  }
+  device->node = std::make_shared<GpuNode>(world, SHMBW_GPU_HOLD_GIVEN, minor, std::move(node),
+                                           UidCharge(world, session.uid, std::move(*charge)));
   return device;
 }
 

@@ -16,6 +16,7 @@
 
 #include "base/fd.hpp"
 #include "base/sys_gpu.hpp"
+#include "daemon/books.hpp"
 #include "proto/shmb_wire.h"
 
 namespace shmb::daemon {
@@ -27,9 +28,26 @@ inline constexpr std::uint32_t kNoMinor = UINT32_MAX;
 inline constexpr std::size_t kDevicesOfSession = 64;
 inline constexpr std::size_t kWatchesOfDevice = 1024, kLooksAtMost = 16384;  // that wait while a GPU takes its time
 
+// Pays for what outlives the session that brought it: the uid stays known as long as the charge does.
+class UidCharge {
+ public:
+  UidCharge() = default;
+  UidCharge(World& world, std::uint32_t uid, Charge charge);
+  UidCharge(UidCharge&& other) noexcept;
+  UidCharge& operator=(UidCharge&&) = delete;
+  ~UidCharge();
+
+ private:
+  World* world_ = nullptr;
+  std::uint32_t uid_ = 0;
+  Charge charge_;
+};
+
 // One open node, shared by whoever named the GPU and by every region on it. Its end closes it, on the helper thread.
+// One that was given is its giver's to pay for, as many sessions may give the same; those that the broker opened are as
+// few as the GPUs.
 struct GpuNode {
-  GpuNode(World& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node);
+  GpuNode(World& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node, UidCharge paid = {});
   GpuNode(const GpuNode&) = delete;
   GpuNode& operator=(const GpuNode&) = delete;
   ~GpuNode();
@@ -37,6 +55,7 @@ struct GpuNode {
   World& world;
   const shmbw_gpu_hold hold;  // node, given, or trusted: then without a descriptor
   const std::uint32_t minor;
+  UidCharge charge;
   Fd fd;
 };
 

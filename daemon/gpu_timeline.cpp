@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <climits>
 
 #include "base/sys_futex.hpp"
@@ -11,6 +12,7 @@
 #include "daemon/create.hpp"
 #include "daemon/refuse.hpp"
 #include "daemon/world.hpp"
+#include "proto/refusal.hpp"
 #include "proto/timeline_layout.hpp"
 
 namespace shmb::daemon {
@@ -20,6 +22,19 @@ constexpr std::int64_t kReleaseEvery = 100'000'000, kReleaseFor = 5'000'000'000;
 
 timeline::Word* words_of(const Mapping& map) { return reinterpret_cast<timeline::Word*>(map.data()); }
 
+// Its mapping is one of the few that the kernel allows a process.
+Result<Charge> charge_timeline(World& world, const Session& session, Group& group) {
+  auto charge = group.account.charge(Slot::timelines, 1);
+  if (charge) return std::move(*charge);
+  if (charge.error().scope != SHMBW_SCOPE_HOST) return std::unexpected(refuse_limit(world, session, charge.error()));
+  return std::unexpected(wire::limit_refusal(
+      charge.error(), "the broker", "close some, or raise the kernel's vm.max_map_count: half of it is for timelines"));
+}
+
+bool others_hold(const Region& region) {
+  return region.leases.size() > 1 || region.name != nullptr || region.tickets != 0 || region.pool_holds != 0;
+}
+
 void undo(World& world, Session& session, Region& region) {
   region.group->names.remove(region);
   if (Lease* lease = find_lease(session, region)) drop_lease(world, *lease);
@@ -27,11 +42,14 @@ void undo(World& world, Session& session, Region& region) {
 
 }  // namespace
 
+Timeline::~Timeline() { world.releaser.forget(*this); }
+
 // What was reached before anything else, because the counter will not tell it any more; then the status, so that
 // whoever sees the new counter sees why.
-void Timeline::release() {
-  timeline::Word* word = words_of(map);
-  for (std::uint32_t i = 0; i < words; ++i, ++word) {
+std::uint32_t Timeline::release(std::uint32_t most) {
+  const std::uint32_t end = next + std::min(most, words - next);
+  const std::uint32_t count = end - next;
+  for (timeline::Word* word = words_of(map) + next; next < end; ++next, ++word) {
     const std::uint64_t released = word->announced.load(std::memory_order_relaxed) + timeline::kRelease;
     const bool first = word->status.load(std::memory_order_relaxed) != std::uint32_t{status};
     if (first) word->last.store(word->counter.load(std::memory_order_relaxed), std::memory_order_relaxed);
@@ -42,11 +60,49 @@ void Timeline::release() {
     word->wakes.fetch_add(1, std::memory_order_seq_cst);
     (void)sys::futex_wake(word->wakes, INT_MAX);
   }
+  return count;
 }
 
-void Timeline::on_timer(std::int64_t now) {
-  release();
-  if (now < until) world.timers.set(*this, now + kReleaseEvery);
+void Releaser::begin(Timeline& line, bool now) {
+  const std::int64_t began = world_.now();
+  line.until = began + kReleaseFor;
+  line.stage = Timeline::Stage::first;
+  first_.push_back(line);
+  if (now && left_ != 0) work(line, began);
+  rearm(began);
+}
+
+void Releaser::forget(Timeline& line) {
+  if (line.stage == Timeline::Stage::served) return;
+  list_of(line).remove(line);
+  line.stage = Timeline::Stage::served;
+}
+
+void Releaser::work(Timeline& line, std::int64_t now) {
+  left_ -= line.release(left_);
+  if (line.next < line.words) return;
+  forget(line);
+  line.next = 0;
+  if (now >= line.until) return;
+  line.due = now + kReleaseEvery;
+  line.stage = Timeline::Stage::again;
+  again_.push_back(line);
+}
+
+void Releaser::on_timer(std::int64_t now) {
+  while (left_ != 0) {
+    Timeline* line = first_.first();
+    if (!line) line = again_.first();
+    if (!line || (line->stage == Timeline::Stage::again && line->due > now)) break;
+    work(*line, now);
+  }
+  rearm(now);
+}
+
+void Releaser::rearm(std::int64_t now) {
+  if (!first_.empty()) world_.timers.set(*this, now);
+  else if (!again_.empty()) world_.timers.set(*this, again_.first()->due);
+  else cancel();
 }
 
 Result<Region*> make_timeline(World& world, Session& session, const shmbw_gpu_timeline& wish, std::string_view name) {
@@ -55,6 +111,10 @@ Result<Region*> make_timeline(World& world, Session& session, const shmbw_gpu_ti
   if (wish.words == 0 || wish.words > timeline::kMaxWords)
     return error(Status::invalid, "a timeline has 1 to " + std::to_string(timeline::kMaxWords) + " words, not " +
                                       std::to_string(wish.words));
+  auto group = group_for_create(world, session, wish.group);
+  if (!group) return std::unexpected(group.error());
+  auto charge = charge_timeline(world, session, **group);
+  if (!charge) return std::unexpected(charge.error());
   shmbw_create create{};
   create.group = wish.group;
   create.length = timeline::bytes_of(wish.words);
@@ -84,7 +144,7 @@ Result<Region*> make_timeline(World& world, Session& session, const shmbw_gpu_ti
   region.gpu->exporter = &session;
   region.gpu->exporter_pid = session.pid;
   region.gpu->descriptors = 1;
-  region.gpu->timeline = std::make_unique<Timeline>(world);
+  region.gpu->timeline = std::make_unique<Timeline>(world, std::move(*charge));
   region.gpu->timeline->map = std::move(*map);
   region.gpu->timeline->words = wish.words;
   return &region;
@@ -94,9 +154,8 @@ void end_timeline(World& world, Region& region, shmbw_gpu_word_status status, st
   Timeline& line = *region.gpu->timeline;
   if (line.status != SHMBW_GPU_WORD_STATUS_OK) return;
   line.status = status;
-  line.until = world.now() + kReleaseFor;
-  line.release();
-  world.timers.set(line, world.now() + kReleaseEvery);
+  // Who else has it now is released before he can hear of it. If nobody has, it goes with its last lease, in a moment.
+  world.releaser.begin(line, others_hold(region));
   set_gpu_state(world, region, SHMBW_GPU_STATE_PRODUCER_DEAD, 0, pid);
 }
 

@@ -2,7 +2,8 @@
 // A timeline: words on which GPU streams of several processes meet. It is control memory that the broker has laid out
 // and mapped (law 3), and of which it trusts nothing (law 4): it writes a status and a number, and reads one number
 // that it only adds to. When the producer is gone every waiter is released, again and again for some seconds, because a
-// write that the dead producer's stream had begun may land later and undo it.
+// write that the dead producer's stream had begun may land later and undo it. However many timelines end at once,
+// others are served between portions of that work (law 8), and one that nobody else can have is not touched at all.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,8 @@
 
 #include "base/mapping.hpp"
 #include "base/result.hpp"
+#include "daemon/books.hpp"
+#include "daemon/list.hpp"
 #include "daemon/timers.hpp"
 #include "proto/shmb_wire.h"
 
@@ -19,16 +22,47 @@ class Session;
 class World;
 struct Region;
 
-struct Timeline final : Timer {
-  explicit Timeline(World& owner) : world(owner) {}
-  void on_timer(std::int64_t now) override;
-  void release();
+struct OfReleaser;
+struct Timeline final : Hook<Timeline, OfReleaser> {
+  Timeline(World& owner, Charge paid) : world(owner), charge(std::move(paid)) {}
+  Timeline(const Timeline&) = delete;
+  Timeline& operator=(const Timeline&) = delete;
+  ~Timeline();
+  // Releases the waiters of at most so many words from `next` on; of how many it was.
+  std::uint32_t release(std::uint32_t most);
 
   World& world;
+  Charge charge;
   Mapping map;
   std::uint32_t words = 0;
   shmbw_gpu_word_status status = SHMBW_GPU_WORD_STATUS_OK;
-  std::int64_t until = 0;  // how long the release is repeated
+  enum class Stage : std::uint8_t { served, first, again } stage = Stage::served;  // on which list of the releaser's
+  std::uint32_t next = 0;                                                          // word of the pass under way
+  std::int64_t due = 0, until = 0;  // the next pass; how long there are some
+};
+
+// All timelines whose producers are gone, on one timer.
+class Releaser final : public Timer {
+ public:
+  explicit Releaser(World& world) : world_(world) {}
+  void begin_turn() { left_ = kWordsPerTurn; }
+  // `now`: as many words of it as this turn has left; all others in later turns.
+  void begin(Timeline& line, bool now);
+  void forget(Timeline& line);
+  void on_timer(std::int64_t now) override;
+
+  static constexpr std::uint32_t kWordsPerTurn = 1024;  // the largest timeline at once; 1 ms where no page is there yet
+
+ private:
+  List<Timeline, OfReleaser>& list_of(const Timeline& line) {
+    return line.stage == Timeline::Stage::first ? first_ : again_;
+  }
+  void work(Timeline& line, std::int64_t now);
+  void rearm(std::int64_t now);
+
+  World& world_;
+  List<Timeline, OfReleaser> first_, again_;  // whose first pass is not over; the others, by `due`
+  std::uint32_t left_ = kWordsPerTurn;
 };
 
 // A region of the session's, who is its producer.

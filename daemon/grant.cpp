@@ -24,17 +24,6 @@ bool closes_writing(const World& world, const Session& session, const Region& re
          !region.sealed();
 }
 
-Result<void> seal_for_rights(const World& world, const Session& session, Region& region, std::uint32_t rights) {
-  if (!closes_writing(world, session, region, rights)) return {};
-  if (auto sealed = sys::add_seals(region.fd.get(), F_SEAL_FUTURE_WRITE); !sealed) {
-    if (sealed.error().value == EPERM)
-      return error(Status::unsupported, "a writer has sealed the region's seals itself: it cannot be made read-only");
-    return system_failure(sealed.error(), "closing writing (F_SEAL_FUTURE_WRITE)");
-  }
-  region.state = SHMBW_REGION_STATE_WRITE_CLOSED;
-  return {};
-}
-
 Result<void> admit_rights(const World& world, const Session& session, const Region& region, std::uint32_t rights) {
   if ((rights & SHMBW_RIGHT_MAP_WRITE) != 0) {
     if (region.state == SHMBW_REGION_STATE_PUBLISHED)
@@ -85,7 +74,17 @@ Error publication_refused(int code) {
   return system_failure(Errno{code}, "publishing (F_SEAL_WRITE)").error();
 }
 
-void published(World& world, Region& region) {
+Error closing_refused(int code) {
+  if (code == EPERM)
+    return plain(Status::unsupported, "a writer has sealed the region's seals itself: it cannot be made read-only");
+  return system_failure(Errno{code}, "closing writing (F_SEAL_FUTURE_WRITE)").error();
+}
+
+void sealed(World& world, Region& region, int seals) {
+  if (seals == kClosingSeals) {
+    if (!region.sealed()) region.state = SHMBW_REGION_STATE_WRITE_CLOSED;
+    return;
+  }
   region.state = SHMBW_REGION_STATE_PUBLISHED;
   region.leases.each([&](Lease& lease) {
     set_lease(world, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, lease.mapped);

@@ -6,9 +6,12 @@
 // PROT_READ maps of an O_RDWR descriptor made before that seal could be mprotected to writable afterwards (measured).
 #pragma once
 
+#include <fcntl.h>
+
 #include <cstdint>
 #include <string_view>
 
+#include "base/compat.hpp"
 #include "base/fd.hpp"
 #include "base/result.hpp"
 
@@ -17,6 +20,10 @@ namespace shmb::daemon {
 class World;
 class Session;
 struct Region;
+
+// What closes writing to whoever does not write yet, and what publishes. Both are put on by another thread
+// (sealer.hpp).
+inline constexpr int kClosingSeals = F_SEAL_FUTURE_WRITE, kPublishingSeals = F_SEAL_WRITE | F_SEAL_SEAL;
 
 // What the session may have of the region at most, 0: it may not know of it.
 std::uint32_t authority(Session& session, const Region& region);
@@ -27,20 +34,17 @@ Result<void> admit_rights(const World& world, const Session& session, const Regi
 // Whether the grant of these `rights` closes writing to the region for ever.
 bool closes_writing(const World& world, const Session& session, const Region& region, std::uint32_t rights);
 
-// Closes writing where a lease with these admitted `rights` asks for it. After everything else that can fail, and
-// before the reply.
-Result<void> seal_for_rights(const World& world, const Session& session, Region& region, std::uint32_t rights);
-
 // A descriptor of its own; `what` it is of, for the sentence of a failure.
 Result<Fd> reopen_read_only(int fd, std::string_view what);
 
 // The descriptor for a lease with `rights`, good until the reply is sent (World::reply_owned).
 Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights);
 
-// The writer has unmapped: WRITE and SEAL, on another thread (sealer.hpp). What keeps a region from ever being
-// published; what the kernel said against the seals; and what follows once they are on: every lease is read-only.
+// What keeps a region from ever being published; what the kernel said against the seals; and what follows once they are
+// on: the publication makes every lease read-only.
 Result<void> may_be_published(const Region& region);
 Error publication_refused(int code);
-void published(World& world, Region& region);
+Error closing_refused(int code);
+void sealed(World& world, Region& region, int seals);
 
 }  // namespace shmb::daemon

@@ -88,7 +88,7 @@ void Sealer::run(const std::shared_ptr<Shared>& shared) {
     }
     ++shared->busy;
     lock.unlock();
-    auto sealed = sys::add_seals(job.fd.get(), F_SEAL_WRITE | F_SEAL_SEAL);
+    auto sealed = sys::add_seals(job.fd.get(), job.seals);
     job.code = sealed ? 0 : sealed.error().value;
     job.fd.reset();
     lock.lock();
@@ -102,55 +102,75 @@ void Sealer::run(const std::shared_ptr<Shared>& shared) {
   if (--shared->threads == 0) shared->gone.notify_all();
 }
 
-Fd Publication::take_reader(std::uint64_t session) {
-  for (Waiter& waiter : waiters)
-    if (waiter.session == session && waiter.reader) return std::move(waiter.reader);
+int seals_under_way(const World& world, const Region& region) {
+  if (world.sealings.empty()) return 0;
+  auto at = world.sealings.find(region.id);
+  return at == world.sealings.end() ? 0 : at->second.seals;
+}
+
+AwaitedSeals* awaited_seals(Session& session, const Region& region, int seals) {
+  for (AwaitedSeals& one : session.awaited)
+    if (one.region == region.id && one.seals == seals) return &one;
+  return nullptr;
+}
+
+static Result<void> begin_seals(World& world, Region& region, int seals) {
+  auto copy = region.fd.dup();
+  if (!copy) return system_failure(copy.error(), "a copy of the region's descriptor");
+  Sealer::Job job{region.id, region.group->uid, seals, std::move(*copy), 0};
+  if (!world.sealer.seal(std::move(job), world.closer.wake_fd()))
+    return error(Status::no_memory, "no helper thread could be started to seal the region: ask again");
+  world.sealings.try_emplace(region.id, seals, world.pool);
+  region.no_recycle = true;
+  ++world.open_descriptors;
   return {};
 }
 
-Publication* publication_of(World& world, const Region& region) {
-  auto at = world.publications.find(region.id);
-  return at == world.publications.end() ? nullptr : &at->second;
-}
-
-bool is_being_published(World& world, const Region& region) {
-  if (world.publications.empty()) return false;
-  const Publication* publication = publication_of(world, region);
-  return publication && !publication->done;
-}
-
-Result<void> await_publication(World& world, const Session& session, Region& region, Fd reader) {
-  if (!is_being_published(world, region)) {
-    auto copy = region.fd.dup();
-    if (!copy) return system_failure(copy.error(), "a copy of the region's descriptor");
-    Sealer::Job job{region.id, region.group->uid, std::move(*copy), 0};
-    if (!world.sealer.seal(std::move(job), world.closer.wake_fd()))
-      return error(Status::no_memory, "no helper thread could be started to publish the region: ask again");
-    world.publications.try_emplace(region.id, world.pool);
-    region.no_recycle = true;
-    ++world.open_descriptors;
-  }
-  Publication& publication = world.publications.at(region.id);
-  if (reader) {
-    ++publication.descriptors;
-    ++world.open_descriptors;
-  }
-  publication.waiters.push_back({session.id, std::move(reader)});
+Result<void> await_seals(World& world, Session& session, Region& region, int seals, Fd reader, Charge charge) {
+  if (seals_under_way(world, region) == 0)
+    if (auto begun = begin_seals(world, region, seals); !begun) return begun;
+  Sealing& sealing = world.sealings.at(region.id);
+  AwaitedSeals* one = awaited_seals(session, region, sealing.seals);
+  if (one && !one->done) return {};
+  sealing.waiters.push_back(session.id);
+  if (!one) one = &session.awaited.emplace_back();
+  if (one->counted) --world.open_descriptors;
+  *one = {region.id, sealing.seals, false, 0, {}, {}, false, {}};
+  if (sealing.seals != seals) return {};
+  one->counted = static_cast<bool>(reader);
+  if (reader) ++world.open_descriptors;
+  one->reader = std::move(reader);
+  one->charge = std::move(charge);
   return {};
 }
 
-void publications_done(World& world) {
+void forget_awaited(World& world, Session& session) {
+  for (const AwaitedSeals& one : session.awaited) world.open_descriptors -= one.counted;
+  session.awaited.clear();
+}
+
+// Served again once the last seals that its request waits for are on or refused.
+static void tell_waiter(World& world, std::uint64_t id, const Sealer::Job& job) {
+  Session* session = world.find_session(id);
+  if (!session) return;
+  bool waits = false, known = false;
+  for (AwaitedSeals& one : session->awaited) {
+    if (one.region == job.region && one.seals == job.seals && !one.done) {
+      known = one.done = true;
+      one.code = job.code;
+    }
+    waits = waits || !one.done;
+  }
+  if (known && !waits && session->link) session->link->serve_again();
+}
+
+void seals_done(World& world) {
   world.sealer.finished(world.sealed);
   for (const Sealer::Job& job : world.sealed) {
-    Publication& publication = world.publications.at(job.region);
-    publication.done = true;
-    publication.code = job.code;
-    if (Region* region = world.find_region(job.region); region && job.code == 0) published(world, *region);
-    for (std::size_t i = 0; i < publication.waiters.size(); ++i)
-      if (Session* session = world.find_session(publication.waiters[i].session); session && session->link)
-        session->link->serve_again();
-    world.open_descriptors -= publication.descriptors;
-    world.publications.erase(job.region);
+    auto sealing = world.sealings.extract(job.region);
+    --world.open_descriptors;
+    if (Region* region = world.find_region(job.region); region && job.code == 0) sealed(world, *region, job.seals);
+    for (const std::uint64_t waiter : sealing.mapped().waiters) tell_waiter(world, waiter, job);
     if (world.facts.descriptor_freed) world.facts.descriptor_freed();
   }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publishing, on threads of its own. F_ADD_SEALS takes the lock of the file, which a client holds for as long as a
+// Seals, on threads of their own. F_ADD_SEALS takes the lock of the file, which a client holds for as long as a
 // write(2) of its own to that memory takes, and it can make one that never ends; and it waits up to 165 ms for pages
 // that something still refers to, a pipe or an io_uring of the client's (both measured, Linux 6.18). So it is never
-// called on the broker's thread once a client has the descriptor in system mode: the request is held back, its session
-// alone waits, and is served again when the seal is on or refused.
+// called on the broker's thread once a client has the descriptor: the request is held back, its session alone waits,
+// and is served again when the seals are on or refused.
 #pragma once
 
 #include <condition_variable>
@@ -12,12 +12,14 @@
 #include <memory>
 #include <memory_resource>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/fd.hpp"
 #include "base/result.hpp"
+#include "daemon/books.hpp"
 
 namespace shmb::daemon {
 
@@ -34,6 +36,7 @@ class Sealer {
   struct Job {
     std::uint64_t region = 0;
     std::uint32_t uid = 0;  // whose memory it is
+    int seals = 0;
     Fd fd;
     int code = 0;  // errno, when it is done
   };
@@ -70,26 +73,34 @@ class Sealer {
   std::vector<std::thread> threads_;
 };
 
-// One publication under way, and who waits for it.
-struct Publication {
-  struct Waiter {
-    std::uint64_t session = 0;
-    Fd reader;  // opened beforehand: the seals cannot be taken back for want of a descriptor
-  };
-  explicit Publication(std::pmr::memory_resource& memory) : waiters(&memory) {}
-  std::pmr::vector<Waiter> waiters;
-  std::uint64_t descriptors = 1;  // the copy that is being sealed, and the readers
-  bool done = false;
-  int code = 0;
-
-  Fd take_reader(std::uint64_t session);  // empty: this session waits for it without one
+// Seals that are being put on a region, and who waits for that.
+struct Sealing {
+  Sealing(int wanted, std::pmr::memory_resource& memory) : seals(wanted), waiters(&memory) {}
+  int seals;
+  std::pmr::vector<std::uint64_t> waiters;  // sessions
 };
 
-// The one of this region, if there is one.
-Publication* publication_of(World& world, const Region& region);
-bool is_being_published(World& world, const Region& region);
-// Begins it, or joins the one that is under way. The caller holds its request back.
-Result<void> await_publication(World& world, const Session& session, Region& region, Fd reader);
-void publications_done(World& world);  // after a thread woke us: whoever waits is served again
+// What the request that a session has in service waits for, or has waited for until it was served again.
+struct AwaitedSeals {
+  std::uint64_t region = 0;
+  int seals = 0;
+  bool done = false;
+  int code = 0;  // errno
+  // Taken beforehand, because seals cannot be taken back for want of a descriptor or by a limit.
+  Fd reader;
+  Charge charge;
+  bool counted = false;               // the reader, among the broker's descriptors
+  std::optional<Error> refusal = {};  // why they were not begun
+};
+
+// Those that are being put on now, or 0.
+int seals_under_way(const World& world, const Region& region);
+// How these went for the request in service, or nullptr.
+AwaitedSeals* awaited_seals(Session& session, const Region& region, int seals);
+// Begins them, or joins what is under way, which may be others: then the caller looks anew afterwards. The caller holds
+// its request back.
+Result<void> await_seals(World& world, Session& session, Region& region, int seals, Fd reader, Charge charge = {});
+void forget_awaited(World& world, Session& session);  // its request is answered
+void seals_done(World& world);                        // after a thread woke us: whoever waits is served again
 
 }  // namespace shmb::daemon

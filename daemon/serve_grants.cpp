@@ -11,6 +11,20 @@
 
 namespace shmb::daemon {
 
+// The session whose end a ticket is to have as its own. Of the same user: it is that one's tickets that it ends.
+static Result<Session*> end_of_ticket(const Request& request, const shmbw_ticket_create& wish) {
+  if ((wish.flags & SHMBW_TICKET_CREATE_WITH_SESSION) == 0) {
+    if (wish.session != 0) return error(Status::invalid, "a ticket ends with a session only by the flag with_session");
+    return nullptr;
+  }
+  if (wish.session == 0) return &request.session;
+  Session* session = request.world.find_session(wish.session);
+  if (!session || !session->greeted() || session->process_gone || session->uid != request.session.uid)
+    return error(Status::not_found, "session " + std::to_string(wish.session) +
+                                        ", with which the ticket is to end, has ended or is not this user's");
+  return session;
+}
+
 // The session's lease on the region, or the error: without one nothing can be published or passed on.
 static Result<Lease*> own_lease(World& world, Session& session, const shmbw_region_ref& ref) {
   Region* region = world.find_region(ref.id);
@@ -42,16 +56,15 @@ void serve_publish(const Request& request) {
   Result<Charge> name_charge = Charge{};
   if (region.promised) name_charge = may_keep_promise(world, request.session, region);
   if (!name_charge) return request.fail(name_charge.error());
-  Publication* const publication = publication_of(world, region);
-  if (publication && publication->done && publication->code != 0)
-    return request.fail(publication_refused(publication->code));
-  auto reader = publication ? publication->take_reader(request.session.id) : Result<Fd>(Fd());
+  AwaitedSeals* const seals = awaited_seals(request.session, region, kPublishingSeals);
+  if (seals && seals->code != 0) return request.fail(publication_refused(seals->code));
+  auto reader = seals ? std::move(seals->reader) : Result<Fd>(Fd());
   // The descriptor first: the seals cannot be taken back.
   if (!*reader) reader = reopen_read_only(region.fd.get(), "the region");
   if (!reader) return request.fail(reader.error());
   if (region.state != SHMBW_REGION_STATE_PUBLISHED) {
     if (auto may = may_be_published(region); !may) return request.fail(may.error());
-    if (auto begun = await_publication(world, request.session, region, std::move(*reader)); !begun)
+    if (auto begun = await_seals(world, request.session, region, kPublishingSeals, std::move(*reader)); !begun)
       return request.fail(begun.error());
     return request.hold();
   }
@@ -98,9 +111,11 @@ void serve_ticket_create(const Request& request) {
                         static_cast<std::uint64_t>(lifetime)};
     return request.fail(refused);
   }
+  auto end = end_of_ticket(request, *wish);
+  if (!end) return request.fail(end.error());
   auto ticket = make_ticket(world, request.session, region, wish->rights, std::max(wish->uses, 1U), lifetime);
   if (!ticket) return request.fail(ticket.error());
-  if ((wish->flags & SHMBW_TICKET_CREATE_WITH_SESSION) != 0) end_with_session(request.session, **ticket);
+  if (*end) end_with_session(**end, **ticket);
   shmbw_ticket_create_reply reply{};
   (*ticket)->secret.to(reply.ticket);
   reply.expires = (*ticket)->expires;

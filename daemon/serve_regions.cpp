@@ -53,16 +53,20 @@ Naming naming_of(const Session& session, const shmbw_attach& wish, std::string_v
   return {wish.by, wish.region, wish.ticket, owner_given ? wish.owner_uid : session.uid, group, name};
 }
 
-Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish, std::string_view group,
-                        std::string_view name) {
+bool no_descriptor(const shmbw_attach& wish) { return (wish.flags & SHMBW_ATTACH_NO_FD) != 0; }
+bool writes(const shmbw_attach& wish) { return (wish.rights & SHMBW_RIGHT_MAP_WRITE) != 0; }
+
+// Whether the words are right and the rights are to be had. Changes nothing.
+Result<Target> admit_attach(World& world, Session& session, const shmbw_attach& wish, std::string_view group,
+                            std::string_view name) {
   if ((wish.flags & ~std::uint32_t{SHMBW_ATTACH_KNOWN}) != 0)
     return error(Status::unknown_flags, "an attach flag is not known to this broker");
   if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
     return error(Status::unknown_flags, "a right is not known to this broker");
   if ((wish.rights & SHMBW_RIGHT_MAP_READ) == 0) return error(Status::invalid, "an attach asks for map_read at least");
   auto target = find_target(world, session, naming_of(session, wish, group, name));
-  if (!target) return std::unexpected(target.error());
-  Region& region = *target->region;
+  if (!target) return target;
+  const Region& region = *target->region;
   if (on_gpu(region)) return std::unexpected(other_kind(region));
   // Before anything is done to it: a reader may close a region's writing for ever.
   if ((wish.flags & SHMBW_ATTACH_TIMELINE) != 0 && !(region.gpu && region.gpu->timeline))
@@ -70,39 +74,80 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
   if (auto may = check_rights(*target, wish.rights); !may) return std::unexpected(may.error());
   if (auto admitted = admit_rights(world, session, region, wish.rights); !admitted)
     return std::unexpected(admitted.error());
-  auto charge = charge_lease(world, session, region, 1);
+  return target;
+}
+
+Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish, std::string_view group,
+                        std::string_view name) {
+  auto target = admit_attach(world, session, wish, group, name);
+  if (!target) return std::unexpected(target.error());
+  Region& region = *target->region;
+  AwaitedSeals* const closing = awaited_seals(session, region, kClosingSeals);
+  if (closing && closing->refusal && !writes(wish)) return std::unexpected(*closing->refusal);
+  auto charge =
+      closing && closing->charge ? Result<Charge>(std::move(closing->charge)) : charge_lease(world, session, region, 1);
   if (!charge) return std::unexpected(charge.error());
-  bool no_fd = (wish.flags & SHMBW_ATTACH_NO_FD) != 0;
   int fd = -1;
-  if (!no_fd) {
-    auto lent = lend_descriptor(world, region, wish.rights);
-    if (!lent) return std::unexpected(lent.error());
-    fd = *lent;
+  if (!no_descriptor(wish)) {
+    if (closing && closing->reader && !writes(wish)) {
+      world.reply_owned.push_back(std::move(closing->reader));
+      fd = world.reply_owned.back().get();
+    } else {
+      auto lent = lend_descriptor(world, region, wish.rights);
+      if (!lent) return std::unexpected(lent.error());
+      fd = *lent;
+    }
   }
-  // Last, because it is for ever. A descriptor opened O_RDONLY before the seal can do no more than one opened after it,
-  // and it leaves after it.
-  if (auto sealed = seal_for_rights(world, session, region, wish.rights); !sealed) {
-    if (!no_fd) world.reply_owned.pop_back();  // only read-only requests seal, so it was reopened
-    return std::unexpected(sealed.error());
+  // Closed already, but where that was refused, or was not begun, because of an earlier element.
+  if (closes_writing(world, session, region, wish.rights)) {
+    if (fd >= 0) world.reply_owned.pop_back();
+    if (closing && closing->code != 0) return std::unexpected(closing_refused(closing->code));
+    return error(Status::busy, "an element before this one in the batch asks to write: ask for this one alone");
   }
-  Lease& lease = book_charged(world, session, region, wish.rights, 1, no_fd, std::move(*charge));
+  Lease& lease = book_charged(world, session, region, wish.rights, 1, no_descriptor(wish), std::move(*charge));
   if (target->ticket) use_ticket(world, *target->ticket);
   return Attached{&region, &lease, fd};
 }
 
-// Closing writing takes the lock that a publication under way may hold for long: its end is waited for first.
-bool waits_for_publication(const Request& request, const wire::BatchView& batch) {
+// Begins to close writing, for ever, after everything else that can fail. A descriptor opened O_RDONLY before the seal
+// can do no more than one opened after it, and it leaves after it.
+Result<void> begin_closing(World& world, Session& session, Region& region, const shmbw_attach& wish) {
+  auto charge = charge_lease(world, session, region, 1);
+  if (!charge) return std::unexpected(charge.error());
+  Result<Fd> reader = Fd();
+  if (!no_descriptor(wish)) reader = reopen_read_only(region.fd.get(), "the region");
+  if (!reader) return std::unexpected(reader.error());
+  return await_seals(world, session, region, kClosingSeals, std::move(*reader), std::move(*charge));
+}
+
+// What a request closes writing to is sealed before any of it is done, elsewhere. Who asks to write meanwhile waits for
+// the end of that: what he was given could not be mapped any more.
+bool waits_for_seals(const Request& request, const wire::BatchView& batch) {
   World& world = request.world;
-  if (world.publications.empty()) return false;
+  Session& session = request.session;
+  if (world.sealings.empty() && world.mode_bits_bind(session)) return false;
   bool waits = false;
+  std::vector<const Region*> written;  // by elements so far
   wire::TextReader texts = batch.texts();
   for (std::size_t i = 0; i < batch.count(); ++i) {
     const shmbw_attach wish = *batch.element<shmbw_attach>(i);
     const std::string_view group = *texts.take(wish.group_len), name = *texts.take(wish.name_len);
-    auto target = find_target(world, request.session, naming_of(request.session, wish, group, name));
-    if (!target || !is_being_published(world, *target->region)) continue;
-    if (!closes_writing(world, request.session, *target->region, wish.rights)) continue;
-    if (await_publication(world, request.session, *target->region, {})) waits = true;
+    if (batch.count() == 1 && writes(wish) && world.sealings.empty()) return false;
+    auto target = admit_attach(world, session, wish, group, name);
+    if (!target) continue;
+    Region& region = *target->region;
+    const AwaitedSeals* const closing = awaited_seals(session, region, kClosingSeals);
+    if (closing && closing->done) continue;
+    if (writes(wish)) {
+      if (batch.count() > 1) written.push_back(&region);
+      if (seals_under_way(world, region) == kClosingSeals && await_seals(world, session, region, kClosingSeals, {}))
+        waits = true;
+    } else if (closes_writing(world, session, region, wish.rights) && !closing &&
+               std::ranges::find(written, &region) == written.end()) {
+      auto begun = begin_closing(world, session, region, wish);
+      if (begun) waits = true;
+      else session.awaited.push_back({region.id, kClosingSeals, true, 0, {}, {}, false, begun.error()});
+    }
   }
   return waits;
 }
@@ -114,7 +159,7 @@ void serve_attach(const Request& request) {
   auto batch = open_batch<shmbw_attach>(
       request, [](const shmbw_attach& element) { return std::size_t{element.group_len} + element.name_len; });
   if (!batch) return;
-  if (waits_for_publication(request, *batch)) return request.hold();
+  if (waits_for_seals(request, *batch)) return request.hold();
   BatchAnswer<shmbw_attach_reply> answer(request, batch->count());
   wire::TextReader texts = batch->texts();
   for (std::size_t i = 0; i < batch->count(); ++i) {

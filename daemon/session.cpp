@@ -22,6 +22,7 @@ Session::Session(World& owner, std::uint64_t number, Link& connection, Account& 
       leases(&owner.pool),
       watches(&owner.pool),
       pools(&owner.pool),
+      awaited(&owner.pool),
       connected(owner.now()) {
   account.set_limit(Slot::leases, owner.config.limits.session_leases);
   account.set_limit(Slot::watches, owner.config.limits.session_watches);
@@ -179,6 +180,7 @@ void end_session(World& world, Session& session) {
   std::uint64_t group = session.group ? session.group->id : 0;
   std::string group_text = session.group ? session.group->text() : std::string();
   while (!session.watches.empty()) destroy_watch(world, session.watches.begin()->second);
+  forget_awaited(world, session);
   destroy_tickets_of(world, session);
   gpu_session_over(world, session);
   for (auto at = session.leases.begin(); at != session.leases.end();)

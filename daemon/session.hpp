@@ -18,6 +18,7 @@
 #include "daemon/link.hpp"
 #include "daemon/list.hpp"
 #include "daemon/listing.hpp"
+#include "daemon/sealer.hpp"
 #include "daemon/secret.hpp"
 #include "daemon/watch.hpp"
 
@@ -70,6 +71,8 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   Worker* worker = nullptr;                          // its role in a world, or none
   std::vector<GpuDevice> gpu_devices;                // that it has named
   std::unique_ptr<ListUnderWay> listing;             // whose last page is still to come
+  std::pmr::vector<AwaitedSeals> awaited;            // by the request in service
+  bool held = false;                                 // that one has been held back
   std::uint64_t sequence = 0;                        // of the last event
   std::int64_t connected = 0;
   std::string library;

@@ -33,6 +33,8 @@ World::World(const Config& configuration, BrokerFacts facts_in, const Secret& ha
       reply_buffer(std::make_unique<std::byte[]>(SHMBW_MAX_MESSAGE)) {
   if (config.limits.host_bytes) host.set_limit(Slot::bytes, config.limits.host_bytes);
   if (config.limits.gpu_bytes) host.set_limit(Slot::gpu_bytes, config.limits.gpu_bytes);
+  // The other half is for pools, threads and the heap.
+  host.set_limit(Slot::timelines, facts.mappings_limit / 2);
   reply_fds.reserve(SHMBW_MAX_BATCH);
   reply_owned.reserve(SHMBW_MAX_BATCH);
 }
@@ -72,6 +74,7 @@ Uid& World::hold_uid(std::uint32_t uid) {
   out.account.set_limit(Slot::references, own.references.value_or(limits.uid_references));
   out.account.set_limit(Slot::gpu_bytes, own.gpu_bytes.value_or(table_limit(limits.uid_gpu_bytes)));
   out.account.set_limit(Slot::gpu_descriptors, own.gpu_descriptors.value_or(limits.uid_gpu_descriptors));
+  out.account.set_limit(Slot::timelines, own.timelines.value_or(limits.uid_timelines));
   return out;
 }
 

@@ -55,6 +55,11 @@ class World {
   World& operator=(const World&) = delete;
 
   std::int64_t now() const { return facts.now(); }
+  // The transport has called in: what one turn may do on this thread begins anew.
+  void begin_turn() {
+    closed_here = 0;
+    releaser.begin_turn();
+  }
   void log(int priority, std::string_view text) const { facts.log(priority, text); }
   bool private_mode() const { return config.mode == Mode::private_; }
   // Law 6: mode 0600 is no boundary for somebody of the file owner's uid.
@@ -76,6 +81,7 @@ class World {
   std::pmr::unsynchronized_pool_resource pool{std::pmr::pool_options{256, 2048}};
   Timers timers;
   IdleHolds idle_holds{*this};
+  Releaser releaser{*this};
   Account host;
   std::pmr::map<std::uint32_t, Uid> uids;
   std::pmr::map<std::uint64_t, Group> groups;
@@ -94,10 +100,10 @@ class World {
   Closer closer, strangers;  // of freed regions; of descriptors that clients made
   GpuLooker gpu_looker;
   Sealer sealer;
-  std::pmr::map<std::uint64_t, Publication> publications{&pool};  // under way, by region
-  std::vector<Sealer::Job> sealed;                                // those that are over
-  std::map<std::uint32_t, std::weak_ptr<GpuNode>> gpu_nodes;      // that the broker has opened, by minor
-  Tally* tally = nullptr;  // where frees are counted while a session or a group ends
+  std::pmr::map<std::uint64_t, Sealing> sealings{&pool};      // under way, by region
+  std::vector<Sealer::Job> sealed;                            // those that are over
+  std::map<std::uint32_t, std::weak_ptr<GpuNode>> gpu_nodes;  // that the broker has opened, by minor
+  Tally* tally = nullptr;                                     // where frees are counted while a session or a group ends
 
   std::uint64_t last_region = 0, last_group = 0, last_session = 0, last_serial = 0, last_world = 0;
   std::int64_t last_reference = 0;     // when the last one was booked; no two at one time

@@ -55,6 +55,8 @@ const char* slot_word(std::uint16_t slot) {
       return "GPU bytes";
     case SHMBW_SLOT_GPU_DESCRIPTORS:
       return "GPU descriptors";
+    case SHMBW_SLOT_TIMELINES:
+      return "timelines";
     case SHMBW_SLOT_LIFETIME:
       return "lifetime";
     default:

@@ -104,6 +104,7 @@ enum shmbw_slot {
   SHMBW_SLOT_GPU_BYTES = 21,
   SHMBW_SLOT_GPU_DESCRIPTORS = 22,
   SHMBW_SLOT_LIFETIME = 23,
+  SHMBW_SLOT_TIMELINES = 24,
 };
 
 enum shmbw_scope {
@@ -426,7 +427,8 @@ enum shmbw_queue_hold_flags {
 enum shmbw_doorbell_flags {
   SHMBW_DOORBELL_SET = 1 << 0,
   SHMBW_DOORBELL_GET = 1 << 1,
-  SHMBW_DOORBELL_KNOWN = 3,
+  SHMBW_DOORBELL_RING = 1 << 2,
+  SHMBW_DOORBELL_KNOWN = 7,
 };
 
 enum shmbw_feature_flags {
@@ -646,6 +648,7 @@ struct shmbw_ticket_create {
   int64_t lifetime; /* nanoseconds; 0: 10 minutes */
   uint32_t flags; /* ticket_create flags: with_session (it ends with the session that made it, or that session's process, at the latest) */
   uint32_t reserved; /* zero */
+  uint64_t session; /* with_session: another session of the maker's user whose end is meant; 0: the maker */
 };
 
 struct shmbw_ticket_create_reply {
@@ -907,8 +910,8 @@ struct shmbw_queue_hold_reply {
 struct shmbw_pool_doorbell {
   uint64_t pool;
   uint32_t flags; /* doorbell flags, one of them */
-  uint32_t participant; /* get: whose */
-  uint32_t life; /* get: of that index; not_found if it is over */
+  uint32_t participant; /* get, ring: whose */
+  uint32_t life; /* get, ring: of that index; not_found if it is over */
   uint32_t reserved; /* zero */
 };
 
@@ -1335,7 +1338,7 @@ struct shmbw_pool_record {
   uint32_t slots; /* there are */
   uint32_t slots_limit;
   uint32_t slots_used; /* with a holder */
-  uint32_t slots_high; /* most that were seen used */
+  uint32_t slots_high; /* most that were seen used by a LIST or a repair; a peak between two of them is not counted */
   uint32_t segments;
   uint32_t participants; /* live */
   uint32_t leaving; /* dead or left, with unread messages or repair under way */
@@ -1664,13 +1667,14 @@ SHMBW_CHECK(sizeof(struct shmbw_publish_reply) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_publish_reply, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_publish_reply, rights) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_publish_reply, reserved) == 20);
-SHMBW_CHECK(sizeof(struct shmbw_ticket_create) == 40);
+SHMBW_CHECK(sizeof(struct shmbw_ticket_create) == 48);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, rights) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, uses) == 20);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, lifetime) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, flags) == 32);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, reserved) == 36);
+SHMBW_CHECK(offsetof(struct shmbw_ticket_create, session) == 40);
 SHMBW_CHECK(sizeof(struct shmbw_ticket_create_reply) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create_reply, ticket) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create_reply, expires) == 16);

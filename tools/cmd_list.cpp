@@ -90,10 +90,6 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
                std::move(*queues), std::move(*worlds),  std::move(*gpu)};
 }
 
-std::string count(std::size_t number, const char* noun) {
-  return std::to_string(number) + " " + noun + (number == 1 ? "" : "s");
-}
-
 std::string totals(const ListOptions& options, const Books& books) {
   const shmbw_status_reply& facts = books.status.record;
   std::string text = mode_text(facts.mode) + " broker " + books.status.version + ", up " +
@@ -101,15 +97,16 @@ std::string totals(const ListOptions& options, const Books& books) {
                      " of " + size_text(options.common, facts.bytes_limit) + " in use";
   if (facts.bytes_cached != 0)
     text += " (" + size_text(options.common, facts.bytes_cached) + " of it cached for reuse)";
-  text += "; shown: " + count(books.groups.rows.size(), "group") + ", " + count(books.regions.rows.size(), "region") +
-          ", " + size_text(options.common, books.regions.total_bytes);
+  text += "; shown: " + count_text(books.groups.rows.size(), "group") + ", " +
+          count_text(books.regions.rows.size(), "region") + ", " + size_text(options.common, books.regions.total_bytes);
   if (!books.pools.rows.empty())
-    text += "; " + count(books.pools.rows.size(), "pool") + ", " + count(books.queues.rows.size(), "queue");
+    text += "; " + count_text(books.pools.rows.size(), "pool") + ", " + count_text(books.queues.rows.size(), "queue");
   if (!books.worlds.worlds.rows.empty())
-    text += "; " + count(books.worlds.worlds.rows.size(), "world") + ", " +
-            count(books.worlds.references.rows.size(), "reference");
+    text += "; " + count_text(books.worlds.worlds.rows.size(), "world") + ", " +
+            count_text(books.worlds.references.rows.size(), "reference");
   if (!books.gpu.rows.empty())
-    text += "; " + count(books.gpu.rows.size(), "GPU region") + ", " + size_text(options.common, books.gpu.total_bytes);
+    text += "; " + count_text(books.gpu.rows.size(), "GPU region") + ", " +
+            size_text(options.common, books.gpu.total_bytes);
   return printable(text) + "\n";
 }
 

@@ -77,6 +77,7 @@ Result<Source> open_source(const std::string& path) {
 
 // Membership, so that the group's keep begins when this command ends.
 Result<std::uint64_t> enter_group(const Session& session, const std::string& wanted) {
+  if (wanted.empty() && in_a_group()) return session.info().group;  // the session is in it: where `cat NAME` looks
   shmb_error failure{};
   const std::string name = wanted.empty() ? default_group() : wanted;
   std::uint64_t id = 0;
@@ -231,7 +232,9 @@ Command add_put(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("put", "A file as a read-only region; starts a private broker if there is none");
   verb->add_option("file", options->file, "The file")->required();
   verb->add_option("--name", options->name, "The region's name")->required();
-  verb->add_option("--group", options->group, "Its group (default: shell-<uid>), made with keep 1h if there is none");
+  verb->add_option(
+      "--group", options->group,
+      "Its group, made with keep 1h if there is none (default: that of SHMBROKER_GROUP, else shell-<uid>)");
   verb->add_option_function<std::string>(
           "--keep",
           [options](const std::string& text) {

@@ -3,7 +3,6 @@
 #include "tools/resolve.hpp"
 
 #include <charconv>
-#include <cstdlib>
 
 #include "base/text.hpp"
 #include "proto/names.hpp"
@@ -35,11 +34,6 @@ Result<Target> by_id(const std::string& text) {
                  shmb::quoted(text) + " is no region id: @ID or @ID.GENERATION, as `shmbroker list -q` prints them");
   target.id = id;
   return target;
-}
-
-bool in_a_group() {
-  const char* variable = std::getenv("SHMBROKER_GROUP");
-  return variable != nullptr && *variable != '\0';
 }
 
 Selection selection_of(const Viewer& viewer, const Target& target) {

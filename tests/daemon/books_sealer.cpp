@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publishing as the books keep it: whatever a client does to memory that is to be sealed, its own request waits alone.
+// Seals as the books keep them: whatever a client does to memory that is to be sealed, only requests for it wait.
 #include <fcntl.h>
 #include <sys/uio.h>
 
@@ -24,6 +24,34 @@ void ask_to_publish(Client& client, shmbw_region_ref region) {
   wire::Writer out(buffer);
   out.begin(SHMBW_OP_PUBLISH, 77, Status::ok, shmbw_publish{region});
   client.send_only(out.finish(0));
+}
+
+shmbw_attach attach_wish(shmbw_region_ref region, std::uint32_t rights, std::uint32_t flags = 0) {
+  shmbw_attach wish{};
+  wish.by = SHMBW_ATTACH_BY_ID;
+  wish.rights = rights;
+  wish.flags = flags;
+  wish.region = region;
+  return wish;
+}
+
+void ask_to_attach(Client& client, const std::vector<shmbw_attach>& wishes) {
+  std::byte buffer[1024];
+  wire::Writer out(buffer);
+  out.begin_batch<shmbw_attach>(SHMBW_OP_ATTACH, 78, wishes.size());
+  for (std::size_t i = 0; i < wishes.size(); ++i) out.element(i, wishes[i]);
+  client.send_only(out.finish(0));
+}
+
+shmbw_attach_reply attach_answer(Client& client, std::size_t index = 0) {
+  REQUIRE(!client.link().replies.empty());
+  const Packet& packet = client.link().replies.back();
+  REQUIRE(packet.op() == (SHMBW_OP_ATTACH | SHMBW_REPLY));
+  REQUIRE(packet.status() == Status::ok);
+  return wire::BatchView::open(packet.view())->element<shmbw_attach_reply>(index).value();
+}
+Status attach_status(Client& client, std::size_t index = 0) {
+  return static_cast<Status>(attach_answer(client, index).outcome.status);
 }
 
 bool sealed_for_writing(const Fd& memory) { return (*sys::seals(memory.get()) & F_SEAL_WRITE) != 0; }
@@ -83,27 +111,131 @@ TEST_CASE("a write that never ends holds up the publication of that memory and n
   CHECK(other.rows<shmbw_region_record>(SHMBW_TABLE_REGIONS).size() == 2);
   CHECK(other.attach_id(created.ref(), kWrite).status == Status::ok);
   // Closing writing takes the same lock: who would is served when the publication is over.
-  std::byte buffer[256];
-  wire::Writer out(buffer);
-  out.begin_batch<shmbw_attach>(SHMBW_OP_ATTACH, 78, 1);
-  shmbw_attach wish{};
-  wish.by = SHMBW_ATTACH_BY_ID;
-  wish.rights = kRead;
-  wish.region = created.ref();
   other.ready(created.ref());
-  out.element(0, wish);
-  reader.send_only(out.finish(0));
+  ask_to_attach(reader, {attach_wish(created.ref(), kRead)});
   REQUIRE(reader.link().held);
   CHECK(stuck.let_go());
   writer.wait_while_held();
   reader.wait_while_held();
   CHECK(writer.link().replies.back().status() == Status::ok);
   CHECK(sealed_for_writing(created.memory));
-  const auto granted = wire::BatchView::open(reader.link().replies.back().view())->element<shmbw_attach_reply>(0);
-  CHECK(granted->outcome.status == 0);
-  CHECK(granted->state == SHMBW_REGION_STATE_PUBLISHED);
+  CHECK(attach_status(reader) == Status::ok);
+  CHECK(attach_answer(reader).state == SHMBW_REGION_STATE_PUBLISHED);
   free = {};
   CHECK(other.status().descriptors == before + 1);  // the region that was made meanwhile
+}
+
+TEST_CASE("a write that never ends holds up the first readers of that memory and nothing else") {
+  World world(private_config());
+  Client writer = world.client(1000), reader = world.client(1000), second = world.client(1000),
+         other = world.client(1000);
+  Created created = writer.create(), free = writer.create();
+  writer.ready(created.ref());
+  writer.ready(free.ref());
+  harness::StuckWrite stuck(created.memory.get());
+  if (!stuck.stuck()) SKIP_CASE("userfaultfd is not allowed here");
+  const std::uint32_t before = world.status().descriptors;
+  ask_to_attach(reader, {attach_wish(created.ref(), kRead)});
+  REQUIRE(reader.link().held);
+  ask_to_attach(second, {attach_wish(created.ref(), kRead)});
+  REQUIRE(second.link().held);
+  // Who would write could not map what he is given once the seal is on.
+  Client late = world.client(1000);
+  ask_to_attach(late, {attach_wish(created.ref(), kWrite)});
+  REQUIRE(late.link().held);
+  CHECK(other.create().status == Status::ok);
+  CHECK(other.attach_id(free.ref(), kRead).status == Status::ok);  // closes writing to that one
+  CHECK(other.rows<shmbw_region_record>(SHMBW_TABLE_REGIONS).size() == 3);
+  CHECK(other.rows<shmbw_lease_record>(SHMBW_TABLE_LEASES).size() == 4);  // none of those who wait
+  {
+    Client leaves = world.client(1000);
+    ask_to_attach(leaves, {attach_wish(created.ref(), kRead)});
+    REQUIRE(leaves.link().held);
+  }
+  CHECK(stuck.let_go());
+  reader.wait_while_held();
+  second.wait_while_held();
+  late.wait_while_held();
+  for (Client* granted : {&reader, &second}) {
+    CHECK(attach_status(*granted) == Status::ok);
+    CHECK(attach_answer(*granted).state == SHMBW_REGION_STATE_WRITE_CLOSED);
+    REQUIRE(granted->link().replies.back().fds.size() == 1);
+    CHECK((::fcntl(granted->link().replies.back().fds[0].get(), F_GETFL) & O_ACCMODE) == O_RDONLY);
+    CHECK((*sys::seals(granted->link().replies.back().fds[0].get()) & F_SEAL_FUTURE_WRITE) != 0);
+  }
+  CHECK(attach_status(late) == Status::write_closed);
+  CHECK(writer.publish(free.ref()).status() == Status::ok);
+  late.close();
+  CHECK(world.status().descriptors == before + 1);  // the region that was made meanwhile
+}
+
+TEST_CASE("a batch of first readers is answered when the last of its regions is sealed, each with its own outcome") {
+  World world(private_config());
+  Client writer = world.client(1000), reader = world.client(1000);
+  Created stuck_one = writer.create(), refusing = writer.create(), fine = writer.create();
+  for (const Created* one : {&stuck_one, &refusing, &fine}) writer.ready(one->ref());
+  REQUIRE(sys::add_seals(refusing.memory.get(), F_SEAL_SEAL));
+  harness::StuckWrite stuck(stuck_one.memory.get());
+  if (!stuck.stuck()) SKIP_CASE("userfaultfd is not allowed here");
+  ask_to_attach(reader, {attach_wish(fine.ref(), kRead), attach_wish(stuck_one.ref(), kRead),
+                         attach_wish(refusing.ref(), kRead), attach_wish(fine.ref(), kRead)});
+  REQUIRE(reader.link().held);
+  // The others' seals are decided; its request waits for the last.
+  for (int waited = 0; (*sys::seals(fine.memory.get()) & F_SEAL_FUTURE_WRITE) == 0 && waited < 30'000; ++waited)
+    sys::rest(1'000'000);
+  CHECK(writer.status().sessions == 2);
+  world.books->woken();
+  CHECK(reader.link().held);
+  CHECK(stuck.let_go());
+  reader.wait_while_held();
+  CHECK(attach_status(reader, 0) == Status::ok);
+  CHECK(attach_status(reader, 1) == Status::ok);
+  CHECK(attach_status(reader, 2) == Status::unsupported);
+  CHECK(attach_status(reader, 3) == Status::ok);
+  CHECK(reader.link().replies.back().fds.size() == 3);
+  CHECK(reader.rows<shmbw_lease_record>(SHMBW_TABLE_LEASES).size() == 3 + 2);
+}
+
+TEST_CASE("a batch that writes to a region first and reads it then closes no writing") {
+  World world(private_config());
+  Client writer = world.client(1000), both = world.client(1000);
+  Created created = writer.create();
+  writer.ready(created.ref());
+  ask_to_attach(both, {attach_wish(created.ref(), kWrite), attach_wish(created.ref(), kRead)});
+  both.wait_while_held();
+  CHECK(attach_status(both, 0) == Status::ok);
+  CHECK(attach_status(both, 1) == Status::not_ready);
+  ask_to_attach(both, {attach_wish(created.ref(), kWrite, SHMBW_ATTACH_NO_FD), attach_wish(created.ref(), kRead)});
+  both.wait_while_held();
+  CHECK(attach_status(both, 0) == Status::ok);
+  both.ready(created.ref());
+  Client third = world.client(1000);
+  ask_to_attach(third, {attach_wish(created.ref(), kWrite, SHMBW_ATTACH_NO_FD), attach_wish(created.ref(), kRead)});
+  third.wait_while_held();
+  CHECK(attach_status(third, 0) == Status::ok);
+  CHECK(attach_status(third, 1) == Status::busy);
+  CHECK((*sys::seals(created.memory.get()) & F_SEAL_FUTURE_WRITE) == 0);
+  CHECK(third.attach_id(created.ref(), kRead).status == Status::ok);
+}
+
+TEST_CASE("a first reader who waits for the seal is refused nothing that he had room for when he asked") {
+  shmb::daemon::Config config = private_config();
+  config.limits.session_leases = 1;
+  World world(config);
+  Client writer = world.client(1000), reader = world.client(1000);
+  Created created = writer.create();
+  writer.ready(created.ref());
+  harness::StuckWrite stuck(created.memory.get());
+  if (!stuck.stuck()) SKIP_CASE("userfaultfd is not allowed here");
+  ask_to_attach(reader, {attach_wish(created.ref(), kRead)});
+  REQUIRE(reader.link().held);
+  CHECK(stuck.let_go());
+  {
+    const harness::Injected full(fault::Call::reopen, EMFILE, 1, -1);
+    reader.wait_while_held();
+  }
+  CHECK(attach_status(reader) == Status::ok);
+  CHECK(reader.link().replies.back().fds.size() == 1);
 }
 
 TEST_CASE("who waits for a publication may end, and the region with it, before the kernel has answered") {

@@ -87,6 +87,7 @@ uid_watches = 8
 uid_worlds = 12
 uid_references = 13
 uid_gpu_descriptors = 12
+uid_timelines = 14
 gpu_bytes = "80G"
 uid_gpu_bytes = "40G"
 group_gpu_bytes = "20G"
@@ -109,6 +110,7 @@ names = 26
 watches = 27
 gpu_bytes = "10G"
 gpu_descriptors = 28
+timelines = 29
 [limits.group.trainer]
 bytes = "512M"
 regions = 31
@@ -130,6 +132,7 @@ gpu_bytes = "5G"
   CHECK(limits.uid_worlds == 12);
   CHECK(limits.uid_references == 13);
   CHECK(limits.uid_gpu_descriptors == 12);
+  CHECK(limits.uid_timelines == 14);
   CHECK(limits.gpu_bytes == 80ULL << 30);
   CHECK(limits.uid_gpu_bytes == 40ULL << 30);
   CHECK(limits.group_gpu_bytes == 20ULL << 30);
@@ -153,6 +156,7 @@ gpu_bytes = "5G"
   CHECK(uid.watches == 27);
   CHECK(uid.gpu_bytes == 10ULL << 30);
   CHECK(uid.gpu_descriptors == 28);
+  CHECK(uid.timelines == 29);
   REQUIRE(limits.group.contains("trainer"));
   CHECK(limits.group.at("trainer").bytes == 512ULL << 20);
   CHECK(limits.group.at("trainer").regions == 31);

@@ -7,7 +7,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <functional>
+#include <memory>
 #include <optional>
 
 #include "base/sys_process.hpp"
@@ -224,6 +227,36 @@ TEST_CASE("a peer that closes is an edge too, for who does not ask for packets")
     CHECK(end.edges > idle);
     CHECK(end.edges < idle + 4);  // told, not repeated at each turn
     chosen.engine->remove(end);
+  }
+}
+
+TEST_CASE("more asks than the kernel takes at once, while it has no memory, are made now and then and none is lost") {
+  constexpr std::size_t kMany = 300;  // than io_uring has entries
+  constexpr std::int64_t kLeastPause = 9'000'000;
+  for (const int code : {ENOMEM, EAGAIN, EBUSY}) {
+    for (EngineChoice choice : room::engine_choices()) {
+      CAPTURE(code);
+      auto chosen = std::move(*choose_engine(choice));
+      std::vector<std::array<Fd, 2>> pairs;
+      std::vector<std::unique_ptr<End>> ends;
+      for (std::size_t i = 0; i < kMany; ++i) {
+        pairs.push_back(std::move(*sys::seqpacket_pair()));
+        ends.push_back(std::make_unique<End>());
+        REQUIRE(chosen.engine->add(pairs.back()[0].get(), *ends.back()));
+      }
+      const std::int64_t began = sys::now_monotonic();
+      {
+        const harness::Injected fault(fault::Call::io_uring_enter, code, 1, 5);
+        for (auto& end : ends) chosen.engine->receive(*end);
+        // Each of those that failed was followed by a pause.
+        CHECK(fault::count(fault::Call::io_uring_enter) <= 1 + (sys::now_monotonic() - began) / kLeastPause);
+      }
+      for (std::size_t i = 0; i < kMany; ++i) send(pairs[i][1].get(), 1 + i);
+      const auto all = [&] { return std::ranges::all_of(ends, [](const auto& end) { return !end->sizes.empty(); }); };
+      for (int turns = 0; !all() && turns < 10'000; ++turns) REQUIRE(chosen.engine->run_once(1'000'000));
+      for (std::size_t i = 0; i < kMany; ++i) CHECK(ends[i]->sizes == std::vector<std::size_t>{1 + i});
+      for (auto& end : ends) chosen.engine->remove(*end);
+    }
   }
 }
 

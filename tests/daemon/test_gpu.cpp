@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPU regions in the books: who keeps a GPU initialised, what may be published, who may open it, what the ends of
 // processes make of it. The exports are memfds of the kind that the fake driver makes; the broker asks no driver.
-#include "base/mapping.hpp"
 #include "daemon/gpu_device.hpp"
-#include "proto/timeline_layout.hpp"
 #include "tests/daemon/gpu_client.hpp"
 
 namespace shmb::daemon::test {
-
-using States = std::vector<std::uint32_t>;
 
 TEST_CASE("a GPU is named once: its node is opened elsewhere, and an event tells the end") {
   FakeGpus gpus;
@@ -75,6 +71,47 @@ TEST_CASE("where the broker cannot open the node it says what failed, and takes 
   const auto kept = ask_device(other).fixed<shmbw_gpu_device_reply>();
   CHECK(kept.hold == SHMBW_GPU_HOLD_NODE);
   CHECK(kept.minor == 3);
+}
+
+TEST_CASE("a node that is given is its giver's user's to pay for, until the last region on it has gone") {
+  FakeGpus gpus;
+  Config config = private_config();
+  config.limits.uid_gpu_descriptors = 4;
+  World world(config);
+  const Fd node = gpus.node();
+  auto give = [&](Client& client) -> Packet& {
+    client.link().bring(copy_of(node));
+    return ask_device(client);
+  };
+  auto giver = [&](std::uint32_t uid) {
+    Client client = world.silent(uid);
+    client.hello({.features = SHMBW_FEATURE_PASS_RIGHTS});
+    return client;
+  };
+  Client first = giver(1000), second = giver(1000), third = giver(1000), stranger = giver(2000);
+  Client reader = world.client(1000);
+  CHECK(give(first).fixed<shmbw_gpu_device_reply>().hold == SHMBW_GPU_HOLD_GIVEN);
+  const auto made = publish(first);  // two more
+  REQUIRE(made.status == Status::ok);
+  CHECK(open_id(reader, made.reply.region).status == Status::ok);
+  CHECK(give(second).fixed<shmbw_gpu_device_reply>().hold == SHMBW_GPU_HOLD_GIVEN);
+  const std::uint32_t before = world.status().descriptors;
+  for (int i = 0; i < 3; ++i) {
+    Packet& refused = give(third);
+    REQUIRE(refused.status() == Status::limit);
+    const Error why = refused.error();
+    CHECK(why.shortage.slot == SHMBW_SLOT_GPU_DESCRIPTORS);
+    CHECK(why.sentence.find("asked 1, used 4 of 4; raise limits.uid.1000.gpu_descriptors") != std::string::npos);
+  }
+  CHECK(world.status().descriptors == before);
+  CHECK(give(stranger).status() == Status::ok);
+  // The region keeps the node although its giver has gone.
+  first.die();
+  CHECK(give(third).status() == Status::limit);
+  reader.release(made.reply.region);
+  world.wait_for_closes();
+  CHECK(give(third).status() == Status::ok);
+  CHECK(publish(third).status == Status::ok);
 }
 
 TEST_CASE("an administrator may trust that somebody else keeps GPUs initialised") {
@@ -529,87 +566,6 @@ TEST_CASE("what a killed process leaves is told in one reclaim, with its GPU reg
   CHECK(told);
 }
 
-TEST_CASE("memory of its owner's is freed only after the last user: drained") {
-  FakeGpus gpus;
-  World world;
-  Client owner = gpu_client(world), user = world.client(), late = world.client();
-  const GpuWish wish{.name = "tensor", .offset = 512, .allocation = 8 << 20, .kind = SHMBW_GPU_KIND_LEGACY};
-  const auto made = publish(owner, wish);
-  REQUIRE(made.status == Status::ok);
-  const auto opened = open_id(user, made.reply.region);
-  REQUIRE(opened.status == Status::ok);
-  CHECK(opened.reply.handle[7] == 0x44);
-  CHECK(opened.reply.offset == 512);
-  CHECK(owner.release(made.reply.region).status == Status::invalid);
-  auto retire = [&] {
-    return answer_of<shmbw_gpu_retire_reply>(owner.batch<shmbw_gpu_retire>(SHMBW_OP_GPU_RETIRE, {{made.reply.region}}));
-  };
-  CHECK(retire().reply.users == 1);
-  CHECK(retire().reply.users == 1);
-  CHECK(open_id(late, made.reply.region).status == Status::producer_dead);
-  CHECK(open_name(late, "tensor").status == Status::not_found);
-  owner.link().events.clear();
-  user.release(made.reply.region);
-  REQUIRE(owner.link().events.size() == 1);
-  CHECK(owner.link().events[0].op() == (SHMBW_EVENT | SHMBW_EVENT_GPU_DRAINED));
-  CHECK(gpu_rows(owner).empty());
-  CHECK(retire().status == Status::not_found);
-
-  const auto unused = publish(owner, wish);
-  CHECK(answer_of<shmbw_gpu_retire_reply>(owner.batch<shmbw_gpu_retire>(SHMBW_OP_GPU_RETIRE, {{unused.reply.region}}))
-            .reply.users == 0);
-  CHECK(gpu_rows(owner).empty());
-}
-
-TEST_CASE("a killed user drains what it had, and only once its process is gone") {
-  FakeGpus gpus;
-  World world;
-  Client owner = gpu_client(world), user = world.client();
-  const auto made = publish(owner, {.kind = SHMBW_GPU_KIND_LEGACY});
-  open_id(user, made.reply.region);
-  owner.batch<shmbw_gpu_retire>(SHMBW_OP_GPU_RETIRE, {{made.reply.region}});
-  owner.link().events.clear();
-  user.end_of_file();
-  CHECK(owner.link().events.empty());
-  world.books->process_ended(*user.session());
-  REQUIRE(owner.link().events.size() == 1);
-  CHECK(owner.link().events[0].op() == (SHMBW_EVENT | SHMBW_EVENT_GPU_DRAINED));
-  user.forget();
-}
-
-TEST_CASE("what its owner wants back is drained also where a user dies writing or the GPU is lost meanwhile") {
-  FakeGpus gpus;
-  World world;
-  Client owner = gpu_client(world), writer = world.client(), reader = world.client();
-  const GpuWish wish{.flags = SHMBW_GPU_PUBLISH_WRITING | SHMBW_GPU_PUBLISH_MANY_WRITERS,
-                     .kind = SHMBW_GPU_KIND_LEGACY};
-  const auto made = publish(owner, wish);
-  REQUIRE(open_id(writer, made.reply.region, kWrite).status == Status::ok);
-  REQUIRE(open_id(reader, made.reply.region).status == Status::ok);
-  owner.batch<shmbw_gpu_retire>(SHMBW_OP_GPU_RETIRE, {{made.reply.region}});
-  CHECK(report(reader, {}, SHMBW_GPU_FINDING_DEVICE_LOST, 46).reply.regions == 0);
-  writer.die();
-  CHECK(gpu_rows(owner).at(0).state == SHMBW_GPU_STATE_RETIRED);
-  CHECK(states_told(reader) == States{SHMBW_GPU_STATE_RETIRED});
-  owner.link().events.clear();
-  reader.release(made.reply.region);
-  REQUIRE(owner.link().events.size() == 1);
-  CHECK(owner.link().events[0].op() == (SHMBW_EVENT | SHMBW_EVENT_GPU_DRAINED));
-}
-
-TEST_CASE("memory of a dead owner is not opened again because a writer died after him") {
-  FakeGpus gpus;
-  World world;
-  Client owner = gpu_client(world), writer = world.client(), reader = world.client();
-  const auto made = publish(
-      owner, {.flags = SHMBW_GPU_PUBLISH_WRITING | SHMBW_GPU_PUBLISH_MANY_WRITERS, .kind = SHMBW_GPU_KIND_LEGACY});
-  REQUIRE(open_id(writer, made.reply.region, kWrite).status == Status::ok);
-  REQUIRE(open_id(reader, made.reply.region).status == Status::ok);
-  owner.die();
-  writer.die();
-  CHECK(open_id(reader, made.reply.region).status == Status::producer_dead);
-}
-
 TEST_CASE("a killed process holds no GPU memory, though a child forked from it holds its socket") {
   FakeGpus gpus;
   World world;
@@ -641,19 +597,6 @@ TEST_CASE("more requests than a session can want are not kept while a GPU is loo
   CHECK(ask_device(client).fixed<shmbw_gpu_device_reply>().hold == SHMBW_GPU_HOLD_NODE);
 }
 
-TEST_CASE("users of memory whose owner has died are told, and nobody new may open it") {
-  FakeGpus gpus;
-  World world;
-  Client owner = gpu_client(world), user = world.client();
-  const auto made = publish(owner, {.name = "t", .kind = SHMBW_GPU_KIND_LEGACY});
-  open_id(user, made.reply.region);
-  owner.die();
-  CHECK(states_told(user) == States{SHMBW_GPU_STATE_PRODUCER_DEAD});
-  CHECK(open_id(user, made.reply.region).status == Status::producer_dead);
-  user.release(made.reply.region);
-  CHECK(gpu_rows(user).empty());
-}
-
 TEST_CASE("host regions and GPU regions are not taken for each other") {
   FakeGpus gpus;
   World world;
@@ -673,120 +616,6 @@ TEST_CASE("host regions and GPU regions are not taken for each other") {
   child.hello({.fork_session = client.id, .fork_secret = client.secret});
   CHECK(child.inherit(gpu.reply.region).status == Status::forked_child);
   CHECK(child.inherit(host.ref()).status == Status::ok);
-}
-
-namespace {
-
-struct MappedTimeline {
-  shmbw_region_ref region{};
-  Mapping map;
-  timeline::Word& word(std::size_t i) { return reinterpret_cast<timeline::Word*>(map.data())[i]; }
-};
-
-MappedTimeline make_line(Client& client, std::uint32_t words, std::string_view name = {}) {
-  shmbw_gpu_timeline wish{};
-  wish.words = words;
-  wish.name_len = static_cast<std::uint16_t>(name.size());
-  Packet& packet = client.call(SHMBW_OP_GPU_TIMELINE, wish, name);
-  REQUIRE(packet.status() == Status::ok);
-  const auto reply = packet.fixed<shmbw_gpu_timeline_reply>();
-  REQUIRE(packet.fds.size() == 1);
-  return {reply.region, std::move(*Mapping::map(packet.fds[0].get(), 0, reply.bytes, Access::read_write))};
-}
-
-}  // namespace
-
-TEST_CASE("the death of a timeline's producer writes the status of every word and releases every waiter") {
-  World world;
-  Client producer = world.client(), consumer = world.client();
-  MappedTimeline line = make_line(producer, 64, "steps");
-  line.word(0).announced = 7;
-  line.word(0).counter = 5;
-  const auto attached = consumer.attach_id(line.region);
-  REQUIRE(attached.status == Status::ok);
-  CHECK((::fcntl(attached.memory.get(), F_GETFL) & O_ACCMODE) == O_RDONLY);
-  producer.die();
-  CHECK(states_told(consumer) == States{SHMBW_GPU_STATE_PRODUCER_DEAD});
-  for (std::size_t i : {std::size_t{0}, std::size_t{63}}) {
-    CHECK(line.word(i).status == SHMBW_GPU_WORD_STATUS_PRODUCER_DEAD);
-    CHECK(timeline::reached(line.word(i).counter, line.word(i).announced));
-    CHECK(line.word(i).wakes == 1);
-  }
-  CHECK(timeline::reached(line.word(0).counter, 1000));
-  CHECK(line.word(0).last == 5);  // what was done stays known
-  // A write of the dead process' stream that lands later is written over.
-  line.word(0).counter = 6;
-  world.advance(kSecond);
-  CHECK(timeline::reached(line.word(0).counter, 7));
-  CHECK(line.word(0).wakes == 2);
-  CHECK(line.word(0).last == 6);
-  world.advance(10 * kSecond);
-  line.word(0).counter = 6;
-  world.advance(10 * kSecond);
-  CHECK(line.word(0).counter == 6);  // for some seconds, not for ever
-  CHECK(gpu_rows(consumer).at(0).kind == SHMBW_GPU_KIND_TIMELINE);
-}
-
-TEST_CASE("a producer that closes its timeline releases the waiters too, and says why") {
-  World world;
-  Client producer = world.client(), consumer = world.client();
-  MappedTimeline line = make_line(producer, 1);
-  consumer.attach_id(line.region);
-  producer.release(line.region);
-  CHECK(line.word(0).status == SHMBW_GPU_WORD_STATUS_CLOSED);
-  CHECK(timeline::reached(line.word(0).counter, 1));
-}
-
-TEST_CASE("a producer that says it is done releases the waiters, and keeps what it has as a reader") {
-  World world;
-  Client producer = world.client(), consumer = world.client();
-  MappedTimeline line = make_line(producer, 1);
-  consumer.attach_id(line.region);
-  REQUIRE(producer.attach_id(line.region).status == Status::ok);
-  CHECK(report(consumer, line.region, SHMBW_GPU_FINDING_WRITTEN).status == Status::denied);
-  CHECK(line.word(0).status == SHMBW_GPU_WORD_STATUS_OK);
-  CHECK(report(producer, line.region, SHMBW_GPU_FINDING_WRITTEN).status == Status::ok);
-  CHECK(line.word(0).status == SHMBW_GPU_WORD_STATUS_CLOSED);
-  CHECK(report(producer, line.region, SHMBW_GPU_FINDING_WRITTEN).status == Status::denied);
-  CHECK(report(consumer, line.region, SHMBW_GPU_FINDING_IMPORTED).status == Status::other_kind);
-  consumer.release(line.region);
-  line.word(0).counter = 0;
-  world.advance(kSecond);
-  CHECK(timeline::reached(line.word(0).counter, 1));  // there still, for the producer's other handle
-}
-
-TEST_CASE("an attach that asks for a timeline gets no other region, and closes the writing of none") {
-  World world;
-  Client maker = world.client(), reader = world.client();
-  const auto made = maker.create();
-  REQUIRE(made.status == Status::ok);
-  CHECK(reader.attach_id(made.ref(), SHMBW_RIGHT_MAP_READ, SHMBW_ATTACH_TIMELINE).status == Status::invalid);
-  CHECK(reader.attach_id(made.ref(), SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE).status == Status::ok);
-  MappedTimeline line = make_line(maker, 1);
-  CHECK(reader.attach_id(line.region, SHMBW_RIGHT_MAP_READ, SHMBW_ATTACH_TIMELINE).status == Status::ok);
-}
-
-TEST_CASE("a counter goes on past the largest number, and so does its release") {
-  World world;
-  Client producer = world.client(), consumer = world.client();
-  MappedTimeline line = make_line(producer, 1);
-  consumer.attach_id(line.region);
-  line.word(0).announced = UINT64_MAX - 2;
-  line.word(0).counter = UINT64_MAX - 2;
-  CHECK_FALSE(timeline::reached(line.word(0).counter, 3));
-  producer.die();
-  CHECK(timeline::reached(line.word(0).counter, 3));
-}
-
-TEST_CASE("a timeline of no words or too many is refused") {
-  World world;
-  Client client = world.client();
-  for (std::uint32_t words : {0U, timeline::kMaxWords + 1}) {
-    shmbw_gpu_timeline wish{};
-    wish.words = words;
-    CHECK(client.call(SHMBW_OP_GPU_TIMELINE, wish).status() == Status::invalid);
-  }
-  make_line(client, timeline::kMaxWords);
 }
 
 TEST_CASE("a region that is registered with a GPU is neither published nor used anew") {

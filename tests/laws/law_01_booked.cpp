@@ -7,6 +7,7 @@
 // and a client that dies between a grant and its own release leaves the region behind.
 #include <fcntl.h>
 
+#include "client/remote_calls.hpp"
 #include "tests/harness/ptrace_killer.hpp"
 #include "tests/laws/law.hpp"
 
@@ -79,6 +80,30 @@ const std::vector<Scene>& scenes() {
          start();
          return attach_region(*session, at("stage/common", kReadWrite)) ? 0 : 11;
        }},
+      {"watch",
+       [](const std::string& socket, const Start& start, std::int64_t) {
+         auto session = try_open(socket);
+         if (!session) return 10;
+         WatchSpec spec;
+         spec.kind = SHMBW_WATCH_KIND_NAME;
+         spec.address = "stage/later";
+         start();
+         return (*session)->watch(spec, soon()) ? 0 : 11;
+       }},
+      {"join a world, and make a reference there",
+       [](const std::string& socket, const Start& start, std::int64_t) {
+         auto session = try_open(socket);
+         if (!session) return 10;
+         WorldWish wish;
+         wish.port = 4711;
+         wish.world_size = 1;
+         wish.address = "localhost:4711";
+         wish.name = "worker";
+         start();
+         auto place = join_world(**session, wish, soon());
+         if (!place) return 11;
+         return create_reference(**session, place->world, {}, soon()) ? 0 : 12;
+       }},
       {"attach by a ticket that the client made, read-only",
        [](const std::string& socket, const Start& start, std::int64_t ticket_life) {
          auto session = try_open(socket);
@@ -117,7 +142,9 @@ TEST_CASE("law 1: a client killed at the entry or exit of any of its system call
         return eventually([&] {
           const auto now = must(broker_status(*admin, soon())).record;
           return now.regions == rest.regions && now.leases == rest.leases && now.sessions == rest.sessions &&
-                 now.tickets == rest.tickets && now.groups == rest.groups && now.bytes == rest.bytes;
+                 now.tickets == rest.tickets && now.groups == rest.groups && now.bytes == rest.bytes &&
+                 now.watches == rest.watches && must(list_worlds(*admin, {}, soon())).rows.empty() &&
+                 must(list_references(*admin, {}, soon())).rows.empty();
         });
       };
       const auto whole = stepped(0, kLongTicket);  // nobody kills it

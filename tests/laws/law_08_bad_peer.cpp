@@ -3,11 +3,17 @@
 // at once, beside a well-behaved user that must get every answer right.
 //
 // To see it fail: in daemon/connection.cpp, may_serve, take away
-//   if (!outbox_->open()) return false;
+//   if (!outbox_->open()) return is_never_answered(packet);
 // so that requests are read while a reply is unread, and one session takes ever more descriptors into flight.
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <climits>
+#include <thread>
+
+#include "base/mapping.hpp"
+#include "base/sys_futex.hpp"
+#include "proto/timeline_layout.hpp"
 #include "tests/harness/stuck_write.hpp"
 #include "tests/laws/law.hpp"
 #include "tests/wire/bystander.hpp"
@@ -20,6 +26,7 @@ using wire_test::greeted;
 namespace {
 
 constexpr std::size_t kHalfOpen = 1000;
+constexpr std::uint32_t kTimelines = 1000;
 
 bool allow_descriptors(rlim_t wanted) {
   rlimit limit{};
@@ -248,5 +255,130 @@ TEST_CASE("law 8: a write that never ends holds up the publication of that memor
     CHECK(published.ok());
     CHECK(published.fds.size() == 1);
     CHECK(owner.call(SHMBW_OP_PUBLISH, shmbw_publish{second.element<shmbw_create_reply>(0).region}).ok());
+  });
+}
+
+TEST_CASE("law 8: a write that never ends holds up the first readers of that memory, and nobody else") {
+  on_each_engine([](BrokerFixture& broker) {
+    RawClient owner = greeted(broker), other = greeted(broker), reader = greeted(broker);
+    const RawPacket made = owner.create(4096);
+    REQUIRE(made.ok());
+    const auto region = made.element<shmbw_create_reply>(0).region;
+    REQUIRE(owner.send(wire_test::batch(SHMBW_OP_READY, 0, std::vector{shmbw_ready{region, 4096, 1, 0}})));
+    REQUIRE(owner.status().ok());
+    harness::StuckWrite stuck(made.fds.at(0).get());
+    if (!stuck.stuck()) SKIP_CASE("userfaultfd is not allowed here");
+    shmbw_attach wish{};
+    wish.by = SHMBW_ATTACH_BY_ID;
+    wish.rights = SHMBW_RIGHT_MAP_READ;
+    wish.region = region;
+    REQUIRE(reader.send(wire_test::batch(SHMBW_OP_ATTACH, 7, std::vector{wish})));
+    {
+      RawClient leaves = greeted(broker);
+      REQUIRE(leaves.send(wire_test::batch(SHMBW_OP_ATTACH, 7, std::vector{wish})));
+    }
+    for (int i = 0; i < 20; ++i) REQUIRE(other.status().ok());
+    const RawPacket mine = other.create(4096);
+    REQUIRE(mine.ok());
+    CHECK(other.call(SHMBW_OP_PUBLISH, shmbw_publish{mine.element<shmbw_create_reply>(0).region}).ok());
+    CHECK(reader.receive(0).kind == RawPacket::Kind::nothing);
+    CHECK(stuck.let_go());
+    const RawPacket granted = reader.reply(7);
+    REQUIRE(granted.ok());
+    CHECK(granted.element<shmbw_outcome>(0).status == 0);
+    CHECK(granted.element<shmbw_attach_reply>(0).state == SHMBW_REGION_STATE_WRITE_CLOSED);
+    CHECK(granted.fds.size() == 1);
+  });
+}
+
+namespace {
+
+// One timeline as a consumer has it mapped, with a thread that waits for its last word.
+struct Watched {
+  Mapping map;
+  std::thread waiter;
+  std::atomic<bool> woken = false;
+
+  Watched(RawClient& consumer, shmbw_region_ref region) {
+    shmbw_attach wish{};
+    wish.by = SHMBW_ATTACH_BY_ID;
+    wish.rights = SHMBW_RIGHT_MAP_READ;
+    wish.region = region;
+    const RawPacket got = consumer.call_batch(SHMBW_OP_ATTACH, std::span<const shmbw_attach>(&wish, 1));
+    REQUIRE(got.ok());
+    REQUIRE(got.fds.size() == 1);
+    auto mapped = Mapping::map(got.fds[0].get(), 0, timeline::bytes_of(timeline::kMaxWords), Access::read);
+    REQUIRE(mapped);
+    map = std::move(*mapped);
+    waiter = std::thread([this] {
+      while (!released(timeline::kMaxWords - 1) && !given_up)
+        (void)sys::futex_wait(word(timeline::kMaxWords - 1).wakes, 0, sys::now_monotonic() + 100'000'000);
+      woken = released(timeline::kMaxWords - 1);
+    });
+  }
+  ~Watched() {
+    given_up = true;
+    waiter.join();
+  }
+  timeline::Word& word(std::size_t i) { return reinterpret_cast<timeline::Word*>(map.data())[i]; }
+  bool released(std::size_t i) {
+    return word(i).status.load() == SHMBW_GPU_WORD_STATUS_PRODUCER_DEAD && timeline::reached(word(i).counter.load(), 1);
+  }
+  std::atomic<bool> given_up = false;
+};
+
+}  // namespace
+
+TEST_CASE("law 8: a thousand timelines whose producer is killed release their waiters, and others are served between") {
+  if (!allow_descriptors(3000)) SKIP_CASE("fewer than 3,000 descriptors are allowed here");
+  on_each_engine([](BrokerFixture& broker) {
+    RawClient consumer = greeted(broker), bystander = greeted(broker);
+    Line told;
+    auto producer = Child::run([&] {
+      RawClient client = greeted(broker);
+      for (std::uint32_t i = 0; i < kTimelines; ++i) {
+        shmbw_gpu_timeline wish{};
+        wish.words = timeline::kMaxWords;
+        if (!client.call(SHMBW_OP_GPU_TIMELINE, wish).ok()) return 1;
+      }
+      told.say('t');
+      for (;;) ::pause();
+      return 0;
+    });
+    REQUIRE(told.hear(60'000) == 't');
+    std::vector<shmbw_attach> wishes;
+    REQUIRE(wire_test::list_all<shmbw_gpu_record>(consumer, SHMBW_TABLE_GPU_REGIONS, [&](const auto& record) {
+      shmbw_attach wish{};
+      wish.by = SHMBW_ATTACH_BY_ID;
+      wish.rights = SHMBW_RIGHT_MAP_READ;
+      wish.flags = SHMBW_ATTACH_NO_FD;
+      wish.region = record.region;
+      wishes.push_back(wish);
+    }));
+    REQUIRE(wishes.size() == kTimelines);
+    std::ranges::sort(wishes, {}, [](const shmbw_attach& wish) { return wish.region.id; });
+    for (std::size_t at = 0; at < wishes.size(); at += SHMBW_MAX_BATCH) {
+      const std::size_t count = std::min<std::size_t>(SHMBW_MAX_BATCH, wishes.size() - at);
+      REQUIRE(consumer.call_batch(SHMBW_OP_ATTACH, std::span<const shmbw_attach>(&wishes[at], count)).ok());
+    }
+    Watched first(consumer, wishes.front().region), middle(consumer, wishes[kTimelines / 2].region),
+        last(consumer, wishes.back().region);
+    producer.kill();
+    CHECK(producer.wait() == 128 + SIGKILL);
+    REQUIRE(eventually([&] { return first.released(0); }, 60'000));
+    // Each of these was asked when the release had begun, and answered before it was over.
+    long between = 0;
+    const auto over = [&] { return last.released(timeline::kMaxWords - 1); };
+    for (long asked = 0; !over() && asked < 1'000'000; ++asked) {
+      REQUIRE(bystander.status().ok());
+      between += !over();
+    }
+    REQUIRE(over());
+    MESSAGE("answers between the portions: " << between);
+    CHECK(between > 0);
+    for (Watched* one : {&first, &middle, &last})
+      for (std::size_t i = 0; i < timeline::kMaxWords; ++i) REQUIRE(one->released(i));
+    CHECK(eventually([&] { return first.woken && middle.woken && last.woken; }, 60'000));
+    CHECK(bystander.create(4096).ok());
   });
 }

@@ -71,7 +71,7 @@ TEST_CASE("units stand once where both numbers have the same, twice where they d
 
 TEST_CASE("every slot and scope has its own words") {
   std::vector<std::string> words;
-  for (std::uint16_t slot = SHMBW_SLOT_NONE; slot <= SHMBW_SLOT_SLOTS; ++slot)
+  for (std::uint16_t slot = SHMBW_SLOT_NONE; slot <= SHMBW_SLOT_TIMELINES; ++slot)
     words.push_back(said(shortage(slot, SHMBW_SCOPE_HOST, 0, 10, 10, 1)));
   for (std::uint16_t scope = SHMBW_SCOPE_NONE; scope <= SHMBW_SCOPE_WATCHED; ++scope)
     if (scope != SHMBW_SCOPE_HOST) words.push_back(said(shortage(SHMBW_SLOT_LEASES, scope, 9, 10, 10, 1)));

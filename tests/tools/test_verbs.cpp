@@ -47,6 +47,36 @@ TEST_CASE("put starts a broker, cat gives exactly the bytes back, release lets t
   CHECK(world.empties());
 }
 
+TEST_CASE("within run a bare name is in the run's group for every verb, and goes with it; --group wins") {
+  World world;
+  const std::string tool = SHMB_TEST_TOOL, data = world.file("data", "some bytes");
+  const Ended inside = world.tool(
+      {"run", "--name", "job", "--", "sh", "-c",
+       tool + " put " + data + " --name n && " + tool + " cat n && " + tool + " cat job/n && " + tool + " list -q && " +
+           tool + " release n && ! " + tool + " cat n && " + tool + " put " + data + " --name m && " + tool + " put " +
+           data + " --name o --group " + own_group() + " && " + tool + " cat " + own_group() + "/o"});
+  CAPTURE(inside.err);
+  CHECK(inside.status == 0);
+  CHECK(has(inside.out, "job/n: "));
+  CHECK(has(inside.out, "some bytessome bytes@"));
+  CHECK(has(inside.out, own_group() + "/o: "));
+  CHECK(inside.out.ends_with("some bytes"));
+  CHECK(world.tool({"cat", "m"}).status == 5);
+  CHECK(world.tool({"cat", "job/m"}).status == 5);
+  CHECK(world.tool({"cat", "o"}).out == "some bytes");
+  CHECK(world.tool({"release", "o"}).status == 0);
+  CHECK(world.empties());
+}
+
+TEST_CASE("status counts one of a kind as one") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "one"}).status == 0);
+  const Ended status = world.tool({"status"});
+  CHECK(has(status.out, "1 group, 1 region, 0 leases, 0 tickets, 1 session, 0 watches"));
+  CHECK(has(status.out, "0 pools, 0 queues, 0 participants"));
+  CHECK(world.tool({"release", "one"}).status == 0);
+}
+
 TEST_CASE("list, inspect and status tell the same story as put") {
   World world;
   REQUIRE(world.tool({"put", world.file("f", bytes_of_every_kind(5000)), "--name", "kv", "--keep", "10m"}).status == 0);

@@ -102,7 +102,7 @@ TEST_CASE("worlds, their workers and references are listed, and cycles among own
     CHECK(has(worlds, "trainer"));
     CHECK(has(worlds, "complete"));
     CHECK(has(world.tool({"list", "--refs", "-q"}).out, " 2:1\n"));
-    CHECK(has(world.tool({"status"}).out, "1 worlds, 3 workers, 3 references"));
+    CHECK(has(world.tool({"status"}).out, "1 world, 3 workers, 3 references"));
 
     const Json json = listed(world, "list");
     CHECK(json["totals"]["references"] == 3);

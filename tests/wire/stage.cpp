@@ -247,7 +247,7 @@ const std::vector<Valid>& all_valid() {
     });
     add("TICKET_CREATE with the session", [](S s, Tag tag) {
       return plain(SHMBW_OP_TICKET_CREATE, tag,
-                   shmbw_ticket_create{s.region, SHMBW_RIGHT_MAP_READ, 2, 0, SHMBW_TICKET_CREATE_WITH_SESSION, 0});
+                   shmbw_ticket_create{s.region, SHMBW_RIGHT_MAP_READ, 2, 0, SHMBW_TICKET_CREATE_WITH_SESSION, 0, 0});
     });
     add(
         "TICKET_REVOKE",
@@ -436,10 +436,13 @@ Duel::End Duel::dropped(const Packet& packet, bool due) {
 Duel::End Duel::send(const Packet& packet) {
   ++cases;
   RawClient& client = stage_->attacker;
-  bool broken = breaks_the_frame(packet, !valid_.is_hello);
+  if (valid_.bring && brought_.empty()) brought_ = valid_.bring();
+  std::vector<int> fds;
+  for (const shmb::Fd& fd : brought_) fds.push_back(fd.get());
+  bool broken = breaks_the_frame(packet, !valid_.is_hello, fds.size());
   static const Packet ping = plain(SHMBW_OP_STATUS, kPing, shmbw_status{});
   // The ping right behind tells silence from slowness, and that the session goes on.
-  bool pinged = client.send(packet) && !valid_.is_hello && client.send(ping);
+  bool pinged = client.send(packet, fds) && !valid_.is_hello && client.send(ping);
   RawPacket reply;
   do reply = client.receive(30'000);
   while (reply.kind == RawPacket::Kind::packet && reply.is_event());

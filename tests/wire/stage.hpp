@@ -37,6 +37,7 @@ struct Stage {
   shmbw_ref_id reference{}, own_fork{},
       sent{};                      // made by the attacker, owned by the parent; and a fork to the attacker
   shmbw_region_ref gpu{}, lent{};  // of the parent, with a lease of the attacker's; of the attacker's own, kind legacy
+  shmbw_region_ref part{};         // of the attacker's own: the first of two chunks
 
   void want_world() { with_world_ = true; }
 
@@ -60,6 +61,7 @@ struct Valid {
   bool is_hello = false, wants_ticket = false, wants_pool = false, wants_world = false;
   std::function<Packet(const Stage&, std::uint64_t tag)> make;
   bool wants_gpu = false;
+  std::function<std::vector<shmb::Fd>()> bring = {};  // descriptors that the packet states
 };
 // Every request of the tables in proto/, those with several meanings in each of them.
 const std::vector<Valid>& all_valid();  // but those of pools, of worlds and of GPU memory
@@ -67,12 +69,16 @@ const std::vector<Valid>& all_valid_of_pools();
 const std::vector<Valid>& all_valid_of_worlds();
 // A join that completes or begins the world at that port.
 Packet join_of_world(std::uint64_t tag, std::uint32_t port, std::uint32_t rank, std::uint32_t size);
-const std::vector<Valid>& all_valid_of_gpu();  // but GPU_CHUNKS, which never comes without descriptors: test_gpu.cpp
+const std::vector<Valid>& all_valid_of_gpu();
 
 // Files that stand for those of a GPU's driver, for a broker with the seam's instruction gpu=DIR.
 inline constexpr std::uint8_t kGpuUuid[16] = {0xc0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 inline constexpr char kGpuPci[] = "0000:65:00.0";
 void make_gpu_files(const std::string& folder);
+// One chunk as the driver exports it: keeper and share. Empty: the machine would not.
+std::vector<shmb::Fd> gpu_export();
+// The packet with so many descriptors in its header.
+Packet stating(Packet packet, std::size_t count);
 // Names the GPU and waits until its node is held: "" or what did not work.
 std::string name_gpu(RawClient& client);
 shmbw_gpu_publish gpu_publication(shmbw_gpu_kind kind);
@@ -106,6 +112,7 @@ class Duel {
   const BrokerFixture& broker_;
   const Valid& valid_;
   std::unique_ptr<Stage> stage_;
+  std::vector<shmb::Fd> brought_;
 };
 
 }  // namespace wire_test

@@ -12,12 +12,59 @@
 #include "tests/wire/stage.hpp"
 
 namespace wire_test {
+namespace {
+
+std::string node_file;  // of the one GPU
+
+bool send_with(RawClient& client, const Packet& packet, const std::vector<shmb::Fd>& files) {
+  std::vector<int> fds;
+  for (const shmb::Fd& file : files) fds.push_back(file.get());
+  return client.send(packet, fds);
+}
+
+shmbw_gpu_publish first_of_two() {
+  shmbw_gpu_publish wish = gpu_publication(SHMBW_GPU_KIND_VMM);
+  wish.bytes = 4 << 20;
+  wish.chunk_bytes = 2 << 20;
+  return wish;
+}
+
+// A manifest is a memfd that nobody can change any more.
+constexpr std::string_view kManifest = "shape and place";
+shmb::Fd sealed_manifest() {
+  auto file = shmb::sys::memfd_create("manifest", false);
+  if (!file || !shmb::sys::write_all(file->get(), std::as_bytes(std::span(kManifest))) ||
+      !shmb::sys::add_seals(file->get(), F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK))
+    return {};
+  return std::move(*file);
+}
+
+}  // namespace
+
+std::vector<shmb::Fd> gpu_export() {
+  std::vector<shmb::Fd> out;
+  auto keeper = shmb::sys::memfd_create("fakecuda:stage", false);
+  if (!keeper) return out;
+  auto share = shmb::sys::open(("/proc/self/fd/" + std::to_string(keeper->get())).c_str(), O_RDWR);
+  if (!share) return out;
+  out.push_back(std::move(*keeper));
+  out.push_back(std::move(*share));
+  return out;
+}
+
+Packet stating(Packet packet, std::size_t count) {
+  shmbw_header header = header_of(packet);
+  header.n_fds = static_cast<std::uint16_t>(count);
+  set_header(packet, header);
+  return packet;
+}
 
 void make_gpu_files(const std::string& folder) {
+  node_file = folder + "/fake-nvidia3";
   std::filesystem::create_directories(folder + "/gpus/" + kGpuPci);
   std::ofstream(folder + "/gpus/" + kGpuPci + "/information")
       << "GPU UUID: \t GPU-c0010203-0405-0607-0809-0a0b0c0d0e0f\nDevice Minor: \t 3\n";
-  std::ofstream(folder + "/fake-nvidia3") << "node";
+  std::ofstream(node_file) << "node";
 }
 
 std::string name_gpu(RawClient& client) {
@@ -48,19 +95,11 @@ shmbw_gpu_publish gpu_publication(shmbw_gpu_kind kind) {
 // Others may write, so that the attacker may ask for it.
 std::string Stage::set_gpu() {
   if (std::string lack = name_gpu(parent); !lack.empty()) return lack;
-  auto keeper = shmb::sys::memfd_create("fakecuda:stage", false);
-  if (!keeper) return "memfd";
-  auto share = shmb::sys::open(("/proc/self/fd/" + std::to_string(keeper->get())).c_str(), O_RDWR);
-  if (!share) return "a second open of a memfd";
   shmbw_gpu_publish wish = gpu_publication(SHMBW_GPU_KIND_VMM);
   wish.flags = SHMBW_GPU_PUBLISH_WRITING | SHMBW_GPU_PUBLISH_MANY_WRITERS;
   wish.name_len = 3;
-  Packet packet = batch(SHMBW_OP_GPU_PUBLISH, 98, std::vector{wish}, "gpu");
-  shmbw_header header = header_of(packet);
-  header.n_fds = 2;
-  set_header(packet, header);
-  const int fds[] = {keeper->get(), share->get()};
-  if (!parent.send(packet, fds)) return "sending GPU_PUBLISH";
+  if (!send_with(parent, stating(batch(SHMBW_OP_GPU_PUBLISH, 98, std::vector{wish}, "gpu"), 2), gpu_export()))
+    return "sending GPU_PUBLISH";
   RawPacket made = parent.reply(98);
   if (!made.ok()) return "GPU_PUBLISH: " + made.sentence();
   if (made.element<shmbw_outcome>(0).status != 0) return "GPU_PUBLISH: " + error_of_element(made).sentence;
@@ -81,6 +120,12 @@ std::string Stage::open_gpu() {
   RawPacket made = attacker.call_batch(SHMBW_OP_GPU_PUBLISH, one(wish));
   if (!made.ok() || made.element<shmbw_outcome>(0).status != 0) return "GPU_PUBLISH of the attacker";
   lent = made.element<shmbw_gpu_publish_reply>(0).region;
+  if (!send_with(attacker, stating(batch(SHMBW_OP_GPU_PUBLISH, 96, std::vector{first_of_two()}), 2), gpu_export()))
+    return "sending GPU_PUBLISH of a part";
+  RawPacket begun = attacker.reply(96);
+  if (!begun.ok() || begun.element<shmbw_outcome>(0).status != 0)
+    return "GPU_PUBLISH of a part: " + error_of_element(begun).sentence;
+  part = begun.element<shmbw_gpu_publish_reply>(0).region;
   return {};
 }
 
@@ -89,13 +134,51 @@ const std::vector<Valid>& all_valid_of_gpu() {
   using Tag = std::uint64_t;
   static const std::vector<Valid> all = [] {
     std::vector<Valid> list;
-    auto add = [&](const char* name, auto make) { list.push_back({name, false, false, false, false, make, true}); };
+    auto add = [&](const char* name, auto make, std::function<std::vector<shmb::Fd>()> bring = {}) {
+      list.push_back({name, false, false, false, false, make, true, std::move(bring)});
+    };
     add("GPU_DEVICE", [](S, Tag tag) {
       shmbw_gpu_device wish{};
       std::ranges::copy(kGpuUuid, wish.uuid);
       wish.pci_len = sizeof kGpuPci - 1;
       return plain(SHMBW_OP_GPU_DEVICE, tag, wish, kGpuPci);
     });
+    add(
+        "GPU_DEVICE with its node",
+        [](S, Tag tag) {
+          shmbw_gpu_device wish{};
+          std::ranges::fill(wish.uuid, std::uint8_t{7});
+          wish.flags = SHMBW_GPU_DEVICE_NODE_GIVEN;
+          return stating(plain(SHMBW_OP_GPU_DEVICE, tag, wish), 1);
+        },
+        [] {
+          std::vector<shmb::Fd> out;
+          if (auto node = shmb::sys::open(node_file.c_str(), O_RDWR)) out.push_back(std::move(*node));
+          return out;
+        });
+    add(
+        "GPU_PUBLISH with a manifest",
+        [](S, Tag tag) {
+          shmbw_gpu_publish wish = gpu_publication(SHMBW_GPU_KIND_VMM);
+          wish.flags = SHMBW_GPU_PUBLISH_MANIFEST;
+          wish.manifest_bytes = kManifest.size();
+          return stating(batch(SHMBW_OP_GPU_PUBLISH, tag, std::vector{wish}), 3);
+        },
+        [] {
+          auto out = gpu_export();
+          out.push_back(sealed_manifest());
+          return out;
+        });
+    add(
+        "GPU_CHUNKS",
+        [](S s, Tag tag) {
+          shmbw_gpu_chunks wish{};
+          wish.region = s.part;
+          wish.first = 1;
+          wish.count = 1;
+          return stating(plain(SHMBW_OP_GPU_CHUNKS, tag, wish), 2);
+        },
+        gpu_export);
     add("GPU_PUBLISH", [](S, Tag tag) {
       shmbw_gpu_publish wish = gpu_publication(SHMBW_GPU_KIND_LEGACY);
       wish.name_len = 3;

@@ -94,8 +94,8 @@ void set_header(Packet& packet, const shmbw_header& header) {
   std::memcpy(packet.data(), &header, std::min(sizeof header, packet.size()));
 }
 
-// GPU requests that state descriptors, of which none ever come here: by PROTOCOL.md's tables, at its offsets.
-static bool wants_gpu_descriptors(std::span<const std::byte> packet, std::uint32_t op, std::uint32_t fixed) {
+// How many descriptors a request states by its op and its words: by PROTOCOL.md's tables, at its offsets.
+static std::uint64_t stated_descriptors(std::span<const std::byte> packet, std::uint32_t op, std::uint32_t fixed) {
   // What a short struct leaves out reads as zero.
   auto word = [&](std::size_t begin, std::size_t size, std::size_t at) {
     std::uint32_t value = 0;
@@ -103,38 +103,33 @@ static bool wants_gpu_descriptors(std::span<const std::byte> packet, std::uint32
       value |= std::to_integer<std::uint32_t>(packet[begin + at + i]) << 8 * i;
     return value;
   };
-  if (op == SHMBW_OP_GPU_DEVICE) return (word(24, fixed, 16) & 1) != 0;
-  if (op == SHMBW_OP_GPU_CHUNKS) return word(24, fixed, 20) != 0;
-  if (op != SHMBW_OP_GPU_PUBLISH) return false;
+  if (op == SHMBW_OP_POOL_DOORBELL) return word(24, fixed, 8) == SHMBW_DOORBELL_SET ? 1 : 0;
+  if (op == SHMBW_OP_GPU_DEVICE) return word(24, fixed, 16) & 1;
+  if (op == SHMBW_OP_GPU_CHUNKS) return 2 * std::uint64_t{word(24, fixed, 20)};
+  if (op != SHMBW_OP_GPU_PUBLISH) return 0;
   for (std::size_t i = 8; i < fixed; ++i)
-    if (packet[24 + i] != std::byte{0}) return false;  // a batch that does not open states nothing
-  if (word(24, fixed, 4) != 0) return false;
+    if (packet[24 + i] != std::byte{0}) return 0;  // a batch that does not open states nothing
+  if (word(24, fixed, 4) != 0) return 0;
   const std::uint32_t front = word(24, fixed, 0), count = front & 0xffff, size = front >> 16;
   const std::size_t begin = 24 + fixed;
-  if (count == 0 || count > 253 || size == 0 || std::size_t{count} * size > packet.size() - begin) return false;
+  if (count == 0 || count > 253 || size == 0 || std::size_t{count} * size > packet.size() - begin) return 0;
+  std::uint64_t sum = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t element = begin + i * size;
-    if (word(element, size, 76) != 0 || (word(element, size, 68) & 0x80) != 0) return true;
+    sum += 2 * std::uint64_t{word(element, size, 76)} + ((word(element, size, 68) & 0x80) != 0 ? 1 : 0);
   }
-  return false;
+  return sum;
 }
 
-bool breaks_the_frame(std::span<const std::byte> packet, bool greeted) {
+bool breaks_the_frame(std::span<const std::byte> packet, bool greeted, std::size_t brought) {
   if (packet.size() < 24 || packet.size() > 65536) return true;
   if (le(packet, 0, 4) != packet.size()) return true;
   std::uint32_t op = le(packet, 4, 2);
   if ((op & 0xc000) != 0) return true;
-  if (le(packet, 20, 2) != 0) return true;
+  if (le(packet, 20, 2) != brought) return true;
   std::uint32_t fixed = le(packet, 22, 2);
   if (fixed > packet.size() - 24) return true;
-  // A doorbell that is set brings a descriptor; none ever does here.
-  if (greeted && op == SHMBW_OP_POOL_DOORBELL) {
-    std::uint32_t flags = 0;
-    for (std::uint32_t i = 8; i < 12 && i < fixed; ++i)
-      flags |= std::to_integer<std::uint32_t>(packet[24 + i]) << 8 * (i - 8);
-    if (flags == SHMBW_DOORBELL_SET) return true;
-  }
-  if (greeted && wants_gpu_descriptors(packet, op, fixed)) return true;
+  if (greeted && stated_descriptors(packet, op, fixed) != brought) return true;
   return !greeted && op != SHMBW_OP_HELLO;
 }
 

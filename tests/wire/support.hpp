@@ -55,8 +55,9 @@ Packet batch(std::uint16_t op, std::uint64_t tag, const std::vector<T>& elements
 shmbw_header header_of(std::span<const std::byte> packet);
 void set_header(Packet& packet, const shmbw_header& header);  // as much of it as the packet has room for
 
-// Whether a request has to cost its sender the connection; everything else must get an answer.
-bool breaks_the_frame(std::span<const std::byte> packet, bool greeted);
+// Whether a request that brings so many descriptors has to cost its sender the connection; everything else must get an
+// answer.
+bool breaks_the_frame(std::span<const std::byte> packet, bool greeted, std::size_t brought = 0);
 // Whether the broker may keep silent about it (READY, LANE_THROUGH, and those that take no_reply).
 bool may_be_silent(std::span<const std::byte> packet);
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <set>
 
+#include "proto/wire_fields.hpp"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
 #include "tests/harness/temp_dir.hpp"
@@ -181,6 +182,16 @@ void attack_all(BrokerFixture& broker, const std::vector<Valid>& all, std::optio
 }
 
 }  // namespace
+
+TEST_CASE("each request of the protocol has a valid packet in some stage") {
+  std::set<std::uint16_t> tried;
+  const Stage empty;
+  for (const auto* list : {&all_valid(), &all_valid_of_pools(), &all_valid_of_worlds(), &all_valid_of_gpu()})
+    for (const Valid& valid : *list) tried.insert(header_of(valid.make(empty, 1)).op);
+#define X(op, name, is_batch) CHECK_MESSAGE(tried.contains(op), #name);
+  SHMBW_REQUESTS(X)
+#undef X
+}
 
 TEST_CASE("every length and every changed byte of every request is answered or dropped, and nobody else notices") {
   const auto engines = harness::engines();

@@ -32,13 +32,6 @@ struct ExportPairs {
   }
 };
 
-Packet stating(Packet packet, std::size_t count) {
-  shmbw_header header = header_of(packet);
-  header.n_fds = static_cast<std::uint16_t>(count);
-  set_header(packet, header);
-  return packet;
-}
-
 // Of a process that lives on after its socket: only where the kernel cannot tell is the socket's end the end.
 enum class Life { of_process, of_socket };
 
