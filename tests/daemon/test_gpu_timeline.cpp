@@ -187,7 +187,8 @@ TEST_CASE("timelines that end together are released in portions, and others are 
 TEST_CASE("a timeline that nobody else can have is not touched when its producer goes") {
   World world;
   Client producer = world.client();
-  MappedTimeline alone = make_line(producer, 8), named = make_line(producer, 8, "steps"), passed = make_line(producer, 8);
+  MappedTimeline alone = make_line(producer, 8), named = make_line(producer, 8, "steps"),
+                 passed = make_line(producer, 8);
   REQUIRE(producer.ticket(passed.region).status() == Status::ok);
   producer.die();
   CHECK(alone.word(0).status == SHMBW_GPU_WORD_STATUS_OK);
