@@ -121,7 +121,7 @@ void attach_batch(const std::shared_ptr<Session>& session, std::span<const Attac
     }
     const auto detail = texts.take(granted->outcome.detail_len).value_or("");
     if (granted->outcome.status != 0) {
-      result = std::unexpected(wire::read_element_detail(granted->outcome.status, detail));
+      result = std::unexpected(session->of_broker(wire::read_element_detail(granted->outcome.status, detail)));
       continue;
     }
     const bool unmapped = (items[sent[n]].flags & kAttachUnmapped) != 0;
@@ -259,7 +259,7 @@ Result<void> unname(Session& session, const Target& target, Deadline deadline) {
   auto element = reach(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE | SHMBW_RIGHT_RELEASE);
   if (!element && element.error().status == Status::write_closed)
     element = reach(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_RELEASE);
-  if (!element) return std::unexpected(element.error());
+  if (!element) return std::unexpected(session.of_broker(std::move(element.error())));
   // From here on the handle's own way of releasing with the name serves.
   RegionFacts facts;
   facts.ref = element->region;

@@ -357,12 +357,9 @@ int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64_t timeou
     if (id == nullptr) return shmb::error(Status::invalid, "no identity was given");
     if (id->epoch != 0 && id->epoch != (*known)->facts().epoch)
       return shmb::error(Status::stale, "the region's identity is from another life of the broker");
-    Selection selection;
-    selection.region = to_ref(*id);
-    auto rows = list_regions(**known, selection, Deadline::after(timeout_ns));
-    if (!rows) return std::unexpected(rows.error());
-    if (rows->rows.empty()) return shmb::error(Status::not_found, "no such region, or not for this caller");
-    return fill(session, rows->rows.front(), stat);
+    auto row = find_region(**known, to_ref(*id), Deadline::after(timeout_ns));
+    if (!row) return std::unexpected(row.error());
+    return fill(session, *row, stat);
   });
 }
 

@@ -40,7 +40,7 @@ Result<std::uint64_t> Session::join(shmbw_group_join request, const std::string&
   writer.text(name);
   const auto packet = writer.finish(0);
   auto reply = call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(reply.error());
+  if (!reply) return std::unexpected(of_broker(std::move(reply.error())));
   auto fixed = fixed_of<shmbw_group_join_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
   return fixed->group;  // the channel has noted it
@@ -97,7 +97,7 @@ Result<GroupEnding> Session::end_group(std::uint64_t group, const std::string& n
   writer.text(name);
   const auto packet = writer.finish(0);
   auto reply = call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(reply.error());
+  if (!reply) return std::unexpected(of_broker(std::move(reply.error())));
   auto fixed = fixed_of<shmbw_group_end_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
   return GroupEnding{fixed->members, fixed->regions, fixed->bytes_freed};

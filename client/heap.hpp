@@ -279,8 +279,8 @@ using unordered_map = boost::unordered_map<Key, T, Hash, Equal, allocator<std::p
 }  // namespace heap
 
 struct HeapOptions {
-  CreateOptions region;  // keep, group, replace, ...; a heap always has many writers
-  Timeout lock_timeout;  // of every call and every allocation, in every process; 5 s by default
+  CreateOptions region{};  // keep, group, replace, ...; a heap always has many writers
+  Timeout lock_timeout{};  // of every call and every allocation, in every process; 5 s by default
 };
 
 struct HeapInfo {

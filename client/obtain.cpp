@@ -30,7 +30,11 @@ Result<Mapping> map_whole(int fd, std::uint64_t length, std::uint64_t bytes, Acc
   if (mapping) return std::move(*mapping);
   if (mapping.error().value == EPERM && access == Access::read_write)
     return error(Status::write_closed, "writing to the region is closed for ever: read-only readers have it");
-  return system_failure(mapping.error(), "mapping a region of " + format_size(bytes));
+  auto failure = system_failure(mapping.error(), "mapping a region of " + format_size(bytes));
+  if (mapping.error().value == ENOMEM)
+    failure.error().sentence +=
+        "; the process' address space may be limited (`ulimit -v`), or it has too many mappings";
+  return failure;
 }
 
 Result<Fd> take_fd(Reply& reply, const shmbw_outcome& outcome) {

@@ -68,7 +68,9 @@ Result<Reply> join(Session& session, const Pool::Opening& opening, Deadline dead
   writer.text(address.group);
   writer.text(address.name);
   const auto packet = writer.finish(0);
-  return session.call(std::span(buffer).first(packet.size()), deadline);
+  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return std::unexpected(session.of_broker(std::move(reply.error())));
+  return reply;
 }
 
 }  // namespace
@@ -109,10 +111,12 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
     request.keep = *spec->keep;
   }
   for (const SizeClass& one : spec->classes) request.slots += one.slots_limit;
+  for (const SizeClass& one : spec->later) request.slots += one.slots_limit;
   request.lanes = spec->lanes;
   request.queues = spec->queues;
   request.segments = std::min<std::uint32_t>(
-      static_cast<std::uint32_t>(std::max<std::size_t>(spec->classes.size(), 1)) * kMaxSegmentsOfOneClass,
+      static_cast<std::uint32_t>(std::max<std::size_t>(spec->classes.size() + spec->later.size(), 1)) *
+          kMaxSegmentsOfOneClass,
       pool::kMaxSegments);
   request.lane_bytes = spec->lane_bytes;
   request.name_len = static_cast<std::uint16_t>(spec->name.size());
@@ -139,6 +143,7 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
   enrol(*made, true);
   made->enrolled_ = true;
   for (const SizeClass& one : spec->classes) made->classes_.push_back({one.slot_size, 0, one.slots_limit, {}});
+  made->expect(spec->later);
   for (const SizeClass& one : spec->classes)
     if (auto added = made->add_segment(one.slot_size, one.slots, one.slots_limit, timeout); !added)
       return std::unexpected(added.error());
@@ -182,6 +187,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   enrol(*joined, true);
   joined->enrolled_ = true;
   joined->seen_change_ = joined->change();
+  joined->expect(opening.later);
   joined->read_segments();
   (void)joined->attach_segments();  // what fails now is tried again when a slot of it is met
   session->note_pool(joined, opening.address);
@@ -251,6 +257,11 @@ Result<void> Pool::rejoin() {
 }
 
 // Segments and classes
+
+void Pool::expect(std::span<const SizeClass> later) {
+  for (const SizeClass& one : later) classes_.push_back({one.slot_size, 0, one.slots_limit, {}});
+  std::ranges::sort(classes_, {}, &Class::slot_size);
+}
 
 void Pool::read_segments() {
   for (std::size_t i = segments_.size(); i < view_.segments(); ++i) {

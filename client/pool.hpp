@@ -39,6 +39,8 @@ struct PoolSpec {
   bool small_pages = false, no_populate = false;
   std::uint32_t lanes = 0, queues = 0;
   std::uint64_t lane_bytes = 0;
+  // The first slots of these are made by whoever needs one first: `slots` is 0. All who open the pool name the same.
+  std::vector<SizeClass> later{};
 };
 
 // How long a call may wait, all its waits together. The clock is asked only by who has to wait.
@@ -90,6 +92,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     std::uint64_t id = 0;  // with an empty address
     bool read_only = false;
     std::int64_t wait = 0, timeout = 0;
+    std::span<const SizeClass> later{};  // see PoolSpec
   };
   static Result<std::shared_ptr<Pool>> open(const std::shared_ptr<Session>& session, const Opening& opening);
   Result<std::shared_ptr<Pool>> for_opening(const Opening& opening);  // one more handle of this
@@ -209,6 +212,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Pool(std::shared_ptr<Session> session, bool read_only) : session_(std::move(session)), read_only_(read_only) {}
   Result<void> map(Reply& reply, std::uint64_t directory_bytes, std::uint64_t control_bytes);
   void begin(std::uint32_t index, std::uint32_t life);
+  void expect(std::span<const SizeClass> later);
   Result<void> rejoin();
   Result<void> add_segment(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, std::int64_t timeout);
   Result<void> grow(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, Lock& lock);

@@ -105,8 +105,21 @@ class Queue {
     friend bool operator==(const Peer& a, const Peer& b) { return a.index == b.index && a.life == b.life; }
   };
   struct LaneHold {
-    std::uint32_t generation = 0, in_flight = 0;
-    std::uint64_t bytes = 0, handle = 0;  // Region::serial(): while that one lives, the broker keeps the hold
+    std::uint32_t generation = 0;
+    std::uint32_t in_flight = 0;  // messages that name it, those that are still being sent among them
+    std::uint64_t bytes = 0,
+                  handle = 0;  // Region::serial(), 0: not held yet. While it lives, the broker keeps the hold
+  };
+  // The holds of a message from the first look at them until it is published: hold_regions() gives the lock up, and
+  // what another thread sends meanwhile must not drop them.
+  struct Claims {
+    Queue& queue;
+    const std::span<Region* const> regions;
+    Pool::Lock& lock;
+    std::uint32_t lane = pool::kNone, serial = 0;  // of which they are; another one has none of them
+    void take();
+    void keep() { lane = pool::kNone; }  // the message has them now
+    ~Claims();
   };
   enum class Delivery : std::uint8_t { delivered, lost, broken };
 
@@ -124,7 +137,7 @@ class Queue {
 
   Result<void> publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline,
                        std::span<Region* const> regions, Wait& wait, Pool::Lock& lock);
-  Result<bool> find_room(std::span<Region* const> regions, Pool::Lock& lock);
+  Result<bool> find_room(Claims& claims);
   Result<void> may_send() const;
   // After messages were published: so many of the last ones do not count as sent.
   std::uint64_t closed_meanwhile(std::uint64_t last = 1);
@@ -149,7 +162,8 @@ class Queue {
                          Pool::Lock& lock);
   Result<void> check_part(OutPart& part);
   void let_go(Held&& held);
-  Result<void> hold_regions(std::span<Region* const> regions, Pool::Lock& lock);
+  void let_go_region(std::uint64_t id);
+  Result<void> hold_regions(const Claims& claims);
   void drop_idle_holds();
   std::unexpected<Error> broken_error(const char* what) const;
 

@@ -3,6 +3,7 @@
 // room found. What was taken for a message that is not sent is given back.
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "base/sys_process.hpp"
 #include "client/obtain.hpp"
@@ -53,7 +54,7 @@ Result<void> Queue::show_batch() {
 }
 
 // True: there is room. False: not now.
-Result<bool> Queue::find_room(std::span<Region* const> regions, Pool::Lock& lock) {
+Result<bool> Queue::find_room(Claims& claims) {
   for (;;) {
     if (seen_change_ != pool_->change()) look_around();
     if (auto may = may_send(); !may) return std::unexpected(may.error());
@@ -64,10 +65,10 @@ Result<bool> Queue::find_room(std::span<Region* const> regions, Pool::Lock& lock
                                           "newcomers");
     }
     if (!out_.it) return false;
-    if (!regions.empty()) {
-      const std::uint32_t lane = out_.lane, serial = out_.serial;
-      if (auto held = hold_regions(regions, lock); !held) return std::unexpected(held.error());
-      if (!out_.it || out_.lane != lane || out_.serial != serial) continue;
+    if (!claims.regions.empty()) {
+      claims.take();
+      if (auto held = hold_regions(claims); !held) return std::unexpected(held.error());
+      if (!out_.it || out_.lane != claims.lane || out_.serial != claims.serial) continue;
     }
     switch (out_.it->room()) {
       case LaneSender::Room::yes:
@@ -94,8 +95,9 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
     return std::unexpected(std::move(failure));
   };
   reader_died_ = false;
+  Claims claims{*this, regions, lock};
   for (bool late = false;;) {
-    auto room = find_room(regions, lock);
+    auto room = find_room(claims);
     if (!room) return give_back(std::move(room.error()));
     if (*room) break;
     if (batch_ != nullptr) {
@@ -123,7 +125,7 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
       return give_back({Status::deadline, 0, {}, "the message was not sent before the deadline: " + why});
     late = wait.until().passed();
   }
-  for (Region* region : regions) ++holds_[region->ref().id].in_flight;
+  claims.keep();
   out_.it->put(tag, body, std::move(held), deadline);
   if (batch_ != nullptr) {
     ++batch_->unshown;
@@ -427,12 +429,36 @@ Result<void> Queue::send_list(std::span<OutPart> parts, std::uint64_t type, std:
 
 // Regions. The lane holds each once, however many messages name it.
 
-Result<void> Queue::hold_regions(std::span<Region* const> regions, Pool::Lock& lock) {
+void Queue::Claims::take() {
+  if (lane == queue.out_.lane && serial == queue.out_.serial) return;
+  for (Region* region : regions) queue.holds_.try_emplace(region->ref().id);  // all, before any is counted
+  lane = queue.out_.lane;
+  serial = queue.out_.serial;
+  for (Region* region : regions) {
+    LaneHold& hold = queue.holds_.at(region->ref().id);
+    hold.generation = region->ref().generation;
+    hold.bytes = region->facts().bytes;
+    ++hold.in_flight;
+  }
+}
+
+// Not sent after all. A hold whose answer did not come is dropped with the others: the broker may have taken it.
+Queue::Claims::~Claims() {
+  if (lane == pool::kNone) return;
+  if (!lock.owns_lock()) lock.lock();
+  if (!queue.out_.it || queue.out_.lane != lane || queue.out_.serial != serial) return;
+  try {
+    for (Region* region : regions) queue.let_go_region(region->ref().id);
+  } catch (const std::bad_alloc&) {  // then the lane has them for as long as it lives
+  }
+}
+
+Result<void> Queue::hold_regions(const Claims& claims) {
+  Pool::Lock& lock = claims.lock;
   std::vector<shmbw_queue_hold> wanted;
   std::vector<Region*> which;
-  for (Region* region : regions) {
-    const auto known = holds_.find(region->ref().id);
-    if (known != holds_.end() && known->second.handle == region->serial()) continue;
+  for (Region* region : claims.regions) {
+    if (holds_.at(region->ref().id).handle == region->serial()) continue;
     shmbw_queue_hold hold{};
     hold.pool = pool_->id();
     hold.lane = out_.lane;
@@ -441,7 +467,6 @@ Result<void> Queue::hold_regions(std::span<Region* const> regions, Pool::Lock& l
     wanted.push_back(hold);
     which.push_back(region);
   }
-  const std::uint32_t lane = out_.lane, serial = out_.serial;
   const std::size_t most = SHMBW_MAX_BATCH;
   for (std::size_t first = 0; first < wanted.size(); first += most) {
     const std::size_t count = std::min(most, wanted.size() - first);
@@ -454,50 +479,36 @@ Result<void> Queue::hold_regions(std::span<Region* const> regions, Pool::Lock& l
     lock.unlock();
     auto reply = pool_->session()->call(buffer, Deadline::after(spec_.timeout));
     lock.lock();
+    if (!out_.it || out_.lane != claims.lane || out_.serial != claims.serial) return {};  // the caller begins again
     if (!reply) return std::unexpected(reply.error());
     auto batch = wire::BatchView::open(reply->view);
     if (!batch || batch->count() != count)
       return error(Status::protocol, "the broker's answer to QUEUE_HOLD is malformed");
     auto texts = batch->texts();
     Result<void> outcome;
-    const bool same_lane = out_.lane == lane && out_.serial == serial;
     for (std::size_t i = 0; i < count; ++i) {
       auto element = batch->element<shmbw_queue_hold_reply>(i);
       if (!element) return error(Status::protocol, "the broker's answer to QUEUE_HOLD is malformed");
       const auto detail = texts.take(element->outcome.detail_len).value_or("");
-      if (element->outcome.status == 0) {
-        if (same_lane) {
-          const Region& region = *which[first + i];
-          const auto [hold, is_new] = holds_.try_emplace(region.ref().id);
-          hold->second.generation = region.ref().generation;
-          hold->second.bytes = region.facts().bytes;
-          hold->second.handle = region.serial();
-          if (is_new) {
-            // Until a message names it. What is not sent after all is dropped with the other idle ones.
-            idle_holds_.push_back(region.ref().id);
-            idle_bytes_ += region.facts().bytes;
-          }
-        }
-      } else if (outcome) {
-        outcome = std::unexpected(wire::read_element_detail(element->outcome.status, detail));
-      }
+      const Region& region = *which[first + i];
+      if (element->outcome.status == 0) holds_.at(region.ref().id).handle = region.serial();
+      else if (outcome) outcome = std::unexpected(wire::read_element_detail(element->outcome.status, detail));
     }
-    if (!same_lane) return {};  // another reader meanwhile: the caller begins again
     if (!outcome) return outcome;
   }
   return {};
 }
 
+void Queue::let_go_region(std::uint64_t id) {
+  auto known = holds_.find(id);
+  if (known == holds_.end() || known->second.in_flight == 0 || --known->second.in_flight != 0) return;
+  idle_holds_.push_back(id);
+  idle_bytes_ += known->second.bytes;
+}
+
 void Queue::let_go(Held&& held) {
   if (!held.list) return;
-  for (std::uint64_t id : held.list->regions) {
-    auto known = holds_.find(id);
-    if (known == holds_.end() || known->second.in_flight == 0) continue;
-    if (--known->second.in_flight == 0) {
-      idle_holds_.push_back(id);
-      idle_bytes_ += known->second.bytes;
-    }
-  }
+  for (std::uint64_t id : held.list->regions) let_go_region(id);
 }
 
 // Nobody waits for the answer. A region that is sent again and again stays held, unless it is large.

@@ -198,6 +198,7 @@ Result<void> Region::map_back(Deadline deadline) {
 
 Result<void> Region::publish(Deadline deadline) {
   if (auto fine = usable(); !fine) return fine;
+  if (auto fine = check_answer_deadline(deadline); !fine) return fine;
   if (facts_.state == SHMBW_REGION_STATE_PUBLISHED) return error(Status::invalid, "the region is published already");
   if ((facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0) return error(Status::denied, "only a writer can publish a region");
   if (auto held = held_.lock(); held && held->here())
@@ -263,14 +264,14 @@ Result<void> revoke_ticket(Session& session, const Token& ticket, Deadline deadl
 }
 
 Result<Region::Ticket> Region::make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime,
-                                           Deadline deadline, std::uint32_t flags) {
+                                           Deadline deadline, std::uint32_t flags, std::uint64_t with) {
   if (session_->is_local()) return needs_broker("tickets");
   if (auto fine = usable(); !fine) return std::unexpected(fine.error());
-  return client::make_ticket(*session_, facts_.ref, rights, uses, lifetime, deadline, flags);
+  return client::make_ticket(*session_, facts_.ref, rights, uses, lifetime, deadline, flags, with);
 }
 
 Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, std::uint32_t rights, std::uint32_t uses,
-                                   std::int64_t lifetime, Deadline deadline, std::uint32_t flags) {
+                                   std::int64_t lifetime, Deadline deadline, std::uint32_t flags, std::uint64_t with) {
   std::array<std::byte, 96> buffer;
   wire::Writer writer(buffer);
   shmbw_ticket_create request{};
@@ -279,6 +280,7 @@ Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, st
   request.uses = uses;
   request.lifetime = lifetime;
   request.flags = flags;
+  request.session = with;
   writer.begin(SHMBW_OP_TICKET_CREATE, 0, Status::ok, request);
   const auto packet = writer.finish(0);
   auto reply = session.call(std::span(buffer).first(packet.size()), deadline);

@@ -92,9 +92,9 @@ class Region {
     Token token;
     std::int64_t expires = 0;
   };
-  // `flags`: of SHMBW_TICKET_CREATE_*.
+  // `flags`: of SHMBW_TICKET_CREATE_*; `with`: the session with which it ends, 0: this one.
   Result<Ticket> make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime, Deadline deadline,
-                             std::uint32_t flags = 0);
+                             std::uint32_t flags = 0, std::uint64_t with = 0);
 
   void not_inherited() { orphaned_ = true; }  // the forked child got no lease of its own
 
@@ -143,7 +143,8 @@ Result<Region::Handle> adopt_local(const std::shared_ptr<Session>& session, int 
 // Ends a ticket that this session or one of its group made.
 Result<void> revoke_ticket(Session& session, const Token& ticket, Deadline deadline);
 Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, std::uint32_t rights, std::uint32_t uses,
-                                   std::int64_t lifetime, Deadline deadline, std::uint32_t flags = 0);
+                                   std::int64_t lifetime, Deadline deadline, std::uint32_t flags = 0,
+                                   std::uint64_t with = 0);
 // One reference and the name. Where the name may not be taken away, the reference is given back all the same.
 Result<void> release_with_name(Session& session, shmbw_region_ref region, std::uint32_t flags);
 // RELEASE without an answer.

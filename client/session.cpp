@@ -188,9 +188,22 @@ Result<void> Session::inherit(Deadline deadline) {
   return {};
 }
 
+Result<void> check_answer_deadline(Deadline deadline) {
+  if (!deadline.endless()) return {};
+  return error(Status::invalid,
+               "a call to the broker has a deadline, 5 s by default: only waiting for others takes SHMB_FOREVER");
+}
+
+Error asked_of(const std::string& socket, Error error) {
+  if (error.status == Status::not_found && !error.sentence.empty())
+    error.sentence += " (asked was the broker at " + socket + ")";
+  return error;
+}
+
 Result<Reply> Session::call(std::span<std::byte> packet, Deadline deadline, Channel::Subscription* subscription,
                             std::span<const int> descriptors) {
   if (local_) return needs_broker("this call");
+  if (auto fine = check_answer_deadline(deadline); !fine) return std::unexpected(fine.error());
   if (auto entered = enter(); !entered) return std::unexpected(entered.error());
   return channel_.call(packet, deadline, subscription, descriptors);
 }
@@ -212,7 +225,7 @@ SessionFacts Session::facts() {
 bool Session::lost() { return !local_ && channel_.lost(); }
 
 Result<void> Session::ping(Deadline deadline) {
-  if (local_) return {};
+  if (local_) return check_answer_deadline(deadline);
   std::array<std::byte, 64> buffer;
   wire::Writer writer(buffer);
   writer.begin(SHMBW_OP_STATUS, 0, Status::ok, shmbw_status{});
@@ -306,7 +319,7 @@ Result<Watch> Session::watch(const WatchSpec& spec, Deadline deadline) {
   WatchPacket request;
   if (auto written = write_watch(spec, request); !written) return std::unexpected(written.error());
   auto reply = call(request.packet, deadline);
-  if (!reply) return std::unexpected(reply.error());
+  if (!reply) return std::unexpected(of_broker(std::move(reply.error())));
   auto fixed = fixed_of<shmbw_watch_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
   return Watch{fixed->watch, fixed->state};

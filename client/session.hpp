@@ -79,6 +79,9 @@ struct Watch {
   std::uint32_t state = 0;
 };
 
+// Where something is not there: which of a host's brokers was asked.
+Error asked_of(const std::string& socket, Error error);
+
 class Session final : public ForkGuarded, public std::enable_shared_from_this<Session> {
  public:
   // Greets the broker at the other end of `socket`. `known` carries path, how and started_by_us.
@@ -94,10 +97,12 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   bool lost();
   Result<void> ping(Deadline deadline);
 
-  // The door. `packet` is a request that wire::Writer made; its tag is filled in.
+  // The door. `packet` is a request that wire::Writer made; its tag is filled in. An endless deadline is refused: only
+  // waiting for others may take as long as it takes (law 11).
   Result<Reply> call(std::span<std::byte> packet, Deadline deadline, Channel::Subscription* subscription = nullptr,
                      std::span<const int> descriptors = {});
   Result<void> post(std::span<std::byte> packet, Deadline deadline);
+  Error of_broker(Error error) const { return asked_of(facts_.socket, std::move(error)); }
 
   Result<GroupHandle> create_group(const GroupSpec& spec, Deadline deadline);
   Result<std::uint64_t> join_group(const std::string& group, std::uint32_t flags, Deadline deadline);
@@ -177,5 +182,7 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
 };
 
 std::unexpected<Error> needs_broker(const char* what);
+// For calls that change something before they ask the broker.
+Result<void> check_answer_deadline(Deadline deadline);
 
 }  // namespace shmb::client

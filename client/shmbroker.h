@@ -6,7 +6,8 @@
  *    failure with the same status, the numbers behind it and a sentence to print; NULL is allowed. Out-parameters are
  *    written only on success (batch calls: as documented). Nothing is printed, no signal is handled, no thread started.
  *  - Sizes and offsets are bytes, times are nanoseconds. Durations: SHMB_DEFAULT_TIMEOUT (0) is 5 s; SHMB_FOREVER is
- *    accepted only where the function says so; SHMB_NO_WAIT asks without waiting, where the function says so.
+ *    accepted only where the function says so, which is where it waits for others: a call to the broker has a deadline,
+ *    or is refused (SHMB_E_INVALID); SHMB_NO_WAIT asks without waiting, where the function says so.
  *  - Thread-safe: all functions may be called on one session from any threads at once. A region handle must not be
  *    released or published while another thread uses that handle; a session must not be disconnected while another
  *    thread is in a call on it.

@@ -113,7 +113,8 @@ constexpr std::int64_t nanoseconds_of(std::chrono::duration<Rep, Period> duratio
 
 }  // namespace detail
 
-// How long a call may take. Implicit from any std::chrono duration; zero and below count as one nanosecond.
+// How long a call may take; forever() is for waiting for others, calls to the broker alone refuse it. Implicit from any
+// std::chrono duration; zero and below count as one nanosecond.
 class Timeout {
  public:
   constexpr Timeout() noexcept = default;  // the default of the call: 5 s for answers of the broker
@@ -454,21 +455,21 @@ inline void set_sharing_strategy(const std::string& name) { try_set_sharing_stra
 #endif
 
 struct ConnectOptions {
-  std::string socket;   // empty: looked for
-  std::string group;    // "<name>:<token>"; empty: SHMBROKER_GROUP
-  std::string program;  // as `shmbroker list` shows the session
+  std::string socket{};   // empty: looked for
+  std::string group{};    // "<name>:<token>"; empty: SHMBROKER_GROUP
+  std::string program{};  // as `shmbroker list` shows the session
   bool local_ok = false;
   bool local_only = false;
   bool start = true;  // a private broker, if there is none
   bool admin = false;
   bool join_group = true;  // false: ignore SHMBROKER_GROUP
-  Timeout timeout;
+  Timeout timeout{};
 };
 
 struct CreateOptions {
-  std::string name;  // empty: unnamed
-  GroupId group;
-  std::optional<Keep> keep;  // none: the group's default
+  std::string name{};  // empty: unnamed
+  GroupId group{};
+  std::optional<Keep> keep{};  // none: the group's default
   bool many_writers = false;
   bool replace = false;
   bool name_at_publish = false;  // name, keep and replace count from publish() on
@@ -478,25 +479,25 @@ struct CreateOptions {
   bool huge_pages = true;
   bool map = true;
   Rights rights = Rights::all;
-  Timeout timeout;
+  Timeout timeout{};
 };
 
 struct AttachOptions {
   Rights more_rights = Rights::none;  // share, release; reading, and writing where asked, come by themselves
   bool map = true;
   bool populate = true;
-  std::optional<Timeout> wait;  // for a name not yet created; none: no wait
-  Timeout timeout;
+  std::optional<Timeout> wait{};  // for a name not yet created; none: no wait
+  Timeout timeout{};
 };
 
 struct GroupOptions {
-  std::string name;
+  std::string name{};
   std::uint64_t limit_bytes = 0;  // 0: the broker's default
   std::uint32_t limit_regions = 0;
   Keep keep = Keep::none();
   bool supervised = false;
   bool adopt_existing = false;
-  Timeout timeout;
+  Timeout timeout{};
 };
 
 enum class EventKind : std::uint32_t {

@@ -49,21 +49,21 @@ struct SizeClass {
 };
 
 struct PoolOptions {
-  std::string name;  // empty: unnamed
-  std::vector<SizeClass> classes;
-  GroupId group;
-  std::optional<Keep> keep;
+  std::string name{};  // empty: unnamed
+  std::vector<SizeClass> classes{};
+  GroupId group{};
+  std::optional<Keep> keep{};
   bool huge_pages = true;
   bool populate = true;
   std::uint32_t lanes = 0, queues = 0;  // 0: 64 and 16
   std::uint64_t lane_bytes = 0;         // 0: 1 MiB
-  Timeout timeout;
+  Timeout timeout{};
 };
 
 struct PoolOpenOptions {
   bool read_only = false;
-  std::optional<Timeout> wait;  // for a name not yet there; none: no wait
-  Timeout timeout;
+  std::optional<Timeout> wait{};  // for a name not yet there; none: no wait
+  Timeout timeout{};
 };
 
 enum class QueueKind : std::uint32_t {
@@ -87,9 +87,9 @@ struct QueueOptions {
   bool at_least_once = false;
   bool create_only = false;
   bool open_only = false;
-  std::optional<std::chrono::nanoseconds> spin;  // none: 20 us, unless in vain lately; zero: at once
-  std::optional<Timeout> wait;                   // with open_only: for the queue; none: no wait
-  Timeout timeout;
+  std::optional<std::chrono::nanoseconds> spin{};  // none: 20 us, unless in vain lately; zero: at once
+  std::optional<Timeout> wait{};                   // with open_only: for the queue; none: no wait
+  Timeout timeout{};
 };
 
 // An own reference to a slot. Must go before the pool's handle that it came from.
@@ -174,8 +174,8 @@ class Part {
 
 struct SendOptions {
   std::uint64_t type = 0;
-  std::optional<std::chrono::nanoseconds> lifetime;  // queues that are `expiring`
-  Timeout wait;
+  std::optional<std::chrono::nanoseconds> lifetime{};  // queues that are `expiring`
+  Timeout wait{};
 };
 
 // A part as received. The bytes are valid as long as the message holds them.

@@ -4,6 +4,8 @@
 
 #include <array>
 
+#include "proto/refusal.hpp"
+
 namespace shmb::client {
 namespace {
 
@@ -111,19 +113,33 @@ Result<Listing<Row>> list(Session& session, shmbw_table table, const Selection& 
 Result<Listing<RegionRow>> list_regions(Session& session, const Selection& selection, Deadline deadline) {
   return list<RegionRow>(session, SHMBW_TABLE_REGIONS, selection, deadline);
 }
+static Result<RegionRow> only_row(Session& session, const Selection& selection, const wire::Sought& sought,
+                                  Deadline deadline) {
+  auto listed = list_regions(session, selection, deadline);
+  if (!listed) return std::unexpected(listed.error());
+  if (listed->rows.empty()) return std::unexpected(session.of_broker(wire::not_found(sought)));
+  return std::move(listed->rows.front());
+}
 Result<RegionRow> find_region(Session& session, const names::Address& address, Deadline deadline) {
   Selection selection;
   selection.owner_uid = address.owner_uid;
   selection.name = address.name;
-  if (const auto id = names::group_id(address.group)) selection.group = *id;
-  else if (!address.group.empty()) selection.group_name = address.group;
-  else selection.group = session.facts().group;
-  if (address.group.empty() && selection.group == 0 && !session.is_local())
-    return error(Status::not_found, "no such region: the session's own group is empty");
-  auto listed = list_regions(session, selection, deadline);
-  if (!listed) return std::unexpected(listed.error());
-  if (listed->rows.empty()) return error(Status::not_found, "no such region, or not for this caller");
-  return std::move(listed->rows.front());
+  std::string group = address.group;
+  if (const auto id = names::group_id(group)) {
+    selection.group = *id;
+  } else if (!group.empty()) {
+    selection.group_name = group;
+  } else if (selection.group = session.facts().group; selection.group != 0) {
+    group = "#" + std::to_string(selection.group);
+  }
+  const wire::Sought sought{.name = address.name, .group = group, .owner_uid = address.owner_uid};
+  if (group.empty() && !session.is_local()) return std::unexpected(session.of_broker(wire::not_found(sought)));
+  return only_row(session, selection, sought, deadline);
+}
+Result<RegionRow> find_region(Session& session, const shmbw_region_ref& region, Deadline deadline) {
+  Selection selection;
+  selection.region = region;
+  return only_row(session, selection, {.id = region.id, .generation = region.generation}, deadline);
 }
 Result<Listing<GroupRow>> list_groups(Session& session, const Selection& selection, Deadline deadline) {
   return list<GroupRow>(session, SHMBW_TABLE_GROUPS, selection, deadline);

@@ -73,7 +73,7 @@ struct GpuRow {
   std::string group, name;
 };
 
-// The totals are the broker's, over the whole selection, at the time of the last page.
+// The totals are the broker's, over the whole selection, counted with the first page.
 template <class Row>
 struct Listing {
   std::vector<Row> rows;
@@ -83,6 +83,7 @@ struct Listing {
 Result<Listing<RegionRow>> list_regions(Session& session, const Selection& selection, Deadline deadline);
 // The one region at an address; not_found where there is none for this caller.
 Result<RegionRow> find_region(Session& session, const names::Address& address, Deadline deadline);
+Result<RegionRow> find_region(Session& session, const shmbw_region_ref& region, Deadline deadline);
 Result<Listing<GroupRow>> list_groups(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<SessionRow>> list_sessions(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<LeaseRow>> list_leases(Session& session, const Selection& selection, Deadline deadline);

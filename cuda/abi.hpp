@@ -101,7 +101,7 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
                       kIllegalInstruction = 715, kMisalignedAddress = 716, kInvalidAddressSpace = 717, kInvalidPc = 718,
                       kLaunchFailed = 719, kTensorMemoryLeak = 721, kNotPermitted = 800, kNotSupported = 801,
                       kSystemNotReady = 802, kDriverMismatch = 803, kCompatNotSupported = 804, kMpsFirst = 805,
-                      kMpsLast = 810, kUnknown = 999;
+                      kMpsLast = 810, kCaptureUnsupported = 900, kUnknown = 999;
 
 // X(member, symbol, version asked of cuGetProcAddress, name in the library's symbol table, parameters). The version is
 // the one whose ABI stands here: the newest may have another signature under the same name.
@@ -145,7 +145,12 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(address_range, cuMemGetAddressRange, 3020, cuMemGetAddressRange_v2, (Address*, std::size_t*, Address))             \
   X(pointer_attributes, cuPointerGetAttributes, 7000, cuPointerGetAttributes,                                          \
     (unsigned, PointerAttribute*, void**, Address))                                                                    \
-  X(stream_synchronize, cuStreamSynchronize, 2000, cuStreamSynchronize, (Stream))                                      \
+  X(stream_context, cuStreamGetCtx, 9020, cuStreamGetCtx, (Stream, Context*))                                          \
+  X(stream_capturing, cuStreamIsCapturing, 10000, cuStreamIsCapturing, (Stream, int*))                                 \
+  X(event_create, cuEventCreate, 2000, cuEventCreate, (Event*, unsigned))                                              \
+  X(event_destroy, cuEventDestroy, 4000, cuEventDestroy_v2, (Event))                                                   \
+  X(event_record, cuEventRecord, 2000, cuEventRecord, (Event, Stream))                                                 \
+  X(event_query, cuEventQuery, 2000, cuEventQuery, (Event))                                                            \
   X(memset8_async, cuMemsetD8Async, 3020, cuMemsetD8Async, (Address, unsigned char, std::size_t, Stream))
 
 // Groups that a driver may lack: the feature that needs one is then refused by name, and nothing else is.
@@ -154,10 +159,8 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(ipc_open_memory, cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2, (Address*, IpcHandle, unsigned)) \
   X(ipc_close_memory, cuIpcCloseMemHandle, 4010, cuIpcCloseMemHandle, (Address))
 #define SHMB_CUDA_EVENTS(X)                                                                   \
-  X(event_create, cuEventCreate, 2000, cuEventCreate, (Event*, unsigned))                     \
-  X(event_destroy, cuEventDestroy, 4000, cuEventDestroy_v2, (Event))                          \
-  X(event_record, cuEventRecord, 2000, cuEventRecord, (Event, Stream))                        \
-  X(event_query, cuEventQuery, 2000, cuEventQuery, (Event))                                   \
+  X(stream_create, cuStreamCreate, 2000, cuStreamCreate, (Stream*, unsigned))                 \
+  X(stream_destroy, cuStreamDestroy, 4000, cuStreamDestroy_v2, (Stream))                      \
   X(stream_wait_event, cuStreamWaitEvent, 3020, cuStreamWaitEvent, (Stream, Event, unsigned)) \
   X(ipc_get_event, cuIpcGetEventHandle, 4010, cuIpcGetEventHandle, (IpcHandle*, Event))       \
   X(ipc_open_event, cuIpcOpenEventHandle, 4010, cuIpcOpenEventHandle, (Event*, IpcHandle))
@@ -167,15 +170,15 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(host_register, cuMemHostRegister, 6050, cuMemHostRegister_v2, (void*, std::size_t, unsigned))                     \
   X(host_unregister, cuMemHostUnregister, 4000, cuMemHostUnregister, (void*))                                         \
   X(host_address, cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2, (Address*, void*, unsigned))         \
-  X(stream_capturing, cuStreamIsCapturing, 10000, cuStreamIsCapturing, (Stream, int*))                                \
-  X(stream_context, cuStreamGetCtx, 9020, cuStreamGetCtx, (Stream, Context*))                                         \
   X(stream_id, cuStreamGetId, 12000, cuStreamGetId, (Stream, unsigned long long*))                                    \
   X(stream_query, cuStreamQuery, 2000, cuStreamQuery, (Stream))
+#define SHMB_CUDA_WAITS(X) X(context_record, cuCtxRecordEvent, 12050, cuCtxRecordEvent, (Context, Event))
 #define SHMB_CUDA_RDMA(X)                                                              \
   X(range_handle, cuMemGetHandleForAddressRange, 11070, cuMemGetHandleForAddressRange, \
     (void*, Address, std::size_t, int, unsigned long long))
 
-#define SHMB_CUDA_OPTIONAL(X) SHMB_CUDA_LEASE(X) SHMB_CUDA_EVENTS(X) SHMB_CUDA_TIMELINE(X) SHMB_CUDA_RDMA(X)
+#define SHMB_CUDA_OPTIONAL(X) \
+  SHMB_CUDA_LEASE(X) SHMB_CUDA_EVENTS(X) SHMB_CUDA_TIMELINE(X) SHMB_CUDA_WAITS(X) SHMB_CUDA_RDMA(X)
 
 // What tests do with a driver and the library never does.
 #define SHMB_CUDA_FOR_TESTS(X)                                                                                    \
@@ -188,8 +191,8 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(copy_to_device, cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2, (Address, const void*, std::size_t))                     \
   X(copy_to_host, cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2, (void*, Address, std::size_t))                             \
   X(copy_on_device_async, cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, (Address, Address, std::size_t, Stream)) \
-  X(stream_create, cuStreamCreate, 2000, cuStreamCreate, (Stream*, unsigned))                                     \
-  X(stream_destroy, cuStreamDestroy, 4000, cuStreamDestroy_v2, (Stream))
+  X(stream_synchronize, cuStreamSynchronize, 2000, cuStreamSynchronize, (Stream))                                 \
+  X(launch_host, cuLaunchHostFunc, 10000, cuLaunchHostFunc, (Stream, void (*)(void*), void*))
 
 struct Calls {
 #define SHMB_CUDA_MEMBER(member, symbol, version, exported, parameters) Code(*member) parameters = nullptr;

@@ -5,6 +5,7 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
+#include "cuda/leaving.hpp"
 #include "cuda/region.hpp"
 
 namespace shmb::cuda {
@@ -28,6 +29,7 @@ std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) { return (bytes 
 Result<std::vector<Allocation>> create_all(const Driver& driver, const Region::Memory& memory, bool rdma,
                                            std::int64_t retry) {
   const client::Deadline deadline = retry == 0 ? client::Deadline::now() : client::Deadline::after(retry);
+  const client::Deadline released = client::Deadline::after(0);  // for what this process has given up already
   for (;;) {
     std::vector<Allocation> made;
     Error shortage;
@@ -43,7 +45,9 @@ Result<std::vector<Allocation>> create_all(const Driver& driver, const Region::M
     }
     if (made.size() == memory.sizes.size()) return made;
     made.clear();  // what there is may be just what another one waits for
-    if (deadline.passed()) {
+    const bool coming = Leaving::any_on(memory.uuid);
+    if (Leaving::run(nullptr).ended != 0) continue;
+    if (deadline.passed() && (!coming || released.passed())) {
       shortage.sentence += "; the device " + memory.device->uuid_text() + " has " + format_size(memory.device->bytes) +
                            " in all: free memory there, or let retry_ns wait for others to do so";
       return std::unexpected(std::move(shortage));
@@ -82,7 +86,7 @@ Result<Region::Handle> Region::allocate(std::shared_ptr<client::Session> session
 
   auto allocations = create_all(driver, memory, spec.rdma, spec.retry);
   if (!allocations) return std::unexpected(allocations.error());
-  auto region = std::make_shared<Region>(driver, std::move(memory), std::move(session));
+  auto region = make(driver, std::move(memory), std::move(session));
   region->devices_ = {(*device)->device};
   auto scope = region->enter();
   if (!scope) return std::unexpected(scope.error());
@@ -90,13 +94,13 @@ Result<Region::Handle> Region::allocate(std::shared_ptr<client::Session> session
   if (done) done = region->set_access(Access::read_write);
   if (!done) return std::unexpected(done.error());
   if (spec.zero) {
-    Code code = driver->memset8_async(region->pointer(), 0, region->memory_.bytes, nullptr);
-    const char* call = "cuMemsetD8Async";
-    if (code == kSuccess) {
-      code = driver->stream_synchronize(nullptr);
-      call = "cuStreamSynchronize";
+    const Code code = driver->memset8_async(region->pointer(), 0, region->memory_.bytes, nullptr);
+    if (code != kSuccess) return std::unexpected(driver.failure(code, "cuMemsetD8Async", region->called()));
+    Backlog zeroing = Backlog::of_stream(driver, (*device)->device, nullptr, region->called());
+    if (auto zeroed = zeroing.wait(Patience(spec.timeout).device()); !zeroed) {
+      (void)release(std::move(region), client::Deadline::now());  // goes when the device is through with it
+      return std::unexpected(zeroed.error());
     }
-    if (code != kSuccess) return std::unexpected(driver.failure(code, call, region->called()));
   }
   return region;
 }
@@ -160,7 +164,7 @@ Result<Region::Handle> Region::adopt(std::shared_ptr<client::Session> session, A
   memory.mig = memory.device->mig;
   memory.granularity = memory.device->granularity;
   memory.offset = pointer - begin;
-  auto region = std::make_shared<Region>(driver, std::move(memory), std::move(session));
+  auto region = make(driver, std::move(memory), std::move(session));
   region->devices_ = {region->memory_.device->device};
   region->held_ = std::move(found);
   region->pointer_.store(pointer, std::memory_order_release);

@@ -59,7 +59,7 @@ shmb_gpu_tensor to_c(const Tensor& tensor) {
 
 namespace {
 
-shmb_gpu_device device_to_c(const DeviceInfo& device) {
+shmb_gpu_device device_to_c(const Driver& driver, const DeviceInfo& device) {
   shmb_gpu_device out{};
   std::ranges::copy(device.uuid.bytes, out.uuid);
   out.bytes = device.bytes;
@@ -72,6 +72,7 @@ shmb_gpu_device device_to_c(const DeviceInfo& device) {
   flag(device.read_only_register, SHMB_GPU_DEVICE_READ_ONLY_PIN);
   flag(device.dma_buf, SHMB_GPU_DEVICE_DMA_BUF);
   flag(device.mig, SHMB_GPU_DEVICE_MIG);
+  flag(driver.has(Feature::bounded_waits), SHMB_GPU_DEVICE_BOUNDED_WAITS);
   client::c_api::copy_text(out.name, device.name);
   client::c_api::copy_text(out.pci, device.bus_id);
   return out;
@@ -98,7 +99,7 @@ int shmb_gpu_devices(shmb_gpu_device* devices, size_t capacity, size_t* count, s
     auto driver = Driver::load();
     if (!driver) return std::unexpected(driver.error());
     const auto known = (*driver)->devices();
-    for (std::size_t i = 0; i < std::min(capacity, known.size()); ++i) devices[i] = device_to_c(known[i]);
+    for (std::size_t i = 0; i < std::min(capacity, known.size()); ++i) devices[i] = device_to_c(**driver, known[i]);
     *count = known.size();
     return {};
   });
@@ -138,7 +139,7 @@ int shmb_gpu_lend(shmb_session* session, shmb_gpu_pointer pointer, uint64_t leng
     spec.tensors = std::move(*tensors);
     auto handle = std::make_unique<shmb_gpu_lease>();
     auto made = cuda::Lease::lend(std::move(*known), pointer, length, spec, wanted->free, wanted->context,
-                                  client::Deadline::after(wanted->timeout_ns));
+                                  cuda::Patience(wanted->timeout_ns));
     if (!made) return std::unexpected(made.error());
     handle->it = std::move(*made);
     *lease = handle.release();
@@ -199,7 +200,7 @@ void* shmb_torch_alloc(ptrdiff_t bytes, int device, void* stream) noexcept {
 void shmb_torch_free(void* pointer, ptrdiff_t bytes, int device, void* stream) noexcept {
   (void)bytes;
   (void)device;
-  (void)stream;  // the end of a region waits for the whole device
+  (void)stream;  // the end of a region is for the whole device to allow
   (void)guarded(nullptr, [&]() -> Result<void> {
     (void)cuda::torch_free(static_cast<cuda::Address>(reinterpret_cast<std::uintptr_t>(pointer)));
     return {};

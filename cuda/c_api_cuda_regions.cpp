@@ -154,6 +154,7 @@ int shmb_gpu_allocate(shmb_session* session, uint64_t length, const shmb_gpu_all
     spec.zero = (wanted->flags & SHMB_GPU_ALLOCATE_UNINITIALISED) == 0;
     spec.chunk_bytes = wanted->chunk_bytes;
     spec.retry = wanted->retry_ns;
+    spec.timeout = wanted->timeout_ns;
     auto handle = std::make_unique<shmb_gpu_region>();
     auto made = cuda::Region::allocate(std::move(*known), length, spec);
     if (!made) return std::unexpected(made.error());
@@ -185,7 +186,7 @@ int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* op
     auto spec = publish_spec(options);
     if (!spec) return std::unexpected(spec.error());
     const std::int64_t timeout = read_options(options)->timeout_ns;  // which publish_spec has found good
-    return std::move(cuda::Region::publish({&*known, 1}, {&*spec, 1}, client::Deadline::after(timeout)).front());
+    return std::move(cuda::Region::publish({&*known, 1}, {&*spec, 1}, cuda::Patience(timeout)).front());
   });
 }
 
@@ -208,7 +209,7 @@ int shmb_gpu_publish_many(const shmb_gpu_publish_item* items, size_t count, int6
       specs.push_back(std::move(*spec));
       places.push_back(i);
     }
-    const auto made = cuda::Region::publish(regions, specs, client::Deadline::after(timeout_ns));
+    const auto made = cuda::Region::publish(regions, specs, cuda::Patience(timeout_ns));
     for (std::size_t i = 0; i < made.size(); ++i) {
       if (!made[i]) note_failure(first, statuses, places[i], made[i].error());
       else if (statuses != nullptr) statuses[places[i]] = SHMB_OK;
@@ -224,7 +225,7 @@ int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream str
     if (!known) return std::unexpected(known.error());
     auto wanted = sync_of(sync, stream);
     if (!wanted) return std::unexpected(wanted.error());
-    return (*known)->written(*wanted, client::Deadline::after(timeout_ns));
+    return (*known)->written(*wanted, cuda::Patience(timeout_ns));
   });
 }
 
@@ -352,11 +353,11 @@ int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor
   });
 }
 
-int shmb_gpu_sleep(shmb_gpu_region* region, shmb_error* error) noexcept {
+int shmb_gpu_sleep(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
-    return (*known)->sleep();
+    return (*known)->sleep(cuda::Patience(timeout_ns));
   });
 }
 
@@ -394,7 +395,7 @@ int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t length, 
   });
 }
 
-int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, shmb_error* error) noexcept {
+int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, int64_t timeout_ns, shmb_error* error) noexcept {
   const std::unique_ptr<shmb_gpu_region> handle(region);
   if (region == nullptr) return SHMB_OK;
   return guarded(error, [&]() -> Result<void> {
@@ -402,9 +403,9 @@ int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, shmb_error* error)
       return shmb::error(Status::unknown_flags, "an unknown flag of release");
     Result<void> unnamed;
     if (flags != 0 && cuda::Driver::loaded() != nullptr) unnamed = handle->it->unname();
-    handle->it.reset();
+    auto released = cuda::Region::release(std::move(handle->it), client::Deadline::after(timeout_ns));
     Notices::run_deferred();
-    return unnamed;
+    return released ? unnamed : released;
   });
 }
 

@@ -49,8 +49,10 @@ Result<ContextHold::Scope> ContextHold::enter_primary() {
   return Scope(driver_);
 }
 
-Result<ContextHold::Scope> ContextHold::enter_callers(const Driver& driver, Context context) {
-  Context current = nullptr;
+Result<ContextHold::Scope> ContextHold::enter_stream(const Driver& driver, Stream stream) {
+  Context current = nullptr, context = nullptr;
+  if (const Code code = driver->stream_context(stream, &context); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuStreamGetCtx", "a stream"));
   if (const Code code = driver->context_get(&current); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuCtxGetCurrent", "a stream"));
   if (current == context) return Scope(nullptr);

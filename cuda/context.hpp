@@ -4,6 +4,7 @@
 // while our call lasts.
 #pragma once
 
+#include <cstdint>
 #include <utility>
 
 #include "cuda/driver.hpp"
@@ -33,14 +34,17 @@ class ContextHold {
   Result<Scope> enter();
   // For what must outlive the caller's context: the primary one, kept from now on whatever is current.
   Result<Scope> enter_primary();
-  // That of a stream of the caller's, who keeps it.
-  static Result<Scope> enter_callers(const Driver& driver, Context context);
+  // That of a stream that the caller made, who keeps it; whatever is current.
+  static Result<Scope> enter_stream(const Driver& driver, Stream stream);
 
  private:
   const Driver* driver_;
   Device device_;
   Context retained_ = nullptr;
 };
+
+// NULL and the two that stand for whatever is current: they have no context of their own.
+inline bool is_default_stream(Stream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
 
 // Where to do what any device may do: one whose primary context is there already, so that no GPU gets a context that
 // nobody asked for; the current device before others.

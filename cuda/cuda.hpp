@@ -25,7 +25,7 @@ namespace detail {
 
 template <>
 struct Closer<shmb_gpu_region> {
-  static void close(shmb_gpu_region* handle) noexcept { (void)shmb_gpu_release(handle, 0, nullptr); }
+  static void close(shmb_gpu_region* handle) noexcept { (void)shmb_gpu_release(handle, 0, 0, nullptr); }
 };
 template <>
 struct Closer<shmb_gpu_lease> {
@@ -151,6 +151,7 @@ struct AllocateOptions {
   bool uninitialised = false;
   std::uint64_t chunk_bytes = 0;
   std::optional<Timeout> retry;  // while the device has no memory
+  Timeout timeout;               // of zeroing
 };
 
 struct PublishOptions {
@@ -189,6 +190,7 @@ class Region {
               (options.uninitialised ? unsigned{SHMB_GPU_ALLOCATE_UNINITIALISED} : 0U);
     c.chunk_bytes = options.chunk_bytes;
     if (options.retry) c.retry_ns = options.retry->nanoseconds();
+    c.timeout_ns = options.timeout.nanoseconds();
     return made([&](shmb_gpu_region** raw, shmb_error* error) {
       return shmb_gpu_allocate(session.c(), length, &c, raw, error);
     });
@@ -327,9 +329,9 @@ class Region {
     return shmbroker::detail::outcome(
         shmb_gpu_written(handle_.get(), sync.kind(), sync.handle(), timeout.nanoseconds(), &error), error);
   }
-  Result<void> try_sleep() noexcept {
+  Result<void> try_sleep(Timeout timeout = {}) noexcept {
     shmb_error error;
-    return shmbroker::detail::outcome(shmb_gpu_sleep(handle_.get(), &error), error);
+    return shmbroker::detail::outcome(shmb_gpu_sleep(handle_.get(), timeout.nanoseconds(), &error), error);
   }
   Result<void> try_wake(Timeout timeout = {}) noexcept {
     shmb_error error;
@@ -351,11 +353,11 @@ class Region {
     if (shmb_gpu_dma_buf(handle_.get(), offset, length, &fd, &error) != SHMB_OK) return Error(error);
     return fd;
   }
-  // Ends the handle now. The destructor releases silently.
-  Result<void> try_release(bool unname = false) noexcept {
+  // Ends the handle now, and the region as soon as the device is through with it. The destructor does so silently.
+  Result<void> try_release(bool unname = false, Timeout timeout = {}) noexcept {
     shmb_error error;
     const std::uint32_t flags = unname ? unsigned{SHMB_RELEASE_UNNAME} : 0U;
-    return shmbroker::detail::outcome(shmb_gpu_release(handle_.release(), flags, &error), error);
+    return shmbroker::detail::outcome(shmb_gpu_release(handle_.release(), flags, timeout.nanoseconds(), &error), error);
   }
 
 #if SHMBROKER_EXCEPTIONS
@@ -381,14 +383,14 @@ class Region {
   Tensor tensor(const std::string& name) const { return try_tensor(name).value(); }
   DLManagedTensorVersioned* dlpack(const Tensor& tensor) const { return try_dlpack(tensor).value(); }
   void written(Sync sync = {}, Timeout timeout = {}) { try_written(sync, timeout).value(); }
-  void sleep() { try_sleep().value(); }
+  void sleep(Timeout timeout = {}) { try_sleep(timeout).value(); }
   void wake(Timeout timeout = {}) { try_wake(timeout).value(); }
   Ticket ticket(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
                 Timeout timeout = {}) const {
     return try_ticket(rights, uses, lifetime, timeout).value();
   }
   int dma_buf(std::uint64_t offset, std::uint64_t length) const { return try_dma_buf(offset, length).value(); }
-  void release(bool unname = false) { try_release(unname).value(); }
+  void release(bool unname = false, Timeout timeout = {}) { try_release(unname, timeout).value(); }
 #endif
 
  private:
@@ -479,7 +481,7 @@ class Lease {
 };
 
 struct Dispatched {
-  std::size_t freed = 0, waiting = 0;  // retired ones: freed now, still held by others
+  std::size_t freed = 0, waiting = 0;  // retired and released ones: gone now, still used by others or by a device
 };
 inline Result<Dispatched> try_dispatch(const Session& session) noexcept {
   Dispatched done;

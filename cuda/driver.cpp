@@ -110,6 +110,8 @@ Meaning meaning(Code code) {
       return {Status::not_permitted, "the driver forbids it here: look at IMEX, MPS and the container's policy"};
     case kNotSupported:
       return {Status::not_supported, "this device or driver cannot do it"};
+    case kCaptureUnsupported:
+      return {Status::busy, "a stream is being captured into a graph: end the capture first"};
     case kInvalidValue:
     case kInvalidContext:
     case kInvalidHandle:
@@ -311,6 +313,8 @@ Result<void> Driver::need(Feature feature) const {
       SHMB_CUDA_EVENTS(SHMB_CUDA_LOOK) break;
     case Feature::timeline:
       SHMB_CUDA_TIMELINE(SHMB_CUDA_LOOK) break;
+    case Feature::bounded_waits:
+      SHMB_CUDA_WAITS(SHMB_CUDA_LOOK) break;
     case Feature::rdma:
       SHMB_CUDA_RDMA(SHMB_CUDA_LOOK) break;
   }
@@ -366,8 +370,12 @@ Error Driver::import_failure(Code code, std::string_view object, const DeviceInf
     failed.status = status;
     failed.sentence = "importing " + std::string(object) + " gives " + code_text(code) + ": " + advice;
   };
-  if (code == kInvalidValue || code == kOperatingSystem || code == kInvalidHandle)
+  if (code == kInvalidValue || code == kInvalidHandle)
     says(Status::bad_fd, "its descriptor is not an export of GPU memory; its publisher has to publish it again");
+  else if (code == kOperatingSystem)
+    says(Status::driver_failed,
+         "the system refused the driver something: look at this process' limits on descriptors (ulimit -n) and memory "
+         "first, then at whether its descriptor is an export of GPU memory at all");
   else if (code == kNotSupported && device.mig)
     says(Status::different_mig_instance, "it lies in another GPU instance than " + device.uuid_text() +
                                              ", and MIG instances share no memory: use one in the same instance");

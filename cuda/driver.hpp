@@ -28,7 +28,7 @@ struct DeviceInfo {
 };
 
 // What some drivers lack.
-enum class Feature { lease, events, timeline, rdma };
+enum class Feature { lease, events, timeline, bounded_waits, rdma };
 
 class Driver {
  public:

@@ -112,7 +112,9 @@ class Import {
     if (failure.status == Status::bad_fd || failure.status == Status::too_small) {
       report.what = SHMBW_GPU_FINDING_IMPORT_FAILED;
       reports.push_back(report);
-      failure.sentence += "; its publisher is at fault, and the broker has been told";
+      failure.sentence +=
+          "; its publisher is at fault where nobody has imported it before, else who has its descriptor "
+          "too, and the broker has been told";
     }
     if (failure.status == Status::device_not_visible)
       failure.sentence +=
@@ -139,7 +141,7 @@ class Import {
       if (!decoded) return std::unexpected(decoded.error());
       manifest = std::move(*decoded);
     }
-    auto region = std::make_shared<Region>(driver_, std::move(*memory), session_);
+    auto region = Region::make(driver_, std::move(*memory), session_);
     region->ref_ = opened.region;
     region->rights_ = opened.rights & (SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_SHARE | SHMBW_RIGHT_RELEASE |
                                        (spec_.access == Access::read_write ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U));

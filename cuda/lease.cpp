@@ -37,7 +37,7 @@ Result<PointerFacts> facts_of(const Driver& driver, Address pointer) {
 Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> session, Address pointer,
                                            std::uint64_t length, const PublishSpec& spec,
                                            void (*free)(void*, std::uint64_t), void* context,
-                                           client::Deadline deadline) {
+                                           const Patience& patience) {
   auto loaded = Driver::load();
   if (!loaded) return std::unexpected(loaded.error());
   const Driver& driver = **loaded;
@@ -75,11 +75,13 @@ Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> sess
   if (!manifest) return std::unexpected(manifest.error());
 
   const Device number = (*device)->device;
-  if (auto waited = wait_for(driver, spec.sync, {&number, 1}, object); !waited) return std::unexpected(waited.error());
+  if (auto waited = wait_for(driver, spec.sync, {&number, 1}, object, patience.device()); !waited)
+    return std::unexpected(waited.error());
   IpcHandle handle;
   if (const Code code = driver->ipc_get_memory(&handle, base); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuIpcGetMemHandle", object));
 
+  const client::Deadline deadline = patience.broker();
   const auto notices = Notices::of(session);
   if (auto pinned = notices->pin_device(**device, deadline); !pinned) return std::unexpected(pinned.error());
   client::GpuPublish request;

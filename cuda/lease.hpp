@@ -16,7 +16,7 @@ class Lease {
   static Result<std::unique_ptr<Lease>> lend(std::shared_ptr<client::Session> session, Address pointer,
                                              std::uint64_t length, const PublishSpec& spec,
                                              void (*free)(void*, std::uint64_t), void* context,
-                                             client::Deadline deadline);
+                                             const Patience& patience);
   explicit Lease(std::shared_ptr<Lent> lent) : lent_(std::move(lent)) {}
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;

@@ -9,6 +9,7 @@
 
 #include "base/sys_gpu.hpp"
 #include "client/views.hpp"
+#include "cuda/leaving.hpp"
 
 namespace shmb::cuda {
 namespace {
@@ -55,6 +56,10 @@ bool Notices::over() {
 Notices::Done Notices::run(const client::Session* session) {
   Done done;
   if (Driver::loaded() == nullptr) return done;  // nothing can have been made, or it is the parent's
+  // First, because an own import of lent memory keeps that.
+  const Leaving::Counts left = Leaving::run(session);
+  done.freed = left.ended;
+  done.waiting = left.waiting;
   std::vector<std::shared_ptr<Notices>> chosen;
   {
     AllNotices& all = all_notices();
@@ -71,7 +76,8 @@ Notices::Done Notices::run(const client::Session* session) {
 }
 
 std::size_t Notices::run_deferred() {
-  return all_notices().retired.load(std::memory_order_acquire) != 0 ? run(nullptr).freed : 0;
+  const bool any = all_notices().retired.load(std::memory_order_acquire) != 0 || Leaving::any();
+  return any ? run(nullptr).freed : 0;
 }
 
 Notices::Done Notices::take() {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the broker tells a session of its GPU memory, and what has to be done about it, without a thread: states are
-// written into the regions, and lent memory that nobody holds any more is given to its owner's `free`. It happens in
-// shmb_dispatch and at the end of those calls that may wait for the device anyway. Memory is never freed while the
-// broker, or this process, counts a user.
+// written into the regions, lent memory that nobody holds any more is given to its owner's `free`, and what is leaving
+// ends. It happens in shmb_dispatch and at the end of those calls that may wait for the device anyway. Memory is never
+// freed while the broker, or this process, counts a user.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ class Notices {
   static std::shared_ptr<Notices> of(const std::shared_ptr<client::Session>& session);
   // Of one session, or (null) of all: takes what has come. Cheap where nothing waits and nothing was lent.
   static Done run(const client::Session* session);
-  // As run, where lent memory waits to be freed; how many were.
+  // As run, where lent memory waits to be freed or a region to end; how many were.
   static std::size_t run_deferred();
 
   // Somebody holds the device open from here on, so that its memory outlives this process.

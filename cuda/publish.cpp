@@ -45,10 +45,10 @@ class Publication {
     return region_.notices_->pin_device(*region_.memory_.device, deadline);
   }
 
-  Result<void> wait(std::set<Device>& settled) {
+  Result<void> wait(std::set<Device>& settled, client::Deadline deadline) {
     const Device device = region_.memory_.device->device;
     if (spec_.sync.how == Sync::How::device && settled.contains(device)) return {};
-    auto waited = wait_for(*region_.driver_, spec_.sync, {&device, 1}, region_.called());
+    auto waited = wait_for(*region_.driver_, spec_.sync, {&device, 1}, region_.called(), deadline);
     if (!waited) return region_.told(waited.error());
     if (spec_.sync.how == Sync::How::device) settled.insert(device);
     return waited;
@@ -154,7 +154,7 @@ class Publication {
   Region& region_;
   Region::Handle keep_;
   const PublishSpec& spec_;
-  std::unique_lock<std::mutex> lock_;
+  std::unique_lock<Turn> lock_;
   Manifest manifest_;
   std::vector<Allocation> own_;  // references for the exports, where the region has none
   std::vector<Fd> descriptors_;
@@ -189,7 +189,7 @@ void publish_packet(client::Session& session, std::span<Publication* const> batc
 }  // namespace
 
 std::vector<Result<void>> Region::publish(std::span<const Handle> regions, std::span<const PublishSpec> specs,
-                                          client::Deadline deadline) {
+                                          const Patience& patience) {
   std::vector<Result<void>> results(regions.size());
   auto loaded = Driver::load();
   if (!loaded) {
@@ -203,7 +203,7 @@ std::vector<Result<void>> Region::publish(std::span<const Handle> regions, std::
   std::size_t chunks = 0;
   client::Session* session = nullptr;
   const auto send = [&] {
-    if (!batch.empty()) publish_packet(*session, batch, deadline);
+    if (!batch.empty()) publish_packet(*session, batch, patience.broker());
     batch.clear();
     chunks = 0;
   };
@@ -214,8 +214,8 @@ std::vector<Result<void>> Region::publish(std::span<const Handle> regions, std::
       one.outcome = error(Status::invalid, regions[i]->called() + " is in the list twice");
     else if (session != nullptr && regions[i]->session_.get() != session)
       one.outcome = error(Status::invalid, "the regions of one call are of one session");
-    else one.outcome = one.begin(deadline);
-    if (one.outcome) one.outcome = one.wait(settled);
+    else one.outcome = one.begin(patience.broker());
+    if (one.outcome) one.outcome = one.wait(settled, patience.device());
     if (one.outcome) session = regions[i]->session_.get();
   }
   for (const auto& one : all) {

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "base/sys_file.hpp"
+#include "base/sys_process.hpp"
+#include "cuda/leaving.hpp"
 #include "cuda/notices.hpp"
 
 namespace shmb::cuda {
@@ -21,47 +23,63 @@ Device current_device(const Driver& driver) {
   return device;
 }
 
-Result<void> settle(const Driver& driver, std::span<const Device> devices, const std::string& object) {
-  Result<void> first;
-  const auto note = [&](Error failure) {
-    if (first) first = std::unexpected(std::move(failure));
-  };
-  const auto synchronize = [&] {
-    const Code code = driver->context_synchronize();
-    // What was in a context that is no more has ended with it.
-    if (code != kSuccess && code != kContextDestroyed) note(driver.failure(code, "cuCtxSynchronize", object));
-  };
-  for (const Device device : devices) {
-    unsigned flags = 0;
-    int active = 0;
-    Context current = nullptr, primary = nullptr;
-    if (current_device(driver) == device && driver->context_get(&current) == kSuccess) synchronize();
-    if (driver->primary_state(device, &flags, &active) != kSuccess || active == 0) continue;
-    ContextHold hold(driver, device);
-    auto scope = hold.enter_primary();
-    if (!scope) note(scope.error());
-    else if (driver->context_get(&primary) != kSuccess || primary != current) synchronize();
-  }
-  return first;
+Result<void> wait_for(const Driver& driver, const Sync& sync, std::span<const Device> devices,
+                      const std::string& object, client::Deadline deadline) {
+  if (sync.how == Sync::How::none) return {};
+  Backlog before = sync.how == Sync::How::device ? Backlog::of_devices(driver, devices, object)
+                                                 : Backlog::of_stream(driver, devices.front(), sync.stream, object);
+  return before.wait(deadline);
 }
 
-Result<void> wait_for(const Driver& driver, const Sync& sync, std::span<const Device> devices,
-                      const std::string& object) {
-  if (sync.how == Sync::How::none) return {};
-  if (sync.how == Sync::How::device) return settle(driver, devices, object);
-  ContextHold hold(driver, devices.front());
-  auto scope = hold.enter();
-  if (!scope) return std::unexpected(scope.error());
-  if (const Code code = driver->stream_synchronize(sync.stream); code != kSuccess)
-    return std::unexpected(driver.failure(code, "cuStreamSynchronize", object));
-  return {};
-}
+namespace {
+
+// The end of a last reference can neither be told how long to wait nor say what came of it; who asks by name can.
+struct Ending {
+  client::Deadline deadline;
+  Result<void> outcome;
+};
+thread_local Ending* asked_ending = nullptr;
+
+}  // namespace
 
 Region::Region(const Driver& driver, Memory memory, std::shared_ptr<client::Session> session)
     : driver_(&driver),
       memory_(std::move(memory)),
       session_(std::move(session)),
       notices_(session_ == nullptr ? nullptr : Notices::of(session_)) {}
+
+Region::Handle Region::make(const Driver& driver, Memory memory, std::shared_ptr<client::Session> session) {
+  return Handle(new Region(driver, std::move(memory), std::move(session)), &Region::end);
+}
+
+Result<void> Region::release(Handle region, client::Deadline deadline) {
+  Ending ending{deadline, {}};
+  Ending* const outer = std::exchange(asked_ending, &ending);
+  region.reset();
+  asked_ending = outer;
+  return ending.outcome;
+}
+
+Backlog Region::backlog() const { return Backlog::of_devices(*driver_, devices_, called()); }
+
+void Region::end(Region* region) noexcept {
+  std::unique_ptr<Region> last(region);
+  if (Driver::loaded() == nullptr || last->pointer() == 0) return;  // a forked child has nothing of it
+  Ending* const asked = std::exchange(asked_ending, nullptr);
+  try {
+    Backlog before = last->backlog();
+    auto waited = before.wait(asked != nullptr ? asked->deadline : client::Deadline::after(0));
+    if (before.over()) return;
+    Error why = waited ? Error{} : waited.error();
+    why.sentence +=
+        "; its mapping and its reference stay until the device is through, then shmb_dispatch or a later "
+        "call that frees gives them back";
+    if (asked != nullptr) asked->outcome = std::unexpected(std::move(why));
+    Leaving::add(last, std::move(before));
+  } catch (const std::bad_alloc&) {
+    (void)last.release();  // nobody knows whether the device is through: it stays until the process ends
+  }
+}
 
 Region::~Region() {
   if (Driver::loaded() == nullptr) return;  // a forked child: all of it is the parent's
@@ -71,13 +89,25 @@ Region::~Region() {
   else if (published() && !session_->lost()) (void)client::post_release(*session_, ref_, 0);
 }
 
+Result<std::unique_lock<Turn>> Region::change(client::Deadline deadline) const {
+  constexpr std::int64_t kRest = 200'000;
+  for (;;) {
+    std::unique_lock lock(changing_, std::try_to_lock);
+    if (lock) return lock;
+    if (deadline.passed())
+      return error(Status::busy, called() + " is being published, put to sleep or woken by another thread");
+    sys::rest(kRest);
+  }
+}
+
 std::string Region::called() const {
   if (!published()) return "a GPU region of " + std::to_string(memory_.length) + " bytes";
   return "GPU region " + std::to_string(ref_.id) + "." + std::to_string(ref_.generation);
 }
 
 Result<void> Region::bind(const std::shared_ptr<client::Session>& session) {
-  std::lock_guard lock(changing_);
+  auto lock = change(client::Deadline::after(0));
+  if (!lock) return std::unexpected(lock.error());
   if (session_ == session) return {};
   if (session_ != nullptr)
     return error(Status::busy, called() + " is in use with another session of this process: use that one");
@@ -121,13 +151,8 @@ Result<std::vector<Allocation>> Region::allocations() const {
   return all;
 }
 
-// Unmapping does not wait for kernels under way by itself.
 bool Region::unmap() noexcept {
   bool gone = true;
-  try {
-    if (pointer() != 0) (void)settle(*driver_, devices_, called());
-  } catch (const std::bad_alloc&) {  // of sentences: the mapping goes all the same
-  }
   if (opened_ != 0) {
     try {
       auto scope = hold_->enter_primary();
@@ -195,21 +220,23 @@ client::GpuReport lost_report(const client::GpuUuid& uuid) {
   return report;
 }
 
-Result<void> Region::written(Sync sync, client::Deadline deadline) {
+Result<void> Region::written(Sync sync, const Patience& patience) {
   auto driver = Driver::load();
   if (!driver) return std::unexpected(driver.error());
-  std::lock_guard lock(changing_);
+  auto lock = change(patience.device());
+  if (!lock) return std::unexpected(lock.error());
   if (!published()) return error(Status::invalid, called() + " is not published yet: publish it without WRITING");
   if (!writer_ || access() != Access::read_write)
     return error(Status::denied, called() + " is not written through this handle");
   if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
-  if (auto waited = wait_for(**driver, sync, devices_, called()); !waited) return told(waited.error());
+  if (auto waited = wait_for(**driver, sync, devices_, called(), patience.device()); !waited)
+    return told(waited.error());
   if (range_)
     if (auto set = set_access(Access::read); !set) return set;
   client::GpuReport report;
   report.region = ref_;
   report.what = SHMBW_GPU_FINDING_WRITTEN;
-  auto told = client::gpu_report(*session_, report, deadline);
+  auto told = client::gpu_report(*session_, report, patience.broker());
   if (!told) {
     if (range_) (void)set_access(Access::read_write);
     return std::unexpected(told.error());
@@ -220,10 +247,11 @@ Result<void> Region::written(Sync sync, client::Deadline deadline) {
   return {};
 }
 
-Result<void> Region::sleep() {
+Result<void> Region::sleep(const Patience& patience) {
   auto driver = Driver::load();
   if (!driver) return std::unexpected(driver.error());
-  std::lock_guard lock(changing_);
+  auto lock = change(patience.device());
+  if (!lock) return std::unexpected(lock.error());
   if (!range_)
     return error(Status::invalid,
                  called() + " is mapped by its owner or as lent memory, which cannot be undone for a time");
@@ -231,16 +259,17 @@ Result<void> Region::sleep() {
   // First the address goes, then the views are counted: who takes one in between sees either that it sleeps, or is
   // seen.
   const Address awake = pointer_.exchange(0);
-  auto slept = fall_asleep();
+  auto slept = fall_asleep(patience.device());
   if (!slept && range_.mapped()) pointer_.store(awake);
   return slept;
 }
 
-Result<void> Region::fall_asleep() {
+Result<void> Region::fall_asleep(client::Deadline deadline) {
   if (const int views = views_.load(); views != 0)
     return error(Status::busy,
                  called() + " is in use by " + std::to_string(views) + " DLPack tensors: let them go first");
-  if (auto settled = settle(*driver_, devices_, called()); !settled) return told(settled.error());
+  // Unmapping does not wait for kernels under way by itself.
+  if (auto through = backlog().wait(deadline); !through) return told(through.error());
   if (!published()) {
     auto kept = allocations();
     if (!kept) return std::unexpected(kept.error());
@@ -256,7 +285,8 @@ Result<void> Region::fall_asleep() {
 Result<void> Region::wake(client::Deadline deadline) {
   auto driver = Driver::load();
   if (!driver) return std::unexpected(driver.error());
-  std::lock_guard lock(changing_);
+  auto lock = change(deadline);
+  if (!lock) return std::unexpected(lock.error());
   if (pointer() != 0 || !range_) return error(Status::invalid, called() + " is not asleep");
   if (range_.stuck())
     return error(Status::driver_failed, called() +
@@ -313,7 +343,8 @@ Result<Fd> Region::dma_buf(std::uint64_t offset, std::uint64_t length) {
   if (!memory_.rdma)
     return error(Status::not_supported,
                  called() + " was not made for network cards: allocate it with SHMB_GPU_ALLOCATE_RDMA");
-  std::lock_guard lock(changing_);
+  auto lock = change(client::Deadline::after(0));
+  if (!lock) return std::unexpected(lock.error());
   if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
   if (offset % kSmallPage != 0 || length % kSmallPage != 0 || length == 0 || offset > memory_.length ||
       length > memory_.bytes - memory_.offset - offset)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPU memory as one process has it: allocated here, adopted from another allocator, or imported. While it lives its
-// addresses are good; its destruction waits for the device, takes the mapping away and only then gives the reference
-// back, so that the broker never counts less than there is.
+// addresses are good; its end waits for the device, takes the mapping away and only then gives the reference back, so
+// that the broker never counts less than there is. A device that is not through in time has the region end later.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@
 #include "client/gpu_calls.hpp"
 #include "client/region.hpp"
 #include "client/session.hpp"
-#include "cuda/context.hpp"
+#include "cuda/backlog.hpp"
 #include "cuda/manifest.hpp"
 #include "cuda/memory.hpp"
 
@@ -53,7 +53,8 @@ struct AllocateSpec {
   int device = -1;  // ordinal, without uuid; -1: of the current context, else the first
   bool rdma = false, zero = true;
   std::uint64_t chunk_bytes = 0;
-  std::int64_t retry = 0;  // nanoseconds
+  std::int64_t retry = 0;    // nanoseconds
+  std::int64_t timeout = 0;  // of zeroing
 };
 struct PublishSpec {
   std::string name;
@@ -68,6 +69,16 @@ struct ImportSpec {
   std::vector<Device> devices;  // empty: that of the current context, else the region's own
   Address at = 0;
   bool share = false;  // the lease shall carry the right to hand the region on
+};
+
+// Whose turn it is to change a region. One publication has those of thousands, and nobody sleeps on one.
+class Turn {
+ public:
+  bool try_lock() { return !taken_.test_and_set(std::memory_order_acquire); }
+  void unlock() { taken_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag taken_;
 };
 
 class Region : public std::enable_shared_from_this<Region> {
@@ -93,7 +104,7 @@ class Region : public std::enable_shared_from_this<Region> {
   static Result<Handle> adopt(std::shared_ptr<client::Session> session, Address pointer, std::uint64_t length);
   // Elements are independent of each other; all are of one session.
   static std::vector<Result<void>> publish(std::span<const Handle> regions, std::span<const PublishSpec> specs,
-                                           client::Deadline deadline);
+                                           const Patience& patience);
   static std::vector<Result<Handle>> import(const std::shared_ptr<client::Session>& session,
                                             std::span<const client::GpuWish> wishes, std::span<const ImportSpec> specs,
                                             client::Deadline deadline);
@@ -101,7 +112,10 @@ class Region : public std::enable_shared_from_this<Region> {
   static Result<Handle> import(const std::shared_ptr<client::Session>& session, const client::GpuWish& wish,
                                const ImportSpec& spec, std::int64_t timeout, std::int64_t wait);
 
-  Region(const Driver& driver, Memory memory, std::shared_ptr<client::Session> session);
+  // Its last reference ends it as `release` does with the default deadline; what is not over then is left to Leaving.
+  static Handle make(const Driver& driver, Memory memory, std::shared_ptr<client::Session> session);
+  // If this is the last reference: deadline where the device is not through in time, and the region ends later.
+  static Result<void> release(Handle region, client::Deadline deadline);
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
   ~Region();
@@ -119,8 +133,11 @@ class Region : public std::enable_shared_from_this<Region> {
   // A region of the torch allocator gets the session of who publishes it.
   Result<void> bind(const std::shared_ptr<client::Session>& session);
 
-  Result<void> written(Sync sync, client::Deadline deadline);
-  Result<void> sleep();
+  bool of(const client::Session* session) const { return session_.get() == session; }
+  Backlog backlog() const;  // of the devices that reach it
+
+  Result<void> written(Sync sync, const Patience& patience);
+  Result<void> sleep(const Patience& patience);
   Result<void> wake(client::Deadline deadline);
   Result<client::Region::Ticket> make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime,
                                              client::Deadline deadline);
@@ -139,12 +156,16 @@ class Region : public std::enable_shared_from_this<Region> {
  private:
   friend class Publication;
   friend class Import;
+  Region(const Driver& driver, Memory memory, std::shared_ptr<client::Session> session);
+  static void end(Region* region) noexcept;
+  // Others that change it take their time with the device too.
+  Result<std::unique_lock<Turn>> change(client::Deadline deadline) const;
   Result<void> map(std::span<const Allocation> allocations, Address at);
   Result<void> set_access(Access access);
   Result<std::vector<Allocation>> allocations() const;
   Result<ContextHold::Scope> enter();
-  Result<void> fall_asleep();
-  bool unmap() noexcept;  // false: the driver has not taken it away
+  Result<void> fall_asleep(client::Deadline deadline);
+  bool unmap() noexcept;  // the device is through; false: the driver has not taken it away
   // A failure of ours, after a look at the device that has the memory: where it is lost the broker is told.
   std::unexpected<Error> told(Error failure);
 
@@ -154,7 +175,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::shared_ptr<Notices> notices_;  // where pushed states come in; set with the session
   std::vector<Device> devices_;       // that reach it; calls that need a context get that of the first
   std::optional<ContextHold> hold_;   // from the first such call on; of lent memory the primary one, which opened it
-  mutable std::mutex changing_;       // publish, written, sleep, wake
+  mutable Turn changing_;             // publish, written, sleep, wake
   AddressRange range_;
   std::vector<Allocation> held_;  // adopted and not yet published, or asleep and never published
   Address opened_ = 0;            // lent: what the driver opened
@@ -171,12 +192,9 @@ class Region : public std::enable_shared_from_this<Region> {
   Manifest manifest_;
 };
 
-// Until the devices have done all that was enqueued in their primary contexts and in the current one; makes no context
-// where there is none. Others of the program's own nobody can ask for. All are waited for, whatever one of them says.
-Result<void> settle(const Driver& driver, std::span<const Device> devices, const std::string& object);
 // As the Sync says.
 Result<void> wait_for(const Driver& driver, const Sync& sync, std::span<const Device> devices,
-                      const std::string& object);
+                      const std::string& object, client::Deadline deadline);
 // Imports every chunk: the shares that came with the answer, then the others, one packet's at a time, so that a region
 // of thousands of chunks needs no more descriptors than one of 253. `code` is what the driver answered last.
 Result<std::vector<Allocation>> import_all(client::Session& session, const Driver& driver, const DeviceInfo& here,

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting on the host asks again and again, because the driver's own wait has no deadline.
+// Waiting on the host asks again and again, because the driver's own wait has no deadline. An event lives in the
+// primary context of its device, which outlives the caller's, and the driver records it in a stream of that context
+// alone: a stream of another one is followed by one of ours that records it.
 #include "cuda/shared_event.hpp"
 
 #include <algorithm>
@@ -20,19 +22,22 @@ constexpr std::int64_t kFirstRest = 20'000, kLongestRest = 1'000'000;
 
 class SharedEvent::Body {
  public:
-  Body(const Driver& driver, Device device) : driver_(driver), hold_(driver, device) {}
+  Body(const Driver& driver, Device device) : driver_(driver), device_(device), hold_(driver, device) {}
   Body(const Body&) = delete;
   Body& operator=(const Body&) = delete;
   ~Body() {
     if (event_ == nullptr || Driver::loaded() == nullptr) return;  // a forked child: it is the parent's
-    auto scope = hold_.enter();
+    auto scope = hold_.enter_primary();
+    if (follower_ != nullptr) driver_.calls().stream_destroy(follower_);
     driver_.calls().event_destroy(event_);  // also where no context can be had: it is the driver's to refuse
   }
 
   const Driver& driver_;
+  const Device device_;
   ContextHold hold_;
-  std::mutex mutex_;  // of the hold
+  std::mutex mutex_;  // of the hold and the follower
   Event event_ = nullptr;
+  Stream follower_ = nullptr;  // of the event's context
   bool own_ = false;
   Name name_{};
 
@@ -46,16 +51,68 @@ class SharedEvent::Body {
     return *one;
   }
 
-  // A call of the driver with a context of the event's device.
+  // A call of the driver in the event's context.
   template <class Call>
   Result<void> ask(const char* name, Call&& call) {
     if (auto usable = Driver::load(); !usable) return std::unexpected(usable.error());
     std::lock_guard lock(mutex_);
-    auto scope = hold_.enter();
+    auto scope = hold_.enter_primary();
     if (!scope) return std::unexpected(scope.error());
-    if (const Code code = call(driver_.calls()); code != kSuccess)
-      return std::unexpected(driver_.failure(code, name, kObject));
-    return {};
+    return said(call(driver_.calls()), name);
+  }
+
+  Result<void> said(Code code, const char* name) const {
+    if (code == kSuccess) return {};
+    return std::unexpected(driver_.failure(code, name, kObject));
+  }
+
+  // A call of the driver about a stream in that stream's own context, whatever is current; of a default stream in that
+  // which is, or would be.
+  template <class Call>
+  Result<void> beside(Stream stream, Call&& call) {
+    if (auto usable = Driver::load(); !usable) return std::unexpected(usable.error());
+    std::lock_guard lock(mutex_);
+    Device current = -1;
+    if (driver_->context_device(&current) != kSuccess) current = device_;
+    ContextHold hold(driver_, current);
+    auto scope = is_default_stream(stream) ? hold.enter() : ContextHold::enter_stream(driver_, stream);
+    if (!scope) return std::unexpected(scope.error());
+    return call();
+  }
+
+  // With the stream's context current.
+  Result<void> record(Stream stream) {
+    Context here = nullptr, home = nullptr;
+    if (auto asked = said(driver_->context_get(&here), "cuCtxGetCurrent"); !asked) return asked;
+    {
+      auto scope = hold_.enter_primary();
+      if (!scope) return std::unexpected(scope.error());
+      if (auto asked = said(driver_->context_get(&home), "cuCtxGetCurrent"); !asked) return asked;
+    }
+    if (here == home) return said(driver_->event_record(event_, stream), "cuEventRecord");
+    int capturing = 0;
+    if (auto asked = said(driver_->stream_capturing(stream, &capturing), "cuStreamIsCapturing"); !asked) return asked;
+    if (capturing != 0)
+      return error(
+          Status::not_supported,
+          "a stream that is being captured into a graph records an event between processes only where it is of "
+          "the primary context of the event's device");
+    Event passing = nullptr;
+    if (auto made = said(driver_->event_create(&passing, kDisableTiming), "cuEventCreate"); !made) return made;
+    auto done = said(driver_->event_record(passing, stream), "cuEventRecord");
+    if (done) done = record_behind(passing);
+    driver_->event_destroy(passing);  // which the driver does when it has passed
+    return done;
+  }
+
+  Result<void> record_behind(Event passing) {
+    auto scope = hold_.enter_primary();
+    if (!scope) return std::unexpected(scope.error());
+    if (follower_ == nullptr)
+      if (auto made = said(driver_->stream_create(&follower_, kNonBlocking), "cuStreamCreate"); !made) return made;
+    if (auto behind = said(driver_->stream_wait_event(follower_, passing, 0), "cuStreamWaitEvent"); !behind)
+      return behind;
+    return said(driver_->event_record(event_, follower_), "cuEventRecord");
   }
 
   static Result<std::shared_ptr<Body>> on(int ordinal) {
@@ -129,12 +186,13 @@ Result<SharedEvent::Name> SharedEvent::name() const {
 }
 
 Result<void> SharedEvent::record(Stream stream) {
-  return body_->ask("cuEventRecord", [&](const Calls& cu) { return cu.event_record(body_->event_, stream); });
+  return body_->beside(stream, [&] { return body_->record(stream); });
 }
 
 Result<void> SharedEvent::wait(Stream stream) {
-  return body_->ask("cuStreamWaitEvent",
-                    [&](const Calls& cu) { return cu.stream_wait_event(stream, body_->event_, 0); });
+  return body_->beside(stream, [&] {
+    return body_->said(body_->driver_->stream_wait_event(stream, body_->event_, 0), "cuStreamWaitEvent");
+  });
 }
 
 Result<bool> SharedEvent::done() {

@@ -16,6 +16,9 @@
  *    it anew. What bounds others is who may import it.
  *  - Work on the device that uses a region must have been enqueued by its user before he releases it; the library
  *    waits for the device before it takes a mapping away.
+ *  - Waiting for the device has a deadline, after which nothing has changed and the call can be made again. The driver
+ *    has none: it is asked again and again what became of the work, which it can be from CUDA 12.5 on. On an older one
+ *    (SHMB_GPU_DEVICE_BOUNDED_WAITS is not set) those calls wait as long as it takes.
  */
 #ifndef SHMBROKER_CUDA_H
 #define SHMBROKER_CUDA_H
@@ -46,7 +49,8 @@ enum shmb_gpu_device_flag {
   SHMB_GPU_DEVICE_MEMORY_OPS_64 = 1 << 2, /* timelines */
   SHMB_GPU_DEVICE_READ_ONLY_PIN = 1 << 3, /* read-only regions of the host can be pinned */
   SHMB_GPU_DEVICE_DMA_BUF = 1 << 4,       /* shmb_gpu_dma_buf */
-  SHMB_GPU_DEVICE_MIG = 1 << 5            /* a MIG instance */
+  SHMB_GPU_DEVICE_MIG = 1 << 5,           /* a MIG instance */
+  SHMB_GPU_DEVICE_BOUNDED_WAITS = 1 << 6  /* what waits for the device keeps its deadline: CUDA 12.5 */
 };
 /* Lies in arrays: never grows. */
 typedef struct shmb_gpu_device {
@@ -78,12 +82,14 @@ typedef struct shmb_gpu_allocate_options {
   uint32_t flags;       /* enum shmb_gpu_allocate_flag */
   uint64_t chunk_bytes; /* 0: one allocation of the driver; else several, none larger (2 GiB is needed on WSL2) */
   int64_t retry_ns;     /* OUT_OF_MEMORY is tried again so long, in case others free; 0: not */
+  int64_t timeout_ns;   /* of zeroing, behind what the default stream has to do; 0: 60 s */
 } shmb_gpu_allocate_options;
 
 /* Memory on a device, mapped for reading and writing there, zeroed. Nobody else knows of it until shmb_gpu_publish; it
  * goes with the handle, or the process, until then. NULL options: the device of the current context, else the first.
- * Errors: those of shmb_gpu_devices, DEVICE_NOT_FOUND (that UUID is not among the visible ones), NOT_SUPPORTED,
- * OUT_OF_MEMORY, INVALID, CONTEXT_POISONED, DEVICE_LOST, MPS. */
+ * Where memory is short and released regions wait for the device to be through with them, it waits up to 5 s for those.
+ * Errors: DEADLINE, those of shmb_gpu_devices, DEVICE_NOT_FOUND (that UUID is not among the visible ones),
+ * NOT_SUPPORTED, OUT_OF_MEMORY, INVALID, CONTEXT_POISONED, DEVICE_LOST, MPS. */
 SHMB_API int shmb_gpu_allocate(shmb_session* session, uint64_t length, const shmb_gpu_allocate_options* options,
                                shmb_gpu_region** region, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -131,19 +137,21 @@ typedef struct shmb_gpu_publish_options {
   shmb_gpu_stream stream;         /* SYNC_STREAM */
   const shmb_gpu_tensor* tensors; /* what is in it, for importers; copied */
   size_t tensor_count;            /* at most 65,536 */
-  int64_t timeout_ns;             /* of the broker's answer; waiting for the device takes as long as it takes */
+  int64_t timeout_ns;             /* of the whole call; 0: 60 s for the device, then 5 s for the broker's answer */
 } shmb_gpu_publish_options;
 
 /* Gives the region to the broker, which holds its memory from now on: it lives while a handle of any process, a ticket
  * or its name does. Then others may import it. Errors: EXISTS, LIMIT (gpu_bytes, regions, descriptors), INVALID (a
  * tensor that does not fit, with its name), NOT_EXPORTABLE, DEVICE_NOT_PINNED (the broker cannot keep the device
- * initialised: the sentence says what to change), BAD_FD, UNSUPPORTED (a broker without GPU regions), LOCAL_ONLY. */
+ * initialised: the sentence says what to change), BAD_FD, UNSUPPORTED (a broker without GPU regions), LOCAL_ONLY,
+ * DEADLINE (the device is not through: the region is as it was), BUSY (another thread is at it; a stream is being
+ * captured into a graph). */
 SHMB_API int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* options,
                               shmb_error* error) SHMB_NOEXCEPT;
 
-/* The writing is over: waits as `sync` says, which takes as long as it takes, maps the region read-only here, and tells
- * the broker, so that a death does not poison it any more. Errors: DENIED (not a writer), INVALID (not published,
- * asleep). */
+/* The writing is over: waits as `sync` says, maps the region read-only here, and tells the broker, so that a death does
+ * not poison it any more. timeout_ns as for publish. Errors: DENIED (not a writer), INVALID (not published, asleep),
+ * DEADLINE and BUSY as for publish: this handle is a writer still. */
 SHMB_API int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream stream, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
 
@@ -250,10 +258,10 @@ SHMB_API int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tenso
 
 /* Takes the mapping away and keeps its addresses, so that other memory of this process can use the device: on a
  * published region the memory stays at the broker; of one that is not, only the mapping goes. shmb_gpu_wake maps it
- * again at the same address. Sleeping waits for the device first, as SYNC_DEVICE does and without a deadline. Errors:
- * INVALID (asleep, not asleep, lent memory), BUSY (a DLPack tensor of it lives), and for wake those of
- * shmb_gpu_import. */
-SHMB_API int shmb_gpu_sleep(shmb_gpu_region* region, shmb_error* error) SHMB_NOEXCEPT;
+ * again at the same address. Sleeping waits for the device first, as SYNC_DEVICE does, 60 s with timeout 0. Errors:
+ * INVALID (asleep, not asleep, lent memory), BUSY (a DLPack tensor of it lives; as for publish), DEADLINE (the device
+ * is not through: the region is awake), and for wake those of shmb_gpu_import. */
+SHMB_API int shmb_gpu_sleep(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_gpu_wake(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 
 /* Makes a token that lets whoever shows it import the region, also in other groups and as other users; as
@@ -268,11 +276,15 @@ SHMB_API int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t
                               shmb_error* error) SHMB_NOEXCEPT;
 
 /* Waits for the device, takes the mapping away, gives the reference back and frees the handle, whatever is returned.
- * The wait is that of SYNC_DEVICE and has no deadline, because the driver has none for it: work that never ends, such
- * as a stream that waits for a timeline nobody signals, keeps this call too. A mapping that the driver refuses to take
- * away stays charged to this process until it ends. flags: SHMB_RELEASE_UNNAME takes the name away too. NULL is
- * allowed. */
-SHMB_API int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
+ * The wait is that of SYNC_DEVICE, 5 s with timeout 0, and nothing is lost by its end: with DEADLINE (or BUSY, for a
+ * stream under capture) the region keeps its mapping and its reference until the device is through, and goes in
+ * shmb_dispatch, which counts it, or at the end of a later call that frees. So does one whose last reference goes
+ * otherwise: with a DLPack tensor, or by shmb_torch_free. Work that never ends, such as a stream that waits for what
+ * nobody signals, keeps it until the process ends, and so does a driver that refuses to take the mapping away. Work in
+ * a context of the caller's own (none but the primary ones) is asked for in calls of a thread where that is current.
+ * flags: SHMB_RELEASE_UNNAME takes the name away too. NULL is allowed. */
+SHMB_API int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, int64_t timeout_ns,
+                              shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ lent memory */
 
@@ -292,7 +304,7 @@ typedef struct shmb_gpu_lend_options {
   size_t tensor_count;
   shmb_gpu_free_function free; /* NULL: nothing is called */
   void* context;
-  int64_t timeout_ns;
+  int64_t timeout_ns; /* as for publish */
 } shmb_gpu_lend_options;
 
 /* Lends memory that was made by cudaMalloc (or cuMemAlloc) and stays the caller's: others import it until it is
@@ -313,16 +325,18 @@ SHMB_API int shmb_gpu_retire(shmb_gpu_lease* lease, shmb_error* error) SHMB_NOEX
  * later call that frees, never in this one. */
 SHMB_API void shmb_gpu_retire_later(shmb_gpu_lease* lease) SHMB_NOEXCEPT;
 
-/* Reads what the broker has sent, brings the states of regions up to date, and calls the `free` of lent memory that
- * nobody holds any more. Put shmb_event_descriptor into the program's poll set and call it when that is readable, or
- * now and then. done (may be NULL): how many were freed. waiting (may be NULL): how many retired ones still wait. */
+/* Reads what the broker has sent, brings the states of regions up to date, calls the `free` of lent memory that nobody
+ * holds any more, and ends released regions that devices are through with. Put shmb_event_descriptor into the program's
+ * poll set and call it when that is readable, or now and then. Waits for no device. done (may be NULL): how many were
+ * freed or ended. waiting (may be NULL): how many retired and released ones still wait. */
 SHMB_API int shmb_dispatch(shmb_session* session, size_t* done, size_t* waiting, shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ PyTorch */
 
 /* The pair for torch.cuda.memory.CUDAPluggableAllocator, to be used in a torch.cuda.MemPool: what torch allocates there
  * lies in regions that are not published yet. alloc returns NULL where it fails, which torch reports as out of memory;
- * shmb_torch_last_error then says why. free waits for the device, as shmb_gpu_release does. */
+ * shmb_torch_last_error then says why. free does what shmb_gpu_release does with 20 ms: what a busy device
+ * still uses goes later, and an alloc that finds no memory waits for it. */
 SHMB_API void* shmb_torch_alloc(ptrdiff_t bytes, int device, void* stream) SHMB_NOEXCEPT;
 SHMB_API void shmb_torch_free(void* pointer, ptrdiff_t bytes, int device, void* stream) SHMB_NOEXCEPT;
 SHMB_API int shmb_torch_last_error(shmb_error* error) SHMB_NOEXCEPT; /* of this thread; SHMB_OK: none */
@@ -402,7 +416,7 @@ enum shmb_gpu_event_flag {
 typedef struct shmb_gpu_event_options {
   size_t size;
   int32_t
-      device; /* whose streams record it and wait: an ordinal; SHMB_GPU_ANY_DEVICE: of the current context, else 0 */
+      device; /* in whose primary context it lives: an ordinal; SHMB_GPU_ANY_DEVICE: of the current context, else 0 */
   uint32_t flags; /* enum shmb_gpu_event_flag: without MAKER_STAYS refused as INVALID */
 } shmb_gpu_event_options;
 #define SHMB_GPU_EVENT_HANDLE 64 /* bytes */
@@ -417,7 +431,9 @@ SHMB_API int shmb_gpu_event_get_handle(const shmb_gpu_event* event, uint8_t hand
  * another PID namespace), and those of create. */
 SHMB_API int shmb_gpu_event_open(const uint8_t handle[SHMB_GPU_EVENT_HANDLE], const shmb_gpu_event_options* options,
                                  shmb_gpu_event** event, shmb_error* error) SHMB_NOEXCEPT;
-/* Enqueues a record behind what is in the stream; whoever waits from then on waits for it. */
+/* Enqueues a record behind what is in the stream; whoever waits from then on waits for it. The stream may be of any
+ * device and context, whatever is current. Errors: NOT_SUPPORTED (a stream of another context than the device's
+ * primary one that is being captured), those of shmb_gpu_devices. */
 SHMB_API int shmb_gpu_event_record(shmb_gpu_event* event, shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;
 /* The stream waits for the last record before this call; for none, not at all. */
 SHMB_API int shmb_gpu_event_wait(shmb_gpu_event* event, shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;

@@ -33,9 +33,6 @@ bool was_reached(const Word& word, std::uint64_t value) {
   return truly_reached(word.last.load(std::memory_order_acquire), value);
 }
 
-// NULL and the two that stand for whatever is current: they have no context of their own.
-bool is_special(Stream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
-
 // Sleeps until the word's `wakes` moves, or a little: a GPU's write wakes nobody.
 void pause(Word& word, std::uint32_t wakes, std::int64_t& length, client::Deadline deadline) {
   length = std::clamp(length * 2, kFirstPause, kLongestPause);
@@ -200,15 +197,10 @@ Result<void> Timeline::register_page(const Driver& driver) {
 
 // A stream's own context, whatever is current; of a default stream that which is, or would be.
 Result<ContextHold::Scope> Timeline::enter_context(const Driver& driver, Stream stream) {
-  if (is_special(stream)) {
-    Device current = -1;
-    if (driver->context_device(&current) != kSuccess) current = handy_device(driver);
-    return devices_->hold(driver, current).enter();
-  }
-  Context context = nullptr;
-  if (const Code code = driver->stream_context(stream, &context); code != kSuccess)
-    return std::unexpected(driver.failure(code, "cuStreamGetCtx", "a stream"));
-  return ContextHold::enter_callers(driver, context);
+  if (!is_default_stream(stream)) return ContextHold::enter_stream(driver, stream);
+  Device current = -1;
+  if (driver->context_device(&current) != kSuccess) current = handy_device(driver);
+  return devices_->hold(driver, current).enter();
 }
 
 Result<Timeline::Way> Timeline::enter(std::uint32_t word, Stream stream) {

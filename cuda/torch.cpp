@@ -10,6 +10,8 @@
 namespace shmb::cuda {
 namespace {
 
+constexpr std::int64_t kTorchWait = 20'000'000;
+
 struct TorchBlocks {
   std::mutex mutex;
   std::map<Address, Region::Handle> by_address;
@@ -38,13 +40,18 @@ Result<Address> torch_allocate(std::uint64_t bytes, int device) {
 
 bool torch_free(Address address) {
   if (Driver::loaded() == nullptr) return false;
-  Region::Handle last;  // declared first, so destroyed last: its end waits for the device, not under the lock
-  TorchBlocks& all = torch_blocks();
-  std::lock_guard lock(all.mutex);
-  const auto found = all.by_address.find(address);
-  if (found == all.by_address.end()) return false;
-  last = std::move(found->second);
-  all.by_address.erase(found);
+  Region::Handle last;
+  {
+    TorchBlocks& all = torch_blocks();
+    std::lock_guard lock(all.mutex);
+    const auto found = all.by_address.find(address);
+    if (found == all.by_address.end()) return false;
+    last = std::move(found->second);
+    all.by_address.erase(found);
+  }
+  // An idle device says so in that time. torch frees with its locks held and cannot be told of a deadline: what a busy
+  // one still uses goes later, and who finds no memory waits for it.
+  (void)Region::release(std::move(last), client::Deadline::after(kTorchWait));
   return true;
 }
 

@@ -60,11 +60,15 @@ Result<std::uint64_t> bytes_of(const toml::node& node) {
   return bytes;
 }
 
+// A hundred years: with the time of day added it still fits in 64 bits of nanoseconds.
+constexpr std::int64_t kLongest = 36'500LL * 24 * 3600 * 1'000'000'000;
+
 Result<std::int64_t> duration_of(const toml::node& node, bool endless) {
   auto text = text_of(node, "a duration like \"10s\"");
   if (!text) return std::unexpected(text.error());
   auto duration = parse_duration(*text);
   if (duration && *duration < 0 && !endless) return wrong("expects a limited duration like \"10s\"");
+  if (duration && *duration > kLongest) return wrong("expects at most \"36500d\"");
   return duration;
 }
 
@@ -345,8 +349,14 @@ Result<Config> load_config(const std::string& path, Config defaults) {
 
 void complete_limits(Limits& limits) {
   if (limits.host_bytes == 0) limits.host_bytes = host_memory() / 2;
-  if (limits.uid_bytes == 0) limits.uid_bytes = limits.host_bytes;
-  if (limits.group_bytes == 0) limits.group_bytes = limits.uid_bytes;
+  if (limits.uid_bytes == 0) {
+    limits.uid_bytes = limits.host_bytes;
+    limits.uid_follows = true;
+  }
+  if (limits.group_bytes == 0) {
+    limits.group_bytes = limits.uid_bytes;
+    limits.group_follows = true;
+  }
 }
 
 }  // namespace shmb::daemon

@@ -26,6 +26,8 @@ struct Limits {
   std::uint64_t host_bytes = 0;     // default: half of MemTotal
   std::uint64_t uid_bytes = 0;      // default: host_bytes
   std::uint64_t group_bytes = 0;    // default: uid_bytes
+  bool uid_follows = false;         // uid_bytes was not set: it is what host_bytes is
+  bool group_follows = false;       // group_bytes was not set: it is what uid_bytes is
   std::uint64_t group_regions = 0;  // 0: as many as the descriptor table allows
   std::uint64_t uid_regions = 0;
   std::uint64_t uid_leases = 65'536;

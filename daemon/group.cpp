@@ -25,6 +25,29 @@ std::uint32_t Group::heirs() const {
   return count;
 }
 
+std::uint64_t Group::configured(Slot slot) const {
+  const Limits& limits = world.config.limits;
+  const auto at = limits.group.find(name);
+  const LimitOverride own = name.empty() || at == limits.group.end() ? LimitOverride{} : at->second;
+  const auto of = [](std::optional<std::uint64_t> override, std::uint64_t normal) {
+    return override.value_or(normal ? normal : Account::kNoLimit);
+  };
+  switch (slot) {
+    case Slot::bytes:
+      return of(own.bytes, limits.group_bytes);
+    case Slot::regions:
+      return of(own.regions, limits.group_regions);
+    case Slot::names:
+      return of(own.names, 0);
+    case Slot::gpu_bytes:
+      return of(own.gpu_bytes, limits.group_gpu_bytes);
+    case Slot::gpu_descriptors:
+      return of(own.gpu_descriptors, 0);
+    default:
+      return Account::kNoLimit;
+  }
+}
+
 Result<Group*> make_group(World& world, Session& founder, const GroupWish& wish) {
   auto secret = Secret::draw();
   if (!secret) return system_failure(secret.error(), "drawing a group token");
@@ -41,18 +64,13 @@ Result<Group*> make_group(World& world, Session& founder, const GroupWish& wish)
   group.created = world.now();
   group.keep = wish.keep;
   group.supervised = wish.supervised;
-  const Limits& limits = world.config.limits;
-  LimitOverride own;
-  if (auto at = limits.group.find(group.name); !group.name.empty() && at != limits.group.end()) own = at->second;
-  auto limit = [&](Slot slot, std::optional<std::uint64_t> override, std::uint64_t normal, std::uint64_t wished) {
-    std::uint64_t bound = override.value_or(normal ? normal : Account::kNoLimit);
+  const auto limit = [&](Slot slot, std::uint64_t wished) {
+    const std::uint64_t bound = group.configured(slot);
     group.account.set_limit(slot, wished ? std::min(bound, wished) : bound);
   };
-  limit(Slot::bytes, own.bytes, limits.group_bytes, wish.limit_bytes);
-  limit(Slot::regions, own.regions, limits.group_regions, wish.limit_regions);
-  limit(Slot::names, own.names, 0, 0);
-  limit(Slot::gpu_bytes, own.gpu_bytes, limits.group_gpu_bytes, 0);
-  limit(Slot::gpu_descriptors, own.gpu_descriptors, 0, 0);
+  limit(Slot::bytes, wish.limit_bytes);
+  limit(Slot::regions, wish.limit_regions);
+  for (const Slot slot : {Slot::names, Slot::gpu_bytes, Slot::gpu_descriptors}) limit(slot, 0);
   world.group_tokens.try_emplace(group.token, &group);
   if (!group.name.empty()) world.group_names.try_emplace(std::pair(group.uid, group.name), &group);
   return &group;

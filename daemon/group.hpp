@@ -28,6 +28,7 @@ struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next
   std::string text() const { return name.empty() ? "#" + std::to_string(id) : name; }
   bool kept() const { return ended_at != 0 && !closed; }
   std::uint32_t heirs() const;
+  std::uint64_t configured(Slot slot) const;  // the limit that it has where its maker wished for no lower one
   std::int64_t freed_at(const Region& region) const {
     return kept() && region.name && region.keep >= 0 ? ended_at + region.keep : 0;
   }

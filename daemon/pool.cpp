@@ -201,8 +201,6 @@ void break_pool(Pool& pool, Broken why) {
   pool_changed(pool);
 }
 
-Error no_such_pool() { return plain(Status::not_found, "no such pool, or not for this session"); }
-
 Error refuse_in_pool(const Pool& pool, shmbw_slot slot, std::uint64_t limit, std::uint64_t used, std::uint64_t asked,
                      std::string_view remedy) {
   return wire::limit_refusal({static_cast<std::uint16_t>(slot), SHMBW_SCOPE_POOL, pool.id, limit, used, asked},
@@ -223,7 +221,8 @@ Result<void> usable(const Pool& pool) {
 Result<Joined> place_in(World& world, Session& session, std::uint64_t id) {
   auto at = session.pools.find(id);
   Pool* pool = at == session.pools.end() ? nullptr : find_pool(world, id);
-  if (!pool) return std::unexpected(no_such_pool());
+  if (!pool)
+    return error(Status::not_found, "no pool " + std::to_string(id) + " that this session has joined: join it first");
   return Joined{pool, at->second};
 }
 
@@ -332,7 +331,7 @@ std::uint32_t leave_pool(World& world, Pool& pool, std::uint32_t index) {
 Result<Cut> add_segment(World& world, Session& session, Pool& pool, const shmbw_pool_segment& wish) {
   Region* region = world.find_region(wish.region.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
-  if (!lease) return std::unexpected(no_such_region());
+  if (!lease) return std::unexpected(no_lease(wish.region.id));
   if (wish.region.generation != 0 && wish.region.generation != region->generation)
     return std::unexpected(stale_region(region->id, wish.region.generation, region->generation));
   if (region->group != pool.group)

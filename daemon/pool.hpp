@@ -109,7 +109,6 @@ void lanes_changed(World& world, Pool& pool);
 // The session's own place in a pool; for whoever has none the pool is not there. `usable`: and the pool is not over.
 Result<Joined> place_in(World& world, Session& session, std::uint64_t pool);
 Result<Joined> usable_place_in(World& world, Session& session, std::uint64_t pool);
-Error no_such_pool();
 // What is short in a pool itself, and what would help.
 Error refuse_in_pool(const Pool& pool, shmbw_slot slot, std::uint64_t limit, std::uint64_t used, std::uint64_t asked,
                      std::string_view remedy);

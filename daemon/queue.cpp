@@ -431,7 +431,7 @@ Result<void> hold_region(World& world, Session& session, Pool& pool, std::uint32
   if (held != book.holds.end()) return {};
   Region* region = world.find_region(wish.region.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
-  if (!lease) return std::unexpected(no_such_region());
+  if (!lease) return std::unexpected(no_lease(wish.region.id));
   if (wish.region.generation != 0 && wish.region.generation != region->generation)
     return std::unexpected(stale_region(region->id, wish.region.generation, region->generation));
   if (((lease->rights | authority(session, *region)) & SHMBW_RIGHT_SHARE) == 0)

@@ -30,25 +30,105 @@ std::string whose(World& world, const Session& session, const Shortage& shortage
   }
 }
 
-std::string key_to_raise(World& world, const Shortage& shortage) {
-  std::string slot(slot_name(shortage.slot));
+bool is_short(const Account& account, const Shortage& shortage, std::uint64_t limit) {
+  const std::uint64_t used = account.used(static_cast<Slot>(shortage.slot));
+  return used > limit || shortage.asked > limit - used;
+}
+bool is_short(const Account& account, const Shortage& shortage) {
+  return is_short(account, shortage, account.limit(static_cast<Slot>(shortage.slot)));
+}
+
+const Account* account_of(World& world, const Shortage& shortage) {
   switch (shortage.scope) {
-    case SHMBW_SCOPE_UID:
-      return "raise limits.uid." + std::to_string(shortage.scope_id) + "." + slot;
+    case SHMBW_SCOPE_HOST:
+      return &world.host;
+    case SHMBW_SCOPE_UID: {
+      const auto at = world.uids.find(static_cast<std::uint32_t>(shortage.scope_id));
+      return at == world.uids.end() ? nullptr : &at->second.account;
+    }
     case SHMBW_SCOPE_GROUP: {
       const Group* group = find_group(world, shortage.scope_id);
-      if (group && !group->name.empty())
-        return "make the group with a higher limit or raise limits.group." + group->name + "." + slot;
-      return "raise limits.group_" + slot;
+      return group ? &group->account : nullptr;
     }
-    case SHMBW_SCOPE_SESSION:
-      return "raise limits.session_" + slot;
-    case SHMBW_SCOPE_WATCHED:
-      return "raise limits.target_" + slot;
+    case SHMBW_SCOPE_SESSION: {
+      const auto at = world.sessions.find(shortage.scope_id);
+      return at == world.sessions.end() ? nullptr : &at->second.account;
+    }
     default:
-      return "raise limits." + slot;
+      return nullptr;
   }
 }
+
+// What has to be raised for the request to go through. That need not be the limit that was met first: wider scopes may
+// be as full, and a size that is not set follows that of the next wider scope, so that raising it alone helps nobody.
+class Keys {
+ public:
+  Keys(World& world, const Session& session, const Shortage& shortage)
+      : world_(world), session_(session), shortage_(shortage), slot_(slot_name(shortage.slot)) {
+    const Account* const met = account_of(world, shortage);
+    for (const Account* at = met; at; at = at->parent())
+      if (is_short(*at, shortage)) add(*at);
+    if (keys_.empty() && met) add(*met);  // room was made since
+  }
+
+  std::string text() const {
+    if (shortage_.scope == SHMBW_SCOPE_WATCHED) return "raise limits.target_" + slot_;
+    std::string out;
+    for (const std::string& key : keys_) out += (out.empty() ? "raise " : " and ") + key;
+    return out;
+  }
+
+ private:
+  void add(const Account& account) {
+    switch (account.scope()) {
+      case SHMBW_SCOPE_GROUP:
+        return add_group(account);
+      case SHMBW_SCOPE_UID:
+        return add_uid(account);
+      case SHMBW_SCOPE_SESSION:
+        return put("limits.session_" + slot_);
+      default:
+        return put("limits." + slot_);
+    }
+  }
+  void add_group(const Account& account) {
+    const Limits& limits = world_.config.limits;
+    const Group* group = find_group(world_, account.id());
+    const Slot slot = static_cast<Slot>(shortage_.slot);
+    if (group && account.limit(slot) < group->configured(slot)) {
+      put("the limit that the group was made with");
+      if (!is_short(account, shortage_, group->configured(slot))) return;
+    }
+    const bool named = group && !group->name.empty() && may_address(session_, *group);
+    const bool own = named && sets_bytes(limits.group, group->name);
+    if (slot == Slot::bytes && limits.group_follows && !own && is_short(*account.parent(), shortage_)) {
+      if (!limits.uid_follows) put(std::string(kUidBytes));
+    } else {
+      put(named ? "limits.group." + group->name + "." + slot_ : "limits.group_" + slot_);
+    }
+  }
+  void add_uid(const Account& account) {
+    const Limits& limits = world_.config.limits;
+    const bool own = sets_bytes(limits.uid, static_cast<std::uint32_t>(account.id()));
+    const bool with_host = limits.uid_follows && is_short(*account.parent(), shortage_);
+    const bool with_group = std::ranges::find(keys_, kUidBytes) != keys_.end();
+    if (shortage_.slot == SHMBW_SLOT_BYTES && !own && (with_host || with_group)) return;
+    put("limits.uid." + std::to_string(account.id()) + "." + slot_);
+  }
+  template <class Table, class Name>
+  static bool sets_bytes(const Table& table, const Name& name) {
+    const auto at = table.find(name);
+    return at != table.end() && at->second.bytes;
+  }
+  void put(std::string key) { keys_.push_back(std::move(key)); }
+
+  static constexpr std::string_view kUidBytes = "limits.uid_bytes";
+  World& world_;
+  const Session& session_;
+  const Shortage& shortage_;
+  const std::string slot_;
+  std::vector<std::string> keys_;
+};
 
 // The largest of many, without a look at more than their bytes: a table may be long, and a refusal must stay cheap.
 template <class T>
@@ -120,7 +200,7 @@ const std::string& holders(World& world, const Session& session, const Shortage&
 constexpr std::int64_t kLogEvery = 60'000'000'000;
 
 Error refuse_limit(World& world, const Session& session, const Shortage& shortage) {
-  Error refused = wire::limit_refusal(shortage, whose(world, session, shortage), key_to_raise(world, shortage),
+  Error refused = wire::limit_refusal(shortage, whose(world, session, shortage), Keys(world, session, shortage).text(),
                                       shortage.slot == SHMBW_SLOT_BYTES || shortage.slot == SHMBW_SLOT_GPU_BYTES
                                           ? holders(world, session, shortage)
                                           : "");
@@ -144,9 +224,27 @@ Error refuse_descriptors(World& world, std::uint64_t wanted) {
   return wire::limit_refusal(shortage, "the broker", "raise descriptors (and the hard RLIMIT_NOFILE of the broker)");
 }
 
-Error no_such_region() { return plain(Status::not_found, "no such region, or not for this session"); }
-Error no_such_name() { return plain(Status::not_found, "no region of that name, or not for this session"); }
-Error no_such_group() { return plain(Status::not_found, "no such group, or not for this session"); }
+static std::optional<std::uint32_t> other_owner(const Session& session, std::uint32_t owner) {
+  return owner == session.uid ? std::nullopt : std::optional(owner);
+}
+
+Error no_such_region(std::uint64_t id) { return wire::not_found({.id = id}); }
+Error no_such_name(const Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
+                   std::string_view name) {
+  if (!group.empty())
+    return wire::not_found({.what = what, .name = name, .group = group, .owner_uid = other_owner(session, owner)});
+  if (!session.group) return wire::not_found({.what = what, .name = name});
+  const Group& own = *session.group;
+  return wire::not_found({.what = what, .name = name, .group = own.text(), .owner_uid = other_owner(session, own.uid)});
+}
+Error no_such_group(std::uint64_t id) { return wire::not_found({.what = "group", .id = id}); }
+Error no_such_group(const Session& session, std::uint32_t owner, std::string_view text) {
+  return wire::not_found({.what = "group", .name = text, .owner_uid = other_owner(session, owner)});
+}
+Error no_lease(std::uint64_t region) {
+  return plain(Status::not_found,
+               "no region " + std::to_string(region) + " that this session holds a lease on: attach it first");
+}
 Error no_such_ticket() {
   return plain(Status::not_found, "no such ticket: it is unknown, used up or expired; ask its maker for a new one");
 }

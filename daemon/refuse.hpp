@@ -3,7 +3,9 @@
 // the asker may not see are one number, never names.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "base/result.hpp"
 
@@ -15,10 +17,14 @@ class Session;
 Error refuse_limit(World& world, const Session& session, const Shortage& shortage);
 Error refuse_descriptors(World& world, std::uint64_t wanted);
 
-// One answer for absent and forbidden, byte for byte.
-Error no_such_region();
-Error no_such_name();
-Error no_such_group();
+// One answer for absent and forbidden, byte for byte: it says what was asked for and nothing that only the books know.
+// By name: where the group's text is empty, that is the asker's own.
+Error no_such_region(std::uint64_t id);
+Error no_such_name(const Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
+                   std::string_view name);
+Error no_such_group(std::uint64_t id);
+Error no_such_group(const Session& session, std::uint32_t owner, std::string_view text);
+Error no_lease(std::uint64_t region);  // where only a lease gives a say
 Error no_such_ticket();
 Error stale_region(std::uint64_t id, std::uint32_t asked, std::uint32_t now);
 

@@ -230,6 +230,9 @@ Result<Worker*> join_world(World& world, Session& session, const shmbw_world_joi
     if (!made) return std::unexpected(made.error());
     there = *made;
   }
+  // Who has no group is of the world's from here on: what the workers share lives as long as one of them, not only as
+  // long as the first, and is used again by all of them (the shelf).
+  if (!session.group && !session.ended_group) join_group(world, session, *there->group);
   if (there->workers[wish.rank]->state == SHMBW_WORKER_STATE_DIED) replace(*there, wish.rank);
   Worker& worker = *there->workers[wish.rank];
   worker.session = &session;

@@ -19,7 +19,7 @@ std::uint16_t lend(World& world, int fd) {
 Result<Lease*> leased(World& world, Session& session, const shmbw_region_ref& ref) {
   Region* region = world.find_region(ref.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
-  if (!lease) return std::unexpected(no_such_region());
+  if (!lease) return std::unexpected(no_lease(ref.id));
   if (ref.generation != 0 && ref.generation != region->generation)
     return error(Status::generation_mismatch, "region " + std::to_string(ref.id) + " is of generation " +
                                                   std::to_string(region->generation) + ", not " +

@@ -11,11 +11,25 @@
 
 namespace shmb::daemon {
 
+// The session whose end a ticket is to have as its own. Of the same user: it is that one's tickets that it ends.
+static Result<Session*> end_of_ticket(const Request& request, const shmbw_ticket_create& wish) {
+  if ((wish.flags & SHMBW_TICKET_CREATE_WITH_SESSION) == 0) {
+    if (wish.session != 0) return error(Status::invalid, "a ticket ends with a session only by the flag with_session");
+    return nullptr;
+  }
+  if (wish.session == 0) return &request.session;
+  Session* session = request.world.find_session(wish.session);
+  if (!session || !session->greeted() || session->process_gone || session->uid != request.session.uid)
+    return error(Status::not_found, "session " + std::to_string(wish.session) +
+                                        ", with which the ticket is to end, has ended or is not this user's");
+  return session;
+}
+
 // The session's lease on the region, or the error: without one nothing can be published or passed on.
 static Result<Lease*> own_lease(World& world, Session& session, const shmbw_region_ref& ref) {
   Region* region = world.find_region(ref.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
-  if (!lease) return std::unexpected(no_such_region());
+  if (!lease) return std::unexpected(no_lease(ref.id));
   if (ref.generation != 0 && ref.generation != region->generation)
     return std::unexpected(stale_region(ref.id, ref.generation, region->generation));
   return lease;
@@ -97,9 +111,11 @@ void serve_ticket_create(const Request& request) {
                         static_cast<std::uint64_t>(lifetime)};
     return request.fail(refused);
   }
+  auto end = end_of_ticket(request, *wish);
+  if (!end) return request.fail(end.error());
   auto ticket = make_ticket(world, request.session, region, wish->rights, std::max(wish->uses, 1U), lifetime);
   if (!ticket) return request.fail(ticket.error());
-  if ((wish->flags & SHMBW_TICKET_CREATE_WITH_SESSION) != 0) end_with_session(request.session, **ticket);
+  if (*end) end_with_session(**end, **ticket);
   shmbw_ticket_create_reply reply{};
   (*ticket)->secret.to(reply.ticket);
   reply.expires = (*ticket)->expires;

@@ -50,16 +50,13 @@ void serve_group_join(const Request& request) {
   if ((wish->flags & ~std::uint32_t{SHMBW_JOIN_KNOWN}) != 0)
     return request.fail(Status::unknown_flags, "a join flag is not known to this broker");
   const Secret token = Secret::from(wish->token);
-  Group* group = nullptr;
-  if (!token.zero()) {
-    group = find_group(world, token);
-  } else if (!name->empty()) {
-    std::uint32_t owner = (wish->flags & SHMBW_JOIN_OWNER_GIVEN) != 0 ? wish->owner_uid : session.uid;
-    group = addressed_group(world, session, owner, *name);
-  } else {
-    return request.fail(Status::invalid, "a join needs a token or a name");
-  }
-  if (!group) return request.fail(no_such_group());
+  if (token.zero() && name->empty()) return request.fail(Status::invalid, "a join needs a token or a name");
+  const std::uint32_t owner = (wish->flags & SHMBW_JOIN_OWNER_GIVEN) != 0 ? wish->owner_uid : session.uid;
+  Group* const group = token.zero() ? addressed_group(world, session, owner, *name) : find_group(world, token);
+  if (!group && token.zero()) return request.fail(no_such_group(session, owner, *name));
+  if (!group)
+    return request.fail(Status::not_found,
+                        "the token admits to no group here: the group has ended, or belongs to another broker");
   if (group->closed) return request.fail(Status::group_ended, "the group has ended");
   if ((wish->flags & SHMBW_JOIN_SUPERVISOR) != 0) {
     if (session.supervises && session.supervises != group)
@@ -100,7 +97,10 @@ void serve_group_end(const Request& request) {
     return request.fail(Status::unknown_flags, "an end flag is not known to this broker");
   Group* group =
       wish->group ? find_group(world, wish->group) : (name->empty() ? nullptr : find_group(world, session.uid, *name));
-  if (!group || !(may_address(session, *group) || session.admin)) return request.fail(no_such_group());
+  if (wish->group == 0 && name->empty())
+    return request.fail(Status::not_found, "no group was named: give its id or name");
+  if (!group || !(may_address(session, *group) || session.admin))
+    return request.fail(wish->group ? no_such_group(wish->group) : no_such_group(session, session.uid, *name));
   if (group->closed) return request.fail(Status::group_ended, "the group has ended already");
   bool tree_gone = (wish->flags & SHMBW_END_TREE_GONE) != 0;
   if (tree_gone && session.supervises != group)
@@ -132,7 +132,7 @@ namespace {
 
 Result<Watch*> watch_region(World& world, Session& session, const shmbw_watch& wish, std::uint32_t& state) {
   Region* region = world.find_region(wish.region.id);
-  if (!region || authority(session, *region) == 0) return std::unexpected(no_such_region());
+  if (!region || authority(session, *region) == 0) return std::unexpected(no_such_region(wish.region.id));
   if (wish.region.generation != 0 && wish.region.generation != region->generation)
     return std::unexpected(stale_region(region->id, wish.region.generation, region->generation));
   auto watch = make_watch(world, session, SHMBW_WATCH_KIND_REGION, wish.events, region->watchers);
@@ -154,7 +154,7 @@ Result<Watch*> watch_name(World& world, Session& session, const shmbw_watch& wis
     owner = group->uid;
     waited = group->text();
   } else if (owner != session.uid || group_text.empty() || group_text.starts_with('#')) {
-    return std::unexpected(no_such_group());
+    return std::unexpected(no_such_name(session, "region", owner, group_text, name));
   } else if (auto valid_group = names::check(group_text, "group name"); !valid_group) {
     return std::unexpected(valid_group.error());
   }
@@ -173,7 +173,8 @@ Result<Watch*> watch_group(World& world, Session& session, const shmbw_watch& wi
                            std::uint32_t& state) {
   std::uint32_t owner = (wish.flags & SHMBW_WATCH_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
   Group* group = wish.group ? find_group(world, wish.group) : addressed_group(world, session, owner, group_text);
-  if (!group || !may_address(session, *group)) return std::unexpected(no_such_group());
+  if (!group || !may_address(session, *group))
+    return std::unexpected(wish.group ? no_such_group(wish.group) : no_such_group(session, owner, group_text));
   auto watch = make_watch(world, session, SHMBW_WATCH_KIND_GROUP, wish.events, group->watchers);
   if (!watch) return watch;
   (*watch)->group = group;

@@ -36,15 +36,16 @@ Result<Pool*> addressed_pool(World& world, Session& session, const shmbw_pool_jo
   if (wish.pool != 0) {
     if (!group_text.empty() || !name.empty()) return error(Status::invalid, "join a pool by its id or by its name");
     Pool* pool = find_pool(world, wish.pool);
-    if (!pool || !may_address(session, *pool->group)) return std::unexpected(no_such_pool());
+    if (!pool || !may_address(session, *pool->group))
+      return std::unexpected(wire::not_found({.what = "pool", .id = wish.pool}));
     return pool;
   }
   if (auto valid = names::check(name, "pool name"); !valid) return std::unexpected(valid.error());
   const std::uint32_t owner = (wish.flags & SHMBW_POOL_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
   Group* group = addressed_group(world, session, owner, group_text);
-  if (!group) return std::unexpected(no_such_pool());
-  auto at = group->pool_names.find(name);
-  if (at == group->pool_names.end()) return std::unexpected(no_such_pool());
+  const auto at = group ? group->pool_names.find(name) : decltype(group->pool_names.end())();
+  if (!group || at == group->pool_names.end())
+    return std::unexpected(no_such_name(session, "pool", owner, group_text, name));
   return at->second;
 }
 

@@ -182,11 +182,12 @@ static bool sees_world(const Request& request, const Rendezvous& home) {
 }
 
 void list_worlds(const Request& request, const Filter& filter) {
-  Page<shmbw_world_record> page(request);
-  for (const auto& [id, home] : request.world.worlds) {
+  Page<shmbw_world_record> page(request, filter);
+  for (const auto& [id, home] : page.rows(request.world.worlds, filter.wish.region.id)) {
+    if (page.done()) break;
     if (!filter.takes(home) || !sees_world(request, home)) continue;
     page.count(0);
-    if (id <= filter.wish.cursor || !page.room(home.address.size())) continue;
+    if (!page.wants(id) || !page.room(home.address.size())) continue;
     shmbw_world_record record{};
     record.world = id;
     record.group = home.group->id;
@@ -208,14 +209,14 @@ void list_worlds(const Request& request, const Filter& filter) {
 }
 
 void list_workers(const Request& request, const Filter& filter) {
-  Page<shmbw_worker_record> page(request);
+  Page<shmbw_worker_record> page(request, filter);
   std::vector<const Worker*> rows;
   for (const auto& [id, home] : request.world.worlds) {
     if (!filter.takes(home) || !sees_world(request, home)) continue;
     for (const auto& worker : home.workers) {
       if (worker->state == SHMBW_WORKER_STATE_ABSENT) continue;
       page.count(0);
-      if (worker->serial > filter.wish.cursor) rows.push_back(worker.get());
+      if (page.wants(worker->serial)) rows.push_back(worker.get());
     }
   }
   sort_page<shmbw_worker_record>(rows);
@@ -240,13 +241,13 @@ void list_workers(const Request& request, const Filter& filter) {
 }
 
 void list_references(const Request& request, const Filter& filter) {
-  Page<shmbw_reference_record> page(request);
+  Page<shmbw_reference_record> page(request, filter);
   std::vector<const Reference*> rows;
   for (const auto& [id, home] : request.world.worlds) {
     if (!filter.takes(home) || !sees_world(request, home)) continue;
     for (const Reference& reference : home.references) {
       page.count(0);
-      if (static_cast<std::uint64_t>(reference.created) > filter.wish.cursor) rows.push_back(&reference);
+      if (page.wants(static_cast<std::uint64_t>(reference.created))) rows.push_back(&reference);
     }
   }
   sort_page<shmbw_reference_record>(rows, [](const Reference* row) { return row->created; });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // LIST and STATUS. A session sees what belongs to its uid or its group and what it holds itself; the admin socket sees
-// all. Pages go by ids that are never reused, so a table that changes between two pages loses and repeats nothing.
+// all. Pages: see page.hpp.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -24,11 +24,12 @@ bool sees(const Session& session, const Session& other) {
 }
 
 void list_regions(const Request& request, const Filter& filter) {
-  Page<shmbw_region_record> page(request);
-  for (auto& [id, region] : request.world.regions) {
+  Page<shmbw_region_record> page(request, filter);
+  for (auto& [id, region] : page.rows(request.world.regions, filter.only_region(request.world))) {
+    if (page.done()) break;
     if (!filter.takes(region) || !sees(request.session, region)) continue;
     page.count(on_gpu(region) ? 0 : region.bytes);  // the sum is of the host's memory
-    if (id <= filter.wish.cursor || page.full()) continue;
+    if (!page.wants(id)) continue;
     const Group& group = *region.group;
     std::string group_text = group.text();
     std::string_view name = region.name ? region.name->text : std::string_view();
@@ -59,11 +60,12 @@ void list_regions(const Request& request, const Filter& filter) {
 }
 
 void list_groups(const Request& request, const Filter& filter) {
-  Page<shmbw_group_record> page(request);
-  for (const auto& [id, group] : request.world.groups) {
+  Page<shmbw_group_record> page(request, filter);
+  for (const auto& [id, group] : page.rows(request.world.groups, filter.wish.group)) {
+    if (page.done()) break;
     if (!filter.takes(group) || !sees(request.session, group)) continue;
     page.count(group.account.used(Slot::bytes));
-    if (id <= filter.wish.cursor || !page.room(group.name.size())) continue;
+    if (!page.wants(id) || !page.room(group.name.size())) continue;
     shmbw_group_record record{};
     record.group = id;
     record.bytes = group.account.used(Slot::bytes);
@@ -91,14 +93,15 @@ void list_groups(const Request& request, const Filter& filter) {
 }
 
 void list_sessions(const Request& request, const Filter& filter) {
-  Page<shmbw_session_record> page(request);
-  for (const auto& [id, session] : request.world.sessions) {
+  Page<shmbw_session_record> page(request, filter);
+  for (const auto& [id, session] : page.rows(request.world.sessions)) {
+    if (page.done()) break;
     if (!session.greeted() || !sees(request.session, session) || !filter.takes_owner(session.uid)) continue;
     if (filter.by_group() && !(session.group && filter.takes(*session.group)) &&
         !(session.supervises && filter.takes(*session.supervises)))
       continue;
     page.count(0);
-    if (id <= filter.wish.cursor || !page.room(session.library.size())) continue;
+    if (!page.wants(id) || !page.room(session.library.size())) continue;
     shmbw_session_record record{};
     record.session = id;
     record.group = session.group ? session.group->id : (session.supervises ? session.supervises->id : 0);
@@ -117,15 +120,20 @@ void list_sessions(const Request& request, const Filter& filter) {
 }
 
 void list_leases(const Request& request, const Filter& filter) {
-  Page<shmbw_lease_record> page(request);
+  Page<shmbw_lease_record> page(request, filter);
   std::vector<const Lease*> rows;
-  for (const auto& [id, session] : request.world.sessions)
-    for (const auto& [region_id, lease] : session.leases) {
-      if (!filter.takes(*lease.region)) continue;
-      if (!sees(request.session, session) && !sees(request.session, *lease.region->group)) continue;
-      page.count(0);
-      if (lease.serial > filter.wish.cursor) rows.push_back(&lease);
-    }
+  const auto offer = [&](const Lease& lease) {
+    if (!filter.takes(*lease.region)) return;
+    if (!sees(request.session, *lease.session) && !sees(request.session, *lease.region->group)) return;
+    page.count(0);
+    if (page.wants(lease.serial)) rows.push_back(&lease);
+  };
+  if (const std::uint64_t only = filter.only_region(request.world); only != 0) {
+    if (const Region* region = request.world.find_region(only)) region->leases.each(offer);
+  } else {
+    for (const auto& [id, session] : request.world.sessions)
+      for (const auto& [region_id, lease] : session.leases) offer(lease);
+  }
   sort_page<shmbw_lease_record>(rows);
   for (const Lease* lease : rows) {
     if (!page.room(0)) break;
@@ -145,13 +153,13 @@ void list_leases(const Request& request, const Filter& filter) {
 }
 
 void list_tickets(const Request& request, const Filter& filter) {
-  Page<shmbw_ticket_record> page(request);
+  Page<shmbw_ticket_record> page(request, filter);
   std::vector<const Ticket*> rows;
   for (const auto& [secret, ticket] : request.world.tickets) {
     if (!filter.takes(*ticket.region)) continue;
     if (ticket.maker_uid != request.session.uid && !sees(request.session, *ticket.region->group)) continue;
     page.count(0);
-    if (ticket.serial > filter.wish.cursor) rows.push_back(&ticket);
+    if (page.wants(ticket.serial)) rows.push_back(&ticket);
   }
   sort_page<shmbw_ticket_record>(rows);
   for (const Ticket* ticket : rows) {
@@ -163,13 +171,13 @@ void list_tickets(const Request& request, const Filter& filter) {
 }
 
 void list_uids(const Request& request, const Filter& filter) {
-  Page<shmbw_uid_record> page(request);
+  Page<shmbw_uid_record> page(request, filter);
   for (const auto& [uid, books] : request.world.uids) {
     if ((!request.session.admin && uid != request.session.uid) || !filter.takes_owner(uid)) continue;
     const Account& account = books.account;
     page.count(account.used(Slot::bytes));
     std::uint64_t key = std::uint64_t{uid} + 1;  // uid 0 is one, cursor 0 is none
-    if (key <= filter.wish.cursor || !page.room(0)) continue;
+    if (!page.wants(key) || !page.room(0)) continue;
     auto used = [&](Slot slot) { return static_cast<std::uint32_t>(account.used(slot)); };
     page.add(key, shmbw_uid_record{account.used(Slot::bytes), account.effective_limit(Slot::bytes), uid,
                                    used(Slot::sessions), used(Slot::groups), used(Slot::regions), used(Slot::leases),
@@ -223,14 +231,16 @@ bool in_use(const pool::LaneEntry& lane) {
 }
 
 void list_pools(const Request& request, const Filter& filter) {
-  Page<shmbw_pool_record> page(request);
+  Page<shmbw_pool_record> page(request, filter);
   Budget budget;
-  for (auto& [id, pool] : request.world.pools) {
+  for (auto& [id, pool] : page.rows(request.world.pools, filter.wish.region.id)) {
+    if (page.done()) break;
     if (!filter.takes(pool) || !sees(request.session, pool)) continue;
     const std::uint64_t bytes = pool.bytes();
     page.count(bytes);
+    if (!page.wants(id)) continue;
     const std::string group = pool.group->text();
-    if (id <= filter.wish.cursor || !page.room(group.size() + pool.name.size())) continue;
+    if (!page.room(group.size() + pool.name.size())) continue;
     shmbw_pool_record record{};
     record.pool = id;
     record.group = pool.group->id;
@@ -295,14 +305,14 @@ struct QueueRow {
 };
 
 void list_queues(const Request& request, const Filter& filter) {
-  Page<shmbw_queue_record> page(request);
+  Page<shmbw_queue_record> page(request, filter);
   std::vector<QueueRow> all;
   for (auto& [id, pool] : request.world.pools) {
     if (!filter.takes(pool) || !sees(request.session, pool)) continue;
     for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
       if (!queue_in_use(pool, i)) continue;
       page.count(0);
-      if (pool.queues[i].serial > filter.wish.cursor) all.push_back({pool.queues[i].serial, &pool, i});
+      if (page.wants(pool.queues[i].serial)) all.push_back({pool.queues[i].serial, &pool, i});
     }
   }
   std::ranges::sort(all, std::less<>(), &QueueRow::serial);
@@ -339,7 +349,7 @@ void list_queues(const Request& request, const Filter& filter) {
 }
 
 void list_participants(const Request& request, const Filter& filter) {
-  Page<shmbw_participant_record> page(request);
+  Page<shmbw_participant_record> page(request, filter);
   std::vector<QueueRow> all;
   for (auto& [id, pool] : request.world.pools) {
     if (!filter.takes(pool) || !sees(request.session, pool)) continue;
@@ -347,7 +357,7 @@ void list_participants(const Request& request, const Filter& filter) {
       const Participant& who = pool.participants[i];
       if (who.state == pool::ParticipantState::free) continue;
       page.count(0);
-      if (who.serial > filter.wish.cursor) all.push_back({who.serial, &pool, i});
+      if (page.wants(who.serial)) all.push_back({who.serial, &pool, i});
     }
   }
   std::ranges::sort(all, std::less<>(), &QueueRow::serial);
@@ -387,15 +397,17 @@ void list_participants(const Request& request, const Filter& filter) {
 }
 
 void list_gpu_regions(const Request& request, const Filter& filter) {
-  Page<shmbw_gpu_record> page(request);
-  for (auto& [id, region] : request.world.regions) {
+  Page<shmbw_gpu_record> page(request, filter);
+  for (auto& [id, region] : page.rows(request.world.regions, filter.only_region(request.world))) {
+    if (page.done()) break;
     if (!region.gpu || !region.live() || !filter.takes(region) || !sees(request.session, region)) continue;
     const GpuMemory& gpu = *region.gpu;
     page.count(gpu.on_gpu() ? region.bytes : 0);
     const Group& group = *region.group;
+    if (!page.wants(id)) continue;
     const std::string group_text = group.text();
     const std::string_view name = region.name ? region.name->text : std::string_view();
-    if (id <= filter.wish.cursor || !page.room(group_text.size() + name.size())) continue;
+    if (!page.room(group_text.size() + name.size())) continue;
     shmbw_gpu_record record{};
     record.region = region.ref();
     record.bytes = region.bytes;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <memory_resource>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include "daemon/lease.hpp"
 #include "daemon/link.hpp"
 #include "daemon/list.hpp"
+#include "daemon/listing.hpp"
 #include "daemon/sealer.hpp"
 #include "daemon/secret.hpp"
 #include "daemon/watch.hpp"
@@ -68,6 +70,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   std::pmr::map<std::uint64_t, std::uint8_t> pools;  // its index in each pool it has joined, by pool id
   Worker* worker = nullptr;                          // its role in a world, or none
   std::vector<GpuDevice> gpu_devices;                // that it has named
+  std::unique_ptr<ListUnderWay> listing;             // whose last page is still to come
   std::pmr::vector<AwaitedSeals> awaited;            // by the request in service
   bool held = false;                                 // that one has been held back
   std::uint64_t sequence = 0;                        // of the last event

@@ -13,7 +13,7 @@ namespace shmb::daemon {
 Result<Target> target_by_id(World& world, Session& session, const shmbw_region_ref& ref) {
   Region* region = world.find_region(ref.id);
   std::uint32_t may = region ? authority(session, *region) : 0;
-  if (may == 0) return std::unexpected(no_such_region());
+  if (may == 0) return std::unexpected(no_such_region(ref.id));
   if (ref.generation != 0 && ref.generation != region->generation)
     return std::unexpected(stale_region(ref.id, ref.generation, region->generation));
   return Target{region, may, nullptr};
@@ -23,7 +23,7 @@ static Result<Target> target_by_name(World& world, Session& session, const Namin
   if (auto valid = names::check(naming.name, "region name"); !valid) return std::unexpected(valid.error());
   Group* group = addressed_group(world, session, naming.owner_uid, naming.group);
   Region* region = group ? group->names.find(naming.name) : nullptr;
-  if (!region) return std::unexpected(no_such_name());
+  if (!region) return std::unexpected(no_such_name(session, "region", naming.owner_uid, naming.group, naming.name));
   return Target{region, SHMBW_RIGHT_KNOWN, nullptr};
 }
 

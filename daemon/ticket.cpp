@@ -46,7 +46,7 @@ void move_tickets(Session& from, Session& heir) {
   while (Ticket* ticket = from.tickets.first()) {
     from.tickets.remove(*ticket);
     end_with_session(heir, *ticket);
-    ticket->maker = heir.id;
+    if (ticket->maker == from.id) ticket->maker = heir.id;
   }
 }
 
@@ -72,7 +72,8 @@ void destroy_ticket(World& world, Ticket& ticket) {
 }
 
 bool may_revoke(const Session& session, const Ticket& ticket) {
-  return session.id == ticket.maker || (session.group && session.group->id == ticket.maker_group);
+  return session.id == ticket.maker || ticket.with == &session ||
+         (session.group && session.group->id == ticket.maker_group);
 }
 
 void Ticket::on_timer(std::int64_t) { destroy_ticket(world, *this); }

@@ -211,7 +211,7 @@ def requests():
                  cut=(12, 1), flags=2)
     plain_family("publish", 6, "request", "publish", {"region": KV}, {}, cut=(12, 1))
     plain_family("ticket_create", 7, "request", "ticket_create",
-                 {"region": KV, "rights": 1, "uses": 3, "lifetime": 60 * 10**9, "flags": 1}, {}, cut=(20, 2))
+                 {"region": KV, "rights": 1, "uses": 3, "lifetime": 60 * 10**9, "flags": 1, "session": 9}, {}, cut=(20, 2))
     batch_family("inherit", 8, "request", "inherit", [({"region": KV, "rights": 3, "count": 2}, {}, None), ({"region": WEIGHTS}, {}, None)],
                  cut=(12, 1))
     plain_family("group_create", 9, "request", "group_create",

@@ -167,6 +167,28 @@ Error limit_refusal(const Shortage& shortage, std::string_view whose, std::strin
   return refusal;
 }
 
+Error not_found(const Sought& sought) {
+  const auto in_group = [&](std::string_view group) {
+    return quoted((sought.owner_uid ? std::to_string(*sought.owner_uid) + ":" : "") + std::string(group));
+  };
+  std::string sentence = "no " + std::string(sought.what) + " ";
+  std::string where;
+  if (sought.what == "group") {
+    sentence += sought.name.empty() ? "#" + std::to_string(sought.id) : in_group(sought.name);
+    where = " --groups";
+  } else if (sought.name.empty()) {
+    sentence += std::to_string(sought.id);
+    if (sought.generation != 0) sentence += " of generation " + std::to_string(sought.generation);
+  } else {
+    sentence += quoted(sought.name);
+    sentence += sought.group.empty() ? " in the session's own group, which is not there yet"
+                                     : " in group " + in_group(sought.group);
+    if (!sought.group.empty()) where = " --group " + in_group(sought.group);
+  }
+  sentence += ", or not for this caller; `shmbroker list" + where + "` shows what there is";
+  return Error{Status::not_found, 0, {}, std::move(sentence)};
+}
+
 shmbw_refusal to_wire(const Error& error) {
   shmbw_refusal refusal{};
   refusal.slot = error.shortage.slot;

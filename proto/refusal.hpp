@@ -2,7 +2,9 @@
 // How a refusal looks: the broker writes the sentence once, beside the numbers, and every language prints the same.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/result.hpp"
 #include "proto/codec.hpp"
@@ -17,6 +19,19 @@ inline constexpr std::size_t kMaxSentence = 400;  // bytes on the wire; longer o
 // descriptors no_descriptors.
 Error limit_refusal(const Shortage& shortage, std::string_view whose, std::string_view remedy,
                     std::string_view holders = {});
+
+// What was looked for, in the words of who asked. The answer is made of nothing else, so that what is not there and
+// what is not for the asker look the same, byte for byte.
+struct Sought {
+  std::string_view what = "region";  // "pool", "group"
+  std::string_view name = {};        // empty: it was asked for by its number
+  std::uint64_t id = 0;
+  std::uint32_t generation = 0;  // of a region; 0: any
+  std::string_view group = {};   // where the name was looked for; empty: the asker has none of its own yet
+  std::optional<std::uint32_t> owner_uid = {};  // of the group, where one was given
+};
+// "no region 'kv' in group 'train', or not for this caller; `shmbroker list --group 'train'` shows what there is"
+Error not_found(const Sought& sought);
 
 shmbw_refusal to_wire(const Error& error);
 Error from_wire(Status status, const shmbw_refusal& refusal, std::string_view sentence);

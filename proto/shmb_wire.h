@@ -647,6 +647,7 @@ struct shmbw_ticket_create {
   int64_t lifetime; /* nanoseconds; 0: 10 minutes */
   uint32_t flags; /* ticket_create flags: with_session (it ends with the session that made it, or that session's process, at the latest) */
   uint32_t reserved; /* zero */
+  uint64_t session; /* with_session: another session of the maker's user whose end is meant; 0: the maker */
 };
 
 struct shmbw_ticket_create_reply {
@@ -1665,13 +1666,14 @@ SHMBW_CHECK(sizeof(struct shmbw_publish_reply) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_publish_reply, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_publish_reply, rights) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_publish_reply, reserved) == 20);
-SHMBW_CHECK(sizeof(struct shmbw_ticket_create) == 40);
+SHMBW_CHECK(sizeof(struct shmbw_ticket_create) == 48);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, rights) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, uses) == 20);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, lifetime) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, flags) == 32);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create, reserved) == 36);
+SHMBW_CHECK(offsetof(struct shmbw_ticket_create, session) == 40);
 SHMBW_CHECK(sizeof(struct shmbw_ticket_create_reply) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create_reply, ticket) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_create_reply, expires) == 16);

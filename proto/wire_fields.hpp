@@ -164,6 +164,7 @@ template <class F> constexpr void visit_fields(shmbw_ticket_create& s, F&& f) {
   f("lifetime", s.lifetime);
   f("flags", s.flags);
   f("reserved", s.reserved);
+  f("session", s.session);
 }
 constexpr bool reserved_zero(const shmbw_ticket_create_reply&) { return true; }
 template <class F> constexpr void visit_fields(shmbw_ticket_create_reply& s, F&& f) {

@@ -66,7 +66,7 @@ Result<std::int64_t> call_timeout(std::int64_t timeout) {
   return timeout;
 }
 
-Result<Payload> payload_of(const shmb_payload* given) {
+Result<Payload> payload_of(Agent& agent, const shmb_payload* given) {
   Payload out;
   if (given == nullptr) return out;
   if (given->data == nullptr && given->length != 0)
@@ -76,7 +76,14 @@ Result<Payload> payload_of(const shmb_payload* given) {
   for (std::size_t i = 0; i < given->region_count; ++i) {
     auto region = region_of(given->regions[i]);
     if (!region) return std::unexpected(region.error());
-    out.regions.push_back(*region);
+    if (&(*region)->session() == agent.session().get()) {
+      out.regions.push_back(*region);
+      continue;
+    }
+    auto leased = agent.lease(**region);
+    if (!leased) return std::unexpected(leased.error());
+    out.regions.push_back(leased->get());
+    out.leased.push_back(std::move(*leased));
   }
   for (std::size_t i = 0; i < given->reference_count; ++i) {
     if (given->references[i] == nullptr) return shmb::error(Status::invalid, "a reference of a payload is NULL");
@@ -132,7 +139,7 @@ Result<Called> called_with(Agent& agent, std::int32_t to, const char* function, 
   if (auto fine = call_timeout(timeout); !fine) return std::unexpected(fine.error());
   auto rank = rank_of(agent, to);
   if (!rank) return std::unexpected(rank.error());
-  auto what = payload_of(payload);
+  auto what = payload_of(agent, payload);
   if (!what) return std::unexpected(what.error());
   return Called{*rank, std::move(*what), (flags & SHMB_CALL_ON_OBJECT) != 0};
 }
@@ -175,7 +182,7 @@ uint64_t shmb_content_length(const shmb_content* content) noexcept {
   return content == nullptr ? 0 : content->it->view().size();
 }
 uint32_t shmb_content_mapped(const shmb_content* content) noexcept {
-  return content != nullptr && content->it->bytes ? 1 : 0;
+  return content != nullptr && (content->it->bytes || content->it->slot) ? 1 : 0;
 }
 size_t shmb_content_regions(const shmb_content* content) noexcept {
   return content == nullptr ? 0 : content->it->regions.size();
@@ -450,7 +457,7 @@ void* shmb_request_object(const shmb_request* request) noexcept {
 
 int shmb_request_answer(shmb_request* request, const shmb_payload* payload, shmb_error* error) noexcept {
   return answered(request, error, [&](Agent& agent, std::unique_ptr<Request> spent) -> Result<void> {
-    auto what = payload_of(payload);
+    auto what = payload_of(agent, payload);
     if (what) return agent.answer(std::move(spent), *what);
     (void)agent.fail(std::move(spent), failure_of(what.error()));
     return std::unexpected(what.error());

@@ -123,6 +123,22 @@ char* allocated(std::string_view bytes) {
   return out;
 }
 
+// With the parent's session, so that neither the rank's end nor the parent's leaves a region that nobody can get at.
+Result<client::Region::Ticket> lend_to_parent(client::Region& region, const RankFacts& facts, std::uint32_t rights,
+                                              std::uint32_t uses, std::int64_t lifetime, Deadline deadline) {
+  constexpr std::int64_t kLong = 7LL * 24 * 3600 * 1'000'000'000;
+  const bool met = facts.parent_session != 0 && facts.parent_epoch == region.session().epoch();
+  if (!met) return region.make_ticket(rights, uses, lifetime, deadline);
+  if (auto told = announce_lent(); !told) return std::unexpected(told.error());
+  const auto made = [&](std::int64_t life) {
+    return region.make_ticket(rights, uses, life, deadline, SHMBW_TICKET_CREATE_WITH_SESSION, facts.parent_session);
+  };
+  auto ticket = made(lifetime == 0 ? kLong : lifetime);
+  if (!ticket && lifetime == 0 && ticket.error().shortage.slot == SHMBW_SLOT_LIFETIME)  // the administrator's
+    return made(static_cast<std::int64_t>(ticket.error().shortage.limit));
+  return ticket;
+}
+
 Result<void> give(Result<std::string> answer, void** data, std::uint64_t* length) {
   if (!answer) return std::unexpected(answer.error());
   if (data != nullptr) *data = allocated(*answer);
@@ -161,7 +177,7 @@ std::string failure_text(const shmb_failure& c) {
 
 const Verdict* verdict_of(shmb_processes* processes) {
   if (processes == nullptr) return nullptr;
-  auto joined = processes->it->join(Deadline::now(), -1, -1);
+  auto joined = processes->it->join(Deadline::now());
   return joined ? *joined : nullptr;
 }
 
@@ -193,7 +209,7 @@ int shmb_processes_join(shmb_processes* processes, int64_t wait_ns, int64_t volu
   return guarded(error, [&]() -> Result<void> {
     auto it = processes_of(processes);
     if (!it) return std::unexpected(it.error());
-    auto verdict = (*it)->join(Deadline::after(wait_ns, client::kForever), voluntary_ns, -1);
+    auto verdict = (*it)->join(Deadline::after(wait_ns, client::kForever), voluntary_ns);
     if (!verdict) return std::unexpected(verdict.error());
     if (state != nullptr)
       *state = *verdict == nullptr            ? SHMB_PROCESSES_RUNNING
@@ -215,7 +231,7 @@ int shmb_processes_end(shmb_processes* processes, uint32_t at_once, shmb_error* 
 void shmb_processes_free(shmb_processes* processes) noexcept {
   if (processes == nullptr) return;
   (void)guarded(nullptr, [&]() -> Result<void> {
-    if (!processes->daemon) (void)processes->it->join(Deadline::after(client::kForever), -1, -1);
+    if (!processes->daemon) (void)processes->it->join(Deadline::after(client::kForever));
     delete processes;
     return {};
   });
@@ -246,6 +262,18 @@ int shmb_processes_result(shmb_processes* processes, int32_t local_rank, const v
     const std::string& result = verdict->results[static_cast<std::size_t>(local_rank)];
     if (data != nullptr) *data = result.data();
     if (length != nullptr) *length = result.size();
+    return {};
+  });
+}
+
+int shmb_processes_session(shmb_processes* processes, shmb_session** session, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = processes_of(processes);
+    if (!it) return std::unexpected(it.error());
+    if (session == nullptr) return shmb::error(Status::invalid, "no place for the session was given");
+    auto found = (*it)->session();
+    if (!found) return shmb::error(Status::not_found, "these ranks have given nothing that is at a broker");
+    *session = new shmb_session{std::move(found)};
     return {};
   });
 }
@@ -320,6 +348,22 @@ int shmb_rank_enter(void (*preload)(void), shmb_rank_info* info, shmb_error* err
 
 int shmb_rank_finish(const void* result, uint64_t length, shmb_error* error) noexcept {
   return guarded(error, [&] { return finish_rank(view(result, length)); });
+}
+
+int shmb_rank_lend(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns, int64_t timeout_ns,
+                   uint8_t ticket[16], int64_t* expires_ns, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto facts = enter_rank(nullptr);
+    if (!facts) return std::unexpected(facts.error());
+    auto known = region_of(region);
+    if (!known) return std::unexpected(known.error());
+    if (ticket == nullptr) return shmb::error(Status::invalid, "no place for the ticket was given");
+    auto made = lend_to_parent(**known, **facts, rights, uses, lifetime_ns, Deadline::after(timeout_ns));
+    if (!made) return std::unexpected(made.error());
+    std::ranges::copy(made->token.bytes, ticket);
+    if (expires_ns != nullptr) *expires_ns = made->expires;
+    return {};
+  });
 }
 
 int shmb_rank_raise(const char* type, const char* text, const char* trace, shmb_error* error) noexcept {

@@ -21,6 +21,7 @@ enum class Op : std::uint16_t {
   forked,     // of the zygote: pids by local rank
   failed,     // of the zygote: a sentence
   cancel,     // the request of that tag is not waited for any more
+  lent,       // a ticket that ends with the parent's session is about to be made
   // Requests; each is answered once.
   barrier = 16,
   broadcast,

@@ -388,13 +388,12 @@ class Overseer {
     bool closed = false;
     while (auto order = hear<Order>(socket, closed)) {
       if (order->voluntary >= 0) voluntary_ = order->voluntary;
-      if (order->grace >= 0) grace_ = order->grace;
       if (order->signal == 0) continue;
       if (!ends_the_tree(order->signal) && order->signal != SIGKILL) {
         forward(order->signal);
         continue;
       }
-      end_tree(order->signal, order->at_once ? 0 : grace_);
+      end_tree(order->signal, order->at_once ? 0 : plan_.grace);
       if (order->at_once) tree_.hurry();
     }
     if (!closed) return;
@@ -410,12 +409,12 @@ class Overseer {
       lost_.time = sys::now_monotonic();
     }
     guard_gone_ = true;
-    end_tree(SIGTERM, std::min(grace_, kGrace));
+    end_tree(SIGTERM, std::min(plan_.grace, kGrace));
   }
 
   void parent_went() {
     parent_gone_ = true;
-    end_tree(SIGTERM, std::min(grace_, kGrace));
+    end_tree(SIGTERM, std::min(plan_.grace, kGrace));
   }
 
   void forward(int signal) {
@@ -427,7 +426,7 @@ class Overseer {
   void handle_signals() {
     while (auto signal = signals_.next()) {
       if (signal->number == SIGCHLD || signal->from_terminal) continue;
-      if (ends_the_tree(signal->number)) end_tree(signal->number, grace_);
+      if (ends_the_tree(signal->number)) end_tree(signal->number, plan_.grace);
       else forward(signal->number);
     }
   }
@@ -473,6 +472,9 @@ class Overseer {
       case Op::finished:
         rank.finished = true;
         rank.result = std::move(frame.payload);
+        return;
+      case Op::lent:
+        lent_ = true;
         return;
       case Op::raised:
         if (rank.raised) return;
@@ -563,6 +565,8 @@ class Overseer {
   void take_deaths() {
     if (failures_) hear_failures();  // written before the death that it explains
     note_order();
+    // What the parent said before a death counts for it.
+    if (!deaths_.empty() && !parent_gone_ && parent_.socket >= 0) obey(parent_.socket, parent_gone_);
     while (!deaths_.empty()) {
       Rank& rank = ranks_[static_cast<std::size_t>(deaths_.front())];
       if (!rank.reaped) return;  // the next pass of wait(2) has it
@@ -623,7 +627,7 @@ class Overseer {
     failures_found_.push_back(std::move(failure));
     if (!cause || tree_.ending() || end_at_ || ended_ == ranks_.size()) return;
     if (voluntary_ > 0) end_at_ = from_now(voluntary_);
-    else end_tree(SIGTERM, grace_);
+    else end_tree(SIGTERM, plan_.grace);
   }
 
   int first_status() const {
@@ -643,6 +647,7 @@ class Overseer {
       for (const Failure& one : failures_found_)
         if (one.ended_by_us == by_us) verdict.failures.push_back(one);
     for (Rank& rank : ranks_) verdict.results.push_back(std::move(rank.result));
+    verdict.lent = lent_;
     return verdict;
   }
 
@@ -677,8 +682,9 @@ class Overseer {
   Error why_;
   std::size_t ended_ = 0;
   int exit_status_ = 0;
-  bool looked_ = false, guard_gone_ = false, parent_gone_ = false, cannot_start_ = false, started_ = false;
-  std::int64_t voluntary_ = plan_.voluntary, grace_ = plan_.grace;
+  bool looked_ = false, guard_gone_ = false, parent_gone_ = false, cannot_start_ = false, started_ = false,
+       lent_ = false;
+  std::int64_t voluntary_ = plan_.voluntary;
   std::optional<std::int64_t> end_at_, start_deadline_;
 };
 

@@ -17,6 +17,7 @@ std::string Plan::encode() const {
   out.text(directory).text(function).text(arguments).text(master_address).number(master_port);
   out.number(voluntary).number(grace).number(start_timeout).number(kill_rest.value_or(-1));
   out.number(stdio).text(stdio_path).text(socket).text(group_name).number(group_limit).number(parent);
+  out.number(parent_epoch).number(parent_session);
   return out.take();
 }
 
@@ -51,6 +52,8 @@ Result<Plan> Plan::decode(std::string_view bytes) {
   plan.group_name = in.text();
   plan.group_limit = in.number<std::uint64_t>();
   plan.parent = in.number<pid_t>();
+  plan.parent_epoch = in.number<std::uint64_t>();
+  plan.parent_session = in.number<std::uint64_t>();
   if (!in.done()) return error(Status::invalid, "the plan is of another version of the library");
   if (auto checked = check(plan); !checked) return std::unexpected(checked.error());
   return plan;

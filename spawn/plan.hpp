@@ -47,6 +47,8 @@ struct Plan {
   std::string socket, group_name;
   std::uint64_t group_limit = 0;
   pid_t parent = 0;  // whose end ends the tree; 0: nobody's
+  // Its session at the broker, with which what the ranks give it ends; 0: none.
+  std::uint64_t parent_epoch = 0, parent_session = 0;
 
   // Fork alone, and never in bytes: runs in the child, gives its exit status.
   int (*entry)(void*) = nullptr;

@@ -22,7 +22,6 @@ struct Order {
   int signal = 0;
   int at_once = 0;              // SIGKILL, no grace
   std::int64_t voluntary = -1;  // from now on the time for the others after a first failure, before the signal
-  std::int64_t grace = -1;      // and between signal and SIGKILL
 };
 
 // Supervisor to guard.

@@ -17,6 +17,7 @@
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
+#include "client/connect.hpp"
 #include "client/launch.hpp"
 #include "spawn/process_pair.hpp"
 #include "spawn/spawner.hpp"
@@ -111,11 +112,26 @@ Result<void> Processes::fork_guard(const Plan& plan) {
   return {};
 }
 
+Result<void> Processes::meet_broker(Plan& plan, client::Deadline deadline) {
+  if (!plan.group || plan.method == Method::command) return {};  // commands return nothing
+  client::ConnectOptions options;
+  options.socket = plan.socket;
+  options.no_group = true;
+  options.timeout = deadline.left();
+  auto session = client::connect(options);
+  if (!session) return std::unexpected(session.error());
+  session_ = std::move(*session);
+  plan.parent_epoch = session_->facts().epoch;
+  plan.parent_session = session_->facts().session;
+  return {};
+}
+
 Result<std::unique_ptr<Processes>> Processes::start(Plan plan, client::Deadline deadline) {
   plan.parent = ::getpid();
   if (auto possible = check(plan); !possible) return std::unexpected(possible.error());
   std::unique_ptr<Processes> made(new Processes);
   made->owner_ = ::getpid();
+  if (auto met = made->meet_broker(plan, deadline); !met) return std::unexpected(met.error());
   auto begun = plan.method == Method::fork ? made->fork_guard(plan) : made->start_guard(plan);
   if (!begun) return std::unexpected(begun.error());
   if (auto pidfd = sys::pidfd_open(made->guard_)) made->guard_pidfd_ = std::move(*pidfd);
@@ -202,10 +218,10 @@ void Processes::signal_guard(int signal) const {
 void Processes::abandon() {
   end(true);
   signal_guard(SIGCONT);
-  auto ended = join(client::Deadline::after(kAbandon), -1, -1);
+  auto ended = join(client::Deadline::after(kAbandon));
   if (ended && *ended != nullptr) return;
   signal_guard(SIGKILL);  // which the supervisor, if there is one, sees and ends the rest
-  ended = join(client::Deadline::after(kAbandon), -1, -1);
+  ended = join(client::Deadline::after(kAbandon));
   std::lock_guard lock(mutex_);
   if (done_) return;
   verdict_ = nobody_left();
@@ -220,15 +236,12 @@ void Processes::reap() {
   else (void)sys::wait_pid(guard_, true, false);
 }
 
-Result<const Verdict*> Processes::join(client::Deadline deadline, std::int64_t voluntary, std::int64_t grace) {
+Result<const Verdict*> Processes::join(client::Deadline deadline, std::int64_t voluntary) {
   if (owner_ != ::getpid()) return error(Status::forked, "a forked child cannot wait for the ranks of its parent");
-  if (voluntary >= 0 || grace >= 0) {
+  if (voluntary >= 0) {
     std::lock_guard lock(mutex_);
-    const bool news = voluntary != told_voluntary_ || grace != told_grace_;
-    if (!done_ && news && tell(socket_.get(), Order{0, 0, voluntary, grace})) {
+    if (!done_ && voluntary != told_voluntary_ && tell(socket_.get(), Order{0, 0, voluntary}))
       told_voluntary_ = voluntary;
-      told_grace_ = grace;
-    }
   }
   for (;;) {
     {
@@ -239,12 +252,18 @@ Result<const Verdict*> Processes::join(client::Deadline deadline, std::int64_t v
         if (!verdict_) verdict_ = nobody_left();
         reap();
         done_ = true;
+        if (!verdict_->lent) session_.reset();
         return &*verdict_;
       }
     }
     if (deadline.passed()) return nullptr;
     if (auto ready = wait(deadline); !ready) return std::unexpected(ready.error());
   }
+}
+
+std::shared_ptr<client::Session> Processes::session() {
+  const std::lock_guard lock(mutex_);
+  return session_;
 }
 
 void Processes::end(bool at_once) {
@@ -260,7 +279,7 @@ Processes::~Processes() {
     end(false);
     // A supervisor that somebody has stopped would not hear it: the guard wakes it.
     if (guard_pidfd_) (void)sys::pidfd_signal(guard_pidfd_.get(), SIGTERM);
-    (void)join(client::Deadline::after(client::kForever), -1, -1);
+    (void)join(client::Deadline::after(client::kForever));
   }
   reap();
 }

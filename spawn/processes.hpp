@@ -10,6 +10,7 @@
 
 #include "base/fd.hpp"
 #include "client/deadline.hpp"
+#include "client/session.hpp"
 #include "spawn/plan.hpp"
 #include "spawn/verdict.hpp"
 
@@ -25,16 +26,20 @@ class Processes {
   Processes& operator=(const Processes&) = delete;
 
   // What became of the ranks, for ever the same, or nothing where some still run at the deadline. When it returns
-  // something no process of the tree is left. `voluntary`, `grace`: for a first failure from now on; below 0: as
-  // before.
-  Result<const Verdict*> join(client::Deadline deadline, std::int64_t voluntary, std::int64_t grace);
+  // something no process of the tree is left. `voluntary`: for a first failure from now on; below 0: as before.
+  Result<const Verdict*> join(client::Deadline deadline, std::int64_t voluntary = -1);
   void end(bool at_once);
   const std::vector<pid_t>& pids() const { return pids_; }
+  // The one that the ranks' tickets for this process end with; after their end only where they made some.
+  std::shared_ptr<client::Session> session();
 
  private:
   Processes() = default;
   Result<void> start_guard(const Plan& plan);
   Result<void> fork_guard(const Plan& plan);
+  // Regions that ranks return are held for this process from before the ranks' end until it takes them. Their tickets
+  // end with a session of it, so that they go with it at whatever moment it is killed, and with this object.
+  Result<void> meet_broker(Plan& plan, client::Deadline deadline);
   // Takes what has come. False: end of file.
   bool listen();
   // The same; true: nothing more will come. The end of the socket alone would not do: a child that another thread of
@@ -47,12 +52,13 @@ class Processes {
   void signal_guard(int signal) const;
   void reap();
 
+  std::shared_ptr<client::Session> session_;
   std::mutex mutex_;
   Fd socket_;
   pid_t guard_ = -1, owner_ = 0;
   Fd guard_pidfd_;                        // until the destructor: other threads wait for it
   std::optional<client::Deadline> last_;  // the guard is gone: until then the supervisor may tell
-  std::int64_t told_voluntary_ = -1, told_grace_ = -1;
+  std::int64_t told_voluntary_ = -1;
   bool started_ = false, reaped_ = false, done_ = false;
   std::vector<pid_t> pids_;
   std::optional<Verdict> verdict_;

@@ -153,6 +153,8 @@ Result<void> take_orders(State& it, std::string payload) {
   it.facts.shard = in.number<std::int32_t>();
   it.facts.function = in.text();
   it.facts.arguments = in.text();
+  it.facts.parent_epoch = in.number<std::uint64_t>();
+  it.facts.parent_session = in.number<std::uint64_t>();
   if (!in.done()) return error(Status::protocol, "the supervisor is of another version of the library");
   return {};
 }
@@ -340,6 +342,8 @@ void become_forked_rank(Fd control, std::string begin_payload) {
   own(it);
   if (take_orders(it, std::move(begin_payload))) (void)say_hello(it);
 }
+
+Result<void> announce_lent() { return say(Op::lent, {}); }
 
 Result<void> finish_rank(std::string_view result) {
   if (result.size() > kMostText)

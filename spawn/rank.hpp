@@ -19,6 +19,7 @@ inline constexpr std::int64_t kRankDeadline = 300'000'000'000;  // of requests t
 struct RankFacts {
   std::int32_t rank = 0, local_rank = 0, world_size = 1, local_world_size = 1, shard = 0;
   std::string function, arguments;
+  std::uint64_t parent_epoch = 0, parent_session = 0;  // of Plan
 };
 
 // Whether this process is a rank, by its environment; in the fork server it runs `preload` and does not return but in
@@ -27,6 +28,7 @@ Result<const RankFacts*> enter_rank(void (*preload)());
 // Whether a supervisor waits for this process to enter: a rank, or the fork server, whose main has not done so.
 bool awaited_as_rank();
 // Says that the function is about to run: what happens from now on is its own failure.
+Result<void> announce_lent();
 Result<void> finish_rank(std::string_view result);
 Result<void> raise_in_rank(std::string_view type, std::string_view text, std::string_view trace);
 // The answer's payload.

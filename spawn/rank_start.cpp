@@ -169,7 +169,8 @@ Sys<RankEnds> prepare_rank(const Plan& plan, Rank& rank, Role role) {
 std::string begin_payload(const Plan& plan, std::int32_t local) {
   Packer out;
   out.number(plan.rank(local)).number(local).number(plan.world()).number(plan.nprocs).number(plan.shard);
-  return out.text(plan.function).text(plan.arguments).take();
+  out.text(plan.function).text(plan.arguments);
+  return out.number(plan.parent_epoch).number(plan.parent_session).take();
 }
 
 void set_rank_variables(const Plan& plan, std::int32_t local, std::uint16_t master_port) {

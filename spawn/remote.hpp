@@ -19,6 +19,16 @@ namespace shmbroker::remote {
 
 // ---------------------------------------------------------------- futures
 
+namespace detail {
+
+// How long a wait takes at most. What has a limit of its own needs none here.
+inline std::int64_t limit_of(World& world, Timeout timeout, bool has_limit) {
+  if (timeout.nanoseconds() != SHMB_DEFAULT_TIMEOUT) return timeout.nanoseconds();
+  return has_limit ? SHMB_FOREVER : shmb_remote_get_timeout(world.c());
+}
+
+}  // namespace detail
+
 // The outcome of a call, shared by its copies.
 template <class T>
 class Future {
@@ -26,14 +36,16 @@ class Future {
   using Value = detail::Stored<T>;
 
   // One that the program completes itself, by set_result or set_exception.
-  Future() : state_(std::make_shared<State>(detail::world())) {}
+  Future() : Future(detail::world(), false) {}
 
   bool done() const {
     const std::lock_guard lock(state_->mutex);
     return state_->value || state_->error;
   }
   // Serves meanwhile, as all waits do. Throws what made it fail; Status::deadline also where this wait was too short.
-  T wait(Timeout timeout = Timeout::forever()) const {
+  // The default: of a call, as long as that may take, which has a limit of its own unless it was given none. Of a
+  // future that the program completes itself, as long as calls may take by default (set_timeout, 60 s at first).
+  T wait(Timeout timeout = {}) const {
     await(timeout);
     if constexpr (std::is_void_v<T>) (void)stored();
     else return stored();
@@ -49,7 +61,7 @@ class Future {
   template <class Call>
   auto then(Call call) const {
     using U = std::invoke_result_t<Call, Future>;
-    Future<U> next(state_->world);
+    Future<U> next(state_->world, state_->has_limit);
     when_done([call = std::move(call), next](const Future& self) mutable {
       try {
         if constexpr (std::is_void_v<U>) {
@@ -88,7 +100,7 @@ class Future {
   // For the library.
   static Future adopt(std::shared_ptr<detail::World> world, shmb_future* raw, const char* what) {
     const detail::FutureHandle handle(raw);
-    Future out(std::move(world));
+    Future out(std::move(world), true);
     auto* context = new std::pair<Future, std::string>(out, what);
     shmb_error error;
     if (shmb_future_then(raw, &Future::arrived, context, &error) != SHMB_OK) {
@@ -97,20 +109,24 @@ class Future {
     }
     return out;
   }
-  explicit Future(std::shared_ptr<detail::World> world) : state_(std::make_shared<State>(std::move(world))) {}
+  // `has_limit`: it ends by itself, by a call's deadline where nothing else ends it.
+  Future(std::shared_ptr<detail::World> world, bool has_limit)
+      : state_(std::make_shared<State>(std::move(world), has_limit)) {}
+  bool has_limit() const noexcept { return state_->has_limit; }
   void await(Timeout timeout) const {
     shmb_error error;
+    const std::int64_t limit = detail::limit_of(*state_->world, timeout, has_limit());
     const auto is_done = [](void* self) { return static_cast<const Future*>(self)->done() ? 1 : 0; };
-    detail::check(
-        shmb_remote_wait(state_->world->c(), is_done, const_cast<Future*>(this), timeout.nanoseconds(), &error), error);
+    detail::check(shmb_remote_wait(state_->world->c(), is_done, const_cast<Future*>(this), limit, &error), error);
   }
 
  private:
   template <class U>
   friend class Future;
   struct State {
-    explicit State(std::shared_ptr<detail::World> of) : world(std::move(of)) {}
-    std::shared_ptr<detail::World> world;
+    State(std::shared_ptr<detail::World> of, bool ends) : world(std::move(of)), has_limit(ends) {}
+    const std::shared_ptr<detail::World> world;
+    const bool has_limit;
     std::mutex mutex;
     std::optional<Value> value;
     std::exception_ptr error;
@@ -152,9 +168,10 @@ class Future {
   std::shared_ptr<State> state_;
 };
 
-// All results in order. The first failure is thrown as soon as it is there.
+// All results in order. The first failure is thrown as soon as it is there. The default is that of wait(): where one of
+// them is completed by the program, the time that calls may take by default.
 template <class T>
-auto wait_all(const std::vector<Future<T>>& futures, Timeout timeout = Timeout::forever()) {
+auto wait_all(const std::vector<Future<T>>& futures, Timeout timeout = {}) {
   const auto world = detail::world();
   const auto ready = [&]() -> bool {
     bool all = true;
@@ -180,8 +197,9 @@ auto wait_all(const std::vector<Future<T>>& futures, Timeout timeout = Timeout::
       return 1;
     }
   };
+  const bool limited = std::ranges::all_of(futures, [](const Future<T>& future) { return future.has_limit(); });
   shmb_error error;
-  detail::check(shmb_remote_wait(world->c(), ask, &asked, timeout.nanoseconds(), &error), error);
+  detail::check(shmb_remote_wait(world->c(), ask, &asked, detail::limit_of(*world, timeout, limited), &error), error);
   if (asked.thrown) std::rethrow_exception(asked.thrown);
   if constexpr (!std::is_void_v<T>) {
     std::vector<T> all;
@@ -277,7 +295,7 @@ class Remote {
     shmb_error error;
     if (shmb_reference_type(c(), timeout.nanoseconds(), &raw, &error) != SHMB_OK) throw_failed(error);
     const detail::FutureHandle handle(raw);
-    Future<std::string> out(world_);
+    Future<std::string> out(world_, true);
     auto* context = new Future<std::string>(out);
     const auto told = [](void* given, shmb_future* future) {
       const std::unique_ptr<Future<std::string>> it(static_cast<Future<std::string>*>(given));
@@ -424,11 +442,11 @@ Remote<R> Remote<T>::remote(const std::string& method, const A&... arguments) co
 // ---------------------------------------------------------------- the world
 
 struct InitOptions {
-  unsigned threads = 0;      // that serve; with none, calls of others are run while this worker waits, or serves
-  std::string address;       // HOST:PORT; empty: MASTER_ADDR and MASTER_PORT
-  std::string socket;        // the broker's; empty: looked for
-  Timeout timeout;           // until all have come; the default is 60 s
-  CallTimeout call_timeout;  // the default of calls, 60 s
+  unsigned threads = 0;        // that serve; with none, calls of others are run while this worker waits, or serves
+  std::string address{};       // HOST:PORT; empty: MASTER_ADDR and MASTER_PORT
+  std::string socket{};        // the broker's; empty: looked for
+  Timeout timeout{};           // until all have come; the default is 60 s
+  CallTimeout call_timeout{};  // the default of calls, 60 s
 };
 
 // Joins the world; rank -1 and world_size 0 stand for the variables RANK and WORLD_SIZE. One world at a time.
@@ -469,7 +487,7 @@ inline void init(const std::string& name, int rank = -1, int world_size = 0, con
 
 struct ShutdownOptions {
   bool graceful = true;
-  Timeout timeout;             // the default is 5 min
+  Timeout timeout{};           // the default is 5 min
   bool end_references = true;  // this worker's references are given up first
   bool ignore_leaks = true;    // what is left then is only counted
 };

@@ -25,11 +25,17 @@ thread_local unsigned nested = 0;
 thread_local const Agent* server_of = nullptr;
 
 struct Nested {
-  Nested() { ++nested; }
-  ~Nested() { --nested; }
+  explicit Nested(unsigned& of) : depth(of) { ++depth; }
+  Nested(const Nested&) = delete;
+  Nested& operator=(const Nested&) = delete;
+  ~Nested() { --depth; }
+  unsigned& depth;
 };
 
 }  // namespace
+
+// What this thread is in the middle of, as `callbacks_` counts it.
+thread_local unsigned Agent::callbacks_here = 0;
 
 // How the broker's table says that a creator gave up: then the owner has nothing to add.
 const char* const kGaveUp = "creation by remote() timed out";
@@ -167,13 +173,18 @@ void Agent::run_after(Lock& lock) {
   while (!after_.empty()) {
     std::vector<std::function<void()>> all;
     all.swap(after_);
+    ++callbacks_;
     lock.unlock();
-    for (auto& one : all) {
-      if (!forked()) one();
-      one = nullptr;
+    {
+      const Nested one_more(callbacks_here);
+      for (auto& one : all) {
+        if (!forked()) one();
+        one = nullptr;
+      }
     }
     lock.lock();
-    changed_.notify_all();
+    --callbacks_;
+    wake();
   }
   flush(lock);
 }
@@ -216,7 +227,7 @@ void Agent::step(Lock& lock, Deadline until, bool serves) {
     ++running_;
     lock.unlock();
     {
-      const Nested one_more;
+      const Nested one_more(nested);
       run(std::move(request));
     }
     lock.lock();
@@ -313,7 +324,7 @@ void Agent::lead(Lock& lock, Deadline until) {
   }
   // What nobody wanted: references let go of themselves under the lock.
   std::erase_if(arrived, [](const Arrived& one) {
-    return one.references.empty() && !one.message.bytes && one.message.regions.empty();
+    return one.references.empty() && !one.message.bytes && !one.message.slot && one.message.regions.empty();
   });
   if (!arrived.empty()) bury(std::make_shared<std::vector<Arrived>>(std::move(arrived)));
   if (lost) lose(*lost);
@@ -588,8 +599,8 @@ void Agent::take_in(Arrived& arrived) {
       request->agent = shared_from_this();
       request->head = head;
       request->function = std::move(message.function);
-      request->content = {std::move(message.data), std::move(message.bytes), message.bytes_length,
-                          std::move(message.regions), std::move(arrived.references)};
+      request->content = {std::move(message.data), std::move(message.bytes),   message.bytes_length,
+                          std::move(message.slot), std::move(message.regions), std::move(arrived.references)};
       ++received_;
       if (message.broken) {
         const Failure failure = failure_of(*message.broken);
@@ -620,11 +631,13 @@ void Agent::take_in(Arrived& arrived) {
       }
       if (message.broken) return fail(future, failure_of(*message.broken));
       if (head.kind == Kind::failure) {
-        Content bytes{std::move(message.data), std::move(message.bytes), message.bytes_length, {}, {}};
-        return fail(future, unpack_failure(bytes.view()));
+        auto bytes = std::make_shared<Content>(std::move(message.data), std::move(message.bytes), message.bytes_length,
+                                               std::move(message.slot));
+        fail(future, unpack_failure(bytes->view()));
+        return bury(std::move(bytes));
       }
-      future->content = {
-          std::move(message.data), std::move(message.bytes), message.bytes_length, std::move(message.regions), {}};
+      future->content = {std::move(message.data), std::move(message.bytes),   message.bytes_length,
+                         std::move(message.slot), std::move(message.regions), {}};
       if (future->kind == Kind::call || future->kind == Kind::fetch)
         future->content.references = std::move(arrived.references);
       return complete(future);
@@ -711,6 +724,7 @@ void Agent::release_waiting(Value& value) {
 }
 
 void Agent::take_event(const RemoteEvent& event) {
+  if (event.kind != RemoteEvent::Kind::gap && event.world != world_) return;
   switch (event.kind) {
     case RemoteEvent::Kind::world_changed:
       switch (event.change) {
@@ -810,6 +824,7 @@ void Agent::worker_gone(std::uint32_t rank, std::uint32_t life, bool died) {
     bury(std::shared_ptr<Request>(std::move(request)));
     return true;
   };
+  std::erase_if(work_, from_it);
   for (auto& [id, value] : values_) std::erase_if(value->waiting, from_it);
   for (auto it = unknown_.begin(); it != unknown_.end();) {
     std::erase_if(it->second, from_it);

@@ -115,6 +115,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   std::mutex& mutex() { return mutex_; }
   Result<client::Region::Handle> region(std::uint64_t length);
   Result<client::Region::Handle> again(const client::Region& region);  // one more handle of the same memory
+  Result<client::Region::Handle> lease(client::Region& region);        // of a region of another session
 
   void lock_for_fork() override { mutex_.lock(); }
   void unlock_after_fork() override { mutex_.unlock(); }
@@ -200,8 +201,9 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Result<void> send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload);
   Result<void> send_request(const std::shared_ptr<Future>& future, std::uint8_t flags, const Payload& payload);
   void give_up(const std::shared_ptr<Future>& future);
-  Result<Content> keep(const Payload& payload);
+  Result<Content> keep(const Payload& payload, bool stays);
   Result<client::Region::Handle> in_region(std::string_view bytes);
+  SlotBytes in_slot(std::string_view bytes);  // nothing: a region is to take them
   Result<std::vector<WireReference>> fork_for(std::uint32_t to, std::uint32_t life, const Payload& payload);
   Result<std::vector<std::shared_ptr<Reference>>> take(std::span<const WireReference> references);
   Result<void> reply(const Request& request, const Payload& payload);
@@ -218,7 +220,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   void tell_round(std::uint32_t rank);
   void count_round();
   void release_references();
-  std::uint32_t count_leaks();
+  std::uint32_t count_leaks(Clock deadline);
 
   const Wish wish_;
   client::ForkMark mark_;
@@ -254,6 +256,8 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   std::array<Writer, pool::kParticipants> writers_{};  // of who leads: participants of the pool that have written
   std::vector<client::RemoteEvent> put_off_;           // of who leads: what was told before messages were read
   std::vector<std::function<void()>> after_;
+  unsigned callbacks_ = 0;  // stacks that run what was in there
+  static thread_local unsigned callbacks_here;
   // Messages that nobody waits for. Whoever waits sends them where there is room, and waits for none.
   struct Small {
     std::uint32_t to = 0, life = 0;

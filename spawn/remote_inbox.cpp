@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/sys_process.hpp"
 
@@ -20,11 +21,18 @@ constexpr std::int64_t kSpin = 20'000;
 constexpr std::size_t kBatch = 64;
 constexpr std::uint64_t kMostLaneBytes = std::uint64_t{12} << 20;
 
+// What passes between workers, arguments and results, lies in slots that are used again and again: a region of its own
+// would be made, populated, mapped, and given back for a single call. Made when first needed, and kept as long as the
+// world: 40 MiB at most. When all are taken, and for what is larger, a region serves.
+constexpr std::uint64_t kLargestSlot = std::uint64_t{2} << 20;
+constexpr client::SizeClass kPassing[] = {{std::uint64_t{512} << 10, 0, 16}, {kLargestSlot, 0, 16}};
+
 // So many that every worker may write to every other one, also where what a few dead ones have written is not read yet.
 client::PoolSpec pool_of(std::uint64_t group, std::uint32_t workers, std::uint32_t cells) {
   client::PoolSpec spec;
   spec.group = group;
   spec.classes = {{512, 256, 8192}, {8192, 32, 1024}, {std::uint64_t{128} << 10, 4, 128}};
+  spec.later.assign(std::begin(kPassing), std::end(kPassing));
   spec.queues = std::max(workers, 2U);
   spec.lanes = std::min(workers * (workers + 1), pool::kMaxLanes);
   spec.lane_bytes = std::min(kMostLaneBytes, spec.lanes * pool::lane_bytes(pool::QueueKind::claim, cells, 128) + 65536);
@@ -61,6 +69,7 @@ Result<std::unique_ptr<Inbox>> Inbox::open(const std::shared_ptr<client::Session
     Pool::Opening opening;
     opening.id = pool;
     opening.timeout = timeout;
+    opening.later = kPassing;
     auto joined = Pool::open(session, opening);
     if (!joined) return std::unexpected(joined.error());
     inbox->pool_ = std::move(*joined);
@@ -108,6 +117,17 @@ Result<std::uint32_t> Inbox::participants() {
   auto facts = pool_->facts();
   if (!facts) return std::unexpected(facts.error());
   return facts->participants;
+}
+
+SlotBytes Inbox::room_for(std::uint64_t bytes) {
+  client::Slot slot;
+  if (bytes > kLargestSlot) return {};
+  if (!pool_->acquire_at_once(bytes, slot)) {
+    auto taken = pool_->acquire(bytes, client::kNoWait);
+    if (!taken) return {};
+    slot = *taken;
+  }
+  return {pool_, slot, slot.data, bytes};
 }
 
 bool Inbox::something_there() {

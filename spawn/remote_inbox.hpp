@@ -22,6 +22,9 @@ class Inbox {
   std::uint64_t pool_id() const { return pool_->id(); }
   Result<std::uint32_t> participants();  // workers that are in the pool
 
+  // Room in the pool for so many bytes, to be sent. Nothing: there is none for so many, or none at the moment.
+  SlotBytes room_for(std::uint64_t bytes);
+
   // Waits a little for room. False: there is none yet. PEER_GONE: who read there has gone; the next call waits for
   // whoever comes in its place.
   Result<bool> send(std::uint32_t to, std::span<const client::OutPart> parts);

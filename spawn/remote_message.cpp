@@ -34,7 +34,14 @@ OutPart region_part(client::Region* region, std::uint64_t length) {
   part.region = region;
   part.length = length;
   // A writer's rights where it has them: a read-only grant would close writing, and the memory could not be used again.
-  part.rights = SHMBW_RIGHT_MAP_READ | (region->rights() & SHMBW_RIGHT_MAP_WRITE);
+  part.rights = SHMBW_RIGHT_MAP_READ | (region->rights() & (SHMBW_RIGHT_MAP_WRITE | SHMBW_RIGHT_SHARE));
+  return part;
+}
+OutPart slot_part(const SlotBytes& bytes) {
+  OutPart part;
+  part.kind = PartKind::slot;
+  part.slot = bytes.slot();
+  part.length = bytes.view().size();
   return part;
 }
 
@@ -80,8 +87,9 @@ Error error_of(const Failure& failure) {
 std::vector<OutPart> parts_of(const Outgoing& message, std::string& head) {
   const Head& from = message.head;
   Packer out;
+  const bool beside = message.bytes != nullptr || message.slot != nullptr;
   out.number(kMagic).number(from.kind).number(
-      static_cast<std::uint8_t>(from.flags | (message.bytes != nullptr ? kBytesInRegion : std::uint8_t{0})));
+      static_cast<std::uint8_t>(from.flags | (beside ? kBytesBeside : std::uint8_t{0})));
   out.number(from.to_life).number(from.call).number(from.deadline);
   if (names_reference(from.kind)) pack_id(out, from.reference);
   if (of_shutdown(from.kind))
@@ -100,7 +108,8 @@ std::vector<OutPart> parts_of(const Outgoing& message, std::string& head) {
   std::vector<OutPart> parts(1);
   parts[0].data = reinterpret_cast<const std::byte*>(head.data());
   parts[0].length = head.size();
-  if (message.bytes != nullptr) parts.push_back(region_part(message.bytes, message.bytes_length));
+  if (message.slot != nullptr) parts.push_back(slot_part(*message.slot));
+  else if (message.bytes != nullptr) parts.push_back(region_part(message.bytes, message.bytes_length));
   for (client::Region* region : message.regions) parts.push_back(region_part(region, 0));
   return parts;
 }
@@ -143,8 +152,16 @@ std::optional<Incoming> read_message(client::Message& message) {
   out.data.assign(rest.data(), rest.size());
 
   std::size_t next = 1;
-  const bool in_region = (out.head.flags & kBytesInRegion) != 0;
-  if (in_region && message.count() < 2) return std::nullopt;
+  const bool beside = (out.head.flags & kBytesBeside) != 0;
+  if (beside && message.count() < 2) return std::nullopt;
+  if (beside && message.part(next).kind == PartKind::slot) {
+    const client::Message::Part& part = message.part(next);
+    if (out.bytes_length > part.length) return std::nullopt;
+    auto slot = message.take_slot(next);
+    if (slot) out.slot = {message.pool()->shared_from_this(), *slot, slot->data + part.offset, out.bytes_length};
+    else out.broken = slot.error();
+    ++next;
+  }
   for (; next < message.count(); ++next) {
     const client::Message::Part& part = message.part(next);
     if (part.kind != PartKind::region) return std::nullopt;
@@ -157,7 +174,7 @@ std::optional<Incoming> read_message(client::Message& message) {
       out.broken = region.error();
       continue;
     }
-    if (in_region && next == 1) {
+    if (beside && next == 1) {
       if (out.bytes_length > (*region)->facts().length) return std::nullopt;
       out.bytes = std::move(*region);
     } else {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What workers of a world tell each other, as parts of one message of a queue: a head with the function's name, the
-// references and up to 64 KiB of bytes; more bytes are a region of their own; then the regions that the user sends.
+// references and up to 64 KiB of bytes; more bytes are a slot or a region of their own; then the regions that the user
+// sends.
 // A peer may write anything: what is read here is checked, and what does not add up is no message. Who wrote it is not
 // in it: the queue says so, by the lane that the broker gave to its writer.
 #pragma once
@@ -11,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "client/message.hpp"
@@ -36,8 +38,8 @@ enum class Kind : std::uint8_t {
   over,   // from the leader: nothing is under way anywhere
 };
 
-// Flags of a head.
-inline constexpr std::uint8_t kBytesInRegion = 1, kOnObject = 2;
+// Flags of a head. Beside: in the part behind it, a slot or a region.
+inline constexpr std::uint8_t kBytesBeside = 1, kOnObject = 2;
 
 struct WireReference {
   RefId id, fork;
@@ -68,11 +70,46 @@ Failure unpack_failure(std::string_view bytes);
 Failure failure_of(const Error& error);
 Error error_of(const Failure& failure);
 
+// Bytes in a slot of the world's pool, held until this goes. A forked child has no hold, and gives none back.
+class SlotBytes {
+ public:
+  SlotBytes() = default;
+  SlotBytes(std::shared_ptr<client::Pool> pool, const client::Slot& slot, std::byte* data, std::uint64_t length)
+      : pool_(std::move(pool)), slot_(slot), data_(data), length_(length) {}
+  SlotBytes(SlotBytes&& other) noexcept
+      : pool_(std::move(other.pool_)), slot_(other.slot_), data_(other.data_), length_(other.length_) {}
+  SlotBytes& operator=(SlotBytes&& other) noexcept {
+    if (this == &other) return *this;
+    reset();
+    pool_ = std::move(other.pool_);
+    slot_ = other.slot_;
+    data_ = other.data_;
+    length_ = other.length_;
+    return *this;
+  }
+  ~SlotBytes() { reset(); }
+
+  explicit operator bool() const { return pool_ != nullptr; }
+  std::byte* data() const { return data_; }
+  std::string_view view() const { return {reinterpret_cast<const char*>(data_), length_}; }
+  const client::Slot& slot() const { return slot_; }
+  void reset() {
+    if (const auto pool = std::exchange(pool_, nullptr)) (void)pool->release_at_once(slot_);
+  }
+
+ private:
+  std::shared_ptr<client::Pool> pool_;
+  client::Slot slot_;
+  std::byte* data_ = nullptr;
+  std::uint64_t length_ = 0;
+};
+
 // A message to send. Everything is borrowed for the call that sends it.
 struct Outgoing {
   Head head;
   std::string_view function, data;
   client::Region* bytes = nullptr;  // instead of data
+  const SlotBytes* slot = nullptr;  // likewise
   std::uint64_t bytes_length = 0;
   std::vector<WireReference> references;
   std::vector<client::Region*> regions;
@@ -85,6 +122,7 @@ struct Incoming {
   client::Message::Writer writer;
   std::string function, data;
   client::Region::Handle bytes;  // instead of data
+  SlotBytes slot;                // likewise
   std::uint64_t bytes_length = 0;
   std::vector<WireReference> references;
   std::vector<client::Region::Handle> regions;

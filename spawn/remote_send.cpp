@@ -12,6 +12,7 @@ namespace {
 using client::Deadline;
 
 constexpr std::size_t kMostFunction = 4096;
+constexpr std::int64_t kTicketLife = 10'000'000'000;
 
 }  // namespace
 
@@ -27,8 +28,29 @@ Result<client::Region::Handle> Agent::region(std::uint64_t length) {
 Result<client::Region::Handle> Agent::again(const client::Region& region) {
   client::AttachItem item;
   item.target = client::Target::with_id(region.ref());
-  item.rights = SHMBW_RIGHT_MAP_READ | (region.rights() & SHMBW_RIGHT_MAP_WRITE);
+  item.rights = SHMBW_RIGHT_MAP_READ | (region.rights() & (SHMBW_RIGHT_MAP_WRITE | SHMBW_RIGHT_SHARE));
   return client::attach_region(session_, item);
+}
+
+// With the rights of the handle. Where this worker's user may not address it, by a ticket that is used at once.
+Result<client::Region::Handle> Agent::lease(client::Region& region) {
+  if (region.session().is_local() || region.facts().epoch != session_->facts().epoch)
+    return error(Status::invalid, "a region that is sent is of the world's broker: this one is " +
+                                      std::string(region.session().is_local() ? "local" : "of another broker") +
+                                      "; make it with the session of the worker, or of its broker");
+  client::AttachItem item;
+  item.target = client::Target::with_id(region.ref());
+  item.rights = SHMBW_RIGHT_MAP_READ | (region.rights() & (SHMBW_RIGHT_MAP_WRITE | SHMBW_RIGHT_SHARE));
+  item.flags = client::kAttachUnmapped;
+  auto leased = client::attach_region(session_, item);
+  if (leased) return leased;
+  item.rights &= ~std::uint32_t{SHMBW_RIGHT_SHARE};
+  auto ticket = region.make_ticket(item.rights, 1, kTicketLife, Deadline::after(0), SHMBW_TICKET_CREATE_WITH_SESSION);
+  if (!ticket) return leased;
+  item.target = client::Target::with_ticket(ticket->token);
+  leased = client::attach_region(session_, item);
+  if (!leased) (void)client::revoke_ticket(region.session(), ticket->token, Deadline::after(0));
+  return leased;
 }
 
 Result<client::Region::Handle> Agent::in_region(std::string_view bytes) {
@@ -37,13 +59,27 @@ Result<client::Region::Handle> Agent::in_region(std::string_view bytes) {
   return made;
 }
 
-// A payload as this worker keeps it: for a call to itself, and as a value.
-Result<Content> Agent::keep(const Payload& payload) {
+SlotBytes Agent::in_slot(std::string_view bytes) {
+  std::shared_ptr<Inbox> inbox;
+  {
+    const std::lock_guard lock(mutex_);
+    inbox = inbox_;
+  }
+  SlotBytes room = inbox ? inbox->room_for(bytes.size()) : SlotBytes();
+  if (room) std::memcpy(room.data(), bytes.data(), bytes.size());
+  return room;
+}
+
+// A payload as this worker keeps it: for a call to itself, and as a value, which stays.
+Result<Content> Agent::keep(const Payload& payload, bool stays) {
   Content content;
   if (payload.data.size() > kInline) {
-    auto bytes = payload.bytes != nullptr ? again(*payload.bytes) : in_region(payload.data);
-    if (!bytes) return std::unexpected(bytes.error());
-    content.bytes = std::move(*bytes);
+    if (!stays && payload.bytes == nullptr) content.slot = in_slot(payload.data);
+    if (!content.slot) {
+      auto bytes = payload.bytes != nullptr ? again(*payload.bytes) : in_region(payload.data);
+      if (!bytes) return std::unexpected(bytes.error());
+      content.bytes = std::move(*bytes);
+    }
     content.bytes_length = payload.data.size();
   } else {
     content.data = payload.data;
@@ -179,13 +215,16 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
   out.function = function;
   out.regions = payload.regions;
   client::Region::Handle bytes;
+  SlotBytes slot;
   if (payload.data.size() > kInline) {
-    if (payload.bytes == nullptr) {
+    if (payload.bytes == nullptr) slot = in_slot(payload.data);
+    if (payload.bytes == nullptr && !slot) {
       auto made = in_region(payload.data);
       if (!made) return std::unexpected(made.error());
       bytes = std::move(*made);
     }
-    out.bytes = payload.bytes != nullptr ? payload.bytes : bytes.get();
+    if (slot) out.slot = &slot;
+    else out.bytes = payload.bytes != nullptr ? payload.bytes : bytes.get();
     out.bytes_length = payload.data.size();
   } else {
     out.data = payload.data;
@@ -285,7 +324,7 @@ Result<void> Agent::send_request(const std::shared_ptr<Future>& future, std::uin
     }
     return sent;
   }
-  auto content = keep(payload);
+  auto content = keep(payload, false);
   if (!content) return std::unexpected(content.error());
   auto request = std::make_unique<Request>();
   request->agent = shared_from_this();

@@ -15,7 +15,10 @@ namespace shmb::remote {
 
 using client::Deadline;
 
-bool Agent::is_idle() const { return calls_.empty() && work_.empty() && running_ == 0 && after_.empty(); }
+// A callback may call somebody yet; one that shuts down itself is not waited for.
+bool Agent::is_idle() const {
+  return calls_.empty() && work_.empty() && running_ == 0 && after_.empty() && callbacks_ == callbacks_here;
+}
 
 std::uint32_t Agent::present() const {
   return static_cast<std::uint32_t>(
@@ -167,16 +170,19 @@ void Agent::release_references() {
   (void)session_->ping(Deadline::after(0));  // behind it: from here on they are out of the books
 }
 
-std::uint32_t Agent::count_leaks() {
+// A broker that does not answer is asked no further: the end has a deadline.
+std::uint32_t Agent::count_leaks(Deadline deadline) {
   std::vector<RefId> mine;
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [id, value] : values_) mine.push_back(id);
   }
   std::uint32_t leaks = 0;
-  for (const RefId id : mine)
-    if (auto facts = client::ask_reference(*session_, world_, id, false, Deadline::after(0)))
-      leaks += facts->users != 0;
+  for (const RefId id : mine) {
+    auto facts = client::ask_reference(*session_, world_, id, false, deadline);
+    if (facts) leaks += facts->users != 0;
+    else if (facts.error().status != Status::not_found) break;
+  }
   return leaks;
 }
 
@@ -204,7 +210,7 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
     }
     if (!wish.keep_references) release_references();
     if (!out.error) out.error = meet(2, deadline);
-    out.leaks = count_leaks();
+    out.leaks = count_leaks(Deadline::after(0));
     if (!out.error) out.error = meet(3, deadline);  // who left would take its references along
     if (forked()) return out;
     if (!out.error && out.leaks != 0 && wish.report_leaks)
@@ -231,6 +237,7 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
   forks_.clear();
   changed_.notify_all();
   run_after(lock);
+  if (forked()) return out;  // whoever heard of the end did it, and returned in the child
   // Who waits for messages has been interrupted, and leaves.
   while (leading_) {
     wake();

@@ -24,20 +24,23 @@ struct Content {
   std::string data;
   client::Region::Handle bytes;  // instead of data
   std::uint64_t bytes_length = 0;
+  SlotBytes slot;  // likewise: what passes; a value, which stays, has a region
   std::vector<client::Region::Handle> regions;
   std::vector<std::shared_ptr<Reference>> references;
 
   std::string_view view() const {
+    if (slot) return slot.view();
     if (!bytes) return data;
     return {reinterpret_cast<const char*>(bytes->data()), bytes_length};
   }
 };
 
-// What is to be sent. Borrowed.
+// What is to be sent. Borrowed, but for leases of the worker's own on regions that other sessions of the process have.
 struct Payload {
   std::string_view data;
   client::Region* bytes = nullptr;  // where data lies, if that is a region of its own already
   std::vector<client::Region*> regions;
+  std::vector<client::Region::Handle> leased;
   std::vector<std::shared_ptr<Reference>> references;
 };
 

@@ -111,6 +111,13 @@ class Raised : public E, public RemoteFailure {
 };
 using RemoteException = Raised<std::runtime_error>;
 
+// Nothing is registered by the name of the call at that worker, or two functions are: status() is no_function.
+class NoFunction : public Error, public RemoteFailure {
+ public:
+  NoFunction(const Error& error, const RemoteFailure& failure) : Error(error), RemoteFailure(failure) {}
+  using Error::status;
+};
+
 namespace detail {
 
 namespace inside = shmbroker::detail;
@@ -123,9 +130,22 @@ class World {
   World& operator=(const World&) = delete;
   ~World() { shmb_remote_free(handle_); }
   shmb_remote* c() const noexcept { return handle_; }
+  // The worker's own.
+  const Session& session() {
+    const std::lock_guard lock(mutex_);
+    if (!session_) {
+      shmb_session* raw = nullptr;
+      shmb_error error;
+      if (shmb_remote_session(handle_, &raw, &error) != SHMB_OK) throw Error(error);
+      session_.emplace(raw);
+    }
+    return *session_;
+  }
 
  private:
   shmb_remote* handle_;
+  std::mutex mutex_;
+  std::optional<Session> session_;
 };
 
 struct Current {
@@ -175,6 +195,7 @@ inline std::map<std::string, Rethrow>& exceptions() {
 [[noreturn]] inline void throw_failure(const shmb_remote_failure& c, const shmb_error& error) {
   if (c.status != SHMB_E_RAISED && c.status != SHMB_E_NO_FUNCTION) throw Error(error);
   const RemoteFailure failure(c);
+  if (c.status == SHMB_E_NO_FUNCTION) throw NoFunction(Error(error), failure);
   if (const auto found = exceptions().find(failure.type()); found != exceptions().end()) found->second(failure);
   throw RemoteException(failure);
 }
@@ -201,17 +222,47 @@ struct Packing {
 inline thread_local Packing* packing = nullptr;
 inline thread_local shmb_content* unpacking = nullptr;
 
-template <class T>
-class Scope {
+// While bytes are packed, or taken apart: whichever is given is where values find what goes, or came, beside them.
+class Scope final : inside::Beside {
  public:
-  Scope(T*& place, T* now) : place_(place), before_(std::exchange(place, now)) {}
+  explicit Scope(Packing* now) : Scope(now, nullptr) {}
+  explicit Scope(shmb_content* now) : Scope(nullptr, now) {}
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
-  ~Scope() { place_ = before_; }
+  ~Scope() {
+    packing = packing_;
+    unpacking = unpacking_;
+    inside::beside = beside_;
+  }
 
  private:
-  T*& place_;
-  T* before_;
+  Scope(Packing* packs, shmb_content* unpacks)
+      : packing_(std::exchange(packing, packs)),
+        unpacking_(std::exchange(unpacking, unpacks)),
+        beside_(std::exchange(inside::beside, static_cast<inside::Beside*>(this))) {}
+  std::uint32_t give(shmb_region* region) override {
+    if (packing == nullptr) throw std::logic_error("a region cannot be packed while others are unpacked");
+    packing->regions.push_back(region);
+    return static_cast<std::uint32_t>(packing->regions.size() - 1);
+  }
+  shmb_region* take(std::uint32_t number, bool writable) override {
+    if (unpacking == nullptr) throw msgpack::type_error();
+    shmb_region* raw = nullptr;
+    shmb_error error;
+    check(shmb_content_take_region(unpacking, number, &raw, &error), error);
+    shmb_region_info info{};
+    info.size = sizeof info;
+    if (writable && (shmb_region_get_info(raw, &info, nullptr) != SHMB_OK || (info.rights & SHMB_RIGHT_WRITE) == 0)) {
+      (void)shmb_release(raw, 0, nullptr);
+      throw std::invalid_argument("a region that came read-only cannot be taken as one to write");
+    }
+    return raw;
+  }
+  const Session& session() override { return world()->session(); }
+
+  Packing* packing_;
+  shmb_content* unpacking_;
+  inside::Beside* beside_;
 };
 
 inline constexpr std::int8_t kBytesExtension = 16, kReferenceExtension = 17;
@@ -324,7 +375,7 @@ class Parcel {
   template <class... A>
   static Parcel of_arguments(const A&... arguments) {
     Parcel out;
-    const Scope scope(packing, &out.beside_);
+    const Scope scope(&out.beside_);
     inside::Packer packer(out.bytes_);
     packer.pack_array(static_cast<std::uint32_t>(sizeof...(A)));
     (inside::Codec<typename inside::AsValue<A>::type>::pack(packer, arguments, {}), ...);
@@ -333,7 +384,7 @@ class Parcel {
   template <class T>
   static Parcel of_value(const T& value) {
     Parcel out;
-    const Scope scope(packing, &out.beside_);
+    const Scope scope(&out.beside_);
     inside::Packer packer(out.bytes_);
     inside::Codec<T>::pack(packer, value, {});
     return out;
@@ -361,7 +412,7 @@ Stored<T> value_of(shmb_content* content, const char* what) {
   if constexpr (std::is_void_v<T>) {
     return {};
   } else {
-    const Scope scope(unpacking, content);
+    const Scope scope(content);
     const msgpack::object_handle whole = opened(content);
     try {
       return inside::Codec<T>::unpack(whole.get());
@@ -405,7 +456,7 @@ inline void answer_exception(shmb_request* request, const std::string& where) no
     throw;
   } catch (const std::exception& error) {
     if (const auto* told = dynamic_cast<const RemoteFailure*>(&error)) {  // from further on
-      type = told->type();
+      type = told->type().empty() ? inside::demangled(typeid(error).name()) : told->type();
       text = told->text();
       trace += "from worker \"" + told->origin().name + "\" (rank " + std::to_string(told->origin().rank) +
                "): " + told->trace();
@@ -491,7 +542,7 @@ R with_arguments(shmb_request* request, const std::string& name, Call&& call, st
                                 std::to_string(arguments.type == msgpack::type::ARRAY ? arguments.via.array.size : 0) +
                                 " were given");
   [[maybe_unused]] auto values = [&] {
-    const Scope scope(unpacking, content);
+    const Scope scope(content);
     return std::tuple<std::decay_t<P>...>{
         inside::unpack_argument<std::decay_t<P>>(name, n + 1, arguments.via.array.ptr[n])...};
   }();

@@ -30,13 +30,13 @@ typedef struct shmb_future shmb_future;       /* the outcome of a call, some tim
 typedef struct shmb_reference shmb_reference; /* one reference to a value; at its owner or elsewhere */
 
 #define SHMB_MAX_WORKERS 64
-#define SHMB_REMOTE_INLINE                                                               \
-  65536 /* bytes up to which they are copied; more of them travel as a region, which the \
-           receiver maps */
+#define SHMB_REMOTE_INLINE                                                                    \
+  65536 /* bytes up to which they are copied; more of them travel as shared memory, which the \
+           receiver has mapped */
 
-/* What is sent. Bytes are copied, or put into a region, before the call that takes them returns. Regions are of the
- * worker's own session (shmb_remote_region) and are leased to the message: the receiver maps the same memory, to read
- * and to write. References become references of the receiver, whatever becomes of the sender's. */
+/* What is sent. Bytes are copied into memory that is shared before the call that takes them returns. Regions are of the
+ * worker's broker and are leased to the message, which needs no ticket: the receiver maps the same memory, to write
+ * where the handle may. References become references of the receiver, whatever becomes of the sender's. */
 typedef struct shmb_payload {
   const void* data;
   uint64_t length;
@@ -46,11 +46,12 @@ typedef struct shmb_payload {
   size_t reference_count;
 } shmb_payload;
 
-/* Content belongs to the future, request or reference that gave it. Its bytes lie as long as that one: mapped, not
- * copied, where they came as a region. One thread at a time uses it. */
+/* Content belongs to the future, request or reference that gave it. Its bytes lie as long as that one, in this process:
+ * a forked child copies those of a call while its parent has them. Above SHMB_REMOTE_INLINE they are the shared memory
+ * itself, not a copy. One thread at a time uses it. */
 SHMB_API const void* shmb_content_data(const shmb_content* content) SHMB_NOEXCEPT;
 SHMB_API uint64_t shmb_content_length(const shmb_content* content) SHMB_NOEXCEPT;
-SHMB_API uint32_t shmb_content_mapped(const shmb_content* content) SHMB_NOEXCEPT; /* 1: they came as a region */
+SHMB_API uint32_t shmb_content_mapped(const shmb_content* content) SHMB_NOEXCEPT; /* 1: they are the shared memory */
 SHMB_API size_t shmb_content_regions(const shmb_content* content) SHMB_NOEXCEPT;
 SHMB_API size_t shmb_content_references(const shmb_content* content) SHMB_NOEXCEPT;
 /* Each can be taken once (of a value, shmb_reference_local, as often as one likes), and outlives the content. Errors:
@@ -60,8 +61,8 @@ SHMB_API int shmb_content_take_region(shmb_content* content, size_t number, shmb
 SHMB_API int shmb_content_take_reference(shmb_content* content, size_t number, shmb_reference** reference,
                                          shmb_error* error) SHMB_NOEXCEPT;
 
-/* Why a call failed. RAISED: the function did, with type, text and trace as its worker told. Texts live as long as the
- * object that gave them. */
+/* Why a call failed. RAISED: the function did, with type, text and trace as its worker told. NO_FUNCTION: its worker
+ * has none of that name. Texts live as long as the object that gave them. */
 typedef struct shmb_remote_failure {
   size_t size;
   int32_t status;
@@ -91,7 +92,8 @@ typedef struct shmb_remote_options {
   const char* socket;      /* the broker's; NULL: looked for */
   int64_t timeout_ns;      /* until all workers have come; 0: 60 s */
   int64_t call_timeout_ns; /* default of calls; 0: 60 s */
-  /* Runs what is asked, and answers it, at once or later, from any thread. NULL: every request is refused. */
+  /* Runs what is asked, and answers it, at once or later, from any thread. One that has no function of the name fails
+   * it as NO_FUNCTION, as a worker without a handler (NULL) fails every request. */
   void (*request)(void* context, shmb_request* request);
   /* An object of shmb_request_answer_object or shmb_remote_own has no reference any more. */
   void (*drop)(void* context, void* object);
@@ -186,8 +188,8 @@ enum shmb_future_state { SHMB_FUTURE_PENDING = 0, SHMB_FUTURE_DONE, SHMB_FUTURE_
 /* Without waiting. */
 SHMB_API uint32_t shmb_future_get_state(shmb_future* future) SHMB_NOEXCEPT;
 /* wait_ns: 0 and SHMB_FOREVER: as long as the call may take. `content` belongs to the future. Errors: DEADLINE (of this
- * wait or, final, of the call), RAISED, WORKER_GONE, OWNER_GONE, CLOSED, SESSION_LOST; with shmb_future_failure in
- * full. */
+ * wait or, final, of the call), RAISED, NO_FUNCTION, WORKER_GONE, OWNER_GONE, CLOSED, SESSION_LOST; with
+ * shmb_future_failure in full. */
 SHMB_API int shmb_future_wait(shmb_future* future, int64_t wait_ns, shmb_content** content,
                               shmb_error* error) SHMB_NOEXCEPT;
 /* Errors: NOT_FOUND (it has not failed). Set failure->size first. */

@@ -91,6 +91,11 @@ SHMB_API int shmb_processes_pids(shmb_processes* processes, int32_t* pids, size_
 SHMB_API int shmb_processes_result(shmb_processes* processes, int32_t local_rank, const void** data, uint64_t* length,
                                    shmb_error* error) SHMB_NOEXCEPT;
 
+/* The parent's session with the broker of its ranks, to take by it what their results name: a handle of its own, to be
+ * given to shmb_disconnect. NOT_FOUND where the ranks have no group, or have ended and lent nothing (shmb_rank_lend).
+ */
+SHMB_API int shmb_processes_session(shmb_processes* processes, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
+
 enum shmb_failure_kind {
   SHMB_FAILURE_RAISED = 1,     /* shmb_rank_raise: type, text and trace are there */
   SHMB_FAILURE_EXITED,         /* exit code other than 0 */
@@ -143,6 +148,12 @@ typedef struct shmb_rank_info {
 SHMB_API int shmb_rank_enter(void (*preload)(void), shmb_rank_info* info, shmb_error* error) SHMB_NOEXCEPT;
 /* The function has returned; the result goes to the parent. Then exit with 0. */
 SHMB_API int shmb_rank_finish(const void* result, uint64_t length, shmb_error* error) SHMB_NOEXCEPT;
+/* As shmb_ticket_create, for a region that is part of the result: the ticket ends at the latest with the parent's
+ * shmb_processes, or with the parent, also a killed one. lifetime_ns: 0: as long as that, 7 days at most. Where the
+ * ranks have no group, or the broker was started anew since, it is an ordinary ticket: 0 is 10 minutes. */
+SHMB_API int shmb_rank_lend(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
+                            int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
+                            shmb_error* error) SHMB_NOEXCEPT;
 /* It has failed. Then exit with something else than 0. Over 16 MiB the beginnings are cut off, and that is told. */
 SHMB_API int shmb_rank_raise(const char* type, const char* text, const char* trace, shmb_error* error) SHMB_NOEXCEPT;
 

@@ -14,18 +14,12 @@
 #error "shmbroker/spawn.hpp needs exceptions: msgpack-cxx throws them; without, use shmbroker/shmbroker_spawn.h"
 #else
 
-#ifndef MSGPACK_NO_BOOST
-#define MSGPACK_NO_BOOST
-#endif
 #include <cxxabi.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <exception>
 #include <map>
 #include <memory>
-#include <msgpack.hpp>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string_view>
@@ -33,6 +27,7 @@
 #include <typeinfo>
 
 #include "shmbroker_spawn.h"
+#include "spawn_values.hpp"
 #include "throw_point.hpp"
 
 namespace shmbroker {
@@ -70,20 +65,20 @@ struct SpawnOptions {
   std::chrono::nanoseconds voluntary{0};                      // after a first failure, before SIGTERM
   std::chrono::nanoseconds grace = std::chrono::seconds(30);  // between SIGTERM and SIGKILL
   std::chrono::nanoseconds start_timeout = std::chrono::seconds(10);
-  Timeout timeout;  // until all have been started; the default is 30 s
+  Timeout timeout{};  // until all have been started; the default is 30 s
   bool no_group = false;
-  std::string group;  // name; empty: made from the program
+  std::string group{};  // name; empty: made from the program
   std::uint64_t limit_bytes = 0;
-  std::string socket;                    // the broker's; empty: looked for
-  std::vector<std::string> environment;  // "NAME=value"
-  std::string directory;
+  std::string socket{};                    // the broker's; empty: looked for
+  std::vector<std::string> environment{};  // "NAME=value"
+  std::string directory{};
   Stdio stdio = Stdio::inherit;
-  std::string stdio_path;
+  std::string stdio_path{};
   int shards = 1, shard = 0;
-  std::string master_addr;
+  std::string master_addr{};
   std::uint16_t master_port = 0;
-  std::string program;               // another one than this, with spawn_child in its main
-  std::vector<std::string> command;  // its arguments
+  std::string program{};               // another one than this, with spawn_child in its main
+  std::vector<std::string> command{};  // its arguments
 };
 
 // What became of one rank.
@@ -174,215 +169,12 @@ class ProcessExitedException : public ProcessException {
   throw_failures(msgpack::unpack(bytes.data(), bytes.size()).get().as<std::vector<RankFailure> >());
 }
 
-// Where a queue is: as an argument, for a rank to open an end of its own.
-struct QueueAddress {
-  std::uint64_t pool = 0;
-  std::string name;
-  MSGPACK_DEFINE(pool, name)
-  template <class Queue>
-  static QueueAddress of(const Queue& queue) {
-    const auto info = queue.info();
-    return {info.pool, info.name};
-  }
-};
-
-// The session of this process as a rank: in the group of the ranks. Made at the first call.
-inline const Session& rank_session() {
-  static const Session* const session = new Session(Session::connect());  // goes with the process
-  return *session;
-}
-
 namespace detail {
 
 template <>
 struct Closer<shmb_processes> {
   static void close(shmb_processes* handle) noexcept { shmb_processes_free(handle); }
 };
-
-inline std::string demangled(const char* name) {
-  int status = 0;
-  std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(name, nullptr, nullptr, &status), std::free);
-  return status == 0 && text ? text.get() : name;
-}
-
-inline const char* type_text(const msgpack::object& object) {
-  switch (object.type) {
-    case msgpack::type::NIL:
-      return "nil";
-    case msgpack::type::BOOLEAN:
-      return "boolean";
-    case msgpack::type::POSITIVE_INTEGER:
-    case msgpack::type::NEGATIVE_INTEGER:
-      return "integer";
-    case msgpack::type::FLOAT32:
-    case msgpack::type::FLOAT64:
-      return "float";
-    case msgpack::type::STR:
-      return "string";
-    case msgpack::type::BIN:
-      return "bytes";
-    case msgpack::type::ARRAY:
-      return "array";
-    case msgpack::type::MAP:
-      return "map";
-    case msgpack::type::EXT:
-      break;
-  }
-  return object.via.ext.size > 0 && object.via.ext.type() == 1   ? "region"
-         : object.via.ext.size > 0 && object.via.ext.type() == 2 ? "ticket"
-         : object.via.ext.size > 0 && object.via.ext.type() == 3 ? "pool"
-                                                                 : "extension";
-}
-
-// Tickets that were made for ranks. Those with uses left when the ranks have ended would hold their regions on.
-class Lent {
- public:
-  Lent() = default;
-  Lent(const Lent&) = delete;
-  Lent& operator=(const Lent&) = delete;
-  ~Lent() { revoke(kPatience); }
-  void add(const RegionBase& region, const Ticket& ticket) {
-    shmb_session* session = nullptr;
-    shmb_error error;
-    if (shmb_region_session(region.c(), &session, &error) != SHMB_OK) throw Error(error);
-    tickets_.emplace_back(Session(session), ticket);
-  }
-  // All together take no longer than `within`. Past it each is still sent, and its answer not waited for.
-  void revoke(std::chrono::nanoseconds within) noexcept {
-    if (owner_ != ::getpid()) return;  // a forked child's copy; the parent's tickets are still awaited
-    const auto end = std::chrono::steady_clock::now() + std::min<std::chrono::nanoseconds>(within, kPatience);
-    const std::lock_guard lock(mutex_);
-    for (const auto& [session, ticket] : tickets_)
-      (void)session.try_revoke(ticket, end - std::chrono::steady_clock::now());
-    tickets_.clear();
-  }
-  static constexpr std::chrono::seconds kPatience{5};
-
- private:
-  const pid_t owner_ = ::getpid();
-  std::mutex mutex_;
-  std::vector<std::pair<Session, Ticket> > tickets_;
-};
-
-struct PackContext {
-  std::uint32_t uses = 1;  // how many ranks will attach
-  Timeout lifetime;        // until when they must have: the region of a ticket that nobody took is held so long
-  Lent* lent = nullptr;    // told of each ticket, where somebody will revoke it
-};
-using Packer = msgpack::packer<msgpack::sbuffer>;
-
-enum class Extension : std::int8_t { region = 1, ticket, pool };
-
-inline void pack_extension(Packer& packer, Extension kind, const void* data, std::uint32_t size) {
-  packer.pack_ext(size, static_cast<std::int8_t>(kind));
-  packer.pack_ext_body(static_cast<const char*>(data), size);
-}
-template <std::size_t size>
-std::array<std::uint8_t, size> extension(const msgpack::object& object, Extension kind) {
-  std::array<std::uint8_t, size> out;
-  if (object.type != msgpack::type::EXT || object.via.ext.type() != static_cast<std::int8_t>(kind) ||
-      object.via.ext.size != size)
-    throw msgpack::type_error();
-  std::memcpy(out.data(), object.via.ext.data(), size);
-  return out;
-}
-inline Ticket ticket_of(const std::array<std::uint8_t, 16>& bytes) {
-  std::uint8_t raw[16];
-  std::memcpy(raw, bytes.data(), sizeof raw);
-  return Ticket(Token(raw));
-}
-
-// How a value travels. Regions go as tickets, each good for one attach by each rank: a ticket holds its region, so it
-// is there for a rank that comes after the parent has let go.
-template <class T>
-struct Codec {
-  static void pack(Packer& packer, const T& value, const PackContext& context) {
-    if constexpr (requires {
-                    T::try_open(std::declval<const Session&>(), std::uint64_t{});
-                    value.info().id;
-                  }) {
-      const std::uint64_t id = value.info().id;  // a pool
-      pack_extension(packer, Extension::pool, &id, sizeof id);
-    } else {
-      packer.pack(value);
-    }
-    (void)context;
-  }
-  static T unpack(const msgpack::object& object) {
-    if constexpr (requires { T::try_open(std::declval<const Session&>(), std::uint64_t{}); }) {
-      std::uint64_t id = 0;
-      const auto bytes = extension<sizeof id>(object, Extension::pool);
-      std::memcpy(&id, bytes.data(), sizeof id);
-      return T::try_open(rank_session(), id).value();
-    } else {
-      return object.as<T>();
-    }
-  }
-};
-template <class R, Rights rights>
-struct RegionCodec {
-  static void pack(Packer& packer, const R& region, const PackContext& context) {
-    // Lent: a parent that is killed, even before there is anybody else, leaves none.
-    const Ticket ticket = context.lent != nullptr ? region.lend(rights, context.uses, context.lifetime)
-                                                  : region.ticket(rights, context.uses, context.lifetime);
-    if (context.lent != nullptr) context.lent->add(region, ticket);
-    pack_extension(packer, Extension::region, ticket.data(), 16);
-  }
-};
-template <>
-struct Codec<Region> : RegionCodec<Region, Rights::read | Rights::write | Rights::share> {
-  static Region unpack(const msgpack::object& object) {
-    const Ticket ticket = ticket_of(extension<16>(object, Extension::region));
-    AttachOptions options;
-    options.more_rights = Rights::share;
-    return rank_session().attach_writable(ticket, options);
-  }
-};
-template <>
-struct Codec<ReadOnlyRegion> : RegionCodec<ReadOnlyRegion, Rights::read> {
-  static ReadOnlyRegion unpack(const msgpack::object& object) {
-    return rank_session().attach(ticket_of(extension<16>(object, Extension::region)));
-  }
-};
-template <>
-struct Codec<Ticket> {
-  static void pack(Packer& packer, const Ticket& ticket, const PackContext&) {
-    pack_extension(packer, Extension::ticket, ticket.data(), 16);
-  }
-  static Ticket unpack(const msgpack::object& object) { return ticket_of(extension<16>(object, Extension::ticket)); }
-};
-
-template <class T>
-struct AsValue {
-  using type = std::decay_t<T>;
-};
-template <std::size_t n>
-struct AsValue<char[n]> {
-  using type = std::string;
-};
-template <>
-struct AsValue<const char*> {
-  using type = std::string;
-};
-
-template <class... A>
-std::string pack_all(const PackContext& context, const A&... arguments) {
-  msgpack::sbuffer out;
-  Packer packer(out);
-  packer.pack_array(static_cast<std::uint32_t>(sizeof...(A)));
-  (Codec<typename AsValue<A>::type>::pack(packer, arguments, context), ...);
-  return {out.data(), out.size()};
-}
-
-template <class T>
-T unpack_argument(const std::string& function, std::size_t number, const msgpack::object& object) {
-  try {
-    return Codec<T>::unpack(object);
-  } catch (const msgpack::type_error&) {
-    throw std::invalid_argument("function \"" + function + "\", argument " + std::to_string(number) + ": expected " +
-                                demangled(typeid(T).name()) + ", found " + type_text(object));
-  }
-}
 
 using Invoker = std::function<std::string(int, const msgpack::object&)>;
 struct Registered {
@@ -408,7 +200,8 @@ std::string invoke(const std::string& name, R (*function)(int, P...), int rank, 
     function(rank, std::forward<P>(std::get<n>(values))...);
   } else {
     Packer packer(out);
-    Codec<std::decay_t<R> >::pack(packer, function(rank, std::forward<P>(std::get<n>(values))...), PackContext{});
+    Codec<typename AsValue<std::decay_t<R> >::type>::pack(
+        packer, function(rank, std::forward<P>(std::get<n>(values))...), PackContext{.result = true});
   }
   return {out.data(), out.size()};
 }
@@ -469,17 +262,36 @@ inline const char* or_null(const std::string& text) { return text.empty() ? null
 
 }  // namespace detail
 
-// Makes a function callable in ranks under a name. It takes the rank first; what it returns goes to the parent.
+namespace detail {
 template <class R, class... P>
-bool register_function(const std::string& name, R (*function)(int, P...)) {
-  auto& known = detail::registry()[name];
+bool register_plain(const std::string& name, R (*function)(int, P...)) {
+  auto& known = registry()[name];
   const auto address = reinterpret_cast<void (*)()>(function);
   known.twice |= known.address != nullptr && known.address != address;
   known.address = address;
   known.invoke = [name, function](int rank, const msgpack::object& arguments) {
-    return detail::invoke(name, function, rank, arguments, std::index_sequence_for<P...>());
+    return invoke(name, function, rank, arguments, std::index_sequence_for<P...>());
   };
   return true;
+}
+template <class F>
+concept RankFunction = requires(const std::string& name, F&& function) { register_plain(name, +function); };
+}  // namespace detail
+
+// Makes a function callable in ranks under a name. It takes the rank first; what it returns goes to the parent.
+template <class R, class... P>
+bool register_function(const std::string& name, R (*function)(int, P...)) {
+  return detail::register_plain(name, function);
+}
+// The same for what becomes such a function: a lambda without captures, a function that is noexcept.
+template <class F>
+bool register_function(const std::string& name, F&& function) {
+  static_assert(
+      detail::RankFunction<F>,
+      "a rank's function is a plain function, or a lambda without captures, whose first parameter is int: the "
+      "rank");
+  if constexpr (detail::RankFunction<F>) return detail::register_plain(name, +function);
+  else return false;
 }
 // At namespace scope, for a function that can be named: SHMBROKER_SPAWN_FUNCTION("train", train);
 #define SHMBROKER_SPAWN_JOIN2(a, b) a##b
@@ -559,7 +371,12 @@ class ProcessContext {
     std::uint64_t length = 0;
     shmb_error error;
     if (shmb_processes_result(handle_.get(), local_rank, &data, &length, &error) != SHMB_OK) throw Error(error);
-    return detail::Codec<T>::unpack(msgpack::unpack(static_cast<const char*>(data), length).get());
+    // By the session that the ranks' tickets for their parent are bound to; without a group it has none.
+    shmb_session* raw = nullptr;
+    std::optional<Session> session;
+    if (shmb_processes_session(handle_.get(), &raw, nullptr) == SHMB_OK) session.emplace(raw);
+    const detail::AttachBy by(session ? &*session : nullptr);
+    return detail::unpack_result<T>(local_rank, data, static_cast<std::size_t>(length));
   }
   shmb_processes* c() const noexcept { return handle_.get(); }
 

@@ -56,6 +56,8 @@ int guard_ranks(Plan plan, Fd parent_socket) {
     if (!made) return cannot(parent.socket, made.error());
     group = std::move(*made);
     for (auto& variable : group->environment()) plan.environment.push_back(std::move(variable));
+  } else if (!plan.socket.empty()) {
+    plan.environment.emplace_back("SHMBROKER_SOCKET", plan.socket);
   }
   Ungrouped ungrouped(plan);
   Reporter& reporter = group ? static_cast<Reporter&>(*group) : ungrouped;

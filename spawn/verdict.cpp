@@ -19,7 +19,7 @@ std::string Verdict::encode() const {
     out.number(one.user_ns).number(one.system_ns).number(one.max_rss).number(one.time);
     out.text(one.type).text(one.text).text(one.trace).text(one.message);
   }
-  out.texts(results);
+  out.texts(results).number<std::uint8_t>(lent);
   return out.take();
 }
 
@@ -51,6 +51,7 @@ Result<Verdict> Verdict::decode(std::string_view bytes) {
     verdict.failures.push_back(std::move(one));
   }
   verdict.results = in.texts();
+  verdict.lent = in.flag();
   if (!in.done()) return error(Status::protocol, "the spawner is of another version of the library");
   return verdict;
 }

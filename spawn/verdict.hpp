@@ -42,6 +42,7 @@ struct Verdict {
   Error why;
   std::vector<Failure> failures;     // empty: all ended well
   std::vector<std::string> results;  // by local rank
+  bool lent = false;                 // what they name may end with the parent's session
 
   std::string encode() const;
   static Result<Verdict> decode(std::string_view bytes);

@@ -201,8 +201,7 @@ Result<std::string> show(const InspectOptions& options, const Viewer& viewer, co
   auto pool = find_pool(viewer, target);
   if (pool) return show_pool(options, viewer, std::move(*pool));
   if (pool.error().status != Status::not_found || options.pool) return std::unexpected(pool.error());
-  return error(Status::not_found, "no region and no pool " + shmb::quoted(target.id ? target.text : target.address) +
-                                      " here that is yours to see; `shmbroker list` shows what there is");
+  return std::unexpected(nothing_there("region and no pool", target, viewer));
 }
 
 int run_inspect(const InspectOptions& options) {

@@ -10,6 +10,7 @@
 
 #include "base/text.hpp"
 #include "proto/names.hpp"
+#include "proto/refusal.hpp"
 #include "tools/exit_code.hpp"
 #include "tools/gpu_view.hpp"
 #include "tools/pool_view.hpp"
@@ -89,10 +90,6 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
                std::move(*queues), std::move(*worlds),  std::move(*gpu)};
 }
 
-std::string count(std::size_t number, const char* noun) {
-  return std::to_string(number) + " " + noun + (number == 1 ? "" : "s");
-}
-
 std::string totals(const ListOptions& options, const Books& books) {
   const shmbw_status_reply& facts = books.status.record;
   std::string text = mode_text(facts.mode) + " broker " + books.status.version + ", up " +
@@ -100,15 +97,16 @@ std::string totals(const ListOptions& options, const Books& books) {
                      " of " + size_text(options.common, facts.bytes_limit) + " in use";
   if (facts.bytes_cached != 0)
     text += " (" + size_text(options.common, facts.bytes_cached) + " of it cached for reuse)";
-  text += "; shown: " + count(books.groups.rows.size(), "group") + ", " + count(books.regions.rows.size(), "region") +
-          ", " + size_text(options.common, books.regions.total_bytes);
+  text += "; shown: " + count_text(books.groups.rows.size(), "group") + ", " +
+          count_text(books.regions.rows.size(), "region") + ", " + size_text(options.common, books.regions.total_bytes);
   if (!books.pools.rows.empty())
-    text += "; " + count(books.pools.rows.size(), "pool") + ", " + count(books.queues.rows.size(), "queue");
+    text += "; " + count_text(books.pools.rows.size(), "pool") + ", " + count_text(books.queues.rows.size(), "queue");
   if (!books.worlds.worlds.rows.empty())
-    text += "; " + count(books.worlds.worlds.rows.size(), "world") + ", " +
-            count(books.worlds.references.rows.size(), "reference");
+    text += "; " + count_text(books.worlds.worlds.rows.size(), "world") + ", " +
+            count_text(books.worlds.references.rows.size(), "reference");
   if (!books.gpu.rows.empty())
-    text += "; " + count(books.gpu.rows.size(), "GPU region") + ", " + size_text(options.common, books.gpu.total_bytes);
+    text += "; " + count_text(books.gpu.rows.size(), "GPU region") + ", " +
+            size_text(options.common, books.gpu.total_bytes);
   return printable(text) + "\n";
 }
 
@@ -216,20 +214,23 @@ std::string list_json(const Viewer& viewer, const Books& books) {
   return dump(json);
 }
 
-// One table where one was asked for, else all that have rows, with an empty line between them.
+// One table where one was asked for, and a word where it has no rows; else all that have rows, with an empty line
+// between them.
 std::string tables(const ListOptions& options, const Books& books) {
   const bool all = !options.show_groups && !options.show_pools && !options.show_queues && !options.show_worlds &&
                    !options.show_refs && !options.show_gpu;
-  std::string text = options.show_groups ? group_table(options, books) : "";
-  const auto add = [&](bool wanted, const std::string& table) {
-    if ((all || wanted) && !table.empty()) text += (text.empty() ? "" : "\n") + table;
+  std::string text;
+  const auto add = [&](bool wanted, const std::string& table, const char* none) {
+    if (wanted && table.empty()) text += std::string("no ") + none + "\n";
+    else if (all || wanted) text += (text.empty() || table.empty() ? "" : "\n") + table;
   };
-  add(false, region_table(options, books));
-  add(options.show_gpu, gpu_table(options.common, books.gpu.rows));
-  add(options.show_pools, pool_table(options.common, books.pools.rows));
-  add(options.show_queues, queue_table(books.pools.rows, books.queues.rows));
-  add(options.show_worlds, world_table(books.worlds));
-  if (options.show_refs) add(true, reference_table(books.worlds));
+  if (options.show_groups) add(true, group_table(options, books), "groups");
+  add(false, region_table(options, books), "regions");
+  add(options.show_gpu, gpu_table(options.common, books.gpu.rows), "GPU regions");
+  add(options.show_pools, pool_table(options.common, books.pools.rows), "pools");
+  add(options.show_queues, queue_table(books.pools.rows, books.queues.rows), "queues");
+  add(options.show_worlds, world_table(books.worlds), "worlds");
+  if (options.show_refs) add(true, reference_table(books.worlds), "references");
   return text;
 }
 
@@ -240,8 +241,10 @@ int run_list(const ListOptions& options) {
   if (!viewer) return fail(viewer.error());
   auto books = read_books(*viewer, *selection);
   if (!books) return fail(books.error());
-  if (!options.group.empty() && books->groups.rows.empty())
-    return fail({Status::not_found, 0, {}, "no group " + shmb::quoted(options.group) + " here that is yours to see"});
+  if (!options.group.empty() && books->groups.rows.empty()) {
+    const wire::Sought sought{.what = "group", .name = options.group};
+    return fail(client::asked_of(viewer->facts().socket, wire::not_found(sought)));
+  }
   std::string text;
   if (options.common.json) {
     text = list_json(*viewer, *books);

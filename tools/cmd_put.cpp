@@ -77,6 +77,7 @@ Result<Source> open_source(const std::string& path) {
 
 // Membership, so that the group's keep begins when this command ends.
 Result<std::uint64_t> enter_group(const Session& session, const std::string& wanted) {
+  if (wanted.empty() && in_a_group()) return session.info().group;  // the session is in it: where `cat NAME` looks
   shmb_error failure{};
   const std::string name = wanted.empty() ? default_group() : wanted;
   std::uint64_t id = 0;
@@ -173,9 +174,12 @@ Result<Done> put(const Session& session, const PutOptions& options) {
   return done;
 }
 
+std::string put_address(const shmb_region_stat& stat) {
+  return address_text(stat.owner_uid, stat.group, stat.group_name, stat.name);
+}
+
 std::string put_text(const PutOptions& options, const Session& session, const shmb_region_stat& stat) {
-  const std::string address =
-      std::string(*stat.group_name ? stat.group_name : "#" + std::to_string(stat.group)) + "/" + stat.name;
+  const std::string address = put_address(stat);
   std::string text;
   if (session.info().started_by_us) text += std::string("started a private broker at ") + session.info().socket + "\n";
   text += address + ": " + size_text(options.common, stat.length) + ", read-only, ";
@@ -195,7 +199,9 @@ std::string put_text(const PutOptions& options, const Session& session, const sh
 std::string put_json(const Session& session, const shmb_region_stat& stat) {
   Json json = document("put");
   json["id"] = id_text({stat.id.id, stat.id.generation, 0});
-  json["group"] = *stat.group_name ? std::string(stat.group_name) : "#" + std::to_string(stat.group);
+  json["address"] = put_address(stat);
+  json["group"] = group_text(stat.group, stat.group_name);
+  json["group_id"] = stat.group;
   json["name"] = std::string(stat.name);
   json["length"] = stat.length;
   json["bytes"] = stat.bytes;
@@ -226,7 +232,9 @@ Command add_put(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("put", "A file as a read-only region; starts a private broker if there is none");
   verb->add_option("file", options->file, "The file")->required();
   verb->add_option("--name", options->name, "The region's name")->required();
-  verb->add_option("--group", options->group, "Its group (default: shell-<uid>), made with keep 1h if there is none");
+  verb->add_option(
+      "--group", options->group,
+      "Its group, made with keep 1h if there is none (default: that of SHMBROKER_GROUP, else shell-<uid>)");
   verb->add_option_function<std::string>(
           "--keep",
           [options](const std::string& text) {

@@ -47,7 +47,7 @@ int release_pool(const ReleaseOptions& options, const Session& session, const Ta
   const int opened =
       shmb_pool_open(session.get(), target.id ? nullptr : target.address.c_str(), &opening, &pool, &failure);
   if (opened == SHMB_E_NOT_FOUND)
-    return fail(nothing_there("region and no pool", target.id ? target.text : target.address));
+    return fail(nothing_there("region and no pool", target, session.info().socket, session.info().group));
   if (opened != SHMB_OK) return fail(failed(failure));
   shmb_pool_info info{};
   info.size = sizeof info;
@@ -58,6 +58,9 @@ int release_pool(const ReleaseOptions& options, const Session& session, const Ta
   const std::uint32_t others = info.participants - 1;
   if (options.common.json) {
     Json json = document("release");
+    json["id"] = pool_id_text(info.id);
+    json["address"] = target.id ? pool_id_text(info.id) : target.address;
+    json["group_id"] = info.group;
     json["pool"] = info.id;
     json["bytes"] = info.bytes;
     json["participants"] = others;
@@ -84,6 +87,9 @@ int release_region(const ReleaseOptions& options, const Session& session) {
   if (options.common.json) {
     Json json = document("release");
     json["id"] = id_text({stat.id.id, stat.id.generation, 0});
+    json["address"] = address_text(stat.owner_uid, stat.group, stat.group_name, stat.name);
+    json["group"] = group_text(stat.group, stat.group_name);
+    json["group_id"] = stat.group;
     json["name"] = std::string(stat.name);
     json["bytes"] = stat.bytes;
     json["holders"] = stat.holders;
@@ -106,7 +112,6 @@ int release_group(const ReleaseOptions& options, const Session& session) {
   shmb_error failure{};
   const int status = shmb_group_end(session.get(), id, id == 0 ? address->group.c_str() : nullptr,
                                     SHMB_END_RELEASE_KEPT, session.timeout(), &ending, &failure);
-  if (status == SHMB_E_NOT_FOUND) return fail(nothing_there("group", options.group));
   if (status != SHMB_OK) return fail(failed(failure));
   if (options.common.json) {
     Json json = document("release");

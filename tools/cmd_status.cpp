@@ -62,17 +62,17 @@ std::string status_text(const Common& common, const Viewer& viewer, const Broker
       {"kernel", status.kernel},
       {"memory", size_text(common, facts.bytes) + " of " + size_text(common, facts.bytes_limit) + " in use, " +
                      size_text(common, facts.bytes_cached) + " of it cached for reuse"},
-      {"tables", number(facts.groups) + " groups, " + number(facts.regions) + " regions, " + number(facts.leases) +
-                     " leases, " + number(facts.tickets) + " tickets, " + number(facts.sessions) + " sessions, " +
-                     number(facts.watches) + " watches"},
-      {"pools", number(counts.pools) + " pools, " + number(counts.queues) + " queues, " + number(counts.participants) +
-                    " participants that are yours to see"},
-      {"worlds", number(counts.worlds) + " worlds, " + number(counts.workers) + " workers, " +
-                     number(counts.references) + " references that are yours to see"},
+      {"tables", count_text(facts.groups, "group") + ", " + count_text(facts.regions, "region") + ", " +
+                     count_text(facts.leases, "lease") + ", " + count_text(facts.tickets, "ticket") + ", " +
+                     count_text(facts.sessions, "session") + ", " + count_text(facts.watches, "watch", "es")},
+      {"pools", count_text(counts.pools, "pool") + ", " + count_text(counts.queues, "queue") + ", " +
+                    count_text(counts.participants, "participant") + " that are yours to see"},
+      {"worlds", count_text(counts.worlds, "world") + ", " + count_text(counts.workers, "worker") + ", " +
+                     count_text(counts.references, "reference") + " that are yours to see"},
       {"descriptors", number(facts.descriptors) + " of " + number(facts.descriptors_limit) + " in use, " +
                           number(facts.descriptors_reserved) + " reserved, " + number(facts.in_flight) + " in flight"},
-      {"served", number(facts.requests) + " requests, " + number(facts.refusals) + " refused; " +
-                     number(facts.reclaims) + " reclaims freed " + size_text(common, facts.bytes_reclaimed)}};
+      {"served", count_text(facts.requests, "request") + ", " + number(facts.refusals) + " refused; " +
+                     count_text(facts.reclaims, "reclaim") + " freed " + size_text(common, facts.bytes_reclaimed)}};
   const char* label = "without";
   for (const std::string& loss : loss_lines(status)) lines.emplace_back(std::exchange(label, ""), loss);
   return label_lines(lines);

@@ -3,10 +3,10 @@
 #include "tools/resolve.hpp"
 
 #include <charconv>
-#include <cstdlib>
 
 #include "base/text.hpp"
 #include "proto/names.hpp"
+#include "proto/refusal.hpp"
 
 namespace shmb::tools {
 namespace {
@@ -36,11 +36,6 @@ Result<Target> by_id(const std::string& text) {
   return target;
 }
 
-bool in_a_group() {
-  const char* variable = std::getenv("SHMBROKER_GROUP");
-  return variable != nullptr && *variable != '\0';
-}
-
 Selection selection_of(const Viewer& viewer, const Target& target) {
   Selection selection;
   if (target.id) {
@@ -61,10 +56,20 @@ Selection selection_of(const Viewer& viewer, const Target& target) {
 
 }  // namespace
 
-Error nothing_there(const char* what, const std::string& text) {
-  return error(Status::not_found, std::string("no ") + what + " " + shmb::quoted(text) +
-                                      " here that is yours to see; `shmbroker list` shows what there is")
-      .error();
+Error nothing_there(const char* what, const Target& target, const std::string& socket, std::uint64_t own) {
+  wire::Sought sought{.what = what};
+  names::Address address;
+  if (target.id) {
+    sought.id = target.id->id;
+    sought.generation = target.id->generation;
+  } else {
+    address = *names::parse_region(target.address);  // resolve has checked it
+    if (address.group.empty() && own != 0) address.group = "#" + std::to_string(own);
+    sought.name = address.name;
+    sought.group = address.group;
+    sought.owner_uid = address.owner_uid;
+  }
+  return client::asked_of(socket, wire::not_found(sought));
 }
 
 Result<Target> resolve(const std::string& text) {
@@ -82,8 +87,6 @@ Result<Region> attach(const Session& session, const Target& target, const shmb_a
   shmb_region* region = nullptr;
   const int status = target.id ? shmb_attach_id(session.get(), &*target.id, &options, &region, &error)
                                : shmb_attach(session.get(), target.address.c_str(), &options, &region, &error);
-  if (status == SHMB_E_NOT_FOUND)
-    return std::unexpected(nothing_there("region", target.id ? target.text : target.address));
   if (status != SHMB_OK) return std::unexpected(failed(error));
   return Region(region);
 }
@@ -91,14 +94,14 @@ Result<Region> attach(const Session& session, const Target& target, const shmb_a
 Result<RegionRow> find(const Viewer& viewer, const Target& target) {
   auto found = client::list_regions(viewer.session(), selection_of(viewer, target), viewer.deadline());
   if (!found) return std::unexpected(found.error());
-  if (found->rows.empty()) return std::unexpected(nothing_there("region", target.id ? target.text : target.address));
+  if (found->rows.empty()) return std::unexpected(nothing_there("region", target, viewer));
   return std::move(found->rows.front());
 }
 
 Result<PoolRow> find_pool(const Viewer& viewer, const Target& target) {
   auto found = client::list_pools(viewer.session(), selection_of(viewer, target), viewer.deadline());
   if (!found) return std::unexpected(found.error());
-  if (found->rows.empty()) return std::unexpected(nothing_there("pool", target.id ? target.text : target.address));
+  if (found->rows.empty()) return std::unexpected(nothing_there("pool", target, viewer));
   return std::move(found->rows.front());
 }
 
@@ -109,7 +112,12 @@ Result<QueueRow> find_queue(const Viewer& viewer, const PoolRow& pool, const std
   if (!found) return std::unexpected(found.error());
   for (QueueRow& row : found->rows)
     if (row.name == name) return std::move(row);
-  return std::unexpected(nothing_there("queue", address_text(pool) + ":" + name));
+  return std::unexpected(
+      client::asked_of(viewer.facts().socket, {Status::not_found,
+                                               0,
+                                               {},
+                                               "no queue " + shmb::quoted(address_text(pool) + ":" + name) +
+                                                   "; `shmbroker list --queues` shows what there is"}));
 }
 
 std::string take_queue(std::string& address) {

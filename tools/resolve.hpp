@@ -20,8 +20,11 @@ struct Target {
 };
 
 Result<Target> resolve(const std::string& text);
-// not_found, with a sentence that names what was asked for and where to look.
-Error nothing_there(const char* what, const std::string& text);
+// not_found, in the words of library and broker. `socket` of the broker that was asked, `own` the asker's group or 0.
+Error nothing_there(const char* what, const Target& target, const std::string& socket, std::uint64_t own);
+inline Error nothing_there(const char* what, const Target& target, const Viewer& viewer) {
+  return nothing_there(what, target, viewer.facts().socket, viewer.facts().group);
+}
 Result<Region> attach(const Session& session, const Target& target, const shmb_attach_options& options);
 // The one region's row, or not_found with a sentence.
 Result<RegionRow> find(const Viewer& viewer, const Target& target);

@@ -99,4 +99,13 @@ std::string age_text(std::int64_t boottime) {
 
 std::string default_group() { return "shell-" + std::to_string(::geteuid()); }
 
+bool in_a_group() {
+  const char* variable = std::getenv("SHMBROKER_GROUP");
+  return variable != nullptr && *variable != '\0';
+}
+
+std::string count_text(std::uint64_t number, const char* noun, const char* plural) {
+  return std::to_string(number) + " " + noun + (number == 1 ? "" : plural);
+}
+
 }  // namespace shmb::tools

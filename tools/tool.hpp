@@ -54,5 +54,7 @@ std::string size_text(const Common& common, std::uint64_t bytes);
 std::string user_text(std::uint32_t uid);     // "mara", or the number when unknown
 std::string age_text(std::int64_t boottime);  // since then: "3h12m"
 std::string default_group();                  // "shell-<uid>"
+bool in_a_group();                            // SHMBROKER_GROUP is set, as in `run`: bare names are in that group
+std::string count_text(std::uint64_t number, const char* noun, const char* plural = "s");  // "1 region", "2 regions"
 
 }  // namespace shmb::tools

@@ -17,11 +17,6 @@ std::string_view pick(const std::array<const char*, N>& texts, std::uint32_t val
   return value < N ? texts[value] : "unknown";
 }
 
-template <class Row>
-std::string named(std::uint32_t owner, std::uint64_t group, const Row& row) {
-  return (owner == ::geteuid() ? "" : std::to_string(owner) + ":") + group_text(group, row.group) + "/" + row.name;
-}
-
 }  // namespace
 
 std::vector<std::string> loss_lines(const BrokerStatus& status) {
@@ -45,12 +40,20 @@ std::string group_text(std::uint64_t id, const std::string& name) {
 
 std::string pool_id_text(std::uint64_t pool) { return "@" + std::to_string(pool); }
 
+std::string address_text(std::uint32_t owner, std::uint64_t group, const std::string& group_name,
+                         const std::string& name) {
+  return (owner == ::geteuid() ? "" : std::to_string(owner) + ":") + group_text(group, group_name) + "/" + name;
+}
+
 std::string address_text(const RegionRow& row) {
-  return row.name.empty() ? id_text(row.record.region) : named(row.record.owner_uid, row.record.group, row);
+  const shmbw_region_record& record = row.record;
+  return row.name.empty() ? id_text(record.region) : address_text(record.owner_uid, record.group, row.group, row.name);
 }
 
 std::string address_text(const PoolRow& row) {
-  return row.name.empty() ? pool_id_text(row.record.pool) : named(row.record.owner_uid, row.record.group, row);
+  const shmbw_pool_record& record = row.record;
+  return row.name.empty() ? pool_id_text(record.pool)
+                          : address_text(record.owner_uid, record.group, row.group, row.name);
 }
 
 std::string access_text(const shmbw_region_record& record) {

@@ -24,8 +24,10 @@ using client::SessionRow;
 using client::TicketRow;
 
 // What people call these.
-std::string address_text(
-    const RegionRow& row);  // "GROUP/NAME", "UID:GROUP/NAME" of another uid, "@ID.GENERATION" unnamed
+// "GROUP/NAME", "UID:GROUP/NAME" of another uid
+std::string address_text(std::uint32_t owner, std::uint64_t group, const std::string& group_name,
+                         const std::string& name);
+std::string address_text(const RegionRow& row);                     // that, "@ID.GENERATION" unnamed
 std::string address_text(const PoolRow& row);                       // as a region's; "@ID" unnamed
 std::string id_text(const shmbw_region_ref& ref);                   // "@17.1"
 std::string pool_id_text(std::uint64_t pool);                       // "@17"

@@ -49,11 +49,44 @@ int main() {
              ? 0 : 1;
 }
 """
+# Without a broker: what the headers and the library say by themselves.
+SPAWN_PROGRAM = """#include <shmbroker/spawn.hpp>
+void nothing(int) {}
+SHMBROKER_SPAWN_FUNCTION("nothing", nothing);
+int main(int argc, char** argv) {
+  if (auto ended = shmbroker::spawn_child(argc, argv)) return *ended;
+  try {
+    shmbroker::spawn("nothing", shmbroker::SpawnOptions{.nprocs = 0});
+  } catch (const shmbroker::Error& error) {
+    return error.status() == shmbroker::Status::invalid ? 0 : 2;
+  }
+  return 1;
+}
+"""
+REMOTE_PROGRAM = """#include <shmbroker/remote.hpp>
+int add(int a, int b) { return a + b; }
+SHMBROKER_REMOTE_FUNCTION("add", add);
+int main() {
+  try {
+    shmbroker::remote::init("a", 3, 2, {.address = "localhost:29500"});
+  } catch (const shmbroker::Error& error) {
+    return error.status() == shmbroker::Status::invalid ? 0 : 2;
+  }
+  return 1;
+}
+"""
 CMAKE = """cmake_minimum_required(VERSION 3.16)
-project(stranger C)
+project(stranger C CXX)
 find_package(shmbroker 0.1 REQUIRED)
+set(CMAKE_CXX_STANDARD 20)
 add_executable(stranger stranger.c)
 target_link_libraries(stranger shmbroker::shmbroker)
+add_executable(heap heap.cpp)
+target_link_libraries(heap shmbroker::heap)
+add_executable(spawn spawn.cpp)
+target_link_libraries(spawn shmbroker::spawn)
+add_executable(remote remote.cpp)
+target_link_libraries(remote shmbroker::spawn)
 """
 
 
@@ -77,7 +110,7 @@ def main():
         (prefix / "include/shmbroker").mkdir(parents=True)
         shutil.copy(library, lib / "libshmbroker.so.0")
         (lib / "libshmbroker.so").symlink_to("libshmbroker.so.0")
-        for pc in ("shmbroker.pc", "shmbroker-heap.pc"):
+        for pc in ("shmbroker.pc", "shmbroker-heap.pc", "shmbroker-spawn.pc"):
             shutil.copy(pc_file.with_name(pc), lib / "pkgconfig")
         for file in cmake_files:
             shutil.copy(file, lib / "cmake/shmbroker")
@@ -88,13 +121,17 @@ def main():
         (folder / "stranger.cpp").write_text(CXX_PROGRAM)
         (folder / "heap.cpp").write_text(HEAP_PROGRAM)
         (folder / "gpu.cpp").write_text(GPU_PROGRAM)
+        (folder / "spawn.cpp").write_text(SPAWN_PROGRAM)
+        (folder / "remote.cpp").write_text(REMOTE_PROGRAM)
         if shutil.which("pkg-config") is None:
             print("SKIPPED: pkg-config: not here")
         else:
             for compiler, standard, source, package in [("cc", "-std=c11", "stranger.c", "shmbroker"),
                                                         ("c++", "-std=c++20", "stranger.cpp", "shmbroker"),
                                                         ("c++", "-std=c++20", "gpu.cpp", "shmbroker"),
-                                                        ("c++", "-std=c++20", "heap.cpp", "shmbroker-heap")]:
+                                                        ("c++", "-std=c++20", "heap.cpp", "shmbroker-heap"),
+                                                        ("c++", "-std=c++20", "spawn.cpp", "shmbroker-spawn"),
+                                                        ("c++", "-std=c++20", "remote.cpp", "shmbroker-spawn")]:
                 flags = shlex.split(run("pkg-config", f"--define-variable=prefix={prefix}", "--cflags", "--libs", package,
                                         env=dict(os.environ, PKG_CONFIG_PATH=str(lib / "pkgconfig"))))
                 run(compiler, standard, "-Wall", "-Werror", folder / source, "-o", folder / "stranger", *flags)
@@ -106,8 +143,9 @@ def main():
             (folder / "CMakeLists.txt").write_text(CMAKE)
             run("cmake", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
             run("cmake", "--build", folder / "build")
-            run(folder / "build/stranger", env=here)
-            print("cc by find_package")
+            for program in ("stranger", "heap", "spawn", "remote"):
+                run(folder / "build" / program, env=here)
+                print(f"{program} by find_package")
             (folder / "CMakeLists.txt").write_text(CMAKE.replace("shmbroker 0.1", "shmbroker 99"))
             refused = subprocess.run(["cmake", "-S", folder, "-B", folder / "newer", f"-DCMAKE_PREFIX_PATH={prefix}"],
                                      capture_output=True, text=True)

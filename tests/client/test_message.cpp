@@ -1,13 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages of all forms: inline, slots, regions, lists of them, kept and borrowed, and expired ones.
+#include <linux/sockios.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
+
+#include <atomic>
+#include <thread>
 
 #include "tests/client/pool_support.hpp"
 
 using namespace client_tests;
 using namespace shmb;
 using namespace shmb::client;
+
+namespace {
+
+// A request of this session lies in its socket, and the broker has not read it.
+bool has_asked(Session& session) {
+  int bytes = 0;
+  return ::ioctl(session.socket_descriptor(), SIOCOUTQ, &bytes) == 0 && bytes > 0;
+}
+
+Region::Handle filled_region(const std::shared_ptr<Session>& session, std::uint64_t length, int number) {
+  auto region = must(create_region(session, named("", length)));
+  std::memcpy(region->data(), &number, sizeof number);
+  return region;
+}
+
+void check_regions(const Message& message, std::size_t count) {
+  REQUIRE(message.count() == count);
+  for (std::size_t i = 0; i < count; ++i) {
+    CAPTURE(i);
+    REQUIRE(message.part(i).status == Status::ok);
+    int number = -1;
+    std::memcpy(&number, message.part(i).data, sizeof number);
+    CHECK(number == static_cast<int>(i));
+  }
+}
+
+}  // namespace
 
 TEST_CASE("bytes of every size arrive: inline to the last byte, then in slots, and too many are refused") {
   const harness::BrokerFixture broker;
@@ -350,4 +382,75 @@ TEST_CASE("a region that its sender has attached anew is held anew by the messag
   send_and_read();
   must(in->receive(message, false, kForever));
   CHECK(message.part(0).status == Status::ok);
+}
+
+TEST_CASE("what a message names stays held while its sender asks for the rest and another thread sends") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::claim);
+  auto spec = queue_spec("q", Kind::claim, false, true);
+  spec.timeout = 60'000'000'000;
+  auto out = must(Queue::open(pool, spec));
+  auto old = filled_region(session, 2 << 20, 0), fresh = filled_region(session, 4096, 1);
+  Message message;
+  const OutPart first[] = {region_part(*old)}, both[] = {region_part(*old), region_part(*fresh)};
+  must(out->send(first, 0, 0, kNoWait));
+  must(in->receive(message, true, kForever));
+  check_regions(message, 1);
+  must(message.done());
+  CHECK(must(out->facts()).depth == 0);  // it looked: no message names the region now
+  must(session->ping(Deadline::after(0)));
+
+  ::kill(broker.pid(), SIGSTOP);
+  std::thread sends([&] { must(out->send(both, 0, 0, kNoWait)); });
+  CHECK(comes_true([&] { return has_asked(*session); }));
+  must(out->send(bytes_of("between"), kNoWait));
+  ::kill(broker.pid(), SIGCONT);
+  sends.join();
+  old.reset();
+  fresh.reset();
+  must(session->ping(Deadline::after(0)));  // behind all that was given back
+  must(in->receive(message, true, kForever));
+  CHECK(text_of(message) == "between");
+  must(in->receive(message, true, kForever));
+  check_regions(message, 2);
+}
+
+TEST_CASE("the regions of a list that takes several requests are all held when it is sent, whoever sends meanwhile") {
+  constexpr int kRegions = 600, kRounds = 4;
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::claim);
+  auto out = writer(pool, "q", Kind::claim);
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<Region::Handle> regions;
+    std::vector<OutPart> parts;
+    for (int i = 0; i < kRegions; ++i) {
+      regions.push_back(filled_region(session, 4096, i));
+      parts.push_back(region_part(*regions.back()));
+    }
+    std::atomic<bool> sent = false;
+    std::thread others([&] {
+      while (!sent) {
+        const auto small = out->send(bytes_of("small"), kNoWait);
+        if (!small) CHECK(small.error().status == Status::full);
+        std::this_thread::yield();
+      }
+    });
+    std::thread sends([&] {
+      must(out->send(parts, 0, 0, kForever));
+      sent = true;
+      regions.clear();
+    });
+    Message message;
+    do must(in->receive(message, true, kForever));
+    while (message.count() == 1);
+    sends.join();
+    others.join();
+    check_regions(message, kRegions);
+    must(message.done());
+    while (in->receive(message, true, kNoWait)) CHECK(text_of(message) == "small");
+  }
 }

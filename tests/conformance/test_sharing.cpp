@@ -50,12 +50,14 @@ TEST_CASE("1: what takes part leaves no object; the check sees one that is held"
 
 TEST_CASE("2: a scenario leaves no descriptor open") {
   const harness::BrokerFixture broker;
-  EACH_STRATEGY(strategy) {
+  EACH_STRATEGY(strategy)
+  for (const StartMethod method : kStartMethods) {
     CAPTURE(strategy);
+    CAPTURE(std::string(text_of(method)));
     const int before = tenth_free_descriptor();
     {
       const World world(broker);
-      auto peer = shmbroker::spawn("echo", process_of(broker, StartMethod::spawn), world.pool, 20);
+      auto peer = shmbroker::spawn("echo", process_of(broker, method), world.pool, 20);
       for (int i = 0; i < 20; ++i) world.put({Tensor::zeros(Type::float64, {100})});
       for (int i = 0; i < 20; ++i) CHECK(get(world.in).tensors.at(0).all(0));
       CHECK(peer.join());

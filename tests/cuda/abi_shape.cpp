@@ -8,6 +8,10 @@
 
 #include "tests/gpu/same_call.hpp"
 
+#if CUDA_VERSION < 12050  // the only function that the oldest driver of ours has not
+using PFN_cuCtxRecordEvent_v12050 = CUresult (*)(CUcontext, CUevent);
+#endif
+
 namespace shmb::cuda {
 namespace {
 
@@ -97,6 +101,7 @@ static_assert(same(kNotRegistered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED));
 static_assert(same(kLaunchFailed, CUDA_ERROR_LAUNCH_FAILED) && same(kNotPermitted, CUDA_ERROR_NOT_PERMITTED));
 static_assert(same(kNotSupported, CUDA_ERROR_NOT_SUPPORTED) && same(kSystemNotReady, CUDA_ERROR_SYSTEM_NOT_READY));
 static_assert(same(kDriverMismatch, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) && same(kUnknown, CUDA_ERROR_UNKNOWN));
+static_assert(same(kCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
 static_assert(same(kCompatNotSupported, CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE));
 static_assert(same(kMpsFirst, CUDA_ERROR_MPS_CONNECTION_FAILED) && same(kMpsLast, CUDA_ERROR_MPS_CLIENT_TERMINATED));
 

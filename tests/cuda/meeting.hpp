@@ -10,6 +10,9 @@
 
 namespace cuda_tests {
 
+using harness::Child;
+using harness::Gate;
+
 struct Meeting {
   explicit Meeting(harness::BrokerOptions options = {})
       : broker(gpu_broker(std::move(options))), session(session_on(broker.socket())) {
@@ -70,5 +73,45 @@ struct Worker : Device {
   shmb::cuda::ContextHold::Scope scope;
   shmb::cuda::Stream raw = nullptr;
 };
+
+// Publishes "w", all of one byte, and tells.
+inline int publish_w(const Meeting& meeting, unsigned char value, const Gate& done, gpu::PublishOptions options = {}) {
+  auto session = meeting.member();
+  Device device;
+  auto region = gpu::Region::allocate(session, 4 * kMiB);
+  ACTOR_CHECK(device.fill(region.pointer(), 4 * kMiB, value) == 0);
+  options.name = "w";
+  ACTOR_MUST(region.try_publish(options));
+  done.open();
+  ::pause();
+  return 0;
+}
+
+// Imports "w" and compares.
+inline int read_w(const Meeting& meeting, int value) {
+  auto session = meeting.member();
+  Device device;
+  auto region = gpu::Region::try_import(session, std::string("w"));
+  ACTOR_MUST(region);
+  ACTOR_CHECK(device.all(region->pointer(), 4 * kMiB) == value);
+  return 0;
+}
+
+// The producer of a timeline whose stream never comes to the signal that it has announced.
+inline Child stuck_producer(const Meeting& meeting, const std::string& name) {
+  const Gate enqueued;
+  auto child = Child::run([&] {
+    ::setenv("FAKECUDA_DELAY_US", "600000000", 1);  // what is enqueued never runs in this process' life
+    auto session = meeting.member();
+    auto timeline = gpu::Timeline::create(session, {.name = name});
+    const Worker worker;
+    ACTOR_MUST(timeline.try_signal(1, worker.stream()));
+    enqueued.open();
+    ::pause();
+    return 0;
+  });
+  REQUIRE(enqueued.wait());
+  return child;
+}
 
 }  // namespace cuda_tests

@@ -5,14 +5,7 @@
 #include "client/gpu_calls.hpp"
 #include "tests/cuda/stage.hpp"
 
-using cuda_tests::Device;
-using cuda_tests::kMiB;
-using cuda_tests::sentence_of;
-using cuda_tests::session_on;
-using cuda_tests::Status;
-using cuda_tests::status_of;
-namespace gpu = shmbroker::gpu;
-
+namespace cuda_tests {
 namespace {
 
 gpu::Tensor one_float() {
@@ -25,19 +18,19 @@ gpu::Tensor one_float() {
 }  // namespace
 
 TEST_CASE("a DLPack tensor that is asked for while its region falls asleep is refused, or keeps it awake") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   Device device;
   auto region = gpu::Region::allocate(session, 2 * kMiB);
   Status asked = Status::ok;
   std::function<void()> ask = [&] { asked = status_of(region.try_dlpack(one_float())); };
-  fakecuda::Fake::use().before("cuCtxSynchronize", ask);
+  fakecuda::Fake::use().before("cuCtxRecordEvent", ask);
   CHECK(status_of(region.try_sleep()) == Status::ok);
   CHECK(asked == Status::invalid);
   region.wake();
   // A sleep that fails leaves it as it was.
   {
-    const fakecuda::Injected failing("cuCtxSynchronize:1:999");
+    const fakecuda::Injected failing("cuCtxRecordEvent:1:999");
     CHECK(status_of(region.try_sleep()) == Status::driver_failed);
   }
   CHECK(region.pointer() != 0);
@@ -45,7 +38,7 @@ TEST_CASE("a DLPack tensor that is asked for while its region falls asleep is re
 }
 
 TEST_CASE("what the broker tells of a region while it is being imported or published is not lost") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto maker = session_on(broker.socket()), session = session_on(broker.socket());
   auto inside = client_tests::must(client_tests::try_open(broker.socket()));
   const auto lose = [&](shmbroker::Session& listener) {
@@ -69,7 +62,7 @@ TEST_CASE("what the broker tells of a region while it is being imported or publi
 }
 
 TEST_CASE("the device is waited for in its primary context too where the caller has one of his own") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   Device device;
   auto region = gpu::Region::allocate(session, kMiB);
@@ -88,3 +81,5 @@ TEST_CASE("the device is waited for in its primary context too where the caller 
   CHECK(published == Status::ok);
   CHECK((*device.driver)->stream_destroy(stream) == 0);
 }
+
+}  // namespace cuda_tests

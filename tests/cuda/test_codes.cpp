@@ -11,14 +11,7 @@
 #include "tests/client/support.hpp"
 #include "tests/cuda/meeting.hpp"
 
-using cuda_tests::kMiB;
-using cuda_tests::Meeting;
-using cuda_tests::session_on;
-using cuda_tests::Status;
-using cuda_tests::Worker;
-using harness::Child;
-namespace gpu = shmbroker::gpu;
-
+namespace cuda_tests {
 namespace {
 
 struct Outcome {
@@ -27,7 +20,7 @@ struct Outcome {
 };
 template <class T>
 Outcome outcome_of(const shmbroker::Result<T>& result) {
-  return {cuda_tests::status_of(result), cuda_tests::sentence_of(result)};
+  return {status_of(result), sentence_of(result)};
 }
 
 struct Producing {
@@ -100,7 +93,7 @@ struct Inside {
 template <class Ask>
 Outcome once_it_is(Status status, Ask ask) {
   Outcome seen;
-  (void)cuda_tests::comes_true([&] {
+  (void)comes_true([&] {
     seen = ask();
     return seen.status == status;
   });
@@ -360,3 +353,5 @@ TEST_CASE("no code of GPU memory is without a line that produces it") {
   }
   CHECK(known >= 27);
 }
+
+}  // namespace cuda_tests

@@ -10,18 +10,7 @@
 
 #include "tests/cuda/meeting.hpp"
 
-using cuda_tests::comes_true;
-using cuda_tests::kMiB;
-using cuda_tests::Meeting;
-using cuda_tests::Note;
-using cuda_tests::session_on;
-using cuda_tests::Status;
-using cuda_tests::status_of;
-using cuda_tests::Worker;
-using harness::Child;
-using harness::Gate;
-namespace gpu = shmbroker::gpu;
-
+namespace cuda_tests {
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(60);
@@ -218,7 +207,7 @@ TEST_CASE("55: tensors alternating between two devices arrive on the right one")
   auto producer = Child::run([&] {
     auto session = meeting.member();
     for (int i = 0; i < 5; ++i) {
-      cuda_tests::Device device(i % 2);
+      Device device(i % 2);
       auto region = gpu::Region::allocate(session, 2 * kMiB, {.device = i % 2});
       ACTOR_CHECK(device.fill(region.pointer(), 2 * kMiB, static_cast<unsigned char>(i)) == 0);
       ACTOR_MUST(region.try_publish({.name = "d" + std::to_string(i)}));
@@ -234,7 +223,7 @@ TEST_CASE("55: tensors alternating between two devices arrive on the right one")
             ACTOR_MUST(region);
             const int ordinal = 1 - i % 2;
             ACTOR_CHECK(region->info().device == ordinal);
-            cuda_tests::Device device(ordinal);
+            Device device(ordinal);
             ACTOR_CHECK(device.all(region->pointer(), 2 * kMiB) == i);
             ACTOR_MUST(region->try_release(true));
           }
@@ -253,8 +242,8 @@ TEST_CASE("56: a forked child of a process that used the GPU gets a sentence, an
           const pid_t child = ::fork();
           if (child == 0) {
             const auto made = gpu::Region::try_allocate(session, 2 * kMiB);
-            const bool told = status_of(made) == Status::forked_child &&
-                              cuda_tests::sentence_of(made).contains("CUDA does not survive a fork");
+            const bool told =
+                status_of(made) == Status::forked_child && sentence_of(made).contains("CUDA does not survive a fork");
             ::_exit(told ? 0 : 1);
           }
           int status = -1;
@@ -512,3 +501,5 @@ TEST_CASE("69: a process receives what it sent itself") {
           return 0;
         }).wait() == 0);
 }
+
+}  // namespace cuda_tests

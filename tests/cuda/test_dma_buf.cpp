@@ -6,14 +6,7 @@
 
 #include "tests/cuda/meeting.hpp"
 
-using cuda_tests::kMiB;
-using cuda_tests::Meeting;
-using cuda_tests::sentence_of;
-using cuda_tests::Status;
-using cuda_tests::status_of;
-using cuda_tests::Worker;
-using harness::Child;
-namespace gpu = shmbroker::gpu;
+namespace cuda_tests {
 
 TEST_CASE("a part of a region made for network cards has a dma-buf, here and where it is imported") {
   const Meeting meeting;
@@ -85,3 +78,5 @@ TEST_CASE("a device without dma-bufs, or without memory for network cards, says 
           return 0;
         }).wait() == 0);
 }
+
+}  // namespace cuda_tests

@@ -5,10 +5,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <thread>
 
 #include "base/text.hpp"
-#include "cuda/context.hpp"
+#include "cuda/backlog.hpp"
 #include "cuda/driver.hpp"
 #include "tests/fakecuda/process.hpp"
 
@@ -156,8 +157,9 @@ TEST_CASE("driver: each failure names call, object, code and what to do") {
             NEED(failed.sentence.starts_with("cuMemCreate for region 'w' gives " + std::to_string(code)));
           }
           const cuda::DeviceInfo& device = driver.devices()[0];
-          for (const cuda::Code code : {1, 304, 400})
+          for (const cuda::Code code : {1, 400})
             NEED(driver.import_failure(code, "region 'w'", device).status == Status::bad_fd);
+          NEED(driver.import_failure(304, "region 'w'", device).status == Status::driver_failed);
           NEED(driver.import_failure(801, "region 'w'", device).status == Status::device_not_visible);
           NEED(driver.import_failure(2, "region 'w'", device).status == Status::out_of_memory);
           const Error small = driver.map_failure(1, "region 'w'", 4U << 20);
@@ -310,4 +312,50 @@ TEST_CASE("driver: threads that load at the same time get the same driver") {
           NEED(Fake::use().calls("cuInit") == 1);
           return 0;
         }) == 0);
+}
+
+TEST_CASE("driver: one before 12.5 cannot be asked what became of work, so it is waited for; a newer one is asked") {
+  const auto on = [](const char* version, bool bounded) {
+    return fakecuda::process(fake({{"FAKECUDA_DRIVER_VERSION", version}}),
+                             [=] {
+                               auto loaded = cuda::Driver::load();
+                               NEED(loaded);
+                               const cuda::Driver& driver = **loaded;
+                               NEED(driver.has(cuda::Feature::bounded_waits) == bounded);
+                               cuda::ContextHold hold(driver, 0);
+                               auto scope = hold.enter_primary();
+                               cuda::Stream stream = nullptr;
+                               NEED(scope && driver->stream_create(&stream, cuda::kNonBlocking) == 0);
+                               std::atomic<int> step = 0;
+                               const auto work = [](void* at) {
+                                 auto& reached = *static_cast<std::atomic<int>*>(at);
+                                 reached = 1;
+                                 while (reached != 2) ::usleep(1000);
+                                 reached = 3;
+                               };
+                               NEED(driver->launch_host(stream, work, &step) == 0);
+                               while (step != 1) ::usleep(1000);
+                               std::thread later([&] {
+                                 if (!bounded) ::usleep(50'000);
+                                 while (bounded && Fake::use().calls("cuEventQuery") == 0) ::usleep(1000);
+                                 step = 2;
+                               });
+                               const cuda::Device device = 0;
+                               auto before = cuda::Backlog::of_devices(driver, {&device, 1}, "this test");
+                               const bool waited = step == 3;
+                               if (bounded) {
+                                 auto looked = before.wait(client::Deadline::now());
+                                 NEED(!looked && looked.error().status == Status::deadline);
+                               }
+                               later.join();
+                               NEED(waited == !bounded);
+                               NEED(before.wait(client::Deadline::after(0)));
+                               NEED(step == 3 && before.over());
+                               NEED(driver->stream_destroy(stream) == 0);
+                               return 0;
+                             })
+        .wait();
+  };
+  CHECK(on("12040", false) == 0);
+  CHECK(on("12050", true) == 0);
 }

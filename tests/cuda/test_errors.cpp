@@ -8,14 +8,7 @@
 #include "client/gpu_calls.hpp"
 #include "tests/cuda/stage.hpp"
 
-using cuda_tests::Device;
-using cuda_tests::kMiB;
-using cuda_tests::sentence_of;
-using cuda_tests::session_on;
-using cuda_tests::Status;
-using cuda_tests::status_of;
-namespace gpu = shmbroker::gpu;
-
+namespace cuda_tests {
 namespace {
 
 struct Wrong {
@@ -27,7 +20,7 @@ struct Wrong {
 }  // namespace
 
 TEST_CASE("the driver's refusals of an allocation have codes and sentences of ours") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   for (const Wrong& wrong :
        {Wrong{"cuMemCreate:1:2", Status::out_of_memory, "cuMemCreate"},
@@ -49,7 +42,7 @@ TEST_CASE("the driver's refusals of an allocation have codes and sentences of ou
 }
 
 TEST_CASE("the driver's refusals of an import have codes and sentences of ours, and the region stays whole") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto region = gpu::Region::allocate(session, kMiB);
   region.publish();
@@ -58,7 +51,7 @@ TEST_CASE("the driver's refusals of an import have codes and sentences of ours, 
        {Wrong{"cuMemImportFromShareableHandle:1:2", Status::out_of_memory, "GPU region"},
         Wrong{"cuMemImportFromShareableHandle:1:101", Status::device_not_visible, "CUDA_VISIBLE_DEVICES"},
         Wrong{"cuMemImportFromShareableHandle:1:1", Status::bad_fd, "publisher"},
-        Wrong{"cuMemImportFromShareableHandle:1:304", Status::bad_fd, "304"},
+        Wrong{"cuMemImportFromShareableHandle:1:304", Status::driver_failed, "ulimit -n"},
         Wrong{"cuMemImportFromShareableHandle:1:800", Status::not_permitted, "800"},
         Wrong{"cuMemMap:1:1", Status::too_small, "publisher"}}) {
     CAPTURE(wrong.injected);
@@ -73,7 +66,7 @@ TEST_CASE("the driver's refusals of an import have codes and sentences of ours, 
 }
 
 TEST_CASE("a lost device is told to the broker, which tells all who have memory on it") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto other = session_on(broker.socket());
   auto region = gpu::Region::allocate(session, kMiB);
@@ -98,7 +91,7 @@ TEST_CASE("a lost device is told to the broker, which tells all who have memory 
     CHECK(status_of(gpu::Region::try_import(session, region.id())) == Status::device_lost);
   }
   for (const auto& [holder, its] : {std::pair{&session, &region}, std::pair{&other, &imported}}) {
-    const bool told = cuda_tests::comes_true([&] {
+    const bool told = comes_true([&] {
       (void)gpu::dispatch(*holder);
       return its->state() == gpu::State::device_lost;
     });
@@ -108,7 +101,7 @@ TEST_CASE("a lost device is told to the broker, which tells all who have memory 
 }
 
 TEST_CASE("what was published and is no memory is found at the first import, and then refused to all") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   Device device;
   auto inside = client_tests::must(client_tests::try_open(broker.socket()));
@@ -122,6 +115,16 @@ TEST_CASE("what was published and is no memory is found at the first import, and
   std::memcpy(token.bytes.data(), group.token.data(), 16);
   client_tests::must(inside->join_group(token, 0, shmb::client::Deadline::after(0)));
 
+  // One importer's own shortage is no fault of the publisher's.
+  {
+    auto whole = gpu::Region::allocate(session, kMiB);
+    const auto sound = whole.publish();
+    auto starved = session_on(broker.socket());
+    starved.join(group.token);
+    const fakecuda::Injected failing("cuMemImportFromShareableHandle:1:304");
+    CHECK(status_of(gpu::Region::try_import(starved, sound)) == Status::driver_failed);
+    CHECK(status_of(gpu::Region::try_import(starved, sound)) == Status::ok);
+  }
   // Files that only look like exports: the broker cannot see more.
   const int keeper = ::memfd_create("fakecuda:junk", MFD_CLOEXEC), share = ::memfd_create("fakecuda:junk", MFD_CLOEXEC);
   REQUIRE((keeper >= 0 && share >= 0));
@@ -162,7 +165,7 @@ TEST_CASE("what was published and is no memory is found at the first import, and
 }
 
 TEST_CASE("one open file twice, or no export at all, is no publication") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto region = gpu::Region::allocate(session, kMiB);
   {
@@ -186,7 +189,7 @@ TEST_CASE("a device whose node nobody can hold open refuses the publication and 
 }
 
 TEST_CASE("what this device cannot do is refused before anything is tried") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto region = gpu::Region::allocate(session, kMiB);
   CHECK((gpu::devices()[0].flags & SHMB_GPU_DEVICE_DMA_BUF) == 0);
@@ -211,3 +214,5 @@ TEST_CASE("what this device cannot do is refused before anything is tried") {
   CHECK(status_of(gpu::Region::try_import(session, region.id(), {.devices = {7}})) == Status::device_not_found);
   CHECK(status_of(gpu::Region::try_import(session, region.id())) == Status::ok);  // nobody was blamed
 }
+
+}  // namespace cuda_tests

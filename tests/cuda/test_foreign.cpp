@@ -7,14 +7,7 @@
 
 #include "tests/cuda/stage.hpp"
 
-using cuda_tests::Device;
-using cuda_tests::kMiB;
-using cuda_tests::sentence_of;
-using cuda_tests::session_on;
-using cuda_tests::Status;
-using cuda_tests::status_of;
-namespace gpu = shmbroker::gpu;
-
+namespace cuda_tests {
 namespace {
 
 // A foreign allocator with cuMemCreate: chunks one after the other.
@@ -80,7 +73,7 @@ struct Malloced {
 }  // namespace
 
 TEST_CASE("expandable segments of another allocator are shared where they lie, from the middle too") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto other = session_on(broker.socket());
   Device device;
@@ -110,7 +103,7 @@ TEST_CASE("expandable segments of another allocator are shared where they lie, f
 }
 
 TEST_CASE("memory that cannot be shared by descriptor is refused with what to do instead") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   Device device;
   const Segments plain(device, {2 * kMiB}, 0);
@@ -143,7 +136,7 @@ TEST_CASE("memory that cannot be shared by descriptor is refused with what to do
 }
 
 TEST_CASE("lent memory is freed when its last user has gone, not before") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto other = session_on(broker.socket());
   Device device;
@@ -192,7 +185,7 @@ TEST_CASE("lent memory is freed when its last user has gone, not before") {
 }
 
 TEST_CASE("a function that throws keeps no other memory from being freed") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   Device device;
   Malloced memory(device, kMiB);
@@ -204,7 +197,7 @@ TEST_CASE("a function that throws keeps no other memory from being freed") {
     }));
   leases.clear();
   std::size_t failures = 0;
-  CHECK(cuda_tests::comes_true([&] {
+  CHECK(comes_true([&] {
     if (!gpu::try_dispatch(session)) ++failures;
     return freed == 3;
   }));
@@ -213,7 +206,7 @@ TEST_CASE("a function that throws keeps no other memory from being freed") {
 }
 
 TEST_CASE("lent memory waits for users of other sessions, and is freed where the broker is gone") {
-  harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  harness::BrokerFixture broker(gpu_broker());
   Device device;
   Malloced memory(device, kMiB);
   int freed = 0;
@@ -224,7 +217,7 @@ TEST_CASE("lent memory waits for users of other sessions, and is freed where the
   lease.retire();
   CHECK(freed == 0);
   broker.kill();
-  CHECK(cuda_tests::comes_true([&] {
+  CHECK(comes_true([&] {
     (void)gpu::try_dispatch(session);
     return session.info().lost != 0;
   }));
@@ -236,7 +229,7 @@ TEST_CASE("lent memory waits for users of other sessions, and is freed where the
 }
 
 TEST_CASE("lent memory that is let go while the broker does not answer is freed when it does again") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   Device device;
   Malloced memory(device, kMiB);
   int freed = 0;
@@ -246,14 +239,14 @@ TEST_CASE("lent memory that is let go while the broker does not answer is freed 
   lease.reset();
   CHECK(freed == 0);
   REQUIRE(::kill(broker.pid(), SIGCONT) == 0);
-  CHECK(cuda_tests::comes_true([&] {
+  CHECK(comes_true([&] {
     (void)gpu::try_dispatch(session);
     return freed == 1;
   }));
 }
 
 TEST_CASE("a session that was disconnected still frees what it lent") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   Device device;
   Malloced memory(device, kMiB);
   int freed = 0;
@@ -270,7 +263,7 @@ TEST_CASE("a session that was disconnected still frees what it lent") {
 }
 
 TEST_CASE("tensors of torch are born in regions and published where they lie") {
-  const harness::BrokerFixture broker(cuda_tests::gpu_broker());
+  const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto other = session_on(broker.socket());
   Device device;
@@ -299,3 +292,5 @@ TEST_CASE("tensors of torch are born in regions and published where they lie") {
   CHECK(std::string(error.sentence).find("cuMemCreate") != std::string::npos);
   shmb_torch_free(nullptr, 0, 0, nullptr);
 }
+
+}  // namespace cuda_tests

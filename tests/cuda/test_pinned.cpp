@@ -7,15 +7,7 @@
 
 #include "tests/cuda/meeting.hpp"
 
-using cuda_tests::kMiB;
-using cuda_tests::Meeting;
-using cuda_tests::Status;
-using cuda_tests::status_of;
-using cuda_tests::Worker;
-using harness::Child;
-using harness::Gate;
-namespace gpu = shmbroker::gpu;
-
+namespace cuda_tests {
 namespace {
 
 int cpu_byte(const void* memory, std::size_t at) { return static_cast<const unsigned char*>(memory)[at]; }
@@ -117,7 +109,7 @@ TEST_CASE("a handle that is released while it is pinned leaves mapping and lease
             ACTOR_CHECK(is_one_memory(worker, memory, second.pointer(), 5));
             ACTOR_MUST(other.try_attach_writable(id));
           }
-          ACTOR_CHECK(cuda_tests::comes_true([&] { return status_of(other.try_attach(id)) == Status::not_found; }));
+          ACTOR_CHECK(comes_true([&] { return status_of(other.try_attach(id)) == Status::not_found; }));
           ACTOR_CHECK(nothing_left());
           return 0;
         }).wait() == 0);
@@ -234,3 +226,5 @@ TEST_CASE("a forked child that lets go of a pin and its region takes nothing fro
           return 0;
         }).wait() == 0);
 }
+
+}  // namespace cuda_tests

@@ -3,21 +3,12 @@
 // refused. What a real driver makes of a dead maker is asked by tests/gpu (T27e).
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 
 #include "tests/cuda/meeting.hpp"
 
-using cuda_tests::kMiB;
-using cuda_tests::Meeting;
-using cuda_tests::Note;
-using cuda_tests::sentence_of;
-using cuda_tests::Status;
-using cuda_tests::status_of;
-using cuda_tests::Worker;
-using harness::Child;
-using harness::Gate;
-namespace gpu = shmbroker::gpu;
-
+namespace cuda_tests {
 namespace {
 
 constexpr auto kEventPatience = std::chrono::seconds(60);
@@ -71,7 +62,7 @@ TEST_CASE("59 by events: a consumer's stream waits for the producer's late work,
 }
 
 TEST_CASE("60 to 62 by events: open before it is recorded, asked and waited for from either side and on any device") {
-  (void)cuda_tests::Card::get();
+  (void)Card::get();
   const Note there;
   const Gate opened, recorded, passed;
   auto maker = Child::run([&] {
@@ -109,7 +100,7 @@ TEST_CASE("60 to 62 by events: open before it is recorded, asked and waited for 
 }
 
 TEST_CASE("an event whose recorder was killed is waited for until the deadline, and the sentence says what it cannot") {
-  (void)cuda_tests::Card::get();
+  (void)Card::get();
   const Note there;
   const Gate recorded, killed;
   auto maker = Child::run([&] {
@@ -141,7 +132,7 @@ TEST_CASE("an event whose recorder was killed is waited for until the deadline, 
 }
 
 TEST_CASE("events are had only by who says that their maker stays, on devices that have them, by a true handle") {
-  (void)cuda_tests::Card::get();
+  (void)Card::get();
   CHECK(Child::run([] {
           {
             const Worker worker;
@@ -185,3 +176,48 @@ TEST_CASE("events are had only by who says that their maker stays, on devices th
           return 0;
         }).wait() == 0);
 }
+
+TEST_CASE("an event is recorded behind streams of other contexts and devices, whatever is current") {
+  (void)Card::get();
+  CHECK(Child::run([] {
+          {
+            const Worker far(1), worker;  // the second is current
+            const auto& driver = *worker.driver;
+            auto event = gpu::SharedEvent::create(kStays);
+            shmb::cuda::Context own = nullptr;
+            shmb::cuda::Stream beside = nullptr;
+            ACTOR_CHECK(driver->context_create(&own, 0, 0) == 0);
+            ACTOR_CHECK(driver->stream_create(&beside, shmb::cuda::kNonBlocking) == 0);
+            for (const gpu::Stream stream : {worker.stream(), far.stream(), gpu::Stream(beside), gpu::Stream()}) {
+              std::atomic<bool> held = true;
+              const auto wait = [](void* until) {
+                while (*static_cast<std::atomic<bool>*>(until)) ::usleep(1000);
+              };
+              ACTOR_CHECK(driver->launch_host(static_cast<shmb::cuda::Stream>(stream), wait, &held) == 0);
+              ACTOR_MUST(event.try_record(stream));
+              ACTOR_MUST(event.try_wait(beside));  // and any stream waits for it
+              ACTOR_CHECK(!event.done());
+              held = false;
+              ACTOR_MUST(event.try_wait_host(kEventPatience));
+              ACTOR_CHECK(driver->stream_synchronize(beside) == 0);
+            }
+            for (const char* failure : {"cuEventCreate:1:2", "cuStreamWaitEvent:1:2", "cuEventRecord:2:2"}) {
+              const fakecuda::Injected injected(failure);
+              ACTOR_CHECK(status_of(event.try_record(beside)) == Status::out_of_memory);
+            }
+            fakecuda::Fake::use().call<void(bool)>("fakecuda_capture")(true);
+            const auto captured = event.try_record(beside);
+            fakecuda::Fake::use().call<void(bool)>("fakecuda_capture")(false);
+            ACTOR_CHECK(status_of(captured) == Status::not_supported);
+            ACTOR_CHECK(sentence_of(captured).contains("captured"));
+            ACTOR_CHECK(driver->stream_destroy(beside) == 0 && driver->context_destroy(own) == 0);
+            ACTOR_MUST(event.try_record(worker.stream()));  // the event does not depend on that context
+            ACTOR_MUST(event.try_wait_host(kEventPatience));
+          }
+          const auto audit = fakecuda::Fake::use().audit();
+          ACTOR_CHECK(audit.left() == 0 && audit.violations == 0);
+          return 0;
+        }).wait() == 0);
+}
+
+}  // namespace cuda_tests

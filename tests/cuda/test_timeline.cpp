@@ -11,17 +11,7 @@
 #include "cuda/driver.hpp"
 #include "tests/cuda/meeting.hpp"
 
-using cuda_tests::comes_true;
-using cuda_tests::kMiB;
-using cuda_tests::Meeting;
-using cuda_tests::session_on;
-using cuda_tests::Status;
-using cuda_tests::status_of;
-using cuda_tests::Worker;
-using harness::Child;
-using harness::Gate;
-namespace gpu = shmbroker::gpu;
-
+namespace cuda_tests {
 namespace {
 
 constexpr auto kShort = std::chrono::milliseconds(50);
@@ -95,7 +85,7 @@ TEST_CASE("a wait needs an announced signal, a signal a greater value, and both 
           ACTOR_CHECK(status_of(mine.try_signal(1, worker.stream(), 2)) == Status::invalid);
           const auto too_far = mine.try_signal(3 + 2 * kStep, worker.stream(), 1);
           ACTOR_CHECK(status_of(too_far) == Status::invalid);
-          ACTOR_CHECK(cuda_tests::sentence_of(too_far).contains("too far ahead"));
+          ACTOR_CHECK(sentence_of(too_far).contains("too far ahead"));
           ACTOR_CHECK(status_of(other->try_wait_host(1, 2)) == Status::invalid);
           ACTOR_MUST(other->try_wait_host(3, 1, kLong));
           ACTOR_MUST(other->try_wait(2, worker.stream(), 1));
@@ -129,18 +119,8 @@ TEST_CASE("values go on past the largest number") {
 
 TEST_CASE("a producer killed between the enqueuing and the work releases streams and threads, with a status") {
   const Meeting meeting;
-  const Gate enqueued, waiting;
-  auto producer = Child::run([&] {
-    ::setenv("FAKECUDA_DELAY_US", "600000000", 1);  // what is enqueued never runs in this process' life
-    auto session = meeting.member();
-    auto timeline = gpu::Timeline::create(session, {.name = "t"});
-    Worker worker;
-    ACTOR_MUST(timeline.try_signal(1, worker.stream()));
-    enqueued.open();
-    ::pause();
-    return 0;
-  });
-  REQUIRE(enqueued.wait());
+  const Gate waiting;
+  auto producer = stuck_producer(meeting, "t");
   const auto until_dead = [&](bool by_host) {
     auto session = meeting.member();
     auto timeline = gpu::Timeline::try_open(session, "t");
@@ -219,7 +199,7 @@ TEST_CASE("a device without 64-bit stream operations, or a stream under capture,
           Worker worker;
           const auto refused = mine.try_signal(1, worker.stream());
           ACTOR_CHECK(status_of(refused) == Status::not_supported);
-          ACTOR_CHECK(cuda_tests::sentence_of(refused).contains("64-bit"));
+          ACTOR_CHECK(sentence_of(refused).contains("64-bit"));
           return 0;
         }).wait() == 0);
   CHECK(Child::run([&] {
@@ -229,7 +209,7 @@ TEST_CASE("a device without 64-bit stream operations, or a stream under capture,
           fakecuda::Fake::use().call<void(bool)>("fakecuda_capture")(true);
           const auto refused = mine.try_signal(1, worker.stream());
           ACTOR_CHECK(status_of(refused) == Status::not_supported);
-          ACTOR_CHECK(cuda_tests::sentence_of(refused).contains("captured"));
+          ACTOR_CHECK(sentence_of(refused).contains("captured"));
           return 0;
         }).wait() == 0);
 }
@@ -369,18 +349,7 @@ TEST_CASE("an announced value is a success, and a stream that cannot be followed
 
 TEST_CASE("two threads' own default streams are two, and closing waits for both") {
   const Meeting meeting;
-  const Gate enqueued;
-  auto producer = Child::run([&] {
-    ::setenv("FAKECUDA_DELAY_US", "600000000", 1);
-    auto session = meeting.member();
-    auto timeline = gpu::Timeline::create(session, {.name = "t"});
-    Worker worker;
-    ACTOR_MUST(timeline.try_signal(1, worker.stream()));
-    enqueued.open();
-    ::pause();
-    return 0;
-  });
-  REQUIRE(enqueued.wait());
+  auto producer = stuck_producer(meeting, "t");
   CHECK(Child::run([&] {
           auto session = meeting.member();
           std::optional<gpu::Timeline> timeline = gpu::Timeline::open(session, "t");
@@ -412,18 +381,8 @@ TEST_CASE("two threads' own default streams are two, and closing waits for both"
 
 TEST_CASE("a producer whose own stream is stuck releases its waiters all the same when it closes") {
   const Meeting meeting;
-  const Gate stuck_enqueued, ready, closed;
-  auto stuck = Child::run([&] {
-    ::setenv("FAKECUDA_DELAY_US", "600000000", 1);
-    auto session = meeting.member();
-    auto timeline = gpu::Timeline::create(session, {.name = "stuck"});
-    Worker worker;
-    ACTOR_MUST(timeline.try_signal(1, worker.stream()));
-    stuck_enqueued.open();
-    ::pause();
-    return 0;
-  });
-  REQUIRE(stuck_enqueued.wait());
+  const Gate ready, closed;
+  auto stuck = stuck_producer(meeting, "stuck");
   auto producer = Child::run([&] {
     auto session = meeting.member();
     auto before = gpu::Timeline::try_open(session, "stuck");
@@ -492,23 +451,13 @@ TEST_CASE("a region of the host that is no timeline is not opened as one") {
   auto region = session.create(4096, {.name = "config"});
   const auto refused = gpu::Timeline::try_open(session, "config");
   CHECK(status_of(refused) == Status::invalid);
-  CHECK(cuda_tests::sentence_of(refused).find("no timeline") != std::string::npos);
+  CHECK(sentence_of(refused).find("no timeline") != std::string::npos);
 }
 
 TEST_CASE("lent memory that waits to be freed holds up no signal, though freeing it waits for the device") {
   const Meeting meeting;
-  const Gate stuck_enqueued, lent, imported, waits, signalled;
-  auto stuck = Child::run([&] {
-    ::setenv("FAKECUDA_DELAY_US", "600000000", 1);
-    auto session = meeting.member();
-    auto timeline = gpu::Timeline::create(session, {.name = "taken"});
-    Worker worker;
-    ACTOR_MUST(timeline.try_signal(1, worker.stream()));
-    stuck_enqueued.open();
-    ::pause();
-    return 0;
-  });
-  REQUIRE(stuck_enqueued.wait());
+  const Gate lent, imported, waits, signalled;
+  auto stuck = stuck_producer(meeting, "taken");
   auto user = Child::run([&] {
     ACTOR_CHECK(lent.wait());
     auto session = meeting.member();
@@ -547,7 +496,7 @@ TEST_CASE("lent memory that waits to be freed holds up no signal, though freeing
     ACTOR_MUST(ready.try_wait_host(1, 0, kLong));
     ACTOR_CHECK(freed == 0);
     signalled.open();
-    ACTOR_CHECK(cuda_tests::comes_true([&] {
+    ACTOR_CHECK(comes_true([&] {
       (void)gpu::try_dispatch(session);
       return freed == 1;
     }));
@@ -559,3 +508,5 @@ TEST_CASE("lent memory that waits to be freed holds up no signal, though freeing
   CHECK(user.wait() == 0);
   CHECK(producer.wait() == 0);
 }
+
+}  // namespace cuda_tests

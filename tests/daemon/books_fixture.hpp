@@ -150,8 +150,8 @@ class Client {
   void ready(shmbw_region_ref ref, std::uint32_t kind = SHMBW_PAGE_KIND_HUGE);
   Packet& publish(shmbw_region_ref ref) { return call(SHMBW_OP_PUBLISH, shmbw_publish{ref}); }
   Packet& ticket(shmbw_region_ref ref, std::uint32_t rights = kRead, std::uint32_t uses = 0, std::int64_t life = 0,
-                 std::uint32_t flags = 0) {
-    return call(SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{ref, rights, uses, life, flags, 0});
+                 std::uint32_t flags = 0, std::uint64_t session = 0) {
+    return call(SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{ref, rights, uses, life, flags, 0, session});
   }
   static std::array<std::uint8_t, 16> ticket_of(const Packet& reply);
   Packet& revoke(const std::array<std::uint8_t, 16>& ticket) {

@@ -196,22 +196,36 @@ TEST_CASE("other uids get the same answer for what is there and what is not, byt
     std::memset(bytes.data() + offsetof(shmbw_header, tag), 0, 8);
     return bytes;
   };
-  auto absent = secret.ref();
+  // The same words, in a world where there is nothing of the kind.
+  World bare;
+  Client nobody = bare.client(1000), elsewhere = bare.client(2000);
+  auto same = [&](auto ask) {
+    std::vector<std::byte> answers[2];
+    for (Client* asker : {&other, &elsewhere}) {
+      ask(*asker);
+      auto& bytes = answers[asker == &other] = asker->link().replies.back().bytes;
+      std::memset(bytes.data() + offsetof(shmbw_header, tag), 0, 8);
+    }
+    return answers[0] == answers[1];
+  };
+  const shmbw_region_ref ref = secret.ref();
+  const std::uint64_t group = secret.reply.group;
+  CHECK(same([&](Client& asker) { asker.attach_id(ref); }));
+  CHECK(same([&](Client& asker) { asker.attach_name("g", "n", kRead, 1000); }));
+  CHECK(same([&](Client& asker) { asker.attach_name("g", "m", kRead, 1000); }));
+  CHECK(same([&](Client& asker) { asker.attach_name("#1", "n", kRead, 1000); }));
+  CHECK(same([&](Client& asker) { asker.attach_name("g", "n"); }));
+  CHECK(same([&](Client& asker) { asker.release(ref); }));
+  CHECK(same([&](Client& asker) { asker.publish(ref); }));
+  CHECK(same([&](Client& asker) { asker.ticket(ref); }));
+  CHECK(same([&](Client& asker) { asker.watch_region(ref, 1); }));
+  CHECK(same([&](Client& asker) { asker.join("g", 0, 1000); }));
+  CHECK(same([&](Client& asker) { asker.join("#1", 0, 1000); }));
+  CHECK(same([&](Client& asker) { asker.end_group(group); }));
+  CHECK(same([&](Client& asker) { asker.watch_group(group); }));
+  CHECK(other.create({.group = group}).error.sentence == elsewhere.create({.group = group}).error.sentence);
+  auto absent = ref;
   absent.id += 1000;
-  CHECK(bytes_of([&] { other.attach_id(secret.ref()); }) == bytes_of([&] { other.attach_id(absent); }));
-  CHECK(bytes_of([&] { other.attach_name("g", "n", kRead, 1000); }) ==
-        bytes_of([&] { other.attach_name("h", "n", kRead, 1000); }));
-  CHECK(bytes_of([&] { other.attach_name("g", "n", kRead, 1000); }) ==
-        bytes_of([&] { other.attach_name("g", "m", kRead, 1000); }));
-  CHECK(bytes_of([&] { other.attach_name("g", "n"); }) == bytes_of([&] { other.attach_name("g", "m"); }));
-  CHECK(bytes_of([&] { other.release(secret.ref()); }) == bytes_of([&] { other.release(absent); }));
-  CHECK(bytes_of([&] { other.publish(secret.ref()); }) == bytes_of([&] { other.publish(absent); }));
-  CHECK(bytes_of([&] { other.ticket(secret.ref()); }) == bytes_of([&] { other.ticket(absent); }));
-  CHECK(bytes_of([&] { other.watch_region(secret.ref(), 1); }) == bytes_of([&] { other.watch_region(absent, 1); }));
-  CHECK(bytes_of([&] { other.join("g", 0, 1000); }) == bytes_of([&] { other.join("h", 0, 1000); }));
-  CHECK(bytes_of([&] { other.end_group(secret.reply.group); }) == bytes_of([&] { other.end_group(4711); }));
-  CHECK(bytes_of([&] { other.watch_group(secret.reply.group); }) == bytes_of([&] { other.watch_group(4711); }));
-  CHECK(other.create({.group = secret.reply.group}).error.sentence == other.create({.group = 4711}).error.sentence);
   shmbw_list by_id{}, by_absent{};
   by_id.table = by_absent.table = SHMBW_TABLE_REGIONS;
   by_id.region.id = secret.ref().id;
@@ -297,6 +311,89 @@ TEST_CASE("release and ready with no_reply are never answered, also when they ar
   client.batch<shmbw_ready>(SHMBW_OP_READY, {{created.ref(), 0, 99, 0}});
   client.batch<shmbw_release>(SHMBW_OP_RELEASE, {{created.ref(), 0, 0}}, {}, SHMBW_HEADER_NO_REPLY);
   CHECK(client.status().regions == 0);
+}
+
+TEST_CASE("a size that is not set follows the wider one: the refusal names the key that must be changed, no other") {
+  constexpr std::uint64_t page = 4096;
+  const auto remedy = [](Config config, const std::string& group, std::uint64_t length, std::uint64_t made_with = 0) {
+    complete_limits(config.limits);
+    World world(config);
+    Client client = world.client(1000);
+    client.make_group({.name = group, .limit_bytes = made_with});
+    client.join(group);
+    const Created refused = client.create({.length = length});
+    CHECK(refused.status == Status::limit);
+    CHECK(refused.error.shortage.scope == SHMBW_SCOPE_GROUP);  // the one that was met first, with its numbers
+    return refused.error.sentence.substr(refused.error.sentence.find("; raise ") + 2);
+  };
+  Config config = private_config();
+  config.limits.host_bytes = 100 * page;
+  config.limits.uid_bytes = config.limits.group_bytes = 0;
+  CHECK(remedy(config, "g", 101 * page) == "raise limits.bytes");
+  SUBCASE("of the uid") {
+    config.limits.uid_bytes = 60 * page;
+    CHECK(remedy(config, "g", 61 * page) == "raise limits.uid_bytes");
+    CHECK(remedy(config, "g", 101 * page) == "raise limits.uid_bytes and limits.bytes");
+    config.limits.uid[1000].bytes = 80 * page;  // a group still follows uid_bytes, and is short by itself
+    CHECK(remedy(config, "g", 61 * page) == "raise limits.group.g.bytes");
+    config.limits.uid[1000].bytes = 50 * page;
+    config.limits.group["g"].bytes = 40 * page;
+    CHECK(remedy(config, "g", 41 * page) == "raise limits.group.g.bytes");
+    CHECK(remedy(config, "g", 51 * page) == "raise limits.group.g.bytes and limits.uid.1000.bytes");
+  }
+  SUBCASE("of the group") {
+    config.limits.group_bytes = 60 * page;
+    CHECK(remedy(config, "g", 61 * page) == "raise limits.group.g.bytes");
+    CHECK(remedy(config, "g", 101 * page) == "raise limits.group.g.bytes and limits.bytes");
+    config.limits.uid[1000].bytes = 70 * page;
+    CHECK(remedy(config, "g", 71 * page) == "raise limits.group.g.bytes and limits.uid.1000.bytes");
+  }
+  SUBCASE("of the group's maker") {
+    config.limits.group_bytes = 60 * page;
+    CHECK(remedy(config, "g", 11 * page, 10 * page) == "raise the limit that the group was made with");
+    CHECK(remedy(config, "g", 61 * page, 10 * page) ==
+          "raise the limit that the group was made with and limits.group.g.bytes");
+  }
+}
+
+TEST_CASE("what is not there and what is another's get the same answer: what was asked for, and where to look") {
+  World world(system_config());
+  Client owner = world.client(1000), asker = world.client(2000);
+  const std::uint64_t group = owner.make_group({.name = "there"}).fixed<shmbw_group_create_reply>().group;
+  owner.join("there");
+  const Created hidden = owner.create({.name = "kv"});
+  const auto by_name = [&](std::string_view in, std::string_view name) {
+    const Attached answer = asker.attach_name(in, name, kRead, 1000);
+    CHECK(answer.status == Status::not_found);
+    return answer.error.sentence;
+  };
+  CHECK(
+      by_name("there", "kv") ==
+      "no region 'kv' in group '1000:there', or not for this caller; `shmbroker list --group '1000:there'` shows what "
+      "there is");
+  const auto like = [](std::string text, const std::string& from, const std::string& to) {
+    for (std::size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size())
+      text.replace(at, from.size(), to);
+    return text;
+  };
+  CHECK(by_name("nowhere", "kv") == like(by_name("there", "kv"), "there'", "nowhere'"));
+  const std::string by_id = asker.attach_id(hidden.ref()).error.sentence;
+  CHECK(by_id == "no region " + std::to_string(hidden.ref().id) +
+                     ", or not for this caller; `shmbroker list` shows what there is");
+  CHECK(asker.attach_id({4711, 1, 0}).error.sentence ==
+        like(by_id, " " + std::to_string(hidden.ref().id) + ",", " 4711,"));
+  CHECK(asker.join("there", 0, 1000).error().sentence ==
+        "no group '1000:there', or not for this caller; `shmbroker list --groups` shows what there is");
+  const std::string ended = asker.end_group(group).error().sentence;
+  CHECK(asker.end_group(4711).error().sentence == like(ended, "#" + std::to_string(group), "#4711"));
+  // In the asker's own group, before and after there is one.
+  CHECK(asker.attach_name("", "kv").error.sentence.find("in the session's own group, which is not there yet") !=
+        std::string::npos);
+  asker.make_group({.name = "mine"});
+  asker.join("mine");
+  CHECK(asker.attach_name("", "kv").error.sentence.find("in group 'mine'") != std::string::npos);
+  // Without a lease there is nothing to publish, nor to pass on.
+  CHECK(asker.publish(hidden.ref()).error().sentence == asker.ticket(hidden.ref()).error().sentence);
 }
 
 TEST_CASE("every scope's limit refuses with its numbers, its holders and the key to raise") {

@@ -220,6 +220,60 @@ TEST_CASE("a ticket made with its session ends with the process, though a child 
   CHECK(guest.status().regions == 1);  // the heir's
 }
 
+TEST_CASE("a ticket made to end with another session of its user does so, and outlives its maker") {
+  World world(system_config());
+  Client maker = world.client(1000), taker = world.client(1000), guest = world.client(2000);
+  Created created = maker.create();
+  const auto lend = [&](std::uint64_t session, std::uint32_t flags = kWithSession) -> Packet& {
+    return maker.ticket(created.ref(), kRead, 2, 0, flags, session);
+  };
+  const auto first = Client::ticket_of(lend(taker.id)), second = Client::ticket_of(lend(taker.id));
+  // Another user's, none that there is, one that says nothing of its end.
+  for (const std::uint64_t nobody : {guest.id, taker.id + 1000, ~std::uint64_t{0}}) {
+    Packet& refused = lend(nobody);
+    CHECK(refused.status() == Status::not_found);
+    CHECK(refused.error().sentence.find("session " + std::to_string(nobody)) != std::string::npos);
+  }
+  CHECK(lend(taker.id, 0).status() == Status::invalid);
+  CHECK(guest.status().tickets == 2);
+  CHECK(taker.revoke(second).status() == Status::ok);  // it is what it would leave
+  maker.die();
+  REQUIRE(guest.attach_ticket(first).status == Status::ok);
+  guest.close();
+  Client last = world.client(1000);
+  CHECK(last.status().tickets == 1);
+  taker.die();
+  CHECK(last.status().tickets == 0);
+  CHECK(last.status().regions == 0);
+}
+
+TEST_CASE("a ticket cannot be made to end with a session whose process is gone, though a child holds its socket") {
+  World world(system_config());
+  Client maker = world.client(1000), parent = world.client(1000);
+  Created created = maker.create(), kept = parent.create();
+  parent.pidfd();
+  CHECK(maker.ticket(created.ref(), kRead, 1, 0, kWithSession, parent.id).status() == Status::not_found);
+  CHECK(maker.status().tickets == 0);
+}
+
+TEST_CASE("who takes a cut session over ends the tickets that others made to end with it, and did not make them") {
+  World world(system_config());
+  Client maker = world.client(1000), taker = world.client(1000, 77), guest = world.client(2000);
+  Created created = maker.create();
+  const auto lent = Client::ticket_of(maker.ticket(created.ref(), kRead, 2, 0, kWithSession, taker.id));
+  taker.disconnect();
+  Client again = world.silent(1000, 77);
+  again.hello({.fork_session = taker.id, .fork_secret = taker.secret});
+  taker.forget();
+  REQUIRE(guest.attach_ticket(lent).status == Status::ok);
+  guest.close();
+  CHECK(maker.status().tickets == 1);
+  again.die();
+  CHECK(maker.status().tickets == 0);
+  const auto own = Client::ticket_of(maker.ticket(created.ref(), kRead));
+  CHECK(maker.revoke(own).status() == Status::ok);
+}
+
 TEST_CASE("who takes a cut session over has its tickets too") {
   World world(system_config());
   Client owner = world.client(1000, 77), guest = world.client(2000);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "base/mapping.hpp"
 #include "tests/daemon/books_fixture.hpp"
@@ -58,6 +59,85 @@ TEST_CASE("a table of many pages loses nothing and repeats nothing while it chan
       if (std::ranges::none_of(all, [&](const Created& created) { return created.ref().id == row.region.id; }))
         client.release(row.region);
   }
+}
+
+TEST_CASE("groups in pages: those that live throughout come once, whatever comes and goes in between") {
+  World world;
+  Client client = world.client(1000), other = world.client(1000);
+  std::vector<std::uint64_t> ids;
+  const auto make = [&](const std::string& name) {
+    return client.make_group({.name = name}).fixed<shmbw_group_create_reply>().group;
+  };
+  for (int i = 0; i < 1500; ++i) ids.push_back(make("group-" + std::to_string(i)));
+  std::vector<std::uint64_t> seen;
+  shmbw_list wish{};
+  wish.table = SHMBW_TABLE_GROUPS;
+  for (std::size_t pages = 0;; ++pages) {
+    const Packet& page = other.list(wish);
+    const auto reply = page.fixed<shmbw_list_reply>();
+    CHECK(reply.total_count == ids.size());  // as the first page counted them
+    wire::RecordReader reader(page.view().rest, reply.element_size);
+    for (unsigned i = 0; i < reply.count; ++i) {
+      const auto record = reader.next<shmbw_group_record>();
+      seen.push_back(record->group);
+      CHECK(reader.text(record->name_len));
+    }
+    if ((wish.cursor = reply.next) == 0) {
+      CHECK(pages >= 2);
+      break;
+    }
+    client.leave(ids[pages]);                   // seen
+    client.leave(ids[ids.size() - 1 - pages]);  // to be seen, and its place is taken
+    make("later-" + std::to_string(pages));
+    // The very group that the page ended with.
+    const auto last = std::ranges::find(ids, reply.next);
+    REQUIRE(last != ids.end());
+    client.leave(*last);
+  }
+  CHECK(std::ranges::is_sorted(seen));
+  CHECK(std::ranges::adjacent_find(seen) == seen.end());
+  for (std::size_t i = 2; i + 2 < ids.size(); ++i) CHECK(std::ranges::binary_search(seen, ids[i]));
+}
+
+TEST_CASE("totals are counted once for all pages of a listing, and anew for whoever comes otherwise") {
+  World world;
+  Client client = world.client(1000), other = world.client(1000);
+  client.make_group({.name = "g"});
+  client.join("g");
+  for (int i = 0; i < 5; ++i) client.create_many(std::vector<CreateWish>(200));
+  other.make_group({.name = "h"});
+  other.join("h");
+  for (int i = 0; i < 3; ++i) other.create_many(std::vector<CreateWish>(200));
+  const auto page = [](Client& asker, std::uint64_t cursor, std::string_view group = {}) {
+    shmbw_list wish{};
+    wish.table = SHMBW_TABLE_REGIONS;
+    wish.cursor = cursor;
+    return asker.list(wish, group).fixed<shmbw_list_reply>();
+  };
+  const auto all = page(client, 0);
+  REQUIRE(all.next != 0);
+  CHECK(all.total_count == 1600);
+  CHECK(all.total_bytes == 1600 * 4096);
+  other.create();
+  CHECK(page(client, all.next).total_count == 1600);  // goes on
+  CHECK(page(client, all.next).total_count == 1601);  // asks again for a page that it has had
+  CHECK(page(other, all.next).total_count == 1601);   // never began
+  // Two listings at once: each has its own totals, however their pages come.
+  std::uint64_t of_all = 0, of_g = 0;
+  std::size_t rows = 0, rows_of_g = 0;
+  do {
+    for (auto [cursor, count, group, total] : {std::tuple{&of_all, &rows, std::string_view(), 1601U},
+                                               std::tuple{&of_g, &rows_of_g, std::string_view("g"), 1000U}}) {
+      if (*count != 0 && *cursor == 0) continue;
+      const auto reply = page(client, *cursor, group);
+      CHECK(reply.total_count == total);
+      CHECK(reply.total_bytes == std::uint64_t{total} * 4096);
+      *cursor = reply.next;
+      *count += reply.count;
+    }
+  } while (of_all != 0 || of_g != 0);
+  CHECK(rows == 1601);
+  CHECK(rows_of_g == 1000);
 }
 
 TEST_CASE("pages are full to the largest message, whatever the names' lengths") {

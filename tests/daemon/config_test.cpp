@@ -201,6 +201,8 @@ TEST_CASE("what is not a key, or not a value, is refused with file and line") {
   refused("[limits]\nbytes = true", "'limits.bytes' expects a size");
   refused("[limits]\nevents_queued = 0", "'limits.events_queued' expects a whole number from 1");
   refused("[limits]\nkeep_max = \"forever\"", "'limits.keep_max' expects a limited duration");
+  refused("[limits]\nkeep_max = \"36501d\"", "'limits.keep_max' expects at most \"36500d\"");
+  refused("idle_exit = \"200000d\"", "'idle_exit' duration '200000d' is too long");
   refused("[limits]\nuid = 5", "write [limits.uid.NUMBER]");
   refused("[limits]\ngroup = 5", "write [limits.group.NAME]");
   refused("[limits.uid]\n1000 = 5", "c.toml:2: 'limits.uid.1000' is a table");

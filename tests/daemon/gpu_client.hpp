@@ -131,6 +131,7 @@ GpuOpened open_name(Client& client, std::string_view name, std::uint32_t rights 
 GpuAnswer<shmbw_gpu_report_reply> report(Client& client, shmbw_region_ref ref, shmbw_gpu_finding what, int code = 0);
 std::vector<shmbw_gpu_record> gpu_rows(Client& client);
 // States that the client was told since the last call.
-std::vector<std::uint32_t> states_told(Client& client);
+using States = std::vector<std::uint32_t>;
+States states_told(Client& client);
 
 }  // namespace shmb::daemon::test

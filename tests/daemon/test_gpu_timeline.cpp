@@ -8,8 +8,6 @@
 
 namespace shmb::daemon::test {
 
-using States = std::vector<std::uint32_t>;
-
 namespace {
 
 struct MappedTimeline {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Events: a page with two counters, private or, for those between processes, in a memfd of the maker. A wait is for the
-// records that were enqueued when it was; one of a dead maker that never ran is waited for until the watchdog comes.
+// records that were enqueued when it was; one of a dead maker that never ran is waited for until the watchdog comes. An
+// event that a whole context recorded has no place in any stream: it looks at how far all of them have come.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <functional>
 #include <set>
 
 #include "tests/fakecuda/stream.hpp"
@@ -26,6 +28,7 @@ struct EventBody {
   Context context = nullptr;
   int fd = -1;
   bool interprocess = false, imported = false;
+  std::function<bool()> moment;  // of the last record, where that was a context's
   ~EventBody() {
     ::munmap(counters, kEventPage);
     if (fd >= 0) ::close(fd);
@@ -70,6 +73,16 @@ Event enter_event(State& it, EventPtr body) {
   events().emplace(event, std::move(body));
   ++it.events;
   return event;
+}
+
+// Whether what is recorded now has come to pass; to be asked without the lock.
+std::function<bool()> passing_of(const EventPtr& body) {
+  if (body->moment)
+    return [moment = body->moment] {
+      Lock lock(state().mutex);
+      return moment();
+    };
+  return [body, number = body->counters->recorded.load()] { return body->counters->done >= number; };
 }
 
 void look_for_destruction(State& it, const EventBody& body) {
@@ -129,6 +142,7 @@ FAKECUDA_API Code cuEventRecord(Event event, Stream stream) {
     if (body == nullptr) return kInvalidHandle;
     if (context_of(stream) != body->context) return kInvalidHandle;  // "must be from the same context"
     look_for_destruction(it, *body);
+    body->moment = nullptr;
     const std::uint64_t number = body->counters->recorded.fetch_add(1) + 1;
     return enqueue(it, stream, "cuEventRecord", [=] {
       std::uint64_t done = body->counters->done.load();
@@ -139,12 +153,25 @@ FAKECUDA_API Code cuEventRecord(Event event, Stream stream) {
   });
 }
 
+FAKECUDA_API Code cuCtxRecordEvent(Context context, Event event) {
+  return enter("cuCtxRecordEvent", Needs::context, [&](State& it, Lock&) -> Code {
+    const EventPtr body = find_event(event);
+    if (body == nullptr || context == nullptr || body->context != context) return kInvalidHandle;
+    if (body->interprocess || body->imported) return kNotSupported;
+    if (it.capturing) return kCaptureUnsupported;
+    body->moment = moment_of(*context);
+    return kSuccess;
+  });
+}
+
 FAKECUDA_API Code cuEventQuery(Event event) {
   return enter("cuEventQuery", Needs::driver, [&](State& it, Lock&) -> Code {
     const EventPtr body = find_event(event);
     if (body == nullptr) return kInvalidHandle;
     look_for_destruction(it, *body);
-    return body->counters->done < body->counters->recorded ? kNotReady : kSuccess;
+    if (body->context->sticky != 0) return body->context->sticky;
+    const bool passed = body->moment ? body->moment() : body->counters->done >= body->counters->recorded;
+    return passed ? kSuccess : kNotReady;
   });
 }
 
@@ -153,10 +180,10 @@ FAKECUDA_API Code cuEventSynchronize(Event event) {
     const EventPtr body = find_event(event);
     if (body == nullptr) return kInvalidHandle;
     look_for_destruction(it, *body);
-    const std::uint64_t number = body->counters->recorded;
+    const auto passed = passing_of(body);
     const CUctx_st& context = *current_context();
     lock.unlock();
-    while (body->counters->done < number && rest(context)) {
+    while (!passed() && rest(context)) {
     }
     lock.lock();
     return context.sticky;
@@ -169,10 +196,10 @@ FAKECUDA_API Code cuStreamWaitEvent(Stream stream, Event event, unsigned flags) 
     if (body == nullptr) return kInvalidHandle;
     if (flags > 1) return kInvalidValue;
     look_for_destruction(it, *body);
-    const std::uint64_t number = body->counters->recorded;
-    const CUctx_st* context = current_context();
-    return enqueue(it, stream, "cuStreamWaitEvent", [=] {
-      while (body->counters->done < number && rest(*context)) {
+    const Context context = context_of(stream);
+    if (context == nullptr) return kInvalidHandle;
+    return enqueue(it, stream, "cuStreamWaitEvent", [passed = passing_of(body), context] {
+      while (!passed() && rest(*context)) {
       }
       return kSuccess;
     });

@@ -121,7 +121,6 @@ Machine read_machine() {
   machine.version = played_version();
   machine.mig = std::getenv("FAKECUDA_MIG") != nullptr;
   machine.peers = environment("FAKECUDA_P2P", "1") != "0" && !machine.mig;
-  machine.sealed = std::getenv("FAKECUDA_UNSEALED") == nullptr;
   machine.card = environment("FAKECUDA_CARD", "0");
   machine.nodes = environment("FAKECUDA_NODES", "");
   machine.bytes_limited = std::getenv("FAKECUDA_BYTES") != nullptr;

@@ -27,7 +27,6 @@ constexpr Entry kEntries[] = {
     {"cuEventSynchronize", 2000, "cuEventSynchronize"},
     {"cuStreamWriteValue32", 11070, "cuStreamWriteValue32_v2"},
     {"cuStreamWaitValue32", 11070, "cuStreamWaitValue32_v2"},
-    {"cuLaunchHostFunc", 10000, "cuLaunchHostFunc"},
     {"cuMemcpyHtoDAsync", 3020, "cuMemcpyHtoDAsync_v2"},
     {"cuMemcpyDtoHAsync", 3020, "cuMemcpyDtoHAsync_v2"},
     {"cuModuleLoadData", 2000, "cuModuleLoadData"},
@@ -80,6 +79,7 @@ constexpr CodeName kCodes[] = {
     {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {kSystemNotReady, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
     {kDriverMismatch, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver"},
+    {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
     {kMpsFirst, "CUDA_ERROR_MPS_CONNECTION_FAILED", "MPS client failed to connect"},
     {kUnknown, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };

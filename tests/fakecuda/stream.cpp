@@ -2,6 +2,7 @@
 // A thread for each queue that was ever used, detached: a process may end with work left, as with a real device.
 #include "tests/fakecuda/stream.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -159,6 +160,15 @@ Code query_stream(State&, Stream stream) {
   const QueuePtr queue = find(stream);
   if (queue == nullptr) return kInvalidHandle;
   return queue->done < queue->enqueued ? kNotReady : queue->context->sticky;
+}
+
+std::function<bool()> moment_of(const CUctx_st& context) {
+  std::vector<std::pair<QueuePtr, std::uint64_t>> until;
+  for (const QueuePtr& queue : queues_of(context))
+    if (queue->done < queue->enqueued) until.emplace_back(queue, queue->enqueued);
+  return [until = std::move(until)] {
+    return std::ranges::all_of(until, [](const auto& one) { return one.first->done >= one.second; });
+  };
 }
 
 Context context_of(Stream stream) {

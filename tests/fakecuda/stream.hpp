@@ -21,6 +21,8 @@ Code enqueue(State& it, Stream stream, const char* what, Work work, std::uint64_
 Code wait_for_stream(State& it, Stream stream, Lock& lock);
 Code wait_for_context(CUctx_st& context, Lock& lock);
 Code query_stream(State& it, Stream stream);
+// All that is in the context's streams now, and later whether it is done; both with the lock held.
+std::function<bool()> moment_of(const CUctx_st& context);
 // Of a stream that a call names, special ones being the current context's; null: there is none. With the lock held.
 Context context_of(Stream stream);
 // The context ends: its streams finish what they have and go, its events are gone (events.cpp).

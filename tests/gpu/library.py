@@ -10,7 +10,7 @@ ACCESS_READ, ACCESS_WRITE = 0, 1
 REPLACE, WRITING, MANY_WRITERS = 2, 4, 8
 CONNECT_NO_START, CONNECT_NO_GROUP = 2, 16
 MAKER_STAYS, UNNAME, IMPORT_SHARE = 1, 2, 1
-NOT_FOUND = 6
+NOT_FOUND, DEADLINE, NOT_SUPPORTED, PRODUCER_DEAD = 6, 20, 47, 58
 SECOND = 10**9
 
 
@@ -48,6 +48,26 @@ class PublishOptions(c.Structure):
     _fields_ = [("size", c.c_size_t), ("name", c.c_char_p), ("group", c.c_uint64), ("keep_ns", c.c_int64),
                 ("flags", c.c_uint32), ("sync", c.c_uint32), ("stream", c.c_void_p), ("tensors", c.POINTER(Tensor)),
                 ("tensor_count", c.c_size_t), ("timeout_ns", c.c_int64)]  # fmt: skip
+
+
+class AllocateOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("uuid", c.c_void_p), ("device", c.c_int32), ("flags", c.c_uint32),
+                ("chunk_bytes", c.c_uint64), ("retry_ns", c.c_int64), ("timeout_ns", c.c_int64)]  # fmt: skip
+
+
+class CreateOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("name", c.c_char_p), ("group", c.c_uint64), ("keep_ns", c.c_int64),
+                ("flags", c.c_uint32), ("rights", c.c_uint32), ("timeout_ns", c.c_int64)]  # fmt: skip
+
+
+class TimelineOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("name", c.c_char_p), ("group", c.c_uint64), ("keep_ns", c.c_int64),
+                ("flags", c.c_uint32), ("words", c.c_uint32), ("timeout_ns", c.c_int64)]  # fmt: skip
+
+
+class TimelineState(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("counter", c.c_uint64), ("announced", c.c_uint64), ("status", c.c_uint32),
+                ("words", c.c_uint32)]  # fmt: skip
 
 
 class ImportOptions(c.Structure):
@@ -90,6 +110,8 @@ def library():
         _library = c.CDLL(os.environ["REGIONS_LIBRARY"])
         _library.shmb_torch_alloc.restype = c.c_void_p
         _library.shmb_gpu_region_pointer.restype = c.c_uint64
+        _library.shmb_gpu_pin_pointer.restype = c.c_uint64
+        _library.shmb_region_data.restype = c.c_void_p
         _library.shmb_gpu_region_get_id.restype = RegionId
         _library.shmb_gpu_lease_get_id.restype = RegionId
     return _library
@@ -100,6 +122,45 @@ def call(name, *arguments):
     status = getattr(library(), name)(*arguments, c.byref(error))
     if status != 0:
         raise Failure(name, status, error.sentence.decode())
+
+
+_driver = None
+
+
+def drive(name, *arguments):
+    """A call of the driver's own, in the context that is current."""
+    global _driver
+    if _driver is None:
+        _driver = c.CDLL("libcuda.so.1")
+    code = getattr(_driver, name)(*arguments)
+    if code != 0:
+        raise Failure(name, code, "the driver's own code")
+
+
+def on_device(ordinal):
+    """Its primary context is current from now on."""
+    context = c.c_void_p()
+    drive("cuDevicePrimaryCtxRetain", c.byref(context), c.c_int(ordinal))
+    drive("cuCtxSetCurrent", context)
+
+
+def hold_up(stream):
+    """The stream waits for what never comes, as long as the process lives, or until `let_go` gets the answer."""
+    never = c.c_uint64()
+    drive("cuMemAlloc_v2", c.byref(never), c.c_size_t(8))
+    drive("cuMemcpyHtoD_v2", never, bytes(8), c.c_size_t(8))
+    drive("cuStreamWaitValue64_v2", c.c_void_p(stream), never, c.c_uint64(1), c.c_uint(0))
+    return never
+
+
+def let_go(word):
+    drive("cuMemcpyHtoD_v2", word, (1).to_bytes(8, "little"), c.c_size_t(8))
+
+
+def driver_version():
+    version = c.c_int32()
+    call("shmb_gpu_driver_version", c.byref(version))
+    return version.value
 
 
 def sized(kind, **fields):
@@ -133,9 +194,10 @@ class Session:
         call("shmb_group_create", self.raw, None, c.byref(group))
         return bytes(group.token).hex()
 
-    def allocate(self, length):
-        region = c.c_void_p()
-        call("shmb_gpu_allocate", self.raw, c.c_uint64(length), None, c.byref(region))
+    def allocate(self, length, device=-1):
+        # What was released before may be on its way back still.
+        options, region = sized(AllocateOptions, device=device, retry_ns=60 * SECOND), c.c_void_p()
+        call("shmb_gpu_allocate", self.raw, c.c_uint64(length), c.byref(options), c.byref(region))
         return Region(region)
 
     def adopt(self, pointer, length):
@@ -171,6 +233,26 @@ class Session:
         options = sized(LendOptions, tensors=array, tensor_count=len(tensors), free=callback)
         call("shmb_gpu_lend", self.raw, c.c_uint64(pointer), c.c_uint64(length), c.byref(options), c.byref(lease))
         return Lease(lease, callback)
+
+    def create(self, name, length):
+        options, region = sized(CreateOptions, name=name.encode()), c.c_void_p()
+        call("shmb_create", self.raw, c.c_uint64(length), c.byref(options), c.byref(region))
+        return HostRegion(region)
+
+    def attach(self, name):
+        region = c.c_void_p()
+        call("shmb_attach", self.raw, name.encode(), None, c.byref(region))
+        return HostRegion(region)
+
+    def make_timeline(self, name):
+        options, timeline = sized(TimelineOptions, name=name.encode()), c.c_void_p()
+        call("shmb_gpu_timeline_create", self.raw, c.byref(options), c.byref(timeline))
+        return Timeline(timeline)
+
+    def open_timeline(self, name):
+        timeline = c.c_void_p()
+        call("shmb_gpu_timeline_open", self.raw, name.encode(), None, c.byref(timeline))
+        return Timeline(timeline)
 
     def dispatch(self):
         done, waiting = c.c_size_t(), c.c_size_t()
@@ -220,10 +302,57 @@ class Region:
         call("shmb_gpu_dlpack", self.raw, c.byref(tensor), c.byref(managed))
         return managed
 
+    def sleep(self, timeout_ns=0):
+        call("shmb_gpu_sleep", self.raw, c.c_int64(timeout_ns))
+
+    def wake(self):
+        call("shmb_gpu_wake", self.raw, c.c_int64(0))
+
     def release(self, unname=False):
         raw, self.raw = self.raw, None
         if raw:
-            call("shmb_gpu_release", raw, UNNAME if unname else 0)
+            call("shmb_gpu_release", raw, UNNAME if unname else 0, c.c_int64(0))
+
+
+class HostRegion:
+    """Memory of the host, as the broker gives it, and registered with the driver."""
+
+    def __init__(self, raw):
+        self.raw, self.pin = raw, c.c_void_p()
+
+    def data(self):
+        return library().shmb_region_data(self.raw)
+
+    def register(self):
+        call("shmb_gpu_pin_region", self.raw, c.c_int64(60 * SECOND), c.byref(self.pin))
+        return library().shmb_gpu_pin_pointer(self.pin)
+
+    def end(self):
+        call("shmb_gpu_unpin", self.pin)
+        call("shmb_release", self.raw, c.c_uint32(0))
+
+
+class Timeline:
+    def __init__(self, raw):
+        self.raw = raw
+
+    def signal(self, value, stream):
+        call("shmb_gpu_timeline_signal", self.raw, c.c_uint32(0), c.c_uint64(value), c.c_void_p(stream))
+
+    def wait(self, value, stream):
+        call("shmb_gpu_timeline_wait", self.raw, c.c_uint32(0), c.c_uint64(value), c.c_void_p(stream),
+             c.c_int64(60 * SECOND))  # fmt: skip
+
+    def wait_host(self, value):
+        call("shmb_gpu_timeline_wait_host", self.raw, c.c_uint32(0), c.c_uint64(value), c.c_int64(60 * SECOND))
+
+    def status(self):
+        state = sized(TimelineState)
+        call("shmb_gpu_timeline_look", self.raw, c.c_uint32(0), c.byref(state))
+        return state.status
+
+    def close(self):
+        call("shmb_gpu_timeline_close", self.raw)
 
 
 class Event:
@@ -265,20 +394,12 @@ class PlainTensors:
     name = "plain driver memory"
 
     def __init__(self):
-        self.driver = c.CDLL("libcuda.so.1")
-        context = c.c_void_p()
-        self.must("cuInit", c.c_uint(0))
-        self.must("cuDevicePrimaryCtxRetain", c.byref(context), c.c_int(0))
-        self.must("cuCtxSetCurrent", context)
+        drive("cuInit", c.c_uint(0))
+        on_device(0)
         count = c.c_int()
-        self.must("cuDeviceGetCount", c.byref(count))
+        drive("cuDeviceGetCount", c.byref(count))
         self.devices = count.value
         self.held = 0
-
-    def must(self, name, *arguments):
-        code = getattr(self.driver, name)(*arguments)
-        if code != 0:
-            raise Failure(name, code, "the driver's own code")
 
     def make(self, values, in_region=False):
         size = 8 * len(values)
@@ -286,15 +407,15 @@ class PlainTensors:
             pointer = library().shmb_torch_alloc(c.c_ssize_t(size), 0, None)
         else:
             base = c.c_uint64()
-            self.must("cuMemAlloc_v2", c.byref(base), c.c_size_t(size))
+            drive("cuMemAlloc_v2", c.byref(base), c.c_size_t(size))
             pointer = base.value
             self.held += size
-        tensor = PlainTensor(self, pointer, len(values))
+        tensor = PlainTensor(pointer, len(values))
         tensor.set(values)
         return tensor
 
     def drop(self, tensor):
-        self.must("cuMemFree_v2", c.c_uint64(tensor.pointer))
+        drive("cuMemFree_v2", c.c_uint64(tensor.pointer))
         self.held -= 8 * tensor.count
 
     def allocated(self):
@@ -303,37 +424,37 @@ class PlainTensors:
     def view(self, region, name):
         managed = region.dlpack(name)
         tensor = managed.contents.tensor
-        return PlainTensor(self, tensor.data + tensor.offset, tensor.shape[0], managed)
+        return PlainTensor(tensor.data + tensor.offset, tensor.shape[0], managed)
 
     def stream(self):
         stream = c.c_void_p()
-        self.must("cuStreamCreate", c.byref(stream), c.c_uint(1))
+        drive("cuStreamCreate", c.byref(stream), c.c_uint(1))
         return stream.value
 
     def set_on(self, stream, tensor, value):
         """Every byte, behind what is in the stream."""
-        self.must("cuMemsetD8Async", c.c_uint64(tensor.pointer), c.c_ubyte(value), c.c_size_t(8 * tensor.count),
+        drive("cuMemsetD8Async", c.c_uint64(tensor.pointer), c.c_ubyte(value), c.c_size_t(8 * tensor.count),
                   c.c_void_p(stream))  # fmt: skip
 
     def finish(self, stream):
-        self.must("cuStreamSynchronize", c.c_void_p(stream))
+        drive("cuStreamSynchronize", c.c_void_p(stream))
 
     def sync(self):
-        self.must("cuCtxSynchronize")
+        drive("cuCtxSynchronize")
 
 
 class PlainTensor:
-    def __init__(self, tensors, pointer, count, managed=None):
-        self.tensors, self.pointer, self.count, self.managed = tensors, pointer, count, managed
+    def __init__(self, pointer, count, managed=None):
+        self.pointer, self.count, self.managed = pointer, count, managed
 
     def values(self):
         host = (c.c_int64 * self.count)()
-        self.tensors.must("cuMemcpyDtoH_v2", host, c.c_uint64(self.pointer), c.c_size_t(8 * self.count))
+        drive("cuMemcpyDtoH_v2", host, c.c_uint64(self.pointer), c.c_size_t(8 * self.count))
         return list(host)
 
     def set(self, values):
         host = (c.c_int64 * self.count)(*values)
-        self.tensors.must("cuMemcpyHtoD_v2", c.c_uint64(self.pointer), host, c.c_size_t(8 * self.count))
+        drive("cuMemcpyHtoD_v2", c.c_uint64(self.pointer), host, c.c_size_t(8 * self.count))
 
     def end(self):
         if self.managed is not None:
@@ -352,17 +473,18 @@ class TorchTensors:
             raise ImportError("torch sees no GPU")
         torch.zeros(1, device="cuda")
         self.devices = torch.cuda.device_count()
-        self.pool = None
+        self.allocator, self.pools = None, []
         self.streams = []
 
     def make(self, values, in_region=False):
         if not in_region:
             return TorchTensor(self.torch.tensor(values, dtype=self.torch.int64, device="cuda"))
-        if self.pool is None:
+        if self.allocator is None:
             path = os.environ["REGIONS_LIBRARY"]
-            allocator = self.torch.cuda.memory.CUDAPluggableAllocator(path, "shmb_torch_alloc", "shmb_torch_free")
-            self.allocator, self.pool = allocator, self.torch.cuda.MemPool(allocator.allocator())
-        with self.torch.cuda.use_mem_pool(self.pool):
+            self.allocator = self.torch.cuda.memory.CUDAPluggableAllocator(path, "shmb_torch_alloc", "shmb_torch_free")
+        # A pool for each: torch puts small tensors of one pool into one block, which is one region.
+        self.pools.append(self.torch.cuda.MemPool(self.allocator.allocator()))
+        with self.torch.cuda.use_mem_pool(self.pools[-1]):
             tensor = self.torch.empty(len(values), dtype=self.torch.int64, device="cuda")
         made = TorchTensor(tensor)
         made.set(values)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Regions, lent memory and events with real tensors, through the library and a broker: T20 to T26, P3 and P4, and 51 to
-69 of docs/conformance.md. Each case is two or three processes that talk over this one, which never touches the driver.
-Without torch plain memory of the driver stands for tensors, and the cases that are about torch's own memory are skipped.
+"""Regions, lent memory, timelines, pins and events with real tensors, through the library and a broker: T20 to T26,
+what of T27, T28 and of sleeping regions is ours, P3 and P4, and 51 to 69 of docs/conformance.md. Each case is two or
+three processes that talk over this one, which never touches the driver. Without torch plain memory of the driver stands
+for tensors, and the cases that are about torch's own memory are skipped.
 With --fake it is that of the fake driver: a check of this program, never a result.
 Exit: 0 all passed or skipped, 1 some failed.
 usage: regions.py --library FILE --broker FILE [--fake FOLDER] [--json FILE] [--only T20,54]
@@ -19,8 +20,9 @@ import sys
 import tempfile
 import time
 
-from library import (ACCESS_READ, ACCESS_WRITE, MANY_WRITERS, NOT_FOUND, WRITING, Event, Failure, PlainTensors, Session,
-                     TorchTensors)  # fmt: skip
+from library import (ACCESS_READ, ACCESS_WRITE, DEADLINE, MANY_WRITERS, NOT_FOUND, NOT_SUPPORTED, PRODUCER_DEAD, WRITING,
+                     Event, Failure, PlainTensor, PlainTensors, Session, TorchTensors, drive, driver_version, hold_up,
+                     let_go, on_device)  # fmt: skip
 
 LIMIT_S = 120
 N = 1024
@@ -79,6 +81,11 @@ class Talk:
     def take(self, what, access=ACCESS_READ):
         region = self.session.take(what, access)
         return region, self.tensors.view(region, "x")
+
+    def used(self):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        drive("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return total.value - free.value
 
     def until(self, truth, text):
         end = time.monotonic() + 60
@@ -142,7 +149,7 @@ def t21_b(t):
     region.release()
 
 
-def foreign_a(t, make):
+def foreign_a(t, make, only_adopted=False):
     """Memory of another library's allocator: adopted where it can be shared by descriptor, else lent."""
     pointer, size, keep = make()
     try:
@@ -151,6 +158,7 @@ def foreign_a(t, make):
         t.fact("way", "adopted")
         what = region.id()
     except Failure as refused:
+        t.need(not only_adopted, f"it cannot be adopted: {refused}")
         t.fact("adopt", str(refused)[:200])
         lease = t.session.lend(pointer, size, lambda: None, [("x", 0, N, 64)])
         t.fact("way", "lent")
@@ -175,7 +183,7 @@ def t22_a(t):
         t.tensors.sync()
         return tensor.pointer, 8 * N, tensor
 
-    foreign_a(t, make)
+    foreign_a(t, make, only_adopted=True)
 
 
 def t23_a(t):
@@ -247,6 +255,126 @@ def t26_b(t):
         t.need(view.values() == [i], f"layer.{i} is something else")
         view.end()
     t.say("a")
+
+
+def t27_a(t):
+    """A timeline of ours: the page is mapped and registered read-only in B, and the broker releases B's stream."""
+    tensor, region = t.publish([0] * N, "x", WRITING | MANY_WRITERS)
+    line, stream = t.session.make_timeline("line"), t.tensors.stream()
+    t.tensors.set_on(stream, tensor, 1)
+    line.signal(1, stream)
+    t.say("b")
+    t.hear()
+    hold_up(stream)
+    line.signal(2, stream)
+    t.say("b")
+    t.hear()
+    t.die()
+
+
+def t27_b(t):
+    t.hear()
+    line, stream = t.session.open_timeline("line"), t.tensors.stream()
+    region, view = t.take("x", ACCESS_WRITE)
+    line.wait(1, stream)
+    t.tensors.finish(stream)
+    t.need(view.values() == [0x0101010101010101] * N, "the stream passed before the producer's work was done")
+    line.wait_host(1)
+    t.say("a")
+    t.hear()
+    line.wait(2, stream)
+    t.tensors.set_on(stream, view, 3)
+    t.need(line.status() == 0, "the producer lives, and the timeline says otherwise")
+    t.say("a")  # which is killed
+    start = time.monotonic()
+    t.tensors.finish(stream)
+    t.fact("released", f"{1000 * (time.monotonic() - start):.1f} ms after the producer was killed")
+    t.need(line.status() == PRODUCER_DEAD, f"the status of the dead producer's word is {line.status()}")
+    try:
+        line.wait_host(2)
+        t.need(False, "what was never reached is said to be")
+    except Failure as refused:
+        t.need(refused.status == PRODUCER_DEAD, str(refused))
+    line.close()
+
+
+def t28_a(t):
+    region = t.session.create("host", 8 * N)
+    ctypes.memmove(region.data(), bytes([7]) * (8 * N), 8 * N)
+    pinned, stream, tensor = region.register(), t.tensors.stream(), t.tensors.make([0] * N)
+    drive("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(tensor.pointer), ctypes.c_void_p(region.data()),
+          ctypes.c_size_t(8 * N), ctypes.c_void_p(stream))  # fmt: skip
+    t.tensors.finish(stream)
+    t.need(tensor.values() == [0x0707070707070707] * N, "a copy from the pinned region brought something else")
+    drive("cuMemsetD8Async", ctypes.c_uint64(pinned), ctypes.c_ubyte(9), ctypes.c_size_t(8 * N),
+          ctypes.c_void_p(stream))  # fmt: skip
+    t.tensors.finish(stream)
+    t.need(ctypes.string_at(region.data(), 8 * N) == bytes([9]) * (8 * N), "the device's store is not in the region")
+    t.say("b")
+    t.hear()
+    region.end()
+
+
+def t28_b(t):
+    t.hear()
+    region = t.session.attach("host")
+    t.need(ctypes.string_at(region.data(), 8 * N) == bytes([9]) * (8 * N), "another process sees something else")
+    try:
+        pinned, tensor = region.register(), t.tensors.make([0] * N)
+        drive("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(tensor.pointer), ctypes.c_uint64(pinned), ctypes.c_size_t(8 * N),
+              ctypes.c_void_p(0))  # fmt: skip
+        t.tensors.sync()
+        t.need(tensor.values() == [0x0909090909090909] * N, "a device reads something else through the read-only pin")
+        t.fact("read-only registration", "yes")
+    except Failure as refused:
+        t.need(refused.status == NOT_SUPPORTED, str(refused))
+        t.fact("read-only registration", str(refused)[:200])
+    region.end()
+    t.say("a")
+
+
+def sleep_a(t):
+    tensor, region = t.publish(t.count_up(4))
+    t.say("b", region.id())
+    t.hear()
+
+
+def sleep_b(t):
+    region, view = t.take(t.hear())
+    view.end()
+    pointer, before = region.pointer(), t.used()
+    for _ in range(3):
+        region.sleep()
+        t.need(region.pointer() == 0, "asleep, and mapped")
+        region.wake()
+        t.need(region.pointer() == pointer, "awake at another address")
+    view = t.tensors.view(region, "x")
+    t.need(view.values() == t.count_up(4), "the contents went with the mapping")
+    t.need(t.used() <= before + (64 << 20), "sleeping and waking costs memory")
+    view.end()
+    t.say("a")
+
+
+def waits_a(t):
+    """The library asks how far a context has come, and that must see a stream that waits for no other."""
+    if driver_version() < 12050:
+        raise Skip("the driver is older than 12.5, and has no deadline")
+    region, stream = t.session.allocate(2 << 20), t.tensors.stream()
+    word, tensor = hold_up(stream), PlainTensor(region.pointer(), N)
+    t.tensors.set_on(stream, t.tensors.make([0] * N), 1)
+    start = time.monotonic()
+    try:
+        region.sleep(300_000_000)
+        t.need(False, "it sleeps under a stream that is not through")
+    except Failure as refused:
+        t.need(refused.status == DEADLINE, str(refused))
+    t.fact("gave up", f"after {1000 * (time.monotonic() - start):.0f} ms of 300")
+    tensor.set(t.count_up())
+    t.need(tensor.values() == t.count_up(), "the mapping went all the same")
+    let_go(word)
+    region.sleep()
+    region.wake()
+    t.need(tensor.values() == t.count_up(), "the contents went with the mapping")
 
 
 def sizes(t):
@@ -372,7 +500,27 @@ def c54_c(t):
 
 
 def c55_a(t):
-    raise Skip("this program uses one device; tests/cuda has the case for two, without torch")
+    """Three sizes on two devices; by address, because the tensors of the other cases are all on the first device."""
+    if t.tensors.devices < 2:
+        raise Skip("one device only")
+    held = []
+    for i, count in enumerate((4, N, 40 * N)):
+        on_device(i % 2)
+        region = t.session.allocate(8 * count, device=i % 2)
+        PlainTensor(region.pointer(), count).set([i] * count)
+        held.append(region)
+        t.say("b", [i, count, region.publish()])
+        t.hear()
+
+
+def c55_b(t):
+    for _ in range(3):
+        i, count, what = t.hear()
+        on_device(i % 2)
+        region = t.session.take(what)
+        t.need(PlainTensor(region.pointer(), count).values() == [i] * count, f"the tensor of device {i % 2} changed")
+        region.release()
+        t.say("a")
 
 
 def c56_a(t):
@@ -544,12 +692,16 @@ CASES = {
     "T24": ("a CuPy array", t24_a, foreign_b),
     "T25": ("B shares on to C, A has ended", t25_a, t25_b, t25_c),
     "T26": ("20,000 tensors in one region", t26_a, t26_b),
+    "T27": ("a timeline of the broker's: streams of two processes, and a killed producer", t27_a, t27_b),
+    "T28": ("a pinned region of the broker's: copies, a device's stores, read-only in another process", t28_a, t28_b),
+    "sleep": ("a region asleep, and awake at the same address", sleep_a, sleep_b),
+    "waits": ("a deadline under a stream that is not through", waits_a),
     "P3,P4": ("publish, and open to a usable pointer, by size", p4_a, p4_b),
     "51": ("a child writes through what it was sent", c51_a, c51_b),
     "52": ("five tensors, sent and dropped", c52_a, c52_b),
     "53": ("100 rounds between two", lambda t: c53_side(t, "b", True), lambda t: c53_side(t, "a", False)),
     "54": ("100,000 tensors through three processes", c54_a, c54_b, c54_c),
-    "55": ("two devices", c55_a),
+    "55": ("two devices", c55_a, c55_b),
     "56": ("a forked child", c56_a),
     "57": ("57 and 58: parts of one block", c57_a, c57_b),
     "59": ("59 to 61: events of both sides", c59_a, c59_b),
@@ -669,7 +821,8 @@ def main():
     asked = parser.parse_args()
     no_torch = ""
     if asked.fake:
-        os.environ.update(LD_LIBRARY_PATH=asked.fake, REGIONS_FAKE="1", REGIONS_PLAIN="1", FAKECUDA_CARD=f"r{os.getpid()}")
+        os.environ.update(LD_LIBRARY_PATH=asked.fake, REGIONS_FAKE="1", REGIONS_PLAIN="1", FAKECUDA_CARD=f"r{os.getpid()}",
+                          FAKECUDA_DEVICES="2")  # fmt: skip
         print("ON THE FAKE DRIVER: nothing below says anything about a GPU or about NVIDIA's driver\n", flush=True)
     else:
         found = subprocess.run([sys.executable, "-c", "import torch; assert torch.cuda.is_available(), 'it sees no GPU'"],

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every installed header compiles alone, from a folder that holds nothing but the installed headers: as C11 by gcc, as
 C++20 without exceptions by every compiler at hand, and by nvcc; as C++23, and as C11 by clang, all of them together.
+Options of which a user names one member, `{.name = "x"}`, bring no warning: every member has a default.
 Those that need Boost (heap*.hpp) or msgpack-cxx (spawn.hpp, remote.hpp) need exceptions, say so without them, and are not for nvcc.
 Usage: headers_test.py HEADER...
 """
+import re
 import shutil
 import subprocess
 import sys
@@ -40,7 +42,22 @@ def compiles(folder, compiler, options, suffix, text):
 
 
 def throws(header):
-    return header.startswith("heap") or header in ("spawn.hpp", "remote.hpp", "remote_values.hpp")
+    return header.startswith("heap") or header in ("spawn.hpp", "spawn_values.hpp", "remote.hpp", "remote_values.hpp")
+
+
+def options_of(header):
+    """A statement for each struct of options, which names its first member alone."""
+    scopes, out, text = [], [], header.read_text()
+    pattern = r"^(?:namespace ([\w:]+) \{|(\}  // namespace [\w:]+)|struct (\w+Options) \{\n((?:  .*\n)+))"
+    for opened, closed, struct, body in re.findall(pattern, text, re.MULTILINE):
+        if opened:
+            scopes.append(opened)
+        elif closed:
+            scopes.pop()
+        else:
+            member = re.search(r"(\w+)(?: = [^;,]*|\{[^}]*\})?[;,]", body)[1]
+            out.append(f"inline auto named_{struct} = ::{'::'.join(scopes)}::{struct}{{.{member} = {{}}}};\n")
+    return out
 
 
 def main():
@@ -86,6 +103,14 @@ def main():
                 if result.returncode != 0:
                     failures += 1
                     print(f"{label}: {header} does not compile alone:\n{result.stdout}{result.stderr}")
+        # Gaps in such a list are warned of by -Wextra of g++ alone.
+        named = [(header.name, options_of(header)) for header in headers if header.suffix == ".hpp" and header.name != "cuda.hpp"]
+        text = "".join(f'#include "{name}"\n' for name, found in named if found) + "".join(sum((f for _, f in named), []))
+        result = compiles(folder, "g++", ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"], ".cpp", text)
+        done += 1
+        if result.returncode != 0 or text.count("named_") < 12:
+            failures += 1
+            print(f"options with one member named:\n{text}{result.stderr}")
     print(f"{done} compilations, {failures} failures")
     return 1 if failures or done == 0 else 0
 

@@ -415,3 +415,65 @@ TEST_CASE("law 11: waits without limit end with the death of the awaited side") 
     CHECK((attached == SHMB_E_SESSION_LOST || attached == SHMB_E_NOT_FOUND));
   });
 }
+
+TEST_CASE("law 11: a call to the broker has a deadline: one without end is refused, and changes nothing") {
+  on_each_engine([](BrokerFixture& broker) {
+    const CSession session(broker.socket());
+    shmb_session* const s = session.raw;
+    shmb_region* const kept = created(s, "kept");
+    auto create = sized<shmb_create_options>();
+    auto attach = sized<shmb_attach_options>();
+    auto group_options = sized<shmb_group_options>();
+    auto watch_options = sized<shmb_watch_options>();
+    auto pool_options = sized<shmb_pool_options>();
+    auto stat = sized<shmb_region_stat>();
+    create.timeout_ns = attach.timeout_ns = group_options.timeout_ns = watch_options.timeout_ns =
+        pool_options.timeout_ns = SHMB_FOREVER;
+    watch_options.kind = SHMB_WATCH_REGION;
+    watch_options.region = shmb_region_get_id(kept);
+    auto connect = sized<shmb_connect_options>();
+    connect.socket = broker.socket().c_str();
+    connect.timeout_ns = SHMB_FOREVER;
+    const shmb_region_id id = shmb_region_get_id(kept);
+    shmb_session* no_session = nullptr;
+    shmb_region* no_region = nullptr;
+    shmb_pool* no_pool = nullptr;
+    shmb_group no_group{};
+    std::uint64_t number = 0;
+    std::uint8_t ticket[16] = {1};
+    constexpr std::int64_t ever = SHMB_FOREVER;
+    const std::vector<Call> calls = {
+        {"connect", [&](shmb_error* e) { return shmb_connect(&connect, &no_session, e); }},
+        {"ping", [&](shmb_error* e) { return shmb_ping(s, ever, e); }},
+        {"create", [&](shmb_error* e) { return shmb_create(s, 8192, &create, &no_region, e); }},
+        {"attach", [&](shmb_error* e) { return shmb_attach(s, "kept", &attach, &no_region, e); }},
+        {"publish", [&](shmb_error* e) { return shmb_publish(kept, ever, e); }},
+        {"stat", [&](shmb_error* e) { return shmb_stat(s, "kept", ever, &stat, e); }},
+        {"stat_id", [&](shmb_error* e) { return shmb_stat_id(s, &id, ever, &stat, e); }},
+        {"unname", [&](shmb_error* e) { return shmb_unname(s, "kept", ever, e); }},
+        {"ticket_create", [&](shmb_error* e) { return shmb_ticket_create(kept, 0, 1, 0, ever, ticket, nullptr, e); }},
+        {"ticket_revoke", [&](shmb_error* e) { return shmb_ticket_revoke(s, ticket, ever, e); }},
+        {"group_create", [&](shmb_error* e) { return shmb_group_create(s, &group_options, &no_group, e); }},
+        {"group_join", [&](shmb_error* e) { return shmb_group_join(s, "absent", 0, ever, &number, e); }},
+        {"group_leave", [&](shmb_error* e) { return shmb_group_leave(s, 0, ever, e); }},
+        {"group_end", [&](shmb_error* e) { return shmb_group_end(s, 1, nullptr, 0, ever, nullptr, e); }},
+        {"watch", [&](shmb_error* e) { return shmb_watch(s, &watch_options, &number, nullptr, e); }},
+        {"unwatch", [&](shmb_error* e) { return shmb_unwatch(s, 1, ever, e); }},
+        {"pool_create", [&](shmb_error* e) { return shmb_pool_create(s, &pool_options, &no_pool, e); }},
+    };
+    const auto admin = open_admin(broker);
+    const auto before = must(broker_status(*admin, soon())).record;
+    for (const Call& call : calls) {
+      CAPTURE(call.name);
+      shmb_error error{};
+      CHECK(call.make(&error) == SHMB_E_INVALID);
+      CHECK(std::strstr(error.sentence, "deadline") != nullptr);
+    }
+    const auto after = must(broker_status(*admin, soon())).record;
+    CHECK(after.regions == before.regions);
+    CHECK(after.groups == before.groups);
+    CHECK(after.sessions == before.sessions);
+    CHECK(shmb_region_data(kept) != nullptr);
+    CHECK(shmb_release(kept, SHMB_RELEASE_UNNAME, nullptr) == SHMB_OK);
+  });
+}

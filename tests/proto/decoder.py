@@ -33,7 +33,7 @@ REQUESTS = {
     4: ("release", True, "R:region I:count I:flags", ""),
     5: ("ready", True, "R:region Q:populated I:page_kind I:reserved", ""),
     6: ("publish", False, "R:region", ""),
-    7: ("ticket_create", False, "R:region I:rights I:uses q:lifetime I:flags I:reserved", ""),
+    7: ("ticket_create", False, "R:region I:rights I:uses q:lifetime I:flags I:reserved Q:session", ""),
     8: ("inherit", True, "R:region I:rights I:count", ""),
     9: ("group_create", False, "I:flags I:limit_regions q:keep Q:limit_bytes H:name_len H:reserved0 I:reserved1", "name"),
     10: ("group_join", False, "16:token I:owner_uid I:flags H:name_len H:reserved0 I:reserved1", "name"),

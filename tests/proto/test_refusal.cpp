@@ -80,6 +80,26 @@ TEST_CASE("every slot and scope has its own words") {
   CHECK(said(shortage(999, 999, 0, 1, 1, 1)).starts_with("limit: capacity of this request"));
 }
 
+TEST_CASE("what is not there is told in the words of who asked, with where to look") {
+  const auto told = [](const Sought& sought) {
+    const Error error = not_found(sought);
+    CHECK(error.status == Status::not_found);
+    return error.sentence;
+  };
+  CHECK(
+      told({.name = "kv", .group = "train"}) ==
+      "no region 'kv' in group 'train', or not for this caller; `shmbroker list --group 'train'` shows what there is");
+  CHECK(told({.what = "pool", .name = "kv", .group = "#17", .owner_uid = 1001}) ==
+        "no pool 'kv' in group '1001:#17', or not for this caller; `shmbroker list --group '1001:#17'` shows what "
+        "there is");
+  CHECK(told({.id = 17, .generation = 2}) ==
+        "no region 17 of generation 2, or not for this caller; `shmbroker list` shows what there is");
+  CHECK(told({.what = "group", .id = 17}) ==
+        "no group #17, or not for this caller; `shmbroker list --groups` shows what there is");
+  CHECK(told({.what = "group", .name = "a\x1b[2Jb"}).find('\x1b') == std::string::npos);
+  CHECK(told({.name = "kv"}).starts_with("no region 'kv' in the session's own group, which is not there yet, or not"));
+}
+
 TEST_CASE("the status tells a short limit from short memory and a full descriptor table") {
   CHECK(limit_refusal(shortage(SHMBW_SLOT_BYTES, 1, 0, 1, 1, 1), "", "").status == Status::limit);
   CHECK(limit_refusal(shortage(SHMBW_SLOT_MEMORY, SHMBW_SCOPE_CGROUP, 0, 1, 1, 1), "", "").status == Status::no_memory);

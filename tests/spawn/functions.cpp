@@ -76,6 +76,36 @@ std::string raise_long(int, int size) {
   pause_ms(size == 30'000 ? 300 : 0);
   throw std::runtime_error("begin" + std::string(static_cast<std::size_t>(size), 'x') + "end");
 }
+// Rank 1, when rank 0 has ended well, however late that is.
+void raise_last(int rank) {
+  if (rank == 0) return;
+  try {
+    ranks::barrier();
+  } catch (const shmbroker::Error&) {
+    throw std::domain_error("after the others");
+  }
+}
+// Rank 1 ends well some time after rank 0 has died.
+void outlive(int rank, int others_ms) {
+  (void)!::write(std::atoi(std::getenv("SHMB_TEST_READY")), "r", 1);
+  while (rank == 0) ::pause();
+  try {
+    ranks::barrier();
+  } catch (const shmbroker::Error&) {
+    pause_ms(others_ms);
+  }
+}
+void say_late(int) {
+  pause_ms(100);
+  (void)!::write(std::atoi(std::getenv("SHMB_TEST_READY")), "r", 1);
+}
+void wait_for_file(int, const std::string& path) {
+  while (::access(path.c_str(), F_OK) != 0) pause_ms(5);
+}
+void give_bare(int) {
+  if (shmb_rank_finish("\xc1", 1, nullptr) == SHMB_OK) ::_exit(0);
+}
+int never_throws(int rank) noexcept { return rank + 7; }
 void print_lines(int rank, int lines) {
   for (int i = 0; i < lines; ++i) std::printf("line of %d %s\n", rank, std::string(89, 'x').c_str());
 }
@@ -227,6 +257,29 @@ void send_rank(int rank, shmbroker::Pool pool, const shmbroker::QueueAddress& qu
   auto out =
       pool.open_queue(queue.name, shmbroker::Role::writer, {.kind = shmbroker::QueueKind::as_is, .open_only = true});
   out.send(std::to_string(rank));
+}
+// Queues themselves: the rank has the end that its parent has not.
+void send_to_parent(int rank, shmbroker::Queue queue) { queue.send(std::to_string(rank)); }
+std::string receive_from_parent(int, const shmbroker::Queue& queue) {
+  shmbroker::Message message;
+  queue.receive(message, std::chrono::seconds(60));
+  return std::string(message.text());
+}
+shmbroker::Region give_region(int rank, int bytes) {
+  auto region = shmbroker::rank_session().create(static_cast<std::size_t>(bytes));
+  region.as_span<int>()[0] = rank + 1;
+  return region;
+}
+shmbroker::ReadOnlyRegion give_published(int rank, int bytes) { return give_region(rank, bytes).publish(); }
+// The region of rank 0 is there, and it has ended, before rank 1 says so, which never ends.
+shmbroker::Region give_while_one_stays(int rank) {
+  if (rank == 0) return give_region(rank, 4096);
+  try {
+    ranks::barrier();
+  } catch (const shmbroker::Error&) {
+    (void)!::write(std::atoi(std::getenv("SHMB_TEST_READY")), "r", 1);
+  }
+  for (;;) ::pause();
 }
 std::string environment(int, const std::string& name) {
   const char* value = std::getenv(name.c_str());
@@ -380,6 +433,13 @@ SHMBROKER_SPAWN_FUNCTION("raise_apart", raise_apart);
 SHMBROKER_SPAWN_FUNCTION("raise_long", raise_long);
 SHMBROKER_SPAWN_FUNCTION("raise_int", raise_int);
 SHMBROKER_SPAWN_FUNCTION("raise_below", raise_below);
+SHMBROKER_SPAWN_FUNCTION("raise_last", raise_last);
+SHMBROKER_SPAWN_FUNCTION("outlive", outlive);
+SHMBROKER_SPAWN_FUNCTION("say_late", say_late);
+SHMBROKER_SPAWN_FUNCTION("wait_for_file", wait_for_file);
+SHMBROKER_SPAWN_FUNCTION("give_bare", give_bare);
+SHMBROKER_SPAWN_FUNCTION("never_throws", never_throws);
+SHMBROKER_SPAWN_FUNCTION("lambda", [](int rank, int number) { return rank + number; });
 SHMBROKER_SPAWN_FUNCTION("print_lines", print_lines);
 SHMBROKER_SPAWN_FUNCTION("leave_late", leave_late);
 SHMBROKER_SPAWN_FUNCTION("broadcast_bare", broadcast_bare);
@@ -400,6 +460,11 @@ SHMBROKER_SPAWN_FUNCTION("count_region", count_region);
 SHMBROKER_SPAWN_FUNCTION("read_region", read_region);
 SHMBROKER_SPAWN_FUNCTION("read_ticket", read_ticket);
 SHMBROKER_SPAWN_FUNCTION("send_rank", send_rank);
+SHMBROKER_SPAWN_FUNCTION("send_to_parent", send_to_parent);
+SHMBROKER_SPAWN_FUNCTION("receive_from_parent", receive_from_parent);
+SHMBROKER_SPAWN_FUNCTION("give_region", give_region);
+SHMBROKER_SPAWN_FUNCTION("give_published", give_published);
+SHMBROKER_SPAWN_FUNCTION("give_while_one_stays", give_while_one_stays);
 SHMBROKER_SPAWN_FUNCTION("environment", environment);
 SHMBROKER_SPAWN_FUNCTION("meet", meet);
 SHMBROKER_SPAWN_FUNCTION("meet_region", meet_region);

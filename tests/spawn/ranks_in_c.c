@@ -174,6 +174,8 @@ static void refuse(void) {
   shmb_processes_free(NULL);
   MUST(shmb_rank_barrier(NULL, 0, &e) == SHMB_E_NOT_FOUND);
   MUST(shmb_rank_finish(NULL, 0, &e) == SHMB_E_NOT_FOUND);
+  MUST(shmb_rank_lend(NULL, 0, 1, 0, 0, NULL, NULL, &e) == SHMB_E_NOT_FOUND);
+  MUST(shmb_processes_session(NULL, NULL, &e) == SHMB_E_INVALID);
 }
 
 static int forked(void* context) {

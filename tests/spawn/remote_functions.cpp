@@ -121,6 +121,7 @@ remote::Bytes doubled(const remote::Bytes& in) {
     out.data()[i] = static_cast<std::byte>(static_cast<int>(in.data()[i]) * 2);
   return out;
 }
+int asks_for_nothing() { return remote::rpc_sync<int>("a", "unheard_of"); }
 std::string repeated(std::size_t size) { return std::string(size, 'r'); }
 std::vector<Remote<int>> kept;
 void keep(const Remote<int>& value) { kept.push_back(value); }
@@ -143,6 +144,7 @@ int forks_inside() {
 int count_words(int index) { return words().numbers[index]; }
 
 SHMBROKER_REMOTE_FUNCTION("add", add);
+SHMBROKER_REMOTE_FUNCTION("asks_for_nothing", asks_for_nothing);
 SHMBROKER_REMOTE_FUNCTION("join", join_texts);
 SHMBROKER_REMOTE_FUNCTION("slow_add", slow_add);
 SHMBROKER_REMOTE_FUNCTION("nothing", nothing);

@@ -52,6 +52,11 @@ void answer_in_c(void*, shmb_request* request) {
     (void)shmb_release(region, 0, nullptr);
   } else if (function == "echo") {
     (void)shmb_request_answer(request, &payload, nullptr);
+  } else if (function == "nowhere") {
+    shmb_remote_failure failure{};
+    failure.size = sizeof failure;
+    failure.status = SHMB_E_NO_FUNCTION, failure.text = "nothing of that name";
+    (void)shmb_request_fail(request, &failure, nullptr);
   } else {
     shmb_remote_failure failure{};
     failure.size = sizeof failure;
@@ -114,6 +119,10 @@ TEST_CASE("The C face: calls, late answers, failures, objects, regions and refer
       EXPECT(std::string(failure.worker) == "b");
       EXPECT(failure.rank == 1);
       shmb_future_free(failed);
+      shmb_future* const absent = call("nowhere", payload);
+      EXPECT(shmb_future_wait(absent, 0, nullptr, &error) == SHMB_E_NO_FUNCTION);
+      EXPECT(has(error.sentence, "nothing of that name"));
+      shmb_future_free(absent);
 
       shmb_reference* reference = nullptr;
       EXPECT(shmb_remote_create(worker, 1, "object", &payload, 0, 0, &reference, nullptr) == SHMB_OK);

@@ -231,6 +231,15 @@ TEST_CASE("Arguments and results of any size arrive; from 64 KiB on they are map
                 EXPECT(remote::rpc_sync<std::string>("b", "repeated", size) == std::string(size, 'r'));
                 EXPECT(remote::rpc_sync<remote::Bytes>("a", "doubled", in).size() == size);
               }
+              // Results that are kept while others come: each has memory of its own, whatever it lies in.
+              std::vector<Future<std::string>> all;
+              for (std::size_t size : {std::size_t{300'000}, std::size_t{1'000'000}, std::size_t{2'200'000}})
+                for (int i = 0; i < 24; ++i)
+                  all.push_back(remote::rpc_async<std::string>("b", "repeated", size + static_cast<std::size_t>(i)));
+              for (std::size_t i = 0; i < all.size(); ++i) {
+                const std::size_t base = i < 24 ? 300'000 : i < 48 ? 1'000'000 : 2'200'000;
+                EXPECT(all[i].wait() == std::string(base + i % 24, 'r'));
+              }
               // What is fetched twice is one memory.
               auto value = remote::remote<remote::Bytes>("b", "doubled", remote::Bytes(std::size_t{1} << 20));
               auto one = value.to_here(), two = value.to_here();
@@ -240,14 +249,53 @@ TEST_CASE("Arguments and results of any size arrive; from 64 KiB on they are map
             }));
 }
 
+TEST_CASE(
+    "A wait without a time-out ends: with the call's own limit, or with that of calls where it waits for no call") {
+  World world;
+  world.run(2, first([] {
+              remote::set_timeout(0.2);
+              Status status{};
+              const Future<int> own;
+              EXPECT(!thrown([&] { (void)own.wait(); }, &status).empty());
+              EXPECT(status == Status::deadline);
+              EXPECT(!thrown([&] { (void)remote::wait_all(std::vector{own}); }, &status).empty());
+              EXPECT(status == Status::deadline);
+              const auto next = own.then([](const Future<int>& before) { return before.wait(); });
+              EXPECT(!thrown([&] { (void)next.wait(); }, &status).empty());
+              EXPECT(status == Status::deadline);
+              // What a call was given counts, not what calls are given by default, also further on.
+              const auto patient = remote::at("b").within(60.0);
+              EXPECT(remote::rpc_sync<int>(patient, "slow_add", 1, 2, 500) == 3);
+              const auto sum = remote::rpc_async<int>(patient, "slow_add", 1, 2, 500);
+              EXPECT(sum.then([](const Future<int>& before) { return before.wait() + 1; }).wait() == 4);
+              EXPECT(!thrown([] { (void)remote::rpc_sync<int>("b", "slow_add", 1, 2, 2000); }, &status).empty());
+              EXPECT(status == Status::deadline);
+              remote::set_timeout(-1);
+            }));
+}
+
 TEST_CASE("Bad calls are refused in words, and leave nothing") {
   World world;
   world.run(
       2, first([] {
         Status status{};
-        EXPECT(has(thrown([] { (void)remote::rpc_sync<int>("b", "unheard_of", 1); }), "no function \"unheard_of\""));
-        EXPECT(
-            has(thrown([] { (void)remote::remote<int>("b", "unheard_of").to_here(); }), "no function \"unheard_of\""));
+        for (const char* where : {"a", "b"}) {
+          try {
+            (void)remote::rpc_sync<int>(where, "unheard_of", 1);
+            EXPECT(false);
+          } catch (const remote::NoFunction& error) {
+            EXPECT(error.status() == Status::no_function);
+            EXPECT(has(error.what(), "no function \"unheard_of\""));
+            EXPECT(error.origin().name == where);
+            EXPECT(has(error.text(), "add_later"));  // what there is
+          }
+        }
+        EXPECT(has(thrown([] { (void)remote::remote<int>("b", "unheard_of").to_here(); }, &status),
+                   "no function \"unheard_of\""));
+        EXPECT(status == Status::no_function);
+        // Further on it is an exception of the function that asked.
+        EXPECT(has(thrown([] { (void)remote::rpc_sync<int>("b", "asks_for_nothing"); }, &status), "unheard_of"));
+        EXPECT(status == Status::raised);
         EXPECT(has(thrown([] { (void)remote::rpc_sync<int>("b", "add", 1); }), "takes 2 arguments, 1 were given"));
         EXPECT(has(thrown([] { (void)remote::rpc_sync<int>("b", "add", 1, "two"); }),
                    "argument 2: expected int, found string"));

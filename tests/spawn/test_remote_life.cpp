@@ -355,4 +355,27 @@ TEST_CASE("Workers that are killed in the midst of calls leave nothing, and nobo
   }
 }
 
+TEST_CASE("A shutdown ends although the broker does not answer, however many values are asked about") {
+  World world;
+  const auto broker = world.broker.pid();
+  const auto statuses = world.run_bare(2, [broker](int rank) {
+    join(rank, 2);
+    if (rank == 1) {
+      (void)serve_until([] { return words().numbers[0] != 0; });
+      remote::shutdown({.graceful = false});
+      return;
+    }
+    std::vector<Remote<int>> values;
+    for (int i = 0; i < 20; ++i) values.emplace_back(i);
+    for (const auto& one : values) remote::rpc_sync<void>("b", "keep", one);
+    EXPECT(::kill(broker, SIGSTOP) == 0);
+    remote::ShutdownOptions short_time;
+    short_time.timeout = std::chrono::seconds(1);
+    EXPECT(!thrown([&] { remote::shutdown(short_time); }).empty());
+    EXPECT(::kill(broker, SIGCONT) == 0);
+    words().numbers[0] = 1;
+  });
+  CHECK(statuses == std::vector<int>{0, 0});  // in 60 s, or they are killed: 20 questions of 5 s each are more
+}
+
 }  // namespace remote_test

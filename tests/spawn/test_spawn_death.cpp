@@ -154,6 +154,34 @@ TEST_CASE("SIGKILL of anybody leaves no ticket and no region of a broadcast that
     }
 }
 
+TEST_CASE("SIGKILL of the parent leaves no region that ranks have given it as results, before join and after") {
+  const harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  for (const StartMethod method : kMethods)
+    for (const bool joined : {false, true}) {
+      CAPTURE(std::string(name_of(method)));
+      CAPTURE(joined);
+      Witness witness;
+      auto options = quick(method, 2, witness);
+      options.no_group = false;
+      options.socket = broker.socket();
+      auto parent = harness::Child::run([&]() -> int {
+        auto context =
+            joined ? start_processes("give_region", options, 4096) : start_processes("give_while_one_stays", options);
+        if (joined && !context.join()) return 1;
+        (void)!::write(witness.inherited(), "r", 1);
+        for (;;) ::pause();  // takes none
+      });
+      REQUIRE(witness.wait_ready(joined ? 1 : 2));  // and rank 1, when rank 0 has ended
+      const std::string before = broker.books(0);
+      CHECK(before.find("tickets") != std::string::npos);
+      ::kill(parent.pid(), SIGKILL);
+      CHECK(parent.wait() == 128 + SIGKILL);
+      CHECK(witness.all_gone());
+      CHECK(broker.books(60'000) == "");
+    }
+}
+
 TEST_CASE("a broker that a rank has started serves others: it outlives ranks without a group, however they end") {
   for (const StartMethod method : kMethods)
     for (const bool fail : {false, true}) {
@@ -284,13 +312,15 @@ TEST_CASE("47: a parent that ends normally without joining takes its ranks along
 }
 
 TEST_CASE("39: a rank that dies takes what it has spawned along, daemons too") {
-  Witness witness;
-  auto options = quick(StartMethod::spawn, 1, witness);
-  auto context = spawn("nested", options, std::string(SHMB_TEST_RANKS));
-  REQUIRE(witness.wait_ready(2));
-  ::kill(context.pids()[0], SIGTERM);
-  CHECK_THROWS_WITH_AS(context.join(), "process 0 terminated with signal SIGTERM", ProcessExitedException);
-  CHECK(witness.all_gone());
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    Witness witness;
+    auto context = spawn("nested", quick(method, 1, witness), std::string(SHMB_TEST_RANKS));
+    REQUIRE(witness.wait_ready(2));
+    ::kill(context.pids()[0], SIGTERM);
+    CHECK_THROWS_WITH_AS(context.join(), "process 0 terminated with signal SIGTERM", ProcessExitedException);
+    CHECK(witness.all_gone());
+  }
 }
 
 TEST_CASE("48: ranks that were started from a thread outlive it") {

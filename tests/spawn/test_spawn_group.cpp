@@ -118,6 +118,75 @@ TEST_CASE("pools and queues travel as arguments") {
   }
 }
 
+TEST_CASE("queues themselves are arguments: the rank has the end that its parent has not") {
+  harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  auto session = Session::connect({.socket = broker.socket()});
+  auto pool = Pool::create(session, {.name = "p", .classes = {{.slot_size = 4096, .slots = 4}}});
+  auto in = pool.open_queue("in", Role::reader, {.kind = QueueKind::claim});
+  auto out = pool.open_queue("out", Role::writer, {.kind = QueueKind::claim});
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    spawn("send_to_parent", with_broker(broker, method, 2), in);
+    std::set<std::string> seen;
+    Message message;
+    for (int i = 0; i < 2; ++i) {
+      in.receive(message, 60s);
+      seen.insert(std::string(message.text()));
+    }
+    CHECK(seen == std::set<std::string>{"0", "1"});
+    out.send("to a rank");
+    CHECK(spawn("receive_from_parent", with_broker(broker, method, 1), out).result<std::string>(0) == "to a rank");
+    // An address by hand does not say whose ends it has.
+    QueueAddress bare = QueueAddress::of(in);
+    bare.role = 0;
+    CHECK_THROWS_WITH_AS((void)spawn("send_to_parent", with_broker(broker, method, 1), bare),
+                         doctest::Contains("does not say whose ends it has"), ProcessRaisedException);
+  }
+}
+
+TEST_CASE("regions are results: by the context's session, until it goes") {
+  harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    {
+      auto context = spawn("give_region", with_broker(broker, method, 3), 4096);
+      std::optional<Region> taken;
+      {
+        auto gone = spawn("give_published", with_broker(broker, method, 2), 4096);
+        CHECK(gone.result<ReadOnlyRegion>(1).as_span<const int>()[0] == 2);
+        CHECK_THROWS_AS((void)gone.result<ReadOnlyRegion>(1), Error);  // once
+        taken = context.result<Region>(2);
+      }
+      taken->as_span<int>()[1] = 5;
+      CHECK(taken->as_span<int>()[0] == 3);
+      CHECK(broker.books(0).find("tickets") != std::string::npos);  // two that nobody has taken
+      context = spawn("nothing", with_broker(broker, method, 1));
+      CHECK(taken->as_span<int>()[0] == 3);
+      CHECK(shmb_processes_session(context.c(), nullptr, nullptr) == SHMB_E_INVALID);
+    }
+    CHECK(broker.books() == "");
+  }
+  auto without = spawn("nothing", ranks_of(StartMethod::spawn, 1));
+  shmb_session* none = nullptr;
+  CHECK(shmb_processes_session(without.c(), &none, nullptr) == SHMB_E_NOT_FOUND);
+}
+
+TEST_CASE("ranks without a group find the broker whose socket the options name") {
+  harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    auto session = Session::connect({.socket = broker.socket()});
+    auto region = session.create(4096);
+    auto options = with_broker(broker, method, 2);
+    options.no_group = true;
+    spawn("count_region", options, region);
+    CHECK(region.as_span<int>()[1] == 2);
+  }
+}
+
 TEST_CASE("the ranks have a group of their own, which is gone when join returns") {
   harness::BrokerFixture broker;
   REQUIRE(broker.running());
@@ -148,7 +217,23 @@ TEST_CASE("the limit of bytes that was asked for holds in the ranks' group, and 
   CHECK(spawn("take_bytes", options, 16 << 10).result<std::string>(0) == "");
 }
 
-TEST_CASE("ranks without a broker say so, and one that is taken from them ends nothing") {
+TEST_CASE("a broker that is killed under running ranks ends none of them, and join tells how they ended") {
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    harness::BrokerFixture broker;
+    REQUIRE(broker.running());
+    const harness::TempDir folder;
+    Witness witness;
+    auto options = with_broker(broker, method, 2, false);
+    auto context = spawn("wait_for_file", options, folder.file("go"));
+    broker.kill();
+    std::ofstream(folder.file("go")) << "go";
+    CHECK(context.join());
+    CHECK(witness.all_gone());
+  }
+}
+
+TEST_CASE("ranks without a broker say so") {
   auto options = ranks_of(StartMethod::spawn, 1);
   options.no_group = false;
   options.socket = "/nonexistent/socket";

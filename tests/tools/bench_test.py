@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bench itself: every figure is there with its floor, its numbers agree with each other, its errors say what is wrong.
 
-usage: bench_test.py SHMBROKER-BENCH SHMBROKERD PLOT.PY
+usage: bench_test.py SHMBROKER-BENCH SHMBROKERD PLOT.PY TABLE.PY
 """
 
 import json
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-PROGRAM, BROKER, PLOT = sys.argv[1:4]
+PROGRAM, BROKER, PLOT, TABLE = sys.argv[1:5]
 SIZES = ("4KiB", "1MiB", "64MiB")
 EXPECTED = (
     [f"{what}.{size}" for what in ("create", "attach", "attach_read_only") for size in SIZES]
@@ -83,6 +83,12 @@ def main():
             expect(record["name"] in shown.stdout, f"{record['name']} is not in the table")
         peers = next(r["peers"] for r in document["figures"] if r["name"] == "fresh.64MiB")
         expect(peers.get("floor_4KiB_pages", 0) > 0 and peers.get("recycled", 0) > 0, "fresh.64MiB lacks its peers")
+        table = subprocess.run([sys.executable, TABLE, target], capture_output=True, text=True, check=False)
+        expect(table.returncode == 0, table.stderr)
+        for record in document["figures"]:
+            found = [line for line in table.stdout.splitlines() if line.startswith(f"| `{record['name']}` |")]
+            expect(len(found) == 1, f"{record['name']} is in {len(found)} rows of the Markdown table")
+            expect(("missed" in found[0]) != record["met"], f"{record['name']}: its row says the opposite of met")
         # Debian's package belongs to Debian's python, which need not be the first one in PATH.
         python = next((p for p in (sys.executable, "/usr/bin/python3") if os.path.exists(p) and
                        subprocess.run([p, "-c", "import matplotlib"], capture_output=True, check=False).returncode == 0), None)

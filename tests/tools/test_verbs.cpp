@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "client/shmbroker.h"
@@ -44,6 +45,36 @@ TEST_CASE("put starts a broker, cat gives exactly the bytes back, release lets t
     CHECK(world.tool({"cat", "data"}).status == 5);
   }
   CHECK(world.empties());
+}
+
+TEST_CASE("within run a bare name is in the run's group for every verb, and goes with it; --group wins") {
+  World world;
+  const std::string tool = SHMB_TEST_TOOL, data = world.file("data", "some bytes");
+  const Ended inside = world.tool(
+      {"run", "--name", "job", "--", "sh", "-c",
+       tool + " put " + data + " --name n && " + tool + " cat n && " + tool + " cat job/n && " + tool + " list -q && " +
+           tool + " release n && ! " + tool + " cat n && " + tool + " put " + data + " --name m && " + tool + " put " +
+           data + " --name o --group " + own_group() + " && " + tool + " cat " + own_group() + "/o"});
+  CAPTURE(inside.err);
+  CHECK(inside.status == 0);
+  CHECK(has(inside.out, "job/n: "));
+  CHECK(has(inside.out, "some bytessome bytes@"));
+  CHECK(has(inside.out, own_group() + "/o: "));
+  CHECK(inside.out.ends_with("some bytes"));
+  CHECK(world.tool({"cat", "m"}).status == 5);
+  CHECK(world.tool({"cat", "job/m"}).status == 5);
+  CHECK(world.tool({"cat", "o"}).out == "some bytes");
+  CHECK(world.tool({"release", "o"}).status == 0);
+  CHECK(world.empties());
+}
+
+TEST_CASE("status counts one of a kind as one") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "one"}).status == 0);
+  const Ended status = world.tool({"status"});
+  CHECK(has(status.out, "1 group, 1 region, 0 leases, 0 tickets, 1 session, 0 watches"));
+  CHECK(has(status.out, "0 pools, 0 queues, 0 participants"));
+  CHECK(world.tool({"release", "one"}).status == 0);
 }
 
 TEST_CASE("list, inspect and status tell the same story as put") {
@@ -198,8 +229,10 @@ TEST_CASE("what is not there ends with 5") {
   for (const Words& words : {Words{"cat", "y"}, {"inspect", "y"}, {"release", "y"}, {"release", "--group", "y"}}) {
     const Ended ended = world.tool(words);
     CHECK(ended.status == 5);
-    CHECK(has(ended.err, words.size() == 3 ? "no group 'y'" : "/y'"));
-    CHECK(has(ended.err, "`shmbroker list` shows what there is"));
+    // What was asked for, where, of which broker, and where to look.
+    CHECK(has(ended.err, words.size() == 3 ? "no group 'y'" : "'y' in group '" + own_group() + "'"));
+    CHECK(has(ended.err, words.size() == 3 ? "`shmbroker list --groups`" : "`shmbroker list --group '" + own_group()));
+    CHECK(has(ended.err, "asked was the broker at " + world.socket()));
   }
   CHECK(world.tool({"release", "x"}).status == 0);
 }
@@ -234,10 +267,55 @@ TEST_CASE("each JSON document names its schema in the first key") {
     CHECK(nlohmann::json::accept(ended.out));
   };
   begins({"put", file, "--name", "x", "--json"}, "shmbroker.put/1");
+  begins({"put", file, "--name", "y", "--json"}, "shmbroker.put/1");
   begins({"list", "--json"}, "shmbroker.list/1");
   begins({"inspect", "x", "--json"}, "shmbroker.inspect/1");
   begins({"status", "--json"}, "shmbroker.status/1");
   begins({"release", "x", "--json"}, "shmbroker.release/1");
+  begins({"release", "y", "--json"}, "shmbroker.release/1");
+}
+
+TEST_CASE("put and release name what they are about by id and by address, as list does") {
+  World world;
+  const auto told = [&](Words words) {
+    words.emplace_back("--json");
+    return nlohmann::json::parse(world.tool(words).out);
+  };
+  const auto put = told({"put", world.file("f", "x"), "--name", "x"});
+  CHECK(put["address"] == own_group() + "/x");
+  const auto listed = told({"list"})["regions"];
+  REQUIRE(listed.size() == 1);
+  const auto address = put["address"].get<std::string>(), id = put["id"].get<std::string>();
+  const auto by_address = told({"inspect", address}), by_id = told({"inspect", id});
+  CHECK(by_address["region"]["id"] == put["id"]);
+  CHECK(by_id["region"]["address"] == put["address"]);
+  const auto released = told({"release", id});
+  for (const char* key : {"id", "address", "group", "group_id", "name"}) {
+    CAPTURE(key);
+    CHECK(put[key] == listed[0][key]);
+    CHECK(released[key] == listed[0][key]);
+  }
+}
+
+TEST_CASE("an empty table that was asked for says so, to people alone") {
+  World world;
+  REQUIRE(world.tool({"run", "true"}).status == 0);
+  REQUIRE(eventually([&] { return nlohmann::json::parse(world.tool({"list", "--json"}).out)["groups"].empty(); }));
+  for (const auto& [flag, word] : {std::pair{"--groups", "groups"},
+                                   {"--pools", "pools"},
+                                   {"--queues", "queues"},
+                                   {"--worlds", "worlds"},
+                                   {"--refs", "references"},
+                                   {"--gpu", "GPU regions"}}) {
+    CAPTURE(flag);
+    const Ended people = world.tool({"list", flag});
+    CHECK(people.status == 0);
+    CHECK(std::ranges::count(people.out, '\n') == 2);
+    CHECK(people.out.ends_with("\nno " + std::string(word) + "\n"));
+    CHECK(world.tool({"list", flag, "-q"}).out.empty());
+    CHECK(nlohmann::json::accept(world.tool({"list", flag, "--json"}).out));
+  }
+  CHECK(std::ranges::count(world.tool({"list"}).out, '\n') == 1);
 }
 
 TEST_CASE("a put that is told to end leaves the whole file or nothing") {

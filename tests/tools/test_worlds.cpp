@@ -81,7 +81,7 @@ TEST_CASE("the table of worlds says how many workers have died, and how many of 
 TEST_CASE("worlds, their workers and references are listed, and cycles among owners are named") {
   World world;
   REQUIRE(world.tool({"run", "true"}).status == 0);
-  for (const char* flag : {"--worlds", "--refs"}) CHECK(std::ranges::count(world.tool({"list", flag}).out, '\n') == 1);
+  for (const char* flag : {"--worlds", "--refs"}) CHECK(std::ranges::count(world.tool({"list", flag}).out, '\n') == 2);
   {
     const auto a = worker(world.socket(), 0, 3, "trainer");
     CHECK(has(world.tool({"list"}).out, "waiting for workers"));
@@ -102,7 +102,7 @@ TEST_CASE("worlds, their workers and references are listed, and cycles among own
     CHECK(has(worlds, "trainer"));
     CHECK(has(worlds, "complete"));
     CHECK(has(world.tool({"list", "--refs", "-q"}).out, " 2:1\n"));
-    CHECK(has(world.tool({"status"}).out, "1 worlds, 3 workers, 3 references"));
+    CHECK(has(world.tool({"status"}).out, "1 world, 3 workers, 3 references"));
 
     const Json json = listed(world, "list");
     CHECK(json["totals"]["references"] == 3);

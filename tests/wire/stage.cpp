@@ -247,7 +247,7 @@ const std::vector<Valid>& all_valid() {
     });
     add("TICKET_CREATE with the session", [](S s, Tag tag) {
       return plain(SHMBW_OP_TICKET_CREATE, tag,
-                   shmbw_ticket_create{s.region, SHMBW_RIGHT_MAP_READ, 2, 0, SHMBW_TICKET_CREATE_WITH_SESSION, 0});
+                   shmbw_ticket_create{s.region, SHMBW_RIGHT_MAP_READ, 2, 0, SHMBW_TICKET_CREATE_WITH_SESSION, 0, 0});
     });
     add(
         "TICKET_REVOKE",

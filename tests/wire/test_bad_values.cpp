@@ -253,8 +253,13 @@ TEST_CASE("rights that are not there cannot be taken, given on or used") {
                     "right");
     }
     for (std::uint32_t flag = SHMBW_TICKET_CREATE_KNOWN + 1; flag != 0; flag <<= 1)
-      check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{region, kRead, 1, 0, flag, 0}, {},
+      check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{region, kRead, 1, 0, flag, 0, 0}, {},
                   Status::unknown_flags, "flag");
+    check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{region, kRead, 1, 0, 0, 0, 1}, {}, Status::invalid,
+                "with_session");
+    check_plain(client, SHMBW_OP_TICKET_CREATE,
+                shmbw_ticket_create{region, kRead, 1, 0, SHMBW_TICKET_CREATE_WITH_SESSION, 0, UINT64_MAX}, {},
+                Status::not_found, "session");
     for (std::uint32_t rights : {0U, kWrite, kShare, kRelease})
       check_element(client, SHMBW_OP_ATTACH, attach_by_id(region, rights), {}, Status::invalid, "map_read");
     shmbw_attach flagged = attach_by_id(region, kRead);
@@ -376,18 +381,18 @@ TEST_CASE("groups, watches and lists refuse words that they do not know and thin
          {"nowhere", "#1", "#0", "#18446744073709551615", "#99999999999999999999", "#", "#-1", "#01", "#x"}) {
       join = {};
       join.name_len = static_cast<std::uint16_t>(name.size());
-      check_plain(client, SHMBW_OP_GROUP_JOIN, join, name, Status::not_found, "no such group");
+      check_plain(client, SHMBW_OP_GROUP_JOIN, join, name, Status::not_found, "no group");
     }
     join.flags = SHMBW_JOIN_OWNER_GIVEN;
     join.owner_uid = UINT32_MAX;
-    check_plain(client, SHMBW_OP_GROUP_JOIN, join, "#x", Status::not_found, "no such group");
+    check_plain(client, SHMBW_OP_GROUP_JOIN, join, "#x", Status::not_found, "no group");
     for (std::uint64_t id : {std::uint64_t{1}, std::uint64_t{99}, UINT64_MAX}) {
       check_plain(client, SHMBW_OP_GROUP_LEAVE, shmbw_group_leave{id}, {}, Status::not_found, "not in that group");
       shmbw_group_end end{};
       end.group = id;
-      check_plain(client, SHMBW_OP_GROUP_END, end, {}, Status::not_found, "no such group");
+      check_plain(client, SHMBW_OP_GROUP_END, end, {}, Status::not_found, "no group");
     }
-    check_plain(client, SHMBW_OP_GROUP_END, shmbw_group_end{}, {}, Status::not_found, "no such group");
+    check_plain(client, SHMBW_OP_GROUP_END, shmbw_group_end{}, {}, Status::not_found, "no group");
     RawPacket made = client.call(SHMBW_OP_GROUP_CREATE, shmbw_group_create{});
     REQUIRE(made.ok());
     shmbw_group_end end{};

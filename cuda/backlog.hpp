@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// What devices had been given to do by one moment, and whether it is done. It is asked again and again, because the
+// driver's own wait has no deadline. A driver before 12.5 cannot be asked (it has no cuCtxRecordEvent): there the begin
+// of a backlog of devices waits until it is done, and Feature::bounded_waits says so.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "client/deadline.hpp"
+#include "cuda/context.hpp"
+
+namespace shmb::cuda {
+
+// One duration of the caller's bounds a whole call, what devices have to do before it included. By default those have
+// longer than the broker: they do the caller's own work.
+class Patience {
+ public:
+  explicit Patience(std::int64_t timeout) : timeout_(timeout), all_(client::Deadline::after(timeout, kDeviceTimeout)) {}
+  client::Deadline device() const { return all_; }
+  client::Deadline broker() const { return timeout_ == 0 ? client::Deadline::after(0) : all_; }
+
+ private:
+  static constexpr std::int64_t kDeviceTimeout = 60'000'000'000;
+  std::int64_t timeout_;
+  client::Deadline all_;
+};
+
+class Backlog {
+ public:
+  // Of the devices' primary contexts and of the current one; makes no context where there is none. Others of the
+  // program's own nobody can ask for. All are asked, whatever one of them says.
+  static Backlog of_devices(const Driver& driver, std::span<const Device> devices, std::string object);
+  // Of a default stream that of the device's context. To be ended in the thread that began it.
+  static Backlog of_stream(const Driver& driver, Device device, Stream stream, std::string object);
+
+  Backlog(Backlog&&) = default;
+  Backlog& operator=(Backlog&&) = delete;
+  ~Backlog();
+
+  // Asks, and waits not at all. Also true where a failure has ended the work, or means that nobody will ever know.
+  bool over();
+  // deadline; or, once it is over, the first failure.
+  Result<void> wait(client::Deadline deadline);
+  // A context could not be asked because one of its streams is being captured into a graph: never over, begin anew.
+  bool blind() const { return blind_; }
+
+ private:
+  // Where one context was at that moment. An event ends with its context and must not be touched after that: primary
+  // ones we keep; of another nothing is asked but where it is current.
+  struct Mark {
+    std::optional<ContextHold> primary;
+    Context context = nullptr;
+    unsigned long long id = 0;
+    Event event = nullptr;  // null: passed
+  };
+  using Record = Code (*)(const Calls&, Context, Event, Stream);
+  enum class Reach { here, away, gone };
+  Backlog(const Driver& driver, std::string object) : driver_(&driver), object_(std::move(object)) {}
+  void mark_context(std::optional<ContextHold> primary);
+  void mark(std::optional<ContextHold> primary, const char* call, Record record, Stream stream);
+  Reach reach(Mark& mark, std::optional<ContextHold::Scope>& scope) const;
+  bool passed(Mark& mark);
+  void note(Code code, const char* call);
+
+  const Driver* driver_;
+  std::string object_;
+  std::optional<ContextHold> hold_;  // of a default stream
+  std::optional<ContextHold::Scope> scope_;
+  std::vector<Mark> marks_;
+  Result<void> failure_;
+  bool blind_ = false;
+};
+
+}  // namespace shmb::cuda

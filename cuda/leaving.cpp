@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a region asks the driver and tells the broker, so none ends with the lock held; and because nothing may be
+// unmapped too early, they are kept in a list, whose parts change hands without an allocation that could fail.
+#include "cuda/leaving.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <list>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "cuda/region.hpp"
+
+namespace shmb::cuda {
+namespace {
+
+struct LeavingRegion {
+  std::unique_ptr<Region> region;
+  std::unique_ptr<Backlog> backlog;
+};
+
+struct AllLeaving {
+  std::mutex mutex;
+  std::list<LeavingRegion> regions;
+  std::atomic<std::size_t> count = 0;
+};
+
+// Never destroyed: a thread of the program may still release while its static objects go.
+AllLeaving& all_leaving() {
+  static AllLeaving* const all = new AllLeaving;
+  return *all;
+}
+
+}  // namespace
+
+void Leaving::add(std::unique_ptr<Region>& region, Backlog backlog) {
+  std::list<LeavingRegion> one(1);
+  one.front().backlog = std::make_unique<Backlog>(std::move(backlog));
+  one.front().region = std::move(region);
+  AllLeaving& all = all_leaving();
+  std::lock_guard lock(all.mutex);
+  all.regions.splice(all.regions.end(), one);
+  all.count.fetch_add(1, std::memory_order_release);
+}
+
+bool Leaving::any() noexcept { return all_leaving().count.load(std::memory_order_acquire) != 0; }
+
+bool Leaving::any_on(const Uuid& device) {
+  if (!any()) return false;
+  AllLeaving& all = all_leaving();
+  std::lock_guard lock(all.mutex);
+  return std::ranges::any_of(all.regions, [&](const auto& one) { return one.region->memory().uuid == device; });
+}
+
+Leaving::Counts Leaving::run(const client::Session* session) {
+  Counts counts;
+  if (!any() || Driver::loaded() == nullptr) return counts;  // a forked child: all of it is the parent's
+  AllLeaving& all = all_leaving();
+  std::list<LeavingRegion> looked_at;
+  {
+    std::lock_guard lock(all.mutex);
+    for (auto next = all.regions.begin(); next != all.regions.end();) {
+      const auto one = next++;
+      if (session == nullptr || one->region->of(session) || one->region->of(nullptr))
+        looked_at.splice(looked_at.end(), all.regions, one);
+    }
+  }
+  for (auto next = looked_at.begin(); next != looked_at.end();) {
+    const auto one = next++;
+    try {
+      if (one->backlog->blind()) one->backlog = std::make_unique<Backlog>(one->region->backlog());
+      if (!one->backlog->over()) continue;
+    } catch (const std::bad_alloc&) {  // of sentences: not known, then
+      continue;
+    }
+    one->backlog.reset();
+    looked_at.erase(one);
+    all.count.fetch_sub(1, std::memory_order_release);
+    ++counts.ended;
+  }
+  counts.waiting = looked_at.size();
+  std::lock_guard lock(all.mutex);
+  all.regions.splice(all.regions.end(), looked_at);
+  return counts;
+}
+
+}  // namespace shmb::cuda

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// A LIST of many pages under way. What the first page has counted is kept for those that follow it, so that a session
+// that reads a long table walks it once, not once a page. It is a short cut only: whoever comes with another cursor or
+// another wish, or with two listings at once, gets totals that are counted anew.
+#pragma once
+
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "proto/shmb_wire.h"
+
+namespace shmb::daemon {
+
+class ListUnderWay {
+ public:
+  // Whether this asks for the page after the last one that was sent.
+  bool is(const shmbw_list& wish, std::span<const std::byte> texts) const {
+    return wish.cursor != 0 && std::memcmp(&wish, &next_, sizeof wish) == 0 && as_text(texts) == texts_;
+  }
+  void note(const shmbw_list& wish, std::span<const std::byte> texts, const shmbw_list_reply& page) {
+    next_ = wish;
+    next_.cursor = page.next;
+    texts_ = as_text(texts);
+    total_bytes = page.total_bytes;
+    total_count = page.total_count;
+  }
+
+  std::uint64_t total_bytes = 0, total_count = 0;
+
+ private:
+  static std::string_view as_text(std::span<const std::byte> bytes) {
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+
+  shmbw_list next_{};  // has no padding: it is the wire's
+  std::string texts_;
+};
+
+}  // namespace shmb::daemon

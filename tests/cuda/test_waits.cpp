@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Law 11 on the device: whatever waits for it gives up at its deadline, changes nothing by that, and loses nothing. A
+// stream is held by a function of the host, so nothing here depends on how long the device takes.
+#include <atomic>
+
+#include "client/views.hpp"
+#include "tests/cuda/stage.hpp"
+#include "tests/harness/broker_fixture.hpp"
+
+namespace cuda_tests {
+namespace {
+
+constexpr shmbroker::Timeout kSoon = std::chrono::milliseconds(30);
+
+// A stream that is not through until it is told; of the context that is current.
+class HeldStream {
+ public:
+  explicit HeldStream(const Device& device) : driver_(*device.driver) {
+    if (driver_->stream_create(&stream_, shmb::cuda::kNonBlocking) != 0) std::abort();
+    hold();
+  }
+  HeldStream(const HeldStream&) = delete;
+  HeldStream& operator=(const HeldStream&) = delete;
+  ~HeldStream() {
+    let_go();
+    (void)driver_->stream_synchronize(stream_);
+    (void)driver_->stream_destroy(stream_);
+  }
+  void hold() {
+    held_ = true;
+    const auto wait = [](void* held) {
+      while (*static_cast<std::atomic<bool>*>(held)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    if (driver_->launch_host(stream_, wait, &held_) != 0) std::abort();
+  }
+  void let_go() { held_ = false; }
+  gpu::Stream stream() const { return stream_; }
+
+ private:
+  const shmb::cuda::Driver& driver_;
+  shmb::cuda::Stream stream_ = nullptr;
+  std::atomic<bool> held_ = false;
+};
+
+// What the fake has given out is what it was, once the device is through and somebody dispatches.
+struct WaitsLeaveNothing {
+  fakecuda::Audit before = fakecuda::Fake::use().audit();
+  ~WaitsLeaveNothing() {
+    const fakecuda::Audit after = fakecuda::Fake::use().audit();
+    CHECK(after.left() == before.left());
+    CHECK(after.violations == before.violations);
+  }
+};
+
+struct Captured {
+  Captured() { set(true); }
+  ~Captured() { set(false); }
+  static void set(bool capturing) { fakecuda::Fake::use().call<void(bool)>("fakecuda_capture")(capturing); }
+};
+
+std::pair<std::size_t, std::size_t> dispatched(shmbroker::Session& session) {
+  std::size_t done = 0, waiting = 0;
+  CHECK(shmb_dispatch(session.c(), &done, &waiting, nullptr) == SHMB_OK);
+  return {done, waiting};
+}
+
+}  // namespace
+
+TEST_CASE("law 11: who waits for a device that is not through gives up, keeps what he has, and may try again") {
+  const WaitsLeaveNothing guard;
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket());
+  Device device;
+  auto scope = device.hold->enter_primary();
+  REQUIRE(scope);
+  auto written = gpu::Region::allocate(session, kMiB), asleep = gpu::Region::allocate(session, kMiB),
+       published = gpu::Region::allocate(session, kMiB);
+  shmb::cuda::Address plain = 0;
+  REQUIRE((*device.driver)->mem_alloc(&plain, kMiB) == 0);
+  written.publish({.name = "w", .writing = true});
+  {
+    HeldStream held(device);
+    const auto not_written = written.try_written({}, kSoon);
+    CHECK(status_of(not_written) == Status::deadline);
+    CHECK(sentence_of(not_written).contains("nothing has changed for GPU region"));
+    CHECK(written.access() == gpu::Access::read_write);
+    CHECK(status_of(written.try_written(gpu::Sync::stream(held.stream()), kSoon)) == Status::deadline);
+    CHECK(status_of(asleep.try_sleep(kSoon)) == Status::deadline);
+    CHECK(asleep.pointer() != 0);
+    gpu::PublishOptions options;
+    options.timeout = kSoon;
+    CHECK(status_of(published.try_publish(options)) == Status::deadline);
+    CHECK(published.state() == gpu::State::unpublished);
+    CHECK(published.access() == gpu::Access::read_write);
+    options.sync = gpu::Sync::stream(held.stream());
+    CHECK(status_of(published.try_publish(options)) == Status::deadline);
+    gpu::LendOptions lend;
+    lend.timeout = kSoon;
+    CHECK(status_of(gpu::Lease::try_lend(session, plain, kMiB, nullptr, lend)) == Status::deadline);
+    // Another stream, and no waiting at all, are no business of the held one.
+    REQUIRE(device.fill(written.pointer(), 64, 5) == 0);
+    CHECK(status_of(written.try_written(gpu::Sync::stream(nullptr))) == Status::ok);
+    CHECK(status_of(published.try_publish({.sync = gpu::Sync::none()})) == Status::ok);
+  }
+  CHECK(status_of(asleep.try_sleep()) == Status::ok);
+  CHECK(asleep.pointer() == 0);
+  asleep.wake();
+  CHECK(status_of(gpu::Lease::try_lend(session, plain, kMiB, nullptr)) == Status::ok);
+  (void)gpu::dispatch(session);
+  CHECK((*device.driver)->mem_free(plain) == 0);
+}
+
+TEST_CASE("law 11: a region released under a device that works goes when that is through, and is counted until then") {
+  const WaitsLeaveNothing guard;
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket());
+  auto inside = client_tests::must(client_tests::try_open(broker.socket()));
+  Device device;
+  auto scope = device.hold->enter_primary();
+  REQUIRE(scope);
+  const std::size_t empty = fakecuda::Fake::use().bytes_in_use();
+  auto region = gpu::Region::allocate(session, 4 * kMiB);
+  shmb::client::Selection only;
+  const auto id = region.publish();
+  only.region = {id.id, id.generation};
+  const gpu::Pointer at = region.pointer();
+  const auto at_the_broker = [&] {
+    return client_tests::must(shmb::client::list_gpu_regions(*inside, only, shmb::client::Deadline::after(0)))
+        .rows.size();
+  };
+  HeldStream held(device);
+  const auto released = region.try_release(false, kSoon);
+  CHECK(status_of(released) == Status::deadline);
+  CHECK(sentence_of(released).contains("shmb_dispatch"));
+  CHECK(dispatched(session) == std::pair<std::size_t, std::size_t>(0, 1));
+  CHECK(device.all(at, kMiB) == 0);  // a kernel may go on with it
+  CHECK(at_the_broker() == 1);
+  held.let_go();
+  const bool ended = comes_true([&] { return dispatched(session).second == 0; });
+  CHECK(ended);
+  const bool forgotten = comes_true([&] { return at_the_broker() == 0; });
+  CHECK(forgotten);
+  const bool freed = comes_true([&] { return fakecuda::Fake::use().bytes_in_use() == empty; });
+  CHECK(freed);
+}
+
+TEST_CASE("law 11: torch is not kept by a busy device, and who finds no memory waits for what was freed under it") {
+  const WaitsLeaveNothing guard;
+  Device device;
+  auto scope = device.hold->enter_primary();
+  REQUIRE(scope);
+  constexpr std::ptrdiff_t kMost = 200 * kMiB;  // of 256
+  void* const block = shmb_torch_alloc(kMost, 0, nullptr);
+  REQUIRE(block != nullptr);
+  HeldStream held(device);
+  shmb_torch_free(block, kMost, 0, nullptr);
+  CHECK(fakecuda::Fake::use().bytes_in_use() >= std::size_t{kMost});
+  const long before = fakecuda::Fake::use().calls("cuMemCreate");
+  std::thread later([&] {
+    (void)comes_true([&] { return fakecuda::Fake::use().calls("cuMemCreate") > before + 1; });  // it was refused once
+    held.let_go();
+  });
+  void* const again = shmb_torch_alloc(kMost, 0, nullptr);
+  later.join();
+  REQUIRE(again != nullptr);
+  shmb_torch_free(again, kMost, 0, nullptr);
+  // Where the device was not quick enough to say that it is idle.
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket());
+  const bool gone = comes_true([&] { return dispatched(session).second == 0; });
+  CHECK(gone);
+}
+
+TEST_CASE("law 11: while a stream is captured nobody knows whether the device is through: busy, and later it goes") {
+  const WaitsLeaveNothing guard;
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket());
+  Device device;
+  auto scope = device.hold->enter_primary();
+  REQUIRE(scope);
+  auto kept = gpu::Region::allocate(session, kMiB), released = gpu::Region::allocate(session, kMiB);
+  {
+    const Captured captured;
+    const auto refused = kept.try_publish();
+    CHECK(status_of(refused) == Status::busy);
+    CHECK(sentence_of(refused).contains("end the capture first"));
+    CHECK(status_of(kept.try_publish({.sync = gpu::Sync::stream(nullptr)})) == Status::busy);
+    CHECK(status_of(kept.try_sleep()) == Status::busy);
+    CHECK(status_of(released.try_release()) == Status::busy);
+    CHECK(dispatched(session) == std::pair<std::size_t, std::size_t>(0, 1));
+  }
+  CHECK(dispatched(session) == std::pair<std::size_t, std::size_t>(1, 0));
+  CHECK(status_of(kept.try_publish()) == Status::ok);
+}
+
+TEST_CASE("law 11: work in a context of the caller's own is asked for only where that is current") {
+  const WaitsLeaveNothing guard;
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket());
+  Device device;
+  const auto& cu = *device.driver;
+  shmb::cuda::Context own = nullptr;
+  auto first = gpu::Region::allocate(session, kMiB);
+  REQUIRE(cu->context_create(&own, 0, 0) == 0);
+  {
+    HeldStream held(device);
+    CHECK(status_of(first.try_release(false, kSoon)) == Status::deadline);
+    held.let_go();
+    std::thread elsewhere([&] { CHECK(dispatched(session) == std::pair<std::size_t, std::size_t>(0, 1)); });
+    elsewhere.join();
+    const bool ended = comes_true([&] { return dispatched(session).second == 0; });
+    CHECK(ended);
+  }
+  CHECK(cu->context_destroy(own) == 0);
+}
+
+TEST_CASE("law 11: another thread's wait for the device keeps nobody longer than he said") {
+  const WaitsLeaveNothing guard;
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket());
+  Device device;
+  auto scope = device.hold->enter_primary();
+  REQUIRE(scope);
+  auto region = gpu::Region::allocate(session, kMiB);
+  HeldStream held(device);
+  const long before = fakecuda::Fake::use().calls("cuEventQuery");
+  std::thread sleeper([&] { CHECK(status_of(region.try_sleep()) == Status::ok); });
+  CHECK(comes_true([&] { return fakecuda::Fake::use().calls("cuEventQuery") > before; }));
+  const auto refused = region.try_sleep(kSoon);
+  CHECK(status_of(refused) == Status::busy);
+  CHECK(sentence_of(refused).contains("another thread"));
+  held.let_go();
+  sleeper.join();
+  CHECK(region.pointer() == 0);
+}
+
+}  // namespace cuda_tests
