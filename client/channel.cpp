@@ -282,6 +282,26 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
   return std::move(mine.reply);
 }
 
+Result<std::shared_ptr<Channel::Later>> Channel::ask(std::span<std::byte> packet) {
+  if (packet.empty()) return error(Status::invalid, "the request does not fit into one message");
+  auto later = std::make_shared<Later>();
+  Lock lock(mutex_);
+  const std::uint64_t tag = ++last_tag_;
+  set_tag(packet, tag);
+  pending_[tag] = {op_of(packet), flags_of(packet), nullptr, nullptr, later};
+  if (auto sent = send(lock, packet, Deadline::now()); !sent) {
+    pending_.erase(tag);
+    return std::unexpected(sent.error());
+  }
+  return later;
+}
+
+bool Channel::has_come(Later& later) {
+  (void)pump();
+  Lock lock(mutex_);
+  return later.came || lost_;
+}
+
 Result<void> Channel::post(std::span<std::byte> packet, Deadline deadline) {
   if (packet.empty()) return error(Status::invalid, "the request does not fit into one message");
   Lock lock(mutex_);
@@ -364,6 +384,11 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
   const Pending pending = found->second;
   pending_.erase(found);
   const bool granted = view.header.status == 0;
+  if (pending.later) {
+    pending.later->came = true;
+    if (granted && !descriptors_lost) pending.later->fds = std::move(fds);
+    return;
+  }
   if (granted) note_group(view, pending);
   if (pending.call == nullptr || descriptors_lost) {
     if (granted && pending.op != 0) give_back(view);

@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -123,6 +124,13 @@ class Channel {
   // Descriptors travel with it as copies; the packet's header counts them.
   Result<Reply> call(std::span<std::byte> packet, Deadline deadline, Subscription* subscription = nullptr,
                      std::span<const int> descriptors = {});
+  // A request whose answer is looked for later: it is sent now, or not at all.
+  struct Later {
+    bool came = false;
+    std::vector<Fd> fds;  // none: it was refused, or the session is lost
+  };
+  Result<std::shared_ptr<Later>> ask(std::span<std::byte> packet);
+  bool has_come(Later& later);  // takes in what has arrived, without waiting. Then it is the caller's alone
   // A request without a reply.
   Result<void> post(std::span<std::byte> packet, Deadline deadline);
   // Until `subscription` has an event. A lost session ends the wait.
@@ -172,6 +180,7 @@ class Channel {
     std::uint32_t flags = 0;  // of a group's create or join: what giving it back depends on
     Call* call = nullptr;
     Subscription* subscription = nullptr;
+    std::shared_ptr<Later> later = nullptr;
   };
 
   // What joins and creations have brought whose callers were told DEADLINE.

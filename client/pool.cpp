@@ -248,6 +248,7 @@ Result<void> Pool::rejoin() {
   retired_.clear();
   bell_ = {};
   bells_ = {};
+  asked_bell_ = {};
   armed_.clear();
   growing_ = false;
   ++incarnation_;
@@ -469,6 +470,7 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
       if (const std::uint32_t now = slots_; read_segments(), slots_ != now) continue;
       growth = "; adding more failed: " + added.error().sentence;
     }
+    if (growing_) growth = "; another thread of this process is adding more";
     wanted = class_for(slot_size);
     const std::string used =
         "all " + std::to_string(wanted->slots) + " slots of " + format_size(slot_size) + " are in use" + growth;

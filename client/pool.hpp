@@ -34,13 +34,13 @@ struct SizeClass {
 struct PoolSpec {
   std::string name;
   std::vector<SizeClass> classes;
-  // The first slots of these are made by whoever needs one first: `slots` is 0. All who open the pool name the same.
-  std::vector<SizeClass> later;
   std::uint64_t group = 0;
   std::optional<std::int64_t> keep;
   bool small_pages = false, no_populate = false;
   std::uint32_t lanes = 0, queues = 0;
   std::uint64_t lane_bytes = 0;
+  // The first slots of these are made by whoever needs one first: `slots` is 0. All who open the pool name the same.
+  std::vector<SizeClass> later{};
 };
 
 // How long a call may wait, all its waits together. The clock is asked only by who has to wait.
@@ -183,6 +183,10 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   void disarm(QueueSet& set);
   void pass_on();                  // see QueueSet::pass_on, for all that are armed
   bool ring_heard(QueueSet& set);  // false: it is at its end, a peer has shut it down
+  // Those of these participants: asked for ahead, so that a message needs nobody but its reader. One answer is under
+  // way at a time; what has not come when it is needed, the broker rings.
+  void want_bells(std::uint64_t participants);
+  void fetch_bells(std::uint64_t participants, Deadline deadline, Lock& lock);  // waits for them, as long as that
   int doorbell_descriptor() const { return bell_[0] ? bell_[0].get() : -1; }
 
   void lock_for_fork() override { me_->lock().lock(); }
@@ -205,8 +209,13 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   };
   struct PeerBell {
     std::uint32_t life = 0;
-    std::int64_t not_before = 0;  // without a descriptor: the next time to ask for it
+    std::int64_t not_before = 0;  // it was refused: the next time to ask for it
+    std::uint64_t rung = 0;       // the sleep for which the broker was asked to ring
     Fd fd;
+  };
+  struct AskedBell {
+    std::uint32_t participant = 0, life = 0;
+    std::shared_ptr<Channel::Later> answer;  // null: none is under way
   };
 
   Pool(std::shared_ptr<Session> session, bool read_only) : session_(std::move(session)), read_only_(read_only) {}
@@ -223,6 +232,16 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   std::uint32_t may_grow(const Class& wanted) const;
   bool is_being_made() const;
   int bell_of(std::uint32_t participant, std::uint32_t life);
+  bool has_bell(std::uint32_t participant, std::uint32_t life) const {
+    return bells_[participant].fd && bells_[participant].life == life;
+  }
+  std::span<std::byte> bell_request(std::span<std::byte> buffer, std::uint32_t flag, std::uint32_t participant,
+                                    std::uint32_t life) const;
+  void ask_for_bell(std::uint32_t participant, std::uint32_t life);
+  void take_asked_bell();
+  void note_bell(std::uint32_t participant, std::uint32_t life, std::vector<Fd>& fds);
+  template <class F>
+  void for_bells_missing(std::uint64_t participants, F&& act);
   std::uint32_t count_used(const std::vector<SlotRange>& ranges) const;
   std::vector<std::atomic<std::uint64_t>*> armed_masks();
 
@@ -245,6 +264,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
 
   std::array<Fd, 2> bell_;  // the end we read, the end the broker gives to peers
   std::array<PeerBell, pool::kParticipants> bells_;
+  AskedBell asked_bell_;
   std::vector<QueueSet*> armed_;
 };
 

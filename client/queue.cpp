@@ -180,6 +180,8 @@ Result<void> Queue::open_ends(bool again) {
   look_around();
   // A ring whose writer died while we joined it may be another writer's already: of that one nothing is missed.
   if (seen_change_ != pool_->change()) look_around();
+  if (spec_.writer)
+    pool_->fetch_bells(entry.readers.load(std::memory_order_acquire), Deadline::after(spec_.timeout), lock);
   return {};
 }
 
@@ -433,7 +435,9 @@ void Queue::look_around() {
   }
   if (spec_.writer) {
     std::vector<Peer> gone;
-    follow_peers(readers_, entry.readers.load(std::memory_order_acquire), gone);
+    const std::uint64_t readers = entry.readers.load(std::memory_order_acquire);
+    follow_peers(readers_, readers, gone);
+    pool_->want_bells(readers);
     if (kind_ == pool::QueueKind::line) look_for_reader();
     for (const Peer& peer : gone) reader_died_ |= peer.died;
     if (!gone.empty() && readers_.empty()) readers_gone_ = true;

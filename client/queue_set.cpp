@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
@@ -268,28 +269,91 @@ Result<int> Pool::doorbell(Lock&) {
   return bell_[0].get();
 }
 
-// Asked under the participant's lock and on the path of a message, the first time: a broker that does not answer must
-// not stop either for long, so what was not had is asked for again only after a while. An answer that comes late rings.
-int Pool::bell_of(std::uint32_t participant, std::uint32_t life) {
-  constexpr std::int64_t kAskFor = 1'000'000'000, kAskAgainAfter = 10'000'000'000;
-  if (participant >= bells_.size()) return -1;
-  PeerBell& bell = bells_[participant];
-  if (bell.life == life && bell.fd) return bell.fd.get();
-  if (bell.life == life && sys::now_monotonic() < bell.not_before) return -1;
-  std::array<std::byte, 64> buffer;
+std::span<std::byte> Pool::bell_request(std::span<std::byte> buffer, std::uint32_t flag, std::uint32_t participant,
+                                        std::uint32_t life) const {
   wire::Writer writer(buffer);
   shmbw_pool_doorbell request{};
   request.pool = id_;
-  request.flags = SHMBW_DOORBELL_GET;
+  request.flags = flag;
   request.participant = participant;
   request.life = life;
-  writer.begin(SHMBW_OP_POOL_DOORBELL, 0, Status::ok, request);
-  const auto packet = writer.finish(0);
-  auto reply = session_->call(std::span(buffer).first(packet.size()), Deadline::after(kAskFor));
-  bell = {life, 0, {}};
-  if (reply && !reply->fds.empty()) bell.fd = std::move(reply->fds[0]);
+  writer.begin(SHMBW_OP_POOL_DOORBELL, 0, Status::ok, request, flag == SHMBW_DOORBELL_RING ? SHMBW_HEADER_NO_REPLY : 0);
+  return buffer.first(writer.finish(0).size());
+}
+
+void Pool::note_bell(std::uint32_t participant, std::uint32_t life, std::vector<Fd>& fds) {
+  constexpr std::int64_t kAskAgainAfter = 10'000'000'000;
+  PeerBell& bell = bells_[participant];
+  bell = {life, 0, 0, {}};
+  if (!fds.empty()) bell.fd = std::move(fds.front());
   else bell.not_before = sys::now_monotonic() + kAskAgainAfter;
-  return bell.fd ? bell.fd.get() : -1;
+}
+
+void Pool::take_asked_bell() {
+  if (!asked_bell_.answer || !session_->has_come(*asked_bell_.answer)) return;
+  const AskedBell asked = std::exchange(asked_bell_, {});
+  if (!has_bell(asked.participant, asked.life)) note_bell(asked.participant, asked.life, asked.answer->fds);
+}
+
+// One at a time: the broker answers the next only when the last answer is read, and this process may not call soon.
+void Pool::ask_for_bell(std::uint32_t participant, std::uint32_t life) {
+  if (asked_bell_.answer || has_bell(participant, life)) return;
+  const PeerBell& bell = bells_[participant];
+  if (bell.life == life && bell.not_before != 0 && sys::now_monotonic() < bell.not_before) return;
+  std::array<std::byte, 64> buffer;
+  if (auto asked = session_->ask(bell_request(buffer, SHMBW_DOORBELL_GET, participant, life)))
+    asked_bell_ = {participant, life, std::move(*asked)};
+}
+
+template <class F>
+void Pool::for_bells_missing(std::uint64_t participants, F&& act) {
+  std::uint64_t mask = participants & view_.header().doorbells.load(std::memory_order_acquire) & ~me_->bit();
+  for (; mask != 0; mask &= mask - 1) {
+    const auto index = static_cast<std::uint32_t>(std::countr_zero(mask));
+    const auto stamp = pool::Stamp::of(view_.participant(index).stamp.load(std::memory_order_acquire));
+    if (stamp.state == static_cast<std::uint8_t>(pool::ParticipantState::live) && !has_bell(index, stamp.serial))
+      if (!act(index, stamp.serial)) return;
+  }
+}
+
+void Pool::want_bells(std::uint64_t participants) {
+  take_asked_bell();
+  for_bells_missing(participants, [&](std::uint32_t index, std::uint32_t life) {
+    ask_for_bell(index, life);
+    return true;
+  });
+}
+
+void Pool::fetch_bells(std::uint64_t participants, Deadline deadline, Lock& lock) {
+  take_asked_bell();
+  for_bells_missing(participants, [&](std::uint32_t index, std::uint32_t life) {
+    std::array<std::byte, 64> buffer;
+    const auto request = bell_request(buffer, SHMBW_DOORBELL_GET, index, life);
+    lock.unlock();
+    auto reply = session_->call(request, deadline);
+    lock.lock();
+    if (!reply && reply.error().status != Status::not_found) return false;  // it is asked for again when it is needed
+    std::vector<Fd> none;
+    if (!has_bell(index, life)) note_bell(index, life, reply ? reply->fds : none);
+    return true;
+  });
+}
+
+// On the path of a message: nothing here waits. Who has not got the doorbell asks the broker to ring, once for each
+// sleep, which needs no answer: that rings however long the broker is stopped, and whether or not this process ever
+// calls again. The flag stays for wakers who have got it.
+int Pool::bell_of(std::uint32_t participant, std::uint32_t life) {
+  if (participant >= bells_.size()) return -1;
+  take_asked_bell();
+  if (has_bell(participant, life)) return bells_[participant].fd.get();
+  if ((view_.header().doorbells.load(std::memory_order_acquire) >> participant & 1) == 0) return -1;
+  const std::uint64_t sleep = view_.wait(participant).sleep.load(std::memory_order_relaxed);
+  if (bells_[participant].rung == sleep) return -1;  // a token is never 0, and never comes twice
+  std::array<std::byte, 64> buffer;
+  if (session_->post(bell_request(buffer, SHMBW_DOORBELL_RING, participant, life), Deadline::now()))
+    bells_[participant].rung = sleep;
+  ask_for_bell(participant, life);
+  return -1;
 }
 
 Result<void> Pool::broker_there() const {

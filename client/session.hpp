@@ -102,6 +102,9 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   Result<Reply> call(std::span<std::byte> packet, Deadline deadline, Channel::Subscription* subscription = nullptr,
                      std::span<const int> descriptors = {});
   Result<void> post(std::span<std::byte> packet, Deadline deadline);
+  // Neither waits, nor notices a fork.
+  Result<std::shared_ptr<Channel::Later>> ask(std::span<std::byte> packet) { return channel_.ask(packet); }
+  bool has_come(Channel::Later& later) { return channel_.has_come(later); }
   Error of_broker(Error error) const { return asked_of(facts_.socket, std::move(error)); }
 
   Result<GroupHandle> create_group(const GroupSpec& spec, Deadline deadline);

@@ -644,7 +644,7 @@ typedef struct shmb_pool_info {
   uint32_t slots_limit;  /* there may be */
   uint32_t slots_used;   /* somebody holds */
   uint32_t slots_own;    /* this process holds, idle ones that it keeps at hand among them */
-  uint32_t slots_high;   /* most used at once that this process has seen */
+  uint32_t slots_high;   /* most used at once that this process has seen: when it asked, or found none free */
   uint32_t segments;
   uint32_t queues; /* there are */
   uint32_t queues_limit;

@@ -29,6 +29,19 @@ bool answered_with_descriptors(wire::Bytes packet) {
          header.op == SHMBW_OP_GPU_OPEN || header.op == SHMBW_OP_GPU_MORE || header.op == SHMBW_OP_GPU_TIMELINE;
 }
 
+// What members of pools tell each other by way of the broker.
+bool is_never_answered(wire::Bytes packet) {
+  shmbw_header header{};
+  if (packet.size() < sizeof header) return false;
+  std::memcpy(&header, packet.data(), sizeof header);
+  if (header.flags != SHMBW_HEADER_NO_REPLY) return false;
+  if (header.op == SHMBW_OP_LANE_THROUGH || header.op == SHMBW_OP_QUEUE_HOLD) return true;
+  shmbw_pool_doorbell bell{};
+  if (header.op != SHMBW_OP_POOL_DOORBELL || packet.size() < sizeof header + sizeof bell) return false;
+  std::memcpy(&bell, packet.data() + sizeof header, sizeof bell);
+  return bell.flags == SHMBW_DOORBELL_RING;
+}
+
 }  // namespace
 
 Connection::Connection(Transport& transport, Fd socket, Identity identity)
@@ -118,11 +131,12 @@ void Connection::discard_brought() {
     drop("closing the descriptors that it sends takes too long");
 }
 
-// Law 8: not while a reply of this session is unread; and not what is answered with descriptors while other sessions of
+// Law 8: not while a reply of this session is unread, unless there will be none: a peer that sleeps must not wait until
+// this one reads. And not what is answered with descriptors while other sessions of
 // this process have left their share of the allowance unread.
 bool Connection::may_serve(wire::Bytes packet) {
   over_share_ = false;
-  if (!outbox_->open()) return false;
+  if (!outbox_->open()) return is_never_answered(packet);
   over_share_ = answered_with_descriptors(packet) && !transport_.in_flight().within_share(*outbox_, transport_.now());
   return !over_share_;
 }

@@ -146,6 +146,11 @@ std::size_t descriptors_of_publications(const wire::PacketView& packet) {
   return sum;
 }
 
+bool is_ring(const wire::PacketView& packet) {
+  return packet.header.op == SHMBW_OP_POOL_DOORBELL &&
+         known_part<shmbw_pool_doorbell>(packet.fixed).flags == SHMBW_DOORBELL_RING;
+}
+
 // How many a request brings, by its op and state (law 8).
 std::size_t descriptors_of(const wire::PacketView& packet) {
   switch (packet.header.op) {
@@ -176,14 +181,15 @@ void dispatch(World& world, Session& session, const wire::PacketView& packet) {
   bool one_way = header.op == SHMBW_OP_READY || header.op == SHMBW_OP_LANE_THROUGH;
   const bool may_be_silent = one_way || header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_QUEUE_HOLD ||
                              header.op == SHMBW_OP_REF_RELEASE || header.op == SHMBW_OP_REF_SETTLE ||
-                             header.op == SHMBW_OP_GPU_REPORT;
+                             header.op == SHMBW_OP_GPU_REPORT || is_ring(packet);
   if (request.silent() && !may_be_silent) {
     shmbw_header answered = header;
     answered.flags = static_cast<std::uint16_t>(answered.flags & ~SHMBW_HEADER_NO_REPLY);
     const wire::PacketView view{answered, packet.fixed, packet.rest};
     return Request{world, session, view}.fail(
         Status::invalid,
-        "no_reply is for READY, RELEASE, LANE_THROUGH, QUEUE_HOLD, REF_RELEASE, REF_SETTLE and GPU_REPORT only");
+        "no_reply is for READY, RELEASE, LANE_THROUGH, QUEUE_HOLD, POOL_DOORBELL with ring, REF_RELEASE, REF_SETTLE "
+        "and GPU_REPORT only");
   }
   if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
     return request.fail(Status::unknown_flags, "the header has a flag that this broker does not know");

@@ -8,6 +8,7 @@
 #include "daemon/pool.hpp"
 #include "daemon/rendezvous.hpp"
 #include "daemon/views.hpp"
+#include "daemon/watch.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::daemon {
@@ -127,8 +128,9 @@ void serve_pool_doorbell(const Request& request) {
   if ((wish->flags & ~std::uint32_t{SHMBW_DOORBELL_KNOWN}) != 0)
     return request.fail(Status::unknown_flags, "a flag of pool_doorbell is not known to this broker");
   const bool set = wish->flags == SHMBW_DOORBELL_SET;
-  if (!set && wish->flags != SHMBW_DOORBELL_GET)
-    return request.fail(Status::invalid, "a doorbell is either set or got");
+  const bool ring = wish->flags == SHMBW_DOORBELL_RING;
+  if (!set && !ring && wish->flags != SHMBW_DOORBELL_GET)
+    return request.fail(Status::invalid, "a doorbell is either set, or got, or rung");
   auto place = usable_place_in(world, request.session, wish->pool);
   if (!place) return request.fail(place.error());
   Pool& pool = *place->pool;
@@ -142,7 +144,9 @@ void serve_pool_doorbell(const Request& request) {
   const Participant* whose = wish->participant < pool::kParticipants ? &pool.participants[wish->participant] : nullptr;
   if (!whose || whose->life != wish->life || whose->state != pool::ParticipantState::live || !whose->has_doorbell())
     return request.fail(Status::not_found, "no such participant, or it has no doorbell");
-  world.reply_fds.push_back(whose->doorbell.get());
+  if (ring && whose->session) tell_pool_changed(*whose->session, pool.id);
+  if (ring && request.silent()) return;
+  if (!ring) world.reply_fds.push_back(whose->doorbell.get());
   request.answer(shmbw_pool_doorbell_reply{wish->participant, wish->life});
 }
 

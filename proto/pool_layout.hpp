@@ -112,6 +112,7 @@ struct alignas(kApart) DirectoryHeader {
   std::uint64_t lane_memory;                          // offset in the control area where lanes begin
   alignas(kApart) std::atomic<std::uint32_t> change;  // + 1 at each change of a table; peers are woken besides
   std::atomic<std::uint32_t> broken;                  // Broken; not 0: every call fails
+  std::atomic<std::uint64_t> doorbells;               // participants that have set one, a bit each
 };
 
 // Why a pool is over. It never becomes whole again.

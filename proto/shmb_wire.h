@@ -427,7 +427,8 @@ enum shmbw_queue_hold_flags {
 enum shmbw_doorbell_flags {
   SHMBW_DOORBELL_SET = 1 << 0,
   SHMBW_DOORBELL_GET = 1 << 1,
-  SHMBW_DOORBELL_KNOWN = 3,
+  SHMBW_DOORBELL_RING = 1 << 2,
+  SHMBW_DOORBELL_KNOWN = 7,
 };
 
 enum shmbw_feature_flags {
@@ -909,8 +910,8 @@ struct shmbw_queue_hold_reply {
 struct shmbw_pool_doorbell {
   uint64_t pool;
   uint32_t flags; /* doorbell flags, one of them */
-  uint32_t participant; /* get: whose */
-  uint32_t life; /* get: of that index; not_found if it is over */
+  uint32_t participant; /* get, ring: whose */
+  uint32_t life; /* get, ring: of that index; not_found if it is over */
   uint32_t reserved; /* zero */
 };
 
@@ -1337,7 +1338,7 @@ struct shmbw_pool_record {
   uint32_t slots; /* there are */
   uint32_t slots_limit;
   uint32_t slots_used; /* with a holder */
-  uint32_t slots_high; /* most that were seen used */
+  uint32_t slots_high; /* most that were seen used by a LIST or a repair; a peak between two of them is not counted */
   uint32_t segments;
   uint32_t participants; /* live */
   uint32_t leaving; /* dead or left, with unread messages or repair under way */

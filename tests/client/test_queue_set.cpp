@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waiting on several queues, and descriptors for event loops.
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -19,6 +20,37 @@ bool readable(int fd, int milliseconds) {
   pollfd waiting{fd, POLLIN, 0};
   return ::poll(&waiting, 1, milliseconds) == 1;
 }
+
+// Until nothing of before is left that would make it readable.
+void arm(Queue& in, int fd) {
+  for (int i = 0; i < 2; ++i) {
+    must(in.pool().session()->ping(Deadline::after(0)));
+    Message message;
+    do CHECK(status_of(in.receive(message, true, kNoWait)) == Status::empty);
+    while (readable(fd, 0));
+  }
+}
+
+// As an event loop does it: it looks only when the descriptor says so.
+std::string heard(Queue& in, int fd) {
+  Message message;
+  for (const Deadline patience = Deadline::after(60'000'000'000); !patience.passed();) {
+    if (!readable(fd, 30'000)) return "nothing rang";
+    if (in.receive(message, true, kNoWait)) return text_of(message);
+  }
+  return "nothing came";
+}
+
+class Stopped {
+ public:
+  explicit Stopped(const harness::BrokerFixture& broker) : pid_(broker.pid()) { ::kill(pid_, SIGSTOP); }
+  Stopped(const Stopped&) = delete;
+  Stopped& operator=(const Stopped&) = delete;
+  ~Stopped() { ::kill(pid_, SIGCONT); }
+
+ private:
+  const pid_t pid_;
+};
 
 }  // namespace
 
@@ -381,4 +413,57 @@ TEST_CASE("who waits for a queue's name sleeps until the queue is made") {
   auto out = must(Queue::open(pool, late));
   must(out->send(bytes_of("m"), kForever));
   makes.join();
+}
+
+TEST_CASE("an event loop hears of the first message to it while the broker is stopped") {
+  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast})
+    for (const bool sender_was_there : {true, false}) {
+      CAPTURE(static_cast<int>(kind));
+      CAPTURE(sender_was_there);
+      const harness::BrokerFixture broker;
+      auto session = open(broker);
+      auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+      auto writing = must(try_pool(beside(broker, pool), "p"));
+      auto in = reader(pool, "q", kind);
+      std::unique_ptr<Queue> out;
+      if (sender_was_there) out = writer(writing, "q", kind);
+      const int fd = must(in->descriptor());
+      if (!sender_was_there) out = writer(writing, "q", kind);
+      else (void)must(out->facts());  // it hears that there is a doorbell
+      must(writing->session()->ping(Deadline::after(0)));
+      arm(*in, fd);
+      const Stopped stopped(broker);
+      must(out->send(bytes_of("first"), kNoWait));
+      CHECK(heard(*in, fd) == "first");
+    }
+}
+
+TEST_CASE(
+    "event loops whose doorbell nobody has fetched hear when the broker goes on, though the sender does not call") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto second = must(try_pool(beside(broker, pool), "p")), writing = must(try_pool(beside(broker, pool), "p"));
+  auto out_a = writer(writing, "a", Kind::line), out_b = writer(writing, "b", Kind::line);
+  auto a = reader(pool, "a", Kind::line), b = reader(second, "b", Kind::line);
+  (void)must(out_a->facts());
+  (void)must(out_b->facts());
+  const int fd_a = must(a->descriptor()), fd_b = must(b->descriptor());
+  arm(*a, fd_a);
+  arm(*b, fd_b);
+  {
+    const Stopped stopped(broker);
+    must(out_a->send(bytes_of("to a"), kNoWait));
+    must(out_b->send(bytes_of("to b"), kNoWait));
+  }
+  CHECK(heard(*a, fd_a) == "to a");
+  CHECK(heard(*b, fd_b) == "to b");
+  // From now on they are rung without the broker.
+  (void)must(out_a->facts());
+  must(writing->session()->ping(Deadline::after(0)));
+  (void)must(out_b->facts());
+  arm(*a, fd_a);
+  const Stopped stopped(broker);
+  must(out_a->send(bytes_of("again"), kNoWait));
+  CHECK(heard(*a, fd_a) == "again");
 }

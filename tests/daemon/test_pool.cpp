@@ -403,7 +403,31 @@ TEST_CASE("a doorbell is a socket, from a session that asked for it, and is give
   REQUIRE(maker.link().events.size() == events + 1);
   CHECK(maker.link().events.back().op() == (SHMBW_EVENT | SHMBW_EVENT_POOL_CHANGED));
   CHECK(maker.link().events.back().fixed<shmbw_pool_changed_event>().pool == made.pool);
+  // Who has not got the doorbell has the broker ring it.
+  CHECK(other.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_RING)).status() == Status::ok);
+  CHECK(maker.link().events.size() == events + 2);
+  const std::size_t answers = other.link().replies.size();
+  auto ring_quietly = [&](std::uint32_t flags, std::uint32_t life) {
+    std::vector<std::byte> buffer(256);
+    wire::Writer out(buffer);
+    out.begin(SHMBW_OP_POOL_DOORBELL, 0, Status::ok, shmbw_pool_doorbell{made.pool, flags, made.index, life, 0},
+              SHMBW_HEADER_NO_REPLY);
+    other.send_only(out.finish(0));
+  };
+  ring_quietly(SHMBW_DOORBELL_RING, made.life);
+  CHECK(maker.link().events.size() == events + 3);
+  CHECK(maker.link().events.back().op() == (SHMBW_EVENT | SHMBW_EVENT_POOL_CHANGED));
+  ring_quietly(SHMBW_DOORBELL_RING, made.life + 1);
+  CHECK(maker.link().events.size() == events + 3);
+  CHECK(other.link().replies.size() == answers);
+  ring_quietly(SHMBW_DOORBELL_GET, made.life);  // which is to be answered
+  CHECK(other.link().replies.size() == answers + 1);
+  CHECK(other.link().replies.back().status() == Status::invalid);
+  const std::uint64_t bit = std::uint64_t{1} << made.index;
+  CHECK(made.view.header().doorbells.load() == bit);
   CHECK(pool_leave(maker, made.pool).status() == Status::ok);
+  CHECK(made.view.header().doorbells.load() == 0);
+  CHECK(other.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_RING)).status() == Status::not_found);
   CHECK(world.status().descriptors == before);
   CHECK(other.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_GET)).status() == Status::not_found);
 }

@@ -491,7 +491,7 @@ TEST_CASE("a kernel short of memory when a packet is fetched costs nobody the se
         const harness::Injected fault(fault::Call::receive, code, 1, 2);
         for (int turn = 0; fault::count(fault::Call::receive) < 2 && turn < 30'000; ++turn)
           REQUIRE(room.transport.turn(1'000'000));
-        CHECK(fault::count(fault::Call::receive) == 2);
+        CHECK(fault::count(fault::Call::receive) >= 2);
       }
       CHECK(room.answer(client, tag).ok());
       CHECK(room.ping(client).ok());

@@ -145,15 +145,19 @@ void Stage::send_some(Queue& to, std::uint64_t first, unsigned count) {
 namespace {
 
 // In portions that fit; each is checked.
-void pass(Stage& stage, Queue& from, Queue& to, unsigned count, unsigned portion, std::uint64_t& sequence) {
+void pass(Stage& stage, Queue& from, std::initializer_list<Queue*> to, unsigned count, unsigned portion,
+          std::uint64_t& sequence) {
   for (unsigned done = 0; done < count;) {
     const unsigned now = std::min({count - done, 1 + done % portion});
     const std::uint64_t first = stage.id(200, 0) | (sequence & 0x3fff);
     sequence += now;
     stage.send_some(from, first, now);
-    const Taken taken = stage.take_all(to, now);
-    REQUIRE(taken.ids.size() == now);
-    for (unsigned i = 0; i < now; ++i) REQUIRE(taken.ids[i] == first + i);
+    for (Queue* reader : to) {
+      if (reader == nullptr) continue;
+      const Taken taken = stage.take_all(*reader, now);
+      REQUIRE(taken.ids.size() == now);
+      for (unsigned i = 0; i < now; ++i) REQUIRE(taken.ids[i] == first + i);
+    }
     done += now;
   }
 }
@@ -166,15 +170,19 @@ void Stage::exchange(unsigned count) {
   if (!out) writer = must(Queue::open(bob, writes()));
   Queue& to = in ? *in : *reader;
   // News of the dead come first.
-  (void)take_all(to);
+  const auto take_news = [&] {
+    (void)take_all(to);
+    if (also_reads != nullptr) (void)take_all(*also_reads);
+  };
+  take_news();
   Queue& from = out ? *out : *writer;
-  pass(*this, from, to, count, std::min(queue.cells, 8U), sequence_);
+  pass(*this, from, {&to, also_reads}, count, std::min(queue.cells, 8U), sequence_);
   writer.reset();
-  (void)take_all(to);
+  take_news();
   reader.reset();
 }
 
-void Stage::exchange_beside(unsigned count) { pass(*this, *side_out_, *side_in_, count, 8, sequence_); }
+void Stage::exchange_beside(unsigned count) { pass(*this, *side_out_, {side_in_.get()}, count, 8, sequence_); }
 
 void Stage::use_all_free_slots() {
   std::vector<Slot> slots;

@@ -67,6 +67,7 @@ class Stage {
   std::shared_ptr<Session> ann_session, bob_session, admin;
   std::shared_ptr<Pool> ann, bob;
   std::unique_ptr<Queue> in, out;  // survivors' own ends of the queue: Ann reads, Bob writes. Or none
+  Queue* also_reads = nullptr;     // another reader of a broadcast, who gets all of it as well
   QueueSpec queue;
   std::uint64_t trial = 0;  // part of each id
   std::uint64_t live = 0;   // participants that stay, a bit each

@@ -21,6 +21,7 @@ TEST_CASE("broadcast: a writer killed at any step has sent a message to all read
   Stage stage(one_queue(Kind::broadcast, 2));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   auto second = must(Queue::open(stage.bob, stage.reads()));
+  stage.also_reads = second.get();
   std::vector<std::uint64_t> got[2];
   auto take = [&](Stage& at) {
     for (int i = 0; i < 2; ++i) {
@@ -55,8 +56,8 @@ TEST_CASE("broadcast: a writer killed at any step has sent a message to all read
                             for (std::size_t i = 0; i < ids.size(); ++i) CHECK(ids[i] == at.id(1, i));
                             ids.clear();
                           }
-                        },
-                    .exchanges = false});
+                        }});
+  stage.also_reads = nullptr;
   second.reset();
   cut_short(stage, {.name = "broadcast to one",
                     .body =

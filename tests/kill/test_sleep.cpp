@@ -6,6 +6,7 @@
 
 #include <csignal>
 
+#include "tests/harness/sanitizer.hpp"
 #include "tests/kill/stage.hpp"
 
 using namespace kill_tests;
@@ -86,7 +87,7 @@ TEST_CASE("sleep: a message reaches who sleeps, though its sender was killed bef
                               CHECK(sleeper->heard_ids[(before + i) % sleeper->heard_ids.size()] == at.id(1, i));
                             // The sleeper's next messages.
                             auto out = must(Queue::open(at.bob, at.writes()));
-                            const unsigned count = 1000 / 10;
+                            const unsigned count = 1000 / harness::kSlowdown;
                             const bool ready =
                                 at.eventually([&] { return waits(at.ann->view(), kind, sleeper->index); });
                             REQUIRE(ready);
@@ -165,7 +166,7 @@ TEST_CASE("sleep: who waits for room goes on after the death of its reader at an
                         [&](Stage& at, const Actor&, bool) {
                           auto in = must(Queue::open(at.ann, at.reads()));
                           Message message;
-                          for (unsigned i = 0; i < 200; ++i) {
+                          for (unsigned i = 0; i < 1000 / harness::kSlowdown; ++i) {
                             auto received = in->receive(message, false, kForever);
                             REQUIRE(received.has_value());
                             const std::uint64_t id = id_of(message);
@@ -243,6 +244,6 @@ TEST_CASE("sleep: a sleeper killed inside futex or poll leaves no mark") {
     CHECK(child.wait() == 128 + SIGKILL);
     stage.expect_gone();
     stage.expect_rest();
-    stage.exchange(100);
+    stage.exchange(1000 / harness::kSlowdown);
   }
 }

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "base/sys_process.hpp"
 #include "client/connect.hpp"
 #include "client/queue_set.hpp"
 #include "tests/storm/content.hpp"
@@ -21,6 +22,9 @@ using namespace shmb::client;
 using Kind = pool::QueueKind;
 
 constexpr std::int64_t kWait = 3'000'000;
+// What a call may take beyond its own deadline: its requests to the broker, and a machine with other work. Less than
+// the whole of it is no finding.
+constexpr std::int64_t kSlack = 20'000'000'000;
 std::atomic<unsigned> sum_of_all;  // so that no read is for nothing
 
 struct Line {
@@ -38,13 +42,15 @@ class Member {
     ConnectOptions options;
     options.socket = place_.socket;
     options.no_group = true;
+    options.timeout = kAnswer;
     auto session = connect(options);
     if (!session) return fail("connect", session.error());
     session_ = std::move(*session);
-    if (auto joined = session_->join_group("#" + std::to_string(place_.group), 0, Deadline::after(0)); !joined)
+    if (auto joined = session_->join_group("#" + std::to_string(place_.group), 0, Deadline::after(kAnswer)); !joined)
       return fail("group", joined.error());
     Pool::Opening opening;
     opening.id = place_.pool;
+    opening.timeout = kAnswer;
     auto pool = Pool::open(session_, opening);
     // A vandal may have had the pool broken before we came.
     if (!pool) return place_.trusting && pool.error().status == Status::broken ? 0 : fail("pool", pool.error());
@@ -93,6 +99,13 @@ class Member {
   void beat(std::uint32_t what) {
     me_.doing.store(what, std::memory_order_relaxed);
     me_.beats.fetch_add(1, std::memory_order_relaxed);
+    begun_ = sys::now_monotonic();
+  }
+  // Since the last beat.
+  void expect_in_time(const char* call) {
+    const std::int64_t took = sys::now_monotonic() - begun_;
+    if (took > kWait + kSlack)
+      shared_.fail(std::string(call) + " came back after " + std::to_string(took / 1'000'000) + " ms");
   }
   static void rest() {
     const timespec time{0, 1'000'000};
@@ -116,6 +129,7 @@ class Member {
       if (end->get() != nullptr) kept_.clear();
       beat(10);
       end->reset();  // begins again with ends of its own
+      expect_in_time("closing a queue");
     }
   }
 
@@ -132,6 +146,7 @@ class Member {
     spec.cell_size = 128;
     spec.spin = 1'000;
     auto opened = Queue::open(pool_, spec);
+    expect_in_time("opening a queue");
     if (!opened) {
       judge("opening a queue", opened.error(), nullptr);
       return false;
@@ -158,6 +173,7 @@ class Member {
       case 2: {
         beat(31);
         auto slot = pool_->acquire(24 + 8 * roll(200), wait);
+        expect_in_time("acquire");
         if (!slot) return judge("acquire", slot.error(), nullptr);
         write_content({slot->data, slot->length}, content);
         beat(32);
@@ -175,6 +191,7 @@ class Member {
         sent = queue.send(some, wait);
       }
     }
+    expect_in_time("send");
     if (!sent) judge("send", sent.error(), &out_[i]);
   }
 
@@ -228,6 +245,7 @@ class Member {
       const bool keep = roll(2) == 0;
       beat(40);
       auto got = in_[i]->receive(*message, keep, n == 0 && roll(4) == 0 ? kWait : kNoWait);
+      expect_in_time("receive");
       if (!got) return judge("receive", got.error(), &in_[i]);
       me_.delivered.fetch_add(1, std::memory_order_relaxed);
       beat(41);
@@ -243,8 +261,9 @@ class Member {
     for (auto& queue : in_)
       if (queue && !set.add(*queue, nullptr)) return;
     beat(50);
-    if (auto ready = set.wait(kWait); !ready && ready.error().status != Status::invalid)
-      judge("set", ready.error(), nullptr);
+    const auto ready = set.wait(kWait);
+    expect_in_time("waiting for several queues");
+    if (!ready && ready.error().status != Status::invalid) judge("set", ready.error(), nullptr);
   }
 
   void look_at(const Message& message) {
@@ -263,6 +282,7 @@ class Member {
   const std::uint32_t number_;
   Progress& me_;
   std::mt19937_64 dice_;
+  std::int64_t begun_ = 0;
   std::shared_ptr<Session> session_;
   std::shared_ptr<Pool> pool_;
   std::vector<Line> writes_, reads_;
