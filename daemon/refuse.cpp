@@ -88,7 +88,7 @@ class Keys {
       case SHMBW_SCOPE_SESSION:
         return put("limits.session_" + slot_);
       default:
-        return put("limits." + slot_);
+        return put(shortage_.slot == SHMBW_SLOT_TIMELINES ? "the kernel's vm.max_map_count" : "limits." + slot_);
     }
   }
   void add_group(const Account& account) {
