@@ -198,6 +198,10 @@ void other_consumer_wakes(bool two_queues, bool descriptor) {
   };
   if (descriptor) {
     must(set.descriptor());
+    for (Queue* one : {out.get(), out_b.get()}) {  // have its doorbell: they ring themselves
+      (void)must(one->facts());
+      must(one->pool().session()->ping(Deadline::after(0)));
+    }
     CHECK(status_of(set.wait(kNoWait)) == Status::empty);
   } else {
     sleeper = std::thread(take);
