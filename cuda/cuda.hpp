@@ -145,33 +145,33 @@ class Sync {
 };
 
 struct AllocateOptions {
-  std::optional<Uuid> uuid;  // none: by ordinal
+  std::optional<Uuid> uuid{};  // none: by ordinal
   int device = SHMB_GPU_ANY_DEVICE;
   bool rdma = false;
   bool uninitialised = false;
   std::uint64_t chunk_bytes = 0;
-  std::optional<Timeout> retry;  // while the device has no memory
-  Timeout timeout;               // of zeroing
+  std::optional<Timeout> retry{};  // while the device has no memory
+  Timeout timeout{};               // of zeroing
 };
 
 struct PublishOptions {
-  std::string name;  // empty: unnamed
-  GroupId group;
-  std::optional<Keep> keep;
+  std::string name{};  // empty: unnamed
+  GroupId group{};
+  std::optional<Keep> keep{};
   bool replace = false;
   bool writing = false;       // this handle goes on writing
   bool many_writers = false;  // importers may, too
-  Sync sync;
-  std::vector<Tensor> tensors;
-  Timeout timeout;
+  Sync sync{};
+  std::vector<Tensor> tensors{};
+  Timeout timeout{};
 };
 
 struct ImportOptions {
   Access access = Access::read_only;
-  std::vector<std::int32_t> devices;  // empty: that of the current context, else the region's own
+  std::vector<std::int32_t> devices{};  // empty: that of the current context, else the region's own
   Pointer at = 0;
-  std::optional<Timeout> wait;  // for a name that is not there; none: no wait
-  Timeout timeout;
+  std::optional<Timeout> wait{};  // for a name that is not there; none: no wait
+  Timeout timeout{};
   bool share = false;  // so that tickets can be made of the import, to hand the region on
 };
 
@@ -417,13 +417,13 @@ class Region {
 };
 
 struct LendOptions {
-  std::string name;
-  GroupId group;
+  std::string name{};
+  GroupId group{};
   bool replace = false;
   bool writing = false, many_writers = false;
-  Sync sync;
-  std::vector<Tensor> tensors;
-  Timeout timeout;
+  Sync sync{};
+  std::vector<Tensor> tensors{};
+  Timeout timeout{};
 };
 
 // Memory of cudaMalloc, lent to others. Its destruction retires it: `free` is called when nobody holds it any more, in
@@ -497,12 +497,12 @@ inline Dispatched dispatch(const Session& session) { return try_dispatch(session
 #endif
 
 struct TimelineOptions {
-  std::string name;
-  GroupId group;
-  std::optional<Keep> keep;
+  std::string name{};
+  GroupId group{};
+  std::optional<Keep> keep{};
   bool replace = false;
   std::uint32_t words = 1;
-  Timeout timeout;
+  Timeout timeout{};
 };
 struct TimelineState {
   std::uint64_t counter = 0, announced = 0;

@@ -402,10 +402,10 @@ Result<void> set_doorbell(World& world, const Session& session, Pool& pool, std:
   } else {
     (void)close_elsewhere(world, std::move(who.doorbell));
   }
-  who.doorbell = std::move(doorbell);
   const std::uint64_t bit = std::uint64_t{1} << index;
   // Peers fetch it before they need it: then they ring also while this broker is stopped.
   if ((pool.view.header().doorbells.fetch_or(bit, std::memory_order_release) & bit) == 0) pool_changed(pool);
+  who.doorbell = std::move(doorbell);  // not told of itself
   return {};
 }
 

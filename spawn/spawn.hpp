@@ -176,6 +176,15 @@ struct Closer<shmb_processes> {
   static void close(shmb_processes* handle) noexcept { shmb_processes_free(handle); }
 };
 
+// A region that a function returns is there until the parent takes it, and ends with that one.
+inline Ticket lent_to_parent(const RegionBase& region, Rights rights) {
+  std::uint8_t raw[16];
+  shmb_error error;
+  if (shmb_rank_lend(region.c(), static_cast<std::uint32_t>(rights), 1, 0, 0, raw, nullptr, &error) != SHMB_OK)
+    throw Error(error);
+  return Ticket(Token(raw));
+}
+
 using Invoker = std::function<std::string(int, const msgpack::object&)>;
 struct Registered {
   Invoker invoke;
@@ -201,7 +210,7 @@ std::string invoke(const std::string& name, R (*function)(int, P...), int rank, 
   } else {
     Packer packer(out);
     Codec<typename AsValue<std::decay_t<R> >::type>::pack(
-        packer, function(rank, std::forward<P>(std::get<n>(values))...), PackContext{.result = true});
+        packer, function(rank, std::forward<P>(std::get<n>(values))...), PackContext{.lend = &lent_to_parent});
   }
   return {out.data(), out.size()};
 }

@@ -8,7 +8,7 @@
 #include "shmbroker.hpp"
 
 #if !SHMBROKER_EXCEPTIONS
-#error "shmbroker/spawn_values.hpp needs exceptions: msgpack-cxx throws them; use shmbroker/shmbroker_spawn.h"
+#error "shmbroker/spawn_values.hpp needs exceptions: msgpack-cxx throws them; without, use shmbroker/shmbroker_spawn.h"
 #else
 
 #ifndef MSGPACK_NO_BOOST
@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <msgpack.hpp>
@@ -30,8 +31,6 @@
 #include <typeinfo>
 #include <utility>
 #include <vector>
-
-#include "shmbroker_spawn.h"
 
 namespace shmbroker {
 
@@ -125,7 +124,7 @@ struct PackContext {
   std::uint32_t uses = 1;  // how many ranks will attach
   Timeout lifetime{};      // until when they must have: the region of a ticket that nobody took is held so long
   Lent* lent = nullptr;    // told of each ticket, where somebody will revoke it
-  bool result = false;     // of a rank's function: for the parent, at whose end it ends
+  Ticket (*lend)(const RegionBase&, Rights) = nullptr;  // of results: a ticket that ends with whom it is for
 };
 using Packer = msgpack::packer<msgpack::sbuffer>;
 
@@ -225,14 +224,6 @@ inline shmb_queue* opposite_end(const QueueAddress& at) {
   return queue;
 }
 
-inline Ticket lent_to_parent(const RegionBase& region, Rights rights) {
-  std::uint8_t raw[16];
-  shmb_error error;
-  if (shmb_rank_lend(region.c(), static_cast<std::uint32_t>(rights), 1, 0, 0, raw, nullptr, &error) != SHMB_OK)
-    throw Error(error);
-  return Ticket(Token(raw));
-}
-
 // How a value travels. Regions go as tickets, each good for one attach by each rank: a ticket holds its region, so it
 // is there for a rank that comes after the parent has let go.
 template <class T>
@@ -270,7 +261,7 @@ struct RegionCodec {
       return pack_extension(packer, Extension::region, &number, sizeof number);
     }
     // Lent: a parent that is killed, even before there is anybody else, leaves none.
-    const Ticket ticket = context.result            ? lent_to_parent(region, rights)
+    const Ticket ticket = context.lend != nullptr   ? context.lend(region, rights)
                           : context.lent != nullptr ? region.lend(rights, context.uses, context.lifetime)
                                                     : region.ticket(rights, context.uses, context.lifetime);
     if (context.lent != nullptr) context.lent->add(region, ticket);

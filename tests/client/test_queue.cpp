@@ -73,7 +73,7 @@ TEST_CASE("a queue with other settings is not opened, and the sentence names the
 TEST_CASE("each message of a claim queue goes to one consumer") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
-  auto pool = must(make_pool(session, PoolSpec{{}, {}, 0, {}, false, false, 0, 0, 0}));
+  auto pool = must(make_pool(session, PoolSpec{}));
   Pool::Opening by_id;
   by_id.id = pool->id();
   auto out = writer(pool, "q", Kind::claim), in = reader(pool, "q", Kind::claim);

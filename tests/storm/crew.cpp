@@ -42,13 +42,15 @@ class Member {
     ConnectOptions options;
     options.socket = place_.socket;
     options.no_group = true;
+    options.timeout = kAnswer;
     auto session = connect(options);
     if (!session) return fail("connect", session.error());
     session_ = std::move(*session);
-    if (auto joined = session_->join_group("#" + std::to_string(place_.group), 0, Deadline::after(0)); !joined)
+    if (auto joined = session_->join_group("#" + std::to_string(place_.group), 0, Deadline::after(kAnswer)); !joined)
       return fail("group", joined.error());
     Pool::Opening opening;
     opening.id = place_.pool;
+    opening.timeout = kAnswer;
     auto pool = Pool::open(session_, opening);
     // A vandal may have had the pool broken before we came.
     if (!pool) return place_.trusting && pool.error().status == Status::broken ? 0 : fail("pool", pool.error());

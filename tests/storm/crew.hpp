@@ -15,6 +15,9 @@ namespace storm {
 // Reads every byte of the message. What is wrong with where it lies; "" where each part lies within what it names.
 std::string stretch_fault(shmb::client::Pool& pool, const shmb::client::Message& message);
 
+// For answers of the broker: who is left without a processor for seconds is not what these tests are about.
+inline constexpr std::int64_t kAnswer = 60'000'000'000;
+
 struct Progress {
   std::atomic<std::uint64_t> beats, delivered, refused, broken;
   std::atomic<std::uint32_t> doing;  // the line of the call

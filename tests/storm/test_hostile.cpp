@@ -74,6 +74,7 @@ std::shared_ptr<Session> session_on(const std::string& socket) {
   ConnectOptions options;
   options.socket = socket;
   options.no_group = true;
+  options.timeout = kAnswer;
   auto session = connect(options);
   return session ? *session : nullptr;
 }
@@ -88,7 +89,7 @@ PoolSpec plan(const std::string& name) {
 
 std::shared_ptr<Pool> pool_on(const std::shared_ptr<Session>& session, const std::string& name) {
   REQUIRE(session);
-  auto pool = Pool::create(session, plan(name), 0);
+  auto pool = Pool::create(session, plan(name), kAnswer);
   REQUIRE_MESSAGE(pool, pool.error().sentence);
   return *pool;
 }
@@ -96,9 +97,10 @@ std::shared_ptr<Pool> pool_on(const std::shared_ptr<Session>& session, const std
 // In a child: another session of the pool's group, in the pool.
 std::shared_ptr<Pool> join(const CrewPlace& place) {
   auto session = session_on(place.socket);
-  if (!session || !session->join_group("#" + std::to_string(place.group), 0, Deadline::after(0))) return nullptr;
+  if (!session || !session->join_group("#" + std::to_string(place.group), 0, Deadline::after(kAnswer))) return nullptr;
   Pool::Opening opening;
   opening.id = place.pool;
+  opening.timeout = kAnswer;
   auto pool = Pool::open(session, opening);
   return pool ? *pool : nullptr;
 }
@@ -202,7 +204,9 @@ TEST_CASE("who writes nonsense over a pool's control area hurts neither the brok
   for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
     CAPTURE(seed);
     std::mt19937_64 dice(seed);
-    const harness::BrokerFixture broker;
+    harness::BrokerOptions slow;
+    slow.config = "hello_timeout = \"60s\"\n";
+    const harness::BrokerFixture broker(slow);
     auto session = session_on(broker.socket());
     auto quiet_pool = pool_on(session, "quiet");
     Crew quiet({broker.socket(), quiet_pool->group(), quiet_pool->id(), false}, seed);
