@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """A stranger's program finds the library as it is installed: by pkg-config from C and C++, by find_package from CMake.
-The tree is laid out in a folder of its own, so nothing of this source tree can help.
-Usage: installed_test.py LIBRARY PC_FILE LIBDIR CMAKE_FILE... -- HEADER..."""
+The tree is laid out in a folder of its own, so nothing of this source tree can help. The program of docs/remote.md is
+started twice, as by hand in two terminals: the two start their broker themselves, and find each other.
+Usage: installed_test.py LIBRARY PC_FILE LIBDIR BROKER REMOTE_PAGE CMAKE_FILE... -- HEADER..."""
 import os
+import re
 import shlex
 import shutil
+import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -97,10 +102,43 @@ def run(*command, **options):
     return done.stdout
 
 
+def two_by_hand(program, environment, broker, folder):
+    """With nothing but torch's variables."""
+    (folder / "run").mkdir(mode=0o700)
+    bare = {key: value for key, value in environment.items() if not key.startswith("SHMBROKER_")}
+    bare.update(XDG_RUNTIME_DIR=str(folder / "run"), SHMBROKER_DAEMON=str(broker), WORLD_SIZE="2",
+                MASTER_ADDR="localhost", MASTER_PORT="29500")
+    workers = [subprocess.Popen([program, name], env=bare | {"RANK": str(rank)}, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True) for rank, name in enumerate("ab")]
+    told = []
+    for worker in workers:
+        try:
+            told.append(worker.communicate(timeout=90)[0])
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            told.append(worker.communicate()[0] + "\nkilled after 90 s")
+    end_broker(folder / "run/shmbroker/socket")
+    if any(worker.returncode != 0 for worker in workers):
+        sys.exit(f"docs/remote.md, started twice: {[worker.returncode for worker in workers]}\n" + "\n".join(told))
+    print("docs/remote.md, started twice")
+
+
+def end_broker(path):
+    """That which the two have started: it would wait half a minute for others."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as there:
+        try:
+            there.connect(str(path))
+        except OSError:
+            return
+        pid = struct.unpack("iII", there.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    os.kill(pid, signal.SIGTERM)
+
+
 def main():
     split = sys.argv.index("--")
     library, pc_file, libdir = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    cmake_files, headers = map(Path, sys.argv[4:split]), map(Path, sys.argv[split + 1:])
+    broker, page = Path(sys.argv[4]).resolve(), Path(sys.argv[5]).read_text()
+    cmake_files, headers = map(Path, sys.argv[6:split]), map(Path, sys.argv[split + 1:])
     with tempfile.TemporaryDirectory(prefix="shmb-installed-") as name:
         folder = Path(name)
         prefix = folder / "prefix"
@@ -123,6 +161,7 @@ def main():
         (folder / "gpu.cpp").write_text(GPU_PROGRAM)
         (folder / "spawn.cpp").write_text(SPAWN_PROGRAM)
         (folder / "remote.cpp").write_text(REMOTE_PROGRAM)
+        (folder / "by_hand.cpp").write_text(re.search(r"^```cpp\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[1])
         if shutil.which("pkg-config") is None:
             print("SKIPPED: pkg-config: not here")
         else:
@@ -137,6 +176,8 @@ def main():
                 run(compiler, standard, "-Wall", "-Werror", folder / source, "-o", folder / "stranger", *flags)
                 run(folder / "stranger", env=here)
                 print(f"{compiler} {standard} {source} by pkg-config")
+            run("c++", "-std=c++20", folder / "by_hand.cpp", "-o", folder / "by_hand", *flags)
+            two_by_hand(folder / "by_hand", here, broker, folder)
         if shutil.which("cmake") is None:
             print("SKIPPED: find_package: no cmake here")
         else:
