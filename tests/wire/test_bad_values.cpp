@@ -255,11 +255,6 @@ TEST_CASE("rights that are not there cannot be taken, given on or used") {
     for (std::uint32_t flag = SHMBW_TICKET_CREATE_KNOWN + 1; flag != 0; flag <<= 1)
       check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{region, kRead, 1, 0, flag, 0, 0}, {},
                   Status::unknown_flags, "flag");
-    check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{region, kRead, 1, 0, 0, 0, 1}, {}, Status::invalid,
-                "with_session");
-    check_plain(client, SHMBW_OP_TICKET_CREATE,
-                shmbw_ticket_create{region, kRead, 1, 0, SHMBW_TICKET_CREATE_WITH_SESSION, 0, UINT64_MAX}, {},
-                Status::not_found, "session");
     for (std::uint32_t rights : {0U, kWrite, kShare, kRelease})
       check_element(client, SHMBW_OP_ATTACH, attach_by_id(region, rights), {}, Status::invalid, "map_read");
     shmbw_attach flagged = attach_by_id(region, kRead);
@@ -295,6 +290,11 @@ TEST_CASE("rights that are not there cannot be taken, given on or used") {
     for (std::int64_t life : {std::int64_t{-1}, INT64_MIN})
       check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, life}, {}, Status::invalid,
                   "lifetime");
+    check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, 0, 0, 0, 1}, {}, Status::invalid,
+                "with_session");
+    check_plain(client, SHMBW_OP_TICKET_CREATE,
+                shmbw_ticket_create{shared, kRead, 1, 0, SHMBW_TICKET_CREATE_WITH_SESSION, 0, UINT64_MAX}, {},
+                Status::not_found, "session");
     check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, INT64_MAX}, {}, Status::limit,
                 "ticket_max");
     check_element(client, SHMBW_OP_INHERIT, shmbw_inherit{shared, 0, 1}, {}, Status::not_found, "inherit");
