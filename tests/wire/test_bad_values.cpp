@@ -290,6 +290,11 @@ TEST_CASE("rights that are not there cannot be taken, given on or used") {
     for (std::int64_t life : {std::int64_t{-1}, INT64_MIN})
       check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, life}, {}, Status::invalid,
                   "lifetime");
+    check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, 0, 0, 0, 1}, {}, Status::invalid,
+                "with_session");
+    check_plain(client, SHMBW_OP_TICKET_CREATE,
+                shmbw_ticket_create{shared, kRead, 1, 0, SHMBW_TICKET_CREATE_WITH_SESSION, 0, UINT64_MAX}, {},
+                Status::not_found, "session");
     check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, INT64_MAX}, {}, Status::limit,
                 "ticket_max");
     check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, 0, 0, 0, 1}, {}, Status::invalid,
