@@ -297,11 +297,6 @@ TEST_CASE("rights that are not there cannot be taken, given on or used") {
                 Status::not_found, "session");
     check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, INT64_MAX}, {}, Status::limit,
                 "ticket_max");
-    check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, 0, 0, 0, 1}, {}, Status::invalid,
-                "with_session");
-    check_plain(client, SHMBW_OP_TICKET_CREATE,
-                shmbw_ticket_create{shared, kRead, 1, 0, SHMBW_TICKET_CREATE_WITH_SESSION, 0, UINT64_MAX}, {},
-                Status::not_found, "session");
     check_element(client, SHMBW_OP_INHERIT, shmbw_inherit{shared, 0, 1}, {}, Status::not_found, "inherit");
 
     // A reader cannot publish, and after it nobody can write.
