@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A region of the host that the driver has registered, so that devices reach it and copies need no staging. A mapping
 // is registered once in a process, however many pins there are. The broker is told before the pages are pinned and
-// after they are free again: meanwhile it neither seals nor recycles the region, which would part what CPU and device
-// see. A handle that is released meanwhile leaves mapping and lease to the pin.
+// after they are free again: meanwhile it neither publishes nor recycles the region, which would part what CPU and
+// device see. A handle that is released meanwhile leaves mapping and lease to the pin.
 #pragma once
 
 #include <memory>
