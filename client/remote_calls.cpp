@@ -89,6 +89,7 @@ Result<WorldPlace> join_world(Session& session, const WorldWish& wish, Deadline 
       ask_plain<shmbw_world_join_reply>(session, SHMBW_OP_WORLD_JOIN, request, {wish.address, wish.name}, deadline);
   if (!answer) return std::unexpected(answer.error());
   const shmbw_world_join_reply& got = answer->first;
+  session.note_group(got.group);  // whoever was in none is a member of the world's now
   return WorldPlace{got.world, got.group, got.pool, got.present, got.flags, got.life};
 }
 

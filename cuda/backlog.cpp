@@ -16,9 +16,14 @@ constexpr std::int64_t kFirstLook = 20'000, kLongestLook = 1'000'000;
 
 void Backlog::note(Code code, const char* call) {
   if (code == kContextDestroyed) return;  // what was in a context that is no more has ended with it
-  blind_ = blind_ || code == kCaptureUnsupported;
   Error failed = driver_->failure(code, call, object_);
   if (failure_) failure_ = std::unexpected(std::move(failed));
+}
+
+// Only a ruined context is known to work no more: with any other failure, want of memory for an event too, it may.
+void Backlog::not_marked(Code code, const char* call) {
+  blind_ = blind_ || (code != kContextDestroyed && !Driver::poisons(code));
+  note(code, call);
 }
 
 // In the context that is current.
@@ -27,19 +32,20 @@ void Backlog::mark(std::optional<ContextHold> primary, const char* call, Record 
   Mark made{std::move(primary)};
   Code code = cu.context_get(&made.context);
   if (code == kSuccess) code = cu.context_id(nullptr, &made.id);
-  if (code != kSuccess) return note(code, "cuCtxGetId");
+  if (code != kSuccess) return not_marked(code, "cuCtxGetId");
   marks_.reserve(marks_.size() + 1);
-  if (code = cu.event_create(&made.event, kDisableTiming); code != kSuccess) return note(code, "cuEventCreate");
+  if (code = cu.event_create(&made.event, kDisableTiming); code != kSuccess) return not_marked(code, "cuEventCreate");
   if (code = record(cu, made.context, made.event, stream); code != kSuccess) {
     cu.event_destroy(made.event);
-    return note(code, call);
+    return not_marked(code, call);
   }
   marks_.push_back(std::move(made));
 }
 
 void Backlog::mark_context(std::optional<ContextHold> primary) {
   if (!driver_->has(Feature::bounded_waits)) {
-    if (const Code code = driver_->calls().context_synchronize(); code != kSuccess) note(code, "cuCtxSynchronize");
+    if (const Code code = driver_->calls().context_synchronize(); code != kSuccess)
+      not_marked(code, "cuCtxSynchronize");
     return;
   }
   const Record record = [](const Calls& cu, Context context, Event event, Stream) {
@@ -57,8 +63,14 @@ Backlog Backlog::of_devices(const Driver& driver, std::span<const Device> device
     if (driver->primary_state(device, &flags, &active) == kSuccess && active != 0) {
       std::optional<ContextHold> hold(std::in_place, driver, device);
       auto scope = hold->enter_primary();
-      if (scope && driver->context_get(&primary) == kSuccess) made.mark_context(std::move(hold));
-      else if (!scope && made.failure_) made.failure_ = std::unexpected(scope.error());
+      if (!scope) {
+        made.blind_ = true;
+        if (made.failure_) made.failure_ = std::unexpected(scope.error());
+      } else if (const Code code = driver->context_get(&primary); code != kSuccess) {
+        made.not_marked(code, "cuCtxGetCurrent");
+      } else {
+        made.mark_context(std::move(hold));
+      }
     }
     Context current = nullptr;
     Device of_current = -1;
@@ -83,7 +95,7 @@ Backlog Backlog::of_stream(const Driver& driver, Device device, Stream stream, s
   Code code = driver->stream_capturing(stream, &capturing);
   if (code == kSuccess && capturing != 0) code = kCaptureUnsupported;
   if (code != kSuccess) {
-    made.note(code, "cuStreamIsCapturing");
+    made.not_marked(code, "cuStreamIsCapturing");
     return made;
   }
   const Record record = [](const Calls& cu, Context, Event event, Stream into) { return cu.event_record(event, into); };

@@ -45,7 +45,7 @@ class Backlog {
   bool over();
   // deadline; or, once it is over, the first failure.
   Result<void> wait(client::Deadline deadline);
-  // A context could not be asked because one of its streams is being captured into a graph: never over, begin anew.
+  // A context could not be asked, as when one of its streams is being captured into a graph: never over, begin anew.
   bool blind() const { return blind_; }
 
  private:
@@ -65,6 +65,7 @@ class Backlog {
   Reach reach(Mark& mark, std::optional<ContextHold::Scope>& scope) const;
   bool passed(Mark& mark);
   void note(Code code, const char* call);
+  void not_marked(Code code, const char* call);
 
   const Driver* driver_;
   std::string object_;

@@ -51,6 +51,8 @@ bool Leaving::any_on(const Uuid& device) {
   if (!any()) return false;
   AllLeaving& all = all_leaving();
   std::lock_guard lock(all.mutex);
+  // Those that another thread is just looking at are not in the list.
+  if (all.count.load(std::memory_order_acquire) != all.regions.size()) return true;
   return std::ranges::any_of(all.regions, [&](const auto& one) { return one.region->memory().uuid == device; });
 }
 

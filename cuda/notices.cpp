@@ -150,8 +150,10 @@ void Notices::take_event(const client::GpuEvent& event) {
       if (auto region = weak.lock(); region != nullptr) known.push_back(std::move(region));
     if (openings_ != 0) early_.push_back(event);
   }
-  for (const auto& region : known)
+  for (auto& region : known) {
     if (same_ref(region->ref(), event.region)) region->note_state(state_of(event.state), event.code);
+    (void)Region::release(std::move(region), client::Deadline::now());  // the last one's end waits for no device here
+  }
 }
 
 // Events were lost: the books say what they would have said.
@@ -166,7 +168,7 @@ bool Notices::look_again(client::Session& session) {
   }
   for (const auto& lent : waiting)
     if (!ask(session, lent, client::Deadline::after(0))) return false;
-  for (const auto& region : regions) {
+  for (auto& region : regions) {
     client::Selection only;
     only.region = region->ref();
     const auto listed = client::list_gpu_regions(session, only, client::Deadline::after(0));
@@ -174,6 +176,7 @@ bool Notices::look_again(client::Session& session) {
     if (!listed->rows.empty())
       region->note_state(state_of(static_cast<shmbw_gpu_state>(listed->rows.front().record.state)),
                          listed->rows.front().record.code);
+    (void)Region::release(std::move(region), client::Deadline::now());
   }
   return true;
 }

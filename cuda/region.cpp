@@ -78,6 +78,7 @@ void Region::end(Region* region) noexcept {
     Leaving::add(last, std::move(before));
   } catch (const std::bad_alloc&) {
     (void)last.release();  // nobody knows whether the device is through: it stays until the process ends
+    if (asked != nullptr) asked->outcome = error(Status::no_memory, "out of memory");
   }
 }
 
@@ -259,7 +260,13 @@ Result<void> Region::sleep(const Patience& patience) {
   // First the address goes, then the views are counted: who takes one in between sees either that it sleeps, or is
   // seen.
   const Address awake = pointer_.exchange(0);
-  auto slept = fall_asleep(patience.device());
+  Result<void> slept;
+  try {
+    slept = fall_asleep(patience.device());
+  } catch (...) {  // without an address its end would take it for asleep, and not wait for the device
+    pointer_.store(awake);
+    throw;
+  }
   if (!slept && range_.mapped()) pointer_.store(awake);
   return slept;
 }

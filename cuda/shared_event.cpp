@@ -28,16 +28,14 @@ class SharedEvent::Body {
   ~Body() {
     if (event_ == nullptr || Driver::loaded() == nullptr) return;  // a forked child: it is the parent's
     auto scope = hold_.enter_primary();
-    if (follower_ != nullptr) driver_.calls().stream_destroy(follower_);
     driver_.calls().event_destroy(event_);  // also where no context can be had: it is the driver's to refuse
   }
 
   const Driver& driver_;
   const Device device_;
   ContextHold hold_;
-  std::mutex mutex_;  // of the hold and the follower
+  std::mutex mutex_;  // of the hold
   Event event_ = nullptr;
-  Stream follower_ = nullptr;  // of the event's context
   bool own_ = false;
   Name name_{};
 
@@ -108,11 +106,13 @@ class SharedEvent::Body {
   Result<void> record_behind(Event passing) {
     auto scope = hold_.enter_primary();
     if (!scope) return std::unexpected(scope.error());
-    if (follower_ == nullptr)
-      if (auto made = said(driver_->stream_create(&follower_, kNonBlocking), "cuStreamCreate"); !made) return made;
-    if (auto behind = said(driver_->stream_wait_event(follower_, passing, 0), "cuStreamWaitEvent"); !behind)
-      return behind;
-    return said(driver_->event_record(event_, follower_), "cuEventRecord");
+    // One for each record: in a stream that stayed each would wait for all records before it.
+    Stream follower = nullptr;
+    if (auto made = said(driver_->stream_create(&follower, kNonBlocking), "cuStreamCreate"); !made) return made;
+    auto done = said(driver_->stream_wait_event(follower, passing, 0), "cuStreamWaitEvent");
+    if (done) done = said(driver_->event_record(event_, follower), "cuEventRecord");
+    driver_->stream_destroy(follower);  // which the driver does when it is through
+    return done;
   }
 
   static Result<std::shared_ptr<Body>> on(int ordinal) {

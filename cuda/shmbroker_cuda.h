@@ -281,7 +281,10 @@ SHMB_API int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t
  * shmb_dispatch, which counts it, or at the end of a later call that frees. So does one whose last reference goes
  * otherwise: with a DLPack tensor, or by shmb_torch_free. Work that never ends, such as a stream that waits for what
  * nobody signals, keeps it until the process ends, and so does a driver that refuses to take the mapping away. Work in
- * a context of the caller's own (none but the primary ones) is asked for in calls of a thread where that is current.
+ * a context of the caller's own (none but the primary ones) is asked for in calls of a thread where that is current;
+ * where it is destroyed first, the region stays until the process ends. Not while a stream is captured into a graph:
+ * asking the driver ruins the capture, as NVIDIA's page on cuCtxRecordEvent has it; so do publish and sleep. A driver
+ * that refuses to say how far it is (no memory for an event) is asked again later, and nothing is unmapped meanwhile.
  * flags: SHMB_RELEASE_UNNAME takes the name away too. NULL is allowed. */
 SHMB_API int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;

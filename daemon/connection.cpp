@@ -29,15 +29,20 @@ bool answered_with_descriptors(wire::Bytes packet) {
          header.op == SHMBW_OP_GPU_OPEN || header.op == SHMBW_OP_GPU_MORE || header.op == SHMBW_OP_GPU_TIMELINE;
 }
 
-// What members of pools tell each other by way of the broker.
+// What may come without an answer: READY, what members of pools tell each other by way of the broker, and what is given
+// back or reported, so that none of it stands before those. With this flag any other request is refused, aloud.
 bool is_never_answered(wire::Bytes packet) {
   shmbw_header header{};
   if (packet.size() < sizeof header) return false;
   std::memcpy(&header, packet.data(), sizeof header);
   if (header.flags != SHMBW_HEADER_NO_REPLY) return false;
-  if (header.op == SHMBW_OP_LANE_THROUGH || header.op == SHMBW_OP_QUEUE_HOLD) return true;
+  if (header.op == SHMBW_OP_READY || header.op == SHMBW_OP_LANE_THROUGH || header.op == SHMBW_OP_QUEUE_HOLD ||
+      header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_REF_RELEASE || header.op == SHMBW_OP_REF_SETTLE ||
+      header.op == SHMBW_OP_GPU_REPORT)
+    return true;
+  if (header.op != SHMBW_OP_POOL_DOORBELL) return false;
   shmbw_pool_doorbell bell{};
-  if (header.op != SHMBW_OP_POOL_DOORBELL || packet.size() < sizeof header + sizeof bell) return false;
+  if (packet.size() < sizeof header + sizeof bell) return false;
   std::memcpy(&bell, packet.data() + sizeof header, sizeof bell);
   return bell.flags == SHMBW_DOORBELL_RING;
 }

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -117,7 +118,7 @@ Result<void> Processes::meet_broker(Plan& plan, client::Deadline deadline) {
   client::ConnectOptions options;
   options.socket = plan.socket;
   options.no_group = true;
-  options.timeout = deadline.left();
+  options.timeout = std::max<std::int64_t>(deadline.left(), 1);  // 0 would be the default
   auto session = client::connect(options);
   if (!session) return std::unexpected(session.error());
   session_ = std::move(*session);

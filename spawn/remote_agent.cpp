@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
@@ -34,8 +35,23 @@ struct Nested {
 
 }  // namespace
 
-// What this thread is in the middle of, as `callbacks_` counts it.
-thread_local unsigned Agent::callbacks_here = 0;
+// What this thread is in the middle of: a callback may leave its world and join another one.
+struct Agent::InCallbacks {
+  explicit InCallbacks(const Agent* agent) : of(agent), outer(std::exchange(innermost, this)) {}
+  InCallbacks(const InCallbacks&) = delete;
+  InCallbacks& operator=(const InCallbacks&) = delete;
+  ~InCallbacks() { innermost = outer; }
+  const Agent* of;
+  InCallbacks* outer;
+  static thread_local InCallbacks* innermost;
+};
+thread_local Agent::InCallbacks* Agent::InCallbacks::innermost = nullptr;
+
+unsigned Agent::callbacks_here() const {
+  unsigned count = 0;
+  for (const InCallbacks* one = InCallbacks::innermost; one != nullptr; one = one->outer) count += one->of == this;
+  return count;
+}
 
 // How the broker's table says that a creator gave up: then the owner has nothing to add.
 const char* const kGaveUp = "creation by remote() timed out";
@@ -176,7 +192,7 @@ void Agent::run_after(Lock& lock) {
     ++callbacks_;
     lock.unlock();
     {
-      const Nested one_more(callbacks_here);
+      const InCallbacks one_more(this);
       for (auto& one : all) {
         if (!forked()) one();
         one = nullptr;
@@ -824,7 +840,8 @@ void Agent::worker_gone(std::uint32_t rank, std::uint32_t life, bool died) {
     bury(std::shared_ptr<Request>(std::move(request)));
     return true;
   };
-  std::erase_if(work_, from_it);
+  // What it asked to be made is made all the same: others may hold a reference to it already, and wait.
+  std::erase_if(work_, [&](auto& request) { return request->head.kind != Kind::create && from_it(request); });
   for (auto& [id, value] : values_) std::erase_if(value->waiting, from_it);
   for (auto it = unknown_.begin(); it != unknown_.end();) {
     std::erase_if(it->second, from_it);

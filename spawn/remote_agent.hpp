@@ -257,7 +257,8 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   std::vector<client::RemoteEvent> put_off_;           // of who leads: what was told before messages were read
   std::vector<std::function<void()>> after_;
   unsigned callbacks_ = 0;  // stacks that run what was in there
-  static thread_local unsigned callbacks_here;
+  struct InCallbacks;
+  unsigned callbacks_here() const;  // of callbacks_, in this thread
   // Messages that nobody waits for. Whoever waits sends them where there is room, and waits for none.
   struct Small {
     std::uint32_t to = 0, life = 0;

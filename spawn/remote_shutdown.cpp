@@ -17,7 +17,7 @@ using client::Deadline;
 
 // A callback may call somebody yet; one that shuts down itself is not waited for.
 bool Agent::is_idle() const {
-  return calls_.empty() && work_.empty() && running_ == 0 && after_.empty() && callbacks_ == callbacks_here;
+  return calls_.empty() && work_.empty() && running_ == 0 && after_.empty() && callbacks_ == callbacks_here();
 }
 
 std::uint32_t Agent::present() const {

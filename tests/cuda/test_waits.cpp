@@ -234,4 +234,28 @@ TEST_CASE("law 11: another thread's wait for the device keeps nobody longer than
   CHECK(region.pointer() == 0);
 }
 
+TEST_CASE("law 11: where the driver has no memory for the question, nothing is unmapped under a kernel") {
+  const WaitsLeaveNothing guard;
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket());
+  Device device;
+  auto scope = device.hold->enter_primary();
+  REQUIRE(scope);
+  auto region = gpu::Region::allocate(session, kMiB);
+  const gpu::Pointer at = region.pointer();
+  HeldStream held(device);
+  {
+    const fakecuda::Injected no_room("cuEventCreate:1+:2");
+    CHECK(status_of(region.try_sleep(kSoon)) == Status::out_of_memory);
+    CHECK(region.pointer() == at);
+    CHECK(status_of(region.try_release(false, kSoon)) == Status::out_of_memory);
+    CHECK(dispatched(session) == std::pair<std::size_t, std::size_t>(0, 1));
+  }
+  CHECK(device.all(at, kMiB) == 0);  // a kernel may go on with it
+  CHECK(dispatched(session) == std::pair<std::size_t, std::size_t>(0, 1));
+  held.let_go();
+  const bool ended = comes_true([&] { return dispatched(session).second == 0; });
+  CHECK(ended);
+}
+
 }  // namespace cuda_tests
