@@ -127,6 +127,18 @@ Taken Stage::take_all(Queue& from, std::size_t most) {
   return taken;
 }
 
+Taken Stage::take_expected(Queue& from, std::size_t count) {
+  Taken all;
+  (void)eventually([&] {
+    const Taken some = take_all(from);
+    all.ids.insert(all.ids.end(), some.ids.begin(), some.ids.end());
+    all.torn += some.torn;
+    all.gone += some.gone;
+    return all.ids.size() >= count;
+  });
+  return all;
+}
+
 void Stage::send_some(Queue& to, std::uint64_t first, unsigned count) {
   for (unsigned i = 0; i < count; ++i) {
     auto slot = i % 2 == 1 ? bob->acquire(kSlot, kNoWait) : error(Status::full, "");
@@ -216,7 +228,7 @@ void Stage::newcomer() {
 }
 
 void Stage::settle_survivors() {
-  for (Queue* one : {in.get(), out.get(), side_in_.get(), side_out_.get()})
+  for (Queue* one : {in.get(), also_reads, out.get(), side_in_.get(), side_out_.get()})
     if (one != nullptr) (void)must(one->facts());
   for (const auto& pool : {ann, bob}) {
     (void)must(pool->facts());
