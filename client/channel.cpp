@@ -23,8 +23,9 @@ namespace {
 constexpr std::int64_t kLongestPause = 50'000'000, kShortPause = 1'000'000;
 constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks for them; then the oldest go
 
-// A full socket, or memory that the kernel could not give at that moment: the packet goes later.
-bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOMEM; }
+// A full socket, or memory that the kernel could not give at that moment, or descriptors of other processes of this
+// user that lie unread in sockets: the packet goes later.
+bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOMEM || code == ETOOMANYREFS; }
 
 template <class T>
 T fixed_part(const wire::PacketView& view) {
@@ -225,7 +226,14 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
     const int code = sent.error().value;
     if (passes(code)) {
       // The broker serves one request at a time and the kernel holds a bounded number: replies must be read on.
-      if (deadline.passed()) return error(Status::deadline, "the broker did not take the request before the deadline");
+      if (deadline.passed()) {
+        if (code == ETOOMANYREFS)
+          return error(Status::no_descriptors,
+                       "the request's descriptors could not be sent before the deadline: more descriptors of this user "
+                       "lie unread in sockets than one process may have open (ulimit -n): raise that, or end the "
+                       "processes that do not read theirs");
+        return error(Status::deadline, "the broker did not take the request before the deadline");
+      }
       const Deadline soon = earlier(deadline, Deadline::after(code == EAGAIN ? 10'000'000 : pause));
       if (!reading_) {
         // Without memory in the kernel the socket is writable all the same: only time helps.
@@ -299,7 +307,8 @@ Result<std::shared_ptr<Channel::Later>> Channel::ask(std::span<std::byte> packet
 bool Channel::has_come(Later& later) {
   (void)pump();
   Lock lock(mutex_);
-  return later.came || lost_;
+  if (lost_) later.came = true;  // and what another thread is about to take in is not put into it any more
+  return later.came;
 }
 
 Result<void> Channel::post(std::span<std::byte> packet, Deadline deadline) {
@@ -385,8 +394,7 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
   pending_.erase(found);
   const bool granted = view.header.status == 0;
   if (pending.later) {
-    pending.later->came = true;
-    if (granted && !descriptors_lost) pending.later->fds = std::move(fds);
+    if (!std::exchange(pending.later->came, true) && granted && !descriptors_lost) pending.later->fds = std::move(fds);
     return;
   }
   if (granted) note_group(view, pending);

@@ -168,7 +168,6 @@ Result<void> Queue::open_ends(bool again) {
   Pool::Lock lock(pool_->me().lock());
   index_ = fixed->queue;
   serial_ = fixed->serial;
-  incarnation_ = pool_->incarnation();
   const pool::QueueEntry& entry = pool_->view().queue(index_);
   kind_ = static_cast<pool::QueueKind>(entry.kind);
   flags_ = entry.flags;
@@ -176,6 +175,7 @@ Result<void> Queue::open_ends(bool again) {
   cell_size_ = entry.cell_size;
   deaths_ = entry.deaths.load(std::memory_order_acquire);
   open_ = true;
+  incarnation_ = pool_->incarnation();  // other threads need not come here any more
   if (fixed->lane != pool::kNone) adopt_out(fixed->lane, fixed->lane_serial);
   look_around();
   // A ring whose writer died while we joined it may be another writer's already: of that one nothing is missed.
@@ -190,6 +190,8 @@ Result<void> Queue::enter() {
   if (auto entered = pool_->enter(); !entered) return entered;
   if (incarnation_ == pool_->incarnation()) [[likely]]
     return {};
+  const std::lock_guard one_by_one(reopening_);  // the child's threads may come at once
+  if (incarnation_ == pool_->incarnation()) return {};
   if (open_) {
     open_ = false;
     out_ = {};
@@ -206,6 +208,7 @@ Result<void> Queue::enter() {
     gone_writers_.clear();
     readers_gone_ = reader_died_ = false;
     sent_ = received_count_ = 0;
+    const std::lock_guard alone(describing_);
     descriptor_.reset();
   }
   if (auto opened = open_ends(true); !opened)
@@ -487,15 +490,23 @@ Result<QueueFacts> Queue::facts() {
   return out;
 }
 
+void Queue::rearm() {
+  if (!described_) return;
+  const std::lock_guard one_by_one(describing_);
+  if (descriptor_) descriptor_->rearm();
+}
+
 Result<int> Queue::descriptor() {
   if (auto entered = enter(); !entered) return std::unexpected(entered.error());
   if (!spec_.reader) return error(Status::denied, "this handle is no reader of the queue");
+  const std::lock_guard one_by_one(describing_);
   if (!descriptor_) {
     auto set = std::make_unique<QueueSet>();
     if (auto added = set->add(*this, nullptr); !added) return std::unexpected(added.error());
     auto fd = set->descriptor();
     if (!fd) return fd;
     descriptor_ = std::move(set);
+    described_ = true;
     return fd;
   }
   return descriptor_->descriptor();

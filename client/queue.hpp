@@ -5,8 +5,10 @@
 // regions.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -184,14 +186,17 @@ class Queue {
   Delivery deliver_denied(Message& message, In& in, shmbw_region_ref region, const Error& why, bool keep);
   Result<Delivery> deliver_list(Message& message, In& in, bool keep);
   bool keep_slot(Message::Part& part, In& in);
-  void attach_parts(Message& message);
+  void attach_parts(Message& message, const Error* unanswered);
   std::optional<Error> news();  // CLOSED, PEER_GONE, BROKEN: what a reader is told when nothing is there
   void let_borrowed_go();
+  void
+  rearm();  // of a queue that was found empty: its descriptor, if anybody asked for that, tells of the next message
   std::uint32_t body_room() const { return cell_size_ - 8 - ((flags_ & pool::kQueueExpiring) != 0 ? 8 : 0); }
 
   const std::shared_ptr<Pool> pool_;
   const QueueSpec spec_;
-  std::uint64_t incarnation_ = 0;
+  std::mutex reopening_;
+  std::atomic<std::uint64_t> incarnation_ = 0;
   std::uint32_t index_ = 0, serial_ = 0, flags_ = 0, cells_ = 0, cell_size_ = 64, seen_change_ = 0, deaths_ = 0;
   pool::QueueKind kind_ = pool::QueueKind::none;
   bool open_ = false, closed_ = false, readers_gone_ = false, reader_died_ = false;
@@ -217,6 +222,8 @@ class Queue {
 
   std::vector<Peer> readers_, writers_, gone_writers_;
   std::uint64_t sent_ = 0, received_count_ = 0, expired_ = 0;
+  std::mutex describing_;  // several threads may receive from a claim queue, and find it empty
+  std::atomic<bool> described_ = false;
   std::unique_ptr<QueueSet> descriptor_;
 };
 

@@ -241,7 +241,7 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
     let_borrowed_go();
     received = next_message(message, keep, until);
   }
-  if (!received && received.error().status == Status::empty && descriptor_) descriptor_->rearm();
+  if (!received && received.error().status == Status::empty) rearm();
   return received;
 }
 
@@ -326,7 +326,7 @@ bool Queue::receive_at_once(Message& message, bool keep, std::int64_t wait) {
       in.it->done(in.it->position());
       break;
     case LaneReceiver::Plain::slot: {
-      const std::byte* const base = keep ? nullptr : pool_->data(handle.slot);
+      const std::byte* const base = keep ? nullptr : pool_->data_if_mapped(handle.slot);
       if (base == nullptr) return false;
       part.data = base + handle.offset;
       __builtin_prefetch(part.data);
@@ -404,7 +404,7 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
     }
   }
   if (first) return count;
-  if (first.error().status == Status::empty && descriptor_) descriptor_->rearm();
+  if (first.error().status == Status::empty) rearm();
   return std::unexpected(first.error());
 }
 
@@ -480,7 +480,7 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
   pool::Handle handle;
   std::memcpy(&handle, got.body, sizeof handle);
   Error why;
-  const std::byte* const base = pool_->data(handle.slot, &why);
+  const std::byte* const base = pool_->data(handle.slot, &why, spec_.timeout);
   if (base == nullptr) return std::unexpected(std::move(why));  // not taken: it can be tried again
   Message::Part& part = message.add();
   part.kind = PartKind::slot;
@@ -510,7 +510,8 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
   return Delivery::delivered;
 }
 
-void Queue::attach_parts(Message& message) {
+// `unanswered`: the broker has just let a deadline pass, and is not waited for once more.
+void Queue::attach_parts(Message& message, const Error* unanswered) {
   auto& items = message.attaches_;
   items.clear();
   for (std::size_t i = 0; i < message.count_; ++i) {
@@ -522,7 +523,10 @@ void Queue::attach_parts(Message& message) {
     items.push_back(std::move(item));
   }
   if (items.empty()) return;
-  auto handles = attach_regions(pool_->session(), items, spec_.timeout);
+  Handles handles;
+  if (unanswered == nullptr) handles = attach_regions(pool_->session(), items, spec_.timeout);
+  else
+    for (std::size_t i = 0; i < items.size(); ++i) handles.emplace_back(std::unexpected(*unanswered));
   std::size_t next = 0;
   for (std::size_t i = 0; i < message.count_; ++i) {
     Message::Part& part = message.parts_[i];
@@ -590,7 +594,7 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
     parts = handle.parts;
     if (got.tag == pool::kTagListInSlot) {
       Error why;
-      const std::byte* const base = pool_->data(handle.slot, &why);
+      const std::byte* const base = pool_->data(handle.slot, &why, spec_.timeout);
       if (base == nullptr) return std::unexpected(std::move(why));
       from = {base + handle.offset, handle.length};
       if (keep) {
@@ -618,6 +622,7 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
   }
   ListHeader header{};
   possible = possible && read_list(from, parts, me, message.table_, header);
+  std::optional<Error> unmapped;  // the broker is asked for a segment once, not for each slot in it
   if (possible) {
     message.type_ = header.type;
     for (const ListEntry& entry : message.table_) {
@@ -634,15 +639,24 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
       } else {
         part.slot = entry.number;
         part.generation = static_cast<std::uint32_t>(entry.id);
-        const std::byte* const base = pool_->data(part.slot);
-        if (base == nullptr) possible = false;
-        else part.data = base + entry.offset;
+        Error why;
+        const std::byte* const base =
+            unmapped ? pool_->data_if_mapped(part.slot) : pool_->data(part.slot, &why, spec_.timeout);
+        if (base != nullptr) {
+          part.data = base + entry.offset;
+        } else if (!unmapped && why.sentence.empty()) {
+          possible = false;  // it is in no segment
+        } else {             // nothing that its sender did: as with a region, the message arrives with the reason
+          if (!unmapped) unmapped = std::move(why);
+          part.failure = *unmapped;
+          part.status = unmapped->status;
+        }
         if (possible && keep && !keep_slot(part, in)) possible = false;
       }
       if (!possible) break;
     }
   }
-  if (possible) attach_parts(message);
+  if (possible) attach_parts(message, unmapped && unmapped->status == Status::deadline ? &*unmapped : nullptr);
   const bool lost = !in.it->confirm();
   if (lost || !possible) {
     for (std::size_t i = 0; i < message.count_; ++i)
