@@ -83,6 +83,7 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
   }
   const std::size_t bytes = (region.bytes().size() + kSmallPage - 1) / kSmallPage * kSmallPage;
   const unsigned flags = kHostPortable | kHostDeviceMap | (made->read_only_ ? kHostReadOnly : 0U);
+  const BesideCaptures beside(driver);
   if (const Code code = driver->host_register(made->memory_, bytes, flags); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuMemHostRegister", object));
   made->registered_ = true;
@@ -97,6 +98,7 @@ PinnedHost::Registration::~Registration() {
   try {
     if (registered_) {
       auto scope = hold_.enter_primary();
+      const BesideCaptures beside(*driver);
       driver->calls().host_unregister(memory_);  // also where no context can be had: it is the driver's to refuse
     }
     if (told_) (void)client::gpu_pinned(*session_, ref_, true, client::Deadline::after(0));

@@ -157,6 +157,7 @@ bool Region::unmap() noexcept {
   if (opened_ != 0) {
     try {
       auto scope = hold_->enter_primary();
+      const BesideCaptures beside(*driver_);
       gone = scope && driver_->calls().ipc_close_memory(opened_) == kSuccess;
     } catch (const std::bad_alloc&) {
       gone = false;

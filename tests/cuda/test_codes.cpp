@@ -149,7 +149,7 @@ const std::vector<Producing>& all_producing() {
          return outcome_of(gpu::Lease::try_lend(session, at, kMiB, {}));
        }},
       {Status::too_small,
-       "its publisher is at fault",
+       "may have spoilt it",
        {},
        [](const Meeting& meeting) { return import_failing(meeting, "cuMemMap:1:1"); }},
       {Status::out_of_memory,
