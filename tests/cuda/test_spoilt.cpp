@@ -94,7 +94,8 @@ TEST_CASE("a share that one holder spoils costs later importers; keeper, books a
     auto imported = gpu::Region::import(late, std::string("w"));
     CHECK(device.all(imported.pointer(), 4 * kMiB) == 0x51);
   }
-  for (auto* one : {&again, &region, &mapped, &asleep}) one->release();
+  again.release(true);  // and its name
+  for (auto* one : {&region, &mapped, &asleep}) one->release();
   const bool freed = comes_true([&] { return fakecuda::Fake::use().bytes_in_use() == before; });
   CHECK(freed);
 }

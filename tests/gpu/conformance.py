@@ -5,8 +5,16 @@ table of them. A duration that a scenario promises counts on a GPU and is only t
 import os
 import time
 
-from library import ACCESS_WRITE, MANY_WRITERS, NOT_FOUND, WRITING, Event, Failure
+from library import ACCESS_WRITE, FLOAT, INTEGER, MANY_WRITERS, NOT_FOUND, WRITING, Event, Failure
 from talk import N, Skip, end_of
+
+
+def gone(t, what):
+    try:
+        t.session.take(what).release()
+    except Failure as refused:
+        return refused.status == NOT_FOUND
+    return False
 
 
 def c51_a(t):
@@ -33,16 +41,27 @@ def c52_a(t):
         region.release()
         del tensor
     t.hear()
+    t.ends_as_programs_do = True
 
 
 def c52_b(t):
     held = [t.take(t.hear()) for _ in range(5)]
     for i, (region, view) in enumerate(held):
         t.need(view.values() == t.count_up(i), f"tensor {i} changed")
+    for region, view in held:
+        view.end()
+        region.release()
+    t.ends_within("a", 1.0)
     t.say("a")
 
 
 def c53_side(t, other, first):
+    if not first:
+        t.say(other)
+    t.hear()  # both are there
+    start = time.monotonic()
+    if first:
+        t.say(other)
     for i in range(100):
         if first:
             tensor, region = t.publish(t.count_up(i))
@@ -56,6 +75,7 @@ def c53_side(t, other, first):
             region.release()
             t.say(other)
         time.sleep(0.01)
+    t.within(start, 10, "all rounds")
 
 
 def c54_a(t):
@@ -92,25 +112,35 @@ def c54_c(t):
 
 
 def c55_a(t):
-    """Three sizes on two devices; by address, because the tensors of the other cases are all on the first device."""
+    """Five small tensors on two devices in turn, each in a block of its own: torch's would share one."""
     if t.tensors.devices < 2:
         raise Skip("one device only")
     held = []
-    for i, count in enumerate((4, N, 40 * N)):
-        on_device(i % 2)
-        region = t.session.allocate(8 * count, device=i % 2)
-        PlainTensor(region.pointer(), count).set([i] * count)
-        held.append(region)
-        t.say("b", [i, count, region.publish()])
+    for i in range(5):
+        device, count = i % 2, 4 * (i + 1)
+        t.tensors.on(device)
+        tensor = t.tensors.make(list(range(i, i + count)), in_region=True, device=device)
+        region, offset = t.session.of_torch(tensor.pointer)
+        held.append((region.publish(tensors=[("x", offset, count, 64)]), region, tensor, device))
+        t.say("b", [i, count, held[-1][0]])
         t.hear()
+    for what, region, tensor, device in held:
+        t.tensors.on(device)
+        region.release()
+        t.tensors.forget(tensor, device)
+    del tensor
+    t.until(lambda: all(gone(t, what) for what, *_ in held), "what both have dropped is there still")
 
 
 def c55_b(t):
-    for _ in range(3):
+    for _ in range(5):
         i, count, what = t.hear()
-        on_device(i % 2)
-        region = t.session.take(what)
-        t.need(PlainTensor(region.pointer(), count).values() == [i] * count, f"the tensor of device {i % 2} changed")
+        t.tensors.on(i % 2)
+        region, view = t.take(what)
+        t.need(view.device == i % 2, f"tensor {i} is on device {view.device}")
+        t.need(view.count == count, f"tensor {i} has {view.count} elements of {count}")
+        t.need(sum(view.values()) == sum(range(i, i + count)), f"tensor {i} changed")
+        view.end()
         region.release()
         t.say("a")
 
@@ -186,31 +216,108 @@ def c59_b(t):
 
 
 def c62_a(t):
+    """The device that is current is another one than the event's, before its record, at it and after."""
     if t.tensors.devices < 2:
         raise Skip("one device only")
-    event = Event()
+    stream = t.tensors.stream()
+    t.tensors.on(1)
+    event = Event(device=0)
     before = event.handle()
-    event.record(t.tensors.stream())
+    t.say("b", before)
+    t.hear()
+    event.record(stream)
     t.need(event.handle() == before, "the handle changed with the record")
+    t.say("b")
+    t.hear()
+    t.need(event.handle() == before, "the handle changed after the record")
+
+
+def c62_b(t):
+    handle = t.hear()
+    t.tensors.on(1)
+    event = Event(handle, device=0)
+    t.say("a")
+    t.hear()
+    event.wait_host()
+    event.close()
+    t.say("a")
+
+
+# Name, floating, a parameter, with a gradient. An integer has none.
+LEAVES = (("leaf", True, False, True), ("plain", True, False, False), ("parameter", True, True, True),
+          ("frozen", True, True, False), ("steps", False, True, False))  # fmt: skip
 
 
 def c63_a(t):
-    tensor = t.tensors.make([1], in_region=True)
+    """Empty ones; 14: leaves and parameters are their data, no gradient and no hook is sent; 15: an integer one."""
+    tensor = t.tensors.make([0] * N, in_region=True)
     region, offset = t.session.of_torch(tensor.pointer)
-    t.say("b", region.publish(tensors=[("empty", offset, 0, 64), ("x", offset, 1, 64)]))
+    listed = [("empty", offset, 0, 64), ("empty.2d", offset, (0, 5), 64)]
+    leaves = []
+    for i, (name, floating, parameter, gradient) in enumerate(LEAVES):
+        listed.append((name, offset + 256 * i, (5, 5), 32 if floating else 64, FLOAT if floating else INTEGER))
+        leaf = t.tensors.leaf(tensor, 256 * i, floating, parameter, gradient)
+        leaf.set(list(range(1, 26)))
+        if gradient:
+            leaf.give_gradient(3.0)
+        leaves.append((name, gradient, leaf))
+    t.tensors.sync()
+    region.publish("model", WRITING | MANY_WRITERS, listed)
+    t.say("b", "model")
     t.hear()
+    for _, _, leaf in leaves:
+        leaf.set([100] + list(range(2, 26)))
+    t.tensors.sync()
+    t.say("b")
+    t.hear()
+    for name, gradient, leaf in leaves:
+        t.need(leaf.values() == list(range(50, 75)), f"what B wrote is not in {name}")
+        t.need(leaf.gradient() == ([3.0] * 25 if gradient else None), f"the gradient of {name} is not its maker's own")
 
 
 def c63_b(t):
-    region = t.session.take(t.hear())
+    region = t.session.take(t.hear(), ACCESS_WRITE)
     managed = region.dlpack("empty")
     t.need(managed.contents.tensor.dimensions == 1 and managed.contents.tensor.shape[0] == 0, "the shape is lost")
     end_of(managed)
+    t.need(t.tensors.view(region, "empty.2d").count == 0, "an empty tensor has elements")
+    leaves = []
+    for name, _, parameter, gradient in LEAVES:
+        leaf = t.tensors.leaf_of(t.tensors.view(region, name), parameter, gradient)
+        t.need(leaf.is_a(parameter, gradient), f"{name} has another class here")
+        t.need(leaf.gradient() is None and leaf.hooks() == 0, f"{name} came with a gradient, or with hooks")
+        t.need(leaf.values() == list(range(1, 26)), f"{name} is something else here")
+        leaves.append((name, gradient, leaf))
+    t.say("a")
+    t.hear()
+    for name, gradient, leaf in leaves:
+        t.need(leaf.values() == [100] + list(range(2, 26)), f"what A wrote later is not in {name}")
+        if gradient:
+            leaf.give_gradient(9.0)
+        leaf.set(list(range(50, 75)))
+    t.tensors.sync()
     t.say("a")
 
 
 def c64_a(t):
-    raise Skip("is_shared is a method of torch's own, which the Python package answers")
+    """Whatever its memory is of, torch calls a tensor of a device shared; ours is, without a copy."""
+    tensor, region = t.publish(t.count_up(64))
+    again, _ = t.session.of_torch(tensor.pointer)
+    t.need(again.id() == region.id(), "publishing made other memory of it")
+    for what, one in (("born in a region", tensor), ("of the default allocator", t.tensors.make([1]))):
+        answer = t.tensors.is_shared(one)
+        t.need(answer in (True, None), f"is_shared is false of one {what}")
+    t.fact("is_shared", "true" if answer else "there is no torch to be asked")
+    t.say("b", region.id())
+    t.hear()
+
+
+def c64_b(t):
+    region, view = t.take(t.hear())
+    t.need(t.tensors.is_shared(view) in (True, None), "is_shared is false of what was received")
+    t.need(view.values() == t.count_up(64), "B reads something else")
+    view.end()
+    t.say("a")
 
 
 def c65_a(t):
@@ -259,15 +366,7 @@ def c68_a(t):
     what = region.publish()
     region.ticket(200_000_000)
     region.release()
-
-    def gone():
-        try:
-            t.session.take(what).release()
-        except Failure as refused:
-            return refused.status == NOT_FOUND
-        return False
-
-    t.until(gone, "a message that nobody reads holds the region")
+    t.until(lambda: gone(t, what), "a message that nobody reads holds the region")
 
 
 def c69_a(t):
@@ -285,9 +384,9 @@ CASES = {
     "56": ("a forked child", c56_a),
     "57": ("57 and 58: parts of one block", c57_a, c57_b),
     "59": ("59 to 61: events of both sides", c59_a, c59_b),
-    "62": ("an event's handle before and after its record", c62_a),
-    "63": ("an empty tensor", c63_a, c63_b),
-    "64": ("is_shared", c64_a),
+    "62": ("an event's handle while another device is current", c62_a, c62_b),
+    "63": ("63, 14, 15: empty tensors, leaves and parameters", c63_a, c63_b),
+    "64": ("is_shared", c64_a, c64_b),
     "65": ("a killed consumer", c65_a, c65_b),
     "66": ("66 and 67: a killed producer, and handing on", c66_a, c66_b, c66_c),
     "68": ("a message that is never read", c68_a),

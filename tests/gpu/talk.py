@@ -29,6 +29,7 @@ class Talk:
         self.token = token
         self.tensors = PlainTensors() if os.environ.get("REGIONS_PLAIN") else TorchTensors()
         self.session = Session(token)
+        self.ends_as_programs_do = False
 
     def send(self, **words):
         print(json.dumps(words), flush=True)
@@ -41,6 +42,16 @@ class Talk:
         if not line:
             sys.exit(3)
         return json.loads(line)
+
+    def within(self, start, limit_s, what):
+        """A duration that a scenario promises. On the fake it is told, and proves nothing."""
+        seconds = time.monotonic() - start
+        self.fact(what, f"after {seconds:.2f} s of {limit_s}")
+        self.need(seconds < limit_s or os.environ.get("REGIONS_FAKE"), f"{what} after {seconds:.2f} s")
+
+    def ends_within(self, role, limit_s):
+        """The runner looks how long that actor takes from now to its end, which is then that of any program."""
+        self.send(ending=role, limit=limit_s)
 
     def fact(self, key, value):
         self.send(fact=key, value=value)
