@@ -383,7 +383,8 @@ Result<void> Pool::add_segment(std::uint64_t slot_size, std::uint32_t slots, std
   read_segments();
   if (fixed->segment >= segments_.size())
     return error(Status::protocol, "the broker's answer names a segment that the directory does not have");
-  segments_[fixed->segment].region = std::move(*region);
+  // Another thread may have found it in the directory and attached it meanwhile: slots lie in that mapping already.
+  if (Region::Handle& there = segments_[fixed->segment].region; !there) there = std::move(*region);
   return {};
 }
 

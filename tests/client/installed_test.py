@@ -182,13 +182,13 @@ def main():
             print("SKIPPED: find_package: no cmake here")
         else:
             (folder / "CMakeLists.txt").write_text(CMAKE)
-            run("cmake", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
+            run("cmake", "-G", "Ninja", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
             run("cmake", "--build", folder / "build")
             for program in ("stranger", "heap", "spawn", "remote"):
                 run(folder / "build" / program, env=here)
                 print(f"{program} by find_package")
             (folder / "CMakeLists.txt").write_text(CMAKE.replace("shmbroker 0.1", "shmbroker 99"))
-            refused = subprocess.run(["cmake", "-S", folder, "-B", folder / "newer", f"-DCMAKE_PREFIX_PATH={prefix}"],
+            refused = subprocess.run(["cmake", "-G", "Ninja", "-S", folder, "-B", folder / "newer", f"-DCMAKE_PREFIX_PATH={prefix}"],
                                      capture_output=True, text=True)
             if refused.returncode == 0:
                 sys.exit("find_package accepted version 99")

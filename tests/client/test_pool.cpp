@@ -2,6 +2,7 @@
 // Pools through the library against a real broker: slots, growth, classes, coming late, leaving, fork.
 #include <unistd.h>
 
+#include <atomic>
 #include <thread>
 
 #include "tests/client/pool_support.hpp"
@@ -158,6 +159,41 @@ TEST_CASE("a pool grows by further segments up to its limit, and others see them
     std::memset(slot.data, 1, 5000);
     must(pool->release(slot));
   }
+}
+
+TEST_CASE("a slot stays where it is for one thread while another thread adds the memory that it lies in") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  unsigned met = 0;  // the second thread had a slot of the new memory before the first one could take it over
+  for (int round = 0; round < 60; ++round) {
+    auto pool = must(make_pool(session, slots_of("p", 4096, 1, 64)));
+    std::atomic<bool> all_taken = false;
+    std::vector<Slot> grower;
+    std::thread adds([&] {
+      while (must(pool->facts()).slots_used != 64)
+        if (auto slot = pool->acquire(4096, kNoWait)) grower.push_back(*slot);  // or the other one is adding memory
+      all_taken = true;
+    });
+    std::vector<Slot> others;
+    while (!all_taken) {
+      auto slot = pool->acquire(4096, kNoWait);
+      if (!slot) continue;
+      std::memset(slot->data, round, 4096);
+      others.push_back(*slot);
+    }
+    adds.join();
+    met += others.empty() ? 0U : 1U;
+    Pool::Lock lock(pool->me().lock());
+    for (const Slot& slot : others) {
+      REQUIRE(pool->data(slot.index) == slot.data);
+      CHECK(slot.data[4095] == static_cast<std::byte>(round));
+    }
+    lock.unlock();
+    for (const auto* slots : {&grower, &others})
+      for (const Slot& slot : *slots) must(pool->release(slot));
+    must(pool->remove());
+  }
+  CHECK(met > 0);
 }
 
 TEST_CASE("each class grows to its own limit, whoever adds the memory") {

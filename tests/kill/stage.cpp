@@ -93,12 +93,14 @@ QueueSpec Stage::role(bool reader, bool writer) const {
   return spec;
 }
 
+// By the clock and by looks: beside other work, at the lowest priority, 20 s of the clock may be few ms of a processor.
 bool Stage::eventually(const std::function<bool()>& holds) const {
+  constexpr unsigned kLooks = 2000;
   const Deadline patience = Deadline::after(20'000'000'000);
-  do {
+  for (unsigned looks = 0; looks < kLooks || !patience.passed(); ++looks) {
     if (holds()) return true;
     ::usleep(100);
-  } while (!patience.passed());
+  }
   return false;
 }
 
@@ -123,6 +125,18 @@ Taken Stage::take_all(Queue& from, std::size_t most) {
     break;
   }
   return taken;
+}
+
+Taken Stage::take_expected(Queue& from, std::size_t count) {
+  Taken all;
+  (void)eventually([&] {
+    const Taken some = take_all(from);
+    all.ids.insert(all.ids.end(), some.ids.begin(), some.ids.end());
+    all.torn += some.torn;
+    all.gone += some.gone;
+    return all.ids.size() >= count;
+  });
+  return all;
 }
 
 void Stage::send_some(Queue& to, std::uint64_t first, unsigned count) {
@@ -214,7 +228,7 @@ void Stage::newcomer() {
 }
 
 void Stage::settle_survivors() {
-  for (Queue* one : {in.get(), out.get(), side_in_.get(), side_out_.get()})
+  for (Queue* one : {in.get(), also_reads, out.get(), side_in_.get(), side_out_.get()})
     if (one != nullptr) (void)must(one->facts());
   for (const auto& pool : {ann, bob}) {
     (void)must(pool->facts());

@@ -48,6 +48,8 @@ class Stage {
   QueueSpec reads() const { return role(true, false); }
   QueueSpec writes() const { return role(false, true); }
   Taken take_all(Queue& queue, std::size_t most = SIZE_MAX);
+  // What a dead consumer had claimed comes back when the broker's repair, which goes on in turns, is there.
+  Taken take_expected(Queue& from, std::size_t count);
   void send_some(Queue& queue, std::uint64_t first, unsigned count);  // inline ones and slots, in turn
   // Messages that survivors exchange in the queue; ends that they have not are opened meanwhile.
   void exchange(unsigned count);

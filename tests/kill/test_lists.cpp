@@ -134,10 +134,11 @@ TEST_CASE("lists: a receiver killed at any step keeps no slot and no region") {
                           [kind](Stage& at, const Actor& actor, bool) {
                             // What is held for regions in messages that were read is dropped lazily, at the latest now.
                             if (kind == Kind::claim) {
-                              const Taken rest = at.take_all(*at.in);
+                              const bool were_sent = actor.hits(Step::R4_done) + actor.passed != 0;
+                              REQUIRE(actor.taken() <= 3);
+                              const Taken rest = at.take_expected(*at.in, were_sent ? 3 - actor.taken() : 0);
                               CHECK(rest.torn == 0);
-                              if (actor.hits(Step::R4_done) + actor.passed != 0)
-                                REQUIRE(rest.ids.size() + actor.taken() == 3);
+                              if (were_sent) REQUIRE(rest.ids.size() + actor.taken() == 3);
                             }
                             auto drained = at.out->drain(0);
                             if (!drained && drained.error().status == Status::peer_gone) drained = at.out->drain(0);
