@@ -108,7 +108,10 @@ Backlog::~Backlog() {
   if (marks_.empty() || Driver::loaded() == nullptr) return;  // a forked child: they are the parent's
   for (Mark& mark : marks_) {
     std::optional<ContextHold::Scope> scope;
-    if (mark.event != nullptr && reach(mark, scope) == Reach::here) driver_->calls().event_destroy(mark.event);
+    try {
+      if (mark.event != nullptr && reach(mark, scope) == Reach::here) driver_->calls().event_destroy(mark.event);
+    } catch (...) {  // no memory for a sentence: it goes with its context
+    }
   }
 }
 

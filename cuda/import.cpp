@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a lease to addresses. The broker cannot look into a descriptor: who imports first finds out whether it is what
 // its publisher said, and tells. What fails gives its reference back before the error is returned.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -188,7 +190,9 @@ class Import {
   // Memory of cudaMalloc: the driver opens the whole allocation. It refuses that in the process that made it.
   Result<void> map_lent(Region& region, const client::GpuOpened& opened, const std::string& object) {
     region.access_.store(spec_.access, std::memory_order_release);
-    if (auto own = region.notices_->find_lent(opened.region)) {
+    const bool own_process = opened.exporter_pid == static_cast<std::uint32_t>(::getpid());
+    const client::Deadline lending = own_process ? deadline_ : client::Deadline::now();
+    if (auto own = region.notices_->find_lent(opened.region, lending)) {
       region.lent_ = std::move(own);
       region.devices_ = {region.memory_.device->device};
       region.pointer_.store(region.lent_->pointer, std::memory_order_release);
@@ -212,6 +216,8 @@ class Import {
     Address base = 0;
     const BesideCaptures beside(driver_);
     code_ = driver_->ipc_open_memory(&base, handle, kLazyPeer);
+    if (code_ == kInvalidContext && own_process)
+      return error(Status::not_found, object + " was lent by this process itself, which has taken it back meanwhile");
     if (code_ != kSuccess) return std::unexpected(driver_.open_failure(code_, object));
     region.opened_ = base;
     region.pointer_.store(base + region.memory_.offset, std::memory_order_release);

@@ -29,9 +29,12 @@ class SharedEvent::Body {
   Body& operator=(const Body&) = delete;
   ~Body() {
     if (event_ == nullptr || Driver::loaded() == nullptr) return;  // a forked child: it is the parent's
-    auto scope = hold_.enter_primary();
-    for (const auto& [key, follower] : followers_) driver_.calls().stream_destroy(follower);
-    driver_.calls().event_destroy(event_);  // also where no context can be had: it is the driver's to refuse
+    try {
+      auto scope = hold_.enter_primary();
+      for (const auto& [key, follower] : followers_) driver_.calls().stream_destroy(follower);
+      driver_.calls().event_destroy(event_);  // also where no context can be had: it is the driver's to refuse
+    } catch (...) {  // no memory for a sentence: all of it goes with the context
+    }
   }
 
   const Driver& driver_;

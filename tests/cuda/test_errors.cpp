@@ -173,7 +173,7 @@ TEST_CASE("what was published and is no memory is found at the first import, and
   client_tests::must(shmb::client::gpu_release(*inside, both, shmb::client::Deadline::after(0)));
 }
 
-TEST_CASE("one open file twice, or no export at all, is no publication") {
+TEST_CASE("memory that the driver does not export is not published, and is when it does") {
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto region = gpu::Region::allocate(session, kMiB);
