@@ -97,13 +97,16 @@ inline constexpr int kHostMemory = 1, kDeviceMemory = 2;  // CU_MEMORYTYPE_*
 inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kStubLibrary = 34,
                       kDeviceUnavailable = 46, kNoDevice = 100, kInvalidDevice = 101, kInvalidContext = 201,
                       kMapFailed = 205, kEccUncorrectable = 214, kPeerUnsupported = 217, kNvlinkUncorrectable = 220,
-                      kContained = 226, kOperatingSystem = 304, kInvalidHandle = 400, kIllegalState = 401, kNotFound = 500, kNotReady = 600,
-                      kIllegalAddress = 700, kLaunchTimeout = 702, kContextDestroyed = 709, kAssert = 710,
-                      kTooManyPeers = 711, kAlreadyRegistered = 712, kNotRegistered = 713, kHardwareStack = 714,
-                      kIllegalInstruction = 715, kMisalignedAddress = 716, kInvalidAddressSpace = 717, kInvalidPc = 718,
-                      kLaunchFailed = 719, kTensorMemoryLeak = 721, kNotPermitted = 800, kNotSupported = 801,
-                      kSystemNotReady = 802, kDriverMismatch = 803, kCompatNotSupported = 804, kMpsFirst = 805,
-                      kMpsLast = 810, kCaptureUnsupported = 900, kCaptureInvalidated = 901, kCaptureMerge = 902, kCaptureUnmatched = 903, kCaptureUnjoined = 904, kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907, kCaptureWrongThread = 908, kUnknown = 999;
+                      kContained = 226, kOperatingSystem = 304, kInvalidHandle = 400, kIllegalState = 401,
+                      kNotFound = 500, kNotReady = 600, kIllegalAddress = 700, kLaunchTimeout = 702,
+                      kContextDestroyed = 709, kAssert = 710, kTooManyPeers = 711, kAlreadyRegistered = 712,
+                      kNotRegistered = 713, kHardwareStack = 714, kIllegalInstruction = 715, kMisalignedAddress = 716,
+                      kInvalidAddressSpace = 717, kInvalidPc = 718, kLaunchFailed = 719, kTensorMemoryLeak = 721,
+                      kNotPermitted = 800, kNotSupported = 801, kSystemNotReady = 802, kDriverMismatch = 803,
+                      kCompatNotSupported = 804, kMpsFirst = 805, kMpsLast = 810, kCaptureUnsupported = 900,
+                      kCaptureInvalidated = 901, kCaptureMerge = 902, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
+                      kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907, kCaptureWrongThread = 908,
+                      kUnknown = 999;
 
 // X(member, symbol, version asked of cuGetProcAddress, name in the library's symbol table, parameters). The version is
 // the one whose ABI stands here: the newest may have another signature under the same name.

@@ -113,9 +113,10 @@ Meaning meaning(Code code) {
     case kCaptureUnsupported:
       return {Status::busy, "a stream is being captured into a graph: end the capture first"};
     case kCaptureInvalidated:
-      return {Status::busy,
-              "a call that captures into graphs forbid has spoilt the one of this stream: end it, which gives no graph, "
-              "then try again"};
+      return {
+          Status::busy,
+          "a call that captures into graphs forbid has spoilt the one of this stream: end it, which gives no graph, "
+          "then try again"};
     case kCaptureMerge:
       return {Status::busy, "two captures into graphs would become one: end one of them first"};
     case kCaptureUnmatched:

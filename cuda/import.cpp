@@ -135,7 +135,8 @@ class Import {
     if (!state) return "; the broker could not be told";
     if (*state == SHMBW_GPU_STATE_INVALID)
       return "; its publisher is at fault: the broker has been told, and gives it to nobody any more";
-    return "; the broker has been told and keeps it, because others have imported it before, or because who reports this "
+    return "; the broker has been told and keeps it, because others have imported it before, or because who reports "
+           "this "
            "made it or got it by a ticket: somebody else who has its descriptor may have spoilt it, and who has it "
            "mapped is not touched by that";
   }

@@ -33,7 +33,7 @@ class SharedEvent::Body {
       auto scope = hold_.enter_primary();
       for (const auto& [key, follower] : followers_) driver_.calls().stream_destroy(follower);
       driver_.calls().event_destroy(event_);  // also where no context can be had: it is the driver's to refuse
-    } catch (...) {  // no memory for a sentence: all of it goes with the context
+    } catch (...) {                           // no memory for a sentence: all of it goes with the context
     }
   }
 

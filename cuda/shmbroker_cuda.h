@@ -145,7 +145,8 @@ typedef struct shmb_gpu_publish_options {
  * tensor that does not fit, with its name), NOT_EXPORTABLE, DEVICE_NOT_PINNED (the broker cannot keep the device
  * initialised: the sentence says what to change), BAD_FD, UNSUPPORTED (a broker without GPU regions), LOCAL_ONLY,
  * DEADLINE (the device is not through: the region is as it was; or the broker has not answered: it may have it all
- * the same, and the mapping stays read-only), BUSY (another thread is at it; a stream is being captured into a graph). */
+ * the same, and the mapping stays read-only), BUSY (another thread is at it; a stream is being captured into a graph).
+ */
 SHMB_API int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* options,
                               shmb_error* error) SHMB_NOEXCEPT;
 

@@ -212,8 +212,8 @@ TEST_CASE("an event is recorded behind streams of other contexts and devices, wh
             }
             {
               Captured captured(worker);  // of that context, which is current
-              for (const auto& refused : {event.try_record(gpu::Stream(captured.stream())),
-                                          event.try_wait(gpu::Stream(captured.stream()))}) {
+              for (const auto& refused :
+                   {event.try_record(gpu::Stream(captured.stream())), event.try_wait(gpu::Stream(captured.stream()))}) {
                 ACTOR_CHECK(status_of(refused) == Status::not_supported);
                 ACTOR_CHECK(sentence_of(refused).contains("captured"));
               }

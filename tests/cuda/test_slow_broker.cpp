@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A broker that is slower than the caller's deadline, and threads that meet in a call: what was only perhaps done is not
-// taken for undone, nobody waits for another one's broker, and what is lent or freed at this very moment is found.
+// A broker that is slower than the caller's deadline, and threads that meet in a call: what was only perhaps done is
+// not taken for undone, nobody waits for another one's broker, and what is lent or freed at this very moment is found.
 #include <atomic>
 #include <csignal>
 

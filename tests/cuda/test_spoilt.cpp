@@ -57,8 +57,7 @@ TEST_CASE("a share that one holder spoils costs later importers; keeper, books a
     wish.by = SHMBW_ATTACH_BY_ID;
     wish.region = {id.id, id.generation, 0};
     wish.rights = SHMBW_RIGHT_MAP_READ;
-    auto opened =
-        client_tests::must(shmb::client::gpu_open(*spoiler, {&wish, 1}, shmb::client::Deadline::after(0)));
+    auto opened = client_tests::must(shmb::client::gpu_open(*spoiler, {&wish, 1}, shmb::client::Deadline::after(0)));
     const auto got = client_tests::must(std::move(opened.front()));
     REQUIRE(got.shares.size() == 1);
     fakecuda::Fake::use().call<void(int)>("fakecuda_spoil")(got.shares.front().get());

@@ -28,7 +28,7 @@ struct EventBody {
   Context context = nullptr;
   int fd = -1;
   bool interprocess = false, imported = false;
-  std::function<bool()> moment;  // of the last record, where that was a context's
+  std::function<bool()> moment;      // of the last record, where that was a context's
   std::shared_ptr<Capture> capture;  // where that was in a captured stream
   ~EventBody() {
     ::munmap(counters, kEventPage);

@@ -68,10 +68,9 @@ TEST_CASE("fake: to look at a captured stream, its context or its events is refu
           NEED(it.made());
           Context context = nullptr;
           NEED(it.cu.context_get(&context) == kSuccess);
-          const std::function<Code()> looks[] = {[&] { return it.cu.stream_synchronize(it.captured); },
-                                                 [&] { return it.cu.stream_query(it.captured); },
-                                                 [&] { return it.cu.context_synchronize(); },
-                                                 [&] { return it.cu.context_record(context, it.event); }};
+          const std::function<Code()> looks[] = {
+              [&] { return it.cu.stream_synchronize(it.captured); }, [&] { return it.cu.stream_query(it.captured); },
+              [&] { return it.cu.context_synchronize(); }, [&] { return it.cu.context_record(context, it.event); }};
           for (const auto& look : looks) {
             NEED(it.begin(kCaptureRelaxed));
             NEED(look() == kCaptureUnsupported && it.status() == 2);
