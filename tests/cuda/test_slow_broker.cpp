@@ -25,7 +25,7 @@ class Stopped {
   pid_t pid_;
 };
 
-unsigned long long access_of(const Device& device, gpu::Pointer at) {
+unsigned long long rights_at(const Device& device, gpu::Pointer at) {
   unsigned long long flags = 99;
   const shmb::cuda::Location here{shmb::cuda::kDeviceLocation, 0};
   CHECK((*device.driver)->mem_get_access(&flags, &here, at) == 0);
@@ -58,13 +58,13 @@ TEST_CASE("a publication whose answer was too late is never written again: other
   auto read = gpu::Region::try_import(peer, std::string("late"), patient);
   REQUIRE(read);
   CHECK(device.all(read->pointer(), kMiB) == 0x33);
-  CHECK(access_of(device, region.pointer()) == shmb::cuda::kReadAccess);
+  CHECK(rights_at(device, region.pointer()) == shmb::cuda::kReadAccess);
   CHECK(region.access() == gpu::Access::read_only);
   // Nor where it is then refused; and it can be published in the end.
   gpu::PublishOptions wrong;
   wrong.name = "not/a/name//";
   CHECK(!region.try_publish(wrong));
-  CHECK(access_of(device, region.pointer()) == shmb::cuda::kReadAccess);
+  CHECK(rights_at(device, region.pointer()) == shmb::cuda::kReadAccess);
   const bool again = comes_true([&] { return status_of(region.try_publish({.name = "late"})) == Status::ok; });
   CHECK(again);
   CHECK(device.all(read->pointer(), kMiB) == 0x33);
@@ -82,10 +82,10 @@ TEST_CASE("`written` whose answer was too late leaves the region read-only, and 
     const auto late = region.try_written({}, kShortPatience);
     CHECK(status_of(late) == Status::deadline);
     CHECK(sentence_of(late).contains("say so again"));
-    CHECK(access_of(device, region.pointer()) == shmb::cuda::kReadAccess);
+    CHECK(rights_at(device, region.pointer()) == shmb::cuda::kReadAccess);
   }
   CHECK(status_of(region.try_written()) == Status::ok);
-  CHECK(access_of(device, region.pointer()) == shmb::cuda::kReadAccess);
+  CHECK(rights_at(device, region.pointer()) == shmb::cuda::kReadAccess);
   CHECK(status_of(region.try_written()) == Status::denied);  // once is enough
   region.release(true);
 }
