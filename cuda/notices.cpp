@@ -118,10 +118,17 @@ Notices::Done Notices::take() {
   }
   // Nobody counts any more: what importers have mapped stays theirs by the driver's word alone.
   const bool nobody_counts = session == nullptr || session->lost();
+  std::size_t most = 0;  // a `free` that lends again has its turn another time
+  {
+    std::lock_guard lock(mutex_);
+    most = lent_.size();
+  }
   Done done;
   std::exception_ptr thrown;
   // One after the other: meanwhile another thread, or a `free` that finds no memory itself, may take the next.
-  while (const auto lent = next_free(nobody_counts)) {
+  for (std::size_t i = 0; i < most; ++i) {
+    const auto lent = next_free(nobody_counts);
+    if (lent == nullptr) break;
     all_notices().retired.fetch_sub(1, std::memory_order_acq_rel);
     try {
       if (lent->free != nullptr) lent->free(lent->context, lent->pointer);

@@ -6,7 +6,8 @@ three processes that talk over this one, which never touches the driver. Without
 for tensors, and the cases that are about torch's own memory are skipped.
 With --fake it is that of the fake driver: a check of this program, never a result.
 Exit: 0 all passed or skipped, 1 some failed.
-usage: regions.py --library FILE --broker FILE [--fake FOLDER] [--json FILE] [--only T20,54]
+With --trust, and where /proc/driver/nvidia is not there, the broker is told not to hold the device open.
+usage: regions.py --library FILE --broker FILE [--fake FOLDER] [--trust] [--json FILE] [--only T20,54]
 """
 
 import argparse
@@ -462,10 +463,14 @@ def run_case(case):
             "seconds": round(time.monotonic() - start, 2)}  # fmt: skip
 
 
-def start_broker(program, folder, fake):
+def start_broker(program, folder, fake, trust):
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
     command = [program, "--private", "--directory", folder, "--ready-fd", str(writing), "--idle-exit", "forever"]
+    if trust:
+        with open(os.path.join(folder, "broker.toml"), "w") as file:
+            file.write('gpu_hold = "trust"\n')
+        command += ["--config", file.name]
     if fake:
         command += ["--seam", f"gpu={folder}/nodes"]
     log = open(os.path.join(folder, "broker.log"), "wb")
@@ -483,8 +488,13 @@ def main():
     parser = argparse.ArgumentParser()
     for name in ("library", "broker", "fake", "json", "only"):
         parser.add_argument("--" + name, required=name in ("library", "broker"))
+    parser.add_argument("--trust", action="store_true")
     asked = parser.parse_args()
     no_torch = ""
+    # In some sandboxes nobody can tell which node is whose.
+    trust = asked.trust or not (asked.fake or os.path.isdir("/proc/driver/nvidia"))
+    if trust:
+        print("gpu_hold = trust: the broker holds no device; whether another one does is not known\n", flush=True)
     if asked.fake:
         os.environ.update(LD_LIBRARY_PATH=asked.fake, REGIONS_FAKE="1", REGIONS_PLAIN="1", FAKECUDA_CARD=f"r{os.getpid()}",
                           FAKECUDA_DEVICES="2")  # fmt: skip
@@ -504,7 +514,7 @@ def main():
         if asked.fake:
             os.environ["FAKECUDA_NODES"] = nodes
         os.environ["REGIONS_SOCKET"] = os.path.join(folder, "socket")
-        broker = start_broker(os.path.abspath(asked.broker), folder, asked.fake)
+        broker = start_broker(os.path.abspath(asked.broker), folder, asked.fake, trust)
         try:
             run_all(asked, results, no_torch)
         finally:
