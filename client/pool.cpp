@@ -413,6 +413,7 @@ Result<void> Pool::grow(std::uint64_t slot_size, std::uint32_t slots, std::uint3
     ~Unlocked() {
       lock.lock();
       pool.growing_ = false;
+      pool.me_->sleeper().wake_own_threads();  // one may wait for this, to add memory of another size
     }
   } unlocked(*this, lock);
   return add_segment(slot_size, slots, limit, timeout);
@@ -432,11 +433,13 @@ Result<bool> Pool::has_slots_for(std::uint64_t length, Wait& wait, Lock&) {
   for (bool late = false;;) {
     if (class_for(length) != nullptr) return true;
     notice();
+    const std::uint32_t looked = seen_change_;  // another thread that looks for itself moves it on
     if (class_for(length) != nullptr) return true;
     if (!is_being_made() || broken()) return false;
     const std::string why = "the pool's maker is still adding its slots";
     if (wait.none) return error(Status::full, why);
-    auto woken = sleep({}, [&] { return change() != seen_change_ || broken(); }, wait.until());
+    auto woken =
+        sleep({}, [&] { return change() != looked || class_for(length) != nullptr || broken(); }, wait.until());
     if (!woken) return std::unexpected(woken.error());
     // What others do in the pool moves its directory, too, so the clock counts. What came meanwhile is looked at first.
     if (late) return error(Status::deadline, why);
@@ -461,6 +464,7 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock, s
   const std::uint64_t slot_size = wanted->slot_size;
   for (bool late = false;;) {
     notice();
+    const std::uint32_t looked = seen_change_;
     wanted = class_for(slot_size);
     if (auto slot = me_->acquire(wanted->ranges)) return *slot;
     slots_high_ = slots_;
@@ -472,7 +476,8 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock, s
       if (const std::uint32_t now = slots_; read_segments(), slots_ != now) continue;
       growth = "; adding more failed: " + added.error().sentence;
     }
-    if (growing_) growth = "; another thread of this process is adding more";
+    const bool others_grow = growing_;
+    if (others_grow) growth = "; another thread of this process is adding more";
     wanted = class_for(slot_size);
     const std::string used =
         "all " + std::to_string(wanted->slots) + " slots of " + format_size(slot_size) + " are in use" + growth;
@@ -484,7 +489,7 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock, s
         masks,
         [&] {
           slot = me_->acquire(class_for(slot_size)->ranges);
-          return slot.has_value() || change() != seen_change_ || broken();
+          return slot.has_value() || change() != looked || broken() || (others_grow && !growing_);
         },
         wait.until(), true);
     if (slot) return *slot;

@@ -152,7 +152,15 @@ Result<void> Queue::open_ends(bool again) {
   writer.begin(SHMBW_OP_QUEUE_OPEN, 0, Status::ok, request);
   writer.text(spec_.name);
   const auto packet = writer.finish(0);
-  auto reply = pool_->session()->call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
+  Session& session = *pool_->session();
+  Result<Reply> reply;
+  for (std::uint64_t given_back = session.ends_given_back();;) {
+    reply = session.call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
+    if (reply || reply.error().status != Status::busy) break;
+    // What stands in its way may be an end that an earlier call asked for, and whose answer has just come, too late.
+    const std::uint64_t now = session.ends_given_back();
+    if (std::exchange(given_back, now) == now) break;
+  }
   if (!reply) {
     Error failure = reply.error();
     if (failure.status == Status::exists && !spec_.create_only)
@@ -206,7 +214,7 @@ Result<void> Queue::enter() {
     readers_.clear();
     writers_.clear();
     gone_writers_.clear();
-    readers_gone_ = reader_died_ = false;
+    readers_gone_ = false;
     sent_ = received_count_ = 0;
     const std::lock_guard alone(describing_);
     descriptor_.reset();
@@ -442,8 +450,11 @@ void Queue::look_around() {
     follow_peers(readers_, readers, gone);
     pool_->want_bells(readers);
     if (kind_ == pool::QueueKind::line) look_for_reader();
-    for (const Peer& peer : gone) reader_died_ |= peer.died;
-    if (!gone.empty() && readers_.empty()) readers_gone_ = true;
+    ended_.readers_died += static_cast<std::uint32_t>(std::ranges::count_if(gone, &Peer::died));
+    if (!gone.empty() && readers_.empty()) {
+      readers_gone_ = true;
+      ++ended_.readers_gone;
+    }
   }
   deaths_ = entry.deaths.load(std::memory_order_acquire);
 }

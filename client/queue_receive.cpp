@@ -132,13 +132,16 @@ std::optional<Error> Queue::news() {
     }
     const bool died = gone->died;
     gone = gone_writers_.erase(gone);
-    if (died || (writers_.empty() && gone_writers_.empty() && !closed_))
-      return Error{Status::peer_gone,
-                   0,
-                   {},
-                   died
-                       ? "a writer of queue '" + spec_.name + "' has died; receive again to go on"
-                       : "the last writer of queue '" + spec_.name + "' has left; receive again to wait for newcomers"};
+    if (died || (writers_.empty() && gone_writers_.empty() && !closed_)) {
+      ++ended_.writers_told;
+      last_of_writers_ = {
+          Status::peer_gone,
+          0,
+          {},
+          died ? "a writer of queue '" + spec_.name + "' has died; receive again to go on"
+               : "the last writer of queue '" + spec_.name + "' has left; receive again to wait for newcomers"};
+      return last_of_writers_;
+    }
   }
   if (read_to_its_end())
     return Error{Status::closed, 0, {}, "queue '" + spec_.name + "' is closed, and everything in it was taken"};
@@ -238,16 +241,23 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
   Result<void> received;
   {
     Pool::Lock lock(pool_->me().lock());
-    let_borrowed_go();
+    if (!at_least_once()) let_borrowed_go();
     received = next_message(message, keep, until);
   }
   if (!received && received.error().status == Status::empty) rearm();
   return received;
 }
 
-// The message is empty, and the lock is held.
+// The message is empty, and the lock is held. It is given up while this waits: what the caller has looked at may have
+// changed.
 Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
+  const std::uint32_t told_before = ended_.writers_told;
+  const auto taken_by_another = [&] { return at_least_once() && borrowed_ != nullptr; };
   for (unsigned overruns = 0;;) {
+    if (taken_by_another()) {
+      if (pending_ != nullptr) std::exchange(pending_, nullptr)->it->give_back(received_.position);
+      return error(Status::busy, "another thread has received a message that is not done");
+    }
     if (seen_change_ != pool_->change()) look_around();
     if (broken_ == nullptr && try_look()) {  // what the call before has found is told first
       if (pool_->me().sleeper().armed()) pool_->pass_on();
@@ -269,10 +279,14 @@ Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
       continue;
     }
     if (auto told = news()) return std::unexpected(std::move(*told));
+    // Another thread that waited here was told: what it waited for, this one has waited for, too.
+    if (ended_.writers_told != told_before) return std::unexpected(last_of_writers_);
     if (until.none) break;
     set_spin();
     std::atomic<std::uint64_t>* const masks[] = {&reader_mask()};
-    auto woken = pool_->sleep(masks, [&] { return something_there(true); }, until.until());
+    auto woken = pool_->sleep(
+        masks, [&] { return taken_by_another() || ended_.writers_told != told_before || something_there(true); },
+        until.until());
     if (!woken) return std::unexpected(woken.error());
     if (!*woken)
       return error(Status::deadline, "no message came through queue '" + spec_.name + "' before the deadline");

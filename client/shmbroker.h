@@ -823,7 +823,8 @@ enum shmb_receive_flag {
  * participant has written impossible words: a message that cannot be is gone, and the next call reads what is behind
  * it; where the words of a writer's lane itself are impossible this handle hears no more from that writer),
  * GROUP_ENDED, SESSION_LOST (also after seconds without a message where the broker is gone: nobody would tell of the
- * dead). */
+ * dead). One thread at a time uses a message, and what is borrowed is done before another thread receives through the
+ * same handle. */
 SHMB_API int shmb_queue_receive(shmb_queue* queue, shmb_message* message, uint32_t flags, int64_t wait_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
 /* Waits for one and takes all that are there, up to `capacity`, kept, and then wakes who waited for room. `count` is

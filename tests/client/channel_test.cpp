@@ -172,6 +172,43 @@ TEST_CASE("a late grant is given back by whoever reads it, and its descriptor is
   CHECK(open_descriptors() == before);
 }
 
+TEST_CASE("a queue's end and a pool that came too late are given back as what they are") {
+  Peer peer;
+  std::array<std::byte, 256> buffer;
+  const auto late = [&](shmbw_op op, const auto& request, const auto& reply) {
+    wire::Writer writer(buffer);
+    writer.begin(op, 0, Status::ok, request);
+    const auto size = writer.finish(0).size();
+    CHECK(status_of(peer.channel.call(std::span(buffer).first(size), Deadline::after(20'000'000))) == Status::deadline);
+    const auto asked = peer.take();
+    wire::Writer answer(buffer);
+    answer.begin(op | SHMBW_REPLY, asked.header.tag, Status::ok, reply);
+    peer.give(answer.finish(0));
+    (void)peer.channel.pump();
+    return peer.take();
+  };
+  shmbw_queue_open open{};
+  open.pool = 77;
+  open.flags = SHMBW_QUEUE_OPEN_READER | SHMBW_QUEUE_OPEN_CREATE_ONLY;
+  auto undone = late(SHMBW_OP_QUEUE_OPEN, open, shmbw_queue_open_reply{3, 9, 0, 0});
+  REQUIRE(undone.header.op == SHMBW_OP_QUEUE_CLOSE);
+  shmbw_queue_close close{};
+  std::memcpy(&close, undone.bytes.data() + sizeof(shmbw_header), sizeof close);
+  CHECK(close.pool == 77);
+  CHECK(close.queue == 3);
+  CHECK(close.serial == 9);
+  CHECK(close.flags == SHMBW_QUEUE_CLOSE_READER);
+  CHECK(peer.channel.ends_given_back() == 1);
+  shmbw_pool_create_reply created{};
+  created.pool = 5;
+  undone = late(SHMBW_OP_POOL_CREATE, shmbw_pool_create{}, created);
+  REQUIRE(undone.header.op == SHMBW_OP_POOL_LEAVE);
+  shmbw_pool_leave leave{};
+  std::memcpy(&leave, undone.bytes.data() + sizeof(shmbw_header), sizeof leave);
+  CHECK(leave.pool == 5);
+  CHECK(leave.flags == SHMBW_POOL_LEAVE_REMOVE);
+}
+
 TEST_CASE("a grant whose descriptor does not fit into the table is given back, and the session goes on") {
   Peer peer;
   std::thread caller;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads of one process on one pool, one end of a queue, one session: slots are written, sent, kept, taken and checked
 // while memory is added, queues are opened and closed, and a forked child joins with all its threads at once.
+#include <signal.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -9,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/sys_socket.hpp"
 #include "tests/client/pool_support.hpp"
 
 using namespace client_tests;
@@ -288,5 +291,167 @@ TEST_CASE("the threads of a forked child join its pool and open its end at once,
     CHECK(child.wait() == 0);
     must(message.done());
     must(pool->remove());
+  }
+}
+
+namespace {
+
+constexpr std::int64_t kLong = 30'000'000'000;  // a wait that ends by it has missed what it waited for
+
+// What each of two threads is told that waits in the same call. `now` is called once both are asleep, or nearly.
+std::array<Status, 2> told_to_two(Pool& pool, const std::function<Status(int)>& wait,
+                                  const std::function<void()>& now) {
+  std::array<Status, 2> told{};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) threads.emplace_back([&, i] { told[static_cast<std::size_t>(i)] = wait(i); });
+  CHECK(comes_true([&] { return is_asleep(pool); }));
+  ::usleep(50'000);  // for the second one: who comes later is told all the same
+  now();
+  for (std::thread& thread : threads) thread.join();
+  return told;
+}
+
+QueueSpec without_spin(QueueSpec spec) {
+  spec.spin = -1;
+  return spec;
+}
+
+}  // namespace
+
+TEST_CASE("all threads that wait for room of one queue are told that it was closed, or that its reader has died") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  SUBCASE("closed") {
+    auto out = must(Queue::open(pool, without_spin(queue_spec("q", Kind::claim, false, true, 2))));
+    for (int i = 0; i < 2; ++i) must(out->send(bytes_of("m"), kNoWait));
+    const auto told = told_to_two(
+        *pool, [&](int) { return status_of(out->send(bytes_of("m"), kLong)); }, [&] { must(out->shutdown(false)); });
+    for (const Status one : told) CHECK(one == Status::closed);
+  }
+  SUBCASE("the reader has died") {
+    const std::string group = "#" + std::to_string(pool->group());
+    const harness::Gate opened;
+    auto child = harness::Child::run([&] {
+      auto mine = try_open(broker.socket());
+      STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
+      auto joined = try_pool(*mine, "p");
+      STEP(2, joined);
+      auto in = Queue::open(*joined, queue_spec("q", Kind::line, true, false, 2));
+      STEP(3, in);
+      opened.open();
+      ::pause();
+      return 0;
+    });
+    REQUIRE(opened.wait());
+    auto out = must(Queue::open(pool, without_spin(queue_spec("q", Kind::line, false, true, 2))));
+    for (int i = 0; i < 2; ++i) must(out->send(bytes_of("m"), kNoWait));
+    const auto told = told_to_two(
+        *pool, [&](int i) { return status_of(i == 0 ? out->send(bytes_of("m"), kLong) : out->drain(kLong)); },
+        [&] { child.kill(); });
+    CHECK(told[0] == Status::peer_gone);
+    CHECK((told[1] == Status::peer_gone || told[1] == Status::ok));  // nothing is on its way to the dead any more
+  }
+}
+
+TEST_CASE("all threads that wait for a message are told of their writer's death") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  const std::string group = "#" + std::to_string(pool->group());
+  const harness::Gate opened;
+  auto child = harness::Child::run([&] {
+    auto mine = try_open(broker.socket());
+    STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
+    auto joined = try_pool(*mine, "p");
+    STEP(2, joined);
+    auto out = Queue::open(*joined, queue_spec("q", Kind::claim, false, true));
+    STEP(3, out);
+    opened.open();
+    ::pause();
+    return 0;
+  });
+  auto in = must(Queue::open(pool, without_spin(queue_spec("q", Kind::claim, true, false))));
+  REQUIRE(opened.wait());
+  std::array<Message, 2> messages;
+  CHECK(status_of(in->receive(messages[0], true, kNoWait)) == Status::empty);  // it knows its writer
+  const auto told = told_to_two(
+      *pool, [&](int i) { return status_of(in->receive(messages[static_cast<std::size_t>(i)], true, kLong)); },
+      [&] { child.kill(); });
+  for (const Status one : told) CHECK(one == Status::peer_gone);
+  CHECK(status_of(in->receive(messages[0], true, kNoWait)) == Status::empty);  // once each
+}
+
+TEST_CASE("who waits because another thread adds memory is told when that has failed, and adds its own") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  constexpr std::uint64_t kTooLarge = std::uint64_t{1} << 42;
+  PoolSpec spec = slots_of("p", 64, 1, 4);
+  spec.later = {{kTooLarge, 0, 1}};
+  auto pool = must(make_pool(session, spec));
+  const Slot first = must(pool->acquire(1, kNoWait));
+  ::kill(broker.pid(), SIGSTOP);
+  Status refused{}, waited{};
+  std::thread adds([&] { refused = status_of(pool->acquire(kTooLarge, kNoWait)); });
+  CHECK(comes_true([&] { return sys::unread_bytes(session->socket_descriptor()).value_or(0) > 128; }));
+  std::thread waits([&] { waited = status_of(pool->acquire(1, kLong)); });
+  CHECK(comes_true([&] { return is_asleep(*pool); }));
+  ::kill(broker.pid(), SIGCONT);
+  adds.join();
+  waits.join();
+  CHECK(refused == Status::full);
+  CHECK(waited == Status::ok);
+  must(pool->release(first));
+}
+
+TEST_CASE("of two threads that wait for a message that has to be done one gets it, and the other is told BUSY") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  QueueSpec spec = without_spin(queue_spec("q", Kind::claim, true, false));
+  spec.flags = pool::kQueueAtLeastOnce;
+  auto in = must(Queue::open(pool, spec));
+  spec.reader = false;
+  spec.writer = true;
+  auto joined = must(try_pool(beside(broker, pool), "p")), joined_too = must(try_pool(beside(broker, pool), "p"));
+  auto out = must(Queue::open(joined, spec)), out_too = must(Queue::open(joined_too, spec));
+  std::array<Message, 2> messages;
+  CHECK(status_of(in->receive(messages[0], false, kNoWait)) == Status::empty);
+  const auto told = told_to_two(
+      *pool, [&](int i) { return status_of(in->receive(messages[static_cast<std::size_t>(i)], false, kLong)); },
+      [&] {
+        must(out->send(bytes_of("first"), kForever));
+        must(out_too->send(bytes_of("second"), kForever));
+      });
+  CHECK(std::ranges::count(told, Status::ok) == 1);
+  CHECK(std::ranges::count(told, Status::busy) == 1);
+  Message& had = messages[told[0] == Status::ok ? 0 : 1];
+  const std::string text = text_of(had);
+  must(had.done());
+  must((text == "first" ? out : out_too)->drain(kLong));
+  must(in->receive(had, false, kLong));
+  CHECK(text_of(had) == (text == "first" ? "second" : "first"));
+  must(had.done());
+  must((text == "first" ? out_too : out)->drain(kLong));
+}
+
+TEST_CASE("an end of a queue whose opening was answered too late is given back, and can be opened again") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+    CAPTURE(static_cast<int>(kind));
+    QueueSpec spec = queue_spec("q" + std::to_string(static_cast<int>(kind)), kind, true, true);
+    spec.timeout = 50'000'000;
+    ::kill(broker.pid(), SIGSTOP);
+    CHECK(status_of(Queue::open(pool, spec)) == Status::deadline);
+    CHECK(status_of(Queue::open(pool, spec)) == Status::deadline);
+    ::kill(broker.pid(), SIGCONT);
+    spec.timeout = kLong;
+    auto both = must(Queue::open(pool, spec));
+    must(both->send(bytes_of("m"), kNoWait));
+    Message message;
+    must(both->receive(message, false, kNoWait));
+    CHECK(text_of(message) == "m");
   }
 }
