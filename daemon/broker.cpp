@@ -54,8 +54,10 @@ class Broker final : public Books {
     world_.begin_turn();
     world_.timers.run(now);
   }
-  bool close_elsewhere(std::vector<Fd> fds) override { return daemon::close_elsewhere(world_, std::move(fds)); }
-  bool closes_too_many() override { return world_.strangers.waiting() >= kStrangersAtMost; }
+  bool close_elsewhere(std::uint32_t uid, std::vector<Fd> fds) override {
+    return daemon::close_elsewhere(world_, uid, std::move(fds));
+  }
+  bool closes_too_many(std::uint32_t uid) override { return world_.strangers.too_many(uid); }
   int wake_fd() const override { return world_.closer.wake_fd(); }
   void woken() override {
     world_.begin_turn();

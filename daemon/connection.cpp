@@ -138,7 +138,7 @@ void Connection::on_arrival(Arrival& arrival) {
 void Connection::discard_brought() {
   std::vector<Fd> left = std::exchange(brought_, {});
   std::erase_if(left, [](const Fd& fd) { return !fd; });  // what the books have taken
-  if (left.empty() || transport_.books().close_elsewhere(std::move(left))) return;
+  if (left.empty() || transport_.books().close_elsewhere(identity_.facts.uid, std::move(left))) return;
   if (choked_since_ == 0) choked_since_ = transport_.now();
 }
 
@@ -216,7 +216,7 @@ void Connection::on_writable() {
 
 void Connection::go_on() {
   if (ending_ != Ending::none) return;
-  if (choked_since_ != 0 && !transport_.books().closes_too_many()) choked_since_ = 0;
+  if (choked_since_ != 0 && !transport_.books().closes_too_many(identity_.facts.uid)) choked_since_ = 0;
   // A busy machine takes its time over thousands of them; what takes this long waits for somebody.
   if (choked_since_ != 0 && transport_.now() - choked_since_ >= transport_.config().unread_timeout)
     return drop("closing the descriptors that it sends takes too long");

@@ -181,11 +181,11 @@ Result<GpuDevice*> give_node(World& world, Session& session, const sys::GpuUuid&
   auto what = sys::gpu_file(node.get());
   std::uint32_t minor = what ? what->minor : kNoMinor;
   if (!what || what->kind != sys::GpuKind::node) {
-    (void)close_elsewhere(world, std::move(node));
+    (void)close_elsewhere(world, session.uid, std::move(node));
     return error(Status::bad_fd, "the descriptor is no open node of a GPU (/dev/nvidia0, ...)");
   }
   if (!world.descriptors_left(1, session.admin)) {
-    (void)close_elsewhere(world, std::move(node));
+    (void)close_elsewhere(world, session.uid, std::move(node));
     return std::unexpected(refuse_descriptors(world, 1));
   }
   GpuDevice* device = find_device(session, uuid);
@@ -197,12 +197,12 @@ Result<GpuDevice*> give_node(World& world, Session& session, const sys::GpuUuid&
   }
   // What the broker opened itself is the GPU's; what is given may be another one's.
   if (device->node && device->node->hold == SHMBW_GPU_HOLD_NODE) {
-    (void)close_elsewhere(world, std::move(node));
+    (void)close_elsewhere(world, session.uid, std::move(node));
     return device;
   }
   auto charge = world.uids.at(session.uid).account.charge(Slot::gpu_descriptors, 1);
   if (!charge) {
-    (void)close_elsewhere(world, std::move(node));
+    (void)close_elsewhere(world, session.uid, std::move(node));
     if (fresh) session.gpu_devices.pop_back();
     return std::unexpected(refuse_limit(world, session, charge.error()));
   }

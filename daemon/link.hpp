@@ -92,10 +92,10 @@ class Books {
   virtual std::int64_t next_deadline() const = 0;  // CLOCK_BOOTTIME ns, INT64_MAX none
   virtual void tick(std::int64_t now) = 0;
   // Of a descriptor that a peer made: it may stand for anything, and the close of a file on the peer's own file system
-  // waits for the peer. False: so many such closes are under way that nothing of its sender should be read until
-  // they are fewer.
-  virtual bool close_elsewhere(std::vector<Fd>) { return true; }
-  virtual bool closes_too_many() { return false; }
+  // waits for the peer. False: so many such closes of this uid are under way that nothing of its sender should be
+  // read until they are fewer.
+  virtual bool close_elsewhere(std::uint32_t, std::vector<Fd>) { return true; }
+  virtual bool closes_too_many(std::uint32_t) { return false; }
   virtual int wake_fd() const = 0;  // readable when a helper thread has finished something
   virtual void woken() = 0;
   virtual bool idle() const = 0;  // no session and no kept region: a private broker may end

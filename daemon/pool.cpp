@@ -113,7 +113,7 @@ void admit(World& world, Session& session, Pool& pool, std::uint32_t index, bool
 
 void close_doorbell(World& world, Participant& who) {
   if (!who.doorbell) return;
-  (void)close_elsewhere(world, std::move(who.doorbell));
+  (void)close_elsewhere(world, who.doorbell_of, std::move(who.doorbell));
   --world.open_descriptors;
   if (world.facts.descriptor_freed) world.facts.descriptor_freed();
 }
@@ -390,7 +390,7 @@ Result<Cut> add_segment(World& world, Session& session, Pool& pool, const shmbw_
 
 Result<void> set_doorbell(World& world, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell) {
   auto refused = [&](Error why) {
-    (void)close_elsewhere(world, std::move(doorbell));
+    (void)close_elsewhere(world, session.uid, std::move(doorbell));
     return std::unexpected(std::move(why));
   };
   if (!sys::is_pair_end(doorbell.get()))
@@ -400,12 +400,13 @@ Result<void> set_doorbell(World& world, const Session& session, Pool& pool, std:
     if (!world.descriptors_left(1, session.admin)) return refused(refuse_descriptors(world, 1));
     ++world.open_descriptors;
   } else {
-    (void)close_elsewhere(world, std::move(who.doorbell));
+    (void)close_elsewhere(world, who.doorbell_of, std::move(who.doorbell));
   }
   const std::uint64_t bit = std::uint64_t{1} << index;
   // Peers fetch it before they need it: then they ring also while this broker is stopped.
   if ((pool.view.header().doorbells.fetch_or(bit, std::memory_order_release) & bit) == 0) pool_changed(pool);
   who.doorbell = std::move(doorbell);  // not told of itself
+  who.doorbell_of = session.uid;
   return {};
 }
 

@@ -38,6 +38,7 @@ struct Participant {
   std::uint32_t uid = 0, pid = 0;
   std::uint64_t serial = 0;  // cursor of LIST, never reused
   Fd doorbell;
+  std::uint32_t doorbell_of = 0;  // the uid that sent it
   std::unique_ptr<Repair> repair;
 };
 

@@ -2,7 +2,7 @@
 // Freeing regions and telling of it.
 #include "daemon/reclaim.hpp"
 
-#include <chrono>
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 #include <system_error>
@@ -13,12 +13,6 @@
 
 namespace shmb::daemon {
 
-namespace {
-
-constexpr std::chrono::seconds kLastCloses{1};
-
-}  // namespace
-
 Sys<void> Closer::prepare(Closer& closer) {
   auto fd = sys::event_fd();
   if (!fd) return std::unexpected(fd.error());
@@ -27,12 +21,12 @@ Sys<void> Closer::prepare(Closer& closer) {
   return {};
 }
 
-Closer::~Closer() {
+void Closer::end(std::chrono::nanoseconds patience) {
   if (!thread_.joinable()) return;
   std::unique_lock lock(shared_->mutex);
   shared_->stop = true;
   shared_->ready.notify_one();
-  const bool ended = shared_->gone.wait_for(lock, kLastCloses, [this] { return shared_->ended; });
+  const bool ended = shared_->gone.wait_for(lock, patience, [this] { return shared_->ended; });
   lock.unlock();
   if (ended) thread_.join();
   else thread_.detach();
@@ -105,19 +99,44 @@ std::vector<std::uint64_t> Closer::finished() {
   return std::exchange(shared_->finished, {});
 }
 
-bool close_elsewhere(World& world, std::vector<Fd> fds) {
-  if (!world.strangers.close(fds)) {
+Strangers::~Strangers() {
+  const auto until = std::chrono::steady_clock::now() + kLastCloses;
+  for (auto& [uid, closer] : of_)
+    closer.end(std::max(until - std::chrono::steady_clock::now(), std::chrono::nanoseconds{}));
+}
+
+bool Strangers::close(std::uint32_t uid, std::vector<Fd>& fds) {
+  constexpr std::size_t kKept = 16;  // threads of users that have nothing to close
+  if (of_.size() >= kKept && !of_.contains(uid))
+    for (auto at = of_.begin(); at != of_.end();) {
+      if (at->second.waiting() != 0) {
+        ++at;
+        continue;
+      }
+      at->second.end({});
+      at = of_.erase(at);
+    }
+  return of_[uid].close(fds);
+}
+
+bool Strangers::too_many(std::uint32_t uid) const {
+  const auto at = of_.find(uid);
+  return at != of_.end() && at->second.waiting() >= kStrangersAtMost;
+}
+
+bool close_elsewhere(World& world, std::uint32_t uid, std::vector<Fd> fds) {
+  if (!world.strangers.close(uid, fds)) {
     world.log(4, "no helper thread could be started: closing a client's descriptors while others wait");
     fds.clear();
   }
-  return world.strangers.waiting() < kStrangersAtMost;
+  return !world.strangers.too_many(uid);
 }
 
-bool close_elsewhere(World& world, Fd fd) {
+bool close_elsewhere(World& world, std::uint32_t uid, Fd fd) {
   if (!fd) return true;
   std::vector<Fd> one;
   one.push_back(std::move(fd));
-  return close_elsewhere(world, std::move(one));
+  return close_elsewhere(world, uid, std::move(one));
 }
 
 static void erase_region(World& world, Region& region) {

@@ -6,8 +6,10 @@
 // are mostly that.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,8 +28,9 @@ class Session;
 struct Region;
 
 inline constexpr std::uint64_t kCloseElsewhereFrom = std::uint64_t{64} << 20;
-inline constexpr std::size_t kStrangersAtMost = 4096;  // some twenty messages of as many as one carries
-inline constexpr std::uint32_t kCloseHereAtMost = 4;   // of the regions that one end of a session or group frees
+inline constexpr std::size_t kStrangersAtMost = 4096;  // of a user: some twenty messages of as many as one carries
+inline constexpr std::chrono::seconds kLastCloses{1};
+inline constexpr std::uint32_t kCloseHereAtMost = 4;  // of the regions that one end of a session or group frees
 
 struct Tally {
   std::uint32_t leases = 0, regions = 0;
@@ -41,7 +44,9 @@ class Closer {
  public:
   Closer() : shared_(std::make_shared<Shared>()) {}
   static Sys<void> prepare(Closer& closer);  // its eventfd; without it nobody hears what has been closed
-  ~Closer();
+  ~Closer() { end(kLastCloses); }
+  // Waits so long for what is being closed, and for nothing where nothing is.
+  void end(std::chrono::nanoseconds patience);
   // False: no thread could be started, the caller closes.
   bool close(std::vector<Fd>& fds, std::uint64_t region = 0);
   bool close(Fd& fd, std::uint64_t region = 0);
@@ -69,6 +74,18 @@ class Closer {
   std::thread thread_;
 };
 
+// Of descriptors that clients made: what they stand for is the client's, which may let the close wait for ever. So each
+// user has a thread, which at the end is waited for a second in all.
+class Strangers {
+ public:
+  ~Strangers();
+  bool close(std::uint32_t uid, std::vector<Fd>& fds);  // false: as Closer::close()
+  bool too_many(std::uint32_t uid) const;               // wait already: no more of this user's should be taken
+
+ private:
+  std::map<std::uint32_t, Closer> of_;
+};
+
 // Waits for the exit status, which the pidfd tells up to 100 ms and more after the socket's end.
 struct ReclaimReport final : Timer {
   explicit ReclaimReport(World& owner) : world(owner) {}
@@ -92,10 +109,10 @@ void add_to_reclaim(World& world, const Session& session, const Tally& tally, st
                     const std::string& group_text);
 void report_exit(World& world, std::uint64_t session, const sys::ExitInfo* how);
 
-// Closes descriptors that a client made, on a thread of its own: what they stand for is the client's, which may let the
-// close wait for ever. False: so many wait that no more of them should be taken.
-bool close_elsewhere(World& world, std::vector<Fd> fds);
-bool close_elsewhere(World& world, Fd fd);
+// Closes descriptors that a client of this user made, on the user's thread. False: so many wait that no more of them
+// should be taken.
+bool close_elsewhere(World& world, std::uint32_t uid, std::vector<Fd> fds);
+bool close_elsewhere(World& world, std::uint32_t uid, Fd fd);
 // Frees a region that nothing holds.
 void free_region(World& world, Region& region, bool at_once = false);
 // Frees (or, with `recycle`, shelves) it if nothing holds it any more. True: it is gone.

@@ -49,7 +49,8 @@ void Transport::close_all() {
 
 Sys<void> Transport::attach(Books& books) {
   books_ = &books;
-  engine_.discard = [&books](std::vector<Fd> descriptors) { (void)books.close_elsewhere(std::move(descriptors)); };
+  constexpr std::uint32_t kNobody = UINT32_MAX;  // no user has that number: chown(2) takes it for "as it is"
+  engine_.discard = [&books](std::vector<Fd> fds) { (void)books.close_elsewhere(kNobody, std::move(fds)); };
   if (int fd = books.wake_fd(); fd >= 0) return engine_.watch(fd, wake_);
   return {};
 }

@@ -97,7 +97,8 @@ class World {
   NameWatches name_watches;
   Watchers all_reclaims;  // of admins; others' are with their uid
   std::pmr::map<std::uint64_t, ReclaimReport> reports;
-  Closer closer, strangers;  // of freed regions; of descriptors that clients made
+  Closer closer;  // of freed regions
+  Strangers strangers;
   GpuLooker gpu_looker;
   Sealer sealer;
   std::pmr::map<std::uint64_t, Sealing> sealings{&pool};      // under way, by region

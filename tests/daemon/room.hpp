@@ -96,8 +96,8 @@ class FakeBooks final : public Books {
     deadline = kNever;
     told.push_back("tick");
   }
-  bool close_elsewhere(std::vector<Fd>) override { return !choked; }
-  bool closes_too_many() override { return choked; }
+  bool close_elsewhere(std::uint32_t, std::vector<Fd>) override { return !choked; }
+  bool closes_too_many(std::uint32_t) override { return choked; }
   int wake_fd() const override { return -1; }
   void woken() override {}
   bool idle() const override { return is_idle; }

@@ -4,8 +4,12 @@
 #include <arpa/inet.h>
 #include <doctest/doctest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include <optional>
+#include <vector>
 
 #include "base/mapping.hpp"
 #include "base/sys_memory.hpp"
@@ -181,39 +185,85 @@ TEST_CASE("a descriptor of a wrong kind is refused, one too many or where none b
   });
 }
 
-TEST_CASE("a descriptor whose maker lets its close wait for ever keeps neither the broker's service nor its end") {
-  on_each_engine({}, [](BrokerFixture& broker) {
-    // A stream that nobody reads, full, and with an hour of linger: its last close waits for the reader.
+namespace {
+
+// A stream that nobody reads, full, and with an hour of linger: its last close waits for the reader.
+struct NeverClosed {
+  shmb::Fd writer, reader;
+  static std::optional<NeverClosed> make() {
     const auto stream = [] { return shmb::Fd::adopt(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); };
     const shmb::Fd listener = stream();
-    shmb::Fd writer = stream();
+    NeverClosed out{stream(), {}};
     sockaddr_in here{};
     here.sin_family = AF_INET;
     here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t length = sizeof here;
+    const linger hour{1, 3600};
     if (::bind(listener.get(), reinterpret_cast<sockaddr*>(&here), sizeof here) != 0 ||
         ::listen(listener.get(), 1) != 0 ||
         ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&here), &length) != 0 ||
-        ::connect(writer.get(), reinterpret_cast<sockaddr*>(&here), sizeof here) != 0)
-      SKIP_CASE("no network of this machine's own here");
-    const shmb::Fd reader = shmb::Fd::adopt(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    REQUIRE(reader);
-    const linger hour{1, 3600};
-    REQUIRE(::setsockopt(writer.get(), SOL_SOCKET, SO_LINGER, &hour, sizeof hour) == 0);
+        ::connect(out.writer.get(), reinterpret_cast<sockaddr*>(&here), sizeof here) != 0 ||
+        ::setsockopt(out.writer.get(), SOL_SOCKET, SO_LINGER, &hour, sizeof hour) != 0)
+      return std::nullopt;
+    out.reader = shmb::Fd::adopt(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     const std::vector<char> bytes(1 << 16);
-    while (::send(writer.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) continue;
+    while (::send(out.writer.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) continue;
+    return out;
+  }
+};
+
+// For a pool that is not there: refused, and closed in the broker.
+bool send_in_vain(RawClient& client, const shmb::Fd& fd) {
+  const Packet set =
+      with_fds(plain(SHMBW_OP_POOL_DOORBELL, 5, shmbw_pool_doorbell{77, SHMBW_DOORBELL_SET, 0, 0, 0}), 1);
+  const int numbers[] = {fd.get()};
+  return client.send(set, numbers) && client.reply(5).header().status == static_cast<int>(shmb::Status::not_found);
+}
+
+}  // namespace
+
+TEST_CASE("a descriptor whose maker lets its close wait for ever keeps neither the broker's service nor its end") {
+  on_each_engine({}, [](BrokerFixture& broker) {
+    auto stuck = NeverClosed::make();
+    if (!stuck) SKIP_CASE("no network of this machine's own here");
     {
       RawClient client = RawClient::connect(broker.socket());
       REQUIRE(client.call(SHMBW_OP_HELLO, passing()).ok());
-      const Packet set =
-          with_fds(plain(SHMBW_OP_POOL_DOORBELL, 5, shmbw_pool_doorbell{77, SHMBW_DOORBELL_SET, 0, 0, 0}), 1);
-      const int numbers[] = {writer.get()};
-      REQUIRE(client.send(set, numbers));
-      CHECK(client.reply(5).header().status == static_cast<int>(shmb::Status::not_found));
-      writer.reset();  // the broker's is the last one, or already in its close
+      CHECK(send_in_vain(client, stuck->writer));
+      stuck->writer.reset();  // the broker's is the last one, or already in its close
       CHECK(client.status().ok());
     }
     CHECK(broker.stop() == 0);
+  });
+}
+
+TEST_CASE("law 8: a user whose close never ends keeps no other user's descriptors open in the broker") {
+  if (!harness::can_change_uid()) SKIP_CASE("to be two users needs root");
+  BrokerOptions options;
+  options.system = true;
+  on_each_engine(options, [](BrokerFixture& broker) {
+    const harness::Gate sent, over;
+    const std::string path = broker.socket();
+    harness::Child other = harness::Child::run_as(1001, 1001, [&] {
+      auto stuck = NeverClosed::make();
+      RawClient client = RawClient::connect(path);
+      if (!stuck || !client.call(SHMBW_OP_HELLO, passing()).ok() || !send_in_vain(client, stuck->writer)) return 1;
+      stuck->writer.reset();
+      sent.open();
+      over.wait(60'000);
+      return 0;
+    });
+    REQUIRE(sent.wait());
+    RawClient client = RawClient::connect(path);
+    REQUIRE(client.call(SHMBW_OP_HELLO, passing()).ok());
+    auto pair = shmb::sys::seqpacket_pair();
+    REQUIRE(pair);
+    CHECK(send_in_vain(client, (*pair)[0]));
+    (*pair)[0].reset();
+    pollfd end{(*pair)[1].get(), POLLIN, 0};
+    CHECK(::poll(&end, 1, 30'000) == 1);
+    over.open();
+    CHECK(other.wait() == 0);
   });
 }
 
