@@ -23,6 +23,9 @@ namespace {
 constexpr std::int64_t kLongestPause = 50'000'000, kShortPause = 1'000'000;
 constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks for them; then the oldest go
 
+// Of packets that the broker has not read for longer than their callers waited.
+constexpr std::size_t kMaxUnsent = 4096;
+
 // A full socket, or memory that the kernel could not give at that moment: the packet goes later.
 bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOMEM; }
 
@@ -49,6 +52,20 @@ std::uint32_t flags_of(std::span<const std::byte> packet) {
   else return 0;
   if (at + sizeof flags <= packet.size()) std::memcpy(&flags, packet.data() + at, sizeof flags);
   return flags;
+}
+
+// Requests that spend a handle: nobody can repeat them.
+bool is_last(std::span<const std::byte> packet) {
+  const std::uint16_t op = op_of(packet);
+  return op == SHMBW_OP_RELEASE || op == SHMBW_OP_QUEUE_CLOSE || op == SHMBW_OP_POOL_LEAVE;
+}
+
+std::uint64_t group_left(std::span<const std::byte> packet) {
+  constexpr std::size_t kAt = sizeof(shmbw_header) + offsetof(shmbw_group_leave, group);
+  std::uint64_t group = 0;
+  if (op_of(packet) == SHMBW_OP_GROUP_LEAVE && kAt + sizeof group <= packet.size())
+    std::memcpy(&group, packet.data() + kAt, sizeof group);
+  return group;
 }
 
 void set_tag(std::span<std::byte> packet, std::uint64_t tag) {
@@ -196,6 +213,7 @@ bool Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
     lost_reason_ = "out of memory";  // short enough to need none
     wake_all();
   }
+  if (!lost_) (void)send_unsent();
   return came;
 }
 
@@ -213,6 +231,12 @@ Sys<void> Channel::send_unsent() {
     unsent_.pop_front();
   }
   return {};
+}
+
+bool Channel::keep_unsent(std::span<const std::byte> packet) {
+  if (unsent_.size() >= kMaxUnsent) return false;
+  unsent_.emplace_back(packet.begin(), packet.end());
+  return true;
 }
 
 Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
@@ -255,9 +279,10 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
   Call mine;
   const std::uint64_t tag = ++last_tag_;
   set_tag(packet, tag);
-  pending_[tag] = {op_of(packet), flags_of(packet), &mine, subscription};
+  pending_[tag] = {op_of(packet), flags_of(packet), &mine, subscription, nullptr, group_left(packet)};
   if (auto sent = send(lock, packet, deadline, descriptors); !sent) {
-    pending_.erase(tag);
+    if (sent.error().status == Status::deadline && is_last(packet) && keep_unsent(packet)) pending_[tag] = {};
+    else pending_.erase(tag);
     if (!lost_) give_back_groups();  // they may have waited for this one
     return std::unexpected(sent.error());
   }
@@ -304,9 +329,17 @@ bool Channel::has_come(Later& later) {
 
 Result<void> Channel::post(std::span<std::byte> packet, Deadline deadline) {
   if (packet.empty()) return error(Status::invalid, "the request does not fit into one message");
+  const bool now_or_never = deadline.passed();
   Lock lock(mutex_);
   set_tag(packet, 0);
-  return send(lock, packet, deadline);
+  if (!now_or_never && !lost_) {
+    // Where others have waited in vain already, it joins them without a wait of its own.
+    (void)send_unsent();
+    if (!unsent_.empty() && keep_unsent(packet)) return {};
+  }
+  auto sent = send(lock, packet, deadline);
+  if (!sent && sent.error().status == Status::deadline && !now_or_never && keep_unsent(packet)) return {};
+  return sent;
 }
 
 Result<void> Channel::await(Subscription& subscription, Deadline deadline) {
@@ -479,6 +512,9 @@ void Channel::note_group(const wire::PacketView& view, const Pending& pending) {
                           : std::pair(&groups.member, &late_groups_.member);
     *(told ? role.first : role.second) = group;
     if (told) *role.second = 0;  // it has taken the place of the late one, or is the same
+  } else if (pending.op == SHMBW_OP_GROUP_LEAVE) {  // a late one has left, too
+    groups.member = fixed_part<shmbw_group_leave_reply>(view).group;
+    if (groups.supervised == pending.group) groups.supervised = 0;
   }
 }
 

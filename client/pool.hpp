@@ -125,6 +125,8 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     return rejoin();
   }
   bool is_fresh_child() const { return !mark_.intact(); }
+  // Held while a forked child joins, or opens an end of a queue anew. Taken before the lock of everything else here.
+  std::mutex& rejoining() { return rejoining_; }
   std::uint32_t change() const { return view_.header().change.load(std::memory_order_acquire); }
   bool broken() const { return view_.header().broken.load(std::memory_order_relaxed) != 0; }
   Error why_broken() const;
@@ -189,8 +191,15 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   void fetch_bells(std::uint64_t participants, Deadline deadline, Lock& lock);  // waits for them, as long as that
   int doorbell_descriptor() const { return bell_[0] ? bell_[0].get() : -1; }
 
-  void lock_for_fork() override { me_->lock().lock(); }
-  void unlock_after_fork() override { me_->lock().unlock(); }
+  // A forked child joins under the first of these, which keeps `me_` the same as well.
+  void lock_for_fork() override {
+    rejoining_.lock();
+    me_->lock().lock();
+  }
+  void unlock_after_fork() override {
+    me_->lock().unlock();
+    rejoining_.unlock();
+  }
 
  private:
   struct Segment {

@@ -185,12 +185,13 @@ Result<void> Queue::open_ends(bool again) {
   return {};
 }
 
-// A forked child's ends are opened anew; what the parent had in hand is the parent's.
-Result<void> Queue::enter() {
-  if (auto entered = pool_->enter(); !entered) return entered;
-  if (incarnation_ == pool_->incarnation()) [[likely]]
-    return {};
+// A forked child's ends are opened anew, by one of its threads; what the parent had in hand is the parent's.
+Result<void> Queue::open_in_child() {
+  const std::lock_guard one(pool_->rejoining());
+  if (incarnation_ == pool_->incarnation()) return {};
   if (open_) {
+    descriptor_.reset();
+    Pool::Lock lock(pool_->me().lock());
     open_ = false;
     out_ = {};
     ins_.clear();
@@ -206,7 +207,6 @@ Result<void> Queue::enter() {
     gone_writers_.clear();
     readers_gone_ = reader_died_ = false;
     sent_ = received_count_ = 0;
-    descriptor_.reset();
   }
   if (auto opened = open_ends(true); !opened)
     return error(opened.error().status, "the forked child could not open its own end: " + opened.error().sentence);

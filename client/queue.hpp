@@ -5,6 +5,7 @@
 // regions.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -76,7 +77,12 @@ class Queue {
   bool at_least_once() const { return (flags_ & pool::kQueueAtLeastOnce) != 0; }
   bool reads() const { return spec_.reader; }
   std::atomic<std::uint64_t>& reader_mask() const { return pool_->view().queue_waiters(index_).readers.mask; }
-  Result<void> enter();
+  Result<void> enter() {
+    if (auto entered = pool_->enter(); !entered) return entered;
+    if (incarnation_ == pool_->incarnation()) [[likely]]
+      return {};
+    return open_in_child();
+  }
   void set_spin() { pool_->me().sleeper().set_spin(spec_.spin, spec_.spin_always); }
 
   // All below: the lock is held.
@@ -125,6 +131,7 @@ class Queue {
 
   Queue(std::shared_ptr<Pool> pool, QueueSpec spec);
   Result<void> open_ends(bool again);
+  Result<void> open_in_child();
   Result<void> ask_to_close(std::uint32_t flags);
   void look_around();  // after the directory has changed
   void look_for_lanes_to_read();
@@ -191,7 +198,7 @@ class Queue {
 
   const std::shared_ptr<Pool> pool_;
   const QueueSpec spec_;
-  std::uint64_t incarnation_ = 0;
+  std::atomic<std::uint64_t> incarnation_ = 0;  // of the pool, when its ends were opened
   std::uint32_t index_ = 0, serial_ = 0, flags_ = 0, cells_ = 0, cell_size_ = 64, seen_change_ = 0, deaths_ = 0;
   pool::QueueKind kind_ = pool::QueueKind::none;
   bool open_ = false, closed_ = false, readers_gone_ = false, reader_died_ = false;
