@@ -133,8 +133,9 @@ class Channel {
   bool has_come(Later& later);  // takes in what has arrived, without waiting. Then it is the caller's alone
   // A request without a reply.
   Result<void> post(std::span<std::byte> packet, Deadline deadline);
-  // Until `subscription` has an event. A lost session ends the wait.
-  Result<void> await(Subscription& subscription, Deadline deadline);
+  // The first event of `subscription` that nobody has taken, by move: while this thread leaves, whoever leads puts more
+  // there. A lost session ends the wait.
+  Result<Event> await(Subscription& subscription, Deadline deadline);
   void unsubscribe(Subscription& subscription) noexcept;
 
   Result<Event> next_event(Deadline deadline);

@@ -347,8 +347,7 @@ Result<void> Session::OwnWatch::begin(const WatchSpec& spec, Deadline deadline) 
 }
 
 Result<Event> Session::OwnWatch::await(Deadline deadline) {
-  if (auto waited = session_.channel_.await(subscription_, deadline); !waited) return std::unexpected(waited.error());
-  return subscription_.events.front();
+  return session_.channel_.await(subscription_, deadline);
 }
 
 Result<Event> Session::next_event(Deadline deadline) {
