@@ -128,7 +128,7 @@ class Queue {
   Result<void> ask_to_close(std::uint32_t flags);
   QueueSet* own_set();  // behind descriptor(), once somebody has asked for that
   void rearm();         // see QueueSet::rearm
-  void look_around();  // after the directory has changed
+  void look_around();   // after the directory has changed
   void look_for_lanes_to_read();
   void look_for_reader();
   bool has_died(const Peer& peer) const;  // one that is gone: it did not leave

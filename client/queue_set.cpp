@@ -278,7 +278,8 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
 
 Result<int> Pool::doorbell(Lock&) {
   if (bell_.set) return bell_.ours.get();
-  // Also after a SET whose answer did not come in time: the broker may have given that pair's end to peers, who keep it.
+  // Also after a SET whose answer did not come in time: the broker may have given that pair's end to peers, who keep
+  // it.
   if (!bell_.ours) {
     auto pair = sys::seqpacket_pair();
     if (!pair) return system_failure(pair.error(), "a socket pair for the doorbell");
