@@ -490,28 +490,15 @@ Result<QueueFacts> Queue::facts() {
 Result<int> Queue::descriptor() {
   if (auto entered = enter(); !entered) return std::unexpected(entered.error());
   if (!spec_.reader) return error(Status::denied, "this handle is no reader of the queue");
-  if (QueueSet* const set = own_set()) return set->descriptor();
-  auto set = std::make_unique<QueueSet>();
-  if (auto added = set->add(*this, nullptr); !added) return std::unexpected(added.error());
-  auto fd = set->descriptor();
-  if (!fd) return fd;
-  {
-    Pool::Lock lock(pool_->me().lock());
-    if (!descriptor_) {
-      descriptor_ = std::move(set);
-      return fd;
-    }
+  if (!descriptor_) {
+    auto set = std::make_unique<QueueSet>();
+    if (auto added = set->add(*this, nullptr); !added) return std::unexpected(added.error());
+    auto fd = set->descriptor();
+    if (!fd) return fd;
+    descriptor_ = std::move(set);
+    return fd;
   }
-  return own_set()->descriptor();  // another thread was faster: its caller polls that one already
-}
-
-QueueSet* Queue::own_set() {
-  Pool::Lock lock(pool_->me().lock());
-  return descriptor_.get();
-}
-
-void Queue::rearm() {
-  if (QueueSet* const set = own_set()) set->rearm();
+  return descriptor_->descriptor();
 }
 
 }  // namespace shmb::client

@@ -126,9 +126,7 @@ class Queue {
   Queue(std::shared_ptr<Pool> pool, QueueSpec spec);
   Result<void> open_ends(bool again);
   Result<void> ask_to_close(std::uint32_t flags);
-  QueueSet* own_set();  // behind descriptor(), once somebody has asked for that
-  void rearm();         // see QueueSet::rearm
-  void look_around();   // after the directory has changed
+  void look_around();  // after the directory has changed
   void look_for_lanes_to_read();
   void look_for_reader();
   bool has_died(const Peer& peer) const;  // one that is gone: it did not leave
@@ -219,7 +217,7 @@ class Queue {
 
   std::vector<Peer> readers_, writers_, gone_writers_;
   std::uint64_t sent_ = 0, received_count_ = 0, expired_ = 0;
-  std::unique_ptr<QueueSet> descriptor_;  // made under the lock, and stays
+  std::unique_ptr<QueueSet> descriptor_;
 };
 
 }  // namespace shmb::client

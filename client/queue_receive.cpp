@@ -241,7 +241,7 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
     let_borrowed_go();
     received = next_message(message, keep, until);
   }
-  if (!received && received.error().status == Status::empty) rearm();
+  if (!received && received.error().status == Status::empty && descriptor_) descriptor_->rearm();
   return received;
 }
 
@@ -404,7 +404,7 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
     }
   }
   if (first) return count;
-  if (first.error().status == Status::empty) rearm();
+  if (first.error().status == Status::empty && descriptor_) descriptor_->rearm();
   return std::unexpected(first.error());
 }
 
