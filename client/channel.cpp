@@ -361,16 +361,19 @@ Result<void> Channel::post(std::span<std::byte> packet, Deadline deadline) {
   return sent;
 }
 
-Result<void> Channel::await(Subscription& subscription, Deadline deadline) {
+Result<Event> Channel::await(Subscription& subscription, Deadline deadline) {
   Lock lock(mutex_);
   Waiter me;
   event_waiters_.push_back(&me);
-  const bool reached = wait(lock, deadline, me, [&] { return lost_ || !subscription.events.empty(); });
+  (void)wait(lock, deadline, me, [&] { return lost_ || !subscription.events.empty(); });
   std::erase(event_waiters_, &me);
-  if (!subscription.events.empty()) return {};
+  if (!subscription.events.empty()) {
+    Event first = std::move(subscription.events.front());
+    subscription.events.erase(subscription.events.begin());
+    return first;
+  }
   if (lost_) return lost_error();
-  if (!reached) return error(Status::deadline, "what was waited for did not happen before the deadline");
-  return {};
+  return error(Status::deadline, "what was waited for did not happen before the deadline");
 }
 
 // A request whose answer nobody waits for.

@@ -134,8 +134,9 @@ class Channel {
   // A request without a reply, that nobody repeats: what the socket has no room for before the deadline goes as soon as
   // it has some, at one of the next calls. With a deadline that is over: now, or not at all.
   Result<void> post(std::span<std::byte> packet, Deadline deadline);
-  // Until `subscription` has an event. A lost session ends the wait.
-  Result<void> await(Subscription& subscription, Deadline deadline);
+  // The first event of `subscription` that nobody has taken, by move: while this thread leaves, whoever leads puts more
+  // there. A lost session ends the wait.
+  Result<Event> await(Subscription& subscription, Deadline deadline);
   void unsubscribe(Subscription& subscription) noexcept;
 
   Result<Event> next_event(Deadline deadline);

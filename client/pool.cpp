@@ -102,7 +102,8 @@ Result<void> Pool::map(Reply& reply, std::uint64_t directory_bytes, std::uint64_
 void Pool::begin(std::uint32_t index, std::uint32_t life) {
   if (me_) former_.push_back(std::move(me_));
   me_ = std::make_unique<Participant>(view_, index, life);
-  me_->sleeper().on_doorbell([this](std::uint32_t peer, std::uint32_t of_life) { return bell_of(peer, of_life); });
+  me_->sleeper().on_doorbell(
+      [this](std::uint32_t peer, std::uint32_t of_life, bool dead) { return bell_of(peer, of_life, dead); });
   users_.assign(view_.slots(), 0);
   seen_change_ = change() - 1;
 }

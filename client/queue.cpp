@@ -199,7 +199,6 @@ Result<void> Queue::open_in_child() {
   if (incarnation_ == pool_->incarnation()) return {};
   if (open_) {
     descriptor_.reset();
-    described_ = false;
     Pool::Lock lock(pool_->me().lock());
     open_ = false;
     out_ = {};
@@ -499,26 +498,31 @@ Result<QueueFacts> Queue::facts() {
   return out;
 }
 
-void Queue::rearm() {
-  if (!described_) return;
-  const std::lock_guard one_by_one(pool_->held_over_fork());
-  if (descriptor_) descriptor_->rearm();
-}
-
 Result<int> Queue::descriptor() {
   if (auto entered = enter(); !entered) return std::unexpected(entered.error());
   if (!spec_.reader) return error(Status::denied, "this handle is no reader of the queue");
-  const std::lock_guard one_by_one(pool_->held_over_fork());
-  if (!descriptor_) {
-    auto set = std::make_unique<QueueSet>();
-    if (auto added = set->add(*this, nullptr); !added) return std::unexpected(added.error());
-    auto fd = set->descriptor();
-    if (!fd) return fd;
-    descriptor_ = std::move(set);
-    described_ = true;
-    return fd;
+  if (QueueSet* const set = own_set()) return set->descriptor();
+  auto set = std::make_unique<QueueSet>();
+  if (auto added = set->add(*this, nullptr); !added) return std::unexpected(added.error());
+  auto fd = set->descriptor();
+  if (!fd) return fd;
+  {
+    Pool::Lock lock(pool_->me().lock());
+    if (!descriptor_) {
+      descriptor_ = std::move(set);
+      return fd;
+    }
   }
-  return descriptor_->descriptor();
+  return own_set()->descriptor();  // another thread was faster: its caller polls that one already
+}
+
+QueueSet* Queue::own_set() {
+  Pool::Lock lock(pool_->me().lock());
+  return descriptor_.get();
+}
+
+void Queue::rearm() {
+  if (QueueSet* const set = own_set()) set->rearm();
 }
 
 }  // namespace shmb::client

@@ -200,8 +200,9 @@ class Queue {
   void attach_parts(Message& message, const Error* unanswered);
   std::optional<Error> news();  // CLOSED, PEER_GONE, BROKEN: what a reader is told when nothing is there
   void let_borrowed_go();
-  void
-  rearm();  // of a queue that was found empty: its descriptor, if anybody asked for that, tells of the next message
+  QueueSet* own_set();  // behind descriptor(), once somebody has asked for that
+  // Of a queue that was found empty: its descriptor, if anybody asked for that, tells of the next message.
+  void rearm();
   std::uint32_t body_room() const { return cell_size_ - 8 - ((flags_ & pool::kQueueExpiring) != 0 ? 8 : 0); }
 
   const std::shared_ptr<Pool> pool_;
@@ -234,8 +235,7 @@ class Queue {
 
   std::vector<Peer> readers_, writers_, gone_writers_;
   std::uint64_t sent_ = 0, received_count_ = 0, expired_ = 0;
-  std::atomic<bool> described_ = false;
-  std::unique_ptr<QueueSet> descriptor_;  // several threads may receive from a claim queue, and find it empty
+  std::unique_ptr<QueueSet> descriptor_;  // made under the lock, and stays
 };
 
 }  // namespace shmb::client

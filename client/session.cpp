@@ -346,10 +346,7 @@ Result<void> Session::OwnWatch::begin(const WatchSpec& spec, Deadline deadline) 
   return {};
 }
 
-Result<Event> Session::OwnWatch::await(Deadline deadline) {
-  if (auto waited = session_.channel_.await(subscription_, deadline); !waited) return std::unexpected(waited.error());
-  return subscription_.events.front();
-}
+Result<Event> Session::OwnWatch::await(Deadline deadline) { return session_.channel_.await(subscription_, deadline); }
 
 Result<Event> Session::next_event(Deadline deadline) {
   if (local_) return needs_broker("events");

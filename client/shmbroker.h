@@ -859,8 +859,8 @@ SHMB_API int shmb_message_take_region(shmb_message* message, size_t number, shmb
  * wake-ups happen. The first call must be followed by a receive that answers EMPTY, too. */
 SHMB_API int shmb_queue_descriptor(shmb_queue* queue, int* fd, shmb_error* error) SHMB_NOEXCEPT;
 
-/* Several queues, of one or several pools and sessions, to wait on. A queue handle must be removed before it is closed.
- * One thread at a time uses a set. */
+/* Several queues, of one or several pools and sessions, for one thread at a time to wait on. A queue handle must be
+ * removed before it is closed. Adding and removing make the set's descriptor readable: then wait until EMPTY. */
 SHMB_API int shmb_queue_set_new(shmb_queue_set** set, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API void shmb_queue_set_free(shmb_queue_set* set) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_set_add(shmb_queue_set* set, shmb_queue* queue, void* tag, shmb_error* error) SHMB_NOEXCEPT;

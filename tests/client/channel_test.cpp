@@ -406,13 +406,47 @@ TEST_CASE("events of the library's own subscriptions do not reach the user") {
   peer.gone(31);  // at once: before the caller can have done anything
   peer.gone(32);
   caller.join();
-  must(peer.channel.await(own, Deadline::after(0)));
-  CHECK(own.events.size() == 1);
+  CHECK(must(peer.channel.await(own, Deadline::after(0))).watch == 31);
+  CHECK(own.events.empty());  // it was taken out under the lock, not looked at behind it
   CHECK(must(peer.channel.next_event(Deadline::after(0))).watch == 32);
   peer.channel.unsubscribe(own);
   CHECK(peer.take().header.op == SHMBW_OP_WATCH);  // the cancellation
   peer.gone(31);                                   // it crossed: nobody's any more, but harmless
   CHECK(must(peer.channel.next_event(Deadline::after(0))).watch == 31);
+}
+
+TEST_CASE("a subscription's events are taken while another thread reads more of them") {
+  constexpr std::uint64_t kLast = 1'000'000;
+  const std::uint64_t rounds = 500;
+  Peer peer;
+  std::thread broker([&] {
+    std::array<std::byte, 128> out;
+    for (std::uint64_t watch = 1; watch <= 2 * rounds; ++watch) {  // each is asked for, and cancelled
+      const auto request = peer.take();
+      wire::Writer reply(out);
+      reply.begin(SHMBW_OP_WATCH | SHMBW_REPLY, request.header.tag, Status::ok, shmbw_watch_reply{watch, 0, 0});
+      peer.give(reply.finish(0));
+      if (watch % 2 == 0) continue;
+      for (int i = 0; i < 4; ++i) peer.gone(watch);
+    }
+    peer.gone(kLast);
+  });
+  std::thread reader([&] {  // mostly the leader
+    while (must(peer.channel.next_event(Deadline::after(kForever))).watch != kLast) {
+    }
+  });
+  for (std::uint64_t i = 0; i < rounds; ++i) {
+    Channel::Subscription own;
+    std::vector<std::byte> buffer(256);
+    wire::Writer writer(buffer);
+    writer.begin(SHMBW_OP_WATCH, 0, Status::ok, shmbw_watch{});
+    buffer.resize(writer.finish(0).size());
+    REQUIRE(peer.channel.call(buffer, Deadline::after(60'000'000'000), &own).has_value());
+    CHECK(must(peer.channel.await(own, Deadline::after(60'000'000'000))).watch == own.watch);
+    peer.channel.unsubscribe(own);
+  }
+  broker.join();
+  reader.join();
 }
 
 TEST_CASE("events that are never asked for do not grow without bound: a gap tells how many went") {
