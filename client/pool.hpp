@@ -127,8 +127,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     return rejoin();
   }
   bool is_fresh_child() const { return !mark_.intact(); }
-  // For what one thread does at a time and cannot do under the lock: a forked child joins, opens an end of a queue
-  // anew; a queue's descriptor. Taken before the lock.
+  // While one thread of a forked child joins, or opens an end of a queue anew. Taken before the lock.
   std::mutex& held_over_fork() { return held_over_fork_; }
   std::uint32_t change() const { return view_.header().change.load(std::memory_order_acquire); }
   bool broken() const { return view_.header().broken.load(std::memory_order_relaxed) != 0; }

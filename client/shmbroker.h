@@ -619,8 +619,10 @@ typedef struct shmb_pool_open_options {
   int64_t timeout_ns; /* of each answer of the broker */
 } shmb_pool_open_options;
 
-/* Joins a pool by its address. Errors: NOT_FOUND, DEADLINE, LIMIT (64 participants), DENIED, BUSY (this session has it
- * open read-only, and may not write through another handle), LOCAL_ONLY. */
+/* Joins a pool by its address, as the broker reads that now; one that this session is in already gives one more handle.
+ * Errors: NOT_FOUND, DEADLINE (also where another thread of the process makes it, and still adds its memory after
+ * timeout_ns and wait_ns), LIMIT (64 participants), DENIED, BUSY (this session has it open read-only, and may not write
+ * through another handle), LOCAL_ONLY. */
 SHMB_API int shmb_pool_open(shmb_session* session, const char* address, const shmb_pool_open_options* options,
                             shmb_pool** pool, shmb_error* error) SHMB_NOEXCEPT;
 
