@@ -35,9 +35,9 @@ int uses_everything(const std::shared_ptr<Session>& session, Region& region) {
   return session->facts().group == region.facts().group ? 0 : 13;
 }
 
-#define STEP(number, condition)      \
-  do {                               \
-    if (!(condition)) return number; \
+#define CHILD_STEP(number, condition) \
+  do {                                \
+    if (!(condition)) return number;  \
   } while (false)
 
 // A broker that the test plays, so that it answers when the test says so.
@@ -94,11 +94,11 @@ TEST_CASE("a handle that is released while another thread of a forked child take
     Status answered = Status::broken;
     std::thread calls([&] { answered = status_of(session->ping(Deadline::after(30'000'000'000))); });
     auto readable = sys::poll_readable(broker.listener.get(), 60'000'000'000);
-    STEP(1, readable && *readable);
+    CHILD_STEP(1, readable && *readable);
     const int fd = ::accept(broker.listener.get(), nullptr, nullptr);
-    STEP(2, broker.take(fd) == SHMBW_OP_HELLO);
+    CHILD_STEP(2, broker.take(fd) == SHMBW_OP_HELLO);
     broker.greet(fd, broker.header.tag);
-    STEP(3, broker.take(fd) == SHMBW_OP_INHERIT);
+    CHILD_STEP(3, broker.take(fd) == SHMBW_OP_INHERIT);
     const std::uint64_t inherits = broker.header.tag;
     std::atomic<bool> released{false};
     std::thread releases([&] {
@@ -114,16 +114,16 @@ TEST_CASE("a handle that is released while another thread of a forked child take
     unsigned leases_left = 1;
     std::uint16_t op = broker.take(fd);
     for (; op == SHMBW_OP_RELEASE; op = broker.take(fd)) --leases_left;
-    STEP(4, op == SHMBW_OP_STATUS);
+    CHILD_STEP(4, op == SHMBW_OP_STATUS);
     wire::Writer last(buffer);
     last.begin(SHMBW_OP_STATUS | SHMBW_REPLY, broker.header.tag, Status::ok, shmbw_status_reply{});
     (void)sys::send(fd, last.finish(0), {}, {}, true);
     calls.join();
     releases.join();
-    STEP(5, answered == Status::ok);
+    CHILD_STEP(5, answered == Status::ok);
     session.reset();  // the end of the connection, for the last look
     while (broker.take(fd) == SHMBW_OP_RELEASE) --leases_left;
-    STEP(6, leases_left == 0);
+    CHILD_STEP(6, leases_left == 0);
     return 0;
   });
   CHECK(child.wait() == 0);
