@@ -495,6 +495,7 @@ void Channel::give_back(const wire::PacketView& view, const Pending& pending) {
     shmbw_queue_close close{pending.subject, opened.queue, opened.serial, 0, 0};
     if ((pending.flags & SHMBW_QUEUE_OPEN_READER) != 0) close.flags |= SHMBW_QUEUE_CLOSE_READER;
     if ((pending.flags & SHMBW_QUEUE_OPEN_WRITER) != 0) close.flags |= SHMBW_QUEUE_CLOSE_WRITER;
+    if ((pending.flags & SHMBW_QUEUE_OPEN_CREATE_ONLY) != 0) close.flags |= SHMBW_QUEUE_CLOSE_REMOVE;  // it made it
     ++ends_given_back_;
     return undo(SHMBW_OP_QUEUE_CLOSE, close);
   }

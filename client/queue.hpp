@@ -83,6 +83,9 @@ class Queue {
       return {};
     return open_in_child();
   }
+  // How long a receive waits for the broker where the words of the message itself lie in memory that is not mapped yet;
+  // 0: as long as the spec says. For who tries again anyway: the pool's lock is held meanwhile.
+  void wait_for_mapping(std::int64_t timeout);
   void set_spin() { pool_->me().sleeper().set_spin(spec_.spin, spec_.spin_always); }
 
   // All below: the lock is held.
@@ -225,6 +228,7 @@ class Queue {
   std::vector<std::unique_ptr<In>> ins_;
   std::size_t next_in_ = 0;
   bool taking_many_ = false;
+  std::int64_t map_timeout_ = 0;
   In* pending_ = nullptr;  // received_ is a message of it that nobody has taken
   LaneReceiver::Received received_;
 

@@ -448,6 +448,11 @@ void Queue::empty(Message& message) {
   message.pool_.reset();  // this queue knows the pool still
 }
 
+void Queue::wait_for_mapping(std::int64_t timeout) {
+  const std::lock_guard lock(pool_->me().lock());
+  map_timeout_ = timeout;
+}
+
 bool Queue::keep_slot(Message::Part& part, In&) {
   if (!pool_->me().keep(part.slot, part.generation)) return false;
   part.kept = true;
@@ -494,7 +499,7 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
   pool::Handle handle;
   std::memcpy(&handle, got.body, sizeof handle);
   Error why;
-  const std::byte* const base = pool_->data(handle.slot, &why, spec_.timeout);
+  const std::byte* const base = pool_->data(handle.slot, &why, map_timeout_ != 0 ? map_timeout_ : spec_.timeout);
   if (base == nullptr) return std::unexpected(std::move(why));  // not taken: it can be tried again
   Message::Part& part = message.add();
   part.kind = PartKind::slot;
@@ -608,7 +613,7 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
     parts = handle.parts;
     if (got.tag == pool::kTagListInSlot) {
       Error why;
-      const std::byte* const base = pool_->data(handle.slot, &why, spec_.timeout);
+      const std::byte* const base = pool_->data(handle.slot, &why, map_timeout_ != 0 ? map_timeout_ : spec_.timeout);
       if (base == nullptr) return std::unexpected(std::move(why));
       from = {base + handle.offset, handle.length};
       if (keep) {

@@ -99,8 +99,9 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
   const Ended before = ended_;
   Claims claims{*this, regions, lock};
   for (bool late = false;;) {
+    // Before the look: that may give the lock up, and another thread that looks for itself moves seen_change_ on.
+    const std::uint32_t looked = pool_->change();
     auto room = find_room(claims, before);
-    const std::uint32_t looked = seen_change_;  // another thread that looks for itself moves it on
     if (!room) return give_back(std::move(room.error()));
     if (*room) break;
     if (batch_ != nullptr) {

@@ -18,7 +18,10 @@ using client::Pool;
 
 constexpr std::int64_t kWaitForRoom = 2'000'000;  // then the own inbox is looked at: two that write to each other
 constexpr std::int64_t kSpin = 20'000;
-constexpr std::int64_t kPause = 20'000'000;  // until a message that could not be mapped is looked at again
+// For the broker to map a message's own words, and then until it is asked again: longer each time, because a broker
+// that is merely slow must come to an answer, and the pool's lock, which all threads need, is held while it is waited
+// for.
+constexpr std::int64_t kPause = 20'000'000, kLongestPause = 1'280'000'000;
 constexpr std::size_t kBatch = 64;
 constexpr std::uint64_t kMostLaneBytes = std::uint64_t{12} << 20;
 
@@ -81,6 +84,7 @@ Result<std::unique_ptr<Inbox>> Inbox::open(const std::shared_ptr<client::Session
   auto own = client::Queue::open(inbox->pool_, spec);
   if (!own) return std::unexpected(own.error());
   inbox->own_ = std::move(*own);
+  inbox->be_patient(kPause);
   auto descriptor = inbox->own_->descriptor();
   if (!descriptor) return std::unexpected(descriptor.error());
   auto wait = sys::epoll();
@@ -131,6 +135,11 @@ SlotBytes Inbox::room_for(std::uint64_t bytes, std::int64_t timeout) {
   return {pool_, slot, slot.data, bytes};
 }
 
+void Inbox::be_patient(std::int64_t timeout) {
+  patience_ = timeout;
+  own_->wait_for_mapping(timeout);
+}
+
 bool Inbox::something_there() {
   Pool::Lock lock(pool_->me().lock());
   return own_->something_there(false);
@@ -146,6 +155,7 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline) {
     if (!there && !out.messages.empty()) return out;
     auto received = own_->receive(message_, false, client::kNoWait);
     if (received) {
+      if (patience_ != kPause) be_patient(kPause);
       if (auto one = read_message(message_)) out.messages.push_back(std::move(*one));
       (void)message_.done();
       if (out.messages.size() == kBatch) return out;
@@ -163,7 +173,8 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline) {
       case Status::no_memory:
       case Status::deadline:  // the slot with the message's own words cannot be mapped now: it stays the next one
         out.quiet = true;
-        sys::rest(earlier(deadline, Deadline::after(kPause)).left());
+        sys::rest(earlier(deadline, Deadline::after(patience_)).left());
+        be_patient(std::min(2 * patience_, kLongestPause));
         return out;
       default:
         return std::unexpected(received.error());

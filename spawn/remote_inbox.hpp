@@ -41,6 +41,7 @@ class Inbox {
  private:
   Inbox() = default;
   bool something_there();
+  void be_patient(std::int64_t timeout);
 
   std::shared_ptr<client::Pool> pool_;
   std::uint32_t rank_ = 0;
@@ -51,6 +52,7 @@ class Inbox {
   client::Message message_;
   Fd interrupt_, wait_;
   bool spins_ = false;
+  std::int64_t patience_ = 0;  // with the broker, for the words of a message that are not mapped yet
 };
 
 }  // namespace shmb::remote

@@ -197,7 +197,7 @@ TEST_CASE("a queue's end and a pool that came too late are given back as what th
   CHECK(close.pool == 77);
   CHECK(close.queue == 3);
   CHECK(close.serial == 9);
-  CHECK(close.flags == SHMBW_QUEUE_CLOSE_READER);
+  CHECK(close.flags == (SHMBW_QUEUE_CLOSE_READER | SHMBW_QUEUE_CLOSE_REMOVE));
   CHECK(peer.channel.ends_given_back() == 1);
   shmbw_pool_create_reply created{};
   created.pool = 5;

@@ -298,16 +298,19 @@ namespace {
 
 constexpr std::int64_t kLong = 30'000'000'000;  // a wait that ends by it has missed what it waited for
 
-// What each of two threads is told that waits in the same call. `now` is called once both are asleep, or nearly.
-std::array<Status, 2> told_to_two(Pool& pool, const std::function<Status(int)>& wait,
-                                  const std::function<void()>& now) {
+std::atomic<int> asleep = 0;
+
+// What each of two threads is told that waits in the same call. `now` is called once both are asleep.
+std::array<Status, 2> told_to_two(const std::function<Status(int)>& wait, const std::function<void()>& now) {
   std::array<Status, 2> told{};
   std::vector<std::thread> threads;
+  asleep = 0;
+  step_hook = [](Step step) { asleep += step == Step::Z5 ? 1 : step == Step::Z5_done ? -1 : 0; };
   for (int i = 0; i < 2; ++i) threads.emplace_back([&, i] { told[static_cast<std::size_t>(i)] = wait(i); });
-  CHECK(comes_true([&] { return is_asleep(pool); }));
-  ::usleep(50'000);  // for the second one: who comes later is told all the same
+  CHECK(comes_true([&] { return asleep == 2; }));
   now();
   for (std::thread& thread : threads) thread.join();
+  step_hook = nullptr;
   return told;
 }
 
@@ -325,8 +328,8 @@ TEST_CASE("all threads that wait for room of one queue are told that it was clos
   SUBCASE("closed") {
     auto out = must(Queue::open(pool, without_spin(queue_spec("q", Kind::claim, false, true, 2))));
     for (int i = 0; i < 2; ++i) must(out->send(bytes_of("m"), kNoWait));
-    const auto told = told_to_two(
-        *pool, [&](int) { return status_of(out->send(bytes_of("m"), kLong)); }, [&] { must(out->shutdown(false)); });
+    const auto told = told_to_two([&](int) { return status_of(out->send(bytes_of("m"), kLong)); },
+                                  [&] { must(out->shutdown(false)); });
     for (const Status one : told) CHECK(one == Status::closed);
   }
   SUBCASE("the reader has died") {
@@ -346,12 +349,46 @@ TEST_CASE("all threads that wait for room of one queue are told that it was clos
     REQUIRE(opened.wait());
     auto out = must(Queue::open(pool, without_spin(queue_spec("q", Kind::line, false, true, 2))));
     for (int i = 0; i < 2; ++i) must(out->send(bytes_of("m"), kNoWait));
-    const auto told = told_to_two(
-        *pool, [&](int i) { return status_of(i == 0 ? out->send(bytes_of("m"), kLong) : out->drain(kLong)); },
-        [&] { child.kill(); });
+    const auto told =
+        told_to_two([&](int i) { return status_of(i == 0 ? out->send(bytes_of("m"), kLong) : out->drain(kLong)); },
+                    [&] { child.kill(); });
     CHECK(told[0] == Status::peer_gone);
     CHECK((told[1] == Status::peer_gone || told[1] == Status::ok));  // nothing is on its way to the dead any more
   }
+}
+
+TEST_CASE(
+    "a sender that gives the lock up to lease a region is told of a close that another thread has seen meanwhile") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto joined = must(try_pool(beside(broker, pool), "p"));
+  auto out = must(Queue::open(pool, without_spin(queue_spec("q", Kind::claim, false, true, 2))));
+  auto in = reader(joined, "q", Kind::claim, 2);
+  CreateItem item;
+  item.length = 4096;
+  item.group = pool->group();
+  auto region = must(create_region(session, item));
+  for (int i = 0; i < 2; ++i) must(out->send(bytes_of("m"), kNoWait));
+  const auto asked = [&](Session& of) {
+    CHECK(comes_true([&] { return sys::unread_bytes(of.socket_descriptor()).value_or(0) > 128; }));
+  };
+  ::kill(broker.pid(), SIGSTOP);
+  std::atomic<bool> over = false;
+  Status told{};
+  std::thread closes([&] { (void)in->shutdown(false); });
+  asked(*joined->session());  // the broker serves it first
+  std::thread sends([&] {
+    const OutPart part = region_part(*region);
+    told = status_of(out->send(std::span(&part, 1), 0, 0, kLong));
+    over = true;
+  });
+  asked(*session);
+  ::kill(broker.pid(), SIGCONT);
+  while (!over) (void)out->facts();
+  closes.join();
+  sends.join();
+  CHECK(told == Status::closed);
 }
 
 TEST_CASE("all threads that wait for a message are told of their writer's death") {
@@ -375,9 +412,9 @@ TEST_CASE("all threads that wait for a message are told of their writer's death"
   REQUIRE(opened.wait());
   std::array<Message, 2> messages;
   CHECK(status_of(in->receive(messages[0], true, kNoWait)) == Status::empty);  // it knows its writer
-  const auto told = told_to_two(
-      *pool, [&](int i) { return status_of(in->receive(messages[static_cast<std::size_t>(i)], true, kLong)); },
-      [&] { child.kill(); });
+  const auto told =
+      told_to_two([&](int i) { return status_of(in->receive(messages[static_cast<std::size_t>(i)], true, kLong)); },
+                  [&] { child.kill(); });
   for (const Status one : told) CHECK(one == Status::peer_gone);
   CHECK(status_of(in->receive(messages[0], true, kNoWait)) == Status::empty);  // once each
 }
@@ -395,7 +432,7 @@ TEST_CASE("who waits because another thread adds memory is told when that has fa
   std::thread adds([&] { refused = status_of(pool->acquire(kTooLarge, kNoWait)); });
   CHECK(comes_true([&] { return sys::unread_bytes(session->socket_descriptor()).value_or(0) > 128; }));
   std::thread waits([&] { waited = status_of(pool->acquire(1, kLong)); });
-  CHECK(comes_true([&] { return is_asleep(*pool); }));
+  for (int i = 0; i < 3000 && !is_asleep(*pool); ++i) ::usleep(1000);  // who comes later has it all the same
   ::kill(broker.pid(), SIGCONT);
   adds.join();
   waits.join();
@@ -417,12 +454,12 @@ TEST_CASE("of two threads that wait for a message that has to be done one gets i
   auto out = must(Queue::open(joined, spec)), out_too = must(Queue::open(joined_too, spec));
   std::array<Message, 2> messages;
   CHECK(status_of(in->receive(messages[0], false, kNoWait)) == Status::empty);
-  const auto told = told_to_two(
-      *pool, [&](int i) { return status_of(in->receive(messages[static_cast<std::size_t>(i)], false, kLong)); },
-      [&] {
-        must(out->send(bytes_of("first"), kForever));
-        must(out_too->send(bytes_of("second"), kForever));
-      });
+  const auto told =
+      told_to_two([&](int i) { return status_of(in->receive(messages[static_cast<std::size_t>(i)], false, kLong)); },
+                  [&] {
+                    must(out->send(bytes_of("first"), kForever));
+                    must(out_too->send(bytes_of("second"), kForever));
+                  });
   CHECK(std::ranges::count(told, Status::ok) == 1);
   CHECK(std::ranges::count(told, Status::busy) == 1);
   Message& had = messages[told[0] == Status::ok ? 0 : 1];
