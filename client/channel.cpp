@@ -23,6 +23,9 @@ namespace {
 constexpr std::int64_t kLongestPause = 50'000'000, kShortPause = 1'000'000;
 constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks for them; then the oldest go
 
+// Of packets that the broker has not read for longer than their callers waited.
+constexpr std::size_t kMaxUnsent = 4096;
+
 // A full socket, or memory that the kernel could not give at that moment, or descriptors of other processes of this
 // user that lie unread in sockets: the packet goes later.
 bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOMEM || code == ETOOMANYREFS; }
@@ -53,12 +56,22 @@ std::uint32_t flags_of(std::span<const std::byte> packet) {
   return flags;
 }
 
-std::uint64_t pool_of(std::span<const std::byte> packet) {
-  std::uint64_t pool = 0;
-  constexpr std::size_t at = sizeof(shmbw_header) + offsetof(shmbw_queue_open, pool);
-  if (op_of(packet) == SHMBW_OP_QUEUE_OPEN && at + sizeof pool <= packet.size())
-    std::memcpy(&pool, packet.data() + at, sizeof pool);
-  return pool;
+// Requests that spend a handle: nobody can repeat them.
+bool is_last(std::span<const std::byte> packet) {
+  const std::uint16_t op = op_of(packet);
+  return op == SHMBW_OP_RELEASE || op == SHMBW_OP_QUEUE_CLOSE || op == SHMBW_OP_POOL_LEAVE;
+}
+
+// What giving a request back, or its being done, is about beside what the reply says.
+std::uint64_t subject_of(std::span<const std::byte> packet) {
+  const std::uint16_t op = op_of(packet);
+  std::size_t at = sizeof(shmbw_header);
+  if (op == SHMBW_OP_QUEUE_OPEN) at += offsetof(shmbw_queue_open, pool);
+  else if (op == SHMBW_OP_GROUP_LEAVE) at += offsetof(shmbw_group_leave, group);
+  else return 0;
+  std::uint64_t subject = 0;
+  if (at + sizeof subject <= packet.size()) std::memcpy(&subject, packet.data() + at, sizeof subject);
+  return subject;
 }
 
 void set_tag(std::span<std::byte> packet, std::uint64_t tag) {
@@ -211,6 +224,7 @@ bool Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
     lost_reason_ = "out of memory";  // short enough to need none
     wake_all();
   }
+  if (!lost_) (void)send_unsent();
   return came;
 }
 
@@ -228,6 +242,12 @@ Sys<void> Channel::send_unsent() {
     unsent_.pop_front();
   }
   return {};
+}
+
+bool Channel::keep_unsent(std::span<const std::byte> packet) {
+  if (unsent_.size() >= kMaxUnsent) return false;
+  unsent_.emplace_back(packet.begin(), packet.end());
+  return true;
 }
 
 Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
@@ -277,9 +297,10 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
   Call mine;
   const std::uint64_t tag = ++last_tag_;
   set_tag(packet, tag);
-  pending_[tag] = {op_of(packet), flags_of(packet), pool_of(packet), &mine, subscription};
+  pending_[tag] = {op_of(packet), flags_of(packet), subject_of(packet), &mine, subscription};
   if (auto sent = send(lock, packet, deadline, descriptors); !sent) {
-    pending_.erase(tag);
+    if (sent.error().status == Status::deadline && is_last(packet) && keep_unsent(packet)) pending_[tag] = {};
+    else pending_.erase(tag);
     if (!lost_) give_back_groups();  // they may have waited for this one
     return std::unexpected(sent.error());
   }
@@ -327,21 +348,32 @@ bool Channel::has_come(Later& later) {
 
 Result<void> Channel::post(std::span<std::byte> packet, Deadline deadline) {
   if (packet.empty()) return error(Status::invalid, "the request does not fit into one message");
+  const bool now_or_never = deadline.passed();
   Lock lock(mutex_);
   set_tag(packet, 0);
-  return send(lock, packet, deadline);
+  if (!now_or_never && !lost_) {
+    // Where others have waited in vain already, it joins them without a wait of its own.
+    (void)send_unsent();
+    if (!unsent_.empty() && keep_unsent(packet)) return {};
+  }
+  auto sent = send(lock, packet, deadline);
+  if (!sent && sent.error().status == Status::deadline && !now_or_never && keep_unsent(packet)) return {};
+  return sent;
 }
 
-Result<void> Channel::await(Subscription& subscription, Deadline deadline) {
+Result<Event> Channel::await(Subscription& subscription, Deadline deadline) {
   Lock lock(mutex_);
   Waiter me;
   event_waiters_.push_back(&me);
-  const bool reached = wait(lock, deadline, me, [&] { return lost_ || !subscription.events.empty(); });
+  (void)wait(lock, deadline, me, [&] { return lost_ || !subscription.events.empty(); });
   std::erase(event_waiters_, &me);
-  if (!subscription.events.empty()) return {};
+  if (!subscription.events.empty()) {
+    Event first = std::move(subscription.events.front());
+    subscription.events.erase(subscription.events.begin());
+    return first;
+  }
   if (lost_) return lost_error();
-  if (!reached) return error(Status::deadline, "what was waited for did not happen before the deadline");
-  return {};
+  return error(Status::deadline, "what was waited for did not happen before the deadline");
 }
 
 // A request whose answer nobody waits for.
@@ -460,7 +492,7 @@ void Channel::give_back(const wire::PacketView& view, const Pending& pending) {
   }
   if (op == SHMBW_OP_QUEUE_OPEN) {
     const auto opened = fixed_part<shmbw_queue_open_reply>(view);
-    shmbw_queue_close close{pending.pool, opened.queue, opened.serial, 0, 0};
+    shmbw_queue_close close{pending.subject, opened.queue, opened.serial, 0, 0};
     if ((pending.flags & SHMBW_QUEUE_OPEN_READER) != 0) close.flags |= SHMBW_QUEUE_CLOSE_READER;
     if ((pending.flags & SHMBW_QUEUE_OPEN_WRITER) != 0) close.flags |= SHMBW_QUEUE_CLOSE_WRITER;
     if ((pending.flags & SHMBW_QUEUE_OPEN_CREATE_ONLY) != 0) close.flags |= SHMBW_QUEUE_CLOSE_REMOVE;  // it made it
@@ -511,7 +543,10 @@ void Channel::note_group(const wire::PacketView& view, const Pending& pending) {
                           ? std::pair(&groups.supervised, &late_groups_.supervised)
                           : std::pair(&groups.member, &late_groups_.member);
     *(told ? role.first : role.second) = group;
-    if (told) *role.second = 0;  // it has taken the place of the late one, or is the same
+    if (told) *role.second = 0;                     // it has taken the place of the late one, or is the same
+  } else if (pending.op == SHMBW_OP_GROUP_LEAVE) {  // a late one has left, too
+    groups.member = fixed_part<shmbw_group_leave_reply>(view).group;
+    if (groups.supervised == pending.subject) groups.supervised = 0;
   }
 }
 

@@ -131,10 +131,12 @@ class Channel {
   };
   Result<std::shared_ptr<Later>> ask(std::span<std::byte> packet);
   bool has_come(Later& later);  // takes in what has arrived, without waiting. Then it is the caller's alone
-  // A request without a reply.
+  // A request without a reply, that nobody repeats: what the socket has no room for before the deadline goes as soon as
+  // it has some, at one of the next calls. With a deadline that is over: now, or not at all.
   Result<void> post(std::span<std::byte> packet, Deadline deadline);
-  // Until `subscription` has an event. A lost session ends the wait.
-  Result<void> await(Subscription& subscription, Deadline deadline);
+  // The first event of `subscription` that nobody has taken, by move: while this thread leaves, whoever leads puts more
+  // there. A lost session ends the wait.
+  Result<Event> await(Subscription& subscription, Deadline deadline);
   void unsubscribe(Subscription& subscription) noexcept;
 
   Result<Event> next_event(Deadline deadline);
@@ -159,7 +161,7 @@ class Channel {
   std::string lost_reason();
   std::mutex& mutex() { return mutex_; }
   // Under `mutex`: the groups that the session was told to be in, and to supervise; 0: none. Set in the order of the
-  // replies. What a late reply says of them is no news, and nothing of it is given back.
+  // replies. What a late reply grants is no news, and is given back; what it says to be left is left.
   struct Groups {
     std::uint64_t member = 0, supervised = 0;
   };
@@ -181,8 +183,8 @@ class Channel {
   // What is behind a tag. `call` is null once the caller has given up.
   struct Pending {
     std::uint16_t op = 0;
-    std::uint32_t flags = 0;  // of a group's create or join, of a queue's open: what giving it back depends on
-    std::uint64_t pool = 0;   // of a queue's open
+    std::uint32_t flags = 0;    // of a group's create or join, of a queue's open: what giving it back depends on
+    std::uint64_t subject = 0;  // the pool of a queue's open, the group that is left
     Call* call = nullptr;
     Subscription* subscription = nullptr;
     std::shared_ptr<Later> later = nullptr;
@@ -204,6 +206,7 @@ class Channel {
   bool read_once(Lock& lock, Deadline deadline, bool or_writable);  // false: nothing came
   void send_later(std::span<const std::byte> packet);
   Sys<void> send_unsent();
+  bool keep_unsent(std::span<const std::byte> packet);  // false: there are too many
   Result<void> send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
                     std::span<const int> descriptors = {});
   void take_packet(wire::Incoming incoming);

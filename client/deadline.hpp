@@ -39,6 +39,7 @@ class Deadline {
     return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_));
   }
   friend Deadline earlier(Deadline a, Deadline b) { return a.at_ < b.at_ ? a : b; }
+  friend Deadline later(Deadline a, Deadline b) { return a.at_ < b.at_ ? b : a; }
 
  private:
   explicit Deadline(std::int64_t at) : at_(at) {}

@@ -78,10 +78,7 @@ Result<std::uint64_t> Session::leave_group(std::uint64_t group, Deadline deadlin
   if (!reply) return std::unexpected(reply.error());
   auto fixed = fixed_of<shmbw_group_leave_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
-  Channel::Lock lock(channel_.mutex());
-  channel_.groups.member = fixed->group;
-  if (channel_.groups.supervised == group) channel_.groups.supervised = 0;
-  return fixed->group;
+  return fixed->group;  // the channel has noted it
 }
 
 Result<GroupEnding> Session::end_group(std::uint64_t group, const std::string& name, std::uint32_t flags,

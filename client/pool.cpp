@@ -73,6 +73,16 @@ Result<Reply> join(Session& session, const Pool::Opening& opening, Deadline dead
   return reply;
 }
 
+Result<void> leave(Session& session, std::uint64_t pool, std::uint32_t flags) {
+  std::array<std::byte, 64> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_POOL_LEAVE, 0, Status::ok, shmbw_pool_leave{pool, flags, 0});
+  const auto packet = writer.finish(0);
+  auto reply = session.call(std::span(buffer).first(packet.size()), Deadline::after(0));
+  if (!reply) return std::unexpected(reply.error());
+  return {};
+}
+
 }  // namespace
 
 Result<void> Pool::map(Reply& reply, std::uint64_t directory_bytes, std::uint64_t control_bytes) {
@@ -92,7 +102,8 @@ Result<void> Pool::map(Reply& reply, std::uint64_t directory_bytes, std::uint64_
 void Pool::begin(std::uint32_t index, std::uint32_t life) {
   if (me_) former_.push_back(std::move(me_));
   me_ = std::make_unique<Participant>(view_, index, life);
-  me_->sleeper().on_doorbell([this](std::uint32_t peer, std::uint32_t of_life) { return bell_of(peer, of_life); });
+  me_->sleeper().on_doorbell(
+      [this](std::uint32_t peer, std::uint32_t of_life, bool dead) { return bell_of(peer, of_life, dead); });
   users_.assign(view_.slots(), 0);
   seen_change_ = change() - 1;
 }
@@ -142,30 +153,44 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
   made->begin(fixed->participant, fixed->life);
   enrol(*made, true);
   made->enrolled_ = true;
+  session->note_pool(made, false);
   for (const SizeClass& one : spec->classes) made->classes_.push_back({one.slot_size, 0, one.slots_limit, {}});
   made->expect(spec->later);
   for (const SizeClass& one : spec->classes)
     if (auto added = made->add_segment(one.slot_size, one.slots, one.slots_limit, timeout); !added)
       return std::unexpected(added.error());
   made->leave_flags_ = 0;
-  session->note_pool(made, spec->name);
+  session->note_pool(made, true);
   return made;
 }
 
 Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session, const Opening& opening) {
   if (session->is_local()) return needs_broker("pools and queues");
-  if (auto known = session->pool(opening.id, opening.address)) return known->for_opening(opening);
+  if (auto known = opening.id != 0 ? session->pool(opening.id) : nullptr) return known->for_opening(opening);
   auto mark = ForkMark::make();
   if (!mark) return system_failure(mark.error(), "a page to notice fork with");
   const Deadline until = opening.wait == 0 ? Deadline::now() : Deadline::after(opening.wait);
-  Result<Reply> reply = join(*session, opening, Deadline::after(opening.timeout));
-  std::int64_t pause = kLeastRest;
-  for (const Deadline settled = Deadline::after(opening.timeout); !reply; pause = std::min(pause * 2, kMostRest)) {
+  Deadline settled = Deadline::after(opening.timeout);
+  bool made_here = false;
+  Result<Reply> reply = join(*session, opening, settled);
+  for (std::int64_t pause = kLeastRest; !reply; pause = std::min(pause * 2, kMostRest)) {
     Deadline last = until;
-    if (reply.error().status == Status::busy && !settled.passed()) {
-      last = settled;
-      // The session is in it: by another address, or another thread opens it right now, or leaves it.
-      if (auto known = session->pool(reply.error().shortage.scope_id, {})) return known->for_opening(opening);
+    if (reply.error().status == Status::busy) {
+      // The session is in it.
+      const std::uint64_t id = reply.error().shortage.scope_id;
+      if (auto known = session->pool(id)) return known->for_opening(opening);
+      if (session->makes_pool(id)) {  // which may take longer than any answer of the broker
+        made_here = true;
+        last = later(settled, until);
+        if (last.passed())
+          return error(Status::deadline,
+                       "another thread of this process made the pool and was still adding its memory at the deadline");
+      } else {
+        // Another thread opens it right now, or leaves it, perhaps because it could not be made.
+        if (std::exchange(made_here, false)) settled = Deadline::after(opening.timeout);
+        if (settled.passed()) break;
+        last = settled;
+      }
     } else if (reply.error().status != Status::not_found || opening.id != 0 || opening.wait == 0) {
       break;
     } else if (until.passed()) {
@@ -177,6 +202,13 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   if (!reply) return std::unexpected(reply.error());
   auto fixed = fixed_of<shmbw_pool_join_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
+  if (auto inherited = session->pool(fixed->pool); inherited && inherited->is_fresh_child()) {
+    // A forked child's, which this place was not meant for: it joins in its own manner, as what its parent was there.
+    reply->fds.clear();
+    if (auto left = leave(*session, fixed->pool, 0); !left) return std::unexpected(left.error());
+    if (auto entered = inherited->enter(); !entered) return std::unexpected(entered.error());
+    return inherited->for_opening(opening);
+  }
   std::shared_ptr<Pool> joined(new Pool(session, opening.read_only));
   joined->mark_ = std::move(*mark);
   joined->id_ = fixed->pool;
@@ -190,7 +222,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   joined->expect(opening.later);
   joined->read_segments();
   (void)joined->attach_segments(0);  // what fails now is tried again when a slot of it is met
-  session->note_pool(joined, opening.address);
+  session->note_pool(joined, true);
   return joined;
 }
 
@@ -211,35 +243,29 @@ Pool::~Pool() {
     me_->flush_cache();
   }
   segments_.clear();
-  std::array<std::byte, 64> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_POOL_LEAVE, 0, Status::ok, shmbw_pool_leave{id_, leave_flags_, 0});
-  const auto packet = writer.finish(0);
-  (void)session_->call(std::span(buffer).first(packet.size()), Deadline::after(0));
+  (void)leave(*session_, id_, leave_flags_);
 }
 
 Result<void> Pool::remove() {
   if (auto entered = enter(); !entered) return entered;
-  std::array<std::byte, 64> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_POOL_LEAVE, 0, Status::ok,
-               shmbw_pool_leave{id_, SHMBW_POOL_LEAVE_REMOVE | SHMBW_POOL_LEAVE_STAY, 0});
-  const auto packet = writer.finish(0);
-  auto reply = session_->call(std::span(buffer).first(packet.size()), Deadline::after(0));
-  if (!reply) return std::unexpected(reply.error());
-  session_->forget_pool_name(id_);
-  return {};
+  return leave(*session_, id_, SHMBW_POOL_LEAVE_REMOVE | SHMBW_POOL_LEAVE_STAY);
 }
 
 // The areas are mapped by inheritance, and the session has taken over the segments' leases.
 Result<void> Pool::rejoin() {
-  std::lock_guard guard(rejoining_);
+  std::lock_guard guard(held_over_fork_);
   if (mark_.intact()) return {};
   if (auto entered = session_->enter(); !entered) return entered;
   Opening again;
   again.id = id_;
   again.read_only = read_only_;
-  auto reply = join(*session_, again, Deadline::after(0));
+  const Deadline settled = Deadline::after(0);
+  auto reply = join(*session_, again, settled);
+  // What a call that came too late was granted, or an opening of the same pool by another name, is left right now.
+  while (!reply && reply.error().status == Status::busy && !settled.passed()) {
+    sys::rest(kLeastRest);
+    reply = join(*session_, again, Deadline::after(0));
+  }
   if (!reply) return error(reply.error().status, "the forked child could not join the pool: " + reply.error().sentence);
   auto fixed = fixed_of<shmbw_pool_join_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());

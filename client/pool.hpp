@@ -127,6 +127,8 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     return rejoin();
   }
   bool is_fresh_child() const { return !mark_.intact(); }
+  // While one thread of a forked child joins, or opens an end of a queue anew. Taken before the lock.
+  std::mutex& held_over_fork() { return held_over_fork_; }
   std::uint32_t change() const { return view_.header().change.load(std::memory_order_acquire); }
   bool broken() const { return view_.header().broken.load(std::memory_order_relaxed) != 0; }
   Error why_broken() const;
@@ -190,10 +192,17 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   // way at a time; what has not come when it is needed, the broker rings.
   void want_bells(std::uint64_t participants);
   void fetch_bells(std::uint64_t participants, Deadline deadline, Lock& lock);  // waits for them, as long as that
-  int doorbell_descriptor() const { return bell_[0] ? bell_[0].get() : -1; }
+  int doorbell_descriptor() const { return bell_.ours ? bell_.ours.get() : -1; }
 
-  void lock_for_fork() override { me_->lock().lock(); }
-  void unlock_after_fork() override { me_->lock().unlock(); }
+  // A forked child joins under the first of these, which keeps `me_` the same as well.
+  void lock_for_fork() override {
+    held_over_fork_.lock();
+    me_->lock().lock();
+  }
+  void unlock_after_fork() override {
+    me_->lock().unlock();
+    held_over_fork_.unlock();
+  }
 
  private:
   struct Segment {
@@ -216,6 +225,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     std::uint64_t rung = 0;       // the sleep for which the broker was asked to ring
     Fd fd;
   };
+  static constexpr std::int64_t kAskAgainAfter = 10'000'000'000;  // for a peer's doorbell, in vain
   struct AskedBell {
     std::uint32_t participant = 0, life = 0;
     std::shared_ptr<Channel::Later> answer;  // null: none is under way
@@ -235,7 +245,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Class* class_for(std::uint64_t length);
   std::uint32_t may_grow(const Class& wanted) const;
   bool is_being_made() const;
-  int bell_of(std::uint32_t participant, std::uint32_t life);
+  int bell_of(std::uint32_t participant, std::uint32_t life, bool dead);
   bool has_bell(std::uint32_t participant, std::uint32_t life) const {
     return bells_[participant].fd && bells_[participant].life == life;
   }
@@ -252,7 +262,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   const std::shared_ptr<Session> session_;
   const bool read_only_;
   ForkMark mark_;
-  std::mutex rejoining_;
+  std::mutex held_over_fork_;
   std::uint64_t id_ = 0, group_ = 0, parent_stamp_ = 0;
   std::atomic<std::uint64_t> incarnation_ = 1;
   Mapping directory_, control_;
@@ -267,7 +277,12 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   std::uint32_t leave_flags_ = 0;
   bool small_pages_ = false, no_populate_ = false, growing_ = false, enrolled_ = false;
 
-  std::array<Fd, 2> bell_;  // the end we read, the end the broker gives to peers
+  struct {
+    // `theirs` is what the broker gives to peers. Kept: without any holder but the broker our end would read as closed
+    // while peers come and go.
+    Fd ours, theirs;
+    bool set = false;  // the broker has said that it has it
+  } bell_;
   std::array<PeerBell, pool::kParticipants> bells_;
   AskedBell asked_bell_;
   std::vector<QueueSet*> armed_;

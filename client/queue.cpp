@@ -193,14 +193,13 @@ Result<void> Queue::open_ends(bool again) {
   return {};
 }
 
-// A forked child's ends are opened anew; what the parent had in hand is the parent's.
-Result<void> Queue::enter() {
-  if (auto entered = pool_->enter(); !entered) return entered;
-  if (incarnation_ == pool_->incarnation()) [[likely]]
-    return {};
-  const std::lock_guard one_by_one(reopening_);  // the child's threads may come at once
+// A forked child's ends are opened anew, by one of its threads; what the parent had in hand is the parent's.
+Result<void> Queue::open_in_child() {
+  const std::lock_guard one_by_one(pool_->held_over_fork());
   if (incarnation_ == pool_->incarnation()) return {};
   if (open_) {
+    descriptor_.reset();
+    Pool::Lock lock(pool_->me().lock());
     open_ = false;
     out_ = {};
     ins_.clear();
@@ -216,8 +215,6 @@ Result<void> Queue::enter() {
     gone_writers_.clear();
     readers_gone_ = false;
     sent_ = received_count_ = 0;
-    const std::lock_guard alone(describing_);
-    descriptor_.reset();
   }
   if (auto opened = open_ends(true); !opened)
     return error(opened.error().status, "the forked child could not open its own end: " + opened.error().sentence);
@@ -501,26 +498,31 @@ Result<QueueFacts> Queue::facts() {
   return out;
 }
 
-void Queue::rearm() {
-  if (!described_) return;
-  const std::lock_guard one_by_one(describing_);
-  if (descriptor_) descriptor_->rearm();
-}
-
 Result<int> Queue::descriptor() {
   if (auto entered = enter(); !entered) return std::unexpected(entered.error());
   if (!spec_.reader) return error(Status::denied, "this handle is no reader of the queue");
-  const std::lock_guard one_by_one(describing_);
-  if (!descriptor_) {
-    auto set = std::make_unique<QueueSet>();
-    if (auto added = set->add(*this, nullptr); !added) return std::unexpected(added.error());
-    auto fd = set->descriptor();
-    if (!fd) return fd;
-    descriptor_ = std::move(set);
-    described_ = true;
-    return fd;
+  if (QueueSet* const set = own_set()) return set->descriptor();
+  auto set = std::make_unique<QueueSet>();
+  if (auto added = set->add(*this, nullptr); !added) return std::unexpected(added.error());
+  auto fd = set->descriptor();
+  if (!fd) return fd;
+  {
+    Pool::Lock lock(pool_->me().lock());
+    if (!descriptor_) {
+      descriptor_ = std::move(set);
+      return fd;
+    }
   }
-  return descriptor_->descriptor();
+  return own_set()->descriptor();  // another thread was faster: its caller polls that one already
+}
+
+QueueSet* Queue::own_set() {
+  Pool::Lock lock(pool_->me().lock());
+  return descriptor_.get();
+}
+
+void Queue::rearm() {
+  if (QueueSet* const set = own_set()) set->rearm();
 }
 
 }  // namespace shmb::client

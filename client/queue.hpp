@@ -8,7 +8,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -78,7 +77,12 @@ class Queue {
   bool at_least_once() const { return (flags_ & pool::kQueueAtLeastOnce) != 0; }
   bool reads() const { return spec_.reader; }
   std::atomic<std::uint64_t>& reader_mask() const { return pool_->view().queue_waiters(index_).readers.mask; }
-  Result<void> enter();
+  Result<void> enter() {
+    if (auto entered = pool_->enter(); !entered) return entered;
+    if (incarnation_ == pool_->incarnation()) [[likely]]
+      return {};
+    return open_in_child();
+  }
   // How long a receive waits for the broker where the words of the message itself lie in memory that is not mapped yet;
   // 0: as long as the spec says. For who tries again anyway: the pool's lock is held meanwhile.
   void wait_for_mapping(std::int64_t timeout);
@@ -135,6 +139,7 @@ class Queue {
 
   Queue(std::shared_ptr<Pool> pool, QueueSpec spec);
   Result<void> open_ends(bool again);
+  Result<void> open_in_child();
   Result<void> ask_to_close(std::uint32_t flags);
   void look_around();  // after the directory has changed
   void look_for_lanes_to_read();
@@ -198,14 +203,14 @@ class Queue {
   void attach_parts(Message& message, const Error* unanswered);
   std::optional<Error> news();  // CLOSED, PEER_GONE, BROKEN: what a reader is told when nothing is there
   void let_borrowed_go();
-  void
-  rearm();  // of a queue that was found empty: its descriptor, if anybody asked for that, tells of the next message
+  QueueSet* own_set();  // behind descriptor(), once somebody has asked for that
+  // Of a queue that was found empty: its descriptor, if anybody asked for that, tells of the next message.
+  void rearm();
   std::uint32_t body_room() const { return cell_size_ - 8 - ((flags_ & pool::kQueueExpiring) != 0 ? 8 : 0); }
 
   const std::shared_ptr<Pool> pool_;
   const QueueSpec spec_;
-  std::mutex reopening_;
-  std::atomic<std::uint64_t> incarnation_ = 0;
+  std::atomic<std::uint64_t> incarnation_ = 0;  // of the pool, when its ends were opened
   std::uint32_t index_ = 0, serial_ = 0, flags_ = 0, cells_ = 0, cell_size_ = 64, seen_change_ = 0, deaths_ = 0;
   pool::QueueKind kind_ = pool::QueueKind::none;
   bool open_ = false, closed_ = false, readers_gone_ = false;
@@ -234,9 +239,7 @@ class Queue {
 
   std::vector<Peer> readers_, writers_, gone_writers_;
   std::uint64_t sent_ = 0, received_count_ = 0, expired_ = 0;
-  std::mutex describing_;  // several threads may receive from a claim queue, and find it empty
-  std::atomic<bool> described_ = false;
-  std::unique_ptr<QueueSet> descriptor_;
+  std::unique_ptr<QueueSet> descriptor_;  // made under the lock, and stays
 };
 
 }  // namespace shmb::client

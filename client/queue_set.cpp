@@ -12,14 +12,7 @@
 
 namespace shmb::client {
 
-QueueSet::~QueueSet() {
-  close_descriptor();
-  for (const auto& pool : pools()) {
-    if (pool->is_fresh_child()) continue;
-    Pool::Lock lock(pool->me().lock());
-    pool->disarm(*this);
-  }
-}
+QueueSet::~QueueSet() { close_descriptor(); }
 
 std::vector<std::shared_ptr<Pool>> QueueSet::pools() const {
   std::vector<std::shared_ptr<Pool>> out;
@@ -34,31 +27,41 @@ Result<void> QueueSet::add(Queue& queue, void* tag) {
   if (std::ranges::any_of(entries_, [&](const Entry& entry) { return entry.queue == &queue; }))
     return error(Status::exists, "the queue is in the set already");
   forget_parent();
+  disarm_all();
   entries_.push_back({&queue, tag, queue.shared_pool(), queue.pool().incarnation()});
-  if (epoll_) return watch(queue.pool());
-  return {};
+  if (!epoll_) return {};
+  auto watched = watch(queue.pool());
+  if (!watched) {  // as if it had never been here: its user may close it now
+    entries_.pop_back();
+    forget(queue.shared_pool());
+  }
+  signal();  // until somebody has looked and armed it
+  return watched;
 }
 
 Result<void> QueueSet::remove(Queue& queue) {
   forget_parent();
   const auto at = std::ranges::find(entries_, &queue, &Entry::queue);
   if (at == entries_.end()) return error(Status::not_found, "the queue is not in the set");
+  disarm_all();
   const std::shared_ptr<Pool> pool = at->pool;
   entries_.erase(at);
-  if (!pool->is_fresh_child() &&
-      std::ranges::none_of(entries_, [&](const Entry& entry) { return entry.pool == pool; })) {
-    if (std::ranges::none_of(entries_, [&](const Entry& entry) { return entry.pool->session() == pool->session(); }))
-      std::erase_if(told_, [&](const Told& told) {
-        if (told.session != pool->session()) return false;
-        unwatch(told.socket);
-        told.session->remove_listener(event_.get());
-        return true;
-      });
-    Pool::Lock lock(pool->me().lock());
-    unwatch(pool->doorbell_descriptor());
-    pool->disarm(*this);
-  }
+  forget(pool);
+  signal();
   return {};
+}
+
+void QueueSet::forget(const std::shared_ptr<Pool>& pool) {
+  if (pool->is_fresh_child() || std::ranges::find(entries_, pool, &Entry::pool) != entries_.end()) return;
+  if (std::ranges::none_of(entries_, [&](const Entry& entry) { return entry.pool->session() == pool->session(); }))
+    std::erase_if(told_, [&](const Told& told) {
+      if (told.session != pool->session()) return false;
+      unwatch(told.socket);
+      told.session->remove_listener(event_.get());
+      return true;
+    });
+  Pool::Lock lock(pool->me().lock());
+  unwatch(pool->doorbell_descriptor());
 }
 
 bool QueueSet::something_there(Pool& pool) {
@@ -105,14 +108,29 @@ const QueueSet::Entry* QueueSet::ready() {
 // The parent's descriptors are shared with it: closed, never read.
 void QueueSet::forget_parent() {
   bool forked = false;
-  for (Entry& entry : entries_)
-    forked |= std::exchange(entry.incarnation, entry.pool->incarnation()) != entry.pool->incarnation();
+  for (Entry& entry : entries_) {
+    forked |= entry.pool->is_fresh_child();
+    if (entry.incarnation == entry.pool->incarnation()) continue;
+    entry.incarnation = entry.pool->incarnation();
+    forked = true;
+  }
   if (forked) close_descriptor();
 }
 
+void QueueSet::disarm_all() {
+  for (const auto& pool : pools()) {
+    if (pool->is_fresh_child()) continue;
+    Pool::Lock lock(pool->me().lock());
+    pool->disarm(*this);
+  }
+}
+
+// Disarmed first: the number of a closed descriptor may be another file's by the time another thread signals.
 void QueueSet::close_descriptor() {
+  disarm_all();
   for (const Told& told : told_) told.session->remove_listener(event_.get());
   told_.clear();
+  rearming_ = false;  // in a forked child: by a thread that is the parent's
   epoll_ = Fd();
   event_ = Fd();
   watched_.clear();
@@ -194,6 +212,12 @@ bool QueueSet::arm_all() {
 
 void QueueSet::rearm() {
   if (!epoll_) return;
+  // The look of arm_all() comes last, so whoever is at it sees what this thread would see, or is rung for it.
+  if (rearming_.exchange(true, std::memory_order_acquire)) return;
+  struct Ends {
+    std::atomic<bool>& rearming;
+    ~Ends() { rearming.store(false, std::memory_order_release); }
+  } const ends{rearming_};
   quiet();
   if (!arm_all()) signal();
 }
@@ -213,18 +237,21 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
   const auto all = pools();
   if (all.size() == 1) {
     Pool& pool = *all[0];
-    bool woken_up = false;
-    {
-      Pool::Lock lock(pool.me().lock());
-      entries_[0].queue->set_spin();
-      std::vector<std::atomic<std::uint64_t>*> masks;
-      collect_masks(pool, masks);
-      auto woken = pool.sleep(masks, [&] { return something_there(pool); }, until.until());
-      if (!woken) return std::unexpected(woken.error());
-      woken_up = *woken;
+    std::vector<std::atomic<std::uint64_t>*> masks;
+    collect_masks(pool, masks);
+    for (;;) {
+      bool woken_up = false;
+      {
+        Pool::Lock lock(pool.me().lock());
+        entries_[0].queue->set_spin();
+        auto woken = pool.sleep(masks, [&] { return something_there(pool); }, until.until());
+        if (!woken) return std::unexpected(woken.error());
+        woken_up = *woken;
+      }
+      if (const Entry* entry = woken_up ? chosen() : nullptr) return *entry;
+      // Another consumer was faster.
+      if (!woken_up || until.until().passed()) return error(Status::deadline, late);
     }
-    if (const Entry* entry = woken_up ? chosen() : nullptr) return *entry;
-    return error(Status::deadline, late);
   }
   if (auto made = make_descriptor(); !made) return std::unexpected(made.error());
   for (;;) {
@@ -250,9 +277,15 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
 // Doorbells of a pool
 
 Result<int> Pool::doorbell(Lock&) {
-  if (bell_[0]) return bell_[0].get();
-  auto pair = sys::seqpacket_pair();
-  if (!pair) return system_failure(pair.error(), "a socket pair for the doorbell");
+  if (bell_.set) return bell_.ours.get();
+  // Also after a SET whose answer did not come in time: the broker may have given that pair's end to peers, who keep
+  // it.
+  if (!bell_.ours) {
+    auto pair = sys::seqpacket_pair();
+    if (!pair) return system_failure(pair.error(), "a socket pair for the doorbell");
+    bell_.ours = std::move((*pair)[0]);
+    bell_.theirs = std::move((*pair)[1]);
+  }
   std::array<std::byte, 64> buffer;
   wire::Writer writer(buffer);
   shmbw_pool_doorbell request{};
@@ -260,13 +293,11 @@ Result<int> Pool::doorbell(Lock&) {
   request.flags = SHMBW_DOORBELL_SET;
   writer.begin(SHMBW_OP_POOL_DOORBELL, 0, Status::ok, request);
   const auto packet = writer.finish(1);
-  const int theirs[] = {(*pair)[1].get()};
+  const int theirs[] = {bell_.theirs.get()};
   auto reply = session_->call(std::span(buffer).first(packet.size()), Deadline::after(0), nullptr, theirs);
   if (!reply) return std::unexpected(reply.error());
-  bell_[0] = std::move((*pair)[0]);
-  // Kept: without any holder but the broker our end would read as closed while peers come and go.
-  bell_[1] = std::move((*pair)[1]);
-  return bell_[0].get();
+  bell_.set = true;
+  return bell_.ours.get();
 }
 
 std::span<std::byte> Pool::bell_request(std::span<std::byte> buffer, std::uint32_t flag, std::uint32_t participant,
@@ -282,7 +313,6 @@ std::span<std::byte> Pool::bell_request(std::span<std::byte> buffer, std::uint32
 }
 
 void Pool::note_bell(std::uint32_t participant, std::uint32_t life, std::vector<Fd>& fds) {
-  constexpr std::int64_t kAskAgainAfter = 10'000'000'000;
   PeerBell& bell = bells_[participant];
   bell = {life, 0, 0, {}};
   if (!fds.empty()) bell.fd = std::move(fds.front());
@@ -341,10 +371,15 @@ void Pool::fetch_bells(std::uint64_t participants, Deadline deadline, Lock& lock
 
 // On the path of a message: nothing here waits. Who has not got the doorbell asks the broker to ring, once for each
 // sleep, which needs no answer: that rings however long the broker is stopped, and whether or not this process ever
-// calls again. The flag stays for wakers who have got it.
-int Pool::bell_of(std::uint32_t participant, std::uint32_t life) {
+// calls again. The flag stays for wakers who have got it. `dead`: the one that was found has no other end any more. Its
+// owner may have another one by now, or somebody has shut it down: it is not asked for at each ring.
+int Pool::bell_of(std::uint32_t participant, std::uint32_t life, bool dead) {
   if (participant >= bells_.size()) return -1;
   take_asked_bell();
+  if (dead && has_bell(participant, life)) {
+    bells_[participant].fd = Fd();
+    bells_[participant].not_before = sys::now_monotonic() + kAskAgainAfter;
+  }
   if (has_bell(participant, life)) return bells_[participant].fd.get();
   if ((view_.header().doorbells.load(std::memory_order_acquire) >> participant & 1) == 0) return -1;
   const std::uint64_t sleep = view_.wait(participant).sleep.load(std::memory_order_relaxed);
@@ -392,11 +427,11 @@ void Pool::pass_on() {
 
 bool Pool::ring_heard(QueueSet& set) {
   constexpr int kMost = 64;  // a peer may ring without end: the rest is heard the next time
-  if (!bell_[0]) return true;
+  if (!bell_.ours) return true;
   bool rang = false, open = true;
   std::array<std::byte, 16> bytes;
   for (int i = 0; i < kMost && open; ++i) {
-    auto heard = sys::receive_data(bell_[0].get(), bytes);
+    auto heard = sys::receive_data(bell_.ours.get(), bytes);
     if (!heard) break;
     open = !heard->end_of_file;
     rang |= open;

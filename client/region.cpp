@@ -295,11 +295,11 @@ Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, st
 
 Result<void> Region::release(std::uint32_t flags) {
   if (std::exchange(released_, true)) return {};
-  session_->withdraw_region(place_);
+  const bool leased = session_->withdraw_region(place_);
   if (auto rest = held_.lock(); rest && rest->here()) return leave_to(*rest, flags);
   mapping_.reset();
   kept_.reset();
-  if (session_->is_local() || session_->is_fresh_child() || orphaned_ || session_->lost()) return {};
+  if (session_->is_local() || !leased || orphaned_ || session_->lost()) return {};
   // Recycled memory must be nobody's: no further mapping here, and no child forked since that may map it without the
   // broker's knowledge. (Descriptors outside of the books were told when they left.)
   std::uint32_t wire = 0;

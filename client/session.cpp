@@ -240,30 +240,30 @@ std::list<Region*>::iterator Session::enrol_region(Region* region) {
   return regions_.insert(regions_.end(), region);
 }
 
-void Session::withdraw_region(std::list<Region*>::iterator place) {
+bool Session::withdraw_region(std::list<Region*>::iterator place) {
+  const std::lock_guard taken_over(takeover_);  // whoever takes over has pointers to the handles
   Channel::Lock lock(channel_.mutex());
   regions_.erase(place);
+  return !is_fresh_child();
 }
 
-void Session::note_pool(const std::shared_ptr<Pool>& pool, const std::string& address) {
+void Session::note_pool(const std::shared_ptr<Pool>& pool, bool whole) {
   Channel::Lock lock(channel_.mutex());
-  std::erase_if(pools_, [](const Joined& joined) { return joined.pool.expired(); });
-  pools_.push_back({pool->id(), address, pool});
+  std::erase_if(pools_, [&](const Joined& joined) { return joined.id == pool->id() || joined.pool.expired(); });
+  pools_.push_back({pool->id(), whole, pool});
 }
 
-std::shared_ptr<Pool> Session::pool(std::uint64_t id, const std::string& address) {
+std::shared_ptr<Pool> Session::pool(std::uint64_t id) {
   Channel::Lock lock(channel_.mutex());
   for (const Joined& joined : pools_)
-    if (id != 0 ? joined.id == id : joined.address == address)
-      if (auto pool = joined.pool.lock()) return pool;
+    if (joined.id == id && joined.whole) return joined.pool.lock();
   return nullptr;
 }
 
-void Session::forget_pool_name(std::uint64_t id) {
+bool Session::makes_pool(std::uint64_t id) {
   Channel::Lock lock(channel_.mutex());
-  std::erase_if(pools_, [](const Joined& joined) { return joined.pool.expired(); });
-  for (Joined& joined : pools_)
-    if (joined.id == id) joined.address.clear();
+  return std::ranges::any_of(
+      pools_, [&](const Joined& joined) { return joined.id == id && !joined.whole && !joined.pool.expired(); });
 }
 
 std::uint64_t Session::next_local_id() {
@@ -346,10 +346,7 @@ Result<void> Session::OwnWatch::begin(const WatchSpec& spec, Deadline deadline) 
   return {};
 }
 
-Result<Event> Session::OwnWatch::await(Deadline deadline) {
-  if (auto waited = session_.channel_.await(subscription_, deadline); !waited) return std::unexpected(waited.error());
-  return subscription_.events.front();
-}
+Result<Event> Session::OwnWatch::await(Deadline deadline) { return session_.channel_.await(subscription_, deadline); }
 
 Result<Event> Session::next_event(Deadline deadline) {
   if (local_) return needs_broker("events");

@@ -144,11 +144,14 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
 
   // Handles enrol so that a forked child can take their leases over.
   std::list<Region*>::iterator enrol_region(Region* region);
-  void withdraw_region(std::list<Region*>::iterator place);
-  // A session joins a pool once: its handles share what is here.
-  void note_pool(const std::shared_ptr<Pool>& pool, const std::string& address);
-  void forget_pool_name(std::uint64_t id);
-  std::shared_ptr<Pool> pool(std::uint64_t id, const std::string& address);
+  // False: in a forked child that has not called yet, and now has nothing of it to take over. A child that is just
+  // taking over is waited for.
+  bool withdraw_region(std::list<Region*>::iterator place);
+  // A session joins a pool once: its handles share what is here. Not by name: what a name stands for changes with the
+  // session's group, with a removal and with a new pool, and only the broker knows of all of these.
+  void note_pool(const std::shared_ptr<Pool>& pool, bool whole);  // not whole: its maker still adds the memory
+  std::shared_ptr<Pool> pool(std::uint64_t id);                   // a whole one
+  bool makes_pool(std::uint64_t id);
   bool pump() { return channel_.pump(); }
   std::vector<GpuEvent> take_gpu_events() { return channel_.take_gpu_events(); }
   int socket_descriptor() { return channel_.socket_descriptor(); }
@@ -178,7 +181,7 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   std::list<Region*> regions_;
   struct Joined {
     std::uint64_t id;
-    std::string address;
+    bool whole;
     std::weak_ptr<Pool> pool;
   };
   std::vector<Joined> pools_;

@@ -619,8 +619,10 @@ typedef struct shmb_pool_open_options {
   int64_t timeout_ns; /* of each answer of the broker */
 } shmb_pool_open_options;
 
-/* Joins a pool by its address. Errors: NOT_FOUND, DEADLINE, LIMIT (64 participants), DENIED, BUSY (this session has it
- * open read-only, and may not write through another handle), LOCAL_ONLY. */
+/* Joins a pool by its address, as the broker reads that now; one that this session is in already gives one more handle.
+ * Errors: NOT_FOUND, DEADLINE (also where another thread of the process makes it, and still adds its memory after
+ * timeout_ns and wait_ns), LIMIT (64 participants), DENIED, BUSY (this session has it open read-only, and may not write
+ * through another handle), LOCAL_ONLY. */
 SHMB_API int shmb_pool_open(shmb_session* session, const char* address, const shmb_pool_open_options* options,
                             shmb_pool** pool, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -859,8 +861,8 @@ SHMB_API int shmb_message_take_region(shmb_message* message, size_t number, shmb
  * wake-ups happen. The first call must be followed by a receive that answers EMPTY, too. */
 SHMB_API int shmb_queue_descriptor(shmb_queue* queue, int* fd, shmb_error* error) SHMB_NOEXCEPT;
 
-/* Several queues, of one or several pools and sessions, to wait on. A queue handle must be removed before it is closed.
- * One thread at a time uses a set. */
+/* Several queues, of one or several pools and sessions, for one thread at a time to wait on. A queue handle must be
+ * removed before it is closed. Adding and removing make the set's descriptor readable: then wait until EMPTY. */
 SHMB_API int shmb_queue_set_new(shmb_queue_set** set, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API void shmb_queue_set_free(shmb_queue_set* set) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_set_add(shmb_queue_set* set, shmb_queue* queue, void* tag, shmb_error* error) SHMB_NOEXCEPT;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <climits>
 
 #include "base/sys_futex.hpp"
@@ -169,12 +170,13 @@ bool Sleeper::wake_participant(std::uint32_t index) {
 
 bool Sleeper::ring(std::uint32_t index) {
   const auto stamp = pool::Stamp::of(participant_.view().participant(index).stamp.load(std::memory_order_acquire));
-  const int doorbell = find_doorbell_ ? find_doorbell_(index, stamp.serial) : -1;
+  const int doorbell = find_doorbell_ ? find_doorbell_(index, stamp.serial, false) : -1;
   if (doorbell < 0) return false;
-  // EAGAIN: it holds unread rings already. Any other failure: its owner has closed it.
   constexpr std::byte one{1};
-  (void)sys::send(doorbell, {&one, 1}, {}, {}, false);
-  return true;
+  const auto sent = sys::send(doorbell, {&one, 1}, {}, {}, false);
+  if (sent || sent.error().value == EAGAIN) return true;  // EAGAIN: it holds unread rings already
+  (void)find_doorbell_(index, stamp.serial, true);
+  return false;
 }
 
 }  // namespace shmb::client

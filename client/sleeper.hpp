@@ -69,7 +69,8 @@ class Sleeper {
  public:
   using Masks = std::span<std::atomic<std::uint64_t>* const>;  // &Waiters::mask of every source that is waited for
   // A descriptor of a peer's doorbell; -1: it cannot be had. Asked each time, so the callback keeps what it fetched.
-  using FindDoorbell = std::function<int(std::uint32_t participant, std::uint32_t life)>;
+  // `dead`: the one that it has just given cannot be rung.
+  using FindDoorbell = std::function<int(std::uint32_t participant, std::uint32_t life, bool dead)>;
   static constexpr std::int64_t kDefaultSpin = 20'000;
 
   explicit Sleeper(Participant& participant) : participant_(participant) {}

@@ -406,13 +406,47 @@ TEST_CASE("events of the library's own subscriptions do not reach the user") {
   peer.gone(31);  // at once: before the caller can have done anything
   peer.gone(32);
   caller.join();
-  must(peer.channel.await(own, Deadline::after(0)));
-  CHECK(own.events.size() == 1);
+  CHECK(must(peer.channel.await(own, Deadline::after(0))).watch == 31);
+  CHECK(own.events.empty());  // it was taken out under the lock, not looked at behind it
   CHECK(must(peer.channel.next_event(Deadline::after(0))).watch == 32);
   peer.channel.unsubscribe(own);
   CHECK(peer.take().header.op == SHMBW_OP_WATCH);  // the cancellation
   peer.gone(31);                                   // it crossed: nobody's any more, but harmless
   CHECK(must(peer.channel.next_event(Deadline::after(0))).watch == 31);
+}
+
+TEST_CASE("a subscription's events are taken while another thread reads more of them") {
+  constexpr std::uint64_t kLast = 1'000'000;
+  const std::uint64_t rounds = 500;
+  Peer peer;
+  std::thread broker([&] {
+    std::array<std::byte, 128> out;
+    for (std::uint64_t watch = 1; watch <= 2 * rounds; ++watch) {  // each is asked for, and cancelled
+      const auto request = peer.take();
+      wire::Writer reply(out);
+      reply.begin(SHMBW_OP_WATCH | SHMBW_REPLY, request.header.tag, Status::ok, shmbw_watch_reply{watch, 0, 0});
+      peer.give(reply.finish(0));
+      if (watch % 2 == 0) continue;
+      for (int i = 0; i < 4; ++i) peer.gone(watch);
+    }
+    peer.gone(kLast);
+  });
+  std::thread reader([&] {  // mostly the leader
+    while (must(peer.channel.next_event(Deadline::after(kForever))).watch != kLast) {
+    }
+  });
+  for (std::uint64_t i = 0; i < rounds; ++i) {
+    Channel::Subscription own;
+    std::vector<std::byte> buffer(256);
+    wire::Writer writer(buffer);
+    writer.begin(SHMBW_OP_WATCH, 0, Status::ok, shmbw_watch{});
+    buffer.resize(writer.finish(0).size());
+    REQUIRE(peer.channel.call(buffer, Deadline::after(60'000'000'000), &own).has_value());
+    CHECK(must(peer.channel.await(own, Deadline::after(60'000'000'000))).watch == own.watch);
+    peer.channel.unsubscribe(own);
+  }
+  broker.join();
+  reader.join();
 }
 
 TEST_CASE("events that are never asked for do not grow without bound: a gap tells how many went") {
@@ -437,6 +471,89 @@ TEST_CASE("a broker that takes no request is a deadline, not a hang") {
     if (status_of(last) == Status::deadline && last.error().sentence.find("did not take") != std::string::npos) break;
   }
   CHECK(last.error().sentence.find("did not take") != std::string::npos);
+}
+
+TEST_CASE("what a broker does not read for long is told to it all the same, in order and up to a bound") {
+  constexpr std::int64_t kPatience = 1'000'000'000;
+  Peer peer;
+  const auto release = [&](std::uint64_t region) {
+    std::array<std::byte, 128> buffer;
+    wire::Writer writer(buffer);
+    writer.begin_batch<shmbw_release>(SHMBW_OP_RELEASE, 0, 1, SHMBW_HEADER_NO_REPLY);
+    writer.element(0, shmbw_release{{region, 1, 0}, 1, 0});
+    const auto packet = writer.finish(0);
+    return peer.channel.post(std::span(buffer).first(packet.size()), Deadline::after(kPatience));
+  };
+  // Only the first that does not fit waits, and the one that is too many.
+  std::uint64_t posted = 0;
+  Result<void> last;
+  while (posted < 100'000 && (last = release(posted + 1))) ++posted;
+  CHECK(status_of(last) == Status::deadline);
+  CHECK(posted >= 4096);
+  CHECK(posted < 100'000);
+  auto now_or_never = status_request();
+  CHECK(status_of(peer.channel.post(now_or_never, Deadline::now())) == Status::deadline);
+  auto leave = [&] {
+    std::array<std::byte, 128> buffer;
+    wire::Writer writer(buffer);
+    writer.begin(SHMBW_OP_POOL_LEAVE, 0, Status::ok, shmbw_pool_leave{9, 0, 0});
+    const auto packet = writer.finish(0);
+    return peer.channel.call(std::span(buffer).first(packet.size()), Deadline::after(kPatience));
+  };
+  for (int i = 0; i < 2; ++i) CHECK(peer.take().header.op == SHMBW_OP_RELEASE);
+  CHECK(peer.channel.pump());  // which makes room
+  CHECK(status_of(leave()) == Status::deadline);
+  std::uint64_t heard = 2, left = 0;
+  std::thread reads([&] {
+    for (auto request = peer.take(); !request.bytes.empty(); request = peer.take()) {
+      if (request.header.op == SHMBW_OP_RELEASE) {
+        shmbw_region_ref region;
+        std::memcpy(&region, request.bytes.data() + sizeof(shmbw_header) + sizeof(shmbw_batch), sizeof region);
+        if (region.id == heard + 1) ++heard;
+      } else if (request.header.op == SHMBW_OP_POOL_LEAVE) {
+        left += heard == posted ? 1U : 0U;
+      } else {
+        return peer.answer_status(request.header.tag, 7);
+      }
+    }
+  });
+  CHECK(ask(peer.channel, kForever).has_value());
+  reads.join();
+  CHECK(heard == posted);
+  CHECK(left == 1);
+}
+
+TEST_CASE("a group is left when the broker says so, whoever still waits for that") {
+  Peer peer;
+  peer.channel.groups = {5, 6};
+  const auto leave = [&](std::uint64_t group, std::int64_t timeout) {
+    std::array<std::byte, 64> buffer;
+    wire::Writer writer(buffer);
+    writer.begin(SHMBW_OP_GROUP_LEAVE, 0, Status::ok, shmbw_group_leave{group});
+    const auto packet = writer.finish(0);
+    return peer.channel.call(std::span(buffer).first(packet.size()), Deadline::after(timeout));
+  };
+  const auto answer = [&](std::uint64_t now_in) {
+    std::array<std::byte, 64> buffer;
+    wire::Writer writer(buffer);
+    writer.begin(SHMBW_OP_GROUP_LEAVE | SHMBW_REPLY, peer.take().header.tag, Status::ok,
+                 shmbw_group_leave_reply{now_in});
+    peer.give(writer.finish(0));
+  };
+  SUBCASE("its caller is told") {
+    std::thread answers([&] { answer(5); });
+    CHECK(leave(6, 20'000'000'000).has_value());
+    answers.join();
+    CHECK(peer.channel.groups.member == 5);
+    CHECK(peer.channel.groups.supervised == 0);
+  }
+  SUBCASE("the answer comes too late for its caller") {
+    CHECK(status_of(leave(0, 1'000'000)) == Status::deadline);
+    answer(0);
+    CHECK(peer.channel.pump());
+    CHECK(peer.channel.groups.member == 0);
+    CHECK(peer.channel.groups.supervised == 6);
+  }
 }
 
 TEST_CASE(

@@ -6,15 +6,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <thread>
 
+#include "base/sys_socket.hpp"
 #include "client/views.hpp"
 #include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
+#include "tests/harness/temp_dir.hpp"
 
 using namespace client_tests;
 using namespace shmb;
@@ -32,7 +35,99 @@ int uses_everything(const std::shared_ptr<Session>& session, Region& region) {
   return session->facts().group == region.facts().group ? 0 : 13;
 }
 
+#define CHILD_STEP(number, condition) \
+  do {                                \
+    if (!(condition)) return number;  \
+  } while (false)
+
+// A broker that the test plays, so that it answers when the test says so.
+struct PlayedBroker {
+  harness::TempDir directory;
+  std::string socket = directory.path() + "/socket";
+  Fd listener = must(shmb::sys::seqpacket_socket(false));
+  std::vector<std::byte> bytes = std::vector<std::byte>(SHMBW_MAX_MESSAGE);
+  shmbw_header header{};
+
+  PlayedBroker() {
+    REQUIRE(sys::bind_path(listener.get(), socket));
+    REQUIRE(sys::listen(listener.get(), 8));
+  }
+  template <class T>
+  static T must(Sys<T> value) {
+    REQUIRE(value.has_value());
+    return std::move(*value);
+  }
+  static void greet(int fd, std::uint64_t tag) {
+    std::array<std::byte, 512> buffer;
+    wire::Writer writer(buffer);
+    shmbw_hello_reply reply{};
+    reply.version = SHMBW_PROTOCOL;
+    reply.epoch = 1;
+    writer.begin(SHMBW_OP_HELLO | SHMBW_REPLY, tag, Status::ok, reply);
+    (void)sys::send(fd, writer.finish(0), {}, {}, true);
+  }
+  // The next request's op; 0: none came before a minute has passed.
+  std::uint16_t take(int fd) {
+    std::vector<Fd> fds;
+    auto readable = sys::poll_readable(fd, 60'000'000'000);
+    auto got = readable && *readable ? sys::receive(fd, bytes, fds, true) : sys::Received{};
+    header = {};
+    if (got && got->size >= sizeof header) std::memcpy(&header, bytes.data(), sizeof header);
+    return header.op;
+  }
+};
+
 }  // namespace
+
+TEST_CASE("a handle that is released while another thread of a forked child takes over is waited for, and released") {
+  PlayedBroker broker;
+  auto ends = PlayedBroker::must(sys::seqpacket_pair());
+  broker.greet(ends[0].get(), 1);
+  SessionFacts known;
+  known.socket = broker.socket;
+  auto session = must(Session::greet(std::move(ends[1]), known, {}, Deadline::after(0)));
+  RegionFacts facts;
+  facts.ref = {7, 1, 0};
+  facts.rights = SHMBW_RIGHT_MAP_READ;
+  auto region = std::make_unique<Region>(session, facts, Mapping(), Fd());
+  auto child = harness::Child::run([&] {
+    Status answered = Status::broken;
+    std::thread calls([&] { answered = status_of(session->ping(Deadline::after(30'000'000'000))); });
+    auto readable = sys::poll_readable(broker.listener.get(), 60'000'000'000);
+    CHILD_STEP(1, readable && *readable);
+    const int fd = ::accept(broker.listener.get(), nullptr, nullptr);
+    CHILD_STEP(2, broker.take(fd) == SHMBW_OP_HELLO);
+    broker.greet(fd, broker.header.tag);
+    CHILD_STEP(3, broker.take(fd) == SHMBW_OP_INHERIT);
+    const std::uint64_t inherits = broker.header.tag;
+    std::atomic<bool> released{false};
+    std::thread releases([&] {
+      region.reset();
+      released = true;
+    });
+    for (int i = 0; i < 300 && !released; ++i) ::usleep(1000);
+    std::array<std::byte, 256> buffer;
+    wire::Writer writer(buffer);
+    writer.begin_batch<shmbw_inherit_reply>(SHMBW_OP_INHERIT | SHMBW_REPLY, inherits, 1);
+    writer.element(0, shmbw_inherit_reply{{}, SHMBW_RIGHT_MAP_READ, 0});
+    (void)sys::send(fd, writer.finish(0), {}, {}, true);
+    unsigned leases_left = 1;
+    std::uint16_t op = broker.take(fd);
+    for (; op == SHMBW_OP_RELEASE; op = broker.take(fd)) --leases_left;
+    CHILD_STEP(4, op == SHMBW_OP_STATUS);
+    wire::Writer last(buffer);
+    last.begin(SHMBW_OP_STATUS | SHMBW_REPLY, broker.header.tag, Status::ok, shmbw_status_reply{});
+    (void)sys::send(fd, last.finish(0), {}, {}, true);
+    calls.join();
+    releases.join();
+    CHILD_STEP(5, answered == Status::ok);
+    session.reset();  // the end of the connection, for the last look
+    while (broker.take(fd) == SHMBW_OP_RELEASE) --leases_left;
+    CHILD_STEP(6, leases_left == 0);
+    return 0;
+  });
+  CHECK(child.wait() == 0);
+}
 
 TEST_CASE("a forked child is a session of its own with leases of its own") {
   const harness::BrokerFixture broker;

@@ -321,6 +321,55 @@ TEST_CASE("a session joins a pool once, and its handles share what is there") {
   CHECK(status_of(try_pool(read_only, "p")) == Status::busy);
 }
 
+TEST_CASE("a name means what it means to the broker now, whatever was opened by it before") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto here = must(make_pool(session, slots_of("p", 64, 1)));
+  auto other = open(broker);
+  auto there = must(make_pool(other, slots_of("p", 64, 1)));
+  auto stays = beside(broker, here);  // so that neither group ends
+  CHECK(must(try_pool(session, "p")).get() == here.get());
+  SUBCASE("after the session has joined another group") {
+    must(session->join_group("#" + std::to_string(there->group()), 0, Deadline::after(0)));
+    CHECK(must(try_pool(session, "p"))->id() == there->id());
+    must(session->join_group("#" + std::to_string(here->group()), 0, Deadline::after(0)));
+    CHECK(must(try_pool(session, "p")).get() == here.get());
+  }
+  SUBCASE("where the session itself made the pool, in a group that it is not in") {
+    PoolSpec spec = slots_of("elsewhere", 64, 1);
+    spec.group = must(session->create_group({}, Deadline::after(0))).id;
+    auto made = must(make_pool(session, spec));
+    CHECK(status_of(try_pool(session, "elsewhere")) == Status::not_found);
+    Pool::Opening by_id;
+    by_id.id = made->id();
+    CHECK(must(Pool::open(session, by_id)).get() == made.get());
+  }
+  SUBCASE("after another session has removed the pool, and made another one") {
+    must(must(try_pool(stays, "p"))->remove());
+    CHECK(status_of(try_pool(session, "p")) == Status::not_found);
+    auto next = must(make_pool(stays, slots_of("p", 64, 1)));
+    CHECK(must(try_pool(session, "p"))->id() == next->id());
+  }
+}
+
+TEST_CASE("who opens a pool that another thread of the process is making waits for it as long as he says") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 1)));
+  session->note_pool(pool, false);  // as if it were not whole yet
+  Pool::Opening opening;
+  opening.address = "p";
+  opening.timeout = 2'000'000'000;  // of each answer of the broker: what making takes is another matter
+  CHECK(status_of(Pool::open(session, opening)) == Status::deadline);
+  opening.wait = 60'000'000'000;
+  std::thread maker([&] {
+    ::usleep(3'000'000);
+    session->note_pool(pool, true);
+  });
+  CHECK(must(Pool::open(session, opening)).get() == pool.get());
+  maker.join();
+}
+
 TEST_CASE("threads that open a pool and close it again never meet a refusal") {
   const harness::BrokerFixture broker;
   auto session = open(broker);

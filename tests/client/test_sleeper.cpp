@@ -204,7 +204,9 @@ TEST_CASE("an armed doorbell is rung once, and not by who finds it disarmed") {
   REQUIRE(ends.has_value());
   auto& [bell, listener] = *ends;
   std::vector<std::uint32_t> asked;
-  pair.two.sleeper().on_doorbell([&](std::uint32_t index, std::uint32_t life) {
+  int dead_ones = 0;
+  pair.two.sleeper().on_doorbell([&](std::uint32_t index, std::uint32_t life, bool dead) {
+    dead_ones += dead ? 1 : 0;
     asked.push_back(index * 100 + life);
     return bell.get();
   });
@@ -224,6 +226,16 @@ TEST_CASE("an armed doorbell is rung once, and not by who finds it disarmed") {
     const harness::Injected full(Call::send, EAGAIN, 1);
     pair.two.sleeper().wake_all(pair.waiters);
     CHECK(pair.memory.view().wait(0).sleep == 0);
+  }
+  SUBCASE("one whose other end is gone leaves the flag, and is told of") {
+    REQUIRE(pair.one.sleeper().arm_doorbell(pair.masks, [] { return false; }));
+    const harness::Injected gone(Call::send, EPIPE, 1);
+    pair.two.sleeper().wake_all(pair.waiters);
+    CHECK(pair.memory.view().wait(0).sleep != 0);
+    CHECK(dead_ones == 1);
+    pair.two.sleeper().wake_all(pair.waiters);
+    CHECK(pair.memory.view().wait(0).sleep == 0);
+    CHECK(dead_ones == 1);
   }
   SUBCASE("one that cannot be had leaves the flag for the next waker") {
     REQUIRE(pair.one.sleeper().arm_doorbell(pair.masks, [] { return false; }));
