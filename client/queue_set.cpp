@@ -130,6 +130,7 @@ void QueueSet::close_descriptor() {
   disarm_all();
   for (const Told& told : told_) told.session->remove_listener(event_.get());
   told_.clear();
+  rearming_ = false;  // in a forked child: by a thread that is the parent's
   epoll_ = Fd();
   event_ = Fd();
   watched_.clear();
@@ -211,6 +212,12 @@ bool QueueSet::arm_all() {
 
 void QueueSet::rearm() {
   if (!epoll_) return;
+  // The look of arm_all() comes last, so whoever is at it sees what this thread would see, or is rung for it.
+  if (rearming_.exchange(true, std::memory_order_acquire)) return;
+  struct Ends {
+    std::atomic<bool>& rearming;
+    ~Ends() { rearming.store(false, std::memory_order_release); }
+  } const ends{rearming_};
   quiet();
   if (!arm_all()) signal();
 }

@@ -5,6 +5,7 @@
 // wake-ups, and nothing that comes between two looks is missed.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -30,7 +31,8 @@ class QueueSet {
   Result<void> remove(Queue& queue);
   Result<Entry> wait(std::int64_t wait);
   Result<int> descriptor();
-  void rearm();  // after a look that found nothing
+  // After a look that found nothing. Several threads may come: who finds another one at it leaves it to that one.
+  void rearm();
 
   // For the pool, with its lock held.
   bool something_there(Pool& pool);
@@ -56,6 +58,7 @@ class QueueSet {
   std::vector<Entry> entries_;
   std::size_t next_ = 0;
   Fd epoll_, event_;
+  std::atomic<bool> rearming_ = false;
   std::vector<int> watched_;
   struct Told {
     std::shared_ptr<Session> session;  // signals event_
