@@ -118,10 +118,16 @@ bool Timeline::let_go() noexcept {
   try {
     auto scope = devices_->hold(*driver, devices_->home).enter_primary();  // the caller may have no context any more
     const client::Deadline deadline = client::Deadline::after(kSettle);
-    int capturing = 0;
+    // After a fault the device does nothing more, and every call says so. These harm no capture.
+    const auto faulted = [&] {
+      const BesideCaptures beside(*driver);
+      int capturing = 0;
+      std::size_t free = 0, total = 0;
+      return Driver::poisoned() != 0 || Driver::poisons((*driver)->stream_capturing(nullptr, &capturing)) ||
+             Driver::poisons((*driver)->mem_info(&free, &total));
+    };
     while (!devices_->marks.passed()) {
-      // After a fault the device does nothing more. Of all that can be asked of a stream this alone harms no capture.
-      if (Driver::poisoned() != 0 || Driver::poisons((*driver)->stream_capturing(nullptr, &capturing))) break;
+      if (faulted()) break;
       if (devices_->marks.lost() || deadline.passed()) return false;
       sys::rest(kLongestPause);
     }

@@ -37,6 +37,10 @@ struct CaptureBench {
 TEST_CASE("law 11: while a stream is captured nobody knows whether the device is through: busy, and later it goes") {
   CaptureBench bench;
   auto kept = gpu::Region::allocate(bench.session, kMiB), released = gpu::Region::allocate(bench.session, kMiB);
+  auto written = gpu::Region::allocate(bench.session, kMiB);
+  written.publish({.writing = true});
+  shmb::cuda::Address plain = 0;
+  REQUIRE((*bench.device.driver)->mem_alloc(&plain, kMiB) == 0);
   {
     Captured captured(bench.device);
     const auto refused = kept.try_publish();
@@ -44,6 +48,9 @@ TEST_CASE("law 11: while a stream is captured nobody knows whether the device is
     CHECK(sentence_of(refused).contains("end the capture first"));
     CHECK(status_of(kept.try_sleep()) == Status::busy);
     CHECK(kept.pointer() != 0);
+    CHECK(status_of(written.try_written()) == Status::busy);
+    CHECK(written.access() == gpu::Access::read_write);
+    CHECK(status_of(gpu::Lease::try_lend(bench.session, plain, kMiB, nullptr)) == Status::busy);
     CHECK(status_of(released.try_release()) == Status::busy);
     CHECK(bench.dispatched() == std::pair<std::size_t, std::size_t>(0, 1));
     const auto spoilt = kept.try_publish({.sync = gpu::Sync::stream(gpu::Stream(captured.stream()))});
@@ -52,6 +59,8 @@ TEST_CASE("law 11: while a stream is captured nobody knows whether the device is
   }
   CHECK(bench.dispatched() == std::pair<std::size_t, std::size_t>(1, 0));
   CHECK(status_of(kept.try_publish()) == Status::ok);
+  CHECK(status_of(written.try_written()) == Status::ok);
+  CHECK((*bench.device.driver)->mem_free(plain) == 0);
 }
 
 TEST_CASE("to allocate, import, pin and wait for another stream spoils no capture, of this thread or another") {

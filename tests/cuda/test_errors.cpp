@@ -48,6 +48,9 @@ TEST_CASE("the driver's refusals of an allocation have codes and sentences of ou
     CHECK(status_of(made) == wrong.status);
     CHECK(sentence_of(made).find(wrong.says) != std::string::npos);
   }
+  // What was refused after the device had begun goes when that is through.
+  const bool gone = comes_true([&] { return gpu::dispatch(session).waiting == 0; });
+  CHECK(gone);
 }
 
 TEST_CASE("the driver's refusals of an import have codes and sentences of ours, and the region stays whole") {

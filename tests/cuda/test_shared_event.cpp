@@ -206,6 +206,15 @@ TEST_CASE("an event is recorded behind streams of other contexts and devices, wh
             for (int i = 0; i < 5; ++i) ACTOR_MUST(event.try_record(beside));
             ACTOR_MUST(event.try_wait_host(kEventPatience));
             ACTOR_CHECK(fakecuda::Fake::use().calls("cuStreamCreate") == before);
+            // Of streams that come and go no more than some are followed at a time.
+            for (int i = 0; i < 40; ++i) {
+              shmb::cuda::Stream passing = nullptr;
+              ACTOR_CHECK(driver->stream_create(&passing, shmb::cuda::kNonBlocking) == 0);
+              ACTOR_MUST(event.try_record(gpu::Stream(passing)));
+              ACTOR_CHECK(driver->stream_destroy(passing) == 0);
+            }
+            ACTOR_MUST(event.try_wait_host(kEventPatience));
+            ACTOR_CHECK(fakecuda::Fake::use().audit().streams <= 2 + 1 + 32);
             for (const char* failure : {"cuEventCreate:1:2", "cuStreamWaitEvent:1:2", "cuEventRecord:2:2"}) {
               const fakecuda::Injected injected(failure);
               ACTOR_CHECK(status_of(event.try_record(beside)) == Status::out_of_memory);
