@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// References and the values behind them: what is held here, what this worker owns, and what the broker's table has to be
-// told. A reference is in the books before a message that has it leaves, and a value goes when the table says that nobody
-// refers to it.
+// References and the values behind them: what is held here, what this worker owns, and what the broker's table has to
+// be told. A reference is in the books before a message that has it leaves, and a value goes when the table says that
+// nobody refers to it.
 #include <algorithm>
 
 #include "spawn/remote_agent.hpp"
@@ -80,8 +80,8 @@ Result<std::shared_ptr<Value>> Agent::local(Reference& reference, std::int64_t w
   if (!owned_here(known)) {
     const std::lock_guard lock(mutex_);
     return error(Status::invalid, "For UserRRef(rref_id=" + text_of(known.id) + ", fork_id=" + text_of(reference.fork) +
-                                      "), can't call local_value() on user " + workers_.where(rank_) + ". Call it on owner " +
-                                      workers_.where(known.owner) + ", or use to_here()");
+                                      "), can't call local_value() on user " + workers_.where(rank_) +
+                                      ". Call it on owner " + workers_.where(known.owner) + ", or use to_here()");
   }
   const auto there = [&] {
     if (!reference.value)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the broker tells of the world: who comes, who goes, what nobody refers to any more. With a worker end the calls to
-// it, and what is known of its values; what it asked to be made is made all the same.
+// What the broker tells of the world: who comes, who goes, what nobody refers to any more. With a worker end the calls
+// to it, and what is known of its values; what it asked to be made is made all the same.
 #include <algorithm>
 #include <iterator>
 
@@ -80,10 +80,11 @@ void Agent::worker_gone(std::uint32_t rank, std::uint32_t life, bool died) {
     if (call->to == rank && call->to_life <= life) ended.push_back(call);
   for (const auto& call : ended)
     fail(call, failure_of(workers_.gone_error(rank, call->to_life,
-                                     call->kind == Kind::call ? Status::worker_gone : Status::owner_gone)));
+                                              call->kind == Kind::call ? Status::worker_gone : Status::owner_gone)));
   // What it asked to be made is made all the same: others may hold a reference to it already, and wait.
   const auto from_it = [&](std::unique_ptr<Request>& request) {
-    if (request->head.from != rank || request->head.from_life > life || request->head.kind == Kind::create) return false;
+    if (request->head.from != rank || request->head.from_life > life || request->head.kind == Kind::create)
+      return false;
     bury(std::shared_ptr<Request>(std::move(request)));
     return true;
   };
