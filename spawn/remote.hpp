@@ -479,6 +479,7 @@ inline void init(const std::string& name, int rank = -1, int world_size = 0, con
   c.drop = detail::drop_object;
   shmb_remote* raw = nullptr;
   shmb_error error;
+  const detail::Joining until_it_is_known;
   detail::check(shmb_remote_init(&c, &raw, &error), error);
   auto made = std::make_shared<detail::World>(raw);
   const std::lock_guard lock(current.mutex);

@@ -202,6 +202,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Result<void> send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload);
   Result<void> send_request(const std::shared_ptr<Future>& future, std::uint8_t flags, const Payload& payload);
   void give_up(const std::shared_ptr<Future>& future);
+  Error closed_or(Error why);
   Result<Content> keep(const Payload& payload, bool stays);
   Result<client::Region::Handle> in_region(std::string_view bytes);
   SlotBytes in_slot(std::string_view bytes);  // nothing: a region is to take them

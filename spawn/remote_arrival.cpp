@@ -140,7 +140,10 @@ void Agent::admit(std::unique_ptr<Request> request) {
     work_.push_back(std::move(request));
     return wake();
   }
-  refuse(std::move(request), "65536 calls wait at this worker already: it serves too slowly");
+  refuse(std::move(request),
+         "65536 calls wait at this worker, which are all that it lets wait, and this is one more: give it more "
+         "threads, or "
+         "call it less often before its answers come");
   wake();
 }
 
@@ -162,7 +165,10 @@ bool Agent::park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Va
       return true;
     });
     if (where.size() < kMostWaiting) where.push_back(std::move(request));
-    else refuse(std::move(request), "65536 calls wait for this value already: it has not been made yet");
+    else
+      refuse(std::move(request),
+             "65536 calls wait for this value, which is not there yet, and this is one more: they are all that may; "
+             "wait for its creation (created()) before you use it so often");
     wake();
     return true;
   };

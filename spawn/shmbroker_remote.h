@@ -106,7 +106,8 @@ typedef struct shmb_remote_options {
  * worker go to it from then on, while those under way and references to what the dead one owned have failed. Errors:
  * INVALID (name, rank, size, an address that is not this host), EXISTS (rank or name are there already), WORLD_TAKEN
  * (it runs, and the place is not free), NOT_READY (the process whose place it is has not ended), WORKER_GONE (one died
- * while it was waited for), DEADLINE (says who is missing), LIMIT, LOCAL_ONLY, NO_BROKER. */
+ * while it was waited for), DEADLINE (says who is missing), LIMIT, LOCAL_ONLY, NO_BROKER. With threads, `request` may
+ * be called before this has returned, by workers that have come sooner. */
 SHMB_API int shmb_remote_init(const shmb_remote_options* options, shmb_remote** remote,
                               shmb_error* error) SHMB_NOEXCEPT;
 

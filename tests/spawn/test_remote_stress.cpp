@@ -51,6 +51,9 @@ SHMBROKER_REMOTE_FUNCTION("checksum_of_region", checksum_of_region);
 SHMBROKER_REMOTE_FUNCTION("checksum_of_value", checksum_of_value);
 SHMBROKER_REMOTE_FUNCTION("checksum_by_other", checksum_by_other);
 
+int rank_there() { return remote::rank(); }
+SHMBROKER_REMOTE_FUNCTION("rank_there", rank_there);
+
 // Runs `body` in so many threads of this worker; throws what went wrong in one of them.
 void in_threads(int count, const std::function<void(int)>& body) {
   std::vector<std::string> wrong(static_cast<std::size_t>(count));
@@ -125,8 +128,8 @@ TEST_CASE("Threads of two workers pass everything to each other at once, and all
               default:
                 EXPECT(remote::rpc_async<std::uint64_t>(patient, "checksum", sent)
                            .then([&](const Future<std::uint64_t>& first) {
-                             return first.wait() +
-                                    remote::rpc_sync<std::uint64_t>(remote::at(own).within(kPatience), "checksum", sent);
+                             return first.wait() + remote::rpc_sync<std::uint64_t>(remote::at(own).within(kPatience),
+                                                                                   "checksum", sent);
                            })
                            .wait() == sum + sum);
                 EXPECT(remote::rpc_sync<std::uint64_t>(patient, "checksum_by_other", own, seed, size) == sum);
@@ -135,6 +138,39 @@ TEST_CASE("Threads of two workers pass everything to each other at once, and all
         });
       },
       4);
+}
+
+TEST_CASE("Threads share an own value: some ask for it while others pass it on for the first time") {
+  constexpr int kRounds = kSlow ? 20 : 100;
+  World world;
+  world.run(
+      2,
+      [](int rank) {
+        const auto patient = remote::at(name_of(1 - rank)).within(kPatience);
+        for (int round = 0; round < kRounds; ++round) {
+          const std::string text = patterned(static_cast<std::uint64_t>(round), 100);
+          const Remote<std::string> own(text);
+          in_threads(4, [&](int n) {
+            if (n % 2 == 0) EXPECT(own.to_here_async(kPatience).wait() == text);
+            else EXPECT(remote::rpc_sync<std::uint64_t>(patient, "checksum_of_value", own) == sum_of_text(text));
+          });
+        }
+      },
+      2);
+}
+
+TEST_CASE("A worker that is called before its init has returned answers: functions have its world already") {
+  World world;
+  const auto statuses = world.run_bare(2, [](int rank) {
+    for (int i = 0; i < 10; ++i) {
+      join(rank, 2, rank == 0 ? 200 : 0);  // which it takes its time to start, while the first of them serve
+      if (rank == 1)
+        for (int call = 0; call < 20; ++call)
+          EXPECT(remote::rpc_sync<int>(remote::at("a").within(kPatience), "rank_there") == 0);
+      remote::shutdown();
+    }
+  });
+  CHECK(statuses == std::vector<int>{0, 0});
 }
 
 TEST_CASE("When threads have taken all slots of a size, regions serve, and what arrives is whole") {
@@ -195,7 +231,8 @@ TEST_CASE("Threads that call while their worker leaves the world and comes back 
         const int before = answered;
         for (int look = 0; look < 1000 && answered < before + 3; ++look) pause_ms(1);
         Status status{};
-        ended = thrown([&] { remote::shutdown({.graceful = graceful, .timeout = std::chrono::milliseconds(200)}); }, &status);
+        ended = thrown([&] { remote::shutdown({.graceful = graceful, .timeout = std::chrono::milliseconds(200)}); },
+                       &status);
         if (status == Status::deadline) ended.clear();  // others call without end
       }
       over = true;
