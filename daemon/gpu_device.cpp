@@ -3,6 +3,7 @@
 #include "daemon/gpu_device.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <system_error>
 #include <utility>
@@ -48,35 +49,37 @@ GpuDevice* find_device(Session& session, const sys::GpuUuid& uuid) {
 }
 
 GpuLooker::~GpuLooker() {
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  ready_.notify_one();
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  std::unique_lock lock(shared_->mutex);
+  shared_->stop = true;
+  shared_->ready.notify_one();
+  const bool ended = shared_->gone.wait_for(lock, std::chrono::seconds(1), [this] { return shared_->ended; });
+  lock.unlock();
+  if (ended) thread_.join();
+  else thread_.detach();
 }
 
 bool GpuLooker::look(Look look, int wake_fd) {
   if (!thread_.joinable()) {
-    wake_ = wake_fd;
+    shared_->wake = wake_fd;
     try {
-      thread_ = std::thread([this] { run(); });
+      thread_ = std::thread([shared = shared_] { run(shared); });
     } catch (const std::system_error&) {
       return false;
     }
   }
   {
-    std::lock_guard lock(mutex_);
-    if (looks_.size() >= kLooksAtMost) return false;
-    looks_.push_back(std::move(look));
+    std::lock_guard lock(shared_->mutex);
+    if (shared_->looks.size() >= kLooksAtMost) return false;
+    shared_->looks.push_back(std::move(look));
   }
-  ready_.notify_one();
+  shared_->ready.notify_one();
   return true;
 }
 
 std::vector<GpuLooker::Found> GpuLooker::finished() {
-  std::lock_guard lock(mutex_);
-  return std::exchange(finished_, {});
+  std::lock_guard lock(shared_->mutex);
+  return std::exchange(shared_->finished, {});
 }
 
 namespace {
@@ -103,23 +106,28 @@ GpuLooker::Found look_at(GpuLooker::Look look) {
 
 }  // namespace
 
-void GpuLooker::run() {
+void GpuLooker::run(const std::shared_ptr<Shared>& shared) {
   // Signals are the main thread's.
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    ready_.wait(lock, [this] { return stop_ || !looks_.empty(); });
-    if (stop_) return;
-    Look next = std::move(looks_.front());
-    looks_.pop_front();
+  std::unique_lock lock(shared->mutex);
+  while (!shared->stop) {
+    if (shared->looks.empty()) {
+      shared->ready.wait(lock);
+      continue;
+    }
+    Look next = std::move(shared->looks.front());
+    shared->looks.pop_front();
     lock.unlock();
     Found found = look_at(std::move(next));
     lock.lock();
-    finished_.push_back(std::move(found));
-    sys::event_signal(wake_);
+    if (shared->stop) break;  // nobody listens, and the number may be another file's
+    shared->finished.push_back(std::move(found));
+    sys::event_signal(shared->wake);
   }
+  shared->ended = true;
+  shared->gone.notify_one();
 }
 
 namespace {

@@ -82,19 +82,23 @@ class GpuLooker {
     int code = 0;      // errno of what failed
     std::string text;  // what that was
   };
-  ~GpuLooker();
+  GpuLooker() : shared_(std::make_shared<Shared>()) {}
+  ~GpuLooker();  // waits a second at most: a GPU that hangs keeps the thread that opens its node, and not the broker
   // `wake_fd` is signalled when something has been found. False: no thread could be started, or too many looks wait.
   bool look(Look look, int wake_fd);
   std::vector<Found> finished();
 
  private:
-  void run();
-  std::mutex mutex_;
-  std::condition_variable ready_;
-  std::deque<Look> looks_;
-  std::vector<Found> finished_;
-  int wake_ = -1;
-  bool stop_ = false;
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable ready, gone;
+    std::deque<Look> looks;
+    std::vector<Found> finished;
+    int wake = -1;
+    bool stop = false, ended = false;
+  };
+  static void run(const std::shared_ptr<Shared>& shared);
+  std::shared_ptr<Shared> shared_;
   std::thread thread_;
 };
 

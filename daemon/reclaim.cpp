@@ -2,6 +2,7 @@
 // Freeing regions and telling of it.
 #include "daemon/reclaim.hpp"
 
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <system_error>
@@ -12,25 +13,34 @@
 
 namespace shmb::daemon {
 
+namespace {
+
+constexpr std::chrono::seconds kLastCloses{1};
+
+}  // namespace
+
 Sys<void> Closer::prepare(Closer& closer) {
   auto fd = sys::event_fd();
   if (!fd) return std::unexpected(fd.error());
   closer.wake_ = std::move(*fd);
+  closer.shared_->wake = closer.wake_.get();
   return {};
 }
 
 Closer::~Closer() {
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  ready_.notify_one();
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  std::unique_lock lock(shared_->mutex);
+  shared_->stop = true;
+  shared_->ready.notify_one();
+  const bool ended = shared_->gone.wait_for(lock, kLastCloses, [this] { return shared_->ended; });
+  lock.unlock();
+  if (ended) thread_.join();
+  else thread_.detach();
 }
 
-std::size_t Closer::waiting() {
-  std::lock_guard lock(mutex_);
-  return waiting_;
+std::size_t Closer::waiting() const {
+  std::lock_guard lock(shared_->mutex);
+  return shared_->waiting;
 }
 
 bool Closer::close(Fd& fd, std::uint64_t region) {
@@ -44,33 +54,33 @@ bool Closer::close(Fd& fd, std::uint64_t region) {
 bool Closer::close(std::vector<Fd>& fds, std::uint64_t region) {
   if (!thread_.joinable()) {
     try {
-      thread_ = std::thread([this] { run(); });
+      thread_ = std::thread([shared = shared_] { run(shared); });
     } catch (const std::system_error&) {
       return false;
     }
   }
   bool first;
   {
-    std::lock_guard lock(mutex_);
-    first = jobs_.empty();
-    waiting_ += fds.size();
-    jobs_.push_back({std::exchange(fds, {}), region});
+    std::lock_guard lock(shared_->mutex);
+    first = shared_->jobs.empty();
+    shared_->waiting += fds.size();
+    shared_->jobs.push_back({std::exchange(fds, {}), region});
   }
-  if (first) ready_.notify_one();
+  if (first) shared_->ready.notify_one();
   return true;
 }
 
-void Closer::run() {
+void Closer::run(const std::shared_ptr<Shared>& shared) {
   // Signals are the main thread's.
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
   std::vector<Job> batch;
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(shared->mutex);
   for (;;) {
-    ready_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
-    if (jobs_.empty()) return;
-    batch.swap(jobs_);
+    shared->ready.wait(lock, [&] { return shared->stop || !shared->jobs.empty(); });
+    if (shared->jobs.empty()) break;
+    batch.swap(shared->jobs);
     lock.unlock();
     std::size_t closed = 0;
     for (Job& job : batch) {
@@ -78,18 +88,21 @@ void Closer::run() {
       job.fds.clear();
     }
     lock.lock();
-    waiting_ -= closed;
-    if (wake_)
-      for (const Job& job : batch) finished_.push_back(job.region);
+    shared->waiting -= closed;
+    const bool heard = shared->wake >= 0 && !shared->stop;  // after that the number may be another file's
+    if (heard)
+      for (const Job& job : batch) shared->finished.push_back(job.region);
     batch.clear();
-    if (wake_) sys::event_signal(wake_.get());
+    if (heard) sys::event_signal(shared->wake);
   }
+  shared->ended = true;
+  shared->gone.notify_one();
 }
 
 std::vector<std::uint64_t> Closer::finished() {
   sys::event_drain(wake_.get());
-  std::lock_guard lock(mutex_);
-  return std::exchange(finished_, {});
+  std::lock_guard lock(shared_->mutex);
+  return std::exchange(shared_->finished, {});
 }
 
 bool close_elsewhere(World& world, std::vector<Fd> fds) {

@@ -8,6 +8,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -34,15 +35,17 @@ struct Tally {
   std::uint64_t gpu_bytes = 0;  // of them on GPUs
 };
 
-// The helper thread, started when there is first something for it.
+// The helper thread, started when there is first something for it. A close that its descriptor's maker lets wait for
+// ever keeps only this thread: the broker's end waits a second for it, and the end of the process ends the close.
 class Closer {
  public:
+  Closer() : shared_(std::make_shared<Shared>()) {}
   static Sys<void> prepare(Closer& closer);  // its eventfd; without it nobody hears what has been closed
   ~Closer();
   // False: no thread could be started, the caller closes.
   bool close(std::vector<Fd>& fds, std::uint64_t region = 0);
   bool close(Fd& fd, std::uint64_t region = 0);
-  std::size_t waiting();  // descriptors whose close has not returned
+  std::size_t waiting() const;  // descriptors whose close has not returned
   int wake_fd() const { return wake_.get(); }
   std::vector<std::uint64_t> finished();  // regions whose close has returned
 
@@ -51,14 +54,18 @@ class Closer {
     std::vector<Fd> fds;
     std::uint64_t region = 0;
   };
-  void run();
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable ready, gone;
+    std::vector<Job> jobs;
+    std::vector<std::uint64_t> finished;
+    std::size_t waiting = 0;
+    int wake = -1;
+    bool stop = false, ended = false;
+  };
+  static void run(const std::shared_ptr<Shared>& shared);
   Fd wake_;
-  std::mutex mutex_;
-  std::condition_variable ready_;
-  std::vector<Job> jobs_;
-  std::vector<std::uint64_t> finished_;
-  std::size_t waiting_ = 0;
-  bool stop_ = false;
+  std::shared_ptr<Shared> shared_;
   std::thread thread_;
 };
 

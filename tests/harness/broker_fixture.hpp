@@ -41,7 +41,7 @@ class BrokerFixture {
   const std::string& socket() const { return socket_; }
   const std::string& admin() const { return admin_; }
   std::string log() const;
-  std::size_t descriptors() const;  // open in the broker now
+  std::size_t descriptors() const;  // open in the broker now; 0 where this user may not look
 
   // What is not empty in the books, in words; "" when all is (waits a moment: an end is seen asynchronously).
   std::string books(int milliseconds = 30'000) const;

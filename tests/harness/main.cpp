@@ -2,6 +2,7 @@
 // The main of every test program. doctest is implemented here, once for all of them.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
 #include <cstdio>
 #include <thread>
@@ -10,6 +11,12 @@
 #include "tests/harness/sanitizer.hpp"
 
 int main(int argc, char** argv) {
+  // A user's usual 1,024 descriptors are fewer than some cases need; those that want few say so themselves.
+  rlimit descriptors{};
+  if (::getrlimit(RLIMIT_NOFILE, &descriptors) == 0) {
+    descriptors.rlim_cur = descriptors.rlim_max;
+    (void)::setrlimit(RLIMIT_NOFILE, &descriptors);
+  }
   // TSan starts a thread of its own at the program's first: no case is to be blamed for it.
   if (harness::kThreadSanitizer) std::thread([] {}).join();
   doctest::Context context(argc, argv);

@@ -55,7 +55,15 @@ TEST_CASE("the command's exit status is passed on, signals as 128 + n") {
 
 TEST_CASE("a command that is absent gives 127, one that cannot be executed 126, none at all 125") {
   CHECK(exit_status({"/nonexistent/command"}) == 127);
-  CHECK(exit_status({"command-that-nobody-has-installed"}) == 127);
+  {
+    // Where a folder of PATH may not be searched, what is found nowhere counts as refused (execvp(3)).
+    const char* const path = ::getenv("PATH");
+    const std::string before = path == nullptr ? "" : path;
+    ::setenv("PATH", "/usr/bin:/bin", 1);
+    CHECK(exit_status({"command-that-nobody-has-installed"}) == 127);
+    if (path == nullptr) ::unsetenv("PATH");
+    else ::setenv("PATH", before.c_str(), 1);
+  }
   CHECK(exit_status({"/etc/passwd"}) == 126);
   CHECK(exit_status({}) == 125);
 }

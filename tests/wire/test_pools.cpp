@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pools over real sockets and processes, on both engines: a place ends with the process and not with its socket, and a
 // descriptor gets in only where HELLO asked for it and the request states it.
+#include <arpa/inet.h>
 #include <doctest/doctest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/mapping.hpp"
@@ -10,6 +13,7 @@
 #include "base/sys_socket.hpp"
 #include "proto/pool_layout.hpp"
 #include "tests/harness/child.hpp"
+#include "tests/harness/skip.hpp"
 #include "tests/wire/engines.hpp"
 #include "tests/wire/support.hpp"
 
@@ -174,6 +178,42 @@ TEST_CASE("a descriptor of a wrong kind is refused, one too many or where none b
       CHECK(hung_up(client));
     }
     CHECK(descriptors_at_rest(broker) == before);
+  });
+}
+
+TEST_CASE("a descriptor whose maker lets its close wait for ever keeps neither the broker's service nor its end") {
+  on_each_engine({}, [](BrokerFixture& broker) {
+    // A stream that nobody reads, full, and with an hour of linger: its last close waits for the reader.
+    const auto stream = [] { return shmb::Fd::adopt(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); };
+    const shmb::Fd listener = stream();
+    shmb::Fd writer = stream();
+    sockaddr_in here{};
+    here.sin_family = AF_INET;
+    here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof here;
+    if (::bind(listener.get(), reinterpret_cast<sockaddr*>(&here), sizeof here) != 0 ||
+        ::listen(listener.get(), 1) != 0 ||
+        ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&here), &length) != 0 ||
+        ::connect(writer.get(), reinterpret_cast<sockaddr*>(&here), sizeof here) != 0)
+      SKIP_CASE("no network of this machine's own here");
+    const shmb::Fd reader = shmb::Fd::adopt(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    REQUIRE(reader);
+    const linger hour{1, 3600};
+    REQUIRE(::setsockopt(writer.get(), SOL_SOCKET, SO_LINGER, &hour, sizeof hour) == 0);
+    const std::vector<char> bytes(1 << 16);
+    while (::send(writer.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) continue;
+    {
+      RawClient client = RawClient::connect(broker.socket());
+      REQUIRE(client.call(SHMBW_OP_HELLO, passing()).ok());
+      const Packet set =
+          with_fds(plain(SHMBW_OP_POOL_DOORBELL, 5, shmbw_pool_doorbell{77, SHMBW_DOORBELL_SET, 0, 0, 0}), 1);
+      const int numbers[] = {writer.get()};
+      REQUIRE(client.send(set, numbers));
+      CHECK(client.reply(5).header().status == static_cast<int>(shmb::Status::not_found));
+      writer.reset();  // the broker's is the last one, or already in its close
+      CHECK(client.status().ok());
+    }
+    CHECK(broker.stop() == 0);
   });
 }
 

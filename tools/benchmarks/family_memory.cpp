@@ -74,7 +74,7 @@ void run_memory(Bench& bench) {
   for (int i = 0; i < bench.times(5); ++i) {
     auto broker = BrokerProcess::start(bench.settings(), Core::any, bench.settings().engine);
     engine = broker.engine();
-    idle.ours.add(static_cast<double>(smaps_rollup(broker.pid(), "Rss")) / kMiB);
+    idle.ours.add(static_cast<double>(memory_of(broker.pid(), Memory::resident)) / kMiB);
     // The same libraries, waiting.
     int ready[2];
     must(pipe(ready), "pipe");
@@ -83,21 +83,21 @@ void run_memory(Bench& bench) {
     char byte;
     must(static_cast<int>(read(ready[0], &byte, 1)), "read");
     close(ready[0]);
-    idle.floor.add(static_cast<double>(smaps_rollup(waiting.pid(), "Rss")) / kMiB);
+    idle.floor.add(static_cast<double>(memory_of(waiting.pid(), Memory::resident)) / kMiB);
 
     auto session = WireSession::open(broker.socket());
     session.status();
-    double before = static_cast<double>(smaps_rollup(broker.pid(), "Anonymous"));
+    double before = static_cast<double>(memory_of(broker.pid(), Memory::anonymous));
     std::vector<shmbw_region_ref> regions;
     while (regions.size() < count) {
       auto some = session.create(std::min<std::size_t>(SHMBW_MAX_BATCH, count - regions.size()), 4096);
       regions.insert(regions.end(), some.regions.begin(), some.regions.end());
     }
-    double after = static_cast<double>(smaps_rollup(broker.pid(), "Anonymous"));
+    double after = static_cast<double>(memory_of(broker.pid(), Memory::anonymous));
     per_region.ours.add((after - before) / static_cast<double>(count));
-    with_all.add(static_cast<double>(smaps_rollup(broker.pid(), "Rss")) / kMiB);
+    with_all.add(static_cast<double>(memory_of(broker.pid(), Memory::resident)) / kMiB);
     session.release(regions);
-    left_over.add((static_cast<double>(smaps_rollup(broker.pid(), "Anonymous")) - before) / kMiB);
+    left_over.add((static_cast<double>(memory_of(broker.pid(), Memory::anonymous)) - before) / kMiB);
     per_region.floor.add(bare_bytes_per_region(count));
 
     // A broker of its own: in the first one the memory of the regions is free for them.
@@ -105,9 +105,9 @@ void run_memory(Bench& bench) {
     auto worker = WireSession::open(table.socket());
     worker.join_world(29500);
     worker.create_references(1'000);
-    before = static_cast<double>(smaps_rollup(table.pid(), "Anonymous"));
+    before = static_cast<double>(memory_of(table.pid(), Memory::anonymous));
     worker.create_references(kReferences);
-    after = static_cast<double>(smaps_rollup(table.pid(), "Anonymous"));
+    after = static_cast<double>(memory_of(table.pid(), Memory::anonymous));
     per_reference.ours.add((after - before) / kReferences);
     per_reference.floor.add(bare_bytes_per_reference(kReferences));
   }

@@ -17,6 +17,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 namespace shmb::bench {
 namespace {
@@ -186,17 +187,28 @@ double process_cpu_us(pid_t pid) {
   return static_cast<double>(spent.tv_sec) * 1e6 + static_cast<double>(spent.tv_nsec) / 1e3;
 }
 
-std::size_t smaps_rollup(pid_t pid, const char* key) {
-  std::ifstream in(fmt::format("/proc/{}/smaps_rollup", pid));
+namespace {
+
+std::optional<std::size_t> kib_in(const std::string& path, const std::string& key) {
+  std::ifstream in(path);
   std::string word;
   std::size_t kib = 0;
   while (in >> word)
-    if (word == std::string(key) + ":") {
-      in >> kib;
-      return kib * 1024;
-    }
+    if (word == key + ":" && in >> kib) return kib;
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::size_t memory_of(pid_t pid, Memory what) {
+  const bool all = what == Memory::resident;
+  const std::string folder = fmt::format("/proc/{}/", pid);
+  auto kib = kib_in(folder + "smaps_rollup", all ? "Rss" : "Anonymous");
+  // A broker is not dumpable, so that only root may look there. These counts lag behind by some pages for each thread.
+  if (!kib) kib = kib_in(folder + "status", all ? "VmRSS" : "RssAnon");
   errno = 0;
-  give_up(fmt::format("/proc/{}/smaps_rollup has no {}", pid, key));
+  if (!kib) give_up(folder + " tells no memory");
+  return *kib * 1024;
 }
 
 TemporaryFolder::TemporaryFolder() {

@@ -67,8 +67,9 @@ T hear(int socket) {
 void send_fd(int socket, const void* data, std::size_t size, int fd);  // fd -1: none
 Fd receive_fd(int socket, void* data, std::size_t size);
 
-double process_cpu_us(pid_t pid);                      // CPU time of all its threads
-std::size_t smaps_rollup(pid_t pid, const char* key);  // bytes; e.g. "Rss", "Anonymous"
+double process_cpu_us(pid_t pid);  // CPU time of all its threads
+enum class Memory { resident, anonymous };
+std::size_t memory_of(pid_t pid, Memory what);  // bytes
 
 // A private folder that goes with the bench.
 class TemporaryFolder {
