@@ -486,6 +486,7 @@ inline void init(const std::string& name, int rank = -1, int world_size = 0, con
   current.world = std::move(made);
 }
 
+// No other thread may be in to_here() or local_value() at the owner then, or use what they gave: the objects go.
 struct ShutdownOptions {
   bool graceful = true;
   Timeout timeout{};           // the default is 5 min

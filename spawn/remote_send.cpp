@@ -224,6 +224,7 @@ Result<void> Agent::send_request(const std::shared_ptr<Future>& future, std::uin
   request->function = future->function;
   request->content = std::move(*content);
   const std::lock_guard lock(mutex_);
+  if (auto is_open = open_locked(); !is_open) return is_open;
 #ifdef SHMB_TEST_SEAM
   if (head.kind == trouble_.kind && trouble_.lose > 0) {
     --trouble_.lose;

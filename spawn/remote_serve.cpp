@@ -85,10 +85,7 @@ Result<void> Agent::reply(const Request& request, const Payload& payload) {
   const std::lock_guard lock(mutex_);
   expire();
   const auto found = calls_.find(request.head.call);
-  if (found == calls_.end() || found->second->settling) {
-    bury(std::make_shared<Content>(std::move(*content)));
-    return {};
-  }
+  if (found == calls_.end() || found->second->settling) return {};  // the content goes behind the lock
   const std::shared_ptr<Future> future = found->second;
   if (future->kind == Kind::create)
     if (auto it = find_known(future->reference)) it->state = Known::State::ready;
@@ -141,6 +138,7 @@ Result<void> Agent::settle(std::unique_ptr<Request> request, std::optional<Failu
   if (expired || (stands && *stands == SHMBW_REF_STATE_FAILED && !failure))
     failure = Failure{Status::deadline, -1, {}, {}, "RRef creation of " + text_of(value->id) + ": " + kGaveUp, {}};
   Content dropped;
+  std::vector<std::unique_ptr<Request>> late;
   std::shared_ptr<Value> object;
   {
     const std::lock_guard lock(mutex_);
@@ -165,7 +163,7 @@ Result<void> Agent::settle(std::unique_ptr<Request> request, std::optional<Failu
     }
     if (auto it = find_known(value->id); it && it->state == Known::State::registered)
       it->state = failure ? Known::State::failed : Known::State::ready;
-    release_waiting(*value);
+    release_waiting(*value, late);
   }
   if (failure) return reply_failure(*request, *failure);
   return reply(*request, {});

@@ -246,8 +246,9 @@ SHMB_API int shmb_reference_get_info(shmb_reference* reference, shmb_reference_i
  * (after shutdown), RAISED or DEADLINE (the creation failed). */
 SHMB_API int shmb_reference_fetch(shmb_reference* reference, int64_t timeout_ns, shmb_future** future,
                                   shmb_error* error) SHMB_NOEXCEPT;
-/* At the owner: the value itself, an object or content, both as long as there is a reference here. Waits until it is
- * made; wait_ns 0: the default of calls. Errors: INVALID (elsewhere), RAISED, DEADLINE. */
+/* At the owner: the value itself, an object or content, both as long as there is a reference here, and until shutdown,
+ * beside which no other thread may use them. Waits until it is made; wait_ns 0: the default of calls. Errors: INVALID
+ * (elsewhere), RAISED, DEADLINE. */
 SHMB_API int shmb_reference_local(shmb_reference* reference, int64_t wait_ns, void** object, shmb_content** content,
                                   shmb_error* error) SHMB_NOEXCEPT;
 /* When the value is made, or could not be. Of a reference that was not created by this handle: NOT_FOUND. */
