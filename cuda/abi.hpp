@@ -17,6 +17,7 @@ using MemHandle = unsigned long long;
 using Context = struct CUctx_st*;
 using Stream = struct CUstream_st*;
 using Event = struct CUevent_st*;
+using Graph = struct CUgraph_st*;
 
 struct Uuid {
   std::array<unsigned char, 16> bytes{};
@@ -60,6 +61,7 @@ inline constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kDisableTiming = 2;  // CU_EVENT_*
 inline constexpr unsigned kInterprocess = 4;
 inline constexpr unsigned kLazyPeer = 1;      // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+inline constexpr int kCaptureRelaxed = 2;     // CU_STREAM_CAPTURE_MODE_*
 inline constexpr unsigned kWaitGeq = 0;       // CU_STREAM_WAIT_VALUE_GEQ: cyclic, (signed)(word - value) >= 0
 inline constexpr unsigned kWriteDefault = 0;  // CU_STREAM_WRITE_VALUE_DEFAULT: a system-scope fence comes first
 
@@ -95,13 +97,16 @@ inline constexpr int kHostMemory = 1, kDeviceMemory = 2;  // CU_MEMORYTYPE_*
 inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kStubLibrary = 34,
                       kDeviceUnavailable = 46, kNoDevice = 100, kInvalidDevice = 101, kInvalidContext = 201,
                       kMapFailed = 205, kEccUncorrectable = 214, kPeerUnsupported = 217, kNvlinkUncorrectable = 220,
-                      kContained = 226, kOperatingSystem = 304, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600,
-                      kIllegalAddress = 700, kLaunchTimeout = 702, kContextDestroyed = 709, kAssert = 710,
-                      kTooManyPeers = 711, kAlreadyRegistered = 712, kNotRegistered = 713, kHardwareStack = 714,
-                      kIllegalInstruction = 715, kMisalignedAddress = 716, kInvalidAddressSpace = 717, kInvalidPc = 718,
-                      kLaunchFailed = 719, kTensorMemoryLeak = 721, kNotPermitted = 800, kNotSupported = 801,
-                      kSystemNotReady = 802, kDriverMismatch = 803, kCompatNotSupported = 804, kMpsFirst = 805,
-                      kMpsLast = 810, kCaptureUnsupported = 900, kUnknown = 999;
+                      kContained = 226, kOperatingSystem = 304, kInvalidHandle = 400, kIllegalState = 401,
+                      kNotFound = 500, kNotReady = 600, kIllegalAddress = 700, kLaunchTimeout = 702,
+                      kContextDestroyed = 709, kAssert = 710, kTooManyPeers = 711, kAlreadyRegistered = 712,
+                      kNotRegistered = 713, kHardwareStack = 714, kIllegalInstruction = 715, kMisalignedAddress = 716,
+                      kInvalidAddressSpace = 717, kInvalidPc = 718, kLaunchFailed = 719, kTensorMemoryLeak = 721,
+                      kNotPermitted = 800, kNotSupported = 801, kSystemNotReady = 802, kDriverMismatch = 803,
+                      kCompatNotSupported = 804, kMpsFirst = 805, kMpsLast = 810, kCaptureUnsupported = 900,
+                      kCaptureInvalidated = 901, kCaptureMerge = 902, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
+                      kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907, kCaptureWrongThread = 908,
+                      kUnknown = 999;
 
 // X(member, symbol, version asked of cuGetProcAddress, name in the library's symbol table, parameters). The version is
 // the one whose ABI stands here: the newest may have another signature under the same name.
@@ -147,6 +152,8 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
     (unsigned, PointerAttribute*, void**, Address))                                                                    \
   X(stream_context, cuStreamGetCtx, 9020, cuStreamGetCtx, (Stream, Context*))                                          \
   X(stream_capturing, cuStreamIsCapturing, 10000, cuStreamIsCapturing, (Stream, int*))                                 \
+  X(stream_id, cuStreamGetId, 12000, cuStreamGetId, (Stream, unsigned long long*))                                     \
+  X(capture_mode, cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode, (int*))                 \
   X(event_create, cuEventCreate, 2000, cuEventCreate, (Event*, unsigned))                                              \
   X(event_destroy, cuEventDestroy, 4000, cuEventDestroy_v2, (Event))                                                   \
   X(event_record, cuEventRecord, 2000, cuEventRecord, (Event, Stream))                                                 \
@@ -169,9 +176,7 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(stream_wait64, cuStreamWaitValue64, 11070, cuStreamWaitValue64_v2, (Stream, Address, std::uint64_t, unsigned))    \
   X(host_register, cuMemHostRegister, 6050, cuMemHostRegister_v2, (void*, std::size_t, unsigned))                     \
   X(host_unregister, cuMemHostUnregister, 4000, cuMemHostUnregister, (void*))                                         \
-  X(host_address, cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2, (Address*, void*, unsigned))         \
-  X(stream_id, cuStreamGetId, 12000, cuStreamGetId, (Stream, unsigned long long*))                                    \
-  X(stream_query, cuStreamQuery, 2000, cuStreamQuery, (Stream))
+  X(host_address, cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2, (Address*, void*, unsigned))
 #define SHMB_CUDA_WAITS(X) X(context_record, cuCtxRecordEvent, 12050, cuCtxRecordEvent, (Context, Event))
 #define SHMB_CUDA_RDMA(X)                                                              \
   X(range_handle, cuMemGetHandleForAddressRange, 11070, cuMemGetHandleForAddressRange, \
@@ -192,6 +197,10 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(copy_to_host, cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2, (void*, Address, std::size_t))                             \
   X(copy_on_device_async, cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, (Address, Address, std::size_t, Stream)) \
   X(stream_synchronize, cuStreamSynchronize, 2000, cuStreamSynchronize, (Stream))                                 \
+  X(stream_query, cuStreamQuery, 2000, cuStreamQuery, (Stream))                                                   \
+  X(begin_capture, cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2, (Stream, int))                           \
+  X(end_capture, cuStreamEndCapture, 10000, cuStreamEndCapture, (Stream, Graph*))                                 \
+  X(graph_destroy, cuGraphDestroy, 10000, cuGraphDestroy, (Graph))                                                \
   X(launch_host, cuLaunchHostFunc, 10000, cuLaunchHostFunc, (Stream, void (*)(void*), void*))
 
 struct Calls {

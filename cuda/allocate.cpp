@@ -90,6 +90,11 @@ Result<Region::Handle> Region::allocate(std::shared_ptr<client::Session> session
   region->devices_ = {(*device)->device};
   auto scope = region->enter();
   if (!scope) return std::unexpected(scope.error());
+  if (spec.zero) {  // which a capture that the default stream is held up by would be spoilt by
+    int capturing = 0;
+    if (const Code code = driver->stream_capturing(nullptr, &capturing); code != kSuccess)
+      return std::unexpected(driver.failure(code, "cuStreamIsCapturing", region->called()));
+  }
   auto done = region->map(*allocations, 0);
   if (done) done = region->set_access(Access::read_write);
   if (!done) return std::unexpected(done.error());

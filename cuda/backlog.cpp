@@ -11,6 +11,7 @@ namespace shmb::cuda {
 namespace {
 
 constexpr std::int64_t kFirstLook = 20'000, kLongestLook = 1'000'000;
+constexpr int kInvalidated = 2;  // CU_STREAM_CAPTURE_STATUS_INVALIDATED
 
 }  // namespace
 
@@ -93,7 +94,7 @@ Backlog Backlog::of_stream(const Driver& driver, Device device, Stream stream, s
   // A record would become part of the graph, and nothing of that runs.
   int capturing = 0;
   Code code = driver->stream_capturing(stream, &capturing);
-  if (code == kSuccess && capturing != 0) code = kCaptureUnsupported;
+  if (code == kSuccess && capturing != 0) code = capturing == kInvalidated ? kCaptureInvalidated : kCaptureUnsupported;
   if (code != kSuccess) {
     made.not_marked(code, "cuStreamIsCapturing");
     return made;
@@ -107,7 +108,10 @@ Backlog::~Backlog() {
   if (marks_.empty() || Driver::loaded() == nullptr) return;  // a forked child: they are the parent's
   for (Mark& mark : marks_) {
     std::optional<ContextHold::Scope> scope;
-    if (mark.event != nullptr && reach(mark, scope) == Reach::here) driver_->calls().event_destroy(mark.event);
+    try {
+      if (mark.event != nullptr && reach(mark, scope) == Reach::here) driver_->calls().event_destroy(mark.event);
+    } catch (...) {  // no memory for a sentence: it goes with its context
+    }
   }
 }
 
@@ -132,8 +136,13 @@ bool Backlog::passed(Mark& mark) {
   const Reach where = reach(mark, scope);
   if (where == Reach::away) return false;
   if (where == Reach::here) {
+    const BesideCaptures beside(*driver_);
     const Code code = driver_->calls().event_query(mark.event);
     if (code == kNotReady) return false;
+    if (Driver::of_capture(code)) {  // no answer
+      not_marked(code, "cuEventQuery");
+      return false;
+    }
     if (code != kSuccess) note(code, "cuEventQuery");
     driver_->calls().event_destroy(mark.event);
   }

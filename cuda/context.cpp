@@ -61,6 +61,25 @@ Result<ContextHold::Scope> ContextHold::enter_stream(const Driver& driver, Strea
   return Scope(&driver);
 }
 
+BesideCaptures::BesideCaptures(const Driver& driver) : driver_(&driver) {
+  if (driver->capture_mode(&before_) != kSuccess) driver_ = nullptr;
+}
+
+BesideCaptures::~BesideCaptures() {
+  if (driver_ != nullptr) (void)(*driver_)->capture_mode(&before_);
+}
+
+Result<StreamKey> StreamKey::of(const Driver& driver, Stream stream) {
+  constexpr std::uintptr_t kPerThread = 2;  // CU_STREAM_PER_THREAD
+  StreamKey key;
+  if (const Code code = driver->context_get(&key.context); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuCtxGetCurrent", "a stream"));
+  if (const Code code = driver->stream_id(stream, &key.stream); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuStreamGetId", "a stream"));
+  if (reinterpret_cast<std::uintptr_t>(stream) == kPerThread) key.thread = std::this_thread::get_id();
+  return key;
+}
+
 Device handy_device(const Driver& driver) {
   const auto active = [&](Device device) {
     unsigned flags = 0;

@@ -4,7 +4,9 @@
 // while our call lasts.
 #pragma once
 
+#include <compare>
 #include <cstdint>
+#include <thread>
 #include <utility>
 
 #include "cuda/driver.hpp"
@@ -41,6 +43,31 @@ class ContextHold {
   const Driver* driver_;
   Device device_;
   Context retained_ = nullptr;
+};
+
+// Our own questions are no part of anybody's graph. By default the driver takes them for a fault of the program's
+// captures, in other threads too, and spoils these; while one of these lives, this thread's calls are let through where
+// they do not conflict with a capture by themselves.
+class BesideCaptures {
+ public:
+  explicit BesideCaptures(const Driver& driver);
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+  ~BesideCaptures();
+
+ private:
+  const Driver* driver_;
+  int before_ = kCaptureRelaxed;
+};
+
+// Which stream a call means, whose context is current. A handle may come again for another stream, and the special ones
+// stand for many.
+struct StreamKey {
+  Context context = nullptr;
+  unsigned long long stream = 0;
+  std::thread::id thread;  // of a stream for each thread
+  friend auto operator<=>(const StreamKey&, const StreamKey&) = default;
+  static Result<StreamKey> of(const Driver& driver, Stream stream);
 };
 
 // NULL and the two that stand for whatever is current: they have no context of their own.

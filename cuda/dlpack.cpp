@@ -24,14 +24,15 @@ void take_back(DLManagedTensorVersioned* self) {
 Result<DLManagedTensorVersioned*> to_dlpack(const Region::Handle& region, const Tensor& tensor) {
   if (auto fine = fits(tensor, region->memory().length); !fine) return std::unexpected(fine.error());
   auto handed = std::make_unique<Handed>();
+  handed->region = region;
+  handed->shape = tensor.shape;
+  handed->strides = tensor.strides_or_rows();
+  // From here on nothing fails that would leave it pinned.
   const Address pointer = region->pin_mapping();
   if (pointer == 0) {
     region->unpin_mapping();
     return error(Status::invalid, region->called() + " is asleep: wake it first");
   }
-  handed->region = region;
-  handed->shape = tensor.shape;
-  handed->strides = tensor.strides_or_rows();
   DlManaged& managed = handed->managed;
   managed.major = 1;
   managed.context = handed.get();

@@ -64,6 +64,8 @@ class Driver {
 
   static bool poisons(Code code);  // a sticky error: the context is of no further use
   static Code poisoned();          // the first such code seen in this process, or 0
+  // A stream of the program is being captured into a graph, and the call does not go with that.
+  static bool of_capture(Code code) { return code >= kCaptureUnsupported && code <= kCaptureWrongThread; }
 
  private:
   static Result<const Driver*> load_first();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a lease to addresses. The broker cannot look into a descriptor: who imports first finds out whether it is what
 // its publisher said, and tells. What fails gives its reference back before the error is returned.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -111,10 +113,7 @@ class Import {
     Error failure = made.error();
     if (failure.status == Status::bad_fd || failure.status == Status::too_small) {
       report.what = SHMBW_GPU_FINDING_IMPORT_FAILED;
-      reports.push_back(report);
-      failure.sentence +=
-          "; its publisher is at fault where nobody has imported it before, else who has its descriptor "
-          "too, and the broker has been told";
+      failure.sentence += blamed(report, reports);
     }
     if (failure.status == Status::device_not_visible)
       failure.sentence +=
@@ -128,6 +127,20 @@ class Import {
   bool left() const { return left_; }  // the reference is the caller's to give back
 
  private:
+  // Whose fault it is the broker knows, who has heard from importers before: of these in this call too.
+  const char* blamed(const client::GpuReport& failed, std::vector<client::GpuReport>& reports) {
+    if (!reports.empty()) (void)client::gpu_report_later(*session_, reports, deadline_);
+    reports.clear();
+    const auto state = client::gpu_report(*session_, failed, deadline_);
+    if (!state) return "; the broker could not be told";
+    if (*state == SHMBW_GPU_STATE_INVALID)
+      return "; its publisher is at fault: the broker has been told, and gives it to nobody any more";
+    return "; the broker has been told and keeps it, because others have imported it before, or because who reports "
+           "this "
+           "made it or got it by a ticket: somebody else who has its descriptor may have spoilt it, and who has it "
+           "mapped is not touched by that";
+  }
+
   Result<Region::Handle> make(client::GpuOpened& opened) {
     const std::string object = called_ref(opened.region);
     auto memory = memory_of(driver_, opened);
@@ -178,7 +191,9 @@ class Import {
   // Memory of cudaMalloc: the driver opens the whole allocation. It refuses that in the process that made it.
   Result<void> map_lent(Region& region, const client::GpuOpened& opened, const std::string& object) {
     region.access_.store(spec_.access, std::memory_order_release);
-    if (auto own = region.notices_->find_lent(opened.region)) {
+    const bool own_process = opened.exporter_pid == static_cast<std::uint32_t>(::getpid());
+    const client::Deadline lending = own_process ? deadline_ : client::Deadline::now();
+    if (auto own = region.notices_->find_lent(opened.region, lending)) {
       region.lent_ = std::move(own);
       region.devices_ = {region.memory_.device->device};
       region.pointer_.store(region.lent_->pointer, std::memory_order_release);
@@ -200,7 +215,10 @@ class Import {
     static_assert(sizeof handle.reserved == sizeof opened.handle);
     std::memcpy(handle.reserved, opened.handle.data(), sizeof handle.reserved);
     Address base = 0;
+    const BesideCaptures beside(driver_);
     code_ = driver_->ipc_open_memory(&base, handle, kLazyPeer);
+    if (code_ == kInvalidContext && own_process)
+      return error(Status::not_found, object + " was lent by this process itself, which has taken it back meanwhile");
     if (code_ != kSuccess) return std::unexpected(driver_.open_failure(code_, object));
     region.opened_ = base;
     region.pointer_.store(base + region.memory_.offset, std::memory_order_release);

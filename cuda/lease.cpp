@@ -111,6 +111,7 @@ Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> sess
   auto lent = std::make_shared<Lent>();
   auto lease = std::make_unique<Lease>(lent);
   lease->retired_ = true;
+  const Notices::Lending lending;
   auto made = client::gpu_publish(*session, {&request, 1}, deadline);
   if (!made) return std::unexpected(made.error());
   if (!made->front()) return std::unexpected(made->front().error());

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/sys_gpu.hpp"
+#include "base/sys_process.hpp"
 #include "client/views.hpp"
 #include "cuda/leaving.hpp"
 
@@ -18,6 +19,7 @@ struct AllNotices {
   std::mutex mutex;
   std::vector<std::shared_ptr<Notices>> sessions;
   std::atomic<std::size_t> retired = 0;  // lent memory that waits for its last user
+  std::atomic<std::size_t> lending = 0;  // calls that lend, from before the broker knows until we do
 };
 
 // Never destroyed: a thread of the program may still release while its static objects go.
@@ -84,9 +86,15 @@ Notices::Done Notices::take() {
   const std::shared_ptr<client::Session> session = session_.lock();
   if (session != nullptr) {
     bool lost = false;
-    for (const client::GpuEvent& event : session->take_gpu_events()) {
-      if (event.kind == client::GpuEvent::Kind::gap) lost = true;
-      else take_event(event);
+    try {
+      for (const client::GpuEvent& event : session->take_gpu_events()) {
+        if (event.kind == client::GpuEvent::Kind::gap) lost = true;
+        else take_event(event);
+      }
+    } catch (...) {  // the books are asked next time
+      std::lock_guard lock(mutex_);
+      events_lost_ = true;
+      throw;
     }
     {
       std::lock_guard lock(mutex_);
@@ -110,20 +118,17 @@ Notices::Done Notices::take() {
   }
   // Nobody counts any more: what importers have mapped stays theirs by the driver's word alone.
   const bool nobody_counts = session == nullptr || session->lost();
-  std::vector<std::shared_ptr<Lent>> ready;
-  Done done;
+  std::size_t most = 0;  // a `free` that lends again has its turn another time
   {
     std::lock_guard lock(mutex_);
-    const auto free_now = [&](const std::shared_ptr<Lent>& lent) {
-      return lent->retired && lent->users == 0 && (lent->drained || nobody_counts);
-    };
-    std::ranges::copy_if(lent_, std::back_inserter(ready), free_now);
-    std::erase_if(lent_, free_now);
-    done.waiting =
-        static_cast<std::size_t>(std::ranges::count_if(lent_, [](const auto& lent) { return lent->retired; }));
+    most = lent_.size();
   }
+  Done done;
   std::exception_ptr thrown;
-  for (const auto& lent : ready) {
+  // One after the other: meanwhile another thread, or a `free` that finds no memory itself, may take the next.
+  for (std::size_t i = 0; i < most; ++i) {
+    const auto lent = next_free(nobody_counts);
+    if (lent == nullptr) break;
     all_notices().retired.fetch_sub(1, std::memory_order_acq_rel);
     try {
       if (lent->free != nullptr) lent->free(lent->context, lent->pointer);
@@ -133,7 +138,20 @@ Notices::Done Notices::take() {
     ++done.freed;
   }
   if (thrown) std::rethrow_exception(thrown);
+  std::lock_guard lock(mutex_);
+  done.waiting = static_cast<std::size_t>(std::ranges::count_if(lent_, [](const auto& lent) { return lent->retired; }));
   return done;
+}
+
+std::shared_ptr<Lent> Notices::next_free(bool nobody_counts) {
+  std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find_if(lent_, [&](const std::shared_ptr<Lent>& lent) {
+    return lent->retired && lent->users == 0 && (lent->drained || nobody_counts);
+  });
+  if (found == lent_.end()) return nullptr;
+  std::shared_ptr<Lent> lent = std::move(*found);
+  lent_.erase(found);
+  return lent;
 }
 
 void Notices::take_event(const client::GpuEvent& event) {
@@ -166,19 +184,21 @@ bool Notices::look_again(client::Session& session) {
     for (const auto& weak : regions_)
       if (auto region = weak.lock(); region != nullptr) regions.push_back(std::move(region));
   }
-  for (const auto& lent : waiting)
-    if (!ask(session, lent, client::Deadline::after(0))) return false;
+  bool answered = true;
+  for (const auto& lent : waiting) answered = answered && ask(session, lent, client::Deadline::after(0));
   for (auto& region : regions) {
     client::Selection only;
     only.region = region->ref();
-    const auto listed = client::list_gpu_regions(session, only, client::Deadline::after(0));
-    if (!listed) return false;
-    if (!listed->rows.empty())
-      region->note_state(state_of(static_cast<shmbw_gpu_state>(listed->rows.front().record.state)),
-                         listed->rows.front().record.code);
-    (void)Region::release(std::move(region), client::Deadline::now());
+    if (answered) {
+      const auto listed = client::list_gpu_regions(session, only, client::Deadline::after(0));
+      answered = listed.has_value();
+      if (answered && !listed->rows.empty())
+        region->note_state(state_of(static_cast<shmbw_gpu_state>(listed->rows.front().record.state)),
+                           listed->rows.front().record.code);
+    }
+    (void)Region::release(std::move(region), client::Deadline::now());  // it may be the last reference
   }
-  return true;
+  return answered;
 }
 
 Result<void> Notices::pin_device(const DeviceInfo& device, client::Deadline deadline) {
@@ -234,19 +254,29 @@ void Notices::lend(const std::shared_ptr<Lent>& lent) {
   lent_.push_back(lent);
 }
 
-std::shared_ptr<Lent> Notices::find_lent(shmbw_region_ref ref) {
+Notices::Lending::Lending() { all_notices().lending.fetch_add(1, std::memory_order_acq_rel); }
+Notices::Lending::~Lending() { all_notices().lending.fetch_sub(1, std::memory_order_acq_rel); }
+
+std::shared_ptr<Lent> Notices::find_lent(shmbw_region_ref ref, client::Deadline deadline) {
+  constexpr std::int64_t kRest = 200'000;
   AllNotices& all = all_notices();
   const std::shared_ptr<client::Session> session = session_.lock();
-  std::lock_guard lock(all.mutex);
-  for (const auto& notices : all.sessions) {
-    std::lock_guard inner(notices->mutex_);
-    for (const auto& lent : notices->lent_)
-      if (same_ref(lent->ref, ref) && session != nullptr && lent->session->epoch() == session->epoch()) {
-        ++lent->users;
-        return lent;
+  for (;;) {
+    const bool more = all.lending.load(std::memory_order_acquire) != 0 && !deadline.passed();  // before the look
+    {
+      std::lock_guard lock(all.mutex);
+      for (const auto& notices : all.sessions) {
+        std::lock_guard inner(notices->mutex_);
+        for (const auto& lent : notices->lent_)
+          if (same_ref(lent->ref, ref) && session != nullptr && lent->session->epoch() == session->epoch()) {
+            ++lent->users;
+            return lent;
+          }
       }
+    }
+    if (!more) return nullptr;
+    sys::rest(kRest);
   }
-  return nullptr;
 }
 
 void Notices::give_back(const std::shared_ptr<Lent>& lent) {

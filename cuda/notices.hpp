@@ -58,9 +58,18 @@ class Notices {
     const std::shared_ptr<Notices> notices_;
   };
   void enter(const std::shared_ptr<Region>& region);
+  // While one lives, memory is on its way to being lent: the broker knows of it before we do.
+  class Lending {
+   public:
+    Lending();
+    Lending(const Lending&) = delete;
+    Lending& operator=(const Lending&) = delete;
+    ~Lending();
+  };
   void lend(const std::shared_ptr<Lent>& lent);
-  // Memory that this process itself lent under that identity, with one more user; null: another process'.
-  std::shared_ptr<Lent> find_lent(shmbw_region_ref ref);
+  // Memory that this process itself lent under that identity, with one more user; null: another process'. What is just
+  // being lent here is waited for.
+  std::shared_ptr<Lent> find_lent(shmbw_region_ref ref, client::Deadline deadline);
   void give_back(const std::shared_ptr<Lent>& lent);
   // From now on it is freed when the last user is gone. The error is the broker's; it is asked again later.
   Result<void> retire(const std::shared_ptr<Lent>& lent, client::Deadline deadline);
@@ -68,6 +77,7 @@ class Notices {
  private:
   explicit Notices(const std::shared_ptr<client::Session>& session) : session_(session) {}
   Done take();
+  std::shared_ptr<Lent> next_free(bool nobody_counts);  // null: none is to be freed now
   void take_event(const client::GpuEvent& event);
   bool look_again(client::Session& session);  // false: no answer, to be tried again
   Result<void> ask(client::Session& session, const std::shared_ptr<Lent>& lent, client::Deadline deadline);

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "client/forked.hpp"
 #include "cuda/context.hpp"
@@ -13,16 +14,30 @@
 namespace shmb::cuda {
 namespace {
 
-// What this process has registered, by handle of the region. Its lock is held over a fork, and while session and driver
-// are called, whose locks therefore come after it.
+// What this process has registered, by handle of the region. Its lock is held over a fork, and never while session or
+// driver are called: who waits for another one's registration looks again and again, as long as he said himself.
 template <class T>
 struct Registry final : client::ForkGuarded {
+  struct Place {
+    std::weak_ptr<T> made;
+    bool changing = false;  // being registered or unregistered
+  };
   Registry() { client::enrol(*this, true); }
   void lock_for_fork() override { mutex.lock(); }
   void unlock_after_fork() override { mutex.unlock(); }
+
+  // Nobody else registers what is at this place until it is settled.
+  void settle(std::uint64_t serial, const std::shared_ptr<T>& made) {
+    std::lock_guard lock(mutex);
+    if (made == nullptr) all.erase(serial);
+    else all[serial] = {made, false};
+  }
+
   std::mutex mutex;
-  std::map<std::uint64_t, std::weak_ptr<T>> all;
+  std::map<std::uint64_t, Place> all;
 };
+
+constexpr std::int64_t kLookAgain = 200'000;
 
 }  // namespace
 
@@ -53,7 +68,7 @@ class PinnedHost::Registration {
   std::byte* memory_;
   ContextHold hold_;
   Address address_ = 0;
-  bool read_only_ = false, told_ = false, registered_ = false;
+  bool read_only_ = false, told_ = false, unanswered_ = false, registered_ = false;
 };
 
 Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make(client::Region& region,
@@ -77,12 +92,15 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
   auto scope = made->hold_.enter_primary();
   if (!scope) return std::unexpected(scope.error());
   if (!made->session_->is_local()) {
-    if (auto told = client::gpu_pinned(*made->session_, made->ref_, false, deadline); !told)
+    if (auto told = client::gpu_pinned(*made->session_, made->ref_, false, deadline); !told) {
+      made->told_ = made->unanswered_ = told.error().status == Status::deadline;  // it may hear of it yet
       return std::unexpected(told.error());
+    }
     made->told_ = true;
   }
   const std::size_t bytes = (region.bytes().size() + kSmallPage - 1) / kSmallPage * kSmallPage;
   const unsigned flags = kHostPortable | kHostDeviceMap | (made->read_only_ ? kHostReadOnly : 0U);
+  const BesideCaptures beside(driver);
   if (const Code code = driver->host_register(made->memory_, bytes, flags); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuMemHostRegister", object));
   made->registered_ = true;
@@ -94,36 +112,74 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
 PinnedHost::Registration::~Registration() {
   const Driver* driver = Driver::loaded();
   if (driver == nullptr) return;  // a forked child: pages and pin are the parent's
-  try {
-    if (registered_) {
+  if (registered_) {
+    try {
       auto scope = hold_.enter_primary();
+      const BesideCaptures beside(*driver);
       driver->calls().host_unregister(memory_);  // also where no context can be had: it is the driver's to refuse
+    } catch (...) {  // no memory for a sentence: the pages stay registered, and counted, until the process ends
+      return;
     }
-    if (told_) (void)client::gpu_pinned(*session_, ref_, true, client::Deadline::after(0));
+  }
+  if (!told_) return;
+  try {
+    // A broker that has not answered to the pin is not waited for here too; it hears of both in their order.
+    (void)client::gpu_pinned(*session_, ref_, true, unanswered_ ? client::Deadline::now() : client::Deadline::after(0));
   } catch (...) {  // no memory for a packet or a sentence: the broker counts the pin until the session ends
   }
 }
 
 Result<PinnedHost::Handle> PinnedHost::pin(client::Region& region, client::Deadline deadline) {
+  // First: a forked child would wait for threads that it has not.
+  if (auto usable = Driver::load(); !usable) return std::unexpected(usable.error());
   auto& registry = Registration::registry();
-  std::lock_guard lock(registry.mutex);
-  std::erase_if(registry.all, [](const auto& entry) { return entry.second.expired(); });
-  if (const auto found = registry.all.find(region.serial()); found != registry.all.end()) {
-    if (auto alive = found->second.lock()) {
-      if (auto usable = Driver::load(); !usable) return std::unexpected(usable.error());
-      return Handle(new PinnedHost(std::move(alive)));
+  const std::uint64_t serial = region.serial();
+  for (;;) {
+    {
+      std::lock_guard lock(registry.mutex);
+      auto& place = registry.all[serial];
+      if (auto alive = place.made.lock()) return Handle(new PinnedHost(serial, std::move(alive)));
+      if (!std::exchange(place.changing, true)) break;
     }
+    if (deadline.passed())
+      return error(Status::busy, "another thread has been registering this region, or taking that back, all the time");
+    sys::rest(kLookAgain);
   }
-  auto made = Registration::make(region, deadline);
-  if (!made) return std::unexpected(made.error());
-  registry.all[region.serial()] = *made;
-  return Handle(new PinnedHost(std::move(*made)));
+  Result<std::shared_ptr<Registration>> made{nullptr};
+  try {
+    made = Registration::make(region, deadline);
+    if (!made) {
+      registry.settle(serial, nullptr);
+      return std::unexpected(made.error());
+    }
+    Handle handle(new PinnedHost(serial, *made));
+    registry.settle(serial, *made);
+    return handle;
+  } catch (...) {
+    made = nullptr;
+    registry.settle(serial, nullptr);
+    throw;
+  }
 }
 
-// Under the lock, so that nobody registers the mapping again before it is free.
+// Nobody registers the mapping again before it is free.
 PinnedHost::~PinnedHost() {
-  std::lock_guard lock(Registration::registry().mutex);
+  auto& registry = Registration::registry();
+  {
+    std::lock_guard lock(registry.mutex);
+    // Others get theirs under this lock, from the place: none can while this is the last.
+    if (registration_.use_count() > 1) {
+      registration_.reset();
+      return;
+    }
+    const auto place = registry.all.find(serial_);
+    if (place != registry.all.end()) {
+      place->second.made.reset();
+      place->second.changing = true;
+    }
+  }
   registration_.reset();
+  registry.settle(serial_, nullptr);
 }
 Address PinnedHost::address() const { return registration_->address(); }
 bool PinnedHost::read_only() const { return registration_->read_only(); }

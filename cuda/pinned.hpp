@@ -5,6 +5,7 @@
 // device see. A handle that is released meanwhile leaves mapping and lease to the pin.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "client/gpu_calls.hpp"
@@ -26,7 +27,9 @@ class PinnedHost {
 
  private:
   class Registration;
-  explicit PinnedHost(std::shared_ptr<Registration> registration) : registration_(std::move(registration)) {}
+  PinnedHost(std::uint64_t serial, std::shared_ptr<Registration> registration)
+      : serial_(serial), registration_(std::move(registration)) {}
+  const std::uint64_t serial_;  // of the region's handle
   std::shared_ptr<Registration> registration_;
 };
 

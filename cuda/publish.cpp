@@ -3,6 +3,7 @@
 // device is waited for first, and the own mapping turns read-only before the broker hands anything out. Descriptors are
 // made for one packet at a time, so that 20,000 regions, or one of 20,000 chunks, need no more of them than 63 do.
 #include <algorithm>
+#include <exception>
 #include <numeric>
 #include <set>
 
@@ -126,11 +127,18 @@ class Publication {
     region_.notices_->enter(keep_);
   }
 
-  void fail(const Error& why) {
-    outcome = std::unexpected(why);
+  // `unknown`: the broker was asked, and whether it has it nobody knows. Others may read it by now.
+  void fail(Error why, bool unknown) {
     own_.clear();
     descriptors_.clear();
-    if (closed_) (void)region_.set_access(Access::read_write);
+    if (unknown) {
+      region_.maybe_published_ = region_.maybe_published_ || closed_;
+      why.sentence += closed_ ? "; the broker may have it all the same, so here it stays read-only: publish it again, "
+                                "or release it and make another one"
+                              : "; the broker may have it all the same: publish it again, or release it";
+    }
+    if (closed_ && !region_.maybe_published_) (void)region_.set_access(Access::read_write);
+    outcome = std::unexpected(std::move(why));
   }
 
  private:
@@ -163,13 +171,15 @@ class Publication {
 
 namespace {
 
+bool unanswered(const Error& why) { return why.status == Status::deadline || why.status == Status::session_lost; }
+
 void publish_packet(client::Session& session, std::span<Publication* const> batch, client::Deadline deadline) {
   std::vector<client::GpuPublish> requests;
   std::vector<Publication*> sent;
   for (Publication* one : batch) {
     auto request = one->prepare();
     if (!request) {
-      one->fail(request.error());
+      one->fail(request.error(), false);
       continue;
     }
     requests.push_back(std::move(*request));
@@ -178,12 +188,19 @@ void publish_packet(client::Session& session, std::span<Publication* const> batc
   if (sent.empty()) return;
   const Notices::Opening opening(sent.front()->notices());
   auto made = client::gpu_publish(session, requests, deadline);
+  std::exception_ptr thrown;
   for (std::size_t i = 0; i < sent.size(); ++i) {
-    if (!made) sent[i]->fail(made.error());
-    else if (!(*made)[i]) sent[i]->fail((*made)[i].error());
-    else if (auto whole = sent[i]->send_rest(session, *(*made)[i], deadline); !whole) sent[i]->fail(whole.error());
-    else sent[i]->end(*(*made)[i]);
+    if (!made) sent[i]->fail(made.error(), unanswered(made.error()));
+    else if (!(*made)[i]) sent[i]->fail((*made)[i].error(), false);
+    else if (auto whole = sent[i]->send_rest(session, *(*made)[i], deadline); !whole)
+      sent[i]->fail(whole.error(), unanswered(whole.error()));
+    else try {
+        sent[i]->end(*(*made)[i]);
+      } catch (...) {  // what the broker has of the others they must know
+        thrown = std::current_exception();
+      }
   }
+  if (thrown) std::rethrow_exception(thrown);
 }
 
 }  // namespace
@@ -212,9 +229,10 @@ std::vector<Result<void>> Region::publish(std::span<const Handle> regions, std::
     auto& one = *all.emplace_back(std::make_unique<Publication>(regions[i], specs[i]));
     if (!seen.insert(regions[i].get()).second)
       one.outcome = error(Status::invalid, regions[i]->called() + " is in the list twice");
-    else if (session != nullptr && regions[i]->session_.get() != session)
-      one.outcome = error(Status::invalid, "the regions of one call are of one session");
     else one.outcome = one.begin(patience.broker());
+    // Not before its turn: another thread may be giving it a session.
+    if (one.outcome && session != nullptr && regions[i]->session_.get() != session)
+      one.outcome = error(Status::invalid, "the regions of one call are of one session");
     if (one.outcome) one.outcome = one.wait(settled, patience.device());
     if (one.outcome) session = regions[i]->session_.get();
   }

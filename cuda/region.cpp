@@ -157,6 +157,7 @@ bool Region::unmap() noexcept {
   if (opened_ != 0) {
     try {
       auto scope = hold_->enter_primary();
+      const BesideCaptures beside(*driver_);
       gone = scope && driver_->calls().ipc_close_memory(opened_) == kSuccess;
     } catch (const std::bad_alloc&) {
       gone = false;
@@ -227,7 +228,7 @@ Result<void> Region::written(Sync sync, const Patience& patience) {
   auto lock = change(patience.device());
   if (!lock) return std::unexpected(lock.error());
   if (!published()) return error(Status::invalid, called() + " is not published yet: publish it without WRITING");
-  if (!writer_ || access() != Access::read_write)
+  if (!writer_ || (access() != Access::read_write && !maybe_written_))
     return error(Status::denied, called() + " is not written through this handle");
   if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
   if (auto waited = wait_for(**driver, sync, devices_, called(), patience.device()); !waited)
@@ -238,8 +239,18 @@ Result<void> Region::written(Sync sync, const Patience& patience) {
   report.region = ref_;
   report.what = SHMBW_GPU_FINDING_WRITTEN;
   auto told = client::gpu_report(*session_, report, patience.broker());
-  if (!told) {
-    if (range_) (void)set_access(Access::read_write);
+  // Others may read it by now, although this process was not told.
+  if (!told && (told.error().status == Status::deadline || told.error().status == Status::session_lost)) {
+    maybe_written_ = true;
+    access_.store(Access::read, std::memory_order_release);
+    Error failure = told.error();
+    failure.sentence += "; the broker may have heard it all the same, so here it stays read-only: say so again";
+    return std::unexpected(std::move(failure));
+  }
+  // It had been heard: there is no right left to give up.
+  const bool before = maybe_written_ && !told && told.error().status == Status::denied;
+  if (!told && !before) {
+    if (range_ && !maybe_written_) (void)set_access(Access::read_write);
     return std::unexpected(told.error());
   }
   access_.store(Access::read, std::memory_order_release);
@@ -324,8 +335,15 @@ Result<void> Region::wake(client::Deadline deadline) {
   } else {
     found = std::move(held_);
   }
-  auto mapped = range_.map(found, memory_.sizes, called());
-  if (mapped) mapped = set_access(access());
+  Result<void> mapped;
+  try {
+    mapped = range_.map(found, memory_.sizes, called());
+    if (mapped) mapped = set_access(access());
+  } catch (...) {  // of what was never published this is all there is
+    range_.unmap();
+    if (!published()) held_ = std::move(found);
+    throw;
+  }
   if (!mapped) {
     range_.unmap();
     if (!published()) held_ = std::move(found);

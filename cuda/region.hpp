@@ -189,6 +189,8 @@ class Region : public std::enable_shared_from_this<Region> {
   shmbw_region_ref ref_{};
   std::uint32_t rights_ = 0;  // of the lease
   bool writer_ = false;       // its death would poison
+  // A broker that was too slow may have taken it all the same: the mapping never turns writable again.
+  bool maybe_published_ = false, maybe_written_ = false;
   Manifest manifest_;
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waiting on the host asks again and again, because the driver's own wait has no deadline. An event lives in the
 // primary context of its device, which outlives the caller's, and the driver records it in a stream of that context
-// alone: a stream of another one is followed by one of ours that records it.
+// alone: a stream of another one is followed by one of ours that records it. Each is followed by one of its own, which
+// stays: what it waits for lies in one order anyway, and records of others it would hold up.
 #include "cuda/shared_event.hpp"
 
 #include <algorithm>
@@ -17,6 +18,7 @@ namespace {
 
 constexpr const char* kObject = "an event between processes";
 constexpr std::int64_t kFirstRest = 20'000, kLongestRest = 1'000'000;
+constexpr std::size_t kMostFollowers = 32;  // of one event; streams come and go
 
 }  // namespace
 
@@ -27,15 +29,20 @@ class SharedEvent::Body {
   Body& operator=(const Body&) = delete;
   ~Body() {
     if (event_ == nullptr || Driver::loaded() == nullptr) return;  // a forked child: it is the parent's
-    auto scope = hold_.enter_primary();
-    driver_.calls().event_destroy(event_);  // also where no context can be had: it is the driver's to refuse
+    try {
+      auto scope = hold_.enter_primary();
+      for (const auto& [key, follower] : followers_) driver_.calls().stream_destroy(follower);
+      driver_.calls().event_destroy(event_);  // also where no context can be had: it is the driver's to refuse
+    } catch (...) {                           // no memory for a sentence: all of it goes with the context
+    }
   }
 
   const Driver& driver_;
   const Device device_;
   ContextHold hold_;
-  std::mutex mutex_;  // of the hold
+  std::mutex mutex_;  // of the hold and the followers
   Event event_ = nullptr;
+  std::map<StreamKey, Stream> followers_;
   bool own_ = false;
   Name name_{};
 
@@ -56,6 +63,7 @@ class SharedEvent::Body {
     std::lock_guard lock(mutex_);
     auto scope = hold_.enter_primary();
     if (!scope) return std::unexpected(scope.error());
+    const BesideCaptures beside(driver_);
     return said(call(driver_.calls()), name);
   }
 
@@ -95,24 +103,42 @@ class SharedEvent::Body {
           Status::not_supported,
           "a stream that is being captured into a graph records an event between processes only where it is of "
           "the primary context of the event's device");
+    auto key = StreamKey::of(driver_, stream);
+    if (!key) return std::unexpected(key.error());
     Event passing = nullptr;
     if (auto made = said(driver_->event_create(&passing, kDisableTiming), "cuEventCreate"); !made) return made;
     auto done = said(driver_->event_record(passing, stream), "cuEventRecord");
-    if (done) done = record_behind(passing);
+    if (done) done = record_behind(passing, *key);
     driver_->event_destroy(passing);  // which the driver does when it has passed
     return done;
   }
 
-  Result<void> record_behind(Event passing) {
+  Result<void> record_behind(Event passing, const StreamKey& key) {
     auto scope = hold_.enter_primary();
     if (!scope) return std::unexpected(scope.error());
-    // One for each record: in a stream that stayed each would wait for all records before it.
-    Stream follower = nullptr;
-    if (auto made = said(driver_->stream_create(&follower, kNonBlocking), "cuStreamCreate"); !made) return made;
-    auto done = said(driver_->stream_wait_event(follower, passing, 0), "cuStreamWaitEvent");
-    if (done) done = said(driver_->event_record(event_, follower), "cuEventRecord");
-    driver_->stream_destroy(follower);  // which the driver does when it is through
+    auto follower = follower_of(key);
+    if (!follower) return std::unexpected(follower.error());
+    auto done = said(driver_->stream_wait_event(*follower, passing, 0), "cuStreamWaitEvent");
+    if (done) done = said(driver_->event_record(event_, *follower), "cuEventRecord");
     return done;
+  }
+
+  Result<Stream> follower_of(const StreamKey& key) {
+    if (const auto found = followers_.find(key); found != followers_.end()) return found->second;
+    if (followers_.size() == kMostFollowers) {
+      driver_->stream_destroy(followers_.begin()->second);  // which the driver does when it is through
+      followers_.erase(followers_.begin());
+    }
+    Stream made = nullptr;
+    if (auto created = said(driver_->stream_create(&made, kNonBlocking), "cuStreamCreate"); !created)
+      return std::unexpected(created.error());
+    try {
+      followers_.emplace(key, made);
+    } catch (...) {
+      driver_->stream_destroy(made);
+      throw;
+    }
+    return made;
   }
 
   static Result<std::shared_ptr<Body>> on(int ordinal) {
@@ -190,7 +216,14 @@ Result<void> SharedEvent::record(Stream stream) {
 }
 
 Result<void> SharedEvent::wait(Stream stream) {
-  return body_->beside(stream, [&] {
+  return body_->beside(stream, [&]() -> Result<void> {
+    int capturing = 0;
+    if (auto asked = body_->said(body_->driver_->stream_capturing(stream, &capturing), "cuStreamIsCapturing"); !asked)
+      return asked;
+    if (capturing != 0)  // the driver would refuse it too, and spoil the capture
+      return error(Status::not_supported,
+                   "a stream that is being captured into a graph cannot wait for an event between processes: wait "
+                   "before the capture, or after it");
     return body_->said(body_->driver_->stream_wait_event(stream, body_->event_, 0), "cuStreamWaitEvent");
   });
 }

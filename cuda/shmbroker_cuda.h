@@ -144,14 +144,15 @@ typedef struct shmb_gpu_publish_options {
  * or its name does. Then others may import it. Errors: EXISTS, LIMIT (gpu_bytes, regions, descriptors), INVALID (a
  * tensor that does not fit, with its name), NOT_EXPORTABLE, DEVICE_NOT_PINNED (the broker cannot keep the device
  * initialised: the sentence says what to change), BAD_FD, UNSUPPORTED (a broker without GPU regions), LOCAL_ONLY,
- * DEADLINE (the device is not through: the region is as it was), BUSY (another thread is at it; a stream is being
- * captured into a graph). */
+ * DEADLINE (the device is not through: the region is as it was; or the broker has not answered: it may have it all
+ * the same, and the mapping stays read-only), BUSY (another thread is at it; a stream is being captured into a graph).
+ */
 SHMB_API int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* options,
                               shmb_error* error) SHMB_NOEXCEPT;
 
 /* The writing is over: waits as `sync` says, maps the region read-only here, and tells the broker, so that a death does
  * not poison it any more. timeout_ns as for publish. Errors: DENIED (not a writer), INVALID (not published, asleep),
- * DEADLINE and BUSY as for publish: this handle is a writer still. */
+ * DEADLINE and BUSY as for publish: this handle is a writer still, and can say it again. */
 SHMB_API int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream stream, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
 

@@ -11,7 +11,6 @@ namespace shmb::cuda {
 namespace {
 
 constexpr std::size_t kPlaces = kSmallPage / sizeof(std::uint64_t);
-constexpr std::uintptr_t kPerThread = 2;  // CU_STREAM_PER_THREAD
 
 }  // namespace
 
@@ -23,6 +22,7 @@ Result<void> StreamMarks::begin(const Driver& driver, const std::string& object)
   if (!sized) return system_failure(sized.error(), "the page for the marks of streams");
   auto page = Mapping::map(fd->get(), 0, kSmallPage, Access::read_write);
   if (!page) return system_failure(page.error(), "mapping the marks of streams");
+  const BesideCaptures beside(driver);
   if (const Code code = driver->host_register(page->data(), kSmallPage, kHostPortable | kHostDeviceMap);
       code != kSuccess)
     return std::unexpected(driver.failure(code, "cuMemHostRegister", object));
@@ -35,18 +35,17 @@ Result<void> StreamMarks::begin(const Driver& driver, const std::string& object)
 }
 
 void StreamMarks::end(const Driver& driver) noexcept {
-  if (page_) driver->host_unregister(page_.data());
+  if (page_) {
+    const BesideCaptures beside(driver);
+    driver->host_unregister(page_.data());
+  }
   page_.reset();
 }
 
 Result<std::size_t> StreamMarks::place(const Driver& driver, Stream stream) {
-  Key key;
-  if (const Code code = driver->context_get(&key.context); code != kSuccess)
-    return std::unexpected(driver.failure(code, "cuCtxGetCurrent", "a stream"));
-  if (const Code code = driver->stream_id(stream, &key.stream); code != kSuccess)
-    return std::unexpected(driver.failure(code, "cuStreamGetId", "a stream"));
-  if (reinterpret_cast<std::uintptr_t>(stream) == kPerThread) key.thread = std::this_thread::get_id();
-  if (const auto found = places_.find(key); found != places_.end()) return found->second;
+  auto key = StreamKey::of(driver, stream);
+  if (!key) return std::unexpected(key.error());
+  if (const auto found = places_.find(*key); found != places_.end()) return found->second;
   std::size_t free = last_.size();
   if (free < kPlaces) {
     last_.push_back(0);
@@ -60,7 +59,7 @@ Result<std::size_t> StreamMarks::place(const Driver& driver, Stream stream) {
     free = old->second;
     places_.erase(old);
   }
-  return places_.emplace(key, free).first->second;
+  return places_.emplace(*key, free).first->second;
 }
 
 void StreamMarks::put(const Driver& driver, std::size_t place, Stream stream) noexcept {

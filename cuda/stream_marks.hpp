@@ -5,14 +5,12 @@
 // driver.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <map>
-#include <thread>
 #include <vector>
 
 #include "base/mapping.hpp"
-#include "cuda/driver.hpp"
+#include "cuda/context.hpp"
 
 namespace shmb::cuda {
 
@@ -34,18 +32,11 @@ class StreamMarks {
   bool lost() const { return lost_; }
 
  private:
-  // A handle may come again for another stream, and the special ones stand for many.
-  struct Key {
-    Context context = nullptr;
-    unsigned long long stream = 0;
-    std::thread::id thread;
-    friend auto operator<=>(const Key&, const Key&) = default;
-  };
   bool passed(std::size_t place) const noexcept;
 
   Mapping page_;
   Address address_ = 0;
-  std::map<Key, std::size_t> places_;
+  std::map<StreamKey, std::size_t> places_;
   std::vector<std::uint64_t> last_;  // by place: the number that was enqueued last
   bool lost_ = false;
 };

@@ -118,12 +118,14 @@ bool Timeline::let_go() noexcept {
   try {
     auto scope = devices_->hold(*driver, devices_->home).enter_primary();  // the caller may have no context any more
     const client::Deadline deadline = client::Deadline::after(kSettle);
+    int capturing = 0;
     while (!devices_->marks.passed()) {
-      // After a fault the device does nothing more.
-      if (Driver::poisoned() != 0 || Driver::poisons((*driver)->stream_query(nullptr))) break;
+      // After a fault the device does nothing more. Of all that can be asked of a stream this alone harms no capture.
+      if (Driver::poisoned() != 0 || Driver::poisons((*driver)->stream_capturing(nullptr, &capturing))) break;
       if (devices_->marks.lost() || deadline.passed()) return false;
       sys::rest(kLongestPause);
     }
+    const BesideCaptures beside(*driver);
     (*driver)->host_unregister(memory_);
     devices_->marks.end(*driver);
     return true;
@@ -180,6 +182,7 @@ Result<void> Timeline::register_page(const Driver& driver) {
   if (!scope) return std::unexpected(scope.error());
   const std::size_t bytes = (timeline::bytes_of(words_) + kSmallPage - 1) / kSmallPage * kSmallPage;
   const unsigned flags = kHostPortable | kHostDeviceMap | (producer() ? 0U : kHostReadOnly);
+  const BesideCaptures beside(driver);
   if (const Code code = driver->host_register(memory_, bytes, flags); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuMemHostRegister", object));
   Address words = 0;

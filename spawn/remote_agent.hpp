@@ -108,7 +108,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   };
   Result<Counters> counters();
   std::mutex& mutex() { return mutex_; }
-  Result<client::Region::Handle> region(std::uint64_t length);
+  Result<client::Region::Handle> region(std::uint64_t length, std::int64_t timeout = 0);
   Result<client::Region::Handle> again(const client::Region& region);  // one more handle of the same memory
   Result<client::Region::Handle> lease(client::Region& region);        // of a region of another session
 
@@ -206,9 +206,10 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Result<void> send_request(const std::shared_ptr<Future>& future, std::uint8_t flags, const Payload& payload);
   void give_up(const std::shared_ptr<Future>& future);
   Error closed_or(Error why);
-  Result<Content> keep(const Payload& payload, bool stays);
-  Result<client::Region::Handle> in_region(std::string_view bytes);
-  SlotBytes in_slot(std::string_view bytes);  // nothing: a region is to take them
+  Result<Content> keep(const Payload& payload, bool stays, std::int64_t deadline);
+  // Until the call's deadline, CLOCK_MONOTONIC, 0: it has none. DEADLINE: it has passed, the broker was not asked.
+  Result<client::Region::Handle> in_region(std::string_view bytes, std::int64_t deadline);
+  SlotBytes in_slot(std::string_view bytes, std::int64_t deadline);  // nothing: a region is to take them
 
   // remote_serve.cpp; without the lock
   void run(std::unique_ptr<Request> request);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls and references on their way out. Whatever can fail is undone before the error is returned: what was booked for
 // a message that is not sent is released again.
+#include <algorithm>
 #include <cstring>
 
 #include "base/sys_process.hpp"
@@ -14,15 +15,20 @@ using client::Deadline;
 constexpr std::size_t kMostFunction = 4096;
 constexpr std::int64_t kTicketLife = 10'000'000'000;
 
+// How long the broker is waited for on behalf of a call: not beyond its deadline. 0 and less: that has passed.
+std::int64_t patience(std::int64_t deadline) {
+  return deadline == 0 ? client::kDefaultTimeout : std::min(deadline - sys::now_monotonic(), client::kDefaultTimeout);
+}
+
 }  // namespace
 
-Result<client::Region::Handle> Agent::region(std::uint64_t length) {
+Result<client::Region::Handle> Agent::region(std::uint64_t length, std::int64_t timeout) {
   if (auto is_open = open(); !is_open) return std::unexpected(is_open.error());
   client::CreateItem item;
   item.length = length;
   item.group = group_;
   item.flags = SHMBW_CREATE_UNINITIALISED;
-  return client::create_region(session_, item);
+  return client::create_region(session_, item, timeout);
 }
 
 Result<client::Region::Handle> Agent::again(const client::Region& region) {
@@ -53,30 +59,36 @@ Result<client::Region::Handle> Agent::lease(client::Region& region) {
   return leased;
 }
 
-Result<client::Region::Handle> Agent::in_region(std::string_view bytes) {
-  auto made = region(bytes.size());
+Result<client::Region::Handle> Agent::in_region(std::string_view bytes, std::int64_t deadline) {
+  const std::int64_t timeout = patience(deadline);
+  if (timeout <= 0)
+    return error(Status::deadline, "the broker gave no memory for " + std::to_string(bytes.size()) +
+                                       " bytes before the deadline of the call");
+  auto made = region(bytes.size(), timeout);
   if (made) std::memcpy((*made)->data(), bytes.data(), bytes.size());
   return made;
 }
 
-SlotBytes Agent::in_slot(std::string_view bytes) {
+SlotBytes Agent::in_slot(std::string_view bytes, std::int64_t deadline) {
+  const std::int64_t timeout = patience(deadline);
+  if (timeout <= 0) return {};
   std::shared_ptr<Inbox> inbox;
   {
     const std::lock_guard lock(mutex_);
     inbox = inbox_;
   }
-  SlotBytes room = inbox ? inbox->room_for(bytes.size()) : SlotBytes();
+  SlotBytes room = inbox ? inbox->room_for(bytes.size(), timeout) : SlotBytes();
   if (room) std::memcpy(room.data(), bytes.data(), bytes.size());
   return room;
 }
 
 // A payload as this worker keeps it: for a call to itself, and as a value, which stays.
-Result<Content> Agent::keep(const Payload& payload, bool stays) {
+Result<Content> Agent::keep(const Payload& payload, bool stays, std::int64_t deadline) {
   Content content;
   if (payload.data.size() > kInline) {
-    if (!stays && payload.bytes == nullptr) content.slot = in_slot(payload.data);
+    if (!stays && payload.bytes == nullptr) content.slot = in_slot(payload.data, deadline);
     if (!content.slot) {
-      auto bytes = payload.bytes != nullptr ? again(*payload.bytes) : in_region(payload.data);
+      auto bytes = payload.bytes != nullptr ? again(*payload.bytes) : in_region(payload.data, deadline);
       if (!bytes) return std::unexpected(bytes.error());
       content.bytes = std::move(*bytes);
     }
@@ -108,9 +120,9 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
   client::Region::Handle bytes;
   SlotBytes slot;
   if (payload.data.size() > kInline) {
-    if (payload.bytes == nullptr) slot = in_slot(payload.data);
+    if (payload.bytes == nullptr) slot = in_slot(payload.data, head.deadline);
     if (payload.bytes == nullptr && !slot) {
-      auto made = in_region(payload.data);
+      auto made = in_region(payload.data, head.deadline);
       if (!made) return std::unexpected(made.error());
       bytes = std::move(*made);
     }
@@ -216,7 +228,7 @@ Result<void> Agent::send_request(const std::shared_ptr<Future>& future, std::uin
     }
     return sent;
   }
-  auto content = keep(payload, false);
+  auto content = keep(payload, false, head.deadline);
   if (!content) return std::unexpected(content.error());
   auto request = std::make_unique<Request>();
   request->agent = shared_from_this();

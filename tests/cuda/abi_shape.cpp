@@ -101,7 +101,17 @@ static_assert(same(kNotRegistered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED));
 static_assert(same(kLaunchFailed, CUDA_ERROR_LAUNCH_FAILED) && same(kNotPermitted, CUDA_ERROR_NOT_PERMITTED));
 static_assert(same(kNotSupported, CUDA_ERROR_NOT_SUPPORTED) && same(kSystemNotReady, CUDA_ERROR_SYSTEM_NOT_READY));
 static_assert(same(kDriverMismatch, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) && same(kUnknown, CUDA_ERROR_UNKNOWN));
+static_assert(same(kIllegalState, CUDA_ERROR_ILLEGAL_STATE));
 static_assert(same(kCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
+static_assert(same(kCaptureInvalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+static_assert(same(kCaptureMerge, CUDA_ERROR_STREAM_CAPTURE_MERGE));
+static_assert(same(kCaptureUnmatched, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED));
+static_assert(same(kCaptureUnjoined, CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
+static_assert(same(kCaptureIsolation, CUDA_ERROR_STREAM_CAPTURE_ISOLATION));
+static_assert(same(kCaptureImplicit, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT));
+static_assert(same(kCapturedEvent, CUDA_ERROR_CAPTURED_EVENT));
+static_assert(same(kCaptureWrongThread, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD));
+static_assert(same(kCaptureRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED));
 static_assert(same(kCompatNotSupported, CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE));
 static_assert(same(kMpsFirst, CUDA_ERROR_MPS_CONNECTION_FAILED) && same(kMpsLast, CUDA_ERROR_MPS_CLIENT_TERMINATED));
 

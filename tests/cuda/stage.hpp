@@ -101,6 +101,32 @@ struct Device {
   }
 };
 
+// A stream of the context that is current, being captured into a graph.
+class Captured {
+ public:
+  explicit Captured(const Device& device, unsigned flags = shmb::cuda::kNonBlocking) : driver_(*device.driver) {
+    constexpr int kGlobal = 0;  // the mode that forbids most
+    if (driver_->stream_create(&stream_, flags) != 0 || driver_->begin_capture(stream_, kGlobal) != 0) std::abort();
+  }
+  Captured(const Captured&) = delete;
+  Captured& operator=(const Captured&) = delete;
+  ~Captured() {
+    (void)end();
+    (void)driver_->stream_destroy(stream_);
+  }
+  shmb::cuda::Stream stream() const { return stream_; }
+  // Whether it gives a graph: nothing has spoilt it.
+  bool end() {
+    shmb::cuda::Graph graph = nullptr;
+    const bool whole = driver_->end_capture(stream_, &graph) == 0;
+    return whole && driver_->graph_destroy(graph) == 0;
+  }
+
+ private:
+  const shmb::cuda::Driver& driver_;
+  shmb::cuda::Stream stream_ = nullptr;
+};
+
 template <class T>
 Status status_of(const shmbroker::Result<T>& result) {
   return result ? Status::ok : result.error().status();

@@ -64,6 +64,19 @@ TEST_CASE("driver: one before 12.0 is too old, and the sentence has both version
                    "CUDA 11.8, sharing GPU memory needs 12.0") == 0);
 }
 
+TEST_CASE("driver: one that lacks a function is too old by that name, or lacks what needs it") {
+  CHECK(load_gives(fake({{"FAKECUDA_HIDE", "cuMemImportFromShareableHandle"}}), Status::driver_too_old,
+                   "CUDA 13.0 but lacks cuMemImportFromShareableHandle, sharing GPU memory needs 12.0") == 0);
+  CHECK(fakecuda::process(fake({{"FAKECUDA_HIDE", "cuStreamWriteValue64"}}), [] {
+          const auto loaded = cuda::Driver::load();
+          NEED(loaded.has_value() && (*loaded)->has(cuda::Feature::events));
+          const auto timeline = (*loaded)->need(cuda::Feature::timeline);
+          NEED(!timeline && timeline.error().status == Status::not_supported);
+          NEED(timeline.error().sentence.contains("(CUDA 13.0) has no cuStreamWriteValue64"));
+          return 0;
+        }).wait() == 0);
+}
+
 TEST_CASE("driver: without a visible device it says where to look, and a later load tries again") {
   CHECK(load_gives(fake({{"CUDA_VISIBLE_DEVICES", ""}}), Status::no_device, "CUDA_VISIBLE_DEVICES") == 0);
   CHECK(fakecuda::process(fake({{"FAKECUDA_FAIL", "cuInit:1:100"}}), [] {

@@ -22,17 +22,26 @@ struct Wrong {
 TEST_CASE("the driver's refusals of an allocation have codes and sentences of ours") {
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
-  for (const Wrong& wrong :
-       {Wrong{"cuMemCreate:1:2", Status::out_of_memory, "cuMemCreate"},
-        Wrong{"cuMemCreate:1:800", Status::not_permitted, "800"},
-        Wrong{"cuMemCreate:1:801", Status::not_supported, "801"},
-        Wrong{"cuMemCreate:1:46", Status::not_permitted, "mode"},
-        Wrong{"cuMemCreate:1:802", Status::driver_failed, "fabricmanager"},
-        Wrong{"cuMemCreate:1:803", Status::driver_failed, "differ in version"},
-        Wrong{"cuMemCreate:1:999", Status::driver_failed, "Xid"},
-        Wrong{"cuMemCreate:1:999,cuMemGetInfo:1:999", Status::device_lost, "answers nothing"},
-        Wrong{"cuMemMap:1:806", Status::mps, "806"}, Wrong{"cuMemMap:1:1", Status::too_small, "cuMemMap"},
-        Wrong{"cuMemSetAccess:1:101", Status::device_not_visible, "cuMemSetAccess"}}) {
+  for (const Wrong& wrong : {Wrong{"cuMemCreate:1:2", Status::out_of_memory, "cuMemCreate"},
+                             Wrong{"cuMemCreate:1:800", Status::not_permitted, "800"},
+                             Wrong{"cuMemCreate:1:801", Status::not_supported, "801"},
+                             Wrong{"cuMemCreate:1:46", Status::not_permitted, "mode"},
+                             Wrong{"cuMemCreate:1:802", Status::driver_failed, "fabricmanager"},
+                             Wrong{"cuMemCreate:1:803", Status::driver_failed, "differ in version"},
+                             Wrong{"cuMemCreate:1:999", Status::driver_failed, "Xid"},
+                             Wrong{"cuMemCreate:1:999,cuMemGetInfo:1:999", Status::device_lost, "answers nothing"},
+                             Wrong{"cuMemCreate:1:900", Status::busy, "end the capture first"},
+                             Wrong{"cuMemCreate:1:901", Status::busy, "which gives no graph"},
+                             Wrong{"cuMemCreate:1:902", Status::busy, "end one of them first"},
+                             Wrong{"cuMemCreate:1:903", Status::busy, "another stream began"},
+                             Wrong{"cuMemCreate:1:904", Status::busy, "join it"},
+                             Wrong{"cuMemCreate:1:905", Status::busy, "before the capture or after it"},
+                             Wrong{"cuMemsetD8Async:1:906", Status::busy, "CU_STREAM_NON_BLOCKING"},
+                             Wrong{"cuEventQuery:1:907", Status::busy, "outside of a capture"},
+                             Wrong{"cuMemCreate:1:908", Status::busy, "another thread"},
+                             Wrong{"cuMemMap:1:806", Status::mps, "806"},
+                             Wrong{"cuMemMap:1:1", Status::too_small, "cuMemMap"},
+                             Wrong{"cuMemSetAccess:1:101", Status::device_not_visible, "cuMemSetAccess"}}) {
     CAPTURE(wrong.injected);
     const fakecuda::Injected failing(wrong.injected);
     auto made = gpu::Region::try_allocate(session, kMiB);
@@ -139,7 +148,7 @@ TEST_CASE("what was published and is no memory is found at the first import, and
   const shmbroker::RegionId there{{}, id.id, id.generation};
   auto first = gpu::Region::try_import(session, there);
   CHECK(status_of(first) == Status::bad_fd);
-  CHECK(sentence_of(first).find("the broker has been told") != std::string::npos);
+  CHECK(sentence_of(first).find("its publisher is at fault: the broker has been told") != std::string::npos);
   CHECK(status_of(gpu::Region::try_import(session, there)) == Status::region_invalid);
 
   // Memory that is shorter than its publisher says.
@@ -164,7 +173,7 @@ TEST_CASE("what was published and is no memory is found at the first import, and
   client_tests::must(shmb::client::gpu_release(*inside, both, shmb::client::Deadline::after(0)));
 }
 
-TEST_CASE("one open file twice, or no export at all, is no publication") {
+TEST_CASE("memory that the driver does not export is not published, and is when it does") {
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto region = gpu::Region::allocate(session, kMiB);

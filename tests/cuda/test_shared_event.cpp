@@ -201,15 +201,26 @@ TEST_CASE("an event is recorded behind streams of other contexts and devices, wh
               ACTOR_MUST(event.try_wait_host(kEventPatience));
               ACTOR_CHECK(driver->stream_synchronize(beside) == 0);
             }
+            // A stream is followed by one of ours, which stays.
+            const long before = fakecuda::Fake::use().calls("cuStreamCreate");
+            for (int i = 0; i < 5; ++i) ACTOR_MUST(event.try_record(beside));
+            ACTOR_MUST(event.try_wait_host(kEventPatience));
+            ACTOR_CHECK(fakecuda::Fake::use().calls("cuStreamCreate") == before);
             for (const char* failure : {"cuEventCreate:1:2", "cuStreamWaitEvent:1:2", "cuEventRecord:2:2"}) {
               const fakecuda::Injected injected(failure);
               ACTOR_CHECK(status_of(event.try_record(beside)) == Status::out_of_memory);
             }
-            fakecuda::Fake::use().call<void(bool)>("fakecuda_capture")(true);
-            const auto captured = event.try_record(beside);
-            fakecuda::Fake::use().call<void(bool)>("fakecuda_capture")(false);
-            ACTOR_CHECK(status_of(captured) == Status::not_supported);
-            ACTOR_CHECK(sentence_of(captured).contains("captured"));
+            {
+              Captured captured(worker);  // of that context, which is current
+              for (const auto& refused :
+                   {event.try_record(gpu::Stream(captured.stream())), event.try_wait(gpu::Stream(captured.stream()))}) {
+                ACTOR_CHECK(status_of(refused) == Status::not_supported);
+                ACTOR_CHECK(sentence_of(refused).contains("captured"));
+              }
+              ACTOR_MUST(event.try_record(beside));
+              ACTOR_MUST(event.try_wait_host(kEventPatience));
+              ACTOR_CHECK(captured.end());  // which none of these has spoilt
+            }
             ACTOR_CHECK(driver->stream_destroy(beside) == 0 && driver->context_destroy(own) == 0);
             ACTOR_MUST(event.try_record(worker.stream()));  // the event does not depend on that context
             ACTOR_MUST(event.try_wait_host(kEventPatience));

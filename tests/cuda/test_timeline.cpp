@@ -206,10 +206,18 @@ TEST_CASE("a device without 64-bit stream operations, or a stream under capture,
           auto session = meeting.member();
           auto mine = gpu::Timeline::create(session);
           Worker worker;
-          fakecuda::Fake::use().call<void(bool)>("fakecuda_capture")(true);
-          const auto refused = mine.try_signal(1, worker.stream());
+          Captured captured(worker);
+          const auto refused = mine.try_signal(1, gpu::Stream(captured.stream()));
           ACTOR_CHECK(status_of(refused) == Status::not_supported);
           ACTOR_CHECK(sentence_of(refused).contains("captured"));
+          ACTOR_MUST(mine.try_signal(1, worker.stream()));  // others are free, and none of it harms the capture
+          ACTOR_CHECK(captured.end());
+          Captured blocking(worker, 0);
+          const auto implied = mine.try_signal(2, nullptr);
+          ACTOR_CHECK(status_of(implied) == Status::busy);
+          ACTOR_CHECK(sentence_of(implied).contains("CU_STREAM_NON_BLOCKING"));
+          ACTOR_CHECK(mine.look().announced == 1);
+          ACTOR_CHECK(blocking.end());
           return 0;
         }).wait() == 0);
 }

@@ -52,10 +52,14 @@ struct WaitsLeaveNothing {
   }
 };
 
-struct Captured {
-  Captured() { set(true); }
-  ~Captured() { set(false); }
-  static void set(bool capturing) { fakecuda::Fake::use().call<void(bool)>("fakecuda_capture")(capturing); }
+// A broker, a session on it, and the first device's primary context current.
+struct WaitsStage {
+  WaitsStage() { REQUIRE(scope); }
+  const WaitsLeaveNothing guard;
+  const harness::BrokerFixture broker{gpu_broker()};
+  shmbroker::Session session = session_on(broker.socket());
+  Device device;
+  shmb::Result<shmb::cuda::ContextHold::Scope> scope = device.hold->enter_primary();
 };
 
 std::pair<std::size_t, std::size_t> dispatched(shmbroker::Session& session) {
@@ -67,12 +71,8 @@ std::pair<std::size_t, std::size_t> dispatched(shmbroker::Session& session) {
 }  // namespace
 
 TEST_CASE("law 11: who waits for a device that is not through gives up, keeps what he has, and may try again") {
-  const WaitsLeaveNothing guard;
-  const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  Device device;
-  auto scope = device.hold->enter_primary();
-  REQUIRE(scope);
+  WaitsStage stage;
+  auto& [guard, broker, session, device, scope] = stage;
   auto written = gpu::Region::allocate(session, kMiB), asleep = gpu::Region::allocate(session, kMiB),
        published = gpu::Region::allocate(session, kMiB);
   shmb::cuda::Address plain = 0;
@@ -171,28 +171,6 @@ TEST_CASE("law 11: torch is not kept by a busy device, and who finds no memory w
   CHECK(gone);
 }
 
-TEST_CASE("law 11: while a stream is captured nobody knows whether the device is through: busy, and later it goes") {
-  const WaitsLeaveNothing guard;
-  const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  Device device;
-  auto scope = device.hold->enter_primary();
-  REQUIRE(scope);
-  auto kept = gpu::Region::allocate(session, kMiB), released = gpu::Region::allocate(session, kMiB);
-  {
-    const Captured captured;
-    const auto refused = kept.try_publish();
-    CHECK(status_of(refused) == Status::busy);
-    CHECK(sentence_of(refused).contains("end the capture first"));
-    CHECK(status_of(kept.try_publish({.sync = gpu::Sync::stream(nullptr)})) == Status::busy);
-    CHECK(status_of(kept.try_sleep()) == Status::busy);
-    CHECK(status_of(released.try_release()) == Status::busy);
-    CHECK(dispatched(session) == std::pair<std::size_t, std::size_t>(0, 1));
-  }
-  CHECK(dispatched(session) == std::pair<std::size_t, std::size_t>(1, 0));
-  CHECK(status_of(kept.try_publish()) == Status::ok);
-}
-
 TEST_CASE("law 11: work in a context of the caller's own is asked for only where that is current") {
   const WaitsLeaveNothing guard;
   const harness::BrokerFixture broker(gpu_broker());
@@ -215,12 +193,8 @@ TEST_CASE("law 11: work in a context of the caller's own is asked for only where
 }
 
 TEST_CASE("law 11: another thread's wait for the device keeps nobody longer than he said") {
-  const WaitsLeaveNothing guard;
-  const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  Device device;
-  auto scope = device.hold->enter_primary();
-  REQUIRE(scope);
+  WaitsStage stage;
+  auto& [guard, broker, session, device, scope] = stage;
   auto region = gpu::Region::allocate(session, kMiB);
   HeldStream held(device);
   const long before = fakecuda::Fake::use().calls("cuEventQuery");
@@ -235,12 +209,8 @@ TEST_CASE("law 11: another thread's wait for the device keeps nobody longer than
 }
 
 TEST_CASE("law 11: where the driver has no memory for the question, nothing is unmapped under a kernel") {
-  const WaitsLeaveNothing guard;
-  const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  Device device;
-  auto scope = device.hold->enter_primary();
-  REQUIRE(scope);
+  WaitsStage stage;
+  auto& [guard, broker, session, device, scope] = stage;
   auto region = gpu::Region::allocate(session, kMiB);
   const gpu::Pointer at = region.pointer();
   HeldStream held(device);

@@ -44,8 +44,8 @@ long fakecuda_calls(const char* function);  // since the start
 std::size_t fakecuda_bytes_in_use(int ordinal);
 // The next call of the function first calls this, without the fake's lock: what happens in the middle of another call.
 void fakecuda_before(const char* function, void (*call)(void* with), void* with);
-// Streams are being captured into a graph.
-void fakecuda_capture(bool capturing);
+// Spoils one open file of device memory, as its holder can: what is mapped stays, other open files are whole.
+void fakecuda_spoil(int descriptor);
 // The device faults: the context of the ordinal has this sticky error from now on.
 void fakecuda_break_context(int ordinal, int code);
 }

@@ -271,8 +271,9 @@ FAKECUDA_API Code cuCtxGetDevice(Device* device) {
 }
 
 FAKECUDA_API Code cuCtxSynchronize() {
-  return enter("cuCtxSynchronize", Needs::context, [&](State& it, Lock& lock) -> Code {
-    return it.capturing ? kCaptureUnsupported : wait_for_context(*current_context(), lock);
+  return enter("cuCtxSynchronize", Needs::context, [&](State&, Lock& lock) -> Code {
+    const Code code = capture_forbids_context(*current_context());
+    return code != kSuccess ? code : wait_for_context(*current_context(), lock);
   });
 }
 

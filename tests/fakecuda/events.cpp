@@ -28,7 +28,8 @@ struct EventBody {
   Context context = nullptr;
   int fd = -1;
   bool interprocess = false, imported = false;
-  std::function<bool()> moment;  // of the last record, where that was a context's
+  std::function<bool()> moment;      // of the last record, where that was a context's
+  std::shared_ptr<Capture> capture;  // where that was in a captured stream
   ~EventBody() {
     ::munmap(counters, kEventPage);
     if (fd >= 0) ::close(fd);
@@ -140,9 +141,17 @@ FAKECUDA_API Code cuEventRecord(Event event, Stream stream) {
   return enter("cuEventRecord", Needs::context, [&](State& it, Lock&) -> Code {
     const EventPtr body = find_event(event);
     if (body == nullptr) return kInvalidHandle;
-    if (context_of(stream) != body->context) return kInvalidHandle;  // "must be from the same context"
+    const auto facts = facts_of(stream);
+    if (!facts || facts->context != body->context) {  // "must be from the same context"
+      if (facts) spoil_capture_of(*facts);
+      return kInvalidHandle;
+    }
     look_for_destruction(it, *body);
+    bool captured = false;
+    if (const Code code = capture_takes(*facts, &captured); code != kSuccess) return code;
     body->moment = nullptr;
+    body->capture = captured ? capture_of(*facts) : nullptr;
+    if (captured) return kSuccess;
     const std::uint64_t number = body->counters->recorded.fetch_add(1) + 1;
     return enqueue(it, stream, "cuEventRecord", [=] {
       std::uint64_t done = body->counters->done.load();
@@ -154,12 +163,13 @@ FAKECUDA_API Code cuEventRecord(Event event, Stream stream) {
 }
 
 FAKECUDA_API Code cuCtxRecordEvent(Context context, Event event) {
-  return enter("cuCtxRecordEvent", Needs::context, [&](State& it, Lock&) -> Code {
+  return enter("cuCtxRecordEvent", Needs::context, [&](State&, Lock&) -> Code {
     const EventPtr body = find_event(event);
     if (body == nullptr || context == nullptr || body->context != context) return kInvalidHandle;
     if (body->interprocess || body->imported) return kNotSupported;
-    if (it.capturing) return kCaptureUnsupported;
+    if (const Code code = capture_forbids_context(*context); code != kSuccess) return code;
     body->moment = moment_of(*context);
+    body->capture = nullptr;
     return kSuccess;
   });
 }
@@ -170,6 +180,7 @@ FAKECUDA_API Code cuEventQuery(Event event) {
     if (body == nullptr) return kInvalidHandle;
     look_for_destruction(it, *body);
     if (body->context->sticky != 0) return body->context->sticky;
+    if (const Code code = capture_forbids_event(body->capture); code != kSuccess) return code;
     const bool passed = body->moment ? body->moment() : body->counters->done >= body->counters->recorded;
     return passed ? kSuccess : kNotReady;
   });
@@ -180,6 +191,7 @@ FAKECUDA_API Code cuEventSynchronize(Event event) {
     const EventPtr body = find_event(event);
     if (body == nullptr) return kInvalidHandle;
     look_for_destruction(it, *body);
+    if (const Code code = capture_forbids_event(body->capture); code != kSuccess) return code;
     const auto passed = passing_of(body);
     const CUctx_st& context = *current_context();
     lock.unlock();
@@ -198,6 +210,8 @@ FAKECUDA_API Code cuStreamWaitEvent(Stream stream, Event event, unsigned flags) 
     look_for_destruction(it, *body);
     const Context context = context_of(stream);
     if (context == nullptr) return kInvalidHandle;
+    const auto facts = *facts_of(stream);
+    if (body->capture != nullptr || capture_of(facts) != nullptr) return capture_joins(facts, body->capture);
     return enqueue(it, stream, "cuStreamWaitEvent", [passed = passing_of(body), context] {
       while (!passed() && rest(*context)) {
       }

@@ -13,7 +13,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "tests/fakecuda/state.hpp"
+#include "tests/fakecuda/stream.hpp"
 
 namespace fakecuda {
 namespace {
@@ -62,6 +62,7 @@ FAKECUDA_API Code cuMemHostRegister_v2(void* start, std::size_t bytes, unsigned 
   return enter("cuMemHostRegister", Needs::context, [&](State& it, Lock&) -> Code {
     const auto first = reinterpret_cast<std::uintptr_t>(start);
     if (bytes == 0 || first % kHostPage != 0 || flags > 15) return kInvalidValue;
+    if (const Code code = capture_forbids_unsafe(); code != kSuccess) return code;
     for (const auto& [address, mapping] : it.mappings) {
       const auto other = reinterpret_cast<std::uintptr_t>(mapping.host);
       if (mapping.kind == Kind::host && first < other + mapping.bytes && other < first + bytes)
@@ -98,6 +99,7 @@ FAKECUDA_API Code cuMemHostUnregister(void* start) {
     if (current_context() == nullptr) return kInvalidContext;  // but a ruined one gives back
     const auto found = find_host(it, start);
     if (found == it.mappings.end()) return kNotRegistered;
+    if (const Code code = capture_forbids_unsafe(); code != kSuccess) return code;
     const Mapping& mapping = found->second;
     if (protection_of(reinterpret_cast<std::uintptr_t>(start), mapping.bytes) == 0)
       it.violation("host memory was unmapped before it was unregistered");

@@ -67,6 +67,7 @@ using namespace fakecuda;
 FAKECUDA_API Code cuMemAlloc_v2(Address* address, std::size_t bytes) {
   return enter("cuMemAlloc", Needs::context, [&](State& it, Lock&) -> Code {
     if (address == nullptr || bytes == 0) return kInvalidValue;
+    if (const Code code = capture_forbids_unsafe(); code != kSuccess) return code;
     const std::size_t rounded = (bytes + kGranularity - 1) / kGranularity * kGranularity;
     Mapping mapping;
     mapping.kind = Kind::plain;
@@ -92,6 +93,7 @@ FAKECUDA_API Code cuMemFree_v2(Address address) {
   return enter("cuMemFree", Needs::driver, [&](State& it, Lock& lock) -> Code {
     auto found = it.mappings.find(address);
     if (found == it.mappings.end() || found->second.kind != Kind::plain) return kInvalidValue;
+    if (const Code code = capture_forbids_unsafe(); code != kSuccess) return code;
     wait_for_context(*found->second.context, lock);
     found = it.mappings.find(address);
     if (found == it.mappings.end()) return kInvalidValue;
@@ -132,6 +134,7 @@ FAKECUDA_API Code cuIpcOpenMemHandle_v2(Address* address, IpcHandle handle, unsi
     named.id[sizeof named.id - 1] = 0;
     if (address == nullptr || named.magic != kMagic || flags > kLazyPeer) return kInvalidValue;
     if (named.pid == ::getpid()) return kInvalidContext;
+    if (const Code code = capture_forbids_unsafe(); code != kSuccess) return code;
     const std::string as = named.id;
     for (auto& [at, mapping] : it.mappings) {
       // A context's own: another device has addresses of its own for it.
@@ -180,6 +183,7 @@ FAKECUDA_API Code cuIpcCloseMemHandle(Address address) {
     if (current_context() == nullptr) return kInvalidContext;  // but a ruined one gives back
     auto found = it.mappings.find(address);
     if (found == it.mappings.end() || found->second.kind != Kind::opened) return kInvalidValue;
+    if (const Code code = capture_forbids_unsafe(); code != kSuccess) return code;
     wait_for_context(*found->second.context, lock);
     found = it.mappings.find(address);
     if (found == it.mappings.end()) return kInvalidValue;

@@ -3,6 +3,7 @@
 // declaration he uses gets another function under the same name; here that one notes a violation.
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <cstring>
 
 #include "tests/fakecuda/state.hpp"
@@ -79,7 +80,16 @@ constexpr CodeName kCodes[] = {
     {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {kSystemNotReady, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
     {kDriverMismatch, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver"},
+    {kIllegalState, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
     {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {kCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error"},
+    {kCaptureMerge, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "operation would result in a merge of separate captures"},
+    {kCaptureUnmatched, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not ended in the same stream as it began"},
+    {kCaptureUnjoined, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work"},
+    {kCaptureIsolation, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work"},
+    {kCaptureImplicit, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "operation would make the legacy stream depend"},
+    {kCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capture"},
+    {kCaptureWrongThread, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "attempt to terminate a capture of another thread"},
     {kMpsFirst, "CUDA_ERROR_MPS_CONNECTION_FAILED", "MPS client failed to connect"},
     {kUnknown, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
@@ -106,6 +116,10 @@ Code find_procedure(const char* symbol, void** to, int version, int* status) {
   *to = nullptr;
   const Entry* best = nullptr;
   bool known = false;
+  if (const char* hidden = std::getenv("FAKECUDA_HIDE"); hidden != nullptr && std::strcmp(hidden, symbol) == 0) {
+    if (status != nullptr) *status = kNoSuchSymbol;
+    return kNotFound;
+  }
   for (const Entry& entry : kEntries) {
     if (std::strcmp(entry.name, symbol) != 0) continue;
     known = true;

@@ -208,7 +208,4 @@ FAKECUDA_API void fakecuda_before(const char* function, void (*call)(void* with)
   state().before_with = with;
 }
 
-FAKECUDA_API void fakecuda_capture(bool capturing) {
-  Lock lock(state().mutex);
-  state().capturing = capturing;
-}
+FAKECUDA_API void fakecuda_spoil(int descriptor) { (void)::lseek(descriptor, kSpoiltAt, SEEK_SET); }

@@ -63,6 +63,10 @@ class Shadow {
   bool owned_;
 };
 
+// A position in an export that says that its holder has spoilt it: of all that an export has here this alone belongs to
+// one open file.
+inline constexpr off_t kSpoiltAt = 0x5901;
+
 enum class Kind { vmm, plain, opened, host };
 
 struct Mapping {
@@ -100,7 +104,7 @@ struct State {
   std::vector<std::unique_ptr<CUctx_st>> contexts;  // the primary one of each ordinal
   std::vector<std::unique_ptr<CUctx_st>> own;       // of cuCtxCreate; kept, so that a destroyed one is known
   std::uint64_t next_handle = 0x1000, next_memory = 1, next_id = 1;
-  std::size_t streams = 0, events = 0, modules = 0;
+  std::size_t streams = 0, events = 0, modules = 0, graphs = 0;
 
   std::vector<std::string> violations;
   std::vector<Failure> failures;
@@ -109,7 +113,6 @@ struct State {
   void (*before_call)(void*) = nullptr;
   void* before_with = nullptr;
   std::atomic<long> delay_us{0};
-  bool capturing = false;  // every stream, as far as cuStreamIsCapturing tells
   long watchdog_s = 60;
   int log = -1;
 

@@ -139,7 +139,9 @@ void wait(const QueuePtr& queue, std::uint64_t ticket, Lock& lock) {
 Code enqueue(State&, Stream stream, const char* what, Work work, std::uint64_t* ticket) {
   const QueuePtr queue = find(stream);
   if (queue == nullptr) return kInvalidHandle;
-  put(queue, what, std::move(work));
+  bool captured = false;
+  if (const Code code = capture_takes(*facts_of(stream), &captured); code != kSuccess) return code;
+  if (!captured) put(queue, what, std::move(work));
   if (ticket != nullptr) *ticket = queue->enqueued;
   return kSuccess;
 }
@@ -147,6 +149,7 @@ Code enqueue(State&, Stream stream, const char* what, Work work, std::uint64_t* 
 Code wait_for_stream(State&, Stream stream, Lock& lock) {
   const QueuePtr queue = find(stream);
   if (queue == nullptr) return kInvalidHandle;
+  if (const Code code = capture_forbids_looking(*facts_of(stream)); code != kSuccess) return code;
   wait(queue, queue->enqueued, lock);
   return queue->context->sticky;
 }
@@ -159,6 +162,7 @@ Code wait_for_context(CUctx_st& context, Lock& lock) {
 Code query_stream(State&, Stream stream) {
   const QueuePtr queue = find(stream);
   if (queue == nullptr) return kInvalidHandle;
+  if (const Code code = capture_forbids_looking(*facts_of(stream)); code != kSuccess) return code;
   return queue->done < queue->enqueued ? kNotReady : queue->context->sticky;
 }
 
@@ -171,12 +175,19 @@ std::function<bool()> moment_of(const CUctx_st& context) {
   };
 }
 
+std::optional<StreamFacts> facts_of(Stream stream) {
+  const QueuePtr queue = find(stream);
+  if (queue == nullptr) return std::nullopt;
+  return StreamFacts{queue->id, queue->context, queue->blocking, queue == default_queue(*queue->context)};
+}
+
 Context context_of(Stream stream) {
   const QueuePtr queue = find(stream);
   return queue == nullptr ? nullptr : queue->context;
 }
 
 void forget_streams(const CUctx_st& context) {
+  forget_captures(context);
   for (const QueuePtr& queue : queues_of(context)) {
     queue->closing = true;
     queue->changed.notify_all();
@@ -196,6 +207,7 @@ bool rest(const CUctx_st& context) {
 
 Code run_now(State& it, Lock& lock, const char* what, Work work) {
   std::uint64_t ticket = 0;
+  if (const Code code = capture_forbids_unsafe(); code != kSuccess) return code;
   if (const Code code = enqueue(it, nullptr, what, std::move(work), &ticket); code != kSuccess) return code;
   const QueuePtr queue = find(nullptr);
   wait(queue, ticket, lock);
@@ -255,14 +267,6 @@ FAKECUDA_API Code cuStreamGetId(Stream stream, unsigned long long* id) {
     const QueuePtr queue = find(stream);
     if (queue == nullptr) return kInvalidHandle;
     *id = queue->id;
-    return kSuccess;
-  });
-}
-
-FAKECUDA_API Code cuStreamIsCapturing(Stream stream, int* capturing) {
-  return enter("cuStreamIsCapturing", Needs::context, [&](State& it, Lock&) -> Code {
-    if (find(stream) == nullptr) return kInvalidHandle;
-    *capturing = it.capturing ? 1 : 0;
     return kSuccess;
   });
 }

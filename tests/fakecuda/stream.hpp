@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -28,6 +29,28 @@ Context context_of(Stream stream);
 // The context ends: its streams finish what they have and go, its events are gone (events.cpp).
 void forget_streams(const CUctx_st& context);
 void forget_events(State& it, const CUctx_st& context);
+
+// Captures into graphs (capture.cpp), all with the lock held. A call that does not go with one spoils it, and says why;
+// what is put into a captured stream is never done, since nobody launches graphs here.
+struct Capture;
+struct StreamFacts {
+  std::uint64_t id = 0;
+  const CUctx_st* context = nullptr;
+  bool blocking = false, legacy = false;
+};
+std::optional<StreamFacts> facts_of(Stream stream);
+// Before anything is put into it. `captured`: it goes into a graph.
+Code capture_takes(const StreamFacts& stream, bool* captured);
+Code capture_forbids_looking(const StreamFacts& stream);         // at it, by query or synchronise
+Code capture_forbids_context(const CUctx_st& context);           // a call about all its streams
+Code capture_forbids_unsafe();                                   // a call that no graph sees
+std::shared_ptr<Capture> capture_of(const StreamFacts& stream);  // null: none
+Code capture_joins(const StreamFacts& stream,
+                   const std::shared_ptr<Capture>& of_event);          // a wait for an event; null: outside
+Code capture_forbids_event(const std::shared_ptr<Capture>& of_event);  // a question about it
+void spoil_capture_of(const StreamFacts& stream);                      // a call about it has failed
+void forget_captures(const CUctx_st& context);
+
 // For work that waits: sleeps a little, false when the context has faulted or the stream's process ends.
 bool rest(const CUctx_st& context);
 // Enqueues and waits: the synchronous calls, which run on the default stream.

@@ -107,6 +107,7 @@ FAKECUDA_API Code cuMemImportFromShareableHandle(MemHandle* handle, void* from, 
     struct stat seen{};
     if (::fstat(fd, &seen) != 0 || static_cast<std::size_t>(seen.st_size) != name.bytes)
       return kInvalidValue;  // somebody has spoilt it
+    if (::lseek(fd, 0, SEEK_CUR) == kSpoiltAt) return kInvalidValue;
     const int own = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0) return kOperatingSystem;
     *handle = enter_handle(it, std::make_shared<Physical>(own, name));

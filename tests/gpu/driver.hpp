@@ -74,6 +74,7 @@ inline constexpr Code kIllegalAddress = 700;
   X(device_get, cuDeviceGet, 2000, (Device*, int))                                                                  \
   X(device_name, cuDeviceGetName, 2000, (char*, int, Device))                                                       \
   X(device_uuid, cuDeviceGetUuid, 11040, (Uuid*, Device))                                                           \
+  X(device_peer, cuDeviceCanAccessPeer, 4000, (int*, Device, Device))                                               \
   X(device_attribute, cuDeviceGetAttribute, 2000, (int*, int, Device))                                              \
   X(device_bus_id, cuDeviceGetPCIBusId, 4010, (char*, int, Device))                                                 \
   X(primary_retain, cuDevicePrimaryCtxRetain, 7000, (Context*, Device))                                             \

@@ -204,9 +204,11 @@ int device_count() {
   return count;
 }
 
-std::string device_uuid() {
+std::string device_uuid(int ordinal) {
+  Device device = 0;
+  must(cu.device_get(&device, ordinal), "cuDeviceGet");
   Uuid uuid{};
-  must(cu.device_uuid(&uuid, gpu.device), "cuDeviceGetUuid");
+  must(cu.device_uuid(&uuid, device), "cuDeviceGetUuid");
   std::string text = "GPU-";
   for (int i = 0; i < 16; ++i) {
     char hex[4];
@@ -215,6 +217,15 @@ std::string device_uuid() {
     if (i == 3 || i == 5 || i == 7 || i == 9) text += '-';
   }
   return text;
+}
+
+bool are_peers(int ordinal, int other) {
+  Device here = 0, there = 0;
+  must(cu.device_get(&here, ordinal), "cuDeviceGet");
+  must(cu.device_get(&there, other), "cuDeviceGet");
+  int can = 0;
+  must(cu.device_peer(&can, here, there), "cuDeviceCanAccessPeer");
+  return can != 0;
 }
 
 std::string device_name() {

@@ -64,7 +64,8 @@ Stream make_stream();
 
 int attribute(int which);
 int device_count();
-std::string device_uuid();  // "GPU-xxxxxxxx-..."
+std::string device_uuid(int ordinal = 0);  // "GPU-xxxxxxxx-..."
+bool are_peers(int ordinal, int other);    // the first reaches the other's memory
 std::string device_name();
 
 }  // namespace shmb::facts

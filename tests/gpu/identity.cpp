@@ -168,9 +168,12 @@ void t9_visible_devices() {
   Actor made("producer", [](const Line& line) {
     start_gpu();
     line.say(device_uuid());
+    const bool peer = device_count() > 1 && are_peers(1, 0);
+    line.say(peer ? device_uuid(1) : device_count() > 1 ? "no peer" : "one device");
     publish(line);
   });
   const std::string uuid = made.line().hear().text;
+  const std::string peer = made.line().hear().text;
   Message published = made.line().expect("published");
   fact("uuid", "%s", uuid.c_str());
   const std::string by_uuid = import_with(published.fds.at(0), uuid.c_str());
@@ -180,6 +183,14 @@ void t9_visible_devices() {
   fact("visible_unknown_uuid", "%s",
        import_with(published.fds.at(0), "GPU-00000000-0000-0000-0000-000000000001").c_str());
   if (by_uuid != "0 words differ") wrong("a device chosen by UUID cannot import");
+  if (peer.starts_with("GPU-")) {  // the importer works on its first device
+    const std::string beside = import_with(published.fds.at(0), (peer + "," + uuid).c_str());
+    fact("on_a_peer", "%s", beside.c_str());
+    if (beside != "0 words differ") wrong("a peer cannot import");
+    fact("on_a_peer_owner_hidden", "%s", import_with(published.fds.at(0), peer.c_str()).c_str());
+  } else {
+    fact("on_a_peer", "not asked: %s", peer.c_str());
+  }
   made.finish();
 }
 

@@ -4,6 +4,7 @@ torch's where torch is, else plain driver memory, so that the same cases can be 
 is a Python face for users."""
 
 import ctypes as c
+import gc
 import os
 
 ACCESS_READ, ACCESS_WRITE = 0, 1
@@ -12,6 +13,7 @@ CONNECT_NO_START, CONNECT_NO_GROUP = 2, 16
 MAKER_STAYS, UNNAME, IMPORT_SHARE = 1, 2, 1
 NOT_FOUND, DEADLINE, NOT_SUPPORTED, PRODUCER_DEAD = 6, 20, 47, 58
 SECOND = 10**9
+INTEGER, FLOAT = 0, 2  # DLPack's codes of types
 
 
 class Failure(Exception):
@@ -168,13 +170,15 @@ def sized(kind, **fields):
 
 
 def tensors_of(listed):
-    """[(name, offset, count, bits)] as the C face wants it; the second value keeps what it points to."""
+    """[(name, offset, count or shape, bits)], integers unless a code follows, as the C face wants it; the second value
+    keeps what it points to."""
     array, kept = (Tensor * len(listed))(), []
-    for place, (name, offset, count, bits) in zip(array, listed):
-        shape = (c.c_int64 * 1)(count)
+    for place, (name, offset, extent, bits, *code) in zip(array, listed):
+        extent = extent if isinstance(extent, tuple) else (extent,)
+        shape = (c.c_int64 * len(extent))(*extent)
         kept.append(shape)
-        place.name, place.shape, place.offset, place.dimensions = name.encode(), shape, offset, 1
-        place.type_code, place.type_bits, place.type_lanes = 0, bits, 1
+        place.name, place.shape, place.offset, place.dimensions = name.encode(), shape, offset, len(extent)
+        place.type_code, place.type_bits, place.type_lanes = code[0] if code else INTEGER, bits, 1
     return array, kept
 
 
@@ -356,9 +360,9 @@ class Timeline:
 
 
 class Event:
-    def __init__(self, handle=None):
+    def __init__(self, handle=None, device=-1):
         self.raw = c.c_void_p()
-        options = sized(EventOptions, device=-1, flags=MAKER_STAYS)
+        options = sized(EventOptions, device=device, flags=MAKER_STAYS)
         if handle is None:
             call("shmb_gpu_event_create", c.byref(options), c.byref(self.raw))
         else:
@@ -401,10 +405,13 @@ class PlainTensors:
         self.devices = count.value
         self.held = 0
 
-    def make(self, values, in_region=False):
+    def on(self, device):
+        on_device(device)
+
+    def make(self, values, in_region=False, device=0):
         size = 8 * len(values)
         if in_region:
-            pointer = library().shmb_torch_alloc(c.c_ssize_t(size), 0, None)
+            pointer = library().shmb_torch_alloc(c.c_ssize_t(size), device, None)
         else:
             base = c.c_uint64()
             drive("cuMemAlloc_v2", c.byref(base), c.c_size_t(size))
@@ -418,13 +425,31 @@ class PlainTensors:
         drive("cuMemFree_v2", c.c_uint64(tensor.pointer))
         self.held -= 8 * tensor.count
 
+    def forget(self, tensor, device):
+        """One that is born in a region: its allocator gives it up."""
+        library().shmb_torch_free(c.c_void_p(tensor.pointer), c.c_ssize_t(8 * tensor.count), device, None)
+
     def allocated(self):
         return self.held
+
+    def is_shared(self, tensor):
+        return None  # memory of the driver has nobody to ask
 
     def view(self, region, name):
         managed = region.dlpack(name)
         tensor = managed.contents.tensor
-        return PlainTensor(tensor.data + tensor.offset, tensor.shape[0], managed)
+        count = 1
+        for i in range(tensor.dimensions):
+            count *= tensor.shape[i]
+        kind = c.c_float if tensor.code == FLOAT else c.c_int64
+        return PlainTensor(tensor.data + tensor.offset, count, managed, kind, tensor.device_id)
+
+    def leaf(self, tensor, offset, floating, parameter, gradient):
+        """A 5 x 5 part of a tensor, as a leaf of a graph of gradients or as a parameter of a model: here memory."""
+        return PlainTensor(tensor.pointer + offset, 25, kind=c.c_float if floating else c.c_int64)
+
+    def leaf_of(self, view, parameter, gradient):
+        return view
 
     def stream(self):
         stream = c.c_void_p()
@@ -444,17 +469,34 @@ class PlainTensors:
 
 
 class PlainTensor:
-    def __init__(self, pointer, count, managed=None):
-        self.pointer, self.count, self.managed = pointer, count, managed
+    def __init__(self, pointer, count, managed=None, kind=c.c_int64, device=0):
+        self.pointer, self.count, self.managed, self.kind, self.device = pointer, count, managed, kind, device
+        self.gradient_memory = None
 
     def values(self):
-        host = (c.c_int64 * self.count)()
-        drive("cuMemcpyDtoH_v2", host, c.c_uint64(self.pointer), c.c_size_t(8 * self.count))
+        host = (self.kind * self.count)()
+        drive("cuMemcpyDtoH_v2", host, c.c_uint64(self.pointer), c.c_size_t(c.sizeof(host)))
         return list(host)
 
     def set(self, values):
-        host = (c.c_int64 * self.count)(*values)
-        drive("cuMemcpyHtoD_v2", c.c_uint64(self.pointer), host, c.c_size_t(8 * self.count))
+        host = (self.kind * self.count)(*values)
+        drive("cuMemcpyHtoD_v2", c.c_uint64(self.pointer), host, c.c_size_t(c.sizeof(host)))
+
+    def is_a(self, parameter, gradient):
+        return True
+
+    def hooks(self):
+        return 0
+
+    def give_gradient(self, value):
+        """Memory of its own beside the leaf's."""
+        at = c.c_uint64()
+        drive("cuMemAlloc_v2", c.byref(at), c.c_size_t(4 * self.count))
+        self.gradient_memory = PlainTensor(at.value, self.count, kind=c.c_float)
+        self.gradient_memory.set([value] * self.count)
+
+    def gradient(self):
+        return self.gradient_memory.values() if self.gradient_memory else None
 
     def end(self):
         if self.managed is not None:
@@ -476,16 +518,21 @@ class TorchTensors:
         self.allocator, self.pools = None, []
         self.streams = []
 
-    def make(self, values, in_region=False):
+    def on(self, device):
+        self.torch.cuda.set_device(device)
+        self.torch.zeros(1, device="cuda")
+
+    def make(self, values, in_region=False, device=0):
         if not in_region:
             return TorchTensor(self.torch.tensor(values, dtype=self.torch.int64, device="cuda"))
         if self.allocator is None:
             path = os.environ["REGIONS_LIBRARY"]
             self.allocator = self.torch.cuda.memory.CUDAPluggableAllocator(path, "shmb_torch_alloc", "shmb_torch_free")
         # A pool for each: torch puts small tensors of one pool into one block, which is one region.
-        self.pools.append(self.torch.cuda.MemPool(self.allocator.allocator()))
-        with self.torch.cuda.use_mem_pool(self.pools[-1]):
-            tensor = self.torch.empty(len(values), dtype=self.torch.int64, device="cuda")
+        with self.torch.cuda.device(device):
+            self.pools.append(self.torch.cuda.MemPool(self.allocator.allocator()))
+            with self.torch.cuda.use_mem_pool(self.pools[-1]):
+                tensor = self.torch.empty(len(values), dtype=self.torch.int64, device="cuda")
         made = TorchTensor(tensor)
         made.set(values)
         self.sync()
@@ -494,8 +541,28 @@ class TorchTensors:
     def drop(self, tensor):
         tensor.tensor = None
 
+    def forget(self, tensor, device):
+        tensor.tensor = None
+        self.pools.clear()  # a pool gives its blocks back when it ends
+        gc.collect()
+        self.torch.cuda.empty_cache()
+
     def allocated(self):
         return self.torch.cuda.memory_allocated()
+
+    def is_shared(self, tensor):
+        return tensor.tensor.is_shared()
+
+    def leaf(self, tensor, offset, floating, parameter, gradient):
+        part = tensor.tensor[offset // 8 : offset // 8 + 25]
+        if floating:
+            part = part.view(self.torch.float32)[:25]
+        return self.leaf_of(TorchTensor(part.view(5, 5)), parameter, gradient)
+
+    def leaf_of(self, view, parameter, gradient):
+        kept = view.tensor.detach()
+        made = self.torch.nn.Parameter(kept, requires_grad=gradient) if parameter else kept.requires_grad_(gradient)
+        return TorchTensor(made)
 
     def view(self, region, name):
         managed = region.dlpack(name)
@@ -522,13 +589,30 @@ class TorchTensors:
 class TorchTensor:
     def __init__(self, tensor):
         self.tensor = tensor
-        self.pointer, self.count = tensor.data_ptr(), tensor.numel()
+        self.pointer, self.count, self.device = tensor.data_ptr(), tensor.numel(), tensor.get_device()
 
     def values(self):
-        return self.tensor.cpu().tolist()
+        return self.tensor.detach().cpu().flatten().tolist()
 
     def set(self, values):
-        self.tensor.copy_(self.tensor.new_tensor(values))
+        data = self.tensor.detach()
+        data.copy_(data.new_tensor(values).view(data.shape))
+
+    def is_a(self, parameter, gradient):
+        """A leaf of the right class, whoever made it."""
+        name = type(self.tensor).__name__
+        right = name == ("Parameter" if parameter else "Tensor")
+        return right and self.tensor.is_leaf and self.tensor.requires_grad == gradient
+
+    def hooks(self):
+        return len(self.tensor._backward_hooks or ())
+
+    def give_gradient(self, value):
+        self.tensor.grad = self.tensor.detach().new_full(self.tensor.shape, value)
+        self.tensor.register_hook(lambda gradient: gradient)  # which nobody could send
+
+    def gradient(self):
+        return None if self.tensor.grad is None else self.tensor.grad.cpu().flatten().tolist()
 
     def end(self):
         self.tensor = None

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// A broker that is slower than the caller's deadline, and threads that meet in a call: what was only perhaps done is
+// not taken for undone, nobody waits for another one's broker, and what is lent or freed at this very moment is found.
+#include <atomic>
+#include <csignal>
+
+#include "tests/cuda/stage.hpp"
+#include "tests/harness/broker_fixture.hpp"
+
+namespace cuda_tests {
+namespace {
+
+constexpr shmbroker::Timeout kShortPatience = std::chrono::milliseconds(100), kLongPatience = std::chrono::minutes(1);
+
+// A broker that does nothing until the end of the scope.
+class Stopped {
+ public:
+  explicit Stopped(const harness::BrokerFixture& broker) : pid_(broker.pid()) { REQUIRE(::kill(pid_, SIGSTOP) == 0); }
+  Stopped(const Stopped&) = delete;
+  Stopped& operator=(const Stopped&) = delete;
+  ~Stopped() { go_on(); }
+  void go_on() const { ::kill(pid_, SIGCONT); }
+
+ private:
+  pid_t pid_;
+};
+
+unsigned long long rights_at(const Device& device, gpu::Pointer at) {
+  unsigned long long flags = 99;
+  const shmb::cuda::Location here{shmb::cuda::kDeviceLocation, 0};
+  CHECK((*device.driver)->mem_get_access(&flags, &here, at) == 0);
+  return flags;
+}
+
+}  // namespace
+
+TEST_CASE("a publication whose answer was too late is never written again: others may read it by then") {
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket()), peer = session_on(broker.socket());
+  const auto group = session.create_group();
+  session.join(group.token);
+  peer.join(group.token);
+  Device device;
+  auto known = gpu::Region::allocate(session, kMiB), region = gpu::Region::allocate(session, kMiB);
+  known.publish();  // so that the broker has been told of the device
+  REQUIRE(device.fill(region.pointer(), kMiB, 0x33) == 0);
+  gpu::PublishOptions options;
+  options.name = "late";
+  options.timeout = kShortPatience;
+  {
+    const Stopped stopped(broker);
+    const auto late = region.try_publish(options);
+    CHECK(status_of(late) == Status::deadline);
+    CHECK(sentence_of(late).contains("here it stays read-only"));
+  }
+  gpu::ImportOptions patient;
+  patient.wait = kLongPatience;
+  auto read = gpu::Region::try_import(peer, std::string("late"), patient);
+  REQUIRE(read);
+  CHECK(device.all(read->pointer(), kMiB) == 0x33);
+  CHECK(rights_at(device, region.pointer()) == shmb::cuda::kReadAccess);
+  CHECK(region.access() == gpu::Access::read_only);
+  // Nor where it is then refused; and it can be published in the end.
+  gpu::PublishOptions wrong;
+  wrong.name = "not/a/name//";
+  CHECK(!region.try_publish(wrong));
+  CHECK(rights_at(device, region.pointer()) == shmb::cuda::kReadAccess);
+  const bool again = comes_true([&] { return status_of(region.try_publish({.name = "late"})) == Status::ok; });
+  CHECK(again);
+  CHECK(device.all(read->pointer(), kMiB) == 0x33);
+  region.release(true);
+}
+
+TEST_CASE("`written` whose answer was too late leaves the region read-only, and can be said again") {
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket());
+  Device device;
+  auto region = gpu::Region::allocate(session, kMiB);
+  region.publish({.name = "w", .writing = true});
+  {
+    const Stopped stopped(broker);
+    const auto late = region.try_written({}, kShortPatience);
+    CHECK(status_of(late) == Status::deadline);
+    CHECK(sentence_of(late).contains("say so again"));
+    CHECK(rights_at(device, region.pointer()) == shmb::cuda::kReadAccess);
+  }
+  CHECK(status_of(region.try_written()) == Status::ok);
+  CHECK(rights_at(device, region.pointer()) == shmb::cuda::kReadAccess);
+  CHECK(status_of(region.try_written()) == Status::denied);  // once is enough
+  region.release(true);
+}
+
+TEST_CASE("a pin whose answer was too late holds nobody up later") {
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket());
+  auto region = session.create(kMiB);
+  {
+    const Stopped stopped(broker);
+    CHECK(status_of(gpu::PinnedHost::try_pin(region, kShortPatience)) == Status::deadline);
+  }
+  shmb_error error;
+  CHECK(shmb_publish(region.c(), 0, &error) == SHMB_OK);
+}
+
+TEST_CASE("who pins waits for no other thread's pin of another region, and for one of the same as long as he said") {
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket());
+  auto first = session.create(kMiB), second = session.create(kMiB);
+  const Stopped stopped(broker);
+  std::atomic<bool> waits = false, pinned = false;
+  std::thread other([&] {
+    waits = true;
+    const auto pin = gpu::PinnedHost::try_pin(first, kLongPatience);
+    CHECK(status_of(pin) == Status::ok);
+    pinned = true;
+  });
+  CHECK(comes_true([&] { return waits.load(); }));
+  CHECK(status_of(gpu::PinnedHost::try_pin(second, kShortPatience)) == Status::deadline);
+  const auto same = gpu::PinnedHost::try_pin(first, kShortPatience);
+  CHECK((status_of(same) == Status::busy || status_of(same) == Status::deadline));  // who came first
+  CHECK(!pinned);
+  stopped.go_on();
+  other.join();
+  CHECK(pinned);
+  auto once = gpu::PinnedHost::try_pin(first), twice = gpu::PinnedHost::try_pin(first);
+  CHECK((once && twice && once->pointer() == twice->pointer()));
+}
+
+TEST_CASE("memory that this process is just lending is found by its own imports") {
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket());
+  Device device;
+  auto scope = device.hold->enter_primary();
+  REQUIRE(scope);
+  shmb::cuda::Address plain = 0;
+  REQUIRE((*device.driver)->mem_alloc(&plain, kMiB) == 0);
+  std::atomic<bool> over = false;
+  std::atomic<int> found = 0;
+  Status refused = Status::ok;
+  std::thread importer([&] {
+    while (!over) {
+      auto own = gpu::Region::try_import(session, std::string("lent"));
+      if (own) ++found;
+      else if (own.error().status() != Status::not_found || found != 0) refused = own.error().status();
+    }
+  });
+  std::vector<gpu::Lease> leases;  // none is taken back while others look for it
+  for (int i = 0; i < 100; ++i) {
+    gpu::LendOptions options;
+    options.name = "lent";
+    options.replace = true;
+    auto lease = gpu::Lease::try_lend(session, plain, kMiB, nullptr, options);
+    REQUIRE(lease);
+    leases.push_back(std::move(*lease));
+    if (i % 10 != 9) continue;
+    const int before = found;
+    CHECK(comes_true([&] { return found > before; }));
+  }
+  over = true;
+  importer.join();
+  CHECK(refused == Status::ok);
+  leases.clear();
+  const bool freed = comes_true([&] { return gpu::dispatch(session).waiting == 0; });
+  CHECK(freed);
+  CHECK((*device.driver)->mem_free(plain) == 0);
+}
+
+TEST_CASE("a free that finds no memory itself can free what is to be freed behind it") {
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket());
+  Device device;
+  auto scope = device.hold->enter_primary();
+  REQUIRE(scope);
+  shmb::cuda::Address plain[2] = {};
+  for (auto& one : plain) REQUIRE((*device.driver)->mem_alloc(&one, kMiB) == 0);
+  std::atomic<int> freed = 0;
+  int behind = 0;
+  std::optional<gpu::Lease> first = gpu::Lease::lend(session, plain[0], kMiB, [&](gpu::Pointer) {
+    ++freed;
+    (void)gpu::dispatch(session);  // as an allocation does that finds no memory
+    behind = freed - 1;
+  });
+  std::optional<gpu::Lease> second = gpu::Lease::lend(session, plain[1], kMiB, [&](gpu::Pointer) { ++freed; });
+  {
+    const Stopped stopped(broker);  // so that one dispatch hears that nobody has them
+    first.reset();
+    second.reset();
+  }
+  CHECK(comes_true([&] {
+    (void)gpu::dispatch(session);
+    return freed == 2;
+  }));
+  CHECK(behind == 1);
+  for (const auto one : plain) CHECK((*device.driver)->mem_free(one) == 0);
+}
+
+}  // namespace cuda_tests
