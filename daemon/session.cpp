@@ -13,6 +13,7 @@ namespace shmb::daemon {
 Session::Session(World& owner, std::uint64_t number, Link& connection, Account& uid_account)
     : world(owner),
       id(number),
+      line(number),
       link(&connection),
       uid(connection.peer().uid),
       pid(connection.peer().pid),
@@ -57,6 +58,7 @@ void take_over(World& world, Session& heir, Session& from) {
     lease.charge.move_to(heir.account);
     heir.leases.insert(std::move(node));
   }
+  heir.line = from.line;
   move_tickets(from, heir);
   if (Group* group = from.group) join_group(world, heir, *group);
   heir.ended_group = from.ended_group;

@@ -47,7 +47,8 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
 
   World& world;
   std::uint64_t id;
-  Link* link;  // nullptr: disconnected or ended
+  std::uint64_t line;  // the id of the first of those that each took over from the one before: what they made is its
+  Link* link;          // nullptr: disconnected or ended
   std::uint32_t uid, pid;
   bool admin, has_pidfd;
   Phase phase = Phase::silent;

@@ -24,7 +24,7 @@ Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std:
   ticket.rights = rights;
   ticket.uses_left = uses;
   ticket.maker_uid = session.uid;
-  ticket.maker = session.id;
+  ticket.maker = session.line;
   ticket.maker_group = session.group ? session.group->id : 0;
   ticket.expires = world.now() + lifetime;
   ticket.charge = std::move(*charge);
@@ -46,7 +46,6 @@ void move_tickets(Session& from, Session& heir) {
   while (Ticket* ticket = from.tickets.first()) {
     from.tickets.remove(*ticket);
     end_with_session(heir, *ticket);
-    if (ticket->maker == from.id) ticket->maker = heir.id;
   }
 }
 
@@ -72,7 +71,7 @@ void destroy_ticket(World& world, Ticket& ticket) {
 }
 
 bool may_revoke(const Session& session, const Ticket& ticket) {
-  return session.id == ticket.maker || ticket.with == &session ||
+  return session.line == ticket.maker || ticket.with == &session ||
          (session.group && session.group->id == ticket.maker_group);
 }
 

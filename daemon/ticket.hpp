@@ -31,8 +31,9 @@ struct Ticket final : Timer, Hook<Ticket, OfMaker> {
   std::uint32_t rights = 0;
   std::uint32_t uses_left = 0;
   std::uint32_t maker_uid = 0;
-  std::uint64_t maker = 0, maker_group = 0;  // may revoke it: the session, and who is in its group of then; 0: none
-  Session* with = nullptr;                   // whose end is its own; it may revoke it as well
+  std::uint64_t maker = 0,
+                maker_group = 0;  // may revoke it: the line of sessions, and who is in its group of then; 0: none
+  Session* with = nullptr;        // whose end is its own; it may revoke it as well
   std::int64_t expires = 0;
   Charge charge;
 };

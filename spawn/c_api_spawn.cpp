@@ -255,10 +255,17 @@ int shmb_processes_result(shmb_processes* processes, int32_t local_rank, const v
     const Verdict* verdict = verdict_of(processes);
     if (verdict == nullptr) return shmb::error(Status::not_found, "the ranks have not ended yet");
     if (verdict->failures.empty() && verdict->results.empty())
-      return shmb::error(Status::limit,
-                         "the results are lost: no descriptor was free to take them when the ranks ended");
+      return shmb::error(
+          Status::limit,
+          "the results are lost: no descriptor was free in this process to take them when the ranks ended; raise its "
+          "limit (RLIMIT_NOFILE), or close files, and run them again");
+    if (verdict->results.empty())
+      return shmb::error(Status::invalid, "there is no local rank " + std::to_string(local_rank) +
+                                              " with a result: these ranks have none; join says what became of them");
     if (local_rank < 0 || static_cast<std::size_t>(local_rank) >= verdict->results.size())
-      return shmb::error(Status::invalid, "there is no local rank " + std::to_string(local_rank));
+      return shmb::error(Status::invalid, "there is no local rank " + std::to_string(local_rank) +
+                                              ": those of this call are 0 to " +
+                                              std::to_string(verdict->results.size() - 1));
     const std::string& result = verdict->results[static_cast<std::size_t>(local_rank)];
     if (data != nullptr) *data = result.data();
     if (length != nullptr) *length = result.size();
@@ -272,8 +279,12 @@ int shmb_processes_session(shmb_processes* processes, shmb_session** session, sh
     if (!it) return std::unexpected(it.error());
     if (session == nullptr) return shmb::error(Status::invalid, "no place for the session was given");
     auto found = (*it)->session();
-    if (!found) return shmb::error(Status::not_found, "these ranks have given nothing that is at a broker");
-    *session = new shmb_session{std::move(found)};
+    if (!found) return std::unexpected(found.error());
+    if (!*found)
+      return shmb::error(Status::not_found,
+                         "these ranks were started without a group and without the socket of a broker: which one they "
+                         "have used is not known here; connect to it");
+    *session = new shmb_session{std::move(*found)};
     return {};
   });
 }

@@ -114,6 +114,7 @@ Result<void> Processes::fork_guard(const Plan& plan) {
 }
 
 Result<void> Processes::meet_broker(Plan& plan, client::Deadline deadline) {
+  broker_ = plan.socket;
   if (!plan.group || plan.method == Method::command) return {};  // commands return nothing
   client::ConnectOptions options;
   options.socket = plan.socket;
@@ -122,7 +123,8 @@ Result<void> Processes::meet_broker(Plan& plan, client::Deadline deadline) {
   auto session = client::connect(options);
   if (!session) return std::unexpected(session.error());
   session_ = std::move(*session);
-  plan.parent_epoch = session_->facts().epoch;
+  broker_ = session_->facts().socket;
+  plan.parent_epoch = epoch_ = session_->facts().epoch;
   plan.parent_session = session_->facts().session;
   return {};
 }
@@ -262,9 +264,21 @@ Result<const Verdict*> Processes::join(client::Deadline deadline, std::int64_t v
   }
 }
 
-std::shared_ptr<client::Session> Processes::session() {
+Result<std::shared_ptr<client::Session>> Processes::session() {
   const std::lock_guard lock(mutex_);
-  return session_;
+  if (session_ || broker_.empty()) return session_;
+  if (auto there = after_.lock()) return there;
+  client::ConnectOptions options;
+  options.socket = broker_;
+  options.no_group = true;
+  auto session = client::connect(options);
+  if (!session) return std::unexpected(session.error());
+  if (epoch_ != 0 && (*session)->facts().epoch != epoch_)
+    return error(Status::session_lost, "the broker at " + broker_ +
+                                           " is not the one that these ranks had: it was started anew, and what their "
+                                           "results name went with the one before; run them again");
+  after_ = *session;
+  return session;
 }
 
 void Processes::end(bool at_once) {

@@ -30,8 +30,9 @@ class Processes {
   Result<const Verdict*> join(client::Deadline deadline, std::int64_t voluntary = -1);
   void end(bool at_once);
   const std::vector<pid_t>& pids() const { return pids_; }
-  // The one that the ranks' tickets for this process end with; after their end only where they made some.
-  std::shared_ptr<client::Session> session();
+  // With the ranks' broker: the one that the ranks' tickets for this process end with; after their end, where they made
+  // none, a new one for who asks. Nothing where that broker is not known: ranks without a group, and no socket given.
+  Result<std::shared_ptr<client::Session>> session();
 
  private:
   Processes() = default;
@@ -53,6 +54,9 @@ class Processes {
   void reap();
 
   std::shared_ptr<client::Session> session_;
+  std::weak_ptr<client::Session> after_;  // the ranks' end
+  std::string broker_;                    // its socket
+  std::uint64_t epoch_ = 0;               // the broker's; 0: not known
   std::mutex mutex_;
   Fd socket_;
   pid_t guard_ = -1, owner_ = 0;

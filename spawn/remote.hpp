@@ -479,12 +479,14 @@ inline void init(const std::string& name, int rank = -1, int world_size = 0, con
   c.drop = detail::drop_object;
   shmb_remote* raw = nullptr;
   shmb_error error;
+  const detail::Joining until_it_is_known;
   detail::check(shmb_remote_init(&c, &raw, &error), error);
   auto made = std::make_shared<detail::World>(raw);
   const std::lock_guard lock(current.mutex);
   current.world = std::move(made);
 }
 
+// No other thread may be in to_here() or local_value() at the owner then, or use what they gave: the objects go.
 struct ShutdownOptions {
   bool graceful = true;
   Timeout timeout{};           // the default is 5 min

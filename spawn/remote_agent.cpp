@@ -120,18 +120,20 @@ void Agent::ran() {
   wake();
 }
 
+// Deeper than that on one stack they are left to others, as calls are.
+bool Agent::may_run_after() const { return !after_.empty() && callbacks_here() < kMostNested; }
+
+// One by one: what waits inside of one, and other threads, run those behind it, which it may be waiting for.
 void Agent::run_after(Lock& lock) {
-  while (!after_.empty()) {
-    std::vector<std::function<void()>> all;
-    all.swap(after_);
+  while (may_run_after()) {
+    std::function<void()> one = std::move(after_.front());
+    after_.pop_front();
     ++callbacks_;
     lock.unlock();
     {
       const InCallbacks one_more(this);
-      for (auto& one : all) {
-        if (!forked()) one();
-        one = nullptr;
-      }
+      if (!forked()) one();
+      one = nullptr;
     }
     lock.lock();
     --callbacks_;
@@ -170,7 +172,7 @@ void Agent::flush(Lock& lock) {
 // One thing on the way to whatever is waited for: the caller looks again after it.
 void Agent::step(Lock& lock, Deadline until, bool serves) {
   expire();
-  if (!after_.empty()) return run_after(lock);
+  if (may_run_after()) return run_after(lock);
   if (serves && !work_.empty() && nested < kMostNested) {
     std::unique_ptr<Request> request = std::move(work_.front());
     work_.pop_front();
@@ -260,11 +262,18 @@ void Agent::lead(Lock& lock, Deadline until) {
   });
   const std::size_t known_ones = arrived.size();
   std::ranges::move(newcomers, std::back_inserter(arrived));
+  std::optional<Error> silent;  // the broker
   for (Arrived& one : arrived) {
     if (one.message.references.empty() || one.message.head.to_life != life_) continue;
+    if (silent) {  // one that does not answer is not asked again for each message
+      one.message.broken = *silent;
+      give_back(one.message.references);
+      continue;
+    }
     auto references = take(one.message.references);
     if (references) one.references = std::move(*references);
     else one.message.broken = references.error();
+    if (!references && references.error().status == Status::deadline) silent = references.error();
   }
   lock.lock();
   for (std::size_t i = 0; i < known_ones; ++i) take_in(arrived[i]);
@@ -307,7 +316,7 @@ Result<void> Agent::wait_until(const std::function<bool()>& asked, Deadline dead
     lock.lock();
     if (forked()) return open_in_child();
     if (done) return {};
-    if (before != notices_ || !after_.empty()) continue;
+    if (before != notices_ || may_run_after()) continue;
     if (auto is_open = open_locked(); !is_open) return is_open;
     if (deadline.passed()) return error(Status::deadline, "what was waited for did not come before the deadline");
     step(lock, deadline, may_serve());

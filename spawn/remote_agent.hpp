@@ -143,6 +143,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   void lead(Lock& lock, Clock until);
   struct Leading;
   void run_after(Lock& lock);
+  bool may_run_after() const;
   void flush(Lock& lock);
   void wake();
   void bury(std::shared_ptr<void> remains) {
@@ -165,7 +166,8 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   void refuse(std::unique_ptr<Request> request, const char* why);
   // False: the value is there. Else the request waits for it, or was refused. Without the lock.
   bool park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Value>& value);
-  void release_waiting(Value& value);
+  // What waited is served now, or is nobody's any more (`late`, to be destroyed without the lock).
+  void release_waiting(Value& value, std::vector<std::unique_ptr<Request>>& late);
 
   // remote_workers.cpp
   void take_event(const client::RemoteEvent& event);
@@ -191,6 +193,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   // Without the lock:
   Result<std::vector<WireReference>> fork_for(std::uint32_t to, std::uint32_t life, const Payload& payload);
   Result<std::vector<std::shared_ptr<Reference>>> take(std::span<const WireReference> references);
+  void give_back(std::span<const WireReference> references);
   void release_references();
   std::uint32_t count_leaks(Clock deadline);
 
@@ -202,6 +205,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Result<void> send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload);
   Result<void> send_request(const std::shared_ptr<Future>& future, std::uint8_t flags, const Payload& payload);
   void give_up(const std::shared_ptr<Future>& future);
+  Error closed_or(Error why);
   Result<Content> keep(const Payload& payload, bool stays, std::int64_t deadline);
   // Until the call's deadline, CLOCK_MONOTONIC, 0: it has none. DEADLINE: it has passed, the broker was not asked.
   Result<client::Region::Handle> in_region(std::string_view bytes, std::int64_t deadline);
@@ -253,8 +257,8 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   };
   std::array<Writer, pool::kParticipants> writers_{};  // of who leads: participants of the pool that have written
   std::vector<client::RemoteEvent> put_off_;           // of who leads: what was told before messages were read
-  std::vector<std::function<void()>> after_;
-  unsigned callbacks_ = 0;  // stacks that run what was in there
+  std::deque<std::function<void()>> after_;
+  unsigned callbacks_ = 0;  // of what was in there, under way
   struct InCallbacks;
   unsigned callbacks_here() const;  // of callbacks_, in this thread
   // Messages that nobody waits for. Whoever waits sends them where there is room, and waits for none.

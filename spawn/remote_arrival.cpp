@@ -110,6 +110,7 @@ void Agent::take_in(Arrived& arrived) {
 
 // A request that is here, from whoever.
 void Agent::admit(std::unique_ptr<Request> request) {
+  if (closed_) return bury(std::shared_ptr<Request>(std::move(request)));
   if (request->head.kind == Kind::create) {
     const RefId id = request->head.reference;
     if (values_.contains(id)) return bury(std::shared_ptr<Request>(std::move(request)));
@@ -140,7 +141,10 @@ void Agent::admit(std::unique_ptr<Request> request) {
     work_.push_back(std::move(request));
     return wake();
   }
-  refuse(std::move(request), "65536 calls wait at this worker already: it serves too slowly");
+  refuse(std::move(request),
+         "65536 calls wait at this worker, which are all that it lets wait, and this is one more: give it more "
+         "threads, or "
+         "call it less often before its answers come");
   wake();
 }
 
@@ -151,10 +155,16 @@ void Agent::refuse(std::unique_ptr<Request> request, const char* why) {
 }
 
 bool Agent::park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Value>& value) {
+  std::unique_ptr<Request> nobodys;
   const std::lock_guard lock(mutex_);
   const auto set_aside = [&](std::vector<std::unique_ptr<Request>>& where) {
     request->counted = false;
     --running_;
+    if (closed_) {
+      nobodys = std::move(request);
+      wake();
+      return true;
+    }
     std::erase_if(where, [&, now = sys::now_monotonic()](std::unique_ptr<Request>& other) {
       if (other->head.kind == Kind::create) return false;  // it says itself that it is too late, to all who wait
       if (other->head.deadline == 0 || other->head.deadline > now) return false;
@@ -162,7 +172,10 @@ bool Agent::park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Va
       return true;
     });
     if (where.size() < kMostWaiting) where.push_back(std::move(request));
-    else refuse(std::move(request), "65536 calls wait for this value already: it has not been made yet");
+    else
+      refuse(std::move(request),
+             "65536 calls wait for this value, which is not there yet, and this is one more: they are all that may; "
+             "wait for its creation (created()) before you use it so often");
     wake();
     return true;
   };
@@ -177,7 +190,8 @@ bool Agent::park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Va
   return value->state == Value::State::pending && set_aside(value->waiting);
 }
 
-void Agent::release_waiting(Value& value) {
+void Agent::release_waiting(Value& value, std::vector<std::unique_ptr<Request>>& late) {
+  if (closed_) late = std::move(value.waiting);
   for (auto& request : value.waiting) work_.push_back(std::move(request));
   value.waiting.clear();
   wake();

@@ -155,7 +155,8 @@ Result<std::shared_ptr<Agent>> Agent::join(Wish wish) {
                                       std::to_string(wish.world_size) + " are 0 to " +
                                       std::to_string(wish.world_size - 1));
   if (wish.threads > kMostThreads)
-    return error(Status::invalid, "a worker has at most 256 threads, not " + std::to_string(wish.threads));
+    return error(Status::invalid, "a worker has at most 256 threads, not " + std::to_string(wish.threads) +
+                                      ": ask for fewer, or spread its calls over several workers");
   auto address = address_of(wish.address);
   if (!address) return std::unexpected(address.error());
   if (auto here = check_host(address->host); !here) return std::unexpected(here.error());

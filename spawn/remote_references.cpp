@@ -121,6 +121,7 @@ Result<std::vector<WireReference>> Agent::fork_for(std::uint32_t to, std::uint32
     auto made = client::create_reference(*session_, world_, wish, Deadline::after(0));
     if (!made) return std::unexpected(made.error());
     const std::lock_guard lock(mutex_);
+    if (auto is_open = open_locked(); !is_open) return is_open;  // else nobody would empty `values_` again
     reference.value->id = reference.known->id = made->reference;
     reference.value->booked = true;
     values_[made->reference] = reference.value;
@@ -168,13 +169,19 @@ Result<std::vector<WireReference>> Agent::fork_for(std::uint32_t to, std::uint32
   return out;
 }
 
+void Agent::give_back(std::span<const WireReference> references) {
+  std::vector<RefId> forks;
+  for (const WireReference& one : references) forks.push_back(one.fork);
+  (void)client::release_forks(*session_, world_, forks, Deadline::after(0));
+}
+
 Result<std::vector<std::shared_ptr<Reference>>> Agent::take(std::span<const WireReference> references) {
   std::vector<RefId> forks;
   for (const WireReference& one : references) forks.push_back(one.fork);
   auto taken = client::take_forks(*session_, world_, forks, true, Deadline::after(0));
   if (!taken) {
     // Taken or not: behind that request this one finds them, and the values need not wait for this worker's end.
-    (void)client::release_forks(*session_, world_, forks, Deadline::after(0));
+    give_back(references);
     return std::unexpected(taken.error());
   }
   std::vector<std::shared_ptr<Reference>> out;

@@ -110,8 +110,9 @@ Result<Content> Agent::keep(const Payload& payload, bool stays, std::int64_t dea
 Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload) {
   if (payload.regions.size() > kMostBeside || payload.references.size() > kMostBeside)
     return error(Status::invalid, "a call has at most " + std::to_string(kMostBeside) +
-                                      " regions, and as many "
-                                      "references; put more of them into several calls");
+                                      " regions and as many references, and this one has " +
+                                      std::to_string(payload.regions.size()) + " and " +
+                                      std::to_string(payload.references.size()) + ": put them into several calls");
   Outgoing out;
   out.head = head;
   out.function = function;
@@ -235,6 +236,7 @@ Result<void> Agent::send_request(const std::shared_ptr<Future>& future, std::uin
   request->function = future->function;
   request->content = std::move(*content);
   const std::lock_guard lock(mutex_);
+  if (auto is_open = open_locked(); !is_open) return is_open;
 #ifdef SHMB_TEST_SEAM
   if (head.kind == trouble_.kind && trouble_.lose > 0) {
     --trouble_.lose;
@@ -248,7 +250,9 @@ Result<void> Agent::send_request(const std::shared_ptr<Future>& future, std::uin
 
 Result<void> Agent::may_call(std::uint32_t to, std::string_view function, const Payload& payload, bool on_object) {
   if (auto is_open = open(); !is_open) return is_open;
-  if (function.size() > kMostFunction) return error(Status::invalid, "a function's name has at most 4096 bytes");
+  if (function.size() > kMostFunction)
+    return error(Status::invalid, "a function's name has at most 4096 bytes, and this one has " +
+                                      std::to_string(function.size()) + ": register it by a shorter one");
   if (on_object && (payload.references.empty() || payload.references[0]->known->owner != to))
     return error(Status::invalid, "a call on an object begins with a reference that the called worker owns");
   for (const auto& reference : payload.references)
@@ -260,6 +264,12 @@ Result<void> Agent::may_call(std::uint32_t to, std::string_view function, const 
   return {};
 }
 
+// Another thread may have left the world meanwhile: then that is the reason, whatever the broker says of it.
+Error Agent::closed_or(Error why) {
+  auto is_open = open();
+  return is_open ? std::move(why) : std::move(is_open.error());
+}
+
 Result<std::shared_ptr<Future>> Agent::call(std::uint32_t to, std::string_view function, const Payload& payload,
                                             bool on_object, std::int64_t timeout) {
   if (auto may = may_call(to, function, payload, on_object); !may) return std::unexpected(may.error());
@@ -267,7 +277,7 @@ Result<std::shared_ptr<Future>> Agent::call(std::uint32_t to, std::string_view f
   if (!future) return future;
   if (auto sent = send_request(*future, on_object ? kOnObject : std::uint8_t{0}, payload); !sent) {
     give_up(*future);
-    return std::unexpected(sent.error());
+    return std::unexpected(closed_or(sent.error()));
   }
   return future;
 }
@@ -280,7 +290,7 @@ Result<std::shared_ptr<Reference>> Agent::create(std::uint32_t to, std::string_v
   wish.owner_life = on_object ? payload.references[0]->known->owner_life : worker(to).life;
   wish.tell = true;
   auto made = client::create_reference(*session_, world_, wish, Deadline::after(0));
-  if (!made) return std::unexpected(made.error());
+  if (!made) return std::unexpected(closed_or(made.error()));
   auto reference = std::make_shared<Reference>();
   reference->agent = shared_from_this();
   reference->fork = made->fork;
@@ -294,7 +304,7 @@ Result<std::shared_ptr<Reference>> Agent::create(std::uint32_t to, std::string_v
   reference->created = *future;
   if (auto sent = send_request(*future, on_object ? kOnObject : std::uint8_t{0}, payload); !sent) {
     give_up(*future);
-    return std::unexpected(sent.error());
+    return std::unexpected(closed_or(sent.error()));
   }
   return reference;
 }
@@ -304,32 +314,34 @@ Result<std::shared_ptr<Reference>> Agent::create(std::uint32_t to, std::string_v
 Result<std::shared_ptr<Future>> Agent::fetch(const std::shared_ptr<Reference>& reference, Kind kind,
                                              std::int64_t timeout) {
   if (auto fine = usable(*reference, "to_here()"); !fine) return std::unexpected(fine.error());
-  if (kind == Kind::type) {
-    const std::lock_guard lock(mutex_);
-    const std::shared_ptr<Future>& asked = reference->known->type;  // its own deadline says nothing about the type
-    if (asked && !(asked->state == Future::State::failed && asked->failure.status == Status::deadline)) return asked;
-  }
-  auto future = begin(kind, reference->known->owner, reference->known->owner_life,
-                      kind == Kind::type ? "type of a reference" : "to_here", timeout, reference->known->id);
-  if (!future) return future;
-  (*future)->subject = reference;
-  if (kind == Kind::type) {
-    const std::lock_guard lock(mutex_);
-    reference->known->type = *future;
-  }
-  Payload own;
-  // An own value that is not in the books is named by the reference itself.
+  RefId id;
   {
     const std::lock_guard lock(mutex_);
+    id = reference->known->id;  // of an own value: while another thread passes it on for the first time it gets one
+    const std::shared_ptr<Future>& asked = reference->known->type;  // its own deadline says nothing about the type
+    if (kind == Kind::type && asked &&
+        !(asked->state == Future::State::failed && asked->failure.status == Status::deadline))
+      return asked;
+  }
+  auto future = begin(kind, reference->known->owner, reference->known->owner_life,
+                      kind == Kind::type ? "type of a reference" : "to_here", timeout, id);
+  if (!future) return future;
+  Payload own;
+  {
+    const std::lock_guard lock(mutex_);
+    if ((*future)->state == Future::State::pending) (*future)->subject = reference;  // else it is decided already
+    if (kind == Kind::type) reference->known->type = *future;
+    // An own value that is not in the books is named by the reference itself.
     if (reference->value && owned_here(*reference->known)) own.references.push_back(reference);
   }
   if (auto sent = send_request(*future, 0, own); !sent) {
+    const Error why = closed_or(sent.error());
     const std::lock_guard lock(mutex_);
     // Another thread may wait for it already.
-    if ((*future)->state == Future::State::pending) fail(*future, failure_of(sent.error()));
+    if ((*future)->state == Future::State::pending) fail(*future, failure_of(why));
     if (reference->known->type == *future) reference->known->type.reset();
     wake();
-    return std::unexpected(sent.error());
+    return std::unexpected(why);
   }
   return future;
 }

@@ -37,8 +37,9 @@ void Agent::run(std::unique_ptr<Request> request) {
                                       -1,
                                       {},
                                       {},
-                                      "too many references are waited for whose creation "
-                                      "has not come",
+                                      "65536 references whose creation has not come yet are waited for at this worker, "
+                                      "which are all that may be, and this is one more: wait for a creation "
+                                      "(created()) before the reference is used",
                                       {}});
       return;
     }
@@ -84,10 +85,7 @@ Result<void> Agent::reply(const Request& request, const Payload& payload) {
   const std::lock_guard lock(mutex_);
   expire();
   const auto found = calls_.find(request.head.call);
-  if (found == calls_.end() || found->second->settling) {
-    bury(std::make_shared<Content>(std::move(*content)));
-    return {};
-  }
+  if (found == calls_.end() || found->second->settling) return {};  // the content goes behind the lock
   const std::shared_ptr<Future> future = found->second;
   if (future->kind == Kind::create)
     if (auto it = find_known(future->reference)) it->state = Known::State::ready;
@@ -140,6 +138,7 @@ Result<void> Agent::settle(std::unique_ptr<Request> request, std::optional<Failu
   if (expired || (stands && *stands == SHMBW_REF_STATE_FAILED && !failure))
     failure = Failure{Status::deadline, -1, {}, {}, "RRef creation of " + text_of(value->id) + ": " + kGaveUp, {}};
   Content dropped;
+  std::vector<std::unique_ptr<Request>> late;
   std::shared_ptr<Value> object;
   {
     const std::lock_guard lock(mutex_);
@@ -164,7 +163,7 @@ Result<void> Agent::settle(std::unique_ptr<Request> request, std::optional<Failu
     }
     if (auto it = find_known(value->id); it && it->state == Known::State::registered)
       it->state = failure ? Known::State::failed : Known::State::ready;
-    release_waiting(*value);
+    release_waiting(*value, late);
   }
   if (failure) return reply_failure(*request, *failure);
   return reply(*request, {});

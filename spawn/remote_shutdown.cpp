@@ -167,9 +167,22 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
                             " values of this worker; let them go before shutdown, or have it ignore leaks"};
   }
 
-  std::map<RefId, std::shared_ptr<Value>> values;
-  std::map<RefId, std::vector<std::unique_ptr<Request>>> unknown;
-  std::deque<std::unique_ptr<Request>> work;
+  std::vector<std::shared_ptr<Value>> values;
+  std::vector<std::unique_ptr<Request>> requests;
+  // With the lock: also what waits for a value is taken from it, as whoever makes that value releases it.
+  const auto gather = [&] {
+    const auto all_of = [&requests](auto& from) {
+      for (auto& request : from) requests.push_back(std::move(request));
+      from.clear();
+    };
+    for (auto& [id, value] : std::exchange(values_, {})) {
+      all_of(value->waiting);
+      values.push_back(value);
+    }
+    for (auto& [id, waiting] : unknown_) all_of(waiting);
+    unknown_.clear();
+    all_of(work_);
+  };
   Lock lock(mutex_);
   leaving_ = closed_ = true;
   wake();
@@ -177,9 +190,7 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
   for (const auto& [number, call] : calls_) calls.push_back(call);
   for (const auto& call : calls)
     fail(call, {Status::closed, -1, {}, {}, "this worker was shut down before the call was answered", {}});
-  values.swap(values_);
-  unknown.swap(unknown_);
-  work.swap(work_);
+  gather();
   forks_.clear();
   changed_.notify_all();
   run_after(lock);
@@ -189,12 +200,15 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
     wake();
     changed_.wait_for(lock, std::chrono::milliseconds(10));
   }
+  gather();
+  run_after(lock);  // what came with the last messages
+  if (forked()) return out;
   const std::shared_ptr<Inbox> inbox = std::move(inbox_);
   inbox_.reset();
   const bool lost = lost_.has_value();
   std::vector<std::shared_ptr<Value>> objects;  // also of those in a cycle, which nothing else would end
   const bool in_use = running_ != 0;            // a call that a passed deadline has left running may use its object
-  for (auto& [id, value] : values) {
+  for (const auto& value : values) {
     if (in_use) break;
     auto object = std::make_shared<Value>();
     object->is_object = value->is_object;
@@ -204,10 +218,8 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
     objects.push_back(std::move(object));
   }
   lock.unlock();
-  for (auto& [id, value] : values) value->waiting.clear();
+  requests.clear();
   objects.clear();
-  unknown.clear();
-  work.clear();
   values.clear();
   if (!lost) (void)client::leave_world(*session_, world_, Deadline::after(0));
   return out;

@@ -8,6 +8,8 @@
 
 #if SHMBROKER_EXCEPTIONS
 
+#include <atomic>
+#include <condition_variable>
 #include <mutex>
 #include <ostream>
 
@@ -151,10 +153,30 @@ class World {
 struct Current {
   std::mutex mutex;
   std::shared_ptr<World> world;
+  std::atomic<pid_t> joining = 0;  // this process: its world's threads serve already, and it is not in `world` yet
+  std::condition_variable joined;
 };
 inline Current& current() {
   static auto* const it = new Current;
   return *it;
+}
+class Joining {
+ public:
+  Joining() { current().joining = ::getpid(); }
+  Joining(const Joining&) = delete;
+  Joining& operator=(const Joining&) = delete;
+  ~Joining() {
+    const std::lock_guard lock(current().mutex);
+    current().joining = 0;
+    current().joined.notify_all();
+  }
+};
+// Others have come sooner, and call: a function that calls others needs the world.
+inline void await_world() {
+  Current& it = current();
+  if (it.joining == 0 || it.joining != ::getpid()) return;
+  std::unique_lock lock(it.mutex);
+  it.joined.wait(lock, [&it] { return it.joining == 0; });
 }
 inline std::shared_ptr<World> world() {
   Current& it = current();
@@ -601,6 +623,7 @@ void invoke(shmb_request* request, Call&& call, std::index_sequence<n...>) {
   }
 }
 inline void serve_request(void*, shmb_request* request) noexcept {
+  await_world();
   if (shmb_request_get_kind(request) == SHMB_REQUEST_FETCH) {
     std::optional<Parcel> parcel;
     try {

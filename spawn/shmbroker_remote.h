@@ -106,7 +106,8 @@ typedef struct shmb_remote_options {
  * worker go to it from then on, while those under way and references to what the dead one owned have failed. Errors:
  * INVALID (name, rank, size, an address that is not this host), EXISTS (rank or name are there already), WORLD_TAKEN
  * (it runs, and the place is not free), NOT_READY (the process whose place it is has not ended), WORKER_GONE (one died
- * while it was waited for), DEADLINE (says who is missing), LIMIT, LOCAL_ONLY, NO_BROKER. */
+ * while it was waited for), DEADLINE (says who is missing), LIMIT, LOCAL_ONLY, NO_BROKER. With threads, `request` may
+ * be called before this has returned, by workers that have come sooner. */
 SHMB_API int shmb_remote_init(const shmb_remote_options* options, shmb_remote** remote,
                               shmb_error* error) SHMB_NOEXCEPT;
 
@@ -245,8 +246,9 @@ SHMB_API int shmb_reference_get_info(shmb_reference* reference, shmb_reference_i
  * (after shutdown), RAISED or DEADLINE (the creation failed). */
 SHMB_API int shmb_reference_fetch(shmb_reference* reference, int64_t timeout_ns, shmb_future** future,
                                   shmb_error* error) SHMB_NOEXCEPT;
-/* At the owner: the value itself, an object or content, both as long as there is a reference here. Waits until it is
- * made; wait_ns 0: the default of calls. Errors: INVALID (elsewhere), RAISED, DEADLINE. */
+/* At the owner: the value itself, an object or content, both as long as there is a reference here, and until shutdown,
+ * beside which no other thread may use them. Waits until it is made; wait_ns 0: the default of calls. Errors: INVALID
+ * (elsewhere), RAISED, DEADLINE. */
 SHMB_API int shmb_reference_local(shmb_reference* reference, int64_t wait_ns, void** object, shmb_content** content,
                                   shmb_error* error) SHMB_NOEXCEPT;
 /* When the value is made, or could not be. Of a reference that was not created by this handle: NOT_FOUND. */

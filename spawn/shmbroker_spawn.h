@@ -92,7 +92,8 @@ SHMB_API int shmb_processes_result(shmb_processes* processes, int32_t local_rank
                                    shmb_error* error) SHMB_NOEXCEPT;
 
 /* The parent's session with the broker of its ranks, to take by it what their results name: a handle of its own, to be
- * given to shmb_disconnect. NOT_FOUND where the ranks have no group, or have ended and lent nothing (shmb_rank_lend).
+ * given to shmb_disconnect. Made anew where the ranks have ended and lent nothing (shmb_rank_lend). NOT_FOUND where
+ * they have no group, and the options named no socket; SESSION_LOST where another broker is in that one's place.
  */
 SHMB_API int shmb_processes_session(shmb_processes* processes, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 

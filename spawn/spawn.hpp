@@ -380,11 +380,17 @@ class ProcessContext {
     std::uint64_t length = 0;
     shmb_error error;
     if (shmb_processes_result(handle_.get(), local_rank, &data, &length, &error) != SHMB_OK) throw Error(error);
-    // By the session that the ranks' tickets for their parent are bound to; without a group it has none.
-    shmb_session* raw = nullptr;
+    // By the session that the ranks' tickets for their parent are bound to, or with the same broker.
     std::optional<Session> session;
-    if (shmb_processes_session(handle_.get(), &raw, nullptr) == SHMB_OK) session.emplace(raw);
-    const detail::AttachBy by(session ? &*session : nullptr);
+    const detail::AttachBy by([&]() -> const Session& {
+      if (session) return *session;
+      shmb_session* raw = nullptr;
+      shmb_error why;
+      const int status = shmb_processes_session(handle_.get(), &raw, &why);
+      if (status == SHMB_E_NOT_FOUND) return rank_session();  // they had nothing but the environment either
+      if (status != SHMB_OK) throw Error(why);
+      return session.emplace(raw);
+    });
     return detail::unpack_result<T>(local_rank, data, static_cast<std::size_t>(length));
   }
   shmb_processes* c() const noexcept { return handle_.get(); }

@@ -22,6 +22,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <msgpack.hpp>
 #include <mutex>
@@ -172,20 +173,23 @@ R region_beside(const msgpack::object& object) {
 
 // The session that arguments and results are attached by: the rank's own, that of the context that unpacks results, or
 // a worker's.
-inline thread_local const Session* unpacking_session = nullptr;
+using SessionSource = std::function<const Session&()>;  // asked only where something is to be attached
+inline thread_local const SessionSource* unpacking_session = nullptr;
 inline const Session& attaching_session() {
   if (beside != nullptr) return beside->session();
-  return unpacking_session != nullptr ? *unpacking_session : rank_session();
+  return unpacking_session != nullptr ? (*unpacking_session)() : rank_session();
 }
 class AttachBy {
  public:
-  explicit AttachBy(const Session* session) noexcept : before_(std::exchange(unpacking_session, session)) {}
+  explicit AttachBy(SessionSource source)
+      : source_(std::move(source)), before_(std::exchange(unpacking_session, &source_)) {}
   AttachBy(const AttachBy&) = delete;
   AttachBy& operator=(const AttachBy&) = delete;
   ~AttachBy() { unpacking_session = before_; }
 
  private:
-  const Session* before_;
+  const SessionSource source_;
+  const SessionSource* before_;
 };
 
 // shmbroker_pool.hpp need not be there: Pool and Queue by what they can do.

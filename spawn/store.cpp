@@ -24,7 +24,7 @@ bool Store::admit(std::int32_t local, std::uint64_t tag, std::size_t bytes) {
     refuse(local, tag, Status::limit,
            std::to_string(mine.calls) + " calls of this rank, with " + std::to_string(mine.bytes) +
                " bytes, wait for others already: at most " + std::to_string(kMostOutstanding) + " with " +
-               std::to_string(kMostOutstandingBytes) + " bytes may");
+               std::to_string(kMostOutstandingBytes) + " bytes may: wait for some of them before the next");
     return false;
   }
   ++mine.calls;
@@ -112,7 +112,8 @@ void Store::keep(std::int32_t local, std::uint64_t tag, const std::string& key, 
   if (stored_ - freed + needed > kMostStored)
     return refuse(local, tag, Status::limit,
                   "the store of the ranks has room for " + std::to_string(kMostStored) + " bytes, " +
-                      std::to_string(stored_) + " are in use: erase keys that nobody needs");
+                      std::to_string(stored_) + " are in use, and this value needs " + std::to_string(needed) +
+                      ": erase keys that nobody needs, or pass large things as regions");
   stored_ = stored_ - freed + needed;
   for (auto it = waiters_.begin(); it != waiters_.end();) {
     if (it->key == key) {
@@ -133,14 +134,18 @@ void Store::come(std::int32_t local, const Frame& frame) {
   Call call{frame.tag, in.number<std::int32_t>(), in.text()};
   const auto ranks = static_cast<std::int32_t>(gone_.size());
   if (name.second.size() > kMostKey)
-    return refuse(local, frame.tag, Status::invalid, "a name has at most " + std::to_string(kMostKey) + " bytes");
+    return refuse(
+        local, frame.tag, Status::invalid,
+        "a name has at most " + std::to_string(kMostKey) + " bytes, this one " + std::to_string(name.second.size()));
   if (frame.op == Op::broadcast && (call.root < 0 || call.root >= ranks))
     return refuse(local, frame.tag, Status::invalid,
                   "root " + std::to_string(call.root) + ": ranks are 0 to " + std::to_string(ranks - 1));
   if (call.value.size() > (frame.op == Op::all_gather ? kMostGathered / gone_.size() : kMostValue))
     return refuse(local, frame.tag, Status::limit,
                   "values of " + std::to_string(call.value.size()) + " bytes for " + std::to_string(ranks) +
-                      " ranks are too large: pass large things as regions");
+                      " ranks are too large (at most " +
+                      std::to_string(frame.op == Op::all_gather ? kMostGathered / gone_.size() : kMostValue) +
+                      " each): pass large things as regions");
   if (frame.op == Op::barrier || (frame.op == Op::broadcast && call.root != local)) call.value = {};  // nobody asks
   if (!admit(local, frame.tag, name.second.size() + call.value.size())) return;
   rounds_[name][static_cast<std::size_t>(local)].push_back(std::move(call));

@@ -274,6 +274,28 @@ TEST_CASE("who takes a cut session over ends the tickets that others made to end
   CHECK(maker.revoke(own).status() == Status::ok);
 }
 
+TEST_CASE(
+    "who takes a cut session over may revoke what that one made, also what ends with another session, or with none") {
+  World world(system_config());
+  Client taker = world.client(1000), stranger = world.client(1000), maker = world.client(1000, 77);
+  Created created = taker.create();
+  REQUIRE(maker.attach_id(created.ref(), kRead | SHMBW_RIGHT_SHARE).status == Status::ok);  // and is in no group
+  const auto with_taker = Client::ticket_of(maker.ticket(created.ref(), kRead, 2, 0, kWithSession, taker.id));
+  const auto with_none = Client::ticket_of(maker.ticket(created.ref(), kRead, 2));
+  maker.disconnect();
+  Client again = world.silent(1000, 77);
+  again.hello({.fork_session = maker.id, .fork_secret = maker.secret});
+  maker.forget();
+  again.disconnect();
+  Client last = world.silent(1000, 77);
+  last.hello({.fork_session = again.id, .fork_secret = again.secret});
+  again.forget();
+  CHECK(stranger.revoke(with_taker).status() != Status::ok);
+  CHECK(last.revoke(with_taker).status() == Status::ok);
+  CHECK(last.revoke(with_none).status() == Status::ok);
+  CHECK(taker.status().tickets == 0);
+}
+
 TEST_CASE("who takes a cut session over has its tickets too") {
   World world(system_config());
   Client owner = world.client(1000, 77), guest = world.client(2000);

@@ -258,6 +258,7 @@ void send_rank(int rank, shmbroker::Pool pool, const shmbroker::QueueAddress& qu
       pool.open_queue(queue.name, shmbroker::Role::writer, {.kind = shmbroker::QueueKind::as_is, .open_only = true});
   out.send(std::to_string(rank));
 }
+shmbroker::Pool give_pool_back(int, shmbroker::Pool pool) { return pool; }
 // Queues themselves: the rank has the end that its parent has not.
 void send_to_parent(int rank, shmbroker::Queue queue) { queue.send(std::to_string(rank)); }
 std::string receive_from_parent(int, const shmbroker::Queue& queue) {
@@ -474,6 +475,7 @@ SHMBROKER_SPAWN_FUNCTION("count_region", count_region);
 SHMBROKER_SPAWN_FUNCTION("read_region", read_region);
 SHMBROKER_SPAWN_FUNCTION("read_ticket", read_ticket);
 SHMBROKER_SPAWN_FUNCTION("send_rank", send_rank);
+SHMBROKER_SPAWN_FUNCTION("give_pool_back", give_pool_back);
 SHMBROKER_SPAWN_FUNCTION("send_to_parent", send_to_parent);
 SHMBROKER_SPAWN_FUNCTION("receive_from_parent", receive_from_parent);
 SHMBROKER_SPAWN_FUNCTION("give_region", give_region);

@@ -3,6 +3,7 @@
 // they gave; and where a worker has more threads than it can have, or that share one reference.
 #include <sys/resource.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "tests/harness/sanitizer.hpp"
@@ -14,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-enum Word { hung = 0, looked = 1, child = 2 };
+enum Word { hung = 0, looked = 1, child = 2, making = 5, going = 6 };
 
 std::optional<Remote<Counter>> shared;
 int look_at_shared() {
@@ -32,6 +33,33 @@ void fork_and_return() {
   if (born != 0) words().numbers[child] = born;
 }
 Future<int> drop_it() { return {}; }
+// Whoever destroys it takes its time, and says when that begins.
+struct Slow {
+  Slow() = default;
+  Slow(Slow&& other) noexcept : here(std::exchange(other.here, false)) {}
+  ~Slow() {
+    if (!here) return;
+    words().numbers[going] = 1;
+    pause_ms(300);
+  }
+  bool here = true;
+};
+struct Late {
+  Late() {
+    words().numbers[making] = 1;
+    for (int i = 0; i < 3000 && words().numbers[going] == 0; ++i) pause_ms(10);
+  }
+  void take(const Remote<Slow>&) {}
+};
+Remote<int> own_value_late() {
+  Remote<int> own(5);
+  words().numbers[making] = 1;
+  for (int i = 0; i < 3000 && words().numbers[going] == 0; ++i) pause_ms(10);
+  return own;
+}
+SHMBROKER_REMOTE_CLASS("Late", Late);
+SHMBROKER_REMOTE_METHOD("Late.take", &Late::take);
+SHMBROKER_REMOTE_FUNCTION("own_value_late", own_value_late);
 SHMBROKER_REMOTE_FUNCTION("look_at_shared", look_at_shared);
 SHMBROKER_REMOTE_FUNCTION("hang", hang);
 SHMBROKER_REMOTE_FUNCTION("fork_and_return", fork_and_return);
@@ -89,6 +117,64 @@ TEST_CASE("Threads of two workers call each other at once: small and large argum
           if (!one.empty()) throw std::logic_error(one);
       },
       2);
+}
+
+TEST_CASE("A callback may wait for what was settled in the same moment") {
+  World world;
+  const auto statuses = world.run_bare(2, [](int rank) {
+    join(rank, 2, rank);
+    if (rank == 1) {
+      for (int i = 0; i < 4000 && words().numbers[going] == 0; ++i) pause_ms(10);
+      return;
+    }
+    const auto patient = remote::at("b").within(60.0);
+    const auto first = remote::rpc_async<int>(patient, "add", 1, 2),
+               second = remote::rpc_async<int>(patient, "add", 3, 4);
+    const auto third = remote::rpc_async<int>(patient, "add", 5, 6);
+    const auto all =
+        first.then([second, third](const Future<int>& one) { return one.wait() + third.wait() + second.wait(); });
+    pause_ms(300);  // the three answers lie there by now
+    ::alarm(30);
+    EXPECT(all.wait() == 21);
+    ::alarm(0);
+    words().numbers[going] = 1;
+  });
+  CHECK(statuses == std::vector<int>{0, 0});
+}
+
+TEST_CASE("A shutdown and the making of a value that calls wait for are not in each other's way") {
+  World world;
+  world.run(
+      1,
+      [](int) {
+        const auto patient = remote::at("a").within(60.0);
+        const auto value = remote::remote<Late>(patient, "Late");
+        while (words().numbers[making] == 0) pause_ms(1);
+        for (int i = 0; i < 6; ++i) (void)value.rpc_async<void>("Late.take", Remote<Slow>(Slow()));
+        for (int i = 0; i < 3000 && remote::counters().waiting < 6; ++i) pause_ms(1);
+        remote::shutdown({.graceful = false});
+        EXPECT(words().numbers[going] == 1);
+      },
+      2, false);
+}
+
+TEST_CASE("What is answered after the shutdown leaves no session behind") {
+  World world;
+  const auto statuses = world.run_bare(1, [](int) {
+    const auto open_files = [] {
+      const auto all = std::filesystem::directory_iterator("/proc/self/fd");
+      return std::distance(begin(all), end(all));
+    };
+    const auto before = open_files();
+    join(0, 1, 1);
+    (void)remote::rpc_async<Remote<int>>(remote::at("a").within(60.0), "own_value_late");
+    while (words().numbers[making] == 0) pause_ms(1);
+    remote::shutdown({.graceful = false});
+    words().numbers[going] = 1;
+    for (int i = 0; i < 3000 && open_files() != before; ++i) pause_ms(10);
+    EXPECT(open_files() == before);
+  });
+  CHECK(statuses == std::vector<int>{0});
 }
 
 TEST_CASE("96b: a graceful shutdown waits for what a callback does while another thread runs it") {

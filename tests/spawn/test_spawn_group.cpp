@@ -7,6 +7,7 @@
 
 #include <fstream>
 #include <future>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -130,6 +131,49 @@ TEST_CASE("pools and queues travel as arguments") {
       seen.insert(std::string(reinterpret_cast<const char*>(message.bytes().data()), message.bytes().size()));
     CHECK(seen == std::set<std::string>{"0", "1"});
   }
+}
+
+TEST_CASE("pools are results, of the broker that the ranks had, whichever one the environment names") {
+  harness::BrokerFixture broker, another;
+  REQUIRE(broker.running());
+  REQUIRE(another.running());
+  ::setenv("SHMBROKER_SOCKET", another.socket().c_str(), 1);
+  {
+    auto session = Session::connect({.socket = broker.socket()});
+    auto pool = Pool::create(session, {.name = "p", .classes = {{.slot_size = 4096, .slots = 4}}});
+    for (const StartMethod method : kMethods) {
+      CAPTURE(name_of(method));
+      auto options = with_broker(broker, method, 2);
+      for (const bool no_group : {false, true}) {
+        CAPTURE(no_group);
+        options.no_group = no_group;
+        auto context = spawn("give_pool_back", options, pool);
+        const auto given = context.result<Pool>(0), same = context.result<Pool>(1);
+        CHECK(given.info().id == pool.info().id);
+        CHECK(same.info().participant == given.info().participant);  // one session for both
+      }
+    }
+    CHECK(another.books() == "");
+  }
+  ::unsetenv("SHMBROKER_SOCKET");
+  CHECK(broker.books() == "");
+}
+
+TEST_CASE("what results name is not looked for at a broker that has come in the place of the ranks' own") {
+  harness::BrokerFixture broker, another;
+  REQUIRE(broker.running());
+  REQUIRE(another.running());
+  std::optional<ProcessContext> context;
+  {
+    auto session = Session::connect({.socket = broker.socket()});
+    auto pool = Pool::create(session, {.name = "p", .classes = {{.slot_size = 4096, .slots = 4}}});
+    context.emplace(spawn("give_pool_back", with_broker(broker, StartMethod::fork, 1), pool));
+  }
+  CHECK_THROWS_WITH_AS((void)context->result<Pool>(0), doctest::Contains("pool"), Error);  // it went with its maker
+  CHECK(broker.stop() == 0);
+  CHECK_THROWS_AS((void)context->result<Pool>(0), Error);
+  REQUIRE(::symlink(another.socket().c_str(), broker.socket().c_str()) == 0);
+  CHECK_THROWS_WITH_AS((void)context->result<Pool>(0), doctest::Contains("is not the one that these ranks had"), Error);
 }
 
 TEST_CASE("queues themselves are arguments: the rank has the end that its parent has not") {
