@@ -110,7 +110,7 @@ shmb_part part_to_c(const Message::Part& part, const Message& message, Pool* poo
   if (part.kind == PartKind::slot) {
     out.slot.index = part.slot;
     out.slot.generation = part.generation;
-    out.slot.data = const_cast<std::byte*>(part.data) - part.offset;
+    if (part.data != nullptr) out.slot.data = const_cast<std::byte*>(part.data) - part.offset;
     out.slot.length = part.offset + part.length;
     if (pool != nullptr) out.slot.pool = pool->id();
   }
@@ -348,7 +348,7 @@ const void* shmb_message_data(const shmb_message* message) noexcept {
 }
 
 uint64_t shmb_message_length(const shmb_message* message) noexcept {
-  return message == nullptr || message->it.count() == 0 ? 0 : message->it.part(0).length;
+  return shmb_message_data(message) == nullptr ? 0 : message->it.part(0).length;  // no bytes: see its status
 }
 
 int shmb_message_part(const shmb_message* message, size_t number, shmb_part* part, shmb_error* error) noexcept {

@@ -23,8 +23,9 @@ namespace {
 constexpr std::int64_t kLongestPause = 50'000'000, kShortPause = 1'000'000;
 constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks for them; then the oldest go
 
-// A full socket, or memory that the kernel could not give at that moment: the packet goes later.
-bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOMEM; }
+// A full socket, or memory that the kernel could not give at that moment, or descriptors of other processes of this
+// user that lie unread in sockets: the packet goes later.
+bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOMEM || code == ETOOMANYREFS; }
 
 template <class T>
 T fixed_part(const wire::PacketView& view) {
@@ -45,10 +46,19 @@ std::uint32_t flags_of(std::span<const std::byte> packet) {
   const std::uint16_t op = op_of(packet);
   std::size_t at = sizeof(shmbw_header);
   if (op == SHMBW_OP_GROUP_CREATE) at += offsetof(shmbw_group_create, flags);
+  else if (op == SHMBW_OP_QUEUE_OPEN) at += offsetof(shmbw_queue_open, flags);
   else if (op == SHMBW_OP_GROUP_JOIN) at += offsetof(shmbw_group_join, flags);
   else return 0;
   if (at + sizeof flags <= packet.size()) std::memcpy(&flags, packet.data() + at, sizeof flags);
   return flags;
+}
+
+std::uint64_t pool_of(std::span<const std::byte> packet) {
+  std::uint64_t pool = 0;
+  constexpr std::size_t at = sizeof(shmbw_header) + offsetof(shmbw_queue_open, pool);
+  if (op_of(packet) == SHMBW_OP_QUEUE_OPEN && at + sizeof pool <= packet.size())
+    std::memcpy(&pool, packet.data() + at, sizeof pool);
+  return pool;
 }
 
 void set_tag(std::span<std::byte> packet, std::uint64_t tag) {
@@ -90,6 +100,11 @@ std::vector<Fd> Channel::forget() {
   dropped_ = 0;
   lost_ = false;
   return inherited;
+}
+
+std::uint64_t Channel::ends_given_back() {
+  Lock lock(mutex_);
+  return ends_given_back_;
 }
 
 bool Channel::lost() {
@@ -225,7 +240,14 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
     const int code = sent.error().value;
     if (passes(code)) {
       // The broker serves one request at a time and the kernel holds a bounded number: replies must be read on.
-      if (deadline.passed()) return error(Status::deadline, "the broker did not take the request before the deadline");
+      if (deadline.passed()) {
+        if (code == ETOOMANYREFS)
+          return error(Status::no_descriptors,
+                       "the request's descriptors could not be sent before the deadline: more descriptors of this user "
+                       "lie unread in sockets than one process may have open (ulimit -n): raise that, or end the "
+                       "processes that do not read theirs");
+        return error(Status::deadline, "the broker did not take the request before the deadline");
+      }
       const Deadline soon = earlier(deadline, Deadline::after(code == EAGAIN ? 10'000'000 : pause));
       if (!reading_) {
         // Without memory in the kernel the socket is writable all the same: only time helps.
@@ -255,7 +277,7 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
   Call mine;
   const std::uint64_t tag = ++last_tag_;
   set_tag(packet, tag);
-  pending_[tag] = {op_of(packet), flags_of(packet), &mine, subscription};
+  pending_[tag] = {op_of(packet), flags_of(packet), pool_of(packet), &mine, subscription};
   if (auto sent = send(lock, packet, deadline, descriptors); !sent) {
     pending_.erase(tag);
     if (!lost_) give_back_groups();  // they may have waited for this one
@@ -288,7 +310,7 @@ Result<std::shared_ptr<Channel::Later>> Channel::ask(std::span<std::byte> packet
   Lock lock(mutex_);
   const std::uint64_t tag = ++last_tag_;
   set_tag(packet, tag);
-  pending_[tag] = {op_of(packet), flags_of(packet), nullptr, nullptr, later};
+  pending_[tag] = {op_of(packet), flags_of(packet), 0, nullptr, nullptr, later};
   if (auto sent = send(lock, packet, Deadline::now()); !sent) {
     pending_.erase(tag);
     return std::unexpected(sent.error());
@@ -299,7 +321,8 @@ Result<std::shared_ptr<Channel::Later>> Channel::ask(std::span<std::byte> packet
 bool Channel::has_come(Later& later) {
   (void)pump();
   Lock lock(mutex_);
-  return later.came || lost_;
+  if (lost_) later.came = true;  // and what another thread is about to take in is not put into it any more
+  return later.came;
 }
 
 Result<void> Channel::post(std::span<std::byte> packet, Deadline deadline) {
@@ -385,13 +408,12 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
   pending_.erase(found);
   const bool granted = view.header.status == 0;
   if (pending.later) {
-    pending.later->came = true;
-    if (granted && !descriptors_lost) pending.later->fds = std::move(fds);
+    if (!std::exchange(pending.later->came, true) && granted && !descriptors_lost) pending.later->fds = std::move(fds);
     return;
   }
   if (granted) note_group(view, pending);
   if (pending.call == nullptr || descriptors_lost) {
-    if (granted && pending.op != 0) give_back(view);
+    if (granted && pending.op != 0) give_back(view, pending);
     // A peer's doorbell that came too late for who wanted to ring it: the peer still sleeps.
     constexpr std::byte one{1};
     if (granted && pending.op == SHMBW_OP_POOL_DOORBELL && !fds.empty())
@@ -424,15 +446,25 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
 // A reply that nobody takes, or whose descriptors were cut off: the leases it granted are released again, and a name
 // that was given with them, because its creator was told that there is none. A ticket is revoked; groups are
 // give_back_groups(). What PUBLISH has done cannot be undone: Region::publish says how its caller learns of it.
-void Channel::give_back(const wire::PacketView& view) {
+void Channel::give_back(const wire::PacketView& view, const Pending& pending) {
   const std::uint16_t op = view.header.op & static_cast<std::uint16_t>(~SHMBW_REPLY);
   if (op == SHMBW_OP_WATCH) {
     cancel_watch(fixed_part<shmbw_watch_reply>(view).watch);
     return;
   }
   if (op == SHMBW_OP_POOL_CREATE || op == SHMBW_OP_POOL_JOIN) {  // both replies open with the pool's id
-    undo(SHMBW_OP_POOL_LEAVE, shmbw_pool_leave{fixed_part<shmbw_pool_join_reply>(view).pool, 0, 0});
+    // Of a new one nobody would come to free the name.
+    const std::uint32_t flags = op == SHMBW_OP_POOL_CREATE ? unsigned{SHMBW_POOL_LEAVE_REMOVE} : 0U;
+    undo(SHMBW_OP_POOL_LEAVE, shmbw_pool_leave{fixed_part<shmbw_pool_join_reply>(view).pool, flags, 0});
     return;
+  }
+  if (op == SHMBW_OP_QUEUE_OPEN) {
+    const auto opened = fixed_part<shmbw_queue_open_reply>(view);
+    shmbw_queue_close close{pending.pool, opened.queue, opened.serial, 0, 0};
+    if ((pending.flags & SHMBW_QUEUE_OPEN_READER) != 0) close.flags |= SHMBW_QUEUE_CLOSE_READER;
+    if ((pending.flags & SHMBW_QUEUE_OPEN_WRITER) != 0) close.flags |= SHMBW_QUEUE_CLOSE_WRITER;
+    ++ends_given_back_;
+    return undo(SHMBW_OP_QUEUE_CLOSE, close);
   }
   if (op == SHMBW_OP_TICKET_CREATE) {
     shmbw_ticket_revoke revoke{};

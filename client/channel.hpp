@@ -151,6 +151,10 @@ class Channel {
   void add_listener(int event);
   void remove_listener(int event);
 
+  // How many ends of queues were given back that had been opened too late. Who is told BUSY, and sees this move, has
+  // asked before the broker could know.
+  std::uint64_t ends_given_back();
+
   bool lost();
   std::string lost_reason();
   std::mutex& mutex() { return mutex_; }
@@ -177,7 +181,8 @@ class Channel {
   // What is behind a tag. `call` is null once the caller has given up.
   struct Pending {
     std::uint16_t op = 0;
-    std::uint32_t flags = 0;  // of a group's create or join: what giving it back depends on
+    std::uint32_t flags = 0;  // of a group's create or join, of a queue's open: what giving it back depends on
+    std::uint64_t pool = 0;   // of a queue's open
     Call* call = nullptr;
     Subscription* subscription = nullptr;
     std::shared_ptr<Later> later = nullptr;
@@ -204,7 +209,7 @@ class Channel {
   void take_packet(wire::Incoming incoming);
   void take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool descriptors_lost);
   void take_event(const wire::PacketView& view);
-  void give_back(const wire::PacketView& view);
+  void give_back(const wire::PacketView& view, const Pending& pending);
   void note_group(const wire::PacketView& view, const Pending& pending);
   void give_back_groups();
   template <class T>
@@ -230,6 +235,7 @@ class Channel {
   std::vector<Waiter*> event_waiters_;
   std::vector<int> listeners_;
   LateGroups late_groups_;
+  std::uint64_t ends_given_back_ = 0;
   std::deque<Event> events_;
   std::deque<RemoteEvent> remote_events_;
   bool remote_gap_ = false;

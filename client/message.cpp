@@ -185,6 +185,7 @@ Result<Slot> Message::take_slot(std::size_t number) {
   if (stale()) return error(Status::forked, "the message is the parent's, or done");
   Pool::Lock lock(pool_->me().lock());
   Part& part = parts_[number];
+  if (part.status != Status::ok) return std::unexpected(part.failure);
   if (std::exchange(part.kept, false)) return pool_->give_to_user(part.slot, part.offset + part.length);
   if (queue_ == nullptr) return error(Status::invalid, "the slot was taken out of the message already");
   if (!pool_->me().keep(part.slot, part.generation))

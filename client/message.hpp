@@ -63,7 +63,7 @@ class Message {
     std::uint64_t length = 0, offset = 0;
     shmbw_region_ref region{};
     Region::Handle handle;
-    Error failure;  // of a region that could not be attached
+    Error failure;  // of a region that could not be attached, a slot that could not be mapped
     Status status = Status::ok;
   };
 

@@ -189,7 +189,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   joined->seen_change_ = joined->change();
   joined->expect(opening.later);
   joined->read_segments();
-  (void)joined->attach_segments();  // what fails now is tried again when a slot of it is met
+  (void)joined->attach_segments(0);  // what fails now is tried again when a slot of it is met
   session->note_pool(joined, opening.address);
   return joined;
 }
@@ -282,7 +282,7 @@ void Pool::read_segments() {
   }
 }
 
-Error Pool::attach_segments() {
+Error Pool::attach_segments(std::int64_t timeout) {
   std::vector<AttachItem> items;
   std::vector<std::size_t> which;
   for (std::size_t i = 0; i < segments_.size(); ++i) {
@@ -295,7 +295,7 @@ Error Pool::attach_segments() {
     which.push_back(i);
   }
   Error failure;
-  auto attached = attach_regions(session_, items, 0);
+  auto attached = attach_regions(session_, items, timeout);
   for (std::size_t n = 0; n < which.size(); ++n) {
     Segment& segment = segments_[which[n]];
     if (!attached[n]) failure = attached[n].error();
@@ -319,20 +319,20 @@ void Pool::notice() {
   });
 }
 
-bool Pool::is_mapped(std::uint32_t slot) const {
-  return std::ranges::any_of(segments_, [&](const Segment& one) { return one.region && slot - one.first < one.slots; });
+std::byte* Pool::data_if_mapped(std::uint32_t slot) const {
+  for (const Segment& segment : segments_) {
+    if (slot - segment.first >= segment.slots) continue;
+    return segment.region ? segment.region->data() + (slot - segment.first) * segment.stride : nullptr;
+  }
+  return nullptr;
 }
 
-std::byte* Pool::find_data(std::uint32_t slot, Error* why) {
+std::byte* Pool::find_data(std::uint32_t slot, Error* why, std::int64_t timeout) {
   for (int attempt = 0; attempt < 2; ++attempt) {
-    for (const Segment& segment : segments_) {
-      if (slot - segment.first >= segment.slots) continue;
-      if (segment.region) return segment.region->data() + (slot - segment.first) * segment.stride;
-      break;
-    }
+    if (std::byte* const at = data_if_mapped(slot)) return at;
     if (attempt != 0) break;
     read_segments();
-    Error failure = attach_segments();
+    Error failure = attach_segments(timeout);
     if (why != nullptr && !failure.sentence.empty()) *why = std::move(failure);
   }
   return nullptr;
@@ -401,7 +401,8 @@ Error Pool::why_broken() const {
   }
 }
 
-Result<void> Pool::grow(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, Lock& lock) {
+Result<void> Pool::grow(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, std::int64_t timeout,
+                        Lock& lock) {
   struct Unlocked {
     Pool& pool;
     Lock& lock;
@@ -412,9 +413,10 @@ Result<void> Pool::grow(std::uint64_t slot_size, std::uint32_t slots, std::uint3
     ~Unlocked() {
       lock.lock();
       pool.growing_ = false;
+      pool.me_->sleeper().wake_own_threads();  // one may wait for this, to add memory of another size
     }
   } unlocked(*this, lock);
-  return add_segment(slot_size, slots, limit, 0);
+  return add_segment(slot_size, slots, limit, timeout);
 }
 
 // Slots
@@ -431,11 +433,13 @@ Result<bool> Pool::has_slots_for(std::uint64_t length, Wait& wait, Lock&) {
   for (bool late = false;;) {
     if (class_for(length) != nullptr) return true;
     notice();
+    const std::uint32_t looked = seen_change_;  // another thread that looks for itself moves it on
     if (class_for(length) != nullptr) return true;
     if (!is_being_made() || broken()) return false;
     const std::string why = "the pool's maker is still adding its slots";
     if (wait.none) return error(Status::full, why);
-    auto woken = sleep({}, [&] { return change() != seen_change_ || broken(); }, wait.until());
+    auto woken =
+        sleep({}, [&] { return change() != looked || class_for(length) != nullptr || broken(); }, wait.until());
     if (!woken) return std::unexpected(woken.error());
     // What others do in the pool moves its directory, too, so the clock counts. What came meanwhile is looked at first.
     if (late) return error(Status::deadline, why);
@@ -443,7 +447,7 @@ Result<bool> Pool::has_slots_for(std::uint64_t length, Wait& wait, Lock&) {
   }
 }
 
-Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
+Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock, std::int64_t timeout) {
   if (read_only_) return error(Status::denied, "this process opened the pool read-only: it takes no slots");
   if (broken()) return std::unexpected(why_broken());
   if (auto fits = has_slots_for(length, wait, lock); !fits) return std::unexpected(std::move(fits.error()));
@@ -460,18 +464,20 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
   const std::uint64_t slot_size = wanted->slot_size;
   for (bool late = false;;) {
     notice();
+    const std::uint32_t looked = seen_change_;
     wanted = class_for(slot_size);
     if (auto slot = me_->acquire(wanted->ranges)) return *slot;
     slots_high_ = slots_;
     std::string growth;
     if (const std::uint32_t more = may_grow(*wanted); more != 0) {
       const std::uint32_t limit = wanted->limit;
-      auto added = grow(slot_size, more, limit, lock);
+      auto added = grow(slot_size, more, limit, timeout, lock);
       if (added) continue;
       if (const std::uint32_t now = slots_; read_segments(), slots_ != now) continue;
       growth = "; adding more failed: " + added.error().sentence;
     }
-    if (growing_) growth = "; another thread of this process is adding more";
+    const bool others_grow = growing_;
+    if (others_grow) growth = "; another thread of this process is adding more";
     wanted = class_for(slot_size);
     const std::string used =
         "all " + std::to_string(wanted->slots) + " slots of " + format_size(slot_size) + " are in use" + growth;
@@ -483,7 +489,7 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
         masks,
         [&] {
           slot = me_->acquire(class_for(slot_size)->ranges);
-          return slot.has_value() || change() != seen_change_ || broken();
+          return slot.has_value() || change() != looked || broken() || (others_grow && !growing_);
         },
         wait.until(), true);
     if (slot) return *slot;
@@ -495,14 +501,14 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock) {
   }
 }
 
-Result<Slot> Pool::acquire(std::uint64_t length, std::int64_t wait) {
+Result<Slot> Pool::acquire(std::uint64_t length, std::int64_t wait, std::int64_t timeout) {
   if (auto entered = enter(); !entered) return std::unexpected(entered.error());
   Lock lock(me_->lock());
   Wait until(wait);
-  auto slot = take(length, until, lock);
+  auto slot = take(length, until, lock, timeout);
   if (!slot) return std::unexpected(slot.error());
   Error why;
-  if (data(*slot, &why) == nullptr) {
+  if (data(*slot, &why, timeout) == nullptr) {
     me_->drop(*slot);
     return std::unexpected(std::move(why));
   }
@@ -520,7 +526,7 @@ bool Pool::acquire_at_once(std::uint64_t length, Slot& slot) {
   const std::lock_guard lock(me_->lock());
   const auto taken = take_at_once(length);
   if (!taken) return false;
-  std::byte* const at = data(*taken);
+  std::byte* const at = data_if_mapped(*taken);
   if (at == nullptr) {
     me_->drop(*taken);
     return false;

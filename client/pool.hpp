@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -100,7 +101,8 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  Result<Slot> acquire(std::uint64_t length, std::int64_t wait);
+  // `timeout` is the broker's, where more slots have to be made.
+  Result<Slot> acquire(std::uint64_t length, std::int64_t wait, std::int64_t timeout = 0);
   Result<void> retain(const Slot& slot);
   Result<void> release(const Slot& slot);
   // The same where nothing stands in the way. False: nothing was changed, and the calls above say why.
@@ -144,22 +146,23 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
       if (deadline.passed()) return false;
     }
   }
-  Result<std::uint32_t> take(std::uint64_t length, Wait& wait, Lock& lock);
+  Result<std::uint32_t> take(std::uint64_t length, Wait& wait, Lock& lock, std::int64_t timeout = 0);
   std::optional<std::uint32_t> take_at_once(std::uint64_t length);  // nullopt: take() waits, grows, or says why not
-  // Where a slot's bytes are here; nullptr: its segment cannot be mapped (`why` tells).
-  std::byte* data(std::uint32_t slot, Error* why = nullptr) {
+  // Where a slot's bytes are here; nullptr: its segment cannot be mapped (`why` tells). `timeout` is the broker's.
+  std::byte* data(std::uint32_t slot, Error* why = nullptr, std::int64_t timeout = 0) {
     if (!segments_.empty() && segments_.front().region) [[likely]] {
       const Segment& first = segments_.front();
       if (slot - first.first < first.slots) return first.region->data() + (slot - first.first) * first.stride;
     }
-    return find_data(slot, why);
+    return find_data(slot, why, timeout);
   }
   // Behind the publication of a message with this slot, see Participant::look_ahead.
   void look_ahead(std::uint32_t slot) {
     const auto next = me_->look_ahead(slot);
     if (next && is_mapped(*next)) prefetch_to_write(data(*next));
   }
-  bool is_mapped(std::uint32_t slot) const;  // data() asks the broker for nothing
+  std::byte* data_if_mapped(std::uint32_t slot) const;  // as data(), and asks the broker for nothing
+  bool is_mapped(std::uint32_t slot) const { return data_if_mapped(slot) != nullptr; }
   std::uint64_t slot_size(std::uint32_t slot) { return me_->slot_size(slot).value_or(0); }
   // A reference that is there already becomes the user's. What messages under way hold is not: a user who releases
   // once too often must not take it from them.
@@ -224,10 +227,11 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   void expect(std::span<const SizeClass> later);
   Result<void> rejoin();
   Result<void> add_segment(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, std::int64_t timeout);
-  Result<void> grow(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, Lock& lock);
+  Result<void> grow(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, std::int64_t timeout,
+                    Lock& lock);
   void read_segments();
-  Error attach_segments();
-  std::byte* find_data(std::uint32_t slot, Error* why);
+  Error attach_segments(std::int64_t timeout);
+  std::byte* find_data(std::uint32_t slot, Error* why, std::int64_t timeout);
   Class* class_for(std::uint64_t length);
   std::uint32_t may_grow(const Class& wanted) const;
   bool is_being_made() const;
@@ -249,7 +253,8 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   const bool read_only_;
   ForkMark mark_;
   std::mutex rejoining_;
-  std::uint64_t id_ = 0, group_ = 0, incarnation_ = 1, parent_stamp_ = 0;
+  std::uint64_t id_ = 0, group_ = 0, parent_stamp_ = 0;
+  std::atomic<std::uint64_t> incarnation_ = 1;
   Mapping directory_, control_;
   pool::View view_;
   std::vector<std::unique_ptr<Participant>> former_;  // the parent's, to which handles may still refer

@@ -152,7 +152,15 @@ Result<void> Queue::open_ends(bool again) {
   writer.begin(SHMBW_OP_QUEUE_OPEN, 0, Status::ok, request);
   writer.text(spec_.name);
   const auto packet = writer.finish(0);
-  auto reply = pool_->session()->call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
+  Session& session = *pool_->session();
+  Result<Reply> reply;
+  for (std::uint64_t given_back = session.ends_given_back();;) {
+    reply = session.call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
+    if (reply || reply.error().status != Status::busy) break;
+    // What stands in its way may be an end that an earlier call asked for, and whose answer has just come, too late.
+    const std::uint64_t now = session.ends_given_back();
+    if (std::exchange(given_back, now) == now) break;
+  }
   if (!reply) {
     Error failure = reply.error();
     if (failure.status == Status::exists && !spec_.create_only)
@@ -168,7 +176,6 @@ Result<void> Queue::open_ends(bool again) {
   Pool::Lock lock(pool_->me().lock());
   index_ = fixed->queue;
   serial_ = fixed->serial;
-  incarnation_ = pool_->incarnation();
   const pool::QueueEntry& entry = pool_->view().queue(index_);
   kind_ = static_cast<pool::QueueKind>(entry.kind);
   flags_ = entry.flags;
@@ -176,6 +183,7 @@ Result<void> Queue::open_ends(bool again) {
   cell_size_ = entry.cell_size;
   deaths_ = entry.deaths.load(std::memory_order_acquire);
   open_ = true;
+  incarnation_ = pool_->incarnation();  // other threads need not come here any more
   if (fixed->lane != pool::kNone) adopt_out(fixed->lane, fixed->lane_serial);
   look_around();
   // A ring whose writer died while we joined it may be another writer's already: of that one nothing is missed.
@@ -190,6 +198,8 @@ Result<void> Queue::enter() {
   if (auto entered = pool_->enter(); !entered) return entered;
   if (incarnation_ == pool_->incarnation()) [[likely]]
     return {};
+  const std::lock_guard one_by_one(reopening_);  // the child's threads may come at once
+  if (incarnation_ == pool_->incarnation()) return {};
   if (open_) {
     open_ = false;
     out_ = {};
@@ -204,8 +214,9 @@ Result<void> Queue::enter() {
     readers_.clear();
     writers_.clear();
     gone_writers_.clear();
-    readers_gone_ = reader_died_ = false;
+    readers_gone_ = false;
     sent_ = received_count_ = 0;
+    const std::lock_guard alone(describing_);
     descriptor_.reset();
   }
   if (auto opened = open_ends(true); !opened)
@@ -439,8 +450,11 @@ void Queue::look_around() {
     follow_peers(readers_, readers, gone);
     pool_->want_bells(readers);
     if (kind_ == pool::QueueKind::line) look_for_reader();
-    for (const Peer& peer : gone) reader_died_ |= peer.died;
-    if (!gone.empty() && readers_.empty()) readers_gone_ = true;
+    ended_.readers_died += static_cast<std::uint32_t>(std::ranges::count_if(gone, &Peer::died));
+    if (!gone.empty() && readers_.empty()) {
+      readers_gone_ = true;
+      ++ended_.readers_gone;
+    }
   }
   deaths_ = entry.deaths.load(std::memory_order_acquire);
 }
@@ -487,15 +501,23 @@ Result<QueueFacts> Queue::facts() {
   return out;
 }
 
+void Queue::rearm() {
+  if (!described_) return;
+  const std::lock_guard one_by_one(describing_);
+  if (descriptor_) descriptor_->rearm();
+}
+
 Result<int> Queue::descriptor() {
   if (auto entered = enter(); !entered) return std::unexpected(entered.error());
   if (!spec_.reader) return error(Status::denied, "this handle is no reader of the queue");
+  const std::lock_guard one_by_one(describing_);
   if (!descriptor_) {
     auto set = std::make_unique<QueueSet>();
     if (auto added = set->add(*this, nullptr); !added) return std::unexpected(added.error());
     auto fd = set->descriptor();
     if (!fd) return fd;
     descriptor_ = std::move(set);
+    described_ = true;
     return fd;
   }
   return descriptor_->descriptor();

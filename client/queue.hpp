@@ -5,8 +5,10 @@
 // regions.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -121,6 +123,11 @@ class Queue {
     void keep() { lane = pool::kNone; }  // the message has them now
     ~Claims();
   };
+  // Several threads may wait here, and each is to hear of what ends its wait, whoever looked first: a wait compares
+  // these with what they were when it began.
+  struct Ended {
+    std::uint32_t readers_gone = 0, readers_died = 0, writers_told = 0;
+  };
   enum class Delivery : std::uint8_t { delivered, lost, broken };
 
   Queue(std::shared_ptr<Pool> pool, QueueSpec spec);
@@ -137,7 +144,8 @@ class Queue {
 
   Result<void> publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline,
                        std::span<Region* const> regions, Wait& wait, Pool::Lock& lock);
-  Result<bool> find_room(Claims& claims);
+  Result<bool> find_room(Claims& claims, const Ended& before);
+  bool readers_have_gone(const Ended& before);
   Result<void> may_send() const;
   // After messages were published: so many of the last ones do not count as sent.
   std::uint64_t closed_meanwhile(std::uint64_t last = 1);
@@ -184,17 +192,22 @@ class Queue {
   Delivery deliver_denied(Message& message, In& in, shmbw_region_ref region, const Error& why, bool keep);
   Result<Delivery> deliver_list(Message& message, In& in, bool keep);
   bool keep_slot(Message::Part& part, In& in);
-  void attach_parts(Message& message);
+  void attach_parts(Message& message, const Error* unanswered);
   std::optional<Error> news();  // CLOSED, PEER_GONE, BROKEN: what a reader is told when nothing is there
   void let_borrowed_go();
+  void
+  rearm();  // of a queue that was found empty: its descriptor, if anybody asked for that, tells of the next message
   std::uint32_t body_room() const { return cell_size_ - 8 - ((flags_ & pool::kQueueExpiring) != 0 ? 8 : 0); }
 
   const std::shared_ptr<Pool> pool_;
   const QueueSpec spec_;
-  std::uint64_t incarnation_ = 0;
+  std::mutex reopening_;
+  std::atomic<std::uint64_t> incarnation_ = 0;
   std::uint32_t index_ = 0, serial_ = 0, flags_ = 0, cells_ = 0, cell_size_ = 64, seen_change_ = 0, deaths_ = 0;
   pool::QueueKind kind_ = pool::QueueKind::none;
-  bool open_ = false, closed_ = false, readers_gone_ = false, reader_died_ = false;
+  bool open_ = false, closed_ = false, readers_gone_ = false;
+  Ended ended_;
+  Error last_of_writers_;         // what the last of writers_told said
   const char* broken_ = nullptr;  // what was found impossible, until it is told
 
   std::shared_ptr<Queue*> self_;  // null inside once closed: lanes may outlive their queue in the pool
@@ -217,6 +230,8 @@ class Queue {
 
   std::vector<Peer> readers_, writers_, gone_writers_;
   std::uint64_t sent_ = 0, received_count_ = 0, expired_ = 0;
+  std::mutex describing_;  // several threads may receive from a claim queue, and find it empty
+  std::atomic<bool> described_ = false;
   std::unique_ptr<QueueSet> descriptor_;
 };
 

@@ -132,13 +132,16 @@ std::optional<Error> Queue::news() {
     }
     const bool died = gone->died;
     gone = gone_writers_.erase(gone);
-    if (died || (writers_.empty() && gone_writers_.empty() && !closed_))
-      return Error{Status::peer_gone,
-                   0,
-                   {},
-                   died
-                       ? "a writer of queue '" + spec_.name + "' has died; receive again to go on"
-                       : "the last writer of queue '" + spec_.name + "' has left; receive again to wait for newcomers"};
+    if (died || (writers_.empty() && gone_writers_.empty() && !closed_)) {
+      ++ended_.writers_told;
+      last_of_writers_ = {
+          Status::peer_gone,
+          0,
+          {},
+          died ? "a writer of queue '" + spec_.name + "' has died; receive again to go on"
+               : "the last writer of queue '" + spec_.name + "' has left; receive again to wait for newcomers"};
+      return last_of_writers_;
+    }
   }
   if (read_to_its_end())
     return Error{Status::closed, 0, {}, "queue '" + spec_.name + "' is closed, and everything in it was taken"};
@@ -238,16 +241,23 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
   Result<void> received;
   {
     Pool::Lock lock(pool_->me().lock());
-    let_borrowed_go();
+    if (!at_least_once()) let_borrowed_go();
     received = next_message(message, keep, until);
   }
-  if (!received && received.error().status == Status::empty && descriptor_) descriptor_->rearm();
+  if (!received && received.error().status == Status::empty) rearm();
   return received;
 }
 
-// The message is empty, and the lock is held.
+// The message is empty, and the lock is held. It is given up while this waits: what the caller has looked at may have
+// changed.
 Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
+  const std::uint32_t told_before = ended_.writers_told;
+  const auto taken_by_another = [&] { return at_least_once() && borrowed_ != nullptr; };
   for (unsigned overruns = 0;;) {
+    if (taken_by_another()) {
+      if (pending_ != nullptr) std::exchange(pending_, nullptr)->it->give_back(received_.position);
+      return error(Status::busy, "another thread has received a message that is not done");
+    }
     if (seen_change_ != pool_->change()) look_around();
     if (broken_ == nullptr && try_look()) {  // what the call before has found is told first
       if (pool_->me().sleeper().armed()) pool_->pass_on();
@@ -269,10 +279,14 @@ Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
       continue;
     }
     if (auto told = news()) return std::unexpected(std::move(*told));
+    // Another thread that waited here was told: what it waited for, this one has waited for, too.
+    if (ended_.writers_told != told_before) return std::unexpected(last_of_writers_);
     if (until.none) break;
     set_spin();
     std::atomic<std::uint64_t>* const masks[] = {&reader_mask()};
-    auto woken = pool_->sleep(masks, [&] { return something_there(true); }, until.until());
+    auto woken = pool_->sleep(
+        masks, [&] { return taken_by_another() || ended_.writers_told != told_before || something_there(true); },
+        until.until());
     if (!woken) return std::unexpected(woken.error());
     if (!*woken)
       return error(Status::deadline, "no message came through queue '" + spec_.name + "' before the deadline");
@@ -326,7 +340,7 @@ bool Queue::receive_at_once(Message& message, bool keep, std::int64_t wait) {
       in.it->done(in.it->position());
       break;
     case LaneReceiver::Plain::slot: {
-      const std::byte* const base = keep ? nullptr : pool_->data(handle.slot);
+      const std::byte* const base = keep ? nullptr : pool_->data_if_mapped(handle.slot);
       if (base == nullptr) return false;
       part.data = base + handle.offset;
       __builtin_prefetch(part.data);
@@ -404,7 +418,7 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
     }
   }
   if (first) return count;
-  if (first.error().status == Status::empty && descriptor_) descriptor_->rearm();
+  if (first.error().status == Status::empty) rearm();
   return std::unexpected(first.error());
 }
 
@@ -480,7 +494,7 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
   pool::Handle handle;
   std::memcpy(&handle, got.body, sizeof handle);
   Error why;
-  const std::byte* const base = pool_->data(handle.slot, &why);
+  const std::byte* const base = pool_->data(handle.slot, &why, spec_.timeout);
   if (base == nullptr) return std::unexpected(std::move(why));  // not taken: it can be tried again
   Message::Part& part = message.add();
   part.kind = PartKind::slot;
@@ -510,7 +524,8 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
   return Delivery::delivered;
 }
 
-void Queue::attach_parts(Message& message) {
+// `unanswered`: the broker has just let a deadline pass, and is not waited for once more.
+void Queue::attach_parts(Message& message, const Error* unanswered) {
   auto& items = message.attaches_;
   items.clear();
   for (std::size_t i = 0; i < message.count_; ++i) {
@@ -522,7 +537,10 @@ void Queue::attach_parts(Message& message) {
     items.push_back(std::move(item));
   }
   if (items.empty()) return;
-  auto handles = attach_regions(pool_->session(), items, spec_.timeout);
+  Handles handles;
+  if (unanswered == nullptr) handles = attach_regions(pool_->session(), items, spec_.timeout);
+  else
+    for (std::size_t i = 0; i < items.size(); ++i) handles.emplace_back(std::unexpected(*unanswered));
   std::size_t next = 0;
   for (std::size_t i = 0; i < message.count_; ++i) {
     Message::Part& part = message.parts_[i];
@@ -590,7 +608,7 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
     parts = handle.parts;
     if (got.tag == pool::kTagListInSlot) {
       Error why;
-      const std::byte* const base = pool_->data(handle.slot, &why);
+      const std::byte* const base = pool_->data(handle.slot, &why, spec_.timeout);
       if (base == nullptr) return std::unexpected(std::move(why));
       from = {base + handle.offset, handle.length};
       if (keep) {
@@ -618,6 +636,7 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
   }
   ListHeader header{};
   possible = possible && read_list(from, parts, me, message.table_, header);
+  std::optional<Error> unmapped;  // the broker is asked for a segment once, not for each slot in it
   if (possible) {
     message.type_ = header.type;
     for (const ListEntry& entry : message.table_) {
@@ -634,15 +653,24 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
       } else {
         part.slot = entry.number;
         part.generation = static_cast<std::uint32_t>(entry.id);
-        const std::byte* const base = pool_->data(part.slot);
-        if (base == nullptr) possible = false;
-        else part.data = base + entry.offset;
+        Error why;
+        const std::byte* const base =
+            unmapped ? pool_->data_if_mapped(part.slot) : pool_->data(part.slot, &why, spec_.timeout);
+        if (base != nullptr) {
+          part.data = base + entry.offset;
+        } else if (!unmapped && why.sentence.empty()) {
+          possible = false;  // it is in no segment
+        } else {             // nothing that its sender did: as with a region, the message arrives with the reason
+          if (!unmapped) unmapped = std::move(why);
+          part.failure = *unmapped;
+          part.status = unmapped->status;
+        }
         if (possible && keep && !keep_slot(part, in)) possible = false;
       }
       if (!possible) break;
     }
   }
-  if (possible) attach_parts(message);
+  if (possible) attach_parts(message, unmapped && unmapped->status == Status::deadline ? &*unmapped : nullptr);
   const bool lost = !in.it->confirm();
   if (lost || !possible) {
     for (std::size_t i = 0; i < message.count_; ++i)

@@ -53,17 +53,19 @@ Result<void> Queue::show_batch() {
   return closed_error();
 }
 
+// Since then, or before any call that could be told so.
+bool Queue::readers_have_gone(const Ended& before) {
+  return std::exchange(readers_gone_, false) || ended_.readers_gone != before.readers_gone;
+}
+
 // True: there is room. False: not now.
-Result<bool> Queue::find_room(Claims& claims) {
+Result<bool> Queue::find_room(Claims& claims, const Ended& before) {
   for (;;) {
     if (seen_change_ != pool_->change()) look_around();
     if (auto may = may_send(); !may) return std::unexpected(may.error());
-    if (std::exchange(readers_gone_, false)) {
-      reader_died_ = false;
-      return error(Status::peer_gone, "the last reader of queue '" + spec_.name +
-                                          "' has gone; send again to wait for "
-                                          "newcomers");
-    }
+    if (readers_have_gone(before))
+      return error(Status::peer_gone,
+                   "the last reader of queue '" + spec_.name + "' has gone; send again to wait for newcomers");
     if (!out_.it) return false;
     if (!claims.regions.empty()) {
       claims.take();
@@ -94,17 +96,18 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
       for (std::uint32_t slot : held.list->slots) pool_->me().drop(slot);
     return std::unexpected(std::move(failure));
   };
-  reader_died_ = false;
+  const Ended before = ended_;
   Claims claims{*this, regions, lock};
   for (bool late = false;;) {
-    auto room = find_room(claims);
+    auto room = find_room(claims, before);
+    const std::uint32_t looked = seen_change_;  // another thread that looks for itself moves it on
     if (!room) return give_back(std::move(room.error()));
     if (*room) break;
     if (batch_ != nullptr) {
       if (auto shown = show_batch(); !shown) return give_back(std::move(shown.error()));
       continue;
     }
-    if (std::exchange(reader_died_, false))
+    if (ended_.readers_died != before.readers_died)
       return give_back({Status::peer_gone,
                         0,
                         {},
@@ -116,8 +119,7 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
     set_spin();
     std::atomic<std::uint64_t>* const masks[] = {&pool_->view().queue_waiters(index_).writers.mask};
     auto woken = pool_->sleep(
-        masks,
-        [&] { return seen_change_ != pool_->change() || (out_.it && out_.it->room() != LaneSender::Room::full); },
+        masks, [&] { return looked != pool_->change() || (out_.it && out_.it->room() != LaneSender::Room::full); },
         wait.until());
     if (!woken) return give_back(std::move(woken.error()));
     // The directory may move at each look, so the clock counts too. What happened meanwhile is looked at once more.
@@ -153,7 +155,6 @@ bool Queue::send_at_once(std::span<const std::byte> bytes) {
   if (!as_opened()) return false;
   const std::lock_guard lock(pool_->me().lock());
   if (bytes.size() > body_room() || !room_at_once()) return false;
-  reader_died_ = false;
   out_.it->publish(static_cast<std::uint8_t>(bytes.size()), bytes, {}, 0);
   if (closed_meanwhile() != 0) return false;  // send() says so
   ++sent_;
@@ -164,7 +165,6 @@ bool Queue::send_at_once(const Slot& slot) {
   if (!as_opened()) return false;
   const std::lock_guard lock(pool_->me().lock());
   if (!pool_->usable(slot) || slot.length > pool_->slot_size(slot.index) || !room_at_once()) return false;
-  reader_died_ = false;
   pool::Handle handle{};
   handle.slot = slot.index;
   handle.generation = slot.generation;
@@ -545,10 +545,11 @@ Result<void> Queue::drain(std::int64_t wait) {
   if (!spec_.writer) return error(Status::denied, "this handle is no writer of queue '" + spec_.name + "'");
   Wait until(wait);
   Pool::Lock lock(pool_->me().lock());
-  reader_died_ = false;
+  const Ended before = ended_;
   for (;;) {
     if (seen_change_ != pool_->change()) look_around();
-    if (std::exchange(readers_gone_, false))
+    const std::uint32_t looked = seen_change_;
+    if (readers_have_gone(before))
       return error(Status::peer_gone, "the last reader of queue '" + spec_.name + "' has gone");
     if (!out_.it || out_.it->in_flight() == 0) {
       if (out_.it) out_.it->reclaim();
@@ -556,12 +557,12 @@ Result<void> Queue::drain(std::int64_t wait) {
       drop_idle_holds();
       return {};
     }
-    if (std::exchange(reader_died_, false))
+    if (ended_.readers_died != before.readers_died)
       return error(Status::peer_gone, "a reader of queue '" + spec_.name + "' died while this call waited");
     if (until.none) return error(Status::full, std::to_string(out_.it->in_flight()) + " messages are not taken yet");
     std::atomic<std::uint64_t>* const masks[] = {&pool_->view().queue_waiters(index_).writers.mask};
     auto woken = pool_->sleep(
-        masks, [&] { return seen_change_ != pool_->change() || !out_.it || out_.it->in_flight() == 0; }, until.until());
+        masks, [&] { return looked != pool_->change() || !out_.it || out_.it->in_flight() == 0; }, until.until());
     if (!woken) return std::unexpected(woken.error());
     if (!*woken)
       return error(Status::deadline,

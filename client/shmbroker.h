@@ -733,8 +733,8 @@ enum shmb_queue_close_flag {
   SHMB_QUEUE_CLOSE_REMOVE = 1 << 1 /* and its name is free at once */
 };
 /* Closes own ends and frees the handle, whatever is returned. What was sent stays for its readers. NULL is allowed. No
- * other thread may be in a call with this handle; SHMB_QUEUE_CLOSE_ALL by another one, or shmb_queue_shutdown, ends
- * their waits. */
+ * other thread may be in a call with this handle, or use a message that is borrowed from it; SHMB_QUEUE_CLOSE_ALL by
+ * another one, or shmb_queue_shutdown, ends their waits. */
 SHMB_API int shmb_queue_close(shmb_queue* queue, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
 /* Ends the queue for everybody (flags: CLOSE_REMOVE besides) and keeps the handle, to drain it. */
 SHMB_API int shmb_queue_shutdown(shmb_queue* queue, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
@@ -770,7 +770,7 @@ typedef struct shmb_part {
   shmb_slot slot;      /* SLOT. Received: which one; to send it on, take it with shmb_message_take_slot */
   shmb_region* region; /* REGION, for sending; NULL in received parts, see shmb_message_take_region */
   shmb_region_id id;   /* REGION, received */
-  int32_t status;      /* received: why a region could not be attached */
+  int32_t status;      /* received: why a region could not be attached, or a slot not be mapped */
   uint32_t reserved;   /* 0 */
 } shmb_part;
 
@@ -814,13 +814,17 @@ enum shmb_receive_flag {
  * next receive on this queue, which says done for it; until then its writer has one cell less. Regions in it are
  * attached. Drop-oldest queues always keep. `message` is emptied first. Only claim queues may be received from by
  * several threads at once, with KEEP. On AT_LEAST_ONCE queues a message stays borrowed, whatever is asked for, until
- * shmb_message_done: closing the queue before gives it back and empties it. A list in a region that this process may
- * not attach arrives as one region part with its status. Errors: EMPTY (NO_WAIT), DEADLINE, CLOSED (and nothing left),
+ * shmb_message_done: closing the queue before gives it back and empties it. A slot or a region in a list that cannot be
+ * mapped now (no descriptor is free, the broker does not answer) arrives as a part with its status, and the others
+ * arrive; where the whole message is one slot, or its list is in one, the receive fails with that status and takes
+ * nothing: call again. A list in a region that this process may not attach arrives as one region part with its status.
+ * Errors: EMPTY (NO_WAIT), DEADLINE, CLOSED (and nothing left),
  * PEER_GONE, DENIED (the handle is no reader), BUSY (AT_LEAST_ONCE: the message before is not done), BROKEN (a
  * participant has written impossible words: a message that cannot be is gone, and the next call reads what is behind
  * it; where the words of a writer's lane itself are impossible this handle hears no more from that writer),
  * GROUP_ENDED, SESSION_LOST (also after seconds without a message where the broker is gone: nobody would tell of the
- * dead). */
+ * dead). One thread at a time uses a message, and what is borrowed is done before another thread receives through the
+ * same handle. */
 SHMB_API int shmb_queue_receive(shmb_queue* queue, shmb_message* message, uint32_t flags, int64_t wait_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
 /* Waits for one and takes all that are there, up to `capacity`, kept, and then wakes who waited for room. `count` is

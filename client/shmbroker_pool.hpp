@@ -183,7 +183,7 @@ struct ReceivedPart {
   enum class Kind : std::uint32_t { bytes = SHMB_PART_BYTES, slot = SHMB_PART_SLOT, region = SHMB_PART_REGION };
   Kind kind;
   std::span<const std::byte> bytes;
-  Status status;  // a region that could not be attached: why
+  Status status;  // why a region could not be attached, or a slot not be mapped; then there are no bytes
   RegionId region;
 };
 
@@ -221,10 +221,11 @@ class Message {
     shmb_part part{};
     shmb_error error;
     if (shmb_message_part(handle_.get(), number, &part, &error) != SHMB_OK) return Error(error);
-    return ReceivedPart{static_cast<ReceivedPart::Kind>(part.kind),
-                        {static_cast<const std::byte*>(part.data), static_cast<std::size_t>(part.length)},
-                        static_cast<Status>(part.status),
-                        RegionId::from_c(part.id)};
+    return ReceivedPart{
+        static_cast<ReceivedPart::Kind>(part.kind),
+        {static_cast<const std::byte*>(part.data), part.data != nullptr ? static_cast<std::size_t>(part.length) : 0},
+        static_cast<Status>(part.status),
+        RegionId::from_c(part.id)};
   }
   // Own references that outlive the message. `pool`: the one that the queue is in, no other.
   Result<Slot> try_take_slot(shmb_pool* pool, std::size_t number = 0) noexcept {

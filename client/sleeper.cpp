@@ -120,6 +120,13 @@ Result<bool> Sleeper::block(std::uint32_t event, Deadline deadline) {
   return system_failure(slept.error(), "waiting for a peer of the pool with futex");
 }
 
+void Sleeper::wake_own_threads() {
+  if (threads_asleep_ == 0) return;
+  auto& event = participant_.view().wait(participant_.index()).event;
+  event.fetch_add(1, std::memory_order_acq_rel);
+  (void)sys::futex_wake(event, INT_MAX);
+}
+
 void Sleeper::wake_another(pool::Waiters& waiters) {
   if (const std::uint64_t mask = announced(waiters) & ~participant_.bit()) wake_masked(mask, true);
 }

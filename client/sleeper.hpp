@@ -122,6 +122,8 @@ class Sleeper {
   }
   // Only behind the fence of one of the above, or of Z3.
   void wake_if_asleep(std::uint32_t index) { wake_participant(index); }
+  // Of this process: something that they wait for has changed under the lock, which is held.
+  void wake_own_threads();
   // The same after a seq_cst read-modify-write of the word that sleepers look at, which saves the fence.
   void wake_all_after_exchange(pool::Waiters& waiters) {
     if (const std::uint64_t mask = waiters.mask.load(std::memory_order_seq_cst)) wake_masked(mask, false);

@@ -55,6 +55,7 @@ class Broker final : public Books {
     world_.timers.run(now);
   }
   bool close_elsewhere(std::vector<Fd> fds) override { return daemon::close_elsewhere(world_, std::move(fds)); }
+  bool closes_too_many() override { return world_.strangers.waiting() >= kStrangersAtMost; }
   int wake_fd() const override { return world_.closer.wake_fd(); }
   void woken() override {
     world_.begin_turn();

@@ -29,6 +29,16 @@ bool answered_with_descriptors(wire::Bytes packet) {
          header.op == SHMBW_OP_GPU_OPEN || header.op == SHMBW_OP_GPU_MORE || header.op == SHMBW_OP_GPU_TIMELINE;
 }
 
+// 0: it is about no doorbell.
+std::uint32_t doorbell_flags(wire::Bytes packet) {
+  shmbw_header header{};
+  shmbw_pool_doorbell bell{};
+  if (packet.size() < sizeof header + sizeof bell) return 0;
+  std::memcpy(&header, packet.data(), sizeof header);
+  std::memcpy(&bell, packet.data() + sizeof header, sizeof bell);
+  return header.op == SHMBW_OP_POOL_DOORBELL ? bell.flags : 0;
+}
+
 // What may come without an answer: READY, what members of pools tell each other by way of the broker, and what is given
 // back or reported, so that none of it stands before those. With this flag any other request is refused, aloud.
 bool is_never_answered(wire::Bytes packet) {
@@ -40,11 +50,7 @@ bool is_never_answered(wire::Bytes packet) {
       header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_REF_RELEASE || header.op == SHMBW_OP_REF_SETTLE ||
       header.op == SHMBW_OP_GPU_REPORT)
     return true;
-  if (header.op != SHMBW_OP_POOL_DOORBELL) return false;
-  shmbw_pool_doorbell bell{};
-  if (packet.size() < sizeof header + sizeof bell) return false;
-  std::memcpy(&bell, packet.data() + sizeof header, sizeof bell);
-  return bell.flags == SHMBW_DOORBELL_RING;
+  return doorbell_flags(packet) == SHMBW_DOORBELL_RING;
 }
 
 }  // namespace
@@ -132,17 +138,21 @@ void Connection::on_arrival(Arrival& arrival) {
 void Connection::discard_brought() {
   std::vector<Fd> left = std::exchange(brought_, {});
   std::erase_if(left, [](const Fd& fd) { return !fd; });  // what the books have taken
-  if (!left.empty() && !transport_.books().close_elsewhere(std::move(left)))
-    drop("closing the descriptors that it sends takes too long");
+  if (left.empty() || transport_.books().close_elsewhere(std::move(left))) return;
+  if (choked_since_ == 0) choked_since_ = transport_.now();
 }
 
 // Law 8: not while a reply of this session is unread, unless there will be none: a peer that sleeps must not wait until
 // this one reads. And not what is answered with descriptors while other sessions of
 // this process have left their share of the allowance unread.
 bool Connection::may_serve(wire::Bytes packet) {
-  over_share_ = false;
+  over_share_ = refused_ = false;
   if (!outbox_->open()) return is_never_answered(packet);
   over_share_ = answered_with_descriptors(packet) && !transport_.in_flight().within_share(*outbox_, transport_.now());
+  if (over_share_ && doorbell_flags(packet) == SHMBW_DOORBELL_GET) {
+    over_share_ = false;
+    refused_ = true;
+  }
   return !over_share_;
 }
 
@@ -206,19 +216,23 @@ void Connection::on_writable() {
 
 void Connection::go_on() {
   if (ending_ != Ending::none) return;
+  if (choked_since_ != 0 && !transport_.books().closes_too_many()) choked_since_ = 0;
+  // A busy machine takes its time over thousands of them; what takes this long waits for somebody.
+  if (choked_since_ != 0 && transport_.now() - choked_since_ >= transport_.config().unread_timeout)
+    return drop("closing the descriptors that it sends takes too long");
   bool edges = (holding_ && !over_share_) || outbox_->wants_edge();
   if (edges != edges_) {
     edges_ = edges;
     transport_.engine().await_writable(*this, edges);
   }
-  if (!outbox_->wants_timer() && !(holding_ && over_share_)) {
+  if (!outbox_->wants_timer() && !(holding_ && over_share_) && choked_since_ == 0) {
     retry_timer_.cancel();
     retry_pause_ = 0;
   } else if (!retry_timer_.armed()) {
     retry_pause_ = std::clamp(2 * retry_pause_, kFirstRetry, kLastRetry);
     transport_.timers().set(retry_timer_, transport_.now() + retry_pause_);
   }
-  if (!asked_ && !holding_) {
+  if (!asked_ && !holding_ && choked_since_ == 0) {
     asked_ = true;
     transport_.engine().receive(*this);
   }

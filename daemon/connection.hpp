@@ -42,6 +42,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   bool process_over() const override;
   void take_descriptors(bool many) override;
   std::vector<Fd>& descriptors() override { return brought_; }
+  bool over_share() const override { return refused_; }
 
   enum class Ending { none, end_of_file, lazy };
   void end(Ending how);  // stops all calls at once; the transport finishes it after the turn
@@ -96,10 +97,11 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   std::unique_ptr<Outbox> outbox_;
   std::vector<Fd> brought_;      // with the request in service or held
   std::vector<std::byte> held_;  // a request that may not be served yet, or again (waiting_); one at most
-  bool holding_ = false, over_share_ = false, waiting_ = false, asked_ = false, serving_ = false, replied_ = false,
-       edges_ = false;
+  bool holding_ = false, over_share_ = false, refused_ = false, waiting_ = false, asked_ = false, serving_ = false,
+       replied_ = false, edges_ = false;
   bool greeted_ = false, death_told_ = false, reset_ = false;
   std::int64_t retry_pause_ = 0;
+  std::int64_t choked_since_ = 0;  // nothing is read: descriptors that it sent are still being closed
   Ending ending_ = Ending::none;
   Death death_{*this};
   HelloTimer hello_timer_{*this};

@@ -142,11 +142,13 @@ class EpollEngine final : public Engine {
     starved_.push_back(&slot);
   }
   void feed() {
-    for (Slot* slot : std::exchange(starved_, {})) {
+    feeding_.swap(starved_);
+    for (Slot* slot : feeding_) {
       if (!std::exchange(slot->starved, false)) continue;  // that one has left since
       slot->armed = static_cast<bool>(control(readable_, EPOLL_CTL_MOD, slot->fd, EPOLLIN, slot));
       if (!slot->armed) starve(*slot);
     }
+    feeding_.clear();
   }
 
   Sys<sys::Received> receive(const Slot& slot, std::vector<Fd>& descriptors) {
@@ -195,7 +197,7 @@ class EpollEngine final : public Engine {
     if (free_.empty()) {
       all_.push_back(new Slot);
       free_.push_back(all_.back());
-      retired_.reserve(all_.size());
+      for (auto* room : {&retired_, &starved_, &feeding_}) room->reserve(all_.size());
     }
     Slot* slot = free_.back();
     free_.pop_back();
@@ -210,7 +212,8 @@ class EpollEngine final : public Engine {
   }
 
   Fd readable_, edges_;
-  std::vector<Slot*> all_, free_, retired_, starved_;
+  std::vector<Slot*> all_, free_, retired_;
+  std::vector<Slot*> starved_, feeding_;  // two, so that nothing is allocated while memory is short
   std::int64_t starved_until_ = 0;
   bool in_turn_ = false;
   std::array<std::byte, SHMBW_MAX_MESSAGE> buffer_;

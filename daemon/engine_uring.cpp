@@ -56,6 +56,7 @@ class UringEngine final : public Engine {
     }
     if (made < 0) return failed(made, "io_uring_setup with SINGLE_ISSUER and COOP_TASKRUN (Linux 6.0)");
     ring_ready_ = true;
+    for (auto* all : {&aside_, &earlier_}) all->reserve(kCompletions);
     if ((ring_.features & IORING_FEAT_EXT_ARG) == 0)
       return error(Status::unsupported, "io_uring here cannot wait with a time-out");
     return provide_buffers();
@@ -151,9 +152,10 @@ class UringEngine final : public Engine {
     buffers_used_ = false;
     // Only what is there now: what handlers bring about waits until timers have had their turn. And nothing before what
     // was there earlier.
-    const std::vector<Completion> earlier = std::exchange(aside_, {});
+    earlier_.swap(aside_);
     unsigned left = io_uring_cq_ready(&ring_);
-    for (const Completion& done : earlier) complete(done);
+    for (const Completion& done : earlier_) complete(done);
+    earlier_.clear();
     for (Completion done; left > 0 && aside_.empty() && take(done); --left) complete(done);
     in_turn_ = false;
     for (Slot* slot : retired_) free_.push_back(slot);
@@ -313,8 +315,10 @@ class UringEngine final : public Engine {
       starved_until_ = sys::now_monotonic() + kMemoryPause;
   }
   void feed() {
-    for (Slot* slot : std::exchange(starved_, {}))
+    feeding_.swap(starved_);
+    for (Slot* slot : feeding_)
       if (std::exchange(slot->starved, false) && slot->port != nullptr) receive(*slot->port);  // else it has left since
+    feeding_.clear();
   }
 
   void received(Slot& slot, const Completion& done) {
@@ -362,8 +366,7 @@ class UringEngine final : public Engine {
     if (free_.empty()) {
       all_.push_back(new Slot);
       free_.push_back(all_.back());
-      retired_.reserve(all_.size());
-      starved_.reserve(all_.size());
+      for (auto* room : {&retired_, &starved_, &feeding_}) room->reserve(all_.size());
     }
     Slot* slot = free_.back();
     free_.pop_back();
@@ -407,10 +410,11 @@ class UringEngine final : public Engine {
   bool ring_ready_ = false, in_turn_ = false;
   bool buffers_used_ = false;  // by what has come in this turn
   std::int64_t starved_until_ = 0;
-  std::vector<Completion> aside_;  // taken out of the ring before their turn
+  std::vector<Completion> aside_, earlier_;  // taken out of the ring before their turn
   Mapping buffer_ring_memory_, buffer_memory_;
   io_uring_buf_ring* buffers_ = nullptr;
-  std::vector<Slot*> all_, free_, retired_, starved_;
+  std::vector<Slot*> all_, free_, retired_;
+  std::vector<Slot*> starved_, feeding_;  // two, so that nothing is allocated while memory is short
 };
 
 Result<std::unique_ptr<Engine>> make_uring_engine(std::string& how) {

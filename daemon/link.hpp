@@ -44,6 +44,9 @@ class Link {
   virtual bool confirm_start_time(std::uint64_t start_time) = 0;
   // Its process has ended, though no event has told so yet. False also where that cannot be known.
   virtual bool process_over() const { return false; }
+  // Its process leaves so many descriptors unread that it gets no more. Only of a request that asks for a doorbell: it
+  // is refused, because what has to wait for others may not stand before the ring that its sender asks for instead.
+  virtual bool over_share() const { return false; }
   // From the next request on it may bring one descriptor, or as many as a message carries (law 8: only to sessions that
   // asked for it).
   virtual void take_descriptors(bool /*many*/) {}
@@ -89,8 +92,10 @@ class Books {
   virtual std::int64_t next_deadline() const = 0;  // CLOCK_BOOTTIME ns, INT64_MAX none
   virtual void tick(std::int64_t now) = 0;
   // Of a descriptor that a peer made: it may stand for anything, and the close of a file on the peer's own file system
-  // waits for the peer. False: too many such closes are under way, so its sender should not be heard any more.
+  // waits for the peer. False: so many such closes are under way that nothing of its sender should be read until
+  // they are fewer.
   virtual bool close_elsewhere(std::vector<Fd>) { return true; }
+  virtual bool closes_too_many() { return false; }
   virtual int wake_fd() const = 0;  // readable when a helper thread has finished something
   virtual void woken() = 0;
   virtual bool idle() const = 0;  // no session and no kept region: a private broker may end

@@ -73,6 +73,8 @@ bool InFlight::within_share(Outbox& outbox, std::int64_t now) {
   return process.unread < share();
 }
 
+bool InFlight::over_share(const Outbox& outbox) const { return outbox.process_->second.unread > share(); }
+
 Outbox::Outbox(int socket, std::size_t events_queued, InFlight& in_flight, void* owner, std::uint64_t process)
     : socket_(socket),
       events_queued_(events_queued),

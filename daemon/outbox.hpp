@@ -38,6 +38,7 @@ class InFlight {
   // May its process be sent more descriptors? Who is over its share asks again and again, so every socket is asked anew
   // only now and then, the more seldom the more there are.
   bool within_share(Outbox& outbox, std::int64_t now);
+  bool over_share(const Outbox& outbox) const;  // as far as is known without asking the sockets
   std::uint64_t kept() const { return kept_; }  // copies held for replies that wait to be sent
 
  private:

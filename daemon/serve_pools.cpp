@@ -146,6 +146,10 @@ void serve_pool_doorbell(const Request& request) {
     return request.fail(Status::not_found, "no such participant, or it has no doorbell");
   if (ring && whose->session) tell_pool_changed(*whose->session, pool.id);
   if (ring && request.silent()) return;
+  if (!ring && request.session.link->over_share())
+    return request.fail(Status::busy,
+                        "this process leaves too many descriptors unread to be sent a doorbell: ring by way of the "
+                        "broker, and ask again once its sessions have read their answers");
   if (!ring) world.reply_fds.push_back(whose->doorbell.get());
   request.answer(shmbw_pool_doorbell_reply{wish->participant, wish->life});
 }

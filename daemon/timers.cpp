@@ -9,34 +9,56 @@ void Timer::cancel() {
 }
 
 Timers::~Timers() {
-  for (Timer* timer : heap_) timer->timers_ = nullptr;
+  for (const auto* all : {&heap_, &aside_})
+    for (Timer* timer : *all) timer->timers_ = nullptr;
 }
 
 void Timers::set(Timer& timer, std::int64_t at) {
+  const bool put_aside = at <= running_ && (timer.timers_ == nullptr || timer.aside_);
+  if (timer.timers_ != nullptr && timer.aside_ != put_aside) remove(timer);
   if (timer.timers_ == nullptr) {
-    heap_.push_back(&timer);
-    timer.index_ = heap_.size() - 1;
+    auto& all = put_aside ? aside_ : heap_;
+    all.push_back(&timer);
+    timer.index_ = all.size() - 1;
     timer.timers_ = this;
+    timer.aside_ = put_aside;
   }
   timer.at_ = at;
+  if (put_aside) return;
   up(timer.index_);
   down(timer.index_);
 }
 
 void Timers::run(std::int64_t now) {
-  // A timer set anew for a moment that has passed already must not keep the loop here: no more turns than timers.
-  for (std::size_t turns = heap_.size(); turns > 0 && next() <= now; --turns) {
+  running_ = now;
+  while (!heap_.empty() && heap_.front()->at_ <= now) {
     Timer& due = *heap_.front();
     remove(due);
     due.on_timer(now);
   }
+  running_ = kNotRunning;
+  for (Timer* timer : aside_) {
+    timer->aside_ = false;
+    heap_.push_back(timer);
+    timer->index_ = heap_.size() - 1;
+    up(timer->index_);
+  }
+  aside_.clear();
 }
 
 void Timers::remove(Timer& timer) {
-  std::size_t index = timer.index_;
-  Timer* last = heap_.back();
-  heap_.pop_back();
+  const std::size_t index = timer.index_;
+  auto& all = timer.aside_ ? aside_ : heap_;
+  Timer* last = all.back();
+  all.pop_back();
   timer.timers_ = nullptr;
+  if (timer.aside_) {
+    timer.aside_ = false;
+    if (last == &timer) return;
+    all[index] = last;
+    last->index_ = index;
+    return;
+  }
   if (last == &timer) return;
   place(index, last);
   up(index);

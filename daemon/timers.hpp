@@ -31,6 +31,7 @@ class Timer {
   Timers* timers_ = nullptr;
   std::int64_t at_ = kNever;
   std::size_t index_ = 0;
+  bool aside_ = false;  // in Timers::aside_, not in the heap
 };
 
 class Timers {
@@ -41,7 +42,8 @@ class Timers {
   ~Timers();
   void set(Timer& timer, std::int64_t at);  // CLOCK_BOOTTIME ns; moves one that is set
   std::int64_t next() const { return heap_.empty() ? kNever : heap_.front()->at_; }
-  void run(std::int64_t now);  // each due timer once; what a timer sets anew waits for the next run
+  void run(
+      std::int64_t now);  // each due timer once; one that is set anew for a moment that is due waits for the next run
 
  private:
   friend class Timer;
@@ -53,7 +55,11 @@ class Timers {
     timer->index_ = index;
   }
 
+  static constexpr std::int64_t kNotRunning = std::numeric_limits<std::int64_t>::min();
+
   std::vector<Timer*> heap_;
+  std::vector<Timer*> aside_;  // set in this run and due already: they would be asked again, before others
+  std::int64_t running_ = kNotRunning;
 };
 
 }  // namespace shmb::daemon

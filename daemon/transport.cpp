@@ -172,18 +172,27 @@ void Transport::forget(Afterlife& afterlife) {
   books_->forget(session);
 }
 
+static bool may_disconnect(const Outbox& outbox) {
+  const auto* connection = static_cast<const Connection*>(outbox.owner());
+  return connection != nullptr && connection->ending() == Connection::Ending::none && connection->peer().has_pidfd;
+}
+
 // Law 8: an unread reply costs its session nothing until descriptors in flight over all sessions pass half of what the
-// kernel allows; then those that have kept theirs longest go, and only past the time-out. A session without a pidfd
-// would end by it, with all it holds, so it is left alone.
+// kernel allows; then those that have kept theirs longest go, and only past the time-out. While there are processes
+// over their share, only theirs: who has a doorbell on its way, and computes, is not to go for what others leave
+// unread. A session without a pidfd would end by it, with all it holds, so it is left alone.
 void Transport::disconnect_lazy(std::int64_t now) {
   in_flight_.look_again();
+  bool some_over = false;
+  for (Outbox* outbox = in_flight_.oldest(); outbox != nullptr; outbox = List<Outbox, Unread>::next(*outbox))
+    some_over = some_over || (may_disconnect(*outbox) && in_flight_.over_share(*outbox));
   for (Outbox *outbox = in_flight_.oldest(), *next = nullptr; outbox != nullptr && in_flight_.crowded();
        outbox = next) {
     next = List<Outbox, Unread>::next(*outbox);
-    auto* connection = static_cast<Connection*>(outbox->owner());
-    if (connection == nullptr || connection->ending() != Connection::Ending::none || !connection->peer().has_pidfd)
-      continue;
+    if (!may_disconnect(*outbox)) continue;
     if (now - outbox->unread_since() < config_.unread_timeout) break;
+    if (some_over && !in_flight_.over_share(*outbox)) continue;
+    auto* connection = static_cast<Connection*>(outbox->owner());
     log::peer_fault("disconnected " + connection->who() +
                     ": it does not read its replies, and too many descriptors are in flight");
     outbox->abandon();

@@ -129,7 +129,7 @@ Result<client::Region::Ticket> lend_to_parent(client::Region& region, const Rank
   constexpr std::int64_t kLong = 7LL * 24 * 3600 * 1'000'000'000;
   const bool met = facts.parent_session != 0 && facts.parent_epoch == region.session().epoch();
   if (!met) return region.make_ticket(rights, uses, lifetime, deadline);
-  if (auto told = announce_lent(); !told) return std::unexpected(told.error());
+  if (auto told = announce_lent(deadline); !told) return std::unexpected(told.error());
   const auto made = [&](std::int64_t life) {
     return region.make_ticket(rights, uses, life, deadline, SHMBW_TICKET_CREATE_WITH_SESSION, facts.parent_session);
   };

@@ -44,7 +44,7 @@ struct Ends {
 
 struct State {
   std::mutex mutex;  // of everything but the socket's writing side
-  std::mutex writing;
+  std::timed_mutex writing;
   std::condition_variable changed;
   Fd socket, gate;               // the second: of a rank of the fork server, until it may begin
   std::atomic<pid_t> owner = 0;  // looked at before the lock: a forked child may find that locked for ever
@@ -94,7 +94,12 @@ Result<void> write_frame(State& it, Op op, std::uint64_t tag, std::string_view p
   } else {
     left = large = encode_frame(op, tag, payload);
   }
-  std::lock_guard lock(it.writing);
+  std::unique_lock lock(it.writing, std::defer_lock);
+  if (deadline.endless()) lock.lock();
+  else if (!lock.try_lock_until(deadline.point()))
+    return error(Status::deadline,
+                 "another thread's word to the supervisor of the ranks was not taken before the "
+                 "deadline");
   bool begun = false;
   while (!left.empty()) {
     const ssize_t size = ::send(it.socket.get(), left.data(), left.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -310,11 +315,11 @@ Result<State*> entered_state() {
   return &it;
 }
 
-Result<void> say(Op op, std::string_view payload) {
+Result<void> say(Op op, std::string_view payload, Deadline deadline = Deadline::after(client::kForever)) {
   auto it = entered_state();
   if (!it) return std::unexpected(it.error());
   if (!(*it)->function) return error(Status::unsupported, "this rank is a command: it has no function to finish");
-  return write_frame(**it, op, 0, payload, Deadline::after(client::kForever));
+  return write_frame(**it, op, 0, payload, deadline);
 }
 
 }  // namespace
@@ -343,7 +348,7 @@ void become_forked_rank(Fd control, std::string begin_payload) {
   if (take_orders(it, std::move(begin_payload))) (void)say_hello(it);
 }
 
-Result<void> announce_lent() { return say(Op::lent, {}); }
+Result<void> announce_lent(Deadline deadline) { return say(Op::lent, {}, deadline); }
 
 Result<void> finish_rank(std::string_view result) {
   if (result.size() > kMostText)

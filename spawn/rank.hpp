@@ -28,7 +28,7 @@ Result<const RankFacts*> enter_rank(void (*preload)());
 // Whether a supervisor waits for this process to enter: a rank, or the fork server, whose main has not done so.
 bool awaited_as_rank();
 // Tells the supervisor that a region is lent to the parent, which then keeps its session for taking it.
-Result<void> announce_lent();
+Result<void> announce_lent(client::Deadline deadline);
 Result<void> finish_rank(std::string_view result);
 Result<void> raise_in_rank(std::string_view type, std::string_view text, std::string_view trace);
 // The answer's payload.

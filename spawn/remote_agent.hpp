@@ -20,6 +20,7 @@
 
 #include "client/forked.hpp"
 #include "spawn/remote_inbox.hpp"
+#include "spawn/remote_roster.hpp"
 #include "spawn/remote_state.hpp"
 
 namespace shmb::remote {
@@ -36,12 +37,6 @@ struct Wish {
   std::function<void(std::unique_ptr<Request>)> request;
   void (*drop)(void* context, void* object) = nullptr;
   void* context = nullptr;
-};
-
-struct Worker {
-  shmbw_worker_state state = SHMBW_WORKER_STATE_ABSENT;
-  std::uint32_t life = 0;
-  std::string name;
 };
 
 struct ShutdownWish {
@@ -101,7 +96,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Result<void> open() const;  // neither forked nor shut down
   bool forked() const { return !mark_.intact(); }
   std::uint32_t rank() const { return rank_; }
-  std::uint32_t size() const { return static_cast<std::uint32_t>(workers_.size()); }
+  std::uint32_t size() const { return workers_.size(); }
   Worker worker(std::uint32_t rank);
   Result<std::uint32_t> find(const std::string& name);
   const std::shared_ptr<client::Session>& session() const { return session_; }
@@ -113,7 +108,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   };
   Result<Counters> counters();
   std::mutex& mutex() { return mutex_; }
-  Result<client::Region::Handle> region(std::uint64_t length);
+  Result<client::Region::Handle> region(std::uint64_t length, std::int64_t timeout = 0);
   Result<client::Region::Handle> again(const client::Region& region);  // one more handle of the same memory
   Result<client::Region::Handle> lease(client::Region& region);        // of a region of another session
 
@@ -140,60 +135,66 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Result<void> await_peers(Clock deadline);
   Result<void> look_at_world(Clock deadline);
   Result<void> open_inbox(Clock deadline);
-  Result<void> read_workers();
-  std::string missing() const;
   Result<void> start_threads();
   void serve_as_thread(bool& ended);
 
-  // remote_agent.cpp; with the lock
+  // remote_agent.cpp. With the lock, where no other word is said:
   void step(Lock& lock, Clock until, bool serves);
   void lead(Lock& lock, Clock until);
+  struct Leading;
+  void run_after(Lock& lock);
+  void flush(Lock& lock);
+  void wake();
+  void bury(std::shared_ptr<void> remains) {
+    after_.emplace_back([kept = std::move(remains)] {});
+  }
+  bool may_serve() const;
+  Clock nearest(Clock until) const;
+  Result<void> open_locked() const;
+  static std::unexpected<Error> open_in_child();
+
+  // remote_arrival.cpp
   struct Arrived {
     Incoming message;
     std::vector<std::shared_ptr<Reference>> references;
   };
-  void take_in(Arrived& arrived);
   // Who wrote what arrived. Without the lock; of who leads.
   void name_writers(std::vector<Arrived>& arrived, std::size_t from);
-  void read_writers();
+  void take_in(Arrived& arrived);
   void admit(std::unique_ptr<Request> request);
   void refuse(std::unique_ptr<Request> request, const char* why);
-  void bury(std::shared_ptr<void> remains) {
-    after_.emplace_back([kept = std::move(remains)] {});
-  }
-  void forget(const std::shared_ptr<Future>& future);
-  void unused(RefId id);
+  // False: the value is there. Else the request waits for it, or was refused. Without the lock.
+  bool park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Value>& value);
+  void release_waiting(Value& value);
+
+  // remote_workers.cpp
   void take_event(const client::RemoteEvent& event);
   void worker_gone(std::uint32_t rank, std::uint32_t life, bool died);
   void worker_came(std::uint32_t rank, std::uint32_t life);
-  void settle_time_out(const std::shared_ptr<Future>& future);
-  void look_at_failed(RefId id);
-  void expire();
+  Result<void> read_workers();  // without the lock
+  void read_writers();          // likewise; of who leads
+
+  // remote_outcome.cpp
+  void forget(const std::shared_ptr<Future>& future);
   void complete(const std::shared_ptr<Future>& future);
   void fail(const std::shared_ptr<Future>& future, Failure failure);
+  void fail_fetches(RefId id, const Failure& failure);
+  void expire();
   void lose(const Error& why);
-  void run_after(Lock& lock);
-  void flush(Lock& lock);
-  void wake();
-  bool may_serve() const;
-  Clock nearest(Clock until) const;
+  void settle_time_out(const std::shared_ptr<Future>& future);  // without the lock
+  void look_at_failed(RefId id);                                // likewise
+
+  // remote_references.cpp
   std::shared_ptr<Known> find_known(RefId id) const;
   std::shared_ptr<Known> known(RefId id, std::uint32_t owner, std::uint32_t owner_life);
-  std::string where(std::uint32_t rank) const;
-  bool there(std::uint32_t rank, std::uint32_t life) const {
-    return workers_[rank].life == life && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT;
-  }
-  Error gone_error(std::uint32_t rank, std::uint32_t life, Status status) const;
-  Result<void> open_locked() const;
-  static std::unexpected<Error> open_in_child();
-  struct Leading;
-  void release_waiting(Value& value);
-  // False: the value is there. Else the request waits for it, or was refused.
-  bool park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Value>& value);
-  void fail_fetches(RefId id, const Failure& failure);
+  void unused(RefId id);
+  // Without the lock:
+  Result<std::vector<WireReference>> fork_for(std::uint32_t to, std::uint32_t life, const Payload& payload);
+  Result<std::vector<std::shared_ptr<Reference>>> take(std::span<const WireReference> references);
+  void release_references();
+  std::uint32_t count_leaks(Clock deadline);
 
-  // without it
-  void run(std::unique_ptr<Request> request);
+  // remote_send.cpp; without the lock
   Result<void> may_call(std::uint32_t to, std::string_view function, const Payload& payload, bool on_object);
   // `life` 0: whoever has the place.
   Result<std::shared_ptr<Future>> begin(Kind kind, std::uint32_t to, std::uint32_t life, std::string_view function,
@@ -201,11 +202,13 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Result<void> send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload);
   Result<void> send_request(const std::shared_ptr<Future>& future, std::uint8_t flags, const Payload& payload);
   void give_up(const std::shared_ptr<Future>& future);
-  Result<Content> keep(const Payload& payload, bool stays);
-  Result<client::Region::Handle> in_region(std::string_view bytes);
-  SlotBytes in_slot(std::string_view bytes);  // nothing: a region is to take them
-  Result<std::vector<WireReference>> fork_for(std::uint32_t to, std::uint32_t life, const Payload& payload);
-  Result<std::vector<std::shared_ptr<Reference>>> take(std::span<const WireReference> references);
+  Result<Content> keep(const Payload& payload, bool stays, std::int64_t deadline);
+  // Until the call's deadline, CLOCK_MONOTONIC, 0: it has none. DEADLINE: it has passed, the broker was not asked.
+  Result<client::Region::Handle> in_region(std::string_view bytes, std::int64_t deadline);
+  SlotBytes in_slot(std::string_view bytes, std::int64_t deadline);  // nothing: a region is to take them
+
+  // remote_serve.cpp; without the lock
+  void run(std::unique_ptr<Request> request);
   Result<void> reply(const Request& request, const Payload& payload);
   Result<void> reply_failure(const Request& request, const Failure& failure);
   Result<void> settle(std::unique_ptr<Request> request, std::optional<Failure> failure);
@@ -214,13 +217,8 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   std::optional<Error> meet(std::uint64_t phase, Clock deadline);
   void take_shutdown(const Head& head);
   bool is_idle() const;
-  std::uint32_t present() const;
-  std::uint64_t census() const;
-  std::uint32_t leader() const;
   void tell_round(std::uint32_t rank);
   void count_round();
-  void release_references();
-  std::uint32_t count_leaks(Clock deadline);
 
   const Wish wish_;
   client::ForkMark mark_;
@@ -231,7 +229,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Worker> workers_;
+  Roster workers_;
   bool some_gone_ = false;  // since this worker came
   bool complete_ = false, closed_ = false, leading_ = false, ending_ = false, leaving_ = false;
   std::uint64_t pool_told_ = 0;

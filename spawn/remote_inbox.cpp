@@ -18,6 +18,7 @@ using client::Pool;
 
 constexpr std::int64_t kWaitForRoom = 2'000'000;  // then the own inbox is looked at: two that write to each other
 constexpr std::int64_t kSpin = 20'000;
+constexpr std::int64_t kPause = 20'000'000;  // until a message that could not be mapped is looked at again
 constexpr std::size_t kBatch = 64;
 constexpr std::uint64_t kMostLaneBytes = std::uint64_t{12} << 20;
 
@@ -119,11 +120,11 @@ Result<std::uint32_t> Inbox::participants() {
   return facts->participants;
 }
 
-SlotBytes Inbox::room_for(std::uint64_t bytes) {
+SlotBytes Inbox::room_for(std::uint64_t bytes, std::int64_t timeout) {
   client::Slot slot;
   if (bytes > kLargestSlot) return {};
   if (!pool_->acquire_at_once(bytes, slot)) {
-    auto taken = pool_->acquire(bytes, client::kNoWait);
+    auto taken = pool_->acquire(bytes, client::kNoWait, timeout);
     if (!taken) return {};
     slot = *taken;
   }
@@ -158,6 +159,12 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline) {
         continue;
       case Status::empty:
         break;
+      case Status::no_descriptors:
+      case Status::no_memory:
+      case Status::deadline:  // the slot with the message's own words cannot be mapped now: it stays the next one
+        out.quiet = true;
+        sys::rest(earlier(deadline, Deadline::after(kPause)).left());
+        return out;
       default:
         return std::unexpected(received.error());
     }

@@ -23,7 +23,8 @@ class Inbox {
   Result<std::uint32_t> participants();  // workers that are in the pool
 
   // Room in the pool for so many bytes, to be sent. Nothing: there is none for so many, or none at the moment.
-  SlotBytes room_for(std::uint64_t bytes);
+  // `timeout` is the broker's, where the pool has to grow for it.
+  SlotBytes room_for(std::uint64_t bytes, std::int64_t timeout);
 
   // Waits a little for room. False: there is none yet. PEER_GONE: who read there has gone; the next call waits for
   // whoever comes in its place.

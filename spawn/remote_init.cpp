@@ -168,7 +168,7 @@ Result<std::shared_ptr<Agent>> Agent::join(Wish wish) {
   agent->mark_ = std::move(*mark);
   client::enrol(*agent);
   agent->rank_ = static_cast<std::uint32_t>(agent->wish_.rank);
-  agent->workers_.resize(static_cast<std::size_t>(agent->wish_.world_size));
+  agent->workers_.resize(static_cast<std::uint32_t>(agent->wish_.world_size));
   if (agent->wish_.call_timeout != 0) agent->call_timeout_ = agent->wish_.call_timeout;
   client::ConnectOptions options;
   options.socket = agent->wish_.socket;
@@ -226,7 +226,7 @@ Result<void> Agent::await_event(Deadline deadline) {
   if (!*event) {
     (void)read_workers();
     return error(Status::deadline,
-                 "the world at " + wish_.address + " was not complete before the deadline: " + missing());
+                 "the world at " + wish_.address + " was not complete before the deadline: " + workers_.missing());
   }
   if ((*event)->kind == client::RemoteEvent::Kind::gap) return look_at_world(deadline);
   if ((*event)->kind != client::RemoteEvent::Kind::world_changed) return {};
@@ -279,7 +279,7 @@ Result<void> Agent::await_peers(Deadline deadline) {
   for (;;) {
     auto inside = inbox_->participants();
     if (!inside) return std::unexpected(inside.error());
-    if (*inside >= present()) return {};
+    if (*inside >= workers_.present()) return {};
     if (deadline.passed())
       return error(Status::deadline, "the world at " + wish_.address + " is complete, but only " +
                                          std::to_string(*inside) + " of its " + std::to_string(size()) +
@@ -294,18 +294,6 @@ Result<void> Agent::await_peers(Deadline deadline) {
     else put_off_.push_back(**event);
     if (lost_) return std::unexpected(*lost_);
   }
-}
-
-// Which workers have not come. Others may have come since.
-std::string Agent::missing() const {
-  std::string out;
-  std::uint32_t count = 0;
-  for (std::uint32_t rank = 0; rank < size(); ++rank) {
-    if (workers_[rank].state == SHMBW_WORKER_STATE_PRESENT || ++count > 8) continue;
-    out += (out.empty() ? "rank " : ", ") + std::to_string(rank);
-  }
-  if (count > 8) out += " and " + std::to_string(count - 8) + " more";
-  return out.empty() ? "not all workers came" : out + (count == 1 ? " has" : " have") + " not come";
 }
 
 Result<void> Agent::start_threads() {

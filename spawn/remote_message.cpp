@@ -157,7 +157,7 @@ std::optional<Incoming> read_message(client::Message& message) {
   if (beside && message.part(next).kind == PartKind::slot) {
     const client::Message::Part& part = message.part(next);
     if (out.bytes_length > part.length) return std::nullopt;
-    auto slot = message.take_slot(next);
+    auto slot = message.take_slot(next);  // it stays the message's where it could not be mapped
     if (slot) out.slot = {message.pool()->shared_from_this(), *slot, slot->data + part.offset, out.bytes_length};
     else out.broken = slot.error();
     ++next;

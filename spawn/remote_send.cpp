@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls and references on their way out. Whatever can fail is undone before the error is returned: what was booked for
 // a message that is not sent is released again.
+#include <algorithm>
 #include <cstring>
 
 #include "base/sys_process.hpp"
@@ -14,15 +15,20 @@ using client::Deadline;
 constexpr std::size_t kMostFunction = 4096;
 constexpr std::int64_t kTicketLife = 10'000'000'000;
 
+// How long the broker is waited for on behalf of a call: not beyond its deadline. 0 and less: that has passed.
+std::int64_t patience(std::int64_t deadline) {
+  return deadline == 0 ? client::kDefaultTimeout : std::min(deadline - sys::now_monotonic(), client::kDefaultTimeout);
+}
+
 }  // namespace
 
-Result<client::Region::Handle> Agent::region(std::uint64_t length) {
+Result<client::Region::Handle> Agent::region(std::uint64_t length, std::int64_t timeout) {
   if (auto is_open = open(); !is_open) return std::unexpected(is_open.error());
   client::CreateItem item;
   item.length = length;
   item.group = group_;
   item.flags = SHMBW_CREATE_UNINITIALISED;
-  return client::create_region(session_, item);
+  return client::create_region(session_, item, timeout);
 }
 
 Result<client::Region::Handle> Agent::again(const client::Region& region) {
@@ -53,30 +59,36 @@ Result<client::Region::Handle> Agent::lease(client::Region& region) {
   return leased;
 }
 
-Result<client::Region::Handle> Agent::in_region(std::string_view bytes) {
-  auto made = region(bytes.size());
+Result<client::Region::Handle> Agent::in_region(std::string_view bytes, std::int64_t deadline) {
+  const std::int64_t timeout = patience(deadline);
+  if (timeout <= 0)
+    return error(Status::deadline, "the broker gave no memory for " + std::to_string(bytes.size()) +
+                                       " bytes before the deadline of the call");
+  auto made = region(bytes.size(), timeout);
   if (made) std::memcpy((*made)->data(), bytes.data(), bytes.size());
   return made;
 }
 
-SlotBytes Agent::in_slot(std::string_view bytes) {
+SlotBytes Agent::in_slot(std::string_view bytes, std::int64_t deadline) {
+  const std::int64_t timeout = patience(deadline);
+  if (timeout <= 0) return {};
   std::shared_ptr<Inbox> inbox;
   {
     const std::lock_guard lock(mutex_);
     inbox = inbox_;
   }
-  SlotBytes room = inbox ? inbox->room_for(bytes.size()) : SlotBytes();
+  SlotBytes room = inbox ? inbox->room_for(bytes.size(), timeout) : SlotBytes();
   if (room) std::memcpy(room.data(), bytes.data(), bytes.size());
   return room;
 }
 
 // A payload as this worker keeps it: for a call to itself, and as a value, which stays.
-Result<Content> Agent::keep(const Payload& payload, bool stays) {
+Result<Content> Agent::keep(const Payload& payload, bool stays, std::int64_t deadline) {
   Content content;
   if (payload.data.size() > kInline) {
-    if (!stays && payload.bytes == nullptr) content.slot = in_slot(payload.data);
+    if (!stays && payload.bytes == nullptr) content.slot = in_slot(payload.data, deadline);
     if (!content.slot) {
-      auto bytes = payload.bytes != nullptr ? again(*payload.bytes) : in_region(payload.data);
+      auto bytes = payload.bytes != nullptr ? again(*payload.bytes) : in_region(payload.data, deadline);
       if (!bytes) return std::unexpected(bytes.error());
       content.bytes = std::move(*bytes);
     }
@@ -93,116 +105,6 @@ Result<Content> Agent::keep(const Payload& payload, bool stays) {
   return content;
 }
 
-Result<std::vector<WireReference>> Agent::fork_for(std::uint32_t to, std::uint32_t life, const Payload& payload) {
-  std::vector<WireReference> out(payload.references.size());
-  if (out.empty()) return out;
-  std::vector<client::ForkWish> wishes;
-  std::vector<std::size_t> places;
-  const std::lock_guard one_by_one(booking_);
-  const auto give_back = [&](Error why) {
-    std::vector<RefId> made;
-    for (const WireReference& one : out)
-      if (one.fork.counter != 0) made.push_back(one.fork);
-    if (!made.empty()) (void)client::release_forks(*session_, world_, made, Deadline::after(0));
-    return std::unexpected(std::move(why));
-  };
-  const auto book = [&](Reference& reference, WireReference& place) -> Result<void> {
-    client::RefWish wish;
-    wish.owner = rank_;
-    wish.user = to;
-    wish.user_life = life;
-    wish.state = SHMBW_REF_STATE_READY;
-    const RefId before = reference.known->id;
-    if (before.counter != 0 && before.creator == rank_) wish.counter = before.counter;
-    auto made = client::create_reference(*session_, world_, wish, Deadline::after(0));
-    if (!made) return std::unexpected(made.error());
-    const std::lock_guard lock(mutex_);
-    reference.value->id = reference.known->id = made->reference;
-    reference.value->booked = true;
-    values_[made->reference] = reference.value;
-    known_[made->reference] = reference.known;
-    place.id = made->reference;
-    place.fork = made->fork;
-    return {};
-  };
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    Reference& reference = *payload.references[i];
-    if (auto fine = usable(reference, "fork"); !fine) return give_back(fine.error());
-    out[i].owner = reference.known->owner;
-    bool booked = reference.fork.counter != 0;
-    {
-      const std::lock_guard lock(mutex_);
-      booked = booked || (reference.value && reference.value->booked);
-      out[i].id = reference.known->id;
-    }
-    if (!booked) {
-      if (auto done = book(reference, out[i]); !done) return give_back(done.error());
-      continue;
-    }
-    wishes.push_back({out[i].id, to, life});
-    places.push_back(i);
-  }
-  if (wishes.empty()) return out;
-  auto forks = client::fork_references(*session_, world_, wishes, Deadline::after(0));
-  if (forks) {
-    for (std::size_t n = 0; n < places.size(); ++n) out[places[n]].fork = (*forks)[n];
-    return out;
-  }
-  if (forks.error().status != Status::not_found) return give_back(forks.error());
-  // The table has forgotten a value of ours since its last user went: it is booked anew, the others one by one.
-  for (std::size_t n = 0; n < places.size(); ++n) {
-    Reference& reference = *payload.references[places[n]];
-    auto fork = client::fork_references(*session_, world_, std::span(&wishes[n], 1), Deadline::after(0));
-    if (fork) {
-      out[places[n]].fork = (*fork)[0];
-      continue;
-    }
-    if (fork.error().status != Status::not_found || reference.fork.counter != 0 || !reference.value)
-      return give_back(fork.error());
-    if (auto done = book(reference, out[places[n]]); !done) return give_back(done.error());
-  }
-  return out;
-}
-
-Result<std::vector<std::shared_ptr<Reference>>> Agent::take(std::span<const WireReference> references) {
-  std::vector<RefId> forks;
-  for (const WireReference& one : references) forks.push_back(one.fork);
-  auto taken = client::take_forks(*session_, world_, forks, true, Deadline::after(0));
-  if (!taken) {
-    // Taken or not: behind that request this one finds them, and the values need not wait for this worker's end.
-    (void)client::release_forks(*session_, world_, forks, Deadline::after(0));
-    return std::unexpected(taken.error());
-  }
-  std::vector<std::shared_ptr<Reference>> out;
-  std::optional<Error> failure;
-  for (std::size_t i = 0; i < taken->size(); ++i) {
-    if (!(*taken)[i]) {
-      failure = (*taken)[i].error();
-      continue;
-    }
-    const client::RefTaken& facts = *(*taken)[i];
-    auto reference = std::make_shared<Reference>();
-    const std::lock_guard lock(mutex_);
-    reference->agent = shared_from_this();
-    reference->known = known(facts.reference, facts.owner, facts.owner_life);
-    reference->known->confirmed = true;
-    if (facts.state == SHMBW_REF_STATE_READY && !reference->known->failure)
-      reference->known->state = Known::State::ready;
-    if (facts.state == SHMBW_REF_STATE_FAILED) {
-      reference->known->state = Known::State::failed;
-      if (!owned_here(*reference->known)) after_.emplace_back([this, id = facts.reference] { look_at_failed(id); });
-    }
-    if (facts.state == SHMBW_REF_STATE_OWNER_GONE && facts.owner < size())
-      reference->known->failure = failure_of(gone_error(facts.owner, facts.owner_life, Status::owner_gone));
-    reference->fork = forks[i];
-    forks_.insert(forks[i]);
-    if (const auto value = values_.find(facts.reference); value != values_.end()) reference->value = value->second;
-    out.push_back(std::move(reference));
-  }
-  if (failure) return std::unexpected(*failure);
-  return out;
-}
-
 // Until it is in the queue of the other one. Meanwhile what comes here is taken in: two workers that fill each other's
 // queues both go on.
 Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload) {
@@ -217,9 +119,9 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
   client::Region::Handle bytes;
   SlotBytes slot;
   if (payload.data.size() > kInline) {
-    if (payload.bytes == nullptr) slot = in_slot(payload.data);
+    if (payload.bytes == nullptr) slot = in_slot(payload.data, head.deadline);
     if (payload.bytes == nullptr && !slot) {
-      auto made = in_region(payload.data);
+      auto made = in_region(payload.data, head.deadline);
       if (!made) return std::unexpected(made.error());
       bytes = std::move(*made);
     }
@@ -244,8 +146,8 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
       if (is_open) outcome = error(Status::closed, "this worker has been shut down");
       break;
     }
-    if (!there(to, head.to_life)) {
-      outcome = std::unexpected(gone_error(to, head.to_life, Status::worker_gone));
+    if (!workers_.there(to, head.to_life)) {
+      outcome = std::unexpected(workers_.gone_error(to, head.to_life, Status::worker_gone));
       break;
     }
     lock.unlock();
@@ -257,8 +159,8 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
       break;
     }
     if (head.deadline != 0 && sys::now_monotonic() >= head.deadline) {
-      outcome =
-          error(Status::deadline, "nothing was sent to " + where(to) + ": its queue had no room until the deadline");
+      outcome = error(Status::deadline,
+                      "nothing was sent to " + workers_.where(to) + ": its queue had no room until the deadline");
       break;
     }
     step(lock, Deadline::after(1'000'000), false);
@@ -283,8 +185,9 @@ Result<std::shared_ptr<Future>> Agent::begin(Kind kind, std::uint32_t to, std::u
   if (auto is_open = open_locked(); !is_open) return std::unexpected(is_open.error());
   if (life == 0) life = workers_[to].life;
   if (life > workers_[to].life) worker_came(to, life);  // the broker has named it already
-  if (!there(to, life))
-    return std::unexpected(gone_error(to, life, kind == Kind::call ? Status::worker_gone : Status::owner_gone));
+  if (!workers_.there(to, life))
+    return std::unexpected(
+        workers_.gone_error(to, life, kind == Kind::call ? Status::worker_gone : Status::owner_gone));
   future->to_life = life;
   if (timeout == 0) timeout = call_timeout_;
   future->call = ++last_call_;
@@ -324,7 +227,7 @@ Result<void> Agent::send_request(const std::shared_ptr<Future>& future, std::uin
     }
     return sent;
   }
-  auto content = keep(payload, false);
+  auto content = keep(payload, false, head.deadline);
   if (!content) return std::unexpected(content.error());
   auto request = std::make_unique<Request>();
   request->agent = shared_from_this();
@@ -352,7 +255,8 @@ Result<void> Agent::may_call(std::uint32_t to, std::string_view function, const 
     if (auto fine = usable(*reference, "fork"); !fine) return fine;
   const std::lock_guard lock(mutex_);
   const Worker& worker = workers_[to];
-  if (!there(to, worker.life)) return std::unexpected(gone_error(to, worker.life, Status::worker_gone));
+  if (!workers_.there(to, worker.life))
+    return std::unexpected(workers_.gone_error(to, worker.life, Status::worker_gone));
   return {};
 }
 
@@ -395,42 +299,7 @@ Result<std::shared_ptr<Reference>> Agent::create(std::uint32_t to, std::string_v
   return reference;
 }
 
-Result<std::shared_ptr<Reference>> Agent::own(void* object, std::string type) {
-  if (auto is_open = open(); !is_open) return std::unexpected(is_open.error());
-  auto reference = std::make_shared<Reference>();
-  reference->value = std::make_shared<Value>();
-  reference->value->state = Value::State::ready;
-  reference->value->is_object = true;
-  reference->value->object = object;
-  reference->value->type = std::move(type);
-  reference->value->drop = wish_.drop;
-  reference->value->context = wish_.context;
-  reference->known = std::make_shared<Known>();
-  reference->known->owner = rank_;
-  reference->known->owner_life = life_;
-  reference->known->state = Known::State::ready;
-  reference->known->confirmed = true;
-  reference->agent = shared_from_this();
-  return reference;
-}
-
 // ---------------------------------------------------------------- by references
-
-Result<void> Agent::usable(const Reference& reference, const char* what) {
-  if (forked()) return open();
-  if (reference.agent.get() != this) {
-    if (auto fine = reference.agent->usable(reference, what); !fine) return fine;
-    return error(Status::invalid, "reference " + text_of(reference.known->id) + " is of another world than the call");
-  }
-  const std::lock_guard lock(mutex_);
-  if (closed_ || leaving_)
-    return error(Status::closed, "reference " + text_of(reference.known->id) + ": Cannot call " + what +
-                                     (std::string_view(what) == "fork" ? " an UserRRef" : " on it") +
-                                     " after deletion: its worker was shut down");
-  if (lost_) return std::unexpected(*lost_);
-  if (reference.known->failure) return std::unexpected(error_of(*reference.known->failure));
-  return {};
-}
 
 Result<std::shared_ptr<Future>> Agent::fetch(const std::shared_ptr<Reference>& reference, Kind kind,
                                              std::int64_t timeout) {
@@ -463,42 +332,6 @@ Result<std::shared_ptr<Future>> Agent::fetch(const std::shared_ptr<Reference>& r
     return std::unexpected(sent.error());
   }
   return future;
-}
-
-Result<std::shared_ptr<Value>> Agent::local(Reference& reference, std::int64_t wait) {
-  if (auto fine = usable(reference, "local_value()"); !fine) return std::unexpected(fine.error());
-  const Known& known = *reference.known;
-  if (!owned_here(known)) {
-    const std::lock_guard lock(mutex_);
-    return error(Status::invalid, "For UserRRef(rref_id=" + text_of(known.id) + ", fork_id=" + text_of(reference.fork) +
-                                      "), can't call local_value() on user " + where(rank_) + ". Call it on owner " +
-                                      where(known.owner) + ", or use to_here()");
-  }
-  const auto there = [&] {
-    if (!reference.value)
-      if (const auto found = values_.find(known.id); found != values_.end()) reference.value = found->second;
-    return (reference.value && reference.value->state != Value::State::pending) || known.failure;
-  };
-  const std::int64_t limit = wait == 0 ? timeout() : wait;
-  if (auto waited = wait_for(there, Deadline::after(limit, client::kForever), "the value of the reference"); !waited)
-    return std::unexpected(waited.error());
-  const std::lock_guard lock(mutex_);
-  if (known.failure) return std::unexpected(error_of(*known.failure));
-  if (reference.value->state == Value::State::failed) return std::unexpected(error_of(reference.value->failure));
-  return reference.value;
-}
-
-void Agent::let_go(Reference& reference) {
-  if (forked()) return;
-  bool booked = false;
-  {
-    const std::lock_guard lock(mutex_);
-    booked = reference.fork.counter != 0 && forks_.erase(reference.fork) != 0 && !lost_;
-    const RefId id = reference.known ? reference.known->id : RefId{};
-    reference.known.reset();
-    if (const auto found = known_.find(id); found != known_.end() && found->second.expired()) known_.erase(found);
-  }
-  if (booked) (void)client::release_forks(*session_, world_, std::span(&reference.fork, 1), Deadline::after(0));
 }
 
 }  // namespace shmb::remote

@@ -79,7 +79,7 @@ Result<void> Agent::reply(const Request& request, const Payload& payload) {
     head.deadline = request.head.deadline;
     return send(request.head.from, head, {}, payload);
   }
-  auto content = keep(payload, false);
+  auto content = keep(payload, false, request.head.deadline);
   if (!content) return std::unexpected(content.error());
   const std::lock_guard lock(mutex_);
   expire();
@@ -173,7 +173,7 @@ Result<void> Agent::settle(std::unique_ptr<Request> request, std::optional<Failu
 Result<void> Agent::answer(std::unique_ptr<Request> request, const Payload& payload) {
   if (forked()) return open();
   if (request->head.kind == Kind::create) {
-    auto kept = keep(payload, true);
+    auto kept = keep(payload, true, request->head.deadline);
     if (!kept) {
       (void)settle(std::move(request), failure_of(kept.error()));
       return std::unexpected(kept.error());

@@ -20,31 +20,6 @@ bool Agent::is_idle() const {
   return calls_.empty() && work_.empty() && running_ == 0 && after_.empty() && callbacks_ == callbacks_here();
 }
 
-std::uint32_t Agent::present() const {
-  return static_cast<std::uint32_t>(
-      std::ranges::count(workers_, SHMBW_WORKER_STATE_PRESENT, [](const Worker& worker) { return worker.state; }));
-}
-
-// Who is there, in one number: two that know of the same lives say the same.
-std::uint64_t Agent::census() const {
-  std::uint64_t sum = 0;
-  for (const Worker& worker : workers_) {
-    if (worker.state != SHMBW_WORKER_STATE_PRESENT) continue;
-    std::uint64_t mixed = worker.life * 0x9e37'79b9'7f4a'7c15U;
-    mixed = (mixed ^ (mixed >> 29)) * 0xbf58'476d'1ce4'e5b9U;
-    sum += mixed ^ (mixed >> 32);
-  }
-  return sum;
-}
-
-// Who joined first. So nobody who comes takes the lead from one that has begun to count.
-std::uint32_t Agent::leader() const {
-  std::uint32_t first = rank_;
-  for (std::uint32_t rank = 0; rank < size(); ++rank)
-    if (workers_[rank].state == SHMBW_WORKER_STATE_PRESENT && workers_[rank].life < workers_[first].life) first = rank;
-  return first;
-}
-
 // A worker that is behind hears where the leader is.
 void Agent::tell_round(std::uint32_t rank) {
   Head head;
@@ -64,8 +39,7 @@ void Agent::take_shutdown(const Head& head) {
         meeting_.round = head.round;
         meeting_.last_sent.reset();
         for (std::uint32_t rank = 0; rank < size() && meeting_.there; ++rank)
-          if (rank != rank_ && rank != head.from && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT)
-            tell_round(rank);
+          if (rank != rank_ && rank != head.from && workers_[rank].present()) tell_round(rank);
       } else if (meeting_.there && (head.round < meeting_.round || head.phase < meeting_.phase)) {
         tell_round(head.from);
       }
@@ -83,18 +57,18 @@ void Agent::take_shutdown(const Head& head) {
 
 // At the leader: is the round through, and was it like the one before?
 void Agent::count_round() {
-  if (!meeting_.there || leader() != rank_) return;
+  if (!meeting_.there || workers_.leader(rank_) != rank_) return;
   std::uint64_t sent = 0, received = 0;
   bool agreed = true;
   for (std::uint32_t rank = 0; rank < size(); ++rank) {
-    if (workers_[rank].state != SHMBW_WORKER_STATE_PRESENT) continue;
+    if (!workers_[rank].present()) continue;
     const auto report = meeting_.reports.find(rank);
     if (report == meeting_.reports.end() || report->second.round < meeting_.round ||
         report->second.phase < meeting_.phase)
       return;
     sent += report->second.sent;
     received += report->second.received;
-    agreed = agreed && report->second.census == census();  // else somebody does not know of a death yet
+    agreed = agreed && report->second.census == workers_.census();  // else somebody does not know of a death yet
   }
   // The dead have sent and received what the living did not: then the counts need not agree, only stand still.
   const bool quiet = agreed && (sent == received || some_gone_) && meeting_.totals == sent + 1;
@@ -106,8 +80,7 @@ void Agent::count_round() {
   head.round = meeting_.round;
   if (quiet) meeting_.over = meeting_.phase;
   for (std::uint32_t rank = 0; rank < size(); ++rank)
-    if (rank != rank_ && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT)
-      outbox_.push_back({rank, workers_[rank].life, head});
+    if (rank != rank_ && workers_[rank].present()) outbox_.push_back({rank, workers_[rank].life, head});
 }
 
 std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
@@ -122,7 +95,7 @@ std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
     if (forked()) return open_in_child().error();
     if (lost_) return *lost_;
     if (closed_) return Error{Status::closed, 0, {}, "this worker was shut down by another thread"};
-    const bool through = (meeting_.over >= phase || present() == 1) && is_idle();
+    const bool through = (meeting_.over >= phase || workers_.present() == 1) && is_idle();
     if (through && outbox_.empty() && !flushing_) return std::nullopt;
     if (!through && is_idle() && meeting_.last_sent != meeting_.round) {
       meeting_.last_sent = meeting_.round;
@@ -132,12 +105,12 @@ std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
       head.round = meeting_.round;
       head.sent = sent_;
       head.received = received_;
-      head.census = census();
-      if (leader() == rank_) {
+      head.census = workers_.census();
+      if (workers_.leader(rank_) == rank_) {
         meeting_.reports[rank_] = {head.phase, head.round, head.sent, head.received, head.census};
         count_round();
       } else {
-        outbox_.push_back({leader(), workers_[leader()].life, head});
+        outbox_.push_back({workers_.leader(rank_), workers_[workers_.leader(rank_)].life, head});
       }
       continue;
     }
@@ -146,44 +119,17 @@ std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
       if (!is_idle())
         busy = std::to_string(calls_.size()) + " calls of this worker and " + std::to_string(running_ + work_.size()) +
                " of others here are not through";
-      if (leader() == rank_)
+      if (workers_.leader(rank_) == rank_)
         for (std::uint32_t rank = 0; rank < size(); ++rank)
-          if (rank != rank_ && workers_[rank].state == SHMBW_WORKER_STATE_PRESENT && !meeting_.reports.contains(rank))
-            busy += (busy.empty() ? "" : "; ") + where(rank) + " has not shut down or is busy";
-      if (busy.empty()) busy = where(leader()) + ", or another worker, has not shut down or is busy";
+          if (rank != rank_ && workers_[rank].present() && !meeting_.reports.contains(rank))
+            busy += (busy.empty() ? "" : "; ") + workers_.where(rank) + " has not shut down or is busy";
+      if (busy.empty())
+        busy = workers_.where(workers_.leader(rank_)) + ", or another worker, has not shut down or is busy";
       return Error{
           Status::deadline, 0, {}, "the graceful shutdown passed its deadline, and this worker has left: " + busy};
     }
     step(lock, deadline, true);
   }
-}
-
-void Agent::release_references() {
-  std::vector<RefId> forks;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!lost_) forks.assign(forks_.begin(), forks_.end());
-    forks_.clear();
-  }
-  if (forks.empty()) return;
-  (void)client::release_forks(*session_, world_, forks, Deadline::after(0));
-  (void)session_->ping(Deadline::after(0));  // behind it: from here on they are out of the books
-}
-
-// A broker that does not answer is asked no further: the end has a deadline.
-std::uint32_t Agent::count_leaks(Deadline deadline) {
-  std::vector<RefId> mine;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [id, value] : values_) mine.push_back(id);
-  }
-  std::uint32_t leaks = 0;
-  for (const RefId id : mine) {
-    auto facts = client::ask_reference(*session_, world_, id, false, deadline);
-    if (facts) leaks += facts->users != 0;
-    else if (facts.error().status != Status::not_found) break;
-  }
-  return leaks;
 }
 
 Agent::Ended Agent::shutdown(const ShutdownWish& wish) {

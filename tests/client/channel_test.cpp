@@ -9,13 +9,17 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
+#include <cerrno>
 #include <thread>
 
 #include "base/sys_memory.hpp"
 #include "base/sys_socket.hpp"
 #include "tests/client/support.hpp"
+#include "tests/harness/child.hpp"
 #include "tests/harness/injected.hpp"
 #include "tests/harness/raw_client.hpp"
+#include "tests/harness/skip.hpp"
 
 using namespace shmb;
 using namespace shmb::client;
@@ -168,6 +172,43 @@ TEST_CASE("a late grant is given back by whoever reads it, and its descriptor is
   CHECK(open_descriptors() == before);
 }
 
+TEST_CASE("a queue's end and a pool that came too late are given back as what they are") {
+  Peer peer;
+  std::array<std::byte, 256> buffer;
+  const auto late = [&](shmbw_op op, const auto& request, const auto& reply) {
+    wire::Writer writer(buffer);
+    writer.begin(op, 0, Status::ok, request);
+    const auto size = writer.finish(0).size();
+    CHECK(status_of(peer.channel.call(std::span(buffer).first(size), Deadline::after(20'000'000))) == Status::deadline);
+    const auto asked = peer.take();
+    wire::Writer answer(buffer);
+    answer.begin(op | SHMBW_REPLY, asked.header.tag, Status::ok, reply);
+    peer.give(answer.finish(0));
+    (void)peer.channel.pump();
+    return peer.take();
+  };
+  shmbw_queue_open open{};
+  open.pool = 77;
+  open.flags = SHMBW_QUEUE_OPEN_READER | SHMBW_QUEUE_OPEN_CREATE_ONLY;
+  auto undone = late(SHMBW_OP_QUEUE_OPEN, open, shmbw_queue_open_reply{3, 9, 0, 0});
+  REQUIRE(undone.header.op == SHMBW_OP_QUEUE_CLOSE);
+  shmbw_queue_close close{};
+  std::memcpy(&close, undone.bytes.data() + sizeof(shmbw_header), sizeof close);
+  CHECK(close.pool == 77);
+  CHECK(close.queue == 3);
+  CHECK(close.serial == 9);
+  CHECK(close.flags == SHMBW_QUEUE_CLOSE_READER);
+  CHECK(peer.channel.ends_given_back() == 1);
+  shmbw_pool_create_reply created{};
+  created.pool = 5;
+  undone = late(SHMBW_OP_POOL_CREATE, shmbw_pool_create{}, created);
+  REQUIRE(undone.header.op == SHMBW_OP_POOL_LEAVE);
+  shmbw_pool_leave leave{};
+  std::memcpy(&leave, undone.bytes.data() + sizeof(shmbw_header), sizeof leave);
+  CHECK(leave.pool == 5);
+  CHECK(leave.flags == SHMBW_POOL_LEAVE_REMOVE);
+}
+
 TEST_CASE("a grant whose descriptor does not fit into the table is given back, and the session goes on") {
   Peer peer;
   std::thread caller;
@@ -215,6 +256,95 @@ TEST_CASE("end of file and a broken protocol lose the session for all who wait, 
   CHECK(status_of(again) == Status::session_lost);
   CHECK(again.error().sentence.find("mappings stay valid") != std::string::npos);
   CHECK(status_of(peer.channel.next_event(Deadline::after(kForever))) == Status::session_lost);
+}
+
+TEST_CASE("what is taken in while the session is lost is not put into an answer that was said to have come") {
+  bool met = false;
+  for (int round = 0; round < 500 && !met; ++round) {
+    Peer peer;
+    auto packet = attach_request();
+    const auto later = must(peer.channel.ask(packet));
+    const auto request = peer.take();
+    const auto all_read = [&] {
+      for (int i = 0; i < 60'000; ++i) {
+        if (sys::unread_bytes(peer.socket.get()).value_or(0) <= 128) return true;
+        ::usleep(1000);
+      }
+      return false;
+    };
+    std::thread leader([&] { (void)peer.channel.next_event(Deadline::after(kForever)); });
+    peer.answer_status(99, 1);  // nobody's: who reads it leads
+    CHECK(all_read());
+    bool taken = false;
+    {
+      const std::lock_guard lock(peer.channel.mutex());
+      peer.grant(request.header.tag, 78, 1);
+      for (int i = 0; i < 100 && !taken; ++i) {  // not, where the leader waits for the lock since before
+        taken = sys::unread_bytes(peer.socket.get()).value_or(0) <= 128;
+        if (!taken) ::usleep(1000);
+      }
+    }
+    // The leader has the packet, and is about to get the lock.
+    peer.channel.set_lost_reason("by the test");
+    CHECK(peer.channel.has_come(*later));
+    const bool lost_first = later->fds.empty();
+    peer.answer_status(99, 1);  // it may be at its poll again
+    leader.join();
+    CHECK(later->fds.empty() == lost_first);
+    met = taken && lost_first;
+  }
+  CHECK(met);
+}
+
+TEST_CASE(
+    "descriptors are sent once so many of this user are no longer under way, or the sentence says why they were not") {
+  constexpr int kNone = 96;  // this kernel knows no such bound, or not for us
+  const auto body = [] {
+    Peer peer;
+    auto stuffed = Peer::must_pair();
+    rlimit files;
+    ::getrlimit(RLIMIT_NOFILE, &files);
+    files.rlim_cur = 64;
+    if (::setrlimit(RLIMIT_NOFILE, &files) != 0) return 1;
+    const int one = stuffed[0].get();
+    const std::byte byte{1};
+    int code = 0;
+    for (int i = 0; i < 1000 && code == 0; ++i) {
+      const auto sent = sys::send(stuffed[0].get(), {&byte, 1}, {}, std::span(&one, 1), false);
+      if (!sent) code = sent.error().value;
+    }
+    if (code == EAGAIN || code == 0) return kNone;
+    if (code != ETOOMANYREFS) return 2;
+    auto packet = status_request();
+    const auto refused = peer.channel.call(packet, Deadline::after(20'000'000), nullptr, std::span(&one, 1));
+    if (status_of(refused) != Status::no_descriptors) return 3;
+    if (refused.error().sentence.find("ulimit -n") == std::string::npos) return 4;
+    std::atomic<bool> over = false;
+    Result<Reply> outcome = error(Status::ok, "");
+    std::thread caller([&] {
+      outcome = peer.channel.call(packet, Deadline::after(kForever), nullptr, std::span(&one, 1));
+      over = true;
+    });
+    ::usleep(20'000);
+    const bool early = over;
+    std::byte room[16];
+    std::vector<Fd> taken;
+    while (sys::receive(stuffed[1].get(), room, taken, false)) taken.clear();
+    std::vector<Fd> brought;
+    std::vector<std::byte> bytes(SHMBW_MAX_MESSAGE);
+    const auto got = sys::receive(peer.socket.get(), bytes, brought, true);
+    shmbw_header header{};
+    std::memcpy(&header, bytes.data(), sizeof header);
+    peer.answer_status(header.tag, 5);
+    caller.join();
+    if (early || !got || brought.size() != 1 || !outcome) return 5;
+    return 0;
+  };
+  // Root may do as it likes.
+  auto child = harness::can_change_uid() ? harness::Child::run_as(64'321, 64'321, body) : harness::Child::run(body);
+  const int status = child.wait();
+  if (status == kNone) SKIP_CASE("no bound on descriptors under way");
+  CHECK(status == 0);
 }
 
 TEST_CASE("a refusal arrives as it was written") {

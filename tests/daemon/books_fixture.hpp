@@ -43,6 +43,7 @@ class FakeLink final : public Link {
   void event(wire::Bytes packet) override { events.push_back({{packet.begin(), packet.end()}, {}}); }
   void drop(std::string_view why) override { dropped = why; }
   std::uint32_t descriptors_in_flight() const override { return 0; }
+  bool over_share() const override { return is_over_share; }
   bool confirm_start_time(std::uint64_t) override { return start_time_right; }
   bool process_over() const override { return process_is_over; }
   void take_descriptors(bool many) override { takes_descriptors = true, takes_many = many; }
@@ -52,7 +53,8 @@ class FakeLink final : public Link {
   std::string dropped;
   bool held = false;            // the books keep the request in service...
   std::function<void()> again;  // ... and this hands it in once more
-  bool start_time_right = true, takes_descriptors = false, takes_many = false, process_is_over = false;
+  bool start_time_right = true, takes_descriptors = false, takes_many = false, process_is_over = false,
+       is_over_share = false;
   std::vector<Fd> brought;  // with the next request; gone after it
   void bring(Fd fd) { brought.push_back(std::move(fd)); }
 

@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "base/sys_process.hpp"
+#include "tests/daemon/allocations.hpp"
 #include "tests/daemon/room.hpp"
 #include "tests/harness/injected.hpp"
 
@@ -257,6 +258,35 @@ TEST_CASE("more asks than the kernel takes at once, while it has no memory, are 
       for (std::size_t i = 0; i < kMany; ++i) CHECK(ends[i]->sizes == std::vector<std::size_t>{1 + i});
       for (auto& end : ends) chosen.engine->remove(*end);
     }
+  }
+}
+
+TEST_CASE("receives for which the kernel has no memory are asked for again and again without any of ours") {
+  ON_BOTH_ENGINES {
+    auto chosen = std::move(*choose_engine(choice));
+    std::vector<std::array<Fd, 2>> pairs;
+    std::vector<std::unique_ptr<End>> ends;
+    for (int i = 0; i < 5; ++i) {
+      pairs.push_back(std::move(*sys::seqpacket_pair()));
+      ends.push_back(std::make_unique<End>());
+      REQUIRE(chosen.engine->add(pairs.back()[0].get(), *ends.back()));
+      send(pairs.back()[1].get(), 7);
+    }
+    {
+      const harness::Injected fault(fault::Call::receive, ENOMEM, 1, -1);
+      const room::AllocationsForbidden here;
+      for (auto& end : ends) chosen.engine->receive(*end);
+      bool fine = true;
+      for (int turns = 0; fault::count(fault::Call::receive) < 20 && turns < 20'000; ++turns)
+        fine &= static_cast<bool>(chosen.engine->run_once(20'000'000));
+      CHECK(fine);
+      CHECK(here.seen() == 0);
+      CHECK(fault::count(fault::Call::receive) >= 20);
+    }
+    const auto all = [&] { return std::ranges::all_of(ends, [](const auto& end) { return end->sizes.size() == 1; }); };
+    for (int turns = 0; !all() && turns < 10'000; ++turns) REQUIRE(chosen.engine->run_once(1'000'000));
+    CHECK(all());
+    for (auto& end : ends) chosen.engine->remove(*end);
   }
 }
 

@@ -39,6 +39,7 @@ class FakeBooks final : public Books {
   std::vector<std::string> told;
   int served = 0;
   bool refuse = false, is_idle = false, wants = false, confirm = false, confirmed = false;
+  bool choked = false;  // more descriptors wait for their close than should
   std::int64_t deadline = kNever;
   std::function<void(Known&)> during_packet;
 
@@ -68,7 +69,7 @@ class FakeBooks final : public Books {
       if (confirm) confirmed = self.link->confirm_start_time(wire::read_struct<shmbw_hello>(packet.fixed)->start_time);
     }
     if (packet.header.op == kDrop) return self.link->drop("the test says so");
-    if (packet.header.op == kSilent) return;
+    if (packet.header.op == kSilent || (packet.header.flags & SHMBW_HEADER_NO_REPLY) != 0) return;
     if (during_packet) during_packet(self);
     std::vector<int> fds;
     if (packet.header.op == kDescriptors) fds.assign(packet.header.tag >> 32, null_.get());
@@ -95,6 +96,8 @@ class FakeBooks final : public Books {
     deadline = kNever;
     told.push_back("tick");
   }
+  bool close_elsewhere(std::vector<Fd>) override { return !choked; }
+  bool closes_too_many() override { return choked; }
   int wake_fd() const override { return -1; }
   void woken() override {}
   bool idle() const override { return is_idle; }

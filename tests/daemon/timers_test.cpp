@@ -58,6 +58,55 @@ TEST_CASE("a timer that sets itself anew for the past does not keep the loop") {
   CHECK(again.armed());
 }
 
+TEST_CASE(
+    "a timer that sets itself anew for a moment that is due is asked once in a run, and keeps none from its turn") {
+  Timers timers;
+  Probe again, never, other, moved, later;
+  int asked = 0, others = 0, moves = 0;
+  again.body = [&] {
+    ++asked;
+    timers.set(again, 0);
+    timers.set(never, 0);
+    never.cancel();
+    timers.set(later, 0);
+    timers.set(later, 50);  // put off while it was put aside
+  };
+  other.body = [&] { ++others; };
+  moved.body = [&] { ++moves; };
+  never.body = [] { FAIL("cancelled"); };
+  later.body = [] { FAIL("too early"); };
+  timers.set(again, 0);
+  for (Probe* one : {&other, &moved}) timers.set(*one, 5);
+  for (int run = 1; run <= 3; ++run) {
+    timers.run(10);
+    CHECK(asked == run);
+    CHECK(others == 1);
+    CHECK(moves == 1);
+    CHECK(timers.next() == 0);
+  }
+  again.cancel();
+  CHECK(timers.next() == 50);
+}
+
+TEST_CASE("a timer that dies in the run that set it is gone") {
+  Timers timers;
+  Probe first;
+  first.body = [&] {
+    auto brief = std::make_unique<Probe>();
+    auto briefer = std::make_unique<Probe>();
+    brief->body = briefer->body = [] { FAIL("gone"); };
+    timers.set(*brief, 0);
+    timers.set(*briefer, 0);
+    timers.set(first, 0);
+    brief.reset();
+  };
+  timers.set(first, 0);
+  timers.run(1);
+  first.body = [] {};
+  timers.run(1);
+  CHECK(timers.next() == kNever);
+}
+
 TEST_CASE("timers that are not due wait, and may die before the heap or after it") {
   auto timers = std::make_unique<Timers>();
   Probe late;

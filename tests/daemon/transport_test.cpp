@@ -144,6 +144,53 @@ TEST_CASE("descriptors that a client sends never reach the broker's table") {
   }
 }
 
+TEST_CASE(
+    "who sends descriptors faster than they can be closed waits, and goes on; where that never ends it is dropped") {
+  ON_EACH_ENGINE {
+    Config config;
+    config.unread_timeout = 3'600'000'000'000;
+    Room room(engine, config);
+    RawClient client = room.greeted(), other = room.greeted();
+    Link& link = *room.books.session(1).link;
+    link.take_descriptors(false);
+    const auto ask = [&](std::uint64_t tag) {
+      std::byte buffer[256];
+      wire::Writer writer(buffer);
+      writer.begin(kPing, tag, Status::ok, shmbw_status{});
+      const int fd = client.fd();
+      CHECK(client.send(writer.finish(1), std::span(&fd, 1)));
+    };
+    CHECK(room.ping(client).ok());  // the receive that was under way had no room for one
+    room.books.served = 0;
+    room.books.choked = true;
+    for (std::uint64_t tag = 51; tag < 55; ++tag) ask(tag);
+    CHECK(room.answer(client, 51).ok());
+    room.settle();
+    CHECK(room.books.served == 1);
+    CHECK(room.ping(other).ok());
+    room.books.choked = false;
+    for (std::uint64_t tag = 52; tag < 55; ++tag) CHECK(room.answer(client, tag).ok());
+    CHECK(room.books.count("eof") == 0);
+  }
+  ON_EACH_ENGINE {
+    Config config;
+    config.unread_timeout = 20'000'000;
+    Room room(engine, config);
+    RawClient client = room.greeted();
+    room.books.session(1).link->take_descriptors(false);
+    CHECK(room.ping(client).ok());
+    room.books.choked = true;
+    for (std::uint64_t tag = 1; tag < 4; ++tag) {
+      std::byte buffer[256];
+      wire::Writer writer(buffer);
+      writer.begin(kPing, tag, Status::ok, shmbw_status{});
+      const int fd = client.fd();
+      (void)client.send(writer.finish(1), std::span(&fd, 1));
+    }
+    REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+  }
+}
+
 TEST_CASE("no request is served while a reply is unread, and others are served meanwhile") {
   ON_EACH_ENGINE {
     Room room(engine);
@@ -162,6 +209,53 @@ TEST_CASE("no request is served while a reply is unread, and others are served m
       CHECK(room.books.served == 1 + std::min(i + 1, 5));  // each reply read lets one more in; 1 is the ping
     }
     CHECK(room.transport.descriptors_in_flight() == 0);
+  }
+}
+
+TEST_CASE("what is never answered is served beside an unread answer, in its order, and nothing else is") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    RawClient lazy = room.greeted();
+    Room::ask_descriptors(lazy, 3);
+    room.settle();
+    room.books.served = 0;
+    const auto served = [&](int count) { return room.until([&] { return room.books.served >= count; }); };
+    int silent = 0;
+    for (const std::uint16_t op : {SHMBW_OP_READY, SHMBW_OP_LANE_THROUGH, SHMBW_OP_QUEUE_HOLD, SHMBW_OP_RELEASE,
+                                   SHMBW_OP_REF_RELEASE, SHMBW_OP_REF_SETTLE, SHMBW_OP_GPU_REPORT}) {
+      CAPTURE(op);
+      lazy.ask(op, shmbw_batch{}, {}, SHMBW_HEADER_NO_REPLY);
+      CHECK(served(++silent));
+    }
+    shmbw_pool_doorbell bell{};
+    bell.flags = SHMBW_DOORBELL_RING;
+    lazy.ask(SHMBW_OP_POOL_DOORBELL, bell, {}, SHMBW_HEADER_NO_REPLY);
+    CHECK(served(++silent));
+    CHECK(room.transport.descriptors_in_flight() == 3);
+    CHECK(lazy.reply(1 | std::uint64_t{3} << 32, 0).fds.size() == 3);
+
+    // Each of these waits, and so does what comes behind it.
+    bell.flags = SHMBW_DOORBELL_GET;
+    const std::function<void()> answered[] = {
+        [&] { lazy.ask(SHMBW_OP_RELEASE, shmbw_batch{}); },
+        [&] { lazy.ask(kPing, shmbw_status{}, {}, SHMBW_HEADER_NO_REPLY); },
+        [&] { lazy.ask(SHMBW_OP_POOL_DOORBELL, bell, {}, SHMBW_HEADER_NO_REPLY); },
+    };
+    for (const auto& ask : answered) {
+      room.settle();
+      Room::ask_descriptors(lazy, 3);
+      room.settle();
+      room.books.served = 0;
+      ask();
+      lazy.ask(SHMBW_OP_RELEASE, shmbw_batch{}, {}, SHMBW_HEADER_NO_REPLY);
+      room.settle();
+      CHECK(room.books.served == 0);
+      while (lazy.receive(0).kind == RawPacket::Kind::packet) {
+      }
+      CHECK(served(2));
+      while (lazy.receive(0).kind == RawPacket::Kind::packet) {
+      }
+    }
   }
 }
 
@@ -298,6 +392,58 @@ TEST_CASE("a process that leaves its share unread is sent no more descriptors, o
     CHECK(second.receive(0).fds.size() == 60);
     REQUIRE(room.until([&] { return Room::readable(third); }));
     CHECK(third.receive(0).fds.size() == 1);
+  }
+}
+
+TEST_CASE("over its share a process is refused a doorbell, and rings behind that all the same") {
+  ON_EACH_ENGINE {
+    Room room(engine, {}, 400);  // half is 200
+    RawClient first = room.greeted(), second = room.greeted(), third = room.greeted();
+    bool over = false;
+    room.books.during_packet = [&](FakeBooks::Known& from) { over = from.link->over_share(); };
+    shmbw_pool_doorbell bell{};
+    bell.flags = SHMBW_DOORBELL_GET;
+    CHECK(room.answer(third, third.ask(SHMBW_OP_POOL_DOORBELL, bell)).kind == RawPacket::Kind::packet);
+    CHECK_FALSE(over);
+    Room::ask_descriptors(first, 140);
+    Room::ask_descriptors(second, 60);
+    room.settle();
+    const int served = room.books.served;
+    const std::uint64_t asked = third.ask(SHMBW_OP_POOL_DOORBELL, bell);
+    bell.flags = SHMBW_DOORBELL_RING;
+    third.ask(SHMBW_OP_POOL_DOORBELL, bell, {}, SHMBW_HEADER_NO_REPLY);
+    REQUIRE(room.until([&] { return room.books.served == served + 2; }));
+    CHECK(over);
+    CHECK(room.answer(third, asked).kind == RawPacket::Kind::packet);
+    CHECK(room.ping(third).ok());
+    CHECK_FALSE(over);
+  }
+}
+
+TEST_CASE("who has one descriptor unread does not go for those that another process leaves unread") {
+  ON_EACH_ENGINE {
+    Config config;
+    config.unread_timeout = 20'000'000;
+    config.descriptors_reserved = 0;
+    Room room(engine, config, 100);  // half the allowance: 50
+    const harness::Gate over;
+    auto computes = harness::Child::run([&] {
+      RawClient client = RawClient::connect(room.socket_path());
+      if (!client.hello().ok()) return 1;
+      Room::ask_descriptors(client, 1);
+      if (!over.wait()) return 2;
+      return client.receive().fds.size() == 1 ? 0 : 3;
+    });
+    REQUIRE(room.until([&] { return room.transport.descriptors_in_flight() == 1; }));
+    ::usleep(30'000);
+    RawClient fills = room.greeted();  // after the other, which has waited longer
+    Room::ask_descriptors(fills, 55);
+    REQUIRE(room.until([&] { return !room.books.told.empty(); }));
+    room.settle();
+    CHECK(room.books.told == std::vector<std::string>{"disconnected 2"});
+    over.open();
+    REQUIRE(room.until([&] { return computes.wait_ended(0); }));
+    CHECK(computes.wait() == 0);
   }
 }
 

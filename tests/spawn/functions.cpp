@@ -418,6 +418,20 @@ std::string bounds(int) {
   note([] { ranks::set("k", "still there"); });
   return told;
 }
+// What lending says in the end where the supervisor takes no word any more.
+int lend_beside_stopped(int) {
+  constexpr std::int64_t kSoon = 50'000'000, kHour = 3'600'000'000'000;
+  auto region = shmbroker::rank_session().create(4096);
+  const pid_t supervisor = ::getppid();
+  if (::kill(supervisor, SIGSTOP) != 0) return -1;
+  std::uint8_t ticket[16];
+  shmb_error error{};
+  int status = SHMB_OK;
+  for (int i = 0; i < 8000 && status == SHMB_OK; ++i)
+    status = shmb_rank_lend(region.c(), SHMB_RIGHT_READ, 1, kHour, kSoon, ticket, nullptr, &error);
+  ::kill(supervisor, SIGCONT);
+  return status;
+}
 // The test program's own handlers (doctest's) must not run in its copies.
 [[maybe_unused]] const int at_fork = ::pthread_atfork(nullptr, nullptr, [] {
   for (const int signal : {SIGTERM, SIGINT, SIGABRT, SIGSEGV, SIGFPE, SIGILL}) ::signal(signal, SIG_DFL);
@@ -465,6 +479,7 @@ SHMBROKER_SPAWN_FUNCTION("receive_from_parent", receive_from_parent);
 SHMBROKER_SPAWN_FUNCTION("give_region", give_region);
 SHMBROKER_SPAWN_FUNCTION("give_published", give_published);
 SHMBROKER_SPAWN_FUNCTION("give_while_one_stays", give_while_one_stays);
+SHMBROKER_SPAWN_FUNCTION("lend_beside_stopped", lend_beside_stopped);
 SHMBROKER_SPAWN_FUNCTION("environment", environment);
 SHMBROKER_SPAWN_FUNCTION("meet", meet);
 SHMBROKER_SPAWN_FUNCTION("meet_region", meet_region);

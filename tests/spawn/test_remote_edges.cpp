@@ -24,6 +24,33 @@ std::optional<Remote<int>> one_kept;
 void keep_one(const Remote<int>& value) { one_kept = value; }
 int unwrap_one() { return one_kept.value().to_here(); }
 void let_one_go() { one_kept.reset(); }
+// Returns when the worker that runs it knows that the other one has died.
+bool outlives(const std::string& other) {
+  for (int i = 0; i < 6000; ++i) {
+    if (has(thrown([&] { (void)remote::rpc_async<void>(other, "nothing"); }), "has died")) return true;
+    pause_ms(10);
+  }
+  return false;
+}
+enum Word { blocked = 5, late = 6, sent = 7, arrived = 8, over = 9 };
+void block_until_dead(const std::string& other) {
+  words().numbers[blocked] = 1;
+  EXPECT(outlives(other));
+}
+struct LateCounter {
+  explicit LateCounter(const std::string& other) {
+    words().numbers[late] = 1;
+    // What its maker asks of it is here, and waits for it.
+    for (int i = 0; i < 6000 && (words().numbers[sent] == 0 || remote::counters().waiting == 0); ++i) pause_ms(10);
+    words().numbers[arrived] = 1;
+    EXPECT(outlives(other));
+  }
+  int add(int by) { return value += by; }
+  int value = 5;
+};
+SHMBROKER_REMOTE_FUNCTION("block_until_dead", block_until_dead);
+SHMBROKER_REMOTE_CLASS("LateCounter", LateCounter, std::string);
+SHMBROKER_REMOTE_METHOD("LateCounter.add", &LateCounter::add);
 SHMBROKER_REMOTE_FUNCTION("unmoved", unmoved);
 SHMBROKER_REMOTE_FUNCTION("keep_one", keep_one);
 SHMBROKER_REMOTE_FUNCTION("unwrap_one", unwrap_one);
@@ -142,6 +169,75 @@ TEST_CASE("After the end of the world's group references and calls say so, and s
     EXPECT(status == Status::group_ended);
   });
   CHECK(statuses == std::vector<int>{0, 0});
+}
+
+TEST_CASE("What a worker asked to be made is made although it dies before: others hold a reference to it") {
+  World world;
+  const auto statuses = world.run_bare(3, [](int rank) {
+    join(rank, 3, rank == 1 ? 1 : 0);
+    if (rank == 0) {
+      EXPECT(serve_until([] { return one_kept.has_value(); }));
+      EXPECT(one_kept->to_here(30.0) == 3);
+      one_kept.reset();
+      words().numbers[over] = 1;
+    } else if (rank == 1) {
+      // Its one thread is busy meanwhile, and what comes is read by this one, which serves nobody.
+      remote::rpc_sync<void>(remote::at("b").within(60.0), "block_until_dead", "c");
+      EXPECT(comes(over, 1));
+    } else {
+      EXPECT(comes(blocked, 1));
+      const auto made = remote::remote<int>(remote::at("b").within(60.0), "add", 1, 2);
+      remote::rpc_sync<void>("a", "keep_one", made);
+      ::raise(SIGKILL);
+    }
+    remote::shutdown();
+  });
+  CHECK(statuses == std::vector<int>{0, 0, 128 + SIGKILL});
+}
+
+TEST_CASE("What a worker asked of a value that is not there yet is done although it dies before") {
+  World world;
+  const auto statuses = world.run_bare(3, [](int rank) {
+    join(rank, 3, rank == 1 ? 2 : 0);
+    if (rank == 0) {
+      EXPECT(serve_until([] { return one_kept.has_value(); }));
+      EXPECT(one_kept->to_here(30.0) == 7);
+      one_kept.reset();
+      words().numbers[over] = 1;
+    } else if (rank == 1) {
+      EXPECT(comes(over, 1));
+    } else {
+      const auto object = remote::remote<LateCounter>(remote::at("b").within(60.0), "LateCounter", "c");
+      EXPECT(comes(late, 1));
+      const auto sum = object.remote<int>("LateCounter.add", 2);
+      remote::rpc_sync<void>("a", "keep_one", sum);
+      words().numbers[sent] = 1;
+      EXPECT(comes(arrived, 1));
+      ::raise(SIGKILL);
+    }
+    remote::shutdown();
+  });
+  CHECK(statuses == std::vector<int>{0, 0, 128 + SIGKILL});
+}
+
+TEST_CASE("A callback may leave its world, join another one and shut that down: what it is in is the first one's") {
+  World world;
+  const auto statuses = world.run_bare(1, [](int) {
+    join(0, 1);
+    bool done = false;
+    const auto first = remote::rpc_async<int>("a", "add", 1, 2);
+    first.when_done([&done](const Future<int>& sum) {
+      EXPECT(sum.wait() == 3);
+      remote::shutdown({.timeout = std::chrono::seconds(30)});
+      join(0, 1);
+      EXPECT(remote::rpc_sync<int>("a", "add", 3, 4) == 7);
+      remote::shutdown({.timeout = std::chrono::seconds(30)});
+      done = true;
+    });
+    EXPECT(first.wait() == 3);
+    EXPECT(done);
+  });
+  CHECK(statuses == std::vector<int>{0});
 }
 
 TEST_CASE("What a value throws while it is put away is the creation's failure, and its worker goes on") {

@@ -2,7 +2,12 @@
 // Remote at its ends: arguments that are changed as soon as they are sent, answers that nobody wants any more, objects
 // that a shutdown finds in use, queues and worlds that are full, events that were lost.
 #include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <future>
 #include <optional>
 
 #include "client/connect.hpp"
@@ -48,6 +53,23 @@ void until_word() {
   EXPECT(word_is(1, 1));
 }
 
+// Whether this process can have another descriptor.
+void allow_descriptors(bool on) {
+  static rlimit old{};
+  rlimit now{};
+  ::getrlimit(RLIMIT_NOFILE, &now);
+  if (on) {
+    now.rlim_cur = old.rlim_cur;
+  } else {
+    old = now;
+    const int lowest = ::dup(0);
+    EXPECT(lowest >= 0);
+    ::close(lowest);
+    now.rlim_cur = static_cast<rlim_t>(lowest);
+  }
+  EXPECT(::setrlimit(RLIMIT_NOFILE, &now) == 0);
+}
+
 // An object that a method uses for longer than its worker's shutdown waits.
 class Lasting {
  public:
@@ -65,6 +87,7 @@ class Lasting {
 SHMBROKER_REMOTE_FUNCTION("sum_of", sum_of);
 SHMBROKER_REMOTE_FUNCTION("sum_of_bytes", sum_of_bytes);
 SHMBROKER_REMOTE_FUNCTION("late_own", late_own);
+SHMBROKER_REMOTE_FUNCTION("allow_descriptors", allow_descriptors);
 SHMBROKER_REMOTE_FUNCTION("until_word", until_word);
 SHMBROKER_REMOTE_CLASS("Lasting", Lasting, int);
 SHMBROKER_REMOTE_METHOD("Lasting.use", &Lasting::use);
@@ -94,6 +117,66 @@ std::size_t open_descriptors() {
 }
 
 }  // namespace
+
+TEST_CASE("What its receiver cannot map fails the call at once, in words, and the workers go on") {
+  World world;
+  world.run(2, [](int rank) {
+    if (rank == 1) {
+      EXPECT(serve_until([] { return words().numbers[0] == 1; }));
+      return;
+    }
+    const auto to = remote::at("b").within(std::chrono::hours(1));
+    const std::vector<int> many(400'000, 1);  // more than the slots that all have mapped can take
+    Status status{};
+    remote::rpc_sync<void>("b", "allow_descriptors", false);
+    const std::string arguments = thrown([&] { (void)remote::rpc_sync<int>(to, "sum_of", many); }, &status);
+    EXPECT(status == Status::no_descriptors);
+    EXPECT(has(arguments, "descriptor"));
+    EXPECT(remote::rpc_sync<int>("b", "sum_of", std::vector<int>{1, 2}) == 3);
+    remote::rpc_sync<void>("b", "allow_descriptors", true);
+    EXPECT(remote::rpc_sync<int>("b", "sum_of", many) == 400'000);
+
+    allow_descriptors(false);
+    const std::string result =
+        thrown([&] { (void)remote::rpc_sync<std::string>(to, "repeated", std::size_t{1'000'000}); }, &status);
+    allow_descriptors(true);
+    EXPECT(status == Status::no_descriptors);
+    EXPECT(has(result, "descriptor"));
+    EXPECT(remote::rpc_sync<std::string>("b", "repeated", std::size_t{1'000'000}).size() == 1'000'000);
+    words().numbers[0] = 1;
+  });
+}
+
+TEST_CASE("Beside a broker that does not answer a call ends by its own deadline, whatever it carries") {
+  World world;
+  const pid_t broker = world.broker.pid();
+  world.run(2, [broker](int rank) {
+    if (rank == 1) {
+      EXPECT(serve_until([] { return words().numbers[0] == 1; }));
+      return;
+    }
+    EXPECT(remote::rpc_sync<int>("b", "add", 1, 2) == 3);
+    const std::vector<int> many(400'000, 1);
+    EXPECT(::kill(broker, SIGSTOP) == 0);
+    std::promise<void> done;
+    auto in_time = std::async(std::launch::async, [broker, waited = done.get_future()] {
+      const auto ended = waited.wait_for(std::chrono::seconds(30));  // the broker's own time-outs would take longer
+      ::kill(broker, SIGCONT);
+      return ended == std::future_status::ready;
+    });
+    bool late = true;
+    for (int i = 0; i < 5; ++i) {
+      Status status{};
+      (void)thrown([&] { (void)remote::rpc_sync<int>(remote::at("b").within(0.05), "sum_of", many); }, &status);
+      late = late && status == Status::deadline;
+    }
+    done.set_value();
+    EXPECT(in_time.get());
+    EXPECT(late);
+    EXPECT(remote::rpc_sync<int>("b", "sum_of", many) == 400'000);
+    words().numbers[0] = 1;
+  });
+}
 
 TEST_CASE("Arguments are copied or leased before rpc_async and remote return: what is done to them then is not seen") {
   World world;

@@ -3,6 +3,7 @@
 // what ranks ask of each other.
 #include <doctest/doctest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <future>
@@ -11,6 +12,7 @@
 
 #include "client/shmbroker_pool.hpp"
 #include "tests/harness/broker_fixture.hpp"
+#include "tests/harness/child.hpp"
 #include "tests/harness/temp_dir.hpp"
 #include "tests/spawn/ranks.hpp"
 
@@ -97,6 +99,18 @@ TEST_CASE("a broker that does not answer keeps nobody who revokes tickets, and h
   done.set_value();
   CHECK(patience.get());
   CHECK(session.stat(region.id()).tickets == 0);
+}
+
+TEST_CASE("a rank that lends a region to its parent waits for its supervisor no longer than it was told to") {
+  harness::BrokerFixture broker;
+  REQUIRE(broker.running());
+  auto parent = harness::Child::run([&]() -> int {
+    ::setpgid(0, 0);  // what stops and goes on in there is no business of ours
+    auto context = try_start_processes("lend_beside_stopped", with_broker(broker, StartMethod::spawn, 1, false));
+    if (!context || !context->try_join()) return 1;
+    return context->result<int>(0) == SHMB_E_DEADLINE ? 0 : 2;
+  });
+  CHECK(parent.wait() == 0);
 }
 
 TEST_CASE("pools and queues travel as arguments") {
