@@ -431,14 +431,19 @@ TEST_CASE("who waits because another thread adds memory is told when that has fa
   Status refused{}, waited{};
   std::thread adds([&] { refused = status_of(pool->acquire(kTooLarge, kNoWait)); });
   CHECK(comes_true([&] { return sys::unread_bytes(session->socket_descriptor()).value_or(0) > 128; }));
-  std::thread waits([&] { waited = status_of(pool->acquire(1, kLong)); });
+  std::atomic<bool> has_one = false;
+  std::thread waits([&] {
+    waited = status_of(pool->acquire(1, kForever));
+    has_one = true;
+  });
   for (int i = 0; i < 3000 && !is_asleep(*pool); ++i) ::usleep(1000);  // who comes later has it all the same
   ::kill(broker.pid(), SIGCONT);
   adds.join();
+  CHECK(comes_true([&] { return has_one.load(); }));
+  must(pool->release(first));  // else it would wait for ever
   waits.join();
   CHECK(refused == Status::full);
   CHECK(waited == Status::ok);
-  must(pool->release(first));
 }
 
 TEST_CASE("of two threads that wait for a message that has to be done one gets it, and the other is told BUSY") {
