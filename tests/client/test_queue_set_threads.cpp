@@ -263,6 +263,33 @@ TEST_CASE("threads that ask for a queue's descriptor at once get the same one") 
   CHECK(heard_by(*in, fds[0]) == "m");
 }
 
+TEST_CASE("who finds nothing while another thread arms the descriptor leaves that to it") {
+  Armed both;
+  auto in = reader(both.pool, "q", Kind::claim);
+  QueueSet set;
+  must(set.add(*in, nullptr));
+  const int fd = must(set.descriptor());
+  std::atomic<bool> came_back = false;
+  std::thread second;
+  {
+    const pool_tests::AtStep arming(Step::Z4, [&] {  // with the pool's lock held
+      second = std::thread([&] {
+        set.rearm();
+        came_back = true;
+      });
+      CHECK(comes_true([&] { return came_back.load(); }));
+    });
+    set.rearm();
+  }
+  REQUIRE(second.joinable());
+  second.join();
+  settle(set, fd);
+  auto out = writer(both.other, "q", Kind::claim);
+  settle(set, fd);
+  must(out->send(bytes_of("m"), kNoWait));
+  CHECK(becomes_readable(fd, 30'000));
+}
+
 TEST_CASE("several threads receive from a queue with a descriptor, also when the broker goes") {
   harness::BrokerFixture broker;
   auto session = open(broker);
