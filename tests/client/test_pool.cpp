@@ -366,8 +366,9 @@ TEST_CASE("who opens a pool that another thread of the process is making waits f
     ::usleep(3'000'000);
     session->note_pool(pool, true);
   });
-  CHECK(must(Pool::open(session, opening)).get() == pool.get());
+  const auto opened = Pool::open(session, opening);
   maker.join();
+  CHECK(must(opened).get() == pool.get());
 }
 
 TEST_CASE("threads that open a pool and close it again never meet a refusal") {
