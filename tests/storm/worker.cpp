@@ -24,6 +24,7 @@ using namespace shmb;
 using namespace shmb::client;
 
 constexpr std::int64_t kMillisecond = 1'000'000;
+constexpr std::uint64_t kMostSends = 5;  // in one turn
 constexpr std::uint64_t kRegionMark = 0x7265u, kRegionBytes = 8192;
 
 // What a call is, in Worker::doing.
@@ -176,9 +177,10 @@ class Life {
       bool any = false;
       if (ledger_.stop_sending.load(std::memory_order_relaxed) == 0) {
         for (Writer& writer : writers_) {
-          for (std::uint64_t n = roll(6); n > 0; --n)
+          for (std::uint64_t n = roll(kMostSends + 1); n > 0; --n)
             if (!send_one(writer)) return false;
-          if (writer.next + 4 >= kMostMessages) return true;  // full: a newcomer begins again
+          // Full, but for the next turn's, of which each may send a slot twice: a newcomer begins again.
+          if (writer.next + 2 * kMostSends >= kMostMessages) return true;
         }
         if (one_in(3000)) return true;  // leaves in good order
       }

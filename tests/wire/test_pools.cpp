@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <optional>
 #include <vector>
 
@@ -217,7 +218,10 @@ bool send_in_vain(RawClient& client, const shmb::Fd& fd) {
   const Packet set =
       with_fds(plain(SHMBW_OP_POOL_DOORBELL, 5, shmbw_pool_doorbell{77, SHMBW_DOORBELL_SET, 0, 0, 0}), 1);
   const int numbers[] = {fd.get()};
-  return client.send(set, numbers) && client.reply(5).header().status == static_cast<int>(shmb::Status::not_found);
+  return client.send(set, numbers);
+}
+bool refused_in_vain(RawClient& client) {
+  return client.reply(5).header().status == static_cast<int>(shmb::Status::not_found);
 }
 
 }  // namespace
@@ -229,8 +233,13 @@ TEST_CASE("a descriptor whose maker lets its close wait for ever keeps neither t
     {
       RawClient client = RawClient::connect(broker.socket());
       REQUIRE(client.call(SHMBW_OP_HELLO, passing()).ok());
-      CHECK(send_in_vain(client, stuck->writer));
-      stuck->writer.reset();  // the broker's is the last one, or already in its close
+      // The broker's must be the last one: who closes that waits.
+      ::kill(broker.pid(), SIGSTOP);
+      const bool sent = send_in_vain(client, stuck->writer);
+      stuck->writer.reset();
+      ::kill(broker.pid(), SIGCONT);
+      CHECK(sent);
+      CHECK(refused_in_vain(client));
       CHECK(client.status().ok());
     }
     CHECK(broker.stop() == 0);
@@ -242,23 +251,35 @@ TEST_CASE("law 8: a user whose close never ends keeps no other user's descriptor
   BrokerOptions options;
   options.system = true;
   on_each_engine(options, [](BrokerFixture& broker) {
-    const harness::Gate sent, over;
+    const harness::Gate greeted, stopped, sent, going_on, refused, over;
     const std::string path = broker.socket();
     harness::Child other = harness::Child::run_as(1001, 1001, [&] {
       auto stuck = NeverClosed::make();
       RawClient client = RawClient::connect(path);
-      if (!stuck || !client.call(SHMBW_OP_HELLO, passing()).ok() || !send_in_vain(client, stuck->writer)) return 1;
+      if (!stuck || !client.call(SHMBW_OP_HELLO, passing()).ok()) return 1;
+      greeted.open();
+      if (!stopped.wait() || !send_in_vain(client, stuck->writer)) return 2;
       stuck->writer.reset();
       sent.open();
+      if (!going_on.wait() || !refused_in_vain(client)) return 3;
+      refused.open();
       over.wait(60'000);
       return 0;
     });
-    REQUIRE(sent.wait());
+    REQUIRE(greeted.wait());
+    ::kill(broker.pid(), SIGSTOP);
+    stopped.open();
+    const bool came = sent.wait();
+    ::kill(broker.pid(), SIGCONT);
+    REQUIRE(came);
+    going_on.open();
+    REQUIRE(refused.wait());
     RawClient client = RawClient::connect(path);
     REQUIRE(client.call(SHMBW_OP_HELLO, passing()).ok());
     auto pair = shmb::sys::seqpacket_pair();
     REQUIRE(pair);
     CHECK(send_in_vain(client, (*pair)[0]));
+    CHECK(refused_in_vain(client));
     (*pair)[0].reset();
     pollfd end{(*pair)[1].get(), POLLIN, 0};
     CHECK(::poll(&end, 1, 30'000) == 1);
