@@ -60,7 +60,7 @@ Connection::Connection(Transport& transport, Fd socket, Identity identity)
       socket_(std::move(socket)),
       identity_(std::move(identity)),
       outbox_(std::make_unique<Outbox>(socket_.get(), transport.config().limits.events_queued, transport.in_flight(),
-                                       this, std::uint64_t{identity_.facts.uid} << 32 | identity_.facts.pid)) {}
+                                       this, Sharer{identity_.facts.uid, identity_.facts.pid})) {}
 
 Connection::~Connection() {
   discard_brought();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a packet to its handler. What breaks the frame drops the peer (answer 20 of the protocol's rules); everything
 // else that is wrong is an error reply and the session goes on.
+#include <algorithm>
 #include <cstring>
 
 #include "daemon/answer.hpp"
@@ -151,13 +152,26 @@ bool is_ring(const wire::PacketView& packet) {
          known_part<shmbw_pool_doorbell>(packet.fixed).flags == SHMBW_DOORBELL_RING;
 }
 
-// How many a request brings, by its op and state (law 8).
+// The refusal is sent also where the header asks for no reply: such a header is not understood.
+void refuse_aloud(const Request& request, Status status, std::string_view sentence) {
+  shmbw_header answered = request.packet.header;
+  answered.flags = static_cast<std::uint16_t>(answered.flags & ~SHMBW_HEADER_NO_REPLY);
+  const wire::PacketView view{answered, request.packet.fixed, request.packet.rest};
+  Request{request.world, request.session, view}.fail(status, sentence);
+}
+
+std::size_t descriptors_of(const shmbw_gpu_device& wish, std::uint16_t brought) {
+  if ((wish.flags & ~std::uint32_t{SHMBW_GPU_DEVICE_KNOWN}) != 0) return std::min<std::uint16_t>(brought, 1);
+  return (wish.flags & SHMBW_GPU_DEVICE_NODE_GIVEN) != 0 ? 1 : 0;
+}
+
+// How many a request brings, by its op and state (law 8). Flags that are not known say nothing about that.
 std::size_t descriptors_of(const wire::PacketView& packet) {
   switch (packet.header.op) {
     case SHMBW_OP_POOL_DOORBELL:
       return known_part<shmbw_pool_doorbell>(packet.fixed).flags == SHMBW_DOORBELL_SET ? 1 : 0;
     case SHMBW_OP_GPU_DEVICE:
-      return (known_part<shmbw_gpu_device>(packet.fixed).flags & SHMBW_GPU_DEVICE_NODE_GIVEN) != 0 ? 1 : 0;
+      return descriptors_of(known_part<shmbw_gpu_device>(packet.fixed), packet.header.n_fds);
     case SHMBW_OP_GPU_PUBLISH:
       return descriptors_of_publications(packet);
     case SHMBW_OP_GPU_CHUNKS:
@@ -182,17 +196,13 @@ void dispatch(World& world, Session& session, const wire::PacketView& packet) {
   const bool may_be_silent = one_way || header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_QUEUE_HOLD ||
                              header.op == SHMBW_OP_REF_RELEASE || header.op == SHMBW_OP_REF_SETTLE ||
                              header.op == SHMBW_OP_GPU_REPORT || is_ring(packet);
-  if (request.silent() && !may_be_silent) {
-    shmbw_header answered = header;
-    answered.flags = static_cast<std::uint16_t>(answered.flags & ~SHMBW_HEADER_NO_REPLY);
-    const wire::PacketView view{answered, packet.fixed, packet.rest};
-    return Request{world, session, view}.fail(
-        Status::invalid,
-        "no_reply is for READY, RELEASE, LANE_THROUGH, QUEUE_HOLD, POOL_DOORBELL with ring, REF_RELEASE, REF_SETTLE "
-        "and GPU_REPORT only");
-  }
+  // First of all: a broker that does not know a flag does not know what it does to the others.
   if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
-    return request.fail(Status::unknown_flags, "the header has a flag that this broker does not know");
+    return refuse_aloud(request, Status::unknown_flags, "the header has a flag that this broker does not know");
+  if (request.silent() && !may_be_silent)
+    return refuse_aloud(request, Status::invalid,
+                        "no_reply is for READY, RELEASE, LANE_THROUGH, QUEUE_HOLD, POOL_DOORBELL with ring, "
+                        "REF_RELEASE, REF_SETTLE and GPU_REPORT only");
   if (header.status != 0 && !one_way) return request.fail(Status::invalid, "a request's status must be 0");
   if (hello) {
     if (session.greeted()) return request.fail(Status::invalid, "HELLO was answered already on this connection");

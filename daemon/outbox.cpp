@@ -75,18 +75,50 @@ bool InFlight::within_share(Outbox& outbox, std::int64_t now) {
 
 bool InFlight::over_share(const Outbox& outbox) const { return outbox.process_->second.unread > share(); }
 
-Outbox::Outbox(int socket, std::size_t events_queued, InFlight& in_flight, void* owner, std::uint64_t process)
+void EventQueue::push(wire::Bytes packet) {
+  // What was sent makes room, as soon as that is most of it.
+  if (first_ > memory_.size() / 2) {
+    memory_.erase(memory_.begin(), memory_.begin() + static_cast<std::ptrdiff_t>(first_));
+    first_ = 0;
+  }
+  const auto size = static_cast<std::uint32_t>(packet.size());
+  const auto head = std::as_bytes(std::span(&size, 1));
+  memory_.insert(memory_.end(), head.begin(), head.end());
+  memory_.insert(memory_.end(), packet.begin(), packet.end());
+  ++count_;
+}
+
+wire::Bytes EventQueue::front() const {
+  std::uint32_t size = 0;
+  std::memcpy(&size, memory_.data() + first_, sizeof size);
+  return wire::Bytes(memory_).subspan(first_ + sizeof size, size);
+}
+
+void EventQueue::pop() {
+  constexpr std::size_t kKept = 512;  // who is sent one event after the other costs no allocation for each
+  first_ += cost(front());
+  if (--count_ != 0) return;
+  first_ = 0;
+  memory_.clear();
+  if (memory_.capacity() > kKept) memory_ = {};
+}
+
+Outbox::Outbox(int socket, std::size_t events_queued, InFlight& in_flight, void* owner, Sharer sharer)
     : socket_(socket),
       events_queued_(events_queued),
       in_flight_(in_flight),
       owner_(owner),
-      process_(in_flight.processes_.try_emplace(process).first) {
+      process_(in_flight.processes_.try_emplace(std::uint64_t{sharer.uid} << 32 | sharer.pid).first),
+      user_(in_flight.users_.try_emplace(sharer.uid).first) {
   ++process_->second.sessions;
+  ++user_->second.sessions;
 }
 
 Outbox::~Outbox() {
   in_flight_.remove(*this);
   in_flight_.kept_ -= kept_fds_.size();
+  drop_events();
+  if (--user_->second.sessions == 0) in_flight_.users_.erase(user_);
   if (--process_->second.sessions == 0) in_flight_.processes_.erase(process_);
 }
 
@@ -97,8 +129,18 @@ void Outbox::abandon() {
   in_flight_.kept_ -= kept_fds_.size();
   kept_fds_.clear();
   kept_reply_ = false;
-  events_.clear();
+  drop_events();
   lost_events_ = 0;
+}
+
+void Outbox::drop_event() {
+  user_->second.event_bytes -= EventQueue::cost(events_.front());
+  events_.pop();
+}
+
+void Outbox::drop_events() {
+  user_->second.event_bytes -= events_.bytes();
+  events_.clear();
 }
 
 bool Outbox::nothing_unread() {
@@ -165,15 +207,19 @@ Outbox::Sent Outbox::reply(wire::Bytes packet, std::span<const int> fds, std::in
   return Sent::kept;
 }
 
+// Who reads gets its events, however much others of its user leave unread: only what has to be queued is bounded.
 void Outbox::event(wire::Bytes packet) {
+  if (events_.empty() && lost_events_ == 0 && may_send_event() && send_event(packet)) return;
   // Once some are lost, so is all until the gap has been told: the peer never sees a hole that is not announced.
-  if (events_.size() >= events_queued_ || lost_events_ > 0) {
+  std::uint64_t& used = user_->second.event_bytes;
+  const std::size_t cost = EventQueue::cost(packet);
+  if (events_.count() >= events_queued_ || lost_events_ > 0 || used + cost > InFlight::kEventBytesOfUser) {
     ++lost_events_;
     last_lost_ = sequence_of(packet);
     return;
   }
-  events_.emplace_back(packet.begin(), packet.end());
-  send_events();
+  used += cost;
+  events_.push(packet);
 }
 
 Outbox::Sent Outbox::flush(std::int64_t now) {
@@ -192,14 +238,22 @@ Outbox::Sent Outbox::flush(std::int64_t now) {
   return Sent::sent;
 }
 
-void Outbox::send_events() {
-  if (kept_reply_ || (events_.empty() && lost_events_ == 0)) return;
+bool Outbox::may_send_event() {
+  if (kept_reply_) return false;
   notice();
-  if (reply_unread_ || event_unread_) return;
+  return !reply_unread_ && !event_unread_;
+}
+
+// False: there is no room now. A peer that is gone takes everything.
+bool Outbox::send_event(wire::Bytes packet) {
+  if (auto sent = sys::send(socket_, packet, {}, {}, false); !sent && passing(sent.error())) return false;
+  return event_unread_ = true;
+}
+
+void Outbox::send_events() {
+  if ((events_.empty() && lost_events_ == 0) || !may_send_event()) return;
   if (!events_.empty()) {
-    if (auto sent = sys::send(socket_, events_.front(), {}, {}, false); !sent && passing(sent.error())) return;
-    events_.pop_front();
-    event_unread_ = true;
+    if (send_event(events_.front())) drop_event();
     return;
   }
   std::byte buffer[128];
@@ -208,9 +262,7 @@ void Outbox::send_events() {
   gap.sequence = last_lost_;
   gap.lost = lost_events_;
   writer.begin(SHMBW_EVENT | SHMBW_EVENT_GAP, 0, Status::ok, gap);
-  if (auto sent = sys::send(socket_, writer.finish(0), {}, {}, false); !sent && passing(sent.error())) return;
-  lost_events_ = 0;
-  event_unread_ = true;
+  if (send_event(writer.finish(0))) lost_events_ = 0;
 }
 
 std::uint32_t Outbox::unread_descriptors() {

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <span>
 #include <vector>
@@ -41,6 +40,10 @@ class InFlight {
   bool over_share(const Outbox& outbox) const;  // as far as is known without asking the sockets
   std::uint64_t kept() const { return kept_; }  // copies held for replies that wait to be sent
 
+  // Bytes of queued events of all sessions of one user. More are lost, each session's with its gap: a user that opens
+  // sessions and reads nothing must not fill the broker's memory, which never shrinks by as much as it grew.
+  static constexpr std::uint64_t kEventBytesOfUser = 4 << 20;
+
  private:
   friend class Outbox;
   struct Process {
@@ -48,6 +51,11 @@ class InFlight {
     std::uint32_t sessions = 0;
   };
   using Processes = std::map<std::uint64_t, Process>;
+  struct User {
+    std::uint64_t event_bytes = 0;
+    std::uint32_t sessions = 0;
+  };
+  using Users = std::map<std::uint32_t, User>;
 
   void add(Outbox& outbox, std::size_t descriptors);
   void remove(Outbox& outbox);
@@ -56,14 +64,37 @@ class InFlight {
   std::uint64_t allowance_;
   List<Outbox, Unread> list_;
   Processes processes_;
+  Users users_;
   std::uint64_t descriptors_ = 0, abandoned_ = 0, kept_ = 0;
   std::int64_t look_after_ = 0;
 };
 
+// Who shares allowances with a session: its process, by uid and pid, and its user.
+struct Sharer {
+  std::uint32_t uid = 0, pid = 0;
+};
+
+// Packets one behind the other in one block of memory, which is given back when there are none.
+class EventQueue {
+ public:
+  bool empty() const { return count_ == 0; }
+  std::size_t count() const { return count_; }
+  std::size_t bytes() const { return memory_.size() - first_; }  // with what each packet costs besides
+  static std::size_t cost(wire::Bytes packet) { return packet.size() + sizeof(std::uint32_t); }
+  void push(wire::Bytes packet);
+  wire::Bytes front() const;
+  void pop();
+  void clear() { *this = EventQueue(); }
+
+ private:
+  std::vector<std::byte> memory_;
+  std::size_t first_ = 0, count_ = 0;
+};
+
 class Outbox : public Hook<Outbox, Unread> {
  public:
-  // `owner` is handed out again by owner(); `process` is whoever shares the allowance with this session.
-  Outbox(int socket, std::size_t events_queued, InFlight& in_flight, void* owner, std::uint64_t process);
+  // `owner` is handed out again by owner().
+  Outbox(int socket, std::size_t events_queued, InFlight& in_flight, void* owner, Sharer sharer);
   Outbox(const Outbox&) = delete;
   Outbox& operator=(const Outbox&) = delete;
   ~Outbox();
@@ -90,13 +121,18 @@ class Outbox : public Hook<Outbox, Unread> {
   void notice();  // SIOCOUTQ: forgets what has been read
   bool nothing_unread();
   Sent send(wire::Bytes packet, std::span<const int> fds, std::int64_t now);
+  bool may_send_event();
+  bool send_event(wire::Bytes packet);
   void send_events();
+  void drop_event();
+  void drop_events();
 
   int socket_;
   std::size_t events_queued_;
   InFlight& in_flight_;
   void* owner_;
   InFlight::Processes::iterator process_;
+  InFlight::Users::iterator user_;
 
   bool reply_unread_ = false, event_unread_ = false;
   std::uint32_t descriptors_ = 0;
@@ -106,7 +142,7 @@ class Outbox : public Hook<Outbox, Unread> {
   std::vector<std::byte> kept_packet_;
   std::vector<Fd> kept_fds_;
 
-  std::deque<std::vector<std::byte>> events_;
+  EventQueue events_;
   std::uint64_t lost_events_ = 0, last_lost_ = 0;
 
   friend class InFlight;

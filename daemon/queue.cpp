@@ -184,9 +184,9 @@ std::uint32_t flags_of(const shmbw_queue_open& wish) {
 }
 
 Result<void> check_words(const Participant& caller, const shmbw_queue_open& wish, std::string_view name) {
-  if (auto valid = names::check(name, "queue name"); !valid) return valid;
   if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_OPEN_KNOWN}) != 0)
     return error(Status::unknown_flags, "a flag of queue_open is not known to this broker");
+  if (auto valid = names::check(name, "queue name"); !valid) return valid;
   const bool writer = (wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0;
   if (!writer && (wish.flags & SHMBW_QUEUE_OPEN_READER) == 0)
     return error(Status::invalid, "open a queue as reader, as writer or as both");

@@ -3,9 +3,11 @@
 #include "daemon/outbox.hpp"
 
 #include <doctest/doctest.h>
+#include <malloc.h>
 #include <sys/socket.h>
 
 #include <cstring>
+#include <deque>
 #include <memory>
 
 #include "base/fault.hpp"
@@ -21,7 +23,7 @@ namespace {
 struct Pair {
   std::array<Fd, 2> ends = std::move(*sys::seqpacket_pair());
   InFlight in_flight{1000};
-  Outbox box{ends[0].get(), 4, in_flight, this, 1};
+  Outbox box{ends[0].get(), 4, in_flight, this, {0, 1}};
   std::byte bytes[64] = {};
 
   Outbox::Sent reply(int fds) {
@@ -64,7 +66,7 @@ TEST_CASE(
   CHECK(first.in_flight.descriptors() == 7);
   CHECK(first.in_flight.oldest() == &first.box);
   {
-    Outbox second(first.ends[1].get(), 4, first.in_flight, &first, 2);
+    Outbox second(first.ends[1].get(), 4, first.in_flight, &first, {0, 2});
     int number = 0;
     CHECK(second.reply(first.bytes, std::span<const int>(&number, 1), 2) == Outbox::Sent::sent);
     CHECK(first.in_flight.descriptors() == 8);
@@ -121,13 +123,13 @@ TEST_CASE("a kept reply dies with its session, and one that cannot even be kept 
   std::byte bytes[32] = {};
   int number = 0;
   {
-    Outbox box(ends[0].get(), 4, in_flight, &in_flight, 1);
+    Outbox box(ends[0].get(), 4, in_flight, &in_flight, {0, 1});
     harness::Injected fault(fault::Call::send, ENOBUFS, 1, -1);
     CHECK(box.reply(bytes, std::span<const int>(&number, 1), 1) == Outbox::Sent::kept);
     CHECK(in_flight.kept() == 1);
   }
   CHECK(in_flight.kept() == 0);
-  Outbox box(ends[0].get(), 4, in_flight, &in_flight, 1);
+  Outbox box(ends[0].get(), 4, in_flight, &in_flight, {0, 1});
   harness::Injected fault(fault::Call::send, EAGAIN, 1, -1);
   fault::inject(fault::Call::dup, EMFILE, 1, -1);
   CHECK(box.reply(bytes, std::span<const int>(&number, 1), 1) == Outbox::Sent::lost);
@@ -153,8 +155,9 @@ TEST_CASE("one process may have half of all unread; once that is passed, each pr
   InFlight in_flight(160);  // half is 80, the small share 40
   auto ends = std::move(*sys::seqpacket_pair()), other_ends = std::move(*sys::seqpacket_pair()),
        third_ends = std::move(*sys::seqpacket_pair());
-  Outbox one(ends[0].get(), 4, in_flight, &in_flight, 1), same(other_ends[0].get(), 4, in_flight, &in_flight, 1),
-      other(third_ends[0].get(), 4, in_flight, &in_flight, 2);
+  Outbox one(ends[0].get(), 4, in_flight, &in_flight, {0, 1}),
+      same(other_ends[0].get(), 4, in_flight, &in_flight, {0, 1}),
+      other(third_ends[0].get(), 4, in_flight, &in_flight, {0, 2});
   constexpr std::int64_t kSecondLater = 1'000'000'000;
   std::int64_t now = 0;
   std::byte bytes[32] = {};
@@ -181,7 +184,7 @@ TEST_CASE("one process may have half of all unread; once that is passed, each pr
     other.abandon();
     CHECK_FALSE(in_flight.crowded());
     CHECK(in_flight.descriptors() == 101);
-    Outbox back(third_ends[1].get(), 4, in_flight, &in_flight, 2);
+    Outbox back(third_ends[1].get(), 4, in_flight, &in_flight, {0, 2});
     CHECK_FALSE(in_flight.within_share(back, now += kSecondLater));
     REQUIRE(sys::receive(third_ends[1].get(), buffer, fds, false));
     REQUIRE(sys::receive(third_ends[1].get(), buffer, fds, false));
@@ -196,7 +199,7 @@ TEST_CASE("a process over its share that asks on and on makes the others' socket
   struct Unread {
     std::array<Fd, 2> ends = std::move(*sys::seqpacket_pair());
     Outbox box;
-    explicit Unread(InFlight& all) : box(ends[0].get(), 4, all, &all, 1) {}
+    explicit Unread(InFlight& all) : box(ends[0].get(), 4, all, &all, {0, 1}) {}
   };
   std::vector<std::unique_ptr<Unread>> greedy;
   const std::byte bytes[32] = {};
@@ -216,4 +219,37 @@ TEST_CASE("a process over its share that asks on and on makes the others' socket
   std::vector<Fd> fds;
   for (auto& peer : greedy) REQUIRE(sys::receive(peer->ends[1].get(), buffer, fds, false));
   CHECK(in_flight.within_share(asks.box, now += 1'000'000'000));  // nobody is forgotten
+}
+
+TEST_CASE("sessions of one user that read no event keep a bounded amount of memory, and each is told its gap") {
+  InFlight in_flight(1000);
+  auto ends = std::move(*sys::seqpacket_pair());
+  auto heap = [] {
+    const auto now = mallinfo2();
+    return now.uordblks + now.hblkhd;
+  };
+  const std::size_t before = heap();
+  {
+    std::deque<Outbox> lazy;
+    constexpr std::uint32_t kSessions = 2048;
+    for (std::uint32_t i = 0; i < kSessions; ++i)
+      lazy.emplace_back(ends[0].get(), 256, in_flight, &in_flight, Sharer{1000, i});
+    std::byte buffer[64];
+    for (std::uint64_t sequence = 1; sequence <= 300; ++sequence) {
+      wire::Writer writer(buffer);
+      shmbw_region_gone_event fixed{};
+      fixed.sequence = sequence;
+      writer.begin(SHMBW_EVENT | SHMBW_EVENT_REGION_GONE, 0, Status::ok, fixed);
+      const wire::Bytes packet = writer.finish(0);
+      for (Outbox& box : lazy) box.event(packet);
+    }
+    CHECK(heap() - before < (std::size_t{12} << 20));
+    auto own = std::move(*sys::seqpacket_pair());
+    Outbox reads(own[0].get(), 256, in_flight, &in_flight, Sharer{1000, 1});
+    std::byte bytes[64] = {};
+    reads.event(bytes);
+    std::byte received[64];
+    CHECK(sys::receive_data(own[1].get(), received)->size == 64);
+  }
+  CHECK(heap() - before < 64 * 1024);
 }
