@@ -14,7 +14,6 @@
 #ifndef MSGPACK_NO_BOOST
 #define MSGPACK_NO_BOOST
 #endif
-#include <cxxabi.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,6 +31,8 @@
 #include <typeinfo>
 #include <utility>
 #include <vector>
+
+#include "thrown.hpp"
 
 namespace shmbroker {
 
@@ -55,12 +56,6 @@ inline const Session& rank_session() {
 }
 
 namespace detail {
-
-inline std::string demangled(const char* name) {
-  int status = 0;
-  std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(name, nullptr, nullptr, &status), std::free);
-  return status == 0 && text ? text.get() : name;
-}
 
 inline const char* type_text(const msgpack::object& object) {
   switch (object.type) {

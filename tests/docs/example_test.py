@@ -63,7 +63,8 @@ def compiles(root, text, programs):
         # The installed layout: shmbroker/shmbroker.h.
         (Path(folder) / "shmbroker").mkdir()
         for header in ("client/shmbroker.h", "client/shmbroker.hpp", "client/heap.hpp", "client/heap_lock.hpp",
-                       "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/spawn_values.hpp", "spawn/throw_point.hpp", "spawn/shmbroker_remote.h",
+                       "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/spawn_values.hpp", "spawn/throw_point.hpp", "spawn/thrown.hpp",
+                       "spawn/shmbroker_cause.h", "spawn/shmbroker_remote.h",
                        "spawn/remote.hpp", "spawn/remote_values.hpp", "cuda/shmbroker_cuda.h", "cuda/cuda.hpp",
                        "proto/shmb_status.h", "proto/shmb_wire.h"):
             (Path(folder) / "shmbroker" / Path(header).name).symlink_to(root / header)

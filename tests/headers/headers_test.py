@@ -42,7 +42,8 @@ def compiles(folder, compiler, options, suffix, text):
 
 
 def throws(header):
-    return header.startswith("heap") or header in ("spawn.hpp", "spawn_values.hpp", "remote.hpp", "remote_values.hpp")
+    return header.startswith("heap") or header in ("spawn.hpp", "spawn_values.hpp", "remote.hpp", "remote_values.hpp",
+                                                   "thrown.hpp")
 
 
 def options_of(header):
