@@ -23,6 +23,8 @@ class WireSession {
   Created create(std::size_t count, std::uint64_t length);  // up to 253, unnamed
   void release(const std::vector<shmbw_region_ref>& regions);
   shmbw_status_reply status();
+  // Requests of the greatest length, more than an engine has receive buffers: each of its pages has then been used.
+  void use_receive_buffers();
   // A world of one, and references of its worker to itself.
   void join_world(std::uint32_t port);
   void create_references(std::size_t count);
