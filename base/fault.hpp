@@ -2,7 +2,7 @@
 // The test seam, compiled only with SHMB_TEST_SEAM. Every wrapper in base/sys_*.cpp asks `fault::fails(Call::x)`
 // first; in the shipped build that is the constant 0 and the branch disappears. It is steered by function calls
 // and, in the uninstalled `shmbrokerd-testseam`, by the option --seam: never by environment, because the broker is
-// privileged.
+// privileged. One thing is: see base/rescue.hpp.
 #pragma once
 
 #ifdef SHMB_BOTH_FLAVOURS

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/rescue.hpp"
 #include "client/lane.hpp"
 
 namespace shmb::client {
@@ -246,7 +247,7 @@ Deadline Participant::expiry() {
   for (const LaneSender* sender : senders_) earliest = std::min(earliest, sender->earliest());
   if (earliest == INT64_MAX) return Deadline::after(kForever);
   const std::int64_t left = earliest - sys::now_monotonic();
-  return Deadline::after(left > 0 ? left : kAgain);
+  return Deadline::after(left > 0 ? left : rescue_interval(kAgain));
 }
 
 void Participant::slot_sources(std::vector<std::atomic<std::uint64_t>*>& masks) {

@@ -104,6 +104,7 @@ void Pool::begin(std::uint32_t index, std::uint32_t life) {
   me_ = std::make_unique<Participant>(view_, index, life);
   me_->sleeper().on_doorbell(
       [this](std::uint32_t peer, std::uint32_t of_life, bool dead) { return bell_of(peer, of_life, dead); });
+  me_->sleeper().on_look([this] { return broker_there(); }, kLookAtBroker);
   users_.assign(view_.slots(), 0);
   seen_change_ = change() - 1;
 }

@@ -140,13 +140,10 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   // Sleeper::wait(), which a broker that is gone ends with SESSION_LOST.
   template <class F>
   Result<bool> sleep(Sleeper::Masks masks, F&& something_there, Deadline deadline, bool rouse = false) {
-    for (;;) {
-      const Deadline look = earlier(deadline, Deadline::after(kLookAtBroker));
-      auto woken = me_->sleeper().wait(masks, something_there, look, std::exchange(rouse, false));
-      if (!woken || *woken) return woken;
+    auto woken = me_->sleeper().wait(masks, something_there, deadline, rouse);
+    if (woken && !*woken)
       if (auto there = broker_there(); !there) return std::unexpected(there.error());
-      if (deadline.passed()) return false;
-    }
+    return woken;
   }
   Result<std::uint32_t> take(std::uint64_t length, Wait& wait, Lock& lock, std::int64_t timeout = 0);
   std::optional<std::uint32_t> take_at_once(std::uint64_t length);  // nullopt: take() waits, grows, or says why not

@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 
+#include "base/rescue.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "client/obtain.hpp"
@@ -222,6 +223,17 @@ void QueueSet::rearm() {
   if (!arm_all()) signal();
 }
 
+// False: the deadline, the broker may be gone, or it is time to look for rescue.
+Result<bool> QueueSet::await_descriptor(Deadline deadline) {
+  for (;;) {
+    const Deadline look = earlier(deadline, Deadline::after(Pool::kLookAtBroker));
+    auto readable = sys::poll_readable(epoll_.get(), look.left());
+    if (!readable) return system_failure(readable.error(), "poll on a set of queues");
+    if (*readable || deadline.passed() || rescues()) return *readable;
+    if (std::ranges::any_of(pools(), [](const auto& pool) { return !pool->broker_there(); })) return false;
+  }
+}
+
 Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
   if (entries_.empty()) return error(Status::invalid, "the set has no queues to wait on");
   for (const Entry& entry : entries_)
@@ -261,10 +273,10 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
       if (until.until().passed()) return error(Status::deadline, late);
       continue;
     }
-    const Deadline look = earlier(until.until(), Deadline::after(Pool::kLookAtBroker));
-    auto readable = sys::poll_readable(epoll_.get(), look.left());
-    if (!readable) return system_failure(readable.error(), "poll on a set of queues");
-    if (const Entry* entry = chosen()) return *entry;
+    auto readable = await_descriptor(until.until());
+    if (!readable) return std::unexpected(readable.error());
+    if (*readable || rescues())
+      if (const Entry* entry = chosen()) return *entry;
     // Also where it is readable without end: a peer may ring without a message, and shut the doorbell down.
     const bool passed = until.until().passed();
     if (*readable && !passed) continue;
@@ -316,7 +328,7 @@ void Pool::note_bell(std::uint32_t participant, std::uint32_t life, std::vector<
   PeerBell& bell = bells_[participant];
   bell = {life, 0, 0, {}};
   if (!fds.empty()) bell.fd = std::move(fds.front());
-  else bell.not_before = sys::now_monotonic() + kAskAgainAfter;
+  else bell.not_before = sys::now_monotonic() + rescue_interval(kAskAgainAfter);
 }
 
 void Pool::take_asked_bell() {
@@ -378,7 +390,7 @@ int Pool::bell_of(std::uint32_t participant, std::uint32_t life, bool dead) {
   take_asked_bell();
   if (dead && has_bell(participant, life)) {
     bells_[participant].fd = Fd();
-    bells_[participant].not_before = sys::now_monotonic() + kAskAgainAfter;
+    bells_[participant].not_before = sys::now_monotonic() + rescue_interval(kAskAgainAfter);
   }
   if (has_bell(participant, life)) return bells_[participant].fd.get();
   if ((view_.header().doorbells.load(std::memory_order_acquire) >> participant & 1) == 0) return -1;

@@ -46,7 +46,8 @@ class QueueSet {
   Result<void> watch(Pool& pool);
   Result<void> make_descriptor();
   void forget(const std::shared_ptr<Pool>& pool);  // if it has no queue here any more
-  bool arm_all();                                  // false: something is there
+  Result<bool> await_descriptor(Deadline deadline);
+  bool arm_all();  // false: something is there
   void disarm_all();
   void quiet();
   std::vector<std::shared_ptr<Pool>> pools() const;

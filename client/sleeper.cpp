@@ -108,17 +108,29 @@ void Sleeper::disarm_doorbell() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-Result<bool> Sleeper::block(std::uint32_t event, Deadline deadline) {
+// After a look the wait goes on as it was: who publishes meanwhile wakes it. It looks at its sources as well, for
+// rescue.
+Result<bool> Sleeper::block(std::uint32_t event, Deadline deadline, Deadline& look) {
   auto& word = participant_.view().wait(participant_.index()).event;
-  const std::int64_t until = deadline.endless() ? INT64_MAX : deadline.point().time_since_epoch().count();
-  lock().unlock();
-  SHMB_STEP(Z5);
-  const auto slept = sys::futex_wait(word, event, until);
-  SHMB_STEP(Z5_done);
-  lock().lock();
-  if (slept || slept.error().value == EAGAIN) return true;
-  if (slept.error().value == ETIMEDOUT) return false;
-  return system_failure(slept.error(), "waiting for a peer of the pool with futex");
+  for (;;) {
+    const Deadline end = earlier(deadline, look);
+    lock().unlock();
+    SHMB_STEP(Z5);
+    const auto slept = sys::futex_wait(word, event, end.endless() ? INT64_MAX : end.point().time_since_epoch().count());
+    SHMB_STEP(Z5_done);
+    lock().lock();
+    if (!slept && slept.error().value != EAGAIN && slept.error().value != ETIMEDOUT)
+      return system_failure(slept.error(), "waiting for a peer of the pool with futex");
+    const bool woken = slept || slept.error().value == EAGAIN;
+    const bool looked = look.passed();
+    if (looked) {
+      look = next_look();
+      if (auto fine = look_(); !fine) return std::unexpected(fine.error());
+    }
+    if (woken) return true;
+    if (deadline.passed()) return false;
+    if (looked && rescues()) return true;
+  }
 }
 
 void Sleeper::wake_own_threads() {

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/rescue.hpp"
 #include "base/result.hpp"
 #include "base/sys_process.hpp"
 #include "client/deadline.hpp"
@@ -86,6 +87,13 @@ class Sleeper {
     spin_always_ = always;
   }
   void on_doorbell(FindDoorbell find) { find_doorbell_ = std::move(find); }
+  // Of what nobody tells a sleeper: asked every `interval` nanoseconds of a wait, under the participant's lock. Its
+  // error ends the wait.
+  using Look = std::function<Result<void>()>;
+  void on_look(Look look, std::int64_t interval) {
+    look_ = std::move(look);
+    look_interval_ = interval;
+  }
 
   // Until `something_there()` (bool), which is called under the participant's lock, or the deadline: true or false. It
   // looks at all sources and at the directory's change word: the broker wakes whenever that moves. Other threads may
@@ -146,9 +154,11 @@ class Sleeper {
   void wake_up(Masks masks);               // Z7, Z6
   void announce(Masks masks);
   void withdraw(Masks masks);
-  void flag();                                                 // Z2, Z3
-  Result<bool> block(std::uint32_t event, Deadline deadline);  // Z5; false: the deadline
-  void prepare();     // behind Z3: lets go of what must not be kept while asleep
+  void flag();  // Z2, Z3
+  // Z5; false: the deadline. `look`: when the next one is due, which is moved on.
+  Result<bool> block(std::uint32_t event, Deadline deadline, Deadline& look);
+  void prepare();  // behind Z3: lets go of what must not be kept while asleep
+  Deadline next_look() const { return Deadline::after(look_ ? look_interval_ : kForever); }
   Deadline expiry();  // when there is more of that: a message that this process has sent is too old then
   void rouse_peers();
   LocalLock& lock();
@@ -158,6 +168,8 @@ class Sleeper {
   bool spin_always_ = false;
   std::uint32_t spins_spared_ = 0, spins_in_vain_ = 0;  // so many sleeps begin early yet; and after the next vain look
   FindDoorbell find_doorbell_;
+  Look look_;
+  std::int64_t look_interval_ = 0;
   struct Announced {
     std::atomic<std::uint64_t>* mask;
     std::uint32_t sleepers;  // threads of this process, and the doorbell
@@ -209,7 +221,7 @@ Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, 
     }
   }
   if (deadline.passed()) return false;
-  for (;;) {
+  for (Deadline look = next_look();;) {
     Result<bool> woken = true;
     {
       const Asleep asleep{*this, masks};
@@ -219,8 +231,9 @@ Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, 
       if (there) return true;
       prepare();
       if (std::exchange(rouse, false)) rouse_peers();
-      woken = block(asleep.event, earlier(deadline, expiry()));
+      woken = block(asleep.event, earlier(deadline, expiry()), look);
     }
+    if (woken && !*woken && deadline.passed() && !rescues()) return false;
     if (something_there()) {
       if (asleep_since != 0 && sys::now_monotonic() - asleep_since < spin_) spins_spared_ = spins_in_vain_ = 0;
       return true;

@@ -9,6 +9,7 @@
 #include <climits>
 
 #include "base/compat.hpp"
+#include "base/rescue.hpp"
 #include "base/sys_futex.hpp"
 #include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
@@ -417,7 +418,7 @@ void Pool::on_timer(std::int64_t now) {
   const bool changed = std::exchange(look_again, false);
   if (changed || now >= look_at) {
     retry = std::clamp(2 * retry, kRetryFirst, kRetryLast);
-    look_at = now + retry;
+    look_at = now + rescue_interval(retry);
     for (Participant& who : participants)
       if (who.repair && (changed || who.repair->state() == Repair::State::waiting)) who.repair->look_again();
   }

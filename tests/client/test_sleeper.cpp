@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <thread>
 
+#include "base/rescue.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "tests/client/pool_memory.hpp"
@@ -35,6 +36,38 @@ TEST_CASE("a wait ends at its deadline and leaves no trace") {
   const auto there = pair.one.sleeper().wait(pair.masks, [] { return false; }, Deadline::after(1'000'000));
   REQUIRE(there.has_value());
   CHECK_FALSE(*there);
+  pair.check_awake();
+}
+
+TEST_CASE("a message without a wake is found by the next look for rescue, and never where rescues are off") {
+  Pair pair;
+  Sleeper& sleeper = pair.one.sleeper();
+  sleeper.set_spin(0);
+  bool there = false;
+  int looks = 0;
+  const auto look = [&]() -> shmb::Result<void> {
+    there = ++looks == 2;
+    return {};
+  };
+  sleeper.on_look(look, 1'000'000);
+  const std::lock_guard guard(pair.one.lock());
+  const auto found = sleeper.wait(pair.masks, [&] { return there; }, Deadline::after(20'000'000));
+  REQUIRE(found.has_value());
+  CHECK(*found == shmb::rescues());
+  CHECK(looks >= 2);
+  pair.check_awake();
+}
+
+TEST_CASE("what a look finds wrong ends the wait with its sentence") {
+  Pair pair;
+  Sleeper& sleeper = pair.one.sleeper();
+  sleeper.set_spin(0);
+  sleeper.on_look([]() -> shmb::Result<void> { return shmb::error(shmb::Status::session_lost, "nobody"); }, 1'000'000);
+  const std::lock_guard guard(pair.one.lock());
+  const auto ended = sleeper.wait(pair.masks, [] { return false; }, Deadline::after(60'000'000'000));
+  REQUIRE_FALSE(ended.has_value());
+  CHECK(ended.error().status == shmb::Status::session_lost);
+  CHECK(ended.error().sentence == "nobody");
   pair.check_awake();
 }
 
