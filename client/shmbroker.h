@@ -19,7 +19,7 @@
  *    library does not know are zero (else SHMB_E_TOO_NEW). NULL options mean all defaults. Unknown flags are refused.
  *  - Strings are UTF-8 or ASCII, terminated by NUL. Group and region names: 1 to 96 bytes of [A-Za-z0-9._-], no
  *    leading dot.
- *  - An address is "UID:GROUP/NAME", "GROUP/NAME" (own uid) or "NAME" (the session's own group); GROUP may be "#id".
+ *  - An address is "UID:GROUP/NAME", "GROUP/NAME" (own uid) or "NAME" (the session's own group); GROUP may be "@id".
  *  - A session is lost for good when the broker goes away (SHMB_E_SESSION_LOST): mappings stay valid, calls that need
  *    the broker fail at once, and the caller connects again when it likes.
  */
@@ -455,7 +455,7 @@ SHMB_API int shmb_group_create(shmb_session* session, const shmb_group_options* 
 
 enum shmb_join_flag { SHMB_JOIN_SUPERVISOR = 1 << 0 }; /* a role: it watches the group, without being a member */
 
-/* The session becomes a member of a group (and leaves the one it was in): by name ("GROUP", "#id", "UID:GROUP"; own uid
+/* The session becomes a member of a group (and leaves the one it was in): by name ("GROUP", "@id", "UID:GROUP"; own uid
  * only) or by token. id may be NULL. Errors: NOT_FOUND, GROUP_ENDED, INVALID. After DEADLINE a group that was joined
  * too late is left again; the session is then in none, also if it was in another one before. Asking again is fine: then
  * the second answer counts. */

@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "proto/names.hpp"
 #include "proto/refusal.hpp"
 
 namespace shmb::client {
@@ -130,7 +131,7 @@ Result<RegionRow> find_region(Session& session, const names::Address& address, D
   } else if (!group.empty()) {
     selection.group_name = group;
   } else if (selection.group = session.facts().group; selection.group != 0) {
-    group = "#" + std::to_string(selection.group);
+    group = names::id_text(selection.group);
   }
   const wire::Sought sought{.name = address.name, .group = group, .owner_uid = address.owner_uid};
   if (group.empty() && !session.is_local()) return std::unexpected(session.of_broker(wire::not_found(sought)));

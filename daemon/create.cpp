@@ -58,7 +58,7 @@ Result<Group*> group_for_create(World& world, Session& session, std::uint64_t id
   if (id == 0) return own_group(world, session);
   Group* group = find_group(world, id);
   if ((group && group->closed && may_address(session, *group)) || (!group && id == session.ended_group))
-    return error(Status::group_ended, "group #" + std::to_string(id) + " has ended");
+    return error(Status::group_ended, "group " + names::id_text(id) + " has ended");
   if (!group || !may_address(session, *group)) return std::unexpected(no_such_group(id));
   return group;
 }

@@ -115,7 +115,7 @@ static void revive(Group& group) {
 Result<Group*> own_group(World& world, Session& session) {
   if (session.group) return session.group;
   if (session.ended_group)
-    return error(Status::group_ended, "group #" + std::to_string(session.ended_group) +
+    return error(Status::group_ended, "group " + names::id_text(session.ended_group) +
                                           " that this session was in has ended; leave it or join another one");
   auto made = make_group(world, session, {});
   if (made) join_group(world, session, **made);

@@ -15,6 +15,7 @@
 #include "daemon/session.hpp"
 #include "daemon/shelf.hpp"
 #include "daemon/watch.hpp"
+#include "proto/names.hpp"
 
 namespace shmb::daemon {
 
@@ -25,7 +26,7 @@ struct Rendezvous;
 struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next keep
   Group(World& world, std::uint64_t id, std::uint32_t uid, std::string_view name, Account& uid_account);
   void on_timer(std::int64_t now) override;
-  std::string text() const { return name.empty() ? "#" + std::to_string(id) : name; }
+  std::string text() const { return name.empty() ? names::id_text(id) : name; }
   bool kept() const { return ended_at != 0 && !closed; }
   std::uint32_t heirs() const;
   std::uint64_t configured(Slot slot) const;  // the limit that it has where its maker wished for no lower one

@@ -2,6 +2,8 @@
 // The table keeps each text once, as its key; the entry and the region only point at it.
 #include "daemon/name_table.hpp"
 
+#include "proto/names.hpp"
+
 namespace shmb::daemon {
 
 Region* NameTable::find(std::string_view name) const {
@@ -34,7 +36,7 @@ void NameTable::remove(Region& region) {
 }
 
 std::string name_key(std::uint32_t owner_uid, std::string_view group, std::string_view name) {
-  std::string key = group.starts_with('#') ? std::string() : std::to_string(owner_uid) + ':';
+  std::string key = names::is_group_id(group) ? std::string() : std::to_string(owner_uid) + ':';
   return key.append(group).append("/").append(name);
 }
 

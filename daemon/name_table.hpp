@@ -39,7 +39,7 @@ class NameTable {
 };
 
 // Where a subscription for a name waits, also while neither the group nor the name exists: "1000:train/weights",
-// "#12/weights" for an unnamed group.
+// "@12/weights" for an unnamed group.
 std::string name_key(std::uint32_t owner_uid, std::string_view group, std::string_view name);
 
 }  // namespace shmb::daemon

@@ -21,6 +21,7 @@
 #include "daemon/queue.hpp"
 #include "daemon/region.hpp"
 #include "daemon/timers.hpp"
+#include "proto/names.hpp"
 #include "proto/pool_layout.hpp"
 
 namespace shmb::daemon {
@@ -48,7 +49,7 @@ struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts {  // the timer repa
   void on_timer(std::int64_t now) override;
   bool receivers_done(std::uint32_t lane) override;
   void wake_peers() override;
-  std::string text() const { return name.empty() ? "#" + std::to_string(id) : "'" + name + "'"; }
+  std::string text() const { return name.empty() ? names::id_text(id) : "'" + name + "'"; }
   std::uint64_t live() const;   // participants, a bit each
   std::uint64_t bytes() const;  // with its segments
   pool::Broken broken() const {

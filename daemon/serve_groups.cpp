@@ -153,7 +153,7 @@ Result<Watch*> watch_name(World& world, Session& session, const shmbw_watch& wis
   if (group) {
     owner = group->uid;
     waited = group->text();
-  } else if (owner != session.uid || group_text.empty() || group_text.starts_with('#')) {
+  } else if (owner != session.uid || group_text.empty() || names::is_group_id(group_text)) {
     return std::unexpected(no_such_name(session, "region", owner, group_text, name));
   } else if (auto valid_group = names::check(group_text, "group name"); !valid_group) {
     return std::unexpected(valid_group.error());

@@ -9,6 +9,7 @@
 #include "daemon/page.hpp"
 #include "daemon/pool.hpp"
 #include "daemon/views.hpp"
+#include "proto/names.hpp"
 
 namespace shmb::daemon {
 namespace {
@@ -321,7 +322,7 @@ void list_queues(const Request& request, const Filter& filter) {
     Pool& pool = *row.pool;
     const pool::QueueEntry& queue = pool.view.queue(row.index);
     const std::string_view name(queue.name, queue.name_length);
-    const std::string pool_text = pool.name.empty() ? "#" + std::to_string(pool.id) : pool.name;
+    const std::string pool_text = pool.name.empty() ? names::id_text(pool.id) : pool.name;
     if (!page.room(pool_text.size() + name.size())) break;
     const pool::Stamp stamp = pool::Stamp::of(queue.stamp.load(std::memory_order_relaxed));
     shmbw_queue_record record{};

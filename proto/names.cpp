@@ -44,10 +44,17 @@ std::string hex(T value) {
 }
 
 Result<void> check_group(std::string_view group) {
-  if (!group.starts_with('#')) return check(group, "group name");
+  if (!is_group_id(group)) return check(group, "group name");
   if (group_id(group)) return {};
   return error(Status::invalid,
-               "group " + shown(group) + ": after '#' stands the decimal id of an unnamed group, for example '#17'");
+               "group " + shown(group) + ": after '@' stands the decimal id of an unnamed group, for example '@17'");
+}
+
+// Takes a group's text in either form and writes it in one.
+Result<std::string> group_of(std::string_view text) {
+  if (auto fine = check_group(text); !fine) return std::unexpected(fine.error());
+  const auto id = group_id(text);
+  return id ? id_text(*id) : std::string(text);
 }
 
 // Takes "UID:" off the front.
@@ -86,8 +93,12 @@ Result<void> check(std::string_view name, std::string_view what) {
   return {};
 }
 
+std::string id_text(std::uint64_t id) { return "@" + std::to_string(id); }
+
+bool is_group_id(std::string_view group) { return group.starts_with('@') || group.starts_with('#'); }
+
 std::optional<std::uint64_t> group_id(std::string_view group) {
-  if (!group.starts_with('#')) return std::nullopt;
+  if (!is_group_id(group)) return std::nullopt;
   auto id = number<std::uint64_t>(group.substr(1), 10);
   if (!id || *id == 0) return std::nullopt;
   return id;
@@ -99,8 +110,9 @@ Result<Address> parse_group(std::string_view text) {
   auto owner = take_owner(rest, text);
   if (!owner) return std::unexpected(owner.error());
   address.owner_uid = *owner;
-  if (auto fine = check_group(rest); !fine) return std::unexpected(fine.error());
-  address.group = rest;
+  auto group = group_of(rest);
+  if (!group) return std::unexpected(group.error());
+  address.group = std::move(*group);
   return address;
 }
 
@@ -114,8 +126,9 @@ Result<Address> parse_region(std::string_view text) {
   if (slash == rest.npos && address.owner_uid)
     return error(Status::invalid, shown(text) + ": a uid goes with a group, as in UID:GROUP/NAME");
   if (slash != rest.npos) {
-    if (auto fine = check_group(rest.substr(0, slash)); !fine) return std::unexpected(fine.error());
-    address.group = rest.substr(0, slash);
+    auto group = group_of(rest.substr(0, slash));
+    if (!group) return std::unexpected(group.error());
+    address.group = std::move(*group);
     rest.remove_prefix(slash + 1);
   }
   if (auto fine = check(rest, "region name"); !fine) return std::unexpected(fine.error());
@@ -200,11 +213,12 @@ Result<GroupTicket> parse_group_variable(std::string_view text) {
     return error(
         Status::invalid,
         "SHMBROKER_GROUP is not <group>:<32 lower-case hex digits>; unset it, or start the program with shmbroker run");
-  if (auto fine = check_group(text.substr(0, colon)); !fine) {
-    fine.error().sentence = "SHMBROKER_GROUP: " + fine.error().sentence;
-    return std::unexpected(fine.error());
+  auto group = group_of(text.substr(0, colon));
+  if (!group) {
+    group.error().sentence = "SHMBROKER_GROUP: " + group.error().sentence;
+    return std::unexpected(group.error());
   }
-  ticket.name = text.substr(0, colon);
+  ticket.name = std::move(*group);
   return ticket;
 }
 

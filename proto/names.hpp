@@ -18,15 +18,21 @@ inline constexpr std::size_t kMaxMemfdName = 249;  // measured: memfd_create tak
 // 1 to 96 bytes of [A-Za-z0-9._-], no leading dot. `what` opens the sentence: "group name", "region name".
 Result<void> check(std::string_view name, std::string_view what);
 
-// UID:GROUP/NAME, GROUP/NAME, NAME; GROUP may be #id (an unnamed group). Anything else is a sentence.
+// How people write the number of a group, a pool or a world: "@17". A shell takes it as it is, where "#17" begins a
+// comment.
+std::string id_text(std::uint64_t id);
+
+// UID:GROUP/NAME, GROUP/NAME, NAME; GROUP may be @id (an unnamed group). Anything else is a sentence. The older form
+// #id is accepted everywhere, and given back as @id: two texts for one id would be two names.
 struct Address {
   std::optional<std::uint32_t> owner_uid;
   std::string group;  // empty: the session's own
   std::string name;   // empty only from parse_group
 };
 Result<Address> parse_region(std::string_view text);
-Result<Address> parse_group(std::string_view text);             // UID:GROUP or GROUP or #id
-std::optional<std::uint64_t> group_id(std::string_view group);  // "#17" -> 17
+Result<Address> parse_group(std::string_view text);             // UID:GROUP or GROUP or @id
+bool is_group_id(std::string_view group);                       // it begins as one, and so is no name
+std::optional<std::uint64_t> group_id(std::string_view group);  // "@17" or "#17" -> 17
 
 // shmb:<birth epoch>.<id>.<generation>.<owner uid>:<group>/<region>, hex without leading zeros (law 7). An unnamed
 // group is #id in hex digits, an unnamed region is empty.

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/text.hpp"
+#include "proto/names.hpp"
 
 namespace shmb::wire {
 namespace {
@@ -88,7 +89,7 @@ std::string scope_words(const Shortage& shortage) {
     case SHMBW_SCOPE_UID:
       return "uid " + id;
     case SHMBW_SCOPE_GROUP:
-      return "group #" + id;
+      return "group @" + id;
     case SHMBW_SCOPE_SESSION:
       return "session " + id;
     case SHMBW_SCOPE_PROCESS:
@@ -96,7 +97,7 @@ std::string scope_words(const Shortage& shortage) {
     case SHMBW_SCOPE_CGROUP:
       return "the cgroup";
     case SHMBW_SCOPE_POOL:
-      return "pool #" + id;
+      return "pool @" + id;
     case SHMBW_SCOPE_WATCHED:
       return "what is watched";
     default:
@@ -174,7 +175,7 @@ Error not_found(const Sought& sought) {
   std::string sentence = "no " + std::string(sought.what) + " ";
   std::string where;
   if (sought.what == "group") {
-    sentence += sought.name.empty() ? "#" + std::to_string(sought.id) : in_group(sought.name);
+    sentence += sought.name.empty() ? names::id_text(sought.id) : in_group(sought.name);
     where = " --groups";
   } else if (sought.name.empty()) {
     sentence += std::to_string(sought.id);

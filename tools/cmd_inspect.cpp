@@ -95,7 +95,7 @@ std::string inspect_text(const InspectOptions& options, const RegionFacts& facts
       {"size", size_text(options.common, record.length) + " (" + size_text(options.common, record.bytes) +
                    " charged, " + size_text(options.common, record.touched) + " touched), pages " +
                    page_text(record.page_kind)},
-      {"group", group_text(record.group, facts.region.group) + "   id #" + std::to_string(record.group) + ", owner " +
+      {"group", group_text(record.group, facts.region.group) + "   id " + names::id_text(record.group) + ", owner " +
                     user_text(record.owner_uid) + " (uid " + std::to_string(record.owner_uid) + ")"},
       {"created", age_text(record.created) + " ago by pid " + pid},
       {"state", state_text(record) + ", access " + access_text(record)},

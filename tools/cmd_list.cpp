@@ -169,16 +169,16 @@ std::string group_table(const ListOptions& options, const Books& books) {
 std::string ids(const ListOptions& options, const Books& books) {
   std::string out;
   if (options.show_groups) {
-    for (const GroupRow& row : books.groups.rows) out += "#" + std::to_string(row.record.group) + "\n";
+    for (const GroupRow& row : books.groups.rows) out += names::id_text(row.record.group) + "\n";
   } else if (options.show_pools) {
     for (const PoolRow& row : books.pools.rows) out += pool_id_text(row.record.pool) + "\n";
   } else if (options.show_queues) {
     for (const QueueRow& row : books.queues.rows) out += queue_address({}, row) + "\n";
   } else if (options.show_worlds) {
-    for (const WorldRow& row : books.worlds.worlds.rows) out += "#" + std::to_string(row.record.world) + "\n";
+    for (const WorldRow& row : books.worlds.worlds.rows) out += names::id_text(row.record.world) + "\n";
   } else if (options.show_refs) {
     for (const ReferenceRow& row : books.worlds.references.rows)
-      out += "#" + std::to_string(row.record.world) + " " + reference_text(row.record.reference) + "\n";
+      out += names::id_text(row.record.world) + " " + reference_text(row.record.reference) + "\n";
   } else if (options.show_gpu) {
     for (const GpuRow& row : books.gpu.rows) out += id_text(row.record.region) + "\n";
   } else {
@@ -261,7 +261,7 @@ int run_list(const ListOptions& options) {
 Command add_list(CLI::App& app) {
   auto options = std::make_shared<ListOptions>();
   CLI::App* verb = app.add_subcommand("list", "Who holds how much shared memory");
-  verb->add_option("--group", options->group, "Only this group: NAME, UID:NAME or #ID")->type_name("GROUP");
+  verb->add_option("--group", options->group, "Only this group: NAME, UID:NAME or @ID")->type_name("GROUP");
   verb->add_flag("--all-groups", options->all_groups, "Those of all users, by the broker's admin socket");
   CLI::Option* groups = verb->add_flag("--groups", options->show_groups, "A line per group instead of one per region");
   CLI::Option* pools = verb->add_flag("--pools", options->show_pools, "The pools alone: slots, participants, queues");

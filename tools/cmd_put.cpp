@@ -81,7 +81,7 @@ Result<std::uint64_t> enter_group(const Session& session, const std::string& wan
   shmb_error failure{};
   const std::string name = wanted.empty() ? default_group() : wanted;
   std::uint64_t id = 0;
-  if (name.starts_with('#') || name.contains(':')) {
+  if (names::is_group_id(name) || name.contains(':')) {
     if (shmb_group_join(session.get(), name.c_str(), 0, session.timeout(), &id, &failure) != SHMB_OK)
       return std::unexpected(failed(failure));
     return id;

@@ -32,7 +32,7 @@ Result<std::string> address_of(const Session& session, const Target& target, shm
   if (!target.id) return target.address;
   if (*stat.name == '\0')
     return error(Status::denied, shmb::quoted(target.text) + " has no name to take away: it goes with its last holder");
-  const std::string group = *stat.group_name ? stat.group_name : "#" + std::to_string(stat.group);
+  const std::string group = *stat.group_name ? stat.group_name : names::id_text(stat.group);
   return std::to_string(stat.owner_uid) + ":" + group + "/" + stat.name;
 }
 

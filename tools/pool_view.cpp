@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/text.hpp"
+#include "proto/names.hpp"
 #include "tools/table.hpp"
 
 namespace shmb::tools {
@@ -106,7 +107,7 @@ std::string pool_lines(const Common& common, const PoolRow& row) {
                      decimal(record.slots_limit) + "; " + decimal(record.slots_high) + " were seen used at once"},
        {"size", size_text(common, record.bytes) + " charged: " + counted(record.segments, "segment") +
                     " of slots, and " + size_text(common, record.control_bytes) + " of tables and lanes"},
-       {"group", group_text(record.group, row.group) + "   id #" + decimal(record.group) + ", owner " +
+       {"group", group_text(record.group, row.group) + "   id " + names::id_text(record.group) + ", owner " +
                      user_text(record.owner_uid) + " (uid " + decimal(record.owner_uid) + ")"},
        {"created", age_text(record.created) + " ago"},
        {"holds", counted(record.participants, "participant") + ", " + counted(record.queues, "queue") + ", " +

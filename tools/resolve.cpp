@@ -64,7 +64,7 @@ Error nothing_there(const char* what, const Target& target, const std::string& s
     sought.generation = target.id->generation;
   } else {
     address = *names::parse_region(target.address);  // resolve has checked it
-    if (address.group.empty() && own != 0) address.group = "#" + std::to_string(own);
+    if (address.group.empty() && own != 0) address.group = names::id_text(own);
     sought.name = address.name;
     sought.group = address.group;
     sought.owner_uid = address.owner_uid;
@@ -73,7 +73,7 @@ Error nothing_there(const char* what, const Target& target, const std::string& s
 }
 
 Result<Target> resolve(const std::string& text) {
-  if (text.starts_with('@')) return by_id(text);
+  if (text.starts_with('@') && !text.contains('/')) return by_id(text);  // else @GROUP/NAME
   auto address = names::parse_region(text);
   if (!address) return std::unexpected(address.error());
   Target target;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a person may type for a region: NAME (in SHMBROKER_GROUP's group, else in `shell-<uid>`), GROUP/NAME,
-// UID:GROUP/NAME, or @ID and @ID.GENERATION as `list -q` prints them ('#' would start a comment in a shell). A pool is
+// UID:GROUP/NAME, or @ID and @ID.GENERATION as `list -q` prints them. GROUP may be @ID, too. A pool is
 // addressed in the same way, and a queue as its pool's address, a colon and its name: GROUP/POOL:QUEUE, @ID:QUEUE.
 #pragma once
 

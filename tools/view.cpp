@@ -8,6 +8,7 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
+#include "proto/names.hpp"
 
 namespace shmb::tools {
 namespace {
@@ -34,11 +35,9 @@ std::string id_text(const shmbw_region_ref& ref) {
   return "@" + std::to_string(ref.id) + "." + std::to_string(ref.generation);
 }
 
-std::string group_text(std::uint64_t id, const std::string& name) {
-  return name.empty() ? "#" + std::to_string(id) : name;
-}
+std::string group_text(std::uint64_t id, const std::string& name) { return name.empty() ? names::id_text(id) : name; }
 
-std::string pool_id_text(std::uint64_t pool) { return "@" + std::to_string(pool); }
+std::string pool_id_text(std::uint64_t pool) { return names::id_text(pool); }
 
 std::string address_text(std::uint32_t owner, std::uint64_t group, const std::string& group_name,
                          const std::string& name) {

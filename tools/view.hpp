@@ -31,7 +31,7 @@ std::string address_text(const RegionRow& row);                     // that, "@I
 std::string address_text(const PoolRow& row);                       // as a region's; "@ID" unnamed
 std::string id_text(const shmbw_region_ref& ref);                   // "@17.1"
 std::string pool_id_text(std::uint64_t pool);                       // "@17"
-std::string group_text(std::uint64_t id, const std::string& name);  // the name, or "#17"
+std::string group_text(std::uint64_t id, const std::string& name);  // the name, or "@17"
 std::string access_text(const shmbw_region_record& record);         // "rw", "ro", "ro*" (many writers: no boundary)
 std::string rights_text(std::uint32_t rights);                      // "read write share release"
 std::string state_text(const shmbw_region_record& record);

@@ -10,6 +10,7 @@
 #include <map>
 #include <tuple>
 
+#include "proto/names.hpp"
 #include "tools/table.hpp"
 
 namespace shmb::tools {
@@ -17,7 +18,7 @@ namespace {
 
 constexpr std::uint32_t kRanks = 64;
 
-std::string world_id_text(std::uint64_t world) { return "#" + std::to_string(world); }
+std::string world_id_text(std::uint64_t world) { return names::id_text(world); }
 
 std::string worker_label(const Worlds& books, std::uint64_t world, std::uint32_t rank) {
   const auto at = std::ranges::find_if(

@@ -414,11 +414,12 @@ TEST_CASE("groups of a uid are bounded, by name of the key, and come back") {
   made(client.make_group());
 }
 
-TEST_CASE("unnamed groups are addressed by #id within their uid") {
+TEST_CASE("unnamed groups are addressed by @id within their uid, and by #id as before") {
   World world;
   Client a = world.client(1000), b = world.client(1000), other = world.client(2000);
   Created created = a.create({.name = "n"});
-  std::string text = "#" + std::to_string(created.reply.group);
+  std::string text = "@" + std::to_string(created.reply.group);
+  CHECK(b.attach_name("#" + std::to_string(created.reply.group), "n", kWrite).status == Status::ok);
   CHECK(b.attach_name(text, "n", kWrite).status == Status::ok);
   CHECK(other.attach_name(text, "n", kWrite).status == Status::not_found);
   CHECK(other.attach_name(text, "n", kWrite, 1000).status == Status::not_found);

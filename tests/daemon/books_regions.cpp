@@ -385,7 +385,7 @@ TEST_CASE("what is not there and what is another's get the same answer: what was
   CHECK(asker.join("there", 0, 1000).error().sentence ==
         "no group '1000:there', or not for this caller; `shmbroker list --groups` shows what there is");
   const std::string ended = asker.end_group(group).error().sentence;
-  CHECK(asker.end_group(4711).error().sentence == like(ended, "#" + std::to_string(group), "#4711"));
+  CHECK(asker.end_group(4711).error().sentence == like(ended, "@" + std::to_string(group), "@4711"));
   // In the asker's own group, before and after there is one.
   CHECK(asker.attach_name("", "kv").error.sentence.find("in the session's own group, which is not there yet") !=
         std::string::npos);

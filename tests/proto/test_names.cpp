@@ -71,8 +71,11 @@ TEST_CASE("addresses of regions") {
                          {"train/kv", {}, "train", "kv"},
                          {"1000:train/kv", 1000, "train", "kv"},
                          {"0:t/k", 0, "t", "k"},
-                         {"#17/kv", {}, "#17", "kv"},
-                         {"4294967295:#1/kv", 4294967295u, "#1", "kv"}}) {
+                         {"@17/kv", {}, "@17", "kv"},
+                         {"4294967295:@1/kv", 4294967295u, "@1", "kv"},
+                         // The older form is the same group, so it reads as the same text.
+                         {"#17/kv", {}, "@17", "kv"},
+                         {"4294967295:#1/kv", 4294967295u, "@1", "kv"}}) {
     CAPTURE(row.text);
     auto address = parse_region(row.text);
     REQUIRE(address);
@@ -98,6 +101,13 @@ TEST_CASE("addresses of regions") {
                            "#017/kv",
                            "#18446744073709551616/kv",
                            "#17",
+                           "@/kv",
+                           "@x/kv",
+                           "@0/kv",
+                           "@017/kv",
+                           "@18446744073709551616/kv",
+                           "@17",
+                           "@#17/kv",
                            "a b",
                            "../etc",
                            "a/.b",
@@ -114,13 +124,22 @@ TEST_CASE("addresses of regions") {
 TEST_CASE("addresses of groups") {
   CHECK(parse_group("train")->group == "train");
   CHECK(parse_group("1000:train")->owner_uid == 1000u);
-  CHECK(parse_group("#17")->group == "#17");
-  CHECK(parse_group("1000:#17")->group == "#17");
-  for (const char* text : {"", "#", "a/b", "1000:", ":a", "#1a", "b:a"}) CHECK_FALSE(parse_group(text));
-  CHECK(group_id("#17") == 17u);
-  CHECK(group_id("#18446744073709551615") == UINT64_MAX);
-  for (const char* text : {"17", "#", "#0", "#-1", "#+1", "# 1", "#1 ", "#01", "#18446744073709551616"})
-    CHECK_FALSE(group_id(text));
+  for (const char* text : {"@17", "#17", "1000:@17", "1000:#17"}) CHECK(parse_group(text)->group == "@17");
+  for (const char* text : {"", "#", "@", "a/b", "1000:", ":a", "#1a", "@1a", "b:a"}) CHECK_FALSE(parse_group(text));
+  CHECK(id_text(17) == "@17");
+  for (const std::string mark : {"@", "#"}) {
+    CHECK(group_id(mark + "17") == 17u);
+    CHECK(group_id(mark + "18446744073709551615") == UINT64_MAX);
+    for (const char* text : {"", "0", "-1", "+1", " 1", "1 ", "01", "18446744073709551616", "@1", "#1"})
+      CHECK_FALSE(group_id(mark + text));
+  }
+  CHECK_FALSE(group_id("17"));
+}
+
+TEST_CASE("an id stands in a command line as it is: no shell takes it for a comment, a pattern or a variable") {
+  const std::string id = id_text(17);
+  CHECK(id.find_first_of("#$&*()[]{};<>?|~`'\"\\!=^% \t\n") == std::string::npos);
+  CHECK_FALSE(check(id, "group name"));  // and it is no name
 }
 
 TEST_CASE("a memfd's label says what the region is, reads back the same, and the longest one is 249 bytes") {
@@ -208,7 +227,7 @@ TEST_CASE("tokens are 32 lower-case hex digits, both ways, and a bad one changes
 
 TEST_CASE("SHMBROKER_GROUP goes both ways, and a bad value is never repeated: half of it is a secret") {
   std::uint8_t token[16] = {0xab};
-  for (const char* group : {"train", "#17"}) {
+  for (const char* group : {"train", "@17"}) {
     auto ticket = parse_group_variable(format_group_variable(group, token));
     REQUIRE(ticket);
     CHECK(ticket->name == group);

@@ -89,13 +89,13 @@ TEST_CASE("what is not there is told in the words of who asked, with where to lo
   CHECK(
       told({.name = "kv", .group = "train"}) ==
       "no region 'kv' in group 'train', or not for this caller; `shmbroker list --group 'train'` shows what there is");
-  CHECK(told({.what = "pool", .name = "kv", .group = "#17", .owner_uid = 1001}) ==
-        "no pool 'kv' in group '1001:#17', or not for this caller; `shmbroker list --group '1001:#17'` shows what "
+  CHECK(told({.what = "pool", .name = "kv", .group = "@17", .owner_uid = 1001}) ==
+        "no pool 'kv' in group '1001:@17', or not for this caller; `shmbroker list --group '1001:@17'` shows what "
         "there is");
   CHECK(told({.id = 17, .generation = 2}) ==
         "no region 17 of generation 2, or not for this caller; `shmbroker list` shows what there is");
   CHECK(told({.what = "group", .id = 17}) ==
-        "no group #17, or not for this caller; `shmbroker list --groups` shows what there is");
+        "no group @17, or not for this caller; `shmbroker list --groups` shows what there is");
   CHECK(told({.what = "group", .name = "a\x1b[2Jb"}).find('\x1b') == std::string::npos);
   CHECK(told({.name = "kv"}).starts_with("no region 'kv' in the session's own group, which is not there yet, or not"));
 }

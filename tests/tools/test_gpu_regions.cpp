@@ -143,7 +143,7 @@ TEST_CASE("inspect shows what a GPU region is, who holds it, and what the driver
   failed.what = SHMBW_GPU_FINDING_IMPORT_FAILED;
   failed.code = 304;
   CHECK(wanted(client::gpu_report(*stage.user, failed, card_deadline())) == SHMBW_GPU_STATE_INVALID);
-  const std::string address = "#" + std::to_string(stage.session->facts().group) + "/kv";
+  const std::string address = "@" + std::to_string(stage.session->facts().group) + "/kv";
   const Ended text = stage.tool({"inspect", address});
   CHECK(text.status == 0);
   for (const char* part : {"of a GPU", kCardText, "/dev/nvidia3", "kept so by the broker",
