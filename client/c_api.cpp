@@ -3,13 +3,27 @@
 #include "client/c_api.hpp"
 
 #include <cstdint>
+#include <string_view>
 
 #include "client/connect.hpp"
 #include "client/strategy.hpp"
 #include "client/version.hpp"
+#include "client/words.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::client::c_api {
+
+namespace {
+
+void put_sentence(std::string_view sentence, shmb_error& out) {
+  std::size_t length = std::min(sentence.size(), sizeof out.sentence - 1);
+  // Not in the middle of a UTF-8 character.
+  while (length < sentence.size() && length > 0 && (sentence[length] & 0xC0) == 0x80) --length;
+  std::memcpy(out.sentence, sentence.data(), length);
+  out.sentence[length] = '\0';
+}
+
+}  // namespace
 
 int report(const Error& error, shmb_error* out) {
   if (out != nullptr) {
@@ -22,10 +36,7 @@ int report(const Error& error, shmb_error* out) {
     out->limit = error.shortage.limit;
     out->used = error.shortage.used;
     out->asked = error.shortage.asked;
-    std::size_t length = std::min(error.sentence.size(), sizeof out->sentence - 1);
-    // Not in the middle of a UTF-8 character.
-    while (length < error.sentence.size() && length > 0 && (error.sentence[length] & 0xC0) == 0x80) --length;
-    std::memcpy(out->sentence, error.sentence.data(), length);
+    put_sentence(error.sentence, *out);
   }
   return static_cast<int>(error.status);
 }
@@ -89,6 +100,16 @@ const char* shmb_status_name(int status) noexcept {
 #undef X
     default:
       return "unknown status";
+  }
+}
+
+void shmb_error_words(shmb_error* error, uint32_t words) noexcept {
+  if (error == nullptr || (words != SHMB_WORDS_CXX && words != SHMB_WORDS_SHELL)) return;
+  const std::string_view sentence(error->sentence, ::strnlen(error->sentence, sizeof error->sentence));
+  if (!names_something(sentence)) return;  // nearly all
+  try {
+    put_sentence(in_words_of(static_cast<Face>(words), sentence), *error);
+  } catch (const std::bad_alloc&) {  // it stays in the words of C
   }
 }
 

@@ -31,7 +31,7 @@ int shmb_pool_create(shmb_session* session, const shmb_pool_options* options, sh
       return shmb::error(Status::invalid,
                          "a pool has at most " + std::to_string(SHMB_MAX_SIZE_CLASSES) + " size classes");
     if (wanted->class_count != 0 && wanted->classes == nullptr)
-      return shmb::error(Status::invalid, "class_count is not 0, but no classes were given");
+      return shmb::error(Status::invalid, "shmb_pool_options.class_count is not 0, but no classes were given");
     PoolSpec spec;
     spec.name = text_or_empty(wanted->name);
     for (std::uint32_t i = 0; i < wanted->class_count; ++i) {

@@ -37,7 +37,8 @@ Result<QueueSpec> to_spec(const shmb_queue_options* options) {
   if ((wanted->flags & ~flags) != 0) return error(Status::unknown_flags, "an unknown flag of a queue");
   if ((wanted->role & ~unsigned{SHMB_QUEUE_READER | SHMB_QUEUE_WRITER}) != 0)
     return error(Status::unknown_flags, "an unknown role in a queue");
-  if (wanted->kind > SHMB_QUEUE_BROADCAST) return error(Status::invalid, "a queue is LINE, CLAIM or BROADCAST");
+  if (wanted->kind > SHMB_QUEUE_BROADCAST)
+    return error(Status::invalid, "the kind of a queue is SHMB_QUEUE_LINE, SHMB_QUEUE_CLAIM or SHMB_QUEUE_BROADCAST");
   if (wanted->inline_bytes != 0 && wanted->inline_bytes != 56 && wanted->inline_bytes != 120)
     return error(Status::invalid, "a queue has 56 or 120 inline bytes, not " + std::to_string(wanted->inline_bytes));
   QueueSpec spec;
@@ -52,7 +53,8 @@ Result<QueueSpec> to_spec(const shmb_queue_options* options) {
   if (wanted->cells != 0) spec.cells = wanted->cells;
   if (wanted->inline_bytes != 0) spec.cell_size = wanted->inline_bytes + 8;
   if (wanted->spin_ns == SHMB_NO_WAIT) spec.spin = 0;
-  else if (wanted->spin_ns < 0) return error(Status::invalid, "spin_ns is not negative, or SHMB_NO_WAIT");
+  else if (wanted->spin_ns < 0)
+    return error(Status::invalid, "shmb_queue_options.spin_ns is not negative, or SHMB_NO_WAIT");
   else if (wanted->spin_ns != 0) spec.spin = wanted->spin_ns, spec.spin_always = true;
   spec.wait = wanted->wait_ns;
   spec.timeout = wanted->timeout_ns;

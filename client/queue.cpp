@@ -29,10 +29,13 @@ Result<void> checked(const QueueSpec& spec) {
   if (auto named = names::check(spec.name, "queue name"); !named) return named;
   if (!spec.reader && !spec.writer)
     return error(Status::invalid, "a queue is opened as its reader, as its writer, or as both");
-  if (spec.create_only && spec.open_only) return error(Status::invalid, "CREATE_ONLY and OPEN_ONLY exclude each other");
+  if (spec.create_only && spec.open_only)
+    return error(Status::invalid, "SHMB_QUEUE_CREATE_ONLY and SHMB_QUEUE_OPEN_ONLY exclude each other");
   if (spec.kind == pool::QueueKind::none && !spec.open_only)
-    return error(Status::invalid, "a queue as it is (AS_IS) can only be opened, with OPEN_ONLY; else say which kind");
-  if (spec.kind > pool::QueueKind::broadcast) return error(Status::invalid, "a queue is LINE, CLAIM or BROADCAST");
+    return error(Status::invalid,
+                 "a queue of kind SHMB_QUEUE_AS_IS can only be opened, with SHMB_QUEUE_OPEN_ONLY; else say which kind");
+  if (spec.kind > pool::QueueKind::broadcast)
+    return error(Status::invalid, "the kind of a queue is SHMB_QUEUE_LINE, SHMB_QUEUE_CLAIM or SHMB_QUEUE_BROADCAST");
   if (!std::has_single_bit(spec.cells) || spec.cells < 2 || spec.cells > 65536)
     return error(Status::invalid,
                  "the cells of a queue are a power of two from 2 to 65536, not " + std::to_string(spec.cells));
@@ -166,7 +169,7 @@ Result<void> Queue::open_ends(bool again) {
     if (failure.status == Status::exists && !spec_.create_only)
       if (const std::string what = difference(pool_->view(), spec_); !what.empty())
         failure.sentence = "queue '" + spec_.name + "' exists with other settings: " + what +
-                           ". Open it with the same ones, or as it is (AS_IS with OPEN_ONLY)";
+                           ". Open it with the same ones, or as it is (SHMB_QUEUE_AS_IS with SHMB_QUEUE_OPEN_ONLY)";
     return std::unexpected(std::move(failure));
   }
   auto fixed = fixed_of<shmbw_queue_open_reply>(*reply);

@@ -139,6 +139,16 @@ SHMB_API const char* shmb_status_name(int status) SHMB_NOEXCEPT;
 /* "no such object, ..." for SHMB_E_NOT_FOUND: what the code means, without the facts of one case. Static storage. */
 SHMB_API const char* shmb_status_text(int status) SHMB_NOEXCEPT;
 
+/* Which names a sentence uses for what the caller may have to change. */
+enum shmb_words {
+  SHMB_WORDS_C = 0, /* those of this header: what every function gives */
+  SHMB_WORDS_CXX,   /* those of shmbroker.hpp and its companions */
+  SHMB_WORDS_SHELL  /* commands of `shmbroker`; where there is none, as SHMB_WORDS_CXX */
+};
+/* For other faces than C, before they show an error: puts their names into the sentence. All else stays. A sentence
+ * that gets too long is cut. Never fails; an unknown value of `words` and NULL change nothing. */
+SHMB_API void shmb_error_words(shmb_error* error, uint32_t words) SHMB_NOEXCEPT;
+
 /* ------------------------------------------------------------------------------------------------ sessions */
 
 enum shmb_connect_flag {

@@ -44,7 +44,8 @@ Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> sess
   if (auto there = driver.need(Feature::lease); !there) return std::unexpected(there.error());
   if (session->is_local()) return client::needs_broker("memory that is lent to others");
   if (spec.many_writers && !spec.writing)
-    return error(Status::invalid, "MANY_WRITERS is for memory that is still written: say WRITING too");
+    return error(Status::invalid,
+                 "SHMB_GPU_PUBLISH_MANY_WRITERS is for memory that is still written: say SHMB_GPU_PUBLISH_WRITING too");
   auto facts = facts_of(driver, pointer);
   if (!facts) return std::unexpected(facts.error());
   const std::string object = "the memory at " + std::to_string(pointer);

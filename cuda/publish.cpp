@@ -39,7 +39,9 @@ class Publication {
     if (region_.session_ == nullptr) return error(Status::invalid, "no session was given");
     if (region_.session_->is_local()) return client::needs_broker("GPU regions that others can import");
     if (spec_.many_writers && !spec_.writing)
-      return error(Status::invalid, "MANY_WRITERS is for regions that are still written: say WRITING too");
+      return error(
+          Status::invalid,
+          "SHMB_GPU_PUBLISH_MANY_WRITERS is for regions that are still written: say SHMB_GPU_PUBLISH_WRITING too");
     auto manifest = Manifest::of(spec_.tensors, region_.memory_.length);
     if (!manifest) return std::unexpected(manifest.error());
     manifest_ = std::move(*manifest);

@@ -227,7 +227,8 @@ Result<void> Region::written(Sync sync, const Patience& patience) {
   if (!driver) return std::unexpected(driver.error());
   auto lock = change(patience.device());
   if (!lock) return std::unexpected(lock.error());
-  if (!published()) return error(Status::invalid, called() + " is not published yet: publish it without WRITING");
+  if (!published())
+    return error(Status::invalid, called() + " is not published yet: publish it without SHMB_GPU_PUBLISH_WRITING");
   if (!writer_ || (access() != Access::read_write && !maybe_written_))
     return error(Status::denied, called() + " is not written through this handle");
   if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");

@@ -556,7 +556,7 @@ int shmb_reference_created(shmb_reference* reference, shmb_future** future, shmb
     if (auto place = place_for(future, "future"); !place) return place;
     if (!reference->it->created)
       return shmb::error(Status::not_found,
-                         "this reference was not made by remote() here: nothing tells of its creation");
+                         "this reference was not made by shmb_remote_create here: nothing tells of its creation");
     *future = handle_of(reference->it->created);
     return {};
   });

@@ -192,7 +192,7 @@ int shmb_spawn(const shmb_spawn_options* options, shmb_processes** processes, sh
     if (processes == nullptr) return shmb::error(Status::invalid, "no place for the processes was given");
     if (awaited_as_rank())
       return shmb::error(Status::invalid,
-                         "this process is a rank that has not called spawn_child (shmb_rank_enter): the first line of "
+                         "this process is a rank that has not called shmb_rank_enter: the first line of "
                          "main must, or each rank would start all ranks again");
     if (known->timeout_ns < 0) return shmb::error(Status::invalid, "starting ranks always has a deadline");
     auto plan = plan_of(*known);

@@ -371,9 +371,9 @@ class Overseer {
     if (plan_.method == Method::fork)
       return who + " has not begun its function within " + format_duration(plan_.start_timeout) +
              ": in a copy of a process a lock that another thread held at the fork is never released";
-    return who + " never reached spawn_child within " + format_duration(plan_.start_timeout) + ": the first line of " +
+    return who + " never reached shmb_rank_enter within " + format_duration(plan_.start_timeout) + ": the main of " +
            quoted(plan_.program.empty() ? plan_.command.front() : plan_.program) +
-           "'s main must be `if (auto rc = shmbroker::spawn_child(argc, argv)) return *rc;`";
+           " must begin with it, and return what it says there";
   }
 
   void look_at_what_is_left() {
@@ -607,7 +607,7 @@ class Overseer {
       failure.type = rank.words.type, failure.text = rank.words.text, failure.trace = rank.words.trace;
     } else if (function && failure.exit_code == 0 && !rank.finished) {
       failure.kind = Failure::unfinished;
-      if (!rank.hello) failure.text = "it never reached spawn_child";
+      if (!rank.hello) failure.text = "it never reached shmb_rank_enter";
     } else if (failure.exit_code == 0) {
       failure.rank = -1;  // ended well
     }

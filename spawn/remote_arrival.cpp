@@ -175,7 +175,7 @@ bool Agent::park(std::unique_ptr<Request>& request, RefId id, std::shared_ptr<Va
     else
       refuse(std::move(request),
              "65536 calls wait for this value, which is not there yet, and this is one more: they are all that may; "
-             "wait for its creation (created()) before you use it so often");
+             "wait for its creation (shmb_reference_created) before you use it so often");
     wake();
     return true;
   };

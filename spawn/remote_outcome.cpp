@@ -120,8 +120,8 @@ void Agent::settle_time_out(const std::shared_ptr<Future>& future) {
                   -1,
                   {},
                   {},
-                  "RRef creation of " + text_of(future->reference) + " via remote() timed out: \"" + future->function +
-                      "\" at " + workers_.where(future->to) + " took more than " + within +
+                  "RRef creation of " + text_of(future->reference) + " via shmb_remote_create timed out: \"" +
+                      future->function + "\" at " + workers_.where(future->to) + " took more than " + within +
                       "; the reference has failed for good, for every worker",
                   {}});
   }

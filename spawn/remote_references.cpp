@@ -75,13 +75,14 @@ Result<void> Agent::usable(const Reference& reference, const char* what) {
 }
 
 Result<std::shared_ptr<Value>> Agent::local(Reference& reference, std::int64_t wait) {
-  if (auto fine = usable(reference, "local_value()"); !fine) return std::unexpected(fine.error());
+  if (auto fine = usable(reference, "shmb_reference_local"); !fine) return std::unexpected(fine.error());
   const Known& known = *reference.known;
   if (!owned_here(known)) {
     const std::lock_guard lock(mutex_);
     return error(Status::invalid, "For UserRRef(rref_id=" + text_of(known.id) + ", fork_id=" + text_of(reference.fork) +
-                                      "), can't call local_value() on user " + workers_.where(rank_) +
-                                      ". Call it on owner " + workers_.where(known.owner) + ", or use to_here()");
+                                      "), can't call shmb_reference_local on user " + workers_.where(rank_) +
+                                      ". Call it on owner " + workers_.where(known.owner) +
+                                      ", or use shmb_reference_fetch");
   }
   const auto there = [&] {
     if (!reference.value)

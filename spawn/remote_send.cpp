@@ -313,7 +313,7 @@ Result<std::shared_ptr<Reference>> Agent::create(std::uint32_t to, std::string_v
 
 Result<std::shared_ptr<Future>> Agent::fetch(const std::shared_ptr<Reference>& reference, Kind kind,
                                              std::int64_t timeout) {
-  if (auto fine = usable(*reference, "to_here()"); !fine) return std::unexpected(fine.error());
+  if (auto fine = usable(*reference, "shmb_reference_fetch"); !fine) return std::unexpected(fine.error());
   RefId id;
   {
     const std::lock_guard lock(mutex_);

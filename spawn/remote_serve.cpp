@@ -39,7 +39,7 @@ void Agent::run(std::unique_ptr<Request> request) {
                                       {},
                                       "65536 references whose creation has not come yet are waited for at this worker, "
                                       "which are all that may be, and this is one more: wait for a creation "
-                                      "(created()) before the reference is used",
+                                      "(shmb_reference_created) before the reference is used",
                                       {}});
       return;
     }

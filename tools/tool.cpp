@@ -12,6 +12,7 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
+#include "client/words.hpp"
 #include "tools/exit_code.hpp"
 #include "tools/printable.hpp"
 
@@ -64,7 +65,9 @@ int fail(const Error& error) {
   return exit_code(error.status);
 }
 
-std::string complaint(const std::string& sentence) { return "shmbroker: " + printable(sentence) + "\n"; }
+std::string complaint(const std::string& sentence) {
+  return "shmbroker: " + printable(client::in_words_of(client::Face::shell, sentence)) + "\n";
+}
 
 void complain(const std::string& sentence) {
   const std::string line = complaint(sentence);
