@@ -9,7 +9,9 @@
 //
 // Each call takes the lock for itself. Who works on what it found (a push_back, a loop over a map) holds the lock
 // meanwhile: `auto guard = heap.lock();`, or lock_to_read(), whose holder may die without harm.
-#ifndef SHMBROKER_HEAP_HPP
+#if __cplusplus < 202002L
+#error "shmbroker/heap.hpp needs C++20: compile with -std=c++20 or later"
+#elif !defined(SHMBROKER_HEAP_HPP)
 #define SHMBROKER_HEAP_HPP
 
 #include <sys/stat.h>
@@ -264,17 +266,17 @@ class allocator {
 // What is constructed in one of these gets the allocator too where it takes one: a vector of strings is all in the
 // heap.
 template <class T>
-using scoped_allocator = boost::container::scoped_allocator_adaptor<allocator<T>>;
+using scoped_allocator = boost::container::scoped_allocator_adaptor<allocator<T> >;
 template <class T>
-using vector = boost::container::vector<T, scoped_allocator<T>>;
-using string = boost::container::basic_string<char, std::char_traits<char>, allocator<char>>;
-template <class Key, class T, class Less = std::less<Key>>
-using map = boost::container::map<Key, T, Less, scoped_allocator<std::pair<const Key, T>>>;
-template <class Key, class Less = std::less<Key>>
-using set = boost::container::set<Key, Less, scoped_allocator<Key>>;
+using vector = boost::container::vector<T, scoped_allocator<T> >;
+using string = boost::container::basic_string<char, std::char_traits<char>, allocator<char> >;
+template <class Key, class T, class Less = std::less<Key> >
+using map = boost::container::map<Key, T, Less, scoped_allocator<std::pair<const Key, T> > >;
+template <class Key, class Less = std::less<Key> >
+using set = boost::container::set<Key, Less, scoped_allocator<Key> >;
 // This one does not hand its allocator on: a string in it is made with one, heap::string("x", heap.allocator()).
-template <class Key, class T, class Hash = boost::hash<Key>, class Equal = std::equal_to<Key>>
-using unordered_map = boost::unordered_map<Key, T, Hash, Equal, allocator<std::pair<const Key, T>>>;
+template <class Key, class T, class Hash = boost::hash<Key>, class Equal = std::equal_to<Key> >
+using unordered_map = boost::unordered_map<Key, T, Hash, Equal, allocator<std::pair<const Key, T> > >;
 
 }  // namespace heap
 
@@ -300,8 +302,7 @@ class Salvage {
 
   // With nothing but the right to read. Fails with Status::busy while the heap is not poisoned: then only the lock
   // keeps readers from half-changed data, and taking it needs the right to write.
-  static Result<Salvage> try_open(const Session& session, const std::string& address,
-                                  const AttachOptions& options = {}) {
+  static Result<Salvage> try_open(const Session& session, std::string_view address, const AttachOptions& options = {}) {
     auto attached = session.try_attach(address, options);
     if (!attached) return attached.error();
     auto region = std::make_shared<ReadOnlyRegion>(std::move(*attached));
@@ -319,7 +320,7 @@ class Salvage {
   }
 
   // Broken: somebody has written over the list.
-  Result<std::vector<Object>> try_objects() const {
+  Result<std::vector<Object> > try_objects() const {
     std::vector<Object> objects;
     for (std::size_t bucket = 0; bucket < heap::detail::kBuckets; ++bucket) {
       if (!catalogue_.walk(bucket, [&](const auto& entry, std::string_view name, std::string_view type, auto&) {
@@ -340,9 +341,9 @@ class Salvage {
   }
   // The elements of a heap::vector; where they lie is checked, what they are is not.
   template <class T>
-  Result<std::span<const T>> try_elements(std::string_view name) const {
+  Result<std::span<const T> > try_elements(std::string_view name) const {
     static_assert(std::is_trivially_copyable_v<T>);
-    auto found = try_find_unchecked<heap::vector<T>>(name);
+    auto found = try_find_unchecked<heap::vector<T> >(name);
     if (!found) return found.error();
     const std::size_t count = (*found)->size();
     const T* first = (*found)->data();
@@ -372,7 +373,7 @@ class Salvage {
   }
   bool contains(const void* address, std::size_t bytes) const noexcept { return catalogue_.inside(address, bytes); }
 
-  static Salvage open(const Session& session, const std::string& address, const AttachOptions& options = {}) {
+  static Salvage open(const Session& session, std::string_view address, const AttachOptions& options = {}) {
     return try_open(session, address, options).value();
   }
   std::vector<Object> objects() const { return try_objects().value(); }
@@ -435,7 +436,7 @@ class Heap {
     pid_t process_;
   };
 
-  static Result<Heap> try_create(const Session& session, const std::string& name, std::uint64_t bytes,
+  static Result<Heap> try_create(const Session& session, std::string_view name, std::uint64_t bytes,
                                  const HeapOptions& options = {}) {
     if (const auto enough = large_enough(bytes); !enough) return enough.error();
     CreateOptions region = options.region;
@@ -478,7 +479,7 @@ class Heap {
     });
   }
   // Waits for a name that is not there yet as long as options.wait says; for a heap in the making up to 5 s.
-  static Result<Heap> try_open(const Session& session, const std::string& address, const AttachOptions& options = {}) {
+  static Result<Heap> try_open(const Session& session, std::string_view address, const AttachOptions& options = {}) {
     auto region = session.try_attach_writable(address, options);
     if (!region) return region.error();
     return try_open(std::move(*region), options.timeout);
@@ -556,7 +557,7 @@ class Heap {
   Result<T*> try_find(std::string_view name) const {
     return heap::detail::mapped<T*>([&]() -> Result<T*> {
       const heap::detail::Locked locked(header(), heap::Intent::read);
-      const Plain<T>* found = catalogue().template find<Plain<T>>(name);
+      const Plain<T>* found = catalogue().template find<Plain<T> >(name);
       if (found == nullptr) return heap::detail::no_such(name);
       return const_cast<Plain<T>*>(found);
     });
@@ -565,7 +566,7 @@ class Heap {
   Result<void> try_destroy(std::string_view name) const {
     return heap::detail::mapped<void>([&]() -> Result<void> {
       const heap::detail::Locked locked(header(), heap::Intent::change);
-      const auto* object = catalogue().template find<Plain<T>>(name);
+      const auto* object = catalogue().template find<Plain<T> >(name);
       if (object == nullptr) return heap::detail::no_such(name);
       Entry* gone = unlink(name);
       SHMBROKER_HEAP_STEP();
@@ -576,8 +577,8 @@ class Heap {
       return {};
     });
   }
-  Result<std::vector<std::string>> try_names() const {
-    return heap::detail::mapped<std::vector<std::string>>([&]() -> Result<std::vector<std::string>> {
+  Result<std::vector<std::string> > try_names() const {
+    return heap::detail::mapped<std::vector<std::string> >([&]() -> Result<std::vector<std::string> > {
       const heap::detail::Locked locked(header(), heap::Intent::read);
       std::vector<std::string> names;
       for (std::size_t bucket = 0; bucket < heap::detail::kBuckets; ++bucket)
@@ -615,14 +616,14 @@ class Heap {
   }
   const Region& region() const noexcept { return *region_; }  // for its id, tickets and numbers
 
-  static Heap create(const Session& session, const std::string& name, std::uint64_t bytes,
+  static Heap create(const Session& session, std::string_view name, std::uint64_t bytes,
                      const HeapOptions& options = {}) {
     return try_create(session, name, bytes, options).value();
   }
   static Heap create(Region region, Timeout lock_timeout = {}) {
     return try_create(std::move(region), lock_timeout).value();
   }
-  static Heap open(const Session& session, const std::string& address, const AttachOptions& options = {}) {
+  static Heap open(const Session& session, std::string_view address, const AttachOptions& options = {}) {
     return try_open(session, address, options).value();
   }
   static Heap open(Region region, Timeout wait = {}) { return try_open(std::move(region), wait).value(); }
@@ -693,7 +694,7 @@ class Heap {
   }
   template <class T, class... Arguments>
   Result<T*> make(std::string_view name, Arguments&&... arguments) const {
-    static_assert(std::is_same_v<T, Plain<T>> && std::is_object_v<T> && !std::is_polymorphic_v<T>,
+    static_assert(std::is_same_v<T, Plain<T> > && std::is_object_v<T> && !std::is_polymorphic_v<T>,
                   "another process has other addresses of virtual functions");
     static_assert(alignof(T) <= 4096, "regions are aligned to pages, not more");
     if (const auto good = heap::detail::check_name(name); !good) return good.error();

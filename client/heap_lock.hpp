@@ -4,7 +4,9 @@
 // Guarantee: no wait is without a deadline unless asked for, and a holder's death never leaves the lock taken. A holder
 // that died while it was changing something poisons the lock, for every process and for ever; one that only read does
 // not. Nothing here bounds a peer that writes over the lock itself: who may write to the region is trusted.
-#ifndef SHMBROKER_HEAP_LOCK_HPP
+#if __cplusplus < 202002L
+#error "shmbroker/heap.hpp needs C++20: compile with -std=c++20 or later"
+#elif !defined(SHMBROKER_HEAP_LOCK_HPP)
 #define SHMBROKER_HEAP_LOCK_HPP
 
 #include <pthread.h>

@@ -29,8 +29,8 @@ Result<PoolSpec> checked(PoolSpec spec) {
     if (one.slots == 0) return error(Status::invalid, "a size class begins with at least one slot");
     if (one.slots_limit == 0) one.slots_limit = one.slots;
     if (one.slots_limit < one.slots)
-      return error(Status::invalid, "shmb_size_class.slots_limit (" + std::to_string(one.slots_limit) + ") is less than slots (" +
-                                        std::to_string(one.slots) + ")");
+      return error(Status::invalid, "shmb_size_class.slots_limit (" + std::to_string(one.slots_limit) +
+                                        ") is less than slots (" + std::to_string(one.slots) + ")");
     slots += one.slots_limit;
     if (one.slots_limit > pool::kMaxSlots || slots > pool::kMaxSlots)
       return error(Status::invalid, "a pool has at most " + std::to_string(pool::kMaxSlots) +

@@ -371,7 +371,8 @@ bool Queue::receive_at_once(Message& message, bool keep, std::int64_t wait) {
 Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std::int64_t wait) {
   if (messages.empty()) return error(Status::invalid, "no messages to receive into were given");
   if (at_least_once())
-    return error(Status::invalid, "a SHMB_QUEUE_AT_LEAST_ONCE queue gives one message at a time: use shmb_queue_receive");
+    return error(Status::invalid,
+                 "a SHMB_QUEUE_AT_LEAST_ONCE queue gives one message at a time: use shmb_queue_receive");
   if (auto entered = enter(); !entered) return std::unexpected(entered.error());
   if (!spec_.reader) return error(Status::denied, "this handle is no reader of queue '" + spec_.name + "'");
   for (Message* message : messages)

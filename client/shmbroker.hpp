@@ -6,7 +6,9 @@
 // -fno-exceptions the throwing forms are not declared. Handles are move-only; a moved-from handle may only be assigned
 // to or destroyed. Rights are types: a Region may be written, a ReadOnlyRegion may not, and publishing consumes the one
 // to give the other.
-#ifndef SHMBROKER_HPP
+#if __cplusplus < 202002L
+#error "shmbroker/shmbroker.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker.h)"
+#elif !defined(SHMBROKER_HPP)
 #define SHMBROKER_HPP
 
 #include <array>
@@ -14,13 +16,16 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <functional>
+#include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -42,13 +47,17 @@ enum class Status : std::int32_t {
 #undef SHMBROKER_X
 };
 
-// Why an operation failed; what() is a sentence to print. Also the exception type.
+// Why an operation failed; what() is a sentence to print, which names what to change as this header names it. Also the
+// exception type.
 class Error : public std::exception {
  public:
-  explicit Error(const shmb_error& detail) noexcept : detail_(detail) {}
-  explicit Error(Status status) noexcept {
+  explicit Error(const shmb_error& detail) noexcept : detail_(detail) { shmb_error_words(&detail_, SHMB_WORDS_CXX); }
+  explicit Error(Status status) noexcept : Error(status, shmb_status_text(static_cast<int>(status))) {}
+  // The sentence is cut where it is longer than shmb_error has room.
+  Error(Status status, std::string_view sentence) noexcept {
     detail_.status = static_cast<std::int32_t>(status);
-    std::strncpy(detail_.sentence, shmb_status_text(detail_.status), sizeof detail_.sentence - 1);
+    const std::size_t length = sentence.copy(detail_.sentence, sizeof detail_.sentence - 1);
+    detail_.sentence[length] = '\0';
   }
   const char* what() const noexcept override { return detail_.sentence; }
   Status status() const noexcept { return static_cast<Status>(detail_.status); }
@@ -59,12 +68,44 @@ class Error : public std::exception {
   shmb_error detail_{};
 };
 
-// A value or an Error; std::expected's core, for C++20.
+// A text that an options struct owns. It is made from whatever holds characters, a std::string_view too.
+class Text : public std::string {
+ public:
+  using std::string::string;
+  Text() noexcept = default;
+  Text(std::string text) noexcept : std::string(std::move(text)) {}
+  Text(std::string_view text) : std::string(text) {}
+};
+
+template <class T>
+class Result;
+
+namespace detail {
+
+template <class>
+inline constexpr bool is_result = false;
+template <class T>
+inline constexpr bool is_result<Result<T> > = true;
+
+// Calls `call` with the value, or, of Result<void>, with nothing.
+template <class T, class Call, class Stored>
+constexpr decltype(auto) with_value(Call&& call, [[maybe_unused]] Stored&& value) {
+  if constexpr (std::is_void_v<T>) return std::forward<Call>(call)();
+  else return std::forward<Call>(call)(std::forward<Stored>(value));
+}
+
+}  // namespace detail
+
+// A value or an Error: std::expected<T, Error> for C++20, with the same names and rules. Of a Result<void> the calls of
+// and_then and transform take no argument. value() throws the Error.
 template <class T>
 class [[nodiscard]] Result {
   using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
 
  public:
+  using value_type = T;
+  using error_type = Error;
+
   Result() noexcept
     requires std::is_void_v<T>
   = default;
@@ -83,22 +124,140 @@ class [[nodiscard]] Result {
   Stored* operator->() noexcept { return std::get_if<0>(&state_); }
   const Stored* operator->() const noexcept { return std::get_if<0>(&state_); }
 
+  template <class U>
+  T value_or(U&& other) const&
+    requires(!std::is_void_v<T>)
+  {
+    return has_value() ? **this : static_cast<T>(std::forward<U>(other));
+  }
+  template <class U>
+      T value_or(U&& other) &&
+      requires(!std::is_void_v<T>) { return has_value() ? *std::move(*this) : static_cast<T>(std::forward<U>(other)); }
+
+      // `call` takes the value and gives another Result, which is the outcome. An error passes by.
+      template <class Call>
+      auto and_then(Call&& call) & {
+    return chained(*this, std::forward<Call>(call));
+  }
+  template <class Call>
+  auto and_then(Call&& call) const& {
+    return chained(*this, std::forward<Call>(call));
+  }
+  template <class Call>
+  auto and_then(Call&& call) && {
+    return chained(std::move(*this), std::forward<Call>(call));
+  }
+  // `call` takes the value and gives that of the outcome. An error passes by.
+  template <class Call>
+  auto transform(Call&& call) & {
+    return transformed(*this, std::forward<Call>(call));
+  }
+  template <class Call>
+  auto transform(Call&& call) const& {
+    return transformed(*this, std::forward<Call>(call));
+  }
+  template <class Call>
+  auto transform(Call&& call) && {
+    return transformed(std::move(*this), std::forward<Call>(call));
+  }
+  // `call` takes the error and gives a Result of the same type. A value passes by.
+  template <class Call>
+  Result or_else(Call&& call) const& {
+    static_assert(std::is_same_v<std::invoke_result_t<Call, const Error&>, Result>);
+    return has_value() ? *this : std::forward<Call>(call)(error());
+  }
+  template <class Call>
+  Result or_else(Call&& call) && {
+    static_assert(std::is_same_v<std::invoke_result_t<Call, const Error&>, Result>);
+    return has_value() ? std::move(*this) : std::forward<Call>(call)(error());
+  }
+  // `call` takes the error and gives another one.
+  template <class Call>
+  Result transform_error(Call&& call) const& {
+    return has_value() ? *this : Result(Error(std::forward<Call>(call)(error())));
+  }
+  template <class Call>
+  Result transform_error(Call&& call) && {
+    return has_value() ? std::move(*this) : Result(Error(std::forward<Call>(call)(error())));
+  }
+
 #if SHMBROKER_EXCEPTIONS
   T value() && {
     if (!has_value()) throw error();
-    if constexpr (!std::is_void_v<T>) return std::move(*std::get_if<0>(&state_));
+    if constexpr (!std::is_void_v<T>) return *std::move(*this);
   }
   std::add_lvalue_reference_t<T> value() & {
     if (!has_value()) throw error();
-    if constexpr (!std::is_void_v<T>) return *std::get_if<0>(&state_);
+    if constexpr (!std::is_void_v<T>) return **this;
+  }
+  std::add_lvalue_reference_t<const T> value() const& {
+    if (!has_value()) throw error();
+    if constexpr (!std::is_void_v<T>) return **this;
   }
 #endif
 
  private:
+  template <class Self, class Call>
+  static auto chained(Self&& self, Call&& call) {
+    using Next =
+        std::remove_cvref_t<decltype(detail::with_value<T>(std::forward<Call>(call), *std::forward<Self>(self)))>;
+    static_assert(detail::is_result<Next>, "and_then() takes a function that gives a Result; transform() takes others");
+    if (!self.has_value()) return Next(self.error());
+    return Next(detail::with_value<T>(std::forward<Call>(call), *std::forward<Self>(self)));
+  }
+  template <class Self, class Call>
+  static auto transformed(Self&& self, Call&& call) {
+    using Next = std::remove_cv_t<decltype(detail::with_value<T>(std::forward<Call>(call), *std::forward<Self>(self)))>;
+    if (!self.has_value()) return Result<Next>(self.error());
+    if constexpr (std::is_void_v<Next>) {
+      detail::with_value<T>(std::forward<Call>(call), *std::forward<Self>(self));
+      return Result<void>();
+    } else {
+      return Result<Next>(detail::with_value<T>(std::forward<Call>(call), *std::forward<Self>(self)));
+    }
+  }
   std::variant<Stored, Error> state_;
 };
 
 namespace detail {
+
+// What the C functions take: characters that end with NUL. No name has a NUL inside: one that does is refused as any
+// other wrong character is, and not cut there.
+class CText {
+ public:
+  explicit CText(std::string_view text) noexcept {
+    if (text.size() >= sizeof small_) large_.reset(new (std::nothrow) char[text.size() + 1]);
+    text_ = large_ ? large_.get() : small_;
+    const std::size_t length = text.copy(text_, large_ ? text.size() : sizeof small_ - 1);
+    for (std::size_t i = 0; i < length; ++i)
+      if (text_[i] == '\0') text_[i] = '\x01';
+    text_[length] = '\0';
+  }
+  CText(const CText&) = delete;
+  CText& operator=(const CText&) = delete;
+  const char* get() const noexcept { return text_; }
+
+ private:
+  char small_[256];  // every valid address
+  std::unique_ptr<char[]> large_;
+  char* text_;
+};
+
+// The refusal of as<T>().
+inline Error not_a(std::string_view what, std::size_t has, std::size_t needs) noexcept {
+  char sentence[160];
+  std::snprintf(sentence, sizeof sentence, "%.*s has %zu bytes; the type asked for has %zu",
+                static_cast<int>(what.size()), what.data(), has, needs);
+  return Error(Status::invalid, sentence);
+}
+// The T that memory begins with. Memory of the library begins on a page or on a cache line.
+template <class T, class Byte>
+Result<T*> first_of(std::string_view what, std::span<Byte> bytes) noexcept {
+  static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
+  static_assert(alignof(T) <= 64, "slots begin on a multiple of 64 bytes");
+  if (bytes.size() < sizeof(T)) return not_a(what, bytes.size(), sizeof(T));
+  return reinterpret_cast<T*>(bytes.data());
+}
 
 // Of any duration, rounded up. What nanoseconds could not count, such as hours::max(), is a hundred years: it would
 // otherwise wrap round, and a wait without end would not wait at all.
@@ -194,19 +353,16 @@ class Token {
  public:
   Token() noexcept = default;
   explicit Token(const std::uint8_t (&bytes)[16]) noexcept { std::memcpy(bytes_.data(), bytes, 16); }
-  static Result<Token> try_parse(const std::string& text) noexcept {
+  static Result<Token> try_parse(std::string_view text) noexcept {
     Token token;
-    if (const int status = shmb_token_parse(text.c_str(), token.bytes_.data()); status != SHMB_OK) {
-      shmb_error refusal{};
-      refusal.status = status;
-      std::strncpy(refusal.sentence, "a ticket or token is written as 32 lower-case hex digits",
-                   sizeof refusal.sentence - 1);
-      return Error(refusal);  // without the text: it may be a secret with a typing error
+    if (const int status = shmb_token_parse(detail::CText(text).get(), token.bytes_.data()); status != SHMB_OK) {
+      // Without the text: it may be a secret with a typing error.
+      return Error(static_cast<Status>(status), "a ticket or token is written as 32 lower-case hex digits");
     }
     return token;
   }
 #if SHMBROKER_EXCEPTIONS
-  static Token parse(const std::string& text) { return try_parse(text).value(); }
+  static Token parse(std::string_view text) { return try_parse(text).value(); }
 #endif
   std::string text() const {  // 32 hex digits
     char out[SHMB_TOKEN_TEXT];
@@ -230,14 +386,14 @@ struct Group {
   GroupId id;
   Token token;  // admits any session that shows it
   // The value of SHMBROKER_GROUP that makes a child process a member.
-  Result<std::string> try_variable(const std::string& name) const {
+  Result<std::string> try_variable(std::string_view name) const {
     char text[SHMB_VARIABLE_TEXT];
     shmb_error error;
-    if (shmb_group_variable(name.c_str(), token.data(), text, &error) != SHMB_OK) return Error(error);
+    if (shmb_group_variable(detail::CText(name).get(), token.data(), text, &error) != SHMB_OK) return Error(error);
     return std::string(text);
   }
 #if SHMBROKER_EXCEPTIONS
-  std::string variable(const std::string& name) const { return try_variable(name).value(); }
+  std::string variable(std::string_view name) const { return try_variable(name).value(); }
 #endif
 };
 
@@ -408,6 +564,17 @@ class ReadOnlyRegion : public RegionBase {
     static_assert(alignof(T) <= 4096);
     return {reinterpret_cast<const T*>(data()), mapped() ? size() / sizeof(T) : 0};
   }
+  // The T that the region begins with. Refused (invalid) where the region is smaller, or not mapped.
+  template <class T>
+  Result<const T*> try_as() const noexcept {
+    return detail::first_of<const T>("what is mapped of the region", bytes());
+  }
+#if SHMBROKER_EXCEPTIONS
+  template <class T>
+  const T& as() const {
+    return *try_as<T>().value();
+  }
+#endif
 };
 
 class Region : public RegionBase {
@@ -421,6 +588,10 @@ class Region : public RegionBase {
     static_assert(alignof(T) <= 4096);
     return {reinterpret_cast<T*>(data()), mapped() ? size() / sizeof(T) : 0};
   }
+  template <class T>
+  Result<T*> try_as() const noexcept {
+    return detail::first_of<T>("what is mapped of the region", bytes());
+  }
   // Closes writing for ever and for everybody. On failure this Region is as it was (Status::still_mapped: try again
   // once the other mapping is gone); on success it is spent, and its addresses are void.
   Result<ReadOnlyRegion> try_publish(Timeout timeout = {}) && noexcept {
@@ -429,6 +600,10 @@ class Region : public RegionBase {
     return ReadOnlyRegion(handle_.release());
   }
 #if SHMBROKER_EXCEPTIONS
+  template <class T>
+  T& as() const {
+    return *try_as<T>().value();
+  }
   ReadOnlyRegion publish(Timeout timeout = {}) && { return std::move(*this).try_publish(timeout).value(); }
 #endif
 };
@@ -445,17 +620,17 @@ inline Result<std::string> try_sharing_strategy() {
   if (shmb_sharing_strategy(&name, &error) != SHMB_OK) return Error(error);
   return std::string(name);
 }
-inline Result<void> try_set_sharing_strategy(const std::string& name) noexcept {
+inline Result<void> try_set_sharing_strategy(std::string_view name) noexcept {
   shmb_error error;
-  return detail::outcome(shmb_set_sharing_strategy(name.c_str(), &error), error);
+  return detail::outcome(shmb_set_sharing_strategy(detail::CText(name).get(), &error), error);
 }
 #if SHMBROKER_EXCEPTIONS
 inline std::string sharing_strategy() { return try_sharing_strategy().value(); }
-inline void set_sharing_strategy(const std::string& name) { try_set_sharing_strategy(name).value(); }
+inline void set_sharing_strategy(std::string_view name) { try_set_sharing_strategy(name).value(); }
 #endif
 
 struct ConnectOptions {
-  std::string socket{};   // empty: looked for
+  Text socket{};          // empty: looked for
   std::string group{};    // "<name>:<token>"; empty: SHMBROKER_GROUP
   std::string program{};  // as `shmbroker list` shows the session
   bool local_ok = false;
@@ -467,7 +642,7 @@ struct ConnectOptions {
 };
 
 struct CreateOptions {
-  std::string name{};  // empty: unnamed
+  Text name{};  // empty: unnamed
   GroupId group{};
   std::optional<Keep> keep{};  // none: the group's default
   bool many_writers = false;
@@ -491,7 +666,7 @@ struct AttachOptions {
 };
 
 struct GroupOptions {
-  std::string name{};
+  Text name{};
   std::uint64_t limit_bytes = 0;  // 0: the broker's default
   std::uint32_t limit_regions = 0;
   Keep keep = Keep::none();
@@ -574,8 +749,8 @@ class Session {
     return Region(raw);
   }
   // One round trip for up to 253. Elements fail one by one; the first failure has its whole sentence.
-  Result<std::vector<Result<Region>>> try_create_many(std::span<const std::uint64_t> lengths,
-                                                      const CreateOptions& options = {}) const {
+  Result<std::vector<Result<Region> > > try_create_many(std::span<const std::uint64_t> lengths,
+                                                        const CreateOptions& options = {}) const {
     const shmb_create_options c = to_c(options);
     std::vector<shmb_create_item> items;
     for (std::uint64_t length : lengths) items.push_back({length, &c});
@@ -584,7 +759,7 @@ class Session {
     shmb_error error{};
     const int first = shmb_create_many(handle_.get(), items.data(), items.size(), options.timeout.nanoseconds(),
                                        regions.data(), statuses.data(), &error);
-    std::vector<Result<Region>> results;
+    std::vector<Result<Region> > results;
     results.reserve(regions.size());
     bool told = false;
     for (std::size_t i = 0; i < regions.size(); ++i) {
@@ -596,9 +771,9 @@ class Session {
   }
 
   // By address ("NAME", "GROUP/NAME", "UID:GROUP/NAME"), by identity, by ticket.
-  Result<ReadOnlyRegion> try_attach(const std::string& address, const AttachOptions& options = {}) const noexcept {
+  Result<ReadOnlyRegion> try_attach(std::string_view address, const AttachOptions& options = {}) const noexcept {
     return attached<ReadOnlyRegion>(Rights::read, options, [&](const auto* c, auto** raw, auto* error) {
-      return shmb_attach(handle_.get(), address.c_str(), c, raw, error);
+      return shmb_attach(handle_.get(), detail::CText(address).get(), c, raw, error);
     });
   }
   Result<ReadOnlyRegion> try_attach(const RegionId& id, const AttachOptions& options = {}) const noexcept {
@@ -612,9 +787,9 @@ class Session {
       return shmb_attach_ticket(handle_.get(), ticket.data(), c, raw, error);
     });
   }
-  Result<Region> try_attach_writable(const std::string& address, const AttachOptions& options = {}) const noexcept {
+  Result<Region> try_attach_writable(std::string_view address, const AttachOptions& options = {}) const noexcept {
     return attached<Region>(Rights::read | Rights::write, options, [&](const auto* c, auto** raw, auto* error) {
-      return shmb_attach(handle_.get(), address.c_str(), c, raw, error);
+      return shmb_attach(handle_.get(), detail::CText(address).get(), c, raw, error);
     });
   }
   Result<Region> try_attach_writable(const RegionId& id, const AttachOptions& options = {}) const noexcept {
@@ -643,15 +818,17 @@ class Session {
     return ReadOnlyRegion(raw);
   }
 
-  Result<void> try_unname(const std::string& address, Timeout timeout = {}) const noexcept {
+  Result<void> try_unname(std::string_view address, Timeout timeout = {}) const noexcept {
     shmb_error error;
-    return detail::outcome(shmb_unname(handle_.get(), address.c_str(), timeout.nanoseconds(), &error), error);
+    return detail::outcome(shmb_unname(handle_.get(), detail::CText(address).get(), timeout.nanoseconds(), &error),
+                           error);
   }
-  Result<shmb_region_stat> try_stat(const std::string& address, Timeout timeout = {}) const noexcept {
+  Result<shmb_region_stat> try_stat(std::string_view address, Timeout timeout = {}) const noexcept {
     shmb_region_stat stat{};
     stat.size = sizeof stat;
     shmb_error error;
-    if (shmb_stat(handle_.get(), address.c_str(), timeout.nanoseconds(), &stat, &error) != SHMB_OK) return Error(error);
+    if (shmb_stat(handle_.get(), detail::CText(address).get(), timeout.nanoseconds(), &stat, &error) != SHMB_OK)
+      return Error(error);
     return stat;
   }
   Result<shmb_region_stat> try_stat(const RegionId& id, Timeout timeout = {}) const noexcept {
@@ -684,10 +861,11 @@ class Session {
     if (shmb_group_create(handle_.get(), &c, &made, &error) != SHMB_OK) return Error(error);
     return Group{{made.id}, Token(made.token)};
   }
-  Result<GroupId> try_join(const std::string& group, Timeout timeout = {}) const noexcept {
+  Result<GroupId> try_join(std::string_view group, Timeout timeout = {}) const noexcept {
     GroupId id;
     shmb_error error;
-    if (shmb_group_join(handle_.get(), group.c_str(), 0, timeout.nanoseconds(), &id.value, &error) != SHMB_OK)
+    if (shmb_group_join(handle_.get(), detail::CText(group).get(), 0, timeout.nanoseconds(), &id.value, &error) !=
+        SHMB_OK)
       return Error(error);
     return id;
   }
@@ -722,10 +900,11 @@ class Session {
     c.region = region.to_c();
     return watched(c);
   }
-  Result<Watch> try_watch_name(const std::string& address) const noexcept {
+  Result<Watch> try_watch_name(std::string_view address) const noexcept {
     shmb_watch_options c{};
     c.kind = SHMB_WATCH_NAME;
-    c.address = address.c_str();
+    const detail::CText text(address);
+    c.address = text.get();
     return watched(c);
   }
   Result<Watch> try_watch(GroupId group) const noexcept {
@@ -794,7 +973,7 @@ class Session {
   }
   Region adopt(int fd) const { return try_adopt(fd).value(); }
   ReadOnlyRegion adopt_read_only(int fd) const { return try_adopt_read_only(fd).value(); }
-  void unname(const std::string& address, Timeout timeout = {}) const { try_unname(address, timeout).value(); }
+  void unname(std::string_view address, Timeout timeout = {}) const { try_unname(address, timeout).value(); }
   template <class Where>
   shmb_region_stat stat(const Where& where, Timeout timeout = {}) const {
     return try_stat(where, timeout).value();
@@ -812,7 +991,7 @@ class Session {
   void wait_group(GroupId group = {}, Timeout wait = Timeout::forever()) const { try_wait_group(group, wait).value(); }
   Watch watch(const RegionId& region, std::uint32_t events = 0) const { return try_watch(region, events).value(); }
   Watch watch(GroupId group) const { return try_watch(group).value(); }
-  Watch watch_name(const std::string& address) const { return try_watch_name(address).value(); }
+  Watch watch_name(std::string_view address) const { return try_watch_name(address).value(); }
   Watch watch_reclaims(GroupId group = {}) const { return try_watch_reclaims(group).value(); }
   void unwatch(WatchId watch, Timeout timeout = {}) const { try_unwatch(watch, timeout).value(); }
   int event_descriptor() const { return try_event_descriptor().value(); }

@@ -2,13 +2,17 @@
 // Pools, queues and queue sets in C++, header-only over shmbroker.h (whose comments hold for what is not said here).
 // Same habits as shmbroker.hpp: C++20, each operation as `try_x` with a Result and as `x` that throws, handles that
 // only move. Slots and messages give back what they hold when they go.
-#ifndef SHMBROKER_POOL_HPP
+#if __cplusplus < 202002L
+#error "shmbroker/pool.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker.h)"
+#elif !defined(SHMBROKER_POOL_HPP)
 #define SHMBROKER_POOL_HPP
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <string>
@@ -49,7 +53,7 @@ struct SizeClass {
 };
 
 struct PoolOptions {
-  std::string name{};  // empty: unnamed
+  Text name{};  // empty: unnamed
   std::vector<SizeClass> classes{};
   GroupId group{};
   std::optional<Keep> keep{};
@@ -119,6 +123,11 @@ class Slot {
     static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
     return {reinterpret_cast<T*>(data()), size() / sizeof(T)};
   }
+  // The T that the bytes in use begin with. Refused (invalid) where they are fewer.
+  template <class T>
+  Result<T*> try_as() const noexcept {
+    return detail::first_of<T>("the slot", bytes());
+  }
   // A second reference.
   Result<Slot> try_share() const noexcept {
     shmb_error error;
@@ -130,6 +139,10 @@ class Slot {
   }
   const shmb_slot& c() const noexcept { return slot_; }
 #if SHMBROKER_EXCEPTIONS
+  template <class T>
+  T& as() const {
+    return *try_as<T>().value();
+  }
   Slot share() const { return try_share().value(); }
 #endif
 
@@ -217,6 +230,16 @@ class Message {
     static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
     return {reinterpret_cast<const T*>(shmb_message_data(handle_.get())), bytes().size() / sizeof(T)};
   }
+  // A copy of the T that the message is. Refused (invalid) where it has not exactly the bytes of a T.
+  template <class T>
+  Result<T> try_as() const noexcept {
+    static_assert(std::is_trivially_copyable_v<T> && std::is_default_constructible_v<T>,
+                  "shared memory holds objects that are their bytes");
+    if (bytes().size() != sizeof(T)) return detail::not_a("the message", bytes().size(), sizeof(T));
+    T value;
+    std::memcpy(&value, bytes().data(), sizeof value);
+    return value;
+  }
   Result<ReceivedPart> try_part(std::size_t number) const noexcept {
     shmb_part part{};
     shmb_error error;
@@ -249,6 +272,10 @@ class Message {
   Result<void> try_give_back() noexcept { return called(shmb_message_give_back); }
   shmb_message* c() const noexcept { return handle_.get(); }
 #if SHMBROKER_EXCEPTIONS
+  template <class T>
+  T as() const {
+    return try_as<T>().value();
+  }
   ReceivedPart part(std::size_t number) const { return try_part(number).value(); }
   Slot take_slot(shmb_pool* pool, std::size_t number = 0) { return try_take_slot(pool, number).value(); }
   ReadOnlyRegion take_region(std::size_t number = 0) { return try_take_region(number).value(); }
@@ -273,6 +300,8 @@ class Message {
   }
   detail::Handle<shmb_message> handle_;
 };
+
+class Messages;
 
 // Own ends of one queue.
 class Queue {
@@ -329,6 +358,13 @@ class Queue {
   Result<void> try_receive_kept(Message& message, Timeout wait = {}) const noexcept {
     return received(message, SHMB_RECEIVE_KEEP, wait);
   }
+  // One that is the caller's: kept as above, and independent of what is received later. It goes before the queue does.
+  Result<Message> try_receive(Timeout wait = {}) const noexcept {
+    auto message = Message::try_make();
+    if (!message) return message;
+    if (auto taken = try_receive_kept(*message, wait); !taken) return taken.error();
+    return message;
+  }
   // Waits for one and takes what is there; how many.
   Result<std::size_t> try_receive_many(std::span<Message> messages, Timeout wait = {}) const {
     std::vector<shmb_message*> raw;
@@ -346,18 +382,21 @@ class Queue {
     auto message = Message::try_make();
     if (!message) return message.error();
     for (;;) {
-      if (auto taken = try_receive(*message, wait); !taken) {
-        if (taken.error().status() == Status::peer_gone) continue;
-        if (taken.error().status() == Status::closed) return {};
-        return taken;
-      }
-      if constexpr (std::is_void_v<std::invoke_result_t<Body, Message&>>) {
+      auto taken = next(*message, 0, wait);
+      if (!taken) return taken.error();
+      if (!*taken) return {};
+      if constexpr (std::is_void_v<std::invoke_result_t<Body, Message&> >) {
         body(*message);
       } else if (!body(*message)) {
         return {};
       }
     }
   }
+
+  // A range for a loop: for (auto message : queue.messages()). It ends as try_for_each does. Each message is the loop's
+  // own, and may be moved out of it; `auto&&` uses one Message again and again. `wait` is for each message. Where a
+  // receive fails, the loop of try_messages() ends and outcome() has the error; that of messages() throws it.
+  Messages try_messages(Timeout wait = Timeout::forever()) const noexcept;
 
   // For everybody: nobody may send, readers drain and are told `closed`.
   Result<void> try_shutdown(bool remove = false) const noexcept {
@@ -404,6 +443,8 @@ class Queue {
     return try_send_many(messages, wait).value();
   }
   void receive(Message& message, Timeout wait = {}) const { try_receive(message, wait).value(); }
+  Message receive(Timeout wait = {}) const { return try_receive(wait).value(); }
+  Messages messages(Timeout wait = Timeout::forever()) const;
   void receive_kept(Message& message, Timeout wait = {}) const { try_receive_kept(message, wait).value(); }
   std::size_t receive_many(std::span<Message> messages, Timeout wait = {}) const {
     return try_receive_many(messages, wait).value();
@@ -420,12 +461,83 @@ class Queue {
 
  private:
   friend class Pool;
+  friend class Messages;
+  // False: the queue is closed and drained. A dead writer is passed over.
+  Result<bool> next(Message& message, std::uint32_t flags, Timeout wait) const noexcept {
+    for (;;) {
+      auto taken = received(message, flags, wait);
+      if (taken) return true;
+      if (taken.error().status() == Status::closed) return false;
+      if (taken.error().status() != Status::peer_gone) return taken.error();
+    }
+  }
   Result<void> received(Message& message, std::uint32_t flags, Timeout wait) const noexcept {
     shmb_error error;
     return detail::outcome(shmb_queue_receive(handle_.get(), message.c(), flags, wait.nanoseconds(), &error), error);
   }
   detail::Handle<shmb_queue> handle_;
 };
+
+// What Queue::messages() gives. It goes before the queue does, and is used by one thread.
+class Messages {
+ public:
+  class Iterator {
+   public:
+    using value_type = Message;
+    using difference_type = std::ptrdiff_t;
+    explicit Iterator(Messages* range) noexcept : range_(range) {}
+    Message&& operator*() const noexcept { return std::move(*range_->message_); }
+    Iterator& operator++() {
+      range_->advance();
+      return *this;
+    }
+    void operator++(int) { range_->advance(); }
+    bool at_end() const noexcept { return !range_->there_; }
+    friend bool operator==(const Iterator& it, std::default_sentinel_t) noexcept { return it.at_end(); }
+
+   private:
+    Messages* range_;
+  };
+
+  Messages(const Queue& queue, Timeout wait, bool throws) noexcept : queue_(&queue), wait_(wait), throws_(throws) {}
+  Iterator begin() {  // receives the first
+    advance();
+    return Iterator(this);
+  }
+  std::default_sentinel_t end() const noexcept { return {}; }
+  // After the loop: why it ended, where the queue had not.
+  const Result<void>& outcome() const noexcept { return outcome_; }
+
+ private:
+  Result<bool> next() noexcept {
+    if (!message_ || message_->c() == nullptr) {  // the loop has moved it away
+      auto made = Message::try_make();
+      if (!made) return made.error();
+      message_.emplace(std::move(*made));
+    }
+    return queue_->next(*message_, SHMB_RECEIVE_KEEP, wait_);
+  }
+  void advance() {
+    const auto taken = next();
+    there_ = taken && *taken;
+    if (!taken) (void)(outcome_ = taken.error());  // nvcc: a Result must not be dropped
+#if SHMBROKER_EXCEPTIONS
+    if (throws_) outcome_.value();
+#endif
+  }
+
+  const Queue* queue_;
+  Timeout wait_;
+  [[maybe_unused]] bool throws_;
+  bool there_ = false;
+  std::optional<Message> message_;
+  Result<void> outcome_;
+};
+
+inline Messages Queue::try_messages(Timeout wait) const noexcept { return Messages(*this, wait, false); }
+#if SHMBROKER_EXCEPTIONS
+inline Messages Queue::messages(Timeout wait) const { return Messages(*this, wait, true); }
+#endif
 
 namespace detail {
 
@@ -450,12 +562,13 @@ inline shmb_queue_options to_c(Role role, const QueueOptions& options) noexcept 
 }  // namespace detail
 
 // A queue that needs no slots, in a pool of its own.
-inline Result<Queue> try_open_queue(const Session& session, const std::string& address, Role role,
+inline Result<Queue> try_open_queue(const Session& session, std::string_view address, Role role,
                                     const QueueOptions& options = {}) noexcept {
   const shmb_queue_options c = detail::to_c(role, options);
   shmb_queue* raw = nullptr;
   shmb_error error;
-  if (shmb_queue_open_alone(session.c(), address.c_str(), &c, &raw, &error) != SHMB_OK) return Error(error);
+  if (shmb_queue_open_alone(session.c(), detail::CText(address).get(), &c, &raw, &error) != SHMB_OK)
+    return Error(error);
   return Queue(raw);
 }
 
@@ -487,9 +600,9 @@ class Pool {
     if (shmb_pool_create(session.c(), &c, &raw, &error) != SHMB_OK) return Error(error);
     return Pool(raw);
   }
-  static Result<Pool> try_open(const Session& session, const std::string& address,
+  static Result<Pool> try_open(const Session& session, std::string_view address,
                                const PoolOpenOptions& options = {}) noexcept {
-    return opened(session, address.c_str(), 0, options);
+    return opened(session, detail::CText(address).get(), 0, options);
   }
   static Result<Pool> try_open(const Session& session, std::uint64_t id, const PoolOpenOptions& options = {}) noexcept {
     return opened(session, nullptr, id, options);
@@ -507,11 +620,11 @@ class Pool {
     if (shmb_slot_acquire(handle_.get(), length, wait.nanoseconds(), &slot, &error) != SHMB_OK) return Error(error);
     return Slot(handle_.get(), slot);
   }
-  Result<Queue> try_open_queue(const std::string& name, Role role, const QueueOptions& options = {}) const noexcept {
+  Result<Queue> try_open_queue(std::string_view name, Role role, const QueueOptions& options = {}) const noexcept {
     const shmb_queue_options c = detail::to_c(role, options);
     shmb_queue* raw = nullptr;
     shmb_error error;
-    if (shmb_queue_open(handle_.get(), name.c_str(), &c, &raw, &error) != SHMB_OK) return Error(error);
+    if (shmb_queue_open(handle_.get(), detail::CText(name).get(), &c, &raw, &error) != SHMB_OK) return Error(error);
     return Queue(raw);
   }
   Result<Slot> try_take_slot(Message& message, std::size_t number = 0) const noexcept {
@@ -535,7 +648,7 @@ class Pool {
   }
   void remove() const { try_remove().value(); }
   Slot acquire(std::uint64_t length, Timeout wait = {}) const { return try_acquire(length, wait).value(); }
-  Queue open_queue(const std::string& name, Role role, const QueueOptions& options = {}) const {
+  Queue open_queue(std::string_view name, Role role, const QueueOptions& options = {}) const {
     return try_open_queue(name, role, options).value();
   }
   Slot take_slot(Message& message, std::size_t number = 0) const { return try_take_slot(message, number).value(); }
@@ -657,8 +770,7 @@ class QueueSet {
 };
 
 #if SHMBROKER_EXCEPTIONS
-inline Queue open_queue(const Session& session, const std::string& address, Role role,
-                        const QueueOptions& options = {}) {
+inline Queue open_queue(const Session& session, std::string_view address, Role role, const QueueOptions& options = {}) {
   return try_open_queue(session, address, role, options).value();
 }
 #endif

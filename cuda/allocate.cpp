@@ -48,8 +48,9 @@ Result<std::vector<Allocation>> create_all(const Driver& driver, const Region::M
     const bool coming = Leaving::any_on(memory.uuid);
     if (Leaving::run(nullptr).ended != 0) continue;
     if (deadline.passed() && (!coming || released.passed())) {
-      shortage.sentence += "; the device " + memory.device->uuid_text() + " has " + format_size(memory.device->bytes) +
-                           " in all: free memory there, or let shmb_gpu_allocate_options.retry_ns wait for others to do so";
+      shortage.sentence +=
+          "; the device " + memory.device->uuid_text() + " has " + format_size(memory.device->bytes) +
+          " in all: free memory there, or let shmb_gpu_allocate_options.retry_ns wait for others to do so";
       return std::unexpected(std::move(shortage));
     }
     sys::rest(2'000'000);

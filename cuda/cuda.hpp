@@ -2,7 +2,9 @@
 // GPU memory in C++, header-only over shmbroker_cuda.h (whose comments hold for what is not said here). Same habits as
 // shmbroker.hpp: C++20, each operation as `try_x` with a Result and as `x` that throws, handles that only move. No
 // cuda.h: a device pointer is a number, a stream is the void* that CUstream and cudaStream_t are.
-#ifndef SHMBROKER_CUDA_HPP
+#if __cplusplus < 202002L
+#error "shmbroker/cuda.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_cuda.h)"
+#elif !defined(SHMBROKER_CUDA_HPP)
 #define SHMBROKER_CUDA_HPP
 
 #include <array>
@@ -48,6 +50,8 @@ struct Closer<shmb_gpu_pin> {
 
 namespace gpu {
 
+inline constexpr int any_device = SHMB_GPU_ANY_DEVICE;  // whichever is free
+
 using Pointer = shmb_gpu_pointer;
 using Stream = shmb_gpu_stream;
 
@@ -72,7 +76,7 @@ enum class State : std::uint32_t {
 };
 
 // The devices that this process may use.
-inline Result<std::vector<shmb_gpu_device>> try_devices() {
+inline Result<std::vector<shmb_gpu_device> > try_devices() {
   std::vector<shmb_gpu_device> devices(8);
   for (;;) {
     std::size_t count = 0;
@@ -146,7 +150,7 @@ class Sync {
 
 struct AllocateOptions {
   std::optional<Uuid> uuid{};  // none: by ordinal
-  int device = SHMB_GPU_ANY_DEVICE;
+  int device = any_device;
   bool rdma = false;
   bool uninitialised = false;
   std::uint64_t chunk_bytes = 0;
@@ -155,7 +159,7 @@ struct AllocateOptions {
 };
 
 struct PublishOptions {
-  std::string name{};  // empty: unnamed
+  Text name{};  // empty: unnamed
   GroupId group{};
   std::optional<Keep> keep{};
   bool replace = false;
@@ -209,11 +213,11 @@ class Region {
     });
   }
   // By address, by identity, by ticket.
-  static Result<Region> try_import(const Session& session, const std::string& address,
+  static Result<Region> try_import(const Session& session, std::string_view address,
                                    const ImportOptions& options = {}) noexcept {
     const shmb_gpu_import_options c = to_c(options);
     return made([&](shmb_gpu_region** raw, shmb_error* error) {
-      return shmb_gpu_import(session.c(), address.c_str(), &c, raw, error);
+      return shmb_gpu_import(session.c(), shmbroker::detail::CText(address).get(), &c, raw, error);
     });
   }
   static Result<Region> try_import(const Session& session, const RegionId& id,
@@ -232,8 +236,8 @@ class Region {
     });
   }
   // In one request for each 126 or fewer. Elements fail one by one; the first failure has its whole sentence.
-  static Result<std::vector<Result<Region>>> try_import_many(const Session& session, std::span<const RegionId> ids,
-                                                             const ImportOptions& options = {}) {
+  static Result<std::vector<Result<Region> > > try_import_many(const Session& session, std::span<const RegionId> ids,
+                                                               const ImportOptions& options = {}) {
     const shmb_gpu_import_options c = to_c(options);
     std::vector<shmb_region_id> c_ids;
     for (const RegionId& id : ids) c_ids.push_back(id.to_c());
@@ -244,7 +248,7 @@ class Region {
     shmb_error error{};
     const int first = shmb_gpu_import_many(session.c(), items.data(), items.size(), options.timeout.nanoseconds(),
                                            regions.data(), statuses.data(), &error);
-    std::vector<Result<Region>> results;
+    std::vector<Result<Region> > results;
     results.reserve(regions.size());
     bool told = false;
     for (std::size_t i = 0; i < regions.size(); ++i) {
@@ -308,10 +312,11 @@ class Region {
     if (shmb_gpu_region_tensor(handle_.get(), number, &c, &error) != SHMB_OK) return Error(error);
     return Tensor::from_c(c);
   }
-  Result<Tensor> try_tensor(const std::string& name) const {
+  Result<Tensor> try_tensor(std::string_view name) const {
     shmb_gpu_tensor c{};
     shmb_error error;
-    if (shmb_gpu_region_find_tensor(handle_.get(), name.c_str(), &c, &error) != SHMB_OK) return Error(error);
+    if (shmb_gpu_region_find_tensor(handle_.get(), shmbroker::detail::CText(name).get(), &c, &error) != SHMB_OK)
+      return Error(error);
     return Tensor::from_c(c);
   }
   // The caller calls its deleter, or gives it to who does.
@@ -374,13 +379,13 @@ class Region {
   static Region import(const Session& session, const Where& where, const ImportOptions& options = {}) {
     return try_import(session, where, options).value();
   }
-  static std::vector<Result<Region>> import_many(const Session& session, std::span<const RegionId> ids,
-                                                 const ImportOptions& options = {}) {
+  static std::vector<Result<Region> > import_many(const Session& session, std::span<const RegionId> ids,
+                                                  const ImportOptions& options = {}) {
     return try_import_many(session, ids, options).value();
   }
   RegionId publish(const PublishOptions& options = {}) { return try_publish(options).value(); }
   Tensor tensor(std::size_t number) const { return try_tensor(number).value(); }
-  Tensor tensor(const std::string& name) const { return try_tensor(name).value(); }
+  Tensor tensor(std::string_view name) const { return try_tensor(name).value(); }
   DLManagedTensorVersioned* dlpack(const Tensor& tensor) const { return try_dlpack(tensor).value(); }
   void written(Sync sync = {}, Timeout timeout = {}) { try_written(sync, timeout).value(); }
   void sleep(Timeout timeout = {}) { try_sleep(timeout).value(); }
@@ -417,7 +422,7 @@ class Region {
 };
 
 struct LendOptions {
-  std::string name{};
+  Text name{};
   GroupId group{};
   bool replace = false;
   bool writing = false, many_writers = false;
@@ -447,12 +452,12 @@ class Lease {
     c.stream = options.sync.handle();
     c.tensors = tensors.data();
     c.tensor_count = tensors.size();
-    std::unique_ptr<std::function<void(Pointer)>> kept;
+    std::unique_ptr<std::function<void(Pointer)> > kept;
     if (free) {
-      kept = std::make_unique<std::function<void(Pointer)>>(std::move(free));
+      kept = std::make_unique<std::function<void(Pointer)> >(std::move(free));
       c.context = kept.get();
       c.free = [](void* context, shmb_gpu_pointer freed) {
-        const std::unique_ptr<std::function<void(Pointer)>> call(static_cast<std::function<void(Pointer)>*>(context));
+        const std::unique_ptr<std::function<void(Pointer)> > call(static_cast<std::function<void(Pointer)>*>(context));
         (*call)(freed);
       };
     }
@@ -497,7 +502,7 @@ inline Dispatched dispatch(const Session& session) { return try_dispatch(session
 #endif
 
 struct TimelineOptions {
-  std::string name{};
+  Text name{};
   GroupId group{};
   std::optional<Keep> keep{};
   bool replace = false;
@@ -531,14 +536,15 @@ class Timeline {
     return Timeline(raw);
   }
   // wait: for a name that is not there yet; none: no wait
-  static Result<Timeline> try_open(const Session& session, const std::string& address,
+  static Result<Timeline> try_open(const Session& session, std::string_view address,
                                    std::optional<Timeout> wait = {}) noexcept {
     shmb_attach_options c{};
     c.size = sizeof c;
     if (wait) c.wait_ns = wait->nanoseconds();
     shmb_gpu_timeline* raw = nullptr;
     shmb_error error;
-    if (shmb_gpu_timeline_open(session.c(), address.c_str(), &c, &raw, &error) != SHMB_OK) return Error(error);
+    if (shmb_gpu_timeline_open(session.c(), shmbroker::detail::CText(address).get(), &c, &raw, &error) != SHMB_OK)
+      return Error(error);
     return Timeline(raw);
   }
   RegionId id() const noexcept { return RegionId::from_c(shmb_gpu_timeline_get_id(handle_.get())); }
@@ -568,7 +574,7 @@ class Timeline {
   static Timeline create(const Session& session, const TimelineOptions& options = {}) {
     return try_create(session, options).value();
   }
-  static Timeline open(const Session& session, const std::string& address, std::optional<Timeout> wait = {}) {
+  static Timeline open(const Session& session, std::string_view address, std::optional<Timeout> wait = {}) {
     return try_open(session, address, wait).value();
   }
   void signal(std::uint64_t value, Stream stream, std::uint32_t word = 0) { try_signal(value, stream, word).value(); }
@@ -586,7 +592,7 @@ class Timeline {
 };
 
 struct EventOptions {
-  int device = SHMB_GPU_ANY_DEVICE;
+  int device = any_device;
   bool maker_stays = false;  // must be said: shmbroker_cuda.h tells what happens where it is not so
 };
 using EventHandle = std::array<std::uint8_t, SHMB_GPU_EVENT_HANDLE>;

@@ -8,7 +8,9 @@
 //     auto counter = shmbroker::remote::remote<Counter>("worker1", "Counter", 40);
 //     counter.rpc_sync<int>("Counter.add", 2);
 //     shmbroker::remote::shutdown();
-#ifndef SHMBROKER_REMOTE_HPP
+#if __cplusplus < 202002L
+#error "shmbroker/remote.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_remote.h)"
+#elif !defined(SHMBROKER_REMOTE_HPP)
 #define SHMBROKER_REMOTE_HPP
 
 #include "remote_values.hpp"
@@ -130,13 +132,13 @@ class Future {
     std::mutex mutex;
     std::optional<Value> value;
     std::exception_ptr error;
-    std::vector<std::function<void()>> callbacks;
+    std::vector<std::function<void()> > callbacks;
   };
   explicit Future(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
   template <class Set>
   void finish(Set&& set) const {
-    std::vector<std::function<void()>> callbacks;
+    std::vector<std::function<void()> > callbacks;
     {
       const std::lock_guard lock(state_->mutex);
       if (state_->value || state_->error) throw std::logic_error("a future can be completed once only");
@@ -152,7 +154,7 @@ class Future {
     shmb_remote_notify(state_->world->c());
   }
   static void arrived(void* context, shmb_future* raw) {
-    const std::unique_ptr<std::pair<Future, std::string>> it(static_cast<std::pair<Future, std::string>*>(context));
+    const std::unique_ptr<std::pair<Future, std::string> > it(static_cast<std::pair<Future, std::string>*>(context));
     shmb_content* content = nullptr;
     shmb_error error;
     try {
@@ -171,7 +173,7 @@ class Future {
 // All results in order. The first failure is thrown as soon as it is there. The default is that of wait(): where one of
 // them is completed by the program, the time that calls may take by default.
 template <class T>
-auto wait_all(const std::vector<Future<T>>& futures, Timeout timeout = {}) {
+auto wait_all(const std::vector<Future<T> >& futures, Timeout timeout = {}) {
   const auto world = detail::world();
   const auto ready = [&]() -> bool {
     bool all = true;
@@ -180,7 +182,7 @@ auto wait_all(const std::vector<Future<T>>& futures, Timeout timeout = {}) {
         all = false;
         continue;
       }
-      if constexpr (std::is_copy_constructible_v<detail::Stored<T>>) (void)future.stored();
+      if constexpr (std::is_copy_constructible_v<detail::Stored<T> >) (void)future.stored();
     }
     return all;
   };
@@ -222,7 +224,7 @@ class Remote {
     constexpr bool fetched = !std::is_class_v<T> || requires(const T& c, detail::inside::Packer& packer) {
       c.msgpack_pack(packer);
     } || requires { typename T::value_type; } || requires { std::tuple_size<T>::value; };
-    auto object = std::make_unique<detail::ObjectOf<T, fetched>>(std::move(value));
+    auto object = std::make_unique<detail::ObjectOf<T, fetched> >(std::move(value));
     shmb_reference* raw = nullptr;
     shmb_error error;
     detail::check(
@@ -298,7 +300,7 @@ class Remote {
     Future<std::string> out(world_, true);
     auto* context = new Future<std::string>(out);
     const auto told = [](void* given, shmb_future* future) {
-      const std::unique_ptr<Future<std::string>> it(static_cast<Future<std::string>*>(given));
+      const std::unique_ptr<Future<std::string> > it(static_cast<Future<std::string>*>(given));
       shmb_content* content = nullptr;
       shmb_error why;
       try {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What remote.hpp (which includes this) is made of: timeouts, failures, memory to be sent, how values are packed, and
 // the functions and classes that other workers may call, by name.
-#ifndef SHMBROKER_REMOTE_VALUES_HPP
+#if __cplusplus < 202002L
+#error "shmbroker/remote.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_remote.h)"
+#elif !defined(SHMBROKER_REMOTE_VALUES_HPP)
 #define SHMBROKER_REMOTE_VALUES_HPP
 
 #include "spawn.hpp"
@@ -239,7 +241,7 @@ using FutureHandle = std::unique_ptr<shmb_future, HandleCloser>;
 struct Packing {
   std::vector<shmb_region*> regions;
   std::vector<shmb_reference*> references;
-  std::vector<std::shared_ptr<const void>> alive;
+  std::vector<std::shared_ptr<const void> > alive;
 };
 inline thread_local Packing* packing = nullptr;
 inline thread_local shmb_content* unpacking = nullptr;
@@ -312,7 +314,7 @@ class Bytes {
   Bytes() = default;
   explicit Bytes(std::size_t size) : size_(size) {
     if (size <= SHMB_REMOTE_INLINE) {
-      auto memory = std::make_shared<std::vector<std::byte>>(size);
+      auto memory = std::make_shared<std::vector<std::byte> >(size);
       data_ = memory->data();
       memory_ = std::move(memory);
       return;
@@ -522,7 +524,7 @@ inline std::string place_of(shmb_request* request) {
 template <class T>
 struct IsFuture : std::false_type {};
 template <class T>
-struct IsFuture<Future<T>> : std::true_type {
+struct IsFuture<Future<T> > : std::true_type {
   using value_type = T;
 };
 
@@ -535,7 +537,7 @@ void answer_value(shmb_request* request, V&& value) {
   try {
     if (creates) {
       type = inside::demangled(typeid(T).name());
-      object = std::make_unique<ObjectOf<T, true>>(std::forward<V>(value));
+      object = std::make_unique<ObjectOf<T, true> >(std::forward<V>(value));
     } else {
       parcel = Parcel::of_value(static_cast<const T&>(value));
     }
@@ -550,7 +552,7 @@ inline void refuse_constructor(shmb_request* request) noexcept {
   shmb_remote_failure failure{};
   failure.size = sizeof failure;
   failure.status = SHMB_E_INVALID;
-  failure.text = "a constructor can only be called by remote(), which gives a reference";
+  failure.text = "a constructor can only be called by shmb_remote_create, which gives a reference";
   (void)shmb_request_fail(request, &failure, nullptr);
 }
 
@@ -566,7 +568,7 @@ R with_arguments(shmb_request* request, const std::string& name, Call&& call, st
   [[maybe_unused]] auto values = [&] {
     const Scope scope(content);
     return std::tuple<std::decay_t<P>...>{
-        inside::unpack_argument<std::decay_t<P>>(name, n + 1, arguments.via.array.ptr[n])...};
+        inside::unpack_argument<std::decay_t<P> >(name, n + 1, arguments.via.array.ptr[n])...};
   }();
   return call(std::forward<P>(std::get<n>(values))...);
 }
@@ -595,19 +597,19 @@ void invoke(shmb_request* request, Call&& call, std::index_sequence<n...>) {
       return answer_exception(request, where);
     }
     using T = typename IsFuture<R>::value_type;
-    const auto held = std::make_shared<std::unique_ptr<shmb_request, Unanswered>>(request);
+    const auto held = std::make_shared<std::unique_ptr<shmb_request, Unanswered> >(request);
     outcome->when_done([held, where](const R& done) {
       shmb_request* const waiting = held->release();
-      std::optional<Stored<T>> value;
+      std::optional<Stored<T> > value;
       try {
         value = done.stored();
       } catch (...) {
         return answer_exception(waiting, where);
       }
-      answer_value<Stored<T>>(waiting, std::move(*value));
+      answer_value<Stored<T> >(waiting, std::move(*value));
     });
   } else {
-    using T = Stored<std::decay_t<R>>;
+    using T = Stored<std::decay_t<R> >;
     std::optional<T> value;
     try {
       if constexpr (std::is_void_v<R>) {
@@ -676,7 +678,7 @@ bool register_class(const std::string& name) {
       made = detail::with_arguments<std::unique_ptr<detail::Object>, P...>(
           request, shmb_request_function(request),
           [](auto&&... arguments) -> std::unique_ptr<detail::Object> {
-            return std::make_unique<detail::ObjectOf<C, fetched>>(std::forward<decltype(arguments)>(arguments)...);
+            return std::make_unique<detail::ObjectOf<C, fetched> >(std::forward<decltype(arguments)>(arguments)...);
           },
           std::index_sequence_for<P...>());
     } catch (...) {

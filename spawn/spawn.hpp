@@ -5,7 +5,9 @@
 //
 // A program that spawns registers its functions and begins its main with
 //     if (auto rc = shmbroker::spawn_child(argc, argv)) return *rc;
-#ifndef SHMBROKER_SPAWN_HPP
+#if __cplusplus < 202002L
+#error "shmbroker/spawn.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_spawn.h)"
+#elif !defined(SHMBROKER_SPAWN_HPP)
 #define SHMBROKER_SPAWN_HPP
 
 #include "shmbroker.hpp"
@@ -100,7 +102,17 @@ struct RankFailure {
     one.max_rss_bytes = c.max_rss_bytes;
     one.signal_name = c.signal_name, one.message = c.message;
     one.type = c.type, one.text = c.text, one.trace = c.trace;
+    if (one.kind == FailureKind::never_started || one.kind == FailureKind::unfinished) {  // the library's words
+      one.message = in_words_of_cxx(one.message);
+      one.text = in_words_of_cxx(one.text);
+    }
     return one;
+  }
+  static std::string in_words_of_cxx(const std::string& sentence) {
+    shmb_error error{};
+    if (sentence.size() >= sizeof error.sentence || sentence.find("shmb_") == sentence.npos) return sentence;
+    (void)sentence.copy(error.sentence, sentence.size());
+    return Error(error).what();
   }
   template <class Packer>
   void msgpack_pack(Packer& packer) const {

@@ -2,7 +2,9 @@
 // How values travel to ranks, from them, and between workers: msgpack, and handles beside it. Regions go as tickets,
 // pools by their id, queues by their address. A ticket that nobody takes must not hold a region on: each is bound to
 // the session of who gave it, or for whom it is. Part of spawn.hpp, and needs msgpack-cxx and exceptions as that does.
-#ifndef SHMBROKER_SPAWN_VALUES_HPP
+#if __cplusplus < 202002L
+#error "shmbroker/spawn.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_spawn.h)"
+#elif !defined(SHMBROKER_SPAWN_VALUES_HPP)
 #define SHMBROKER_SPAWN_VALUES_HPP
 
 #include "shmbroker.hpp"

@@ -3,7 +3,9 @@
 // A catch clause whose type says "no" to everything is asked while the stack is still there: unwinding looks for a
 // handler first, and only then begins. What is caught further in costs nothing. Names come from dynamic symbol tables:
 // link with -rdynamic to see the program's own; otherwise offsets are given, for addr2line. Included by spawn.hpp.
-#ifndef SHMBROKER_THROW_POINT_HPP
+#if __cplusplus < 202002L
+#error "shmbroker/spawn.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_spawn.h)"
+#elif !defined(SHMBROKER_THROW_POINT_HPP)
 #define SHMBROKER_THROW_POINT_HPP
 
 #include <string>

@@ -208,3 +208,79 @@ TEST_CASE("a pool, its slots and its queues in C++") {
   queue.for_each([&](shmbroker::Message& each) { sizes.push_back(each.bytes().size()); });
   CHECK(sizes == std::vector<std::size_t>{10, 100'000, 5});
 }
+
+namespace {
+
+// A queue of eight numbers, closed.
+shmbroker::Queue numbers_in(const shmbroker::Pool& pool, std::string_view name) {
+  auto queue = pool.open_queue(name, shmbroker::Role::both);
+  for (int i = 0; i < 8; ++i) queue.send(std::as_bytes(std::span(&i, 1)));
+  queue.shutdown();
+  return queue;
+}
+
+}  // namespace
+
+TEST_CASE("messages are received by value, and each is its owner's until it goes") {
+  const harness::BrokerFixture broker;
+  auto session = shmbroker::Session::connect({.socket = broker.socket(), .join_group = false});
+  auto pool = shmbroker::Pool::create(session, {.name = std::string_view("p"), .classes = {{4096, 4, 4}}});
+  auto queue = numbers_in(pool, std::string_view("numbers/rest").substr(0, 7));
+  std::vector<shmbroker::Message> all;
+  for (int i = 0; i < 8; ++i) all.push_back(queue.receive());
+  for (int i = 0; i < 8; ++i) CHECK(all[static_cast<std::size_t>(i)].as<int>() == i);
+  const auto over = queue.try_receive();
+  REQUIRE_FALSE(over);
+  CHECK(over.error().status() == shmbroker::Status::closed);
+  // As another type it is refused, with both sizes.
+  const auto wrong = all[0].try_as<std::uint64_t>();
+  REQUIRE_FALSE(wrong);
+  CHECK(std::string(wrong.error().what()) == "the message has 4 bytes; the type asked for has 8");
+  // A slot is taken as what lies in it.
+  auto slot = pool.acquire(sizeof(std::uint64_t));
+  slot.as<std::uint64_t>() = 99;
+  CHECK(slot.as_span<std::uint64_t>()[0] == 99);
+  slot.resize(7);
+  CHECK_FALSE(slot.try_as<std::uint64_t>());
+}
+
+TEST_CASE("a queue is a range of its messages, which ends when it is closed and drained") {
+  const harness::BrokerFixture broker;
+  auto session = shmbroker::Session::connect({.socket = broker.socket(), .join_group = false});
+  auto pool = shmbroker::Pool::create(session, {.name = "p", .classes = {{4096, 4, 4}}});
+  {
+    auto queue = numbers_in(pool, "moved");
+    std::vector<shmbroker::Message> all;
+    for (auto message : queue.messages()) all.push_back(std::move(message));
+    REQUIRE(all.size() == 8);
+    for (int i = 0; i < 8; ++i) CHECK(all[static_cast<std::size_t>(i)].as<int>() == i);
+    for (auto message : queue.messages()) FAIL(message.count());
+  }
+  {
+    auto queue = numbers_in(pool, "in-place");
+    int next = 0;
+    for (const auto& message : queue.messages()) CHECK(message.as<int>() == next++);
+    CHECK(next == 8);
+  }
+  {
+    auto queue = numbers_in(pool, "left-early");
+    for (auto&& message : queue.messages())
+      if (message.as<int>() == 3) break;
+    CHECK(queue.receive().as<int>() == 4);
+  }
+  {
+    auto queue = pool.open_queue("open", shmbroker::Role::both);
+    queue.send("one");
+    int seen = 0;
+    auto range = queue.try_messages(std::chrono::milliseconds(1));
+    for (const auto& message : range) seen += message.text() == "one" ? 1 : 100;
+    CHECK(seen == 1);
+    REQUIRE_FALSE(range.outcome());
+    CHECK(range.outcome().error().status() == shmbroker::Status::deadline);
+    CHECK_THROWS_AS(
+        [&] {
+          for (auto&& message : queue.messages(std::chrono::milliseconds(1))) (void)message;
+        }(),
+        shmbroker::Error);
+  }
+}

@@ -98,6 +98,12 @@ def main():
                     if refused.returncode == 0 or "needs exceptions" not in refused.stderr:
                         print(f"{label}: {header} does not say that it needs exceptions:\n{refused.stderr}")
                         failures += 1
+                # An older standard is refused with one sentence, not with what it does not understand.
+                if compiler == "g++" and alone and header.endswith(".hpp"):
+                    refused = compiles(folder, compiler, ["-std=c++17", "-fsyntax-only"], suffix, f'#include "{header}"\n')
+                    if refused.stderr.count("error:") != 1 or "needs C++20: compile with -std=c++20" not in refused.stderr:
+                        print(f"{label}: {header} does not say that it needs C++20:\n{refused.stderr}")
+                        failures += 1
                 # Twice: the include guard is part of the promise.
                 result = compiles(folder, compiler, chosen, suffix, f'#include "{header}"\n' * 2 + "extern int shmb_end;\n")
                 done += 1
