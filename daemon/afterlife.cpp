@@ -19,20 +19,24 @@ constexpr std::int64_t kAskAgain = 20'000'000;
 
 }  // namespace
 
-Afterlife::Afterlife(Transport& transport, Fd pidfd, Session& session, Why why)
+Afterlife::Afterlife(Transport& transport, Fd pidfd, const Peer& peer, Session& session, Why why)
     : transport_(transport),
+      process_(transport.engine().turns.join(peer.uid, peer.pid)),
       pidfd_(std::move(pidfd)),
       session_(session),
       why_(why),
       ask_again_(kAskAgain),
       give_up_at_(transport.now() + kReportWaits) {}
 
-Afterlife::~Afterlife() { transport_.engine().unwatch(*this); }
+Afterlife::~Afterlife() {
+  transport_.engine().unwatch(*this);
+  transport_.engine().turns.leave(process_);
+}
 
 void Afterlife::start() {
   if (why_ == Why::report) return transport_.timers().set(*this, transport_.now() + kAskAgain);
   // Not watchable: neither a disconnected session nor a place in a pool can be let live for ever.
-  if (!transport_.engine().watch(pidfd_.get(), *this)) on_readable();
+  if (!transport_.engine().watch(pidfd_.get(), *this, &process_)) on_readable();
 }
 
 void Afterlife::on_readable() {

@@ -19,7 +19,7 @@ class Transport;
 class Afterlife final : private Waiter, private Timer {
  public:
   enum class Why { report, disconnected, awaited };
-  Afterlife(Transport& transport, Fd pidfd, Session& session, Why why);
+  Afterlife(Transport& transport, Fd pidfd, const Peer& peer, Session& session, Why why);
   ~Afterlife();
   void take(Connection::Remains remains) { remains_ = std::move(remains); }
   bool holds_socket() const { return static_cast<bool>(remains_.socket); }
@@ -35,6 +35,7 @@ class Afterlife final : private Waiter, private Timer {
   bool has_ended() const;
 
   Transport& transport_;
+  Turns::Process& process_;
   Fd pidfd_;
   Session& session_;
   Why why_;

@@ -52,7 +52,7 @@ class Broker final : public Books {
   std::int64_t next_deadline() const override { return world_.timers.next(); }
   void tick(std::int64_t now) override {
     world_.begin_turn();
-    world_.timers.run(now);
+    world_.timers.run(now, world_.facts.tick_at_most);
   }
   bool close_elsewhere(std::uint32_t uid, std::vector<Fd> fds) override {
     return daemon::close_elsewhere(world_, uid, std::move(fds));

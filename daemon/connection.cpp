@@ -57,6 +57,7 @@ bool is_never_answered(wire::Bytes packet) {
 
 Connection::Connection(Transport& transport, Fd socket, Identity identity)
     : transport_(transport),
+      process_(transport.engine().turns.join(identity.facts.uid, identity.facts.pid)),
       socket_(std::move(socket)),
       identity_(std::move(identity)),
       outbox_(std::make_unique<Outbox>(socket_.get(), transport.config().limits.events_queued, transport.in_flight(),
@@ -66,13 +67,15 @@ Connection::~Connection() {
   discard_brought();
   transport_.engine().remove(*this);
   transport_.engine().unwatch(death_);
+  transport_.engine().turns.forget(rest_);
+  transport_.engine().turns.leave(process_);
 }
 
 bool Connection::start() {
   // 6.16: a client cannot even send descriptors. On older kernels they arrive nowhere, because we receive without
   // room for them, and the peer is dropped.
   (void)sys::refuse_descriptors(socket_.get());
-  if (!transport_.engine().add(socket_.get(), *this)) return false;
+  if (!transport_.engine().add(socket_.get(), *this, process_)) return false;
   session_ = transport_.books().connected(*this);
   if (session_ == nullptr) return false;
   if (ending_ != Ending::none) {  // dropped from inside `connected`
@@ -80,7 +83,7 @@ bool Connection::start() {
     return true;
   }
   // An uncertain pidfd may be somebody else's: it is watched only once HELLO has confirmed it.
-  if (identity_.pidfd_is_certain && !transport_.engine().watch(identity_.pidfd.get(), death_)) {
+  if (identity_.pidfd_is_certain && !transport_.engine().watch(identity_.pidfd.get(), death_, &process_)) {
     identity_.pidfd.reset();
     identity_.facts.has_pidfd = false;
   }
@@ -92,7 +95,7 @@ bool Connection::start() {
 bool Connection::confirm_start_time(std::uint64_t start_time) {
   bool was_certain = identity_.pidfd_is_certain;
   if (!daemon::confirm_start_time(identity_, socket_.get(), start_time)) return false;
-  if (!was_certain && !transport_.engine().watch(identity_.pidfd.get(), death_)) {
+  if (!was_certain && !transport_.engine().watch(identity_.pidfd.get(), death_, &process_)) {
     identity_.pidfd.reset();
     identity_.facts.has_pidfd = false;
     return false;
@@ -160,7 +163,7 @@ void Connection::serve(wire::Bytes packet) {
   auto view = wire::open_packet(packet, brought_.size(), wire::Direction::request);
   if (!view) return drop(wire::malformed_text(view.error()));
   serving_ = true;
-  replied_ = false;
+  replied_ = yields_ = false;
   transport_.books().packet(*session_, *view);
   serving_ = false;
   discard_brought();
@@ -170,7 +173,8 @@ void Connection::serve(wire::Bytes packet) {
     hello_timer_.cancel();
     transport_.no_longer_silent(*this);
   }
-  if (waiting_) {
+  if (yields_) transport_.engine().turns.ready(process_, rest_);
+  if (waiting_ || yields_) {
     if (packet.data() != held_.data()) held_.assign(packet.begin(), packet.end());
     holding_ = true;
   }
@@ -207,11 +211,18 @@ void Connection::on_writable() {
   if (outbox_->flush(transport_.now()) == Outbox::Sent::lost) return drop("a reply that was kept could not be sent");
   // Nobody waits for the answer any more; what it sent behind this request counts, and so does its end.
   if (waiting_ && hung_up(socket_.get())) waiting_ = holding_ = false;
-  if (holding_ && !waiting_ && may_serve(held_)) {
+  if (holding_ && !waiting_ && !yields_ && may_serve(held_)) {
     holding_ = false;
     return serve(held_);
   }
   go_on();
+}
+
+// Its first part was served, so the gate was open; events that were sent since do not close it.
+void Connection::on_rest() {
+  if (ending_ != Ending::none || !yields_) return;
+  holding_ = false;
+  serve(held_);
 }
 
 void Connection::go_on() {
@@ -220,7 +231,7 @@ void Connection::go_on() {
   // A busy machine takes its time over thousands of them; what takes this long waits for somebody.
   if (choked_since_ != 0 && transport_.now() - choked_since_ >= transport_.config().unread_timeout)
     return drop("closing the descriptors that it sends takes too long");
-  bool edges = (holding_ && !over_share_) || outbox_->wants_edge();
+  bool edges = (holding_ && !over_share_ && !yields_) || outbox_->wants_edge();
   if (edges != edges_) {
     edges_ = edges;
     transport_.engine().await_writable(*this, edges);
@@ -265,6 +276,7 @@ void Connection::end(Ending how) {
   retry_timer_.cancel();
   transport_.engine().remove(*this);
   transport_.engine().unwatch(death_);
+  transport_.engine().turns.forget(rest_);
   transport_.finish_later(*this);
 }
 

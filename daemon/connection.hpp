@@ -35,6 +35,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   void reply(wire::Bytes packet, std::span<const int> fds) override;
   void hold() override { waiting_ = serving_ && !replied_; }
   void serve_again() override;
+  void yield() override { yields_ = serving_ && !replied_; }
   void event(wire::Bytes packet) override;
   void drop(std::string_view why) override;
   std::uint32_t descriptors_in_flight() const override { return outbox_->unread_descriptors(); }
@@ -69,6 +70,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   void on_writable() override;
   void on_process_end();
   void on_hello_timeout();
+  void on_rest();
   bool may_serve(wire::Bytes packet);
   void serve(wire::Bytes packet);
   void discard_brought();
@@ -84,6 +86,11 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
     void on_timer(std::int64_t) override { owner.on_hello_timeout(); }
     Connection& owner;
   };
+  struct Rest final : Turns::Item {
+    explicit Rest(Connection& connection) : owner(connection) {}
+    void on_turn() override { owner.on_rest(); }
+    Connection& owner;
+  };
   struct RetryTimer final : Timer {
     explicit RetryTimer(Connection& connection) : owner(connection) {}
     void on_timer(std::int64_t) override { owner.on_writable(); }
@@ -91,14 +98,15 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   };
 
   Transport& transport_;
+  Turns::Process& process_;
   Fd socket_;
   Identity identity_;
   Session* session_ = nullptr;
   std::unique_ptr<Outbox> outbox_;
   std::vector<Fd> brought_;      // with the request in service or held
-  std::vector<std::byte> held_;  // a request that may not be served yet, or again (waiting_); one at most
-  bool holding_ = false, over_share_ = false, refused_ = false, waiting_ = false, asked_ = false, serving_ = false,
-       replied_ = false, edges_ = false;
+  std::vector<std::byte> held_;  // a request that may not be served yet, or again (waiting_, yields_); one at most
+  bool holding_ = false, over_share_ = false, refused_ = false, waiting_ = false, yields_ = false, asked_ = false,
+       serving_ = false, replied_ = false, edges_ = false;
   bool greeted_ = false, death_told_ = false, reset_ = false;
   std::int64_t retry_pause_ = 0;
   std::int64_t choked_since_ = 0;  // nothing is read: descriptors that it sent are still being closed
@@ -106,6 +114,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   Death death_{*this};
   HelloTimer hello_timer_{*this};
   RetryTimer retry_timer_{*this};
+  Rest rest_{*this};
 };
 
 }  // namespace shmb::daemon

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the broker waits: one loop, one thread, two kernels' ways of doing it (epoll, io_uring) behind one interface.
 // A session's next packet is delivered only when it was asked for, so a request in service holds back the ones behind
-// it in the peer's own socket buffer and not in ours. Nothing is allocated per packet.
+// it in the peer's own socket buffer and not in ours. What is ready is served in turns (turns.hpp), a slice at a time;
+// between two slices the kernel is asked for what has become ready meanwhile. Nothing is allocated per packet.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +15,15 @@
 #include "base/result.hpp"
 #include "base/sys_socket.hpp"
 #include "daemon/config.hpp"
+#include "daemon/turns.hpp"
 #include "proto/codec.hpp"
 
 namespace shmb::daemon {
 
 // Before the kernel is asked again for what it had no memory for.
 inline constexpr std::int64_t kMemoryPause = 10'000'000;
+// Served between two looks at what is ready (ns): so long one that is served in its turn may wait for that look.
+inline constexpr std::int64_t kSlice = 50'000;
 
 // Level-triggered readability of one descriptor: a listener, a pidfd, an eventfd, a signalfd.
 class Waiter {
@@ -65,9 +69,11 @@ class Engine {
  public:
   virtual ~Engine() = default;
   std::function<void(std::vector<Fd>)> discard;  // what a peer sent for a port that is gone; empty: closed here
-  virtual Sys<void> watch(int fd, Waiter& waiter) = 0;
+  Turns turns;
+  // Called as soon as it is seen, or, with a process, in that one's turn.
+  virtual Sys<void> watch(int fd, Waiter& waiter, Turns::Process* process = nullptr) = 0;
   virtual void unwatch(Waiter& waiter) = 0;  // before its descriptor is closed; no call comes afterwards
-  virtual Sys<void> add(int fd, Port& port) = 0;
+  virtual Sys<void> add(int fd, Port& port, Turns::Process& process) = 0;  // calls come in its turns
   virtual void remove(Port& port) = 0;   // before its socket is closed; no call comes afterwards
   virtual void receive(Port& port) = 0;  // the next packet; at most one ask stands
   // From the next ask on its packets may bring one descriptor, or as many as a message carries.

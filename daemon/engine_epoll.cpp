@@ -20,7 +20,7 @@ namespace shmb::daemon {
 
 namespace {
 
-constexpr std::size_t kEventsPerTurn = 128;
+constexpr std::size_t kEventsPerTurn = 512;
 
 Sys<void> control(const Fd& epoll, int operation, int fd, std::uint32_t events, void* data) {
   epoll_event event{};
@@ -41,9 +41,10 @@ class EpollEngine final : public Engine {
 
   Sys<void> start() { return control(readable_, EPOLL_CTL_ADD, edges_.get(), EPOLLIN, nullptr); }
 
-  Sys<void> watch(int fd, Waiter& waiter) override {
+  Sys<void> watch(int fd, Waiter& waiter, Turns::Process* process) override {
     Slot* slot = take(fd);
     slot->waiter = &waiter;
+    slot->process = process;
     auto added = control(readable_, EPOLL_CTL_ADD, fd, EPOLLIN, slot);
     if (!added) give_back(slot);
     else waiter.slot_ = slot;
@@ -58,9 +59,10 @@ class EpollEngine final : public Engine {
     give_back(slot);
   }
 
-  Sys<void> add(int fd, Port& port) override {
+  Sys<void> add(int fd, Port& port, Turns::Process& process) override {
     Slot* slot = take(fd);
     slot->port = &port;
+    slot->process = &process;
     slot->armed = true;
     auto added = control(readable_, EPOLL_CTL_ADD, fd, EPOLLIN, slot);
     if (!added) give_back(slot);
@@ -105,6 +107,7 @@ class EpollEngine final : public Engine {
       const std::int64_t left = std::max<std::int64_t>(starved_until_ - sys::now_monotonic(), 0);
       timeout = timeout < 0 ? left : std::min(timeout, left);
     }
+    if (!turns.empty()) timeout = 0;
     // epoll_wait counts milliseconds: rounded up, so that a timer is never early and the loop never spins towards it.
     int milliseconds = timeout < 0 ? -1 : static_cast<int>((timeout + 999'999) / 1'000'000);
     int count = ::epoll_wait(readable_.get(), events.data(), static_cast<int>(events.size()), milliseconds);
@@ -113,9 +116,11 @@ class EpollEngine final : public Engine {
     for (int i = 0; i < count; ++i) {
       auto* slot = static_cast<Slot*>(events[static_cast<std::size_t>(i)].data.ptr);
       if (slot == nullptr) run_edges();
-      else if (slot->waiter != nullptr) slot->waiter->on_readable();
+      else if (slot->waiter != nullptr && slot->process == nullptr) slot->waiter->on_readable();
+      else if (slot->waiter != nullptr) turns.ready(*slot->process, *slot);
       else if (slot->port != nullptr) readable(*slot, events[static_cast<std::size_t>(i)].events);
     }
+    turns.serve(kSlice);
     in_turn_ = false;
     for (Slot* slot : retired_) free_.push_back(slot);
     retired_.clear();
@@ -124,12 +129,19 @@ class EpollEngine final : public Engine {
   }
 
  private:
-  struct Slot {
+  struct State {
     int fd = -1;
     Waiter* waiter = nullptr;
     Port* port = nullptr;
+    Turns::Process* process = nullptr;
     bool asked = false, armed = false, edges = false, takes_one = false, takes_many = false;
-    bool starved = false;  // in starved_, and not looked at before starved_until_
+    bool starved = false;                    // in starved_, and not looked at before starved_until_
+    bool arrived = false, writable = false;  // what its turn is for
+  };
+  struct Slot final : State, Turns::Item {
+    explicit Slot(EpollEngine& owner) : engine(owner) {}
+    void on_turn() override { engine.turn(*this); }
+    EpollEngine& engine;
   };
 
   // The packet stays on the socket, which stays readable: asked again at once, the kernel would only be kept busy with
@@ -166,9 +178,28 @@ class EpollEngine final : public Engine {
       // EPOLLET with nothing asked for keeps the hang-up from being reported at every turn (it cannot be masked); only
       // once, because each EPOLL_CTL_MOD reports it anew.
       if (std::exchange(slot.armed, false)) (void)control(readable_, EPOLL_CTL_MOD, slot.fd, EPOLLET, &slot);
-      if ((events & EPOLLHUP) != 0) slot.port->on_writable();  // what was unread is purged now: the gate has to look
+      // What was unread is purged now: the gate has to look.
+      if ((events & EPOLLHUP) != 0) ready(slot, &Slot::writable);
       return;
     }
+    ready(slot, &Slot::arrived);
+  }
+
+  void ready(Slot& slot, bool State::* what) {
+    slot.*what = true;
+    turns.ready(*slot.process, slot);
+  }
+
+  // The slot may be another's after each of the calls.
+  void turn(Slot& slot) {
+    if (slot.waiter != nullptr) return slot.waiter->on_readable();
+    const bool arrived = std::exchange(slot.arrived, false);
+    Port* const port = slot.port;
+    if (std::exchange(slot.writable, false)) port->on_writable();
+    if (arrived && slot.port == port && slot.asked && !slot.starved) arrive(slot);
+  }
+
+  void arrive(Slot& slot) {
     Port::Arrival arrival;
     auto received = receive(slot, arrival.descriptors);
     if (!received && received.error().value == EAGAIN) return;
@@ -189,13 +220,13 @@ class EpollEngine final : public Engine {
     int count = ::epoll_wait(edges_.get(), events.data(), static_cast<int>(events.size()), 0);
     for (int i = 0; i < count; ++i) {
       auto* slot = static_cast<Slot*>(events[static_cast<std::size_t>(i)].data.ptr);
-      if (slot->port != nullptr && slot->edges) slot->port->on_writable();
+      if (slot->port != nullptr && slot->edges) ready(*slot, &Slot::writable);
     }
   }
 
   Slot* take(int fd) {
     if (free_.empty()) {
-      all_.push_back(new Slot);
+      all_.push_back(new Slot(*this));
       free_.push_back(all_.back());
       for (auto* room : {&retired_, &starved_, &feeding_}) room->reserve(all_.size());
     }
@@ -207,7 +238,8 @@ class EpollEngine final : public Engine {
 
   // A slot that left during a turn may still stand in that turn's events: it is used again only after them.
   void give_back(Slot* slot) {
-    *slot = Slot{};
+    turns.forget(*slot);
+    static_cast<State&>(*slot) = State{};
     (in_turn_ ? retired_ : free_).push_back(slot);
   }
 

@@ -7,6 +7,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <memory>
 #include <utility>
@@ -62,9 +63,10 @@ class UringEngine final : public Engine {
     return provide_buffers();
   }
 
-  Sys<void> watch(int fd, Waiter& waiter) override {
+  Sys<void> watch(int fd, Waiter& waiter, Turns::Process* process) override {
     Slot* slot = take(fd);
     slot->waiter = &waiter;
+    slot->process = process;
     waiter.slot_ = slot;
     arm_readable(*slot);
     return {};
@@ -77,9 +79,10 @@ class UringEngine final : public Engine {
     retire(*slot);
   }
 
-  Sys<void> add(int fd, Port& port) override {
+  Sys<void> add(int fd, Port& port, Turns::Process& process) override {
     Slot* slot = take(fd);
     slot->port = &port;
+    slot->process = &process;
     port.slot_ = slot;
     return {};
   }
@@ -138,7 +141,7 @@ class UringEngine final : public Engine {
       if (left <= 0) feed();
       else timeout = timeout < 0 ? left : std::min(timeout, left);
     }
-    if (!aside_.empty()) timeout = 0;
+    if (!aside_.empty() || !turns.empty()) timeout = 0;
     __kernel_timespec limit{timeout / 1'000'000'000, timeout % 1'000'000'000};
     io_uring_cqe* first = nullptr;
     int waited = -fault::fails(fault::Call::io_uring_enter);
@@ -149,7 +152,6 @@ class UringEngine final : public Engine {
     bool passing = waited == -ETIME || waited == -EINTR || waited == -EBUSY || waited == -EAGAIN || waited == -ENOMEM;
     if (waited < 0 && !passing) return sys_error(-waited);
     in_turn_ = true;
-    buffers_used_ = false;
     // Only what is there now: what handlers bring about waits until timers have had their turn. And nothing before what
     // was there earlier.
     earlier_.swap(aside_);
@@ -157,6 +159,7 @@ class UringEngine final : public Engine {
     for (const Completion& done : earlier_) complete(done);
     earlier_.clear();
     for (Completion done; left > 0 && aside_.empty() && take(done); --left) complete(done);
+    turns.serve(kSlice);
     in_turn_ = false;
     for (Slot* slot : retired_) free_.push_back(slot);
     retired_.clear();
@@ -169,11 +172,14 @@ class UringEngine final : public Engine {
     std::int32_t res = 0;
     std::uint32_t flags = 0;
   };
-  struct Slot {
+  struct State {
     int fd = -1;
     Waiter* waiter = nullptr;
     Port* port = nullptr;
-    unsigned pending = 0;  // completions still to come that name this slot
+    Turns::Process* process = nullptr;
+    bool arrived = false, readable = false, writable = false;  // what its turn is for
+    Completion arrival;                                        // of the packet, which keeps its buffer until then
+    unsigned pending = 0;                                      // completions still to come that name this slot
     bool receiving = false, polling = false, edges = false, edge_armed = false, leaving = false;
     bool takes_one = false;
     bool starved = false;  // in starved_
@@ -182,6 +188,11 @@ class UringEngine final : public Engine {
     iovec part{};
     sys::OneDescriptor one{};
     std::unique_ptr<sys::ManyDescriptors> many;  // of the few that bring so many
+  };
+  struct Slot final : State, Turns::Item {
+    explicit Slot(UringEngine& owner) : engine(owner) {}
+    void on_turn() override { engine.turn(*this); }
+    UringEngine& engine;
   };
 
   static std::unexpected<Error> failed(int result, const std::string& what) {
@@ -283,10 +294,15 @@ class UringEngine final : public Engine {
     if ((done.flags & IORING_CQE_F_MORE) == 0) --slot->pending;
     switch (kind) {
       case kReceive:
-        received(*slot, done);
+        slot->receiving = false;
+        slot->arrival = done;
+        if (slot->port != nullptr) ready(*slot, &Slot::arrived);
+        else received(*slot, done);
         break;
       case kReadable:
-        readable(*slot);
+        slot->polling = false;
+        if (slot->process != nullptr && slot->waiter != nullptr) ready(*slot, &Slot::readable);
+        else readable(*slot);
         break;
       case kEdge:
         edge(*slot, done);
@@ -297,6 +313,18 @@ class UringEngine final : public Engine {
     if (slot->leaving && slot->pending == 0) release(*slot);
   }
 
+  void ready(Slot& slot, bool State::* what) {
+    slot.*what = true;
+    turns.ready(*slot.process, slot);
+  }
+
+  // The slot may be on its way out after each of the calls.
+  void turn(Slot& slot) {
+    if (std::exchange(slot.readable, false)) readable(slot);
+    if (std::exchange(slot.writable, false) && slot.port != nullptr) slot.port->on_writable();
+    if (std::exchange(slot.arrived, false)) received(slot, slot.arrival);
+  }
+
   static bool take(Slot& slot, std::vector<Fd>& descriptors) {
     if (slot.header.msg_control != slot.one.bytes) return sys::take_many(slot.header, descriptors);
     Fd one;
@@ -305,14 +333,11 @@ class UringEngine final : public Engine {
     return good;
   }
 
-  // Where others of this turn had all buffers there are some in the next one. The kernel's own want of memory lasts:
-  // asked at once, it would only be kept busy with saying no.
-  void starve(Slot& slot, int code) {
+  // The kernel's want of memory lasts: asked at once, it would only be kept busy with saying no.
+  void starve(Slot& slot) {
     slot.starved = true;
-    if (starved_.empty()) starved_until_ = 0;
+    if (starved_.empty()) starved_until_ = sys::now_monotonic() + kMemoryPause;
     starved_.push_back(&slot);
-    if (code == ENOMEM || code == EAGAIN || (code == ENOBUFS && !buffers_used_))
-      starved_until_ = sys::now_monotonic() + kMemoryPause;
   }
   void feed() {
     feeding_.swap(starved_);
@@ -321,19 +346,46 @@ class UringEngine final : public Engine {
     feeding_.clear();
   }
 
+  // Packets that wait for their turn have all buffers: this one, whose turn has come, is taken out of its socket here.
+  void receive_here(Slot& slot) {
+    Port::Arrival arrival;
+    Sys<sys::Received> received = sys_error(EAGAIN);
+    if (slot.many) {
+      received = sys::receive(slot.fd, spare_, arrival.descriptors, false);
+    } else if (slot.takes_one) {
+      Fd one;
+      received = sys::receive_one(slot.fd, spare_, one);
+      if (one) arrival.descriptors.push_back(std::move(one));
+    } else {
+      received = sys::receive_data(slot.fd, spare_);
+    }
+    if (!received && received.error().value == EAGAIN) return receive(*slot.port);
+    if (!received && (received.error().value == ENOMEM || received.error().value == ENOBUFS)) return starve(slot);
+    if (received) {
+      arrival.bytes = wire::Bytes(spare_).first(received->size);
+      arrival.truncated = received->truncated;
+      arrival.brought_descriptors = received->control_truncated || received->bad_control;
+    } else {
+      arrival.error = received.error().value;
+    }
+    slot.port->on_arrival(arrival);
+  }
+
   void received(Slot& slot, const Completion& done) {
     const int result = slot.failing != 0 ? -slot.failing : done.res;
-    slot.receiving = false;
     // Also of a port that has gone meanwhile: what came is in our table.
     std::vector<Fd> descriptors;
     bool bad_control = false;
     if (result >= 0 && slot.header.msg_control != nullptr) bad_control = !take(slot, descriptors);
-    bool has_buffer = (done.flags & IORING_CQE_F_BUFFER) != 0;
-    buffers_used_ |= has_buffer;
+    const bool has_buffer = (done.flags & IORING_CQE_F_BUFFER) != 0;
     auto id = static_cast<std::uint16_t>(done.flags >> IORING_CQE_BUFFER_SHIFT);
     if (slot.port != nullptr) {
-      if (result == -ENOBUFS || result == -ENOMEM || result == -EAGAIN || result == -EINTR) {
-        starve(slot, -result);
+      if (result == -ENOBUFS && slot.failing == 0) {
+        receive_here(slot);
+      } else if (result == -ENOBUFS || result == -ENOMEM || result == -EAGAIN) {
+        starve(slot);
+      } else if (result == -EINTR) {
+        receive(*slot.port);
       } else {
         Port::Arrival arrival;
         if (result < 0) arrival.error = -result;
@@ -349,7 +401,6 @@ class UringEngine final : public Engine {
   }
 
   void readable(Slot& slot) {
-    slot.polling = false;
     if (slot.waiter != nullptr) slot.waiter->on_readable();
     if (slot.waiter != nullptr && !slot.polling) arm_readable(slot);
   }
@@ -359,18 +410,18 @@ class UringEngine final : public Engine {
       slot.edge_armed = false;
       if (slot.edges) arm_edges(slot);
     }
-    if (slot.edges && slot.port != nullptr && done.res >= 0) slot.port->on_writable();
+    if (slot.edges && slot.port != nullptr && done.res >= 0) ready(slot, &Slot::writable);
   }
 
   Slot* take(int fd) {
     if (free_.empty()) {
-      all_.push_back(new Slot);
+      all_.push_back(new Slot(*this));
       free_.push_back(all_.back());
       for (auto* room : {&retired_, &starved_, &feeding_}) room->reserve(all_.size());
     }
     Slot* slot = free_.back();
     free_.pop_back();
-    *slot = Slot{};
+    static_cast<State&>(*slot) = State{};
     slot->fd = fd;
     return slot;
   }
@@ -381,7 +432,7 @@ class UringEngine final : public Engine {
       slot->waiter = nullptr;
       slot->port = nullptr;
       slot->edges = false;
-      if (slot->pending > 0 && !slot->leaving) retire(*slot);
+      if ((slot->pending > 0 || slot->arrived) && !slot->leaving) retire(*slot);
     }
     auto pending = [&] {
       unsigned sum = 0;
@@ -394,6 +445,8 @@ class UringEngine final : public Engine {
   // Nothing may complete for it any more, but the kernel may still be about to: it is free after the last completion.
   void retire(Slot& slot) {
     slot.leaving = true;
+    turns.forget(slot);
+    if (std::exchange(slot.arrived, false)) received(slot, slot.arrival);  // its buffer, and what it brought
     if (slot.receiving) cancel(slot, kReceive);
     if (slot.polling) cancel(slot, kReadable);
     if (slot.edge_armed) cancel(slot, kEdge);
@@ -408,10 +461,10 @@ class UringEngine final : public Engine {
 
   io_uring ring_{};
   bool ring_ready_ = false, in_turn_ = false;
-  bool buffers_used_ = false;  // by what has come in this turn
   std::int64_t starved_until_ = 0;
   std::vector<Completion> aside_, earlier_;  // taken out of the ring before their turn
   Mapping buffer_ring_memory_, buffer_memory_;
+  std::array<std::byte, SHMBW_MAX_MESSAGE> spare_;
   io_uring_buf_ring* buffers_ = nullptr;
   std::vector<Slot*> all_, free_, retired_;
   std::vector<Slot*> starved_, feeding_;  // two, so that nothing is allocated while memory is short

@@ -33,6 +33,9 @@ class Link {
   // hands it in once more. A peer that goes away meanwhile takes it back.
   virtual void hold() = 0;
   virtual void serve_again() = 0;
+  // Instead of the reply: the request in service was served in part, and is handed in again in the session's next turn,
+  // also where the peer has gone meanwhile.
+  virtual void yield() = 0;
   // Queued; one event packet in flight, then a gap event (law 8).
   virtual void event(wire::Bytes packet) = 0;
   // Protocol broken: log `why` once, close. The books hear end_of_file afterwards, from the transport, not from inside

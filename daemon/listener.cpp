@@ -11,18 +11,24 @@
 namespace shmb::daemon {
 namespace {
 
-constexpr int kAcceptsPerTurn = 16;
 // A descriptor may become free without our noticing: by the books, or, at ENFILE, in another process.
 constexpr std::int64_t kPause = 100'000'000;
 
 }  // namespace
 
 Listener::Listener(Transport& transport, Fd socket, bool admin, std::uint64_t highest)
-    : transport_(transport), socket_(std::move(socket)), admin_(admin), highest_(highest) {}
+    : transport_(transport),
+      process_(transport.engine().turns.join(Turns::kNewcomers, admin ? 1 : 0)),
+      socket_(std::move(socket)),
+      admin_(admin),
+      highest_(highest) {}
 
-Listener::~Listener() { transport_.engine().unwatch(*this); }
+Listener::~Listener() {
+  transport_.engine().unwatch(*this);
+  transport_.engine().turns.leave(process_);
+}
 
-Sys<void> Listener::start() { return transport_.engine().watch(socket_.get(), *this); }
+Sys<void> Listener::start() { return transport_.engine().watch(socket_.get(), *this, &process_); }
 
 bool Listener::someone_waits() {
   auto ready = sys::poll_readable(socket_.get(), 0);
@@ -38,34 +44,29 @@ bool Listener::room_again() const {
 }
 
 void Listener::on_readable() {
-  for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    if (!transport_.books().room_for_session(admin_)) return table_full();
-    if (!admin_ && transport_.too_many_silent()) {
-      if (!someone_waits()) return;
-      if (!transport_.make_room_among_silent()) return pause();
-    }
-    auto accepted = sys::accept(socket_.get());
-    if (accepted) {
-      if (!has_room(accepted->get())) {
-        parked_ = std::move(*accepted);
-        return table_full();
-      }
-      transport_.admit(std::move(*accepted), admin_);
-      continue;
-    }
-    switch (accepted.error().value) {
-      case EAGAIN:
-      case ECONNABORTED:
-        return;
-      case EMFILE:
-      case ENFILE:
-      case ENOBUFS:
-      case ENOMEM:
-        return table_full();
-      default:
-        log::line(log::error, "accept: " + errno_text(accepted.error().value));
-        return pause();
-    }
+  if (!transport_.books().room_for_session(admin_)) return table_full();
+  if (!admin_ && transport_.too_many_silent()) {
+    if (!someone_waits()) return;
+    if (!transport_.make_room_among_silent()) return pause();
+  }
+  auto accepted = sys::accept(socket_.get());
+  if (accepted) {
+    if (has_room(accepted->get())) return transport_.admit(std::move(*accepted), admin_);
+    parked_ = std::move(*accepted);
+    return table_full();
+  }
+  switch (accepted.error().value) {
+    case EAGAIN:
+    case ECONNABORTED:
+      return;
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS:
+    case ENOMEM:
+      return table_full();
+    default:
+      log::line(log::error, "accept: " + errno_text(accepted.error().value));
+      return pause();
   }
 }
 
@@ -89,7 +90,7 @@ void Listener::resume() {
   }
   cancel();
   if (parked_) transport_.admit(std::move(parked_), admin_);
-  if (!transport_.engine().watch(socket_.get(), *this)) {
+  if (!transport_.engine().watch(socket_.get(), *this, &process_)) {
     transport_.timers().set(*this, transport_.now() + kPause);
     return;
   }

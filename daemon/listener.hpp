@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One listening socket. It accepts in small portions, so that the HELLOs of a storm are read between them; it pauses
+// One listening socket. It accepts one connection in a turn, and all newcomers together have one user's turns, so that
+// a storm of them delays nobody who is here; it pauses
 // when the descriptor table is full (an accept that fails leaves the listener readable: without the pause it would
 // spin), and it leaves the reserve alone: ordinary clients that come when only the reserve is left wait in the kernel's
 // backlog until a descriptor is free (a refusal would make each of them come again), while admins are still accepted.
@@ -35,6 +36,7 @@ class Listener final : private Waiter, private Timer {
   bool room_again() const;
 
   Transport& transport_;
+  Turns::Process& process_;
   Fd socket_;
   Fd parked_;  // accepted, and then found to eat into the reserve
   bool admin_ = false, paused_ = false;

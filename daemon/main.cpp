@@ -96,6 +96,7 @@ Result<int> serve(Config config, int ready_fd) {
   facts.transport_descriptors = [&transport, own = open_descriptors() + 4] { return own + transport.descriptors(); };
   facts.in_flight = [&transport] { return transport.descriptors_in_flight(); };
   facts.log = log::line;
+  facts.tick_at_most = kSlice;
   auto books = make_broker(config, std::move(facts));
   if (!books) return std::unexpected(books.error());
   // The transport names sessions to the books to its very end, so it has to end first.

@@ -2,6 +2,8 @@
 // A binary heap with back-pointers; see timers.hpp.
 #include "daemon/timers.hpp"
 
+#include "base/sys_process.hpp"
+
 namespace shmb::daemon {
 
 void Timer::cancel() {
@@ -29,12 +31,14 @@ void Timers::set(Timer& timer, std::int64_t at) {
   down(timer.index_);
 }
 
-void Timers::run(std::int64_t now) {
+void Timers::run(std::int64_t now, std::int64_t longest) {
   running_ = now;
+  const std::int64_t until = longest == kNever ? kNever : sys::now_monotonic() + longest;
   while (!heap_.empty() && heap_.front()->at_ <= now) {
     Timer& due = *heap_.front();
     remove(due);
     due.on_timer(now);
+    if (until != kNever && sys::now_monotonic() >= until) break;
   }
   running_ = kNotRunning;
   for (Timer* timer : aside_) {

@@ -42,8 +42,9 @@ class Timers {
   ~Timers();
   void set(Timer& timer, std::int64_t at);  // CLOCK_BOOTTIME ns; moves one that is set
   std::int64_t next() const { return heap_.empty() ? kNever : heap_.front()->at_; }
-  void run(
-      std::int64_t now);  // each due timer once; one that is set anew for a moment that is due waits for the next run
+  // Each due timer once; one that is set anew for a moment that is due waits for the next run. After `longest` (ns) the
+  // others wait for it, too.
+  void run(std::int64_t now, std::int64_t longest = kNever);
 
  private:
   friend class Timer;

@@ -44,6 +44,7 @@ void Transport::close_all() {
   idle_timer_.cancel();
   sweep_.cancel();
   engine_.discard = nullptr;
+  engine_.turns.after = nullptr;
   books_ = nullptr;
 }
 
@@ -51,6 +52,7 @@ Sys<void> Transport::attach(Books& books) {
   books_ = &books;
   constexpr std::uint32_t kNobody = UINT32_MAX;  // no user has that number: chown(2) takes it for "as it is"
   engine_.discard = [&books](std::vector<Fd> fds) { (void)books.close_elsewhere(kNobody, std::move(fds)); };
+  engine_.turns.after = [this] { finish(); };
   if (int fd = books.wake_fd(); fd >= 0) return engine_.watch(fd, wake_);
   return {};
 }
@@ -79,7 +81,7 @@ Sys<void> Transport::turn(std::int64_t longest) {
   if (longest >= 0) wait = std::min(wait, longest);
   auto turned = engine_.run_once(wait);
   std::int64_t after = now();
-  timers_.run(after);
+  timers_.run(after, kSlice);
   if (books_->next_deadline() <= after) books_->tick(after);
   finish();
   return turned;
@@ -153,9 +155,10 @@ void Transport::finish_one(std::unique_ptr<Connection> connection) {
     awaited = watchable && books_->awaits_end(session);
     watchable = awaited || (watchable && books_->wants_exit(session));
   }
+  const Peer peer = connection->peer();
   connection.reset();
   if (!watchable) return books_->forget(session);
-  afterlives_.push_back(std::make_unique<Afterlife>(*this, std::move(pidfd), session,
+  afterlives_.push_back(std::make_unique<Afterlife>(*this, std::move(pidfd), peer, session,
                                                     lazy      ? Afterlife::Why::disconnected
                                                     : awaited ? Afterlife::Why::awaited
                                                               : Afterlife::Why::report));

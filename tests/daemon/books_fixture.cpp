@@ -166,6 +166,12 @@ void Client::send_only(wire::Bytes packet) {
   }
   link_->brought.clear();
   link_->collect();
+  while (link_->yields) {
+    link_->yields = false;
+    ++world_->turns;
+    world_->books->packet(*session_, *wire::open_packet(packet, 0, wire::Direction::request));
+    link_->collect();
+  }
   if (!link_->held) return;
   link_->again = [books = world_->books.get(), session = session_, link = link_.get(),
                   bytes = std::vector<std::byte>(packet.begin(), packet.end())] {

@@ -40,6 +40,7 @@ class FakeLink final : public Link {
   void reply(wire::Bytes packet, std::span<const int> fds) override;
   void hold() override { held = true; }
   void serve_again() override { again(); }
+  void yield() override { yields = true; }
   void event(wire::Bytes packet) override { events.push_back({{packet.begin(), packet.end()}, {}}); }
   void drop(std::string_view why) override { dropped = why; }
   std::uint32_t descriptors_in_flight() const override { return 0; }
@@ -51,6 +52,7 @@ class FakeLink final : public Link {
 
   std::vector<Packet> replies, events;
   std::string dropped;
+  bool yields = false;          // the request was served in part
   bool held = false;            // the books keep the request in service...
   std::function<void()> again;  // ... and this hands it in once more
   bool start_time_right = true, takes_descriptors = false, takes_many = false, process_is_over = false,
@@ -217,6 +219,7 @@ class World {
   std::unique_ptr<Books> books;
   std::uint32_t next_pid = 100;
   long allocations = 0;  // by the books, in requests
+  long turns = 0;        // more than one for each request
   bool check_at_end = true;
 };
 

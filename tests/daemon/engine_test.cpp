@@ -124,7 +124,7 @@ TEST_CASE("one packet for each ask, in order, and nothing unasked") {
     auto chosen = std::move(*choose_engine(choice));
     auto pair = std::move(*sys::seqpacket_pair());
     End end;
-    REQUIRE(chosen.engine->add(pair[0].get(), end));
+    REQUIRE(chosen.engine->add(pair[0].get(), end, chosen.engine->turns.join(1, 1)));
     send(pair[1].get(), 10);
     send(pair[1].get(), 20);
     send(pair[1].get(), 30);
@@ -158,13 +158,13 @@ TEST_CASE("a port that leaves while it waits for a packet hears nothing of it, a
     auto chosen = std::move(*choose_engine(choice));
     auto pair = std::move(*sys::seqpacket_pair()), next = std::move(*sys::seqpacket_pair());
     End old_end, new_end;
-    REQUIRE(chosen.engine->add(pair[0].get(), old_end));
+    REQUIRE(chosen.engine->add(pair[0].get(), old_end, chosen.engine->turns.join(1, 1)));
     chosen.engine->receive(old_end);
     turn(*chosen.engine);
     send(pair[1].get(), 10);
     chosen.engine->remove(old_end);
     pair[0].reset();
-    REQUIRE(chosen.engine->add(next[0].get(), new_end));
+    REQUIRE(chosen.engine->add(next[0].get(), new_end, chosen.engine->turns.join(1, 1)));
     chosen.engine->receive(new_end);
     turn(*chosen.engine);
     CHECK(old_end.sizes.empty());
@@ -181,7 +181,7 @@ TEST_CASE("writability is told by edges: once for each packet the peer reads") {
     auto chosen = std::move(*choose_engine(choice));
     auto pair = std::move(*sys::seqpacket_pair());
     End end;
-    REQUIRE(chosen.engine->add(pair[0].get(), end));
+    REQUIRE(chosen.engine->add(pair[0].get(), end, chosen.engine->turns.join(1, 1)));
     send(pair[0].get(), 64);
     send(pair[0].get(), 64);
     chosen.engine->await_writable(end, true);
@@ -218,7 +218,7 @@ TEST_CASE("a peer that closes is an edge too, for who does not ask for packets")
     auto chosen = std::move(*choose_engine(choice));
     auto pair = std::move(*sys::seqpacket_pair());
     End end;
-    REQUIRE(chosen.engine->add(pair[0].get(), end));
+    REQUIRE(chosen.engine->add(pair[0].get(), end, chosen.engine->turns.join(1, 1)));
     send(pair[0].get(), 64);
     chosen.engine->await_writable(end, true);
     turn(*chosen.engine);
@@ -243,7 +243,7 @@ TEST_CASE("more asks than the kernel takes at once, while it has no memory, are 
       for (std::size_t i = 0; i < kMany; ++i) {
         pairs.push_back(std::move(*sys::seqpacket_pair()));
         ends.push_back(std::make_unique<End>());
-        REQUIRE(chosen.engine->add(pairs.back()[0].get(), *ends.back()));
+        REQUIRE(chosen.engine->add(pairs.back()[0].get(), *ends.back(), chosen.engine->turns.join(1, 1)));
       }
       const std::int64_t began = sys::now_monotonic();
       {
@@ -269,7 +269,7 @@ TEST_CASE("receives for which the kernel has no memory are asked for again and a
     for (int i = 0; i < 5; ++i) {
       pairs.push_back(std::move(*sys::seqpacket_pair()));
       ends.push_back(std::make_unique<End>());
-      REQUIRE(chosen.engine->add(pairs.back()[0].get(), *ends.back()));
+      REQUIRE(chosen.engine->add(pairs.back()[0].get(), *ends.back(), chosen.engine->turns.join(1, 1)));
       send(pairs.back()[1].get(), 7);
     }
     {

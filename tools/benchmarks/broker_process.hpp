@@ -16,11 +16,16 @@ class BrokerProcess {
   // engine: "auto", "epoll" or "io_uring". Returns once the socket answers.
   static BrokerProcess start(const Settings& settings, Core core, const std::string& engine,
                              const std::vector<std::string>& more_arguments = {}, bool own_session = false);
+  // A system broker that runs as `uid`: for clients of several users. Only root can start it.
+  static BrokerProcess start_system(const Settings& settings, Core core, const std::string& engine, unsigned uid);
   const std::string& socket() const { return socket_; }
   pid_t pid() const { return child_.pid(); }
   const std::string& engine() const { return engine_; }  // the one in use
 
  private:
+  static BrokerProcess start_with(const Settings& settings, Core core, const std::string& engine,
+                                  const std::vector<std::string>& mode, bool own_session,
+                                  const std::string& directory_in_folder);
   std::unique_ptr<TemporaryFolder> folder_;
   Child child_;
   std::string socket_, engine_;

@@ -69,7 +69,10 @@ WireSession WireSession::open(const std::string& socket_path) {
 wire::PacketView WireSession::call(wire::Bytes request, std::vector<Fd>* fds) {
   while (send(socket_.get(), request.data(), request.size(), MSG_NOSIGNAL) == -1)
     if (errno != EINTR) give_up("send to the broker");
-  wire::Incoming reply = wire::receive_packet(socket_.get(), buffer_, wire::Direction::from_broker, true);
+  wire::Incoming reply;
+  do {
+    reply = wire::receive_packet(socket_.get(), buffer_, wire::Direction::from_broker, true);
+  } while (reply.kind == wire::Incoming::Kind::packet && (reply.view.header.op & SHMBW_EVENT) != 0);
   errno = 0;
   if (reply.kind != wire::Incoming::Kind::packet) give_up("the broker closed the connection " + reply.reason);
   if (reply.view.header.status != 0) {

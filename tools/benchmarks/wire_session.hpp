@@ -8,6 +8,7 @@
 
 #include "base/fd.hpp"
 #include "proto/codec.hpp"
+#include "tools/benchmarks/process.hpp"
 
 namespace shmb::bench {
 
@@ -28,6 +29,19 @@ class WireSession {
   // A world of one, and references of its worker to itself.
   void join_world(std::uint32_t port);
   void create_references(std::size_t count);
+
+  // One plain request, and the fixed part of its reply. Descriptors that come with it are closed.
+  template <class Reply, class T>
+  Reply ask(std::uint16_t op, const T& fixed, std::string_view text = {}) {
+    std::byte request[512];
+    wire::Writer writer(request);
+    writer.begin(op, 7, Status::ok, fixed);
+    writer.text(text);
+    std::vector<Fd> fds;
+    auto reply = wire::read_struct<Reply>(call(writer.finish(0), &fds).fixed);
+    if (!reply) give_up("a reply of another protocol");
+    return *reply;
+  }
 
  private:
   wire::PacketView call(wire::Bytes request, std::vector<Fd>* fds = nullptr);
