@@ -12,6 +12,7 @@
 
 #include <algorithm>
 
+#include "spawn/ending.hpp"
 #include "spawn/tree.hpp"
 #include "tests/harness/skip.hpp"
 #include "tests/spawn/runner.hpp"
@@ -353,4 +354,55 @@ TEST_CASE("where there is no /proc the command is still ended") {
   }
   ::kill(runner.guard(), SIGTERM);
   CHECK(WEXITSTATUS(runner.wait()) == 128 + SIGTERM);
+}
+
+namespace {
+
+// Children of this process that are ended with an hour of grace: what has not gone soon has not been told.
+bool goes_soon(shmb::spawn::Tree& tree, pid_t child) {
+  for (int i = 0; i < 10'000; ++i) {
+    (void)tree.step();
+    int status = 0;
+    if (::waitpid(child, &status, WNOHANG) == child) return WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM;
+    ::usleep(1000);
+  }
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  return false;
+}
+
+pid_t sleeping_child(bool stopped) {
+  const auto of_the_tests = ::signal(SIGTERM, SIG_DFL);  // doctest's would say that this case has crashed
+  const pid_t child = ::fork();
+  if (child == 0)
+    for (;;) ::pause();
+  ::signal(SIGTERM, of_the_tests);
+  if (stopped) {
+    ::kill(child, SIGSTOP);
+    ::waitpid(child, nullptr, WUNTRACED);
+  }
+  return child;
+}
+
+constexpr std::int64_t kHour = 3'600'000'000'000;
+
+}  // namespace
+
+TEST_CASE("a process that was stopped acts on the ending signal, long before it is killed") {
+  for (const bool stopped : {false, true}) {
+    CAPTURE(stopped);
+    shmb::spawn::Tree tree({});
+    const pid_t child = sleeping_child(stopped);
+    tree.begin_ending(SIGTERM, kHour);
+    CHECK(goes_soon(tree, child));
+  }
+}
+
+TEST_CASE("a process that was forked while the ending signal went round is told too, also a stopped one") {
+  for (const bool stopped : {false, true}) {
+    CAPTURE(stopped);
+    shmb::spawn::Tree tree({});
+    tree.begin_ending(SIGTERM, kHour);
+    CHECK(goes_soon(tree, sleeping_child(stopped)));
+  }
 }
