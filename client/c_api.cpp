@@ -13,6 +13,8 @@
 
 namespace shmb::client::c_api {
 
+std::atomic<EndTold> on_end_told = nullptr;
+
 namespace {
 
 void put_sentence(std::string_view sentence, shmb_error& out) {
@@ -23,9 +25,16 @@ void put_sentence(std::string_view sentence, shmb_error& out) {
   out.sentence[length] = '\0';
 }
 
+bool tells_of_an_end(Status status) {
+  return status == Status::peer_gone || status == Status::worker_gone || status == Status::owner_gone ||
+         status == Status::poisoned || status == Status::producer_dead;
+}
+
 }  // namespace
 
 int report(const Error& error, shmb_error* out) {
+  if (tells_of_an_end(error.status)) [[unlikely]]
+    if (const EndTold tell = on_end_told) tell();
   if (out != nullptr) {
     std::memset(out, 0, sizeof *out);
     out->status = static_cast<std::int32_t>(error.status);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -27,6 +28,11 @@ struct shmb_pool {
 };
 
 namespace shmb::client::c_api {
+
+// Called where a caller is told that a process which it shares something with is gone. Set by spawn, as a rank tells
+// its supervisor: what fails of such news is not what failed first. NULL: nobody asks.
+using EndTold = void (*)() noexcept;
+extern std::atomic<EndTold> on_end_told;
 
 int report(const Error& error, shmb_error* out);
 

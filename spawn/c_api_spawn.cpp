@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "base/sys_process.hpp"
 #include "client/c_api.hpp"
@@ -22,6 +23,8 @@ using shmb::client::Deadline;
 struct shmb_processes {
   std::unique_ptr<Processes> it;
   bool daemon = false;
+  std::mutex mutex;
+  std::vector<std::vector<shmb_cause>> causes;  // of each failure, as the C face gives them
 };
 
 namespace {
@@ -172,7 +175,7 @@ std::string failure_text(const shmb_failure& c) {
   failure.exit_code = c.exit_code;
   failure.signal = c.signal;
   failure.type = text_or_empty(c.type), failure.text = text_or_empty(c.text), failure.trace = text_or_empty(c.trace);
-  return message_of(failure);
+  return torch_message_of(failure);
 }
 
 const Verdict* verdict_of(shmb_processes* processes) {
@@ -199,7 +202,10 @@ int shmb_spawn(const shmb_spawn_options* options, shmb_processes** processes, sh
     if (!plan) return std::unexpected(plan.error());
     auto started = Processes::start(std::move(*plan), Deadline::after(known->timeout_ns, kStartAll));
     if (!started) return std::unexpected(started.error());
-    *processes = new shmb_processes{std::move(*started), (known->flags & SHMB_SPAWN_DAEMON) != 0};
+    auto made = std::make_unique<shmb_processes>();
+    made->it = std::move(*started);
+    made->daemon = (known->flags & SHMB_SPAWN_DAEMON) != 0;
+    *processes = made.release();
     return {};
   });
 }
@@ -324,6 +330,15 @@ int shmb_processes_failure(shmb_processes* processes, size_t number, shmb_failur
     out.text = found.text.c_str();
     out.trace = found.trace.c_str();
     if (found.signal != 0) copy_text(out.signal_name, signal_name(found.signal));
+    const std::lock_guard lock(processes->mutex);
+    processes->causes.resize(verdict->failures.size());
+    std::vector<shmb_cause>& causes = processes->causes[number];
+    if (causes.size() != found.causes.size()) {
+      causes.clear();
+      for (const Cause& one : found.causes) causes.push_back({one.type.c_str(), one.text.c_str()});
+    }
+    out.causes = causes.data();
+    out.cause_count = causes.size();
     return write_struct(out, failure);
   });
 }
@@ -378,9 +393,28 @@ int shmb_rank_lend(shmb_region* region, uint32_t rights, uint32_t uses, int64_t 
 }
 
 int shmb_rank_raise(const char* type, const char* text, const char* trace, shmb_error* error) noexcept {
-  return guarded(error, [&] {
-    return raise_in_rank(type == nullptr ? "" : type, text == nullptr ? "" : text, trace == nullptr ? "" : trace);
+  shmb_raised raised{};
+  raised.size = sizeof raised;
+  raised.type = type, raised.text = text, raised.trace = trace;
+  return shmb_rank_raise_from(&raised, error);
+}
+
+int shmb_rank_raise_from(const shmb_raised* raised, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = read_options(raised);
+    if (!known) return std::unexpected(known.error());
+    if (known->causes == nullptr && known->cause_count != 0)
+      return shmb::error(Status::invalid, "causes were counted, and none were given");
+    std::vector<Cause> causes;
+    for (std::size_t i = 0; i < std::min<std::size_t>(known->cause_count, SHMB_MOST_CAUSES + 1); ++i)
+      causes.push_back({text_or_empty(known->causes[i].type), text_or_empty(known->causes[i].text)});
+    const auto view_of = [](const char* text) { return text == nullptr ? std::string_view() : std::string_view(text); };
+    return raise_in_rank(view_of(known->type), view_of(known->text), view_of(known->trace), causes);
   });
+}
+
+int shmb_rank_throwing(const char* type, shmb_error* error) noexcept {
+  return guarded(error, [&] { return throw_in_rank(type == nullptr ? "" : type); });
 }
 
 void shmb_bytes_free(void* bytes) noexcept { std::free(bytes); }

@@ -17,11 +17,13 @@ enum class Op : std::uint16_t {
   // Rank to supervisor.
   hello = 1,  // spawn_child was reached
   finished,   // payload: the result
-  raised,     // type, text, trace
+  raised,     // when, type, text, trace, causes
   forked,     // of the zygote: pids by local rank
   failed,     // of the zygote: a sentence
   cancel,     // the request of that tag is not waited for any more
   lent,       // a ticket that ends with the parent's session is about to be made
+  throwing,   // when, type: an exception that nothing in the function catches is on its way
+  heard,      // when: a call told this rank that somebody else is gone
   // Requests; each is answered once.
   barrier = 16,
   broadcast,
@@ -51,7 +53,8 @@ struct Frame {
   std::string payload;
 };
 
-inline constexpr std::size_t kMostText = std::size_t{16} << 20;  // of an error, all parts together
+inline constexpr std::size_t kMostText = std::size_t{16} << 20;     // of an error, all parts together
+inline constexpr std::size_t kMostCauses = std::size_t{512} << 10;  // all their texts together
 inline constexpr std::size_t kMostPayload = kMostText + (std::size_t{1} << 20);
 
 std::string encode_frame(Op op, std::uint64_t tag, std::string_view payload, std::uint16_t status = 0);

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// See overseer.hpp. Deaths are taken in the order in which they happened: an epoll of pidfds lists them so, because the
-// kernel appends each to its list of ready ones at the moment of death (wait(2) gives them in the order of birth).
+// See overseer.hpp. What happens to ranks is taken in the order in which it happened: an epoll of pidfds and channels
+// lists it so, because the kernel appends each to its list of ready ones at the moment of a death or a word (wait(2)
+// gives deaths in the order of birth). A rank that throws says when.
+//
+// Nobody is told of an end before it is on record here: a failure that this leads to is always the later one. An end
+// that others see by themselves, at the broker or by a queue, can come to them first. They say that they have heard of
+// one, and are then no cause as long as the rank may be seen that they have heard of.
 #include "spawn/overseer.hpp"
 
 #include <fcntl.h>
@@ -13,6 +18,7 @@
 #include <cerrno>
 #include <csignal>
 #include <map>
+#include <set>
 
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
@@ -118,6 +124,7 @@ class Overseer {
       rank.local = local;
       auto made = prepare_rank(plan_, rank, setting.role);
       if (!made) return system_failure(made.error(), "a channel for rank " + std::to_string(plan_.rank(local)));
+      if (rank.link.open()) follow(rank.link.fd(), Event::word, local, EPOLLET);
       if (plan_.method == Method::forkserver) {
         kept.push_back(std::move(*made));
       } else {
@@ -164,10 +171,18 @@ class Overseer {
     auto pidfd = sys::pidfd_open(pid);
     if (!pidfd) return;  // then the order of wait(2) counts
     rank.pidfd = std::move(*pidfd);
+    follow(rank.pidfd.get(), Event::death, rank.local, EPOLLONESHOT);
+  }
+
+  // Listed once for each time that something happens: in the order of all that happens.
+  struct Event {
+    enum What : std::uint32_t { death, word };
+  };
+  void follow(int fd, Event::What what, std::int32_t local, std::uint32_t once) {
     epoll_event event{};
-    event.events = EPOLLIN | EPOLLONESHOT;
-    event.data.u32 = static_cast<std::uint32_t>(rank.local);
-    (void)::epoll_ctl(order_.get(), EPOLL_CTL_ADD, rank.pidfd.get(), &event);
+    event.events = EPOLLIN | once;
+    event.data.u64 = std::uint64_t{what} << 32 | static_cast<std::uint32_t>(local);
+    (void)::epoll_ctl(order_.get(), EPOLL_CTL_ADD, fd, &event);
   }
 
   // In a rank born by fork: nothing of the supervisor's stays open.
@@ -248,7 +263,7 @@ class Overseer {
 
   int patience() const {
     std::int64_t next = tree_.step_due();
-    for (const auto& due : {end_at_, start_deadline_})
+    for (const auto& due : {end_due(), start_deadline_})
       if (due && (next < 0 || *due < next)) next = *due;
     return next < 0 ? -1 : poll_time(next);
   }
@@ -286,6 +301,7 @@ class Overseer {
     const int ready = ::poll(polled_.data(), polled_.size(), patience());
     act_on_time();
     if (ready <= 0) return;
+    if (polled_[6].revents != 0) note_order();  // before anything is read in another order
     if (polled_[1].revents != 0) obey(guard_socket_, guard_gone_);
     if (polled_[2].revents != 0) guard_went();
     if (polled_[3].revents != 0) obey(parent_.socket, parent_gone_);
@@ -315,10 +331,7 @@ class Overseer {
 
   void act_on_time() {
     const std::int64_t now = sys::now_monotonic();
-    if (end_at_ && now >= *end_at_) {
-      end_at_.reset();
-      end_tree(SIGTERM, plan_.grace);
-    }
+    end_if_due();
     if (!start_deadline_ || now < *start_deadline_) return;
     start_deadline_.reset();
     if (plan_.method == Method::forkserver && !started_)
@@ -329,11 +342,13 @@ class Overseer {
       failure.kind = Failure::never_started;
       failure.rank = plan_.rank(rank.local);
       failure.pid = rank.pid;
-      failure.text = never_reached("process " + std::to_string(failure.rank));
+      failure.text = never_reached("rank " + std::to_string(failure.rank));
       failure.time = now;
       rank.told_to_end = true;
       add(std::move(failure));
     }
+    end_if_due();
+    say_causes();
   }
 
   // What ranks had still printed, after the end has been told: a reader that does not read holds up only this, and
@@ -436,9 +451,12 @@ class Overseer {
     // Who is dead already died by itself, though nobody has looked yet.
     (void)tree_.reap([this](const sys::ChildExit& child) { reaped(child); });
     note_order();
-    for (Rank& rank : ranks_)
-      if (!rank.reaped) rank.told_to_end = true;
-    end_at_.reset();
+    ending_since_ = sys::now_monotonic();
+    for (Rank& rank : ranks_) {
+      if (rank.reaped) continue;
+      auto by_itself = exiting(rank.pid);  // what it ends with is settled
+      rank.told_to_end = !by_itself || !*by_itself;
+    }
     tree_.begin_ending(signal, grace);
   }
 
@@ -453,6 +471,12 @@ class Overseer {
     take_frames(rank);
     if (more && !rank.link.broken()) return;
     rank.link.close();
+    if (rank.reaped || rank.ended) return;
+    // Its end is told when it is on record, which is soon. But a process can live on without its channel: then whoever
+    // is told of that may fail before it does.
+    if (auto soon = exiting(rank.pid); soon && *soon) return;
+    for (Rank& other : ranks_)
+      if (&other != &rank && other.fell == 0) other.heard = sys::now_monotonic();
     store_.gone(rank.local, "is gone");
   }
 
@@ -476,17 +500,39 @@ class Overseer {
       case Op::lent:
         lent_ = true;
         return;
+      case Op::heard:
+        if (rank.fell == 0) rank.heard = std::max(rank.heard, past(in.number<std::int64_t>()));
+        return;
+      case Op::throwing:
+        if (rank.fell == 0) falls(rank, in);
+        rank.words.type = in.text();
+        return;
       case Op::raised:
         if (rank.raised) return;
         rank.raised = true;
+        falls(rank, in);
         rank.words.cut = in.flag();
         rank.words.type = in.text();
         rank.words.text = in.text();
         rank.words.trace = in.text();
+        for (auto left = in.number<std::uint64_t>(); left > 0 && in.whole(); --left) {
+          std::string type = in.text();
+          rank.words.causes.push_back({std::move(type), in.text()});
+        }
         return;
       default:
         store_.request(rank.local, frame);
     }
+  }
+
+  // What a rank says of the time is believed as far as it can be true.
+  static std::int64_t past(std::int64_t time) { return std::clamp<std::int64_t>(time, 0, sys::now_monotonic()); }
+
+  static void falls(Rank& rank, Unpacker& in) {
+    const std::int64_t when = past(in.number<std::int64_t>()), heard = past(in.number<std::int64_t>());
+    if (rank.fell != 0) return;
+    rank.fell = std::max<std::int64_t>(when, 1);
+    rank.heard = std::min(std::max(rank.heard, heard), rank.fell);
   }
 
   void hear_zygote() {
@@ -545,19 +591,37 @@ class Overseer {
       if (rank.pid != child.pid || rank.reaped) continue;
       rank.reaped = true;
       rank.how = child;
+      if (rank.pidfd) return;
       rank.time = sys::now_monotonic();
-      if (!rank.pidfd) deaths_.push_back(rank.local);
+      deaths_.push_back(rank.local);
       return;
     }
     // One of the fork server's that died before we heard which are ours.
     if (zygote_.pid > 0 && !zygote_.reaped) early_[child.pid] = child;
   }
 
+  // Deaths bear the time at which they are seen here. A rank whose word comes after one of them in the same list threw
+  // later, whatever time it names: else that of the death could be too late by as long as nobody looked.
   void note_order() {
+    const std::size_t seen_before = deaths_.size();
     epoll_event events[64];
     for (;;) {
       const int count = order_ ? ::epoll_wait(order_.get(), events, std::size(events), 0) : 0;
-      for (int i = 0; i < count; ++i) deaths_.push_back(static_cast<std::int32_t>(events[i].data.u32));
+      for (int i = 0; i < count; ++i) {
+        Rank& rank = ranks_[static_cast<std::uint32_t>(events[i].data.u64)];
+        if (events[i].data.u64 >> 32 == Event::death) {
+          rank.time = sys::now_monotonic();
+          deaths_.push_back(rank.local);
+          continue;
+        }
+        const bool had_fallen = rank.fell != 0;
+        hear_rank(rank);
+        if (had_fallen || rank.fell == 0) continue;
+        for (std::size_t dead = seen_before; dead < deaths_.size(); ++dead) {
+          std::int64_t& time = ranks_[static_cast<std::size_t>(deaths_[dead])].time;
+          time = std::min(time, rank.fell - 1);
+        }
+      }
       if (count < static_cast<int>(std::size(events))) return;
     }
   }
@@ -598,22 +662,29 @@ class Overseer {
     rank.pidfd.reset();
     Failure failure = failure_of(rank.how);
     failure.rank = plan_.rank(rank.local);
-    failure.time = rank.time;
-    failure.ended_by_us = rank.told_to_end;
+    const bool threw = rank.raised || (rank.fell != 0 && !rank.finished);
+    failure.time = threw ? rank.fell : rank.time;
+    failure.heard = std::min(rank.heard, failure.time);
+    failure.ended_by_us = threw ? rank.fell >= ending_since_ : rank.told_to_end;
     const bool function = plan_.channels && plan_.method != Method::command;
-    if (rank.raised) {
+    if (threw) {
       failure.kind = Failure::raised;
       failure.cut = rank.words.cut;
       failure.type = rank.words.type, failure.text = rank.words.text, failure.trace = rank.words.trace;
+      failure.causes = std::move(rank.words.causes);
+      if (!rank.raised) failure.text = "(it was ended before it could tell more)";
     } else if (function && failure.exit_code == 0 && !rank.finished) {
       failure.kind = Failure::unfinished;
       if (!rank.hello) failure.text = "it never reached shmb_rank_enter";
     } else if (failure.exit_code == 0) {
       failure.rank = -1;  // ended well
     }
-    store_.gone(rank.local, failure.rank < 0 ? "has ended" : "has died");
     relay_.say(reporter_.progress(static_cast<int>(ended_), plan_.nprocs));
-    if (failure.rank >= 0) add(std::move(failure));
+    const bool well = failure.rank < 0;
+    if (!well) add(std::move(failure));
+    end_if_due();
+    store_.gone(rank.local, well ? "has ended" : "has died");
+    say_causes();
     if (ended_ == ranks_.size() && !cannot_start_) note(Note::ranks_ended, first_status(), {});
   }
 
@@ -622,20 +693,41 @@ class Overseer {
     for (const Failure& one : failures_found_)
       if (one.rank == failure.rank) return;
     failure.message = message_of(failure);
-    const bool cause = !failure.ended_by_us;
-    if (cause && plan_.nprocs > 1) relay_.say(reporter_.line(failure.message));
+    if (!failure.ended_by_us && !failed_at_) {
+      failed_at_ = sys::now_monotonic();
+      others_have_ = voluntary_;
+    }
     failures_found_.push_back(std::move(failure));
-    if (!cause || tree_.ending() || end_at_ || ended_ == ranks_.size()) return;
-    if (voluntary_ > 0) end_at_ = from_now(voluntary_);
-    else end_tree(SIGTERM, plan_.grace);
+    put_in_order(failures_found_);
   }
 
-  int first_status() const {
-    for (const bool by_us : {false, true})
-      for (const Failure& one : failures_found_)
-        if (one.ended_by_us == by_us) return status_of(one);
-    return 0;
+  // Whether the cause may still have to come: a rank is on its way out of an exception that it threw before, or all
+  // that is known may only echo what has not been seen yet.
+  bool cause_may_come() const {
+    const Failure& first = failures_found_.front();
+    const auto threw_before = [&](const Rank& rank) { return !rank.ended && rank.fell != 0 && rank.fell < first.time; };
+    return may_echo(first) || std::ranges::any_of(ranks_, threw_before);
   }
+
+  // When the others are ended because of a failure.
+  std::optional<std::int64_t> end_due() const {
+    if (!failed_at_ || tree_.ending() || ended_ == ranks_.size()) return std::nullopt;
+    const std::int64_t patience = cause_may_come() ? std::max(others_have_, kEcho) : others_have_;
+    return patience > INT64_MAX - *failed_at_ ? INT64_MAX : *failed_at_ + patience;
+  }
+
+  void end_if_due() {
+    if (const auto due = end_due(); due && sys::now_monotonic() >= *due) end_tree(SIGTERM, plan_.grace);
+  }
+
+  void say_causes() {
+    if (plan_.nprocs == 1 || failures_found_.empty()) return;
+    if (cause_may_come() && !tree_.ending() && ended_ < ranks_.size()) return;
+    for (const Failure& one : failures_found_)
+      if (!one.ended_by_us && said_.insert(one.rank).second) relay_.say(reporter_.line(one.message));
+  }
+
+  int first_status() const { return failures_found_.empty() ? 0 : status_of(failures_found_.front()); }
 
   Verdict verdict() {
     Verdict verdict;
@@ -643,9 +735,7 @@ class Overseer {
     verdict.why = why_;
     if (cannot_start_) return verdict;
     if (!lost_.message.empty()) verdict.failures.push_back(lost_);
-    for (const bool by_us : {false, true})  // causes first
-      for (const Failure& one : failures_found_)
-        if (one.ended_by_us == by_us) verdict.failures.push_back(one);
+    verdict.failures.insert(verdict.failures.end(), failures_found_.begin(), failures_found_.end());
     for (Rank& rank : ranks_) verdict.results.push_back(std::move(rank.result));
     verdict.lent = lent_;
     return verdict;
@@ -675,9 +765,10 @@ class Overseer {
     enum What { link, out, err } what;
   };
   std::vector<pollfd> polled_;
-  std::vector<Watched> watched_;      // what of the ranks is polled, in that order
-  std::vector<std::int32_t> deaths_;  // local ranks, in the order of their deaths
-  std::vector<Failure> failures_found_;
+  std::vector<Watched> watched_;         // what of the ranks is polled, in that order
+  std::vector<std::int32_t> deaths_;     // local ranks, in the order of their deaths
+  std::vector<Failure> failures_found_;  // in order
+  std::set<std::int32_t> said_;          // of which ranks
   Failure lost_;
   Error why_;
   std::size_t ended_ = 0;
@@ -685,7 +776,8 @@ class Overseer {
   bool looked_ = false, guard_gone_ = false, parent_gone_ = false, cannot_start_ = false, started_ = false,
        lent_ = false;
   std::int64_t voluntary_ = plan_.voluntary;
-  std::optional<std::int64_t> end_at_, start_deadline_;
+  std::int64_t others_have_ = 0, ending_since_ = INT64_MAX;
+  std::optional<std::int64_t> failed_at_, start_deadline_;
 };
 
 }  // namespace

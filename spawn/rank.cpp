@@ -23,8 +23,10 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
+#include "client/c_api.hpp"
 #include "client/forked.hpp"
 #include "spawn/bytes.hpp"
+#include "spawn/shmbroker_cause.h"
 
 namespace shmb::spawn {
 namespace {
@@ -50,12 +52,16 @@ struct State {
   std::atomic<pid_t> owner = 0;  // looked at before the lock: a forked child may find that locked for ever
   bool looked = false, entered = false, function = false;
   RankFacts facts;
-  std::array<char, 32> rank_variable{"RANK="}, local_rank_variable{"LOCAL_RANK="};  // of the fork server's ranks
+  // Of the fork server's ranks.
+  std::array<char, 32> rank_variable{"RANK="}, role_rank_variable{"ROLE_RANK="}, local_rank_variable{"LOCAL_RANK="};
   std::string in;
   std::pair<std::vector<Ends>*, std::vector<pid_t>*> made;  // what the fork server had while it made its ranks
   bool reading = false, closed = false;
   std::uint64_t last_tag = 0;
   std::map<std::uint64_t, std::optional<Frame>> answers;  // by tag, of requests that wait
+  // CLOCK_MONOTONIC: when it threw what nothing catches, when a call last told it of another one's end, and when the
+  // supervisor was last told of such news. 0: never.
+  std::atomic<std::int64_t> thrown_at = 0, heard_at = 0, passed_on_at = 0;
 };
 
 State& state() {
@@ -228,6 +234,7 @@ Result<std::int32_t> make_ranks(State& it, void (*preload)()) {
   std::vector<pid_t>& pids = *new std::vector<pid_t>(all.size());
   it.made = {&all, &pids};
   (void)::putenv(it.rank_variable.data());
+  (void)::putenv(it.role_rank_variable.data());
   (void)::putenv(it.local_rank_variable.data());
   for (std::size_t i = 0; i < all.size(); ++i) {
     Ends& one = all[i];
@@ -296,6 +303,7 @@ Result<void> enter(State& it, void (*preload)()) {
   it.facts.local_rank = *local;
   it.entered = it.function = true;  // the supervisor knows: it has heard that it was made
   put_number(it.rank_variable, it.facts.rank);
+  put_number(it.role_rank_variable, it.facts.rank);
   put_number(it.local_rank_variable, *local);
   await_adoption(it, supervisor);
   return {};
@@ -321,6 +329,35 @@ Result<void> say(Op op, std::string_view payload, Deadline deadline = Deadline::
   if (!(*it)->function) return error(Status::unsupported, "this rank is a command: it has no function to finish");
   return write_frame(**it, op, 0, payload, deadline);
 }
+
+}  // namespace
+
+namespace {
+
+// The supervisor itself has just told this thread of an end, and knows which one it was.
+thread_local bool told_by_supervisor = false;
+
+// Never waits: what is not taken now goes with the failure, should there be one.
+void hear_of_an_end() noexcept {
+  if (std::exchange(told_by_supervisor, false)) return;
+  try {
+    auto it = entered_state();
+    if (!it) return;
+    State& rank = **it;
+    const std::int64_t now = sys::now_monotonic();
+    constexpr std::int64_t kOften = 50'000'000;
+    rank.heard_at = now;
+    if (now - rank.passed_on_at < kOften) return;
+    rank.passed_on_at = now;
+    (void)write_frame(rank, Op::heard, 0, Packer().number(now).take(), Deadline::now());
+  } catch (...) {  // no memory: the application is told all the same
+  }
+}
+
+[[maybe_unused]] const bool hears = [] {
+  client::c_api::on_end_told = hear_of_an_end;
+  return true;
+}();
 
 }  // namespace
 
@@ -357,7 +394,23 @@ Result<void> finish_rank(std::string_view result) {
   return say(Op::finished, result);
 }
 
-Result<void> raise_in_rank(std::string_view type, std::string_view text, std::string_view trace) {
+Result<void> throw_in_rank(std::string_view type) {
+  auto it = entered_state();
+  if (!it) return std::unexpected(it.error());
+  std::int64_t never = 0;
+  (*it)->thrown_at.compare_exchange_strong(never, sys::now_monotonic());
+  // Not for ever: the raise that follows tells it again.
+  return say(Op::throwing,
+             Packer().number((*it)->thrown_at.load()).number((*it)->heard_at.load()).text(type.substr(0, 4096)).take(),
+             Deadline::now());
+}
+
+Result<void> raise_in_rank(std::string_view type, std::string_view text, std::string_view trace,
+                           const std::vector<Cause>& causes) {
+  auto it = entered_state();
+  if (!it) return std::unexpected(it.error());
+  std::int64_t never = 0;
+  (*it)->thrown_at.compare_exchange_strong(never, sys::now_monotonic());
   bool cut = false;
   const auto bounded = [&](std::string_view part, std::size_t most) {
     cut |= part.size() > most;
@@ -366,7 +419,21 @@ Result<void> raise_in_rank(std::string_view type, std::string_view text, std::st
   type = type.substr(0, 4096);
   text = bounded(text, kMostText / 2);
   trace = bounded(trace, kMostText / 2 - 8192);
-  return say(Op::raised, Packer().number<std::uint8_t>(cut).text(type).text(text).text(trace).take());
+  std::vector<std::pair<std::string_view, std::string_view>> chain;
+  std::size_t room = kMostCauses;
+  for (const Cause& one : causes) {
+    if (chain.size() == SHMB_MOST_CAUSES || room == 0) {
+      cut = true;
+      break;
+    }
+    chain.emplace_back(std::string_view(one.type).substr(0, 4096), bounded(one.text, room));
+    room -= chain.back().second.size();
+  }
+  Packer out;
+  out.number((*it)->thrown_at.load()).number((*it)->heard_at.load());
+  out.number<std::uint8_t>(cut).text(type).text(text).text(trace).number<std::uint64_t>(chain.size());
+  for (const auto& [one_type, one_text] : chain) out.text(one_type).text(one_text);
+  return say(Op::raised, out.take());
 }
 
 Result<std::string> ask(Op op, std::string_view payload, Deadline deadline) {
@@ -387,6 +454,7 @@ Result<std::string> ask(Op op, std::string_view payload, Deadline deadline) {
       it.answers.erase(tag);
       const auto status = static_cast<Status>(frame.status);
       if (status == Status::ok) return std::move(frame.payload);
+      told_by_supervisor = status == Status::peer_gone;
       return error(status, std::move(frame.payload));
     }
     if (it.closed) break;

@@ -11,6 +11,7 @@
 #include "base/fd.hpp"
 #include "client/deadline.hpp"
 #include "spawn/link.hpp"
+#include "spawn/verdict.hpp"
 
 namespace shmb::spawn {
 
@@ -30,7 +31,10 @@ bool awaited_as_rank();
 // Tells the supervisor that a region is lent to the parent, which then keeps its session for taking it.
 Result<void> announce_lent(client::Deadline deadline);
 Result<void> finish_rank(std::string_view result);
-Result<void> raise_in_rank(std::string_view type, std::string_view text, std::string_view trace);
+// An exception that nothing in the function catches is on its way: the failure counts from now on.
+Result<void> throw_in_rank(std::string_view type);
+Result<void> raise_in_rank(std::string_view type, std::string_view text, std::string_view trace,
+                           const std::vector<Cause>& causes);
 // The answer's payload.
 Result<std::string> ask(Op op, std::string_view payload, client::Deadline deadline);
 // For the child of a fork that is a rank from birth.

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -173,14 +174,36 @@ std::string begin_payload(const Plan& plan, std::int32_t local) {
   return out.number(plan.parent_epoch).number(plan.parent_session).take();
 }
 
+// torchrun's. Those that say what this launch is are always set; the others where nobody has. There is no store of an
+// agent at MASTER_PORT: with TORCHELASTIC_USE_AGENT_STORE as an outer torchrun has it, rank 0 would wait for one.
 void set_rank_variables(const Plan& plan, std::int32_t local, std::uint16_t master_port) {
-  const std::pair<const char*, std::string> all[] = {
-      {"RANK", std::to_string(plan.rank(local))},   {"LOCAL_RANK", std::to_string(local)},
-      {"WORLD_SIZE", std::to_string(plan.world())}, {"LOCAL_WORLD_SIZE", std::to_string(plan.nprocs)},
-      {"GROUP_RANK", std::to_string(plan.shard)},   {"NODE_RANK", std::to_string(plan.shard)},
-      {"MASTER_ADDR", plan.master_address},         {"MASTER_PORT", std::to_string(master_port)},
+  const std::string rank = std::to_string(plan.rank(local)), world = std::to_string(plan.world());
+  const std::pair<const char*, std::string> launch[] = {
+      {"RANK", rank},
+      {"ROLE_RANK", rank},
+      {"LOCAL_RANK", std::to_string(local)},
+      {"WORLD_SIZE", world},
+      {"ROLE_WORLD_SIZE", world},
+      {"LOCAL_WORLD_SIZE", std::to_string(plan.nprocs)},
+      {"GROUP_RANK", std::to_string(plan.shard)},
+      {"GROUP_WORLD_SIZE", std::to_string(plan.shards)},
+      {"NODE_RANK", std::to_string(plan.shard)},
+      {"MASTER_ADDR", plan.master_address},
+      {"MASTER_PORT", std::to_string(master_port)},
   };
-  for (const auto& [name, value] : all) ::setenv(name, value.c_str(), 1);
+  for (const auto& [name, value] : launch) ::setenv(name, value.c_str(), 1);
+  const auto named = [&](const auto& one) { return one.first == "TORCHELASTIC_USE_AGENT_STORE"; };
+  if (std::ranges::none_of(plan.environment, named)) ::setenv("TORCHELASTIC_USE_AGENT_STORE", "False", 1);
+  const std::pair<const char*, std::string> defaults[] = {
+      {"ROLE_NAME", "default"},
+      {"TORCHELASTIC_RESTART_COUNT", "0"},
+      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+      {"TORCHELASTIC_RUN_ID", plan.group_name.empty() ? "none" : plan.group_name},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+  };
+  for (const auto& [name, value] : defaults) ::setenv(name, value.c_str(), 0);
+  // Several ranks with as many threads each as there are cores would only be in each other's way.
+  if (plan.nprocs > 1) ::setenv("OMP_NUM_THREADS", "1", 0);
 }
 
 Sys<std::uint16_t> free_port() {

@@ -23,11 +23,13 @@ struct Rank {
   Fd pidfd, out, err;  // the last two: what it prints, to be relayed
   Link link;
   bool hello = false, finished = false, raised = false;
+  std::int64_t fell = 0;               // when it threw what nothing in its function catches; 0: not yet
+  std::int64_t heard = 0;              // when it had last been told, before it fell, that somebody else is gone
   bool reaped = false, ended = false;  // the kernel told how; it was taken account of
   bool told_to_end = false;            // when it died
   sys::ChildExit how;
-  std::int64_t time = 0;
-  Failure words;  // of `raised`
+  std::int64_t time = 0;  // of its death
+  Failure words;          // of `throwing` and `raised`
   std::string result;
 };
 

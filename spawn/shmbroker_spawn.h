@@ -11,6 +11,7 @@
 #define SHMBROKER_SPAWN_H
 
 #include "shmbroker.h"
+#include "shmbroker_cause.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -117,19 +118,23 @@ typedef struct shmb_failure {
   uint32_t cut;         /* 1: the texts were longer than the 16 MiB that are carried */
   int64_t user_ns, system_ns;
   uint64_t max_rss_bytes;
-  int64_t time_ns;     /* CLOCK_MONOTONIC */
+  int64_t time_ns;     /* CLOCK_MONOTONIC of the throw, or of the end where nothing was thrown */
   const char* message; /* the sentence; all texts live as long as the handle */
   const char* type;
   const char* text;
   const char* trace;
-  char signal_name[16]; /* "SIGABRT", "SIGRTMIN+3"; empty: no signal */
+  char signal_name[16];     /* "SIGABRT", "SIGRTMIN+3"; empty: no signal */
+  const shmb_cause* causes; /* what it was thrown from, the last one first */
+  size_t cause_count;
 } shmb_failure;
-/* How many failures there are: 0 while it runs, and after success. Number 0 is the cause: the first in time. */
+/* How many failures there are: 0 while it runs, and after success. Number 0 is the cause: the first in time. A failure
+ * that only echoes another rank's end comes after that one. */
 SHMB_API size_t shmb_processes_failures(shmb_processes* processes) SHMB_NOEXCEPT;
 /* Set failure->size first. */
 SHMB_API int shmb_processes_failure(shmb_processes* processes, size_t number, shmb_failure* failure,
                                     shmb_error* error) SHMB_NOEXCEPT;
-/* torch's sentence for a failure of these values, allocated: shmb_bytes_free. */
+/* The sentence of torch.multiprocessing for a failure of these values ("process 0 terminated with signal SIGABRT"), for
+ * programs that look for its words. `message` says the same as "rank 0 ...". Allocated: shmb_bytes_free. */
 SHMB_API int shmb_failure_message(const shmb_failure* failure, char** message, shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ in a rank */
@@ -157,6 +162,21 @@ SHMB_API int shmb_rank_lend(shmb_region* region, uint32_t rights, uint32_t uses,
                             shmb_error* error) SHMB_NOEXCEPT;
 /* It has failed. Then exit with something else than 0. Over 16 MiB the beginnings are cut off, and that is told. */
 SHMB_API int shmb_rank_raise(const char* type, const char* text, const char* trace, shmb_error* error) SHMB_NOEXCEPT;
+
+/* The same with what it was thrown from. */
+typedef struct shmb_raised {
+  size_t size;
+  const char* type; /* NULL, here and below: empty */
+  const char* text;
+  const char* trace;
+  const shmb_cause* causes; /* the last one first; SHMB_MOST_CAUSES with 512 KiB of text are carried */
+  size_t cause_count;
+} shmb_raised;
+SHMB_API int shmb_rank_raise_from(const shmb_raised* raised, shmb_error* error) SHMB_NOEXCEPT;
+/* For languages that unwind: an exception is on its way that nothing in the function catches. The failure counts from
+ * now on, so that nothing that the unwinding does can look like the earlier one. shmb_rank_raise follows. Does not
+ * wait. */
+SHMB_API int shmb_rank_throwing(const char* type, shmb_error* error) SHMB_NOEXCEPT;
 
 /* What follows is between the ranks of one shmb_spawn, on one host. Commands may use it too, one process of each. Any
  * thread may call. wait_ns: 0: 5 minutes; SHMB_FOREVER and SHMB_NO_WAIT are refused where others are waited for.

@@ -91,6 +91,7 @@ struct RankFailure {
   std::int64_t user_ns = 0, system_ns = 0, time_ns = 0;
   std::uint64_t max_rss_bytes = 0;
   std::string signal_name, message, type, text, trace;
+  std::vector<RaisedCause> causes{};  // what it was thrown from, the last one first
   friend bool operator==(const RankFailure&, const RankFailure&) = default;
 
   static RankFailure from_c(const shmb_failure& c) {
@@ -106,6 +107,7 @@ struct RankFailure {
       one.message = in_words_of_cxx(one.message);
       one.text = in_words_of_cxx(one.text);
     }
+    for (std::size_t i = 0; i < c.cause_count; ++i) one.causes.push_back({c.causes[i].type, c.causes[i].text});
     return one;
   }
   static std::string in_words_of_cxx(const std::string& sentence) {
@@ -117,20 +119,26 @@ struct RankFailure {
   template <class Packer>
   void msgpack_pack(Packer& packer) const {
     const auto number = static_cast<std::uint32_t>(kind);
+    std::vector<std::pair<std::string, std::string> > chain;
+    for (const RaisedCause& one : causes) chain.emplace_back(one.type, one.text);
     msgpack::type::make_define_array(number, rank, pid, exit_code, signal, core, ended_by_us, cut, user_ns, system_ns,
-                                     time_ns, max_rss_bytes, signal_name, message, type, text, trace)
+                                     time_ns, max_rss_bytes, signal_name, message, type, text, trace, chain)
         .msgpack_pack(packer);
   }
   void msgpack_unpack(const msgpack::object& object) {
     std::uint32_t number = 0;
+    std::vector<std::pair<std::string, std::string> > chain;
     msgpack::type::make_define_array(number, rank, pid, exit_code, signal, core, ended_by_us, cut, user_ns, system_ns,
-                                     time_ns, max_rss_bytes, signal_name, message, type, text, trace)
+                                     time_ns, max_rss_bytes, signal_name, message, type, text, trace, chain)
         .msgpack_unpack(object);
     kind = static_cast<FailureKind>(number);
+    causes.clear();
+    for (auto& [cause_type, cause_text] : chain) causes.push_back({std::move(cause_type), std::move(cause_text)});
   }
 };
 
-// The first failure in time, and all others after it. Survives msgpack with all its fields.
+// The first failure in time, and all others after it; one that only echoes another rank's end comes after that one's.
+// Survives msgpack with all its fields.
 class ProcessException : public std::runtime_error {
  public:
   explicit ProcessException(std::vector<RankFailure> failures)
@@ -209,8 +217,9 @@ inline std::map<std::string, Registered>& registry() {
 }
 
 template <class R, class... P, std::size_t... n>
-std::string invoke(const std::string& name, R (*function)(int, P...), int rank, const msgpack::object& arguments,
-                   std::index_sequence<n...>) {
+[[gnu::noinline]] std::string invoke(const std::string& name, R (*function)(int, P...), int rank,
+                                     const msgpack::object& arguments, std::index_sequence<n...>) {
+  bottom_of_stack = __builtin_return_address(0);
   if (arguments.type != msgpack::type::ARRAY || arguments.via.array.size != sizeof...(P))
     throw std::invalid_argument(
         "function \"" + name + "\" takes " + std::to_string(sizeof...(P)) + " arguments besides the rank, " +
@@ -242,27 +251,32 @@ inline std::string call_registered(const shmb_rank_info& info) {
   return found->second.invoke(info.rank, arguments.get());
 }
 
-inline int run_rank(const shmb_rank_info& info) {
-  const std::string place = "In function \"" + std::string(info.function) + "\" of rank " + std::to_string(info.rank) +
-                            " of " + std::to_string(info.world_size) + ":\n";
-  const auto raise = [&](const std::string& type, const char* text) {
-    (void)shmb_rank_raise(type.c_str(), text, (place + throw_point_text()).c_str(), nullptr);
+// By itself in the stack, which is cut above it.
+[[gnu::noinline]] inline int run_rank(const shmb_rank_info& info) {
+  bottom_of_stack = __builtin_return_address(0);
+  const auto raise = [&](const Thrown& thrown) {
+    const std::string trace = "In function \"" + std::string(info.function) + "\" of rank " +
+                              std::to_string(info.rank) + " of " + std::to_string(info.world_size) + ":\n" +
+                              throw_point_text();
+    const std::vector<shmb_cause> causes = thrown.c();
+    shmb_raised raised{};
+    raised.size = sizeof raised;
+    raised.type = thrown.type.c_str(), raised.text = thrown.text.c_str(), raised.trace = trace.c_str();
+    raised.causes = causes.data(), raised.cause_count = causes.size();
+    (void)shmb_rank_raise_from(&raised, nullptr);
   };
   try {
     const std::string result = call_registered(info);
     shmb_error error;
     if (shmb_rank_finish(result.data(), result.size(), &error) == SHMB_OK) return 0;
-    raise("shmbroker::Error", error.sentence);
+    raise({"shmbroker::Error", error.sentence, {}});
   } catch (const AskedAtThrow&) {  // first, and never entered
-  } catch (const std::exception& error) {
-    raise(demangled(typeid(error).name()), error.what());
 #ifdef __GLIBCXX__
   } catch (const abi::__forced_unwind&) {  // pthread_exit: must go on
     throw;
 #endif
   } catch (...) {
-    const std::type_info* type = abi::__cxa_current_exception_type();
-    raise(type == nullptr ? "" : demangled(type->name()), "not derived from std::exception");
+    raise(thrown_now());
   }
   return 1;
 }
@@ -335,11 +349,13 @@ inline std::optional<int> spawn_child(int /*argc*/, char** /*argv*/, void (*prel
 // A set of ranks. Thread-safe. The destructor waits for them, or ends them (SpawnOptions::daemon).
 class ProcessContext {
  public:
-  explicit ProcessContext(shmb_processes* adopted, std::shared_ptr<detail::Lent> lent = nullptr) noexcept
-      : lent_(std::move(lent)), handle_(adopted) {}
+  explicit ProcessContext(shmb_processes* adopted, std::shared_ptr<detail::Lent> lent = nullptr,
+                          int first_rank = 0) noexcept
+      : first_rank_(first_rank), lent_(std::move(lent)), handle_(adopted) {}
   ProcessContext(ProcessContext&&) noexcept = default;
   // The ranks that were here end first: what they were lent is theirs until then.
   ProcessContext& operator=(ProcessContext&& other) noexcept {
+    first_rank_ = other.first_rank_;
     handle_ = std::move(other.handle_);
     lent_ = std::move(other.lent_);
     return *this;
@@ -403,11 +419,12 @@ class ProcessContext {
       if (status != SHMB_OK) throw Error(why);
       return session.emplace(raw);
     });
-    return detail::unpack_result<T>(local_rank, data, static_cast<std::size_t>(length));
+    return detail::unpack_result<T>(first_rank_ + local_rank, data, static_cast<std::size_t>(length));
   }
   shmb_processes* c() const noexcept { return handle_.get(); }
 
  private:
+  int first_rank_;                      // the rank of local rank 0
   std::shared_ptr<detail::Lent> lent_;  // outlives the ranks
   detail::Handle<shmb_processes> handle_;
 };
@@ -441,7 +458,7 @@ inline Result<ProcessContext> start(const SpawnOptions& options, std::uint32_t m
   shmb_processes* raw = nullptr;
   shmb_error error;
   if (shmb_spawn(&c, &raw, &error) != SHMB_OK) return Error(error);
-  return ProcessContext(raw, std::move(lent));
+  return ProcessContext(raw, std::move(lent), options.shard * options.nprocs);
 }
 
 // What ranks have to begin, and a margin; an hour at most.

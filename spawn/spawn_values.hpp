@@ -24,12 +24,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <msgpack.hpp>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -86,6 +88,22 @@ inline const char* type_text(const msgpack::object& object) {
          : object.via.ext.size > 0 && object.via.ext.type() == 2 ? "ticket"
          : object.via.ext.size > 0 && object.via.ext.type() == 3 ? "pool"
                                                                  : "extension";
+}
+
+// What was found where a T was expected: for a number also which, as it may be one that does not fit.
+template <class T>
+std::string found_text(const msgpack::object& object) {
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+    const bool negative = object.type == msgpack::type::NEGATIVE_INTEGER;
+    if (negative || object.type == msgpack::type::POSITIVE_INTEGER) {
+      const auto value = negative ? std::to_string(object.via.i64) : std::to_string(object.via.u64);
+      return "integer " + value + ", which does not fit: " + std::to_string(std::numeric_limits<T>::min()) + " to " +
+             std::to_string(std::numeric_limits<T>::max());
+    }
+  }
+  if (object.type == msgpack::type::ARRAY || object.type == msgpack::type::MAP)
+    return std::string(type_text(object)) + " (of another length, or with an element of another type or out of range)";
+  return type_text(object);
 }
 
 // Tickets that were made for ranks. Those with uses left when the ranks have ended would hold their regions on.
@@ -326,16 +344,16 @@ T unpack_argument(const std::string& function, std::size_t number, const msgpack
     return Codec<T>::unpack(object);
   } catch (const msgpack::type_error&) {
     throw std::invalid_argument("function \"" + function + "\", argument " + std::to_string(number) + ": expected " +
-                                demangled(typeid(T).name()) + ", found " + type_text(object));
+                                demangled(typeid(T).name()) + ", found " + found_text<T>(object));
   }
 }
 
-// What the function of a local rank returned.
+// What the function of a rank returned.
 template <class T>
-T unpack_result(int local_rank, const void* data, std::size_t length) {
+T unpack_result(int rank, const void* data, std::size_t length) {
   static_assert(!std::is_void_v<T>, "a function that returns nothing has no result: join says that it has returned");
   const auto refused = [&](const std::string& found) {
-    return std::invalid_argument("the result of local rank " + std::to_string(local_rank) + ": expected " +
+    return std::invalid_argument("the result of rank " + std::to_string(rank) + ": expected " +
                                  demangled(typeid(T).name()) + ", found " + found);
   };
   if (length == 0) throw refused("nothing: its function returns void, or has not returned");
@@ -350,7 +368,7 @@ T unpack_result(int local_rank, const void* data, std::size_t length) {
   try {
     return Codec<T>::unpack(whole.get());
   } catch (const msgpack::type_error&) {
-    throw refused(type_text(whole.get()));
+    throw refused(found_text<T>(whole.get()));
   }
 }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // An exception as another process learns of it: its type, its text, and those of the exceptions that it was thrown
 // from (std::throw_with_nested), which are its causes. Included by spawn.hpp and remote.hpp; needs exceptions.
-#ifndef SHMBROKER_THROWN_HPP
+#if __cplusplus < 202002L
+#error "shmbroker/thrown.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_spawn.h)"
+#elif !defined(SHMBROKER_THROWN_HPP)
 #define SHMBROKER_THROWN_HPP
 
 #if !defined(__cpp_exceptions) && !defined(__EXCEPTIONS)

@@ -56,10 +56,11 @@ Sys<Process> parse_stat(std::string_view line) {
   out.state = line[close + 2];
   std::string_view rest = line.substr(close + 3);
   if (!take_number(rest, out.parent)) return sys_error(EINVAL);
-  // Field 22 is the start time; field 4 has just been read (proc(5)).
+  // Field 9 is the flags, 22 the start time; field 4 has just been read (proc(5)).
   for (int field = 5; field < 22; ++field) {
-    long long ignored = 0;
-    if (!take_number(rest, ignored)) return sys_error(EINVAL);
+    long long number = 0;
+    if (!take_number(rest, number)) return sys_error(EINVAL);
+    if (field == 9) out.flags = static_cast<std::uint32_t>(number);
   }
   if (!take_number(rest, out.start_time)) return sys_error(EINVAL);
   return out;
@@ -70,6 +71,24 @@ Sys<Process> process(pid_t pid) {
   auto line = sys::read_file(path.c_str());
   if (!line) return std::unexpected(line.error());
   return parse_stat(*line);
+}
+
+Sys<bool> exiting(pid_t pid) {
+  constexpr std::uint32_t kExiting = 0x4;  // PF_EXITING
+  auto main_thread = process(pid);
+  if (!main_thread) return std::unexpected(main_thread.error());
+  if ((main_thread->flags & kExiting) == 0) return false;
+  // The main thread may have ended by itself: then the process is what its other threads are.
+  const std::string folder = "/proc/" + std::to_string(pid) + "/task";
+  std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(folder.c_str()), ::closedir);
+  if (!directory) return true;
+  while (const dirent* entry = ::readdir(directory.get())) {
+    if (entry->d_name[0] == '.') continue;
+    auto line = sys::read_file((folder + "/" + entry->d_name + "/stat").c_str());
+    auto thread = line ? parse_stat(*line) : Sys<Process>(sys_error(ESRCH));
+    if (thread && (thread->flags & kExiting) == 0) return false;
+  }
+  return true;
 }
 
 Sys<std::vector<Process>> descendants(pid_t root, std::span<const pid_t> skip) {

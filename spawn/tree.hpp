@@ -19,6 +19,7 @@ struct Process {
   pid_t pid = 0;
   pid_t parent = 0;
   char state = '?';              // 'Z' also for a live process whose main thread has ended
+  std::uint32_t flags = 0;       // the kernel's, PF_*
   std::uint64_t start_time = 0;  // clock ticks since boot
   std::string name;              // as the process calls itself: any bytes, quote before printing
 };
@@ -26,6 +27,8 @@ struct Process {
 // One line of /proc/PID/stat. The name may hold spaces, parentheses and newlines, so the last ')' ends it.
 Sys<Process> parse_stat(std::string_view line);
 Sys<Process> process(pid_t pid);
+// Whether the kernel has begun to end the process: it runs none of its program any more, whatever it still shows.
+Sys<bool> exiting(pid_t pid);
 // Every process below `root`, parents first, without `root`, without `skip` and what is below those.
 Sys<std::vector<Process>> descendants(pid_t root, std::span<const pid_t> skip);
 // The direct children of `root`, `skip` left out.

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// See verdict.hpp. Texts that programs match are torch's to the letter.
+// See verdict.hpp.
 #include "spawn/verdict.hpp"
 
 #include <signal.h>
 #include <string.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <tuple>
 
 #include "spawn/bytes.hpp"
 
@@ -18,6 +22,8 @@ std::string Verdict::encode() const {
     out.number<std::uint8_t>(one.core).number<std::uint8_t>(one.ended_by_us).number<std::uint8_t>(one.cut);
     out.number(one.user_ns).number(one.system_ns).number(one.max_rss).number(one.time);
     out.text(one.type).text(one.text).text(one.trace).text(one.message);
+    out.number<std::uint64_t>(one.causes.size());
+    for (const Cause& cause : one.causes) out.text(cause.type).text(cause.text);
   }
   out.texts(results).number<std::uint8_t>(lent);
   return out.take();
@@ -48,12 +54,33 @@ Result<Verdict> Verdict::decode(std::string_view bytes) {
     one.text = in.text();
     one.trace = in.text();
     one.message = in.text();
+    for (auto more = in.number<std::uint64_t>(); more > 0 && in.whole(); --more) {
+      std::string type = in.text();
+      one.causes.push_back({std::move(type), in.text()});
+    }
     verdict.failures.push_back(std::move(one));
   }
   verdict.results = in.texts();
   verdict.lent = in.flag();
   if (!in.done()) return error(Status::protocol, "the spawner is of another version of the library");
   return verdict;
+}
+
+bool may_echo(const Failure& failure) { return failure.heard != 0 && failure.time - failure.heard <= kEcho; }
+
+// The time of a death is when it was seen, and a rank can hear of it a little earlier: from the broker, say, which sees
+// the end of the same process by another socket. So a failure that follows such news gives way to the earliest one
+// that follows none, if that came soon enough to be what the news was about.
+void put_in_order(std::vector<Failure>& failures) {
+  const auto own = [](const Failure& one) { return !one.ended_by_us && !may_echo(one); };
+  std::int64_t first_own = INT64_MAX;
+  for (const Failure& one : failures)
+    if (own(one)) first_own = std::min(first_own, one.time);
+  const auto place = [&](const Failure& one) {
+    const bool echoes = !one.ended_by_us && may_echo(one) && first_own - kEcho <= one.heard;
+    return std::tuple(one.ended_by_us, echoes ? std::max(one.time, first_own) : one.time, echoes);
+  };
+  std::ranges::stable_sort(failures, {}, place);
 }
 
 std::string signal_name(int signal) {
@@ -65,20 +92,36 @@ std::string signal_name(int signal) {
   return "signal " + std::to_string(signal);
 }
 
-std::string message_of(const Failure& failure) {
-  const std::string who = "process " + std::to_string(failure.rank);
+namespace {
+
+std::string signal_text(int signal) {
+  return ::sigabbrev_np(signal) != nullptr ? signal_name(signal)
+                                           : std::to_string(signal) + " (" + signal_name(signal) + ")";
+}
+
+std::string thrown_text(const std::string& type, const std::string& text) {
+  return type.empty() ? text : type + ": " + text;
+}
+
+std::string on_own_line(const std::string& text) { return text.ends_with('\n') ? text : text + "\n"; }
+
+// The text first, then what it was thrown from, then the stack. Programs and people that are used to torch's look for
+// the text at the end: below a stack it is there again.
+std::string raised_text(const Failure& failure) {
+  constexpr std::size_t kFirst = 1000;
+  const std::string what = thrown_text(failure.type, failure.text);
+  std::string text = "rank " + std::to_string(failure.rank) + " failed: ";
+  if (failure.trace.empty() && failure.causes.empty()) return text + what;
+  text += what.size() <= kFirst ? what : what.substr(0, kFirst) + " ...";
+  for (const Cause& cause : failure.causes) text += "\ncaused by " + thrown_text(cause.type, cause.text);
+  return on_own_line(text) + (failure.trace.empty() ? "" : on_own_line(failure.trace)) + what;
+}
+
+// How a rank of the name `who` ended, where nothing was thrown.
+std::string end_text(const std::string& who, const Failure& failure) {
   switch (failure.kind) {
-    case Failure::raised: {
-      std::string text = "\n\n-- Process " + std::to_string(failure.rank) + " terminated with the following error:\n";
-      if (!failure.trace.empty()) text += failure.trace + (failure.trace.ends_with('\n') ? "" : "\n");
-      return text + (failure.type.empty() ? "" : failure.type + ": ") + failure.text;
-    }
-    case Failure::signalled: {
-      const bool known = ::sigabbrev_np(failure.signal) != nullptr;
-      return who + " terminated with signal " +
-             (known ? signal_name(failure.signal)
-                    : std::to_string(failure.signal) + " (" + signal_name(failure.signal) + ")");
-    }
+    case Failure::signalled:
+      return who + " terminated with signal " + signal_text(failure.signal);
     case Failure::exited:
       return who + " terminated with exit code " + std::to_string(failure.exit_code);
     case Failure::unfinished:
@@ -88,8 +131,24 @@ std::string message_of(const Failure& failure) {
     case Failure::never_started:
     case Failure::supervisor_lost:
       return failure.text;
+    case Failure::raised:
+      break;
   }
   return who + " failed";
+}
+
+}  // namespace
+
+std::string message_of(const Failure& failure) {
+  return failure.kind == Failure::raised ? raised_text(failure)
+                                         : end_text("rank " + std::to_string(failure.rank), failure);
+}
+
+std::string torch_message_of(const Failure& failure) {
+  const std::string number = std::to_string(failure.rank);
+  if (failure.kind != Failure::raised) return end_text("process " + number, failure);
+  return "\n\n-- Process " + number + " terminated with the following error:\n" +
+         (failure.trace.empty() ? "" : on_own_line(failure.trace)) + thrown_text(failure.type, failure.text);
 }
 
 }  // namespace shmb::spawn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What became of a set of ranks: computed once, by the supervisor (or by the guard when that one was killed), and from
-// then on only carried around. The first failure is the cause: the earliest in the order of deaths.
+// then on only carried around. The first failure is the cause, and one that only echoes another never comes before it.
 #pragma once
 
 #include <sys/types.h>
@@ -12,6 +12,11 @@
 #include "base/result.hpp"
 
 namespace shmb::spawn {
+
+// What an exception was thrown from.
+struct Cause {
+  std::string type, text;
+};
 
 struct Failure {
   enum Kind : std::uint32_t {
@@ -32,8 +37,10 @@ struct Failure {
   bool cut = false;          // the texts were longer than what is carried
   std::int64_t user_ns = 0, system_ns = 0;
   std::uint64_t max_rss = 0;
-  std::int64_t time = 0;  // CLOCK_MONOTONIC of the death
+  std::int64_t time = 0;   // CLOCK_MONOTONIC of the throw, or of the death where nothing was thrown
+  std::int64_t heard = 0;  // when the rank had last been told that somebody else is gone; 0: never
   std::string type, text, trace;
+  std::vector<Cause> causes;
   std::string message;  // the sentence
 };
 
@@ -48,8 +55,16 @@ struct Verdict {
   static Result<Verdict> decode(std::string_view bytes);
 };
 
+// For so long after such news a failure may echo the end of a rank that has still to be seen.
+inline constexpr std::int64_t kEcho = 1'000'000'000;
+// Whether the rank had just been told that somebody else is gone.
+bool may_echo(const Failure& failure);
+// Causes first, each after what it may echo, and what was ended because of them last.
+void put_in_order(std::vector<Failure>& failures);
+
 std::string signal_name(int signal);  // "SIGABRT", "SIGRTMIN+3"
-// The sentence of torch for this failure, and where torch has none, one of ours.
 std::string message_of(const Failure& failure);
+// The same to the letter as torch.multiprocessing says it, for programs that look for its words.
+std::string torch_message_of(const Failure& failure);
 
 }  // namespace shmb::spawn

@@ -29,7 +29,7 @@ Tensor mebibyte(double value) {
 // SIGKILL to the one rank, and its end told.
 void kill_peer(shmbroker::ProcessContext& peer) {
   ::kill(peer.pids().at(0), SIGKILL);
-  CHECK_THROWS_WITH_AS(peer.join(100s), "process 0 terminated with signal SIGKILL", shmbroker::ProcessExitedException);
+  CHECK_THROWS_WITH_AS(peer.join(100s), "rank 0 terminated with signal SIGKILL", shmbroker::ProcessExitedException);
 }
 
 std::size_t descriptors_of_regions() {

@@ -43,7 +43,7 @@ def compiles(folder, compiler, options, suffix, text):
 
 def throws(header):
     return header.startswith("heap") or header in ("spawn.hpp", "spawn_values.hpp", "remote.hpp", "remote_values.hpp",
-                                                   "thrown.hpp")
+                                                   "thrown.hpp", "throw_point.hpp")
 
 
 def options_of(header):

@@ -163,6 +163,19 @@ void fork_while_asking(int) {
   for (auto& thread : threads) thread.join();
   if (good != 100) throw std::runtime_error("a forked child was not told");
 }
+struct NotDerived {};
+void raise_nested(int, int depth) {
+  if (depth == 0) throw std::invalid_argument("the root");
+  try {
+    raise_nested(0, depth - 1);
+  } catch (...) {
+    if (depth == 3) std::throw_with_nested(NotDerived());
+    std::throw_with_nested(std::range_error("at level " + std::to_string(depth)));
+  }
+}
+int take_small(int, std::int8_t small, unsigned positive) { return small + static_cast<int>(positive); }
+long long give_large(int) { return 3'000'000'000; }
+void raise_at(int, const std::vector<int>& numbers) { (void)numbers.at(7); }
 void raise_int(int) { throw 7; }
 void raise_below(int, int depth) { shmb::test::function_that_calls_what_throws(depth); }
 void signal_self(int rank, int who, int signal) {
@@ -460,6 +473,10 @@ SHMBROKER_SPAWN_FUNCTION("leave_late", leave_late);
 SHMBROKER_SPAWN_FUNCTION("broadcast_bare", broadcast_bare);
 SHMBROKER_SPAWN_FUNCTION("fork_while_asking", fork_while_asking);
 SHMBROKER_SPAWN_FUNCTION("signal_self", signal_self);
+SHMBROKER_SPAWN_FUNCTION("raise_nested", raise_nested);
+SHMBROKER_SPAWN_FUNCTION("take_small", take_small);
+SHMBROKER_SPAWN_FUNCTION("give_large", give_large);
+SHMBROKER_SPAWN_FUNCTION("raise_at", raise_at);
 SHMBROKER_SPAWN_FUNCTION("exit_with", exit_with);
 SHMBROKER_SPAWN_FUNCTION("close_everything", close_everything);
 SHMBROKER_SPAWN_FUNCTION("dump_core", dump_core);

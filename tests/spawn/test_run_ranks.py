@@ -67,7 +67,7 @@ def main():
 
         done = run("--nprocs", "3", "--grace", "100ms", script='if [ $RANK = 1 ]; then exit 7; fi; trap "" TERM; sleep 1000 & wait; wait')
         check("status of the first failure", done.returncode, 7)
-        if "process 1 terminated with exit code 7" not in done.stderr:
+        if "rank 1 terminated with exit code 7" not in done.stderr:
             problems.append(f"the first failure is not named: {done.stderr!r}")
         done = run("--nprocs", "2", script="kill -ABRT $$")
         check("status of a signal", done.returncode, 128 + 6)

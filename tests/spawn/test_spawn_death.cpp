@@ -318,7 +318,7 @@ TEST_CASE("39: a rank that dies takes what it has spawned along, daemons too") {
     auto context = spawn("nested", quick(method, 1, witness), std::string(SHMB_TEST_RANKS));
     REQUIRE(witness.wait_ready(2));
     ::kill(context.pids()[0], SIGTERM);
-    CHECK_THROWS_WITH_AS(context.join(), "process 0 terminated with signal SIGTERM", ProcessExitedException);
+    CHECK_THROWS_WITH_AS(context.join(), "rank 0 terminated with signal SIGTERM", ProcessExitedException);
     CHECK(witness.all_gone());
   }
 }

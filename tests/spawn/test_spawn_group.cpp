@@ -303,14 +303,54 @@ TEST_CASE("the variables of torchrun are set, with the arithmetic of shards") {
     CAPTURE(name_of(method));
     auto options = ranks_of(method, 2);
     options.shards = 3, options.shard = 1, options.master_port = 12345, options.master_addr = "host";
-    const std::pair<const char*, const char*> all[] = {
-        {"RANK", "3"},       {"LOCAL_RANK", "1"}, {"WORLD_SIZE", "6"},     {"LOCAL_WORLD_SIZE", "2"},
-        {"GROUP_RANK", "1"}, {"NODE_RANK", "1"},  {"MASTER_ADDR", "host"}, {"MASTER_PORT", "12345"}};
+    const std::pair<const char*, const char*> all[] = {{"RANK", "3"},
+                                                       {"LOCAL_RANK", "1"},
+                                                       {"WORLD_SIZE", "6"},
+                                                       {"LOCAL_WORLD_SIZE", "2"},
+                                                       {"GROUP_RANK", "1"},
+                                                       {"NODE_RANK", "1"},
+                                                       {"MASTER_ADDR", "host"},
+                                                       {"MASTER_PORT", "12345"},
+                                                       {"ROLE_RANK", "3"},
+                                                       {"ROLE_WORLD_SIZE", "6"},
+                                                       {"GROUP_WORLD_SIZE", "3"},
+                                                       {"ROLE_NAME", "default"},
+                                                       {"TORCHELASTIC_RESTART_COUNT", "0"},
+                                                       {"TORCHELASTIC_MAX_RESTARTS", "0"},
+                                                       {"TORCHELASTIC_RUN_ID", "none"},
+                                                       {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+                                                       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+                                                       {"OMP_NUM_THREADS", "1"}};
     for (const auto& [name, value] : all)
       CHECK(spawn("environment", options, std::string(name)).result<std::string>(1) == value);
     options.shards = 1, options.shard = 0, options.master_port = 0;
     CHECK(std::stoi(spawn("environment", options, std::string("MASTER_PORT")).result<std::string>(0)) > 0);
   }
+}
+
+TEST_CASE("what the user has set of torchrun's variables stays as it is, and one rank has all its threads") {
+  const auto value_in = [](const SpawnOptions& options, const char* name) {
+    return spawn("environment", options, std::string(name)).result<std::string>(0);
+  };
+  const char* const before = std::getenv("OMP_NUM_THREADS");
+  const std::optional<std::string> kept = before == nullptr ? std::nullopt : std::optional<std::string>(before);
+  ::unsetenv("OMP_NUM_THREADS");
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    CHECK(value_in(ranks_of(method, 1), "OMP_NUM_THREADS").empty());
+    auto options = ranks_of(method, 2);
+    options.environment = {"OMP_NUM_THREADS=3", "TORCHELASTIC_RUN_ID=mine", "TORCHELASTIC_USE_AGENT_STORE=True"};
+    CHECK(value_in(options, "OMP_NUM_THREADS") == "3");
+    CHECK(value_in(options, "TORCHELASTIC_RUN_ID") == "mine");
+    CHECK(value_in(options, "TORCHELASTIC_USE_AGENT_STORE") == "True");
+    ::setenv("OMP_NUM_THREADS", "5", 1);
+    ::setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);  // an outer torchrun's: it has no store for these ranks
+    CHECK(value_in(ranks_of(method, 2), "OMP_NUM_THREADS") == "5");
+    CHECK(value_in(ranks_of(method, 2), "TORCHELASTIC_USE_AGENT_STORE") == "False");
+    ::unsetenv("OMP_NUM_THREADS");
+    ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+  }
+  if (kept) ::setenv("OMP_NUM_THREADS", kept->c_str(), 1);
 }
 
 TEST_CASE("commands are ranks: success is exit status 0, and their output goes where it was told to") {
@@ -324,7 +364,7 @@ TEST_CASE("commands are ranks: success is exit status 0, and their output goes w
     (void)spawn_command(options);
     FAIL("it must throw");
   } catch (const ProcessExitedException& thrown) {
-    CHECK(std::string(thrown.what()) == "process 1 terminated with exit code 3");
+    CHECK(std::string(thrown.what()) == "rank 1 terminated with exit code 3");
     CHECK(thrown.failures().size() == 1);
   }
   CHECK(text_of(folder.file("log.0.out")) == "out 0 of 2\n");

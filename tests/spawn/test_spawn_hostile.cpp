@@ -210,7 +210,7 @@ TEST_CASE("a rank that does not read its answers is not asked for more") {
 TEST_CASE("a program that spawns before spawn_child is refused in its ranks, which would do the same again") {
   auto options = ranks_of(StartMethod::spawn, 1);
   options.command = {"ranks", "recursive"};
-  CHECK_THROWS_WITH_AS(spawn("nothing", options), "process 0 terminated with exit code 42", ProcessExitedException);
+  CHECK_THROWS_WITH_AS(spawn("nothing", options), "rank 0 terminated with exit code 42", ProcessExitedException);
   CHECK(std::string(try_start_processes("", ranks_of(StartMethod::spawn, 1)).error().what()) ==
         "no function was named for the ranks to run");
 }

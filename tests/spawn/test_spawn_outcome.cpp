@@ -62,16 +62,16 @@ TEST_CASE("what becomes a plain function can be registered: a function that is n
 
 TEST_CASE("a result that is none, or of another type, is an error with the rank, what was asked and what is there") {
   auto context = spawn("twice", ranks_of(StartMethod::spawn, 2), 10, "text");
-  CHECK_THROWS_WITH_AS((void)context.result<bool>(1), "the result of local rank 1: expected bool, found integer",
+  CHECK_THROWS_WITH_AS((void)context.result<bool>(1), "the result of rank 1: expected bool, found integer",
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS((void)context.result<Region>(0),
-                       "the result of local rank 0: expected shmbroker::Region, found integer", std::invalid_argument);
+                       "the result of rank 0: expected shmbroker::Region, found integer", std::invalid_argument);
   CHECK_THROWS_WITH_AS((void)spawn("nothing", ranks_of(StartMethod::spawn, 1)).result<int>(0),
-                       "the result of local rank 0: expected int, found nothing: its function returns void, or has not "
+                       "the result of rank 0: expected int, found nothing: its function returns void, or has not "
                        "returned",
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS((void)spawn("give_bare", ranks_of(StartMethod::spawn, 1)).result<int>(0),
-                       "the result of local rank 0: expected int, found bytes that are no value of shmbroker::spawn: a "
+                       "the result of rank 0: expected int, found bytes that are no value of shmbroker::spawn: a "
                        "program in C or another language gave them",
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS((void)context.result<int>(2), doctest::Contains("no local rank 2"), Error);
@@ -96,7 +96,8 @@ TEST_CASE("32, 38: the exception of a rank arrives with type, text and place, an
       auto thrown = caught<ProcessRaisedException>("raise_error", ranks_of(method, 2), who, 0, 60'000);
       REQUIRE(thrown.has_value());
       const std::string text = thrown->what(), rank = std::to_string(who);
-      CHECK(text.starts_with("\n\n-- Process " + rank + " terminated with the following error:\n"));
+      CHECK(text.starts_with("rank " + rank + " failed: std::domain_error: legitimate exception from process " + rank +
+                             "\nIn function \"raise_error\" of rank " + rank + " of 2:\n"));
       CHECK(text.ends_with("legitimate exception from process " + rank));
       CHECK(thrown->error_index() == who);
       CHECK(thrown->failure().type == "std::domain_error");
@@ -176,10 +177,10 @@ TEST_CASE("33: where both raise, one is the cause and both are listed unless one
 
 TEST_CASE("34, 37, 43, 46: a death by signal is named, real-time ones and SIGINT too") {
   with_each_method([](StartMethod method) {
-    const std::pair<int, std::string> all[] = {{SIGABRT, "process 0 terminated with signal SIGABRT"},
-                                               {SIGKILL, "process 0 terminated with signal SIGKILL"},
-                                               {SIGINT, "process 0 terminated with signal SIGINT"},
-                                               {37, "process 0 terminated with signal 37 (SIGRTMIN+3)"}};
+    const std::pair<int, std::string> all[] = {{SIGABRT, "rank 0 terminated with signal SIGABRT"},
+                                               {SIGKILL, "rank 0 terminated with signal SIGKILL"},
+                                               {SIGINT, "rank 0 terminated with signal SIGINT"},
+                                               {37, "rank 0 terminated with signal 37 (SIGRTMIN+3)"}};
     for (const auto& [signal, text] : all) {
       auto thrown = caught<ProcessExitedException>("signal_self", ranks_of(method, 2), 0, signal);
       REQUIRE(thrown.has_value());
@@ -195,7 +196,7 @@ TEST_CASE("35, 50: an exit code is named, the others are ended, and nothing is l
     Witness witness;
     auto thrown = caught<ProcessExitedException>("exit_with", ranks_of(method, 2), 0, 123, 60'000);
     REQUIRE(thrown.has_value());
-    CHECK(std::string(thrown->what()) == "process 0 terminated with exit code 123");
+    CHECK(std::string(thrown->what()) == "rank 0 terminated with exit code 123");
     CHECK(thrown->exit_code() == 123);
     CHECK(thrown->failure().pid > 0);
     REQUIRE(thrown->failures().size() == 2);
@@ -221,7 +222,7 @@ TEST_CASE("37: a rank that is ended from outside has failed, and exit code 12 is
     CHECK_FALSE(context.join(Timeout::no_wait()));
     ::kill(context.pids()[0], SIGTERM);
     CHECK_THROWS_AS(context.join(), ProcessExitedException);
-    CHECK_THROWS_WITH_AS(context.join(), "process 0 terminated with signal SIGTERM", ProcessExitedException);
+    CHECK_THROWS_WITH_AS(context.join(), "rank 0 terminated with signal SIGTERM", ProcessExitedException);
     auto thrown = caught<ProcessExitedException>("exit_with", ranks_of(method, 1), 0, 12, 0);
     REQUIRE(thrown.has_value());
     CHECK(thrown->exit_code() == 12);
@@ -305,7 +306,94 @@ TEST_CASE("42: ranks are started in their order") {
   });
 }
 
+TEST_CASE("a nested exception arrives with its own type and text, and with the chain of what it was thrown from") {
+  with_each_method([](StartMethod method) {
+    auto thrown = caught<ProcessRaisedException>("raise_nested", ranks_of(method, 2), 4);
+    REQUIRE(thrown.has_value());
+    const RankFailure& failure = thrown->failure();
+    CHECK(failure.type == "std::range_error");
+    CHECK(failure.text == "at level 4");
+    REQUIRE(failure.causes.size() == 4);
+    CHECK(failure.causes[0].type.ends_with("NotDerived"));
+    CHECK(failure.causes[0].text == "not derived from std::exception");
+    CHECK(failure.causes[1] == RaisedCause{"std::range_error", "at level 2"});
+    CHECK(failure.causes[3] == RaisedCause{"std::invalid_argument", "the root"});
+    const std::string text = thrown->what();
+    CHECK(text.find("failed: std::range_error: at level 4\ncaused by ") != text.npos);
+    CHECK(text.find("\ncaused by std::range_error: at level 1\ncaused by std::invalid_argument: the root\n") !=
+          text.npos);
+    CHECK(text.ends_with("std::range_error: at level 4"));
+    try {
+      rethrow_msgpack(thrown->to_msgpack());
+    } catch (const ProcessRaisedException& again) {
+      CHECK(again.failures() == thrown->failures());
+    }
+  });
+  // A chain without end is cut, and the exception arrives.
+  auto thrown = caught<ProcessRaisedException>("raise_nested", ranks_of(StartMethod::spawn, 1), 300);
+  REQUIRE(thrown.has_value());
+  CHECK(thrown->failure().text == "at level 300");
+  CHECK(thrown->failure().causes.size() == 64);
+}
+
+TEST_CASE("a number that does not fit is named, with what would") {
+  auto options = ranks_of(StartMethod::spawn, 1);
+  const auto text_of_failure = [&](auto small, auto positive) {
+    auto thrown = caught<ProcessRaisedException>("take_small", options, small, positive);
+    return thrown ? thrown->failure().text : "it fitted";
+  };
+  CHECK(text_of_failure(1, 2) == "it fitted");
+  CHECK(text_of_failure(3'000'000'000, 2) ==
+        "function \"take_small\", argument 1: expected signed char, found integer 3000000000, which does not fit: -128 "
+        "to 127");
+  CHECK(text_of_failure(1, -2) ==
+        "function \"take_small\", argument 2: expected unsigned int, found integer -2, which does not fit: 0 to "
+        "4294967295");
+  CHECK_THROWS_WITH_AS(
+      (void)spawn("give_large", options).result<int>(0),
+      "the result of rank 0: expected int, found integer 3000000000, which does not fit: -2147483648 to "
+      "2147483647",
+      std::invalid_argument);
+}
+
+TEST_CASE("rank 5 is called rank 5, by its number among all hosts' ranks") {
+  auto options = ranks_of(StartMethod::spawn, 2);
+  options.shards = 3, options.shard = 2, options.master_port = 12345;
+  auto thrown = caught<ProcessRaisedException>("raise_error", options, 5, 0, 60'000);
+  REQUIRE(thrown.has_value());
+  CHECK(thrown->error_index() == 5);
+  CHECK(std::string(thrown->what()).starts_with("rank 5 failed: "));
+  CHECK_THROWS_WITH_AS((void)spawn("nothing", options).result<int>(1),
+                       doctest::Contains("the result of rank 5: expected int"), std::invalid_argument);
+}
+
 #if SHMBROKER_THROW_POINTS
+TEST_CASE("a stack has the program's own frames, and none of std or of the library") {
+  with_each_method([](StartMethod method) {
+    for (const char* function : {"raise_below", "raise_at"}) {
+      auto thrown = std::string(function) == "raise_at"
+                        ? caught<ProcessRaisedException>(function, ranks_of(method, 1), std::vector<int>{1})
+                        : caught<ProcessRaisedException>(function, ranks_of(method, 1), 2);
+      REQUIRE(thrown.has_value());
+      const std::string& trace = thrown->failure().trace;
+      CAPTURE(trace);
+      for (const char* foreign :
+           {" std::", " shmbroker::", "libstdc++", "libc.so", " main in", " _start in", "spawn_child"})
+        CHECK(trace.find(foreign) == trace.npos);
+      CHECK(trace.find("  #0 ") != trace.npos);
+    }
+  });
+}
+
+TEST_CASE("the scopes of a function are found in its demangled name") {
+  using shmbroker::detail::function_in;
+  CHECK(function_in("f(int)") == "f");
+  CHECK(function_in("std::vector<int> a::f<std::less<int> >(int)") == "a::f<std::less<int> >");
+  CHECK(function_in("(anonymous namespace)::f(std::string)") == "(anonymous namespace)::f");
+  CHECK(function_in("void std::__invoke_impl<int, void (*)(int)>(x)") == "std::__invoke_impl<int, void (*)(int)>");
+  CHECK(function_in("f") == "f");
+}
+
 TEST_CASE("a failure carries the stack of what was thrown, by the names that the program exports") {
   with_each_method([](StartMethod method) {
     auto thrown = caught<ProcessRaisedException>("raise_below", ranks_of(method, 1), 2);
@@ -354,7 +442,7 @@ TEST_CASE("a rank that exits with 0 before its function is through has failed") 
     auto thrown = caught<ProcessExitedException>("exit_with", ranks_of(method, 1), 0, 0, 0);
     REQUIRE(thrown.has_value());
     CHECK(thrown->failure().kind == FailureKind::unfinished);
-    CHECK(std::string(thrown->what()).starts_with("process 0 exited with code 0 without finishing its function"));
+    CHECK(std::string(thrown->what()).starts_with("rank 0 exited with code 0 without finishing its function"));
   });
 }
 
