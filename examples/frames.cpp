@@ -6,6 +6,8 @@
 //
 // and kill what you like, or let `frames --demo SECONDS` do that: it starts the four, kills one after the other at
 // random, and checks that no frame was torn, that none came out of order, and that all memory is free at the end.
+//
+//     g++ -std=c++20 -O2 frames.cpp -o frames -pthread $(pkg-config --cflags --libs shmbroker)
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -13,11 +15,11 @@
 #include <cstring>
 #include <optional>
 #include <random>
+#include <shmbroker/pool.hpp>
 #include <string>
 #include <thread>
 
 #include "child.hpp"
-#include "shmbroker_pool.hpp"
 
 namespace {
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shortest program that shows the path: create, write, publish, read in another process. It is the README's
 // example; tests/docs/example_test.py runs it and compares the two.
+//
+//     g++ -std=c++20 hello.cpp -o hello $(pkg-config --cflags --libs shmbroker)
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
-
-#include "shmbroker.hpp"
+#include <shmbroker/shmbroker.hpp>
 
 int main() try {
   auto session = shmbroker::Session::connect();                 // finds a broker, or starts a private one

@@ -3,13 +3,14 @@
 // where the first one is, and a failure anywhere here ends this host's ranks and is thrown. Run it once for each host:
 //
 //     launch RANKS_PER_HOST SHARD HOSTS tcp://FIRST_HOST:PORT
+//
+//     g++ -std=c++20 launch.cpp -o launch $(pkg-config --cflags --libs shmbroker-spawn)
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <shmbroker/spawn.hpp>
 #include <string>
-
-#include "spawn.hpp"
 
 namespace {
 

@@ -6,6 +6,8 @@
 // else answers, and the model is fitted all the same.
 //
 //     parameter_server [--steps N] [--kills N] [--seed N]
+//
+//     g++ -std=c++20 parameter_server.cpp -o parameter_server -pthread $(pkg-config --cflags --libs shmbroker-spawn)
 #include <signal.h>
 #include <unistd.h>
 
@@ -20,14 +22,13 @@
 #include <new>
 #include <optional>
 #include <random>
+#include <shmbroker/pool.hpp>
+#include <shmbroker/remote.hpp>
+#include <shmbroker/spawn.hpp>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include "remote.hpp"
-#include "shmbroker_pool.hpp"
-#include "spawn.hpp"
 
 namespace {
 

@@ -5,6 +5,8 @@
 // noticed by its number, and the checksum at the end is that of the files.
 //
 //     pipeline [--kills N] [--most MEBIBYTES] [--seed N] [FILE or DIRECTORY]...
+//
+//     g++ -std=c++20 -O2 pipeline.cpp -o pipeline -pthread $(pkg-config --cflags --libs shmbroker)
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -14,12 +16,12 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <shmbroker/pool.hpp>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "child.hpp"
-#include "shmbroker_pool.hpp"
 
 namespace {
 

@@ -7,11 +7,11 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <shmbroker/shmbroker.hpp>
 #include <sstream>
 #include <vector>
 
 #include "parts.hpp"
-#include "shmbroker.hpp"
 #include "worker.hpp"
 
 namespace main_job {

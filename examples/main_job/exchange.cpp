@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <shmbroker/shmbroker.hpp>
 #include <span>
 #include <vector>
 
 #include "parts.hpp"
-#include "shmbroker.hpp"
 #include "worker.hpp"
 
 namespace main_job {

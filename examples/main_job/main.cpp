@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The main job of shmbroker as a program, part by part; tools/quickstart runs them in order on real data. It uses the
 // installed C++ header only. Exit: 0 as promised, 1 not, 2 usage, 4 refused.
+//
+//     g++ -std=c++20 main_job/*.cpp -o main_job/main_job -pthread $(pkg-config --cflags --libs shmbroker libcrypto)
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <shmbroker/shmbroker.hpp>
 #include <vector>
 
 #include "parts.hpp"
-#include "shmbroker.hpp"
 #include "worker.hpp"
 
 namespace main_job {

@@ -12,10 +12,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <shmbroker/shmbroker.hpp>
 #include <string>
 
 #include "parts.hpp"
-#include "shmbroker.hpp"
 #include "worker.hpp"
 
 namespace main_job {

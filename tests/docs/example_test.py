@@ -16,9 +16,8 @@ def fenced(text, language):
 
 
 def words(source):
-    """Without the head comment, with one spelling of the header and without regard to the order of #include."""
+    """Without the head comment, and without regard to the order of #include."""
     lines = [line for line in source.splitlines() if line.strip() and not line.startswith("//")]
-    lines = [line.replace('"shmbroker.hpp"', "<shmbroker/shmbroker.hpp>") for line in lines]
     includes = sorted(line for line in lines if line.startswith("#include"))
     return includes + [line for line in lines if not line.startswith("#include")]
 
