@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/rescue.hpp"
 #include "base/sys_process.hpp"
 
 namespace shmb::remote {
@@ -14,7 +15,8 @@ namespace {
 using client::Deadline;
 using client::RemoteEvent;
 
-constexpr std::int64_t kLook = 2'000'000'000;  // at the broker, which tells of the dead
+// A look at the broker, which tells of the dead. No wait needs it: it is there for what nobody has thought of.
+constexpr std::int64_t kLook = 2'000'000'000;
 constexpr unsigned kMostNested = 200;          // calls that are run on one stack
 constexpr std::int64_t kTryAgain = 5'000'000;  // what had no room in a peer's queue
 constexpr unsigned kBusy = 64;
@@ -101,9 +103,10 @@ client::Deadline Agent::nearest(Deadline until) const {
   return earlier(until, left <= 0 ? Deadline::now() : Deadline::after(left));
 }
 
+// Who leads looks again by itself after the messages, so it is interrupted only where it may wait for them.
 void Agent::wake() {
   changed_.notify_all();
-  if (leading_ && inbox_) inbox_->interrupt();
+  if (taking_ && inbox_) inbox_->interrupt();
 }
 
 void Agent::notify() {
@@ -142,13 +145,16 @@ void Agent::run_after(Lock& lock) {
   flush(lock);
 }
 
+// Also what others add meanwhile: they leave it to the thread that is at it, and so does a shutdown, which waits for
+// the end of this. Whoever leads has not known what is kept, and looks again sooner.
 void Agent::flush(Lock& lock) {
   if (flushing_ || outbox_.empty()) return;
   flushing_ = true;
-  std::deque<Small> all, kept;
-  all.swap(outbox_);
+  std::deque<Small> kept;
   std::uint64_t full = 0;  // a bit for each worker without room: order is kept
-  for (Small& one : all) {
+  while (!outbox_.empty()) {
+    const Small one = outbox_.front();
+    outbox_.pop_front();
     const std::uint64_t bit = std::uint64_t{1} << one.to;
     if (!inbox_ || !workers_.there(one.to, one.life)) continue;
     if ((full & bit) == 0) {
@@ -165,8 +171,9 @@ void Agent::flush(Lock& lock) {
     }
     kept.push_back(one);
   }
-  outbox_.insert(outbox_.begin(), kept.begin(), kept.end());
+  outbox_ = std::move(kept);
   flushing_ = false;
+  wake();
 }
 
 // One thing on the way to whatever is waited for: the caller looks again after it.
@@ -203,7 +210,7 @@ struct Agent::Leading {
   Leading& operator=(const Leading&) = delete;
   ~Leading() {
     if (!lock.owns_lock()) lock.lock();
-    agent.leading_ = false;
+    agent.leading_ = agent.taking_ = false;
     agent.changed_.notify_all();
   }
   Agent& agent;
@@ -213,10 +220,11 @@ struct Agent::Leading {
 void Agent::lead(Lock& lock, Deadline until) {
   leading_ = true;
   const Leading ends(*this, lock);
-  const Deadline when = earlier(nearest(until), Deadline::after(kLook));
+  const Deadline when = earlier(nearest(until), Deadline::after(rescue_interval(kLook)));
   const std::shared_ptr<Inbox> inbox = inbox_;
   std::array<std::uint32_t, pool::kParticipants> known_lives{};
   for (std::uint32_t rank = 0; rank < size(); ++rank) known_lives[rank] = workers_[rank].life;
+  taking_ = true;
   lock.unlock();
   std::vector<Arrived> arrived;
   std::vector<RemoteEvent> events;
@@ -228,6 +236,7 @@ void Agent::lead(Lock& lock, Deadline until) {
       return false;
     }
     for (Incoming& message : taken->messages) arrived.push_back({std::move(message), {}});
+    if (taken->told) put_off_.push_back(*taken->told);
     return taken->quiet;
   };
   // Where messages come without end, what the broker tells is looked at now and then.
@@ -248,11 +257,14 @@ void Agent::lead(Lock& lock, Deadline until) {
     all = all || !events.empty();
   }
   // A worker's end is told, or its successor writes: what it sent before that is here by now, and comes first.
-  if (all) {
+  while (all && !lost) {
     const std::size_t before = arrived.size();
     while (!lost && !receive(Deadline::now())) {
     }
     name_writers(arrived, before);
+    all = !put_off_.empty();  // told meanwhile: the same holds for that
+    std::ranges::move(put_off_, std::back_inserter(events));
+    put_off_.clear();
   }
   std::vector<Arrived> newcomers;
   std::erase_if(arrived, [&](Arrived& one) {

@@ -236,6 +236,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Roster workers_;
   bool some_gone_ = false;  // since this worker came
   bool complete_ = false, closed_ = false, leading_ = false, ending_ = false, leaving_ = false;
+  bool taking_ = false;  // who leads waits for messages, without the lock
   std::uint64_t pool_told_ = 0;
   std::optional<Error> lost_;
   std::int64_t call_timeout_ = kCallTimeout;

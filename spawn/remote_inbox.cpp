@@ -151,7 +151,9 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline) {
   const std::int64_t spin_until = spins_ && !deadline.passed() ? sys::now_monotonic() + kSpin : 0;
   for (;;) {
     bool there = something_there();
-    while (!there && out.messages.empty() && sys::now_monotonic() < spin_until) there = something_there();
+    while (!there && out.messages.empty() && !interrupted_.load(std::memory_order_relaxed) &&
+           sys::now_monotonic() < spin_until)
+      there = something_there();
     if (!there && !out.messages.empty()) return out;
     auto received = own_->receive(message_, false, client::kNoWait);
     if (received) {
@@ -181,13 +183,28 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline) {
     }
     if (!out.messages.empty()) return out;
     out.quiet = true;
-    auto ready = sys::poll_readable(wait_.get(), deadline.left());
+    // The look that found the queue empty took in what the broker had sent, too: nothing rings for that again.
+    auto told = pool_->session()->next_remote_event(Deadline::now());
+    if (!told) return std::unexpected(told.error());
+    if (*told) {
+      out.told = **told;
+      return out;
+    }
+    asleep_.store(true);
+    const bool stays = !interrupted_.load();
+    auto ready = stays ? sys::poll_readable(wait_.get(), deadline.left()) : Sys<bool>(true);
+    asleep_.store(false);
     if (!ready) return system_failure(ready.error(), "poll in a worker");
-    sys::event_drain(interrupt_.get());
+    if (stays) sys::event_drain(interrupt_.get());
+    // Whoever interrupted is heard, also if the look below finds a message that cannot be received.
+    if (interrupted_.exchange(false)) deadline = Deadline::now();
     if (!something_there()) return out;  // the deadline, an interruption, or an event
   }
 }
 
-void Inbox::interrupt() { sys::event_signal(interrupt_.get()); }
+void Inbox::interrupt() {
+  if (interrupted_.exchange(true)) return;
+  if (asleep_.load()) sys::event_signal(interrupt_.get());
+}
 
 }  // namespace shmb::remote

@@ -3,8 +3,10 @@
 // only. Waiting ends with a message, with an event of the broker, or when somebody of this process asks for it.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "base/fd.hpp"
@@ -34,9 +36,12 @@ class Inbox {
   struct Taken {
     std::vector<Incoming> messages;
     bool quiet = false;
+    std::optional<client::RemoteEvent> told;  // by the broker, before whatever its session says next
   };
   Result<Taken> take(client::Deadline deadline);
-  void interrupt();  // from any thread: the take that runs, or the next one, does not wait
+  // From any thread: the take that runs, or the next one, does not wait. It costs a system call only if the take
+  // sleeps.
+  void interrupt();
 
  private:
   Inbox() = default;
@@ -51,6 +56,8 @@ class Inbox {
   std::vector<std::unique_ptr<client::Queue>> peers_;  // opened with the first message
   client::Message message_;
   Fd interrupt_, wait_;
+  // A take sets the second before it looks at the first, and interrupt() does the reverse: one of them sees the other.
+  std::atomic<bool> interrupted_ = false, asleep_ = false;
   bool spins_ = false;
   std::int64_t patience_ = 0;  // with the broker, for the words of a message that are not mapped yet
 };

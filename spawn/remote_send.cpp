@@ -204,6 +204,7 @@ Result<std::shared_ptr<Future>> Agent::begin(Kind kind, std::uint32_t to, std::u
 void Agent::give_up(const std::shared_ptr<Future>& future) {
   const std::lock_guard lock(mutex_);
   if (future->state == Future::State::pending) forget(future);
+  wake();  // a shutdown waits for the last call
 }
 
 Result<void> Agent::send_request(const std::shared_ptr<Future>& future, std::uint8_t flags, const Payload& payload) {

@@ -195,11 +195,9 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
   changed_.notify_all();
   run_after(lock);
   if (forked()) return out;  // whoever heard of the end did it, and returned in the child
-  // Who waits for messages has been interrupted, and leaves.
-  while (leading_) {
-    wake();
-    changed_.wait_for(lock, std::chrono::milliseconds(10));
-  }
+  // Who waits for messages is interrupted, and leaves.
+  wake();
+  changed_.wait(lock, [this] { return !leading_; });
   gather();
   run_after(lock);  // what came with the last messages
   if (forked()) return out;

@@ -221,8 +221,8 @@ TEST_CASE("References in an answer that comes too late are let go, and the worke
                          &status);
             EXPECT(status == Status::deadline);
             EXPECT(serve_until([] { return words().numbers[5] == 1; }));
-            EXPECT(remote::rpc_sync<int>("b", "add", 1, 2) == 3);  // behind the late answer
-            EXPECT(remote::counters().held == 0);
+            EXPECT(remote::rpc_sync<int>("b", "add", 1, 2) == 3);              // behind the late answer
+            EXPECT(serve_until([] { return remote::counters().held == 0; }));  // another thread may be at it
             words().numbers[1] = 1;
           } else {
             EXPECT(serve_until([] { return words().numbers[1] == 1; }));
