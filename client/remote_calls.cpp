@@ -77,8 +77,9 @@ Result<ReplyPart> ask_one(Session& session, std::uint16_t op, const RequestPart&
 Result<WorldPlace> join_world(Session& session, const WorldWish& wish, Deadline deadline) {
   if (wish.address.empty() || wish.address.size() > 255)
     return error(Status::invalid, "a world's address has 1 to 255 bytes, as localhost:29500");
-  if (wish.name.empty() || wish.name.size() > 96)
-    return error(Status::invalid, "a worker's name has 1 to 96 bytes, not " + std::to_string(wish.name.size()));
+  if (wish.name.empty() || wish.name.size() > kMaxWorkerName)
+    return error(Status::invalid, "a worker's name has 1 to " + std::to_string(kMaxWorkerName) + " bytes, not " +
+                                      std::to_string(wish.name.size()));
   shmbw_world_join request{};
   request.port = wish.port;
   request.rank = wish.rank;

@@ -33,7 +33,7 @@ Result<WorldLeft> leave_world(Session& session, std::uint64_t world, Deadline de
 Result<std::uint64_t> tell_world_pool(Session& session, std::uint64_t world, std::uint64_t pool, Deadline deadline);
 
 inline constexpr std::uint32_t kOwnFork = 0xffff'ffff;
-inline constexpr std::size_t kMaxReferenceError = 400;
+inline constexpr std::size_t kMaxReferenceError = 400, kMaxWorkerName = 127;
 
 struct RefWish {
   std::uint32_t owner = 0;

@@ -15,7 +15,7 @@
 namespace shmb::daemon {
 namespace {
 
-constexpr std::size_t kMaxWorkerName = 96, kMaxAddress = 255;
+constexpr std::size_t kMaxWorkerName = 127, kMaxAddress = 255;
 constexpr std::uint32_t kMaxWorkers = 64;  // one pool takes no more participants
 
 bool worker_name_letter(char c) {
@@ -38,8 +38,8 @@ Result<void> check_join(const shmbw_world_join& wish, std::string_view address, 
                                       std::to_string(wish.world_size) + " has ranks 0 to " +
                                       std::to_string(wish.world_size - 1));
   if (name.empty() || name.size() > kMaxWorkerName || !std::ranges::all_of(name, worker_name_letter))
-    return error(Status::invalid, "worker name " + quoted(name.substr(0, 48)) +
-                                      ": names of workers are 1 to 96 bytes of A-Z a-z 0-9 . _ : -");
+    return error(Status::invalid, "worker name " + quoted(name.substr(0, 48)) + ": names of workers are 1 to " +
+                                      std::to_string(kMaxWorkerName) + " bytes of A-Z a-z 0-9 . _ : -");
   if (address.empty() || address.size() > kMaxAddress ||
       !std::ranges::all_of(address, [](char c) { return c > 0x20 && c < 0x7f; }))
     return error(Status::invalid, "a world's address is 1 to 255 printable bytes without blanks, as localhost:29500");

@@ -925,7 +925,7 @@ struct shmbw_world_join {
   uint32_t rank; /* 0 to world_size - 1 */
   uint32_t world_size; /* 1 to 64, the same for all workers */
   uint16_t address_len; /* bytes of text address, 1 to 255: host and port as the worker was told, for messages and lists */
-  uint16_t name_len; /* bytes of text name: the worker's, 1 to 96 of [A-Za-z0-9._:-] */
+  uint16_t name_len; /* bytes of text name: the worker's, 1 to 127 of [A-Za-z0-9._:-] */
 };
 
 struct shmbw_world_join_reply {

@@ -25,8 +25,9 @@ using client::Deadline;
 
 constexpr std::uint32_t kMostWorkers = 64, kMostThreads = 256;
 constexpr std::chrono::seconds kThreadPatience{1};  // with a thread that runs a call when the worker is at its end
-constexpr std::int64_t kLookAtPool = 2'000'000;
-constexpr std::int64_t kLookAtPlace = 10'000'000;  // where a dead one's place is not free yet
+constexpr std::int64_t kLookAtPool = 2'000'000;     // nobody tells when all are in it
+// Where a dead one's place is not free yet. Nobody tells of that: it depends on what others have read.
+constexpr std::int64_t kLookAtPlace = 10'000'000;
 
 struct Address {
   std::string text, host;
@@ -236,7 +237,7 @@ Result<void> Agent::await_event(Deadline deadline) {
       complete_ = true;
       return {};
     case SHMBW_WORLD_CHANGE_POOL:
-      return look_at_world(deadline);
+      return pool_told_ == 0 ? look_at_world(deadline) : Result<void>();
     case SHMBW_WORLD_CHANGE_DIED:
       (void)read_workers();
       return error(Status::worker_gone, "worker " + std::to_string((*event)->rank) + " of the world at " +

@@ -30,6 +30,7 @@ typedef struct shmb_future shmb_future;       /* the outcome of a call, some tim
 typedef struct shmb_reference shmb_reference; /* one reference to a value; at its owner or elsewhere */
 
 #define SHMB_MAX_WORKERS 64
+#define SHMB_MAX_WORKER_NAME 127 /* bytes of a worker's name, without NUL */
 #define SHMB_REMOTE_INLINE                                                                    \
   65536 /* bytes up to which they are copied; more of them travel as shared memory, which the \
            receiver has mapped */
@@ -83,7 +84,7 @@ enum shmb_request_kind {
 
 typedef struct shmb_remote_options {
   size_t size;
-  const char* name;        /* of this worker: 1 to 96 bytes of [A-Za-z0-9._:-] */
+  const char* name;        /* of this worker: 1 to 127 bytes of [A-Za-z0-9._:-] */
   const char* address;     /* HOST:PORT, where HOST is this host; NULL: the variables MASTER_ADDR and MASTER_PORT */
   int32_t rank;            /* below 0: the variable RANK */
   int32_t world_size;      /* 0: the variable WORLD_SIZE */
@@ -135,7 +136,7 @@ typedef struct shmb_worker {
   size_t size;
   int32_t rank;
   uint32_t state; /* enum shmb_worker_state */
-  char name[SHMB_MAX_NAME + 1];
+  char name[SHMB_MAX_WORKER_NAME + 1];
   uint32_t life; /* another one when another process has taken its place */
 } shmb_worker;
 SHMB_API int32_t shmb_remote_rank(const shmb_remote* remote) SHMB_NOEXCEPT;
@@ -237,7 +238,7 @@ typedef struct shmb_reference_info {
   uint32_t is_owner;
   uint32_t confirmed; /* the owner knows of it */
   uint32_t state;     /* enum shmb_reference_state, as this worker knows it */
-  char owner_name[SHMB_MAX_NAME + 1];
+  char owner_name[SHMB_MAX_WORKER_NAME + 1];
 } shmb_reference_info;
 /* Set info->size first. */
 SHMB_API int shmb_reference_get_info(shmb_reference* reference, shmb_reference_info* info,

@@ -187,7 +187,7 @@ TEST_CASE("a join that cannot be is refused with what is wrong, and leaves nothi
   refused(Status::exists, "name 'a'", 1, 3, "a");
   refused(Status::invalid, "names of workers", 1, 3, "");
   refused(Status::invalid, "names of workers", 1, 3, "a b");
-  refused(Status::invalid, "names of workers", 1, 3, std::string(97, 'n'));
+  refused(Status::invalid, "names of workers", 1, 3, std::string(128, 'n'));
   refused(Status::invalid, "port", 1, 3, "b", 0);
   refused(Status::invalid, "port", 1, 3, "b", 65536);
   refused(Status::invalid, "address", 1, 3, "b", 29500, "");
@@ -196,7 +196,7 @@ TEST_CASE("a join that cannot be is refused with what is wrong, and leaves nothi
   CHECK(again.status() == Status::busy);
   CHECK(says(again.error().sentence, "worker 0 ('a')"));
   CHECK(a.rows<shmbw_worker_record>(SHMBW_TABLE_WORKERS).size() == 1);
-  CHECK(join_world(b, 1, 3, std::string(96, 'n')).status() == Status::ok);
+  CHECK(join_world(b, 1, 3, std::string(127, 'n')).status() == Status::ok);
 }
 
 TEST_CASE("a running world keeps its port for its uid, another uid's is no conflict") {

@@ -301,6 +301,24 @@ TEST_CASE("A rank, a name or a running world that is taken is refused, and the o
   CHECK(statuses == std::vector<int>{0, 0, 0});
 }
 
+TEST_CASE("A worker's name has up to 127 bytes, as torch's, and is told whole") {
+  World world;
+  const std::string longest(127, 'n');
+  const auto statuses = world.run_bare(2, [&](int rank) {
+    remote::init(rank == 0 ? longest : std::string(100, 'm'), rank, 2, options_at(kAddress));
+    EXPECT(remote::rpc_sync<int>(rank == 0 ? std::string(100, 'm') : longest, "add", 1, 2) == 3);
+    EXPECT(remote::worker_info(0).name == longest);
+    const auto value = remote::remote<int>(longest, "add", 1, 2);
+    EXPECT(value.owner_name() == longest);
+    remote::shutdown();
+  });
+  CHECK(statuses == std::vector<int>{0, 0});
+  Status status = Status::ok;
+  const std::string text = thrown([&] { remote::init(longest + "n", 0, 1, options_at(kAddress)); }, &status);
+  CHECK(status == Status::invalid);
+  CHECK_MESSAGE(has(text, "127"), text);
+}
+
 TEST_CASE("init ends with an error when a worker that it has seen dies before the world is complete") {
   World world;
   const auto statuses = world.run_bare(2, [](int rank) {
