@@ -212,6 +212,34 @@ auto wait_all(const std::vector<Future<T> >& futures, Timeout timeout = {}) {
 
 // ---------------------------------------------------------------- references
 
+template <class T>
+class Remote;
+
+// Methods at the owner of a reference, with a timeout of their own: reference.within(30).rpc_sync<int>("Counter.add",
+// 2). It holds the reference.
+template <class T>
+class Within {
+ public:
+  Within(Remote<T> reference, CallTimeout timeout) : reference_(std::move(reference)), timeout_(timeout) {}
+  template <class R, class... A>
+  R rpc_sync(const std::string& method, const A&... arguments) const {
+    return rpc_async<R>(method, arguments...).wait();
+  }
+  template <class R, class... A>
+  Future<R> rpc_async(const std::string& method, const A&... arguments) const {
+    return reference_.template call<R>(timeout_, method, arguments...);
+  }
+  // What has not been made when the time is over has failed for good, for every worker.
+  template <class R, class... A>
+  Remote<R> remote(const std::string& method, const A&... arguments) const {
+    return reference_.template create<R>(timeout_, method, arguments...);
+  }
+
+ private:
+  Remote<T> reference_;
+  CallTimeout timeout_;
+};
+
 // A reference to a value of type T, which lives at its owner. Copies are one reference of this worker.
 template <class T>
 class Remote {
@@ -327,7 +355,12 @@ class Remote {
     return call<R>({}, method, arguments...);
   }
   template <class R, class... A>
-  Remote<R> remote(const std::string& method, const A&... arguments) const;
+  Remote<R> remote(const std::string& method, const A&... arguments) const {
+    return create<R>({}, method, arguments...);
+  }
+  Within<T> within(CallTimeout timeout) const { return {*this, timeout}; }
+  template <class R, class... A>
+  Remote<R> create(CallTimeout timeout, const std::string& method, const A&... arguments) const;
   template <class R, class... A>
   Future<R> call(CallTimeout timeout, const std::string& method, const A&... arguments) const;
 
@@ -430,13 +463,13 @@ Future<R> Remote<T>::call(CallTimeout timeout, const std::string& method, const 
 }
 template <class T>
 template <class R, class... A>
-Remote<R> Remote<T>::remote(const std::string& method, const A&... arguments) const {
+Remote<R> Remote<T>::create(CallTimeout timeout, const std::string& method, const A&... arguments) const {
   const auto parcel = detail::Parcel::of_arguments(*this, arguments...);
   const shmb_payload payload = parcel.c();
   shmb_reference* raw = nullptr;
   shmb_error error;
-  if (shmb_remote_create(world_->c(), info().owner, method.c_str(), &payload, SHMB_CALL_ON_OBJECT, SHMB_DEFAULT_TIMEOUT,
-                         &raw, &error) != SHMB_OK)
+  if (shmb_remote_create(world_->c(), info().owner, method.c_str(), &payload, SHMB_CALL_ON_OBJECT,
+                         timeout.nanoseconds(), &raw, &error) != SHMB_OK)
     throw_failed(error);
   return Remote<R>(world_, raw);
 }

@@ -721,7 +721,7 @@ bool register_exception() {
 }
 // At namespace scope.
 #define SHMBROKER_REMOTE_ENTER(call) \
-  [[maybe_unused]] static const bool SHMBROKER_SPAWN_JOIN(shmbroker_remote_, __LINE__) = ::shmbroker::remote::call
+  [[maybe_unused]] static const bool SHMBROKER_SPAWN_JOIN(shmbroker_remote_, __COUNTER__) = ::shmbroker::remote::call
 #define SHMBROKER_REMOTE_FUNCTION(name, function) SHMBROKER_REMOTE_ENTER(register_function)(name, function)
 #define SHMBROKER_REMOTE_CLASS(name, ...) SHMBROKER_REMOTE_ENTER(register_class)<__VA_ARGS__>(name)
 #define SHMBROKER_REMOTE_METHOD(name, ...) SHMBROKER_REMOTE_ENTER(register_method)(name, __VA_ARGS__)

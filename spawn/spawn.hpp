@@ -331,8 +331,8 @@ bool register_function(const std::string& name, F&& function) {
 // At namespace scope, for a function that can be named: SHMBROKER_SPAWN_FUNCTION("train", train);
 #define SHMBROKER_SPAWN_JOIN2(a, b) a##b
 #define SHMBROKER_SPAWN_JOIN(a, b) SHMBROKER_SPAWN_JOIN2(a, b)
-#define SHMBROKER_SPAWN_FUNCTION(name, function)                                          \
-  [[maybe_unused]] static const bool SHMBROKER_SPAWN_JOIN(shmbroker_spawned_, __LINE__) = \
+#define SHMBROKER_SPAWN_FUNCTION(name, function)                                             \
+  [[maybe_unused]] static const bool SHMBROKER_SPAWN_JOIN(shmbroker_spawned_, __COUNTER__) = \
       ::shmbroker::register_function(name, function)
 
 // The first line of main. In a rank it runs the rank's function and gives main's return value; else nothing. The fork
