@@ -18,6 +18,7 @@ struct shmb_remote {
 struct shmb_future {
   std::shared_ptr<shmb::remote::Future> it;
   shmb_content content;
+  std::vector<shmb_cause> causes{};  // as shmb_future_failure gives them
 };
 struct shmb_request {
   std::unique_ptr<shmb::remote::Request> it;
@@ -28,6 +29,7 @@ struct shmb_reference {
   std::shared_ptr<shmb::remote::Value> value;  // of shmb_reference_local
   shmb_content content;
   std::optional<shmb::remote::Failure> told;
+  std::vector<shmb_cause> causes{};  // of it
 };
 
 namespace shmb::remote {
@@ -101,8 +103,13 @@ shmb_future* handle_of(std::shared_ptr<Future> future) {
   return out;
 }
 
-Result<void> write_failure(const Failure& failure, shmb_remote_failure* out) {
+// `causes` lives as long as the handle that gives the failure.
+Result<void> write_failure(const Failure& failure, std::vector<shmb_cause>& causes, shmb_remote_failure* out) {
+  causes.clear();
+  for (const Failure::Cause& cause : failure.causes) causes.push_back({cause.type.c_str(), cause.text.c_str()});
   shmb_remote_failure c{};
+  c.causes = causes.data();
+  c.cause_count = causes.size();
   c.status = static_cast<std::int32_t>(failure.status);
   c.rank = failure.rank;
   c.worker = failure.worker.c_str();
@@ -402,7 +409,7 @@ int shmb_future_failure(shmb_future* future, shmb_remote_failure* failure, shmb_
   return with(future, "future", error, [&]() -> Result<void> {
     if (shmb_future_get_state(future) != SHMB_FUTURE_FAILED)
       return shmb::error(Status::not_found, "the call has not failed");
-    return write_failure(future->it->failure, failure);
+    return write_failure(future->it->failure, future->causes, failure);
   });
 }
 
@@ -479,6 +486,8 @@ int shmb_request_fail(shmb_request* request, const shmb_remote_failure* failure,
       told.type = text_or_empty(known->type);
       told.text = text_or_empty(known->text);
       told.trace = text_or_empty(known->trace);
+      for (std::size_t i = 0; known->causes != nullptr && i < known->cause_count && i < SHMB_MOST_CAUSES; ++i)
+        told.causes.push_back({text_or_empty(known->causes[i].type), text_or_empty(known->causes[i].text)});
     } else {
       told = failure_of(known.error());
     }
@@ -573,11 +582,11 @@ int shmb_reference_failure(shmb_reference* reference, shmb_remote_failure* failu
     if (agent.forked()) return agent.open();
     const std::lock_guard lock(agent.mutex());
     const Reference& inside = *reference->it;
-    if (reference->told) return write_failure(*reference->told, failure);
+    if (reference->told) return write_failure(*reference->told, reference->causes, failure);
     if (inside.known->failure) reference->told = *inside.known->failure;
     else if (inside.value && inside.value->state == Value::State::failed) reference->told = inside.value->failure;
     else return shmb::error(Status::not_found, "this worker knows of no failure of the reference");
-    return write_failure(*reference->told, failure);
+    return write_failure(*reference->told, reference->causes, failure);
   });
 }
 

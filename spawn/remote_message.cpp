@@ -3,6 +3,7 @@
 #include "spawn/remote_message.hpp"
 
 #include "spawn/bytes.hpp"
+#include "spawn/shmbroker_cause.h"
 
 namespace shmb::remote {
 namespace {
@@ -48,14 +49,16 @@ OutPart slot_part(const SlotBytes& bytes) {
 }  // namespace
 
 std::string pack_failure(const Failure& failure) {
-  return Packer()
-      .number(static_cast<std::int32_t>(failure.status))
+  Packer out;
+  out.number(static_cast<std::int32_t>(failure.status))
       .number(failure.rank)
       .text(failure.worker)
       .text(failure.type)
       .text(failure.text)
       .text(failure.trace)
-      .take();
+      .number(static_cast<std::uint32_t>(failure.causes.size()));
+  for (const Failure::Cause& cause : failure.causes) out.text(cause.type).text(cause.text);
+  return out.take();
 }
 
 Failure unpack_failure(std::string_view bytes) {
@@ -67,6 +70,12 @@ Failure unpack_failure(std::string_view bytes) {
   failure.type = in.text();
   failure.text = in.text();
   failure.trace = in.text();
+  const auto causes = in.number<std::uint32_t>();
+  for (std::uint32_t i = 0; i < causes && i < SHMB_MOST_CAUSES && in.whole(); ++i) {
+    Failure::Cause& cause = failure.causes.emplace_back();
+    cause.type = in.text();
+    cause.text = in.text();
+  }
   if (!in.whole() || failure.status == Status::ok) {
     failure.status = Status::protocol;
     failure.text = "a worker told of a failure in words that this library does not know";

@@ -64,6 +64,10 @@ struct Failure {
   Status status = Status::raised;
   std::int32_t rank = -1;
   std::string worker, type, text, trace;
+  struct Cause {
+    std::string type, text;
+  };
+  std::vector<Cause> causes{};  // what it was thrown from, the last one first
 };
 std::string pack_failure(const Failure& failure);
 Failure unpack_failure(std::string_view bytes);

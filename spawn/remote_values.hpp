@@ -92,21 +92,36 @@ class RemoteFailure {
         origin_{c.rank, c.worker},
         type_(c.type),
         text_(c.text),
-        trace_(c.trace) {}
+        trace_(c.trace) {
+    for (std::size_t i = 0; i < c.cause_count; ++i) causes_.push_back({c.causes[i].type, c.causes[i].text});
+  }
+  // One of its causes, as a failure of its own with those behind it.
+  RemoteFailure cause(std::size_t number) const {
+    RemoteFailure out(*this);
+    out.type_ = causes_[number].type;
+    out.text_ = causes_[number].text;
+    out.trace_.clear();
+    out.causes_.erase(out.causes_.begin(), out.causes_.begin() + static_cast<std::ptrdiff_t>(number) + 1);
+    return out;
+  }
   Status status() const noexcept { return status_; }
   const WorkerInfo& origin() const noexcept { return origin_; }
   const std::string& type() const noexcept { return type_; }
   const std::string& text() const noexcept { return text_; }
   const std::string& trace() const noexcept { return trace_; }
+  // What it was thrown from (std::throw_with_nested), the last one first. std::rethrow_if_nested throws the first of
+  // them.
+  const std::vector<RaisedCause>& causes() const noexcept { return causes_; }
   std::string message() const {
     return "On WorkerInfo(id=" + std::to_string(origin_.rank) + ", name=" + origin_.name + "):\n" + trace_ +
-           (type_.empty() ? "" : type_ + ": ") + text_;
+           (type_.empty() ? "" : type_ + ": ") + text_ + shmbroker::detail::causes_text(causes_);
   }
 
  private:
   Status status_ = Status::raised;
   WorkerInfo origin_;
   std::string type_, text_, trace_;
+  std::vector<RaisedCause> causes_;
 };
 template <class E>
 class Raised : public E, public RemoteFailure {
@@ -195,12 +210,18 @@ inline void check(int status, const shmb_error& error) {
   if (status != SHMB_OK) throw Error(error);
 }
 
+// With what is being handled as its cause, if anything is.
+template <class E>
+[[noreturn]] void raise(const RemoteFailure& failure) {
+  if (!failure.causes().empty()) std::throw_with_nested(Raised<E>(failure));
+  throw Raised<E>(failure);
+}
 using Rethrow = std::function<void(const RemoteFailure&)>;
 inline std::map<std::string, Rethrow>& exceptions() {
   static auto* const all = [] {
     auto* made = new std::map<std::string, Rethrow>;
     const auto add = [&]<class E>(std::type_identity<E>, const char* name) {
-      (*made)[name] = [](const RemoteFailure& failure) { throw Raised<E>(failure); };
+      (*made)[name] = [](const RemoteFailure& failure) { raise<E>(failure); };
     };
     add(std::type_identity<std::runtime_error>(), "std::runtime_error");
     add(std::type_identity<std::logic_error>(), "std::logic_error");
@@ -216,12 +237,28 @@ inline std::map<std::string, Rethrow>& exceptions() {
   return *all;
 }
 
+// As it was thrown: the first of all, and while that is handled what was thrown from it.
+[[noreturn]] inline void throw_chain(const RemoteFailure& failure) {
+  const auto throw_it = [](const RemoteFailure& one) {
+    if (const auto found = exceptions().find(one.type()); found != exceptions().end()) found->second(one);
+    raise<std::runtime_error>(one);
+  };
+  if (!failure.causes().empty()) {
+    try {
+      throw_chain(failure.cause(0));
+    } catch (...) {
+      throw_it(failure);
+    }
+  }
+  throw_it(failure);
+  std::abort();  // it throws
+}
+
 [[noreturn]] inline void throw_failure(const shmb_remote_failure& c, const shmb_error& error) {
   if (c.status != SHMB_E_RAISED && c.status != SHMB_E_NO_FUNCTION) throw Error(error);
   const RemoteFailure failure(c);
   if (c.status == SHMB_E_NO_FUNCTION) throw NoFunction(Error(error), failure);
-  if (const auto found = exceptions().find(failure.type()); found != exceptions().end()) found->second(failure);
-  throw RemoteException(failure);
+  throw_chain(failure);
 }
 
 struct HandleCloser {
@@ -471,29 +508,37 @@ struct ObjectOf final : Object {
 
 inline void drop_object(void*, void* object) { delete static_cast<Object*>(object); }
 
+// The type that was thrown at another worker, where its failure was a cause here.
+inline std::string without_raised(std::string type) {
+  constexpr std::string_view wrapper = "shmbroker::remote::Raised<";
+  if (!type.starts_with(wrapper) || !type.ends_with('>')) return type;
+  return type.substr(wrapper.size(), type.size() - wrapper.size() - 1);
+}
+
 inline void answer_exception(shmb_request* request, const std::string& where) noexcept {
   shmb_remote_failure failure{};
   failure.size = sizeof failure;
   failure.status = SHMB_E_RAISED;
-  std::string type = "unknown", text = "not derived from std::exception", trace = where;
+  inside::Thrown thrown = inside::thrown_now();
+  if (thrown.type.empty()) thrown.type = "unknown";
+  std::string trace = where;
   try {
     throw;
-  } catch (const std::exception& error) {
-    if (const auto* told = dynamic_cast<const RemoteFailure*>(&error)) {  // from further on
-      type = told->type().empty() ? inside::demangled(typeid(error).name()) : told->type();
-      text = told->text();
-      trace += "from worker \"" + told->origin().name + "\" (rank " + std::to_string(told->origin().rank) +
-               "): " + told->trace();
-    } else {
-      type = inside::demangled(typeid(error).name());
-      text = error.what();
-    }
+  } catch (const RemoteFailure& told) {  // from further on, with all that was told there
+    if (!told.type().empty()) thrown.type = told.type();
+    thrown.text = told.text();
+    thrown.causes = told.causes();
+    trace +=
+        "from worker \"" + told.origin().name + "\" (rank " + std::to_string(told.origin().rank) + "): " + told.trace();
   } catch (...) {
-    if (const std::type_info* thrown = abi::__cxa_current_exception_type()) type = inside::demangled(thrown->name());
   }
-  failure.type = type.c_str();
-  failure.text = text.c_str();
+  for (RaisedCause& cause : thrown.causes) cause.type = without_raised(std::move(cause.type));
+  const std::vector<shmb_cause> causes = thrown.c();
+  failure.type = thrown.type.c_str();
+  failure.text = thrown.text.c_str();
   failure.trace = trace.c_str();
+  failure.causes = causes.data();
+  failure.cause_count = causes.size();
   (void)shmb_request_fail(request, &failure, nullptr);
 }
 
@@ -715,7 +760,7 @@ bool register_method(const std::string& name, R (C::*method)(P...) const) {
 template <class E>
 bool register_exception() {
   detail::exceptions()[detail::inside::demangled(typeid(E).name())] = [](const RemoteFailure& failure) {
-    throw Raised<E>(failure);
+    detail::raise<E>(failure);
   };
   return true;
 }

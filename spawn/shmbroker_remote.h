@@ -18,6 +18,7 @@
 #define SHMBROKER_REMOTE_H
 
 #include "shmbroker.h"
+#include "shmbroker_cause.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -72,6 +73,9 @@ typedef struct shmb_remote_failure {
   const char* type;
   const char* text;
   const char* trace;
+  const shmb_cause*
+      causes; /* what it was thrown from, the last one first; of one to be sent at most SHMB_MOST_CAUSES */
+  size_t cause_count;
 } shmb_remote_failure;
 
 /* ------------------------------------------------------------------------------------------------ the world */

@@ -56,6 +56,72 @@ SHMBROKER_REMOTE_FUNCTION("keep_one", keep_one);
 SHMBROKER_REMOTE_FUNCTION("unwrap_one", unwrap_one);
 SHMBROKER_REMOTE_FUNCTION("let_one_go", let_one_go);
 
+int one_more(int value) { return value + 1; }
+int two_more(int value) { return value + 2; }
+// A macro may register what it is given, so several registrations stand on one line.
+#define REGISTER_BOTH                              \
+  SHMBROKER_REMOTE_FUNCTION("one_more", one_more); \
+  SHMBROKER_REMOTE_FUNCTION("two_more", two_more); \
+  SHMBROKER_SPAWN_FUNCTION("one_more", one_more);  \
+  SHMBROKER_SPAWN_FUNCTION("two_more", two_more)
+REGISTER_BOTH;
+void throws_from_two() {
+  try {
+    try {
+      throw std::out_of_range("the deepest");
+    } catch (...) {
+      std::throw_with_nested(OwnError("in between"));
+    }
+  } catch (...) {
+    std::throw_with_nested(std::invalid_argument("the last"));
+  }
+}
+void lets_pass(const std::string& at) { remote::rpc_sync<void>(at, "throws_from_two"); }
+void throws_from_remote(const std::string& at) {
+  try {
+    remote::rpc_sync<void>(at, "throws_from_two");
+  } catch (...) {
+    std::throw_with_nested(std::length_error("with a cause from elsewhere"));
+  }
+}
+SHMBROKER_REMOTE_FUNCTION("throws_from_two", throws_from_two);
+SHMBROKER_REMOTE_FUNCTION("lets_pass", lets_pass);
+SHMBROKER_REMOTE_FUNCTION("throws_from_remote", throws_from_remote);
+using Causes = std::vector<shmbroker::RaisedCause>;
+const Causes& both_causes() {
+  static const Causes both = {{"remote_test::OwnError", "in between"}, {"std::out_of_range", "the deepest"}};
+  return both;
+}
+// The exceptions as they were thrown, one from the other.
+void check_chain(const std::invalid_argument& last) {
+  const auto* const told = dynamic_cast<const remote::RemoteFailure*>(&last);
+  EXPECT(told != nullptr);
+  EXPECT(told->type() == "std::invalid_argument");
+  EXPECT(told->text() == "the last");
+  EXPECT(told->causes() == both_causes());
+  EXPECT(has(last.what(), "caused by std::out_of_range: the deepest"));
+  bool reached = false;
+  try {
+    std::rethrow_if_nested(last);
+  } catch (const OwnError& middle) {
+    try {
+      std::rethrow_if_nested(middle);
+    } catch (const std::out_of_range& first) {
+      reached = has(first.what(), "the deepest");
+    }
+  }
+  EXPECT(reached);
+}
+
+struct Sleepy {
+  int after(int milliseconds) {
+    pause_ms(milliseconds);
+    return milliseconds;
+  }
+};
+SHMBROKER_REMOTE_CLASS("Sleepy", Sleepy);
+SHMBROKER_REMOTE_METHOD("Sleepy.after", &Sleepy::after);
+
 // As the broker says, whom this process asks without serving.
 bool no_references_soon() {
   const auto session = shmb::client::connect();
@@ -259,6 +325,66 @@ TEST_CASE("A type that was not there in time is asked for again") {
     (void)thrown([&] { (void)value.type(0.01); }, &status);
     EXPECT(status == Status::deadline);
     EXPECT(value.type() == "int");
+  });
+}
+
+TEST_CASE("Functions that are registered on one line are all there") {
+  World world;
+  world.run(2, [](int rank) {
+    if (rank != 0) return;
+    EXPECT(remote::rpc_sync<int>("b", "one_more", 1) == 2);
+    EXPECT(remote::rpc_sync<int>("b", "two_more", 1) == 3);
+  });
+}
+
+TEST_CASE("What a function threw from another exception arrives with its causes, also through a third worker") {
+  World world;
+  world.run(3, [](int rank) {
+    if (rank != 0) return;
+    int caught = 0;
+    const auto check = [&](const std::function<void()>& call) {
+      try {
+        call();
+      } catch (const std::invalid_argument& last) {
+        check_chain(last);
+        ++caught;
+      }
+    };
+    check([] { remote::rpc_sync<void>("b", "throws_from_two"); });
+    check([] { remote::rpc_sync<void>("b", "lets_pass", std::string("c")); });
+    check([] { remote::rpc_sync<void>("a", "throws_from_two"); });
+    check([] { remote::remote<void>("b", "throws_from_two").to_here(); });
+    EXPECT(caught == 4);
+    try {
+      remote::rpc_sync<void>("b", "throws_from_remote", std::string("c"));
+    } catch (const std::length_error& error) {
+      const auto& causes = dynamic_cast<const remote::RemoteFailure&>(error).causes();
+      EXPECT(causes.size() == 3);
+      EXPECT(causes[0].type == "std::invalid_argument");
+      EXPECT(causes[2].type == "std::out_of_range");
+      ++caught;
+    }
+    EXPECT(caught == 5);
+  });
+}
+
+TEST_CASE("A method that is called through a reference has a timeout of its own, in all three forms") {
+  World world;
+  world.run(2, [](int rank) {
+    if (rank != 0) return;
+    const auto sleepy = remote::remote<Sleepy>("b", "Sleepy");
+    EXPECT(sleepy.within(60.0).remote<int>("Sleepy.after", 1).to_here() == 1);
+    EXPECT(sleepy.within(60.0).rpc_sync<int>("Sleepy.after", 2) == 2);
+    const auto passed = [](const std::function<void()>& call) {
+      Status status = Status::ok;
+      (void)thrown(call, &status);
+      return status == Status::deadline;
+    };
+    EXPECT(passed([&] { (void)sleepy.within(0.02).rpc_sync<int>("Sleepy.after", 300); }));
+    EXPECT(passed([&] { (void)sleepy.within(0.02).rpc_async<int>("Sleepy.after", 300).wait(); }));
+    const auto late = sleepy.within(std::chrono::milliseconds(20)).remote<int>("Sleepy.after", 300);
+    EXPECT(passed([&] { (void)late.to_here(60.0); }));
+    EXPECT(late.state() == Remote<int>::State::failed);
   });
 }
 
