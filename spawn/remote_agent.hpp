@@ -210,6 +210,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   // Until the call's deadline, CLOCK_MONOTONIC, 0: it has none. DEADLINE: it has passed, the broker was not asked.
   Result<client::Region::Handle> in_region(std::string_view bytes, std::int64_t deadline);
   SlotBytes in_slot(std::string_view bytes, std::int64_t deadline);  // nothing: a region is to take them
+  SlotBytes await_slot(std::string_view bytes, std::int64_t deadline);
 
   // remote_serve.cpp; without the lock
   void run(std::unique_ptr<Request> request);

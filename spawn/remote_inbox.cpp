@@ -25,6 +25,9 @@ constexpr std::int64_t kPause = 20'000'000, kLongestPause = 1'280'000'000;
 constexpr std::size_t kBatch = 64;
 constexpr std::uint64_t kMostLaneBytes = std::uint64_t{12} << 20;
 
+// Up to 64 KiB a message's bytes lie in slots, too; beside these, workers together hold at most kMostHeld of them.
+constexpr std::uint32_t kSlots64 = 512, kMostHeld = 256, kLeastHeld = 8;
+
 // What passes between workers, arguments and results, lies in slots that are used again and again: a region of its own
 // would be made, populated, mapped, and given back for a single call. Made when first needed, and kept as long as the
 // world: 40 MiB at most. When all are taken, and for what is larger, a region serves.
@@ -35,7 +38,7 @@ constexpr client::SizeClass kPassing[] = {{std::uint64_t{512} << 10, 0, 16}, {kL
 client::PoolSpec pool_of(std::uint64_t group, std::uint32_t workers, std::uint32_t cells) {
   client::PoolSpec spec;
   spec.group = group;
-  spec.classes = {{512, 256, 8192}, {8192, 32, 1024}, {std::uint64_t{128} << 10, 4, 128}};
+  spec.classes = {{512, 256, 8192}, {8192, 32, 2048}, {kInline, 4, kSlots64}};
   spec.later.assign(std::begin(kPassing), std::end(kPassing));
   spec.queues = std::max(workers, 2U);
   spec.lanes = std::min(workers * (workers + 1), pool::kMaxLanes);
@@ -61,6 +64,7 @@ Result<std::unique_ptr<Inbox>> Inbox::open(const std::shared_ptr<client::Session
   inbox->spec_.cell_size = 128;
   inbox->spec_.timeout = timeout;
   inbox->peers_.resize(world_size);
+  inbox->budget_ = std::make_shared<SlotBudget>(std::max(kMostHeld / world_size, kLeastHeld));
   inbox->spins_ = ::sysconf(_SC_NPROCESSORS_ONLN) > 1;
   auto event = sys::event_fd();
   if (!event) return system_failure(event.error(), "eventfd for a worker");
@@ -158,7 +162,7 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline) {
     auto received = own_->receive(message_, false, client::kNoWait);
     if (received) {
       if (patience_ != kPause) be_patient(kPause);
-      if (auto one = read_message(message_)) out.messages.push_back(std::move(*one));
+      if (auto one = read_message(message_, budget_)) out.messages.push_back(std::move(*one));
       (void)message_.done();
       if (out.messages.size() == kBatch) return out;
       continue;

@@ -55,6 +55,7 @@ class Inbox {
   std::mutex opening_;
   std::vector<std::unique_ptr<client::Queue>> peers_;  // opened with the first message
   client::Message message_;
+  std::shared_ptr<SlotBudget> budget_;
   Fd interrupt_, wait_;
   // A take sets the second before it looks at the first, and interrupt() does the reverse: one of them sees the other.
   std::atomic<bool> interrupted_ = false, asleep_ = false;

@@ -123,7 +123,7 @@ std::vector<OutPart> parts_of(const Outgoing& message, std::string& head) {
   return parts;
 }
 
-std::optional<Incoming> read_message(client::Message& message) {
+std::optional<Incoming> read_message(client::Message& message, const std::shared_ptr<SlotBudget>& budget) {
   if (message.count() == 0 || message.part(0).kind == PartKind::region || message.part(0).data == nullptr)
     return std::nullopt;
   const std::string_view bytes(reinterpret_cast<const char*>(message.part(0).data), message.part(0).length);
@@ -166,9 +166,17 @@ std::optional<Incoming> read_message(client::Message& message) {
   if (beside && message.part(next).kind == PartKind::slot) {
     const client::Message::Part& part = message.part(next);
     if (out.bytes_length > part.length) return std::nullopt;
-    auto slot = message.take_slot(next);  // it stays the message's where it could not be mapped
-    if (slot) out.slot = {message.pool()->shared_from_this(), *slot, slot->data + part.offset, out.bytes_length};
-    else out.broken = slot.error();
+    const bool counts = out.bytes_length <= kInline;
+    if (part.status == Status::ok && counts && !budget->take()) {
+      out.data.assign(reinterpret_cast<const char*>(part.data), out.bytes_length);
+    } else {
+      auto slot = message.take_slot(next);  // it stays the message's where it could not be mapped
+      if (slot)
+        out.slot = {message.pool()->shared_from_this(), *slot, slot->data + part.offset, out.bytes_length,
+                    counts ? budget : nullptr};
+      else out.broken = slot.error();
+      if (!slot && counts && part.status == Status::ok) budget->give_back();
+    }
     ++next;
   }
   for (; next < message.count(); ++next) {

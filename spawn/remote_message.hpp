@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What workers of a world tell each other, as parts of one message of a queue: a head with the function's name, the
-// references and up to 64 KiB of bytes; more bytes are a slot or a region of their own; then the regions that the user
+// references and up to 4 KiB of bytes; more bytes are a slot or a region of their own; then the regions that the user
 // sends.
 // A peer may write anything: what is read here is checked, and what does not add up is no message. Who wrote it is not
 // in it: the queue says so, by the lane that the broker gave to its writer.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -23,6 +24,7 @@ namespace shmb::remote {
 using client::RefId;
 
 inline constexpr std::size_t kInline = 65536;     // SHMB_REMOTE_INLINE
+inline constexpr std::size_t kCopied = 4096;      // up to so many bytes are in the message's own words, and are copied
 inline constexpr std::size_t kMostBeside = 1024;  // regions, and references, of one message
 
 enum class Kind : std::uint8_t {
@@ -74,18 +76,42 @@ Failure unpack_failure(std::string_view bytes);
 Failure failure_of(const Error& error);
 Error error_of(const Failure& failure);
 
+// How many slots with up to kInline bytes a worker holds of what it was sent. What is beyond the bound is copied: who
+// does not let go of arguments or results keeps nobody from sending.
+class SlotBudget {
+ public:
+  explicit SlotBudget(std::uint32_t most) : most_(most) {}
+  bool take() {
+    if (held_.fetch_add(1, std::memory_order_relaxed) < most_) return true;
+    give_back();
+    return false;
+  }
+  void give_back() { held_.fetch_sub(1, std::memory_order_relaxed); }
+
+ private:
+  const std::uint32_t most_;
+  std::atomic<std::uint32_t> held_ = 0;
+};
+
 // Bytes in a slot of the world's pool, held until this goes. A forked child has no hold, and gives none back.
 class SlotBytes {
  public:
   SlotBytes() = default;
-  SlotBytes(std::shared_ptr<client::Pool> pool, const client::Slot& slot, std::byte* data, std::uint64_t length)
-      : pool_(std::move(pool)), slot_(slot), data_(data), length_(length) {}
+  // `budget`: one of it is taken already.
+  SlotBytes(std::shared_ptr<client::Pool> pool, const client::Slot& slot, std::byte* data, std::uint64_t length,
+            std::shared_ptr<SlotBudget> budget = nullptr)
+      : pool_(std::move(pool)), budget_(std::move(budget)), slot_(slot), data_(data), length_(length) {}
   SlotBytes(SlotBytes&& other) noexcept
-      : pool_(std::move(other.pool_)), slot_(other.slot_), data_(other.data_), length_(other.length_) {}
+      : pool_(std::move(other.pool_)),
+        budget_(std::move(other.budget_)),
+        slot_(other.slot_),
+        data_(other.data_),
+        length_(other.length_) {}
   SlotBytes& operator=(SlotBytes&& other) noexcept {
     if (this == &other) return *this;
     reset();
     pool_ = std::move(other.pool_);
+    budget_ = std::move(other.budget_);
     slot_ = other.slot_;
     data_ = other.data_;
     length_ = other.length_;
@@ -99,10 +125,12 @@ class SlotBytes {
   const client::Slot& slot() const { return slot_; }
   void reset() {
     if (const auto pool = std::exchange(pool_, nullptr)) (void)pool->release_at_once(slot_);
+    if (const auto budget = std::exchange(budget_, nullptr)) budget->give_back();
   }
 
  private:
   std::shared_ptr<client::Pool> pool_;
+  std::shared_ptr<SlotBudget> budget_;
   client::Slot slot_;
   std::byte* data_ = nullptr;
   std::uint64_t length_ = 0;
@@ -133,6 +161,6 @@ struct Incoming {
   std::optional<Error> broken;  // the head is whole, but not what came with it
 };
 // Takes what it needs out of `message`. Nothing: it is no message of a worker.
-std::optional<Incoming> read_message(client::Message& message);
+std::optional<Incoming> read_message(client::Message& message, const std::shared_ptr<SlotBudget>& budget);
 
 }  // namespace shmb::remote

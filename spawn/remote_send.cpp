@@ -14,6 +14,8 @@ using client::Deadline;
 
 constexpr std::size_t kMostFunction = 4096;
 constexpr std::int64_t kTicketLife = 10'000'000'000;
+// For a slot, before a region is made for the bytes: that takes as long as many messages.
+constexpr std::int64_t kWaitForSlot = 20'000'000, kTrySlotAgain = 500'000;
 
 // How long the broker is waited for on behalf of a call: not beyond its deadline. 0 and less: that has passed.
 std::int64_t patience(std::int64_t deadline) {
@@ -82,6 +84,20 @@ SlotBytes Agent::in_slot(std::string_view bytes, std::int64_t deadline) {
   return room;
 }
 
+// All slots of that size are in use. They come back when those whose messages lie in them read on; meanwhile what comes
+// here is taken in, which gives back those of others.
+SlotBytes Agent::await_slot(std::string_view bytes, std::int64_t deadline) {
+  for (const Deadline patience = Deadline::after(kWaitForSlot); !patience.passed();) {
+    {
+      Lock lock(mutex_);
+      if (!open_locked()) return {};
+      step(lock, Deadline::after(kTrySlotAgain), false);
+    }
+    if (SlotBytes slot = in_slot(bytes, deadline)) return slot;
+  }
+  return {};
+}
+
 // A payload as this worker keeps it: for a call to itself, and as a value, which stays.
 Result<Content> Agent::keep(const Payload& payload, bool stays, std::int64_t deadline) {
   Content content;
@@ -119,8 +135,10 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
   out.regions = payload.regions;
   client::Region::Handle bytes;
   SlotBytes slot;
-  if (payload.data.size() > kInline) {
+  if (payload.data.size() > kCopied) {
     if (payload.bytes == nullptr) slot = in_slot(payload.data, head.deadline);
+    if (payload.bytes == nullptr && !slot && payload.data.size() <= kInline)
+      slot = await_slot(payload.data, head.deadline);
     if (payload.bytes == nullptr && !slot) {
       auto made = in_region(payload.data, head.deadline);
       if (!made) return std::unexpected(made.error());

@@ -50,6 +50,11 @@ void answer_in_c(void*, shmb_request* request) {
     payload.regions = &region, payload.region_count = 1;
     (void)shmb_request_answer(request, &payload, nullptr);
     (void)shmb_release(region, 0, nullptr);
+  } else if (function == "in_place") {  // what it was given, read where it lies: first whether that is shared memory
+    const char mapped = shmb_content_mapped(content) != 0 ? 1 : 0;
+    const std::string told = std::string(1, mapped) + bytes.substr(std::min<std::size_t>(bytes.size(), 1));
+    payload.data = told.data();
+    (void)shmb_request_answer(request, &payload, nullptr);
   } else if (function == "echo") {
     (void)shmb_request_answer(request, &payload, nullptr);
   } else if (function == "nowhere") {
@@ -228,6 +233,63 @@ TEST_CASE("The C face: calls, late answers, failures, objects, regions and refer
     EXPECT(shmb_remote_shutdown(worker, nullptr, nullptr, nullptr) == SHMB_E_CLOSED);
     shmb_remote_free(worker);
     EXPECT(dropped == rank);
+  });
+  CHECK(statuses == std::vector<int>{0, 0});
+}
+
+TEST_CASE("More than 4 KiB are read where they lie, with as many calls outstanding as there are slots, and with more") {
+  World world;
+  const auto statuses = world.run_bare(2, [](int rank) {
+    shmb_remote* const worker = join_in_c(rank);
+    if (rank == 0) {
+      const auto call = [&](std::size_t size, char fill) {
+        const std::string bytes(size, fill);
+        shmb_payload payload{};
+        payload.data = bytes.data(), payload.length = bytes.size();
+        shmb_future* future = nullptr;
+        shmb_error error{};
+        if (shmb_remote_call(worker, 1, "in_place", &payload, 0, SHMB_FOREVER, &future, &error) != SHMB_OK)
+          throw std::runtime_error(error.sentence);
+        return future;
+      };
+      const auto answer = [](shmb_future* future) {
+        shmb_content* content = nullptr;
+        EXPECT(shmb_future_wait(future, SHMB_FOREVER, &content, nullptr) == SHMB_OK);
+        return content;
+      };
+      // One at a time: both ways in place. Small ones are copied.
+      for (const auto& [size, in_place] : {std::pair{std::size_t{4096}, false}, std::pair{std::size_t{4097}, true},
+                                           std::pair{std::size_t{60'000}, true}, std::pair{std::size_t{65'536}, true},
+                                           std::pair{std::size_t{65'537}, true}}) {
+        shmb_future* const future = call(size, 'x');
+        shmb_content* const content = answer(future);
+        EXPECT((text_of(content)[0] == 1) == in_place);
+        EXPECT((shmb_content_mapped(content) == 1) == in_place);
+        shmb_future_free(future);
+      }
+      // Results that are kept hold a share of the slots. What is beyond it arrives all the same, and is whole.
+      for (int round = 0; round < 2; ++round) {
+        std::vector<shmb_future*> all;
+        for (int i = 0; i < 1500; ++i) all.push_back(call(60'000, static_cast<char>('a' + i % 26)));
+        int in_place = 0;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          shmb_content* const content = answer(all[i]);
+          const std::string text = text_of(content);
+          EXPECT(text.size() == 60'000);
+          EXPECT(text.substr(1) == std::string(59'999, static_cast<char>('a' + i % 26)));
+          in_place += shmb_content_mapped(content) != 0;
+        }
+        EXPECT(in_place < 1500);
+        for (shmb_future* one : all) shmb_future_free(one);
+      }
+      // All of them are free again.
+      shmb_future* const future = call(60'000, 'z');
+      EXPECT(shmb_content_mapped(answer(future)) == 1);
+      shmb_future_free(future);
+    }
+    shmb_error error{};
+    if (shmb_remote_shutdown(worker, nullptr, nullptr, &error) != SHMB_OK) throw std::runtime_error(error.sentence);
+    shmb_remote_free(worker);
   });
   CHECK(statuses == std::vector<int>{0, 0});
 }

@@ -17,6 +17,7 @@ void run_slots(Bench&);
 void run_waiting(Bench&);
 void run_spawn(Bench&);
 void run_remote(Bench&);
+void run_remote_outstanding(Bench&);
 void run_gpu(Bench&);
 void run_floods(Bench&);
 
@@ -37,6 +38,8 @@ std::span<const Family> families() {
       {"slots", "a slot taken and given back, against two locked instructions", run_slots},
       {"waiting", "processor time of a reader that waits, against a bare futex", run_waiting},
       {"remote", "calls and references between two workers, against a stream socket with the same bytes", run_remote},
+      {"remote_outstanding", "calls per second with some outstanding, against a stream socket with as many under way",
+       run_remote_outstanding},
       {"gpu", "GPU memory published and opened at the broker, against a bare exchange of as many descriptors", run_gpu},
       {"floods", "a create beside floods of one user's, against the same create beside processes that compute",
        run_floods},
