@@ -224,9 +224,24 @@ inline Error no_such(std::string_view name) noexcept {
 
 }  // namespace detail
 
+// Whether a type may lie in a heap, as far as its name tells: what has std::allocator among its arguments, std::string
+// and all std containers, keeps addresses of one process. Looks at names alone: T may be incomplete.
+template <class T>
+inline constexpr bool fits = true;
+template <class T>
+inline constexpr bool fits<const T> = fits<T>;
+template <class T>
+inline constexpr bool fits<std::allocator<T> > = false;
+template <template <class...> class C, class... A>
+inline constexpr bool fits<C<A...> > = (fits<A> && ...);
+
 // For any container that keeps its allocator's `pointer`: Boost.Container's and Boost.Unordered's do.
 template <class T>
 class allocator {
+  static_assert(fits<T>,
+                "std::string and std containers keep addresses of one process: in a heap use heap::string, "
+                "heap::vector, heap::map, heap::set and heap::unordered_map");
+
  public:
   using value_type = T;
   using pointer = boost::interprocess::offset_ptr<T>;
@@ -274,9 +289,8 @@ template <class Key, class T, class Less = std::less<Key> >
 using map = boost::container::map<Key, T, Less, scoped_allocator<std::pair<const Key, T> > >;
 template <class Key, class Less = std::less<Key> >
 using set = boost::container::set<Key, Less, scoped_allocator<Key> >;
-// This one does not hand its allocator on: a string in it is made with one, heap::string("x", heap.allocator()).
 template <class Key, class T, class Hash = boost::hash<Key>, class Equal = std::equal_to<Key> >
-using unordered_map = boost::unordered_map<Key, T, Hash, Equal, allocator<std::pair<const Key, T> > >;
+using unordered_map = boost::unordered_map<Key, T, Hash, Equal, scoped_allocator<std::pair<const Key, T> > >;
 
 }  // namespace heap
 
@@ -696,6 +710,9 @@ class Heap {
   Result<T*> make(std::string_view name, Arguments&&... arguments) const {
     static_assert(std::is_same_v<T, Plain<T> > && std::is_object_v<T> && !std::is_polymorphic_v<T>,
                   "another process has other addresses of virtual functions");
+    static_assert(heap::fits<T>,
+                  "std::string and std containers keep addresses of one process: construct heap::string, heap::vector, "
+                  "heap::map, heap::set or heap::unordered_map");
     static_assert(alignof(T) <= 4096, "regions are aligned to pages, not more");
     if (const auto good = heap::detail::check_name(name); !good) return good.error();
     const std::string_view type = typeid(T).name();

@@ -219,6 +219,40 @@ TEST_CASE("what one session constructs in a heap another finds, at other address
   CHECK(there.names().size() == 4);
 }
 
+static_assert(heap::fits<int> && heap::fits<heap::string> && heap::fits<heap::map<heap::string, heap::vector<int>>>);
+static_assert(!heap::fits<std::string> && !heap::fits<std::vector<int>>);
+static_assert(!heap::fits<std::pair<const int, std::string>> && !heap::fits<std::pair<const std::string, int>>);
+
+TEST_CASE("containers in containers are all in the heap, also those of hash maps") {
+  const harness::BrokerFixture broker;
+  auto session = shmbroker::Session::connect({.socket = broker.socket(), .join_group = false});
+  auto made = Heap::create(session, "nested", 1 << 20);
+  const std::uint64_t before = made.free_bytes();
+  using Lists = heap::vector<heap::vector<heap::string>>;
+  using Trees = heap::map<int, heap::map<int, heap::vector<heap::string>>>;
+  using Hashed = heap::unordered_map<int, heap::unordered_map<int, heap::vector<heap::string>>>;
+  const std::string text = name_of(1);
+  {
+    auto* lists = made.construct<Lists>("lists");
+    lists->resize(3);
+    lists->at(2).emplace_back(text.c_str());
+    (*made.construct<Trees>("trees"))[1][2].emplace_back(text.c_str());
+    auto& inner = (*made.construct<Hashed>("hashed"))[1][2];
+    inner.emplace_back(text.c_str());
+    CHECK(inner.get_allocator().outer_allocator() == made.allocator());
+    CHECK(inner.front().get_allocator() == made.allocator());
+  }
+  auto opened = Heap::open(session, "nested");  // at another address
+  CHECK(opened.find<Lists>("lists")->at(2).at(0) == text.c_str());
+  CHECK(opened.find<Trees>("trees")->at(1).at(2).at(0) == text.c_str());
+  CHECK(opened.find<Hashed>("hashed")->at(1).at(2).at(0) == text.c_str());
+  opened.destroy<Lists>("lists");
+  opened.destroy<Trees>("trees");
+  opened.destroy<Hashed>("hashed");
+  CHECK(made.free_bytes() == before);
+  CHECK(made.check());
+}
+
 TEST_CASE("processes that open a heap by name, one of them before it is there, change it in turn") {
   const Team team;
   auto add = [&](int from) {
