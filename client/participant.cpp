@@ -3,6 +3,7 @@
 #include "client/participant.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "base/rescue.hpp"
@@ -15,6 +16,7 @@ namespace {
 constexpr std::uint32_t kMostCached = 16;
 constexpr std::uint64_t kRotationBytes = 64 << 10;
 constexpr std::uint64_t kLeastRotation = 4;  // of whatever size
+using pool::kGroupSlots;
 
 bool within(std::uint32_t slot, std::span<const SlotRange> ranges) {
   return std::any_of(ranges.begin(), ranges.end(),
@@ -30,6 +32,7 @@ Participant::Participant(pool::View view, std::uint32_t index, std::uint32_t lif
       bit_(std::uint64_t{1} << index),
       sleeper_(*this),
       books_(view.slots()),
+      groups_(view.groups() > 1 ? view.groups() : 0),
       next_free_(static_cast<std::uint32_t>(std::uint64_t{view.slots()} * index / pool::kParticipants)) {
   cached_.reserve(kMostCached);
 }
@@ -87,12 +90,37 @@ std::optional<std::uint32_t> Participant::take_cached(std::span<const SlotRange>
 std::optional<std::uint32_t> Participant::take_free(SlotRange range) {
   if (range.first >= view_.slots()) return std::nullopt;
   const std::uint32_t count = std::min(range.count, view_.slots() - range.first);
-  std::uint32_t at = next_free_ - range.first < count ? next_free_ - range.first : 0;
-  for (std::uint32_t looked = 0; looked < count; ++looked, at = at + 1 == count ? 0 : at + 1) {
-    const std::uint32_t slot = range.first + at;
+  const std::uint32_t end = range.first + count;
+  std::uint32_t at = next_free_ - range.first < count ? next_free_ : range.first;
+  // The rest of the group in which the search begins comes last.
+  for (std::uint32_t left = count; left > 0;) {
+    const std::uint32_t group = at / kGroupSlots, bit = at % kGroupSlots;
+    const std::uint32_t here = std::min({kGroupSlots - bit, end - at, left});
+    if (auto slot = take_free(group, (~std::uint64_t{0} >> (kGroupSlots - here)) << bit)) return slot;
+    left -= here;
+    at = at + here == end ? range.first : at + here;
+  }
+  return std::nullopt;
+}
+
+// Of one group, those slots whose bits are `wanted`. A slot that somebody else holds is free again only once the count
+// has moved: it is counted behind P1, by who leaves it without a holder, or by the broker if that one died in between.
+std::optional<std::uint32_t> Participant::take_free(std::uint32_t group, std::uint64_t wanted) {
+  Group uncounted;
+  Group& known = groups_.empty() ? uncounted : groups_[group];
+  if (!groups_.empty()) {
+    SHMB_STEP(A0);
+    const std::uint64_t freed = view_.freed(group).load(std::memory_order_acquire);
+    SHMB_STEP(A0_done);
+    if (freed != known.freed) known = {freed, 0};
+  }
+  for (wanted &= ~known.taken; wanted != 0; wanted &= wanted - 1) {
+    const auto bit = static_cast<std::uint32_t>(std::countr_zero(wanted));
+    const std::uint32_t slot = group * kGroupSlots + bit;
     const Book& book = books_[slot];
     if (book.references > 0 || (book.flags & kCached)) continue;
     auto& holders = view_.slot(slot).holders;
+    known.taken |= std::uint64_t{1} << bit;
     SHMB_STEP(A1);
     std::uint64_t mask = holders.load(std::memory_order_acquire);
     SHMB_STEP(A1_done);
@@ -101,6 +129,7 @@ std::optional<std::uint32_t> Participant::take_free(SlotRange range) {
     const bool mine = holders.compare_exchange_strong(mask, bit_, std::memory_order_acq_rel, std::memory_order_relaxed);
     SHMB_STEP(A2_done);
     if (!mine) continue;
+    known.taken &= ~(std::uint64_t{1} << bit);
     next_free_ = slot + 1;
     return begin_use(slot);
   }
@@ -156,8 +185,13 @@ void Participant::free_slot(std::uint32_t slot) {
   next_free_ = freed_ = slot;
   SHMB_STEP(P1);
   // seq_cst where release is enough for the slot: with the seq_cst look at the waiters it stands for the fence S4.
-  view_.slot(slot).holders.fetch_and(~bit_, std::memory_order_seq_cst);
+  const std::uint64_t before = view_.slot(slot).holders.fetch_and(~bit_, std::memory_order_seq_cst);
   SHMB_STEP(P1_done);
+  if ((before & ~bit_) == 0 && !groups_.empty()) {
+    SHMB_STEP(P2);
+    view_.freed(slot / kGroupSlots).fetch_add(1, std::memory_order_seq_cst);
+    SHMB_STEP(P2_done);
+  }
   sleeper_.wake_all_after_exchange(view_.control().slot_waiters);
 }
 

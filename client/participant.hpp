@@ -95,10 +95,11 @@ class Participant {
     std::uint64_t size = 0;
   };
   void drop_overwritten(std::uint32_t slot);  // drop of a slot whose cell drop-oldest has marked busy
-  void free_slot(std::uint32_t slot);         // P1, and the wake
+  void free_slot(std::uint32_t slot);         // P1, P2, and the wake
   std::optional<std::uint32_t> take_cached(std::span<const SlotRange> ranges);
   std::optional<std::uint32_t> take_free(std::span<const SlotRange> ranges);
   std::optional<std::uint32_t> take_free(SlotRange range);
+  std::optional<std::uint32_t> take_free(std::uint32_t group, std::uint64_t wanted);
   std::uint32_t rotation(std::uint32_t slot);
   bool mine_alone(std::uint32_t slot);
   std::uint32_t begin_use(std::uint32_t slot);
@@ -112,6 +113,13 @@ class Participant {
   LocalLock lock_;
   Sleeper sleeper_;
   std::vector<Book> books_;
+  // What the last searches learned, so that one in vain does not look at every slot of a large pool again. `taken`: a
+  // bit for each slot that others held; it holds as long as the group's shared count is `freed`. A pool of one group is
+  // looked at sooner than counted, and has none of this.
+  struct Group {
+    std::uint64_t freed = 0, taken = 0;
+  };
+  std::vector<Group> groups_;
   struct Cached {
     std::uint32_t slot;
     std::uint64_t size;

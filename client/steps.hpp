@@ -10,14 +10,14 @@
 
 namespace shmb::client {
 
-// A: own a slot. P: drop it. S, K, W: send on a line, claim, broadcast lane. R, C, Q: receive. J: join a broadcast.
-// L: the ends of a lane. Z: sleep. _half: in the middle of something that is not atomic.
-// A2l: the locked look of drop-oldest (A2' of the model). R3 is Q3 and the bit of C5 too. R3u: it is taken back.
-// KR: a done cell's references are dropped. KX: an expired cell is taken back. C7: a claim is given back.
-// L4: a broadcast reader detaches. Z0, Z7: the own bit in a waiter mask is set, cleared.
+// A: own a slot (A0: how often one of its group was freed). P: drop it (P2: count that). S, K, W: send on a line,
+// claim, broadcast lane. R, C, Q: receive. J: join a broadcast. L: the ends of a lane. Z: sleep. _half: in the middle
+// of something that is not atomic. A2l: the locked look of drop-oldest (A2' of the model). R3 is Q3 and the bit of C5
+// too. R3u: it is taken back. KR: a done cell's references are dropped. KX: an expired cell is taken back. C7: a claim
+// is given back. L4: a broadcast reader detaches. Z0, Z7: the own bit in a waiter mask is set, cleared.
 // clang-format off
 #define SHMB_STEPS(X) \
-  X(A1) X(A2) X(A2l) X(A3) X(P1) \
+  X(A0) X(A1) X(A2) X(A2l) X(A3) X(P1) X(P2) \
   X(S0) X(S0_half) X(S1) X(S1_half) X(S2) X(S3) X(S4) X(S5) X(S6) X(S7) X(S8) \
   X(R1) X(R2) X(R3) X(R3u) X(R4) \
   X(L1) X(L2) X(L3) X(L3_half) X(L4) \

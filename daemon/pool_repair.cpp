@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <utility>
 
 namespace shmb::daemon {
 
@@ -129,6 +130,7 @@ Repair::State Repair::go_on(std::size_t& lines, std::int64_t monotonic, RepairFa
         swept_once_ = false;
         step_ = Step::sweep;
         slot_ = held_ = used_now_ = 0;
+        free_in_group_ = false;
         break;
       case Step::sweep:
         if (!sweep(lines)) return state_;
@@ -266,7 +268,7 @@ void Repair::keep(const LaneView&, std::uint32_t flags, Cell& cell, std::uint8_t
   }
 }
 
-// D4: every other slot lets go of it.
+// D4: every other slot lets go of it, and groups with free slots are counted up.
 bool Repair::sweep(std::size_t& lines) {
   const std::uint64_t bit = std::uint64_t{1} << participant_;
   for (; slot_ < view_.slots(); ++slot_) {
@@ -279,6 +281,11 @@ bool Repair::sweep(std::size_t& lines) {
       else now = holders.fetch_and(~bit, std::memory_order_acq_rel) & ~bit;
     }
     used_now_ += now != 0;
+    // Also a slot that it let go of right before its death, and did not count. Before D5, so that who wakes looks.
+    free_in_group_ |= now == 0;
+    const bool last_of_group = (slot_ + 1) % pool::kGroupSlots == 0 || slot_ + 1 == view_.slots();
+    if (last_of_group && std::exchange(free_in_group_, false))
+      view_.freed(slot_ / pool::kGroupSlots).fetch_add(1, std::memory_order_seq_cst);
   }
   return true;
 }

@@ -61,6 +61,7 @@ class Repair {
   std::vector<bool> keep_, swept_;  // swept_, swept_all_: those of the last sweep
   bool swept_once_ = false, swept_all_ = false;
   bool in_lane_ = false, keep_all_ = false, again_ = false, impossible_ = false;
+  bool free_in_group_ = false;  // of the slots of this group that the sweep has passed
   std::uint32_t held_ = 0, used_ = 0, used_now_ = 0;
 };
 

@@ -13,7 +13,7 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t to) { return
 
 struct Places {
   std::uint64_t participants, segments, queues, lanes, directory_end;
-  std::uint64_t wait, queue_waiters, slots, lane_memory, control_end;
+  std::uint64_t wait, queue_waiters, slots, freed, lane_memory, control_end;
 };
 
 Places places(const Shape& shape) {
@@ -34,6 +34,7 @@ Places places(const Shape& shape) {
   p.wait = table(sizeof(WaitEntry), kParticipants);
   p.queue_waiters = table(sizeof(QueueWaiters), shape.queues);
   p.slots = table(sizeof(SlotEntry), shape.slots);
+  p.freed = table(sizeof(std::uint64_t), (shape.slots + kGroupSlots - 1) / kGroupSlots);
   p.lane_memory = table(1, shape.lane_bytes);
   p.control_end = round_up(at, kPage);
   return p;
@@ -91,6 +92,7 @@ std::optional<View> View::open(std::span<std::byte> directory, std::span<std::by
   view.wait_at_ = p.wait;
   view.queue_waiters_at_ = p.queue_waiters;
   view.slots_at_ = p.slots;
+  view.freed_at_ = p.freed;
   return view;
 }
 

@@ -23,7 +23,7 @@ inline constexpr std::size_t kLine = 64, kApart = 128;
 inline constexpr std::uint32_t kMaxSlots = 131072, kMaxLanes = 4096, kMaxQueues = 256, kMaxSegments = 256;
 inline constexpr std::uint64_t kMaxControlBytes = std::uint64_t{16} << 20;  // fixed and charged at birth
 inline constexpr std::uint64_t kMagic = 0x306c6f6f70626d68;                 // "hmbpool0"
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::uint32_t kNone = UINT32_MAX;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
@@ -142,6 +142,11 @@ struct alignas(kLine) SlotEntry {
   std::atomic<std::uint32_t> generation;  // + 1 by the exclusive owner before it writes
 };
 
+// Slots in groups, each with a count of how often one of its slots became free. Who looked at a group in vain passes
+// over it until the count moves. It only grows; whoever writes nonsense into it hides free slots of this pool, or makes
+// others look again.
+inline constexpr std::uint32_t kGroupSlots = 64;
+
 struct ControlHeader {
   Waiters slot_waiters;  // who waits for a free slot
 };
@@ -250,11 +255,15 @@ class View {
   WaitEntry& wait(std::size_t participant) const { return at<WaitEntry>(control_, wait_at_, participant); }
   QueueWaiters& queue_waiters(std::size_t queue) const { return at<QueueWaiters>(control_, queue_waiters_at_, queue); }
   SlotEntry& slot(std::size_t index) const { return at<SlotEntry>(control_, slots_at_, index); }
+  std::atomic<std::uint64_t>& freed(std::size_t group) const {
+    return at<std::atomic<std::uint64_t>>(control_, freed_at_, group);
+  }
   // Inside a lane whose entry says `offset`; the caller has checked the entry with lane_fits.
   std::byte* lane_memory(std::uint64_t offset) const { return control_ + offset; }
   bool lane_fits(std::uint64_t offset, QueueKind kind, std::uint32_t cells, std::uint32_t cell_size) const;
 
   std::uint32_t slots() const { return shape_.slots; }
+  std::uint32_t groups() const { return (shape_.slots + kGroupSlots - 1) / kGroupSlots; }
   std::uint32_t lanes() const { return shape_.lanes; }
   std::uint32_t queues() const { return shape_.queues; }
   std::uint32_t segments() const { return shape_.segments; }
@@ -270,7 +279,7 @@ class View {
   std::uint64_t directory_bytes_ = 0, control_bytes_ = 0;
   Shape shape_;
   std::size_t participants_ = 0, segments_at_ = 0, queues_at_ = 0, lanes_at_ = 0;
-  std::size_t wait_at_ = 0, queue_waiters_at_ = 0, slots_at_ = 0;
+  std::size_t wait_at_ = 0, queue_waiters_at_ = 0, slots_at_ = 0, freed_at_ = 0;
 };
 
 // Writes the header of fresh, zeroed areas; the spans are at least directory_bytes and control_bytes long.

@@ -184,6 +184,84 @@ TEST_CASE("a handle must lie within a slot that exists") {
   CHECK_FALSE(me.fits(handle));
 }
 
+TEST_CASE("a search in vain looks at no slot of a large pool again, until one is free, wherever that is") {
+  constexpr std::uint32_t kMany = 1000;
+  PoolMemory memory(kMany);
+  Participant holder(memory.view(), 0, 1), searcher(memory.view(), 1, 1);
+  holder.set_cache_limit(0);
+  for (std::uint32_t i = 0; i < kMany; ++i) (void)must_acquire(holder, memory);
+  const SlotRange all = memory.all();
+  const auto search = [&](std::uint32_t* looks) {
+    const AtStep counted(Step::A1, [&] { ++*looks; }, INT_MAX);
+    return searcher.acquire({&all, 1});
+  };
+  std::uint32_t looks = 0;
+  CHECK_FALSE(search(&looks));
+  CHECK(looks == kMany);
+  looks = 0;
+  CHECK_FALSE(search(&looks));
+  CHECK(looks == 0);
+  for (const std::uint32_t slot : {0U, 63U, 64U, 500U, 511U, 998U, 999U}) {
+    CAPTURE(slot);
+    holder.drop(slot);
+    looks = 0;
+    CHECK(search(&looks).value_or(pool::kNone) == slot);
+    CHECK(looks <= 2 * pool::kGroupSlots);
+    CHECK(holder.keep(slot, searcher.generation(slot)));  // as if it had been sent there
+    searcher.undo(slot);
+    looks = 0;
+    CHECK_FALSE(search(&looks));
+    CHECK(looks <= 2 * pool::kGroupSlots);
+  }
+}
+
+TEST_CASE("a slot that a reader gives back last is found by a search that had seen it taken") {
+  PoolMemory memory(130);
+  Participant owner(memory.view(), 0, 1), reader(memory.view(), 1, 1), searcher(memory.view(), 2, 1);
+  owner.set_cache_limit(0);
+  for (int i = 0; i < 128; ++i) (void)must_acquire(owner, memory);
+  const std::uint32_t slot = must_acquire(owner, memory), second = must_acquire(owner, memory);
+  CHECK(reader.keep(slot, owner.generation(slot)));
+  const SlotRange all = memory.all();
+  owner.drop(slot);
+  CHECK_FALSE(searcher.acquire({&all, 1}));
+  reader.drop(slot);
+  CHECK(must_acquire(searcher, memory) == slot);
+  CHECK_FALSE(searcher.acquire({&all, 1}));
+  owner.drop(second);
+  CHECK(must_acquire(searcher, memory) == second);
+}
+
+TEST_CASE("what a search learned of slots of one size does not hide those of another in the same group") {
+  PoolMemory memory(65);
+  Participant holder(memory.view(), 0, 1), searcher(memory.view(), 1, 1);
+  const SlotRange small{0, 10}, large{10, 7}, rest{17, 47};
+  for (int i = 0; i < 10; ++i) CHECK(holder.acquire({&small, 1}));
+  CHECK_FALSE(searcher.acquire({&small, 1}));
+  CHECK(searcher.acquire({&large, 1}).value_or(0) - 10 < 7);
+  CHECK(searcher.acquire({&rest, 1}).value_or(0) >= 17);
+  const SlotRange both[] = {small, large};
+  CHECK(searcher.acquire(both).value_or(0) - 10 < 7);
+}
+
+TEST_CASE("counts of freed slots that nobody keeps to harm no more than searches") {
+  PoolMemory memory(200);
+  Participant me(memory.view(), 0, 1), other(memory.view(), 1, 1);
+  me.set_cache_limit(0);
+  other.set_cache_limit(0);
+  const SlotRange all = memory.all();
+  for (int i = 0; i < 200; ++i) (void)must_acquire(me, memory);
+  CHECK_FALSE(other.acquire({&all, 1}));
+  for (std::uint32_t group = 0; group < memory.view().groups(); ++group) memory.view().freed(group) = ~group;
+  CHECK_FALSE(other.acquire({&all, 1}));
+  me.drop(70);
+  memory.view().freed(1) = ~1U;  // hidden, until the count moves again
+  CHECK_FALSE(other.acquire({&all, 1}));
+  me.drop(71);
+  CHECK(must_acquire(other, memory) / 2 == 35);
+  CHECK(must_acquire(other, memory) / 2 == 35);
+}
+
 TEST_CASE("threads that acquire and drop never own a slot twice and leave none behind") {
   constexpr std::uint32_t kThreads = 3, kSlots = 4;
   PoolMemory memory(kSlots);

@@ -102,7 +102,10 @@ struct Ground final : RepairFacts {
     return Repair(view, who, ParticipantState::dead).run(kPlenty, now, *this);
   }
   bool receivers_done(std::uint32_t lane) override { return done.contains(lane); }
-  void wake_peers() override { ++wakes; }
+  void wake_peers() override {
+    ++wakes;
+    if (at_wake) at_wake();
+  }
 
   pool::Shape shape;
   std::size_t directory_bytes = 0, control_bytes = 0;
@@ -112,6 +115,7 @@ struct Ground final : RepairFacts {
   std::uint64_t at = 0;
   std::set<std::uint32_t> done;
   int wakes = 0;
+  std::function<void()> at_wake;
 };
 
 }  // namespace
@@ -180,6 +184,46 @@ TEST_CASE("D3 and D4, line: exactly the slots of unread messages keep the dead o
   repair.look_again();
   CHECK(repair.run(kPlenty, 0, ground) == Repair::State::clean);
   for (std::uint32_t slot = 0; slot < kSlots; ++slot) CHECK_FALSE(ground.holds(slot, 1));
+}
+
+TEST_CASE("D4: groups in which a slot is free are counted up, also for one that the dead did not count") {
+  Ground ground;
+  for (std::uint32_t slot = 0; slot < kSlots; ++slot) ground.hold(slot, 3);
+  CHECK(ground.repair(1) == Repair::State::clean);
+  CHECK(ground.view.freed(0).load() == 0);  // all are held by others
+  SUBCASE("one that it held") {
+    ground.view.slot(kSlots - 1).holders = 1 << 2;
+    CHECK(ground.repair(2) == Repair::State::clean);
+    CHECK(ground.view.freed(0).load() == 1);
+  }
+  SUBCASE("one that it had let go of") {
+    ground.view.slot(0).holders = 0;
+    CHECK(ground.repair(2) == Repair::State::clean);
+    CHECK(ground.view.freed(0).load() == 1);
+  }
+  SUBCASE("in portions of one line") {
+    ground.view.slot(5).holders = 1 << 2;
+    Repair repair(ground.view, 2, ParticipantState::dead);
+    while (repair.run(1, 0, ground) == Repair::State::working) {
+    }
+    CHECK(ground.view.freed(0).load() == 1);
+  }
+}
+
+TEST_CASE("D5: peers are woken behind the sweep, also by a repair that then waits for readers") {
+  Ground ground;
+  const std::uint32_t theirs = ground.add_lane(QueueKind::claim, 0), mine = ground.add_lane(QueueKind::line, 1, 2);
+  ground.claim(theirs, 0, 1);
+  ground.publish(mine, 0, 4);
+  ground.hold(4, 1);
+  ground.hold(5, 1);
+  bool last_saw_all = false;
+  ground.at_wake = [&] {
+    last_saw_all = !ground.holds(5, 1) && ground.word(theirs, 0).is(CellState::full) && ground.view.freed(0) == 1;
+  };
+  CHECK(ground.repair(1) == Repair::State::waiting);
+  CHECK(ground.holds(4, 1));
+  CHECK(last_saw_all);
 }
 
 TEST_CASE("D3, claim: full and claimed cells keep their slots, done ones and other senders' do not") {

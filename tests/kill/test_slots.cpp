@@ -28,6 +28,45 @@ TEST_CASE("slots: an owner killed at any step of acquire and release leaves ever
                     }});
 }
 
+TEST_CASE("slots: what the dead let go of at any step is found by who had looked for a slot in vain") {
+  constexpr std::uint32_t kSlots = 70;  // more than one group
+  Stage stage(queue_spec("q", Kind::line, false, false, 8), kSlots);
+  for (const auto& pool : {stage.ann, stage.bob}) pool->me().set_cache_limit(0);
+  cut_short(stage, {.name = "release what others have looked for",
+                    .body =
+                        [&](Self& self) {
+                          self.pool->me().set_cache_limit(0);
+                          std::vector<Slot> slots;
+                          for (std::uint32_t i = 0; i < kSlots; ++i) {
+                            if (i == kSlots - 2) self.begin();
+                            slots.push_back(self.fresh_slot(i));
+                          }
+                          self.ask(1);
+                          for (std::uint32_t i = 0; i < kSlots; ++i) {
+                            if (i == 4) self.end();
+                            need(self.pool->release(slots[i]), "release");
+                          }
+                        },
+                    .on_ask =
+                        [](Stage& at, std::uint32_t) {
+                          for (const auto& pool : {at.ann, at.bob})
+                            CHECK(status_of(pool->acquire(kSlot, kNoWait)) == Status::full);
+                        },
+                    .after =
+                        [](Stage& at, const Actor&, bool) {
+                          for (const auto& pool : {at.ann, at.bob}) {
+                            std::vector<Slot> slots;
+                            const bool all = at.eventually([&] {
+                              while (auto slot = pool->acquire(kSlot, kNoWait)) slots.push_back(*slot);
+                              return slots.size() == kSlots;
+                            });
+                            CHECK(all);
+                            for (const Slot& slot : slots) must(pool->release(slot));
+                          }
+                        },
+                    .before = [](Stage& at) { (void)at.state(); }});  // survivors let go of all they have
+}
+
 TEST_CASE("slots: who waits for a slot has one after the death of its owner at any step of release") {
   Stage stage(queue_spec("q", Kind::line, false, false, 8), 4);
   const SharedActor waiter;

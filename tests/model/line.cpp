@@ -11,7 +11,26 @@
 namespace shmb::model {
 namespace {
 
-enum class Broken : std::uint8_t { none, P1, P2, V1, V2, V3, V4, V5, V6, V7, V8, V9, V10, sender_expires, untold };
+enum class Broken : std::uint8_t {
+  none,
+  P1,
+  P2,
+  V1,
+  V2,
+  V3,
+  V4,
+  V5,
+  V6,
+  V7,
+  V8,
+  V9,
+  V10,
+  sender_expires,
+  untold,
+  counted_before,  // a free slot is counted before its holder lets go of it
+  sweep_uncounted,
+  count_read_last  // the count is read after the slots
+};
 
 struct Shape {
   std::uint8_t lives = 1, kills = 0;
@@ -22,6 +41,7 @@ struct Shape {
   bool forward = false;        // receivers may send on what they keep
   bool leave_early = false;    // leave with messages still to come
   bool expiring = false;       // a deadline may have passed at any moment: its reader is done with it at its next look
+  bool counted = false;        // a search passes over slots that it saw taken, until the count of freed slots moves
   Broken broken = Broken::none;
   std::vector<std::pair<int, int>> queues;  // from index, to index
 };
@@ -29,9 +49,26 @@ struct Shape {
 template <int P, int S, int L, int C>
 class Line {
  public:
-  enum Pc : std::uint8_t { kNobody, kIdle, kA1, kA2, kA3, kA4, kS1, kS2, kS3, kR2, kR3, kR4, kR3late, kL2, kKilled };
+  enum Pc : std::uint8_t {
+    kNobody,
+    kIdle,
+    kA1,
+    kA2,
+    kA3,
+    kA4,
+    kS1,
+    kS2,
+    kS3,
+    kR2,
+    kR3,
+    kR4,
+    kR3late,
+    kL2,
+    kP2,
+    kKilled
+  };
   enum Life : std::uint8_t { kFree, kLive, kDead };
-  enum Repair : std::uint8_t { kNone, kD1, kD3, kD4, kD5, kD6, kWaiting };
+  enum Repair : std::uint8_t { kNone, kD1, kD3, kD4, kCount, kD5, kD6, kWaiting };
 
   struct Cell {
     std::uint8_t word, slot, generation;  // word: position + 1 when full(position), 0 as prepared by the broker
@@ -48,7 +85,9 @@ class Line {
     std::uint8_t life, state;  // directory
     std::uint8_t pc, slot, lane, to_life, position, generation, scanned;
     std::uint8_t local[S], held[S];  // references of the application, and the generation they are for
-    std::uint8_t repair, again, repair_lane, repair_at, repair_left, repair_slot, keep;  // the broker's memory
+    std::uint8_t known, moved;       // slots that a search saw taken; the count has moved since it read that
+    std::uint8_t repair, again, repair_lane, repair_at, repair_left, repair_slot, keep,
+        saw_free;  // the broker's memory
   };
   struct Slot {
     std::uint8_t holders, generation;
@@ -91,6 +130,9 @@ class Line {
         if ((s.slots[slot].holders & 1 << a) == 0 && me.pc != kR3late)
           return "I3: a held slot without the holder's bit";
       }
+      for (int slot = 0; slot < S; ++slot)
+        if ((me.known & 1 << slot) != 0 && !me.moved && s.slots[slot].holders == 0 && !will_be_counted(s, slot))
+          return "I10: a free slot is passed over";
     }
     for (const Lane& lane : s.lanes) {
       if (!lane.open || lane.to_through || !receives(s, lane)) continue;
@@ -135,6 +177,15 @@ class Line {
   // By the directory, as anybody may see it.
   static bool is_live(const State& s, int index, int life) {
     return s.p[index].state == kLive && s.p[index].life == life;
+  }
+  // Somebody has let go of the slot and counts it next, or the broker looks at all slots next.
+  static bool will_be_counted(const State& s, int slot) {
+    return std::ranges::any_of(s.p, [&](const Participant& p) {
+      return (p.pc == kP2 && p.slot == slot) || (p.repair >= kD1 && p.repair <= kCount);
+    });
+  }
+  static void count(State& n) {
+    for (Participant& p : n.p) p.moved = 1;
   }
   static bool receives(const State& s, const Lane& lane) {  // in truth
     return is_live(s, lane.to, lane.to_life) && lives(s.p[lane.to]);
@@ -181,7 +232,14 @@ class Line {
     switch (now.pc) {
       case kIdle:
         return idle(s, i, emit);
-      case kA1:  // V10 only: one word per participant, read one after another
+      case kA1:
+        if (shape_.counted)
+          return go(Step::A1, [&](State& n, Participant& me) {
+            me.pc = kA2;
+            me.slot = me.scanned;
+            if (n.slots[me.slot].holders != 0) pass_over(n, me, i);
+          });
+        // V10: one word per participant, read one after another
         return go(Step::A1, [&](State& n, Participant& me) {
           if (me.scanned != i && (n.slots[me.slot].holders & 1 << me.scanned) != 0) me.pc = kIdle;
           else if (++me.scanned == P) me.pc = kA2;
@@ -190,8 +248,11 @@ class Line {
         return go(Step::A2, [&](State& n, Participant& me) {
           Slot& slot = n.slots[me.slot];
           me.pc = kIdle;
+          if (shape_.counted && n.fresh == 0) return;  // the last acquisition was somebody else's
+          if (slot.holders != 0 && shape_.counted) return pass_over(n, me, i);
           if (slot.holders != 0 && !is(Broken::V10)) return;
           slot.holders |= own;
+          if (shape_.counted) --n.fresh;
           me.pc = kA3;
         });
       case kA3:
@@ -256,9 +317,33 @@ class Line {
             return;
           through(n, lane, emit);
         });
+      case kP2:
+        if (is(Broken::counted_before))
+          return go(Step::P1, [&](State& n, Participant& me) {
+            n.slots[me.slot].holders &= static_cast<std::uint8_t>(~own);
+            me.pc = kIdle;
+          });
+        return go(Step::P2, [&](State& n, Participant& me) {
+          count(n);
+          me.pc = kIdle;
+        });
       default:
         return;
     }
+  }
+
+  // The slot is taken: the search goes on with the next one that it does not know of, or ends.
+  void pass_over(State& n, Participant& me, int i) const {
+    me.known |= static_cast<std::uint8_t>(1 << me.slot);
+    go_on_looking(n, me, i);
+  }
+  void go_on_looking(State& n, Participant& me, int i) const {
+    const auto known = [&](int slot) {
+      return (me.known & 1 << slot) != 0 || (n.slots[slot].holders & 1 << i) != 0 || refs(n, i, slot) > 0;
+    };
+    while (me.scanned < S && known(me.scanned)) ++me.scanned;
+    me.pc = me.scanned == S ? kIdle : kA1;
+    if (me.pc == kIdle && is(Broken::count_read_last)) me.moved = 0;
   }
 
   // The participant has a place in a lane it knows; from here on the lane may become somebody else's.
@@ -319,14 +404,25 @@ class Line {
       if (refs(s, i, slot) == 0) {
         const bool kept = (mask & own) != 0;
         const bool free = kept ? mask == own || is(Broken::V9) : mask == 0 || is(Broken::V10);
-        if (free && s.fresh > 0 && produces)
+        if (free && s.fresh > 0 && produces && (kept || !shape_.counted))
           go(Step::A1, [&](State& n, Participant& me) {
             --n.fresh;
             me.slot = slot;
             me.pc = kept ? kA3 : is(Broken::V10) ? kA1 : kA2;
           });
-        if (kept && !proposal())
-          go(Step::P1, [&](State& n, Participant&) { n.slots[slot].holders &= static_cast<std::uint8_t>(~own); });
+        if (kept && is(Broken::counted_before))
+          go(Step::P2, [&](State& n, Participant& me) {
+            count(n);
+            me.slot = slot;
+            me.pc = kP2;
+          });
+        else if (kept && !proposal())
+          go(Step::P1, [&](State& n, Participant& me) {
+            n.slots[slot].holders &= static_cast<std::uint8_t>(~own);
+            if (!shape_.counted || n.slots[slot].holders != 0) return;
+            me.slot = slot;
+            me.pc = kP2;
+          });
       }
       if (s.p[i].local[slot] > 0)
         go(Step::drop, [&](State& n, Participant& me) {
@@ -335,6 +431,12 @@ class Line {
             n.slots[slot].holders &= static_cast<std::uint8_t>(~own);
         });
     }
+    if (shape_.counted && produces && s.fresh > 0)
+      go(Step::A0, [&](State& n, Participant& me) {
+        if (me.moved) me.known = 0;
+        if (!is(Broken::count_read_last)) me.moved = 0;
+        go_on_looking(n, me, i);
+      });
     for (std::uint8_t l = 0; l < L; ++l) {
       const Lane& lane = s.lanes[l];
       if (mine(s, lane, i)) {
@@ -401,6 +503,7 @@ class Line {
     }
     std::ranges::fill(me.local, 0);
     std::ranges::fill(me.held, 0);
+    me.known = me.moved = 0;
     me.pc = kKilled;
     me.repair = kD1;
   }
@@ -424,6 +527,13 @@ class Line {
       case kD3:
         return go(Step::D3, [&](State& n, Participant& me) { d3(n, me, i); });
       case kD4:
+        if (shape_.counted && now.repair_slot < S)
+          return go(Step::D4, [&](State& n, Participant& me) {
+            std::uint8_t& holders = n.slots[me.repair_slot].holders;
+            if ((me.keep & 1 << me.repair_slot) == 0) holders &= static_cast<std::uint8_t>(~(1 << i));
+            me.saw_free |= holders == 0;
+            if (++me.repair_slot == S) me.repair = kCount;
+          });
         for (std::uint8_t slot = now.repair_slot; slot < S; ++slot) {
           if ((now.keep & 1 << slot) != 0 || (s.slots[slot].holders & 1 << i) == 0) continue;
           return go(Step::D4, [&](State& n, Participant& me) {
@@ -435,6 +545,12 @@ class Line {
           me.repair_slot = 0;
           me.repair = is(Broken::V6) && me.state != kDead ? kNone : kD6;
           if (is(Broken::V8) && me.repair_lane == 0) start_d3(me);
+        });
+      case kCount:
+        return go(Step::D4, [&](State& n, Participant& me) {
+          if (me.saw_free && !is(Broken::sweep_uncounted)) count(n);
+          me.saw_free = me.repair_slot = 0;
+          me.repair = kD6;
         });
       case kD6:
         return go(Step::D6, [&](State&, Participant& me) {
@@ -547,6 +663,13 @@ void add_lines(std::vector<Instance>& all) {
   const std::vector<std::pair<int, int>> there{{0, 1}}, there_and_back{{0, 1}, {1, 0}}, forward{{0, 1}, {1, 2}, {0, 2}};
   add<2, 2, 1, 1>(all, "", "pool alone: 2 indices x 2 lives, 2 slots, 2 kills",
                   {.lives = 2, .kills = 2, .fresh = 3, .producers = 3}, true);
+  add<2, 2, 1, 1>(all, "", "pool alone, free slots counted: 2 indices x 2 lives, 2 slots, 2 kills",
+                  {.lives = 2, .kills = 2, .fresh = 3, .producers = 3, .counted = true}, true);
+  add<3, 2, 1, 1>(all, "", "pool alone, free slots counted: 3 indices, 2 slots, 1 kill",
+                  {.kills = 1, .fresh = 3, .producers = 7, .counted = true}, true);
+  add<2, 1, 2, 1>(all, "", "line lane, free slots counted: 2 indices x 2 lives, 1 slot, 1 cell, 1 kill",
+                  {.lives = 2, .kills = 1, .fresh = 2, .refs = 1, .producers = 3, .counted = true, .queues = there},
+                  true);
   add<2, 2, 2, 2>(all, "", "line lane: 2 indices x 2 lives, 2 slots, 2 cells, 1 kill",
                   {.lives = 2, .kills = 1, .fresh = 2, .sends = 2, .refs = 1, .queues = there}, true);
   add<2, 1, 2, 2>(all, "", "line lane: 2 indices x 2 lives, 1 slot, 2 cells, slot sent three times, 2 kills",
@@ -565,6 +688,8 @@ void add_lines(std::vector<Instance>& all) {
                   {.kills = 1, .fresh = 1, .refs = 1, .forward = true, .queues = {{0, 1}, {1, 2}}}, true);
   add<3, 2, 1, 1>(all, "", "pool alone: 3 indices x 2 lives, 2 slots, 3 kills",
                   {.lives = 2, .kills = 3, .fresh = 4, .producers = 7}, true, true);
+  add<3, 2, 1, 1>(all, "", "pool alone, free slots counted: 3 indices, 2 slots, 4 acquisitions, 2 kills",
+                  {.kills = 2, .fresh = 4, .producers = 7, .counted = true}, true, true);
   add<2, 2, 2, 2>(all, "", "line lane: 2 indices x 2 lives, 2 slots, 2 cells, 3 kills",
                   {.lives = 2, .kills = 3, .fresh = 2, .sends = 2, .queues = there}, false, true);
   add<2, 1, 2, 2>(
@@ -591,6 +716,13 @@ void add_lines(std::vector<Instance>& all) {
                   {.fresh = 2, .sends = 2, .expiring = true, .broken = Broken::sender_expires, .queues = there});
   add<2, 1, 2, 2>(all, "M11", two + ": what is too old is passed over without R4",
                   {.sends = 2, .expiring = true, .broken = Broken::untold, .queues = there});
+  const std::string counted = alone + ", free slots counted: ";
+  add<2, 2, 1, 1>(all, "M19", counted + "P2 before P1",
+                  {.fresh = 3, .producers = 3, .counted = true, .broken = Broken::counted_before});
+  add<2, 2, 1, 1>(all, "M20", counted + "the sweep counts nothing",
+                  {.kills = 1, .fresh = 3, .producers = 3, .counted = true, .broken = Broken::sweep_uncounted});
+  add<2, 2, 1, 1>(all, "M21", counted + "the count is read after the slots",
+                  {.fresh = 3, .producers = 3, .counted = true, .broken = Broken::count_read_last});
   add<3, 1, 3, 1>(all, "V10", three,
                   {.fresh = 2, .producers = 5, .forward = true, .broken = Broken::V10, .queues = {{2, 1}, {0, 1}}});
 }

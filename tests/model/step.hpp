@@ -10,7 +10,7 @@ namespace shmb::model {
 // What a participant does to shared words. One entry of client/steps.hpp each.
 // clang-format off
 #define SHMB_MODEL_CLIENT_STEPS(X) \
-  X(A1) X(A2) X(A2l) X(A3) X(P1) X(S0) X(S1) X(S2) X(S3) X(S4) X(S5) X(S6) X(S7) X(S8) X(R1) X(R2) \
+  X(A0) X(A1) X(A2) X(A2l) X(A3) X(P1) X(P2) X(S0) X(S1) X(S2) X(S3) X(S4) X(S5) X(S6) X(S7) X(S8) X(R1) X(R2) \
   X(R3) X(R3u) X(R4) X(L1) X(L2) X(L3) X(L4) X(K1) X(K2) X(K3) X(KR) X(KX) X(C1) X(C2) X(C3) X(C4) \
   X(C5) X(C6) X(C7) X(W1) X(W2) X(W3) X(W4) X(W5) X(Q1) X(Q2) X(Q4) X(Q5) X(J1) X(J2) X(J3) X(J4) \
   X(J5) X(J6) X(J7) X(Z0) X(Z1) X(Z2) X(Z3) X(Z4) X(Z5) X(Z6) X(Z7)

@@ -51,6 +51,11 @@ class PoolLibrary {
     if (shmb_slot_acquire(pool_, bytes, SHMB_FOREVER, &slot, &error_) != SHMB_OK) failed();
     return slot;
   }
+  bool acquire_now(std::uint64_t bytes, shmb_slot& slot) {  // false: all are in use
+    const int status = shmb_slot_acquire(pool_, bytes, SHMB_NO_WAIT, &slot, &error_);
+    if (status != SHMB_OK && status != SHMB_E_FULL) failed();
+    return status == SHMB_OK;
+  }
   void release(const shmb_slot& slot) {
     if (shmb_slot_release(pool_, &slot, &error_) != SHMB_OK) failed();
   }

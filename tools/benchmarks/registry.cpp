@@ -14,6 +14,7 @@ void run_hop(Bench&);
 void run_messages(Bench&);
 void run_hand_over(Bench&);
 void run_slots(Bench&);
+void run_exhausted_pool(Bench&);
 void run_waiting(Bench&);
 void run_spawn(Bench&);
 void run_remote(Bench&);
@@ -36,6 +37,8 @@ std::span<const Family> families() {
       {"messages", "messages per second through queues, against a bare ring", run_messages},
       {"hand_over", "large messages filled and handed over, against filling one buffer", run_hand_over},
       {"slots", "a slot taken and given back, against two locked instructions", run_slots},
+      {"exhausted_pool", "an acquire where no slot, or one, is free, in a large pool against a small one",
+       run_exhausted_pool},
       {"waiting", "processor time of a reader that waits, against a bare futex", run_waiting},
       {"remote", "calls and references between two workers, against a stream socket with the same bytes", run_remote},
       {"remote_outstanding", "calls per second with some outstanding, against a stream socket with as many under way",

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// A slot asked for where another process holds all of them: how long the refusal takes, and how long it takes to find
+// the one that has just been given back. The floor is the same in a pool of 64 slots: the size must not show.
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "tools/benchmarks/broker_process.hpp"
+#include "tools/benchmarks/crew.hpp"
+#include "tools/benchmarks/pool_library.hpp"
+
+namespace shmb::bench {
+namespace {
+
+constexpr std::size_t kBytes = 64;
+constexpr std::uint32_t kSmall = 64;
+
+struct Command {
+  enum What : std::uint32_t { make, join, hold_all, let_one_go, hold_again, fail, find } what;
+  std::uint32_t slots = 0, times = 0;
+  std::uint64_t pool = 0;
+};
+
+// One process in one pool. Each command is answered by one number.
+void serve_pool(const std::string& socket, int channel) {
+  std::optional<PoolLibrary> pool;
+  std::vector<shmb_slot> held;
+  std::uint64_t next = 1;
+  for (;;) {
+    const auto command = hear<Command>(channel);
+    double result = 0;
+    shmb_slot slot;
+    switch (command.what) {
+      case Command::make:
+        pool.emplace(socket, PoolShape{kBytes, command.slots, 0});
+        result = static_cast<double>(pool->id());
+        break;
+      case Command::join:
+        pool.emplace(socket, command.pool);
+        break;
+      case Command::hold_all:
+        while (pool->acquire_now(kBytes, slot)) held.push_back(slot);
+        break;
+      case Command::let_one_go: {
+        next = next * 6364136223846793005 + 1442695040888963407;
+        std::swap(held[(next >> 33) % held.size()], held.back());
+        pool->release(held.back());
+        held.pop_back();
+        break;
+      }
+      case Command::hold_again:
+        held.push_back(pool->acquire(kBytes));
+        break;
+      case Command::fail: {
+        Samples each;
+        for (std::uint32_t i = 0; i < command.times; ++i)
+          each.add(timed([&] {
+            if (pool->acquire_now(kBytes, slot)) give_up("a slot was free");
+          }));
+        result = each.median();
+        break;
+      }
+      case Command::find:
+        result = timed([&] {
+          if (!pool->acquire_now(kBytes, slot)) give_up("no slot was free");
+        });
+        pool->release(slot);
+        break;
+    }
+    tell(channel, result);
+  }
+}
+
+// A pool whose first process holds all slots, and a second one that wants one.
+class Exhausted {
+ public:
+  Exhausted(const std::string& socket, std::uint32_t slots) {
+    crew_.add(Core::server, [socket](int channel) { serve_pool(socket, channel); });
+    crew_.add(Core::client, [socket](int channel) { serve_pool(socket, channel); });
+    const auto id = static_cast<std::uint64_t>(say(0, {Command::make, slots}));
+    say(1, {Command::join, 0, 0, id});
+    say(0, {Command::hold_all});
+  }
+  double failing(std::uint32_t times) { return say(1, {Command::fail, 0, times}); }
+  double finding(std::uint32_t times) {
+    Samples each;
+    for (std::uint32_t i = 0; i < times; ++i) {
+      say(0, {Command::let_one_go});
+      each.add(say(1, {Command::find}));
+      say(0, {Command::hold_again});
+    }
+    return each.median();
+  }
+
+ private:
+  double say(std::size_t who, Command command) {
+    crew_.tell(who, command);
+    return crew_.hear<double>(who);
+  }
+  Crew crew_;
+};
+
+}  // namespace
+
+void run_exhausted_pool(Bench& bench) {
+  auto broker = BrokerProcess::start(bench.settings(), Core::any, bench.settings().engine);
+  Exhausted small(broker.socket(), kSmall);
+  for (const std::uint32_t slots : {1'000U, 10'000U, 100'000U}) {
+    if (bench.settings().quick && slots > 1'000) break;
+    Exhausted large(broker.socket(), slots);
+    const auto times = static_cast<std::uint32_t>(bench.times(300, 3));
+    const auto figure = [&](const char* what, double (Exhausted::*measure)(std::uint32_t)) {
+      Pair both =
+          alternate(bench.times(7), [&] { return (large.*measure)(times); }, [&] { return (small.*measure)(times); });
+      Record record = make_record(fmt::format("exhausted_pool.{}.{}_slots", what, slots), "us", both);
+      record.engine = broker.engine();
+      bench.record(std::move(record));
+    };
+    figure("none_free", &Exhausted::failing);
+    figure("one_free", &Exhausted::finding);
+  }
+}
+
+}  // namespace shmb::bench
