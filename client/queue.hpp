@@ -196,6 +196,7 @@ class Queue {
   Result<void> next_message(Message& message, bool keep, Wait& until);
   void refuse(In& in);
   Result<Delivery> deliver(Message& message, bool keep);
+  void lend(Message& message);
   bool empty_at_once(Message& message);
   Delivery deliver_denied(Message& message, In& in, shmbw_region_ref region, const Error& why, bool keep);
   Result<Delivery> deliver_list(Message& message, In& in, bool keep);
@@ -233,7 +234,7 @@ class Queue {
   LaneReceiver::Received received_;
 
   Message* borrowed_ = nullptr;
-  In* borrowed_in_ = nullptr;
+  In* borrowed_in_ = nullptr;  // whose cell is not done; null: own bits hold what is in the message
   std::uint64_t borrowed_position_ = 0;
   std::uint32_t borrowed_container_ = pool::kNone, borrowed_generation_ = 0;
 

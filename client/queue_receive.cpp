@@ -465,7 +465,9 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
   const LaneReceiver::Received& got = received_;
   const bool overwritten = (flags_ & pool::kQueueDropOldest) != 0;
   const bool once = at_least_once();
-  keep = (keep || overwritten) && !once;
+  const bool lasting = (keep || overwritten) && !once;
+  // A claimed cell goes to another consumer when this process dies, so it is done before the application has it.
+  keep = lasting || (kind_ == pool::QueueKind::claim && !once);
   message.epoch_ = pool_->session()->epoch();
   message.incarnation_ = incarnation_;
 
@@ -474,8 +476,7 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
   };
   auto borrow = [&] {
     own();
-    message.queue_ = this;
-    borrowed_ = &message;
+    lend(message);
     borrowed_in_ = &in;
     borrowed_position_ = got.position;
     pending_ = nullptr;
@@ -495,7 +496,11 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
     else done();
     return Delivery::delivered;
   }
-  if (got.tag != pool::kTagSlot) return deliver_list(message, in, keep);
+  if (got.tag != pool::kTagSlot) {
+    auto delivered = deliver_list(message, in, keep);
+    if (keep && !lasting && delivered == Delivery::delivered) lend(message);
+    return delivered;
+  }
 
   pool::Handle handle;
   std::memcpy(&handle, got.body, sizeof handle);
@@ -527,7 +532,15 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
   }
   own();
   done();
+  if (!lasting) lend(message);
   return Delivery::delivered;
+}
+
+// It is the application's until its next receive. Where the cell is done, own bits hold what is in it.
+void Queue::lend(Message& message) {
+  message.queue_ = this;
+  borrowed_ = &message;
+  borrowed_in_ = nullptr;
 }
 
 // `unanswered`: the broker has just let a deadline pass, and is not waited for once more.
@@ -586,8 +599,7 @@ Queue::Delivery Queue::deliver_denied(Message& message, In& in, shmbw_region_ref
     done(in, received_.position);
     return Delivery::delivered;
   }
-  message.queue_ = this;
-  borrowed_ = &message;
+  lend(message);
   borrowed_in_ = &in;
   borrowed_position_ = received_.position;
   return Delivery::delivered;
@@ -694,8 +706,7 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
     done(in, got.position);
     return Delivery::delivered;
   }
-  message.queue_ = this;
-  borrowed_ = &message;
+  lend(message);
   borrowed_in_ = &in;
   borrowed_position_ = got.position;
   if (got.tag == pool::kTagListInSlot) {

@@ -710,7 +710,8 @@ enum shmb_queue_flag {
   SHMB_QUEUE_DROP_OLDEST = 1 << 0,   /* broadcast: the writer never waits; slow readers lose messages and count them */
   SHMB_QUEUE_EXPIRING = 1 << 1,      /* messages may have a lifetime (8 of the inline bytes are used for it) */
   SHMB_QUEUE_AT_LEAST_ONCE = 1 << 2, /* claim: a message is done when the reader says so; if it dies first, another one
-                                        gets it. A reader has one such message at a time */
+                                        gets it. A reader has one such message at a time. Without this flag a message
+                                        goes to at most one application */
   SHMB_QUEUE_CREATE_ONLY = 1 << 3,   /* EXISTS where there is one of that name */
   SHMB_QUEUE_OPEN_ONLY = 1 << 4      /* NOT_FOUND where there is none */
 };
@@ -740,8 +741,8 @@ SHMB_API int shmb_queue_open_alone(shmb_session* session, const char* address, c
                                    shmb_queue** queue, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_queue_close_flag {
-  SHMB_QUEUE_CLOSE_ALL = 1 << 0,   /* for everybody: sends answer CLOSED, receives CLOSED after the last message; of a
-                                    * claim queue once no other reader has one in hand, which may come back */
+  SHMB_QUEUE_CLOSE_ALL = 1 << 0,   /* for everybody: sends answer CLOSED, receives CLOSED after the last message; of an
+                                    * AT_LEAST_ONCE queue once no other reader has one in hand, which may come back */
   SHMB_QUEUE_CLOSE_REMOVE = 1 << 1 /* and its name is free at once */
 };
 /* Closes own ends and frees the handle, whatever is returned. What was sent stays for its readers. NULL is allowed. No
@@ -823,14 +824,15 @@ enum shmb_receive_flag {
   SHMB_RECEIVE_KEEP = 1 << 0 /* own references to all parts: valid until shmb_message_done, however long */
 };
 /* Takes the next message. Without KEEP it is borrowed, in place and at no cost: valid until shmb_message_done, or the
- * next receive on this queue, which says done for it; until then its writer has one cell less. Regions in it are
- * attached. Drop-oldest queues always keep. `message` is emptied first. Only claim queues may be received from by
- * several threads at once, with KEEP. On AT_LEAST_ONCE queues a message stays borrowed, whatever is asked for, until
- * shmb_message_done: closing the queue before gives it back and empties it. A slot or a region in a list that cannot be
- * mapped now (no descriptor is free, the broker does not answer) arrives as a part with its status, and the others
- * arrive; where the whole message is one slot, or its list is in one, the receive fails with that status and takes
- * nothing: call again. A list in a region that this process may not attach arrives as one region part with its status.
- * Errors: EMPTY (NO_WAIT), DEADLINE, CLOSED (and nothing left),
+ * next receive on this queue, which says done for it; until then its writer has one cell less. On claim queues without
+ * AT_LEAST_ONCE its slots are held by this process and its cell is free at once, so that nobody else gets a message
+ * that this process has, also when it dies. Regions in it are attached. Drop-oldest queues always keep. `message` is
+ * emptied first. Only claim queues may be received from by several threads at once, with KEEP. On AT_LEAST_ONCE queues
+ * a message stays borrowed, whatever is asked for, until shmb_message_done: closing the queue before gives it back and
+ * empties it. A slot or a region in a list that cannot be mapped now (no descriptor is free, the broker does not
+ * answer) arrives as a part with its status, and the others arrive; where the whole message is one slot, or its list is
+ * in one, the receive fails with that status and takes nothing: call again. A list in a region that this process may
+ * not attach arrives as one region part with its status. Errors: EMPTY (NO_WAIT), DEADLINE, CLOSED (and nothing left),
  * PEER_GONE, DENIED (the handle is no reader), BUSY (AT_LEAST_ONCE: the message before is not done), BROKEN (a
  * participant has written impossible words: a message that cannot be is gone, and the next call reads what is behind
  * it; where the words of a writer's lane itself are impossible this handle hears no more from that writer),

@@ -535,16 +535,18 @@ TEST_CASE("a closed claim queue is not at its end while another reader has a mes
   constexpr std::int64_t kLong = 60'000'000'000;
   for (const bool dies : {true, false}) {
     CAPTURE(dies);
-    auto in = reader(pool, "q", Kind::claim);
+    auto reading = queue_spec("q", Kind::claim, true, false), writing = queue_spec("q", Kind::claim, false, true);
+    reading.flags = writing.flags = pool::kQueueAtLeastOnce;
+    auto in = must(Queue::open(pool, reading));
     auto other = must(try_pool(beside(broker, pool), "p"));
-    auto out = writer(other, "q", Kind::claim);
+    auto out = must(Queue::open(other, writing));
     const harness::Gate ready, sent, taken, go_on;
     auto child = harness::Child::run([&] {
       auto mine = try_open(broker.socket());
       STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
       auto joined = try_pool(*mine, "p");
       STEP(2, joined);
-      auto theirs = Queue::open(*joined, queue_spec("q", Kind::claim, true, false));
+      auto theirs = Queue::open(*joined, reading);
       STEP(3, theirs);
       ready.open();
       STEP(4, sent.wait());
@@ -695,8 +697,10 @@ TEST_CASE("who waits for a message that another has claimed hears of its writer'
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 300, 4)));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  auto out = writer(must(try_pool(beside(broker, pool), "p")), "q", Kind::claim);
-  auto first = reader(pool, "q", Kind::claim), second = reader(other, "q", Kind::claim);
+  auto reading = queue_spec("q", Kind::claim, true, false), writing = queue_spec("q", Kind::claim, false, true);
+  reading.flags = writing.flags = pool::kQueueAtLeastOnce;
+  auto out = must(Queue::open(must(try_pool(beside(broker, pool), "p")), writing));
+  auto first = must(Queue::open(pool, reading)), second = must(Queue::open(other, reading));
   must(out->send(bytes_of(std::string(200, 'm')), kNoWait));
   Message message;
   must(first->receive(message, false, kNoWait));

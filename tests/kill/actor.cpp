@@ -67,7 +67,7 @@ void SharedActor::clear() const {
   actor.asked = actor.answered = actor.heard = 0;
   actor.count = {};
   actor.index = pool::kNone;
-  actor.life = actor.sent = actor.confirmed = 0;
+  actor.life = actor.sent = actor.confirmed = actor.shown = 0;
 }
 
 Self::Self(Actor& of, const std::string& socket, std::uint64_t group) : actor(of), socket_(socket), group_(group) {
@@ -145,6 +145,7 @@ std::uint64_t Self::receive(Queue& queue, Message& message, bool keep, std::int6
     auto received = queue.receive(message, keep, wait);
     if (!received && received.error().status == Status::peer_gone) continue;
     need(std::move(received), "receive");
+    ++actor.shown;
     const std::uint64_t id = id_of(message);
     need(id != kTorn, "the message is whole");
     return id;

@@ -36,6 +36,7 @@ struct Actor {
   pid_t pid;
   std::uint32_t index, life;         // in the pool, once joined; kNone before
   std::uint32_t sent, confirmed;     // sends begun and returned
+  std::uint32_t shown;               // messages that a receive has given to it
   std::atomic<std::uint32_t> heard;  // messages a listener got
   std::array<std::uint64_t, 65536> heard_ids;
   std::array<std::uint16_t, kMostTraced> trace;

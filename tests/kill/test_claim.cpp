@@ -13,6 +13,11 @@ namespace {
 // A consumer's victim has finished the first of them, in order; the rest comes to Ann, in order.
 void check_rest(Stage& stage, const Actor& actor, unsigned sent) {
   REQUIRE(actor.taken() <= sent);
+  // What the victim had is nobody else's, in whatever form it came; of what nobody has had at most one is lost.
+  if ((stage.queue.flags & pool::kQueueAtLeastOnce) == 0) {
+    CHECK(actor.taken() >= actor.shown);
+    CHECK(actor.taken() - actor.shown <= 1);
+  }
   const Taken rest = stage.take_expected(*stage.in, sent - actor.taken());
   CHECK(rest.torn == 0);
   REQUIRE(rest.ids.size() == sent - actor.taken());
@@ -90,6 +95,37 @@ TEST_CASE("claim: what a killed consumer has not finished goes to another one") 
                           need(self.receive(*in, message, false) == stage.id(2, 3), "slot, borrowed");
                           need(message.done(), "done");
                           need(!in->receive(message, false, kNoWait), "empty");
+                          self.end();
+                        },
+                    .after = [](Stage& at, const Actor& actor, bool) { check_rest(at, actor, 4); },
+                    .before = [](Stage& at) { at.send_some(*at.out, at.id(2, 0), 4); }});
+}
+
+TEST_CASE("claim: a slot that the application has goes to nobody else, however its reader uses it before its death") {
+  Stage stage(one_queue(Kind::claim, 4));
+  stage.in = must(Queue::open(stage.ann, stage.reads()));
+  stage.out = must(Queue::open(stage.bob, stage.writes()));
+  cut_short(stage, {.name = "use borrowed slots",
+                    .body =
+                        [&](Self& self) {
+                          auto in = self.open(stage.reads());
+                          self.begin();
+                          Message message, second;
+                          need(self.receive(*in, message, false) == stage.id(2, 0), "inline");
+                          need(self.receive(*in, message, false) == stage.id(2, 1), "slot");
+                          const Slot slot = need(message.take_slot(0), "take");
+                          need(self.pool->release(slot), "release");
+                          const Slot again = need(message.take_slot(0), "take again");
+                          need(id_of(message) == stage.id(2, 1), "it is there yet");
+                          need(self.receive(*in, second, false) == stage.id(2, 2), "inline");
+                          need(message.count() == 0, "the next receive ends it");
+                          need(id_in({again.data, again.length}) == stage.id(2, 1), "but not what was taken out");
+                          need(self.pool->release(again), "release");
+                          need(self.receive(*in, message, false) == stage.id(2, 3), "slot");
+                          need(message.keep(), "keep");
+                          need(in->close(false, false), "close");
+                          need(id_of(message) == stage.id(2, 3), "kept");
+                          need(message.done(), "done");
                           self.end();
                         },
                     .after = [](Stage& at, const Actor& actor, bool) { check_rest(at, actor, 4); },

@@ -136,6 +136,7 @@ TEST_CASE("lists: a receiver killed at any step keeps no slot and no region") {
                             if (kind == Kind::claim) {
                               const bool were_sent = actor.hits(Step::R4_done) + actor.passed != 0;
                               REQUIRE(actor.taken() <= 3);
+                              CHECK(actor.taken() >= actor.shown);  // and so nobody else gets what it had
                               const Taken rest = at.take_expected(*at.in, were_sent ? 3 - actor.taken() : 0);
                               CHECK(rest.torn == 0);
                               if (were_sent) REQUIRE(rest.ids.size() + actor.taken() == 3);

@@ -13,16 +13,29 @@
 namespace shmb::model {
 namespace {
 
-enum class Broken : std::uint8_t { none, V20, V21, V22, V23, V24, through_too_early, recycled_unasked };
+enum class Broken : std::uint8_t {
+  none,
+  V20,
+  V21,
+  V22,
+  V23,
+  V24,
+  through_too_early,
+  recycled_unasked,
+  shown_when_claimed,  // the application reads in place, and its cell is done afterwards
+  shown_with_bit,      // it has the slot before its cell is done
+  taken_twice          // it takes a slot of a message again after it has given that back
+};
 
 struct Shape {
   std::uint8_t lives = 1;  // of producers; consumers have consumer_lives
   std::uint8_t consumer_lives = 1, kills = 0;
-  std::uint8_t messages = 2;  // per life of a producer
-  bool keeps = true;          // consumers may keep what they take
-  bool gives_back = false;    // C7
-  bool expiring = false;      // a deadline may have passed at any moment
-  bool sweep_first = false;   // D4 before D2
+  std::uint8_t messages = 2;   // per life of a producer
+  bool at_least_once = false;  // the application has a message before its cell is done
+  bool keeps = true;           // at least once: it may take the slot out of the message
+  bool gives_back = false;     // C7
+  bool expiring = false;       // a deadline may have passed at any moment
+  bool sweep_first = false;    // D4 before D2
   Broken broken = Broken::none;
 };
 
@@ -47,6 +60,7 @@ class Claim {
     kR3,
     kC6,
     kLate,
+    kAgain,
     kL2,
     kKilled
   };
@@ -66,6 +80,7 @@ class Claim {
     std::uint8_t tail, flying;  // the sender's memory; flying: cells it has not yet seen done, a bit each
     std::uint8_t sent[C];
     std::uint8_t taken[kMost];  // truth: how often message k was completed or expired
+    std::uint8_t shown[kMost];  // and to how many applications it went, but for at least once
   };
   struct Participant {
     std::uint8_t life, state;
@@ -206,7 +221,14 @@ class Claim {
         go(s, i, Step::P1, emit,
            [&](State& n, Participant&) { n.slots[slot].holders &= static_cast<std::uint8_t>(~(1 << i)); });
       if (s.p[i].local[slot] > 0 && i >= Producers)
-        go(s, i, Step::drop, emit, [&](State&, Participant& me) { me.local[slot] = me.held[slot] = 0; });
+        go(s, i, Step::drop, emit, [&](State&, Participant& me) {
+          if (is(Broken::taken_twice)) {
+            me.pc = kAgain;
+            me.slot = static_cast<std::uint8_t>(slot);
+            me.generation = me.held[slot];
+          }
+          me.local[slot] = me.held[slot] = 0;
+        });
     }
   }
 
@@ -311,6 +333,11 @@ class Claim {
     if (++lane.taken[k] > 1) emit.fault("I5: a message was completed twice");
   }
 
+  // The application has message k.
+  void show_it(Lane& lane, int k, Emit<State>& emit) const {
+    if (!shape_.at_least_once && ++lane.shown[k] > 1) emit.fault("I5: a message went to two applications");
+  }
+
   void consumer(const State& s, int i, Emit<State>& emit) const {
     const Participant& now = s.p[i];
     const std::uint8_t claimed = static_cast<std::uint8_t>(kClaimedBy + i);
@@ -353,8 +380,14 @@ class Claim {
           if (is(Broken::V23)) n.lanes[now.lane].head = static_cast<std::uint8_t>(now.position + 1);
         });
       case kC5:
+        if (shape_.gives_back)  // seen by a wait, and nobody has come for it
+          go(s, i, Step::C7, emit, [&](State& n, Participant& me) {
+            n.lanes[now.lane].cells[now.position % C].state = kFull;
+            me.pc = kIdle;
+          });
         for (const bool keep : {false, true}) {
-          if (keep && !shape_.keeps) continue;
+          if (keep ? shape_.at_least_once && !shape_.keeps : !shape_.at_least_once && !is(Broken::shown_when_claimed))
+            continue;
           go(s, i, Step::C5, emit, [&](State& n, Participant& me) {
             const Cell& cell = n.lanes[now.lane].cells[now.position % C];
             if (!is(Broken::V20)) {
@@ -363,6 +396,7 @@ class Claim {
             }
             me.keeps = keep;
             me.pc = keep && !is(Broken::V21) ? kR3 : kC6;
+            if (!keep) show_it(n.lanes[now.lane], now.position, emit);
           });
         }
         return;
@@ -373,9 +407,21 @@ class Claim {
           me.local[now.slot] = 1;
           me.held[now.slot] = now.generation;
           me.pc = now.pc == kR3 ? kC6 : kIdle;
+          if (is(Broken::shown_with_bit)) show_it(n.lanes[now.lane], now.position, emit);
         });
+      case kAgain:
+        drops(s, i, emit);
+        if ((s.slots[now.slot].holders & 1 << i) == 0)
+          go(s, i, Step::R3, emit, [&](State& n, Participant& me) {
+            n.slots[now.slot].holders |= static_cast<std::uint8_t>(1 << i);
+            me.pc = kIdle;
+            if (n.slots[now.slot].generation != now.generation) return;
+            me.local[now.slot] = 1;
+            me.held[now.slot] = now.generation;
+          });
+        return;
       case kC6:
-        if (shape_.gives_back && now.keeps == 0)
+        if (shape_.gives_back && shape_.at_least_once && now.keeps == 0)
           go(s, i, Step::C7, emit, [&](State& n, Participant& me) {
             n.lanes[now.lane].cells[now.position % C].state = kFull;
             me.pc = kIdle;
@@ -384,6 +430,7 @@ class Claim {
           Lane& lane = n.lanes[now.lane];
           if (lane.cells[now.position % C].state != claimed) emit.fault("I5: a claim was taken from a living consumer");
           complete(lane, now.position, emit);
+          if (now.keeps != 0 && !is(Broken::shown_with_bit)) show_it(lane, now.position, emit);
           me.pc = kIdle;
           if (!is(Broken::V21) || now.keeps == 0) return;
           me.local[now.slot] = 1;
@@ -586,7 +633,11 @@ void add_claims(std::vector<Instance>& all) {
   add<1, 2, 1, 1, 1>(all, "", "claim lane: 2 consumers, 2 messages, 1 cell, 1 slot, 1 kill",
                      {.kills = 1, .messages = 2}, true);
   add<1, 2, 2, 1, 2>(all, "", "claim lane: 2 consumers, 2 messages, 2 cells, claims given back, 1 kill",
-                     {.kills = 1, .messages = 2, .keeps = false, .gives_back = true}, true);
+                     {.kills = 1, .messages = 2, .gives_back = true}, true);
+  add<1, 2, 2, 1, 2>(all, "", "claim lane, at least once: 2 consumers, 2 messages, 2 cells, given back, 1 kill",
+                     {.kills = 1, .messages = 2, .at_least_once = true, .keeps = false, .gives_back = true}, true);
+  add<1, 1, 1, 1, 1>(all, "", "claim lane, at least once: producer x 2 lives, consumer x 2 lives, 2 kills",
+                     {.lives = 2, .consumer_lives = 2, .kills = 2, .messages = 2, .at_least_once = true}, true);
   add<1, 1, 1, 1, 1>(all, "", "claim lane: producer x 2 lives, consumer x 2 lives, 2 kills",
                      {.lives = 2, .consumer_lives = 2, .kills = 2, .messages = 2}, true);
   add<1, 1, 1, 1, 1>(all, "", "claim lane, expiring: producer x 2 lives, consumer x 2 lives, 2 kills",
@@ -597,20 +648,29 @@ void add_claims(std::vector<Instance>& all) {
                      {.consumer_lives = 2, .kills = 2, .messages = 2, .sweep_first = true}, true);
   add<1, 2, 2, 1, 2>(all, "", "claim lane: 2 consumers x 2 lives, 3 messages, 2 cells, 2 kills",
                      {.consumer_lives = 2, .kills = 2, .messages = 3}, false, true);
+  add<1, 2, 2, 1, 2>(all, "", "claim lane, at least once: 2 consumers x 2 lives, 2 messages, 2 cells, 2 kills",
+                     {.consumer_lives = 2, .kills = 2, .messages = 2, .at_least_once = true, .gives_back = true}, false,
+                     true);
   add<1, 3, 1, 1, 2>(all, "", "claim lane: 3 consumers, 2 messages, 2 cells, 2 kills", {.kills = 2, .messages = 2},
                      false, true);
   add<2, 1, 2, 2, 1>(all, "", "claim lane: 2 producers, consumer x 2 lives, 1 kill",
                      {.consumer_lives = 2, .kills = 1, .messages = 2}, false, true);
 
   const std::string name = "claim lane";
-  add<1, 2, 1, 1, 1>(all, "V20", name, {.messages = 2, .broken = Broken::V20});
+  add<1, 2, 1, 1, 1>(all, "V20", name, {.messages = 2, .at_least_once = true, .broken = Broken::V20});
   add<1, 1, 1, 1, 1>(all, "V21", name, {.messages = 2, .broken = Broken::V21});
   add<1, 1, 1, 1, 1>(all, "V22", name, {.consumer_lives = 2, .kills = 1, .messages = 2, .broken = Broken::V22});
-  add<1, 2, 2, 1, 2>(all, "V23", name, {.kills = 1, .messages = 2, .keeps = false, .broken = Broken::V23});
+  add<1, 2, 2, 1, 2>(all, "V23", name, {.kills = 1, .messages = 2, .broken = Broken::V23});
   add<1, 2, 1, 1, 1>(all, "V24", name, {.kills = 1, .messages = 1, .broken = Broken::V24});
   add<1, 2, 1, 1, 1>(all, "M1", "claim lane: a consumer is through while another still has a claim",
                      {.kills = 1, .messages = 1, .broken = Broken::through_too_early});
   add<1, 2, 1, 1, 1>(all, "M2", "claim lane: recycled when all cells are done, its consumers not asked",
                      {.lives = 2, .messages = 1, .broken = Broken::recycled_unasked});
+  add<1, 2, 1, 1, 1>(all, "M16", "claim lane: the application reads in place, and the cell is done afterwards",
+                     {.kills = 1, .messages = 1, .broken = Broken::shown_when_claimed});
+  add<1, 2, 1, 1, 1>(all, "M17", "claim lane: the application has the slot before the cell is done",
+                     {.kills = 1, .messages = 1, .broken = Broken::shown_with_bit});
+  add<1, 1, 1, 1, 1>(all, "M18", "claim lane: a slot is taken out of a message that has given it back",
+                     {.messages = 2, .broken = Broken::taken_twice});
 }
 }  // namespace shmb::model

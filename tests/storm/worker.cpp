@@ -455,9 +455,7 @@ class Life {
     got = true;
     const std::uint64_t word = read(*message, queue_name(reader.queue), "when taken");
     if (word == 0) return false;
-    const Kind kind = kQueues[reader.queue].kind;
-    const bool borrowed = kind == Kind::claim && !keep;
-    if (borrowed) me_.in_hand.store(word);
+    if (at_least_once) me_.in_hand.store(word);
     const bool good = note(reader, word);
     me_.receiving.store(0);
     if (!good) return false;

@@ -87,6 +87,30 @@ void one_figure(Bench& bench, const BrokerProcess& broker, std::size_t bytes, bo
   bench.record(std::move(record));
 }
 
+// What competing for messages adds to a hop: one reader, nobody to compete with.
+void claim_figure(Bench& bench, const BrokerProcess& broker, std::size_t bytes) {
+  std::vector<NamedWay> sides;
+  sides.push_back(claim_hop(broker.socket(), bytes, false));
+  sides.push_back(slot_hop(broker.socket(), bytes, false));
+  sides.push_back(bare_line());
+  PingPong pair(std::move(sides));
+  const Amount some = amount(bench, bytes, false, false);
+  Samples line;
+  const auto measure = [&](std::size_t way) {
+    return pair.run(way, some.stretches, some.in_each, some.timed).median * 1000;
+  };
+  Pair values = alternate(
+      bench.times(9), [&] { return measure(0); },
+      [&] {
+        line.add(measure(1));
+        return measure(2);
+      });
+  Record record = make_record("hop.claim.slot." + size_text(bytes) + ".spinning", "ns", values);
+  record.engine = broker.engine();
+  record.peers["line_queue"] = line.median();
+  bench.record(std::move(record));
+}
+
 }  // namespace
 
 void run_hop(Bench& bench) {
@@ -96,6 +120,7 @@ void run_hop(Bench& bench) {
     for (std::size_t bytes : sizes(bench, {64, 4 * KiB, 1 * MiB, 16 * MiB, 256 * MiB}))
       one_figure(bench, broker, bytes, asleep);
   }
+  for (std::size_t bytes : sizes(bench, {64, 4 * KiB})) claim_figure(bench, broker, bytes);
 }
 
 }  // namespace shmb::bench

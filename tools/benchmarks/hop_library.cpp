@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's line queues as ways of ping_pong.hpp. A slot's message is what an application does: a slot is taken,
+// The library's queues as ways of ping_pong.hpp. A slot's message is what an application does: a slot is taken,
 // written, sent and given back; the reader has it in place until it receives the next one.
 #include <string.h>
 
@@ -16,7 +16,9 @@ namespace {
 
 class Pair {
  public:
-  Pair(const std::string& socket, const PoolShape& shape, bool asleep) : socket_(socket), shape_(shape) {
+  Pair(const std::string& socket, const PoolShape& shape, bool asleep, std::uint32_t kind = SHMB_QUEUE_LINE)
+      : socket_(socket), shape_(shape) {
+    queue_.kind = kind;
     queue_.spin_ns = asleep ? SHMB_NO_WAIT : kSpinForEver;
   }
   std::uint64_t enter(End end, std::uint64_t from_client) {
@@ -67,8 +69,8 @@ std::uint32_t slots_of(std::size_t bytes) {
 
 class SlotEnds {
  public:
-  SlotEnds(const std::string& socket, std::size_t bytes, bool asleep)
-      : bytes_(bytes), slots_(slots_of(bytes)), pair_(socket, {bytes, slots_, 0}, asleep) {}
+  SlotEnds(const std::string& socket, std::size_t bytes, bool asleep, std::uint32_t kind)
+      : bytes_(bytes), slots_(slots_of(bytes)), pair_(socket, {bytes, slots_, 0}, asleep, kind) {}
   std::uint64_t enter(End end, std::uint64_t from_client) {
     std::uint64_t id = pair_.enter(end, from_client);
     if (end == End::server) return id;
@@ -107,7 +109,11 @@ NamedWay inline_hop(const std::string& socket, bool asleep) {
 }
 
 NamedWay slot_hop(const std::string& socket, std::size_t bytes, bool asleep) {
-  return {"shmbroker", std::make_unique<WayOf<SlotEnds>>(socket, bytes, asleep)};
+  return {"shmbroker", std::make_unique<WayOf<SlotEnds>>(socket, bytes, asleep, SHMB_QUEUE_LINE)};
+}
+
+NamedWay claim_hop(const std::string& socket, std::size_t bytes, bool asleep) {
+  return {"shmbroker", std::make_unique<WayOf<SlotEnds>>(socket, bytes, asleep, SHMB_QUEUE_CLAIM)};
 }
 
 }  // namespace shmb::bench

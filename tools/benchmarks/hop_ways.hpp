@@ -11,8 +11,9 @@
 namespace shmb::bench {
 
 // hop_library.cpp
-NamedWay inline_hop(const std::string& socket, bool asleep);                   // 56 bytes
-NamedWay slot_hop(const std::string& socket, std::size_t bytes, bool asleep);  // written beforehand, but for a number
+NamedWay inline_hop(const std::string& socket, bool asleep);                    // 56 bytes
+NamedWay slot_hop(const std::string& socket, std::size_t bytes, bool asleep);   // written beforehand, but for a number
+NamedWay claim_hop(const std::string& socket, std::size_t bytes, bool asleep);  // the same through claim queues
 
 // hop_floors.cpp, raw calls: no books, no checks
 NamedWay bare_line();   // two cache lines, both ends looking
