@@ -65,6 +65,20 @@ TEST_CASE("several messages of a claim lane wake every consumer that sleeps, one
   readers.mask = 0;
 }
 
+TEST_CASE("a consumer that sleeps is woken for a message that another one gives back") {
+  Claims lane;
+  const auto& view = lane.memory.view();
+  send_number(*lane.sender, 0);
+  REQUIRE(lane.look(0) == Look::message);
+  pool::Waiters& readers = view.queue_waiters(0).readers;
+  readers.mask = 4;
+  view.wait(2).sleep = 4 | pool::kSleepFutex;
+  lane.receivers[0]->give_back();
+  CHECK(view.wait(2).event == 1);
+  CHECK(view.wait(2).sleep == 0);
+  readers.mask = 0;
+}
+
 TEST_CASE("a message that was given back is taken again, before later ones") {
   Claims lane;
   for (std::uint64_t n = 0; n < 3; ++n) send_number(*lane.sender, n);
