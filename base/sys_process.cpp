@@ -93,6 +93,34 @@ Sys<ExitInfo> pidfd_exit_info(int pidfd) {
   return exit_info(info.exit_code);
 }
 
+Sys<ExitInfo> proc_exit_info(int pidfd) {
+  auto ended = poll_readable(pidfd, 0);
+  if (!ended) return std::unexpected(ended.error());
+  // A thread group's first thread may be over while others go on.
+  if (!*ended) return sys_error(EAGAIN);
+  auto pid = pidfd_pid(pidfd);
+  if (!pid) return std::unexpected(pid.error());
+  const std::string folder = "/proc/" + std::to_string(*pid);
+  auto text = read_file((folder + "/stat").c_str());
+  // Reaped meanwhile: the number, and what was read, may be another process'.
+  if (auto still = pidfd_pid(pidfd); !text || *pid <= 0 || !still || *still != *pid) return sys_error(EAGAIN);
+  std::size_t at = text->rfind(')');  // as below
+  const bool zombie = at != std::string::npos && text->compare(at + 1, 2, " Z") == 0;
+  for (int field = 2; field < 52 && at != std::string::npos; ++field) at = text->find(' ', at + 1);
+  if (!zombie || at == std::string::npos) return sys_error(EAGAIN);
+  auto status = leading_number<int>(std::string_view(*text).substr(at));
+  if (!status) return std::unexpected(status.error());
+  // To who may not look at the process the kernel says 0. A link that asks for the same right tells the two apart.
+  char link[64];
+  if (*status == 0 && ::readlink((folder + "/ns/user").c_str(), link, sizeof link) < 0) return sys_error(EACCES);
+  return exit_info(*status);
+}
+
+Sys<ExitInfo> how_it_ended(int pidfd) {
+  auto told = pidfd_exit_info(pidfd);
+  return told ? told : proc_exit_info(pidfd);
+}
+
 Sys<pid_t> pidfd_pid(int pidfd) {
   auto text = read_file(("/proc/self/fdinfo/" + std::to_string(pidfd)).c_str());
   if (!text) return std::unexpected(text.error());

@@ -25,6 +25,10 @@ struct ExitInfo {
 // PIDFD_GET_INFO with PIDFD_INFO_EXIT (6.15): also for processes that are not our children. EAGAIN while the process
 // lives and until its parent has reaped it (the kernel records the end only then); EINVAL or ENOTTY where unknown.
 Sys<ExitInfo> pidfd_exit_info(int pidfd);
+// The same from /proc, for a process that has ended (its pidfd is readable) and that its parent has not reaped yet, on
+// any kernel. EAGAIN: it has been reaped. EACCES: /proc keeps it from this user.
+Sys<ExitInfo> proc_exit_info(int pidfd);
+Sys<ExitInfo> how_it_ended(int pidfd);         // of the two, whichever knows
 Sys<pid_t> pidfd_pid(int pidfd);               // Pid: of /proc/self/fdinfo; -1 after exit
 Sys<std::uint64_t> process_start_time(pid_t);  // field 22 of /proc/PID/stat (0: self), clock ticks since boot
 

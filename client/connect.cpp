@@ -85,6 +85,8 @@ Places process_places() {
   places.runtime_dir_variable = variable("XDG_RUNTIME_DIR");
   places.group_variable = variable("SHMBROKER_GROUP");
   places.daemon_variable = variable("SHMBROKER_DAEMON");
+  if (auto config = variable("XDG_CONFIG_HOME"); config && config->front() == '/') places.config_home = *config;
+  else if (auto home = variable("HOME"); home && home->front() == '/') places.config_home = *home + "/.config";
   places.uid = ::geteuid();
   return places;
 }

@@ -31,6 +31,7 @@ struct Places {
   std::string system_socket = "/run/shmbroker/socket";
   std::optional<std::string> socket_variable, runtime_dir_variable, group_variable, daemon_variable;
   std::string temporary_dir = "/tmp";
+  std::string config_home;  // where a private broker looks for shmbroker.conf; empty: nowhere
   uid_t uid = 0;
 };
 Places process_places();  // secure_getenv: a set-id program does not follow its caller's variables

@@ -114,14 +114,16 @@ class AllSignalsBlocked {
   sigset_t former_;
 };
 
-// The reason that the daemon gave, whole: it ends with what to do. Its own prefix ("<3>shmbrokerd: ") says nothing new.
+// The reason that the daemon gave, whole: it ends with what to do. What its log puts before it
+// ("2026-11-23T05:38:17.042Z shmbrokerd[4123] error: ") says nothing new.
 std::string last_words(const std::string& path) {
   auto log = sys::read_file(path.c_str());
   if (!log) return {};
   while (!log->empty() && log->back() == '\n') log->pop_back();
   std::string line = log->substr(log->rfind('\n') + 1);  // npos + 1 is 0
-  if (line.size() > 3 && line[0] == '<' && line[2] == '>') line.erase(0, 3);
-  if (const std::string name = "shmbrokerd: "; line.starts_with(name)) line.erase(0, name.size());
+  const auto program = line.find(" shmbrokerd[");
+  const auto text = line.find(": ", program == line.npos ? 0 : program);
+  if (program != line.npos && program == line.find(' ') && text != line.npos) line.erase(0, text + 2);
   for (char& each : line)
     if (static_cast<unsigned char>(each) < ' ' || each == 0x7f) each = '?';
   return line;
@@ -166,8 +168,8 @@ Result<Fd> open_log(const std::string& path) {
 
 }  // namespace
 
-Result<Detached> run_detached(const std::string& program, const std::vector<std::string>& arguments, int log,
-                              int ready) {
+Result<Detached> run_detached(const std::string& program, const std::vector<std::string>& arguments, int log, int ready,
+                              const std::string& setting) {
   auto null = sys::open("/dev/null", O_RDWR | O_CLOEXEC);
   if (!null) return system_failure(null.error(), "opening /dev/null");
   std::array<Fd, 3> given;
@@ -184,7 +186,7 @@ Result<Detached> run_detached(const std::string& program, const std::vector<std:
   argument_list.push_back(nullptr);
   char path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
   char language[] = "LC_ALL=C.UTF-8";
-  char* const environment[] = {path, language, nullptr};
+  char* const environment[] = {path, language, setting.empty() ? nullptr : const_cast<char*>(setting.c_str()), nullptr};
   Plan plan{program.c_str(), argument_list.data(),   environment, given[0].get(), given[1].get(),
             given[2].get(),  stacks->data() + kStack};
 
@@ -258,7 +260,8 @@ Result<Started> start_private_broker(const std::string& directory, const Places&
   if (!ends) return system_failure(ends.error(), "a pipe for the broker's readiness");
   auto& [ready, ready_end] = *ends;
   auto detached =
-      run_detached(*program, {"--private", "--directory", directory, "--ready-fd", "3"}, log->get(), ready_end.get());
+      run_detached(*program, {"--private", "--directory", directory, "--ready-fd", "3"}, log->get(), ready_end.get(),
+                   places.config_home.empty() ? "" : "XDG_CONFIG_HOME=" + places.config_home);
   ready_end.reset();
   if (!detached) return std::unexpected(detached.error());
   auto readable = sys::poll_readable(ready.get(), deadline.left());

@@ -31,7 +31,8 @@ Result<std::string> find_program(const std::optional<std::string>& named, const 
 struct Detached {
   int in_between = 0;
 };
-Result<Detached> run_detached(const std::string& program, const std::vector<std::string>& arguments, int log,
-                              int ready);
+// `setting` ("NAME=value", or empty) is the only word of its environment besides PATH and LC_ALL.
+Result<Detached> run_detached(const std::string& program, const std::vector<std::string>& arguments, int log, int ready,
+                              const std::string& setting = {});
 
 }  // namespace shmb::client

@@ -6,15 +6,18 @@
 
 #include "base/kernel.hpp"
 #include "base/sys_process.hpp"
+#include "daemon/reclaim.hpp"
 #include "daemon/transport.hpp"
 
 namespace shmb::daemon {
 namespace {
 
-constexpr std::int64_t kReportWaits = 1'000'000'000;
-// A pidfd is readable from the exit on, but tells how the process died only once it has been reaped: that is asked for
-// at intervals, and a report does not even wait for the exit. Of a thousand clients that die together none is reaped
-// at once, and their memory waits to be freed; so the first question comes late, and the intervals double.
+constexpr std::int64_t kReportWaits = kExitWait * 4 / 5;  // before the report goes without an answer
+// A pidfd is readable from the exit on, but tells how the process died only once it has been reaped; until then /proc
+// does, where this user may look. That is asked for at intervals, and a report does not even wait for the exit. Of a
+// thousand clients that die together none is reaped at once, and their memory waits to be freed; so the first question
+// comes late, and the intervals double. A kernel whose pidfd never tells leaves the time until the process is reaped:
+// there the first question comes with the exit.
 constexpr std::int64_t kAskAgain = 20'000'000;
 
 }  // namespace
@@ -34,13 +37,18 @@ Afterlife::~Afterlife() {
 }
 
 void Afterlife::start() {
-  if (why_ == Why::report) return transport_.timers().set(*this, transport_.now() + kAskAgain);
+  if (why_ == Why::report) {
+    transport_.timers().set(*this, transport_.now() + kAskAgain);
+    if (!kernel().exit_info) (void)transport_.engine().watch(pidfd_.get(), *this);
+    return;
+  }
   // Not watchable: neither a disconnected session nor a place in a pool can be let live for ever.
   if (!transport_.engine().watch(pidfd_.get(), *this, &process_)) on_readable();
 }
 
 void Afterlife::on_readable() {
   transport_.engine().unwatch(*this);
+  if (why_ == Why::report) return ask(transport_.now());
   transport_.books().process_ended(session_);
   if (why_ == Why::awaited && !transport_.books().wants_exit(session_)) return transport_.forget(*this);
   give_up_at_ = transport_.now() + kReportWaits;
@@ -50,7 +58,7 @@ void Afterlife::on_readable() {
 void Afterlife::on_timer(std::int64_t now) { ask(now); }
 
 void Afterlife::ask(std::int64_t now) {
-  auto how = sys::pidfd_exit_info(pidfd_.get());
+  auto how = sys::how_it_ended(pidfd_.get());
   if (!how && now < give_up_at_ && (kernel().exit_info || !has_ended())) {
     transport_.timers().set(*this, std::min(now + ask_again_, give_up_at_));
     ask_again_ *= 2;
@@ -58,6 +66,7 @@ void Afterlife::ask(std::int64_t now) {
   }
   // A report that gives up on a process still alive (it only closed its connection) has no death to tell.
   if (why_ == Why::disconnected || how || has_ended()) transport_.books().process_died(session_, how ? &*how : nullptr);
+  else transport_.books().process_lives(session_);
   transport_.forget(*this);
 }
 

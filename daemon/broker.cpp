@@ -42,6 +42,10 @@ class Broker final : public Books {
     world_.begin_turn();
     session_disconnected(world_, session);
   }
+  void process_lives(Session& session) override {
+    world_.begin_turn();
+    report_lives(world_, session.id);
+  }
   bool wants_exit(const Session& session) const override { return world_.reports.contains(session.id); }
   bool awaits_end(const Session& session) const override { return session.awaits_end(); }
   void process_ended(Session& session) override {

@@ -61,6 +61,7 @@ struct Limits {
 struct Config {
   Mode mode = Mode::private_;
   EngineChoice engine = EngineChoice::automatic;
+  std::string file;               // where the keys of this configuration stand, or would stand; empty: nowhere
   std::string directory;          // holds `socket`, `admin`, `broker.lock`
   std::string user;               // system mode: name from /etc/passwd or a number
   unsigned socket_mode = 0666;    // system mode

@@ -255,7 +255,7 @@ void Connection::on_process_end() {
   transport_.engine().unwatch(death_);
   if (hung_up(socket_.get())) return on_writable();
   death_told_ = true;
-  auto how = sys::pidfd_exit_info(identity_.pidfd.get());
+  auto how = sys::how_it_ended(identity_.pidfd.get());
   transport_.books().process_died(*session_, how ? &*how : nullptr);
   identity_.pidfd.reset();
 }

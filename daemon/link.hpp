@@ -87,6 +87,8 @@ class Books {
   // Asked after wants_exit and like it: the books have to know when the process ends, however long that takes.
   // If true, process_ended comes at that very moment, then what wants_exit asks for, then forget.
   virtual bool awaits_end(const Session&) const { return false; }
+  // What wants_exit asked for will not come: the process lives, it only closed its connection.
+  virtual void process_lives(Session&) {}
   // The process of a session whose connection is gone has ended; how, process_died may tell later.
   virtual void process_ended(Session&) {}
   // The transport's last word on a handle, exactly once each: its socket is closed and its pidfd is not watched any

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 
 #include "base/sys_process.hpp"
 
@@ -19,6 +20,7 @@ constexpr std::size_t kLongestLine = 1024;
 constexpr int kFaultsPerSecond = 5;
 
 int threshold = info;
+Form form = Form::collector;
 std::uint64_t lost_lines = 0;
 
 struct FaultBudget {
@@ -32,12 +34,28 @@ bool writable_now() {
   return poll(&entry, 1, 0) == 1 && (entry.revents & POLLOUT) != 0;
 }
 
-void write_line(int priority, std::string_view text) {
-  char out[kLongestLine];
-  std::size_t at = 0;
+// "2026-11-23T05:38:17.042Z shmbrokerd[4123] notice: " or, for a collector, "<5>".
+std::size_t write_head(char* out, std::size_t room, int priority) {
+  if (form == Form::file) {
+    static constexpr const char* kWords[] = {"error", "error", "error", "error", "warning", "notice", "info", "debug"};
+    timespec now{};
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    std::tm utc{};
+    ::gmtime_r(&now.tv_sec, &utc);
+    std::size_t at = std::strftime(out, room, "%Y-%m-%dT%H:%M:%S", &utc);
+    at += static_cast<std::size_t>(std::snprintf(out + at, room - at,
+                                                 ".%03ldZ shmbrokerd[%d] %s: ", now.tv_nsec / 1'000'000,
+                                                 static_cast<int>(::getpid()), kWords[std::clamp(priority, 0, 7)]));
+    return at;
+  }
   // The journal and most collectors read the priority from this prefix (sd-daemon(3)); a person does not want it.
   static const bool terminal = isatty(STDERR_FILENO) == 1;
-  if (!terminal) at += static_cast<std::size_t>(std::snprintf(out, sizeof out, "<%d>", priority));
+  return terminal ? 0 : static_cast<std::size_t>(std::snprintf(out, room, "<%d>", priority));
+}
+
+void write_line(int priority, std::string_view text) {
+  char out[kLongestLine];
+  std::size_t at = write_head(out, sizeof out, priority);
   for (char raw : text) {
     auto byte = static_cast<unsigned char>(raw);
     if (at + 6 > sizeof out) break;
@@ -55,6 +73,8 @@ void write_line(int priority, std::string_view text) {
 
 void set_threshold(int priority) { threshold = priority; }
 
+void set_form(Form wanted) { form = wanted; }
+
 bool enabled(int priority) { return priority <= threshold; }
 
 void line(int priority, std::string_view text) {
@@ -68,6 +88,8 @@ void line(int priority, std::string_view text) {
   }
   write_line(priority, text);
 }
+
+void failure(const std::string& text) { line(error, form == Form::file ? text : "shmbrokerd: " + text); }
 
 void peer_fault(std::string_view text) {
   std::int64_t second = sys::now_monotonic() / 1'000'000'000;

@@ -4,9 +4,12 @@
 #include <dirent.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <memory>
+#include <span>
+#include <string_view>
 
 #include "base/fault.hpp"
 #include "base/kernel.hpp"
@@ -159,7 +162,11 @@ int run(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);  // a lost log reader or client is an errno
   auto options = parse_options(argc, argv);
   if (!options) {
-    std::fprintf(stderr, "shmbrokerd: %s\n", options.error().sentence.c_str());
+    // To a person, to the service manager, or to the log that the library opened for a private broker.
+    const bool system = std::ranges::any_of(std::span(argv, static_cast<std::size_t>(argc)),
+                                            [](const char* word) { return std::string_view(word) == "--system"; });
+    if (!system && ::isatty(STDERR_FILENO) != 1) log::set_form(log::Form::file);
+    log::failure(options.error().sentence);
     return options.error().system_errno == EINVAL && options.error().status == Status::invalid ? kUsage : kFailure;
   }
   switch (options->action) {
@@ -182,8 +189,10 @@ int run(int argc, char** argv) {
   }
 #endif
   log::set_threshold(options->config.log_priority);
+  if (options->config.mode == Mode::private_) log::set_form(log::Form::file);
+  for (const std::string& note : options->notes) log::line(log::notice, note);
   auto served = serve(std::move(options->config), options->ready_fd);
-  if (!served) log::line(log::error, "shmbrokerd: " + served.error().sentence);
+  if (!served) log::failure(served.error().sentence);
 #ifdef SHMB_TEST_SEAM
   tell_calls();
 #endif

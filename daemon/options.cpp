@@ -7,8 +7,10 @@
 
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
 #include <optional>
 
+#include "base/sys_file.hpp"
 #include "base/text.hpp"
 #include "daemon/directory.hpp"
 
@@ -121,6 +123,36 @@ Result<void> take(Given& given, Options& options, int code, const char* value) {
   }
 }
 
+// $XDG_CONFIG_HOME/shmbroker.conf, by default ~/.config/shmbroker.conf; empty: the environment names no place.
+std::string own_file() {
+  const auto folder = [](const char* name) -> std::string {
+    const char* value = std::getenv(name);
+    return value != nullptr && value[0] == '/' ? value : "";
+  };
+  if (const std::string config = folder("XDG_CONFIG_HOME"); !config.empty()) return config + "/shmbroker.conf";
+  if (const std::string home = folder("HOME"); !home.empty()) return home + "/.config/shmbroker.conf";
+  return {};
+}
+
+// Sets that a private broker's user has made. sudo may leave another user's environment in place: then the file is not
+// for this broker, which would follow its owner's wishes with its own rights.
+Result<void> read_own_file(Options& options) {
+  options.config.file = own_file();
+  if (options.config.file.empty()) return {};
+  auto facts = sys::path_facts(options.config.file.c_str(), true);
+  if (!facts) return {};
+  if (facts->uid != ::geteuid() && facts->uid != 0) {
+    options.notes.push_back("configuration file " + quoted(options.config.file) + " belongs to uid " +
+                            std::to_string(facts->uid) + ", not to " + std::to_string(::geteuid()) + ": not read");
+    return {};
+  }
+  auto loaded = load_config(options.config.file, options.config);
+  if (!loaded) return std::unexpected(loaded.error());
+  options.config = std::move(*loaded);
+  options.notes.push_back("configuration read from " + options.config.file);
+  return {};
+}
+
 }  // namespace
 
 Result<Options> parse_options(int argc, char** argv) {
@@ -136,12 +168,16 @@ Result<Options> parse_options(int argc, char** argv) {
   }
   if (optind < argc) return usage("unexpected argument " + quoted(argv[optind]));
   Config& config = options.config;
-  complete_limits(config.limits);
   if (given.file) {
     auto loaded = load_config(*given.file, Config{});
     if (!loaded) return std::unexpected(loaded.error());
     config = std::move(*loaded);
+    config.file = *given.file;
+  } else if (options.action != Options::Action::help && options.action != Options::Action::version &&
+             given.mode.value_or(Mode::private_) == Mode::private_) {
+    if (auto read = read_own_file(options); !read) return std::unexpected(read.error());
   }
+  complete_limits(config.limits);
   if (given.mode) config.mode = *given.mode;
   if (given.engine) config.engine = *given.engine;
   if (given.idle_exit) config.idle_exit = *given.idle_exit;
@@ -156,7 +192,7 @@ const char* help_text() {
   return "Usage: shmbrokerd [OPTION]...\n"
          "Owns the shared memory of this host (--system) or of one user (--private, the default).\n"
          "\n"
-         "  --config FILE        read FILE (TOML); see shmbroker.conf(5)\n"
+         "  --config FILE        read FILE (TOML) and no other; see shmbroker.conf(5)\n"
          "  --check              check the configuration and exit\n"
          "  --engine NAME        auto (default), io_uring or epoll\n"
          "  --directory DIR      where socket, admin and broker.lock are\n"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "daemon/config.hpp"
 
@@ -10,7 +11,8 @@ namespace shmb::daemon {
 
 struct Options {
   enum class Action { serve, check, help, version } action = Action::serve;
-  Config config;  // file first, then the command line over it
+  Config config;                   // file first, then the command line over it
+  std::vector<std::string> notes;  // for the log
   int ready_fd = -1;
   std::string seam;  // only in the test build
 };

@@ -142,6 +142,7 @@ void destroy(World& world, Pool& pool) {
   drop_lanes(world, pool);
   for (Region* region : pool.segments) {
     --region->pool_holds;
+    region->segment_of = 0;
     release_region(world, *region);
   }
   pool.segments.clear();
@@ -348,8 +349,11 @@ Result<Cut> add_segment(World& world, Session& session, Pool& pool, const shmbw_
     return error(Status::invalid, std::to_string(wish.slots) + " slots of " + std::to_string(wish.slot_size) +
                                       " bytes, each rounded up, do not fit into the region's " +
                                       std::to_string(region->bytes));
-  if (std::ranges::find(pool.segments, region) != pool.segments.end())
-    return error(Status::exists, "the region is a segment of pool " + pool.text() + " already");
+  // Two pools would give out the same bytes.
+  if (region->segment_of != 0)
+    return error(Status::exists,
+                 "the region is a segment of pool " +
+                     (region->segment_of == pool.id ? pool.text() : names::id_text(region->segment_of)) + " already");
   if (wish.slots > pool.view.slots() - pool.slots)
     return std::unexpected(refuse_in_pool(pool, SHMBW_SLOT_SLOTS, pool.view.slots(), pool.slots, wish.slots,
                                           "make the pool with more slots"));
@@ -384,6 +388,7 @@ Result<Cut> add_segment(World& world, Session& session, Pool& pool, const shmbw_
   pool.segments.push_back(region);
   pool.slots += wish.slots;
   ++region->pool_holds;
+  region->segment_of = pool.id;
   region->no_recycle = true;  // participants that died may have mapped it
   pool_changed(pool);
   return Cut{index, entry.first_slot};

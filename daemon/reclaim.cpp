@@ -199,7 +199,7 @@ std::string death_text(bool lazy, const sys::ExitInfo* how) {
 
 void tell_reclaim(World& world, const ReclaimReport& report, shmbw_death how, std::int32_t code, std::string_view text);
 
-static void print(World& world, const ReclaimReport& report, const sys::ExitInfo* how) {
+static void print(World& world, const ReclaimReport& report, const sys::ExitInfo* how, bool lives = false) {
   std::string left =
       report.tally.regions == 0
           ? std::to_string(report.tally.leases) + (report.tally.leases == 1 ? " lease" : " leases") +
@@ -211,7 +211,7 @@ static void print(World& world, const ReclaimReport& report, const sys::ExitInfo
   std::string text = "reclaim: uid " + std::to_string(report.uid) + " pid " +
                      (report.pid ? std::to_string(report.pid) : std::string("unknown")) +
                      (report.group_text.empty() ? std::string() : " group " + report.group_text) + ": " + left + "; " +
-                     death_text(report.lazy, how);
+                     (lives ? "it still runs, and has only closed its connection" : death_text(report.lazy, how));
   ++world.reclaims;
   world.bytes_reclaimed += report.tally.bytes;
   world.log(6, text);
@@ -249,6 +249,13 @@ void report_exit(World& world, std::uint64_t session, const sys::ExitInfo* how) 
   auto at = world.reports.find(session);
   if (at == world.reports.end()) return;
   print(world, at->second, how);
+  world.reports.erase(at);
+}
+
+void report_lives(World& world, std::uint64_t session) {
+  auto at = world.reports.find(session);
+  if (at == world.reports.end()) return;
+  print(world, at->second, nullptr, true);
   world.reports.erase(at);
 }
 

@@ -108,6 +108,7 @@ void report_reclaim(World& world, const Session& session, const Tally& tally, st
 void add_to_reclaim(World& world, const Session& session, const Tally& tally, std::uint64_t group,
                     const std::string& group_text);
 void report_exit(World& world, std::uint64_t session, const sys::ExitInfo* how);
+void report_lives(World& world, std::uint64_t session);  // the process did not end: it only closed its connection
 
 // Closes descriptors that a client of this user made, on the user's thread. False: so many wait that no more of them
 // should be taken.

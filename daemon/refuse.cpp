@@ -75,7 +75,8 @@ class Keys {
     if (shortage_.scope == SHMBW_SCOPE_WATCHED) return "raise limits.target_" + slot_;
     std::string out;
     for (const std::string& key : keys_) out += (out.empty() ? "raise " : " and ") + key;
-    return out;
+    const bool of_file = std::ranges::any_of(keys_, [](const std::string& key) { return key.starts_with("limits."); });
+    return of_file && !world_.config.file.empty() ? out + " in " + world_.config.file : out;
   }
 
  private:

@@ -41,6 +41,7 @@ struct Region : Hook<Region, OfGroup> {
   std::int64_t keep = 0;
   Group* group = nullptr;
   const NameEntry* name = nullptr;
+  std::uint64_t segment_of = 0;  // pool
   std::unique_ptr<Promised> promised;
   List<Lease, OfRegion> leases;
   Watchers watchers;
@@ -49,7 +50,7 @@ struct Region : Hook<Region, OfGroup> {
   std::uint32_t writers = 0;           // leases with map_write
   std::uint32_t unmapped_writers = 0;  // those that may still map for writing (law 6)
   std::uint32_t tickets = 0;
-  std::uint32_t pool_holds = 0;  // pools it is a segment of, lanes whose messages name it
+  std::uint32_t pool_holds = 0;  // the pool it is a segment of, and lanes whose messages name it
   std::uint8_t state = SHMBW_REGION_STATE_CREATED;
   std::uint8_t page_kind = SHMBW_PAGE_KIND_UNKNOWN;
   bool many_writers : 1 = false;
@@ -62,6 +63,7 @@ struct Region : Hook<Region, OfGroup> {
   Charge bytes_charge;
   Charge region_charge;
 
+  std::uint32_t queues() const { return pool_holds - (segment_of != 0 ? 1 : 0); }
   // Neither on the shelf nor being closed.
   bool live() const { return state != SHMBW_REGION_STATE_FREEING && state != SHMBW_REGION_STATE_CACHED; }
   bool held() const { return !leases.empty() || tickets != 0 || name != nullptr || pool_holds != 0; }

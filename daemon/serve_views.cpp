@@ -55,6 +55,8 @@ void list_regions(const Request& request, const Filter& filter) {
     record.freed_at = group.freed_at(region);
     record.group_len = static_cast<std::uint16_t>(group_text.size());
     record.name_len = static_cast<std::uint16_t>(name.size());
+    record.queues = region.queues();
+    record.pool = region.segment_of;
     page.add(id, record, group_text, name);
   }
   page.send();

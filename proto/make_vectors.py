@@ -330,7 +330,8 @@ def replies():
 RECORDS = {
     "regions": ("region_record",
                 {"region": KV, "length": 5000, "bytes": 8192, "touched": 4096, "group": 2, "owner_uid": 1000, "state": 2, "page_kind": 1,
-                 "flags": 0x13, "holders": 2, "writers": 1, "tickets": 1, "creator_pid": 4242, "created": 10**12, "keep": -1, "freed_at": 0},
+                 "flags": 0x13, "holders": 2, "writers": 1, "tickets": 1, "creator_pid": 4242, "created": 10**12, "keep": -1, "freed_at": 0,
+                 "queues": 3, "pool": 21},
                 {"group": "train", "name": "kv"}),
     "groups": ("group_record",
                {"group": 2, "bytes": 10 * GIB, "bytes_limit": 54 * GIB, "bytes_peak": 20 * GIB, "bytes_cached": GIB, "owner_uid": 1000,

@@ -1254,7 +1254,8 @@ struct shmbw_region_record {
   int64_t freed_at; /* CLOCK_BOOTTIME nanoseconds when a running keep ends, else 0 */
   uint16_t group_len;
   uint16_t name_len;
-  uint32_t reserved; /* zero */
+  uint32_t queues; /* lanes whose messages hold it */
+  uint64_t pool; /* whose slots it is cut into; 0: none */
 };
 
 struct shmbw_group_record {
@@ -2113,7 +2114,7 @@ SHMBW_CHECK(offsetof(struct shmbw_gpu_record, freed_at) == 136);
 SHMBW_CHECK(offsetof(struct shmbw_gpu_record, group_len) == 144);
 SHMBW_CHECK(offsetof(struct shmbw_gpu_record, name_len) == 146);
 SHMBW_CHECK(offsetof(struct shmbw_gpu_record, reserved) == 148);
-SHMBW_CHECK(sizeof(struct shmbw_region_record) == 112);
+SHMBW_CHECK(sizeof(struct shmbw_region_record) == 120);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, length) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, bytes) == 24);
@@ -2132,7 +2133,8 @@ SHMBW_CHECK(offsetof(struct shmbw_region_record, keep) == 88);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, freed_at) == 96);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, group_len) == 104);
 SHMBW_CHECK(offsetof(struct shmbw_region_record, name_len) == 106);
-SHMBW_CHECK(offsetof(struct shmbw_region_record, reserved) == 108);
+SHMBW_CHECK(offsetof(struct shmbw_region_record, queues) == 108);
+SHMBW_CHECK(offsetof(struct shmbw_region_record, pool) == 112);
 SHMBW_CHECK(sizeof(struct shmbw_group_record) == 96);
 SHMBW_CHECK(offsetof(struct shmbw_group_record, group) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_group_record, bytes) == 8);

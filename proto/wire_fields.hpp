@@ -750,7 +750,7 @@ template <class F> constexpr void visit_fields(shmbw_gpu_record& s, F&& f) {
   f("name_len", s.name_len);
   f("reserved", s.reserved);
 }
-constexpr bool reserved_zero(const shmbw_region_record& s) { return s.reserved == 0 && reserved_zero(s.region); }
+constexpr bool reserved_zero(const shmbw_region_record& s) { return reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_region_record& s, F&& f) {
   f("region", s.region);
   f("length", s.length);
@@ -770,7 +770,8 @@ template <class F> constexpr void visit_fields(shmbw_region_record& s, F&& f) {
   f("freed_at", s.freed_at);
   f("group_len", s.group_len);
   f("name_len", s.name_len);
-  f("reserved", s.reserved);
+  f("queues", s.queues);
+  f("pool", s.pool);
 }
 constexpr bool reserved_zero(const shmbw_group_record& s) { return s.reserved0 == 0 && s.reserved1 == 0 && s.reserved2 == 0; }
 template <class F> constexpr void visit_fields(shmbw_group_record& s, F&& f) {

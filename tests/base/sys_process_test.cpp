@@ -94,6 +94,42 @@ TEST_CASE("of a dead process that nobody has reaped the pidfd does not tell the 
   CHECK(sys::pidfd_exit_info(pidfd->get()).value().code == 4);
 }
 
+TEST_CASE("how a process ended is told by /proc until it is reaped, and then no more") {
+  auto exits = Child::run([] { return 3; });
+  auto killed = Child::run([] { return ::pause(); });
+  CHECK(sys::proc_exit_info(killed.pidfd()).error().value == EAGAIN);  // it lives
+  ::kill(killed.pid(), SIGKILL);
+  auto fine = Child::run([] { return 0; });
+  for (const Child* each : {&exits, &killed, &fine}) REQUIRE(sys::poll_readable(each->pidfd(), 20'000'000'000).value());
+  for (auto* look : {&sys::proc_exit_info, &sys::how_it_ended}) {
+    auto how = look(exits.pidfd());
+    REQUIRE(how);
+    CHECK_FALSE(how->killed);
+    CHECK(how->code == 3);
+    how = look(killed.pidfd());
+    REQUIRE(how);
+    CHECK(how->killed);
+    CHECK(how->code == SIGKILL);
+    how = look(fine.pidfd());
+    REQUIRE(how);
+    CHECK_FALSE(how->killed);
+    CHECK(how->code == 0);
+  }
+  // To who may not look at a process the kernel says 0, which is no answer. The process then seems to have succeeded.
+  if (::geteuid() == 0) {
+    auto other = Child::run([&] {
+      if (::setresgid(12345, 12345, 12345) != 0 || ::setresuid(12345, 12345, 12345) != 0) return 1;
+      const auto how = sys::proc_exit_info(exits.pidfd());
+      return !how && how.error().value == EACCES ? 0 : 2;
+    });
+    CHECK(other.wait() == 0);
+  }
+  CHECK(exits.wait() == 3);
+  CHECK(sys::proc_exit_info(exits.pidfd()).error().value == EAGAIN);
+  (void)killed.wait();
+  (void)fine.wait();
+}
+
 TEST_CASE("the start time of a process identifies it beside its number") {
   const auto mine = sys::process_start_time(0);
   REQUIRE(mine);

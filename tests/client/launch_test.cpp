@@ -71,6 +71,37 @@ std::string slurp(const std::string& path) {
 
 }  // namespace
 
+TEST_CASE("a private broker that the library starts follows its user's shmbroker.conf, and names it in a refusal") {
+  LaunchWorld world;
+  world.places.config_home = world.folder.file("settings");
+  std::filesystem::create_directory(world.places.config_home);
+  const std::string file = world.places.config_home + "/shmbroker.conf";
+  std::ofstream(file) << "[limits]\nbytes = \"1G\"\ngroup_bytes = \"1M\"\n";
+  auto session = must(world.connect());
+  const pid_t pid = session->facts().broker_pid;
+  CHECK(must(broker_status(*session, Deadline::after(30'000'000'000))).record.bytes_limit == 1 << 30);
+  auto refused = create_region(session, named("large", 2 << 20));
+  REQUIRE_FALSE(refused);
+  CHECK(refused.error().sentence.ends_with("; raise limits.group_bytes in " + file));
+  const std::string log = slurp(world.directory + "/log");
+  CHECK_MESSAGE(log.find("Z shmbrokerd[" + std::to_string(pid) + "] notice: configuration read from " + file) !=
+                    std::string::npos,
+                log);
+  session.reset();
+  end(pid);
+}
+
+TEST_CASE("a private broker whose configuration is wrong does not start, and the caller hears why") {
+  LaunchWorld world;
+  world.places.config_home = world.folder.path();
+  std::ofstream(world.folder.file("shmbroker.conf")) << "[limits]\nbytes = \"much\"\n";
+  auto refused = world.connect();
+  REQUIRE_FALSE(refused);
+  const std::string reason = ": " + world.folder.file("shmbroker.conf") + ":2: limits.bytes";
+  CHECK_MESSAGE(refused.error().sentence.find("ended before it was ready" + reason) != std::string::npos,
+                refused.error().sentence);
+}
+
 TEST_CASE("twenty processes that race start one broker, and all reach it") {
   LaunchWorld world;
   int ends[2];

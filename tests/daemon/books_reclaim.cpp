@@ -91,6 +91,16 @@ TEST_CASE("memory is free at the end of the file; the line waits for how the pro
     world.advance(kSecond);
     CHECK(reclaims(world).size() == 1);
   }
+  SUBCASE("it has not ended") {
+    Client client = start();
+    world.books->process_lives(*client.session());
+    CHECK(
+        reclaims(world).at(0).ends_with("1 region, 4.0 KiB freed; it still runs, and has only closed its connection"));
+    CHECK(!world.books->wants_exit(*client.session()));
+    client.forget();
+    world.advance(kSecond);
+    CHECK(reclaims(world).size() == 1);
+  }
   SUBCASE("the kernel does not tell") {
     Client client = start();
     client.pidfd(std::nullopt);

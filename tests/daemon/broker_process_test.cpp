@@ -44,7 +44,7 @@ struct Ran {
 };
 
 // The broker to its end, which must come by itself.
-Ran run_broker(std::vector<std::string> arguments) {
+Ran run_broker(std::vector<std::string> arguments, const std::map<std::string, std::string>& environment = {}) {
   arguments.insert(arguments.begin(), BrokerFixture::program());
   std::vector<char*> words;
   for (std::string& argument : arguments) words.push_back(argument.data());
@@ -55,6 +55,7 @@ Ran run_broker(std::vector<std::string> arguments) {
     int file = ::open(output.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
     ::dup2(file, 1);
     ::dup2(file, 2);
+    for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
     ::execv(words[0], words.data());
     return 127;
   });
@@ -172,13 +173,46 @@ TEST_CASE("--check, --version and --help answer and do not serve") {
   CHECK(good.status == 0);
   Ran bad = run_broker({"--check", "--config", folder.file("bad")});
   CHECK(bad.status == 1);
-  CHECK(bad.text == "shmbrokerd: " + folder.file("bad") + ":2: unknown key 'bites'\n");
+  CHECK(bad.text.ends_with("] error: " + folder.file("bad") + ":2: unknown key 'bites'\n"));
   CHECK(run_broker({"--version"}).text.starts_with("shmbrokerd "));
   Ran help = run_broker({"--help"});
   CHECK(help.status == 0);
   for (const char* option : {"--config", "--check", "--engine", "--directory", "--private", "--system", "--user",
                              "--ready-fd", "--idle-exit", "--log-level", "--version", "--help"})
     CHECK_MESSAGE(help.text.find(option) != std::string::npos, option);
+}
+
+TEST_CASE("a private broker reads its user's shmbroker.conf, a system broker does not") {
+  harness::TempDir folder;
+  const std::string file = folder.file("shmbroker.conf");
+  std::ofstream(file) << "engine = \"epoll\"\nbites = 1\n";
+  const std::string sentence = "] error: " + file + ":2: unknown key 'bites'\n";
+  const std::map<std::string, std::string> config_home{{"XDG_CONFIG_HOME", folder.path()}};
+  SUBCASE("where XDG_CONFIG_HOME says") {
+    const Ran bad = run_broker({"--check"}, config_home);
+    CHECK(bad.status == 1);
+    CHECK_MESSAGE(bad.text.ends_with(sentence), bad.text);
+  }
+  SUBCASE("below the home directory, where XDG_CONFIG_HOME is no absolute path") {
+    std::filesystem::create_directory(folder.file(".config"));
+    std::filesystem::rename(file, folder.file(".config/shmbroker.conf"));
+    const Ran bad = run_broker({"--check", "--private"}, {{"XDG_CONFIG_HOME", "here"}, {"HOME", folder.path()}});
+    CHECK(bad.status == 1);
+    CHECK_MESSAGE(bad.text.find("/.config/shmbroker.conf:2: unknown key") != std::string::npos, bad.text);
+  }
+  SUBCASE("but not where another file was named") {
+    std::ofstream(folder.file("good")) << "[limits]\nbytes = \"10%\"\n";
+    CHECK(run_broker({"--check", "--config", folder.file("good")}, config_home).status == 0);
+  }
+  SUBCASE("but not in system mode, and not to tell its version") {
+    CHECK(run_broker({"--check", "--system"}, config_home).status == 0);
+    CHECK(run_broker({"--version"}, config_home).status == 0);
+  }
+  SUBCASE("but not one of another user, which sudo may leave in the environment") {
+    if (::geteuid() != 0) SKIP_CASE("not root");
+    REQUIRE(::chown(file.c_str(), 12345, 12345) == 0);
+    CHECK(run_broker({"--check"}, config_home).status == 0);
+  }
 }
 
 TEST_CASE("a ring that fails for good ends the broker with a sentence instead of a loop") {

@@ -8,9 +8,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <iterator>
+#include <regex>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "tests/harness/child.hpp"
 #include "tests/harness/temp_dir.hpp"
@@ -40,6 +46,32 @@ TEST_CASE("a line carries its priority where no person reads it directly, and li
           log::line(log::warning, "one");
           log::line(log::debug, "two");
         }) == "<4>one\n");
+}
+
+TEST_CASE("a line of a log file begins with the time in UTC, the program, its pid and the level") {
+  const std::string text = logged([] {
+    log::set_form(log::Form::file);
+    ::setenv("TZ", "Asia/Kathmandu", 1);
+    log::line(log::warning, "one");
+    log::failure("two");
+    for (int i = 0; i < 7; ++i) log::peer_fault("three");
+  });
+  const std::regex head(R"((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d{3}Z shmbrokerd\[(\d+)\] (\w+): (.*))");
+  std::istringstream lines(text);
+  std::vector<std::string> said;
+  for (std::string line; std::getline(lines, line);) {
+    std::smatch part;
+    REQUIRE_MESSAGE(std::regex_match(line, part, head), line);
+    said.push_back(part.str(3) + " " + part.str(4));
+    std::tm utc{};
+    REQUIRE(::strptime(part.str(1).c_str(), "%Y-%m-%dT%H:%M:%S", &utc) != nullptr);
+    CHECK(std::abs(std::difftime(::timegm(&utc), ::time(nullptr))) < 600);
+    CHECK(std::stoi(part.str(2)) > 1);
+  }
+  REQUIRE(said.size() == 7);
+  CHECK(said[0] == "warning one");
+  CHECK(said[1] == "error two");
+  CHECK(said[2] == "notice three");
 }
 
 TEST_CASE("bytes that a peer chose cannot forge lines or steer a terminal") {

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <thread>
 
 #include "tests/harness/leak_guard.hpp"
@@ -17,6 +18,8 @@ int main(int argc, char** argv) {
     descriptors.rlim_cur = descriptors.rlim_max;
     (void)::setrlimit(RLIMIT_NOFILE, &descriptors);
   }
+  // Private brokers of the tests are none of the user's, whose settings they would read.
+  (void)::setenv("XDG_CONFIG_HOME", "/nonexistent", 1);
   // TSan starts a thread of its own at the program's first: no case is to be blamed for it.
   if (harness::kThreadSanitizer) std::thread([] {}).join();
   doctest::Context context(argc, argv);

@@ -139,7 +139,7 @@ EVENTS = {
 }
 RECORDS = {
     "regions": ("R:region Q:length Q:bytes Q:touched Q:group I:owner_uid I:state I:page_kind I:flags I:holders I:writers I:tickets "
-                "I:creator_pid q:created q:keep q:freed_at H:group_len H:name_len I:reserved", "group name"),
+                "I:creator_pid q:created q:keep q:freed_at H:group_len H:name_len I:queues Q:pool", "group name"),
     "groups": ("Q:group Q:bytes Q:bytes_limit Q:bytes_peak Q:bytes_cached I:owner_uid I:flags I:members I:heirs I:supervisors "
                "I:regions I:regions_limit I:reserved0 q:created q:keep H:name_len H:reserved1 I:reserved2", "name"),
     "sessions": ("Q:session Q:group I:uid I:pid I:state I:leases I:watches I:in_flight q:connected I:death_by H:library_len H:reserved",

@@ -197,8 +197,9 @@ std::set<int> places(int count) {
 }
 
 bool gives_a_reason(const std::string& log) {
-  std::size_t at = log.find("shmbrokerd: ");
-  return at != std::string::npos && log.find(' ', at + 20) != std::string::npos;
+  const std::string mark = "] error: ";
+  std::size_t at = log.find(mark);
+  return at != std::string::npos && log.find(' ', at + mark.size() + 8) != std::string::npos;
 }
 
 // "started", "served" or what is wrong.
