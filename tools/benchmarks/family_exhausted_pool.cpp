@@ -16,9 +16,10 @@ namespace {
 
 constexpr std::size_t kBytes = 64;
 constexpr std::uint32_t kSmall = 64;
+constexpr double kNothing = -1;  // no slot was free
 
 struct Command {
-  enum What : std::uint32_t { make, join, hold_all, let_one_go, hold_again, fail, find } what;
+  enum What : std::uint32_t { make, join, hold_all, let_one_go, let_all_go, fail, find } what;
   std::uint32_t slots = 0, times = 0;
   std::uint64_t pool = 0;
 };
@@ -44,14 +45,16 @@ void serve_pool(const std::string& socket, int channel) {
         while (pool->acquire_now(kBytes, slot)) held.push_back(slot);
         break;
       case Command::let_one_go: {
+        if (held.empty()) give_up("every slot was given back, and none was free");
         next = next * 6364136223846793005 + 1442695040888963407;
         std::swap(held[(next >> 33) % held.size()], held.back());
         pool->release(held.back());
         held.pop_back();
         break;
       }
-      case Command::hold_again:
-        held.push_back(pool->acquire(kBytes));
+      case Command::let_all_go:
+        for (const shmb_slot& one : held) pool->release(one);
+        held.clear();
         break;
       case Command::fail: {
         Samples each;
@@ -62,12 +65,13 @@ void serve_pool(const std::string& socket, int channel) {
         result = each.median();
         break;
       }
-      case Command::find:
-        result = timed([&] {
-          if (!pool->acquire_now(kBytes, slot)) give_up("no slot was free");
-        });
-        pool->release(slot);
+      case Command::find: {
+        bool found = false;
+        result = timed([&] { found = pool->acquire_now(kBytes, slot); });
+        if (found) held.push_back(slot);
+        else result = kNothing;
         break;
+      }
     }
     tell(channel, result);
   }
@@ -83,13 +87,25 @@ class Exhausted {
     say(1, {Command::join, 0, 0, id});
     say(0, {Command::hold_all});
   }
-  double failing(std::uint32_t times) { return say(1, {Command::fail, 0, times}); }
+  double failing(std::uint32_t times) {
+    say(1, {Command::hold_all});  // what is idle there
+    return say(1, {Command::fail, 0, times});
+  }
+  // The first few that the holder gives back stay with it, idle: those are not counted.
   double finding(std::uint32_t times) {
+    constexpr std::uint32_t kInEach = 8;
     Samples each;
-    for (std::uint32_t i = 0; i < times; ++i) {
-      say(0, {Command::let_one_go});
-      each.add(say(1, {Command::find}));
-      say(0, {Command::hold_again});
+    for (std::uint32_t found = 0; found < times;) {
+      say(1, {Command::hold_all});
+      for (std::uint32_t now = 0; now < kInEach && found < times;) {
+        say(0, {Command::let_one_go});
+        const double took = say(1, {Command::find});
+        if (took == kNothing) continue;
+        each.add(took);
+        ++now, ++found;
+      }
+      say(1, {Command::let_all_go});
+      say(0, {Command::hold_all});
     }
     return each.median();
   }
