@@ -97,7 +97,7 @@ TEST_CASE("a private broker whose configuration is wrong does not start, and the
   std::ofstream(world.folder.file("shmbroker.conf")) << "[limits]\nbytes = \"much\"\n";
   auto refused = world.connect();
   REQUIRE_FALSE(refused);
-  const std::string reason = ": " + world.folder.file("shmbroker.conf") + ":2: limits.bytes";
+  const std::string reason = ": " + world.folder.file("shmbroker.conf") + ":2: 'limits.bytes'";
   CHECK_MESSAGE(refused.error().sentence.find("ended before it was ready" + reason) != std::string::npos,
                 refused.error().sentence);
 }
