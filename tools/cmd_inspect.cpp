@@ -32,6 +32,7 @@ struct RegionFacts {
   std::vector<TicketRow> tickets;
   std::vector<SessionRow> sessions;
   std::optional<GpuRow> gpu;
+  std::vector<PoolRow> pools;  // of which it is slots
 };
 
 struct PoolFacts {
@@ -51,7 +52,14 @@ Result<RegionFacts> look(const Viewer& viewer, RegionRow region) {
   if (!given) return std::unexpected(given.error());
   auto holders = client::list_sessions(viewer.session(), {}, viewer.deadline());
   if (!holders) return std::unexpected(holders.error());
-  RegionFacts facts{std::move(region), std::move(held->rows), std::move(given->rows), std::move(holders->rows), {}};
+  RegionFacts facts{std::move(region), std::move(held->rows), std::move(given->rows), std::move(holders->rows), {}, {}};
+  if (facts.region.record.pool != 0) {
+    Selection owner;
+    owner.region.id = facts.region.record.pool;
+    auto pool = client::list_pools(viewer.session(), owner, viewer.deadline());
+    if (!pool) return std::unexpected(pool.error());
+    facts.pools = std::move(pool->rows);
+  }
   auto gpu = client::list_gpu_regions(viewer.session(), one, viewer.deadline());
   if (!gpu && gpu.error().status != Status::invalid) return std::unexpected(gpu.error());  // an older broker has none
   if (gpu && !gpu->rows.empty()) facts.gpu = std::move(gpu->rows.front());
@@ -81,6 +89,7 @@ Result<PoolFacts> look(const Viewer& viewer, PoolRow pool) {
 std::string what_becomes_of_it(const RegionFacts& facts) {
   const shmbw_region_record& record = facts.region.record;
   if (record.freed_at != 0) return format_duration(record.keep) + " after the end of its group, which has ended";
+  if (record.pool != 0) return "goes with its pool";
   if (facts.region.name.empty()) return "goes with its last holder and ticket";
   if (record.keep < 0) return "stays until released";
   return record.keep == 0 ? "loses its name when its group ends, and goes with its last holder and ticket"
@@ -98,7 +107,7 @@ std::string inspect_text(const InspectOptions& options, const RegionFacts& facts
       {"group", group_text(record.group, facts.region.group) + "   id " + names::id_text(record.group) + ", owner " +
                     user_text(record.owner_uid) + " (uid " + std::to_string(record.owner_uid) + ")"},
       {"created", age_text(record.created) + " ago by pid " + pid},
-      {"state", state_text(record) + ", access " + access_text(record)},
+      {"state", state_text(record) + held_text(record, facts.pools) + ", access " + access_text(record)},
       {"keep", what_becomes_of_it(facts)}};
   if (facts.gpu) {
     const bool on_gpu = (record.flags & SHMBW_REGION_GPU) != 0;
@@ -109,26 +118,25 @@ std::string inspect_text(const InspectOptions& options, const RegionFacts& facts
   }
   std::string text = label_lines(lines);
   Table holders({{"HOLDER", Align::right},
-                 {"USER"},
-                 {"PROGRAM"},
+                 {"USER", Align::left, true, 3},
+                 {"PROGRAM", Align::left, true},
                  {"RIGHTS"},
-                 {"REFERENCES", Align::right},
-                 {"SINCE", Align::right},
+                 {"REFERENCES", Align::right, false, 1},
+                 {"SINCE", Align::right, false, 2},
                  {"STATE"}});
   for (const LeaseRow& lease : facts.leases)
     holders.add({lease.record.pid == 0 ? "unknown" : std::to_string(lease.record.pid), user_text(lease.record.uid),
-                 program_of(facts.sessions, lease.record.session), rights_text(lease.record.rights),
-                 std::to_string(lease.record.count), age_text(lease.record.since),
-                 session_state_text(lease.record.state)});
-  text += holders.empty() ? "nobody holds it\n" : "\n" + holders.text(colour(1));
+                 program_of(facts.sessions, lease.record.session), rights_text(lease.record.rights), lease.record.count,
+                 age_cell(lease.record.since), session_state_text(lease.record.state)});
+  text += holders.empty() ? "nobody holds it\n" : "\n" + holders.text(look_of(1));
   Table given({{"TICKET OF"}, {"RIGHTS"}, {"USES LEFT", Align::right}, {"EXPIRES IN", Align::right}});
   for (const TicketRow& ticket : facts.tickets) {
     constexpr std::int64_t second = 1'000'000'000;
     const std::int64_t left = std::max<std::int64_t>(ticket.record.expires - sys::now_boottime(), 0);
-    given.add({user_text(ticket.record.maker_uid), rights_text(ticket.record.rights),
-               std::to_string(ticket.record.uses_left), format_duration(left - left % second)});
+    given.add({user_text(ticket.record.maker_uid), rights_text(ticket.record.rights), ticket.record.uses_left,
+               format_duration(left - left % second)});
   }
-  if (!given.empty()) text += "\n" + given.text(colour(1));
+  if (!given.empty()) text += "\n" + given.text(look_of(1));
   return text;
 }
 
@@ -148,10 +156,11 @@ std::string inspect_json(const RegionFacts& facts) {
 }
 
 std::string pool_text(const Common& common, const PoolFacts& facts) {
-  const std::string participants = participant_table(facts.participants, facts.programs);
-  const std::string queues = queue_table({facts.pool}, facts.queues);
-  return pool_lines(common, facts.pool) + (participants.empty() ? "nobody takes part in it\n" : "\n" + participants) +
-         (queues.empty() ? "" : "\n" + queues);
+  const Table participants = participant_table(facts.participants, facts.programs);
+  const Table queues = queue_table({facts.pool}, facts.queues);
+  return pool_lines(common, facts.pool) +
+         (participants.empty() ? "nobody takes part in it\n" : "\n" + participants.text(look_of(1))) +
+         (queues.empty() ? "" : "\n" + queues.text(look_of(1)));
 }
 
 std::string pool_document(const PoolFacts& facts) {

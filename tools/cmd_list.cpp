@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `shmbroker list`: who holds how much. Totals first, then a line per region, per pool, per queue and per world, each
-// table only where it has rows; groups without regions are counted only in the totals and shown by --groups.
+// table only where it has rows. Groups without regions are counted only in the totals and shown by --groups. Last, what
+// root could see and is not shown.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -13,8 +14,10 @@
 #include "proto/refusal.hpp"
 #include "tools/exit_code.hpp"
 #include "tools/gpu_view.hpp"
+#include "tools/hidden.hpp"
 #include "tools/pool_view.hpp"
 #include "tools/printable.hpp"
+#include "tools/process_view.hpp"
 #include "tools/report_json.hpp"
 #include "tools/session.hpp"
 #include "tools/table.hpp"
@@ -27,9 +30,13 @@ namespace {
 
 struct ListOptions {
   Common common;
-  std::string group;
-  bool all_groups = false, show_groups = false, show_pools = false, show_queues = false, show_worlds = false,
-       show_refs = false, show_gpu = false, ids_only = false;
+  std::string group, sort;
+  bool all_groups = false, show_groups = false, show_processes = false, show_pools = false, show_queues = false,
+       show_worlds = false, show_refs = false, show_gpu = false, ids_only = false;
+
+  bool one_table() const {
+    return show_groups || show_processes || show_pools || show_queues || show_worlds || show_refs || show_gpu;
+  }
 };
 
 struct Books {
@@ -40,6 +47,8 @@ struct Books {
   Listing<QueueRow> queues;
   Worlds worlds;
   Listing<GpuRow> gpu;
+  std::vector<ProcessRow> processes;  // where asked for
+  Hidden hidden;
 };
 
 Result<Selection> selection_of(const ListOptions& options) {
@@ -57,7 +66,7 @@ Result<Selection> selection_of(const ListOptions& options) {
   return selection;
 }
 
-Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
+Result<Books> read_books(const Viewer& viewer, const ListOptions& options, const Selection& selection) {
   auto status = client::broker_status(viewer.session(), viewer.deadline());
   if (!status) return std::unexpected(status.error());
   auto regions = client::list_regions(viewer.session(), selection, viewer.deadline());
@@ -73,6 +82,8 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
   auto gpu = client::list_gpu_regions(viewer.session(), selection, viewer.deadline());
   if (!gpu && gpu.error().status != Status::invalid) return std::unexpected(gpu.error());  // an older broker has none
   if (!gpu) gpu.emplace();
+  Hidden hidden;
+  if (options.group.empty()) hidden = hidden_from(*status, regions->total_count, options.all_groups);
   // They have a table of their own.
   std::erase_if(regions->rows, [](const RegionRow& row) { return (row.record.flags & SHMBW_REGION_GPU) != 0; });
   // A group's regions together, the largest first.
@@ -86,8 +97,14 @@ Result<Books> read_books(const Viewer& viewer, const Selection& selection) {
     const auto pool = std::ranges::find(pools->rows, row.record.pool, [](const PoolRow& it) { return it.record.pool; });
     return std::tuple(pool - pools->rows.begin(), row.record.pool, row.name);
   });
-  return Books{std::move(*status), std::move(*regions), std::move(*groups), std::move(*pools),
-               std::move(*queues), std::move(*worlds),  std::move(*gpu)};
+  std::vector<ProcessRow> processes;
+  if (options.show_processes) {
+    auto read = read_processes(viewer, selection, regions->rows, pools->rows, groups->rows);
+    if (!read) return std::unexpected(read.error());
+    processes = std::move(*read);
+  }
+  return Books{std::move(*status), std::move(*regions), std::move(*groups),   std::move(*pools), std::move(*queues),
+               std::move(*worlds), std::move(*gpu),     std::move(processes), std::move(hidden)};
 }
 
 std::string totals(const ListOptions& options, const Books& books) {
@@ -112,25 +129,27 @@ std::string totals(const ListOptions& options, const Books& books) {
 
 std::string owner_prefix(std::uint32_t uid) { return uid == ::geteuid() ? "" : std::to_string(uid) + ":"; }
 
-std::string region_table(const ListOptions& options, const Books& books) {
-  Table table({{"GROUP"},
-               {"REGION"},
+Table region_table(const ListOptions& options, const Books& books) {
+  Table table({{"GROUP", Align::left, true},
+               {"REGION", Align::left, true},
                {"SIZE", Align::right},
-               {"TOUCHED", Align::right},
-               {"HOLDERS", Align::right},
-               {"ACCESS"},
-               {"PAGES"},
-               {"KEEP"},
-               {"AGE", Align::right},
-               {"STATE"}});
+               {"TOUCHED", Align::right, false, 4},
+               {"HOLDERS", Align::right, false, 5},
+               {"ACCESS", Align::left, false, 3},
+               {"PAGES", Align::left, false, 1},
+               {"KEEP", Align::left, false, 2},
+               {"AGE", Align::right, false, 6},
+               {"STATE", Align::left, true}});
   for (const RegionRow& row : books.regions.rows) {
     const shmbw_region_record& record = row.record;
-    table.add({owner_prefix(record.owner_uid) + group_text(record.group, row.group),
-               row.name.empty() ? id_text(record.region) : row.name, size_text(options.common, record.bytes),
-               size_text(options.common, record.touched), std::to_string(record.holders), access_text(record),
-               page_text(record.page_kind), keep_text(record.keep), age_text(record.created), state_text(record)});
+    table.add(
+        {owner_prefix(record.owner_uid) + group_text(record.group, row.group),
+         row.name.empty() ? id_text(record.region) : row.name, size_cell(options.common, record.bytes),
+         size_cell(options.common, record.touched), record.holders, access_text(record), page_text(record.page_kind),
+         keep_text(record.keep), age_cell(record.created), state_text(record) + held_text(record, books.pools.rows)},
+        id_text(record.region));
   }
-  return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
+  return table;
 }
 
 std::string group_state(const shmbw_group_record& record) {
@@ -142,52 +161,31 @@ std::string group_state(const shmbw_group_record& record) {
   return text;
 }
 
-std::string group_table(const ListOptions& options, const Books& books) {
-  Table table({{"GROUP"},
-               {"OWNER"},
+Table group_table(const ListOptions& options, const Books& books) {
+  Table table({{"GROUP", Align::left, true},
+               {"OWNER", Align::left, true},
                {"USED", Align::right},
-               {"LIMIT", Align::right},
-               {"PEAK", Align::right},
-               {"CACHED", Align::right},
-               {"REGIONS", Align::right},
+               {"LIMIT", Align::right, false, 7},
+               {"PEAK", Align::right, false, 5},
+               {"CACHED", Align::right, false, 3},
+               {"REGIONS", Align::right, false, 6},
                {"MEMBERS", Align::right},
-               {"HEIRS", Align::right},
-               {"KEEP"},
-               {"AGE", Align::right},
-               {"STATE"}});
+               {"HEIRS", Align::right, false, 1},
+               {"KEEP", Align::left, false, 2},
+               {"AGE", Align::right, false, 4},
+               {"STATE", Align::left, true}});
   for (const GroupRow& row : books.groups.rows) {
     const shmbw_group_record& record = row.record;
-    table.add({group_text(record.group, row.name), user_text(record.owner_uid), size_text(options.common, record.bytes),
-               size_text(options.common, record.bytes_limit), size_text(options.common, record.bytes_peak),
-               size_text(options.common, record.bytes_cached), std::to_string(record.regions),
-               std::to_string(record.members), std::to_string(record.heirs), keep_text(record.keep),
-               age_text(record.created), group_state(record)});
+    table.add({group_text(record.group, row.name), user_text(record.owner_uid), size_cell(options.common, record.bytes),
+               size_cell(options.common, record.bytes_limit), size_cell(options.common, record.bytes_peak),
+               size_cell(options.common, record.bytes_cached), record.regions, record.members, record.heirs,
+               keep_text(record.keep), age_cell(record.created), group_state(record)},
+              names::id_text(record.group));
   }
-  return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
+  return table;
 }
 
-std::string ids(const ListOptions& options, const Books& books) {
-  std::string out;
-  if (options.show_groups) {
-    for (const GroupRow& row : books.groups.rows) out += names::id_text(row.record.group) + "\n";
-  } else if (options.show_pools) {
-    for (const PoolRow& row : books.pools.rows) out += pool_id_text(row.record.pool) + "\n";
-  } else if (options.show_queues) {
-    for (const QueueRow& row : books.queues.rows) out += queue_address({}, row) + "\n";
-  } else if (options.show_worlds) {
-    for (const WorldRow& row : books.worlds.worlds.rows) out += names::id_text(row.record.world) + "\n";
-  } else if (options.show_refs) {
-    for (const ReferenceRow& row : books.worlds.references.rows)
-      out += names::id_text(row.record.world) + " " + reference_text(row.record.reference) + "\n";
-  } else if (options.show_gpu) {
-    for (const GpuRow& row : books.gpu.rows) out += id_text(row.record.region) + "\n";
-  } else {
-    for (const RegionRow& row : books.regions.rows) out += id_text(row.record.region) + "\n";
-  }
-  return out;
-}
-
-std::string list_json(const Viewer& viewer, const Books& books) {
+std::string list_json(const ListOptions& options, const Viewer& viewer, const Books& books) {
   Json json = document("list");
   json["broker"] = broker_json(viewer, books.status);
   json["totals"] = {{"groups", books.groups.rows.size()},
@@ -211,26 +209,55 @@ std::string list_json(const Viewer& viewer, const Books& books) {
   json["worlds"] = world_json(books.worlds);
   json["gpu_regions"] = Json::array();
   for (const GpuRow& row : books.gpu.rows) json["gpu_regions"].push_back(gpu_json(row));
+  if (options.show_processes) {
+    json["processes"] = Json::array();
+    for (const ProcessRow& row : books.processes) json["processes"].push_back(process_json(row));
+  }
+  json["hidden"] = hidden_json(books.hidden);
   return dump(json);
 }
 
-// One table where one was asked for, and a word where it has no rows; else all that have rows, with an empty line
-// between them.
-std::string tables(const ListOptions& options, const Books& books) {
-  const bool all = !options.show_groups && !options.show_pools && !options.show_queues && !options.show_worlds &&
-                   !options.show_refs && !options.show_gpu;
-  std::string text;
-  const auto add = [&](bool wanted, const std::string& table, const char* none) {
-    if (wanted && table.empty()) text += std::string("no ") + none + "\n";
-    else if (all || wanted) text += (text.empty() || table.empty() ? "" : "\n") + table;
+struct Shown {
+  Table table;
+  const char* none;  // what an empty table has none of
+};
+
+// The table that was asked for, or all of those that a look at everything shows.
+std::vector<Shown> tables(const ListOptions& options, const Books& books) {
+  const Common& common = options.common;
+  std::vector<Shown> shown;
+  const auto add = [&](bool wanted, auto&& make, const char* none) {
+    if (wanted) shown.push_back({make(), none});
   };
-  if (options.show_groups) add(true, group_table(options, books), "groups");
-  add(false, region_table(options, books), "regions");
-  add(options.show_gpu, gpu_table(options.common, books.gpu.rows), "GPU regions");
-  add(options.show_pools, pool_table(options.common, books.pools.rows), "pools");
-  add(options.show_queues, queue_table(books.pools.rows, books.queues.rows), "queues");
-  add(options.show_worlds, world_table(books.worlds), "worlds");
-  if (options.show_refs) add(true, reference_table(books.worlds), "references");
+  const bool all = !options.one_table();
+  add(options.show_groups, [&] { return group_table(options, books); }, "groups");
+  add(options.show_processes, [&] { return process_table(common, books.processes); }, "processes");
+  add(all, [&] { return region_table(options, books); }, "regions");
+  add(all || options.show_gpu, [&] { return gpu_table(common, books.gpu.rows); }, "GPU regions");
+  add(all || options.show_pools, [&] { return pool_table(common, books.pools.rows); }, "pools");
+  add(all || options.show_queues, [&] { return queue_table(books.pools.rows, books.queues.rows); }, "queues");
+  add(all || options.show_worlds, [&] { return world_table(books.worlds); }, "worlds");
+  add(options.show_refs, [&] { return reference_table(books.worlds); }, "references");
+  return shown;
+}
+
+// Each table that has the column is sorted by it.
+Result<void> sort(std::vector<Shown>& shown, const std::string& column) {
+  bool sorted = false;
+  for (Shown& each : shown) sorted |= each.table.sort_by(column);
+  if (sorted) return {};
+  return error(Status::invalid,
+               "--sort " + shmb::quoted(column) + " is no column of this table: " + shown.front().table.titles());
+}
+
+// An empty line between tables. Where one was asked for and has no rows, a word says so.
+std::string text_of(const ListOptions& options, const std::vector<Shown>& shown) {
+  const Look look = look_of(STDOUT_FILENO);
+  std::string text;
+  for (const Shown& each : shown) {
+    if (!each.table.empty()) text += (text.empty() ? "" : "\n") + each.table.text(look);
+    else if (options.one_table()) text += std::string("no ") + each.none + "\n";
+  }
   return text;
 }
 
@@ -238,20 +265,27 @@ int run_list(const ListOptions& options) {
   auto selection = selection_of(options);
   if (!selection) return fail(selection.error());
   auto viewer = Viewer::connect(options.common, options.all_groups);
-  if (!viewer) return fail(viewer.error());
-  auto books = read_books(*viewer, *selection);
+  if (!viewer) {
+    const std::string brokers = brokers_text(other_brokers());
+    if (!brokers.empty()) (void)print(brokers);
+    return fail(viewer.error());
+  }
+  auto books = read_books(*viewer, options, *selection);
   if (!books) return fail(books.error());
   if (!options.group.empty() && books->groups.rows.empty()) {
     const wire::Sought sought{.what = "group", .name = options.group};
     return fail(client::asked_of(viewer->facts().socket, wire::not_found(sought)));
   }
+  std::vector<Shown> shown = tables(options, *books);
+  if (!options.sort.empty())
+    if (auto sorted = sort(shown, options.sort); !sorted) return fail(sorted.error());
   std::string text;
   if (options.common.json) {
-    text = list_json(*viewer, *books);
+    text = list_json(options, *viewer, *books);
   } else if (options.ids_only) {
-    text = ids(options, *books);
+    text = shown.front().table.ids();
   } else {
-    text = totals(options, *books) + tables(options, *books);
+    text = totals(options, *books) + text_of(options, shown) + hidden_text(books->hidden);
   }
   return print(text) ? kExitOk : kExitError;
 }
@@ -264,6 +298,8 @@ Command add_list(CLI::App& app) {
   verb->add_option("--group", options->group, "Only this group: NAME, UID:NAME or @ID")->type_name("GROUP");
   verb->add_flag("--all-groups", options->all_groups, "Those of all users, by the broker's admin socket");
   CLI::Option* groups = verb->add_flag("--groups", options->show_groups, "A line per group instead of one per region");
+  CLI::Option* processes =
+      verb->add_flag("--processes", options->show_processes, "A line per process: program, group, bytes that it holds");
   CLI::Option* pools = verb->add_flag("--pools", options->show_pools, "The pools alone: slots, participants, queues");
   CLI::Option* queues =
       verb->add_flag("--queues", options->show_queues, "The queues alone: depth, readers, writers, lag");
@@ -271,10 +307,12 @@ Command add_list(CLI::App& app) {
   CLI::Option* worlds = verb->add_flag("--worlds", options->show_worlds, "The worlds of workers alone: who is in them");
   CLI::Option* refs =
       verb->add_flag("--refs", options->show_refs, "Remote references: owner, who holds them, state, cycles");
-  CLI::Option* const one_of[] = {groups, pools, queues, gpu, worlds, refs};
+  CLI::Option* const one_of[] = {groups, processes, pools, queues, gpu, worlds, refs};
   for (CLI::Option* one : one_of)
     for (CLI::Option* other : one_of)
       if (one != other) one->excludes(other);
+  verb->add_option("--sort", options->sort, "By this column: numbers from the largest on, texts from A to Z")
+      ->type_name("COLUMN");
   verb->add_flag("-q,--quiet", options->ids_only, "Ids only");
   add_common(*verb, options->common, true, true);
   return {verb, [options] { return run_list(*options); }};

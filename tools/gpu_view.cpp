@@ -63,26 +63,27 @@ std::string why_held(const shmbw_gpu_record& record) {
   return out.empty() ? "nothing" : out;
 }
 
-std::string gpu_table(const Common& common, const std::vector<GpuRow>& rows) {
-  Table table({{"GROUP"},
-               {"GPU REGION"},
+Table gpu_table(const Common& common, const std::vector<GpuRow>& rows) {
+  Table table({{"GROUP", Align::left, true},
+               {"GPU REGION", Align::left, true},
                {"SIZE", Align::right},
-               {"DEVICE"},
-               {"KIND"},
-               {"PUBLISHER", Align::right},
-               {"IMPORTERS", Align::right},
-               {"AGE", Align::right},
+               {"DEVICE", Align::left, true},
+               {"KIND", Align::left, false, 2},
+               {"PUBLISHER", Align::right, false, 4},
+               {"IMPORTERS", Align::right, false, 3},
+               {"AGE", Align::right, false, 1},
                {"STATE"},
-               {"HELD BY"}});
+               {"HELD BY", Align::left, true}});
   for (const GpuRow& row : rows) {
     const shmbw_gpu_record& record = row.record;
     const std::string owner = record.owner_uid == ::geteuid() ? "" : std::to_string(record.owner_uid) + ":";
-    table.add({owner + group_text(record.group, row.group), row.name.empty() ? id_text(record.region) : row.name,
-               size_text(common, record.bytes), device_text(record), kind_text(record.kind),
-               pid_text(record.exporter_pid), std::to_string(record.importers), age_text(record.created),
-               gpu_state_text(record), why_held(record)});
+    table.add(
+        {owner + group_text(record.group, row.group), row.name.empty() ? id_text(record.region) : row.name,
+         size_cell(common, record.bytes), device_text(record), kind_text(record.kind), pid_text(record.exporter_pid),
+         record.importers, age_cell(record.created), gpu_state_text(record), why_held(record)},
+        id_text(record.region));
   }
-  return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
+  return table;
 }
 
 std::vector<std::pair<std::string, std::string>> gpu_lines(const Common& common, const shmbw_gpu_record& record) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tools/report_json.hpp"
+#include "tools/table.hpp"
 #include "tools/tool.hpp"
 #include "tools/view.hpp"
 
@@ -16,7 +17,7 @@ using client::GpuRow;
 
 std::string gpu_state_text(const shmbw_gpu_record& record);
 std::string why_held(const shmbw_gpu_record& record);  // "name, publisher, 2 importers, 1 ticket"
-std::string gpu_table(const Common& common, const std::vector<GpuRow>& rows);
+Table gpu_table(const Common& common, const std::vector<GpuRow>& rows);
 // Lines of `inspect`: label and text.
 std::vector<std::pair<std::string, std::string>> gpu_lines(const Common& common, const shmbw_gpu_record& record);
 Json gpu_json(const GpuRow& row);

@@ -2,8 +2,6 @@
 // See pool_view.hpp.
 #include "tools/pool_view.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "base/text.hpp"
@@ -33,67 +31,68 @@ std::string queue_address(const std::vector<PoolRow>& pools, const QueueRow& row
   return (pool == pools.end() ? pool_id_text(row.record.pool) : address_text(*pool)) + ":" + row.name;
 }
 
-std::string pool_table(const Common& common, const std::vector<PoolRow>& rows) {
-  Table table({{"POOL"},
+Table pool_table(const Common& common, const std::vector<PoolRow>& rows) {
+  Table table({{"POOL", Align::left, true},
                {"SIZE", Align::right},
                {"USED", Align::right},
                {"SLOTS", Align::right},
-               {"LIMIT", Align::right},
-               {"HIGH", Align::right},
-               {"PARTICIPANTS", Align::right},
-               {"QUEUES", Align::right},
-               {"DEATHS", Align::right},
-               {"KEEP"},
-               {"AGE", Align::right},
-               {"STATE"}});
+               {"LIMIT", Align::right, false, 5},
+               {"HIGH", Align::right, false, 4},
+               {"PARTICIPANTS", Align::right, false, 7},
+               {"QUEUES", Align::right, false, 6},
+               {"DEATHS", Align::right, false, 3},
+               {"KEEP", Align::left, false, 1},
+               {"AGE", Align::right, false, 2},
+               {"STATE", Align::left, true}});
   for (const PoolRow& row : rows) {
     const shmbw_pool_record& record = row.record;
-    table.add({address_text(row), size_text(common, record.bytes), decimal(record.slots_used), decimal(record.slots),
-               decimal(record.slots_limit), decimal(record.slots_high), decimal(record.participants),
-               decimal(record.queues), decimal(record.deaths), keep_text(record.keep), age_text(record.created),
-               pool_state_text(record)});
+    table.add({address_text(row), size_cell(common, record.bytes), record.slots_used, record.slots, record.slots_limit,
+               record.slots_high, record.participants, record.queues, record.deaths, keep_text(record.keep),
+               age_cell(record.created), pool_state_text(record)},
+              pool_id_text(record.pool));
   }
-  return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
+  return table;
 }
 
-std::string queue_table(const std::vector<PoolRow>& pools, const std::vector<QueueRow>& rows) {
-  Table table({{"QUEUE"},
-               {"KIND"},
+Table queue_table(const std::vector<PoolRow>& pools, const std::vector<QueueRow>& rows) {
+  Table table({{"QUEUE", Align::left, true},
+               {"KIND", Align::left, false, 4},
                {"DEPTH", Align::right},
-               {"CELLS", Align::right},
-               {"READERS", Align::right},
-               {"WRITERS", Align::right},
+               {"CELLS", Align::right, false, 3},
+               {"READERS", Align::right, false, 5},
+               {"WRITERS", Align::right, false, 6},
                {"LAG", Align::right},
-               {"LOST", Align::right},
-               {"DEATHS", Align::right},
-               {"STATE"}});
+               {"LOST", Align::right, false, 2},
+               {"DEATHS", Align::right, false, 1},
+               {"STATE", Align::left, true}});
   for (const QueueRow& row : rows) {
     const shmbw_queue_record& record = row.record;
     const bool ring = record.kind == SHMBW_QUEUE_KIND_BROADCAST;  // only its readers lag and lose
-    table.add({queue_address(pools, row), queue_kind_text(record.kind), decimal(record.depth), decimal(record.cells),
-               decimal(record.readers), decimal(record.writers), ring ? decimal(record.lag) : "",
-               ring ? decimal(record.lost) : "", decimal(record.deaths), queue_state_text(row)});
+    table.add({queue_address(pools, row), queue_kind_text(record.kind), record.depth, record.cells, record.readers,
+               record.writers, ring ? Cell(record.lag) : Cell(""), ring ? Cell(record.lost) : Cell(""), record.deaths,
+               queue_state_text(row)},
+              queue_address({}, row));
   }
-  return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
+  return table;
 }
 
-std::string participant_table(const std::vector<ParticipantRow>& rows, const std::vector<std::string>& programs) {
+Table participant_table(const std::vector<ParticipantRow>& rows, const std::vector<std::string>& programs) {
   Table table({{"PARTICIPANT", Align::right},
                {"PID", Align::right},
-               {"USER"},
-               {"PROGRAM"},
+               {"USER", Align::left, true, 3},
+               {"PROGRAM", Align::left, true},
                {"SLOTS", Align::right},
-               {"READS", Align::right},
-               {"WRITES", Align::right},
+               {"READS", Align::right, false, 1},
+               {"WRITES", Align::right, false, 2},
                {"UNREAD", Align::right},
                {"STATE"}});
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const shmbw_participant_record& record = rows[i].record;
-    table.add({decimal(record.participant), record.pid == 0 ? "unknown" : decimal(record.pid), user_text(record.uid),
-               programs[i], decimal(record.slots_held), decimal(record.reading), decimal(record.writing),
-               decimal(record.unread), participant_state_text(record.state)});
+    table.add({record.participant, record.pid == 0 ? "unknown" : decimal(record.pid), user_text(record.uid),
+               programs[i], record.slots_held, record.reading, record.writing, record.unread,
+               participant_state_text(record.state)});
   }
-  return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
+  return table;
 }
 
 std::string pool_lines(const Common& common, const PoolRow& row) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/table.hpp"
 #include "tools/tool.hpp"
 #include "tools/view.hpp"
 
@@ -14,11 +15,10 @@ namespace shmb::tools {
 // A queue's address; its pool is among `pools`, or is named by its id.
 std::string queue_address(const std::vector<PoolRow>& pools, const QueueRow& row);
 
-// Empty where there are no rows.
-std::string pool_table(const Common& common, const std::vector<PoolRow>& rows);
-std::string queue_table(const std::vector<PoolRow>& pools, const std::vector<QueueRow>& rows);
+Table pool_table(const Common& common, const std::vector<PoolRow>& rows);
+Table queue_table(const std::vector<PoolRow>& pools, const std::vector<QueueRow>& rows);
 // `programs`: one for each row.
-std::string participant_table(const std::vector<ParticipantRow>& rows, const std::vector<std::string>& programs);
+Table participant_table(const std::vector<ParticipantRow>& rows, const std::vector<std::string>& programs);
 
 std::string pool_lines(const Common& common, const PoolRow& row);
 std::string queue_lines(const PoolRow& pool, const QueueRow& row);

@@ -83,6 +83,8 @@ Json region_json(const RegionRow& row) {
               {"holders", record.holders},
               {"writers", record.writers},
               {"tickets", record.tickets},
+              {"queues", record.queues},
+              {"pool", record.pool == 0 ? Json(nullptr) : Json(pool_id_text(record.pool))},
               {"creator_pid", record.creator_pid == 0 ? Json(nullptr) : Json(record.creator_pid)},
               {"created", time_json(record.created)},
               {"keep_seconds", keep_json(record.keep)},

@@ -3,6 +3,9 @@
 #include "tools/table.hpp"
 
 #include <algorithm>
+#include <cctype>
+#include <functional>
+#include <numeric>
 
 #include "tools/printable.hpp"
 
@@ -10,6 +13,11 @@ namespace shmb::tools {
 namespace {
 
 constexpr std::string_view kGap = "  ";
+// No name has it, and every terminal shows it.
+constexpr char kCut = '~';
+// A name of so many characters can still be told from others. Before names get shorter, columns are left out.
+constexpr std::size_t kLegible = 16;
+constexpr std::size_t kShortest = 5;
 
 std::string padded(const std::string& cell, std::size_t width, Align align) {
   const std::string room(width - std::min(width, columns(cell)), ' ');
@@ -18,33 +26,152 @@ std::string padded(const std::string& cell, std::size_t width, Align align) {
 
 void trim_right(std::string& line) { line.erase(line.find_last_not_of(' ') + 1); }
 
-}  // namespace
-
-void Table::add(std::vector<std::string> cells) {
-  cells.resize(columns_.size());
-  for (std::string& cell : cells) cell = cell.empty() ? "-" : printable(cell);
-  rows_.push_back(std::move(cells));
+// The first `count` characters; a continuation byte of UTF-8 (10xxxxxx) begins none.
+std::string_view first(std::string_view text, std::size_t count) {
+  std::size_t at = 0;
+  while (at < text.size() && (count > 0 || (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80))
+    if ((static_cast<unsigned char>(text[at++]) & 0xc0) != 0x80) --count;
+  while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) ++at;
+  return text.substr(0, at);
 }
 
-std::string Table::text(bool colour) const {
-  std::vector<std::size_t> widths;
-  for (const Column& column : columns_) widths.push_back(columns(column.title));
-  for (const auto& row : rows_)
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], columns(row[i]));
+// Beginning and end stay: names of a kind often differ in their last part alone.
+std::string cut_to(const std::string& text, std::size_t width) {
+  const std::size_t length = columns(text);
+  if (length <= width) return text;
+  const std::size_t tail = (width - 1) / 3;
+  const std::string_view head = first(text, width - 1 - tail);
+  const std::string_view without_tail = first(text, length - tail);
+  return std::string(head) + kCut + text.substr(without_tail.size());
+}
 
-  std::string head, out;
-  for (std::size_t i = 0; i < columns_.size(); ++i)
-    head += (i ? std::string(kGap) : "") + padded(columns_[i].title, widths[i], columns_[i].align);
-  trim_right(head);
-  out += colour ? "\x1b[1m" + head + "\x1b[0m\n" : head + "\n";
-  for (const auto& row : rows_) {
-    std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i)
-      line += (i ? std::string(kGap) : "") + padded(row[i], widths[i], columns_[i].align);
-    trim_right(line);
-    out += line + "\n";
-  }
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return out;
+}
+
+}  // namespace
+
+Cell size_cell(const Common& common, std::uint64_t bytes) {
+  return {size_text(common, bytes), static_cast<double>(bytes)};
+}
+
+Cell age_cell(std::int64_t boottime) { return {age_text(boottime), -static_cast<double>(boottime)}; }
+
+std::vector<Cell> Table::cleaned(std::vector<Cell> cells) const {
+  cells.resize(columns_.size(), Cell(""));
+  for (Cell& cell : cells) cell.text = cell.text.empty() ? "-" : printable(cell.text);
+  return cells;
+}
+
+void Table::add(std::vector<Cell> cells, std::string id) {
+  rows_.push_back({cleaned(std::move(cells)), printable(id), {}});
+}
+
+bool Table::sort_by(std::string_view title) {
+  const auto column = std::ranges::find(columns_, lower(title), [](const Column& each) { return lower(each.title); });
+  if (column == columns_.end()) return false;
+  const auto at = static_cast<std::size_t>(column - columns_.begin());
+  std::ranges::stable_sort(rows_, [at](const Row& a, const Row& b) {
+    const Cell &left = a.cells[at], &right = b.cells[at];
+    if (left.number && right.number) return *left.number > *right.number;
+    if (left.number.has_value() != right.number.has_value()) return left.number.has_value();
+    return left.text < right.text;
+  });
+  return true;
+}
+
+std::string Table::ids() const {
+  std::string out;
+  for (const Row& row : rows_) out += row.id + "\n";
+  return out;
+}
+
+std::string Table::titles() const {
+  std::string out;
+  for (const Column& column : columns_) out += (out.empty() ? "" : ", ") + lower(column.title);
+  return out;
+}
+
+Table::Layout Table::layout(std::size_t room) const {
+  std::vector<std::size_t> natural;
+  for (const Column& column : columns_) natural.push_back(columns(column.title));
+  const auto measure = [&](const std::vector<Cell>& cells) {
+    for (std::size_t i = 0; i < cells.size(); ++i) natural[i] = std::max(natural[i], columns(cells[i].text));
+  };
+  for (const Row& row : rows_) {
+    measure(row.cells);
+    std::ranges::for_each(row.below, measure);
+  }
+  Layout layout{natural, {}};
+  if (room == 0) return layout;
+
+  std::vector<std::size_t> going;  // in the order in which they leave
+  for (std::size_t i = 0; i < columns_.size(); ++i)
+    if (columns_[i].leaves != 0) going.push_back(i);
+  std::ranges::stable_sort(going, {}, [&](std::size_t i) { return columns_[i].leaves; });
+
+  const auto total = [&] {
+    const auto shown = std::ranges::count_if(layout.widths, [](std::size_t width) { return width != 0; });
+    return std::accumulate(layout.widths.begin(), layout.widths.end(), std::size_t{0}) +
+           kGap.size() * static_cast<std::size_t>(std::max<std::ptrdiff_t>(shown - 1, 0));
+  };
+  // Takes from the widest that may be cut until all fits, or none is wider than `least`.
+  const auto fits = [&](std::size_t least) {
+    while (total() > room) {
+      std::size_t widest = columns_.size();
+      for (std::size_t i = 0; i < columns_.size(); ++i)
+        if (columns_[i].cut && layout.widths[i] > least &&
+            (widest == columns_.size() || layout.widths[i] > layout.widths[widest]))
+          widest = i;
+      if (widest == columns_.size()) return false;
+      --layout.widths[widest];
+    }
+    return true;
+  };
+  for (std::size_t left_out = 0;; ++left_out) {
+    for (std::size_t i = 0; i < columns_.size(); ++i) layout.widths[i] = natural[i];
+    for (std::size_t i = 0; i < left_out; ++i) layout.widths[going[i]] = 0;
+    layout.left_out.assign(going.begin(), going.begin() + static_cast<std::ptrdiff_t>(left_out));
+    if (fits(kLegible)) break;
+    if (left_out == going.size()) {
+      (void)fits(kShortest);
+      break;
+    }
+  }
+  std::ranges::sort(layout.left_out);
+  return layout;
+}
+
+std::string Table::text(const Look& look) const {
+  const Layout layout = this->layout(look.columns);
+  const auto line_of = [&](const std::function<const std::string&(std::size_t)>& cell) {
+    std::string line;
+    bool begun = false;
+    for (std::size_t i = 0; i < columns_.size(); ++i) {
+      if (layout.widths[i] == 0) continue;
+      line += (begun ? std::string(kGap) : "") +
+              padded(cut_to(cell(i), layout.widths[i]), layout.widths[i], columns_[i].align);
+      begun = true;
+    }
+    trim_right(line);
+    // Numbers alone may be wider than the narrowest terminals.
+    return (look.columns == 0 ? line : cut_to(line, std::max(look.columns, kShortest)));
+  };
+  const std::string head = line_of([&](std::size_t i) -> const std::string& { return columns_[i].title; });
+  std::string out = look.colour ? "\x1b[1m" + head + "\x1b[0m\n" : head + "\n";
+  const auto add = [&](const std::vector<Cell>& cells) {
+    out += line_of([&](std::size_t i) -> const std::string& { return cells[i].text; }) + "\n";
+  };
+  for (const Row& row : rows_) {
+    add(row.cells);
+    std::ranges::for_each(row.below, add);
+  }
+  if (layout.left_out.empty()) return out;
+  std::string gone;
+  for (std::size_t i : layout.left_out) gone += (gone.empty() ? "" : ", ") + columns_[i].title;
+  return out + cut_to("(no room for " + gone + ")", std::max(look.columns, kShortest)) + "\n";
 }
 
 std::string label_lines(const std::vector<std::pair<std::string, std::string>>& lines) {

@@ -3,6 +3,7 @@
 #include "tools/tool.hpp"
 
 #include <pwd.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -58,6 +59,13 @@ bool colour(int fd) {
   const char* terminal = std::getenv("TERM");
   if (no_colour != nullptr && *no_colour != '\0') return false;
   return is_terminal(fd) && terminal != nullptr && std::string_view(terminal) != "dumb";
+}
+
+Look look_of(int fd) {
+  Look found{colour(fd), 0};
+  winsize size{};
+  if (is_terminal(fd) && ::ioctl(fd, TIOCGWINSZ, &size) == 0) found.columns = size.ws_col;
+  return found;
 }
 
 int fail(const Error& error) {

@@ -43,6 +43,12 @@ Command add_run(CLI::App& app);
 
 bool is_terminal(int fd);
 bool colour(int fd);  // a terminal, and neither NO_COLOR nor TERM=dumb
+// How tables look there.
+struct Look {
+  bool colour = false;
+  std::size_t columns = 0;  // of the terminal; 0: it is none, or does not say, and lines are as long as they are
+};
+Look look_of(int fd);
 // "shmbroker: SENTENCE" on stderr; gives the exit code.
 int fail(const Error& error);
 std::string complaint(const std::string& sentence);  // that line, with its end

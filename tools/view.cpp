@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 
 #include "base/sys_process.hpp"
@@ -79,6 +80,23 @@ std::string state_text(const shmbw_region_record& record) {
     text += ", freed in " + format_duration(left);
   }
   return text;
+}
+
+std::string held_text(const shmbw_region_record& record, const std::vector<PoolRow>& pools) {
+  if (record.pool != 0) {
+    const auto pool = std::ranges::find(pools, record.pool, [](const PoolRow& each) { return each.record.pool; });
+    return ", slots of " + (pool == pools.end() ? "pool " + pool_id_text(record.pool) : address_text(*pool));
+  }
+  const bool over = record.state == SHMBW_REGION_STATE_FREEING || record.state == SHMBW_REGION_STATE_CACHED;
+  if (over || record.holders != 0 || (record.flags & SHMBW_REGION_NAMED) != 0) return "";
+  const auto some = [](std::uint32_t count, const char* noun) {
+    return count == 0 ? "" : std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+  };
+  const std::string tickets = some(record.tickets, "ticket"), queues = some(record.queues, "queue");
+  if (tickets.empty() && queues.empty()) return "";
+  const bool both = !tickets.empty() && !queues.empty();
+  return ", only " + tickets + (both ? " and " : "") + queues +
+         (both || record.tickets + record.queues > 1 ? " hold it" : " holds it");
 }
 
 std::string page_text(std::uint32_t page_kind) {

@@ -35,6 +35,9 @@ std::string group_text(std::uint64_t id, const std::string& name);  // the name,
 std::string access_text(const shmbw_region_record& record);         // "rw", "ro", "ro*" (many writers: no boundary)
 std::string rights_text(std::uint32_t rights);                      // "read write share release"
 std::string state_text(const shmbw_region_record& record);
+// What holds a region that no name and no process holds, to follow its state: ", slots of cam/frames", ", only 1 ticket
+// holds it". Empty for others.
+std::string held_text(const shmbw_region_record& record, const std::vector<PoolRow>& pools);
 std::string page_text(std::uint32_t page_kind);
 std::string session_state_text(std::uint32_t state);
 std::string keep_text(std::int64_t keep);  // "0", "10m", "until-released"

@@ -129,41 +129,41 @@ std::vector<bool> in_cycles(const std::vector<ReferenceRow>& references) {
   return out;
 }
 
-std::string world_table(const Worlds& books) {
+Table world_table(const Worlds& books) {
   Table table({{"WORLD"},
-               {"ADDRESS"},
+               {"ADDRESS", Align::left, true, 3},
                {"RANK", Align::right},
-               {"WORKER"},
+               {"WORKER", Align::left, true},
                {"PID", Align::right},
-               {"OWNS", Align::right},
-               {"HOLDS", Align::right},
-               {"AGE", Align::right},
-               {"STATE"}});
+               {"OWNS", Align::right, false, 2},
+               {"HOLDS", Align::right, false, 2},
+               {"AGE", Align::right, false, 1},
+               {"STATE", Align::left, true}});
   for (const WorldRow& world : books.worlds.rows) {
     const shmbw_world_record& record = world.record;
     table.add({world_id_text(record.world), world.address,
-               std::to_string(record.present) + "/" + std::to_string(record.world_size), "", "",
-               std::to_string(record.references), std::to_string(record.forks), age_text(record.created),
-               world_state_text(record)});
+               std::to_string(record.present) + "/" + std::to_string(record.world_size), "", "", record.references,
+               record.forks, age_cell(record.created), world_state_text(record)},
+              world_id_text(record.world));
     for (const WorkerRow& worker : books.workers.rows) {
       if (worker.record.world != record.world) continue;
-      table.add({"", "", std::to_string(worker.record.rank), worker.name,
-                 worker.record.pid != 0 ? std::to_string(worker.record.pid) : "-", std::to_string(worker.record.owned),
-                 std::to_string(worker.record.forks), "", worker_state_text(worker.record.state)});
+      table.add_below({"", "", worker.record.rank, worker.name,
+                       worker.record.pid != 0 ? Cell(worker.record.pid) : Cell(""), worker.record.owned,
+                       worker.record.forks, "", worker_state_text(worker.record.state)});
     }
   }
-  return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
+  return table;
 }
 
-std::string reference_table(const Worlds& books) {
+Table reference_table(const Worlds& books) {
   Table table({{"WORLD"},
                {"REFERENCE"},
-               {"OWNER"},
-               {"HELD BY"},
-               {"USERS", Align::right},
-               {"SENT", Align::right},
-               {"AGE", Align::right},
-               {"STATE"}});
+               {"OWNER", Align::left, true},
+               {"HELD BY", Align::left, true},
+               {"USERS", Align::right, false, 2},
+               {"SENT", Align::right, false, 3},
+               {"AGE", Align::right, false, 1},
+               {"STATE", Align::left, true}});
   const std::vector<bool> rings = in_cycles(books.references.rows);
   for (std::size_t i = 0; i < books.references.rows.size(); ++i) {
     const ReferenceRow& row = books.references.rows[i];
@@ -171,11 +171,12 @@ std::string reference_table(const Worlds& books) {
     std::string state = ref_state_text(record.state);
     if (!row.error.empty()) state += ": " + row.error.substr(0, row.error.find('\n'));
     if (rings[i]) state += ", in a cycle";
-    table.add({world_id_text(record.world), reference_text(record.reference),
-               worker_label(books, record.world, record.owner), ranks_text(record.user_ranks),
-               std::to_string(record.users), std::to_string(record.in_flight), age_text(record.created), state});
+    table.add(
+        {world_id_text(record.world), reference_text(record.reference), worker_label(books, record.world, record.owner),
+         ranks_text(record.user_ranks), record.users, record.in_flight, age_cell(record.created), state},
+        world_id_text(record.world) + " " + reference_text(record.reference));
   }
-  return table.empty() ? "" : table.text(colour(STDOUT_FILENO));
+  return table;
 }
 
 Json world_json(const Worlds& books) {

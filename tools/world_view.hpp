@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tools/report_json.hpp"
+#include "tools/table.hpp"
 #include "tools/tool.hpp"
 #include "tools/view.hpp"
 
@@ -31,9 +32,8 @@ std::string ref_state_text(std::uint32_t state);
 // `references`.
 std::vector<bool> in_cycles(const std::vector<ReferenceRow>& references);
 
-// Empty where there are no rows.
-std::string world_table(const Worlds& books);
-std::string reference_table(const Worlds& books);
+Table world_table(const Worlds& books);
+Table reference_table(const Worlds& books);
 Json world_json(const Worlds& books);  // one document of each world, its workers and references inside
 
 }  // namespace shmb::tools

@@ -105,6 +105,14 @@ TEST_CASE("slots, messages and ends are shown as their users have them") {
     REQUIRE(list["pools"].size() == 1);
     const Json& pool = list["pools"][0];
     CHECK(pool["address"] == "cam/frames");
+    REQUIRE(list["regions"].size() == 1);
+    CHECK(list["regions"][0]["pool"] == pool["id"]);
+    CHECK(has(world.tool({"list"}).out, "slots of cam/frames"));
+    CHECK(has(world.tool({"inspect", list["regions"][0]["id"]}).out, "slots of cam/frames"));
+    const Json processes = tell(world, {"list", "--processes"})["processes"];
+    REQUIRE(processes.size() == 1);
+    CHECK(processes[0]["pools"] == 1);
+    CHECK(processes[0]["bytes"] == pool["bytes"]);  // its slots counted once
     CHECK(pool["slots"] == 4);
     CHECK(pool["slots_limit"] == 8);
     CHECK(pool["slots_used"] == 2);

@@ -2,12 +2,18 @@
 // The parts of the tool that make text: what hostile bytes become, how tables line up, which exit code a status has.
 #include <doctest/doctest.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <sstream>
 
 #include "proto/shmb_wire.h"
+#include "tests/harness/temp_dir.hpp"
 #include "tools/exit_code.hpp"
+#include "tools/hidden.hpp"
 #include "tools/printable.hpp"
 #include "tools/report_json.hpp"
 #include "tools/resolve.hpp"
@@ -56,7 +62,7 @@ TEST_CASE("a table's columns line up, numbers to the right, and nothing trails")
   Table table({{"GROUP"}, {"SIZE", Align::right}, {"STATE"}});
   table.add({"train", "64.0 MiB", "ready"});
   table.add({"j\xc3\xb6rg", "4.0 KiB", ""});
-  CHECK(table.text(false) ==
+  CHECK(table.text({}) ==
         "GROUP      SIZE  STATE\n"
         "train  64.0 MiB  ready\n"
         "j\xc3\xb6rg    4.0 KiB  -\n");
@@ -65,11 +71,150 @@ TEST_CASE("a table's columns line up, numbers to the right, and nothing trails")
 TEST_CASE("a cell with escape sequences cannot reach the terminal, and only the head has colour") {
   Table table({{"NAME"}, {"X"}});
   table.add({"\x1b]0;owned\x07", "1"});
-  CHECK(table.text(false).find('\x1b') == std::string::npos);
-  CHECK(table.text(false).find('\x07') == std::string::npos);
-  const std::string coloured = table.text(true);
+  CHECK(table.text({}).find('\x1b') == std::string::npos);
+  CHECK(table.text({}).find('\x07') == std::string::npos);
+  const std::string coloured = table.text({.colour = true});
   CHECK(coloured.starts_with("\x1b[1mNAME"));
   CHECK(coloured.rfind('\x1b') < coloured.find('\n'));
+}
+
+namespace {
+
+std::size_t widest(const std::string& text) {
+  std::size_t most = 0;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) most = std::max(most, columns(line));
+  return most;
+}
+
+Table frames() {
+  Table table({{"GROUP", Align::left, true},
+               {"REGION", Align::left, true},
+               {"SIZE", Align::right},
+               {"PAGES", Align::left, false, 1},
+               {"AGE", Align::right, false, 2},
+               {"STATE", Align::left, true}});
+  table.add({"camera-pipeline-of-the-north-gate", "frames-left-0001", size_cell({}, 64 << 20), "2M", "3h12m", "ready"},
+            "@1.1");
+  table.add({"camera-pipeline-of-the-north-gate", "frames-left-0002", size_cell({}, 4096), "4K", "19d", "published"},
+            "@2.1");
+  return table;
+}
+
+}  // namespace
+
+TEST_CASE("a table is as wide as the terminal at most: names are cut, then columns leave and are named, numbers stay") {
+  const std::string whole = frames().text({});
+  CHECK(whole.find('~') == std::string::npos);
+  CHECK(frames().text({.columns = 200}) == whole);
+  CHECK(frames().text({.columns = widest(whole)}) == whole);
+  for (std::size_t room = 5; room < widest(whole); ++room) {
+    CAPTURE(room);
+    const std::string text = frames().text({.columns = room});
+    CHECK(widest(text) <= room);
+    CHECK(std::ranges::count(text, '\n') == (text.find("(no") == std::string::npos ? 3 : 4));
+  }
+  // The group's name is longer than it must be: the others stay whole, with its beginning and its end.
+  const std::string cut = frames().text({.columns = 70});
+  CHECK(cut.find("frames-left-0002") != std::string::npos);
+  CHECK(cut.find("64.0 MiB") != std::string::npos);
+  CHECK(cut.find("3h12m") != std::string::npos);
+  CHECK(cut.find("camera-") == cut.find('\n') + 1);
+  CHECK(cut.find("gate") != std::string::npos);
+  CHECK(cut.find("camera-pipeline-of-the-north-gate") == std::string::npos);
+  CHECK(cut.find("no room") == std::string::npos);
+  // Now what says least leaves, in order, before names get illegible.
+  const std::string narrow = frames().text({.columns = 58});
+  CHECK(narrow.find("PAGES  ") == std::string::npos);
+  CHECK(narrow.find("3h12m") != std::string::npos);
+  CHECK(narrow.ends_with("(no room for PAGES)\n"));
+  const std::string narrower = frames().text({.columns = 52});
+  CHECK(narrower.ends_with("(no room for PAGES, AGE)\n"));
+  CHECK(narrower.find("64.0 MiB") != std::string::npos);
+  CHECK(narrower.find("frames-left-0001") != std::string::npos);
+}
+
+TEST_CASE("a cut never parts a character, and the head's colour takes no room") {
+  Table table({{"NAME", Align::left, true}});
+  table.add({"j\xc3\xb6rg-j\xc3\xb6rg-j\xc3\xb6rg-j\xc3\xb6rg"});
+  for (std::size_t room = 5; room < 20; ++room) {
+    const std::string text = table.text({.columns = room});
+    CHECK(widest(text) == room);
+    CHECK(printable(text.substr(text.find('\n') + 1, text.rfind('\n') - text.find('\n') - 1)).find("\\x") ==
+          std::string::npos);
+  }
+  CHECK(table.text({.colour = true, .columns = 10}).starts_with("\x1b[1mNAME\x1b[0m\n"));
+}
+
+TEST_CASE("a table is sorted by any of its columns: numbers from the largest on, texts from A to Z; ids follow") {
+  Table table({{"NAME"}, {"SIZE", Align::right}, {"WORKER"}});
+  table.add({"b", size_cell({}, 9 << 20), "x"}, "@1");
+  table.add({"a", size_cell({}, 10 << 10), "y"}, "@2");
+  table.add_below({"", "", "of a"});
+  table.add({"c", size_cell({}, 11 << 20), "z"}, "@3");
+  CHECK(table.sort_by("size"));
+  CHECK(table.ids() == "@3\n@1\n@2\n");
+  CHECK(table.sort_by("NAME"));
+  CHECK(table.ids() == "@2\n@1\n@3\n");
+  const std::string text = table.text({});
+  CHECK(text.find("of a") < text.find("\nb "));  // what belongs to a row stays below it
+  CHECK_FALSE(table.sort_by("colour"));
+  CHECK(table.titles() == "name, size, worker");
+}
+
+TEST_CASE("what holds a region that nobody holds is said, and nothing of others") {
+  shmbw_region_record record{};
+  record.state = SHMBW_REGION_STATE_READY;
+  CHECK(held_text(record, {}).empty());
+  record.tickets = 1;
+  CHECK(held_text(record, {}) == ", only 1 ticket holds it");
+  record.queues = 2;
+  CHECK(held_text(record, {}) == ", only 1 ticket and 2 queues hold it");
+  record.tickets = 0;
+  CHECK(held_text(record, {}) == ", only 2 queues hold it");
+  record.holders = 1;
+  CHECK(held_text(record, {}).empty());
+  record.holders = 0;
+  record.flags = SHMBW_REGION_NAMED;
+  CHECK(held_text(record, {}).empty());
+  record.pool = 21;
+  CHECK(held_text(record, {}) == ", slots of pool @21");
+  PoolRow pool;
+  pool.record.pool = 21;
+  pool.record.owner_uid = ::geteuid();
+  pool.group = "cam";
+  pool.name = "frames";
+  CHECK(held_text(record, {pool}) == ", slots of cam/frames");
+}
+
+TEST_CASE("other users' private brokers are found by name and place, and only by root") {
+  harness::TempDir proc;
+  const auto process = [&](const std::string& pid, const std::string& comm, const std::string& words, int uid) {
+    std::filesystem::create_directory(proc.file(pid));
+    std::ofstream(proc.file(pid + "/comm")) << comm << "\n";
+    std::ofstream(proc.file(pid + "/cmdline")) << words;
+    std::ofstream(proc.file(pid + "/status")) << "Name:\t" << comm << "\nUid:\t" << uid << "\t" << uid << "\n";
+  };
+  using namespace std::string_literals;
+  process("17", "shmbrokerd", "/x/shmbrokerd\0--private\0--directory\0/run/user/1000/shmbroker\0--ready-fd\0003\0"s,
+          1000);
+  process("18", "shmbrokerd", "/x/shmbrokerd\0--system\0"s, 990);
+  process("19", "shmbrokerd", "/x/shmbrokerd\0--private\0"s, 1001);
+  process("20", "bash", "bash\0--directory\0/x\0"s, 1000);
+  process("21", "shmbrokerd", "/x/shmbrokerd\0--private\0"s, 0);
+  process("self", "shmbrokerd", "/x/shmbrokerd\0--private\0"s, 1000);
+  const auto found = other_brokers(proc.path());
+  if (::geteuid() != 0) {
+    CHECK(found.empty());
+    return;
+  }
+  REQUIRE(found.size() == 2);
+  CHECK(found[0].pid == 17);
+  CHECK(found[0].uid == 1000);
+  CHECK(found[0].socket == "/run/user/1000/shmbroker/socket");
+  CHECK(found[1].socket == "/tmp/shmbroker-1001/socket");
+  CHECK(hidden_text({1, {}}) == "not shown: 1 region of other users (--all-groups)\n");
+  CHECK(brokers_text(found).find(", pid 17 (--socket /run/user/1000/shmbroker/socket)\n") != std::string::npos);
 }
 
 TEST_CASE("labels and values are made printable too") {

@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "client/shmbroker.h"
+#include "client/shmbroker.hpp"
 #include "spawn/tree.hpp"
 #include "tests/tools/world.hpp"
 
@@ -376,6 +378,102 @@ TEST_CASE("a program's name full of escape sequences reaches no terminal") {
   (void)shmb_release(region, 0, nullptr);
   shmb_disconnect(session);
   CHECK(world.tool({"release", "x"}).status == 0);
+}
+
+TEST_CASE("a table is cut to the terminal's width, and only there") {
+  World world;
+  const std::string name(60, 'n');
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", name}).status == 0);
+  const auto table = [](const std::string& text) {
+    std::vector<std::string> lines;
+    std::istringstream all(text.substr(text.find('\n') + 1));  // behind the totals, which are a sentence
+    for (std::string line; std::getline(all, line);) lines.push_back(line.substr(0, line.find('\r')));
+    return lines;
+  };
+  for (unsigned short columns : {40, 80, 100}) {
+    CAPTURE(columns);
+    const Ended list = world.tool_on_terminal({"list"}, {{"TERM", "dumb"}}, columns);
+    CHECK_FALSE(has(list.out, name));
+    CHECK(has(list.out, "nnn~nnn"));
+    CHECK(has(list.out, "4.0 KiB"));
+    for (const std::string& line : table(list.out)) CHECK_MESSAGE(line.size() <= columns, line);
+  }
+  CHECK(has(world.tool_on_terminal({"list"}, {}, 300).out, name));
+  CHECK(has(world.tool_on_terminal({"list"}).out, name));  // it does not say how wide it is
+  CHECK(has(world.tool({"list"}, {{"COLUMNS", "40"}}).out, name));
+  CHECK(world.tool({"release", name}).status == 0);
+}
+
+TEST_CASE("list --processes says who holds how much, and --sort by which column") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", bytes_of_every_kind(5000)), "--name", "small"}).status == 0);
+  REQUIRE(world.tool({"put", world.file("f", bytes_of_every_kind(3 << 20)), "--name", "large"}).status == 0);
+  const std::string socket = world.socket();
+  shmb_connect_options options{};
+  options.size = sizeof options;
+  options.socket = socket.c_str();
+  options.program = "viewer";
+  shmb_session* session = nullptr;
+  shmb_region *large = nullptr, *small = nullptr;
+  shmb_error error{};
+  REQUIRE(shmb_connect(&options, &session, &error) == SHMB_OK);
+  REQUIRE(shmb_group_join(session, own_group().c_str(), 0, 0, nullptr, &error) == SHMB_OK);
+  REQUIRE(shmb_attach(session, (own_group() + "/large").c_str(), nullptr, &large, &error) == SHMB_OK);
+  REQUIRE(shmb_attach(session, (own_group() + "/small").c_str(), nullptr, &small, &error) == SHMB_OK);
+  const auto document = nlohmann::json::parse(world.tool({"list", "--processes", "--json"}).out);
+  REQUIRE(document["processes"].size() == 1);  // not the tool itself
+  const auto& process = document["processes"][0];
+  CHECK(process["pid"] == ::getpid());
+  CHECK(process["program"] == "viewer");
+  CHECK(process["groups"] == nlohmann::json::array({own_group()}));
+  CHECK(process["bytes"] == (4 << 20) + 8192);
+  CHECK(process["regions"] == 2);
+  const Ended shown = world.tool({"list", "--processes", "-b"});
+  CHECK(has(shown.out, std::to_string(::getpid())));
+  CHECK(has(shown.out, std::to_string((4 << 20) + 8192)));
+  CHECK(world.tool({"list", "--processes", "-q"}).out == std::to_string(::getpid()) + "\n");
+
+  const auto place = [&](const Words& words, const std::string& what) { return world.tool(words).out.find(what); };
+  CHECK(place({"list", "--sort", "size"}, "large") < place({"list", "--sort", "size"}, "small"));
+  CHECK(place({"list", "--sort", "AGE"}, "small") < place({"list", "--sort", "AGE"}, "large"));
+  CHECK(world.tool({"list", "-q", "--sort", "size"}).out != world.tool({"list", "-q", "--sort", "age"}).out);
+  const Ended unknown = world.tool({"list", "--sort", "colour"});
+  CHECK(unknown.status == 2);
+  CHECK(has(unknown.err, "group, region, size, touched"));
+  (void)shmb_release(small, 0, nullptr);
+  (void)shmb_release(large, 0, nullptr);
+  shmb_disconnect(session);
+  CHECK(world.tool({"list", "--processes"}).out.ends_with("no processes\n"));
+  for (const char* name : {"small", "large"}) CHECK(world.tool({"release", name}).status == 0);
+}
+
+TEST_CASE("a region that only a ticket holds is marked") {
+  World world;
+  REQUIRE(world.tool({"run", "true"}).status == 0);
+  {
+    const auto session = shmbroker::Session::connect({.socket = world.socket()});
+    auto region = session.create(8192);
+    const auto ticket = region.ticket();
+    CHECK_FALSE(has(world.tool({"list"}).out, "ticket"));
+    const std::string id = world.tool({"list", "-q"}).out;
+    region.release();
+    CHECK(has(world.tool({"list"}).out, "only 1 ticket holds it"));
+    CHECK(has(world.tool({"inspect", id.substr(0, id.find('\n'))}).out, "only 1 ticket holds it"));
+    (void)session.attach(ticket);
+  }
+  CHECK(world.empties());
+}
+
+TEST_CASE("the id of a group goes through a shell as it is") {
+  World world;
+  REQUIRE(world.tool({"run", "true"}).status == 0);
+  const auto session = shmbroker::Session::connect({.socket = world.socket()});
+  const auto region = session.create(8192, {.name = "here"});
+  const std::string group = world.tool({"list", "--groups", "-q"}).out;
+  const std::string id = group.substr(0, group.find('\n')), tool = SHMB_TEST_TOOL;
+  CHECK(has(world.run("/bin/sh", {"-c", tool + " list --group " + id}).out, "here"));
+  CHECK(has(world.run("/bin/sh", {"-c", tool + " inspect " + id + "/here"}).out, "here"));
+  CHECK(has(world.tool({"list", "--group", "#" + id.substr(1)}).out, "here"));  // as before
 }
 
 TEST_CASE("colour and a progress bar only on a terminal, and NO_COLOR is obeyed") {

@@ -71,10 +71,10 @@ TEST_CASE("the table of worlds says how many workers have died, and how many of 
   shmbw_world_record& record = books.worlds.rows[0].record;
   record.world_size = record.present = 4;
   record.flags = SHMBW_WORLD_STATE_COMPLETE;
-  CHECK(!has(world_table(books), "replaced"));
+  CHECK(!has(world_table(books).text({}), "replaced"));
   record.replaced = 2;
   record.died = 1;
-  CHECK(has(world_table(books), "complete, 1 died, 2 replaced"));
+  CHECK(has(world_table(books).text({}), "complete, 1 died, 2 replaced"));
   CHECK(world_json(books)[0]["replaced"] == 2);
 }
 

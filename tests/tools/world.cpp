@@ -104,9 +104,10 @@ Ended World::collect(const std::string& program, const std::vector<std::string>&
 }
 
 Ended World::tool_on_terminal(const std::vector<std::string>& arguments,
-                              const std::map<std::string, std::string>& environment) {
+                              const std::map<std::string, std::string>& environment, unsigned short columns) {
   int terminal = -1;
-  const pid_t pid = ::forkpty(&terminal, nullptr, nullptr, nullptr);
+  const winsize size_of_it{24, columns, 0, 0};
+  const pid_t pid = ::forkpty(&terminal, nullptr, nullptr, &size_of_it);
   if (pid == 0) become(SHMB_TEST_TOOL, arguments, environment);
   Ended ended;
   char buffer[4096];
