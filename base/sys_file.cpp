@@ -2,12 +2,17 @@
 // See sys_file.hpp.
 #include "base/sys_file.hpp"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+
 #include "base/sys_call.hpp"
+#include "base/sys_process.hpp"
 
 namespace shmb::sys {
 
@@ -41,6 +46,24 @@ Sys<void> set_path_owner(const char* path, std::uint32_t uid, std::uint32_t gid)
 
 Sys<void> remove_file(const char* path) {
   return call_void(Call::unlink, [&] { return ::unlink(path); });
+}
+
+Sys<void> remove_directory(const char* path) {
+  return call_void(Call::unlink, [&] { return ::rmdir(path); });
+}
+
+Sys<std::vector<std::string>> names_in(const char* directory, std::string_view prefix) {
+  auto opened = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  if (!opened) return std::unexpected(opened.error());
+  DIR* const stream = ::fdopendir(opened->get());
+  if (stream == nullptr) return std::unexpected(Errno{errno});
+  (void)opened->release();  // the stream's now
+  std::vector<std::string> names;
+  while (const dirent* entry = ::readdir(stream))
+    if (std::string_view(entry->d_name).starts_with(prefix)) names.emplace_back(entry->d_name);
+  (void)::closedir(stream);
+  std::ranges::sort(names);
+  return names;
 }
 
 Sys<void> may_execute(const char* path) {

@@ -7,6 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/fd.hpp"
 
@@ -23,6 +26,9 @@ Sys<void> make_directory(const char* path, unsigned mode);
 Sys<void> set_path_mode(const char* path, unsigned mode);
 Sys<void> set_path_owner(const char* path, std::uint32_t uid, std::uint32_t gid);
 Sys<void> remove_file(const char* path);
+Sys<void> remove_directory(const char* path);  // an empty one
+// What lies in a directory and begins with `prefix`, in order.
+Sys<std::vector<std::string>> names_in(const char* directory, std::string_view prefix);
 Sys<void> may_execute(const char* path);
 Sys<void> lock_file(int fd);  // flock(2), for us alone; EWOULDBLOCK: somebody else has it
 Sys<void> unlock_file(int fd);

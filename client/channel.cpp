@@ -89,7 +89,7 @@ void Channel::open(Fd socket) {
   Lock lock(mutex_);
   socket_ = std::move(socket);
   inbox_.resize(SHMBW_MAX_MESSAGE);
-  lost_ = false;
+  lost_ = hung_up_ = false;
 }
 
 std::vector<Fd> Channel::forget() {
@@ -123,6 +123,11 @@ std::uint64_t Channel::ends_given_back() {
 bool Channel::lost() {
   Lock lock(mutex_);
   return lost_;
+}
+
+bool Channel::hung_up() {
+  Lock lock(mutex_);
+  return hung_up_;
 }
 
 std::string Channel::lost_reason() {
@@ -282,6 +287,7 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
       continue;
     }
     if (code == EPIPE || code == ECONNRESET || code == ENOTCONN) {
+      hung_up_ = true;
       lose("the broker closed the connection");
       return lost_error();
     }
@@ -410,6 +416,7 @@ void Channel::take_packet(wire::Incoming incoming) {
     case wire::Incoming::Kind::would_block:
       return;
     case wire::Incoming::Kind::end_of_file:
+      hung_up_ = true;
       lose("the broker closed the connection");
       return;
     case wire::Incoming::Kind::malformed: {

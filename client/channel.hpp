@@ -158,6 +158,7 @@ class Channel {
   std::uint64_t ends_given_back();
 
   bool lost();
+  bool hung_up();  // lost because the broker closed the connection: it has ended, or turned us away
   std::string lost_reason();
   std::mutex& mutex() { return mutex_; }
   // Under `mutex`: the groups that the session was told to be in, and to supervise; 0: none. Set in the order of the
@@ -246,7 +247,7 @@ class Channel {
   bool gpu_lost_ = false;
   std::deque<std::vector<std::byte>> unsent_;
   std::uint64_t dropped_ = 0;
-  bool lost_ = false;
+  bool lost_ = false, hung_up_ = false;
   std::string lost_reason_;
 };
 

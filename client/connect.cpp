@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/private_place.hpp"
 #include "base/sys_file.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
@@ -50,26 +51,36 @@ Result<Greeting> greeting_for(const ConnectOptions& options, const Places& place
   return greeting;
 }
 
-// One try at `path`; `owner` is the uid that must stand behind the socket where the path alone does not prove it.
+// Tries at a socket where the greeting is not answered, and the pause after the first; it doubles.
+constexpr int kGreetings = 6;
+constexpr std::int64_t kGreetingPause = 2'000'000;
+
+// Greets who listens at `path`; `owner` is the uid that must stand behind the socket where the path alone does not
+// prove it. A broker that ends takes our connection down with it, and its successor may listen already: there are
+// `tries`.
 Result<std::shared_ptr<Session>> try_socket(const std::string& path, const std::string& how, std::optional<uid_t> owner,
-                                            bool started, const Greeting& greeting, Deadline deadline) {
-  auto socket = connect_socket(path, deadline);
-  if (!socket) return std::unexpected(socket.error());
-  if (owner) {
-    auto peer = sys::peer_credentials(socket->get());
-    if (!peer) return system_failure(peer.error(), "asking who listens at " + path);
-    if (peer->uid != *owner)
-      return error(Status::no_broker, "the socket " + path + " belongs to a process of uid " +
-                                          std::to_string(peer->uid) + ", not to uid " + std::to_string(*owner));
+                                            bool started, const Greeting& greeting, Deadline deadline, int tries) {
+  for (std::int64_t pause = kGreetingPause;; pause *= 2) {
+    auto socket = connect_socket(path, deadline);
+    if (!socket) return std::unexpected(socket.error());
+    if (owner) {
+      auto peer = sys::peer_credentials(socket->get());
+      if (!peer) return system_failure(peer.error(), "asking who listens at " + path);
+      if (peer->uid != *owner)
+        return error(Status::no_broker, "the socket " + path + " belongs to a process of uid " +
+                                            std::to_string(peer->uid) + ", not to uid " + std::to_string(*owner));
+    }
+    SessionFacts known;
+    known.socket = path;
+    known.how = how;
+    known.started_by_us = started;
+    auto session = Session::greet(std::move(*socket), std::move(known), greeting, deadline);
+    if (session || session.error().status != Status::session_lost) return session;
+    const bool hung_up = session.error().system_errno == ECONNRESET;
+    if (!hung_up || --tries <= 0 || deadline.passed())
+      return error(Status::no_broker, path + ": no greeting: " + session.error().sentence);
+    sys::rest(earlier(deadline, Deadline::after(pause)).left());
   }
-  SessionFacts known;
-  known.socket = path;
-  known.how = how;
-  known.started_by_us = started;
-  auto session = Session::greet(std::move(*socket), std::move(known), greeting, deadline);
-  if (!session && session.error().status == Status::session_lost)  // it was about to end, or is no broker
-    return error(Status::no_broker, path + ": no greeting: " + session.error().sentence);
-  return session;
 }
 
 // Nobody listens, as opposed to a broker that refuses us.
@@ -145,9 +156,94 @@ PrivateDirectory private_directory(const Places& places) {
     }
     chosen.note = "XDG_RUNTIME_DIR ignored: " + checked.error().sentence;
   }
-  chosen.path = places.temporary_dir + "/shmbroker-" + std::to_string(places.uid);
+  chosen.path = first_place(places.temporary_dir, places.uid);
+  chosen.shared = true;
   return chosen;
 }
+
+namespace {
+
+bool foreign(const std::string& path, uid_t uid) {
+  auto facts = sys::path_facts(path.c_str());
+  return facts && facts->uid != uid;
+}
+
+// What is common to all steps of one search.
+struct Search {
+  const ConnectOptions& options;
+  const Places& places;
+  const Greeting& greeting;
+  Deadline deadline;
+  std::string story;  // a clause for each step that was passed over
+};
+
+// The private broker in `directory`: one that is there, or one that is started now. The broker that took the connection
+// may be about to end, and the one that was started may be killed: then there is another try.
+Result<std::shared_ptr<Session>> reach_private(Search& search, const std::string& directory, bool may_start) {
+  const std::string socket = directory + "/" + (search.options.admin ? "admin" : "socket");
+  for (int attempt = 0;; ++attempt) {
+    bool by_us = false;
+    if (may_start) {
+      auto started = start_private_broker(directory, search.places, search.deadline);
+      if (!started && started.error().status == Status::deadline) return std::unexpected(started.error());
+      if (!started && started.error().status == Status::not_found && attempt < kGreetings) {
+        sys::rest(kGreetingPause);  // the directory was removed right now
+        continue;
+      }
+      if (!started) return error(Status::no_broker, started.error().sentence);
+      by_us = started->by_us;
+    }
+    const std::string how =
+        (by_us ? "private broker started at " : "private broker at ") + socket + "; " + search.story;
+    auto session = try_socket(socket, how, search.places.uid, by_us, search.greeting, search.deadline, kGreetings);
+    if (session || !absent(session.error())) return session;
+    if (!may_start || attempt >= kGreetings || search.deadline.passed()) return session;
+  }
+}
+
+// Looks in the first place, then in the second one, which counts as soon as there is one; starts a broker where none
+// is.
+Result<std::shared_ptr<Session>> find_private(Search& search) {
+  const PrivateDirectory first = private_directory(search.places);
+  add_clause(search.story, first.note);
+  auto checked = check_directory(first.path, search.places.uid);
+  const bool may_start = !search.options.no_start && !search.options.admin;
+  Result<std::shared_ptr<Session>> session = no_broker("private broker: none was looked for");
+  if (checked) {
+    session = reach_private(search, first.path, false);
+    if (session || !absent(session.error())) return session;
+    add_clause(search.story, "private broker: " + session.error().sentence);
+  } else {
+    add_clause(search.story, "private broker: " + checked.error().sentence);
+  }
+  std::string place = first.path;
+  bool usable = checked || checked.error().status == Status::not_found;
+  if (first.shared) {
+    auto second = second_place(search.places.temporary_dir, search.places.uid);
+    if (!second && may_start && foreign(first.path, search.places.uid)) {
+      auto made = make_second_place(search.places.temporary_dir, search.places.uid);
+      if (made) second = std::move(*made);
+      else add_clause(search.story, made.error().sentence);
+    }
+    if (second) {
+      place = *second;
+      usable = true;
+      session = reach_private(search, place, false);
+      if (session || !absent(session.error())) return session;
+      add_clause(search.story, session.error().sentence);
+    }
+  }
+  if (usable && may_start) {
+    session = reach_private(search, place, true);
+    if (session || !absent(session.error())) return session;
+    add_clause(search.story, session.error().sentence);
+  } else if (usable) {
+    add_clause(search.story, "none was to be started");
+  }
+  return no_broker(search.story);
+}
+
+}  // namespace
 
 Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Places& places) {
   if (auto known = strategy(); !known) return std::unexpected(known.error());
@@ -155,11 +251,10 @@ Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Pl
   const Deadline deadline = Deadline::after(options.timeout);
   auto greeting = greeting_for(options, places);
   if (!greeting) return std::unexpected(greeting.error());
-  const char* const file = options.admin ? "admin" : "socket";
 
   const auto named = [&](const std::string& path, const std::string& how) -> Result<std::shared_ptr<Session>> {
-    auto session =
-        try_socket(options.admin ? beside(path, "admin") : path, how, std::nullopt, false, *greeting, deadline);
+    auto session = try_socket(options.admin ? beside(path, "admin") : path, how, std::nullopt, false, *greeting,
+                              deadline, kGreetings);
     if (session || !absent(session.error())) return session;
     auto failure = no_broker(session.error().sentence + " (" + how + "; no other broker is tried)");
     failure.error().system_errno = session.error().system_errno;
@@ -168,43 +263,17 @@ Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Pl
   if (!options.socket.empty()) return named(options.socket, "socket given by the program");
   if (places.socket_variable) return named(*places.socket_variable, "socket given by SHMBROKER_SOCKET");
 
-  std::string story;
+  Search search{options, places, *greeting, deadline, {}};
   const std::string system_socket = options.admin ? beside(places.system_socket, "admin") : places.system_socket;
-  auto session =
-      try_socket(system_socket, "system broker at " + system_socket, std::nullopt, false, *greeting, deadline);
+  auto session = try_socket(system_socket, "system broker at " + system_socket, std::nullopt, false, *greeting,
+                            deadline, kGreetings);
   if (session || !absent(session.error())) return session;
-  add_clause(story, "system broker: " + session.error().sentence);
+  add_clause(search.story, "system broker: " + session.error().sentence);
 
-  const PrivateDirectory directory = private_directory(places);
-  add_clause(story, directory.note);
-  const std::string socket = directory.path + "/" + file;
-  auto checked = check_directory(directory.path, places.uid);
-  if (checked) {
-    session = try_socket(socket, "private broker at " + socket + "; " + story, places.uid, false, *greeting, deadline);
-    if (session || !absent(session.error())) return session;
-    add_clause(story, "private broker: " + session.error().sentence);
-  } else {
-    add_clause(story, "private broker: " + checked.error().sentence);
-  }
-  const bool usable = checked || checked.error().status == Status::not_found;
-  if (usable && !options.no_start && !options.admin) {
-    auto started = start_private_broker(directory.path, places, deadline);
-    if (started) {
-      const std::string how =
-          (started->by_us ? "private broker started at " : "private broker at ") + socket + "; " + story;
-      session = try_socket(socket, how, places.uid, started->by_us, *greeting, deadline);
-      if (session || !absent(session.error())) return session;
-      add_clause(story, session.error().sentence);
-    } else if (started.error().status == Status::deadline) {
-      return std::unexpected(started.error());
-    } else {
-      add_clause(story, started.error().sentence);
-    }
-  } else if (usable) {
-    add_clause(story, "none was to be started");
-  }
-  if (options.local_ok) return Session::local("local, because there is no broker: " + story);
-  return no_broker(story);
+  session = find_private(search);
+  if (session || !absent(session.error())) return session;
+  if (options.local_ok) return Session::local("local, because there is no broker: " + search.story);
+  return session;
 }
 
 }  // namespace shmb::client

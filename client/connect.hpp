@@ -47,7 +47,8 @@ Result<Fd> connect_socket(const std::string& path, Deadline deadline);
 // The directory of the private broker: $XDG_RUNTIME_DIR/shmbroker if that is ours, else <tmp>/shmbroker-<uid>.
 struct PrivateDirectory {
   std::string path;
-  std::string note;  // why XDG_RUNTIME_DIR is not used
+  std::string note;     // why XDG_RUNTIME_DIR is not used
+  bool shared = false;  // in the temporary directory, where every user could have made it first
 };
 PrivateDirectory private_directory(const Places& places);
 // Owner and type by lstat, mode without write for others: a directory that another user laid out is refused.

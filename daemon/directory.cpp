@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "base/private_place.hpp"
 #include "base/sys_file.hpp"
 #include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
@@ -65,7 +66,12 @@ std::string default_directory(Mode mode) {
     auto facts = sys::path_facts(runtime);
     if (facts && facts->is_directory && facts->uid == ::geteuid()) return std::string(runtime) + "/shmbroker";
   }
-  return "/tmp/shmbroker-" + std::to_string(::geteuid());
+  const std::uint32_t uid = ::geteuid();
+  if (auto second = second_place("/tmp", uid)) return *second;
+  const std::string first = first_place("/tmp", uid);
+  if (auto facts = sys::path_facts(first.c_str()); facts && facts->uid != uid)
+    if (auto made = make_second_place("/tmp", uid)) return *made;
+  return first;
 }
 
 Result<void> prepare_directory(const std::string& path, Mode mode, std::uint32_t owner, std::uint32_t group) {

@@ -12,7 +12,7 @@
 namespace shmb::daemon {
 
 // /run/shmbroker, or $XDG_RUNTIME_DIR/shmbroker (only if that is the caller's own: sudo leaves another user's), or
-// /tmp/shmbroker-<uid>.
+// the user's place in /tmp (base/private_place.hpp), where the second one is made if another user has made the first.
 std::string default_directory(Mode mode);
 
 // Creates it where missing and checks what is there by lstat: a directory, owned by `owner`, closed to others as the

@@ -6,10 +6,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <thread>
 
+#include "base/private_place.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "client/launch.hpp"
@@ -282,4 +286,159 @@ TEST_CASE("a broker of another version, or one that answers nonsense, is a sente
     CHECK(says(refused.error(), "broke the protocol"));
   }
   broker.join();
+}
+
+namespace {
+
+// Hangs up on so many connections, one after the other. `last` is called before the last one is hung up on.
+class Hangs {
+ public:
+  Hangs(std::string path, int times, std::function<void()> last)
+      : path_(std::move(path)), times_(times), last_(std::move(last)) {
+    auto socket = sys::seqpacket_socket(false);
+    REQUIRE((socket && sys::bind_path(socket->get(), path_) && sys::listen(socket->get(), 8)));
+    listener_ = std::move(*socket);
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Hangs() { thread_.join(); }
+  int met() const { return met_; }
+
+ private:
+  void run() {
+    for (; met_ < times_; ++met_) {
+      auto readable = sys::poll_readable(listener_.get(), 10'000'000'000);
+      if (!readable || !*readable) return;
+      if (met_ + 1 == times_) last_();
+      (void)sys::accept(listener_.get());
+    }
+    listener_.reset();
+  }
+  std::string path_;
+  int times_;
+  std::function<void()> last_;
+  Fd listener_;
+  std::atomic<int> met_{0};
+  std::thread thread_;
+};
+
+}  // namespace
+
+TEST_CASE("a broker that ends during the greeting is no failure where its successor listens, at any of the places") {
+  const harness::BrokerFixture broker;
+  for (const int which : {0, 1, 2}) {
+    for (const int times : {1, 3}) {
+      CAPTURE(which);
+      CAPTURE(times);
+      World world;
+      world.options.no_start = true;
+      std::string path = world.folder.file("s");
+      if (which == 0) world.options.socket = path;
+      if (which == 1) world.places.system_socket = path;
+      if (which == 2) {
+        const std::string directory = private_directory(world.places).path;
+        ::mkdir(directory.c_str(), 0700);
+        path = directory + "/socket";
+      }
+      const Hangs hangs(path, times, [&] {
+        std::filesystem::create_symlink(broker.socket(), path + ".new");
+        std::filesystem::rename(path + ".new", path);
+      });
+      auto session = world.connect();
+      CHECK(status_of(session) == Status::ok);
+      if (!session) MESSAGE(session.error().sentence);
+      CHECK(hangs.met() == times);
+    }
+  }
+}
+
+TEST_CASE("a private broker that ends during the greeting, and leaves nothing, is followed by one that is started") {
+  World world;
+  world.places.daemon_variable = harness::BrokerFixture::program();
+  const std::string directory = private_directory(world.places).path;
+  ::mkdir(directory.c_str(), 0700);
+  pid_t started = 0;
+  {
+    const Hangs hangs(directory + "/socket", 2, [&] { std::filesystem::remove(directory + "/socket"); });
+    auto session = world.connect();
+    if (!session) MESSAGE(session.error().sentence);
+    REQUIRE(status_of(session) == Status::ok);
+    CHECK((*session)->facts().started_by_us);
+    started = (*session)->facts().broker_pid;
+  }
+  REQUIRE(started > 0);
+  ::kill(started, SIGTERM);
+}
+
+TEST_CASE("who listens and never greets is an error in time, with what it was") {
+  World world;
+  world.options.socket = world.folder.file("s");
+  const Hangs hangs(world.options.socket, 6, [] {});
+  auto refused = world.connect();
+  CHECK(status_of(refused) == Status::no_broker);
+  CHECK(says(refused.error(), "no greeting"));
+}
+
+TEST_CASE("where another user has made the private broker's directory, all programs of a user share a second place") {
+  if (::geteuid() != 0) SKIP_CASE("only root can play another user");
+  World world;
+  world.places.daemon_variable = harness::BrokerFixture::program();
+  const std::string first = private_directory(world.places).path;
+  const auto squat = [&] {
+    ::mkdir(first.c_str(), 0700);
+    REQUIRE(::chown(first.c_str(), 60001, 60001) == 0);
+  };
+  squat();
+  // Names that another user could guess at, or make: none of them is taken.
+  for (const std::string& name : {first + "-", first + "-0", first + "-" + std::string(32, 'a')}) {
+    ::mkdir(name.c_str(), 0700);
+    REQUIRE(::chown(name.c_str(), 60001, 60001) == 0);
+  }
+  ::mkdir((first + "-" + std::string(32, 'b')).c_str(), 0755);
+  ::chmod((first + "-" + std::string(32, 'b')).c_str(), 0755);  // ours, but not closed to others
+  std::filesystem::create_symlink(world.folder.path(), first + "-" + std::string(32, 'c'));
+  constexpr int kAtOnce = 8;
+  std::vector<Result<std::shared_ptr<Session>>> sessions(kAtOnce, error(Status::invalid, ""));
+  std::vector<std::thread> threads;
+  for (auto& session : sessions) threads.emplace_back([&] { session = world.connect(); });
+  for (auto& thread : threads) thread.join();
+  for (auto& session : sessions) {
+    if (!session) MESSAGE(session.error().sentence);
+    REQUIRE(status_of(session) == Status::ok);
+    CHECK((*session)->facts().broker_pid == (*sessions[0])->facts().broker_pid);
+    CHECK((*session)->facts().socket == (*sessions[0])->facts().socket);
+    CHECK((*session)->facts().how.find(first + " belongs to uid 60001") != std::string::npos);
+  }
+  const std::string second = (*sessions[0])->facts().socket;
+  CHECK(second.starts_with(first + "-"));
+  CHECK(second.size() == first.size() + 1 + 32 + std::strlen("/socket"));
+  struct stat facts;
+  CHECK(::stat(second.substr(0, second.rfind('/')).c_str(), &facts) == 0);
+  CHECK((facts.st_mode & 0777) == 0700);
+  CHECK(facts.st_uid == ::geteuid());
+  // The other user lets go of the first place: who comes now still meets the broker that is there.
+  ::rmdir(first.c_str());
+  CHECK(must(world.connect())->facts().socket == second);
+  const pid_t pid = (*sessions[0])->facts().broker_pid;
+  sessions.clear();
+  ::kill(pid, SIGTERM);
+}
+
+TEST_CASE("makers of a second place that begin at one time agree on one, and leave no other") {
+  const harness::TempDir folder;
+  const std::uint32_t uid = ::geteuid();
+  for (int round = 0; round < 20; ++round) {
+    const std::string temporary = folder.file(std::to_string(round));
+    ::mkdir(temporary.c_str(), 0700);
+    CHECK_FALSE(second_place(temporary, uid).has_value());
+    std::vector<std::string> made(6);
+    std::vector<std::thread> threads;
+    for (auto& path : made)
+      threads.emplace_back([&] {
+        if (auto place = make_second_place(temporary, uid)) path = *place;
+      });
+    for (auto& thread : threads) thread.join();
+    for (const std::string& path : made) CHECK(path == made[0]);
+    CHECK(second_place(temporary, uid) == made[0]);
+    CHECK(std::distance(std::filesystem::directory_iterator(temporary), {}) == 1);
+  }
 }

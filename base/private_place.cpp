@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// How several makers agree: each makes its own, then looks again, and takes its own back where it sees another one.
+// Of two, the later one always sees the earlier one, so at most one stays; where both saw each other both begin again.
+#include "base/private_place.hpp"
+
+#include <array>
+#include <cerrno>
+#include <string_view>
+#include <vector>
+
+#include "base/sys_file.hpp"
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+
+namespace shmb {
+namespace {
+
+constexpr std::size_t kRandomBytes = 16;
+constexpr int kMakings = 200;                      // attempts of makers that meet again and again
+constexpr std::int64_t kShortestRest = 1'000'000;  // between two attempts
+constexpr int kLooks = 10;                         // at several places, which one maker is about to take back
+constexpr const char* kUsed = "/start.lock";       // a place in which a broker was started
+
+bool is_random_part(std::string_view text) {
+  if (text.size() != 2 * kRandomBytes) return false;
+  return text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+bool is_ours(const std::string& path, std::uint32_t uid) {
+  auto facts = sys::path_facts(path.c_str());
+  return facts && facts->is_directory && facts->uid == uid && (facts->mode & 077) == 0;
+}
+
+// In the order of their names.
+std::vector<std::string> all_places(const std::string& temporary, std::uint32_t uid) {
+  const std::string prefix = "shmbroker-" + std::to_string(uid) + "-";
+  std::vector<std::string> found;
+  auto names = sys::names_in(temporary.c_str(), prefix);
+  if (!names) return found;
+  for (const std::string& name : *names)
+    if (is_random_part(std::string_view(name).substr(prefix.size())) && is_ours(temporary + "/" + name, uid))
+      found.push_back(temporary + "/" + name);
+  return found;
+}
+
+Result<std::string> draw_place(const std::string& temporary, std::uint32_t uid) {
+  std::array<std::byte, kRandomBytes> bytes;
+  if (auto drawn = sys::random_bytes(bytes); !drawn) return system_failure(drawn.error(), "drawing a random name");
+  std::string path = first_place(temporary, uid) + "-";
+  for (const std::byte byte : bytes) {
+    path += "0123456789abcdef"[std::to_integer<unsigned>(byte) >> 4];
+    path += "0123456789abcdef"[std::to_integer<unsigned>(byte) & 15];
+  }
+  return path;
+}
+
+}  // namespace
+
+std::string first_place(const std::string& temporary, std::uint32_t uid) {
+  return temporary + "/shmbroker-" + std::to_string(uid);
+}
+
+std::optional<std::string> second_place(const std::string& temporary, std::uint32_t uid) {
+  for (int look = 0;; ++look) {
+    const std::vector<std::string> places = all_places(temporary, uid);
+    if (places.empty()) return std::nullopt;
+    if (places.size() == 1) return places.front();
+    for (const std::string& place : places)
+      if (sys::path_facts((place + kUsed).c_str())) return place;
+    if (look == kLooks) return places.front();
+    sys::rest(kShortestRest);
+  }
+}
+
+Result<std::string> make_second_place(const std::string& temporary, std::uint32_t uid) {
+  for (int attempt = 0; attempt < kMakings; ++attempt) {
+    if (auto there = second_place(temporary, uid)) return *there;
+    auto path = draw_place(temporary, uid);
+    if (!path) return path;
+    if (auto made = sys::make_directory(path->c_str(), 0700); !made)
+      return system_failure(made.error(), "making " + *path);
+    const std::vector<std::string> now = all_places(temporary, uid);
+    if (now.size() == 1 && now.front() == *path) return path;
+    // One that somebody has begun to use meanwhile is not empty, and stays.
+    (void)sys::remove_directory(path->c_str());
+    sys::rest(kShortestRest * (1 + static_cast<std::int64_t>(path->back()) % 16));
+  }
+  return error(Status::busy, "no private place for a broker could be agreed on in " + temporary + ": try again");
+}
+
+}  // namespace shmb
