@@ -20,13 +20,16 @@ std::uint32_t rights_of(const AttachItem& item) {
 Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, const SessionFacts& broker,
                                      const AttachItem& item, const shmbw_attach_reply& granted, Fd fd,
                                      ReadyReport& ready) {
+  const Granted grant{granted.region, granted.rights, granted.length, granted.bytes};
+  const shmbw_region_ref asked = item.target.by == SHMBW_ATTACH_BY_ID ? item.target.region : shmbw_region_ref{};
+  if (auto fine = check_grant(grant, asked, rights_of(item)); !fine) return std::unexpected(fine.error());
   RegionFacts facts;
   facts.ref = granted.region;
   facts.epoch = broker.epoch;
   facts.length = granted.length;
   facts.bytes = granted.bytes;
   facts.group = granted.group;
-  facts.rights = granted.rights & rights_of(item);  // the lease has those of the session's other handles too
+  facts.rights = rights_of(item);  // the lease has those of the session's other handles too
   facts.state = granted.state;
   facts.page_kind = granted.page_kind;
   facts.flags = granted.flags;
@@ -39,9 +42,8 @@ Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, co
                          facts.page_kind == SHMBW_PAGE_KIND_MIXED;
   if (has_pages && (item.flags & kAttachNoPopulate) == 0 && facts.bytes <= kPopulateByDefault)
     (void)map_existing(*mapping, writes ? Access::read_write : Access::read, false);
-  // Every writer reports, the creator may have died before it did; the pages are the creator's to describe.
-  if (writes && (broker.mode == SHMBW_MODE_PRIVATE || facts.state == SHMBW_REGION_STATE_CREATED))
-    ready.add(facts.ref, {0, SHMBW_PAGE_KIND_UNKNOWN});
+  // Every writer reports, or nobody else could publish the region; the pages are the creator's to describe.
+  if (writes) ready.add(facts.ref, {0, SHMBW_PAGE_KIND_UNKNOWN});
   return std::make_unique<Region>(session, facts, std::move(*mapping), Fd(), KeptDescriptor::of(std::move(fd)));
 }
 
@@ -129,7 +131,12 @@ void attach_batch(const std::shared_ptr<Session>& session, std::span<const Attac
     result = fd ? without_throwing(
                       [&] { return finish_attach(session, broker, items[sent[n]], *granted, std::move(*fd), ready); })
                 : Result<Region::Handle>(std::unexpected(fd.error()));
-    if (!result) (void)post_release(*session, granted->region, 0);
+    if (!result) {
+      (void)post_release(*session, granted->region, 0);
+      // Where the session has other handles the lease stays, and with it what they have mapped.
+      if ((rights_of(items[sent[n]]) & SHMBW_RIGHT_MAP_WRITE) != 0)
+        ready.add(granted->region, {0, SHMBW_PAGE_KIND_UNKNOWN});
+    }
   }
   ready.post(*session);
 }
@@ -260,6 +267,8 @@ Result<void> unname(Session& session, const Target& target, Deadline deadline) {
   if (!element && element.error().status == Status::write_closed)
     element = reach(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_RELEASE);
   if (!element) return std::unexpected(session.of_broker(std::move(element.error())));
+  if (target.by == SHMBW_ATTACH_BY_ID && element->region.id != target.region.id)
+    return error(Status::protocol, "the broker's answer to ATTACH is of another region");
   // From here on the handle's own way of releasing with the name serves.
   RegionFacts facts;
   facts.ref = element->region;

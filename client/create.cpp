@@ -38,13 +38,19 @@ Result<void> check_item(const CreateItem& item, bool strict) {
 Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, const SessionFacts& broker,
                                      const CreateItem& item, const shmbw_create_reply& granted, Fd fd, bool strict,
                                      ReadyReport& ready) {
+  const std::uint32_t rights = item.rights != 0 ? item.rights : std::uint32_t{SHMBW_RIGHT_KNOWN};
+  const Granted grant{granted.region, granted.rights, item.length, granted.bytes};
+  if (auto fine = check_grant(grant, {}, rights); !fine) return std::unexpected(fine.error());
+  if (granted.group == 0 || (item.group != 0 && granted.group != item.group))
+    return error(Status::protocol, "the broker's answer is not what was asked for: the region is in group #" +
+                                       std::to_string(granted.group));
   RegionFacts facts;
   facts.ref = granted.region;
   facts.epoch = broker.epoch;
   facts.length = item.length;
   facts.bytes = granted.bytes;
   facts.group = granted.group;
-  facts.rights = granted.rights;
+  facts.rights = rights;
   facts.state = SHMBW_REGION_STATE_CREATED;
   facts.page_kind = SHMBW_PAGE_KIND_UNPOPULATED;
   facts.flags = SHMBW_REGION_WRITE_OPEN;
@@ -53,12 +59,17 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
   if (!item.name.empty() && !facts.name_at_publish) facts.flags |= SHMBW_REGION_NAMED;
   if ((item.flags & SHMBW_CREATE_MANY_WRITERS) != 0) facts.flags |= SHMBW_REGION_MANY_WRITERS;
   const bool dirty = (granted.flags & SHMBW_CREATED_DIRTY) != 0;
+  if ((item.flags & SHMBW_CREATE_HEAP) != 0) facts.flags |= SHMBW_REGION_HEAP;
   if (dirty) facts.flags |= SHMBW_REGION_DIRTY_BIRTH;
   facts.recycled = dirty;
-  if ((item.flags & kCreateUnmapped) != 0) return std::make_unique<Region>(session, facts, Mapping(), Fd());
+  if (auto fits = check_memory(fd.get(), facts.length, facts.bytes); !fits) return std::unexpected(fits.error());
+  if ((item.flags & kCreateUnmapped) != 0) {
+    ready.add_unmapped(facts.ref);
+    return std::make_unique<Region>(session, facts, Mapping(), Fd());
+  }
 
   const Access access = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? Access::read_write : Access::read;
-  auto mapping = map_whole(fd.get(), facts.length, facts.bytes, access);
+  auto mapping = map_checked(fd.get(), 0, facts.bytes, access);
   if (!mapping) return std::unexpected(mapping.error());
   Populated populated{0, SHMBW_PAGE_KIND_UNPOPULATED};
   if (access == Access::read_write && (populates(item, strict) || dirty)) {
@@ -69,39 +80,29 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
   }
   facts.populated = populated.bytes;
   facts.page_kind = populated.kind;
-  const bool read_only_later = broker.mode == SHMBW_MODE_PRIVATE && (item.flags & SHMBW_CREATE_MANY_WRITERS) == 0;
-  if (access == Access::read_write && (read_only_later || facts.bytes >= kHugePage)) {
+  if (access == Access::read_write) {
     ready.add(facts.ref, populated);
     facts.state = SHMBW_REGION_STATE_READY;
   }
   return std::make_unique<Region>(session, facts, std::move(*mapping), Fd(), KeptDescriptor::of(std::move(fd)));
 }
 
-void create_batch(const std::shared_ptr<Session>& session, std::span<const CreateItem> items, bool strict,
-                  std::int64_t timeout, std::span<Result<Region::Handle>> out) {
-  const auto all = [&](const Error& failure) {
-    for (auto& element : out) element = std::unexpected(failure);
-  };
-  // Elements that are wrong in themselves do not travel.
-  std::vector<std::size_t> sent;
-  std::uint64_t populated = 0;
-  std::size_t text_bytes = 0;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    if (auto checked = check_item(items[i], strict); !checked) {
-      out[i] = std::unexpected(checked.error());
-      continue;
-    }
-    sent.push_back(i);
-    text_bytes += items[i].name.size();
-    if (populates(items[i], strict)) populated += rounded(items[i].length);
-  }
-  if (sent.empty()) return;
-  if (populated != 0)
-    if (auto room = check_headroom(populated); !room) {
-      for (std::size_t i : sent) out[i] = std::unexpected(room.error());
-      return;
-    }
+// Which of the items travel, and how.
+struct Portion {
+  std::span<const std::size_t> which;
+  bool strict = false;
+  bool recycled_only = false;  // what is populated, from recycled memory: fresh memory has no room
+};
 
+void send_batch(const std::shared_ptr<Session>& session, std::span<const CreateItem> items, const Portion& portion,
+                Deadline deadline, std::span<Result<Region::Handle>> out) {
+  const std::span<const std::size_t> sent = portion.which;
+  const bool strict = portion.strict;
+  const auto all = [&](const Error& failure) {
+    for (const std::size_t i : sent) out[i] = std::unexpected(failure);
+  };
+  std::size_t text_bytes = 0;
+  for (const std::size_t i : sent) text_bytes += items[i].name.size();
   std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + sent.size() * sizeof(shmbw_create) +
                                 text_bytes);
   wire::Writer writer(buffer);
@@ -112,21 +113,19 @@ void create_batch(const std::shared_ptr<Session>& session, std::span<const Creat
     request.group = item.group;
     request.length = item.length;
     request.keep = item.keep;
-    request.flags = item.flags & SHMBW_CREATE_KNOWN;
+    request.flags = item.flags & SHMBW_CREATE_KNOWN & ~std::uint32_t{SHMBW_CREATE_RECYCLED_ONLY};
     // Old contents could only be zeroed by touching every page, which is what this caller does not want.
     if (!populates(item, strict) && (item.flags & SHMBW_CREATE_UNINITIALISED) == 0)
       request.flags |= SHMBW_CREATE_NO_RECYCLE;
+    if (portion.recycled_only && populates(item, strict)) request.flags |= SHMBW_CREATE_RECYCLED_ONLY;
     request.rights = item.rights;
     request.name_len = static_cast<std::uint16_t>(item.name.size());
     writer.element(n, request);
   }
   for (std::size_t i : sent) writer.text(items[i].name);
   writer.finish(0);
-  auto reply = session->call(buffer, Deadline::after(timeout));
-  if (!reply) {
-    for (std::size_t i : sent) out[i] = std::unexpected(reply.error());
-    return;
-  }
+  auto reply = session->call(buffer, deadline);
+  if (!reply) return all(reply.error());
   auto batch = wire::BatchView::open(reply->view);
   if (!batch || batch->count() != sent.size())
     return all(error(Status::protocol, "the broker's answer to CREATE is malformed").error());
@@ -154,6 +153,38 @@ void create_batch(const std::shared_ptr<Session>& session, std::span<const Creat
     else if (item.group == 0) session->note_group(granted->group);
   }
   ready.post(*session);
+}
+
+std::uint64_t populated_bytes(std::span<const CreateItem> items, std::span<const std::size_t> which, bool strict) {
+  std::uint64_t bytes = 0;
+  for (const std::size_t i : which)
+    if (populates(items[i], strict)) bytes += rounded(items[i].length);
+  return bytes;
+}
+
+// Recycled memory needs no room: it has its pages. So where there is no room for all, the group's shelf is asked first,
+// and what it does not have needs room, for which the shelf is given up.
+void create_batch(const std::shared_ptr<Session>& session, std::span<const CreateItem> items, bool strict,
+                  std::int64_t timeout, std::span<Result<Region::Handle>> out) {
+  const Deadline deadline = Deadline::after(timeout);
+  // Elements that are wrong in themselves do not travel.
+  std::vector<std::size_t> sent;
+  for (std::size_t i = 0; i < items.size(); ++i)
+    if (auto checked = check_item(items[i], strict); checked) sent.push_back(i);
+    else out[i] = std::unexpected(checked.error());
+  if (sent.empty()) return;
+  const std::uint64_t populated = populated_bytes(items, sent, strict);
+  if (populated == 0 || check_headroom(populated))
+    return send_batch(session, items, {sent, strict, false}, deadline, out);
+
+  send_batch(session, items, {sent, strict, true}, deadline, out);
+  std::erase_if(sent, [&](std::size_t i) {
+    return !populates(items[i], strict) || out[i] || out[i].error().status != Status::no_memory;
+  });
+  if (sent.empty()) return;
+  if (auto room = find_headroom(*session, populated_bytes(items, sent, strict), deadline); !room)
+    for (const std::size_t i : sent) out[i] = std::unexpected(room.error());
+  else send_batch(session, items, {sent, strict, false}, deadline, out);
 }
 
 }  // namespace

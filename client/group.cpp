@@ -29,6 +29,8 @@ Result<GroupHandle> Session::create_group(const GroupSpec& spec, Deadline deadli
   if (!fixed) return std::unexpected(fixed.error());
   GroupHandle group{fixed->group, {}};
   std::memcpy(group.token.bytes.data(), fixed->token, sizeof fixed->token);
+  if (group.id == 0 || group.token == Token{})
+    return error(Status::protocol, "the broker's answer to GROUP_CREATE names no group");
   return group;
 }
 
@@ -43,6 +45,7 @@ Result<std::uint64_t> Session::join(shmbw_group_join request, const std::string&
   if (!reply) return std::unexpected(of_broker(std::move(reply.error())));
   auto fixed = fixed_of<shmbw_group_join_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
+  if (fixed->group == 0) return error(Status::protocol, "the broker's answer to GROUP_JOIN names no group");
   return fixed->group;  // the channel has noted it
 }
 

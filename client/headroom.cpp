@@ -3,6 +3,7 @@
 #include "client/headroom.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <charconv>
 
@@ -10,6 +11,7 @@
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "client/forked.hpp"
+#include "client/session.hpp"
 #include "proto/refusal.hpp"
 
 namespace shmb::client {
@@ -120,6 +122,7 @@ std::unexpected<Error> no_room(const std::string& whose, std::uint16_t scope, st
 }
 
 constexpr std::int64_t kReuse = 250'000'000;
+constexpr std::int64_t kFreeingPause = 1'000'000;  // a close of 64 MiB takes 1 to 10 ms
 std::atomic<std::int64_t> looked_until{0};
 std::atomic<std::int64_t> allowance{0};
 // A forked child may be put into another cgroup before its first create: it looks for itself.
@@ -184,6 +187,38 @@ Result<void> check_headroom(std::uint64_t bytes) {
   looked_after_forks.store(forks_seen(), std::memory_order_relaxed);
   looked_until.store(now + kReuse, std::memory_order_relaxed);
   return {};
+}
+
+namespace {
+
+// What the broker has ready and what it is freeing; nothing where it cannot be asked.
+shmbw_shelf_empty_reply empty_shelves(Session& session, std::uint64_t bytes, Deadline deadline) {
+  std::array<std::byte, 64> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_SHELF_EMPTY, 0, Status::ok, shmbw_shelf_empty{bytes});
+  const auto packet = writer.finish(0);
+  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
+  if (!reply) return {};
+  return fixed_of<shmbw_shelf_empty_reply>(*reply).value_or(shmbw_shelf_empty_reply{});
+}
+
+}  // namespace
+
+Result<void> find_headroom(Session& session, std::uint64_t bytes, Deadline deadline) {
+  auto room = check_headroom(bytes);
+  if (room || session.is_local()) return room;
+  std::uint64_t given_up = 0;
+  bool more = true;
+  while (!room && more && !deadline.passed()) {
+    const shmbw_shelf_empty_reply emptied = empty_shelves(session, bytes, deadline);
+    given_up += emptied.bytes;
+    more = emptied.bytes != 0 || emptied.pending != 0;
+    if (emptied.pending != 0) sys::rest(kFreeingPause);
+    room = check_headroom(bytes);
+  }
+  if (!room && given_up != 0)
+    room.error().sentence += "; the broker gave up " + format_size(given_up) + " of recycled memory first";
+  return room;
 }
 
 bool strict_overcommit() {

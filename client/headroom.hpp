@@ -14,6 +14,9 @@
 
 namespace shmb::client {
 
+class Deadline;
+class Session;
+
 // One memory cgroup that bounds us.
 struct CgroupRoom {
   std::string path;  // "/sys/fs/cgroup/user.slice/..."
@@ -31,6 +34,9 @@ std::optional<std::uint64_t> host_room(const std::string& root = {});
 // no_memory with the cgroup's path and the numbers, or nothing. For small sums an answer of the last quarter of a
 // second is used again as long as they stay far below the room it found: /proc costs more than a create.
 Result<void> check_headroom(std::uint64_t bytes);
+// The same. Where there is no room, the broker gives up recycled memory of this user first, and what it is freeing is
+// waited for; the refusal says how much that was. Local sessions have no such memory.
+Result<void> find_headroom(Session& session, std::uint64_t bytes, Deadline deadline);
 Result<void> check_headroom_at(const std::string& root, std::uint64_t bytes, std::uint64_t* room = nullptr);
 
 // vm.overcommit_memory=2: a store to a page over the commit limit is SIGBUS, so nothing may stay unpopulated.

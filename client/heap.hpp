@@ -457,6 +457,7 @@ class Heap {
     region.name = name;
     region.many_writers = true;
     region.uninitialised = false;
+    region.heap = true;
     auto made = session.try_create(bytes, region);
     if (!made) return made.error();
     return try_create(std::move(*made), options.lock_timeout);
@@ -492,7 +493,8 @@ class Heap {
       return Heap(std::move(region));
     });
   }
-  // Waits for a name that is not there yet as long as options.wait says; for a heap in the making up to 5 s.
+  // Waits for a name that is not there yet as long as options.wait says; for a heap in the making up to 5 s. A region
+  // that was not made for a heap, and holds none, is refused at once.
   static Result<Heap> try_open(const Session& session, std::string_view address, const AttachOptions& options = {}) {
     auto region = session.try_attach_writable(address, options);
     if (!region) return region.error();
@@ -504,15 +506,17 @@ class Heap {
       return heap::detail::failure(Status::invalid, "the region holds no heap: it is too small or not mapped");
     Header& header = header_of(region);
     const std::int64_t deadline = heap::detail::deadline_of(wait.nanoseconds());
+    // Made for a heap: its maker is about to begin. In another region a heap is looked for as it is now.
+    const bool expected = (region.info().flags & SHMB_REGION_FLAG_HEAP) != 0;
     std::uint64_t magic = header.magic.load();
-    for (; magic == 0 || magic == heap::detail::kMaking; magic = header.magic.load()) {
+    for (; magic == heap::detail::kMaking || (magic == 0 && expected); magic = header.magic.load()) {
       if (heap::detail::monotonic_now() >= deadline)
         return heap::detail::failure(Status::not_ready, "the region holds no heap, and none was made in it in time");
       const timespec pause{0, 500'000};
       (void)::nanosleep(&pause, nullptr);
     }
     if (magic != heap::detail::kMagic || header.bytes != region.size())
-      return heap::detail::failure(Status::invalid, "the region holds no heap");
+      return heap::detail::failure(Status::invalid, "the region holds no heap: open it as a region");
     if (header.boost != BOOST_VERSION || header.pointer_bytes != sizeof(void*) ||
         header.mutex_bytes != sizeof(heap::robust_mutex))
       return heap::detail::failure(

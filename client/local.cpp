@@ -7,6 +7,7 @@
 #include <cerrno>
 
 #include "base/compat.hpp"
+#include "base/sys_file.hpp"
 #include "base/sys_memory.hpp"
 #include "client/headroom.hpp"
 #include "client/populate.hpp"
@@ -26,6 +27,7 @@ Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, con
   facts.state = SHMBW_REGION_STATE_CREATED;
   facts.page_kind = SHMBW_PAGE_KIND_UNPOPULATED;
   facts.flags = SHMBW_REGION_WRITE_OPEN;
+  if ((item.flags & SHMBW_CREATE_HEAP) != 0) facts.flags |= SHMBW_REGION_HEAP;
   const bool mapped = (item.flags & kCreateUnmapped) == 0;
   const bool populated =
       mapped && (item.flags & kCreateNoPopulate) == 0 && (item.length <= kPopulateByDefault || strict_overcommit());
@@ -81,9 +83,7 @@ Result<Region::Handle> adopt_local(const std::shared_ptr<Session>& session, int 
   if (!mapping && mapping.error().value == EPERM)
     return error(Status::write_closed, "the memory file is sealed against writing");
   if (!mapping) return system_failure(mapping.error(), "mapping the adopted descriptor");
-  const Fd borrowed = Fd::adopt(fd);
-  auto copy = borrowed.dup();
-  const_cast<Fd&>(borrowed).release();
+  auto copy = sys::duplicate_above(fd, 0);
   if (!copy) return system_failure(copy.error(), "duplicating the adopted descriptor");
   return std::make_unique<Region>(session, facts, std::move(*mapping), std::move(*copy));
 }

@@ -2,8 +2,11 @@
 // What create and attach share: from the broker's answer to a mapped handle, or everything given back.
 #include "client/obtain.hpp"
 
+#include <fcntl.h>
+
 #include <cerrno>
 
+#include "base/compat.hpp"
 #include "base/sys_memory.hpp"
 #include "base/text.hpp"
 
@@ -16,25 +19,65 @@ Handles unset_handles(std::size_t count) {
   return results;
 }
 
-Result<void> check_size(int fd, std::uint64_t length, std::uint64_t bytes) {
+Result<void> check_grant(const Granted& granted, shmbw_region_ref asked, std::uint32_t rights) {
+  const auto wrong = [](const std::string& what) {
+    return error(Status::protocol, "the broker's answer is not what was asked for: " + what);
+  };
+  if (granted.region.id == 0 || granted.region.generation == 0) return wrong("it names no region");
+  if (asked.id != 0 && granted.region.id != asked.id)
+    return wrong("region " + std::to_string(granted.region.id) + " instead of region " + std::to_string(asked.id));
+  if (asked.generation != 0 && granted.region.generation != asked.generation)
+    return wrong("generation " + std::to_string(granted.region.generation) + " of region " + std::to_string(asked.id) +
+                 " instead of generation " + std::to_string(asked.generation));
+  if ((granted.rights & rights) != rights) return wrong("it grants fewer rights");
+  if (granted.length == 0 || granted.length > granted.bytes || granted.length > kMaxLength)
+    return wrong("a region of " + std::to_string(granted.length) + " bytes in " + std::to_string(granted.bytes));
+  return {};
+}
+
+Result<void> check_memory(int fd, std::uint64_t length, std::uint64_t bytes) {
   auto facts = sys::file_facts(fd);
   if (!facts) return system_failure(facts.error(), "asking for the size of a region's descriptor");
   if (length == 0 || length > bytes || facts->size < bytes)
     return error(Status::protocol, "the broker's answer and its descriptor do not agree on the region's size");
+  const auto seals = sys::seals(fd);
+  if (!seals || (*seals & F_SEAL_SHRINK) == 0)
+    return error(Status::protocol, "the broker's descriptor is no memory file that keeps its size");
   return {};
 }
 
-Result<Mapping> map_whole(int fd, std::uint64_t length, std::uint64_t bytes, Access access) {
-  if (auto fits = check_size(fd, length, bytes); !fits) return std::unexpected(fits.error());
-  auto mapping = Mapping::map(fd, 0, bytes, access);
+namespace {
+
+// Why the kernel does not map the file for writing.
+Error not_writable(int fd) {
+  const int seals = sys::seals(fd).value_or(0);
+  if ((seals & F_SEAL_WRITE) != 0)
+    return error(Status::write_closed, "the region is published: nobody can write to it any more").error();
+  if ((seals & F_SEAL_FUTURE_WRITE) != 0)
+    return error(Status::write_closed,
+                 "writing to the region is closed for ever: read-only readers have it; create its successor with "
+                 "replace")
+        .error();
+  return error(Status::protocol, "the broker's descriptor cannot be mapped for writing").error();
+}
+
+}  // namespace
+
+Result<Mapping> map_checked(int fd, std::uint64_t offset, std::uint64_t length, Access access) {
+  auto mapping = Mapping::map(fd, offset, length, access);
   if (mapping) return std::move(*mapping);
-  if (mapping.error().value == EPERM && access == Access::read_write)
-    return error(Status::write_closed, "writing to the region is closed for ever: read-only readers have it");
-  auto failure = system_failure(mapping.error(), "mapping a region of " + format_size(bytes));
-  if (mapping.error().value == ENOMEM)
+  const int code = mapping.error().value;
+  if ((code == EPERM || code == EACCES) && access == Access::read_write) return std::unexpected(not_writable(fd));
+  auto failure = system_failure(mapping.error(), "mapping " + format_size(length) + " of a region");
+  if (code == ENOMEM)
     failure.error().sentence +=
         "; the process' address space may be limited (`ulimit -v`), or it has too many mappings";
   return failure;
+}
+
+Result<Mapping> map_whole(int fd, std::uint64_t length, std::uint64_t bytes, Access access) {
+  if (auto fits = check_memory(fd, length, bytes); !fits) return std::unexpected(fits.error());
+  return map_checked(fd, 0, bytes, access);
 }
 
 Result<Fd> take_fd(Reply& reply, const shmbw_outcome& outcome) {
@@ -45,6 +88,10 @@ Result<Fd> take_fd(Reply& reply, const shmbw_outcome& outcome) {
 
 void ReadyReport::add(shmbw_region_ref region, const Populated& populated) {
   elements_.push_back({region, populated.bytes, populated.kind, 0});
+}
+
+void ReadyReport::add_unmapped(shmbw_region_ref region) {
+  elements_.push_back({region, 0, SHMBW_PAGE_KIND_UNKNOWN, SHMBW_READY_UNMAPPED});
 }
 
 void ReadyReport::post(Session& session) {

@@ -14,8 +14,19 @@ namespace shmb::client {
 using Handles = std::vector<Result<Region::Handle>>;
 
 Handles unset_handles(std::size_t count);
-// A descriptor shorter than what it is said to be would be a SIGBUS in the caller's first store.
-Result<void> check_size(int fd, std::uint64_t length, std::uint64_t bytes);
+// What the broker says of a grant. Fewer rights than were asked for would be a SIGSEGV in the caller's first store, and
+// another region the wrong memory. `asked.id` 0: any region will do; `asked.generation` 0: any generation.
+struct Granted {
+  shmbw_region_ref region{};
+  std::uint32_t rights = 0;
+  std::uint64_t length = 0, bytes = 0;
+};
+Result<void> check_grant(const Granted& granted, shmbw_region_ref asked, std::uint32_t rights);
+// A memory file that can shrink, or that is shorter than what it is said to be, would be a SIGBUS in the caller's first
+// store.
+Result<void> check_memory(int fd, std::uint64_t length, std::uint64_t bytes);
+// The kernel's refusal to map for writing becomes WRITE_CLOSED with its reason.
+Result<Mapping> map_checked(int fd, std::uint64_t offset, std::uint64_t length, Access access);
 Result<Mapping> map_whole(int fd, std::uint64_t length, std::uint64_t bytes, Access access);
 // The element's own descriptor, or an error where the broker sent none.
 Result<Fd> take_fd(Reply& reply, const shmbw_outcome& outcome);
@@ -24,6 +35,7 @@ Result<Fd> take_fd(Reply& reply, const shmbw_outcome& outcome);
 class ReadyReport {
  public:
   void add(shmbw_region_ref region, const Populated& populated);
+  void add_unmapped(shmbw_region_ref region);  // no descriptor of it is left: another one is asked for first
   void post(Session& session);
 
  private:

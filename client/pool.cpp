@@ -23,6 +23,7 @@ constexpr std::uint32_t kMaxSegmentsOfOneClass = 40;  // doubling from one slot 
 Result<PoolSpec> checked(PoolSpec spec) {
   if (!spec.name.empty())
     if (auto named = names::check(spec.name, "pool name"); !named) return std::unexpected(named.error());
+  if (spec.replace && spec.name.empty()) return error(Status::invalid, "replace needs a name");
   std::uint64_t slots = 0;
   for (SizeClass& one : spec.classes) {
     if (one.slot_size == 0) return error(Status::invalid, "a slot has at least one byte");
@@ -85,6 +86,13 @@ Result<void> leave(Session& session, std::uint64_t pool, std::uint32_t flags) {
 
 }  // namespace
 
+// A place outside of the tables would be written to outside of the control area.
+static Result<void> check_place(std::uint64_t asked, std::uint64_t pool, std::uint32_t participant) {
+  if (pool != 0 && (asked == 0 || asked == pool) && participant < pool::kParticipants) return {};
+  return error(Status::protocol, "the broker's answer names pool " + std::to_string(pool) + " and participant " +
+                                     std::to_string(participant) + ", which is not what was asked for");
+}
+
 Result<void> Pool::map(Reply& reply, std::uint64_t directory_bytes, std::uint64_t control_bytes) {
   if (reply.fds.size() < 2) return error(Status::protocol, "the broker's answer lacks the pool's descriptors");
   auto directory = map_whole(reply.fds[0].get(), directory_bytes, directory_bytes, Access::read);
@@ -122,6 +130,7 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
     request.flags |= SHMBW_POOL_KEEP_GIVEN;
     request.keep = *spec->keep;
   }
+  if (spec->replace) request.flags |= SHMBW_POOL_REPLACE;
   for (const SizeClass& one : spec->classes) request.slots += one.slots_limit;
   for (const SizeClass& one : spec->later) request.slots += one.slots_limit;
   request.lanes = spec->lanes;
@@ -141,6 +150,7 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
   if (!reply) return std::unexpected(reply.error());
   auto fixed = fixed_of<shmbw_pool_create_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
+  if (auto fine = check_place(0, fixed->pool, fixed->participant); !fine) return std::unexpected(fine.error());
   std::shared_ptr<Pool> made(new Pool(session, false));
   made->mark_ = std::move(*mark);
   made->id_ = fixed->pool;
@@ -203,6 +213,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   if (!reply) return std::unexpected(reply.error());
   auto fixed = fixed_of<shmbw_pool_join_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
+  if (auto fine = check_place(opening.id, fixed->pool, fixed->participant); !fine) return std::unexpected(fine.error());
   if (auto inherited = session->pool(fixed->pool); inherited && inherited->is_fresh_child()) {
     // A forked child's, which this place was not meant for: it joins in its own manner, as what its parent was there.
     reply->fds.clear();
@@ -222,9 +233,34 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   joined->seen_change_ = joined->change();
   joined->expect(opening.later);
   joined->read_segments();
+  if (opening.id == 0 && opening.later.empty())
+    if (auto whole = joined->await_whole(settled); !whole) return std::unexpected(whole.error());
   (void)joined->attach_segments(0);  // what fails now is tried again when a slot of it is met
   session->note_pool(joined, true);
   return joined;
+}
+
+// The name is there before the slots are. A pool is whole once its classes make up all the slots that it may have; it
+// stays as it is where its maker has left or died.
+Result<void> Pool::await_whole(Deadline deadline) {
+  const auto whole = [this] {
+    std::uint64_t slots = 0;
+    for (const Class& one : classes_) slots += one.limit;
+    return slots >= view_.slots();
+  };
+  const auto maker = [this] { return pool::Stamp::of(view_.participant(0).stamp.load(std::memory_order_acquire)); };
+  const pool::Stamp first = maker();
+  for (std::int64_t pause = kLeastRest; !whole(); pause = std::min(pause * 2, kMostRest)) {
+    const pool::Stamp now = maker();
+    const bool made_on =
+        now.state == static_cast<std::uint8_t>(pool::ParticipantState::live) && now.serial == first.serial;
+    read_segments();  // after the maker was seen alive: what it added before its end is in the directory
+    if (!made_on || whole()) return {};
+    if (deadline.passed())
+      return error(Status::deadline, "another process made the pool and was still adding its memory at the deadline");
+    sys::rest(earlier(deadline, Deadline::after(pause)).left());
+  }
+  return {};
 }
 
 Result<std::shared_ptr<Pool>> Pool::for_opening(const Opening& opening) {
@@ -270,6 +306,7 @@ Result<void> Pool::rejoin() {
   if (!reply) return error(reply.error().status, "the forked child could not join the pool: " + reply.error().sentence);
   auto fixed = fixed_of<shmbw_pool_join_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
+  if (auto fine = check_place(id_, fixed->pool, fixed->participant); !fine) return fine;
   parent_stamp_ = stamp();
   // The lanes of the parent's own writing are none of ours; they refer to the participant that goes to former_.
   retired_.clear();

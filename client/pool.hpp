@@ -37,7 +37,7 @@ struct PoolSpec {
   std::vector<SizeClass> classes;
   std::uint64_t group = 0;
   std::optional<std::int64_t> keep;
-  bool small_pages = false, no_populate = false;
+  bool small_pages = false, no_populate = false, replace = false;
   std::uint32_t lanes = 0, queues = 0;
   std::uint64_t lane_bytes = 0;
   // The first slots of these are made by whoever needs one first: `slots` is 0. All who open the pool name the same.
@@ -237,6 +237,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Result<void> grow(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, std::int64_t timeout,
                     Lock& lock);
   void read_segments();
+  Result<void> await_whole(Deadline deadline);
   Error attach_segments(std::int64_t timeout);
   std::byte* find_data(std::uint32_t slot, Error* why, std::int64_t timeout);
   Class* class_for(std::uint64_t length);

@@ -174,8 +174,8 @@ Result<void> Queue::open_ends(bool again) {
   }
   auto fixed = fixed_of<shmbw_queue_open_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
-  if (fixed->queue >= pool_->view().queues())
-    return error(Status::protocol, "the broker's answer names a queue that the pool cannot have");
+  if (fixed->queue >= pool_->view().queues() || (fixed->lane != pool::kNone && fixed->lane >= pool_->view().lanes()))
+    return error(Status::protocol, "the broker's answer names a queue or a lane that the pool cannot have");
   Pool::Lock lock(pool_->me().lock());
   index_ = fixed->queue;
   serial_ = fixed->serial;

@@ -109,12 +109,23 @@ Result<Fd> Region::fetch(std::uint32_t rights, bool for_others, Deadline deadlin
   if (!element) return std::unexpected(element.error());
   // What leaves our hands is never recycled; our own mapping is accounted for when the handle is released.
   (void)post_release(*session_, facts_.ref, for_others ? 0U : unsigned{SHMBW_RELEASE_RECYCLE});
-  facts_.state = element->state;
-  if (element->outcome.fd_index >= reply->fds.size())
-    return error(Status::protocol, "the broker's answer to ATTACH lacks its descriptor");
-  Fd& fd = reply->fds[element->outcome.fd_index];
-  if (auto fits = check_size(fd.get(), facts_.length, facts_.bytes); !fits) return std::unexpected(fits.error());
-  return std::move(fd);
+  const Granted granted{element->region, element->rights, element->length, element->bytes};
+  auto fine = check_grant(granted, facts_.ref, rights);
+  if (fine) facts_.state = element->state;
+  auto fd = fine ? take_fd(*reply, element->outcome) : Result<Fd>(std::unexpected(fine.error()));
+  if (fd) fine = check_memory(fd->get(), facts_.length, facts_.bytes);
+  if (!fine) fd = std::unexpected(fine.error());
+  if (!fd) report_unmapped();
+  return fd;
+}
+
+// A descriptor was lent for writing, and nothing came of it: who publishes must not wait for us.
+void Region::report_unmapped() {
+  if (own_fd_ || !writable()) return;
+  if (mapping_ || parts_ > 0) return report(0, SHMBW_PAGE_KIND_UNKNOWN);
+  ReadyReport ready;
+  ready.add_unmapped(facts_.ref);
+  ready.post(*session_);
 }
 
 // READY. A descriptor for writing makes the broker wait with read-only grants until it hears that it has been mapped.
@@ -143,10 +154,11 @@ Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Acces
   if (!fd && fd.error().status == Status::write_closed && access == Access::read)
     fd = fetch(SHMBW_RIGHT_MAP_READ, false, deadline);
   if (!fd) return std::unexpected(fd.error());
-  auto mapped = Mapping::map(fd->get(), offset, length, access);
-  if (!mapped && mapped.error().value == EPERM && access == Access::read_write)
-    return error(Status::write_closed, "writing to the region is closed for ever: read-only readers have it");
-  if (!mapped) return system_failure(mapped.error(), "mapping a part of a region");
+  auto mapped = map_checked(fd->get(), offset, length, access);
+  if (!mapped) {
+    report_unmapped();
+    return std::unexpected(mapped.error());
+  }
   report(0, SHMBW_PAGE_KIND_UNKNOWN);
   ++parts_;
   return mapped->release();
@@ -164,7 +176,7 @@ Result<void> Region::populate(std::uint64_t offset, std::uint64_t length) {
     return error(Status::invalid, "the part lies outside of the region");
   const bool write = writable();
   if (write)
-    if (auto room = check_headroom(length); !room) return room;
+    if (auto room = find_headroom(*session_, length, Deadline::after(0)); !room) return room;
   auto done = populate_part(mapping_, offset, length, write ? Access::read_write : Access::read, facts_.small_pages);
   if (!done) return std::unexpected(done.error());
   if (!write) return {};
@@ -188,12 +200,41 @@ Result<Fd> Region::descriptor(Deadline deadline) {
 Result<void> Region::map_back(Deadline deadline) {
   auto fd = fetch(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE, false, deadline);
   if (!fd) return std::unexpected(fd.error());
-  auto mapped = Mapping::map(fd->get(), 0, facts_.bytes, Access::read_write);
-  if (!mapped) return system_failure(mapped.error(), "mapping the region again");
+  auto mapped = map_checked(fd->get(), 0, facts_.bytes, Access::read_write);
+  if (!mapped) {
+    report_unmapped();
+    return std::unexpected(mapped.error());
+  }
   mapping_ = std::move(*mapped);
   report(0, SHMBW_PAGE_KIND_UNKNOWN);
   (void)map_existing(mapping_, Access::read_write, false);
   return {};
+}
+
+// PUBLISH. Another writer that was lent a descriptor may be about to map it, and could not after the seal: it is waited
+// for. The subscription is there before the second request, so that no report falls in between.
+Result<Reply> Region::ask_to_publish(Deadline deadline) {
+  std::array<std::byte, 64> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_PUBLISH, 0, Status::ok, shmbw_publish{facts_.ref});
+  const auto packet = std::span(buffer).first(writer.finish(0).size());
+  auto reply = session_->call(packet, deadline);
+  if (reply || reply.error().status != Status::not_ready) return reply;
+  WatchSpec spec;
+  spec.kind = SHMBW_WATCH_KIND_REGION;
+  spec.events = SHMBW_WATCH_EVENT_READY | SHMBW_WATCH_EVENT_PUBLISHED | SHMBW_WATCH_EVENT_GONE;
+  spec.region = facts_.ref;
+  Session::OwnWatch watch(*session_);
+  if (auto begun = watch.begin(spec, deadline); !begun) return std::unexpected(begun.error());
+  for (;;) {
+    reply = session_->call(packet, deadline);
+    if (reply || reply.error().status != Status::not_ready) return reply;
+    auto event = watch.await(deadline);
+    if (event) continue;
+    // Nothing is on its way: what the broker said last is the answer.
+    if (event.error().status == Status::deadline) return reply;
+    return std::unexpected(event.error());
+  }
 }
 
 Result<void> Region::publish(Deadline deadline) {
@@ -213,11 +254,7 @@ Result<void> Region::publish(Deadline deadline) {
       if (auto back = map_back(deadline); !back) done.error().sentence += "; " + back.error().sentence;
     return done;
   }
-  std::array<std::byte, 64> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_PUBLISH, 0, Status::ok, shmbw_publish{facts_.ref});
-  const auto packet = writer.finish(0);
-  auto reply = session_->call(std::span(buffer).first(packet.size()), deadline);
+  auto reply = ask_to_publish(deadline);
   auto fixed = reply ? fixed_of<shmbw_publish_reply>(*reply) : std::unexpected(reply.error());
   if (!fixed) {
     Error failure = fixed.error();
@@ -236,13 +273,17 @@ Result<void> Region::publish(Deadline deadline) {
   unmapped_by_publish_ = false;
   facts_.state = SHMBW_REGION_STATE_PUBLISHED;
   facts_.flags &= ~static_cast<std::uint32_t>(SHMBW_REGION_WRITE_OPEN);
-  facts_.rights = fixed->rights;
+  facts_.rights &= fixed->rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE};
   if (facts_.name_at_publish) facts_.flags |= SHMBW_REGION_NAMED;
+  const Granted granted{fixed->region, fixed->rights, facts_.length, facts_.bytes};
+  if (auto fine = check_grant(granted, facts_.ref, SHMBW_RIGHT_MAP_READ); !fine) return fine;
   if (reply->fds.empty()) return error(Status::protocol, "the broker's answer to PUBLISH lacks its descriptor");
   if (!was_mapped) return {};
-  if (auto fits = check_size(reply->fds[0].get(), facts_.length, facts_.bytes); !fits) return fits;
-  auto mapped = Mapping::map(reply->fds[0].get(), 0, facts_.bytes, Access::read);
-  if (!mapped) return system_failure(mapped.error(), "the region is published; mapping it for reading");
+  auto mapped = map_whole(reply->fds[0].get(), facts_.length, facts_.bytes, Access::read);
+  if (!mapped) {
+    mapped.error().sentence.insert(0, "the region is published; ");
+    return std::unexpected(mapped.error());
+  }
   mapping_ = std::move(*mapped);
   // The old one was to write: the kernel would not map it any more, not even for reading (until 6.7).
   if (kept_) kept_ = KeptDescriptor::of(std::move(reply->fds[0]));
@@ -289,22 +330,28 @@ Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, st
   if (!fixed) return std::unexpected(fixed.error());
   Region::Ticket ticket;
   std::memcpy(ticket.token.bytes.data(), fixed->ticket, sizeof fixed->ticket);
+  if (ticket.token == Token{}) return error(Status::protocol, "the broker's answer to TICKET_CREATE has no ticket");
   ticket.expires = fixed->expires;
   return ticket;
 }
 
 Result<void> Region::release(std::uint32_t flags) {
   if (std::exchange(released_, true)) return {};
+  const bool unnames = (flags & kReleaseUnname) != 0 && !session_->is_local();
+  // A forked child that calls nothing else has no lease to give back. The name, however, only a session can take away.
+  if (unnames) (void)session_->enter();
   const bool leased = session_->withdraw_region(place_);
   if (auto rest = held_.lock(); rest && rest->here()) return leave_to(*rest, flags);
   mapping_.reset();
   kept_.reset();
-  if (session_->is_local() || !leased || orphaned_ || session_->lost()) return {};
+  if (unnames && orphaned_) return client::unname(*session_, Target::with_id(facts_.ref), Deadline::after(0));
+  if (session_->is_local() || !leased || orphaned_) return {};
+  if (!unnames && session_->lost()) return {};  // what it held went with it
   // Recycled memory must be nobody's: no further mapping here, and no child forked since that may map it without the
   // broker's knowledge. (Descriptors outside of the books were told when they left.)
   std::uint32_t wire = 0;
   if ((flags & kReleaseNoRecycle) == 0 && parts_ == 0 && forks_at_birth_ == forks_seen()) wire |= SHMBW_RELEASE_RECYCLE;
-  if ((flags & kReleaseUnname) == 0) return post_release(*session_, facts_.ref, wire);
+  if (!unnames) return post_release(*session_, facts_.ref, wire);
   return release_with_name(*session_, facts_.ref, wire);
 }
 
@@ -323,7 +370,7 @@ Result<void> Region::leave_to(Rest& rest, std::uint32_t flags) {
   rest.kept = std::move(kept_);
   rest.ref = facts_.ref;
   rest.session = session_;
-  if ((flags & kReleaseUnname) == 0 || session_->is_local() || session_->lost()) return {};
+  if ((flags & kReleaseUnname) == 0 || session_->is_local()) return {};
   return client::unname(*session_, Target::with_id(facts_.ref), Deadline::after(0));
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "base/sys_process.hpp"
@@ -103,8 +104,11 @@ Result<void> Session::hello(const Greeting& greeting, Deadline deadline) {
   writer.text(greeting.group_name);
   const auto packet = writer.finish(0);
   auto reply = channel_.call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply && reply.error().status == Status::session_lost)  // there was no session yet to lose
-    return error(Status::session_lost, channel_.lost_reason());
+  if (!reply && reply.error().status == Status::session_lost) {  // there was no session yet to lose
+    auto lost = error(Status::session_lost, channel_.lost_reason());
+    if (channel_.hung_up()) lost.error().system_errno = ECONNRESET;
+    return lost;
+  }
   if (!reply) return std::unexpected(reply.error());
   auto fixed = fixed_of<shmbw_hello_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
@@ -180,10 +184,24 @@ Result<void> Session::inherit(Deadline deadline) {
     auto batch = wire::BatchView::open(reply->view);
     if (!batch || batch->count() != count)
       return error(Status::protocol, "the broker's answer to INHERIT is malformed");
+    // A parent that was forked before it could report has not reported for us.
+    std::vector<shmbw_ready> ready;
     for (std::size_t i = 0; i < count; ++i) {
+      Region& handle = *handles[first + i];
       auto element = batch->element<shmbw_inherit_reply>(i);
-      if (!element || element->outcome.status != 0) handles[first + i]->not_inherited();
+      if (!element || element->outcome.status != 0 || (element->rights & handle.rights()) != handle.rights())
+        handle.not_inherited();
+      else if ((handle.rights() & SHMBW_RIGHT_MAP_WRITE) != 0)
+        ready.push_back({handle.ref(), 0, SHMBW_PAGE_KIND_UNKNOWN,
+                         handle.data() != nullptr ? 0U : std::uint32_t{SHMBW_READY_UNMAPPED}});
     }
+    if (ready.empty()) continue;
+    buffer.resize(sizeof(shmbw_header) + sizeof(shmbw_batch) + ready.size() * sizeof(shmbw_ready));
+    wire::Writer report(buffer);
+    report.begin_batch<shmbw_ready>(SHMBW_OP_READY, 0, ready.size(), SHMBW_HEADER_NO_REPLY);
+    for (std::size_t i = 0; i < ready.size(); ++i) report.element(i, ready[i]);
+    report.finish(0);
+    if (auto posted = channel_.post(buffer, deadline); !posted) return posted;
   }
   return {};
 }
@@ -322,6 +340,7 @@ Result<Watch> Session::watch(const WatchSpec& spec, Deadline deadline) {
   if (!reply) return std::unexpected(of_broker(std::move(reply.error())));
   auto fixed = fixed_of<shmbw_watch_reply>(*reply);
   if (!fixed) return std::unexpected(fixed.error());
+  if (fixed->watch == 0) return error(Status::protocol, "the broker's answer to WATCH names no subscription");
   return Watch{fixed->watch, fixed->state};
 }
 
@@ -343,6 +362,8 @@ Result<void> Session::OwnWatch::begin(const WatchSpec& spec, Deadline deadline) 
   if (auto written = write_watch(spec, request); !written) return written;
   auto reply = session_.call(request.packet, deadline, &subscription_);
   if (!reply) return std::unexpected(reply.error());
+  // Without a number no event would ever end the wait.
+  if (subscription_.watch == 0) return error(Status::protocol, "the broker's answer to WATCH names no subscription");
   return {};
 }
 

@@ -172,10 +172,10 @@ typedef struct shmb_connect_options {
 
 /* Opens a session. The broker is looked for in this order: options->socket; the variable SHMBROKER_SOCKET (these two
  * never fall through); /run/shmbroker/socket; the private broker of this uid ($XDG_RUNTIME_DIR/shmbroker/socket, or
- * /tmp/shmbroker-<uid>/socket); a private broker is started (program: SHMBROKER_DAEMON, beside the library, or the
- * installed one), under a lock, so that many starters start one. It inherits nothing of the caller and outlives it.
- * The group is that of options->group or SHMBROKER_GROUP, else an own unnamed one, made at the first create.
- * Errors: NO_BROKER (with what was tried), VERSION, LIMIT (sessions), NOT_FOUND (the group's token), DEADLINE. */
+ * /tmp/shmbroker-<uid>/socket, or, where another user has made that directory, /tmp/shmbroker-<uid>-<random>/socket); a
+ * private broker is started (program: SHMBROKER_DAEMON, beside the library, or the installed one), under a lock. It
+ * inherits nothing of the caller and outlives it. The group is that of options->group or SHMBROKER_GROUP, else an own
+ * unnamed one. Errors: NO_BROKER (with what was tried), VERSION, LIMIT (sessions), NOT_FOUND (token), DEADLINE. */
 SHMB_API int shmb_connect(const shmb_connect_options* options, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 
 /* Ends the session and frees the handle. Region handles that are still open keep it alive until they are released
@@ -226,6 +226,7 @@ enum shmb_create_flag {
   SHMB_CREATE_NAME_AT_PUBLISH = 1 << 5, /* name, keep and REPLACE count from shmb_publish on, in one step: until then
                                          the region has no name, and goes with its last handle; who has the name keeps
                                          it. The generation is numbered at create: two at once may get the same one */
+  SHMB_CREATE_HEAP = 1 << 7,            /* a mark: its contents are, or will be, a heap (shmbroker/heap.hpp) */
   SHMB_CREATE_NO_POPULATE = 1 << 8,     /* no memory behind it yet: pages come at first touch (refused under
                                            vm.overcommit_memory=2, where that could be a SIGBUS) */
   SHMB_CREATE_SMALL_PAGES = 1 << 9,     /* 4 KiB pages also where huge pages could be had */
@@ -246,7 +247,8 @@ typedef struct shmb_create_options {
  * behind it in the calling process: huge pages from 2 MiB up where they can be had, 4 KiB pages else (region info says
  * which). Over 1 GiB pages come at first touch; call shmb_region_populate for parts or all. Before it asks the broker
  * it compares the room of its cgroups and of the host with the length: NO_MEMORY names the cgroup. No SIGBUS for want
- * of memory follows. Errors: LIMIT, EXISTS, NO_MEMORY, NO_DESCRIPTORS, GROUP_ENDED, DENIED, SYSTEM (mmap). */
+ * of memory follows. Recycled memory of the user is used, or given up, before it refuses. Errors: LIMIT, EXISTS,
+ * NO_MEMORY, NO_DESCRIPTORS, GROUP_ENDED, DENIED, SYSTEM (mmap). */
 SHMB_API int shmb_create(shmb_session* session, uint64_t length, const shmb_create_options* options,
                          shmb_region** region, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -328,7 +330,8 @@ enum shmb_region_flag {
   SHMB_REGION_FLAG_NAMED = 1 << 1,
   SHMB_REGION_FLAG_KEPT = 1 << 2,
   SHMB_REGION_FLAG_RECYCLED = 1 << 3,
-  SHMB_REGION_FLAG_WRITE_OPEN = 1 << 4
+  SHMB_REGION_FLAG_WRITE_OPEN = 1 << 4,
+  SHMB_REGION_FLAG_HEAP = 1 << 6 /* made with SHMB_CREATE_HEAP */
 };
 /* What the library knows, without asking. Set info->size first. */
 SHMB_API int shmb_region_get_info(const shmb_region* region, shmb_region_info* info, shmb_error* error) SHMB_NOEXCEPT;
@@ -356,6 +359,7 @@ SHMB_API int shmb_region_descriptor(shmb_region* region, int* fd, shmb_error* er
 /* Gives up writing for good, for everybody: the mapping is taken away, the broker seals the region, and it is mapped
  * again read-only: shmb_region_data may be another address. Errors: STILL_MAPPED (a forked child or a part mapping
  * still maps it for writing: the region is mapped back as before and the call may be repeated), DENIED, INVALID,
+ * NOT_READY (until timeout_ns another writer had not mapped the region yet: it is mapped back as before),
  * DEADLINE: the region is unmapped (shmb_region_data is NULL), and published once the broker serves the request, which
  * shmb_stat_id tells. shmb_publish again is the way on, in both cases: it maps the region for reading. */
 SHMB_API int shmb_publish(shmb_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
@@ -365,7 +369,7 @@ enum shmb_release_flag {
   SHMB_RELEASE_UNNAME = 1 << 1      /* take the region's name away too; needs right `release` */
 };
 /* Unmaps, gives the reference back and frees the handle, whatever is returned. Without UNNAME it does not wait for the
- * broker. A region goes with its last reference, ticket and name. NULL is allowed. */
+ * broker; DENIED, SESSION_LOST, DEADLINE: it keeps the name. A region goes with its last reference, ticket and name. */
 SHMB_API int shmb_release(shmb_region* region, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
 
 /* Takes the name of the region at `address` away; it goes with its last reference. Errors: NOT_FOUND, DENIED. */
@@ -479,15 +483,17 @@ SHMB_API int shmb_group_leave(shmb_session* session, uint64_t group, int64_t tim
                               shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_end_flag {
-  SHMB_END_TREE_GONE = 1 << 0,   /* supervisors: the process tree has ended */
-  SHMB_END_RELEASE_KEPT = 1 << 1 /* free what it keeps */
+  SHMB_END_TREE_GONE = 1 << 0,    /* supervisors: the process tree has ended */
+  SHMB_END_RELEASE_KEPT = 1 << 1, /* free what it keeps */
+  SHMB_END_KEPT_ONLY = 1 << 2 /* only if it has ended already: a live group is BUSY, and `error` names its members */
 };
 typedef struct shmb_group_ending {
   uint32_t members; /* members and heirs left */
   uint32_t regions; /* regions left */
   uint64_t bytes_freed;
 } shmb_group_ending;
-/* group: its id, or 0 with its name. ending may be NULL. Errors: NOT_FOUND, DENIED, BUSY. */
+/* Ends a group: its members leave it, its names go, and processes that still run lose what they share by them. group:
+ * its id, or 0 with its name. ending may be NULL. Errors: NOT_FOUND, DENIED, BUSY (KEPT_ONLY, and it is alive). */
 SHMB_API int shmb_group_end(shmb_session* session, uint64_t group, const char* name, uint32_t flags, int64_t timeout_ns,
                             shmb_group_ending* ending, shmb_error* error) SHMB_NOEXCEPT;
 /* Waits until a group (0: the session's own) has ended. wait_ns: SHMB_FOREVER allowed. Errors: NOT_FOUND, DEADLINE,
@@ -598,7 +604,8 @@ typedef struct shmb_size_class {
 enum shmb_pool_flag {
   SHMB_POOL_KEEP_GIVEN = 1 << 0,  /* keep_ns counts; else the group's default */
   SHMB_POOL_SMALL_PAGES = 1 << 1, /* 4 KiB pages also where huge pages could be had */
-  SHMB_POOL_NO_POPULATE = 1 << 2  /* memory comes at first touch, not at creation */
+  SHMB_POOL_NO_POPULATE = 1 << 2, /* memory comes at first touch, not at creation */
+  SHMB_POOL_REPLACE = 1 << 3      /* a pool that has the name loses it; its participants go on with it */
 };
 typedef struct shmb_pool_options {
   size_t size;
@@ -629,7 +636,8 @@ typedef struct shmb_pool_open_options {
   int64_t timeout_ns; /* of each answer of the broker */
 } shmb_pool_open_options;
 
-/* Joins a pool by its address, as the broker reads that now; one that this session is in already gives one more handle.
+/* Joins a pool by its address, as the broker reads that now; one in the making is waited for up to timeout_ns, and one
+ * that this session is in already gives one more handle.
  * Errors: NOT_FOUND, DEADLINE (also where another thread of the process makes it, and still adds its memory after
  * timeout_ns and wait_ns), LIMIT (64 participants), DENIED, BUSY (this session has it open read-only, and may not write
  * through another handle), LOCAL_ONLY. */

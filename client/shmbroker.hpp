@@ -653,6 +653,7 @@ struct CreateOptions {
   bool populate = true;
   bool huge_pages = true;
   bool map = true;
+  bool heap = false;  // a mark: its contents are, or will be, a heap (heap.hpp sets it)
   Rights rights = Rights::all;
   Timeout timeout{};
 };
@@ -1008,6 +1009,7 @@ class Session {
       c.keep_ns = options.keep->nanoseconds();
       c.flags |= SHMB_CREATE_KEEP_GIVEN;
     }
+    if (options.heap) c.flags |= SHMB_CREATE_HEAP;
     if (options.many_writers) c.flags |= SHMB_CREATE_MANY_WRITERS;
     if (options.replace) c.flags |= SHMB_CREATE_REPLACE;
     if (options.name_at_publish) c.flags |= SHMB_CREATE_NAME_AT_PUBLISH;

@@ -59,6 +59,7 @@ struct PoolOptions {
   std::optional<Keep> keep{};
   bool huge_pages = true;
   bool populate = true;
+  bool replace = false;                 // a pool that has the name loses it; its participants go on with it
   std::uint32_t lanes = 0, queues = 0;  // 0: 64 and 16
   std::uint64_t lane_bytes = 0;         // 0: 1 MiB
   Timeout timeout{};
@@ -586,6 +587,7 @@ class Pool {
     c.class_count = static_cast<std::uint32_t>(classes.size());
     if (!options.huge_pages) c.flags |= SHMB_POOL_SMALL_PAGES;
     if (!options.populate) c.flags |= SHMB_POOL_NO_POPULATE;
+    if (options.replace) c.flags |= SHMB_POOL_REPLACE;
     c.group = options.group.value;
     if (options.keep) {
       c.keep_ns = options.keep->nanoseconds();
@@ -606,6 +608,30 @@ class Pool {
   }
   static Result<Pool> try_open(const Session& session, std::uint64_t id, const PoolOpenOptions& options = {}) noexcept {
     return opened(session, nullptr, id, options);
+  }
+
+  // The pool of that name in the session's group (or in options.group), made by the first who asks: for workers that
+  // start in any order, and start again. An existing pool is taken as it is, whatever its classes are. Not with
+  // replace.
+  static Result<Pool> try_open_or_create(const Session& session, const PoolOptions& options) {
+    if (options.name.empty() || options.replace) {
+      shmb_error wrong{};
+      wrong.status = SHMB_E_INVALID;
+      std::strncpy(wrong.sentence, "open_or_create needs a name, and replaces no pool", sizeof wrong.sentence - 1);
+      return Error(wrong);
+    }
+    std::string address = options.name;
+    if (options.group.value != 0) address = "@" + std::to_string(options.group.value) + "/" + address;
+    PoolOpenOptions opening;
+    opening.timeout = options.timeout;
+    // Each turn in which somebody else was faster ends with another's pool, or with its removal.
+    constexpr int kTurns = 100;
+    for (int turn = 0;; ++turn) {
+      auto there = try_open(session, address, opening);
+      if (there || there.error().status() != Status::not_found) return there;
+      auto made = try_create(session, options);
+      if (made || made.error().status() != Status::exists || turn == kTurns) return made;
+    }
   }
 
   // Its name is free at once; the pool goes with its last participant.
@@ -641,6 +667,9 @@ class Pool {
 #if SHMBROKER_EXCEPTIONS
   static Pool create(const Session& session, const PoolOptions& options) {
     return try_create(session, options).value();
+  }
+  static Pool open_or_create(const Session& session, const PoolOptions& options) {
+    return try_open_or_create(session, options).value();
   }
   template <class Where>
   static Pool open(const Session& session, const Where& where, const PoolOpenOptions& options = {}) {

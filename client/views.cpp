@@ -133,9 +133,25 @@ Result<RegionRow> find_region(Session& session, const names::Address& address, D
   } else if (selection.group = session.facts().group; selection.group != 0) {
     group = names::id_text(selection.group);
   }
-  const wire::Sought sought{.name = address.name, .group = group, .owner_uid = address.owner_uid};
-  if (group.empty() && !session.is_local()) return std::unexpected(session.of_broker(wire::not_found(sought)));
-  return only_row(session, selection, sought, deadline);
+  if (!group.empty() || session.is_local()) {
+    auto listed = list_regions(session, selection, deadline);
+    if (!listed) return std::unexpected(listed.error());
+    if (!listed->rows.empty()) return std::move(listed->rows.front());
+  }
+  wire::Sought sought{.name = address.name, .group = group, .owner_uid = address.owner_uid};
+  // What may have been meant, as the broker says it where a region is attached.
+  if (auto pools = group.empty() ? Result<Listing<PoolRow>>() : list_pools(session, selection, deadline);
+      pools && !pools->rows.empty())
+    sought.other_kind = "pool";
+  Selection everywhere;
+  everywhere.name = address.name;
+  std::string elsewhere;
+  if (auto others = list_regions(session, everywhere, deadline))
+    for (const RegionRow& row : others->rows)
+      if (row.record.owner_uid == session.facts().uid && elsewhere.empty())
+        elsewhere = (row.group.empty() ? names::id_text(row.record.group) : row.group) + "/" + address.name;
+  sought.elsewhere = elsewhere;
+  return std::unexpected(session.of_broker(wire::not_found(sought)));
 }
 Result<RegionRow> find_region(Session& session, const shmbw_region_ref& region, Deadline deadline) {
   Selection selection;

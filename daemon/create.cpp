@@ -106,6 +106,22 @@ Error naming_pending(Error refused, std::uint64_t pending) {
 
 }  // namespace
 
+std::uint64_t empty_shelves(World& world, const Session& session, std::uint64_t wanted) {
+  std::uint64_t given = 0;
+  const auto empty = [&](Shelf& shelf) {
+    while (given < wanted) {
+      const std::uint64_t before = shelf.bytes();
+      if (!shelf.drop_oldest()) return;
+      given += before - shelf.bytes();
+    }
+  };
+  if (session.group) empty(session.group->shelf);
+  world.filled_shelves.each([&](Shelf& shelf) {
+    if (shelf.group().uid == session.uid) empty(shelf);
+  });
+  return given;
+}
+
 Result<Charge> charge_group(World& world, const Session& session, Group& group, Slot slot, std::uint64_t amount) {
   std::uint64_t pending = 0;
   for (;;) {
@@ -125,6 +141,12 @@ Result<void> room_for_descriptors(World& world, const Session& session, std::uin
 }
 
 namespace {
+
+// For a client that has no room for fresh memory.
+Error nothing_recycled(const Group& group, std::uint64_t bytes) {
+  return plain(Status::no_memory, "no memory: group " + group.text() + " has no recycled region of " +
+                                      format_size(bytes) + ", and fresh memory was not asked for");
+}
 
 bool seals_seal(const World& world, const shmbw_create& wish) {
   return world.private_mode() && (wish.flags & SHMBW_CREATE_MANY_WRITERS) != 0;
@@ -218,6 +240,8 @@ Result<Created> create_region(World& world, Session& session, const shmbw_create
   std::uint32_t generation = old ? old->generation + 1 : 1;
   Region* region = recycled(world, session, group, wish);
   bool dirty = region != nullptr;
+  if (!region && (wish.flags & SHMBW_CREATE_RECYCLED_ONLY) != 0)
+    return std::unexpected(nothing_recycled(group, rounded_bytes(wish.length)));
   if (!region) {
     auto made = fresh(world, session, group, wish, name, generation);
     if (!made) return std::unexpected(made.error());
@@ -237,9 +261,10 @@ Result<Created> create_region(World& world, Session& session, const shmbw_create
   region->seal_sealed = seals_seal(world, wish);
   region->many_writers = region->seal_sealed;  // in system mode the mode bits bound readers whoever writes
   region->no_recycle = (wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0;
+  region->heap = (wish.flags & SHMBW_CREATE_HEAP) != 0;
   ++world.region_count;
   std::uint32_t rights = wish.rights ? wish.rights : std::uint32_t{SHMBW_RIGHT_KNOWN};
-  auto lease = book_lease(world, session, *region, rights, 1, false);
+  auto lease = book_lease(world, session, *region, rights, 1, Reach::lent);
   if (!lease) {
     undo(world, group, *region, dirty);
     return std::unexpected(lease.error());

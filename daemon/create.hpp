@@ -39,6 +39,10 @@ Result<Group*> group_for_create(World& world, Session& session, std::uint64_t id
 Result<Charge> charge_group(World& world, const Session& session, Group& group, Slot slot, std::uint64_t amount);
 Result<void> room_for_descriptors(World& world, const Session& session, std::uint64_t wanted);
 
+// Gives up `wanted` bytes of recycled memory: of the session's group, then of the other groups of its user. Returns how
+// many were there.
+std::uint64_t empty_shelves(World& world, const Session& session, std::uint64_t wanted);
+
 // A keep that a region or a group may have: 0, up to limits.keep_max, -1 until released.
 Result<void> check_keep(const World& world, std::int64_t keep);
 

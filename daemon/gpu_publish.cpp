@@ -247,7 +247,7 @@ Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu
   region.group = &group;
   group.regions.push_back(region);
   ++world.region_count;
-  auto lease = book_lease(world, session, region, rights_of_publisher(wish), 1, true);
+  auto lease = book_lease(world, session, region, rights_of_publisher(wish), 1, Reach::mapped);
   if (!lease) {
     free_region(world, region);
     return std::unexpected(lease.error());

@@ -59,9 +59,13 @@ Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights) 
   return world.reply_owned.back().get();
 }
 
-Result<void> may_be_published(const Region& region) {
-  if (!region.seal_sealed) return {};
-  return error(Status::unsupported, "a region made with many_writers cannot be published in private mode");
+Result<void> may_be_published(const Region& region, const Lease& own) {
+  if (region.seal_sealed)
+    return error(Status::unsupported, "a region made with many_writers cannot be published in private mode");
+  const std::uint32_t others = region.lent_writers - (own.lent_for_writing() ? 1 : 0);
+  if (others == 0) return {};
+  return error(Status::not_ready, std::to_string(others) + (others == 1 ? " other writer has" : " other writers have") +
+                                      " not reported yet that the region is mapped; wait for the ready event");
 }
 
 Error publication_refused(int code) {
@@ -87,7 +91,7 @@ void sealed(World& world, Region& region, int seals) {
   }
   region.state = SHMBW_REGION_STATE_PUBLISHED;
   region.leases.each([&](Lease& lease) {
-    set_lease(world, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, lease.mapped);
+    set_lease(world, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, lease.reach);
   });
   tell_region(world, region, SHMBW_WATCH_EVENT_PUBLISHED);
 }

@@ -20,6 +20,7 @@ namespace shmb::daemon {
 class World;
 class Session;
 struct Region;
+struct Lease;
 
 // What closes writing to whoever does not write yet, and what publishes. Both are put on by another thread
 // (sealer.hpp).
@@ -42,7 +43,9 @@ Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights);
 
 // What keeps a region from ever being published; what the kernel said against the seals; and what follows once they are
 // on: the publication makes every lease read-only.
-Result<void> may_be_published(const Region& region);
+// `own` is the lease of the session that asks. Others that were lent a descriptor for writing have mapped it, or the
+// kernel would refuse it to them after the seal.
+Result<void> may_be_published(const Region& region, const Lease& own);
 Error publication_refused(int code);
 Error closing_refused(int code);
 void sealed(World& world, Region& region, int seals);

@@ -2,6 +2,8 @@
 // Booking and dropping of leases, and the region's counts that follow from them.
 #include "daemon/lease.hpp"
 
+#include <algorithm>
+
 #include "daemon/refuse.hpp"
 #include "daemon/world.hpp"
 
@@ -10,6 +12,13 @@ namespace shmb::daemon {
 static void count_in(const Lease& lease, int sign) {
   if (lease.writes()) lease.region->writers += static_cast<std::uint32_t>(sign);
   if (lease.may_still_map_for_writing()) lease.region->unmapped_writers += static_cast<std::uint32_t>(sign);
+  if (lease.lent_for_writing()) lease.region->lent_writers += static_cast<std::uint32_t>(sign);
+}
+
+// Ends the wait of read-only requests, and of those who publish.
+static void tell_settled(World& world, Region& region, std::uint32_t unmapped, std::uint32_t lent) {
+  if ((unmapped != 0 && region.unmapped_writers == 0) || (lent != 0 && region.lent_writers == 0))
+    tell_region(world, region, SHMBW_WATCH_EVENT_READY);
 }
 
 Lease* find_lease(Session& session, const Region& region) {
@@ -29,11 +38,12 @@ Result<Charge> charge_lease(World& world, Session& session, const Region& region
 }
 
 Lease& book_charged(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
-                    bool mapped, Charge charge) {
+                    Reach reach, Charge charge) {
+  if ((rights & SHMBW_RIGHT_MAP_WRITE) == 0) reach = Reach::mapped;  // its descriptor cannot be mapped for writing
   if (Lease* held = find_lease(session, region)) {
     held->count += count;
     // What was mapped before says nothing about a new descriptor, and an old one is still to be mapped.
-    set_lease(world, *held, held->rights | rights, mapped && !held->may_still_map_for_writing());
+    set_lease(world, *held, held->rights | rights, held->writes() ? std::min(held->reach, reach) : reach);
     return *held;
   }
   Lease& lease = session.leases.try_emplace(region.id).first->second;
@@ -43,7 +53,7 @@ Lease& book_charged(World& world, Session& session, Region& region, std::uint32_
   lease.serial = ++world.last_serial;
   lease.rights = rights;
   lease.count = count;
-  lease.mapped = mapped;
+  lease.reach = reach;
   lease.charge = std::move(charge);
   region.leases.push_back(lease);
   count_in(lease, 1);
@@ -53,26 +63,26 @@ Lease& book_charged(World& world, Session& session, Region& region, std::uint32_
 }
 
 Result<Lease*> book_lease(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
-                          bool mapped) {
+                          Reach reach) {
   auto charge = charge_lease(world, session, region, count);
   if (!charge) return std::unexpected(charge.error());
-  return &book_charged(world, session, region, rights, count, mapped, std::move(*charge));
+  return &book_charged(world, session, region, rights, count, reach, std::move(*charge));
 }
 
-void set_lease(World& world, Lease& lease, std::uint32_t rights, bool mapped) {
+void set_lease(World& world, Lease& lease, std::uint32_t rights, Reach reach) {
   Region& region = *lease.region;
-  std::uint32_t waiting = region.unmapped_writers;
+  const std::uint32_t unmapped = region.unmapped_writers, lent = region.lent_writers;
   count_in(lease, -1);
   lease.rights = rights;
-  lease.mapped = mapped;
+  lease.reach = reach;
   count_in(lease, 1);
-  if (waiting != 0 && region.unmapped_writers == 0) tell_region(world, region, SHMBW_WATCH_EVENT_READY);
+  tell_settled(world, region, unmapped, lent);
 }
 
 void drop_lease(World& world, Lease& lease, bool recycle) {
   Region& region = *lease.region;
   if (region.gpu) gpu_lease_over(world, lease);
-  std::uint32_t waiting = region.unmapped_writers;
+  const std::uint32_t unmapped = region.unmapped_writers, lent = region.lent_writers;
   count_in(lease, -1);
   region.leases.remove(lease);
   --world.lease_count;
@@ -81,8 +91,7 @@ void drop_lease(World& world, Lease& lease, bool recycle) {
   // Whoever went without saying "unmapped" may have left a mapping or a descriptor with somebody we do not know.
   if (!recycle) region.no_recycle = true;
   if (release_region(world, region, recycle)) return;
-  // The death of a writer that never mapped ends the wait of read-only requests, too.
-  if (waiting != 0 && region.unmapped_writers == 0) tell_region(world, region, SHMBW_WATCH_EVENT_READY);
+  tell_settled(world, region, unmapped, lent);  // the death of a writer that never mapped ends waits, too
 }
 
 }  // namespace shmb::daemon

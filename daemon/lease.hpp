@@ -14,6 +14,14 @@ class Session;
 class World;
 struct Region;
 
+// What became of the last descriptor for writing that the session was given. The order counts: several references have
+// the least of theirs.
+enum class Reach : std::uint8_t {
+  lent,    // nothing is known yet: it may be about to map it
+  later,   // none is left: the session asks for another one before it maps
+  mapped,  // mapped, or there never was one: nothing left that could still be mapped for writing
+};
+
 struct OfRegion;
 struct Lease : Hook<Lease, OfRegion> {
   Region* region = nullptr;
@@ -23,22 +31,23 @@ struct Lease : Hook<Lease, OfRegion> {
   std::uint32_t rights = 0;
   std::uint32_t count = 0;
   std::uint32_t pins = 0;  // times it is registered with a GPU: not sealed meanwhile
-  bool mapped = false;  // reported READY, or holds no descriptor: nothing left that could still be mapped for writing
+  Reach reach = Reach::lent;
   Charge charge;
 
   bool writes() const { return (rights & SHMBW_RIGHT_MAP_WRITE) != 0; }
-  bool may_still_map_for_writing() const { return writes() && !mapped; }
+  bool may_still_map_for_writing() const { return writes() && reach != Reach::mapped; }
+  bool lent_for_writing() const { return writes() && reach == Reach::lent; }
 };
 
 // `count` references more to what the session may hold already, with the rights of both. Fails only by a limit.
 Result<Lease*> book_lease(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
-                          bool mapped);
+                          Reach reach);
 // The two halves of it, for what cannot be undone in between: the only step that can fail, and the rest.
 Result<Charge> charge_lease(World& world, Session& session, const Region& region, std::uint32_t count);
 Lease& book_charged(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
-                    bool mapped, Charge charge);
+                    Reach reach, Charge charge);
 Lease* find_lease(Session& session, const Region& region);
-void set_lease(World& world, Lease& lease, std::uint32_t rights, bool mapped);
+void set_lease(World& world, Lease& lease, std::uint32_t rights, Reach reach);
 // The region may be gone after it (`recycle`: onto the shelf).
 void drop_lease(World& world, Lease& lease, bool recycle = false);
 

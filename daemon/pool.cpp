@@ -249,8 +249,10 @@ Pool* find_pool(World& world, std::uint64_t id) {
 }
 
 Result<Joined> make_pool(World& world, Session& session, const shmbw_pool_create& wish, std::string_view name) {
-  if ((wish.flags & ~std::uint32_t{SHMBW_POOL_KEEP_GIVEN}) != 0)
-    return error(Status::unknown_flags, "pool_create takes no flag but keep_given");
+  if ((wish.flags & ~std::uint32_t{SHMBW_POOL_KEEP_GIVEN | SHMBW_POOL_REPLACE}) != 0)
+    return error(Status::unknown_flags, "pool_create takes no flags but keep_given and replace");
+  const bool replace = (wish.flags & SHMBW_POOL_REPLACE) != 0;
+  if (replace && name.empty()) return error(Status::invalid, "replace needs a name");
   const bool keep_given = (wish.flags & SHMBW_POOL_KEEP_GIVEN) != 0;
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
   if (auto keep = check_keep(world, wish.keep); !keep) return std::unexpected(keep.error());
@@ -262,11 +264,14 @@ Result<Joined> make_pool(World& world, Session& session, const shmbw_pool_create
   auto found = group_for_create(world, session, wish.group);
   if (!found) return std::unexpected(found.error());
   Group& group = **found;
-  if (!name.empty() && group.pool_names.contains(name))
-    return error(Status::exists, "the name '" + std::string(name) + "' is taken by a pool of group " + group.text());
+  const auto taken = name.empty() ? group.pool_names.end() : group.pool_names.find(name);
+  Pool* const old = taken == group.pool_names.end() ? nullptr : taken->second;
+  if (old && !replace)
+    return error(Status::exists, "the name '" + std::string(name) + "' is taken by a pool of group " + group.text() +
+                                     ": open that one, use another name, or replace it");
 
   Charge name_charge;
-  if (!name.empty()) {
+  if (!name.empty() && !old) {
     auto charge = group.account.charge(Slot::names, 1);
     if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
     name_charge = std::move(*charge);
@@ -298,6 +303,10 @@ Result<Joined> make_pool(World& world, Session& session, const shmbw_pool_create
   pool.control_map = std::move(control->map);
   pool.regions_charge = std::move(*regions_charge);
   pool.bytes_charge = std::move(*bytes_charge);
+  if (old) {  // nothing can fail any more
+    name_charge = std::move(old->name_charge);
+    unname_pool(*old);
+  }
   pool.name_charge = std::move(name_charge);
   pool.view = pool::lay_out(shape, world.facts.epoch, id, {pool.directory_map.data(), pool.directory_map.size()},
                             {pool.control_map.data(), pool.control_map.size()});
@@ -308,6 +317,7 @@ Result<Joined> make_pool(World& world, Session& session, const shmbw_pool_create
   if (!name.empty()) group.pool_names.try_emplace(pool.name, &pool);
   sponsor_group(session, group);
   admit(world, session, pool, 0, false);
+  if (old) settle_pool(world, *old);
   return Joined{&pool, 0};
 }
 

@@ -163,7 +163,11 @@ void free_region(World& world, Region& region, bool at_once) {
   }
   const bool many = world.tally && world.tally->regions > kCloseHereAtMost;
   if (!at_once && (many || world.closed_here + region.bytes >= kCloseElsewhereFrom)) {
-    if (world.closer.close(region.fd, region.id)) return;
+    if (world.closer.close(region.fd, region.id)) {
+      if (auto uid = world.uids.find(region.group->uid); uid != world.uids.end())
+        uid->second.bytes_freeing += region.bytes;
+      return;
+    }
     world.log(4, "no helper thread could be started: closing " + format_size(region.bytes) + " while others wait");
   }
   world.closed_here += region.bytes;
@@ -184,8 +188,14 @@ bool release_region(World& world, Region& region, bool recycle) {
 }
 
 void closed_regions(World& world) {
-  for (std::uint64_t id : world.closer.finished())
-    if (auto at = world.regions.find(id); at != world.regions.end()) erase_region(world, at->second);
+  for (std::uint64_t id : world.closer.finished()) {
+    auto at = world.regions.find(id);
+    if (at == world.regions.end()) continue;
+    Region& region = at->second;
+    if (auto uid = world.uids.find(region.group->uid); uid != world.uids.end())
+      uid->second.bytes_freeing -= region.bytes;
+    erase_region(world, region);
+  }
 }
 
 std::string death_text(bool lazy, const sys::ExitInfo* how) {

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "base/text.hpp"
+#include "daemon/views.hpp"
 #include "daemon/world.hpp"
 #include "proto/refusal.hpp"
 
@@ -230,13 +231,44 @@ static std::optional<std::uint32_t> other_owner(const Session& session, std::uin
 }
 
 Error no_such_region(std::uint64_t id) { return wire::not_found({.id = id}); }
-Error no_such_name(const Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
+
+namespace {
+
+bool has(const Group& group, bool pool, std::string_view name) {
+  return pool ? group.pool_names.contains(name) : group.names.find(name) != nullptr;
+}
+
+// The address of what the asker may have meant: in the youngest groups of its user. Bounded, so that a name which is
+// asked for again and again stays cheap.
+std::string elsewhere(World& world, const Session& session, const Group* not_in, bool pool, std::string_view name) {
+  constexpr int kLooks = 256;
+  int looks = 0;
+  for (auto at = world.groups.rbegin(); at != world.groups.rend() && looks < kLooks; ++at, ++looks) {
+    const Group& group = at->second;
+    if (&group == not_in || group.closed || group.uid != session.uid || !has(group, pool, name)) continue;
+    return group.text() + "/" + std::string(name);
+  }
+  return {};
+}
+
+}  // namespace
+
+Error no_such_name(World& world, Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
                    std::string_view name) {
-  if (!group.empty())
-    return wire::not_found({.what = what, .name = name, .group = group, .owner_uid = other_owner(session, owner)});
-  if (!session.group) return wire::not_found({.what = what, .name = name});
-  const Group& own = *session.group;
-  return wire::not_found({.what = what, .name = name, .group = own.text(), .owner_uid = other_owner(session, own.uid)});
+  const bool pool = what == "pool";
+  const Group* const looked_in = addressed_group(world, session, owner, group);
+  const std::string there = elsewhere(world, session, looked_in, pool, name);
+  wire::Sought sought{.what = what, .name = name, .elsewhere = there};
+  if (looked_in && has(*looked_in, !pool, name)) sought.other_kind = pool ? "region" : "pool";
+  const std::string own = group.empty() && session.group ? session.group->text() : std::string();
+  if (!group.empty()) {
+    sought.group = group;
+    sought.owner_uid = other_owner(session, owner);
+  } else if (session.group) {
+    sought.group = own;
+    sought.owner_uid = other_owner(session, session.group->uid);
+  }
+  return wire::not_found(sought);
 }
 Error no_such_group(std::uint64_t id) { return wire::not_found({.what = "group", .id = id}); }
 Error no_such_group(const Session& session, std::uint32_t owner, std::string_view text) {

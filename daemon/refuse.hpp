@@ -20,7 +20,8 @@ Error refuse_descriptors(World& world, std::uint64_t wanted);
 // One answer for absent and forbidden, byte for byte: it says what was asked for and nothing that only the books know.
 // By name: where the group's text is empty, that is the asker's own.
 Error no_such_region(std::uint64_t id);
-Error no_such_name(const Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
+// Says too what the caller may have meant: a thing of the other kind, or one in another group of its user.
+Error no_such_name(World& world, Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
                    std::string_view name);
 Error no_such_group(std::uint64_t id);
 Error no_such_group(const Session& session, std::uint32_t owner, std::string_view text);

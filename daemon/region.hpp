@@ -49,6 +49,7 @@ struct Region : Hook<Region, OfGroup> {
   std::uint32_t creator_pid = 0;
   std::uint32_t writers = 0;           // leases with map_write
   std::uint32_t unmapped_writers = 0;  // those that may still map for writing (law 6)
+  std::uint32_t lent_writers = 0;      // those of them that may be about to: nobody publishes meanwhile
   std::uint32_t tickets = 0;
   std::uint32_t pool_holds = 0;  // the pool it is a segment of, and lanes whose messages name it
   std::uint8_t state = SHMBW_REGION_STATE_CREATED;
@@ -58,6 +59,7 @@ struct Region : Hook<Region, OfGroup> {
   bool dirty_birth : 1 = false;
   bool was_outside : 1 = false;    // another uid or a session outside the group held a lease: never recycled
   bool seal_sealed : 1 = false;    // F_SEAL_SEAL since birth
+  bool heap : 1 = false;           // its creator says that it is for a heap
   Fd fd;                           // none: memory of a GPU
   std::unique_ptr<GpuMemory> gpu;  // of GPU regions and timelines
   Charge bytes_charge;

@@ -173,7 +173,7 @@ Result<OpenedGpu> open_gpu(World& world, Session& session, const shmbw_gpu_open&
   if (auto may = may_open(region, wish.rights); !may) return std::unexpected(may.error());
   auto charge = charge_lease(world, session, region, 1);
   if (!charge) return std::unexpected(charge.error());
-  Lease& lease = book_charged(world, session, region, wish.rights, 1, true, std::move(*charge));
+  Lease& lease = book_charged(world, session, region, wish.rights, 1, Reach::mapped, std::move(*charge));
   if (target->ticket) use_ticket(world, *target->ticket);
   return OpenedGpu{&region, &lease};
 }
@@ -320,7 +320,7 @@ Result<Reported> report_written(World& world, Lease& lease) {
   if (!lease.writes())
     return error(Status::denied, "the session's lease carries no map_write: there is nothing to give up");
   Region& region = *lease.region;
-  set_lease(world, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, true);
+  set_lease(world, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, Reach::mapped);
   if (region.writers == 0 && !region.many_writers) {
     region.state = SHMBW_REGION_STATE_PUBLISHED;
     tell_region(world, region, SHMBW_WATCH_EVENT_PUBLISHED);

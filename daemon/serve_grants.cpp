@@ -63,7 +63,7 @@ void serve_publish(const Request& request) {
   if (!*reader) reader = reopen_read_only(region.fd.get(), "the region");
   if (!reader) return request.fail(reader.error());
   if (region.state != SHMBW_REGION_STATE_PUBLISHED) {
-    if (auto may = may_be_published(region); !may) return request.fail(may.error());
+    if (auto may = may_be_published(region, **lease); !may) return request.fail(may.error());
     if (auto begun = await_seals(world, request.session, region, kPublishingSeals, std::move(*reader)); !begun)
       return request.fail(begun.error());
     return request.hold();
@@ -150,7 +150,7 @@ static Result<Lease*> inherit(World& world, Session& session, const shmbw_inheri
   std::uint32_t rights = wish.rights ? wish.rights : (*held)->rights;
   if ((rights & ~(*held)->rights) != 0)
     return error(Status::denied, "the parent's lease does not carry " + rights_text(rights & ~(*held)->rights));
-  return book_lease(world, session, *(*held)->region, rights, std::max(wish.count, 1U), (*held)->mapped);
+  return book_lease(world, session, *(*held)->region, rights, std::max(wish.count, 1U), (*held)->reach);
 }
 
 void serve_inherit(const Request& request) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // GROUP_CREATE, GROUP_JOIN, GROUP_LEAVE, GROUP_END and WATCH.
+#include "base/text.hpp"
 #include "daemon/answer.hpp"
 #include "daemon/create.hpp"
 #include "daemon/grant.hpp"
@@ -85,6 +86,30 @@ void serve_group_leave(const Request& request) {
   request.answer(shmbw_group_leave_reply{session.group ? session.group->id : 0});
 }
 
+namespace {
+
+// Whom the end of a live group would reach, by pid and program: a few of them, and how many more.
+std::string live_members(const Group& group) {
+  constexpr std::uint32_t kNamed = 4;
+  std::uint32_t sessions = 0;
+  std::string named;
+  const auto name = [&](const Session& session, const char* role) {
+    if (++sessions > kNamed) return;
+    const std::string program = session.library.substr(0, session.library.find(" (libshmbroker"));
+    named += (named.empty() ? "" : ", ") + std::string("pid ") +
+             (session.pid != 0 ? std::to_string(session.pid) : "unknown") +
+             (program.empty() ? "" : " " + quoted(program)) + role;
+  };
+  group.members.each([&](const Session& session) { name(session, ""); });
+  group.supervisors.each([&](const Session& session) { name(session, " (supervisor)"); });
+  if (group.sponsor != nullptr) name(*group.sponsor, " (made it)");
+  if (sessions > kNamed) named += " and " + std::to_string(sessions - kNamed) + " more";
+  if (sessions == 0) return "a world of workers is in it";
+  return std::to_string(sessions) + (sessions == 1 ? " session holds it: " : " sessions hold it: ") + named;
+}
+
+}  // namespace
+
 void serve_group_end(const Request& request) {
   World& world = request.world;
   Session& session = request.session;
@@ -107,6 +132,9 @@ void serve_group_end(const Request& request) {
     return request.fail(Status::denied, "only a supervisor of the group can report its process tree gone");
   if (!tree_gone && session.uid != group->uid && !session.admin)
     return request.fail(Status::denied, "a group is ended by its owner");
+
+  if ((wish->flags & SHMBW_END_KEPT_ONLY) != 0 && group->ended_at == 0)
+    return request.fail(Status::busy, "group " + group->text() + " has not ended: " + live_members(*group));
 
   const std::uint64_t id = group->id;
   shmbw_group_end_reply reply{};
@@ -154,7 +182,7 @@ Result<Watch*> watch_name(World& world, Session& session, const shmbw_watch& wis
     owner = group->uid;
     waited = group->text();
   } else if (owner != session.uid || group_text.empty() || names::is_group_id(group_text)) {
-    return std::unexpected(no_such_name(session, "region", owner, group_text, name));
+    return std::unexpected(no_such_name(world, session, "region", owner, group_text, name));
   } else if (auto valid_group = names::check(group_text, "group name"); !valid_group) {
     return std::unexpected(valid_group.error());
   }

@@ -46,7 +46,7 @@ Result<Pool*> addressed_pool(World& world, Session& session, const shmbw_pool_jo
   Group* group = addressed_group(world, session, owner, group_text);
   const auto at = group ? group->pool_names.find(name) : decltype(group->pool_names.end())();
   if (!group || at == group->pool_names.end())
-    return std::unexpected(no_such_name(session, "pool", owner, group_text, name));
+    return std::unexpected(no_such_name(world, session, "pool", owner, group_text, name));
   return at->second;
 }
 

@@ -104,7 +104,8 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
     if (closing && closing->code != 0) return std::unexpected(closing_refused(closing->code));
     return error(Status::busy, "an element before this one in the batch asks to write: ask for this one alone");
   }
-  Lease& lease = book_charged(world, session, region, wish.rights, 1, no_descriptor(wish), std::move(*charge));
+  Lease& lease = book_charged(world, session, region, wish.rights, 1, no_descriptor(wish) ? Reach::mapped : Reach::lent,
+                              std::move(*charge));
   if (target->ticket) use_ticket(world, *target->ticket);
   return Attached{&region, &lease, fd};
 }
@@ -236,6 +237,18 @@ void serve_release(const Request& request) {
   answer.send();
 }
 
+void serve_shelf_empty(const Request& request) {
+  auto wish = request.read<shmbw_shelf_empty>();
+  if (!wish) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  World& world = request.world;
+  shmbw_shelf_empty_reply reply{};
+  reply.bytes = empty_shelves(world, request.session, wish->bytes != 0 ? wish->bytes : UINT64_MAX);
+  if (auto uid = world.uids.find(request.session.uid); uid != world.uids.end())
+    reply.pending = uid->second.bytes_freeing;
+  request.answer(reply);
+}
+
 // One-way: what is wrong in it is passed over, because there is nobody to tell.
 void serve_ready(const Request& request) {
   World& world = request.world;
@@ -247,6 +260,10 @@ void serve_ready(const Request& request) {
     Region* region = world.find_region(ready->region.id);
     Lease* lease = region ? find_lease(request.session, *region) : nullptr;
     if (!lease || ready->region.generation != region->generation) continue;
+    if ((ready->flags & SHMBW_READY_UNMAPPED) != 0) {
+      if (lease->lent_for_writing()) set_lease(world, *lease, lease->rights, Reach::later);
+      continue;
+    }
     // Only writers populate; a reader's word about the pages would be a guess.
     if (lease->writes() && ready->page_kind != SHMBW_PAGE_KIND_UNKNOWN &&
         ready->page_kind <= SHMBW_PAGE_KIND_UNPOPULATED) {
@@ -254,7 +271,7 @@ void serve_ready(const Request& request) {
       region->populated = std::min(ready->populated, region->bytes);
     }
     if (region->state == SHMBW_REGION_STATE_CREATED && lease->writes()) region->state = SHMBW_REGION_STATE_READY;
-    if (lease->may_still_map_for_writing()) set_lease(world, *lease, lease->rights, true);
+    if (lease->may_still_map_for_writing()) set_lease(world, *lease, lease->rights, Reach::mapped);
   }
 }
 

@@ -23,7 +23,8 @@ static Result<Target> target_by_name(World& world, Session& session, const Namin
   if (auto valid = names::check(naming.name, "region name"); !valid) return std::unexpected(valid.error());
   Group* group = addressed_group(world, session, naming.owner_uid, naming.group);
   Region* region = group ? group->names.find(naming.name) : nullptr;
-  if (!region) return std::unexpected(no_such_name(session, "region", naming.owner_uid, naming.group, naming.name));
+  if (!region)
+    return std::unexpected(no_such_name(world, session, "region", naming.owner_uid, naming.group, naming.name));
   return Target{region, SHMBW_RIGHT_KNOWN, nullptr};
 }
 

@@ -20,6 +20,7 @@ std::uint32_t region_flags(const Region& region) {
   if (region.dirty_birth) flags |= SHMBW_REGION_DIRTY_BIRTH;
   if (!region.sealed()) flags |= SHMBW_REGION_WRITE_OPEN;
   if (on_gpu(region)) flags |= SHMBW_REGION_GPU;
+  if (region.heap) flags |= SHMBW_REGION_HEAP;
   return flags;
 }
 

@@ -32,8 +32,9 @@ namespace shmb::daemon {
 struct Uid {
   Uid(std::uint32_t uid, Account& host, const Account::Report& report);
   Account account;
-  std::uint32_t users = 0;    // sessions, groups and tickets that point here
-  std::uint32_t refused = 0;  // sessions over the limit that wait to be told so
+  std::uint32_t users = 0;          // sessions, groups and tickets that point here
+  std::uint32_t refused = 0;        // sessions over the limit that wait to be told so
+  std::uint64_t bytes_freeing = 0;  // of regions whose close runs on the helper thread
   Watchers reclaims;
 };
 

@@ -244,6 +244,7 @@ def requests():
                   ({"pool": 21, "lane": 5, "serial": 9, "region": WEIGHTS, "flags": 1}, {}, None)], cut=(28, 4))
     plain_family("pool_doorbell", 24, "request", "pool_doorbell", {"pool": 21, "flags": 2, "participant": 3, "life": 4}, {}, cut=(16, 3))
     plain_family("ticket_revoke", 60, "request", "ticket_revoke", {"ticket": TOKEN}, {}, cut=(0, 0))
+    plain_family("shelf_empty", 64, "request", "shelf_empty", {"bytes": 40 << 20}, {}, cut=(0, 0))
     plain_family("world_join", 25, "request", "world_join", {"port": 29500, "rank": 1, "world_size": 4},
                  {"address": "localhost:29500", "name": "worker1"}, cut=(8, 2))
     plain_family("world_leave", 26, "request", "world_leave", {"world": 31}, {}, cut=(8, 1))
@@ -310,6 +311,7 @@ def replies():
                  [({"outcome": fine()}, {}, None), ({"outcome": {"status": 6, "fd_index": 0xffff}}, {}, MISSING)], cut=(6, 1), most=253)
     plain_family("pool_doorbell", REPLY | 24, "reply", "pool_doorbell_reply", {"participant": 3, "life": 4}, {}, cut=(4, 1), fds=("socket",))
     plain_family("ticket_revoke", REPLY | 60, "reply", "ticket_revoke_reply", {"uses_left": 2}, {}, cut=(4, 1))
+    plain_family("shelf_empty", REPLY | 64, "reply", "shelf_empty_reply", {"bytes": 40 << 20, "pending": 64 << 20}, {}, cut=(8, 1))
     plain_family("world_join", REPLY | 25, "reply", "world_join_reply",
                  {"world": 31, "group": 2, "pool": 21, "present": 4, "flags": 1, "life": 5}, {}, cut=(16, 2))
     plain_family("world_leave", REPLY | 26, "reply", "world_leave_reply", {"present": 3, "forks": 2}, {}, cut=(4, 1))

@@ -186,7 +186,15 @@ Error not_found(const Sought& sought) {
                                      : " in group " + in_group(sought.group);
     if (!sought.group.empty()) where = " --group " + in_group(sought.group);
   }
-  sentence += ", or not for this caller; `shmbroker list" + where + "` shows what there is";
+  if (!sought.other_kind.empty())
+    sentence +=
+        ", but a " + std::string(sought.other_kind) + " of that name: open it as a " + std::string(sought.other_kind);
+  else sentence += ", or not for this caller";
+  if (!sought.elsewhere.empty())
+    sentence += "; there is one in another group of this user, " + quoted(sought.elsewhere) +
+                ": programs that are started apart are in different groups, so name the group, or start them with "
+                "one `shmbroker run`";
+  sentence += "; `shmbroker list" + where + "` shows what there is";
   return Error{Status::not_found, 0, {}, std::move(sentence)};
 }
 

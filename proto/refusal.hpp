@@ -29,6 +29,9 @@ struct Sought {
   std::uint32_t generation = 0;  // of a region; 0: any
   std::string_view group = {};   // where the name was looked for; empty: the asker has none of its own yet
   std::optional<std::uint32_t> owner_uid = {};  // of the group, where one was given
+  // Hints, only of what the asker may address.
+  std::string_view other_kind = {};  // what has that name there: "pool" where a region was asked for
+  std::string_view elsewhere = {};   // the address of what has that name in another group of the asker's user
 };
 // "no region 'kv' in group 'train', or not for this caller; `shmbroker list --group 'train'` shows what there is"
 Error not_found(const Sought& sought);

@@ -60,6 +60,7 @@ enum shmbw_op {
   SHMBW_OP_GPU_TIMELINE = 47,
   SHMBW_OP_GPU_PINNED = 48,
   SHMBW_OP_TICKET_REVOKE = 60,
+  SHMBW_OP_SHELF_EMPTY = 64,
 };
 
 enum shmbw_event {
@@ -300,7 +301,9 @@ enum shmbw_create_flags {
   SHMBW_CREATE_NO_RECYCLE = 1 << 3,
   SHMBW_CREATE_KEEP_GIVEN = 1 << 4,
   SHMBW_CREATE_NAME_AT_PUBLISH = 1 << 5,
-  SHMBW_CREATE_KNOWN = 63,
+  SHMBW_CREATE_RECYCLED_ONLY = 1 << 6,
+  SHMBW_CREATE_HEAP = 1 << 7,
+  SHMBW_CREATE_KNOWN = 255,
 };
 
 enum shmbw_created_flags {
@@ -313,6 +316,11 @@ enum shmbw_attach_flags {
   SHMBW_ATTACH_OWNER_GIVEN = 1 << 1,
   SHMBW_ATTACH_TIMELINE = 1 << 2,
   SHMBW_ATTACH_KNOWN = 7,
+};
+
+enum shmbw_ready_flags {
+  SHMBW_READY_UNMAPPED = 1 << 0,
+  SHMBW_READY_KNOWN = 1,
 };
 
 enum shmbw_release_flags {
@@ -336,7 +344,8 @@ enum shmbw_join_flags {
 enum shmbw_end_flags {
   SHMBW_END_TREE_GONE = 1 << 0,
   SHMBW_END_RELEASE_KEPT = 1 << 1,
-  SHMBW_END_KNOWN = 3,
+  SHMBW_END_KEPT_ONLY = 1 << 2,
+  SHMBW_END_KNOWN = 7,
 };
 
 enum shmbw_watch_flags {
@@ -368,7 +377,8 @@ enum shmbw_region_flags {
   SHMBW_REGION_DIRTY_BIRTH = 1 << 3,
   SHMBW_REGION_WRITE_OPEN = 1 << 4,
   SHMBW_REGION_GPU = 1 << 5,
-  SHMBW_REGION_KNOWN = 63,
+  SHMBW_REGION_HEAP = 1 << 6,
+  SHMBW_REGION_KNOWN = 127,
 };
 
 enum shmbw_group_state_flags {
@@ -386,7 +396,8 @@ enum shmbw_pool_flags {
   SHMBW_POOL_READ_ONLY = 1 << 2,
   SHMBW_POOL_NAMED = 1 << 3,
   SHMBW_POOL_BROKEN = 1 << 4,
-  SHMBW_POOL_KNOWN = 31,
+  SHMBW_POOL_REPLACE = 1 << 5,
+  SHMBW_POOL_KNOWN = 63,
 };
 
 enum shmbw_pool_leave_flags {
@@ -628,7 +639,7 @@ struct shmbw_ready {
   struct shmbw_region_ref region;
   uint64_t populated; /* bytes populated */
   uint32_t page_kind; /* enum page_kind; unknown: mapped, and nothing to say about the pages */
-  uint32_t reserved; /* zero */
+  uint32_t flags; /* ready flags; unmapped: no descriptor is left and nothing is mapped, the client asks for another one first */
 };
 
 struct shmbw_publish {
@@ -794,7 +805,7 @@ struct shmbw_status_reply {
 struct shmbw_pool_create {
   uint64_t group; /* group id, 0: the session's own */
   int64_t keep; /* with flag keep_given, as in create */
-  uint32_t flags; /* pool flags: keep_given */
+  uint32_t flags; /* pool flags: keep_given, replace (the pool that has the name loses it) */
   uint32_t slots; /* most slots it will ever have, all segments together; 0: queues only */
   uint32_t lanes; /* 0: 64 */
   uint32_t queues; /* 0: 16 */
@@ -1203,6 +1214,15 @@ struct shmbw_ticket_revoke {
 struct shmbw_ticket_revoke_reply {
   uint32_t uses_left; /* attaches that it can no longer allow */
   uint32_t reserved; /* zero */
+};
+
+struct shmbw_shelf_empty {
+  uint64_t bytes; /* until so much is given up; 0: all */
+};
+
+struct shmbw_shelf_empty_reply {
+  uint64_t bytes; /* given up by this request */
+  uint64_t pending; /* bytes of this user that are being freed now; a moment later they are free */
 };
 
 struct shmbw_gpu_record {
@@ -1661,7 +1681,7 @@ SHMBW_CHECK(sizeof(struct shmbw_ready) == 32);
 SHMBW_CHECK(offsetof(struct shmbw_ready, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ready, populated) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_ready, page_kind) == 24);
-SHMBW_CHECK(offsetof(struct shmbw_ready, reserved) == 28);
+SHMBW_CHECK(offsetof(struct shmbw_ready, flags) == 28);
 SHMBW_CHECK(sizeof(struct shmbw_publish) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_publish, region) == 0);
 SHMBW_CHECK(sizeof(struct shmbw_publish_reply) == 24);
@@ -2086,6 +2106,11 @@ SHMBW_CHECK(offsetof(struct shmbw_ticket_revoke, ticket) == 0);
 SHMBW_CHECK(sizeof(struct shmbw_ticket_revoke_reply) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_revoke_reply, uses_left) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_revoke_reply, reserved) == 4);
+SHMBW_CHECK(sizeof(struct shmbw_shelf_empty) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_shelf_empty, bytes) == 0);
+SHMBW_CHECK(sizeof(struct shmbw_shelf_empty_reply) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_shelf_empty_reply, bytes) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_shelf_empty_reply, pending) == 8);
 SHMBW_CHECK(sizeof(struct shmbw_gpu_record) == 152);
 SHMBW_CHECK(offsetof(struct shmbw_gpu_record, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_gpu_record, bytes) == 16);

@@ -139,12 +139,12 @@ constexpr bool reserved_zero(const shmbw_release_reply& s) { return reserved_zer
 template <class F> constexpr void visit_fields(shmbw_release_reply& s, F&& f) {
   f("outcome", s.outcome);
 }
-constexpr bool reserved_zero(const shmbw_ready& s) { return s.reserved == 0 && reserved_zero(s.region); }
+constexpr bool reserved_zero(const shmbw_ready& s) { return reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_ready& s, F&& f) {
   f("region", s.region);
   f("populated", s.populated);
   f("page_kind", s.page_kind);
-  f("reserved", s.reserved);
+  f("flags", s.flags);
 }
 constexpr bool reserved_zero(const shmbw_publish& s) { return reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_publish& s, F&& f) {
@@ -720,6 +720,15 @@ template <class F> constexpr void visit_fields(shmbw_ticket_revoke_reply& s, F&&
   f("uses_left", s.uses_left);
   f("reserved", s.reserved);
 }
+constexpr bool reserved_zero(const shmbw_shelf_empty&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_shelf_empty& s, F&& f) {
+  f("bytes", s.bytes);
+}
+constexpr bool reserved_zero(const shmbw_shelf_empty_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_shelf_empty_reply& s, F&& f) {
+  f("bytes", s.bytes);
+  f("pending", s.pending);
+}
 constexpr bool reserved_zero(const shmbw_gpu_record& s) { return s.reserved == 0 && reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_gpu_record& s, F&& f) {
   f("region", s.region);
@@ -1267,6 +1276,10 @@ template <class F> constexpr void visit_texts(shmbw_ticket_revoke&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_ticket_revoke_reply&, F&&) {
 }
+template <class F> constexpr void visit_texts(shmbw_shelf_empty&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_shelf_empty_reply&, F&&) {
+}
 template <class F> constexpr void visit_texts(shmbw_gpu_record& s, F&& f) {
   f("group", s.group_len);
   f("name", s.name_len);
@@ -1383,6 +1396,7 @@ template <class F> constexpr void visit_texts(shmbw_gpu_device_event& s, F&& f) 
   X(47, gpu_timeline, false) \
   X(48, gpu_pinned, true) \
   X(60, ticket_revoke, false) \
+  X(64, shelf_empty, false) \
   /* end */
 #define SHMBW_REPLIES(X) \
   X(1, hello, false) \
@@ -1426,6 +1440,7 @@ template <class F> constexpr void visit_texts(shmbw_gpu_device_event& s, F&& f) 
   X(47, gpu_timeline, false) \
   X(48, gpu_pinned, true) \
   X(60, ticket_revoke, false) \
+  X(64, shelf_empty, false) \
   /* end */
 #define SHMBW_RECORDS(X) \
   X(13, gpu_record, false) \

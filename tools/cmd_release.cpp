@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `shmbroker release`: takes a region's name away, or that of a pool where no region has it, so that it goes with its
-// last holder; nobody's memory is pulled away. With --group everything that a group keeps.
+// last holder; nobody's memory is pulled away. With --group everything that an ended group keeps; a live group is ended
+// only with --end.
 #include <CLI/CLI.hpp>
 #include <memory>
 
@@ -19,6 +20,7 @@ namespace {
 struct ReleaseOptions {
   Common common;
   std::string address, group;
+  bool end = false;
 };
 
 // @ID has to become an address, because it is the name that is taken away.
@@ -108,10 +110,20 @@ int release_group(const ReleaseOptions& options, const Session& session) {
   auto address = names::parse_group(options.group);
   if (!address) return fail(address.error());
   const std::uint64_t id = names::group_id(address->group).value_or(0);
+  if (id == 0 && address->owner_uid && *address->owner_uid != session.info().uid)
+    return fail(
+        {Status::invalid, 0, {}, "a group of another user is named by its @ID, which `shmbroker list --groups` shows"});
   shmb_group_ending ending{};
   shmb_error failure{};
-  const int status = shmb_group_end(session.get(), id, id == 0 ? address->group.c_str() : nullptr,
-                                    SHMB_END_RELEASE_KEPT, session.timeout(), &ending, &failure);
+  const std::uint32_t flags = SHMB_END_RELEASE_KEPT | (options.end ? 0U : unsigned{SHMB_END_KEPT_ONLY});
+  const int status = shmb_group_end(session.get(), id, id == 0 ? address->group.c_str() : nullptr, flags,
+                                    session.timeout(), &ending, &failure);
+  if (status == SHMB_E_BUSY && !options.end) {
+    Error refused = failed(failure);
+    refused.sentence += "; `shmbroker release --group " + options.group +
+                        " --end` ends the group: its names go, and its processes share nothing new by them";
+    return fail(refused);
+  }
   if (status != SHMB_OK) return fail(failed(failure));
   if (options.common.json) {
     Json json = document("release");
@@ -121,8 +133,12 @@ int release_group(const ReleaseOptions& options, const Session& session) {
     json["regions_left"] = ending.regions;
     return print(dump(json)) ? kExitOk : kExitError;
   }
+  const std::string ended = ending.members == 0
+                                ? ""
+                                : "; its " + std::to_string(ending.members) +
+                                      (ending.members == 1 ? " session is" : " sessions are") + " in no group now";
   return print(printable("freed " + size_text(options.common, ending.bytes_freed) + " that group " + options.group +
-                         " kept; " + std::to_string(ending.regions) +
+                         " kept" + ended + "; " + std::to_string(ending.regions) +
                          (ending.regions == 1 ? " region is" : " regions are") + " still in use") +
                "\n")
              ? kExitOk
@@ -130,6 +146,8 @@ int release_group(const ReleaseOptions& options, const Session& session) {
 }
 
 int run_release(const ReleaseOptions& options) {
+  if (options.end && options.group.empty())
+    return fail({Status::invalid, 0, {}, "--end goes with --group: it ends a group whose processes still run"});
   if (options.address.empty() == options.group.empty())
     return fail({Status::invalid, 0, {}, "release takes an address or --group, one of the two"});
   auto session = Session::connect(options.common, Start::never);
@@ -144,7 +162,8 @@ Command add_release(CLI::App& app) {
   CLI::App* verb =
       app.add_subcommand("release", "Let a region go: it loses its name, and its memory with its last holder");
   verb->add_option("address", options->address, "NAME, GROUP/NAME, UID:GROUP/NAME or @ID");
-  verb->add_option("--group", options->group, "Everything that this group keeps")->type_name("GROUP");
+  verb->add_option("--group", options->group, "Everything that this group, which has ended, keeps")->type_name("GROUP");
+  verb->add_flag("--end", options->end, "With --group: also end the group if its processes still run");
   add_common(*verb, options->common, true, true);
   return {verb, [options] { return run_release(*options); }};
 }

@@ -269,3 +269,30 @@ TEST_CASE("a child whose broker is gone keeps its mapping and hears that the ses
   });
   CHECK(child.wait() == 0);
 }
+
+TEST_CASE("a forked child whose first call releases a region with its name takes the name away") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto region = must(create_region(session, named("kv", 8192)));
+  auto child = harness::Child::run([&] { return region->release(kReleaseUnname) ? 0 : 1; });
+  CHECK(child.wait() == 0);
+  CHECK(status_of(attach_region(session, at("kv", kReadWrite))) == Status::not_found);
+  auto listed = must(list_regions(*session, {}, Deadline::after(0)));
+  REQUIRE(listed.rows.size() == 1);
+  CHECK(listed.rows[0].record.holders == 1);  // the child's reference went, the parent's stayed
+}
+
+TEST_CASE("a name that cannot be taken away is an error, also in a forked child without a broker") {
+  harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto region = must(create_region(session, named("kv", 8192)));
+  auto other = must(create_region(session, named("other", 8192)));
+  broker.kill();
+  auto child = harness::Child::run([&] {
+    auto released = region->release(kReleaseUnname);
+    return !released && released.error().status == Status::session_lost ? 0 : 1;
+  });
+  CHECK(child.wait() == 0);
+  CHECK(status_of(region->release(kReleaseUnname)) == Status::session_lost);
+  must(other->release(0));  // what it held went with the session
+}

@@ -6,7 +6,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <array>
+#include <chrono>
 #include <cstring>
+#include <fstream>
 #include <thread>
 
 #include "base/sys_process.hpp"
@@ -14,6 +17,7 @@
 #include "client/views.hpp"
 #include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
+#include "tests/harness/raw_client.hpp"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
 
@@ -281,7 +285,10 @@ TEST_CASE("too little address space is an error and leaves no lease behind") {
     if (!session) return 1;
     rlimit limit;
     ::getrlimit(RLIMIT_AS, &limit);
-    limit.rlim_cur = std::uint64_t{512} << 20;
+    // From what earlier cases have left mapped.
+    std::uint64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    limit.rlim_cur = pages * 4096 + (std::uint64_t{256} << 20);
     ::setrlimit(RLIMIT_AS, &limit);
     auto refused = create_region(*session, named("huge", std::uint64_t{700} << 20));
     if (refused || refused.error().status != Status::no_memory || refused.error().system_errno != ENOMEM) return 2;
@@ -485,4 +492,72 @@ TEST_CASE("a name that is given at publication is free, or another's, until then
   must(taken->release(kReleaseUnname));
   must(late->publish(Deadline::after(0)));
   must(unname(*session, must(Target::at("n")), Deadline::after(0)));
+}
+
+TEST_CASE("a region is published once every other writer has mapped it, and not before") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto group = must(session->create_group({"job", 0, 0, 0, 0}, Deadline::after(0)));
+  must(session->join_group(group.token, 0, Deadline::after(0)));
+  // A creator that has got its answer, and no more.
+  auto creator = harness::RawClient::connect(broker.socket());
+  REQUIRE(creator.hello().ok());
+  shmbw_group_join join{};
+  std::memcpy(join.token, group.token.bytes.data(), sizeof join.token);
+  REQUIRE(creator.call(SHMBW_OP_GROUP_JOIN, join).ok());
+  std::array<std::byte, 256> buffer;
+  wire::Writer create(buffer);
+  create.begin_batch<shmbw_create>(SHMBW_OP_CREATE, 900, 1);
+  shmbw_create wish{};
+  wish.length = 8192;
+  wish.name_len = 2;
+  create.element(0, wish);
+  create.text("kv");
+  REQUIRE(creator.send(create.finish(0)));
+  auto made = creator.reply(900);
+  REQUIRE(made.ok());
+  REQUIRE(made.fds.size() == 1);
+
+  auto writer = must(attach_region(session, at("kv", kReadWrite | SHMBW_RIGHT_RELEASE)));
+  auto refused = writer->publish(Deadline::after(50'000'000));
+  CHECK(status_of(refused) == Status::not_ready);
+  REQUIRE(writer->data() != nullptr);
+  writer->data()[0] = std::byte{7};  // mapped back as before
+  Result<void> published = error(Status::invalid, "");
+  std::thread publishes([&] { published = writer->publish(Deadline::after(20'000'000'000)); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  auto mapping = Mapping::map(made.fds[0].get(), 0, 8192, Access::read_write);
+  CHECK(mapping.has_value());
+  if (mapping) {
+    CHECK(mapping->data()[0] == std::byte{7});
+    mapping->reset();
+  }
+  wire::Writer ready(buffer);
+  ready.begin_batch<shmbw_ready>(SHMBW_OP_READY, 0, 1, SHMBW_HEADER_NO_REPLY);
+  ready.element(0, shmbw_ready{writer->ref(), 0, SHMBW_PAGE_KIND_UNKNOWN, 0});
+  CHECK(creator.send(ready.finish(0)));
+  publishes.join();
+  CHECK(status_of(published) == Status::ok);
+  auto late = attach_region(session, at("kv", kReadWrite));
+  CHECK(status_of(late) == Status::write_closed);
+  CHECK(late.error().sentence.find("published") != std::string::npos);
+  creator.close();
+  must(writer->release(kReleaseUnname));
+}
+
+TEST_CASE("a creator that maps nothing keeps nobody from publishing, and maps what it can afterwards") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker), other = open(broker);
+  auto group = must(session->create_group({"job", 0, 0, 0, 0}, Deadline::after(0)));
+  for (const auto& each : {session, other}) must(each->join_group(group.token, 0, Deadline::after(0)));
+  auto item = named("kv", 8192);
+  item.flags = kCreateUnmapped;
+  auto creator = must(create_region(session, item));
+  auto writer = must(attach_region(other, at("kv", kReadWrite)));
+  must(writer->publish(Deadline::after(0)));
+  auto closed = creator->map_part(0, 4096, Access::read_write, Deadline::after(0));
+  CHECK(status_of(closed) == Status::write_closed);
+  void* part = must(creator->map_part(0, 4096, Access::read, Deadline::after(0)));
+  must(creator->unmap_part(part, 4096));
+  must(creator->release(kReleaseUnname));
 }

@@ -2,13 +2,16 @@
 // Pools and queues as a program sees them: the C face, and the C++ face over it.
 #include <doctest/doctest.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "client/shmbroker_pool.hpp"
 #include "tests/harness/broker_fixture.hpp"
+#include "tests/harness/child.hpp"
 
 TEST_CASE("a pool, a queue and a message in C") {
   const harness::BrokerFixture broker;
@@ -283,4 +286,87 @@ TEST_CASE("a queue is a range of its messages, which ends when it is closed and 
         }(),
         shmbroker::Error);
   }
+}
+
+namespace {
+
+shmbroker::Session session_at(const harness::BrokerFixture& broker) {
+  shmbroker::ConnectOptions options;
+  options.socket = broker.socket();
+  options.join_group = false;
+  return shmbroker::Session::connect(options);
+}
+
+shmbroker::PoolOptions pool_named(const std::string& name) {
+  shmbroker::PoolOptions options;
+  options.name = name;
+  options.classes = {{4096, 4}, {64, 4}};
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("a pool takes the name of another one over, whose participants go on with it") {
+  const harness::BrokerFixture broker;
+  const auto session = session_at(broker);
+  auto options = pool_named("p");
+  const auto old = shmbroker::Pool::create(session, options);
+  CHECK(shmbroker::Pool::try_create(session, options).error().status() == shmbroker::Status::exists);
+  options.replace = true;
+  const auto next = shmbroker::Pool::create(session, options);
+  CHECK(next.info().id != old.info().id);
+  CHECK(shmbroker::Pool::open(session, std::string("p")).info().id == next.info().id);
+  CHECK(old.acquire(100).bytes().size() >= 100);
+  old.try_remove().value();  // it has no name left to lose
+  CHECK(shmbroker::Pool::open(session, std::string("p")).info().id == next.info().id);
+  options.name = "fresh";  // replacing nothing is making
+  const auto fresh = shmbroker::Pool::create(session, options);
+  options.name.clear();
+  CHECK(shmbroker::Pool::try_create(session, options).error().status() == shmbroker::Status::invalid);
+}
+
+TEST_CASE("programs that start in any order get one pool, whole, by open_or_create") {
+  const harness::BrokerFixture broker;
+  const auto session = session_at(broker);
+  const auto group = session.create_group({});
+  session.join(group.token);
+  constexpr std::size_t kPrograms = 6;
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  std::vector<harness::Child> programs;
+  for (std::size_t i = 0; i < kPrograms; ++i)
+    programs.push_back(harness::Child::run([&] {
+      const auto own = session_at(broker);
+      own.join(group.token);
+      auto options = pool_named("shared");
+      options.classes = {{std::uint64_t{1} << 20, 2}, {4096, 2}, {64, 2}};
+      const auto pool = shmbroker::Pool::open_or_create(own, options);
+      const shmb_pool_info info = pool.info();
+      if (info.slots != 6) return 1;
+      return ::write(ends[1], &info.id, sizeof info.id) == sizeof info.id ? 0 : 2;
+    }));
+  for (auto& program : programs) CHECK(program.wait() == 0);
+  std::uint64_t ids[kPrograms] = {};
+  CHECK(::read(ends[0], ids, sizeof ids) == sizeof ids);
+  for (const std::uint64_t id : ids) CHECK(id == ids[0]);
+  ::close(ends[0]);
+  ::close(ends[1]);
+  CHECK(shmbroker::Pool::try_open_or_create(session, pool_named("")).error().status() == shmbroker::Status::invalid);
+}
+
+TEST_CASE("a pool that is opened as a region, and a region that is opened as a pool, are told as what they are") {
+  const harness::BrokerFixture broker;
+  const auto session = session_at(broker);
+  const auto pool = shmbroker::Pool::create(session, pool_named("p"));
+  shmbroker::CreateOptions region;
+  region.name = "r";
+  const auto made = session.create(4096, region);
+  const auto as_region = session.try_attach("p");
+  REQUIRE_FALSE(as_region.has_value());
+  CHECK(as_region.error().status() == shmbroker::Status::not_found);
+  CHECK(std::string(as_region.error().what()).find("but a pool of that name: open it as a pool") != std::string::npos);
+  const auto as_pool = shmbroker::Pool::try_open(session, std::string("r"));
+  REQUIRE_FALSE(as_pool.has_value());
+  CHECK(std::string(as_pool.error().what()).find("but a region of that name: open it as a region") !=
+        std::string::npos);
 }

@@ -140,6 +140,7 @@ TEST_CASE("publish seals for good, leaves everybody read-only and tells who watc
     Client writer = world.client(1000), other = world.client(1000);
     Created created = writer.create();
     other.attach_id(created.ref(), kWrite);
+    other.ready(created.ref());
     other.watch_region(created.ref(), SHMBW_WATCH_EVENT_PUBLISHED);
     Packet& reply = writer.publish(created.ref());
     REQUIRE(reply.status() == Status::ok);
@@ -314,4 +315,62 @@ TEST_CASE("inherit gives no right that the parent has not, and of an unmapped wr
   CHECK(reader.attach_id(created.ref()).status == Status::not_ready);
   child.ready(created.ref());
   CHECK(reader.attach_id(created.ref()).status == Status::ok);
+}
+
+TEST_CASE("nobody publishes a region that another session was lent for writing and has not mapped yet") {
+  enum class Way { reports, maps_later, dies, releases };
+  for (bool system : {false, true})
+    for (const Way way : {Way::reports, Way::maps_later, Way::dies, Way::releases}) {
+      CAPTURE(system);
+      CAPTURE(static_cast<int>(way));
+      World world(system ? system_config() : private_config());
+      Client creator = world.client(1000), writer = world.client(1000);
+      Created created = creator.create();
+      REQUIRE(writer.attach_id(created.ref(), kWrite).status == Status::ok);
+      writer.ready(created.ref());
+      Packet& refused = writer.publish(created.ref());
+      CHECK(refused.status() == Status::not_ready);
+      CHECK(refused.error().sentence.find("1 other writer") != std::string::npos);
+      CHECK((*sys::seals(created.memory.get()) & F_SEAL_WRITE) == 0);
+      writer.watch_region(created.ref(), SHMBW_WATCH_EVENT_READY);
+      if (way == Way::reports) creator.ready(created.ref());
+      if (way == Way::maps_later)
+        creator.batch(SHMBW_OP_READY, std::vector<shmbw_ready>{{created.ref(), 0, 0, SHMBW_READY_UNMAPPED}});
+      if (way == Way::dies) creator.die();
+      if (way == Way::releases) creator.release(created.ref());
+      REQUIRE(writer.link().events.size() == 1);
+      CHECK(event_is(writer.link().events[0], SHMBW_EVENT_REGION_READY));
+      CHECK(writer.publish(created.ref()).status() == Status::ok);
+    }
+}
+
+TEST_CASE(
+    "who says that it maps later still keeps read-only grants waiting, and is waited for once it was lent again") {
+  World world(private_config());
+  Client creator = world.client(1000), other = world.client(1000);
+  Created created = creator.create();
+  const auto later = [&] {
+    creator.batch(SHMBW_OP_READY, std::vector<shmbw_ready>{{created.ref(), 0, 0, SHMBW_READY_UNMAPPED}});
+  };
+  later();
+  CHECK(other.attach_id(created.ref()).status == Status::not_ready);
+  REQUIRE(other.attach_id(created.ref(), kWrite).status == Status::ok);
+  other.ready(created.ref());
+  Attached again = creator.attach_id(created.ref(), kWrite);
+  REQUIRE(again.status == Status::ok);
+  CHECK(other.publish(created.ref()).status() == Status::not_ready);
+  later();
+  CHECK(other.publish(created.ref()).status() == Status::ok);
+}
+
+TEST_CASE("a writer that is granted the same region for reading keeps nobody waiting") {
+  World world(private_config());
+  Client writer = world.client(1000), other = world.client(1000);
+  Created created = writer.create();
+  REQUIRE(other.attach_id(created.ref(), kWrite).status == Status::ok);
+  writer.ready(created.ref());
+  other.ready(created.ref());
+  REQUIRE(other.attach_id(created.ref()).status == Status::ok);
+  CHECK(world.client(1000).attach_id(created.ref()).status == Status::ok);
+  CHECK(writer.publish(created.ref()).status() == Status::ok);
 }

@@ -274,6 +274,31 @@ TEST_CASE("end by the owner: members lose the group, keep their leases, and crea
   CHECK(member.create().status == Status::ok);
 }
 
+TEST_CASE("freeing what a group keeps does not end a live group: its members are named") {
+  World world;
+  Client owner = world.client(1000, 41), member = world.client(1000, 42);
+  const auto group = owner.make_group({.name = "g"}).fixed<shmbw_group_create_reply>().group;
+  constexpr std::uint32_t kKept = SHMBW_END_RELEASE_KEPT | SHMBW_END_KEPT_ONLY;
+  const auto refused = [&](const std::string& words) {
+    Packet& reply = owner.end_group(group, kKept);
+    CHECK(reply.status() == Status::busy);
+    CHECK_MESSAGE(reply.error().sentence.find(words) != std::string::npos, reply.error().sentence);
+  };
+  refused("pid 41");  // nobody has joined: who made it holds it
+  member.join("g");
+  Created kept = member.create({.name = "kept", .flags = SHMBW_CREATE_KEEP_GIVEN, .keep = -1});
+  refused("1 session holds it: pid 42");
+  CHECK(owner.attach_name("g", "kept", kWrite).status == Status::ok);
+  owner.release(kept.ref());
+  for (int i = 0; i < 3; ++i) owner.end_group(group, kKept);
+  CHECK(member.create({.name = "still"}).status == Status::ok);
+  member.leave();
+  member.release(kept.ref());
+  auto ended = owner.end_group(group, kKept).fixed<shmbw_group_end_reply>();
+  CHECK(ended.members == 0);
+  CHECK(ended.bytes_freed == 4096);
+}
+
 TEST_CASE("who may not end a group is denied, or told nothing") {
   World world;
   Client owner = world.client(1000), guest = world.client(2000), stranger = world.client(3000);

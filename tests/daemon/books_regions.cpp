@@ -396,6 +396,33 @@ TEST_CASE("what is not there and what is another's get the same answer: what was
   CHECK(asker.publish(hidden.ref()).error().sentence == asker.ticket(hidden.ref()).error().sentence);
 }
 
+TEST_CASE("a name that is not there is told with where it is: another group of the user, or a thing of another kind") {
+  World world;
+  Client trainer = world.client(1000), other = world.client(1000), foreign = world.client(2000);
+  trainer.make_group({.name = "train"});
+  trainer.join("train");
+  Created made = trainer.create({.name = "kv"});
+  REQUIRE(made.status == Status::ok);
+  const auto sentence = [](Client& asker, std::string_view group, std::string_view name) {
+    Attached attached = asker.attach_name(group, name, kWrite);
+    CHECK(attached.status == Status::not_found);
+    return attached.error.sentence;
+  };
+  const auto has = [](const std::string& text, const char* words) {
+    INFO(text);
+    CHECK(text.find(words) != std::string::npos);
+  };
+  has(sentence(other, "", "kv"), "in another group of this user, 'train/kv'");
+  has(sentence(other, "", "kv"), "programs that are started apart are in different groups");
+  CHECK(sentence(other, "", "nowhere").find("another group") == std::string::npos);
+  CHECK(sentence(foreign, "", "kv").find("another group") == std::string::npos);
+  CHECK(sentence(foreign, "train", "kv").find("another group") == std::string::npos);
+  // An unnamed group, by its number; and not the group in which it was looked for.
+  Created unnamed = other.create({.name = "w"});
+  has(sentence(trainer, "", "w"), ("'@" + std::to_string(unnamed.reply.group) + "/w'").c_str());
+  CHECK(sentence(trainer, "train", "missing").find("another group") == std::string::npos);
+}
+
 TEST_CASE("every scope's limit refuses with its numbers, its holders and the key to raise") {
   Config config = private_config();
   config.limits.host_bytes = 100 * 4096;

@@ -253,6 +253,7 @@ TEST_CASE("who waits for a publication may end, and the region with it, before t
       ref = created.ref();
       memory = std::move(created.memory);
       if (revived) REQUIRE(other.attach_id(ref, kWrite).status == Status::ok);
+      if (revived) other.ready(ref);
       stuck = std::make_unique<harness::StuckWrite>(memory.get());
       held = stuck.get();
       if (!held->stuck()) SKIP_CASE("userfaultfd is not allowed here");

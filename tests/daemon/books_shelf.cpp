@@ -325,3 +325,51 @@ TEST_CASE("a region that must be sealed at birth is not made of recycled memory,
   CHECK(status.bytes_cached == 2 * kMiB);
   CHECK(status.bytes == 4 * kMiB);
 }
+
+TEST_CASE("a create that wants recycled memory only gets it, or nothing is made") {
+  Shop shop;
+  Created first = shop.client.create({.length = 4 * kMiB});
+  shop.client.ready(first.ref());
+  CHECK(shop.client.release(first.ref(), 0, kRecycle).status == Status::ok);
+  Created other = shop.client.create({.length = 6 * kMiB, .flags = SHMBW_CREATE_RECYCLED_ONLY});
+  CHECK(other.status == Status::no_memory);
+  CHECK(other.error.sentence.find("group g has no recycled region of 6.0 MiB") != std::string::npos);
+  CHECK(shop.client.status().bytes == 4 * kMiB);
+  Created second = shop.client.create({.length = 4 * kMiB, .flags = SHMBW_CREATE_RECYCLED_ONLY});
+  REQUIRE(second.status == Status::ok);
+  CHECK(inode(second.memory) == inode(first.memory));
+  CHECK(shop.client.create({.length = 4 * kMiB, .flags = SHMBW_CREATE_RECYCLED_ONLY}).status == Status::no_memory);
+}
+
+TEST_CASE("shelf_empty gives up recycled memory of the user, the own group's first, and of nobody else") {
+  Shop shop;
+  Client neighbour = shop.world.client(1000), stranger = shop.world.client(2000);
+  REQUIRE(neighbour.make_group({.name = "n"}).status() == Status::ok);
+  REQUIRE(neighbour.join("n").status() == Status::ok);
+  REQUIRE(stranger.make_group({.name = "s"}).status() == Status::ok);
+  REQUIRE(stranger.join("s").status() == Status::ok);
+  for (Client* client : {&neighbour, &shop.client, &stranger}) {
+    Created made = client->create({.length = 4 * kMiB});
+    client->ready(made.ref());
+    CHECK(client->release(made.ref(), 0, kRecycle).status == Status::ok);
+  }
+  const auto empty = [&](std::uint64_t bytes) {
+    return shop.client.call(SHMBW_OP_SHELF_EMPTY, shmbw_shelf_empty{bytes}).fixed<shmbw_shelf_empty_reply>();
+  };
+  CHECK(shop.client.status().bytes_cached == 12 * kMiB);
+  CHECK(empty(1).bytes == 4 * kMiB);
+  // Of the groups that a client sees: its user's.
+  const auto cached = [](Client& client) {
+    std::vector<std::uint64_t> bytes;
+    for (const auto& row : client.rows<shmbw_group_record>(SHMBW_TABLE_GROUPS)) bytes.push_back(row.bytes_cached);
+    return bytes;
+  };
+  using Bytes = std::vector<std::uint64_t>;
+  CHECK(cached(shop.client) == Bytes{0, 4 * kMiB});
+  const auto rest = empty(0);
+  CHECK(rest.bytes == 4 * kMiB);
+  CHECK(rest.pending == 0);
+  CHECK(empty(0).bytes == 0);
+  CHECK(cached(shop.client) == Bytes{0, 0});
+  CHECK(cached(stranger) == Bytes{4 * kMiB});
+}

@@ -96,6 +96,14 @@ TEST_CASE("what is not there is told in the words of who asked, with where to lo
         "no region 17 of generation 2, or not for this caller; `shmbroker list` shows what there is");
   CHECK(told({.what = "group", .id = 17}) ==
         "no group @17, or not for this caller; `shmbroker list --groups` shows what there is");
+  CHECK(told({.name = "kv", .group = "@3", .elsewhere = "train/kv"}) ==
+        "no region 'kv' in group '@3', or not for this caller; there is one in another group of this user, 'train/kv': "
+        "programs that are started apart are in different groups, so name the group, or start them with one `shmbroker "
+        "run`; `shmbroker list --group '@3'` shows what there is");
+  CHECK(
+      told({.name = "p", .group = "g", .other_kind = "pool"}) ==
+      "no region 'p' in group 'g', but a pool of that name: open it as a pool; `shmbroker list --group 'g'` shows what "
+      "there is");
   CHECK(told({.what = "group", .name = "a\x1b[2Jb"}).find('\x1b') == std::string::npos);
   CHECK(told({.name = "kv"}).starts_with("no region 'kv' in the session's own group, which is not there yet, or not"));
 }

@@ -354,6 +354,39 @@ TEST_CASE("release --group frees what a group keeps") {
   CHECK(world.tool({"release"}).status == 2);
 }
 
+TEST_CASE("release --group leaves a live group alone, names its members, and ends it with --end") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "a", "--group", "g"}).status == 0);
+  const std::string socket = world.socket();
+  shmb_connect_options options{};
+  options.size = sizeof options;
+  options.socket = socket.c_str();
+  options.program = "trainer";
+  shmb_session* session = nullptr;
+  shmb_region* region = nullptr;
+  shmb_error error{};
+  REQUIRE(shmb_connect(&options, &session, &error) == SHMB_OK);
+  REQUIRE(shmb_group_join(session, "g", 0, 0, nullptr, &error) == SHMB_OK);
+  REQUIRE(shmb_create(session, 4096, nullptr, &region, &error) == SHMB_OK);
+  const Ended refused = world.tool({"release", "--group", "g"});
+  CHECK(refused.status == 4);
+  for (const std::string& words : {"pid " + std::to_string(::getpid()), std::string("trainer"), std::string("--end")})
+    CHECK_MESSAGE(has(refused.err, words), refused.err);
+  CHECK(has(world.tool({"list", "-q"}).out, "g/a"));
+  shmb_region* next = nullptr;
+  REQUIRE(shmb_create(session, 4096, nullptr, &next, &error) == SHMB_OK);
+  const Ended ended = world.tool({"release", "--group", "g", "--end"});
+  CHECK(ended.status == 0);
+  CHECK(has(ended.out, "1 session is in no group now"));
+  shmb_region* late = nullptr;
+  CHECK(shmb_create(session, 4096, nullptr, &late, &error) == SHMB_E_GROUP_ENDED);
+  (void)shmb_release(region, 0, nullptr);
+  (void)shmb_release(next, 0, nullptr);
+  shmb_disconnect(session);
+  CHECK(world.tool({"release", "--end", "x"}).status == 2);
+  CHECK(world.empties());
+}
+
 TEST_CASE("a program's name full of escape sequences reaches no terminal") {
   World world;
   REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "x"}).status == 0);

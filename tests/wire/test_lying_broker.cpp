@@ -8,9 +8,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstring>
 #include <functional>
 #include <thread>
+#include <vector>
 
+#include "base/compat.hpp"
+#include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "client/shmbroker.h"
@@ -280,6 +285,140 @@ TEST_CASE("the library survives a broker whose packets have any byte, length or 
   CHECK(liar.failures > liar.cases / 4);
   end_groups(broker);
   MESSAGE(liar.cases << " lies, " << liar.failures << " of them noticed by an error");
+}
+
+namespace {
+
+constexpr std::size_t kElement = sizeof(shmbw_header) + sizeof(shmbw_batch);
+
+template <class T>
+Forge field(std::size_t at, T value) {
+  return [=](Forged& forged) {
+    if (at + sizeof value <= forged.bytes.size()) std::memcpy(forged.bytes.data() + at, &value, sizeof value);
+  };
+}
+
+// A memory file with these seals, in place of each descriptor.
+Forge memory_with(int seals, bool read_only = false) {
+  return [=](Forged& forged) {
+    for (auto& fd : forged.fds) {
+      auto made = shmb::sys::memfd_create("lie", false);
+      REQUIRE((made && shmb::sys::truncate(made->get(), 1 << 20)));
+      if (seals != 0) REQUIRE(shmb::sys::add_seals(made->get(), seals));
+      fd = read_only ? std::move(*shmb::sys::reopen_read_only(made->get())) : std::move(*made);
+    }
+  };
+}
+
+// The statuses of create, attach for writing, attach for reading by id, publish, watch, ticket and group, in this
+// order; what is answered with success is written to or read.
+std::vector<int> statuses(const BrokerFixture& broker, int which, const Forge& forge) {
+  Between between(broker, which, forge);
+  shmb_connect_options how{};
+  how.size = sizeof how;
+  const std::string socket = between.socket();
+  how.socket = socket.c_str();
+  how.flags = SHMB_CONNECT_NO_GROUP;
+  how.timeout_ns = kLong;
+  shmb_session* session = nullptr;
+  REQUIRE(shmb_connect(&how, &session, nullptr) == SHMB_OK);
+  std::vector<int> out;
+  shmb_create_options wish{};
+  wish.size = sizeof wish;
+  wish.name = "x";
+  wish.flags = SHMB_CREATE_MANY_WRITERS;
+  wish.timeout_ns = kLong;
+  shmb_attach_options reach{};
+  reach.size = sizeof reach;
+  reach.rights = SHMB_RIGHT_READ | SHMB_RIGHT_WRITE;
+  reach.timeout_ns = kLong;
+  shmb_region *made = nullptr, *taken = nullptr, *read = nullptr, *published = nullptr;
+  const auto store = [](shmb_region* region) {
+    if (region) static_cast<volatile char*>(shmb_region_data(region))[shmb_region_length(region) - 1] = 1;
+  };
+  out.push_back(shmb_create(session, 9000, &wish, &made, nullptr));
+  store(made);
+  out.push_back(shmb_attach(session, "x", &reach, &taken, nullptr));
+  store(taken);
+  const shmb_region_id id = shmb_region_get_id(made);
+  reach.rights = SHMB_RIGHT_READ;
+  out.push_back(made ? shmb_attach_id(session, &id, &reach, &read, nullptr) : -1);
+  wish.name = nullptr;
+  wish.flags = 0;
+  if (shmb_create(session, 100, &wish, &published, nullptr) == SHMB_OK) {
+    out.push_back(shmb_publish(published, kLong, nullptr));
+    std::uint8_t ticket[16];
+    out.push_back(shmb_ticket_create(published, SHMB_RIGHT_READ, 1, 0, kLong, ticket, nullptr, nullptr));
+  }
+  shmb_watch_options watch{};
+  watch.size = sizeof watch;
+  watch.kind = SHMB_WATCH_NAME;
+  watch.address = "y";
+  watch.timeout_ns = kLong;
+  std::uint64_t number = 0;
+  out.push_back(shmb_watch(session, &watch, &number, nullptr, nullptr));
+  shmb_group_options options{};
+  options.size = sizeof options;
+  shmb_group group{};
+  out.push_back(shmb_group_create(session, &options, &group, nullptr));
+  for (shmb_region* region : {read, taken, published}) shmb_release(region, 0, nullptr);
+  shmb_release(made, SHMB_RELEASE_UNNAME, nullptr);
+  shmb_unname(session, "x", kLong, nullptr);
+  shmb_disconnect(session);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("an answer that is not what was asked for is refused before the caller gets memory") {
+  BrokerOptions options;
+  options.arguments = {"--log-level", "error"};
+  BrokerFixture broker(options);
+  REQUIRE_MESSAGE(broker.running(), broker.log());
+  const std::vector<int> honest = statuses(broker, -1, {});
+  REQUIRE(honest.size() == 7);
+  for (const int status : honest) CHECK(status == SHMB_OK);
+  struct Lie {
+    const char* what;
+    int which;  // the broker's packet: HELLO is 0
+    std::size_t call;
+    Forge forge;
+  };
+  const shmbw_region_ref other{0x1234567, 1, 0}, none{0, 1, 0}, elder{1, 77, 0};
+  const std::uint32_t reads = SHMBW_RIGHT_MAP_READ, nothing = 0;
+  const std::uint64_t zero = 0;
+  constexpr std::size_t in_create = kElement, in_attach = kElement, in_plain = sizeof(shmbw_header);
+  const std::vector<Lie> lies = {
+      {"create: fewer rights", 1, 0, field(in_create + offsetof(shmbw_create_reply, rights), reads)},
+      {"create: no region", 1, 0, field(in_create + offsetof(shmbw_create_reply, region), none)},
+      {"create: fewer bytes", 1, 0, field(in_create + offsetof(shmbw_create_reply, bytes), std::uint64_t{4096})},
+      {"create: more bytes than the file", 1, 0,
+       field(in_create + offsetof(shmbw_create_reply, bytes), std::uint64_t{1} << 40)},
+      {"create: no group", 1, 0, field(in_create + offsetof(shmbw_create_reply, group), zero)},
+      {"create: a file that can shrink", 1, 0, memory_with(F_SEAL_GROW)},
+      {"create: a file for reading", 1, 0, memory_with(F_SEAL_SHRINK, true)},
+      {"attach: fewer rights", 2, 1, field(in_attach + offsetof(shmbw_attach_reply, rights), reads)},
+      {"attach: no length", 2, 1, field(in_attach + offsetof(shmbw_attach_reply, length), zero)},
+      {"attach: a file that can shrink", 2, 1, memory_with(0)},
+      {"attach by id: no rights", 3, 2, field(in_attach + offsetof(shmbw_attach_reply, rights), nothing)},
+      {"attach by id: another region", 3, 2, field(in_attach + offsetof(shmbw_attach_reply, region), other)},
+      {"attach by id: another generation", 3, 2,
+       field(in_attach + offsetof(shmbw_attach_reply, region) + offsetof(shmbw_region_ref, generation),
+             std::uint32_t{77})},
+      {"publish: another region", 5, 3, field(in_plain + offsetof(shmbw_publish_reply, region), elder)},
+      {"publish: no right to read", 5, 3, field(in_plain + offsetof(shmbw_publish_reply, rights), nothing)},
+      {"publish: a file that can shrink", 5, 3, memory_with(0)},
+      {"ticket: none", 6, 4, field(in_plain, std::array<std::uint8_t, 16>{})},
+      {"watch: none", 7, 5, field(in_plain + offsetof(shmbw_watch_reply, watch), zero)},
+      {"group: none", 8, 6, field(in_plain + offsetof(shmbw_group_create_reply, group), zero)},
+  };
+  for (const Lie& lie : lies) {
+    INFO(lie.what);
+    const std::vector<int> told = statuses(broker, lie.which, lie.forge);
+    REQUIRE(told.size() > lie.call);
+    CHECK(told[lie.call] == SHMB_E_PROTOCOL);
+  }
+  end_groups(broker);
 }
 
 }  // namespace wire_test
