@@ -33,6 +33,8 @@ struct Request {
   }
   void fail(const Error& error) const;
   void hold() const;  // counted once, when it is answered
+  // Served in part: it comes again in the session's next turn, and goes on where the session says that it stopped.
+  void yield() const;
   void fail(Status status, std::string_view sentence) const { fail(plain(status, std::string(sentence))); }
   // Finishes and sends; the descriptors are World::reply_fds.
   void send(wire::Writer& out) const;
@@ -48,13 +50,51 @@ struct Request {
   void refuse_struct(Status status) const;
 };
 
-// Replies to a batch: each element has its own outcome, and its sentence while there is room for it.
+// A batch between two turns: the reply as far as it was written, and the descriptors that go with it. What it names is
+// held by the session's own leases.
+struct BatchUnderWay {
+  std::vector<std::byte> written;
+  wire::Writer out;
+  std::size_t next = 0;
+  std::vector<int> fds;
+  std::vector<Fd> owned;
+};
+
+// Replies to a batch: each element has its own outcome, and its sentence while there is room for it. Elements are
+// served a few in a turn: a batch of 253 creates takes a millisecond.
 template <class Reply>
 class BatchAnswer {
  public:
+  static constexpr std::size_t kElementsOfTurn = 8;
+
   BatchAnswer(const Request& request, std::size_t count)
       : request_(request), out_(request.writer()), detail_room_(wire::detail_room(count, sizeof(Reply))) {
+    if (auto before = std::move(request.session.batch)) {
+      std::ranges::copy(before->written, request.world.reply_buffer.get());
+      out_ = before->out;
+      first_ = next_ = before->next;
+      request.world.reply_fds = std::move(before->fds);
+      request.world.reply_owned = std::move(before->owned);
+      return;
+    }
     out_.begin_batch<Reply>(request.reply_op(), request.packet.header.tag, count);
+  }
+  // The element to go on with; those before it were served in earlier turns.
+  std::size_t first() const { return first_; }
+  // Whether the rest has to wait for the next turn. Asked before each element.
+  bool turn_is_over() {
+    if (next_ - first_ < kElementsOfTurn) return false;
+    World& world = request_.world;
+    const std::size_t used = SHMBW_MAX_MESSAGE - out_.room();
+    auto all = std::make_unique<BatchUnderWay>(
+        BatchUnderWay{{world.reply_buffer.get(), world.reply_buffer.get() + used}, out_, next_, {}, {}});
+    all->fds = std::move(world.reply_fds);
+    all->owned = std::move(world.reply_owned);
+    world.reply_fds.clear();
+    world.reply_owned.clear();
+    request_.session.batch = std::move(all);
+    request_.yield();
+    return true;
   }
   void ok(Reply reply, std::uint16_t fd_index = SHMBW_NO_FD) {
     reply.outcome = {0, fd_index, 0};
@@ -76,7 +116,7 @@ class BatchAnswer {
   const Request& request_;
   wire::Writer out_;
   std::size_t detail_room_;  // an even share, so that the last element's sentence is as good as the first's
-  std::size_t next_ = 0;
+  std::size_t next_ = 0, first_ = 0;
 };
 
 // Opens a batch whose elements name `texts(element)` bytes of text each; nothing is done before all of it is known to

@@ -66,6 +66,12 @@ void Charge::give_back() {
   if (Account* account = std::exchange(account_, nullptr)) account->give_back(slot_, amount_);
 }
 
+void Charge::rise() {
+  if (!account_ || !account_->parent_) return;
+  account_->used_[Account::index(slot_)] -= amount_;
+  account_ = account_->parent_;
+}
+
 void Charge::move_to(Account& sibling) {
   if (!account_ || account_ == &sibling || account_->parent_ != sibling.parent_) return;
   account_->used_[Account::index(slot_)] -= amount_;

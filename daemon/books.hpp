@@ -98,6 +98,7 @@ class Charge {
   std::uint64_t amount() const { return account_ ? amount_ : 0; }
   // To another account of the same parent: the parents' books do not move and no limit can refuse it.
   void move_to(Account& sibling);
+  void rise();  // to the account's parent: what it pays for outlives the account
 
  private:
   friend class Account;

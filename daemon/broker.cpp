@@ -18,8 +18,11 @@ class Broker final : public Books {
   Broker(const Config& config, BrokerFacts facts, const Secret& key) : world_(config, std::move(facts), key) {}
   Sys<void> prepare() { return Closer::prepare(world_.closer); }
 
-  // A session has two descriptors, its socket and its pidfd.
-  bool room_for_session(bool admin) const override { return world_.descriptors_left(2, admin); }
+  // A session has two descriptors, its socket and its pidfd. Of the reserve half is for those who are told that the
+  // table is full.
+  bool room_for_session(bool admin) const override {
+    return world_.descriptors() + 2 + kept_back(admin) <= world_.facts.descriptors_limit;
+  }
   Session* connected(Link& link) override;
   void packet(Session& session, const wire::PacketView& packet) override {
     world_.begin_turn();
@@ -72,15 +75,19 @@ class Broker final : public Books {
   bool idle() const override { return world_.live_sessions == 0 && world_.regions.empty() && world_.pools.empty(); }
 
  private:
+  std::uint64_t kept_back(bool admin) const { return admin ? 0 : world_.config.descriptors_reserved / 2; }
   World world_;
 };
 
 Session* Broker::connected(Link& link) {
   const Peer& peer = link.peer();
-  // Descriptors of a session: its socket (open already) and its pidfd.
-  if (!world_.descriptors_left(0, peer.admin)) return nullptr;
+  const bool admin = peer.admin || (peer.uid == 0 && !world_.private_mode());
+  // Its socket and its pidfd are open already.
+  if (world_.descriptors() + kept_back(admin) > world_.facts.descriptors_limit) return nullptr;
   Uid& uid = world_.hold_uid(peer.uid);
-  auto charge = uid.account.charge(Slot::sessions, 1);
+  const auto full = session_shortage(world_, peer.uid, admin);
+  std::expected<Charge, Shortage> charge = std::unexpected(full.value_or(Shortage{}));
+  if (!full) charge = uid.account.charge(Slot::sessions, 1);
   if (!charge && !peer.admin && uid.refused >= kRefusedWaiting) {
     world_.drop_uid(peer.uid);
     return nullptr;
@@ -93,7 +100,7 @@ Session* Broker::connected(Link& link) {
     session.charge = std::move(*charge);
   } else if (!peer.admin) {
     ++uid.refused;
-    session.refusal = refuse_limit(world_, session, charge.error());
+    session.refusal = full ? refuse_descriptors(world_, *full) : refuse_limit(world_, session, charge.error());
   }
   return &session;
 }

@@ -188,6 +188,8 @@ const std::vector<Key>& limit_keys() {
       count_key("uid_sessions", &Limits::uid_sessions),
       count_key("uid_groups", &Limits::uid_groups),
       count_key("uid_tickets", &Limits::uid_tickets),
+      count_key("session_tickets", &Limits::session_tickets),
+      count_key("uid_descriptors", &Limits::uid_descriptors),
       count_key("uid_names", &Limits::uid_names),
       count_key("uid_watches", &Limits::uid_watches),
       count_key("uid_worlds", &Limits::uid_worlds),
@@ -229,6 +231,7 @@ constexpr std::array kOverrideKeys = {
     OverrideKey{"worlds", &LimitOverride::worlds, false},
     OverrideKey{"references", &LimitOverride::references, false},
     OverrideKey{"timelines", &LimitOverride::timelines, false},
+    OverrideKey{"descriptors", &LimitOverride::descriptors, false},
 };
 
 class Reader {

@@ -19,7 +19,7 @@ enum class EngineChoice { automatic, io_uring, epoll };
 // Limits of one scope; absent = the next wider default.
 struct LimitOverride {
   std::optional<std::uint64_t> bytes, regions, leases, sessions, groups, tickets, names, watches, worlds, references,
-      gpu_bytes, gpu_descriptors, timelines;
+      gpu_bytes, gpu_descriptors, timelines, descriptors;
 };
 
 struct Limits {
@@ -33,8 +33,12 @@ struct Limits {
   std::uint64_t uid_leases = 65'536;
   std::uint64_t session_leases = 65'536;
   std::uint64_t uid_sessions = 0;  // 0: as many as the descriptor table allows
+  // System mode: of the broker's table, for regions, sessions, pools and what clients send. 0: a share, by how many
+  // users there are (World::descriptor_shortage).
+  std::uint64_t uid_descriptors = 0;
   std::uint64_t uid_groups = 4'096;
   std::uint64_t uid_tickets = 16'384;
+  std::uint64_t session_tickets = 4'096;  // made by it and neither used up nor over
   std::uint64_t uid_names = 16'384;
   std::uint64_t uid_watches = 65'536;
   std::uint64_t uid_worlds = 1'024;

@@ -29,6 +29,16 @@ bool answered_with_descriptors(wire::Bytes packet) {
          header.op == SHMBW_OP_GPU_OPEN || header.op == SHMBW_OP_GPU_MORE || header.op == SHMBW_OP_GPU_TIMELINE;
 }
 
+// Of a batch that is answered with as many as it has elements.
+std::size_t descriptors_to_come(wire::Bytes packet) {
+  shmbw_header header{};
+  shmbw_batch batch{};
+  if (packet.size() < sizeof header + sizeof batch) return 0;
+  std::memcpy(&header, packet.data(), sizeof header);
+  std::memcpy(&batch, packet.data() + sizeof header, sizeof batch);
+  return header.op == SHMBW_OP_CREATE || header.op == SHMBW_OP_ATTACH ? batch.count : 0;
+}
+
 // 0: it is about no doorbell.
 std::uint32_t doorbell_flags(wire::Bytes packet) {
   shmbw_header header{};
@@ -173,7 +183,10 @@ void Connection::serve(wire::Bytes packet) {
     hello_timer_.cancel();
     transport_.no_longer_silent(*this);
   }
-  if (yields_) transport_.engine().turns.ready(process_, rest_);
+  if (yields_) {
+    outbox_->promise(descriptors_to_come(packet));
+    transport_.engine().turns.ready(process_, rest_);
+  }
   if (waiting_ || yields_) {
     if (packet.data() != held_.data()) held_.assign(packet.begin(), packet.end());
     holding_ = true;

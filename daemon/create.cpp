@@ -132,12 +132,13 @@ Result<Charge> charge_group(World& world, const Session& session, Group& group, 
   }
 }
 
-Result<void> room_for_descriptors(World& world, const Session& session, std::uint64_t wanted) {
-  if (world.descriptors_left(wanted, session.admin)) return {};
+Result<void> room_for_descriptors(World& world, const Session& session, std::uint32_t payer, std::uint64_t wanted) {
+  const auto shortage = world.descriptor_shortage(payer, wanted, session.admin);
+  if (!shortage) return {};
   std::uint64_t pending = 0;
-  const Shortage those{SHMBW_SLOT_REGIONS, SHMBW_SCOPE_HOST, 0, wanted, wanted, wanted};
-  if (drop_cached(world, those, pending) && world.descriptors_left(wanted, session.admin)) return {};
-  return std::unexpected(naming_pending(refuse_descriptors(world, wanted), pending));
+  const Shortage those{SHMBW_SLOT_REGIONS, shortage->scope, shortage->scope_id, wanted, wanted, wanted};
+  if (drop_cached(world, those, pending) && !world.descriptor_shortage(payer, wanted, session.admin)) return {};
+  return std::unexpected(naming_pending(refuse_descriptors(world, *shortage), pending));
 }
 
 namespace {
@@ -164,7 +165,7 @@ Region* recycled(const World& world, const Session& session, Group& group, const
 Result<Region*> fresh(World& world, Session& session, Group& group, const shmbw_create& wish, std::string_view name,
                       std::uint32_t generation) {
   std::uint64_t bytes = rounded_bytes(wish.length);
-  if (auto room = room_for_descriptors(world, session, 1); !room) return std::unexpected(room.error());
+  if (auto room = room_for_descriptors(world, session, group.uid, 1); !room) return std::unexpected(room.error());
   auto region_charge = charge_group(world, session, group, Slot::regions, 1);
   if (!region_charge) return std::unexpected(region_charge.error());
   auto bytes_charge = charge_group(world, session, group, Slot::bytes, bytes);

@@ -37,7 +37,8 @@ void give_name(World& world, Region& region, std::string_view name, Charge charg
 
 Result<Group*> group_for_create(World& world, Session& session, std::uint64_t id);
 Result<Charge> charge_group(World& world, const Session& session, Group& group, Slot slot, std::uint64_t amount);
-Result<void> room_for_descriptors(World& world, const Session& session, std::uint64_t wanted);
+// In the table, and in the share of the user who is charged.
+Result<void> room_for_descriptors(World& world, const Session& session, std::uint32_t payer, std::uint64_t wanted);
 
 // Gives up `wanted` bytes of recycled memory: of the session's group, then of the other groups of its user. Returns how
 // many were there.

@@ -22,6 +22,13 @@ void Request::hold() const {
   session.link->hold();
 }
 
+void Request::yield() const {
+  --world.requests;
+  world.holders = {};  // of this request alone
+  session.held = true;
+  session.link->yield();
+}
+
 void Request::refuse_struct(Status status) const {
   if (status == Status::too_new)
     fail(Status::too_new, "the request uses fields that this broker (" + world.facts.version + ") does not know");

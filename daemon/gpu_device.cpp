@@ -184,9 +184,9 @@ Result<GpuDevice*> give_node(World& world, Session& session, const sys::GpuUuid&
     (void)close_elsewhere(world, session.uid, std::move(node));
     return error(Status::bad_fd, "the descriptor is no open node of a GPU (/dev/nvidia0, ...)");
   }
-  if (!world.descriptors_left(1, session.admin)) {
+  if (const auto shortage = world.descriptor_shortage(session.uid, 1, session.admin)) {
     (void)close_elsewhere(world, session.uid, std::move(node));
-    return std::unexpected(refuse_descriptors(world, 1));
+    return std::unexpected(refuse_descriptors(world, *shortage));
   }
   GpuDevice* device = find_device(session, uuid);
   const bool fresh = device == nullptr;

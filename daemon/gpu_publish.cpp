@@ -207,7 +207,7 @@ Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu
   if (!manifest) return std::unexpected(manifest.error());
 
   const std::uint64_t count = 2 * chunks_of(wish) * (wish.kind == SHMBW_GPU_KIND_VMM) + (*manifest ? 1 : 0);
-  if (auto room = room_for_descriptors(world, session, count); !room) return std::unexpected(room.error());
+  if (auto room = room_for_descriptors(world, session, group.uid, count); !room) return std::unexpected(room.error());
   auto region_charge = charge_group(world, session, group, Slot::regions, 1);
   if (!region_charge) return std::unexpected(region_charge.error());
   auto bytes_charge = charge_gpu(world, session, group, Slot::gpu_bytes, allocation_of(wish));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A LIST of many pages under way. What the first page has counted is kept for those that follow it, so that a session
+// A LIST of many pages under way. A long table is counted in portions, in the turns of its session (law 8), before its
+// first page is made. What the first page has counted is kept for those that follow it, so that a session
 // that reads a long table walks it once, not once a page. It is a short cut only: whoever comes with another cursor or
 // another wish, or with two listings at once, gets totals that are counted anew.
 #pragma once
@@ -17,7 +18,7 @@ class ListUnderWay {
  public:
   // Whether this asks for the page after the last one that was sent.
   bool is(const shmbw_list& wish, std::span<const std::byte> texts) const {
-    return wish.cursor != 0 && std::memcmp(&wish, &next_, sizeof wish) == 0 && as_text(texts) == texts_;
+    return (wish.cursor != 0 || counting) && std::memcmp(&wish, &next_, sizeof wish) == 0 && as_text(texts) == texts_;
   }
   void note(const shmbw_list& wish, std::span<const std::byte> texts, const shmbw_list_reply& page) {
     next_ = wish;
@@ -25,9 +26,21 @@ class ListUnderWay {
     texts_ = as_text(texts);
     total_bytes = page.total_bytes;
     total_count = page.total_count;
+    counting = false;
+  }
+  // The same request comes again: it goes on behind the row of key `last`, or everything is counted.
+  void note_count(const shmbw_list& wish, std::span<const std::byte> texts, const shmbw_list_reply& page,
+                  std::uint64_t last, bool all) {
+    note(wish, texts, page);
+    next_.cursor = wish.cursor;
+    counting = true;
+    counted_to = last;
+    counted = all;
   }
 
   std::uint64_t total_bytes = 0, total_count = 0;
+  bool counting = false, counted = false;
+  std::uint64_t counted_to = 0;
 
  private:
   static std::string_view as_text(std::span<const std::byte> bytes) {

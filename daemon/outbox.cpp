@@ -66,11 +66,11 @@ std::uint64_t InFlight::share() const {
 
 bool InFlight::within_share(Outbox& outbox, std::int64_t now) {
   const Process& process = outbox.process_->second;
-  if (process.unread < share()) return true;
+  if (process.unread + process.promised < share()) return true;
   if (now < look_after_) return false;
   look_after_ = now + std::max(kLookPause, kLookPausePerSocket * std::int64_t{list_.size()});
   look_again();
-  return process.unread < share();
+  return process.unread + process.promised < share();
 }
 
 bool InFlight::over_share(const Outbox& outbox) const { return outbox.process_->second.unread > share(); }
@@ -116,6 +116,7 @@ Outbox::Outbox(int socket, std::size_t events_queued, InFlight& in_flight, void*
 
 Outbox::~Outbox() {
   in_flight_.remove(*this);
+  promise(0);
   in_flight_.kept_ -= kept_fds_.size();
   drop_events();
   if (--user_->second.sessions == 0) in_flight_.users_.erase(user_);
@@ -141,6 +142,11 @@ void Outbox::drop_event() {
 void Outbox::drop_events() {
   user_->second.event_bytes -= events_.bytes();
   events_.clear();
+}
+
+void Outbox::promise(std::size_t descriptors) {
+  process_->second.promised -= promised_;
+  process_->second.promised += promised_ = descriptors;
 }
 
 bool Outbox::nothing_unread() {
@@ -188,6 +194,7 @@ Outbox::Sent Outbox::send(wire::Bytes packet, std::span<const int> fds, std::int
 }
 
 Outbox::Sent Outbox::reply(wire::Bytes packet, std::span<const int> fds, std::int64_t now) {
+  promise(0);
   Sent sent = send(packet, fds, now);
   if (sent != Sent::kept) return sent;
   kept_fds_.clear();

@@ -47,7 +47,7 @@ class InFlight {
  private:
   friend class Outbox;
   struct Process {
-    std::uint64_t unread = 0;
+    std::uint64_t unread = 0, promised = 0;
     std::uint32_t sessions = 0;
   };
   using Processes = std::map<std::uint64_t, Process>;
@@ -105,6 +105,8 @@ class Outbox : public Hook<Outbox, Unread> {
   // `lost`: it can neither be sent nor kept; the session cannot go on. `fds` are borrowed.
   Sent reply(wire::Bytes packet, std::span<const int> fds, std::int64_t now);
   void event(wire::Bytes packet);
+  // A reply with so many descriptors is being made, in several turns: they count for its process already.
+  void promise(std::size_t descriptors);
   // After the peer has read something, or some time later: sends what waits, as far as it may go.
   Sent flush(std::int64_t now);
   bool wants_edge() const { return kept_reply_ || !events_.empty() || lost_events_ > 0; }
@@ -136,6 +138,7 @@ class Outbox : public Hook<Outbox, Unread> {
 
   bool reply_unread_ = false, event_unread_ = false;
   std::uint32_t descriptors_ = 0;
+  std::uint64_t promised_ = 0;
   std::int64_t since_ = 0;
 
   bool kept_reply_ = false;

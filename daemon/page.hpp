@@ -61,12 +61,18 @@ inline bool sees(const Session& session, const Group& group) { return session.ad
 template <class Record>
 class Page {
  public:
+  // Rows that one turn looks at, and that one page has, of a table in the order of its keys: some 50 us each.
+  static constexpr std::uint64_t kLooksOfTurn = 512;
+  static constexpr std::uint16_t kRowsOfPage = 128;
+
   explicit Page(const Request& request, const Filter& filter)
       : request_(request), wish_(filter.wish), out_(request.writer()) {
     reply_.element_size = sizeof(Record);
     if (const ListUnderWay* const before = request.session.listing.get();
         before && before->is(wish_, request.packet.rest)) {
-      counted_ = true;
+      counted_ = !before->counting || before->counted;
+      counting_on_ = !counted_;
+      looked_at_ = counting_on_ ? before->counted_to : 0;
       reply_.total_bytes = before->total_bytes;
       reply_.total_count = before->total_count;
     }
@@ -79,6 +85,7 @@ class Page {
     auto from = table.begin(), to = table.end();
     if (only != 0) std::tie(from, to) = table.equal_range(only);
     else if (counted_) from = table.upper_bound(wish_.cursor);
+    else if (counting_on_) from = table.upper_bound(looked_at_);
     return std::ranges::subrange(from, to);
   }
   void count(std::uint64_t bytes) {
@@ -87,13 +94,18 @@ class Page {
     reply_.total_bytes += bytes;
   }
   // Whether the row of this key is one for this page.
-  bool wants(std::uint64_t key) const { return key > wish_.cursor && !full_; }
-  // Nothing behind this row is of interest.
-  bool done() const { return full_ && counted_; }
+  bool wants(std::uint64_t key) const { return key > wish_.cursor && !full_ && !counting_on_; }
+  // Of a table in the order of its keys, before each row: nothing from this one on is of interest, or in this turn.
+  bool done(std::uint64_t key) {
+    if (full_ && counted_) return true;
+    if (looks_++ == kLooksOfTurn) return stopped_ = true;
+    looked_at_ = key;
+    return false;
+  }
   // Whether a record with so much text goes into this page; if not, the next one begins after `last`.
   bool room(std::size_t text) {
     if (full_) return false;
-    full_ = out_.room() < sizeof(Record) + text || reply_.count == UINT16_MAX;
+    full_ = out_.room() < sizeof(Record) + text || reply_.count == (looks_ != 0 ? kRowsOfPage : UINT16_MAX);
     if (full_) reply_.next = last_;
     return !full_;
   }
@@ -106,6 +118,12 @@ class Page {
   }
   void send() {
     auto& listing = request_.session.listing;
+    if (!counted_ && (stopped_ || counting_on_)) {
+      if (!listing) listing = std::make_unique<ListUnderWay>();
+      listing->note_count(wish_, request_.packet.rest, reply_, looked_at_, !stopped_);
+      return request_.yield();
+    }
+    if (stopped_ && reply_.next == 0) reply_.next = looked_at_;  // few of many rows were wanted: the page is short
     if (reply_.next != 0) {
       if (!listing) listing = std::make_unique<ListUnderWay>();
       listing->note(wish_, request_.packet.rest, reply_);
@@ -123,7 +141,10 @@ class Page {
   shmbw_list_reply reply_{};
   std::uint64_t last_ = 0;
   bool full_ = false;
-  bool counted_ = false;  // the totals are those of the first page
+  bool counted_ = false;      // the totals are those of the first page
+  bool counting_on_ = false;  // an earlier turn has begun to count
+  bool stopped_ = false;      // as many rows as one turn may look at
+  std::uint64_t looks_ = 0, looked_at_ = 0;
 };
 
 // Rows that stand in no table ordered by their serial: those of this page are picked out and sorted, no others.

@@ -116,12 +116,15 @@ void close_doorbell(World& world, Participant& who) {
   if (!who.doorbell) return;
   (void)close_elsewhere(world, who.doorbell_of, std::move(who.doorbell));
   --world.open_descriptors;
+  --world.uids.at(who.doorbell_of).doorbells;
+  world.drop_uid(who.doorbell_of);
   if (world.facts.descriptor_freed) world.facts.descriptor_freed();
 }
 
 // D1 at once; the rest of the repair as far as one portion goes, then in turns of the loop.
 void part(World& world, Pool& pool, std::uint32_t index, ParticipantState as) {
   Participant& who = pool.participants[index];
+  if (pool.making.session == who.session) pool.making = {};
   who.session = nullptr;
   who.state = as;
   pool.view.header().doorbells.fetch_and(~(std::uint64_t{1} << index), std::memory_order_release);
@@ -134,6 +137,26 @@ void part(World& world, Pool& pool, std::uint32_t index, ParticipantState as) {
   pool.retry = 0;
   pool.look_again = true;
   world.timers.set(pool, world.now());
+}
+
+// Freeing many pages takes some 0.1 us for each: a helper thread does it.
+bool close_areas_elsewhere(World& world, Pool& pool) {
+  if (pool.control_map.size() < kClosePoolElsewhereFrom) return false;
+  std::vector<Mapping> maps;
+  std::vector<Fd> fds;
+  pool.view = {};
+  for (Mapping* map : {&pool.directory_map, &pool.control_map}) maps.push_back(std::move(*map));
+  for (Fd* fd : {&pool.directory, &pool.control}) fds.push_back(std::move(*fd));
+  if (!world.closer.close(fds, maps, pool.id)) return false;  // closed here, at the end of these two
+  ClosingPool& closing = world.closing_pools.try_emplace(pool.id).first->second;
+  closing.uid = pool.group->uid;
+  closing.descriptors = kDescriptors;
+  closing.bytes = std::move(pool.bytes_charge);
+  closing.regions = std::move(pool.regions_charge);
+  closing.bytes.rise();
+  closing.regions.rise();
+  world.hold_uid(closing.uid);
+  return true;
 }
 
 void destroy(World& world, Pool& pool) {
@@ -149,7 +172,7 @@ void destroy(World& world, Pool& pool) {
   for (Participant& who : pool.participants) close_doorbell(world, who);
   if (!pool.name.empty()) group.pool_names.erase(pool.name);
   group.pools.remove(pool);
-  world.open_descriptors -= kDescriptors;
+  if (!close_areas_elsewhere(world, pool)) world.open_descriptors -= kDescriptors;
   world.pools.erase(pool.id);
   if (world.facts.descriptor_freed) world.facts.descriptor_freed();
   if (!group.in_service) settle_group(world, group);
@@ -276,7 +299,8 @@ Result<Joined> make_pool(World& world, Session& session, const shmbw_pool_create
     if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
     name_charge = std::move(*charge);
   }
-  if (auto room = room_for_descriptors(world, session, kDescriptors); !room) return std::unexpected(room.error());
+  if (auto room = room_for_descriptors(world, session, group.uid, kDescriptors); !room)
+    return std::unexpected(room.error());
   auto regions_charge = charge_group(world, session, group, Slot::regions, kRegions);
   if (!regions_charge) return std::unexpected(regions_charge.error());
   const std::uint64_t directory_bytes = pool::directory_bytes(shape), control_bytes = pool::control_bytes(shape);
@@ -413,10 +437,15 @@ Result<void> set_doorbell(World& world, const Session& session, Pool& pool, std:
     return refused(plain(Status::invalid, "a doorbell is one end of a socket pair; another kind of descriptor came"));
   Participant& who = pool.participants[index];
   if (!who.doorbell) {
-    if (!world.descriptors_left(1, session.admin)) return refused(refuse_descriptors(world, 1));
+    if (const auto shortage = world.descriptor_shortage(session.uid, 1, session.admin))
+      return refused(refuse_descriptors(world, *shortage));
     ++world.open_descriptors;
+    ++world.hold_uid(session.uid).doorbells;
   } else {
     (void)close_elsewhere(world, who.doorbell_of, std::move(who.doorbell));
+    --world.uids.at(who.doorbell_of).doorbells;
+    world.drop_uid(who.doorbell_of);
+    ++world.hold_uid(session.uid).doorbells;
   }
   const std::uint64_t bit = std::uint64_t{1} << index;
   // Peers fetch it before they need it: then they ring also while this broker is stopped.
@@ -513,10 +542,18 @@ void leave_pools_over(World& world, Session& session) {
   }
 }
 
+void forget_lanes_in_making(World& world, const Session& session) {
+  for (const auto& [id, index] : session.pools)
+    if (Pool* pool = find_pool(world, id); pool && pool->making.session == &session) pool->making = {};
+}
+
 void move_participations(Session& from, Session& to) {
   for (auto [id, index] : from.pools) {
     if (!to.pools.try_emplace(id, index).second) continue;
-    if (Pool* pool = find_pool(from.world, id)) pool->participants[index].session = &to;
+    if (Pool* pool = find_pool(from.world, id)) {
+      pool->participants[index].session = &to;
+      if (pool->making.session == &from) pool->making = {};
+    }
   }
   from.pools.clear();
 }

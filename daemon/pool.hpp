@@ -69,6 +69,7 @@ struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts {  // the timer repa
   std::array<Participant, pool::kParticipants> participants;
   std::vector<QueueBook> queues;
   std::vector<LaneBook> lanes;
+  LaneInMaking making;
   std::vector<Region*> segments;
   std::uint32_t slots = 0, last_lane_serial = 0, slots_used = 0, slots_high = 0, deaths = 0;
   std::int64_t retry = 0, look_at = 0;  // how long, and when, until waiting repairs look again
@@ -102,6 +103,8 @@ void settle_pool(World& world, Pool& pool);
 void end_participations(World& world, Session& session);
 // Its places in pools that are over: nothing in them is given out again, so nothing waits for the process' end.
 void leave_pools_over(World& world, Session& session);
+// What the session has asked for is not answered any more.
+void forget_lanes_in_making(World& world, const Session& session);
 void move_participations(Session& from, Session& to);
 void pool_changed(Pool& pool);  // a table of the directory is different: peers are woken
 

@@ -60,6 +60,9 @@ bool sender_gone(Pool& pool, std::uint32_t index) {
   return pool.lanes[index].sender_through || !alive(pool, lane.from, lane.from_life);
 }
 
+// Cells that are written in one turn: 128 KiB at most, often in fresh pages.
+constexpr std::uint32_t kCellsOfTurn = 1024;
+
 struct LaneWish {
   std::uint32_t queue = 0, from = 0, to = kNone;
 };
@@ -104,7 +107,12 @@ Result<std::uint32_t> make_lane(Pool& pool, const LaneWish& wish) {
   if (!offset)
     return std::unexpected(no_lane(pool, SHMBW_SLOT_LANE_BYTES, view.control_area().size() - view.header().lane_memory,
                                    lane_memory_used(view), bytes));
-  pool::prepare_lane(view.lane_memory(*offset), kind, queue.cells, queue.cell_size);
+  const LaneInMaking made = std::exchange(pool.making, {});
+  const std::uint32_t ready =
+      made.offset == *offset && made.kind == kind && made.cells == queue.cells && made.cell_size == queue.cell_size
+          ? made.ready
+          : 0;
+  pool::prepare_cells(view.lane_memory(*offset), kind, queue.cells, queue.cell_size, ready, queue.cells - ready);
   if (kind == QueueKind::broadcast)
     attach_readers({view.lane_memory(*offset), kind, queue.cells, queue.cell_size}, queue.readers.load(kRelaxed));
   LaneEntry& lane = view.lane(free);
@@ -247,6 +255,17 @@ Result<void> may_open(Pool& pool, std::uint32_t queue, std::uint32_t participant
   return {};
 }
 
+// Where make_lane() will put it.
+std::optional<std::uint64_t> lane_offset(const Pool& pool, const QueueEntry* entry, std::uint32_t queue,
+                                         const LaneInMaking& needed) {
+  if (entry && needed.kind == QueueKind::broadcast)
+    for (std::uint32_t i = 0; i < pool.view.lanes(); ++i)
+      if (const LaneEntry& lane = pool.view.lane(i);
+          state_of(lane) == LaneState::free && lane.cells != 0 && of_queue(lane, *entry, queue))
+        return lane.offset;
+  return find_lane_memory(pool.view, pool::lane_bytes(needed.kind, needed.cells, needed.cell_size));
+}
+
 Result<std::uint32_t> make_queue(World& world, Pool& pool, const shmbw_queue_open& wish, std::string_view name) {
   std::uint32_t index = 0;
   while (index < pool.view.queues() && state_of(pool.view.queue(index)) != QueueState::free) ++index;
@@ -286,6 +305,44 @@ void close_for_all(QueueEntry& entry) {
 }
 
 }  // namespace
+
+bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, const shmbw_queue_open& wish,
+                     std::string_view name) {
+  LaneInMaking& making = pool.making;
+  if (making.session && making.session != &session) return false;  // that one's turns first
+  const std::uint32_t queue = find_queue(pool, name);
+  const bool fresh = queue == kNone;
+  const bool reader = (wish.flags & SHMBW_QUEUE_OPEN_READER) != 0, writer = (wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0;
+  // What is wrong in it, or short, the open itself tells.
+  const bool refused = !check_words(pool.participants[participant], wish, name) ||
+                       (fresh ? wish.kind == SHMBW_QUEUE_KIND_NONE || (wish.flags & SHMBW_QUEUE_OPEN_OPEN_ONLY) != 0
+                              : !may_open(pool, queue, participant, wish, name));
+  LaneInMaking needed;
+  if (!refused) {
+    const QueueEntry* const entry = fresh ? nullptr : &pool.view.queue(queue);
+    needed.kind = entry ? kind_of(*entry) : static_cast<QueueKind>(wish.kind);
+    needed.cells = entry ? entry->cells : wish.cells;
+    needed.cell_size = entry ? entry->cell_size : wish.cell_size;
+    const bool read = reader || (entry && entry->readers.load(kRelaxed) != 0);
+    const bool written = writer || (entry && entry->writers.load(kRelaxed) != 0);
+    const bool makes = needed.kind == QueueKind::line ? read && written : writer;
+    const auto offset = makes ? lane_offset(pool, entry, queue, needed) : std::nullopt;
+    if (offset) {
+      needed.session = &session;
+      needed.offset = *offset;
+    }
+  }
+  if (!needed.session) {
+    making = {};
+    return true;
+  }
+  if (!making.same(needed)) making = needed;
+  if (making.cells - making.ready <= kCellsOfTurn) return true;
+  pool::prepare_cells(pool.view.lane_memory(making.offset), making.kind, making.cells, making.cell_size, making.ready,
+                      kCellsOfTurn);
+  making.ready += kCellsOfTurn;
+  return false;
+}
 
 Result<OpenedQueue> open_queue(World& world, Pool& pool, std::uint32_t participant, const shmbw_queue_open& wish,
                                std::string_view name) {

@@ -37,6 +37,23 @@ struct LaneBook {
   std::map<std::uint64_t, Hold> holds;                 // regions that its messages name, by id
 };
 
+// Memory of a lane that is being made: its cells are written in portions, in turns of the session that opens the queue
+// (law 8). Meanwhile no other lane of the pool is made, so nothing has to be set aside.
+struct LaneInMaking {
+  Session* session = nullptr;  // whose open it is for; null: none is being made
+  std::uint64_t offset = 0;
+  pool::QueueKind kind = pool::QueueKind::line;
+  std::uint32_t cells = 0, cell_size = 0;
+  std::uint32_t ready = 0;  // cells
+  bool same(const LaneInMaking& other) const {
+    return session == other.session && offset == other.offset && kind == other.kind && cells == other.cells &&
+           cell_size == other.cell_size;
+  }
+};
+// A portion of what the open needs. True: the rest, if any, is little enough for the open itself.
+bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, const shmbw_queue_open& wish,
+                     std::string_view name);
+
 struct OpenedQueue {
   std::uint32_t queue = 0, serial = 0;
   std::uint32_t lane = pool::kNone, lane_serial = 0;

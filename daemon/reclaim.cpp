@@ -46,6 +46,11 @@ bool Closer::close(Fd& fd, std::uint64_t region) {
 }
 
 bool Closer::close(std::vector<Fd>& fds, std::uint64_t region) {
+  std::vector<Mapping> none;
+  return close(fds, none, region);
+}
+
+bool Closer::close(std::vector<Fd>& fds, std::vector<Mapping>& maps, std::uint64_t region) {
   if (!thread_.joinable()) {
     try {
       thread_ = std::thread([shared = shared_] { run(shared); });
@@ -58,7 +63,7 @@ bool Closer::close(std::vector<Fd>& fds, std::uint64_t region) {
     std::lock_guard lock(shared_->mutex);
     first = shared_->jobs.empty();
     shared_->waiting += fds.size();
-    shared_->jobs.push_back({std::exchange(fds, {}), region});
+    shared_->jobs.push_back({std::exchange(fds, {}), std::exchange(maps, {}), region});
   }
   if (first) shared_->ready.notify_one();
   return true;
@@ -79,6 +84,7 @@ void Closer::run(const std::shared_ptr<Shared>& shared) {
     std::size_t closed = 0;
     for (Job& job : batch) {
       closed += job.fds.size();
+      job.maps.clear();
       job.fds.clear();
     }
     lock.lock();
@@ -189,6 +195,14 @@ bool release_region(World& world, Region& region, bool recycle) {
 
 void closed_regions(World& world) {
   for (std::uint64_t id : world.closer.finished()) {
+    if (auto pool = world.closing_pools.find(id); pool != world.closing_pools.end()) {
+      const std::uint32_t uid = pool->second.uid;
+      world.open_descriptors -= pool->second.descriptors;
+      world.closing_pools.erase(pool);
+      world.drop_uid(uid);
+      if (world.facts.descriptor_freed) world.facts.descriptor_freed();
+      continue;
+    }
     auto at = world.regions.find(id);
     if (at == world.regions.end()) continue;
     Region& region = at->second;

@@ -18,7 +18,9 @@
 #include <vector>
 
 #include "base/fd.hpp"
+#include "base/mapping.hpp"
 #include "base/sys_process.hpp"
+#include "daemon/books.hpp"
 #include "daemon/timers.hpp"
 
 namespace shmb::daemon {
@@ -31,6 +33,13 @@ inline constexpr std::uint64_t kCloseElsewhereFrom = std::uint64_t{64} << 20;
 inline constexpr std::size_t kStrangersAtMost = 4096;  // of a user: some twenty messages of as many as one carries
 inline constexpr std::chrono::seconds kLastCloses{1};
 inline constexpr std::uint32_t kCloseHereAtMost = 4;  // of the regions that one end of a session or group frees
+
+// Of a pool's control memory that the helper thread closes: it is charged until that has been done.
+struct ClosingPool {
+  Charge bytes, regions;  // of the user; the group may be gone before
+  std::uint32_t uid = 0, descriptors = 0;
+};
+inline constexpr std::uint64_t kClosePoolElsewhereFrom = std::uint64_t{2} << 20;
 
 struct Tally {
   std::uint32_t leases = 0, regions = 0;
@@ -49,6 +58,7 @@ class Closer {
   void end(std::chrono::nanoseconds patience);
   // False: no thread could be started, the caller closes.
   bool close(std::vector<Fd>& fds, std::uint64_t region = 0);
+  bool close(std::vector<Fd>& fds, std::vector<Mapping>& maps, std::uint64_t region = 0);
   bool close(Fd& fd, std::uint64_t region = 0);
   std::size_t waiting() const;  // descriptors whose close has not returned
   int wake_fd() const { return wake_.get(); }
@@ -57,6 +67,7 @@ class Closer {
  private:
   struct Job {
     std::vector<Fd> fds;
+    std::vector<Mapping> maps;
     std::uint64_t region = 0;
   };
   struct Shared {

@@ -215,15 +215,15 @@ Error refuse_limit(World& world, const Session& session, const Shortage& shortag
   return refused;
 }
 
-Error refuse_descriptors(World& world, std::uint64_t wanted) {
-  std::uint64_t reserved = std::min(world.config.descriptors_reserved, world.facts.descriptors_limit);
-  Shortage shortage{SHMBW_SLOT_DESCRIPTORS,
-                    SHMBW_SCOPE_HOST,
-                    0,
-                    world.facts.descriptors_limit - reserved,
-                    world.descriptors(),
-                    wanted};
-  return wire::limit_refusal(shortage, "the broker", "raise descriptors (and the hard RLIMIT_NOFILE of the broker)");
+Error refuse_descriptors(World& world, const Shortage& shortage) {
+  if (shortage.scope != SHMBW_SCOPE_UID)
+    return wire::limit_refusal(shortage, "the broker", "raise descriptors (and the hard RLIMIT_NOFILE of the broker)");
+  const std::string uid = std::to_string(shortage.scope_id);
+  std::string remedy = "raise limits.uid." + uid + ".descriptors";
+  if (world.config.limits.uid_descriptors == 0 &&
+      !world.config.limits.uid.contains(static_cast<std::uint32_t>(shortage.scope_id)))
+    remedy += " or descriptors (and the hard RLIMIT_NOFILE of the broker), of which this is the user's share";
+  return wire::limit_refusal(shortage, "uid " + uid, remedy);
 }
 
 static std::optional<std::uint32_t> other_owner(const Session& session, std::uint32_t owner) {

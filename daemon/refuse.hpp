@@ -15,7 +15,7 @@ class World;
 class Session;
 
 Error refuse_limit(World& world, const Session& session, const Shortage& shortage);
-Error refuse_descriptors(World& world, std::uint64_t wanted);
+Error refuse_descriptors(World& world, const Shortage& shortage);
 
 // One answer for absent and forbidden, byte for byte: it says what was asked for and nothing that only the books know.
 // By name: where the group's text is empty, that is the asker's own.

@@ -157,7 +157,8 @@ void serve_inherit(const Request& request) {
   auto batch = open_batch<shmbw_inherit>(request, [](const shmbw_inherit&) { return std::size_t{0}; });
   if (!batch) return;
   BatchAnswer<shmbw_inherit_reply> answer(request, batch->count());
-  for (std::size_t i = 0; i < batch->count(); ++i) {
+  for (std::size_t i = answer.first(); i < batch->count(); ++i) {
+    if (answer.turn_is_over()) return;
     auto lease = inherit(request.world, request.session, *batch->element<shmbw_inherit>(i));
     if (!lease) {
       answer.fail(lease.error());

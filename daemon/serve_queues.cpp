@@ -13,6 +13,7 @@ void serve_queue_open(const Request& request) {
   if (!name || !texts.done()) return request.refuse_struct(Status::invalid);
   auto place = usable_place_in(request.world, request.session, wish->pool);
   if (!place) return request.fail(place.error());
+  if (!make_lane_ready(request.session, *place->pool, place->index, *wish, *name)) return request.yield();
   auto opened = open_queue(request.world, *place->pool, place->index, *wish, *name);
   if (!opened) return request.fail(opened.error());
   request.answer(shmbw_queue_open_reply{opened->queue, opened->serial, opened->lane, opened->lane_serial});
@@ -53,7 +54,8 @@ void serve_queue_hold(const Request& request) {
   auto batch = open_batch<shmbw_queue_hold>(request, [](const shmbw_queue_hold&) { return std::size_t{0}; });
   if (!batch) return;
   BatchAnswer<shmbw_queue_hold_reply> answer(request, batch->count());
-  for (std::size_t i = 0; i < batch->count(); ++i) {
+  for (std::size_t i = answer.first(); i < batch->count(); ++i) {
+    if (answer.turn_is_over()) return;
     const shmbw_queue_hold wish = *batch->element<shmbw_queue_hold>(i);
     // Holds are given back also in a pool that is over.
     const bool drop = (wish.flags & SHMBW_QUEUE_HOLD_DROP) != 0;

@@ -23,7 +23,10 @@ void serve_create(const Request& request) {
   wire::TextReader texts = batch->texts();
   for (std::size_t i = 0; i < batch->count(); ++i) {
     const shmbw_create wish = *batch->element<shmbw_create>(i);
-    auto created = create_region(world, request.session, wish, *texts.take(wish.name_len));
+    const std::string_view name = *texts.take(wish.name_len);
+    if (i < answer.first()) continue;
+    if (answer.turn_is_over()) return;
+    auto created = create_region(world, request.session, wish, name);
     if (!created) {
       answer.fail(created.error());
       continue;
@@ -160,13 +163,15 @@ void serve_attach(const Request& request) {
   auto batch = open_batch<shmbw_attach>(
       request, [](const shmbw_attach& element) { return std::size_t{element.group_len} + element.name_len; });
   if (!batch) return;
-  if (waits_for_seals(request, *batch)) return request.hold();
+  if (!request.session.batch && waits_for_seals(request, *batch)) return request.hold();
   BatchAnswer<shmbw_attach_reply> answer(request, batch->count());
   wire::TextReader texts = batch->texts();
   for (std::size_t i = 0; i < batch->count(); ++i) {
     const shmbw_attach wish = *batch->element<shmbw_attach>(i);
-    std::string_view group = *texts.take(wish.group_len);
-    auto attached = attach(world, request.session, wish, group, *texts.take(wish.name_len));
+    const std::string_view group = *texts.take(wish.group_len), name = *texts.take(wish.name_len);
+    if (i < answer.first()) continue;
+    if (answer.turn_is_over()) return;
+    auto attached = attach(world, request.session, wish, group, name);
     if (!attached) {
       answer.fail(attached.error());
       continue;
@@ -229,7 +234,8 @@ void serve_release(const Request& request) {
   auto batch = open_batch<shmbw_release>(request, [](const shmbw_release&) { return std::size_t{0}; });
   if (!batch) return;
   BatchAnswer<shmbw_release_reply> answer(request, batch->count());
-  for (std::size_t i = 0; i < batch->count(); ++i) {
+  for (std::size_t i = answer.first(); i < batch->count(); ++i) {
+    if (answer.turn_is_over()) return;
     if (auto released = release(request.world, request.session, *batch->element<shmbw_release>(i)); released)
       answer.ok({});
     else answer.fail(released.error());

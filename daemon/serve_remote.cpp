@@ -63,7 +63,8 @@ void serve_each(const Request& request, Serve serve) {
   auto batch = open_batch<Element>(request, [](const Element&) { return 0; });
   if (!batch) return;
   BatchAnswer<Reply> answer(request, batch->count());
-  for (std::size_t i = 0; i < batch->count(); ++i) {
+  for (std::size_t i = answer.first(); i < batch->count(); ++i) {
+    if (answer.turn_is_over()) return;
     const Element element = *batch->template element<Element>(i);
     Reply reply{};
     Result<void> done = serve(element, reply);
@@ -184,7 +185,7 @@ static bool sees_world(const Request& request, const Rendezvous& home) {
 void list_worlds(const Request& request, const Filter& filter) {
   Page<shmbw_world_record> page(request, filter);
   for (const auto& [id, home] : page.rows(request.world.worlds, filter.wish.region.id)) {
-    if (page.done()) break;
+    if (page.done(id)) break;
     if (!filter.takes(home) || !sees_world(request, home)) continue;
     page.count(0);
     if (!page.wants(id) || !page.room(home.address.size())) continue;

@@ -27,7 +27,7 @@ bool sees(const Session& session, const Session& other) {
 void list_regions(const Request& request, const Filter& filter) {
   Page<shmbw_region_record> page(request, filter);
   for (auto& [id, region] : page.rows(request.world.regions, filter.only_region(request.world))) {
-    if (page.done()) break;
+    if (page.done(id)) break;
     if (!filter.takes(region) || !sees(request.session, region)) continue;
     page.count(on_gpu(region) ? 0 : region.bytes);  // the sum is of the host's memory
     if (!page.wants(id)) continue;
@@ -65,7 +65,7 @@ void list_regions(const Request& request, const Filter& filter) {
 void list_groups(const Request& request, const Filter& filter) {
   Page<shmbw_group_record> page(request, filter);
   for (const auto& [id, group] : page.rows(request.world.groups, filter.wish.group)) {
-    if (page.done()) break;
+    if (page.done(id)) break;
     if (!filter.takes(group) || !sees(request.session, group)) continue;
     page.count(group.account.used(Slot::bytes));
     if (!page.wants(id) || !page.room(group.name.size())) continue;
@@ -98,7 +98,7 @@ void list_groups(const Request& request, const Filter& filter) {
 void list_sessions(const Request& request, const Filter& filter) {
   Page<shmbw_session_record> page(request, filter);
   for (const auto& [id, session] : page.rows(request.world.sessions)) {
-    if (page.done()) break;
+    if (page.done(id)) break;
     if (!session.greeted() || !sees(request.session, session) || !filter.takes_owner(session.uid)) continue;
     if (filter.by_group() && !(session.group && filter.takes(*session.group)) &&
         !(session.supervises && filter.takes(*session.supervises)))
@@ -237,7 +237,7 @@ void list_pools(const Request& request, const Filter& filter) {
   Page<shmbw_pool_record> page(request, filter);
   Budget budget;
   for (auto& [id, pool] : page.rows(request.world.pools, filter.wish.region.id)) {
-    if (page.done()) break;
+    if (page.done(id)) break;
     if (!filter.takes(pool) || !sees(request.session, pool)) continue;
     const std::uint64_t bytes = pool.bytes();
     page.count(bytes);
@@ -402,7 +402,7 @@ void list_participants(const Request& request, const Filter& filter) {
 void list_gpu_regions(const Request& request, const Filter& filter) {
   Page<shmbw_gpu_record> page(request, filter);
   for (auto& [id, region] : page.rows(request.world.regions, filter.only_region(request.world))) {
-    if (page.done()) break;
+    if (page.done(id)) break;
     if (!region.gpu || !region.live() || !filter.takes(region) || !sees(request.session, region)) continue;
     const GpuMemory& gpu = *region.gpu;
     page.count(gpu.on_gpu() ? region.bytes : 0);

@@ -6,6 +6,7 @@
 
 #include "daemon/answer.hpp"
 #include "daemon/pool.hpp"
+#include "daemon/refuse.hpp"
 #include "daemon/world.hpp"
 
 namespace shmb::daemon {
@@ -27,7 +28,10 @@ Session::Session(World& owner, std::uint64_t number, Link& connection, Account& 
       connected(owner.now()) {
   account.set_limit(Slot::leases, owner.config.limits.session_leases);
   account.set_limit(Slot::watches, owner.config.limits.session_watches);
+  account.set_limit(Slot::tickets, owner.config.limits.session_tickets);
 }
+
+Session::~Session() = default;
 
 std::uint32_t Session::wire_state() const {
   if (phase == Phase::ended) return SHMBW_SESSION_STATE_LEAVING;
@@ -35,6 +39,12 @@ std::uint32_t Session::wire_state() const {
   if (process_gone) return SHMBW_SESSION_STATE_HEIR;
   if (supervises && !group) return SHMBW_SESSION_STATE_SUPERVISOR;
   return SHMBW_SESSION_STATE_MEMBER;
+}
+
+// The two descriptors of the session that asks are counted by the transport already, and not yet by its user's share.
+std::optional<Shortage> session_shortage(const World& world, std::uint32_t uid, bool admin) {
+  if (auto full = world.descriptor_shortage(uid, 0, admin); full || admin) return full;
+  return world.share_shortage(uid, 2);
 }
 
 namespace {
@@ -60,6 +70,7 @@ void take_over(World& world, Session& heir, Session& from) {
   }
   heir.line = from.line;
   move_tickets(from, heir);
+  move_ticket_charges(from, heir);
   if (Group* group = from.group) join_group(world, heir, *group);
   heir.ended_group = from.ended_group;
   if (Group* group = from.supervises) supervise_group(world, heir, *group);
@@ -94,6 +105,9 @@ Result<void> follow(World& world, Session& session, Session& source) {
 Result<void> admit(World& world, Session& session, const shmbw_hello& hello) {
   if (session.refusal) {  // the limit may have room by now
     Uid& uid = world.uids.at(session.uid);
+    const bool root = session.uid == 0 && !world.private_mode();
+    if (const auto full = session_shortage(world, session.uid, session.admin || root))
+      return std::unexpected(refuse_descriptors(world, *full));
     auto charge = uid.account.charge(Slot::sessions, 1);
     if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
     session.charge = std::move(*charge);
@@ -174,6 +188,8 @@ static void give_back_session(World& world, Session& session) {
 
 void end_session(World& world, Session& session) {
   if (session.phase == Phase::ended) return;
+  forget_lanes_in_making(world, session);
+  session.batch.reset();
   // A process that only closed its socket still maps its pools: its places there end with it.
   if (!session.has_pidfd || session.process_gone) end_participations(world, session);
   Tally tally;
@@ -184,6 +200,7 @@ void end_session(World& world, Session& session) {
   while (!session.watches.empty()) destroy_watch(world, session.watches.begin()->second);
   forget_awaited(world, session);
   destroy_tickets_of(world, session);
+  leave_ticket_charges(session);
   gpu_session_over(world, session);
   for (auto at = session.leases.begin(); at != session.leases.end();)
     if (Lease& lease = (at++)->second; !gpu_lease_stays(session, lease)) drop_lease(world, lease);
@@ -229,6 +246,8 @@ void session_disconnected(World& world, Session& session) {
   session.link = nullptr;
   if (session.phase == Phase::ended) return;
   session.lazy = true;
+  forget_lanes_in_making(world, session);
+  session.batch.reset();
   while (!session.watches.empty()) destroy_watch(world, session.watches.begin()->second);
   if (session.process_gone || !session.has_pidfd || !session.greeted()) end_session(world, session);
 }

@@ -26,17 +26,20 @@ namespace shmb::daemon {
 
 struct Group;
 struct Worker;
+struct BatchUnderWay;
 
 enum class Phase : std::uint8_t { silent, refused, greeted, ended };
 
 struct Ticket;
 struct OfMaker;
+struct OfPayer;
 struct OfMembers;
 struct OfSponsor;
 struct OfSupervisors;
 class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervisors> {
  public:
   Session(World& world, std::uint64_t id, Link& link, Account& uid_account);
+  ~Session();
   bool greeted() const { return phase == Phase::greeted; }
   std::uint32_t wire_state() const;
   // After its end: what only the process' end gives back. Leases are of GPU memory then.
@@ -68,9 +71,11 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   std::pmr::map<std::uint64_t, Lease> leases;        // by region id
   std::pmr::map<std::uint64_t, Watch> watches;       // by watch id
   List<Ticket, OfMaker> tickets;                     // that end with it
+  List<Ticket, OfPayer> paid_tickets;                // that count for it: it made them
   std::pmr::map<std::uint64_t, std::uint8_t> pools;  // its index in each pool it has joined, by pool id
   Worker* worker = nullptr;                          // its role in a world, or none
   std::vector<GpuDevice> gpu_devices;                // that it has named
+  std::unique_ptr<BatchUnderWay> batch;              // the request in service, served in part
   std::unique_ptr<ListUnderWay> listing;             // whose last page is still to come
   std::pmr::vector<AwaitedSeals> awaited;            // by the request in service
   bool held = false;                                 // that one has been held back
@@ -79,6 +84,8 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   std::string library;
 };
 
+// What stands in the way of one more session that has just connected.
+std::optional<Shortage> session_shortage(const World& world, std::uint32_t uid, bool admin);
 void serve_hello(World& world, Session& session, const wire::PacketView& packet);
 // Gives everything back. `death_known` false: the socket closed, how the process ended is not known yet.
 void end_session(World& world, Session& session);

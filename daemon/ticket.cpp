@@ -12,8 +12,9 @@ Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std:
                             std::int64_t lifetime) {
   auto secret = Secret::draw();
   if (!secret) return system_failure(secret.error(), "drawing a ticket");
-  Uid& payer = world.hold_uid(session.uid);
-  auto charge = payer.account.charge(Slot::tickets, 1);
+  world.hold_uid(session.uid);
+  // One process must not be able to take all tickets of its user and die: so each session has a share of them.
+  auto charge = session.account.charge(Slot::tickets, 1);
   if (!charge) {
     world.drop_uid(session.uid);
     return std::unexpected(refuse_limit(world, session, charge.error()));
@@ -28,6 +29,8 @@ Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std:
   ticket.maker_group = session.group ? session.group->id : 0;
   ticket.expires = world.now() + lifetime;
   ticket.charge = std::move(*charge);
+  ticket.payer = &session;
+  session.paid_tickets.push_back(ticket);
   ++region.tickets;
   world.timers.set(ticket, ticket.expires);
   return &ticket;
@@ -49,6 +52,23 @@ void move_tickets(Session& from, Session& heir) {
   }
 }
 
+void move_ticket_charges(Session& from, Session& heir) {
+  while (Ticket* ticket = from.paid_tickets.first()) {
+    from.paid_tickets.remove(*ticket);
+    ticket->payer = &heir;
+    ticket->charge.move_to(heir.account);
+    heir.paid_tickets.push_back(*ticket);
+  }
+}
+
+void leave_ticket_charges(Session& session) {
+  while (Ticket* ticket = session.paid_tickets.first()) {
+    session.paid_tickets.remove(*ticket);
+    ticket->payer = nullptr;
+    ticket->charge.rise();
+  }
+}
+
 Ticket* find_ticket(World& world, const Secret& secret) {
   auto at = world.tickets.find(secret);
   // Not yet swept by the timer is expired all the same.
@@ -64,6 +84,7 @@ void destroy_ticket(World& world, Ticket& ticket) {
   std::uint32_t uid = ticket.maker_uid;
   const Secret secret = ticket.secret;
   if (ticket.with) ticket.with->tickets.remove(ticket);
+  if (ticket.payer) ticket.payer->paid_tickets.remove(ticket);
   world.tickets.erase(secret);
   world.drop_uid(uid);
   --region.tickets;

@@ -20,7 +20,8 @@ class Session;
 struct Region;
 
 struct OfMaker;
-struct Ticket final : Timer, Hook<Ticket, OfMaker> {
+struct OfPayer;
+struct Ticket final : Timer, Hook<Ticket, OfMaker>, Hook<Ticket, OfPayer> {
   Ticket(World& owner, const Secret& value) : world(owner), secret(value) {}
   void on_timer(std::int64_t now) override;
 
@@ -34,6 +35,7 @@ struct Ticket final : Timer, Hook<Ticket, OfMaker> {
   std::uint64_t maker = 0,
                 maker_group = 0;  // may revoke it: the line of sessions, and who is in its group of then; 0: none
   Session* with = nullptr;        // whose end is its own; it may revoke it as well
+  Session* payer = nullptr;       // that made it; null: it has ended, and the ticket counts for its user alone
   std::int64_t expires = 0;
   Charge charge;
 };
@@ -44,6 +46,8 @@ Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std:
 void end_with_session(Session& session, Ticket& ticket);
 void destroy_tickets_of(World& world, Session& session);  // those that end with it
 void move_tickets(Session& from, Session& heir);          // and `heir` is the one that ends
+void move_ticket_charges(Session& from, Session& heir);
+void leave_ticket_charges(Session& session);  // at its end: to its user, whose tickets they stay
 Ticket* find_ticket(World& world, const Secret& secret);
 void use_ticket(World& world, Ticket& ticket);  // one use less; the last one ends it
 void destroy_ticket(World& world, Ticket& ticket);

@@ -58,7 +58,8 @@ Sys<void> Transport::attach(Books& books) {
 }
 
 Sys<void> Transport::listen_on(Fd socket, bool admin) {
-  std::uint64_t reserve = admin ? 0 : std::min(config_.descriptors_reserved, table_ / 4);
+  // Half of the reserve is for newcomers that are told in answer to HELLO that the table is full.
+  std::uint64_t reserve = admin ? 0 : std::min(config_.descriptors_reserved / 2, table_ / 4);
   listeners_.push_back(std::make_unique<Listener>(*this, std::move(socket), admin, table_ - reserve));
   return listeners_.back()->start();
 }

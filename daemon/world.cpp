@@ -43,10 +43,11 @@ World::~World() {
   // Things before the accounts they are charged to.
   reports.clear();
   name_watches.clear();
-  sessions.clear();
   tickets.clear();
+  sessions.clear();
   worlds.clear();
   pools.clear();
+  closing_pools.clear();
   regions.clear();
   groups.clear();
 }
@@ -97,6 +98,44 @@ std::uint64_t World::descriptors() const {
   // Without the transport's word: a socket and a pidfd for each session, and the standard streams.
   std::uint64_t transport = facts.transport_descriptors ? facts.transport_descriptors() : 2 * live_sessions + 3;
   return open_descriptors + transport;
+}
+
+// Regions, pools and timelines; sockets and pidfds; doorbells and what GPUs export.
+static std::uint64_t descriptors_of(const Uid& uid) {
+  return uid.account.used(Slot::regions) + 2 * uid.account.used(Slot::sessions) + uid.doorbells +
+         uid.account.used(Slot::gpu_descriptors);
+}
+
+// Of n users each may have 1/(n + 1) of what is left and what it has: half for the first, never all for anybody, and
+// nothing that was granted is taken back.
+std::uint64_t World::descriptor_share(std::uint32_t uid) const {
+  if (private_mode() || uid == 0) return Account::kNoLimit;
+  const auto own = config.limits.uid.find(uid);
+  if (own != config.limits.uid.end() && own->second.descriptors) return *own->second.descriptors;
+  if (config.limits.uid_descriptors != 0) return config.limits.uid_descriptors;
+  const auto at = uids.find(uid);
+  const std::uint64_t used = at == uids.end() ? 0 : descriptors_of(at->second);
+  const std::uint64_t taken = descriptors() + config.descriptors_reserved;
+  const std::uint64_t left = facts.descriptors_limit > taken ? facts.descriptors_limit - taken : 0;
+  const std::uint64_t users = uids.size() - uids.count(0) + (at == uids.end() ? 1 : 0);
+  return (left + used) / (users + 1);
+}
+
+std::optional<Shortage> World::descriptor_shortage(std::uint32_t uid, std::uint64_t wanted, bool admin) const {
+  if (!descriptors_left(wanted, admin)) {
+    const std::uint64_t reserved = std::min(config.descriptors_reserved, facts.descriptors_limit);
+    return Shortage{
+        SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_HOST, 0, facts.descriptors_limit - reserved, descriptors(), wanted};
+  }
+  return admin ? std::nullopt : share_shortage(uid, wanted);
+}
+
+std::optional<Shortage> World::share_shortage(std::uint32_t uid, std::uint64_t wanted) const {
+  const std::uint64_t share = descriptor_share(uid);
+  const auto at = uids.find(uid);
+  const std::uint64_t used = at == uids.end() ? 0 : descriptors_of(at->second);
+  if (used <= share && wanted <= share - used) return std::nullopt;
+  return Shortage{SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_UID, uid, share, used, wanted};
 }
 
 bool World::descriptors_left(std::uint64_t wanted, bool admin) const {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <memory_resource>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -32,8 +33,9 @@ namespace shmb::daemon {
 struct Uid {
   Uid(std::uint32_t uid, Account& host, const Account::Report& report);
   Account account;
-  std::uint32_t users = 0;          // sessions, groups and tickets that point here
-  std::uint32_t refused = 0;        // sessions over the limit that wait to be told so
+  std::uint32_t users = 0;    // sessions, groups and tickets that point here
+  std::uint32_t refused = 0;  // sessions over the limit that wait to be told so
+  std::uint32_t doorbells = 0;
   std::uint64_t bytes_freeing = 0;  // of regions whose close runs on the helper thread
   Watchers reclaims;
 };
@@ -73,6 +75,10 @@ class World {
   // Descriptors: all in use, and whether `wanted` more fit below the reserve.
   std::uint64_t descriptors() const;
   bool descriptors_left(std::uint64_t wanted, bool admin) const;
+  // What stands in the way of that many more for this user: the table, or, in system mode, its share of it.
+  std::optional<Shortage> descriptor_shortage(std::uint32_t uid, std::uint64_t wanted, bool admin) const;
+  std::optional<Shortage> share_shortage(std::uint32_t uid, std::uint64_t wanted) const;
+  std::uint64_t descriptor_share(std::uint32_t uid) const;
 
   const Config config;
   BrokerFacts facts;
@@ -98,6 +104,7 @@ class World {
   NameWatches name_watches;
   Watchers all_reclaims;  // of admins; others' are with their uid
   std::pmr::map<std::uint64_t, ReclaimReport> reports;
+  std::pmr::map<std::uint64_t, ClosingPool> closing_pools{&pool};
   Closer closer;  // of freed regions
   Strangers strangers;
   GpuLooker gpu_looker;

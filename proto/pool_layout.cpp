@@ -2,6 +2,7 @@
 // Where each table lies. Broker and library compute it from the same shape, so nothing but the shape has to be trusted.
 #include "proto/pool_layout.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace shmb::pool {
@@ -121,10 +122,19 @@ View lay_out(const Shape& shape, std::uint64_t epoch, std::uint64_t pool, std::s
 }
 
 void prepare_lane(std::byte* memory, QueueKind kind, std::uint32_t cells, std::uint32_t cell_size) {
-  std::memset(memory, 0, lane_bytes(kind, cells, cell_size));
+  prepare_cells(memory, kind, cells, cell_size, 0, cells);
+}
+
+void prepare_cells(std::byte* memory, QueueKind kind, std::uint32_t cells, std::uint32_t cell_size, std::uint32_t from,
+                   std::uint32_t count) {
+  const std::uint32_t end = std::min(cells, from + count);
+  const std::uint64_t head = LaneView::cells_offset(kind);
+  const std::uint64_t begins = from == 0 ? 0 : head + std::uint64_t{from} * cell_size;
+  const std::uint64_t ends = end == cells ? lane_bytes(kind, cells, cell_size) : head + std::uint64_t{end} * cell_size;
+  std::memset(memory + begins, 0, ends - begins);
   if (kind != QueueKind::claim) return;
   const LaneView lane(memory, kind, cells, cell_size);
-  for (std::uint64_t k = 0; k < cells; ++k) lane.cell(k).word.store(CellWord::empty(k), std::memory_order_relaxed);
+  for (std::uint64_t k = from; k < end; ++k) lane.cell(k).word.store(CellWord::empty(k), std::memory_order_relaxed);
 }
 
 }  // namespace shmb::pool
