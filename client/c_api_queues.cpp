@@ -218,6 +218,7 @@ int shmb_queue_get_info(shmb_queue* queue, shmb_queue_info* info, shmb_error* er
     out.expired = facts->expired;
     out.pool = facts->pool;
     copy_text(out.name, facts->name);
+    out.in_regions = facts->in_regions;
     return write_struct(out, info);
   });
 }

@@ -62,6 +62,10 @@ class LaneSender {
   // Its two halves, for several messages and one wake, which must come before this process waits for anything.
   void put(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline);
   void wake_readers(std::uint64_t messages = 1);
+  void count_in_region() {  // only this end writes it
+    auto& count = lane_.in_regions();
+    count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
   void reclaim();  // drops the references of all cells that are done, or too old
   // Claim lanes: the n-th message from the end (0: the last), unless somebody has claimed it.
   bool take_back(std::uint64_t n = 0);

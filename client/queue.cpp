@@ -33,13 +33,16 @@ Result<void> checked(const QueueSpec& spec) {
     return error(Status::invalid, "SHMB_QUEUE_CREATE_ONLY and SHMB_QUEUE_OPEN_ONLY exclude each other");
   if (spec.kind == pool::QueueKind::none && !spec.open_only)
     return error(Status::invalid,
-                 "a queue of kind SHMB_QUEUE_AS_IS can only be opened, with SHMB_QUEUE_OPEN_ONLY; else say which kind");
+                 spec.writer ? "a writer says which kind of queue it makes, or opens the queue as it is "
+                               "(SHMB_QUEUE_AS_IS with SHMB_QUEUE_OPEN_ONLY)"
+                             : "a queue as it is (SHMB_QUEUE_AS_IS) can only be opened: say which kind "
+                               "SHMB_QUEUE_CREATE_ONLY makes");
   if (spec.kind > pool::QueueKind::broadcast)
     return error(Status::invalid, "the kind of a queue is SHMB_QUEUE_LINE, SHMB_QUEUE_CLAIM or SHMB_QUEUE_BROADCAST");
-  if (!std::has_single_bit(spec.cells) || spec.cells < 2 || spec.cells > 65536)
+  if (spec.cells != 0 && (!std::has_single_bit(spec.cells) || spec.cells < 2 || spec.cells > 65536))
     return error(Status::invalid,
                  "the cells of a queue are a power of two from 2 to 65536, not " + std::to_string(spec.cells));
-  if (spec.cell_size != 64 && spec.cell_size != 128)
+  if (spec.cell_size != 0 && spec.cell_size != 64 && spec.cell_size != 128)
     return error(Status::invalid, "a queue has 56 or 120 inline bytes");
   if ((spec.flags & pool::kQueueDropOldest) != 0 && spec.kind > pool::QueueKind::none &&
       spec.kind != pool::QueueKind::broadcast)
@@ -48,6 +51,15 @@ Result<void> checked(const QueueSpec& spec) {
       spec.kind != pool::QueueKind::claim)
     return error(Status::invalid, "only a claim queue delivers at least once");
   return {};
+}
+
+// A reader that names no kind takes the queue that is there, and waits for it.
+QueueSpec with_wait(QueueSpec spec) {
+  if (spec.kind != pool::QueueKind::none || !spec.reader || spec.writer || spec.open_only || spec.create_only)
+    return spec;
+  spec.open_only = true;
+  if (spec.wait == 0) spec.wait = spec.timeout != 0 ? spec.timeout : kDefaultTimeout;
+  return spec;
 }
 
 // Which setting of the queue that is there is another one.
@@ -60,9 +72,9 @@ std::string difference(const pool::View& view, const QueueSpec& spec) {
     if (std::string_view(entry.name, length) != spec.name) continue;
     const auto kind = static_cast<pool::QueueKind>(entry.kind);
     if (kind != spec.kind) return "its kind is " + kind_name(kind) + ", not " + kind_name(spec.kind);
-    if (entry.cells != spec.cells)
+    if (spec.cells != 0 && entry.cells != spec.cells)
       return "it has " + std::to_string(entry.cells) + " cells, not " + std::to_string(spec.cells);
-    if (entry.cell_size != spec.cell_size)
+    if (spec.cell_size != 0 && entry.cell_size != spec.cell_size)
       return "it has " + std::to_string(entry.cell_size - 8) + " inline bytes, not " +
              std::to_string(spec.cell_size - 8);
     const std::uint32_t other = entry.flags ^ spec.flags;
@@ -78,7 +90,8 @@ std::string difference(const pool::View& view, const QueueSpec& spec) {
 
 }  // namespace
 
-Result<std::unique_ptr<Queue>> Queue::open(const std::shared_ptr<Pool>& pool, const QueueSpec& spec) {
+Result<std::unique_ptr<Queue>> Queue::open(const std::shared_ptr<Pool>& pool, const QueueSpec& given) {
+  const QueueSpec spec = with_wait(given);
   if (auto fine = checked(spec); !fine) return std::unexpected(fine.error());
   if (auto entered = pool->enter(); !entered) return std::unexpected(entered.error());
   if (spec.writer && pool->read_only())
@@ -108,11 +121,13 @@ Result<std::unique_ptr<Queue>> Queue::open_alone(const std::shared_ptr<Session>&
   auto parsed = names::parse_region(address);
   if (!parsed) return std::unexpected(parsed.error());
   spec.name = parsed->name;
+  spec = with_wait(std::move(spec));
   if (auto fine = checked(spec); !fine) return std::unexpected(fine.error());
   Pool::Opening opening;
   opening.address = address;
   opening.timeout = spec.timeout;
   if (spec.open_only) opening.wait = spec.wait;
+  const Deadline until = Deadline::after(spec.wait);
   for (int attempt = 0;; ++attempt) {
     auto pool = Pool::open(session, opening);
     if (!pool && pool.error().status == Status::not_found && !spec.open_only) {
@@ -123,13 +138,15 @@ Result<std::unique_ptr<Queue>> Queue::open_alone(const std::shared_ptr<Session>&
       PoolSpec made;
       made.name = parsed->name;
       // Room for the lanes that the queue's own settings ask for, one for each participant of many.
-      const std::uint64_t lane = pool::lane_bytes(spec.kind, spec.cells, spec.cell_size);
+      const std::uint64_t lane =
+          pool::lane_bytes(spec.kind, spec.cells != 0 ? spec.cells : 256, spec.cell_size != 0 ? spec.cell_size : 64);
       made.lane_bytes = std::clamp<std::uint64_t>(lane * 16, std::uint64_t{1} << 20, std::uint64_t{15} << 20);
       made.queues = 1;
       pool = Pool::create(session, made, spec.timeout);
     }
     if (!pool && pool.error().status == Status::exists && attempt < 8) continue;  // somebody was faster
     if (!pool) return std::unexpected(pool.error());
+    if (spec.wait > 0) spec.wait = std::max<std::int64_t>(until.left(), 1);  // what the wait for the pool has left
     return open(*pool, spec);
   }
 }
@@ -217,7 +234,8 @@ Result<void> Queue::open_in_child() {
     writers_.clear();
     gone_writers_.clear();
     readers_gone_ = false;
-    sent_ = received_count_ = 0;
+    sent_ = received_count_ = drained_ = in_regions_ = 0;
+    given_up_ = false;
   }
   if (auto opened = open_ends(true); !opened)
     return error(opened.error().status, "the forked child could not open its own end: " + opened.error().sentence);
@@ -315,6 +333,7 @@ void Queue::adopt_out(std::uint32_t lane, std::uint32_t serial) {
 // L3: the receiver of a line is gone, what it has not read is given up.
 void Queue::drop_out() {
   if (!out_.it) return;
+  if (out_.it->in_flight() != 0) give_up();
   out_.it->give_up_all();
   if (batch_ != nullptr) batch_->unshown = 0;
   out_.it.reset();
@@ -450,7 +469,10 @@ void Queue::look_around() {
     follow_peers(readers_, readers, gone);
     pool_->want_bells(readers);
     if (kind_ == pool::QueueKind::line) look_for_reader();
-    ended_.readers_died += static_cast<std::uint32_t>(std::ranges::count_if(gone, &Peer::died));
+    const auto died = static_cast<std::uint32_t>(std::ranges::count_if(gone, &Peer::died));
+    ended_.readers_died += died;
+    // Its place in the ring goes with it, so nobody knows how far it had come.
+    if (kind_ == pool::QueueKind::broadcast && died != 0 && sent_ != drained_) give_up();
     if (!gone.empty() && readers_.empty()) {
       readers_gone_ = true;
       ++ended_.readers_gone;
@@ -496,6 +518,7 @@ Result<QueueFacts> Queue::facts() {
   out.sent = sent_;
   out.received = received_count_;
   out.expired += expired_;
+  out.in_regions = in_regions_;
   out.pool = pool_->id();
   out.name = spec_.name;
   return out;

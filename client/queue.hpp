@@ -23,8 +23,8 @@ struct QueueSpec {
   std::string name;
   pool::QueueKind kind = pool::QueueKind::none;
   bool reader = false, writer = false, create_only = false, open_only = false;
-  std::uint32_t flags = 0;  // pool::kQueue*
-  std::uint32_t cells = 256, cell_size = 64;
+  std::uint32_t flags = 0;                 // pool::kQueue*
+  std::uint32_t cells = 0, cell_size = 0;  // 0: as the queue has them, 256 and 64 in a new one
   std::int64_t spin = Sleeper::kDefaultSpin;
   bool spin_always = false;  // see Sleeper::set_spin
   std::int64_t wait = 0, timeout = 0;
@@ -34,7 +34,7 @@ struct QueueFacts {
   pool::QueueKind kind = pool::QueueKind::none;
   bool reader = false, writer = false, closed = false;
   std::uint32_t flags = 0, cells = 0, inline_bytes = 0, readers = 0, writers = 0, lanes = 0, deaths = 0;
-  std::uint64_t depth = 0, lost = 0, sent = 0, received = 0, expired = 0, pool = 0;
+  std::uint64_t depth = 0, lost = 0, sent = 0, received = 0, expired = 0, in_regions = 0, pool = 0;
   std::string name;
 };
 
@@ -133,7 +133,7 @@ class Queue {
   // Several threads may wait here, and each is to hear of what ends its wait, whoever looked first: a wait compares
   // these with what they were when it began.
   struct Ended {
-    std::uint32_t readers_gone = 0, readers_died = 0, writers_told = 0;
+    std::uint32_t readers_gone = 0, readers_died = 0, writers_told = 0, given_up = 0;
   };
   enum class Delivery : std::uint8_t { delivered, lost, broken };
 
@@ -173,7 +173,9 @@ class Queue {
            idle_holds_.empty() && out_.it->room() == LaneSender::Room::yes;
   }
   bool as_opened() const { return !pool_->is_fresh_child() && incarnation_ == pool_->incarnation(); }
-  Result<void> send_in_slot(std::span<const std::byte> bytes, Wait& wait, Pool::Lock& lock);
+  Result<void> send_in_slot(std::span<const std::byte> bytes, std::uint64_t type, std::int64_t deadline, Wait& wait,
+                            Pool::Lock& lock);
+  std::unexpected<Error> too_large(std::uint64_t bytes) const;
   Result<void> send_list(std::span<OutPart> parts, std::uint64_t type, std::int64_t deadline, Wait& wait,
                          Pool::Lock& lock);
   Result<void> check_part(OutPart& part);
@@ -215,8 +217,14 @@ class Queue {
   std::uint32_t index_ = 0, serial_ = 0, flags_ = 0, cells_ = 0, cell_size_ = 64, seen_change_ = 0, deaths_ = 0;
   pool::QueueKind kind_ = pool::QueueKind::none;
   bool open_ = false, closed_ = false, readers_gone_ = false;
+  bool given_up_ = false;      // what this handle sent was not taken by readers that are gone, and nobody was told
+  std::uint64_t drained_ = 0;  // of sent_: taken for certain
   Ended ended_;
-  Error last_of_writers_;         // what the last of writers_told said
+  Error last_of_writers_;  // what the last of writers_told said
+  void give_up() {
+    given_up_ = true;
+    ++ended_.given_up;
+  }
   const char* broken_ = nullptr;  // what was found impossible, until it is told
 
   std::shared_ptr<Queue*> self_;  // null inside once closed: lanes may outlive their queue in the pool
@@ -239,7 +247,7 @@ class Queue {
   std::uint32_t borrowed_container_ = pool::kNone, borrowed_generation_ = 0;
 
   std::vector<Peer> readers_, writers_, gone_writers_;
-  std::uint64_t sent_ = 0, received_count_ = 0, expired_ = 0;
+  std::uint64_t sent_ = 0, received_count_ = 0, expired_ = 0, in_regions_ = 0;
   std::unique_ptr<QueueSet> descriptor_;  // made under the lock, and stays
 };
 

@@ -2,6 +2,7 @@
 // Receiving. A message is borrowed, its cell not done until the caller is, or kept, with own bits on its slots before
 // the cell is done. What a peer wrote is used only from private copies that were checked.
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "base/sys_process.hpp"
@@ -136,7 +137,7 @@ std::optional<Error> Queue::news() {
       ++ended_.writers_told;
       last_of_writers_ = {
           Status::peer_gone,
-          0,
+          died ? EOWNERDEAD : 0,
           {},
           died ? "a writer of queue '" + spec_.name + "' has died; receive again to go on"
                : "the last writer of queue '" + spec_.name + "' has left; receive again to wait for newcomers"};
@@ -318,7 +319,9 @@ bool Queue::receive_at_once(Message& message, bool keep, std::int64_t wait) {
   if (in.over || seen_change_ != pool_->change()) return false;
   if (!empty_at_once(message)) return false;
   if (!in.it->is_there()) {
-    if (wait < kForever || spec_.spin <= 0 || !me.sleeper().answer_expected() || !__libc_single_threaded) return false;
+    if (wait < kForever || spec_.spin <= 0 || !me.sleeper().answer_expected() || !me.sleeper().peer_runs_elsewhere() ||
+        !__libc_single_threaded)
+      return false;
     for (int looks = kLooks; !in.it->is_there(); --looks)
       if (looks == 0) return false;
     me.sleeper().expect_stream();

@@ -55,7 +55,9 @@ Result<void> Queue::show_batch() {
 
 // Since then, or before any call that could be told so.
 bool Queue::readers_have_gone(const Ended& before) {
-  return std::exchange(readers_gone_, false) || ended_.readers_gone != before.readers_gone;
+  const bool gone = std::exchange(readers_gone_, false) || ended_.readers_gone != before.readers_gone;
+  if (gone) given_up_ = false;
+  return gone;
 }
 
 // True: there is room. False: not now.
@@ -130,6 +132,10 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
   }
   claims.keep();
   out_.it->put(tag, body, std::move(held), deadline);
+  if (tag == pool::kTagListInRegion) [[unlikely]] {
+    ++in_regions_;
+    out_.it->count_in_region();
+  }
   if (batch_ != nullptr) {
     ++batch_->unshown;
     ++sent_;
@@ -149,7 +155,10 @@ Result<void> Queue::send(std::span<const std::byte> bytes, std::int64_t wait) {
   if (bytes.size() <= body_room() && bytes.size() <= pool::kTagMaxInline) [[likely]]
     return publish(static_cast<std::uint8_t>(bytes.size()), bytes, {}, 0, {}, until, lock);
   if (auto may = may_send(); !may) return may;
-  return send_in_slot(bytes, until, lock);
+  auto fits = has_slots_for(bytes.size(), until, lock);
+  if (!fits) return std::unexpected(std::move(fits.error()));
+  if (!*fits) return too_large(bytes.size());
+  return send_in_slot(bytes, 0, 0, until, lock);
 }
 
 bool Queue::send_at_once(std::span<const std::byte> bytes) {
@@ -178,20 +187,20 @@ bool Queue::send_at_once(const Slot& slot) {
   return true;
 }
 
-// With a type for bytes that lie in a slot, see send_list.
-Result<void> Queue::send_in_slot(std::span<const std::byte> bytes, Wait& wait, Pool::Lock& lock) {
-  auto fits = has_slots_for(bytes.size(), wait, lock);
-  if (!fits) return std::unexpected(std::move(fits.error()));
-  if (!*fits) {
-    const std::string what = "the message has " + std::to_string(bytes.size()) + " bytes; queue '" + spec_.name +
-                             "' takes " + std::to_string(body_room()) + " inline";
-    if (pool_->largest_class() == 0)
-      return error(Status::invalid, what +
-                                        " and its pool has no slots: open the queue in a pool with slots that "
-                                        "large, or send a region (shmb_create)");
-    return error(Status::invalid, what + ", and the largest slots of its pool have " +
-                                      std::to_string(pool_->largest_class()) + ": send a region (shmb_create)");
-  }
+std::unexpected<Error> Queue::too_large(std::uint64_t bytes) const {
+  const std::string what = "the message has " + std::to_string(bytes) + " bytes; queue '" + spec_.name + "' takes " +
+                           std::to_string(body_room()) + " inline";
+  if (pool_->largest_class() == 0)
+    return error(Status::invalid, what +
+                                      " and its pool has no slots: open the queue in a pool with slots that "
+                                      "large, or send a region (shmb_create)");
+  return error(Status::invalid, what + ", and the largest slots of its pool have " +
+                                    std::to_string(pool_->largest_class()) + ": send a region (shmb_create)");
+}
+
+// Only where the pool has slots that large.
+Result<void> Queue::send_in_slot(std::span<const std::byte> bytes, std::uint64_t type, std::int64_t deadline,
+                                 Wait& wait, Pool::Lock& lock) {
   auto slot = take_slot(bytes.size(), wait, lock);
   if (!slot) return std::unexpected(slot.error());
   Error why;
@@ -200,12 +209,13 @@ Result<void> Queue::send_in_slot(std::span<const std::byte> bytes, Wait& wait, P
     pool_->me().drop(*slot);
     return std::unexpected(std::move(why));
   }
-  std::memcpy(to, bytes.data(), bytes.size());
+  if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
   pool::Handle handle{};
   handle.slot = *slot;
   handle.generation = pool_->me().generation(*slot);
   handle.length = bytes.size();
-  return publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{*slot, nullptr}, 0, {}, wait, lock);
+  handle.type = type;
+  return publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{*slot, nullptr}, deadline, {}, wait, lock);
 }
 
 Result<void> Queue::send(const Slot& slot, std::int64_t wait) {
@@ -338,8 +348,16 @@ Result<void> Queue::send_parts(std::span<const OutPart> given, std::uint64_t typ
   if (given.size() == 1) {
     OutPart part = given[0];
     if (auto fine = check_part(part); !fine) return fine;
-    if (part.kind == PartKind::bytes && type == 0 && part.length <= body_room())
-      return publish(static_cast<std::uint8_t>(part.length), {part.data, part.length}, {}, deadline, {}, until, lock);
+    if (part.kind == PartKind::bytes) {
+      if (type == 0 && part.length <= std::min<std::uint64_t>(body_room(), pool::kTagMaxInline))
+        return publish(static_cast<std::uint8_t>(part.length), {part.data, part.length}, {}, deadline, {}, until, lock);
+      // In a slot the bytes stand as they are, and the cell has room for their type. In a cell they need a list for it.
+      if (sizeof(ListHeader) + part.length > body_room()) {
+        auto fits = has_slots_for(part.length, until, lock);
+        if (!fits) return std::unexpected(std::move(fits.error()));
+        if (*fits) return send_in_slot({part.data, part.length}, type, deadline, until, lock);
+      }
+    }
     if (part.kind == PartKind::slot) {
       pool::Handle handle{};
       handle.slot = part.slot.index;
@@ -550,14 +568,22 @@ Result<void> Queue::drain(std::int64_t wait) {
   for (;;) {
     if (seen_change_ != pool_->change()) look_around();
     const std::uint32_t looked = seen_change_;
-    if (readers_have_gone(before))
-      return error(Status::peer_gone, "the last reader of queue '" + spec_.name + "' has gone");
-    if (!out_.it || out_.it->in_flight() == 0) {
+    // What was taken stays taken, also if its readers have gone since: the next send tells of that.
+    const bool given_up = given_up_ || ended_.given_up != before.given_up;
+    if (!given_up && (!out_.it || out_.it->in_flight() == 0)) {
       if (out_.it) out_.it->reclaim();
+      drained_ = sent_;
       idle_bytes_ = std::max(idle_bytes_, idle_holds_.empty() ? 0 : kIdleHoldBytes);
       drop_idle_holds();
       return {};
     }
+    given_up_ = false;
+    if (readers_have_gone(before))
+      return error(Status::peer_gone,
+                   "the last reader of queue '" + spec_.name + "' has gone without taking all that was sent");
+    if (given_up)
+      return error(Status::peer_gone,
+                   "a reader of queue '" + spec_.name + "' has gone without taking all that was sent");
     if (ended_.readers_died != before.readers_died)
       return error(Status::peer_gone, "a reader of queue '" + spec_.name + "' died while this call waited");
     if (until.none) return error(Status::full, std::to_string(out_.it->in_flight()) + " messages are not taken yet");

@@ -708,7 +708,7 @@ SHMB_API int shmb_slot_release(shmb_pool* pool, const shmb_slot* slot, shmb_erro
 /* ------------------------------------------------------------------------------------------------ queues */
 
 enum shmb_queue_kind {
-  SHMB_QUEUE_AS_IS = 0, /* with OPEN_ONLY: whatever it is */
+  SHMB_QUEUE_AS_IS = 0, /* whatever it is: with OPEN_ONLY, or for a reader, which then waits for the queue */
   SHMB_QUEUE_LINE,      /* one writer, one reader */
   SHMB_QUEUE_CLAIM,     /* many writers, many readers, each message to one of them; order is kept per writer */
   SHMB_QUEUE_BROADCAST  /* one writer, many readers, each sees each message from its opening on */
@@ -728,19 +728,23 @@ typedef struct shmb_queue_options {
   uint32_t kind;         /* enum shmb_queue_kind */
   uint32_t role;         /* enum shmb_queue_role, one or both */
   uint32_t flags;        /* enum shmb_queue_flag */
-  uint32_t cells;        /* messages under way for each lane, a power of two from 2 to 65536; 0: 256 */
-  uint32_t inline_bytes; /* 56 or 120: larger messages go into slots; 0: 56 */
+  uint32_t cells;        /* messages under way for each lane, a power of two from 2 to 65536; 0: as the queue has
+                            them, 256 in a new one */
+  uint32_t inline_bytes; /* 56 or 120: larger messages go into slots; 0: as the queue has them, 56 in a new one */
   uint32_t reserved;     /* 0 */
   int64_t spin_ns;       /* looks so long before it sleeps; 0: 20 us, unless that was for nothing the last times;
                             SHMB_NO_WAIT: sleeps at once */
-  int64_t wait_ns;       /* with OPEN_ONLY: how long to wait for the queue; SHMB_DEFAULT_TIMEOUT (0): not at all */
+  int64_t wait_ns;       /* with OPEN_ONLY: how long to wait for the queue; SHMB_DEFAULT_TIMEOUT (0): not at all. A
+                            reader AS_IS without OPEN_ONLY waits as well; 0: as long as timeout_ns */
   int64_t timeout_ns;    /* of each answer of the broker */
 } shmb_queue_options;
 
 /* Opens own ends of a queue of a pool, and makes the queue where there is none of that name: either side may come
- * first, and come back. One handle for each end in a process; its threads share it. Errors: INVALID (cells), EXISTS
- * (settings differ: the sentence says which), BUSY (a second writer of a line or broadcast queue, a second reader of
- * a line queue, or this process has that end open), DENIED (read-only participant), LIMIT, NOT_FOUND. */
+ * first, and come back. A reader that names no kind makes none: it takes the queue that is there, or comes before the
+ * deadline. A closed queue is opened by a reader alone, if it is a claim queue with messages left. One handle for each
+ * end in a process; its threads share it. Errors: INVALID (cells), EXISTS (settings differ: the sentence says which),
+ * BUSY (a second writer of a line or broadcast queue, a second reader of a line queue, or this process has that end
+ * open), DENIED (read-only participant), LIMIT, NOT_FOUND, CLOSED, DEADLINE (no queue came). */
 SHMB_API int shmb_queue_open(shmb_pool* pool, const char* name, const shmb_queue_options* options, shmb_queue** queue,
                              shmb_error* error) SHMB_NOEXCEPT;
 /* The same in a pool of its own without slots, of the queue's name, which is made or joined; `address` as for pools.
@@ -759,8 +763,9 @@ enum shmb_queue_close_flag {
 SHMB_API int shmb_queue_close(shmb_queue* queue, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
 /* Ends the queue for everybody (flags: CLOSE_REMOVE besides) and keeps the handle, to drain it. */
 SHMB_API int shmb_queue_shutdown(shmb_queue* queue, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
-/* Waits until everything that this handle has sent was taken by its readers. Errors: DEADLINE, PEER_GONE (nobody is
- * left to take it). */
+/* Waits until everything that this handle has sent was taken by its readers. It was taken also if they have gone since.
+ * Errors: DEADLINE, FULL (NO_WAIT), PEER_GONE (nobody is left to take it, or a reader died meanwhile). A reader that
+ * closes a broadcast queue wants no more of it. One that dies takes along how far it had read: PEER_GONE. */
 SHMB_API int shmb_queue_drain(shmb_queue* queue, int64_t wait_ns, shmb_error* error) SHMB_NOEXCEPT;
 
 typedef struct shmb_queue_info {
@@ -776,6 +781,7 @@ typedef struct shmb_queue_info {
   uint64_t expired;        /* messages whose lifetime had passed, seen by this handle */
   uint64_t pool;           /* id */
   char name[SHMB_MAX_NAME + 1];
+  uint64_t in_regions; /* sent by this handle, each in a new region: no slot of the pool was large enough. Slow */
 } shmb_queue_info;
 /* Reads shared memory only. Set info->size first. */
 SHMB_API int shmb_queue_get_info(shmb_queue* queue, shmb_queue_info* info, shmb_error* error) SHMB_NOEXCEPT;
@@ -804,15 +810,18 @@ typedef struct shmb_outgoing {
 } shmb_outgoing;
 
 /* Sending. With SHMB_OK the message arrives even if this process is killed at its next instruction. Up to inline_bytes
- * travel in the queue itself, larger bytes are copied into a slot of the pool, lists into a slot or a region. A sent
- * slot stays held by this process too, until it releases it; it must not be written any more. No system call unless a
- * reader sleeps or a region is sent for the first time. Errors: FULL (NO_WAIT), DEADLINE, CLOSED (if that happened
- * during the call, readers of a line or broadcast queue may have the message all the same), PEER_GONE (below),
- * DENIED (the handle is no writer), INVALID (too large, a part of another pool), STALE, BROKEN, SESSION_LOST.
+ * travel in the queue itself, larger bytes are copied into a slot of the pool. A list is copied into a slot, and so is
+ * one part of bytes; what is larger than every slot goes into a new region, which costs some 100 us (in_regions of
+ * shmb_queue_info counts them; shmb_queue_send refuses it as INVALID). A sent slot stays held by this process too,
+ * until it releases it; it must not be written any more. No system call unless a reader sleeps or a region is sent for
+ * the first time. Errors: FULL (NO_WAIT), DEADLINE, CLOSED (if that happened during the call, readers of a line or
+ * broadcast queue may have the message all the same), PEER_GONE (below), DENIED (the handle is no writer), INVALID (too
+ * large, a part of another pool), STALE, BROKEN, SESSION_LOST.
  *
  * PEER_GONE is told once for each event, then the handle goes on: to a sender when the last reader has died or left, or
  * one has died while it waited for room; to a receiver when a writer has died, or the last one has left, after all that
- * it sent has been delivered. Nothing was sent or received then; call again to wait for newcomers. */
+ * it sent has been delivered. The error's errno is EOWNERDEAD for a writer that died. Nothing was sent or received
+ * then; call again to wait for newcomers. */
 SHMB_API int shmb_queue_send(shmb_queue* queue, const void* data, uint64_t length, int64_t wait_ns,
                              shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_send_slot(shmb_queue* queue, const shmb_slot* slot, int64_t wait_ns,

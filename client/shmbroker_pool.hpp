@@ -7,6 +7,7 @@
 #elif !defined(SHMBROKER_POOL_HPP)
 #define SHMBROKER_POOL_HPP
 
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -84,16 +85,16 @@ enum class Role : std::uint32_t {
 };
 
 struct QueueOptions {
-  QueueKind kind = QueueKind::line;
-  std::uint32_t cells = 0;         // 0: 256
-  std::uint32_t inline_bytes = 0;  // 56 or 120; 0: 56
+  QueueKind kind = QueueKind::as_is;  // a reader waits for the queue and takes it as it is; a writer makes a line
+  std::uint32_t cells = 0;            // 0: as the queue has them, 256 in a new one
+  std::uint32_t inline_bytes = 0;     // 56 or 120; 0: as the queue has them, 56 in a new one
   bool drop_oldest = false;
   bool expiring = false;
   bool at_least_once = false;
   bool create_only = false;
   bool open_only = false;
   std::optional<std::chrono::nanoseconds> spin{};  // none: 20 us, unless in vain lately; zero: at once
-  std::optional<Timeout> wait{};                   // with open_only: for the queue; none: no wait
+  std::optional<Timeout> wait{};  // for the queue, with open_only: none: no wait; reader as_is: timeout
   Timeout timeout{};
 };
 
@@ -376,8 +377,10 @@ class Queue {
       return Error(error);
     return count;
   }
-  // Calls `body(message)` for each message until the queue is closed and drained, or `body` returns false. A dead
-  // writer is passed over. The messages are borrowed; of an at-least-once queue `body` must say done, or give back.
+  // Calls `body(message)` for each message until the queue is closed and drained, its last writer has left and nothing
+  // is left to take, or `body` returns false. It waits for the first writer. A dead writer is passed over while there
+  // are others; of the last one it answers `peer_gone`, as what it sent may not be all. The messages are borrowed; of
+  // an at-least-once queue `body` must say done, or give back.
   template <class Body>
   Result<void> try_for_each(Body&& body, Timeout wait = Timeout::forever()) const {
     auto message = Message::try_make();
@@ -463,13 +466,16 @@ class Queue {
  private:
   friend class Pool;
   friend class Messages;
-  // False: the queue is closed and drained. A dead writer is passed over.
+  // False: the queue is closed, or its last writer has left, and nothing is left to take.
   Result<bool> next(Message& message, std::uint32_t flags, Timeout wait) const noexcept {
     for (;;) {
       auto taken = received(message, flags, wait);
       if (taken) return true;
       if (taken.error().status() == Status::closed) return false;
       if (taken.error().status() != Status::peer_gone) return taken.error();
+      if (info().writers != 0) continue;  // others, or one that has come since
+      if (taken.error().system_errno() == EOWNERDEAD) return taken.error();
+      return false;
     }
   }
   Result<void> received(Message& message, std::uint32_t flags, Timeout wait) const noexcept {
@@ -545,7 +551,8 @@ namespace detail {
 inline shmb_queue_options to_c(Role role, const QueueOptions& options) noexcept {
   shmb_queue_options c{};
   c.size = sizeof c;
-  c.kind = static_cast<std::uint32_t>(options.kind);
+  const bool makes = options.kind == QueueKind::as_is && role != Role::reader && !options.open_only;
+  c.kind = static_cast<std::uint32_t>(makes ? QueueKind::line : options.kind);
   c.role = static_cast<std::uint32_t>(role);
   if (options.drop_oldest) c.flags |= SHMB_QUEUE_DROP_OLDEST;
   if (options.expiring) c.flags |= SHMB_QUEUE_EXPIRING;

@@ -133,6 +133,15 @@ Result<bool> Sleeper::block(std::uint32_t event, Deadline deadline, Deadline& lo
   }
 }
 
+void Sleeper::learn(bool looked_in_vain, bool short_sleep) {
+  if (looked_in_vain) {
+    shared_processor_ = short_sleep;
+    if (!short_sleep) spins_spared_ = spins_in_vain_ = std::min(spins_in_vain_, kMostSpared);
+  } else if (short_sleep && !shared_processor_) {
+    spins_spared_ = spins_in_vain_ = 0;
+  }
+}
+
 void Sleeper::wake_own_threads() {
   if (threads_asleep_ == 0) return;
   auto& event = participant_.view().wait(participant_.index()).event;

@@ -80,8 +80,10 @@ class Sleeper {
 
   // How long to look before each sleep; 0: not at all. `always`: also where that has been for nothing. Else, after a
   // look for nothing the next sleeps begin after a microsecond or two: one, then 3, 7, at most 15 of them, until a look
-  // finds something or a sleep was so short that a look would have. Where several wait on one processor, who looks
-  // only keeps the others from theirs.
+  // finds something or a sleep was so short that a look would have.
+  // A short sleep right behind a look for nothing says something else: what was waited for came as soon as this thread
+  // left its processor, so the peer needs that one. Then short sleeps prove nothing, up to 1,023 sleeps follow before
+  // the next look tries whether the peer runs elsewhere by now, and they begin at once.
   void set_spin(std::int64_t nanoseconds, bool always = true) {
     spin_ = nanoseconds;
     spin_always_ = always;
@@ -115,6 +117,8 @@ class Sleeper {
   void expect_answer() { answer_expected_ = true; }
   void expect_stream() { answer_expected_ = false; }
   bool answer_expected() const { return answer_expected_; }
+  // Is there any use in looking without a sleep?
+  bool peer_runs_elsewhere() const { return spin_always_ || !shared_processor_ || spins_in_vain_ < kSharedForSure; }
 
   // S4..S8, after a message or room was published.
   void wake_all(pool::Waiters& waiters) {
@@ -158,6 +162,8 @@ class Sleeper {
   // Z5; false: the deadline. `look`: when the next one is due, which is moved on.
   Result<bool> block(std::uint32_t event, Deadline deadline, Deadline& look);
   void prepare();  // behind Z3: lets go of what must not be kept while asleep
+  void spare(std::uint32_t most) { spins_spared_ = spins_in_vain_ = std::min(2 * spins_in_vain_ + 1, most); }
+  void learn(bool looked_in_vain, bool short_sleep);  // from a sleep that ended with what was waited for
   Deadline next_look() const { return Deadline::after(look_ ? look_interval_ : kForever); }
   Deadline expiry();  // when there is more of that: a message that this process has sent is too old then
   void rouse_peers();
@@ -166,7 +172,9 @@ class Sleeper {
   Participant& participant_;
   std::int64_t spin_ = kDefaultSpin;
   bool spin_always_ = false;
+  static constexpr std::uint32_t kMostSpared = 15, kMostSparedShared = 1023, kSharedForSure = 7;
   std::uint32_t spins_spared_ = 0, spins_in_vain_ = 0;  // so many sleeps begin early yet; and after the next vain look
+  bool shared_processor_ = false;                       // the last look for nothing was followed by a short sleep
   FindDoorbell find_doorbell_;
   Look look_;
   std::int64_t look_interval_ = 0;
@@ -193,8 +201,7 @@ struct Sleeper::Asleep {
 template <class F>
 Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, bool rouse) {
   constexpr int kBareLooks = 200, kPauses = 16, kLooksPerClock = 4;
-  constexpr std::uint32_t kMostSpared = 15;
-  std::int64_t asleep_since = 0;  // if it sleeps early
+  bool early = false, in_vain = false;  // it sleeps without a full look, or behind one
   if (something_there()) return true;
   if (spin_ > 0) {
     auto look = [&](int pauses) {
@@ -203,23 +210,28 @@ Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, 
       lock().lock();
       return something_there();
     };
-    if (!std::exchange(answer_expected_, false) && look(kPauses)) return true;
-    for (int i = 0; i < kBareLooks; ++i)
-      if (look(0)) return true;
-    if (!spin_always_ && spins_spared_ > 0) {
+    early = !spin_always_ && spins_spared_ > 0;
+    if (!early || peer_runs_elsewhere()) {
+      if (!std::exchange(answer_expected_, false) && look(kPauses)) return true;
+      for (int i = 0; i < kBareLooks; ++i)
+        if (look(0)) return true;
+    }
+    if (early) {
       --spins_spared_;
-      asleep_since = sys::now_monotonic();
     } else {
       const Deadline until = earlier(deadline, Deadline::after(spin_));
       while (!until.passed())
         for (int i = 0; i < kLooksPerClock; ++i)
           if (look(kPauses)) {
             spins_in_vain_ = 0;
+            shared_processor_ = false;
             return true;
           }
-      if (!deadline.passed()) spins_spared_ = spins_in_vain_ = std::min(2 * spins_in_vain_ + 1, kMostSpared);
+      in_vain = !deadline.passed();
+      if (in_vain) spare(shared_processor_ ? kMostSparedShared : kMostSpared);
     }
   }
+  const std::int64_t asleep_since = early || in_vain ? sys::now_monotonic() : 0;
   if (deadline.passed()) return false;
   for (Deadline look = next_look();;) {
     Result<bool> woken = true;
@@ -235,7 +247,7 @@ Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, 
     }
     if (woken && !*woken && deadline.passed() && !rescues()) return false;
     if (something_there()) {
-      if (asleep_since != 0 && sys::now_monotonic() - asleep_since < spin_) spins_spared_ = spins_in_vain_ = 0;
+      if (asleep_since != 0) learn(in_vain, sys::now_monotonic() - asleep_since < spin_);
       return true;
     }
     if (!woken) return woken;

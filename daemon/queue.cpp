@@ -141,6 +141,9 @@ void drop_hold(World& world, LaneBook& book, std::map<std::uint64_t, LaneBook::H
 void free_lane(World& world, Pool& pool, std::uint32_t index) {
   LaneEntry& lane = pool.view.lane(index);
   const bool keeps = kind_of(pool.view.queue(lane.queue)) == QueueKind::broadcast;
+  if (const KnownLane known = known_lane(pool.view, index);
+      known && of_queue(lane, pool.view.queue(lane.queue), lane.queue))
+    pool.queues[lane.queue].in_regions += known.words.in_regions().load(kRelaxed);
   set_state(lane, LaneState::free);
   if (!keeps) lane.cells = 0;
   LaneBook& book = pool.lanes[index];
@@ -191,6 +194,15 @@ std::uint32_t flags_of(const shmbw_queue_open& wish) {
   return flags;
 }
 
+// Cells that the caller leaves open (0) are those of the queue that is there.
+shmbw_queue_open with_cells(shmbw_queue_open wish, const QueueEntry* there) {
+  constexpr std::uint32_t kCells = 256, kCellSize = 64;
+  if (wish.kind == SHMBW_QUEUE_KIND_NONE) return wish;
+  if (wish.cells == 0) wish.cells = there != nullptr ? there->cells : kCells;
+  if (wish.cell_size == 0) wish.cell_size = there != nullptr ? there->cell_size : kCellSize;
+  return wish;
+}
+
 Result<void> check_words(const Participant& caller, const shmbw_queue_open& wish, std::string_view name) {
   if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_OPEN_KNOWN}) != 0)
     return error(Status::unknown_flags, "a flag of queue_open is not known to this broker");
@@ -228,6 +240,18 @@ std::uint32_t find_queue(Pool& pool, std::string_view name) {
   return kNone;
 }
 
+// Messages that a reader who comes now may take. Those of the other kinds go with the reader that they were sent to.
+bool has_unread(Pool& pool, std::uint32_t queue) {
+  const QueueEntry& entry = pool.view.queue(queue);
+  if (kind_of(entry) != QueueKind::claim) return false;
+  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
+    const LaneEntry& lane = pool.view.lane(i);
+    if (state_of(lane) == LaneState::free || !of_queue(lane, entry, queue)) continue;
+    if (const KnownLane known = known_lane(pool.view, i); known && unread(known.words, known.kind) != 0) return true;
+  }
+  return false;
+}
+
 Result<void> may_open(Pool& pool, std::uint32_t queue, std::uint32_t participant, const shmbw_queue_open& wish,
                       std::string_view name) {
   const QueueEntry& entry = pool.view.queue(queue);
@@ -238,7 +262,13 @@ Result<void> may_open(Pool& pool, std::uint32_t queue, std::uint32_t participant
     return error(Status::exists, "queue " + quoted(name) +
                                      " has another kind, other flags or other cells; open it as it is (kind none, "
                                      "open_only) or use another name");
-  if (state_of(entry) == QueueState::closed) return error(Status::closed, "queue " + quoted(name) + " is closed");
+  if (state_of(entry) == QueueState::closed) {
+    const bool reads_only =
+        (wish.flags & (SHMBW_QUEUE_OPEN_READER | SHMBW_QUEUE_OPEN_WRITER)) == SHMBW_QUEUE_OPEN_READER;
+    if (!reads_only || !has_unread(pool, queue))
+      return error(Status::closed, "queue " + quoted(name) + " is closed: nobody may send" +
+                                       (reads_only ? ", and nothing is left in it for a new reader" : ""));
+  }
   const std::uint64_t readers = entry.readers.load(kRelaxed), writers = entry.writers.load(kRelaxed);
   if ((wish.flags & SHMBW_QUEUE_OPEN_READER) != 0) {
     if ((readers & bit(participant)) != 0)
@@ -285,7 +315,7 @@ Result<std::uint32_t> make_queue(World& world, Pool& pool, const shmbw_queue_ope
   entry.name_length = static_cast<std::uint32_t>(name.size());
   std::memset(entry.name, 0, sizeof entry.name);
   std::memcpy(entry.name, name.data(), std::min(name.size(), sizeof entry.name));
-  pool.queues[index] = QueueBook{++world.last_serial, false};
+  pool.queues[index] = QueueBook{++world.last_serial};
   entry.stamp.store(Stamp{stamp_of(entry).serial + 1, static_cast<std::uint8_t>(QueueState::open)}.word(), kRelease);
   return index;
 }
@@ -306,12 +336,13 @@ void close_for_all(QueueEntry& entry) {
 
 }  // namespace
 
-bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, const shmbw_queue_open& wish,
+bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, const shmbw_queue_open& asked,
                      std::string_view name) {
   LaneInMaking& making = pool.making;
   if (making.session && making.session != &session) return false;  // that one's turns first
   const std::uint32_t queue = find_queue(pool, name);
   const bool fresh = queue == kNone;
+  const shmbw_queue_open wish = with_cells(asked, fresh ? nullptr : &pool.view.queue(queue));
   const bool reader = (wish.flags & SHMBW_QUEUE_OPEN_READER) != 0, writer = (wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0;
   // What is wrong in it, or short, the open itself tells.
   const bool refused = !check_words(pool.participants[participant], wish, name) ||
@@ -344,11 +375,12 @@ bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, co
   return false;
 }
 
-Result<OpenedQueue> open_queue(World& world, Pool& pool, std::uint32_t participant, const shmbw_queue_open& wish,
+Result<OpenedQueue> open_queue(World& world, Pool& pool, std::uint32_t participant, const shmbw_queue_open& asked,
                                std::string_view name) {
+  std::uint32_t queue = find_queue(pool, name);
+  const shmbw_queue_open wish = with_cells(asked, queue == kNone ? nullptr : &pool.view.queue(queue));
   if (auto words = check_words(pool.participants[participant], wish, name); !words)
     return std::unexpected(words.error());
-  std::uint32_t queue = find_queue(pool, name);
   const bool fresh = queue == kNone;
   if (fresh) {
     if ((wish.flags & SHMBW_QUEUE_OPEN_OPEN_ONLY) != 0)
@@ -510,9 +542,8 @@ bool lane_received(Pool& pool, std::uint32_t index) {
   if (!known) return true;
   if (known.kind == QueueKind::broadcast) return !attached(known.words, waiting);
   if (waiting != 0) return false;
-  // Also later consumers may take what is left, until nobody can come any more.
-  const bool over = state_of(queue) == QueueState::closed || pool.queues[lane.queue].removed;
-  return (over && queue.readers.load(kRelaxed) == 0) || all_done(known.words);
+  // Also later consumers may take what is left, of a closed queue too, until nobody can come any more.
+  return (pool.queues[lane.queue].removed && queue.readers.load(kRelaxed) == 0) || all_done(known.words);
 }
 
 bool settle_lanes(World& world, Pool& pool) {

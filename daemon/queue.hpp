@@ -23,8 +23,9 @@ struct Pool;
 struct Region;
 
 struct QueueBook {
-  std::uint64_t serial = 0;  // cursor of LIST, never reused
-  bool removed = false;      // goes with its last end and lane
+  std::uint64_t serial = 0;      // cursor of LIST, never reused
+  bool removed = false;          // goes with its last end and lane
+  std::uint64_t in_regions = 0;  // what lanes that are free again have told, see LaneView::in_regions
 };
 
 struct LaneBook {

@@ -275,12 +275,14 @@ void list_pools(const Request& request, const Filter& filter) {
 // What the lanes of one queue tell. Words of the control area are bounded by what a lane can hold.
 void add_lanes(Pool& pool, std::uint32_t queue, shmbw_queue_record& record, Budget& budget) {
   const std::uint64_t readers = pool.view.queue(queue).readers.load(std::memory_order_relaxed);
+  std::uint64_t in_regions = pool.queues[queue].in_regions;
   for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
     const pool::LaneEntry& lane = pool.view.lane(i);
     if (!in_use(lane) || lane.queue != queue || lane.queue_serial != record.serial) continue;
     ++record.lanes;
     record.regions += pool.lanes[i].holds.size();
     const KnownLane known = known_lane(pool.view, i);
+    if (known) in_regions += known.words.in_regions().load(std::memory_order_relaxed);
     if (!known || !budget.take(known.words.cells())) continue;
     if (known.kind != pool::QueueKind::broadcast) {
       record.depth += unread(known.words, known.kind);
@@ -299,6 +301,7 @@ void add_lanes(Pool& pool, std::uint32_t queue, shmbw_queue_record& record, Budg
     record.lag = std::max(record.lag, slowest);
     record.depth += std::min<std::uint64_t>(slowest, known.words.cells());
   }
+  record.in_regions = static_cast<std::uint32_t>(std::min<std::uint64_t>(in_regions, UINT32_MAX));
 }
 
 struct QueueRow {

@@ -206,7 +206,7 @@ struct Handle {
 static_assert(sizeof(Handle) == 48);  // with the deadline in front it fills the 56 bytes of a small cell
 
 struct LaneLine {  // offsets within a lane
-  static constexpr std::size_t head = 0, tail = kApart, reader = 2 * kApart;
+  static constexpr std::size_t head = 0, tail = kApart, in_regions = tail + 8, reader = 2 * kApart;
 };
 // Broadcast: one per participant at LaneLine::reader.
 struct alignas(kLine) ReaderEntry {
@@ -295,6 +295,7 @@ class LaneView {
   explicit operator bool() const { return memory_ != nullptr; }
   std::atomic<std::uint64_t>& head() const { return word(LaneLine::head); }
   std::atomic<std::uint64_t>& tail() const { return word(LaneLine::tail); }
+  std::atomic<std::uint64_t>& in_regions() const { return word(LaneLine::in_regions); }  // messages, for the books
   ReaderEntry& reader(std::size_t participant) const {
     return reinterpret_cast<ReaderEntry*>(memory_ + LaneLine::reader)[participant];
   }

@@ -870,8 +870,8 @@ struct shmbw_queue_open {
   uint64_t pool;
   uint32_t kind; /* enum queue_kind; none: as it is, with flag open_only */
   uint32_t flags; /* queue_open flags */
-  uint32_t cells; /* messages of one lane, a power of two, 2 to 65536 */
-  uint32_t cell_size; /* 64 or 128 */
+  uint32_t cells; /* messages of one lane, a power of two, 2 to 65536; 0: as the queue has them, 256 in a new one */
+  uint32_t cell_size; /* 64 or 128; 0: as the queue has it, 64 in a new one */
   uint16_t name_len; /* bytes of text name */
   uint16_t reserved0; /* zero */
   uint32_t reserved1; /* zero */
@@ -1394,7 +1394,7 @@ struct shmbw_queue_record {
   uint32_t deaths; /* of ends, ever */
   uint16_t pool_len; /* bytes of text pool */
   uint16_t name_len;
-  uint32_t reserved; /* zero */
+  uint32_t in_regions; /* messages sent in new regions, for want of slots large enough; ever */
 };
 
 struct shmbw_participant_record {
@@ -2264,7 +2264,7 @@ SHMBW_CHECK(offsetof(struct shmbw_queue_record, owner_uid) == 88);
 SHMBW_CHECK(offsetof(struct shmbw_queue_record, deaths) == 92);
 SHMBW_CHECK(offsetof(struct shmbw_queue_record, pool_len) == 96);
 SHMBW_CHECK(offsetof(struct shmbw_queue_record, name_len) == 98);
-SHMBW_CHECK(offsetof(struct shmbw_queue_record, reserved) == 100);
+SHMBW_CHECK(offsetof(struct shmbw_queue_record, in_regions) == 100);
 SHMBW_CHECK(sizeof(struct shmbw_participant_record) == 56);
 SHMBW_CHECK(offsetof(struct shmbw_participant_record, pool) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_participant_record, session) == 8);

@@ -877,7 +877,7 @@ template <class F> constexpr void visit_fields(shmbw_pool_record& s, F&& f) {
   f("name_len", s.name_len);
   f("reserved", s.reserved);
 }
-constexpr bool reserved_zero(const shmbw_queue_record& s) { return s.reserved == 0; }
+constexpr bool reserved_zero(const shmbw_queue_record&) { return true; }
 template <class F> constexpr void visit_fields(shmbw_queue_record& s, F&& f) {
   f("pool", s.pool);
   f("group", s.group);
@@ -899,7 +899,7 @@ template <class F> constexpr void visit_fields(shmbw_queue_record& s, F&& f) {
   f("deaths", s.deaths);
   f("pool_len", s.pool_len);
   f("name_len", s.name_len);
-  f("reserved", s.reserved);
+  f("in_regions", s.in_regions);
 }
 constexpr bool reserved_zero(const shmbw_participant_record&) { return true; }
 template <class F> constexpr void visit_fields(shmbw_participant_record& s, F&& f) {

@@ -129,7 +129,10 @@ std::string queue_lines(const PoolRow& pool, const QueueRow& row) {
   if (record.kind == SHMBW_QUEUE_KIND_BROADCAST)
     lines.emplace_back("lag", "the slowest reader is " + decimal(record.lag) + " behind; " + decimal(record.lost) +
                                   " overwritten before readers saw them");
-  lines.emplace_back("regions", decimal(record.regions) + " held by messages under way");
+  std::string regions = decimal(record.regions) + " held by messages under way";
+  if (record.in_regions != 0)
+    regions += "; " + counted(record.in_regions, "message") + " travelled in a new one: no slot was large enough";
+  lines.emplace_back("regions", regions);
   lines.emplace_back("state", queue_state_text(row) + (record.closed != 0 ? ": nobody may send" : ""));
   return label_lines(lines);
 }

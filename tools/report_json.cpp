@@ -193,6 +193,7 @@ Json queue_json(const QueueRow& row, const std::string& address) {
               {"lag", record.lag},
               {"lost", record.lost},
               {"regions", record.regions},
+              {"in_regions", record.in_regions},
               {"deaths", record.deaths},
               {"closed", record.closed != 0}};
 }

@@ -191,9 +191,10 @@ TEST_CASE("who has looked for nothing sleeps early the next times, until a look 
     int looks = 0;
     return *sleeper.wait(pair.masks, [&] { return ++looks >= kLate; }, Deadline::after(20'000'000));
   };
-  auto sleep_until_woken = [&] {
+  auto sleep_until_woken = [&](bool late = false) {
     bool there = false;
     const AtStep publish(Step::Z5, [&] {
+      if (late) shmb::sys::rest(2 * kShort);
       there = true;
       pair.two.sleeper().wake_all(pair.waiters);
     });
@@ -201,7 +202,7 @@ TEST_CASE("who has looked for nothing sleeps early the next times, until a look 
   };
   auto look_in_vain = [&] {
     sleeper.set_spin(kShort, false);
-    sleep_until_woken();
+    sleep_until_woken(true);
     sleeper.set_spin(kLong, false);
   };
   look_in_vain();
@@ -228,6 +229,50 @@ TEST_CASE("who has looked for nothing sleeps early the next times, until a look 
     const AtStep asleep(Step::Z5, [&] { FAIL_CHECK("it slept"); });
     CHECK(*sleeper.wait(pair.masks, [&] { return ++looks >= kLate; }, Deadline::after(kLong)));
   }
+  pair.check_awake();
+}
+
+TEST_CASE("who finds nothing until it sleeps, and then at once, sleeps at once, and tries a look now and then") {
+  constexpr std::int64_t kShort = 1'000'000;
+  constexpr int kLate = 400;
+  Pair pair;
+  Sleeper& sleeper = pair.one.sleeper();
+  sleeper.set_spin(kShort, false);
+  const std::lock_guard guard(pair.one.lock());
+  int looks = 0;
+  // The peer runs as soon as this thread sleeps, and not before. How often this one looked until then.
+  const auto on_one_processor = [&] {
+    bool there = false;
+    looks = 0;
+    int until_asleep = 0;
+    const AtStep publish(Step::Z5, [&] {
+      until_asleep = looks;
+      there = true;
+      pair.two.sleeper().wake_all(pair.waiters);
+    });
+    REQUIRE(*sleeper.wait(pair.masks, [&] { return ++looks, there; }, Deadline::after(-1)));
+    return until_asleep;
+  };
+  const auto early_sleeps = [&] {  // until one looks for long
+    for (int count = 0;; ++count)
+      if (on_one_processor() >= kLate) return count;
+  };
+  REQUIRE(on_one_processor() >= kLate);
+  for (const int spared : {1, 3, 7, 15, 31}) CHECK(early_sleeps() == spared);
+  CHECK_FALSE(sleeper.peer_runs_elsewhere());
+  CHECK(on_one_processor() <= 2);  // before the sleep, and behind its announcement
+  // A look that finds something: the peer has another processor again.
+  for (bool found_awake = false; !found_awake;) {
+    int seen = 0;
+    found_awake = true;
+    const AtStep asleep(Step::Z5, [&] {
+      found_awake = false;
+      seen = kLate;
+      pair.two.sleeper().wake_all(pair.waiters);
+    });
+    REQUIRE(*sleeper.wait(pair.masks, [&] { return ++seen >= kLate; }, Deadline::after(-1)));
+  }
+  CHECK(sleeper.peer_runs_elsewhere());
   pair.check_awake();
 }
 

@@ -152,7 +152,7 @@ RECORDS = {
     "pools": ("Q:pool Q:group Q:bytes Q:control_bytes I:owner_uid I:flags I:slots I:slots_limit I:slots_used I:slots_high I:segments "
               "I:participants I:leaving I:queues I:lanes I:deaths q:created q:keep H:group_len H:name_len I:reserved", "group name"),
     "queues": ("Q:pool Q:group I:queue I:serial I:kind I:flags I:cells I:cell_size I:readers I:writers I:lanes I:closed Q:depth Q:lag "
-               "Q:lost Q:regions I:owner_uid I:deaths H:pool_len H:name_len I:reserved", "pool name"),
+               "Q:lost Q:regions I:owner_uid I:deaths H:pool_len H:name_len I:in_regions", "pool name"),
     "participants": ("Q:pool Q:session I:participant I:life I:state I:pid I:uid I:slots_held I:reading I:writing Q:unread", ""),
     "worlds": ("Q:world Q:group Q:pool I:owner_uid I:port I:world_size I:present I:died I:flags Q:references Q:forks q:created "
                "H:address_len H:reserved0 I:replaced", "address"),

@@ -14,12 +14,14 @@
 namespace shmb::bench {
 namespace {
 
+std::int64_t spin_of(bool asleep) { return asleep ? std::int64_t{SHMB_NO_WAIT} : kSpinForEver; }
+
 class Pair {
  public:
-  Pair(const std::string& socket, const PoolShape& shape, bool asleep, std::uint32_t kind = SHMB_QUEUE_LINE)
+  Pair(const std::string& socket, const PoolShape& shape, std::int64_t spin, std::uint32_t kind = SHMB_QUEUE_LINE)
       : socket_(socket), shape_(shape) {
     queue_.kind = kind;
-    queue_.spin_ns = asleep ? SHMB_NO_WAIT : kSpinForEver;
+    queue_.spin_ns = spin;
   }
   std::uint64_t enter(End end, std::uint64_t from_client) {
     bool client = end == End::client;
@@ -43,7 +45,7 @@ class Pair {
 
 class InlineEnds {
  public:
-  InlineEnds(const std::string& socket, bool asleep) : pair_(socket, {}, asleep) {}
+  InlineEnds(const std::string& socket, std::int64_t spin) : pair_(socket, {}, spin) {}
   std::uint64_t enter(End end, std::uint64_t from_client) { return pair_.enter(end, from_client); }
   void send(std::uint32_t number) {
     memcpy(bytes_, &number, sizeof number);
@@ -70,7 +72,7 @@ std::uint32_t slots_of(std::size_t bytes) {
 class SlotEnds {
  public:
   SlotEnds(const std::string& socket, std::size_t bytes, bool asleep, std::uint32_t kind)
-      : bytes_(bytes), slots_(slots_of(bytes)), pair_(socket, {bytes, slots_, 0}, asleep, kind) {}
+      : bytes_(bytes), slots_(slots_of(bytes)), pair_(socket, {bytes, slots_, 0}, spin_of(asleep), kind) {}
   std::uint64_t enter(End end, std::uint64_t from_client) {
     std::uint64_t id = pair_.enter(end, from_client);
     if (end == End::server) return id;
@@ -105,7 +107,11 @@ class SlotEnds {
 }  // namespace
 
 NamedWay inline_hop(const std::string& socket, bool asleep) {
-  return {"shmbroker", std::make_unique<WayOf<InlineEnds>>(socket, asleep)};
+  return {"shmbroker", std::make_unique<WayOf<InlineEnds>>(socket, spin_of(asleep))};
+}
+
+NamedWay usual_hop(const std::string& socket) {
+  return {"shmbroker", std::make_unique<WayOf<InlineEnds>>(socket, std::int64_t{0})};
 }
 
 NamedWay slot_hop(const std::string& socket, std::size_t bytes, bool asleep) {

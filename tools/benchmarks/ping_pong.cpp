@@ -11,9 +11,9 @@ void wrong_answer() {
   give_up("another number came back than was sent");
 }
 
-PingPong::PingPong(std::vector<NamedWay> ways) : ways_(std::move(ways)) {
-  crew_.add(Core::client, [&](int socket) { client(socket); });
-  crew_.add(Core::server, [&](int socket) { server(socket); });
+PingPong::PingPong(std::vector<NamedWay> ways, Core client, Core server) : ways_(std::move(ways)) {
+  crew_.add(client, [&](int socket) { this->client(socket); });
+  crew_.add(server, [&](int socket) { this->server(socket); });
   for (std::uint32_t way = 0; way < ways_.size(); ++way) {
     Command command{1, way, 0, 0, 0, 0};
     crew_.tell(0, command);

@@ -62,7 +62,7 @@ struct NamedWay {
 
 class PingPong {
  public:
-  explicit PingPong(std::vector<NamedWay> ways);
+  explicit PingPong(std::vector<NamedWay> ways, Core client = Core::client, Core server = Core::server);
   std::size_t size() const { return ways_.size(); }
   const std::string& name(std::size_t way) const { return ways_[way].name; }
 

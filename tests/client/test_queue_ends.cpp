@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+// First contact and last words: who opens a queue that is closed or not there yet, what a drain answers when readers
+// have gone, and messages of one part.
+#include <sys/wait.h>
+
+#include <thread>
+
+#include "client/shmbroker_pool.hpp"
+#include "tests/client/pool_support.hpp"
+
+using namespace shmb;
+using namespace client_tests;
+
+namespace {
+
+constexpr std::int64_t kLong = 30'000'000'000;
+
+std::unique_ptr<Queue> opened(const std::shared_ptr<Pool>& pool, QueueSpec spec) {
+  return must(Queue::open(pool, std::move(spec)));
+}
+
+struct Two {
+  harness::BrokerFixture broker;
+  std::shared_ptr<Session> session = open(broker);
+  std::shared_ptr<Pool> pool;
+  std::shared_ptr<Pool> other;
+  explicit Two(const PoolSpec& spec)
+      : pool(must(make_pool(session, spec))), other(must(try_pool(beside(broker, pool), spec.name))) {}
+};
+
+QueueFacts facts_of(Queue& queue) { return must(queue.facts()); }
+
+}  // namespace
+
+TEST_CASE("a reader that comes after the shutdown takes what a claim queue has left") {
+  Two two(slots_of("p", 4096, 4));
+  auto out = writer(two.pool, "q", Kind::claim);
+  const std::string large(4096, 'l');
+  must(out->send(bytes_of("small"), kNoWait));
+  must(out->send(bytes_of(large), kNoWait));
+  bool writer_left = false;
+  SUBCASE("while its writer is there") {}
+  SUBCASE("and its writer has left") { writer_left = true; }
+  must(out->shutdown(false));
+  if (writer_left) out.reset();
+  auto in = reader(two.other, "q", Kind::claim);
+  Message message;
+  must(in->receive(message, false, kLong));
+  CHECK(text_of(message) == "small");
+  // Another one comes while the first has one in hand.
+  auto late = opened(two.pool, queue_spec("q", Kind::claim, true, false));
+  Message last;
+  must(late->receive(last, false, kLong));
+  CHECK(text_of(last) == large);
+  must(message.done());
+  must(last.done());
+  CHECK(status_of(in->receive(message, false, kLong)) == Status::closed);
+  CHECK(status_of(late->receive(message, false, kLong)) == Status::closed);
+  in.reset();
+  late.reset();
+  const auto refused = Queue::open(two.other, queue_spec("q", Kind::claim, true, false));
+  CHECK(status_of(refused) == Status::closed);
+  CHECK(refused.error().sentence.find("nothing is left") != std::string::npos);
+}
+
+TEST_CASE("what a closed claim queue has left is for readers alone, and goes once its name is removed") {
+  Two two(slots_of("p", 64, 2));
+  auto out = writer(two.pool, "q", Kind::claim);
+  must(out->send(bytes_of("left"), kNoWait));
+  must(out->shutdown(false));
+  CHECK(status_of(Queue::open(two.other, queue_spec("q", Kind::claim, false, true))) == Status::closed);
+  CHECK(status_of(Queue::open(two.other, queue_spec("q", Kind::claim, true, true))) == Status::closed);
+  must(out->close(true, true));
+  QueueSpec spec = queue_spec("q", Kind::claim, true, false);
+  spec.open_only = true;
+  CHECK(status_of(Queue::open(two.other, spec)) == Status::not_found);
+  CHECK(comes_true([&] { return must(two.pool->facts()).lanes == 0; }));
+}
+
+TEST_CASE("a drain that follows the last taken message is well, also where its readers have gone since") {
+  Two two(slots_of("p", 4096, 4));
+  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+    const std::string name = "q" + std::to_string(static_cast<int>(kind));
+    CAPTURE(name);
+    auto in = reader(two.other, name, kind);
+    auto out = writer(two.pool, name, kind);
+    must(out->send(bytes_of(std::string(4096, 'x')), kLong));
+    must(out->send(bytes_of("y"), kLong));
+    Message message;
+    for (int i = 0; i < 2; ++i) must(in->receive(message, false, kLong));
+    must(message.done());
+    in.reset();
+    CHECK(status_of(out->drain(kLong)) == Status::ok);
+    CHECK(status_of(out->drain(kNoWait)) == Status::ok);
+    CHECK(status_of(out->send(bytes_of("z"), kLong)) == Status::peer_gone);  // this one tells of it
+  }
+}
+
+TEST_CASE("a drain tells when readers have gone and left messages behind") {
+  Two two(slots_of("p", 4096, 4));
+  for (const Kind kind : {Kind::line, Kind::claim}) {
+    const std::string name = "q" + std::to_string(static_cast<int>(kind));
+    CAPTURE(name);
+    auto in = reader(two.other, name, kind);
+    auto out = writer(two.pool, name, kind);
+    must(out->send(bytes_of("taken"), kLong));
+    must(out->send(bytes_of("left"), kLong));
+    Message message;
+    must(in->receive(message, false, kLong));
+    must(message.done());
+    in.reset();
+    const auto told = out->drain(kLong);
+    CHECK(status_of(told) == Status::peer_gone);
+    CHECK(told.error().sentence.find("without taking all") != std::string::npos);
+  }
+  // A newcomer on a line does not hide that.
+  auto in = reader(two.other, "again", Kind::line);
+  auto out = writer(two.pool, "again", Kind::line);
+  must(out->send(bytes_of("left"), kLong));
+  in.reset();
+  in = reader(two.other, "again", Kind::line);
+  CHECK(status_of(out->drain(kLong)) == Status::peer_gone);
+  CHECK(status_of(out->drain(kLong)) == Status::ok);  // told once
+}
+
+TEST_CASE("one part of bytes needs a slot of its own size and no more, typed or not, alone or of many") {
+  Two two(slots_of("p", 4096, 4));
+  auto in = reader(two.other, "q", Kind::line);
+  auto out = writer(two.pool, "q", Kind::line);
+  const std::string text(4096, 'm');
+  const OutPart part = bytes_part(text);
+  std::uint64_t type = 0;
+  SUBCASE("without a type") {}
+  SUBCASE("with one") { type = 7; }
+  std::size_t sent = 0;
+  SUBCASE("alone") {
+    must(out->send(std::span(&part, 1), type, 0, kLong));
+    must(out->send(std::span(&part, 1), type, 0, kLong));
+    sent = 2;
+  }
+  SUBCASE("of many") {
+    const auto next = [&](std::size_t) -> Result<Queue::Outgoing> {
+      return Queue::Outgoing{std::span(&part, 1), type, 0};
+    };
+    must(out->send_many(3, next, kLong, sent));
+    CHECK(sent == 3);
+  }
+  CHECK(facts_of(*out).in_regions == 0);
+  CHECK(must(two.pool->facts()).slots_used >= sent);
+  for (std::size_t i = 0; i < sent; ++i) {
+    Message message;
+    must(in->receive(message, false, kLong));
+    CHECK(message.count() == 1);
+    CHECK(message.type() == type);
+    CHECK(text_of(message) == text);
+  }
+}
+
+TEST_CASE("messages that are larger than every slot are counted, by their sender and in the books") {
+  Two two(slots_of("p", 4096, 4));
+  auto in = reader(two.other, "q", Kind::claim);
+  auto out = writer(two.pool, "q", Kind::claim);
+  const std::string text(4097, 'm');
+  const OutPart part = bytes_part(text), both[] = {bytes_part(text.substr(0, 1)), bytes_part(text)};
+  must(out->send(std::span(&part, 1), 0, 0, kLong));
+  must(out->send(both, 0, 0, kLong));
+  must(out->send(bytes_of("inline"), kLong));
+  CHECK(facts_of(*out).in_regions == 2);
+  const auto in_books = [&] {
+    const auto rows = must(list_queues(*two.session, {}, Deadline::after(0)));
+    REQUIRE(rows.rows.size() == 1);
+    return rows.rows[0].record.in_regions;
+  };
+  CHECK(in_books() == 2);
+  for (const std::string& expected : {text, text.substr(0, 1)}) {
+    Message message;
+    must(in->receive(message, false, kLong));
+    CHECK(text_of(message) == expected);
+  }
+  Message message;
+  must(in->receive(message, false, kLong));
+  out.reset();
+  CHECK(comes_true([&] { return must(two.pool->facts()).lanes == 0; }));
+  CHECK(in_books() == 2);  // also when the lane is over
+}
+
+TEST_CASE("a reader that names no kind waits for the queue and takes it as it is") {
+  Two two(slots_of("p", 64, 2));
+  QueueSpec any;
+  any.name = "q";
+  any.reader = true;
+  SUBCASE("that comes later") {
+    std::unique_ptr<Queue> in;
+    std::thread waits([&] {
+      auto got = Queue::open(two.other, any);
+      if (got) in = std::move(*got);
+    });
+    CHECK(comes_true([&] { return is_asleep(*two.other); }));
+    auto out = writer(two.pool, "q", Kind::broadcast, 1024);
+    waits.join();
+    REQUIRE(in);
+    CHECK(facts_of(*in).kind == Kind::broadcast);
+    CHECK(facts_of(*in).cells == 1024);
+  }
+  SUBCASE("but no longer than its timeout, and makes none") {
+    any.timeout = 50'000'000;
+    const auto late = Queue::open(two.other, any);
+    CHECK(status_of(late) == Status::deadline);
+    CHECK(must(two.pool->facts()).queues == 0);
+  }
+  SUBCASE("or as long as it says") {
+    any.wait = kNoWait;
+    CHECK(status_of(Queue::open(two.other, any)) != Status::ok);
+    any.wait = 0;
+    any.create_only = true;
+    CHECK(status_of(Queue::open(two.other, any)) == Status::invalid);
+    any.create_only = false;
+    any.writer = true;
+    CHECK(status_of(Queue::open(two.other, any)) == Status::invalid);
+  }
+  SUBCASE("in a pool of its own, which comes later") {
+    any.name.clear();
+    std::unique_ptr<Queue> in;
+    std::thread waits([&] {
+      auto got = Queue::open_alone(two.other->session(), "alone", any);
+      if (got) in = std::move(*got);
+    });
+    QueueSpec made = queue_spec("", Kind::claim, false, true, 8);
+    auto out = must(Queue::open_alone(two.session, "alone", made));
+    waits.join();
+    REQUIRE(in);
+    CHECK(facts_of(*in).cells == 8);
+  }
+}
+
+TEST_CASE("who names a kind and no cells takes those of the queue, and makes one of 256") {
+  Two two(slots_of("p", 64, 2));
+  QueueSpec spec = queue_spec("large", Kind::line, false, true, 1024);
+  spec.cell_size = 128;
+  auto out = opened(two.pool, spec);
+  auto in = opened(two.other, queue_spec("large", Kind::line, true, false, 0));
+  CHECK(facts_of(*in).cells == 1024);
+  CHECK(facts_of(*in).inline_bytes == 120);
+  auto fresh = opened(two.other, queue_spec("fresh", Kind::line, true, false, 0));
+  CHECK(facts_of(*fresh).cells == 256);
+  CHECK(facts_of(*fresh).inline_bytes == 56);
+  const auto other_kind = Queue::open(two.other, queue_spec("fresh", Kind::claim, false, true, 0));
+  CHECK(status_of(other_kind) == Status::exists);
+  CHECK(other_kind.error().sentence.find("its kind is line, not claim") != std::string::npos);
+}
+
+TEST_CASE("for_each ends when the last writer has left, not before all was taken, and not for one of two") {
+  const harness::BrokerFixture broker;
+  auto session = shmbroker::Session::connect({.socket = broker.socket(), .join_group = false});
+  auto group = session.create_group({.name = "g"});
+  session.join(group.token);
+  const std::string variable = group.variable("g");
+  auto pool = shmbroker::Pool::create(session, {.name = "p"});
+  auto in = pool.open_queue("q", shmbroker::Role::reader, {.kind = shmbroker::QueueKind::claim});
+  const auto sends = [&](bool dies) {
+    return harness::Child::run([&, dies] {
+      auto mine = shmbroker::Session::connect({.socket = broker.socket(), .group = variable});
+      auto theirs = shmbroker::Pool::open(mine, "p");
+      auto out = theirs.open_queue("q", shmbroker::Role::writer, {.kind = shmbroker::QueueKind::claim});
+      for (int i = 0; i < 100; ++i) out.send("message");
+      if (dies) ::_exit(0);
+      return 0;
+    });
+  };
+  int taken = 0;
+  const auto count = [&](shmbroker::Message&) { ++taken; };
+  SUBCASE("they leave") {
+    auto first = sends(false), second = sends(false);
+    int messages = 0;
+    in.for_each([&](shmbroker::Message&) { ++messages; });
+    if (messages < 200)
+      in.for_each([&](shmbroker::Message&) { ++messages; });  // the second came after the first had left
+    CHECK(messages == 200);
+    CHECK(first.wait() == 0);
+    CHECK(second.wait() == 0);
+  }
+  SUBCASE("the last one dies") {
+    auto child = sends(true);
+    const auto outcome = in.try_for_each(count);
+    REQUIRE_FALSE(outcome.has_value());
+    CHECK(outcome.error().status() == shmbroker::Status::peer_gone);
+    CHECK(outcome.error().system_errno() == EOWNERDEAD);
+    CHECK(taken == 100);
+    CHECK(child.wait() == 0);
+  }
+}
