@@ -635,6 +635,8 @@ void Channel::take_event(const wire::PacketView& view) {
       for (auto& [watch, subscription] : subscriptions_) subscription->events.push_back(event);
       remote_gap_ = true;
       gpu_lost_ = true;
+      asked_.clear();
+      asked_count_.fetch_add(1, std::memory_order_release);
       tell_listeners();
       break;
     }
@@ -651,6 +653,12 @@ void Channel::take_event(const wire::PacketView& view) {
       if (kind == SHMBW_EVENT_GPU_DRAINED)
         return queue_gpu({.kind = GpuEvent::Kind::drained, .region = fixed_part<shmbw_gpu_drained_event>(view).region});
       if (kind == SHMBW_EVENT_GPU_DEVICE) return take_device_event(view);
+      if (kind == SHMBW_EVENT_GIVE_UP) {
+        asked_.push_back(fixed_part<shmbw_give_up_event>(view).region.id);
+        if (asked_.size() > kMostAsked) asked_.pop_front();
+        asked_count_.fetch_add(1, std::memory_order_release);
+        return tell_listeners();
+      }
       // What a pool_changed means stands in the pool's directory. Others are of a newer broker.
       if (kind == SHMBW_EVENT_POOL_CHANGED) tell_listeners();
       else take_remote_event(view);
@@ -747,6 +755,15 @@ void Channel::queue_gpu(GpuEvent event) {
   if (gpu_events_.size() >= kMaxQueuedEvents) gpu_lost_ = true;
   else gpu_events_.push_back(event);
   for (const int listener : listeners_) sys::event_signal(listener);
+}
+
+bool Channel::take_asked_back(std::uint64_t& seen, std::vector<std::uint64_t>& ids) {
+  Lock lock(mutex_);
+  const std::uint64_t count = asked_count_.load(std::memory_order_relaxed);
+  const std::uint64_t behind = count - std::exchange(seen, count);
+  if (behind > asked_.size()) return false;
+  ids.assign(asked_.end() - static_cast<std::ptrdiff_t>(behind), asked_.end());
+  return true;
 }
 
 std::vector<GpuEvent> Channel::take_gpu_events() {

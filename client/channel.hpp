@@ -148,6 +148,10 @@ class Channel {
   int socket_descriptor();  // -1: lost
   // What came about GPU regions since the last call; reads what has arrived, without waiting. A gap: look at the list.
   std::vector<GpuEvent> take_gpu_events();
+  // Kept mappings that the broker wants back (event give_up): how many it has asked for, ever.
+  std::uint64_t asked_back() const { return asked_count_.load(std::memory_order_acquire); }
+  // Those behind `seen`, which moves on. False: some of them are not known any more.
+  bool take_asked_back(std::uint64_t& seen, std::vector<std::uint64_t>& ids);
   // An eventfd that is signalled when the broker tells of a pool, a world or a GPU region, whoever reads that from the
   // socket.
   void add_listener(int event);
@@ -245,6 +249,9 @@ class Channel {
   bool remote_gap_ = false;
   std::vector<GpuEvent> gpu_events_;
   bool gpu_lost_ = false;
+  static constexpr std::size_t kMostAsked = 1024;
+  std::deque<std::uint64_t> asked_;             // ids of regions that the broker wants back, the last ones
+  std::atomic<std::uint64_t> asked_count_ = 0;  // ever; more than lie in asked_: some are not known any more
   std::deque<std::vector<std::byte>> unsent_;
   std::uint64_t dropped_ = 0;
   bool lost_ = false, hung_up_ = false;

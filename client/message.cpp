@@ -120,7 +120,10 @@ void Message::clear() {
   if (container_region_) container_region_.reset();
 }
 
-void Message::drop_kept(Participant& me) {
+void Message::drop_kept(Pool& pool) {
+  Participant& me = pool.me();
+  for (std::size_t i = 0; i < count_; ++i)
+    if (parts_[i].handle) pool.kept_mappings().give(std::move(parts_[i].handle));
   for (std::size_t i = 0; i < count_; ++i)
     if (std::exchange(parts_[i].kept, false)) me.drop(parts_[i].slot);
   if (container_ != pool::kNone) me.drop(std::exchange(container_, pool::kNone));
@@ -131,7 +134,7 @@ Result<void> Message::done() {
     if (!stale()) {
       Pool::Lock lock(pool_->me().lock());
       if (queue_ != nullptr) queue_->settle(*this, Queue::Settle::done);
-      drop_kept(pool_->me());
+      drop_kept(*pool_);
     }
     queue_ = nullptr;
     clear();
@@ -150,7 +153,7 @@ Result<void> Message::give_back() {
     if (!queue_->at_least_once())
       return error(Status::invalid, "only a message of an AT_LEAST_ONCE queue can be given back");
     queue_->settle(*this, Queue::Settle::give_back);
-    drop_kept(pool_->me());
+    drop_kept(*pool_);
   }
   clear();
   pool_.reset();
@@ -203,6 +206,10 @@ Result<Region::Handle> Message::take_region(std::size_t number) {
   Part& part = parts_[number];
   if (part.status != Status::ok) return std::unexpected(part.failure);
   if (!part.handle) return error(Status::invalid, "the region was taken out of the message already");
+  if (!stale()) {
+    Pool::Lock lock(pool_->me().lock());
+    pool_->kept_mappings().hand_out(*part.handle);
+  }
   return std::move(part.handle);
 }
 

@@ -93,7 +93,7 @@ class Message {
   friend class Queue;
   Part& add();
   void clear();
-  void drop_kept(Participant& me);
+  void drop_kept(Pool& pool);  // with the lock
   bool stale() const { return pool_ == nullptr || pool_->is_fresh_child() || pool_->incarnation() != incarnation_; }
 
   std::vector<Part> parts_;  // never shrinks: count_ of them are valid

@@ -112,7 +112,13 @@ void Pool::begin(std::uint32_t index, std::uint32_t life) {
   me_ = std::make_unique<Participant>(view_, index, life);
   me_->sleeper().on_doorbell(
       [this](std::uint32_t peer, std::uint32_t of_life, bool dead) { return bell_of(peer, of_life, dead); });
-  me_->sleeper().on_look([this] { return broker_there(); }, kLookAtBroker);
+  me_->sleeper().on_look(
+      [this] {
+        auto there = broker_there();
+        kept_mappings_.give_up_asked(*session_);
+        return there;
+      },
+      kLookAtBroker);
   users_.assign(view_.slots(), 0);
   seen_change_ = change() - 1;
 }
@@ -279,6 +285,7 @@ Pool::~Pool() {
     Lock lock(me_->lock());
     me_->flush_cache();
   }
+  kept_mappings_.give_up_all();
   segments_.clear();
   (void)leave(*session_, id_, leave_flags_);
 }
@@ -310,6 +317,7 @@ Result<void> Pool::rejoin() {
   parent_stamp_ = stamp();
   // The lanes of the parent's own writing are none of ours; they refer to the participant that goes to former_.
   retired_.clear();
+  kept_mappings_.give_up_all();
   bell_ = {};
   bells_ = {};
   asked_bell_ = {};

@@ -18,6 +18,7 @@
 
 #include "base/fd.hpp"
 #include "base/mapping.hpp"
+#include "client/kept_mappings.hpp"
 #include "client/lane.hpp"
 #include "client/participant.hpp"
 #include "client/region.hpp"
@@ -175,6 +176,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Result<bool> has_slots_for(std::uint64_t length, Wait& wait, Lock& lock);
   std::uint64_t largest_class() const { return classes_.empty() ? 0 : classes_.back().slot_size; }
   void notice();  // new segments, and lanes of closed queues that are read by now
+  KeptMappings& kept_mappings() { return kept_mappings_; }
   // A lane that this process wrote and writes no more: its messages stay held until they are read.
   void retire(std::unique_ptr<LaneSender> sender, std::uint32_t lane, std::uint32_t serial);
   void post_through(std::uint32_t lane, std::uint32_t serial, shmbw_lane_end end);
@@ -268,6 +270,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   std::vector<std::unique_ptr<Participant>> former_;  // the parent's, to which handles may still refer
   std::unique_ptr<Participant> me_;
   std::vector<Retired> retired_;
+  KeptMappings kept_mappings_;
   std::vector<std::uint32_t> users_;  // references that the user has, by slot
   std::vector<Segment> segments_;
   std::vector<Class> classes_;

@@ -32,11 +32,11 @@ Result<void> checked(const QueueSpec& spec) {
   if (spec.create_only && spec.open_only)
     return error(Status::invalid, "SHMB_QUEUE_CREATE_ONLY and SHMB_QUEUE_OPEN_ONLY exclude each other");
   if (spec.kind == pool::QueueKind::none && !spec.open_only)
-    return error(Status::invalid,
-                 spec.writer ? "a writer says which kind of queue it makes, or opens the queue as it is "
-                               "(SHMB_QUEUE_AS_IS with SHMB_QUEUE_OPEN_ONLY)"
-                             : "a queue as it is (SHMB_QUEUE_AS_IS) can only be opened: say which kind "
-                               "SHMB_QUEUE_CREATE_ONLY makes");
+    return error(Status::invalid, spec.writer
+                                      ? "a writer says which kind of queue it makes, or opens the queue as it is "
+                                        "(SHMB_QUEUE_AS_IS with SHMB_QUEUE_OPEN_ONLY)"
+                                      : "a queue as it is (SHMB_QUEUE_AS_IS) can only be opened: say which kind "
+                                        "SHMB_QUEUE_CREATE_ONLY makes");
   if (spec.kind > pool::QueueKind::broadcast)
     return error(Status::invalid, "the kind of a queue is SHMB_QUEUE_LINE, SHMB_QUEUE_CLAIM or SHMB_QUEUE_BROADCAST");
   if (spec.cells != 0 && (!std::has_single_bit(spec.cells) || spec.cells < 2 || spec.cells > 65536))

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/sys_process.hpp"
+#include "client/kept_mappings.hpp"
 #include "client/obtain.hpp"
 #include "client/queue.hpp"
 #include "client/queue_set.hpp"
@@ -446,7 +447,7 @@ void Queue::end_taking() {
 void Queue::empty(Message& message) {
   if (message.pool_ != nullptr) {
     if (message.queue_ != nullptr) message.queue_->settle(message, Settle::done);
-    message.drop_kept(pool_->me());
+    message.drop_kept(*pool_);
   }
   message.clear();
   message.pool_.reset();  // this queue knows the pool still
@@ -550,37 +551,52 @@ void Queue::lend(Message& message) {
 void Queue::attach_parts(Message& message, const Error* unanswered) {
   auto& items = message.attaches_;
   items.clear();
+  KeptMappings& kept = pool_->kept_mappings();
+  kept.give_up_asked(*pool_->session());
   for (std::size_t i = 0; i < message.count_; ++i) {
-    const Message::Part& part = message.parts_[i];
+    Message::Part& part = message.parts_[i];
     if (part.kind != PartKind::region) continue;
+    const std::uint32_t rights = part.rights != 0 ? part.rights : static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_READ);
+    part.handle = kept.take(part.region, rights);
+    if (part.handle) continue;
     AttachItem item;
     item.target = Target::with_id(part.region);
-    item.rights = part.rights != 0 ? part.rights : static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_READ);
+    item.rights = rights;
     items.push_back(std::move(item));
   }
-  if (items.empty()) return;
   Handles handles;
-  if (unanswered == nullptr) handles = attach_regions(pool_->session(), items, spec_.timeout);
+  if (unanswered == nullptr && !items.empty()) handles = attach_regions(pool_->session(), items, spec_.timeout);
   else
     for (std::size_t i = 0; i < items.size(); ++i) handles.emplace_back(std::unexpected(*unanswered));
+  // Where leases run short, those that are only kept go first.
+  for (std::size_t i = 0; i < items.size() && kept.size() != 0; ++i) {
+    if (handles[i] || handles[i].error().status != Status::limit) continue;
+    kept.give_up_all();
+    for (; i < items.size(); ++i)
+      if (!handles[i] && handles[i].error().status == Status::limit)
+        handles[i] = attach_region(pool_->session(), items[i], spec_.timeout);
+  }
   std::size_t next = 0;
   for (std::size_t i = 0; i < message.count_; ++i) {
     Message::Part& part = message.parts_[i];
     if (part.kind != PartKind::region) continue;
-    auto& handle = handles[next++];
-    if (!handle) {
-      part.failure = handle.error();
-      part.status = handle.error().status;
-      continue;
+    if (!part.handle) {
+      auto& handle = handles[next++];
+      if (!handle) {
+        part.failure = handle.error();
+        part.status = handle.error().status;
+        continue;
+      }
+      part.handle = std::move(*handle);
     }
-    const std::uint64_t length = (*handle)->facts().length;
+    const std::uint64_t length = part.handle->facts().length;
     if (part.offset > length || part.length > length - part.offset) {
       part.failure = error(Status::broken, "the message names a stretch beyond the end of a region").error();
       part.status = Status::broken;
+      part.handle.reset();
       continue;
     }
-    part.data = (*handle)->data() + part.offset;
-    part.handle = std::move(*handle);
+    part.data = part.handle->data() + part.offset;
   }
 }
 

@@ -200,6 +200,10 @@ void QueueSet::quiet() {
   }
   for (const Told& told : told_)
     if (!told.session->pump()) unwatch(told.socket);
+  for (const auto& pool : pools()) {
+    Pool::Lock lock(pool->me().lock());
+    pool->kept_mappings().give_up_asked(*pool->session());
+  }
   if (event_) sys::event_drain(event_.get());
 }
 

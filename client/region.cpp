@@ -72,13 +72,22 @@ Result<void> Region::usable() const {
   return {};
 }
 
-Result<void> post_release(Session& session, shmbw_region_ref region, std::uint32_t flags) {
+static Result<void> post_release_of(Session& session, shmbw_region_ref region, std::uint32_t count,
+                                    std::uint32_t flags) {
   std::array<std::byte, 96> buffer;
   wire::Writer writer(buffer);
   writer.begin_batch<shmbw_release>(SHMBW_OP_RELEASE, 0, 1, SHMBW_HEADER_NO_REPLY);
-  writer.element(0, shmbw_release{region, 1, flags});
+  writer.element(0, shmbw_release{region, count, flags});
   const auto packet = writer.finish(0);
   return session.post(std::span(buffer).first(packet.size()), Deadline::after(0));
+}
+
+Result<void> post_release(Session& session, shmbw_region_ref region, std::uint32_t flags) {
+  return post_release_of(session, region, 1, flags);
+}
+
+Result<void> post_kept(Session& session, shmbw_region_ref region, bool kept) {
+  return post_release_of(session, region, 0, kept ? SHMBW_RELEASE_KEPT : SHMBW_RELEASE_USED);
 }
 
 // A lease for the moment, for its descriptor: taken and given back. One that is kept serves for what stays in the

@@ -151,5 +151,7 @@ Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, st
 Result<void> release_with_name(Session& session, shmbw_region_ref region, std::uint32_t flags);
 // RELEASE without an answer.
 Result<void> post_release(Session& session, shmbw_region_ref region, std::uint32_t flags);
+// Tells that one reference is only kept, so the broker may ask for it, or that none is.
+Result<void> post_kept(Session& session, shmbw_region_ref region, bool kept);
 
 }  // namespace shmb::client

@@ -154,6 +154,10 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   bool makes_pool(std::uint64_t id);
   bool pump() { return channel_.pump(); }
   std::vector<GpuEvent> take_gpu_events() { return channel_.take_gpu_events(); }
+  std::uint64_t asked_back() const { return channel_.asked_back(); }
+  bool take_asked_back(std::uint64_t& seen, std::vector<std::uint64_t>& ids) {
+    return channel_.take_asked_back(seen, ids);
+  }
   int socket_descriptor() { return channel_.socket_descriptor(); }
   void add_listener(int event) { channel_.add_listener(event); }
   void remove_listener(int event) { channel_.remove_listener(event); }

@@ -763,9 +763,8 @@ enum shmb_queue_close_flag {
 SHMB_API int shmb_queue_close(shmb_queue* queue, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
 /* Ends the queue for everybody (flags: CLOSE_REMOVE besides) and keeps the handle, to drain it. */
 SHMB_API int shmb_queue_shutdown(shmb_queue* queue, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
-/* Waits until everything that this handle has sent was taken by its readers. It was taken also if they have gone since.
- * Errors: DEADLINE, FULL (NO_WAIT), PEER_GONE (nobody is left to take it, or a reader died meanwhile). A reader that
- * closes a broadcast queue wants no more of it. One that dies takes along how far it had read: PEER_GONE. */
+/* Waits until everything that this handle has sent was taken by its readers, who may have gone since. Errors: DEADLINE,
+ * FULL (NO_WAIT), PEER_GONE (nobody is left to take it, or one died). */
 SHMB_API int shmb_queue_drain(shmb_queue* queue, int64_t wait_ns, shmb_error* error) SHMB_NOEXCEPT;
 
 typedef struct shmb_queue_info {

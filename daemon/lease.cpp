@@ -3,6 +3,7 @@
 #include "daemon/lease.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "daemon/refuse.hpp"
 #include "daemon/world.hpp"
@@ -26,6 +27,16 @@ Lease* find_lease(Session& session, const Region& region) {
   return at == session.leases.end() ? nullptr : &at->second;
 }
 
+static void ask_for(Lease& lease) {
+  if (lease.kept && !std::exchange(lease.asked, true)) tell_give_up(*lease.session, *lease.region);
+}
+
+// Those of one user: they count where a lease of another of its sessions is refused.
+static void ask_for_kept_of(World& world, std::uint32_t uid) {
+  for (Lease* lease : world.kept_leases)
+    if (lease->session->uid == uid) ask_for(*lease);
+}
+
 Result<Charge> charge_lease(World& world, Session& session, const Region& region, std::uint32_t count) {
   if (const Lease* held = find_lease(session, region)) {
     if (held->count > UINT32_MAX - count)
@@ -33,7 +44,10 @@ Result<Charge> charge_lease(World& world, Session& session, const Region& region
     return Charge();  // paid for already
   }
   auto charge = session.account.charge(Slot::leases, 1);
-  if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
+  if (!charge) {
+    ask_for_kept_of(world, session.uid);
+    return std::unexpected(refuse_limit(world, session, charge.error()));
+  }
   return std::move(*charge);
 }
 
@@ -79,12 +93,26 @@ void set_lease(World& world, Lease& lease, std::uint32_t rights, Reach reach) {
   tell_settled(world, region, unmapped, lent);
 }
 
+void keep_lease(World& world, Lease& lease) {
+  world.kept_leases.insert(&lease);
+  lease.kept = true;
+  lease.asked = false;
+  release_region(world, *lease.region);  // perhaps nobody else needs it by now
+}
+
+void use_lease(World& world, Lease& lease) {
+  if (std::exchange(lease.kept, false)) world.kept_leases.erase(&lease);
+}
+
+void ask_for_kept(Region& region) { region.leases.each(ask_for); }
+
 void drop_lease(World& world, Lease& lease, bool recycle) {
   Region& region = *lease.region;
   if (region.gpu) gpu_lease_over(world, lease);
   const std::uint32_t unmapped = region.unmapped_writers, lent = region.lent_writers;
   count_in(lease, -1);
   region.leases.remove(lease);
+  use_lease(world, lease);
   --world.lease_count;
   if (world.tally) ++world.tally->leases;
   lease.session->leases.erase(region.id);

@@ -31,10 +31,13 @@ struct Lease : Hook<Lease, OfRegion> {
   std::uint32_t rights = 0;
   std::uint32_t count = 0;
   std::uint32_t pins = 0;  // times it is registered with a GPU: not sealed meanwhile
+  bool kept = false;   // one reference is a mapping that the session gives back when it is asked
+  bool asked = false;  // it was, for what is kept now
   Reach reach = Reach::lent;
   Charge charge;
 
   bool writes() const { return (rights & SHMBW_RIGHT_MAP_WRITE) != 0; }
+  bool only_kept() const { return kept && count == 1; }
   bool may_still_map_for_writing() const { return writes() && reach != Reach::mapped; }
   bool lent_for_writing() const { return writes() && reach == Reach::lent; }
 };
@@ -48,6 +51,11 @@ Lease& book_charged(World& world, Session& session, Region& region, std::uint32_
                     Reach reach, Charge charge);
 Lease* find_lease(Session& session, const Region& region);
 void set_lease(World& world, Lease& lease, std::uint32_t rights, Reach reach);
+// One reference is only kept from now on, or none.
+void keep_lease(World& world, Lease& lease);
+void use_lease(World& world, Lease& lease);
+// The sessions that only keep their mappings of it are asked to release them, once for each time that they said so.
+void ask_for_kept(Region& region);
 // The region may be gone after it (`recycle`: onto the shelf).
 void drop_lease(World& world, Lease& lease, bool recycle = false);
 

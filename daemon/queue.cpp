@@ -571,7 +571,7 @@ bool settle_lanes(World& world, Pool& pool) {
 
 std::size_t drop_idle_holds(World& world, Pool& pool, std::uint32_t index, bool& waits) {
   LaneBook& book = pool.lanes[index];
-  const auto idle = [](const auto& hold) { return hold.second.region->leases.empty(); };
+  const auto idle = [](const auto& hold) { return !hold.second.region->needed(); };
   if (std::ranges::none_of(book.holds, idle)) return 1;
   const LaneEntry& lane = pool.view.lane(index);
   const KnownLane known = known_lane(pool.view, index);

@@ -183,7 +183,10 @@ void free_region(World& world, Region& region, bool at_once) {
 
 bool release_region(World& world, Region& region, bool recycle) {
   if (region.held()) {
-    if (region.leases.empty() && region.pool_holds != 0) world.idle_holds.noticed();
+    if (!region.needed()) {
+      if (region.pool_holds != 0) world.idle_holds.noticed();
+      else if (region.tickets == 0 && region.name == nullptr) ask_for_kept(region);
+    }
     return region.gpu && settle_gpu(world, region);
   }
   Group& group = *region.group;

@@ -69,6 +69,11 @@ struct Region : Hook<Region, OfGroup> {
   // Neither on the shelf nor being closed.
   bool live() const { return state != SHMBW_REGION_STATE_FREEING && state != SHMBW_REGION_STATE_CACHED; }
   bool held() const { return !leases.empty() || tickets != 0 || name != nullptr || pool_holds != 0; }
+  bool needed() const {  // by a session that does more than keep its mapping
+    const Lease* lease = leases.first();
+    while (lease != nullptr && lease->only_kept()) lease = lease->next;
+    return lease != nullptr;
+  }
   bool sealed() const { return state == SHMBW_REGION_STATE_WRITE_CLOSED || state == SHMBW_REGION_STATE_PUBLISHED; }
   shmbw_region_ref ref() const { return {id, generation, 0}; }
 };

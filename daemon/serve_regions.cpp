@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CREATE, ATTACH, RELEASE, READY: batches in which each element has its own outcome.
 #include <algorithm>
+#include <bit>
 
 #include "daemon/answer.hpp"
 #include "daemon/create.hpp"
@@ -211,6 +212,14 @@ Result<void> release(World& world, Session& session, const shmbw_release& wish) 
     return error(
         Status::invalid,
         "others may still use this memory, which is its publisher's: retire it, and free it once it is drained");
+  if ((wish.flags & (SHMBW_RELEASE_KEPT | SHMBW_RELEASE_USED)) != 0) {
+    if (!std::has_single_bit(wish.flags) || wish.count != 0)
+      return error(Status::invalid, "release flags kept and used give nothing back: count 0, and no other flag");
+    if (region.gpu) return error(Status::invalid, "memory of a GPU is not kept for later messages");
+    if (wish.flags == SHMBW_RELEASE_KEPT) keep_lease(world, *lease);
+    else use_lease(world, *lease);
+    return {};
+  }
   Group& group = *region.group;
   const std::uint64_t group_id = group.id;
   if (unname) group.names.remove(region);
@@ -218,6 +227,7 @@ Result<void> release(World& world, Session& session, const shmbw_release& wish) 
   if (lease && wish.count != 0 && wish.count < lease->count) {
     lease->count -= wish.count;
     if (!unmapped) region.no_recycle = true;
+    if (lease->kept) keep_lease(world, *lease);  // asked for anew if nobody needs it now
   } else if (lease) {
     drop_lease(world, *lease, unmapped);
   } else {

@@ -118,6 +118,10 @@ void tell_gpu_device(Session& session, shmbw_gpu_device_event event, std::string
   send(session, SHMBW_EVENT_GPU_DEVICE, event, text);
 }
 
+void tell_give_up(Session& session, const Region& region) {
+  send(session, SHMBW_EVENT_GIVE_UP, shmbw_give_up_event{++session.sequence, 0, region.ref()});
+}
+
 void tell_pool_changed(Session& session, std::uint64_t pool) {
   send(session, SHMBW_EVENT_POOL_CHANGED, shmbw_pool_changed_event{++session.sequence, 0, pool});
 }

@@ -51,6 +51,7 @@ void tell_name(World& world, const Group& group, const Region& region);
 void tell_gpu_state(World& world, Region& region, std::int32_t code, std::uint32_t pid);
 void tell_gpu_drained(Session& session, const Region& region);
 void tell_gpu_device(Session& session, shmbw_gpu_device_event event, std::string_view text);
+void tell_give_up(Session& session, const Region& region);
 void tell_pool_changed(Session& session, std::uint64_t pool);
 void tell_world_changed(Session& session, std::uint64_t world, std::uint32_t change, std::uint32_t rank,
                         std::uint32_t life, std::uint32_t present);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <memory_resource>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -117,6 +118,7 @@ class World {
   std::uint64_t last_region = 0, last_group = 0, last_session = 0, last_serial = 0, last_world = 0;
   std::int64_t last_reference = 0;     // when the last one was booked; no two at one time
   std::uint64_t open_descriptors = 0;  // of regions
+  std::set<Lease*> kept_leases;        // mappings that their sessions give back when they are asked
   std::uint64_t bytes_cached = 0, live_sessions = 0, lease_count = 0, watch_count = 0, region_count = 0;
   std::uint64_t requests = 0, refusals = 0, reclaims = 0, bytes_reclaimed = 0;
 

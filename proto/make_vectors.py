@@ -414,6 +414,7 @@ def events():
                  base | {"group": 2, "bytes": 10 * GIB, "uid": 1000, "pid": 4242, "regions": 7, "how": 2, "code": 9},
                  {"text": "pid 4242 (uid 1000) was killed by signal 9: 7 regions, 10.0 GiB freed"}, cut=(16, 2), tag=0)
     plain_family("pool_changed", EVENT | 8, "event", "pool_changed_event", {"sequence": 41, "watch": 0, "pool": 21}, {}, cut=(16, 2), tag=0)
+    plain_family("give_up", EVENT | 9, "event", "give_up_event", {"sequence": 41, "watch": 0, "region": KV}, {}, cut=(28, 2), tag=0)
     of_world = {"sequence": 41, "watch": 0, "world": 31}
     plain_family("world_changed", EVENT | 16, "event", "world_changed_event", of_world | {"change": 2, "rank": 3, "present": 4, "life": 5}, {}, cut=(24, 3), tag=0)
     plain_family("ref_unused", EVENT | 17, "event", "ref_unused_event", of_world | {"reference": REFERENCE}, {}, cut=(24, 3), tag=0)

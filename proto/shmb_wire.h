@@ -72,6 +72,7 @@ enum shmbw_event {
   SHMBW_EVENT_RECLAIM = 6,
   SHMBW_EVENT_GAP = 7,
   SHMBW_EVENT_POOL_CHANGED = 8,
+  SHMBW_EVENT_GIVE_UP = 9,
   SHMBW_EVENT_WORLD_CHANGED = 16,
   SHMBW_EVENT_REF_UNUSED = 17,
   SHMBW_EVENT_REF_CHANGED = 18,
@@ -326,7 +327,9 @@ enum shmbw_ready_flags {
 enum shmbw_release_flags {
   SHMBW_RELEASE_RECYCLE = 1 << 0,
   SHMBW_RELEASE_UNNAME = 1 << 1,
-  SHMBW_RELEASE_KNOWN = 3,
+  SHMBW_RELEASE_KEPT = 1 << 2,
+  SHMBW_RELEASE_USED = 1 << 3,
+  SHMBW_RELEASE_KNOWN = 15,
 };
 
 enum shmbw_group_flags {
@@ -628,7 +631,7 @@ struct shmbw_attach_reply {
 struct shmbw_release {
   struct shmbw_region_ref region;
   uint32_t count; /* how many of the session's references; 0: all */
-  uint32_t flags; /* release flags; unname needs right release, recycle says: unmapped, may be reused; one reference given back without it, and the region never is */
+  uint32_t flags; /* release flags; unname needs right release, recycle says: unmapped, may be reused; one reference given back without it, and the region never is; kept or used, alone and with count 0, give nothing back. kept: one reference of the session is a mapping that it keeps for later messages, and gives back when the event give_up asks for it; used: not any more */
 };
 
 struct shmbw_release_reply {
@@ -1519,6 +1522,12 @@ struct shmbw_pool_changed_event {
   uint64_t pool; /* somebody joined, left or died: look at the directory's change word */
 };
 
+struct shmbw_give_up_event {
+  uint64_t sequence;
+  uint64_t watch; /* 0 */
+  struct shmbw_region_ref region; /* a mapping that the session only keeps: nobody else needs the region any more, or leases run short. Release it */
+};
+
 struct shmbw_world_changed_event {
   uint64_t sequence;
   uint64_t watch; /* 0 */
@@ -2363,6 +2372,10 @@ SHMBW_CHECK(sizeof(struct shmbw_pool_changed_event) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_pool_changed_event, sequence) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_pool_changed_event, watch) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_pool_changed_event, pool) == 16);
+SHMBW_CHECK(sizeof(struct shmbw_give_up_event) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_give_up_event, sequence) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_give_up_event, watch) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_give_up_event, region) == 16);
 SHMBW_CHECK(sizeof(struct shmbw_world_changed_event) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, sequence) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, watch) == 8);

@@ -1023,6 +1023,12 @@ template <class F> constexpr void visit_fields(shmbw_pool_changed_event& s, F&& 
   f("watch", s.watch);
   f("pool", s.pool);
 }
+constexpr bool reserved_zero(const shmbw_give_up_event& s) { return reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_give_up_event& s, F&& f) {
+  f("sequence", s.sequence);
+  f("watch", s.watch);
+  f("region", s.region);
+}
 constexpr bool reserved_zero(const shmbw_world_changed_event&) { return true; }
 template <class F> constexpr void visit_fields(shmbw_world_changed_event& s, F&& f) {
   f("sequence", s.sequence);
@@ -1337,6 +1343,8 @@ template <class F> constexpr void visit_texts(shmbw_gap_event&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
 }
+template <class F> constexpr void visit_texts(shmbw_give_up_event&, F&&) {
+}
 template <class F> constexpr void visit_texts(shmbw_world_changed_event&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_ref_unused_event&, F&&) {
@@ -1466,6 +1474,7 @@ template <class F> constexpr void visit_texts(shmbw_gpu_device_event& s, F&& f) 
   X(6, reclaim, false) \
   X(7, gap, false) \
   X(8, pool_changed, false) \
+  X(9, give_up, false) \
   X(16, world_changed, false) \
   X(17, ref_unused, false) \
   X(18, ref_changed, false) \

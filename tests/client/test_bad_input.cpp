@@ -27,12 +27,12 @@ bool says(const Result<T>& result, std::string_view what) {
 
 }  // namespace
 
-TEST_CASE("a capacity of none, or one that cannot be, is refused, and the sentence says which can") {
+TEST_CASE("a capacity that cannot be is refused, and the sentence says which can") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{}));
   for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast})
-    for (const std::uint32_t cells : {0U, 1U, 3U, 100U, 65537U, 131072U, UINT32_MAX}) {
+    for (const std::uint32_t cells : {1U, 3U, 100U, 65537U, 131072U, UINT32_MAX}) {
       auto opened = Queue::open(pool, queue_spec("q", kind, true, true, cells));
       CHECK(status_of(opened) == Status::invalid);
       says(opened, "power of two from 2 to 65536");
@@ -169,7 +169,10 @@ TEST_CASE("nobody sends through a closed queue or opens it, and its readers are 
     CHECK(status_of(out->send(slot, kNoWait)) == Status::closed);
     CHECK(status_of(out->send(list, 0, 0, kNoWait)) == Status::closed);
     CHECK_FALSE(out->send_at_once(bytes_of("x")));
-    CHECK(status_of(Queue::open(pool, queue_spec(name, kind, true, false))) == Status::closed);
+    // A claim queue's new reader may have what is left.
+    const Status late = kind == Kind::claim ? Status::ok : Status::closed;
+    CHECK(status_of(Queue::open(pool, queue_spec(name, kind, true, false))) == late);
+    CHECK(status_of(Queue::open(pool, queue_spec(name, kind, true, true))) == Status::closed);
     must(pool->release(slot));
     Message message;
     must(in->receive(message, true, kPatient));

@@ -593,3 +593,50 @@ TEST_CASE("attach with no_fd books a lease and sends no descriptor") {
   a.release(created.ref());
   CHECK(b.status().regions == 1);
 }
+
+TEST_CASE("a session that only keeps its mapping is asked for it when nobody else needs the region, and once") {
+  World world;
+  Client maker = world.client(), keeper = world.client();
+  const auto ref = maker.create().ref();
+  maker.ready(ref);
+  REQUIRE(keeper.attach_id(ref).status == Status::ok);
+  const auto asked = [&] {
+    std::size_t count = 0;
+    for (auto& event : keeper.link().events) {
+      CHECK(event.op() == (SHMBW_EVENT | SHMBW_EVENT_GIVE_UP));
+      CHECK(event.fixed<shmbw_give_up_event>().region.id == ref.id);
+      ++count;
+    }
+    return count;
+  };
+  CHECK(keeper.release(ref, 1, SHMBW_RELEASE_KEPT).status == Status::invalid);
+  CHECK(keeper.release(ref, 0, SHMBW_RELEASE_KEPT | SHMBW_RELEASE_USED).status == Status::invalid);
+  REQUIRE(keeper.release(ref, 0, SHMBW_RELEASE_KEPT).status == Status::ok);
+  CHECK(asked() == 0);
+  SUBCASE("its last user releases it") {
+    REQUIRE(maker.release(ref).status == Status::ok);
+    CHECK(asked() == 1);
+    REQUIRE(keeper.release(ref, 0, SHMBW_RELEASE_USED).status == Status::ok);
+    CHECK(asked() == 1);
+    REQUIRE(keeper.release(ref, 0, SHMBW_RELEASE_KEPT).status == Status::ok);  // kept anew
+    CHECK(asked() == 2);
+  }
+  SUBCASE("its last user dies") {
+    maker.die();
+    CHECK(asked() == 1);
+  }
+  SUBCASE("not while the session uses it besides") {
+    REQUIRE(keeper.attach_id(ref).status == Status::ok);
+    REQUIRE(maker.release(ref).status == Status::ok);
+    CHECK(asked() == 0);
+    REQUIRE(keeper.release(ref, 1).status == Status::ok);
+    CHECK(asked() == 1);
+  }
+  SUBCASE("not if it uses it again") {
+    REQUIRE(keeper.release(ref, 0, SHMBW_RELEASE_USED).status == Status::ok);
+    REQUIRE(maker.release(ref).status == Status::ok);
+    CHECK(asked() == 0);
+  }
+  (void)keeper.release(ref);
+  CHECK(keeper.status().regions == 0);
+}

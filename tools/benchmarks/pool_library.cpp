@@ -38,6 +38,7 @@ void PoolLibrary::open(shmb_queue*& queue, const char* name, std::uint32_t role,
   options.role = role;
   options.cells = shape.cells;
   options.spin_ns = shape.spin_ns;
+  options.inline_bytes = shape.inline_bytes;
   must_succeed(shmb_queue_open(pool_, name, &options, &queue, &error_), error_);
 }
 
@@ -45,6 +46,12 @@ shmb_message* PoolLibrary::message() {
   shmb_message* message = nullptr;
   must_succeed(shmb_message_new(&message, &error_), error_);
   return message;
+}
+
+shmb_region* PoolLibrary::region(std::uint64_t bytes) {
+  shmb_region* region = nullptr;
+  must_succeed(shmb_create(library_.session(), bytes, nullptr, &region, &error_), error_);
+  return region;
 }
 
 void PoolLibrary::failed() {

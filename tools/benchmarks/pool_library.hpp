@@ -21,6 +21,7 @@ struct QueueShape {
   std::uint32_t kind = SHMB_QUEUE_LINE;
   std::uint32_t cells = 0;   // 0: the default
   std::int64_t spin_ns = 0;  // 0: the default; SHMB_NO_WAIT: asleep at once
+  std::uint32_t inline_bytes = 0;
 };
 inline constexpr std::int64_t kSpinForEver = 1'000'000'000'000;
 
@@ -41,6 +42,10 @@ class PoolLibrary {
   void receive(shmb_queue* queue, shmb_message* message, std::uint32_t flags = 0) {
     if (shmb_queue_receive(queue, message, flags, SHMB_FOREVER, &error_) != SHMB_OK) failed();
   }
+  void send_message(shmb_queue* queue, const shmb_outgoing& message) {
+    if (shmb_queue_send_message(queue, &message, SHMB_FOREVER, &error_) != SHMB_OK) failed();
+  }
+  shmb_region* region(std::uint64_t bytes);
   bool receive_by(shmb_queue* queue, shmb_message* message, std::int64_t wait_ns) {  // false: it took too long
     int status = shmb_queue_receive(queue, message, 0, wait_ns, &error_);
     if (status != SHMB_OK && status != SHMB_E_DEADLINE) failed();

@@ -12,6 +12,7 @@ void run_storm(Bench&);
 void run_reclaim(Bench&);
 void run_hop(Bench&);
 void run_shared_core(Bench&);
+void run_regions_resent(Bench&);
 void run_messages(Bench&);
 void run_hand_over(Bench&);
 void run_slots(Bench&);
@@ -36,6 +37,8 @@ std::span<const Family> families() {
       {"reclaim", "one killed client's 64 MiB until they are free", run_reclaim},
       {"hop", "one message from process to process, against a bare cache line and a bare futex", run_hop},
       {"shared_core", "one message between two processes on one core, against a bare futex there", run_shared_core},
+      {"regions_resent", "one region in message after message, against the same messages without it",
+       run_regions_resent},
       {"messages", "messages per second through queues, against a bare ring", run_messages},
       {"hand_over", "large messages filled and handed over, against filling one buffer", run_hand_over},
       {"slots", "a slot taken and given back, against two locked instructions", run_slots},
