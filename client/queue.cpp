@@ -53,6 +53,18 @@ Result<void> checked(const QueueSpec& spec) {
   return {};
 }
 
+// The broker declares a participant dead before it takes its ends away. Whoever was told of the death counts it no
+// more.
+std::uint32_t count_live(const pool::View& view, std::uint64_t ends) {
+  std::uint32_t count = 0;
+  for (; ends != 0; ends &= ends - 1) {
+    const auto index = static_cast<std::size_t>(std::countr_zero(ends));
+    const auto stamp = pool::Stamp::of(view.participant(index).stamp.load(std::memory_order_acquire));
+    count += stamp.state == static_cast<std::uint8_t>(pool::ParticipantState::live);
+  }
+  return count;
+}
+
 // A reader that names no kind takes the queue that is there, and waits for it.
 QueueSpec with_wait(QueueSpec spec) {
   if (spec.kind != pool::QueueKind::none || !spec.reader || spec.writer || spec.open_only || spec.create_only)
@@ -500,8 +512,8 @@ Result<QueueFacts> Queue::facts() {
   out.cells = cells_;
   out.inline_bytes = cell_size_ - 8;
   if (!closed_ || pool::Stamp::of(entry.stamp.load(std::memory_order_acquire)).serial == serial_) {
-    out.readers = static_cast<std::uint32_t>(std::popcount(entry.readers.load(std::memory_order_relaxed)));
-    out.writers = static_cast<std::uint32_t>(std::popcount(entry.writers.load(std::memory_order_relaxed)));
+    out.readers = count_live(pool_->view(), entry.readers.load(std::memory_order_acquire));
+    out.writers = count_live(pool_->view(), entry.writers.load(std::memory_order_acquire));
     out.deaths = entry.deaths.load(std::memory_order_relaxed);
   }
   for (const auto& in : ins_) {

@@ -728,9 +728,8 @@ typedef struct shmb_queue_options {
   uint32_t kind;         /* enum shmb_queue_kind */
   uint32_t role;         /* enum shmb_queue_role, one or both */
   uint32_t flags;        /* enum shmb_queue_flag */
-  uint32_t cells;        /* messages under way for each lane, a power of two from 2 to 65536; 0: as the queue has
-                            them, 256 in a new one */
-  uint32_t inline_bytes; /* 56 or 120: larger messages go into slots; 0: as the queue has them, 56 in a new one */
+  uint32_t cells;        /* messages under way for each lane, a power of two, 2 to 65536; 0: the queue's, or 256 */
+  uint32_t inline_bytes; /* 56 or 120: larger messages go into slots; 0: the queue's, or 56 */
   uint32_t reserved;     /* 0 */
   int64_t spin_ns;       /* looks so long before it sleeps; 0: 20 us, unless that was for nothing the last times;
                             SHMB_NO_WAIT: sleeps at once */
@@ -810,16 +809,15 @@ typedef struct shmb_outgoing {
 
 /* Sending. With SHMB_OK the message arrives even if this process is killed at its next instruction. Up to inline_bytes
  * travel in the queue itself, larger bytes are copied into a slot of the pool. A list is copied into a slot, and so is
- * one part of bytes; what is larger than every slot goes into a new region, which costs some 100 us (in_regions of
- * shmb_queue_info counts them; shmb_queue_send refuses it as INVALID). A sent slot stays held by this process too,
- * until it releases it; it must not be written any more. No system call unless a reader sleeps or a region is sent for
- * the first time. Errors: FULL (NO_WAIT), DEADLINE, CLOSED (if that happened during the call, readers of a line or
- * broadcast queue may have the message all the same), PEER_GONE (below), DENIED (the handle is no writer), INVALID (too
- * large, a part of another pool), STALE, BROKEN, SESSION_LOST.
+ * one part of bytes; what no slot can hold goes into a new region, which is slow (shmb_queue_info counts them). A sent
+ * slot stays held by this process too, until it releases it; it must not be written any more. No system call unless a
+ * reader sleeps or a region is sent for the first time. Errors: FULL (NO_WAIT), DEADLINE, CLOSED (if that happened
+ * during the call, readers of a line or broadcast queue may have the message all the same), PEER_GONE (below), DENIED
+ * (the handle is no writer), INVALID (too large, a part of another pool), STALE, BROKEN, SESSION_LOST.
  *
  * PEER_GONE is told once for each event, then the handle goes on: to a sender when the last reader has died or left, or
  * one has died while it waited for room; to a receiver when a writer has died, or the last one has left, after all that
- * it sent has been delivered. The error's errno is EOWNERDEAD for a writer that died. Nothing was sent or received
+ * it sent has been delivered. system_errno: EOWNERDEAD if a writer died. Nothing was sent or received
  * then; call again to wait for newcomers. */
 SHMB_API int shmb_queue_send(shmb_queue* queue, const void* data, uint64_t length, int64_t wait_ns,
                              shmb_error* error) SHMB_NOEXCEPT;

@@ -11,8 +11,8 @@
 namespace shmb::bench {
 
 // hop_library.cpp
-NamedWay inline_hop(const std::string& socket, bool asleep);                    // 56 bytes
-NamedWay usual_hop(const std::string& socket);  // 56 bytes, with the options that nobody has set
+NamedWay inline_hop(const std::string& socket, bool asleep);  // 56 bytes
+NamedWay usual_hop(const std::string& socket);                // 56 bytes, with the options that nobody has set
 NamedWay slot_hop(const std::string& socket, std::size_t bytes, bool asleep);   // written beforehand, but for a number
 NamedWay claim_hop(const std::string& socket, std::size_t bytes, bool asleep);  // the same through claim queues
 
