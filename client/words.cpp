@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// See words.hpp.
 #include "client/words.hpp"
 
 #include <algorithm>

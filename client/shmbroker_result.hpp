@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// How operations of the C++ face end: a status, an Error, or a Result that holds a value or an Error. shmbroker.hpp
+// includes this file: no program has to. Threads: values like any other. C++20, libc and std only.
+#if __cplusplus < 202002L
+#error "shmbroker/shmbroker_result.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker.h)"
+#elif !defined(SHMBROKER_RESULT_HPP)
+#define SHMBROKER_RESULT_HPP
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "shmbroker.h"
+
+#if defined(__cpp_exceptions) || defined(__EXCEPTIONS)
+#define SHMBROKER_EXCEPTIONS 1
+#else
+#define SHMBROKER_EXCEPTIONS 0
+#endif
+
+namespace shmbroker {
+
+enum class Status : std::int32_t {
+#define SHMBROKER_X(name, value, text) name = value,
+  SHMB_STATUS_TABLE(SHMBROKER_X)
+#undef SHMBROKER_X
+};
+
+// Why an operation failed; what() is a sentence to print, which names what to change as this header names it. Also the
+// exception type.
+class Error : public std::exception {
+ public:
+  explicit Error(const shmb_error& detail) noexcept : detail_(detail) { shmb_error_words(&detail_, SHMB_WORDS_CXX); }
+  explicit Error(Status status) noexcept : Error(status, shmb_status_text(static_cast<int>(status))) {}
+  // The sentence is cut where it is longer than shmb_error has room.
+  Error(Status status, std::string_view sentence) noexcept {
+    detail_.status = static_cast<std::int32_t>(status);
+    const std::size_t length = sentence.copy(detail_.sentence, sizeof detail_.sentence - 1);
+    detail_.sentence[length] = '\0';
+  }
+  const char* what() const noexcept override { return detail_.sentence; }
+  Status status() const noexcept { return static_cast<Status>(detail_.status); }
+  int system_errno() const noexcept { return detail_.system_errno; }
+  const shmb_error& detail() const noexcept { return detail_; }  // the numbers of a refusal
+
+ private:
+  shmb_error detail_{};
+};
+
+// A text that an options struct owns. It is made from whatever holds characters, a std::string_view too.
+class Text : public std::string {
+ public:
+  using std::string::string;
+  Text() noexcept = default;
+  Text(std::string text) noexcept : std::string(std::move(text)) {}
+  Text(std::string_view text) : std::string(text) {}
+};
+
+template <class T>
+class Result;
+
+namespace detail {
+
+template <class>
+inline constexpr bool is_result = false;
+template <class T>
+inline constexpr bool is_result<Result<T> > = true;
+
+// Calls `call` with the value, or, of Result<void>, with nothing.
+template <class T, class Call, class Stored>
+constexpr decltype(auto) with_value(Call&& call, [[maybe_unused]] Stored&& value) {
+  if constexpr (std::is_void_v<T>) return std::forward<Call>(call)();
+  else return std::forward<Call>(call)(std::forward<Stored>(value));
+}
+
+}  // namespace detail
+
+// A value or an Error: std::expected<T, Error> for C++20, with the same names and rules. Of a Result<void> the calls of
+// and_then and transform take no argument. value() throws the Error.
+template <class T>
+class [[nodiscard]] Result {
+  using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
+
+ public:
+  using value_type = T;
+  using error_type = Error;
+
+  Result() noexcept
+    requires std::is_void_v<T>
+  = default;
+  Result(Stored value) noexcept(std::is_nothrow_move_constructible_v<Stored>)
+    requires(!std::is_void_v<T>)
+      : state_(std::in_place_index<0>, std::move(value)) {}
+  Result(const Error& error) noexcept : state_(std::in_place_index<1>, error) {}
+
+  bool has_value() const noexcept { return state_.index() == 0; }
+  explicit operator bool() const noexcept { return has_value(); }
+  const Error& error() const noexcept { return *std::get_if<1>(&state_); }
+
+  Stored& operator*() & noexcept { return *std::get_if<0>(&state_); }
+  const Stored& operator*() const& noexcept { return *std::get_if<0>(&state_); }
+  Stored&& operator*() && noexcept { return std::move(*std::get_if<0>(&state_)); }
+  Stored* operator->() noexcept { return std::get_if<0>(&state_); }
+  const Stored* operator->() const noexcept { return std::get_if<0>(&state_); }
+
+  template <class U>
+  T value_or(U&& other) const&
+    requires(!std::is_void_v<T>)
+  {
+    return has_value() ? **this : static_cast<T>(std::forward<U>(other));
+  }
+  template <class U>
+      T value_or(U&& other) &&
+      requires(!std::is_void_v<T>) { return has_value() ? *std::move(*this) : static_cast<T>(std::forward<U>(other)); }
+
+      // `call` takes the value and gives another Result, which is the outcome. An error passes by.
+      template <class Call>
+      auto and_then(Call&& call) & {
+    return chained(*this, std::forward<Call>(call));
+  }
+  template <class Call>
+  auto and_then(Call&& call) const& {
+    return chained(*this, std::forward<Call>(call));
+  }
+  template <class Call>
+  auto and_then(Call&& call) && {
+    return chained(std::move(*this), std::forward<Call>(call));
+  }
+  // `call` takes the value and gives that of the outcome. An error passes by.
+  template <class Call>
+  auto transform(Call&& call) & {
+    return transformed(*this, std::forward<Call>(call));
+  }
+  template <class Call>
+  auto transform(Call&& call) const& {
+    return transformed(*this, std::forward<Call>(call));
+  }
+  template <class Call>
+  auto transform(Call&& call) && {
+    return transformed(std::move(*this), std::forward<Call>(call));
+  }
+  // `call` takes the error and gives a Result of the same type. A value passes by.
+  template <class Call>
+  Result or_else(Call&& call) const& {
+    static_assert(std::is_same_v<std::invoke_result_t<Call, const Error&>, Result>);
+    return has_value() ? *this : std::forward<Call>(call)(error());
+  }
+  template <class Call>
+  Result or_else(Call&& call) && {
+    static_assert(std::is_same_v<std::invoke_result_t<Call, const Error&>, Result>);
+    return has_value() ? std::move(*this) : std::forward<Call>(call)(error());
+  }
+  // `call` takes the error and gives another one.
+  template <class Call>
+  Result transform_error(Call&& call) const& {
+    return has_value() ? *this : Result(Error(std::forward<Call>(call)(error())));
+  }
+  template <class Call>
+  Result transform_error(Call&& call) && {
+    return has_value() ? std::move(*this) : Result(Error(std::forward<Call>(call)(error())));
+  }
+
+#if SHMBROKER_EXCEPTIONS
+  T value() && {
+    if (!has_value()) throw error();
+    if constexpr (!std::is_void_v<T>) return *std::move(*this);
+  }
+  std::add_lvalue_reference_t<T> value() & {
+    if (!has_value()) throw error();
+    if constexpr (!std::is_void_v<T>) return **this;
+  }
+  std::add_lvalue_reference_t<const T> value() const& {
+    if (!has_value()) throw error();
+    if constexpr (!std::is_void_v<T>) return **this;
+  }
+#endif
+
+ private:
+  template <class Self, class Call>
+  static auto chained(Self&& self, Call&& call) {
+    using Next =
+        std::remove_cvref_t<decltype(detail::with_value<T>(std::forward<Call>(call), *std::forward<Self>(self)))>;
+    static_assert(detail::is_result<Next>, "and_then() takes a function that gives a Result; transform() takes others");
+    if (!self.has_value()) return Next(self.error());
+    return Next(detail::with_value<T>(std::forward<Call>(call), *std::forward<Self>(self)));
+  }
+  template <class Self, class Call>
+  static auto transformed(Self&& self, Call&& call) {
+    using Next = std::remove_cv_t<decltype(detail::with_value<T>(std::forward<Call>(call), *std::forward<Self>(self)))>;
+    if (!self.has_value()) return Result<Next>(self.error());
+    if constexpr (std::is_void_v<Next>) {
+      detail::with_value<T>(std::forward<Call>(call), *std::forward<Self>(self));
+      return Result<void>();
+    } else {
+      return Result<Next>(detail::with_value<T>(std::forward<Call>(call), *std::forward<Self>(self)));
+    }
+  }
+  std::variant<Stored, Error> state_;
+};
+
+namespace detail {
+
+// What the C functions take: characters that end with NUL. No name has a NUL inside: one that does is refused as any
+// other wrong character is, and not cut there.
+class CText {
+ public:
+  explicit CText(std::string_view text) noexcept {
+    if (text.size() >= sizeof small_) large_.reset(new (std::nothrow) char[text.size() + 1]);
+    text_ = large_ ? large_.get() : small_;
+    const std::size_t length = text.copy(text_, large_ ? text.size() : sizeof small_ - 1);
+    for (std::size_t i = 0; i < length; ++i)
+      if (text_[i] == '\0') text_[i] = '\x01';
+    text_[length] = '\0';
+  }
+  CText(const CText&) = delete;
+  CText& operator=(const CText&) = delete;
+  const char* get() const noexcept { return text_; }
+
+ private:
+  char small_[256];  // every valid address
+  std::unique_ptr<char[]> large_;
+  char* text_;
+};
+
+// The refusal of as<T>().
+inline Error not_a(std::string_view what, std::size_t has, std::size_t needs) noexcept {
+  char sentence[160];
+  std::snprintf(sentence, sizeof sentence, "%.*s has %zu bytes; the type asked for has %zu",
+                static_cast<int>(what.size()), what.data(), has, needs);
+  return Error(Status::invalid, sentence);
+}
+// The T that memory begins with. Memory of the library begins on a page or on a cache line.
+template <class T, class Byte>
+Result<T*> first_of(std::string_view what, std::span<Byte> bytes) noexcept {
+  static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
+  static_assert(alignof(T) <= 64, "slots begin on a multiple of 64 bytes");
+  if (bytes.size() < sizeof(T)) return not_a(what, bytes.size(), sizeof(T));
+  return reinterpret_cast<T*>(bytes.data());
+}
+
+}  // namespace detail
+}  // namespace shmbroker
+
+#endif
