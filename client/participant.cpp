@@ -32,7 +32,8 @@ Participant::Participant(pool::View view, std::uint32_t index, std::uint32_t lif
       bit_(std::uint64_t{1} << index),
       sleeper_(*this),
       books_(view.slots()),
-      groups_(view.groups() > 1 ? view.groups() : 0),
+      freed_seen_(view.groups() > 1 ? view.groups() : 0),
+      taken_(freed_seen_.size()),
       next_free_(static_cast<std::uint32_t>(std::uint64_t{view.slots()} * index / pool::kParticipants)) {
   cached_.reserve(kMostCached);
 }
@@ -43,10 +44,12 @@ std::optional<std::uint32_t> Participant::acquire(std::span<const SlotRange> ran
   // few slots rotate, unless they are so big that the caches of the processor would suffer. A slot that this process
   // has just freed is free still, as a rule.
   const bool one_is_free = within(std::exchange(freed_, pool::kNone), ranges);
-  if (one_is_free || (!ranges.empty() && in_flight_ < rotation(ranges.front().first)))
+  const bool searched = one_is_free || (!ranges.empty() && in_flight_ < rotation(ranges.front().first));
+  if (searched)
     if (auto slot = take_free(ranges)) return slot;
   reclaim();
   if (auto slot = take_cached(ranges)) return slot;
+  if (searched && freed_ == pool::kNone) return std::nullopt;  // no slot came back here since
   return take_free(ranges);
 }
 
@@ -94,6 +97,10 @@ std::optional<std::uint32_t> Participant::take_free(SlotRange range) {
   std::uint32_t at = next_free_ - range.first < count ? next_free_ : range.first;
   // The rest of the group in which the search begins comes last.
   for (std::uint32_t left = count; left > 0;) {
+    while (at % kGroupSlots == 0 && std::min(left, end - at) > kGroupSlots && passed_over(at / kGroupSlots)) {
+      at += kGroupSlots;
+      left -= kGroupSlots;
+    }
     const std::uint32_t group = at / kGroupSlots, bit = at % kGroupSlots;
     const std::uint32_t here = std::min({kGroupSlots - bit, end - at, left});
     if (auto slot = take_free(group, (~std::uint64_t{0} >> (kGroupSlots - here)) << bit)) return slot;
@@ -103,24 +110,33 @@ std::optional<std::uint32_t> Participant::take_free(SlotRange range) {
   return std::nullopt;
 }
 
-// Of one group, those slots whose bits are `wanted`. A slot that somebody else holds is free again only once the count
-// has moved: it is counted behind P1, by who leaves it without a holder, or by the broker if that one died in between.
+// Nothing in the group can be free.
+bool Participant::passed_over(std::uint32_t group) {
+  SHMB_STEP(A0);
+  const std::uint64_t freed = view_.freed(group).load(std::memory_order_acquire);
+  SHMB_STEP(A0_done);
+  return freed == freed_seen_[group] && taken_[group] == ~std::uint64_t{0};
+}
+
+// Of one group, those slots whose bits are `wanted`. A slot that somebody holds, this process too, is free again only
+// once the count has moved: it is counted behind P1, by who leaves it without a holder, or by the broker if that one
+// died in between.
 std::optional<std::uint32_t> Participant::take_free(std::uint32_t group, std::uint64_t wanted) {
-  Group uncounted;
-  Group& known = groups_.empty() ? uncounted : groups_[group];
-  if (!groups_.empty()) {
+  std::uint64_t uncounted = 0;
+  std::uint64_t& taken = taken_.empty() ? uncounted : taken_[group];
+  if (!taken_.empty()) {
     SHMB_STEP(A0);
     const std::uint64_t freed = view_.freed(group).load(std::memory_order_acquire);
     SHMB_STEP(A0_done);
-    if (freed != known.freed) known = {freed, 0};
+    if (std::exchange(freed_seen_[group], freed) != freed) taken = 0;
   }
-  for (wanted &= ~known.taken; wanted != 0; wanted &= wanted - 1) {
+  for (wanted &= ~taken; wanted != 0; wanted &= wanted - 1) {
     const auto bit = static_cast<std::uint32_t>(std::countr_zero(wanted));
     const std::uint32_t slot = group * kGroupSlots + bit;
+    taken |= std::uint64_t{1} << bit;
     const Book& book = books_[slot];
     if (book.references > 0 || (book.flags & kCached)) continue;
     auto& holders = view_.slot(slot).holders;
-    known.taken |= std::uint64_t{1} << bit;
     SHMB_STEP(A1);
     std::uint64_t mask = holders.load(std::memory_order_acquire);
     SHMB_STEP(A1_done);
@@ -129,7 +145,6 @@ std::optional<std::uint32_t> Participant::take_free(std::uint32_t group, std::ui
     const bool mine = holders.compare_exchange_strong(mask, bit_, std::memory_order_acq_rel, std::memory_order_relaxed);
     SHMB_STEP(A2_done);
     if (!mine) continue;
-    known.taken &= ~(std::uint64_t{1} << bit);
     next_free_ = slot + 1;
     return begin_use(slot);
   }
@@ -187,7 +202,7 @@ void Participant::free_slot(std::uint32_t slot) {
   // seq_cst where release is enough for the slot: with the seq_cst look at the waiters it stands for the fence S4.
   const std::uint64_t before = view_.slot(slot).holders.fetch_and(~bit_, std::memory_order_seq_cst);
   SHMB_STEP(P1_done);
-  if ((before & ~bit_) == 0 && !groups_.empty()) {
+  if ((before & ~bit_) == 0 && !taken_.empty()) {
     SHMB_STEP(P2);
     view_.freed(slot / kGroupSlots).fetch_add(1, std::memory_order_seq_cst);
     SHMB_STEP(P2_done);

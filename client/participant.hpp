@@ -100,6 +100,7 @@ class Participant {
   std::optional<std::uint32_t> take_free(std::span<const SlotRange> ranges);
   std::optional<std::uint32_t> take_free(SlotRange range);
   std::optional<std::uint32_t> take_free(std::uint32_t group, std::uint64_t wanted);
+  bool passed_over(std::uint32_t group);
   std::uint32_t rotation(std::uint32_t slot);
   bool mine_alone(std::uint32_t slot);
   std::uint32_t begin_use(std::uint32_t slot);
@@ -113,13 +114,10 @@ class Participant {
   LocalLock lock_;
   Sleeper sleeper_;
   std::vector<Book> books_;
-  // What the last searches learned, so that one in vain does not look at every slot of a large pool again. `taken`: a
-  // bit for each slot that others held; it holds as long as the group's shared count is `freed`. A pool of one group is
-  // looked at sooner than counted, and has none of this.
-  struct Group {
-    std::uint64_t freed = 0, taken = 0;
-  };
-  std::vector<Group> groups_;
+  // What the last searches learned, by group, so that one in vain does not look at every slot of a large pool again: a
+  // bit in taken_ for each slot that was held, which holds as long as the group's shared count is that of freed_seen_.
+  // A pool of one group is looked at sooner than counted, and has none of this.
+  std::vector<std::uint64_t> freed_seen_, taken_;
   struct Cached {
     std::uint32_t slot;
     std::uint64_t size;

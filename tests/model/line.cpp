@@ -339,7 +339,9 @@ class Line {
   }
   void go_on_looking(State& n, Participant& me, int i) const {
     const auto known = [&](int slot) {
-      return (me.known & 1 << slot) != 0 || (n.slots[slot].holders & 1 << i) != 0 || refs(n, i, slot) > 0;
+      if ((n.slots[slot].holders & 1 << i) != 0 || refs(n, i, slot) > 0)  // its own: freed by P1 of its own
+        me.known |= static_cast<std::uint8_t>(1 << slot);
+      return (me.known & 1 << slot) != 0;
     };
     while (me.scanned < S && known(me.scanned)) ++me.scanned;
     me.pc = me.scanned == S ? kIdle : kA1;
