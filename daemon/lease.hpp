@@ -31,8 +31,8 @@ struct Lease : Hook<Lease, OfRegion> {
   std::uint32_t rights = 0;
   std::uint32_t count = 0;
   std::uint32_t pins = 0;  // times it is registered with a GPU: not sealed meanwhile
-  bool kept = false;   // one reference is a mapping that the session gives back when it is asked
-  bool asked = false;  // it was, for what is kept now
+  bool kept = false;       // one reference is a mapping that the session gives back when it is asked
+  bool asked = false;      // it was, for what is kept now
   Reach reach = Reach::lent;
   Charge charge;
 

@@ -53,7 +53,7 @@ TEST_CASE("a part of a region made for network cards has a dma-buf, here and whe
             auto plain = gpu::Region::allocate(session, 2 * kMiB);
             const auto refused = plain.try_dma_buf(0, 4096);
             ACTOR_CHECK(status_of(refused) == Status::not_supported);
-            ACTOR_CHECK(sentence_of(refused).contains("ALLOCATE_RDMA"));
+            ACTOR_CHECK(sentence_of(refused).contains("AllocateOptions::rdma"));
           }
           const auto audit = fakecuda::Fake::use().audit();
           ACTOR_CHECK(audit.left() == 0 && audit.violations == 0 && audit.fds == 0);

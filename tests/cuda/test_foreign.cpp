@@ -117,7 +117,7 @@ TEST_CASE("memory that cannot be shared by descriptor is refused with what to do
   CHECK(status_of(gpu::Region::try_adopt(session, uneven.base(), 2 * kMiB)) == Status::ok);
   auto wrong_way = gpu::Lease::try_lend(session, uneven.base(), kMiB, nullptr);
   CHECK(status_of(wrong_way) == Status::not_exportable);
-  CHECK(sentence_of(wrong_way).find("shmb_gpu_adopt") != std::string::npos);
+  CHECK(sentence_of(wrong_way).find("gpu::adopt") != std::string::npos);
   const Segments on_two(device, {2 * kMiB, 2 * kMiB}, shmb::cuda::kPosixFd, 1);
   auto divided = gpu::Region::try_adopt(session, on_two.base(), 4 * kMiB);
   CHECK(status_of(divided) == Status::not_exportable);
@@ -126,7 +126,7 @@ TEST_CASE("memory that cannot be shared by descriptor is refused with what to do
   const Malloced malloced(device, kMiB);
   auto adopted = gpu::Region::try_adopt(session, malloced.pointer, kMiB);
   CHECK(status_of(adopted) == Status::not_exportable);
-  CHECK(sentence_of(adopted).find("shmb_gpu_lend") != std::string::npos);
+  CHECK(sentence_of(adopted).find("gpu::lend") != std::string::npos);
   int on_the_host = 0;
   const auto host = static_cast<gpu::Pointer>(reinterpret_cast<std::uintptr_t>(&on_the_host));
   CHECK(status_of(gpu::Region::try_adopt(session, host, 4)) == Status::invalid);

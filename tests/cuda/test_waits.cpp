@@ -131,7 +131,7 @@ TEST_CASE("law 11: a region released under a device that works goes when that is
   HeldStream held(device);
   const auto released = region.try_release(false, kSoon);
   CHECK(status_of(released) == Status::deadline);
-  CHECK(sentence_of(released).contains("shmb_dispatch"));
+  CHECK(sentence_of(released).contains("gpu::dispatch"));
   CHECK(dispatched(session) == std::pair<std::size_t, std::size_t>(0, 1));
   CHECK(device.all(at, kMiB) == 0);  // a kernel may go on with it
   CHECK(at_the_broker() == 1);

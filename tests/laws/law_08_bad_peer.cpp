@@ -213,6 +213,12 @@ TEST_CASE("law 8: a write that never ends holds up the publication of that memor
     REQUIRE(made.ok());
     REQUIRE(second.ok());
     const auto region = made.element<shmbw_create_reply>(0).region;
+    // Who was lent a descriptor for writing, and has not reported, would be waited for.
+    const auto reports = [&](RawClient& client) {
+      return client.send(wire_test::batch(SHMBW_OP_READY, 0, std::vector{shmbw_ready{region, 4096, 1, 0}})) &&
+             client.status().ok();
+    };
+    REQUIRE(reports(owner));
     // Three wait for one publication: the owner, a client that leaves, and one that is killed.
     Line told;
     Gate go;
@@ -222,7 +228,10 @@ TEST_CASE("law 8: a write that never ends holds up the publication of that memor
       wish.by = SHMBW_ATTACH_BY_ID;
       wish.rights = kReadWrite;
       wish.region = region;
-      if (!client.call_batch(SHMBW_OP_ATTACH, std::span<const shmbw_attach>(&wish, 1)).ok() || !go.wait()) return 1;
+      if (!client.call_batch(SHMBW_OP_ATTACH, std::span<const shmbw_attach>(&wish, 1)).ok()) return 1;
+      if (!reports(client)) return 3;
+      told.say('r');
+      if (!go.wait()) return 1;
       if (client.ask(SHMBW_OP_PUBLISH, shmbw_publish{region}) == 0) return 2;
       told.say('p');
       for (;;) ::pause();
@@ -230,6 +239,7 @@ TEST_CASE("law 8: a write that never ends holds up the publication of that memor
     });
     harness::StuckWrite stuck(made.fds.at(0).get());
     if (!stuck.stuck()) SKIP_CASE("userfaultfd is not allowed here");
+    REQUIRE(told.hear() == 'r');
     const auto tag = owner.ask(SHMBW_OP_PUBLISH, shmbw_publish{region});
     go.open();
     REQUIRE(told.hear() == 'p');

@@ -95,7 +95,8 @@ void set_header(Packet& packet, const shmbw_header& header) {
 }
 
 // How many descriptors a request states by its op and its words: by PROTOCOL.md's tables, at its offsets.
-static std::uint64_t stated_descriptors(std::span<const std::byte> packet, std::uint32_t op, std::uint32_t fixed) {
+static std::uint64_t stated_descriptors(std::span<const std::byte> packet, std::uint32_t op, std::uint32_t fixed,
+                                        std::size_t brought) {
   // What a short struct leaves out reads as zero.
   auto word = [&](std::size_t begin, std::size_t size, std::size_t at) {
     std::uint32_t value = 0;
@@ -104,7 +105,10 @@ static std::uint64_t stated_descriptors(std::span<const std::byte> packet, std::
     return value;
   };
   if (op == SHMBW_OP_POOL_DOORBELL) return word(24, fixed, 8) == SHMBW_DOORBELL_SET ? 1 : 0;
-  if (op == SHMBW_OP_GPU_DEVICE) return word(24, fixed, 16) & 1;
+  if (op == SHMBW_OP_GPU_DEVICE) {
+    const std::uint32_t flags = word(24, fixed, 16);
+    return flags > 1 ? std::min<std::size_t>(brought, 1) : flags;  // unknown flags may state one, and are refused
+  }
   if (op == SHMBW_OP_GPU_CHUNKS) return 2 * std::uint64_t{word(24, fixed, 20)};
   if (op != SHMBW_OP_GPU_PUBLISH) return 0;
   for (std::size_t i = 8; i < fixed; ++i)
@@ -129,7 +133,7 @@ bool breaks_the_frame(std::span<const std::byte> packet, bool greeted, std::size
   if (le(packet, 20, 2) != brought) return true;
   std::uint32_t fixed = le(packet, 22, 2);
   if (fixed > packet.size() - 24) return true;
-  if (greeted && stated_descriptors(packet, op, fixed) != brought) return true;
+  if (greeted && stated_descriptors(packet, op, fixed, brought) != brought) return true;
   return !greeted && op != SHMBW_OP_HELLO;
 }
 

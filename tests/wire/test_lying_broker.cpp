@@ -348,7 +348,7 @@ std::vector<int> statuses(const BrokerFixture& broker, int which, const Forge& f
   if (shmb_create(session, 100, &wish, &published, nullptr) == SHMB_OK) {
     out.push_back(shmb_publish(published, kLong, nullptr));
     std::uint8_t ticket[16];
-    out.push_back(shmb_ticket_create(published, SHMB_RIGHT_READ, 1, 0, kLong, ticket, nullptr, nullptr));
+    out.push_back(shmb_ticket_create(published, SHMB_RIGHT_READ, 1, 1'000'000, kLong, ticket, nullptr, nullptr));
   }
   shmb_watch_options watch{};
   watch.size = sizeof watch;
