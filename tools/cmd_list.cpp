@@ -15,6 +15,7 @@
 #include "tools/exit_code.hpp"
 #include "tools/gpu_view.hpp"
 #include "tools/hidden.hpp"
+#include "tools/host_all.hpp"
 #include "tools/pool_view.hpp"
 #include "tools/printable.hpp"
 #include "tools/process_view.hpp"
@@ -33,6 +34,8 @@ struct ListOptions {
   std::string group, sort;
   bool all_groups = false, show_groups = false, show_processes = false, show_pools = false, show_queues = false,
        show_worlds = false, show_refs = false, show_gpu = false, ids_only = false;
+  bool all = false, as_tree = false;  // of the host, without a broker
+  ListingOptions host;
 
   bool one_table() const {
     return show_groups || show_processes || show_pools || show_queues || show_worlds || show_refs || show_gpu;
@@ -262,6 +265,13 @@ std::string text_of(const ListOptions& options, const std::vector<Shown>& shown)
 }
 
 int run_list(const ListOptions& options) {
+  if (options.all) {
+    ListingOptions listing = options.host;
+    listing.common = options.common;
+    listing.ids_only = options.ids_only;
+    listing.order = options.sort;
+    return repeat(listing, [&] { return list_host(listing, options.as_tree); });
+  }
   auto selection = selection_of(options);
   if (!selection) return fail(selection.error());
   auto viewer = Viewer::connect(options.common, options.all_groups);
@@ -311,9 +321,20 @@ Command add_list(CLI::App& app) {
   for (CLI::Option* one : one_of)
     for (CLI::Option* other : one_of)
       if (one != other) one->excludes(other);
-  verb->add_option("--sort", options->sort, "By this column: numbers from the largest on, texts from A to Z")
+  verb->add_option("-S,--sort", options->sort, "By this column: numbers from the largest on, texts from A to Z")
       ->type_name("COLUMN");
   verb->add_flag("-q,--quiet", options->ids_only, "Ids only");
+  CLI::Option* all =
+      verb->add_flag("--all", options->all, "All shared memory of the host, whoever made it; needs no broker");
+  for (CLI::Option* one : one_of) all->excludes(one);
+  verb->add_flag("--tree", options->as_tree, "With --all: each process with what it holds")->needs(all);
+  verb->add_option("-o,--columns", options->host.columns, "With --all, which columns: " + object_fields().names())
+      ->type_name("LIST")
+      ->needs(all);
+  verb->add_option("-f,--filter", options->host.filter, "With --all, rows that pass (shmbroker(1))")
+      ->type_name("FILTER")
+      ->needs(all);
+  add_duration(*verb, "-w,--watch", options->host.every, "With --all, again and again, with this much time between");
   add_common(*verb, options->common, true, true);
   return {verb, [options] { return run_list(*options); }};
 }

@@ -12,6 +12,8 @@ inline constexpr int kExitUsage = 2;
 inline constexpr int kExitNoBroker = 3;
 inline constexpr int kExitRefused = 4;
 inline constexpr int kExitNotFound = 5;
+inline constexpr int kExitFindings = 6;  // leaks, gc, doctor: something was found
+inline constexpr int kExitUnseen = 7;    // they found nothing, but could not see all
 inline constexpr int kExitDeadline = 124;
 
 constexpr int exit_code(Status status) {

@@ -8,6 +8,7 @@
 #include "base/text.hpp"
 #include "client/shmbroker.h"
 #include "spawn/supervisor.hpp"
+#include "tools/completion.hpp"
 #include "tools/exit_code.hpp"
 #include "tools/tool.hpp"
 
@@ -36,10 +37,15 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", std::string("shmbroker ") + shmb_version());
   app.require_subcommand(1);
   app.footer(
-      "Exit codes: 0 ok, 1 error, 2 usage, 3 no broker, 4 refused, 5 not found, 124 deadline; "
+      "Exit codes: 0 ok, 1 error, 2 usage, 3 no broker, 4 refused, 5 not found, 6 findings, "
+      "7 could not see all, 124 deadline; "
       "`run` gives the command's.");
   const Command commands[] = {add_list(app), add_inspect(app), add_status(app), add_put(app),
-                              add_cat(app),  add_release(app), add_run(app)};
+                              add_cat(app),  add_release(app), add_run(app),    add_leaks(app),
+                              add_gc(app),   add_map(app),     add_doctor(app)};
+  std::string shell;
+  CLI::App* completes = app.add_subcommand("completion", "The completion script of a shell, on standard output");
+  completes->add_option("SHELL", shell, "bash, zsh or fish")->required();
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help, --version
@@ -47,6 +53,11 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& problem) {
     complain(usage_sentence(app, argc, argv, problem));
     return usage_error(argc, argv);
+  }
+  if (completes->parsed()) {
+    auto script = completion(app, shell);
+    if (!script) return fail(script.error());
+    return print(*script) ? kExitOk : kExitError;
   }
   for (const Command& command : commands)
     if (command.app->parsed()) return command.run();

@@ -40,6 +40,10 @@ Command add_put(CLI::App& app);
 Command add_cat(CLI::App& app);
 Command add_release(CLI::App& app);
 Command add_run(CLI::App& app);
+Command add_leaks(CLI::App& app);
+Command add_gc(CLI::App& app);
+Command add_map(CLI::App& app);
+Command add_doctor(CLI::App& app);
 
 bool is_terminal(int fd);
 bool colour(int fd);  // a terminal, and neither NO_COLOR nor TERM=dumb

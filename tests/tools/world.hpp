@@ -34,7 +34,8 @@ class World {
   // `shmbroker ARGUMENTS`.
   Ended tool(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& environment = {});
   Ended run(const std::string& program, const std::vector<std::string>& arguments);  // another program in this world
-  // Standard input, output and error are a terminal; `out` is what it shows. `columns` 0: it does not say how wide it is.
+  // Standard input, output and error are a terminal; `out` is what it shows. `columns` 0: it does not say how wide it
+  // is.
   Ended tool_on_terminal(const std::vector<std::string>& arguments,
                          const std::map<std::string, std::string>& environment = {}, unsigned short columns = 0);
   pid_t start_tool(const std::vector<std::string>& arguments);  // the caller waits for it

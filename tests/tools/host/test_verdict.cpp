@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which evidence leads to which verdict, on inventories made by hand, and what a real scan finds of real holders.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/sys_process.hpp"
+#include "tests/tools/host/plant.hpp"
+#include "tools/host/verdict.hpp"
+
+using namespace shmb;
+using namespace shmb::host;
+using test::Plot;
+
+namespace {
+
+constexpr std::int64_t kNow = 4'000'000'000;  // later than any process of this machine started
+
+struct Sample {
+  Inventory inventory;
+  Patterns patterns;
+  Sample() {
+    inventory.now = kNow;
+    inventory.processes.push_back({.pid = 1, .start = 1, .program = "init", .seen = true});
+    auto parsed = Patterns::parse(
+        "[[pattern]]\nprogram=\"Torch\"\nglob=\"torch_{pid}_*\"\n[[pattern]]\nprogram=\"NCCL\"\nglob=\"nccl-*\"\n"
+        "[[pattern]]\nprogram=\"Server\"\nglob=\"ols-*\"\nkeep=true\n",
+        "sample");
+    REQUIRE(parsed);
+    patterns = std::move(*parsed);
+  }
+  Object& file(const std::string& name, std::int64_t age) {
+    Object it;
+    it.key = {7, inventory.objects.size() + 1, false};
+    it.name = name;
+    it.names = {name};
+    it.changed = kNow - age;
+    inventory.objects.push_back(it);
+    return inventory.objects.back();
+  }
+  Verdict verdict(std::size_t index = 0) {
+    judge(inventory, patterns, {.stale_after = 3600, .ask_kernel = false});
+    CHECK_FALSE(inventory.objects[index].evidence.empty());
+    return inventory.objects[index].verdict;
+  }
+};
+
+std::string dead_name(const char* rest) { return "torch_" + std::to_string(test::dead_pid()) + rest; }
+
+}  // namespace
+
+TEST_CASE("a holder makes any object held, whatever its name says") {
+  Sample sample;
+  sample.file(dead_name("_1"), 7200).holders.push_back({.process = 0});
+  CHECK(sample.verdict() == Verdict::held);
+}
+
+TEST_CASE("an object whose name tells a dead creator is an orphan, young or old") {
+  for (const std::int64_t age : {0, 7200}) {
+    Sample sample;
+    sample.file(dead_name("_1"), age);
+    CHECK(sample.verdict() == Verdict::orphan);
+  }
+}
+
+TEST_CASE("a creator that lives keeps its object from being an orphan; one that started later does not") {
+  Sample alive;
+  alive.file("torch_1_x", 10);
+  CHECK(alive.verdict() == Verdict::idle);
+  Sample reused;
+  reused.file("torch_1_x", kNow - 1000);  // changed in 1970: before process 1 of this boot
+  CHECK(reused.verdict() == Verdict::orphan);
+}
+
+TEST_CASE("an object that a creator of a container's own numbering may have made is no orphan") {
+  Sample sample;
+  // This process has its own number in an inner namespace for the kernel, as far as the inventory can tell.
+  Process inner{.pid = ::getpid(), .start = 1, .program = "inner", .seen = true};
+  inner.pid_ns = 5;
+  sample.inventory.processes.push_back(inner);
+  sample.file("torch_" + std::to_string(::getpid()) + "_x", 10);
+  CHECK(sample.verdict() == Verdict::idle);
+}
+
+TEST_CASE("inside a PID namespace no creator is known to be dead") {
+  Sample sample;
+  sample.inventory.nested = true;
+  sample.file(dead_name("_1"), 7200);
+  CHECK(sample.verdict() == Verdict::stale);
+}
+
+TEST_CASE("a known leftover is stale after its time, and idle before, and never where the program comes back") {
+  Sample sample;
+  sample.file("nccl-old", 3600);
+  sample.file("nccl-new", 3599);
+  sample.file("ols-old", 1'000'000);
+  sample.file("unknown", 1'000'000);
+  CHECK(sample.verdict(0) == Verdict::stale);
+  CHECK(sample.inventory.objects[1].verdict == Verdict::idle);
+  CHECK(sample.inventory.objects[2].verdict == Verdict::idle);
+  CHECK(sample.inventory.objects[3].verdict == Verdict::idle);
+}
+
+TEST_CASE("without sight of all processes nothing is called lost on the word of a scan") {
+  Sample sample;
+  sample.inventory.blind.push_back("3 processes are hidden");
+  sample.file(dead_name("_1"), 7200);
+  CHECK(sample.verdict() == Verdict::unseen);
+}
+
+TEST_CASE("a segment is held by the kernel's count alone, and lost when its creator is dead") {
+  Sample sample;
+  Object segment;
+  segment.kind = Kind::sysv;
+  segment.key = {1, 5, true};
+  segment.creator = test::dead_pid();
+  segment.changed = kNow - 10;
+  segment.attached = 1;
+  sample.inventory.objects.push_back(segment);
+  CHECK(sample.verdict() == Verdict::held);
+  sample.inventory.objects[0].attached = 0;
+  sample.inventory.objects[0].evidence.clear();
+  CHECK(sample.verdict() == Verdict::orphan);
+}
+
+TEST_CASE("a scan finds each way of holding memory, by whom, and how much") {
+  Plot plot;
+  const std::string opened = plot.file(plot.own("opened"), 2), mapped = plot.file(plot.own("mapped"), 3),
+                    alone = plot.file(plot.own("alone")), lost = plot.file(plot.own("lost"));
+  const std::string memfd_name = plot.own("mem fd\n\x1b[31m");
+  const pid_t holder = plot.holder([&] {
+    (void)::open(opened.c_str(), O_RDONLY);
+    const int fd = ::open(mapped.c_str(), O_RDWR);
+    if (::mmap(nullptr, 3 * 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED) ::_exit(1);
+    ::close(fd);
+    const int unnamed = ::open(lost.c_str(), O_RDWR);
+    if (::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, unnamed, 0) == MAP_FAILED) ::_exit(1);
+    ::close(unnamed);
+    ::unlink(lost.c_str());
+    const int memfd = static_cast<int>(::syscall(SYS_memfd_create, memfd_name.c_str(), 0U));
+    if (::ftruncate(memfd, 8192) != 0) ::_exit(1);
+  });
+  auto inventory = scan({});
+  REQUIRE(inventory);
+  const auto held_by_holder = [&](const Object* it) {
+    return it != nullptr && std::ranges::any_of(it->holders, [&](const Holder& one) {
+             return inventory->processes[one.process].pid == holder;
+           });
+  };
+  const Object* it = test::find(*inventory, opened);
+  REQUIRE(it != nullptr);
+  CHECK(held_by_holder(it));
+  CHECK(it->touched == 2 * 4096);
+  CHECK(it->holders.size() == 1);
+  CHECK(it->holders[0].descriptors == 1);
+  CHECK(it->holders[0].mapped == 0);
+  it = test::find(*inventory, mapped);
+  REQUIRE(it != nullptr);
+  CHECK(held_by_holder(it));
+  CHECK(it->holders[0].mapped == 3 * 4096);
+  CHECK(it->holders[0].descriptors == 0);
+  it = test::find(*inventory, alone);
+  REQUIRE(it != nullptr);
+  CHECK(it->holders.empty());
+  const auto by_name = [&](const std::string& name) {
+    const auto found = std::ranges::find(inventory->objects, name, &Object::name);
+    return found == inventory->objects.end() ? nullptr : &*found;
+  };
+  it = by_name(memfd_name);
+  REQUIRE(it != nullptr);
+  CHECK(it->kind == Kind::memfd);
+  CHECK(it->size == 8192);
+  CHECK(held_by_holder(it));
+  it = by_name(plot.own("lost"));
+  REQUIRE(it != nullptr);
+  CHECK(it->kind == Kind::deleted);
+  CHECK(it->place == "/dev/shm");
+  CHECK(held_by_holder(it));
+}
+
+TEST_CASE("the kernel is the witness where a scan cannot see the holder") {
+  Plot plot;
+  const std::string path = plot.file(plot.own("a"));
+  const pid_t holder = plot.holder([&] { (void)::open(path.c_str(), O_RDONLY); });
+  auto inventory = scan({});
+  REQUIRE(inventory);
+  Object* it = const_cast<Object*>(test::find(*inventory, path));
+  REQUIRE(it != nullptr);
+  std::string reason;
+  CHECK(kernel_says_held(*inventory, *it, reason) == true);
+  plot.end(holder);
+  CHECK(kernel_says_held(*inventory, *it, reason) == false);
+  it->holders.clear();
+  inventory->blind = {"something is hidden"};
+  auto patterns = Patterns::parse("", "none");
+  judge(*inventory, *patterns, {});
+  CHECK(it->verdict == Verdict::idle);
+}

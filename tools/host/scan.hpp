@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// A look at all shared memory of the host, as far as the caller's rights reach, without a daemon.
+//
+// A scan reads, in this order: the processes; the mounts of each mount namespace; the files on them; the SysV segments
+// of each IPC namespace; then the mappings and descriptors of each process, which make holders. It opens no object and
+// so holds none. What it says is true of the moment of each read and of no later one: it informs people, and removal
+// asks the kernel anew (removal.hpp).
+//
+// What could not be seen is counted and said, never guessed: an absent holder among 2,000 processes means nothing when
+// one of them could not be read.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "base/result.hpp"
+#include "tools/host/mounts.hpp"
+#include "tools/host/object.hpp"
+#include "tools/host/process.hpp"
+
+namespace shmb::host {
+
+struct MountUse {
+  Mount mount;
+  std::uint64_t size = 0, used = 0;  // bytes, statvfs(3); size 0: no limit
+  bool use_known = false;
+  std::uint64_t listed = 0;  // bytes of the objects on it
+};
+
+struct Inventory {
+  std::vector<Process> processes;
+  std::vector<Object> objects;
+  std::vector<MountUse> mounts;     // tmpfs and hugetlbfs, each file system once
+  std::uint64_t shmem = 0;          // Shmem of /proc/meminfo, bytes
+  std::uint64_t kernel_device = 0;  // of the tmpfs inside the kernel: memfds, SysV segments, anonymous memory
+  std::int64_t now = 0;             // CLOCK_REALTIME, seconds
+  std::size_t unseen_processes = 0;
+  std::vector<std::string> folders_aside;  // left by a killed gc, or of one that runs (removal.hpp)
+  bool nested = false;                     // this process is in a PID namespace of its own: outer processes do not show
+  std::vector<std::string> blind;          // a sentence for each thing that could not be seen
+  bool saw_all() const { return blind.empty(); }
+  const Process* find(pid_t pid) const;
+};
+
+struct ScanOptions {
+  std::string proc = "/proc";
+};
+// Fails only where /proc itself cannot be read.
+Result<Inventory> scan(const ScanOptions& options);
+
+}  // namespace shmb::host

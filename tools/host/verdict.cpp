@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// See verdict.hpp.
+#include "tools/host/verdict.hpp"
+
+#include <fcntl.h>
+#include <pwd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+
+#include "base/sys_host.hpp"
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+
+namespace shmb::host {
+namespace {
+
+constexpr std::int64_t kClockSlack = 2;  // seconds: start times are cut to clock ticks, boot time to seconds
+
+std::string user_of(std::uint32_t uid) {
+  static std::map<std::uint32_t, std::string> known;
+  auto [entry, added] = known.try_emplace(uid);
+  if (added) {
+    const passwd* found = ::getpwuid(uid);
+    entry->second = found != nullptr ? found->pw_name : "uid " + std::to_string(uid);
+  }
+  return entry->second;
+}
+
+class Judge {
+ public:
+  Judge(Inventory& inventory, const Patterns& patterns, const JudgeOptions& options)
+      : inventory_(inventory), patterns_(patterns), options_(options) {
+    read_boot_time();
+    for (const Process& process : inventory_.processes) by_pid_.emplace(process.pid, &process);
+    find_inner_pids();
+  }
+
+  void run() {
+    for (Object& it : inventory_.objects) decide(it);
+  }
+
+ private:
+  void read_boot_time() {
+    auto text = sys::read_file("/proc/stat", 16 << 20);
+    const std::size_t at = text ? text->find("\nbtime ") : std::string::npos;
+    if (at != std::string::npos) std::from_chars(text->data() + at + 7, text->data() + text->size(), boot_);
+  }
+
+  // The numbers that processes of inner PID namespaces (containers) have for themselves: a name made in a container
+  // carries such a number.
+  void find_inner_pids() {
+    std::uint64_t own = 0;
+    if (const Process* self = inventory_.find(::getpid())) own = self->pid_ns;
+    for (const Process& process : inventory_.processes) {
+      if (process.pid_ns == 0 || process.pid_ns == own) continue;
+      auto text = sys::read_file(("/proc/" + std::to_string(process.pid) + "/status").c_str());
+      const std::size_t at = text ? text->find("\nNSpid:") : std::string::npos;
+      if (at == std::string::npos) continue;
+      std::string_view line = std::string_view(*text).substr(at + 7);
+      line = line.substr(0, line.find('\n'));
+      const std::size_t last = line.find_last_of(" \t");
+      pid_t pid = 0;
+      if (last != std::string_view::npos) std::from_chars(line.data() + last + 1, line.data() + line.size(), pid);
+      if (pid != 0) inner_.emplace(pid, &process);
+    }
+  }
+
+  std::int64_t started(const Process& process) const {
+    static const long ticks = ::sysconf(_SC_CLK_TCK);
+    return boot_ + static_cast<std::int64_t>(process.start) / ticks;
+  }
+
+  // Whether the process with the creator's number can have made the object.
+  bool can_be_creator(const Process& process, const Object& it) const {
+    return boot_ == 0 || started(process) <= it.changed + kClockSlack;
+  }
+
+  enum class Creator { unknown, alive, dead };
+  Creator creator_of(Object& it, pid_t pid) {
+    const std::string number = std::to_string(pid);
+    if (const auto found = by_pid_.find(pid); found != by_pid_.end()) {
+      if (can_be_creator(*found->second, it)) {
+        it.creator_text = user_of(found->second->uid) + " " + number + " " + found->second->program;
+        it.evidence.push_back("its creator may live: process " + number + " (" + found->second->program + ")");
+        return Creator::alive;
+      }
+      it.evidence.push_back("process " + number + " started after the last change: the number was used again");
+    } else {
+      it.evidence.push_back("no process " + number + " lives");
+    }
+    const auto [first, last] = inner_.equal_range(pid);
+    for (auto inner = first; inner != last; ++inner)
+      if (can_be_creator(*inner->second, it)) {
+        it.creator_text = user_of(inner->second->uid) + " " + number + " in a container";
+        it.evidence.push_back("its creator may live: process " + std::to_string(inner->second->pid) + " (" +
+                              inner->second->program + ") is " + number + " in its PID namespace");
+        return Creator::alive;
+      }
+    if (inventory_.nested && it.kind != Kind::sysv) {
+      it.creator_text = number + " unknown";
+      it.evidence.push_back("its creator may live outside this PID namespace");
+      return Creator::unknown;
+    }
+    it.creator_text = user_of(it.uid) + " " + number + " dead";
+    return Creator::dead;
+  }
+
+  void decide(Object& it) {
+    const auto match = patterns_.match(it);
+    if (match) {
+      it.program = match->pattern->program;
+      it.glob = match->pattern->glob;
+      it.evidence.push_back("its name matches " + quoted(it.glob) + ", as " + it.program + " uses");
+    }
+    if (is_held(it)) {
+      it.verdict = Verdict::held;
+      return;
+    }
+    if (it.verdict == Verdict::unseen) return;
+    const pid_t pid = it.creator != 0 ? it.creator : match && match->creator ? *match->creator : 0;
+    const Creator creator = pid == 0 ? Creator::unknown : creator_of(it, pid);
+    if (pid == 0) it.creator_text = user_of(it.uid);
+    if (creator == Creator::dead) {
+      it.verdict = Verdict::orphan;
+      it.evidence.push_back("nobody holds it and its creator is dead: orphan");
+      return;
+    }
+    const std::int64_t age = inventory_.now - it.changed;
+    if (match && match->pattern->keep) {
+      it.evidence.push_back(it.program + " comes back for such objects: idle");
+    } else if (match && creator == Creator::unknown && age >= options_.stale_after) {
+      it.verdict = Verdict::stale;
+      it.evidence.push_back("nobody holds it, its last change was " + format_duration(age * 1'000'000'000) +
+                            " ago, and " + it.program + " is known to leave such objects behind: stale");
+      return;
+    } else if (match && creator == Creator::unknown) {
+      it.evidence.push_back("nobody holds it, but its last change is less than " +
+                            format_duration(options_.stale_after * 1'000'000'000) + " ago: idle");
+    } else {
+      it.evidence.push_back("nobody holds it, and nothing says that it is lost: idle");
+    }
+    it.verdict = Verdict::idle;
+  }
+
+  // Sets `unseen` where the question cannot be answered.
+  bool is_held(Object& it) {
+    if (!it.holders.empty()) {
+      it.evidence.push_back(it.holders.size() == 1 ? "1 process holds it"
+                                                   : std::to_string(it.holders.size()) + " processes hold it");
+      return true;
+    }
+    if (it.kind == Kind::sysv) {
+      if (it.attached != 0) it.evidence.push_back("the kernel counts " + std::to_string(it.attached) + " attached");
+      else it.evidence.push_back("the kernel counts nobody attached");
+      return it.attached != 0;
+    }
+    if (it.names.empty()) {  // a memfd or a deleted file: a holder that ended while the scan ran
+      it.evidence.push_back("its holder ended during the scan");
+      return true;
+    }
+    if (inventory_.saw_all()) {
+      it.evidence.push_back("no process has it open or mapped");
+      return false;
+    }
+    std::string reason = "the kernel was not asked";
+    const auto answer = options_.ask_kernel ? kernel_says_held(inventory_, it, reason) : std::nullopt;
+    if (answer) {
+      it.evidence.push_back(*answer ? "the kernel refuses a write lease: somebody unseen has it open or mapped"
+                                    : "the kernel grants a write lease: nobody has it open or mapped");
+      return *answer;
+    }
+    it.evidence.push_back("no holder was seen, but " + inventory_.blind.front() + ", and " + reason + ": unseen");
+    it.verdict = Verdict::unseen;
+    return false;
+  }
+
+  Inventory& inventory_;
+  const Patterns& patterns_;
+  const JudgeOptions& options_;
+  std::map<pid_t, const Process*> by_pid_;
+  std::multimap<pid_t, const Process*> inner_;
+  std::int64_t boot_ = 0;
+};
+
+}  // namespace
+
+std::string kind_text(Kind kind) {
+  constexpr const char* names[] = {"file", "semaphore", "hugetlb", "sysv", "region", "memfd", "deleted", "anonymous"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+std::string verdict_text(Verdict verdict) {
+  constexpr const char* names[] = {"held", "orphan", "stale", "idle", "unseen"};
+  return names[static_cast<std::size_t>(verdict)];
+}
+
+std::optional<bool> kernel_says_held(const Inventory& inventory, const Object& object, std::string& reason) {
+  auto file = open_beneath(inventory.mounts[object.mount].mount, object.name, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
+  if (!file && file.error().value == EWOULDBLOCK) return true;  // another's lease
+  if (!file) {
+    reason = "it cannot be opened: " + errno_text(file.error().value);
+    return std::nullopt;
+  }
+  auto facts = sys::file_stat(file->get());
+  if (!facts || facts->device != object.key.space || facts->inode != object.key.id) {
+    reason = "another file has taken its name";
+    return std::nullopt;
+  }
+  auto leased = sys::take_write_lease(file->get());
+  if (leased) {
+    (void)sys::give_lease_up(file->get());
+    return false;
+  }
+  if (leased.error().value == EAGAIN) return true;
+  reason = "the kernel gives no lease: " + errno_text(leased.error().value);
+  return std::nullopt;
+}
+
+void judge(Inventory& inventory, const Patterns& patterns, const JudgeOptions& options) {
+  Judge(inventory, patterns, options).run();
+}
+
+}  // namespace shmb::host
