@@ -138,7 +138,8 @@ TEST_CASE("events are had only by who says that their maker stays, on devices th
             const Worker worker;
             const auto unsaid = gpu::SharedEvent::try_create({});
             ACTOR_CHECK(status_of(unsaid) == Status::invalid);
-            ACTOR_CHECK(sentence_of(unsaid).contains("EventOptions::maker_stays") && sentence_of(unsaid).contains("timeline"));
+            ACTOR_CHECK(sentence_of(unsaid).contains("EventOptions::maker_stays") &&
+                        sentence_of(unsaid).contains("timeline"));
             auto event = gpu::SharedEvent::create(kStays);
             const auto handle = event.handle();
             ACTOR_CHECK(status_of(gpu::SharedEvent::try_open(handle, {})) == Status::invalid);
