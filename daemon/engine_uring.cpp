@@ -349,16 +349,15 @@ class UringEngine final : public Engine {
   // Packets that wait for their turn have all buffers: this one, whose turn has come, is taken out of its socket here.
   void receive_here(Slot& slot) {
     Port::Arrival arrival;
-    Sys<sys::Received> received = sys_error(EAGAIN);
-    if (slot.many) {
-      received = sys::receive(slot.fd, spare_, arrival.descriptors, false);
-    } else if (slot.takes_one) {
+    const auto take = [&]() -> Sys<sys::Received> {
+      if (slot.many) return sys::receive(slot.fd, spare_, arrival.descriptors, false);
+      if (!slot.takes_one) return sys::receive_data(slot.fd, spare_);
       Fd one;
-      received = sys::receive_one(slot.fd, spare_, one);
+      auto got = sys::receive_one(slot.fd, spare_, one);
       if (one) arrival.descriptors.push_back(std::move(one));
-    } else {
-      received = sys::receive_data(slot.fd, spare_);
-    }
+      return got;
+    };
+    const Sys<sys::Received> received = take();
     if (!received && received.error().value == EAGAIN) return receive(*slot.port);
     if (!received && (received.error().value == ENOMEM || received.error().value == ENOBUFS)) return starve(slot);
     if (received) {
