@@ -70,14 +70,17 @@ int run_doctor(const Common& common) {
     std::size_t width = 0;
     for (const Check& check : checks) width = std::max(width, check.name.size());
     const bool coloured = colour(STDOUT_FILENO);
+    const std::size_t room = look_of(STDOUT_FILENO).columns;
     for (const Check& check : checks) {
       std::string level = host::level_text(check.level);
       level.resize(7, ' ');
       if (coloured && (check.level == Level::warning || check.level == Level::error))
         level = (check.level == Level::error ? "\x1b[31m" : "\x1b[33m") + level + "\x1b[0m";
-      text +=
-          check.name + std::string(width - check.name.size() + 2, ' ') + level + "  " + printable(check.reason) + "\n";
-      if (!check.advice.empty()) text += std::string(width + 2, ' ') + "    ->   " + printable(check.advice) + "\n";
+      const std::string margin(width + 11, ' ');
+      text += check.name + std::string(width - check.name.size() + 2, ' ') + level + "  " +
+              wrapped(printable(check.reason), margin, room) + "\n";
+      if (!check.advice.empty())
+        text += std::string(width + 2, ' ') + "    ->   " + wrapped(printable(check.advice), margin, room) + "\n";
     }
     text += count_text(warnings, "warning") + ", " + count_text(errors, "error") +
             ". For bug reports: shmbroker doctor --json\n";

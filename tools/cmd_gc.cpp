@@ -9,9 +9,11 @@
 
 #include "base/text.hpp"
 #include "tools/exit_code.hpp"
+#include "tools/gc_group.hpp"
 #include "tools/host/removal.hpp"
 #include "tools/host_view.hpp"
 #include "tools/printable.hpp"
+#include "tools/table.hpp"
 
 namespace shmb::tools {
 namespace {
@@ -26,6 +28,7 @@ struct GcOptions {
   std::vector<std::string> objects;
   bool yes = false, dry_run = false, stale = false, sole_tenant = false, without_lease = false;
   std::int64_t stale_after = kStaleAfter;
+  std::string group;
 };
 
 bool can_go(const Object& it) {
@@ -53,6 +56,12 @@ Result<std::vector<std::size_t>> plan_of(const GcOptions& options, const Invento
     if (found.empty())
       return error(Status::not_found,
                    "no shared memory is called " + shmb::quoted(word) + "; shmbroker list --all -o id shows all names");
+    if (found.size() > 1 && !is_glob(word)) {
+      std::string ids;
+      for (const std::size_t index : found) ids += (ids.empty() ? "" : ", ") + object_id(inventory.objects[index]);
+      return error(Status::invalid, shmb::quoted(word) + " means " + std::to_string(found.size()) +
+                                        " objects, and nothing is removed: name one of " + ids);
+    }
     for (const std::size_t index : found)
       if (std::ranges::find(chosen, index) == chosen.end()) chosen.push_back(index);
   }
@@ -126,8 +135,10 @@ int show_plan(const GcOptions& options, const Inventory& inventory, const std::v
            count_text(plan.size(), "object") + "\n";
     for (const std::size_t index : plan) {
       const Object& it = inventory.objects[index];
-      text += "  " + printable(object_id(it)) + "  " + size_text(options.listing.common, it.touched) + "  " +
-              printable(reason_of(it)) + "\n";
+      text += wrapped("  " + printable(object_id(it)) + "  " + size_text(options.listing.common, it.touched) + "  " +
+                          printable(reason_of(it)),
+                      "    ", look_of(STDOUT_FILENO).columns) +
+              "\n";
     }
     text += "Nothing was removed: add --yes. Each object is asked about again when it goes.\n" +
             left_alone(options, inventory, plan) + blind_text(inventory);
@@ -147,8 +158,12 @@ int carry_out(const GcOptions& options, const Inventory& inventory, const std::v
   std::string text;
   Json json = host_document("gc", inventory);
   json["recovered"] = Json::array();
-  for (const host::Recovered& it : recovered)
-    json["recovered"].push_back({{"path", it.path}, {"reason", it.reason.empty() ? Json(nullptr) : Json(it.reason)}});
+  for (const host::Recovered& it : recovered) {
+    Json row = Json::object();
+    put_text(row, "path", it.path);
+    row["reason"] = it.reason.empty() ? Json(nullptr) : Json(it.reason);
+    json["recovered"].push_back(std::move(row));
+  }
   json["removed"] = true;
   json["plan"] = Json::array();
   for (std::size_t i = 0; i < plan.size(); ++i) {
@@ -187,7 +202,7 @@ int run_gc(const GcOptions& options) {
     if (!inventory) return fail(inventory.error());
   }
   auto plan = plan_of(options, *inventory);
-  if (!plan) return fail(plan.error());
+  if (!plan) return fail_in_lines(plan.error());
   if (!options.yes || options.dry_run) return show_plan(options, *inventory, *plan);
   if (plan->empty()) return show_plan(options, *inventory, *plan);
   return carry_out(options, *inventory, *plan, recovered);
@@ -214,7 +229,18 @@ Command add_gc(CLI::App& app) {
   verb->add_option("-f,--filter", options->listing.filter, "Only objects that pass (shmbroker(1))")
       ->type_name("FILTER");
   verb->add_flag("-q,--quiet", options->listing.ids_only, "Of the plan, ids only");
-  return {verb, [options] { return run_gc(*options); }};
+  verb->add_option("--group", options->group, "Only what this group of a broker keeps: NAME, UID:NAME or @ID")
+      ->type_name("GROUP");
+  verb->add_option("--socket", options->listing.common.socket, "With --group: the broker's socket")
+      ->type_name("PATH")
+      ->needs("--group");
+  for (const char* other :
+       {"--stale", "--sole-tenant", "--without-lease", "--stale-after", "--sort", "--filter", "OBJECT"})
+    verb->get_option(other)->excludes("--group");
+  return {verb, [options] {
+            if (options->group.empty()) return run_gc(*options);
+            return clean_group({options->listing.common, options->group, options->yes, options->listing.ids_only});
+          }};
 }
 
 }  // namespace shmb::tools

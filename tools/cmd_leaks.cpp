@@ -105,8 +105,8 @@ std::string folded_table(const LeaksOptions& options, const Inventory& inventory
       oldest = std::min(oldest, it->changed);
     }
     const Object& first = *fold.objects.front();
-    add(first, first.glob + " (" + std::to_string(fold.objects.size()) + " files)", touched, oldest,
-        user_text(first.uid));
+    // The number first: a narrow terminal cuts the middle and the end of names.
+    add(first, std::to_string(fold.objects.size()) + " files " + first.glob, touched, oldest, user_text(first.uid));
   }
   return table.empty() ? "" : table.text(look_of(STDOUT_FILENO));
 }
@@ -125,7 +125,8 @@ int explain(const LeaksOptions& options, const Inventory& inventory) {
       const Object& it = inventory.objects[index];
       json["objects"].push_back(object_json(inventory, it));
       text += printable(object_id(it)) + ": " + host::verdict_text(it.verdict) + "\n";
-      for (const std::string& sentence : it.evidence) text += "  " + printable(sentence) + "\n";
+      for (const std::string& sentence : it.evidence)
+        text += wrapped("  " + printable(sentence), "    ", look_of(STDOUT_FILENO).columns) + "\n";
       for (const host::Holder& holder : it.holders) {
         const host::Process& process = inventory.processes[holder.process];
         text += "  held by " + std::to_string(process.pid) + " " + printable(process.program) + ": " +
@@ -139,12 +140,14 @@ int explain(const LeaksOptions& options, const Inventory& inventory) {
 
 std::string summary(const LeaksOptions& options, const Totals& totals) {
   const Common& common = options.listing.common;
-  return size_text(common, totals.bytes) + " in " + count_text(totals.objects, "object") +
-         (totals.objects == 1 ? " is" : " are") + " not owned by shmbroker; " +
-         (totals.lost == 0 ? "nothing looks lost"
-                           : size_text(common, totals.lost_bytes) + " in " + count_text(totals.lost, "object") +
-                                 (totals.lost == 1 ? " looks" : " look") + " lost") +
-         ".\n";
+  const std::string text =
+      size_text(common, totals.bytes) + " in " + count_text(totals.objects, "object") +
+      (totals.objects == 1 ? " is" : " are") + " not owned by shmbroker; " +
+      (totals.lost == 0 ? "nothing looks lost"
+                        : size_text(common, totals.lost_bytes) + " in " + count_text(totals.lost, "object") +
+                              (totals.lost == 1 ? " looks" : " look") + " lost") +
+      ".";
+  return wrapped(text, "  ", look_of(STDOUT_FILENO).columns) + "\n";
 }
 
 int run_once(const LeaksOptions& options) {
@@ -154,9 +157,10 @@ int run_once(const LeaksOptions& options) {
   std::vector<std::size_t> chosen;
   for (std::size_t i = 0; i < inventory->objects.size(); ++i)
     if (inventory->objects[i].verdict != Verdict::held) chosen.push_back(i);
+  look_at_pages(*inventory, chosen, options.listing);
   const host::Sheet sheet = object_sheet(*inventory, chosen);
   auto rows = arranged(options.listing, sheet, "touched,where,object");
-  if (!rows) return fail(rows.error());
+  if (!rows) return fail_in_lines(rows.error());
   std::vector<std::size_t> shown;
   for (const std::size_t row : *rows) shown.push_back(chosen[row]);
   const Totals totals = totals_of(*inventory);
@@ -176,7 +180,7 @@ int run_once(const LeaksOptions& options) {
     const bool plain = options.each || !options.listing.columns.empty();
     auto table = plain ? sheet_table(options.listing, sheet, *rows)
                        : Result<std::string>(folded_table(options, *inventory, shown));
-    if (!table) return fail(table.error());
+    if (!table) return fail_in_lines(table.error());
     text = summary(options, totals) + (table->empty() ? "" : "\n" + *table);
     if (totals.lost != 0)
       text += "\nWhy: shmbroker leaks --why OBJECT\nFree " + size_text(options.listing.common, totals.lost_bytes) +

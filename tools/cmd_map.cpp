@@ -27,15 +27,17 @@ struct MapOptions {
 
 Sheet map_fields() {
   Sheet sheet = object_fields();
-  for (host::Field& field : sheet.fields)
-    field.by_default = field.name == "where" || field.name == "object" || field.name == "kind" || field.name == "size";
+  for (host::Field& field : sheet.fields) {
+    if (field.name == "peers") field.help = "the other processes that hold it, PID:PROGRAM";
+    field.by_default = field.name == "where" || field.name == "object" || field.name == "kind" ||
+                       field.name == "size" || field.name == "peers";
+  }
   const std::vector<host::Field> own = {
       {"mapped", "MAPPED", "of the process's address space", FieldKind::size, true},
-      {"resident", "RESIDENT", "of its mappings, in memory: Rss of smaps", FieldKind::size, true},
+      {"rss", "RSS", "of its mappings, in memory and in its page tables: Rss of smaps", FieldKind::size, true},
       {"share", "SHARE", "of what is resident, divided by its users: Pss of smaps", FieldKind::size, false},
       {"swapped", "SWAPPED", "of its mappings, in swap", FieldKind::size, false},
-      {"descriptors", "FDS", "of the process, that lead to it", FieldKind::number, true},
-      {"peers", "PEERS", "the other processes that hold it", FieldKind::list, true}};
+      {"descriptors", "FDS", "of the process, that lead to it", FieldKind::number, true}};
   sheet.fields.insert(sheet.fields.end(), own.begin(), own.end());
   return sheet;
 }
@@ -58,7 +60,7 @@ std::vector<Held> parts_held(const Inventory& inventory, pid_t pid,
     for (const host::Holder& holder : it.holders) {
       const host::Process& process = inventory.processes[holder.process];
       if (process.pid != pid) {
-        held.peers.push_back(std::to_string(process.pid));
+        held.peers.push_back(std::to_string(process.pid) + ":" + process.program);
         continue;
       }
       is_held = true;
@@ -96,13 +98,16 @@ int run_once(const MapOptions& options) {
   const auto held = parts_held(*inventory, options.pid, *parts, inventory->kernel_device);
   std::vector<std::size_t> chosen;
   for (const Held& it : held) chosen.push_back(it.object);
+  look_at_pages(*inventory, chosen, options.listing);
   Sheet sheet = object_sheet(*inventory, chosen);
+  const std::size_t peers = *sheet.find("peers");
   sheet.fields = map_fields().fields;
   host::Part sum;
   for (std::size_t i = 0; i < held.size(); ++i) {
     const host::Part& part = held[i].part;
-    const std::vector<Value> own = {
-        part.mapped, part.resident, part.proportional, part.swapped, std::uint64_t{held[i].descriptors}, held[i].peers};
+    const std::vector<Value> own = {part.mapped, part.resident, part.proportional, part.swapped,
+                                    std::uint64_t{held[i].descriptors}};
+    sheet.rows[i][peers] = held[i].peers;
     sheet.rows[i].insert(sheet.rows[i].end(), own.begin(), own.end());
     sum.mapped += part.mapped;
     sum.resident += part.resident;
@@ -110,18 +115,20 @@ int run_once(const MapOptions& options) {
     sum.swapped += part.swapped;
   }
   auto rows = arranged(options.listing, sheet, "mapped,where,object");
-  if (!rows) return fail(rows.error());
+  if (!rows) return fail_in_lines(rows.error());
   std::string text;
   if (options.listing.common.json) {
     Json json = host_document("map", *inventory);
-    json["process"] = {{"pid", process->pid}, {"program", process->program}, {"uid", process->uid}};
+    json["process"] = {{"pid", process->pid}};
+    put_text(json["process"], "program", process->program);
+    json["process"]["uid"] = process->uid;
     json["totals"] = {
-        {"mapped", sum.mapped}, {"resident", sum.resident}, {"share", sum.proportional}, {"swapped", sum.swapped}};
+        {"mapped", sum.mapped}, {"rss", sum.resident}, {"share", sum.proportional}, {"swapped", sum.swapped}};
     json["objects"] = Json::array();
     for (const std::size_t row : *rows) {
       Json object = object_json(*inventory, inventory->objects[held[row].object]);
       object["mapped"] = held[row].part.mapped;
-      object["resident"] = held[row].part.resident;
+      object["rss"] = held[row].part.resident;
       object["share"] = held[row].part.proportional;
       object["swapped"] = held[row].part.swapped;
       object["descriptors"] = held[row].descriptors;
@@ -132,7 +139,7 @@ int run_once(const MapOptions& options) {
     for (const std::size_t row : *rows) text += printable(object_id(inventory->objects[held[row].object])) + "\n";
   } else {
     auto table = sheet_table(options.listing, sheet, *rows);
-    if (!table) return fail(table.error());
+    if (!table) return fail_in_lines(table.error());
     text = std::to_string(process->pid) + " " + printable(process->program) + " of " + user_text(process->uid) + ": " +
            count_text(held.size(), "object") + ", " + size_text(options.listing.common, sum.mapped) + " mapped, " +
            size_text(options.listing.common, sum.resident) + " resident\n" + *table + blind_text(*inventory);

@@ -51,7 +51,7 @@ std::string head(const Common& common, const Inventory& inventory) {
                      size_text(common, others) + " in memfds, SysV and anonymous memory";
   if (inventory.shmem > files + others)
     text += ", " + size_text(common, inventory.shmem - files - others) + " not seen";
-  return text + "\n";
+  return wrapped(text, "  ", look_of(STDOUT_FILENO).columns) + "\n";
 }
 
 // Each process that holds shared memory, with what it holds below it.
@@ -93,14 +93,17 @@ std::string tree(const Common& common, const Inventory& inventory, const std::ve
 
 Json mounts_json(const Inventory& inventory) {
   Json out = Json::array();
-  for (const MountUse& use : inventory.mounts)
-    out.push_back({{"path", use.mount.reach.empty() ? Json(nullptr) : Json(use.mount.reach)},
-                   {"type", use.mount.type},
-                   {"device", use.mount.device},
-                   {"size", use.use_known ? Json(use.size) : Json(nullptr)},
-                   {"used", use.use_known ? Json(use.used) : Json(nullptr)},
-                   {"listed", use.listed},
-                   {"shared_memory", use.mount.shared_memory}});
+  for (const MountUse& use : inventory.mounts) {
+    Json row{{"path", nullptr}};
+    if (!use.mount.reach.empty()) put_text(row, "path", use.mount.reach);
+    row["type"] = use.mount.type;
+    row["device"] = use.mount.device;
+    row["size"] = use.use_known ? Json(use.size) : Json(nullptr);
+    row["used"] = use.use_known ? Json(use.used) : Json(nullptr);
+    row["listed"] = use.listed;
+    row["shared_memory"] = use.mount.shared_memory;
+    out.push_back(std::move(row));
+  }
   return out;
 }
 
@@ -111,9 +114,10 @@ int list_host(const ListingOptions& options, bool as_tree) {
   if (!inventory) return fail(inventory.error());
   std::vector<std::size_t> chosen(inventory->objects.size());
   for (std::size_t i = 0; i < chosen.size(); ++i) chosen[i] = i;
+  look_at_pages(*inventory, chosen, options);
   const host::Sheet sheet = object_sheet(*inventory, chosen);
   auto rows = arranged(options, sheet, "where,object");
-  if (!rows) return fail(rows.error());
+  if (!rows) return fail_in_lines(rows.error());
   std::string text;
   if (options.common.json) {
     Json json = host_document("list.all", *inventory);
@@ -131,7 +135,7 @@ int list_host(const ListingOptions& options, bool as_tree) {
       text += tree(options.common, *inventory, *rows);
     } else {
       auto table = sheet_table(options, sheet, *rows);
-      if (!table) return fail(table.error());
+      if (!table) return fail_in_lines(table.error());
       text += mount_lines(options.common, *inventory) + (table->empty() ? "" : "\n" + *table);
     }
     text += blind_text(*inventory);

@@ -9,12 +9,16 @@
 #include <algorithm>
 #include <csignal>
 #include <ctime>
-#include <numeric>
+#include <map>
+#include <span>
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "proto/names.hpp"
+#include "tools/exit_code.hpp"
+#include "tools/host/pages.hpp"
 #include "tools/host/verdict.hpp"
+#include "tools/host/words.hpp"
 #include "tools/printable.hpp"
 #include "tools/table.hpp"
 
@@ -40,6 +44,15 @@ std::vector<std::string> holder_programs(const Inventory& inventory, const Objec
   for (const host::Holder& holder : object.holders) {
     const std::string& program = inventory.processes[holder.process].program;
     if (std::ranges::find(out, program) == out.end()) out.push_back(program);
+  }
+  return out;
+}
+
+std::vector<std::string> peers_of(const Inventory& inventory, const Object& object) {
+  std::vector<std::string> out;
+  for (const host::Holder& holder : object.holders) {
+    const host::Process& process = inventory.processes[holder.process];
+    out.push_back(std::to_string(process.pid) + ":" + process.program);
   }
   return out;
 }
@@ -86,7 +99,10 @@ std::vector<Value> row_of(const Inventory& inventory, const Object& it) {
           host::verdict_text(it.verdict),
           text_value(group_of(it)),
           std::uint64_t{it.links},
-          object_id(it)};
+          object_id(it),
+          it.resident_known ? Value(it.resident) : Value(),
+          it.cgroups.empty() ? Value(std::vector<std::string>{"unknown"}) : Value(it.cgroups),
+          peers_of(inventory, it)};
 }
 
 std::string cell(const Common& common, const Field& field, const Value& value) {
@@ -151,7 +167,10 @@ Sheet object_fields() {
        {"verdict", "VERDICT", "held, orphan, stale, idle, unseen", FieldKind::text, true},
        {"group", "GROUP", "of a region: its group", FieldKind::text, false},
        {"links", "LINKS", "of a file: how many names it has", FieldKind::number, false},
-       {"id", "ID", "what --why and gc call it", FieldKind::text, false}},
+       {"id", "ID", "what --why and gc call it", FieldKind::text, false},
+       {"resident", "RESIDENT", "of what is touched, in memory and not in swap", FieldKind::size, false},
+       {"cgroup", "CGROUP", "what its pages are charged to: most of them first", FieldKind::list, false},
+       {"peers", "PEERS", "the processes that hold it, PID:PROGRAM", FieldKind::list, false}},
       {}};
 }
 
@@ -190,6 +209,14 @@ Result<std::vector<std::size_t>> arranged(const ListingOptions& options, const S
   return out;
 }
 
+int fail_in_lines(const Error& error) {
+  std::string_view rest = error.sentence;
+  std::string text = complaint(std::string(host::next_word(rest, '\n')));
+  while (!rest.empty()) text += printable(host::next_word(rest, '\n')) + "\n";
+  (void)sys::write_all(STDERR_FILENO, std::as_bytes(std::span(text)));
+  return exit_code(error.status);
+}
+
 Result<std::string> sheet_table(const ListingOptions& options, const Sheet& sheet,
                                 const std::vector<std::size_t>& rows) {
   auto columns = sheet.columns(options.columns);
@@ -213,7 +240,8 @@ Result<std::string> sheet_table(const ListingOptions& options, const Sheet& shee
 std::string object_id(const Object& object) {
   switch (object.kind) {
     case host::Kind::sysv:
-      return "sysv:" + std::to_string(object.key.id);
+      return "sysv:" + std::to_string(object.key.id) +
+             (object.place == "SysV" ? "" : "@" + std::to_string(object.ipc_namespace));
     case host::Kind::memfd:
     case host::Kind::anonymous:
     case host::Kind::region:
@@ -224,27 +252,73 @@ std::string object_id(const Object& object) {
 }
 
 std::vector<std::size_t> named(const Inventory& inventory, const std::string& word) {
-  std::vector<std::size_t> out;
-  for (std::size_t i = 0; i < inventory.objects.size(); ++i) {
-    const Object& it = inventory.objects[i];
-    const std::string id = object_id(it), name = shown_name(it);
-    if (word == id || word == name || ::fnmatch(word.c_str(), id.c_str(), 0) == 0 ||
-        ::fnmatch(word.c_str(), name.c_str(), 0) == 0)
-      out.push_back(i);
-  }
-  return out;
+  const auto all_that = [&](auto&& is_meant) {
+    std::vector<std::size_t> out;
+    for (std::size_t i = 0; i < inventory.objects.size(); ++i)
+      if (is_meant(inventory.objects[i])) out.push_back(i);
+    return out;
+  };
+  const auto is_one_of_its_names = [&](const Object& it) {
+    return word == shown_name(it) || std::ranges::any_of(it.names, [&](const std::string& name) {
+             return word == name || word == it.place + "/" + name;
+           });
+  };
+  if (auto by_id = all_that([&](const Object& it) { return word == object_id(it); }); !by_id.empty()) return by_id;
+  if (auto by_name = all_that(is_one_of_its_names); !by_name.empty()) return by_name;
+  if (word.find('\\') != std::string::npos)
+    if (auto by_print = all_that([&](const Object& it) { return word == printable(object_id(it)); }); !by_print.empty())
+      return by_print;
+  return all_that([&](const Object& it) {
+    return ::fnmatch(word.c_str(), object_id(it).c_str(), 0) == 0 ||
+           ::fnmatch(word.c_str(), shown_name(it).c_str(), 0) == 0;
+  });
+}
+
+bool is_glob(const std::string& word) { return word.find_first_of("*?[") != std::string::npos; }
+
+void put_text(Json& json, const std::string& key, const std::string& text) {
+  json[key] = text;
+  if (!is_utf8(text)) json[key + "_hex"] = hex(text);
+}
+
+void look_at_pages(Inventory& inventory, const std::vector<std::size_t>& chosen, const ListingOptions& options) {
+  const auto asks_for = [&](const char* field) {
+    return (options.columns + " " + options.order + " " + options.filter).find(field) != std::string::npos;
+  };
+  const bool charged = asks_for("cgroup");
+  if (!charged && !asks_for("resident")) return;
+  host::PageBooks books(inventory);
+  for (const std::size_t index : chosen) books.look(inventory.objects[index], charged);
+  if (!charged) return;
+  std::map<std::string, std::size_t> reasons;
+  for (const std::size_t index : chosen)
+    if (const Object& it = inventory.objects[index]; it.cgroups.empty()) ++reasons[it.why_no_cgroup];
+  for (const auto& [reason, count] : reasons)
+    inventory.notes.push_back("the cgroup of " + count_text(count, "object") + " is unknown: " + reason);
 }
 
 Json object_json(const Inventory& inventory, const Object& it) {
-  Json json{{"id", object_id(it)}, {"kind", host::kind_text(it.kind)}, {"where", it.place}, {"name", it.name}};
-  if (!is_utf8(it.name)) json["name_hex"] = hex(it.name);
-  if (it.names.size() > 1) json["names"] = it.names;
+  Json json = Json::object();
+  put_text(json, "id", object_id(it));
+  json["kind"] = host::kind_text(it.kind);
+  put_text(json, "where", it.place);
+  put_text(json, "name", it.name);
+  if (it.names.size() > 1) {
+    json["names"] = it.names;
+    if (!std::ranges::all_of(it.names, is_utf8)) {
+      json["names_hex"] = Json::array();
+      for (const std::string& name : it.names) json["names_hex"].push_back(hex(name));
+    }
+  }
   json["device"] = it.key.sysv ? Json(nullptr) : Json(it.key.space);
   json["inode"] = it.key.sysv ? Json(nullptr) : Json(it.key.id);
   json["shmid"] = it.key.sysv ? Json(it.key.id) : Json(nullptr);
   json["bytes"] = it.size;
   json["bytes_at_least"] = it.size_is_least;
   json["touched"] = it.touched_known ? Json(it.touched) : Json(nullptr);
+  if (it.resident_known) json["resident"] = it.resident;
+  if (!it.cgroups.empty()) json["cgroups"] = it.cgroups;
+  if (!it.why_no_cgroup.empty()) json["cgroups_unknown"] = it.why_no_cgroup;
   json["uid"] = it.uid;
   json["mode"] = it.mode;
   json["links"] = it.links;
@@ -258,11 +332,12 @@ Json object_json(const Inventory& inventory, const Object& it) {
   json["holders"] = Json::array();
   for (const host::Holder& holder : it.holders) {
     const host::Process& process = inventory.processes[holder.process];
-    json["holders"].push_back({{"pid", process.pid},
-                               {"program", process.program},
-                               {"uid", process.uid},
-                               {"mapped", holder.mapped},
-                               {"descriptors", holder.descriptors}});
+    Json row{{"pid", process.pid}};
+    put_text(row, "program", process.program);
+    row["uid"] = process.uid;
+    row["mapped"] = holder.mapped;
+    row["descriptors"] = holder.descriptors;
+    json["holders"].push_back(std::move(row));
   }
   return json;
 }
@@ -273,12 +348,16 @@ Json host_document(const std::string& verb, const Inventory& inventory) {
   json["processes"] = inventory.processes.size();
   json["saw_all"] = inventory.saw_all();
   json["not_seen"] = inventory.blind;
+  if (!inventory.notes.empty()) json["notes"] = inventory.notes;
   return json;
 }
 
 std::string blind_text(const Inventory& inventory) {
   std::string out;
-  for (const std::string& sentence : inventory.blind) out += "not seen: " + printable(sentence) + "\n";
+  const std::size_t room = look_of(STDOUT_FILENO).columns;
+  for (const std::string& sentence : inventory.notes) out += wrapped(printable(sentence), "  ", room) + "\n";
+  for (const std::string& sentence : inventory.blind)
+    out += wrapped("not seen: " + printable(sentence), "  ", room) + "\n";
   return out;
 }
 
@@ -294,10 +373,12 @@ int repeat(const ListingOptions& options, const std::function<int()>& once) {
 
 Result<Inventory> look_at_host(std::int64_t stale_after_ns) {
   std::signal(SIGIO, SIG_IGN);
-  auto patterns = host::Patterns::load();
+  std::vector<std::string> notes;
+  auto patterns = host::Patterns::load(notes);
   if (!patterns) return std::unexpected(patterns.error());
   auto inventory = host::scan({});
   if (!inventory) return inventory;
+  inventory->notes = std::move(notes);
   host::JudgeOptions options;
   options.stale_after = stale_after_ns / kNsPerSecond;
   host::judge(*inventory, *patterns, options);

@@ -32,16 +32,28 @@ host::Sheet object_sheet(const host::Inventory& inventory, const std::vector<std
 // The rows that pass the filter, as indices into sheet.rows, ordered. An error in filter or order is a sentence.
 Result<std::vector<std::size_t>> arranged(const ListingOptions& options, const host::Sheet& sheet,
                                           const char* default_order);
+// For errors of the options -o, -S and -f, which have lines: the filter, and a mark below the place. Gives the exit
+// code.
+int fail_in_lines(const Error& error);
 // Those rows for people. Empty where there are none.
 Result<std::string> sheet_table(const ListingOptions& options, const host::Sheet& sheet,
                                 const std::vector<std::size_t>& rows);
 
-// "/dev/shm/x", "sysv:5", "memfd:name": what --why, gc and -q call an object.
-std::string object_id(const host::Object& object);
-// Those that a word of the command line means: an id, a name, or a glob of either.
-std::vector<std::size_t> named(const host::Inventory& inventory, const std::string& word);
+// Looks at the pages of `chosen` as far as the options ask for it: -o, -S or -f names the field "resident" or "cgroup".
+void look_at_pages(host::Inventory& inventory, const std::vector<std::size_t>& chosen, const ListingOptions& options);
 
-// An object's exact bytes: a name that is no UTF-8 stands in "name_hex" too.
+// What --why, gc and -q call an object, unlike all others: "/dev/shm/x", "sysv:5", "sysv:5@4026532201" in another IPC
+// namespace, "memfd:INODE".
+std::string object_id(const host::Object& object);
+// Those that a word of the command line means: the one with this id, as it is or as -q prints it; else those with this
+// name; else those whose id or name matches it as a glob. A name may hold * itself, so the first of the three wins.
+std::vector<std::size_t> named(const host::Inventory& inventory, const std::string& word);
+bool is_glob(const std::string& word);
+
+// A text of the kernel under `key`. JSON has no bytes: where they are no UTF-8, U+FFFD stands for those that are not,
+// and KEY_hex has them all, exactly.
+void put_text(Json& json, const std::string& key, const std::string& text);
+// The columns "resident" and "cgroup" are in it where look_at_pages() was asked for them.
 Json object_json(const host::Inventory& inventory, const host::Object& object);
 // The schema's id, the time, and what could not be seen.
 Json host_document(const std::string& verb, const host::Inventory& inventory);

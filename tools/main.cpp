@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command `shmbroker`: one verb per file. Exit codes: tools/exit_code.hpp.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <string>
@@ -10,6 +13,7 @@
 #include "spawn/supervisor.hpp"
 #include "tools/completion.hpp"
 #include "tools/exit_code.hpp"
+#include "tools/printable.hpp"
 #include "tools/tool.hpp"
 
 namespace {
@@ -31,8 +35,21 @@ int usage_error(int argc, char** argv) {
   return argc > 1 && std::strcmp(argv[1], "run") == 0 ? shmb::spawn::kExitFailed : shmb::tools::kExitUsage;
 }
 
+// A terminal of another locale would show the bytes of UTF-8 as characters of its own, control characters among them.
+// Where no terminal is in use, names stay as they are.
+bool shows_ascii_alone() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
+    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') {
+      const std::string locale = value;
+      return locale.find("UTF-8") == locale.npos && locale.find("utf8") == locale.npos &&
+             locale.find("utf-8") == locale.npos && locale.find("UTF8") == locale.npos;
+    }
+  return true;  // the locale "C"
+}
+
 int run(int argc, char** argv) {
   using namespace shmb::tools;
+  print_ascii_alone(shows_ascii_alone() && (is_terminal(STDOUT_FILENO) || is_terminal(STDERR_FILENO)));
   CLI::App app("Shared memory that goes when its users are gone: who holds what, and the way in and out.", "shmbroker");
   app.set_version_flag("--version", std::string("shmbroker ") + shmb_version());
   app.require_subcommand(1);

@@ -28,13 +28,18 @@ Character first_character(std::string_view text) {
   return overlong || surrogate || code > 0x10ffff ? Character{} : Character{code, size};
 }
 
+bool ascii_alone = false;
+
 bool harmless(std::uint32_t code) {
+  if (ascii_alone && code >= 0x7f) return false;
   if (code < 0x20 || (code >= 0x7f && code < 0xa0)) return false;
   if ((code >= 0x200b && code <= 0x200f) || (code >= 0x2028 && code <= 0x202e)) return false;
   return !(code >= 0x2060 && code <= 0x206f) && code != 0xfeff;
 }
 
 }  // namespace
+
+void print_ascii_alone(bool alone) { ascii_alone = alone; }
 
 std::string printable(std::string_view text) {
   constexpr char digits[] = "0123456789abcdef";

@@ -14,4 +14,8 @@ std::string printable(std::string_view text);
 // What printable gives takes this many columns (one for each character: exact for what names may hold).
 std::size_t columns(std::string_view text);
 
+// From then on every character beyond ASCII becomes \xNN: for a terminal whose locale is not UTF-8. Call it before
+// threads start.
+void print_ascii_alone(bool alone);
+
 }  // namespace shmb::tools

@@ -174,6 +174,27 @@ std::string Table::text(const Look& look) const {
   return out + cut_to("(no room for " + gone + ")", std::max(look.columns, kShortest)) + "\n";
 }
 
+std::string wrapped(const std::string& text, const std::string& margin, std::size_t room) {
+  constexpr std::size_t kLeast = 24;  // in less, breaking helps nobody
+  if (room < margin.size() + kLeast) return text;
+  std::string out;
+  std::size_t used = margin.size();
+  bool begun = false;
+  for (std::size_t at = 0; at < text.size(); begun = true) {
+    const std::size_t end = std::min(text.find(' ', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    at = end + 1;
+    if (begun && used + 1 + columns(word) > room) {
+      out += "\n" + margin + word;
+      used = margin.size() + columns(word);
+    } else {
+      out += (begun ? " " : "") + word;
+      used += columns(word) + (begun ? 1 : 0);
+    }
+  }
+  return out;
+}
+
 std::string label_lines(const std::vector<std::pair<std::string, std::string>>& lines) {
   std::size_t width = 0;
   for (const auto& line : lines) width = std::max(width, columns(line.first));

@@ -67,6 +67,9 @@ class Table {
   std::vector<Row> rows_;
 };
 
+// `text` broken at blanks to lines of `room` columns, the later ones behind `margin`. 0: one line, whatever its length.
+std::string wrapped(const std::string& text, const std::string& margin, std::size_t room);
+
 // "label  value" lines with the labels in one column.
 std::string label_lines(const std::vector<std::pair<std::string, std::string>>& lines);
 

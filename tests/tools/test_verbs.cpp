@@ -354,6 +354,53 @@ TEST_CASE("release --group frees what a group keeps") {
   CHECK(world.tool({"release"}).status == 2);
 }
 
+TEST_CASE("gc --group plans, then frees what an ended group keeps; a live group and a used region stay") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "a", "--group", "g"}).status == 0);
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "b", "--group", "g"}).status == 0);
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "c", "--group", "h"}).status == 0);
+  for (const Words& words : {Words{"gc", "--group", "g"}, Words{"gc", "--group", "g", "--dry-run"},
+                             Words{"gc", "--group", std::to_string(::geteuid()) + ":g", "-q"}}) {
+    const Ended plan = world.tool(words);
+    CHECK(plan.status == 6);
+    CHECK(has(plan.out, "g/a"));
+    CHECK(has(plan.out, "g/b"));
+    CHECK_FALSE(has(plan.out, "h/c"));
+  }
+  CHECK(world.tool({"inspect", "g/a"}).status == 0);
+
+  const std::string socket = world.socket();
+  shmb_connect_options options{};
+  options.size = sizeof options;
+  options.socket = socket.c_str();
+  shmb_session* session = nullptr;
+  shmb_region* region = nullptr;
+  shmb_error error{};
+  REQUIRE(shmb_connect(&options, &session, &error) == SHMB_OK);
+  shmb_attach_options attaching{};
+  attaching.size = sizeof attaching;
+  REQUIRE(shmb_attach(session, "g/b", &attaching, &region, &error) == SHMB_OK);
+  const Ended freed = world.tool({"gc", "--group", "g", "--yes"});
+  CHECK(freed.status == 0);
+  CHECK_MESSAGE(has(freed.out, "freed 4.0 KiB that group g kept; 1 region is still in use"), freed.out);
+  CHECK(has(freed.out, "left alone: g/b"));
+  CHECK(world.tool({"cat", "h/c"}).out == "x");
+
+  REQUIRE(shmb_group_join(session, "h", 0, 0, nullptr, &error) == SHMB_OK);
+  const Ended alive = world.tool({"gc", "--group", "h", "--yes"});
+  CHECK(alive.status == 0);
+  CHECK_MESSAGE(has(alive.out, "group h lives: 1 session; nothing of it is lost"), alive.out);
+  CHECK(world.tool({"cat", "h/c"}).out == "x");
+  (void)shmb_release(region, 0, nullptr);
+  shmb_disconnect(session);
+  const Ended json = world.tool({"gc", "--group", "h", "--json"});
+  CHECK(nlohmann::json::parse(json.out)["schema"] == "shmbroker.gc.group/1");
+  CHECK(world.tool({"gc", "--group", "nobody-has-it"}).status == 5);
+  CHECK(world.tool({"gc", "--group", "h", "--stale"}).status == 2);
+  CHECK(world.tool({"gc", "--group", "h", "x"}).status == 2);
+  CHECK(world.tool({"release", "--group", "h"}).status == 0);
+}
+
 TEST_CASE("release --group leaves a live group alone, names its members, and ends it with --end") {
   World world;
   REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "a", "--group", "g"}).status == 0);

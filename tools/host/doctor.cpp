@@ -292,11 +292,14 @@ Check check_cuda(const Host& host, const Probes& probes) {
           ""};
 }
 
-Check check_kernel(const Inventory& inventory) {
+Check check_sight(const Inventory& inventory, const Probes& probes) {
   if (inventory.saw_all()) return {"sight", Level::ok, "all processes of this host can be looked into", ""};
   std::string text;
   for (const std::string& sentence : inventory.blind) text += (text.empty() ? "" : "; ") + sentence;
-  return {"sight", Level::info, text, inventory.nested ? "run it on the host" : "sudo shmbroker doctor"};
+  const char* advice = inventory.nested  ? "run it on the host, as root"
+                       : probes.uid != 0 ? "sudo shmbroker doctor"
+                                         : "run it with CAP_SYS_PTRACE, outside of a user namespace";
+  return {"sight", Level::info, text, advice};
 }
 
 }  // namespace
@@ -333,7 +336,7 @@ std::vector<Check> examine(const Inventory& inventory, const Probes& probes, con
       check_dev_shm(inventory), check_container(host, inventory), check_remove_ipc(host, probes), check_memlock(probes),
       check_open_files(probes), check_huge_pages(host),           check_overcommit(host),         check_cgroup(host),
       check_ptrace(host),       check_io_uring(host, probes),     check_user_namespaces(host),    check_leases(host),
-      check_cuda(host, probes), check_kernel(inventory)};
+      check_cuda(host, probes), check_sight(inventory, probes)};
 }
 
 }  // namespace shmb::host

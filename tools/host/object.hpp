@@ -60,6 +60,7 @@ struct Object {
   bool size_is_least = false;      // only mappings were seen: it may be larger
   std::uint64_t touched = 0;       // bytes with memory or swap behind them
   bool touched_known = false;
+  std::string through;  // of one without a name: where a holder's /proc entry leads to it; or empty
   std::uint64_t links = 0;
   std::uint32_t uid = 0;
   std::uint32_t mode = 0;
@@ -68,6 +69,12 @@ struct Object {
   std::uint64_t attached = 0;  // SysV: by the kernel's count
   std::uint64_t ipc_namespace = 0;
   std::vector<Holder> holders;
+
+  // Filled in by PageBooks (pages.hpp):
+  std::uint64_t resident = 0;  // bytes of `touched` that are in memory
+  bool resident_known = false;
+  std::vector<std::string> cgroups;  // that its pages are charged to, the one with most of them first
+  std::string why_no_cgroup;         // why `cgroups` is empty
 
   // Filled in by judge() (verdict.hpp):
   Verdict verdict = Verdict::idle;

@@ -89,12 +89,16 @@ Result<Patterns> Patterns::parse(std::string_view text, const std::string& file)
   return out;
 }
 
-Result<Patterns> Patterns::load() {
+Result<Patterns> Patterns::load(std::vector<std::string>& notes) {
   Patterns all;
   for (const std::string& file : {user_file(), std::string("/etc/shmbroker/patterns.toml")}) {
     if (file.empty()) continue;
     auto text = sys::read_file(file.c_str());
     if (!text && (text.error().value == ENOENT || text.error().value == ENOTDIR)) continue;
+    if (!text && text.error().value == EACCES) {
+      notes.push_back("the patterns in " + file + " may not be read and are left out");
+      continue;
+    }
     if (!text) return system_failure(text.error(), "read " + file);
     auto parsed = parse(*text, file);
     if (!parsed) return parsed;

@@ -24,8 +24,9 @@ struct Pattern {
 class Patterns {
  public:
   // The user's files first, then patterns.toml as it was compiled in. A file that is not there is none; one with an
-  // error is a sentence with file and line.
-  static Result<Patterns> load();
+  // error is a sentence with file and line. One that may not be read is left out, and a sentence added to `notes`: HOME
+  // may still be another user's after a change of users.
+  static Result<Patterns> load(std::vector<std::string>& notes);
   static Result<Patterns> parse(std::string_view toml, const std::string& file);
 
   struct Match {

@@ -41,6 +41,8 @@ Sys<void> each_name(int directory, const std::function<void(const char*)>& each)
   }
 }
 
+bool is_gone(Errno why) { return why.value == ENOENT || why.value == ESRCH; }
+
 Sys<Fd> open_directory(const std::string& path) { return sys::open_at(AT_FDCWD, path.c_str(), O_RDONLY | O_DIRECTORY); }
 
 Sys<void> read_whole(const std::string& path, std::string& out) {
@@ -120,7 +122,12 @@ Sys<std::vector<pid_t>> Proc::pids() const {
 
 Sys<Process> Proc::process(pid_t pid) const {
   const std::string base = root_ + "/" + std::to_string(pid);
-  if (auto read = read_whole(base + "/stat", buffer_); !read) return std::unexpected(read.error());
+  if (auto read = read_whole(base + "/stat", buffer_); !read) {
+    if (is_gone(read.error())) return std::unexpected(read.error());
+    Process out{.pid = pid, .denied = read.error().value};  // hidepid=1, a security module
+    if (auto facts = sys::file_stat_at(AT_FDCWD, base.c_str(), true)) out.uid = facts->uid;
+    return out;
+  }
   // Field 2 is the program's name in brackets, and the name may hold brackets and blanks: the last one ends it.
   const std::size_t open = buffer_.find('('), close = buffer_.rfind(')');
   if (open == std::string::npos || close == std::string::npos || close < open) return sys_error(EPROTO);
@@ -156,8 +163,6 @@ std::vector<std::string> places_of(const std::string& base, const std::string& s
   return places;
 }
 
-bool is_gone(Errno why) { return why.value == ENOENT || why.value == ESRCH; }
-
 }  // namespace
 
 Sys<void> Proc::mappings(pid_t pid, const std::function<void(const Mapping&)>& each) const {
@@ -188,14 +193,20 @@ Sys<void> Proc::descriptors(pid_t pid, const std::function<void(const Descriptor
       return std::unexpected(directory.error());
     }
     Descriptor descriptor;
+    Sys<void> links;
     auto read = each_name(directory->get(), [&](const char* name) {
       auto link = sys::read_link_at(directory->get(), name);
-      if (!link) return;  // closed meanwhile
+      if (!link) {
+        // Closed meanwhile; or the folder may be listed and its links not be read, which are two rights.
+        if (!is_gone(link.error())) links = std::unexpected(link.error());
+        return;
+      }
       descriptor.number = name;
       descriptor.link = std::move(*link);
       each(descriptor);
     });
     if (!read && !is_gone(read.error())) return std::unexpected(read.error());
+    if (!links) return links;
   }
   return {};
 }

@@ -23,6 +23,7 @@ struct Process {
   std::uint64_t mount_ns = 0, ipc_ns = 0, pid_ns = 0;  // inode numbers; 0: may not be looked at
   std::vector<pid_t> pids;                             // in each PID namespace, ours first; read where it is nested
   bool seen = false;                                   // its mappings and its descriptors were read
+  int denied = 0;                                      // not seen: the errno that says why
 };
 
 struct Mapping {
@@ -42,9 +43,11 @@ class Proc {
   static Sys<Proc> open(const std::string& root);
 
   Sys<std::vector<pid_t>> pids() const;
-  // Fills in what stat and the namespaces tell. ENOENT, ESRCH: it is gone.
+  // Fills in what stat and the namespaces tell. ENOENT, ESRCH: it is gone. Where stat may not be read, what is left
+  // is its number, its user and the reason (`denied`).
   Sys<Process> process(pid_t pid) const;
   // Both call for each entry, of all threads' tables where the first thread has ended. EACCES: not ours to see.
+  // ENOENT, ESRCH: it is gone.
   Sys<void> mappings(pid_t pid, const std::function<void(const Mapping&)>& each) const;
   Sys<void> descriptors(pid_t pid, const std::function<void(const Descriptor&)>& each) const;
   Sys<std::string> text(const std::string& path) const;  // a file below the root, whole

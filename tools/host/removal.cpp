@@ -330,8 +330,10 @@ class Remover {
   AsideFolders folders_;
 };
 
-void recover_folder(const std::string& parent, const std::string& name, std::vector<Recovered>& out) {
-  auto above = sys::open_at(AT_FDCWD, parent.c_str(), O_RDONLY | O_DIRECTORY);
+void recover_folder(const Mount& mount, const std::string& inside, const std::string& name,
+                    std::vector<Recovered>& out) {
+  const std::string parent = mount.reach + (inside.empty() ? "" : "/" + inside);
+  auto above = open_beneath(mount, inside, O_RDONLY | O_DIRECTORY);
   if (!above) return;
   auto folder = sys::open_at(above->get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!folder) return;
@@ -356,10 +358,9 @@ std::vector<Removal> remove(const Inventory& inventory, const std::vector<std::s
 }
 
 std::vector<Recovered> recover(const Inventory& inventory) {
-  std::set<std::pair<std::string, std::string>> folders;
-  for (const std::string& folder : inventory.folders_aside) folders.emplace(folder_of(folder), last_of(folder));
   std::vector<Recovered> out;
-  for (const auto& [parent, name] : folders) recover_folder(parent, name, out);
+  for (const auto& [mount, folder] : inventory.folders_aside)
+    recover_folder(inventory.mounts[mount].mount, folder_of(folder), last_of(folder), out);
   return out;
 }
 

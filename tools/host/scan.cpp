@@ -3,6 +3,7 @@
 #include "tools/host/scan.hpp"
 
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "base/text.hpp"
 #include "tools/host/removal.hpp"
 #include "tools/host/sysv.hpp"
+#include "tools/host/words.hpp"
 
 namespace shmb::host {
 namespace {
@@ -36,6 +38,8 @@ struct KeyHash {
 std::string plural(std::size_t number, const char* one, const char* many) {
   return std::to_string(number) + " " + (number == 1 ? one : many);
 }
+
+bool is_gone(Errno why) { return why.value == ENOENT || why.value == ESRCH; }
 
 // The kernel writes a new line in a mapping's path as \012 and leaves all other bytes.
 std::string mapping_path(std::string_view text) {
@@ -61,6 +65,9 @@ class Scanner {
     find_kernel_devices();
     for (const pid_t pid : *pids)
       if (auto process = proc_.process(pid)) out_.processes.push_back(std::move(*process));
+    // This process is alive, so a /proc without processes is another file system, or of another PID namespace.
+    if (out_.processes.empty())
+      return error(Status::system, options_.proc + " shows no processes: it is not the /proc of this PID namespace");
     read_mounts();
     for (std::size_t i = 0; i < out_.mounts.size(); ++i)
       if (out_.mounts[i].mount.shared_memory) read_files(i);
@@ -99,9 +106,9 @@ class Scanner {
 
   // --- mounts ---
 
-  void add_mounts(const std::string& mountinfo_of, const std::string& prefix, std::uint64_t ns) {
+  Sys<void> add_mounts(const std::string& mountinfo_of, const std::string& prefix, std::uint64_t ns) {
     auto text = proc_.text(mountinfo_of);
-    if (!text) return;
+    if (!text) return std::unexpected(text.error());
     const auto all = parse_mountinfo(*text);
     for (Mount& mount : memory_mounts(all, prefix, ns)) {
       places_[ns].push_back(mount.point);
@@ -116,15 +123,26 @@ class Scanner {
                           (mount.shared_memory && !known.shared_memory && !mount.reach.empty());
       if (better) known = std::move(mount);
     }
+    return {};
   }
 
   void read_mounts() {
-    add_mounts("self/mountinfo", options_.proc == "/proc" ? "" : options_.proc + "/self/root", own_mount_ns_);
-    std::set<std::uint64_t> seen{own_mount_ns_, 0};
+    if (!add_mounts("self/mountinfo", options_.proc == "/proc" ? "" : options_.proc + "/self/root", own_mount_ns_))
+      out_.blind.push_back("the mounts of this process cannot be read in " + options_.proc + "/self/mountinfo");
+    // Any process of a namespace leads into it, and the first one may have ended by now. EINVAL: it is ending.
+    std::set<std::uint64_t> done{own_mount_ns_, 0};
+    std::size_t refused = 0;
     for (const Process& process : out_.processes) {
-      if (!seen.insert(process.mount_ns).second) continue;
-      add_mounts(std::to_string(process.pid) + "/mountinfo", proc_.path(process.pid, "root"), process.mount_ns);
+      if (done.contains(process.mount_ns)) continue;
+      auto added =
+          add_mounts(std::to_string(process.pid) + "/mountinfo", proc_.path(process.pid, "root"), process.mount_ns);
+      if (!added && (is_gone(added.error()) || added.error().value == EINVAL)) continue;
+      done.insert(process.mount_ns);
+      if (!added) ++refused;
     }
+    if (refused != 0)
+      out_.blind.push_back("the mounts of " + plural(refused, "other mount namespace", "other mount namespaces") +
+                           " cannot be read");
     for (MountUse& use : out_.mounts) {
       if (use.mount.reach.empty()) {
         if (use.mount.shared_memory)
@@ -154,20 +172,31 @@ class Scanner {
   }
 
   void walk(const Fd& directory, const std::string& prefix, std::size_t index, std::size_t depth) {
+    const auto name_of = [&](const std::string& name) {
+      return quoted(out_.mounts[index].mount.reach + "/" + prefix + name);
+    };
     auto names = names_in(directory.get());
-    if (!names) return;
+    if (!names) {
+      out_.blind.push_back("the folder " + name_of("") + " cannot be read: " + errno_text(names.error().value));
+      return;
+    }
     const std::uint64_t device = out_.mounts[index].mount.device;
     for (const std::string& name : *names) {
       auto facts = sys::file_stat_at(directory.get(), name.c_str(), false);
+      if (!facts && facts.error().value != ENOENT)
+        out_.blind.push_back(name_of(name) + " cannot be looked at: " + errno_text(facts.error().value));
       if (!facts || facts->device != device) continue;  // gone, or another file system mounted there
       if (facts->type == sys::FileType::directory) {
-        if (is_aside_folder(name)) out_.folders_aside.push_back(out_.mounts[index].mount.reach + "/" + prefix + name);
-        if (depth == kDeepestFolder) continue;
+        if (is_aside_folder(name)) out_.folders_aside.push_back({index, prefix + name});
+        if (depth == kDeepestFolder) {
+          out_.blind.push_back("the folder " + name_of(name) + " is more than " + std::to_string(kDeepestFolder) +
+                               " levels deep: what is in it is not listed");
+          continue;
+        }
         auto inner = sys::open_at(directory.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK);
         if (inner) walk(*inner, prefix + name + "/", index, depth + 1);
-        else
-          out_.blind.push_back("the folder " + quoted(out_.mounts[index].mount.reach + "/" + prefix + name) +
-                               " cannot be read: " + errno_text(inner.error().value));
+        else if (inner.error().value != ENOENT)
+          out_.blind.push_back("the folder " + name_of(name) + " cannot be read: " + errno_text(inner.error().value));
       } else if (facts->type == sys::FileType::regular) {
         add_file(prefix + name, *facts, index);
       }
@@ -204,15 +233,19 @@ class Scanner {
   // --- SysV ---
 
   void read_segments() {
-    std::map<std::uint64_t, const Process*> others;
-    for (const Process& process : out_.processes)
-      if (process.ipc_ns != 0 && process.ipc_ns != own_ipc_ns_) others.try_emplace(process.ipc_ns, &process);
     if (auto text = proc_.text("sysvipc/shm")) add_segments(*text, own_ipc_ns_, "SysV");
+    else if (text.error().value != ENOENT)  // a kernel without SysV IPC has no such file
+      out_.blind.push_back("the SysV segments cannot be read: " + errno_text(text.error().value));
+    // Any process of a namespace leads into it, and the first one may have ended by now.
+    std::set<std::uint64_t> done{own_ipc_ns_, 0};
     std::size_t refused = 0;
-    for (const auto& [ns, process] : others) {
+    for (const Process& process : out_.processes) {
+      if (done.contains(process.ipc_ns)) continue;
       Sys<std::string> text = sys_error(EAGAIN);
-      auto entered = in_ipc_namespace(proc_.path(process->pid, "ns/ipc"), [&] { text = proc_.text("sysvipc/shm"); });
-      if (entered && text) add_segments(*text, ns, "SysV of " + std::to_string(process->pid));
+      auto entered = in_ipc_namespace(proc_.path(process.pid, "ns/ipc"), [&] { text = proc_.text("sysvipc/shm"); });
+      if (!entered && is_gone(entered.error())) continue;
+      done.insert(process.ipc_ns);
+      if (entered && text) add_segments(*text, process.ipc_ns, "SysV of " + std::to_string(process.pid));
       else ++refused;
     }
     if (refused != 0)
@@ -228,6 +261,8 @@ class Scanner {
       it.size = segment.size;
       it.touched = segment.resident + segment.swapped;
       it.touched_known = true;
+      it.resident = segment.resident;
+      it.resident_known = true;
       it.uid = segment.uid;
       it.mode = segment.mode & 0777;
       it.changed = segment.changed;
@@ -251,11 +286,10 @@ class Scanner {
     Process& process = out_.processes[index];
     auto mapped = proc_.mappings(process.pid, [&](const Mapping& mapping) { add_mapping(index, mapping); });
     auto opened = proc_.descriptors(process.pid, [&](const Descriptor& it) { add_descriptor(index, it); });
-    const auto is_gone = [](const Sys<void>& result) {
-      return !result && (result.error().value == ENOENT || result.error().value == ESRCH);
-    };
-    process.seen = (mapped || is_gone(mapped)) && (opened || is_gone(opened));
-    if (!process.seen) ++out_.unseen_processes;
+    process.seen = (mapped || is_gone(mapped.error())) && (opened || is_gone(opened.error()));
+    if (process.seen) return;
+    ++out_.unseen_processes;
+    process.denied = !mapped && !is_gone(mapped.error()) ? mapped.error().value : opened.error().value;
   }
 
   void add_mapping(std::size_t index, const Mapping& mapping) {
@@ -283,6 +317,7 @@ class Scanner {
       if (auto facts = sys::file_stat_at(AT_FDCWD, proc_.path(out_.processes[index].pid, link).c_str(), true);
           facts && facts->inode == mapping.inode) {
         take(it, *facts);
+        it.through = proc_.path(out_.processes[index].pid, link);
       } else {
         it.size = std::max(it.size, mapping.offset + (mapping.end - mapping.start));
         it.size_is_least = true;
@@ -316,6 +351,7 @@ class Scanner {
     Object& it = object(key, kind);
     if (it.name.empty()) name_it(it, descriptor.link, index);
     if (!it.touched_known) take(it, *facts);
+    if (it.names.empty()) it.through = proc_.path(process.pid, "fd/" + descriptor.number);
     ++holder(it, index).descriptors;
   }
 
@@ -371,26 +407,80 @@ class Scanner {
 
   void finish() {
     for (const Object& it : out_.objects)
-      if (!it.names.empty()) out_.mounts[it.mount].listed += it.touched;
-    if (out_.unseen_processes != 0)
-      out_.blind.push_back("what " + plural(out_.unseen_processes, "process holds", "processes hold") +
-                           " cannot be seen: they belong to other users");
+      if (!it.names.empty()) {
+        out_.mounts[it.mount].listed += it.touched;
+      } else if (it.touched_known && it.links == 0) {  // without a name, it still fills its file system
+        if (const auto at = mount_of_.find(it.key.space); at != mount_of_.end())
+          out_.mounts[at->second].listed += it.touched;
+      }
+    tell_unseen_processes();
     if (out_.nested)
       out_.blind.push_back("processes outside this PID namespace (of the host, of other containers) do not show here");
-    if (auto own = proc_.text("self/mountinfo"); own && hides_processes(*own))
-      out_.blind.push_back("/proc is mounted with hidepid: processes of other users do not show here");
+    if (auto own = proc_.text("self/mountinfo"); own && hides_processes(*own)) {
+      out_.hidden = true;
+      out_.blind.push_back(options_.proc + " is mounted with hidepid: processes of other users do not show here");
+    }
   }
 
+  // One sentence for each reason, with the first of the processes.
+  void tell_unseen_processes() {
+    struct Group {
+      std::size_t count = 0;
+      std::string first;
+    };
+    enum Reason { other_users, protected_ones };
+    std::map<std::pair<Reason, int>, Group> groups;
+    const std::uint32_t self = ::geteuid();
+    for (const Process& process : out_.processes) {
+      if (process.seen) continue;
+      const bool foreign = self != 0 && process.uid != self;
+      Group& group = groups[{foreign ? other_users : protected_ones, process.denied}];
+      if (++group.count == 1)
+        group.first = std::to_string(process.pid) + (process.program.empty() ? "" : " " + process.program);
+    }
+    for (const auto& [key, group] : groups) {
+      const auto [reason, error] = key;
+      const bool one = group.count == 1, denied = error == EACCES || error == EPERM;
+      std::string why;
+      if (reason == other_users) why = one ? "it belongs to another user" : "they belong to other users";
+      else if (!denied) why = "a read failed";
+      else if (self == 0)
+        why = "the kernel denies it even to this root, for want of CAP_SYS_PTRACE in their user namespace";
+      else why = "the kernel protects a process that is not dumpable, has more rights or is of another user namespace";
+      out_.blind.push_back(
+          (one ? "what process " + group.first + " holds"
+               : "what " + std::to_string(group.count) + " processes hold (the first is " + group.first + ")") +
+          ": " + why + " (" + errno_text(error) + ")");
+    }
+  }
+
+  // Root is not hidden from, where it has CAP_SYS_PTRACE; nor are members of the mount's group (gid=).
   bool hides_processes(std::string_view mountinfo) const {
+    std::string options;
     for (const Mount& mount : parse_mountinfo(mountinfo))
-      if (mount.type == "proc" && mount.point == options_.proc) {
-        const std::size_t at = mount.options.find("hidepid=");
-        if (at != std::string::npos && ::geteuid() != 0) {
-          const std::string_view value = std::string_view(mount.options).substr(at + 8);
-          return !value.starts_with("0") && !value.starts_with("off");
-        }
+      if (mount.type == "proc" && mount.point == options_.proc) options = mount.options;  // the last one covers
+    const auto value_of = [&](std::string_view key) {
+      for (std::string_view rest = options; !rest.empty();) {
+        std::string_view word = next_word(rest, ' ');
+        while (!word.empty())
+          if (std::string_view one = next_word(word, ','); one.starts_with(key)) return one.substr(key.size());
       }
-    return false;
+      return std::string_view();
+    };
+    const std::string_view hides = value_of("hidepid=");
+    if (hides.empty() || hides == "0" || hides == "off") return false;
+    if (may_trace()) return false;
+    const auto group = number<std::uint32_t>(value_of("gid="));
+    return value_of("gid=").empty() || !::group_member(group);
+  }
+
+  bool may_trace() const {
+    auto status = proc_.text("self/status");
+    const std::size_t at = status ? status->find("\nCapEff:") : std::string::npos;
+    if (at == std::string::npos) return ::geteuid() == 0;
+    std::string_view hex = std::string_view(*status).substr(at + 8);
+    hex.remove_prefix(std::min(hex.find_first_not_of("\t "), hex.size()));
+    return (number<std::uint64_t>(hex, 16) >> CAP_SYS_PTRACE & 1) != 0;
   }
 
   const ScanOptions& options_;

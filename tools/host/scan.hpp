@@ -36,9 +36,15 @@ struct Inventory {
   std::uint64_t kernel_device = 0;  // of the tmpfs inside the kernel: memfds, SysV segments, anonymous memory
   std::int64_t now = 0;             // CLOCK_REALTIME, seconds
   std::size_t unseen_processes = 0;
-  std::vector<std::string> folders_aside;  // left by a killed gc, or of one that runs (removal.hpp)
-  bool nested = false;                     // this process is in a PID namespace of its own: outer processes do not show
-  std::vector<std::string> blind;          // a sentence for each thing that could not be seen
+  struct Aside {
+    std::size_t mount = 0;
+    std::string folder;  // below the mount
+  };
+  std::vector<Aside> folders_aside;  // left by a killed gc, or of one that runs (removal.hpp)
+  bool nested = false;               // this process is in a PID namespace of its own: outer processes do not show
+  bool hidden = false;               // /proc hides processes of other users (hidepid)
+  std::vector<std::string> blind;    // a sentence for each thing that could not be seen
+  std::vector<std::string> notes;    // what else a reader should know; not of what could not be seen
   bool saw_all() const { return blind.empty(); }
   const Process* find(pid_t pid) const;
 };
@@ -46,7 +52,7 @@ struct Inventory {
 struct ScanOptions {
   std::string proc = "/proc";
 };
-// Fails only where /proc itself cannot be read.
+// Fails only where /proc itself cannot be read, or shows no processes.
 Result<Inventory> scan(const ScanOptions& options);
 
 }  // namespace shmb::host

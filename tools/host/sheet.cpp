@@ -39,8 +39,13 @@ bool matches(const std::string& glob, const std::string& text) { return ::fnmatc
 
 // "filter: WHY\n  TEXT\n     ^"
 std::unexpected<Error> wrong(std::string_view text, std::size_t at, const std::string& why) {
-  return error(Status::invalid, "filter, at character " + std::to_string(at + 1) + ": " + why + "\n  " +
-                                    std::string(text) + "\n  " + std::string(at, ' ') + "^");
+  std::string shown(text);  // one column for each character, so that the mark stands below the right one
+  for (char& c : shown)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  const auto before = static_cast<std::size_t>(
+      std::ranges::count_if(text.substr(0, at), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+  return error(Status::invalid, "filter, at character " + std::to_string(before + 1) + ": " + why + "\n  " + shown +
+                                    "\n  " + std::string(before, ' ') + "^");
 }
 
 struct Word {

@@ -29,13 +29,14 @@ std::string user_of(std::uint32_t uid) {
   return entry->second;
 }
 
+std::string age_text(std::int64_t seconds) { return seconds == 0 ? "0s" : format_duration(seconds * 1'000'000'000); }
+
 class Judge {
  public:
   Judge(Inventory& inventory, const Patterns& patterns, const JudgeOptions& options)
       : inventory_(inventory), patterns_(patterns), options_(options) {
     read_boot_time();
     for (const Process& process : inventory_.processes) by_pid_.emplace(process.pid, &process);
-    find_inner_pids();
   }
 
   void run() {
@@ -52,19 +53,25 @@ class Judge {
   // The numbers that processes of inner PID namespaces (containers) have for themselves: a name made in a container
   // carries such a number.
   void find_inner_pids() {
+    inner_known_ = true;
     std::uint64_t own = 0;
     if (const Process* self = inventory_.find(::getpid())) own = self->pid_ns;
     for (const Process& process : inventory_.processes) {
-      if (process.pid_ns == 0 || process.pid_ns == own) continue;
+      if (process.pid_ns == own && own != 0) continue;
+      // Everybody may read it, also of processes whose namespaces may not be looked at.
       auto text = sys::read_file(("/proc/" + std::to_string(process.pid) + "/status").c_str());
       const std::size_t at = text ? text->find("\nNSpid:") : std::string::npos;
       if (at == std::string::npos) continue;
       std::string_view line = std::string_view(*text).substr(at + 7);
       line = line.substr(0, line.find('\n'));
-      const std::size_t last = line.find_last_of(" \t");
-      pid_t pid = 0;
-      if (last != std::string_view::npos) std::from_chars(line.data() + last + 1, line.data() + line.size(), pid);
-      if (pid != 0) inner_.emplace(pid, &process);
+      // Its number here, then one for each namespace further in.
+      for (std::size_t at_number = 0; (at_number = line.find_first_not_of(" \t", at_number)) != line.npos;) {
+        pid_t pid = 0;
+        const char* end = std::from_chars(line.data() + at_number, line.data() + line.size(), pid).ptr;
+        if (end == line.data() + at_number) break;
+        at_number = static_cast<std::size_t>(end - line.data());
+        if (pid != process.pid) inner_.emplace(pid, &process);
+      }
     }
   }
 
@@ -91,6 +98,17 @@ class Judge {
     } else {
       it.evidence.push_back("no process " + number + " lives");
     }
+    if (inventory_.hidden) {
+      it.creator_text = number + " unknown";
+      it.evidence.push_back("its creator may be one of the processes that /proc hides");
+      return Creator::unknown;
+    }
+    // The kernel tells a segment's creator by its number in this PID namespace, and of none that is outside of it.
+    if (it.kind == Kind::sysv) {
+      it.creator_text = user_of(it.uid) + " " + number + " dead";
+      return Creator::dead;
+    }
+    if (!inner_known_) find_inner_pids();
     const auto [first, last] = inner_.equal_range(pid);
     for (auto inner = first; inner != last; ++inner)
       if (can_be_creator(*inner->second, it)) {
@@ -99,7 +117,7 @@ class Judge {
                               inner->second->program + ") is " + number + " in its PID namespace");
         return Creator::alive;
       }
-    if (inventory_.nested && it.kind != Kind::sysv) {
+    if (inventory_.nested) {
       it.creator_text = number + " unknown";
       it.evidence.push_back("its creator may live outside this PID namespace");
       return Creator::unknown;
@@ -133,12 +151,12 @@ class Judge {
       it.evidence.push_back(it.program + " comes back for such objects: idle");
     } else if (match && creator == Creator::unknown && age >= options_.stale_after) {
       it.verdict = Verdict::stale;
-      it.evidence.push_back("nobody holds it, its last change was " + format_duration(age * 1'000'000'000) +
-                            " ago, and " + it.program + " is known to leave such objects behind: stale");
+      it.evidence.push_back("nobody holds it, its last change was " + age_text(age) + " ago, and " + it.program +
+                            " is known to leave such objects behind: stale");
       return;
     } else if (match && creator == Creator::unknown) {
-      it.evidence.push_back("nobody holds it, but its last change is less than " +
-                            format_duration(options_.stale_after * 1'000'000'000) + " ago: idle");
+      it.evidence.push_back("nobody holds it, but its last change is less than " + age_text(options_.stale_after) +
+                            " ago: idle");
     } else {
       it.evidence.push_back("nobody holds it, and nothing says that it is lost: idle");
     }
@@ -182,6 +200,7 @@ class Judge {
   const JudgeOptions& options_;
   std::map<pid_t, const Process*> by_pid_;
   std::multimap<pid_t, const Process*> inner_;
+  bool inner_known_ = false;
   std::int64_t boot_ = 0;
 };
 

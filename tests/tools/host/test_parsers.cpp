@@ -99,7 +99,8 @@ TEST_CASE("a glob matches within a folder, and gives the creator's number") {
 }
 
 TEST_CASE("the patterns that come with the tool are whole, and those of users are told by line where they are wrong") {
-  CHECK(Patterns::load().has_value());
+  std::vector<std::string> notes;
+  CHECK(Patterns::load(notes).has_value());
   const auto sentence = [](const char* text) {
     auto parsed = Patterns::parse(text, "my.toml");
     return parsed ? std::string() : parsed.error().sentence;

@@ -76,6 +76,18 @@ TEST_CASE("a creator that lives keeps its object from being an orphan; one that 
   CHECK(reused.verdict() == Verdict::orphan);
 }
 
+TEST_CASE("where processes are hidden no creator is called dead, of a file or of a segment") {
+  Sample sample;
+  sample.inventory.hidden = true;
+  sample.file(dead_name("_1"), 10);
+  Object& segment = sample.file("shmid 1", 7200);
+  segment.kind = Kind::sysv;
+  segment.key.sysv = true;
+  segment.creator = test::dead_pid();
+  CHECK(sample.verdict(0) == Verdict::idle);
+  CHECK(sample.inventory.objects[1].verdict == Verdict::idle);
+}
+
 TEST_CASE("an object that a creator of a container's own numbering may have made is no orphan") {
   Sample sample;
   // This process has its own number in an inner namespace for the kernel, as far as the inventory can tell.
