@@ -28,6 +28,9 @@ struct NoDescriptors {
   ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &old); }
   rlimit old{};
 };
+// How long a stopped broker is waited for; one that runs answers in it, also on a busy machine.
+constexpr std::int64_t kAnswer = 2'000'000'000;
+
 struct StoppedBroker {
   explicit StoppedBroker(const harness::BrokerFixture& broker) : pid(broker.pid()) { ::kill(pid, SIGSTOP); }
   StoppedBroker(const StoppedBroker&) = delete;
@@ -112,7 +115,7 @@ TEST_CASE("a slot that cannot be mapped at that moment arrives with the reason, 
 }
 
 TEST_CASE("beside a broker that does not answer a list is waited for once, and arrives with the reason") {
-  Unmapped pair(Kind::claim, 50'000'000);
+  Unmapped pair(Kind::claim, kAnswer);
   CreateItem item;
   item.length = 4096;
   item.group = pair.pool->group();
@@ -139,7 +142,7 @@ TEST_CASE("beside a broker that does not answer a list is waited for once, and a
 TEST_CASE("a message that is one slot, or whose list lies in one, is not taken while that cannot be mapped") {
   for (const bool list : {false, true}) {
     CAPTURE(list);
-    Unmapped pair(Kind::line, 50'000'000);
+    Unmapped pair(Kind::line, kAnswer);
     must(pair.pool->release(pair.slots[1]));  // the list's own
     const std::string large(200, 'l');
     const OutPart parts[] = {bytes_part(large), bytes_part("tail")};

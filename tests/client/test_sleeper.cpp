@@ -51,7 +51,9 @@ TEST_CASE("a message without a wake is found by the next look for rescue, and ne
   };
   sleeper.on_look(look, 1'000'000);
   const std::lock_guard guard(pair.one.lock());
-  const auto found = sleeper.wait(pair.masks, [&] { return there; }, Deadline::after(20'000'000));
+  // The second look finds it, however long the first one took on a busy machine.
+  const auto found =
+      sleeper.wait(pair.masks, [&] { return there; }, Deadline::after(shmb::rescues() ? 60'000'000'000 : 20'000'000));
   REQUIRE(found.has_value());
   CHECK(*found == shmb::rescues());
   CHECK(looks >= 2);
