@@ -33,7 +33,7 @@ Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, co
   facts.state = granted.state;
   facts.page_kind = granted.page_kind;
   facts.flags = granted.flags;
-  if ((item.flags & kAttachUnmapped) != 0) return std::make_unique<Region>(session, facts, Mapping(), Fd());
+  if ((item.flags & kAttachUnmapped) != 0) return std::make_shared<Region>(session, facts, Mapping(), Fd());
   const bool writes = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0;
   auto mapping = map_whole(fd.get(), facts.length, facts.bytes, writes ? Access::read_write : Access::read);
   if (!mapping) return std::unexpected(mapping.error());
@@ -44,7 +44,7 @@ Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, co
     (void)map_existing(*mapping, writes ? Access::read_write : Access::read, false);
   // Every writer reports, or nobody else could publish the region; the pages are the creator's to describe.
   if (writes) ready.add(facts.ref, {0, SHMBW_PAGE_KIND_UNKNOWN});
-  return std::make_unique<Region>(session, facts, std::move(*mapping), Fd(), KeptDescriptor::of(std::move(fd)));
+  return std::make_shared<Region>(session, facts, std::move(*mapping), Fd(), KeptDescriptor::of(std::move(fd)));
 }
 
 Result<shmbw_attach> attach_request(const AttachItem& item, std::uint64_t epoch) {

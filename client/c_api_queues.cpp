@@ -67,7 +67,6 @@ Result<void> to_parts(const shmb_part* parts, std::span<OutPart> out) {
     const shmb_part& part = parts[i];
     if (part.kind < SHMB_PART_BYTES || part.kind > SHMB_PART_REGION)
       return error(Status::invalid, "a part is bytes, a slot or a region");
-    if (part.reserved != 0) return error(Status::too_new, "the reserved field of a part is not 0");
     out[i].kind = static_cast<PartKind>(part.kind);
     out[i].rights = part.rights;
     out[i].data = static_cast<const std::byte*>(part.data);
@@ -108,6 +107,7 @@ shmb_part part_to_c(const Message::Part& part, const Message& message, Pool* poo
   out.length = part.length;
   out.offset = part.offset;
   out.status = static_cast<std::int32_t>(part.status);
+  out.same_as = part.same_as;
   if (part.kind == PartKind::region) out.id = to_id(part.region, message.epoch());
   if (part.kind == PartKind::slot) {
     out.slot.index = part.slot;

@@ -227,9 +227,7 @@ int shmb_adopt_fd(shmb_session* session, int fd, uint32_t rights, shmb_region** 
 void* shmb_region_data(const shmb_region* region) noexcept {
   return region == nullptr ? nullptr : static_cast<void*>(region->it->data());
 }
-uint64_t shmb_region_length(const shmb_region* region) noexcept {
-  return region == nullptr ? 0 : region->it->facts().length;
-}
+uint64_t shmb_region_length(const shmb_region* region) noexcept { return region == nullptr ? 0 : region->it->length(); }
 shmb_region_id shmb_region_get_id(const shmb_region* region) noexcept {
   if (region == nullptr) return {};
   return to_id(region->it->facts().ref, region->it->facts().epoch);
@@ -238,7 +236,7 @@ shmb_region_id shmb_region_get_id(const shmb_region* region) noexcept {
 int shmb_region_get_info(const shmb_region* region, shmb_region_info* info, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
     if (region == nullptr) return shmb::error(Status::invalid, "no region was given");
-    const RegionFacts& facts = region->it->facts();
+    const RegionFacts facts = region->it->facts();
     shmb_region_info out{};
     out.id = to_id(facts.ref, facts.epoch);
     out.length = facts.length;
@@ -319,10 +317,10 @@ int shmb_release(shmb_region* region, uint32_t flags, shmb_error* error) noexcep
   if (region == nullptr) return SHMB_OK;
   const int status = guarded(error, [&]() -> Result<void> {
     if ((flags & ~(kReleaseNoRecycle | kReleaseUnname)) != 0) {
-      (void)region->it->release(0);
+      (void)Region::release(std::move(region->it), 0);
       return shmb::error(Status::unknown_flags, "an unknown flag of release; the region was released without it");
     }
-    return region->it->release(flags);
+    return Region::release(std::move(region->it), flags);
   });
   delete region;
   return status;

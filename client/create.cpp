@@ -11,11 +11,6 @@
 namespace shmb::client {
 namespace {
 
-std::uint64_t rounded(std::uint64_t length) {
-  const std::uint64_t unit = length >= kHugePage ? kHugePage : kSmallPage;
-  return (length + unit - 1) / unit * unit;
-}
-
 bool populates(const CreateItem& item, bool strict) {
   if ((item.flags & (kCreateNoPopulate | kCreateUnmapped)) != 0) return false;
   return item.length <= kPopulateByDefault || strict;
@@ -23,7 +18,6 @@ bool populates(const CreateItem& item, bool strict) {
 
 // What can be told before the broker is asked.
 Result<void> check_item(const CreateItem& item, bool strict) {
-  if (item.length == 0) return error(Status::invalid, "a region has at least one byte");
   if (item.length > kMaxLength)
     return error(Status::invalid, "a region has fewer than 2^47 bytes, asked " + std::to_string(item.length));
   if (!item.name.empty())
@@ -65,7 +59,7 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
   if (auto fits = check_memory(fd.get(), facts.length, facts.bytes); !fits) return std::unexpected(fits.error());
   if ((item.flags & kCreateUnmapped) != 0) {
     ready.add_unmapped(facts.ref);
-    return std::make_unique<Region>(session, facts, Mapping(), Fd());
+    return std::make_shared<Region>(session, facts, Mapping(), Fd());
   }
 
   const Access access = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? Access::read_write : Access::read;
@@ -84,7 +78,7 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
     ready.add(facts.ref, populated);
     facts.state = SHMBW_REGION_STATE_READY;
   }
-  return std::make_unique<Region>(session, facts, std::move(*mapping), Fd(), KeptDescriptor::of(std::move(fd)));
+  return std::make_shared<Region>(session, facts, std::move(*mapping), Fd(), KeptDescriptor::of(std::move(fd)));
 }
 
 // Which of the items travel, and how.
@@ -158,7 +152,7 @@ void send_batch(const std::shared_ptr<Session>& session, std::span<const CreateI
 std::uint64_t populated_bytes(std::span<const CreateItem> items, std::span<const std::size_t> which, bool strict) {
   std::uint64_t bytes = 0;
   for (const std::size_t i : which)
-    if (populates(items[i], strict)) bytes += rounded(items[i].length);
+    if (populates(items[i], strict)) bytes += rounded_bytes(items[i].length);
   return bytes;
 }
 

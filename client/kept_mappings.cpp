@@ -28,6 +28,7 @@ void KeptMappings::remember(std::uint64_t id) {
 }
 
 void KeptMappings::give(Region::Handle handle) {
+  if (handle.use_count() > 1) return;
   Session& session = handle->session();
   give_up_asked(session);
   const shmbw_region_ref ref = handle->ref();

@@ -20,7 +20,7 @@ class KeptMappings {
 
   // The mapping of that region with exactly these rights, or null. It is not kept any more until it is given again.
   Region::Handle take(shmbw_region_ref region, std::uint32_t rights);
-  // Keeps it if the region has come before, and makes room for it. Else it is released.
+  // Keeps it if the region has come before and nobody else has it, and makes room for it. Else it is released.
   void give(Region::Handle handle);
   // A user takes the handle over: it is not only kept any more.
   void hand_out(const Region& region);

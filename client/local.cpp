@@ -21,8 +21,7 @@ Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, con
   RegionFacts facts;
   facts.ref = {session->next_local_id(), 1, 0};
   facts.length = item.length;
-  const std::uint64_t unit = item.length >= kHugePage ? kHugePage : kSmallPage;
-  facts.bytes = (item.length + unit - 1) / unit * unit;
+  facts.bytes = rounded_bytes(item.length);
   facts.rights = item.rights != 0 ? item.rights : static_cast<std::uint32_t>(SHMBW_RIGHT_KNOWN);
   facts.state = SHMBW_REGION_STATE_CREATED;
   facts.page_kind = SHMBW_PAGE_KIND_UNPOPULATED;
@@ -54,7 +53,7 @@ Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, con
     facts.page_kind = filled->kind;
     facts.state = SHMBW_REGION_STATE_READY;
   }
-  return std::make_unique<Region>(session, facts, std::move(mapping), std::move(*fd));
+  return std::make_shared<Region>(session, facts, std::move(mapping), std::move(*fd));
 }
 
 Result<Region::Handle> adopt_local(const std::shared_ptr<Session>& session, int fd, std::uint32_t rights) {
@@ -85,7 +84,7 @@ Result<Region::Handle> adopt_local(const std::shared_ptr<Session>& session, int 
   if (!mapping) return system_failure(mapping.error(), "mapping the adopted descriptor");
   auto copy = sys::duplicate_above(fd, 0);
   if (!copy) return system_failure(copy.error(), "duplicating the adopted descriptor");
-  return std::make_unique<Region>(session, facts, std::move(*mapping), std::move(*copy));
+  return std::make_shared<Region>(session, facts, std::move(*mapping), std::move(*copy));
 }
 
 Result<void> Region::publish_local() {
@@ -93,7 +92,7 @@ Result<void> Region::publish_local() {
   if (!sealed && sealed.error().value == EBUSY)
     return error(Status::still_mapped, "somebody, often a forked child, still maps the region");
   if (!sealed) return system_failure(sealed.error(), "sealing the local region");
-  facts_.state = SHMBW_REGION_STATE_PUBLISHED;
+  state_ = SHMBW_REGION_STATE_PUBLISHED;
   facts_.flags &= ~static_cast<std::uint32_t>(SHMBW_REGION_WRITE_OPEN);
   auto mapped = Mapping::map(own_fd_.get(), 0, facts_.bytes, Access::read);
   if (!mapped) return system_failure(mapped.error(), "the region is published; mapping it for reading");

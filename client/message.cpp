@@ -101,7 +101,8 @@ bool read_list(std::span<const std::byte> from, std::uint64_t expected_parts, co
 
 Message::Part& Message::add() {
   if (count_ == parts_.size()) parts_.emplace_back();
-  Part& part = parts_[count_++];
+  Part& part = parts_[count_];
+  part.same_as = static_cast<std::uint32_t>(count_++);
   part.kept = false;
   part.slot = pool::kNone;
   part.data = nullptr;
@@ -109,6 +110,30 @@ Message::Part& Message::add() {
   part.rights = 0;
   part.status = Status::ok;
   return part;
+}
+
+void Message::share(const Wanted& wanted, const Region::Handle& handle) {
+  const std::uint32_t* first = nullptr;
+  for (const std::uint32_t& number : wanted.parts) {
+    Part& part = parts_[number];
+    if (part.offset > handle->length() || part.length > handle->length() - part.offset) {
+      part.failure = error(Status::broken, "the message names a stretch beyond the end of a region").error();
+      part.status = Status::broken;
+      continue;
+    }
+    if (first == nullptr) first = &number;
+    part.same_as = *first;
+    part.handle = handle;
+    part.rights = handle->rights();
+    part.data = handle->data() + part.offset;
+  }
+}
+
+void Message::refuse(const Wanted& wanted, const Error& why) {
+  for (const std::uint32_t number : wanted.parts) {
+    parts_[number].failure = why;
+    parts_[number].status = why.status;
+  }
 }
 
 void Message::clear() {

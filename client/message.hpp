@@ -62,8 +62,9 @@ class Message {
     const std::byte* data = nullptr;
     std::uint64_t length = 0, offset = 0;
     shmbw_region_ref region{};
-    Region::Handle handle;
-    Error failure;  // of a region that could not be attached, a slot that could not be mapped
+    Region::Handle handle;      // parts of one region share it
+    std::uint32_t same_as = 0;  // the first part with its mapping; itself where that is it, or it has none
+    Error failure;              // of a region that could not be attached, a slot that could not be mapped
     Status status = Status::ok;
   };
 
@@ -94,6 +95,27 @@ class Message {
   Part& add();
   void clear();
   void drop_kept(Pool& pool);  // with the lock
+  // A region that parts of the message name, and the rights of all these parts together.
+  using Sharers = std::span<std::uint32_t>;  // numbers of parts, ascending
+  struct Wanted {
+    shmbw_region_ref region{};
+    std::uint32_t rights = 0;
+    Sharers parts;
+  };
+  // One for each run of parts that are equal by `key`.
+  template <class Key>
+  void want(Sharers parts, Key key) {
+    while (!parts.empty()) {
+      Wanted one{parts_[parts[0]].region, 0, parts.first(1)};
+      while (one.parts.size() < parts.size() && key(parts[one.parts.size()]) == key(parts[0]))
+        one.parts = parts.first(one.parts.size() + 1);
+      for (const std::uint32_t number : one.parts) one.rights |= parts_[number].rights;
+      parts = parts.subspan(one.parts.size());
+      wanted_.push_back(one);
+    }
+  }
+  void share(const Wanted& wanted, const Region::Handle& handle);
+  void refuse(const Wanted& wanted, const Error& why);
   bool stale() const { return pool_ == nullptr || pool_->is_fresh_child() || pool_->incarnation() != incarnation_; }
 
   std::vector<Part> parts_;  // never shrinks: count_ of them are valid
@@ -105,7 +127,8 @@ class Message {
   std::uint32_t container_ = pool::kNone;  // a kept slot with the list in it
   Region::Handle container_region_;
   std::vector<ListEntry> table_;
-  std::vector<AttachItem> attaches_;
+  std::vector<std::uint32_t> by_region_;  // the parts that are regions, those of one region together
+  std::vector<Wanted> wanted_;
   alignas(16) std::array<std::byte, pool::kTagMaxInline> body_;
 };
 

@@ -30,7 +30,9 @@ Result<void> check_grant(const Granted& granted, shmbw_region_ref asked, std::ui
     return wrong("generation " + std::to_string(granted.region.generation) + " of region " + std::to_string(asked.id) +
                  " instead of generation " + std::to_string(asked.generation));
   if ((granted.rights & rights) != rights) return wrong("it grants fewer rights");
-  if (granted.length == 0 || granted.length > granted.bytes || granted.length > kMaxLength)
+  const bool empty = granted.length == 0;  // then it has the least memory there is
+  if (granted.bytes == 0 || granted.length > granted.bytes || granted.length > kMaxLength ||
+      (empty && granted.bytes != rounded_bytes(0)))
     return wrong("a region of " + std::to_string(granted.length) + " bytes in " + std::to_string(granted.bytes));
   return {};
 }
@@ -38,7 +40,7 @@ Result<void> check_grant(const Granted& granted, shmbw_region_ref asked, std::ui
 Result<void> check_memory(int fd, std::uint64_t length, std::uint64_t bytes) {
   auto facts = sys::file_facts(fd);
   if (!facts) return system_failure(facts.error(), "asking for the size of a region's descriptor");
-  if (length == 0 || length > bytes || facts->size < bytes)
+  if (bytes == 0 || length > bytes || facts->size < bytes)
     return error(Status::protocol, "the broker's answer and its descriptor do not agree on the region's size");
   const auto seals = sys::seals(fd);
   if (!seals || (*seals & F_SEAL_SHRINK) == 0)

@@ -204,6 +204,7 @@ class Queue {
   Result<Delivery> deliver_list(Message& message, In& in, bool keep);
   bool keep_slot(Message::Part& part, In& in);
   void attach_parts(Message& message, const Error* unanswered);
+  void attach_wanted(Message& message, const Error* unanswered, std::vector<Message::Sharers>& too_much);
   std::optional<Error> news();  // CLOSED, PEER_GONE, BROKEN: what a reader is told when nothing is there
   void let_borrowed_go();
   QueueSet* own_set();  // behind descriptor(), once somebody has asked for that

@@ -547,57 +547,75 @@ void Queue::lend(Message& message) {
   borrowed_in_ = nullptr;
 }
 
-// `unanswered`: the broker has just let a deadline pass, and is not waited for once more.
-void Queue::attach_parts(Message& message, const Error* unanswered) {
-  auto& items = message.attaches_;
-  items.clear();
+// What is kept, else from the broker. `unanswered`: it has just let a deadline pass, and is not waited for once more.
+// `too_much`: the parts of regions that it does not give with the rights of all of them together.
+void Queue::attach_wanted(Message& message, const Error* unanswered, std::vector<Message::Sharers>& too_much) {
   KeptMappings& kept = pool_->kept_mappings();
-  kept.give_up_asked(*pool_->session());
-  for (std::size_t i = 0; i < message.count_; ++i) {
-    Message::Part& part = message.parts_[i];
-    if (part.kind != PartKind::region) continue;
-    const std::uint32_t rights = part.rights != 0 ? part.rights : static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_READ);
-    part.handle = kept.take(part.region, rights);
-    if (part.handle) continue;
-    AttachItem item;
-    item.target = Target::with_id(part.region);
-    item.rights = rights;
-    items.push_back(std::move(item));
+  std::vector<const Message::Wanted*> asked;
+  for (const Message::Wanted& one : message.wanted_)
+    if (auto handle = kept.take(one.region, one.rights)) message.share(one, handle);
+    else asked.push_back(&one);
+  if (asked.empty()) return;
+  std::vector<AttachItem> items(asked.size());
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    items[i].target = Target::with_id(asked[i]->region);
+    items[i].rights = asked[i]->rights;
   }
   Handles handles;
-  if (unanswered == nullptr && !items.empty()) handles = attach_regions(pool_->session(), items, spec_.timeout);
+  if (unanswered == nullptr) handles = attach_regions(pool_->session(), items, spec_.timeout);
   else
     for (std::size_t i = 0; i < items.size(); ++i) handles.emplace_back(std::unexpected(*unanswered));
+  const auto fails = [](const Result<Region::Handle>& one, auto... why) {
+    return !one && ((one.error().status == why) || ...);
+  };
   // Where leases run short, those that are only kept go first.
-  for (std::size_t i = 0; i < items.size() && kept.size() != 0; ++i) {
-    if (handles[i] || handles[i].error().status != Status::limit) continue;
+  const auto is_short = [&](const Result<Region::Handle>& one) { return fails(one, Status::limit); };
+  if (kept.size() != 0 && std::ranges::any_of(handles, is_short)) {
     kept.give_up_all();
-    for (; i < items.size(); ++i)
-      if (!handles[i] && handles[i].error().status == Status::limit)
-        handles[i] = attach_region(pool_->session(), items[i], spec_.timeout);
+    for (std::size_t i = 0; i < items.size(); ++i)
+      if (is_short(handles[i])) handles[i] = attach_region(pool_->session(), items[i], spec_.timeout);
   }
-  std::size_t next = 0;
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    const Message::Wanted& one = *asked[i];
+    const bool mixed =
+        std::ranges::any_of(one.parts, [&](auto number) { return message.parts_[number].rights != one.rights; });
+    if (mixed && fails(handles[i], Status::write_closed, Status::denied)) too_much.push_back(one.parts);
+    else if (handles[i]) message.share(one, *handles[i]);
+    else message.refuse(one, handles[i].error());
+  }
+}
+
+// The parts of one region share one mapping, with the rights of all of them together. So a region is attached once,
+// however often it comes, and a part that only reads does not close writing to one that writes. Where the rights
+// together are more than this process can have, parts of the same rights share.
+void Queue::attach_parts(Message& message, const Error* unanswered) {
+  pool_->kept_mappings().give_up_asked(*pool_->session());
+  auto& order = message.by_region_;
+  order.clear();
   for (std::size_t i = 0; i < message.count_; ++i) {
     Message::Part& part = message.parts_[i];
     if (part.kind != PartKind::region) continue;
-    if (!part.handle) {
-      auto& handle = handles[next++];
-      if (!handle) {
-        part.failure = handle.error();
-        part.status = handle.error().status;
-        continue;
-      }
-      part.handle = std::move(*handle);
-    }
-    const std::uint64_t length = part.handle->facts().length;
-    if (part.offset > length || part.length > length - part.offset) {
-      part.failure = error(Status::broken, "the message names a stretch beyond the end of a region").error();
-      part.status = Status::broken;
-      part.handle.reset();
-      continue;
-    }
-    part.data = part.handle->data() + part.offset;
+    if (part.rights == 0) part.rights = SHMBW_RIGHT_MAP_READ;
+    order.push_back(static_cast<std::uint32_t>(i));
   }
+  if (order.empty()) return;
+  const auto region_of = [&](std::uint32_t number) {
+    const shmbw_region_ref& region = message.parts_[number].region;
+    return std::pair(region.id, region.generation);
+  };
+  const auto rights_of = [&](std::uint32_t number) { return message.parts_[number].rights; };
+  std::vector<Message::Sharers> too_much;
+  std::ranges::sort(order, {}, [&](auto number) { return std::pair(region_of(number), number); });
+  message.wanted_.clear();
+  message.want(order, region_of);
+  attach_wanted(message, unanswered, too_much);
+  if (too_much.empty()) return;
+  message.wanted_.clear();
+  for (const Message::Sharers parts : too_much) {
+    std::ranges::sort(parts, {}, [&](auto number) { return std::pair(rights_of(number), number); });
+    message.want(parts, rights_of);
+  }
+  attach_wanted(message, unanswered, too_much);
 }
 
 // A list in a region that this process may not attach: its sender did no wrong, so the message arrives, without what is
@@ -662,8 +680,7 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
         return deliver_denied(message, in, {handle.region, handle.generation, 0}, region.error(), keep);
       if (!region && !overwritten && !never_held(region.error()))
         return std::unexpected(region.error());  // not taken: it can be tried again
-      if (!region || handle.offset > (*region)->facts().length ||
-          handle.length > (*region)->facts().length - handle.offset) {
+      if (!region || handle.offset > (*region)->length() || handle.length > (*region)->length() - handle.offset) {
         possible = false;
       } else {
         from = {(*region)->data() + handle.offset, handle.length};

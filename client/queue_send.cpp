@@ -252,7 +252,7 @@ Result<void> Queue::check_part(OutPart& part) {
       if (part.region == nullptr) return error(Status::invalid, "a part of kind region has no region");
       if (&part.region->session() != pool_->session().get())
         return error(Status::invalid, "a region of another session: only those of the queue's own session can be sent");
-      const std::uint64_t length = part.region->facts().length;
+      const std::uint64_t length = part.region->length();
       if (part.length == 0 && part.offset <= length) part.length = length - part.offset;
       if (part.offset > length || part.length > length - part.offset)
         return error(Status::invalid, "a part reaches beyond its region of " + std::to_string(length) + " bytes");
@@ -476,15 +476,18 @@ Result<void> Queue::hold_regions(const Claims& claims) {
   Pool::Lock& lock = claims.lock;
   std::vector<shmbw_queue_hold> wanted;
   std::vector<Region*> which;
-  for (Region* region : claims.regions) {
-    if (holds_.at(region->ref().id).handle == region->serial()) continue;
+  const auto id_of = [](const Region* region) { return region->ref().id; };
+  for (Region* region : claims.regions)
+    if (holds_.at(id_of(region)).handle != region->serial()) which.push_back(region);
+  std::ranges::sort(which, {}, id_of);
+  which.erase(std::ranges::unique(which, {}, id_of).begin(), which.end());
+  for (const Region* region : which) {
     shmbw_queue_hold hold{};
     hold.pool = pool_->id();
     hold.lane = out_.lane;
     hold.serial = out_.serial;
     hold.region = region->ref();
     wanted.push_back(hold);
-    which.push_back(region);
   }
   const std::size_t most = SHMBW_MAX_BATCH;
   for (std::size_t first = 0; first < wanted.size(); first += most) {

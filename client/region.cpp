@@ -25,7 +25,15 @@ namespace {
 
 std::atomic<std::uint64_t> last_serial{0};
 
+// The kernel maps no empty range: a part without bytes takes a page, as its region does.
+std::uint64_t mappable(std::uint64_t length) { return std::max<std::uint64_t>(length, 1); }
+
 }  // namespace
+
+std::uint64_t rounded_bytes(std::uint64_t length) {
+  const std::uint64_t unit = length >= kHugePage ? kHugePage : kSmallPage;
+  return std::max(unit, (length + unit - 1) / unit * unit);
+}
 
 Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapping, Fd own_fd, KeptDescriptor kept)
     : session_(std::move(session)),
@@ -35,7 +43,18 @@ Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapp
       kept_(std::move(kept)),
       place_(session_->enrol_region(this)),
       forks_at_birth_(forks_seen()),
-      serial_(last_serial.fetch_add(1, std::memory_order_relaxed) + 1) {}
+      serial_(last_serial.fetch_add(1, std::memory_order_relaxed) + 1),
+      state_(facts.state),
+      page_kind_(facts.page_kind),
+      populated_(facts.populated) {}
+
+RegionFacts Region::facts() const {
+  RegionFacts now = facts_;
+  now.state = state_;
+  now.page_kind = page_kind_;
+  now.populated = populated_;
+  return now;
+}
 
 // What a released handle leaves to those who still need its mapping. A forked child has neither them nor the lease.
 struct Region::Rest {
@@ -60,7 +79,7 @@ struct Region::Rest {
 Region::~Region() { (void)release(0); }
 
 bool Region::writable() const {
-  return (facts_.rights & SHMBW_RIGHT_MAP_WRITE) != 0 && facts_.state != SHMBW_REGION_STATE_PUBLISHED;
+  return (facts_.rights & SHMBW_RIGHT_MAP_WRITE) != 0 && state_ != SHMBW_REGION_STATE_PUBLISHED;
 }
 
 Result<void> Region::usable() const {
@@ -120,7 +139,7 @@ Result<Fd> Region::fetch(std::uint32_t rights, bool for_others, Deadline deadlin
   (void)post_release(*session_, facts_.ref, for_others ? 0U : unsigned{SHMBW_RELEASE_RECYCLE});
   const Granted granted{element->region, element->rights, element->length, element->bytes};
   auto fine = check_grant(granted, facts_.ref, rights);
-  if (fine) facts_.state = element->state;
+  if (fine) state_ = element->state;
   auto fd = fine ? take_fd(*reply, element->outcome) : Result<Fd>(std::unexpected(fine.error()));
   if (fd) fine = check_memory(fd->get(), facts_.length, facts_.bytes);
   if (!fine) fd = std::unexpected(fine.error());
@@ -148,11 +167,15 @@ void Region::report(std::uint64_t populated, shmbw_page_kind kind) {
   (void)session_->post(std::span(buffer).first(packet.size()), Deadline::after(0));
 }
 
+// What there is of a region without bytes is a part without bytes.
+bool Region::holds(std::uint64_t offset, std::uint64_t length) const {
+  return offset < facts_.bytes && length <= facts_.bytes - offset && (length != 0 || facts_.length == 0);
+}
+
 Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Access access, Deadline deadline) {
   if (auto fine = usable(); !fine) return std::unexpected(fine.error());
   if (offset % kSmallPage != 0) return error(Status::invalid, "the offset of a part is a multiple of 4096");
-  if (length == 0 || offset >= facts_.bytes || length > facts_.bytes - offset)
-    return error(Status::invalid, "the part lies outside of the region");
+  if (!holds(offset, length)) return error(Status::invalid, "the part lies outside of the region");
   if (access == Access::read_write && (facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0)
     return error(Status::denied, "the handle has no right to write");
   if (access == Access::read_write && !writable())
@@ -163,7 +186,7 @@ Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Acces
   if (!fd && fd.error().status == Status::write_closed && access == Access::read)
     fd = fetch(SHMBW_RIGHT_MAP_READ, false, deadline);
   if (!fd) return std::unexpected(fd.error());
-  auto mapped = map_checked(fd->get(), offset, length, access);
+  auto mapped = map_checked(fd->get(), offset, mappable(length), access);
   if (!mapped) {
     report_unmapped();
     return std::unexpected(mapped.error());
@@ -174,27 +197,29 @@ Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Acces
 }
 
 Result<void> Region::unmap_part(void* address, std::uint64_t length) {
-  if (auto done = sys::munmap(address, length); !done) return system_failure(done.error(), "unmapping a part");
-  if (parts_ > 0) --parts_;
+  if (auto done = sys::munmap(address, mappable(length)); !done)
+    return system_failure(done.error(), "unmapping a part");
+  for (std::uint32_t parts = parts_; parts > 0 && !parts_.compare_exchange_weak(parts, parts - 1);) continue;
   return {};
 }
 
 Result<void> Region::populate(std::uint64_t offset, std::uint64_t length) {
   if (!mapping_) return error(Status::invalid, "the region is not mapped");
-  if (length == 0 || offset >= facts_.bytes || length > facts_.bytes - offset)
-    return error(Status::invalid, "the part lies outside of the region");
+  if (!holds(offset, length)) return error(Status::invalid, "the part lies outside of the region");
+  length = mappable(length);
   const bool write = writable();
   if (write)
     if (auto room = find_headroom(*session_, length, Deadline::after(0)); !room) return room;
   auto done = populate_part(mapping_, offset, length, write ? Access::read_write : Access::read, facts_.small_pages);
   if (!done) return std::unexpected(done.error());
   if (!write) return {};
-  const bool first = facts_.populated == 0;
-  facts_.populated = std::min(facts_.bytes, facts_.populated + done->bytes);
-  facts_.page_kind = first || facts_.page_kind == done->kind ? done->kind : SHMBW_PAGE_KIND_MIXED;
+  std::uint64_t before = populated_, now = 0;
+  do now = std::min(facts_.bytes, before + done->bytes);
+  while (!populated_.compare_exchange_weak(before, now));
+  if (before == 0 || page_kind_ == done->kind) page_kind_ = done->kind;
+  else page_kind_ = SHMBW_PAGE_KIND_MIXED;
   // Not for each of many little parts.
-  if (done->bytes >= kHugePage || facts_.populated == facts_.bytes)
-    report(facts_.populated, static_cast<shmbw_page_kind>(facts_.page_kind));
+  if (done->bytes >= kHugePage || now == facts_.bytes) report(now, static_cast<shmbw_page_kind>(page_kind_.load()));
   return {};
 }
 
@@ -249,10 +274,15 @@ Result<Reply> Region::ask_to_publish(Deadline deadline) {
 Result<void> Region::publish(Deadline deadline) {
   if (auto fine = usable(); !fine) return fine;
   if (auto fine = check_answer_deadline(deadline); !fine) return fine;
-  if (facts_.state == SHMBW_REGION_STATE_PUBLISHED) return error(Status::invalid, "the region is published already");
+  if (state_ == SHMBW_REGION_STATE_PUBLISHED) return error(Status::invalid, "the region is published already");
   if ((facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0) return error(Status::denied, "only a writer can publish a region");
   if (auto held = held_.lock(); held && held->here())
     return error(Status::pinned, "the region is registered with a GPU in this process: unpin it, then publish");
+  if (const long handles = weak_from_this().use_count(); handles > 1)
+    return error(Status::pinned, "the region came in several parts of a message, and this process has " +
+                                     std::to_string(handles) +
+                                     " handles of its mapping, those still in the message among them: release the "
+                                     "others and be done with the message, then publish");
   if (parts_ > 0)
     return error(Status::still_mapped, "a part of the region is still mapped by shmb_region_map: unmap it first");
   const bool was_mapped = mapping_ || unmapped_by_publish_;
@@ -280,7 +310,7 @@ Result<void> Region::publish(Deadline deadline) {
     return std::unexpected(std::move(failure));
   }
   unmapped_by_publish_ = false;
-  facts_.state = SHMBW_REGION_STATE_PUBLISHED;
+  state_ = SHMBW_REGION_STATE_PUBLISHED;
   facts_.flags &= ~static_cast<std::uint32_t>(SHMBW_REGION_WRITE_OPEN);
   facts_.rights &= fixed->rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE};
   if (facts_.name_at_publish) facts_.flags |= SHMBW_REGION_NAMED;
@@ -296,7 +326,7 @@ Result<void> Region::publish(Deadline deadline) {
   mapping_ = std::move(*mapped);
   // The old one was to write: the kernel would not map it any more, not even for reading (until 6.7).
   if (kept_) kept_ = KeptDescriptor::of(std::move(reply->fds[0]));
-  if (facts_.populated != 0) (void)map_existing(mapping_, Access::read, false);
+  if (populated_ != 0) (void)map_existing(mapping_, Access::read, false);
   return {};
 }
 
@@ -344,6 +374,13 @@ Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, st
   return ticket;
 }
 
+Result<void> Region::release(Handle handle, std::uint32_t flags) {
+  if ((flags & kReleaseNoRecycle) != 0) handle->no_recycle_ = true;
+  if (handle.use_count() == 1) return handle->release(flags);
+  if ((flags & kReleaseUnname) == 0 || handle->session_->is_local()) return {};
+  return client::unname(*handle->session_, Target::with_id(handle->facts_.ref), Deadline::after(0));
+}
+
 Result<void> Region::release(std::uint32_t flags) {
   if (std::exchange(released_, true)) return {};
   const bool unnames = (flags & kReleaseUnname) != 0 && !session_->is_local();
@@ -359,7 +396,8 @@ Result<void> Region::release(std::uint32_t flags) {
   // Recycled memory must be nobody's: no further mapping here, and no child forked since that may map it without the
   // broker's knowledge. (Descriptors outside of the books were told when they left.)
   std::uint32_t wire = 0;
-  if ((flags & kReleaseNoRecycle) == 0 && parts_ == 0 && forks_at_birth_ == forks_seen()) wire |= SHMBW_RELEASE_RECYCLE;
+  if ((flags & kReleaseNoRecycle) == 0 && !no_recycle_ && parts_ == 0 && forks_at_birth_ == forks_seen())
+    wire |= SHMBW_RELEASE_RECYCLE;
   if (!unnames) return post_release(*session_, facts_.ref, wire);
   return release_with_name(*session_, facts_.ref, wire);
 }

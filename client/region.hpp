@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A handle: one counted reference to a region, with the mapping made for it. After mapping the descriptor is closed, so
-// that a process may hold thousands of regions under a limit of 1,024 descriptors; what needs one later fetches it from
-// the broker (the strategy file_descriptor keeps it: strategy.hpp). Whatever fails after the broker granted a lease
-// gives that lease back before the error is returned.
+// A region as this process has it: one lease, with the mapping made for it. Its users share it by handles, each with a
+// life of its own: the parts of a message that name one region are handles of one mapping. After mapping the descriptor
+// is closed, so that a process may hold thousands of regions under a limit of 1,024 descriptors; what needs one later
+// fetches it from the broker (the strategy file_descriptor keeps it: strategy.hpp). Whatever fails after the broker
+// granted a lease gives that lease back before the error is returned.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -26,6 +28,10 @@ inline constexpr std::uint32_t kAttachUnmapped = 1 << 8, kAttachNoPopulate = 1 <
 inline constexpr std::uint32_t kAttachTimeline = 1 << 10;  // not of the C ABI: refused where it is none
 inline constexpr std::uint32_t kReleaseNoRecycle = 1 << 0, kReleaseUnname = 1 << 1;
 inline constexpr std::uint64_t kMaxLength = (std::uint64_t{1} << 47) - 1;
+
+// The memory behind a region of `length` bytes: whole pages, huge ones from 2 MiB. A region without bytes has one page,
+// so that it has an address, a size that the kernel can map, and a descriptor like any other.
+std::uint64_t rounded_bytes(std::uint64_t length);
 
 struct CreateItem {
   std::uint64_t length = 0;
@@ -59,16 +65,17 @@ struct RegionFacts {
   bool small_pages = false, name_at_publish = false;  // as the creator asked for
 };
 
-class Region {
+class Region : public std::enable_shared_from_this<Region> {
  public:
-  using Handle = std::unique_ptr<Region>;
+  using Handle = std::shared_ptr<Region>;
 
   Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapping, Fd own_fd, KeptDescriptor kept = {});
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
   ~Region();  // as release({}), if that was not called
 
-  const RegionFacts& facts() const { return facts_; }
+  RegionFacts facts() const;  // as they are now
+  std::uint64_t length() const { return facts_.length; }
   shmbw_region_ref ref() const { return facts_.ref; }
   std::uint32_t rights() const { return facts_.rights; }
   std::uint64_t serial() const { return serial_; }  // of this handle, never given again in this process
@@ -82,8 +89,12 @@ class Region {
   Result<void> unmap_part(void* address, std::uint64_t length);
   Result<void> populate(std::uint64_t offset, std::uint64_t length);
   Result<Fd> descriptor(Deadline deadline);
+  // Refused as `pinned` while there is another handle: its user would find the mapping gone.
   Result<void> publish(Deadline deadline);
-  // The handle is spent afterwards, whatever is returned.
+  // Ends this handle, whatever is returned. The lease and the mapping go with the last one. A name that is to be taken
+  // away goes at once, and memory that is not to be recycled is not, whichever handle asked.
+  static Result<void> release(Handle handle, std::uint32_t flags);
+  // Of the only handle. It is spent afterwards, whatever is returned.
   Result<void> release(std::uint32_t flags);
   // While what this returns lives the mapping stays where it is: `publish` is refused as `pinned`, and a release leaves
   // mapping and lease to it, which gives them back at its own end. A name that release takes away goes at once.
@@ -100,6 +111,7 @@ class Region {
 
  private:
   bool writable() const;
+  bool holds(std::uint64_t offset, std::uint64_t length) const;
   Result<void> usable() const;
   Result<Fd> fetch(std::uint32_t rights, bool for_others, Deadline deadline);
   Result<void> publish_local();
@@ -118,7 +130,10 @@ class Region {
   std::weak_ptr<Rest> held_;  // of hold_mapping
   std::list<Region*>::iterator place_;
   std::uint64_t forks_at_birth_, serial_;
-  std::uint32_t parts_ = 0;
+  // What other handles may change at the same time.
+  std::atomic<std::uint32_t> parts_ = 0, state_, page_kind_;
+  std::atomic<std::uint64_t> populated_;
+  std::atomic<bool> no_recycle_ = false;
   bool orphaned_ = false, released_ = false;
   bool unmapped_by_publish_ = false;  // a publish that got no answer: asked again, it maps the region again
 };

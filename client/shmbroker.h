@@ -54,7 +54,7 @@ extern "C" {
 #define SHMB_VARIABLE_TEXT 130 /* bytes that shmb_group_variable writes at most, with NUL */
 
 typedef struct shmb_session shmb_session; /* one connection to a broker, or a local session */
-typedef struct shmb_region shmb_region;   /* one counted reference to a region, with its mapping */
+typedef struct shmb_region shmb_region;   /* one counted reference to a region, and the mapping */
 
 /* Filled on failure. slot, scope and the four numbers name a limit: what is short (enum shmb_limit_slot), whose
  * (enum shmb_scope, scope_id), by how much; all 0 when no limit is the cause. */
@@ -243,12 +243,13 @@ typedef struct shmb_create_options {
   int64_t timeout_ns; /* of the broker's answer; populating takes as long as it takes */
 } shmb_create_options;
 
-/* Creates a region of `length` bytes (1 to 2^47 - 1), maps it for reading and writing and, up to 1 GiB, puts memory
+/* Creates a region of `length` bytes (0 to 2^47 - 1), maps it for reading and writing and, up to 1 GiB, puts memory
  * behind it in the calling process: huge pages from 2 MiB up where they can be had, 4 KiB pages else (region info says
  * which). Over 1 GiB pages come at first touch; call shmb_region_populate for parts or all. Before it asks the broker
  * it compares the room of its cgroups and of the host with the length: NO_MEMORY names the cgroup. No SIGBUS for want
- * of memory follows. Recycled memory of the user is used, or given up, before it refuses. Errors: LIMIT, EXISTS,
- * NO_MEMORY, NO_DESCRIPTORS, GROUP_ENDED, DENIED, SYSTEM (mmap). */
+ * of memory follows. Recycled memory of the user is used, or given up, before it refuses. A region of 0 bytes is a
+ * region like any other: it has one page of memory, an address and a descriptor, and its length is 0. Errors: LIMIT,
+ * EXISTS, NO_MEMORY, NO_DESCRIPTORS, GROUP_ENDED, DENIED, SYSTEM (mmap). */
 SHMB_API int shmb_create(shmb_session* session, uint64_t length, const shmb_create_options* options,
                          shmb_region** region, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -315,7 +316,7 @@ typedef struct shmb_region_info {
   size_t size;
   shmb_region_id id;
   uint64_t length;          /* asked for */
-  uint64_t bytes;           /* rounded, charged */
+  uint64_t bytes;           /* rounded up to pages, at least one, charged */
   uint64_t group;           /* id of the group that holds it */
   uint64_t populated;       /* bytes this handle put memory behind */
   uint32_t rights;          /* of this handle */
@@ -341,8 +342,9 @@ SHMB_API int shmb_region_session(const shmb_region* region, shmb_session** sessi
 enum shmb_access { SHMB_ACCESS_READ = 0, SHMB_ACCESS_READ_WRITE = 1 };
 
 /* Maps a part of a region besides the mapping of the handle. `offset` is a multiple of 4096; offset + length is at
- * most the rounded size. A descriptor is fetched from the broker for it and closed again. The mapping belongs to the
- * caller until shmb_region_unmap; release the handle only afterwards. Errors: INVALID, DENIED, WRITE_CLOSED, SYSTEM. */
+ * most the rounded size; of a region of 0 bytes a part of 0 bytes is mapped, too. A descriptor is fetched from the
+ * broker for it and closed again. The mapping belongs to the caller until shmb_region_unmap; release the handle only
+ * afterwards. Errors: INVALID, DENIED, WRITE_CLOSED, SYSTEM. */
 SHMB_API int shmb_region_map(shmb_region* region, uint64_t offset, uint64_t length, uint32_t access, void** address,
                              shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_region_unmap(shmb_region* region, void* address, uint64_t length, shmb_error* error) SHMB_NOEXCEPT;
@@ -357,7 +359,8 @@ SHMB_API int shmb_region_populate(shmb_region* region, uint64_t offset, uint64_t
 SHMB_API int shmb_region_descriptor(shmb_region* region, int* fd, shmb_error* error) SHMB_NOEXCEPT;
 
 /* Gives up writing for good, for everybody: the mapping is taken away, the broker seals the region, and it is mapped
- * again read-only: shmb_region_data may be another address. Errors: STILL_MAPPED (a forked child or a part mapping
+ * again read-only: shmb_region_data may be another address. Errors: PINNED (this process has another handle of the same
+ * mapping, out of a message, or has registered it with a GPU), STILL_MAPPED (a forked child or a part mapping
  * still maps it for writing: the region is mapped back as before and the call may be repeated), DENIED, INVALID,
  * NOT_READY (until timeout_ns another writer had not mapped the region yet: it is mapped back as before),
  * DEADLINE: the region is unmapped (shmb_region_data is NULL), and published once the broker serves the request, which

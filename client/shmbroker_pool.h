@@ -24,7 +24,8 @@ extern "C" {
  * words that no participant could have written that keeps to the rules.
  *
  * shmb_slot, shmb_size_class, shmb_part and shmb_outgoing lie in arrays, and the classes of shmb_pool_info end it:
- * these never grow. A field called `reserved` must be 0 (TOO_NEW). */
+ * these never grow. A field called `reserved` must be 0 (TOO_NEW). What is said to be of received parts is not looked
+ * at in a request. */
 
 typedef struct shmb_pool shmb_pool;           /* this process in one pool */
 typedef struct shmb_queue shmb_queue;         /* own ends of one queue */
@@ -226,7 +227,8 @@ enum shmb_part_kind { SHMB_PART_BYTES = 1, SHMB_PART_SLOT, SHMB_PART_REGION };
 /* A part of a message, for sending and as received. */
 typedef struct shmb_part {
   uint32_t kind;       /* enum shmb_part_kind */
-  uint32_t rights;     /* REGION: enum shmb_right that the receiver maps it with; 0: read */
+  uint32_t rights;     /* REGION: enum shmb_right that the receiver maps it with; 0: read. Received: those that it is
+                          mapped with, which are those of all parts with the same mapping together */
   const void* data;    /* BYTES: what to send. Received: where it is; NULL where status is not SHMB_OK */
   uint64_t length;     /* SLOT, REGION: bytes of it that count; 0 in a request: all (slot.length, the region) */
   uint64_t offset;     /* SLOT, REGION: where they begin */
@@ -234,7 +236,8 @@ typedef struct shmb_part {
   shmb_region* region; /* REGION, for sending; NULL in received parts, see shmb_message_take_region */
   shmb_region_id id;   /* REGION, received */
   int32_t status;      /* received: why a region could not be attached, or a slot not be mapped */
-  uint32_t reserved;   /* 0 */
+  uint32_t same_as; /* REGION, received: the number of the first part of the message with the same mapping; the part's
+                       own number where that is it, or where it has no mapping */
 } shmb_part;
 
 typedef struct shmb_outgoing {
@@ -312,7 +315,12 @@ SHMB_API uint64_t shmb_message_length(const shmb_message* message) SHMB_NOEXCEPT
 SHMB_API int shmb_message_part(const shmb_message* message, size_t number, shmb_part* part,
                                shmb_error* error) SHMB_NOEXCEPT;
 /* Moves an own reference out of the message, so that it outlives it: release it with shmb_slot_release, shmb_release. A
- * slot taken out may be sent on. */
+ * slot taken out may be sent on.
+ * A region that comes in several parts of one message is attached once: its parts have one lease and one mapping, and
+ * the handles taken out of them are handles of that mapping, equal in data and identity. Each is released on its own,
+ * in any order, from any thread; lease and mapping go with the last one. While there is another one, in the message or
+ * out of it, shmb_publish answers PINNED. The mapping has the rights of all these parts together; where this process
+ * may not have them all, each part is attached with its own. */
 SHMB_API int shmb_message_take_slot(shmb_message* message, size_t number, shmb_slot* slot,
                                     shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_message_take_region(shmb_message* message, size_t number, shmb_region** region,

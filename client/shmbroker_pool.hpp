@@ -200,6 +200,10 @@ struct ReceivedPart {
   std::span<const std::byte> bytes;
   Status status;  // why a region could not be attached, or a slot not be mapped; then there are no bytes
   RegionId region;
+  // Regions: the number of the first part of the message with the same mapping. A region that comes in several parts is
+  // mapped once, and the regions taken out of these parts are handles of that one mapping: make one object for it, from
+  // the first of them, and let the others share it. The part's own number where it is the first, or is not mapped.
+  std::size_t same_as;
 };
 
 // A received message. Made once and given to one receive after the other.
@@ -250,7 +254,8 @@ class Message {
         static_cast<ReceivedPart::Kind>(part.kind),
         {static_cast<const std::byte*>(part.data), part.data != nullptr ? static_cast<std::size_t>(part.length) : 0},
         static_cast<Status>(part.status),
-        RegionId::from_c(part.id)};
+        RegionId::from_c(part.id),
+        part.same_as};
   }
   // Own references that outlive the message. `pool`: the one that the queue is in, no other.
   Result<Slot> try_take_slot(shmb_pool* pool, std::size_t number = 0) noexcept {
@@ -266,6 +271,8 @@ class Message {
     if (shmb_message_take_slot(handle_.get(), number, &slot, &error) != SHMB_OK) return Error(error);
     return Slot(pool, slot);
   }
+  // Regions of parts that are the same (ReceivedPart::same_as) share their mapping: equal addresses, released in any
+  // order. While there are several, publishing answers Status::pinned.
   Result<ReadOnlyRegion> try_take_region(std::size_t number = 0) noexcept { return taken<ReadOnlyRegion>(number); }
   Result<Region> try_take_writable_region(std::size_t number = 0) noexcept { return taken<Region>(number); }
 

@@ -78,7 +78,8 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
   const Driver& driver = **loaded;
   const std::string object =
       "region " + std::to_string(region.ref().id) + "." + std::to_string(region.ref().generation);
-  if (region.bytes().empty()) return error(Status::invalid, object + " is not mapped as a whole by this handle");
+  if (region.data() == nullptr) return error(Status::invalid, object + " is not mapped as a whole by this handle");
+  if (region.length() == 0) return error(Status::invalid, object + " has no bytes that could be registered");
   if (auto can = driver.need(Feature::timeline); !can) return std::unexpected(can.error());
   auto device = driver.at(handy_device(driver));  // any will do: the registration is for all
   if (!device) return std::unexpected(device.error());

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <climits>
 #include <map>
+#include <new>
 #include <utility>
 
 #include "base/sys_futex.hpp"
@@ -106,7 +107,7 @@ Timeline::~Timeline() {
   if (devices_ && devices_->words != 0 && !let_go()) {
     (void)devices_.release();
     (void)own_.release();
-    (void)region_.release();
+    if (region_) (void)new (std::nothrow) client::Region::Handle(std::move(region_));  // never given back
   }
   own_.reset();
   if (was_producer) client::post_timeline_end(*session_, ref_);  // another's handle gives its lease back itself

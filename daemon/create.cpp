@@ -38,7 +38,6 @@ Result<void> check_words(const World& world, const shmbw_create& wish, std::stri
   constexpr std::uint32_t needed = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
   if (wish.rights != 0 && (wish.rights & needed) != needed)
     return error(Status::invalid, "the creator's rights must include map_read and map_write");
-  if (wish.length == 0) return error(Status::invalid, "a region of 0 bytes cannot be made; ask for at least 1");
   if (wish.length > kMaxLength) return error(Status::invalid, "a region is at most 2^47 - 1 bytes");
   bool keep_given = (wish.flags & SHMBW_CREATE_KEEP_GIVEN) != 0;
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");

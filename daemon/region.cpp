@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "base/compat.hpp"
@@ -16,7 +17,7 @@ namespace shmb::daemon {
 
 std::uint64_t rounded_bytes(std::uint64_t length) {
   std::uint64_t page = length >= kHugePage ? kHugePage : kSmallPage;
-  return (length + page - 1) / page * page;
+  return std::max(page, (length + page - 1) / page * page);
 }
 
 static Status status_of(int code) {

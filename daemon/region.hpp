@@ -21,7 +21,7 @@ struct Group;
 struct NameEntry;
 
 inline constexpr std::uint64_t kMaxLength = (std::uint64_t{1} << 47) - 1;
-// Pages of 4 KiB; from 2 MiB on whole huge pages. `length` is within 1..kMaxLength.
+// Pages of 4 KiB, at least one; from 2 MiB on whole huge pages. `length` is at most kMaxLength.
 std::uint64_t rounded_bytes(std::uint64_t length);
 
 // A name, and a keep, that the region gets when it is published.

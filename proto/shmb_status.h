@@ -70,7 +70,7 @@ enum shmb_status {
   SHMB_E_REGION_INVALID = 63, /* the region could not be imported by the first who tried, or never became whole */
   SHMB_E_OTHER_KIND = 64, /* the region is of another kind: host memory where GPU memory is asked for, or the reverse */
   SHMB_E_DRIVER_FAILED = 65, /* the driver failed with an error that has no code of ours */
-  SHMB_E_PINNED = 66, /* the region is registered with a GPU: unpin it first */
+  SHMB_E_PINNED = 66, /* the region is registered with a GPU: unpin it first; or its mapping has other handles: release them first */
 };
 
 /* X(NAME, value, text) for every code. */
@@ -140,7 +140,7 @@ enum shmb_status {
   X(region_invalid, 63, "the region could not be imported by the first who tried, or never became whole") \
   X(other_kind, 64, "the region is of another kind: host memory where GPU memory is asked for, or the reverse") \
   X(driver_failed, 65, "the driver failed with an error that has no code of ours") \
-  X(pinned, 66, "the region is registered with a GPU: unpin it first") \
+  X(pinned, 66, "the region is registered with a GPU: unpin it first; or its mapping has other handles: release them first") \
   /* end */
 
 #endif

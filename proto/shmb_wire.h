@@ -586,7 +586,7 @@ struct shmbw_hello_reply {
 
 struct shmbw_create {
   uint64_t group; /* group id, 0: the session's own */
-  uint64_t length; /* bytes asked for, 1 to 2^47 - 1 */
+  uint64_t length; /* bytes asked for, 0 to 2^47 - 1 */
   int64_t keep; /* with flag keep_given: 0, nanoseconds after the group's end, or -1 until released; else the group's default */
   uint32_t flags; /* create flags */
   uint32_t rights; /* rights of the creator's lease; 0: all */
@@ -598,7 +598,7 @@ struct shmbw_create {
 struct shmbw_create_reply {
   struct shmbw_outcome outcome;
   struct shmbw_region_ref region; /* its identity */
-  uint64_t bytes; /* length rounded, charged */
+  uint64_t bytes; /* length rounded up, at least one page, charged */
   uint64_t group; /* the group that holds it */
   uint32_t flags; /* created flags: dirty = a recycled region, the client zeroes it */
   uint32_t rights; /* rights of the lease */

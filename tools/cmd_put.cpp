@@ -71,7 +71,9 @@ Result<Source> open_source(const std::string& path) {
   auto facts = sys::file_facts(fd->get());
   if (!facts) return system_failure(facts.error(), "stat " + shmb::quoted(path));
   if (!facts->is_regular) return error(Status::system, shmb::quoted(path) + " is no regular file");
-  if (facts->size == 0) return error(Status::system, shmb::quoted(path) + " is empty: a region has at least one byte");
+  char byte = 0;  // the files of /proc have contents and no size
+  if (facts->size == 0 && ::read(fd->get(), &byte, 1) == 1)
+    return error(Status::system, shmb::quoted(path) + " does not tell its size: put a copy of it");
   return Source{std::move(*fd), facts->size};
 }
 

@@ -164,7 +164,7 @@ TEST_CASE("batches report each element, and the first failure with its sentence"
   shmb_create_options same{};
   same.size = sizeof same;
   same.name = "twice";
-  const std::array<shmb_create_item, 4> items{{{1, nullptr}, {8192, &same}, {8192, &same}, {0, nullptr}}};
+  const std::array<shmb_create_item, 4> items{{{1, nullptr}, {8192, &same}, {8192, &same}, {UINT64_MAX, nullptr}}};
   std::array<shmb_region*, 4> regions{};
   std::array<int, 4> statuses{};
   CHECK(shmb_create_many(c.session, items.data(), items.size(), 0, regions.data(), statuses.data(), &c.error) ==

@@ -62,7 +62,7 @@ TEST_CASE("what only a broker can do is refused by name") {
   CHECK(status_of(list_regions(*session, {}, Deadline::after(0))) == Status::local_only);
   auto region = must(create_region(session, named("", 4096)));
   CHECK(status_of(region->make_ticket(SHMBW_RIGHT_MAP_READ, 0, 0, Deadline::after(0))) == Status::local_only);
-  CHECK(status_of(create_region(session, named("", 0))) == Status::invalid);
+  CHECK(status_of(create_region(session, named("", UINT64_MAX))) == Status::invalid);
 }
 
 TEST_CASE("a descriptor that could bring a SIGBUS, or is none of memory, is not adopted") {

@@ -52,6 +52,9 @@ void send_ones_twice(int, Pool pool) {
   ones.fill(1);
   put({rank_session(), pool}, out, {ones});
   put({rank_session(), pool}, out, {ones});
+  Tensor twos = Tensor::zeros(Type::float64, {5, 5});
+  twos.fill(2);
+  put({rank_session(), pool}, out, {twos, twos});
   wait_for_word(in);
 }
 
@@ -72,6 +75,11 @@ void map_plus_one(int, Pool pool) try {
 
 void add_three(int, shmbroker::Region region) {
   for (double& value : region.as_span<double>()) value += 3;
+}
+
+std::uint64_t length_of(int, shmbroker::Region region) {
+  if (!region.mapped()) throw std::runtime_error("the region is not mapped");
+  return region.size();
 }
 
 void echo(int, Pool pool, int count) {
@@ -180,6 +188,7 @@ SHMBROKER_SPAWN_FUNCTION("fill_with_four", fill_with_four);
 SHMBROKER_SPAWN_FUNCTION("send_ones_twice", send_ones_twice);
 SHMBROKER_SPAWN_FUNCTION("map_plus_one", map_plus_one);
 SHMBROKER_SPAWN_FUNCTION("add_three", add_three);
+SHMBROKER_SPAWN_FUNCTION("length_of", length_of);
 SHMBROKER_SPAWN_FUNCTION("echo", echo);
 SHMBROKER_SPAWN_FUNCTION("name_thread", name_thread);
 SHMBROKER_SPAWN_FUNCTION("send_and_end", send_and_end);

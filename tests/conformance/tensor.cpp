@@ -22,12 +22,8 @@ std::shared_ptr<Storage> known(const RegionId& id, const std::shared_ptr<Storage
   return found == all.end() ? nullptr : found->second.lock();
 }
 
-constexpr std::uint32_t kEmpty = ~0U;
-
 struct Description {
-  std::uint32_t storage = kEmpty;  // which of the message's
-  std::uint32_t type = 0;
-  std::uint64_t dimensions = 0, offset = 0;
+  std::uint64_t type = 0, dimensions = 0, offset = 0;
   std::uint64_t shape[4] = {}, strides[4] = {};
 };
 
@@ -36,6 +32,7 @@ struct Extent {
 };
 
 Extent extent_of(const Tensor& tensor) {
+  if (tensor.count() == 0) return {tensor.offset * width(tensor.type), tensor.offset * width(tensor.type)};
   std::size_t last = tensor.offset;
   for (std::size_t i = 0; i < tensor.shape.size(); ++i) last += (tensor.shape[i] - 1) * tensor.strides[i];
   return {tensor.offset * width(tensor.type), (last + 1) * width(tensor.type)};
@@ -47,11 +44,9 @@ std::size_t width(Type type) { return type == Type::float32 ? 4 : 8; }
 
 void Storage::share(const shmbroker::Session& session, shmbroker::GroupId group) {
   if (shared_) return;
-  if (size_ != 0) {
-    region_ = session.create(size_, {.group = group});
-    std::memcpy(region_->data(), own_.get(), size_);
-    own_.reset();
-  }
+  region_ = session.create(size_, {.group = group});
+  if (size_ != 0) std::memcpy(region_->data(), own_.get(), size_);
+  own_.reset();
   shared_ = true;
 }
 
@@ -81,44 +76,38 @@ bool equal(const Tensor& a, const Tensor& b) {
 void put(const Place& where, const shmbroker::Queue& queue, const std::vector<Tensor>& tensors, std::uint64_t type) {
   std::map<Storage*, Extent> shown;
   for (const Tensor& tensor : tensors) {
-    if (tensor.count() == 0) continue;
     const Extent own = extent_of(tensor);
     Extent& all = shown[tensor.storage.get()];
     all = {std::min(all.begin, own.begin), std::max(all.end, own.end)};
   }
-  std::vector<std::shared_ptr<Storage>> storages;
-  std::map<Storage*, std::pair<std::uint32_t, std::size_t>> place;  // which of the message's, and where it begins
+  std::map<Storage*, std::pair<std::shared_ptr<Storage>, std::size_t>> place;  // what is sent, and where it begins
   std::vector<Description> descriptions;
   for (const Tensor& tensor : tensors) {
     Description one;
-    one.type = static_cast<std::uint32_t>(tensor.type);
+    one.type = static_cast<std::uint64_t>(tensor.type);
     one.dimensions = tensor.shape.size();
     std::ranges::copy(tensor.shape, one.shape);
     std::ranges::copy(tensor.strides, one.strides);
-    if (tensor.count() != 0) {
-      const auto [found, first] = place.try_emplace(tensor.storage.get());
-      if (first) {
-        const Extent part = shown[tensor.storage.get()];
-        auto sent = tensor.storage;
-        std::size_t begin = 0;
-        if (!sent->is_shared() && part.end - part.begin < sent->size()) {
-          begin = part.begin;
-          sent = std::make_shared<Storage>(part.end - part.begin);
-          std::memcpy(sent->data(), tensor.storage->data() + begin, sent->size());
-        }
-        sent->share(where.session, where.group);
-        known(sent->region()->id(), sent);
-        found->second = {static_cast<std::uint32_t>(storages.size()), begin};
-        storages.push_back(std::move(sent));
+    const auto [found, first] = place.try_emplace(tensor.storage.get());
+    if (first) {
+      const Extent part = shown[tensor.storage.get()];
+      auto sent = tensor.storage;
+      std::size_t begin = 0;
+      if (!sent->is_shared() && part.end - part.begin < sent->size()) {
+        begin = part.begin;
+        sent = std::make_shared<Storage>(part.end - part.begin);
+        if (sent->size() != 0) std::memcpy(sent->data(), tensor.storage->data() + begin, sent->size());
       }
-      one.storage = found->second.first;
-      one.offset = tensor.offset - found->second.second / width(tensor.type);
+      sent->share(where.session, where.group);
+      known(sent->region()->id(), sent);
+      found->second = {std::move(sent), begin};
     }
+    one.offset = tensor.offset - found->second.second / width(tensor.type);
     descriptions.push_back(one);
   }
   std::vector<Part> parts{Part(std::as_bytes(std::span(descriptions)))};
-  for (const auto& storage : storages)
-    parts.push_back(Part(*storage->region(), Rights::read | Rights::write | Rights::share));
+  for (const Tensor& tensor : tensors)
+    parts.push_back(Part(*place[tensor.storage.get()].first->region(), Rights::read | Rights::write | Rights::share));
   shmbroker::SendOptions options;
   options.type = type;
   options.wait = std::chrono::seconds(60);
@@ -136,17 +125,22 @@ Received get(const shmbroker::Queue& queue, shmbroker::Timeout wait) {
   std::vector<std::shared_ptr<Storage>> storages;
   for (std::size_t i = 1; i < message.count(); ++i) {
     const auto part = message.part(i);
+    if (part.same_as != i) {
+      storages.push_back(storages.at(part.same_as - 1));
+      continue;
+    }
     auto storage = known(part.region, nullptr);
     if (storage == nullptr) storage = known(part.region, std::make_shared<Storage>(message.take_writable_region(i)));
     storages.push_back(std::move(storage));
   }
-  for (const Description& one : descriptions) {
+  for (std::size_t i = 0; i < descriptions.size(); ++i) {
+    const Description& one = descriptions[i];
     Tensor tensor;
     tensor.type = static_cast<Type>(one.type);
     tensor.shape.assign(one.shape, one.shape + one.dimensions);
     tensor.strides.assign(one.strides, one.strides + one.dimensions);
     tensor.offset = one.offset;
-    tensor.storage = one.storage == kEmpty ? std::make_shared<Storage>(std::size_t{0}) : storages.at(one.storage);
+    tensor.storage = storages.at(i);
     received.tensors.push_back(std::move(tensor));
   }
   message.done();

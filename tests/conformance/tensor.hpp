@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the scenarios of docs/conformance.md call a tensor: a type, a shape and a place in a storage, which is private
-// memory or a region. Tensors travel in one message of a queue: a description, and each storage once. A process has one
-// storage for each region, however often it comes by. A Python binding does the same with torch's own tensors.
+// memory or a region. Tensors travel in one message of a queue: a description, and for each tensor its region. The
+// library tells which parts of a message are one mapping; what came in an earlier message, or was made here, the
+// process finds in a table, so that it has one storage for each region. A Python binding does the same with torch's own
+// tensors.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +30,7 @@ class Storage {
   std::byte* data() const { return region_ ? region_->data() : own_.get(); }
   bool is_shared() const { return shared_; }
   const std::optional<shmbroker::Region>& region() const { return region_; }
-  // Moves the contents into a region. Nothing to move is shared as it is.
+  // Moves the contents into a region, also where there are none.
   void share(const shmbroker::Session& session, shmbroker::GroupId group = {});
 
  private:

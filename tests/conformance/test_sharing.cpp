@@ -122,6 +122,9 @@ TEST_CASE("4: a tensor that comes twice is one storage at one address") {
           CHECK(first.storage == second.storage);
           CHECK(first.storage->data() == second.storage->data());
           CHECK(first.is_shared());
+          const Received both = get(world.in);
+          CHECK(both.tensors.at(0).storage == both.tensors.at(1).storage);
+          CHECK(both.tensors.at(1).all(2));
         }
         world.out.send("go");
         CHECK(child.join(100s));
@@ -253,10 +256,23 @@ TEST_CASE("10: an empty tensor can be shared and sent, and comes back empty") {
       Tensor empty = Tensor::zeros(type, {0, 3});
       empty.share_memory(world.session);
       CHECK(empty.is_shared());
-      world.put({empty});
-      CHECK(equal(get(world.in).tensors.at(0), empty));
+      CHECK(empty.storage->data() != nullptr);
+      const Tensor unshared = Tensor::zeros(type, {4, 0});
+      world.put({empty, unshared, empty});
+      const Received back = get(world.in);
+      REQUIRE(back.tensors.size() == 3);
+      CHECK(equal(back.tensors[0], empty));
+      CHECK(equal(back.tensors[1], unshared));
+      CHECK(back.tensors[0].storage == empty.storage);
+      CHECK(back.tensors[1].storage == unshared.storage);
+      CHECK(back.tensors[2].storage == empty.storage);
+      CHECK(unshared.is_shared());
     }
     CHECK(child.join(100s));
+    const auto none = world.session.create(0);
+    auto told = shmbroker::spawn("length_of", process_of(broker, method), none);
+    CHECK(told.join(100s));
+    CHECK(told.result<std::uint64_t>(0) == 0);
   }
 }
 

@@ -69,7 +69,7 @@ struct World {
   explicit World(const harness::BrokerFixture& broker)
       : session(session_of(broker)),
         // Each message under way that has several parts takes a slot for their list.
-        pool(Pool::create(session, {.classes = {{.slot_size = 512, .slots = 256}}})),
+        pool(Pool::create(session, {.classes = {{.slot_size = 1024, .slots = 256}}})),
         out(pool.open_queue("to", Role::writer, {.kind = QueueKind::claim})),
         in(pool.open_queue("from", Role::reader, {.kind = QueueKind::claim})) {}
   Session session;

@@ -253,7 +253,7 @@ TEST_CASE("status tells the facts, the tables and the counters") {
   World world(private_config(), facts);
   Client client = world.client(1000);
   client.create({.length = 3000});
-  client.create({.length = 0});
+  client.create({.length = UINT64_MAX});
   world.advance(5 * kSecond);
   Packet& reply = client.call(SHMBW_OP_STATUS, shmbw_status{});
   auto status = reply.fixed<shmbw_status_reply>();
@@ -457,6 +457,6 @@ TEST_CASE("in steady state no request allocates") {
   world.allocations = 0;
   for (int i = 0; i < 100; ++i) round();
   CHECK(world.allocations == 0);
-  writer.create({.length = 0});  // the counter counts: a refusal makes its sentence
+  writer.create({.length = UINT64_MAX});  // the counter counts: a refusal makes its sentence
   CHECK(world.allocations > 0);
 }

@@ -3,6 +3,7 @@
 // session they are of; and nobody's where nobody takes them.
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "client/shmbroker_pool.hpp"
 #include "tests/spawn/remote_functions.hpp"
@@ -38,12 +39,19 @@ Region made(std::size_t size, int value) {
   return region;
 }
 void dies_with(const Region&) { ::raise(SIGKILL); }
+// The length, or none where the region is not mapped.
+std::optional<std::size_t> length_of(const ReadOnlyRegion& region) {
+  return region.mapped() ? std::optional(region.size()) : std::nullopt;
+}
+bool share(const Region& one, const ReadOnlyRegion& other) { return one.data() == other.data(); }
 std::uint64_t id_of(const shmbroker::Pool& pool) { return pool.info().id; }
 SHMBROKER_REMOTE_FUNCTION("fill", fill);
 SHMBROKER_REMOTE_FUNCTION("first_byte", first_byte);
 SHMBROKER_REMOTE_FUNCTION("passed_on", passed_on);
 SHMBROKER_REMOTE_FUNCTION("made", made);
 SHMBROKER_REMOTE_FUNCTION("dies_with", dies_with);
+SHMBROKER_REMOTE_FUNCTION("length_of", length_of);
+SHMBROKER_REMOTE_FUNCTION("share", share);
 SHMBROKER_REMOTE_FUNCTION("id_of", id_of);
 
 // The books know of this process alone, and of no ticket.
@@ -85,6 +93,37 @@ TEST_CASE("A region of any session is an argument and a result, to another worke
     if (rank != 0) return;
     use_regions("a");
     use_regions("b");
+  });
+}
+
+TEST_CASE("A region of 0 bytes is an argument, a result and a reference like any other") {
+  World world;
+  broker_socket = world.broker.socket();
+  world.run(2, [](int rank) {
+    if (rank != 0) return;
+    for (const char* to : {"a", "b"}) {
+      const Region empty = own_session().create(0);
+      EXPECT(remote::rpc_sync<std::optional<std::size_t>>(to, "length_of", empty) == std::size_t{0});
+      const Region back = remote::rpc_sync<Region>(to, "made", std::size_t{0}, 5);
+      EXPECT(back.mapped());
+      EXPECT(back.size() == 0);
+      EXPECT(remote::rpc_sync<std::optional<std::size_t>>(to, "length_of", back) == std::size_t{0});
+      const auto value = remote::remote<Region>(to, "made", std::size_t{0}, 3);
+      const auto is_empty = [](const Region& region) { return region.mapped() && region.size() == 0; };
+      EXPECT(to == std::string("a") ? is_empty(value.local_value()) : is_empty(value.to_here()));
+    }
+  });
+}
+
+TEST_CASE("A region that is two arguments of a call to another worker is one mapping there") {
+  World world;
+  broker_socket = world.broker.socket();
+  world.run(2, [](int rank) {
+    if (rank != 0) return;
+    const Region region = own_session().create(5000), other = own_session().create(5000);
+    EXPECT(remote::rpc_sync<bool>("b", "share", region, region));
+    EXPECT(!remote::rpc_sync<bool>("b", "share", region, other));
+    EXPECT(is_ours_alone(region));
   });
 }
 

@@ -36,7 +36,7 @@ std::string own_group() { return "shell-" + std::to_string(::geteuid()); }
 
 TEST_CASE("put starts a broker, cat gives exactly the bytes back, release lets them go") {
   World world;
-  for (std::size_t size : {1UL, 4096UL, 5000UL, 3UL << 20}) {
+  for (std::size_t size : {0UL, 1UL, 4096UL, 5000UL, 3UL << 20}) {
     const std::string content = bytes_of_every_kind(size);
     const Ended put = world.tool({"put", world.file("data", content), "--name", "data"});
     REQUIRE(put.status == 0);
@@ -119,6 +119,30 @@ TEST_CASE("list, inspect and status tell the same story as put") {
   CHECK(world.tool({"release", id}).status == 0);
 }
 
+TEST_CASE("a region of 0 bytes is a row as any other, charged with its page") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("none", ""), "--name", "none"}).status == 0);
+  REQUIRE(world.tool({"put", world.file("f", bytes_of_every_kind(5000)), "--name", "kv"}).status == 0);
+  for (const Words& words : {Words{"list"}, {"list", "--sort", "age"}, {"list", "--groups"}, {"list", "--processes"}})
+    CHECK(world.tool(words).status == 0);
+  const std::string sorted = world.tool({"list", "--sort", "size"}).out;
+  CHECK(sorted.find("kv") < sorted.find("none"));
+  const auto document = nlohmann::json::parse(world.tool({"list", "--json"}).out);
+  REQUIRE(document["regions"].size() == 2);
+  for (const auto& region : document["regions"]) {
+    CHECK(region["length"] == (region["name"] == "none" ? 0 : 5000));
+    CHECK(region["bytes"] == (region["name"] == "none" ? 4096 : 8192));
+  }
+  CHECK(document["totals"]["bytes"] == 8192 + 4096);
+  const Ended inspect = world.tool({"inspect", "none", "-b"});
+  CHECK(inspect.status == 0);
+  CHECK(has(inspect.out, "0 (4096 charged"));
+  const Ended cat = world.tool({"cat", "none"});
+  CHECK(cat.status == 0);
+  CHECK(cat.out.empty());
+  for (const char* name : {"none", "kv"}) CHECK(world.tool({"release", name}).status == 0);
+}
+
 TEST_CASE("looking makes no group and no region") {
   World world;
   REQUIRE(world.tool({"run", "true"}).status == 0);
@@ -186,7 +210,8 @@ TEST_CASE("usage errors end with 2, and what a person typed comes back with cont
 
 TEST_CASE("a file that cannot be put ends with 1 and is named") {
   World world;
-  for (const std::string& path : {std::string("/nonexistent/\x1b[31m"), world.directory(), world.file("empty", "")}) {
+  for (const std::string& path :
+       {std::string("/nonexistent/\x1b[31m"), world.directory(), std::string("/proc/self/status")}) {
     const Ended ended = world.tool({"put", path, "--name", "x"});
     CHECK(ended.status == 1);
     CHECK(ended.err.find('\x1b') == std::string::npos);

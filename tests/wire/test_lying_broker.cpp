@@ -169,14 +169,14 @@ class Program {
   void touch(shmb_region* region) {
     auto* bytes = static_cast<volatile char*>(shmb_region_data(region));
     std::uint64_t length = shmb_region_length(region);
-    if (bytes == nullptr || length == 0) return void(out_.wrong = "a region without memory");
-    bytes[0] = 1;
-    bytes[length - 1] = 1;
+    if (bytes == nullptr) return void(out_.wrong = "a region without memory");
+    bytes[0] = 1;  // there is a page also where no byte was asked for
+    if (length != 0) bytes[length - 1] = 1;
   }
   void read(shmb_region* region) {
     auto* bytes = static_cast<const volatile char*>(shmb_region_data(region));
     if (bytes == nullptr) return void(out_.wrong = "a published region without memory");
-    (void)bytes[shmb_region_length(region) - 1];
+    if (const std::uint64_t length = shmb_region_length(region); length != 0) (void)bytes[length - 1];
   }
 
   std::int64_t timeout_;
@@ -399,6 +399,9 @@ TEST_CASE("an answer that is not what was asked for is refused before the caller
       {"create: a file for reading", 1, 0, memory_with(F_SEAL_SHRINK, true)},
       {"attach: fewer rights", 2, 1, field(in_attach + offsetof(shmbw_attach_reply, rights), reads)},
       {"attach: no length", 2, 1, field(in_attach + offsetof(shmbw_attach_reply, length), zero)},
+      {"attach: no bytes", 2, 1, field(in_attach + offsetof(shmbw_attach_reply, bytes), zero)},
+      {"attach: neither", 2, 1,
+       field(in_attach + offsetof(shmbw_attach_reply, length), std::array<std::uint64_t, 2>{})},
       {"attach: a file that can shrink", 2, 1, memory_with(0)},
       {"attach by id: no rights", 3, 2, field(in_attach + offsetof(shmbw_attach_reply, rights), nothing)},
       {"attach by id: another region", 3, 2, field(in_attach + offsetof(shmbw_attach_reply, region), other)},
