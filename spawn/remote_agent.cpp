@@ -164,7 +164,7 @@ void Agent::flush(Lock& lock) {
       out.head = one.head;
       out.head.to_life = one.life;
       std::string text;
-      auto sent = inbox->send(one.to, parts_of(out, text));
+      auto sent = inbox->send(one.to, parts_of(out, text), 0);
       lock.lock();
       if (sent && *sent) continue;
       full |= bit;  // no room, or a trouble that may pass: it is tried again until the worker is gone

@@ -16,7 +16,6 @@ using client::Deadline;
 using client::OutPart;
 using client::Pool;
 
-constexpr std::int64_t kWaitForRoom = 2'000'000;  // then the own inbox is looked at: two that write to each other
 constexpr std::int64_t kSpin = 20'000;
 // For the broker to map a message's own words, and then until it is asked again: longer each time, because a broker
 // that is merely slow must come to an answer, and the pool's lock, which all threads need, is held while it is waited
@@ -26,7 +25,7 @@ constexpr std::size_t kBatch = 64;
 constexpr std::uint64_t kMostLaneBytes = std::uint64_t{12} << 20;
 
 // Up to 64 KiB a message's bytes lie in slots, too; beside these, workers together hold at most kMostHeld of them.
-constexpr std::uint32_t kSlots64 = 512, kMostHeld = 256, kLeastHeld = 8;
+constexpr std::uint32_t kSlots64 = 2560, kMostHeld = 2048, kLeastHeld = 8;
 
 // What passes between workers, arguments and results, lies in slots that are used again and again: a region of its own
 // would be made, populated, mapped, and given back for a single call. Made when first needed, and kept as long as the
@@ -38,7 +37,7 @@ constexpr client::SizeClass kPassing[] = {{std::uint64_t{512} << 10, 0, 16}, {kL
 client::PoolSpec pool_of(std::uint64_t group, std::uint32_t workers, std::uint32_t cells) {
   client::PoolSpec spec;
   spec.group = group;
-  spec.classes = {{512, 256, 8192}, {8192, 32, 2048}, {kInline, 4, kSlots64}};
+  spec.classes = {{512, 256, 8192}, {8192, 32, 2560}, {kInline, 4, kSlots64}};
   spec.later.assign(std::begin(kPassing), std::end(kPassing));
   spec.queues = std::max(workers, 2U);
   spec.lanes = std::min(workers * (workers + 1), pool::kMaxLanes);
@@ -100,7 +99,7 @@ Result<std::unique_ptr<Inbox>> Inbox::open(const std::shared_ptr<client::Session
   return inbox;
 }
 
-Result<bool> Inbox::send(std::uint32_t to, std::span<const OutPart> parts) {
+Result<bool> Inbox::send(std::uint32_t to, std::span<const OutPart> parts, std::int64_t patience) {
   client::Queue* queue = nullptr;
   {
     const std::lock_guard lock(opening_);
@@ -116,7 +115,7 @@ Result<bool> Inbox::send(std::uint32_t to, std::span<const OutPart> parts) {
     }
     queue = peers_[to].get();
   }
-  auto sent = queue->send(parts, 0, 0, kWaitForRoom);
+  auto sent = queue->send(parts, 0, 0, patience == 0 ? client::kNoWait : patience);
   if (sent) return true;
   if (sent.error().status == Status::deadline || sent.error().status == Status::full) return false;
   return std::unexpected(sent.error());

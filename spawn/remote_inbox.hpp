@@ -28,9 +28,9 @@ class Inbox {
   // `timeout` is the broker's, where the pool has to grow for it.
   SlotBytes room_for(std::uint64_t bytes, std::int64_t timeout);
 
-  // Waits a little for room. False: there is none yet. PEER_GONE: who read there has gone; the next call waits for
-  // whoever comes in its place.
-  Result<bool> send(std::uint32_t to, std::span<const client::OutPart> parts);
+  // Waits at most `patience` nanoseconds for room. False: there is none yet. PEER_GONE: the reader there has gone; the
+  // next call waits for the one that comes in its place.
+  Result<bool> send(std::uint32_t to, std::span<const client::OutPart> parts, std::int64_t patience);
   // Takes what is there, waiting for the first until the deadline. `quiet`: nothing was there when it had to wait, so
   // that it is time to look at the broker's events. One thread at a time.
   struct Taken {
@@ -39,13 +39,13 @@ class Inbox {
     std::optional<client::RemoteEvent> told;  // by the broker, before whatever its session says next
   };
   Result<Taken> take(client::Deadline deadline);
+  bool something_there();  // From any thread: whether a take would have a message.
   // From any thread: the take that runs, or the next one, does not wait. It costs a system call only if the take
   // sleeps.
   void interrupt();
 
  private:
   Inbox() = default;
-  bool something_there();
   void be_patient(std::int64_t timeout);
 
   std::shared_ptr<client::Pool> pool_;

@@ -24,7 +24,7 @@ namespace shmb::remote {
 using client::RefId;
 
 inline constexpr std::size_t kInline = 65536;     // SHMB_REMOTE_INLINE
-inline constexpr std::size_t kCopied = 4096;      // up to so many bytes are in the message's own words, and are copied
+inline constexpr std::size_t kCopied = 1024;      // up to so many bytes are in the message's own words, and are copied
 inline constexpr std::size_t kMostBeside = 1024;  // regions, and references, of one message
 
 enum class Kind : std::uint8_t {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/rescue.hpp"
 #include "base/sys_process.hpp"
 #include "spawn/remote_agent.hpp"
 
@@ -16,6 +17,10 @@ constexpr std::size_t kMostFunction = 4096;
 constexpr std::int64_t kTicketLife = 10'000'000'000;
 // For a slot, before a region is made for the bytes: that takes as long as many messages.
 constexpr std::int64_t kWaitForSlot = 20'000'000, kTrySlotAgain = 500'000;
+// For room in a peer's queue. The peer may itself wait for room in this worker's queue. A worker therefore waits long
+// only while nothing has come here: of workers that fill each other's queues one has always something to take in.
+constexpr std::int64_t kWaitForRoom = 2'000'000, kWaitBesides = 50'000;
+constexpr std::int64_t kWaitForMessages = 1'000'000;
 
 // How long the broker is waited for on behalf of a call: not beyond its deadline. 0 and less: that has passed.
 std::int64_t patience(std::int64_t deadline) {
@@ -159,7 +164,7 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
   Lock lock(mutex_);
   Result<void> outcome;
   const std::shared_ptr<Inbox> inbox = inbox_;
-  for (;;) {
+  for (std::int64_t wait = 0;;) {
     if (auto is_open = open_locked(); !is_open || !inbox) {
       outcome = is_open;
       if (is_open) outcome = error(Status::closed, "this worker has been shut down");
@@ -170,7 +175,7 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
       break;
     }
     lock.unlock();
-    auto sent = inbox->send(to, parts);
+    auto sent = inbox->send(to, parts, wait);
     lock.lock();
     if (sent && *sent) return {};
     if (!sent && sent.error().status != Status::peer_gone) {
@@ -182,7 +187,14 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
                       "nothing was sent to " + workers_.where(to) + ": its queue had no room until the deadline");
       break;
     }
-    step(lock, Deadline::after(1'000'000), false);
+    if (!leading_ && inbox->something_there()) {
+      step(lock, Deadline::now(), false);
+      wait = kWaitBesides;
+    } else {
+      if (wait != 0) step(lock, Deadline::after(kWaitForMessages), false);
+      wait = rescue_interval(kWaitForRoom);
+      if (head.deadline != 0) wait = std::clamp(head.deadline - sys::now_monotonic(), std::int64_t{1}, wait);
+    }
   }
   lock.unlock();
   std::vector<RefId> forks;

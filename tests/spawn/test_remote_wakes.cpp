@@ -50,6 +50,27 @@ TEST_CASE("Workers with threads of their own leave in order, world after world, 
   CHECK(statuses == std::vector<int>{0, 0, 0, 0});
 }
 
+TEST_CASE(
+    "Workers that fill each other's queues all go on, because each takes in what has come before it waits for room") {
+  for (const unsigned threads : {0U, 2U}) {
+    CAPTURE(threads);
+    World world;
+    const auto statuses = world.run_bare(3, [&](int rank) {
+      join(rank, 3, threads);
+      std::vector<remote::Future<int>> answers;
+      for (int i = 0; i < 1000; ++i)
+        for (int other = 0; other < 3; ++other)
+          if (other != rank)
+            answers.push_back(remote::rpc_async<int>(remote::at(name_of(other)).within(kPatience), "add", other, i));
+      std::int64_t sum = 0;
+      for (auto& answer : answers) sum += answer.wait();
+      EXPECT(sum == 2 * 999 * 500 + 1000 * (3 - rank));
+      leave_in_order();
+    });
+    CHECK(statuses == std::vector<int>{0, 0, 0});
+  }
+}
+
 TEST_CASE("A worker hears of a death that was told while a message lay there, which it reads first") {
   World world;
   const auto statuses = world.run_bare(3, [](int rank) {
