@@ -14,6 +14,7 @@
 #include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/sanitizer.hpp"
+#include "tests/harness/stopped.hpp"
 
 using namespace client_tests;
 using namespace shmb;
@@ -93,7 +94,7 @@ TEST_CASE("the session is lost when the broker goes; mappings stay and calls fai
 TEST_CASE("a stopped broker is a deadline, and answers when it goes on") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
-  ::kill(broker.pid(), SIGSTOP);
+  harness::stop(broker.pid());
   CHECK(status_of(session->ping(Deadline::after(30'000'000))) == Status::deadline);
   auto late = create_region(session, named("late", 4096), 30'000'000);
   CHECK(status_of(late) == Status::deadline);

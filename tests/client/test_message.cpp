@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tests/client/pool_support.hpp"
+#include "tests/harness/stopped.hpp"
 
 using namespace client_tests;
 using namespace shmb;
@@ -402,7 +403,7 @@ TEST_CASE("what a message names stays held while its sender asks for the rest an
   CHECK(must(out->facts()).depth == 0);  // it looked: no message names the region now
   must(session->ping(Deadline::after(0)));
 
-  ::kill(broker.pid(), SIGSTOP);
+  harness::stop(broker.pid());
   std::thread sends([&] { must(out->send(both, 0, 0, kNoWait)); });
   CHECK(comes_true([&] { return has_asked(*session); }));
   must(out->send(bytes_of("between"), kNoWait));

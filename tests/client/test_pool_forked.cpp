@@ -9,6 +9,7 @@
 #include "tests/client/pool_support.hpp"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
+#include "tests/harness/stopped.hpp"
 
 using namespace client_tests;
 using namespace shmb;
@@ -79,7 +80,7 @@ TEST_CASE("two threads of a forked child come to one inherited queue at once, an
   auto in = reader(pool, "q", Kind::claim);
   auto child = harness::Child::run([&] {
     STEP(1, pool->facts());
-    ::kill(broker.pid(), SIGSTOP);
+    harness::stop(broker.pid());
     std::array<Status, 2> heard{};
     std::array<Message, 2> messages;
     std::array<std::thread, 2> threads;
@@ -103,7 +104,7 @@ TEST_CASE("a grandchild finds the pool unlocked though its parent was just joini
   auto pool = must(make_pool(session, slots_of("p", 64, 2)));
   auto child = harness::Child::run([&] {
     STEP(1, session->ping(Deadline::after(0)));
-    ::kill(broker.pid(), SIGSTOP);
+    harness::stop(broker.pid());
     Status joined = Status::broken;
     pid_t grandchild = -1;
     std::thread joins([&] { joined = status_of(pool->facts()); });

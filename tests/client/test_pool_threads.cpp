@@ -13,6 +13,7 @@
 
 #include "base/sys_socket.hpp"
 #include "tests/client/pool_support.hpp"
+#include "tests/harness/stopped.hpp"
 
 using namespace client_tests;
 using namespace shmb;
@@ -373,7 +374,7 @@ TEST_CASE(
   const auto asked = [&](Session& of) {
     CHECK(comes_true([&] { return sys::unread_bytes(of.socket_descriptor()).value_or(0) > 128; }));
   };
-  ::kill(broker.pid(), SIGSTOP);
+  harness::stop(broker.pid());
   std::atomic<bool> over = false;
   Status told{};
   std::thread closes([&] { (void)in->shutdown(false); });
@@ -427,7 +428,7 @@ TEST_CASE("who waits because another thread adds memory is told when that has fa
   spec.later = {{kTooLarge, 0, 1}};
   auto pool = must(make_pool(session, spec));
   const Slot first = must(pool->acquire(1, kNoWait));
-  ::kill(broker.pid(), SIGSTOP);
+  harness::stop(broker.pid());
   Status refused{}, waited{};
   std::thread adds([&] { refused = status_of(pool->acquire(kTooLarge, kNoWait)); });
   CHECK(comes_true([&] { return sys::unread_bytes(session->socket_descriptor()).value_or(0) > 128; }));
@@ -485,7 +486,7 @@ TEST_CASE("an end of a queue whose opening was answered too late is given back, 
     CAPTURE(static_cast<int>(kind));
     QueueSpec spec = queue_spec("q" + std::to_string(static_cast<int>(kind)), kind, true, true);
     spec.timeout = 50'000'000;
-    ::kill(broker.pid(), SIGSTOP);
+    harness::stop(broker.pid());
     CHECK(status_of(Queue::open(pool, spec)) == Status::deadline);
     CHECK(status_of(Queue::open(pool, spec)) == Status::deadline);
     ::kill(broker.pid(), SIGCONT);

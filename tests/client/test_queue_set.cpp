@@ -9,6 +9,7 @@
 
 #include "tests/client/pool_memory.hpp"
 #include "tests/client/pool_support.hpp"
+#include "tests/harness/stopped.hpp"
 
 using namespace client_tests;
 using namespace shmb;
@@ -40,17 +41,6 @@ std::string heard(Queue& in, int fd) {
   }
   return "nothing came";
 }
-
-class Stopped {
- public:
-  explicit Stopped(const harness::BrokerFixture& broker) : pid_(broker.pid()) { ::kill(pid_, SIGSTOP); }
-  Stopped(const Stopped&) = delete;
-  Stopped& operator=(const Stopped&) = delete;
-  ~Stopped() { ::kill(pid_, SIGCONT); }
-
- private:
-  const pid_t pid_;
-};
 
 }  // namespace
 
@@ -347,7 +337,7 @@ TEST_CASE("who waits without end for a message hears that the broker is gone") {
   CHECK(status_of(in->receive(message, true, kForever)) == Status::session_lost);
   QueueSet set;
   must(set.add(*in, nullptr));
-  CHECK(status_of(set.wait(1'000'000)) == Status::session_lost);
+  CHECK(status_of(set.wait(60'000'000'000)) == Status::session_lost);
   CHECK(status_of(set.wait(kForever)) == Status::session_lost);
 }
 
@@ -436,7 +426,7 @@ TEST_CASE("an event loop hears of the first message to it while the broker is st
       else (void)must(out->facts());  // it hears that there is a doorbell
       must(writing->session()->ping(Deadline::after(0)));
       arm(*in, fd);
-      const Stopped stopped(broker);
+      const harness::Stopped stopped(broker.pid());
       must(out->send(bytes_of("first"), kNoWait));
       CHECK(heard(*in, fd) == "first");
     }
@@ -456,7 +446,7 @@ TEST_CASE(
   arm(*a, fd_a);
   arm(*b, fd_b);
   {
-    const Stopped stopped(broker);
+    const harness::Stopped stopped(broker.pid());
     must(out_a->send(bytes_of("to a"), kNoWait));
     must(out_b->send(bytes_of("to b"), kNoWait));
   }
@@ -467,7 +457,7 @@ TEST_CASE(
   must(writing->session()->ping(Deadline::after(0)));
   (void)must(out_b->facts());
   arm(*a, fd_a);
-  const Stopped stopped(broker);
+  const harness::Stopped stopped(broker.pid());
   must(out_a->send(bytes_of("again"), kNoWait));
   CHECK(heard(*a, fd_a) == "again");
 }

@@ -13,6 +13,7 @@
 #include "tests/client/pool_memory.hpp"
 #include "tests/client/pool_support.hpp"
 #include "tests/harness/injected.hpp"
+#include "tests/harness/stopped.hpp"
 
 using namespace client_tests;
 using namespace shmb;
@@ -54,13 +55,6 @@ void fetch_doorbells(Queue& out) {
     must(out.pool().session()->ping(Deadline::after(0)));
   }
 }
-struct BrokerAsleep {
-  explicit BrokerAsleep(const harness::BrokerFixture& broker) : pid(broker.pid()) { ::kill(pid, SIGSTOP); }
-  BrokerAsleep(const BrokerAsleep&) = delete;
-  BrokerAsleep& operator=(const BrokerAsleep&) = delete;
-  ~BrokerAsleep() { ::kill(pid, SIGCONT); }
-  const pid_t pid;
-};
 int rounds(int as_a_rule) { return as_a_rule / harness::slowdown(); }
 
 struct Armed {
@@ -246,7 +240,7 @@ TEST_CASE("threads that ask for a queue's descriptor at once get the same one") 
   std::atomic<int> fds[2] = {-1, -1};
   std::vector<std::thread> threads;
   {
-    const BrokerAsleep none(both.broker);
+    const harness::Stopped none(both.broker.pid());
     for (auto& fd : fds) threads.emplace_back([&] { fd = must(in->descriptor()); });
     // Both are on their way: one with its pair of sockets before the broker, the other one behind it.
     constexpr int kOfBoth = 6;
@@ -323,7 +317,7 @@ TEST_CASE("a doorbell that the broker was given behind the deadline is the one t
   auto in = reader(both.pool, "q", Kind::claim);
   auto out = writer(both.other, "q", Kind::claim);
   {
-    const BrokerAsleep late(both.broker);
+    const harness::Stopped late(both.broker.pid());
     CHECK(status_of(in->descriptor()) == Status::deadline);
   }
   const auto bit = std::uint64_t{1} << both.pool->me().index();
@@ -332,7 +326,7 @@ TEST_CASE("a doorbell that the broker was given behind the deadline is the one t
   const int fd = must(in->descriptor());
   must(both.session->ping(Deadline::after(0)));
   settle(*in, fd);
-  const BrokerAsleep nobody_helps(both.broker);
+  const harness::Stopped nobody_helps(both.broker.pid());
   must(out->send(bytes_of("m"), kNoWait));
   CHECK(heard_by(*in, fd) == "m");
 }

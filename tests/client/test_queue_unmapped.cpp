@@ -9,6 +9,7 @@
 
 #include "client/shmbroker_pool.hpp"
 #include "tests/client/pool_support.hpp"
+#include "tests/harness/stopped.hpp"
 
 using namespace client_tests;
 using namespace shmb;
@@ -30,14 +31,6 @@ struct NoDescriptors {
 };
 // How long a stopped broker is waited for; one that runs answers in it, also on a busy machine.
 constexpr std::int64_t kAnswer = 2'000'000'000;
-
-struct StoppedBroker {
-  explicit StoppedBroker(const harness::BrokerFixture& broker) : pid(broker.pid()) { ::kill(pid, SIGSTOP); }
-  StoppedBroker(const StoppedBroker&) = delete;
-  StoppedBroker& operator=(const StoppedBroker&) = delete;
-  ~StoppedBroker() { ::kill(pid, SIGCONT); }
-  pid_t pid;
-};
 
 // A writer and a reader of one pool, in one process, and two slots of which the reader has mapped the first.
 struct Unmapped {
@@ -123,7 +116,7 @@ TEST_CASE("beside a broker that does not answer a list is waited for once, and a
   for (int i = 0; i < 2; ++i) pair.send(region.get());
   Message message;
   {
-    const StoppedBroker stopped(pair.broker);
+    const harness::Stopped stopped(pair.broker.pid());
     must(pair.in->receive(message, true, kNoWait));
     CHECK(message.part(0).status == Status::deadline);
     CHECK(status_of(message.take_slot(0)) == Status::deadline);
@@ -155,7 +148,7 @@ TEST_CASE("a message that is one slot, or whose list lies in one, is not taken w
       CHECK_FALSE(pair.in->receive_at_once(message, false, kNoWait));
     }
     {
-      const StoppedBroker stopped(pair.broker);
+      const harness::Stopped stopped(pair.broker.pid());
       CHECK(status_of(pair.in->receive(message, false, kNoWait)) == Status::deadline);
     }
     must(pair.in->receive(message, false, kNoWait));

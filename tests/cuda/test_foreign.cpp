@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "tests/cuda/stage.hpp"
+#include "tests/harness/stopped.hpp"
 
 namespace cuda_tests {
 namespace {
@@ -235,7 +236,7 @@ TEST_CASE("lent memory that is let go while the broker does not answer is freed 
   int freed = 0;
   auto session = session_on(broker.socket());
   std::optional<gpu::Lease> lease = gpu::Lease::lend(session, memory.pointer, kMiB, [&](gpu::Pointer) { ++freed; });
-  REQUIRE(::kill(broker.pid(), SIGSTOP) == 0);
+  harness::stop(broker.pid());
   lease.reset();
   CHECK(freed == 0);
   REQUIRE(::kill(broker.pid(), SIGCONT) == 0);

@@ -6,24 +6,12 @@
 
 #include "tests/cuda/stage.hpp"
 #include "tests/harness/broker_fixture.hpp"
+#include "tests/harness/stopped.hpp"
 
 namespace cuda_tests {
 namespace {
 
 constexpr shmbroker::Timeout kShortPatience = std::chrono::milliseconds(100), kLongPatience = std::chrono::minutes(1);
-
-// A broker that does nothing until the end of the scope.
-class Stopped {
- public:
-  explicit Stopped(const harness::BrokerFixture& broker) : pid_(broker.pid()) { REQUIRE(::kill(pid_, SIGSTOP) == 0); }
-  Stopped(const Stopped&) = delete;
-  Stopped& operator=(const Stopped&) = delete;
-  ~Stopped() { go_on(); }
-  void go_on() const { ::kill(pid_, SIGCONT); }
-
- private:
-  pid_t pid_;
-};
 
 unsigned long long rights_at(const Device& device, gpu::Pointer at) {
   unsigned long long flags = 99;
@@ -48,7 +36,7 @@ TEST_CASE("a publication whose answer was too late is never written again: other
   options.name = "late";
   options.timeout = kShortPatience;
   {
-    const Stopped stopped(broker);
+    const harness::Stopped stopped(broker.pid());
     const auto late = region.try_publish(options);
     CHECK(status_of(late) == Status::deadline);
     CHECK(sentence_of(late).contains("here it stays read-only"));
@@ -78,7 +66,7 @@ TEST_CASE("`written` whose answer was too late leaves the region read-only, and 
   auto region = gpu::Region::allocate(session, kMiB);
   region.publish({.name = "w", .writing = true});
   {
-    const Stopped stopped(broker);
+    const harness::Stopped stopped(broker.pid());
     const auto late = region.try_written({}, kShortPatience);
     CHECK(status_of(late) == Status::deadline);
     CHECK(sentence_of(late).contains("say so again"));
@@ -95,7 +83,7 @@ TEST_CASE("a pin whose answer was too late holds nobody up later") {
   auto session = session_on(broker.socket());
   auto region = session.create(kMiB);
   {
-    const Stopped stopped(broker);
+    const harness::Stopped stopped(broker.pid());
     CHECK(status_of(gpu::PinnedHost::try_pin(region, kShortPatience)) == Status::deadline);
   }
   shmb_error error;
@@ -106,7 +94,7 @@ TEST_CASE("who pins waits for no other thread's pin of another region, and for o
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto first = session.create(kMiB), second = session.create(kMiB);
-  const Stopped stopped(broker);
+  const harness::Stopped stopped(broker.pid());
   std::atomic<bool> waits = false, pinned = false;
   std::thread other([&] {
     waits = true;
@@ -119,7 +107,7 @@ TEST_CASE("who pins waits for no other thread's pin of another region, and for o
   const auto same = gpu::PinnedHost::try_pin(first, kShortPatience);
   CHECK((status_of(same) == Status::busy || status_of(same) == Status::deadline));  // who came first
   CHECK(!pinned);
-  stopped.go_on();
+  stopped.resume();
   other.join();
   CHECK(pinned);
   auto once = gpu::PinnedHost::try_pin(first), twice = gpu::PinnedHost::try_pin(first);
@@ -182,7 +170,7 @@ TEST_CASE("a free that finds no memory itself can free what is to be freed behin
   });
   std::optional<gpu::Lease> second = gpu::Lease::lend(session, plain[1], kMiB, [&](gpu::Pointer) { ++freed; });
   {
-    const Stopped stopped(broker);  // so that one dispatch hears that nobody has them
+    const harness::Stopped stopped(broker.pid());  // so that one dispatch hears that nobody has them
     first.reset();
     second.reset();
   }

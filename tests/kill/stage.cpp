@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "tests/harness/sanitizer.hpp"
+#include "tests/harness/stopped.hpp"
 
 namespace kill_tests {
 
@@ -423,7 +424,7 @@ bool run_one(Stage& stage, const Operation& operation, const SharedActor& actor,
     return 0;
   });
   if (serve(stage, *actor, child, operation.on_ask) == End::stopped) {
-    if (trial.way == Way::broker_stopped) ::kill(stage.broker.pid(), SIGSTOP);
+    if (trial.way == Way::broker_stopped) harness::stop(stage.broker.pid());
     else stage.exchange_beside(50);
     child.kill();
     (void)child.wait();

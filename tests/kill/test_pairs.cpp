@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include "tests/harness/sanitizer.hpp"
+#include "tests/harness/stopped.hpp"
 #include "tests/kill/stage.hpp"
 
 using namespace kill_tests;
@@ -90,7 +91,7 @@ void run(Stage& stage, const Pair& pair, const Deaths& deaths) {
   });
   REQUIRE(stage.eventually([&] { return pair.writer->ready.load(); }));
   if (stage.in) (void)stage.take_all(*stage.in);  // joins the writer's ring
-  if (deaths.at_once) ::kill(stage.broker.pid(), SIGSTOP);
+  if (deaths.at_once) harness::stop(stage.broker.pid());
   let_go(stage, deaths.reader_first ? pair.reader : pair.writer, deaths.reader_first ? reader : writer);
   let_go(stage, deaths.reader_first ? pair.writer : pair.reader, deaths.reader_first ? writer : reader);
   stage.exchange_beside(20);

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "client/shmbroker.h"
+#include "tests/harness/stopped.hpp"
 #include "tests/laws/law.hpp"
 
 using namespace laws;
@@ -47,18 +48,6 @@ shmb_region* created(shmb_session* session, const char* name) {
   REQUIRE_MESSAGE(shmb_create(session, 8192, &options, &region, &error) == SHMB_OK, error.sentence);
   return region;
 }
-
-struct Stopped {
-  const BrokerFixture& broker;
-  explicit Stopped(const BrokerFixture& stopped) : broker(stopped) {
-    ::kill(broker.pid(), SIGSTOP);
-    siginfo_t seen{};
-    REQUIRE(::waitid(P_PID, static_cast<id_t>(broker.pid()), &seen, WSTOPPED) == 0);
-  }
-  Stopped(const Stopped&) = delete;
-  Stopped& operator=(const Stopped&) = delete;
-  ~Stopped() { ::kill(broker.pid(), SIGCONT); }
-};
 
 struct Call {
   std::string name;
@@ -150,7 +139,7 @@ TEST_CASE(
     };
     const auto open_before = descriptors();
     {
-      const Stopped stopped(broker);
+      const harness::Stopped stopped(broker.pid());
       for (const Call& call : calls) {
         CAPTURE(call.name);
         shmb_error error{};
@@ -216,7 +205,7 @@ TEST_CASE("law 11: a ticket, a group and a membership that came too late are giv
       return -1;
     };
     const auto late = [&](const std::function<Status()>& call) {
-      const Stopped stopped(broker);
+      const harness::Stopped stopped(broker.pid());
       CHECK(call() == Status::deadline);
     };
     const auto brief = [] { return Deadline::after(kShort); };
@@ -274,7 +263,7 @@ TEST_CASE("law 11: who asks again after a deadline has what the second answer sa
       return std::pair(99U, 99U);
     };
     const auto late = [&](const std::function<Status()>& call) {
-      const Stopped stopped(broker);
+      const harness::Stopped stopped(broker.pid());
       CHECK(call() == Status::deadline);
     };
     const auto brief = [] { return Deadline::after(kShort); };
@@ -331,7 +320,7 @@ TEST_CASE("law 11: what a publish did after its deadline is told by stat, and pu
     const shmb_region_id id = shmb_region_get_id(region);
     shmb_error error{};
     {
-      const Stopped stopped(broker);
+      const harness::Stopped stopped(broker.pid());
       CHECK(shmb_publish(region, kShort, &error) == SHMB_E_DEADLINE);
       CHECK(has(error.sentence, "publish it again"));
     }

@@ -5,6 +5,7 @@
 
 #include "client/connect.hpp"
 #include "client/views.hpp"
+#include "tests/harness/stopped.hpp"
 #include "tests/spawn/remote_functions.hpp"
 
 namespace remote_test {
@@ -386,7 +387,7 @@ TEST_CASE("A shutdown ends although the broker does not answer, however many val
     std::vector<Remote<int>> values;
     for (int i = 0; i < 20; ++i) values.emplace_back(i);
     for (const auto& one : values) remote::rpc_sync<void>("b", "keep", one);
-    EXPECT(::kill(broker, SIGSTOP) == 0);
+    harness::stop(broker);
     remote::ShutdownOptions short_time;
     short_time.timeout = std::chrono::seconds(1);
     EXPECT(!thrown([&] { remote::shutdown(short_time); }).empty());

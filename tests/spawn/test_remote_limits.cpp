@@ -13,6 +13,7 @@
 #include "client/connect.hpp"
 #include "client/remote_calls.hpp"
 #include "client/views.hpp"
+#include "tests/harness/stopped.hpp"
 #include "tests/spawn/remote_functions.hpp"
 
 namespace remote_test {
@@ -157,7 +158,7 @@ TEST_CASE("Beside a broker that does not answer a call ends by its own deadline,
     }
     EXPECT(remote::rpc_sync<int>("b", "add", 1, 2) == 3);
     const std::vector<int> many(400'000, 1);
-    EXPECT(::kill(broker, SIGSTOP) == 0);
+    harness::stop(broker);
     std::promise<void> done;
     auto in_time = std::async(std::launch::async, [broker, waited = done.get_future()] {
       const auto ended = waited.wait_for(std::chrono::seconds(30));  // the broker's own time-outs would take longer
@@ -346,7 +347,7 @@ TEST_CASE("init returns although more was told meanwhile than is kept: what was 
     for (int i = 0; i < 4000 && !has_pool(); ++i) pause_ms(5);
     EXPECT(has_pool());
     const auto stopped = static_cast<pid_t>(words().numbers[1].load());
-    ::kill(stopped, SIGSTOP);
+    harness::stop(stopped);
     // Each coming and going is told to the one that is stopped; then that the world is complete, once.
     shmb::client::WorldWish wish;
     wish.port = 29500;

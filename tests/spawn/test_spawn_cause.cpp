@@ -17,6 +17,7 @@
 #include "spawn/verdict.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/sanitizer.hpp"
+#include "tests/harness/stopped.hpp"
 #include "tests/harness/temp_dir.hpp"
 #include "tests/spawn/ranks.hpp"
 
@@ -180,18 +181,17 @@ TEST_CASE("cause: deaths that the supervisor sees all at once are told in the or
     REQUIRE(witness.wait_ready(6));
     const pid_t supervisor = only_child(only_child(::getpid()));
     REQUIRE(supervisor > 0);
-    const auto reaches = [](pid_t pid, char state) {
+    const auto is_dead = [](pid_t pid) {
       for (int i = 0; i < 60'000; ++i, ::usleep(1000))
-        if (auto now = shmb::spawn::process(pid); now && now->state == state) return true;
+        if (auto now = shmb::spawn::process(pid); now && now->state == 'Z') return true;
       return false;
     };
-    ::kill(supervisor, SIGSTOP);
-    REQUIRE(reaches(supervisor, 'T'));
+    harness::stop(supervisor);
     const std::vector<int> order{4, 1, 5, 0, 2, 3};
     for (const int rank : order) {
       const pid_t pid = context.pids()[static_cast<std::size_t>(rank)];
       ::kill(pid, SIGKILL);
-      REQUIRE(reaches(pid, 'Z'));
+      REQUIRE(is_dead(pid));
     }
     ::kill(supervisor, SIGCONT);
     CHECK(*context.try_join() == RanksState::failed);

@@ -16,6 +16,7 @@
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/sanitizer.hpp"
+#include "tests/harness/stopped.hpp"
 #include "tests/harness/temp_dir.hpp"
 #include "tests/spawn/ranks.hpp"
 
@@ -39,12 +40,6 @@ void kill_one(Victim victim, pid_t parent) {
   const pid_t supervisor = only_child(guard);
   if (victim != Victim::guard && supervisor > 0) ::kill(supervisor, SIGKILL);
   if (victim != Victim::supervisor) ::kill(guard, SIGKILL);
-}
-
-bool eventually_stopped(pid_t pid) {
-  for (int i = 0; i < 6000; ++i, ::usleep(5000))
-    if (auto seen = shmb::spawn::process(pid); seen && seen->state == 'T') return true;
-  return false;
 }
 
 // A parent of its own: spawns, says so like its ranks, and ends with what join told it. Its ranks may run before it has
@@ -216,8 +211,7 @@ TEST_CASE("the destructor ends daemon ranks also where somebody has stopped thei
     REQUIRE(witness.wait_ready(2));
     const pid_t supervisor = only_child(only_child(::getpid()));
     REQUIRE(supervisor > 0);
-    ::kill(supervisor, SIGSTOP);
-    REQUIRE(eventually_stopped(supervisor));
+    harness::stop(supervisor);
   }
   witness.let_go();
   CHECK(witness.all_gone());

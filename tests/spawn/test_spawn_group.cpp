@@ -14,6 +14,7 @@
 #include "client/shmbroker_pool.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
+#include "tests/harness/stopped.hpp"
 #include "tests/harness/temp_dir.hpp"
 #include "tests/spawn/ranks.hpp"
 
@@ -89,7 +90,7 @@ TEST_CASE("a broker that does not answer keeps nobody who revokes tickets, and h
   shmbroker::detail::Lent lent;
   for (int i = 0; i < 32; ++i) lent.add(region, region.ticket(Rights::read, 1, 1h));
   CHECK(session.stat(region.id()).tickets == 32);
-  ::kill(broker.pid(), SIGSTOP);
+  harness::stop(broker.pid());
   std::promise<void> done;
   auto patience = std::async(std::launch::async, [&, waited = done.get_future()] {
     const bool in_time = waited.wait_for(60s) == std::future_status::ready;  // 32 answers would take longer

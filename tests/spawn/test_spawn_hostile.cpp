@@ -17,6 +17,7 @@
 #include "spawn/store.hpp"
 #include "spawn/tree.hpp"
 #include "tests/harness/child.hpp"
+#include "tests/harness/stopped.hpp"
 #include "tests/harness/temp_dir.hpp"
 #include "tests/spawn/ranks.hpp"
 
@@ -264,7 +265,7 @@ TEST_CASE("the supervisor is stopped and the parent dies: the ranks end all the 
     return context.join();
   });
   REQUIRE(witness.wait_ready(1));
-  ::kill(only_child(only_child(parent.pid())), SIGSTOP);
+  harness::stop(only_child(only_child(parent.pid())));
   parent.kill();
   CHECK(parent.wait() == 128 + SIGKILL);
   CHECK(witness.all_gone());

@@ -15,6 +15,7 @@
 #include "spawn/ending.hpp"
 #include "spawn/tree.hpp"
 #include "tests/harness/skip.hpp"
+#include "tests/harness/stopped.hpp"
 #include "tests/spawn/runner.hpp"
 
 using shmb::test::eventually;
@@ -133,7 +134,7 @@ TEST_CASE("both killed at once: the command goes by its parent-death signal") {
   const pid_t supervisor = runner.supervisor();
   // The kernel sends SIGHUP to an orphaned process group with a stopped member: it must not be ours (setpgid(2)).
   REQUIRE(::setpgid(runner.guard(), runner.guard()) == 0);
-  ::kill(runner.guard(), SIGSTOP);  // so that it cannot take over in between
+  harness::stop(runner.guard());  // so that it cannot take over in between
   ::kill(supervisor, SIGKILL);
   ::kill(runner.guard(), SIGKILL);
   (void)runner.wait();
@@ -180,7 +181,7 @@ TEST_CASE("stopped processes are ended too, and so is the tree of a stopped supe
   runner.start();
   REQUIRE(runner.has_marked(5));
   for (pid_t pid : runner.marked()) ::kill(pid, SIGSTOP);
-  ::kill(runner.supervisor(), SIGSTOP);
+  harness::stop(runner.supervisor());
   ::kill(runner.guard(), SIGTERM);
   (void)runner.wait();
   CHECK(runner.marked().empty());

@@ -19,6 +19,7 @@
 #include "proto/pool_layout.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/skip.hpp"
+#include "tests/harness/stopped.hpp"
 #include "tests/wire/engines.hpp"
 #include "tests/wire/support.hpp"
 
@@ -234,7 +235,7 @@ TEST_CASE("a descriptor whose maker lets its close wait for ever keeps neither t
       RawClient client = RawClient::connect(broker.socket());
       REQUIRE(client.call(SHMBW_OP_HELLO, passing()).ok());
       // The broker's must be the last one: who closes that waits.
-      ::kill(broker.pid(), SIGSTOP);
+      harness::stop(broker.pid());
       const bool sent = send_in_vain(client, stuck->writer);
       stuck->writer.reset();
       ::kill(broker.pid(), SIGCONT);
@@ -267,7 +268,7 @@ TEST_CASE("law 8: a user whose close never ends keeps no other user's descriptor
       return 0;
     });
     REQUIRE(greeted.wait());
-    ::kill(broker.pid(), SIGSTOP);
+    harness::stop(broker.pid());
     stopped.open();
     const bool came = sent.wait();
     ::kill(broker.pid(), SIGCONT);
