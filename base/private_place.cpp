@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // How several makers agree: each makes its own, then looks again, and takes its own back where it sees another one.
 // Of two, the later one always sees the earlier one, so at most one stays; where both saw each other both begin again.
+// A place that stays gets a file: its maker can then no longer take it back, and a look takes no other place. A place
+// without one for a while is of a maker that has died, or has stopped: the next process that looks takes it over.
 #include "base/private_place.hpp"
+
+#include <fcntl.h>
 
 #include <array>
 #include <cerrno>
@@ -18,8 +22,8 @@ namespace {
 constexpr std::size_t kRandomBytes = 16;
 constexpr int kMakings = 200;                      // attempts of makers that meet again and again
 constexpr std::int64_t kShortestRest = 1'000'000;  // between two attempts
-constexpr int kLooks = 10;                         // at several places, which one maker is about to take back
-constexpr const char* kUsed = "/start.lock";       // a place in which a broker was started
+constexpr int kLooks = 100;                        // at places that their makers may be about to take back
+constexpr const char* kStays = "/start.lock";      // the file, which those that start a broker lock
 
 bool is_random_part(std::string_view text) {
   if (text.size() != 2 * kRandomBytes) return false;
@@ -54,6 +58,12 @@ Result<std::string> draw_place(const std::string& temporary, std::uint32_t uid) 
   return path;
 }
 
+Sys<void> keep(const std::string& place) {
+  auto file = sys::open((place + kStays).c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (!file) return std::unexpected(file.error());
+  return {};
+}
+
 }  // namespace
 
 std::string first_place(const std::string& temporary, std::uint32_t uid) {
@@ -63,11 +73,10 @@ std::string first_place(const std::string& temporary, std::uint32_t uid) {
 std::optional<std::string> second_place(const std::string& temporary, std::uint32_t uid) {
   for (int look = 0;; ++look) {
     const std::vector<std::string> places = all_places(temporary, uid);
-    if (places.empty()) return std::nullopt;
-    if (places.size() == 1) return places.front();
     for (const std::string& place : places)
-      if (sys::path_facts((place + kUsed).c_str())) return place;
-    if (look == kLooks) return places.front();
+      if (sys::path_facts((place + kStays).c_str())) return place;
+    if (places.empty()) return std::nullopt;
+    if (look >= kLooks && keep(places.front())) return places.front();
     sys::rest(kShortestRest);
   }
 }
@@ -80,9 +89,11 @@ Result<std::string> make_second_place(const std::string& temporary, std::uint32_
     if (auto made = sys::make_directory(path->c_str(), 0700); !made)
       return system_failure(made.error(), "making " + *path);
     const std::vector<std::string> now = all_places(temporary, uid);
-    if (now.size() == 1 && now.front() == *path) return path;
-    // One that somebody has begun to use meanwhile is not empty, and stays.
-    (void)sys::remove_directory(path->c_str());
+    if (now.size() == 1 && now.front() == *path) {
+      if (auto kept = keep(*path); !kept) return system_failure(kept.error(), "making a file in " + *path);
+      return path;
+    }
+    (void)sys::remove_directory(path->c_str());  // fails where another process has taken it over
     sys::rest(kShortestRest * (1 + static_cast<std::int64_t>(path->back()) % 16));
   }
   return error(Status::busy, "no private place for a broker could be agreed on in " + temporary + ": try again");
