@@ -180,7 +180,7 @@ std::string put_address(const shmb_region_stat& stat) {
   return address_text(stat.owner_uid, stat.group, stat.group_name, stat.name);
 }
 
-std::string put_text(const PutOptions& options, const Session& session, const shmb_region_stat& stat) {
+std::string stored_text(const PutOptions& options, const Session& session, const shmb_region_stat& stat) {
   const std::string address = put_address(stat);
   std::string text;
   if (session.info().started_by_us) text += std::string("started a private broker at ") + session.info().socket + "\n";
@@ -222,7 +222,7 @@ int run_put(const PutOptions& options) {
   const Interruptible interruptible;
   auto done = put(*session, options);
   if (!done) return fail(done.error());
-  return print(options.common.json ? put_json(*session, done->stat) : put_text(options, *session, done->stat))
+  return print(options.common.json ? put_json(*session, done->stat) : stored_text(options, *session, done->stat))
              ? kExitOk
              : kExitError;
 }

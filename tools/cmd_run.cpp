@@ -62,7 +62,7 @@ Result<void> read_init_method(std::string_view text, spawn::Plan& plan) {
     if (port.ec == std::errc() && port.ptr == end && plan.master_port != 0) return {};
   }
   return error(Status::invalid,
-               "--init-method " + quoted(text) + ": it must be tcp://HOST:PORT with a port from 1 to 65535");
+               "--init-method " + shmb::quoted(text) + ": it must be tcp://HOST:PORT with a port from 1 to 65535");
 }
 
 // The options that make ranks of the command.

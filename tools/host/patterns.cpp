@@ -79,7 +79,8 @@ Result<Patterns> Patterns::parse(std::string_view text, const std::string& file)
                (**value.as_string() == "shm" || **value.as_string() == "hugetlb"))
         pattern.hugetlb = **value.as_string() == "hugetlb";
       else
-        return wrong(value.source().begin, quoted(name) + " is no key of a pattern, or its value is not of its kind: " +
+        return wrong(value.source().begin, shmb::quoted(name) +
+                                               " is no key of a pattern, or its value is not of its kind: " +
                                                "program, glob, where (\"shm\" or \"hugetlb\"), keep (true or false)");
     }
     if (pattern.program.empty() || pattern.glob.empty())

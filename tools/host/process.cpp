@@ -41,8 +41,6 @@ Sys<void> each_name(int directory, const std::function<void(const char*)>& each)
   }
 }
 
-bool is_gone(Errno why) { return why.value == ENOENT || why.value == ESRCH; }
-
 Sys<Fd> open_directory(const std::string& path) { return sys::open_at(AT_FDCWD, path.c_str(), O_RDONLY | O_DIRECTORY); }
 
 Sys<void> read_whole(const std::string& path, std::string& out) {
@@ -74,6 +72,8 @@ std::uint64_t namespace_of(const std::string& process, const char* kind) {
 bool first_thread_ended(std::string_view stat) { return stat.substr(0, 1) == "Z" || stat.substr(0, 1) == "X"; }
 
 }  // namespace
+
+bool is_gone(Errno why) { return why.value == ENOENT || why.value == ESRCH; }
 
 Sys<std::vector<std::string>> names_in(int directory) {
   std::vector<std::string> names;

@@ -65,4 +65,7 @@ Sys<std::vector<std::string>> names_in(int directory);
 // One line of /proc/PID/maps; false: it is not one.
 bool parse_mapping(std::string_view line, Mapping& out);
 
+// Whether a process, or its entry in /proc, has ended meanwhile.
+bool is_gone(Errno why);
+
 }  // namespace shmb::host

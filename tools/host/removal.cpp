@@ -37,7 +37,7 @@ class AsideFolder {
     auto out = std::unique_ptr<AsideFolder>(new AsideFolder);
     const std::string parent = mount.reach + (name.empty() ? "" : "/" + name);
     auto above = open_beneath(mount, name, O_RDONLY | O_DIRECTORY);
-    if (!above) return system_failure(above.error(), "open the folder " + quoted(parent));
+    if (!above) return system_failure(above.error(), "open the folder " + shmb::quoted(parent));
     out->parent_ = std::move(*above);
     std::array<std::byte, 8> random{};
     if (auto filled = sys::random_bytes(random); !filled) return system_failure(filled.error(), "getrandom");
@@ -48,13 +48,13 @@ class AsideFolder {
       out->name_ += digits;
     }
     if (auto made = sys::make_directory_at(out->parent_.get(), out->name_.c_str(), 0700); !made)
-      return system_failure(made.error(), "make a folder beside it in " + quoted(parent));
+      return system_failure(made.error(), "make a folder beside it in " + shmb::quoted(parent));
     out->made_ = true;
     auto opened = sys::open_at(out->parent_.get(), out->name_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    if (!opened) return system_failure(opened.error(), "open a folder of our own in " + quoted(parent));
+    if (!opened) return system_failure(opened.error(), "open a folder of our own in " + shmb::quoted(parent));
     out->folder_ = std::move(*opened);
     if (auto locked = sys::lock_file(out->folder_.get()); !locked)
-      return system_failure(locked.error(), "lock a folder of our own in " + quoted(parent));
+      return system_failure(locked.error(), "lock a folder of our own in " + shmb::quoted(parent));
     return out;
   }
   ~AsideFolder() {

@@ -39,8 +39,6 @@ std::string plural(std::size_t number, const char* one, const char* many) {
   return std::to_string(number) + " " + (number == 1 ? one : many);
 }
 
-bool is_gone(Errno why) { return why.value == ENOENT || why.value == ESRCH; }
-
 // The kernel writes a new line in a mapping's path as \012 and leaves all other bytes.
 std::string mapping_path(std::string_view text) {
   std::string out(text);
@@ -173,7 +171,7 @@ class Scanner {
 
   void walk(const Fd& directory, const std::string& prefix, std::size_t index, std::size_t depth) {
     const auto name_of = [&](const std::string& name) {
-      return quoted(out_.mounts[index].mount.reach + "/" + prefix + name);
+      return shmb::quoted(out_.mounts[index].mount.reach + "/" + prefix + name);
     };
     auto names = names_in(directory.get());
     if (!names) {

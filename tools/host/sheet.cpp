@@ -92,7 +92,7 @@ Result<std::vector<Word>> words_of(std::string_view text) {
 Result<std::size_t> Sheet::find(std::string_view name) const {
   const auto found = std::ranges::find(fields, name, &Field::name);
   if (found == fields.end())
-    return error(Status::invalid, "there is no field " + quoted(name) + "; there are: " + names());
+    return error(Status::invalid, "there is no field " + shmb::quoted(name) + "; there are: " + names());
   return static_cast<std::size_t>(found - fields.begin());
 }
 
@@ -181,7 +181,7 @@ Result<Filter> Filter::parse(std::string_view text, const Sheet& sheet) {
     const std::size_t value_at = word.at + word.operator_at + word.operator_size;
     if (!is_numeric(kind)) {
       if (term.op != Op::equal && term.op != Op::unequal)
-        return wrong(text, word.at + word.operator_at, quoted(key) + " is a text: use = or !=");
+        return wrong(text, word.at + word.operator_at, shmb::quoted(key) + " is a text: use = or !=");
       term.text = value;
     } else if (kind == FieldKind::age) {
       auto parsed = parse_duration(value);
@@ -197,7 +197,7 @@ Result<Filter> Filter::parse(std::string_view text, const Sheet& sheet) {
     } else {
       const auto [end, bad] = std::from_chars(value.data(), value.data() + value.size(), term.number);
       if (bad != std::errc() || end != value.data() + value.size())
-        return wrong(text, value_at, quoted(value) + " is no number");
+        return wrong(text, value_at, shmb::quoted(value) + " is no number");
       term.is_number = true;
     }
     out.terms_.push_back(std::move(term));

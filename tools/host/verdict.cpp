@@ -131,7 +131,7 @@ class Judge {
     if (match) {
       it.program = match->pattern->program;
       it.glob = match->pattern->glob;
-      it.evidence.push_back("its name matches " + quoted(it.glob) + ", as " + it.program + " uses");
+      it.evidence.push_back("its name matches " + shmb::quoted(it.glob) + ", as " + it.program + " uses");
     }
     if (is_held(it)) {
       it.verdict = Verdict::held;
