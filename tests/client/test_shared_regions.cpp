@@ -31,7 +31,7 @@ struct Shared {
 
   Region::Handle make(std::string_view words = "words", std::uint64_t bytes = 64 << 10) {
     auto region = must(create_region(session, named("", bytes)));
-    std::memcpy(region->data(), words.data(), words.size());
+    std::ranges::copy(std::as_bytes(std::span(words)), region->data());
     return region;
   }
   static OutPart part_of(Region& region, std::uint32_t rights, std::uint64_t offset = 0, std::uint64_t length = 0) {

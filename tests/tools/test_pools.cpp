@@ -173,7 +173,8 @@ TEST_CASE("slots, messages and ends are shown as their users have them") {
     CHECK(world.tool({"list", "--pools", "-q"}).out == pool["id"].get<std::string>() + "\n");
     CHECK(has(world.tool({"list", "--queues", "-q"}).out, pool["id"].get<std::string>() + ":jobs\n"));
     CHECK(has(world.tool({"inspect", "cam/frames:jobs"}).out, "claim, at-least-once"));
-    CHECK(world.tool({"list", "--group", "cam", "--pools"}).out == pools);
+    const std::string of_group = world.tool({"list", "--group", "cam", "--pools"}).out;
+    CHECK((has(of_group, "cam/frames") && has(of_group, "PARTICIPANTS") && !has(of_group, "KIND")));
     jobs.shutdown();
     CHECK(tell(world, {"inspect", "cam/frames:jobs"})["queue"]["closed"] == true);
   }
