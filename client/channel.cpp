@@ -12,6 +12,7 @@
 #include <new>
 #include <utility>
 
+#include "base/sys_epoll.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
@@ -109,6 +110,7 @@ std::vector<Fd> Channel::forget() {
   gpu_events_.clear();
   gpu_lost_ = false;
   unsent_.clear();
+  wants_room_ = false;
   late_groups_ = {};
   dropped_ = 0;
   lost_ = false;
@@ -151,6 +153,7 @@ void Channel::lose(std::string why) {
   lost_reason_ = std::move(why);
   // A socket at its end stays readable: in the set it would wake the caller's loop for ever.
   if (epoll_) sys::epoll_forget(epoll_.get(), socket_.get());
+  want_room(false);
   Event away;
   away.kind = Event::Kind::broker_away;
   away.text = lost_reason_;
@@ -188,7 +191,9 @@ bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) noexcep
       else me.wake.wait_until(lock, deadline.point());
     } else {
       const bool last = deadline.passed();  // looked at before: a caller that cannot wait still reads what is there
-      read_once(lock, deadline, false);
+      // Nobody tells when the kernel has memory again.
+      const bool for_memory = !unsent_.empty() && !wants_room();
+      read_once(lock, for_memory ? earlier(deadline, Deadline::after(kLongestPause)) : deadline, wants_room());
       if (last && !done()) break;
     }
     reached = done();
@@ -243,16 +248,27 @@ void Channel::send_later(std::span<const std::byte> packet) {
 Sys<void> Channel::send_unsent() {
   while (!unsent_.empty()) {
     auto sent = sys::send(socket_.get(), unsent_.front(), {}, {}, false);
-    if (!sent && passes(sent.error().value)) return sent;
+    if (!sent && passes(sent.error().value)) {
+      want_room(sent.error().value == EAGAIN);
+      return sent;
+    }
     unsent_.pop_front();
   }
+  want_room(false);
   return {};
 }
 
 bool Channel::keep_unsent(std::span<const std::byte> packet) {
   if (unsent_.size() >= kMaxUnsent) return false;
-  unsent_.emplace_back(packet.begin(), packet.end());
+  send_later(packet);
   return true;
+}
+
+// Who waits for the socket in a set of descriptors waits for room as well while packets need it.
+void Channel::want_room(bool wanted) {
+  if (wants_room_.exchange(wanted, std::memory_order_relaxed) == wanted) return;
+  for (const Listener& listener : listeners_) sys::epoll_watch_room(listener.epoll, socket_.get(), wanted);
+  if (epoll_) sys::epoll_watch_room(epoll_.get(), socket_.get(), wanted);
 }
 
 Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
@@ -354,16 +370,15 @@ bool Channel::has_come(Later& later) {
 
 Result<void> Channel::post(std::span<std::byte> packet, Deadline deadline) {
   if (packet.empty()) return error(Status::invalid, "the request does not fit into one message");
-  const bool now_or_never = deadline.passed();
   Lock lock(mutex_);
   set_tag(packet, 0);
-  if (!now_or_never && !lost_) {
+  if (!lost_) {
     // Where others have waited in vain already, it joins them without a wait of its own.
     (void)send_unsent();
     if (!unsent_.empty() && keep_unsent(packet)) return {};
   }
   auto sent = send(lock, packet, deadline);
-  if (!sent && sent.error().status == Status::deadline && !now_or_never && keep_unsent(packet)) return {};
+  if (!sent && sent.error().status == Status::deadline && keep_unsent(packet)) return {};
   return sent;
 }
 
@@ -708,7 +723,7 @@ void Channel::take_remote_event(const wire::PacketView& view) {
 }
 
 void Channel::tell_listeners() {
-  for (const int listener : listeners_) sys::event_signal(listener);
+  for (const Listener& listener : listeners_) sys::event_signal(listener.event);
   for (Waiter* waiter : event_waiters_) waiter->wake.notify_one();
 }
 
@@ -754,7 +769,7 @@ void Channel::take_device_event(const wire::PacketView& view) {
 void Channel::queue_gpu(GpuEvent event) {
   if (gpu_events_.size() >= kMaxQueuedEvents) gpu_lost_ = true;
   else gpu_events_.push_back(event);
-  for (const int listener : listeners_) sys::event_signal(listener);
+  for (const Listener& listener : listeners_) sys::event_signal(listener.event);
 }
 
 bool Channel::take_asked_back(std::uint64_t& seen, std::vector<std::uint64_t>& ids) {
@@ -811,18 +826,21 @@ bool Channel::pump() {
   // Events may wait before the end of the connection; a broker that sends without end must not keep us.
   for (std::size_t i = 0; i < kMaxQueuedEvents && !lost_ && !reading_; ++i)
     if (!read_once(lock, Deadline::now(), false)) break;
+  if (!lost_) (void)send_unsent();  // also where another thread reads, who began when nothing wanted room
   pass_the_lead();
   return !lost_;
 }
 
-void Channel::add_listener(int event) {
+void Channel::add_listener(int event, int epoll) {
   Lock lock(mutex_);
-  if (std::ranges::find(listeners_, event) == listeners_.end()) listeners_.push_back(event);
+  if (std::ranges::find(listeners_, event, &Listener::event) != listeners_.end()) return;
+  listeners_.push_back({event, epoll});
+  if (wants_room() && !lost_) sys::epoll_watch_room(epoll, socket_.get(), true);
 }
 
 void Channel::remove_listener(int event) {
   Lock lock(mutex_);
-  std::erase(listeners_, event);
+  std::erase_if(listeners_, [event](const Listener& one) { return one.event == event; });
 }
 
 int Channel::socket_descriptor() {
@@ -845,6 +863,7 @@ Result<int> Channel::event_descriptor() {
   }
   event_ = std::move(*event);
   epoll_ = std::move(*epoll);
+  if (wants_room() && !lost_) sys::epoll_watch_room(epoll_.get(), socket_.get(), true);
   if (!events_.empty()) sys::event_signal(event_.get());
   return epoll_.get();
 }

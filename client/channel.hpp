@@ -5,6 +5,7 @@
 // reply gives back what it granted, so that a deadline never leaks a lease or a descriptor.
 #pragma once
 
+#include <atomic>
 #include <compare>
 #include <condition_variable>
 #include <cstdint>
@@ -131,8 +132,9 @@ class Channel {
   };
   Result<std::shared_ptr<Later>> ask(std::span<std::byte> packet);
   bool has_come(Later& later);  // takes in what has arrived, without waiting. Then it is the caller's alone
-  // A request without a reply, that nobody repeats: what the socket has no room for before the deadline goes as soon as
-  // it has some, at one of the next calls. With a deadline that is over: now, or not at all.
+  // A request without a reply, that nobody repeats. Where the socket has no room before the deadline, the packet waits
+  // here and goes as soon as there is room. The thread that sends it then is one that waits for this session, in a call
+  // or on a descriptor; where none waits, the next one that calls.
   Result<void> post(std::span<std::byte> packet, Deadline deadline);
   // The first event of `subscription` that nobody has taken, by move: while this thread leaves, whoever leads puts more
   // there. A lost session ends the wait.
@@ -146,6 +148,8 @@ class Channel {
   // For other waiting beside it: takes what has arrived, without waiting. False: the session is lost.
   bool pump();
   int socket_descriptor();  // -1: lost
+  // Whether packets wait for room in the socket. For waits that cannot watch the socket: they look again soon.
+  bool wants_room() const { return wants_room_.load(std::memory_order_relaxed); }
   // What came about GPU regions since the last call; reads what has arrived, without waiting. A gap: look at the list.
   std::vector<GpuEvent> take_gpu_events();
   // Kept mappings that the broker wants back (event give_up): how many it has asked for, ever.
@@ -153,8 +157,9 @@ class Channel {
   // Those behind `seen`, which moves on. False: some of them are not known any more.
   bool take_asked_back(std::uint64_t& seen, std::vector<std::uint64_t>& ids);
   // An eventfd that is signalled when the broker tells of a pool, a world or a GPU region, whoever reads that from the
-  // socket.
-  void add_listener(int event);
+  // socket. `epoll`, where one watches the socket and outlives the listener, is ready also while packets wait for room
+  // and there is some: pump() sends them.
+  void add_listener(int event, int epoll = -1);
   void remove_listener(int event);
 
   // How many ends of queues were given back that had been opened too late. Who is told BUSY, and sees this move, has
@@ -211,6 +216,7 @@ class Channel {
   bool read_once(Lock& lock, Deadline deadline, bool or_writable);  // false: nothing came
   void send_later(std::span<const std::byte> packet);
   Sys<void> send_unsent();
+  void want_room(bool wanted);
   bool keep_unsent(std::span<const std::byte> packet);  // false: there are too many
   Result<void> send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
                     std::span<const int> descriptors = {});
@@ -241,7 +247,10 @@ class Channel {
   std::unordered_map<std::uint64_t, Pending> pending_;
   std::unordered_map<std::uint64_t, Subscription*> subscriptions_;
   std::vector<Waiter*> event_waiters_;
-  std::vector<int> listeners_;
+  struct Listener {
+    int event, epoll;
+  };
+  std::vector<Listener> listeners_;
   LateGroups late_groups_;
   std::uint64_t ends_given_back_ = 0;
   std::deque<Event> events_;
@@ -253,6 +262,7 @@ class Channel {
   std::deque<std::uint64_t> asked_;             // ids of regions that the broker wants back, the last ones
   std::atomic<std::uint64_t> asked_count_ = 0;  // ever; more than lie in asked_: some are not known any more
   std::deque<std::vector<std::byte>> unsent_;
+  std::atomic<bool> wants_room_ = false;  // unsent_ waits for room, not for the kernel's memory
   std::uint64_t dropped_ = 0;
   bool lost_ = false, hung_up_ = false;
   std::string lost_reason_;

@@ -118,7 +118,8 @@ void Pool::begin(std::uint32_t index, std::uint32_t life) {
         kept_mappings_.give_up_asked(*session_);
         return there;
       },
-      kLookAtBroker);
+      // A futex does not tell of room in the socket.
+      [this] { return session_->wants_room() ? kLookForRoom : kLookAtBroker; });
   users_.assign(view_.slots(), 0);
   seen_change_ = change() - 1;
 }

@@ -134,7 +134,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   bool broken() const { return view_.header().broken.load(std::memory_order_relaxed) != 0; }
   Error why_broken() const;
   // Peers that die after the broker are told of by nobody: every wait for a peer is one of looks at the broker, too.
-  static constexpr std::int64_t kLookAtBroker = 2'000'000'000;
+  static constexpr std::int64_t kLookAtBroker = 2'000'000'000, kLookForRoom = 10'000'000;
   Result<void> broker_there() const;
 
   // All below: the lock is held.

@@ -144,10 +144,6 @@ void QueueSet::unwatch(int fd) {
 Result<void> QueueSet::watch(Pool& pool) {
   const std::shared_ptr<Session>& session = pool.session();
   const int socket = session->socket_descriptor();
-  if (std::ranges::find(told_, session, &Told::session) == told_.end()) {
-    told_.push_back({session, socket});
-    session->add_listener(event_.get());
-  }
   Pool::Lock lock(pool.me().lock());
   auto bell = pool.doorbell(lock);
   if (!bell) return std::unexpected(bell.error());
@@ -156,6 +152,10 @@ Result<void> QueueSet::watch(Pool& pool) {
     if (auto added = sys::epoll_watch(epoll_.get(), fd); !added)
       return system_failure(added.error(), "epoll_ctl for a queue's descriptor");
     watched_.push_back(fd);
+  }
+  if (std::ranges::find(told_, session, &Told::session) == told_.end()) {
+    told_.push_back({session, socket});
+    session->add_listener(event_.get(), epoll_.get());
   }
   return {};
 }
@@ -387,8 +387,9 @@ void Pool::fetch_bells(std::uint64_t participants, Deadline deadline, Lock& lock
 
 // On the path of a message: nothing here waits. Who has not got the doorbell asks the broker to ring, once for each
 // sleep, which needs no answer: that rings however long the broker is stopped, and whether or not this process ever
-// calls again. The flag stays for wakers who have got it. `dead`: the one that was found has no other end any more. Its
-// owner may have another one by now, or somebody has shut it down: it is not asked for at each ring.
+// calls again. Only where the socket to the broker is full does the request wait here for room. The flag stays for
+// wakers who have got it. `dead`: the one that was found has no other end any more. Its owner may have another one by
+// now, or somebody has shut it down: it is not asked for at each ring.
 int Pool::bell_of(std::uint32_t participant, std::uint32_t life, bool dead) {
   if (participant >= bells_.size()) return -1;
   take_asked_bell();

@@ -89,12 +89,13 @@ class Sleeper {
     spin_always_ = always;
   }
   void on_doorbell(FindDoorbell find) { find_doorbell_ = std::move(find); }
-  // Of what nobody tells a sleeper: asked every `interval` nanoseconds of a wait, under the participant's lock. Its
-  // error ends the wait.
+  // Of what nobody tells a sleeper: asked under the participant's lock, again and again during a wait. Its error ends
+  // the wait. `interval` gives the nanoseconds until the next time.
   using Look = std::function<Result<void>()>;
-  void on_look(Look look, std::int64_t interval) {
+  using Interval = std::function<std::int64_t()>;
+  void on_look(Look look, Interval interval) {
     look_ = std::move(look);
-    look_interval_ = interval;
+    look_interval_ = std::move(interval);
   }
 
   // Until `something_there()` (bool), which is called under the participant's lock, or the deadline: true or false. It
@@ -164,7 +165,7 @@ class Sleeper {
   void prepare();  // behind Z3: lets go of what must not be kept while asleep
   void spare(std::uint32_t most) { spins_spared_ = spins_in_vain_ = std::min(2 * spins_in_vain_ + 1, most); }
   void learn(bool looked_in_vain, bool short_sleep);  // from a sleep that ended with what was waited for
-  Deadline next_look() const { return Deadline::after(look_ ? look_interval_ : kForever); }
+  Deadline next_look() const { return Deadline::after(look_ ? look_interval_() : kForever); }
   Deadline expiry();  // when there is more of that: a message that this process has sent is too old then
   void rouse_peers();
   LocalLock& lock();
@@ -177,7 +178,7 @@ class Sleeper {
   bool shared_processor_ = false;                       // the last look for nothing was followed by a short sleep
   FindDoorbell find_doorbell_;
   Look look_;
-  std::int64_t look_interval_ = 0;
+  Interval look_interval_;
   struct Announced {
     std::atomic<std::uint64_t>* mask;
     std::uint32_t sleepers;  // threads of this process, and the doorbell

@@ -491,8 +491,8 @@ TEST_CASE("what a broker does not read for long is told to it all the same, in o
   CHECK(status_of(last) == Status::deadline);
   CHECK(posted >= 4096);
   CHECK(posted < 100'000);
-  auto now_or_never = status_request();
-  CHECK(status_of(peer.channel.post(now_or_never, Deadline::now())) == Status::deadline);
+  auto one_more = status_request();
+  CHECK(status_of(peer.channel.post(one_more, Deadline::now())) == Status::deadline);
   auto leave = [&] {
     std::array<std::byte, 128> buffer;
     wire::Writer writer(buffer);
@@ -521,6 +521,55 @@ TEST_CASE("what a broker does not read for long is told to it all the same, in o
   reads.join();
   CHECK(heard == posted);
   CHECK(left == 1);
+}
+
+namespace {
+
+// Until packets wait for room: how many there are in all.
+int fill(Channel& channel) {
+  int posted = 0;
+  for (auto packet = status_request(); posted < 100'000 && !channel.wants_room(); ++posted)
+    must(channel.post(packet, Deadline::now()));
+  for (auto packet = status_request(); posted % 10 != 0; ++posted) must(channel.post(packet, Deadline::now()));
+  REQUIRE(channel.wants_room());
+  return posted;
+}
+
+}  // namespace
+
+TEST_CASE("what a full socket has left behind goes when there is room, while a caller waits for something else") {
+  Peer peer;
+  const int posted = fill(peer.channel);
+  std::thread reads([&] {
+    for (int i = 0; i < posted; ++i) CHECK(peer.take().header.op == SHMBW_OP_STATUS);
+    peer.gone(3);
+  });
+  CHECK(must(peer.channel.next_event(Deadline::after(60'000'000'000))).watch == 3);
+  reads.join();
+  CHECK_FALSE(peer.channel.wants_room());
+}
+
+TEST_CASE("a descriptor of an event loop says when there is room for what a full socket has left behind") {
+  Peer peer;
+  bool was_there = false;
+  SUBCASE("one that was there before") { was_there = true; }
+  SUBCASE("one that is made then") {}
+  int fd = was_there ? must(peer.channel.event_descriptor()) : -1;
+  const int posted = fill(peer.channel);
+  if (!was_there) fd = must(peer.channel.event_descriptor());
+  pollfd watched{fd, POLLIN, 0};
+  CHECK(::poll(&watched, 1, 0) == 0);
+  std::atomic<int> taken = 0;
+  std::thread reads([&] {
+    for (; taken < posted; ++taken) CHECK(peer.take().header.op == SHMBW_OP_STATUS);
+  });
+  while (peer.channel.wants_room()) {
+    CHECK(::poll(&watched, 1, 60'000) == 1);
+    CHECK(peer.channel.pump());
+  }
+  reads.join();
+  CHECK(taken == posted);
+  CHECK(::poll(&watched, 1, 0) == 0);
 }
 
 TEST_CASE("a group is left when the broker says so, whoever still waits for that") {

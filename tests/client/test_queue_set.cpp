@@ -461,3 +461,42 @@ TEST_CASE(
   must(out_a->send(bytes_of("again"), kNoWait));
   CHECK(heard(*a, fd_a) == "again");
 }
+
+TEST_CASE("an event loop is rung for although the sender's socket to the broker was full") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto writing = must(try_pool(beside(broker, pool), "p"));
+  auto out = writer(writing, "q", Kind::line);
+  auto in = reader(pool, "q", Kind::line), own = reader(writing, "own", Kind::line);
+  (void)must(out->facts());
+  bool in_set = false;
+  SUBCASE("whose sender then sleeps for something else") {}
+  SUBCASE("whose sender then waits in an event loop") { in_set = true; }
+  const int fd = must(in->descriptor()), own_fd = in_set ? must(own->descriptor()) : -1;
+  arm(*in, fd);
+  if (in_set) arm(*own, own_fd);
+  {
+    const harness::Stopped stopped(broker.pid());
+    for (int i = 0; i < 100'000 && !writing->session()->wants_room(); ++i) {
+      std::array<std::byte, 128> buffer;
+      wire::Writer request(buffer);
+      request.begin_batch<shmbw_release>(SHMBW_OP_RELEASE, 0, 1, SHMBW_HEADER_NO_REPLY);
+      request.element(0, shmbw_release{{1, 1, 0}, 1, 0});
+      must(writing->session()->post(std::span(buffer).first(request.finish(0).size()), Deadline::now()));
+    }
+    REQUIRE(writing->session()->wants_room());
+    must(out->send(bytes_of("first"), kNoWait));
+  }
+  std::atomic<bool> over = false;
+  std::thread sender([&] {
+    Message message;
+    if (!in_set) CHECK(status_of(own->receive(message, true, 60'000'000'000)) == Status::ok);
+    while (in_set && !over && readable(own_fd, 60'000)) (void)own->receive(message, true, kNoWait);
+  });
+  CHECK(heard(*in, fd) == "first");
+  over = true;
+  auto ends = writer(pool, "own", Kind::line);
+  must(ends->send(bytes_of("over"), kNoWait));
+  sender.join();
+}

@@ -49,7 +49,7 @@ TEST_CASE("a message without a wake is found by the next look for rescue, and ne
     there = ++looks == 2;
     return {};
   };
-  sleeper.on_look(look, 1'000'000);
+  sleeper.on_look(look, [] { return std::int64_t{1'000'000}; });
   const std::lock_guard guard(pair.one.lock());
   // The second look finds it, however long the first one took on a busy machine.
   const auto found =
@@ -64,7 +64,8 @@ TEST_CASE("what a look finds wrong ends the wait with its sentence") {
   Pair pair;
   Sleeper& sleeper = pair.one.sleeper();
   sleeper.set_spin(0);
-  sleeper.on_look([]() -> shmb::Result<void> { return shmb::error(shmb::Status::session_lost, "nobody"); }, 1'000'000);
+  sleeper.on_look([]() -> shmb::Result<void> { return shmb::error(shmb::Status::session_lost, "nobody"); },
+                  [] { return std::int64_t{1'000'000}; });
   const std::lock_guard guard(pair.one.lock());
   const auto ended = sleeper.wait(pair.masks, [] { return false; }, Deadline::after(60'000'000'000));
   REQUIRE_FALSE(ended.has_value());

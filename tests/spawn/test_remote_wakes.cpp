@@ -4,6 +4,7 @@
 #include <csignal>
 
 #include "base/rescue.hpp"
+#include "tests/harness/stopped.hpp"
 #include "tests/spawn/remote_functions.hpp"
 
 namespace remote_test {
@@ -33,7 +34,29 @@ bool until_word(int word) {
   return words().numbers[word] != 0;
 }
 
+bool lets_broker_go_on(int broker) {
+  pause_ms(300);  // "a" sleeps by now
+  ::kill(broker, SIGCONT);
+  return serve_until([] { return remote::counters().owned == 0; });
+}
+SHMBROKER_REMOTE_FUNCTION("lets_broker_go_on", lets_broker_go_on);
+
 }  // namespace
+
+TEST_CASE("A worker that only waits tells the books what a stopped broker has not read before") {
+  World world;
+  const int broker = world.broker.pid();
+  world.run(2, [broker](int rank) {
+    if (rank != 0) return;
+    constexpr int kMoreThanFit = 600;
+    std::vector<Remote<int>> values;
+    for (int i = 0; i < kMoreThanFit; ++i) values.push_back(remote::remote<int>("b", "add", i, 1));
+    for (const auto& value : values) value.created().wait();
+    harness::stop(broker);
+    values.clear();
+    EXPECT(remote::rpc_sync<bool>(remote::at("b").within(kPatience), "lets_broker_go_on", broker));
+  });
+}
 
 TEST_CASE("Workers with threads of their own leave in order, world after world, woken by messages alone") {
   World world;
