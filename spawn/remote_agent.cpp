@@ -70,7 +70,7 @@ std::unexpected<Error> Agent::open_in_child() {
 
 Result<void> Agent::open() const {
   if (forked()) return open_in_child();
-  const std::lock_guard lock(const_cast<std::mutex&>(mutex_));
+  const std::lock_guard lock(mutex_);
   return open_locked();
 }
 

@@ -232,7 +232,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   std::uint64_t world_ = 0, group_ = 0;
   std::uint32_t rank_ = 0, life_ = 0;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   Roster workers_;
   bool some_gone_ = false;  // since this worker came

@@ -426,6 +426,24 @@ TEST_CASE("gc --group plans, then frees what an ended group keeps; a live group 
   CHECK(world.tool({"release", "--group", "h"}).status == 0);
 }
 
+TEST_CASE("release --group UID:GROUP is a group of the caller, and another user's is named by its @ID") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "a", "--group", "g"}).status == 0);
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "a", "--group", "h"}).status == 0);
+  const std::string own = std::to_string(::getuid()), other = std::to_string(::getuid() + 1);
+  const Ended refused = world.tool({"release", "--group", other + ":g"});
+  CHECK(refused.status == 2);
+  CHECK_MESSAGE(has(refused.err, "@ID"), refused.err);
+  CHECK(world.tool({"release", "--group", own + ":nobody-has-it"}).status == 5);
+  CHECK(world.tool({"inspect", own + ":g/a"}).status == 0);
+  CHECK(world.tool({"release", "--group", own + ":g"}).status == 0);
+  CHECK(world.tool({"inspect", own + ":g/a"}).status == 5);
+  CHECK(world.tool({"inspect", own + ":h/a"}).status == 0);
+  CHECK(world.tool({"release", own + ":h/a"}).status == 0);
+  CHECK(world.tool({"release", own + ":h/a"}).status == 5);
+  CHECK(world.empties());
+}
+
 TEST_CASE("release --group leaves a live group alone, names its members, and ends it with --end") {
   World world;
   REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "a", "--group", "g"}).status == 0);
