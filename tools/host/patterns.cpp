@@ -115,14 +115,17 @@ void Patterns::append(Patterns&& later) {
   for (Pattern& pattern : later.patterns_) patterns_.push_back(std::move(pattern));
 }
 
-std::optional<Patterns::Match> Patterns::match(const Object& object) const {
-  if (object.kind != Kind::file && object.kind != Kind::semaphore && object.kind != Kind::hugetlb) return std::nullopt;
-  for (const Pattern& pattern : patterns_) {
-    if (pattern.hugetlb != (object.kind == Kind::hugetlb)) continue;
-    std::optional<pid_t> creator;
-    if (glob_matches(pattern.glob, object.name, creator)) return Match{&pattern, creator};
-  }
-  return std::nullopt;
+std::vector<Patterns::Match> Patterns::matches(const Object& object) const {
+  std::vector<Match> out;
+  if (object.kind != Kind::file && object.kind != Kind::semaphore && object.kind != Kind::hugetlb) return out;
+  for (const std::string& name : object.names)
+    for (const Pattern& pattern : patterns_) {
+      std::optional<pid_t> creator;
+      if (pattern.hugetlb != (object.kind == Kind::hugetlb) || !glob_matches(pattern.glob, name, creator)) continue;
+      out.push_back({&pattern, creator});
+      break;
+    }
+  return out;
 }
 
 }  // namespace shmb::host

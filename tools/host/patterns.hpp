@@ -33,7 +33,8 @@ class Patterns {
     const Pattern* pattern = nullptr;
     std::optional<pid_t> creator;
   };
-  std::optional<Match> match(const Object& object) const;
+  // One for each of its names that some program is known to give.
+  std::vector<Match> matches(const Object& object) const;
   void append(Patterns&& later);
   std::size_t size() const { return patterns_.size(); }
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <set>
 
 #include "base/sys_host.hpp"
 #include "base/sys_process.hpp"
@@ -126,41 +127,75 @@ class Judge {
     return Creator::dead;
   }
 
-  void decide(Object& it) {
-    const auto match = patterns_.match(it);
-    if (match) {
-      it.program = match->pattern->program;
-      it.glob = match->pattern->glob;
-      it.evidence.push_back("its name matches " + shmb::quoted(it.glob) + ", as " + it.program + " uses");
+  // Of several numbers, one that may live is enough to keep the object.
+  Creator creator_of_any(Object& it, const std::vector<Patterns::Match>& matches) {
+    std::set<pid_t> pids;
+    if (it.creator != 0) pids.insert(it.creator);
+    for (const auto& match : matches)
+      if (match.creator) pids.insert(*match.creator);
+    if (pids.empty()) it.creator_text = user_of(it.uid);
+    Creator out = pids.empty() ? Creator::unknown : Creator::dead;
+    for (const pid_t pid : pids) {
+      const Creator one = creator_of(it, pid);
+      if (one == Creator::alive) return one;
+      if (one == Creator::unknown) out = one;
     }
+    return out;
+  }
+
+  void decide(Object& it) {
+    // A file with hard links is one object: each of its names may tell something of it.
+    const auto matches = patterns_.matches(it);
+    for (const auto& match : matches) {
+      if (it.glob == match.pattern->glob) continue;
+      if (it.glob.empty()) {
+        it.program = match.pattern->program;
+        it.glob = match.pattern->glob;
+      }
+      it.evidence.push_back("its name matches " + shmb::quoted(match.pattern->glob) + ", as " + match.pattern->program +
+                            " uses");
+    }
+    if (it.names.size() > 1) it.evidence.push_back("it has " + std::to_string(it.names.size()) + " names");
     if (is_held(it)) {
       it.verdict = Verdict::held;
       return;
     }
     if (it.verdict == Verdict::unseen) return;
-    const pid_t pid = it.creator != 0 ? it.creator : match && match->creator ? *match->creator : 0;
-    const Creator creator = pid == 0 ? Creator::unknown : creator_of(it, pid);
-    if (pid == 0) it.creator_text = user_of(it.uid);
+    const Creator creator = creator_of_any(it, matches);
     if (creator == Creator::dead) {
+      if (kernel_objects(it)) return;
       it.verdict = Verdict::orphan;
       it.evidence.push_back("nobody holds it and its creator is dead: orphan");
       return;
     }
     const std::int64_t age = inventory_.now - it.changed;
-    if (match && match->pattern->keep) {
-      it.evidence.push_back(it.program + " comes back for such objects: idle");
-    } else if (match && creator == Creator::unknown && age >= options_.stale_after) {
+    const auto keeper = std::ranges::find_if(matches, [](const auto& match) { return match.pattern->keep; });
+    if (keeper != matches.end()) {
+      it.evidence.push_back(keeper->pattern->program + " comes back for such objects: idle");
+    } else if (!matches.empty() && creator == Creator::unknown && age >= options_.stale_after) {
+      if (kernel_objects(it)) return;
       it.verdict = Verdict::stale;
       it.evidence.push_back("nobody holds it, its last change was " + age_text(age) + " ago, and " + it.program +
                             " is known to leave such objects behind: stale");
       return;
-    } else if (match && creator == Creator::unknown) {
+    } else if (!matches.empty() && creator == Creator::unknown) {
       it.evidence.push_back("nobody holds it, but its last change is less than " + age_text(options_.stale_after) +
                             " ago: idle");
     } else {
       it.evidence.push_back("nobody holds it, and nothing says that it is lost: idle");
     }
     it.verdict = Verdict::idle;
+  }
+
+  // A descriptor that is under way in a socket, or known to an io_uring alone, is in no table that /proc shows. So
+  // nothing is called lost that the kernel says is held.
+  bool kernel_objects(Object& it) const {
+    if (!options_.ask_kernel || it.names.empty() || !inventory_.saw_all()) return false;  // else it was asked already
+    std::string reason;
+    if (kernel_says_held(inventory_, it, reason) != true) return false;
+    it.evidence.push_back("but the kernel refuses a write lease: it is held where /proc shows no holder");
+    it.verdict = Verdict::held;
+    return true;
   }
 
   // Sets `unseen` where the question cannot be answered.

@@ -18,7 +18,8 @@ namespace shmb::host {
 
 struct JudgeOptions {
   std::int64_t stale_after = 3600;  // seconds
-  // Asks for a write lease where the scan did not see everything. It holds up an open(2) of the file for microseconds.
+  // Asks for a write lease where the scan did not see everything, and of each file that would be called lost. It holds
+  // up an open(2) of the file for microseconds.
   bool ask_kernel = true;
 };
 

@@ -212,3 +212,35 @@ TEST_CASE("the kernel is the witness where a scan cannot see the holder") {
   judge(*inventory, *patterns, {});
   CHECK(it->verdict == Verdict::idle);
 }
+
+TEST_CASE("nothing is called lost that the kernel says is held, also where all processes were seen") {
+  Plot plot;
+  const std::string path = plot.file("torch_" + std::to_string(test::dead_pid()) + "_" + plot.own("x"));
+  const pid_t holder = plot.holder([&] {
+    if (::open(path.c_str(), O_RDONLY | O_CLOEXEC) < 0) ::_exit(9);
+  });
+  auto inventory = scan({});
+  REQUIRE(inventory);
+  auto patterns = Patterns::parse("[[pattern]]\nprogram=\"Torch\"\nglob=\"torch_{pid}_*\"\n", "sample");
+  Object* it = const_cast<Object*>(test::find(*inventory, path));
+  REQUIRE(it != nullptr);
+  it->holders.clear();  // as if its only descriptor were under way in a socket
+  inventory->blind.clear();
+  judge(*inventory, *patterns, {});
+  CHECK(it->verdict == Verdict::held);
+  plot.end(holder);
+  it->evidence.clear();
+  judge(*inventory, *patterns, {});
+  CHECK(it->verdict == Verdict::orphan);
+}
+
+TEST_CASE("any of a file's names may tell its creator, and one that may live keeps it") {
+  Sample sample;
+  Object& dead = sample.file("plain", 10);
+  dead.names = {"plain", dead_name("_1")};
+  CHECK(sample.verdict() == Verdict::orphan);
+  Sample other;
+  Object& alive = other.file(dead_name("_1"), 10);
+  alive.names.push_back("torch_1_x");
+  CHECK(other.verdict() == Verdict::idle);
+}
