@@ -18,6 +18,7 @@ namespace {
 constexpr std::int64_t kEnough = 30'000'000'000;
 
 struct Resent {
+  explicit Resent(const harness::BrokerOptions& options = {}) : broker(options) {}
   harness::BrokerFixture broker;
   std::shared_ptr<Session> session = open(broker);
   std::shared_ptr<Pool> pool = must(make_pool(session, PoolSpec{.name = "p"}));
@@ -39,6 +40,14 @@ struct Resent {
     REQUIRE(message.part(0).status == Status::ok);
     CHECK(std::memcmp(message.part(0).data, "words", 5) == 0);
   }
+  // The receiver is done with each message before the next one is sent.
+  void pass_often(Region& region, int times, std::uint32_t rights = 0) {
+    Message message;
+    for (int i = 0; i < times; ++i) {
+      pass(region, message, rights);
+      must(message.done());
+    }
+  }
   std::size_t leases_of(Session& of) {
     const std::uint64_t id = of.facts().session;
     return static_cast<std::size_t>(
@@ -53,18 +62,11 @@ struct Resent {
 TEST_CASE("a region that comes again is mapped twice and no more, and its lease is in the books") {
   Resent scene;
   const auto region = scene.make();
-  Message message;
-  for (int i = 0; i < 2; ++i) {
-    scene.pass(*region, message);
-    must(message.done());
-  }
+  scene.pass_often(*region, 2);
   CHECK(scene.other->kept_mappings().size() == 1);
   CHECK(scene.leases_of(*scene.theirs) == 1);
   fault::clear();
-  for (int i = 0; i < 5; ++i) {
-    scene.pass(*region, message);
-    must(message.done());
-  }
+  scene.pass_often(*region, 5);
   CHECK(fault::count(fault::Call::mmap) == 0);
   CHECK(fault::count(fault::Call::send) <= 2);  // wakes may need none
 }
@@ -72,16 +74,9 @@ TEST_CASE("a region that comes again is mapped twice and no more, and its lease 
 TEST_CASE("one that comes once is not kept, nor one that may be written") {
   Resent scene;
   const auto region = scene.make();
-  Message message;
-  scene.pass(*region, message, SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE);
-  must(message.done());
-  for (int i = 0; i < 3; ++i) {
-    scene.pass(*region, message, SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE);
-    must(message.done());
-  }
+  scene.pass_often(*region, 4, SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE);
   const auto once = scene.make();
-  scene.pass(*once, message);
-  must(message.done());
+  scene.pass_often(*once, 1);
   CHECK(scene.other->kept_mappings().size() == 0);
   CHECK(comes_true([&] { return scene.leases_of(*scene.theirs) == 0; }));
 }
@@ -89,11 +84,7 @@ TEST_CASE("one that comes once is not kept, nor one that may be written") {
 TEST_CASE("a kept mapping goes when nobody else needs the region, while its process waits") {
   Resent scene;
   auto region = scene.make();
-  Message message;
-  for (int i = 0; i < 3; ++i) {
-    scene.pass(*region, message);
-    must(message.done());
-  }
+  scene.pass_often(*region, 3);
   REQUIRE(scene.other->kept_mappings().size() == 1);
   bool by_descriptor = false;
   SUBCASE("for a message") {}
@@ -119,11 +110,8 @@ TEST_CASE("a kept mapping goes when nobody else needs the region, while its proc
 TEST_CASE("a region that was taken out of a message is its user's, and nobody asks for it") {
   Resent scene;
   auto region = scene.make();
+  scene.pass_often(*region, 3);
   Message message;
-  for (int i = 0; i < 3; ++i) {
-    scene.pass(*region, message);
-    must(message.done());
-  }
   scene.pass(*region, message);
   const auto mine = must(message.take_region(0));
   must(message.done());
@@ -141,12 +129,8 @@ TEST_CASE("kept mappings are bounded in number and in bytes") {
   Resent scene;
   std::vector<Region::Handle> regions;
   for (std::size_t i = 0; i < client::KeptMappings::kMost + 10; ++i) regions.push_back(scene.make(4096));
-  Message message;
   for (int round = 0; round < 3; ++round)
-    for (const auto& region : regions) {
-      scene.pass(*region, message);
-      must(message.done());
-    }
+    for (const auto& region : regions) scene.pass_often(*region, 1);
   CHECK(scene.other->kept_mappings().size() == client::KeptMappings::kMost);
   CHECK(comes_true([&] { return scene.leases_of(*scene.theirs) == client::KeptMappings::kMost; }));
 }
@@ -154,37 +138,22 @@ TEST_CASE("kept mappings are bounded in number and in bytes") {
 TEST_CASE("where leases run short, those of kept mappings go first") {
   harness::BrokerOptions options;
   options.config = "[limits]\nuid_leases = 12\n";
-  harness::BrokerFixture broker(options);
-  auto session = open(broker);
-  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
-  auto theirs = beside(broker, pool);
-  auto other = must(try_pool(theirs, "p"));
-  auto in = reader(other, "q", Kind::line);
-  auto out = writer(pool, "q", Kind::line);
+  Resent scene(options);
   // Each costs its maker a lease, the lane one, and its receiver one.
-  Message message;
   std::vector<Region::Handle> regions;
   for (int i = 0; i < 4; ++i) {
-    auto made = create_region(session, named("", 4096));
-    REQUIRE(made.has_value());
-    for (int again = 0; again < 3; ++again) {
-      OutPart part = region_part(**made);
-      must(out->send(std::span(&part, 1), 0, 0, kEnough));
-      must(in->receive(message, false, kEnough));
-      REQUIRE(message.part(0).status == Status::ok);
-      must(message.done());
-    }
-    regions.push_back(std::move(*made));
+    regions.push_back(scene.make(4096));
+    scene.pass_often(*regions.back(), 3);
   }
-  REQUIRE(other->kept_mappings().size() == 4);
-  const auto refused = create_region(session, named("", 4096));
+  REQUIRE(scene.other->kept_mappings().size() == 4);
+  const auto refused = create_region(scene.session, named("", 4096));
   CHECK(status_of(refused) == Status::limit);
   Message none;
-  CHECK(status_of(in->receive(none, false, kNoWait)) == Status::empty);
+  CHECK(status_of(scene.in->receive(none, false, kNoWait)) == Status::empty);
   CHECK(comes_true([&] {
-    (void)theirs->ping(Deadline::after(0));
-    other->kept_mappings().give_up_asked(*theirs);
-    return other->kept_mappings().size() == 0;
+    (void)scene.theirs->ping(Deadline::after(0));
+    scene.other->kept_mappings().give_up_asked(*scene.theirs);
+    return scene.other->kept_mappings().size() == 0;
   }));
-  CHECK(comes_true([&] { return create_region(session, named("", 4096)).has_value(); }));
+  CHECK(comes_true([&] { return create_region(scene.session, named("", 4096)).has_value(); }));
 }

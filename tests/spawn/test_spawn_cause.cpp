@@ -79,96 +79,87 @@ constexpr const char* kFalls[] = {"throw", "throw_slowly", "nest", "exit", "exit
 constexpr const char* kAnswers[] = {"pass", "own", "nest", "exit", "kill"};
 constexpr const char* kNotices[] = {"barrier", "broadcast", "gather", "wait", "get"};
 
-// The rank that the call blames, and with which words.
+// The rank that a call blames, with which words, and what was drawn for the round.
+struct Blamed {
+  int rank = -1;
+  std::string text = "nobody";
+  std::string drawn;
+};
 template <class... A>
-std::pair<int, std::string> blamed(const std::string& function, const SpawnOptions& options, const A&... arguments) {
+Blamed blamed(const std::string& drawn, const std::string& function, const SpawnOptions& options,
+              const A&... arguments) {
   try {
     (void)spawn(function, options, arguments...);
   } catch (const ProcessException& thrown) {
-    return {thrown.error_index(), thrown.what()};
+    return {thrown.error_index(), thrown.what(), drawn};
   }
-  return {-1, "nobody"};
+  return {.drawn = drawn};
 }
 
-TEST_CASE("cause: whoever waits for the rank that failed, in whatever way, is not blamed") {
+// Each round starts 2 to `most_ranks` ranks, of which `who` fails first, and expects the call to blame that one.
+// `round` makes the call: round(draw, options, who).
+template <class Round>
+void expect_blame(std::uint64_t short_form, int most_ranks, Round&& round) {
   Draw draw;
   CAPTURE(draw.seed);
-  const std::uint64_t count = rounds(45);
+  const std::uint64_t count = rounds(short_form);
   const Load load(option("--load", 0));
   std::uint64_t wrong = 0;
-  for (std::uint64_t round = 0; round < count; ++round) {
-    const StartMethod method = kMethods[round % std::size(kMethods)];
-    const int ranks = 2 + draw.below(15), who = draw.below(ranks);
-    const std::string how = draw.of(kFalls), notice = draw.of(kNotices), reaction = draw.of(kAnswers);
-    auto options = ranks_of(method, ranks);
-    // With time for the others they all fail. Those that poll would not.
-    if (notice != "get" && draw.below(2) == 0) options.voluntary = 60s;
-    const auto [rank, text] = blamed("fall_among", options, who, how, notice, reaction);
-    wrong += rank != who;
-    CAPTURE(std::string(name_of(method)));
-    CAPTURE(how + " " + notice + " " + reaction + " of " + std::to_string(ranks));
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const StartMethod method = kMethods[i % std::size(kMethods)];
+    const int ranks = 2 + draw.below(most_ranks - 1), who = draw.below(ranks);
+    SpawnOptions options = ranks_of(method, ranks);
+    const Blamed told = round(draw, options, who);
+    wrong += told.rank != who;
+    CAPTURE(std::string(name_of(method)) + ", " + std::to_string(ranks) + " ranks: " + told.drawn);
     CAPTURE(options.voluntary.count());
-    CAPTURE(text);
-    CHECK(rank == who);
+    CAPTURE(told.text);
+    CHECK(told.rank == who);
   }
   MESSAGE(count << " rounds, " << wrong << " times another rank was blamed");
 }
 
-TEST_CASE("cause: whoever learns of the failed rank's end from a queue is not blamed") {
-  Draw draw;
-  CAPTURE(draw.seed);
-  const std::uint64_t count = rounds(24);
-  const Load load(option("--load", 0));
+// With time before SIGTERM all ranks fail by themselves.
+void draw_time(Draw& draw, SpawnOptions& options) {
+  if (draw.below(2) == 0) options.voluntary = 60s;
+}
+void use(const harness::BrokerFixture& broker, SpawnOptions& options) {
+  options.no_group = false;
+  options.socket = broker.socket();
+}
+
+TEST_CASE("cause: a rank that waits for the one that failed, in whatever way, is not blamed") {
+  expect_blame(45, 16, [](Draw& draw, SpawnOptions& options, int who) {
+    const std::string how = draw.of(kFalls), notice = draw.of(kNotices), reaction = draw.of(kAnswers);
+    if (notice != "get") draw_time(draw, options);  // ranks that poll would not fail
+    return blamed(how + " " + notice + " " + reaction, "fall_among", options, who, how, notice, reaction);
+  });
+}
+
+TEST_CASE("cause: a rank that learns of the failed rank's end from a queue is not blamed") {
   const harness::BrokerFixture broker;
   REQUIRE(broker.running());
   auto session = Session::connect({.socket = broker.socket()});
-  std::uint64_t wrong = 0;
-  for (std::uint64_t round = 0; round < count; ++round) {
-    const StartMethod method = kMethods[round % std::size(kMethods)];
-    const int ranks = 2 + draw.below(7), who = draw.below(ranks);
+  expect_blame(24, 8, [&](Draw& draw, SpawnOptions& options, int who) {
     const std::string how = draw.of(kFalls), reaction = draw.of(kAnswers);
     const bool they_read = draw.below(2) == 0;
-    auto pool = Pool::create(session, {.classes = {{.slot_size = 256, .slots = 8}}});
-    auto options = ranks_of(method, ranks);
-    options.no_group = false;
-    options.socket = broker.socket();
-    if (draw.below(2) == 0) options.voluntary = 60s;
-    const auto [rank, text] = blamed("fall_from_queues", options, who, how, reaction, they_read, pool);
-    wrong += rank != who;
-    CAPTURE(std::string(name_of(method)));
-    CAPTURE(how + " " + reaction + (they_read ? " readers " : " writers ") + std::to_string(ranks));
-    CAPTURE(options.voluntary.count());
-    CAPTURE(text);
-    CHECK(rank == who);
-  }
-  MESSAGE(count << " rounds, " << wrong << " times another rank was blamed");
+    const auto pool = Pool::create(session, {.classes = {{.slot_size = 256, .slots = 8}}});
+    use(broker, options);
+    draw_time(draw, options);
+    return blamed(how + " " + reaction + (they_read ? " readers" : " writers"), "fall_from_queues", options, who, how,
+                  reaction, they_read, pool);
+  });
 }
 
-TEST_CASE("cause: whoever learns of the failed rank's end from a remote call is not blamed") {
-  Draw draw;
-  CAPTURE(draw.seed);
-  const std::uint64_t count = rounds(12);
-  const Load load(option("--load", 0));
+TEST_CASE("cause: a rank that learns of the failed rank's end from a remote call is not blamed") {
   const harness::BrokerFixture broker;
   REQUIRE(broker.running());
-  std::uint64_t wrong = 0;
-  for (std::uint64_t round = 0; round < count; ++round) {
-    const StartMethod method = kMethods[round % std::size(kMethods)];
-    const int ranks = 2 + draw.below(5), who = draw.below(ranks);
+  expect_blame(12, 6, [&](Draw& draw, SpawnOptions& options, int who) {
     const std::string how = draw.of(kFalls), reaction = draw.of(kAnswers);
-    auto options = ranks_of(method, ranks);
-    options.no_group = false;
-    options.socket = broker.socket();
-    if (draw.below(2) == 0) options.voluntary = 60s;
-    const auto [rank, text] = blamed("fall_from_world", options, who, how, reaction, broker.socket());
-    wrong += rank != who;
-    CAPTURE(std::string(name_of(method)));
-    CAPTURE(how + " " + reaction + " of " + std::to_string(ranks));
-    CAPTURE(options.voluntary.count());
-    CAPTURE(text);
-    CHECK(rank == who);
-  }
-  MESSAGE(count << " rounds, " << wrong << " times another rank was blamed");
+    use(broker, options);
+    draw_time(draw, options);
+    return blamed(how + " " + reaction, "fall_from_world", options, who, how, reaction, broker.socket());
+  });
 }
 
 TEST_CASE("cause: deaths that the supervisor sees all at once are told in the order in which they happened") {
@@ -219,40 +210,26 @@ TEST_CASE("cause: a failure that follows the news of another one's end gives way
   // Rank 1 heard of rank 0 before its death could be seen.
   CHECK(order({failure(1, 10'001, 10'000), failure(0, 10'002, 0)}) == Order{0, 1});
   CHECK(order({failure(2, 10'001, 10'000), failure(1, 10'003, 10'000), failure(0, 10'002, 0)}) == Order{0, 2, 1});
-  // What it heard cannot have been rank 0's end, or was long ago.
+  // The end that it heard of cannot have been rank 0's end, or was long ago.
   CHECK(order({failure(1, 10'001, 10'000), failure(0, 12'000, 0)}) == Order{1, 0});
   CHECK(order({failure(1, 10'001, 1), failure(0, 10'002, 0)}) == Order{1, 0});
   // All have heard of one: the first of them.
   CHECK(order({failure(2, 10'003, 10'000), failure(1, 10'001, 10'000)}) == Order{1, 2});
-  // What was ended by us is last, and no rank's echo.
+  // A rank that we ended is last, and no rank's echo.
   CHECK(order({failure(2, 9'000, 0, true), failure(1, 10'001, 10'000), failure(0, 10'002, 0, true)}) == Order{1, 2, 0});
 }
 
 TEST_CASE("cause: of two failures a few milliseconds apart the earlier one is blamed") {
-  Draw draw;
-  CAPTURE(draw.seed);
-  const std::uint64_t count = rounds(30);
-  const Load load(option("--load", 0));
   const harness::TempDir folder;
-  std::uint64_t wrong = 0;
-  for (std::uint64_t round = 0; round < count; ++round) {
-    const StartMethod method = kMethods[round % std::size(kMethods)];
-    const int ranks = 2 + draw.below(7), first = draw.below(ranks),
-              second = (first + 1 + draw.below(ranks - 1)) % ranks;
+  const std::string board = folder.file("board");
+  expect_blame(30, 8, [&](Draw& draw, SpawnOptions& options, int first) {
+    const int second = (first + 1 + draw.below(options.nprocs - 1)) % options.nprocs;
     constexpr const char* kWays[] = {"throw", "throw_slowly", "exit", "kill"};
     const std::string how_first = draw.of(kWays), how_second = draw.of(kWays);
-    const std::string board = folder.file("board" + std::to_string(round));
     std::ofstream(board) << std::string(64, '\0');
-    const auto [rank, text] = blamed("fall_apart", ranks_of(method, ranks), first, second, how_first, how_second,
-                                     1000 + draw.below(5000), board);
-    wrong += rank != first;
-    CAPTURE(std::string(name_of(method)));
-    CAPTURE(how_first + " then " + how_second + " of " + std::to_string(ranks));
-    CAPTURE(text);
-    CHECK(rank == first);
-    ::unlink(board.c_str());
-  }
-  MESSAGE(count << " rounds, " << wrong << " times the later one was blamed");
+    return blamed(how_first + " then " + how_second, "fall_apart", options, first, second, how_first, how_second,
+                  1000 + draw.below(5000), board);
+  });
 }
 
 }  // namespace causes_told

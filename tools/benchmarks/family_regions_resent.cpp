@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "tools/benchmarks/bare_memory.hpp"
-#include "tools/benchmarks/broker_process.hpp"
 #include "tools/benchmarks/hop_ways.hpp"
 #include "tools/benchmarks/pool_library.hpp"
 
@@ -72,27 +71,15 @@ NamedWay way(const char* name, const std::string& socket, Carried carried) {
 
 void run_regions_resent(Bench& bench) {
   auto broker = BrokerProcess::start(bench.settings(), Core::any, bench.settings().engine);
-  std::vector<NamedWay> ways;
-  ways.push_back(way("to_read", broker.socket(), Carried::to_read));
-  ways.push_back(way("nothing", broker.socket(), Carried::nothing));
-  ways.push_back(way("to_write", broker.socket(), Carried::to_write));
-  PingPong pair(std::move(ways));
-  const bool quick = bench.settings().quick;
-  const std::uint32_t stretches = quick ? 1 : 20, in_each = quick ? 20 : 200, timed_ones = quick ? 20 : 500;
-  Samples written, p99;
-  Pair values = alternate(
-      bench.times(7),
-      [&] {
-        written.add(pair.run(2, quick ? 1 : 5, quick ? 5 : 50, timed_ones / 10).median);
-        const auto times = pair.run(0, stretches, in_each, timed_ones);
-        p99.add(times.p99);
-        return times.median;
-      },
-      [&] { return pair.run(1, stretches, in_each, timed_ones).median; });
-  Record record = make_record("regions_resent.1MiB", "us", values, value_at_most(1));
-  record.engine = broker.engine();
-  record.peers = {{"p99", p99.median()}, {"to be written", written.median()}};
-  bench.record(std::move(record));
+  record_hop(bench, broker,
+             {.name = "regions_resent.1MiB",
+              .way = way("to be read", broker.socket(), Carried::to_read),
+              .floor = way("nothing", broker.socket(), Carried::nothing),
+              .beside = way("to be written", broker.socket(), Carried::to_write),
+              .in_each = 200,
+              .timed_ones = 500,
+              .beside_part = 4,
+              .target = value_at_most(1)});
 }
 
 }  // namespace shmb::bench

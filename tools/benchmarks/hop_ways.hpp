@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ways a message of `bytes` goes from process to process, to be measured with ping_pong.hpp: the library's queues,
 // their floors, and what else a program could use. Each has a form that spins and one whose reader sleeps.
+// hop_figure.cpp measures three of them in one run.
 #pragma once
 
 #include <cstddef>
 #include <string>
 
+#include "tools/benchmarks/broker_process.hpp"
+#include "tools/benchmarks/figure.hpp"
 #include "tools/benchmarks/ping_pong.hpp"
 
 namespace shmb::bench {
@@ -27,5 +30,16 @@ NamedWay unix_seqpacket(std::size_t bytes, bool asleep);
 #ifdef SHMB_HAVE_BOOST
 NamedWay boost_queue(std::size_t bytes, bool asleep);
 #endif
+
+// hop_figure.cpp: half of a round trip of `way`, in us, against `floor`. The record has `beside` under its name.
+struct HopFigure {
+  std::string name;
+  NamedWay way, floor, beside;
+  std::uint32_t in_each = 1000, timed_ones = 2000;  // round trips in each of 20 stretches, and timed one by one
+  std::uint32_t beside_part = 1;                    // `beside` makes one in so many of each number
+  Target target{};
+  Core client = Core::client, server = Core::server;
+};
+void record_hop(Bench& bench, const BrokerProcess& broker, HopFigure figure);
 
 }  // namespace shmb::bench
