@@ -12,24 +12,23 @@
 #define SHMBROKER_HPP
 
 #include <array>
-#include <chrono>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <exception>
-#include <memory>
-#include <new>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
+// Durations and clocks alone, where the library has them apart: calendars take longer to compile than all of this file.
+#if __has_include(<bits/chrono.h>)
+#include <bits/chrono.h>
+#else
+#include <chrono>
+#endif
 
 #include "shmbroker.h"
 #include "shmbroker_result.hpp"
@@ -50,8 +49,8 @@ constexpr std::int64_t nanoseconds_of(std::chrono::duration<Rep, Period> duratio
 
 }  // namespace detail
 
-// How long a call may take; forever() is for waiting for others, calls to the broker alone refuse it. Implicit from any
-// std::chrono duration; zero and below count as one nanosecond.
+// The longest time of a call; forever() is for waiting for others, calls to the broker alone refuse it. Implicit from
+// any std::chrono duration; zero and below count as one nanosecond.
 class Timeout {
  public:
   constexpr Timeout() noexcept = default;  // the default of the call: 5 s for answers of the broker
@@ -72,7 +71,7 @@ class Timeout {
   std::int64_t nanoseconds_ = SHMB_DEFAULT_TIMEOUT;
 };
 
-// What happens to a region after its group's end. A negative duration is refused by the call that gets it.
+// The fate of a region after its group's end. A negative duration is refused by the call that gets it.
 class Keep {
  public:
   static constexpr Keep none() noexcept { return Keep(0); }
@@ -247,7 +246,7 @@ class MappedPart {
   bool writable_;
 };
 
-// What both kinds of region can do.
+// The operations of both kinds of region.
 class RegionBase {
  public:
   std::size_t size() const noexcept { return static_cast<std::size_t>(shmb_region_length(handle_.get())); }
@@ -386,7 +385,7 @@ class Region : public RegionBase {
 #endif
 };
 
-// What handles that are made from now on keep besides their mapping, see shmbroker.h.
+// A strategy tells what later handles keep besides their mapping, see shmbroker.h.
 inline std::vector<std::string> sharing_strategies() {
   std::vector<std::string> names;
   for (const char* const* one = shmb_sharing_strategies(); *one != nullptr; ++one) names.emplace_back(*one);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How operations of the C++ face end: a status, an Error, or a Result that holds a value or an Error. shmbroker.hpp
+// Operations of the C++ face end with a status, an Error, or a Result that holds a value or an Error. shmbroker.hpp
 // includes this file: no program has to. Threads: values like any other. C++20, libc and std only.
 #if __cplusplus < 202002L
 #error "shmbroker/shmbroker_result.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker.h)"
@@ -11,14 +11,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <memory>
 #include <new>
 #include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <variant>
 
 #include "shmbroker.h"
 
@@ -36,7 +34,7 @@ enum class Status : std::int32_t {
 #undef SHMBROKER_X
 };
 
-// Why an operation failed; what() is a sentence to print, which names what to change as this header names it. Also the
+// The reason of a failure; what() is a sentence to print, which names what to change as this header names it. Also the
 // exception type.
 class Error : public std::exception {
  public:
@@ -83,13 +81,15 @@ constexpr decltype(auto) with_value(Call&& call, [[maybe_unused]] Stored&& value
   else return std::forward<Call>(call)(std::forward<Stored>(value));
 }
 
+struct Nothing {};
+
 }  // namespace detail
 
 // A value or an Error: std::expected<T, Error> for C++20, with the same names and rules. Of a Result<void> the calls of
 // and_then and transform take no argument. value() throws the Error.
 template <class T>
 class [[nodiscard]] Result {
-  using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
+  using Stored = std::conditional_t<std::is_void_v<T>, detail::Nothing, T>;
 
  public:
   using value_type = T;
@@ -97,21 +97,44 @@ class [[nodiscard]] Result {
 
   Result() noexcept
     requires std::is_void_v<T>
-  = default;
+      : value_() {}
   Result(Stored value) noexcept(std::is_nothrow_move_constructible_v<Stored>)
     requires(!std::is_void_v<T>)
-      : state_(std::in_place_index<0>, std::move(value)) {}
-  Result(const Error& error) noexcept : state_(std::in_place_index<1>, error) {}
+      : value_(std::move(value)) {}
+  Result(const Error& error) noexcept : error_(error), has_value_(false) {}
+  Result(const Result& other)
+    requires std::is_copy_constructible_v<Stored>
+      : has_value_(other.has_value_) {
+    take(other);
+  }
+  Result(Result&& other) noexcept(std::is_nothrow_move_constructible_v<Stored>) : has_value_(other.has_value_) {
+    take(std::move(other));
+  }
+  Result& operator=(const Result& other)
+    requires std::is_copy_constructible_v<Stored>
+  {
+    return *this = Result(other);
+  }
+  Result& operator=(Result&& other) noexcept {
+    static_assert(std::is_nothrow_move_constructible_v<Stored>,
+                  "a Result of what may throw as it moves is not assigned");
+    if (this == &other) return *this;
+    drop();
+    has_value_ = other.has_value_;
+    take(std::move(other));
+    return *this;
+  }
+  ~Result() { drop(); }
 
-  bool has_value() const noexcept { return state_.index() == 0; }
+  bool has_value() const noexcept { return has_value_; }
   explicit operator bool() const noexcept { return has_value(); }
-  const Error& error() const noexcept { return *std::get_if<1>(&state_); }
+  const Error& error() const noexcept { return error_; }
 
-  Stored& operator*() & noexcept { return *std::get_if<0>(&state_); }
-  const Stored& operator*() const& noexcept { return *std::get_if<0>(&state_); }
-  Stored&& operator*() && noexcept { return std::move(*std::get_if<0>(&state_)); }
-  Stored* operator->() noexcept { return std::get_if<0>(&state_); }
-  const Stored* operator->() const noexcept { return std::get_if<0>(&state_); }
+  Stored& operator*() & noexcept { return value_; }
+  const Stored& operator*() const& noexcept { return value_; }
+  Stored&& operator*() && noexcept { return std::move(value_); }
+  Stored* operator->() noexcept { return &value_; }
+  const Stored* operator->() const noexcept { return &value_; }
 
   template <class U>
   T value_or(U&& other) const&
@@ -205,30 +228,46 @@ class [[nodiscard]] Result {
       return Result<Next>(detail::with_value<T>(std::forward<Call>(call), *std::forward<Self>(self)));
     }
   }
-  std::variant<Stored, Error> state_;
+  // Into raw storage.
+  template <class Other>
+  void take(Other&& other) {
+    if (has_value_) ::new (static_cast<void*>(&value_)) Stored(std::forward<Other>(other).value_);
+    else ::new (static_cast<void*>(&error_)) Error(other.error_);
+  }
+  void drop() noexcept {
+    if (has_value_) value_.~Stored();
+    else error_.~Error();
+  }
+  // Not std::variant, which costs a tenth of the time that this header takes to compile.
+  union {
+    Stored value_;
+    Error error_;
+  };
+  bool has_value_ = true;
 };
 
 namespace detail {
 
-// What the C functions take: characters that end with NUL. No name has a NUL inside: one that does is refused as any
-// other wrong character is, and not cut there.
+// A text as the C functions take it: characters that end with NUL. No name has a NUL inside: one that does is refused
+// as any other wrong character is, and not cut there.
 class CText {
  public:
   explicit CText(std::string_view text) noexcept {
-    if (text.size() >= sizeof small_) large_.reset(new (std::nothrow) char[text.size() + 1]);
-    text_ = large_ ? large_.get() : small_;
-    const std::size_t length = text.copy(text_, large_ ? text.size() : sizeof small_ - 1);
+    if (text.size() >= sizeof small_) large_ = new (std::nothrow) char[text.size() + 1];
+    text_ = large_ != nullptr ? large_ : small_;
+    const std::size_t length = text.copy(text_, large_ != nullptr ? text.size() : sizeof small_ - 1);
     for (std::size_t i = 0; i < length; ++i)
       if (text_[i] == '\0') text_[i] = '\x01';
     text_[length] = '\0';
   }
   CText(const CText&) = delete;
   CText& operator=(const CText&) = delete;
+  ~CText() { delete[] large_; }
   const char* get() const noexcept { return text_; }
 
  private:
   char small_[256];  // every valid address
-  std::unique_ptr<char[]> large_;
+  char* large_ = nullptr;
   char* text_;
 };
 
