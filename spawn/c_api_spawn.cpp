@@ -14,6 +14,7 @@
 #include "spawn/processes.hpp"
 #include "spawn/rank.hpp"
 #include "spawn/shmbroker_spawn.h"
+#include "spawn/stack_text.hpp"
 
 using namespace shmb;
 using namespace shmb::spawn;
@@ -415,6 +416,23 @@ int shmb_rank_raise_from(const shmb_raised* raised, shmb_error* error) noexcept 
 
 int shmb_rank_throwing(const char* type, shmb_error* error) noexcept {
   return guarded(error, [&] { return throw_in_rank(type == nullptr ? "" : type); });
+}
+
+int shmb_type_text(const char* mangled, char** text, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (mangled == nullptr || text == nullptr) return shmb::error(Status::invalid, "no name, or no place for the text");
+    *text = allocated(type_text(mangled));
+    return {};
+  });
+}
+
+int shmb_stack_text(void* const* frames, size_t count, const void* bottom, char** text, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if ((frames == nullptr && count != 0) || text == nullptr)
+      return shmb::error(Status::invalid, "no frames, or no place for the text");
+    *text = allocated(stack_text(frames, count, bottom));
+    return {};
+  });
 }
 
 void shmb_bytes_free(void* bytes) noexcept { std::free(bytes); }

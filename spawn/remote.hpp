@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Remote in C++, header-only over shmbroker_remote.h (whose comments hold for what is not said here): a world of
 // workers, functions and objects by name, futures, and references to values of other workers. Arguments and results
-// are what spawn.hpp can pack, and references, and Bytes, also within lists. It needs msgpack-cxx and exceptions.
+// are what spawn.hpp and msgpack-cxx can pack, and references, and Bytes, also within lists. It needs msgpack-cxx and
+// exceptions.
 //
 //     shmbroker::remote::init("worker0", 0, 2);                        // MASTER_ADDR, MASTER_PORT
 //     int three = shmbroker::remote::rpc_sync<int>("worker1", "add", 1, 2);
@@ -23,7 +24,7 @@ namespace shmbroker::remote {
 
 namespace detail {
 
-// How long a wait takes at most. What has a limit of its own needs none here.
+// The longest time of a wait. A call that has a limit of its own needs none here.
 inline std::int64_t limit_of(World& world, Timeout timeout, bool has_limit) {
   if (timeout.nanoseconds() != SHMB_DEFAULT_TIMEOUT) return timeout.nanoseconds();
   return has_limit ? SHMB_FOREVER : shmb_remote_get_timeout(world.c());
@@ -222,16 +223,16 @@ class Within {
  public:
   Within(Remote<T> reference, CallTimeout timeout) : reference_(std::move(reference)), timeout_(timeout) {}
   template <class R, class... A>
-  R rpc_sync(const std::string& method, const A&... arguments) const {
+  R rpc_sync(std::string_view method, const A&... arguments) const {
     return rpc_async<R>(method, arguments...).wait();
   }
   template <class R, class... A>
-  Future<R> rpc_async(const std::string& method, const A&... arguments) const {
+  Future<R> rpc_async(std::string_view method, const A&... arguments) const {
     return reference_.template call<R>(timeout_, method, arguments...);
   }
-  // What has not been made when the time is over has failed for good, for every worker.
+  // A value that has not been made when the time is over has failed for good, for every worker.
   template <class R, class... A>
-  Remote<R> remote(const std::string& method, const A&... arguments) const {
+  Remote<R> remote(std::string_view method, const A&... arguments) const {
     return reference_.template create<R>(timeout_, method, arguments...);
   }
 
@@ -249,9 +250,8 @@ class Remote {
   explicit Remote(detail::Stored<T> value)
     requires(!std::is_void_v<T>)
       : world_(detail::world()) {
-    constexpr bool fetched = !std::is_class_v<T> || requires(const T& c, detail::inside::Packer& packer) {
-      c.msgpack_pack(packer);
-    } || requires { typename T::value_type; } || requires { std::tuple_size<T>::value; };
+    constexpr bool fetched = !std::is_class_v<T> || detail::Fetched<T> || requires { typename T::value_type; } ||
+                             requires { std::tuple_size<T>::value; };
     auto object = std::make_unique<detail::ObjectOf<T, fetched> >(std::move(value));
     shmb_reference* raw = nullptr;
     shmb_error error;
@@ -347,22 +347,22 @@ class Remote {
 
   // Methods at the owner, once the value is made.
   template <class R, class... A>
-  R rpc_sync(const std::string& method, const A&... arguments) const {
+  R rpc_sync(std::string_view method, const A&... arguments) const {
     return call<R>({}, method, arguments...).wait();
   }
   template <class R, class... A>
-  Future<R> rpc_async(const std::string& method, const A&... arguments) const {
+  Future<R> rpc_async(std::string_view method, const A&... arguments) const {
     return call<R>({}, method, arguments...);
   }
   template <class R, class... A>
-  Remote<R> remote(const std::string& method, const A&... arguments) const {
+  Remote<R> remote(std::string_view method, const A&... arguments) const {
     return create<R>({}, method, arguments...);
   }
   Within<T> within(CallTimeout timeout) const { return {*this, timeout}; }
   template <class R, class... A>
-  Remote<R> create(CallTimeout timeout, const std::string& method, const A&... arguments) const;
+  Remote<R> create(CallTimeout timeout, std::string_view method, const A&... arguments) const;
   template <class R, class... A>
-  Future<R> call(CallTimeout timeout, const std::string& method, const A&... arguments) const;
+  Future<R> call(CallTimeout timeout, std::string_view method, const A&... arguments) const;
 
   std::string text() const {
     const shmb_reference_info it = info();
@@ -375,8 +375,8 @@ class Remote {
   }
   friend std::ostream& operator<<(std::ostream& out, const Remote& reference) { return out << reference.text(); }
 
-  template <class P>
-  void msgpack_pack(P& packer) const {
+  // For the library: how it travels.
+  void pack_value(detail::inside::Packer& packer) const {
     if (detail::packing == nullptr)
       throw std::logic_error(
           "Can not pickle rref: a reference can only be packed as an argument or result of a remote call");
@@ -384,12 +384,11 @@ class Remote {
     detail::packing->references.push_back(c());
     detail::packing->alive.push_back(handle_);
   }
-  void msgpack_unpack(const msgpack::object& object) {
-    const auto number = detail::number_of(object, detail::kReferenceExtension);
-    if (!number || detail::unpacking == nullptr) throw msgpack::type_error();
+  void unpack_value(detail::inside::Reader& in) {
+    const std::size_t number = detail::take_number(in, detail::kReferenceExtension);
     shmb_reference* raw = nullptr;
     shmb_error error;
-    detail::check(shmb_content_take_reference(detail::unpacking, *number, &raw, &error), error);
+    detail::check(shmb_content_take_reference(detail::unpacking, number, &raw, &error), error);
     world_ = detail::world();
     adopt(raw);
   }
@@ -420,55 +419,55 @@ class Remote {
 // ---------------------------------------------------------------- calls
 
 template <class R, class... A>
-Future<R> rpc_async(const To& to, const std::string& function, const A&... arguments) {
+Future<R> rpc_async(const To& to, std::string_view function, const A&... arguments) {
   const auto world = detail::world();
   const auto parcel = detail::Parcel::of_arguments(arguments...);
   const shmb_payload payload = parcel.c();
   shmb_future* raw = nullptr;
   shmb_error error;
-  detail::check(
-      shmb_remote_call(world->c(), to.rank(world->c()), function.c_str(), &payload, 0, to.timeout(), &raw, &error),
-      error);
-  return Future<R>::adopt(world, raw, ("the result of \"" + function + "\"").c_str());
+  detail::check(shmb_remote_call(world->c(), to.rank(world->c()), detail::inside::CText(function).get(), &payload, 0,
+                                 to.timeout(), &raw, &error),
+                error);
+  return Future<R>::adopt(world, raw, detail::inside::joined({"the result of \"", function, "\""}).c_str());
 }
 template <class R, class... A>
-R rpc_sync(const To& to, const std::string& function, const A&... arguments) {
+R rpc_sync(const To& to, std::string_view function, const A&... arguments) {
   return rpc_async<R>(to, function, arguments...).wait();
 }
 // Runs a function, or makes an object of a registered class, at a worker, and gives a reference to it at once.
 template <class T, class... A>
-Remote<T> remote(const To& to, const std::string& function, const A&... arguments) {
+Remote<T> remote(const To& to, std::string_view function, const A&... arguments) {
   const auto world = detail::world();
   const auto parcel = detail::Parcel::of_arguments(arguments...);
   const shmb_payload payload = parcel.c();
   shmb_reference* raw = nullptr;
   shmb_error error;
-  detail::check(
-      shmb_remote_create(world->c(), to.rank(world->c()), function.c_str(), &payload, 0, to.timeout(), &raw, &error),
-      error);
+  detail::check(shmb_remote_create(world->c(), to.rank(world->c()), detail::inside::CText(function).get(), &payload, 0,
+                                   to.timeout(), &raw, &error),
+                error);
   return Remote<T>(world, raw);
 }
 
 template <class T>
 template <class R, class... A>
-Future<R> Remote<T>::call(CallTimeout timeout, const std::string& method, const A&... arguments) const {
+Future<R> Remote<T>::call(CallTimeout timeout, std::string_view method, const A&... arguments) const {
   const auto parcel = detail::Parcel::of_arguments(*this, arguments...);
   const shmb_payload payload = parcel.c();
   shmb_future* raw = nullptr;
   shmb_error error;
-  if (shmb_remote_call(world_->c(), info().owner, method.c_str(), &payload, SHMB_CALL_ON_OBJECT, timeout.nanoseconds(),
-                       &raw, &error) != SHMB_OK)
+  if (shmb_remote_call(world_->c(), info().owner, detail::inside::CText(method).get(), &payload, SHMB_CALL_ON_OBJECT,
+                       timeout.nanoseconds(), &raw, &error) != SHMB_OK)
     throw_failed(error);
-  return Future<R>::adopt(world_, raw, ("the result of \"" + method + "\"").c_str());
+  return Future<R>::adopt(world_, raw, detail::inside::joined({"the result of \"", method, "\""}).c_str());
 }
 template <class T>
 template <class R, class... A>
-Remote<R> Remote<T>::create(CallTimeout timeout, const std::string& method, const A&... arguments) const {
+Remote<R> Remote<T>::create(CallTimeout timeout, std::string_view method, const A&... arguments) const {
   const auto parcel = detail::Parcel::of_arguments(*this, arguments...);
   const shmb_payload payload = parcel.c();
   shmb_reference* raw = nullptr;
   shmb_error error;
-  if (shmb_remote_create(world_->c(), info().owner, method.c_str(), &payload, SHMB_CALL_ON_OBJECT,
+  if (shmb_remote_create(world_->c(), info().owner, detail::inside::CText(method).get(), &payload, SHMB_CALL_ON_OBJECT,
                          timeout.nanoseconds(), &raw, &error) != SHMB_OK)
     throw_failed(error);
   return Remote<R>(world_, raw);
@@ -478,14 +477,14 @@ Remote<R> Remote<T>::create(CallTimeout timeout, const std::string& method, cons
 
 struct InitOptions {
   unsigned threads = 0;        // that serve; with none, calls of others are run while this worker waits, or serves
-  std::string address{};       // HOST:PORT; empty: MASTER_ADDR and MASTER_PORT
-  std::string socket{};        // the broker's; empty: looked for
+  Text address{};              // HOST:PORT; empty: MASTER_ADDR and MASTER_PORT
+  Text socket{};               // the broker's; empty: looked for
   Timeout timeout{};           // until all have come; the default is 60 s
   CallTimeout call_timeout{};  // the default of calls, 60 s
 };
 
 // Joins the world; rank -1 and world_size 0 stand for the variables RANK and WORLD_SIZE. One world at a time.
-inline void init(const std::string& name, int rank = -1, int world_size = 0, const InitOptions& options = {}) {
+inline void init(std::string_view name, int rank = -1, int world_size = 0, const InitOptions& options = {}) {
   detail::Current& current = detail::current();
   std::shared_ptr<detail::World> before;
   {
@@ -502,7 +501,8 @@ inline void init(const std::string& name, int rank = -1, int world_size = 0, con
   }
   shmb_remote_options c{};
   c.size = sizeof c;
-  c.name = name.c_str();
+  const detail::inside::CText text(name);
+  c.name = text.get();
   c.address = detail::inside::or_null(options.address);
   c.rank = rank;
   c.world_size = world_size;

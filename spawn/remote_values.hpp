@@ -1,19 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-// What remote.hpp (which includes this) is made of: timeouts, failures, memory to be sent, how values are packed, and
+// The parts of remote.hpp, which includes this: timeouts, failures, memory to be sent, how values are packed, and
 // the functions and classes that other workers may call, by name.
 #if __cplusplus < 202002L
 #error "shmbroker/remote.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_remote.h)"
 #elif !defined(SHMBROKER_REMOTE_VALUES_HPP)
 #define SHMBROKER_REMOTE_VALUES_HPP
 
-#include "spawn.hpp"
+#include "spawn_msgpack.hpp"
 
 #if SHMBROKER_EXCEPTIONS
 
+#include <algorithm>
 #include <atomic>
+#include <compare>
 #include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <ostream>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <vector>
 
 #include "shmbroker_remote.h"
 
@@ -24,7 +41,7 @@ class Remote;
 template <class T>
 class Future;
 
-// How long a call may take. In seconds as torch counts: -1 is the worker's default, 0 no limit. Or any duration.
+// The longest time of a call. In seconds as torch counts: -1 is the worker's default, 0 no limit. Or any duration.
 class CallTimeout {
  public:
   constexpr CallTimeout(double seconds = -1)
@@ -53,12 +70,13 @@ struct WorkerInfo {
   }
 };
 
-// Where a call goes, and how long it may take: remote::at("b").within(0.5), or just "b", 1, an info.
+// The worker that a call goes to, and the time that it may take: remote::at("b").within(0.5), or just "b", 1, an info.
 class To {
  public:
   To(int rank) : rank_(rank) {}
   To(const char* name) : name_(name) {}
   To(std::string name) : name_(std::move(name)) {}
+  To(std::string_view name) : name_(name) {}
   To(const WorkerInfo& info) : rank_(info.rank) {}
   To within(CallTimeout timeout) const {
     To out = *this;
@@ -82,8 +100,8 @@ class To {
 };
 inline To at(To to) { return to; }
 
-// What a function of another worker threw: which, where, and its words. Standard exceptions, and those registered, are
-// thrown again as what they were: catch either that or this.
+// An exception of a function of another worker: its type, place and words. Standard exceptions, and those registered,
+// are thrown again as what they were: catch either that or this.
 class RemoteFailure {
  public:
   RemoteFailure() = default;
@@ -109,8 +127,8 @@ class RemoteFailure {
   const std::string& type() const noexcept { return type_; }
   const std::string& text() const noexcept { return text_; }
   const std::string& trace() const noexcept { return trace_; }
-  // What it was thrown from (std::throw_with_nested), the last one first. std::rethrow_if_nested throws the first of
-  // them.
+  // The exceptions that it was thrown from (std::throw_with_nested), the last one first. std::rethrow_if_nested throws
+  // the first of them.
   const std::vector<RaisedCause>& causes() const noexcept { return causes_; }
   std::string message() const {
     return "On WorkerInfo(id=" + std::to_string(origin_.rank) + ", name=" + origin_.name + "):\n" + trace_ +
@@ -274,7 +292,7 @@ using FutureHandle = std::unique_ptr<shmb_future, HandleCloser>;
   throw Error(error);
 }
 
-// What goes beside the bytes of one call.
+// The handles beside the bytes of one call.
 struct Packing {
   std::vector<shmb_region*> regions;
   std::vector<shmb_reference*> references;
@@ -307,7 +325,7 @@ class Scope final : inside::Beside {
     return static_cast<std::uint32_t>(packing->regions.size() - 1);
   }
   shmb_region* take(std::uint32_t number, bool writable) override {
-    if (unpacking == nullptr) throw msgpack::type_error();
+    if (unpacking == nullptr) throw inside::TypeError();
     shmb_region* raw = nullptr;
     shmb_error error;
     check(shmb_content_take_region(unpacking, number, &raw, &error), error);
@@ -328,17 +346,16 @@ class Scope final : inside::Beside {
 
 inline constexpr std::int8_t kBytesExtension = 16, kReferenceExtension = 17;
 
-template <class P>
-void pack_number(P& packer, std::int8_t kind, std::size_t number) {
+inline void pack_number(inside::Packer& packer, std::int8_t kind, std::size_t number) {
   const auto index = static_cast<std::uint32_t>(number);
-  packer.pack_ext(sizeof index, kind);
-  packer.pack_ext_body(reinterpret_cast<const char*>(&index), sizeof index);
+  packer.extension(kind, &index, sizeof index);
 }
-inline std::optional<std::size_t> number_of(const msgpack::object& object, std::int8_t kind) {
+// Of what came beside a call that is being unpacked.
+inline std::size_t take_number(inside::Reader& in, std::int8_t kind) {
+  const inside::Reader::Item item = in.take(inside::Reader::Kind::extension);
   std::uint32_t index = 0;
-  if (object.type != msgpack::type::EXT || object.via.ext.type() != kind || object.via.ext.size != sizeof index)
-    return std::nullopt;
-  std::memcpy(&index, object.via.ext.data(), sizeof index);
+  if (item.type != kind || item.bytes.size() != sizeof index || unpacking == nullptr) throw inside::TypeError();
+  std::memcpy(&index, item.bytes.data(), sizeof index);
   return index;
 }
 
@@ -375,40 +392,34 @@ class Bytes {
   }
   bool is_region() const noexcept { return region_ != nullptr; }
 
-  template <class P>
-  void msgpack_pack(P& packer) const {
-    if (region_ == nullptr) {
-      packer.pack_bin(static_cast<std::uint32_t>(size_));
-      packer.pack_bin_body(reinterpret_cast<const char*>(data_), static_cast<std::uint32_t>(size_));
-      return;
-    }
+  // For the library: how it travels.
+  void pack_value(detail::inside::Packer& packer) const {
+    if (region_ == nullptr) return packer.binary(data_, size_);
     if (detail::packing == nullptr) throw std::logic_error("Bytes in a region can only be packed for a remote call");
-    packer.pack_array(2);
+    packer.array(2);
     detail::pack_number(packer, detail::kBytesExtension, detail::packing->regions.size());
-    packer.pack(static_cast<std::uint64_t>(size_));
+    packer.whole(size_);
     detail::packing->regions.push_back(region_.get());
     detail::packing->alive.push_back(region_);
   }
-  void msgpack_unpack(const msgpack::object& object) {
-    if (object.type == msgpack::type::BIN) {
-      *this = Bytes(std::string_view(object.via.bin.ptr, object.via.bin.size));
+  void unpack_value(detail::inside::Reader& in) {
+    if (in.peek().kind == detail::inside::Reader::Kind::binary) {
+      *this = Bytes(in.bytes());
       return;
     }
-    if (object.type != msgpack::type::ARRAY || object.via.array.size != 2 || detail::unpacking == nullptr)
-      throw msgpack::type_error();
-    const auto number = detail::number_of(object.via.array.ptr[0], detail::kBytesExtension);
-    const auto size = object.via.array.ptr[1].as<std::uint64_t>();
-    if (!number) throw msgpack::type_error();
+    if (in.array() != 2) throw detail::inside::TypeError();
+    const std::size_t number = detail::take_number(in, detail::kBytesExtension);
+    const auto size = detail::inside::Codec<std::uint64_t>::unpack(in);
     shmb_region* raw = nullptr;
     shmb_error error;
-    detail::check(shmb_content_take_region(detail::unpacking, *number, &raw, &error), error);
+    detail::check(shmb_content_take_region(detail::unpacking, number, &raw, &error), error);
     adopt(raw, static_cast<std::size_t>(size));
   }
 
  private:
   void adopt(shmb_region* raw, std::size_t size) {
     region_ = std::shared_ptr<shmb_region>(raw, [](shmb_region* region) { (void)shmb_release(region, 0, nullptr); });
-    if (size > shmb_region_length(raw)) throw msgpack::type_error();
+    if (size > shmb_region_length(raw)) throw detail::inside::TypeError();
     data_ = static_cast<std::byte*>(shmb_region_data(raw));
     size_ = size;
   }
@@ -421,12 +432,13 @@ class Bytes {
 namespace detail {
 
 struct None {
-  template <class P>
-  void msgpack_pack(P& packer) const {
-    packer.pack_nil();
-  }
-  void msgpack_unpack(const msgpack::object&) {}
+  void pack_value(inside::Packer& packer) const { packer.nil(); }
+  void unpack_value(inside::Reader& in) { (void)in.skip(); }
 };
+// The class has SHMBROKER_FIELDS or MSGPACK_DEFINE.
+template <class T>
+concept Fetched = inside::OwnValue<T> ||
+                  requires(const T& value, msgpack::packer<msgpack::sbuffer>& packer) { value.msgpack_pack(packer); };
 template <class T>
 using Stored = std::conditional_t<std::is_void_v<T>, None, T>;
 
@@ -437,36 +449,32 @@ class Parcel {
   static Parcel of_arguments(const A&... arguments) {
     Parcel out;
     const Scope scope(&out.beside_);
-    inside::Packer packer(out.bytes_);
-    packer.pack_array(static_cast<std::uint32_t>(sizeof...(A)));
-    (inside::Codec<typename inside::AsValue<A>::type>::pack(packer, arguments, {}), ...);
+    out.packer_.array(sizeof...(A));
+    (inside::Codec<typename inside::AsValue<A>::type>::pack(out.packer_, arguments, {}), ...);
     return out;
   }
   template <class T>
   static Parcel of_value(const T& value) {
     Parcel out;
     const Scope scope(&out.beside_);
-    inside::Packer packer(out.bytes_);
-    inside::Codec<T>::pack(packer, value, {});
+    inside::Codec<T>::pack(out.packer_, value, {});
     return out;
   }
   shmb_payload c() const noexcept {
-    return {bytes_.data(),
-            bytes_.size(),
-            beside_.regions.data(),
-            beside_.regions.size(),
-            beside_.references.data(),
-            beside_.references.size()};
+    return {packer_.bytes().data(), packer_.bytes().size(),    beside_.regions.data(),
+            beside_.regions.size(), beside_.references.data(), beside_.references.size()};
   }
 
  private:
-  msgpack::sbuffer bytes_;
+  inside::Packer packer_;
   Packing beside_;
 };
 
-inline msgpack::object_handle opened(const shmb_content* content) {
-  return msgpack::unpack(static_cast<const char*>(shmb_content_data(content)), shmb_content_length(content),
-                         [](msgpack::type::object_type, std::size_t, void*) { return true; });
+// The one value that the content is.
+inline inside::Reader opened(const shmb_content* content) {
+  const std::string_view bytes(static_cast<const char*>(shmb_content_data(content)), shmb_content_length(content));
+  if (!inside::Reader::is_value(bytes)) throw inside::Malformed();
+  return inside::Reader(bytes);
 }
 template <class T>
 Stored<T> value_of(shmb_content* content, const char* what) {
@@ -474,12 +482,13 @@ Stored<T> value_of(shmb_content* content, const char* what) {
     return {};
   } else {
     const Scope scope(content);
-    const msgpack::object_handle whole = opened(content);
+    inside::Reader in = opened(content);
+    const inside::Reader begin = in;
     try {
-      return inside::Codec<T>::unpack(whole.get());
-    } catch (const msgpack::type_error&) {
+      return inside::Codec<T>::unpack(in);
+    } catch (const inside::TypeError&) {
       throw std::invalid_argument(std::string(what) + ": expected " + inside::demangled(typeid(T).name()) + ", found " +
-                                  inside::type_text(whole.get()));
+                                  inside::found_text<T>(begin.peek()));
     }
   }
 }
@@ -501,7 +510,7 @@ struct ObjectOf final : Object {
     if constexpr (fetched) return Parcel::of_value(value);
     else
       throw std::logic_error("an object of type " + inside::demangled(typeid(T).name()) +
-                             " cannot be fetched: call its methods, or give it MSGPACK_DEFINE");
+                             " cannot be fetched: call its methods, or give it SHMBROKER_FIELDS or MSGPACK_DEFINE");
   }
   T value;
 };
@@ -553,9 +562,9 @@ inline std::map<std::string, Registered>& registry() {
   return *all;
 }
 template <class F>
-bool enter(const std::string& name, const F& function, Serve serve) {
+bool enter(std::string_view name, const F& function, Serve serve) {
   std::string address(reinterpret_cast<const char*>(&function), sizeof function);
-  auto& known = registry()[name];
+  auto& known = registry()[std::string(name)];
   known.twice |= !known.address.empty() && known.address != address;
   known.address = std::move(address);
   known.serve = std::move(serve);
@@ -604,16 +613,15 @@ inline void refuse_constructor(shmb_request* request) noexcept {
 template <class R, class... P, class Call, std::size_t... n>
 R with_arguments(shmb_request* request, const std::string& name, Call&& call, std::index_sequence<n...>) {
   shmb_content* const content = shmb_request_content(request);
-  const msgpack::object_handle whole = opened(content);
-  const msgpack::object& arguments = whole.get();
-  if (arguments.type != msgpack::type::ARRAY || arguments.via.array.size != sizeof...(P))
+  inside::Reader arguments = opened(content);
+  const inside::Reader::Item head = arguments.take();
+  const std::uint64_t count = head.kind == inside::Reader::Kind::array ? head.number : 0;
+  if (head.kind != inside::Reader::Kind::array || count != sizeof...(P))
     throw std::invalid_argument("function \"" + name + "\" takes " + std::to_string(sizeof...(P)) + " arguments, " +
-                                std::to_string(arguments.type == msgpack::type::ARRAY ? arguments.via.array.size : 0) +
-                                " were given");
+                                std::to_string(count) + " were given");
   [[maybe_unused]] auto values = [&] {
     const Scope scope(content);
-    return std::tuple<std::decay_t<P>...>{
-        inside::unpack_argument<std::decay_t<P> >(name, n + 1, arguments.via.array.ptr[n])...};
+    return std::tuple<std::decay_t<P>...>{inside::unpack_argument<std::decay_t<P> >(name, n + 1, arguments)...};
   }();
   return call(std::forward<P>(std::get<n>(values))...);
 }
@@ -705,17 +713,17 @@ inline void serve_request(void*, shmb_request* request) noexcept {
 
 // Functions by name. What they give back, or what the Future that they give back gives, goes to the caller.
 template <class R, class... P>
-bool register_function(const std::string& name, R (*function)(P...)) {
+bool register_function(std::string_view name, R (*function)(P...)) {
   return detail::enter(name, function, [function](shmb_request* request) {
     detail::invoke<R, P...>(request, function, std::index_sequence_for<P...>());
   });
 }
 // A class, made by remote() from arguments of these types.
 template <class C, class... P>
-bool register_class(const std::string& name) {
-  bool (*const mark)(const std::string&) = &register_class<C, P...>;
+bool register_class(std::string_view name) {
+  bool (*const mark)(std::string_view) = &register_class<C, P...>;
   return detail::enter(name, mark, [](shmb_request* request) {
-    constexpr bool fetched = requires(const C& c, detail::inside::Packer& packer) { c.msgpack_pack(packer); };
+    constexpr bool fetched = detail::Fetched<C>;
     if (shmb_request_get_kind(request) != SHMB_REQUEST_CREATE) return detail::refuse_constructor(request);
     std::unique_ptr<detail::Object> made;
     const std::string where = detail::place_of(request);
@@ -735,7 +743,7 @@ bool register_class(const std::string& name) {
 }
 // Methods, called through references: reference.rpc_sync<int>("Counter.add", 2).
 template <class R, class C, class... P>
-bool register_method(const std::string& name, R (C::*method)(P...)) {
+bool register_method(std::string_view name, R (C::*method)(P...)) {
   return detail::enter(name, method, [method](shmb_request* request) {
     detail::invoke<R, const Remote<C>&, P...>(
         request,
@@ -746,7 +754,7 @@ bool register_method(const std::string& name, R (C::*method)(P...)) {
   });
 }
 template <class R, class C, class... P>
-bool register_method(const std::string& name, R (C::*method)(P...) const) {
+bool register_method(std::string_view name, R (C::*method)(P...) const) {
   return detail::enter(name, method, [method](shmb_request* request) {
     detail::invoke<R, const Remote<C>&, P...>(
         request,

@@ -88,7 +88,7 @@ SHMB_API void shmb_processes_free(shmb_processes* processes) SHMB_NOEXCEPT;
 /* The process numbers by local rank; `count` is nprocs, whatever the capacity. */
 SHMB_API int shmb_processes_pids(shmb_processes* processes, int32_t* pids, size_t capacity, size_t* count,
                                  shmb_error* error) SHMB_NOEXCEPT;
-/* What the function of a local rank gave to shmb_rank_finish. NOT_FOUND before the end. */
+/* Gives the result that a local rank gave to shmb_rank_finish. NOT_FOUND before the end. */
 SHMB_API int shmb_processes_result(shmb_processes* processes, int32_t local_rank, const void** data, uint64_t* length,
                                    shmb_error* error) SHMB_NOEXCEPT;
 
@@ -127,7 +127,7 @@ typedef struct shmb_failure {
   const shmb_cause* causes; /* what it was thrown from, the last one first */
   size_t cause_count;
 } shmb_failure;
-/* How many failures there are: 0 while it runs, and after success. Number 0 is the cause: the first in time. A failure
+/* Counts the failures: 0 while it runs, and after success. Number 0 is the cause: the first in time. A failure
  * that only echoes another rank's end comes after that one. */
 SHMB_API size_t shmb_processes_failures(shmb_processes* processes) SHMB_NOEXCEPT;
 /* Set failure->size first. */
@@ -177,8 +177,15 @@ SHMB_API int shmb_rank_raise_from(const shmb_raised* raised, shmb_error* error) 
  * now on, so that nothing that the unwinding does can look like the earlier one. shmb_rank_raise follows. Does not
  * wait. */
 SHMB_API int shmb_rank_throwing(const char* type, shmb_error* error) SHMB_NOEXCEPT;
+/* For faces in C++, texts for shmb_rank_raise: a type as its source has it, from its mangled name (of a type that
+ * std::throw_with_nested has made, the one that it was given); and a stack of return addresses, one line for each frame
+ * from the one that threw on. Frames of std, of the C library and of this one are left out, and the frame that returns
+ * to `bottom` with all above it. Allocated: shmb_bytes_free. */
+SHMB_API int shmb_type_text(const char* mangled, char** text, shmb_error* error) SHMB_NOEXCEPT;
+SHMB_API int shmb_stack_text(void* const* frames, size_t count, const void* bottom, char** text,
+                             shmb_error* error) SHMB_NOEXCEPT;
 
-/* What follows is between the ranks of one shmb_spawn, on one host. Commands may use it too, one process of each. Any
+/* The following is between the ranks of one shmb_spawn, on one host. Commands may use it too, one process of each. Any
  * thread may call. wait_ns: 0: 5 minutes; SHMB_FOREVER and SHMB_NO_WAIT are refused where others are waited for.
  * PEER_GONE with the number of the rank where one has died or ended before it came. Names and keys: up to 1 KiB. What
  * comes back is allocated: shmb_bytes_free. */

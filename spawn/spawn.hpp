@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks in C++, header-only over shmbroker_spawn.h (whose comments hold for what is not said here): functions by name,
 // arguments as msgpack, regions and pools among them, errors as exceptions. Same habits as shmbroker.hpp. It needs
-// msgpack-cxx and exceptions, also for its `try_` forms.
+// exceptions, also for its `try_` forms. Types that msgpack-cxx alone can pack need spawn_msgpack.hpp as well, or
+// <msgpack.hpp> before this file.
 //
 // A program that spawns registers its functions and begins its main with
 //     if (auto rc = shmbroker::spawn_child(argc, argv)) return *rc;
@@ -13,20 +14,20 @@
 #include "shmbroker.hpp"
 
 #if !SHMBROKER_EXCEPTIONS
-#error "shmbroker/spawn.hpp needs exceptions: msgpack-cxx throws them; without, use shmbroker/shmbroker_spawn.h"
+#error "shmbroker/spawn.hpp needs exceptions; without, use shmbroker/shmbroker_spawn.h"
 #else
 
 #include <cxxabi.h>
 
-#include <algorithm>
 #include <exception>
-#include <map>
-#include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <typeinfo>
+#include <utility>
+#include <vector>
 
 #include "shmbroker_spawn.h"
 #include "spawn_values.hpp"
@@ -69,21 +70,21 @@ struct SpawnOptions {
   std::chrono::nanoseconds start_timeout = std::chrono::seconds(10);
   Timeout timeout{};  // until all have been started; the default is 30 s
   bool no_group = false;
-  std::string group{};  // name; empty: made from the program
+  Text group{};  // name; empty: made from the program
   std::uint64_t limit_bytes = 0;
-  std::string socket{};                    // the broker's; empty: looked for
+  Text socket{};                           // the broker's; empty: looked for
   std::vector<std::string> environment{};  // "NAME=value"
-  std::string directory{};
+  Text directory{};
   Stdio stdio = Stdio::inherit;
-  std::string stdio_path{};
+  Text stdio_path{};
   int shards = 1, shard = 0;
-  std::string master_addr{};
+  Text master_addr{};
   std::uint16_t master_port = 0;
-  std::string program{};               // another one than this, with spawn_child in its main
+  Text program{};                      // another one than this, with spawn_child in its main
   std::vector<std::string> command{};  // its arguments
 };
 
-// What became of one rank.
+// The end of one rank that failed.
 struct RankFailure {
   FailureKind kind = FailureKind::exited;
   int rank = -1, pid = 0, exit_code = 0, signal = 0;
@@ -94,7 +95,7 @@ struct RankFailure {
   std::vector<RaisedCause> causes{};  // what it was thrown from, the last one first
   friend bool operator==(const RankFailure&, const RankFailure&) = default;
 
-  static RankFailure from_c(const shmb_failure& c) {
+  [[gnu::cold]] static RankFailure from_c(const shmb_failure& c) {
     RankFailure one;
     one.kind = static_cast<FailureKind>(c.kind);
     one.rank = c.rank, one.pid = c.pid, one.exit_code = c.exit_code, one.signal = c.signal;
@@ -110,52 +111,92 @@ struct RankFailure {
     for (std::size_t i = 0; i < c.cause_count; ++i) one.causes.push_back({c.causes[i].type, c.causes[i].text});
     return one;
   }
-  static std::string in_words_of_cxx(const std::string& sentence) {
+  [[gnu::cold]] static std::string in_words_of_cxx(const std::string& sentence) {
     shmb_error error{};
     if (sentence.size() >= sizeof error.sentence || sentence.find("shmb_") == sentence.npos) return sentence;
     (void)sentence.copy(error.sentence, sentence.size());
     return Error(error).what();
   }
-  template <class Packer>
-  void msgpack_pack(Packer& packer) const {
-    const auto number = static_cast<std::uint32_t>(kind);
-    std::vector<std::pair<std::string, std::string> > chain;
-    for (const RaisedCause& one : causes) chain.emplace_back(one.type, one.text);
-    msgpack::type::make_define_array(number, rank, pid, exit_code, signal, core, ended_by_us, cut, user_ns, system_ns,
-                                     time_ns, max_rss_bytes, signal_name, message, type, text, trace, chain)
-        .msgpack_pack(packer);
+  // As an array, which rethrow_msgpack() reads again.
+  [[gnu::cold]] void pack_value(detail::Packer& packer) const {
+    packer.array(18);
+    packer.whole(static_cast<std::uint32_t>(kind));
+    for (const int one : {rank, pid, exit_code, signal}) packer.integer(one);
+    for (const bool one : {core, ended_by_us, cut}) packer.boolean(one);
+    for (const std::int64_t one : {user_ns, system_ns, time_ns}) packer.integer(one);
+    packer.whole(max_rss_bytes);
+    for (const std::string* one : {&signal_name, &message, &type, &text, &trace}) packer.text(*one);
+    packer.array(causes.size());
+    for (const RaisedCause& one : causes) {
+      packer.array(2);
+      packer.text(one.type), packer.text(one.text);
+    }
   }
-  void msgpack_unpack(const msgpack::object& object) {
-    std::uint32_t number = 0;
-    std::vector<std::pair<std::string, std::string> > chain;
-    msgpack::type::make_define_array(number, rank, pid, exit_code, signal, core, ended_by_us, cut, user_ns, system_ns,
-                                     time_ns, max_rss_bytes, signal_name, message, type, text, trace, chain)
-        .msgpack_unpack(object);
-    kind = static_cast<FailureKind>(number);
+  [[gnu::cold]] void unpack_value(detail::Reader& in) {
+    using detail::Codec;
+    if (in.array() != 18) throw detail::TypeError();
+    kind = static_cast<FailureKind>(Codec<std::uint32_t>::unpack(in));
+    for (int* one : {&rank, &pid, &exit_code, &signal}) *one = Codec<int>::unpack(in);
+    for (bool* one : {&core, &ended_by_us, &cut}) *one = Codec<bool>::unpack(in);
+    for (std::int64_t* one : {&user_ns, &system_ns, &time_ns}) *one = Codec<std::int64_t>::unpack(in);
+    max_rss_bytes = Codec<std::uint64_t>::unpack(in);
+    for (std::string* one : {&signal_name, &message, &type, &text, &trace}) *one = in.bytes();
     causes.clear();
-    for (auto& [cause_type, cause_text] : chain) causes.push_back({std::move(cause_type), std::move(cause_text)});
+    for (std::size_t left = in.array(); left > 0; --left) {
+      if (in.array() != 2) throw detail::TypeError();
+      RaisedCause& one = causes.emplace_back();
+      one.type = in.bytes(), one.text = in.bytes();
+    }
   }
 };
+
+namespace detail {
+// The failures of an exception, whose copies share them: copying it throws nothing. <memory> would take a tenth of the
+// time that this header takes to compile.
+class SharedFailures {
+ public:
+  explicit SharedFailures(std::vector<RankFailure>&& failures) : held_(new Held{std::move(failures)}) {}
+  SharedFailures(const SharedFailures& other) noexcept : held_(other.held_) {
+    __atomic_fetch_add(&held_->users, 1, __ATOMIC_RELAXED);
+  }
+  SharedFailures& operator=(const SharedFailures& other) noexcept {
+    SharedFailures copy(other);
+    std::swap(held_, copy.held_);
+    return *this;
+  }
+  ~SharedFailures() {
+    if (__atomic_sub_fetch(&held_->users, 1, __ATOMIC_ACQ_REL) == 0) delete held_;
+  }
+  const std::vector<RankFailure>& operator*() const noexcept { return held_->failures; }
+  const std::vector<RankFailure>* operator->() const noexcept { return &held_->failures; }
+
+ private:
+  struct Held {
+    std::vector<RankFailure> failures;
+    int users = 1;
+  };
+  Held* held_;
+};
+}  // namespace detail
 
 // The first failure in time, and all others after it; one that only echoes another rank's end comes after that one's.
 // Survives msgpack with all its fields.
 class ProcessException : public std::runtime_error {
  public:
   explicit ProcessException(std::vector<RankFailure> failures)
-      : std::runtime_error(failures.at(0).message),
-        failures_(std::make_shared<const std::vector<RankFailure> >(std::move(failures))) {}
+      : std::runtime_error(failures.at(0).message), failures_(std::move(failures)) {}
   const RankFailure& failure() const noexcept { return failures_->front(); }
   const std::vector<RankFailure>& failures() const noexcept { return *failures_; }
   int error_index() const noexcept { return failure().rank; }
   int error_pid() const noexcept { return failure().pid; }
   std::string to_msgpack() const {
-    msgpack::sbuffer out;
-    msgpack::pack(out, *failures_);
-    return {out.data(), out.size()};
+    detail::Packer packer;
+    detail::Codec<std::vector<RankFailure> >::pack(packer, *failures_, {});
+    return packer.take();
   }
 
  private:
-  std::shared_ptr<const std::vector<RankFailure> > failures_;
+  detail::SharedFailures failures_;
 };
 // The function of the rank threw.
 class ProcessRaisedException : public ProcessException {
@@ -170,7 +211,7 @@ class ProcessExitedException : public ProcessException {
   const std::string& signal_name() const noexcept { return failure().signal_name; }
 };
 
-[[noreturn]] inline void throw_failures(std::vector<RankFailure> failures) {
+[[noreturn, gnu::cold]] inline void throw_failures(std::vector<RankFailure> failures) {
   switch (failures.at(0).kind) {
     case FailureKind::raised:
       throw ProcessRaisedException(std::move(failures));
@@ -185,8 +226,9 @@ class ProcessExitedException : public ProcessException {
   throw ProcessException(std::move(failures));
 }
 // Of what to_msgpack made: throws the same exception again.
-[[noreturn]] inline void rethrow_msgpack(std::string_view bytes) {
-  throw_failures(msgpack::unpack(bytes.data(), bytes.size()).get().as<std::vector<RankFailure> >());
+[[noreturn, gnu::cold]] inline void rethrow_msgpack(std::string_view bytes) {
+  detail::Reader in(bytes);
+  throw_failures(detail::Codec<std::vector<RankFailure> >::unpack(in));
 }
 
 namespace detail {
@@ -205,59 +247,77 @@ inline Ticket lent_to_parent(const RegionBase& region, Rights rights) {
   return Ticket(Token(raw));
 }
 
-using Invoker = std::function<std::string(int, const msgpack::object&)>;
+// A function by name. `address` is what it was registered with, and `invoke` calls it as what it is.
 struct Registered {
-  Invoker invoke;
+  std::string name;
   void (*address)() = nullptr;
+  std::string (*invoke)(const Registered& self, int rank, Reader& arguments, std::size_t count) = nullptr;
   bool twice = false;
 };
-inline std::map<std::string, Registered>& registry() {
-  static auto* const functions = new std::map<std::string, Registered>;
+// By name.
+inline std::vector<Registered>& registry() {
+  static auto* const functions = new std::vector<Registered>;
   return *functions;
 }
+[[gnu::cold]] inline void enter(std::string_view name, void (*address)(), decltype(Registered::invoke) invoke) {
+  auto place = registry().begin();
+  while (place != registry().end() && place->name < name) ++place;
+  if (place != registry().end() && place->name == name) {
+    place->twice |= place->address != address;
+    place->address = address;
+    place->invoke = invoke;
+  } else {
+    registry().insert(place, {std::string(name), address, invoke});
+  }
+}
 
+[[noreturn, gnu::cold]] inline void refuse_count(std::string_view name, std::size_t takes, std::size_t given) {
+  throw std::invalid_argument(joined({"function \"", name, "\" takes ", std::to_string(takes),
+                                      " arguments besides the rank, ", std::to_string(given), " were given"}));
+}
 template <class R, class... P, std::size_t... n>
-[[gnu::noinline]] std::string invoke(const std::string& name, R (*function)(int, P...), int rank,
-                                     const msgpack::object& arguments, std::index_sequence<n...>) {
+[[gnu::noinline]] std::string invoke(const std::string& name, R (*function)(int, P...), int rank, Reader& arguments,
+                                     std::size_t count, std::index_sequence<n...>) {
   bottom_of_stack = __builtin_return_address(0);
-  if (arguments.type != msgpack::type::ARRAY || arguments.via.array.size != sizeof...(P))
-    throw std::invalid_argument(
-        "function \"" + name + "\" takes " + std::to_string(sizeof...(P)) + " arguments besides the rank, " +
-        std::to_string(arguments.type == msgpack::type::ARRAY ? arguments.via.array.size : 0) + " were given");
-  std::tuple<std::decay_t<P>...> values{unpack_argument<std::decay_t<P> >(name, n + 1, arguments.via.array.ptr[n])...};
-  msgpack::sbuffer out;
+  if (count != sizeof...(P)) refuse_count(name, sizeof...(P), count);
+  std::tuple<std::decay_t<P>...> values{unpack_argument<std::decay_t<P> >(name, n + 1, arguments)...};
+  Packer packer;
   if constexpr (std::is_void_v<R>) {
     function(rank, std::forward<P>(std::get<n>(values))...);
   } else {
-    Packer packer(out);
     Codec<typename AsValue<std::decay_t<R> >::type>::pack(
         packer, function(rank, std::forward<P>(std::get<n>(values))...), PackContext{.lend = &lent_to_parent});
   }
-  return {out.data(), out.size()};
+  return packer.take();
 }
 
-inline std::string call_registered(const shmb_rank_info& info) {
-  const auto found = registry().find(info.function);
-  if (found == registry().end()) {
-    std::string known;
-    for (const auto& [name, one] : registry()) known += (known.empty() ? "" : ", ") + name;
-    throw std::invalid_argument("no function \"" + std::string(info.function) +
-                                "\" is registered in this program (registered: " + (known.empty() ? "none" : known) +
-                                ")");
+[[gnu::cold]] inline std::string call_registered(const shmb_rank_info& info) {
+  const std::string_view name = info.function;
+  const Registered* found = nullptr;
+  std::string known;
+  for (const Registered& one : registry()) {
+    if (one.name == name) found = &one;
+    if (!known.empty()) known += ", ";
+    known += one.name;
   }
-  if (found->second.twice)
-    throw std::invalid_argument("two functions are registered as \"" + std::string(info.function) + "\"");
-  const auto arguments = msgpack::unpack(static_cast<const char*>(info.arguments), info.arguments_length);
-  return found->second.invoke(info.rank, arguments.get());
+  if (found == nullptr)
+    throw std::invalid_argument(joined({"no function \"", name, "\" is registered in this program (registered: ",
+                                        known.empty() ? "none" : std::string_view(known), ")"}));
+  if (found->twice) throw std::invalid_argument(joined({"two functions are registered as \"", name, "\""}));
+  const std::string_view bytes(static_cast<const char*>(info.arguments), info.arguments_length);
+  if (!Reader::is_value(bytes)) throw Malformed();
+  Reader arguments(bytes);
+  const Reader::Item head = arguments.take();
+  if (head.kind != Reader::Kind::array) throw std::invalid_argument("the arguments are no array of values");
+  return found->invoke(*found, info.rank, arguments, static_cast<std::size_t>(head.number));
 }
 
 // By itself in the stack, which is cut above it.
-[[gnu::noinline]] inline int run_rank(const shmb_rank_info& info) {
+[[gnu::noinline, gnu::cold]] inline int run_rank(const shmb_rank_info& info) {
   bottom_of_stack = __builtin_return_address(0);
   const auto raise = [&](const Thrown& thrown) {
-    const std::string trace = "In function \"" + std::string(info.function) + "\" of rank " +
-                              std::to_string(info.rank) + " of " + std::to_string(info.world_size) + ":\n" +
-                              throw_point_text();
+    const std::string trace = joined({"In function \"", info.function, "\" of rank ", std::to_string(info.rank), " of ",
+                                      std::to_string(info.world_size), ":\n", throw_point_text()});
     const std::vector<shmb_cause> causes = thrown.c();
     shmb_raised raised{};
     raised.size = sizeof raised;
@@ -287,7 +347,7 @@ inline int run_forked_rank(void*) {
   return shmb_rank_enter(nullptr, &info, nullptr) == SHMB_OK ? run_rank(info) : 1;
 }
 
-inline std::vector<const char*> pointers(const std::vector<std::string>& texts) {
+[[gnu::cold]] inline std::vector<const char*> pointers(const std::vector<std::string>& texts) {
   std::vector<const char*> out;
   for (const std::string& text : texts) out.push_back(text.c_str());
   out.push_back(nullptr);
@@ -299,28 +359,26 @@ inline const char* or_null(const std::string& text) { return text.empty() ? null
 
 namespace detail {
 template <class R, class... P>
-bool register_plain(const std::string& name, R (*function)(int, P...)) {
-  auto& known = registry()[name];
-  const auto address = reinterpret_cast<void (*)()>(function);
-  known.twice |= known.address != nullptr && known.address != address;
-  known.address = address;
-  known.invoke = [name, function](int rank, const msgpack::object& arguments) {
-    return invoke(name, function, rank, arguments, std::index_sequence_for<P...>());
-  };
+bool register_plain(std::string_view name, R (*function)(int, P...)) {
+  enter(name, reinterpret_cast<void (*)()>(function),
+        [](const Registered& self, int rank, Reader& arguments, std::size_t count) {
+          return invoke(self.name, reinterpret_cast<R (*)(int, P...)>(self.address), rank, arguments, count,
+                        std::index_sequence_for<P...>());
+        });
   return true;
 }
 template <class F>
-concept RankFunction = requires(const std::string& name, F&& function) { register_plain(name, +function); };
+concept RankFunction = requires(std::string_view name, F&& function) { register_plain(name, +function); };
 }  // namespace detail
 
 // Makes a function callable in ranks under a name. It takes the rank first; what it returns goes to the parent.
 template <class R, class... P>
-bool register_function(const std::string& name, R (*function)(int, P...)) {
+bool register_function(std::string_view name, R (*function)(int, P...)) {
   return detail::register_plain(name, function);
 }
 // The same for what becomes such a function: a lambda without captures, a function that is noexcept.
 template <class F>
-bool register_function(const std::string& name, F&& function) {
+bool register_function(std::string_view name, F&& function) {
   static_assert(
       detail::RankFunction<F>,
       "a rank's function is a plain function, or a lambda without captures, whose first parameter is int: the "
@@ -346,11 +404,30 @@ inline std::optional<int> spawn_child(int /*argc*/, char** /*argv*/, void (*prel
   return detail::run_rank(info);
 }
 
+namespace detail {
+class SessionOfRanks final : public SessionSource {
+ public:
+  explicit SessionOfRanks(shmb_processes* ranks) noexcept : ranks_(ranks) {}
+  const Session& session() override {
+    if (session_) return *session_;
+    shmb_session* raw = nullptr;
+    shmb_error why;
+    const int status = shmb_processes_session(ranks_, &raw, &why);
+    if (status == SHMB_E_NOT_FOUND) return rank_session();  // they had nothing but the environment either
+    if (status != SHMB_OK) throw Error(why);
+    return session_.emplace(raw);
+  }
+
+ private:
+  shmb_processes* ranks_;
+  std::optional<Session> session_;
+};
+}  // namespace detail
+
 // A set of ranks. Thread-safe. The destructor waits for them, or ends them (SpawnOptions::daemon).
 class ProcessContext {
  public:
-  explicit ProcessContext(shmb_processes* adopted, std::shared_ptr<detail::Lent> lent = nullptr,
-                          int first_rank = 0) noexcept
+  explicit ProcessContext(shmb_processes* adopted, detail::Handle<detail::Lent> lent = {}, int first_rank = 0) noexcept
       : first_rank_(first_rank), lent_(std::move(lent)), handle_(adopted) {}
   ProcessContext(ProcessContext&&) noexcept = default;
   // The ranks that were here end first: what they were lent is theirs until then.
@@ -369,11 +446,11 @@ class ProcessContext {
     if (shmb_processes_join(handle_.get(), timeout.nanoseconds(), voluntary ? voluntary->count() : -1, &state,
                             &error) != SHMB_OK)
       return Error(error);
-    if (state != SHMB_PROCESSES_RUNNING && lent_) {
+    if (state != SHMB_PROCESSES_RUNNING && lent_.get() != nullptr) {
       std::chrono::nanoseconds left = detail::Lent::kPatience;
       if (timeout.nanoseconds() > 0)
         left = std::chrono::nanoseconds(timeout.nanoseconds()) - (std::chrono::steady_clock::now() - begun);
-      lent_->revoke(left);
+      lent_.get()->revoke(left);
     }
     return static_cast<RanksState>(state);
   }
@@ -384,7 +461,7 @@ class ProcessContext {
     return state == RanksState::succeeded;
   }
   // After the end: the cause first, what we ended ourselves last.
-  std::vector<RankFailure> failures() const {
+  [[gnu::cold]] std::vector<RankFailure> failures() const {
     std::vector<RankFailure> all(shmb_processes_failures(handle_.get()));
     for (std::size_t i = 0; i < all.size(); ++i) {
       shmb_failure one{};
@@ -401,7 +478,7 @@ class ProcessContext {
     return all;
   }
   void end(bool at_once = false) noexcept { (void)shmb_processes_end(handle_.get(), at_once, nullptr); }
-  // What the function of a local rank returned.
+  // Gives the value that the function of a local rank returned.
   template <class T>
   T result(int local_rank) const {
     const void* data = nullptr;
@@ -409,31 +486,24 @@ class ProcessContext {
     shmb_error error;
     if (shmb_processes_result(handle_.get(), local_rank, &data, &length, &error) != SHMB_OK) throw Error(error);
     // By the session that the ranks' tickets for their parent are bound to, or with the same broker.
-    std::optional<Session> session;
-    const detail::AttachBy by([&]() -> const Session& {
-      if (session) return *session;
-      shmb_session* raw = nullptr;
-      shmb_error why;
-      const int status = shmb_processes_session(handle_.get(), &raw, &why);
-      if (status == SHMB_E_NOT_FOUND) return rank_session();  // they had nothing but the environment either
-      if (status != SHMB_OK) throw Error(why);
-      return session.emplace(raw);
-    });
+    detail::SessionOfRanks source(handle_.get());
+    const detail::AttachBy by(source);
     return detail::unpack_result<T>(first_rank_ + local_rank, data, static_cast<std::size_t>(length));
   }
   shmb_processes* c() const noexcept { return handle_.get(); }
 
  private:
-  int first_rank_;                      // the rank of local rank 0
-  std::shared_ptr<detail::Lent> lent_;  // outlives the ranks
+  int first_rank_;                     // the rank of local rank 0
+  detail::Handle<detail::Lent> lent_;  // outlives the ranks
   detail::Handle<shmb_processes> handle_;
 };
 using SpawnContext = ProcessContext;
 
 namespace detail {
 
-inline Result<ProcessContext> start(const SpawnOptions& options, std::uint32_t method, const std::string& function,
-                                    const std::string& arguments, std::shared_ptr<Lent> lent = nullptr) {
+[[gnu::cold]] inline Result<ProcessContext> start(const SpawnOptions& options, std::uint32_t method,
+                                                  std::string_view function, const std::string& arguments,
+                                                  Handle<Lent> lent = {}) {
   shmb_spawn_options c{};
   c.size = sizeof c;
   c.method = method;
@@ -441,7 +511,8 @@ inline Result<ProcessContext> start(const SpawnOptions& options, std::uint32_t m
       (options.no_group ? unsigned{SHMB_SPAWN_NO_GROUP} : 0U) | (options.daemon ? unsigned{SHMB_SPAWN_DAEMON} : 0U);
   c.nprocs = options.nprocs, c.shards = options.shards, c.shard = options.shard;
   c.stdio = static_cast<std::uint32_t>(options.stdio), c.stdio_path = or_null(options.stdio_path);
-  c.function = function.c_str();
+  const CText name(function);
+  c.function = name.get();
   c.arguments = arguments.data(), c.arguments_length = arguments.size();
   const auto command = pointers(options.command), environment = pointers(options.environment);
   if (!options.command.empty()) c.command = command.data();
@@ -461,26 +532,24 @@ inline Result<ProcessContext> start(const SpawnOptions& options, std::uint32_t m
   return ProcessContext(raw, std::move(lent), options.shard * options.nprocs);
 }
 
-// What ranks have to begin, and a margin; an hour at most.
+// The time that ranks have to begin, and a margin; an hour at most.
 inline Timeout attach_time(const SpawnOptions& options) {
   using std::chrono::nanoseconds;
   constexpr nanoseconds kMargin = std::chrono::minutes(1), kMost = std::chrono::hours(1);
   const nanoseconds all(options.timeout.nanoseconds());
-  const nanoseconds started = all.count() == SHMB_FOREVER ? kMost
-                              : all.count() <= 0          ? kMargin / 2
-                                                          : std::min(all, kMost);
-  return std::min(kMost, started + std::min(options.start_timeout, kMost) + kMargin);
+  const nanoseconds started = all.count() == SHMB_FOREVER ? kMost : all.count() <= 0 ? kMargin / 2 : least(all, kMost);
+  return least(kMost, started + least(options.start_timeout, kMost) + kMargin);
 }
 
 }  // namespace detail
 
 // Starts ranks of a registered function and does not wait for them.
 template <class... A>
-Result<ProcessContext> try_start_processes(const std::string& function, const SpawnOptions& options,
+Result<ProcessContext> try_start_processes(std::string_view function, const SpawnOptions& options,
                                            const A&... arguments) {
   try {
-    auto lent = std::make_shared<detail::Lent>();
-    const detail::PackContext context{static_cast<std::uint32_t>(std::max(options.nprocs, 1)),
+    detail::Handle<detail::Lent> lent(new detail::Lent);
+    const detail::PackContext context{static_cast<std::uint32_t>(options.nprocs < 1 ? 1 : options.nprocs),
                                       detail::attach_time(options), lent.get()};
     const std::string packed = detail::pack_all(context, arguments...);
     return detail::start(options, static_cast<std::uint32_t>(options.start_method), function, packed, std::move(lent));
@@ -489,14 +558,14 @@ Result<ProcessContext> try_start_processes(const std::string& function, const Sp
   }
 }
 template <class... A>
-ProcessContext start_processes(const std::string& function, const SpawnOptions& options, const A&... arguments) {
+ProcessContext start_processes(std::string_view function, const SpawnOptions& options, const A&... arguments) {
   ProcessContext context = try_start_processes(function, options, arguments...).value();
   if (options.join) context.join();
   return context;
 }
 // As torch's: joined unless options.join is false; throws what made a rank fail.
 template <class... A>
-ProcessContext spawn(const std::string& function, const SpawnOptions& options, const A&... arguments) {
+ProcessContext spawn(std::string_view function, const SpawnOptions& options, const A&... arguments) {
   return start_processes(function, options, arguments...);
 }
 // Ranks of any command: `options.command` with its arguments.
@@ -513,23 +582,23 @@ inline ProcessContext spawn_command(const SpawnOptions& options) {
 namespace ranks {
 
 namespace detail {
-struct Freed {
-  void operator()(void* bytes) const noexcept { shmb_bytes_free(bytes); }
+struct Bytes {
+  void* bytes;
+  ~Bytes() { shmb_bytes_free(bytes); }
 };
-template <class T>
-using Bytes = std::unique_ptr<T, Freed>;
+using shmbroker::detail::CText;
 inline void check(int status, const shmb_error& error) {
   if (status != SHMB_OK) throw Error(error);
 }
 template <class T>
 T unpacked(const void* data, std::size_t length) {
-  const auto whole = msgpack::unpack(static_cast<const char*>(data), length);
-  const msgpack::object& object = whole.get();
-  if (object.type != msgpack::type::ARRAY || object.via.array.size != 1)
+  shmbroker::detail::Reader in(data, length);
+  if (!in.is_value({static_cast<const char*>(data), length}) ||
+      in.peek().kind != shmbroker::detail::Reader::Kind::array || in.array() != 1)
     throw std::invalid_argument(
         "what another rank gave is no value of shmbroker::ranks: a program in C or another "
         "language sent bare bytes");
-  return shmbroker::detail::unpack_argument<T>("broadcast", 1, object.via.array.ptr[0]);
+  return shmbroker::detail::unpack_argument<T>("broadcast", 1, in);
 }
 inline shmb_rank_info info() {
   shmb_rank_info info{};
@@ -539,25 +608,25 @@ inline shmb_rank_info info() {
   return info;
 }
 
-// What a value needs on its way to all ranks. A region goes as a ticket that ends with the session of the rank that
+// It brings a value to all ranks. A region goes as a ticket that ends with the session of the rank that
 // lends it, so that ranks that are killed leave none; therefore that rank stays until the others have attached.
 template <class T>
 class Exchange {
  public:
-  Exchange(const shmb_rank_info& info, Timeout timeout, const std::string& name)
+  Exchange(const shmb_rank_info& info, Timeout timeout, std::string_view name)
       : uses_(static_cast<std::uint32_t>(info.local_world_size)),
         whole_(timeout.nanoseconds() == 0 ? std::chrono::minutes(5) : std::chrono::nanoseconds(timeout.nanoseconds())),
-        name_("\x01taken:" + name) {}
+        name_("\x01taken:" + std::string(name)) {}
   shmbroker::detail::PackContext context() {
     constexpr std::chrono::nanoseconds kMost = std::chrono::hours(24);
-    return {uses_, Timeout(std::min(whole_, kMost) + std::chrono::minutes(1)), &lent_};
+    return {uses_, Timeout(shmbroker::detail::least(whole_, kMost) + std::chrono::minutes(1)), &lent_};
   }
   template <class Unpack>
   auto take(bool lends, Unpack&& unpack) {
     if constexpr (!std::is_base_of_v<RegionBase, T>) {
       return unpack();
     } else {
-      // Who could not attach comes all the same: the others need not wait for its end.
+      // A rank that could not attach comes all the same: the others need not wait for its end.
       std::optional<decltype(unpack())> taken;
       std::exception_ptr failed;
       try {
@@ -565,9 +634,9 @@ class Exchange {
       } catch (...) {
         failed = std::current_exception();
       }
-      const auto left = std::max(whole_ - (std::chrono::steady_clock::now() - begun_), std::chrono::nanoseconds(1));
+      const std::chrono::nanoseconds left = whole_ - (std::chrono::steady_clock::now() - begun_);
       shmb_error error;
-      const int status = shmb_rank_barrier(name_.c_str(), left.count(), &error);
+      const int status = shmb_rank_barrier(name_.c_str(), left.count() > 0 ? left.count() : 1, &error);
       if (failed) std::rethrow_exception(failed);
       if (lends) check(status, error);
       return std::move(*taken);
@@ -586,14 +655,14 @@ class Exchange {
 inline int rank() { return detail::info().rank; }
 inline int world_size() { return detail::info().world_size; }
 
-inline void barrier(Timeout timeout = {}, const std::string& name = {}) {
+inline void barrier(Timeout timeout = {}, std::string_view name = {}) {
   shmb_error error;
-  detail::check(shmb_rank_barrier(name.c_str(), timeout.nanoseconds(), &error), error);
+  detail::check(shmb_rank_barrier(detail::CText(name).get(), timeout.nanoseconds(), &error), error);
 }
 // Everybody gets the root's value: anything that may be an argument of a function. Of a region, which the others give
 // an empty one for (`Region(nullptr)`), everybody gets a handle of its own, and it returns when all have attached.
 template <class T>
-T broadcast(const T& value, int root = 0, Timeout timeout = {}, const std::string& name = {}) {
+T broadcast(const T& value, int root = 0, Timeout timeout = {}, std::string_view name = {}) {
   const shmb_rank_info info = detail::info();
   detail::Exchange<T> exchange(info, timeout, name);
   const bool lends = info.local_rank == root;
@@ -602,25 +671,25 @@ T broadcast(const T& value, int root = 0, Timeout timeout = {}, const std::strin
   void* data = nullptr;
   std::uint64_t length = 0;
   shmb_error error;
-  detail::check(
-      shmb_rank_broadcast(name.c_str(), root, mine.data(), mine.size(), timeout.nanoseconds(), &data, &length, &error),
-      error);
-  const detail::Bytes<void> owned(data);
+  detail::check(shmb_rank_broadcast(detail::CText(name).get(), root, mine.data(), mine.size(), timeout.nanoseconds(),
+                                    &data, &length, &error),
+                error);
+  const detail::Bytes owned{data};
   return exchange.take(lends, [&] { return detail::unpacked<T>(data, length); });
 }
 template <class T>
-std::vector<T> all_gather(const T& value, Timeout timeout = {}, const std::string& name = {}) {
+std::vector<T> all_gather(const T& value, Timeout timeout = {}, std::string_view name = {}) {
   const shmb_rank_info info = detail::info();
   detail::Exchange<T> exchange(info, timeout, name);
   const std::string mine = shmbroker::detail::pack_all(exchange.context(), value);
   void* data = nullptr;
   std::uint64_t* offsets = nullptr;
   shmb_error error;
-  detail::check(
-      shmb_rank_all_gather(name.c_str(), mine.data(), mine.size(), timeout.nanoseconds(), &data, &offsets, &error),
-      error);
-  const detail::Bytes<void> owned(data);
-  const detail::Bytes<std::uint64_t> places(offsets);
+  detail::check(shmb_rank_all_gather(detail::CText(name).get(), mine.data(), mine.size(), timeout.nanoseconds(), &data,
+                                     &offsets, &error),
+                error);
+  const detail::Bytes owned{data};
+  const detail::Bytes places{offsets};
   return exchange.take(true, [&] {
     std::vector<T> all;
     for (int i = 0; i < info.local_world_size; ++i)
@@ -630,54 +699,58 @@ std::vector<T> all_gather(const T& value, Timeout timeout = {}, const std::strin
 }
 
 // The store: small values by key.
-inline void set(const std::string& key, std::string_view value) {
+inline void set(std::string_view key, std::string_view value) {
   shmb_error error;
-  detail::check(shmb_rank_set(key.c_str(), value.data(), value.size(), &error), error);
+  detail::check(shmb_rank_set(detail::CText(key).get(), value.data(), value.size(), &error), error);
 }
-inline std::optional<std::string> get(const std::string& key) {
+inline std::optional<std::string> get(std::string_view key) {
   void* data = nullptr;
   std::uint64_t length = 0;
   shmb_error error;
-  const int status = shmb_rank_get(key.c_str(), &data, &length, &error);
+  const int status = shmb_rank_get(detail::CText(key).get(), &data, &length, &error);
   if (status == SHMB_E_NOT_FOUND) return std::nullopt;
   detail::check(status, error);
-  const detail::Bytes<void> owned(data);
+  const detail::Bytes owned{data};
   return std::string(static_cast<const char*>(data), length);
 }
-inline std::string wait(const std::string& key, Timeout timeout = {}) {
+inline std::string wait(std::string_view key, Timeout timeout = {}) {
   void* data = nullptr;
   std::uint64_t length = 0;
   shmb_error error;
-  detail::check(shmb_rank_wait(key.c_str(), timeout.nanoseconds(), &data, &length, &error), error);
-  const detail::Bytes<void> owned(data);
+  detail::check(shmb_rank_wait(detail::CText(key).get(), timeout.nanoseconds(), &data, &length, &error), error);
+  const detail::Bytes owned{data};
   return {static_cast<const char*>(data), length};
 }
 // Gives the value that the key has afterwards.
-inline std::string compare_exchange(const std::string& key, std::string_view expected, std::string_view desired) {
+inline std::string compare_exchange(std::string_view key, std::string_view expected, std::string_view desired) {
   void* data = nullptr;
   std::uint64_t length = 0;
   shmb_error error;
-  detail::check(shmb_rank_compare_exchange(key.c_str(), expected.data(), expected.size(), desired.data(),
+  detail::check(shmb_rank_compare_exchange(detail::CText(key).get(), expected.data(), expected.size(), desired.data(),
                                            desired.size(), &data, &length, &error),
                 error);
-  const detail::Bytes<void> owned(data);
+  const detail::Bytes owned{data};
   return {static_cast<const char*>(data), length};
 }
-inline bool erase(const std::string& key) {
+inline bool erase(std::string_view key) {
   std::uint32_t existed = 0;
   shmb_error error;
-  detail::check(shmb_rank_delete(key.c_str(), &existed, &error), error);
+  detail::check(shmb_rank_delete(detail::CText(key).get(), &existed, &error), error);
   return existed != 0;
 }
-inline std::int64_t add(const std::string& key, std::int64_t amount) {
+inline std::int64_t add(std::string_view key, std::int64_t amount) {
   std::int64_t sum = 0;
   shmb_error error;
-  detail::check(shmb_rank_add(key.c_str(), amount, &sum, &error), error);
+  detail::check(shmb_rank_add(detail::CText(key).get(), amount, &sum, &error), error);
   return sum;
 }
 
 }  // namespace ranks
 }  // namespace shmbroker
+
+#ifdef MSGPACK_VERSION_MAJOR  // the program has included <msgpack.hpp>
+#include "spawn_msgpack.hpp"
+#endif
 
 #endif
 #endif

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How values travel to ranks, from them, and between workers: msgpack, and handles beside it. Regions go as tickets,
-// pools by their id, queues by their address. A ticket that nobody takes must not hold a region on: each is bound to
-// the session of who gave it, or for whom it is. Part of spawn.hpp, and needs msgpack-cxx and exceptions as that does.
+// Values travel to ranks, from them, and between workers as bytes of msgpack, with handles beside them. Regions go as
+// tickets, pools by their id, queues by their address. A ticket that nobody takes must not hold a region on: each is
+// bound to the session that gave it, or that it is for. Containers are taken by what they can do, so that none of their
+// headers is needed here. Part of spawn.hpp; needs exceptions.
 #if __cplusplus < 202002L
 #error "shmbroker/spawn.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_spawn.h)"
 #elif !defined(SHMBROKER_SPAWN_VALUES_HPP)
@@ -10,42 +11,53 @@
 #include "shmbroker.hpp"
 
 #if !SHMBROKER_EXCEPTIONS
-#error "shmbroker/spawn_values.hpp needs exceptions: msgpack-cxx throws them; without, use shmbroker/shmbroker_spawn.h"
+#error "shmbroker/spawn_values.hpp needs exceptions; without, use shmbroker/shmbroker_spawn.h"
 #else
 
-#ifndef MSGPACK_NO_BOOST
-#define MSGPACK_NO_BOOST
-#endif
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <limits>
-#include <memory>
-#include <msgpack.hpp>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
+#include "packed.hpp"
 #include "thrown.hpp"
 
 namespace shmbroker {
 
-// Where a queue is, for a rank to open an end of its own. A Queue as an argument travels as its address.
+namespace detail {
+template <class... F>
+void pack_fields(Packer& packer, const F&... fields);
+template <class... F>
+void unpack_fields(Reader& in, F&... fields);
+}  // namespace detail
+
+// In a class: its values can be arguments and results. They travel as an array of these members. The class has a
+// default constructor. MSGPACK_DEFINE gives the same bytes, and needs spawn_msgpack.hpp.
+#define SHMBROKER_FIELDS(...)                                                      \
+  void pack_value(::shmbroker::detail::Packer& shmbroker_packer) const {           \
+    ::shmbroker::detail::pack_fields(shmbroker_packer __VA_OPT__(, ) __VA_ARGS__); \
+  }                                                                                \
+  void unpack_value(::shmbroker::detail::Reader& shmbroker_in) {                   \
+    ::shmbroker::detail::unpack_fields(shmbroker_in __VA_OPT__(, ) __VA_ARGS__);   \
+  }
+
+// The place of a queue, for a rank to open an end of its own. A Queue as an argument travels as its address.
 struct QueueAddress {
   std::uint64_t pool = 0;
   std::string name{};
-  std::uint32_t role = 0;  // the ends of whoever gave the address, SHMB_QUEUE_READER and _WRITER; 0: not said
-  MSGPACK_DEFINE(pool, name, role)
+  std::uint32_t role = 0;  // the ends that its giver had, SHMB_QUEUE_READER and _WRITER; 0: not said
+  SHMBROKER_FIELDS(pool, name, role)
   template <class Queue>
   static QueueAddress of(const Queue& queue) {
     const auto info = queue.info();
@@ -61,50 +73,52 @@ inline const Session& rank_session() {
 
 namespace detail {
 
-inline const char* type_text(const msgpack::object& object) {
-  switch (object.type) {
-    case msgpack::type::NIL:
+inline const char* type_text(const Reader::Item& item) {
+  switch (item.kind) {
+    case Reader::Kind::nil:
       return "nil";
-    case msgpack::type::BOOLEAN:
+    case Reader::Kind::boolean:
       return "boolean";
-    case msgpack::type::POSITIVE_INTEGER:
-    case msgpack::type::NEGATIVE_INTEGER:
+    case Reader::Kind::whole:
+    case Reader::Kind::negative:
       return "integer";
-    case msgpack::type::FLOAT32:
-    case msgpack::type::FLOAT64:
+    case Reader::Kind::real:
       return "float";
-    case msgpack::type::STR:
+    case Reader::Kind::text:
       return "string";
-    case msgpack::type::BIN:
+    case Reader::Kind::binary:
       return "bytes";
-    case msgpack::type::ARRAY:
+    case Reader::Kind::array:
       return "array";
-    case msgpack::type::MAP:
+    case Reader::Kind::map:
       return "map";
-    case msgpack::type::EXT:
+    case Reader::Kind::extension:
       break;
   }
-  return object.via.ext.size > 0 && object.via.ext.type() == 1   ? "region"
-         : object.via.ext.size > 0 && object.via.ext.type() == 2 ? "ticket"
-         : object.via.ext.size > 0 && object.via.ext.type() == 3 ? "pool"
-                                                                 : "extension";
+  return item.type == 1 ? "region" : item.type == 2 ? "ticket" : item.type == 3 ? "pool" : "extension";
 }
 
-// What was found where a T was expected: for a number also which, as it may be one that does not fit.
-template <class T>
-std::string found_text(const msgpack::object& object) {
-  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
-    const bool negative = object.type == msgpack::type::NEGATIVE_INTEGER;
-    if (negative || object.type == msgpack::type::POSITIVE_INTEGER) {
-      const auto value = negative ? std::to_string(object.via.i64) : std::to_string(object.via.u64);
-      return "integer " + value + ", which does not fit: " + std::to_string(std::numeric_limits<T>::min()) + " to " +
-             std::to_string(std::numeric_limits<T>::max());
-    }
+// Names the kind of the value that was found, of an integer itself, as it may not fit. `least` and
+// `most`: the range that was expected, where that was an integer.
+[[gnu::cold]] inline std::string found_text(const Reader::Item& item, std::string_view least, std::string_view most) {
+  const bool negative = item.kind == Reader::Kind::negative;
+  if (!least.empty() && (negative || item.kind == Reader::Kind::whole)) {
+    const auto value = negative ? std::to_string(static_cast<std::int64_t>(item.number)) : std::to_string(item.number);
+    return joined({"integer ", value, ", which does not fit: ", least, " to ", most});
   }
-  if (object.type == msgpack::type::ARRAY || object.type == msgpack::type::MAP)
-    return std::string(type_text(object)) + " (of another length, or with an element of another type or out of range)";
-  return type_text(object);
+  if (item.kind == Reader::Kind::array || item.kind == Reader::Kind::map)
+    return joined({type_text(item), " (of another length, or with an element of another type or out of range)"});
+  return type_text(item);
 }
+template <class T>
+[[gnu::cold]] std::string found_text(const Reader::Item& item) {
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+    return found_text(item, std::to_string(std::numeric_limits<T>::min()),
+                      std::to_string(std::numeric_limits<T>::max()));
+  else return found_text(item, {}, {});
+}
+
+inline std::chrono::nanoseconds least(std::chrono::nanoseconds a, std::chrono::nanoseconds b) { return b < a ? b : a; }
 
 // Tickets that were made for ranks. Those with uses left when the ranks have ended would hold their regions on.
 class Lent {
@@ -122,7 +136,7 @@ class Lent {
   // All together take no longer than `within`. Past it each is still sent, and its answer not waited for.
   void revoke(std::chrono::nanoseconds within) noexcept {
     if (owner_ != ::getpid()) return;  // a forked child's copy; the parent's tickets are still awaited
-    const auto end = std::chrono::steady_clock::now() + std::min<std::chrono::nanoseconds>(within, kPatience);
+    const auto end = std::chrono::steady_clock::now() + least(within, kPatience);
     const std::lock_guard lock(mutex_);
     for (const auto& [session, ticket] : tickets_)
       (void)session.try_revoke(ticket, end - std::chrono::steady_clock::now());
@@ -136,27 +150,29 @@ class Lent {
   std::vector<std::pair<Session, Ticket> > tickets_;
 };
 
+template <>
+struct Closer<Lent> {
+  static void close(Lent* lent) noexcept { delete lent; }
+};
+
 struct PackContext {
   std::uint32_t uses = 1;  // how many ranks will attach
   Timeout lifetime{};      // until when they must have: the region of a ticket that nobody took is held so long
   Lent* lent = nullptr;    // told of each ticket, where somebody will revoke it
   Ticket (*lend)(const RegionBase&, Rights) = nullptr;  // of results: a ticket that ends with whom it is for
 };
-using Packer = msgpack::packer<msgpack::sbuffer>;
 
 enum class Extension : std::int8_t { region = 1, ticket, pool };
 
-inline void pack_extension(Packer& packer, Extension kind, const void* data, std::uint32_t size) {
-  packer.pack_ext(size, static_cast<std::int8_t>(kind));
-  packer.pack_ext_body(static_cast<const char*>(data), size);
+inline void pack_extension(Packer& packer, Extension kind, const void* data, std::size_t size) {
+  packer.extension(static_cast<std::int8_t>(kind), data, size);
 }
 template <std::size_t size>
-std::array<std::uint8_t, size> extension(const msgpack::object& object, Extension kind) {
+std::array<std::uint8_t, size> extension(Reader& in, Extension kind) {
+  const Reader::Item item = in.take(Reader::Kind::extension);
+  if (item.type != static_cast<std::int8_t>(kind) || item.bytes.size() != size) throw TypeError();
   std::array<std::uint8_t, size> out;
-  if (object.type != msgpack::type::EXT || object.via.ext.type() != static_cast<std::int8_t>(kind) ||
-      object.via.ext.size != size)
-    throw msgpack::type_error();
-  std::memcpy(out.data(), object.via.ext.data(), size);
+  std::memcpy(out.data(), item.bytes.data(), size);
   return out;
 }
 inline Ticket ticket_of(const std::array<std::uint8_t, 16>& bytes) {
@@ -179,8 +195,8 @@ class Beside {
 inline thread_local Beside* beside = nullptr;
 
 template <class R>
-R region_beside(const msgpack::object& object) {
-  const auto bytes = extension<sizeof(std::uint32_t)>(object, Extension::region);
+R region_beside(Reader& in) {
+  const auto bytes = extension<sizeof(std::uint32_t)>(in, Extension::region);
   std::uint32_t number = 0;
   std::memcpy(&number, bytes.data(), sizeof number);
   return R(beside->take(number, std::is_same_v<R, Region>));
@@ -188,23 +204,27 @@ R region_beside(const msgpack::object& object) {
 
 // The session that arguments and results are attached by: the rank's own, that of the context that unpacks results, or
 // a worker's.
-using SessionSource = std::function<const Session&()>;  // asked only where something is to be attached
-inline thread_local const SessionSource* unpacking_session = nullptr;
+class SessionSource {
+ public:
+  virtual const Session& session() = 0;  // asked only where something is to be attached
+
+ protected:
+  ~SessionSource() = default;
+};
+inline thread_local SessionSource* unpacking_session = nullptr;
 inline const Session& attaching_session() {
   if (beside != nullptr) return beside->session();
-  return unpacking_session != nullptr ? (*unpacking_session)() : rank_session();
+  return unpacking_session != nullptr ? unpacking_session->session() : rank_session();
 }
 class AttachBy {
  public:
-  explicit AttachBy(SessionSource source)
-      : source_(std::move(source)), before_(std::exchange(unpacking_session, &source_)) {}
+  explicit AttachBy(SessionSource& source) noexcept : before_(std::exchange(unpacking_session, &source)) {}
   AttachBy(const AttachBy&) = delete;
   AttachBy& operator=(const AttachBy&) = delete;
   ~AttachBy() { unpacking_session = before_; }
 
  private:
-  const SessionSource source_;
-  const SessionSource* before_;
+  SessionSource* before_;
 };
 
 // shmbroker_pool.hpp need not be there: Pool and Queue by what they can do.
@@ -220,58 +240,288 @@ concept QueueHandle = std::is_constructible_v<T, shmb_queue*> && requires(const 
 };
 
 // The other end of the queue: what a reader was given by, writes. Both ends where the giver had both.
-inline shmb_queue* opposite_end(const QueueAddress& at) {
+[[gnu::cold]] inline shmb_queue* opposite_end(const QueueAddress& at) {
   constexpr std::uint32_t kBoth = unsigned{SHMB_QUEUE_READER} | unsigned{SHMB_QUEUE_WRITER};
   if (at.role == 0 || at.role > kBoth)
     throw std::invalid_argument(
-        "the address of the queue \"" + at.name +
-        "\" does not say whose ends it has: take a QueueAddress and open the end that is meant");
+        joined({"the address of the queue \"", at.name,
+                "\" does not say whose ends it has: take a QueueAddress and open the end that is meant"}));
   shmb_pool_open_options pool_options{};
   pool_options.size = sizeof pool_options;
   pool_options.id = at.pool;
   shmb_pool* raw = nullptr;
   shmb_error error;
   if (shmb_pool_open(attaching_session().c(), nullptr, &pool_options, &raw, &error) != SHMB_OK) throw Error(error);
-  const std::unique_ptr<shmb_pool, void (*)(shmb_pool*)> pool(raw, [](shmb_pool* open) { shmb_pool_close(open); });
+  struct Closing {
+    shmb_pool* pool;
+    ~Closing() { shmb_pool_close(pool); }
+  } const closing{raw};
   shmb_queue_options options{};
   options.size = sizeof options;
   options.kind = SHMB_QUEUE_AS_IS;
   options.role = at.role == kBoth ? kBoth : kBoth & ~at.role;
   options.flags = SHMB_QUEUE_OPEN_ONLY;
   shmb_queue* queue = nullptr;
-  if (shmb_queue_open(pool.get(), at.name.c_str(), &options, &queue, &error) != SHMB_OK) throw Error(error);
+  if (shmb_queue_open(raw, at.name.c_str(), &options, &queue, &error) != SHMB_OK) throw Error(error);
   return queue;
 }
 
-// How a value travels. Regions go as tickets, each good for one attach by each rank: a ticket holds its region, so it
+// A class that says itself how it is packed: SHMBROKER_FIELDS.
+template <class T>
+concept OwnValue = requires(const T& given, T& taken, Packer& packer, Reader& in) {
+  given.pack_value(packer);
+  taken.unpack_value(in);
+};
+template <class T>
+concept TextLike =
+    std::is_convertible_v<const T&, std::string_view> && std::is_constructible_v<T, const char*, std::size_t>;
+template <class T>
+concept RangeLike = requires(const T& range) {
+  typename T::value_type;
+  range.begin() != range.end();
+};
+template <class T>
+concept BytesLike =
+    RangeLike<T> &&
+    requires(const T& range) {
+      range.data();
+      range.size();
+    } &&
+    (std::is_same_v<typename T::value_type, char> || std::is_same_v<typename T::value_type, unsigned char> ||
+     std::is_same_v<typename T::value_type, std::byte>);
+template <class T>
+concept MapLike = RangeLike<T> && requires { typename T::mapped_type; };
+// std::unique_ptr, std::shared_ptr
+template <class T>
+concept PointerLike = requires(const T& pointer) {
+  typename T::element_type;
+  pointer.get() == nullptr;
+  requires std::is_constructible_v<T, typename T::element_type*>;
+};
+
+// It packs the types that msgpack-cxx alone knows. spawn_msgpack.hpp defines it.
+template <class T>
+struct Foreign;
+template <class T>
+concept HasForeign = requires { sizeof(Foreign<T>); };
+
+template <class T>
+struct Codec;
+
+// A value in a container or in a class.
+template <class T>
+struct Element : Codec<T> {
+  static_assert(!std::is_base_of_v<RegionBase, T> && !PoolHandle<T> && !QueueHandle<T>,
+                "a region, a pool or a queue is an argument or a result by itself, and no part of one");
+};
+
+// The way of a value. Regions go as tickets, each good for one attach by each rank: a ticket holds its region, so it
 // is there for a rank that comes after the parent has let go.
 template <class T>
 struct Codec {
   static_assert(!std::is_pointer_v<T>,
                 "a pointer means nothing in another process: pass a value, a std::string, a Region, a Pool or a Queue");
-  static void pack(Packer& packer, const T& value, const PackContext&) {
-    if constexpr (PoolHandle<T>) {
+  static_assert(!std::is_integral_v<T> || sizeof(T) <= 8, "msgpack has no integers of more than 64 bits");
+  static void pack(Packer& packer, const T& value, const PackContext& context) {
+    if constexpr (OwnValue<T>) {
+      value.pack_value(packer);
+    } else if constexpr (std::is_same_v<T, bool>) {
+      packer.boolean(value);
+    } else if constexpr (std::is_enum_v<T>) {
+      Codec<std::underlying_type_t<T> >::pack(packer, static_cast<std::underlying_type_t<T> >(value), context);
+    } else if constexpr (std::is_integral_v<T>) {
+      if constexpr (std::is_signed_v<T>) packer.integer(value);
+      else packer.whole(value);
+    } else if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
+      packer.real(value);
+    } else if constexpr (PoolHandle<T>) {
       const std::uint64_t id = value.info().id;
       pack_extension(packer, Extension::pool, &id, sizeof id);
     } else if constexpr (QueueHandle<T>) {
-      packer.pack(QueueAddress::of(value));
+      QueueAddress::of(value).pack_value(packer);
+    } else if constexpr (TextLike<T>) {
+      packer.text(value);
+    } else if constexpr (BytesLike<T>) {
+      packer.binary(value.data(), value.size());
+    } else if constexpr (RangeLike<T>) {
+      std::size_t count = 0;
+      for (auto it = value.begin(); it != value.end(); ++it) ++count;
+      if constexpr (MapLike<T>) packer.map(count);
+      else packer.array(count);
+      for (auto it = value.begin(); it != value.end(); ++it) {
+        const typename T::value_type& one = *it;
+        if constexpr (MapLike<T>) {
+          Element<typename T::key_type>::pack(packer, one.first, context);
+          Element<typename T::mapped_type>::pack(packer, one.second, context);
+        } else {
+          Element<typename T::value_type>::pack(packer, one, context);
+        }
+      }
+    } else if constexpr (PointerLike<T>) {
+      if (value.get() == nullptr) packer.nil();
+      else Element<std::remove_cv_t<typename T::element_type> >::pack(packer, *value, context);
     } else {
-      packer.pack(value);
+      static_assert(HasForeign<T>,
+                    "a type that cannot travel: give the class SHMBROKER_FIELDS, or include "
+                    "<shmbroker/spawn_msgpack.hpp> for MSGPACK_DEFINE and for all that msgpack-cxx packs");
+      if constexpr (HasForeign<T>) Foreign<T>::pack(packer, value);
     }
   }
-  static T unpack(const msgpack::object& object) {
-    if constexpr (PoolHandle<T>) {
+  static T unpack(Reader& in) {
+    if constexpr (OwnValue<T>) {
+      T value{};
+      value.unpack_value(in);
+      return value;
+    } else if constexpr (std::is_same_v<T, bool>) {
+      return in.take(Reader::Kind::boolean).number != 0;
+    } else if constexpr (std::is_enum_v<T>) {
+      return static_cast<T>(Codec<std::underlying_type_t<T> >::unpack(in));
+    } else if constexpr (std::is_integral_v<T>) {
+      return integer(in.take());
+    } else if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
+      return real(in.take());
+    } else if constexpr (PoolHandle<T>) {
       std::uint64_t id = 0;
-      const auto bytes = extension<sizeof id>(object, Extension::pool);
+      const auto bytes = extension<sizeof id>(in, Extension::pool);
       std::memcpy(&id, bytes.data(), sizeof id);
       return T::try_open(attaching_session(), id).value();
     } else if constexpr (QueueHandle<T>) {
-      return T(opposite_end(object.as<QueueAddress>()));
+      QueueAddress at;
+      at.unpack_value(in);
+      return T(opposite_end(at));
+    } else if constexpr (TextLike<T> || (BytesLike<T> && requires(T& range) { range.resize(1); })) {
+      const std::string_view bytes = in.bytes();
+      if constexpr (TextLike<T>) return T(bytes.data(), bytes.size());
+      else {
+        T value;
+        value.resize(bytes.size());
+        if (!bytes.empty()) std::memcpy(value.data(), bytes.data(), bytes.size());
+        return value;
+      }
+    } else if constexpr (MapLike<T>) {
+      T value;
+      for (auto left = in.take(Reader::Kind::map).number; left > 0; --left) {
+        auto key = Element<typename T::key_type>::unpack(in);
+        value.emplace(std::move(key), Element<typename T::mapped_type>::unpack(in));
+      }
+      return value;
+    } else if constexpr (RangeLike<T>) {
+      return elements(in);
+    } else if constexpr (PointerLike<T>) {
+      if (in.peek().kind == Reader::Kind::nil) return (void)in.take(), T();
+      return T(new typename T::element_type(Element<std::remove_cv_t<typename T::element_type> >::unpack(in)));
     } else {
-      return object.as<T>();
+      static_assert(HasForeign<T>,
+                    "a type that cannot travel: give the class SHMBROKER_FIELDS, or include "
+                    "<shmbroker/spawn_msgpack.hpp> for MSGPACK_DEFINE and for all that msgpack-cxx packs");
+      if constexpr (HasForeign<T>) return Foreign<T>::unpack(in);
     }
   }
+
+ private:
+  static T integer(const Reader::Item& item) {
+    using Limits = std::numeric_limits<T>;
+    if (item.kind == Reader::Kind::whole && item.number <= static_cast<std::uint64_t>(Limits::max()))
+      return static_cast<T>(item.number);
+    if constexpr (std::is_signed_v<T>) {
+      const auto value = static_cast<std::int64_t>(item.number);
+      if (item.kind == Reader::Kind::negative && value >= static_cast<std::int64_t>(Limits::min()))
+        return static_cast<T>(value);
+    }
+    throw TypeError();
+  }
+  static T real(const Reader::Item& item) {
+    if (item.kind == Reader::Kind::real) return static_cast<T>(item.real);
+    if (item.kind == Reader::Kind::whole) return static_cast<T>(item.number);
+    if (item.kind == Reader::Kind::negative) return static_cast<T>(static_cast<std::int64_t>(item.number));
+    throw TypeError();
+  }
+  static T elements(Reader& in) {
+    using One = typename T::value_type;
+    T value;
+    if constexpr (requires { value.before_begin(); }) {
+      auto last = value.before_begin();
+      for (std::size_t left = in.array(); left > 0; --left) last = value.insert_after(last, Element<One>::unpack(in));
+    } else {
+      for (std::size_t left = in.array(); left > 0; --left) {
+        if constexpr (requires(One one) { value.push_back(std::move(one)); }) value.push_back(Element<One>::unpack(in));
+        else value.insert(Element<One>::unpack(in));
+      }
+    }
+    return value;
+  }
 };
+template <>
+struct Codec<const char*> {
+  static void pack(Packer& packer, const char* text, const PackContext&) { packer.text(text); }
+};
+template <class T>
+struct Codec<std::optional<T> > {
+  static void pack(Packer& packer, const std::optional<T>& value, const PackContext& context) {
+    if (value) Element<T>::pack(packer, *value, context);
+    else packer.nil();
+  }
+  static std::optional<T> unpack(Reader& in) {
+    if (in.peek().kind == Reader::Kind::nil) return (void)in.take(), std::nullopt;
+    return Element<T>::unpack(in);
+  }
+};
+template <class T, std::size_t n>
+struct Codec<std::array<T, n> > {
+  static void pack(Packer& packer, const std::array<T, n>& value, const PackContext& context) {
+    if constexpr (BytesLike<std::array<T, n> >) return packer.binary(value.data(), n);
+    packer.array(n);
+    for (const T& one : value) Element<T>::pack(packer, one, context);
+  }
+  static std::array<T, n> unpack(Reader& in) {
+    std::array<T, n> value{};
+    if constexpr (BytesLike<std::array<T, n> >) {
+      const std::string_view bytes = in.bytes();
+      if (bytes.size() > n) throw TypeError();
+      if (!bytes.empty()) std::memcpy(value.data(), bytes.data(), bytes.size());
+    } else {
+      const std::size_t count = in.array();
+      if (count > n) throw TypeError();
+      for (std::size_t i = 0; i < count; ++i) value[i] = Element<T>::unpack(in);
+    }
+    return value;
+  }
+};
+// A std::pair or a std::tuple.
+template <class Tuple, class... T>
+struct TupleCodec {
+  static void pack(Packer& packer, const Tuple& value, const PackContext& context) {
+    packer.array(sizeof...(T));
+    std::apply([&](const auto&... one) { (Element<T>::pack(packer, one, context), ...); }, value);
+  }
+  static Tuple unpack(Reader& in) {
+    if (in.array() != sizeof...(T)) throw TypeError();
+    return Tuple{Element<T>::unpack(in)...};
+  }
+};
+template <class A, class B>
+struct Codec<std::pair<A, B> > : TupleCodec<std::pair<A, B>, A, B> {};
+template <class... T>
+struct Codec<std::tuple<T...> > : TupleCodec<std::tuple<T...>, T...> {};
+
+template <class... F>
+void pack_fields(Packer& packer, const F&... fields) {
+  packer.array(sizeof...(F));
+  (Element<F>::pack(packer, fields, {}), ...);
+}
+// Members that are not there keep what they have, as those of MSGPACK_DEFINE do.
+template <class... F>
+void unpack_fields(Reader& in, F&... fields) {
+  std::size_t left = in.array();
+  [[maybe_unused]] const auto next = [&](auto& field) {
+    if (left == 0) return;
+    --left;
+    field = Element<std::remove_reference_t<decltype(field)> >::unpack(in);
+  };
+  (next(fields), ...);
+  for (; left > 0; --left) (void)in.skip();
+}
+
 template <class R, Rights rights>
 struct RegionCodec {
   static void pack(Packer& packer, const R& region, const PackContext& context) {
@@ -289,9 +539,9 @@ struct RegionCodec {
 };
 template <>
 struct Codec<Region> : RegionCodec<Region, Rights::read | Rights::write | Rights::share> {
-  static Region unpack(const msgpack::object& object) {
-    if (beside != nullptr) return region_beside<Region>(object);
-    const Ticket ticket = ticket_of(extension<16>(object, Extension::region));
+  static Region unpack(Reader& in) {
+    if (beside != nullptr) return region_beside<Region>(in);
+    const Ticket ticket = ticket_of(extension<16>(in, Extension::region));
     AttachOptions options;
     options.more_rights = Rights::share;
     return attaching_session().attach_writable(ticket, options);
@@ -299,9 +549,9 @@ struct Codec<Region> : RegionCodec<Region, Rights::read | Rights::write | Rights
 };
 template <>
 struct Codec<ReadOnlyRegion> : RegionCodec<ReadOnlyRegion, Rights::read> {
-  static ReadOnlyRegion unpack(const msgpack::object& object) {
-    if (beside != nullptr) return region_beside<ReadOnlyRegion>(object);
-    return attaching_session().attach(ticket_of(extension<16>(object, Extension::region)));
+  static ReadOnlyRegion unpack(Reader& in) {
+    if (beside != nullptr) return region_beside<ReadOnlyRegion>(in);
+    return attaching_session().attach(ticket_of(extension<16>(in, Extension::region)));
   }
 };
 template <>
@@ -309,7 +559,7 @@ struct Codec<Ticket> {
   static void pack(Packer& packer, const Ticket& ticket, const PackContext&) {
     pack_extension(packer, Extension::ticket, ticket.data(), 16);
   }
-  static Ticket unpack(const msgpack::object& object) { return ticket_of(extension<16>(object, Extension::ticket)); }
+  static Ticket unpack(Reader& in) { return ticket_of(extension<16>(in, Extension::ticket)); }
 };
 
 template <class T>
@@ -331,44 +581,46 @@ struct AsValue<char*> {
 
 template <class... A>
 std::string pack_all(const PackContext& context, const A&... arguments) {
-  msgpack::sbuffer out;
-  Packer packer(out);
-  packer.pack_array(static_cast<std::uint32_t>(sizeof...(A)));
+  Packer packer;
+  packer.array(sizeof...(A));
   (Codec<typename AsValue<A>::type>::pack(packer, arguments, context), ...);
-  return {out.data(), out.size()};
+  return packer.take();
 }
 
+[[noreturn, gnu::cold]] inline void refuse_argument(std::string_view function, std::size_t number, const char* type,
+                                                    std::string_view found) {
+  throw std::invalid_argument(joined({"function \"", function, "\", argument ", std::to_string(number), ": expected ",
+                                      demangled(type), ", found ", found}));
+}
 template <class T>
-T unpack_argument(const std::string& function, std::size_t number, const msgpack::object& object) {
+T unpack_argument(std::string_view function, std::size_t number, Reader& in) {
+  const Reader begin = in;
   try {
-    return Codec<T>::unpack(object);
-  } catch (const msgpack::type_error&) {
-    throw std::invalid_argument("function \"" + function + "\", argument " + std::to_string(number) + ": expected " +
-                                demangled(typeid(T).name()) + ", found " + found_text<T>(object));
+    return Codec<T>::unpack(in);
+  } catch (const TypeError&) {
+    refuse_argument(function, number, typeid(T).name(), found_text<T>(begin.peek()));
   }
 }
 
-// What the function of a rank returned.
+[[noreturn, gnu::cold]] inline void refuse_result(int rank, const char* type, std::string_view found) {
+  throw std::invalid_argument(
+      joined({"the result of rank ", std::to_string(rank), ": expected ", demangled(type), ", found ", found}));
+}
+// Gives the value that the function of a rank returned.
 template <class T>
 T unpack_result(int rank, const void* data, std::size_t length) {
   static_assert(!std::is_void_v<T>, "a function that returns nothing has no result: join says that it has returned");
-  const auto refused = [&](const std::string& found) {
-    return std::invalid_argument("the result of rank " + std::to_string(rank) + ": expected " +
-                                 demangled(typeid(T).name()) + ", found " + found);
-  };
-  if (length == 0) throw refused("nothing: its function returns void, or has not returned");
-  msgpack::object_handle whole;
+  const char* const type = typeid(T).name();
+  if (length == 0) refuse_result(rank, type, "nothing: its function returns void, or has not returned");
+  Reader in(data, length);
+  if (!Reader::is_value({static_cast<const char*>(data), length}))
+    refuse_result(rank, type,
+                  "bytes that are no value of shmbroker::spawn: a program in C or another language gave them");
+  const Reader begin = in;
   try {
-    std::size_t end = 0;
-    whole = msgpack::unpack(static_cast<const char*>(data), length, end);
-    if (end != length) throw msgpack::parse_error("");
-  } catch (const msgpack::unpack_error&) {
-    throw refused("bytes that are no value of shmbroker::spawn: a program in C or another language gave them");
-  }
-  try {
-    return Codec<T>::unpack(whole.get());
-  } catch (const msgpack::type_error&) {
-    throw refused(found_text<T>(whole.get()));
+    return Codec<T>::unpack(in);
+  } catch (const TypeError&) {
+    refuse_result(rank, type, found_text<T>(begin.peek()));
   }
 }
 

@@ -12,20 +12,18 @@
 
 #include <cxxabi.h>
 
-#include <cstdlib>
 #include <exception>
-#include <memory>
 #include <string>
-#include <string_view>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
-#include "shmbroker_cause.h"
+#include "packed.hpp"
+#include "shmbroker_spawn.h"
 
 namespace shmbroker {
 
-// What an exception was thrown from: the one that was caught when it was thrown.
+// The exception that another one was thrown from: it was caught at that moment.
 struct RaisedCause {
   std::string type, text;
   friend bool operator==(const RaisedCause&, const RaisedCause&) = default;
@@ -33,23 +31,21 @@ struct RaisedCause {
 
 namespace detail {
 
-inline std::string demangled(const char* name) {
-  int status = 0;
-  std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(name, nullptr, nullptr, &status), std::free);
-  return status == 0 && text ? text.get() : name;
+// Takes over what the library has allocated.
+[[gnu::cold]] inline std::string taken_text(char* text, const char* otherwise) {
+  struct Freeing {
+    char* text;
+    ~Freeing() { shmb_bytes_free(text); }
+  } const freeing{text};
+  return text != nullptr ? text : otherwise;
 }
-
+[[gnu::cold]] inline std::string demangled(const char* name) {
+  char* text = nullptr;
+  (void)shmb_type_text(name, &text, nullptr);
+  return taken_text(text, name);
+}
 // The type that was given to std::throw_with_nested: the library throws one of its own, derived from it.
-inline std::string type_thrown(const std::type_info& type) {
-  std::string name = demangled(type.name());
-  for (const std::string_view wrapper : {"std::_Nested_exception<", "std::__nested<", "std::__1::__nested<"}) {
-    if (!name.starts_with(wrapper) || !name.ends_with('>')) continue;
-    name = name.substr(wrapper.size(), name.size() - wrapper.size() - 1);
-    while (name.ends_with(' ')) name.pop_back();
-    break;
-  }
-  return name;
-}
+inline std::string type_text(const std::type_info& type) { return demangled(type.name()); }
 
 struct Thrown {
   std::string type, text;
@@ -65,7 +61,7 @@ struct Thrown {
 inline constexpr const char* kNoText = "not derived from std::exception";
 
 // Adds the exception that is being handled, and gives what it was thrown from.
-inline std::exception_ptr take_handled(std::vector<RaisedCause>& chain) {
+[[gnu::cold]] inline std::exception_ptr take_handled(std::vector<RaisedCause>& chain) {
   const auto nested = [](const auto& error) -> std::exception_ptr {
     const auto* const from = dynamic_cast<const std::nested_exception*>(&error);
     return from == nullptr ? nullptr : from->nested_ptr();
@@ -73,20 +69,20 @@ inline std::exception_ptr take_handled(std::vector<RaisedCause>& chain) {
   try {
     throw;
   } catch (const std::exception& error) {
-    chain.push_back({type_thrown(typeid(error)), error.what()});
+    chain.push_back({type_text(typeid(error)), error.what()});
     return nested(error);
   } catch (const std::nested_exception& error) {
-    chain.push_back({type_thrown(typeid(error)), kNoText});
+    chain.push_back({type_text(typeid(error)), kNoText});
     return error.nested_ptr();
   } catch (...) {
     const std::type_info* const type = abi::__cxa_current_exception_type();
-    chain.push_back({type == nullptr ? "" : type_thrown(*type), kNoText});
+    chain.push_back({type == nullptr ? "" : type_text(*type), kNoText});
     return nullptr;
   }
 }
 
 // The exception that is being handled, and what it was thrown from. To be called in a catch clause.
-inline Thrown thrown_now() {
+[[gnu::cold]] inline Thrown thrown_now() {
   std::vector<RaisedCause> chain;
   std::exception_ptr next = take_handled(chain);
   while (next != nullptr && chain.size() <= SHMB_MOST_CAUSES) {
@@ -103,9 +99,9 @@ inline Thrown thrown_now() {
 }
 
 // The chain as lines below a message: "\ncaused by TYPE: TEXT" for each.
-inline std::string causes_text(const std::vector<RaisedCause>& causes) {
+[[gnu::cold]] inline std::string causes_text(const std::vector<RaisedCause>& causes) {
   std::string text;
-  for (const RaisedCause& one : causes) text += "\ncaused by " + one.type + ": " + one.text;
+  for (const RaisedCause& one : causes) text += joined({"\ncaused by ", one.type, ": ", one.text});
   return text;
 }
 

@@ -21,7 +21,8 @@ BELOW = {
 # Public headers find each other in one installed folder, so they include without a folder name, and only each other.
 PUBLIC = {"client/shmbroker.h", "client/shmbroker.hpp", "client/shmbroker_pool.h",
           "client/shmbroker_result.hpp", "client/shmbroker_pool.hpp", "client/heap.hpp",
-          "client/heap_lock.hpp", "cuda/shmbroker_cuda.h", "cuda/cuda.hpp", "spawn/shmbroker_remote.h", "spawn/remote.hpp",
+          "client/heap_lock.hpp", "cuda/shmbroker_cuda.h", "cuda/cuda.hpp", "spawn/shmbroker_remote.h", "spawn/packed.hpp",
+          "spawn/spawn_msgpack.hpp", "spawn/remote.hpp",
           "spawn/remote_values.hpp", "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/spawn_values.hpp",
           "spawn/throw_point.hpp", "spawn/thrown.hpp", "spawn/shmbroker_cause.h", "proto/shmb_wire.h",
           "proto/shmb_status.h"}

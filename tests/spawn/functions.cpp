@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of the tests do: registered in the helper program, which ranks are executed from, and in the test
+// The functions of the tests' ranks: registered in the helper program, which ranks are executed from, and in the test
 // program itself, which they are forked from.
 #include <fcntl.h>
 #include <pthread.h>
@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "client/shmbroker_pool.hpp"
-#include "spawn/spawn.hpp"
+#include "spawn/spawn_msgpack.hpp"
 
 namespace shmb::test {
 
@@ -106,6 +106,25 @@ void give_bare(int) {
   if (shmb_rank_finish("\xc1", 1, nullptr) == SHMB_OK) ::_exit(0);
 }
 int never_throws(int rank) noexcept { return rank + 7; }
+// Its name, and those that it gives, are parts of longer texts.
+std::string name_parts(int rank, std::string_view text) {
+  constexpr std::string_view kAll = "key other 12 three";
+  const std::string_view key = kAll.substr(0, 3), first = kAll.substr(4, 5), second = kAll.substr(13);
+  ranks::barrier({}, key);
+  if (rank == 0) ranks::set(key, first);
+  if (ranks::wait(key) != first) return "wait";
+  ranks::barrier({}, key);
+  if (ranks::broadcast(rank, 0, {}, key) != 0 || ranks::all_gather(rank, {}, key) != std::vector{0, 1}) return "gather";
+  if (rank == 0 && ranks::compare_exchange(key, first, second) != second) return "compare_exchange";
+  ranks::barrier({}, key);
+  if (ranks::get(key) != second) return "get";
+  if (rank == 0 && ranks::add(kAll.substr(4, 1), 5) != 5) return "add";
+  ranks::barrier({}, key);
+  if (rank == 0 && !ranks::erase(key)) return "erase";
+  return std::string(text);
+}
+const bool parts_are_named =
+    shmbroker::register_function(std::string_view("name_parts and more").substr(0, 10), name_parts);
 void print_lines(int rank, int lines) {
   for (int i = 0; i < lines; ++i) std::printf("line of %d %s\n", rank, std::string(89, 'x').c_str());
 }
@@ -432,7 +451,7 @@ std::string bounds(int) {
   note([] { ranks::set("k", "still there"); });
   return told;
 }
-// What lending says in the end where the supervisor takes no word any more.
+// It gives the last error of lending where the supervisor takes no word any more.
 int lend_beside_stopped(int) {
   constexpr std::int64_t kSoon = 50'000'000, kHour = 3'600'000'000'000;
   auto region = shmbroker::rank_session().create(4096);

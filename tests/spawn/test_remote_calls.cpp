@@ -240,7 +240,7 @@ TEST_CASE("Arguments and results of any size arrive; from 64 KiB on they are map
                 const std::size_t base = i < 24 ? 300'000 : i < 48 ? 1'000'000 : 2'200'000;
                 EXPECT(all[i].wait() == std::string(base + i % 24, 'r'));
               }
-              // What is fetched twice is one memory.
+              // Memory that is fetched twice is one.
               auto value = remote::remote<remote::Bytes>("b", "doubled", remote::Bytes(std::size_t{1} << 20));
               auto one = value.to_here(), two = value.to_here();
               EXPECT(one.is_region());
@@ -263,7 +263,7 @@ TEST_CASE(
               const auto next = own.then([](const Future<int>& before) { return before.wait(); });
               EXPECT(!thrown([&] { (void)next.wait(); }, &status).empty());
               EXPECT(status == Status::deadline);
-              // What a call was given counts, not what calls are given by default, also further on.
+              // The timeout of the call counts, not the default one, also further on.
               const auto patient = remote::at("b").within(60.0);
               EXPECT(remote::rpc_sync<int>(patient, "slow_add", 1, 2, 500) == 3);
               const auto sum = remote::rpc_async<int>(patient, "slow_add", 1, 2, 500);
@@ -271,6 +271,20 @@ TEST_CASE(
               EXPECT(!thrown([] { (void)remote::rpc_sync<int>("b", "slow_add", 1, 2, 2000); }, &status).empty());
               EXPECT(status == Status::deadline);
               remote::set_timeout(-1);
+            }));
+}
+
+TEST_CASE("Names of workers, functions and methods may be parts of longer texts") {
+  World world;
+  world.run(2, first([] {
+              const std::string_view all = "b add Counter Counter.add";
+              const std::string_view to = all.substr(0, 1), add = all.substr(2, 3), method = all.substr(14, 11);
+              EXPECT(remote::rpc_sync<int>(to, add, 1, 2) == 3);
+              EXPECT(remote::rpc_async<int>(to, add, 1, 2).wait() == 3);
+              EXPECT(remote::remote<int>(remote::at(to).within(30), add, 1, 2).to_here() == 3);
+              const auto counter = remote::remote<Counter>(to, all.substr(6, 7), 40);
+              EXPECT(counter.rpc_sync<int>(method, 2) == 42);
+              EXPECT(counter.within(30).rpc_async<int>(method, 1).wait() == 43);
             }));
 }
 

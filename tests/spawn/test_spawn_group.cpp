@@ -53,6 +53,19 @@ TEST_CASE("regions travel as arguments: written by all ranks, or read, or as a t
   }
 }
 
+TEST_CASE("names, keys and texts of options may be parts of longer texts") {
+  const std::string_view all = "name_parts of /tmp twice";
+  for (const StartMethod method : kMethods) {
+    CAPTURE(std::string(name_of(method)));
+    auto options = ranks_of(method, 2);
+    options.directory = all.substr(14, 4);
+    const auto context = spawn(all.substr(0, 10), options, all.substr(11, 2));
+    CHECK(context.result<std::string>(0) == "of");
+    CHECK(context.result<std::string>(1) == "of");
+    CHECK(spawn(all.substr(19), options, 3, all.substr(11, 2)).result<int>(1) == 3 * 2 + 1 + 2);
+  }
+}
+
 TEST_CASE("tickets that ranks have not used hold no region when they have ended, or could not be started") {
   harness::BrokerFixture broker;
   REQUIRE(broker.running());

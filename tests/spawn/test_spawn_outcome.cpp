@@ -9,6 +9,7 @@
 #include <set>
 #include <thread>
 
+#include "spawn/stack_text.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/temp_dir.hpp"
 #include "tests/spawn/ranks.hpp"
@@ -386,7 +387,7 @@ TEST_CASE("a stack has the program's own frames, and none of std or of the libra
 }
 
 TEST_CASE("the scopes of a function are found in its demangled name") {
-  using shmbroker::detail::function_in;
+  using shmb::spawn::function_in;
   CHECK(function_in("f(int)") == "f");
   CHECK(function_in("std::vector<int> a::f<std::less<int> >(int)") == "a::f<std::less<int> >");
   CHECK(function_in("(anonymous namespace)::f(std::string)") == "(anonymous namespace)::f");
