@@ -53,7 +53,7 @@ class Gate {
   Gate& operator=(const Gate&) = delete;
   ~Gate();
   void open() const;
-  bool wait(int milliseconds = 30'000) const;  // false: it did not open in time
+  bool wait(int milliseconds = 120'000) const;  // false: it did not open in time
 
  private:
   int fd_;
