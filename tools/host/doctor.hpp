@@ -21,12 +21,12 @@ struct Check {
   std::string name;  // "/dev/shm"
   Level level = Level::ok;
   std::string reason;  // what was found, and what follows from it
-  std::string advice;  // the command that changes it; empty: nothing to change
+  std::string advice;  // a command of the shell that changes it; empty: nothing to change, or no command can
 };
 
 struct Limit {
   std::uint64_t soft = 0, hard = 0;
-  bool unlimited = false;
+  bool unlimited = false, hard_unlimited = false;
 };
 
 // The answers that are not in a file.
@@ -34,6 +34,7 @@ struct Probes {
   Limit open_files, locked_memory;
   int io_uring_error = 0;  // errno of io_uring_setup(2), 0: it works
   std::uint32_t uid = 0;
+  std::string user;  // its name; empty where it has none
   bool cuda_library = false;
 };
 Probes probe();
