@@ -130,6 +130,18 @@ TEST_CASE("how a process ended is told by /proc until it is reaped, and then no 
   (void)fine.wait();
 }
 
+// What /proc says of a number is another process' once the first has been reaped.
+TEST_CASE("the end that /proc tells is believed only if the process has still its number afterwards") {
+  auto exits = Child::run([] { return 3; });
+  REQUIRE(sys::poll_readable(exits.pidfd(), 20'000'000'000).value());
+  {
+    const harness::Injected second_look(Call::open, EMFILE, 3);  // after the first one, and after /proc/PID/stat
+    CHECK(sys::proc_exit_info(exits.pidfd()).error().value == EAGAIN);
+  }
+  CHECK(sys::proc_exit_info(exits.pidfd()).value().code == 3);
+  CHECK(exits.wait() == 3);
+}
+
 TEST_CASE("the start time of a process identifies it beside its number") {
   const auto mine = sys::process_start_time(0);
   REQUIRE(mine);
@@ -212,6 +224,20 @@ TEST_CASE("polling ends at its deadline, also when signals interrupt it") {
   CHECK(sys::poll_readable(event->get(), -1).value());
   CHECK(sys::poll_readable(event->get(), INT64_MAX).value());
   CHECK(sys::poll_for(event->get(), POLLOUT, -1).value() == POLLOUT);
+}
+
+TEST_CASE("an event is closed at exec, and neither a drain in vain nor one signal too many waits") {
+  auto event = sys::event_fd();
+  REQUIRE(event);
+  CHECK((::fcntl(event->get(), F_GETFD) & FD_CLOEXEC) != 0);
+  REQUIRE((::fcntl(event->get(), F_GETFL) & O_NONBLOCK) != 0);  // else this case would hang
+  sys::event_drain(event->get());
+  const std::uint64_t most = UINT64_MAX - 1;
+  REQUIRE(sys::write_all(event->get(), std::as_bytes(std::span(&most, 1))));
+  sys::event_signal(event->get());
+  CHECK(sys::poll_readable(event->get(), 0).value());
+  sys::event_drain(event->get());
+  CHECK_FALSE(sys::poll_readable(event->get(), 0).value());
 }
 
 TEST_CASE("a signal descriptor receives what would have been delivered") {
