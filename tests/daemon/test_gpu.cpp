@@ -474,6 +474,20 @@ TEST_CASE("who watches a region is told its states, with a watch's number") {
   CHECK(watcher.link().events[0].fixed<shmbw_gpu_state_event>().state == SHMBW_GPU_STATE_POISONED);
 }
 
+TEST_CASE("a GPU region is ready when it is published: nobody is waited for who has still to map it for writing") {
+  FakeGpus gpus;
+  World world;
+  Client watcher = world.client(), writer = gpu_client(world), second = world.client();
+  const auto made = publish(writer, {.flags = SHMBW_GPU_PUBLISH_WRITING | SHMBW_GPU_PUBLISH_MANY_WRITERS});
+  const auto ready = [&] {
+    const std::uint32_t events = SHMBW_WATCH_EVENT_READY | SHMBW_WATCH_EVENT_PUBLISHED;
+    return watcher.watch_region(made.reply.region, events).fixed<shmbw_watch_reply>().state == SHMBW_WATCH_EVENT_READY;
+  };
+  CHECK(ready());
+  CHECK(open_id(second, made.reply.region, kWrite).status == Status::ok);
+  CHECK(ready());
+}
+
 TEST_CASE(
     "the first failed import makes the region invalid and names its publisher; later ones and strangers' do not") {
   FakeGpus gpus;

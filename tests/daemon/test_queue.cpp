@@ -500,3 +500,26 @@ TEST_CASE("lane memory is found first fit, by the lane table alone") {
   CHECK(daemon::find_lane_memory(scene.view(), lane) == gap);
   CHECK_FALSE(daemon::find_lane_memory(scene.view(), lane + 128));
 }
+
+TEST_CASE("lane memory that is prepared in parts is as if prepared at once, and what lies behind it is not touched") {
+  constexpr std::uint32_t kCells = 16, kCellSize = 64;
+  for (const auto kind : {pool::QueueKind::line, pool::QueueKind::claim, pool::QueueKind::broadcast}) {
+    const std::uint64_t bytes = pool::lane_bytes(kind, kCells, kCellSize);
+    struct alignas(64) Line {
+      std::uint64_t words[8];
+      bool operator==(const Line&) const = default;
+    };
+    REQUIRE(bytes % sizeof(Line) == 0);
+    const std::vector<Line> used(bytes / sizeof(Line) + 16, Line{{7, 7, 7, 7, 7, 7, 7, 7}});
+    auto whole = used;
+    pool::prepare_lane(reinterpret_cast<std::byte*>(whole.data()), kind, kCells, kCellSize);
+    CHECK(std::equal(whole.end() - 16, whole.end(), used.end() - 16));
+    for (const std::uint32_t count : {1U, 5U, 7U, 16U, 17U}) {  // with some of them the last part has too many
+      CAPTURE(count);
+      auto parts = used;
+      for (std::uint32_t from = 0; from < kCells; from += count)
+        pool::prepare_cells(reinterpret_cast<std::byte*>(parts.data()), kind, kCells, kCellSize, from, count);
+      CHECK(parts == whole);
+    }
+  }
+}

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "base/kernel.hpp"
 #include "tests/daemon/allocations.hpp"
@@ -636,6 +637,23 @@ TEST_CASE("books that refuse a connection, deadlines of theirs, and the idle end
     REQUIRE(room.until([&] { return room.books.count("tick") == 1; }));
     room.books.is_idle = true;
     CHECK(room.transport.run() == Transport::End::idle);
+  }
+}
+
+TEST_CASE("a transport that has been closed leaves its engine to the next one, also when it goes") {
+  ON_EACH_ENGINE {
+    const ChosenEngine chosen = std::move(*choose_engine(engine));
+    FakeBooks books;
+    auto closed = std::make_unique<Transport>(*chosen.engine, Config{}, 4096);
+    REQUIRE(closed->attach(books));
+    closed->close_all();
+    CHECK_FALSE(chosen.engine->discard);
+    CHECK_FALSE(chosen.engine->turns.after);
+    Transport next(*chosen.engine, Config{}, 4096);
+    REQUIRE(next.attach(books));
+    closed.reset();
+    CHECK(chosen.engine->discard);
+    CHECK(chosen.engine->turns.after);
   }
 }
 
