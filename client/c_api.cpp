@@ -36,7 +36,6 @@ int report(const Error& error, shmb_error* out) {
   if (tells_of_an_end(error.status)) [[unlikely]]
     if (const EndTold tell = on_end_told) tell();
   if (out != nullptr) {
-    std::memset(out, 0, sizeof *out);
     out->status = static_cast<std::int32_t>(error.status);
     out->system_errno = error.system_errno;
     out->slot = error.shortage.slot;
