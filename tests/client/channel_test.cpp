@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <thread>
 
 #include "base/sys_memory.hpp"
@@ -209,6 +210,54 @@ TEST_CASE("a queue's end and a pool that came too late are given back as what th
   CHECK(leave.flags == SHMBW_POOL_LEAVE_REMOVE);
 }
 
+TEST_CASE("GPU regions and timelines that came too late are given back, those that were made with their name") {
+  Peer peer;
+  std::array<std::byte, 512> buffer;
+  const shmbw_region_ref region{77, 1, 0};
+  const auto given_back = [&](shmbw_op op, const auto& write_request, const auto& write_reply) {
+    wire::Writer writer(buffer);
+    write_request(writer);
+    const auto size = writer.finish(0).size();
+    CHECK(status_of(peer.channel.call(std::span(buffer).first(size), Deadline::after(20'000'000))) == Status::deadline);
+    const auto asked = peer.take();
+    wire::Writer answer(buffer);
+    write_reply(answer, asked.header.tag);
+    peer.give(answer.finish(0));
+    (void)peer.channel.pump();
+    // Behind what is given back, so that the test need not wait for what never comes.
+    CHECK(status_of(ask(peer.channel, 20'000'000)) == Status::deadline);
+    const auto undone = peer.take();
+    CAPTURE(op);
+    REQUIRE(undone.header.op == SHMBW_OP_RELEASE);
+    CHECK(peer.take().header.op == SHMBW_OP_STATUS);
+    shmbw_release element;
+    std::memcpy(&element, undone.bytes.data() + sizeof(shmbw_header) + sizeof(shmbw_batch), sizeof element);
+    CHECK(element.region.id == region.id);
+    CHECK(element.count == 1);
+    return element.flags;
+  };
+  const auto batch = [&]<class Wish, class Granted>(shmbw_op op) {
+    return given_back(
+        op, [&](wire::Writer& writer) { writer.begin_batch<Wish>(op, 0, 1); },
+        [&](wire::Writer& writer, std::uint64_t tag) {
+          writer.begin_batch<Granted>(op | SHMBW_REPLY, tag, 1);
+          Granted granted{};
+          granted.region = region;
+          writer.element(0, granted);
+        });
+  };
+  CHECK(batch.operator()<shmbw_gpu_publish, shmbw_gpu_publish_reply>(SHMBW_OP_GPU_PUBLISH) == SHMBW_RELEASE_UNNAME);
+  CHECK(batch.operator()<shmbw_gpu_open, shmbw_gpu_open_reply>(SHMBW_OP_GPU_OPEN) == 0);
+  CHECK(given_back(
+            SHMBW_OP_GPU_TIMELINE,
+            [](wire::Writer& writer) { writer.begin(SHMBW_OP_GPU_TIMELINE, 0, Status::ok, shmbw_gpu_timeline{}); },
+            [&](wire::Writer& writer, std::uint64_t tag) {
+              shmbw_gpu_timeline_reply made{};
+              made.region = region;
+              writer.begin(SHMBW_OP_GPU_TIMELINE | SHMBW_REPLY, tag, Status::ok, made);
+            }) == SHMBW_RELEASE_UNNAME);
+}
+
 TEST_CASE("a grant whose descriptor does not fit into the table is given back, and the session goes on") {
   Peer peer;
   std::thread caller;
@@ -382,6 +431,30 @@ TEST_CASE("an event read by a waiting caller still wakes whoever polls the event
   CHECK(event.region.id == 5);
   CHECK(::poll(&watched, 1, 0) == 0);
   CHECK(status_of(peer.channel.next_event(Deadline::now())) == Status::deadline);
+}
+
+TEST_CASE("an event of a world that another thread reads wakes whoever waits for one, while that thread waits on") {
+  Peer peer;
+  std::thread reader([&] { CHECK(ask(peer.channel, 600'000'000'000).has_value()); });
+  const auto request = peer.take();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it reads now, as a rule: else the other thread does
+  std::atomic<bool> told = false;
+  std::thread waiting([&] {
+    const auto event = must(peer.channel.next_remote_event(Deadline::after(600'000'000'000)));
+    CHECK(event.has_value());
+    if (event) CHECK(event->world == 5);
+    told = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::array<std::byte, 128> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_EVENT | SHMBW_EVENT_WORLD_CHANGED, 0, Status::ok, shmbw_world_changed_event{1, 0, 5, 0, 0, 1, 1});
+  peer.give(writer.finish(0));
+  for (int i = 0; i < 3000 && !told; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  CHECK(told);
+  peer.answer_status(request.header.tag, 1);
+  reader.join();
+  waiting.join();
 }
 
 TEST_CASE("a caller that cannot wait still gets an event that lies on the socket") {

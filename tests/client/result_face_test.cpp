@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "client/shmbroker_pool.hpp"
 #include "client/words.hpp"
@@ -68,6 +69,35 @@ TEST_CASE("transform changes the value, or_else and transform_error the error") 
   CHECK(Result<int>(1).or_else([](const Error&) { return Result<int>(9); }).value() == 1);
   CHECK(busy.transform_error([](const Error&) { return Error(Status::invalid, "why"); }).error().what() == "why"sv);
   CHECK(Result<int>(1).transform_error([](const Error&) { return Error(Status::invalid); }).value() == 1);
+}
+
+TEST_CASE("an assignment ends the value that was there, and no other") {
+  struct Counted {
+    explicit Counted(int* all) : alive(all) { ++*alive; }
+    Counted(const Counted& other) noexcept : alive(other.alive) { ++*alive; }
+    ~Counted() { --*alive; }
+    int* alive;
+  };
+  int first = 0, second = 0;
+  {
+    Result<Counted> result{Counted(&first)};
+    CHECK(first == 1);
+    result = Result<Counted>(Counted(&second));
+    CHECK(first == 0);
+    CHECK(second == 1);
+    auto& same = result;
+    result = std::move(same);
+    CHECK(second == 1);
+    result = Result<Counted>(Error(Status::busy));
+    CHECK(second == 0);
+    CHECK(result.error().status() == Status::busy);
+    const Result<Counted> other{Counted(&first)};
+    result = other;
+    CHECK(first == 2);
+    CHECK(result->alive == &first);
+  }
+  CHECK(first == 0);
+  CHECK(second == 0);
 }
 
 TEST_CASE("the value of a const Result is read, or its error thrown") {

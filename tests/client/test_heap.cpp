@@ -517,6 +517,28 @@ TEST_CASE("a poisoned heap is salvaged through a region that may only be read") 
   CHECK(again.salvage().text("t") == name_of(3));
 }
 
+TEST_CASE("the elements of a vector that begins where none can stand are not given out of a poisoned heap") {
+  const Team team;
+  const auto in = Heap::create(team.session, "h", 1 << 20);
+  auto* const vector = in.construct<heap::vector<int>>("v", std::size_t{100}, 5);
+  // One byte further, by whichever of its words says where the elements are.
+  const auto begin = reinterpret_cast<std::uintptr_t>(vector->data());
+  auto* const words = reinterpret_cast<std::uint64_t*>(vector);
+  bool moved = false;
+  for (std::size_t i = 0; i < sizeof *vector / sizeof *words && !moved; ++i) {
+    ++words[i];
+    moved = reinterpret_cast<std::uintptr_t>(vector->data()) == begin + 1 && vector->size() == 100;
+    if (!moved) --words[i];
+  }
+  REQUIRE(moved);
+  CHECK(harness::Child::run([&]() -> int {
+          const auto guard = in.lock();
+          ::kill(::getpid(), SIGKILL);
+          return 0;
+        }).wait() == 128 + SIGKILL);
+  CHECK(status_of(in.salvage().try_elements<int>("v")) == Status::broken);
+}
+
 TEST_CASE("a maker that dies at any step of making leaves a region that is opened or refused in time") {
   const auto session = local();
   shmbroker::CreateOptions many;

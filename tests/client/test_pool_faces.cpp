@@ -325,6 +325,20 @@ TEST_CASE("a pool takes the name of another one over, whose participants go on w
   CHECK(shmbroker::Pool::try_create(session, options).error().status() == shmbroker::Status::invalid);
 }
 
+TEST_CASE("a pool is opened as the options say, by its name and by its number") {
+  const harness::BrokerFixture broker;
+  const auto session = session_at(broker), by_name = session_at(broker), by_number = session_at(broker);
+  const auto made = shmbroker::Pool::create(session, pool_named("p"));
+  const std::string name = "#" + std::to_string(made.info().group) + "/p";
+  for (const auto& opened : {shmbroker::Pool::open(by_name, name, {.read_only = true}),
+                             shmbroker::Pool::open(by_number, made.info().id, {.read_only = true})}) {
+    CHECK(opened.info().id == made.info().id);
+    CHECK(opened.try_acquire(100).error().status() == shmbroker::Status::denied);
+  }
+  const auto writer = session_at(broker);
+  CHECK(shmbroker::Pool::open(writer, name).try_acquire(100));
+}
+
 TEST_CASE("programs that start in any order get one pool, whole, by open_or_create") {
   const harness::BrokerFixture broker;
   const auto session = session_at(broker);
