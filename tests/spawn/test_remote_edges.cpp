@@ -175,6 +175,23 @@ TEST_CASE("An own value that is shared again outlives the word that nobody refer
   });
 }
 
+TEST_CASE("An own value is put away once, also where its worker is told twice in a row that nobody refers to it") {
+  World world;
+  world.run(2, [](int rank) {
+    if (rank != 0) return;
+    std::optional<Remote<int>> own(std::in_place, 40);
+    const auto first = remote::rpc_async<bool>("b", "is_confirmed", *own);
+    EXPECT(no_references_soon());  // this worker has not looked
+    const auto second = remote::rpc_async<bool>("b", "is_confirmed", *own);
+    EXPECT(no_references_soon());
+    own.reset();
+    EXPECT(first.wait());
+    EXPECT(second.wait());
+    EXPECT(serve_until([] { return remote::counters().owned == 0; }));
+    EXPECT(remote::rpc_sync<int>("b", "unwrap", Remote<int>(41)) == 41);
+  });
+}
+
 TEST_CASE("A worker keeps its own deadlines although a peer that it owes a word does not read") {
   World world;
   world.run(2, [](int rank) {
