@@ -51,17 +51,36 @@ struct Request {
 };
 
 // A batch between two turns: the reply as far as it was written, and the descriptors that go with it. What it names is
-// held by the session's own leases.
+// held by the session's own leases. Descriptors that were opened for it are counted as its user's meanwhile: nothing
+// else bounds them, because one region and one lease are enough for all elements of all batches.
 struct BatchUnderWay {
-  std::vector<std::byte> written;
+  // Takes the descriptors of World::reply_fds and reply_owned.
+  BatchUnderWay(const Request& request, const wire::Writer& writer, std::size_t next_element);
+  BatchUnderWay(const BatchUnderWay&) = delete;
+  BatchUnderWay& operator=(const BatchUnderWay&) = delete;
+  ~BatchUnderWay();
+  // Whether this is about the request that has come now. If not, the broker has a bug, and says so.
+  bool belongs_to(const Request& request) const;
+  // Puts the reply and its descriptors back into the world, to go on.
+  void resume();
+
+  World& world;
+  std::uint32_t uid;
+  std::uint16_t op;
+  std::uint64_t tag;
   wire::Writer out;
-  std::size_t next = 0;
+  std::size_t next;
+  std::vector<std::byte> written;
   std::vector<int> fds;
   std::vector<Fd> owned;
+
+ private:
+  void count(int sign) const;
 };
 
 // Replies to a batch: each element has its own outcome, and its sentence while there is room for it. Elements are
-// served a few in a turn: a batch of 253 creates takes a millisecond.
+// served a few in a turn: a batch of 253 creates takes a millisecond. Where the descriptors of those that were served
+// may not wait for the next turn, all the others are served in this one.
 template <class Reply>
 class BatchAnswer {
  public:
@@ -69,12 +88,10 @@ class BatchAnswer {
 
   BatchAnswer(const Request& request, std::size_t count)
       : request_(request), out_(request.writer()), detail_room_(wire::detail_room(count, sizeof(Reply))) {
-    if (auto before = std::move(request.session.batch)) {
-      std::ranges::copy(before->written, request.world.reply_buffer.get());
+    if (auto before = std::move(request.session.batch); before && before->belongs_to(request)) {
+      before->resume();
       out_ = before->out;
       first_ = next_ = before->next;
-      request.world.reply_fds = std::move(before->fds);
-      request.world.reply_owned = std::move(before->owned);
       return;
     }
     out_.begin_batch<Reply>(request.reply_op(), request.packet.header.tag, count);
@@ -84,15 +101,10 @@ class BatchAnswer {
   // Whether the rest has to wait for the next turn. Asked before each element.
   bool turn_is_over() {
     if (next_ - first_ < kElementsOfTurn) return false;
-    World& world = request_.world;
-    const std::size_t used = SHMBW_MAX_MESSAGE - out_.room();
-    auto all = std::make_unique<BatchUnderWay>(
-        BatchUnderWay{{world.reply_buffer.get(), world.reply_buffer.get() + used}, out_, next_, {}, {}});
-    all->fds = std::move(world.reply_fds);
-    all->owned = std::move(world.reply_owned);
-    world.reply_fds.clear();
-    world.reply_owned.clear();
-    request_.session.batch = std::move(all);
+    if (const std::size_t lent = request_.world.reply_owned.size();
+        lent != 0 && !request_.world.may_wait(request_.session.uid, lent))
+      return false;
+    request_.session.batch = std::make_unique<BatchUnderWay>(request_, out_, next_);
     request_.yield();
     return true;
   }

@@ -3,6 +3,7 @@
 // else that is wrong is an error reply and the session goes on.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "daemon/answer.hpp"
 #include "daemon/gpu_publish.hpp"
@@ -41,6 +42,41 @@ void Request::send(wire::Writer& out) const {
   else session.link->reply(packet_out, world.reply_fds);
   world.reply_fds.clear();
   world.reply_owned.clear();
+}
+
+BatchUnderWay::BatchUnderWay(const Request& request, const wire::Writer& writer, std::size_t next_element)
+    : world(request.world),
+      uid(request.session.uid),
+      op(request.packet.header.op),
+      tag(request.packet.header.tag),
+      out(writer),
+      next(next_element),
+      written(world.reply_buffer.get(), world.reply_buffer.get() + (SHMBW_MAX_MESSAGE - out.room())),
+      fds(std::exchange(world.reply_fds, {})),
+      owned(std::exchange(world.reply_owned, {})) {
+  count(1);
+}
+
+BatchUnderWay::~BatchUnderWay() { count(-1); }
+
+void BatchUnderWay::count(int sign) const {
+  if (owned.empty()) return;
+  const std::uint64_t change = static_cast<std::uint64_t>(sign) * owned.size();
+  world.open_descriptors += change;
+  if (auto at = world.uids.find(uid); at != world.uids.end()) at->second.lent += change;
+}
+
+bool BatchUnderWay::belongs_to(const Request& request) const {
+  if (op == request.packet.header.op && tag == request.packet.header.tag) return true;
+  world.own_bug("own bug: a request was served in part, and another one came instead of its rest");
+  return false;
+}
+
+void BatchUnderWay::resume() {
+  count(-1);
+  std::ranges::copy(written, world.reply_buffer.get());
+  world.reply_fds = std::exchange(fds, {});
+  world.reply_owned = std::exchange(owned, {});
 }
 
 namespace {

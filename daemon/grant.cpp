@@ -43,7 +43,11 @@ Result<Fd> reopen_read_only(int fd, std::string_view what) {
   auto reader = sys::reopen_read_only(fd);
   if (reader) return std::move(*reader);
   Error failed = system_failure(reader.error(), "reopening " + std::string(what) + " read-only").error();
-  if (reader.error().value == EMFILE || reader.error().value == ENFILE) failed.status = Status::no_descriptors;
+  if (reader.error().value == EMFILE || reader.error().value == ENFILE) {
+    failed.status = Status::no_descriptors;
+    failed.sentence +=
+        ": ask again when fewer are open, or raise descriptors (and the hard RLIMIT_NOFILE of the broker)";
+  }
   if (reader.error().value == ENOENT) {
     failed.status = Status::unsupported;
     failed.sentence += ": the broker's /proc is not mounted, and only through it can read-only access be given";
@@ -53,6 +57,10 @@ Result<Fd> reopen_read_only(int fd, std::string_view what) {
 
 Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights) {
   if ((rights & SHMBW_RIGHT_MAP_WRITE) != 0) return region.fd.get();
+  // It is closed once the reply has been sent, so the reserve may be used.
+  const std::uint64_t used = world.descriptors() + world.reply_owned.size(), limit = world.facts.descriptors_limit;
+  if (used >= limit)
+    return std::unexpected(refuse_descriptors(world, {SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_HOST, 0, limit, used, 1}));
   auto reader = reopen_read_only(region.fd.get(), "the region");
   if (!reader) return std::unexpected(reader.error());
   world.reply_owned.push_back(std::move(*reader));

@@ -2,6 +2,7 @@
 // CREATE, ATTACH, RELEASE, READY: batches in which each element has its own outcome.
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "daemon/answer.hpp"
 #include "daemon/create.hpp"
@@ -94,6 +95,7 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
   int fd = -1;
   if (!no_descriptor(wish)) {
     if (closing && closing->reader && !writes(wish)) {
+      world.open_descriptors -= std::exchange(closing->counted, false);
       world.reply_owned.push_back(std::move(closing->reader));
       fd = world.reply_owned.back().get();
     } else {

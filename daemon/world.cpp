@@ -100,10 +100,10 @@ std::uint64_t World::descriptors() const {
   return open_descriptors + transport;
 }
 
-// Regions, pools and timelines; sockets and pidfds; doorbells and what GPUs export.
+// Regions, pools and timelines; sockets and pidfds; doorbells, what GPUs export, and what replies under way lend.
 static std::uint64_t descriptors_of(const Uid& uid) {
   return uid.account.used(Slot::regions) + 2 * uid.account.used(Slot::sessions) + uid.doorbells +
-         uid.account.used(Slot::gpu_descriptors);
+         uid.account.used(Slot::gpu_descriptors) + uid.lent;
 }
 
 // Of n users each may have 1/(n + 1) of what is left and what it has: half for the first, never all for anybody, and
@@ -136,6 +136,10 @@ std::optional<Shortage> World::share_shortage(std::uint32_t uid, std::uint64_t w
   const std::uint64_t used = at == uids.end() ? 0 : descriptors_of(at->second);
   if (used <= share && wanted <= share - used) return std::nullopt;
   return Shortage{SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_UID, uid, share, used, wanted};
+}
+
+bool World::may_wait(std::uint32_t uid, std::uint64_t lent) const {
+  return descriptors_left(lent + SHMBW_MAX_BATCH, false) && !share_shortage(uid, lent);
 }
 
 bool World::descriptors_left(std::uint64_t wanted, bool admin) const {

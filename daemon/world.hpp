@@ -37,6 +37,7 @@ struct Uid {
   std::uint32_t users = 0;    // sessions, groups and tickets that point here
   std::uint32_t refused = 0;  // sessions over the limit that wait to be told so
   std::uint32_t doorbells = 0;
+  std::uint64_t lent = 0;           // opened for replies that are not sent yet
   std::uint64_t bytes_freeing = 0;  // of regions whose close runs on the helper thread
   Watchers reclaims;
 };
@@ -79,6 +80,9 @@ class World {
   // What stands in the way of that many more for this user: the table, or, in system mode, its share of it.
   std::optional<Shortage> descriptor_shortage(std::uint32_t uid, std::uint64_t wanted, bool admin) const;
   std::optional<Shortage> share_shortage(std::uint32_t uid, std::uint64_t wanted) const;
+  // Descriptors that were opened for a user's reply and wait for its next turn count for that user. False: its share,
+  // or the table, has no room for that many, and what a whole message carries. Then the reply does not wait.
+  bool may_wait(std::uint32_t uid, std::uint64_t lent) const;
   std::uint64_t descriptor_share(std::uint32_t uid) const;
 
   const Config config;

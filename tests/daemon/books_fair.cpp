@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Law 8 in the books: long requests are served in portions, and what one user or process takes leaves room for others.
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <set>
 
 #include "base/sys_process.hpp"
@@ -23,6 +26,48 @@ Config with_reserve(Config config) {
   config.descriptors_reserved = 8;
   return config;
 }
+
+// A batch about one region, over and over.
+std::vector<std::byte> attach_packet(shmbw_region_ref region, std::uint32_t rights, std::size_t count,
+                                     std::uint64_t tag = 1) {
+  std::vector<std::byte> buffer(SHMBW_MAX_MESSAGE);
+  wire::Writer out(buffer);
+  shmbw_attach wish{};
+  wish.by = SHMBW_ATTACH_BY_ID;
+  wish.rights = rights;
+  wish.region = region;
+  out.begin_batch<shmbw_attach>(SHMBW_OP_ATTACH, tag, count);
+  for (std::size_t i = 0; i < count; ++i) out.element(i, wish);
+  buffer.resize(out.finish(0).size());
+  return buffer;
+}
+
+template <class Reply>
+std::size_t elements_with(const Packet& packet, Status status) {
+  REQUIRE(packet.status() == Status::ok);
+  const auto batch = wire::BatchView::open(packet.view());
+  REQUIRE(batch);
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < batch->count(); ++i)
+    found += static_cast<Status>(batch->element<Reply>(i).value().outcome.status) == status;
+  return found;
+}
+
+// How many descriptors this process may have, for a while.
+class TableOf {
+ public:
+  explicit TableOf(rlim_t most) {
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    const rlimit now{most, before_.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &now) == 0);
+  }
+  TableOf(const TableOf&) = delete;
+  TableOf& operator=(const TableOf&) = delete;
+  ~TableOf() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
 
 std::size_t create_all(Client& client, std::size_t most) {
   std::size_t made = 0;
@@ -200,4 +245,112 @@ TEST_CASE("a session has a share of its user's tickets; what it leaves counts fo
   world.advance(10 * kMinute);
   CHECK(third.status().tickets == 0);
   CHECK(third.ticket(more).status() == Status::ok);
+}
+
+TEST_CASE("batches of readers that are under way leave other users the table") {
+  const TableOf table(1024);
+  World world(with_reserve(system_config()), facts_of(1000));
+  Client owner = world.client(1000), bystander = world.client(2000);
+  const auto region = owner.create().ref();
+  const auto packet = attach_packet(region, kRead, SHMBW_MAX_BATCH);
+  std::vector<Client> greedy;
+  for (int i = 0; i < 10; ++i) greedy.push_back(world.client(1000));
+  // Turn by turn, each of them in the middle of a batch.
+  std::size_t whole = 0;
+  for (int round = 0; round < 100; ++round) {
+    for (Client& each : greedy) {
+      if (each.turn(packet)) continue;
+      REQUIRE(each.link().replies.size() == 2);  // HELLO's
+      CHECK(elements_with<shmbw_attach_reply>(each.link().replies.back(), Status::ok) == SHMBW_MAX_BATCH);
+      CHECK(each.link().replies.back().fds.size() == SHMBW_MAX_BATCH);
+      each.link().replies.pop_back();
+      ++whole;
+    }
+    Created made = bystander.create();
+    CHECK(made.status == Status::ok);
+    CHECK(bystander.attach_id(made.ref()).status == Status::ok);
+    CHECK(bystander.release(made.ref()).status == Status::ok);
+  }
+  CHECK(whole >= 30);
+  // What is left of them when their sessions end is given back.
+  greedy.clear();
+  CHECK(world.status().descriptors <= 16);
+}
+
+TEST_CASE("a private broker serves many batches of readers at once, though its table is small") {
+  const TableOf table(1024);
+  World world(with_reserve(private_config()), facts_of(600));
+  Client owner = world.client();
+  const auto region = owner.create({.flags = SHMBW_CREATE_MANY_WRITERS}).ref();
+  const auto packet = attach_packet(region, kRead, SHMBW_MAX_BATCH);
+  std::vector<Client> readers;
+  for (int i = 0; i < 8; ++i) readers.push_back(world.client());
+  std::vector<bool> done(readers.size());
+  for (int round = 0; round < 40; ++round)
+    for (std::size_t i = 0; i < readers.size(); ++i) {
+      if (done[i] || readers[i].turn(packet)) continue;
+      done[i] = true;
+      CHECK(elements_with<shmbw_attach_reply>(readers[i].link().replies.back(), Status::ok) == SHMBW_MAX_BATCH);
+      readers[i].link().replies.clear();
+    }
+  CHECK(std::ranges::count(done, true) == 8);
+}
+
+TEST_CASE("a reader that finds the table full is told limit, use and remedy, and nothing is booked") {
+  World world(with_reserve(private_config()), facts_of(60));
+  Client reader = world.client();
+  const auto region = reader.create({.flags = SHMBW_CREATE_MANY_WRITERS}).ref();
+  const auto packet = attach_packet(region, kRead, 100);
+  while (reader.turn(packet)) continue;
+  const Packet& reply = reader.link().replies.back();
+  const std::size_t made = elements_with<shmbw_attach_reply>(reply, Status::ok);
+  CHECK(made == reply.fds.size());
+  CHECK(made > 40);
+  CHECK(made + elements_with<shmbw_attach_reply>(reply, Status::no_descriptors) == 100);
+  const auto batch = wire::BatchView::open(reply.view());
+  wire::TextReader texts = batch->texts();
+  const auto outcome = batch->element<shmbw_attach_reply>(made).value().outcome;
+  const Error refused = wire::read_element_detail(outcome.status, texts.take(outcome.detail_len).value());
+  CHECK(refused.shortage.limit == 60);
+  CHECK(refused.shortage.used == 60);
+  CHECK(refused.sentence.find("raise descriptors") != std::string::npos);
+  for (const auto& row : reader.rows<shmbw_lease_record>(SHMBW_TABLE_LEASES)) CHECK(row.count == made + 1);
+}
+
+TEST_CASE("a batch of readers counts for its user between its turns, and no longer than it lasts") {
+  World world(with_reserve(system_config()), facts_of(1000));
+  Client reader = world.client(1000), asker = world.client(2000);
+  const auto region = reader.create().ref();
+  const auto before = asker.status().descriptors;
+  const auto packet = attach_packet(region, kRead, 30), writers = attach_packet(region, kWrite, 30);
+  REQUIRE(reader.turn(packet));
+  CHECK(asker.status().descriptors == before + 8);
+  REQUIRE(reader.turn(packet));
+  CHECK(asker.status().descriptors == before + 16);
+  while (reader.turn(packet)) continue;
+  CHECK(asker.status().descriptors == before);
+  CHECK(reader.link().replies.back().fds.size() == 30);
+  REQUIRE(reader.turn(writers));
+  CHECK(asker.status().descriptors == before);  // the region's own descriptor is sent, however often
+  while (reader.turn(writers)) continue;
+  REQUIRE(reader.turn(packet));
+  reader.end_of_file();
+  CHECK(asker.status().descriptors <= before);
+  reader.forget();
+}
+
+TEST_CASE("a request that comes instead of the rest of another is answered as itself") {
+  World world;
+  Client client = world.client();
+  const auto region = client.create().ref(), other = client.create().ref();
+  const auto first = attach_packet(region, kWrite, 30, 1), second = attach_packet(other, kWrite, 20, 2);
+  REQUIRE(client.turn(first));
+  CHECK(client.release(region, 1).status == Status::ok);
+  REQUIRE(client.turn(first));
+  while (client.turn(second)) continue;
+  CHECK(elements_with<shmbw_attach_reply>(client.link().replies.back(), Status::ok) == 20);
+  CHECK(client.link().replies.back().view().header.tag == 2);
+  CHECK(std::ranges::count_if(world.log, [](const std::string& line) { return line.find("own bug") != line.npos; }) ==
+        2);
+  world.log.clear();
 }

@@ -156,9 +156,17 @@ Client::~Client() {
   if (link_ && session_) close();
 }
 
+static bool serve_turn(World& world, Session& session, FakeLink& link, wire::Bytes packet) {
+  link.yields = false;
+  world.books->packet(session, *wire::open_packet(packet, 0, wire::Direction::request));
+  link.collect();
+  return link.yields;
+}
+
 void Client::send_only(wire::Bytes packet) {
   auto view = wire::open_packet(packet, link_->brought.size(), wire::Direction::request);
   REQUIRE(view);
+  link_->yields = false;  // of a request that this one takes the place of
   {
     room::AllocationsForbidden counter;
     world_->books->packet(*session_, *view);
@@ -166,20 +174,17 @@ void Client::send_only(wire::Bytes packet) {
   }
   link_->brought.clear();
   link_->collect();
-  while (link_->yields) {
-    link_->yields = false;
-    ++world_->turns;
-    world_->books->packet(*session_, *wire::open_packet(packet, 0, wire::Direction::request));
-    link_->collect();
-  }
+  for (; link_->yields; ++world_->turns) serve_turn(*world_, *session_, *link_, packet);
   if (!link_->held) return;
-  link_->again = [books = world_->books.get(), session = session_, link = link_.get(),
+  link_->again = [world = world_, session = session_, link = link_.get(),
                   bytes = std::vector<std::byte>(packet.begin(), packet.end())] {
     link->held = false;
-    books->packet(*session, *wire::open_packet(bytes, 0, wire::Direction::request));
-    link->collect();
+    do serve_turn(*world, *session, *link, bytes);
+    while (link->yields);
   };
 }
+
+bool Client::turn(wire::Bytes packet) { return serve_turn(*world_, *session_, *link_, packet); }
 
 void Client::wait_while_held() {
   while (link_->held) {

@@ -142,6 +142,8 @@ class Client {
   Packet& exchange(wire::Bytes packet, bool answered = true);
   void send_only(wire::Bytes packet);  // the reply may come later: link().held
   void wait_while_held();
+  // One turn of a request without descriptors. True: it was served in part, and wants another turn.
+  bool turn(wire::Bytes packet);
 
   Packet& hello(const HelloWish& wish = {});
   Created create(const CreateWish& wish = {});

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "tests/harness/skip.hpp"
+#include "tests/wire/bystander.hpp"
 #include "tests/wire/engines.hpp"
 
 namespace wire_test {
@@ -239,6 +241,63 @@ TEST_CASE("the descriptor table is limited before it is full") {
     CHECK(broker.descriptors() <= 128);
     release(client, made.back());
     create_region(client, 4096);
+  });
+}
+
+// Two sessions that ask for the same region over and over, as many descriptors as an answer carries, until `end` opens.
+// Ends with 0 if all came.
+harness::Child greedy_reader(const std::string& socket, const harness::Gate& end) {
+  return harness::Child::run_as(60'001, 60'001, [&] {
+    constexpr std::size_t kSessions = 2;
+    RawClient clients[kSessions];
+    std::vector<shmbw_attach> wishes(SHMBW_MAX_BATCH);
+    for (RawClient& client : clients) {
+      client = RawClient::connect(socket);
+      if (!client.hello().ok()) return 1;
+    }
+    RawPacket made = clients[0].create(4096);
+    if (!made.ok() || made.element<shmbw_outcome>(0).status != 0) return 2;
+    for (shmbw_attach& wish : wishes) {
+      wish.by = SHMBW_ATTACH_BY_ID;
+      wish.rights = SHMBW_RIGHT_MAP_READ;
+      wish.region = made.element<shmbw_create_reply>(0).region;
+    }
+    for (RawClient& client : clients)
+      if (!client.send(batch(SHMBW_OP_ATTACH, 1000, wishes))) return 3;
+    // Whichever is answered is read: one that waits may wait for the other to be read.
+    for (int left = static_cast<int>(kSessions); left != 0;)
+      for (RawClient& client : clients) {
+        if (!client.connected()) continue;
+        RawPacket reply = client.receive(2);
+        if (reply.kind == RawPacket::Kind::nothing) continue;
+        if (!reply.ok() || reply.descriptors_lost) return 4;
+        if (reply.fds.size() != wishes.size()) return 5;
+        if (end.wait(0)) {
+          client.close();
+          --left;
+        } else if (!client.send(batch(SHMBW_OP_ATTACH, 1000, wishes))) {
+          return 6;
+        }
+      }
+    return 0;
+  });
+}
+
+TEST_CASE("readers who ask for as much as a message carries, again and again, leave others their descriptors") {
+  if (!harness::can_change_uid()) SKIP_CASE("needs root");
+  BrokerOptions options;
+  options.system = true;
+  options.config = "descriptors = 1024\n";
+  on_each_engine(options, [](BrokerFixture& broker) {
+    Bystander bystander(broker.socket(), 60'002);
+    harness::Gate end;
+    std::vector<harness::Child> greedy;
+    for (int i = 0; i < 5; ++i) greedy.push_back(greedy_reader(broker.socket(), end));
+    for (int i = 0; i < 40 && bystander.goes_on(); ++i) continue;
+    CHECK(bystander.wrong() == "");
+    end.open();
+    for (harness::Child& each : greedy) CHECK(each.wait() == 0);
+    CHECK(broker.log().find("table is full") == std::string::npos);
   });
 }
 
