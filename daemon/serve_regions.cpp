@@ -88,7 +88,8 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
   if (!target) return std::unexpected(target.error());
   Region& region = *target->region;
   AwaitedSeals* const closing = awaited_seals(session, region, kClosingSeals);
-  if (closing && closing->refusal && !writes(wish)) return std::unexpected(*closing->refusal);
+  if (closing && closing->refusal && closes_writing(world, session, region, wish.rights))
+    return std::unexpected(*closing->refusal);
   auto charge =
       closing && closing->charge ? Result<Charge>(std::move(closing->charge)) : charge_lease(world, session, region, 1);
   if (!charge) return std::unexpected(charge.error());
@@ -104,11 +105,12 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
       fd = *lent;
     }
   }
-  // Closed already, but where that was refused, or was not begun, because of an earlier element.
+  // Closed already, but where that was refused, or could not be begun before the first element was served.
   if (closes_writing(world, session, region, wish.rights)) {
     if (fd >= 0) world.reply_owned.pop_back();
     if (closing && closing->code != 0) return std::unexpected(closing_refused(closing->code));
-    return error(Status::busy, "an element before this one in the batch asks to write: ask for this one alone");
+    return error(Status::not_ready,
+                 "a writer has reported only after this request had begun that it has mapped the region: ask again");
   }
   Lease& lease = book_charged(world, session, region, wish.rights, 1, no_descriptor(wish) ? Reach::mapped : Reach::lent,
                               std::move(*charge));
@@ -149,9 +151,10 @@ bool waits_for_seals(const Request& request, const wire::BatchView& batch) {
       if (batch.count() > 1) written.push_back(&region);
       if (seals_under_way(world, region) == kClosingSeals && await_seals(world, session, region, kClosingSeals, {}))
         waits = true;
-    } else if (closes_writing(world, session, region, wish.rights) && !closing &&
-               std::ranges::find(written, &region) == written.end()) {
-      auto begun = begin_closing(world, session, region, wish);
+    } else if (closes_writing(world, session, region, wish.rights) && !closing) {
+      Result<void> begun =
+          error(Status::busy, "an element before this one in the batch asks to write: ask for this one alone");
+      if (std::ranges::find(written, &region) == written.end()) begun = begin_closing(world, session, region, wish);
       if (begun) waits = true;
       else session.awaited.push_back({region.id, kClosingSeals, true, 0, {}, {}, false, begun.error()});
     }

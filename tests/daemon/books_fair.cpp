@@ -354,3 +354,30 @@ TEST_CASE("a request that comes instead of the rest of another is answered as it
         2);
   world.log.clear();
 }
+
+TEST_CASE("an element that was not ready when its batch was looked at is not ready, whatever comes between the turns") {
+  World world(private_config());
+  Client writer = world.client(), reader = world.client();
+  Created ready = writer.create(), late = writer.create();
+  writer.ready(ready.ref());
+  REQUIRE(reader.attach_id(ready.ref()).status == Status::ok);
+  std::vector<std::byte> buffer(SHMBW_MAX_MESSAGE);
+  wire::Writer out(buffer);
+  out.begin_batch<shmbw_attach>(SHMBW_OP_ATTACH, 1, 12);
+  shmbw_attach wish{};
+  wish.by = SHMBW_ATTACH_BY_ID;
+  wish.rights = kRead;
+  for (std::size_t i = 0; i < 12; ++i) {
+    wish.region = i < 10 ? ready.ref() : late.ref();
+    out.element(i, wish);
+  }
+  const wire::Bytes packet = out.finish(0);
+  REQUIRE(reader.turn(packet));
+  writer.ready(late.ref());
+  CHECK(!reader.turn(packet));
+  const Packet& reply = reader.link().replies.back();
+  CHECK(elements_with<shmbw_attach_reply>(reply, Status::ok) == 10);
+  CHECK(elements_with<shmbw_attach_reply>(reply, Status::not_ready) == 2);
+  CHECK(reply.fds.size() == 10);
+  CHECK(reader.attach_id(late.ref()).status == Status::ok);  // asked again, it is served
+}
