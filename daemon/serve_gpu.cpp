@@ -369,7 +369,8 @@ void serve_batch(const Request& request, Serve serve) {
   auto batch = open_batch<Element>(request, [](const Element&) { return std::size_t{0}; });
   if (!batch) return;
   BatchAnswer<Reply> answer(request, batch->count());
-  for (std::size_t i = 0; i < batch->count(); ++i) {
+  for (std::size_t i = answer.first(); i < batch->count(); ++i) {
+    if (answer.turn_is_over()) return;
     Result<Reply> served = serve(*batch->template element<Element>(i));
     if (served) answer.ok(*served);
     else answer.fail(served.error());

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // WORLD_JOIN, WORLD_LEAVE, WORLD_POOL, the REF requests, and the tables of LIST that show them. Worlds are for their
 // workers, who are of one uid; to everybody else they are not there.
+#include <type_traits>
+
 #include "daemon/page.hpp"
 #include "daemon/reference.hpp"
 #include "daemon/rendezvous.hpp"
@@ -57,17 +59,27 @@ void serve_world_pool(const Request& request) {
 
 namespace {
 
-// A batch whose elements are served one by one: `serve` fills the reply or says why not.
+std::size_t text_length(const shmbw_ref_settle& element) { return element.error_len; }
+std::size_t text_length(const auto&) { return 0; }
+
+// A batch whose elements are served one by one: `serve` fills the reply or says why not. Elements with a text have it
+// as their third argument.
 template <class Element, class Reply, class Serve>
 void serve_each(const Request& request, Serve serve) {
-  auto batch = open_batch<Element>(request, [](const Element&) { return 0; });
+  auto batch = open_batch<Element>(request, [](const Element& element) { return text_length(element); });
   if (!batch) return;
   BatchAnswer<Reply> answer(request, batch->count());
-  for (std::size_t i = answer.first(); i < batch->count(); ++i) {
-    if (answer.turn_is_over()) return;
+  wire::TextReader texts = batch->texts();
+  for (std::size_t i = 0; i < batch->count(); ++i) {
     const Element element = *batch->template element<Element>(i);
+    [[maybe_unused]] const std::string_view text = *texts.take(text_length(element));
+    if (i < answer.first()) continue;
+    if (answer.turn_is_over()) return;
     Reply reply{};
-    Result<void> done = serve(element, reply);
+    Result<void> done;
+    if constexpr (std::is_invocable_v<Serve, const Element&, Reply&, std::string_view>)
+      done = serve(element, reply, text);
+    else done = serve(element, reply);
     if (done) answer.ok(reply);
     else answer.fail(done.error());
   }
@@ -134,26 +146,16 @@ void serve_ref_release(const Request& request) {
 }
 
 void serve_ref_settle(const Request& request) {
-  auto batch = open_batch<shmbw_ref_settle>(request, [](const shmbw_ref_settle& wish) { return wish.error_len; });
-  if (!batch) return;
-  BatchAnswer<shmbw_ref_settle_reply> answer(request, batch->count());
-  wire::TextReader texts = batch->texts();
-  for (std::size_t i = 0; i < batch->count(); ++i) {
-    const shmbw_ref_settle wish = *batch->element<shmbw_ref_settle>(i);
-    const std::string_view text = *texts.take(wish.error_len);
-    auto by = working_in(request.session, wish.world);
-    auto settled = by ? settle_reference(**by, RefKey::of(wish.reference), wish.state, text)
-                      : Result<Reference*>(std::unexpected(by.error()));
-    if (!settled) {
-      answer.fail(settled.error());
-      continue;
-    }
-    shmbw_ref_settle_reply reply{};
-    reply.state = (*settled)->state;
-    reply.users = (*settled)->forks.size();
-    answer.ok(reply);
-  }
-  answer.send();
+  serve_each<shmbw_ref_settle, shmbw_ref_settle_reply>(
+      request, [&](const auto& wish, auto& reply, std::string_view text) -> Result<void> {
+        auto by = working_in(request.session, wish.world);
+        if (!by) return std::unexpected(by.error());
+        auto settled = settle_reference(**by, RefKey::of(wish.reference), wish.state, text);
+        if (!settled) return std::unexpected(settled.error());
+        reply.state = (*settled)->state;
+        reply.users = (*settled)->forks.size();
+        return {};
+      });
 }
 
 void serve_ref_ask(const Request& request) {

@@ -715,3 +715,37 @@ TEST_CASE("in steady state no request about references allocates") {
   create_ref(workers[1], 7);  // the counter counts
   CHECK(world.allocations > 0);
 }
+
+TEST_CASE("a batch that settles references is served a few elements in a turn, each with its own text") {
+  World world;
+  Workers workers(world, 2);
+  std::vector<shmbw_ref_settle> wishes;
+  std::string texts;
+  for (int i = 0; i < 40; ++i) {
+    const std::string text = "error " + std::to_string(i);
+    shmbw_ref_settle wish{};
+    wish.reference = create_ref(workers[0], 0, 1).reply.reference;
+    wish.state = SHMBW_REF_STATE_FAILED;
+    if (i == 20) ++wish.reference.counter += 1000;
+    wish.error_len = static_cast<std::uint16_t>(text.size());
+    wishes.push_back(wish);
+    texts += text;
+  }
+  world.turns = 0;
+  Packet& packet = workers[0].batch(SHMBW_OP_REF_SETTLE, wishes, texts);
+  CHECK(world.turns == 4);
+  auto batch = wire::BatchView::open(packet.view());
+  REQUIRE(batch);
+  REQUIRE(batch->count() == wishes.size());
+  for (std::size_t i = 0; i < wishes.size(); ++i) {
+    CAPTURE(i);
+    const auto reply = batch->element<shmbw_ref_settle_reply>(i).value();
+    CHECK(static_cast<Status>(reply.outcome.status) == (i == 20 ? Status::not_found : Status::ok));
+    if (i == 20) continue;
+    CHECK(reply.users == 1);
+    const Packet& asked = ask_ref(workers[1], wishes[i].reference);
+    CHECK(asked.fixed<shmbw_ref_ask_reply>().state == SHMBW_REF_STATE_FAILED);
+    const auto rest = asked.view().rest;
+    CHECK(std::string(reinterpret_cast<const char*>(rest.data()), rest.size()) == "error " + std::to_string(i));
+  }
+}

@@ -88,4 +88,19 @@ TEST_CASE("a batch of openings has every manifest, however many shares there are
   CHECK(sent == 250);
 }
 
+TEST_CASE("reports about GPU memory are served a few in a turn") {
+  FakeGpus gpus;
+  World world;
+  Client client = gpu_client(world);
+  shmbw_gpu_report lost{};
+  lost.what = SHMBW_GPU_FINDING_DEVICE_LOST;
+  world.turns = 0;
+  Packet& packet = client.batch(SHMBW_OP_GPU_REPORT, std::vector(30, lost));
+  CHECK(world.turns == 3);
+  for (std::size_t i = 0; i < 30; ++i) CHECK(answer_of<shmbw_gpu_report_reply>(packet, i).status == Status::ok);
+  client.batch(SHMBW_OP_GPU_REPORT, std::vector(30, lost), {}, SHMBW_HEADER_NO_REPLY);
+  CHECK(world.turns == 6);
+  CHECK(client.status().sessions == 1);
+}
+
 }  // namespace shmb::daemon::test
