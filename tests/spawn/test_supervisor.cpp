@@ -14,6 +14,7 @@
 
 #include "spawn/ending.hpp"
 #include "spawn/tree.hpp"
+#include "tests/harness/child.hpp"
 #include "tests/harness/skip.hpp"
 #include "tests/harness/stopped.hpp"
 #include "tests/spawn/runner.hpp"
@@ -113,6 +114,27 @@ TEST_CASE("SIGKILL of the supervisor: run ends the tree, reports and says what h
   CHECK(WEXITSTATUS(status) == 125);
   CHECK(reported_by(runner.heard(), guard));
   CHECK(runner.heard().find("the supervisor was killed by signal 9") != std::string::npos);
+}
+
+TEST_CASE("SIGKILL of a supervisor that could not start the command, before the end is reported: run reports it") {
+  auto run = harness::Child::run([] {
+    class DiesThere final : public shmb::spawn::Reporter {
+     public:
+      void tree_gone() override {
+        if (::getpid() != guard) ::kill(::getpid(), SIGKILL);
+        ++reported;
+      }
+      const pid_t guard = ::getpid();
+      int reported = 0;
+    } reporter;
+    shmb::spawn::Plan job;
+    job.command = {"/no such command"};
+    const auto outcome = shmb::spawn::run_job(job, reporter);
+    if (outcome.exit_status != shmb::spawn::kExitNotFound) return 1;
+    if (outcome.sentence.find("/no such command") == std::string::npos) return 2;
+    return reporter.reported == 1 ? 0 : 3;
+  });
+  CHECK(run.wait() == 0);
 }
 
 TEST_CASE("SIGKILL of run's whole process group leaves a supervisor that ends the daemons") {
