@@ -96,6 +96,55 @@ TEST_CASE("two threads of a forked child come to one inherited queue at once, an
   CHECK(child.wait() == 0);
 }
 
+TEST_CASE("a forked child does not take a queue that has come since for the one that it inherited") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 64, 2)));
+  auto first = reader(pool, "q", Kind::claim, 8);
+  QueueSpec spec;
+  spec.name = "q";
+  spec.kind = Kind::none;
+  spec.writer = spec.open_only = true;
+  auto as_it_is = must(Queue::open(pool, spec));
+  const harness::Gate replaced;
+  auto child = harness::Child::run([&] {
+    STEP(1, replaced.wait());
+    const auto sent = as_it_is->send(bytes_of("to the first"), kNoWait);
+    STEP(2, status_of(sent) == Status::exists);
+    STEP(3, sent.error().sentence.find("the forked child could not open its own end") != std::string::npos);
+    return 0;
+  });
+  must(first->close(true, true));
+  auto next = reader(pool, "q", Kind::claim, 16);
+  replaced.open();
+  CHECK(child.wait() == 0);
+  Message message;
+  CHECK(status_of(next->receive(message, false, kNoWait)) == Status::empty);
+}
+
+TEST_CASE("a message that a forked child inherits is the parent's, which alone can keep it") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 512, 4)));
+  auto queue = must(Queue::open(pool, queue_spec("q", Kind::line, true, true)));
+  const std::string text(300, 'm');  // in a slot
+  must(queue->send(bytes_of(text), kNoWait));
+  Message message;
+  must(queue->receive(message, false, kNoWait));
+  auto child = harness::Child::run([&] {
+    STEP(1, status_of(message.keep()) == Status::forked);
+    return 0;
+  });
+  CHECK(child.wait() == 0);
+  must(message.keep());
+  Message other;
+  for (int i = 0; i < 8; ++i) {
+    must(queue->send(bytes_of(std::string(300, 'o')), kNoWait));
+    must(queue->receive(other, false, kNoWait));
+  }
+  CHECK(text_of(message) == text);
+}
+
 TEST_CASE("a grandchild finds the pool unlocked though its parent was just joining it in another thread") {
   if (harness::kThreadSanitizer || harness::kAddressSanitizer)
     SKIP_CASE("a sanitizer's own locks do not survive the fork of a threaded program");
