@@ -197,6 +197,8 @@ Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Acces
 }
 
 Result<void> Region::unmap_part(void* address, std::uint64_t length) {
+  if (length == 0 && facts_.length != 0)
+    return error(Status::invalid, "a part that was mapped is given back with its length, and 0 was given");
   if (auto done = sys::munmap(address, mappable(length)); !done)
     return system_failure(done.error(), "unmapping a part");
   for (std::uint32_t parts = parts_; parts > 0 && !parts_.compare_exchange_weak(parts, parts - 1);) continue;

@@ -217,6 +217,7 @@ TEST_CASE("parts are mapped besides the whole, on an unmapped handle too") {
   CHECK(status_of(region->map_part(0, (8 << 20) + 1, Access::read, Deadline::after(0))) == Status::invalid);
   CHECK(status_of(region->map_part(8 << 20, 1, Access::read, Deadline::after(0))) == Status::invalid);
   CHECK(status_of(region->publish(Deadline::after(0))) == Status::still_mapped);
+  CHECK(status_of(region->unmap_part(part, 0)) == Status::invalid);  // and it is there still
   must(region->unmap_part(part, 4096));
   must(region->unmap_part(again, 4096));
   must(region->publish(Deadline::after(0)));
