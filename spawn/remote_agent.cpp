@@ -97,7 +97,7 @@ client::Deadline Agent::nearest(Deadline until) const {
 #ifdef SHMB_TEST_SEAM
   if (!held_back_.empty()) until = earlier(until, Deadline::after(1'000'000));
 #endif
-  if (!outbox_.empty()) until = earlier(until, Deadline::after(kTryAgain));
+  if (!outbox_.empty() || !without_room_.empty()) until = earlier(until, Deadline::after(kTryAgain));
   if (deadlines_.empty()) return until;
   const std::int64_t left = deadlines_.begin()->first - sys::now_monotonic();
   return earlier(until, left <= 0 ? Deadline::now() : Deadline::after(left));
@@ -146,18 +146,23 @@ void Agent::run_after(Lock& lock) {
 }
 
 // Also what others add meanwhile: they leave it to the thread that is at it, and so does a shutdown, which waits for
-// the end of this. Whoever leads has not known what is kept, and looks again sooner.
+// the end of this. The thread that leads has not known what found no room, and looks again sooner. What found none is
+// tried again after a while only: threads that wake each other here would else try without end.
 void Agent::flush(Lock& lock) {
-  if (flushing_ || outbox_.empty()) return;
+  if (flushing_) return;
+  if (!without_room_.empty() && sys::now_monotonic() >= try_again_) {
+    outbox_.insert(outbox_.begin(), without_room_.begin(), without_room_.end());
+    without_room_.clear();
+    full_ = 0;
+  }
+  if (outbox_.empty()) return;
   flushing_ = true;
-  std::deque<Small> kept;
-  std::uint64_t full = 0;  // a bit for each worker without room: order is kept
   while (!outbox_.empty()) {
     const Small one = outbox_.front();
     outbox_.pop_front();
     const std::uint64_t bit = std::uint64_t{1} << one.to;
     if (!inbox_ || !workers_.there(one.to, one.life)) continue;
-    if ((full & bit) == 0) {
+    if ((full_ & bit) == 0) {
       const std::shared_ptr<Inbox> inbox = inbox_;
       lock.unlock();
       Outgoing out;
@@ -167,11 +172,12 @@ void Agent::flush(Lock& lock) {
       auto sent = inbox->send(one.to, parts_of(out, text), 0);
       lock.lock();
       if (sent && *sent) continue;
-      full |= bit;  // no room, or a trouble that may pass: it is tried again until the worker is gone
+      // No room, or a trouble that may pass: it is tried again until the worker is gone.
+      if (full_ == 0) try_again_ = sys::now_monotonic() + kTryAgain;
+      full_ |= bit;
     }
-    kept.push_back(one);
+    without_room_.push_back(one);
   }
-  outbox_ = std::move(kept);
   flushing_ = false;
   wake();
 }

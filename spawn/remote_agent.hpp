@@ -268,7 +268,9 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
     std::uint32_t to = 0, life = 0;
     Head head;
   };
-  std::deque<Small> outbox_;
+  std::deque<Small> outbox_, without_room_;
+  std::uint64_t full_ = 0;  // a bit for each worker that without_room_ has something for: its order is kept
+  std::int64_t try_again_ = 0;
   bool flushing_ = false;
   struct Server {
     std::thread thread;

@@ -132,7 +132,8 @@ void Agent::admit(std::unique_ptr<Request> request) {
       Head head;
       head.kind = Kind::accepted;
       head.reference = id;
-      if (outbox_.size() < kMostWaiting) outbox_.push_back({request->head.from, request->head.from_life, head});
+      if (outbox_.size() + without_room_.size() < kMostWaiting)
+        outbox_.push_back({request->head.from, request->head.from_life, head});
     } else if (auto it = find_known(id)) {
       it->confirmed = true;
     }

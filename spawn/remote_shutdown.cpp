@@ -96,7 +96,7 @@ std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
     if (lost_) return *lost_;
     if (closed_) return Error{Status::closed, 0, {}, "this worker was shut down by another thread"};
     const bool through = (meeting_.over >= phase || workers_.present() == 1) && is_idle();
-    if (through && outbox_.empty() && !flushing_) return std::nullopt;
+    if (through && outbox_.empty() && without_room_.empty() && !flushing_) return std::nullopt;
     if (!through && is_idle() && meeting_.last_sent != meeting_.round) {
       meeting_.last_sent = meeting_.round;
       Head head;

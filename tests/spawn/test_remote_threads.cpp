@@ -57,6 +57,11 @@ Remote<int> own_value_late() {
   for (int i = 0; i < 3000 && words().numbers[going] == 0; ++i) pause_ms(10);
   return own;
 }
+long sleeps_so_far() {
+  rusage used{};
+  ::getrusage(RUSAGE_SELF, &used);
+  return used.ru_nvcsw;
+}
 SHMBROKER_REMOTE_CLASS("Late", Late);
 SHMBROKER_REMOTE_METHOD("Late.take", &Late::take);
 SHMBROKER_REMOTE_FUNCTION("own_value_late", own_value_late);
@@ -270,6 +275,39 @@ TEST_CASE("A child that returns from the function which forked it serves nobody"
         },
         threads);
   }
+}
+
+TEST_CASE("Threads of a worker do not wake each other without end over messages that find no room at a peer") {
+  World world;
+  const auto statuses = world.run_bare(2, [](int rank) {
+    enum : int { joined = 1, measured = 2 };
+    const auto until = [](int word) {
+      for (int i = 0; i < 6000 && words().numbers[word] == 0; ++i) pause_ms(10);
+      return words().numbers[word] != 0;
+    };
+    join(rank, 2, rank == 0 ? 0 : 2);
+    remote::ShutdownOptions options;
+    if (rank == 0) {  // reads nothing from here on
+      words().numbers[joined] = 1;
+      EXPECT(until(measured));
+      options.graceful = false;
+      remote::shutdown(options);
+    } else {
+      EXPECT(until(joined));
+      const auto fills = [] {
+        for (;;) (void)remote::rpc_async<int>(remote::at("a").within(0.2), "add", 1, 1);
+      };
+      EXPECT_THROWN(fills(), shmbroker::Error);
+      // The leader is told that this worker is idle, and its queue has no room. One thread leads and one waits.
+      options.timeout = std::chrono::seconds(2);
+      const long before = sleeps_so_far();
+      EXPECT_THROWN(remote::shutdown(options), shmbroker::Error);
+      // Each look at what found no room is some sleeps, and there are at most 200 looks in a second.
+      EXPECT(sleeps_so_far() - before < 12'000);
+      words().numbers[measured] = 1;
+    }
+  });
+  CHECK(statuses == std::vector<int>{0, 0});
 }
 
 TEST_CASE("Whoever asked hears of it where a function drops the future that it gave") {
