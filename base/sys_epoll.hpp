@@ -1,11 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is watched for besides reading. See sys_process.hpp for epoll sets themselves.
+// Waiting for several descriptors, and for more than reading. See sys_process.hpp for epoll sets themselves.
 #pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <span>
+
+#include "base/result.hpp"
 
 namespace shmb::sys {
 
 // `room`: the set is ready also when `fd` takes a packet; else only when it can be read. A descriptor that is not in
-// the set is no matter.
+// the set is no matter. A thread that waits for the set already is told of the change.
 void epoll_watch_room(int epoll, int fd, bool room);
+
+// Fills in what poll(2) reports of each; how many are ready, 0: deadline. -1: for ever.
+Sys<int> poll_all(std::span<pollfd> watched, std::int64_t timeout_ns);
 
 }  // namespace shmb::sys

@@ -24,6 +24,7 @@
 
 #include "base/compat.hpp"
 #include "base/sys_call.hpp"
+#include "base/sys_epoll.hpp"
 
 namespace shmb::sys {
 
@@ -204,17 +205,8 @@ Sys<void> random_bytes(std::span<std::byte> out) {
 }
 
 Sys<short> poll_for(int fd, short events, std::int64_t timeout_ns) {
-  std::int64_t deadline = -1;
-  if (timeout_ns >= 0 && __builtin_add_overflow(now_monotonic(), timeout_ns, &deadline)) deadline = INT64_MAX;
   pollfd watched{fd, events, 0};
-  auto ready = call(Call::poll, [&] {
-    timespec left{};
-    if (deadline >= 0) {  // anew at each repeat: signals must not prolong the deadline
-      const std::int64_t remaining = std::max<std::int64_t>(0, deadline - now_monotonic());
-      left = {static_cast<time_t>(remaining / kSecond), static_cast<long>(remaining % kSecond)};
-    }
-    return ::ppoll(&watched, 1, deadline < 0 ? nullptr : &left, nullptr);
-  });
+  auto ready = poll_all({&watched, 1}, timeout_ns);
   if (!ready) return std::unexpected(ready.error());
   return *ready > 0 ? watched.revents : short{0};
 }

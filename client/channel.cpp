@@ -21,7 +21,7 @@
 namespace shmb::client {
 namespace {
 
-constexpr std::int64_t kLongestPause = 50'000'000, kShortPause = 1'000'000;
+constexpr std::int64_t kLongestPause = 50'000'000, kShortPause = 1'000'000, kSendAgain = 10'000'000;
 constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks for them; then the oldest go
 
 // Of packets that the broker has not read for longer than their callers waited.
@@ -86,17 +86,23 @@ std::string_view text_of(const wire::PacketView& view, std::size_t length) {
 
 }  // namespace
 
-void Channel::open(Fd socket) {
+Result<void> Channel::open(Fd socket) {
+  auto watch = sys::epoll();
+  if (!watch) return system_failure(watch.error(), "epoll for the socket to the broker");
+  if (auto added = sys::epoll_watch(watch->get(), socket.get()); !added)
+    return system_failure(added.error(), "epoll_ctl for the socket to the broker");
   Lock lock(mutex_);
   socket_ = std::move(socket);
+  watch_ = std::move(*watch);
   inbox_.resize(SHMBW_MAX_MESSAGE);
   lost_ = hung_up_ = false;
+  return {};
 }
 
 std::vector<Fd> Channel::forget() {
   Lock lock(mutex_);
   std::vector<Fd> inherited;
-  for (Fd* fd : {&socket_, &epoll_, &event_})
+  for (Fd* fd : {&socket_, &watch_, &epoll_, &event_})
     if (*fd) inherited.push_back(std::move(*fd));
   reading_ = false;  // the leader, if there was one, is a thread of the parent
   first_waiter_ = last_waiter_ = nullptr;
@@ -139,26 +145,32 @@ std::string Channel::lost_reason() {
 
 void Channel::set_lost_reason(std::string reason) {
   Lock lock(mutex_);
-  lost_ = true;
   lost_reason_ = std::move(reason);
+  end();
 }
 
 std::unexpected<Error> Channel::lost_error() const {
   return error(Status::session_lost, "the session is lost: " + lost_reason_ + "; mappings stay valid, connect again");
 }
 
+// Whatever loses the session ends here, and nothing of it needs memory.
+void Channel::end() noexcept {
+  lost_ = true;
+  // A socket at its end stays readable: in the set it would wake the caller's loop for ever.
+  if (epoll_) sys::epoll_forget(epoll_.get(), watch_.get());
+  want_room(false);
+  for (const int listener : listeners_) sys::event_signal(listener);
+  wake_all();
+}
+
 void Channel::lose(std::string why) {
   if (lost_) return;
-  lost_ = true;
   lost_reason_ = std::move(why);
-  // A socket at its end stays readable: in the set it would wake the caller's loop for ever.
-  if (epoll_) sys::epoll_forget(epoll_.get(), socket_.get());
-  want_room(false);
+  end();
   Event away;
   away.kind = Event::Kind::broker_away;
   away.text = lost_reason_;
   queue(std::move(away));
-  wake_all();
 }
 
 void Channel::add(Waiter& waiter) {
@@ -184,6 +196,7 @@ template <class Done>
 bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) noexcept {
   add(me);
   bool reached = done();
+  if (!lost_) (void)send_unsent();
   while (!reached) {
     if (reading_) {
       if (deadline.passed()) break;
@@ -191,9 +204,7 @@ bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) noexcep
       else me.wake.wait_until(lock, deadline.point());
     } else {
       const bool last = deadline.passed();  // looked at before: a caller that cannot wait still reads what is there
-      // Nobody tells when the kernel has memory again.
-      const bool for_memory = !unsent_.empty() && !wants_room();
-      read_once(lock, for_memory ? earlier(deadline, Deadline::after(kLongestPause)) : deadline, wants_room());
+      read_once(lock, deadline, false);
       if (last && !done()) break;
     }
     reached = done();
@@ -205,15 +216,18 @@ bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) noexcep
 
 bool Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
   reading_ = true;
-  const int fd = socket_.get();
+  // The set tells of room also when another thread leaves packets behind while this one waits.
+  std::array watched{pollfd{socket_.get(), static_cast<short>(or_writable ? POLLIN | POLLOUT : POLLIN), 0},
+                     pollfd{watch_.get(), POLLIN, 0}};
   lock.unlock();
-  const short wanted = static_cast<short>(or_writable ? POLLIN | POLLOUT : POLLIN);
-  auto ready = sys::poll_for(fd, wanted, deadline.left());
+  auto ready = sys::poll_all(watched, deadline.left());
+  // poll(2) takes no more descriptors than a process may open: a program may have lowered that to one.
+  if (!ready && ready.error().value == EINVAL) ready = sys::poll_all(std::span(watched).first(1), deadline.left());
   wire::Incoming incoming;
   bool out_of_memory = false;
   try {
-    if (ready && (*ready & ~POLLOUT) != 0) {
-      incoming = wire::receive_packet(fd, inbox_, wire::Direction::from_broker, false);
+    if (ready && (watched[0].revents & ~POLLOUT) != 0) {
+      incoming = wire::receive_packet(watched[0].fd, inbox_, wire::Direction::from_broker, false);
       // The kernel has no memory for what is there, and the socket stays readable: only time helps.
       if (incoming.kind == wire::Incoming::Kind::would_block)
         sys::rest(earlier(deadline, Deadline::after(kShortPause)).left());
@@ -230,12 +244,20 @@ bool Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
     take_packet(std::move(incoming));
   } catch (const std::bad_alloc&) {
     // A packet, perhaps another thread's answer, is gone for good: who waits for it must not wait for ever.
-    lost_ = true;
     lost_reason_ = "out of memory";  // short enough to need none
-    wake_all();
+    end();
   }
-  if (!lost_) (void)send_unsent();
+  if (!came && !lost_) rest_for_memory(lock);
+  else if (!lost_) (void)send_unsent();
   return came;
+}
+
+// There is room in the socket, so the set is ready, and the kernel has no memory to send with: only time helps.
+void Channel::rest_for_memory(Lock& lock) {
+  if (auto sent = send_unsent(); sent || sent.error().value == EAGAIN) return;
+  lock.unlock();
+  sys::rest(kShortPause);
+  lock.lock();
 }
 
 // For packets that nobody waits for: those that the socket has no room for now go before the next one.
@@ -249,7 +271,7 @@ Sys<void> Channel::send_unsent() {
   while (!unsent_.empty()) {
     auto sent = sys::send(socket_.get(), unsent_.front(), {}, {}, false);
     if (!sent && passes(sent.error().value)) {
-      want_room(sent.error().value == EAGAIN);
+      want_room(true);
       return sent;
     }
     unsent_.pop_front();
@@ -260,15 +282,17 @@ Sys<void> Channel::send_unsent() {
 
 bool Channel::keep_unsent(std::span<const std::byte> packet) {
   if (unsent_.size() >= kMaxUnsent) return false;
-  send_later(packet);
+  try {
+    send_later(packet);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
   return true;
 }
 
-// Who waits for the socket in a set of descriptors waits for room as well while packets need it.
 void Channel::want_room(bool wanted) {
-  if (wants_room_.exchange(wanted, std::memory_order_relaxed) == wanted) return;
-  for (const Listener& listener : listeners_) sys::epoll_watch_room(listener.epoll, socket_.get(), wanted);
-  if (epoll_) sys::epoll_watch_room(epoll_.get(), socket_.get(), wanted);
+  if (wants_room_.exchange(wanted, std::memory_order_relaxed) != wanted)
+    sys::epoll_watch_room(watch_.get(), socket_.get(), wanted);
 }
 
 Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
@@ -289,7 +313,7 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
                        "processes that do not read theirs");
         return error(Status::deadline, "the broker did not take the request before the deadline");
       }
-      const Deadline soon = earlier(deadline, Deadline::after(code == EAGAIN ? 10'000'000 : pause));
+      const Deadline soon = earlier(deadline, Deadline::after(code == EAGAIN ? kSendAgain : pause));
       if (!reading_) {
         // Without memory in the kernel the socket is writable all the same: only time helps.
         read_once(lock, soon, code == EAGAIN);
@@ -723,7 +747,7 @@ void Channel::take_remote_event(const wire::PacketView& view) {
 }
 
 void Channel::tell_listeners() {
-  for (const Listener& listener : listeners_) sys::event_signal(listener.event);
+  for (const int listener : listeners_) sys::event_signal(listener);
   for (Waiter* waiter : event_waiters_) waiter->wake.notify_one();
 }
 
@@ -769,7 +793,7 @@ void Channel::take_device_event(const wire::PacketView& view) {
 void Channel::queue_gpu(GpuEvent event) {
   if (gpu_events_.size() >= kMaxQueuedEvents) gpu_lost_ = true;
   else gpu_events_.push_back(event);
-  for (const Listener& listener : listeners_) sys::event_signal(listener.event);
+  for (const int listener : listeners_) sys::event_signal(listener);
 }
 
 bool Channel::take_asked_back(std::uint64_t& seen, std::vector<std::uint64_t>& ids) {
@@ -823,29 +847,38 @@ Result<Event> Channel::next_event(Deadline deadline) {
 
 bool Channel::pump() {
   Lock lock(mutex_);
+  if (reading_ && !lost_) rest_for_memory(lock);
   // Events may wait before the end of the connection; a broker that sends without end must not keep us.
   for (std::size_t i = 0; i < kMaxQueuedEvents && !lost_ && !reading_; ++i)
     if (!read_once(lock, Deadline::now(), false)) break;
-  if (!lost_) (void)send_unsent();  // also where another thread reads, who began when nothing wanted room
   pass_the_lead();
   return !lost_;
 }
 
-void Channel::add_listener(int event, int epoll) {
+void Channel::flush() {
+  if (!wants_room()) return;
   Lock lock(mutex_);
-  if (std::ranges::find(listeners_, event, &Listener::event) != listeners_.end()) return;
-  listeners_.push_back({event, epoll});
-  if (wants_room() && !lost_) sys::epoll_watch_room(epoll, socket_.get(), true);
+  if (!lost_) (void)send_unsent();
+}
+
+void Channel::add_listener(int event) {
+  Lock lock(mutex_);
+  if (std::ranges::find(listeners_, event) == listeners_.end()) listeners_.push_back(event);
 }
 
 void Channel::remove_listener(int event) {
   Lock lock(mutex_);
-  std::erase_if(listeners_, [event](const Listener& one) { return one.event == event; });
+  std::erase(listeners_, event);
 }
 
 int Channel::socket_descriptor() {
   Lock lock(mutex_);
   return lost_ ? -1 : socket_.get();
+}
+
+int Channel::watch_descriptor() {
+  Lock lock(mutex_);
+  return lost_ ? -1 : watch_.get();
 }
 
 Result<int> Channel::event_descriptor() {
@@ -856,14 +889,13 @@ Result<int> Channel::event_descriptor() {
   if (!event) return system_failure(event.error(), "eventfd for the event descriptor");
   auto epoll = sys::epoll();
   if (!epoll) return system_failure(epoll.error(), "epoll for the event descriptor");
-  for (int fd : {socket_.get(), event->get()}) {
-    if (fd == socket_.get() && lost_) continue;
+  for (int fd : {watch_.get(), event->get()}) {
+    if (fd == watch_.get() && lost_) continue;
     if (auto added = sys::epoll_watch(epoll->get(), fd); !added)
       return system_failure(added.error(), "epoll_ctl for the event descriptor");
   }
   event_ = std::move(*event);
   epoll_ = std::move(*epoll);
-  if (wants_room() && !lost_) sys::epoll_watch_room(epoll_.get(), socket_.get(), true);
   if (!events_.empty()) sys::event_signal(event_.get());
   return epoll_.get();
 }

@@ -116,7 +116,7 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  void open(Fd socket);
+  Result<void> open(Fd socket);
   // In a forked child: forgets everything of the parent's and hands out its descriptors, which are then only closed.
   // Shutting down the socket or changing the epoll set would reach the parent: both are shared objects.
   std::vector<Fd> forget();
@@ -133,8 +133,8 @@ class Channel {
   Result<std::shared_ptr<Later>> ask(std::span<std::byte> packet);
   bool has_come(Later& later);  // takes in what has arrived, without waiting. Then it is the caller's alone
   // A request without a reply, that nobody repeats. Where the socket has no room before the deadline, the packet waits
-  // here and goes as soon as there is room. The thread that sends it then is one that waits for this session, in a call
-  // or on a descriptor; where none waits, the next one that calls.
+  // here. As soon as there is room it is sent by a thread that waits for this session, in a call or on a descriptor,
+  // also by one that waited before. Where none waits, the next call or flush() sends it.
   Result<void> post(std::span<std::byte> packet, Deadline deadline);
   // The first event of `subscription` that nobody has taken, by move: while this thread leaves, whoever leads puts more
   // there. A lost session ends the wait.
@@ -147,8 +147,12 @@ class Channel {
   Result<std::optional<RemoteEvent>> next_remote_event(Deadline deadline);
   // For other waiting beside it: takes what has arrived, without waiting. False: the session is lost.
   bool pump();
+  void flush();             // sends what waits for room, if there is room by now; cheap where nothing waits
   int socket_descriptor();  // -1: lost
-  // Whether packets wait for room in the socket. For waits that cannot watch the socket: they look again soon.
+  // For sets of descriptors: readable when something has come, and while packets wait for room and there is some;
+  // pump() takes in the one and sends the other. -1: lost.
+  int watch_descriptor();
+  // Whether packets wait for room in the socket. For waits that cannot watch a descriptor: they look again soon.
   bool wants_room() const { return wants_room_.load(std::memory_order_relaxed); }
   // What came about GPU regions since the last call; reads what has arrived, without waiting. A gap: look at the list.
   std::vector<GpuEvent> take_gpu_events();
@@ -157,9 +161,8 @@ class Channel {
   // Those behind `seen`, which moves on. False: some of them are not known any more.
   bool take_asked_back(std::uint64_t& seen, std::vector<std::uint64_t>& ids);
   // An eventfd that is signalled when the broker tells of a pool, a world or a GPU region, whoever reads that from the
-  // socket. `epoll`, where one watches the socket and outlives the listener, is ready also while packets wait for room
-  // and there is some: pump() sends them.
-  void add_listener(int event, int epoll = -1);
+  // socket, and when the session is lost.
+  void add_listener(int event);
   void remove_listener(int event);
 
   // How many ends of queues were given back that had been opened too late. Who is told BUSY, and sees this move, has
@@ -216,6 +219,7 @@ class Channel {
   bool read_once(Lock& lock, Deadline deadline, bool or_writable);  // false: nothing came
   void send_later(std::span<const std::byte> packet);
   Sys<void> send_unsent();
+  void rest_for_memory(Lock& lock);
   void want_room(bool wanted);
   bool keep_unsent(std::span<const std::byte> packet);  // false: there are too many
   Result<void> send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
@@ -236,10 +240,12 @@ class Channel {
   void queue_gpu(GpuEvent event);
   void take_device_event(const wire::PacketView& view);
   void lose(std::string why);
+  void end() noexcept;
   std::unexpected<Error> lost_error() const;
 
   std::mutex mutex_;
   Fd socket_, epoll_, event_;
+  Fd watch_;  // a set of the socket alone: in it room is asked for, and all sets that watch it are ready then
   std::vector<std::byte> inbox_;
   bool reading_ = false;  // somebody is the leader
   Waiter *first_waiter_ = nullptr, *last_waiter_ = nullptr;
@@ -247,10 +253,7 @@ class Channel {
   std::unordered_map<std::uint64_t, Pending> pending_;
   std::unordered_map<std::uint64_t, Subscription*> subscriptions_;
   std::vector<Waiter*> event_waiters_;
-  struct Listener {
-    int event, epoll;
-  };
-  std::vector<Listener> listeners_;
+  std::vector<int> listeners_;
   LateGroups late_groups_;
   std::uint64_t ends_given_back_ = 0;
   std::deque<Event> events_;
@@ -262,7 +265,7 @@ class Channel {
   std::deque<std::uint64_t> asked_;             // ids of regions that the broker wants back, the last ones
   std::atomic<std::uint64_t> asked_count_ = 0;  // ever; more than lie in asked_: some are not known any more
   std::deque<std::vector<std::byte>> unsent_;
-  std::atomic<bool> wants_room_ = false;  // unsent_ waits for room, not for the kernel's memory
+  std::atomic<bool> wants_room_ = false;  // there are packets in unsent_, and the session is not lost
   std::uint64_t dropped_ = 0;
   bool lost_ = false, hung_up_ = false;
   std::string lost_reason_;

@@ -57,7 +57,7 @@ void QueueSet::forget(const std::shared_ptr<Pool>& pool) {
   if (std::ranges::none_of(entries_, [&](const Entry& entry) { return entry.pool->session() == pool->session(); }))
     std::erase_if(told_, [&](const Told& told) {
       if (told.session != pool->session()) return false;
-      unwatch(told.socket);
+      unwatch(told.watched);
       told.session->remove_listener(event_.get());
       return true;
     });
@@ -143,19 +143,19 @@ void QueueSet::unwatch(int fd) {
 
 Result<void> QueueSet::watch(Pool& pool) {
   const std::shared_ptr<Session>& session = pool.session();
-  const int socket = session->socket_descriptor();
+  const int watched = session->watch_descriptor();
   Pool::Lock lock(pool.me().lock());
   auto bell = pool.doorbell(lock);
   if (!bell) return std::unexpected(bell.error());
-  for (int fd : {*bell, socket}) {
+  for (int fd : {*bell, watched}) {
     if (fd < 0 || std::ranges::find(watched_, fd) != watched_.end()) continue;
     if (auto added = sys::epoll_watch(epoll_.get(), fd); !added)
       return system_failure(added.error(), "epoll_ctl for a queue's descriptor");
     watched_.push_back(fd);
   }
   if (std::ranges::find(told_, session, &Told::session) == told_.end()) {
-    told_.push_back({session, socket});
-    session->add_listener(event_.get(), epoll_.get());
+    told_.push_back({session, watched});
+    session->add_listener(event_.get());
   }
   return {};
 }
@@ -199,7 +199,7 @@ void QueueSet::quiet() {
     }
   }
   for (const Told& told : told_)
-    if (!told.session->pump()) unwatch(told.socket);
+    if (!told.session->pump()) unwatch(told.watched);
   for (const auto& pool : pools()) {
     Pool::Lock lock(pool->me().lock());
     pool->kept_mappings().give_up_asked(*pool->session());
@@ -400,7 +400,10 @@ int Pool::bell_of(std::uint32_t participant, std::uint32_t life, bool dead) {
   if (has_bell(participant, life)) return bells_[participant].fd.get();
   if ((view_.header().doorbells.load(std::memory_order_acquire) >> participant & 1) == 0) return -1;
   const std::uint64_t sleep = view_.wait(participant).sleep.load(std::memory_order_relaxed);
-  if (bells_[participant].rung == sleep) return -1;  // a token is never 0, and never comes twice
+  if (bells_[participant].rung == sleep) {  // a token is never 0, and never comes twice
+    session_->flush();                      // where the request still waits for room
+    return -1;
+  }
   std::array<std::byte, 64> buffer;
   if (session_->post(bell_request(buffer, SHMBW_DOORBELL_RING, participant, life), Deadline::now()))
     bells_[participant].rung = sleep;

@@ -63,7 +63,7 @@ class QueueSet {
   std::vector<int> watched_;
   struct Told {
     std::shared_ptr<Session> session;  // signals event_
-    int socket;                        // also after it was lost
+    int watched;                       // its descriptor, also after it was lost
   };
   std::vector<Told> told_;
 };

@@ -55,7 +55,7 @@ Result<std::shared_ptr<Session>> Session::greet(Fd socket, SessionFacts known, G
   session->facts_ = std::move(known);
   session->program_ = greeting.program;
   if (auto peer = sys::peer_credentials(socket.get())) session->facts_.broker_pid = static_cast<pid_t>(peer->pid);
-  session->channel_.open(std::move(socket));
+  if (auto opened = session->channel_.open(std::move(socket)); !opened) return std::unexpected(opened.error());
   if (auto greeted = session->hello(greeting, deadline); !greeted) return std::unexpected(greeted.error());
   enrol(*session);
   return session;
@@ -149,7 +149,7 @@ Result<void> Session::take_over(Deadline deadline) {
   auto socket = connect_socket(parent.socket, deadline);
   if (!socket) return std::unexpected(socket.error());
   if (auto peer = sys::peer_credentials(socket->get())) facts_.broker_pid = static_cast<pid_t>(peer->pid);
-  channel_.open(std::move(*socket));
+  if (auto opened = channel_.open(std::move(*socket)); !opened) return opened;
   Greeting greeting;
   greeting.program = program_;
   greeting.fork_session = parent.session;

@@ -160,7 +160,9 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   }
   int socket_descriptor() { return channel_.socket_descriptor(); }
   bool wants_room() const { return channel_.wants_room(); }
-  void add_listener(int event, int epoll = -1) { channel_.add_listener(event, epoll); }
+  int watch_descriptor() { return channel_.watch_descriptor(); }
+  void flush() { channel_.flush(); }
+  void add_listener(int event) { channel_.add_listener(event); }
   void remove_listener(int event) { channel_.remove_listener(event); }
   std::uint64_t next_local_id();
   void note_group(std::uint64_t group);                               // a create told where unnamed sessions live

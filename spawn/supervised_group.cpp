@@ -101,7 +101,7 @@ void SupervisedGroup::forget() { shmb_disconnect(std::exchange(session_, nullptr
 
 std::vector<int> SupervisedGroup::descriptors() {
   if (session_ == nullptr) return {};
-  return {session_->it->socket_descriptor()};
+  return {session_->it->socket_descriptor(), session_->it->watch_descriptor()};
 }
 
 void SupervisedGroup::tree_gone() {

@@ -608,6 +608,11 @@ int fill(Channel& channel) {
   return posted;
 }
 
+bool ready_now(int fd, int milliseconds = 0) {
+  pollfd watched{fd, POLLIN, 0};
+  return ::poll(&watched, 1, milliseconds) == 1;
+}
+
 }  // namespace
 
 TEST_CASE("what a full socket has left behind goes when there is room, while a caller waits for something else") {
@@ -643,6 +648,53 @@ TEST_CASE("a descriptor of an event loop says when there is room for what a full
   reads.join();
   CHECK(taken == posted);
   CHECK(::poll(&watched, 1, 0) == 0);
+}
+
+TEST_CASE("a thread that waits already sends what another thread leaves behind") {
+  Peer peer;
+  std::thread waits([&] { CHECK(must(peer.channel.next_event(Deadline::after(60'000'000'000))).watch == 3); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // too short on a busy machine, the case proves less
+  const int posted = fill(peer.channel);
+  for (int i = 0; i < posted; ++i) CHECK(peer.take().header.op == SHMBW_OP_STATUS);
+  CHECK_FALSE(peer.channel.wants_room());
+  peer.gone(3);
+  waits.join();
+}
+
+TEST_CASE("an event loop beside a thread that waits already is quiet once the packets are sent") {
+  Peer peer;
+  std::thread waits([&] { CHECK(must(peer.channel.next_event(Deadline::after(60'000'000'000))).watch == 3); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const int fd = must(peer.channel.event_descriptor());
+  const int posted = fill(peer.channel);
+  for (int i = 0; i < posted; ++i) {
+    // What the loop is woken for is done by its next call, whoever reads the socket.
+    if (ready_now(fd)) CHECK(status_of(peer.channel.next_event(Deadline::now())) == Status::deadline);
+    CHECK(peer.take().header.op == SHMBW_OP_STATUS);
+  }
+  CHECK_FALSE(peer.channel.wants_room());
+  CHECK_FALSE(ready_now(fd));
+  peer.gone(3);
+  waits.join();
+}
+
+TEST_CASE("what the kernel had no memory for is sent later, also by an event loop") {
+  namespace fault = shmb::fault;
+  Peer peer;
+  const int fd = must(peer.channel.event_descriptor());
+  for (const int code : {ENOBUFS, ENOMEM}) {
+    auto packet = status_request();
+    const harness::Injected short_of_memory(fault::Call::send, code, 1, 4);
+    must(peer.channel.post(packet, Deadline::now()));
+    int turns = 0;
+    for (; peer.channel.wants_room(); ++turns) {
+      REQUIRE(ready_now(fd, 60'000));
+      CHECK(status_of(peer.channel.next_event(Deadline::now())) == Status::deadline);
+    }
+    CHECK(turns > 0);
+    CHECK(peer.take().header.op == SHMBW_OP_STATUS);
+    CHECK_FALSE(ready_now(fd));
+  }
 }
 
 TEST_CASE("a group is left when the broker says so, whoever still waits for that") {

@@ -470,9 +470,10 @@ TEST_CASE("an event loop is rung for although the sender's socket to the broker 
   auto out = writer(writing, "q", Kind::line);
   auto in = reader(pool, "q", Kind::line), own = reader(writing, "own", Kind::line);
   (void)must(out->facts());
-  bool in_set = false;
+  bool in_set = false, only_sends = false;
   SUBCASE("whose sender then sleeps for something else") {}
   SUBCASE("whose sender then waits in an event loop") { in_set = true; }
+  SUBCASE("whose sender then only sends, and waits for nothing") { only_sends = true; }
   const int fd = must(in->descriptor()), own_fd = in_set ? must(own->descriptor()) : -1;
   arm(*in, fd);
   if (in_set) arm(*own, own_fd);
@@ -491,6 +492,9 @@ TEST_CASE("an event loop is rung for although the sender's socket to the broker 
   std::atomic<bool> over = false;
   std::thread sender([&] {
     Message message;
+    for (; only_sends && !over; std::this_thread::sleep_for(std::chrono::milliseconds(10)))
+      (void)out->send(bytes_of("more"), kNoWait);
+    if (only_sends) return;
     if (!in_set) CHECK(status_of(own->receive(message, true, 60'000'000'000)) == Status::ok);
     while (in_set && !over && readable(own_fd, 60'000)) (void)own->receive(message, true, kNoWait);
   });
