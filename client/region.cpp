@@ -345,6 +345,34 @@ Result<void> revoke_ticket(Session& session, const Token& ticket, Deadline deadl
   return {};
 }
 
+Result<TicketsEnded> release_tickets(Session& session, const TicketsMeant& meant, Deadline deadline) {
+  if (session.is_local()) return needs_broker("tickets");
+  TicketsEnded all;
+  shmbw_tickets_release request{};
+  request.region = meant.region;
+  request.group = meant.group;
+  request.owner_uid = meant.owner_uid;
+  request.flags = SHMBW_TICKETS_RELEASE_OWNER_GIVEN | (meant.held ? unsigned{SHMBW_TICKETS_RELEASE_HELD} : 0U);
+  do {
+    std::array<std::byte, 96> buffer;
+    wire::Writer writer(buffer);
+    writer.begin(SHMBW_OP_TICKETS_RELEASE, 0, Status::ok, request);
+    const auto packet = writer.finish(0);
+    auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
+    if (!reply) return std::unexpected(reply.error());
+    auto part = fixed_of<shmbw_tickets_release_reply>(*reply);
+    if (!part) return std::unexpected(part.error());
+    all.tickets += part->tickets;
+    all.regions += part->regions;
+    all.bytes += part->bytes_freed;
+    all.held += part->held;
+    if (part->next != 0 && part->next <= request.cursor)  // would never end
+      return error(Status::protocol, "the broker's answer to TICKETS_RELEASE is malformed");
+    request.cursor = part->next;
+  } while (request.cursor != 0);
+  return all;
+}
+
 Result<Region::Ticket> Region::make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime,
                                            Deadline deadline, std::uint32_t flags, std::uint64_t with) {
   if (session_->is_local()) return needs_broker("tickets");

@@ -159,6 +159,21 @@ Result<Region::Handle> adopt_local(const std::shared_ptr<Session>& session, int 
 
 // Ends a ticket that this session or one of its group made.
 Result<void> revoke_ticket(Session& session, const Token& ticket, Deadline deadline);
+
+// Tickets of one user, whatever session made them. `region` id 0 and `group` 0: to any.
+struct TicketsMeant {
+  std::uint32_t owner_uid = 0;
+  shmbw_region_ref region{};
+  std::uint64_t group = 0;
+  bool held = false;  // also those that a session still holds: it made them, or they end with it
+};
+struct TicketsEnded {
+  std::uint64_t tickets = 0, regions = 0, bytes = 0;  // regions and bytes: freed, because only these tickets held them
+  std::uint64_t held = 0;                             // tickets that stay because a session holds them
+};
+// For that user; over the admin socket for all. The broker looks at a part of the table for each answer. What was ended
+// before an error stays ended. Errors: denied, deadline, and unknown_op from a broker that does not know it.
+Result<TicketsEnded> release_tickets(Session& session, const TicketsMeant& meant, Deadline deadline);
 Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, std::uint32_t rights, std::uint32_t uses,
                                    std::int64_t lifetime, Deadline deadline, std::uint32_t flags = 0,
                                    std::uint64_t with = 0);

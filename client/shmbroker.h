@@ -425,7 +425,8 @@ SHMB_API int shmb_set_sharing_strategy(const char* name, shmb_error* error) SHMB
 
 /* Makes a token that gives `rights` (at most the handle's own; needs SHARE; 0: read) to whoever shows it, also in other
  * groups and to other users. uses: attaches it allows, 0: one. lifetime_ns: 0: 10 minutes. It holds the region, never
- * its group. expires_ns (may be NULL) is CLOCK_BOOTTIME. Errors: DENIED, LIMIT (tickets), INVALID. */
+ * its group. expires_ns (may be NULL) is CLOCK_BOOTTIME. It outlives this session: use shmb_ticket_lend where its
+ * receiver does not. Errors: DENIED, LIMIT (tickets of the session, or of its user), INVALID. */
 SHMB_API int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                                 int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;

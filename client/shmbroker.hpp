@@ -308,6 +308,8 @@ class RegionBase {
     return detail::outcome(shmb_release(handle_.release(), flags, &error), error);
   }
 #if SHMBROKER_EXCEPTIONS
+  // To read, once, within 10 minutes, unless other things are asked for. A ticket goes on after its session's end. One
+  // that is lent ends with the session, or with its process, at the latest: for receivers that do not outlive it.
   Ticket ticket(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
                 Timeout timeout = {}) const {
     return try_ticket(rights, uses, lifetime, timeout).value();

@@ -46,6 +46,7 @@ constexpr Word kWords[] = {
     {"shmb_region_map", "map", ""},
     {"shmb_remote_create", "remote()", ""},
     {"shmb_size_class.slots_limit", "SizeClass::slots_limit", ""},
+    {"shmb_ticket_revoke", "Session::revoke", ""},
     {"shmb_torch_alloc", "shmb_torch_alloc", ""},
 };
 static_assert(std::ranges::is_sorted(kWords, {}, &Word::c));

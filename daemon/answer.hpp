@@ -160,6 +160,7 @@ void serve_ready(const Request&);
 void serve_publish(const Request&);
 void serve_ticket_create(const Request&);
 void serve_ticket_revoke(const Request&);
+void serve_tickets_release(const Request&);
 void serve_shelf_empty(const Request&);
 void serve_inherit(const Request&);
 void serve_group_create(const Request&);

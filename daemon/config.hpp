@@ -38,7 +38,7 @@ struct Limits {
   std::uint64_t uid_descriptors = 0;
   std::uint64_t uid_groups = 4'096;
   std::uint64_t uid_tickets = 16'384;
-  std::uint64_t session_tickets = 4'096;  // made by it and neither used up nor over
+  std::uint64_t session_tickets = 0;  // made by it and neither used up nor over; 0: a quarter of its user's
   std::uint64_t uid_names = 16'384;
   std::uint64_t uid_watches = 65'536;
   std::uint64_t uid_worlds = 1'024;

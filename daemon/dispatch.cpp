@@ -133,6 +133,8 @@ Handler handler_of(std::uint16_t op) {
       return serve_pool_doorbell;
     case SHMBW_OP_TICKET_REVOKE:
       return serve_ticket_revoke;
+    case SHMBW_OP_TICKETS_RELEASE:
+      return serve_tickets_release;
     case SHMBW_OP_SHELF_EMPTY:
       return serve_shelf_empty;
     case SHMBW_OP_WORLD_JOIN:

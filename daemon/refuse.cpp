@@ -187,6 +187,18 @@ std::string find_holders(World& world, const Session& session, const Shortage& s
   return largest.text(shortage.used, [](const Group& group) { return "group " + group.text(); });
 }
 
+// What can be done about tickets without an administrator.
+std::string ticket_remedy(const World& world, const Shortage& shortage) {
+  if (shortage.scope == SHMBW_SCOPE_UID) {
+    const auto at = world.uids.find(static_cast<std::uint32_t>(shortage.scope_id));
+    const std::uint32_t left = at == world.uids.end() ? 0 : at->second.tickets_left;
+    if (left != 0)
+      return "`shmbroker release --tickets` ends the " + std::to_string(left) +
+             " of them that were left by sessions that have ended, or ";
+  }
+  return "end tickets that nobody will use (shmb_ticket_revoke), or ";
+}
+
 // Once for a request: 253 refusals of one batch name the same holders.
 const std::string& holders(World& world, const Session& session, const Shortage& shortage) {
   World::Holders& last = world.holders;
@@ -202,7 +214,9 @@ const std::string& holders(World& world, const Session& session, const Shortage&
 constexpr std::int64_t kLogEvery = 60'000'000'000;
 
 Error refuse_limit(World& world, const Session& session, const Shortage& shortage) {
-  Error refused = wire::limit_refusal(shortage, whose(world, session, shortage), Keys(world, session, shortage).text(),
+  std::string remedy = Keys(world, session, shortage).text();
+  if (shortage.slot == SHMBW_SLOT_TICKETS) remedy.insert(0, ticket_remedy(world, shortage));
+  Error refused = wire::limit_refusal(shortage, whose(world, session, shortage), remedy,
                                       shortage.slot == SHMBW_SLOT_BYTES || shortage.slot == SHMBW_SLOT_GPU_BYTES
                                           ? holders(world, session, shortage)
                                           : "");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// PUBLISH, TICKET_CREATE, TICKET_REVOKE, INHERIT: what a lease can be turned into.
+// PUBLISH, TICKET_CREATE, TICKET_REVOKE, TICKETS_RELEASE, INHERIT: what a lease can be turned into.
 #include <algorithm>
+#include <utility>
 
 #include "base/text.hpp"
 #include "daemon/answer.hpp"
@@ -133,6 +134,56 @@ void serve_ticket_revoke(const Request& request) {
     return request.fail(Status::not_found, "no such ticket of this session or its group: it may be used up or over");
   const shmbw_ticket_revoke_reply reply{ticket->uses_left, 0};
   destroy_ticket(world, *ticket);
+  request.answer(reply);
+}
+
+// A part of the table in one turn, because others are to be served meanwhile (law 8): to end a ticket may free a
+// region.
+void serve_tickets_release(const Request& request) {
+  constexpr std::uint32_t kLooks = 512, kEnds = 64;
+  World& world = request.world;
+  auto wish = request.read<shmbw_tickets_release>();
+  if (!wish) return;
+  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
+  if ((wish->flags & ~std::uint32_t{SHMBW_TICKETS_RELEASE_KNOWN}) != 0)
+    return request.fail(Status::unknown_flags, "a flag of tickets_release is not known to this broker");
+  const bool held_too = (wish->flags & SHMBW_TICKETS_RELEASE_HELD) != 0;
+  const std::uint32_t own = request.session.uid;
+  const std::uint32_t user = (wish->flags & SHMBW_TICKETS_RELEASE_OWNER_GIVEN) != 0 ? wish->owner_uid : own;
+  if (user != own && !request.session.admin)
+    return request.fail(Status::denied, "tickets of uid " + std::to_string(user) +
+                                            " are ended by that user, or by root and the broker's user over the "
+                                            "admin socket");
+  const auto meant = [&](const Ticket& ticket) {
+    const Region& region = *ticket.region;
+    if (ticket.maker_uid != user || (wish->group != 0 && region.group->id != wish->group)) return false;
+    return wish->region.id == 0 || (region.id == wish->region.id &&
+                                    (wish->region.generation == 0 || region.generation == wish->region.generation));
+  };
+  shmbw_tickets_release_reply reply{};
+  Tally tally;
+  Tally* const outer = std::exchange(world.tally, &tally);
+  auto at = world.tickets_in_order.upper_bound(wish->cursor);
+  std::uint64_t last = 0;
+  for (std::uint32_t looks = 0; at != world.tickets_in_order.end(); ++looks) {
+    if (looks == kLooks || reply.tickets == kEnds) {
+      reply.next = last;
+      break;
+    }
+    Ticket& ticket = *at->second;
+    last = at->first;
+    ++at;  // before that one goes
+    if (!meant(ticket)) continue;
+    if (!held_too && !ticket.left()) {
+      ++reply.held;
+      continue;
+    }
+    destroy_ticket(world, ticket);
+    ++reply.tickets;
+  }
+  world.tally = outer;
+  reply.regions = tally.regions;
+  reply.bytes_freed = tally.bytes;
   request.answer(reply);
 }
 

@@ -157,18 +157,17 @@ void list_leases(const Request& request, const Filter& filter) {
 
 void list_tickets(const Request& request, const Filter& filter) {
   Page<shmbw_ticket_record> page(request, filter);
-  std::vector<const Ticket*> rows;
-  for (const auto& [secret, ticket] : request.world.tickets) {
-    if (!filter.takes(*ticket.region)) continue;
-    if (ticket.maker_uid != request.session.uid && !sees(request.session, *ticket.region->group)) continue;
+  for (const auto& [serial, ticket] : page.rows(request.world.tickets_in_order)) {
+    if (page.done(serial)) break;
+    const Region& region = *ticket->region;
+    if (!filter.takes(region)) continue;
+    if (ticket->maker_uid != request.session.uid && !sees(request.session, *region.group)) continue;
     page.count(0);
-    if (page.wants(ticket.serial)) rows.push_back(&ticket);
-  }
-  sort_page<shmbw_ticket_record>(rows);
-  for (const Ticket* ticket : rows) {
-    if (!page.room(0)) break;
-    page.add(ticket->serial, shmbw_ticket_record{ticket->region->ref(), ticket->region->group->id, ticket->maker_uid,
-                                                 ticket->rights, ticket->uses_left, 0, ticket->expires});
+    if (!page.wants(serial) || !page.room(0)) continue;
+    const Session* const maker = ticket->payer;
+    page.add(serial,
+             shmbw_ticket_record{region.ref(), region.group->id, ticket->maker_uid, ticket->rights, ticket->uses_left,
+                                 maker ? maker->pid : 0, ticket->expires, maker ? maker->id : 0});
   }
   page.send();
 }
@@ -184,7 +183,8 @@ void list_uids(const Request& request, const Filter& filter) {
     auto used = [&](Slot slot) { return static_cast<std::uint32_t>(account.used(slot)); };
     page.add(key, shmbw_uid_record{account.used(Slot::bytes), account.effective_limit(Slot::bytes), uid,
                                    used(Slot::sessions), used(Slot::groups), used(Slot::regions), used(Slot::leases),
-                                   used(Slot::tickets), used(Slot::watches), 0});
+                                   used(Slot::tickets), used(Slot::watches), books.tickets_left,
+                                   account.effective_limit(Slot::tickets), ticket_share(request.world, account)});
   }
   page.send();
 }

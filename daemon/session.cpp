@@ -28,7 +28,7 @@ Session::Session(World& owner, std::uint64_t number, Link& connection, Account& 
       connected(owner.now()) {
   account.set_limit(Slot::leases, owner.config.limits.session_leases);
   account.set_limit(Slot::watches, owner.config.limits.session_watches);
-  account.set_limit(Slot::tickets, owner.config.limits.session_tickets);
+  account.set_limit(Slot::tickets, ticket_share(owner, uid_account));
 }
 
 Session::~Session() = default;

@@ -8,12 +8,17 @@
 
 namespace shmb::daemon {
 
+std::uint64_t ticket_share(const World& world, const Account& user) {
+  if (world.config.limits.session_tickets != 0) return world.config.limits.session_tickets;
+  const std::uint64_t all = user.limit(Slot::tickets);
+  return all == Account::kNoLimit ? all : all / 4 + (all % 4 != 0 ? 1 : 0);
+}
+
 Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t uses,
                             std::int64_t lifetime) {
   auto secret = Secret::draw();
   if (!secret) return system_failure(secret.error(), "drawing a ticket");
   world.hold_uid(session.uid);
-  // One process must not be able to take all tickets of its user and die: so each session has a share of them.
   auto charge = session.account.charge(Slot::tickets, 1);
   if (!charge) {
     world.drop_uid(session.uid);
@@ -21,6 +26,7 @@ Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std:
   }
   Ticket& ticket = world.tickets.try_emplace(*secret, world, *secret).first->second;
   ticket.serial = ++world.last_serial;
+  world.tickets_in_order.emplace_hint(world.tickets_in_order.end(), ticket.serial, &ticket);
   ticket.region = &region;
   ticket.rights = rights;
   ticket.uses_left = uses;
@@ -66,6 +72,7 @@ void leave_ticket_charges(Session& session) {
     session.paid_tickets.remove(*ticket);
     ticket->payer = nullptr;
     ticket->charge.rise();
+    if (ticket->left()) ++session.world.uids.at(session.uid).tickets_left;
   }
 }
 
@@ -83,8 +90,10 @@ void destroy_ticket(World& world, Ticket& ticket) {
   Region& region = *ticket.region;
   std::uint32_t uid = ticket.maker_uid;
   const Secret secret = ticket.secret;
+  if (ticket.left()) --world.uids.at(uid).tickets_left;
   if (ticket.with) ticket.with->tickets.remove(ticket);
   if (ticket.payer) ticket.payer->paid_tickets.remove(ticket);
+  world.tickets_in_order.erase(ticket.serial);
   world.tickets.erase(secret);
   world.drop_uid(uid);
   --region.tickets;

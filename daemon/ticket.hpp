@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory_resource>
 #include <unordered_map>
 
@@ -38,9 +39,13 @@ struct Ticket final : Timer, Hook<Ticket, OfMaker>, Hook<Ticket, OfPayer> {
   Session* payer = nullptr;       // that made it; null: it has ended, and the ticket counts for its user alone
   std::int64_t expires = 0;
   Charge charge;
+  bool left() const { return payer == nullptr && with == nullptr; }  // no session holds it any more
 };
 using Tickets = std::pmr::unordered_map<Secret, Ticket, SecretHash, SecretSame>;
+using TicketsInOrder = std::pmr::map<std::uint64_t, Ticket*>;  // by serial: walked in portions
 
+// How many of its user's tickets one session may have: one process must not be able to take all of them and die.
+std::uint64_t ticket_share(const World& world, const Account& user);
 Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t uses,
                             std::int64_t lifetime);
 void end_with_session(Session& session, Ticket& ticket);

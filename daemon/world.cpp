@@ -43,6 +43,7 @@ World::~World() {
   // Things before the accounts they are charged to.
   reports.clear();
   name_watches.clear();
+  tickets_in_order.clear();
   tickets.clear();
   sessions.clear();
   worlds.clear();

@@ -38,6 +38,7 @@ struct Uid {
   std::uint32_t refused = 0;  // sessions over the limit that wait to be told so
   std::uint32_t doorbells = 0;
   std::uint64_t lent = 0;           // opened for replies that are not sent yet
+  std::uint32_t tickets_left = 0;   // whose makers have ended, and that end with no session
   std::uint64_t bytes_freeing = 0;  // of regions whose close runs on the helper thread
   Watchers reclaims;
 };
@@ -105,6 +106,7 @@ class World {
   std::pmr::map<std::uint64_t, Rendezvous> worlds;
   std::pmr::map<std::pair<std::uint32_t, std::uint32_t>, Rendezvous*> world_ports;  // by uid and port
   Tickets tickets;
+  TicketsInOrder tickets_in_order{&pool};
   List<Shelf, OfWorld> filled_shelves;  // a refusal looks through these, not through all groups
   NameWatches name_watches;
   Watchers all_reclaims;  // of admins; others' are with their uid

@@ -244,6 +244,8 @@ def requests():
                   ({"pool": 21, "lane": 5, "serial": 9, "region": WEIGHTS, "flags": 1}, {}, None)], cut=(28, 4))
     plain_family("pool_doorbell", 24, "request", "pool_doorbell", {"pool": 21, "flags": 2, "participant": 3, "life": 4}, {}, cut=(16, 3))
     plain_family("ticket_revoke", 60, "request", "ticket_revoke", {"ticket": TOKEN}, {}, cut=(0, 0))
+    plain_family("tickets_release", 61, "request", "tickets_release",
+                 {"region": KV, "group": 2, "cursor": 13, "owner_uid": 1000, "flags": 3}, {}, cut=(16, 1))
     plain_family("shelf_empty", 64, "request", "shelf_empty", {"bytes": 40 << 20}, {}, cut=(0, 0))
     plain_family("world_join", 25, "request", "world_join", {"port": 29500, "rank": 1, "world_size": 4},
                  {"address": "localhost:29500", "name": "worker1"}, cut=(8, 2))
@@ -311,6 +313,8 @@ def replies():
                  [({"outcome": fine()}, {}, None), ({"outcome": {"status": 6, "fd_index": 0xffff}}, {}, MISSING)], cut=(6, 1), most=253)
     plain_family("pool_doorbell", REPLY | 24, "reply", "pool_doorbell_reply", {"participant": 3, "life": 4}, {}, cut=(4, 1), fds=("socket",))
     plain_family("ticket_revoke", REPLY | 60, "reply", "ticket_revoke_reply", {"uses_left": 2}, {}, cut=(4, 1))
+    plain_family("tickets_release", REPLY | 61, "reply", "tickets_release_reply",
+                 {"next": 13, "bytes_freed": 10 * GIB, "tickets": 64, "regions": 3, "held": 2}, {}, cut=(8, 1))
     plain_family("shelf_empty", REPLY | 64, "reply", "shelf_empty_reply", {"bytes": 40 << 20, "pending": 64 << 20}, {}, cut=(8, 1))
     plain_family("world_join", REPLY | 25, "reply", "world_join_reply",
                  {"world": 31, "group": 2, "pool": 21, "present": 4, "flags": 1, "life": 5}, {}, cut=(16, 2))
@@ -343,9 +347,10 @@ RECORDS = {
                  {"session": 5, "group": 2, "uid": 1000, "pid": 4242, "state": 1, "leases": 3, "watches": 2, "in_flight": 1,
                   "connected": 10**12, "death_by": 3}, {"library": "shmbroker 0.1.0"}),
     "leases": ("lease_record", {"region": KV, "session": 5, "uid": 1000, "pid": 4242, "rights": 0xf, "count": 2, "state": 1, "since": 10**12}, {}),
-    "tickets": ("ticket_record", {"region": KV, "group": 2, "maker_uid": 1000, "rights": 1, "uses_left": 3, "expires": 2 * 10**12}, {}),
+    "tickets": ("ticket_record", {"region": KV, "group": 2, "maker_uid": 1000, "rights": 1, "uses_left": 3, "maker_pid": 4242,
+                                  "expires": 2 * 10**12, "maker": 5}, {}),
     "uids": ("uid_record", {"bytes": 10 * GIB, "bytes_limit": 54 * GIB, "uid": 1000, "sessions": 5, "groups": 2, "regions": 7, "leases": 11,
-                            "tickets": 1, "watches": 2}, {}),
+                            "tickets": 3, "watches": 2, "tickets_left": 1, "tickets_limit": 16384, "session_tickets": 4096}, {}),
     "pools": ("pool_record",
               {"pool": 21, "group": 2, "bytes": GIB, "control_bytes": 1 << 20, "owner_uid": 1000, "flags": 8, "slots": 64, "slots_limit": 128,
                "slots_used": 5, "slots_high": 9, "segments": 1, "participants": 3, "leaving": 1, "queues": 2, "lanes": 4, "deaths": 1,

@@ -60,6 +60,7 @@ enum shmbw_op {
   SHMBW_OP_GPU_TIMELINE = 47,
   SHMBW_OP_GPU_PINNED = 48,
   SHMBW_OP_TICKET_REVOKE = 60,
+  SHMBW_OP_TICKETS_RELEASE = 61,
   SHMBW_OP_SHELF_EMPTY = 64,
 };
 
@@ -412,6 +413,12 @@ enum shmbw_pool_leave_flags {
 enum shmbw_ticket_create_flags {
   SHMBW_TICKET_CREATE_WITH_SESSION = 1 << 0,
   SHMBW_TICKET_CREATE_KNOWN = 1,
+};
+
+enum shmbw_tickets_release_flags {
+  SHMBW_TICKETS_RELEASE_OWNER_GIVEN = 1 << 0,
+  SHMBW_TICKETS_RELEASE_HELD = 1 << 1,
+  SHMBW_TICKETS_RELEASE_KNOWN = 3,
 };
 
 enum shmbw_queue_open_flags {
@@ -1219,6 +1226,23 @@ struct shmbw_ticket_revoke_reply {
   uint32_t reserved; /* zero */
 };
 
+struct shmbw_tickets_release {
+  struct shmbw_region_ref region; /* tickets to this region; id 0: to all */
+  uint64_t group; /* tickets to regions of this group; 0: of all */
+  uint64_t cursor; /* 0, or next of the last reply */
+  uint32_t owner_uid; /* with flag owner_given: the user that made them; else the caller's */
+  uint32_t flags; /* tickets_release flags: owner_given, held (also those that a session still holds) */
+};
+
+struct shmbw_tickets_release_reply {
+  uint64_t next; /* the rest is looked at with this cursor; 0: that was all */
+  uint64_t bytes_freed; /* of regions that only these tickets held */
+  uint32_t tickets; /* ended by this request */
+  uint32_t regions; /* freed by this request */
+  uint32_t held; /* passed over, because a session still holds them */
+  uint32_t reserved; /* zero */
+};
+
 struct shmbw_shelf_empty {
   uint64_t bytes; /* until so much is given up; 0: all */
 };
@@ -1335,8 +1359,9 @@ struct shmbw_ticket_record {
   uint32_t maker_uid;
   uint32_t rights;
   uint32_t uses_left;
-  uint32_t reserved; /* zero */
+  uint32_t maker_pid; /* of the maker's session, 0: it has ended, or unknown */
   int64_t expires; /* CLOCK_BOOTTIME nanoseconds */
+  uint64_t maker; /* the maker's session, 0: it has ended */
 };
 
 struct shmbw_uid_record {
@@ -1349,7 +1374,9 @@ struct shmbw_uid_record {
   uint32_t leases;
   uint32_t tickets;
   uint32_t watches;
-  uint32_t reserved; /* zero */
+  uint32_t tickets_left; /* of them: left by sessions that have ended */
+  uint64_t tickets_limit; /* all ones: none */
+  uint64_t session_tickets; /* of them one session may have; all ones: no limit */
 };
 
 struct shmbw_pool_record {
@@ -2115,6 +2142,19 @@ SHMBW_CHECK(offsetof(struct shmbw_ticket_revoke, ticket) == 0);
 SHMBW_CHECK(sizeof(struct shmbw_ticket_revoke_reply) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_revoke_reply, uses_left) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_revoke_reply, reserved) == 4);
+SHMBW_CHECK(sizeof(struct shmbw_tickets_release) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_tickets_release, region) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_tickets_release, group) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_tickets_release, cursor) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_tickets_release, owner_uid) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_tickets_release, flags) == 36);
+SHMBW_CHECK(sizeof(struct shmbw_tickets_release_reply) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_tickets_release_reply, next) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_tickets_release_reply, bytes_freed) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_tickets_release_reply, tickets) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_tickets_release_reply, regions) == 20);
+SHMBW_CHECK(offsetof(struct shmbw_tickets_release_reply, held) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_tickets_release_reply, reserved) == 28);
 SHMBW_CHECK(sizeof(struct shmbw_shelf_empty) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_shelf_empty, bytes) == 0);
 SHMBW_CHECK(sizeof(struct shmbw_shelf_empty_reply) == 16);
@@ -2211,15 +2251,16 @@ SHMBW_CHECK(offsetof(struct shmbw_lease_record, count) == 36);
 SHMBW_CHECK(offsetof(struct shmbw_lease_record, state) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_lease_record, reserved) == 44);
 SHMBW_CHECK(offsetof(struct shmbw_lease_record, since) == 48);
-SHMBW_CHECK(sizeof(struct shmbw_ticket_record) == 48);
+SHMBW_CHECK(sizeof(struct shmbw_ticket_record) == 56);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_record, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_record, group) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_record, maker_uid) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_record, rights) == 28);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_record, uses_left) == 32);
-SHMBW_CHECK(offsetof(struct shmbw_ticket_record, reserved) == 36);
+SHMBW_CHECK(offsetof(struct shmbw_ticket_record, maker_pid) == 36);
 SHMBW_CHECK(offsetof(struct shmbw_ticket_record, expires) == 40);
-SHMBW_CHECK(sizeof(struct shmbw_uid_record) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_ticket_record, maker) == 48);
+SHMBW_CHECK(sizeof(struct shmbw_uid_record) == 64);
 SHMBW_CHECK(offsetof(struct shmbw_uid_record, bytes) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_uid_record, bytes_limit) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_uid_record, uid) == 16);
@@ -2229,7 +2270,9 @@ SHMBW_CHECK(offsetof(struct shmbw_uid_record, regions) == 28);
 SHMBW_CHECK(offsetof(struct shmbw_uid_record, leases) == 32);
 SHMBW_CHECK(offsetof(struct shmbw_uid_record, tickets) == 36);
 SHMBW_CHECK(offsetof(struct shmbw_uid_record, watches) == 40);
-SHMBW_CHECK(offsetof(struct shmbw_uid_record, reserved) == 44);
+SHMBW_CHECK(offsetof(struct shmbw_uid_record, tickets_left) == 44);
+SHMBW_CHECK(offsetof(struct shmbw_uid_record, tickets_limit) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_uid_record, session_tickets) == 56);
 SHMBW_CHECK(sizeof(struct shmbw_pool_record) == 104);
 SHMBW_CHECK(offsetof(struct shmbw_pool_record, pool) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_pool_record, group) == 8);

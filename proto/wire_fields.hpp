@@ -720,6 +720,23 @@ template <class F> constexpr void visit_fields(shmbw_ticket_revoke_reply& s, F&&
   f("uses_left", s.uses_left);
   f("reserved", s.reserved);
 }
+constexpr bool reserved_zero(const shmbw_tickets_release& s) { return reserved_zero(s.region); }
+template <class F> constexpr void visit_fields(shmbw_tickets_release& s, F&& f) {
+  f("region", s.region);
+  f("group", s.group);
+  f("cursor", s.cursor);
+  f("owner_uid", s.owner_uid);
+  f("flags", s.flags);
+}
+constexpr bool reserved_zero(const shmbw_tickets_release_reply& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_tickets_release_reply& s, F&& f) {
+  f("next", s.next);
+  f("bytes_freed", s.bytes_freed);
+  f("tickets", s.tickets);
+  f("regions", s.regions);
+  f("held", s.held);
+  f("reserved", s.reserved);
+}
 constexpr bool reserved_zero(const shmbw_shelf_empty&) { return true; }
 template <class F> constexpr void visit_fields(shmbw_shelf_empty& s, F&& f) {
   f("bytes", s.bytes);
@@ -830,17 +847,18 @@ template <class F> constexpr void visit_fields(shmbw_lease_record& s, F&& f) {
   f("reserved", s.reserved);
   f("since", s.since);
 }
-constexpr bool reserved_zero(const shmbw_ticket_record& s) { return s.reserved == 0 && reserved_zero(s.region); }
+constexpr bool reserved_zero(const shmbw_ticket_record& s) { return reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_ticket_record& s, F&& f) {
   f("region", s.region);
   f("group", s.group);
   f("maker_uid", s.maker_uid);
   f("rights", s.rights);
   f("uses_left", s.uses_left);
-  f("reserved", s.reserved);
+  f("maker_pid", s.maker_pid);
   f("expires", s.expires);
+  f("maker", s.maker);
 }
-constexpr bool reserved_zero(const shmbw_uid_record& s) { return s.reserved == 0; }
+constexpr bool reserved_zero(const shmbw_uid_record&) { return true; }
 template <class F> constexpr void visit_fields(shmbw_uid_record& s, F&& f) {
   f("bytes", s.bytes);
   f("bytes_limit", s.bytes_limit);
@@ -851,7 +869,9 @@ template <class F> constexpr void visit_fields(shmbw_uid_record& s, F&& f) {
   f("leases", s.leases);
   f("tickets", s.tickets);
   f("watches", s.watches);
-  f("reserved", s.reserved);
+  f("tickets_left", s.tickets_left);
+  f("tickets_limit", s.tickets_limit);
+  f("session_tickets", s.session_tickets);
 }
 constexpr bool reserved_zero(const shmbw_pool_record& s) { return s.reserved == 0; }
 template <class F> constexpr void visit_fields(shmbw_pool_record& s, F&& f) {
@@ -1282,6 +1302,10 @@ template <class F> constexpr void visit_texts(shmbw_ticket_revoke&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_ticket_revoke_reply&, F&&) {
 }
+template <class F> constexpr void visit_texts(shmbw_tickets_release&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_tickets_release_reply&, F&&) {
+}
 template <class F> constexpr void visit_texts(shmbw_shelf_empty&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_shelf_empty_reply&, F&&) {
@@ -1404,6 +1428,7 @@ template <class F> constexpr void visit_texts(shmbw_gpu_device_event& s, F&& f) 
   X(47, gpu_timeline, false) \
   X(48, gpu_pinned, true) \
   X(60, ticket_revoke, false) \
+  X(61, tickets_release, false) \
   X(64, shelf_empty, false) \
   /* end */
 #define SHMBW_REPLIES(X) \
@@ -1448,6 +1473,7 @@ template <class F> constexpr void visit_texts(shmbw_gpu_device_event& s, F&& f) 
   X(47, gpu_timeline, false) \
   X(48, gpu_pinned, true) \
   X(60, ticket_revoke, false) \
+  X(61, tickets_release, false) \
   X(64, shelf_empty, false) \
   /* end */
 #define SHMBW_RECORDS(X) \

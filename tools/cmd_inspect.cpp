@@ -129,12 +129,13 @@ std::string inspect_text(const InspectOptions& options, const RegionFacts& facts
                  program_of(facts.sessions, lease.record.session), rights_text(lease.record.rights), lease.record.count,
                  age_cell(lease.record.since), session_state_text(lease.record.state)});
   text += holders.empty() ? "nobody holds it\n" : "\n" + holders.text(look_of(1));
-  Table given({{"TICKET OF"}, {"RIGHTS"}, {"USES LEFT", Align::right}, {"EXPIRES IN", Align::right}});
+  Table given({{"TICKET OF"}, {"MADE BY"}, {"RIGHTS"}, {"USES LEFT", Align::right}, {"EXPIRES IN", Align::right}});
   for (const TicketRow& ticket : facts.tickets) {
     constexpr std::int64_t second = 1'000'000'000;
     const std::int64_t left = std::max<std::int64_t>(ticket.record.expires - sys::now_boottime(), 0);
-    given.add({user_text(ticket.record.maker_uid), rights_text(ticket.record.rights), ticket.record.uses_left,
-               format_duration(left - left % second)});
+    const std::string pid = ticket.record.maker_pid == 0 ? "unknown" : std::to_string(ticket.record.maker_pid);
+    given.add({user_text(ticket.record.maker_uid), ticket.record.maker == 0 ? "ended" : pid,
+               rights_text(ticket.record.rights), ticket.record.uses_left, format_duration(left - left % second)});
   }
   if (!given.empty()) text += "\n" + given.text(look_of(1));
   return text;

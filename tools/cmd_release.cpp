@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `shmbroker release`: takes a region's name away, or that of a pool where no region has it, so that it goes with its
 // last holder; nobody's memory is pulled away. With --group everything that an ended group keeps; a live group is ended
-// only with --end.
+// only with --end. With --tickets what dead sessions left.
 #include <CLI/CLI.hpp>
 #include <memory>
 
@@ -9,6 +9,7 @@
 #include "proto/names.hpp"
 #include "tools/exit_code.hpp"
 #include "tools/printable.hpp"
+#include "tools/release_tickets.hpp"
 #include "tools/report_json.hpp"
 #include "tools/resolve.hpp"
 #include "tools/session.hpp"
@@ -19,8 +20,8 @@ namespace {
 
 struct ReleaseOptions {
   Common common;
-  std::string address, group;
-  bool end = false;
+  std::string address, group, user;
+  bool end = false, tickets = false;
 };
 
 // @ID has to become an address, because it is the name that is taken away.
@@ -146,10 +147,20 @@ int release_group(const ReleaseOptions& options, const Session& session) {
 }
 
 int run_release(const ReleaseOptions& options) {
+  if (options.tickets && !options.address.empty() && !options.group.empty())
+    return fail({Status::invalid, 0, {}, "--tickets takes an address or --group, not both"});
+  if (options.tickets)
+    return release_tickets({options.common, options.address, options.group, options.user, options.end});
+  if (!options.user.empty())
+    return fail({Status::invalid, 0, {}, "--user goes with --tickets: it says whose tickets are ended"});
   if (options.end && options.group.empty())
-    return fail({Status::invalid, 0, {}, "--end goes with --group: it ends a group whose processes still run"});
+    return fail({Status::invalid,
+                 0,
+                 {},
+                 "--end goes with --group or --tickets: it ends a group whose processes still run, or tickets that "
+                 "sessions may still use"});
   if (options.address.empty() == options.group.empty())
-    return fail({Status::invalid, 0, {}, "release takes an address or --group, one of the two"});
+    return fail({Status::invalid, 0, {}, "release takes an address, --group or --tickets"});
   auto session = Session::connect(options.common, Start::never);
   if (!session) return fail(session.error());
   return options.group.empty() ? release_region(options, *session) : release_group(options, *session);
@@ -163,7 +174,12 @@ Command add_release(CLI::App& app) {
       app.add_subcommand("release", "Let a region go: it loses its name, and its memory with its last holder");
   verb->add_option("address", options->address, "NAME, GROUP/NAME, UID:GROUP/NAME or @ID");
   verb->add_option("--group", options->group, "Everything that this group, which has ended, keeps")->type_name("GROUP");
-  verb->add_flag("--end", options->end, "With --group: also end the group if its processes still run");
+  verb->add_flag("--tickets", options->tickets,
+                 "Tickets that ended sessions left; with an address or --group those to that region or group");
+  verb->add_option("--user", options->user, "With --tickets: those that this user made (default: you)")
+      ->type_name("USER");
+  verb->add_flag("--end", options->end,
+                 "With --group: also end the group if its processes still run. With --tickets: all of the user");
   add_common(*verb, options->common, true, true);
   return {verb, [options] { return run_release(*options); }};
 }

@@ -50,7 +50,28 @@ Result<Counts> count_pools(const Viewer& viewer) {
   return counts;
 }
 
-std::string status_text(const Common& common, const Viewer& viewer, const BrokerStatus& status, const Counts& counts) {
+// What the caller has and may have of the one table whose rows outlive the sessions that made them.
+Result<shmbw_uid_record> own_row(const Viewer& viewer) {
+  Selection own;
+  own.owner_uid = viewer.facts().uid;
+  auto rows = client::list_uids(viewer.session(), own, viewer.deadline());
+  if (!rows) return std::unexpected(rows.error());
+  return rows->rows.empty() ? shmbw_uid_record{} : rows->rows.front().record;
+}
+
+std::string limit_text(std::uint64_t limit) { return limit == UINT64_MAX ? "any number" : number(limit); }
+Json limit_json(std::uint64_t limit) { return limit == UINT64_MAX ? Json(nullptr) : Json(limit); }
+
+std::string tickets_text(const shmbw_uid_record& own) {
+  std::string text = number(own.tickets) + " of " + limit_text(own.tickets_limit) + " that " + user_text(own.uid) +
+                     " may have, " + limit_text(own.session_tickets) + " for one session";
+  if (own.tickets_left != 0)
+    text += "; " + number(own.tickets_left) + " left by sessions that have ended (release --tickets)";
+  return text;
+}
+
+std::string status_text(const Common& common, const Viewer& viewer, const BrokerStatus& status, const Counts& counts,
+                        const shmbw_uid_record& own) {
   const shmbw_status_reply& facts = status.record;
   std::vector<std::pair<std::string, std::string>> lines{
       {"broker", mode_text(facts.mode) + ", version " + status.version + ", pid " + number(facts.pid) + ", user " +
@@ -65,6 +86,7 @@ std::string status_text(const Common& common, const Viewer& viewer, const Broker
       {"tables", count_text(facts.groups, "group") + ", " + count_text(facts.regions, "region") + ", " +
                      count_text(facts.leases, "lease") + ", " + count_text(facts.tickets, "ticket") + ", " +
                      count_text(facts.sessions, "session") + ", " + count_text(facts.watches, "watch", "es")},
+      {"tickets", tickets_text(own)},
       {"pools", count_text(counts.pools, "pool") + ", " + count_text(counts.queues, "queue") + ", " +
                     count_text(counts.participants, "participant") + " that are yours to see"},
       {"worlds", count_text(counts.worlds, "world") + ", " + count_text(counts.workers, "worker") + ", " +
@@ -85,15 +107,22 @@ int run_status(const Common& common) {
   if (!status) return fail(status.error());
   auto counts = count_pools(*viewer);
   if (!counts) return fail(counts.error());
+  auto own = own_row(*viewer);
+  if (!own) return fail(own.error());
   std::string text;
   if (common.json) {
     Json json = document("status");
     json["broker"] = broker_json(*viewer, *status);
     json["visible"] = {{"pools", counts->pools},   {"queues", counts->queues},   {"participants", counts->participants},
                        {"worlds", counts->worlds}, {"workers", counts->workers}, {"references", counts->references}};
+    json["own_tickets"] = {{"uid", own->uid},
+                           {"used", own->tickets},
+                           {"left", own->tickets_left},
+                           {"limit", limit_json(own->tickets_limit)},
+                           {"session_limit", limit_json(own->session_tickets)}};
     text = dump(json);
   } else {
-    text = status_text(common, *viewer, *status, *counts);
+    text = status_text(common, *viewer, *status, *counts, *own);
   }
   return print(text) ? kExitOk : kExitError;
 }

@@ -145,6 +145,8 @@ Json ticket_json(const TicketRow& row) {
               {"maker_uid", record.maker_uid},
               {"rights", rights_text(record.rights)},
               {"uses_left", record.uses_left},
+              {"maker_session", record.maker == 0 ? Json(nullptr) : Json(record.maker)},
+              {"maker_pid", record.maker_pid == 0 ? Json(nullptr) : Json(record.maker_pid)},
               {"expires", time_json(record.expires)}};
 }
 

@@ -88,7 +88,7 @@ void read_only(const std::string& socket, std::optional<std::uint32_t> uid) {
   auto session = shmbroker::Session::connect({.socket = socket, .program = "writer"});
   const auto region = session.create(kArea);
   std::fill_n(region.data(), kArea, kContent);
-  const shmbroker::Ticket ticket = region.ticket();
+  const shmbroker::Ticket ticket = region.lend();  // for a child of this process
   Worker reader = Worker::start("reader", [&](Line parent) {
     if (uid) become(*uid);
     auto own = shmbroker::Session::connect({.socket = socket, .program = "reader"});

@@ -165,6 +165,8 @@ class Client {
     std::ranges::copy(ticket, wish.ticket);
     return call(SHMBW_OP_TICKET_REVOKE, wish);
   }
+  // One request of it: `next` says whether the table goes on.
+  Packet& release_tickets(const shmbw_tickets_release& wish) { return call(SHMBW_OP_TICKETS_RELEASE, wish); }
   Element inherit(shmbw_region_ref ref, std::uint32_t rights = 0);
   Packet& make_group(const GroupWish& wish = {});
   Packet& join(std::string_view name, std::uint32_t flags = 0, std::optional<std::uint32_t> owner = {});

@@ -50,6 +50,7 @@ TEST_CASE("unknown flags of each request are told as unknown") {
   shmbw_ticket_create ticket{};
   ticket.region = region;
   CHECK(plain_with_all_flags(client, SHMBW_OP_TICKET_CREATE, ticket) == unknown);
+  CHECK(plain_with_all_flags<shmbw_tickets_release>(client, SHMBW_OP_TICKETS_RELEASE) == unknown);
   CHECK(plain_with_all_flags<shmbw_group_create>(client, SHMBW_OP_GROUP_CREATE) == unknown);
   CHECK(plain_with_all_flags<shmbw_group_join>(client, SHMBW_OP_GROUP_JOIN) == unknown);
   CHECK(plain_with_all_flags<shmbw_group_end>(client, SHMBW_OP_GROUP_END) == unknown);

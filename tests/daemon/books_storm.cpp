@@ -250,6 +250,7 @@ TEST_CASE("random requests of every kind from three uids never unbalance the boo
         Packet& reply = client.ticket(ref, kRead, static_cast<std::uint32_t>(pick(3)),
                                       static_cast<std::int64_t>(1 + pick(50)) * kSecond);
         if (reply.status() == Status::ok) tickets.push_back(Client::ticket_of(reply));
+        if (pick(8) == 0) client.release_tickets({ref, 0, 0, 1000, static_cast<std::uint32_t>(pick(4))});
         break;
       }
       case 12:

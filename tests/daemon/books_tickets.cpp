@@ -128,7 +128,7 @@ TEST_CASE("a lease without share gives no ticket, and none carries map_write whe
 
 TEST_CASE("tickets are paid by the uid that acts and bounded there") {
   Config config = private_config();
-  config.limits.uid_tickets = 2;
+  config.limits.uid_tickets = config.limits.session_tickets = 2;
   World world(config);
   Client owner = world.client(1000);
   Created created = owner.create();

@@ -93,6 +93,7 @@ uid_gpu_bytes = "40G"
 group_gpu_bytes = "20G"
 session_leases = 9
 session_watches = 10
+session_tickets = 17
 target_watches = 16
 events_queued = 11
 keep_max = "1h"
@@ -127,6 +128,7 @@ gpu_bytes = "5G"
   CHECK(limits.uid_sessions == 4);
   CHECK(limits.uid_groups == 5);
   CHECK(limits.uid_tickets == 6);
+  CHECK(limits.session_tickets == 17);
   CHECK(limits.uid_names == 7);
   CHECK(limits.uid_watches == 8);
   CHECK(limits.uid_worlds == 12);

@@ -53,6 +53,7 @@ REQUESTS = {
     23: ("queue_hold", True, "Q:pool I:lane I:serial R:region I:flags I:reserved", ""),
     24: ("pool_doorbell", False, "Q:pool I:flags I:participant I:life I:reserved", ""),
     60: ("ticket_revoke", False, "16:ticket", ""),
+    61: ("tickets_release", False, "R:region Q:group Q:cursor I:owner_uid I:flags", ""),
     64: ("shelf_empty", False, "Q:bytes", ""),
     25: ("world_join", False, "I:port I:rank I:world_size H:address_len H:name_len", "address name"),
     26: ("world_leave", False, "Q:world", ""),
@@ -102,6 +103,7 @@ REPLIES = {
     23: ("queue_hold", True, "O:outcome", ""),
     24: ("pool_doorbell", False, "I:participant I:life", ""),
     60: ("ticket_revoke", False, "I:uses_left I:reserved", ""),
+    61: ("tickets_release", False, "Q:next Q:bytes_freed I:tickets I:regions I:held I:reserved", ""),
     64: ("shelf_empty", False, "Q:bytes Q:pending", ""),
     25: ("world_join", False, "Q:world Q:group Q:pool I:present I:flags I:life I:reserved", ""),
     26: ("world_leave", False, "I:present I:forks", ""),
@@ -148,8 +150,9 @@ RECORDS = {
     "sessions": ("Q:session Q:group I:uid I:pid I:state I:leases I:watches I:in_flight q:connected I:death_by H:library_len H:reserved",
                  "library"),
     "leases": ("R:region Q:session I:uid I:pid I:rights I:count I:state I:reserved q:since", ""),
-    "tickets": ("R:region Q:group I:maker_uid I:rights I:uses_left I:reserved q:expires", ""),
-    "uids": ("Q:bytes Q:bytes_limit I:uid I:sessions I:groups I:regions I:leases I:tickets I:watches I:reserved", ""),
+    "tickets": ("R:region Q:group I:maker_uid I:rights I:uses_left I:maker_pid q:expires Q:maker", ""),
+    "uids": ("Q:bytes Q:bytes_limit I:uid I:sessions I:groups I:regions I:leases I:tickets I:watches I:tickets_left Q:tickets_limit Q:session_tickets",
+             ""),
     "pools": ("Q:pool Q:group Q:bytes Q:control_bytes I:owner_uid I:flags I:slots I:slots_limit I:slots_used I:slots_high I:segments "
               "I:participants I:leaving I:queues I:lanes I:deaths q:created q:keep H:group_len H:name_len I:reserved", "group name"),
     "queues": ("Q:pool Q:group I:queue I:serial I:kind I:flags I:cells I:cell_size I:readers I:writers I:lanes I:closed Q:depth Q:lag "

@@ -76,6 +76,8 @@ TEST_CASE("status counts one of a kind as one") {
   const Ended status = world.tool({"status"});
   CHECK(has(status.out, "1 group, 1 region, 0 leases, 0 tickets, 1 session, 0 watches"));
   CHECK(has(status.out, "0 pools, 0 queues, 0 participants"));
+  CHECK(has(status.out, "0 of 16384 that "));
+  CHECK(has(status.out, " may have, 4096 for one session\n"));
   CHECK(world.tool({"release", "one"}).status == 0);
 }
 

@@ -257,6 +257,9 @@ const std::vector<Valid>& all_valid() {
           return plain(SHMBW_OP_TICKET_REVOKE, tag, revoke);
         },
         false, true);
+    add("TICKETS_RELEASE", [](S s, Tag tag) {
+      return plain(SHMBW_OP_TICKETS_RELEASE, tag, shmbw_tickets_release{s.region, 0, 0, 0, SHMBW_TICKETS_RELEASE_HELD});
+    });
     add("INHERIT",
         [](S s, Tag tag) { return batch(SHMBW_OP_INHERIT, tag, std::vector{shmbw_inherit{s.region, 0, 1}}); });
     add("SHELF_EMPTY", [](S, Tag tag) { return plain(SHMBW_OP_SHELF_EMPTY, tag, shmbw_shelf_empty{4096}); });

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/text.hpp"
 #include "tests/wire/engines.hpp"
@@ -300,6 +301,12 @@ TEST_CASE("rights that are not there cannot be taken, given on or used") {
     check_plain(client, SHMBW_OP_TICKET_CREATE,
                 shmbw_ticket_create{shared, kRead, 1, 0, SHMBW_TICKET_CREATE_WITH_SESSION, 0, UINT64_MAX}, {},
                 Status::not_found, "session");
+    for (std::uint32_t flag = SHMBW_TICKETS_RELEASE_KNOWN + 1; flag != 0; flag <<= 1)
+      check_plain(client, SHMBW_OP_TICKETS_RELEASE, shmbw_tickets_release{{}, 0, 0, 0, flag}, {}, Status::unknown_flags,
+                  "flag");
+    check_plain(client, SHMBW_OP_TICKETS_RELEASE,
+                shmbw_tickets_release{{}, 0, 0, ::geteuid() + 1, SHMBW_TICKETS_RELEASE_OWNER_GIVEN}, {}, Status::denied,
+                "admin socket");
     check_plain(client, SHMBW_OP_TICKET_CREATE, shmbw_ticket_create{shared, kRead, 1, INT64_MAX}, {}, Status::limit,
                 "ticket_max");
     check_element(client, SHMBW_OP_INHERIT, shmbw_inherit{shared, 0, 1}, {}, Status::not_found, "inherit");

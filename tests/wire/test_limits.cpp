@@ -121,7 +121,7 @@ TEST_CASE("the tables of regions, leases, names, groups, tickets, watches and se
   BrokerOptions options;
   options.config =
       "[limits]\nuid_regions = 3\nuid_leases = 6\nsession_leases = 4\nuid_names = 2\nuid_groups = 4\nuid_tickets = 2\n"
-      "uid_watches = 5\nsession_watches = 3\nuid_sessions = 3\n";
+      "session_tickets = 3\nuid_watches = 5\nsession_watches = 3\nuid_sessions = 3\n";
   on_each_engine(options, [](BrokerFixture& broker) {
     RawClient client = greeted(broker), second = greeted(broker);
     const std::string uid = "raise limits.uid." + kUid + ".";

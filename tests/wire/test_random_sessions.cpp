@@ -184,6 +184,9 @@ void Crowd::act_on_regions(One& one, std::uint64_t tag, std::uint64_t which) {
       shmbw_ticket_revoke revoke{};
       std::memcpy(revoke.ticket, any(tickets_, {}).data(), sizeof revoke.ticket);
       play(one, plain(SHMBW_OP_TICKET_REVOKE, tag, revoke));
+      if (chance(5))
+        play(one, plain(SHMBW_OP_TICKETS_RELEASE, tag,
+                        shmbw_tickets_release{region(), 0, 0, ::geteuid(), static_cast<std::uint32_t>(below(4))}));
       return;
     }
   }
