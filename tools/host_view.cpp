@@ -80,29 +80,40 @@ std::string group_of(const Object& object) {
 
 Value text_value(std::string text) { return text.empty() ? Value() : Value(std::move(text)); }
 
+Value number_value(bool is_known, std::uint64_t number) {
+  if (!is_known) return {};
+  return number;
+}
+
+// A value for each field of object_fields(), in their order.
 std::vector<Value> row_of(const Inventory& inventory, const Object& it) {
   const std::int64_t age = std::max<std::int64_t>(0, inventory.now - it.changed);
-  return {it.place,
-          shown_name(it),
-          host::kind_text(it.kind),
-          it.size,
-          it.touched_known ? Value(it.touched) : Value(),
-          user_text(it.uid),
-          it.changed == 0 ? Value() : Value(static_cast<std::uint64_t>(age)),
-          text_value(it.creator_text),
-          held_by(inventory, it),
-          std::uint64_t{it.kind == host::Kind::sysv ? std::max<std::uint64_t>(it.attached, it.holders.size())
-                                                    : it.holders.size()},
-          holder_pids(inventory, it),
-          holder_programs(inventory, it),
-          text_value(it.program),
-          host::verdict_text(it.verdict),
-          text_value(group_of(it)),
-          std::uint64_t{it.links},
-          object_id(it),
-          it.resident_known ? Value(it.resident) : Value(),
-          it.cgroups.empty() ? Value(std::vector<std::string>{"unknown"}) : Value(it.cgroups),
-          peers_of(inventory, it)};
+  const std::uint64_t holders = it.holders.size();
+  std::vector<Value> row;
+  row.reserve(20);
+  row.emplace_back(it.place);
+  row.emplace_back(shown_name(it));
+  row.emplace_back(host::kind_text(it.kind));
+  row.emplace_back(it.size);
+  row.push_back(number_value(it.touched_known, it.touched));
+  row.emplace_back(user_text(it.uid));
+  row.push_back(number_value(it.changed != 0, static_cast<std::uint64_t>(age)));
+  row.push_back(text_value(it.creator_text));
+  row.emplace_back(held_by(inventory, it));
+  row.emplace_back(it.kind == host::Kind::sysv ? std::max(it.attached, holders) : holders);
+  row.emplace_back(holder_pids(inventory, it));
+  row.emplace_back(holder_programs(inventory, it));
+  row.push_back(text_value(it.program));
+  row.emplace_back(host::verdict_text(it.verdict));
+  row.push_back(text_value(group_of(it)));
+  row.emplace_back(it.links);
+  row.emplace_back(object_id(it));
+  row.push_back(number_value(it.resident_known, it.resident));
+  std::vector<std::string> cgroups = it.cgroups;
+  if (cgroups.empty()) cgroups.emplace_back("unknown");
+  row.emplace_back(std::move(cgroups));
+  row.emplace_back(peers_of(inventory, it));
+  return row;
 }
 
 std::string cell(const Common& common, const Field& field, const Value& value) {
