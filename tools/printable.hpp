@@ -6,13 +6,14 @@
 #include <string>
 #include <string_view>
 
+#include "tools/host/width.hpp"
+
 namespace shmb::tools {
 
 // ASCII but for control bytes, which become \xNN; valid UTF-8 stays, but for the C1 controls and for marks that turn
 // the direction of text or take no room (U+200B to U+200F, U+202A to U+202E, U+2060 to U+206F, U+FEFF).
 std::string printable(std::string_view text);
-// What printable gives takes this many columns (one for each character: exact for what names may hold).
-std::size_t columns(std::string_view text);
+using host::columns;  // of what printable gives
 
 // From then on every character beyond ASCII becomes \xNN: for a terminal whose locale is not UTF-8. Call it before
 // threads start.

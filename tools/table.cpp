@@ -26,23 +26,14 @@ std::string padded(const std::string& cell, std::size_t width, Align align) {
 
 void trim_right(std::string& line) { line.erase(line.find_last_not_of(' ') + 1); }
 
-// The first `count` characters; a continuation byte of UTF-8 (10xxxxxx) begins none.
-std::string_view first(std::string_view text, std::size_t count) {
-  std::size_t at = 0;
-  while (at < text.size() && (count > 0 || (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80))
-    if ((static_cast<unsigned char>(text[at++]) & 0xc0) != 0x80) --count;
-  while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) ++at;
-  return text.substr(0, at);
-}
-
-// Beginning and end stay: names of a kind often differ in their last part alone.
+// Beginning and end stay: names of a kind often differ in their last part alone. One column less where a character of
+// two would be parted.
 std::string cut_to(const std::string& text, std::size_t width) {
   const std::size_t length = columns(text);
   if (length <= width) return text;
   const std::size_t tail = (width - 1) / 3;
-  const std::string_view head = first(text, width - 1 - tail);
-  const std::string_view without_tail = first(text, length - tail);
-  return std::string(head) + kCut + text.substr(without_tail.size());
+  return text.substr(0, host::bytes_within(text, width - 1 - tail)) + kCut +
+         text.substr(host::bytes_over(text, length - tail));
 }
 
 std::string lower(std::string_view text) {

@@ -80,6 +80,9 @@ TEST_CASE("a cell with escape sequences cannot reach the terminal, and only the 
 
 namespace {
 
+// The C library keeps its list of character sets mapped from its first use on. No case is to be blamed for that.
+[[maybe_unused]] const std::size_t kTextWarmedUp = columns("\xc3\xa9");
+
 std::size_t widest(const std::string& text) {
   std::size_t most = 0;
   std::istringstream lines(text);
@@ -144,6 +147,28 @@ TEST_CASE("a cut never parts a character, and the head's colour takes no room") 
           std::string::npos);
   }
   CHECK(table.text({.colour = true, .columns = 10}).starts_with("\x1b[1mNAME\x1b[0m\n"));
+}
+
+TEST_CASE("wide characters take two columns and combined marks none, also where a name is cut") {
+  CHECK(columns("\xe6\x97\xa5\xe6\x9c\xac\xe8\xaa\x9e") == 6);  // three characters of Japanese
+  CHECK(columns("\xed\x95\x9c\xea\xb8\x80.bin") == 8);          // two of Korean
+  CHECK(columns("\xf0\x9f\x98\x80") == 2);                      // an emoji
+  CHECK(columns("e\xcc\x81t\xc3\xa9") == 3);                    // an accent as a mark, and as part of its letter
+  Table table({{"NAME", Align::left, true}, {"SIZE", Align::right}});
+  const std::string long_name =
+      "\xe6\x97\xa5\xe6\x9c\xac-\xe8\xaa\x9e\xe6\x97\xa5-\xe6\x9c\xac\xe8\xaa\x9e-e\xcc\x81-\xe6\x97\xa5\xe6\x9c\xac";
+  table.add({long_name, "1 B"});
+  table.add({"plain", "22 KiB"});
+  std::istringstream lines(table.text({}));
+  for (std::string line; std::getline(lines, line);) CHECK(columns(line) == columns(long_name) + 8);
+  for (std::size_t room = 12; room < columns(long_name) + 8; ++room) {
+    CAPTURE(room);
+    std::istringstream narrow(table.text({.columns = room}));
+    for (std::string line; std::getline(narrow, line);) {
+      CHECK(columns(line) == room);
+      CHECK(printable(line) == line);
+    }
+  }
 }
 
 TEST_CASE("a table is sorted by any of its columns: numbers from the largest on, texts from A to Z; ids follow") {

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/text.hpp"
+#include "tools/host/width.hpp"
 
 namespace shmb::host {
 namespace {
@@ -44,8 +45,9 @@ std::unexpected<Error> wrong(std::string_view text, std::size_t at, const std::s
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
   const auto before = static_cast<std::size_t>(
       std::ranges::count_if(text.substr(0, at), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+  const std::size_t indent = columns(std::string_view(shown).substr(0, at));
   return error(Status::invalid, "filter, at character " + std::to_string(before + 1) + ": " + why + "\n  " + shown +
-                                    "\n  " + std::string(before, ' ') + "^");
+                                    "\n  " + std::string(indent, ' ') + "^");
 }
 
 struct Word {

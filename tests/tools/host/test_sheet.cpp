@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "tools/host/sheet.hpp"
+#include "tools/host/width.hpp"
 
 using shmb::host::FieldKind;
 using shmb::host::Filter;
@@ -10,6 +11,9 @@ using shmb::host::Sheet;
 using shmb::host::Value;
 
 namespace {
+
+// The C library keeps its list of character sets mapped from its first use on. No case is to be blamed for that.
+[[maybe_unused]] const std::size_t kSheetWarmedUp = shmb::host::columns("\xc3\xa9");
 
 Sheet sample() {
   const auto pids = [](std::vector<std::string> list) { return Value(std::move(list)); };
@@ -67,6 +71,9 @@ TEST_CASE("a filter with an error shows where it is") {
         "ERROR filter, at character 8: there is no field 'sise'; there are: name, size, age, links, pids\n"
         "  name=x sise>1\n"
         "         ^");
+  // Two characters of Japanese take four columns.
+  CHECK(passing("name=\xe6\x97\xa5\xe6\x9c\xac sise>1")
+            .ends_with("\n  name=\xe6\x97\xa5\xe6\x9c\xac sise>1\n            ^"));
   CHECK(passing("name>x").starts_with("ERROR filter, at character 5: 'name' is a text: use = or !="));
   CHECK(passing("size>").starts_with("ERROR filter, at character 6: a value is missing here"));
   CHECK(passing("size>lots").starts_with("ERROR filter, at character 6: "));
