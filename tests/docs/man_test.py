@@ -61,6 +61,23 @@ def main():
     everywhere = set().union(*(options_of_help(tool, verb) for verb in verbs)) & COMMON - {"-h", "--help"}
     differ("shmbroker(1), common options", everywhere, defined(manual["COMMON OPTIONS"], option))
 
+    # The fields of the tables, and what each means, in the words of the table that the code has.
+    field = r'\{"([a-z-]+)",\s*"[A-Z ]+",\s*"([^"]+)",\s*FieldKind::\w+,\s*(true|false)'
+    described = r"^\*([a-z-]+)\*\n\t(.+)$"
+    for source, section in (("tools/host_view.cpp", "OBJECTS OF THE HOST"), ("tools/cmd_map.cpp", "MAP")):
+        known = {(name, f"{text[0].upper()}{text[1:]}.{' By default.' if default == 'true' else ''}")
+                 for name, text, default in re.findall(field, (root / source).read_text())}
+        if not known:
+            problems.append(f"{source}: the table of fields was not found")
+        told = {entry for entry in re.findall(described, manual[section], re.MULTILINE)
+                if entry[0] not in ("held", "orphan", "stale", "idle", "unseen")}
+        for name, text in sorted(known ^ told):
+            where = f"{source} and not in the man page" if (name, text) in known else f"the man page and not in {source}"
+            problems.append(f"shmbroker(1), {section}: the field {name} ({text}) is in {where}")
+    schemas = "".join(path.read_text() for path in (root / "docs/schemas").glob("*.json"))
+    differ("shmbroker(1), keys with exact bytes", set(re.findall(r'"([a-z]+_hex)"', schemas)),
+           {name + "_hex" for name in re.findall(r"\*([a-z]+)\\_hex\*", manual["OBJECTS OF THE HOST"])})
+
     code = (root / "daemon/config.cpp").read_text()
     conf = sections(pages["shmbroker.conf.5"])
     top, limits = code.split("top_keys()", 1)[1].split("limit_keys()", 1)
