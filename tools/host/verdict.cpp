@@ -10,6 +10,7 @@
 #include <charconv>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "base/sys_host.hpp"
 #include "base/sys_process.hpp"
@@ -18,6 +19,7 @@
 namespace shmb::host {
 namespace {
 
+constexpr int kAskAgain = 4;
 constexpr std::int64_t kClockSlack = 2;  // seconds: start times are cut to clock ticks, boot time to seconds
 
 std::string user_of(std::uint32_t uid) {
@@ -42,6 +44,14 @@ class Judge {
 
   void run() {
     for (Object& it : inventory_.objects) decide(it);
+    for (int again = 0; again < kAskAgain && !refused_.empty(); ++again) {
+      options_.rest();
+      for (Object* it : std::exchange(refused_, {})) {
+        it->evidence.clear();
+        it->verdict = Verdict::idle;
+        decide(*it);
+      }
+    }
   }
 
  private:
@@ -189,10 +199,11 @@ class Judge {
 
   // A descriptor that is under way in a socket, or known to an io_uring alone, is in no table that /proc shows. So
   // nothing is called lost that the kernel says is held.
-  bool kernel_objects(Object& it) const {
+  bool kernel_objects(Object& it) {
     if (!options_.ask_kernel || it.names.empty() || !inventory_.saw_all()) return false;  // else it was asked already
     std::string reason;
     if (kernel_says_held(inventory_, it, reason) != true) return false;
+    refused_.push_back(&it);
     it.evidence.push_back("but the kernel refuses a write lease: it is held where /proc shows no holder");
     it.verdict = Verdict::held;
     return true;
@@ -220,6 +231,7 @@ class Judge {
     }
     std::string reason = "the kernel was not asked";
     const auto answer = options_.ask_kernel ? kernel_says_held(inventory_, it, reason) : std::nullopt;
+    if (answer == true) refused_.push_back(&it);
     if (answer) {
       it.evidence.push_back(*answer ? "the kernel refuses a write lease: somebody unseen has it open or mapped"
                                     : "the kernel grants a write lease: nobody has it open or mapped");
@@ -236,6 +248,7 @@ class Judge {
   std::map<pid_t, const Process*> by_pid_;
   std::multimap<pid_t, const Process*> inner_;
   bool inner_known_ = false;
+  std::vector<Object*> refused_;  // a lease
   std::int64_t boot_ = 0;
 };
 

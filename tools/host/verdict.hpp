@@ -11,6 +11,9 @@
 // idle     all else
 #pragma once
 
+#include <functional>
+
+#include "base/sys_process.hpp"
 #include "tools/host/patterns.hpp"
 #include "tools/host/scan.hpp"
 
@@ -21,6 +24,10 @@ struct JudgeOptions {
   // Asks for a write lease where the scan did not see everything, and of each file that would be called lost. It holds
   // up an open(2) of the file for microseconds.
   bool ask_kernel = true;
+  // Another tool that asks in the same way has the file open for microseconds, or for longer where it loses its core,
+  // and is no holder. So what the kernel says is held is asked for again, up to four times, after a rest for all of
+  // them.
+  std::function<void()> rest = [] { sys::rest(10'000'000); };
 };
 
 void judge(Inventory& inventory, const Patterns& patterns, const JudgeOptions& options);

@@ -234,6 +234,29 @@ TEST_CASE("nothing is called lost that the kernel says is held, also where all p
   CHECK(it->verdict == Verdict::orphan);
 }
 
+TEST_CASE("a tool that asks the kernel about the same file at the same moment is no holder of it") {
+  Plot plot;
+  const std::string path = plot.file(plot.own("a"));
+  auto inventory = scan({});
+  REQUIRE(inventory);
+  Object* it = const_cast<Object*>(test::find(*inventory, path));
+  REQUIRE(it != nullptr);
+  inventory->blind = {"something is hidden"};
+  std::erase_if(inventory->objects, [&](const Object& each) { return each.key != it->key; });
+  it = inventory->objects.data();
+  auto patterns = Patterns::parse("", "none");
+  int asker = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  judge(*inventory, *patterns, {.rest = [&] { ::close(asker); }});
+  CHECK(it->verdict == Verdict::idle);
+  CHECK(it->evidence.size() == 2);
+  asker = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  it->evidence.clear();
+  judge(*inventory, *patterns, {.rest = [] {}});
+  CHECK(it->verdict == Verdict::held);
+  CHECK(it->evidence.size() == 1);
+  ::close(asker);
+}
+
 TEST_CASE("any of a file's names may tell its creator, and one that may live keeps it") {
   Sample sample;
   Object& dead = sample.file("plain", 10);
