@@ -32,6 +32,7 @@ EXPECTED = (
     + [f"slots.{what}.{who}" for what in ("just_released", "32_held") for who in ("alone", "contended")]
     + [f"remote.{what}.{size}.{how}" for size in ("4KiB", "1MiB") for what in ("rpc_sync", "remote", "to_here")
        for how in ("spinning", "asleep")]
+    + [f"tool.{verb}" for verb in ("leaks", "doctor", "list_all")]
     + [f"floods.{flood}.{whose}.epoll" for whose in ["same_user"] + ["other_user"] * (os.geteuid() == 0)
        for flood in ("connects", "sessions", "pools", "lists", "creates", "tickets", "watches")]
 )

@@ -23,6 +23,7 @@ void run_remote(Bench&);
 void run_remote_outstanding(Bench&);
 void run_gpu(Bench&);
 void run_floods(Bench&);
+void run_tool(Bench&);
 
 std::span<const Family> families() {
   static constexpr Family all[] = {
@@ -51,6 +52,9 @@ std::span<const Family> families() {
       {"gpu", "GPU memory published and opened at the broker, against a bare exchange of as many descriptors", run_gpu},
       {"floods", "a create beside floods of one user's, against the same create beside processes that compute",
        run_floods},
+      {"tool",
+       "leaks, doctor and list --all on a host of 2,000 processes, against bare reads of /proc, lsof, lsfd, ipcs",
+       run_tool},
   };
   return all;
 }
