@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What workers of a world tell each other, as parts of one message of a queue: a head with the function's name, the
-// references and up to 4 KiB of bytes; more bytes are a slot or a region of their own; then the regions that the user
-// sends.
-// A peer may write anything: what is read here is checked, and what does not add up is no message. Who wrote it is not
-// in it: the queue says so, by the lane that the broker gave to its writer.
+// references and up to 1 KiB of bytes (kCopied); more bytes are a slot or a region of their own; then the regions that
+// the user sends. A peer may write anything: what is read here is checked, and what does not add up is no message. Who
+// wrote it is not in it: the queue says so, by the lane that the broker gave to its writer.
 #pragma once
 
 #include <atomic>

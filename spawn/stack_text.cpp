@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -62,12 +63,26 @@ std::string type_text(const char* mangled) {
   return name;
 }
 
+namespace {
+
+// A name that begins here is that of an operator, and no other that contains the word.
+bool is_operator(std::string_view name, std::size_t begin) {
+  constexpr std::string_view kWord = "operator";
+  const auto in_word = [&](std::size_t at) {
+    return at < name.size() && (name[at] == '_' || name[at] == '$' || (name[at] & 0x80) != 0 ||
+                                std::isalnum(static_cast<unsigned char>(name[at])) != 0);
+  };
+  return name.substr(begin).starts_with(kWord) && (begin == 0 || !in_word(begin - 1)) && !in_word(begin + kWord.size());
+}
+
+}  // namespace
+
 std::string_view function_in(std::string_view name) {
   constexpr std::string_view kAnonymous = "(anonymous namespace)";
   std::size_t begin = 0;
   int depth = 0;
   for (std::size_t i = 0; i < name.size(); ++i) {
-    if (name.substr(i).starts_with("operator")) return name.substr(begin);  // its name may hold any of these
+    if (is_operator(name, i)) return name.substr(begin);  // its name may hold any of these
     if (name.substr(i).starts_with(kAnonymous)) i += kAnonymous.size() - 1;
     else if (name[i] == '<') ++depth;
     else if (name[i] == '>') --depth;

@@ -393,6 +393,11 @@ TEST_CASE("the scopes of a function are found in its demangled name") {
   CHECK(function_in("(anonymous namespace)::f(std::string)") == "(anonymous namespace)::f");
   CHECK(function_in("void std::__invoke_impl<int, void (*)(int)>(x)") == "std::__invoke_impl<int, void (*)(int)>");
   CHECK(function_in("f") == "f");
+  CHECK(function_in("cooperator(int, char)") == "cooperator");
+  CHECK(function_in("void a::my_operator<int>(x)") == "a::my_operator<int>");
+  CHECK(function_in("int operators::f(int)") == "operators::f");
+  CHECK(function_in("bool a::operator()(int) const") == "a::operator()(int) const");
+  CHECK(function_in("a::operator bool() const") == "a::operator bool() const");
 }
 
 TEST_CASE("a failure carries the stack of what was thrown, by the names that the program exports") {
