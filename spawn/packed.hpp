@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values as bytes of msgpack, written and read one after the other: what spawn_values.hpp makes values of C++ from.
 // msgpack-cxx reads and writes the same bytes, but its core takes as long to compile as spawn.hpp altogether; types
-// that it alone knows go through spawn_msgpack.hpp. Every length is checked: a rank may send anything. Threads: none of
-// its own. Needs exceptions. Included by spawn.hpp.
+// that it alone knows go through spawn_msgpack.hpp. Every length is checked, and how deep values are in one another: a
+// rank may send anything. Threads: none of its own. Needs exceptions. Included by spawn.hpp.
 #if __cplusplus < 202002L
 #error "shmbroker/spawn.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_spawn.h)"
 #elif !defined(SHMBROKER_PACKED_HPP)
@@ -38,8 +38,34 @@ struct Malformed : std::invalid_argument {
   Malformed() : std::invalid_argument("the bytes are no value of msgpack") {}
 };
 
+// How many arrays and maps may be in one another: readers and writers of recursive classes need stack for each.
+inline constexpr int kDeepest = 512;
+
+[[noreturn, gnu::cold]] inline void refuse_depth() {
+  throw std::invalid_argument(joined({"a value has more than ", std::to_string(kDeepest),
+                                      " arrays and maps in one another, which is the limit: send a flatter value, a "
+                                      "list with numbers in place of pointers for example"}));
+}
+
+// While it is there, one more array or map is open.
+class Level {
+ public:
+  explicit Level(int& depth) : depth_(depth) {
+    if (depth_ >= kDeepest) refuse_depth();
+    ++depth_;
+  }
+  Level(const Level&) = delete;
+  Level& operator=(const Level&) = delete;
+  ~Level() { --depth_; }
+
+ private:
+  int& depth_;
+};
+
 class Packer {
  public:
+  // For the elements of an array or a map.
+  [[nodiscard]] Level enter() { return Level(depth_); }
   void nil() { byte(0xc0); }
   void boolean(bool value) { byte(value ? 0xc3 : 0xc2); }
   void whole(std::uint64_t value) {
@@ -98,7 +124,10 @@ class Packer {
     byte(static_cast<std::uint8_t>(type));
     out_.append(static_cast<const char*>(data), size);
   }
-  void packed(std::string_view value) { out_.append(value); }  // bytes of msgpack
+  // Bytes that are one value of msgpack.
+  inline void packed(std::string_view value);
+  // Bytes that are a part of one.
+  void raw(const char* data, std::size_t size) { out_.append(data, size); }
   const std::string& bytes() const noexcept { return out_; }
   std::string take() { return static_cast<std::string&&>(out_); }
 
@@ -132,9 +161,10 @@ class Packer {
     return true;
   }
   std::string out_;
+  int depth_ = 0;
 };
 
-// Reads from memory of the caller.
+// Reads from memory of the caller, each byte once: another process may be able to change it.
 class Reader {
  public:
   enum class Kind { nil, boolean, whole, negative, real, text, binary, array, map, extension };
@@ -150,6 +180,8 @@ class Reader {
   explicit Reader(std::string_view in) noexcept : in_(in) {}
   Reader(const void* data, std::size_t size) noexcept : in_(static_cast<const char*>(data), size) {}
   bool done() const noexcept { return in_.empty(); }
+  // For the elements of an array or a map.
+  [[nodiscard]] Level enter() { return Level(depth_); }
   Item peek() const {
     Reader copy(*this);
     return copy.take();
@@ -227,15 +259,24 @@ class Reader {
   // Passes over one value with all its elements, and gives its bytes.
   std::string_view skip() {
     const std::string_view begin = in_;
-    for (std::uint64_t left = 1; left > 0; --left) {
+    std::uint64_t left[kDeepest + 1];  // of each array and map that is open
+    int open = 0;
+    left[0] = 1;
+    while (open >= 0) {
+      if (left[open] == 0) {
+        --open;
+        continue;
+      }
+      --left[open];
       const Item item = take();
-      if (item.kind == Kind::array) left += item.number;
-      else if (item.kind == Kind::map) left += 2 * item.number;
+      if (item.kind != Kind::array && item.kind != Kind::map) continue;
+      if (depth_ + open >= kDeepest) refuse_depth();
+      left[++open] = item.kind == Kind::map ? 2 * item.number : item.number;
     }
     return begin.substr(0, begin.size() - in_.size());
   }
-  // True: these bytes are one value.
-  static bool is_value(std::string_view bytes) noexcept {
+  // True: these bytes are one value. Throws std::invalid_argument where it is too deep.
+  static bool is_value(std::string_view bytes) {
     try {
       Reader in(bytes);
       (void)in.skip();
@@ -277,8 +318,17 @@ class Reader {
     std::memcpy(&value, &bits, sizeof value);
     return {.kind = Kind::real, .real = value};
   }
+  friend Packer;
   std::string_view in_;
+  int depth_ = 0;
 };
+
+inline void Packer::packed(std::string_view value) {
+  Reader in(value);
+  in.depth_ = depth_;
+  (void)in.skip();
+  out_.append(value);
+}
 
 }  // namespace shmbroker::detail
 

@@ -250,8 +250,9 @@ class Remote {
   explicit Remote(detail::Stored<T> value)
     requires(!std::is_void_v<T>)
       : world_(detail::world()) {
-    constexpr bool fetched = !std::is_class_v<T> || detail::Fetched<T> || requires { typename T::value_type; } ||
-                             requires { std::tuple_size<T>::value; };
+    constexpr bool fetched = !std::is_class_v<T> || detail::Fetched<T> ||
+                             (detail::inside::is_plain<T> &&
+                              (requires { typename T::value_type; } || requires { std::tuple_size<T>::value; }));
     auto object = std::make_unique<detail::ObjectOf<T, fetched> >(std::move(value));
     shmb_reference* raw = nullptr;
     shmb_error error;

@@ -437,8 +437,7 @@ struct None {
 };
 // The class has SHMBROKER_FIELDS or MSGPACK_DEFINE.
 template <class T>
-concept Fetched = inside::OwnValue<T> ||
-                  requires(const T& value, msgpack::packer<msgpack::sbuffer>& packer) { value.msgpack_pack(packer); };
+concept Fetched = inside::OwnValue<T> || inside::MsgpackClass<T>;
 template <class T>
 using Stored = std::conditional_t<std::is_void_v<T>, None, T>;
 
@@ -449,8 +448,7 @@ class Parcel {
   static Parcel of_arguments(const A&... arguments) {
     Parcel out;
     const Scope scope(&out.beside_);
-    out.packer_.array(sizeof...(A));
-    (inside::Codec<typename inside::AsValue<A>::type>::pack(out.packer_, arguments, {}), ...);
+    inside::pack_arguments(out.packer_, {}, arguments...);
     return out;
   }
   template <class T>
@@ -610,8 +608,11 @@ inline void refuse_constructor(shmb_request* request) noexcept {
   (void)shmb_request_fail(request, &failure, nullptr);
 }
 
+// What a function gives, by itself: its arguments have gone when it is packed, and a view or a reference may be to one.
+template <class R>
+using Given = typename inside::AsValue<std::decay_t<R> >::type;
 template <class R, class... P, class Call, std::size_t... n>
-R with_arguments(shmb_request* request, const std::string& name, Call&& call, std::index_sequence<n...>) {
+Given<R> with_arguments(shmb_request* request, const std::string& name, Call&& call, std::index_sequence<n...>) {
   shmb_content* const content = shmb_request_content(request);
   inside::Reader arguments = opened(content);
   const inside::Reader::Item head = arguments.take();
@@ -621,9 +622,9 @@ R with_arguments(shmb_request* request, const std::string& name, Call&& call, st
                                 std::to_string(count) + " were given");
   [[maybe_unused]] auto values = [&] {
     const Scope scope(content);
-    return std::tuple<std::decay_t<P>...>{inside::unpack_argument<std::decay_t<P> >(name, n + 1, arguments)...};
+    return std::tuple<inside::Kept<P>...>{inside::unpack_argument<inside::Kept<P> >(name, n + 1, arguments)...};
   }();
-  return call(std::forward<P>(std::get<n>(values))...);
+  return Given<R>(call(inside::passed<P>(std::get<n>(values))...));
 }
 
 // Of a future that is dropped before it has a result: whoever asked must not wait for ever.
@@ -653,16 +654,16 @@ void invoke(shmb_request* request, Call&& call, std::index_sequence<n...>) {
     const auto held = std::make_shared<std::unique_ptr<shmb_request, Unanswered> >(request);
     outcome->when_done([held, where](const R& done) {
       shmb_request* const waiting = held->release();
-      std::optional<Stored<T> > value;
+      std::optional<Stored<Given<T> > > value;
       try {
-        value = done.stored();
+        value.emplace(done.stored());
       } catch (...) {
         return answer_exception(waiting, where);
       }
-      answer_value<Stored<T> >(waiting, std::move(*value));
+      answer_value<Stored<Given<T> > >(waiting, std::move(*value));
     });
   } else {
-    using T = Stored<std::decay_t<R> >;
+    using T = Stored<Given<R> >;
     std::optional<T> value;
     try {
       if constexpr (std::is_void_v<R>) {

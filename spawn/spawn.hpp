@@ -280,13 +280,13 @@ template <class R, class... P, std::size_t... n>
                                      std::size_t count, std::index_sequence<n...>) {
   bottom_of_stack = __builtin_return_address(0);
   if (count != sizeof...(P)) refuse_count(name, sizeof...(P), count);
-  std::tuple<std::decay_t<P>...> values{unpack_argument<std::decay_t<P> >(name, n + 1, arguments)...};
+  std::tuple<Kept<P>...> values{unpack_argument<Kept<P> >(name, n + 1, arguments)...};
   Packer packer;
   if constexpr (std::is_void_v<R>) {
-    function(rank, std::forward<P>(std::get<n>(values))...);
+    function(rank, passed<P>(std::get<n>(values))...);
   } else {
-    Codec<typename AsValue<std::decay_t<R> >::type>::pack(
-        packer, function(rank, std::forward<P>(std::get<n>(values))...), PackContext{.lend = &lent_to_parent});
+    Codec<std::decay_t<R> >::pack(packer, function(rank, passed<P>(std::get<n>(values))...),
+                                  PackContext{.lend = &lent_to_parent});
   }
   return packer.take();
 }
@@ -652,6 +652,10 @@ class Exchange {
 };
 }  // namespace detail
 
+// The type of a value where it arrives.
+template <class T>
+using Taken = typename shmbroker::detail::AsValue<T>::type;
+
 inline int rank() { return detail::info().rank; }
 inline int world_size() { return detail::info().world_size; }
 
@@ -659,10 +663,11 @@ inline void barrier(Timeout timeout = {}, std::string_view name = {}) {
   shmb_error error;
   detail::check(shmb_rank_barrier(detail::CText(name).get(), timeout.nanoseconds(), &error), error);
 }
-// Everybody gets the root's value: anything that may be an argument of a function. Of a region, which the others give
+// Everybody gets the root's value: anything that may be an argument of a function. A text is a std::string where it
+// arrives, also of a std::string_view or a literal. Of a region, which the others give
 // an empty one for (`Region(nullptr)`), everybody gets a handle of its own, and it returns when all have attached.
 template <class T>
-T broadcast(const T& value, int root = 0, Timeout timeout = {}, std::string_view name = {}) {
+Taken<T> broadcast(const T& value, int root = 0, Timeout timeout = {}, std::string_view name = {}) {
   const shmb_rank_info info = detail::info();
   detail::Exchange<T> exchange(info, timeout, name);
   const bool lends = info.local_rank == root;
@@ -675,10 +680,10 @@ T broadcast(const T& value, int root = 0, Timeout timeout = {}, std::string_view
                                     &data, &length, &error),
                 error);
   const detail::Bytes owned{data};
-  return exchange.take(lends, [&] { return detail::unpacked<T>(data, length); });
+  return exchange.take(lends, [&] { return detail::unpacked<Taken<T> >(data, length); });
 }
 template <class T>
-std::vector<T> all_gather(const T& value, Timeout timeout = {}, std::string_view name = {}) {
+std::vector<Taken<T> > all_gather(const T& value, Timeout timeout = {}, std::string_view name = {}) {
   const shmb_rank_info info = detail::info();
   detail::Exchange<T> exchange(info, timeout, name);
   const std::string mine = shmbroker::detail::pack_all(exchange.context(), value);
@@ -691,9 +696,10 @@ std::vector<T> all_gather(const T& value, Timeout timeout = {}, std::string_view
   const detail::Bytes owned{data};
   const detail::Bytes places{offsets};
   return exchange.take(true, [&] {
-    std::vector<T> all;
+    std::vector<Taken<T> > all;
     for (int i = 0; i < info.local_world_size; ++i)
-      all.push_back(detail::unpacked<T>(static_cast<const char*>(data) + offsets[i], offsets[i + 1] - offsets[i]));
+      all.push_back(
+          detail::unpacked<Taken<T> >(static_cast<const char*>(data) + offsets[i], offsets[i + 1] - offsets[i]));
     return all;
   });
 }

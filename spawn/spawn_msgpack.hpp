@@ -21,16 +21,99 @@
 
 namespace shmbroker::detail {
 
+// Where msgpack-cxx writes.
+struct Sink {
+  Packer& out;
+  void write(const char* data, std::size_t size) { out.raw(data, size); }
+};
+struct HasSink {
+  Sink sink;
+};
+// What MSGPACK_DEFINE packs with: members go the way of all values, so that the same is refused in them.
+class MemberPacker : private HasSink, public msgpack::packer<Sink> {
+ public:
+  explicit MemberPacker(Packer& out) : HasSink{{out}}, msgpack::packer<Sink>(sink) {}
+  template <class T>
+  MemberPacker& pack(const T& value) {
+    if constexpr (std::is_array_v<T> || std::is_pointer_v<T>) msgpack::packer<Sink>::pack(value);
+    else Element<T>::pack(sink.out, value, {});
+    return *this;
+  }
+};
+
+// It is never called. It makes the compiler look at the members of a class that is unpacked: one that refers to bytes
+// elsewhere would outlive them.
+template <class T>
+constexpr void check_taken();
+template <class T>
+constexpr void check_parts(const T*) {}
+template <template <class...> class C, class... A>
+constexpr void check_parts(const C<A...>*) {
+  (check_taken<A>(), ...);
+}
+template <class T, std::size_t n>
+constexpr void check_parts(const std::array<T, n>*) {
+  check_taken<T>();
+}
+class MemberCheck : public msgpack::packer<Sink> {
+ public:
+  template <class T>
+  MemberCheck& pack(const T&) {
+    check_taken<T>();
+    return *this;
+  }
+};
+template <class T>
+void check_members(const T& value, MemberCheck& check) {
+  value.msgpack_pack(check);
+}
+template <class T>
+constexpr void check_taken() {
+  static_assert(!is_named<T>("std::basic_string_view<") && !is_named<T>("std::span<") &&
+                    !std::is_same_v<T, msgpack::object> && !std::is_same_v<T, msgpack::type::raw_ref>,
+                "a view (std::string_view, std::span, msgpack::object, msgpack::type::raw_ref) refers to bytes that go "
+                "when they have been read: take a std::string or a std::vector");
+  if constexpr (MsgpackClass<T>) (void)&check_members<T>;
+  else check_parts(static_cast<const T*>(nullptr));
+}
+
+// True: an adaptor is there, and not only what stands in for one, which calls a member function.
+template <class T, class StandIn, class Found>
+inline constexpr bool has_adaptor =
+    !std::is_class_v<T> || !std::is_base_of_v<StandIn, Found> || std::is_same_v<StandIn, Found> ||
+    is_named<T>("std::") || is_named<T>("msgpack::") || is_named<T>("boost::");
+template <class T>
+concept Packable = MsgpackClass<T> || has_adaptor<T, msgpack::v1::adaptor::pack<T, void>, msgpack::adaptor::pack<T> >;
+template <class T>
+concept Takeable = requires(T& value, const msgpack::object& object) {
+  value.msgpack_unpack(object);
+} || has_adaptor<T, msgpack::v1::adaptor::convert<T, void>, msgpack::adaptor::convert<T> > || msgpack::has_as<T>::value;
+#define SHMBROKER_NO_ADAPTOR                                                                                         \
+  "a class that cannot travel: give it SHMBROKER_FIELDS or MSGPACK_DEFINE, also where it derives from a container, " \
+  "or an adaptor of msgpack-cxx; or say shmbroker::travels_as_container of a container that is no more than its "    \
+  "elements"
+
 template <class T>
 struct Foreign {
   static void pack(Packer& packer, const T& value) {
-    msgpack::sbuffer out;
-    msgpack::pack(out, value);
-    packer.packed({out.data(), out.size()});
+    static_assert(Packable<T>, SHMBROKER_NO_ADAPTOR);
+    if constexpr (MsgpackClass<T>) {
+      const Level level = packer.enter();
+      MemberPacker members(packer);
+      value.msgpack_pack(members);
+    } else {
+      msgpack::sbuffer out;
+      msgpack::pack(out, value);
+      packer.packed({out.data(), out.size()});
+    }
   }
   static T unpack(Reader& in) {
-    const std::string_view bytes = in.skip();
-    // Texts within refer to the bytes, which outlive the call that they are for.
+    static_assert(Takeable<T>, SHMBROKER_NO_ADAPTOR);
+    check_taken<T>();
+    // A copy, and checked as such: where a peer can change the bytes, a head may say more elements than were there, and
+    // msgpack-cxx makes room for as many as it says.
+    const std::string bytes(in.skip());
+    if (!Reader::is_value(bytes)) throw Malformed();
     const msgpack::object_handle whole = msgpack::unpack(
         bytes.data(), bytes.size(), [](msgpack::type::object_type, std::size_t, void*) { return true; });
     try {
@@ -40,6 +123,8 @@ struct Foreign {
     }
   }
 };
+
+#undef SHMBROKER_NO_ADAPTOR
 
 }  // namespace shmbroker::detail
 

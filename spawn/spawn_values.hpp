@@ -42,8 +42,16 @@ template <class... F>
 void unpack_fields(Reader& in, F&... fields);
 }  // namespace detail
 
+// For a container or a text that is none of std, and no more than its elements: made true, it travels as one of std
+// does. A class with other members, which would be lost so, takes SHMBROKER_FIELDS.
+template <class T>
+inline constexpr bool travels_as_container = false;
+template <>
+inline constexpr bool travels_as_container<Text> = true;
+
 // In a class: its values can be arguments and results. They travel as an array of these members. The class has a
-// default constructor. MSGPACK_DEFINE gives the same bytes, and needs spawn_msgpack.hpp.
+// default constructor. A class that derives from this one has its own SHMBROKER_FIELDS. MSGPACK_DEFINE gives the same
+// bytes, and needs spawn_msgpack.hpp.
 #define SHMBROKER_FIELDS(...)                                                      \
   void pack_value(::shmbroker::detail::Packer& shmbroker_packer) const {           \
     ::shmbroker::detail::pack_fields(shmbroker_packer __VA_OPT__(, ) __VA_ARGS__); \
@@ -266,19 +274,45 @@ concept QueueHandle = std::is_constructible_v<T, shmb_queue*> && requires(const 
   return queue;
 }
 
-// A class that says itself how it is packed: SHMBROKER_FIELDS.
+// The class in which a member function is declared.
+template <class C, class R>
+C* declared_in(R (C::*)(Packer&) const);
+// A class that says itself how it is packed: SHMBROKER_FIELDS. One that only inherits it would lose its own members.
 template <class T>
-concept OwnValue = requires(const T& given, T& taken, Packer& packer, Reader& in) {
+concept HasFields = requires(const T& given, T& taken, Packer& packer, Reader& in) {
   given.pack_value(packer);
   taken.unpack_value(in);
 };
 template <class T>
-concept TextLike =
-    std::is_convertible_v<const T&, std::string_view> && std::is_constructible_v<T, const char*, std::size_t>;
+concept OwnValue = HasFields<T> && std::is_same_v<decltype(declared_in(&T::pack_value)), T*>;
+// Likewise MSGPACK_DEFINE, which is known without msgpack-cxx.
 template <class T>
-concept RangeLike = requires(const T& range) {
+concept HasMsgpack = requires(const T& given, Packer& packer) { given.msgpack_pack(packer); };
+template <class T>
+concept InheritsMsgpack = HasMsgpack<T> && requires {
+  requires !std::is_same_v<decltype(declared_in(&T::template msgpack_pack<Packer>)), T*>;
+};
+template <class T>
+concept MsgpackClass = HasMsgpack<T> && !InheritsMsgpack<T>;
+
+// The name of the type begins so.
+template <class T>
+consteval bool is_named(std::string_view begin) {
+  const std::string_view all = __PRETTY_FUNCTION__;
+  return all.substr(all.find("T = ") + 4).starts_with(begin);
+}
+// What looks like a container, a text or a pointer is taken for one only where it is of std, or its author says so: a
+// class that derives from one may have members besides.
+template <class T>
+inline constexpr bool is_plain = is_named<std::remove_cv_t<T> >("std::") || travels_as_container<T>;
+template <class T>
+concept TextLike = is_plain<T> && std::is_convertible_v<const T&, std::string_view> &&
+                   std::is_constructible_v<T, const char*, std::size_t>;
+template <class T>
+concept RangeLike = is_plain<T> && requires(const T& range) {
   typename T::value_type;
   range.begin() != range.end();
+  requires std::is_convertible_v<decltype(*range.begin()), const typename T::value_type&>;
 };
 template <class T>
 concept BytesLike =
@@ -291,13 +325,25 @@ concept BytesLike =
      std::is_same_v<typename T::value_type, std::byte>);
 template <class T>
 concept MapLike = RangeLike<T> && requires { typename T::mapped_type; };
-// std::unique_ptr, std::shared_ptr
+// A view has none of these: what it refers to goes when it has been read.
 template <class T>
-concept PointerLike = requires(const T& pointer) {
-  typename T::element_type;
-  pointer.get() == nullptr;
-  requires std::is_constructible_v<T, typename T::element_type*>;
-};
+concept Fillable = requires(T& range, typename T::value_type&& one) { range.push_back(std::move(one)); } ||
+                   requires(T& range, typename T::value_type&& one) { range.insert(std::move(one)); } ||
+                   requires(T& range) { range.before_begin(); };
+template <class T>
+inline constexpr bool is_std_pointer =
+    is_named<std::remove_cv_t<T> >("std::unique_ptr<") || is_named<std::remove_cv_t<T> >("std::shared_ptr<");
+// One that is emptied by delete, as a new element is freed.
+template <class T>
+inline constexpr bool is_deleting = false;
+template <template <class...> class P, class T, class... D>
+inline constexpr bool is_deleting<P<T, D...> > =
+    is_std_pointer<P<T, D...> > && !std::is_array_v<T> && (is_named<D>("std::default_delete<") && ...);
+template <class T>
+concept PointerLike = is_deleting<std::remove_cv_t<T> >;
+// An enumeration whose values are all those of its underlying type.
+template <class T>
+concept FixedEnum = std::is_enum_v<T> && requires(std::underlying_type_t<T> value) { T{value}; };
 
 // It packs the types that msgpack-cxx alone knows. spawn_msgpack.hpp defines it.
 template <class T>
@@ -310,10 +356,15 @@ struct Codec;
 
 // A value in a container or in a class.
 template <class T>
-struct Element : Codec<T> {
+struct Element : Codec<std::remove_cv_t<T> > {
   static_assert(!std::is_base_of_v<RegionBase, T> && !PoolHandle<T> && !QueueHandle<T>,
                 "a region, a pool or a queue is an argument or a result by itself, and no part of one");
 };
+
+[[noreturn, gnu::cold]] inline void refuse_derived(const char* found, const char* pointed) {
+  throw std::invalid_argument(joined({"a pointer to ", demangled(pointed), " has an object of ", demangled(found),
+                                      ", whose own members would be lost: pass a pointer to that class"}));
+}
 
 // The way of a value. Regions go as tickets, each good for one attach by each rank: a ticket holds its region, so it
 // is there for a rank that comes after the parent has let go.
@@ -322,9 +373,20 @@ struct Codec {
   static_assert(!std::is_pointer_v<T>,
                 "a pointer means nothing in another process: pass a value, a std::string, a Region, a Pool or a Queue");
   static_assert(!std::is_integral_v<T> || sizeof(T) <= 8, "msgpack has no integers of more than 64 bits");
+  static_assert(!HasFields<T> || OwnValue<T> || MsgpackClass<T>,
+                "the class derives from one with SHMBROKER_FIELDS, and its own members would be lost: give it "
+                "SHMBROKER_FIELDS with all members");
+  static_assert(!InheritsMsgpack<T> || OwnValue<T>,
+                "the class derives from one with MSGPACK_DEFINE, and its own members would be lost: give it "
+                "MSGPACK_DEFINE with all members, MSGPACK_BASE(the other class) among them");
+  static_assert(!is_std_pointer<T> || PointerLike<T>,
+                "a pointer to an array, or one with a deleter of its own, would free what it did not make: pass a "
+                "value, a std::vector, or a pointer with std::default_delete");
   static void pack(Packer& packer, const T& value, const PackContext& context) {
     if constexpr (OwnValue<T>) {
       value.pack_value(packer);
+    } else if constexpr (MsgpackClass<T>) {
+      pack_foreign(packer, value);
     } else if constexpr (std::is_same_v<T, bool>) {
       packer.boolean(value);
     } else if constexpr (std::is_enum_v<T>) {
@@ -346,6 +408,7 @@ struct Codec {
     } else if constexpr (RangeLike<T>) {
       std::size_t count = 0;
       for (auto it = value.begin(); it != value.end(); ++it) ++count;
+      const Level level = packer.enter();
       if constexpr (MapLike<T>) packer.map(count);
       else packer.array(count);
       for (auto it = value.begin(); it != value.end(); ++it) {
@@ -358,13 +421,13 @@ struct Codec {
         }
       }
     } else if constexpr (PointerLike<T>) {
-      if (value.get() == nullptr) packer.nil();
-      else Element<std::remove_cv_t<typename T::element_type> >::pack(packer, *value, context);
+      using One = typename T::element_type;
+      if (value.get() == nullptr) return packer.nil();
+      if constexpr (std::is_polymorphic_v<One>)
+        if (const One& one = *value; typeid(one) != typeid(One)) refuse_derived(typeid(one).name(), typeid(One).name());
+      Element<One>::pack(packer, *value, context);
     } else {
-      static_assert(HasForeign<T>,
-                    "a type that cannot travel: give the class SHMBROKER_FIELDS, or include "
-                    "<shmbroker/spawn_msgpack.hpp> for MSGPACK_DEFINE and for all that msgpack-cxx packs");
-      if constexpr (HasForeign<T>) Foreign<T>::pack(packer, value);
+      pack_foreign(packer, value);
     }
   }
   static T unpack(Reader& in) {
@@ -372,9 +435,14 @@ struct Codec {
       T value{};
       value.unpack_value(in);
       return value;
+    } else if constexpr (MsgpackClass<T>) {
+      return unpack_foreign(in);
     } else if constexpr (std::is_same_v<T, bool>) {
       return in.take(Reader::Kind::boolean).number != 0;
     } else if constexpr (std::is_enum_v<T>) {
+      static_assert(FixedEnum<T>,
+                    "an enumeration without a type of its own cannot hold every number that may come: write "
+                    "`enum Name : int` or `enum class Name`, or pass a number");
       return static_cast<T>(Codec<std::underlying_type_t<T> >::unpack(in));
     } else if constexpr (std::is_integral_v<T>) {
       return integer(in.take());
@@ -390,6 +458,9 @@ struct Codec {
       at.unpack_value(in);
       return T(opposite_end(at));
     } else if constexpr (TextLike<T> || (BytesLike<T> && requires(T& range) { range.resize(1); })) {
+      static_assert(Fillable<T>,
+                    "a view (std::string_view, std::span) refers to bytes that go when they have been read: take a "
+                    "std::string or a std::vector");
       const std::string_view bytes = in.bytes();
       if constexpr (TextLike<T>) return T(bytes.data(), bytes.size());
       else {
@@ -400,6 +471,7 @@ struct Codec {
       }
     } else if constexpr (MapLike<T>) {
       T value;
+      const Level level = in.enter();
       for (auto left = in.take(Reader::Kind::map).number; left > 0; --left) {
         auto key = Element<typename T::key_type>::unpack(in);
         value.emplace(std::move(key), Element<typename T::mapped_type>::unpack(in));
@@ -409,16 +481,28 @@ struct Codec {
       return elements(in);
     } else if constexpr (PointerLike<T>) {
       if (in.peek().kind == Reader::Kind::nil) return (void)in.take(), T();
-      return T(new typename T::element_type(Element<std::remove_cv_t<typename T::element_type> >::unpack(in)));
+      return T(new typename T::element_type(Element<typename T::element_type>::unpack(in)));
     } else {
-      static_assert(HasForeign<T>,
-                    "a type that cannot travel: give the class SHMBROKER_FIELDS, or include "
-                    "<shmbroker/spawn_msgpack.hpp> for MSGPACK_DEFINE and for all that msgpack-cxx packs");
-      if constexpr (HasForeign<T>) return Foreign<T>::unpack(in);
+      return unpack_foreign(in);
     }
   }
 
  private:
+  static constexpr void check_foreign() {
+    static_assert(
+        HasForeign<T>,
+        "a type that cannot travel: give the class SHMBROKER_FIELDS; or include <shmbroker/spawn_msgpack.hpp> "
+        "for MSGPACK_DEFINE and for all that msgpack-cxx packs; or say shmbroker::travels_as_container of a "
+        "container that is no more than its elements");
+  }
+  static void pack_foreign(Packer& packer, const T& value) {
+    check_foreign();
+    if constexpr (HasForeign<T>) Foreign<T>::pack(packer, value);
+  }
+  static T unpack_foreign(Reader& in) {
+    check_foreign();
+    if constexpr (HasForeign<T>) return Foreign<T>::unpack(in);
+  }
   static T integer(const Reader::Item& item) {
     using Limits = std::numeric_limits<T>;
     if (item.kind == Reader::Kind::whole && item.number <= static_cast<std::uint64_t>(Limits::max()))
@@ -438,7 +522,12 @@ struct Codec {
   }
   static T elements(Reader& in) {
     using One = typename T::value_type;
+    static_assert(
+        Fillable<T>,
+        "a view (std::string_view, std::span) refers to bytes that go when they have been read, and a container "
+        "needs push_back or insert to be made anew: take a std::string or a std::vector");
     T value;
+    const Level level = in.enter();
     if constexpr (requires { value.before_begin(); }) {
       auto last = value.before_begin();
       for (std::size_t left = in.array(); left > 0; --left) last = value.insert_after(last, Element<One>::unpack(in));
@@ -454,7 +543,15 @@ struct Codec {
 template <>
 struct Codec<const char*> {
   static void pack(Packer& packer, const char* text, const PackContext&) { packer.text(text); }
+  template <class Lazy = void>
+  static const char* unpack(Reader&) {
+    static_assert(!std::is_void_v<Lazy>,
+                  "a pointer refers to bytes that go when they have been read: take a std::string");
+    return nullptr;
+  }
 };
+template <>
+struct Codec<char*> : Codec<const char*> {};
 template <class T>
 struct Codec<std::optional<T> > {
   static void pack(Packer& packer, const std::optional<T>& value, const PackContext& context) {
@@ -470,6 +567,7 @@ template <class T, std::size_t n>
 struct Codec<std::array<T, n> > {
   static void pack(Packer& packer, const std::array<T, n>& value, const PackContext& context) {
     if constexpr (BytesLike<std::array<T, n> >) return packer.binary(value.data(), n);
+    const Level level = packer.enter();
     packer.array(n);
     for (const T& one : value) Element<T>::pack(packer, one, context);
   }
@@ -477,12 +575,12 @@ struct Codec<std::array<T, n> > {
     std::array<T, n> value{};
     if constexpr (BytesLike<std::array<T, n> >) {
       const std::string_view bytes = in.bytes();
-      if (bytes.size() > n) throw TypeError();
+      if (bytes.size() != n) throw TypeError();
       if (!bytes.empty()) std::memcpy(value.data(), bytes.data(), bytes.size());
     } else {
-      const std::size_t count = in.array();
-      if (count > n) throw TypeError();
-      for (std::size_t i = 0; i < count; ++i) value[i] = Element<T>::unpack(in);
+      const Level level = in.enter();
+      if (in.array() != n) throw TypeError();
+      for (T& one : value) one = Element<T>::unpack(in);
     }
     return value;
   }
@@ -491,10 +589,12 @@ struct Codec<std::array<T, n> > {
 template <class Tuple, class... T>
 struct TupleCodec {
   static void pack(Packer& packer, const Tuple& value, const PackContext& context) {
+    const Level level = packer.enter();
     packer.array(sizeof...(T));
     std::apply([&](const auto&... one) { (Element<T>::pack(packer, one, context), ...); }, value);
   }
   static Tuple unpack(Reader& in) {
+    const Level level = in.enter();
     if (in.array() != sizeof...(T)) throw TypeError();
     return Tuple{Element<T>::unpack(in)...};
   }
@@ -506,12 +606,14 @@ struct Codec<std::tuple<T...> > : TupleCodec<std::tuple<T...>, T...> {};
 
 template <class... F>
 void pack_fields(Packer& packer, const F&... fields) {
+  const Level level = packer.enter();
   packer.array(sizeof...(F));
   (Element<F>::pack(packer, fields, {}), ...);
 }
 // Members that are not there keep what they have, as those of MSGPACK_DEFINE do.
 template <class... F>
 void unpack_fields(Reader& in, F&... fields) {
+  const Level level = in.enter();
   std::size_t left = in.array();
   [[maybe_unused]] const auto next = [&](auto& field) {
     if (left == 0) return;
@@ -562,9 +664,14 @@ struct Codec<Ticket> {
   static Ticket unpack(Reader& in) { return ticket_of(extension<16>(in, Extension::ticket)); }
 };
 
+// A text of any form is a std::string where it arrives.
 template <class T>
 struct AsValue {
   using type = std::decay_t<T>;
+};
+template <>
+struct AsValue<std::string_view> {
+  using type = std::string;
 };
 template <std::size_t n>
 struct AsValue<char[n]> {
@@ -580,11 +687,34 @@ struct AsValue<char*> {
 };
 
 template <class... A>
+void pack_arguments(Packer& packer, const PackContext& context, const A&... arguments) {
+  const Level level = packer.enter();
+  packer.array(sizeof...(A));
+  (Codec<std::decay_t<A> >::pack(packer, arguments, context), ...);
+}
+template <class... A>
 std::string pack_all(const PackContext& context, const A&... arguments) {
   Packer packer;
-  packer.array(sizeof...(A));
-  (Codec<typename AsValue<A>::type>::pack(packer, arguments, context), ...);
+  pack_arguments(packer, context, arguments...);
   return packer.take();
+}
+
+// What a parameter is unpacked into. A view has its text there, for as long as the call takes: the bytes themselves may
+// lie where their sender can change them.
+template <class P>
+struct KeptAs {
+  using type = P;
+};
+template <>
+struct KeptAs<std::string_view> {
+  using type = std::string;
+};
+template <class P>
+using Kept = typename KeptAs<std::decay_t<P> >::type;
+template <class P>
+decltype(auto) passed(Kept<P>& value) {
+  if constexpr (std::is_same_v<Kept<P>, std::decay_t<P> >) return std::forward<P>(value);
+  else return std::decay_t<P>(value);
 }
 
 [[noreturn, gnu::cold]] inline void refuse_argument(std::string_view function, std::size_t number, const char* type,

@@ -114,6 +114,10 @@ std::string name_parts(int rank, std::string_view text) {
   if (rank == 0) ranks::set(key, first);
   if (ranks::wait(key) != first) return "wait";
   ranks::barrier({}, key);
+  const auto views = ranks::all_gather(kAll.substr(rank == 0 ? 0 : 4, 3), {}, key);
+  if (ranks::broadcast(rank == 0 ? first : second, 0, {}, key) != first ||
+      views != std::vector<std::string>{"key", "oth"})
+    return "views";
   if (ranks::broadcast(rank, 0, {}, key) != 0 || ranks::all_gather(rank, {}, key) != std::vector{0, 1}) return "gather";
   if (rank == 0 && ranks::compare_exchange(key, first, second) != second) return "compare_exchange";
   ranks::barrier({}, key);

@@ -198,16 +198,18 @@ TEST_CASE("a value of another type, or one that does not fit, is refused") {
   CHECK(refused<shmbroker::Ticket>(5));
 }
 
-TEST_CASE("lengths that nothing follows and depths without end are refused without memory for them") {
+TEST_CASE("lengths that nothing follows and depths without end are refused, without memory for them") {
   for (const char* bytes : {"\xdd\xff\xff\xff\xff", "\xdf\xff\xff\xff\xff", "\xdb\xff\xff\xff\xff",
                             "\xc6\xff\xff\xff\xff", "\xc9\xff\xff\xff\xff", "\xc1"}) {
     CHECK_FALSE(Reader::is_value(bytes));
     Reader in(bytes);
     CHECK_THROWS_AS((void)Codec<std::vector<int>>::unpack(in), std::exception);
   }
-  const std::string deep(1'000'000, '\x91');
+  const std::string deep(shmbroker::detail::kDeepest, '\x91');
   CHECK_FALSE(Reader::is_value(deep));
   CHECK(Reader::is_value(deep + "\xc0"));
+  CHECK_THROWS_AS((void)Reader::is_value('\x91' + deep + "\xc0"), std::invalid_argument);
+  CHECK_THROWS_AS((void)Reader::is_value(std::string(1'000'000, '\x91')), std::invalid_argument);
   CHECK_FALSE(Reader::is_value(std::string_view()));
   CHECK_FALSE(Reader::is_value("\x01\x02"));
 }
