@@ -278,6 +278,30 @@ TEST_CASE("What a worker asked to be made is made although it dies before: other
   CHECK(statuses == std::vector<int>{0, 0, 128 + SIGKILL});
 }
 
+TEST_CASE("Who waits for room in the queue of a worker that dies is told so, long before the call's deadline") {
+  World world;
+  const auto statuses = world.run_bare(2, [](int rank) {
+    join(rank, 2);
+    if (rank == 1) {  // takes nothing, and dies when nothing more has been sent for a while
+      int seen = 0;
+      for (int still = 0; still < 30; pause_ms(10)) {
+        const int now = words().numbers[sent];
+        still = now != 0 && now == seen ? still + 1 : 0;
+        seen = now;
+      }
+      ::raise(SIGKILL);
+    }
+    Status status{};
+    for (int i = 1; i < 100'000 && status == Status{}; ++i) {
+      words().numbers[sent] = i;
+      (void)thrown([] { (void)remote::rpc_async<void>(remote::at("b").within(120.0), "nothing"); }, &status);
+    }
+    EXPECT(status == Status::worker_gone);
+    remote::shutdown();
+  });
+  CHECK(statuses == std::vector<int>{0, 128 + SIGKILL});
+}
+
 TEST_CASE("What a worker asked of a value that is not there yet is done although it dies before") {
   World world;
   const auto statuses = world.run_bare(3, [](int rank) {
