@@ -74,6 +74,7 @@ TEST_CASE("a pool, a queue and a message in C") {
   std::size_t sent = 7;
   CHECK(shmb_queue_send_many(queue, out, 2, SHMB_NO_WAIT, &sent, &error) == SHMB_OK);
   CHECK(sent == 2);
+  CHECK(shmb_queue_drain(queue, SHMB_NO_WAIT, &error) == SHMB_E_FULL);
   CHECK(shmb_slot_release(pool, &slot, &error) == SHMB_OK);
   CHECK(shmb_slot_release(pool, &slot, &error) == SHMB_E_STALE);
 
@@ -96,6 +97,7 @@ TEST_CASE("a pool, a queue and a message in C") {
   CHECK(shmb_message_take_slot(messages[1], 1, &taken, &error) == SHMB_OK);
   CHECK(shmb_slot_release(pool, &taken, &error) == SHMB_OK);
   for (auto& message : messages) shmb_message_free(message);
+  CHECK(shmb_queue_drain(queue, SHMB_NO_WAIT, &error) == SHMB_OK);
 
   shmb_queue_set* set = nullptr;
   REQUIRE(shmb_queue_set_new(&set, &error) == SHMB_OK);
@@ -112,6 +114,9 @@ TEST_CASE("a pool, a queue and a message in C") {
   shmb_queue_info facts{};
   facts.size = sizeof facts;
   CHECK(shmb_queue_get_info(queue, &facts, &error) == SHMB_OK);
+  CHECK(facts.kind == SHMB_QUEUE_CLAIM);
+  CHECK(facts.cells == 256);
+  CHECK(facts.inline_bytes == 56);
   CHECK(facts.sent == 5);
   CHECK(facts.received == 4);
   CHECK(std::string(facts.name) == "q");
@@ -333,6 +338,7 @@ TEST_CASE("a pool is opened as the options say, by its name and by its number") 
   for (const auto& opened : {shmbroker::Pool::open(by_name, name, {.read_only = true}),
                              shmbroker::Pool::open(by_number, made.info().id, {.read_only = true})}) {
     CHECK(opened.info().id == made.info().id);
+    CHECK(opened.info().participant != made.info().participant);
     CHECK(opened.try_acquire(100).error().status() == shmbroker::Status::denied);
   }
   const auto writer = session_at(broker);
