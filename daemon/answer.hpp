@@ -73,9 +73,6 @@ struct BatchUnderWay {
   std::vector<std::byte> written;
   std::vector<int> fds;
   std::vector<Fd> owned;
-
- private:
-  void count(int sign) const;
 };
 
 // Replies to a batch: each element has its own outcome, and its sentence while there is room for it. Elements are

@@ -64,6 +64,14 @@ class Broker final : public Books {
   bool close_elsewhere(std::uint32_t uid, std::vector<Fd> fds) override {
     return daemon::close_elsewhere(world_, uid, std::move(fds));
   }
+  bool keep_waiting(std::uint32_t uid, std::size_t descriptors) override {
+    if (world_.descriptor_shortage(uid, descriptors, false)) return false;
+    world_.count_waiting(uid, static_cast<std::int64_t>(descriptors));
+    return true;
+  }
+  void waited(std::uint32_t uid, std::size_t descriptors) override {
+    world_.count_waiting(uid, -static_cast<std::int64_t>(descriptors));
+  }
   bool closes_too_many(std::uint32_t uid) override { return world_.strangers.too_many(uid); }
   int wake_fd() const override { return world_.closer.wake_fd(); }
   void woken() override {

@@ -141,6 +141,7 @@ void Connection::on_arrival(Arrival& arrival) {
   if (arrival.truncated) return drop("a packet is longer than any message");
   if (arrival.brought_descriptors) return drop("sent descriptors that nobody asked for");
   if (!may_serve(arrival.bytes)) {
+    if (!keep_brought()) return drop("sent descriptors before it had read its last reply, and its user has too many");
     held_.assign(arrival.bytes.begin(), arrival.bytes.end());
     holding_ = true;
     return go_on();
@@ -148,7 +149,19 @@ void Connection::on_arrival(Arrival& arrival) {
   serve(arrival.bytes);
 }
 
+bool Connection::keep_brought() {
+  if (brought_.empty()) return true;
+  if (!transport_.books().keep_waiting(identity_.facts.uid, brought_.size())) return false;
+  brought_kept_ = brought_.size();
+  return true;
+}
+
+void Connection::count_brought_no_more() {
+  if (brought_kept_ != 0) transport_.books().waited(identity_.facts.uid, std::exchange(brought_kept_, 0));
+}
+
 void Connection::discard_brought() {
+  count_brought_no_more();
   std::vector<Fd> left = std::exchange(brought_, {});
   std::erase_if(left, [](const Fd& fd) { return !fd; });  // what the books have taken
   if (left.empty() || transport_.books().close_elsewhere(identity_.facts.uid, std::move(left))) return;
@@ -170,6 +183,7 @@ bool Connection::may_serve(wire::Bytes packet) {
 }
 
 void Connection::serve(wire::Bytes packet) {
+  count_brought_no_more();
   auto view = wire::open_packet(packet, brought_.size(), wire::Direction::request);
   if (!view) return drop(wire::malformed_text(view.error()));
   serving_ = true;

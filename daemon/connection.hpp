@@ -74,6 +74,8 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   bool may_serve(wire::Bytes packet);
   void serve(wire::Bytes packet);
   void discard_brought();
+  bool keep_brought();  // while its request waits; false: there is no room
+  void count_brought_no_more();
   void go_on();  // after anything was sent or served: what is waited for now
 
   struct Death final : Waiter {
@@ -103,8 +105,9 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   Identity identity_;
   Session* session_ = nullptr;
   std::unique_ptr<Outbox> outbox_;
-  std::vector<Fd> brought_;      // with the request in service or held
-  std::vector<std::byte> held_;  // a request that may not be served yet, or again (waiting_, yields_); one at most
+  std::vector<Fd> brought_;       // with the request in service or held
+  std::size_t brought_kept_ = 0;  // that the books count, because their request is held
+  std::vector<std::byte> held_;   // a request that may not be served yet, or again (waiting_, yields_); one at most
   bool holding_ = false, over_share_ = false, refused_ = false, waiting_ = false, yields_ = false, asked_ = false,
        serving_ = false, replied_ = false, edges_ = false;
   bool greeted_ = false, death_told_ = false, reset_ = false;

@@ -3,6 +3,7 @@
 // else that is wrong is an error reply and the session goes on.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "daemon/answer.hpp"
@@ -54,17 +55,10 @@ BatchUnderWay::BatchUnderWay(const Request& request, const wire::Writer& writer,
       written(world.reply_buffer.get(), world.reply_buffer.get() + (SHMBW_MAX_MESSAGE - out.room())),
       fds(std::exchange(world.reply_fds, {})),
       owned(std::exchange(world.reply_owned, {})) {
-  count(1);
+  world.count_waiting(uid, std::ssize(owned));
 }
 
-BatchUnderWay::~BatchUnderWay() { count(-1); }
-
-void BatchUnderWay::count(int sign) const {
-  if (owned.empty()) return;
-  const std::uint64_t change = static_cast<std::uint64_t>(sign) * owned.size();
-  world.open_descriptors += change;
-  if (auto at = world.uids.find(uid); at != world.uids.end()) at->second.lent += change;
-}
+BatchUnderWay::~BatchUnderWay() { world.count_waiting(uid, -std::ssize(owned)); }
 
 bool BatchUnderWay::belongs_to(const Request& request) const {
   if (op == request.packet.header.op && tag == request.packet.header.tag) return true;
@@ -73,7 +67,7 @@ bool BatchUnderWay::belongs_to(const Request& request) const {
 }
 
 void BatchUnderWay::resume() {
-  count(-1);
+  world.count_waiting(uid, -std::ssize(owned));
   std::ranges::copy(written, world.reply_buffer.get());
   world.reply_fds = std::exchange(fds, {});
   world.reply_owned = std::exchange(owned, {});

@@ -101,6 +101,10 @@ class Books {
   // read until they are fewer.
   virtual bool close_elsewhere(std::uint32_t, std::vector<Fd>) { return true; }
   virtual bool closes_too_many(std::uint32_t) { return false; }
+  // Descriptors that came with a request which waits count for their sender's user, until `waited` is told. False:
+  // there is no room for them in that user's share or in the table, and they are not counted.
+  virtual bool keep_waiting(std::uint32_t, std::size_t) { return true; }
+  virtual void waited(std::uint32_t, std::size_t) {}
   virtual int wake_fd() const = 0;  // readable when a helper thread has finished something
   virtual void woken() = 0;
   virtual bool idle() const = 0;  // no session and no kept region: a private broker may end

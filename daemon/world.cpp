@@ -101,10 +101,10 @@ std::uint64_t World::descriptors() const {
   return open_descriptors + transport;
 }
 
-// Regions, pools and timelines; sockets and pidfds; doorbells, what GPUs export, and what replies under way lend.
+// Regions, pools and timelines; sockets and pidfds; doorbells, what GPUs export, and what waits.
 static std::uint64_t descriptors_of(const Uid& uid) {
   return uid.account.used(Slot::regions) + 2 * uid.account.used(Slot::sessions) + uid.doorbells +
-         uid.account.used(Slot::gpu_descriptors) + uid.lent;
+         uid.account.used(Slot::gpu_descriptors) + uid.waiting;
 }
 
 // Of n users each may have 1/(n + 1) of what is left and what it has: half for the first, never all for anybody, and
@@ -141,6 +141,11 @@ std::optional<Shortage> World::share_shortage(std::uint32_t uid, std::uint64_t w
 
 bool World::may_wait(std::uint32_t uid, std::uint64_t lent) const {
   return descriptors_left(lent + SHMBW_MAX_BATCH, false) && !share_shortage(uid, lent);
+}
+
+void World::count_waiting(std::uint32_t uid, std::int64_t change) {
+  open_descriptors += static_cast<std::uint64_t>(change);
+  if (auto at = uids.find(uid); at != uids.end()) at->second.waiting += static_cast<std::uint64_t>(change);
 }
 
 bool World::descriptors_left(std::uint64_t wanted, bool admin) const {

@@ -37,7 +37,7 @@ struct Uid {
   std::uint32_t users = 0;    // sessions, groups and tickets that point here
   std::uint32_t refused = 0;  // sessions over the limit that wait to be told so
   std::uint32_t doorbells = 0;
-  std::uint64_t lent = 0;           // opened for replies that are not sent yet
+  std::uint64_t waiting = 0;  // descriptors opened for replies that are not sent yet, or come with requests that wait
   std::uint32_t tickets_left = 0;   // whose makers have ended, and that end with no session
   std::uint64_t bytes_freeing = 0;  // of regions whose close runs on the helper thread
   Watchers reclaims;
@@ -84,6 +84,8 @@ class World {
   // Descriptors that were opened for a user's reply and wait for its next turn count for that user. False: its share,
   // or the table, has no room for that many, and what a whole message carries. Then the reply does not wait.
   bool may_wait(std::uint32_t uid, std::uint64_t lent) const;
+  // So many more of this user's wait, or fewer.
+  void count_waiting(std::uint32_t uid, std::int64_t change);
   std::uint64_t descriptor_share(std::uint32_t uid) const;
 
   const Config config;

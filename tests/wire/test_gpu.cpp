@@ -3,7 +3,10 @@
 // come, and what the deaths of real processes do to regions.
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#include <algorithm>
 
 #include "base/sys_gpu.hpp"
 #include "base/sys_memory.hpp"
@@ -11,7 +14,9 @@
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
 #include "tests/harness/child.hpp"
+#include "tests/harness/skip.hpp"
 #include "tests/harness/temp_dir.hpp"
+#include "tests/wire/bystander.hpp"
 #include "tests/wire/engines.hpp"
 #include "tests/wire/stage.hpp"
 
@@ -89,6 +94,47 @@ bool comes_true(Done done) {
     ::usleep(500);
   }
   return false;
+}
+
+// Sessions that ask, do not read the answer, and send a request with as many descriptors as a message carries. When
+// `end` opens, they read. Ends with the number of those whose second request was answered.
+harness::Child sends_ahead(const BrokerFixture& broker, int sessions, const harness::Gate& sent,
+                           const harness::Gate& end) {
+  return harness::Child::run_as(60'001, 60'001, [&, sessions] {
+    constexpr std::uint32_t kChunks = 126;
+    const shmb::Fd file = std::move(shmb::sys::memfd_create("any", false).value());
+    const std::vector<int> fds(2 * kChunks, file.get());
+    shmbw_gpu_chunks wish{};
+    wish.count = kChunks;
+    std::vector<RawClient> clients;
+    for (int i = 0; i < sessions; ++i) {
+      RawClient& client = clients.emplace_back(RawClient::connect(broker.socket()));
+      shmbw_hello hello = RawClient::greeting();
+      hello.features = SHMBW_FEATURE_PASS_RIGHTS;
+      shmbw_gpu_device device{};
+      std::ranges::copy(kGpuUuid, device.uuid);
+      device.pci_len = sizeof kGpuPci - 1;
+      if (!client.call(SHMBW_OP_HELLO, hello).ok() || !client.call(SHMBW_OP_GPU_DEVICE, device, kGpuPci).ok())
+        return 101;
+    }
+    for (RawClient& client : clients) {
+      if (!client.send(plain(SHMBW_OP_STATUS, 1, shmbw_status{}))) return 102;
+      const Packet packet = stating(plain(SHMBW_OP_GPU_CHUNKS, 2, wish), fds.size());
+      for (;;) {  // as fast as the broker takes them: until then the kernel counts them as this user's
+        auto went = shmb::sys::send(client.fd(), packet, {}, fds, true);
+        if (went || went.error().value != ETOOMANYREFS) break;
+        ::usleep(1000);
+      }
+    }
+    sent.open();
+    if (!end.wait()) return 103;
+    int answered = 0;
+    for (RawClient& client : clients) {
+      if (!client.reply(1).ok()) continue;
+      answered += client.reply(2).kind == RawPacket::Kind::packet;
+    }
+    return answered;
+  });
 }
 
 }  // namespace
@@ -209,6 +255,43 @@ TEST_CASE("a process that closes its socket and lives on keeps what it may still
     child.kill();
     CHECK(comes_true([&] { return gpu_row(keeper).region.id == 0; }));
     CHECK(child.wait() == 128 + SIGKILL);
+  });
+}
+
+TEST_CASE("descriptors that wait with their requests count for their sender, and leave others theirs") {
+  if (!harness::can_change_uid()) SKIP_CASE("needs root");
+  harness::TempDir gpus;
+  make_gpu_files(gpus.path());
+  ::chmod(gpus.path().c_str(), 0755);
+  BrokerOptions options;
+  options.system = true;
+  options.seam = "gpu=" + gpus.path();
+  options.config = "descriptors = 1024\n";
+  on_each_engine(options, [](BrokerFixture& broker) {
+    Bystander bystander(broker.socket(), 60'002);
+    RawClient admin = greeted(broker.admin());
+    const auto descriptors = [&] { return admin.status().fixed<shmbw_status_reply>().descriptors; };
+    // One fits into the user's share. All together fit into the table, because those that are refused are closed later.
+    harness::Gate sent, end;
+    harness::Child ahead = sends_ahead(broker, 3, sent, end);
+    REQUIRE_MESSAGE(sent.wait(60'000), ahead.wait());
+    const auto refused = [&] {
+      int found = 0;
+      const std::string log = broker.log();
+      for (std::size_t at = log.find("before it had read"); at != log.npos; at = log.find("before it had read", at + 1))
+        ++found;
+      return found;
+    };
+    for (int waited = 0; waited < 3000 && refused() < 2; ++waited) ::usleep(10'000);
+    CHECK(refused() == 2);
+    CHECK(descriptors() >= 252);
+    for (int i = 0; i < 3 && bystander.goes_on(); ++i) continue;
+    CHECK(bystander.wrong() == "");
+    end.open();
+    CHECK(ahead.wait() == 1);
+    // What they sent counts no longer.
+    for (int waited = 0; waited < 3000 && descriptors() >= 252; ++waited) ::usleep(10'000);
+    CHECK(descriptors() < 252);
   });
 }
 
