@@ -2,6 +2,9 @@
 // The books behind the seam: hands what the transport tells to the nouns.
 #include "daemon/broker.hpp"
 
+#include <charconv>
+#include <string>
+
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "daemon/answer.hpp"
@@ -119,11 +122,21 @@ void Broker::forget(Session& session) {
   world_.sessions.erase(session.id);
 }
 
+// The last field of /proc/loadavg: threads have such numbers, too.
+std::uint32_t newest_pid() {
+  const std::string line = sys::read_file("/proc/loadavg", 256).value_or("");
+  std::uint32_t pid = 0;
+  const std::size_t at = line.rfind(' ') + 1;
+  (void)std::from_chars(line.data() + at, line.data() + line.size(), pid);
+  return pid;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Books>> make_broker(const Config& config, BrokerFacts facts) {
   if (!facts.log) facts.log = [](int, std::string_view) {};
   if (!facts.now) facts.now = sys::now_boottime;
+  if (!facts.last_pid) facts.last_pid = newest_pid;
   if (facts.descriptors_limit == 0) {
     auto limit = sys::descriptor_limit();
     if (!limit) return system_failure(limit.error(), "reading RLIMIT_NOFILE");

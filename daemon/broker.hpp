@@ -35,7 +35,8 @@ struct BrokerFacts {
   std::function<void(int priority, std::string_view)> log;  // syslog priorities; may be empty
   std::function<void()> descriptor_freed;                   // a paused listener may go on; may be empty
   std::function<std::int64_t()> now;                        // CLOCK_BOOTTIME ns; empty: the real clock
-  std::int64_t tick_at_most = INT64_MAX;  // ns of due timers in one tick; the others wait for the next
+  std::function<std::uint32_t()> last_pid;  // of the newest process, 0 unknown; empty: the kernel's word
+  std::int64_t tick_at_most = INT64_MAX;    // ns of due timers in one tick; the others wait for the next
 };
 
 // Config::descriptors_reserved and the limits come from `config`.

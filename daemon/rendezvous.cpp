@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Life of a world: made by the first worker -> complete with the last -> gone when all have left or died. While it is
-// complete and nobody has left in order, who has died may be replaced.
+// complete and nobody has left in order, who has died may be replaced. One that fails before it is complete is gone
+// then.
 #include "daemon/rendezvous.hpp"
 
 #include <algorithm>
@@ -16,6 +17,8 @@ namespace shmb::daemon {
 namespace {
 
 constexpr std::size_t kMaxWorkerName = 127, kMaxAddress = 255;
+// So long a worker that began after its world had failed waits for ranks that were told of that, and come again.
+constexpr std::int64_t kDoubt = 5'000'000'000;
 constexpr std::uint32_t kMaxWorkers = 64;  // one pool takes no more participants
 
 bool worker_name_letter(char c) {
@@ -68,13 +71,21 @@ bool still_in_pool(World& world, const Worker& worker) {
 
 std::string of_pid(const Worker& worker) { return worker_text(worker) + ", pid " + std::to_string(worker.pid); }
 
+// The kernel knows of its end, and the books hear of it in a moment.
+bool just_ending(const Worker& worker) {
+  return worker.session && worker.session->link && worker.session->link->process_over();
+}
+
+std::unexpected<Error> wait_for_end(const Rendezvous& there, const Worker& worker) {
+  return error(Status::not_ready,
+               of_pid(worker) + ", of the world at " + world_text(there) + " is just ending: join again in a moment");
+}
+
 // Whether the worker may replace the one before it in a complete world, which has died or is about to.
 Result<void> may_replace(World& world, const Rendezvous& there, const Worker& before) {
   const std::string where = "the world at " + world_text(there);
   if (before.present()) {
-    // Its end is known to the kernel, and to us in a moment.
-    if (before.session && before.session->link && before.session->link->process_over())
-      return error(Status::not_ready, of_pid(before) + ", of " + where + " is just ending: join again in a moment");
+    if (just_ending(before)) return wait_for_end(there, before);
     return taken(there);
   }
   if (there.ending)
@@ -94,15 +105,18 @@ Result<void> may_replace(World& world, const Rendezvous& there, const Worker& be
   return {};
 }
 
+const Worker* namesake(const Rendezvous& there, std::string_view name) {
+  const auto found =
+      std::ranges::find_if(there.workers, [&](const auto& one) { return one->present() && one->name == name; });
+  return found == there.workers.end() ? nullptr : found->get();
+}
+
+std::string rank_and_pid(std::uint32_t rank, std::uint32_t pid) {
+  return "rank " + std::to_string(rank) + (pid == 0 ? "" : " (pid " + std::to_string(pid) + ")");
+}
+
 // Whether the worker may enter the world that is there. False: that one is on its way out, a new one takes its port.
 Result<bool> may_enter(World& world, const Rendezvous& there, const shmbw_world_join& wish, std::string_view name) {
-  if (there.broken) {
-    const auto dead =
-        std::ranges::find(there.workers, SHMBW_WORKER_STATE_DIED, [](const auto& one) { return one->state; });
-    return error(Status::world_taken, "the world at " + world_text(there) + " is broken: " +
-                                          (dead == there.workers.end() ? "a worker" : worker_text(**dead)) +
-                                          " died before it was complete; it ends when its other workers have left");
-  }
   const bool same_size = wish.world_size == there.workers.size();
   if (there.complete) {
     const Worker& before = *there.workers[wish.rank];
@@ -116,15 +130,14 @@ Result<bool> may_enter(World& world, const Rendezvous& there, const shmbw_world_
     return error(Status::invalid, "the world at " + world_text(there) + " has " + std::to_string(there.workers.size()) +
                                       " workers by those who are there, " + std::to_string(wish.world_size) +
                                       " by this one: all must say the same world_size");
-  if (const Worker& other = *there.workers[wish.rank]; other.present())
+  if (const Worker& other = *there.workers[wish.rank]; other.present()) {
+    if (just_ending(other)) return wait_for_end(there, other);
     return error(Status::exists, "rank " + std::to_string(wish.rank) + " of the world at " + world_text(there) +
                                      " is " + worker_text(other) + " of pid " + std::to_string(other.pid) +
                                      " already: each worker has a rank of its own");
-  for (const auto& other : there.workers)
-    if (other->present() && other->name == name)
-      return error(Status::exists, "the name " + quoted(name) + " in the world at " + world_text(there) +
-                                       " is that of rank " + std::to_string(other->rank) +
-                                       " already: each worker has a name of its own");
+  }
+  const Worker* const other = namesake(there, name);
+  if (other && just_ending(*other)) return wait_for_end(there, *other);
   return true;
 }
 
@@ -180,6 +193,34 @@ void destroy_world(World& world, Rendezvous& rendezvous) {
   world.drop_uid(uid);
 }
 
+// It can never be complete. Its workers learn that from an event, and the cause from what they ask next, as an event
+// may be lost; the ranks that have not come learn it when they do. `told`: ranks, one bit each, that know it already.
+void fail_world(World& world, Rendezvous& there, const Error& why, std::uint64_t told) {
+  const auto cause = std::make_shared<const Error>(why);
+  world.log(6, cause->sentence);
+  for (const auto& worker : there.workers) {
+    if (!worker->session) continue;
+    told |= std::uint64_t{1} << worker->rank;
+    worker->session->failed_world = there.id;
+    worker->session->failure = cause;
+  }
+  world.failed_worlds.note({.uid = there.uid,
+                            .port = there.port,
+                            .world_size = static_cast<std::uint32_t>(there.workers.size()),
+                            .told = told,
+                            .at = world.now(),
+                            .last_pid = world.facts.last_pid(),
+                            .cause = cause});
+  end_world(world, there);
+}
+
+Error name_twice(const Rendezvous& there, const Worker& one, const Session& two, std::uint32_t rank) {
+  return {.status = Status::exists,
+          .sentence = "the name " + quoted(one.name) + " in the world at " + world_text(there) + " is that of " +
+                      rank_and_pid(one.rank, one.pid) + " and of " + rank_and_pid(rank, two.pid) +
+                      ": each worker has a name of its own, so this world has ended before it was complete"};
+}
+
 }  // namespace
 
 Rendezvous::Rendezvous(World& owner, std::uint64_t number, Group& of, std::uint32_t size)
@@ -192,7 +233,6 @@ Rendezvous::~Rendezvous() = default;
 std::uint32_t Rendezvous::flags() const {
   std::uint32_t flags = 0;
   if (complete) flags |= SHMBW_WORLD_STATE_COMPLETE;
-  if (broken) flags |= SHMBW_WORLD_STATE_BROKEN;
   if (ending) flags |= SHMBW_WORLD_STATE_ENDING;
   return flags;
 }
@@ -219,16 +259,32 @@ Result<Worker*> join_world(World& world, Session& session, const shmbw_world_joi
     return error(Status::busy, "this session is " + worker_text(*session.worker) + " of the world at " +
                                    world_text(*session.worker->home) + " already: leave that one first");
   if (auto checked = check_join(wish, address, name); !checked) return std::unexpected(checked.error());
+  const FailedWorlds::Late late = world.failed_worlds.tell(session, wish, world.now());
+  if (late.certain) return std::unexpected(*late.cause);
   Rendezvous* there = nullptr;
   if (auto at = world.world_ports.find({session.uid, wish.port}); at != world.world_ports.end()) {
     auto enters = may_enter(world, *at->second, wish, name);
     if (!enters) return std::unexpected(enters.error());
     if (*enters) there = at->second;
   }
+  if (const Worker* const other = there && !there->complete ? namesake(*there, name) : nullptr) {
+    const Error why = name_twice(*there, *other, session, wish.rank);
+    fail_world(world, *there, why, std::uint64_t{1} << wish.rank);
+    return std::unexpected(why);
+  }
   if (!there) {
     auto made = make_world(world, session, wish, address);
     if (!made) return std::unexpected(made.error());
     there = *made;
+    if (late.cause) {
+      there->doubt = late.cause;
+      there->in_the_know = late.told;
+      world.timers.set(*there, world.now() + kDoubt);
+    }
+  }
+  if (there->doubt && (there->in_the_know >> wish.rank & 1) != 0) {  // the job has been started again
+    there->doubt.reset();
+    there->cancel();
   }
   // Who has no group is of the world's from here on: what the workers share lives as long as one of them, not only as
   // long as the first, and is used again by all of them (the shelf).
@@ -243,6 +299,7 @@ Result<Worker*> join_world(World& world, Session& session, const shmbw_world_joi
   worker.life = ++there->last_life;
   worker.state = SHMBW_WORKER_STATE_PRESENT;
   session.worker = &worker;
+  session.failure.reset();
   ++there->present;
   tell_world(*there, SHMBW_WORLD_CHANGE_JOINED, worker.rank, &session);
   const bool last = !there->complete && there->present == there->workers.size();
@@ -266,14 +323,24 @@ void leave_world(World& world, Session& session, bool died) {
     world.log(6, worker_text(worker) + ", pid " + std::to_string(worker.pid) + ", of the world at " +
                      world_text(rendezvous) + " died: " + std::to_string(forks) + " holds on references dropped, " +
                      std::to_string(owned) + " of its own are lost to others");
-  if (!rendezvous.complete && died) rendezvous.broken = true;
   if (rendezvous.complete && !died) rendezvous.ending = true;
   tell_world(rendezvous, died ? SHMBW_WORLD_CHANGE_DIED : SHMBW_WORLD_CHANGE_LEFT, worker.rank);
-  if (!rendezvous.complete && !died) {  // as if it had never come: another may take the rank
+  if (!rendezvous.complete && died && rendezvous.present != 0) {
+    const Error why = {.status = Status::worker_gone,
+                       .sentence = of_pid(worker) + ", of the world at " + world_text(rendezvous) +
+                                   " died before that was complete, so it has ended"};
+    return fail_world(world, rendezvous, why, std::uint64_t{1} << worker.rank);
+  }
+  if (!rendezvous.complete) {  // as if it had never come: another may take the rank
     worker.name.clear();
     worker.state = SHMBW_WORKER_STATE_ABSENT;
   }
   if (rendezvous.present == 0) destroy_world(world, rendezvous);
+}
+
+void Rendezvous::on_timer(std::int64_t) {
+  const Error why = *doubt;
+  fail_world(world, *this, why, in_the_know);
 }
 
 void end_world(World& world, Rendezvous& rendezvous) {
@@ -284,6 +351,8 @@ void end_world(World& world, Rendezvous& rendezvous) {
 }
 
 void move_worker(Session& from, Session& to) {
+  to.failed_world = from.failed_world;
+  to.failure = from.failure;
   if (!from.worker || to.worker) return;
   to.worker = std::exchange(from.worker, nullptr);
   to.worker->session = &to;
@@ -302,6 +371,7 @@ void forget_past(Rendezvous& rendezvous, const Worker& worker) {
 }
 
 Result<Worker*> worker_in(const Session& session, std::uint64_t world) {
+  if (!session.worker && session.failure && world == session.failed_world) return std::unexpected(*session.failure);
   if (!session.worker || (world != 0 && session.worker->home->id != world))
     return error(Status::no_world, world == 0 ? "this session is in no world of workers"
                                               : "this session is no worker of world " + std::to_string(world) +

@@ -4,6 +4,8 @@
 // the group of the worker that made it, keeps that group up, and ends with its last worker or with the group. In a
 // complete world the place of a worker that has died may be taken by another process of its rank and name. That is a
 // new life with books of its own: what the dead one owned stays lost, and what it made is not the new one's to change.
+// A world that cannot be complete any more, because a worker died or two have one name, ends at once for all its
+// workers.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +18,7 @@
 #include "daemon/books.hpp"
 #include "daemon/list.hpp"
 #include "daemon/reference.hpp"
+#include "daemon/timers.hpp"
 
 namespace shmb::daemon {
 
@@ -46,13 +49,14 @@ struct Worker {
   bool made(const RefKey& key) const { return key.creator == rank && key.counter > first_counter; }
 };
 
-struct Rendezvous : Hook<Rendezvous, OfGroup> {
+struct Rendezvous final : Timer, Hook<Rendezvous, OfGroup> {  // the timer ends the doubt
   Rendezvous(World& world, std::uint64_t id, Group& group, std::uint32_t size);
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
   ~Rendezvous();
   std::uint32_t flags() const;
   std::uint32_t died() const;
+  void on_timer(std::int64_t now) override;
 
   World& world;
   std::uint64_t id;
@@ -63,9 +67,11 @@ struct Rendezvous : Hook<Rendezvous, OfGroup> {
   std::int64_t created = 0;
   Charge charge;
   bool complete = false;
-  bool broken = false;  // somebody died before it was complete
   bool ending = false;  // complete, and somebody has left in order
   std::uint32_t present = 0, replaced = 0, last_life = 0;
+  // Its first worker may be a late one of a world that failed: why, and the ranks that know. Null: it is not.
+  std::shared_ptr<const Error> doubt;
+  std::uint64_t in_the_know = 0;
   std::vector<std::unique_ptr<Worker>> workers;  // by rank: the life that has the place, or had it last
   std::vector<std::unique_ptr<Worker>> past;     // lives before those that references still name as their owners
   References references;
@@ -83,7 +89,8 @@ void note_participant(Session& session, const Pool& pool, std::uint32_t index);
 // A life before the present one that owns no reference any more is forgotten.
 void forget_past(Rendezvous& rendezvous, const Worker& worker);
 
-// The session's own worker in that world (0: whichever it is in); for whoever has none the world is not there.
+// The session's own worker in that world (0: whichever it is in); for whoever has none the world is not there. A worker
+// whose world ended before it was complete is told why.
 Result<Worker*> worker_in(const Session& session, std::uint64_t world);
 // And the world is complete: before that there are no references.
 Result<Worker*> working_in(const Session& session, std::uint64_t world);

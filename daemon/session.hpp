@@ -74,6 +74,8 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   List<Ticket, OfPayer> paid_tickets;                // that count for it: it made them
   std::pmr::map<std::uint64_t, std::uint8_t> pools;  // its index in each pool it has joined, by pool id
   Worker* worker = nullptr;                          // its role in a world, or none
+  std::uint64_t failed_world = 0;                    // its last world ended before it was complete...
+  std::shared_ptr<const Error> failure;              // ... and why
   std::vector<GpuDevice> gpu_devices;                // that it has named
   std::unique_ptr<BatchUnderWay> batch;              // the request in service, served in part
   std::unique_ptr<ListUnderWay> listing;             // whose last page is still to come
@@ -81,6 +83,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   bool held = false;                                 // that one has been held back
   std::uint64_t sequence = 0;                        // of the last event
   std::int64_t connected = 0;
+  std::uint64_t start_ticks = 0;  // when its process began, as HELLO says; 0 unknown
   std::string library;
 };
 

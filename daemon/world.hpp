@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "daemon/broker.hpp"
+#include "daemon/failed_worlds.hpp"
 #include "daemon/gpu_device.hpp"
 #include "daemon/group.hpp"
 #include "daemon/idle_holds.hpp"
@@ -107,6 +108,7 @@ class World {
   std::pmr::map<std::uint64_t, Pool> pools;
   std::pmr::map<std::uint64_t, Rendezvous> worlds;
   std::pmr::map<std::pair<std::uint32_t, std::uint32_t>, Rendezvous*> world_ports;  // by uid and port
+  FailedWorlds failed_worlds;
   Tickets tickets;
   TicketsInOrder tickets_in_order{&pool};
   List<Shelf, OfWorld> filled_shelves;  // a refusal looks through these, not through all groups

@@ -134,6 +134,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Result<void> await_event(Clock deadline);
   Result<void> await_peers(Clock deadline);
   Result<void> look_at_world(Clock deadline);
+  std::unexpected<Error> ended_under_us() const;
   Result<void> open_inbox(Clock deadline);
   Result<void> start_threads();
   void serve_as_thread(bool& ended);

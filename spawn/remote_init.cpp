@@ -195,7 +195,11 @@ Result<std::shared_ptr<Agent>> Agent::join(Wish wish) {
   agent->pool_told_ = place->pool;
   agent->complete_ = (place->flags & SHMBW_WORLD_STATE_COMPLETE) != 0;
   const auto give_up = [&](Error why) -> Result<std::shared_ptr<Agent>> {
-    (void)client::leave_world(*agent->session_, agent->world_, Deadline::after(0));
+    // A world that fails before it is complete ends under its workers. Whatever they found first, an event or a pool
+    // that is gone, the broker says the cause, and the same to all of them.
+    const auto left = client::leave_world(*agent->session_, agent->world_, Deadline::after(0));
+    if (!left && (left.error().status == Status::exists || left.error().status == Status::worker_gone))
+      why = left.error();
     agent->closed_ = true;
     return std::unexpected(std::move(why));
   };
@@ -215,10 +219,14 @@ Result<void> Agent::look_at_world(Deadline deadline) {
     if (row.record.world != world_) continue;
     pool_told_ = row.record.pool;
     complete_ = complete_ || (row.record.flags & SHMBW_WORLD_STATE_COMPLETE) != 0;
-    if ((row.record.flags & SHMBW_WORLD_STATE_BROKEN) != 0)
-      return error(Status::worker_gone, "a worker of the world at " + wish_.address + " died while it was waited for");
+    return {};
   }
-  return {};
+  return ended_under_us();
+}
+
+// Said where the broker does not say more, see join().
+std::unexpected<Error> Agent::ended_under_us() const {
+  return error(Status::group_ended, "the group of the world at " + wish_.address + " has ended, and the world with it");
 }
 
 // The next thing that happens in the world, while it comes together.
@@ -243,7 +251,7 @@ Result<void> Agent::await_event(Deadline deadline) {
       return error(Status::worker_gone, "worker " + std::to_string((*event)->rank) + " of the world at " +
                                             wish_.address + " died while it was waited for");
     case SHMBW_WORLD_CHANGE_ENDED:
-      return error(Status::group_ended, "the group of the world at " + wish_.address + " has ended");
+      return ended_under_us();
     default:
       return {};
   }

@@ -33,7 +33,7 @@ void Agent::take_event(const RemoteEvent& event) {
         case SHMBW_WORLD_CHANGE_JOINED:
           return worker_came(event.rank, event.life);
         case SHMBW_WORLD_CHANGE_ENDED:
-          return lose({Status::group_ended, 0, {}, "the group of this world has ended, and the world with it"});
+          return lose(ended_under_us().error());
         default:
           return;
       }
@@ -111,6 +111,7 @@ Result<void> Agent::read_workers() {
   if (!list) return std::unexpected(list.error());
   auto references = client::list_references(*session_, selection, Deadline::after(0));
   const std::lock_guard lock(mutex_);
+  if (list->rows.empty()) lose(ended_under_us().error());  // this worker itself would stand there
   for (const client::WorkerRow& row : list->rows) {
     if (row.record.rank >= size()) continue;
     const auto state = static_cast<shmbw_worker_state>(row.record.state);

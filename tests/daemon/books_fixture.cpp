@@ -63,6 +63,7 @@ World::World(Config config, BrokerFacts facts) {
   facts.epoch = 0xe10c;
   if (facts.descriptors_limit == 0) facts.descriptors_limit = 19'000;
   facts.now = [this] { return now; };
+  facts.last_pid = [this] { return next_pid - 1; };
   facts.log = [this](int, std::string_view line) { log.emplace_back(line); };
   auto made = make_broker(config, std::move(facts));
   REQUIRE(made);

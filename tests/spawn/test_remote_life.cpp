@@ -269,7 +269,7 @@ TEST_CASE("init refuses what cannot be, in words") {
   CHECK(statuses == std::vector<int>{0});
 }
 
-TEST_CASE("A rank, a name or a running world that is taken is refused, and the others are not disturbed") {
+TEST_CASE("A rank or a running world that is taken is refused, and the others are not disturbed") {
   World world;
   const auto statuses = world.run_bare(3, [](int rank) {
     if (rank < 2) {
@@ -288,12 +288,12 @@ TEST_CASE("A rank, a name or a running world that is taken is refused, and the o
     };
     EXPECT(wait_present(1));
     EXPECT(refusal("x", 0, 2) == Status::exists);
-    EXPECT(refusal("a", 1, 2) == Status::exists);
+    EXPECT(refusal("a", 0, 2) == Status::exists);
     EXPECT(refusal("x", 1, 3) == Status::invalid);
     words().numbers[1] = 1;
     Status status = Status::ok;
     for (int i = 0; i < 1000 && status != Status::world_taken; ++i) {
-      status = refusal("a", 1, 2);
+      status = refusal("a", 0, 2);
       pause_ms(10);
     }
     EXPECT(status == Status::world_taken);

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Worlds that ended before they were complete. Their workers are told at once. This remembers the cause for the ranks
+// that had not come: without it they would found a world of their own, and wait there for workers that have gone. Each
+// rank is told once. A process that began after the failure may be a slow one, or of another start of the job: then
+// ranks that were told come again.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+
+#include "base/result.hpp"
+#include "proto/shmb_wire.h"
+
+namespace shmb::daemon {
+
+class Session;
+
+class FailedWorlds {
+ public:
+  using Cause = std::shared_ptr<const Error>;
+  struct Note {
+    std::uint32_t uid, port, world_size;
+    std::uint64_t told;  // one bit for each rank
+    std::int64_t at;     // CLOCK_BOOTTIME nanoseconds
+    std::uint32_t last_pid;
+    Cause cause;
+  };
+  void note(Note note);
+  // Why the world of a worker that has not been told failed. Null: it did not.
+  struct Late {
+    Cause cause;
+    std::uint64_t told = 0;
+    bool certain = false;  // its process began before: it is told by this
+  };
+  Late tell(const Session& late, const shmbw_world_join& wish, std::int64_t now);
+
+ private:
+  std::deque<Note> notes_;  // in the order of their times
+};
+
+}  // namespace shmb::daemon
