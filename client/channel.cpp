@@ -16,6 +16,7 @@
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
+#include "client/packet_fields.hpp"
 #include "proto/refusal.hpp"
 
 namespace shmb::client {
@@ -30,59 +31,6 @@ constexpr std::size_t kMaxUnsent = 4096;
 // A full socket, or memory that the kernel could not give at that moment, or descriptors of other processes of this
 // user that lie unread in sockets: the packet goes later.
 bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOMEM || code == ETOOMANYREFS; }
-
-template <class T>
-T fixed_part(const wire::PacketView& view) {
-  T out{};  // lenient: a reply's unknown tail belongs to a newer broker that knows we do not read it
-  if (!view.fixed.empty()) std::memcpy(&out, view.fixed.data(), std::min(sizeof out, view.fixed.size()));
-  return out;
-}
-
-std::uint16_t op_of(std::span<const std::byte> packet) {
-  shmbw_header header;
-  std::memcpy(&header, packet.data(), sizeof header);
-  return header.op;
-}
-
-// Of the requests whose reply may have to be given back in different ways.
-std::uint32_t flags_of(std::span<const std::byte> packet) {
-  std::uint32_t flags = 0;
-  const std::uint16_t op = op_of(packet);
-  std::size_t at = sizeof(shmbw_header);
-  if (op == SHMBW_OP_GROUP_CREATE) at += offsetof(shmbw_group_create, flags);
-  else if (op == SHMBW_OP_QUEUE_OPEN) at += offsetof(shmbw_queue_open, flags);
-  else if (op == SHMBW_OP_GROUP_JOIN) at += offsetof(shmbw_group_join, flags);
-  else return 0;
-  if (at + sizeof flags <= packet.size()) std::memcpy(&flags, packet.data() + at, sizeof flags);
-  return flags;
-}
-
-// Requests that spend a handle: nobody can repeat them.
-bool is_last(std::span<const std::byte> packet) {
-  const std::uint16_t op = op_of(packet);
-  return op == SHMBW_OP_RELEASE || op == SHMBW_OP_QUEUE_CLOSE || op == SHMBW_OP_POOL_LEAVE;
-}
-
-// What giving a request back, or its being done, is about beside what the reply says.
-std::uint64_t subject_of(std::span<const std::byte> packet) {
-  const std::uint16_t op = op_of(packet);
-  std::size_t at = sizeof(shmbw_header);
-  if (op == SHMBW_OP_QUEUE_OPEN) at += offsetof(shmbw_queue_open, pool);
-  else if (op == SHMBW_OP_GROUP_LEAVE) at += offsetof(shmbw_group_leave, group);
-  else return 0;
-  std::uint64_t subject = 0;
-  if (at + sizeof subject <= packet.size()) std::memcpy(&subject, packet.data() + at, sizeof subject);
-  return subject;
-}
-
-void set_tag(std::span<std::byte> packet, std::uint64_t tag) {
-  std::memcpy(packet.data() + offsetof(shmbw_header, tag), &tag, sizeof tag);
-}
-
-std::string_view text_of(const wire::PacketView& view, std::size_t length) {
-  auto text = wire::TextReader(view.rest).take(length);
-  return text.value_or(std::string_view{});
-}
 
 }  // namespace
 
