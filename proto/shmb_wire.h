@@ -415,12 +415,6 @@ enum shmbw_ticket_create_flags {
   SHMBW_TICKET_CREATE_KNOWN = 1,
 };
 
-enum shmbw_tickets_release_flags {
-  SHMBW_TICKETS_RELEASE_OWNER_GIVEN = 1 << 0,
-  SHMBW_TICKETS_RELEASE_HELD = 1 << 1,
-  SHMBW_TICKETS_RELEASE_KNOWN = 3,
-};
-
 enum shmbw_queue_open_flags {
   SHMBW_QUEUE_OPEN_READER = 1 << 0,
   SHMBW_QUEUE_OPEN_WRITER = 1 << 1,
@@ -515,6 +509,12 @@ enum shmbw_ref_fork_flags {
   SHMBW_REF_FORK_IN_FLIGHT = 1 << 0,
   SHMBW_REF_FORK_TELL = 1 << 1,
   SHMBW_REF_FORK_KNOWN = 3,
+};
+
+enum shmbw_tickets_release_flags {
+  SHMBW_TICKETS_RELEASE_OWNER_GIVEN = 1 << 0,
+  SHMBW_TICKETS_RELEASE_HELD = 1 << 1,
+  SHMBW_TICKETS_RELEASE_KNOWN = 3,
 };
 
 struct shmbw_header {
