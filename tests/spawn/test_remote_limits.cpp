@@ -291,6 +291,7 @@ TEST_CASE("Behind a worker whose threads are busy 65,536 calls wait, and further
     for (int i = 0; i < kMostWaiting; ++i) calls[static_cast<std::size_t>(i)].wait();
     EXPECT(words().numbers[15] == kMostWaiting);
     words().numbers[3] = 1;
+    remote::rpc_sync<void>(patient, "nothing");  // or nothing would make "b" look at the word
     remote::shutdown();
   });
   CHECK(statuses == std::vector<int>{0, 0});

@@ -138,6 +138,7 @@ TEST_CASE("A worker that begins when the others have given up learns it soon") {
 TEST_CASE("With all workers of one name all learn it") {
   World world;
   const auto statuses = world.run_bare(6, [](int rank) {
+    await_all(6);
     const Heard heard = try_init("same", rank, 6);
     EXPECT(heard.status == Status::exists);
     note_told(rank, heard);
