@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the channel reads of packets on their way out, whose builders it does not know, and of replies and events, which
-// may be longer than this library knows or shorter.
+// The fields that the channel reads of packets which others have built: of requests on their way out, and of replies
+// and events. These may be longer or shorter than this library knows.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +47,7 @@ inline bool is_last(std::span<const std::byte> packet) {
   return op == SHMBW_OP_RELEASE || op == SHMBW_OP_QUEUE_CLOSE || op == SHMBW_OP_POOL_LEAVE;
 }
 
-// What giving a request back, or its being done, is about beside what the reply says.
+// The number that a request names and its reply does not: needed to give back what the reply grants.
 inline std::uint64_t subject_of(std::span<const std::byte> packet) {
   const std::uint16_t op = op_of(packet);
   std::size_t at = sizeof(shmbw_header);

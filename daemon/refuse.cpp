@@ -187,7 +187,7 @@ std::string find_holders(World& world, const Session& session, const Shortage& s
   return largest.text(shortage.used, [](const Group& group) { return "group " + group.text(); });
 }
 
-// What can be done about tickets without an administrator.
+// The remedy for a full table of tickets that needs no administrator.
 std::string ticket_remedy(const World& world, const Shortage& shortage) {
   if (shortage.scope == SHMBW_SCOPE_UID) {
     const auto at = world.uids.find(static_cast<std::uint32_t>(shortage.scope_id));

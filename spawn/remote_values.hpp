@@ -608,7 +608,7 @@ inline void refuse_constructor(shmb_request* request) noexcept {
   (void)shmb_request_fail(request, &failure, nullptr);
 }
 
-// What a function gives, by itself: its arguments have gone when it is packed, and a view or a reference may be to one.
+// A function's result as a value of its own. Its arguments have gone when it is packed, and a view may look into one.
 template <class R>
 using Given = typename inside::AsValue<std::decay_t<R> >::type;
 template <class R, class... P, class Call, std::size_t... n>

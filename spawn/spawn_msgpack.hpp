@@ -29,7 +29,7 @@ struct Sink {
 struct HasSink {
   Sink sink;
 };
-// What MSGPACK_DEFINE packs with: members go the way of all values, so that the same is refused in them.
+// The packer that MSGPACK_DEFINE gets. Members go the way of all values, so that the same is refused in them.
 class MemberPacker : private HasSink, public msgpack::packer<Sink> {
  public:
   explicit MemberPacker(Packer& out) : HasSink{{out}}, msgpack::packer<Sink>(sink) {}

@@ -301,8 +301,8 @@ consteval bool is_named(std::string_view begin) {
   const std::string_view all = __PRETTY_FUNCTION__;
   return all.substr(all.find("T = ") + 4).starts_with(begin);
 }
-// What looks like a container, a text or a pointer is taken for one only where it is of std, or its author says so: a
-// class that derives from one may have members besides.
+// A class is taken for a container, a text or a pointer only if it is of std, or its author says so. A class that
+// derives from one may have members of its own.
 template <class T>
 inline constexpr bool is_plain = is_named<std::remove_cv_t<T> >("std::") || travels_as_container<T>;
 template <class T>
@@ -699,8 +699,8 @@ std::string pack_all(const PackContext& context, const A&... arguments) {
   return packer.take();
 }
 
-// What a parameter is unpacked into. A view has its text there, for as long as the call takes: the bytes themselves may
-// lie where their sender can change them.
+// The type that a parameter is unpacked into. A view gets a private copy of its text for the time of the call, because
+// the bytes may lie where their sender can change them.
 template <class P>
 struct KeptAs {
   using type = P;

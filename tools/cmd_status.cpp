@@ -50,7 +50,7 @@ Result<Counts> count_pools(const Viewer& viewer) {
   return counts;
 }
 
-// What the caller has and may have of the one table whose rows outlive the sessions that made them.
+// Use and limit of the caller's tickets: the one table whose rows outlive the sessions that made them.
 Result<shmbw_uid_record> own_row(const Viewer& viewer) {
   Selection own;
   own.owner_uid = viewer.facts().uid;

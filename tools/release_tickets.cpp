@@ -31,7 +31,7 @@ Result<std::uint32_t> user_of(const std::string& text) {
   return error(Status::invalid, shmb::quoted(text) + " is no user of this host: give a name or a number");
 }
 
-// What the tickets are to, as far as the words alone tell.
+// The target of the tickets, as far as the words alone tell.
 struct Meant {
   std::optional<Target> region;
   std::optional<names::Address> group;

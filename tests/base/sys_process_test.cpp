@@ -130,7 +130,7 @@ TEST_CASE("how a process ended is told by /proc until it is reaped, and then no 
   (void)fine.wait();
 }
 
-// What /proc says of a number is another process' once the first has been reaped.
+// The kernel gives a pid to another process once the first has been reaped, and /proc then shows that one.
 TEST_CASE("the end that /proc tells is believed only if the process has still its number afterwards") {
   auto exits = Child::run([] { return 3; });
   REQUIRE(sys::poll_readable(exits.pidfd(), 20'000'000'000).value());

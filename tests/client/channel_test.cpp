@@ -668,7 +668,7 @@ TEST_CASE("an event loop beside a thread that waits already is quiet once the pa
   const int fd = must(peer.channel.event_descriptor());
   const int posted = fill(peer.channel);
   for (int i = 0; i < posted; ++i) {
-    // What the loop is woken for is done by its next call, whoever reads the socket.
+    // The next call does the work that woke the loop, also while another thread reads the socket.
     if (ready_now(fd)) CHECK(status_of(peer.channel.next_event(Deadline::now())) == Status::deadline);
     CHECK(peer.take().header.op == SHMBW_OP_STATUS);
   }

@@ -36,7 +36,7 @@ Client process(World& world, std::int64_t ticks = 0, std::uint32_t uid = 1000) {
 
 std::string good_name(std::uint32_t rank) { return std::string(1, static_cast<char>('a' + rank)); }
 
-// What a worker hears that asks why its world has ended.
+// The broker's answer to a worker that asks why its world has ended.
 Error cause_told(Client& client, std::uint64_t world) {
   Packet& reply = client.call(SHMBW_OP_WORLD_LEAVE, shmbw_world_leave{world});
   REQUIRE(reply.status() != Status::ok);

@@ -272,7 +272,7 @@ TEST_CASE("batches of readers that are under way leave other users the table") {
     CHECK(bystander.release(made.ref()).status == Status::ok);
   }
   CHECK(whole >= 30);
-  // What is left of them when their sessions end is given back.
+  // The end of their sessions gives back all that is left of them.
   greedy.clear();
   CHECK(world.status().descriptors <= 16);
 }

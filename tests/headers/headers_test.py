@@ -33,7 +33,7 @@ COMPILERS = [
 ]
 
 
-# What takes 30 ms and more by itself. bits/chrono.h is not among them.
+# Headers that take 30 ms and more by themselves. bits/chrono.h is not among them.
 HEAVY = {"algorithm", "any", "chrono", "format", "functional", "future", "iomanip", "iostream", "istream", "locale", "map",
          "memory", "memory_resource", "msgpack.hpp", "object.hpp", "ostream", "print", "random", "ranges", "regex", "set",
          "sstream", "thread", "unordered_map", "variant"}

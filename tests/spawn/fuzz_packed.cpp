@@ -4,7 +4,7 @@
 //   CXX=clang++-19 CC=clang-19 meson setup build-fuzz -Dfuzz=true && ninja -C build-fuzz tests/spawn/fuzz_packed
 //   build-fuzz/tests/spawn/fuzz_packed -max_total_time=120
 //
-// What is a value for the reader is one for msgpack-cxx, and what was unpacked comes back the same when it is packed.
+// Bytes that the reader takes for a value are one for msgpack-cxx. An unpacked value comes back the same when packed.
 #include <cstdio>
 #include <cstdlib>
 #include <forward_list>

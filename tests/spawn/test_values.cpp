@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What values lose, hold on to and may cost: classes that derive from containers, views, values deep in one another,
-// and bytes that no packer made.
+// Values lose no member, keep no view and cost no more than a bound: classes that derive from containers, views, values
+// deep in one another, and bytes that no packer made.
 #include <doctest/doctest.h>
 
 #include <array>

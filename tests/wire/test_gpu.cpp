@@ -289,7 +289,7 @@ TEST_CASE("descriptors that wait with their requests count for their sender, and
     CHECK(bystander.wrong() == "");
     end.open();
     CHECK(ahead.wait() == 1);
-    // What they sent counts no longer.
+    // Their descriptors count no longer.
     for (int waited = 0; waited < 3000 && descriptors() >= 252; ++waited) ::usleep(10'000);
     CHECK(descriptors() < 252);
   });

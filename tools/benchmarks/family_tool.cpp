@@ -87,7 +87,7 @@ void read_through(const std::string& path, std::vector<char>& room) {
   close(file);
 }
 
-// What a look at the host asks the kernel for at the least: of each process its start, its maps and its descriptors.
+// A look at the host asks the kernel at least for this: of each process its start, its maps and its descriptors.
 double floor_ms() {
   const double took = timed([] {
     std::vector<char> room(1 << 20);

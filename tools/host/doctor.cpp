@@ -404,7 +404,7 @@ Check check_sight(const Host& host, const Inventory& inventory, const Probes& pr
   if (inventory.saw_all()) return {"sight", Level::ok, "all processes of this host can be looked into", ""};
   std::string text;
   for (const std::string& sentence : inventory.blind) text += (text.empty() ? "" : "; ") + sentence;
-  // What this root lacks is CAP_SYS_PTRACE or another PID namespace, which only whoever started it can give.
+  // This root lacks CAP_SYS_PTRACE or another PID namespace. Only the one that started the container can give it.
   std::string advice = run_with(container_of(host, inventory), "--pid=host --cap-add SYS_PTRACE");
   if (advice.empty() && probes.uid != 0) advice = "sudo shmbroker doctor";
   if (advice.empty()) text += ". To see it, run this on the host itself as root, outside of namespaces";
