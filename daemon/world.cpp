@@ -140,7 +140,7 @@ std::optional<Shortage> World::share_shortage(std::uint32_t uid, std::uint64_t w
 }
 
 bool World::may_wait(std::uint32_t uid, std::uint64_t lent) const {
-  return descriptors_left(lent + SHMBW_MAX_BATCH, false) && !share_shortage(uid, lent);
+  return descriptors_left(lent + SHMBW_MAX_BATCH, false) && !share_shortage(uid, lent + SHMBW_MAX_BATCH);
 }
 
 void World::count_waiting(std::uint32_t uid, std::int64_t change) {

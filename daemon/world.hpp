@@ -83,7 +83,8 @@ class World {
   std::optional<Shortage> descriptor_shortage(std::uint32_t uid, std::uint64_t wanted, bool admin) const;
   std::optional<Shortage> share_shortage(std::uint32_t uid, std::uint64_t wanted) const;
   // Descriptors that were opened for a user's reply and wait for its next turn count for that user. False: its share,
-  // or the table, has no room for that many, and what a whole message carries. Then the reply does not wait.
+  // or the table, has no room for that many, and what a whole message carries. Then the reply does not wait. So what
+  // waits never refuses the user's next session.
   bool may_wait(std::uint32_t uid, std::uint64_t lent) const;
   // So many more of this user's wait, or fewer.
   void count_waiting(std::uint32_t uid, std::int64_t change);

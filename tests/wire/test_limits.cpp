@@ -283,6 +283,15 @@ harness::Child greedy_reader(const std::string& socket, const harness::Gate& end
   });
 }
 
+// Comes and goes. Ends with 0 if every session was greeted.
+harness::Child newcomer(const std::string& socket) {
+  return harness::Child::run_as(60'001, 60'001, [&] {
+    for (int i = 0; i < 200; ++i)
+      if (!RawClient::connect(socket).hello().ok()) return 1;
+    return 0;
+  });
+}
+
 TEST_CASE("readers who ask for as much as a message carries, again and again, leave others their descriptors") {
   if (!harness::can_change_uid()) SKIP_CASE("needs root");
   BrokerOptions options;
@@ -296,6 +305,7 @@ TEST_CASE("readers who ask for as much as a message carries, again and again, le
     for (int i = 0; i < 5; ++i) greedy.push_back(greedy_reader(broker.socket(), end));
     for (int i = 0; i < 40 && bystander.goes_on(); ++i) continue;
     CHECK(bystander.wrong() == "");
+    CHECK(newcomer(broker.socket()).wait() == 0);
     end.open();
     for (harness::Child& each : greedy) CHECK_MESSAGE(each.wait() == 0, broker.log());
     CHECK(broker.log().find("table is full") == std::string::npos);
