@@ -77,6 +77,7 @@ class Queue {
   bool at_least_once() const { return (flags_ & pool::kQueueAtLeastOnce) != 0; }
   bool reads() const { return spec_.reader; }
   std::atomic<std::uint64_t>& reader_mask() const { return pool_->view().queue_waiters(index_).readers.mask; }
+  std::atomic<std::uint64_t>& writer_mask() const { return pool_->view().queue_waiters(index_).writers.mask; }
   Result<void> enter() {
     if (auto entered = pool_->enter(); !entered) return entered;
     if (incarnation_ == pool_->incarnation()) [[likely]]
@@ -91,7 +92,8 @@ class Queue {
   // All below: the lock is held.
   // A receive would not wait. `taken`: this is one, and takes what was seen.
   bool something_there(bool taken);
-  void pass_on();  // claim: another consumer sleeps while there is a message that nobody has claimed: wakes it
+  bool room_there();  // A send would not wait: there is room, or it has something to tell.
+  void pass_on();     // claim: another consumer sleeps while there is a message that nobody has claimed: wakes it
   enum class Settle : std::uint8_t { done, give_back };
   void settle(Message& message, Settle how);
   std::uint32_t borrowed_container() const { return borrowed_container_; }

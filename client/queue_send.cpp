@@ -90,6 +90,11 @@ Result<bool> Queue::find_room(Claims& claims, const Ended& before) {
   }
 }
 
+bool Queue::room_there() {
+  if (seen_change_ != pool_->change()) look_around();
+  return closed_ || readers_gone_ || pool_->broken() || (out_.it && out_.it->room() != LaneSender::Room::full);
+}
+
 Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline,
                             std::span<Region* const> regions, Wait& wait, Pool::Lock& lock) {
   auto give_back = [&](Error failure) -> Result<void> {

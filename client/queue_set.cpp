@@ -65,14 +65,25 @@ void QueueSet::forget(const std::shared_ptr<Pool>& pool) {
   unwatch(pool->doorbell_descriptor());
 }
 
+void QueueSet::tell_of_room(std::vector<Queue*> queues) {
+  if (queues == for_room_) return;
+  disarm_all();
+  for_room_ = std::move(queues);
+}
+
 bool QueueSet::something_there(Pool& pool) {
-  return std::ranges::any_of(
-      entries_, [&](const Entry& entry) { return entry.pool.get() == &pool && entry.queue->something_there(false); });
+  const auto message_there = [&](const Entry& entry) {
+    return entry.pool.get() == &pool && entry.queue->something_there(false);
+  };
+  return std::ranges::any_of(entries_, message_there) ||
+         std::ranges::any_of(for_room_, [&](Queue* queue) { return &queue->pool() == &pool && queue->room_there(); });
 }
 
 void QueueSet::collect_masks(Pool& pool, std::vector<std::atomic<std::uint64_t>*>& masks) {
   for (const Entry& entry : entries_)
     if (entry.pool.get() == &pool) masks.push_back(&entry.queue->reader_mask());
+  for (Queue* queue : for_room_)
+    if (&queue->pool() == &pool) masks.push_back(&queue->writer_mask());
 }
 
 void QueueSet::pass_on(Pool& pool) {

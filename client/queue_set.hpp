@@ -31,6 +31,9 @@ class QueueSet {
   Result<void> remove(Queue& queue);
   Result<Entry> wait(std::int64_t wait);
   Result<int> descriptor();
+  // The descriptor also tells of room in these, until it is told of others. They are writers' handles in pools of the
+  // set. For descriptor() and rearm(): wait() is for messages.
+  void tell_of_room(std::vector<Queue*> queues);
   // After a look that found nothing. Several threads may come: who finds another one at it leaves it to that one.
   void rearm();
 
@@ -57,6 +60,7 @@ class QueueSet {
 
   // What threads of other sets see while this one is armed: it is disarmed before they change.
   std::vector<Entry> entries_;
+  std::vector<Queue*> for_room_;
   std::size_t next_ = 0;
   Fd epoll_, event_;
   std::atomic<bool> rearming_ = false;

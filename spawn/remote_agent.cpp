@@ -18,7 +18,7 @@ using client::RemoteEvent;
 // A look at the broker, which tells of the dead. No wait needs it: it is there for what nobody has thought of.
 constexpr std::int64_t kLook = 2'000'000'000;
 constexpr unsigned kMostNested = 200;          // calls that are run on one stack
-constexpr std::int64_t kTryAgain = 5'000'000;  // what had no room in a peer's queue
+constexpr std::int64_t kTryAgain = 5'000'000;  // what could not be sent for another reason than that there is no room
 constexpr unsigned kBusy = 64;
 
 thread_local unsigned nested = 0;
@@ -97,7 +97,8 @@ client::Deadline Agent::nearest(Deadline until) const {
 #ifdef SHMB_TEST_SEAM
   if (!held_back_.empty()) until = earlier(until, Deadline::after(1'000'000));
 #endif
-  if (!outbox_.empty() || !without_room_.empty()) until = earlier(until, Deadline::after(kTryAgain));
+  if (failed_ != 0)
+    until = earlier(until, Deadline::after(std::max<std::int64_t>(try_again_ - sys::now_monotonic(), 1)));
   if (deadlines_.empty()) return until;
   const std::int64_t left = deadlines_.begin()->first - sys::now_monotonic();
   return earlier(until, left <= 0 ? Deadline::now() : Deadline::after(left));
@@ -146,14 +147,15 @@ void Agent::run_after(Lock& lock) {
 }
 
 // Also what others add meanwhile: they leave it to the thread that is at it, and so does a shutdown, which waits for
-// the end of this. The thread that leads has not known what found no room, and looks again sooner. What found none is
-// tried again after a while only: threads that wake each other here would else try without end.
+// the end of this. What found no room is tried again when who leads has seen some, what failed otherwise after a while:
+// threads that wake each other here would else try without end.
 void Agent::flush(Lock& lock) {
   if (flushing_) return;
-  if (!without_room_.empty() && sys::now_monotonic() >= try_again_) {
+  if (failed_ != 0 && sys::now_monotonic() >= try_again_) failed_ = 0;
+  if (const std::uint64_t waits = full_ & (wanted_ | failed_); waits != full_) {
     outbox_.insert(outbox_.begin(), without_room_.begin(), without_room_.end());
     without_room_.clear();
-    full_ = 0;
+    full_ = waits;
   }
   if (outbox_.empty()) return;
   flushing_ = true;
@@ -169,17 +171,29 @@ void Agent::flush(Lock& lock) {
       out.head = one.head;
       out.head.to_life = one.life;
       std::string text;
-      auto sent = inbox->send(one.to, parts_of(out, text), 0);
+      auto sent = inbox->send(one.to, parts_of(out, text));
       lock.lock();
       if (sent && *sent) continue;
+      if (!workers_.there(one.to, one.life)) continue;
       // No room, or a trouble that may pass: it is tried again until the worker is gone.
-      if (full_ == 0) try_again_ = sys::now_monotonic() + kTryAgain;
+      if (sent) {
+        want_room(one.to);
+      } else {
+        if (failed_ == 0) try_again_ = sys::now_monotonic() + kTryAgain;
+        failed_ |= bit;
+      }
       full_ |= bit;
     }
     without_room_.push_back(one);
   }
   flushing_ = false;
   wake();
+}
+
+// Who leads may wait already, and not for that room.
+void Agent::want_room(std::uint32_t to) {
+  const std::uint64_t bit = std::uint64_t{1} << to;
+  if ((std::exchange(wanted_, wanted_ | bit) & bit) == 0 && taking_ && inbox_) inbox_->interrupt();
 }
 
 // One thing on the way to whatever is waited for: the caller looks again after it.
@@ -231,18 +245,21 @@ void Agent::lead(Lock& lock, Deadline until) {
   std::array<std::uint32_t, pool::kParticipants> known_lives{};
   for (std::uint32_t rank = 0; rank < size(); ++rank) known_lives[rank] = workers_[rank].life;
   taking_ = true;
+  const std::uint64_t wanted = wanted_;
+  std::uint64_t roomy = 0;
   lock.unlock();
   std::vector<Arrived> arrived;
   std::vector<RemoteEvent> events;
   std::optional<Error> lost;
   const auto receive = [&](Deadline deadline) {
-    auto taken = inbox->take(deadline);
+    auto taken = inbox->take(deadline, wanted);
     if (!taken) {
       lost = taken.error();
       return false;
     }
     for (Incoming& message : taken->messages) arrived.push_back({std::move(message), {}});
     if (taken->told) put_off_.push_back(*taken->told);
+    roomy |= taken->roomy;
     return taken->quiet;
   };
   // Where messages come without end, what the broker tells is looked at now and then.
@@ -294,6 +311,7 @@ void Agent::lead(Lock& lock, Deadline until) {
     if (!references && references.error().status == Status::deadline) silent = references.error();
   }
   lock.lock();
+  wanted_ &= ~roomy;
   for (std::size_t i = 0; i < known_ones; ++i) take_in(arrived[i]);
   for (const RemoteEvent& event : events) take_event(event);
   for (std::size_t i = known_ones; i < arrived.size(); ++i) {

@@ -146,6 +146,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   void run_after(Lock& lock);
   bool may_run_after() const;
   void flush(Lock& lock);
+  void want_room(std::uint32_t to);  // a send has just found none: `wanted_` says so until it is worth another try
   void wake();
   void bury(std::shared_ptr<void> remains) {
     after_.emplace_back([kept = std::move(remains)] {});
@@ -264,13 +265,16 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   unsigned callbacks_ = 0;  // of what was in there, under way
   struct InCallbacks;
   unsigned callbacks_here() const;  // of callbacks_, in this thread
+  std::uint64_t wanted_ = 0;        // a bit for each worker whose queue had no room, until who leads has seen some
   // Messages that nobody waits for. Whoever waits sends them where there is room, and waits for none.
   struct Small {
     std::uint32_t to = 0, life = 0;
     Head head;
   };
   std::deque<Small> outbox_, without_room_;
-  std::uint64_t full_ = 0;  // a bit for each worker that without_room_ has something for: its order is kept
+  // A bit for each worker that without_room_ has something for: its order is kept. Of some a send failed for another
+  // reason, of which nobody tells when it has passed: they are tried again at that time.
+  std::uint64_t full_ = 0, failed_ = 0;
   std::int64_t try_again_ = 0;
   bool flushing_ = false;
   struct Server {

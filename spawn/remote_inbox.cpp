@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 
 #include "base/sys_process.hpp"
@@ -62,7 +63,6 @@ Result<std::unique_ptr<Inbox>> Inbox::open(const std::shared_ptr<client::Session
   inbox->spec_.cells = cells_for(world_size);
   inbox->spec_.cell_size = 128;
   inbox->spec_.timeout = timeout;
-  inbox->peers_.resize(world_size);
   inbox->budget_ = std::make_shared<SlotBudget>(std::max(kMostHeld / world_size, kLeastHeld));
   inbox->spins_ = ::sysconf(_SC_NPROCESSORS_ONLN) > 1;
   auto event = sys::event_fd();
@@ -88,7 +88,8 @@ Result<std::unique_ptr<Inbox>> Inbox::open(const std::shared_ptr<client::Session
   if (!own) return std::unexpected(own.error());
   inbox->own_ = std::move(*own);
   inbox->be_patient(kPause);
-  auto descriptor = inbox->own_->descriptor();
+  if (auto added = inbox->set_.add(*inbox->own_, nullptr); !added) return std::unexpected(added.error());
+  auto descriptor = inbox->set_.descriptor();
   if (!descriptor) return std::unexpected(descriptor.error());
   auto wait = sys::epoll();
   if (!wait) return system_failure(wait.error(), "epoll for a worker");
@@ -99,26 +100,42 @@ Result<std::unique_ptr<Inbox>> Inbox::open(const std::shared_ptr<client::Session
   return inbox;
 }
 
-Result<bool> Inbox::send(std::uint32_t to, std::span<const OutPart> parts, std::int64_t patience) {
-  client::Queue* queue = nullptr;
-  {
+Result<bool> Inbox::send(std::uint32_t to, std::span<const OutPart> parts) {
+  Peer& peer = peers_[to];
+  if (!peer.opened.load(std::memory_order_acquire)) {
     const std::lock_guard lock(opening_);
-    if (!peers_[to]) {
+    if (!peer.queue) {
+      const std::uint32_t before = pool_->change();
       client::QueueSpec spec = spec_;
       spec.name = queue_name(to);
       spec.writer = true;
       auto opened = client::Queue::open(pool_, spec);
-      // Lanes of dead workers are given out again when everybody has read them.
-      if (!opened && opened.error().status == Status::limit) return false;
+      // Lanes of dead workers are given out again when everybody has read them. The directory tells of that.
+      if (!opened && opened.error().status == Status::limit) {
+        peer.had_no_lane_at.store(before);
+        return false;
+      }
       if (!opened) return std::unexpected(opened.error());
-      peers_[to] = std::move(*opened);
+      peer.queue = std::move(*opened);
+      peer.opened.store(peer.queue.get(), std::memory_order_release);
     }
-    queue = peers_[to].get();
   }
-  auto sent = queue->send(parts, 0, 0, patience == 0 ? client::kNoWait : patience);
+  auto sent = peer.queue->send(parts, 0, 0, client::kNoWait);
   if (sent) return true;
-  if (sent.error().status == Status::deadline || sent.error().status == Status::full) return false;
+  if (sent.error().status == Status::full || sent.error().status == Status::peer_gone) return false;
   return std::unexpected(sent.error());
+}
+
+std::uint64_t Inbox::room_there(std::uint64_t wanted) {
+  if (wanted == 0) return 0;
+  std::uint64_t roomy = 0;
+  Pool::Lock lock(pool_->me().lock());
+  for (std::uint64_t rest = wanted; rest != 0; rest &= rest - 1) {
+    Peer& peer = peers_[static_cast<std::size_t>(std::countr_zero(rest))];
+    client::Queue* const queue = peer.opened.load(std::memory_order_acquire);
+    if (queue != nullptr ? queue->room_there() : peer.had_no_lane_at.load() != pool_->change()) roomy |= rest & -rest;
+  }
+  return roomy;
 }
 
 Result<std::uint32_t> Inbox::participants() {
@@ -148,15 +165,18 @@ bool Inbox::something_there() {
   return own_->something_there(false);
 }
 
-Result<Inbox::Taken> Inbox::take(Deadline deadline) {
+Result<Inbox::Taken> Inbox::take(Deadline deadline, std::uint64_t wanted) {
   Taken out;
+  out.roomy = room_there(wanted);
+  if (out.roomy != 0) deadline = Deadline::now();
   if (auto entered = own_->enter(); !entered) return std::unexpected(entered.error());
   const std::int64_t spin_until = spins_ && !deadline.passed() ? sys::now_monotonic() + kSpin : 0;
   for (;;) {
     bool there = something_there();
     while (!there && out.messages.empty() && !interrupted_.load(std::memory_order_relaxed) &&
-           sys::now_monotonic() < spin_until)
+           sys::now_monotonic() < spin_until && (out.roomy = room_there(wanted)) == 0)
       there = something_there();
+    if (out.roomy != 0) deadline = Deadline::now();
     if (!there && !out.messages.empty()) return out;
     auto received = own_->receive(message_, false, client::kNoWait);
     if (received) {
@@ -186,6 +206,13 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline) {
     }
     if (!out.messages.empty()) return out;
     out.quiet = true;
+    if (out.roomy != 0) return out;
+    std::vector<client::Queue*> for_room;
+    for (std::uint64_t rest = wanted; rest != 0; rest &= rest - 1)
+      if (client::Queue* queue = peers_[static_cast<std::size_t>(std::countr_zero(rest))].opened.load())
+        for_room.push_back(queue);
+    set_.tell_of_room(std::move(for_room));
+    set_.rearm();
     // The look that found the queue empty took in what the broker had sent, too: nothing rings for that again.
     auto told = pool_->session()->next_remote_event(Deadline::now());
     if (!told) return std::unexpected(told.error());
@@ -201,7 +228,8 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline) {
     if (stays) sys::event_drain(interrupt_.get());
     // Whoever interrupted is heard, also if the look below finds a message that cannot be received.
     if (interrupted_.exchange(false)) deadline = Deadline::now();
-    if (!something_there()) return out;  // the deadline, an interruption, or an event
+    if (out.roomy == 0) out.roomy = room_there(wanted);
+    if (!something_there()) return out;  // the deadline, an interruption, room, or an event
   }
 }
 

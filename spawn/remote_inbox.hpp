@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The queues of a world: each worker reads one, and writes to those of the others. Order holds between two workers
-// only. Waiting ends with a message, with an event of the broker, or when somebody of this process asks for it.
+// only. Waiting ends with a message, with room in a queue that had none, with an event of the broker, or when somebody
+// of this process asks for it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -10,7 +12,7 @@
 #include <vector>
 
 #include "base/fd.hpp"
-#include "client/queue.hpp"
+#include "client/queue_set.hpp"
 #include "spawn/remote_message.hpp"
 
 namespace shmb::remote {
@@ -28,17 +30,18 @@ class Inbox {
   // `timeout` is the broker's, where the pool has to grow for it.
   SlotBytes room_for(std::uint64_t bytes, std::int64_t timeout);
 
-  // Waits at most `patience` nanoseconds for room. False: there is none yet. PEER_GONE: the reader there has gone; the
-  // next call waits for the one that comes in its place.
-  Result<bool> send(std::uint32_t to, std::span<const client::OutPart> parts, std::int64_t patience);
-  // Takes what is there, waiting for the first until the deadline. `quiet`: nothing was there when it had to wait, so
-  // that it is time to look at the broker's events. One thread at a time.
+  // Never waits for room. False: there is none, or the reader there has gone: take() tells when to try again.
+  Result<bool> send(std::uint32_t to, std::span<const client::OutPart> parts);
+  // Takes what is there, waiting for the first until the deadline. `wanted`: workers, one bit each, to whom a send
+  // found no room: that there is some now ends the wait, too. `quiet`: nothing was there when it had to wait, so that
+  // it is time to look at the broker's events. One thread at a time.
   struct Taken {
     std::vector<Incoming> messages;
     bool quiet = false;
+    std::uint64_t roomy = 0;                  // of those wanted: a send is worth a try
     std::optional<client::RemoteEvent> told;  // by the broker, before whatever its session says next
   };
-  Result<Taken> take(client::Deadline deadline);
+  Result<Taken> take(client::Deadline deadline, std::uint64_t wanted);
   bool something_there();  // From any thread: whether a take would have a message.
   // From any thread: the take that runs, or the next one, does not wait. It costs a system call only if the take
   // sleeps.
@@ -47,15 +50,22 @@ class Inbox {
  private:
   Inbox() = default;
   void be_patient(std::int64_t timeout);
+  std::uint64_t room_there(std::uint64_t wanted);
 
   std::shared_ptr<client::Pool> pool_;
   std::uint32_t rank_ = 0;
   client::QueueSpec spec_;
   std::unique_ptr<client::Queue> own_;
+  struct Peer {
+    std::unique_ptr<client::Queue> queue;           // opened with the first message
+    std::atomic<client::Queue*> opened = nullptr;   // the same
+    std::atomic<std::uint32_t> had_no_lane_at = 0;  // the pool's change word when the queue could not be opened
+  };
   std::mutex opening_;
-  std::vector<std::unique_ptr<client::Queue>> peers_;  // opened with the first message
+  std::array<Peer, pool::kParticipants> peers_;
   client::Message message_;
   std::shared_ptr<SlotBudget> budget_;
+  client::QueueSet set_;  // what a take sleeps on: the own queue, and those of others that are to have room
   Fd interrupt_, wait_;
   // A take sets the second before it looks at the first, and interrupt() does the reverse: one of them sees the other.
   std::atomic<bool> interrupted_ = false, asleep_ = false;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/rescue.hpp"
 #include "base/sys_process.hpp"
 #include "spawn/remote_agent.hpp"
 
@@ -17,10 +16,6 @@ constexpr std::size_t kMostFunction = 4096;
 constexpr std::int64_t kTicketLife = 10'000'000'000;
 // For a slot, before a region is made for the bytes: that takes as long as many messages.
 constexpr std::int64_t kWaitForSlot = 20'000'000, kTrySlotAgain = 500'000;
-// For room in a peer's queue. The peer may itself wait for room in this worker's queue. A worker therefore waits long
-// only while nothing has come here: of workers that fill each other's queues one has always something to take in.
-constexpr std::int64_t kWaitForRoom = 2'000'000, kWaitBesides = 50'000;
-constexpr std::int64_t kWaitForMessages = 1'000'000;
 
 // How long the broker is waited for on behalf of a call: not beyond its deadline. 0 and less: that has passed.
 std::int64_t patience(std::int64_t deadline) {
@@ -126,8 +121,8 @@ Result<Content> Agent::keep(const Payload& payload, bool stays, std::int64_t dea
   return content;
 }
 
-// Until it is in the queue of the other one. Meanwhile what comes here is taken in: two workers that fill each other's
-// queues both go on.
+// Until it is in the queue of the other one. Who waits for room takes in what comes here, and hears what the broker
+// tells: two workers that fill each other's queues both go on, and a worker's end ends the wait.
 Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload) {
   if (payload.regions.size() > kMostBeside || payload.references.size() > kMostBeside)
     return error(Status::invalid, "a call has at most " + std::to_string(kMostBeside) +
@@ -164,7 +159,11 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
   Lock lock(mutex_);
   Result<void> outcome;
   const std::shared_ptr<Inbox> inbox = inbox_;
-  for (std::int64_t wait = 0;;) {
+  const auto deadline = [&] {
+    const std::int64_t left = head.deadline - sys::now_monotonic();
+    return head.deadline == 0 ? Deadline::after(client::kForever) : left <= 0 ? Deadline::now() : Deadline::after(left);
+  };
+  for (;;) {
     if (auto is_open = open_locked(); !is_open || !inbox) {
       outcome = is_open;
       if (is_open) outcome = error(Status::closed, "this worker has been shut down");
@@ -175,10 +174,10 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
       break;
     }
     lock.unlock();
-    auto sent = inbox->send(to, parts, wait);
+    auto sent = inbox->send(to, parts);
     lock.lock();
     if (sent && *sent) return {};
-    if (!sent && sent.error().status != Status::peer_gone) {
+    if (!sent) {
       outcome = std::unexpected(sent.error());
       break;
     }
@@ -187,14 +186,9 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
                       "nothing was sent to " + workers_.where(to) + ": its queue had no room until the deadline");
       break;
     }
-    if (!leading_ && inbox->something_there()) {
-      step(lock, Deadline::now(), false);
-      wait = kWaitBesides;
-    } else {
-      if (wait != 0) step(lock, Deadline::after(kWaitForMessages), false);
-      wait = rescue_interval(kWaitForRoom);
-      if (head.deadline != 0) wait = std::clamp(head.deadline - sys::now_monotonic(), std::int64_t{1}, wait);
-    }
+    want_room(to);
+    while ((wanted_ >> to & 1) != 0 && workers_.there(to, head.to_life) && open_locked() && !deadline().passed())
+      step(lock, deadline(), false);
   }
   lock.unlock();
   std::vector<RefId> forks;

@@ -69,6 +69,7 @@ void Agent::worker_came(std::uint32_t rank, std::uint32_t life) {
 void Agent::worker_gone(std::uint32_t rank, std::uint32_t life, bool died) {
   if (rank == rank_ || !workers_.went(rank, life, died)) return;
   some_gone_ = true;
+  wanted_ &= ~(std::uint64_t{1} << rank);
   for (const auto& [id, weak] : known_)
     if (auto it = weak.lock(); it && it->owner == rank && it->owner_life <= life && !it->failure) {
       it->state = Known::State::failed;
