@@ -452,7 +452,7 @@ typedef struct shmb_group {
 
 enum shmb_group_flag {
   SHMB_GROUP_SUPERVISED = 1 << 0, /* ends only when a supervisor has reported the process tree gone, or all are lost */
-  SHMB_GROUP_ADOPT_EXISTING = 1 << 1 /* a live group of that name and uid is taken instead of refused */
+  SHMB_GROUP_ADOPT_EXISTING = 1 << 1 /* a group of that name that is there, or keeps something, is taken as it is */
 };
 typedef struct shmb_group_options {
   size_t size;

@@ -451,7 +451,7 @@ struct GroupOptions {
   std::uint32_t limit_regions = 0;
   Keep keep = Keep::none();
   bool supervised = false;
-  bool adopt_existing = false;
+  bool adopt_existing = false;  // a group of that name, also an ended one that keeps something, is taken as it is
   Timeout timeout{};
 };
 

@@ -272,7 +272,7 @@ SHMB_API int shmb_queue_send_many(shmb_queue* queue, const shmb_outgoing* messag
                                   size_t* sent, shmb_error* error) SHMB_NOEXCEPT;
 
 SHMB_API int shmb_message_new(shmb_message** message, shmb_error* error) SHMB_NOEXCEPT;
-/* What it still holds is given back, as by shmb_message_done. NULL is allowed. */
+/* It is done with first, as by shmb_message_done, also one of an AT_LEAST_ONCE queue. NULL is allowed. */
 SHMB_API void shmb_message_free(shmb_message* message) SHMB_NOEXCEPT;
 
 enum shmb_receive_flag {
