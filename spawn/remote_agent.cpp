@@ -239,6 +239,7 @@ struct Agent::Leading {
 
 void Agent::lead(Lock& lock, Deadline until) {
   leading_ = true;
+  sent_since_look_ = 0;
   const Leading ends(*this, lock);
   const Deadline when = earlier(nearest(until), Deadline::after(rescue_interval(kLook)));
   const std::shared_ptr<Inbox> inbox = inbox_;

@@ -204,6 +204,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   // `life` 0: whoever has the place.
   Result<std::shared_ptr<Future>> begin(Kind kind, std::uint32_t to, std::uint32_t life, std::string_view function,
                                         std::int64_t timeout, RefId reference);
+  void look_while_sending(Lock& lock, Inbox& inbox);  // with the lock
   Result<void> send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload);
   Result<void> send_request(const std::shared_ptr<Future>& future, std::uint8_t flags, const Payload& payload);
   void give_up(const std::shared_ptr<Future>& future);
@@ -255,7 +256,8 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   std::set<RefId> forks_;  // held here
   std::mutex booking_;     // of own values, taken before the other one
   std::uint64_t notices_ = 0;
-  unsigned busy_ = 0;  // of who leads
+  unsigned busy_ = 0;                  // of who leads
+  std::uint32_t sent_since_look_ = 0;  // messages, since this worker last took any in
   struct Writer {
     std::uint32_t participant_life = 0, rank = 0, life = 0;  // life 0: no worker
   };

@@ -24,7 +24,8 @@ class Inbox {
                                              std::uint64_t pool, std::uint32_t rank, std::uint32_t world_size,
                                              std::int64_t timeout);
   std::uint64_t pool_id() const { return pool_->id(); }
-  Result<std::uint32_t> participants();  // workers that are in the pool
+  std::uint32_t cells() const { return spec_.cells; }  // of the queue from one worker to another
+  Result<std::uint32_t> participants();                // workers that are in the pool
 
   // Room in the pool for so many bytes, to be sent. Nothing: there is none for so many, or none at the moment.
   // `timeout` is the broker's, where the pool has to grow for it.

@@ -121,6 +121,16 @@ Result<Content> Agent::keep(const Payload& payload, bool stays, std::int64_t dea
   return content;
 }
 
+// A worker that sends many calls before it waits takes their answers in meanwhile. Else they fill its queue, and
+// whoever answers sleeps. Requests stay in the queue while enough of them wait here: a full queue holds their callers
+// back. Callbacks wait until this thread waits: the caller of a send may hold locks of its own.
+void Agent::look_while_sending(Lock& lock, Inbox& inbox) {
+  const std::uint32_t part = inbox.cells() / 4;
+  if (++sent_since_look_ < part || leading_ || lost_ || closed_ || work_.size() >= part) return;
+  sent_since_look_ = 0;
+  if (inbox.something_there()) lead(lock, Deadline::now());
+}
+
 // Until it is in the queue of the other one. Who waits for room takes in what comes here, and hears what the broker
 // tells: two workers that fill each other's queues both go on, and a worker's end ends the wait.
 Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view function, const Payload& payload) {
@@ -163,6 +173,7 @@ Result<void> Agent::send(std::uint32_t to, const Head& head, std::string_view fu
     const std::int64_t left = head.deadline - sys::now_monotonic();
     return head.deadline == 0 ? Deadline::after(client::kForever) : left <= 0 ? Deadline::now() : Deadline::after(left);
   };
+  if (inbox && open_locked()) look_while_sending(lock, *inbox);
   for (;;) {
     if (auto is_open = open_locked(); !is_open || !inbox) {
       outcome = is_open;

@@ -9,6 +9,7 @@ namespace remote_test {
 namespace {
 
 std::atomic<int> dropped = 0;
+constexpr int echoed = 0;  // a word: so many requests were answered
 
 // "echo" gives back what came, "object" makes one, "late" is answered by another thread, "pass" gives its references
 // on.
@@ -57,6 +58,7 @@ void answer_in_c(void*, shmb_request* request) {
     (void)shmb_request_answer(request, &payload, nullptr);
   } else if (function == "echo") {
     (void)shmb_request_answer(request, &payload, nullptr);
+    ++words().numbers[echoed];
   } else if (function == "nowhere") {
     shmb_remote_failure failure{};
     failure.size = sizeof failure;
@@ -286,6 +288,42 @@ TEST_CASE("More than 1 KiB are read where they lie, with as many calls outstandi
       shmb_future* const future = call(60'000, 'z');
       EXPECT(shmb_content_mapped(answer(future)) == 1);
       shmb_future_free(future);
+    }
+    shmb_error error{};
+    if (shmb_remote_shutdown(worker, nullptr, nullptr, &error) != SHMB_OK) throw std::runtime_error(error.sentence);
+    shmb_remote_free(worker);
+  });
+  CHECK(statuses == std::vector<int>{0, 0});
+}
+
+TEST_CASE("Who calls again and again without waiting takes answers in, and calls nobody back meanwhile") {
+  World world;
+  const auto statuses = world.run_bare(2, [](int rank) {
+    shmb_remote* const worker = join_in_c(rank);
+    if (rank == 0) {
+      std::vector<shmb_future*> all;
+      const auto call = [&] {
+        shmb_payload payload{};
+        payload.data = "x", payload.length = 1;
+        all.push_back(nullptr);
+        EXPECT(shmb_remote_call(worker, 1, "echo", &payload, 0, SHMB_FOREVER, &all.back(), nullptr) == SHMB_OK);
+      };
+      int called_back = 0;
+      call();
+      EXPECT(shmb_future_then(
+                 all[0], [](void* context, shmb_future*) { ++*static_cast<int*>(context); }, &called_back, nullptr) ==
+             SHMB_OK);
+      for (int i = 0; i < 6000 && words().numbers[echoed] == 0; ++i) pause_ms(10);
+      EXPECT(words().numbers[echoed] > 0);
+      // Fewer than the other one's queue holds, so none of these waits for room.
+      while (all.size() < 200) call();
+      EXPECT(shmb_future_get_state(all[0]) == SHMB_FUTURE_DONE);
+      EXPECT(called_back == 0);
+      for (shmb_future* one : all) {
+        EXPECT(shmb_future_wait(one, SHMB_FOREVER, nullptr, nullptr) == SHMB_OK);
+        shmb_future_free(one);
+      }
+      EXPECT(called_back == 1);
     }
     shmb_error error{};
     if (shmb_remote_shutdown(worker, nullptr, nullptr, &error) != SHMB_OK) throw std::runtime_error(error.sentence);

@@ -303,19 +303,23 @@ TEST_CASE("A result for which its caller has no room holds its worker no longer 
     World world;
     const auto statuses = world.run_bare(2, [dies](int rank) {
       join(rank, 2);
+      std::vector<Future<void>> calls;
       if (rank == 1) {
+        // So its answers soon find the queue of the other worker full, which reads nothing meanwhile.
+        constexpr int kNearlyFull = 250;
+        const auto patient = remote::at("a").within(60.0);
+        for (int i = 0; i < kNearlyFull; ++i) calls.push_back(remote::rpc_async<void>(patient, "nothing"));
+        words().numbers[4] = 1;
         EXPECT(serve_until([] { return words().numbers[1] == 1; }));
         EXPECT(serve_until([] { return remote::counters().waiting == 0; }));
         words().numbers[2] = 1;
         return (void)remote::shutdown();
       }
-      // More answers than its queue takes, and this worker reads none of them.
-      std::vector<Future<void>> calls;
+      EXPECT(word_is(4, 1));
+      constexpr int kFewerThanUntilItReads = 50, kMoreThanFit = 7;
       const auto to = remote::at("b").within(dies ? 0.0 : 1.0);
-      for (const int so_many : {200, 257}) {  // never as many that it waits, and reads
-        for (int i = 0; i < 200; ++i) calls.push_back(remote::rpc_async<void>(to, "nothing"));
-        EXPECT(word_reaches(15, so_many));
-      }
+      for (int i = 0; i < kFewerThanUntilItReads; ++i) calls.push_back(remote::rpc_async<void>(to, "nothing"));
+      EXPECT(word_reaches(15, kMoreThanFit));
       words().numbers[1] = 1;
       if (dies) ::raise(SIGKILL);
       EXPECT(word_is(2, 1));
