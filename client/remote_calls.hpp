@@ -20,7 +20,7 @@ struct WorldWish {
   std::string address, name;  // as the user wrote it; the worker's
 };
 struct WorldPlace {
-  std::uint64_t world = 0, group = 0, pool = 0;  // pool 0: nobody has told it yet
+  std::uint64_t world = 0, group = 0, pool = 0;  // pool 0: the world has none yet
   std::uint32_t present = 0, flags = 0;          // shmbw_world_state_flags
   std::uint32_t life = 0;                        // of the caller: no two that ever joined this world have the same
 };

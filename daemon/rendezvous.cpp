@@ -95,9 +95,9 @@ Result<void> may_replace(World& world, const Rendezvous& there, const Worker& be
                                           worker_text(before) +
                                           ", which died; a new world begins there when the others have left, or "
                                           "with the first of them that joins again");
-  if (there.pool == 0)
-    return error(Status::world_taken, where + " has no pool yet, because " + worker_text(before) +
-                                          " died too early: it ends when its other workers have left");
+  if (pool_of(world, there) == 0)
+    return error(Status::world_taken, where + " has no pool, because " + worker_text(before) +
+                                          " died before others came to it: it ends when its other workers have left");
   if (still_in_pool(world, before))
     return error(Status::not_ready, of_pid(before) + ", of " + where +
                                         " has closed its connection, but its process has not ended: its place is "
@@ -240,6 +240,10 @@ std::uint32_t Rendezvous::flags() const {
 std::uint32_t Rendezvous::died() const {
   return static_cast<std::uint32_t>(
       std::ranges::count(workers, SHMBW_WORKER_STATE_DIED, [](const auto& one) { return one->state; }));
+}
+
+std::uint64_t pool_of(World& world, const Rendezvous& rendezvous) {
+  return find_pool(world, rendezvous.pool) ? rendezvous.pool : 0;
 }
 
 std::string worker_text(const Worker& worker) {

@@ -62,8 +62,8 @@ struct Rendezvous final : Timer, Hook<Rendezvous, OfGroup> {  // the timer ends 
   std::uint64_t id;
   Group* group;
   std::uint32_t uid = 0, port = 0;
-  std::string address;  // as the first worker was told it
-  std::uint64_t pool = 0;
+  std::string address;     // as the first worker was told it
+  std::uint64_t pool = 0;  // as it was told: see pool_of()
   std::int64_t created = 0;
   Charge charge;
   bool complete = false;
@@ -95,6 +95,8 @@ Result<Worker*> worker_in(const Session& session, std::uint64_t world);
 // And the world is complete: before that there are no references.
 Result<Worker*> working_in(const Session& session, std::uint64_t world);
 void tell_world(Rendezvous& rendezvous, shmbw_world_change change, std::uint32_t rank, const Session* except = nullptr);
+// Where its workers meet. 0: nobody has told it yet, or it has gone with the last of those who were in it.
+std::uint64_t pool_of(World& world, const Rendezvous& rendezvous);
 std::string worker_text(const Worker& worker);  // "worker 1 ('trainer')"
 
 }  // namespace shmb::daemon

@@ -22,7 +22,7 @@ void serve_world_join(const Request& request) {
   shmbw_world_join_reply reply{};
   reply.world = home.id;
   reply.group = home.group->id;
-  reply.pool = home.pool;
+  reply.pool = pool_of(request.world, home);
   reply.present = home.present;
   reply.flags = home.flags();
   reply.life = (*joined)->life;
@@ -47,7 +47,7 @@ void serve_world_pool(const Request& request) {
   auto worker = worker_in(request.session, wish->world);
   if (!worker) return request.fail(worker.error());
   Rendezvous& home = *(*worker)->home;
-  if (home.pool == 0) {
+  if (pool_of(request.world, home) == 0) {
     auto place = place_in(request.world, request.session, wish->pool);
     if (!place) return request.fail(place.error());
     home.pool = wish->pool;
@@ -194,7 +194,7 @@ void list_worlds(const Request& request, const Filter& filter) {
     shmbw_world_record record{};
     record.world = id;
     record.group = home.group->id;
-    record.pool = home.pool;
+    record.pool = pool_of(request.world, home);
     record.owner_uid = home.uid;
     record.port = home.port;
     record.world_size = static_cast<std::uint32_t>(home.workers.size());

@@ -136,6 +136,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   Result<void> look_at_world(Clock deadline);
   std::unexpected<Error> ended_under_us() const;
   Result<void> open_inbox(Clock deadline);
+  Result<void> open_inbox_in(std::uint64_t pool, Clock deadline);
   Result<void> start_threads();
   void serve_as_thread(bool& ended);
 

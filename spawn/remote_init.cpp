@@ -250,6 +250,10 @@ Result<void> Agent::await_event(Deadline deadline) {
       (void)read_workers();
       return error(Status::worker_gone, "worker " + std::to_string((*event)->rank) + " of the world at " +
                                             wish_.address + " died while it was waited for");
+    case SHMBW_WORLD_CHANGE_LEFT:
+      if (!complete_ || (*event)->rank != 0) return {};  // else nobody comes in its place, and the pool is its to make
+      return error(Status::worker_gone, "worker 0 of the world at " + wish_.address +
+                                            " left when that was complete, before this worker was in its pool");
     case SHMBW_WORLD_CHANGE_ENDED:
       return ended_under_us();
     default:
@@ -258,14 +262,26 @@ Result<void> Agent::await_event(Deadline deadline) {
 }
 
 Result<void> Agent::open_inbox(Deadline deadline) {
-  if (rank_ != 0)
-    while (pool_told_ == 0)
-      if (auto next = await_event(deadline); !next) return next;
-  const bool makes_pool = pool_told_ == 0;
-  auto inbox = Inbox::open(session_, group_, pool_told_, rank_, size(), 0);
+  for (;;) {
+    if (rank_ != 0)
+      while (pool_told_ == 0)
+        if (auto next = await_event(deadline); !next) return next;
+    const std::uint64_t pool = pool_told_;
+    auto opened = open_inbox_in(pool, deadline);
+    if (opened || pool == 0 || opened.error().status != Status::not_found) return opened;
+    // It has gone with the worker that made it and gave up, before another one came to it.
+    if (auto looked = look_at_world(deadline); !looked) return looked;
+    if (pool_told_ == pool) return opened;
+  }
+}
+
+// `pool` 0: this worker makes it.
+Result<void> Agent::open_inbox_in(std::uint64_t pool, Deadline deadline) {
+  const bool makes_pool = pool == 0;
+  auto inbox = Inbox::open(session_, group_, pool, rank_, size(), 0);
   // A dead one's place in the pool is free when what it wrote has been read.
   for (; !inbox && life_ > size() && !makes_pool && inbox.error().status == Status::limit && !deadline.passed();
-       inbox = Inbox::open(session_, group_, pool_told_, rank_, size(), 0))
+       inbox = Inbox::open(session_, group_, pool, rank_, size(), 0))
     if (auto event = session_->next_remote_event(earlier(deadline, Deadline::after(kLookAtPlace))); event && *event)
       put_off_.push_back(**event);
   if (!inbox) return std::unexpected(inbox.error());

@@ -214,6 +214,43 @@ TEST_CASE("a worker whose process has ended is no second one of its rank or name
   CHECK(come(other, {1, 2, "b"}).status() == Status::ok);
 }
 
+TEST_CASE("a world whose pool has gone with who gave up has none, until another worker tells of a new one") {
+  World world;
+  std::vector<Client> clients;
+  for (int i = 0; i < 4; ++i) clients.push_back(world.client());
+  const auto first = come(clients[0], {0, 3, "a"}).fixed<shmbw_world_join_reply>();
+  const auto make_pool = [](Client& client) {
+    shmbw_pool_create wish{};
+    wish.lane_bytes = 65536;
+    Packet& made = client.call(SHMBW_OP_POOL_CREATE, wish);
+    REQUIRE(made.status() == Status::ok);
+    return made.fixed<shmbw_pool_create_reply>().pool;
+  };
+  const auto tell = [&](Client& client, std::uint64_t pool) {
+    return client.call(SHMBW_OP_WORLD_POOL, shmbw_world_pool{first.world, pool}).fixed<shmbw_world_pool_reply>().pool;
+  };
+  const auto listed = [](Client& client) { return client.rows<shmbw_world_record>(SHMBW_TABLE_WORLDS).at(0).pool; };
+  const std::uint64_t gone = make_pool(clients[0]);
+  CHECK(tell(clients[0], gone) == gone);
+  CHECK(come(clients[1], {1, 3, "b"}).fixed<shmbw_world_join_reply>().pool == gone);  // and is slow to open it
+  REQUIRE(clients[0].call(SHMBW_OP_WORLD_LEAVE, shmbw_world_leave{first.world}).status() == Status::ok);
+  CHECK(listed(clients[1]) == gone);
+  REQUIRE(clients[0].call(SHMBW_OP_POOL_LEAVE, shmbw_pool_leave{gone, 0, 0}).status() == Status::ok);
+  CHECK(listed(clients[1]) == 0);
+  const auto again = come(clients[2], {0, 3, "a"}).fixed<shmbw_world_join_reply>();
+  CHECK(again.world == first.world);
+  CHECK(again.pool == 0);
+  clients[1].link().events.clear();
+  const std::uint64_t next = make_pool(clients[2]);
+  CHECK(tell(clients[2], next) == next);
+  CHECK(std::ranges::any_of(clients[1].link().events, [](const Packet& event) {
+    return event.op() == (SHMBW_EVENT_WORLD_CHANGED | SHMBW_EVENT) &&
+           event.fixed<shmbw_world_changed_event>().change == SHMBW_WORLD_CHANGE_POOL;
+  }));
+  CHECK(come(clients[3], {2, 3, "c"}).fixed<shmbw_world_join_reply>().pool == next);
+  CHECK(tell(clients[3], gone) == next);
+}
+
 TEST_CASE("before a world is complete a worker's death ends it: all who live hear why, also who comes later") {
   World world;
   Client a = process(world, -1), b = process(world, -1), c = process(world, -1), next = process(world, +1);

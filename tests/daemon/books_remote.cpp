@@ -623,7 +623,7 @@ TEST_CASE("a worker that died before the world had its pool is not replaced") {
   Client next = world.client();
   Packet& refused = join_world(next, 0, 2, "w0");
   CHECK(refused.status() == Status::world_taken);
-  CHECK(says(refused.error().sentence, "has no pool yet"));
+  CHECK(says(refused.error().sentence, "has no pool"));
 }
 
 TEST_CASE("worlds and references are limited per uid, with the key to raise") {

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "client/connect.hpp"
+#include "client/pool.hpp"
 #include "client/remote_calls.hpp"
 #include "client/views.hpp"
 #include "tests/harness/stopped.hpp"
@@ -81,6 +82,27 @@ shmb::Result<client::WorldPlace> join_by_hand(client::Session& session, std::uin
   wish.address = kAddress;
   wish.name = name;
   return client::join_world(session, wish, client::Deadline::after(60'000'000'000));
+}
+
+void leave_by_hand(client::Session& session, const client::WorldPlace& place) {
+  const auto left = client::leave_world(session, place.world, client::Deadline::after(0));
+  if (!left) throw std::logic_error(left.error().sentence);
+}
+
+// By a worker that has joined by hand. The pool goes with the handle, unless somebody else is in it.
+std::shared_ptr<client::Pool> tell_of_pool(const std::shared_ptr<client::Session>& session,
+                                           const client::WorldPlace& place) {
+  client::PoolSpec spec;
+  spec.group = place.group;
+  spec.classes = {{512, 64, 256}};
+  spec.queues = 4;
+  spec.lanes = 8;
+  spec.lane_bytes = std::uint64_t{1} << 20;
+  auto pool = client::Pool::create(session, spec, 0);
+  if (!pool) throw std::logic_error(pool.error().sentence);
+  const auto told = client::tell_world_pool(*session, place.world, (*pool)->id(), client::Deadline::after(0));
+  if (!told) throw std::logic_error(told.error().sentence);
+  return *pool;
 }
 
 }  // namespace
@@ -215,6 +237,58 @@ TEST_CASE("A worker that lost the events of its world hears that it has ended, a
     if (last) EXPECT(session->end_group(last->group, "", 0, client::Deadline::after(0)).has_value());
   });
   CHECK(statuses == std::vector<int>{0, 0});
+}
+
+TEST_CASE("When the first worker has given up, and its pool has gone with it, a world comes together in a new pool") {
+  World world;
+  const auto statuses = world.run_bare(3, [](int rank) {
+    if (rank == 2) {
+      auto first = ask_broker();
+      const auto second = ask_broker();
+      const auto made = join_by_hand(*first, 0, 3, "a");
+      EXPECT(made.has_value());
+      auto pool = tell_of_pool(first, *made);
+      const auto stays = join_by_hand(*second, 2, 3, "c");  // and has not come to the pool
+      EXPECT(stays.has_value());
+      EXPECT(stays->pool == pool->id());
+      leave_by_hand(*first, *made);
+      pool.reset();
+      first.reset();
+      words().numbers[begun] = 1;
+      EXPECT(await_present(2));
+      leave_by_hand(*second, *stays);
+      words().numbers[begun] = 2;
+    }
+    EXPECT(await_word(begun, rank == 0 ? 1 : 2));
+    meet_with_good_names(rank, 3);
+  });
+  CHECK(statuses == std::vector<int>{0, 0, 0});
+}
+
+TEST_CASE("A worker that comes while the first one gives up is never left with a pool that has gone") {
+  World world;
+  for (int round = 0; round < 20; ++round) {
+    CAPTURE(round);
+    for (auto& one : words().numbers) one = 0;
+    const auto statuses = world.run_bare(3, [round](int rank) {
+      if (rank == 0) {
+        auto session = ask_broker();
+        const auto made = join_by_hand(*session, 0, 3, "a");
+        EXPECT(made.has_value());
+        auto pool = tell_of_pool(session, *made);
+        words().numbers[begun] = 1;
+        EXPECT(await_present(2));
+        ::usleep(static_cast<unsigned>(100 * round));
+        leave_by_hand(*session, *made);
+        pool.reset();
+        session.reset();
+        words().numbers[begun] = 2;
+      }
+      EXPECT(await_word(begun, rank == 1 ? 1 : 2));
+      meet_with_good_names(rank, 3);
+    });
+    CHECK(statuses == std::vector<int>{0, 0, 0});
+  }
 }
 
 }  // namespace remote_test
