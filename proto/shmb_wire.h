@@ -494,9 +494,8 @@ enum shmbw_gpu_pinned_flags {
 
 enum shmbw_world_state_flags {
   SHMBW_WORLD_STATE_COMPLETE = 1 << 0,
-  SHMBW_WORLD_STATE_BROKEN = 1 << 1,
   SHMBW_WORLD_STATE_ENDING = 1 << 2,
-  SHMBW_WORLD_STATE_KNOWN = 7,
+  SHMBW_WORLD_STATE_KNOWN = 5,
 };
 
 enum shmbw_ref_create_flags {
@@ -952,7 +951,7 @@ struct shmbw_world_join {
 struct shmbw_world_join_reply {
   uint64_t world; /* its id, never reused within an epoch */
   uint64_t group; /* the group of the worker that made the world; the world ends with it */
-  uint64_t pool; /* 0: not told yet */
+  uint64_t pool; /* 0: the world has none (yet), see world_pool */
   uint32_t present; /* workers that have joined, this one among them */
   uint32_t flags; /* world_state flags */
   uint32_t life; /* of this worker: counts all who ever joined this world, from 1 */
@@ -1444,7 +1443,7 @@ struct shmbw_participant_record {
 struct shmbw_world_record {
   uint64_t world;
   uint64_t group;
-  uint64_t pool; /* 0: not told yet */
+  uint64_t pool; /* 0: the world has none (yet) */
   uint32_t owner_uid;
   uint32_t port;
   uint32_t world_size;

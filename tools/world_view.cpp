@@ -37,7 +37,6 @@ std::string ranks_text(std::uint64_t ranks) {
 }
 
 std::string world_state_text(const shmbw_world_record& record) {
-  if ((record.flags & SHMBW_WORLD_STATE_BROKEN) != 0) return "broken: a worker died before it was complete";
   if ((record.flags & SHMBW_WORLD_STATE_COMPLETE) == 0) return "waiting for workers";
   std::string text = (record.flags & SHMBW_WORLD_STATE_ENDING) != 0 ? "ending" : "complete";
   if (record.died != 0) text += ", " + std::to_string(record.died) + " died";
@@ -195,7 +194,6 @@ Json world_json(const Worlds& books) {
              {"died", record.died},
              {"replaced", record.replaced},
              {"complete", (record.flags & SHMBW_WORLD_STATE_COMPLETE) != 0},
-             {"broken", (record.flags & SHMBW_WORLD_STATE_BROKEN) != 0},
              {"references_total", record.references},
              {"holds_total", record.forks},
              {"created", time_json(record.created)},
