@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 
 #include "base/sys_file.hpp"
@@ -23,6 +24,8 @@ namespace shmb::host {
 namespace {
 
 constexpr std::string_view kAside = ".shmbroker-gc-";
+constexpr int kTries = 5;
+constexpr std::int64_t kFirstWait = 10'000'000;
 
 std::string folder_of(const std::string& path) {
   const std::size_t slash = path.rfind('/');
@@ -101,8 +104,24 @@ class Remover {
       : inventory_(inventory), objects_(objects), options_(options), out_(objects.size()) {}
 
   std::vector<Removal> run() {
+    std::vector<std::size_t> next(objects_.size());
+    std::iota(next.begin(), next.end(), std::size_t{0});
+    for (int tried = 0; tried < kTries && !next.empty(); ++tried) {
+      if (tried != 0) options_.rest(kFirstWait << (tried - 1));
+      busy_.clear();
+      attempt(next);
+      next = busy_;
+    }
+    return std::move(out_);
+  }
+
+ private:
+  const Mount& mount_of(const Object& object) const { return inventory_.mounts[object.mount].mount; }
+
+  // The files among them leave together.
+  void attempt(const std::vector<std::size_t>& which) {
     std::vector<Leaving> leaving;
-    for (std::size_t i = 0; i < objects_.size(); ++i) {
+    for (const std::size_t i : which) {
       const Object& object = inventory_.objects[objects_[i]];
       if (object.kind == Kind::sysv) {
         out_[i] = remove_segment(object);
@@ -112,11 +131,19 @@ class Remover {
     }
     settle(leaving);
     for (Leaving& it : leaving) finish(it);
-    return std::move(out_);
   }
 
- private:
-  const Mount& mount_of(const Object& object) const { return inventory_.mounts[object.mount].mount; }
+  // The kernel knows a holder: one that no scan shows, or a tool that asks at this moment.
+  void refuse_as_busy(std::size_t index, const Object& object, std::string reason) {
+    const bool nobody_seen = std::ranges::all_of(object.holders, [&](const Holder& holder) {
+      const Process& process = inventory_.processes[holder.process];
+      auto proc = Proc::open("/proc");
+      auto now = proc ? proc->process(process.pid) : sys_error(ESRCH);
+      return now ? now->start != process.start : is_gone(now.error());
+    });
+    if (nobody_seen) busy_.push_back(index);
+    refuse(index, Outcome::held, std::move(reason));
+  }
 
   void refuse(std::size_t index, Outcome outcome, std::string reason) {
     out_[index].outcome = outcome;
@@ -141,8 +168,9 @@ class Remover {
       const int why = file.error().value;
       if (why == ENOENT || why == ELOOP || why == EXDEV)
         refuse(index, Outcome::changed, "its name is gone or leads elsewhere now");
-      else
-        refuse(index, why == EWOULDBLOCK ? Outcome::held : Outcome::refused, "it cannot be opened: " + errno_text(why));
+      else if (why == EWOULDBLOCK)
+        refuse_as_busy(index, object, "it cannot be opened: another process holds a lease of it");
+      else refuse(index, Outcome::refused, "it cannot be opened: " + errno_text(why));
       return std::nullopt;
     }
     it.file = std::move(*file);
@@ -167,7 +195,7 @@ class Remover {
       return true;
     }
     if (leased.error().value == EAGAIN) {
-      refuse(index, Outcome::held, "a process has it open or mapped");
+      refuse_as_busy(index, object, "a process has it open or mapped");
       return false;
     }
     if (options_.without_lease) {
@@ -327,6 +355,7 @@ class Remover {
   const std::vector<std::size_t>& objects_;
   const RemovalOptions& options_;
   std::vector<Removal> out_;
+  std::vector<std::size_t> busy_;  // in the caller's list: to be tried again
   AsideFolders folders_;
 };
 
@@ -351,6 +380,12 @@ void recover_folder(const Mount& mount, const std::string& inside, const std::st
 }  // namespace
 
 bool is_aside_folder(std::string_view name) { return name.starts_with(kAside); }
+
+bool is_set_aside(std::string_view path) {
+  for (std::size_t slash = 0; (slash = path.find('/')) != path.npos; path.remove_prefix(slash + 1))
+    if (is_aside_folder(path.substr(0, slash))) return true;
+  return false;
+}
 
 std::vector<Removal> remove(const Inventory& inventory, const std::vector<std::size_t>& objects,
                             const RemovalOptions& options) {

@@ -10,8 +10,11 @@
 //   4. Ask whether the lease holds. If an open waits, it found the name before step 3: rename the file back, give the
 //      lease up, and the open goes on. Nothing was lost.
 //   5. All files of the plan have come this far together. Wait a moment for an open(2) that had found a name but was
-//   not
-//      scheduled since, and ask again for each. Then unlink.
+//      not scheduled since, and ask again for each. Then unlink.
+//
+// A tool that asks the kernel about the same file has it open for a moment. So a file without a holder that the scan
+// saw, or whose holders have ended, is asked for again before it is refused at step 1 or 2: four times, each time after
+// a longer rest.
 //
 // A death between 3 and 5 leaves the file in the folder. The folder is locked (flock(2)) while its maker lives, so the
 // next gc knows that it was left behind and renames its files back (recover()).
@@ -24,11 +27,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/fd.hpp"
 #include "base/result.hpp"
+#include "base/sys_process.hpp"
 #include "tools/host/scan.hpp"
 
 namespace shmb::host {
@@ -50,6 +56,7 @@ struct RemovalOptions {
   // Where the kernel gives no lease: a second scan of /proc has to be enough. Objects may then be removed in use.
   bool without_lease = false;
   std::int64_t settle = 100'000'000;  // ns of step 5
+  std::function<void(std::int64_t)> rest = [](std::int64_t ns) { sys::rest(ns); };
 };
 
 // One removal for each of `objects` (indices into inventory.objects), in their order. SIGIO must be ignored: its
@@ -66,5 +73,7 @@ std::vector<Recovered> recover(const Inventory& inventory);
 
 // Whether a folder's name is one of ours: ".shmbroker-gc-...".
 bool is_aside_folder(std::string_view name);
+// Whether a path below a mount leads through such a folder.
+bool is_set_aside(std::string_view path);
 
 }  // namespace shmb::host

@@ -15,11 +15,14 @@
 #include "base/sys_host.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
+#include "tools/host/removal.hpp"
 
 namespace shmb::host {
 namespace {
 
 constexpr int kAskAgain = 4;
+constexpr int kPatience = 30;  // times that another tool's question does not count
+constexpr std::int64_t kFirstRest = 10'000'000;
 constexpr std::int64_t kClockSlack = 2;  // seconds: start times are cut to clock ticks, boot time to seconds
 
 std::string user_of(std::uint32_t uid) {
@@ -44,13 +47,17 @@ class Judge {
 
   void run() {
     for (Object& it : inventory_.objects) decide(it);
-    for (int again = 0; again < kAskAgain && !refused_.empty(); ++again) {
-      options_.rest();
+    int patience = kPatience;
+    for (int again = 0; again < kAskAgain && !refused_.empty();) {
+      options_.rest(kFirstRest << again);
+      const std::set<Key> in_question = files_of_tools();
+      const bool met = std::ranges::any_of(refused_, [&](const Object* it) { return in_question.contains(it->key); });
       for (Object* it : std::exchange(refused_, {})) {
         it->evidence.clear();
         it->verdict = Verdict::idle;
         decide(*it);
       }
+      if (!met || --patience < 0) ++again;
     }
   }
 
@@ -59,6 +66,55 @@ class Judge {
     auto text = sys::read_file("/proc/stat", 16 << 20);
     const std::size_t at = text ? text->find("\nbtime ") : std::string::npos;
     if (at != std::string::npos) std::from_chars(text->data() + at + 7, text->data() + text->size(), boot_);
+  }
+
+  // --- other tools that look at the same moment ---
+
+  // A tool that asks the kernel has the file open meanwhile. The name of a program is no proof: it says where to ask
+  // again, and a verdict never rests on it.
+  bool is_tool(const std::string& program) const {
+    const Process* self = inventory_.find(::getpid());
+    return program == "shmbroker" || (self != nullptr && program == self->program);
+  }
+
+  std::set<Key> files_of_tools() const {
+    std::set<Key> out;
+    auto proc = Proc::open("/proc");
+    auto pids = proc ? proc->pids() : sys_error(ENOENT);
+    if (!pids) return out;
+    for (const pid_t pid : *pids) {
+      auto program = pid == ::getpid() ? sys_error(ENOENT) : proc->text(std::to_string(pid) + "/comm");
+      if (!program || !is_tool(program->substr(0, program->find('\n')))) continue;
+      (void)proc->descriptors(pid, [&](const Descriptor& it) {
+        if (auto facts = sys::file_stat_at(AT_FDCWD, proc->path(pid, "fd/" + it.number).c_str(), true))
+          out.insert({facts->device, facts->inode});
+      });
+    }
+    return out;
+  }
+
+  bool is_gone_now(const Process& process) const {
+    auto proc = Proc::open("/proc");
+    auto now = proc ? proc->process(process.pid) : sys_error(ESRCH);
+    return now ? now->start != process.start : is_gone(now.error());
+  }
+
+  // Whether each holder that was seen is a tool that may have asked, or has ended since.
+  bool may_be_in_question(const Object& it) {
+    return std::ranges::all_of(it.holders, [&](const Holder& holder) {
+      auto [entry, added] = passing_.try_emplace(holder.process);
+      const Process& process = inventory_.processes[holder.process];
+      if (added) entry->second = is_tool(process.program) || is_gone_now(process);
+      return entry->second;
+    });
+  }
+
+  // What the kernel says of a file that is under its own name. One that a gc has set aside is its business alone: to
+  // open it would break the lease.
+  std::optional<bool> ask(const Object& it, std::string& reason) const {
+    reason = "the kernel was not asked";
+    if (!options_.ask_kernel || it.names.empty() || is_set_aside(it.name)) return std::nullopt;
+    return kernel_says_held(inventory_, it, reason);
   }
 
   // The numbers that processes of inner PID namespaces (containers) have for themselves: a name made in a container
@@ -202,7 +258,7 @@ class Judge {
   bool kernel_objects(Object& it) {
     if (!options_.ask_kernel || it.names.empty() || !inventory_.saw_all()) return false;  // else it was asked already
     std::string reason;
-    if (kernel_says_held(inventory_, it, reason) != true) return false;
+    if (ask(it, reason) != true) return false;
     refused_.push_back(&it);
     it.evidence.push_back("but the kernel refuses a write lease: it is held where /proc shows no holder");
     it.verdict = Verdict::held;
@@ -211,7 +267,17 @@ class Judge {
 
   // Sets `unseen` where the question cannot be answered.
   bool is_held(Object& it) {
+    std::string reason;
     if (!it.holders.empty()) {
+      if (may_be_in_question(it)) {
+        const auto answer = ask(it, reason);
+        if (answer == false) {
+          it.holders.clear();
+          it.evidence.push_back("the kernel grants a write lease: nobody has it open or mapped");
+          return false;
+        }
+        if (answer == true) refused_.push_back(&it);
+      }
       it.evidence.push_back(it.holders.size() == 1 ? "1 process holds it"
                                                    : std::to_string(it.holders.size()) + " processes hold it");
       return true;
@@ -229,8 +295,7 @@ class Judge {
       it.evidence.push_back("no process has it open or mapped");
       return false;
     }
-    std::string reason = "the kernel was not asked";
-    const auto answer = options_.ask_kernel ? kernel_says_held(inventory_, it, reason) : std::nullopt;
+    const auto answer = ask(it, reason);
     if (answer == true) refused_.push_back(&it);
     if (answer) {
       it.evidence.push_back(*answer ? "the kernel refuses a write lease: somebody unseen has it open or mapped"
@@ -248,7 +313,8 @@ class Judge {
   std::map<pid_t, const Process*> by_pid_;
   std::multimap<pid_t, const Process*> inner_;
   bool inner_known_ = false;
-  std::vector<Object*> refused_;  // a lease
+  std::vector<Object*> refused_;         // a lease
+  std::map<std::size_t, bool> passing_;  // by process: a tool like this one, or ended since
   std::int64_t boot_ = 0;
 };
 

@@ -25,9 +25,9 @@ struct JudgeOptions {
   // up an open(2) of the file for microseconds.
   bool ask_kernel = true;
   // Another tool that asks in the same way has the file open for microseconds, or for longer where it loses its core,
-  // and is no holder. So what the kernel says is held is asked for again, up to four times, after a rest for all of
-  // them.
-  std::function<void()> rest = [] { sys::rest(10'000'000); };
+  // and is no holder. So what the kernel says is held by nobody seen is asked for again, up to four times, each time
+  // after a longer rest for all of them. Times at which another tool is seen to ask do not count, up to 30 of them.
+  std::function<void(std::int64_t)> rest = [](std::int64_t ns) { sys::rest(ns); };
 };
 
 void judge(Inventory& inventory, const Patterns& patterns, const JudgeOptions& options);

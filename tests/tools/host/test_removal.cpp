@@ -16,6 +16,7 @@
 #include <atomic>
 #include <filesystem>
 #include <thread>
+#include <utility>
 
 #include "base/fault.hpp"
 #include "base/sys_host.hpp"
@@ -101,6 +102,44 @@ TEST_CASE("a file that any process has open or mapped is left as it was") {
     plot.end(holder);
   }
   CHECK(remove_one(path, at_once()).outcome == Outcome::removed);
+  leaves_nothing_aside();
+}
+
+TEST_CASE("a file that another tool asks about is asked for again, and one that is held stays, however often") {
+  Plot plot;
+  const std::string path = plot.file(plot.own("a"));
+  const host::Inventory inventory = scanned();
+  const auto found = test::find_all(inventory, {path});
+  REQUIRE(found.size() == 1);
+  host::RemovalOptions options = at_once();
+  // From its own process the kernel counts it alike, and the scan was before it.
+  int asker = hold_open(path, O_RDONLY), asked = 0;
+  options.rest = [&](std::int64_t) { ++asked; };
+  CHECK(host::remove(inventory, found, options).front().outcome == Outcome::held);
+  CHECK(asked == 4);
+  CHECK(exists(path));
+  options.rest = [&](std::int64_t) { ::close(std::exchange(asker, -1)); };
+  CHECK(host::remove(inventory, found, options).front().outcome == Outcome::removed);
+  CHECK_FALSE(exists(path));
+  leaves_nothing_aside();
+}
+
+TEST_CASE("a file whose holder was seen is not asked for again, unless the holder has ended") {
+  Plot plot;
+  const std::string path = plot.file(plot.own("a"));
+  const pid_t holder = plot.holder([&] { hold_open(path, O_RDONLY); });
+  const host::Inventory inventory = scanned();
+  const auto found = test::find_all(inventory, {path});
+  REQUIRE(found.size() == 1);
+  host::RemovalOptions options = at_once();
+  int asked = 0;
+  options.rest = [&](std::int64_t) { ++asked; };
+  CHECK(host::remove(inventory, found, options).front().outcome == Outcome::held);
+  CHECK(asked == 0);
+  plot.end(holder);
+  int asker = hold_open(path, O_RDONLY);
+  options.rest = [&](std::int64_t) { ::close(std::exchange(asker, -1)); };
+  CHECK(host::remove(inventory, found, options).front().outcome == Outcome::removed);
   leaves_nothing_aside();
 }
 

@@ -2,14 +2,19 @@
 // Which evidence leads to which verdict, on inventories made by hand, and what a real scan finds of real holders.
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/sys_process.hpp"
 #include "tests/tools/host/plant.hpp"
+#include "tools/host/removal.hpp"
 #include "tools/host/verdict.hpp"
 
 using namespace shmb;
@@ -246,15 +251,91 @@ TEST_CASE("a tool that asks the kernel about the same file at the same moment is
   it = inventory->objects.data();
   auto patterns = Patterns::parse("", "none");
   int asker = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  judge(*inventory, *patterns, {.rest = [&] { ::close(asker); }});
+  judge(*inventory, *patterns, {.rest = [&](std::int64_t) { ::close(std::exchange(asker, -1)); }});
   CHECK(it->verdict == Verdict::idle);
   CHECK(it->evidence.size() == 2);
   asker = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   it->evidence.clear();
-  judge(*inventory, *patterns, {.rest = [] {}});
+  judge(*inventory, *patterns, {.rest = [](std::int64_t) {}});
   CHECK(it->verdict == Verdict::held);
   CHECK(it->evidence.size() == 1);
   ::close(asker);
+}
+
+TEST_CASE("a tool that asks while a scan passes, and a process that has ended since, are no holders; a real one is") {
+  Plot plot;
+  auto patterns = Patterns::parse("[[pattern]]\nprogram=\"Torch\"\nglob=\"torch_{pid}_*\"\n", "sample");
+  const std::string path = plot.file("torch_" + std::to_string(test::dead_pid()) + "_" + plot.own("y"));
+  int told[2], opened[2];
+  REQUIRE(::pipe2(told, O_CLOEXEC) == 0);
+  REQUIRE(::pipe2(opened, O_CLOEXEC) == 0);
+  // It has this program's name, as another tool would have, and keeps the file open until it is told.
+  const pid_t asker = plot.holder([&] {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) ::_exit(9);
+  });
+  auto inventory = scan({});
+  REQUIRE(inventory);
+  inventory->blind.clear();
+  Object it = *test::find(*inventory, path);
+  REQUIRE(it.holders.size() == 1);
+  REQUIRE(inventory->processes[it.holders[0].process].pid == asker);
+  inventory->objects = {it};
+  const JudgeOptions in_haste{.rest = [](std::int64_t) {}};
+  judge(*inventory, *patterns, in_haste);
+  CHECK(inventory->objects[0].verdict == Verdict::held);  // it holds it all the time, whatever its name is
+  plot.end(asker);
+  inventory->objects = {it};
+  judge(*inventory, *patterns, in_haste);
+  CHECK(inventory->objects[0].verdict == Verdict::orphan);
+  CHECK(inventory->objects[0].holders.empty());
+
+  // This one closes the file between the scan and the verdict, and lives on.
+  int fd = -1;
+  const pid_t closer = ::fork();
+  REQUIRE(closer >= 0);
+  if (closer == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    char byte = fd < 0 ? 'n' : 'y';
+    if (::write(opened[1], &byte, 1) != 1 || ::read(told[0], &byte, 1) != 1) ::_exit(9);
+    ::close(fd);
+    if (::write(opened[1], &byte, 1) != 1) ::_exit(9);
+    for (;;) ::pause();
+  }
+  char byte = 0;
+  REQUIRE(::read(opened[0], &byte, 1) == 1);
+  REQUIRE(byte == 'y');
+  auto second = scan({});
+  REQUIRE(::write(told[1], &byte, 1) == 1);
+  REQUIRE(::read(opened[0], &byte, 1) == 1);
+  REQUIRE(second);
+  second->blind.clear();
+  it = *test::find(*second, path);
+  CHECK(it.holders.size() == 1);
+  second->objects = {it};
+  judge(*second, *patterns, in_haste);
+  CHECK(second->objects[0].verdict == Verdict::orphan);
+  ::kill(closer, SIGKILL);
+  ::waitpid(closer, nullptr, 0);
+  for (const int end : {told[0], told[1], opened[0], opened[1]}) ::close(end);
+}
+
+TEST_CASE("a file that a gc has set aside is not asked about, for that would break its lease") {
+  Plot plot;
+  auto patterns = Patterns::parse("", "none");
+  const std::string path = plot.file(plot.own("a"));
+  auto inventory = scan({});
+  REQUIRE(inventory);
+  Object it = *test::find(*inventory, path);
+  CHECK_FALSE(is_set_aside(it.name));
+  it.name = ".shmbroker-gc-1-00/" + it.name;  // opened, it would be found gone, and that would be the reason
+  CHECK(is_set_aside(it.name));
+  inventory->blind = {"something is hidden"};
+  inventory->objects = {it};
+  judge(*inventory, *patterns, {});
+  CHECK(inventory->objects[0].verdict == Verdict::unseen);
+  CHECK(inventory->objects[0].evidence.back().find("the kernel was not asked") != std::string::npos);
 }
 
 TEST_CASE("any of a file's names may tell its creator, and one that may live keeps it") {
