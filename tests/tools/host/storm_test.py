@@ -7,13 +7,16 @@ opener that gets a file must get the whole file under its name. SHMB_STORM_ROUND
 100), SHMB_STORM_SEED to repeat one. Usage: storm_test.py TOOL SCHEMAS
 """
 import ctypes
+import fcntl
 import json
 import mmap
 import os
 import random
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,6 +29,7 @@ NEW_MOUNTS, NEW_IPC, NEW_PIDS = 0x00020000, 0x08000000, 0x20000000
 ROUNDS = int(os.environ.get("SHMB_STORM_ROUNDS", "1"))
 SEED = int(os.environ.get("SHMB_STORM_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
 OPENERS = 3
+HUGE_LOST, HUGE_LIVE = 12, 8
 
 
 def mark(path):
@@ -36,6 +40,51 @@ def mark(path):
 def plant(path, pages=1, label=None):
     path.write_bytes((label or mark(path)).ljust(pages * PAGE, b"x"))
     return path
+
+
+class HugePages:
+    """A hugetlbfs of this test's mount namespace and pages for it; the number of pages is restored."""
+
+    NUMBER = Path("/proc/sys/vm/nr_hugepages")
+    PLACE = Path("/mnt")
+
+    def __init__(self, files):
+        self.why, self.size, self.before = None, 0, None
+        try:
+            # Storms beside each other would take each other's pages and restore the wrong number.
+            self.lock = open(self.NUMBER, encoding="ascii")
+            fcntl.flock(self.lock, fcntl.LOCK_EX)
+            facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+            self.size = int(facts["Hugepagesize"].split()[0]) * 1024
+            free = int(facts["HugePages_Free"]) - int(facts["HugePages_Rsvd"])
+            if free < files:
+                self.before = int(self.NUMBER.read_text(encoding="ascii"))
+                self.NUMBER.write_text(str(self.before + files - free), encoding="ascii")
+                got = int(self.NUMBER.read_text(encoding="ascii"))
+                if got < self.before + files - free:
+                    self.end()
+                    self.why = f"the kernel gave {got - self.before} of {files - free} huge pages"
+                    return
+        except (KeyError, OSError) as problem:
+            self.why = f"no huge pages are to be had: {problem!r}"
+            return
+        mounted = subprocess.run(["mount", "-t", "hugetlbfs", "none", self.PLACE], capture_output=True, check=False)
+        if mounted.returncode != 0:
+            self.end()
+            self.why = "hugetlbfs: " + mounted.stderr.decode().strip()
+
+    def plant(self, name):
+        path = self.PLACE / name
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.ftruncate(file, self.size)
+        with mmap.mmap(file, self.size) as memory:
+            memory[:PAGE] = mark(path).ljust(PAGE, b"x")
+        os.close(file)
+        return path
+
+    def end(self):
+        if self.before is not None:
+            self.NUMBER.write_text(str(self.before), encoding="ascii")
 
 
 class Crew:
@@ -97,13 +146,14 @@ def hold_in_many_ways(paths):
     keep = []
     for number, path in enumerate(paths):
         file = os.open(path, os.O_RDWR if number % 2 else os.O_RDONLY)
+        size = os.fstat(file).st_size if path.parent == HugePages.PLACE else PAGE
         if number % 4 == 0:
             keep.append(file)
         elif number % 4 == 1:
-            keep.append(mmap.mmap(file, PAGE, mmap.MAP_SHARED))
+            keep.append(mmap.mmap(file, size, mmap.MAP_SHARED))
             os.close(file)
         elif number % 4 == 2:
-            keep.append(mmap.mmap(file, PAGE, mmap.MAP_PRIVATE, mmap.PROT_READ))
+            keep.append(mmap.mmap(file, size, mmap.MAP_PRIVATE, mmap.PROT_READ))
             os.close(file)
         else:  # under way in a socket: in no process's table of descriptors
             pair = socket.socketpair()
@@ -119,8 +169,9 @@ def attach(ids):
 
 
 class Round:
-    def __init__(self, chance):
-        self.chance, self.crew = chance, Crew()
+    def __init__(self, chance, huge):
+        self.chance, self.huge, self.crew = chance, huge, Crew()
+        self.huge_lost, self.huge_live = [], []
         self.lost, self.live, self.idle = [], [], []  # paths here; a lost one may have several names
         self.lost_segments, self.live_segments = [], []
 
@@ -150,6 +201,17 @@ class Round:
         segments_of_a_dead_process(60, self.lost_segments)
         segments_of_a_dead_process(20, self.live_segments)
         self.crew.start(lambda: attach(self.live_segments))
+
+    def plant_huge(self):
+        """Lost files and live ones on a hugetlbfs, as many as have a page each."""
+        if self.huge.why:
+            return
+        dead = dead_pid()
+        self.huge_lost = [self.huge.plant(f"storm_{dead}_{i}" if i % 2 else f"rtemap_{i}") for i in range(HUGE_LOST)]
+        self.huge_live = [self.huge.plant(f"storm_{dead}_live{i}") for i in range(HUGE_LIVE)]
+        self.lost += self.huge_lost
+        self.live += self.huge_live
+        self.crew.start(lambda: hold_in_many_ways(self.huge_live))
 
     def plant_elsewhere(self):
         """A container with a /dev/shm and segments of its own, lost ones and live ones."""
@@ -182,7 +244,8 @@ class Round:
         return False
 
     def places(self):
-        return {"/dev/shm": f"where=/dev/shm", "SysV": "where=SysV",
+        huge = {} if self.huge.why else {"huge pages": f"where={HugePages.PLACE}"}
+        return {"/dev/shm": "where=/dev/shm", "SysV": "where=SysV", **huge,
                 "files elsewhere": f"where=/proc/{self.elsewhere}/root/dev/shm",
                 "segments elsewhere": f'where="SysV of {self.elsewhere}"'}
 
@@ -193,12 +256,16 @@ class Round:
     def expect_findings(self):
         found = self.found("/dev/shm")
         lost = {it for it, verdict in found.items() if verdict in ("orphan", "stale")}
-        by_names = {str(path) for path in self.lost}
+        lost_here = [path for path in self.lost if path not in self.huge_lost]
+        by_names = {str(path) for path in lost_here}
         # A file with several names is called by one of them.
         linked = {str(path) for path in SHM.glob("other-name-*")}
         assert {it for it in lost if it not in linked} <= by_names, lost - by_names - linked
-        assert len(lost) == len(self.lost), (len(lost), len(self.lost), by_names - lost)
+        assert len(lost) == len(lost_here), (len(lost), len(lost_here), by_names - lost)
         assert {it for it, verdict in found.items() if verdict == "idle"} == {str(path) for path in self.idle}
+        if not self.huge.why:
+            huge = self.found("huge pages")
+            assert huge == {str(path): "stale" if "rtemap" in path.name else "orphan" for path in self.huge_lost}, huge
         segments = self.found("SysV")
         assert {it for it, verdict in segments.items() if verdict == "orphan"} == \
             {f"sysv:{shmid}" for shmid in self.lost_segments}, segments
@@ -222,11 +289,12 @@ class Round:
 
     def expect_lost_ones_gone(self):
         left = [path for path in self.lost if path.exists()] + list(SHM.glob("other-name-*")) + list(SHM.glob("moved-*"))
+        left += list(HugePages.PLACE.glob("moved-*"))
         assert not left, left[:5]
         assert not set(self.lost_segments) & segments_now()
         assert len(list(Path(f"/proc/{self.elsewhere}/root/dev/shm").iterdir())) == 1
         assert not self.found("segments elsewhere")
-        assert not list(SHM.glob(".shmbroker-gc-*"))
+        assert not list(SHM.glob(".shmbroker-gc-*")) + list(HugePages.PLACE.glob(".shmbroker-gc-*"))
 
 
 def race(paths, chance_seed, going):
@@ -269,11 +337,12 @@ def racing(paths, seed, flag):
     return pid, answers
 
 
-def one_round(number, with_used_number):
+def one_round(number, with_used_number, huge):
     chance = random.Random(SEED + number)
-    stage = Round(chance)
+    stage = Round(chance, huge)
     try:
         stage.plant_here()
+        stage.plant_huge()
         stage.plant_elsewhere()
         if with_used_number and not stage.use_a_number_again():
             print("SKIPPED: case: storm: no number could be used again")
@@ -283,7 +352,7 @@ def one_round(number, with_used_number):
         flag = mmap.mmap(-1, PAGE)
         flag[0] = 1
         # To rename a file changes its last change, and with it who may have made it.
-        openers = [racing([path for path in stage.lost if path.parent == SHM and "link" not in path.name
+        openers = [racing([path for path in stage.lost if path.parent in (SHM, HugePages.PLACE) and "link" not in path.name
                            and "again" not in path.name],
                           SEED + number * 100 + n, flag) for n in range(OPENERS)]
         for place in stage.places():
@@ -307,6 +376,8 @@ def one_round(number, with_used_number):
         stage.crew.end()
         for shmid in segments_now():
             LIBC.shmctl(shmid, 0, None)
+        for path in stage.huge_lost + stage.huge_live:
+            path.unlink(missing_ok=True)
         clean()
 
 
@@ -314,10 +385,22 @@ def one_round(number, with_used_number):
 def gc_frees_all_that_is_lost_and_touches_nothing_live_whoever_opens_it():
     print(f"seed {SEED}, {ROUNDS} rounds")
     started, opened = time.monotonic(), 0
-    for number in range(ROUNDS):
-        opened += one_round(number, number % 10 == 0)
-        if ROUNDS > 1:
-            print(f"round {number}: {opened} opens, {time.monotonic() - started:.0f} s", flush=True)
+    # No program is known to leave files with its number on a hugetlbfs: the pattern is a user's.
+    settings = tempfile.TemporaryDirectory()
+    os.environ["XDG_CONFIG_HOME"] = settings.name
+    Path(settings.name, "shmbroker").mkdir()
+    Path(settings.name, "shmbroker", "patterns.toml").write_text(
+        '[[pattern]]\nprogram = "storm"\nglob = "storm_{pid}_*"\nwhere = "hugetlb"\n', encoding="ascii")
+    huge = HugePages(HUGE_LOST + HUGE_LIVE + HUGE_LIVE // 4)  # private mappings have a page of their own
+    if huge.why:
+        print(f"SKIPPED: case: storm: files on a hugetlbfs: {huge.why}")
+    try:
+        for number in range(ROUNDS):
+            opened += one_round(number, number % 10 == 0, huge)
+            if ROUNDS > 1:
+                print(f"round {number}: {opened} opens, {time.monotonic() - started:.0f} s", flush=True)
+    finally:
+        huge.end()
     assert opened > 0
 
 
