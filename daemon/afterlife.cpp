@@ -28,6 +28,8 @@ Afterlife::Afterlife(Transport& transport, Fd pidfd, const Peer& peer, Session& 
       pidfd_(std::move(pidfd)),
       session_(session),
       why_(why),
+      uid_(peer.uid),
+      counted_(why == Why::report),
       ask_again_(kAskAgain),
       give_up_at_(transport.now() + kReportWaits) {}
 

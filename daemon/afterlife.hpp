@@ -25,6 +25,9 @@ class Afterlife final : private Waiter, private Timer {
   bool holds_socket() const { return static_cast<bool>(remains_.socket); }
   void start();
   Session& session() const { return session_; }
+  std::uint32_t uid() const { return uid_; }
+  // Kept for a report alone: nothing else in the books counts its pidfd.
+  bool counted_by_books() const { return counted_; }
 
   std::size_t index = 0;  // in the transport's table
 
@@ -39,6 +42,8 @@ class Afterlife final : private Waiter, private Timer {
   Fd pidfd_;
   Session& session_;
   Why why_;
+  std::uint32_t uid_;
+  bool counted_;
   Connection::Remains remains_;
   std::int64_t ask_again_, give_up_at_;
 };

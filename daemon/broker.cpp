@@ -75,7 +75,9 @@ class Broker final : public Books {
   void waited(std::uint32_t uid, std::size_t descriptors) override {
     world_.count_waiting(uid, -static_cast<std::int64_t>(descriptors));
   }
-  bool closes_too_many(std::uint32_t uid) override { return world_.strangers.too_many(uid); }
+  bool closes_too_many(std::uint32_t uid) override { return world_.closes_too_many(uid); }
+  bool keep_pidfd(std::uint32_t uid) override { return world_.keep_pidfd(uid); }
+  void pidfd_closed(std::uint32_t uid) override { world_.close_pidfd(uid); }
   int wake_fd() const override { return world_.closer.wake_fd(); }
   void woken() override {
     world_.begin_turn();

@@ -84,6 +84,10 @@ class Books {
   // Asked once, right after end_of_file: the reclaim report waits for how the process died. If true, keep the pidfd
   // watched for up to 1 s more; process_died may still come in that time.
   virtual bool wants_exit(const Session&) const { return false; }
+  // Asked before a pidfd is kept for that alone: it counts for its user until `pidfd_closed`. False: there is no room
+  // for it, forget comes next, and the report says nothing of an exit status.
+  virtual bool keep_pidfd(std::uint32_t /*uid*/) { return true; }
+  virtual void pidfd_closed(std::uint32_t /*uid*/) {}
   // Asked after wants_exit and like it: the books have to know when the process ends, however long that takes.
   // If true, process_ended comes at that very moment, then what wants_exit asks for, then forget.
   virtual bool awaits_end(const Session&) const { return false; }

@@ -125,9 +125,15 @@ bool Strangers::close(std::uint32_t uid, std::vector<Fd>& fds) {
   return of_[uid].close(fds);
 }
 
-bool Strangers::too_many(std::uint32_t uid) const {
+std::size_t Strangers::waiting(std::uint32_t uid) const {
   const auto at = of_.find(uid);
-  return at != of_.end() && at->second.waiting() >= kStrangersAtMost;
+  return at == of_.end() ? 0 : at->second.waiting();
+}
+
+std::size_t Strangers::waiting() const {
+  std::size_t sum = 0;
+  for (const auto& [uid, closer] : of_) sum += closer.waiting();
+  return sum;
 }
 
 bool close_elsewhere(World& world, std::uint32_t uid, std::vector<Fd> fds) {
@@ -135,7 +141,7 @@ bool close_elsewhere(World& world, std::uint32_t uid, std::vector<Fd> fds) {
     world.log(4, "no helper thread could be started: closing a client's descriptors while others wait");
     fds.clear();
   }
-  return !world.strangers.too_many(uid);
+  return !world.closes_too_many(uid);
 }
 
 bool close_elsewhere(World& world, std::uint32_t uid, Fd fd) {

@@ -31,6 +31,7 @@ struct Region;
 
 inline constexpr std::uint64_t kCloseElsewhereFrom = std::uint64_t{64} << 20;
 inline constexpr std::size_t kStrangersAtMost = 4096;  // of a user: some twenty messages of as many as one carries
+inline constexpr std::size_t kStrangersAlways = 16;    // of a user, though its share of the table has no room
 inline constexpr std::chrono::seconds kLastCloses{1};
 inline constexpr std::uint32_t kCloseHereAtMost = 4;  // of the regions that one end of a session or group frees
 
@@ -91,7 +92,8 @@ class Strangers {
  public:
   ~Strangers();
   bool close(std::uint32_t uid, std::vector<Fd>& fds);  // false: as Closer::close()
-  bool too_many(std::uint32_t uid) const;               // wait already: no more of this user's should be taken
+  std::size_t waiting(std::uint32_t uid) const;         // descriptors whose close has not returned
+  std::size_t waiting() const;                          // of all users
 
  private:
   std::map<std::uint32_t, Closer> of_;

@@ -15,6 +15,7 @@
 #include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
 #include "daemon/grant.hpp"
+#include "daemon/refuse.hpp"
 #include "daemon/world.hpp"
 
 namespace shmb::daemon {
@@ -114,38 +115,46 @@ AwaitedSeals* awaited_seals(Session& session, const Region& region, int seals) {
   return nullptr;
 }
 
-static Result<void> begin_seals(World& world, Region& region, int seals) {
+static Result<void> begin_seals(World& world, const Session& session, Region& region, int seals) {
   auto copy = region.fd.dup();
   if (!copy) return system_failure(copy.error(), "a copy of the region's descriptor");
   Sealer::Job job{region.id, region.group->uid, seals, std::move(*copy), 0};
   if (!world.sealer.seal(std::move(job), world.closer.wake_fd()))
     return error(Status::no_memory, "no helper thread could be started to seal the region: ask again");
-  world.sealings.try_emplace(region.id, seals, world.pool);
+  world.sealings.try_emplace(region.id, seals, session.uid, world.pool);
   region.no_recycle = true;
-  ++world.open_descriptors;
+  // It may outlive its session and its region.
+  world.hold_uid(session.uid);
+  world.count_waiting(session.uid, 1);
   return {};
 }
 
 Result<void> await_seals(World& world, Session& session, Region& region, int seals, Fd reader, Charge charge) {
-  if (seals_under_way(world, region) == 0)
-    if (auto begun = begin_seals(world, region, seals); !begun) return begun;
+  const bool begins = seals_under_way(world, region) == 0;
+  // A client can make seals that take as long as it likes, and leave meanwhile.
+  if (const std::uint64_t wanted = (begins ? 1 : 0) + (reader ? 1 : 0); wanted != 0)
+    if (const auto shortage = world.descriptor_shortage(session.uid, wanted, session.admin))
+      return std::unexpected(refuse_descriptors(world, *shortage));
+  if (begins)
+    if (auto begun = begin_seals(world, session, region, seals); !begun) return begun;
   Sealing& sealing = world.sealings.at(region.id);
   AwaitedSeals* one = awaited_seals(session, region, sealing.seals);
   if (one && !one->done) return {};
   sealing.waiters.push_back(session.id);
   if (!one) one = &session.awaited.emplace_back();
-  if (one->counted) --world.open_descriptors;
+  if (one->counted) world.count_waiting(session.uid, -1);
   *one = {region.id, sealing.seals, false, 0, {}, {}, false, {}};
   if (sealing.seals != seals) return {};
   one->counted = static_cast<bool>(reader);
-  if (reader) ++world.open_descriptors;
+  if (reader) world.count_waiting(session.uid, 1);
   one->reader = std::move(reader);
   one->charge = std::move(charge);
   return {};
 }
 
 void forget_awaited(World& world, Session& session) {
-  for (const AwaitedSeals& one : session.awaited) world.open_descriptors -= one.counted;
+  for (const AwaitedSeals& one : session.awaited)
+    if (one.counted) world.count_waiting(session.uid, -1);
   session.awaited.clear();
 }
 
@@ -168,7 +177,8 @@ void seals_done(World& world) {
   world.sealer.finished(world.sealed);
   for (const Sealer::Job& job : world.sealed) {
     auto sealing = world.sealings.extract(job.region);
-    --world.open_descriptors;
+    world.count_waiting(sealing.mapped().uid, -1);
+    world.drop_uid(sealing.mapped().uid);
     if (Region* region = world.find_region(job.region); region && job.code == 0) sealed(world, *region, job.seals);
     for (const std::uint64_t waiter : sealing.mapped().waiters) tell_waiter(world, waiter, job);
     if (world.facts.descriptor_freed) world.facts.descriptor_freed();

@@ -75,8 +75,10 @@ class Sealer {
 
 // Seals that are being put on a region, and who waits for that.
 struct Sealing {
-  Sealing(int wanted, std::pmr::memory_resource& memory) : seals(wanted), waiters(&memory) {}
+  Sealing(int wanted, std::uint32_t user, std::pmr::memory_resource& memory)
+      : seals(wanted), uid(user), waiters(&memory) {}
   int seals;
+  std::uint32_t uid;  // who asked first, and whose share of the table the copy of the descriptor counts in
   std::pmr::vector<std::uint64_t> waiters;  // sessions
 };
 
@@ -89,7 +91,7 @@ struct AwaitedSeals {
   // Taken beforehand, because seals cannot be taken back for want of a descriptor or by a limit.
   Fd reader;
   Charge charge;
-  bool counted = false;               // the reader, among the broker's descriptors
+  bool counted = false;               // the reader, as one that its session's user has waiting
   std::optional<Error> refusal = {};  // why they were not begun
 };
 

@@ -160,8 +160,7 @@ void serve_hello(World& world, Session& session, const wire::PacketView& packet)
   if (auto admitted = admit(world, session, *hello); !admitted) return request.fail(admitted.error());
   session.library = printable(*library);
   session.start_ticks = hello->start_time;
-  session.takes_descriptors =
-      (hello->features & SHMBW_FEATURE_PASS_RIGHTS) != 0 && !world.strangers.too_many(session.uid);
+  session.takes_descriptors = (hello->features & SHMBW_FEATURE_PASS_RIGHTS) != 0 && !world.closes_too_many(session.uid);
   if (session.takes_descriptors) session.link->take_descriptors(false);
   session.phase = Phase::greeted;
 

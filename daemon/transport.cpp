@@ -154,7 +154,7 @@ void Transport::finish_one(std::unique_ptr<Connection> connection) {
   } else {
     books_->end_of_file(session);
     awaited = watchable && books_->awaits_end(session);
-    watchable = awaited || (watchable && books_->wants_exit(session));
+    watchable = awaited || (watchable && books_->wants_exit(session) && books_->keep_pidfd(connection->peer().uid));
   }
   const Peer peer = connection->peer();
   connection.reset();
@@ -164,6 +164,7 @@ void Transport::finish_one(std::unique_ptr<Connection> connection) {
                                                     : awaited ? Afterlife::Why::awaited
                                                               : Afterlife::Why::report));
   afterlives_.back()->index = afterlives_.size() - 1;
+  if (afterlives_.back()->counted_by_books()) ++counted_by_books_;
   if (lazy) ++abandoned_sockets_;
   afterlives_.back()->take(std::move(remains));
   afterlives_.back()->start();
@@ -172,6 +173,10 @@ void Transport::finish_one(std::unique_ptr<Connection> connection) {
 void Transport::forget(Afterlife& afterlife) {
   Session& session = afterlife.session();
   if (afterlife.holds_socket()) --abandoned_sockets_;
+  if (afterlife.counted_by_books()) {
+    --counted_by_books_;
+    books_->pidfd_closed(afterlife.uid());
+  }
   take_out(afterlives_, afterlife.index);
   freed_ = true;
   books_->forget(session);
@@ -212,8 +217,8 @@ void Transport::tell_full() {
 }
 
 std::uint32_t Transport::descriptors() const {
-  return static_cast<std::uint32_t>(2 * connections_.size() + in_flight_.kept() + afterlives_.size() +
-                                    abandoned_sockets_);
+  return static_cast<std::uint32_t>(2 * connections_.size() + in_flight_.kept() + afterlives_.size() -
+                                    counted_by_books_ + abandoned_sockets_);
 }
 
 std::uint32_t Transport::descriptors_in_flight() {

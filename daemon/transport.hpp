@@ -95,7 +95,7 @@ class Transport {
   std::vector<Connection*> finishing_;
   std::vector<std::unique_ptr<Afterlife>> afterlives_;
   std::vector<std::unique_ptr<Listener>> listeners_;
-  std::uint32_t abandoned_sockets_ = 0;
+  std::uint32_t abandoned_sockets_ = 0, counted_by_books_ = 0;
   bool freed_ = false, stopped_ = false, idle_ = false;
   BooksWake wake_{*this};
   Sweep sweep_{*this};

@@ -98,13 +98,17 @@ Session* World::find_session(std::uint64_t id) {
 std::uint64_t World::descriptors() const {
   // Without the transport's word: a socket and a pidfd for each session, and the standard streams.
   std::uint64_t transport = facts.transport_descriptors ? facts.transport_descriptors() : 2 * live_sessions + 3;
-  return open_descriptors + transport;
+  return open_descriptors + strangers.waiting() + transport;
 }
 
-// Regions, pools and timelines; sockets and pidfds; doorbells, what GPUs export, and what waits.
-static std::uint64_t descriptors_of(const Uid& uid) {
+// Regions, pools and timelines; sockets and pidfds; doorbells, what GPUs export, what waits, and what is being closed.
+std::uint64_t World::descriptors_of(std::uint32_t number) const {
+  const std::uint64_t closing = strangers.waiting(number);
+  const auto at = uids.find(number);
+  if (at == uids.end()) return closing;
+  const Uid& uid = at->second;
   return uid.account.used(Slot::regions) + 2 * uid.account.used(Slot::sessions) + uid.doorbells +
-         uid.account.used(Slot::gpu_descriptors) + uid.waiting;
+         uid.account.used(Slot::gpu_descriptors) + uid.waiting + closing;
 }
 
 // Of n users each may have 1/(n + 1) of what is left and what it has: half for the first, never all for anybody, and
@@ -114,11 +118,10 @@ std::uint64_t World::descriptor_share(std::uint32_t uid) const {
   const auto own = config.limits.uid.find(uid);
   if (own != config.limits.uid.end() && own->second.descriptors) return *own->second.descriptors;
   if (config.limits.uid_descriptors != 0) return config.limits.uid_descriptors;
-  const auto at = uids.find(uid);
-  const std::uint64_t used = at == uids.end() ? 0 : descriptors_of(at->second);
+  const std::uint64_t used = descriptors_of(uid);
   const std::uint64_t taken = descriptors() + config.descriptors_reserved;
   const std::uint64_t left = facts.descriptors_limit > taken ? facts.descriptors_limit - taken : 0;
-  const std::uint64_t users = uids.size() - uids.count(0) + (at == uids.end() ? 1 : 0);
+  const std::uint64_t users = uids.size() - uids.count(0) + (uids.contains(uid) ? 0 : 1);
   return (left + used) / (users + 1);
 }
 
@@ -133,14 +136,33 @@ std::optional<Shortage> World::descriptor_shortage(std::uint32_t uid, std::uint6
 
 std::optional<Shortage> World::share_shortage(std::uint32_t uid, std::uint64_t wanted) const {
   const std::uint64_t share = descriptor_share(uid);
-  const auto at = uids.find(uid);
-  const std::uint64_t used = at == uids.end() ? 0 : descriptors_of(at->second);
+  const std::uint64_t used = descriptors_of(uid);
   if (used <= share && wanted <= share - used) return std::nullopt;
   return Shortage{SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_UID, uid, share, used, wanted};
 }
 
 bool World::may_wait(std::uint32_t uid, std::uint64_t lent) const {
   return descriptors_left(lent + SHMBW_MAX_BATCH, false) && !share_shortage(uid, lent + SHMBW_MAX_BATCH);
+}
+
+bool World::closes_too_many(std::uint32_t uid) const {
+  const std::size_t waiting = strangers.waiting(uid);
+  return waiting >= kStrangersAtMost || (waiting > kStrangersAlways && descriptor_shortage(uid, 1, false));
+}
+
+bool World::keep_pidfd(std::uint32_t uid) {
+  const auto at = uids.find(uid);
+  const std::uint64_t kept = at == uids.end() ? 0 : at->second.pidfds;
+  if (!descriptors_left(kept + 1, false) || share_shortage(uid, kept + 1)) return false;
+  ++hold_uid(uid).pidfds;
+  count_waiting(uid, 1);
+  return true;
+}
+
+void World::close_pidfd(std::uint32_t uid) {
+  count_waiting(uid, -1);
+  --uids.at(uid).pidfds;
+  drop_uid(uid);
 }
 
 void World::count_waiting(std::uint32_t uid, std::int64_t change) {

@@ -38,7 +38,9 @@ struct Uid {
   std::uint32_t users = 0;    // sessions, groups and tickets that point here
   std::uint32_t refused = 0;  // sessions over the limit that wait to be told so
   std::uint32_t doorbells = 0;
-  std::uint64_t waiting = 0;  // descriptors opened for replies that are not sent yet, or come with requests that wait
+  // Descriptors opened for replies that are not sent yet, come with requests that wait, to be sealed, and pidfds.
+  std::uint64_t waiting = 0;
+  std::uint32_t pidfds = 0;         // of them: of processes whose sessions are over
   std::uint32_t tickets_left = 0;   // whose makers have ended, and that end with no session
   std::uint64_t bytes_freeing = 0;  // of regions whose close runs on the helper thread
   Watchers reclaims;
@@ -89,6 +91,15 @@ class World {
   // So many more of this user's wait, or fewer.
   void count_waiting(std::uint32_t uid, std::int64_t change);
   std::uint64_t descriptor_share(std::uint32_t uid) const;
+  std::uint64_t descriptors_of(std::uint32_t uid) const;
+  // So many descriptors that this user's clients made wait for their close that no more should be taken. They count in
+  // its share of the table, because a client can make one whose close never ends.
+  bool closes_too_many(std::uint32_t uid) const;
+  // A session is over, and a report waits for its process' exit status: the pidfd counts for its user. False: such
+  // pidfds would take more than its share has left, or the table. Then the report does without. So a user whose
+  // processes connect and leave all the time has room for sessions, and leaves room to others.
+  bool keep_pidfd(std::uint32_t uid);
+  void close_pidfd(std::uint32_t uid);
 
   const Config config;
   BrokerFacts facts;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Law 8 in the books: long requests are served in portions, and what one user or process takes leaves room for others.
+#include <arpa/inet.h>
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <set>
@@ -67,6 +70,30 @@ class TableOf {
 
  private:
   rlimit before_{};
+};
+
+// A socket whose close waits for a peer that reads nothing, for a minute or until that peer goes.
+struct SlowToClose {
+  Fd socket, peer;
+  SlowToClose() {
+    const Fd listener = Fd::adopt(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    auto* const address = reinterpret_cast<sockaddr*>(&at);
+    socklen_t size = sizeof at;
+    REQUIRE(::bind(listener.get(), address, size) == 0);
+    REQUIRE(::listen(listener.get(), 1) == 0);
+    REQUIRE(::getsockname(listener.get(), address, &size) == 0);
+    socket = Fd::adopt(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(::connect(socket.get(), address, size) == 0);
+    peer = Fd::adopt(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    REQUIRE(peer);
+    const std::vector<std::byte> block(1 << 16);
+    while (::send(socket.get(), block.data(), block.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) continue;
+    const linger patience{1, 60};
+    REQUIRE(::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &patience, sizeof patience) == 0);
+  }
 };
 
 std::size_t create_all(Client& client, std::size_t most) {
@@ -380,4 +407,72 @@ TEST_CASE("an element that was not ready when its batch was looked at is not rea
   CHECK(elements_with<shmbw_attach_reply>(reply, Status::not_ready) == 2);
   CHECK(reply.fds.size() == 10);
   CHECK(reader.attach_id(late.ref()).status == Status::ok);  // asked again, it is served
+}
+
+TEST_CASE("descriptors whose close does not return count for the user that sent them, and are bounded by its share") {
+  const TableOf table(4096);
+  World world(with_reserve(system_config()), facts_of(1000));
+  Client greedy = world.client(1000), bystander = world.client(2000);
+  const std::uint32_t before = bystander.status().descriptors;
+  SlowToClose slow;
+  const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  std::vector<Fd> sent;
+  sent.push_back(std::move(slow.socket));
+  bool more = world.books->close_elsewhere(1000, std::move(sent));
+  std::uint32_t count = 1;
+  while (more && count < 900) {
+    sent.clear();
+    sent.push_back(Fd::adopt(::fcntl(null, F_DUPFD_CLOEXEC, 0)));
+    more = world.books->close_elsewhere(1000, std::move(sent));
+    ++count;
+  }
+  ::close(null);
+  CHECK(count > 300);
+  CHECK(count < 360);
+  CHECK(world.books->closes_too_many(1000));
+  CHECK_FALSE(world.books->closes_too_many(2000));
+  CHECK(bystander.status().descriptors == before + count);
+  const Error refused = greedy.create().error;
+  CHECK(refused.status == Status::no_descriptors);
+  CHECK(refused.shortage.scope == SHMBW_SCOPE_UID);
+  CHECK(create_all(bystander, 100) == 100);
+  slow.peer.reset();
+  while (world.books->closes_too_many(1000) || bystander.status().descriptors > before + 100) sys::rest(1'000'000);
+  CHECK(greedy.create().status == Status::ok);
+}
+
+TEST_CASE("a user that is over its share for other reasons may have a few descriptors closed") {
+  const TableOf table(4096);
+  Config config = with_reserve(system_config());
+  config.limits.uid_descriptors = 4;
+  World world(config, facts_of(1000));
+  Client client = world.client(1000);
+  CHECK(create_all(client, 10) == 2);
+  SlowToClose slow;
+  std::vector<Fd> sent;
+  sent.push_back(std::move(slow.socket));
+  CHECK(world.books->close_elsewhere(1000, std::move(sent)));
+  CHECK_FALSE(world.books->closes_too_many(1000));
+  slow.peer.reset();
+}
+
+TEST_CASE("pidfds of processes that are asked how they ended leave their user and others room for sessions") {
+  World world(with_reserve(system_config()), facts_of(1000));
+  Client bystander = world.client(2000);
+  const std::uint32_t before = bystander.status().descriptors;
+  std::uint32_t kept = 0;
+  while (kept < 900 && world.books->keep_pidfd(1000)) ++kept;
+  CHECK(kept > 150);
+  CHECK(kept < 180);
+  CHECK(bystander.status().descriptors == before + kept);
+  CHECK(create_all(bystander, 100) == 100);
+  {
+    std::vector<Client> sessions;
+    for (int i = 0; i < 50; ++i) sessions.push_back(world.client(1000));
+    CHECK(sessions.back().create().status == Status::ok);
+  }
+  for (; kept > 0; --kept) world.books->pidfd_closed(1000);
+  CHECK(bystander.status().descriptors == before + 100);
+  CHECK(world.books->keep_pidfd(1000));
+  world.books->pidfd_closed(1000);
 }

@@ -98,6 +98,11 @@ shmbw_status_reply World::status() {
   return out;
 }
 
+bool World::holds_descriptors(std::uint32_t count) {
+  for (int waited = 0; waited < 30'000 && status().descriptors != count; ++waited) sys::rest(1'000'000);
+  return status().descriptors == count;
+}
+
 Client World::silent(std::uint32_t uid, std::uint32_t pid, bool pidfd) {
   Peer peer;
   peer.uid = peer.gid = uid;

@@ -217,6 +217,8 @@ class World {
   void advance(std::int64_t by);
   void wait_for_closes();  // regions that a helper thread closes
   shmbw_status_reply status();
+  // Sooner or later: what clients brought is closed on a thread, and counts until then.
+  bool holds_descriptors(std::uint32_t count);
 
   std::int64_t now = 1000 * kSecond;
   std::vector<std::string> log;

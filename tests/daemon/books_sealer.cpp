@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <sys/uio.h>
 
+#include <memory>
+
 #include "base/compat.hpp"
 #include "base/fault.hpp"
 #include "base/mapping.hpp"
@@ -329,4 +331,59 @@ TEST_CASE("a broker ends although a publication is stuck") {
   CHECK(held->let_go());
   for (int waited = 0; !sealed_for_writing(memory) && waited < 30'000; ++waited) sys::rest(1'000'000);
   CHECK(sealed_for_writing(memory));
+}
+
+TEST_CASE("publications that wait count for who asked for them, also when it has left, and leave others the table") {
+  shmb::daemon::Config config = system_config();
+  config.limits.uid_descriptors = 60;
+  World world(config);
+  Client other = world.client(2000);
+  const std::uint32_t before = other.status().descriptors;
+  {
+    std::vector<Client> writers;
+    std::vector<Created> regions;
+    std::vector<std::unique_ptr<harness::StuckWrite>> stuck;
+    for (int i = 0; i < 4; ++i) {  // as many as are sealed at a time for one user
+      writers.push_back(world.client(1000));
+      regions.push_back(writers.back().create());
+      stuck.push_back(std::make_unique<harness::StuckWrite>(regions.back().memory.get()));
+      if (!stuck.back()->stuck()) SKIP_CASE("userfaultfd is not allowed here");
+      ask_to_publish(writers.back(), regions.back().ref());
+      REQUIRE(writers.back().link().held);
+    }
+    // Of each, socket and pidfd, the region, its reader, and the copy that is sealed.
+    CHECK(other.status().descriptors == before + 4 * 5);
+    int left = 0;
+    for (bool refused = false; left < 100 && !refused; ++left) {
+      Client leaver = world.client(1000);
+      const Created made = leaver.create();
+      if (made.status != Status::ok) {
+        CHECK(made.error.shortage.scope == SHMBW_SCOPE_UID);
+        break;
+      }
+      ask_to_publish(leaver, made.ref());
+      if (!leaver.link().held) {
+        const Error why = leaver.link().replies.back().error();
+        CHECK(why.status == Status::no_descriptors);
+        CHECK(why.shortage.scope == SHMBW_SCOPE_UID);
+        refused = true;
+      }
+      leaver.close();
+    }
+    CHECK(left > 20);
+    CHECK(left < 45);
+    CHECK(other.status().descriptors <= before + 60);
+    Created mine = other.create();
+    CHECK(other.publish(mine.ref()).status() == Status::ok);
+    other.release(mine.ref());
+    for (auto& each : stuck) CHECK(each->let_go());
+    for (Client& each : writers) each.wait_while_held();
+    writers.clear();
+  }
+  // Those that nobody waits for any more are done some time later.
+  while (other.status().descriptors > before) {
+    (void)sys::poll_readable(world.books->wake_fd(), kSecond);
+    world.books->woken();
+  }
+  CHECK(other.status().descriptors == before);
 }

@@ -39,6 +39,8 @@ class FakeBooks final : public Books {
   std::vector<std::string> told;
   int served = 0;
   bool refuse = false, is_idle = false, wants = false, confirm = false, confirmed = false;
+  bool room_for_pidfds = true;
+  int pidfds = 0;
   bool choked = false;  // more descriptors wait for their close than should
   std::int64_t deadline = kNever;
   std::function<void(Known&)> during_packet;
@@ -87,6 +89,11 @@ class FakeBooks final : public Books {
   }
   void disconnected(Session& session) override { told.push_back("disconnected " + number(session)); }
   bool wants_exit(const Session&) const override { return wants; }
+  bool keep_pidfd(std::uint32_t) override {
+    pidfds += room_for_pidfds ? 1 : 0;
+    return room_for_pidfds;
+  }
+  void pidfd_closed(std::uint32_t) override { --pidfds; }
   void forget(Session& session) override {
     told.push_back("forget " + number(session));
     sessions.remove_if([&](Known& each) { return &each == &known(session); });

@@ -22,16 +22,16 @@ TEST_CASE("a GPU is named once: its node is opened elsewhere, and an event tells
   CHECK(event.hold == SHMBW_GPU_HOLD_NODE);
   CHECK(event.minor == 3);
   CHECK(await_device(world, client).watch == second.watch);
-  CHECK(world.status().descriptors == before + 1);
+  CHECK(world.holds_descriptors(before + 1));
   const auto again = ask_device(client).fixed<shmbw_gpu_device_reply>();
   CHECK(again.watch == 0);
   CHECK(again.hold == SHMBW_GPU_HOLD_NODE);
   // Another session's look finds the same node: it is held once.
   Client other = gpu_client(world);
-  CHECK(world.status().descriptors == before + 2 + 1);
+  CHECK(world.holds_descriptors(before + 2 + 1));
   other.close();
   client.close();
-  CHECK(world.status().descriptors == before - 2);
+  CHECK(world.holds_descriptors(before - 2));
 }
 
 TEST_CASE("where the broker cannot open the node it says what failed, and takes an open of the client's") {
@@ -103,7 +103,7 @@ TEST_CASE("a node that is given is its giver's user's to pay for, until the last
     CHECK(why.shortage.slot == SHMBW_SLOT_GPU_DESCRIPTORS);
     CHECK(why.sentence.find("asked 1, used 4 of 4; raise limits.uid.1000.gpu_descriptors") != std::string::npos);
   }
-  CHECK(world.status().descriptors == before);
+  CHECK(world.holds_descriptors(before));
   CHECK(give(stranger).status() == Status::ok);
   // The region keeps the node although its giver has gone.
   first.die();
@@ -556,7 +556,7 @@ TEST_CASE("a process that only closed its socket still maps the memory: it stays
   REQUIRE(gpu_rows(asker).size() == 1);  // nobody can reach it, and its bytes are used
   CHECK(gpu_rows(asker).at(0).state == SHMBW_GPU_STATE_DETACHED);
   CHECK(gpu_rows(asker).at(0).bytes == 4 << 20);
-  CHECK(world.status().descriptors == before - 2);
+  CHECK(world.holds_descriptors(before - 2));
   CHECK(open_id(asker, made.reply.region).status == Status::detached);
   world.books->process_ended(*consumer.session());
   CHECK(gpu_rows(asker).empty());

@@ -512,6 +512,26 @@ TEST_CASE("the end of a process is told with how it died, where the kernel tells
   }
 }
 
+TEST_CASE("the pidfd of a process that is asked how it ended is the books' to count, or is not kept") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    room.books.wants = true;
+    RawClient client = room.greeted();
+    client.close();
+    REQUIRE(room.until([&] { return room.books.count("eof") == 1; }));
+    CHECK(room.books.pidfds == 1);
+    CHECK(room.transport.descriptors() == 0);
+    REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+    CHECK(room.books.pidfds == 0);
+    room.books.room_for_pidfds = false;
+    RawClient next = room.greeted();
+    next.close();
+    REQUIRE(room.until([&] { return room.books.count("eof") == 2; }));
+    CHECK(room.books.told.back() == "forget 2");
+    CHECK(room.books.pidfds == 0);
+  }
+}
+
 TEST_CASE("a process whose forked child holds the socket dies without an end of file: an heir goes on") {
   ON_EACH_ENGINE {
     Room room(engine);
