@@ -9,6 +9,7 @@
 
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
+#include "base/sys_unread.hpp"
 #include "base/text.hpp"
 #include "daemon/log.hpp"
 #include "daemon/transport.hpp"
@@ -65,6 +66,16 @@ bool is_never_answered(wire::Bytes packet) {
 
 }  // namespace
 
+void close_socket(Books& books, std::uint32_t uid, Fd socket) {
+  // The peer hears of it now, even if an asynchronous receive still holds the socket for a moment. And it can send no
+  // more.
+  (void)sys::shutdown(socket.get());
+  if (!sys::holds_packet(socket.get())) return;
+  std::vector<Fd> one;
+  one.push_back(std::move(socket));
+  (void)books.close_elsewhere(uid, std::move(one));
+}
+
 Connection::Connection(Transport& transport, Fd socket, Identity identity)
     : transport_(transport),
       process_(transport.engine().turns.join(identity.facts.uid, identity.facts.pid)),
@@ -79,12 +90,13 @@ Connection::~Connection() {
   transport_.engine().unwatch(death_);
   transport_.engine().turns.forget(rest_);
   transport_.engine().turns.leave(process_);
+  if (brings_ && socket_) close_socket(transport_.books(), identity_.facts.uid, std::move(socket_));
 }
 
 bool Connection::start() {
   // 6.16: a client cannot even send descriptors. On older kernels they arrive nowhere, because we receive without
   // room for them, and the peer is dropped.
-  (void)sys::refuse_descriptors(socket_.get());
+  brings_ = !sys::refuse_descriptors(socket_.get());
   if (!transport_.engine().add(socket_.get(), *this, process_)) return false;
   session_ = transport_.books().connected(*this);
   if (session_ == nullptr) return false;
@@ -121,8 +133,12 @@ bool Connection::process_over() const {
 }
 
 void Connection::take_descriptors(bool many) {
+  brings_ = true;
+  takes_many_ |= many;
   (void)sys::refuse_descriptors(socket_.get(), false);
-  transport_.engine().take_descriptors(*this, many);
+  // There is room for as many as a packet can bring: the kernel closes those that find none, on this thread, and that
+  // may wait for their sender.
+  transport_.engine().take_descriptors(*this, true);
 }
 
 void Connection::on_arrival(Arrival& arrival) {
@@ -139,7 +155,8 @@ void Connection::on_arrival(Arrival& arrival) {
     return end(Ending::end_of_file);
   }
   if (arrival.truncated) return drop("a packet is longer than any message");
-  if (arrival.brought_descriptors) return drop("sent descriptors that nobody asked for");
+  if (arrival.brought_descriptors || (brought_.size() > 1 && !takes_many_))
+    return drop("sent descriptors that nobody asked for");
   if (!may_serve(arrival.bytes)) {
     if (!keep_brought()) return drop("sent descriptors before it had read its last reply, and its user has too many");
     held_.assign(arrival.bytes.begin(), arrival.bytes.end());
@@ -310,13 +327,13 @@ void Connection::end(Ending how) {
 Connection::Remains Connection::leave_remains() {
   (void)sys::shutdown(socket_.get());
   outbox_->abandon();
-  return {std::move(socket_), std::move(outbox_)};
+  return {std::move(socket_), std::move(outbox_), brings_};
 }
 
 Fd Connection::close() {
-  // The peer hears of it now, even if an asynchronous receive still holds the socket for a moment.
-  if (socket_) (void)sys::shutdown(socket_.get());
+  if (socket_ && !brings_) (void)sys::shutdown(socket_.get());
   outbox_.reset();
+  if (socket_ && brings_) close_socket(transport_.books(), identity_.facts.uid, std::move(socket_));
   socket_.reset();
   if (!identity_.pidfd_is_certain) identity_.pidfd.reset();
   return std::move(identity_.pidfd);

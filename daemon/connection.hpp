@@ -21,6 +21,10 @@ namespace shmb::daemon {
 class Transport;
 struct HalfOpen;
 
+// Closes a connection's socket. Descriptors that lie unread in it are closed with it, and that may wait for their
+// sender: then it happens elsewhere.
+void close_socket(Books& books, std::uint32_t uid, Fd socket);
+
 class Connection final : public Link, private Port, public Hook<Connection, HalfOpen> {
  public:
   Connection(Transport& transport, Fd socket, Identity identity);
@@ -59,6 +63,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   struct Remains {
     Fd socket;
     std::unique_ptr<Outbox> outbox;
+    bool brings = false;
   };
   Remains leave_remains();
 
@@ -111,6 +116,8 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   bool holding_ = false, over_share_ = false, refused_ = false, waiting_ = false, yields_ = false, asked_ = false,
        serving_ = false, replied_ = false, edges_ = false;
   bool greeted_ = false, death_told_ = false, reset_ = false;
+  bool brings_ = false;      // the kernel lets the peer send descriptors
+  bool takes_many_ = false;  // in one packet; else one
   std::int64_t retry_pause_ = 0;
   std::int64_t choked_since_ = 0;  // nothing is read: descriptors that it sent are still being closed
   Ending ending_ = Ending::none;

@@ -5,8 +5,10 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <list>
 #include <string>
 #include <vector>
@@ -41,7 +43,9 @@ class FakeBooks final : public Books {
   bool refuse = false, is_idle = false, wants = false, confirm = false, confirmed = false;
   bool room_for_pidfds = true;
   int pidfds = 0;
-  bool choked = false;  // more descriptors wait for their close than should
+  bool keeps_elsewhere = false;
+  std::vector<Fd> elsewhere;  // what was to be closed, which is open as long as it is here
+  bool choked = false;        // more descriptors wait for their close than should
   std::int64_t deadline = kNever;
   std::function<void(Known&)> during_packet;
 
@@ -103,7 +107,10 @@ class FakeBooks final : public Books {
     deadline = kNever;
     told.push_back("tick");
   }
-  bool close_elsewhere(std::uint32_t, std::vector<Fd>) override { return !choked; }
+  bool close_elsewhere(std::uint32_t, std::vector<Fd> fds) override {
+    if (keeps_elsewhere) std::ranges::move(fds, std::back_inserter(elsewhere));
+    return !choked;
+  }
   bool closes_too_many(std::uint32_t) override { return choked; }
   int wake_fd() const override { return -1; }
   void woken() override {}

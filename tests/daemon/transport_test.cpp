@@ -195,6 +195,74 @@ TEST_CASE(
   }
 }
 
+// Their close may wait for who sent them.
+TEST_CASE("descriptors that lie unread in a socket are not closed on the broker's thread") {
+  ON_EACH_ENGINE {
+    for (const bool empty : {false, true}) {
+      CAPTURE(empty);
+      Room room(engine);
+      room.books.keeps_elsewhere = true;
+      RawClient client = room.greeted();
+      room.books.session(1).link->take_descriptors(true);
+      CHECK(room.ping(client).ok());
+      int ends[2] = {-1, -1};
+      REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+      const Fd out = Fd::adopt(ends[0]);
+      Fd in = Fd::adopt(ends[1]);
+      const int number = in.get();
+      if (empty) {
+        // The first ends the session, as its end would. No byte tells of the second.
+        CHECK(client.send({}));
+        CHECK(client.send({}, std::span(&number, 1)));
+        client.close();
+      } else {
+        client.ask(kDrop, shmbw_group_end{});
+        std::byte buffer[256];
+        wire::Writer writer(buffer);
+        writer.begin(kPing, 9, Status::ok, shmbw_status{});
+        CHECK(client.send(writer.finish(1), std::span(&number, 1)));
+      }
+      in.reset();
+      REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+      REQUIRE(room.books.elsewhere.size() == 1);
+      CHECK_FALSE(*sys::poll_readable(out.get(), 0));  // its other end is open
+      room.books.elsewhere.clear();
+      CHECK(*sys::poll_readable(out.get(), 0));
+      // Where nothing lies unread, nothing has to wait.
+      RawClient next = room.greeted();
+      room.books.session(2).link->take_descriptors(true);
+      next.close();
+      REQUIRE(room.until([&] { return room.books.count("forget") == 2; }));
+      CHECK(room.books.elsewhere.empty());
+    }
+  }
+}
+
+TEST_CASE("more descriptors than a session may send drop it, and are not closed on the broker's thread either") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    room.books.keeps_elsewhere = true;
+    RawClient client = room.greeted();
+    room.books.during_packet = [](FakeBooks::Known& from) { from.link->take_descriptors(false); };  // as HELLO does
+    CHECK(room.ping(client).ok());
+    int ends[2] = {-1, -1};
+    REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+    const Fd out = Fd::adopt(ends[0]);
+    Fd in = Fd::adopt(ends[1]);
+    const int numbers[] = {out.get(), in.get()};
+    std::byte buffer[256];
+    wire::Writer writer(buffer);
+    writer.begin(kPing, 9, Status::ok, shmbw_status{});
+    CHECK(client.send(writer.finish(2), numbers));
+    in.reset();
+    REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+    CHECK(room.books.elsewhere.size() == 2);
+    CHECK_FALSE(*sys::poll_readable(out.get(), 0));  // its other end is open
+    room.books.elsewhere.clear();
+    CHECK(*sys::poll_readable(out.get(), 0));
+  }
+}
+
 TEST_CASE("no request is served while a reply is unread, and others are served meanwhile") {
   ON_EACH_ENGINE {
     Room room(engine);
