@@ -191,7 +191,8 @@ void Connection::discard_brought() {
 bool Connection::may_serve(wire::Bytes packet) {
   over_share_ = refused_ = false;
   if (!outbox_->open()) return is_never_answered(packet);
-  over_share_ = answered_with_descriptors(packet) && !transport_.in_flight().within_share(*outbox_, transport_.now());
+  over_share_ = answered_with_descriptors(packet) &&
+                !transport_.in_flight().within_share(*outbox_, descriptors_to_come(packet), transport_.now());
   if (over_share_ && doorbell_flags(packet) == SHMBW_DOORBELL_GET) {
     over_share_ = false;
     refused_ = true;

@@ -24,6 +24,8 @@ bool passing(Errno error) { return error.value == EAGAIN || error.value == ENOBU
 // A look at a socket takes about 0.2 us: what somebody who is over his share costs others stays at a few per cent.
 constexpr std::int64_t kLookPause = 5'000'000, kLookPausePerSocket = 10'000;
 
+constexpr std::size_t kFew = 4;  // descriptors that other replies than those to batches carry at most
+
 constexpr std::size_t kSequenceOffset = sizeof(shmbw_header);  // every event's fixed part begins with its sequence
 
 std::uint64_t sequence_of(wire::Bytes event) {
@@ -64,13 +66,20 @@ std::uint64_t InFlight::share() const {
   return std::max({std::uint64_t{1}, std::min<std::uint64_t>(sys::kMaxFdsPerMessage, allowance_ / 4), allowance_ / 16});
 }
 
-bool InFlight::within_share(Outbox& outbox, std::int64_t now) {
+// A reply that the kernel would refuse is not made: while it waits, it needs as many descriptors again. The kernel
+// refuses once more than the allowance is unread, so a quarter is kept for what is promised already.
+bool InFlight::fits(const Process& process, std::size_t wanted) const {
+  if (process.unread + process.promised >= share()) return false;
+  return wanted <= kFew || descriptors_ + promised_ <= allowance_ - allowance_ / 4;
+}
+
+bool InFlight::within_share(Outbox& outbox, std::size_t wanted, std::int64_t now) {
   const Process& process = outbox.process_->second;
-  if (process.unread + process.promised < share()) return true;
+  if (fits(process, wanted)) return true;
   if (now < look_after_) return false;
   look_after_ = now + std::max(kLookPause, kLookPausePerSocket * std::int64_t{list_.size()});
   look_again();
-  return process.unread + process.promised < share();
+  return fits(process, wanted);
 }
 
 bool InFlight::over_share(const Outbox& outbox) const { return outbox.process_->second.unread > share(); }
@@ -146,7 +155,10 @@ void Outbox::drop_events() {
 
 void Outbox::promise(std::size_t descriptors) {
   process_->second.promised -= promised_;
-  process_->second.promised += promised_ = descriptors;
+  in_flight_.promised_ -= promised_;
+  promised_ = descriptors;
+  process_->second.promised += promised_;
+  in_flight_.promised_ += promised_;
 }
 
 bool Outbox::nothing_unread() {

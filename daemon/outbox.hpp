@@ -34,9 +34,9 @@ class InFlight {
   bool crowded() const { return descriptors_ - abandoned_ > allowance_ / 2; }
   Outbox* oldest() const;
   void look_again();  // asks every socket; afterwards the count is exact
-  // May its process be sent more descriptors? Who is over its share asks again and again, so every socket is asked anew
-  // only now and then, the more seldom the more there are.
-  bool within_share(Outbox& outbox, std::int64_t now);
+  // May its process be sent `wanted` descriptors? A process over its share asks again and again, so every socket is
+  // looked at only now and then, the more seldom the more there are.
+  bool within_share(Outbox& outbox, std::size_t wanted, std::int64_t now);
   bool over_share(const Outbox& outbox) const;  // as far as is known without asking the sockets
   std::uint64_t kept() const { return kept_; }  // copies held for replies that wait to be sent
 
@@ -60,12 +60,13 @@ class InFlight {
   void add(Outbox& outbox, std::size_t descriptors);
   void remove(Outbox& outbox);
   std::uint64_t share() const;
+  bool fits(const Process& process, std::size_t wanted) const;
 
   std::uint64_t allowance_;
   List<Outbox, Unread> list_;
   Processes processes_;
   Users users_;
-  std::uint64_t descriptors_ = 0, abandoned_ = 0, kept_ = 0;
+  std::uint64_t descriptors_ = 0, promised_ = 0, abandoned_ = 0, kept_ = 0;
   std::int64_t look_after_ = 0;
 };
 

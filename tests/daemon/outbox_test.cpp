@@ -163,34 +163,55 @@ TEST_CASE("one process may have half of all unread; once that is passed, each pr
   std::byte bytes[32] = {};
   std::vector<int> numbers(100, 0);
   CHECK(one.reply(bytes, std::span(numbers).first(79), 1) == Outbox::Sent::sent);
-  CHECK(in_flight.within_share(same, now += kSecondLater));
+  CHECK(in_flight.within_share(same, 1, now += kSecondLater));
   CHECK(same.reply(bytes, std::span(numbers).first(1), 1) == Outbox::Sent::sent);
-  CHECK_FALSE(in_flight.within_share(same, now += kSecondLater));
-  CHECK(in_flight.within_share(other, now += kSecondLater));
+  CHECK_FALSE(in_flight.within_share(same, 1, now += kSecondLater));
+  CHECK(in_flight.within_share(other, 1, now += kSecondLater));
   CHECK_FALSE(in_flight.crowded());
   CHECK(other.reply(bytes, std::span(numbers).first(60), 1) == Outbox::Sent::sent);
   CHECK(in_flight.crowded());
-  CHECK_FALSE(in_flight.within_share(other, now += kSecondLater));
+  CHECK_FALSE(in_flight.within_share(other, 1, now += kSecondLater));
   std::byte buffer[64];
   std::vector<Fd> fds;
   REQUIRE(sys::receive(ends[1].get(), buffer, fds, false));
-  CHECK(in_flight.within_share(same,
+  CHECK(in_flight.within_share(same, 1,
                                now += kSecondLater));  // it asked anew: 61 are unread now, 1 of them by this process
-  CHECK(in_flight.within_share(other, now += kSecondLater));
+  CHECK(in_flight.within_share(other, 1, now += kSecondLater));
   CHECK(other.reply(bytes, std::span(numbers).first(40), 1) == Outbox::Sent::sent);
-  CHECK(in_flight.within_share(same, now += kSecondLater));
-  CHECK_FALSE(in_flight.within_share(other, now += kSecondLater));
+  CHECK(in_flight.within_share(same, 1, now += kSecondLater));
+  CHECK_FALSE(in_flight.within_share(other, 1, now += kSecondLater));
   SUBCASE("an abandoned session's descriptors stay in the count until they are read") {
     other.abandon();
     CHECK_FALSE(in_flight.crowded());
     CHECK(in_flight.descriptors() == 101);
     Outbox back(third_ends[1].get(), 4, in_flight, &in_flight, {0, 2});
-    CHECK_FALSE(in_flight.within_share(back, now += kSecondLater));
+    CHECK_FALSE(in_flight.within_share(back, 1, now += kSecondLater));
     REQUIRE(sys::receive(third_ends[1].get(), buffer, fds, false));
     REQUIRE(sys::receive(third_ends[1].get(), buffer, fds, false));
-    CHECK(in_flight.within_share(back, now += kSecondLater));
+    CHECK(in_flight.within_share(back, 1, now += kSecondLater));
     CHECK(in_flight.descriptors() == 1);
   }
+}
+
+TEST_CASE("a batch waits while three quarters of the allowance are unread or promised; a single descriptor does not") {
+  InFlight in_flight(400);
+  auto ends = std::move(*sys::seqpacket_pair()), making_ends = std::move(*sys::seqpacket_pair()),
+       other_ends = std::move(*sys::seqpacket_pair());
+  Outbox one(ends[0].get(), 4, in_flight, &in_flight, {0, 1}),
+      making(making_ends[0].get(), 4, in_flight, &in_flight, {0, 2}),
+      other(other_ends[0].get(), 4, in_flight, &in_flight, {0, 3});
+  constexpr std::int64_t kSecondLater = 1'000'000'000;
+  std::int64_t now = 0;
+  std::byte bytes[32] = {};
+  const std::vector<int> numbers(150, 0);
+  CHECK(one.reply(bytes, numbers, 1) == Outbox::Sent::sent);
+  making.promise(150);
+  CHECK(in_flight.within_share(other, 250, now += kSecondLater));
+  making.promise(151);
+  CHECK_FALSE(in_flight.within_share(other, 250, now += kSecondLater));
+  CHECK(in_flight.within_share(other, 1, now += kSecondLater));
+  making.promise(0);
+  CHECK(in_flight.within_share(other, 250, now += kSecondLater));
 }
 
 TEST_CASE("a process over its share that asks on and on makes the others' sockets be looked at now and then only") {
@@ -211,14 +232,14 @@ TEST_CASE("a process over its share that asks on and on makes the others' socket
   Unread asks(in_flight);
   fault::clear();
   std::int64_t now = 1'000'000'000;
-  for (int i = 0; i < 10'000; ++i) CHECK_FALSE(in_flight.within_share(asks.box, now += 100));  // a millisecond of it
+  for (int i = 0; i < 10'000; ++i) CHECK_FALSE(in_flight.within_share(asks.box, 1, now += 100));  // a millisecond of it
   CHECK(fault::count(fault::Call::outq) == kSessions);
-  for (int i = 0; i < 1'000; ++i) CHECK_FALSE(in_flight.within_share(asks.box, now += 1'000'000));  // a second
+  for (int i = 0; i < 1'000; ++i) CHECK_FALSE(in_flight.within_share(asks.box, 1, now += 1'000'000));  // a second
   CHECK(fault::count(fault::Call::outq) <= 201 * kSessions);
   std::byte buffer[64];
   std::vector<Fd> fds;
   for (auto& peer : greedy) REQUIRE(sys::receive(peer->ends[1].get(), buffer, fds, false));
-  CHECK(in_flight.within_share(asks.box, now += 1'000'000'000));  // nobody is forgotten
+  CHECK(in_flight.within_share(asks.box, 1, now += 1'000'000'000));  // nobody is forgotten
 }
 
 TEST_CASE("sessions of one user that read no event keep a bounded amount of memory, and each is told its gap") {

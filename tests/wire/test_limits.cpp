@@ -264,20 +264,18 @@ harness::Child greedy_reader(const std::string& socket, const harness::Gate& end
     }
     for (RawClient& client : clients)
       if (!client.send(batch(SHMBW_OP_ATTACH, 1000, wishes))) return 3;
-    // Whichever is answered is read: one that waits may wait for the other to be read.
-    for (int left = static_cast<int>(kSessions); left != 0;)
-      for (RawClient& client : clients) {
-        if (!client.connected()) continue;
-        RawPacket reply = client.receive(2);
+    // Each answer is read as it comes: one session may wait for the other to be read. Both stay until both are done,
+    // because the region ends with the first.
+    bool done[kSessions] = {};
+    while (!done[0] || !done[1])
+      for (std::size_t i = 0; i < kSessions; ++i) {
+        if (done[i]) continue;
+        RawPacket reply = clients[i].receive(2);
         if (reply.kind == RawPacket::Kind::nothing) continue;
         if (!reply.ok() || reply.descriptors_lost) return 4;
         if (reply.fds.size() != wishes.size()) return 5;
-        if (end.wait(0)) {
-          client.close();
-          --left;
-        } else if (!client.send(batch(SHMBW_OP_ATTACH, 1000, wishes))) {
-          return 6;
-        }
+        done[i] = end.wait(0);
+        if (!done[i] && !clients[i].send(batch(SHMBW_OP_ATTACH, 1000, wishes))) return 6;
       }
     return 0;
   });
