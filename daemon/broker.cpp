@@ -2,6 +2,7 @@
 // The books behind the seam: hands what the transport tells to the nouns.
 #include "daemon/broker.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <string>
 
@@ -13,8 +14,9 @@
 namespace shmb::daemon {
 namespace {
 
-// Sessions of one uid over its limit that may wait to be told so in the answer to HELLO; more are closed at once.
-constexpr std::uint32_t kRefusedWaiting = 16;
+// Sessions of one uid over its limit that may be open. One that was told so makes room for the next; where all of them
+// have yet to say HELLO, the next is closed at once.
+constexpr std::size_t kRefusedAtMost = 16;
 
 class Broker final : public Books {
  public:
@@ -88,9 +90,20 @@ class Broker final : public Books {
   bool idle() const override { return world_.live_sessions == 0 && world_.regions.empty() && world_.pools.empty(); }
 
  private:
+  bool drop_one_told(Uid& uid);
   std::uint64_t kept_back(bool admin) const { return admin ? 0 : world_.config.descriptors_reserved / 2; }
   World world_;
 };
+
+bool Broker::drop_one_told(Uid& uid) {
+  const auto told =
+      std::ranges::find_if(uid.refused, [&](std::uint64_t id) { return world_.sessions.at(id).refusal_told; });
+  if (told == uid.refused.end()) return false;
+  Session& session = world_.sessions.at(*told);
+  uid.refused.erase(told);
+  session.link->drop("it was told that its user is over a limit, and others wait to be told");
+  return true;
+}
 
 Session* Broker::connected(Link& link) {
   const Peer& peer = link.peer();
@@ -101,7 +114,7 @@ Session* Broker::connected(Link& link) {
   const auto full = session_shortage(world_, peer.uid, admin);
   std::expected<Charge, Shortage> charge = std::unexpected(full.value_or(Shortage{}));
   if (!full) charge = uid.account.charge(Slot::sessions, 1);
-  if (!charge && !peer.admin && uid.refused >= kRefusedWaiting) {
+  if (!charge && !peer.admin && uid.refused.size() >= kRefusedAtMost && !drop_one_told(uid)) {
     world_.drop_uid(peer.uid);
     return nullptr;
   }
@@ -112,7 +125,7 @@ Session* Broker::connected(Link& link) {
   if (charge) {
     session.charge = std::move(*charge);
   } else if (!peer.admin) {
-    ++uid.refused;
+    uid.refused.push_back(id);
     session.refusal = full ? refuse_descriptors(world_, *full) : refuse_limit(world_, session, charge.error());
   }
   return &session;

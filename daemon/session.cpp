@@ -43,7 +43,10 @@ std::uint32_t Session::wire_state() const {
 
 // The two descriptors of the session that asks are counted by the transport already, and not yet by its user's share.
 std::optional<Shortage> session_shortage(const World& world, std::uint32_t uid, bool admin) {
-  if (auto full = world.descriptor_shortage(uid, 0, admin); full || admin) return full;
+  auto full = world.descriptor_shortage(uid, 0, admin);
+  // Its own two are open already.
+  if (full) full->used -= full->asked = 2;
+  if (full || admin) return full;
   return world.share_shortage(uid, 2);
 }
 
@@ -105,6 +108,7 @@ Result<void> follow(World& world, Session& session, Session& source) {
 Result<void> admit(World& world, Session& session, const shmbw_hello& hello) {
   if (session.refusal) {  // the limit may have room by now
     Uid& uid = world.uids.at(session.uid);
+    session.refusal_told = true;
     const bool root = session.uid == 0 && !world.private_mode();
     if (const auto full = session_shortage(world, session.uid, session.admin || root))
       return std::unexpected(refuse_descriptors(world, *full));
@@ -112,7 +116,7 @@ Result<void> admit(World& world, Session& session, const shmbw_hello& hello) {
     if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
     session.charge = std::move(*charge);
     session.refusal.reset();
-    --uid.refused;
+    std::erase(uid.refused, session.id);
   }
   if (hello.fork_session) {
     Session* source = world.find_session(hello.fork_session);
@@ -212,7 +216,7 @@ void end_session(World& world, Session& session) {
   world.tally = outer;
   session.phase = Phase::ended;
   session.link = nullptr;
-  if (session.refusal) --world.uids.at(session.uid).refused;
+  if (session.refusal) std::erase(world.uids.at(session.uid).refused, session.id);
   --world.live_sessions;
   if (tally.leases != 0 || tally.regions != 0) report_reclaim(world, session, tally, group, group_text);
   // Only now does their session count as one that is over.

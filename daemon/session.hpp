@@ -60,6 +60,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   bool lazy = false;               // disconnected by us (law 8)
   std::optional<sys::ExitInfo> exit;
   std::optional<Error> refusal;  // over a limit at accept: told at HELLO
+  bool refusal_told = false;     // only a connection that is kept open to ask again
   Account account;
   Charge charge;
   Secret fork_secret;

@@ -35,8 +35,8 @@ namespace shmb::daemon {
 struct Uid {
   Uid(std::uint32_t uid, Account& host, const Account::Report& report);
   Account account;
-  std::uint32_t users = 0;    // sessions, groups and tickets that point here
-  std::uint32_t refused = 0;  // sessions over the limit that wait to be told so
+  std::uint32_t users = 0;             // sessions, groups and tickets that point here
+  std::vector<std::uint64_t> refused;  // sessions over the limit, oldest first
   std::uint32_t doorbells = 0;
   // Descriptors opened for replies that are not sent yet, come with requests that wait, to be sealed, and pidfds.
   std::uint64_t waiting = 0;

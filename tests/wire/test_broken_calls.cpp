@@ -290,6 +290,28 @@ TEST_CASE("an accept that fails for want of anything is tried again, and nobody 
   }
 }
 
+TEST_CASE("each connection over its user's limit is told so, though those told before stay open") {
+  BrokerOptions options;
+  options.config = "[limits]\nuid_sessions = 4\n";
+  on_each_engine(options, [](BrokerFixture& broker) {
+    std::vector<RawClient> served, told;
+    while (served.size() < 4) served.push_back(greeted(broker));
+    for (std::uint64_t i = 0; i < 40; ++i) {
+      told.push_back(RawClient::connect(broker.socket()));
+      RawPacket reply = told.back().hello();
+      REQUIRE(reply.kind == RawPacket::Kind::packet);
+      const shmb::Error error = error_of(reply);
+      CHECK(error.status == shmb::Status::limit);
+      CHECK(wrong_with_sentence(error) == "");
+    }
+    for (RawClient& client : served) CHECK(client.status().ok());
+    served.pop_back();
+    // The newest of those that were told has its connection still.
+    for (int tries = 0; tries < 30'000 && !told.back().hello().ok(); ++tries) ::usleep(1000);
+    CHECK(told.back().status().ok());
+  });
+}
+
 TEST_CASE("with a full descriptor table the broker serves whom it has, and newcomers as others leave") {
   BrokerOptions options;
   options.config = "descriptors = 128\n";
@@ -328,7 +350,7 @@ TEST_CASE("with a full descriptor table the broker serves whom it has, and newco
     CHECK(status.descriptors <= 128);
     // Everybody is answered in the end, as others leave: served, or told that the table is full.
     for (std::size_t next = 0; next < crowd.size(); ++next) {
-      if (next > served) REQUIRE(crowd[next].receive(30'000).kind == RawPacket::Kind::packet);
+      if (next > served) REQUIRE_MESSAGE(crowd[next].receive(30'000).kind == RawPacket::Kind::packet, broker.log());
       crowd[next].close();
     }
     CHECK(first.status().ok());
