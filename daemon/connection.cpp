@@ -109,7 +109,7 @@ bool Connection::start() {
     identity_.pidfd.reset();
     identity_.facts.has_pidfd = false;
   }
-  transport_.timers().set(hello_timer_, transport_.now() + transport_.config().hello_timeout);
+  await_hello();
   go_on();
   return true;
 }
@@ -305,7 +305,13 @@ void Connection::on_process_end() {
   identity_.pidfd.reset();
 }
 
-void Connection::on_hello_timeout() { drop("no HELLO in time"); }
+void Connection::await_hello() {
+  transport_.timers().set(hello_timer_, transport_.now() + transport_.config().hello_timeout);
+}
+
+bool Connection::is_silent() const { return !asked_ || !transport_.engine().waits(*this); }
+
+void Connection::on_hello_timeout() { return is_silent() ? drop("no HELLO in time") : await_hello(); }
 
 void Connection::drop(std::string_view why) {
   if (ending_ != Ending::none) return;

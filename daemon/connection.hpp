@@ -66,6 +66,8 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
     bool brings = false;
   };
   Remains leave_remains();
+  // The broker waits for its next packet, and none is there. What came in time counts, however late the broker is.
+  bool is_silent() const;
 
   std::size_t index = 0;  // in the transport's table
   std::int64_t born = 0;
@@ -75,6 +77,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   void on_writable() override;
   void on_process_end();
   void on_hello_timeout();
+  void await_hello();
   void on_rest();
   bool may_serve(wire::Bytes packet);
   void serve(wire::Bytes packet);

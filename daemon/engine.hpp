@@ -76,6 +76,8 @@ class Engine {
   virtual Sys<void> add(int fd, Port& port, Turns::Process& process) = 0;  // calls come in its turns
   virtual void remove(Port& port) = 0;   // before its socket is closed; no call comes afterwards
   virtual void receive(Port& port) = 0;  // the next packet; at most one ask stands
+  // Something waits to be served: in its turn, or on its socket. False for a port that is not here.
+  virtual bool waits(const Port& port) const = 0;
   // From the next ask on its packets may bring one descriptor, or as many as a message carries.
   virtual void take_descriptors(Port& port, bool many) = 0;
   virtual void await_writable(Port& port, bool on) = 0;  // edges between on and off; a first, idle one may come

@@ -87,6 +87,11 @@ class EpollEngine final : public Engine {
       slot->armed = static_cast<bool>(control(readable_, EPOLL_CTL_MOD, slot->fd, EPOLLIN, slot));
   }
 
+  bool waits(const Port& port) const override {
+    const auto* slot = static_cast<const Slot*>(port.slot_);
+    return slot != nullptr && (slot->waits() || sys::poll_readable(slot->fd, 0).value_or(false));
+  }
+
   void take_descriptors(Port& port, bool many) override {
     auto* slot = static_cast<Slot*>(port.slot_);
     if (slot == nullptr) return;

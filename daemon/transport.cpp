@@ -111,7 +111,7 @@ bool Transport::make_room_among_silent() {
   for (Connection* connection = half_open_.first(); connection != nullptr;
        connection = List<Connection, HalfOpen>::next(*connection)) {
     if (now() - connection->born < kSilence) return false;
-    if (connection->peer().uid != most->first) continue;
+    if (connection->peer().uid != most->first || !connection->is_silent()) continue;
     connection->drop("too many connections that have not said HELLO");
     return true;
   }

@@ -13,6 +13,7 @@
 #include <set>
 
 #include "base/sys_socket.hpp"
+#include "tests/harness/stopped.hpp"
 #include "tests/wire/engines.hpp"
 
 namespace wire_test {
@@ -309,6 +310,20 @@ TEST_CASE("each connection over its user's limit is told so, though those told b
     // The newest of those that were told has its connection still.
     for (int tries = 0; tries < 30'000 && !told.back().hello().ok(); ++tries) ::usleep(1000);
     CHECK(told.back().status().ok());
+  });
+}
+
+TEST_CASE("a client that says HELLO while the broker is stopped is served, however late the broker reads it") {
+  BrokerOptions options;
+  options.config = "hello_timeout = \"300ms\"\n";
+  on_each_engine(options, [](BrokerFixture& broker) {
+    std::vector<RawClient> clients;
+    for (int i = 0; i < 8; ++i) clients.push_back(RawClient::connect(broker.socket()));
+    const harness::Stopped stopped(broker.pid());
+    for (RawClient& client : clients) REQUIRE(client.ask(SHMBW_OP_HELLO, RawClient::greeting()) != 0);
+    ::usleep(400'000);
+    stopped.resume();
+    for (RawClient& client : clients) CHECK(client.receive().ok());
   });
 }
 
