@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <memory>
 
 #include "base/text.hpp"
@@ -152,7 +153,12 @@ int run_once(const MapOptions& options) {
 Command add_map(CLI::App& app) {
   auto options = std::make_shared<MapOptions>();
   CLI::App* verb = app.add_subcommand("map", "All shared memory of one process, and who else has it; needs no broker");
-  verb->add_option("PID", options->pid, "The process")->required()->check(CLI::PositiveNumber);
+  verb->add_option("PID", options->pid, "The process")->required()->check([](const std::string& text) {
+    pid_t pid = 0;
+    const char* end = text.data() + text.size();
+    const auto [stop, bad] = std::from_chars(text.data(), end, pid);
+    return bad == std::errc() && stop == end && pid > 0 ? "" : shmb::quoted(text) + " is no process id";
+  });
   add_listing(*verb, options->listing, map_fields().names());
   return {verb, [options] { return repeat(options->listing, [&] { return run_once(*options); }); }};
 }

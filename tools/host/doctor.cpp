@@ -138,7 +138,8 @@ Check check_dev_shm(const Host& host, const Inventory& inventory, const Probes& 
   const Lost lost = lost_in(inventory);
   const bool full = use->size != 0 && use->used >= use->size / 100 * kFullPercent;
   if (lost.objects != 0)
-    text += "; " + format_size(lost.bytes) + " in " + std::to_string(lost.objects) + " objects look lost";
+    text += "; " + format_size(lost.bytes) + " in " + std::to_string(lost.objects) +
+            (lost.objects == 1 ? " object looks lost" : " objects look lost");
   if (lost.objects != 0) return {"/dev/shm", Level::warning, text, "shmbroker leaks"};
   if (full)
     return {"/dev/shm", Level::warning, text + "; nothing of it looks lost. shmbroker list --all tells who holds it",

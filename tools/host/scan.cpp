@@ -411,6 +411,8 @@ class Scanner {
         if (const auto at = mount_of_.find(it.key.space); at != mount_of_.end())
           out_.mounts[at->second].listed += it.touched;
       }
+    for (MountUse& use : out_.mounts)
+      if (use.use_known && use.size == 0) use.used = use.listed;
     tell_unseen_processes();
     if (out_.nested)
       out_.blind.push_back("processes outside this PID namespace (of the host, of other containers) do not show here");

@@ -23,7 +23,8 @@ namespace shmb::host {
 
 struct MountUse {
   Mount mount;
-  std::uint64_t size = 0, used = 0;  // bytes, statvfs(3); size 0: no limit
+  // Bytes, statvfs(3). size 0: no limit; of such a file system the kernel tells no use, and `used` is `listed`.
+  std::uint64_t size = 0, used = 0;
   bool use_known = false;
   std::uint64_t listed = 0;  // bytes of the objects on it
 };

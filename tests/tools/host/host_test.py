@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import inside
-from inside import HERE, PAGE, SEGMENTS, SHM, Holder, Skip, as_nobody, case, clean, dead_pid, plant, tool, tool_json
+from inside import HERE, PAGE, SEGMENTS, SHM, TOOL, Holder, Skip, as_nobody, case, checked, clean, dead_pid, plant, tool, tool_json
 
 
 @case
@@ -177,6 +177,23 @@ def a_process_that_is_not_there_is_not_found():
     assert tool("map", str(dead_pid())).returncode == 5
     assert tool("map", "0").returncode == 2
     assert tool("map").returncode == 2
+
+
+@case
+def what_is_no_process_id_is_said():
+    for word in ("abc", "0", "-3", "1x", "99999999999"):
+        ended = tool("map", "--", word)
+        assert ended.returncode == 2 and f"'{word}' is no process id".encode() in ended.stderr, ended
+
+
+@case
+def a_file_system_without_a_limit_is_as_full_as_its_files():
+    """statvfs(3) says nothing of it: a use of zero would not be true."""
+    script = ("mount -t tmpfs -o nr_blocks=0 none /dev/shm && printf x > /dev/shm/a && "
+              f"exec {TOOL} list --all --json -f where=/dev/shm")
+    ended = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, check=False)
+    (mount,) = [it for it in checked(ended.stdout)["mounts"] if it["path"] == "/dev/shm"]
+    assert (mount["size"], mount["used"], mount["listed"]) == (0, PAGE, PAGE), mount
 
 
 @case

@@ -66,7 +66,7 @@ TEST_CASE("/dev/shm is told when it is absent, read-only, nearly full, or holds 
   host.inventory.objects.push_back(lost);
   CHECK(host.check("/dev/shm").level == Level::warning);
   CHECK(host.check("/dev/shm").advice == "shmbroker leaks");
-  CHECK(host.check("/dev/shm").reason.find("5.0 MiB in 1 objects look lost") != std::string::npos);
+  CHECK(host.check("/dev/shm").reason.find("5.0 MiB in 1 object looks lost") != std::string::npos);
   host.inventory.mounts[0].mount.read_only = true;
   CHECK(host.check("/dev/shm").level == Level::error);
   host.inventory.mounts.clear();
