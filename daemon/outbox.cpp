@@ -43,10 +43,15 @@ void InFlight::look_again() {
   list_.each([](Outbox& outbox) { outbox.notice(); });
 }
 
+void InFlight::count(Outbox& outbox, std::uint64_t Holder::* which, std::int64_t change) {
+  outbox.process_->second.*which += static_cast<std::uint64_t>(change);
+  outbox.user_->second.*which += static_cast<std::uint64_t>(change);
+}
+
 void InFlight::add(Outbox& outbox, std::size_t descriptors) {
   if (outbox.descriptors_ == 0) list_.push_back(outbox);
   outbox.descriptors_ += static_cast<std::uint32_t>(descriptors);
-  outbox.process_->second.unread += descriptors;
+  count(outbox, &Holder::unread, static_cast<std::int64_t>(descriptors));
   descriptors_ += descriptors;
 }
 
@@ -54,35 +59,45 @@ void InFlight::remove(Outbox& outbox) {
   if (outbox.descriptors_ == 0) return;
   list_.remove(outbox);
   descriptors_ -= outbox.descriptors_;
-  outbox.process_->second.unread -= outbox.descriptors_;
+  count(outbox, &Holder::unread, -std::int64_t{outbox.descriptors_});
   if (outbox.owner_ == nullptr) abandoned_ -= outbox.descriptors_;
   outbox.descriptors_ = 0;
 }
 
 // Half of all for one process while there is plenty. Once more than half is used, a sixteenth each, at least one full
 // packet unless the table is tiny.
-std::uint64_t InFlight::share() const {
+std::uint64_t InFlight::share_of_process() const {
   if (descriptors_ <= allowance_ / 2) return std::max<std::uint64_t>(1, allowance_ / 2);
   return std::max({std::uint64_t{1}, std::min<std::uint64_t>(sys::kMaxFdsPerMessage, allowance_ / 4), allowance_ / 16});
 }
 
+// Of n users each may leave 1/(n + 1) of what is left and what it has unread, however many processes it has. Root may
+// leave all.
+std::uint64_t InFlight::share_of_user(const Outbox& outbox) const {
+  const auto& [uid, user] = *outbox.user_;
+  if (uid == 0) return allowance_;
+  const std::uint64_t used = descriptors_ + promised_;
+  const std::uint64_t left = allowance_ > used ? allowance_ - used : 0;
+  return (left + user.used()) / (users_.size() + 1);
+}
+
 // A reply that the kernel would refuse is not made: while it waits, it needs as many descriptors again. The kernel
 // refuses once more than the allowance is unread, so a quarter is kept for what is promised already.
-bool InFlight::fits(const Process& process, std::size_t wanted) const {
-  if (process.unread + process.promised >= share()) return false;
+bool InFlight::fits(const Outbox& outbox, std::size_t wanted) const {
+  if (outbox.process_->second.used() >= share_of_process()) return false;
+  if (outbox.user_->second.used() > share_of_user(outbox)) return false;
   return wanted <= kFew || descriptors_ + promised_ <= allowance_ - allowance_ / 4;
 }
 
 bool InFlight::within_share(Outbox& outbox, std::size_t wanted, std::int64_t now) {
-  const Process& process = outbox.process_->second;
-  if (fits(process, wanted)) return true;
+  if (fits(outbox, wanted)) return true;
   if (now < look_after_) return false;
   look_after_ = now + std::max(kLookPause, kLookPausePerSocket * std::int64_t{list_.size()});
   look_again();
-  return fits(process, wanted);
+  return fits(outbox, wanted);
 }
 
-bool InFlight::over_share(const Outbox& outbox) const { return outbox.process_->second.unread > share(); }
+bool InFlight::over_share(const Outbox& outbox) const { return outbox.process_->second.unread > share_of_process(); }
 
 void EventQueue::push(wire::Bytes packet) {
   // What was sent makes room, as soon as that is most of it.
@@ -136,6 +151,7 @@ void Outbox::abandon() {
   if (owner_ == nullptr) return;
   in_flight_.abandoned_ += descriptors_;
   owner_ = nullptr;
+  promise(0);
   in_flight_.kept_ -= kept_fds_.size();
   kept_fds_.clear();
   kept_reply_ = false;
@@ -154,11 +170,10 @@ void Outbox::drop_events() {
 }
 
 void Outbox::promise(std::size_t descriptors) {
-  process_->second.promised -= promised_;
-  in_flight_.promised_ -= promised_;
+  const std::int64_t change = static_cast<std::int64_t>(descriptors) - static_cast<std::int64_t>(promised_);
   promised_ = descriptors;
-  process_->second.promised += promised_;
-  in_flight_.promised_ += promised_;
+  in_flight_.count(*this, &InFlight::Holder::promised, change);
+  in_flight_.promised_ += static_cast<std::uint64_t>(change);
 }
 
 bool Outbox::nothing_unread() {
@@ -221,6 +236,7 @@ Outbox::Sent Outbox::reply(wire::Bytes packet, std::span<const int> fds, std::in
     kept_fds_.push_back(std::move(*own));
   }
   in_flight_.kept_ += kept_fds_.size();
+  promise(kept_fds_.size());
   kept_packet_.assign(packet.begin(), packet.end());
   kept_reply_ = true;
   return Sent::kept;
@@ -248,6 +264,7 @@ Outbox::Sent Outbox::flush(std::int64_t now) {
     for (std::size_t i = 0; i < kept_fds_.size(); ++i) numbers[i] = kept_fds_[i].get();
     Sent sent = send(kept_packet_, std::span<const int>(numbers, kept_fds_.size()), now);
     if (sent == Sent::kept) return sent;
+    promise(0);
     kept_reply_ = false;
     in_flight_.kept_ -= kept_fds_.size();
     kept_fds_.clear();

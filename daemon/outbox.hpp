@@ -22,7 +22,7 @@ struct Unread;
 // Descriptors that were sent and not read, over all sessions, oldest first. The kernel counts them per sending user
 // and, past RLIMIT_NOFILE, refuses to send to anybody (ETOOMANYREFS). Measured on 6.18: closing our end of a socket
 // gives nothing back, only the peer can, by reading or closing. So what matters is what is sent in the first place:
-// each process has a share, and one that has used it up is served no more descriptors until it reads.
+// each process and each user has a share. One that has used it up is served no more descriptors until it reads.
 class InFlight {
  public:
   explicit InFlight(std::uint64_t allowance) : allowance_(allowance) {}
@@ -34,8 +34,8 @@ class InFlight {
   bool crowded() const { return descriptors_ - abandoned_ > allowance_ / 2; }
   Outbox* oldest() const;
   void look_again();  // asks every socket; afterwards the count is exact
-  // May its process be sent `wanted` descriptors? A process over its share asks again and again, so every socket is
-  // looked at only now and then, the more seldom the more there are.
+  // May its process be sent `wanted` descriptors? One over its share asks again and again, so every socket is looked at
+  // only now and then, the more seldom the more there are.
   bool within_share(Outbox& outbox, std::size_t wanted, std::int64_t now);
   bool over_share(const Outbox& outbox) const;  // as far as is known without asking the sockets
   std::uint64_t kept() const { return kept_; }  // copies held for replies that wait to be sent
@@ -46,21 +46,23 @@ class InFlight {
 
  private:
   friend class Outbox;
-  struct Process {
+  struct Holder {
     std::uint64_t unread = 0, promised = 0;
     std::uint32_t sessions = 0;
+    std::uint64_t used() const { return unread + promised; }
   };
-  using Processes = std::map<std::uint64_t, Process>;
-  struct User {
+  using Processes = std::map<std::uint64_t, Holder>;
+  struct User : Holder {
     std::uint64_t event_bytes = 0;
-    std::uint32_t sessions = 0;
   };
   using Users = std::map<std::uint32_t, User>;
 
   void add(Outbox& outbox, std::size_t descriptors);
   void remove(Outbox& outbox);
-  std::uint64_t share() const;
-  bool fits(const Process& process, std::size_t wanted) const;
+  void count(Outbox& outbox, std::uint64_t Holder::* which, std::int64_t change);
+  std::uint64_t share_of_process() const;
+  std::uint64_t share_of_user(const Outbox& outbox) const;
+  bool fits(const Outbox& outbox, std::size_t wanted) const;
 
   std::uint64_t allowance_;
   List<Outbox, Unread> list_;

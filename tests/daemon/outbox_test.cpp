@@ -193,6 +193,36 @@ TEST_CASE("one process may have half of all unread; once that is passed, each pr
   }
 }
 
+TEST_CASE("a user with many processes that do not read leaves other users room") {
+  InFlight in_flight(1000);
+  struct Reader {
+    Reader(InFlight& all, std::uint32_t uid, std::uint32_t pid) : box(ends[0].get(), 4, all, &all, {uid, pid}) {}
+    std::array<Fd, 2> ends = std::move(*sys::seqpacket_pair());
+    Outbox box;
+  };
+  Reader bystander(in_flight, 2, 1);
+  std::deque<Reader> greedy;
+  constexpr std::int64_t kSecondLater = 1'000'000'000;
+  std::int64_t now = 0;
+  std::byte bytes[32] = {};
+  const std::vector<int> numbers(100, 0);
+  for (std::uint32_t pid = 1; pid <= 25; ++pid) {
+    greedy.emplace_back(in_flight, 1, pid);
+    if (!in_flight.within_share(greedy.back().box, numbers.size(), now += kSecondLater)) continue;
+    CHECK(greedy.back().box.reply(bytes, numbers, 1) == Outbox::Sent::sent);
+  }
+  CHECK(in_flight.descriptors() == 400);  // a third, and the message that went past it
+  CHECK(in_flight.within_share(bystander.box, 253, now += kSecondLater));
+  // As the others have more, it may have less: what it left is not taken back.
+  bystander.box.promise(253);
+  CHECK_FALSE(in_flight.within_share(greedy.back().box, 1, now += kSecondLater));
+  bystander.box.promise(0);
+  std::byte buffer[64];
+  std::vector<Fd> fds;
+  REQUIRE(sys::receive(greedy.front().ends[1].get(), buffer, fds, false));
+  CHECK(in_flight.within_share(greedy.back().box, 1, now += kSecondLater));
+}
+
 TEST_CASE("a batch waits while three quarters of the allowance are unread or promised; a single descriptor does not") {
   InFlight in_flight(400);
   auto ends = std::move(*sys::seqpacket_pair()), making_ends = std::move(*sys::seqpacket_pair()),

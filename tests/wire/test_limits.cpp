@@ -310,6 +310,44 @@ TEST_CASE("readers who ask for as much as a message carries, again and again, le
   });
 }
 
+// A session that asks for so many descriptors, and does not read the answer until `end` opens.
+harness::Child idle_reader(const std::string& socket, const harness::Gate& end, std::size_t descriptors) {
+  return harness::Child::run_as(60'001, 60'001, [&, descriptors] {
+    RawClient client = RawClient::connect(socket);
+    if (!client.hello().ok()) return 1;
+    RawPacket made = client.create(4096);
+    if (!made.ok() || made.element<shmbw_outcome>(0).status != 0) return 2;
+    std::vector<shmbw_attach> wishes(descriptors);
+    for (shmbw_attach& wish : wishes) {
+      wish.by = SHMBW_ATTACH_BY_ID;
+      wish.rights = SHMBW_RIGHT_MAP_READ;
+      wish.region = made.element<shmbw_create_reply>(0).region;
+    }
+    if (!client.send(batch(SHMBW_OP_ATTACH, 1000, wishes))) return 3;
+    return end.wait() ? 0 : 4;
+  });
+}
+
+TEST_CASE("however many processes of a user read nothing, other users are served") {
+  if (!harness::can_change_uid()) SKIP_CASE("needs root");
+  BrokerOptions options;
+  options.system = true;
+  options.config = "descriptors = 1024\nunread_timeout = \"10m\"\n";
+  on_each_engine(options, [](BrokerFixture& broker) {
+    Bystander bystander(broker.socket(), 60'002);
+    harness::Gate end;
+    std::vector<harness::Child> idle;
+    // The large answers that fit, then small ones, one for each process.
+    for (int i = 0; i < 4; ++i) idle.push_back(idle_reader(broker.socket(), end, SHMBW_MAX_BATCH));
+    for (int i = 0; i < 40 && bystander.goes_on(); ++i) continue;
+    for (int i = 0; i < 25; ++i) idle.push_back(idle_reader(broker.socket(), end, 4));
+    for (int i = 0; i < 100 && bystander.goes_on(); ++i) continue;
+    CHECK(bystander.wrong() == "");
+    end.open();
+    for (harness::Child& each : idle) CHECK_MESSAGE(each.wait() == 0, broker.log());
+  });
+}
+
 TEST_CASE("a full batch over a limit tells each element, and the ones before it stay made") {
   BrokerOptions options;
   options.config = "[limits]\nuid_regions = 100\n";
