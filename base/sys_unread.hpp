@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies in a socket that is about to be closed. Apart from sys_socket, which most files include.
+// Tells whether packets lie unread in a socket that is about to be closed.
 #pragma once
 
 namespace shmb::sys {

@@ -101,7 +101,7 @@ std::unexpected<Error> Channel::lost_error() const {
   return error(Status::session_lost, "the session is lost: " + lost_reason_ + "; mappings stay valid, connect again");
 }
 
-// Whatever loses the session ends here, and nothing of it needs memory.
+// Every way to lose the session ends here, and nothing of it needs memory.
 void Channel::end() noexcept {
   lost_ = true;
   // A socket at its end stays readable: in the set it would wake the caller's loop for ever.

@@ -78,7 +78,7 @@ struct Sealing {
   Sealing(int wanted, std::uint32_t user, std::pmr::memory_resource& memory)
       : seals(wanted), uid(user), waiters(&memory) {}
   int seals;
-  std::uint32_t uid;  // who asked first, and whose share of the table the copy of the descriptor counts in
+  std::uint32_t uid;  // of the session that asked first: the copy of the descriptor counts in its share of the table
   std::pmr::vector<std::uint64_t> waiters;  // sessions
 };
 

@@ -18,7 +18,7 @@ using client::RemoteEvent;
 // A look at the broker, which tells of the dead. No wait needs it: it is there for what nobody has thought of.
 constexpr std::int64_t kLook = 2'000'000'000;
 constexpr unsigned kMostNested = 200;          // calls that are run on one stack
-constexpr std::int64_t kTryAgain = 5'000'000;  // what could not be sent for another reason than that there is no room
+constexpr std::int64_t kTryAgain = 5'000'000;  // a send that failed for another reason than want of room
 constexpr unsigned kBusy = 64;
 
 thread_local unsigned nested = 0;
@@ -190,7 +190,7 @@ void Agent::flush(Lock& lock) {
   wake();
 }
 
-// Who leads may wait already, and not for that room.
+// The thread that leads may wait already, and not for that room.
 void Agent::want_room(std::uint32_t to) {
   const std::uint64_t bit = std::uint64_t{1} << to;
   if ((std::exchange(wanted_, wanted_ | bit) & bit) == 0 && taking_ && inbox_) inbox_->interrupt();

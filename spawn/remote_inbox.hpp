@@ -66,7 +66,7 @@ class Inbox {
   std::array<Peer, pool::kParticipants> peers_;
   client::Message message_;
   std::shared_ptr<SlotBudget> budget_;
-  client::QueueSet set_;  // what a take sleeps on: the own queue, and those of others that are to have room
+  client::QueueSet set_;  // a take sleeps on it: our queue, and those of others that are to have room
   Fd interrupt_, wait_;
   // A take sets the second before it looks at the first, and interrupt() does the reverse: one of them sees the other.
   std::atomic<bool> interrupted_ = false, asleep_ = false;

@@ -121,9 +121,9 @@ Result<Content> Agent::keep(const Payload& payload, bool stays, std::int64_t dea
   return content;
 }
 
-// A worker that sends many calls before it waits takes their answers in meanwhile. Else they fill its queue, and
-// whoever answers sleeps. Requests stay in the queue while enough of them wait here: a full queue holds their callers
-// back. Callbacks wait until this thread waits: the caller of a send may hold locks of its own.
+// A worker that sends many calls before it waits takes their answers in meanwhile. Else they fill its queue, and the
+// worker that answers sleeps. Requests stay in the queue while enough of them wait here: a full queue holds their
+// callers back. Callbacks wait until this thread waits: the caller of a send may hold locks of its own.
 void Agent::look_while_sending(Lock& lock, Inbox& inbox) {
   const std::uint32_t part = inbox.cells() / 4;
   if (++sent_since_look_ < part || leading_ || lost_ || closed_ || work_.size() >= part) return;

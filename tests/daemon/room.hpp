@@ -44,7 +44,7 @@ class FakeBooks final : public Books {
   bool room_for_pidfds = true;
   int pidfds = 0;
   bool keeps_elsewhere = false;
-  std::vector<Fd> elsewhere;  // what was to be closed, which is open as long as it is here
+  std::vector<Fd> elsewhere;  // to be closed; open as long as they are here
   bool choked = false;        // more descriptors wait for their close than should
   std::int64_t deadline = kNever;
   std::function<void(Known&)> during_packet;

@@ -15,7 +15,7 @@ namespace {
 
 namespace client = shmb::client;
 
-enum MeetingWord { told = 0, begun = 8, done = 9, pid_of_first = 10 };  // what rank r was told is word told + r
+enum MeetingWord { told = 0, begun = 8, done = 9, pid_of_first = 10 };  // rank r was told the word at told + r
 
 struct Heard {
   Status status = Status::ok;

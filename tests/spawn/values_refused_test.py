@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Values that would lose members, or refer to bytes that are gone, are refused when compiling, with a sentence that says
-what to write instead. Usage: values_refused_test.py ROOT
+"""Values that would lose members, or refer to bytes that are gone, are refused when compiling, with a sentence that
+names a remedy. Usage: values_refused_test.py ROOT
 """
 import subprocess
 import sys

@@ -109,8 +109,8 @@ class Judge {
     });
   }
 
-  // What the kernel says of a file that is under its own name. One that a gc has set aside is its business alone: to
-  // open it would break the lease.
+  // Asks the kernel about a file that is under its own name. A file that a gc has set aside is not asked about: to open
+  // it would break the lease.
   std::optional<bool> ask(const Object& it, std::string& reason) const {
     reason = "the kernel was not asked";
     if (!options_.ask_kernel || it.names.empty() || is_set_aside(it.name)) return std::nullopt;
