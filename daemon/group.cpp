@@ -34,6 +34,7 @@ std::uint64_t Group::configured(Slot slot) const {
   };
   switch (slot) {
     case Slot::bytes:
+      if (limits.group_follows && !own.bytes) return account.parent()->limit(slot);
       return of(own.bytes, limits.group_bytes);
     case Slot::regions:
       return of(own.regions, limits.group_regions);

@@ -69,7 +69,7 @@ class Keys {
     const Account* const met = account_of(world, shortage);
     for (const Account* at = met; at; at = at->parent())
       if (is_short(*at, shortage)) add(*at);
-    if (keys_.empty() && met) add(*met);  // room was made since
+    if (keys_.empty() && !made_too_small_ && met) add(*met);  // room was made since
   }
 
   std::string text() const {
@@ -77,7 +77,9 @@ class Keys {
     std::string out;
     for (const std::string& key : keys_) out += (out.empty() ? "raise " : " and ") + key;
     const bool of_file = std::ranges::any_of(keys_, [](const std::string& key) { return key.starts_with("limits."); });
-    return of_file && !world_.config.file.empty() ? out + " in " + world_.config.file : out;
+    if (of_file && !world_.config.file.empty()) out += " in " + world_.config.file + ", which the next broker reads";
+    if (!made_too_small_) return out;
+    return "make a new group with a higher limit" + (out.empty() ? out : ", and " + out);
   }
 
  private:
@@ -98,23 +100,19 @@ class Keys {
     const Group* group = find_group(world_, account.id());
     const Slot slot = static_cast<Slot>(shortage_.slot);
     if (group && account.limit(slot) < group->configured(slot)) {
-      put("the limit that the group was made with");
+      made_too_small_ = true;
       if (!is_short(account, shortage_, group->configured(slot))) return;
     }
     const bool named = group && !group->name.empty() && may_address(session_, *group);
     const bool own = named && sets_bytes(limits.group, group->name);
-    if (slot == Slot::bytes && limits.group_follows && !own && is_short(*account.parent(), shortage_)) {
-      if (!limits.uid_follows) put(std::string(kUidBytes));
-    } else {
-      put(named ? "limits.group." + group->name + "." + slot_ : "limits.group_" + slot_);
-    }
+    if (slot == Slot::bytes && limits.group_follows && !own && is_short(*account.parent(), shortage_)) return;
+    put(named ? "limits.group." + group->name + "." + slot_ : "limits.group_" + slot_);
   }
   void add_uid(const Account& account) {
     const Limits& limits = world_.config.limits;
     const bool own = sets_bytes(limits.uid, static_cast<std::uint32_t>(account.id()));
-    const bool with_host = limits.uid_follows && is_short(*account.parent(), shortage_);
-    const bool with_group = std::ranges::find(keys_, kUidBytes) != keys_.end();
-    if (shortage_.slot == SHMBW_SLOT_BYTES && !own && (with_host || with_group)) return;
+    const bool follows = shortage_.slot == SHMBW_SLOT_BYTES && limits.uid_follows && !own;
+    if (follows && is_short(*account.parent(), shortage_)) return;
     put("limits.uid." + std::to_string(account.id()) + "." + slot_);
   }
   template <class Table, class Name>
@@ -124,12 +122,12 @@ class Keys {
   }
   void put(std::string key) { keys_.push_back(std::move(key)); }
 
-  static constexpr std::string_view kUidBytes = "limits.uid_bytes";
   World& world_;
   const Session& session_;
   const Shortage& shortage_;
   const std::string slot_;
   std::vector<std::string> keys_;
+  bool made_too_small_ = false;  // its maker set a limit for the group, and it is met
 };
 
 // The largest of many, without a look at more than their bytes: a table may be long, and a refusal must stay cheap.

@@ -324,7 +324,7 @@ TEST_CASE("a size that is not set follows the wider one: the refusal names the k
     const Created refused = client.create({.length = length});
     CHECK(refused.status == Status::limit);
     CHECK(refused.error.shortage.scope == SHMBW_SCOPE_GROUP);  // the one that was met first, with its numbers
-    return refused.error.sentence.substr(refused.error.sentence.find("; raise ") + 2);
+    return refused.error.sentence.substr(refused.error.sentence.find("; ") + 2);
   };
   Config config = private_config();
   config.limits.host_bytes = 100 * page;
@@ -332,10 +332,11 @@ TEST_CASE("a size that is not set follows the wider one: the refusal names the k
   CHECK(remedy(config, "g", 101 * page) == "raise limits.bytes");
   SUBCASE("of the uid") {
     config.limits.uid_bytes = 60 * page;
-    CHECK(remedy(config, "g", 61 * page) == "raise limits.uid_bytes");
-    CHECK(remedy(config, "g", 101 * page) == "raise limits.uid_bytes and limits.bytes");
-    config.limits.uid[1000].bytes = 80 * page;  // a group still follows uid_bytes, and is short by itself
-    CHECK(remedy(config, "g", 61 * page) == "raise limits.group.g.bytes");
+    CHECK(remedy(config, "g", 61 * page) == "raise limits.uid.1000.bytes");
+    CHECK(remedy(config, "g", 101 * page) == "raise limits.uid.1000.bytes and limits.bytes");
+    config.limits.uid[1000].bytes = 80 * page;
+    CHECK(remedy(config, "g", 81 * page) == "raise limits.uid.1000.bytes");
+    CHECK(remedy(config, "g", 101 * page) == "raise limits.uid.1000.bytes and limits.bytes");
     config.limits.uid[1000].bytes = 50 * page;
     config.limits.group["g"].bytes = 40 * page;
     CHECK(remedy(config, "g", 41 * page) == "raise limits.group.g.bytes");
@@ -350,10 +351,31 @@ TEST_CASE("a size that is not set follows the wider one: the refusal names the k
   }
   SUBCASE("of the group's maker") {
     config.limits.group_bytes = 60 * page;
-    CHECK(remedy(config, "g", 11 * page, 10 * page) == "raise the limit that the group was made with");
+    CHECK(remedy(config, "g", 11 * page, 10 * page) == "make a new group with a higher limit");
     CHECK(remedy(config, "g", 61 * page, 10 * page) ==
-          "raise the limit that the group was made with and limits.group.g.bytes");
+          "make a new group with a higher limit, and raise limits.group.g.bytes");
   }
+}
+
+TEST_CASE("a user that may have more than others has groups that may") {
+  constexpr std::uint64_t page = 4096;
+  Config config = private_config();
+  config.limits.host_bytes = 100 * page;
+  config.limits.uid_bytes = 60 * page;
+  config.limits.group_bytes = 0;
+  config.limits.uid[1000].bytes = 80 * page;
+  config.limits.group["small"].bytes = 10 * page;
+  complete_limits(config.limits);
+  World world(config);
+  Client client = world.client(1000);
+  const auto make = [&](std::string name, std::uint64_t length, std::uint64_t made_with = 0) {
+    client.make_group({.name = name, .limit_bytes = made_with});
+    client.join(name);
+    return client.create({.length = length}).status;
+  };
+  CHECK(make("small", 11 * page) == Status::limit);
+  CHECK(make("made_with", 71 * page, 70 * page) == Status::limit);
+  CHECK(make("follows", 80 * page) == Status::ok);
 }
 
 TEST_CASE("what is not there and what is another's get the same answer: what was asked for, and where to look") {

@@ -199,7 +199,8 @@ std::string wrong_with_sentence(const shmb::Error& error) {
   if (sentence.find("asked") == sentence.npos) return lacks("what was asked");
   const bool is_time = numbers.slot == SHMBW_SLOT_KEEP || numbers.slot == SHMBW_SLOT_LIFETIME;
   if (!is_time && sentence.find("used") == sentence.npos) return lacks("what is used");
-  if (sentence.find("raise") == sentence.npos) return lacks("the key to raise");
+  if (sentence.find("raise ") == sentence.npos && sentence.find("with a higher limit") == sentence.npos)
+    return lacks("what to change");
   if (numbers.slot == SHMBW_SLOT_BYTES) {
     if (sentence.find(shmb::format_size(numbers.asked)) == sentence.npos) return lacks("the size asked for");
   } else if (!is_time && sentence.find(std::to_string(numbers.limit)) == sentence.npos) {
