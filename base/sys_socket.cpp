@@ -90,7 +90,6 @@ Sys<std::array<Fd, 2>> seqpacket_pair() {
 
 Sys<Received> receive(int fd, std::span<std::byte> buffer, std::vector<Fd>& fds, bool wait) {
   alignas(cmsghdr) std::byte control[CMSG_SPACE(kMaxFdsPerMessage * sizeof(int))];
-  fds.reserve(fds.size() + 1);
   iovec part{buffer.data(), buffer.size()};
   msghdr message{};
   const int flags = MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT);
@@ -130,55 +129,17 @@ Sys<Received> receive_data(int fd, std::span<std::byte> buffer) {
   return received;
 }
 
-static_assert(sizeof(OneDescriptor) == CMSG_SPACE(sizeof(int)));
+static_assert(sizeof(RoomForDescriptors) == CMSG_SPACE(kMaxFdsPerMessage * sizeof(int)));
 
-// Not all of the room: the kernel would fill what the alignment leaves with a second one.
-void room_for_one(msghdr& message, OneDescriptor& room) {
-  message.msg_control = room.bytes;
-  message.msg_controllen = CMSG_LEN(sizeof(int));
-}
-
-bool take_one(msghdr& message, Fd& descriptor) {
-  std::vector<Fd> fds;
-  Received received;
-  take_descriptors(message, fds, received);
-  if (fds.size() > 1 || received.bad_control) return false;
-  if (!fds.empty()) descriptor = std::move(fds.front());
-  return true;
-}
-
-static_assert(sizeof(ManyDescriptors) == CMSG_SPACE(kMaxFdsPerMessage * sizeof(int)));
-
-void room_for_many(msghdr& message, ManyDescriptors& room) {
+void make_room(msghdr& message, RoomForDescriptors& room) {
   message.msg_control = room.bytes;
   message.msg_controllen = sizeof room.bytes;
 }
 
-bool take_many(msghdr& message, std::vector<Fd>& descriptors) {
+bool take_descriptors(msghdr& message, std::vector<Fd>& descriptors) {
   Received received;
   take_descriptors(message, descriptors, received);
   return !received.bad_control;
-}
-
-Sys<Received> receive_one(int fd, std::span<std::byte> buffer, Fd& descriptor) {
-  iovec part{buffer.data(), buffer.size()};
-  OneDescriptor room;
-  msghdr message{};
-  auto size = call(Call::receive, [&] {
-    message = {};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    room_for_one(message, room);
-    return ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  });
-  if (!size) return std::unexpected(size.error());
-  Received received;
-  received.size = static_cast<std::size_t>(*size);
-  received.end_of_file = *size == 0;
-  received.truncated = (message.msg_flags & MSG_TRUNC) != 0;
-  received.control_truncated = (message.msg_flags & MSG_CTRUNC) != 0;
-  received.bad_control = !take_one(message, descriptor);
-  return received;
 }
 
 Sys<void> shutdown(int fd) {
@@ -229,6 +190,31 @@ Sys<int> unread_bytes(int fd) {
   auto asked = call(Call::outq, [&] { return ::ioctl(fd, SIOCOUTQ, &bytes); });
   if (!asked) return std::unexpected(asked.error());
   return bytes;
+}
+
+// The end of a socket and an empty packet have the same length, but only a packet brings its sender's credentials. An
+// error of the socket is told once, before what lies there.
+bool holds_packet(int fd) {
+  const int on = 1;
+  if (!call_void(Call::setsockopt, [&] { return ::setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on); }))
+    return true;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    char byte = 0;
+    iovec part{&byte, sizeof byte};
+    alignas(cmsghdr) char credentials[CMSG_SPACE(sizeof(ucred))] = {};
+    msghdr message{};
+    const auto size = call(Call::receive, [&] {
+      message = {};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      message.msg_control = credentials;
+      message.msg_controllen = sizeof credentials;
+      return ::recvmsg(fd, &message, MSG_PEEK | MSG_DONTWAIT);
+    });
+    if (size) return *size > 0 || message.msg_controllen != 0;
+    if (size.error().value == EAGAIN) return false;
+  }
+  return true;
 }
 
 Sys<Credentials> peer_credentials(int fd) {

@@ -38,21 +38,13 @@ Sys<Received> receive(int fd, std::span<std::byte> buffer, std::vector<Fd>& fds,
 // The same without room for descriptors: the kernel closes what came with the packet, none enters our table, and
 // control_truncated tells. Never waits.
 Sys<Received> receive_data(int fd, std::span<std::byte> buffer);
-// The same with room for one descriptor, which is handed over in any case. control_truncated: more came, and the kernel
-// has dropped them; bad_control: something else came.
-Sys<Received> receive_one(int fd, std::span<std::byte> buffer, Fd& descriptor);
-// Its two halves, for a receive that an engine makes: room before, and what came after it. False: as bad_control.
-struct OneDescriptor {
-  alignas(8) std::byte bytes[24];
-};
-void room_for_one(msghdr& message, OneDescriptor& room);
-bool take_one(msghdr& message, Fd& descriptor);
-// The same with room for as many as one message carries. False: something that is no descriptor came, too.
-struct ManyDescriptors {
+// The two halves of `receive`, for a call that an engine makes: room for as many descriptors as a packet brings, and
+// those that came. False: as bad_control.
+struct RoomForDescriptors {
   alignas(8) std::byte bytes[1032];
 };
-void room_for_many(msghdr& message, ManyDescriptors& room);
-bool take_many(msghdr& message, std::vector<Fd>& descriptors);
+void make_room(msghdr& message, RoomForDescriptors& room);
+bool take_descriptors(msghdr& message, std::vector<Fd>& descriptors);
 // Ends both directions at once, for whoever else holds the socket too.
 Sys<void> shutdown(int fd);
 // Sends one packet made of `head` and `body` (body may be empty). MSG_NOSIGNAL; `wait` false adds MSG_DONTWAIT.
@@ -64,6 +56,9 @@ Sys<void> send(int fd, std::span<const std::byte> head, std::span<const std::byt
 // us wait.
 bool is_pair_end(int fd);
 Sys<int> unread_bytes(int fd);  // SIOCOUTQ: 0 once the peer has read everything we sent
+// True: a packet lies unread in this socket, be it an empty one, or the kernel does not say. False is an answer that
+// lasts only where the socket has been shut down.
+bool holds_packet(int fd);
 
 struct Credentials {
   std::uint32_t pid = 0;  // 0: in a PID namespace that we cannot see

@@ -37,7 +37,7 @@ Afterlife::~Afterlife() {
   transport_.engine().unwatch(*this);
   transport_.engine().turns.leave(process_);
   remains_.outbox.reset();
-  if (remains_.brings && remains_.socket) close_socket(transport_.books(), uid_, std::move(remains_.socket));
+  if (remains_.socket) close_socket(transport_.books(), uid_, std::move(remains_.socket));
 }
 
 void Afterlife::start() {

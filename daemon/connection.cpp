@@ -9,7 +9,6 @@
 
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
-#include "base/sys_unread.hpp"
 #include "base/text.hpp"
 #include "daemon/log.hpp"
 #include "daemon/transport.hpp"
@@ -90,16 +89,16 @@ Connection::~Connection() {
   transport_.engine().unwatch(death_);
   transport_.engine().turns.forget(rest_);
   transport_.engine().turns.leave(process_);
-  if (brings_ && socket_) close_socket(transport_.books(), identity_.facts.uid, std::move(socket_));
+  if (socket_) close_socket(transport_.books(), identity_.facts.uid, std::move(socket_));
 }
 
 bool Connection::start() {
-  // 6.16: a client cannot even send descriptors. On older kernels they arrive nowhere, because we receive without
-  // room for them, and the peer is dropped.
-  brings_ = !sys::refuse_descriptors(socket_.get());
   if (!transport_.engine().add(socket_.get(), *this, process_)) return false;
   session_ = transport_.books().connected(*this);
   if (session_ == nullptr) return false;
+  // Where the kernel lets everybody send descriptors, these may be more of those that its user lets nobody close.
+  if (transport_.may_all_send() && transport_.books().closes_too_many(identity_.facts.uid))
+    choked_since_ = transport_.now();
   if (ending_ != Ending::none) {  // dropped from inside `connected`
     end(std::exchange(ending_, Ending::none));
     return true;
@@ -125,7 +124,6 @@ bool Connection::confirm_start_time(std::uint64_t start_time) {
   return true;
 }
 
-// Where the kernel knows the option, a client that did not ask for this cannot even send one.
 bool Connection::process_over() const {
   if (!identity_.pidfd || !identity_.pidfd_is_certain) return false;
   auto over = sys::poll_readable(identity_.pidfd.get(), 0);
@@ -133,12 +131,8 @@ bool Connection::process_over() const {
 }
 
 void Connection::take_descriptors(bool many) {
-  brings_ = true;
-  takes_many_ |= many;
+  may_bring_ = std::max(may_bring_, many ? sys::kMaxFdsPerMessage : 1);
   (void)sys::refuse_descriptors(socket_.get(), false);
-  // There is room for as many as a packet can bring: the kernel closes those that find none, on this thread, and that
-  // may wait for their sender.
-  transport_.engine().take_descriptors(*this, true);
 }
 
 void Connection::on_arrival(Arrival& arrival) {
@@ -150,13 +144,12 @@ void Connection::on_arrival(Arrival& arrival) {
   if (arrival.error == ECONNRESET && !std::exchange(reset_, true)) return go_on();
   if (arrival.error == ECONNRESET) return end(Ending::end_of_file);
   if (arrival.error != 0) return drop("receive failed: " + errno_text(arrival.error));
-  if (arrival.bytes.empty() && !arrival.brought_descriptors && brought_.empty()) {
+  if (arrival.bytes.empty() && !arrival.bad_control && brought_.empty()) {
     // An empty packet looks the same to us; its sender loses the session like one that closed it.
     return end(Ending::end_of_file);
   }
   if (arrival.truncated) return drop("a packet is longer than any message");
-  if (arrival.brought_descriptors || (brought_.size() > 1 && !takes_many_))
-    return drop("sent descriptors that nobody asked for");
+  if (arrival.bad_control || brought_.size() > may_bring_) return drop("sent descriptors that nobody asked for");
   if (!may_serve(arrival.bytes)) {
     if (!keep_brought()) return drop("sent descriptors before it had read its last reply, and its user has too many");
     held_.assign(arrival.bytes.begin(), arrival.bytes.end());
@@ -334,14 +327,12 @@ void Connection::end(Ending how) {
 Connection::Remains Connection::leave_remains() {
   (void)sys::shutdown(socket_.get());
   outbox_->abandon();
-  return {std::move(socket_), std::move(outbox_), brings_};
+  return {std::move(socket_), std::move(outbox_)};
 }
 
 Fd Connection::close() {
-  if (socket_ && !brings_) (void)sys::shutdown(socket_.get());
   outbox_.reset();
-  if (socket_ && brings_) close_socket(transport_.books(), identity_.facts.uid, std::move(socket_));
-  socket_.reset();
+  if (socket_) close_socket(transport_.books(), identity_.facts.uid, std::move(socket_));
   if (!identity_.pidfd_is_certain) identity_.pidfd.reset();
   return std::move(identity_.pidfd);
 }

@@ -63,7 +63,6 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   struct Remains {
     Fd socket;
     std::unique_ptr<Outbox> outbox;
-    bool brings = false;
   };
   Remains leave_remains();
   // The broker waits for its next packet, and none is there. What came in time counts, however late the broker is.
@@ -119,8 +118,7 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   bool holding_ = false, over_share_ = false, refused_ = false, waiting_ = false, yields_ = false, asked_ = false,
        serving_ = false, replied_ = false, edges_ = false;
   bool greeted_ = false, death_told_ = false, reset_ = false;
-  bool brings_ = false;      // the kernel lets the peer send descriptors
-  bool takes_many_ = false;  // in one packet; else one
+  std::size_t may_bring_ = 0;  // descriptors in one packet
   std::int64_t retry_pause_ = 0;
   std::int64_t choked_since_ = 0;  // nothing is read: descriptors that it sent are still being closed
   Ending ending_ = Ending::none;

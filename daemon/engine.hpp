@@ -47,9 +47,10 @@ class Port {
   struct Arrival {
     wire::Bytes bytes;
     bool truncated = false;  // longer than any message may be
-    // More than there was room for, or what is no descriptor: dropped by the kernel.
-    bool brought_descriptors = false;
-    // Of a port that takes them; also with an error of any kind. Not to be closed on this thread.
+    // What is no descriptor came, too, or some were cut because the table is full: the kernel has dropped them.
+    bool bad_control = false;
+    // All that came, whether or not the port may bring any, because the kernel closes what finds no room on the thread
+    // that receives; and the last close of a socket may wait for its peer. Not to be closed on this thread.
     std::vector<Fd> descriptors;
     int error = 0;
   };
@@ -78,8 +79,6 @@ class Engine {
   virtual void receive(Port& port) = 0;  // the next packet; at most one ask stands
   // Something waits to be served: in its turn, or on its socket. False for a port that is not here.
   virtual bool waits(const Port& port) const = 0;
-  // From the next ask on its packets may bring one descriptor, or as many as a message carries.
-  virtual void take_descriptors(Port& port, bool many) = 0;
   virtual void await_writable(Port& port, bool on) = 0;  // edges between on and off; a first, idle one may come
   // Waits until something is ready or `timeout` ns (-1: for ever) have passed, and makes the calls. An error is ours
   // and global: the loop cannot go on.

@@ -92,13 +92,6 @@ class EpollEngine final : public Engine {
     return slot != nullptr && (slot->waits() || sys::poll_readable(slot->fd, 0).value_or(false));
   }
 
-  void take_descriptors(Port& port, bool many) override {
-    auto* slot = static_cast<Slot*>(port.slot_);
-    if (slot == nullptr) return;
-    slot->takes_one = true;
-    slot->takes_many |= many;
-  }
-
   void await_writable(Port& port, bool on) override {
     auto* slot = static_cast<Slot*>(port.slot_);
     if (slot == nullptr || slot->edges == on) return;
@@ -139,7 +132,7 @@ class EpollEngine final : public Engine {
     Waiter* waiter = nullptr;
     Port* port = nullptr;
     Turns::Process* process = nullptr;
-    bool asked = false, armed = false, edges = false, takes_one = false, takes_many = false;
+    bool asked = false, armed = false, edges = false;
     bool starved = false;                    // in starved_, and not looked at before starved_until_
     bool arrived = false, writable = false;  // what its turn is for
   };
@@ -166,15 +159,6 @@ class EpollEngine final : public Engine {
       if (!slot->armed) starve(*slot);
     }
     feeding_.clear();
-  }
-
-  Sys<sys::Received> receive(const Slot& slot, std::vector<Fd>& descriptors) {
-    if (slot.takes_many) return sys::receive(slot.fd, buffer_, descriptors, false);
-    if (!slot.takes_one) return sys::receive_data(slot.fd, buffer_);
-    Fd one;
-    auto received = sys::receive_one(slot.fd, buffer_, one);
-    if (one) descriptors.push_back(std::move(one));
-    return received;
   }
 
   void readable(Slot& slot, std::uint32_t events) {
@@ -206,14 +190,14 @@ class EpollEngine final : public Engine {
 
   void arrive(Slot& slot) {
     Port::Arrival arrival;
-    auto received = receive(slot, arrival.descriptors);
+    auto received = sys::receive(slot.fd, buffer_, arrival.descriptors, false);
     if (!received && received.error().value == EAGAIN) return;
     if (!received && (received.error().value == ENOMEM || received.error().value == ENOBUFS)) return starve(slot);
     slot.asked = false;
     if (received) {
       arrival.bytes = wire::Bytes(buffer_).first(received->size);
       arrival.truncated = received->truncated;
-      arrival.brought_descriptors = received->control_truncated || received->bad_control;
+      arrival.bad_control = received->control_truncated || received->bad_control;
     } else {
       arrival.error = received.error().value;
     }

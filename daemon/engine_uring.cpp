@@ -83,6 +83,7 @@ class UringEngine final : public Engine {
     Slot* slot = take(fd);
     slot->port = &port;
     slot->process = &process;
+    slot->room = std::make_unique<sys::RoomForDescriptors>();
     port.slot_ = slot;
     return {};
   }
@@ -110,8 +111,7 @@ class UringEngine final : public Engine {
       io_uring_prep_nop(sqe);  // in its place: its end comes as that of a receive does
       return mark(sqe, slot, kReceive);
     }
-    if (slot->many) sys::room_for_many(slot->header, *slot->many);
-    else if (slot->takes_one) sys::room_for_one(slot->header, slot->one);
+    sys::make_room(slot->header, *slot->room);
     io_uring_prep_recvmsg(sqe, slot->fd, &slot->header, MSG_CMSG_CLOEXEC);
     sqe->flags |= IOSQE_BUFFER_SELECT;
     sqe->buf_group = kBufferGroup;
@@ -122,14 +122,6 @@ class UringEngine final : public Engine {
   bool waits(const Port& port) const override {
     const auto* slot = static_cast<const Slot*>(port.slot_);
     return slot != nullptr && (slot->waits() || sys::poll_readable(slot->fd, 0).value_or(false));
-  }
-
-  void take_descriptors(Port& port, bool many) override {
-    auto* slot = static_cast<Slot*>(port.slot_);
-    if (slot == nullptr) return;
-    slot->takes_one = true;
-    // Not while the kernel may still write where it was told to.
-    if (many && !slot->receiving && !slot->many) slot->many = std::make_unique<sys::ManyDescriptors>();
   }
 
   void await_writable(Port& port, bool on) override {
@@ -186,13 +178,11 @@ class UringEngine final : public Engine {
     Completion arrival;                                        // of the packet, which keeps its buffer until then
     unsigned pending = 0;                                      // completions still to come that name this slot
     bool receiving = false, polling = false, edges = false, edge_armed = false, leaving = false;
-    bool takes_one = false;
     bool starved = false;  // in starved_
     int failing = 0;       // the seam's word, instead of the receive's
     msghdr header{};
     iovec part{};
-    sys::OneDescriptor one{};
-    std::unique_ptr<sys::ManyDescriptors> many;  // of the few that bring so many
+    std::unique_ptr<sys::RoomForDescriptors> room;  // of a port
   };
   struct Slot final : State, Turns::Item {
     explicit Slot(UringEngine& owner) : engine(owner) {}
@@ -330,14 +320,6 @@ class UringEngine final : public Engine {
     if (std::exchange(slot.arrived, false)) received(slot, slot.arrival);
   }
 
-  static bool take(Slot& slot, std::vector<Fd>& descriptors) {
-    if (slot.header.msg_control != slot.one.bytes) return sys::take_many(slot.header, descriptors);
-    Fd one;
-    const bool good = sys::take_one(slot.header, one);
-    if (one) descriptors.push_back(std::move(one));
-    return good;
-  }
-
   // The kernel's want of memory lasts: asked at once, it would only be kept busy with saying no.
   void starve(Slot& slot) {
     slot.starved = true;
@@ -354,21 +336,13 @@ class UringEngine final : public Engine {
   // Packets that wait for their turn have all buffers: this one, whose turn has come, is taken out of its socket here.
   void receive_here(Slot& slot) {
     Port::Arrival arrival;
-    const auto take = [&]() -> Sys<sys::Received> {
-      if (slot.many) return sys::receive(slot.fd, spare_, arrival.descriptors, false);
-      if (!slot.takes_one) return sys::receive_data(slot.fd, spare_);
-      Fd one;
-      auto got = sys::receive_one(slot.fd, spare_, one);
-      if (one) arrival.descriptors.push_back(std::move(one));
-      return got;
-    };
-    const Sys<sys::Received> received = take();
+    const auto received = sys::receive(slot.fd, spare_, arrival.descriptors, false);
     if (!received && received.error().value == EAGAIN) return receive(*slot.port);
     if (!received && (received.error().value == ENOMEM || received.error().value == ENOBUFS)) return starve(slot);
     if (received) {
       arrival.bytes = wire::Bytes(spare_).first(received->size);
       arrival.truncated = received->truncated;
-      arrival.brought_descriptors = received->control_truncated || received->bad_control;
+      arrival.bad_control = received->control_truncated || received->bad_control;
     } else {
       arrival.error = received.error().value;
     }
@@ -380,7 +354,8 @@ class UringEngine final : public Engine {
     // Also of a port that has gone meanwhile: what came is in our table.
     std::vector<Fd> descriptors;
     bool bad_control = false;
-    if (result >= 0 && slot.header.msg_control != nullptr) bad_control = !take(slot, descriptors);
+    if (result >= 0 && slot.header.msg_control != nullptr)
+      bad_control = !sys::take_descriptors(slot.header, descriptors);
     const bool has_buffer = (done.flags & IORING_CQE_F_BUFFER) != 0;
     auto id = static_cast<std::uint16_t>(done.flags >> IORING_CQE_BUFFER_SHIFT);
     if (slot.port != nullptr) {
@@ -395,7 +370,7 @@ class UringEngine final : public Engine {
         if (result < 0) arrival.error = -result;
         else if (result > 0 && has_buffer) arrival.bytes = wire::Bytes(buffer(id), static_cast<std::size_t>(result));
         arrival.truncated = result >= 0 && (slot.header.msg_flags & MSG_TRUNC) != 0;
-        arrival.brought_descriptors = result >= 0 && (bad_control || (slot.header.msg_flags & MSG_CTRUNC) != 0);
+        arrival.bad_control = result >= 0 && (bad_control || (slot.header.msg_flags & MSG_CTRUNC) != 0);
         arrival.descriptors = std::move(descriptors);
         slot.port->on_arrival(arrival);
       }

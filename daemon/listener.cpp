@@ -28,7 +28,11 @@ Listener::~Listener() {
   transport_.engine().turns.leave(process_);
 }
 
-Sys<void> Listener::start() { return transport_.engine().watch(socket_.get(), *this, &process_); }
+Sys<void> Listener::start() {
+  // Each socket that connects inherits it, also before it is accepted.
+  if (!sys::refuse_descriptors(socket_.get())) transport_.all_may_send();
+  return transport_.engine().watch(socket_.get(), *this, &process_);
+}
 
 bool Listener::someone_waits() {
   auto ready = sys::poll_readable(socket_.get(), 0);

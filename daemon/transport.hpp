@@ -41,8 +41,8 @@ class Transport {
   void close_all();  // no listener, no connection, no books; also done at the end
 
   std::size_t connections() const { return connections_.size(); }
-  std::uint32_t descriptors() const;      // held on account of connections
-  std::uint32_t descriptors_in_flight();  // exact: asks every socket that may hold some
+  std::uint32_t descriptors() const;          // held on account of connections
+  std::uint32_t descriptors_in_flight();      // exact: asks every socket that may hold some
 
   // For connections and listeners.
   Engine& engine() { return engine_; }
@@ -52,6 +52,9 @@ class Transport {
   const Config& config() const { return config_; }
   static std::int64_t now() { return sys::now_boottime(); }
   void admit(Fd socket, bool admin);
+  // The kernel lets any client send descriptors, asked or not (before Linux 6.16).
+  bool may_all_send() const { return all_may_send_; }
+  void all_may_send() { all_may_send_ = true; }
   bool too_many_silent() const { return half_open_.size() >= std::max<std::uint64_t>(16, table_ / 8); }
   bool make_room_among_silent();
   void no_longer_silent(Connection& connection);
@@ -96,7 +99,7 @@ class Transport {
   std::vector<std::unique_ptr<Afterlife>> afterlives_;
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::uint32_t abandoned_sockets_ = 0, counted_by_books_ = 0;
-  bool freed_ = false, stopped_ = false, idle_ = false;
+  bool freed_ = false, stopped_ = false, idle_ = false, all_may_send_ = false;
   BooksWake wake_{*this};
   Sweep sweep_{*this};
   IdleTimer idle_timer_{*this};

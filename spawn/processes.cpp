@@ -158,8 +158,8 @@ Result<std::unique_ptr<Processes>> Processes::start(Plan plan, client::Deadline 
 bool Processes::listen() {
   for (;;) {
     Told told;
-    Fd file;
-    auto got = sys::receive_one(socket_.get(), std::as_writable_bytes(std::span(&told, 1)), file);
+    std::vector<Fd> files;
+    auto got = sys::receive(socket_.get(), std::as_writable_bytes(std::span(&told, 1)), files, false);
     if (!got) return got.error().value == EAGAIN || got.error().value == EWOULDBLOCK;
     if (got->end_of_file || got->size != sizeof told) return false;
     if (told.kind == Told::ranks_started) {
@@ -167,10 +167,10 @@ bool Processes::listen() {
       pids_.assign(told.pids.begin(), told.pids.begin() + std::min<int>(told.count, kMostRanks));
     } else if (!verdict_) {
       // Without the file (this process may have no descriptor left for it) what fits into the message counts.
-      auto bytes = file ? contents(file.get())
-                        : Sys<std::string>(std::string(
-                              reinterpret_cast<const char*>(told.pids.data()),
-                              std::min<std::size_t>(static_cast<std::size_t>(told.count), sizeof told.pids)));
+      auto bytes = !files.empty() ? contents(files.front().get())
+                                  : Sys<std::string>(std::string(
+                                        reinterpret_cast<const char*>(told.pids.data()),
+                                        std::min<std::size_t>(static_cast<std::size_t>(told.count), sizeof told.pids)));
       auto read = bytes ? Verdict::decode(*bytes)
                         : Result<Verdict>(error(Status::system, "the verdict on the ranks cannot be read"));
       if (read) {

@@ -117,7 +117,7 @@ TEST_CASE("what a client sent before it closed is served, also when it leaves an
   }
 }
 
-TEST_CASE("descriptors that a client sends never reach the broker's table") {
+TEST_CASE("a client that sends descriptors unasked fails, or is dropped; none is closed on the broker's thread") {
   ON_EACH_ENGINE {
     std::byte buffer[64];
     wire::Writer writer(buffer);
@@ -128,22 +128,45 @@ TEST_CASE("descriptors that a client sends never reach the broker's table") {
       if (!kernel().pass_rights) SKIP_CASE("SO_PASSRIGHTS needs Linux 6.16");
       Room room(engine);
       RawClient client = room.greeted();
-      auto sent = sys::send(client.fd(), packet, {}, std::span<const int>(&stdin_number, 1), false);
-      REQUIRE_FALSE(sent);
-      CHECK(sent.error().value == EPERM);
+      RawClient early = room.connect();  // and the broker has not accepted it
+      for (RawClient* each : {&client, &early}) {
+        auto sent = sys::send(each->fd(), packet, {}, std::span<const int>(&stdin_number, 1), false);
+        REQUIRE_FALSE(sent);
+        CHECK(sent.error().value == EPERM);
+      }
       CHECK(room.ping(client).ok());
     }
     SUBCASE("where it does not, the sender is dropped and nothing is kept open") {
       harness::PretendedKernel older(6, 1);
       Room room(engine);
+      room.books.keeps_elsewhere = true;
       RawClient client = room.greeted();
       auto pipe = sys::seqpacket_pair();
       int number = (*pipe)[0].get();
       REQUIRE(sys::send(client.fd(), packet, {}, std::span<const int>(&number, 1), false));
       (*pipe)[0].reset();
       REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+      CHECK(room.books.elsewhere.size() == 1);
+      room.books.elsewhere.clear();
       char byte = 0;
       CHECK(::recv((*pipe)[1].get(), &byte, 1, MSG_DONTWAIT) == 0);  // nobody holds the other end any more
+    }
+    SUBCASE("where it does not, who has too many to close is not read, and leaves the rest to be closed elsewhere") {
+      harness::PretendedKernel older(6, 1);
+      Config config;
+      config.unread_timeout = 20'000'000;
+      Room room(engine, config);
+      room.books.keeps_elsewhere = room.books.choked = true;
+      RawClient client = room.connect();
+      auto pipe = sys::seqpacket_pair();
+      int number = (*pipe)[0].get();
+      REQUIRE(sys::send(client.fd(), packet, {}, std::span<const int>(&number, 1), false));
+      (*pipe)[0].reset();
+      REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+      CHECK(room.books.served == 0);
+      REQUIRE(room.books.elsewhere.size() == 1);  // the socket, in which the packet lies
+      char byte = 0;
+      CHECK(::recv((*pipe)[1].get(), &byte, 1, MSG_DONTWAIT) < 0);
     }
   }
 }
