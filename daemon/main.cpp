@@ -98,6 +98,7 @@ Result<int> serve(Config config, int ready_fd) {
   facts.descriptors_limit = lowered->table;
   facts.transport_descriptors = [&transport, own = open_descriptors() + 4] { return own + transport.descriptors(); };
   facts.in_flight = [&transport] { return transport.descriptors_in_flight(); };
+  facts.descriptor_freed = [&transport] { transport.descriptor_freed(); };
   facts.log = log::line;
   facts.tick_at_most = kSlice;
   auto books = make_broker(config, std::move(facts));

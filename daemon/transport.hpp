@@ -42,6 +42,7 @@ class Transport {
 
   std::size_t connections() const { return connections_.size(); }
   std::uint32_t descriptors() const;          // held on account of connections
+  void descriptor_freed() { freed_ = true; }  // by the books: a paused listener goes on
   std::uint32_t descriptors_in_flight();      // exact: asks every socket that may hold some
 
   // For connections and listeners.

@@ -562,6 +562,18 @@ TEST_CASE("accept at a full table pauses the listener instead of spinning, and g
   }
 }
 
+TEST_CASE("a newcomer that finds the table full is accepted as soon as the books have freed a descriptor") {
+  Room room(EngineChoice::epoll);  // an edge is seen in the turn after it
+  harness::Injected fault(fault::Call::accept, EMFILE, 1, -1);
+  RawClient waiting = room.connect();
+  CHECK(waiting.ask(SHMBW_OP_HELLO, RawClient::greeting()) == 1);
+  room.settle();
+  fault::clear();
+  room.transport.descriptor_freed();
+  for (int i = 0; i < 8; ++i) (void)room.transport.turn(0);
+  CHECK(Room::readable(waiting));
+}
+
 TEST_CASE("ordinary clients leave the reserve alone, admins may use it") {
   ON_EACH_ENGINE {
     auto probe = Fd::adopt(::dup(0));
