@@ -117,6 +117,17 @@ std::size_t open_descriptors() {
   return count;
 }
 
+constexpr int kFewerThanAQueueHolds = 200;
+
+int sends_and_counts() {
+  EXPECT(word_is(1, 1));
+  std::vector<Future<void>> calls;
+  const auto patient = remote::at("c").within(120.0);
+  for (int i = 0; i < kFewerThanAQueueHolds; ++i) calls.push_back(remote::rpc_async<void>(patient, "nothing"));
+  return static_cast<int>(remote::counters().waiting);
+}
+SHMBROKER_REMOTE_FUNCTION("sends_and_counts", sends_and_counts);
+
 }  // namespace
 
 TEST_CASE("What its receiver cannot map fails the call at once, in words, and the workers go on") {
@@ -327,6 +338,24 @@ TEST_CASE("A result for which its caller has no room holds its worker no longer 
     });
     CHECK(statuses == std::vector<int>{dies ? 128 + SIGKILL : 0, 0});
   }
+}
+
+TEST_CASE("A worker that sends many calls while it runs one leaves the requests of others in its queue") {
+  World world;
+  const auto statuses = world.run_bare(3, [](int rank) {
+    join(rank, 3, rank == 2 ? 1 : 0);
+    if (rank == 0) {
+      const auto patient = remote::at("b").within(120.0);
+      const auto waiting = remote::rpc_async<int>(patient, "sends_and_counts");
+      std::vector<Future<void>> calls;
+      for (int i = 0; i < kFewerThanAQueueHolds; ++i) calls.push_back(remote::rpc_async<void>(patient, "nothing"));
+      words().numbers[1] = 1;
+      EXPECT(waiting.wait() < 128);
+      for (auto& call : calls) call.wait();
+    }
+    remote::shutdown();
+  });
+  CHECK(statuses == std::vector<int>{0, 0, 0});
 }
 
 TEST_CASE("init returns although more was told meanwhile than is kept: what was lost is looked up") {
