@@ -107,6 +107,8 @@ void Channel::end() noexcept {
   // A socket at its end stays readable: in the set it would wake the caller's loop for ever.
   if (epoll_) sys::epoll_forget(epoll_.get(), watch_.get());
   want_room(false);
+  // next_event() drains it no more: each consumer of the descriptor hears of the end, however many there are.
+  if (event_) sys::event_signal(event_.get());
   for (const int listener : listeners_) sys::event_signal(listener);
   wake_all();
 }
@@ -789,7 +791,7 @@ Result<Event> Channel::next_event(Deadline deadline) {
   if (events_.empty()) return lost_error();
   Event event = std::move(events_.front());
   events_.pop_front();
-  if (events_.empty() && event_) sys::event_drain(event_.get());
+  if (events_.empty() && event_ && !lost_) sys::event_drain(event_.get());
   return event;
 }
 
@@ -844,7 +846,7 @@ Result<int> Channel::event_descriptor() {
   }
   event_ = std::move(*event);
   epoll_ = std::move(*epoll);
-  if (!events_.empty()) sys::event_signal(event_.get());
+  if (!events_.empty() || lost_) sys::event_signal(event_.get());
   return epoll_.get();
 }
 

@@ -568,11 +568,11 @@ typedef struct shmb_event {
   char text[512];        /* NAME_APPEARED: the name; RECLAIM: the report's line; BROKER_AWAY: why */
 } shmb_event;
 
-/* A descriptor to put into poll, select or epoll: readable when shmb_next_event may have something. It belongs to the
- * session: never close, read or write it. Spurious wake-ups happen. Local sessions: UNSUPPORTED. */
+/* A descriptor for poll or epoll: readable when shmb_next_event may have something, at times for nothing, and always
+ * once the session is lost. It is the session's: never close, read or write it. Local sessions: UNSUPPORTED. */
 SHMB_API int shmb_event_descriptor(shmb_session* session, int* fd, shmb_error* error) SHMB_NOEXCEPT;
 /* Takes the next event. wait_ns: SHMB_NO_WAIT and SHMB_FOREVER allowed. Set event->size first. Errors: DEADLINE (none
- * came), SESSION_LOST (after BROKER_AWAY has been delivered). */
+ * came), SESSION_LOST (a consumer of this session has had BROKER_AWAY: poll the descriptor no more). */
 SHMB_API int shmb_next_event(shmb_session* session, int64_t wait_ns, shmb_event* event,
                              shmb_error* error) SHMB_NOEXCEPT;
 

@@ -433,6 +433,30 @@ TEST_CASE("an event read by a waiting caller still wakes whoever polls the event
   CHECK(status_of(peer.channel.next_event(Deadline::now())) == Status::deadline);
 }
 
+TEST_CASE("each consumer of the event descriptor hears that the session is lost, whoever took BROKER_AWAY") {
+  Peer peer;
+  int fd = -1;
+  const auto readable = [&] {
+    pollfd watched{fd, POLLIN, 0};
+    return ::poll(&watched, 1, 60'000) == 1;
+  };
+  SUBCASE("it was there before the end") { fd = must(peer.channel.event_descriptor()); }
+  SUBCASE("it is made after the end") {}
+  peer.gone(9);
+  peer.socket.reset();
+  while (peer.channel.pump()) {
+  }
+  if (fd < 0) fd = must(peer.channel.event_descriptor());
+  REQUIRE(readable());
+  CHECK(must(peer.channel.next_event(Deadline::now())).kind == Event::Kind::region_gone);
+  REQUIRE(readable());
+  CHECK(must(peer.channel.next_event(Deadline::now())).kind == Event::Kind::broker_away);
+  for (int others = 0; others < 3; ++others) {
+    REQUIRE(readable());
+    CHECK(status_of(peer.channel.next_event(Deadline::now())) == Status::session_lost);
+  }
+}
+
 TEST_CASE("an event of a world that another thread reads wakes whoever waits for one, while that thread waits on") {
   Peer peer;
   std::thread reader([&] { CHECK(ask(peer.channel, 600'000'000'000).has_value()); });
