@@ -208,6 +208,8 @@ Sys<short> poll_for(int fd, short events, std::int64_t timeout_ns) {
   pollfd watched{fd, events, 0};
   auto ready = poll_all({&watched, 1}, timeout_ns);
   if (!ready) return std::unexpected(ready.error());
+  // poll(2) would report this again and again, and nobody who waits for `fd` expects it.
+  if ((watched.revents & POLLNVAL) != 0) return sys_error(EBADF);
   return *ready > 0 ? watched.revents : short{0};
 }
 

@@ -16,6 +16,7 @@
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
+#include "client/closed.hpp"
 #include "client/packet_fields.hpp"
 #include "proto/refusal.hpp"
 
@@ -27,6 +28,26 @@ constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks f
 
 // Of packets that the broker has not read for longer than their callers waited.
 constexpr std::size_t kMaxUnsent = 4096;
+
+// Whether the set is still a set of the socket. Adding what is in it already changes nothing.
+bool watches(const Fd& set, const Fd& socket) {
+  const auto added = sys::epoll_watch(set.get(), socket.get());
+  if (added) sys::epoll_forget(set.get(), socket.get());  // a set of the program has the number
+  // Where memory is short the kernel has not looked.
+  return !added && (added.error().value == EEXIST || added.error().value == ENOMEM);
+}
+
+bool is_socket(const Fd& socket) { return sys::peer_credentials(socket.get()).has_value(); }
+
+// The program may have a file of its own by the number of a descriptor that it closed, now or later: the number is
+// forgotten, and that file is not closed.
+void forget_closed(Fd& set, Fd& socket) {
+  std::array open{pollfd{set.get(), 0, 0}};
+  (void)sys::poll_all(open, 0);
+  const bool no_socket = !is_socket(socket);
+  if ((open[0].revents & POLLNVAL) != 0 || (!no_socket && !watches(set, socket))) (void)set.release();
+  if (no_socket) (void)socket.release();
+}
 
 // A full socket, or memory that the kernel could not give at that moment, or descriptors of other processes of this
 // user that lie unread in sockets: the packet goes later.
@@ -121,6 +142,7 @@ void Channel::lose(std::string why) {
   away.kind = Event::Kind::broker_away;
   away.text = lost_reason_;
   queue(std::move(away));
+  if (lost_reason_ == kClosedDescriptor) forget_closed(watch_, socket_);
 }
 
 void Channel::add(Waiter& waiter) {
@@ -176,7 +198,7 @@ bool Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
   wire::Incoming incoming;
   bool out_of_memory = false;
   try {
-    if (ready && (watched[0].revents & ~POLLOUT) != 0) {
+    if (ready && (watched[0].revents & ~(POLLOUT | POLLNVAL)) != 0) {
       incoming = wire::receive_packet(watched[0].fd, inbox_, wire::Direction::from_broker, false);
       // The kernel has no memory for what is there, and the socket stays readable: only time helps.
       if (incoming.kind == wire::Incoming::Kind::would_block)
@@ -190,6 +212,8 @@ bool Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
   const bool came = incoming.kind != wire::Incoming::Kind::would_block;
   try {
     if (!ready) lose("poll: " + errno_text(ready.error().value));
+    else if (((watched[0].revents | watched[1].revents) & POLLNVAL) != 0) lose(kClosedDescriptor);
+    else if (!came && watched[1].revents != 0 && !watches(watch_, socket_)) lose(kClosedDescriptor);
     if (out_of_memory) throw std::bad_alloc();
     take_packet(std::move(incoming));
   } catch (const std::bad_alloc&) {
@@ -279,6 +303,11 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
     if (code == EPIPE || code == ECONNRESET || code == ENOTCONN) {
       hung_up_ = true;
       lose("the broker closed the connection");
+      return lost_error();
+    }
+    // A descriptor to be sent is no reason.
+    if ((code == EBADF || code == ENOTSOCK) && !is_socket(socket_)) {
+      lose(kClosedDescriptor);
       return lost_error();
     }
     return system_failure(sent.error(), "sending to the broker");
@@ -410,6 +439,7 @@ void Channel::take_packet(wire::Incoming incoming) {
       return;
     case wire::Incoming::Kind::malformed: {
       if (!incoming.descriptors_lost) {
+        if (!is_socket(socket_)) return lose(kClosedDescriptor);
         lose("the broker broke the protocol: " + incoming.reason);
         return;
       }

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cerrno>
 
 #include "base/rescue.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
+#include "client/closed.hpp"
 #include "client/obtain.hpp"
 
 namespace shmb::client {
@@ -243,6 +245,8 @@ Result<bool> QueueSet::await_descriptor(Deadline deadline) {
   for (;;) {
     const Deadline look = earlier(deadline, Deadline::after(Pool::kLookAtBroker));
     auto readable = sys::poll_readable(epoll_.get(), look.left());
+    if (!readable && readable.error().value == EBADF)
+      return std::unexpected(Error{Status::system, EBADF, {}, kClosedDescriptor});
     if (!readable) return system_failure(readable.error(), "poll on a set of queues");
     if (*readable || deadline.passed() || rescues()) return *readable;
     if (std::ranges::any_of(pools(), [](const auto& pool) { return !pool->broker_there(); })) return false;

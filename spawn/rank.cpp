@@ -481,6 +481,7 @@ Result<std::string> ask(Op op, std::string_view payload, Deadline deadline) {
     auto ready = sys::poll_readable(it.socket.get(), deadline.left());
     lock.lock();
     it.reading = false;
+    if (!ready && ready.error().value == EBADF) it.closed = true;  // the program closed it
     if (ready && *ready && !read_some(it, it.socket.get())) it.closed = true;
     while (auto frame = take_frame(it)) {
       const auto waits = it.answers.find(frame->tag);

@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <iterator>
 
 #include "base/sys_process.hpp"
+#include "client/closed.hpp"
 
 namespace shmb::remote {
 namespace {
@@ -224,6 +226,8 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline, std::uint64_t wanted) {
     const bool stays = !interrupted_.load();
     auto ready = stays ? sys::poll_readable(wait_.get(), deadline.left()) : Sys<bool>(true);
     asleep_.store(false);
+    if (!ready && ready.error().value == EBADF)
+      return std::unexpected(Error{Status::system, EBADF, {}, client::kClosedDescriptor});
     if (!ready) return system_failure(ready.error(), "poll in a worker");
     if (stays) sys::event_drain(interrupt_.get());
     // Whoever interrupted is heard, also if the look below finds a message that cannot be received.

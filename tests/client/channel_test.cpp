@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <optional>
 #include <thread>
 
 #include "base/sys_memory.hpp"
@@ -431,6 +432,51 @@ TEST_CASE("an event read by a waiting caller still wakes whoever polls the event
   CHECK(event.region.id == 5);
   CHECK(::poll(&watched, 1, 0) == 0);
   CHECK(status_of(peer.channel.next_event(Deadline::now())) == Status::deadline);
+}
+
+TEST_CASE("a descriptor of the library that the program closed ends the session with a sentence that says so") {
+  std::optional<Peer> peer(std::in_place);
+  const Fd always_readable = Fd::adopt(::open("/dev/zero", O_RDONLY | O_CLOEXEC));
+  int broken = -1;
+  bool taken_again = true;
+  SUBCASE("the set that the library waits for") {
+    broken = peer->channel.watch_descriptor();
+    ::close(broken);
+  }
+  SUBCASE("the socket") {
+    broken = peer->channel.socket_descriptor();
+    ::close(broken);
+  }
+  SUBCASE("the set, and a file has its number") {
+    broken = peer->channel.watch_descriptor();
+    REQUIRE(::dup2(always_readable.get(), broken) == broken);
+    taken_again = false;
+  }
+  SUBCASE("the socket, and a file has its number") {
+    broken = peer->channel.socket_descriptor();
+    REQUIRE(::dup2(always_readable.get(), broken) == broken);
+    taken_again = false;
+  }
+  const auto event = peer->channel.next_event(Deadline::after(60'000'000'000));
+  REQUIRE(event.has_value());
+  CHECK(event->kind == Event::Kind::broker_away);
+  CHECK(event->text.find("closed a descriptor of the library") != std::string::npos);
+  const auto refused = ask(peer->channel);
+  CHECK(status_of(refused) == Status::session_lost);
+  CHECK(refused.error().sentence.find("closed a descriptor of the library") != std::string::npos);
+  // The number is the program's now: the session's end does not close its file.
+  if (taken_again) REQUIRE(::dup2(always_readable.get(), broken) == broken);
+  peer.reset();
+  CHECK(::fcntl(broken, F_GETFD) >= 0);
+  ::close(broken);
+}
+
+TEST_CASE("a request finds that the program closed the socket of the library") {
+  Peer peer;
+  ::close(peer.channel.socket_descriptor());
+  const auto refused = ask(peer.channel, 60'000'000'000);
+  CHECK(status_of(refused) == Status::session_lost);
+  CHECK(refused.error().sentence.find("closed a descriptor of the library") != std::string::npos);
 }
 
 TEST_CASE("each consumer of the event descriptor hears that the session is lost, whoever took BROKER_AWAY") {

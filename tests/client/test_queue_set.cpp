@@ -77,6 +77,22 @@ TEST_CASE("a set says which queue of one pool has something, each in its turn") 
   must(set.remove(*two));
 }
 
+TEST_CASE("a set whose descriptor the program closed says so instead of waiting") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto first = must(make_pool(session, slots_of("a", 64, 1))), second = must(make_pool(session, slots_of("b", 64, 1)));
+  auto one = reader(first, "q", Kind::claim), two = reader(second, "q", Kind::claim);
+  QueueSet set;
+  must(set.add(*one, nullptr));
+  must(set.add(*two, nullptr));
+  const shmb::Fd kept = shmb::Fd::adopt(::dup(must(set.descriptor())));
+  ::close(must(set.descriptor()));
+  const auto waited = set.wait(60'000'000'000);
+  REQUIRE_FALSE(waited.has_value());
+  CHECK(waited.error().sentence.find("closed a descriptor of the library") != std::string::npos);
+  REQUIRE(::dup2(kept.get(), must(set.descriptor())) >= 0);  // the set closes that number
+}
+
 TEST_CASE("a set waits on queues of two pools, and hears of the dead") {
   const harness::BrokerFixture broker;
   auto session = open(broker);

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// A program may close descriptors that are not its own, those of the library too. To wait for one would be to wait for
+// nothing, again and again: it is an error, in these words.
+#pragma once
+
+namespace shmb::client {
+
+inline constexpr const char* kClosedDescriptor =
+    "the program closed a descriptor of the library; close only descriptors that the program has opened";
+
+}  // namespace shmb::client
