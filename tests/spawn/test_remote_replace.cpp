@@ -174,6 +174,37 @@ TEST_CASE("Of two that come for one place at once one gets it, and the other is 
   CHECK(books_are_empty());
 }
 
+TEST_CASE("A worker without threads reaches a successor though it sleeps between its tries and does not serve") {
+  World world;
+  const auto statuses = world.run_bare(3, [](int rank) {
+    if (rank == 2) {
+      EXPECT(waits_for(3, 1));
+      take_place(1, 2, 1);
+      words().numbers[4] = 1;
+      return (void)remote::shutdown();
+    }
+    join(rank, 2, rank);
+    if (rank == 1) {
+      die_at(2, 1);
+      serve_for_good(1);
+    }
+    EXPECT(remote::rpc_sync<int>("b", "add", 1, 2) == 3);
+    words().numbers[2] = 1;
+    expect_died([] { (void)remote::rpc_sync<int>("b", "sleeps"); }, Status::worker_gone);
+    words().numbers[3] = 1;
+    int sum = 0;
+    for (int i = 0; sum == 0 && i < 6000; ++i) {
+      Status status{};
+      const std::string why = thrown([&] { sum = remote::rpc_sync<int>("b", "add", 4, 5); }, &status);
+      if (!why.empty() && status != Status::worker_gone) throw std::logic_error(why);
+      if (sum == 0) pause_ms(words().numbers[4] == 0 ? 5 : 20);
+    }
+    EXPECT(sum == 9);
+    remote::shutdown();
+  });
+  CHECK(statuses == std::vector<int>{0, kKilledBySigkill, 0});
+}
+
 TEST_CASE("Successors that are killed as they come are replaced as well, and the others go on") {
   constexpr int kLives = 8;
   World world;
