@@ -3,8 +3,12 @@
 // without reading text.
 #include "base/result.hpp"
 
-#include <cerrno>
+#include <unistd.h>
 
+#include <cerrno>
+#include <string>
+
+#include "base/sys_process.hpp"
 #include "base/text.hpp"
 
 namespace shmb {
@@ -25,10 +29,22 @@ Status status_of(int code) {
   }
 }
 
+// The limit on descriptors, and what to change. It names the process: a client may read what its broker was short of.
+std::string advice_for(int code) {
+  if (code == ENFILE) return ": the machine has as many files open as it may (sysctl fs.file-max): raise that";
+  if (code != EMFILE) return {};
+  const auto limit = sys::descriptor_limit();
+  if (!limit) return {};
+  return ": RLIMIT_NOFILE of pid " + std::to_string(::getpid()) + " is " + std::to_string(limit->soft) +
+         ": close descriptors there, or raise the limit (ulimit -n" +
+         (limit->hard > limit->soft ? ", up to " + std::to_string(limit->hard) : "") + ")";
+}
+
 }  // namespace
 
 std::unexpected<Error> system_failure(Errno code, const std::string& what) {
-  return std::unexpected(Error{status_of(code.value), code.value, {}, what + ": " + errno_text(code.value)});
+  return std::unexpected(
+      Error{status_of(code.value), code.value, {}, what + ": " + errno_text(code.value) + advice_for(code.value)});
 }
 
 }  // namespace shmb

@@ -105,11 +105,6 @@ Places process_places() {
 Result<Fd> connect_socket(const std::string& path, Deadline deadline) {
   auto socket = sys::seqpacket_socket(true);
   if (!socket) {
-    if (socket.error().value == EMFILE || socket.error().value == ENFILE) {
-      auto failure = system_failure(socket.error(), "a socket for the broker");
-      failure.error().status = Status::no_descriptors;
-      return failure;
-    }
     return system_failure(socket.error(), "a socket for the broker");
   }
   for (long pause = 1'000'000;; pause = std::min(pause * 2, 50'000'000L)) {

@@ -14,6 +14,7 @@
 #elif !defined(SHMBROKER_HEAP_HPP)
 #define SHMBROKER_HEAP_HPP
 
+#include <cxxabi.h>
 #include <sys/stat.h>
 
 #include <boost/container/map.hpp>
@@ -27,8 +28,10 @@
 #include <boost/interprocess/offset_ptr.hpp>
 #include <boost/unordered_map.hpp>
 #include <boost/version.hpp>
+#include <cstdlib>
 #include <limits>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <typeinfo>
@@ -147,6 +150,27 @@ Result<T> mapped(Call&& call) {
   }
 }
 
+// A type as its source has it, for sentences. One that is long is cut between names. `mangled` may be anybody's bytes.
+inline std::string type_text(std::string_view mangled) {
+  constexpr std::size_t kMost = 140, kMostMangled = 4096;
+  std::string text(mangled.substr(0, kMostMangled));
+  int status = 0;
+  if (char* plain = abi::__cxa_demangle(text.c_str(), nullptr, nullptr, &status)) {
+    const std::unique_ptr<char, void (*)(void*)> freed(plain, &std::free);
+    text = plain;
+  }
+  if (text.size() <= kMost) return text;
+  const auto in_name = [&](std::size_t at) {
+    const char c = text[at];
+    return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+  };
+  std::size_t end = kMost;
+  while (end > 0 && in_name(end - 1) && in_name(end)) --end;
+  if (end == 0) end = kMost;  // all one name
+  text.resize(end);
+  return text += "...";
+}
+
 // The chains, over bytes that may have been written by anybody: every offset is checked, every walk ends.
 class Catalogue {
  public:
@@ -194,9 +218,8 @@ class Catalogue {
     const bool sound = walk(bucket_of(name), [&](const Entry& entry, std::string_view n, std::string_view t, auto&) {
       if (n != name) return false;
       if (t != type || entry.object_bytes != bytes)
-        throw failure(Status::invalid, "'%.*s' is a %.*s, not a %.*s", int(n.size()), n.data(),
-                      int(std::min<std::size_t>(t.size(), 100)), t.data(), int(std::min<std::size_t>(type.size(), 100)),
-                      type.data());
+        throw failure(Status::invalid, "'%.*s' is of type %s, not %s", int(std::min(n.size(), kMaxName)), n.data(),
+                      type_text(t).c_str(), type_text(type).c_str());
       found = base_ + entry.object;
       return true;
     });

@@ -3,8 +3,10 @@
 #include "base/result.hpp"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
 #include <cerrno>
+#include <string>
 
 using shmb::Status;
 
@@ -19,6 +21,17 @@ TEST_CASE("shortages of memory and of descriptors have statuses of their own") {
   for (const int code : {ENOMEM, ENOSPC}) CHECK(shmb::system_failure({code}, "x").error().status == Status::no_memory);
   for (const int code : {EMFILE, ENFILE, ETOOMANYREFS})
     CHECK(shmb::system_failure({code}, "x").error().status == Status::no_descriptors);
+}
+
+TEST_CASE("where descriptors are short the sentence says the limit and what to change") {
+  rlimit limit{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const auto own = shmb::system_failure({EMFILE}, "a socket").error().sentence;
+  CHECK(own.starts_with("a socket: Too many open files (EMFILE)"));
+  CHECK(own.find(" is " + std::to_string(limit.rlim_cur) + ": close") != std::string::npos);
+  CHECK(own.find("RLIMIT_NOFILE of pid") != std::string::npos);
+  CHECK(own.find("ulimit -n") != std::string::npos);
+  CHECK(shmb::system_failure({ENFILE}, "a socket").error().sentence.find("fs.file-max") != std::string::npos);
 }
 
 TEST_CASE("errors carry their status through expected") {

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <cctype>
 #include <cstdint>
 
 namespace heap_test {
@@ -323,6 +324,12 @@ TEST_CASE("bad input is refused with a sentence") {
   CHECK(*in.find_or_construct<int>("i", 3) == 1);
   CHECK(status_of(in.try_find_or_construct<float>("i", 2.0F)) == Status::invalid);
   CHECK(status_of(in.try_find<float>("i")) == Status::invalid);
+  CHECK(in.try_find<float>("i").error().what() == std::string("'i' is of type int, not float"));
+  using Long = heap::map<heap::string, heap::vector<heap::map<heap::string, int>>>;
+  const std::string refused = in.try_find<Long>("i").error().what();
+  CHECK(refused.find("of type int, not boost::container::map<") != std::string::npos);
+  CHECK(refused.ends_with("..."));
+  CHECK_FALSE(std::isalnum(static_cast<unsigned char>(refused[refused.size() - 4])));
   CHECK(status_of(in.try_destroy<float>("i")) == Status::invalid);
   CHECK(status_of(in.try_find<int>("j")) == Status::not_found);
   CHECK(status_of(in.try_destroy<int>("j")) == Status::not_found);
