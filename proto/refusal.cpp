@@ -184,7 +184,8 @@ Error not_found(const Sought& sought) {
     sentence += quoted(sought.name);
     sentence += sought.group.empty() ? " in the session's own group, which is not there yet"
                                      : " in group " + in_group(sought.group);
-    if (!sought.group.empty()) where = " --group " + in_group(sought.group);
+    // The list of this group would not show what is in another one.
+    if (!sought.group.empty() && sought.elsewhere.empty()) where = " --group " + in_group(sought.group);
   }
   if (!sought.other_kind.empty())
     sentence +=

@@ -49,8 +49,10 @@ int release_pool(const ReleaseOptions& options, const Session& session, const Ta
   shmb_error failure{};
   const int opened =
       shmb_pool_open(session.get(), target.id ? nullptr : target.address.c_str(), &opening, &pool, &failure);
-  if (opened == SHMB_E_NOT_FOUND)
-    return fail(nothing_there("region and no pool", target, session.info().socket, session.info().group));
+  if (opened == SHMB_E_NOT_FOUND) {
+    auto viewer = Viewer::connect(options.common);
+    return fail(viewer ? nothing_there("region and no pool", target, *viewer) : viewer.error());
+  }
   if (opened != SHMB_OK) return fail(failed(failure));
   shmb_pool_info info{};
   info.size = sizeof info;

@@ -54,22 +54,46 @@ Selection selection_of(const Viewer& viewer, const Target& target) {
   return selection;
 }
 
+// The address of one of this user that has the name; empty: there is none.
+template <class Row>
+std::string own_address(const Viewer& viewer, const Result<Listing<Row>>& listed) {
+  if (listed)
+    for (const Row& row : listed->rows)
+      if (row.record.owner_uid == viewer.facts().uid) return address_text(row);
+  return {};
+}
+
+// Of the kinds that `what` names.
+std::string same_name_elsewhere(const Viewer& viewer, std::string_view what, const std::string& name) {
+  Selection everywhere;
+  everywhere.name = name;
+  std::string found;
+  if (what.contains("region"))
+    found = own_address(viewer, client::list_regions(viewer.session(), everywhere, viewer.deadline()));
+  if (found.empty() && what.contains("pool"))
+    found = own_address(viewer, client::list_pools(viewer.session(), everywhere, viewer.deadline()));
+  return found;
+}
+
 }  // namespace
 
-Error nothing_there(const char* what, const Target& target, const std::string& socket, std::uint64_t own) {
+Error nothing_there(const char* what, const Target& target, const Viewer& viewer) {
   wire::Sought sought{.what = what};
   names::Address address;
+  std::string elsewhere;
   if (target.id) {
     sought.id = target.id->id;
     sought.generation = target.id->generation;
   } else {
     address = *names::parse_region(target.address);  // resolve has checked it
-    if (address.group.empty() && own != 0) address.group = names::id_text(own);
+    if (address.group.empty() && viewer.facts().group != 0) address.group = names::id_text(viewer.facts().group);
+    elsewhere = same_name_elsewhere(viewer, what, address.name);
     sought.name = address.name;
     sought.group = address.group;
     sought.owner_uid = address.owner_uid;
+    sought.elsewhere = elsewhere;
   }
-  return client::asked_of(socket, wire::not_found(sought));
+  return client::asked_of(viewer.facts().socket, wire::not_found(sought));
 }
 
 Result<Target> resolve(const std::string& text) {

@@ -20,11 +20,8 @@ struct Target {
 };
 
 Result<Target> resolve(const std::string& text);
-// not_found, in the words of library and broker. `socket` of the broker that was asked, `own` the asker's group or 0.
-Error nothing_there(const char* what, const Target& target, const std::string& socket, std::uint64_t own);
-inline Error nothing_there(const char* what, const Target& target, const Viewer& viewer) {
-  return nothing_there(what, target, viewer.facts().socket, viewer.facts().group);
-}
+// not_found, in the words of library and broker. It names another group of this user that has the name.
+Error nothing_there(const char* what, const Target& target, const Viewer& viewer);
 Result<Region> attach(const Session& session, const Target& target, const shmb_attach_options& options);
 // The one region's row, or not_found with a sentence.
 Result<RegionRow> find(const Viewer& viewer, const Target& target);

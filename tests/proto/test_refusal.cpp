@@ -99,7 +99,7 @@ TEST_CASE("what is not there is told in the words of who asked, with where to lo
   CHECK(told({.name = "kv", .group = "@3", .elsewhere = "train/kv"}) ==
         "no region 'kv' in group '@3', or not for this caller; there is one in another group of this user, 'train/kv': "
         "programs that are started apart are in different groups, so name the group, or start them with one `shmbroker "
-        "run`; `shmbroker list --group '@3'` shows what there is");
+        "run`; `shmbroker list` shows what there is");
   CHECK(
       told({.name = "p", .group = "g", .other_kind = "pool"}) ==
       "no region 'p' in group 'g', but a pool of that name: open it as a pool; `shmbroker list --group 'g'` shows what "
