@@ -93,7 +93,8 @@ std::string left_alone(const GcOptions& options, const Inventory& inventory, con
   std::string out;
   for (const Kind kind :
        {Kind{Verdict::stale, "--stale includes them"}, Kind{Verdict::idle, "name those that you know"},
-        Kind{Verdict::unseen, "run as root on the host"}}) {
+        Kind{Verdict::unseen, host::leases_are_off() ? "sysctl fs.leases-enable=1, or name them with --without-lease"
+                                                     : "run as root on the host"}}) {
     std::size_t count = 0;
     std::uint64_t bytes = 0;
     for (std::size_t i = 0; i < inventory.objects.size(); ++i) {
@@ -201,6 +202,10 @@ int run_gc(const GcOptions& options) {
     if (!recovered.empty()) inventory = look_at_host(options.stale_after);
     if (!inventory) return fail(inventory.error());
   }
+  if (host::leases_are_off())
+    inventory->notes.emplace_back(
+        "fs.leases-enable is 0: the kernel cannot be asked whether a file is in use, and gc removes none without "
+        "--without-lease");
   auto plan = plan_of(options, *inventory);
   if (!plan) return fail_in_lines(plan.error());
   if (!options.yes || options.dry_run) return show_plan(options, *inventory, *plan);

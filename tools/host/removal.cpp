@@ -203,10 +203,11 @@ class Remover {
       refuse(index, Outcome::held, "a process has it open or mapped");
       return false;
     }
+    const bool not_ours = leased.error().value == EACCES;
+    const std::string why = leases_are_off() ? "fs.leases-enable is 0" : errno_text(leased.error().value);
     refuse(index, Outcome::refused,
-           "the kernel gives no lease (" + errno_text(leased.error().value) +
-               "), so nobody knows whether it is in use: " +
-               (leased.error().value == EACCES ? "run as its owner or as root" : "--without-lease trusts /proc alone"));
+           "the kernel gives no lease (" + why + "), so nobody knows whether it is in use: " +
+               (not_ours ? "run as its owner or as root" : "--without-lease trusts /proc alone"));
     return false;
   }
 
@@ -378,6 +379,11 @@ void recover_folder(const Mount& mount, const std::string& inside, const std::st
 }
 
 }  // namespace
+
+bool leases_are_off() {
+  auto text = sys::read_file("/proc/sys/fs/leases-enable");
+  return text && text->starts_with('0');
+}
 
 bool is_aside_folder(std::string_view name) { return name.starts_with(kAside); }
 

@@ -71,6 +71,8 @@ struct Recovered {
 // Gives the files that a killed gc had set aside on `mounts` their names back.
 std::vector<Recovered> recover(const Inventory& inventory);
 
+// Whether fs.leases-enable is 0: then the kernel gives nobody a lease.
+bool leases_are_off();
 // Whether a folder's name is one of ours: ".shmbroker-gc-...".
 bool is_aside_folder(std::string_view name);
 // Whether a path below a mount leads through such a folder.
