@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <memory>
 
@@ -11,6 +12,7 @@
 #include "tools/host/smaps.hpp"
 #include "tools/host_view.hpp"
 #include "tools/printable.hpp"
+#include "tools/table.hpp"
 
 namespace shmb::tools {
 namespace {
@@ -76,6 +78,15 @@ std::vector<Held> parts_held(const Inventory& inventory, pid_t pid,
   return out;
 }
 
+// Those that the sentences about the whole host leave out.
+std::string missed_text(const host::Process& process, const Inventory& inventory) {
+  std::string out;
+  for (const std::string& sentence : process.missed)
+    if (std::ranges::find(inventory.blind, sentence) == inventory.blind.end())
+      out += wrapped("not seen: " + printable(sentence), "  ", look_of(STDOUT_FILENO).columns) + "\n";
+  return out;
+}
+
 int run_once(const MapOptions& options) {
   auto inventory = look_at_host(kStaleAfter);
   if (!inventory) return fail(inventory.error());
@@ -123,6 +134,7 @@ int run_once(const MapOptions& options) {
     json["process"] = {{"pid", process->pid}};
     put_text(json["process"], "program", process->program);
     json["process"]["uid"] = process->uid;
+    json["process"]["not_seen"] = process->missed;
     json["totals"] = {
         {"mapped", sum.mapped}, {"rss", sum.resident}, {"share", sum.proportional}, {"swapped", sum.swapped}};
     json["objects"] = Json::array();
@@ -143,9 +155,12 @@ int run_once(const MapOptions& options) {
     if (!table) return fail_in_lines(table.error());
     text = std::to_string(process->pid) + " " + printable(process->program) + " of " + user_text(process->uid) + ": " +
            count_text(held.size(), "object") + ", " + size_text(options.listing.common, sum.mapped) + " mapped, " +
-           size_text(options.listing.common, sum.resident) + " resident\n" + *table + blind_text(*inventory);
+           size_text(options.listing.common, sum.resident) + " resident\n" + *table +
+           missed_text(*process, *inventory) + blind_text(*inventory);
   }
-  return print(text) ? kExitOk : kExitError;
+  if (!print(text)) return kExitError;
+  // What is hidden elsewhere may be peers. Of the process itself all was seen.
+  return process->missed.empty() ? kExitOk : kExitUnseen;
 }
 
 }  // namespace

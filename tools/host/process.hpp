@@ -24,6 +24,7 @@ struct Process {
   std::vector<pid_t> pids;                             // in each PID namespace, ours first; read where it is nested
   bool seen = false;                                   // its mappings and its descriptors were read
   int denied = 0;                                      // not seen: the errno that says why
+  std::vector<std::string> missed;                     // seen, but not all of it: a sentence for each thing
 };
 
 struct Mapping {

@@ -129,16 +129,15 @@ class Scanner {
       out_.blind.push_back("the mounts of this process cannot be read in " + options_.proc + "/self/mountinfo");
     // Any process of a namespace leads into it, and the first one may have ended by now. EINVAL: it is ending.
     std::set<std::uint64_t> done{own_mount_ns_, 0};
-    std::size_t refused = 0;
     for (const Process& process : out_.processes) {
       if (done.contains(process.mount_ns)) continue;
       auto added =
           add_mounts(std::to_string(process.pid) + "/mountinfo", proc_.path(process.pid, "root"), process.mount_ns);
       if (!added && (is_gone(added.error()) || added.error().value == EINVAL)) continue;
       done.insert(process.mount_ns);
-      if (!added) ++refused;
+      if (!added) unread_mounts_.emplace(process.mount_ns, added.error().value);
     }
-    if (refused != 0)
+    if (const std::size_t refused = unread_mounts_.size(); refused != 0)
       out_.blind.push_back("the mounts of " + plural(refused, "other mount namespace", "other mount namespaces") +
                            " cannot be read");
     for (MountUse& use : out_.mounts) {
@@ -285,6 +284,9 @@ class Scanner {
     auto mapped = proc_.mappings(process.pid, [&](const Mapping& mapping) { add_mapping(index, mapping); });
     auto opened = proc_.descriptors(process.pid, [&](const Descriptor& it) { add_descriptor(index, it); });
     process.seen = (mapped || is_gone(mapped.error())) && (opened || is_gone(opened.error()));
+    if (const auto unread = unread_mounts_.find(process.mount_ns); unread != unread_mounts_.end())
+      process.missed.push_back("the mounts of process " + std::to_string(process.pid) + " cannot be read: " +
+                               errno_text(unread->second) + ". Files on them that it holds may not be listed");
     if (process.seen) return;
     ++out_.unseen_processes;
     process.denied = !mapped && !is_gone(mapped.error()) ? mapped.error().value : opened.error().value;
@@ -338,6 +340,12 @@ class Scanner {
     const bool is_memfd = descriptor.link.starts_with(kMemfd);
     if (!is_memfd && !is_in_memory_mount(process, descriptor.link)) return;
     auto facts = sys::file_stat_at(AT_FDCWD, proc_.path(process.pid, "fd/" + descriptor.number).c_str(), true);
+    if (!facts && !is_gone(facts.error())) {
+      out_.processes[index].missed.push_back("descriptor " + descriptor.number + " of process " +
+                                             std::to_string(process.pid) +
+                                             " cannot be looked at: " + errno_text(facts.error().value));
+      out_.blind.push_back(out_.processes[index].missed.back());
+    }
     if (!facts || facts->type != sys::FileType::regular) return;
     const Key key{facts->device, facts->inode};
     Kind kind = Kind::memfd;
@@ -489,6 +497,7 @@ class Scanner {
   std::unordered_map<Key, std::size_t, KeyHash> index_;
   std::unordered_map<std::uint64_t, std::size_t> mount_of_;             // by device
   std::unordered_map<std::uint64_t, std::vector<std::string>> places_;  // tmpfs mount points by mount namespace
+  std::map<std::uint64_t, int> unread_mounts_;  // mount namespaces whose mounts were refused, and the errno
   std::uint64_t own_mount_ns_ = 0, own_ipc_ns_ = 0;
 };
 
