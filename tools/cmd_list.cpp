@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 #include <tuple>
 
@@ -264,17 +265,44 @@ std::string text_of(const ListOptions& options, const std::vector<Shown>& shown)
   return text;
 }
 
-int run_list(const ListOptions& options) {
-  if (options.all) {
-    ListingOptions listing = options.host;
-    listing.common = options.common;
-    listing.ids_only = options.ids_only;
-    listing.order = options.sort;
-    return repeat(listing, [&] { return list_host(listing, options.as_tree); });
+// What only a broker knows, beside --all.
+std::string needs_broker(const ListOptions& options) {
+  if (!options.common.socket.empty()) return "--socket";
+  if (options.common.timeout != 0) return "--timeout";
+  if (!options.group.empty()) return "--group";
+  return options.all_groups ? "--all-groups" : "";
+}
+
+int list_of_host(const ListOptions& options) {
+  if (const std::string option = needs_broker(options); !option.empty()) {
+    complain("list --all asks no broker, so " + option + " says nothing beside it: leave out one of the two");
+    return kExitUsage;
   }
+  ListingOptions listing = options.host;
+  listing.common = options.common;
+  listing.ids_only = options.ids_only;
+  listing.order = options.sort;
+  return repeat(listing, [&] { return list_host(listing, options.as_tree); });
+}
+
+// The broker that a program of the caller finds. The groups of all users are listed over its admin socket.
+Result<Viewer> viewer_for(const ListOptions& options) {
+  auto viewer = Viewer::connect(options.common);
+  if (!viewer || !options.all_groups) return viewer;
+  Common beside = options.common;
+  beside.socket = viewer->facts().socket;
+  auto admin = Viewer::connect(beside, true);
+  if (!admin && (admin.error().system_errno == EACCES || admin.error().system_errno == EPERM))
+    return error(Status::denied, "the broker at " + beside.socket +
+                                     " shows the groups of all users to root and to its own user alone: leave out "
+                                     "--all-groups for your own groups, or run as root");
+  return admin;
+}
+
+int list_of_broker(const ListOptions& options) {
   auto selection = selection_of(options);
   if (!selection) return fail(selection.error());
-  auto viewer = Viewer::connect(options.common, options.all_groups);
+  auto viewer = viewer_for(options);
   if (!viewer) {
     const std::string brokers = brokers_text(other_brokers());
     if (!brokers.empty()) (void)print(brokers);
@@ -298,6 +326,11 @@ int run_list(const ListOptions& options) {
     text = totals(options, *books) + text_of(options, shown) + hidden_text(books->hidden);
   }
   return print(text) ? kExitOk : kExitError;
+}
+
+int run_list(const ListOptions& options) {
+  if (options.all) return list_of_host(options);
+  return repeat(options.host, [&] { return list_of_broker(options); });
 }
 
 }  // namespace
@@ -327,14 +360,16 @@ Command add_list(CLI::App& app) {
   CLI::Option* all =
       verb->add_flag("--all", options->all, "All shared memory of the host, whoever made it; needs no broker");
   for (CLI::Option* one : one_of) all->excludes(one);
-  verb->add_flag("--tree", options->as_tree, "With --all: each process with what it holds")->needs(all);
+  CLI::Option* tree =
+      verb->add_flag("--tree", options->as_tree, "With --all: each process with what it holds")->needs(all);
   verb->add_option("-o,--columns", options->host.columns, "With --all, which columns: " + object_fields().names())
       ->type_name("LIST")
-      ->needs(all);
+      ->needs(all)
+      ->excludes(tree);
   verb->add_option("-f,--filter", options->host.filter, "With --all, rows that pass (shmbroker(1))")
       ->type_name("FILTER")
       ->needs(all);
-  add_duration(*verb, "-w,--watch", options->host.every, "With --all, again and again, with this much time between");
+  add_duration(*verb, "-w,--watch", options->host.every, "Again and again, with this much time between");
   add_common(*verb, options->common, true, true);
   return {verb, [options] { return run_list(*options); }};
 }

@@ -231,3 +231,31 @@ TEST_CASE("in system mode root ends what a user left, and no other user does") {
   CHECK(leave_tickets(broker.socket(), 5, 1, {}, kOwner) == 5);
   CHECK(eventually([&] { return has(ended_by(kOwner, "").out, "ended 5 tickets of 60001"); }));
 }
+
+TEST_CASE("list --all-groups of an ordinary user is refused with the reason, and shows root all") {
+  if (!harness::can_change_uid()) SKIP_CASE("other users need root");
+  harness::BrokerOptions options;
+  options.system = true;
+  harness::BrokerFixture broker(options);
+  REQUIRE(broker.running());
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const std::string socket = broker.socket();
+  Child stranger = child_of(60002, [&] {
+    if (::dup2(ends[1], STDERR_FILENO) < 0) return 98;
+    ::execl(SHMB_TEST_TOOL, "shmbroker", "list", "--all-groups", "--socket", socket.c_str(), nullptr);
+    return 99;
+  });
+  ::close(ends[1]);
+  std::string said;
+  char buffer[4096];
+  for (ssize_t size; (size = ::read(ends[0], buffer, sizeof buffer)) > 0;)
+    said.append(buffer, static_cast<std::size_t>(size));
+  ::close(ends[0]);
+  CHECK(stranger.wait() == 4);
+  CHECK(said == "shmbroker: the broker at " + socket +
+                    " shows the groups of all users to root and to its own user alone: leave out --all-groups for your "
+                    "own groups, or run as root\n");
+  World world;
+  CHECK(world.tool({"list", "--all-groups", "--socket", socket}).status == 0);
+}

@@ -266,6 +266,38 @@ TEST_CASE("what is not there ends with 5") {
   CHECK(world.tool({"release", "x"}).status == 0);
 }
 
+TEST_CASE("a name that is in another group is told, and the list that shows it") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "kv", "--group", "other"}).status == 0);
+  for (const char* verb : {"cat", "inspect", "release"}) {
+    const Ended ended = world.tool({verb, "kv"});
+    CAPTURE(verb);
+    CHECK(ended.status == 5);
+    CHECK_MESSAGE(has(ended.err, "there is one in another group of this user, 'other/kv'"), ended.err);
+    CHECK_MESSAGE(has(ended.err, "`shmbroker list` shows what there is"), ended.err);
+    CHECK_FALSE(has(ended.err, "list --group"));
+  }
+  CHECK_FALSE(has(world.tool({"inspect", "--pool", "kv"}).err, "another group"));
+  CHECK(world.tool({"release", "other/kv"}).status == 0);
+}
+
+TEST_CASE("list -w shows the broker's books again and again, and ends when the broker does") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "x"}).status == 0);
+  std::string id = world.tool({"list", "-q"}).out;
+  id.resize(id.find('\n'));
+  const std::string tool = SHMB_TEST_TOOL;
+  CHECK(world.run("/bin/sh", {"-c", tool + " list -q -w 20ms | head -n 5"}).out ==
+        id + "\n\n" + id + "\n\n" + id + "\n");
+  CHECK(world.tool({"release", "x"}).status == 0);
+  const pid_t watching = world.start_tool({"list", "-q", "-w", "20ms"});
+  ::kill(world.broker(), SIGTERM);
+  int status = -1;
+  CHECK(::waitpid(watching, &status, 0) == watching);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 3);
+}
+
 TEST_CASE("a name that does not appear in time ends with 124, one that does is printed") {
   World world;
   REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "x"}).status == 0);

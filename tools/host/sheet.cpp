@@ -111,7 +111,8 @@ Result<std::vector<std::size_t>> Sheet::columns(std::string_view list) const {
   if (adds || list.empty())
     for (std::size_t i = 0; i < fields.size(); ++i)
       if (fields[i].by_default) out.push_back(i);
-  for (const std::string_view name : split(list)) {
+  for (std::string_view name : split(list)) {
+    if (adds && name.starts_with('+')) name.remove_prefix(1);
     auto field = find(name);
     if (!field) return std::unexpected(field.error());
     out.push_back(*field);

@@ -31,7 +31,7 @@ struct Sheet {
 
   // Index of a field; a sentence with all names where there is none.
   Result<std::size_t> find(std::string_view name) const;
-  // "size,object" or, to add to the columns by default, "+pids". Empty: the default.
+  // "size,object" or, to add to the columns by default, "+pids,peers" or "+pids,+peers". Empty: the default.
   Result<std::vector<std::size_t>> columns(std::string_view list) const;
   // "size" or "-size": numbers fall by default and texts rise, "-" turns that round.
   Result<void> sort(std::string_view list);

@@ -2,11 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs that look at the host, as people run them. Usage: host_test.py TOOL SCHEMAS"""
 import ctypes
+import fcntl
 import mmap
 import os
+import pty
 import re
+import select
+import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import inside
@@ -144,6 +149,113 @@ def columns_order_and_filter_choose_what_a_listing_shows():
 
 
 @case
+def columns_are_added_with_one_plus_or_with_several():
+    plant("x-a")
+    for words in ("+links,kind", "+links,+kind"):
+        ended = tool("list", "--all", "-f", "file", "-o", words)
+        assert ended.returncode in (0, 7) and re.search(rb"VERDICT +LINKS +KIND$", ended.stdout, re.M), ended
+    ended = tool("list", "--all", "-o", "object,+links")
+    assert ended.returncode == 2 and b"there is no field '+links'" in ended.stderr, ended
+
+
+@case
+def what_only_a_broker_knows_is_refused_beside_all():
+    for words in (["--socket", "/nowhere"], ["--timeout", "1s"], ["--group", "g"], ["--all-groups"]):
+        ended = tool("list", "--all", *words)
+        assert ended.returncode == 2 and not ended.stdout, ended
+        assert f"list --all asks no broker, so {words[0]} says nothing".encode() in ended.stderr, ended
+    ended = tool("list", "--all", "--tree", "-o", "object")
+    assert ended.returncode == 2 and b"--columns" in ended.stderr and b"--tree" in ended.stderr, ended
+
+
+CLEARED = b"\x1b[H\x1b[2J"
+
+
+@case
+def watch_shows_each_change_on_a_terminal_and_leaves_the_terminal_as_it_was():
+    plant("x-first")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(TOOL, [TOOL, "list", "--all", "-f", "where=/dev/shm", "-w", "50ms"],
+                  {"PATH": os.environ["PATH"], "TERM": "xterm", "LC_ALL": "C.UTF-8"})
+    before, shown = termios.tcgetattr(terminal), b""
+
+    def screen_has(name, is_there=True):
+        """Reads on until a whole screen has the name, or has it no more."""
+        nonlocal shown
+        shown = b""
+        while True:
+            screens = shown.split(CLEARED)[1:-1]
+            if screens and (name in screens[-1]) == is_there:
+                return
+            assert select.select([terminal], [], [], 60)[0], shown
+            shown += os.read(terminal, 65536)
+
+    try:
+        screen_has(b"x-first")
+        second = plant("x-second")
+        screen_has(b"x-second")
+        second.unlink()
+        screen_has(b"x-second", False)
+        assert b"x-first" in shown
+        # No mode of the terminal is changed, so that a death at any moment leaves none behind.
+        assert b"\x1b[?" not in shown and b"\x1b7" not in shown, shown
+        os.write(terminal, b"\x03")  # ^C
+        try:
+            while os.read(terminal, 65536):
+                pass
+        except OSError:
+            pass  # EIO: the process has closed its end
+        status = os.waitpid(pid, 0)[1]
+        pid = 0
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGINT, status
+        assert termios.tcgetattr(terminal) == before
+    finally:
+        if pid != 0:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(terminal)
+
+
+@case
+def watch_without_a_terminal_writes_one_listing_after_the_other_until_nobody_reads():
+    plant("x-first")
+    for words, ends in ((["-q"], b"\n"), (["--json"], b"}\n")):
+        watching = subprocess.Popen([TOOL, "list", "--all", "-f", "where=/dev/shm", "-w", "50ms", *words],
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        listings, text = [], b""
+        while len(listings) < 3:
+            line = watching.stdout.readline()
+            assert line, watching.stderr.read()
+            if line == b"\n":
+                listings.append(text)
+                text = b""
+            else:
+                text += line
+        watching.stdout.close()
+        assert watching.wait(60) != 0
+        watching.stderr.close()
+        assert all(b"\x1b" not in each and each.endswith(ends) and b"x-first" in each for each in listings), listings
+    for words in ([], ["--each"]):
+        ended = tool("leaks", *words, "-w", "soon")
+        assert ended.returncode == 2 and b"--watch" in ended.stderr, ended
+
+
+@case
+def watch_ends_with_the_first_failure():
+    ended = tool("list", "--all", "-w", "50ms", "-f", "sise>1")
+    assert ended.returncode == 2 and b"there is no field" in ended.stderr, ended
+    with Holder(plant("x-first"), "open") as holder:
+        watching = subprocess.Popen([TOOL, "map", str(holder.pid), "-q", "-w", "50ms"], stdout=subprocess.PIPE,
+                                    stderr=subprocess.PIPE)
+        assert watching.stdout.readline() == b"/dev/shm/x-first\n"
+    assert watching.wait(60) == 5
+    assert b"process" in watching.stderr.read()
+    watching.stdout.close()
+    watching.stderr.close()
+
+
+@case
 def a_killed_gc_is_put_right_by_the_next():
     aside = SHM / ".shmbroker-gc-1-0011223344556677"
     aside.mkdir()
@@ -194,6 +306,43 @@ def a_file_system_without_a_limit_is_as_full_as_its_files():
     ended = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, check=False)
     (mount,) = [it for it in checked(ended.stdout)["mounts"] if it["path"] == "/dev/shm"]
     assert (mount["size"], mount["used"], mount["listed"]) == (0, PAGE, PAGE), mount
+
+
+def in_a_mount_namespace(path):
+    """A process in a mount namespace of its own that holds the file. Gives it when it holds the file."""
+    script = f"import signal; file = open('{path}', 'r+b'); print(flush=True); signal.pause()"
+    process = subprocess.Popen(["unshare", "--mount", sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"\n"
+    return process
+
+
+@case
+def map_ends_with_7_only_where_something_of_its_process_is_hidden():
+    file = plant("seen")
+    process = in_a_mount_namespace(file)
+    own_mounts = f"/proc/{process.pid}/mountinfo"
+    try:
+        os.chown(file, 65534, 65534)
+        # Of other users' processes nobody sees nothing: that hides peers, and nothing of its own process.
+        mine = subprocess.Popen(["sleep", "100"], **as_nobody())
+        code, document = tool_json("map", str(mine.pid), **as_nobody())
+        mine.kill()
+        mine.wait()
+        assert code == 0 and not document["saw_all"] and document["process"]["not_seen"] == [], (code, document)
+        code, document = tool_json("map", str(process.pid))
+        assert code == 0 and document["process"]["not_seen"] == [], (code, document)
+        # The first page of a process's memory cannot be read.
+        subprocess.run(["mount", "--bind", f"/proc/{os.getpid()}/mem", own_mounts], check=True)
+        code, document = tool_json("map", str(process.pid))
+        (sentence,) = document["process"]["not_seen"]
+        assert code == 7 and f"the mounts of process {process.pid} cannot be read" in sentence, (code, document)
+        ended = tool("map", str(process.pid))
+        assert ended.returncode == 7 and b"not seen: the mounts of process" in ended.stdout, ended
+        assert tool("map", str(os.getpid())).returncode == 0
+    finally:
+        subprocess.run(["umount", own_mounts], check=False, stderr=subprocess.DEVNULL)
+        process.kill()
+        process.wait()
 
 
 @case
@@ -363,13 +512,57 @@ def a_segment_of_another_ipc_namespace_has_an_id_of_its_own():
         ctypes.CDLL(None).shmctl(here, 0, None)
 
 
+class LeasesOff:
+    """The switch is the machine's. It is put back whatever happens, also where the case is killed."""
+    SWITCH = Path("/proc/sys/fs/leases-enable")
+
+    def __enter__(self):
+        # Two such cases beside each other would restore the wrong value.
+        self.lock = open(self.SWITCH, encoding="ascii")
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        before = self.lock.read()
+        # The guard puts it back when the pipe ends with this process.
+        script = 'trap "" TERM INT HUP; read -r _; printf "$1" > "$2"'
+        self.guard = subprocess.Popen(["setsid", "sh", "-c", script, "sh", before, self.SWITCH], stdin=subprocess.PIPE)
+        try:
+            self.SWITCH.write_text("0\n", encoding="ascii")
+        except OSError as reason:
+            self.__exit__()
+            raise Skip(f"{self.SWITCH} cannot be written: {reason.strerror}") from None
+        return self
+
+    def __exit__(self, *_):
+        self.guard.stdin.close()
+        self.guard.wait()
+        self.lock.close()
+
+
 @case
-def without_lease_trusts_proc_alone_and_says_so_where_leases_are_off():
-    leases = Path("/proc/sys/fs/leases-enable")
-    if leases.read_text(encoding="utf-8") != "1\n":
-        raise Skip("leases are off on this machine")
+def where_leases_are_off_gc_says_so_and_removes_nothing_unless_it_is_told_to_trust_proc():
+    lost = [plant(f"torch_{dead_pid()}_{number}_1") for number in range(2)]
+    names = [str(path) for path in lost]
+    with LeasesOff(), Holder(plant("held"), "mapped") as holder:
+        plain = tool("gc", "--yes", *HERE)
+        refused = tool("gc", "--yes", *names)
+        left = [path.exists() for path in lost]
+        code, document = tool_json("gc", "--yes", *names)
+        trusting = tool("gc", "--yes", "--without-lease", *names, "held")
+        held_left = Path(holder.path).exists()
+        check = next(it for it in tool_json("doctor")[1]["checks"] if it["name"] == "leases")
+    # Without a lease the verdict is orphan only where all processes could be looked into.
+    assert plain.returncode in (4, 7) and b"fs.leases-enable is 0: the kernel cannot be asked" in plain.stdout, plain
+    assert refused.returncode == 4 and left == [True, True], refused
+    assert refused.stdout.count(b"the kernel gives no lease (fs.leases-enable is 0)") == 2, refused
+    assert b"--without-lease trusts /proc alone" in refused.stdout, refused
+    assert b"freed 0 B in 0 objects; 2 left alone" in refused.stdout, refused
+    assert code == 4 and [it["outcome"] for it in document["plan"]] == ["refused", "refused"], document
+    assert trusting.returncode == 4 and held_left and not any(path.exists() for path in lost), trusting
+    assert check["verdict"] == "WARN" and "fs.leases-enable" in check["advice"], check
+
+
+@case
+def gc_of_another_users_file_says_that_leases_are_its_owners():
     lost, pid = plant(f"torch_{dead_pid()}_1_1"), dead_pid()
-    # The switch is the machine's; a user without rights over the file meets the same refusal.
     lost.chmod(0o666)
     own = plant(f"torch_{pid}_2_1")
     os.chown(own, 65534, 65534)

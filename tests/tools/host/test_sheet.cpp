@@ -110,5 +110,8 @@ TEST_CASE("columns are those by default, those named, or more") {
   CHECK(sheet.columns("").value() == Columns{0, 1});
   CHECK(sheet.columns("age,name").value() == Columns{2, 0});
   CHECK(sheet.columns("+pids").value() == Columns{0, 1, 4});
+  CHECK(sheet.columns("+pids,links").value() == Columns{0, 1, 4, 3});
+  CHECK(sheet.columns("+pids,+links").value() == Columns{0, 1, 4, 3});
+  CHECK_FALSE(sheet.columns("name,+pids"));
   CHECK_FALSE(sheet.columns("name,none"));
 }
