@@ -420,7 +420,10 @@ class Scanner {
           out_.mounts[at->second].listed += it.touched;
       }
     for (MountUse& use : out_.mounts)
-      if (use.use_known && use.size == 0) use.used = use.listed;
+      if (use.use_known && use.size == 0) {
+        use.used = use.listed;
+        use.use_known = use.mount.shared_memory;  // of others the files are not listed
+      }
     tell_unseen_processes();
     if (out_.nested)
       out_.blind.push_back("processes outside this PID namespace (of the host, of other containers) do not show here");

@@ -23,7 +23,8 @@ namespace shmb::host {
 
 struct MountUse {
   Mount mount;
-  // Bytes, statvfs(3). size 0: no limit; of such a file system the kernel tells no use, and `used` is `listed`.
+  // Bytes, statvfs(3). size 0: no limit; of such a file system the kernel tells no use. `used` is then `listed` where
+  // it is for shared memory, and not known elsewhere.
   std::uint64_t size = 0, used = 0;
   bool use_known = false;
   std::uint64_t listed = 0;  // bytes of the objects on it

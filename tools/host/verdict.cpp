@@ -77,8 +77,14 @@ class Judge {
     return program == "shmbroker" || (self != nullptr && program == self->program);
   }
 
+  static std::string last_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+  // Of the files that a lease was refused of.
   std::set<Key> files_of_tools() const {
     std::set<Key> out;
+    std::set<std::string> names;
+    for (const Object* it : refused_)
+      for (const std::string& name : it->names) names.insert(last_name(name));
     auto proc = Proc::open("/proc");
     auto pids = proc ? proc->pids() : sys_error(ENOENT);
     if (!pids) return out;
@@ -86,6 +92,7 @@ class Judge {
       auto program = pid == ::getpid() ? sys_error(ENOENT) : proc->text(std::to_string(pid) + "/comm");
       if (!program || !is_tool(program->substr(0, program->find('\n')))) continue;
       (void)proc->descriptors(pid, [&](const Descriptor& it) {
+        if (!names.contains(last_name(it.link))) return;  // stat(2) of another file may hang
         if (auto facts = sys::file_stat_at(AT_FDCWD, proc->path(pid, "fd/" + it.number).c_str(), true))
           out.insert({facts->device, facts->inode});
       });

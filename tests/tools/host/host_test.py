@@ -308,6 +308,14 @@ def a_file_system_without_a_limit_is_as_full_as_its_files():
     assert (mount["size"], mount["used"], mount["listed"]) == (0, PAGE, PAGE), mount
 
 
+@case
+def the_use_of_a_file_system_without_a_limit_whose_files_are_not_listed_is_unknown():
+    script = f"mount -t tmpfs -o nr_blocks=0 none /mnt && printf x > /mnt/a && exec {TOOL} list --all --json"
+    ended = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, check=False)
+    (mount,) = [it for it in checked(ended.stdout)["mounts"] if it["path"] == "/mnt"]
+    assert (mount["size"], mount["used"], mount["shared_memory"]) == (None, None, False), mount
+
+
 def in_a_mount_namespace(path):
     """A process in a mount namespace of its own that holds the file. Gives it when it holds the file."""
     script = f"import signal; file = open('{path}', 'r+b'); print(flush=True); signal.pause()"
