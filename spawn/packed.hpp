@@ -62,6 +62,18 @@ class Level {
   int& depth_;
 };
 
+// How much memory the elements of containers in one message may take: kLeastMemory, and kMemoryPerByte for each of its
+// bytes.
+inline constexpr std::size_t kLeastMemory = std::size_t{64} << 20, kMemoryPerByte = 256;
+
+[[noreturn, gnu::cold]] inline void refuse_memory(std::size_t bytes) {
+  throw std::invalid_argument(
+      joined({"the elements of the containers in a message would take more memory than it may make, which is ",
+              std::to_string(kLeastMemory >> 20), " MiB and ", std::to_string(kMemoryPerByte),
+              " bytes for each of its bytes (the next element takes ", std::to_string(bytes),
+              " bytes): send fewer, or put their large members into std::vector or std::unique_ptr"}));
+}
+
 class Packer {
  public:
   // For the elements of an array or a map.
@@ -177,8 +189,9 @@ class Reader {
     std::string_view bytes{};  // of text, binary, extension
   };
 
-  explicit Reader(std::string_view in) noexcept : in_(in) {}
-  Reader(const void* data, std::size_t size) noexcept : in_(static_cast<const char*>(data), size) {}
+  explicit Reader(std::string_view in) noexcept : in_(in), memory_(memory_for(in.size())) {}
+  Reader(const void* data, std::size_t size) noexcept
+      : Reader(std::string_view(static_cast<const char*>(data), size)) {}
   bool done() const noexcept { return in_.empty(); }
   // For the elements of an array or a map.
   [[nodiscard]] Level enter() { return Level(depth_); }
@@ -247,6 +260,12 @@ class Reader {
     const Item item = take();
     if (item.kind != kind) throw TypeError();
     return item;
+  }
+  // Before a value of so many bytes is made for an element: one byte may stand for a large one, so that what a message
+  // makes is bounded by what it has.
+  void make(std::size_t bytes) {
+    if (bytes > memory_) refuse_memory(bytes);
+    memory_ -= bytes;
   }
   // Takes the head of an array and gives the number of its elements.
   std::size_t array() { return static_cast<std::size_t>(take(Kind::array).number); }
@@ -318,8 +337,12 @@ class Reader {
     std::memcpy(&value, &bits, sizeof value);
     return {.kind = Kind::real, .real = value};
   }
+  static std::size_t memory_for(std::size_t bytes) noexcept {
+    return bytes > (SIZE_MAX - kLeastMemory) / kMemoryPerByte ? SIZE_MAX : kLeastMemory + kMemoryPerByte * bytes;
+  }
   friend Packer;
   std::string_view in_;
+  std::size_t memory_;
   int depth_ = 0;
 };
 

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <mutex>
@@ -118,11 +119,25 @@ inline const char* type_text(const Reader::Item& item) {
     return joined({type_text(item), " (of another length, or with an element of another type or out of range)"});
   return type_text(item);
 }
+// Where a number was expected that may have a fraction, `most` at most.
+[[gnu::cold]] inline std::string found_real(const Reader::Item& item, double most) {
+  if (item.kind == Reader::Kind::real) {
+    char text[96];
+    std::snprintf(text, sizeof text, "float %g, which does not fit: %g to %g", item.real, -most, most);
+    return text;
+  }
+  const bool negative = item.kind == Reader::Kind::negative;
+  if (!negative && item.kind != Reader::Kind::whole) return found_text(item, {}, {});
+  const auto value = negative ? std::to_string(static_cast<std::int64_t>(item.number)) : std::to_string(item.number);
+  return joined({"integer ", value, ", which does not fit: a double holds each integer of up to 2^53 alone"});
+}
 template <class T>
 [[gnu::cold]] std::string found_text(const Reader::Item& item) {
   if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
     return found_text(item, std::to_string(std::numeric_limits<T>::min()),
                       std::to_string(std::numeric_limits<T>::max()));
+  else if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>)
+    return found_real(item, std::numeric_limits<T>::max());
   else return found_text(item, {}, {});
 }
 
@@ -341,6 +356,14 @@ inline constexpr bool is_deleting<P<T, D...> > =
     is_std_pointer<P<T, D...> > && !std::is_array_v<T> && (is_named<D>("std::default_delete<") && ...);
 template <class T>
 concept PointerLike = is_deleting<std::remove_cv_t<T> >;
+// What may travel as nil. Within an optional or a pointer, which do too, it would arrive as nothing at all.
+template <class T>
+inline constexpr bool may_be_nil = PointerLike<T>;
+template <class T>
+inline constexpr bool may_be_nil<std::optional<T> > = true;
+#define SHMBROKER_TWICE_NIL                                                                                           \
+  "an optional or a pointer within an optional or a pointer cannot travel: one that is there and empty would arrive " \
+  "as one that is not there; give the inner one to a class with SHMBROKER_FIELDS, or pass a std::vector"
 // An enumeration whose values are all those of its underlying type.
 template <class T>
 concept FixedEnum = std::is_enum_v<T> && requires(std::underlying_type_t<T> value) { T{value}; };
@@ -422,6 +445,7 @@ struct Codec {
       }
     } else if constexpr (PointerLike<T>) {
       using One = typename T::element_type;
+      static_assert(!may_be_nil<std::remove_cv_t<One> >, SHMBROKER_TWICE_NIL);
       if (value.get() == nullptr) return packer.nil();
       if constexpr (std::is_polymorphic_v<One>)
         if (const One& one = *value; typeid(one) != typeid(One)) refuse_derived(typeid(one).name(), typeid(One).name());
@@ -473,6 +497,7 @@ struct Codec {
       T value;
       const Level level = in.enter();
       for (auto left = in.take(Reader::Kind::map).number; left > 0; --left) {
+        in.make(sizeof(typename T::value_type));
         auto key = Element<typename T::key_type>::unpack(in);
         value.emplace(std::move(key), Element<typename T::mapped_type>::unpack(in));
       }
@@ -480,7 +505,9 @@ struct Codec {
     } else if constexpr (RangeLike<T>) {
       return elements(in);
     } else if constexpr (PointerLike<T>) {
+      static_assert(!may_be_nil<std::remove_cv_t<typename T::element_type> >, SHMBROKER_TWICE_NIL);
       if (in.peek().kind == Reader::Kind::nil) return (void)in.take(), T();
+      in.make(sizeof(typename T::element_type));
       return T(new typename T::element_type(Element<typename T::element_type>::unpack(in)));
     } else {
       return unpack_foreign(in);
@@ -514,11 +541,21 @@ struct Codec {
     }
     throw TypeError();
   }
+  // Whole numbers of any size travel as integers. An integer that a double would change was none of a double's.
+  static double exactly(std::uint64_t number) {
+    const auto value = static_cast<double>(number);
+    if (value >= 18446744073709551616.0 || static_cast<std::uint64_t>(value) != number) throw TypeError();
+    return value;
+  }
   static T real(const Reader::Item& item) {
-    if (item.kind == Reader::Kind::real) return static_cast<T>(item.real);
-    if (item.kind == Reader::Kind::whole) return static_cast<T>(item.number);
-    if (item.kind == Reader::Kind::negative) return static_cast<T>(static_cast<std::int64_t>(item.number));
-    throw TypeError();
+    double value = item.real;
+    if (item.kind == Reader::Kind::whole) value = exactly(item.number);
+    else if (item.kind == Reader::Kind::negative) value = -exactly(std::uint64_t{0} - item.number);
+    else if (item.kind != Reader::Kind::real) throw TypeError();
+    constexpr double kMost = std::numeric_limits<T>::max();
+    const bool infinite = value - value != 0;  // or no number
+    if (!infinite && (value > kMost || value < -kMost)) throw TypeError();
+    return static_cast<T>(value);
   }
   static T elements(Reader& in) {
     using One = typename T::value_type;
@@ -530,9 +567,13 @@ struct Codec {
     const Level level = in.enter();
     if constexpr (requires { value.before_begin(); }) {
       auto last = value.before_begin();
-      for (std::size_t left = in.array(); left > 0; --left) last = value.insert_after(last, Element<One>::unpack(in));
+      for (std::size_t left = in.array(); left > 0; --left) {
+        in.make(sizeof(One));
+        last = value.insert_after(last, Element<One>::unpack(in));
+      }
     } else {
       for (std::size_t left = in.array(); left > 0; --left) {
+        in.make(sizeof(One));
         if constexpr (requires(One one) { value.push_back(std::move(one)); }) value.push_back(Element<One>::unpack(in));
         else value.insert(Element<One>::unpack(in));
       }
@@ -554,6 +595,7 @@ template <>
 struct Codec<char*> : Codec<const char*> {};
 template <class T>
 struct Codec<std::optional<T> > {
+  static_assert(!may_be_nil<std::remove_cv_t<T> >, SHMBROKER_TWICE_NIL);
   static void pack(Packer& packer, const std::optional<T>& value, const PackContext& context) {
     if (value) Element<T>::pack(packer, *value, context);
     else packer.nil();
@@ -563,6 +605,7 @@ struct Codec<std::optional<T> > {
     return Element<T>::unpack(in);
   }
 };
+#undef SHMBROKER_TWICE_NIL
 template <class T, std::size_t n>
 struct Codec<std::array<T, n> > {
   static void pack(Packer& packer, const std::array<T, n>& value, const PackContext& context) {

@@ -198,6 +198,59 @@ TEST_CASE("a value of another type, or one that does not fit, is refused") {
   CHECK(refused<shmbroker::Ticket>(5));
 }
 
+TEST_CASE("a number that a float or a double would change into another one is refused") {
+  CHECK(refused<float>(1e300));
+  CHECK(refused<float>(-1e39));
+  CHECK(unpacked<float>(ours(double{std::numeric_limits<float>::max()})) == std::numeric_limits<float>::max());
+  CHECK(unpacked<float>(ours(0.1)) == 0.1F);
+  CHECK(std::isinf(unpacked<float>(ours(std::numeric_limits<double>::infinity()))));
+  CHECK(std::isnan(unpacked<float>(ours(std::nan("")))));
+  CHECK(refused<double>((std::int64_t{1} << 53) + 1));
+  CHECK(refused<double>(-(std::int64_t{1} << 53) - 1));
+  CHECK(refused<double>(std::numeric_limits<std::uint64_t>::max()));
+  CHECK(refused<float>((std::int64_t{1} << 53) + 1));
+  CHECK(unpacked<double>(ours(std::int64_t{1} << 53)) == 9007199254740992.0);
+  CHECK(unpacked<double>(ours(std::numeric_limits<std::int64_t>::min())) == -9223372036854775808.0);
+  const auto said = [](const std::string& bytes, auto type) -> std::string {
+    try {
+      (void)shmbroker::detail::unpack_result<decltype(type)>(0, bytes.data(), bytes.size());
+    } catch (const std::invalid_argument& e) {
+      return e.what();
+    }
+    return {};
+  };
+  CHECK(said(ours(1e300), 0.0F).find("expected float, found float 1e+300, which does not fit: -3.40282e+38") !=
+        std::string::npos);
+  CHECK(said(ours((std::int64_t{1} << 53) + 1), 0.0).find("integer 9007199254740993, which does not fit") !=
+        std::string::npos);
+}
+
+struct Large {
+  std::array<char, 800'000> bytes{};
+  int number = 0;
+  SHMBROKER_FIELDS(number)
+};
+
+TEST_CASE("a short message makes no values that take much memory, and a sentence says the limit") {
+  const auto refusal = [](const auto& read) -> std::string {
+    try {
+      read();
+    } catch (const std::invalid_argument& e) {
+      return e.what();
+    }
+    return {};
+  };
+  std::string hostile("\xdd\x00\x10\x00\x00", 5);
+  hostile += std::string(1 << 20, '\x90');
+  CHECK(refusal([&] { (void)unpacked<std::vector<Large>>(hostile); }).find("64 MiB and 256 bytes") !=
+        std::string::npos);
+  CHECK(refusal([&] { (void)unpacked<std::list<Large>>(hostile); }).find("64 MiB and 256 bytes") != std::string::npos);
+  CHECK(refusal([&] { (void)unpacked<std::vector<std::unique_ptr<Large>>>(hostile); }).find("64 MiB") !=
+        std::string::npos);
+  CHECK(unpacked<std::list<Large>>("\x92\x90\x90").size() == 2);
+  CHECK(unpacked<std::vector<int>>(ours(std::vector<int>(1'000'000, 1))).size() == 1'000'000);
+}
+
 TEST_CASE("lengths that nothing follows and depths without end are refused, without memory for them") {
   for (const char* bytes : {"\xdd\xff\xff\xff\xff", "\xdf\xff\xff\xff\xff", "\xdb\xff\xff\xff\xff",
                             "\xc6\xff\xff\xff\xff", "\xc9\xff\xff\xff\xff", "\xc1"}) {

@@ -51,6 +51,12 @@ CASES = [
     (MSGPACK, "auto a = [] { return taken<msgpack::object>(); };", "take a std::string"),
     (PLAIN, "struct F { void operator()(int* p) const { free(p); } };"
      "auto a = [] { return given(std::unique_ptr<int, F>()); };", "a deleter of its own"),
+    (PLAIN, "auto a = [] { return taken<std::optional<std::optional<int>>>(); };", "one that is there and empty"),
+    (PLAIN, "auto a = [] { return given(std::vector<std::optional<std::optional<int>>>()); };", "one that is there and empty"),
+    (PLAIN, "auto a = [] { return given(std::optional<std::unique_ptr<int>>()); };", "one that is there and empty"),
+    (PLAIN, "auto a = [] { return taken<std::shared_ptr<std::optional<int>>>(); };", "one that is there and empty"),
+    (PLAIN, "struct Node { int x = 0; std::unique_ptr<Node> next; SHMBROKER_FIELDS(x, next) };"
+     "auto a = [] { return taken<std::optional<Node>>(); }; auto b = [] { return taken<std::optional<std::vector<int>>>(); };", None),
     (PLAIN, "enum Colour { red, blue }; auto a = [] { return taken<Colour>(); };", "enum Name : int"),
 ]
 
