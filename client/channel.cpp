@@ -12,6 +12,7 @@
 #include <new>
 #include <utility>
 
+#include "base/rescue.hpp"
 #include "base/sys_epoll.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
@@ -23,8 +24,9 @@
 namespace shmb::client {
 namespace {
 
-constexpr std::int64_t kLongestPause = 50'000'000, kShortPause = 1'000'000, kSendAgain = 10'000'000;
-constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks for them; then the oldest go
+constexpr std::int64_t kLongestPause = 50'000'000, kShortPause = 1'000'000;
+constexpr std::int64_t kSendAgain = 10'000'000;  // a rescue: the leader tells of room
+constexpr std::size_t kMaxQueuedEvents = 4096;   // of a caller that never asks for them; then the oldest go
 
 // Of packets that the broker has not read for longer than their callers waited.
 constexpr std::size_t kMaxUnsent = 4096;
@@ -221,6 +223,7 @@ bool Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
     lost_reason_ = "out of memory";  // short enough to need none
     end();
   }
+  if (std::exchange(sender_waits_, false)) wake_all();  // those that find no room after all say so again
   if (!came && !lost_) rest_for_memory(lock);
   else if (!lost_) (void)send_unsent();
   return came;
@@ -250,7 +253,7 @@ Sys<void> Channel::send_unsent() {
     }
     unsent_.pop_front();
   }
-  want_room(false);
+  want_room(sender_waits_);
   return {};
 }
 
@@ -287,11 +290,13 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
                        "processes that do not read theirs");
         return error(Status::deadline, "the broker did not take the request before the deadline");
       }
-      const Deadline soon = earlier(deadline, Deadline::after(code == EAGAIN ? kSendAgain : pause));
+      const Deadline soon = earlier(deadline, Deadline::after(code == EAGAIN ? rescue_interval(kSendAgain) : pause));
       if (!reading_) {
         // Without memory in the kernel the socket is writable all the same: only time helps.
         read_once(lock, soon, code == EAGAIN);
       } else {
+        sender_waits_ = true;
+        if (code == EAGAIN) want_room(true);
         Waiter me;
         add(me);
         me.wake.wait_until(lock, soon.point());

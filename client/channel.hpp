@@ -265,7 +265,8 @@ class Channel {
   std::deque<std::uint64_t> asked_;             // ids of regions that the broker wants back, the last ones
   std::atomic<std::uint64_t> asked_count_ = 0;  // ever; more than lie in asked_: some are not known any more
   std::deque<std::vector<std::byte>> unsent_;
-  std::atomic<bool> wants_room_ = false;  // there are packets in unsent_, and the session is not lost
+  bool sender_waits_ = false;             // for room, beside the leader, who wakes it
+  std::atomic<bool> wants_room_ = false;  // a sender waits or packets are in unsent_, and the session is not lost
   std::uint64_t dropped_ = 0;
   bool lost_ = false, hung_up_ = false;
   std::string lost_reason_;

@@ -731,6 +731,20 @@ TEST_CASE("a thread that waits already sends what another thread leaves behind")
   waits.join();
 }
 
+TEST_CASE("a thread that waits already wakes threads whose requests found no room") {
+  Peer peer;
+  std::thread waits([&] { CHECK(must(peer.channel.next_event(Deadline::after(60'000'000'000))).watch == 3); });
+  const int posted = fill(peer.channel);
+  std::vector<std::thread> senders;
+  for (int i = 0; i < 2; ++i) senders.emplace_back([&] { CHECK(ask(peer.channel, 60'000'000'000).has_value()); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // too short on a busy machine, the case proves less
+  for (int i = 0; i < posted; ++i) CHECK(peer.take().header.op == SHMBW_OP_STATUS);
+  for (std::size_t i = 0; i < senders.size(); ++i) peer.answer_status(peer.take().header.tag, 7);
+  for (std::thread& sender : senders) sender.join();
+  peer.gone(3);
+  waits.join();
+}
+
 TEST_CASE("an event loop beside a thread that waits already is quiet once the packets are sent") {
   Peer peer;
   std::thread waits([&] { CHECK(must(peer.channel.next_event(Deadline::after(60'000'000'000))).watch == 3); });
