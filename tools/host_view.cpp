@@ -374,7 +374,7 @@ std::string blind_text(const Inventory& inventory) {
 
 int repeat(const ListingOptions& options, const std::function<int()>& once) {
   for (;;) {
-    if (options.every != 0 && is_terminal(STDOUT_FILENO)) (void)print("\x1b[H\x1b[2J");
+    if (options.every != 0 && is_terminal(STDOUT_FILENO)) print_with_next("\x1b[H\x1b[2J");
     const int code = once();
     if (options.every == 0 || (code != 0 && code < 6)) return code;
     sys::rest(options.every);

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <map>
 #include <span>
+#include <utility>
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
@@ -82,8 +83,13 @@ void complain(const std::string& sentence) {
   (void)sys::write_all(STDERR_FILENO, std::as_bytes(std::span(line)));
 }
 
+static std::string before_next;  // see print_with_next
+
+void print_with_next(std::string text) { before_next = std::move(text); }
+
 bool print(const std::string& text) {
-  auto written = sys::write_all(STDOUT_FILENO, std::as_bytes(std::span(text)));
+  const std::string all = std::exchange(before_next, {}) + text;
+  auto written = sys::write_all(STDOUT_FILENO, std::as_bytes(std::span(all)));
   if (!written) complain("cannot write to stdout: " + errno_text(written.error().value));
   return written.has_value();
 }

@@ -59,6 +59,8 @@ std::string complaint(const std::string& sentence);  // that line, with its end
 void complain(const std::string& sentence);
 // To stdout, whole; false (with a sentence on stderr) when the reader is gone or the disk full.
 bool print(const std::string& text);
+// Goes out together with the next text: a screen is cleared when what replaces it is known.
+void print_with_next(std::string text);
 
 std::string size_text(const Common& common, std::uint64_t bytes);
 std::string user_text(std::uint32_t uid);     // "mara", or the number when unknown
