@@ -150,12 +150,29 @@ Result<T> mapped(Call&& call) {
   }
 }
 
-// A type as its source has it, for sentences. One that is long is cut between names. `mangled` may be anybody's bytes.
-inline std::string type_text(std::string_view mangled) {
-  constexpr std::size_t kMost = 140, kMostMangled = 4096;
+// How often a mangled name refers to a part of itself ("S0_", "T_"). Each may double the length of the type's text.
+inline std::size_t references_in(std::string_view mangled) {
+  std::size_t count = 0;
+  for (std::size_t at = 0; at < mangled.size(); ++at) {
+    if (mangled[at] != 'S' && mangled[at] != 'T') continue;
+    std::size_t end = at + 1;
+    while (end < mangled.size() &&
+           ((mangled[end] >= '0' && mangled[end] <= '9') || (mangled[end] >= 'A' && mangled[end] <= 'Z')))
+      ++end;
+    count += end < mangled.size() && mangled[end] == '_';
+  }
+  return count;
+}
+
+// A type as its source has it, for sentences. One that is long is cut between names. What a peer may have written stays
+// mangled where it refers to itself too often: its text could be longer than all memory.
+enum class Written { here, by_a_peer };
+inline std::string type_text(std::string_view mangled, Written written) {
+  constexpr std::size_t kMost = 140, kMostMangled = 4096, kMostReferences = 8;
   std::string text(mangled.substr(0, kMostMangled));
   int status = 0;
-  if (char* plain = abi::__cxa_demangle(text.c_str(), nullptr, nullptr, &status)) {
+  const bool bounded = written == Written::here || references_in(text) <= kMostReferences;
+  if (char* const plain = bounded ? abi::__cxa_demangle(text.c_str(), nullptr, nullptr, &status) : nullptr) {
     const std::unique_ptr<char, void (*)(void*)> freed(plain, &std::free);
     text = plain;
   }
@@ -219,7 +236,7 @@ class Catalogue {
       if (n != name) return false;
       if (t != type || entry.object_bytes != bytes)
         throw failure(Status::invalid, "'%.*s' is of type %s, not %s", int(std::min(n.size(), kMaxName)), n.data(),
-                      type_text(t).c_str(), type_text(type).c_str());
+                      type_text(t, Written::by_a_peer).c_str(), type_text(type, Written::here).c_str());
       found = base_ + entry.object;
       return true;
     });

@@ -325,6 +325,13 @@ TEST_CASE("bad input is refused with a sentence") {
   CHECK(status_of(in.try_find_or_construct<float>("i", 2.0F)) == Status::invalid);
   CHECK(status_of(in.try_find<float>("i")) == Status::invalid);
   CHECK(in.try_find<float>("i").error().what() == std::string("'i' is of type int, not float"));
+  // A name that a peer wrote, whose text would have 2^40 parts.
+  std::string swollen = "St4pairI";
+  for (int i = 0; i < 40; ++i) swollen += "S_I";
+  swollen += "iiE";
+  for (const char last : std::string_view("123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
+    swollen += std::string("S") + last + "_E";
+  CHECK(heap::detail::type_text(swollen, heap::detail::Written::by_a_peer).starts_with("St4pairIS_I"));
   using Long = heap::map<heap::string, heap::vector<heap::map<heap::string, int>>>;
   const std::string refused = in.try_find<Long>("i").error().what();
   CHECK(refused.find("of type int, not boost::container::map<") != std::string::npos);
