@@ -87,7 +87,7 @@ std::vector<Fd> Channel::forget() {
   gpu_events_.clear();
   gpu_lost_ = false;
   unsent_.clear();
-  wants_room_ = false;
+  wants_room_ = sender_waits_ = false;
   late_groups_ = {};
   dropped_ = 0;
   lost_ = false;
@@ -295,8 +295,10 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
         // Without memory in the kernel the socket is writable all the same: only time helps.
         read_once(lock, soon, code == EAGAIN);
       } else {
-        sender_waits_ = true;
-        if (code == EAGAIN) want_room(true);
+        if (code == EAGAIN) {
+          sender_waits_ = true;
+          want_room(true);
+        }
         Waiter me;
         add(me);
         me.wake.wait_until(lock, soon.point());

@@ -745,6 +745,22 @@ TEST_CASE("a thread that waits already wakes threads whose requests found no roo
   waits.join();
 }
 
+TEST_CASE("threads whose requests the kernel has no memory for pause between their tries, however many they are") {
+  Peer peer;
+  std::thread waits([&] { CHECK(must(peer.channel.next_event(Deadline::after(60'000'000'000))).watch == 3); });
+  {
+    const harness::Injected none(fault::Call::send, ENOMEM, 1, -1);
+    std::vector<std::thread> senders;
+    for (int i = 0; i < 2; ++i)
+      senders.emplace_back([&] { CHECK(status_of(ask(peer.channel, 300'000'000)) == Status::deadline); });
+    for (std::thread& sender : senders) sender.join();
+    CHECK(fault::count(fault::Call::send) < 1000);
+  }
+  fault::clear();
+  peer.gone(3);
+  waits.join();
+}
+
 TEST_CASE("an event loop beside a thread that waits already is quiet once the packets are sent") {
   Peer peer;
   std::thread waits([&] { CHECK(must(peer.channel.next_event(Deadline::after(60'000'000'000))).watch == 3); });
