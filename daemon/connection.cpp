@@ -268,7 +268,7 @@ void Connection::go_on() {
   if (choked_since_ != 0 && !transport_.books().closes_too_many(identity_.facts.uid)) choked_since_ = 0;
   // A busy machine takes its time over thousands of them; what takes this long waits for somebody.
   if (choked_since_ != 0 && transport_.now() - choked_since_ >= transport_.config().unread_timeout)
-    return drop("closing the descriptors that it sends takes too long");
+    return drop("closing the descriptors that its user sends takes too long");
   bool edges = (holding_ && !over_share_ && !yields_) || outbox_->wants_edge();
   if (edges != edges_) {
     edges_ = edges;
@@ -304,7 +304,10 @@ void Connection::await_hello() {
 
 bool Connection::is_silent() const { return !asked_ || !transport_.engine().waits(*this); }
 
-void Connection::on_hello_timeout() { return is_silent() ? drop("no HELLO in time") : await_hello(); }
+// One that is not read yet cannot be heard.
+void Connection::on_hello_timeout() {
+  return choked_since_ == 0 && is_silent() ? drop("no HELLO in time") : await_hello();
+}
 
 void Connection::drop(std::string_view why) {
   if (ending_ != Ending::none) return;

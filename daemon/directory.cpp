@@ -148,6 +148,7 @@ Result<SocketFile> SocketFile::create(const std::string& path, unsigned mode) {
   ::umask(before);
   if (!bound) return call_failed(bound.error().value, "binding " + quoted(path));
   SocketFile file(path, std::move(*socket));
+  (void)sys::refuse_descriptors(file.socket_.get());  // before anybody can connect; Listener tells where it fails
   if (auto listening = sys::listen(file.socket_.get(), kBacklog); !listening)
     return call_failed(listening.error().value, "listening on " + quoted(path));
   return file;

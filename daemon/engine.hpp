@@ -47,7 +47,7 @@ class Port {
   struct Arrival {
     wire::Bytes bytes;
     bool truncated = false;  // longer than any message may be
-    // What is no descriptor came, too, or some were cut because the table is full: the kernel has dropped them.
+    // Control data other than descriptors came, too, or the table is full and the kernel has dropped some of them.
     bool bad_control = false;
     // All that came, whether or not the port may bring any, because the kernel closes what finds no room on the thread
     // that receives; and the last close of a socket may wait for its peer. Not to be closed on this thread.

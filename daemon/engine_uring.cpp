@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The io_uring engine. A ring is only worth having with SINGLE_ISSUER and DEFER_TASKRUN or COOP_TASKRUN (a plain ring
 // is slower than epoll), so nothing less is accepted. Receives take their buffer from a shared ring at the moment data
-// arrives (5.19), so that ten thousand silent sessions cost no buffers; they ask for no room for descriptors, so that
-// none can enter our table. The records that the kernel writes to live until their last completion has been reaped.
+// arrives (5.19), so that ten thousand silent sessions cost no buffers. The records that the kernel writes to live
+// until their last completion has been reaped.
 #include <liburing.h>
 #include <poll.h>
 

@@ -171,6 +171,24 @@ TEST_CASE("a client that sends descriptors unasked fails, or is dropped; none is
   }
 }
 
+TEST_CASE("before Linux 6.16 a newcomer whose user has too many descriptors to close is heard once they are fewer") {
+  ON_EACH_ENGINE {
+    harness::PretendedKernel older(6, 1);
+    Config config;
+    config.hello_timeout = 10'000'000;
+    config.unread_timeout = 3'600'000'000'000;
+    Room room(engine, config);
+    room.books.choked = true;
+    RawClient client = room.connect();
+    const std::uint64_t tag = client.ask(SHMBW_OP_HELLO, RawClient::greeting());
+    const std::int64_t until = sys::now_monotonic() + 10 * config.hello_timeout;
+    while (sys::now_monotonic() < until) room.settle();
+    CHECK(room.books.served == 0);
+    room.books.choked = false;
+    CHECK(room.answer(client, tag).ok());
+  }
+}
+
 TEST_CASE(
     "who sends descriptors faster than they can be closed waits, and goes on; where that never ends it is dropped") {
   ON_EACH_ENGINE {
