@@ -287,8 +287,10 @@ int list_of_host(const ListOptions& options) {
 
 // The broker that a program of the caller finds. The groups of all users are listed over its admin socket.
 Result<Viewer> viewer_for(const ListOptions& options) {
+  if (!options.all_groups) return Viewer::connect(options.common);
+  if (auto admin = Viewer::connect(options.common, true)) return admin;  // also where others find no room
   auto viewer = Viewer::connect(options.common);
-  if (!viewer || !options.all_groups) return viewer;
+  if (!viewer) return viewer;
   Common beside = options.common;
   beside.socket = viewer->facts().socket;
   auto admin = Viewer::connect(beside, true);

@@ -159,7 +159,7 @@ int run_once(const MapOptions& options) {
            missed_text(*process, *inventory) + blind_text(*inventory);
   }
   if (!print(text)) return kExitError;
-  // What is hidden elsewhere may be peers. Of the process itself all was seen.
+  // "Not seen" of others may hide peers; only what is missed of this process counts.
   return process->missed.empty() ? kExitOk : kExitUnseen;
 }
 

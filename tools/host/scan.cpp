@@ -340,7 +340,8 @@ class Scanner {
     const bool is_memfd = descriptor.link.starts_with(kMemfd);
     if (!is_memfd && !is_in_memory_mount(process, descriptor.link)) return;
     auto facts = sys::file_stat_at(AT_FDCWD, proc_.path(process.pid, "fd/" + descriptor.number).c_str(), true);
-    if (!facts && !is_gone(facts.error())) {
+    // EACCES comes of a FUSE below a memory file system, whose files are no shared memory.
+    if (!facts && !is_gone(facts.error()) && facts.error().value != EACCES) {
       out_.processes[index].missed.push_back("descriptor " + descriptor.number + " of process " +
                                              std::to_string(process.pid) +
                                              " cannot be looked at: " + errno_text(facts.error().value));
