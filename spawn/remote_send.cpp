@@ -15,8 +15,8 @@ using client::Deadline;
 constexpr std::size_t kMostFunction = 4096;
 constexpr std::int64_t kTicketLife = 10'000'000'000;
 constexpr int kLooks = 4;  // for a successor, before a call to a dead worker is refused
-// For a slot, before a region is made for the bytes: that takes as long as many messages. Who frees a slot tells nobody
-// that looks for one at a moment, so it is tried again.
+// For a slot, before a region is made for the bytes: that takes as long as many messages. The end of a slot's use is
+// told to threads that wait, not to one that looks, so it is tried again.
 constexpr std::int64_t kWaitForSlot = 20'000'000, kTrySlotAgain = 500'000;
 
 // How long the broker is waited for on behalf of a call: not beyond its deadline. 0 and less: that has passed.
@@ -297,9 +297,9 @@ Result<void> Agent::may_call(std::uint32_t to, std::string_view function, const 
     if (auto fine = usable(*reference, "fork"); !fine) return fine;
   Lock lock(mutex_);
   // Without threads a worker takes in what the broker tells of a successor only while it waits or serves, and it may do
-  // neither between its tries. Messages come first; then it hears, unless they come without end.
+  // neither between its tries. Messages come first, up to a bound as while it sends; then it hears.
   for (int looks = 0; looks < kLooks && !workers_.there(to, workers_[to].life); ++looks) {
-    if (leading_ || lost_ || closed_ || !inbox_) break;
+    if (leading_ || lost_ || closed_ || !inbox_ || work_.size() >= inbox_->cells() / 4) break;
     lead(lock, Deadline::now());
   }
   const Worker& worker = workers_[to];
