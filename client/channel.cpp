@@ -14,6 +14,7 @@
 
 #include "base/rescue.hpp"
 #include "base/sys_epoll.hpp"
+#include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
@@ -39,18 +40,6 @@ bool watches(const Fd& set, const Fd& socket) {
   return !added && (added.error().value == EEXIST || added.error().value == ENOMEM);
 }
 
-bool is_socket(const Fd& socket) { return sys::peer_credentials(socket.get()).has_value(); }
-
-// The program may have a file of its own by the number of a descriptor that it closed, now or later: the number is
-// forgotten, and that file is not closed.
-void forget_closed(Fd& set, Fd& socket) {
-  std::array open{pollfd{set.get(), 0, 0}};
-  (void)sys::poll_all(open, 0);
-  const bool no_socket = !is_socket(socket);
-  if ((open[0].revents & POLLNVAL) != 0 || (!no_socket && !watches(set, socket))) (void)set.release();
-  if (no_socket) (void)socket.release();
-}
-
 // A full socket, or memory that the kernel could not give at that moment, or descriptors of other processes of this
 // user that lie unread in sockets: the packet goes later.
 bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOMEM || code == ETOOMANYREFS; }
@@ -62,7 +51,11 @@ Result<void> Channel::open(Fd socket) {
   if (!watch) return system_failure(watch.error(), "epoll for the socket to the broker");
   if (auto added = sys::epoll_watch(watch->get(), socket.get()); !added)
     return system_failure(added.error(), "epoll_ctl for the socket to the broker");
+  auto facts = sys::file_facts(socket.get());
+  if (!facts) return system_failure(facts.error(), "fstat of the socket to the broker");
   Lock lock(mutex_);
+  device_ = facts->device;
+  inode_ = facts->inode;
   socket_ = std::move(socket);
   watch_ = std::move(*watch);
   inbox_.resize(SHMBW_MAX_MESSAGE);
@@ -139,12 +132,31 @@ void Channel::end() noexcept {
 void Channel::lose(std::string why) {
   if (lost_) return;
   lost_reason_ = std::move(why);
+  if (!has_socket()) {  // what ended is a file of the program
+    lost_reason_ = kClosedDescriptor;
+    hung_up_ = false;
+  }
   end();
   Event away;
   away.kind = Event::Kind::broker_away;
   away.text = lost_reason_;
   queue(std::move(away));
-  if (lost_reason_ == kClosedDescriptor) forget_closed(watch_, socket_);
+  forget_closed();
+}
+
+bool Channel::has_socket() const {
+  const auto facts = sys::file_facts(socket_.get());
+  return facts ? facts->device == device_ && facts->inode == inode_ : facts.error().value != EBADF;
+}
+
+// The program may have a file of its own by the number of a descriptor that it closed, now or later: the number is
+// forgotten, and that file is not closed.
+void Channel::forget_closed() {
+  std::array open{pollfd{watch_.get(), 0, 0}};
+  (void)sys::poll_all(open, 0);
+  const bool no_socket = !has_socket();
+  if ((open[0].revents & POLLNVAL) != 0 || (!no_socket && !watches(watch_, socket_))) (void)watch_.release();
+  if (no_socket) (void)socket_.release();
 }
 
 void Channel::add(Waiter& waiter) {
@@ -313,7 +325,7 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
       return lost_error();
     }
     // A descriptor to be sent is no reason.
-    if ((code == EBADF || code == ENOTSOCK) && !is_socket(socket_)) {
+    if ((code == EBADF || code == ENOTSOCK) && !has_socket()) {
       lose(kClosedDescriptor);
       return lost_error();
     }
@@ -336,13 +348,12 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
     if (!lost_) give_back_groups();  // they may have waited for this one
     return std::unexpected(sent.error());
   }
-  const bool reached = wait(lock, deadline, mine.waiter, [&] { return mine.done || lost_; });
+  wait(lock, deadline, mine.waiter, [&] { return mine.done || lost_; });
   if (!mine.done) {
     if (lost_) {
       pending_.erase(tag);
       return lost_error();
     }
-    (void)reached;
     auto& left_behind = pending_[tag];
     left_behind.call = nullptr;
     left_behind.subscription = nullptr;
@@ -446,7 +457,6 @@ void Channel::take_packet(wire::Incoming incoming) {
       return;
     case wire::Incoming::Kind::malformed: {
       if (!incoming.descriptors_lost) {
-        if (!is_socket(socket_)) return lose(kClosedDescriptor);
         lose("the broker broke the protocol: " + incoming.reason);
         return;
       }

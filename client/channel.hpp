@@ -240,11 +240,14 @@ class Channel {
   void queue_gpu(GpuEvent event);
   void take_device_event(const wire::PacketView& view);
   void lose(std::string why);
+  bool has_socket() const;
+  void forget_closed();
   void end() noexcept;
   std::unexpected<Error> lost_error() const;
 
   std::mutex mutex_;
   Fd socket_, epoll_, event_;
+  std::uint64_t device_ = 0, inode_ = 0;  // of the socket: the number of its descriptor may come to name another file
   Fd watch_;  // a set of the socket alone: in it room is asked for, and all sets that watch it are ready then
   std::vector<std::byte> inbox_;
   bool reading_ = false;  // somebody is the leader

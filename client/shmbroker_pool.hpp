@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <initializer_list>
 #include <iterator>
 #include <optional>
@@ -219,6 +220,16 @@ class Message {
   Message() : handle_(try_make().value().handle_.release()) {}
 #endif
   explicit Message(shmb_message* adopted) noexcept : handle_(adopted) {}
+  Message(Message&& other) noexcept : handle_(std::move(other.handle_)) {}
+  Message& operator=(Message&& other) noexcept {
+    handle_ = std::move(other.handle_);
+    return *this;
+  }
+  // Done, as by done(). Where an exception destroys it, its work was not: a message of an at-least-once queue goes
+  // back.
+  ~Message() {
+    if (std::uncaught_exceptions() > exceptions_) (void)shmb_message_give_back(handle_.get(), nullptr);
+  }
 
   std::size_t count() const noexcept { return shmb_message_count(handle_.get()); }
   std::uint64_t type() const noexcept { return shmb_message_type(handle_.get()); }
@@ -308,6 +319,7 @@ class Message {
     return detail::outcome(call(handle_.get(), &error), error);
   }
   detail::Handle<shmb_message> handle_;
+  int exceptions_ = std::uncaught_exceptions();  // in flight already when this object was made
 };
 
 class Messages;
@@ -387,7 +399,7 @@ class Queue {
   // Calls `body(message)` for each message until the queue is closed and drained, its last writer has left and nothing
   // is left to take, or `body` returns false. It waits for the first writer. A dead writer is passed over while there
   // are others; of the last one it answers `peer_gone`, as what it sent may not be all. The messages are borrowed; of
-  // an at-least-once queue `body` must say done, or give back.
+  // an at-least-once queue `body` must say done, or give back; where it throws, the message goes back.
   template <class Body>
   Result<void> try_for_each(Body&& body, Timeout wait = Timeout::forever()) const {
     auto message = Message::try_make();

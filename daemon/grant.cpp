@@ -42,12 +42,13 @@ Result<void> admit_rights(const World& world, const Session& session, const Regi
 Result<Fd> reopen_read_only(int fd, std::string_view what) {
   auto reader = sys::reopen_read_only(fd);
   if (reader) return std::move(*reader);
-  Error failed = system_failure(reader.error(), "reopening " + std::string(what) + " read-only").error();
-  if (reader.error().value == EMFILE || reader.error().value == ENFILE) {
-    failed.status = Status::no_descriptors;
-    failed.sentence +=
-        ": ask again when fewer are open, or raise descriptors (and the hard RLIMIT_NOFILE of the broker)";
-  }
+  const std::string asked = "reopening " + std::string(what) + " read-only";
+  if (reader.error().value == EMFILE)
+    return error(Status::no_descriptors,
+                 asked +
+                     ": the broker has as many descriptors open as it may: ask again when fewer are open, or raise "
+                     "descriptors (and the hard RLIMIT_NOFILE of the broker)");
+  Error failed = system_failure(reader.error(), asked).error();
   if (reader.error().value == ENOENT) {
     failed.status = Status::unsupported;
     failed.sentence += ": the broker's /proc is not mounted, and only through it can read-only access be given";

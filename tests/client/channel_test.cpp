@@ -457,6 +457,15 @@ TEST_CASE("a descriptor of the library that the program closed ends the session 
     REQUIRE(::dup2(always_readable.get(), broken) == broken);
     taken_again = false;
   }
+  SUBCASE("the socket, and a socket that has ended has its number") {
+    std::array<int, 2> pair{};
+    REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair.data()) == 0);
+    broken = peer->channel.socket_descriptor();
+    REQUIRE(::dup2(pair[0], broken) == broken);
+    ::close(pair[0]);
+    ::close(pair[1]);
+    taken_again = false;
+  }
   const auto event = peer->channel.next_event(Deadline::after(60'000'000'000));
   REQUIRE(event.has_value());
   CHECK(event->kind == Event::Kind::broker_away);

@@ -252,6 +252,90 @@ TEST_CASE("messages are received by value, and each is its owner's until it goes
   CHECK_FALSE(slot.try_as<std::uint64_t>());
 }
 
+TEST_CASE("a message of an at-least-once queue that an exception destroys goes to another reader") {
+  const harness::BrokerFixture broker;
+  auto session = shmbroker::Session::connect({.socket = broker.socket(), .join_group = false});
+  auto pool = shmbroker::Pool::create(session, {.name = "p", .classes = {{4096, 4, 4}}});
+  const shmbroker::QueueOptions options{.kind = shmbroker::QueueKind::claim, .at_least_once = true};
+  auto tasks = pool.open_queue("tasks", shmbroker::Role::both, options);
+  tasks.send("the task");
+  struct Failure {};
+  const auto is_there = [&] {
+    shmbroker::Message again;
+    if (!tasks.try_receive(again, shmbroker::Timeout::no_wait())) return false;
+    const bool same = again.text() == "the task";
+    again.give_back();
+    return same;
+  };
+  const auto give_up = [&](auto&&...) { throw Failure(); };
+
+  SUBCASE("in for_each") {
+    CHECK_THROWS_AS(tasks.for_each([&](shmbroker::Message&) { throw Failure(); }), Failure);
+  }
+  SUBCASE("in a range") {
+    CHECK_THROWS_AS(
+        [&] {
+          for (auto&& task : tasks.messages()) give_up(task);
+        }(),
+        Failure);
+  }
+  SUBCASE("received by value, and moved") {
+    CHECK_THROWS_AS(
+        [&] {
+          std::vector<shmbroker::Message> held;
+          held.push_back(tasks.receive());
+          give_up();
+        }(),
+        Failure);
+  }
+  SUBCASE("in a message that was made before, and assigned to") {
+    CHECK_THROWS_AS(
+        [&] {
+          shmbroker::Message task;
+          task = tasks.receive();
+          give_up();
+        }(),
+        Failure);
+  }
+  CHECK(is_there());
+
+  // Another exception, which was on its way before the message came, does not say that the work failed.
+  struct WorksWhileUnwinding {
+    shmbroker::Queue& queue;
+    ~WorksWhileUnwinding() { (void)queue.try_receive(); }
+  };
+  CHECK_THROWS_AS(
+      [&] {
+        const WorksWhileUnwinding worker{tasks};
+        give_up();
+      }(),
+      Failure);
+  CHECK_FALSE(is_there());
+}
+
+TEST_CASE("a message that is done, or of another queue, does not come again for an exception") {
+  const harness::BrokerFixture broker;
+  auto session = shmbroker::Session::connect({.socket = broker.socket(), .join_group = false});
+  auto pool = shmbroker::Pool::create(session, {.name = "p", .classes = {{4096, 4, 4}}});
+  bool at_least_once = false;
+  SUBCASE("done first, at least once") { at_least_once = true; }
+  SUBCASE("not done, at most once") {}
+  const shmbroker::QueueOptions options{.kind = shmbroker::QueueKind::claim, .at_least_once = at_least_once};
+  auto queue = pool.open_queue("q", shmbroker::Role::both, options);
+  queue.send(pool.acquire(100));
+  struct Failure {};
+  const auto fail = [&] {
+    auto message = queue.receive();
+    if (at_least_once) message.done();
+    throw Failure();
+  };
+  CHECK_THROWS_AS(fail(), Failure);
+  CHECK(queue.try_receive(shmbroker::Timeout::no_wait()).error().status() == shmbroker::Status::empty);
+  // Its slot is free again: all four can be had.
+  std::vector<shmbroker::Slot> slots;
+  for (int i = 0; i < 4; ++i) slots.push_back(pool.acquire(100));
+}
+
 TEST_CASE("a queue is a range of its messages, which ends when it is closed and drained") {
   const harness::BrokerFixture broker;
   auto session = shmbroker::Session::connect({.socket = broker.socket(), .join_group = false});

@@ -203,8 +203,9 @@ class Remover {
       refuse(index, Outcome::held, "a process has it open or mapped");
       return false;
     }
-    const bool not_ours = leased.error().value == EACCES;
-    const std::string why = leases_are_off() ? "fs.leases-enable is 0" : errno_text(leased.error().value);
+    const bool off = leases_are_off();
+    const bool not_ours = !off && leased.error().value == EACCES;
+    const std::string why = off ? "fs.leases-enable is 0" : errno_text(leased.error().value);
     refuse(index, Outcome::refused,
            "the kernel gives no lease (" + why + "), so nobody knows whether it is in use: " +
                (not_ours ? "run as its owner or as root" : "--without-lease trusts /proc alone"));
