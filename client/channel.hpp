@@ -1,8 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// One connection to the broker, used by any number of threads without a thread of its own. Replies are matched by tag:
-// of the threads that wait, one (the leader) reads the socket and hands each packet to whom it belongs; when it has its
-// own it passes the lead on. A call that gives up at its deadline leaves its tag behind, and whoever reads the late
-// reply gives back what it granted, so that a deadline never leaks a lease or a descriptor.
+// One connection to the broker, shared by any number of threads. The library starts no thread of its own (law 10).
+//
+// Leader: of the threads that wait, one reads the socket. Each reply carries the tag of its request, so the leader
+// finds the thread that waits for it. A leader that has its own reply wakes another waiter, which leads next. `mutex_`
+// guards all members and is not held while the leader waits in poll(2).
+//
+// A call is in one of these states: - pending: its tag is in `pending_`, and its thread waits. - done: the reply has
+// come, or the connection is lost. - given up: its deadline has passed. The tag stays. The leader that reads the late
+// reply gives back what the broker granted. So no deadline leaks a lease, a descriptor or a place in a group.
+//
+// A connection that is lost stays lost: every wait ends with an error, and the reason is kept.
+//
+// Events go to separate queues: those of the user, of worlds of workers, of GPU regions, and of the library's own
+// subscriptions.
+//
+// One-way requests are sent in the order of their posts. Where the socket has no room they wait in `unsent_`. The
+// leader, or the next call, sends them.
+//
+// A fork: the child calls forget(), which only closes its copies of the descriptors, and opens a connection of its own.
+// The socket and the epoll set are shared with the parent, so it changes neither.
 #pragma once
 
 #include <atomic>
