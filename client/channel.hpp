@@ -5,9 +5,11 @@
 // finds the thread that waits for it. A leader that has its own reply wakes another waiter, which leads next. `mutex_`
 // guards all members and is not held while the leader waits in poll(2).
 //
-// A call is in one of these states: - pending: its tag is in `pending_`, and its thread waits. - done: the reply has
-// come, or the connection is lost. - given up: its deadline has passed. The tag stays. The leader that reads the late
-// reply gives back what the broker granted. So no deadline leaks a lease, a descriptor or a place in a group.
+// A call is in one of these states:
+// - pending: its tag is in `pending_`, and its thread waits.
+// - done: the reply has come, or the connection is lost.
+// - given up: its deadline has passed. The tag stays. The leader that reads the late reply gives back what the broker
+//   granted. So no deadline leaks a lease, a descriptor or a place in a group.
 //
 // A connection that is lost stays lost: every wait ends with an error, and the reason is kept.
 //

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pidfd whose connection is gone: either the reclaim report still wants to know how the process died, which the
-// kernel tells only once its parent has reaped it (6.15), or the session was disconnected as a lazy reader and lives on
-// in the books until its process ends, or its process only closed its socket and still maps pools.
+// A pidfd whose connection is gone. It is watched in three cases:
+// - The reclaim report waits for how the process died. The kernel tells that only after the parent has reaped it
+//   (6.15).
+// - The session was disconnected as a lazy reader. It stays in the books until its process ends.
+// - The process only closed its socket, and still maps pools.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +28,7 @@ class Afterlife final : private Waiter, private Timer {
   void start();
   Session& session() const { return session_; }
   std::uint32_t uid() const { return uid_; }
-  // Kept for a report alone: nothing else in the books counts its pidfd.
+  // Watched for a report alone: then nothing else in the books counts this pidfd.
   bool counted_by_books() const { return counted_; }
 
   std::size_t index = 0;  // in the transport's table

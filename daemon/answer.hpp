@@ -33,7 +33,8 @@ struct Request {
   }
   void fail(const Error& error) const;
   void hold() const;  // counted once, when it is answered
-  // Served in part: it comes again in the session's next turn, and goes on where the session says that it stopped.
+  // The request was served in part. The broker serves it again in the session's next turn, from the place that the
+  // session has noted.
   void yield() const;
   void fail(Status status, std::string_view sentence) const { fail(plain(status, std::string(sentence))); }
   // Finishes and sends; the descriptors are World::reply_fds.
@@ -50,18 +51,18 @@ struct Request {
   void refuse_struct(Status status) const;
 };
 
-// A batch between two turns: the reply as far as it was written, and the descriptors that go with it. What it names is
-// held by the session's own leases. Descriptors that were opened for it are counted as its user's meanwhile: nothing
-// else bounds them, because one region and one lease are enough for all elements of all batches.
+// A batch between two turns: the reply as far as it is written, and its descriptors. The session's own leases hold the
+// regions that it names. Descriptors that were opened for it count for the session's user meanwhile. Nothing else
+// bounds them, because one region and one lease are enough for all elements of all batches.
 struct BatchUnderWay {
   // Takes the descriptors of World::reply_fds and reply_owned.
   BatchUnderWay(const Request& request, const wire::Writer& writer, std::size_t next_element);
   BatchUnderWay(const BatchUnderWay&) = delete;
   BatchUnderWay& operator=(const BatchUnderWay&) = delete;
   ~BatchUnderWay();
-  // Whether this is about the request that has come now. If not, the broker has a bug, and says so.
+  // Whether the request that has come is the one that began this batch. If it is not, the broker has a bug and logs it.
   bool belongs_to(const Request& request) const;
-  // Puts the reply and its descriptors back into the world, to go on.
+  // Puts the reply and its descriptors back into the ledger, so that the batch can continue.
   void resume();
 
   World& world;
@@ -75,9 +76,9 @@ struct BatchUnderWay {
   std::vector<Fd> owned;
 };
 
-// Replies to a batch: each element has its own outcome, and its sentence while there is room for it. Elements are
-// served a few in a turn: a batch of 253 creates takes a millisecond. Where the descriptors of those that were served
-// may not wait for the next turn, all the others are served in this one.
+// Replies to a batch. Each element has its own outcome, and its sentence while there is room for it. A few elements are
+// served in a turn, because a batch of 253 creates takes a millisecond. If the descriptors of the served elements may
+// not wait for the next turn, the rest is served in this one.
 template <class Reply>
 class BatchAnswer {
  public:
@@ -93,9 +94,9 @@ class BatchAnswer {
     }
     out_.begin_batch<Reply>(request.reply_op(), request.packet.header.tag, count);
   }
-  // The element to go on with; those before it were served in earlier turns.
+  // The element to continue with. Those before it were served in earlier turns.
   std::size_t first() const { return first_; }
-  // Whether the rest has to wait for the next turn. Asked before each element.
+  // Whether the rest has to wait for the next turn. Call it before each element.
   bool turn_is_over() {
     if (next_ - first_ < kElementsOfTurn) return false;
     if (const std::size_t lent = request_.world.reply_owned.size();
@@ -128,8 +129,8 @@ class BatchAnswer {
   std::size_t next_ = 0, first_ = 0;
 };
 
-// Opens a batch whose elements name `texts(element)` bytes of text each; nothing is done before all of it is known to
-// be whole. nullopt: answered with an error (or nothing, for one-way requests).
+// Opens a batch whose elements name `texts(element)` bytes of text each. Nothing is done before the whole batch is
+// known to be well formed. nullopt: an error was sent as the reply (nothing is sent for one-way requests).
 template <class Element, class Texts>
 std::optional<wire::BatchView> open_batch(const Request& request, Texts texts) {
   auto refuse = [&](Status status) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Accounting: host -> uid -> group and uid -> session. A `Charge` lives inside the thing it pays for and is taken from
-// an account and all its parents at once or not at all; its destruction gives everything back. An account that dies
-// with something still charged is a bug of ours: it is reported, never asserted, because a broker must not fall.
+// Accounting: host -> uid -> group, and uid -> session. A `Charge` lives inside the object that it pays for. It is
+// taken from an account and all its parents at once, or not at all. Its destruction gives everything back. An account
+// that ends with something still charged is a bug of the broker: it is reported and never asserted, because the broker
+// must not stop.
 #pragma once
 
 #include <array>
@@ -49,7 +50,7 @@ class Account {
 
   std::uint64_t used(Slot slot) const { return used_[index(slot)]; }
   std::uint64_t limit(Slot slot) const { return limit_[index(slot)]; }
-  std::uint64_t effective_limit(Slot slot) const;  // the narrowest, own or of a parent
+  std::uint64_t effective_limit(Slot slot) const;  // the narrowest: its own, or that of a parent
   std::uint64_t peak_bytes() const { return peak_bytes_; }
   void set_limit(Slot slot, std::uint64_t limit) { limit_[index(slot)] = limit; }
   bool balanced() const;
@@ -62,7 +63,7 @@ class Account {
  private:
   friend class Charge;
   static std::size_t index(Slot slot) {
-    // Between watches and worlds, and before timelines, stand slots that no account counts.
+    // Between watches and worlds, and before timelines, the enum has slots that no account counts.
     const auto number = static_cast<std::size_t>(slot);
     if (number <= SHMBW_SLOT_WATCHES) return number - 1;
     return number - SHMBW_SLOT_WORLDS + SHMBW_SLOT_WATCHES - (number > SHMBW_SLOT_LIFETIME ? 1 : 0);
@@ -96,9 +97,10 @@ class Charge {
   void give_back();
   explicit operator bool() const { return account_ != nullptr; }
   std::uint64_t amount() const { return account_ ? amount_ : 0; }
-  // To another account of the same parent: the parents' books do not move and no limit can refuse it.
+  // Moves the charge to another account of the same parent. The parents' use does not change, so no limit can refuse
+  // it.
   void move_to(Account& sibling);
-  void rise();  // to the account's parent: what it pays for outlives the account
+  void rise();  // moves it to the parent of the account: the object that it pays for outlives the account
 
  private:
   friend class Account;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the books need to know of the process around them, and how they are made. Everything else about them is behind
-// the seam of link.hpp: the transport includes this file and no other of theirs.
+// What the ledger needs to know of the process around it, and how a broker is made. All other traffic goes through the
+// seam of link.hpp: the transport includes this file and no other file of the ledger.
 #pragma once
 
 #include <cstdint>
@@ -28,14 +28,14 @@ struct BrokerFacts {
   std::uint32_t pid = 0;
   std::uint64_t descriptors_limit = 0;  // size of the table; 0: RLIMIT_NOFILE's soft value
   std::uint64_t mappings_limit = 0;     // of this process; 0: vm.max_map_count
-  // Descriptors that the transport and the process hold (sockets, pidfds, queued replies, engine). Regions are counted
-  // by the books themselves. Empty: two for each session.
+  // Descriptors that the transport and the process hold (sockets, pidfds, queued replies, engine). The ledger counts
+  // those of regions itself. Empty: two for each session.
   std::function<std::uint32_t()> transport_descriptors;
   std::function<std::uint32_t()> in_flight;                 // sent and not read yet, all sessions; may be empty
   std::function<void(int priority, std::string_view)> log;  // syslog priorities; may be empty
   std::function<void()> descriptor_freed;                   // a paused listener may go on; may be empty
   std::function<std::int64_t()> now;                        // CLOCK_BOOTTIME ns; empty: the real clock
-  std::function<std::uint32_t()> last_pid;  // of the newest process, 0 unknown; empty: the kernel's word
+  std::function<std::uint32_t()> last_pid;  // pid of the newest process, 0 unknown; empty: the kernel is asked
   std::int64_t tick_at_most = INT64_MAX;    // ns of due timers in one tick; the others wait for the next
 };
 

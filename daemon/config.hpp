@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an administrator can set. Read once before privileges are dropped; an unknown key or a bad value is an error
-// with file and line, never ignored.
+// What an administrator can set. It is read once, before privileges are dropped. An unknown key or a bad value is an
+// error with file and line, and is never ignored.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace shmb::daemon {
 enum class Mode { system, private_ };
 enum class EngineChoice { automatic, io_uring, epoll };
 
-// Limits of one scope; absent = the next wider default.
+// Limits of one scope. An absent one is the next wider default.
 struct LimitOverride {
   std::optional<std::uint64_t> bytes, regions, leases, sessions, groups, tickets, names, watches, worlds, references,
       gpu_bytes, gpu_descriptors, timelines, descriptors;
@@ -26,19 +26,19 @@ struct Limits {
   std::uint64_t host_bytes = 0;     // default: half of MemTotal
   std::uint64_t uid_bytes = 0;      // default: host_bytes
   std::uint64_t group_bytes = 0;    // default: uid_bytes
-  bool uid_follows = false;         // uid_bytes was not set: it is what host_bytes is
-  bool group_follows = false;       // group_bytes was not set: it is what uid_bytes is
+  bool uid_follows = false;         // uid_bytes was not set: it follows host_bytes
+  bool group_follows = false;       // group_bytes was not set: it follows uid_bytes
   std::uint64_t group_regions = 0;  // 0: as many as the descriptor table allows
   std::uint64_t uid_regions = 0;
   std::uint64_t uid_leases = 65'536;
   std::uint64_t session_leases = 65'536;
   std::uint64_t uid_sessions = 0;  // 0: as many as the descriptor table allows
-  // System mode: of the broker's table, for regions, sessions, pools and what clients send. 0: a share, by how many
-  // users there are (World::descriptor_shortage).
+  // System mode: descriptors of the broker's table, for regions, sessions, pools and what clients send. 0: a share that
+  // depends on the number of users (World::descriptor_shortage).
   std::uint64_t uid_descriptors = 0;
   std::uint64_t uid_groups = 4'096;
   std::uint64_t uid_tickets = 16'384;
-  std::uint64_t session_tickets = 0;  // made by it and neither used up nor over; 0: a quarter of its user's
+  std::uint64_t session_tickets = 0;  // tickets that it made and that are still valid; 0: a quarter of its user's
   std::uint64_t uid_names = 16'384;
   std::uint64_t uid_watches = 65'536;
   std::uint64_t uid_worlds = 1'024;
@@ -48,9 +48,9 @@ struct Limits {
   std::uint64_t gpu_bytes = 0;           // of all GPUs together; 0: as much as there is
   std::uint64_t uid_gpu_bytes = 0;
   std::uint64_t group_gpu_bytes = 0;
-  // Each is one of the 524,288 exports that the driver allows on a host.
+  // Each descriptor is one of the 524,288 exports that the driver allows on a host.
   std::uint64_t uid_gpu_descriptors = 65'536;
-  // Each is mapped by the broker, and released word by word when its producer is gone.
+  // The broker maps each timeline, and releases it word by word when its producer is gone.
   std::uint64_t uid_timelines = 1'024;
   std::int64_t keep_max = 7LL * 24 * 3600 * 1'000'000'000;
   std::int64_t ticket_default = 600LL * 1'000'000'000;
@@ -65,7 +65,7 @@ struct Limits {
 struct Config {
   Mode mode = Mode::private_;
   EngineChoice engine = EngineChoice::automatic;
-  std::string file;               // where the keys of this configuration stand, or would stand; empty: nowhere
+  std::string file;               // where the keys of this configuration are, or would be; empty: no file
   std::string directory;          // holds `socket`, `admin`, `broker.lock`
   std::string user;               // system mode: name from /etc/passwd or a number
   unsigned socket_mode = 0666;    // system mode
@@ -75,7 +75,8 @@ struct Config {
   std::int64_t unread_timeout = 5'000'000'000;
   std::int64_t idle_exit = 30'000'000'000;  // private mode; -1: never
   int log_priority = 6;                     // syslog numbers; 6 info
-  bool gpu_trust = false;                   // where a GPU's node cannot be held: somebody else keeps GPUs initialised
+  // trust that another process keeps GPUs initialised, where the broker cannot hold a GPU's node
+  bool gpu_trust = false;
   Limits limits;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The broker's directory: `socket`, `admin`, `broker.lock`. Whoever holds the lock is the one broker of the directory,
-// for its whole life; that alone makes it safe to unlink a socket file somebody left behind.
+// The broker's directory: `socket`, `admin`, `broker.lock`. The process that holds the lock is the one broker of the
+// directory, until it ends. That alone makes it safe to unlink a socket file that an earlier broker left behind.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,18 @@
 
 namespace shmb::daemon {
 
-// /run/shmbroker, or $XDG_RUNTIME_DIR/shmbroker (only if that is the caller's own: sudo leaves another user's), or
-// the user's place in /tmp (base/private_place.hpp), where the second one is made if another user has made the first.
+// /run/shmbroker, or $XDG_RUNTIME_DIR/shmbroker, or the user's place in /tmp (base/private_place.hpp). The second is
+// used only if it belongs to the caller: sudo leaves another user's variable. In /tmp a second place is made if another
+// user has made the first.
 std::string default_directory(Mode mode);
 
-// Creates it where missing and checks what is there by lstat: a directory, owned by `owner`, closed to others as the
-// mode wants. `owner` may differ from the caller's uid only for root, who gives a new directory away.
+// Creates the directory where it is missing. Checks with lstat that it is a directory, owned by `owner`, and closed to
+// others as the mode wants. `owner` may differ from the caller's uid only for root, who gives a new directory away.
 Result<void> prepare_directory(const std::string& path, Mode mode, std::uint32_t owner, std::uint32_t group);
 
 Result<Fd> lock_directory(const std::string& path);
 
-// A bound, listening socket file; unlinked at the end. Call only under the lock.
+// A bound, listening socket file. Its end unlinks the file. Create it only under the lock.
 class SocketFile {
  public:
   static Result<SocketFile> create(const std::string& path, unsigned mode);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the broker waits: one loop, one thread, two kernels' ways of doing it (epoll, io_uring) behind one interface.
-// A session's next packet is delivered only when it was asked for, so a request in service holds back the ones behind
-// it in the peer's own socket buffer and not in ours. What is ready is served in turns (turns.hpp), a slice at a time;
-// between two slices the kernel is asked for what has become ready meanwhile. Nothing is allocated per packet.
+// How the broker waits: one loop on one thread, over epoll or io_uring, behind one interface. A session's next packet
+// is delivered only on request. So the packets behind a request in service wait in the peer's own socket buffer, not in
+// the broker's memory. Whatever is ready is served in turns (turns.hpp), a slice at a time. Between two slices the
+// engine asks the kernel for what has become ready meanwhile. No packet causes an allocation.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,10 @@
 
 namespace shmb::daemon {
 
-// Before the kernel is asked again for what it had no memory for.
+// The pause (ns) before the kernel is asked again after it had no memory.
 inline constexpr std::int64_t kMemoryPause = 10'000'000;
-// Served between two looks at what is ready (ns): so long one that is served in its turn may wait for that look.
+// Time (ns) of service between two looks at what is ready. A descriptor that is served in its turn may wait so long for
+// the next look.
 inline constexpr std::int64_t kSlice = 50'000;
 
 // Level-triggered readability of one descriptor: a listener, a pidfd, an eventfd, a signalfd.
@@ -42,15 +43,16 @@ class Waiter {
 // One session socket.
 class Port {
  public:
-  // The packet that was asked for. `bytes` lives until the call returns. Size 0 is end of file or an empty packet,
-  // which look alike to recvmsg(2); `error` is the errno of a receive that failed for good.
+  // The packet that was asked for. `bytes` is valid until the call returns. Size 0 is end of file or an empty packet,
+  // which recvmsg(2) does not distinguish. `error` is the errno of a receive that failed for good.
   struct Arrival {
     wire::Bytes bytes;
     bool truncated = false;  // longer than any message may be
-    // Control data other than descriptors came, too, or the table is full and the kernel has dropped some of them.
+    // Control data other than descriptors came too, or the table is full and the kernel has dropped some descriptors.
     bool bad_control = false;
-    // All that came, whether or not the port may bring any, because the kernel closes what finds no room on the thread
-    // that receives; and the last close of a socket may wait for its peer. Not to be closed on this thread.
+    // All descriptors that came, also where the port may bring none. The kernel closes descriptors that find no room on
+    // the receiving thread, and the last close of a socket may wait for its peer. For the same reason they must not be
+    // closed on this thread.
     std::vector<Fd> descriptors;
     int error = 0;
   };
@@ -69,19 +71,20 @@ class Port {
 class Engine {
  public:
   virtual ~Engine() = default;
-  std::function<void(std::vector<Fd>)> discard;  // what a peer sent for a port that is gone; empty: closed here
+  // descriptors that a peer sent for a port that is gone; empty: closed here
+  std::function<void(std::vector<Fd>)> discard;
   Turns turns;
-  // Called as soon as it is seen, or, with a process, in that one's turn.
+  // The waiter is called at once, or, with a process, in the turn of that process.
   virtual Sys<void> watch(int fd, Waiter& waiter, Turns::Process* process = nullptr) = 0;
   virtual void unwatch(Waiter& waiter) = 0;  // before its descriptor is closed; no call comes afterwards
-  virtual Sys<void> add(int fd, Port& port, Turns::Process& process) = 0;  // calls come in its turns
+  virtual Sys<void> add(int fd, Port& port, Turns::Process& process) = 0;  // its calls come in turns of the process
   virtual void remove(Port& port) = 0;   // before its socket is closed; no call comes afterwards
-  virtual void receive(Port& port) = 0;  // the next packet; at most one ask stands
-  // Something waits to be served: in its turn, or on its socket. False for a port that is not here.
+  virtual void receive(Port& port) = 0;  // delivers the next packet; at most one such request is open
+  // Whether something of the port waits to be served, in its turn or on its socket. False for an unknown port.
   virtual bool waits(const Port& port) const = 0;
-  virtual void await_writable(Port& port, bool on) = 0;  // edges between on and off; a first, idle one may come
-  // Waits until something is ready or `timeout` ns (-1: for ever) have passed, and makes the calls. An error is ours
-  // and global: the loop cannot go on.
+  virtual void await_writable(Port& port, bool on) = 0;  // edges come between on and off; a first, empty one may come
+  // Waits until something is ready or `timeout` ns (-1: for ever) have passed, and makes the calls. An error is the
+  // broker's own and is global: the loop cannot continue.
   virtual Sys<void> run_once(std::int64_t timeout) = 0;
 };
 
@@ -91,7 +94,8 @@ struct ChosenEngine {
   std::string
       reason;  // for `status`: "io_uring: SINGLE_ISSUER, DEFER_TASKRUN" or "epoll: io_uring is forbidden here ..."
 };
-// `automatic` takes io_uring where it works; a forced engine that does not work is an error, never replaced (law 12).
+// `automatic` takes io_uring where it works. An engine that was asked for by name and does not work is an error, and is
+// never replaced (law 12).
 Result<ChosenEngine> choose_engine(EngineChoice choice);
 
 Sys<std::unique_ptr<Engine>> make_epoll_engine();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worlds that ended before they were complete. Their workers are told at once. This remembers the cause for the ranks
-// that had not come: without it they would found a world of their own, and wait there for workers that have gone. Each
-// rank is told once. A process that began after the failure may be a slow one, or of another start of the job: then
-// ranks that were told come again.
+// Worlds that ended before they were complete. Their workers are notified at once. This remembers the cause for the
+// ranks that had not come yet. Without it they would found a world of their own, and wait there for workers that have
+// gone. Each rank gets the cause once. A process that began after the failure may be a slow worker of the failed start,
+// or belong to another start of the job. In the second case ranks that have the cause already come again.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +27,11 @@ class FailedWorlds {
     Cause cause;
   };
   void note(Note note);
-  // Why the world of a worker that has not been told failed. Null: it did not.
+  // The reason why the world of a late worker failed, if that rank has not got it yet. Null: no such world failed.
   struct Late {
     Cause cause;
     std::uint64_t told = 0;
-    bool certain = false;  // its process began before: it is told by this
+    bool certain = false;  // its process began before the failure, so it gets this cause
   };
   Late tell(const Session& late, const shmbw_world_join& wish, std::int64_t now);
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who keeps a GPU initialised. When the last open of a GPU's node closes the driver tears the GPU down, and with it all
-// exported memory, whose descriptors stay valid and stand for nothing (the driver's open source, os.c and nv.c). So the
-// broker holds the node of every GPU that it has memory of. It is looked up and opened on a thread of its own, because
-// a sleeping GPU may take seconds; no request waits for that and no time-out decides it (law 8): the end is an event.
+// The broker keeps GPUs initialised. When the last open of a GPU's node closes, the driver tears the GPU down, and with
+// it all exported memory. The descriptors of that memory stay valid but stand for nothing (the driver's open source,
+// os.c and nv.c). So the broker holds the node of every GPU that it has memory of. A thread of its own finds and opens
+// the node, because a sleeping GPU may take seconds. No request waits for that and no time-out decides it (law 8): the
+// end is an event.
 #pragma once
 
 #include <condition_variable>
@@ -26,9 +27,9 @@ class World;
 
 inline constexpr std::uint32_t kNoMinor = UINT32_MAX;
 inline constexpr std::size_t kDevicesOfSession = 64;
-inline constexpr std::size_t kWatchesOfDevice = 1024, kLooksAtMost = 16384;  // that wait while a GPU takes its time
+inline constexpr std::size_t kWatchesOfDevice = 1024, kLooksAtMost = 16384;  // looks that wait while a GPU is slow
 
-// Pays for what outlives the session that brought it: the uid stays known as long as the charge does.
+// Pays for an object that outlives the session that brought it. The uid stays known as long as the charge does.
 class UidCharge {
  public:
   UidCharge() = default;
@@ -43,9 +44,9 @@ class UidCharge {
   Charge charge_;
 };
 
-// One open node, shared by whoever named the GPU and by every region on it. Its end closes it, on the helper thread.
-// One that was given is its giver's to pay for, as many sessions may give the same; those that the broker opened are as
-// few as the GPUs.
+// One open node, shared by all sessions that named the GPU and by every region on it. Its end closes the node on the
+// helper thread. A node that a session gave is charged to that session, because many sessions may give the same one.
+// Nodes that the broker opened are as few as the GPUs.
 struct GpuNode {
   GpuNode(World& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node, UidCharge paid = {});
   GpuNode(const GpuNode&) = delete;
@@ -53,7 +54,7 @@ struct GpuNode {
   ~GpuNode();
 
   World& world;
-  const shmbw_gpu_hold hold;  // node, given, or trusted: then without a descriptor
+  const shmbw_gpu_hold hold;  // node, given, or trusted (without a descriptor)
   const std::uint32_t minor;
   UidCharge charge;
   Fd fd;
@@ -62,12 +63,12 @@ struct GpuNode {
 // A GPU that a session has named.
 struct GpuDevice {
   sys::GpuUuid uuid{};
-  std::vector<std::uint64_t> watches;  // who waits for the end of the look
-  std::shared_ptr<GpuNode> node;       // null: still being looked at
+  std::vector<std::uint64_t> watches;  // events that wait for the end of the look
+  std::shared_ptr<GpuNode> node;       // null: the look is not over
 };
 GpuDevice* find_device(Session& session, const sys::GpuUuid& uuid);
 
-// The helper thread, started when there is first something to look at.
+// The helper thread. It is started when there is first something to look at.
 class GpuLooker {
  public:
   struct Look {
@@ -80,7 +81,7 @@ class GpuLooker {
     std::uint32_t minor = kNoMinor;
     Fd node;
     int code = 0;      // errno of what failed
-    std::string text;  // what that was
+    std::string text;  // what failed
   };
   GpuLooker() : shared_(std::make_shared<Shared>()) {}
   ~GpuLooker();  // waits a second at most: a GPU that hangs keeps the thread that opens its node, and not the broker
@@ -102,8 +103,8 @@ class GpuLooker {
   std::thread thread_;
 };
 
-// Names a GPU by its UUID and PCI address and begins the look where nobody of this session has done so. The number of
-// the event that will tell its end, or 0: decided.
+// Names a GPU by its UUID and PCI address, and begins the look unless one of this session is under way. Returns the
+// number of the event that will tell its end, or 0 if the node is known already.
 Result<std::uint64_t> name_device(World& world, Session& session, const sys::GpuUuid& uuid, std::string_view pci);
 // The same with a descriptor of the node.
 Result<GpuDevice*> give_node(World& world, Session& session, const sys::GpuUuid& uuid, Fd node);

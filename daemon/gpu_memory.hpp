@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a GPU region has beside what every region has. The memory is the driver's: the broker holds descriptors that
-// keep it alive (vmm), or counts who uses what its owner frees later (legacy), and never maps, touches or asks for it.
-// For each part of the memory it holds two exports. The keeper never leaves; the share does, and a hostile holder of an
-// export can empty it for all who share the open file, so it can spoil later imports but never free the memory.
+// What a GPU region has beside what every region has. The memory is the driver's. For vmm memory the broker holds
+// descriptors that keep it alive; for legacy memory it counts the users of what the owner frees later. It never maps,
+// touches or asks for the memory. It holds two exports of each part: the keeper and the share. Only the share leaves
+// the broker. A hostile holder of the share can empty it for all who share the open file. That spoils later imports,
+// but cannot free the memory.
 #pragma once
 
 #include <array>
@@ -26,7 +27,7 @@ struct Region;
 struct GpuMemory {
   shmbw_gpu_kind kind = SHMBW_GPU_KIND_NONE;
   shmbw_gpu_state state = SHMBW_GPU_STATE_OK;
-  bool imported = false;            // somebody could
+  bool imported = false;            // some importer succeeded
   std::uint32_t publish_flags = 0;  // shmbw_gpu_publish_flags
   std::uint32_t chunks = 0;         // in all
   std::uint32_t driver = 0, exporter_pid = 0;
@@ -48,25 +49,25 @@ struct GpuMemory {
   std::vector<Fd> take_files();
 };
 
-// The region is GPU memory: nothing of it can be mapped from a descriptor of ours.
+// The region is GPU memory: no part of it can be mapped from a descriptor of the broker's.
 bool on_gpu(const Region& region);
 Error other_kind(const Region& region);
-// Everybody who holds a lease, and who watches the region, is told.
+// Notifies every holder of a lease and every watcher of the region.
 void set_gpu_state(World& world, Region& region, shmbw_gpu_state state, std::int32_t code, std::uint32_t pid);
 
-// The process behind the session has died, or broken with us without a word: what it wrote may be unfinished, what it
-// lent may be freed. Its leases are not touched.
+// The process behind the session has died, or dropped its connection without a farewell. What it wrote may be
+// incomplete, and what it lent may be freed. Its leases are not touched.
 void gpu_session_over(World& world, Session& session);
-// Whether a lease outlives its session: while the process lives it may map the memory, whatever became of its socket.
+// Whether a lease outlives its session. While the process lives it may map the memory, even after its socket is closed.
 bool gpu_lease_stays(const Session& session, const Lease& lease);
-// Drops the leases of a process that is gone: those that stayed after its session, or, where a forked child holds the
-// socket still, those of GPU memory, which the child has not.
+// Drops the leases of a dead process: those that stayed after its session. Where a forked child still holds the socket,
+// only those of GPU memory, which the child does not have.
 void drop_leases_of_dead(World& world, Session& session);
-// Before a lease is dropped or given back.
+// Call before a lease is dropped or given back.
 void gpu_lease_over(World& world, Lease& lease);
-// After something that held the region is gone while other things hold it still. True: the region is gone.
+// Call when something that held the region is gone while other things still hold it. True: the region is gone.
 bool settle_gpu(World& world, Region& region);
-// In `free_region`: true: its descriptors are closed elsewhere, `closed_regions` goes on.
+// Used by `free_region`. True: its descriptors are closed on another thread, and `closed_regions` continues.
 bool close_gpu(World& world, Region& region);
 
 }  // namespace shmb::daemon

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A publication of GPU memory succeeds whole or leaves nothing, like a create. What the descriptors stand for only the
-// driver knows, whom the broker never asks; it checks what can be checked: that they are the driver's, and that keeper
-// and share are two open files. Whether they are memory of that size the first import proves.
+// A publication of GPU memory succeeds whole or leaves nothing, like a create. Only the driver knows what the
+// descriptors stand for, and the broker never asks the driver. The broker checks what it can: the descriptors are the
+// driver's, and keeper and share are two open files. The first import proves that they are memory of that size.
 #pragma once
 
 #include <cstddef>
@@ -25,13 +25,13 @@ struct PublishedGpu {
   Region* region = nullptr;
   const Lease* lease = nullptr;
 };
-// `descriptors`: those of this element; what is kept of them is taken.
+// `descriptors`: those of this element. The function takes those that it keeps.
 Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu_publish& wish, std::string_view name,
                                  std::span<Fd> descriptors);
-// Further chunks of a region that is not whole yet.
+// Adds chunks to a region that is not whole yet.
 Result<void> add_gpu_chunks(World& world, Session& session, Region& region, const shmbw_gpu_chunks& wish,
                             std::span<Fd> descriptors);
-// Descriptors that an element brings.
+// The number of descriptors that an element brings.
 std::size_t gpu_descriptors_of(const shmbw_gpu_publish& wish);
 
 }  // namespace shmb::daemon

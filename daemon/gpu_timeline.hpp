@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A timeline: words on which GPU streams of several processes meet. It is control memory that the broker has laid out
-// and mapped (law 3), and of which it trusts nothing (law 4): it writes a status and a number, and reads one number
-// that it only adds to. When the producer is gone every waiter is released, again and again for some seconds, because a
-// write that the dead producer's stream had begun may land later and undo it. However many timelines end at once,
-// others are served between portions of that work (law 8), and one that nobody else can have is not touched at all.
+// and mapped (law 3). The broker trusts nothing in it (law 4): it writes a status and a number, and reads one number to
+// which it only adds. When the producer is gone, every waiter is released. That is repeated for some seconds, because a
+// write that the dead producer's stream had begun may land later and undo it. The work is done in portions, so others
+// are served meanwhile however many timelines end at once (law 8). A timeline that no other process can reach is not
+// touched.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,7 @@ struct Timeline final : Hook<Timeline, OfReleaser> {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
   ~Timeline();
-  // Releases the waiters of at most so many words from `next` on; of how many it was.
+  // Releases the waiters of at most `most` words, from `next` on. Returns how many words it visited.
   std::uint32_t release(std::uint32_t most);
 
   World& world;
@@ -36,9 +37,10 @@ struct Timeline final : Hook<Timeline, OfReleaser> {
   Mapping map;
   std::uint32_t words = 0;
   shmbw_gpu_word_status status = SHMBW_GPU_WORD_STATUS_OK;
-  enum class Stage : std::uint8_t { served, first, again } stage = Stage::served;  // on which list of the releaser's
-  std::uint32_t next = 0;                                                          // word of the pass under way
-  std::int64_t due = 0, until = 0;  // the next pass; how long there are some
+  // the list of the releaser that it is on
+  enum class Stage : std::uint8_t { served, first, again } stage = Stage::served;
+  std::uint32_t next = 0;           // the next word of the current pass
+  std::int64_t due = 0, until = 0;  // the time of the next pass; the end of all passes
 };
 
 // All timelines whose producers are gone, on one timer.
@@ -46,7 +48,7 @@ class Releaser final : public Timer {
  public:
   explicit Releaser(World& world) : world_(world) {}
   void begin_turn() { left_ = kWordsPerTurn; }
-  // `now`: as many words of it as this turn has left; all others in later turns.
+  // `now`: as many words as this turn has left are released at once. All others are released in later turns.
   void begin(Timeline& line, bool now);
   void forget(Timeline& line);
   void on_timer(std::int64_t now) override;
@@ -61,11 +63,11 @@ class Releaser final : public Timer {
   void rearm(std::int64_t now);
 
   World& world_;
-  List<Timeline, OfReleaser> first_, again_;  // whose first pass is not over; the others, by `due`
+  List<Timeline, OfReleaser> first_, again_;  // those whose first pass is not over; the others, by `due`
   std::uint32_t left_ = kWordsPerTurn;
 };
 
-// A region of the session's, who is its producer.
+// Makes a timeline as a region of the session, which is its producer.
 Result<Region*> make_timeline(World& world, Session& session, const shmbw_gpu_timeline& wish, std::string_view name);
 void end_timeline(World& world, Region& region, shmbw_gpu_word_status status, std::uint32_t pid);
 

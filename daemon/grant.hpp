@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// All of law 6: read-only is read-only. System mode: mode 0600 under the broker's uid bounds every other uid, readers
-// get an O_RDONLY reopen. Private mode: mode bits bind nobody, so the first read-only grant closes writing for ever:
-// all writers have reported that they mapped, then FUTURE_WRITE, and only then an O_RDONLY descriptor leaves. Since
-// that seal is for ever it is the last step: a request refused for another reason must not have closed writing.
-// PROT_READ maps of an O_RDWR descriptor made before that seal could be mprotected to writable afterwards (measured).
+// All of law 6: read-only is read-only. System mode: mode 0600 under the broker's uid bounds every other uid, so
+// readers get an O_RDONLY reopen. Private mode: mode bits bind no process of the uid, so the first read-only grant
+// closes writing for ever. First all writers report that they have mapped. Then the broker adds FUTURE_WRITE. Only then
+// an O_RDONLY descriptor leaves.
+//
+// The seal cannot be undone, so it is the last step: a request that is refused for another reason must not close
+// writing. A PROT_READ mapping of an O_RDWR descriptor made before the seal could be made writable by mprotect(2)
+// (measured).
 #pragma once
 
 #include <fcntl.h>
@@ -22,29 +25,29 @@ class Session;
 struct Region;
 struct Lease;
 
-// What closes writing to whoever does not write yet, and what publishes. Both are put on by another thread
+// The seals that close writing to processes that do not write yet, and those that publish. Another thread adds both
 // (sealer.hpp).
 inline constexpr int kClosingSeals = F_SEAL_FUTURE_WRITE, kPublishingSeals = F_SEAL_WRITE | F_SEAL_SEAL;
 
-// What the session may have of the region at most, 0: it may not know of it.
+// The most rights that the session may have to the region. 0: it may not know of the region.
 std::uint32_t authority(Session& session, const Region& region);
 
-// Whether a lease with `rights` may be had now. Changes nothing.
+// Checks whether a lease with `rights` may be granted now. Changes nothing.
 Result<void> admit_rights(const World& world, const Session& session, const Region& region, std::uint32_t rights);
 
-// Whether the grant of these `rights` closes writing to the region for ever.
+// Whether a grant of `rights` closes writing to the region for ever.
 bool closes_writing(const World& world, const Session& session, const Region& region, std::uint32_t rights);
 
-// A descriptor of its own; `what` it is of, for the sentence of a failure.
+// Opens a descriptor of its own. `what` names the thing in the sentence of a failure.
 Result<Fd> reopen_read_only(int fd, std::string_view what);
 
-// The descriptor for a lease with `rights`, good until the reply is sent (World::reply_owned).
+// The descriptor for a lease with `rights`. It is valid until the reply is sent (World::reply_owned).
 Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights);
 
-// What keeps a region from ever being published; what the kernel said against the seals; and what follows once they are
-// on: the publication makes every lease read-only.
-// `own` is the lease of the session that asks. Others that were lent a descriptor for writing have mapped it, or the
-// kernel would refuse it to them after the seal.
+// The steps of a publication: what keeps the region from ever being published, what the kernel said against the seals,
+// and what follows once they are on. A publication makes every lease read-only. `own` is the lease of the session that
+// asks. Other sessions that were lent a descriptor for writing must have mapped it, because the kernel would refuse
+// that after the seal.
 Result<void> may_be_published(const Region& region, const Lease& own);
 Error publication_refused(int code);
 Error closing_refused(int code);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group: the unit of lifetime, limits and names; a process tree, a job. It ends when no member or heir is left and,
-// where it is supervised, the supervisor has reported the tree gone; what it keeps outlives it by each region's keep,
-// and a join or a create in that time revives it. Foreign leases and tickets hold their region, never the group.
+// where it is supervised, the supervisor has reported that the tree is gone. Its kept regions outlive it for their
+// keep. A join or a create in that time revives it. Foreign leases and tickets hold their region, never the group.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next
   std::string text() const { return name.empty() ? names::id_text(id) : name; }
   bool kept() const { return ended_at != 0 && !closed; }
   std::uint32_t heirs() const;
-  std::uint64_t configured(Slot slot) const;  // the limit that it has where its maker wished for no lower one
+  std::uint64_t configured(Slot slot) const;  // the limit that applies unless its maker asked for a lower one
   std::int64_t freed_at(const Region& region) const {
     return kept() && region.name && region.keep >= 0 ? ended_at + region.keep : 0;
   }
@@ -44,9 +44,9 @@ struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next
   std::int64_t created = 0;
   std::int64_t keep = 0;      // default of its regions
   std::int64_t ended_at = 0;  // 0: alive
-  // Nothing that is kept has a name any more.
+  // No kept region or pool has a name any more.
   bool nothing_kept() const { return names.empty() && pool_names.empty(); }
-  Session* sponsor = nullptr;  // holds a group without members: who made or revived it last
+  Session* sponsor = nullptr;  // holds a group without members: the session that made or revived it last
   List<Session, OfMembers> members;
   List<Session, OfSupervisors> supervisors;
   List<Region, OfGroup> regions;  // live ones and those being closed
@@ -73,20 +73,20 @@ Result<Group*> make_group(World& world, Session& founder, const GroupWish& wish)
 Group* find_group(World& world, std::uint64_t id);
 Group* find_group(World& world, std::uint32_t owner_uid, std::string_view name_or_id);
 Group* find_group(World& world, const Secret& token);
-// Same uid, member or supervisor: for everybody else it is not there.
+// True for the same uid, a member or a supervisor. For all others the group does not exist.
 bool may_address(const Session& session, const Group& group);
 
-// The session's own group, made now if it has none.
+// The session's own group. It is made now if the session has none.
 Result<Group*> own_group(World& world, Session& session);
 void join_group(World& world, Session& session, Group& group);
 void leave_group(World& world, Session& session);
 void supervise_group(World& world, Session& session, Group& group);
 void stop_supervising(World& world, Session& session);
-void sponsor_group(Session& session, Group& group);  // revives a kept one
+void sponsor_group(Session& session, Group& group);  // revives a kept group
 void stop_sponsoring(World& world, Session& session);
 void stop_sponsoring(World& world, Group& group);
 void end_group(World& world, Group& group, bool release_kept);
-// Ends, closes or destroys the group if nothing holds it up any more. The group may be gone after it.
+// Ends, closes or destroys the group if nothing holds it any more. The group may be gone afterwards.
 void settle_group(World& world, Group& group);
 
 }  // namespace shmb::daemon

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Regions that only lanes of queues still hold: nobody has them mapped, and the message that named them was read. Their
-// sender lets go of them at its next call, but it may never make one. So the broker looks: a sender has a lease until
-// it has published, a receiver has one before it is done, thus a region without any lease is needed only by an unread
-// message. A portion of lanes in a turn; the longer something stays unread, the more rarely it is looked for.
+// Regions that only lanes of queues still hold: no process has them mapped, and the message that named them was read.
+// Their sender drops the hold at its next call, but it may never make one. So the broker looks for them. A sender has a
+// lease until it has published, and a receiver has one before it is done. Thus a region without any lease is needed
+// only by an unread message. Each turn looks at a portion of the lanes. The longer a message stays unread, the longer
+// the pause between two looks.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +17,15 @@ class World;
 class IdleHolds final : public Timer {
  public:
   explicit IdleHolds(World& world) : world_(world) {}
-  void noticed();  // a region that is held by lanes, or is part of a pool, has lost its last lease
+  void noticed();  // a region that lanes hold, or that is part of a pool, has lost its last lease
   void on_timer(std::int64_t now) override;
 
  private:
   World& world_;
-  std::uint64_t pool_ = 0;  // where the look stands
+  std::uint64_t pool_ = 0;  // where the look continues
   std::uint32_t lane_ = 0;
   std::int64_t pause_ = 0;
-  bool waits_ = false;  // there must be another look
+  bool waits_ = false;  // another look is needed
 };
 
 }  // namespace shmb::daemon

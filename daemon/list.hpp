@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A list whose links live in its elements, so that putting something on a list never allocates and taking it off never
-// searches. An element derives from one Hook for each list it can be on; `Tag` tells them apart.
+// A list whose links live in its elements. So an insert never allocates and a removal never searches. An element
+// derives from one Hook for each list that it can be on. `Tag` tells the lists apart.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ class List {
     own = {};
     --size_;
   }
-  // `body` may remove the element it is given, and no other.
+  // `body` may remove the element that it gets, and no other.
   template <class Body>
   void each(Body body) const {
     for (T *item = first_, *following; item; item = following) {

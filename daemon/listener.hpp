@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One listening socket. It accepts one connection in a turn, and all newcomers together have one user's turns, so that
-// a storm of them delays nobody who is here; it pauses
-// when the descriptor table is full (an accept that fails leaves the listener readable: without the pause it would
-// spin), and it leaves the reserve alone: ordinary clients that come when only the reserve is left wait in the kernel's
-// backlog until a descriptor is free (a refusal would make each of them come again), while admins are still accepted.
+// One listening socket. It accepts one connection in a turn, and all newcomers together have the turns of one user. So
+// a storm of newcomers delays no existing session.
+//
+// It pauses when the descriptor table is full: an accept that fails leaves the listener readable, and without the pause
+// it would spin. It leaves the reserve alone. When only the reserve is left, ordinary clients wait in the kernel's
+// backlog until a descriptor is free, because a refusal would make each of them come again. Admins are still accepted.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ class Transport;
 
 class Listener final : private Waiter, private Timer {
  public:
-  // `highest`: the largest descriptor number that an accepted socket may get (the kernel gives the lowest free one).
+  // `highest`: the largest descriptor number that an accepted socket may get. The kernel gives the lowest free one.
   Listener(Transport& transport, Fd socket, bool admin, std::uint64_t highest);
   ~Listener();
   Sys<void> start();
@@ -30,7 +31,7 @@ class Listener final : private Waiter, private Timer {
  private:
   void on_readable() override;
   void on_timer(std::int64_t now) override;
-  void pause();  // until something ends or is greeted, or a short time has passed
+  void pause();  // until a session ends or is greeted, or a short time has passed
   void table_full();
   bool has_room(int descriptor) const;
   bool room_again() const;
@@ -38,7 +39,7 @@ class Listener final : private Waiter, private Timer {
   Transport& transport_;
   Turns::Process& process_;
   Fd socket_;
-  Fd parked_;  // accepted, and then found to eat into the reserve
+  Fd parked_;  // accepted, then found to use the reserve
   bool admin_ = false, paused_ = false;
   std::uint64_t highest_ = 0;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A LIST of many pages under way. A long table is counted in portions, in the turns of its session (law 8), before its
-// first page is made. What the first page has counted is kept for those that follow it, so that a session
-// that reads a long table walks it once, not once a page. It is a short cut only: whoever comes with another cursor or
-// another wish, or with two listings at once, gets totals that are counted anew.
+// A LIST of many pages in progress. A long table is counted in portions, in the turns of its session (law 8), before
+// its first page is made. The totals are kept for the pages that follow, so a session that reads a long table walks it
+// once, not once a page. It is a short cut only: a request with another cursor, with other filters, or of a second
+// listing gets totals that are counted again.
 #pragma once
 
 #include <cstring>
@@ -16,7 +16,7 @@ namespace shmb::daemon {
 
 class ListUnderWay {
  public:
-  // Whether this asks for the page after the last one that was sent.
+  // Whether the request asks for the page after the last one that was sent.
   bool is(const shmbw_list& wish, std::span<const std::byte> texts) const {
     return (wish.cursor != 0 || counting) && std::memcmp(&wish, &next_, sizeof wish) == 0 && as_text(texts) == texts_;
   }
@@ -28,7 +28,7 @@ class ListUnderWay {
     total_count = page.total_count;
     counting = false;
   }
-  // The same request comes again: it goes on behind the row of key `last`, or everything is counted.
+  // The same request comes again. It continues behind the row of key `last`, or everything is counted.
   void note_count(const shmbw_list& wish, std::span<const std::byte> texts, const shmbw_list_reply& page,
                   std::uint64_t last, bool all) {
     note(wish, texts, page);
@@ -47,7 +47,7 @@ class ListUnderWay {
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   }
 
-  shmbw_list next_{};  // has no padding: it is the wire's
+  shmbw_list next_{};  // has no padding, because it is the wire's
   std::string texts_;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of regions within one group. A name holds its region until the group's end and keep, or until it is taken
-// away. A name is never an authority: whoever may not address the group gets the answer of a name that is not there.
+// Names of regions within one group. A name holds its region until the group has ended and the keep is over, or until
+// the name is taken away. A name is never an authority: a session that may not address the group gets the answer for a
+// name that does not exist.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,7 @@ class NameTable {
   Region* find(std::string_view name) const;
   // The name must be free.
   void add(std::string_view name, Region& region, Charge charge);
-  // Hands the name on: the old region loses it. Returns the old region.
+  // Gives the name to another region. The old region loses it, and is returned.
   Region* replace(std::string_view name, Region& successor);
   void remove(Region& region);
   std::size_t size() const { return entries_.size(); }
@@ -38,8 +39,8 @@ class NameTable {
   std::pmr::map<std::pmr::string, NameEntry, std::less<>> entries_;
 };
 
-// Where a subscription for a name waits, also while neither the group nor the name exists: "1000:train/weights",
-// "@12/weights" for an unnamed group.
+// The key under which a subscription for a name waits, also while neither the group nor the name exists:
+// "1000:train/weights", "@12/weights" for an unnamed group.
 std::string name_key(std::uint32_t owner_uid, std::string_view group, std::string_view name);
 
 }  // namespace shmb::daemon

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line of shmbrokerd. By hand over getopt_long(3): a privileged process needs no option library.
+// The command line of shmbrokerd. It is parsed by hand over getopt_long(3): a privileged process needs no option
+// library.
 #pragma once
 
 #include <string>
@@ -11,13 +12,13 @@ namespace shmb::daemon {
 
 struct Options {
   enum class Action { serve, check, help, version } action = Action::serve;
-  Config config;                   // file first, then the command line over it
+  Config config;                   // from the file first, then from the command line
   std::vector<std::string> notes;  // for the log
   int ready_fd = -1;
-  std::string seam;  // only in the test build
+  std::string seam;  // used only in the test build
 };
 
-// A usage error is a sentence with Status::invalid and errno EINVAL (exit status 2); an unusable file has errno 0.
+// A usage error is a sentence with Status::invalid and errno EINVAL (exit status 2). An unusable file has errno 0.
 Result<Options> parse_options(int argc, char** argv);
 const char* help_text();
 

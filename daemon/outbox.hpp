@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one session has been sent and has not read: law 8's gate. At most one reply is unread, so a peer that does not
-// read holds one reply's descriptors of ours and no more; events wait here, bounded, and never count as unread replies.
-// A reply that the kernel does not take now (full buffer, the allowance of descriptors in flight used up by somebody
-// else) is kept with its own copies of the descriptors and sent later, while everybody else is served.
+// What one session was sent and has not read: law 8's gate. At most one reply is unread, so a peer that does not read
+// holds the descriptors of one reply and no more. Events wait here, bounded, and never count as unread replies. A reply
+// may be impossible to send now: the socket's buffer is full, or others have used up the allowance of descriptors in
+// flight. Then it is kept with its own copies of the descriptors and sent later, while all others are served.
 #pragma once
 
 #include <cstdint>
@@ -19,29 +19,29 @@ namespace shmb::daemon {
 class Outbox;
 struct Unread;
 
-// Descriptors that were sent and not read, over all sessions, oldest first. The kernel counts them per sending user
-// and, past RLIMIT_NOFILE, refuses to send to anybody (ETOOMANYREFS). Measured on 6.18: closing our end of a socket
-// gives nothing back, only the peer can, by reading or closing. So what matters is what is sent in the first place:
-// each process and each user has a share. One that has used it up is served no more descriptors until it reads.
+// Descriptors that were sent and not read, over all sessions, oldest first. The kernel counts them per sending user.
+// Past RLIMIT_NOFILE it refuses to send any more (ETOOMANYREFS). Closing the broker's end of a socket gives nothing
+// back; only the peer can, by reading or closing (measured on 6.18). So the broker bounds what it sends: each process
+// and each user has a share. One that has used up its share gets no more descriptors until it reads.
 class InFlight {
  public:
   explicit InFlight(std::uint64_t allowance) : allowance_(allowance) {}
   InFlight(const InFlight&) = delete;
   InFlight& operator=(const InFlight&) = delete;
 
-  std::uint64_t descriptors() const { return descriptors_; }  // an upper bound: read ones may not have been noticed yet
-  // More than half of the allowance, not counting sessions that were disconnected for it.
+  std::uint64_t descriptors() const { return descriptors_; }  // an upper bound: some may have been read unnoticed
+  // More than half of the allowance is in use, without sessions that were disconnected for it.
   bool crowded() const { return descriptors_ - abandoned_ > allowance_ / 2; }
   Outbox* oldest() const;
   void look_again();  // asks every socket; afterwards the count is exact
-  // May its process be sent `wanted` descriptors? One over its share asks again and again, so every socket is looked at
-  // only now and then, the more seldom the more there are.
+  // Whether the session's process may be sent `wanted` descriptors. A process over its share asks again and again. So
+  // the sockets are looked at only at intervals, which grow with their number.
   bool within_share(Outbox& outbox, std::size_t wanted, std::int64_t now);
-  bool over_share(const Outbox& outbox) const;  // as far as is known without asking the sockets
+  bool over_share(const Outbox& outbox) const;  // as far as known without asking the sockets
   std::uint64_t kept() const { return kept_; }  // copies held for replies that wait to be sent
 
-  // Bytes of queued events of all sessions of one user. More are lost, each session's with its gap: a user that opens
-  // sessions and reads nothing must not fill the broker's memory, which never shrinks by as much as it grew.
+  // Limit on the bytes of queued events of all sessions of one user. Events beyond it are lost, each session's with its
+  // gap. So a user that opens many sessions and reads nothing cannot fill the broker's memory, which never shrinks.
   static constexpr std::uint64_t kEventBytesOfUser = 4 << 20;
 
  private:
@@ -72,17 +72,17 @@ class InFlight {
   std::int64_t look_after_ = 0;
 };
 
-// Who shares allowances with a session: its process, by uid and pid, and its user.
+// The process (uid and pid) and the user that share allowances with a session.
 struct Sharer {
   std::uint32_t uid = 0, pid = 0;
 };
 
-// Packets one behind the other in one block of memory, which is given back when there are none.
+// Packets one behind the other in one block of memory. An empty queue gives the block back.
 class EventQueue {
  public:
   bool empty() const { return count_ == 0; }
   std::size_t count() const { return count_; }
-  std::size_t bytes() const { return memory_.size() - first_; }  // with what each packet costs besides
+  std::size_t bytes() const { return memory_.size() - first_; }  // with the cost of each packet's head
   static std::size_t cost(wire::Bytes packet) { return packet.size() + sizeof(std::uint32_t); }
   void push(wire::Bytes packet);
   wire::Bytes front() const;
@@ -96,34 +96,34 @@ class EventQueue {
 
 class Outbox : public Hook<Outbox, Unread> {
  public:
-  // `owner` is handed out again by owner().
+  // owner() returns `owner`.
   Outbox(int socket, std::size_t events_queued, InFlight& in_flight, void* owner, Sharer sharer);
   Outbox(const Outbox&) = delete;
   Outbox& operator=(const Outbox&) = delete;
   ~Outbox();
 
-  // The gate: true when no reply waits to be sent or to be read, so that the next request may be served.
+  // The gate: true when no reply waits to be sent or to be read. Then the next request may be served.
   bool open();
   enum class Sent { sent, kept, peer_gone, lost };
-  // `lost`: it can neither be sent nor kept; the session cannot go on. `fds` are borrowed.
+  // `lost`: the reply can neither be sent nor kept, so the session cannot continue. `fds` are borrowed.
   Sent reply(wire::Bytes packet, std::span<const int> fds, std::int64_t now);
   void event(wire::Bytes packet);
-  // A reply with so many descriptors is being made, in several turns: they count for its process already.
+  // A reply with so many descriptors is being made in several turns. They count for its process from now on.
   void promise(std::size_t descriptors);
-  // After the peer has read something, or some time later: sends what waits, as far as it may go.
+  // Call after the peer has read something, or some time later. Sends what waits, as far as it may.
   Sent flush(std::int64_t now);
   bool wants_edge() const { return kept_reply_ || !events_.empty() || lost_events_ > 0; }
-  // No edge of this socket tells when the allowance is free again, or the kernel's memory.
+  // No edge of this socket reports that the allowance, or the kernel's memory, is free again.
   bool wants_timer() const { return kept_reply_ || (wants_edge() && !reply_unread_ && !event_unread_); }
 
   std::uint32_t unread_descriptors();  // asks the kernel
   std::int64_t unread_since() const { return since_; }
   void* owner() const { return owner_; }  // null once abandoned
-  // The session is disconnected, the socket stays open only so that the count stays true.
+  // The session is disconnected. The socket stays open only so that the count stays true.
   void abandon();
 
  private:
-  void notice();  // SIOCOUTQ: forgets what has been read
+  void notice();  // asks SIOCOUTQ and forgets what has been read
   bool nothing_unread();
   Sent send(wire::Bytes packet, std::span<const int> fds, std::int64_t now);
   bool may_send_event();

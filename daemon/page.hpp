@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a LIST asks for, and one page of its reply, written straight into the one reply buffer. Pages go by keys that
-// are never reused, so a table that changes between two pages loses and repeats nothing. A table in the order of its
-// keys is entered where the last page ended, and totals are counted once for all pages: 100,000 regions are 300 pages.
+// What a LIST asks for, and one page of its reply, written straight into the one reply buffer. Pages follow keys that
+// are never reused, so changes between two pages lose and repeat no row. A table in the order of its keys is entered
+// where the last page ended. Totals are counted once for all pages: 100,000 regions are 300 pages.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct Filter {
   shmbw_list wish;
   std::string_view name;
   const Group* group = nullptr;  // of the text, if one was given
-  bool nothing = false;          // the text names no group that the asker may know of
+  bool nothing = false;          // the text names no group that the session may know of
 
   bool takes_owner(std::uint32_t uid) const {
     return (wish.flags & SHMBW_LIST_OWNER_GIVEN) == 0 || wish.owner_uid == uid;
@@ -45,7 +45,7 @@ struct Filter {
     return (wish.region.id == 0 || wish.region.id == rendezvous.id) && takes(*rendezvous.group);
   }
   bool by_group() const { return group || nothing || wish.group != 0; }
-  // The one region that this can be about, if it says so: `kNoRegion` where there is none, 0 where it may be many.
+  // The one region that the filter can mean: `kNoRegion` if there is none, 0 if there may be many.
   std::uint64_t only_region(World& world) const {
     if (wish.region.id != 0 || name.empty()) return wish.region.id;
     const Group* const in = wish.group != 0 ? find_group(world, wish.group) : group;
@@ -57,11 +57,11 @@ struct Filter {
 };
 
 inline bool sees(const Session& session, const Group& group) { return session.admin || may_address(session, group); }
-// One page, written straight into the reply.
+// One page, written straight into the reply buffer.
 template <class Record>
 class Page {
  public:
-  // Rows that one turn looks at, and that one page has, of a table in the order of its keys: some 50 us each.
+  // Rows that one turn looks at, and rows of one page, of a table in the order of its keys: some 50 us each.
   static constexpr std::uint64_t kLooksOfTurn = 512;
   static constexpr std::uint16_t kRowsOfPage = 128;
 
@@ -78,7 +78,7 @@ class Page {
     }
     out_.begin(request.reply_op(), request.packet.header.tag, Status::ok, reply_);
   }
-  // The part of a table, ordered by the page's keys, that is to be looked at: all of it while totals are counted.
+  // The part of a table, ordered by the page's keys, that must be looked at: all of it while totals are counted.
   // `only`: the one key that can be meant, 0: any.
   template <class Table>
   auto rows(Table& table, std::uint64_t only = 0) const {
@@ -93,16 +93,17 @@ class Page {
     ++reply_.total_count;
     reply_.total_bytes += bytes;
   }
-  // Whether the row of this key is one for this page.
+  // Whether the row of this key belongs to this page.
   bool wants(std::uint64_t key) const { return key > wish_.cursor && !full_ && !counting_on_; }
-  // Of a table in the order of its keys, before each row: nothing from this one on is of interest, or in this turn.
+  // Call before each row of a table in the order of its keys. True: no row from this one on is needed, or the turn is
+  // over.
   bool done(std::uint64_t key) {
     if (full_ && counted_) return true;
     if (looks_++ == kLooksOfTurn) return stopped_ = true;
     looked_at_ = key;
     return false;
   }
-  // Whether a record with so much text goes into this page; if not, the next one begins after `last`.
+  // Whether a record with so much text fits into this page. If not, the next page begins after `last`.
   bool room(std::size_t text) {
     if (full_) return false;
     full_ = out_.room() < sizeof(Record) + text || reply_.count == (looks_ != 0 ? kRowsOfPage : UINT16_MAX);
@@ -123,7 +124,7 @@ class Page {
       listing->note_count(wish_, request_.packet.rest, reply_, looked_at_, !stopped_);
       return request_.yield();
     }
-    if (stopped_ && reply_.next == 0) reply_.next = looked_at_;  // few of many rows were wanted: the page is short
+    if (stopped_ && reply_.next == 0) reply_.next = looked_at_;  // few of many rows matched, so the page is short
     if (reply_.next != 0) {
       if (!listing) listing = std::make_unique<ListUnderWay>();
       listing->note(wish_, request_.packet.rest, reply_);
@@ -143,11 +144,11 @@ class Page {
   bool full_ = false;
   bool counted_ = false;      // the totals are those of the first page
   bool counting_on_ = false;  // an earlier turn has begun to count
-  bool stopped_ = false;      // as many rows as one turn may look at
+  bool stopped_ = false;      // this turn has looked at as many rows as it may
   std::uint64_t looks_ = 0, looked_at_ = 0;
 };
 
-// Rows that stand in no table ordered by their serial: those of this page are picked out and sorted, no others.
+// For rows that are in no table ordered by their serial: picks the rows of this page and sorts only those.
 template <class Record, class Row, class Key>
 void sort_page(std::vector<const Row*>& rows, Key key) {
   const std::size_t most = SHMBW_MAX_MESSAGE / sizeof(Record) + 1;
@@ -159,7 +160,7 @@ void sort_page(std::vector<const Row*>& rows) {
   sort_page<Record>(rows, [](const Row* row) { return row->serial; });
 }
 
-// Of worlds: serve_remote.cpp.
+// For worlds: serve_remote.cpp.
 void list_worlds(const Request& request, const Filter& filter);
 void list_workers(const Request& request, const Filter& filter);
 void list_references(const Request& request, const Filter& filter);

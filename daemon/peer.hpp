@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is at the other end, by the kernel's word alone (the client's word is used only to be disbelieved). Each fact is
-// optional: whatever cannot be had, for whatever errno, is "unknown" and never a reason to refuse or to fail.
+// Who is at the other end, by the kernel's word alone. The client's word is used only to reject a wrong guess. Each
+// fact is optional: one that the kernel does not give, for any errno, is "unknown" and never a reason to refuse or to
+// fail.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +14,15 @@ namespace shmb::daemon {
 struct Identity {
   Peer facts;
   Fd pidfd;
-  bool pidfd_is_certain = false;  // from SO_PEERPIDFD; else from pidfd_open on a number that may have been reused
+  bool pidfd_is_certain = false;  // from SO_PEERPIDFD; else from pidfd_open on a pid that may have been reused
 };
 
 Identity identify(int socket, bool admin);
 
-// Settles an uncertain pidfd: it stays only if its process began when HELLO says, is alive, and the socket is still
-// connected, so that the number was not reused between connect(2) and pidfd_open(2). False: the pidfd is dropped.
+// Checks an uncertain pidfd. It is kept only if its process began at the time in HELLO, is alive, and the socket is
+// still connected. Then the pid was not reused between connect(2) and pidfd_open(2). False: the pidfd was dropped.
 bool confirm_start_time(Identity& identity, int socket, std::uint64_t start_time);
 
-bool hung_up(int socket);  // the peer and all who share its socket have closed it
+bool hung_up(int socket);  // the peer and all that share its socket have closed it
 
 }  // namespace shmb::daemon

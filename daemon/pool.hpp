@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool: a directory that only the broker writes, a control area that participants and broker change word by word,
-// and regions cut into slots. It belongs to a group, costs two of its regions and its bytes at birth, and is held by
-// its participants and by its name (until the group's end and keep). After its group's end every call in it fails.
-// An index is given out again only when no word of the control area names its last life.
+// A pool: a directory that only the broker writes, a control area that participants and broker change word by word, and
+// regions cut into slots. It belongs to a group. At birth it costs two of the group's regions and its bytes. Its
+// participants hold it, and so does its name, until the group has ended and the keep is over. After the end of its
+// group every call in it fails. An index is given out again only when no word of the control area names its last life.
 #pragma once
 
 #include <array>
@@ -50,7 +50,7 @@ struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts {  // the timer repa
   bool receivers_done(std::uint32_t lane) override;
   void wake_peers() override;
   std::string text() const { return name.empty() ? names::id_text(id) : "'" + name + "'"; }
-  std::uint64_t live() const;   // participants, a bit each
+  std::uint64_t live() const;   // participants, one bit each
   std::uint64_t bytes() const;  // with its segments
   pool::Broken broken() const {
     return static_cast<pool::Broken>(view.header().broken.load(std::memory_order_relaxed));
@@ -72,7 +72,7 @@ struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts {  // the timer repa
   LaneInMaking making;
   std::vector<Region*> segments;
   std::uint32_t slots = 0, last_lane_serial = 0, slots_used = 0, slots_high = 0, deaths = 0;
-  std::int64_t retry = 0, look_at = 0;  // how long, and when, until waiting repairs look again
+  std::int64_t retry = 0, look_at = 0;  // the pause, and the time of the next look of waiting repairs
   bool look_again = false;              // or at once: something has changed for them
 };
 
@@ -82,7 +82,7 @@ struct Joined {
 };
 Result<Joined> make_pool(World& world, Session& session, const shmbw_pool_create& wish, std::string_view name);
 Result<Joined> join_pool(World& world, Session& session, Pool& pool, bool read_only);
-// How many lanes of it wait for their readers.
+// Returns how many of its lanes hold messages that are still unread.
 std::uint32_t leave_pool(World& world, Pool& pool, std::uint32_t index);
 struct Cut {
   std::uint32_t segment = 0, first_slot = 0;
@@ -91,30 +91,32 @@ Result<Cut> add_segment(World& world, Session& session, Pool& pool, const shmbw_
 Result<void> set_doorbell(World& world, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell);
 
 Pool* find_pool(World& world, std::uint64_t id);
-// Everything in it fails from now on, and who sleeps in it wakes.
+// Everything in the pool fails from now on, and its sleepers wake.
 void break_pool(Pool& pool, pool::Broken why);
-// Its name is free; it goes with its last participant.
+// Its name becomes free. The pool ends with its last participant.
 void unname_pool(Pool& pool);
-// Its group has ended and does not keep it.
+// Its group has ended and does not keep the pool.
 void close_pool(World& world, Pool& pool);
-// Destroys it if nothing holds it. The pool, and a group that has ended, may be gone after it.
+// Destroys the pool if nothing holds it. The pool, and a group that has ended, may be gone afterwards.
 void settle_pool(World& world, Pool& pool);
-// The process of this session has ended, or it cannot be told when it will.
+// The process of this session has ended, or the broker cannot learn when it will.
 void end_participations(World& world, Session& session);
-// Its places in pools that are over: nothing in them is given out again, so nothing waits for the process' end.
+// Ends its places in pools that are over. Nothing in such a pool is given out again, so nothing waits for the process'
+// end.
 void leave_pools_over(World& world, Session& session);
-// What the session has asked for is not answered any more.
+// The session's requests are not answered any more.
 void forget_lanes_in_making(World& world, const Session& session);
 void move_participations(Session& from, Session& to);
-void pool_changed(Pool& pool);  // a table of the directory is different: peers are woken
+void pool_changed(Pool& pool);  // a table of the directory has changed: wakes the participants
 
-// Somebody is through with a lane: memory is given out again, and repairs that wait look again.
+// An end is through with a lane. Its memory may be given out again, and waiting repairs look again.
 void lanes_changed(World& world, Pool& pool);
 
-// The session's own place in a pool; for whoever has none the pool is not there. `usable`: and the pool is not over.
+// The session's own place in a pool. For a session without a place the pool does not exist. `usable`: the pool is not
+// over.
 Result<Joined> place_in(World& world, Session& session, std::uint64_t pool);
 Result<Joined> usable_place_in(World& world, Session& session, std::uint64_t pool);
-// What is short in a pool itself, and what would help.
+// Says what is short in the pool itself, and what helps.
 Error refuse_in_pool(const Pool& pool, shmbw_slot slot, std::uint64_t limit, std::uint64_t used, std::uint64_t asked,
                      std::string_view remedy);
 Result<void> usable(const Pool& pool);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a session leaves: one line and one event for each reclaim, which say who left how much, how it died and what was
-// freed. Bytes are given back only after close(2) has returned. From 64 MiB on, in one region or in the many that one
-// event frees, that runs on a helper thread, because the last close of 1 GiB of 4 KiB pages takes 173 ms (measured) and
-// no peer may wait for that; so do the regions beyond the first few that one end frees, because a thousand ends at once
-// are mostly that.
+// What a session leaves. Each reclaim makes one log line and one event: the dead party, how much it left, how it died
+// and what was freed. Bytes are given back only after close(2) has returned.
+//
+// A helper thread closes regions from 64 MiB on, in one region or in all that one event frees. The last close of 1 GiB
+// of 4 KiB pages takes 173 ms (measured), and no peer may wait for that. The thread also closes the regions beyond the
+// first few that one end frees, because those are most of the work when a thousand sessions end at once.
 #pragma once
 
 #include <chrono>
@@ -30,12 +31,13 @@ class Session;
 struct Region;
 
 inline constexpr std::uint64_t kCloseElsewhereFrom = std::uint64_t{64} << 20;
-inline constexpr std::size_t kStrangersAtMost = 4096;  // of a user: some twenty messages of as many as one carries
+inline constexpr std::size_t kStrangersAtMost = 4096;  // of a user: sixteen messages with as many as one carries
 inline constexpr std::size_t kStrangersAlways = 16;    // of a user, though its share of the table has no room
 inline constexpr std::chrono::seconds kLastCloses{1};
-inline constexpr std::uint32_t kCloseHereAtMost = 4;  // of the regions that one end of a session or group frees
+// regions that one end of a session or group closes on the main thread
+inline constexpr std::uint32_t kCloseHereAtMost = 4;
 
-// Of a pool's control memory that the helper thread closes: it is charged until that has been done.
+// Control memory of a pool that the helper thread closes. It is charged until the close has returned.
 struct ClosingPool {
   Charge bytes, regions;  // of the user; the group may be gone before
   std::uint32_t uid = 0, descriptors = 0;
@@ -48,16 +50,17 @@ struct Tally {
   std::uint64_t gpu_bytes = 0;  // of them on GPUs
 };
 
-// The helper thread, started when there is first something for it. A close that its descriptor's maker lets wait for
-// ever keeps only this thread: the broker's end waits a second for it, and the end of the process ends the close.
+// The helper thread, started when there is first something to close. A close that never returns, because the maker of
+// the descriptor delays it, blocks only this thread. The broker's end waits a second for it, and the end of the process
+// ends the close.
 class Closer {
  public:
   Closer() : shared_(std::make_shared<Shared>()) {}
-  static Sys<void> prepare(Closer& closer);  // its eventfd; without it nobody hears what has been closed
+  static Sys<void> prepare(Closer& closer);  // makes its eventfd; without it no close can be reported
   ~Closer() { end(kLastCloses); }
-  // Waits so long for what is being closed, and for nothing where nothing is.
+  // Waits at most `patience` for closes in progress. Returns at once if there are none.
   void end(std::chrono::nanoseconds patience);
-  // False: no thread could be started, the caller closes.
+  // False: no thread could be started, and the caller closes.
   bool close(std::vector<Fd>& fds, std::uint64_t region = 0);
   bool close(std::vector<Fd>& fds, std::vector<Mapping>& maps, std::uint64_t region = 0);
   bool close(Fd& fd, std::uint64_t region = 0);
@@ -86,8 +89,8 @@ class Closer {
   std::thread thread_;
 };
 
-// Of descriptors that clients made: what they stand for is the client's, which may let the close wait for ever. So each
-// user has a thread, which at the end is waited for a second in all.
+// Closes descriptors that clients made. The client decides what they stand for, and may make the close wait for ever.
+// So each user has a thread. At the broker's end all of them together are waited for a second.
 class Strangers {
  public:
   ~Strangers();
@@ -99,7 +102,7 @@ class Strangers {
   std::map<std::uint32_t, Closer> of_;
 };
 
-// Waits for the exit status, which the pidfd tells up to 100 ms and more after the socket's end.
+// Waits for the exit status, which the pidfd gives up to 100 ms and more after the socket's end.
 struct ReclaimReport final : Timer {
   explicit ReclaimReport(World& owner) : world(owner) {}
   void on_timer(std::int64_t now) override;
@@ -114,10 +117,11 @@ struct ReclaimReport final : Timer {
 inline constexpr std::int64_t kExitWait = 1'000'000'000;
 
 std::string death_text(bool lazy, const sys::ExitInfo* how);
-// `exit_known`: print now; else wait for `report_exit` or the timer.
+// `exit_known`: prints the report now. Otherwise it waits for `report_exit` or the timer.
 void report_reclaim(World& world, const Session& session, const Tally& tally, std::uint64_t group,
                     const std::string& group_text);
-// More of what a session left, found after its end: into its report where that still waits, else into one of its own.
+// Adds what was found after the session's end. It goes into the session's report if that still waits, else into a
+// report of its own.
 void add_to_reclaim(World& world, const Session& session, const Tally& tally, std::uint64_t group,
                     const std::string& group_text);
 void report_exit(World& world, std::uint64_t session, const sys::ExitInfo* how);
@@ -129,8 +133,8 @@ bool close_elsewhere(World& world, std::uint32_t uid, std::vector<Fd> fds);
 bool close_elsewhere(World& world, std::uint32_t uid, Fd fd);
 // Frees a region that nothing holds.
 void free_region(World& world, Region& region, bool at_once = false);
-// Frees (or, with `recycle`, shelves) it if nothing holds it any more. True: it is gone.
+// Frees (or, with `recycle`, shelves) the region if nothing holds it any more. True: it is gone.
 bool release_region(World& world, Region& region, bool recycle = false);
-void closed_regions(World& world);  // after the helper thread woke us
+void closed_regions(World& world);  // called after the helper thread has signalled
 
 }  // namespace shmb::daemon

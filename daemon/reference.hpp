@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one table of remote references. A reference lives while it has a fork: a user's hold, booked for the receiver
-// before the message that carries it leaves. So the death of a user drops what it held and nothing else, a message that
-// outlives its sender carries a valid fork, and no order of messages between workers matters.
+// The one table of remote references. A reference lives while it has a fork: a user's hold. It is booked for the
+// receiver before the message that carries it leaves. So the death of a user drops what it held and nothing else. A
+// message that outlives its sender carries a valid fork, and no order of messages between workers matters.
 #pragma once
 
 #include <cstdint>
@@ -33,12 +33,13 @@ struct RefKey {
 struct OfReference;
 struct OfUser;
 struct OfOwner;
-// The charge is the fork's: a reference is never without one. A table may be long: these two are kept small.
+// The fork carries the charge, because a reference always has a fork. Tables may be long, so both structs are kept
+// small.
 struct Fork : Hook<Fork, OfReference>, Hook<Fork, OfUser> {
   std::uint64_t counter = 0;
   std::uint32_t creator = 0;
-  bool in_flight = false;  // not taken by its user yet
-  bool tell = false;       // its user hears of changes
+  bool in_flight = false;  // its user has not taken it yet
+  bool tell = false;       // its user is notified of changes
   Reference* reference = nullptr;
   Worker* user = nullptr;
   Charge charge;
@@ -51,8 +52,8 @@ struct Reference : Hook<Reference, OfOwner> {
   std::uint32_t state = SHMBW_REF_STATE_NONE;
   List<Fork, OfReference> forks;
   Worker* owner = nullptr;
-  std::int64_t created = 0;            // no two are the same: it is LIST's cursor, too
-  std::unique_ptr<std::string> error;  // with failed
+  std::int64_t created = 0;            // unique, so it is also the cursor of LIST
+  std::unique_ptr<std::string> error;  // set when the state is failed
 
   RefKey key() const { return {counter, creator}; }
   bool settled() const { return state >= SHMBW_REF_STATE_READY; }
@@ -71,7 +72,7 @@ struct ByKey {
     return key(a) < key(b);
   }
 };
-// Elements change, but never in what orders them: find() gives them so.
+// Elements change, but never the fields that order them. find() returns them as changeable.
 using References = std::pmr::set<Reference, ByKey>;
 using Forks = std::pmr::set<Fork, ByKey>;
 template <class Table>
@@ -87,15 +88,16 @@ struct Booked {
   Fork* fork = nullptr;
 };
 Result<Booked> book_reference(World& world, Worker& maker, const shmbw_ref_create& wish);
-// For that life of the user's; 0: whichever it is.
+// For one life of the user's rank; 0: whichever is present.
 Result<Fork*> book_fork(World& world, Worker& maker, const RefKey& reference, std::uint32_t user, std::uint32_t life);
 Result<Fork*> take_fork(Worker& user, const RefKey& fork, bool tell);
 Result<void> release_fork(Worker& by, const RefKey& fork);
-// What stands after it is in the reference.
+// Returns the reference; its state afterwards is in it.
 Result<Reference*> settle_reference(Worker& by, const RefKey& reference, std::uint32_t state, std::string_view error);
 Result<Reference*> find_reference(Worker& by, const RefKey& reference);
 
-// A worker is gone: its forks, those in flight to it among them, and the value of what it owned. How many forks.
+// A worker is gone. Drops its forks, also those in flight to it, and the values that it owned. Returns the number of
+// forks.
 std::uint32_t drop_forks(Worker& user);
 void orphan_references(Worker& owner);
 std::uint64_t user_ranks(const Reference& reference);

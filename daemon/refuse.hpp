@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sentences of refusals: limit, scope, used, asked, the largest holders and the key to raise (law 5). Holders that
-// the asker may not see are one number, never names.
+// the client may not see are given as one number, never by name.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,15 @@ class Session;
 Error refuse_limit(World& world, const Session& session, const Shortage& shortage);
 Error refuse_descriptors(World& world, const Shortage& shortage);
 
-// One answer for absent and forbidden, byte for byte: it says what was asked for and nothing that only the books know.
-// By name: where the group's text is empty, that is the asker's own.
+// One answer for absent and forbidden, byte for byte. It repeats what was asked for, and says nothing that only the
+// ledger knows. By name: an empty text of the group means the session's own group.
 Error no_such_region(std::uint64_t id);
-// Says too what the caller may have meant: a thing of the other kind, or one in another group of its user.
+// Adds what the client may have meant: an object of the other kind, or one in another group of its user.
 Error no_such_name(World& world, Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
                    std::string_view name);
 Error no_such_group(std::uint64_t id);
 Error no_such_group(const Session& session, std::uint32_t owner, std::string_view text);
-Error no_lease(std::uint64_t region);  // where only a lease gives a say
+Error no_lease(std::uint64_t region);  // for requests that only a holder of a lease may make
 Error no_such_ticket();
 Error stale_region(std::uint64_t id, std::uint32_t asked, std::uint32_t now);
 

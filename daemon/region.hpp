@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A region: memory of fixed size behind one memfd that the broker holds, or a GPU's (gpu_memory.hpp). Identity is id +
-// generation + epoch (law 7). The broker makes, sizes and seals the file and never touches a page of it (law 3).
+// A region: memory of fixed size behind one memfd that the broker holds, or memory of a GPU (gpu_memory.hpp). Its
+// identity is id + generation + epoch (law 7). The broker makes, sizes and seals the file and never touches a page of
+// it (law 3).
 #pragma once
 
 #include <cstdint>
@@ -21,10 +22,10 @@ struct Group;
 struct NameEntry;
 
 inline constexpr std::uint64_t kMaxLength = (std::uint64_t{1} << 47) - 1;
-// Pages of 4 KiB, at least one; from 2 MiB on whole huge pages. `length` is at most kMaxLength.
+// Rounds up to pages of 4 KiB, at least one; from 2 MiB on to whole huge pages. `length` is at most kMaxLength.
 std::uint64_t rounded_bytes(std::uint64_t length);
 
-// A name, and a keep, that the region gets when it is published.
+// A name and a keep that the region gets when it is published.
 struct Promised {
   std::string name;
   std::int64_t keep = 0;
@@ -37,11 +38,11 @@ struct Region : Hook<Region, OfGroup> {
   std::uint64_t length = 0;
   std::uint64_t bytes = 0;
   std::uint64_t populated = 0;
-  std::int64_t created = 0;  // CLOCK_BOOTTIME; on the shelf: since when
+  std::int64_t created = 0;  // CLOCK_BOOTTIME; on the shelf: the time when it came there
   std::int64_t keep = 0;
   Group* group = nullptr;
   const NameEntry* name = nullptr;
-  std::uint64_t segment_of = 0;  // pool
+  std::uint64_t segment_of = 0;  // the pool's id; 0: no segment
   std::unique_ptr<Promised> promised;
   List<Lease, OfRegion> leases;
   Watchers watchers;
@@ -49,9 +50,9 @@ struct Region : Hook<Region, OfGroup> {
   std::uint32_t creator_pid = 0;
   std::uint32_t writers = 0;           // leases with map_write
   std::uint32_t unmapped_writers = 0;  // those that may still map for writing (law 6)
-  std::uint32_t lent_writers = 0;      // those of them that may be about to: nobody publishes meanwhile
+  std::uint32_t lent_writers = 0;      // those of them that may be about to map: no publication meanwhile
   std::uint32_t tickets = 0;
-  std::uint32_t pool_holds = 0;  // the pool it is a segment of, and lanes whose messages name it
+  std::uint32_t pool_holds = 0;  // the pool that it is a segment of, and lanes whose messages name it
   std::uint8_t state = SHMBW_REGION_STATE_CREATED;
   std::uint8_t page_kind = SHMBW_PAGE_KIND_UNKNOWN;
   bool many_writers : 1 = false;
@@ -59,8 +60,8 @@ struct Region : Hook<Region, OfGroup> {
   bool dirty_birth : 1 = false;
   bool was_outside : 1 = false;    // another uid or a session outside the group held a lease: never recycled
   bool seal_sealed : 1 = false;    // F_SEAL_SEAL since birth
-  bool heap : 1 = false;           // its creator says that it is for a heap
-  Fd fd;                           // none: memory of a GPU
+  bool heap : 1 = false;           // its creator says that it holds a heap
+  Fd fd;                           // empty for memory of a GPU
   std::unique_ptr<GpuMemory> gpu;  // of GPU regions and timelines
   Charge bytes_charge;
   Charge region_charge;
@@ -84,7 +85,7 @@ struct Birth {
   bool no_exec = false;
   bool seal_sealed = false;
 };
-// The whole birth of a memfd, or the error of the first call that failed.
+// Does the whole birth of a memfd, or returns the error of the first call that failed.
 Result<Fd> make_memory(const Birth& birth);
 
 }  // namespace shmb::daemon

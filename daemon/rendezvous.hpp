@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A world of workers: sessions of one uid that met at a port of this host. Who is a worker is a session's role and ends
-// with its process, also where a forked child still has its socket. A world costs one of its uid's worlds, belongs to
-// the group of the worker that made it, keeps that group up, and ends with its last worker or with the group. In a
-// complete world the place of a worker that has died may be taken by another process of its rank and name. That is a
-// new life with books of its own: what the dead one owned stays lost, and what it made is not the new one's to change.
-// A world that cannot be complete any more, because a worker died or two have one name, ends at once for all its
-// workers.
+// A world of workers: sessions of one uid that met at a port of this host. Being a worker is a role of a session. The
+// role ends with the session's process, also if a forked child still has the socket. A world costs one of its uid's
+// worlds. It belongs to the group of the worker that made it and keeps that group alive. It ends with its last worker
+// or with the group.
+//
+// In a complete world another process of the same rank and name may replace a dead worker. That is a new life with its
+// own references: what the dead worker owned stays lost, and its successor may not change what it made. A world can
+// become impossible to complete, because a worker died or two have one name. It then ends at once for all its workers.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,7 @@ struct OfGroup;
 struct Rendezvous;
 struct Pool;
 
-// One life of a rank. It stays when its process is gone: what it owned still names it.
+// One life of a rank. It stays after its process is gone, because references that it owned still name it.
 struct Worker {
   static constexpr std::uint32_t kNoPlace = 0xffff'ffff;
   Rendezvous* home = nullptr;
@@ -39,13 +40,14 @@ struct Worker {
   shmbw_worker_state state = SHMBW_WORKER_STATE_ABSENT;
   std::uint32_t life = 0;                                      // see world_join in the table of the wire
   std::uint32_t participant = kNoPlace, participant_life = 0;  // in the pool of the world
-  std::uint64_t first_counter = 0, last_counter = 0;           // of what it has booked: from the one behind the first
-  std::uint64_t serial = 0;                                    // cursor of LIST
+  // counters of its references: first_counter < counter <= last_counter
+  std::uint64_t first_counter = 0, last_counter = 0;
+  std::uint64_t serial = 0;  // cursor of LIST
   List<Reference, OfOwner> owned;
   List<Fork, OfUser> forks;
 
   bool present() const { return state == SHMBW_WORKER_STATE_PRESENT; }
-  // Of the two that count on one counter, rank and life: this one made it.
+  // A rank and its lives share one counter. True: this life made the reference.
   bool made(const RefKey& key) const { return key.creator == rank && key.counter > first_counter; }
 };
 
@@ -62,40 +64,41 @@ struct Rendezvous final : Timer, Hook<Rendezvous, OfGroup> {  // the timer ends 
   std::uint64_t id;
   Group* group;
   std::uint32_t uid = 0, port = 0;
-  std::string address;     // as the first worker was told it
-  std::uint64_t pool = 0;  // as it was told: see pool_of()
+  std::string address;     // as the first worker gave it
+  std::uint64_t pool = 0;  // as the first worker gave it: see pool_of()
   std::int64_t created = 0;
   Charge charge;
   bool complete = false;
-  bool ending = false;  // complete, and somebody has left in order
+  bool ending = false;  // complete, and a worker has left in order
   std::uint32_t present = 0, replaced = 0, last_life = 0;
-  // Its first worker may be a late one of a world that failed: why, and the ranks that know. Null: it is not.
+  // Set when its first worker may be a late one of a world that failed: the cause, and the ranks that have it. Null: no
+  // doubt.
   std::shared_ptr<const Error> doubt;
   std::uint64_t in_the_know = 0;
   std::vector<std::unique_ptr<Worker>> workers;  // by rank: the life that has the place, or had it last
-  std::vector<std::unique_ptr<Worker>> past;     // lives before those that references still name as their owners
+  std::vector<std::unique_ptr<Worker>> past;     // earlier lives that references still name as their owners
   References references;
   Forks forks;
 };
 
 Result<Worker*> join_world(World& world, Session& session, const shmbw_world_join& wish, std::string_view address,
                            std::string_view name);
-// The role ends; the world may be gone after it. `died`: nobody said goodbye.
+// The role ends, and the world may be gone afterwards. `died`: the worker left without a farewell.
 void leave_world(World& world, Session& session, bool died);
-void end_world(World& world, Rendezvous& rendezvous);  // with its group
+void end_world(World& world, Rendezvous& rendezvous);  // its group has ended
 void move_worker(Session& from, Session& to);
-// The session has a place in the pool of its world: by it the others know who wrote a message.
+// The session has a place in the pool of its world. By that place others know the writer of a message.
 void note_participant(Session& session, const Pool& pool, std::uint32_t index);
-// A life before the present one that owns no reference any more is forgotten.
+// Forgets an earlier life that owns no reference any more.
 void forget_past(Rendezvous& rendezvous, const Worker& worker);
 
-// The session's own worker in that world (0: whichever it is in); for whoever has none the world is not there. A worker
-// whose world ended before it was complete is told why.
+// The session's own worker in that world (0: the world that it is in). For a session without a worker there, the world
+// does not exist. A worker whose world ended before it was complete gets the cause.
 Result<Worker*> worker_in(const Session& session, std::uint64_t world);
-// And the world is complete: before that there are no references.
+// As worker_in, and the world must be complete: before that there are no references.
 Result<Worker*> working_in(const Session& session, std::uint64_t world);
 void tell_world(Rendezvous& rendezvous, shmbw_world_change change, std::uint32_t rank, const Session* except = nullptr);
-// Where its workers meet. 0: nobody has told it yet, or it has gone with the last of those who were in it.
+// The pool in which its workers meet. 0: no worker has named it yet, or it is gone.
 std::uint64_t pool_of(World& world, const Rendezvous& rendezvous);
 std::string worker_text(const Worker& worker);  // "worker 1 ('trainer')"
 

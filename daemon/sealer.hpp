@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Seals, on threads of their own. F_ADD_SEALS takes the lock of the file, which a client holds for as long as a
-// write(2) of its own to that memory takes, and it can make one that never ends; and it waits up to 165 ms for pages
-// that something still refers to, a pipe or an io_uring of the client's (both measured, Linux 6.18). So it is never
-// called on the broker's thread once a client has the descriptor: the request is held back, its session alone waits,
-// and is served again when the seals are on or refused.
+// Seals are added on threads of their own. F_ADD_SEALS takes the lock of the file. A client holds that lock for as long
+// as its own write(2) to the memory takes, and it can make a write that never ends. F_ADD_SEALS also waits up to 165 ms
+// for pages that a pipe or an io_uring of the client still refers to (both measured, Linux 6.18). So it is never called
+// on the broker's thread once a client has the descriptor. The request is held back, and only its session waits. It is
+// served again when the seals are on or refused.
 #pragma once
 
 #include <condition_variable>
@@ -27,7 +27,7 @@ class Session;
 class World;
 struct Region;
 
-// How many seals may be stuck: of the memory of one uid, and of all.
+// The number of seals that may hang: of the memory of one uid, and in total.
 inline constexpr std::uint32_t kSealsOfUid = 4;
 inline constexpr std::size_t kSealThreads = 64;
 
@@ -35,7 +35,7 @@ class Sealer {
  public:
   struct Job {
     std::uint64_t region = 0;
-    std::uint32_t uid = 0;  // whose memory it is
+    std::uint32_t uid = 0;  // owner of the memory
     int seals = 0;
     Fd fd;
     int code = 0;  // errno, when it is done
@@ -43,8 +43,8 @@ class Sealer {
   Sealer();
   Sealer(const Sealer&) = delete;
   Sealer& operator=(const Sealer&) = delete;
-  ~Sealer();  // leaves alone what is stuck
-  // `wake_fd` is signalled when it is done. False: no thread could be started.
+  ~Sealer();  // does not wait for seals that hang
+  // `wake_fd` is signalled when the seal is done. False: no thread could be started.
   bool seal(Job job, int wake_fd);
   void finished(std::vector<Job>& out);
 
@@ -52,13 +52,13 @@ class Sealer {
   struct Load {
     std::uint32_t waiting = 0, running = 0;
   };
-  // Of the threads as well: one that is stuck outlives the sealer.
+  // Shared with the threads: one that hangs outlives the sealer.
   struct Shared {
     std::mutex mutex;
     std::condition_variable ready, gone;
     std::pmr::unsynchronized_pool_resource memory;  // never shrinks: in steady state nothing is allocated
     std::pmr::map<std::pair<std::uint32_t, std::uint64_t>, Job> waiting{&memory};  // by uid, oldest first
-    std::pmr::map<std::uint32_t, Load> loads{&memory};                             // of uids that have something here
+    std::pmr::map<std::uint32_t, Load> loads{&memory};                             // of uids that have jobs here
     std::vector<Job> finished;
     std::uint64_t last = 0;
     std::size_t threads = 0, busy = 0;
@@ -73,36 +73,37 @@ class Sealer {
   std::vector<std::thread> threads_;
 };
 
-// Seals that are being put on a region, and who waits for that.
+// Seals that are being added to a region, and the sessions that wait for them.
 struct Sealing {
   Sealing(int wanted, std::uint32_t user, std::pmr::memory_resource& memory)
       : seals(wanted), uid(user), waiters(&memory) {}
   int seals;
-  std::uint32_t uid;  // of the session that asked first: the copy of the descriptor counts in its share of the table
+  // of the session that asked first: the copy of the descriptor counts in this uid's share of the table
+  std::uint32_t uid;
   std::pmr::vector<std::uint64_t> waiters;  // sessions
 };
 
-// What the request that a session has in service waits for, or has waited for until it was served again.
+// Seals that the request in service waits for, or has waited for until it was served again.
 struct AwaitedSeals {
   std::uint64_t region = 0;
   int seals = 0;
   bool done = false;
   int code = 0;  // errno
-  // Taken beforehand, because seals cannot be taken back for want of a descriptor or by a limit.
+  // Opened beforehand, because seals cannot be undone when a descriptor is missing or a limit is met.
   Fd reader;
   Charge charge;
-  bool counted = false;               // the reader, as one that its session's user has waiting
+  bool counted = false;               // the reader counts as a waiting descriptor of its session's user
   std::optional<Error> refusal = {};  // why they were not begun
 };
 
-// Those that are being put on now, or 0.
+// The seals that are being added now, or 0.
 int seals_under_way(const World& world, const Region& region);
-// How these went for the request in service, or nullptr.
+// The result of these seals for the request in service, or nullptr.
 AwaitedSeals* awaited_seals(Session& session, const Region& region, int seals);
-// Begins them, or joins what is under way, which may be others: then the caller looks anew afterwards. The caller holds
-// its request back.
+// Begins the seals, or waits for those in progress, which may be others: then the caller checks again afterwards. The
+// caller holds its request back.
 Result<void> await_seals(World& world, Session& session, Region& region, int seals, Fd reader, Charge charge = {});
-void forget_awaited(World& world, Session& session);  // its request is answered
-void seals_done(World& world);                        // after a thread woke us: whoever waits is served again
+void forget_awaited(World& world, Session& session);  // its request has been answered
+void seals_done(World& world);                        // after a thread has signalled: serves the waiting sessions again
 
 }  // namespace shmb::daemon

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// 128-bit secrets: tickets, group tokens, fork secrets. Comparing takes the same time wherever they differ, and tables
-// are keyed by a hash under a secret key, so neither the comparison nor the bucket tells a guesser how close he is.
+// 128-bit secrets: tickets, group tokens, fork secrets. A comparison takes the same time wherever they differ. Tables
+// are keyed by a hash under a secret key. So neither the comparison nor the bucket shows a guesser how close a guess
+// is.
 #pragma once
 
 #include <array>

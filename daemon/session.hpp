@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One client connection. The kernel says who it is; its end is a readable pidfd or the end of the file (law 2).
-// Pidfd readable with the socket still open: a forked child holds it, the session is an heir and its leases stay.
-// Requests that come in on that socket are answered as this session's, because the child has its descriptors and
-// mappings; it becomes a session of its own by HELLO with the fork secret on a new connection and INHERIT.
+// One client connection. The kernel identifies the client. Its end is a readable pidfd or the end of the file (law 2).
+// If the pidfd is readable while the socket is open, a forked child holds the socket. Then the session is an heir and
+// its leases stay. Requests on that socket are answered as this session's, because the child has its descriptors and
+// mappings. The child gets its own session by HELLO with the fork secret on a new connection, and INHERIT.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   ~Session();
   bool greeted() const { return phase == Phase::greeted; }
   std::uint32_t wire_state() const;
-  // After its end: what only the process' end gives back. Leases are of GPU memory then.
+  // Whether the process' end will give back more after the session's end: places in pools, or leases of GPU memory.
   bool awaits_end() const { return !pools.empty() || (phase == Phase::ended && !leases.empty()); }
   bool holds_nothing() const {
     return leases.empty() && watches.empty() && pools.empty() && !group && !supervises && !worker;
@@ -50,7 +50,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
 
   World& world;
   std::uint64_t id;
-  std::uint64_t line;  // the id of the first of those that each took over from the one before: what they made is its
+  std::uint64_t line;  // id of the first session in this chain of take-overs; what any of them made belongs to it
   Link* link;          // nullptr: disconnected or ended
   std::uint32_t uid, pid;
   bool admin, has_pidfd;
@@ -59,8 +59,8 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   bool takes_descriptors = false;  // asked for in HELLO (law 8)
   bool lazy = false;               // disconnected by us (law 8)
   std::optional<sys::ExitInfo> exit;
-  std::optional<Error> refusal;  // over a limit at accept: told at HELLO
-  bool refusal_told = false;     // only a connection that is kept open to ask again
+  std::optional<Error> refusal;  // over a limit at accept: sent at HELLO
+  bool refusal_told = false;     // sent; the connection stays open only to ask again
   Account account;
   Charge charge;
   Secret fork_secret;
@@ -71,30 +71,30 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   List<Group, OfSponsor> sponsored;
   std::pmr::map<std::uint64_t, Lease> leases;        // by region id
   std::pmr::map<std::uint64_t, Watch> watches;       // by watch id
-  List<Ticket, OfMaker> tickets;                     // that end with it
-  List<Ticket, OfPayer> paid_tickets;                // that count for it: it made them
+  List<Ticket, OfMaker> tickets;                     // tickets that end with it
+  List<Ticket, OfPayer> paid_tickets;                // tickets that it made, and that count for it
   std::pmr::map<std::uint64_t, std::uint8_t> pools;  // its index in each pool it has joined, by pool id
   Worker* worker = nullptr;                          // its role in a world, or none
   std::uint64_t failed_world = 0;                    // its last world ended before it was complete...
   std::shared_ptr<const Error> failure;              // ... and why
-  std::vector<GpuDevice> gpu_devices;                // that it has named
+  std::vector<GpuDevice> gpu_devices;                // the GPUs that it has named
   std::unique_ptr<BatchUnderWay> batch;              // the request in service, served in part
-  std::unique_ptr<ListUnderWay> listing;             // whose last page is still to come
-  std::pmr::vector<AwaitedSeals> awaited;            // by the request in service
-  bool held = false;                                 // that one has been held back
+  std::unique_ptr<ListUnderWay> listing;             // a LIST whose last page is still to come
+  std::pmr::vector<AwaitedSeals> awaited;            // seals for the request in service
+  bool held = false;                                 // the request in service was held back
   std::uint64_t sequence = 0;                        // of the last event
   std::int64_t connected = 0;
   std::uint64_t start_ticks = 0;  // when its process began, as HELLO says; 0 unknown
   std::string library;
 };
 
-// What stands in the way of one more session that has just connected.
+// The limit that is in the way of one more session that has just connected.
 std::optional<Shortage> session_shortage(const World& world, std::uint32_t uid, bool admin);
 void serve_hello(World& world, Session& session, const wire::PacketView& packet);
-// Gives everything back. `death_known` false: the socket closed, how the process ended is not known yet.
+// Gives everything back.
 void end_session(World& world, Session& session);
 void session_process_died(World& world, Session& session, const sys::ExitInfo* how);
-// The process has ended; how is told later, or never.
+// The process has ended. session_process_died may report later how it ended.
 void session_process_ended(World& world, Session& session);
 void session_disconnected(World& world, Session& session);
 

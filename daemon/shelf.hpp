@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recycling: released regions wait here, populated, per group, and a later create of the same bytes in the same group
-// gets one back (64 MiB: 0.9 ms of zeroing in the client against 38 ms fresh). Only regions whose content never left
-// the owner's uid and the group, and which were never sealed; they stay charged and go at a limit, at the group's end
-// and after an idle time. From 2 MiB on: below, a fresh region costs less than the books of a recycled one.
+// Recycling: released regions wait here, populated, per group. A later create of the same bytes in the same group gets
+// one back (64 MiB: 0.9 ms of zeroing in the client against 38 ms fresh). Only regions qualify whose content never left
+// the owner's uid and the group, and which were never sealed. They stay charged. The broker frees them at a limit, at
+// the group's end and after an idle time. The shelf takes regions from 2 MiB on: below, a fresh region costs less than
+// recycling.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +25,13 @@ class Shelf final : public Timer, public Hook<Shelf, OfWorld> {
  public:
   Shelf(World& world, Group& group) : world_(world), group_(group) {}
 
-  static bool may_recycle(const Region& region);  // one that nothing holds any more
-  // Takes a region that nothing holds any more under a new id. False: it does not fit, the caller frees it.
+  static bool may_recycle(const Region& region);  // the region has no holder any more
+  // Takes a region that has no holder any more, under a new id. False: it does not fit, and the caller frees it.
   bool put(Region& region);
-  // The youngest region of exactly `bytes`, off the shelf, or nullptr.
+  // Takes the youngest region of exactly `bytes` off the shelf, or returns nullptr.
   Region* take(std::uint64_t bytes);
-  // Frees the oldest one. False: the shelf is empty. Its bytes may come back only when the helper thread has closed it:
-  // what it costs to close is a client's word about its pages, so it counts against the turn like any other.
+  // Frees the oldest one. False: the shelf is empty. Its bytes may come back only when the helper thread has closed it.
+  // The cost of a close depends on pages that the client reports, so it counts against the turn like any other close.
   bool drop_oldest();
   void drop_all();
   const Group& group() const { return group_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a request names the region it is about: by identity, by name in a group, or by a ticket. Who may not address a
-// region gets the answer of one that is not there.
+// How a request names the region it is about: by identity, by name in a group, or by a ticket. A session that may not
+// address a region gets the answer for a region that does not exist.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Ticket;
 
 struct Target {
   Region* region = nullptr;
-  std::uint32_t may = 0;  // rights that can be had
+  std::uint32_t may = 0;  // the rights that the session can get
   Ticket* ticket = nullptr;
 };
 
@@ -31,7 +31,7 @@ struct Naming {
 };
 Result<Target> find_target(World& world, Session& session, const Naming& naming);
 Result<Target> target_by_id(World& world, Session& session, const shmbw_region_ref& ref);
-// Whether rights are known, at least map_read, and to be had.
+// Checks that the rights are known, include map_read, and can be granted.
 Result<void> check_rights(const Target& target, std::uint32_t rights);
 
 }  // namespace shmb::daemon

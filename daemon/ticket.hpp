@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A ticket carries rights to a region across groups and users. It belongs to the broker, so the sender may die after
-// sending; one made with its session ends with it. It holds its region, never the group; expired, used up, random and
-// never made are one answer.
+// sending. A ticket that is bound to a session ends with it. A ticket holds its region, never the group. Tickets that
+// expired, were used up or never existed get one answer.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +34,11 @@ struct Ticket final : Timer, Hook<Ticket, OfMaker>, Hook<Ticket, OfPayer> {
   std::uint32_t uses_left = 0;
   std::uint32_t maker_uid = 0;
   std::uint64_t maker = 0,
-                maker_group = 0;  // may revoke it: the line of sessions, and who is in its group of then; 0: none
-  Session* with = nullptr;        // whose end is its own; it may revoke it as well
-  Session* payer = nullptr;       // that made it; null: it has ended, and the ticket counts for its user alone
+                // who may revoke it: sessions of the maker's chain, and members of the group that it was in; 0: none
+      maker_group = 0;
+  Session* with = nullptr;  // the session whose end ends the ticket; it may revoke it as well
+  // the session that made it; null: that one has ended, and the ticket counts for its user alone
+  Session* payer = nullptr;
   std::int64_t expires = 0;
   Charge charge;
   bool left() const { return payer == nullptr && with == nullptr; }  // no session holds it any more
@@ -44,17 +46,17 @@ struct Ticket final : Timer, Hook<Ticket, OfMaker>, Hook<Ticket, OfPayer> {
 using Tickets = std::pmr::unordered_map<Secret, Ticket, SecretHash, SecretSame>;
 using TicketsInOrder = std::pmr::map<std::uint64_t, Ticket*>;  // by serial: walked in portions
 
-// How many of its user's tickets one session may have: one process must not be able to take all of them and die.
+// The share of its user's tickets that one session may have. So no process can take all of them and die.
 std::uint64_t ticket_share(const World& world, const Account& user);
 Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t uses,
                             std::int64_t lifetime);
 void end_with_session(Session& session, Ticket& ticket);
 void destroy_tickets_of(World& world, Session& session);  // those that end with it
-void move_tickets(Session& from, Session& heir);          // and `heir` is the one that ends
+void move_tickets(Session& from, Session& heir);          // those that end with `from` end with `heir`
 void move_ticket_charges(Session& from, Session& heir);
-void leave_ticket_charges(Session& session);  // at its end: to its user, whose tickets they stay
+void leave_ticket_charges(Session& session);  // at the session's end: its user pays for them
 Ticket* find_ticket(World& world, const Secret& secret);
-void use_ticket(World& world, Ticket& ticket);  // one use less; the last one ends it
+void use_ticket(World& world, Ticket& ticket);  // uses it once; the last use ends it
 void destroy_ticket(World& world, Ticket& ticket);
 bool may_revoke(const Session& session, const Ticket& ticket);
 

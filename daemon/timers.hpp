@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deadlines of the transport: a heap of pointers to timers that live in the objects they serve. Setting, moving and
-// cancelling allocate nothing once the heap has grown, and a timer that dies takes itself out.
+// Deadlines: a heap of pointers to timers that live in the objects they serve. Once the heap has grown, setting, moving
+// and cancelling allocate nothing. A timer removes itself when it is destroyed.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +42,8 @@ class Timers {
   ~Timers();
   void set(Timer& timer, std::int64_t at);  // CLOCK_BOOTTIME ns; moves one that is set
   std::int64_t next() const { return heap_.empty() ? kNever : heap_.front()->at_; }
-  // Each due timer once; one that is set anew for a moment that is due waits for the next run. After `longest` (ns) the
-  // others wait for it, too.
+  // Runs each due timer once. A timer that is set again for a time that is due waits for the next run. After `longest`
+  // (ns) the others wait for the next run too.
   void run(std::int64_t now, std::int64_t longest = kNever);
 
  private:
@@ -59,7 +59,7 @@ class Timers {
   static constexpr std::int64_t kNotRunning = std::numeric_limits<std::int64_t>::min();
 
   std::vector<Timer*> heap_;
-  std::vector<Timer*> aside_;  // set in this run and due already: they would be asked again, before others
+  std::vector<Timer*> aside_;  // set in this run and due already: the next run takes them, after all others
   std::int64_t running_ = kNotRunning;
 };
 

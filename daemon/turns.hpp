@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is served next. What is ready waits here by user and by process, and the turn goes to the user that has had least
-// of the broker's time, of this user to the process that has had least, and of this process to what has waited longest.
-// So one that asks rarely is served right after what is in service now, however much others ask (law 8). Nothing is
-// allocated for a turn.
+// Decides who is served next. Whatever is ready waits here by user and by process. The turn goes to the user that has
+// had the least of the broker's time, in it to the process that has had the least, and there to the item that has
+// waited longest. So a client that asks rarely is served right after the request in service, however much others ask
+// (law 8). A turn allocates nothing.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace shmb::daemon {
 class Turns {
  public:
   struct Process;
-  // One thing that is ready: a socket with a packet, a process that has ended, a request that was served in part.
+  // One thing that is ready: a socket with a packet, a process that has ended, or a request that was served in part.
   class Item {
    public:
     Item() = default;
@@ -38,23 +38,23 @@ class Turns {
   Turns(const Turns&) = delete;
   Turns& operator=(const Turns&) = delete;
 
-  // The share of a process; the same one for each connection of it. `leave` once for each `join`.
+  // The share of a process, common to all its connections. Call `leave` once for each `join`.
   Process& join(std::uint32_t uid, std::uint32_t pid);
   void leave(Process& process);
-  void ready(Process& process, Item& item);  // nothing, where it waits already
+  void ready(Process& process, Item& item);  // no effect if it waits already
   void forget(Item& item);
   bool empty() const { return waiting_ == 0; }
-  // Serves one after the other until nothing waits, or this long (ns) has passed. At least one.
+  // Serves one item after the other until none waits or `longest` ns have passed. Serves at least one.
   void serve(std::int64_t longest);
 
-  std::function<void()> after;                             // each turn, on account of whose it was; may be empty
+  std::function<void()> after;  // called after each turn, on account of the process that was served; may be empty
   std::function<std::int64_t()> clock;                     // ns; for tests
-  static constexpr std::uint32_t kNewcomers = UINT32_MAX;  // the user of what nobody has asked for yet: connections
+  static constexpr std::uint32_t kNewcomers = UINT32_MAX;  // the user of new connections, which have no request yet
 
  private:
   struct User;
-  // What it has been served (ns). Who has been away comes back at the level of those who are served now: time that was
-  // not asked for is not saved up.
+  // The time that it was served (ns). A user that was idle comes back at the level of those that are served now. Time
+  // that it did not use is not saved up.
   struct Share {
     std::int64_t served = 0;
     std::uint32_t members = 0;  // connections; processes
@@ -65,7 +65,8 @@ class Turns {
     User* user = nullptr;
     std::uint32_t pid = 0;
     Item *first = nullptr, *last = nullptr;
-    Process *next = nullptr, *previous = nullptr;  // among those of its user that have something waiting
+    // neighbours in the list of its user's processes that have something waiting
+    Process *next = nullptr, *previous = nullptr;
   };
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a session may see, and how the books' things look on the wire.
+// What a session may see, and how the ledger's objects look on the wire.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@ class Session;
 struct Group;
 struct Region;
 
-// The group of `owner` that a text names ('' the session's own, '#id' an unnamed one), if the session may address it.
+// The group of `owner` that a text names ('' the session's own, '#id' an unnamed one). Null if the session may not
+// address it.
 Group* addressed_group(World& world, Session& session, std::uint32_t owner, std::string_view text);
 std::uint32_t region_flags(const Region& region);
 std::string rights_text(std::uint32_t rights);

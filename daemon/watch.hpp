@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Subscriptions. No request waits inside the broker (law 8): who wants to wait subscribes, and the reply tells what
-// already holds, so nothing is missed between asking and subscribing. The end of the watched thing ends the watch.
+// Subscriptions. No request waits inside the broker (law 8): a client that wants to wait subscribes. The reply says
+// what holds already, so nothing is missed between asking and subscribing. The end of the watched object ends the
+// watch.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ struct Region;
 struct Watch;
 struct OfTarget;
 using Watchers = List<Watch, OfTarget>;
-// By name_key() of name_table.hpp; none of them is empty.
+// Keyed by name_key() of name_table.hpp. No entry is empty.
 using NameWatches = std::pmr::map<std::string, Watchers>;
 struct Watch : Hook<Watch, OfTarget> {
   std::uint64_t id = 0;
@@ -37,17 +38,17 @@ struct Watch : Hook<Watch, OfTarget> {
   Charge charge;
 };
 
-// Charged to the session and its uid, and bounded for what is watched: an event is sent to all at once, so that who
-// brings it about makes everybody wait for that long.
+// A watch is charged to the session and its uid, and bounded per watched object. An event goes to all watchers at once,
+// so the session that causes it makes all others wait for that long.
 Result<Watch*> make_watch(World& world, Session& session, shmbw_watch_kind kind, std::uint32_t events,
                           Watchers& target);
 void destroy_watch(World& world, Watch& watch);
-Watchers& reclaims_of(World& world, const Session& session);  // that this session may hear of
+Watchers& reclaims_of(World& world, const Session& session);  // those that this session may see
 bool cancel_watch(World& world, Session& session, std::uint64_t id);
 
 void tell_region(World& world, Region& region, shmbw_watch_event_flags what);  // `gone` ends the watches
 void tell_name(World& world, const Group& group, const Region& region);
-// To each holder of a lease, and to whoever watches.
+// Notifies each holder of a lease, and each watcher.
 void tell_gpu_state(World& world, Region& region, std::int32_t code, std::uint32_t pid);
 void tell_gpu_drained(Session& session, const Region& region);
 void tell_gpu_device(Session& session, shmbw_gpu_device_event event, std::string_view text);

@@ -1,6 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything the books hold, in one place and on one thread. The nouns (region, lease, group, ...) are functions over
-// it. Nodes come from one pool that never shrinks, so a broker in steady state does not allocate.
+// The ledger: everything that the broker knows, in one object on one thread.
+//
+// It owns the registries: users, sessions, groups, regions, pools, worlds of workers, tickets, watches and opened GPU
+// nodes. Sessions, groups, regions, pools and worlds have 64-bit ids that are never reused. The nouns (region, lease,
+// group, ...) are functions over the ledger. It also owns what goes on between requests: timers, helper threads for
+// closes, seals and GPU nodes, and the one reply that is being built.
+//
+// What must hold after each call from the transport:
+// - A lease, name, ticket or hold is booked before the reply leaves (law 1).
+// - Each object carries its own charges, and its destruction gives them back. So no path can forget one.
+// - A region is live, on a shelf, or being closed. A live region has a holder: a lease, a name, a ticket or a pool.
+// - Nothing here waits (law 8). Waiting is a watch. Long work runs in portions by a timer, or on a helper thread that
+//   reports through `wake_fd`.
+//
+// One thread needs no lock, and no request sees half of a change: a death touches most registries at once. Nodes come
+// from one pool of memory that never shrinks, so a broker in steady state does not allocate.
 #pragma once
 
 #include <cstdint>
@@ -38,15 +52,16 @@ struct Uid {
   std::uint32_t users = 0;             // sessions, groups and tickets that point here
   std::vector<std::uint64_t> refused;  // sessions over the limit, oldest first
   std::uint32_t doorbells = 0;
-  // Descriptors opened for replies that are not sent yet, come with requests that wait, to be sealed, and pidfds.
+  // Descriptors that count for this user: opened for replies that are not sent yet, come with requests that wait, to be
+  // sealed, and pidfds.
   std::uint64_t waiting = 0;
-  std::uint32_t pidfds = 0;         // of them: of processes whose sessions are over
-  std::uint32_t tickets_left = 0;   // whose makers have ended, and that end with no session
-  std::uint64_t bytes_freeing = 0;  // of regions whose close runs on the helper thread
+  std::uint32_t pidfds = 0;         // those of them that belong to processes whose sessions are over
+  std::uint32_t tickets_left = 0;   // whose makers have ended, and which end with no session
+  std::uint64_t bytes_freeing = 0;  // of regions that the helper thread is closing
   Watchers reclaims;
 };
 
-// Look-ups by owner and name without making a string.
+// Looks up by owner and name without making a string.
 struct GroupNameLess {
   using is_transparent = void;
   using View = std::pair<std::uint32_t, std::string_view>;
@@ -64,40 +79,40 @@ class World {
   World& operator=(const World&) = delete;
 
   std::int64_t now() const { return facts.now(); }
-  // The transport has called in: what one turn may do on this thread begins anew.
+  // The transport has called in: the allowances of one turn on this thread start again.
   void begin_turn() {
     closed_here = 0;
     releaser.begin_turn();
   }
   void log(int priority, std::string_view text) const { facts.log(priority, text); }
   bool private_mode() const { return config.mode == Mode::private_; }
-  // Law 6: mode 0600 is no boundary for somebody of the file owner's uid.
+  // Law 6: mode 0600 does not bind a process of the file owner's uid.
   bool mode_bits_bind(const Session& session) const { return !private_mode() && session.uid != facts.uid; }
 
   Uid& hold_uid(std::uint32_t uid);
   void drop_uid(std::uint32_t uid);
   Region* find_region(std::uint64_t id);    // live ones only
   Session* find_session(std::uint64_t id);  // greeted or not, not ended
-  // Descriptors: all in use, and whether `wanted` more fit below the reserve.
+  // All descriptors in use, and whether `wanted` more fit below the reserve.
   std::uint64_t descriptors() const;
   bool descriptors_left(std::uint64_t wanted, bool admin) const;
-  // What stands in the way of that many more for this user: the table, or, in system mode, its share of it.
+  // The limit that is in the way of `wanted` more for this user: the table or, in system mode, its share of it.
   std::optional<Shortage> descriptor_shortage(std::uint32_t uid, std::uint64_t wanted, bool admin) const;
   std::optional<Shortage> share_shortage(std::uint32_t uid, std::uint64_t wanted) const;
-  // Descriptors that were opened for a user's reply and wait for its next turn count for that user. False: its share,
-  // or the table, has no room for that many, and what a whole message carries. Then the reply does not wait. So what
-  // waits never refuses the user's next session.
+  // Descriptors that were opened for a user's reply and wait for its next turn count for that user. False: its share or
+  // the table has no room for that many plus those of a whole message. Then the reply does not wait. So waiting
+  // descriptors never cause a refusal of the user's next session.
   bool may_wait(std::uint32_t uid, std::uint64_t lent) const;
-  // So many more of this user's wait, or fewer.
+  // Adds `change` to the waiting descriptors of this user.
   void count_waiting(std::uint32_t uid, std::int64_t change);
   std::uint64_t descriptor_share(std::uint32_t uid) const;
   std::uint64_t descriptors_of(std::uint32_t uid) const;
-  // So many descriptors that this user's clients made wait for their close that no more should be taken. They count in
-  // its share of the table, because a client can make one whose close never ends.
+  // Whether so many descriptors made by this user's clients wait for their close that no more should be taken. They
+  // count in its share of the table, because a client can make one whose close never returns.
   bool closes_too_many(std::uint32_t uid) const;
-  // A session is over, and a report waits for its process' exit status: the pidfd counts for its user. False: such
-  // pidfds would take more than its share has left, or the table. Then the report does without. So a user whose
-  // processes connect and leave all the time has room for sessions, and leaves room to others.
+  // Called when a session is over and a report waits for its process' exit status: counts the pidfd for its user.
+  // False: the user's share, or the table, has no room for it. Then the report goes without an exit status. So a user
+  // whose processes connect and leave all the time still gets sessions, and leaves room to others.
   bool keep_pidfd(std::uint32_t uid);
   void close_pidfd(std::uint32_t uid);
 
@@ -123,28 +138,29 @@ class World {
   FailedWorlds failed_worlds;
   Tickets tickets;
   TicketsInOrder tickets_in_order{&pool};
-  List<Shelf, OfWorld> filled_shelves;  // a refusal looks through these, not through all groups
+  List<Shelf, OfWorld> filled_shelves;  // a refusal searches these, not all groups
   NameWatches name_watches;
-  Watchers all_reclaims;  // of admins; others' are with their uid
+  Watchers all_reclaims;  // of admins; those of others are in their Uid
   std::pmr::map<std::uint64_t, ReclaimReport> reports;
   std::pmr::map<std::uint64_t, ClosingPool> closing_pools{&pool};
-  Closer closer;  // of freed regions
+  Closer closer;  // closes freed regions
   Strangers strangers;
   GpuLooker gpu_looker;
   Sealer sealer;
-  std::pmr::map<std::uint64_t, Sealing> sealings{&pool};      // under way, by region
-  std::vector<Sealer::Job> sealed;                            // those that are over
-  std::map<std::uint32_t, std::weak_ptr<GpuNode>> gpu_nodes;  // that the broker has opened, by minor
-  Tally* tally = nullptr;                                     // where frees are counted while a session or a group ends
+  std::pmr::map<std::uint64_t, Sealing> sealings{&pool};      // in progress, by region
+  std::vector<Sealer::Job> sealed;                            // those that are done
+  std::map<std::uint32_t, std::weak_ptr<GpuNode>> gpu_nodes;  // opened by the broker, by minor
+  Tally* tally = nullptr;                                     // counts frees while a session or a group ends
 
   std::uint64_t last_region = 0, last_group = 0, last_session = 0, last_serial = 0, last_world = 0;
-  std::int64_t last_reference = 0;     // when the last one was booked; no two at one time
+  std::int64_t last_reference = 0;     // time of the last booking; each has its own
   std::uint64_t open_descriptors = 0;  // of regions
-  std::set<Lease*> kept_leases;        // mappings that their sessions give back when they are asked
+  std::set<Lease*> kept_leases;        // mappings that their sessions give back on request
   std::uint64_t bytes_cached = 0, live_sessions = 0, lease_count = 0, watch_count = 0, region_count = 0;
   std::uint64_t requests = 0, refusals = 0, reclaims = 0, bytes_reclaimed = 0;
 
-  std::map<std::pair<std::uint16_t, std::uint16_t>, std::int64_t> refusals_logged;  // by slot and scope: when
+  // by slot and scope: time of the last log line
+  std::map<std::pair<std::uint16_t, std::uint16_t>, std::int64_t> refusals_logged;
 
   struct Holders {
     std::uint64_t request = 0;
