@@ -13,11 +13,11 @@ namespace shmb::daemon {
 namespace {
 
 constexpr std::int64_t kReportWaits = kExitWait * 4 / 5;  // before the report goes without an answer
-// A pidfd is readable from the exit on, but tells how the process died only once it has been reaped; until then /proc
-// does, where this user may look. That is asked for at intervals, and a report does not even wait for the exit. Of a
-// thousand clients that die together none is reaped at once, and their memory waits to be freed; so the first question
-// comes late, and the intervals double. A kernel whose pidfd never tells leaves the time until the process is reaped:
-// there the first question comes with the exit.
+// A pidfd is readable from the exit on, but tells how the process died only after the process has been reaped. Until
+// then /proc tells it, where this user may look. The broker asks at intervals, and a report does not even wait for the
+// exit. Of a thousand clients that die together none is reaped at once, and their memory waits to be freed. So the
+// first question comes late, and the intervals double. A kernel whose pidfd never tells leaves only the time before the
+// process is reaped: there the first question comes with the exit.
 constexpr std::int64_t kAskAgain = 20'000'000;
 
 }  // namespace
@@ -46,7 +46,7 @@ void Afterlife::start() {
     if (!kernel().exit_info) (void)transport_.engine().watch(pidfd_.get(), *this);
     return;
   }
-  // Not watchable: neither a disconnected session nor a place in a pool can be let live for ever.
+  // The pidfd cannot be watched. Neither a disconnected session nor a place in a pool may live for ever.
   if (!transport_.engine().watch(pidfd_.get(), *this, &process_)) on_readable();
 }
 
@@ -68,7 +68,7 @@ void Afterlife::ask(std::int64_t now) {
     ask_again_ *= 2;
     return;
   }
-  // A report that gives up on a process still alive (it only closed its connection) has no death to tell.
+  // A report that gives up on a process that is alive (it only closed its connection) has no death to report.
   if (why_ == Why::disconnected || how || has_ended()) transport_.books().process_died(session_, how ? &*how : nullptr);
   else transport_.books().process_lives(session_);
   transport_.forget(*this);

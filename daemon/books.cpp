@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of charges: every sum is checked for overflow, an overflow is a refusal.
+// The arithmetic of charges. Every sum is checked for overflow, and an overflow is a refusal.
 #include "daemon/books.hpp"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The books behind the seam: hands what the transport tells to the nouns.
+// The ledger behind the seam: passes what the transport reports to the nouns.
 #include "daemon/broker.hpp"
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 namespace shmb::daemon {
 namespace {
 
-// Sessions of one uid over its limit that may be open. One that was told so makes room for the next; where all of them
-// have yet to say HELLO, the next is closed at once.
+// Sessions of one uid over its limit that may be open. One that has got its refusal makes room for the next. If none of
+// them has said HELLO yet, the next is closed at once.
 constexpr std::size_t kRefusedAtMost = 16;
 
 class Broker final : public Books {
@@ -23,8 +23,8 @@ class Broker final : public Books {
   Broker(const Config& config, BrokerFacts facts, const Secret& key) : world_(config, std::move(facts), key) {}
   Sys<void> prepare() { return Closer::prepare(world_.closer); }
 
-  // A session has two descriptors, its socket and its pidfd. Of the reserve half is for those who are told that the
-  // table is full.
+  // A session has two descriptors, its socket and its pidfd. Half of the reserve is for clients that get the refusal of
+  // a full table.
   bool room_for_session(bool admin) const override {
     return world_.descriptors() + 2 + kept_back(admin) <= world_.facts.descriptors_limit;
   }
@@ -101,7 +101,7 @@ bool Broker::drop_one_told(Uid& uid) {
   if (told == uid.refused.end()) return false;
   Session& session = world_.sessions.at(*told);
   uid.refused.erase(told);
-  session.link->drop("it was told that its user is over a limit, and others wait to be told");
+  session.link->drop("it has the refusal that its user is over a limit, and others wait for theirs");
   return true;
 }
 
@@ -133,11 +133,11 @@ Session* Broker::connected(Link& link) {
 
 void Broker::forget(Session& session) {
   end_session(world_, session);
-  session_process_ended(world_, session);  // nobody will tell it any more
+  session_process_ended(world_, session);  // no later report will come
   world_.sessions.erase(session.id);
 }
 
-// The last field of /proc/loadavg: threads have such numbers, too.
+// The last field of /proc/loadavg. Threads have such numbers too.
 std::uint32_t newest_pid() {
   const std::string line = sys::read_file("/proc/loadavg", 256).value_or("");
   std::uint32_t pid = 0;

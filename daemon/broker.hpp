@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ledger needs to know of the process around it, and how a broker is made. All other traffic goes through the
-// seam of link.hpp: the transport includes this file and no other file of the ledger.
+// The facts that the ledger needs about the process around it, and how a broker is made. All other traffic goes through
+// the seam of link.hpp: the transport includes this file and no other file of the ledger.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The configuration file. Every key is in one of the tables below, so that an unknown one is refused with its line and
-// the documentation, the parser and --check cannot differ. toml++ is confined to this file.
+// The configuration file. Every key is in one of the tables below. So an unknown key is refused with its line, and the
+// documentation, the parser and --check cannot differ. Only this file uses toml++.
 #define TOML_EXCEPTIONS 0
 #define TOML_HEADER_ONLY 1
 #define TOML_ENABLE_FORMATTERS 0
@@ -142,7 +142,8 @@ Result<void> set_socket_mode(Config& config, const toml::node& node) {
   auto [end, failure] = std::from_chars(text->data(), text->data() + text->size(), mode, 8);
   if (text->empty() || failure != std::errc{} || end != text->data() + text->size() || mode > 0777)
     return wrong(std::string("expects ") + allowed);
-  // connect(2) asks for write permission alone; the owner always has it, or the broker's own tools could not come.
+  // connect(2) needs write permission alone. The owner always needs it, because the broker's own tools connect as the
+  // owner.
   if ((mode & 0600) != 0600) return wrong("expects a mode that lets the owner in, like \"0660\"");
   config.socket_mode = mode;
   return {};

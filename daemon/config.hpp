@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an administrator can set. It is read once, before privileges are dropped. An unknown key or a bad value is an
-// error with file and line, and is never ignored.
+// The settings of an administrator. They are read once, before privileges are dropped. An unknown key or a bad value is
+// an error with file and line, and is never ignored.
 #pragma once
 
 #include <cstdint>

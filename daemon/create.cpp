@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Order of a create: check all words, take every charge (dropping recycled memory before refusing), make the file,
-// book region, lease and name. Nothing can fail after the last charge but a system call, and that is undone whole.
+// Order of a create: check all words; take every charge, dropping recycled memory before refusing; make the file; book
+// region, lease and name. After the last charge only a system call can fail, and that is undone whole.
 #include "daemon/create.hpp"
 
 #include <fcntl.h>
@@ -75,8 +75,8 @@ bool in_scope(const Group& group, const Shortage& shortage) {
   }
 }
 
-// Drops recycled regions until `shortage` is met. False: there is not that much on the shelves it concerns. Bytes whose
-// close runs on the helper thread come back a moment later; `pending` counts them.
+// Drops recycled regions until `shortage` is met. False: the shelves concerned do not hold that much. Bytes that the
+// helper thread closes come back a moment later; `pending` counts them.
 bool drop_cached(World& world, const Shortage& shortage, std::uint64_t& pending) {
   bool bytes = shortage.slot == SHMBW_SLOT_BYTES;
   if (world.bytes_cached == 0 || shortage.asked > shortage.limit) return false;
@@ -152,8 +152,8 @@ bool seals_seal(const World& world, const shmbw_create& wish) {
   return world.private_mode() && (wish.flags & SHMBW_CREATE_MANY_WRITERS) != 0;
 }
 
-// A region of the group's own past: only for its members, and with all seals it had at birth. It gets no more of them:
-// who had it may hold the lock of the file still, and a seal would wait for that.
+// A region of the group's own past: only for members of the group, and with all seals that it had at birth. It gets no
+// more of them: an earlier user may still hold the lock of the file, and a seal would wait for that.
 Region* recycled(const World& world, const Session& session, Group& group, const shmbw_create& wish) {
   if ((wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0 || session.group != &group || session.uid != group.uid ||
       seals_seal(world, wish))
@@ -188,7 +188,7 @@ Result<Region*> fresh(World& world, Session& session, Group& group, const shmbw_
 
 void undo(World& world, Group& group, Region& region, bool dirty) {
   if (dirty && group.shelf.put(region)) return;
-  free_region(world, region, !dirty);  // a fresh one has no page yet
+  free_region(world, region, !dirty);  // a fresh region has no page yet
 }
 
 }  // namespace
@@ -259,7 +259,7 @@ Result<Created> create_region(World& world, Session& session, const shmbw_create
   region->state = SHMBW_REGION_STATE_CREATED;
   region->dirty_birth = dirty;
   region->seal_sealed = seals_seal(world, wish);
-  region->many_writers = region->seal_sealed;  // in system mode the mode bits bound readers whoever writes
+  region->many_writers = region->seal_sealed;  // in system mode the mode bits bind readers, whatever writers do
   region->no_recycle = (wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0;
   region->heap = (wish.flags & SHMBW_CREATE_HEAP) != 0;
   ++world.region_count;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See directory.hpp. Every failure is a sentence that names the path and what to do, because this is what a user meets
+// See directory.hpp. Every failure is a sentence that names the path and the remedy, because users meet these failures
 // first.
 #include "daemon/directory.hpp"
 
@@ -34,7 +34,7 @@ std::string octal(unsigned mode) {
   return digits;
 }
 
-// What people should look at for the errnos that a runtime directory really gives.
+// Advice for the errnos that a runtime directory really gives.
 std::string advice(int code) {
   switch (code) {
     case EROFS:
@@ -87,7 +87,7 @@ Result<void> prepare_directory(const std::string& path, Mode mode, std::uint32_t
   if (facts->is_link) return refused(path, "is a symbolic link: somebody else could move it; remove it");
   if (!facts->is_directory) return refused(path, "is not a directory");
   if (made) {
-    // The umask may have closed it further than clients need.
+    // The umask may have removed permissions that clients need.
     if (auto set = sys::set_path_mode(path.c_str(), wanted); !set)
       return call_failed(set.error().value, "setting the mode of " + quoted(path));
     if (facts->uid == owner) return {};
@@ -109,8 +109,8 @@ Result<Fd> lock_directory(const std::string& path) {
   std::string file = path + "/broker.lock";
   auto lock = sys::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (!lock) return call_failed(lock.error().value, "creating " + quoted(file));
-  // Held, but no socket: the holder is on its way out (the socket goes first, the lock last) or has only begun. Whoever
-  // connected in that moment is starting us, and would be told that there is no broker.
+  // The lock is held, but there is no socket. The holder is ending (the socket goes first, the lock last) or has only
+  // begun. A client that connected in that moment is starting this broker, and would get the answer that there is none.
   const std::string socket = path + "/socket";
   const std::int64_t patience = sys::now_monotonic() + kOtherEnds;
   for (;;) {
@@ -125,7 +125,7 @@ Result<Fd> lock_directory(const std::string& path) {
     std::string who = holder && !holder->empty() ? " (pid " + holder->substr(0, holder->find('\n')) + ")" : "";
     return error(Status::busy, "another shmbrokerd" + who + " serves " + quoted(path));
   }
-  // For people only; a full disk may keep it from being written.
+  // For people only. A full disk may prevent it.
   std::string pid = std::to_string(::getpid()) + "\n";
   if (sys::truncate(lock->get(), 0)) (void)sys::write_all(lock->get(), std::as_bytes(std::span(pid)));
   return std::move(*lock);
@@ -142,13 +142,13 @@ Result<SocketFile> SocketFile::create(const std::string& path, unsigned mode) {
     if (auto removed = sys::remove_file(path.c_str()); !removed)
       return call_failed(removed.error().value, "removing the stale socket " + quoted(path));
   }
-  // bind(2) makes the file with 0777 & ~umask, at once: there is no moment in which others could come in.
+  // bind(2) makes the file with 0777 & ~umask at once, so at no moment can others connect.
   mode_t before = ::umask(0777 & ~mode);
   auto bound = sys::bind_path(socket->get(), path);
   ::umask(before);
   if (!bound) return call_failed(bound.error().value, "binding " + quoted(path));
   SocketFile file(path, std::move(*socket));
-  (void)sys::refuse_descriptors(file.socket_.get());  // before anybody can connect; Listener tells where it fails
+  (void)sys::refuse_descriptors(file.socket_.get());  // before any client can connect; Listener reports a failure
   if (auto listening = sys::listen(file.socket_.get(), kBacklog); !listening)
     return call_failed(listening.error().value, "listening on " + quoted(path));
   return file;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of the engine. It is made once, at start, and its reason is kept: nobody has to guess which path serves.
+// The choice of the engine. It is made once, at start, and `status` shows its reason.
 #include "daemon/engine.hpp"
 
 #include "base/kernel.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the broker waits: one loop on one thread, over epoll or io_uring, behind one interface. A session's next packet
 // is delivered only on request. So the packets behind a request in service wait in the peer's own socket buffer, not in
-// the broker's memory. Whatever is ready is served in turns (turns.hpp), a slice at a time. Between two slices the
+// the broker's memory. All that is ready is served in turns (turns.hpp), a slice at a time. Between two slices the
 // engine asks the kernel for what has become ready meanwhile. No packet causes an allocation.
 #pragma once
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epoll engine. Readability is level-triggered, so that a request costs no epoll_ctl: the socket stays armed
-// between one ask and the next, and is disarmed only when it is readable and nobody asks. Writability has to be
-// edge-triggered (a socket with one unread packet is writable all the time), which epoll knows only per registration:
-// sockets that wait for it are also in a second epoll instance, itself watched by the first.
+// between two requests. It is disarmed only when it is readable and no packet is wanted. Writability has to be
+// edge-triggered, because a socket with one unread packet is writable all the time. epoll offers that only per
+// registration. So sockets that wait for it are also in a second epoll instance, which the first one watches.
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -133,7 +133,7 @@ class EpollEngine final : public Engine {
     Port* port = nullptr;
     Turns::Process* process = nullptr;
     bool asked = false, armed = false, edges = false;
-    bool starved = false;                    // in starved_, and not looked at before starved_until_
+    bool starved = false;                    // in starved_, and not tried before starved_until_
     bool arrived = false, writable = false;  // what its turn is for
   };
   struct Slot final : State, Turns::Item {
@@ -142,8 +142,8 @@ class EpollEngine final : public Engine {
     EpollEngine& engine;
   };
 
-  // The packet stays on the socket, which stays readable: asked again at once, the kernel would only be kept busy with
-  // saying no. EPOLLET with nothing asked for, as below.
+  // The packet stays on the socket, which stays readable. A retry at once would only make the kernel refuse again.
+  // EPOLLET with no events, as below.
   void starve(Slot& slot) {
     slot.armed = false;
     slot.starved = true;
@@ -154,7 +154,7 @@ class EpollEngine final : public Engine {
   void feed() {
     feeding_.swap(starved_);
     for (Slot* slot : feeding_) {
-      if (!std::exchange(slot->starved, false)) continue;  // that one has left since
+      if (!std::exchange(slot->starved, false)) continue;  // it has left since
       slot->armed = static_cast<bool>(control(readable_, EPOLL_CTL_MOD, slot->fd, EPOLLIN, slot));
       if (!slot->armed) starve(*slot);
     }
@@ -164,10 +164,10 @@ class EpollEngine final : public Engine {
   void readable(Slot& slot, std::uint32_t events) {
     if (slot.starved) return;
     if (!slot.asked) {
-      // EPOLLET with nothing asked for keeps the hang-up from being reported at every turn (it cannot be masked); only
-      // once, because each EPOLL_CTL_MOD reports it anew.
+      // EPOLLET with no events: the hang-up cannot be masked, and this keeps it from being reported in every turn. Only
+      // once, because each EPOLL_CTL_MOD reports it again.
       if (std::exchange(slot.armed, false)) (void)control(readable_, EPOLL_CTL_MOD, slot.fd, EPOLLET, &slot);
-      // What was unread is purged now: the gate has to look.
+      // The kernel has purged what was unread, so the gate has to look.
       if ((events & EPOLLHUP) != 0) ready(slot, &Slot::writable);
       return;
     }
@@ -179,7 +179,7 @@ class EpollEngine final : public Engine {
     turns.ready(*slot.process, slot);
   }
 
-  // The slot may be another's after each of the calls.
+  // After each of the calls the slot may belong to another socket.
   void turn(Slot& slot) {
     if (slot.waiter != nullptr) return slot.waiter->on_readable();
     const bool arrived = std::exchange(slot.arrived, false);
@@ -225,7 +225,7 @@ class EpollEngine final : public Engine {
     return slot;
   }
 
-  // A slot that left during a turn may still stand in that turn's events: it is used again only after them.
+  // A slot that left during a turn may still be in that turn's events. It is used again only after them.
   void give_back(Slot* slot) {
     turns.forget(*slot);
     static_cast<State&>(*slot) = State{};
@@ -234,7 +234,7 @@ class EpollEngine final : public Engine {
 
   Fd readable_, edges_;
   std::vector<Slot*> all_, free_, retired_;
-  std::vector<Slot*> starved_, feeding_;  // two, so that nothing is allocated while memory is short
+  std::vector<Slot*> starved_, feeding_;  // two vectors, so that nothing is allocated while memory is short
   std::int64_t starved_until_ = 0;
   bool in_turn_ = false;
   std::array<std::byte, SHMBW_MAX_MESSAGE> buffer_;

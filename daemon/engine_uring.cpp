@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The io_uring engine. A ring is only worth having with SINGLE_ISSUER and DEFER_TASKRUN or COOP_TASKRUN (a plain ring
-// is slower than epoll), so nothing less is accepted. Receives take their buffer from a shared ring at the moment data
-// arrives (5.19), so that ten thousand silent sessions cost no buffers. The records that the kernel writes to live
-// until their last completion has been reaped.
+// The io_uring engine. A ring pays only with SINGLE_ISSUER and DEFER_TASKRUN or COOP_TASKRUN; a plain ring is slower
+// than epoll, so it is not accepted. A receive takes its buffer from a shared ring when data arrives (5.19), so ten
+// thousand silent sessions cost no buffers. The records that the kernel writes to live until their last completion has
+// been reaped.
 #include <liburing.h>
 #include <poll.h>
 
@@ -28,7 +28,7 @@ constexpr unsigned kCompletions = 4096;
 constexpr unsigned kBuffers = 128;  // a turn that needs more retries the rest in the next one
 constexpr std::uint16_t kBufferGroup = 1;
 
-// What a completion is about, in the low bits of user_data; the rest is the slot's address.
+// The subject of a completion, in the low bits of user_data. The other bits are the slot's address.
 enum Kind : std::uint64_t { kReceive = 0, kReadable = 1, kEdge = 2, kCancel = 3, kKindMask = 3 };
 
 }  // namespace
@@ -108,14 +108,14 @@ class UringEngine final : public Engine {
     slot->header.msg_iovlen = 1;
     io_uring_sqe* sqe = next();
     if (slot->failing != 0) {
-      io_uring_prep_nop(sqe);  // in its place: its end comes as that of a receive does
+      io_uring_prep_nop(sqe);  // in its place: it completes as a receive does
       return mark(sqe, slot, kReceive);
     }
     sys::make_room(slot->header, *slot->room);
     io_uring_prep_recvmsg(sqe, slot->fd, &slot->header, MSG_CMSG_CLOEXEC);
     sqe->flags |= IOSQE_BUFFER_SELECT;
     sqe->buf_group = kBufferGroup;
-    // Not POLL_FIRST: with many clients the next request is often there already, and it measured 5 % slower.
+    // Not POLL_FIRST: with many clients the next request is often there already, and POLL_FIRST measured 5 % slower.
     mark(sqe, slot, kReceive);
   }
 
@@ -144,13 +144,13 @@ class UringEngine final : public Engine {
     int waited = -fault::fails(fault::Call::io_uring_enter);
     if (waited == 0)
       waited = io_uring_submit_and_wait_timeout(&ring_, &first, 1, timeout < 0 ? nullptr : &limit, nullptr);
-    // Short of memory (EAGAIN, ENOMEM) or of completion slots (EBUSY): what could not be submitted stays queued and
-    // goes with the next turn, after the completions that are there have made room.
+    // The kernel is short of memory (EAGAIN, ENOMEM) or of completion slots (EBUSY). Entries that could not be
+    // submitted stay queued and go with the next turn, after the present completions have made room.
     bool passing = waited == -ETIME || waited == -EINTR || waited == -EBUSY || waited == -EAGAIN || waited == -ENOMEM;
     if (waited < 0 && !passing) return sys_error(-waited);
     in_turn_ = true;
-    // Only what is there now: what handlers bring about waits until timers have had their turn. And nothing before what
-    // was there earlier.
+    // Takes only what is there now: what handlers cause waits until timers have had their turn. Earlier completions go
+    // first.
     earlier_.swap(aside_);
     unsigned left = io_uring_cq_ready(&ring_);
     for (const Completion& done : earlier_) complete(done);
@@ -175,11 +175,11 @@ class UringEngine final : public Engine {
     Port* port = nullptr;
     Turns::Process* process = nullptr;
     bool arrived = false, readable = false, writable = false;  // what its turn is for
-    Completion arrival;                                        // of the packet, which keeps its buffer until then
+    Completion arrival;                                        // of the packet; it keeps its buffer until its turn
     unsigned pending = 0;                                      // completions still to come that name this slot
     bool receiving = false, polling = false, edges = false, edge_armed = false, leaving = false;
     bool starved = false;  // in starved_
-    int failing = 0;       // the seam's word, instead of the receive's
+    int failing = 0;       // an errno from the seam, instead of the receive's
     msghdr header{};
     iovec part{};
     std::unique_ptr<sys::RoomForDescriptors> room;  // of a port
@@ -235,8 +235,8 @@ class UringEngine final : public Engine {
     return sqe;
   }
 
-  // While the kernel has no memory it is asked now and then, not all the time; where its completions have no room
-  // (EBUSY) those that are there make some, and are told in the next turn.
+  // While the kernel has no memory, the engine submits only at intervals. Where completions have no room (EBUSY), those
+  // that are there make some, and are handled in the next turn.
   void submit() {
     const int failure = fault::fails(fault::Call::io_uring_enter);
     const int done = failure != 0 ? -failure : io_uring_submit(&ring_);
@@ -258,7 +258,7 @@ class UringEngine final : public Engine {
     io_uring_sqe_set_data64(sqe, reinterpret_cast<std::uint64_t>(slot) | kind);
   }
 
-  // One shot and armed anew after each call: that is level-triggered, since arming looks at the state first.
+  // One shot, armed again after each call. That is level-triggered, because arming checks the state first.
   void arm_readable(Slot& slot) {
     slot.polling = true;
     ++slot.pending;
@@ -268,7 +268,7 @@ class UringEngine final : public Engine {
   }
 
   void arm_edges(Slot& slot) {
-    if (slot.edge_armed) return;  // an older one is being cancelled: its end arms the new one
+    if (slot.edge_armed) return;  // an older one is being cancelled: its completion arms the new one
     slot.edge_armed = true;
     ++slot.pending;
     io_uring_sqe* sqe = next();
@@ -284,7 +284,7 @@ class UringEngine final : public Engine {
 
   void complete(const Completion& done) {
     auto* slot = reinterpret_cast<Slot*>(done.user_data & ~std::uint64_t{kKindMask});
-    if (slot == nullptr) return;  // a cancellation's own result
+    if (slot == nullptr) return;  // the result of a cancellation
     auto kind = static_cast<Kind>(done.user_data & kKindMask);
     if ((done.flags & IORING_CQE_F_MORE) == 0) --slot->pending;
     switch (kind) {
@@ -313,14 +313,14 @@ class UringEngine final : public Engine {
     turns.ready(*slot.process, slot);
   }
 
-  // The slot may be on its way out after each of the calls.
+  // The slot may be retired after each of the calls.
   void turn(Slot& slot) {
     if (std::exchange(slot.readable, false)) readable(slot);
     if (std::exchange(slot.writable, false) && slot.port != nullptr) slot.port->on_writable();
     if (std::exchange(slot.arrived, false)) received(slot, slot.arrival);
   }
 
-  // The kernel's want of memory lasts: asked at once, it would only be kept busy with saying no.
+  // The shortage of memory lasts. A retry at once would only make the kernel refuse again.
   void starve(Slot& slot) {
     slot.starved = true;
     if (starved_.empty()) starved_until_ = sys::now_monotonic() + kMemoryPause;
@@ -333,7 +333,8 @@ class UringEngine final : public Engine {
     feeding_.clear();
   }
 
-  // Packets that wait for their turn have all buffers: this one, whose turn has come, is taken out of its socket here.
+  // Packets that wait for their turn have all buffers. The packet of this port, whose turn has come, is read from its
+  // socket here.
   void receive_here(Slot& slot) {
     Port::Arrival arrival;
     const auto received = sys::receive(slot.fd, spare_, arrival.descriptors, false);
@@ -351,7 +352,7 @@ class UringEngine final : public Engine {
 
   void received(Slot& slot, const Completion& done) {
     const int result = slot.failing != 0 ? -slot.failing : done.res;
-    // Also of a port that has gone meanwhile: what came is in our table.
+    // Also for a port that is gone: the descriptors are in the broker's table.
     std::vector<Fd> descriptors;
     bool bad_control = false;
     if (result >= 0 && slot.header.msg_control != nullptr)
@@ -405,7 +406,7 @@ class UringEngine final : public Engine {
     return slot;
   }
 
-  // The kernel may write to a slot until its last completion: what is still under way is cancelled and waited for.
+  // The kernel may write to a slot until its last completion. So open operations are cancelled and waited for.
   void drain() {
     for (Slot* slot : all_) {
       slot->waiter = nullptr;
@@ -421,11 +422,12 @@ class UringEngine final : public Engine {
     for (int turns = 0; turns < 100 && pending() > 0; ++turns) (void)run_once(10'000'000);
   }
 
-  // Nothing may complete for it any more, but the kernel may still be about to: it is free after the last completion.
+  // No handler may run for the slot any more, but the kernel may still write to it. It is free after the last
+  // completion.
   void retire(Slot& slot) {
     slot.leaving = true;
     turns.forget(slot);
-    if (std::exchange(slot.arrived, false)) received(slot, slot.arrival);  // its buffer, and what it brought
+    if (std::exchange(slot.arrived, false)) received(slot, slot.arrival);  // frees its buffer, and what came with it
     if (slot.receiving) cancel(slot, kReceive);
     if (slot.polling) cancel(slot, kReadable);
     if (slot.edge_armed) cancel(slot, kEdge);
@@ -446,7 +448,7 @@ class UringEngine final : public Engine {
   std::array<std::byte, SHMBW_MAX_MESSAGE> spare_;
   io_uring_buf_ring* buffers_ = nullptr;
   std::vector<Slot*> all_, free_, retired_;
-  std::vector<Slot*> starved_, feeding_;  // two, so that nothing is allocated while memory is short
+  std::vector<Slot*> starved_, feeding_;  // two vectors, so that nothing is allocated while memory is short
 };
 
 Result<std::unique_ptr<Engine>> make_uring_engine(std::string& how) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See failed_worlds.hpp. What is remembered is a courtesy, so it is bounded: the oldest note makes room.
+// See failed_worlds.hpp. These notes are a courtesy, so they are bounded: the oldest makes room.
 #include "daemon/failed_worlds.hpp"
 
 #include <unistd.h>
@@ -13,7 +13,7 @@ namespace shmb::daemon {
 namespace {
 
 constexpr std::int64_t kSecondNs = 1'000'000'000;
-constexpr std::int64_t kKept = 60 * kSecondNs;  // as long as a worker waits for the others where nothing else is said
+constexpr std::int64_t kKept = 60 * kSecondNs;  // the default time that a worker waits for the others
 constexpr std::size_t kMostOfUid = 8, kMostNotes = 256;
 
 // The kernel counts starts in ticks, and within one tick in pids.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks run one after the other on one thread; what they find is taken over on the broker's own.
+// Looks run one after the other on one thread. The broker's thread takes over what they find.
 #include "daemon/gpu_device.hpp"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ GpuNode::GpuNode(World& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node
 GpuNode::~GpuNode() {
   if (!fd) return;
   --world.open_descriptors;
-  // The last close of a GPU's node tears the GPU down, which takes its time. Without a thread it is closed here.
+  // The last close of a GPU's node tears the GPU down, which takes time. Without a thread the node is closed here.
   (void)world.closer.close(fd);
   fd.reset();
   if (world.facts.descriptor_freed) world.facts.descriptor_freed();
@@ -96,7 +96,7 @@ GpuLooker::Found look_at(GpuLooker::Look look) {
     failed("looking for GPU " + quoted(found.look.pci) + " in /proc/driver/nvidia", information.error());
     return found;
   }
-  // Another UUID than the GPU's own is that of a MIG device on it, which /proc does not list.
+  // A UUID other than the GPU's own is that of a MIG device on it, which /proc does not list.
   found.minor = information->minor;
   auto node = sys::open_gpu_node(found.minor);
   if (!node) failed("opening " + sys::gpu_node_path(found.minor), node.error());
@@ -107,7 +107,7 @@ GpuLooker::Found look_at(GpuLooker::Look look) {
 }  // namespace
 
 void GpuLooker::run(const std::shared_ptr<Shared>& shared) {
-  // Signals are the main thread's.
+  // Signals belong to the main thread.
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -122,7 +122,7 @@ void GpuLooker::run(const std::shared_ptr<Shared>& shared) {
     lock.unlock();
     Found found = look_at(std::move(next));
     lock.lock();
-    if (shared->stop) break;  // nobody listens, and the number may be another file's
+    if (shared->stop) break;  // the broker has ended, and the number may name another file
     shared->finished.push_back(std::move(found));
     sys::event_signal(shared->wake);
   }
@@ -195,7 +195,7 @@ Result<GpuDevice*> give_node(World& world, Session& session, const sys::GpuUuid&
     if (!added) return added;
     device = *added;
   }
-  // What the broker opened itself is the GPU's; what is given may be another one's.
+  // A node that the broker opened itself is that of the GPU. A given node may be that of another GPU.
   if (device->node && device->node->hold == SHMBW_GPU_HOLD_NODE) {
     (void)close_elsewhere(world, session.uid, std::move(node));
     return device;
@@ -216,15 +216,15 @@ void devices_found(World& world) {
     auto node = node_of(world, found);
     Session* session = world.find_session(found.look.session);
     GpuDevice* device = session ? find_device(*session, found.look.uuid) : nullptr;
-    if (!device) continue;  // its end gives the node back
+    if (!device) continue;  // the session's end gives the node back
     const std::vector<std::uint64_t> watches = std::exchange(device->watches, {});
-    if (!device->node) device->node = node;  // else one was given meanwhile
+    if (!device->node) device->node = node;  // else a node was given meanwhile
     shmbw_gpu_device_event event{};
     std::ranges::copy(found.look.uuid, event.uuid);
     event.hold = device->node ? device->node->hold : SHMBW_GPU_HOLD_FAILED;
     event.minor = found.minor;
     event.system_errno = static_cast<std::uint32_t>(found.code);
-    // A failed look may be repeated: the cause may be gone by then.
+    // A failed look may be repeated, because the cause may be gone by then.
     if (!device->node)
       session->gpu_devices.erase(session->gpu_devices.begin() + (device - session->gpu_devices.data()));
     for (const std::uint64_t watch : watches) {

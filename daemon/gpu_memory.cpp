@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// States of GPU regions, and what the ends of processes make of them. "Closed" is never "freed" on a GPU: the driver
-// frees when the last mapping of the last process is gone, so bytes stay charged until every process that had a lease
+// States of GPU regions, and how the ends of processes change them. On a GPU "closed" never means "freed": the driver
+// frees when the last mapping of the last process is gone. So bytes stay charged until every process that had a lease
 // has given it back or ended.
 #include "daemon/gpu_memory.hpp"
 
@@ -40,7 +40,7 @@ namespace {
 
 void unname(Region& region) { region.group->names.remove(region); }
 
-// Only processes that have left the broker still have it: nobody can open it any more.
+// Only processes that have left the broker still have it, so no process can open it any more.
 bool only_stayed(const Region& region) {
   if (region.leases.empty() || region.name || region.tickets != 0 || region.pool_holds != 0) return false;
   bool all = true;
@@ -79,7 +79,7 @@ void gpu_session_over(World& world, Session& session) {
       set_gpu_state(world, region, SHMBW_GPU_STATE_INVALID, 0, session.pid);
       unname(region);
     } else if (lease.writes() && gpu.state == SHMBW_GPU_STATE_OK) {
-      // Every other state says more: what its owner wants back stays so, or he would wait for it for ever.
+      // Every other state says more. A region that its owner wants back must stay so, or the owner would wait for ever.
       set_gpu_state(world, region, SHMBW_GPU_STATE_POISONED, 0, session.pid);
     }
   }
@@ -121,7 +121,7 @@ bool settle_gpu(World& world, Region& region) {
   if (gpu.state == SHMBW_GPU_STATE_RETIRED && gpu.exporter && region.leases.size() == 1) {
     Session& owner = *std::exchange(gpu.exporter, nullptr);
     tell_gpu_drained(owner, region);
-    region.bytes_charge.give_back();  // a ticket or a message may still name what is no more
+    region.bytes_charge.give_back();  // a ticket or a message may still name the region
     if (Lease* own = find_lease(owner, region)) drop_lease(world, *own);
     return world.find_region(id) == nullptr;
   }

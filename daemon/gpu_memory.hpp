@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a GPU region has beside what every region has. The memory is the driver's. For vmm memory the broker holds
+// The part of a GPU region that other regions do not have. The memory is the driver's. For vmm memory the broker holds
 // descriptors that keep it alive; for legacy memory it counts the users of what the owner frees later. It never maps,
 // touches or asks for the memory. It holds two exports of each part: the keeper and the share. Only the share leaves
 // the broker. A hostile holder of the share can empty it for all who share the open file. That spoils later imports,

@@ -124,8 +124,8 @@ Result<void> check_exports(std::span<const Fd> files, std::size_t first) {
   return {};
 }
 
-// Sealed by its maker and not the broker's to read. The seals are asked first: only a memfd has some, so the size is
-// the kernel's own word.
+// The manifest is sealed by its maker, and the broker does not read it. The seals are checked first: only a memfd has
+// seals, so the size then comes from the kernel.
 Result<Fd> take_manifest(const Fd& given, std::uint64_t bytes) {
   auto seals = sys::seals(given.get());
   constexpr int needed = F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK;
@@ -253,7 +253,7 @@ Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu
     return std::unexpected(lease.error());
   }
   gpu.exporter = &session;
-  // What had the name keeps it until the last chunk has come; so does a new name its place.
+  // The region that had the name keeps it until the last chunk has come. A new name keeps its place for as long.
   if (!name.empty() && gpu.state == SHMBW_GPU_STATE_INCOMPLETE)
     region.promised = std::make_unique<Promised>(std::string(name), std::exchange(region.keep, 0),
                                                  flagged(wish, SHMBW_GPU_PUBLISH_REPLACE));

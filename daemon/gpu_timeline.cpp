@@ -22,7 +22,7 @@ constexpr std::int64_t kReleaseEvery = 100'000'000, kReleaseFor = 5'000'000'000;
 
 timeline::Word* words_of(const Mapping& map) { return reinterpret_cast<timeline::Word*>(map.data()); }
 
-// Its mapping is one of the few that the kernel allows a process.
+// A mapping of the broker's, of which the kernel allows a process only a limited number.
 Result<Charge> charge_timeline(World& world, const Session& session, Group& group) {
   auto charge = group.account.charge(Slot::timelines, 1);
   if (charge) return std::move(*charge);
@@ -44,8 +44,8 @@ void undo(World& world, Session& session, Region& region) {
 
 Timeline::~Timeline() { world.releaser.forget(*this); }
 
-// What was reached before anything else, because the counter will not tell it any more; then the status, so that
-// whoever sees the new counter sees why.
+// First the value that was reached, because the counter will not show it any more. Then the status, so that a waiter
+// that sees the new counter sees the reason.
 std::uint32_t Timeline::release(std::uint32_t most) {
   const std::uint32_t end = next + std::min(most, words - next);
   const std::uint32_t count = end - next;
@@ -56,7 +56,7 @@ std::uint32_t Timeline::release(std::uint32_t most) {
     word->status.store(status, std::memory_order_seq_cst);
     const std::uint64_t found = word->counter.exchange(released, std::memory_order_seq_cst);
     if (found == released && !first) continue;
-    if (found != released) word->last.store(found, std::memory_order_release);  // also what landed late
+    if (found != released) word->last.store(found, std::memory_order_release);  // also a write that landed late
     word->wakes.fetch_add(1, std::memory_order_seq_cst);
     (void)sys::futex_wake(word->wakes, INT_MAX);
   }
@@ -130,7 +130,7 @@ Result<Region*> make_timeline(World& world, Session& session, const shmbw_gpu_ti
     undo(world, session, region);
     return system_failure(map.error(), "mapping the memory of a timeline");
   }
-  // Nobody's reader closes writing: the producer's streams go on writing, and so does the broker at its end.
+  // No reader closes writing here: the producer's streams keep writing, and so does the broker at the producer's end.
   if (!region.seal_sealed)
     if (auto sealed = sys::add_seals(region.fd.get(), F_SEAL_SEAL); !sealed) {
       undo(world, session, region);
@@ -154,7 +154,8 @@ void end_timeline(World& world, Region& region, shmbw_gpu_word_status status, st
   Timeline& line = *region.gpu->timeline;
   if (line.status != SHMBW_GPU_WORD_STATUS_OK) return;
   line.status = status;
-  // Who else has it now is released before he can hear of it. If nobody has, it goes with its last lease, in a moment.
+  // Another holder must be released before it gets the event. Without another holder the region ends with its last
+  // lease in a moment.
   world.releaser.begin(line, others_hold(region));
   set_gpu_state(world, region, SHMBW_GPU_STATE_PRODUCER_DEAD, 0, pid);
 }

@@ -58,7 +58,7 @@ Result<Fd> reopen_read_only(int fd, std::string_view what) {
 
 Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights) {
   if ((rights & SHMBW_RIGHT_MAP_WRITE) != 0) return region.fd.get();
-  // It is closed once the reply has been sent, so the reserve may be used.
+  // The descriptor is closed once the reply has been sent, so it may use the reserve.
   const std::uint64_t used = world.descriptors() + world.reply_owned.size(), limit = world.facts.descriptors_limit;
   if (used >= limit)
     return std::unexpected(refuse_descriptors(world, {SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_HOST, 0, limit, used, 1}));

@@ -180,14 +180,15 @@ namespace {
 
 void collect_group(World& world, Group& group) {
   if (!group.regions.empty() || !group.pools.empty() || group.in_service) return;
-  tell_group_ended(world, group, 0);  // who subscribed after its end
+  tell_group_ended(world, group, 0);  // for subscriptions that were made after its end
   std::uint32_t uid = group.uid;
   world.group_tokens.erase(group.token);
   world.groups.erase(group.id);
   world.drop_uid(uid);
 }
 
-// Ended for good: its name may be used anew, its token admits nobody. Foreign leases and tickets may outlive it.
+// Ended for good: its name may be used again, and its token admits no session. Foreign leases and tickets may outlive
+// it.
 void close_group(World& world, Group& group) {
   group.closed = true;
   group.cancel();
@@ -195,11 +196,11 @@ void close_group(World& world, Group& group) {
   collect_group(world, group);
 }
 
-// Takes the names of regions and pools whose keep is over at `now`; returns when the next one ends, kNever for none.
+// Removes the names of regions and pools whose keep is over at `now`. Returns when the next keep ends, kNever for none.
 std::int64_t end_keeps(World& world, Group& group, std::int64_t now, bool all) {
   std::int64_t next = kNever;
   group.in_service = true;
-  // An unnamed pool ends with its group at once; one with a name as a region with one does.
+  // An unnamed pool ends with its group at once. A named pool has a keep, like a named region.
   group.pools.each([&](Pool& pool) {
     if (!all && !pool.name.empty() && pool.keep < 0) return;
     if (!all && !pool.name.empty() && group.ended_at + pool.keep > now) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One look over all pools, in turns. See idle_holds.hpp.
+// One look over all pools, in portions. See idle_holds.hpp.
 #include "daemon/idle_holds.hpp"
 
 #include <algorithm>
@@ -14,9 +14,9 @@ constexpr std::int64_t kFirstPause = 1'000'000'000, kLongestPause = 60'000'000'0
 
 }  // namespace
 
-// Senders that go on send the next message well before, and let go themselves.
+// Long enough for an active sender to send its next message, which drops the hold.
 void IdleHolds::noticed() {
-  waits_ |= pool_ != 0;  // in the midst of a look, that has perhaps passed it
+  waits_ |= pool_ != 0;  // a look is in progress, and may have passed this region
   if (armed() && pause_ == kFirstPause) return;
   pause_ = kFirstPause;
   world_.timers.set(*this, world_.now() + pause_);

@@ -16,7 +16,7 @@ static void count_in(const Lease& lease, int sign) {
   if (lease.lent_for_writing()) lease.region->lent_writers += static_cast<std::uint32_t>(sign);
 }
 
-// Ends the wait of read-only requests, and of those who publish.
+// Ends the wait of read-only requests, and of publishers.
 static void tell_settled(World& world, Region& region, std::uint32_t unmapped, std::uint32_t lent) {
   if ((unmapped != 0 && region.unmapped_writers == 0) || (lent != 0 && region.lent_writers == 0))
     tell_region(world, region, SHMBW_WATCH_EVENT_READY);
@@ -31,7 +31,7 @@ static void ask_for(Lease& lease) {
   if (lease.kept && !std::exchange(lease.asked, true)) tell_give_up(*lease.session, *lease.region);
 }
 
-// Those of one user: they count where a lease of another of its sessions is refused.
+// Asks all sessions of one user: kept mappings count where a lease of another of its sessions is refused.
 static void ask_for_kept_of(World& world, std::uint32_t uid) {
   for (Lease* lease : world.kept_leases)
     if (lease->session->uid == uid) ask_for(*lease);
@@ -56,7 +56,7 @@ Lease& book_charged(World& world, Session& session, Region& region, std::uint32_
   if ((rights & SHMBW_RIGHT_MAP_WRITE) == 0) reach = Reach::mapped;  // its descriptor cannot be mapped for writing
   if (Lease* held = find_lease(session, region)) {
     held->count += count;
-    // What was mapped before says nothing about a new descriptor, and an old one is still to be mapped.
+    // Earlier mappings say nothing about a new descriptor, and an old descriptor may still be mapped.
     set_lease(world, *held, held->rights | rights, held->writes() ? std::min(held->reach, reach) : reach);
     return *held;
   }
@@ -97,7 +97,7 @@ void keep_lease(World& world, Lease& lease) {
   world.kept_leases.insert(&lease);
   lease.kept = true;
   lease.asked = false;
-  release_region(world, *lease.region);  // perhaps nobody else needs it by now
+  release_region(world, *lease.region);  // perhaps no other session needs it by now
 }
 
 void use_lease(World& world, Lease& lease) {
@@ -116,10 +116,11 @@ void drop_lease(World& world, Lease& lease, bool recycle) {
   --world.lease_count;
   if (world.tally) ++world.tally->leases;
   lease.session->leases.erase(region.id);
-  // Whoever went without saying "unmapped" may have left a mapping or a descriptor with somebody we do not know.
+  // A session that ended without saying "unmapped" may have left a mapping or a descriptor with a process that the
+  // broker does not know.
   if (!recycle) region.no_recycle = true;
   if (release_region(world, region, recycle)) return;
-  tell_settled(world, region, unmapped, lent);  // the death of a writer that never mapped ends waits, too
+  tell_settled(world, region, unmapped, lent);  // the death of a writer that never mapped ends waits too
 }
 
 }  // namespace shmb::daemon

@@ -14,7 +14,7 @@ class Session;
 class World;
 struct Region;
 
-// What became of the last descriptor for writing that the session was given. The order matters: several references have
+// The fate of the last descriptor for writing that the session was given. The order matters: several references have
 // the least of their values.
 enum class Reach : std::uint8_t {
   lent,    // nothing is known yet: the session may be about to map it

@@ -14,7 +14,7 @@
 
 namespace shmb::daemon {
 
-// What the kernel says about the peer, gathered at accept.
+// The kernel's facts about the peer, gathered at accept.
 struct Peer {
   std::uint32_t uid = 0, gid = 0;
   std::uint32_t pid = 0;  // 0: in a PID namespace that the broker cannot see

@@ -11,7 +11,7 @@
 namespace shmb::daemon {
 namespace {
 
-// A descriptor may become free without our noticing: by the books, or, at ENFILE, in another process.
+// A descriptor may become free without a notice here: by the ledger or, at ENFILE, in another process.
 constexpr std::int64_t kPause = 100'000'000;
 
 }  // namespace
@@ -39,7 +39,7 @@ bool Listener::someone_waits() {
   return ready && *ready;
 }
 
-// The kernel gives the lowest free number, so a number tells how full the table is. One more is wanted for the pidfd.
+// The kernel gives the lowest free number, so a number shows how full the table is. The pidfd needs one more.
 bool Listener::has_room(int descriptor) const { return static_cast<std::uint64_t>(descriptor) + 1 < highest_; }
 
 bool Listener::room_again() const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See log.hpp. stderr may be shared with whoever started us, so O_NONBLOCK, which belongs to the open file
-// description, is not ours to set: poll(2) asks first, and a line is short enough (PIPE_BUF) to go whole or not at all.
+// See log.hpp. Standard error may be shared with the process that started the broker. O_NONBLOCK belongs to the open
+// file description, so the broker must not set it. poll(2) asks first, and a line is short enough (PIPE_BUF) to be
+// written whole or not at all.
 #include "daemon/log.hpp"
 
 #include <poll.h>
@@ -48,7 +49,7 @@ std::size_t write_head(char* out, std::size_t room, int priority) {
                                                  static_cast<int>(::getpid()), kWords[std::clamp(priority, 0, 7)]));
     return at;
   }
-  // The journal and most collectors read the priority from this prefix (sd-daemon(3)); a person does not want it.
+  // The journal and most collectors read the priority from this prefix (sd-daemon(3)). A person does not need it.
   static const bool terminal = isatty(STDERR_FILENO) == 1;
   return terminal ? 0 : static_cast<std::size_t>(std::snprintf(out, room, "<%d>", priority));
 }

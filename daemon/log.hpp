@@ -12,7 +12,7 @@ namespace shmb::daemon::log {
 // syslog(3) numbers.
 enum Priority : int { error = 3, warning = 4, notice = 5, info = 6, debug = 7 };
 
-// What stands before the text of a line. A collector (the journal) adds time, program and pid itself, and reads a
+// The head of a line. A collector (the journal) adds time, program and pid itself, and reads a
 // priority. A private broker writes its own log file, so it adds them itself: several brokers write to that file one
 // after another.
 enum class Form { collector, file };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// shmbrokerd: from the command line to the loop, in the order that safety asks for. Files are read and the directory is
-// made while root; everything a client can reach is opened after the privileges are gone.
+// shmbrokerd: from the command line to the loop, in the order that safety needs. Files are read and the directory is
+// made while root. Everything that a client can reach is opened after the privileges are gone.
 #include <dirent.h>
 #include <unistd.h>
 
@@ -57,7 +57,7 @@ std::uint32_t open_descriptors() {
   if (!directory) return 16;  // no /proc: more than the process has at that moment
   std::uint32_t count = 0;
   while (::readdir(directory.get()) != nullptr) ++count;
-  return count - 2;  // "." and ".."; the directory's own descriptor makes up for one that is opened later
+  return count - 2;  // "." and ".."; the directory's own descriptor counts for one that is opened later
 }
 
 Result<SystemUser> account_of(const Config& config) {
@@ -103,7 +103,7 @@ Result<int> serve(Config config, int ready_fd) {
   facts.tick_at_most = kSlice;
   auto books = make_broker(config, std::move(facts));
   if (!books) return std::unexpected(books.error());
-  // The transport names sessions to the books to its very end, so it has to end first.
+  // The transport names sessions to the ledger until it ends, so it has to end first.
   struct Detach {
     Transport& transport;
     ~Detach() { transport.close_all(); }
@@ -149,7 +149,7 @@ Result<int> serve(Config config, int ready_fd) {
 }
 
 #ifdef SHMB_TEST_SEAM
-// How many calls of each kind this life made: a test that lets each fail once has to know how many there are.
+// Prints how many calls of each kind this life made. A test that lets each fail once needs that number.
 void tell_calls() {
   std::string made = "seam: calls";
 #define X(name) made += " " #name "=" + std::to_string(fault::count(fault::Call::name));
@@ -198,7 +198,7 @@ int run(int argc, char** argv) {
   tell_calls();
 #endif
 #ifdef __SANITIZE_ADDRESS__
-  (void)sys::set_dumpable(true);  // the leak checker looks at the process with ptrace
+  (void)sys::set_dumpable(true);  // the leak checker uses ptrace on the process
 #endif
   return served ? *served : kFailure;
 }

@@ -123,7 +123,7 @@ Result<void> take(Given& given, Options& options, int code, const char* value) {
   }
 }
 
-// $XDG_CONFIG_HOME/shmbroker.conf, by default ~/.config/shmbroker.conf; empty: the environment names no place.
+// $XDG_CONFIG_HOME/shmbroker.conf, by default ~/.config/shmbroker.conf. Empty: the environment names no place.
 std::string own_file() {
   const auto folder = [](const char* name) -> std::string {
     const char* value = std::getenv(name);
@@ -134,8 +134,8 @@ std::string own_file() {
   return {};
 }
 
-// Sets that a private broker's user has made. sudo may leave another user's environment in place: then the file is not
-// for this broker, which would follow its owner's wishes with its own rights.
+// Settings of a private broker's user. sudo may leave another user's environment in place. Then the file is not used,
+// because the broker would follow another user's wishes with its own rights.
 Result<void> read_own_file(Options& options) {
   options.config.file = own_file();
   if (options.config.file.empty()) return {};
@@ -158,7 +158,7 @@ Result<void> read_own_file(Options& options) {
 Result<Options> parse_options(int argc, char** argv) {
   Options options;
   Given given;
-  optind = 0;  // glibc: start anew, also after a test has parsed before
+  optind = 0;  // glibc: restart, also after an earlier parse in a test
   opterr = 0;
   for (int code; (code = ::getopt_long(argc, argv, ":", kOptions, nullptr)) != -1;) {
     const char* word = optind > 0 && optind <= argc ? argv[optind - 1] : "";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See outbox.hpp. The peer reads in order, so "the reply is unread" follows from "something is unread and a reply was
-// sent since nothing was".
+// See outbox.hpp. The peer reads in order. So "the reply is unread" follows from "something is unread, and a reply was
+// sent since the buffer was empty".
 #include "daemon/outbox.hpp"
 
 #include <algorithm>
@@ -13,18 +13,18 @@
 namespace shmb::daemon {
 namespace {
 
-// sock_wfree() in the kernel gives a packet's bytes back in two steps and wakes the writer between them: at the moment
-// of the edge the last packet still counts 1. The smallest packet counts 768, so anything up to 128 is an empty queue;
-// waiting for 0 would wait for an edge that never comes (dbus-broker draws the same line).
+// sock_wfree() in the kernel gives a packet's bytes back in two steps and wakes the writer between them. So at the
+// moment of the edge the last packet still counts 1. The smallest packet counts 768, so anything up to 128 is an empty
+// queue. Waiting for 0 would wait for an edge that never comes (dbus-broker uses the same bound).
 constexpr int kEmptyQueue = 128;
 
-// No room now, in the socket or in the kernel: the event is sent later. Everything else means that the peer is gone.
+// The socket or the kernel has no room now, and the event is sent later. Every other error means that the peer is gone.
 bool passing(Errno error) { return error.value == EAGAIN || error.value == ENOBUFS || error.value == ENOMEM; }
 
-// A look at a socket takes about 0.2 us: what somebody who is over his share costs others stays at a few per cent.
+// A look at a socket takes about 0.2 us. So a process over its share costs others a few per cent at most.
 constexpr std::int64_t kLookPause = 5'000'000, kLookPausePerSocket = 10'000;
 
-constexpr std::size_t kFew = 4;  // descriptors that other replies than those to batches carry at most
+constexpr std::size_t kFew = 4;  // the most descriptors of a reply that is not to a batch
 
 constexpr std::size_t kSequenceOffset = sizeof(shmbw_header);  // every event's fixed part begins with its sequence
 
@@ -64,15 +64,15 @@ void InFlight::remove(Outbox& outbox) {
   outbox.descriptors_ = 0;
 }
 
-// Half of all for one process while there is plenty. Once more than half is used, a sixteenth each, at least one full
-// packet unless the table is tiny.
+// A process may have half of all while there is plenty. Once more than half is used, each has a sixteenth, and at least
+// one full packet unless the table is tiny.
 std::uint64_t InFlight::share_of_process() const {
   if (descriptors_ <= allowance_ / 2) return std::max<std::uint64_t>(1, allowance_ / 2);
   return std::max({std::uint64_t{1}, std::min<std::uint64_t>(sys::kMaxFdsPerMessage, allowance_ / 4), allowance_ / 16});
 }
 
-// Of n users each may leave 1/(n + 1) of what is left and what it has unread, however many processes it has. Root may
-// leave all.
+// With n users, each may leave unread 1/(n + 1) of what is left and what it has unread, however many processes it has.
+// Root may use all.
 std::uint64_t InFlight::share_of_user(const Outbox& outbox) const {
   const auto& [uid, user] = *outbox.user_;
   if (uid == 0) return allowance_;
@@ -81,8 +81,8 @@ std::uint64_t InFlight::share_of_user(const Outbox& outbox) const {
   return (left + user.used()) / (users_.size() + 1);
 }
 
-// A reply that the kernel would refuse is not made: while it waits, it needs as many descriptors again. The kernel
-// refuses once more than the allowance is unread, so a quarter is kept for what is promised already.
+// A reply that the kernel would refuse is not made, because while it waits it needs as many descriptors again. The
+// kernel refuses once more than the allowance is unread. So a quarter is kept for replies that are promised already.
 bool InFlight::fits(const Outbox& outbox, std::size_t wanted) const {
   if (outbox.process_->second.used() >= share_of_process()) return false;
   if (outbox.user_->second.used() > share_of_user(outbox)) return false;
@@ -100,7 +100,7 @@ bool InFlight::within_share(Outbox& outbox, std::size_t wanted, std::int64_t now
 bool InFlight::over_share(const Outbox& outbox) const { return outbox.process_->second.unread > share_of_process(); }
 
 void EventQueue::push(wire::Bytes packet) {
-  // What was sent makes room, as soon as that is most of it.
+  // Reuses the room of packets that were sent, once they are the larger part.
   if (first_ > memory_.size() / 2) {
     memory_.erase(memory_.begin(), memory_.begin() + static_cast<std::ptrdiff_t>(first_));
     first_ = 0;
@@ -119,7 +119,7 @@ wire::Bytes EventQueue::front() const {
 }
 
 void EventQueue::pop() {
-  constexpr std::size_t kKept = 512;  // who is sent one event after the other costs no allocation for each
+  constexpr std::size_t kKept = 512;  // so that a session that gets events one by one costs no allocation for each
   first_ += cost(front());
   if (--count_ != 0) return;
   first_ = 0;
@@ -178,7 +178,7 @@ void Outbox::promise(std::size_t descriptors) {
 
 bool Outbox::nothing_unread() {
   auto bytes = sys::unread_bytes(socket_);
-  // A kernel that does not answer must not hold a session back for ever; the socket's buffer remains the bound.
+  // If the kernel does not answer, the session must not wait for ever. The socket's buffer remains the bound.
   return !bytes || *bytes <= kEmptyQueue;
 }
 
@@ -209,7 +209,7 @@ Outbox::Sent Outbox::send(wire::Bytes packet, std::span<const int> fds, std::int
     case EAGAIN:   // an unread event fills the buffer
     case ENOBUFS:  // the kernel is short of memory
     case ENOMEM:
-    case ETOOMANYREFS:  // unread descriptors of all our sessions, and of all processes of our user
+    case ETOOMANYREFS:  // unread descriptors of all the broker's sessions, and of all processes of its user
       return Sent::kept;
     case EPIPE:
     case ECONNRESET:
@@ -242,10 +242,11 @@ Outbox::Sent Outbox::reply(wire::Bytes packet, std::span<const int> fds, std::in
   return Sent::kept;
 }
 
-// Who reads gets its events, however much others of its user leave unread: only what has to be queued is bounded.
+// A peer that reads gets its events, however much others of its user leave unread: only queued events are bounded.
 void Outbox::event(wire::Bytes packet) {
   if (events_.empty() && lost_events_ == 0 && may_send_event() && send_event(packet)) return;
-  // Once some are lost, so is all until the gap has been told: the peer never sees a hole that is not announced.
+  // Once some events are lost, all are lost until the peer has the gap. So the peer never misses an event without a
+  // gap.
   std::uint64_t& used = user_->second.event_bytes;
   const std::size_t cost = EventQueue::cost(packet);
   if (events_.count() >= events_queued_ || lost_events_ > 0 || used + cost > InFlight::kEventBytesOfUser) {
@@ -280,7 +281,7 @@ bool Outbox::may_send_event() {
   return !reply_unread_ && !event_unread_;
 }
 
-// False: there is no room now. A peer that is gone takes everything.
+// False: there is no room now. For a peer that is gone every packet counts as sent.
 bool Outbox::send_event(wire::Bytes packet) {
   if (auto sent = sys::send(socket_, packet, {}, {}, false); !sent && passing(sent.error())) return false;
   return event_unread_ = true;

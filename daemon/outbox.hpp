@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one session was sent and has not read: law 8's gate. At most one reply is unread, so a peer that does not read
-// holds the descriptors of one reply and no more. Events wait here, bounded, and never count as unread replies. A reply
-// may be impossible to send now: the socket's buffer is full, or others have used up the allowance of descriptors in
-// flight. Then it is kept with its own copies of the descriptors and sent later, while all others are served.
+// Packets that one session was sent and has not read: law 8's gate. At most one reply is unread, so a peer that does
+// not read holds the descriptors of one reply and no more. Events wait here, bounded, and never count as unread
+// replies. A reply may be impossible to send now: the socket's buffer is full, or others have used up the allowance of
+// descriptors in flight. Then it is kept with its own copies of the descriptors and sent later, while all others are
+// served.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a LIST asks for, and one page of its reply, written straight into the one reply buffer. Pages follow keys that
+// The filter of a LIST, and one page of its reply, written straight into the one reply buffer. Pages follow keys that
 // are never reused, so changes between two pages lose and repeat no row. A table in the order of its keys is entered
 // where the last page ended. Totals are counted once for all pages: 100,000 regions are 300 pages.
 #pragma once

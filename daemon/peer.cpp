@@ -27,11 +27,11 @@ Identity identify(int socket, bool admin) {
     facts.gid = credentials->gid;
     facts.pid = credentials->pid;
   } else {
-    facts.uid = facts.gid = 0xffff'ffff;  // nobody: owns nothing, is nobody's equal
+    facts.uid = facts.gid = 0xffff'ffff;  // (uid_t)-1: owns nothing, and equals no user
   }
   if (auto groups = sys::peer_groups(socket)) facts.groups = std::move(*groups);
-  // 6.5. It names the process that called connect(2), without a window in which the number could be reused, and works
-  // even after that process has been reaped.
+  // 6.5. It names the process that called connect(2), and the pid cannot have been reused in between. It works even
+  // after that process has been reaped.
   if (auto pidfd = sys::peer_pidfd(socket)) {
     identity.pidfd = std::move(*pidfd);
     identity.pidfd_is_certain = true;
@@ -45,7 +45,7 @@ Identity identify(int socket, bool admin) {
 bool confirm_start_time(Identity& identity, int socket, std::uint64_t start_time) {
   if (!identity.pidfd) return false;
   if (identity.pidfd_is_certain) return true;
-  // The order matters: the start time is read first, so that a pidfd which is still alive afterwards belongs to it.
+  // The order matters: the start time is read first, so a pidfd that is still alive afterwards belongs to it.
   auto began = sys::process_start_time(static_cast<pid_t>(identity.facts.pid));
   if (began && start_time != 0 && *began == start_time && !has_ended(identity.pidfd.get()) && !hung_up(socket)) {
     identity.pidfd_is_certain = true;

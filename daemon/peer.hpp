@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is at the other end, by the kernel's word alone. The client's word is used only to reject a wrong guess. Each
+// The identity of the peer, by the kernel's word alone. The client's word is used only to reject a wrong guess. Each
 // fact is optional: one that the kernel does not give, for any errno, is "unknown" and never a reason to refuse or to
 // fail.
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Life of a pool: charged whole, made, sealed and mapped; joined, left, repaired; closed with its group; gone with its
-// last holder. Pages of its two areas are touched only when a word in them is needed.
+// last holder. A page of its two areas is touched only when a word in it is needed.
 #include "daemon/pool.hpp"
 
 #include <fcntl.h>
@@ -29,9 +29,9 @@ using pool::Stamp;
 
 namespace {
 
-// Cache lines of repair in one turn of the loop: some 0.1 ms, while others wait.
+// Cache lines of repair in one turn of the loop: some 0.1 ms, in which others wait.
 constexpr std::size_t kPortion = 4096;
-// Nobody tells when a message is taken or has expired, so waiting repairs look again, ever more seldom.
+// No event reports that a message was taken or has expired. So waiting repairs look again, at growing intervals.
 constexpr std::int64_t kRetryFirst = 20'000'000, kRetryLast = 1'000'000'000;
 constexpr std::uint64_t kDescriptors = 2, kRegions = 2;
 
@@ -40,7 +40,7 @@ struct Area {
   Mapping map;
 };
 
-// F_SEAL_FUTURE_WRITE leaves the mapping that exists already: that is how the broker alone writes the directory.
+// F_SEAL_FUTURE_WRITE leaves the existing mapping writable. So the broker alone writes the directory.
 Result<Area> make_area(const char* label, std::uint64_t bytes, bool no_exec, int seals) {
   auto fd = make_memory({label, bytes, no_exec, false});
   if (!fd) return std::unexpected(fd.error());
@@ -84,18 +84,18 @@ void set_stamp(Pool& pool, std::uint32_t index, ParticipantState state) {
 }
 
 Result<void> may_join(const Session& session, const Pool* pool) {
-  // Nothing would tell the end of the process that asks: it is not the one the kernel named to us.
+  // The process that asks is not the one that the kernel named. No event would report its end.
   if (session.process_gone)
-    return error(Status::forked, "the process of this session has ended; connect anew to join a pool");
+    return error(Status::forked, "the process of this session has ended; connect again to join a pool");
   if (pool && session.pools.contains(pool->id))
     return std::unexpected(Error{Status::busy,
                                  0,
-                                 {.scope_id = pool->id},  // by which the library finds it, whatever the address was
+                                 {.scope_id = pool->id},  // the library finds it by this, whatever the address was
                                  "this session has joined pool " + pool->text() + " already"});
   return {};
 }
 
-// A clean index: no bit, no claim, no place in a ring is left of its last life.
+// A clean index: no bit, no claim and no place in a ring is left of its last life.
 void admit(World& world, Session& session, Pool& pool, std::uint32_t index, bool read_only) {
   Participant& who = pool.participants[index];
   ++who.life;
@@ -121,7 +121,7 @@ void close_doorbell(World& world, Participant& who) {
   if (world.facts.descriptor_freed) world.facts.descriptor_freed();
 }
 
-// D1 at once; the rest of the repair as far as one portion goes, then in turns of the loop.
+// D1 at once. The repair then continues for one portion here, and in later turns of the loop.
 void part(World& world, Pool& pool, std::uint32_t index, ParticipantState as) {
   Participant& who = pool.participants[index];
   if (pool.making.session == who.session) pool.making = {};
@@ -139,7 +139,7 @@ void part(World& world, Pool& pool, std::uint32_t index, ParticipantState as) {
   world.timers.set(pool, world.now());
 }
 
-// Freeing many pages takes some 0.1 us for each: a helper thread does it.
+// Freeing many pages takes some 0.1 us for each, so a helper thread does it.
 bool close_areas_elsewhere(World& world, Pool& pool) {
   if (pool.control_map.size() < kClosePoolElsewhereFrom) return false;
   std::vector<Mapping> maps;
@@ -147,7 +147,7 @@ bool close_areas_elsewhere(World& world, Pool& pool) {
   pool.view = {};
   for (Mapping* map : {&pool.directory_map, &pool.control_map}) maps.push_back(std::move(*map));
   for (Fd* fd : {&pool.directory, &pool.control}) fds.push_back(std::move(*fd));
-  if (!world.closer.close(fds, maps, pool.id)) return false;  // closed here, at the end of these two
+  if (!world.closer.close(fds, maps, pool.id)) return false;  // closed here, when these two go out of scope
   ClosingPool& closing = world.closing_pools.try_emplace(pool.id).first->second;
   closing.uid = pool.group->uid;
   closing.descriptors = kDescriptors;
@@ -182,7 +182,7 @@ void destroy(World& world, Pool& pool) {
 
 Pool::Pool(World& owner, std::uint64_t number, Group& of) : world(owner), id(number), group(&of) {}
 
-// Also at the end of the broker: who sleeps in here must learn that nobody repairs any more.
+// Also at the end of the broker: sleepers must learn that repair has ended.
 Pool::~Pool() {
   for (Participant& who : participants) who.session = nullptr;
   if (view && broken() == Broken::no) break_pool(*this, Broken::broker_ended);
@@ -203,8 +203,8 @@ std::uint64_t Pool::bytes() const {
 
 bool Pool::receivers_done(std::uint32_t lane) { return lane_received(*this, lane); }
 
-// Z1 to Z5 of the sleeper against these three: its event is another one before we look whether it sleeps, so it either
-// sees the change when it looks at its sources again, or does not sleep.
+// Steps Z1 to Z5 of the sleeper against these three. The sleeper's event changes before the broker looks whether it
+// sleeps. So the sleeper sees the change when it checks its sources again, or does not sleep.
 void Pool::wake_peers() {
   for (std::uint32_t i = 0; i < participants.size(); ++i) {
     const Participant& who = participants[i];
@@ -375,7 +375,7 @@ Result<Cut> add_segment(World& world, Session& session, Pool& pool, const shmbw_
     return error(Status::invalid, "the region belongs to another group than pool " + pool.text());
   if (!lease->writes() || region->sealed())
     return error(Status::denied, "the session may not write the region: its slots would be of no use");
-  // In system mode the mode bits bound readers, whoever writes.
+  // In system mode the mode bits bind readers, whatever writers do.
   if (world.private_mode() && !region->many_writers)
     return error(Status::invalid, "the region was not created with many_writers: its first reader would close writing");
   if (wish.slot_size == 0 || wish.slots == 0) return error(Status::invalid, "a segment has slots of at least 1 byte");
@@ -448,9 +448,9 @@ Result<void> set_doorbell(World& world, const Session& session, Pool& pool, std:
     ++world.hold_uid(session.uid).doorbells;
   }
   const std::uint64_t bit = std::uint64_t{1} << index;
-  // Peers fetch it before they need it: then they ring also while this broker is stopped.
+  // Peers fetch it before they need it. Then they can also ring while this broker is stopped.
   if ((pool.view.header().doorbells.fetch_or(bit, std::memory_order_release) & bit) == 0) pool_changed(pool);
-  who.doorbell = std::move(doorbell);  // not told of itself
+  who.doorbell = std::move(doorbell);  // a participant is not notified of its own doorbell
   who.doorbell_of = session.uid;
   return {};
 }
@@ -481,7 +481,7 @@ void Pool::on_timer(std::int64_t now) {
     }
     if (state == Repair::State::working) {
       working = true;
-      break;  // one after the other, of one portion for all
+      break;  // one repair after the other, within one portion for all
     }
     slots_used = who.repair->slots_used();
     slots_high = std::max(slots_high, slots_used);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See pool_repair.hpp. The names in the margin are those of the algorithm.
+// See pool_repair.hpp. The names D1 to D6 are those of docs/pools.md.
 #include "daemon/pool_repair.hpp"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::size_t kBodyWords = 7;  // a deadline and a handle: what fits into the smaller cell
 
-// Others may be writing it: one copy, and only the copy is looked at.
+// Peers may be writing the cell. So it is copied once, and only the copy is checked.
 std::array<std::uint64_t, kBodyWords> copy_body(Cell& cell) {
   std::array<std::uint64_t, kBodyWords> copy;
   auto* words = reinterpret_cast<std::atomic<std::uint64_t>*>(cell.body());
@@ -60,7 +60,8 @@ std::uint32_t unread(const LaneView& lane, QueueKind kind) {
   const std::uint64_t head = lane.head().load(std::memory_order_acquire) & pool::kPositionMask;
   for (std::uint32_t i = 0; i < lane.cells(); ++i) {
     const CellWord word = CellWord::of(lane.cell(i).word.load(std::memory_order_acquire));
-    // While this looks, the reader of a line may be done with the first, and the sender fill its cell anew.
+    // Meanwhile the reader of a line lane may be done with the first messages, and the sender may fill their cells
+    // again.
     const bool before = kind == QueueKind::line && pool::position_difference(word.position, head) < 0;
     count += kind == QueueKind::claim ? unread_in_claim(word) : word.is(CellState::full) && !before;
   }
@@ -75,7 +76,7 @@ bool unread_by(const KnownLane& lane, std::uint64_t participants) {
     if (place == 0) continue;
     const CellWord word = CellWord::of(lane.words.cell(place - 1).word.load(std::memory_order_acquire));
     const std::int64_t ahead = pool::position_difference(word.position, place - 1);
-    // Overwritten right now, or by a writer that died over it: what lies between is still there to be read.
+    // The cell is being overwritten, or its writer died while it did that. The messages in between can still be read.
     if ((word.is(CellState::full) && ahead >= 0) || (word.is(CellState::busy) && ahead > 0)) return true;
   }
   return false;
@@ -122,7 +123,7 @@ Repair::State Repair::go_on(std::size_t& lines, std::int64_t monotonic, RepairFa
           keep_.assign(view_.slots(), false);
         }
         if (!look(lines, monotonic, facts)) return state_;
-        // No bit of the dead comes back: where nothing else is to be kept than before, nothing is to be swept.
+        // No bit of the dead participant comes back. If nothing else must be kept than before, nothing has to be swept.
         if (swept_once_ && keep_all_ == swept_all_ && keep_ == swept_) {
           step_ = Step::rest;
           break;
@@ -153,8 +154,8 @@ Repair::State Repair::go_on(std::size_t& lines, std::int64_t monotonic, RepairFa
   return state_;
 }
 
-// D1, before any look at lanes and positions: whoever joins or sends afterwards sees it. With it go the bits by which
-// others would wake the dead.
+// D1, before any look at lanes and positions: a peer that joins or sends afterwards sees it. This step also clears the
+// bits by which peers would wake the dead participant.
 void Repair::declare() {
   const Stamp dead{life_, static_cast<std::uint8_t>(as_)};
   if (as_ == pool::ParticipantState::dead)
@@ -170,7 +171,7 @@ void Repair::declare() {
   view_.wait(participant_).sleep.store(0, std::memory_order_relaxed);
 }
 
-// One line for the lane itself, when it is begun and not when it is gone on with.
+// Takes one line for the lane itself when it is begun, and none when it is continued.
 bool Repair::enter_lane(std::size_t& lines) {
   if (in_lane_) return true;
   if (lines == 0) return false;
@@ -178,7 +179,8 @@ bool Repair::enter_lane(std::size_t& lines) {
   return in_lane_ = true;
 }
 
-// D2: what it claimed is there for others again. And its places in rings, which no newcomer on this index may inherit.
+// D2: messages that it claimed become available to others. Its places in rings are cleared, because a newcomer on this
+// index must not inherit them.
 bool Repair::give_back(std::size_t& lines) {
   const auto mine = static_cast<std::uint8_t>(pool::kClaimedBy + participant_);
   for (; lane_ < view_.lanes(); ++lane_, cell_ = 0, in_lane_ = false) {
@@ -203,7 +205,7 @@ bool Repair::give_back(std::size_t& lines) {
   return true;
 }
 
-// D3: which of its slots are named by messages that somebody may still take.
+// D3: notes the slots that are named by messages which a receiver may still take.
 bool Repair::look(std::size_t& lines, std::int64_t monotonic, RepairFacts& facts) {
   for (; lane_ < view_.lanes(); ++lane_, cell_ = 0, in_lane_ = false) {
     const bool first = !in_lane_;
@@ -217,7 +219,7 @@ bool Repair::look(std::size_t& lines, std::int64_t monotonic, RepairFacts& facts
       head_ = lane.words.head().load(std::memory_order_acquire) & pool::kPositionMask;
       serial_ = serial;
     } else if (serial != serial_) {
-      continue;  // recycled since the last portion, so it is read
+      continue;  // recycled since the last portion, so it was read
     }
     for (; cell_ < lane.words.cells(); ++cell_) {
       if (lines == 0) return false;
@@ -236,8 +238,8 @@ void Repair::look_at(const LaneView& lane, QueueKind kind, std::uint32_t flags, 
   std::uint64_t seen = cell.word.load(std::memory_order_acquire);
   const CellWord word = CellWord::of(seen);
   if (kind == QueueKind::claim ? !unread_in_claim(word) : !word.is(CellState::full)) return;
-  // A message that nobody wants any more, of a sender that cannot take it back itself. Not retried: somebody has
-  // claimed it.
+  // An expired message, whose sender cannot take it back itself. The exchange is not retried: if it fails, a receiver
+  // has claimed the message.
   if (kind == QueueKind::claim && word.is(CellState::full) && (flags & pool::kQueueExpiring) != 0) {
     const auto deadline = static_cast<std::int64_t>(copy_body(cell)[0]);
     const std::uint64_t done = CellWord::empty(word.position + lane.cells());
@@ -254,10 +256,10 @@ void Repair::keep(const LaneView&, std::uint32_t flags, Cell& cell, std::uint8_t
       const auto body = copy_body(cell);
       const auto slot = static_cast<std::uint32_t>(body[(flags & pool::kQueueExpiring) != 0 ? 1 : 0]);
       if (slot < view_.slots()) keep_[slot] = true;
-      else impossible_ = true;  // and the cell protects nothing
+      else impossible_ = true;  // the cell protects nothing
       return;
     }
-    // What a list names stands where the broker does not look: all its sender has stays until the list is taken.
+    // The broker does not read what a list names, so all slots of its sender stay until the list is taken.
     case pool::kTagListInline:
     case pool::kTagListInSlot:
     case pool::kTagListInRegion:
@@ -268,7 +270,7 @@ void Repair::keep(const LaneView&, std::uint32_t flags, Cell& cell, std::uint8_t
   }
 }
 
-// D4: every other slot lets go of it, and groups with free slots are counted up.
+// D4: clears its bit on every other slot, and counts up the groups with free slots.
 bool Repair::sweep(std::size_t& lines) {
   const std::uint64_t bit = std::uint64_t{1} << participant_;
   for (; slot_ < view_.slots(); ++slot_) {
@@ -281,7 +283,8 @@ bool Repair::sweep(std::size_t& lines) {
       else now = holders.fetch_and(~bit, std::memory_order_acq_rel) & ~bit;
     }
     used_now_ += now != 0;
-    // Also a slot that it let go of right before its death, and did not count. Before D5, so that who wakes looks.
+    // Also a slot that the dead participant freed right before its death without counting it. This comes before D5, so
+    // that woken peers find the slot.
     free_in_group_ |= now == 0;
     const bool last_of_group = (slot_ + 1) % pool::kGroupSlots == 0 || slot_ + 1 == view_.slots();
     if (last_of_group && std::exchange(free_in_group_, false))

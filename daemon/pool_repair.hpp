@@ -10,7 +10,7 @@
 // 4. sweep (D4): its bit is cleared on all other slots, and freed slots are counted. Then peers are woken (D5).
 // 5. rest (D6): clean if no slot has its bit, else waiting. A reader that is through makes it look again from step 3.
 //
-// What must hold:
+// These rules hold:
 // - Each step is one load, one compare-and-swap that is not retried, or one store to the directory. So the work can
 //   stop between any two, and starts again at D1, also in a later life of the broker. Nothing needed for that is kept
 //   here.

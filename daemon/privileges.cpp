@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See privileges.hpp. CAP_SYS_RESOURCE is kept because without it the kernel counts descriptors in flight against
-// RLIMIT_NOFILE of the sending user, so that all clients share one allowance (unix(7), ETOOMANYREFS).
+// See privileges.hpp. CAP_SYS_RESOURCE is kept for one reason. Without it the kernel counts descriptors in flight
+// against RLIMIT_NOFILE of the sending user, and all clients share one allowance (unix(7), ETOOMANYREFS).
 #include "daemon/privileges.hpp"
 
 #include <grp.h>
@@ -44,8 +44,8 @@ Caps only(bool resource) {
 
 std::unexpected<Error> failed(const char* what) { return system_failure(Errno{errno}, what); }
 
-// The bounding set matters only for execve, which no_new_privs makes harmless; it is emptied where we may, which is
-// while CAP_SETPCAP is still effective.
+// The bounding set matters only for execve, which no_new_privs makes harmless. It can be emptied only while CAP_SETPCAP
+// is effective.
 void empty_bounding_set(bool resource) {
   for (cap_value_t each = 0; cap_get_bound(each) >= 0; ++each)
     if (!(resource && each == CAP_SYS_RESOURCE)) (void)cap_drop_bound(each);
@@ -74,7 +74,7 @@ Result<void> become(const SystemUser& account) {
   return {};
 }
 
-// As large as wanted and allowed; the hard limit is raised first, while that may still be possible.
+// Sets the table as large as wanted and allowed. The hard limit is raised first, while that may still be possible.
 std::uint64_t raise_table(const Config& config, std::vector<std::string>& losses) {
   auto limit = sys::descriptor_limit();
   if (!limit) return 1024;
@@ -126,8 +126,8 @@ Result<Lowered> lower_privileges(const Config& config, const SystemUser& account
   }
   if (auto none = sys::set_no_new_privileges(); !none) return system_failure(none.error(), "setting no_new_privs");
   if (auto kept = keep_only_resource(resource); !kept) return std::unexpected(kept.error());
-  // Last, because a change of uid sets it anew (prctl(2)): nobody of the same uid may ptrace the broker or take its
-  // descriptors with pidfd_getfd.
+  // Last, because a change of uid resets it (prctl(2)). Afterwards no process of the same uid can ptrace the broker or
+  // take its descriptors with pidfd_getfd.
   if (auto hidden = sys::set_dumpable(false); !hidden) return system_failure(hidden.error(), "becoming not dumpable");
   if (!resource)
     lowered.losses.push_back("no CAP_SYS_RESOURCE: at most " + std::to_string(lowered.table) +

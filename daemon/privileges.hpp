@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the broker gives up at start. In system mode it ends as its own uid, with CAP_SYS_RESOURCE where it can get
-// that, and nothing else. It checks the result, and does not start otherwise. Each thing that it could not get is a
-// sentence in `status`.
+// The rights that the broker gives up at start. In system mode it ends as its own uid, with CAP_SYS_RESOURCE where it
+// can get that, and nothing else. It checks the result, and does not start otherwise. Each thing that it could not get
+// is a sentence in `status`.
 #pragma once
 
 #include <cstdint>

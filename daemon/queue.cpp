@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Order of an open: all words checked, then the lanes it needs, then the ends are entered; what fails leaves nothing.
+// Order of an open: check all words, make the lanes that it needs, enter the ends. A failure leaves nothing.
 #include "daemon/queue.hpp"
 
 #include <algorithm>
@@ -35,7 +35,8 @@ QueueState state_of(const QueueEntry& queue) { return static_cast<QueueState>(st
 QueueKind kind_of(const QueueEntry& queue) { return static_cast<QueueKind>(queue.kind); }
 std::uint64_t bit(std::uint32_t participant) { return std::uint64_t{1} << participant; }
 
-// seq_cst: whoever joins a lane looks at its stamp after it has said so (J3, J4), and we look for joiners after this.
+// seq_cst: a receiver that joins a lane says so and then looks at its stamp (J3, J4). The broker looks for receivers
+// after this store.
 void set_state(LaneEntry& lane, LaneState state) {
   lane.stamp.store(Stamp{stamp_of(lane).serial, static_cast<std::uint8_t>(state)}.word(), std::memory_order_seq_cst);
 }
@@ -68,15 +69,17 @@ struct LaneWish {
 };
 
 Error no_lane(const Pool& pool, shmbw_slot slot, std::uint64_t limit, std::uint64_t used, std::uint64_t asked) {
-  return refuse_in_pool(pool, slot, limit, used, asked,
-                        "make the pool with more of it, or wait until the lanes of those who left are read");
+  return refuse_in_pool(
+      pool, slot, limit, used, asked,
+      "make the pool with more of it, or wait until the lanes of participants that have left are read");
 }
 
-// Who reads the queue already has all of a new ring: it is attached at its first message before the writer knows the
-// ring, whenever it looks at the directory next.
+// A reader that has the queue open gets all messages of a new ring. It is attached at the first message before the
+// writer knows the ring, whenever the reader looks at the directory next.
 void attach_readers(const pool::LaneView& ring, std::uint64_t readers) {
   for (; readers != 0; readers &= readers - 1)
-    ring.reader(static_cast<std::size_t>(std::countr_zero(readers))).position.store(1, kRelaxed);  // the stamp releases
+    // the stamp releases it
+    ring.reader(static_cast<std::size_t>(std::countr_zero(readers))).position.store(1, kRelaxed);
 }
 
 Result<std::uint32_t> make_lane(Pool& pool, const LaneWish& wish) {
@@ -90,7 +93,7 @@ Result<std::uint32_t> make_lane(Pool& pool, const LaneWish& wish) {
     if (state_of(lane) != LaneState::free) {
       ++used;
     } else if (lane.cells != 0) {
-      // The ring of an earlier writer of this very queue: same kind, same sizes.
+      // The ring of an earlier writer of this queue: same kind, same sizes.
       if (kind == QueueKind::broadcast && of_queue(lane, queue, wish.queue)) {
         free = i;
         offset = lane.offset;
@@ -134,7 +137,7 @@ void drop_hold(World& world, LaneBook& book, std::map<std::uint64_t, LaneBook::H
   Region& region = *at->second.region;
   book.holds.erase(at);
   --region.pool_holds;
-  // Who received it has mapped it by a lease of its own, whose end told whether it is unmapped.
+  // A receiver of the region has mapped it by its own lease, whose end says whether it is unmapped.
   release_region(world, region, true);
 }
 
@@ -151,7 +154,7 @@ void free_lane(World& world, Pool& pool, std::uint32_t index) {
   book = LaneBook{};
 }
 
-// The sender's end is closed or its process is gone: nothing more comes.
+// The sender's end is closed or its process is gone: no further message comes.
 void close_sender(Pool& pool, std::uint32_t index) {
   LaneEntry& lane = pool.view.lane(index);
   if (state_of(lane) == LaneState::open) set_state(lane, LaneState::writer_gone);
@@ -166,7 +169,7 @@ void close_receiver(Pool& pool, std::uint32_t index) {
   if (state_of(lane) == LaneState::open) set_state(lane, LaneState::reader_gone);
 }
 
-// Ends of a queue that the participant does not have any more.
+// Closes ends of a queue that the participant does not have any more.
 void close_ends(Pool& pool, std::uint32_t queue, std::uint32_t participant, bool reader, bool writer) {
   QueueEntry& entry = pool.view.queue(queue);
   if (reader) entry.readers.fetch_and(~bit(participant), std::memory_order_seq_cst);
@@ -178,9 +181,10 @@ void close_ends(Pool& pool, std::uint32_t queue, std::uint32_t participant, bool
     if (writer && lane.from == participant && lane.from_life == life) close_sender(pool, i);
     if (reader && lane.to == participant && lane.to_life == life) close_receiver(pool, i);
     if (!reader) continue;
-    // Its word counts for this end only: the next reader on this index may take the lane up again.
+    // Its report counts for this end only. The next reader on this index may use the lane again.
     pool.lanes[i].through &= ~bit(participant);
-    // Also in rings that it has not looked at yet, or its next end would begin at what is overwritten by then.
+    // Also in rings that it has not looked at yet. Otherwise its next end would begin at a position that is overwritten
+    // by then.
     if (const KnownLane known = known_lane(pool.view, i); known && known.kind == QueueKind::broadcast)
       known.words.reader(participant).position.store(0, kRelease);
   }
@@ -194,7 +198,7 @@ std::uint32_t flags_of(const shmbw_queue_open& wish) {
   return flags;
 }
 
-// Cells that the caller leaves open (0) are those of the queue that is there.
+// Cells that the caller leaves open (0) are those of the existing queue.
 shmbw_queue_open with_cells(shmbw_queue_open wish, const QueueEntry* there) {
   constexpr std::uint32_t kCells = 256, kCellSize = 64;
   if (wish.kind == SHMBW_QUEUE_KIND_NONE) return wish;
@@ -240,7 +244,8 @@ std::uint32_t find_queue(Pool& pool, std::string_view name) {
   return kNone;
 }
 
-// Messages that a reader who comes now may take. Those of the other kinds go with the reader that they were sent to.
+// Whether there are messages that a new reader may take. Messages of the other kinds end with the reader they were sent
+// to.
 bool has_unread(Pool& pool, std::uint32_t queue) {
   const QueueEntry& entry = pool.view.queue(queue);
   if (kind_of(entry) != QueueKind::claim) return false;
@@ -285,7 +290,7 @@ Result<void> may_open(Pool& pool, std::uint32_t queue, std::uint32_t participant
   return {};
 }
 
-// Where make_lane() will put it.
+// The offset at which make_lane() will put the lane.
 std::optional<std::uint64_t> lane_offset(const Pool& pool, const QueueEntry* entry, std::uint32_t queue,
                                          const LaneInMaking& needed) {
   if (entry && needed.kind == QueueKind::broadcast)
@@ -320,7 +325,7 @@ Result<std::uint32_t> make_queue(World& world, Pool& pool, const shmbw_queue_ope
   return index;
 }
 
-// Its lanes have kept no memory by now but those of rings.
+// By now only its rings have kept memory.
 void free_queue(Pool& pool, std::uint32_t index) {
   QueueEntry& entry = pool.view.queue(index);
   for (std::uint32_t i = 0; i < pool.view.lanes(); ++i)
@@ -339,12 +344,12 @@ void close_for_all(QueueEntry& entry) {
 bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, const shmbw_queue_open& asked,
                      std::string_view name) {
   LaneInMaking& making = pool.making;
-  if (making.session && making.session != &session) return false;  // that one's turns first
+  if (making.session && making.session != &session) return false;  // that session's lane is made first
   const std::uint32_t queue = find_queue(pool, name);
   const bool fresh = queue == kNone;
   const shmbw_queue_open wish = with_cells(asked, fresh ? nullptr : &pool.view.queue(queue));
   const bool reader = (wish.flags & SHMBW_QUEUE_OPEN_READER) != 0, writer = (wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0;
-  // What is wrong in it, or short, the open itself tells.
+  // The open itself reports what is wrong or short.
   const bool refused = !check_words(pool.participants[participant], wish, name) ||
                        (fresh ? wish.kind == SHMBW_QUEUE_KIND_NONE || (wish.flags & SHMBW_QUEUE_OPEN_OPEN_ONLY) != 0
                               : !may_open(pool, queue, participant, wish, name));
@@ -465,7 +470,7 @@ void drop_ends(Pool& pool, std::uint32_t participant, bool died) {
     if (died) entry.deaths.fetch_add((reader ? 1U : 0U) + (writer ? 1U : 0U), kRelease);
     if (reader || writer) close_ends(pool, i, participant, reader, writer);
   }
-  // Lanes of ends that were closed before keep their state until now.
+  // Lanes of ends that were closed earlier keep their state until now.
   const std::uint32_t life = pool.participants[participant].life;
   for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
     const LaneEntry& lane = pool.view.lane(i);
@@ -486,7 +491,7 @@ bool lane_through(Pool& pool, std::uint32_t participant, const shmbw_lane_throug
     close_sender(pool, wish.lane);
     return true;
   }
-  // A receiver is through only with a lane into which nothing more comes.
+  // A receiver is through only with a lane that gets no further message.
   const bool over =
       state_of(lane) == LaneState::writer_gone || state_of(pool.view.queue(lane.queue)) == QueueState::closed;
   if (wish.end != SHMBW_LANE_END_RECEIVER || !over) return false;
@@ -542,7 +547,7 @@ bool lane_received(Pool& pool, std::uint32_t index) {
   if (!known) return true;
   if (known.kind == QueueKind::broadcast) return !attached(known.words, waiting);
   if (waiting != 0) return false;
-  // Also later consumers may take what is left, of a closed queue too, until nobody can come any more.
+  // Later consumers may take what is left, also in a closed queue, until no consumer can come any more.
   return (pool.queues[lane.queue].removed && queue.readers.load(kRelaxed) == 0) || all_done(known.words);
 }
 

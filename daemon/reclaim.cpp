@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Freeing regions and telling of it.
+// Freeing regions and reporting it.
 #include "daemon/reclaim.hpp"
 
 #include <algorithm>
@@ -70,7 +70,7 @@ bool Closer::close(std::vector<Fd>& fds, std::vector<Mapping>& maps, std::uint64
 }
 
 void Closer::run(const std::shared_ptr<Shared>& shared) {
-  // Signals are the main thread's.
+  // Signals belong to the main thread.
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -89,7 +89,7 @@ void Closer::run(const std::shared_ptr<Shared>& shared) {
     }
     lock.lock();
     shared->waiting -= closed;
-    const bool heard = shared->wake >= 0 && !shared->stop;  // after that the number may be another file's
+    const bool heard = shared->wake >= 0 && !shared->stop;  // after that the number may name another file
     if (heard)
       for (const Job& job : batch) shared->finished.push_back(job.region);
     batch.clear();
@@ -112,7 +112,7 @@ Strangers::~Strangers() {
 }
 
 bool Strangers::close(std::uint32_t uid, std::vector<Fd>& fds) {
-  constexpr std::size_t kKept = 16;  // threads of users that have nothing to close
+  constexpr std::size_t kKept = 16;  // idle threads of users that are kept
   if (of_.size() >= kKept && !of_.contains(uid))
     for (auto at = of_.begin(); at != of_.end();) {
       if (at->second.waiting() != 0) {

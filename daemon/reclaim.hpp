@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a session leaves. Each reclaim makes one log line and one event: the dead party, how much it left, how it died
-// and what was freed. Bytes are given back only after close(2) has returned.
+// Reclaim: freeing what a session leaves. Each reclaim makes one log line and one event: the dead party, how much it
+// left, how it died and what was freed. Bytes are given back only after close(2) has returned.
 //
 // A helper thread closes regions from 64 MiB on, in one region or in all that one event frees. The last close of 1 GiB
 // of 4 KiB pages takes 173 ms (measured), and no peer may wait for that. The thread also closes the regions beyond the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Booking, moving on and dropping. Whatever ends a fork ends here, in end_fork: the last one takes its reference along.
+// Booking, passing on and dropping. Every end of a fork is in end_fork: the last fork ends its reference.
 #include "daemon/reference.hpp"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ std::unexpected<Error> no_such_reference() {
   return error(Status::not_found, "no such reference in this world: nobody holds it any more, or it never was");
 }
 
-// A rank that a reference can have to do with. `life` 0: whichever it is.
+// A rank that may use a reference. `life` 0: whichever life is present.
 Result<Worker*> living(const Worker& asker, std::uint32_t rank, std::uint32_t life, const char* role) {
   Rendezvous& home = *asker.home;
   if (rank >= home.workers.size())
@@ -76,7 +76,7 @@ void tell_users(const Reference& reference, const Session* except) {
   });
 }
 
-// The owner may, and who has a fork. Both lists may be long: it is looked for in the two at once.
+// The owner may, and so may a user with a fork. Both lists may be long, so they are searched side by side.
 bool may_pass_on(const Worker& maker, const Reference& reference) {
   if (reference.owner == &maker) return true;
   const Fork* of_reference = reference.forks.first();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the wording of the broker's own refusals stands, so that the same case is told the same way everywhere.
+// All sentences of the broker's own refusals, so that the same case always reads the same.
 #include "daemon/refuse.hpp"
 
 #include <algorithm>
@@ -60,8 +60,9 @@ const Account* account_of(World& world, const Shortage& shortage) {
   }
 }
 
-// What has to be raised for the request to go through. That need not be the limit that was met first: wider scopes may
-// be as full, and a size that is not set follows that of the next wider scope, so that raising it alone helps nobody.
+// The keys that have to be raised for the request to succeed. That need not be the limit that was met first. Wider
+// scopes may be as full. A size that is not set follows that of the next wider scope, so raising it alone does not
+// help.
 class Keys {
  public:
   Keys(World& world, const Session& session, const Shortage& shortage)
@@ -130,7 +131,7 @@ class Keys {
   bool made_too_small_ = false;  // its maker set a limit for the group, and it is met
 };
 
-// The largest of many, without a look at more than their bytes: a table may be long, and a refusal must stay cheap.
+// The largest of many. It looks only at their bytes: a table may be long, and a refusal must stay cheap.
 template <class T>
 class Largest {
  public:
@@ -163,7 +164,7 @@ class Largest {
   std::array<Row, 3> rows_;
 };
 
-// The three largest that the asker may see, and what all others hold together.
+// The three largest holders that the client may see, and the total of all others.
 std::string find_holders(World& world, const Session& session, const Shortage& shortage) {
   if (shortage.scope == SHMBW_SCOPE_GROUP) {
     const Group* group = find_group(world, shortage.scope_id);
@@ -197,7 +198,7 @@ std::string ticket_remedy(const World& world, const Shortage& shortage) {
   return "end tickets that nobody will use (shmb_ticket_revoke), or ";
 }
 
-// Once for a request: 253 refusals of one batch name the same holders.
+// Found once per request: 253 refusals of one batch name the same holders.
 const std::string& holders(World& world, const Session& session, const Shortage& shortage) {
   World::Holders& last = world.holders;
   if (last.request != world.requests || last.slot != shortage.slot || last.scope != shortage.scope ||
@@ -208,7 +209,7 @@ const std::string& holders(World& world, const Session& session, const Shortage&
 
 }  // namespace
 
-// Once a minute for each table and kind of scope: a client that asks on and on must not fill the log.
+// At most one line a minute for each table and kind of scope: a client that keeps asking must not fill the log.
 constexpr std::int64_t kLogEvery = 60'000'000'000;
 
 Error refuse_limit(World& world, const Session& session, const Shortage& shortage) {
@@ -250,8 +251,8 @@ bool has(const Group& group, bool pool, std::string_view name) {
   return pool ? group.pool_names.contains(name) : group.names.find(name) != nullptr;
 }
 
-// The address of what the asker may have meant: in the youngest groups of its user. Bounded, so that a name which is
-// asked for again and again stays cheap.
+// The address of what the client may have meant, in the youngest groups of its user. Bounded, so that repeated requests
+// for a missing name stay cheap.
 std::string elsewhere(World& world, const Session& session, const Group* not_in, bool pool, std::string_view name) {
   constexpr int kLooks = 256;
   int looks = 0;

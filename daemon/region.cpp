@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Birth of a region's memfd. Mode 0600 comes before the first descriptor leaves: a memfd is born 0777 and a holder of
+// Birth of a region's memfd. Mode 0600 is set before the first descriptor leaves. A memfd is born 0777, and a holder of
 // an O_RDONLY descriptor could reopen it for writing through /proc (measured, Linux 6.18).
 #include "daemon/region.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Life of a world: made by the first worker -> complete with the last -> gone when all have left or died. While it is
-// complete and nobody has left in order, who has died may be replaced. One that fails before it is complete is gone
-// then.
+// Life of a world: made by the first worker, complete with the last, gone when all have left or died. While it is
+// complete and no worker has left in order, a dead worker may be replaced. A world that fails before it is complete is
+// gone then.
 #include "daemon/rendezvous.hpp"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace shmb::daemon {
 namespace {
 
 constexpr std::size_t kMaxWorkerName = 127, kMaxAddress = 255;
-// So long a worker that began after its world had failed waits for ranks that were told of that, and come again.
+// How long a worker that began after its world had failed waits for the ranks that have the cause to come again.
 constexpr std::int64_t kDoubt = 5'000'000'000;
 constexpr std::uint32_t kMaxWorkers = 64;  // one pool takes no more participants
 
@@ -60,8 +60,8 @@ std::unexpected<Error> taken(const Rendezvous& there) {
                                         " workers: choose another MASTER_PORT, or end that world");
 }
 
-// The place of one that died is free only when its process has ended: one that has merely closed its connection still
-// reads what is meant for its successor.
+// The place of a dead worker is free only when its process has ended. A worker that has only closed its connection
+// still reads messages that are meant for its successor.
 bool still_in_pool(World& world, const Worker& worker) {
   Pool* pool = worker.participant == Worker::kNoPlace ? nullptr : find_pool(world, worker.home->pool);
   if (!pool) return false;
@@ -71,7 +71,7 @@ bool still_in_pool(World& world, const Worker& worker) {
 
 std::string of_pid(const Worker& worker) { return worker_text(worker) + ", pid " + std::to_string(worker.pid); }
 
-// The kernel knows of its end, and the books hear of it in a moment.
+// The kernel has reported its end, and the ledger gets it in a moment.
 bool just_ending(const Worker& worker) {
   return worker.session && worker.session->link && worker.session->link->process_over();
 }
@@ -81,7 +81,7 @@ std::unexpected<Error> wait_for_end(const Rendezvous& there, const Worker& worke
                of_pid(worker) + ", of the world at " + world_text(there) + " is just ending: join again in a moment");
 }
 
-// Whether the worker may replace the one before it in a complete world, which has died or is about to.
+// Whether the worker may replace its predecessor in a complete world. The predecessor has died or is about to.
 Result<void> may_replace(World& world, const Rendezvous& there, const Worker& before) {
   const std::string where = "the world at " + world_text(there);
   if (before.present()) {
@@ -90,7 +90,7 @@ Result<void> may_replace(World& world, const Rendezvous& there, const Worker& be
   }
   if (there.ending)
     return error(Status::world_taken, where +
-                                          " is ending, because a worker has left it in order: nobody takes the "
+                                          " is ending, because a worker has left it in order: no worker can take the "
                                           "place of " +
                                           worker_text(before) +
                                           ", which died; a new world begins there when the others have left, or "
@@ -115,20 +115,20 @@ std::string rank_and_pid(std::uint32_t rank, std::uint32_t pid) {
   return "rank " + std::to_string(rank) + (pid == 0 ? "" : " (pid " + std::to_string(pid) + ")");
 }
 
-// Whether the worker may enter the world that is there. False: that one is on its way out, a new one takes its port.
+// Whether the worker may enter the world at this port. False: that world is ending, and a new one takes its port.
 Result<bool> may_enter(World& world, const Rendezvous& there, const shmbw_world_join& wish, std::string_view name) {
   const bool same_size = wish.world_size == there.workers.size();
   if (there.complete) {
     const Worker& before = *there.workers[wish.rank];
     if (!same_size || before.name != name) return taken(there);
-    // The same worker comes again after it has left in order: others may be slower to leave.
+    // The same worker comes again after it has left in order. Others may be slower to leave.
     if (before.state == SHMBW_WORKER_STATE_LEFT) return false;
     if (auto may = may_replace(world, there, before); !may) return std::unexpected(may.error());
     return true;
   }
   if (!same_size)
     return error(Status::invalid, "the world at " + world_text(there) + " has " + std::to_string(there.workers.size()) +
-                                      " workers by those who are there, " + std::to_string(wish.world_size) +
+                                      " workers by those that are there, " + std::to_string(wish.world_size) +
                                       " by this one: all must say the same world_size");
   if (const Worker& other = *there.workers[wish.rank]; other.present()) {
     if (just_ending(other)) return wait_for_end(there, other);
@@ -148,7 +148,7 @@ std::unique_ptr<Worker> make_life(Rendezvous& home, std::uint32_t rank) {
   return made;
 }
 
-// The dead one keeps what it owned; its successor counts on, so that no reference of the two has the same name.
+// The dead worker keeps what it owned. Its successor continues the counter, so no two references have the same name.
 void replace(Rendezvous& home, std::uint32_t rank) {
   std::unique_ptr<Worker> before = std::exchange(home.workers[rank], make_life(home, rank));
   home.workers[rank]->first_counter = home.workers[rank]->last_counter = before->last_counter;
@@ -182,7 +182,7 @@ Result<Rendezvous*> make_world(World& world, Session& founder, const shmbw_world
   return &made;
 }
 
-// Nobody is in it any more.
+// No worker is in it any more.
 void destroy_world(World& world, Rendezvous& rendezvous) {
   forget_port(world, rendezvous);
   Group& group = *rendezvous.group;
@@ -193,8 +193,9 @@ void destroy_world(World& world, Rendezvous& rendezvous) {
   world.drop_uid(uid);
 }
 
-// It can never be complete. Its workers learn that from an event, and the cause from what they ask next, as an event
-// may be lost; the ranks that have not come learn it when they do. `told`: ranks, one bit each, that know it already.
+// The world can never be complete. Its workers learn that from an event, and the cause from the reply to their next
+// request, because an event may be lost. Ranks that have not come learn it when they do. `told`: ranks that know it
+// already, one bit each.
 void fail_world(World& world, Rendezvous& there, const Error& why, std::uint64_t told) {
   const auto cause = std::make_shared<const Error>(why);
   world.log(6, cause->sentence);
@@ -290,8 +291,8 @@ Result<Worker*> join_world(World& world, Session& session, const shmbw_world_joi
     there->doubt.reset();
     there->cancel();
   }
-  // Who has no group is of the world's from here on: what the workers share lives as long as one of them, not only as
-  // long as the first, and is used again by all of them (the shelf).
+  // A worker without a group joins that of the world. So what the workers share lives as long as any of them, not only
+  // as long as the first. All of them can also reuse its memory (the shelf).
   if (!session.group && !session.ended_group) join_group(world, session, *there->group);
   if (there->workers[wish.rank]->state == SHMBW_WORKER_STATE_DIED) replace(*there, wish.rank);
   Worker& worker = *there->workers[wish.rank];
@@ -317,7 +318,7 @@ void leave_world(World& world, Session& session, bool died) {
   if (!leaving) return;
   Worker& worker = *leaving;
   Rendezvous& rendezvous = *worker.home;
-  worker.session = nullptr;  // it hears no more
+  worker.session = nullptr;  // it gets no further event
   worker.state = died ? SHMBW_WORKER_STATE_DIED : SHMBW_WORKER_STATE_LEFT;
   --rendezvous.present;
   const std::uint32_t forks = drop_forks(worker);
@@ -335,7 +336,7 @@ void leave_world(World& world, Session& session, bool died) {
                                    " died before that was complete, so it has ended"};
     return fail_world(world, rendezvous, why, std::uint64_t{1} << worker.rank);
   }
-  if (!rendezvous.complete) {  // as if it had never come: another may take the rank
+  if (!rendezvous.complete) {  // as if it had never come: another worker may take the rank
     worker.name.clear();
     worker.state = SHMBW_WORKER_STATE_ABSENT;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See sealer.hpp. A thread is started when all there are have something to do, so that a stuck seal delays only what is
-// behind it in the queue of its own uid.
+// See sealer.hpp. A thread is started when all existing ones are busy. So a seal that hangs delays only what is behind
+// it in the queue of its own uid.
 #include "daemon/sealer.hpp"
 
 #include <fcntl.h>
@@ -77,7 +77,7 @@ bool Sealer::take(Shared& shared, Job& job) {
 }
 
 void Sealer::run(const std::shared_ptr<Shared>& shared) {
-  // Signals are the main thread's.
+  // Signals belong to the main thread.
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -96,7 +96,7 @@ void Sealer::run(const std::shared_ptr<Shared>& shared) {
     auto load = shared->loads.find(job.uid);
     if (--load->second.running == 0 && load->second.waiting == 0) shared->loads.erase(load);
     --shared->busy;
-    if (shared->stop) break;  // nobody listens, and the number may be another file's
+    if (shared->stop) break;  // the broker has ended, and the number may name another file
     shared->finished.push_back(std::move(job));
     sys::event_signal(shared->wake);
   }
@@ -123,7 +123,7 @@ static Result<void> begin_seals(World& world, const Session& session, Region& re
     return error(Status::no_memory, "no helper thread could be started to seal the region: ask again");
   world.sealings.try_emplace(region.id, seals, session.uid, world.pool);
   region.no_recycle = true;
-  // It may outlive its session and its region.
+  // The job may outlive its session and its region.
   world.hold_uid(session.uid);
   world.count_waiting(session.uid, 1);
   return {};
@@ -131,7 +131,7 @@ static Result<void> begin_seals(World& world, const Session& session, Region& re
 
 Result<void> await_seals(World& world, Session& session, Region& region, int seals, Fd reader, Charge charge) {
   const bool begins = seals_under_way(world, region) == 0;
-  // A client can make seals that take as long as it likes, and leave meanwhile.
+  // A client can make seals that take as long as it likes, and disconnect meanwhile.
   if (const std::uint64_t wanted = (begins ? 1 : 0) + (reader ? 1 : 0); wanted != 0)
     if (const auto shortage = world.descriptor_shortage(session.uid, wanted, session.admin))
       return std::unexpected(refuse_descriptors(world, *shortage));
@@ -158,7 +158,7 @@ void forget_awaited(World& world, Session& session) {
   session.awaited.clear();
 }
 
-// Served again once the last seals that its request waits for are on or refused.
+// The request is served again once the last seals that it waits for are on or refused.
 static void tell_waiter(World& world, std::uint64_t id, const Sealer::Job& job) {
   Session* session = world.find_session(id);
   if (!session) return;

@@ -16,7 +16,7 @@ Sys<Secret> Secret::draw() {
 }
 
 bool Secret::same(const Secret& other) const {
-  // volatile: the compiler may not leave the loop at the first difference.
+  // volatile: the compiler must not leave the loop at the first difference.
   volatile std::uint8_t difference = 0;
   for (std::size_t i = 0; i < bytes.size(); ++i)
     difference = static_cast<std::uint8_t>(difference | (bytes[i] ^ other.bytes[i]));

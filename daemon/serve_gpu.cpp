@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The requests of GPU memory. Everything that holds for regions holds for these too; what is here is what differs.
+// The requests of GPU memory. The rules for regions hold for GPU regions too; here are the differences.
 #include <algorithm>
 
 #include "daemon/answer.hpp"
@@ -23,7 +23,7 @@ Result<Lease*> leased(World& world, Session& session, const shmbw_region_ref& re
   if (ref.generation != 0 && ref.generation != region->generation)
     return error(Status::generation_mismatch, "region " + std::to_string(ref.id) + " is of generation " +
                                                   std::to_string(region->generation) + ", not " +
-                                                  std::to_string(ref.generation) + ": look for it anew by its name");
+                                                  std::to_string(ref.generation) + ": look for it again by its name");
   return lease;
 }
 Result<Lease*> leased_gpu(World& world, Session& session, const shmbw_region_ref& ref) {
@@ -126,22 +126,23 @@ Result<void> may_open(const Region& region, std::uint32_t rights) {
       return error(Status::region_invalid, which + " could not be imported (the driver said " +
                                                std::to_string(gpu.code) +
                                                "), or never became whole: its publisher (pid " +
-                                               std::to_string(gpu.exporter_pid) + ") must publish it anew");
+                                               std::to_string(gpu.exporter_pid) + ") must publish it again");
     case SHMBW_GPU_STATE_DETACHED:
       return error(Status::detached, which + " is over: only processes that have left the broker still map its memory");
     case SHMBW_GPU_STATE_DEVICE_LOST:
-      return error(Status::device_lost, which + " lies on a GPU that is lost or was reset: publish it anew");
+      return error(Status::device_lost, which + " lies on a GPU that is lost or was reset: publish it again");
     case SHMBW_GPU_STATE_RETIRED:
     case SHMBW_GPU_STATE_PRODUCER_DEAD:
-      return error(Status::producer_dead, which + " belongs to pid " + std::to_string(gpu.exporter_pid) +
-                                              ", which wants its memory back or has died: nobody may open it any more");
+      return error(Status::producer_dead,
+                   which + " belongs to pid " + std::to_string(gpu.exporter_pid) +
+                       ", which wants its memory back or has died: it cannot be opened any more");
     default:
       break;
   }
   if ((rights & SHMBW_RIGHT_MAP_WRITE) == 0) return {};
   if (gpu.state == SHMBW_GPU_STATE_POISONED)
     return error(Status::region_poisoned, which +
-                                              ": a writer died while it could write, so nobody else may write; "
+                                              ": a writer died while it could write, so no process may write any more; "
                                               "read it with care, or publish its successor with replace");
   if (!region.many_writers)
     return error(Status::write_closed,
@@ -214,7 +215,7 @@ void serve_gpu_open(const Request& request) {
   struct Answered {
     Result<const GpuMemory*> gpu;
     shmbw_gpu_open_reply reply{};
-    bool shares = false, manifest = false;  // wanted, and there
+    bool shares = false, manifest = false;  // wanted, and present
   };
   std::vector<Answered> all;
   std::size_t manifests = 0;
@@ -232,8 +233,8 @@ void serve_gpu_open(const Request& request) {
     manifests += manifest;
     all.push_back({&gpu, open_reply(*opened->region, *opened->lease), shares, manifest});
   }
-  // Shares that find no place come by gpu_more, a manifest by nothing else: all of theirs are kept free. A batch has no
-  // more elements than a packet descriptors.
+  // Shares that find no place can be fetched by gpu_more, but a manifest cannot. So places for all manifests are kept
+  // free. A batch has no more elements than a packet has descriptors.
   for (Answered& one : all) {
     if (!one.gpu) {
       answer.fail(one.gpu.error());
@@ -285,11 +286,11 @@ struct Reported {
 
 void blame(World& world, const Region& region, const Session& reporter, std::int32_t code) {
   world.log(4, "GPU region " + std::to_string(region.id) + " of pid " + std::to_string(region.gpu->exporter_pid) +
-                   " (uid " + std::to_string(region.group->uid) + ") cannot be imported: the driver told pid " +
-                   std::to_string(reporter.pid) + " " + std::to_string(code));
+                   " (uid " + std::to_string(region.group->uid) + ") cannot be imported: the driver's answer to pid " +
+                   std::to_string(reporter.pid) + " was " + std::to_string(code));
 }
 
-// Of the reporter's own uid only: what one user says of a GPU must not cost another one his regions.
+// Only for the reporter's own uid: a report of one user must not cost another user's regions.
 Reported report_device_lost(World& world, const Session& session, const shmbw_gpu_report& report) {
   Reported out;
   for (auto& [id, region] : world.regions) {
@@ -307,8 +308,8 @@ Reported report_device_lost(World& world, const Session& session, const shmbw_gp
 Reported report_import_failed(World& world, const Session& session, Region& region, std::int32_t code) {
   GpuMemory& gpu = *region.gpu;
   const bool first = !gpu.imported && (gpu.state == SHMBW_GPU_STATE_OK || gpu.state == SHMBW_GPU_STATE_POISONED);
-  // A stranger's word, who has it by a ticket, tells of the stranger only, and a handle of memory that is lent is
-  // opened or not for reasons of both processes.
+  // A report from a ticket holder says nothing about the publisher. A handle of lent memory may fail to open for
+  // reasons of either process.
   if (!first || gpu.kind != SHMBW_GPU_KIND_VMM || gpu.exporter == &session || !may_address(session, *region.group))
     return {gpu.state, 0};
   blame(world, region, session, code);
@@ -352,7 +353,7 @@ Result<Reported> report(World& world, Session& session, const shmbw_gpu_report& 
   Region& region = *(*lease)->region;
   switch (report.what) {
     case SHMBW_GPU_FINDING_IMPORTED:
-      // Its publisher would say so of anything.
+      // The publisher's own report proves nothing.
       if (region.gpu->exporter != &session) region.gpu->imported = true;
       return Reported{region.gpu->state, 0};
     case SHMBW_GPU_FINDING_IMPORT_FAILED:
@@ -389,7 +390,7 @@ void serve_gpu_report(const Request& request) {
       });
 }
 
-// The lease stays in the books until the last other one is gone: nothing of it may be freed before.
+// The lease stays in the books until the last other one is gone: nothing of the memory may be freed before.
 static Result<shmbw_gpu_retire_reply> retire(World& world, Session& session, const shmbw_region_ref& ref) {
   auto lease = leased_gpu(world, session, ref);
   if (!lease) return std::unexpected(lease.error());
@@ -406,7 +407,7 @@ static Result<shmbw_gpu_retire_reply> retire(World& world, Session& session, con
   }
   gpu.exporter = nullptr;
   gpu.state = SHMBW_GPU_STATE_RETIRED;
-  region.bytes_charge.give_back();  // a ticket or a message may still name what is no more
+  region.bytes_charge.give_back();  // a ticket or a message may still name the region
   drop_lease(world, **lease);
   return shmbw_gpu_retire_reply{{}, 0, 0};
 }
@@ -443,7 +444,7 @@ static Result<shmbw_gpu_pinned_reply> pin(World& world, Session& session, const 
   } else {
     if (pins == UINT32_MAX) return error(Status::invalid, "more pins than a lease can count");
     ++pins;
-    // What a GPU may still write to, a later user of the memory would see.
+    // A GPU may still write to this memory, and a later user of it would see that.
     (*lease)->region->no_recycle = true;
   }
   return shmbw_gpu_pinned_reply{{}, pins, 0};

@@ -12,7 +12,7 @@
 
 namespace shmb::daemon {
 
-// The session whose end a ticket is to have as its own. Of the same user: it is that one's tickets that it ends.
+// The session whose end ends the ticket. It must be of the same user, because that user's tickets end with it.
 static Result<Session*> end_of_ticket(const Request& request, const shmbw_ticket_create& wish) {
   if ((wish.flags & SHMBW_TICKET_CREATE_WITH_SESSION) == 0) {
     if (wish.session != 0) return error(Status::invalid, "a ticket ends with a session only by the flag with_session");
@@ -26,7 +26,7 @@ static Result<Session*> end_of_ticket(const Request& request, const shmbw_ticket
   return session;
 }
 
-// The session's lease on the region, or the error: without one nothing can be published or passed on.
+// The session's lease on the region, or the error: without a lease it can neither publish nor pass on.
 static Result<Lease*> own_lease(World& world, Session& session, const shmbw_region_ref& ref) {
   Region* region = world.find_region(ref.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
@@ -47,7 +47,7 @@ void serve_publish(const Request& request) {
   if (on_gpu(region)) return request.fail(other_kind(region));
   if (region.state != SHMBW_REGION_STATE_PUBLISHED && !(*lease)->writes())
     return request.fail(Status::denied, "publishing needs a lease with map_write");
-  // The seal would fail, and only after 165 ms, in which nobody else is served (measured, Linux 6.18).
+  // The seal would fail, and only after 165 ms in which no other client is served (measured, Linux 6.18).
   std::uint32_t pins = 0;
   region.leases.each([&](const Lease& held) { pins += held.pins != 0; });
   if (pins != 0 && region.state != SHMBW_REGION_STATE_PUBLISHED)
@@ -60,7 +60,7 @@ void serve_publish(const Request& request) {
   AwaitedSeals* const seals = awaited_seals(request.session, region, kPublishingSeals);
   if (seals && seals->code != 0) return request.fail(publication_refused(seals->code));
   auto reader = seals ? std::move(seals->reader) : Result<Fd>(Fd());
-  // The descriptor first: the seals cannot be taken back.
+  // The descriptor first: the seals cannot be undone.
   if (!*reader) reader = reopen_read_only(region.fd.get(), "the region");
   if (!reader) return request.fail(reader.error());
   if (region.state != SHMBW_REGION_STATE_PUBLISHED) {
@@ -123,7 +123,8 @@ void serve_ticket_create(const Request& request) {
   request.answer(reply);
 }
 
-// Who holds the token alone may use the ticket, not end it: that would be a way to take it from the others it is for.
+// A session that holds only the token may use the ticket but not end it. Otherwise it could take the ticket from the
+// others it is for.
 void serve_ticket_revoke(const Request& request) {
   World& world = request.world;
   auto wish = request.read<shmbw_ticket_revoke>();
@@ -137,8 +138,7 @@ void serve_ticket_revoke(const Request& request) {
   request.answer(reply);
 }
 
-// A part of the table in one turn, because others are to be served meanwhile (law 8): to end a ticket may free a
-// region.
+// A part of the table in each turn, because others are served meanwhile (law 8): the end of a ticket may free a region.
 void serve_tickets_release(const Request& request) {
   constexpr std::uint32_t kLooks = 512, kEnds = 64;
   World& world = request.world;
@@ -172,7 +172,7 @@ void serve_tickets_release(const Request& request) {
     }
     Ticket& ticket = *at->second;
     last = at->first;
-    ++at;  // before that one goes
+    ++at;  // before that ticket is destroyed
     if (!meant(ticket)) continue;
     if (!held_too && !ticket.left()) {
       ++reply.held;
@@ -187,8 +187,8 @@ void serve_tickets_release(const Request& request) {
   request.answer(reply);
 }
 
-// A copy carries no descriptor: the child has its parent's, or its mapping. So map_write is copied also where writing
-// is closed (law 6), and what the parent has not mapped yet the child may not have either.
+// The copy carries no descriptor: the child has its parent's, or its mapping. So map_write is copied also where writing
+// is closed (law 6). The child may not map what the parent has not mapped yet.
 static Result<Lease*> inherit(World& world, Session& session, const shmbw_inherit& wish) {
   if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
     return error(Status::unknown_flags, "a right is not known to this broker");

@@ -62,7 +62,7 @@ void serve_group_join(const Request& request) {
   if ((wish->flags & SHMBW_JOIN_SUPERVISOR) != 0) {
     if (session.supervises && session.supervises != group)
       return request.fail(Status::busy,
-                          "this session supervises another group already; leave that one or connect anew");
+                          "this session supervises another group already; leave that one or connect again");
     supervise_group(world, session, *group);
   } else {
     join_group(world, session, *group);
@@ -81,14 +81,15 @@ void serve_group_leave(const Request& request) {
            session.ended_group == wish->group)
     leave_group(world, session);
   else if (Group* made = find_group(world, wish->group); made && made->sponsor == &session)
-    stop_sponsoring(world, *made);  // one that it made and that nobody has joined
+    stop_sponsoring(world, *made);  // a group that it made and that no session has joined
   else return request.fail(Status::not_found, "this session is not in that group");
   request.answer(shmbw_group_leave_reply{session.group ? session.group->id : 0});
 }
 
 namespace {
 
-// Whom the end of a live group would reach, by pid and program: a few of them, and how many more.
+// The processes that the end of a live group would affect, by pid and program: a few of them, and the number of the
+// rest.
 std::string live_members(const Group& group) {
   constexpr std::uint32_t kNamed = 4;
   std::uint32_t sessions = 0;
@@ -176,7 +177,7 @@ Result<Watch*> watch_name(World& world, Session& session, const shmbw_watch& wis
   if (auto valid = names::check(name, "region name"); !valid) return std::unexpected(valid.error());
   std::uint32_t owner = (wish.flags & SHMBW_WATCH_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
   Group* group = addressed_group(world, session, owner, group_text);
-  // A name may be waited for before its group is there, but only where the asker could address that group.
+  // A session may wait for a name before its group exists, but only where it could address that group.
   std::string waited(group_text);
   if (group) {
     owner = group->uid;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// POOL_CREATE, POOL_JOIN, POOL_LEAVE, POOL_SEGMENT and POOL_DOORBELL. Who may address a pool's group may join it; all
-// else is for its participants, and to everybody else the pool is not there.
+// POOL_CREATE, POOL_JOIN, POOL_LEAVE, POOL_SEGMENT and POOL_DOORBELL. A session that may address a pool's group may
+// join the pool. All other requests are for its participants; for other sessions the pool does not exist.
 #include "base/sys_memory.hpp"
 #include "daemon/answer.hpp"
 #include "daemon/create.hpp"
@@ -14,7 +14,7 @@
 namespace shmb::daemon {
 namespace {
 
-// Both areas: the directory reopened read-only, the control area as it is.
+// Lends both areas: the directory reopened read-only, the control area as it is.
 template <class Reply>
 void answer_joined(const Request& request, const Joined& joined, Fd directory) {
   World& world = request.world;

@@ -19,7 +19,7 @@ void serve_queue_open(const Request& request) {
   request.answer(shmbw_queue_open_reply{opened->queue, opened->serial, opened->lane, opened->lane_serial});
 }
 
-// Also in a pool that is over: who leaves tidies up.
+// Also in a pool that is over: a participant that leaves tidies up.
 void serve_queue_close(const Request& request) {
   auto wish = request.read<shmbw_queue_close>();
   if (!wish) return;
@@ -31,12 +31,12 @@ void serve_queue_close(const Request& request) {
   request.answer(shmbw_queue_close_reply{left->readers, left->writers});
 }
 
-// One-way: what is wrong in it is passed over, because there is nobody to tell.
+// One-way: a faulty request is ignored, because there is no reply.
 void serve_lane_through(const Request& request) {
   World& world = request.world;
   auto batch = wire::BatchView::open(request.packet);
   if (!batch) return;
-  // Few pools in one message, as a rule one: each is looked over once, whatever was said of it.
+  // A message concerns few pools, as a rule one. Each is settled once, however many elements name it.
   std::vector<std::uint64_t> told;
   for (std::size_t i = 0; i < batch->count(); ++i) {
     auto wish = batch->element<shmbw_lane_through>(i);

@@ -61,7 +61,7 @@ Naming naming_of(const Session& session, const shmbw_attach& wish, std::string_v
 bool no_descriptor(const shmbw_attach& wish) { return (wish.flags & SHMBW_ATTACH_NO_FD) != 0; }
 bool writes(const shmbw_attach& wish) { return (wish.rights & SHMBW_RIGHT_MAP_WRITE) != 0; }
 
-// Whether the words are right and the rights are to be had. Changes nothing.
+// Checks the words and whether the rights can be granted. Changes nothing.
 Result<Target> admit_attach(World& world, Session& session, const shmbw_attach& wish, std::string_view group,
                             std::string_view name) {
   if ((wish.flags & ~std::uint32_t{SHMBW_ATTACH_KNOWN}) != 0)
@@ -73,7 +73,7 @@ Result<Target> admit_attach(World& world, Session& session, const shmbw_attach& 
   if (!target) return target;
   const Region& region = *target->region;
   if (on_gpu(region)) return std::unexpected(other_kind(region));
-  // Before anything is done to it: a reader may close a region's writing for ever.
+  // Checked before anything is done to the region, because a reader may close its writing for ever.
   if ((wish.flags & SHMBW_ATTACH_TIMELINE) != 0 && !(region.gpu && region.gpu->timeline))
     return error(Status::invalid, "region " + std::to_string(region.id) + " is no timeline");
   if (auto may = check_rights(*target, wish.rights); !may) return std::unexpected(may.error());
@@ -105,7 +105,7 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
       fd = *lent;
     }
   }
-  // Closed already, but where that was refused, or could not be begun before the first element was served.
+  // Writing is closed already, unless that was refused or could not begin before the first element was served.
   if (closes_writing(world, session, region, wish.rights)) {
     if (fd >= 0) world.reply_owned.pop_back();
     if (closing && closing->code != 0) return std::unexpected(closing_refused(closing->code));
@@ -118,8 +118,8 @@ Result<Attached> attach(World& world, Session& session, const shmbw_attach& wish
   return Attached{&region, &lease, fd};
 }
 
-// Begins to close writing, for ever, after everything else that can fail. A descriptor opened O_RDONLY before the seal
-// can do no more than one opened after it, and it leaves after it.
+// Begins to close writing, for ever, after everything else that can fail. A descriptor that was opened O_RDONLY before
+// the seal can do no more than one opened after it. It leaves the broker after the seal.
 Result<void> begin_closing(World& world, Session& session, Region& region, const shmbw_attach& wish) {
   auto charge = charge_lease(world, session, region, 1);
   if (!charge) return std::unexpected(charge.error());
@@ -129,14 +129,14 @@ Result<void> begin_closing(World& world, Session& session, Region& region, const
   return await_seals(world, session, region, kClosingSeals, std::move(*reader), std::move(*charge));
 }
 
-// What a request closes writing to is sealed before any of it is done, elsewhere. Who asks to write meanwhile waits for
-// the end of that: what he was given could not be mapped any more.
+// Regions whose writing a request closes are sealed on another thread before any element is served. A session that asks
+// to write meanwhile waits for the end of that, because it could not map the descriptor any more.
 bool waits_for_seals(const Request& request, const wire::BatchView& batch) {
   World& world = request.world;
   Session& session = request.session;
   if (world.sealings.empty() && world.mode_bits_bind(session)) return false;
   bool waits = false;
-  std::vector<const Region*> written;  // by elements so far
+  std::vector<const Region*> written;  // by the elements so far
   wire::TextReader texts = batch.texts();
   for (std::size_t i = 0; i < batch.count(); ++i) {
     const shmbw_attach wish = *batch.element<shmbw_attach>(i);
@@ -232,14 +232,15 @@ Result<void> release(World& world, Session& session, const shmbw_release& wish) 
   if (lease && wish.count != 0 && wish.count < lease->count) {
     lease->count -= wish.count;
     if (!unmapped) region.no_recycle = true;
-    if (lease->kept) keep_lease(world, *lease);  // asked for anew if nobody needs it now
+    if (lease->kept) keep_lease(world, *lease);  // asked for again if no session needs it now
   } else if (lease) {
     drop_lease(world, *lease, unmapped);
   } else {
     release_region(world, region);
   }
   if (!unname) return {};
-  if (Group* left = find_group(world, group_id)) settle_group(world, *left);  // it may have gone with its last region
+  // the group may have ended with its last region
+  if (Group* left = find_group(world, group_id)) settle_group(world, *left);
   return {};
 }
 
@@ -270,7 +271,7 @@ void serve_shelf_empty(const Request& request) {
   request.answer(reply);
 }
 
-// One-way: what is wrong in it is passed over, because there is nobody to tell.
+// One-way: a faulty request is ignored, because there is no reply.
 void serve_ready(const Request& request) {
   World& world = request.world;
   auto batch = wire::BatchView::open(request.packet);
@@ -285,7 +286,7 @@ void serve_ready(const Request& request) {
       if (lease->lent_for_writing()) set_lease(world, *lease, lease->rights, Reach::later);
       continue;
     }
-    // Only writers populate; a reader's word about the pages would be a guess.
+    // Only writers populate. A reader's report of the pages would be a guess.
     if (lease->writes() && ready->page_kind != SHMBW_PAGE_KIND_UNKNOWN &&
         ready->page_kind <= SHMBW_PAGE_KIND_UNPOPULATED) {
       region->page_kind = static_cast<std::uint8_t>(ready->page_kind);

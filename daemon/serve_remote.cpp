@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // WORLD_JOIN, WORLD_LEAVE, WORLD_POOL, the REF requests, and the tables of LIST that show them. Worlds are for their
-// workers, who are of one uid; to everybody else they are not there.
+// workers, which are of one uid. For all others they do not exist.
 #include <type_traits>
 
 #include "daemon/page.hpp"
@@ -62,8 +62,8 @@ namespace {
 std::size_t text_length(const shmbw_ref_settle& element) { return element.error_len; }
 std::size_t text_length(const auto&) { return 0; }
 
-// A batch whose elements are served one by one: `serve` fills the reply or says why not. Elements with a text have it
-// as their third argument.
+// A batch whose elements are served one by one: `serve` fills the reply or returns an error. Elements with a text pass
+// it as the third argument.
 template <class Element, class Reply, class Serve>
 void serve_each(const Request& request, Serve serve) {
   auto batch = open_batch<Element>(request, [](const Element& element) { return text_length(element); });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LIST and STATUS. A session sees what belongs to its uid or its group and what it holds itself; the admin socket sees
+// LIST and STATUS. A session sees what belongs to its uid or its group, and what it holds itself. The admin socket sees
 // all. Pages: see page.hpp.
 #include <algorithm>
 #include <array>
@@ -178,7 +178,7 @@ void list_uids(const Request& request, const Filter& filter) {
     if ((!request.session.admin && uid != request.session.uid) || !filter.takes_owner(uid)) continue;
     const Account& account = books.account;
     page.count(account.used(Slot::bytes));
-    std::uint64_t key = std::uint64_t{uid} + 1;  // uid 0 is one, cursor 0 is none
+    std::uint64_t key = std::uint64_t{uid} + 1;  // uid 0 is a user, cursor 0 is none
     if (!page.wants(key) || !page.room(0)) continue;
     auto used = [&](Slot slot) { return static_cast<std::uint32_t>(account.used(slot)); };
     page.add(key, shmbw_uid_record{account.used(Slot::bytes), account.effective_limit(Slot::bytes), uid,
@@ -189,8 +189,8 @@ void list_uids(const Request& request, const Filter& filter) {
   page.send();
 }
 
-// Cache lines of control memory that one LIST may read: a table of many pools must not hold up others. Rows beyond it
-// show what was seen last, or 0.
+// Cache lines of control memory that one LIST may read, so that a table of many pools does not delay others. Rows
+// beyond that show the last known values, or 0.
 constexpr std::uint64_t kLookLines = 262'144;
 
 class Budget {
@@ -210,7 +210,7 @@ struct SlotCount {
   std::array<std::uint32_t, pool::kParticipants> held{};
 };
 
-// One pass over the holders of all slots there are.
+// One pass over the holders of all slots.
 SlotCount count_slots(Pool& pool, Budget& budget) {
   SlotCount count;
   if (!budget.take(pool.slots)) {
@@ -272,7 +272,7 @@ void list_pools(const Request& request, const Filter& filter) {
   page.send();
 }
 
-// What the lanes of one queue tell. Words of the control area are bounded by what a lane can hold.
+// The figures of one queue, from its lanes. Words of the control area are bounded by what a lane can hold.
 void add_lanes(Pool& pool, std::uint32_t queue, shmbw_queue_record& record, Budget& budget) {
   const std::uint64_t readers = pool.view.queue(queue).readers.load(std::memory_order_relaxed);
   std::uint64_t in_regions = pool.queues[queue].in_regions;

@@ -41,7 +41,7 @@ std::uint32_t Session::wire_state() const {
   return SHMBW_SESSION_STATE_MEMBER;
 }
 
-// The two descriptors of the session that asks are counted by the transport already, and not yet by its user's share.
+// The transport counts the two descriptors of the session that asks already. Its user's share does not count them yet.
 std::optional<Shortage> session_shortage(const World& world, std::uint32_t uid, bool admin) {
   auto full = world.descriptor_shortage(uid, 0, admin);
   // Its own two are open already.
@@ -54,14 +54,14 @@ namespace {
 
 constexpr std::size_t kLibraryShown = 64;
 
-// What a peer calls itself ends up in tables on terminals.
+// A peer's name for itself is shown in tables on terminals.
 std::string printable(std::string_view text) {
   std::string out(text.substr(0, kLibraryShown));
   std::ranges::replace_if(out, [](char c) { return c < 0x20 || c > 0x7e; }, '?');
   return out;
 }
 
-// A process whose connection we closed (law 8) is back: what it held goes on under the new session.
+// A process whose connection the broker closed (law 8) is back: its objects continue under the new session.
 void take_over(World& world, Session& heir, Session& from) {
   while (!from.leases.empty()) {
     auto node = from.leases.extract(from.leases.begin());
@@ -84,7 +84,8 @@ void take_over(World& world, Session& heir, Session& from) {
   end_session(world, from);
 }
 
-// The group of a forked child or of a second connection is its parent's; made now if the parent has none yet.
+// A forked child, or a second connection, joins the group of its parent. The group is made now if the parent has none
+// yet.
 Result<void> follow(World& world, Session& session, Session& source) {
   session.fork_source = source.id;
   if (source.lazy && source.uid == session.uid && source.pid == session.pid && session.pid != 0) {
@@ -95,7 +96,7 @@ Result<void> follow(World& world, Session& session, Session& source) {
     session.ended_group = source.ended_group;
     return {};
   }
-  // A supervisor's forked child is one of the job.
+  // A forked child of a supervisor is part of the job.
   if (!source.group && source.supervises) {
     join_group(world, session, *source.supervises);
     return {};
@@ -156,7 +157,7 @@ void serve_hello(World& world, Session& session, const wire::PacketView& packet)
                                              world.facts.version + ") " + std::to_string(SHMBW_PROTOCOL) +
                                              ": install matching versions");
   }
-  // Without a start time (a client without /proc) an uncertain pidfd is worth nothing: it is never watched.
+  // Without a start time (a client without /proc) an uncertain pidfd is useless, and is never watched.
   if (session.has_pidfd && !session.link->confirm_start_time(hello->start_time)) session.has_pidfd = false;
   auto secret = Secret::draw();
   if (!secret) return request.fail(system_failure(secret.error(), "drawing a fork secret").error());
@@ -184,7 +185,7 @@ void serve_hello(World& world, Session& session, const wire::PacketView& packet)
   request.answer(reply, {world.facts.version});
 }
 
-// Last of all; later than the end where the process still has places in pools.
+// The last step of a session's end. It comes later where the process still has places in pools.
 static void give_back_session(World& world, Session& session) {
   session.charge.give_back();
   world.drop_uid(session.uid);
@@ -194,7 +195,7 @@ void end_session(World& world, Session& session) {
   if (session.phase == Phase::ended) return;
   forget_lanes_in_making(world, session);
   session.batch.reset();
-  // A process that only closed its socket still maps its pools: its places there end with it.
+  // A process that only closed its socket still maps its pools. Its places there end with the process.
   if (!session.has_pidfd || session.process_gone) end_participations(world, session);
   Tally tally;
   Tally* outer = std::exchange(world.tally, &tally);
@@ -219,7 +220,7 @@ void end_session(World& world, Session& session) {
   if (session.refusal) std::erase(world.uids.at(session.uid).refused, session.id);
   --world.live_sessions;
   if (tally.leases != 0 || tally.regions != 0) report_reclaim(world, session, tally, group, group_text);
-  // Only now does their session count as one that is over.
+  // Only now does their session count as ended.
   for (auto at = session.leases.begin(); at != session.leases.end();) settle_gpu(world, *(at++)->second.region);
   if (!session.awaits_end()) give_back_session(world, session);
 }
@@ -237,8 +238,8 @@ void session_process_died(World& world, Session& session, const sys::ExitInfo* h
   if (session.phase == Phase::ended) return report_exit(world, session.id, how);
   session.process_gone = true;
   if (how) session.exit = *how;
-  gpu_session_over(world, session);  // a forked child that holds the socket has nothing of the GPU's
-  // Of the process, not of the socket that a child may hold: its roles, and what was to end with it.
+  gpu_session_over(world, session);  // a forked child that holds the socket has no GPU memory
+  // Roles, and things bound to the session's end, belong to the process, not to the socket that a child may hold.
   stop_supervising(world, session);
   leave_world(world, session, true);
   destroy_tickets_of(world, session);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shelf's order and bounds. A region gets its new id when it is put here: nobody ever saw that one, so no old
-// reference can reach what a later create will write into it.
+// The shelf's order and bounds. A region gets its new id when it is put here. No client ever saw that id, so no old
+// reference can reach what a later create will write into the region.
 #include "daemon/shelf.hpp"
 
 #include <algorithm>

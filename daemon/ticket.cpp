@@ -78,7 +78,7 @@ void leave_ticket_charges(Session& session) {
 
 Ticket* find_ticket(World& world, const Secret& secret) {
   auto at = world.tickets.find(secret);
-  // Not yet swept by the timer is expired all the same.
+  // A ticket that the timer has not removed yet is expired all the same.
   return at == world.tickets.end() || at->second.expires <= world.now() ? nullptr : &at->second;
 }
 

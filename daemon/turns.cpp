@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See turns.hpp. Those with something waiting are few: the least served of them is looked for, not kept in order.
+// See turns.hpp. Few have something waiting, so the least served of them is searched for and not kept in order.
 #include "daemon/turns.hpp"
 
 #include <algorithm>

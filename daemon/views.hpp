@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a session may see, and how the ledger's objects look on the wire.
+// The view of one session, and how the ledger's objects look on the wire.
 #pragma once
 
 #include <cstdint>

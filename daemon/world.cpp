@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The frame of the books: limits of each scope as the configuration gives them, look-ups, and an orderly end.
+// The frame of the ledger: limits of each scope from the configuration, look-ups, and an orderly end.
 #include "daemon/world.hpp"
 
 #include <algorithm>
@@ -40,7 +40,7 @@ World::World(const Config& configuration, BrokerFacts facts_in, const Secret& ha
 }
 
 World::~World() {
-  // Things before the accounts they are charged to.
+  // Objects are destroyed before the accounts they are charged to.
   reports.clear();
   name_watches.clear();
   tickets_in_order.clear();
@@ -96,12 +96,12 @@ Session* World::find_session(std::uint64_t id) {
 }
 
 std::uint64_t World::descriptors() const {
-  // Without the transport's word: a socket and a pidfd for each session, and the standard streams.
+  // Without a figure from the transport: a socket and a pidfd for each session, and the standard streams.
   std::uint64_t transport = facts.transport_descriptors ? facts.transport_descriptors() : 2 * live_sessions + 3;
   return open_descriptors + strangers.waiting() + transport;
 }
 
-// Regions, pools and timelines; sockets and pidfds; doorbells, what GPUs export, what waits, and what is being closed.
+// Regions, pools and timelines; sockets and pidfds; doorbells, GPU exports, what waits, and what is being closed.
 std::uint64_t World::descriptors_of(std::uint32_t number) const {
   const std::uint64_t closing = strangers.waiting(number);
   const auto at = uids.find(number);
@@ -111,8 +111,8 @@ std::uint64_t World::descriptors_of(std::uint32_t number) const {
          uid.account.used(Slot::gpu_descriptors) + uid.waiting + closing;
 }
 
-// Of n users each may have 1/(n + 1) of what is left and what it has: half for the first, never all for anybody, and
-// nothing that was granted is taken back.
+// With n users, each may have 1/(n + 1) of what is left and what it has: half for the first, and never all for one
+// user. Nothing that was granted is taken back.
 std::uint64_t World::descriptor_share(std::uint32_t uid) const {
   if (private_mode() || uid == 0) return Account::kNoLimit;
   const auto own = config.limits.uid.find(uid);

@@ -6,7 +6,7 @@
 // group, ...) are functions over the ledger. It also owns what goes on between requests: timers, helper threads for
 // closes, seals and GPU nodes, and the one reply that is being built.
 //
-// What must hold after each call from the transport:
+// These rules hold after each call from the transport:
 // - A lease, name, ticket or hold is booked before the reply leaves (law 1).
 // - Each object carries its own charges, and its destruction gives them back. So no path can forget one.
 // - A region is live, on a shelf, or being closed. A live region has a holder: a lease, a name, a ticket or a pool.

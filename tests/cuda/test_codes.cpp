@@ -275,7 +275,7 @@ const std::vector<Producing>& all_producing() {
                            [&] { return outcome_of(gpu::Region::try_import(session, id, writing)); });
        }},
       {Status::region_invalid,
-       "must publish it anew",
+       "must publish it again",
        {},
        [](const Meeting& meeting) {
          auto session = meeting.member();
