@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kinds of lanes have in common, and the slow half of line lanes. See lane.hpp.
+// The common part of all kinds of lanes, and the slow half of line lanes. See lane.hpp.
 #include "client/lane.hpp"
 
 #include <algorithm>
@@ -116,7 +116,7 @@ LaneReceiver::LaneReceiver(Participant& participant, pool::LaneView lane, QueueK
       next_(start) {}
 
 // A line lane's cell without the next message: it holds that of the lap before, or nothing yet. A sender that is gone
-// may have published between the first look and its end, so its end is followed by another look.
+// may have published between the first look and its end. So its end is followed by another look.
 LaneReceiver::Look LaneReceiver::look_again(std::uint64_t word, Received& out) {
   const std::uint64_t before = CellWord::full(next_ - lane_.cells(), 0);
   auto impossible = [&] { return word != 0 && (word & kWithoutTag) != before; };
@@ -133,7 +133,7 @@ LaneReceiver::Look LaneReceiver::look_again(std::uint64_t word, Received& out) {
   return copy_body(cell.body(), word, next_, out) ? Look::message : refuse(next_);
 }
 
-// Nobody can have it, and it must not stay claimed.
+// The message is malformed. No receiver can have it, and it must not stay claimed.
 LaneReceiver::Look LaneReceiver::refuse(std::uint64_t position) {
   done(position);
   return Look::refused;

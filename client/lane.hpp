@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// One end of one lane. What a message names stays held by its sender's own bits until the receiver has said that it is
-// done with the cell; a receiver that wants it longer sets its own bit first. So there is no moment without a holder,
-// and a process killed at any instruction has published a message or not. Whatever a hostile peer writes into the
-// lane's words, both ends answer `broken`, bounded in time, and touch nothing outside the lane.
+// A lane: a ring of cells in a pool's control area, with one sender and its receivers. LaneSender and LaneReceiver are
+// the two ends as one process has them.
 //
-// The kinds: line (one receiver), claim (receivers compete, each message is taken once), broadcast (every receiver has
-// every message, or with kQueueDropOldest the newest ones). All functions expect the participant's lock to be held.
-// The path of a line lane is inline: it has no locked instruction but the fence that precedes the look for sleepers.
+// The kinds of lanes:
+// - line: one receiver. Its path is inline, without a locked instruction except the fence before the look for sleepers.
+// - claim: receivers compete, and each message is taken once.
+// - broadcast: every receiver gets every message, or with kQueueDropOldest the newest ones.
+//
+// A cell's word holds its state, the tag of the message and the position. The sender writes the body, then stores the
+// word: empty becomes full. In claim lanes a receiver changes full to claimed. A done cell is empty again; in line and
+// broadcast lanes the receiver's own position says so. A broadcast writer marks a cell busy while it overwrites it.
+//
+// Invariants:
+// - One store publishes a message. A process that is killed at any instruction has published it or not.
+// - What a message names is held by its sender's own bits until the receiver says that it is done. A receiver that
+//   needs it longer sets its own bit first. So at no moment is it without a holder.
+// - Peers may write anything into a lane's words. Each end copies and checks what it uses, answers `broken` in bounded
+//   time, and touches nothing outside the lane.
+// - A lane belongs to one life of each end. Ends are not inherited over fork.
+//
+// The participant's lock must be held for all functions.
 #pragma once
 
 #include <array>
@@ -24,7 +37,7 @@
 
 namespace shmb::client {
 
-// What a message in flight holds: one slot, or a list of slots and regions. A slot that stands twice is held twice.
+// What a message in flight holds: one slot, or a list of slots and regions. A slot that is named twice is held twice.
 struct HeldList {
   std::vector<std::uint32_t> slots;
   std::vector<std::uint64_t> regions;
@@ -49,33 +62,35 @@ class LaneSender {
 
   // Bytes of an inline message; a Handle always fits.
   std::uint32_t body_room() const { return body_room_; }
-  // May a message be published now? Drops the references of cells that are done where it must look at them anyway. A
-  // broadcast lane without readers, and one that drops its oldest, always has room.
+  // Whether a message may be published now. Drops the references of done cells where it must look at them anyway. A
+  // broadcast lane without readers always has room, and so has one that drops its oldest.
   Room room();
-  // Only after room() said yes. `body`: tag <= 120: tag bytes; else a Handle (and what follows it), at most body_room()
-  // bytes. Each slot in `held` has had one hold() for this message; what is in `held` is let go when the cell is done.
-  // `deadline` (CLOCK_MONOTONIC, 0 none) goes into the cell only with kQueueExpiring. Wakes the readers.
+  // Call only after room() returned yes. For a tag up to 120, `body` has as many bytes as the tag. Otherwise it is a
+  // Handle and what follows it, at most body_room() bytes. Each slot in `held` has had one hold() for this message. The
+  // references in `held` are dropped when the cell is done. `deadline` (CLOCK_MONOTONIC, 0 none) goes into the cell
+  // only with kQueueExpiring. Wakes the readers.
   void publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline = 0) {
     put(tag, body, std::move(held), deadline);
     wake_readers();
   }
-  // Its two halves, for several messages and one wake, which must come before this process waits for anything.
+  // The two halves of publish(), for several messages and one wake. The wake must come before this process waits for
+  // anything.
   void put(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline);
   void wake_readers(std::uint64_t messages = 1);
   void count_in_region() {  // only this end writes it
     auto& count = lane_.in_regions();
     count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
-  void reclaim();  // drops the references of all cells that are done, or too old
-  // Claim lanes: the n-th message from the end (0: the last), unless somebody has claimed it.
+  void reclaim();  // drops the references of all cells that are done or expired
+  // Claim lanes: takes back the n-th message from the end (0: the last), unless a receiver has claimed it.
   bool take_back(std::uint64_t n = 0);
-  void expire(std::int64_t now);  // claim lanes: takes back messages whose deadline has passed and nobody has claimed
-  std::uint64_t in_flight();      // messages that not every receiver is done with
+  void expire(std::int64_t now);  // claim lanes: takes back expired messages that no receiver has claimed
+  std::uint64_t in_flight();      // messages that some receiver is not done with
   std::uint64_t expired() const { return expired_; }
-  std::int64_t earliest() const { return earliest_; }  // when a message may be too old (INT64_MAX: none will be)
-  bool holding() const { return holding_ > 0; }        // does a message in flight, as far as is known, hold anything
+  std::int64_t earliest() const { return earliest_; }  // when the next message may expire (INT64_MAX: none)
+  bool holding() const { return holding_ > 0; }        // as far as known, a message in flight holds something
   std::uint32_t queue() const { return queue_; }
-  // L3: the receiver is gone for good. Gives up everything in flight; the lane must not be used any more.
+  // L3: the receiver is gone for good. Drops everything in flight; the lane must not be used any more.
   void give_up_all();
 
  private:
@@ -108,23 +123,23 @@ class LaneSender {
   const std::uint32_t queue_, body_room_;
   pool::Waiters& readers_;
   std::uint64_t next_;   // position of the next message
-  std::uint64_t done_;   // every message before it is done and its references are dropped
-  std::uint64_t limit_;  // broadcast: the position that must not be written yet
+  std::uint64_t done_;   // every message before it is done, and its references are dropped
+  std::uint64_t limit_;  // broadcast: the first position that must not be written yet
   std::uint64_t holding_ = 0, expired_ = 0;
-  std::vector<Held> held_;               // by cell; what is done holds nothing
+  std::vector<Held> held_;               // by cell; a done cell holds nothing
   std::vector<std::int64_t> deadlines_;  // claim with kQueueExpiring: by cell
-  std::int64_t earliest_ = INT64_MAX;    // of them, those in flight
+  std::int64_t earliest_ = INT64_MAX;    // the earliest of those in flight
   LetGoRegions let_go_regions_;
 };
 
 class LaneReceiver {
  public:
-  // drained: the sender is gone, and everything was seen. refused: a message that cannot be, and is done: the lane goes
-  // on behind it. broken: the lane's own words cannot be, so there is no place to go on from.
+  // drained: the sender is gone, and everything was seen. refused: a malformed message was dropped, and reading
+  // continues with the next one. broken: the lane's own words are corrupt, so reading cannot continue.
   enum class Look { message, empty, drained, refused, broken };
   struct Received {
     std::uint8_t tag = 0;
-    std::uint32_t bytes = 0;     // of body: the message's for tags to 120, else all there are behind the handle's start
+    std::uint32_t bytes = 0;     // of body: for tags to 120 those of the message, else all from the handle on
     std::uint64_t position = 0;  // of the message in its lane
     std::int64_t deadline = 0;   // CLOCK_MONOTONIC, 0 none
     alignas(8) std::byte body[pool::kTagMaxInline];
@@ -135,42 +150,41 @@ class LaneReceiver {
   LaneReceiver(const LaneReceiver&) = delete;
   LaneReceiver& operator=(const LaneReceiver&) = delete;
 
-  // A private copy of the next message. kTagSlot and kTagListInSlot: the handle has been checked (Participant::fits).
-  // A claim lane claims the message for this process: done() or give_back() must follow, and look() may be called again
-  // before. The other kinds give the same message until done().
+  // Returns a private copy of the next message. For kTagSlot and kTagListInSlot the handle has been checked
+  // (Participant::fits). A claim lane claims the message for this process: done() or give_back() must follow, and
+  // look() may be called again before that. The other kinds return the same message until done().
   Look look(Received& out);
-  bool is_there() const;        // line, broadcast: look() would give the message at the own position
-  bool another_behind() const;  // line, broadcast: and one more once this one is done
-  // Line, and broadcast that drops nothing: the next message without a detour, if it is there and is bytes, which are
-  // copied to `to` (kTagMaxInline bytes of room), or one slot. Nothing: look() says what is the case. done() must
-  // follow.
+  bool is_there() const;        // line, broadcast: whether look() would return a message
+  bool another_behind() const;  // line, broadcast: whether there is one more after this one
+  // Line, and broadcast that drops nothing: the next message by the shortest path. It must be there, and be bytes
+  // (copied to `to`, room for kTagMaxInline) or one slot. Nothing: call look() for the reason. done() must follow.
   enum class Plain { nothing, bytes, slot };
   Plain look_plain(std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
   std::uint64_t position() const { return position_; }  // of the message that was looked at last
-  bool unclaimed() const;                               // claim: is there a message that nobody has claimed
-  bool unfinished() const;                              // claim: or one that another has claimed, and may give back
-  // Call it once the slots of the message are kept. False (drop-oldest only): the message was overwritten meanwhile and
-  // is counted as lost; undo() what was kept and look again.
+  bool unclaimed() const;   // claim: whether there is a message that no receiver has claimed
+  bool unfinished() const;  // claim: or one that another receiver has claimed and may give back
+  // Call it after keeping the slots of the message. False (drop-oldest only): the message was overwritten meanwhile and
+  // counts as lost. Then undo() what was kept and look again.
   bool confirm();
-  void done() { done(position_); }     // the last one look() gave. Then wakes writers that wait for room.
-  void done(std::uint64_t position) {  // lines and broadcast: in order
+  void done() { done(position_); }     // the last message of look(). Then wakes writers that wait for room.
+  void done(std::uint64_t position) {  // line and broadcast: in order
     mark_done(position);
     wake_writers();
   }
-  // Its two halves, for several messages and one wake.
+  // The two halves of done(), for several messages and one wake.
   void mark_done(std::uint64_t position);
   void wake_writers();
-  void give_back() { give_back(position_); }  // claim: it goes back to the queue, for any consumer
+  void give_back() { give_back(position_); }  // claim: the message is available again, for any consumer
   void give_back(std::uint64_t position);
 
-  // Claim: the last look found nothing to take, but messages that others have claimed, which may come back.
+  // Claim: the last look found only messages that others have claimed. They may come back.
   bool claimed_by_others() const { return claimed_by_others_; }
   std::uint64_t lost() const { return lost_; }  // drop-oldest: overwritten before this reader saw them
-  std::uint64_t lag() const;                    // messages that wait, as far as the sender's hint tells
-  // Broadcast: J1..J7, from the next message on, or from the first if this reader was there before the ring: then the
-  // broker has attached it. False: the writer is gone, look for the next generation.
+  std::uint64_t lag() const;                    // messages that wait, by the sender's hint
+  // Broadcast: J1 to J7. Reading starts with the next message, or with the first if the broker has attached this reader
+  // before the ring was used. False: the writer is gone, and the caller looks for its next generation.
   bool attach();
-  void detach();  // L4; other kinds have nothing to do
+  void detach();  // L4; no effect for other kinds
 
  private:
   Look look_again(std::uint64_t word, Received& out);
@@ -194,10 +208,10 @@ class LaneReceiver {
   const bool expiring_, drop_oldest_;
   const std::uint32_t queue_, from_, from_life_, body_room_;
   pool::Waiters &readers_, &writers_;
-  std::uint64_t next_;          // line, broadcast: the position to look at
-  std::uint64_t position_ = 0;  // of the last message that look() gave
-  std::uint64_t word_ = 0;      // broadcast: of its cell
-  std::uint64_t shown_ = 0;     // broadcast: where this reader was when it last looked for writers to wake
+  std::uint64_t next_;          // line, broadcast: the next position to look at
+  std::uint64_t position_ = 0;  // of the last message of look()
+  std::uint64_t word_ = 0;      // broadcast: the word of its cell
+  std::uint64_t shown_ = 0;     // broadcast: the position when it last looked for writers to wake
   std::uint64_t lost_ = 0;
   bool claimed_by_others_ = false;
 };
@@ -217,7 +231,7 @@ inline void LaneSender::write_body(std::byte* to, std::span<const std::byte> bod
   at_step(half);
   std::memcpy(to + body.size() / 2, body.data() + body.size() / 2, body.size() - body.size() / 2);
 #else
-  // Two sizes that are known here are a few moves each; everything else is a call.
+  // The two sizes known at compile time become a few moves each. All others are a call.
   if (body.size() == 56) std::memcpy(to, body.data(), 56);
   else if (body.size() == sizeof(pool::Handle)) std::memcpy(to, body.data(), sizeof(pool::Handle));
   else if (!body.empty()) std::memcpy(to, body.data(), body.size());
@@ -247,12 +261,12 @@ inline void LaneSender::put(std::uint8_t tag, std::span<const std::byte> body, H
     keep_held(std::move(held));
     publish_claim(tag, body, deadline);
   } else {
-    // What the cell held before goes only when it is marked busy: the new holdings are kept after that.
+    // The old contents of the cell are dropped only when it is marked busy. So the new ones are stored after that.
     publish_broadcast(tag, body, deadline, std::move(held));
   }
 }
 
-// A claim queue's consumer that wakes passes on what it does not take.
+// A claim queue's consumer that wakes passes on messages that it does not take.
 inline void LaneSender::wake_readers(std::uint64_t messages) {
   participant_.sleeper().expect_answer();
   if (kind_ == pool::QueueKind::claim && messages == 1) participant_.sleeper().wake_one(readers_);
@@ -269,7 +283,7 @@ inline bool LaneReceiver::copy_body(const std::byte* body, std::uint64_t word, s
   } else {
     out.deadline = 0;
   }
-  // Whole words of one line, or of two: moves instead of a call.
+  // Whole words of one cache line, or of two: moves instead of a call.
   const std::size_t first_line = expiring_ ? 48 : 56;
   if (tag <= first_line || body_room_ <= 56) {
     if (expiring_) std::memcpy(out.body, body, 48);
@@ -361,7 +375,7 @@ inline void LaneReceiver::mark_done(std::uint64_t position) {
 inline void LaneReceiver::wake_writers() {
   if (kind_ == pool::QueueKind::broadcast && !drop_oldest_) wake_writer_of_broadcast();
   else participant_.sleeper().wake_all(writers_);
-  // Somebody waits for a slot, and the sender that holds one for this message may sleep elsewhere.
+  // A participant waits for a slot, and the sender that holds one for this message may be asleep.
   if (participant_.view().control().slot_waiters.mask.load(std::memory_order_relaxed) != 0) [[unlikely]]
     participant_.sleeper().wake_if_asleep(from_);
 }

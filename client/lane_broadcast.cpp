@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Broadcast lanes: a ring of one writer life, in which each reader has a position. Without kQueueDropOldest the writer
-// waits for the slowest live reader; with it a reader may be overrun at any moment, so bodies are read as atomic words
-// and believed only if the cell still says so afterwards.
+// waits for the slowest live reader. With it a reader may be overrun at any moment. So bodies are read as atomic words,
+// and are used only if the cell's word is still the same afterwards.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -24,6 +24,7 @@ std::atomic<std::uint64_t>* words_of(pool::Cell& cell) {
 }  // namespace
 
 // W1: the lowest position that a live reader may still read. The fence pairs with J3: a reader that this look misses
+// begins after everything published so far.
 // begins behind everything published so far.
 std::uint64_t LaneSender::slowest_reader() {
   const pool::View& view = participant_.view();
@@ -67,7 +68,8 @@ void LaneSender::publish_broadcast(std::uint8_t tag, std::span<const std::byte> 
   if (!body.empty()) std::memcpy(words.data() + (expiring_ ? 1 : 0), body.data(), body.size());
   pool::Cell& cell = lane_.cell(next_);
   SHMB_STEP(W2);
-  // Release, so that who sees the mark sees the tail of the message before; the fence keeps the body behind the mark.
+  // Release: a reader that sees the mark also sees the tail of the message before. The fence keeps the body after the
+  // mark.
   cell.word.store(CellWord::busy(next_), std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_release);
   SHMB_STEP(W2_done);
@@ -103,7 +105,7 @@ LaneReceiver::Look LaneReceiver::look_broadcast(Received& out) {
 }
 
 LaneReceiver::Look LaneReceiver::read_broadcast(Received& out) {
-  constexpr int kTries = 1000;  // a writer that overruns us that often is faster than we can read at all
+  constexpr int kTries = 1000;  // a writer that overruns this reader so often is faster than it can read at all
   for (int tries = 0; tries < kTries; ++tries) {
     pool::Cell& cell = lane_.cell(next_);
     SHMB_STEP(Q1);
@@ -142,7 +144,7 @@ LaneReceiver::Look LaneReceiver::read_broadcast(Received& out) {
   return Look::empty;
 }
 
-// The writer waits for this reader, so the body is read as it is; Q4 is there for writers that do not keep to that.
+// The writer waits for this reader, so the body is read as it is. Q4 is for writers that break that rule.
 LaneReceiver::Plain LaneReceiver::look_plain_broadcast(std::byte* to, std::uint32_t& bytes, pool::Handle& slot) {
   if (drop_oldest_) return Plain::nothing;
   pool::Cell& cell = lane_.cell(next_);
@@ -162,8 +164,8 @@ LaneReceiver::Plain LaneReceiver::look_plain_broadcast(std::byte* to, std::uint3
   return what;
 }
 
-// What a writer waits for, room or slots, comes when the slowest reader moves, and only then. Several may stand where
-// the slowest is: each stores its position before S4 and looks at the others' behind it, so the last of them sees that.
+// A writer gets room or slots only when the slowest reader moves. Several readers may be the slowest. Each stores its
+// position before S4 and looks at the others' positions after it, so the last of them sees that.
 void LaneReceiver::wake_writer_of_broadcast() {
   participant_.sleeper().wake_all_if(writers_, [this] { return was_slowest(); });
   shown_ = next_;
@@ -204,7 +206,7 @@ bool LaneReceiver::confirm() {
 bool LaneReceiver::attach() {
   if (kind_ != pool::QueueKind::broadcast) return true;
   SHMB_STEP(J1);
-  // The broker has attached who was there before the ring, also if its writer has come and gone since.
+  // The broker has attached readers that were there before the ring, even if its writer has come and gone since.
   if (const std::uint64_t position = reader().position.load(std::memory_order_relaxed); position != 0) {
     next_ = shown_ = position - 1;
     SHMB_STEP(J1_done);
@@ -214,7 +216,7 @@ bool LaneReceiver::attach() {
   SHMB_STEP(J1_done);
   if (!alive) return false;
   SHMB_STEP(J2);
-  reader().position.store(1, std::memory_order_relaxed);  // position 0: nothing is overwritten or let go from now on
+  reader().position.store(1, std::memory_order_relaxed);  // position 0: from now on nothing is overwritten or dropped
   SHMB_STEP(J2_done);
   SHMB_STEP(J3);
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -238,7 +240,7 @@ bool LaneReceiver::attach() {
   reader().position.store(next_ + 1, std::memory_order_release);
   SHMB_STEP(J7_done);
   shown_ = next_;
-  // Since J2 it held the writer up as if it had read nothing, and others passed their wakes on to it.
+  // Since J2 this reader held the writer up as if it had read nothing, and other readers passed their wakes on to it.
   participant_.sleeper().wake_all(writers_);
   return true;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Claim lanes: each message is taken by exactly one of the consumers that compete for it, also when consumers die. The
-// head is advice: it moves only past cells that were seen done, so that a claim given back behind it cannot be missed.
+// Claim lanes: exactly one of the competing consumers takes each message, also when consumers die. The head is only a
+// hint. It moves past cells that were seen done, so a claim that is given back behind it cannot be missed.
 #include <algorithm>
 
 #include "client/lane.hpp"
@@ -51,7 +51,7 @@ bool LaneSender::cell_done(std::uint64_t position) const {
   return word == CellWord::empty(position + lane_.cells());
 }
 
-// Cells are done in any order. How many are not.
+// Cells are done in any order. Returns how many are not done.
 std::uint64_t LaneSender::reclaim_claim() {
   std::uint64_t open = 0;
   for (std::uint64_t k = done_; k != next_; ++k) {
@@ -78,7 +78,7 @@ bool LaneSender::take_back(std::uint64_t n) {
   return ours;
 }
 
-// One CAS from full to done: there is no state in between that a death could leave behind.
+// One compare-and-swap from full to done. There is no state in between that a death could leave behind.
 void LaneSender::expire(std::int64_t now) {
   if (now < earliest_) return;
   earliest_ = INT64_MAX;
@@ -89,7 +89,7 @@ void LaneSender::expire(std::int64_t now) {
     auto& cell = lane_.cell(k).word;
     std::uint64_t word = cell.load(std::memory_order_acquire);
     if (word == CellWord::empty(k + lane_.cells())) continue;
-    // A claimed one may come back, so it is looked at again the next time.
+    // A claimed one may come back, so it is checked again the next time.
     if (now < deadline || (word & kWithoutTag) != CellWord::full(k, 0)) {
       earliest_ = std::min(earliest_, deadline);
       continue;
@@ -119,12 +119,12 @@ LaneReceiver::Look LaneReceiver::look_claim(Received& out) {
   SHMB_STEP(L2);
   found = find_claim(out);
   SHMB_STEP(L2_done);
-  // What others have claimed may come back.
+  // Messages that others have claimed may come back.
   return found == Look::empty && !claimed_by_others_ ? Look::drained : found;
 }
 
 LaneReceiver::Look LaneReceiver::find_claim(Received& out) {
-  constexpr int kTries = 64;  // each failure means that somebody else got on, or writes nonsense
+  constexpr int kTries = 64;  // each failure means that another consumer made progress, or writes nonsense
   const std::uint64_t cells = lane_.cells();
   int laps = 0;
   for (int tries = 0; tries < kTries; ++tries) {
@@ -172,15 +172,16 @@ LaneReceiver::Look LaneReceiver::find_claim(Received& out) {
     }
     if (found != Look::empty) return found;
     if (lost_a_claim) continue;
-    // A whole lap that is done: the head was read long ago, or its word is not what consumers wrote.
+    // A whole lap that is done: the head was read long ago, or holds a value that no consumer wrote.
     if (!all_done) return Look::empty;
     if (moved && ++laps == 8) return Look::broken;
   }
-  claimed_by_others_ = true;  // those that were faster each time
+  claimed_by_others_ = true;  // other consumers were faster each time
   return Look::empty;
 }
 
-// A look without a claim. Head moves only when somebody takes a message, who then looks for the next one himself.
+// A look without a claim. The head moves only when a consumer takes a message, and that consumer then looks for the
+// next one itself.
 bool LaneReceiver::unclaimed() const {
   const std::uint64_t head = lane_.head().load(std::memory_order_acquire);
   for (std::uint64_t k = head; k - head < lane_.cells(); ++k) {

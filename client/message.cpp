@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a list of parts is written and read, and what a received message holds. A message gives back all it holds, once.
+// How a list of parts is written and read, and what a received message holds. A message gives back everything that it
+// holds, exactly once.
 #include "client/message.hpp"
 
 #include <algorithm>
@@ -163,7 +164,7 @@ Result<void> Message::done() {
     }
     queue_ = nullptr;
     clear();
-    pool_.reset();  // may be the last to know the pool: without its lock
+    pool_.reset();  // without the pool's lock, because this may be the last reference to the pool
     return {};
   }
   clear();
@@ -189,7 +190,7 @@ Result<void> Message::keep() {
   if (queue_ == nullptr) return {};  // inline, or kept already
   if (stale()) return error(Status::forked, "the message is the parent's");
   Pool::Lock lock(pool_->me().lock());
-  if (queue_->at_least_once()) return {};  // nobody else has it until it is done
+  if (queue_->at_least_once()) return {};  // no other consumer gets it until it is done
   Participant& me = pool_->me();
   for (std::size_t i = 0; i < count_; ++i) {
     Part& part = parts_[i];

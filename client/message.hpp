@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages: what they are made of, how a list of parts is written into a cell, a slot or a region, and a received one.
-// What a peer wrote is copied once and checked on the copy: no offset or number of it reaches beyond what it names.
+// Messages: their parts, how a list of parts is written into a cell, a slot or a region, and a received message. What a
+// peer wrote is copied once and checked on the copy: no offset or number of it reaches outside what it names.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ class Queue;
 
 enum class PartKind : std::uint8_t { none, bytes, slot, region };
 
-// A part to send. Borrowed for the call.
+// A part to send. It is borrowed for the call.
 struct OutPart {
   PartKind kind = PartKind::bytes;
-  std::uint32_t rights = 0;         // regions: of the receiver; 0: read
+  std::uint32_t rights = 0;         // regions: rights of the receiver; 0: read
   const std::byte* data = nullptr;  // bytes
   std::uint64_t length = 0, offset = 0;
   Slot slot;
@@ -44,27 +44,27 @@ static_assert(sizeof(ListHeader) == 16 && sizeof(ListEntry) == 32);
 
 inline constexpr std::size_t kMostParts = 65536;  // of a message: a receiver makes room for each
 
-// Bytes that the list takes; nullopt: more than an address can count.
+// Bytes that the list takes. nullopt: more than an address can count.
 std::optional<std::uint64_t> list_bytes(std::span<const OutPart> parts);
 void write_list(std::span<const OutPart> parts, std::uint64_t type, std::span<std::byte> to);
-// The table of a list that a peer wrote, copied and checked: every part of bytes lies within `from`, every slot exists
-// and every stretch lies within its slot. False: it is impossible.
+// The table of a list that a peer wrote, copied and checked: every part of bytes lies within `from`, every slot exists,
+// and every range lies within its slot. False: the list is impossible.
 bool read_list(std::span<const std::byte> from, std::uint64_t expected_parts, const Participant& me,
                std::vector<ListEntry>& table, ListHeader& header);
 
-// A received message, used again and again.
+// A received message. The object is reused for many messages.
 class Message {
  public:
   struct Part {
     PartKind kind = PartKind::none;
-    bool kept = false;  // an own reference to its slot is in here
+    bool kept = false;  // the message holds its own reference to the slot
     std::uint32_t rights = 0, slot = pool::kNone, generation = 0;
     const std::byte* data = nullptr;
     std::uint64_t length = 0, offset = 0;
     shmbw_region_ref region{};
     Region::Handle handle;      // parts of one region share it
-    std::uint32_t same_as = 0;  // the first part with its mapping; itself where that is it, or it has none
-    Error failure;              // of a region that could not be attached, a slot that could not be mapped
+    std::uint32_t same_as = 0;  // the first part with its mapping; itself if it is the first, or has none
+    Error failure;              // why a region could not be attached, or a slot not mapped
     Status status = Status::ok;
   };
 
@@ -77,7 +77,7 @@ class Message {
   std::uint64_t type() const { return type_; }
   const Part& part(std::size_t number) const { return parts_[number]; }
   std::uint64_t epoch() const { return epoch_; }
-  // Which participant of the pool sent it: the broker gave it the lane, so it is not the sender's to say.
+  // The participant that sent the message. The broker assigned the lane, so the sender cannot forge it.
   struct Writer {
     std::uint32_t participant = pool::kNone, life = 0;
   };
@@ -94,7 +94,7 @@ class Message {
   friend class Queue;
   Part& add();
   void clear();
-  void drop_kept(Pool& pool);  // with the lock
+  void drop_kept(Pool& pool);  // call with the lock held
   // A region that parts of the message name, and the rights of all these parts together.
   using Sharers = std::span<std::uint32_t>;  // numbers of parts, ascending
   struct Wanted {
@@ -102,7 +102,7 @@ class Message {
     std::uint32_t rights = 0;
     Sharers parts;
   };
-  // One for each run of parts that are equal by `key`.
+  // Calls once for each run of parts that are equal by `key`.
   template <class Key>
   void want(Sharers parts, Key key) {
     while (!parts.empty()) {
@@ -118,13 +118,13 @@ class Message {
   void refuse(const Wanted& wanted, const Error& why);
   bool stale() const { return pool_ == nullptr || pool_->is_fresh_child() || pool_->incarnation() != incarnation_; }
 
-  std::vector<Part> parts_;  // never shrinks: count_ of them are valid
+  std::vector<Part> parts_;  // never shrinks: the first count_ are valid
   std::size_t count_ = 0;
   std::uint64_t type_ = 0, epoch_ = 0, incarnation_ = 0;
   Writer writer_;
   std::shared_ptr<Pool> pool_;             // while slots are kept or a cell is borrowed
-  Queue* queue_ = nullptr;                 // whose cell is not done
-  std::uint32_t container_ = pool::kNone;  // a kept slot with the list in it
+  Queue* queue_ = nullptr;                 // the queue whose cell is not done
+  std::uint32_t container_ = pool::kNone;  // a kept slot that holds the list
   Region::Handle container_region_;
   std::vector<ListEntry> table_;
   std::vector<std::uint32_t> by_region_;  // the parts that are regions, those of one region together

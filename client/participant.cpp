@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint32_t kMostCached = 16;
 constexpr std::uint64_t kRotationBytes = 64 << 10;
-constexpr std::uint64_t kLeastRotation = 4;  // of whatever size
+constexpr std::uint64_t kLeastRotation = 4;  // for any size
 using pool::kGroupSlots;
 
 bool within(std::uint32_t slot, std::span<const SlotRange> ranges) {
@@ -40,9 +40,9 @@ Participant::Participant(pool::View view, std::uint32_t index, std::uint32_t lif
 
 std::optional<std::uint32_t> Participant::acquire(std::span<const SlotRange> ranges) {
   if (auto slot = take_cached(ranges)) return slot;
-  // To look at a reader's head costs both ends a transfer of its line, so it should bring more than one slot back: a
-  // few slots rotate, unless they are so big that the caches of the processor would suffer. A slot that this process
-  // has just freed is free still, as a rule.
+  // A look at a reader's head costs both ends a transfer of its cache line, so it should free more than one slot. So a
+  // few slots rotate, unless they are too big for the processor's caches. A slot that this process has just freed is
+  // usually still free.
   const bool one_is_free = within(std::exchange(freed_, pool::kNone), ranges);
   const bool searched = one_is_free || (!ranges.empty() && in_flight_ < rotation(ranges.front().first));
   if (searched)
@@ -63,7 +63,7 @@ std::optional<std::uint32_t> Participant::look_ahead(std::uint32_t slot) {
     }
   }
   if (!cached_.empty()) return cached_.back().slot;
-  if (freed_ != pool::kNone) return freed_;  // there are so few slots that none stays here idle
+  if (freed_ != pool::kNone) return freed_;  // there are too few slots to keep one idle here
   return std::nullopt;
 }
 
@@ -110,7 +110,7 @@ std::optional<std::uint32_t> Participant::take_free(SlotRange range) {
   return std::nullopt;
 }
 
-// Nothing in the group can be free.
+// No slot in the group can be free.
 bool Participant::passed_over(std::uint32_t group) {
   SHMB_STEP(A0);
   const std::uint64_t freed = view_.freed(group).load(std::memory_order_acquire);
@@ -118,9 +118,8 @@ bool Participant::passed_over(std::uint32_t group) {
   return freed == freed_seen_[group] && taken_[group] == ~std::uint64_t{0};
 }
 
-// Of one group, those slots whose bits are `wanted`. A slot that somebody holds, this process too, is free again only
-// once the count has moved: it is counted behind P1, by who leaves it without a holder, or by the broker if that one
-// died in between.
+// The slots of one group whose bits are `wanted`. A held slot is free again only after the count has moved. The
+// participant that leaves a slot without a holder counts it after P1. If it died in between, the broker counts it.
 std::optional<std::uint32_t> Participant::take_free(std::uint32_t group, std::uint64_t wanted) {
   std::uint64_t uncounted = 0;
   std::uint64_t& taken = taken_.empty() ? uncounted : taken_[group];
@@ -176,7 +175,7 @@ std::uint32_t Participant::begin_use(std::uint32_t slot) {
 void Participant::drop(std::uint32_t slot) {
   Book& book = books_[slot];
   if (--book.references > 0) return;
-  // No fence before this look: what became idle just before somebody began to wait stays here, too.
+  // No fence before this look. So a slot that became idle just before a participant began to wait stays here too.
   const bool wanted = view_.control().slot_waiters.mask.load(std::memory_order_relaxed) != 0;
   if ((book.flags & kMine) && !wanted) {
     const std::uint64_t size = slot_size(slot).value_or(0);
@@ -199,7 +198,7 @@ void Participant::free_slot(std::uint32_t slot) {
   books_[slot].flags = 0;
   next_free_ = freed_ = slot;
   SHMB_STEP(P1);
-  // seq_cst where release is enough for the slot: with the seq_cst look at the waiters it stands for the fence S4.
+  // seq_cst, where release would do for the slot: with the seq_cst look at the waiters it replaces the fence S4.
   const std::uint64_t before = view_.slot(slot).holders.fetch_and(~bit_, std::memory_order_seq_cst);
   SHMB_STEP(P1_done);
   if ((before & ~bit_) == 0 && !taken_.empty()) {
@@ -242,7 +241,7 @@ void Participant::undo(std::uint32_t slot) {
 }
 
 // Idle slots must never starve others. If the n-th participant keeps at most slots / 8n of each size, all together keep
-// less than 0.6 of them, whatever the order in which they came: 1/8 (1 + 1/2 + .. + 1/64) = 0.593.
+// less than 0.6 of them, in whatever order they came: 1/8 (1 + 1/2 + .. + 1/64) = 0.593.
 std::uint32_t Participant::cache_limit(std::uint64_t size) {
   if (fixed_limit_) return *fixed_limit_;
   const std::uint32_t change = view_.header().change.load(std::memory_order_relaxed);
@@ -291,7 +290,7 @@ void Participant::reclaim() {
 }
 
 Deadline Participant::expiry() {
-  constexpr std::int64_t kAgain = 10'000'000;  // a reader has it in hand: it is done with it soon, or gives it back
+  constexpr std::int64_t kAgain = 10'000'000;  // a reader has claimed it: it is done soon, or gives it back
   std::int64_t earliest = INT64_MAX;
   for (const LaneSender* sender : senders_) earliest = std::min(earliest, sender->earliest());
   if (earliest == INT64_MAX) return Deadline::after(kForever);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joining and leaving a pool, its slots, and its growth. Nothing here is on the path of a message but `data`.
+// Joining and leaving a pool, its slots, and its growth. Only `data` is on the path of a message.
 #include "client/pool.hpp"
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace shmb::client {
 namespace {
 
-// Names of pools are not watched: they are looked for again, the longer the more rarely.
+// Names of pools are not watched. They are polled, at growing intervals.
 constexpr std::int64_t kLeastRest = 1'000'000, kMostRest = 50'000'000;
 
 constexpr std::uint32_t kMaxSegmentsOfOneClass = 40;  // doubling from one slot to all of them, with some to spare
@@ -86,7 +86,7 @@ Result<void> leave(Session& session, std::uint64_t pool, std::uint32_t flags) {
 
 }  // namespace
 
-// A place outside of the tables would be written to outside of the control area.
+// A place outside of the tables would lead to writes outside of the control area.
 static Result<void> check_place(std::uint64_t asked, std::uint64_t pool, std::uint32_t participant) {
   if (pool != 0 && (asked == 0 || asked == pool) && participant < pool::kParticipants) return {};
   return error(Status::protocol, "the broker's answer names pool " + std::to_string(pool) + " and participant " +
@@ -118,7 +118,7 @@ void Pool::begin(std::uint32_t index, std::uint32_t life) {
         kept_mappings_.give_up_asked(*session_);
         return there;
       },
-      // A futex does not tell of room in the socket.
+      // A futex does not report room in the socket.
       [this] { return session_->wants_room() ? kLookForRoom : kLookAtBroker; });
   users_.assign(view_.slots(), 0);
   seen_change_ = change() - 1;
@@ -165,7 +165,7 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
   made->small_pages_ = spec->small_pages;
   made->no_populate_ = spec->no_populate;
   if (spec->group == 0) session->note_group(fixed->group);
-  made->leave_flags_ = SHMBW_POOL_LEAVE_REMOVE;  // until it is whole: nobody should find it without its slots
+  made->leave_flags_ = SHMBW_POOL_LEAVE_REMOVE;  // until it is whole: no process should find it without its slots
   if (auto mapped = made->map(*reply, fixed->directory_bytes, fixed->control_bytes); !mapped)
     return std::unexpected(mapped.error());
   made->begin(fixed->participant, fixed->life);
@@ -197,7 +197,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
       // The session is in it.
       const std::uint64_t id = reply.error().shortage.scope_id;
       if (auto known = session->pool(id)) return known->for_opening(opening);
-      if (session->makes_pool(id)) {  // which may take longer than any answer of the broker
+      if (session->makes_pool(id)) {  // making it may take longer than any reply of the broker
         made_here = true;
         last = later(settled, until);
         if (last.passed())
@@ -222,7 +222,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   if (!fixed) return std::unexpected(fixed.error());
   if (auto fine = check_place(opening.id, fixed->pool, fixed->participant); !fine) return std::unexpected(fine.error());
   if (auto inherited = session->pool(fixed->pool); inherited && inherited->is_fresh_child()) {
-    // A forked child's, which this place was not meant for: it joins in its own manner, as what its parent was there.
+    // In a forked child: this place is given back. The inherited pool joins by itself, with its parent's role.
     reply->fds.clear();
     if (auto left = leave(*session, fixed->pool, 0); !left) return std::unexpected(left.error());
     if (auto entered = inherited->enter(); !entered) return std::unexpected(entered.error());
@@ -242,13 +242,13 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   joined->read_segments();
   if (opening.id == 0 && opening.later.empty())
     if (auto whole = joined->await_whole(settled); !whole) return std::unexpected(whole.error());
-  (void)joined->attach_segments(0);  // what fails now is tried again when a slot of it is met
+  (void)joined->attach_segments(0);  // a failure here is retried when a slot of the segment is met
   session->note_pool(joined, true);
   return joined;
 }
 
-// The name is there before the slots are. A pool is whole once its classes make up all the slots that it may have; it
-// stays as it is where its maker has left or died.
+// The name is there before the slots are. A pool is whole once its classes make up all slots that it may have. If its
+// maker has left or died, it stays as it is.
 Result<void> Pool::await_whole(Deadline deadline) {
   const auto whole = [this] {
     std::uint64_t slots = 0;
@@ -306,7 +306,8 @@ Result<void> Pool::rejoin() {
   again.read_only = read_only_;
   const Deadline settled = Deadline::after(0);
   auto reply = join(*session_, again, settled);
-  // What a call that came too late was granted, or an opening of the same pool by another name, is left right now.
+  // A place that a late reply granted, or that another thread opened by another name of the pool, is being left right
+  // now.
   while (!reply && reply.error().status == Status::busy && !settled.passed()) {
     sys::rest(kLeastRest);
     reply = join(*session_, again, Deadline::after(0));
@@ -316,7 +317,7 @@ Result<void> Pool::rejoin() {
   if (!fixed) return std::unexpected(fixed.error());
   if (auto fine = check_place(id_, fixed->pool, fixed->participant); !fine) return fine;
   parent_stamp_ = stamp();
-  // The lanes of the parent's own writing are none of ours; they refer to the participant that goes to former_.
+  // The lanes that the parent wrote do not belong to this process. They refer to the participant that goes to former_.
   retired_.clear();
   kept_mappings_.give_up_all();
   bell_ = {};
@@ -422,7 +423,7 @@ Pool::Class* Pool::class_for(std::uint64_t length) {
   return nullptr;
 }
 
-// Doubles what there is, within the limits.
+// Doubles the number of slots, within the limits.
 std::uint32_t Pool::may_grow(const Class& wanted) const {
   if (read_only_ || growing_ || wanted.slots >= wanted.limit || slots_ >= view_.slots()) return 0;
   if (segments_.size() >= view_.segments()) return 0;
@@ -494,8 +495,8 @@ Result<void> Pool::grow(std::uint64_t slot_size, std::uint32_t slots, std::uint3
 
 // Slots
 
-// The name is there before the memory, which takes its time. All limits together are the pool's; the maker is the first
-// participant, in its first life there.
+// The name is there before the memory, which takes time. The limits of all classes together are the pool's. The maker
+// is the first participant, in its first life there.
 bool Pool::is_being_made() const {
   std::uint32_t limits = 0;
   for (const Class& one : classes_) limits += one.limit;
@@ -506,7 +507,7 @@ Result<bool> Pool::has_slots_for(std::uint64_t length, Wait& wait, Lock&) {
   for (bool late = false;;) {
     if (class_for(length) != nullptr) return true;
     notice();
-    const std::uint32_t looked = seen_change_;  // another thread that looks for itself moves it on
+    const std::uint32_t looked = seen_change_;  // another thread that looks moves it on
     if (class_for(length) != nullptr) return true;
     if (!is_being_made() || broken()) return false;
     const std::string why = "the pool's maker is still adding its slots";
@@ -514,7 +515,7 @@ Result<bool> Pool::has_slots_for(std::uint64_t length, Wait& wait, Lock&) {
     auto woken =
         sleep({}, [&] { return change() != looked || class_for(length) != nullptr || broken(); }, wait.until());
     if (!woken) return std::unexpected(woken.error());
-    // What others do in the pool moves its directory, too, so the clock counts. What came meanwhile is looked at first.
+    // Other activity in the pool moves its directory too, so the clock counts. What came meanwhile is checked first.
     if (late) return error(Status::deadline, why);
     late = !*woken || wait.until().passed();
   }
@@ -568,7 +569,7 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock, s
     if (slot) return *slot;
     if (!woken) return std::unexpected(woken.error());
     if (broken()) return std::unexpected(why_broken());
-    // Also who slept until its deadline looks once more: a slot may have been freed, or added, right before it.
+    // A thread that slept until its deadline looks once more: a slot may have been freed or added right before it.
     if (late) return error(Status::deadline, "no slot became free before the deadline: " + used);
     late = !*woken || wait.until().passed();
   }

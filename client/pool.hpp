@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // This process in one pool: joined once for each session, shared by all its handles and queues, left with the last of
-// them. It maps the areas and the segments, adds segments where a class of slots is used up, and notices fork: a child
-// joins anew at its first call, with an index of its own, and none of the parent's slots is the child's.
+// them. It maps the areas and the segments, and adds segments where a class of slots is used up. It notices fork: a
+// child joins again at its first call with an index of its own, and no slot of the parent is the child's.
 //
-// One lock, the participant's, guards everything here and in the queues; it is taken before those of the session.
+// One lock, the participant's, guards everything here and in the queues. It is taken before those of the session.
 #pragma once
 
 #include <array>
@@ -41,15 +41,16 @@ struct PoolSpec {
   bool small_pages = false, no_populate = false, replace = false;
   std::uint32_t lanes = 0, queues = 0;
   std::uint64_t lane_bytes = 0;
-  // The first slots of these are made by whoever needs one first: `slots` is 0. All who open the pool name the same.
+  // Lazy size classes: `slots` is 0, and the first process that needs a slot creates them. Every opener must pass the
+  // same classes.
   std::vector<SizeClass> later{};
 };
 
-// How long a call may wait, all its waits together. The clock is asked only by who has to wait.
+// How long a call may wait, over all its waits. Only a call that has to wait reads the clock.
 class Wait {
  public:
   explicit Wait(std::int64_t given) : none(given == kNoWait), given_(given) {}
-  const bool none;  // not at all: FULL or EMPTY instead of DEADLINE
+  const bool none;  // no wait at all: FULL or EMPTY instead of DEADLINE
   Deadline until() {
     if (!asked_) deadline_ = none ? Deadline::now() : Deadline::after(given_);
     asked_ = true;
@@ -97,20 +98,21 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     std::span<const SizeClass> later{};  // see PoolSpec
   };
   static Result<std::shared_ptr<Pool>> open(const std::shared_ptr<Session>& session, const Opening& opening);
-  Result<std::shared_ptr<Pool>> for_opening(const Opening& opening);  // one more handle of this
+  Result<std::shared_ptr<Pool>> for_opening(const Opening& opening);  // one more handle of this pool
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // `timeout` is the broker's, where more slots have to be made.
+  // `timeout` is for the broker, where more slots have to be made.
   Result<Slot> acquire(std::uint64_t length, std::int64_t wait, std::int64_t timeout = 0);
   Result<void> retain(const Slot& slot);
   Result<void> release(const Slot& slot);
-  // The same where nothing stands in the way. False: nothing was changed, and the calls above say why.
+  // The same where nothing has to be waited for or made. False: nothing was changed, and the function above gives the
+  // reason.
   bool acquire_at_once(std::uint64_t length, Slot& slot);
   bool release_at_once(const Slot& slot);
   Result<PoolFacts> facts();
-  Result<void> remove();  // its name is free at once; it goes with its last participant
+  Result<void> remove();  // its name is free at once; the pool ends with its last participant
 
   // For queues and messages.
   std::uint64_t id() const { return id_; }
@@ -121,24 +123,24 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   const pool::View& view() const { return view_; }
   std::uint64_t stamp() const { return std::uint64_t{me_->index()} << 32 | me_->life(); }
   std::uint64_t incarnation() const { return incarnation_; }
-  // Notices a fork. One load, unless there was one.
+  // Notices a fork. It costs one load, unless there was one.
   Result<void> enter() {
     if (mark_.intact()) [[likely]]
       return {};
     return rejoin();
   }
   bool is_fresh_child() const { return !mark_.intact(); }
-  // While one thread of a forked child joins, or opens an end of a queue anew. Taken before the lock.
+  // Held while one thread of a forked child joins, or opens an end of a queue again. It is taken before the lock.
   std::mutex& held_over_fork() { return held_over_fork_; }
   std::uint32_t change() const { return view_.header().change.load(std::memory_order_acquire); }
   bool broken() const { return view_.header().broken.load(std::memory_order_relaxed) != 0; }
   Error why_broken() const;
-  // Peers that die after the broker are told of by nobody: every wait for a peer is one of looks at the broker, too.
+  // No event reports peers that die after the broker. So every wait for a peer also looks at the broker.
   static constexpr std::int64_t kLookAtBroker = 2'000'000'000, kLookForRoom = 10'000'000;
   Result<void> broker_there() const;
 
-  // All below: the lock is held.
-  // Sleeper::wait(), which a broker that is gone ends with SESSION_LOST.
+  // The lock must be held for all functions below.
+  // Sleeper::wait(), which ends with SESSION_LOST when the broker is gone.
   template <class F>
   Result<bool> sleep(Sleeper::Masks masks, F&& something_there, Deadline deadline, bool rouse = false) {
     auto woken = me_->sleeper().wait(masks, something_there, deadline, rouse);
@@ -147,8 +149,10 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     return woken;
   }
   Result<std::uint32_t> take(std::uint64_t length, Wait& wait, Lock& lock, std::int64_t timeout = 0);
-  std::optional<std::uint32_t> take_at_once(std::uint64_t length);  // nullopt: take() waits, grows, or says why not
-  // Where a slot's bytes are here; nullptr: its segment cannot be mapped (`why` tells). `timeout` is the broker's.
+  // nullopt: call take(), which waits, grows, or gives the reason
+  std::optional<std::uint32_t> take_at_once(std::uint64_t length);
+  // The address of a slot's bytes. nullptr: its segment cannot be mapped (the reason is in `why`). `timeout` is for the
+  // broker.
   std::byte* data(std::uint32_t slot, Error* why = nullptr, std::int64_t timeout = 0) {
     if (!segments_.empty() && segments_.front().region) [[likely]] {
       const Segment& first = segments_.front();
@@ -156,28 +160,28 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     }
     return find_data(slot, why, timeout);
   }
-  // Behind the publication of a message with this slot, see Participant::look_ahead.
+  // Call after publishing a message with this slot, see Participant::look_ahead.
   void look_ahead(std::uint32_t slot) {
     const auto next = me_->look_ahead(slot);
     if (next && is_mapped(*next)) prefetch_to_write(data(*next));
   }
-  std::byte* data_if_mapped(std::uint32_t slot) const;  // as data(), and asks the broker for nothing
+  std::byte* data_if_mapped(std::uint32_t slot) const;  // as data(), without asking the broker
   bool is_mapped(std::uint32_t slot) const { return data_if_mapped(slot) != nullptr; }
   std::uint64_t slot_size(std::uint32_t slot) { return me_->slot_size(slot).value_or(0); }
-  // A reference that is there already becomes the user's. What messages under way hold is not: a user who releases
-  // once too often must not take it from them.
+  // An existing reference becomes the user's. References of messages in flight are separate: a user that releases once
+  // too often must not take them.
   Slot give_to_user(std::uint32_t slot, std::uint64_t length);
   Result<void> check(const Slot& slot);
   bool usable(const Slot& slot) const {  // as check()
     return slot.pool == id_ && slot.stamp == stamp() && slot.index < view_.slots() && users_[slot.index] != 0 &&
            slot.generation == me_->generation(slot.index);
   }
-  // Has it slots of that size? While its maker still adds them, this waits.
+  // Whether the pool has slots of that size. Waits while its maker still adds them.
   Result<bool> has_slots_for(std::uint64_t length, Wait& wait, Lock& lock);
   std::uint64_t largest_class() const { return classes_.empty() ? 0 : classes_.back().slot_size; }
-  void notice();  // new segments, and lanes of closed queues that are read by now
+  void notice();  // maps new segments, and drops lanes of closed queues that were read
   KeptMappings& kept_mappings() { return kept_mappings_; }
-  // A lane that this process wrote and writes no more: its messages stay held until they are read.
+  // A lane that this process does not write any more. Its messages stay held until they are read.
   void retire(std::unique_ptr<LaneSender> sender, std::uint32_t lane, std::uint32_t serial);
   void post_through(std::uint32_t lane, std::uint32_t serial, shmbw_lane_end end);
 
@@ -186,14 +190,14 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   bool arm(QueueSet& set);  // false: it has something already
   void disarm(QueueSet& set);
   void pass_on();                  // see QueueSet::pass_on, for all that are armed
-  bool ring_heard(QueueSet& set);  // false: it is at its end, a peer has shut it down
-  // Those of these participants: asked for ahead, so that a message needs nobody but its reader. One answer is under
-  // way at a time; what has not come when it is needed, the broker rings.
+  bool ring_heard(QueueSet& set);  // false: it is at its end, because a peer has shut it down
+  // Asks for the doorbells of these participants ahead, so that a later message needs only its reader. One request is
+  // open at a time. For a doorbell that is missing when needed, the broker rings.
   void want_bells(std::uint64_t participants);
-  void fetch_bells(std::uint64_t participants, Deadline deadline, Lock& lock);  // waits for them, as long as that
+  void fetch_bells(std::uint64_t participants, Deadline deadline, Lock& lock);  // waits for them until the deadline
   int doorbell_descriptor() const { return bell_.ours ? bell_.ours.get() : -1; }
 
-  // A forked child joins under the first of these, which keeps `me_` the same as well.
+  // A forked child joins under the first of these locks. It also keeps `me_` the same.
   void lock_for_fork() override {
     held_over_fork_.lock();
     me_->lock().lock();
@@ -220,14 +224,14 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   };
   struct PeerBell {
     std::uint32_t life = 0;
-    std::int64_t not_before = 0;  // it was refused: the next time to ask for it
+    std::int64_t not_before = 0;  // the request was refused: the next time to ask
     std::uint64_t rung = 0;       // the sleep for which the broker was asked to ring
     Fd fd;
   };
-  static constexpr std::int64_t kAskAgainAfter = 10'000'000'000;  // for a peer's doorbell, in vain
+  static constexpr std::int64_t kAskAgainAfter = 10'000'000'000;  // after a request for a peer's doorbell that failed
   struct AskedBell {
     std::uint32_t participant = 0, life = 0;
-    std::shared_ptr<Channel::Later> answer;  // null: none is under way
+    std::shared_ptr<Channel::Later> answer;  // null: no request is open
   };
 
   Pool(std::shared_ptr<Session> session, bool read_only) : session_(std::move(session)), read_only_(read_only) {}
@@ -267,7 +271,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   std::atomic<std::uint64_t> incarnation_ = 1;
   Mapping directory_, control_;
   pool::View view_;
-  std::vector<std::unique_ptr<Participant>> former_;  // the parent's, to which handles may still refer
+  std::vector<std::unique_ptr<Participant>> former_;  // those of the parent, to which handles may still refer
   std::unique_ptr<Participant> me_;
   std::vector<Retired> retired_;
   KeptMappings kept_mappings_;
@@ -279,10 +283,10 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   bool small_pages_ = false, no_populate_ = false, growing_ = false, enrolled_ = false;
 
   struct {
-    // `theirs` is what the broker gives to peers. Kept: without any holder but the broker our end would read as closed
-    // while peers come and go.
+    // The broker gives `theirs` to peers. It is kept here: without any holder but the broker, `ours` would read as
+    // closed while peers come and go.
     Fd ours, theirs;
-    bool set = false;  // the broker has said that it has it
+    bool set = false;  // the broker has confirmed it
   } bell_;
   std::array<PeerBell, pool::kParticipants> bells_;
   AskedBell asked_bell_;

@@ -53,8 +53,8 @@ Result<void> checked(const QueueSpec& spec) {
   return {};
 }
 
-// The broker declares a participant dead before it takes its ends away. Whoever was told of the death counts it no
-// more.
+// The broker declares a participant dead before it takes its ends away. A process that has the event of the death must
+// not count it any more.
 std::uint32_t count_live(const pool::View& view, std::uint64_t ends) {
   std::uint32_t count = 0;
   for (; ends != 0; ends &= ends - 1) {
@@ -65,7 +65,7 @@ std::uint32_t count_live(const pool::View& view, std::uint64_t ends) {
   return count;
 }
 
-// A reader that names no kind takes the queue that is there, and waits for it.
+// A reader that names no kind takes the existing queue, and waits for it.
 QueueSpec with_wait(QueueSpec spec) {
   if (spec.kind != pool::QueueKind::none || !spec.reader || spec.writer || spec.open_only || spec.create_only)
     return spec;
@@ -74,7 +74,7 @@ QueueSpec with_wait(QueueSpec spec) {
   return spec;
 }
 
-// Which setting of the queue that is there is another one.
+// Names the setting in which the existing queue differs.
 std::string difference(const pool::View& view, const QueueSpec& spec) {
   for (std::size_t i = 0; i < view.queues(); ++i) {
     const pool::QueueEntry& entry = view.queue(i);
@@ -120,7 +120,7 @@ Result<std::unique_ptr<Queue>> Queue::open(const std::shared_ptr<Pool>& pool, co
     Pool::Lock lock(pool->me().lock());
     auto moved = pool->sleep({}, [&] { return pool->change() != before; }, until);
     if (!moved) return std::unexpected(moved.error());
-    // Other queues of the pool move it too, so the clock counts. What happened meanwhile is looked at once more.
+    // Other queues of the pool move it too, so the clock counts. What happened meanwhile is checked once more.
     if (!*moved || late)
       return error(Status::deadline, "the queue did not appear before the deadline: " + opened.error().sentence);
     late = until.passed();
@@ -149,16 +149,16 @@ Result<std::unique_ptr<Queue>> Queue::open_alone(const std::shared_ptr<Session>&
                                             "', or join the group first");
       PoolSpec made;
       made.name = parsed->name;
-      // Room for the lanes that the queue's own settings ask for, one for each participant of many.
+      // Room for the lanes that the queue's own settings need, one for each participant of many.
       const std::uint64_t lane =
           pool::lane_bytes(spec.kind, spec.cells != 0 ? spec.cells : 256, spec.cell_size != 0 ? spec.cell_size : 64);
       made.lane_bytes = std::clamp<std::uint64_t>(lane * 16, std::uint64_t{1} << 20, std::uint64_t{15} << 20);
       made.queues = 1;
       pool = Pool::create(session, made, spec.timeout);
     }
-    if (!pool && pool.error().status == Status::exists && attempt < 8) continue;  // somebody was faster
+    if (!pool && pool.error().status == Status::exists && attempt < 8) continue;  // another process was faster
     if (!pool) return std::unexpected(pool.error());
-    if (spec.wait > 0) spec.wait = std::max<std::int64_t>(until.left(), 1);  // what the wait for the pool has left
+    if (spec.wait > 0) spec.wait = std::max<std::int64_t>(until.left(), 1);  // the rest of the wait for the pool
     return open(*pool, spec);
   }
 }
@@ -189,7 +189,7 @@ Result<void> Queue::open_ends(bool again) {
   for (std::uint64_t given_back = session.ends_given_back();;) {
     reply = session.call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
     if (reply || reply.error().status != Status::busy) break;
-    // What stands in its way may be an end that an earlier call asked for, and whose answer has just come, too late.
+    // An end that an earlier call asked for may be in the way. Its reply has just come, too late.
     const std::uint64_t now = session.ends_given_back();
     if (std::exchange(given_back, now) == now) break;
   }
@@ -218,14 +218,15 @@ Result<void> Queue::open_ends(bool again) {
   incarnation_ = pool_->incarnation();  // other threads need not come here any more
   if (fixed->lane != pool::kNone) adopt_out(fixed->lane, fixed->lane_serial);
   look_around();
-  // A ring whose writer died while we joined it may be another writer's already: of that one nothing is missed.
+  // A ring whose writer died during the join may already belong to another writer. Of that one nothing is missed.
   if (seen_change_ != pool_->change()) look_around();
   if (spec_.writer)
     pool_->fetch_bells(entry.readers.load(std::memory_order_acquire), Deadline::after(spec_.timeout), lock);
   return {};
 }
 
-// A forked child's ends are opened anew, by one of its threads; what the parent had in hand is the parent's.
+// A forked child's ends are opened again, by one of its threads. Messages that the parent had in hand stay the
+// parent's.
 Result<void> Queue::open_in_child() {
   const std::lock_guard one_by_one(pool_->held_over_fork());
   if (incarnation_ == pool_->incarnation()) return {};
@@ -284,7 +285,7 @@ Result<void> Queue::close(bool all, bool remove) {
   ins_.clear();
   *self_ = nullptr;
   if (out_.it) {
-    // Its messages stay held until they are read; the broker says so by giving the lane to somebody else.
+    // Its messages stay held until they are read. The broker then gives the lane to another writer, which reports that.
     pool_->retire(std::move(out_.it), out_.lane, out_.serial);
     pool_->post_through(out_.lane, out_.serial, SHMBW_LANE_END_SENDER);
   }
@@ -342,7 +343,7 @@ void Queue::adopt_out(std::uint32_t lane, std::uint32_t serial) {
   });
 }
 
-// L3: the receiver of a line is gone, what it has not read is given up.
+// L3: the receiver of a line lane is gone. What it has not read is dropped.
 void Queue::drop_out() {
   if (!out_.it) return;
   if (out_.it->in_flight() != 0) give_up();
@@ -361,7 +362,7 @@ bool Queue::has_died(const Peer& peer) const {
   const pool::Stamp stamp = pool::Stamp::of(entry.stamp.load(std::memory_order_acquire));
   if (stamp.serial == peer.life && stamp.state == static_cast<std::uint8_t>(pool::ParticipantState::live)) return false;
   const std::uint32_t last_death = entry.last_death.load(std::memory_order_relaxed);
-  // Of lives before the last that died it is not written down: then any death in this queue counts.
+  // No death of a life before the last dead one is recorded. Then any death in this queue counts.
   return last_death > peer.life ? pool_->view().queue(index_).deaths.load(std::memory_order_acquire) != deaths_
                                 : last_death == peer.life;
 }
@@ -401,7 +402,7 @@ void Queue::look_for_reader() {
     pool::LaneEntry copy{};
     if (!lane_view(i, stamp.serial, &copy) || copy.queue != index_ || copy.queue_serial != serial_) continue;
     if (copy.from != pool_->me().index() || copy.from_life != pool_->me().life()) continue;
-    if (reader_gone) {  // it came and went between two looks of ours: nothing of ours is in that lane
+    if (reader_gone) {  // it came and went between two looks: that lane holds nothing of this process
       pool_->post_through(i, stamp.serial, SHMBW_LANE_END_SENDER);
       continue;
     }
@@ -414,12 +415,12 @@ void Queue::look_for_reader() {
 void Queue::look_for_lanes_to_read() {
   const pool::View& view = pool_->view();
   Participant& me = pool_->me();
-  // What is over stays known until the broker has taken the lane back, so that it is not taken up again.
+  // Ends that are over stay known until the broker has taken the lane back, so that they are not opened again.
   std::erase_if(ins_, [&](const std::unique_ptr<In>& in) {
     const pool::Stamp stamp = pool::Stamp::of(view.lane(in->lane).stamp.load(std::memory_order_acquire));
     if (stamp.serial == in->serial && stamp.state != static_cast<std::uint8_t>(pool::LaneState::free)) {
       const bool closed = stamp.state == static_cast<std::uint8_t>(pool::LaneState::writer_gone);
-      // Of a lane that was given up as broken the broker hears nothing while its writer is there.
+      // For a lane that was given up as broken, the broker gets no report while its writer is there.
       if (in->over && closed && !in->writer_closed) pool_->post_through(in->lane, in->serial, SHMBW_LANE_END_RECEIVER);
       in->writer_closed = closed;
       return false;
@@ -430,13 +431,14 @@ void Queue::look_for_lanes_to_read() {
     const pool::Stamp stamp = pool::Stamp::of(view.lane(i).stamp.load(std::memory_order_acquire));
     const auto state = static_cast<pool::LaneState>(stamp.state);
     if (state != pool::LaneState::open && state != pool::LaneState::writer_gone) continue;
-    if (view.lane(i).queue != index_) continue;  // one that is another's by now has moved the change word, too
+    // a lane that belongs to another queue by now has moved the change word too
+    if (view.lane(i).queue != index_) continue;
     if (std::ranges::any_of(ins_, [&](auto& in) { return in->lane == i && in->serial == stamp.serial; })) continue;
     pool::LaneEntry copy{};
     auto lane = lane_view(i, stamp.serial, &copy);
     if (!lane || copy.queue != index_ || copy.queue_serial != serial_) continue;
     if (kind_ == pool::QueueKind::line && (copy.to != me.index() || copy.to_life != me.life())) continue;
-    // A ring that is not the current one is read if we were attached to it, by the broker, before its first message.
+    // An old ring is read only if the broker attached this reader before the ring's first message.
     if (kind_ == pool::QueueKind::broadcast &&
         (state != pool::LaneState::open || view.queue(index_).writer_lane.load(std::memory_order_acquire) != i) &&
         lane->reader(me.index()).position.load(std::memory_order_relaxed) == 0)
@@ -449,7 +451,7 @@ void Queue::look_for_lanes_to_read() {
     in->writer_closed = state == pool::LaneState::writer_gone;
     in->it = std::make_unique<LaneReceiver>(me, *lane, kind_, flags_, index_, copy.from, copy.from_life);
     if (!in->it->attach()) continue;
-    // It came and went between two looks of ours.
+    // The writer came and went between two looks.
     if (const Peer writer{copy.from, copy.from_life}; std::ranges::find(writers_, writer) == writers_.end() &&
                                                       std::ranges::find(gone_writers_, writer) == gone_writers_.end())
       gone_writers_.push_back({writer.index, writer.life, has_died(writer)});
@@ -483,7 +485,7 @@ void Queue::look_around() {
     if (kind_ == pool::QueueKind::line) look_for_reader();
     const auto died = static_cast<std::uint32_t>(std::ranges::count_if(gone, &Peer::died));
     ended_.readers_died += died;
-    // Its place in the ring goes with it, so nobody knows how far it had come.
+    // Its place in the ring is gone with it, so it is unknown how far it had read.
     if (kind_ == pool::QueueKind::broadcast && died != 0 && sent_ != drained_) give_up();
     if (!gone.empty() && readers_.empty()) {
       readers_gone_ = true;

@@ -1,8 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// This process' ends of one queue. Which lanes there are stands in the pool's directory: when its change word moves,
-// the ends look again. A message is sent whole or not at all, and what it names is held from before its publication
-// until its receiver is done. Nothing on the path of a message calls the system or allocates, but for lists and
-// regions.
+// A Queue is this process' handle of one queue: its reader end, its writer end, or both.
+//
+// The pool's directory, which only the broker writes, says which queues, participants and lanes there are. When its
+// change word moves, the ends look again (look_around). A reader has one lane per writer (`ins_`); a writer has one
+// lane (`out_`).
+//
+// States: open; closed (shutdown was called: no sends, readers take what is left); broken (a peer wrote something
+// impossible, reported once). In a forked child the handle is stale: its first call opens ends of its own.
+//
+// A send takes memory, lets the lane hold the regions, finds room, publishes, and wakes. A receive looks at the lanes
+// in turn, copies the message, and delivers it. A delivered message is borrowed (its cell is done later) or kept (own
+// bits on its slots, then the cell is done).
+//
+// Invariants:
+// - A message is sent whole or not at all. Everything that can fail comes before the publication.
+// - What a message names is held from before its publication until its receiver is done.
+// - Nothing on the path of a message makes a system call or allocates, except for lists, regions and wakes.
+// - The participant's lock guards all of it. Waits and calls to the broker release the lock, so the caller must check
+//   again afterwards what it had looked at.
+// - Several threads may wait in one handle. Each of them gets the reason that ended its wait (Ended).
 #pragma once
 
 #include <atomic>
@@ -24,7 +40,7 @@ struct QueueSpec {
   pool::QueueKind kind = pool::QueueKind::none;
   bool reader = false, writer = false, create_only = false, open_only = false;
   std::uint32_t flags = 0;                 // pool::kQueue*
-  std::uint32_t cells = 0, cell_size = 0;  // 0: as the queue has them, 256 and 64 in a new one
+  std::uint32_t cells = 0, cell_size = 0;  // 0: those of the existing queue; 256 and 64 in a new one
   std::int64_t spin = Sleeper::kDefaultSpin;
   bool spin_always = false;  // see Sleeper::set_spin
   std::int64_t wait = 0, timeout = 0;
@@ -51,24 +67,26 @@ class Queue {
   Result<void> send(const Slot& slot, std::int64_t wait);
   Result<void> send(std::span<const OutPart> parts, std::uint64_t type, std::int64_t lifetime, std::int64_t wait);
   struct Outgoing {
-    std::span<const OutPart> parts;  // borrowed until the next one is asked for
+    std::span<const OutPart> parts;  // borrowed until the next call of `next`
     std::uint64_t type = 0;
     std::int64_t lifetime = 0;
   };
-  // In order. One lock, and one wake for all messages between two waits. `sent`, also with an error, is how many.
+  // Sends in order, with one lock, and one wake for all messages between two waits. `sent` is the number sent, also
+  // with an error.
   Result<void> send_many(std::size_t count, const std::function<Result<Outgoing>(std::size_t)>& next, std::int64_t wait,
                          std::size_t& sent);
   Result<void> receive(Message& message, bool keep, std::int64_t wait);
-  // An ordinary message on the shortest way: inline or one slot, with room, and taken from a lane that is read in order
-  // and drops nothing. False: nothing was sent or taken, and the calls above do what is to be done.
+  // The shortest path, for an ordinary message: inline or one slot, with room, on a lane that is read in order and
+  // drops nothing. False: nothing was sent or taken, and the caller uses the functions above.
   bool send_at_once(std::span<const std::byte> bytes);
   bool send_at_once(const Slot& slot);
   bool receive_at_once(Message& message, bool keep, std::int64_t wait);
-  // Waits for one and takes what else is there, kept; one lock, and one wake for all that were taken.
+  // Waits for one message and takes what else is there, as kept messages, with one lock, and one wake for all that were
+  // taken.
   Result<std::size_t> receive_many(std::span<Message* const> messages, std::int64_t wait);
   Result<void> shutdown(bool remove);
   Result<void> drain(std::int64_t wait);
-  Result<void> close(bool all, bool remove);  // the handle is spent afterwards
+  Result<void> close(bool all, bool remove);  // the handle is invalid afterwards
   Result<QueueFacts> facts();
   Result<int> descriptor();
 
@@ -84,16 +102,16 @@ class Queue {
       return {};
     return open_in_child();
   }
-  // How long a receive waits for the broker where the words of the message itself lie in memory that is not mapped yet;
-  // 0: as long as the spec says. For who tries again anyway: the pool's lock is held meanwhile.
+  // How long a receive waits for the broker where the message itself lies in memory that is not mapped yet. 0: as long
+  // as the spec says. For callers that retry anyway, because the pool's lock is held meanwhile.
   void wait_for_mapping(std::int64_t timeout);
   void set_spin() { pool_->me().sleeper().set_spin(spec_.spin, spec_.spin_always); }
 
-  // All below: the lock is held.
-  // A receive would not wait. `taken`: this is one, and takes what was seen.
+  // The lock must be held for all functions below.
+  // A receive would not wait. `taken`: the caller is a receive, and takes what was seen.
   bool something_there(bool taken);
-  bool room_there();  // A send would not wait: there is room, or it has something to tell.
-  void pass_on();     // claim: another consumer sleeps while there is a message that nobody has claimed: wakes it
+  bool room_there();  // a send would not wait: there is room, or an error to report
+  void pass_on();     // claim: if another consumer sleeps while an unclaimed message is there, wakes it
   enum class Settle : std::uint8_t { done, give_back };
   void settle(Message& message, Settle how);
   std::uint32_t borrowed_container() const { return borrowed_container_; }
@@ -103,7 +121,7 @@ class Queue {
   struct In {
     std::uint32_t lane = 0, serial = 0, from = 0, from_life = 0;
     bool writer_closed = false, over = false;
-    bool unwoken = false;  // its writers have not been woken for what was done
+    bool unwoken = false;  // its writers have not been woken yet for done cells
     std::unique_ptr<LaneReceiver> it;
   };
   struct Out {
@@ -117,23 +135,23 @@ class Queue {
   };
   struct LaneHold {
     std::uint32_t generation = 0;
-    std::uint32_t in_flight = 0;  // messages that name it, those that are still being sent among them
+    std::uint32_t in_flight = 0;  // messages that name it, including those that are being sent
     std::uint64_t bytes = 0,
                   handle = 0;  // Region::serial(), 0: not held yet. While it lives, the broker keeps the hold
   };
-  // The holds of a message from the first look at them until it is published: hold_regions() gives the lock up, and
-  // what another thread sends meanwhile must not drop them.
+  // The holds of a message, from the first look at them until its publication. hold_regions() releases the lock, and a
+  // send of another thread must not drop them meanwhile.
   struct Claims {
     Queue& queue;
     const std::span<Region* const> regions;
     Pool::Lock& lock;
-    std::uint32_t lane = pool::kNone, serial = 0;  // of which they are; another one has none of them
+    std::uint32_t lane = pool::kNone, serial = 0;  // the lane that holds them; another lane has none of them
     void take();
     void keep() { lane = pool::kNone; }  // the message has them now
     ~Claims();
   };
-  // Several threads may wait here, and each is to hear of what ends its wait, whoever looked first: a wait compares
-  // these with what they were when it began.
+  // Counts of events that end waits. Several threads may wait here, and each must get the event, whichever thread saw
+  // it first. So a wait compares these counts with those at its beginning.
   struct Ended {
     std::uint32_t readers_gone = 0, readers_died = 0, writers_told = 0, given_up = 0;
   };
@@ -146,7 +164,7 @@ class Queue {
   void look_around();  // after the directory has changed
   void look_for_lanes_to_read();
   void look_for_reader();
-  bool has_died(const Peer& peer) const;  // one that is gone: it did not leave
+  bool has_died(const Peer& peer) const;  // the peer is gone, and did not leave in order
   void follow_peers(std::vector<Peer>& known, std::uint64_t mask, std::vector<Peer>& gone);
   void adopt_out(std::uint32_t lane, std::uint32_t serial);
   void drop_out();
@@ -157,13 +175,14 @@ class Queue {
   Result<bool> find_room(Claims& claims, const Ended& before);
   bool readers_have_gone(const Ended& before);
   Result<void> may_send() const;
-  // After messages were published: so many of the last ones do not count as sent.
+  // Call after messages were published. Returns how many of the last ones do not count as sent, because the queue was
+  // closed meanwhile.
   std::uint64_t closed_meanwhile(std::uint64_t last = 1);
   struct Batch {
     std::size_t sent = 0;
-    std::uint64_t unshown = 0;  // put, and the readers were not woken
+    std::uint64_t unshown = 0;  // published, but the readers are not woken yet
   };
-  // Ends the batch, if there is one: before this thread waits, calls the broker or gives the lock up.
+  // Ends the batch, if there is one. Call it before this thread waits, calls the broker or releases the lock.
   Result<void> show_batch();
   Result<void> send_parts(std::span<const OutPart> given, std::uint64_t type, std::int64_t lifetime, Wait& wait,
                           Pool::Lock& lock);
@@ -189,13 +208,13 @@ class Queue {
 
   bool try_look();
   bool message_waits();
-  bool read_to_its_end() const;  // closed, and nothing can come back: what is told then is CLOSED
+  bool read_to_its_end() const;  // closed, and nothing can come back: the reader gets CLOSED
   bool finish_after(In& in, LaneReceiver::Look look, bool again);
   void finish(In& in, bool tell);
   void done(In& in, std::uint64_t position);
   void wake_writers(In& in);
-  bool may_ask_broker(const LaneReceiver::Received& message) const;  // to deliver it
-  void end_taking();                                                 // what receive_many() has put off
+  bool may_ask_broker(const LaneReceiver::Received& message) const;  // to deliver the message
+  void end_taking();                                                 // finishes what receive_many() has put off
   void empty(Message& message);
   Result<void> next_message(Message& message, bool keep, Wait& until);
   void refuse(In& in);
@@ -207,28 +226,29 @@ class Queue {
   bool keep_slot(Message::Part& part, In& in);
   void attach_parts(Message& message, const Error* unanswered);
   void attach_wanted(Message& message, const Error* unanswered, std::vector<Message::Sharers>& too_much);
-  std::optional<Error> news();  // CLOSED, PEER_GONE, BROKEN: what a reader is told when nothing is there
+  std::optional<Error> news();  // CLOSED, PEER_GONE or BROKEN: the result for a reader that finds nothing
   void let_borrowed_go();
-  QueueSet* own_set();  // behind descriptor(), once somebody has asked for that
-  // Of a queue that was found empty: its descriptor, if anybody asked for that, tells of the next message.
+  QueueSet* own_set();  // behind descriptor(), once that was called
+  // The queue was found empty: its descriptor, if there is one, reports the next message.
   void rearm();
   std::uint32_t body_room() const { return cell_size_ - 8 - ((flags_ & pool::kQueueExpiring) != 0 ? 8 : 0); }
 
   const std::shared_ptr<Pool> pool_;
   const QueueSpec spec_;
-  std::atomic<std::uint64_t> incarnation_ = 0;  // of the pool, when its ends were opened
+  std::atomic<std::uint64_t> incarnation_ = 0;  // of the pool, when the ends were opened
   std::uint32_t index_ = 0, serial_ = 0, flags_ = 0, cells_ = 0, cell_size_ = 64, seen_change_ = 0, deaths_ = 0;
   pool::QueueKind kind_ = pool::QueueKind::none;
   bool open_ = false, closed_ = false, readers_gone_ = false;
-  bool given_up_ = false;      // what this handle sent was not taken by readers that are gone, and nobody was told
-  std::uint64_t drained_ = 0;  // of sent_: taken for certain
+  // readers that are gone did not take all that this handle sent, and no call has reported it yet
+  bool given_up_ = false;
+  std::uint64_t drained_ = 0;  // of sent_: certainly taken
   Ended ended_;
-  Error last_of_writers_;  // what the last of writers_told said
+  Error last_of_writers_;  // the last error that raised writers_told
   void give_up() {
     given_up_ = true;
     ++ended_.given_up;
   }
-  const char* broken_ = nullptr;  // what was found impossible, until it is told
+  const char* broken_ = nullptr;  // what was found impossible, until a call reports it
 
   std::shared_ptr<Queue*> self_;  // null inside once closed: lanes may outlive their queue in the pool
   Out out_;
@@ -241,17 +261,17 @@ class Queue {
   std::size_t next_in_ = 0;
   bool taking_many_ = false;
   std::int64_t map_timeout_ = 0;
-  In* pending_ = nullptr;  // received_ is a message of it that nobody has taken
+  In* pending_ = nullptr;  // received_ is a message of this lane that no receive has taken
   LaneReceiver::Received received_;
 
   Message* borrowed_ = nullptr;
-  In* borrowed_in_ = nullptr;  // whose cell is not done; null: own bits hold what is in the message
+  In* borrowed_in_ = nullptr;  // the lane whose cell is not done; null: own bits hold the contents of the message
   std::uint64_t borrowed_position_ = 0;
   std::uint32_t borrowed_container_ = pool::kNone, borrowed_generation_ = 0;
 
   std::vector<Peer> readers_, writers_, gone_writers_;
   std::uint64_t sent_ = 0, received_count_ = 0, expired_ = 0, in_regions_ = 0;
-  std::unique_ptr<QueueSet> descriptor_;  // made under the lock, and stays
+  std::unique_ptr<QueueSet> descriptor_;  // made under the lock, never replaced
 };
 
 }  // namespace shmb::client

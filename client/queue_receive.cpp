@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Receiving. A message is borrowed, its cell not done until the caller is, or kept, with own bits on its slots before
-// the cell is done. What a peer wrote is used only from private copies that were checked.
+// Receiving. A borrowed message's cell is not done until the caller is. A kept message has own bits on its slots before
+// its cell is done. What a peer wrote is used only from private copies that were checked.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -14,21 +14,21 @@
 namespace shmb::client {
 namespace {
 
-constexpr unsigned kOverruns = 64;  // messages that were overwritten, until a receive looks at the clock
+constexpr unsigned kOverruns = 64;  // overwritten messages before a receive looks at the clock
 
-// The lane holds what its messages name: who names anything else does not keep to the rules.
+// The lane holds what its messages name. A sender that names anything else breaks the rules.
 bool never_held(const Error& error) {
   return error.status == Status::not_found || error.status == Status::stale || error.status == Status::invalid;
 }
 
 }  // namespace
 
-// received_ is the next message of pending_, or there is none.
+// Afterwards received_ is the next message of pending_, or pending_ is null.
 bool Queue::try_look() {
   if (pending_ != nullptr) return true;
   for (std::size_t n = 0; n < ins_.size(); ++n) {
     std::uint32_t too_late = 0;
-    // A broadcast's writers follow each other: the later ring is read after the earlier one.
+    // The writers of a broadcast follow each other: the later ring is read after the earlier one.
     const std::size_t at = kind_ == pool::QueueKind::broadcast ? n : (next_in_ + n) % ins_.size();
     In& in = *ins_[at];
     if (in.over || &in == borrowed_in_) continue;
@@ -38,15 +38,15 @@ bool Queue::try_look() {
         if (received_.deadline != 0 && received_.deadline <= sys::now_monotonic()) {
           done(in, received_.position);
           ++expired_;
-          // What is behind a whole lap of them came during this look, and its sender wakes who goes to sleep.
+          // A whole lap was too old. Anything behind it came during this look, and its sender wakes readers that sleep.
           if (++too_late == cells_) break;
           continue;
         }
         pending_ = &in;
-        next_in_ = (at + 1) % ins_.size();  // not a lane that comes next: those that are over must be seen, too
+        next_in_ = (at + 1) % ins_.size();  // not the next lane: lanes that are over must be seen too
         return true;
       }
-      if (look == LaneReceiver::Look::refused) {  // told now; the next receive reads what is behind it
+      if (look == LaneReceiver::Look::refused) {  // reported now; the next receive continues after it
         wake_writers(in);
         broken_ = "a message";
         return false;
@@ -59,20 +59,20 @@ bool Queue::try_look() {
   return false;
 }
 
-// A look found no message: is the lane over? True: look once more first.
+// A look found no message. Is the lane over? True: look once more first.
 bool Queue::finish_after(In& in, LaneReceiver::Look look, bool again) {
   if (look == LaneReceiver::Look::broken) broken_ = "a lane";
   else if (look == LaneReceiver::Look::empty) {
     if (!in.writer_closed || in.it->claimed_by_others()) return false;
-    // Its writer was seen to have closed: what it sent is visible to a look after that.
+    // Its writer was seen to have closed. A look after that sees all that it sent.
     if (!again) return true;
   }
   finish(in, true);
   return false;
 }
 
-// As try_look(), for a wait that is not part of a receive: nothing is claimed, or nobody else could have it meanwhile,
-// and behind a borrowed message its successor counts, because a receive says done for it.
+// As try_look(), for a wait that is not part of a receive. A message is not claimed, unless no other consumer could
+// have it meanwhile. Behind a borrowed message its successor counts, because a receive says done for the borrowed one.
 bool Queue::message_waits() {
   if (pending_ != nullptr || broken_ != nullptr) return true;
   if (borrowed_ != nullptr && at_least_once()) return false;  // a receive would be refused
@@ -81,7 +81,7 @@ bool Queue::message_waits() {
     if (in.over) continue;
     if (kind_ == pool::QueueKind::claim && in.it->unclaimed()) return true;
     if (&in == borrowed_in_) {
-      // Its writer may have gone: that is told once the borrowed one is done.
+      // Its writer may have gone: that is reported once the borrowed message is done.
       if (in.writer_closed || !pool_->me().alive(in.from, in.from_life)) return true;
       if (kind_ == pool::QueueKind::claim) continue;
       if (in.it->another_behind()) return true;
@@ -91,14 +91,14 @@ bool Queue::message_waits() {
     for (bool again = false;;) {
       const auto look = in.it->look(received_);
       if (look == LaneReceiver::Look::message) {
-        if (kind_ == pool::QueueKind::claim) {  // it came, or came back, this moment
+        if (kind_ == pool::QueueKind::claim) {  // it came, or came back, in this moment
           in.it->give_back();
           return true;
         }
         if (received_.deadline == 0 || received_.deadline > sys::now_monotonic()) return true;
         done(in, received_.position);
         ++expired_;
-        return true;  // what is behind it is seen by the receive
+        return true;  // the receive sees what is behind it
       }
       if (look == LaneReceiver::Look::refused) {
         wake_writers(in);
@@ -119,7 +119,7 @@ void Queue::finish(In& in, bool tell) {
   if (tell) pool_->post_through(in.lane, in.serial, SHMBW_LANE_END_RECEIVER);
 }
 
-// Its message cannot be, and nobody can have it. What its writer sends after it is read on.
+// The message is malformed: drops it and continues with the next one from this writer.
 void Queue::refuse(In& in) { done(in, received_.position); }
 
 std::optional<Error> Queue::news() {
@@ -150,8 +150,8 @@ std::optional<Error> Queue::news() {
   return std::nullopt;
 }
 
-// What another consumer has claimed comes back if that one dies or gives it back, and somebody must be there to take
-// it.
+// A message that another consumer has claimed comes back if that one dies or gives it back. A reader must be there to
+// take it.
 bool Queue::read_to_its_end() const {
   if (!closed_) return false;
   return kind_ != pool::QueueKind::claim ||
@@ -161,7 +161,7 @@ bool Queue::read_to_its_end() const {
 bool Queue::something_there(bool taken) {
   if (seen_change_ != pool_->change()) look_around();
   if ((taken ? try_look() : message_waits()) || broken_ != nullptr || read_to_its_end() || pool_->broken()) return true;
-  // As news() would say, but it stays to be told.
+  // The same condition as news(), without taking the error.
   return std::ranges::any_of(gone_writers_, [&](const Peer& gone) {
     const bool unread = std::ranges::any_of(
         ins_, [&](const auto& in) { return !in->over && in->from == gone.index && in->from_life == gone.life; });
@@ -169,9 +169,9 @@ bool Queue::something_there(bool taken) {
   });
 }
 
-// Each waker of a claim queue wakes one consumer, and several may have chosen this process, which now takes one message
-// and may be busy for long. It was awake for good, with the fence of Sleeper::wake_up behind it, before it comes here:
-// it sees all that was published by wakers that chose it, and whoever slept before they looked.
+// Each waker of a claim queue wakes one consumer. Several may have chosen this process, which takes one message now and
+// may be busy for long. It is fully awake here, after the fence of Sleeper::wake_up. So it sees all that was published
+// by wakers that chose it, and every participant that slept before they looked.
 void Queue::pass_on() {
   if (kind_ != pool::QueueKind::claim || !spec_.reader) return;
   pool::Waiters& readers = pool_->view().queue_waiters(index_).readers;
@@ -181,10 +181,10 @@ void Queue::pass_on() {
     pool_->me().sleeper().wake_another(readers);
 }
 
-// The rest of done(). With the last message of a writer that is gone, or of a closed queue, the other consumers are
-// through with its lane, too: what they saw claimed does not come back. The states themselves are asked, behind the
-// fence with which wake_writers() looks for writers: this process may not have looked around since, and the broker
-// wakes all of them after it has stored the state.
+// The rest of done(). With the last message of a gone writer, or of a closed queue, the other consumers are through
+// with its lane too: claims that they saw do not come back. The states themselves are checked, after the fence with
+// which wake_writers() looks for writers. This process may not have looked around since, and the broker wakes all of
+// them after it has stored the state.
 void Queue::done(In& in, std::uint64_t position) {
   in.it->mark_done(position);
   if (taking_many_) in.unwoken = true;
@@ -213,7 +213,7 @@ void Queue::settle(Message& message, Settle how) {
   borrowed_in_ = nullptr;
   borrowed_container_ = pool::kNone;
   message.queue_ = nullptr;
-  // Another thread may wait with a set until this queue may be received from again.
+  // Another thread may wait with a set until this queue can be received from again.
   pool::Waiters& readers = pool_->view().queue_waiters(index_).readers;
   if (at_least_once() && (readers.mask.load(std::memory_order_relaxed) & pool_->me().bit()) != 0)
     pool_->me().sleeper().wake_all(readers);
@@ -222,7 +222,7 @@ void Queue::settle(Message& message, Settle how) {
 void Queue::let_borrowed_go() {
   if (borrowed_ == nullptr) return;
   Message& message = *borrowed_;
-  // Not done by its reader: with at-least-once somebody else gets it.
+  // Its reader did not say done: with at-least-once another consumer gets it.
   settle(message, at_least_once() ? Settle::give_back : Settle::done);
   empty(message);
 }
@@ -250,7 +250,7 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
   return received;
 }
 
-// The message is empty, and the lock is held. It is given up while this waits: what the caller has looked at may have
+// The message is empty, and the lock is held. A wait releases it, so facts that the caller checked before may have
 // changed.
 Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
   const std::uint32_t told_before = ended_.writers_told;
@@ -261,7 +261,7 @@ Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
       return error(Status::busy, "another thread has received a message that is not done");
     }
     if (seen_change_ != pool_->change()) look_around();
-    if (broken_ == nullptr && try_look()) {  // what the call before has found is told first
+    if (broken_ == nullptr && try_look()) {  // what the call before has found is reported first
       if (pool_->me().sleeper().armed()) pool_->pass_on();
       pass_on();
       message.writer_ = {pending_->from, pending_->from_life};
@@ -272,7 +272,7 @@ Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
         return {};
       }
       if (*delivered == Delivery::broken) return broken_error("a message");
-      // Overwritten before it was ours. Who writes without end must not keep us beyond the deadline.
+      // Overwritten before it was copied. A writer that never stops must not keep this thread beyond the deadline.
       if (++overruns % kOverruns != 0) continue;
       if (until.none) break;
       if (until.until().passed())
@@ -281,7 +281,7 @@ Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
       continue;
     }
     if (auto told = news()) return std::unexpected(std::move(*told));
-    // Another thread that waited here was told: what it waited for, this one has waited for, too.
+    // Another thread that waited here got the error. This thread has waited for the same event.
     if (ended_.writers_told != told_before) return std::unexpected(last_of_writers_);
     if (until.none) break;
     set_spin();
@@ -296,7 +296,7 @@ Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
   return error(Status::empty, "queue '" + spec_.name + "' has no message");
 }
 
-// What the message still holds goes, as by done(), if that is no more than one slot borrowed through this queue.
+// Empties the message as done() would, if it holds no more than one slot borrowed through this queue.
 bool Queue::empty_at_once(Message& message) {
   if (borrowed_ == nullptr) return message.pool_ == nullptr && message.count_ <= 1 && !message.container_region_;
   if (borrowed_ != &message || borrowed_in_ != ins_.front().get() || message.count_ != 1) return false;
@@ -310,7 +310,7 @@ bool Queue::empty_at_once(Message& message) {
 }
 
 bool Queue::receive_at_once(Message& message, bool keep, std::int64_t wait) {
-  constexpr int kLooks = 400;  // somebody who has just sent something expects the answer at once
+  constexpr int kLooks = 400;  // a thread that has just sent something expects the answer at once
   if (kind_ == pool::QueueKind::claim || (flags_ & pool::kQueueDropOldest) != 0 || !as_opened()) return false;
   Participant& me = pool_->me();
   const std::lock_guard lock(me.lock());
@@ -397,14 +397,14 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
         if (!queue.taking_many_) return;
         try {
           queue.end_taking();
-        } catch (...) {  // a wake may ask the broker; what was thrown before is what the caller is told
+        } catch (...) {  // a wake may ask the broker; the caller gets the first exception
         }
         queue.taking_many_ = false;
       }
     };
     if (first && messages.size() > 1) {
       const Taking taking(*this);
-      // What moves the directory may take lanes away: the next call looks.
+      // An event that moves the directory may take lanes away: the next call looks.
       while (count < messages.size() && seen_change_ == pool_->change() && try_look()) {
         Message& message = *messages[count];
         empty(message);
@@ -414,7 +414,7 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
         }
         message.writer_ = {pending_->from, pending_->from_life};
         auto delivered = deliver(message, true);
-        if (!delivered) break;  // it stays the next one, and its receive says why
+        if (!delivered) break;  // it stays the next one, and its receive reports the reason
         if (*delivered == Delivery::broken) broken_ = "a message";
         if (*delivered == Delivery::delivered) ++received_count_, ++count;
         else if (broken_ != nullptr || ++lost == cells_) break;
@@ -443,14 +443,14 @@ void Queue::end_taking() {
   taking_many_ = false;
 }
 
-// As its done(), with the lock held: it holds nothing, or something of this pool.
+// As Message::done(), with the lock held: the message holds nothing, or something of this pool.
 void Queue::empty(Message& message) {
   if (message.pool_ != nullptr) {
     if (message.queue_ != nullptr) message.queue_->settle(message, Settle::done);
     message.drop_kept(*pool_);
   }
   message.clear();
-  message.pool_.reset();  // this queue knows the pool still
+  message.pool_.reset();  // the queue still knows the pool
 }
 
 void Queue::wait_for_mapping(std::int64_t timeout) {
@@ -470,7 +470,7 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
   const bool overwritten = (flags_ & pool::kQueueDropOldest) != 0;
   const bool once = at_least_once();
   const bool lasting = (keep || overwritten) && !once;
-  // A claimed cell goes to another consumer when this process dies, so it is done before the application has it.
+  // A claimed cell goes to another consumer when this process dies. So it is done before the application has it.
   keep = lasting || (kind_ == pool::QueueKind::claim && !once);
   message.epoch_ = pool_->session()->epoch();
   message.incarnation_ = incarnation_;
@@ -510,7 +510,7 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
   std::memcpy(&handle, got.body, sizeof handle);
   Error why;
   const std::byte* const base = pool_->data(handle.slot, &why, map_timeout_ != 0 ? map_timeout_ : spec_.timeout);
-  if (base == nullptr) return std::unexpected(std::move(why));  // not taken: it can be tried again
+  if (base == nullptr) return std::unexpected(std::move(why));  // not taken: the receive can be repeated
   Message::Part& part = message.add();
   part.kind = PartKind::slot;
   part.slot = handle.slot;
@@ -540,15 +540,16 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
   return Delivery::delivered;
 }
 
-// It is the application's until its next receive. Where the cell is done, own bits hold what is in it.
+// The message belongs to the application until its next receive. Where the cell is done, own bits hold its contents.
 void Queue::lend(Message& message) {
   message.queue_ = this;
   borrowed_ = &message;
   borrowed_in_ = nullptr;
 }
 
-// What is kept, else from the broker. `unanswered`: it has just let a deadline pass, and is not waited for once more.
-// `too_much`: the parts of regions that it does not give with the rights of all of them together.
+// Takes kept mappings, and asks the broker for the others. `unanswered`: the broker has just let a deadline pass, and
+// is not waited for again. `too_much`: the parts of regions that the broker refuses with the rights of all parts
+// together.
 void Queue::attach_wanted(Message& message, const Error* unanswered, std::vector<Message::Sharers>& too_much) {
   KeptMappings& kept = pool_->kept_mappings();
   std::vector<const Message::Wanted*> asked;
@@ -568,7 +569,7 @@ void Queue::attach_wanted(Message& message, const Error* unanswered, std::vector
   const auto fails = [](const Result<Region::Handle>& one, auto... why) {
     return !one && ((one.error().status == why) || ...);
   };
-  // Where leases run short, those that are only kept go first.
+  // Where leases run short, mappings that are only kept go first.
   const auto is_short = [&](const Result<Region::Handle>& one) { return fails(one, Status::limit); };
   if (kept.size() != 0 && std::ranges::any_of(handles, is_short)) {
     kept.give_up_all();
@@ -586,8 +587,8 @@ void Queue::attach_wanted(Message& message, const Error* unanswered, std::vector
 }
 
 // The parts of one region share one mapping, with the rights of all of them together. So a region is attached once,
-// however often it comes, and a part that only reads does not close writing to one that writes. Where the rights
-// together are more than this process can have, parts of the same rights share.
+// however often it comes. A part that only reads does not close writing for one that writes. Where this process cannot
+// have all these rights together, parts with the same rights share.
 void Queue::attach_parts(Message& message, const Error* unanswered) {
   pool_->kept_mappings().give_up_asked(*pool_->session());
   auto& order = message.by_region_;
@@ -618,8 +619,8 @@ void Queue::attach_parts(Message& message, const Error* unanswered) {
   attach_wanted(message, unanswered, too_much);
 }
 
-// A list in a region that this process may not attach: its sender did no wrong, so the message arrives, without what is
-// in it.
+// A list in a region that this process may not attach. Its sender did nothing wrong, so the message arrives without its
+// contents.
 Queue::Delivery Queue::deliver_denied(Message& message, In& in, shmbw_region_ref region, const Error& why, bool keep) {
   if (!in.it->confirm()) {
     pending_ = nullptr;
@@ -673,13 +674,13 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
     } else {
       AttachItem item;
       item.target = Target::with_id({handle.region, handle.generation, 0});
-      // A writer's rights: a read-only grant would close writing, and the region is nobody's but this message's.
+      // A writer's rights: a read-only grant would close writing, and only this message uses the region.
       item.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
       auto region = attach_region(pool_->session(), item, spec_.timeout);
       if (!region && region.error().status == Status::denied)
         return deliver_denied(message, in, {handle.region, handle.generation, 0}, region.error(), keep);
       if (!region && !overwritten && !never_held(region.error()))
-        return std::unexpected(region.error());  // not taken: it can be tried again
+        return std::unexpected(region.error());  // not taken: the receive can be repeated
       if (!region || handle.offset > (*region)->length() || handle.length > (*region)->length() - handle.offset) {
         possible = false;
       } else {
@@ -714,7 +715,7 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
           part.data = base + entry.offset;
         } else if (!unmapped && why.sentence.empty()) {
           possible = false;  // it is in no segment
-        } else {             // nothing that its sender did: as with a region, the message arrives with the reason
+        } else {             // not the sender's fault: as with a region, the message arrives with the reason
           if (!unmapped) unmapped = std::move(why);
           part.failure = *unmapped;
           part.status = unmapped->status;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sending. Everything that can fail is done before the message is published: memory taken, regions held by the lane,
-// room found. What was taken for a message that is not sent is given back.
+// Sending. Everything that can fail happens before the publication: memory is taken, the lane holds the regions, room
+// is found. What was taken for a message that is not sent is given back.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -28,16 +28,16 @@ std::unexpected<Error> Queue::closed_error() const {
   return error(Status::closed, "queue '" + spec_.name + "' is closed: nobody may send");
 }
 
-// A reader that sees the queue closed looks at its lanes once more before it says so, and each looks behind a fence
-// (here it was S4): either that look gives the message, or this one says that nobody may count on it.
+// A reader that sees the queue closed looks at its lanes once more before it reports that. Both looks come after a
+// fence (here S4). So either that look finds the message, or this one reports that it does not count as sent.
 std::uint64_t Queue::closed_meanwhile(std::uint64_t last) {
   const pool::Stamp stamp = pool::Stamp::of(pool_->view().queue(index_).stamp.load(std::memory_order_acquire));
   if (stamp.serial == serial_ && stamp.state == static_cast<std::uint8_t>(pool::QueueState::open)) [[likely]]
     return 0;
   closed_ = true;
-  // What a claim queue's readers have not taken they do not get; of the others' they may get it all the same.
+  // Messages that a claim queue's readers have not taken are taken back. Readers of other kinds may still get them.
   if (kind_ != pool::QueueKind::claim) return last;
-  std::uint64_t back = 0;  // they take them in order: before one that was claimed nothing is left
+  std::uint64_t back = 0;  // they are taken in order: nothing is left before one that was claimed
   while (back != last && out_.it->take_back(back)) ++back;
   return back;
 }
@@ -53,7 +53,7 @@ Result<void> Queue::show_batch() {
   return closed_error();
 }
 
-// Since then, or before any call that could be told so.
+// Since `before`, or before any call that could report it.
 bool Queue::readers_have_gone(const Ended& before) {
   const bool gone = std::exchange(readers_gone_, false) || ended_.readers_gone != before.readers_gone;
   if (gone) given_up_ = false;
@@ -106,7 +106,7 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
   const Ended before = ended_;
   Claims claims{*this, regions, lock};
   for (bool late = false;;) {
-    // Before the look: that may give the lock up, and another thread that looks for itself moves seen_change_ on.
+    // Read before the look: the look may release the lock, and another thread may then move seen_change_ on.
     const std::uint32_t looked = pool_->change();
     auto room = find_room(claims, before);
     if (!room) return give_back(std::move(room.error()));
@@ -130,7 +130,7 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
         masks, [&] { return looked != pool_->change() || (out_.it && out_.it->room() != LaneSender::Room::full); },
         wait.until());
     if (!woken) return give_back(std::move(woken.error()));
-    // The directory may move at each look, so the clock counts too. What happened meanwhile is looked at once more.
+    // The directory may move at each look, so the clock counts too. What happened meanwhile is checked once more.
     if (!*woken || (late && wait.until().passed()))
       return give_back({Status::deadline, 0, {}, "the message was not sent before the deadline: " + why});
     late = wait.until().passed();
@@ -171,7 +171,7 @@ bool Queue::send_at_once(std::span<const std::byte> bytes) {
   const std::lock_guard lock(pool_->me().lock());
   if (bytes.size() > body_room() || !room_at_once()) return false;
   out_.it->publish(static_cast<std::uint8_t>(bytes.size()), bytes, {}, 0);
-  if (closed_meanwhile() != 0) return false;  // send() says so
+  if (closed_meanwhile() != 0) return false;  // send() reports it
   ++sent_;
   return true;
 }
@@ -293,7 +293,7 @@ Result<void> Queue::send_many(std::size_t count, const std::function<Result<Outg
       queue.batch_ = &batch;
       try {
         (void)queue.show_batch();
-      } catch (...) {  // a wake may ask the broker; what was thrown before is what the caller is told
+      } catch (...) {  // a wake may ask the broker; the caller gets the first exception
       }
       queue.batch_ = nullptr;
       sent = batch.sent;
@@ -356,7 +356,8 @@ Result<void> Queue::send_parts(std::span<const OutPart> given, std::uint64_t typ
     if (part.kind == PartKind::bytes) {
       if (type == 0 && part.length <= std::min<std::uint64_t>(body_room(), pool::kTagMaxInline))
         return publish(static_cast<std::uint8_t>(part.length), {part.data, part.length}, {}, deadline, {}, until, lock);
-      // In a slot the bytes stand as they are, and the cell has room for their type. In a cell they need a list for it.
+      // In a slot the bytes stand without a list, and the cell has room for their type. In a cell they need a list for
+      // it.
       if (sizeof(ListHeader) + part.length > body_room()) {
         auto fits = has_slots_for(part.length, until, lock);
         if (!fits) return std::unexpected(std::move(fits.error()));
@@ -432,7 +433,7 @@ Result<void> Queue::send_list(std::span<OutPart> parts, std::uint64_t type, std:
     return publish(pool::kTagListInSlot, std::as_bytes(std::span(&handle, 1)), std::move(held), deadline, regions, wait,
                    lock);
   }
-  // Larger than every slot: a region carries it, which the lane holds from now on.
+  // Larger than every slot: a region carries it. The lane holds the region from now on.
   CreateItem item;
   item.length = *need;
   item.group = pool_->group();
@@ -466,7 +467,8 @@ void Queue::Claims::take() {
   }
 }
 
-// Not sent after all. A hold whose answer did not come is dropped with the others: the broker may have taken it.
+// The message was not sent. A hold whose reply did not come is dropped with the others, because the broker may have
+// booked it.
 Queue::Claims::~Claims() {
   if (lane == pool::kNone) return;
   if (!lock.owns_lock()) lock.lock();
@@ -538,7 +540,7 @@ void Queue::let_go(Held&& held) {
   for (std::uint64_t id : held.list->regions) let_go_region(id);
 }
 
-// Nobody waits for the answer. A region that is sent again and again stays held, unless it is large.
+// No reply is needed. A region that is sent again and again stays held, unless it is large.
 void Queue::drop_idle_holds() {
   if (idle_holds_.size() < kIdleHolds && idle_bytes_ < kIdleHoldBytes) return;
   std::vector<shmbw_queue_hold> drops;
@@ -576,7 +578,7 @@ Result<void> Queue::drain(std::int64_t wait) {
   for (;;) {
     if (seen_change_ != pool_->change()) look_around();
     const std::uint32_t looked = seen_change_;
-    // What was taken stays taken, also if its readers have gone since: the next send tells of that.
+    // What was taken stays taken, even if its readers have gone since: the next send reports that.
     const bool given_up = given_up_ || ended_.given_up != before.given_up;
     if (!given_up && (!out_.it || out_.it->in_flight() == 0)) {
       if (out_.it) out_.it->reclaim();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One process has one doorbell in a pool, whoever of it waits: a set that hears it tells the others.
+// One process has one doorbell in a pool, shared by its threads and sets. A set that hears it notifies the others.
 #include "client/queue_set.hpp"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ Result<void> QueueSet::add(Queue& queue, void* tag) {
     entries_.pop_back();
     forget(queue.shared_pool());
   }
-  signal();  // until somebody has looked and armed it
+  signal();  // until a thread has looked and armed it
   return watched;
 }
 
@@ -119,7 +119,7 @@ const QueueSet::Entry* QueueSet::ready() {
   return nullptr;
 }
 
-// The parent's descriptors are shared with it: closed, never read.
+// The parent's descriptors are shared with it. So they are closed and never read.
 void QueueSet::forget_parent() {
   bool forked = false;
   for (Entry& entry : entries_) {
@@ -139,12 +139,12 @@ void QueueSet::disarm_all() {
   }
 }
 
-// Disarmed first: the number of a closed descriptor may be another file's by the time another thread signals.
+// Disarmed first: the number of a closed descriptor may name another file by the time another thread signals.
 void QueueSet::close_descriptor() {
   disarm_all();
   for (const Told& told : told_) told.session->remove_listener(event_.get());
   told_.clear();
-  rearming_ = false;  // in a forked child: by a thread that is the parent's
+  rearming_ = false;  // in a forked child: by a thread of the parent
   epoll_ = Fd();
   event_ = Fd();
   watched_.clear();
@@ -198,16 +198,17 @@ Result<int> QueueSet::descriptor() {
   forget_parent();
   const bool fresh = !epoll_;
   if (auto made = make_descriptor(); !made) return std::unexpected(made.error());
-  if (fresh) signal();  // until somebody has looked and armed it
+  if (fresh) signal();  // until a thread has looked and armed it
   return epoll_.get();
 }
 
-// Takes in what made the descriptor readable; what it means is seen by looking. The event last: pump() signals it, too.
+// Reads what made the descriptor readable; a look finds out what it means. The event comes last, because pump() signals
+// it too.
 void QueueSet::quiet() {
   for (const auto& pool : pools()) {
     {
       Pool::Lock lock(pool->me().lock());
-      // At its end, as when its session is lost, it stays readable for ever.
+      // A doorbell at its end stays readable for ever, as after the loss of its session.
       if (!pool->ring_heard(*this)) unwatch(pool->doorbell_descriptor());
     }
   }
@@ -230,7 +231,8 @@ bool QueueSet::arm_all() {
 
 void QueueSet::rearm() {
   if (!epoll_) return;
-  // The look of arm_all() comes last, so whoever is at it sees what this thread would see, or is rung for it.
+  // The look of arm_all() comes last. So a thread that is re-arming sees what this thread would see, or gets a ring for
+  // it.
   if (rearming_.exchange(true, std::memory_order_acquire)) return;
   struct Ends {
     std::atomic<bool>& rearming;
@@ -240,7 +242,7 @@ void QueueSet::rearm() {
   if (!arm_all()) signal();
 }
 
-// False: the deadline, the broker may be gone, or it is time to look for rescue.
+// False: the deadline passed, the broker may be gone, or it is time for a rescue look.
 Result<bool> QueueSet::await_descriptor(Deadline deadline) {
   for (;;) {
     const Deadline look = earlier(deadline, Deadline::after(Pool::kLookAtBroker));
@@ -296,7 +298,7 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
     if (!readable) return std::unexpected(readable.error());
     if (*readable || rescues())
       if (const Entry* entry = chosen()) return *entry;
-    // Also where it is readable without end: a peer may ring without a message, and shut the doorbell down.
+    // Also where it stays readable: a peer may ring without a message, or shut the doorbell down.
     const bool passed = until.until().passed();
     if (*readable && !passed) continue;
     for (const auto& pool : all)
@@ -309,8 +311,8 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
 
 Result<int> Pool::doorbell(Lock&) {
   if (bell_.set) return bell_.ours.get();
-  // Also after a SET whose answer did not come in time: the broker may have given that pair's end to peers, who keep
-  // it.
+  // Also after a SET whose reply did not come in time: the broker may have given the other end of that pair to peers,
+  // which keep it.
   if (!bell_.ours) {
     auto pair = sys::seqpacket_pair();
     if (!pair) return system_failure(pair.error(), "a socket pair for the doorbell");
@@ -356,7 +358,8 @@ void Pool::take_asked_bell() {
   if (!has_bell(asked.participant, asked.life)) note_bell(asked.participant, asked.life, asked.answer->fds);
 }
 
-// One at a time: the broker answers the next only when the last answer is read, and this process may not call soon.
+// One at a time: the broker answers the next request only after the last answer is read, and this process may not call
+// soon.
 void Pool::ask_for_bell(std::uint32_t participant, std::uint32_t life) {
   if (asked_bell_.answer || has_bell(participant, life)) return;
   const PeerBell& bell = bells_[participant];
@@ -393,18 +396,20 @@ void Pool::fetch_bells(std::uint64_t participants, Deadline deadline, Lock& lock
     lock.unlock();
     auto reply = session_->call(request, deadline);
     lock.lock();
-    if (!reply && reply.error().status != Status::not_found) return false;  // it is asked for again when it is needed
+    if (!reply && reply.error().status != Status::not_found) return false;  // it is asked for again when needed
     std::vector<Fd> none;
     if (!has_bell(index, life)) note_bell(index, life, reply ? reply->fds : none);
     return true;
   });
 }
 
-// On the path of a message: nothing here waits. Who has not got the doorbell asks the broker to ring, once for each
-// sleep, which needs no answer: that rings however long the broker is stopped, and whether or not this process ever
-// calls again. Only where the socket to the broker is full does the request wait here for room. The flag stays for
-// wakers who have got it. `dead`: the one that was found has no other end any more. Its owner may have another one by
-// now, or somebody has shut it down: it is not asked for at each ring.
+// On the path of a message: nothing here waits. A process without the peer's doorbell asks the broker to ring, once for
+// each sleep. That request needs no reply, so it works however long the broker is stopped, and even if this process
+// never calls again. It waits here only while the socket to the broker is full. The flag stays for wakers that have the
+// doorbell.
+//
+// `dead`: the known descriptor has no other end any more. Its owner may have a new doorbell, or a process has shut it
+// down. So it is not asked for at each ring.
 int Pool::bell_of(std::uint32_t participant, std::uint32_t life, bool dead) {
   if (participant >= bells_.size()) return -1;
   take_asked_bell();
@@ -415,7 +420,7 @@ int Pool::bell_of(std::uint32_t participant, std::uint32_t life, bool dead) {
   if (has_bell(participant, life)) return bells_[participant].fd.get();
   if ((view_.header().doorbells.load(std::memory_order_acquire) >> participant & 1) == 0) return -1;
   const std::uint64_t sleep = view_.wait(participant).sleep.load(std::memory_order_relaxed);
-  if (bells_[participant].rung == sleep) {  // a token is never 0, and never comes twice
+  if (bells_[participant].rung == sleep) {  // a token is never 0 and never repeats
     session_->flush();                      // where the request still waits for room
     return -1;
   }
@@ -443,7 +448,7 @@ bool Pool::arm(QueueSet& set) {
     for (QueueSet* one : armed_) {
       if (!one->something_there(*this)) continue;
       if (one == &set) found = true;
-      else one->signal();  // armed once, and nobody rings for it a second time
+      else one->signal();  // armed once, and it would get no second ring
     }
     return found && armed_.size() == 1;
   });
@@ -461,7 +466,7 @@ void Pool::pass_on() {
 }
 
 bool Pool::ring_heard(QueueSet& set) {
-  constexpr int kMost = 64;  // a peer may ring without end: the rest is heard the next time
+  constexpr int kMost = 64;  // a peer may ring without end: the rest is read the next time
   if (!bell_.ours) return true;
   bool rang = false, open = true;
   std::array<std::byte, 16> bytes;

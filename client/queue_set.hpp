@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting on several queues. Those of one pool are slept for by futex, as one queue is. For several pools, and for the
-// event loops of others, there is a descriptor: readable when a peer has rung this process' doorbell, when the broker
-// has sent something (it tells so of the dead), or when a look found something at once. It stays armed across spurious
-// wake-ups, and nothing that comes between two looks is missed.
+// Waiting on several queues. For queues of one pool the wait is a futex, as for one queue. For several pools, and for
+// event loops, there is a descriptor. It is readable when a peer has rung this process' doorbell, when the broker has
+// sent something (which also reports deaths), or when a look found something at once. It stays armed across spurious
+// wake-ups, and misses nothing that comes between two looks.
 #pragma once
 
 #include <atomic>
@@ -31,24 +31,25 @@ class QueueSet {
   Result<void> remove(Queue& queue);
   Result<Entry> wait(std::int64_t wait);
   Result<int> descriptor();
-  // The descriptor also tells of room in these, until it is told of others. They are writers' handles in pools of the
-  // set. For descriptor() and rearm(): wait() is for messages.
+  // The descriptor also reports room in these queues, until the next call replaces them. They are writers' handles in
+  // pools of the set. For descriptor() and rearm() only: wait() is for messages.
   void tell_of_room(std::vector<Queue*> queues);
-  // After a look that found nothing. Several threads may come: who finds another one at it leaves it to that one.
+  // Call after a look that found nothing. Thread-safe: if another thread is already re-arming, the call returns at
+  // once.
   void rearm();
 
   // For the pool, with its lock held.
   bool something_there(Pool& pool);
   void collect_masks(Pool& pool, std::vector<std::atomic<std::uint64_t>*>& masks);
-  void pass_on(Pool& pool);  // to consumers of others, what this process was woken for and does not take now
+  void pass_on(Pool& pool);  // passes what woke this process, and what it does not take now, on to other consumers
   void signal();
 
  private:
   const Entry* ready();
-  const Entry* chosen();  // ready(), and what else there is passed on
+  const Entry* chosen();  // ready(), and passes on what else is there
   Result<void> watch(Pool& pool);
   Result<void> make_descriptor();
-  void forget(const std::shared_ptr<Pool>& pool);  // if it has no queue here any more
+  void forget(const std::shared_ptr<Pool>& pool);  // if the set has no other queue of it
   Result<bool> await_descriptor(Deadline deadline);
   bool arm_all();  // false: something is there
   void disarm_all();
@@ -58,7 +59,7 @@ class QueueSet {
   void unwatch(int fd);
   void close_descriptor();
 
-  // What threads of other sets see while this one is armed: it is disarmed before they change.
+  // Other threads see these while the set is armed. It is disarmed before they change.
   std::vector<Entry> entries_;
   std::vector<Queue*> for_room_;
   std::size_t next_ = 0;
@@ -66,8 +67,8 @@ class QueueSet {
   std::atomic<bool> rearming_ = false;
   std::vector<int> watched_;
   struct Told {
-    std::shared_ptr<Session> session;  // signals event_
-    int watched;                       // its descriptor, also after it was lost
+    std::shared_ptr<Session> session;  // it signals event_
+    int watched;                       // its descriptor, also after the session is lost
   };
   std::vector<Told> told_;
 };

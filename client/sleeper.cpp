@@ -15,8 +15,8 @@ namespace shmb::client {
 
 LocalLock& Sleeper::lock() { return participant_.lock(); }
 
-// Behind Z3, for this is a look as well: a reader that is done sees this process asleep, or this sees what it is done
-// with.
+// After Z3, because this is also a look. Either a reader that is done sees this process asleep, or this look sees the
+// cells that are done.
 void Sleeper::prepare() {
   participant_.reclaim();
   participant_.flush_cache();
@@ -29,8 +29,7 @@ void Sleeper::rouse_peers() {
     if (index != participant_.index()) wake_participant(index);
 }
 
-// The own bit of a mask is shared by the threads of this process: set with the first that sleeps there, cleared with
-// the last.
+// The threads of this process share its bit in a mask. The first that sleeps there sets it, and the last clears it.
 void Sleeper::announce(Masks masks) {
   announced_.reserve(announced_.size() + masks.size());
   for (auto* mask : masks) {
@@ -57,7 +56,7 @@ void Sleeper::withdraw(Masks masks) {
   }
 }
 
-// The life is in the token, because a waker may be stopped between its wake and S8 for longer than a life lasts.
+// The life is part of the token, because a waker may be stopped between its wake and S8 for longer than a life lasts.
 void Sleeper::flag() {
   constexpr unsigned kCountBits = 40;
   constexpr std::uint64_t kCount = (std::uint64_t{1} << kCountBits) - 1;
@@ -91,7 +90,7 @@ void Sleeper::wake_up(Masks masks) {
     participant_.view().wait(participant_.index()).sleep.store(0, std::memory_order_relaxed);
     SHMB_STEP(Z6_done);
   }
-  // Who still saw this thread asleep published before; the look that follows sees it.
+  // A waker that still saw this thread asleep had published before, and the look that follows sees that.
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
@@ -108,8 +107,8 @@ void Sleeper::disarm_doorbell() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-// After a look the wait goes on as it was: who publishes meanwhile wakes it. It looks at its sources as well, for
-// rescue.
+// After a look the wait continues: a peer that publishes meanwhile wakes it. With rescues on, it also looks at its
+// sources again.
 Result<bool> Sleeper::block(std::uint32_t event, Deadline deadline, Deadline& look) {
   auto& word = participant_.view().wait(participant_.index()).event;
   for (;;) {
@@ -166,7 +165,7 @@ void Sleeper::wake_masked(std::uint64_t mask, bool one) {
   }
 }
 
-// False: that one is awake, or has not looked for the last time yet and will see what was published.
+// False: the participant is awake, or has not looked for the last time yet and will see what was published.
 bool Sleeper::wake_participant(std::uint32_t index) {
   const pool::View& view = participant_.view();
   pool::WaitEntry& entry = view.wait(index);
