@@ -367,20 +367,13 @@ class Remote {
 
   std::string text() const {
     const shmb_reference_info it = info();
-    const auto id = [](int creator, std::uint64_t number) {
-      return "GloballyUniqueId(created_on=" + std::to_string(creator) + ", local_id=" + std::to_string(number) + ")";
-    };
-    if (it.number == 0) return "OwnerRRef(local)";
-    if (it.is_owner != 0) return "OwnerRRef(" + id(it.creator, it.number) + ")";
-    return "UserRRef(RRefId = " + id(it.creator, it.number) + ", ForkId = " + id(it.fork_creator, it.fork) + ")";
+    return torch_words::reference_text(it.is_owner != 0, it.creator, it.number, it.fork_creator, it.fork);
   }
   friend std::ostream& operator<<(std::ostream& out, const Remote& reference) { return out << reference.text(); }
 
   // For the library: how it travels.
   void pack_value(detail::inside::Packer& packer) const {
-    if (detail::packing == nullptr)
-      throw std::logic_error(
-          "Can not pickle rref: a reference can only be packed as an argument or result of a remote call");
+    if (detail::packing == nullptr) throw std::logic_error(torch_words::kCannotPickle);
     detail::pack_number(packer, detail::kReferenceExtension, detail::packing->references.size());
     detail::packing->references.push_back(c());
     detail::packing->alive.push_back(handle_);

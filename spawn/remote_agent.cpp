@@ -63,20 +63,20 @@ Agent::~Agent() {
   delete threads_;
 }
 
-std::unexpected<Error> Agent::open_in_child() {
+std::unexpected<Error> Agent::forked_error() {
   return error(Status::forked,
                "this process is a forked child of a worker: it is in no world; it may join one with init");
 }
 
 Result<void> Agent::open() const {
-  if (forked()) return open_in_child();
+  if (forked()) return forked_error();
   const std::lock_guard lock(mutex_);
   return open_locked();
 }
 
 // Asked again after whatever ran without the lock: a function may have forked and returned in the child, too.
 Result<void> Agent::open_locked() const {
-  if (forked()) return open_in_child();
+  if (forked()) return forked_error();
   if (closed_) return error(Status::closed, "this worker has been shut down: call init first");
   if (lost_) return std::unexpected(*lost_);
   return {};
@@ -333,7 +333,7 @@ Result<void> Agent::wait_for(const std::function<bool()>& done, Deadline deadlin
   for (;;) {
     expire();
     run_after(lock);
-    if (forked()) return open_in_child();
+    if (forked()) return forked_error();
     if (done()) return {};
     if (auto is_open = open_locked(); !is_open) return is_open;
     if (deadline.passed()) return error(Status::deadline, std::string(what) + " was not there before the deadline");
@@ -351,7 +351,7 @@ Result<void> Agent::wait_until(const std::function<bool()>& asked, Deadline dead
     lock.unlock();
     const bool done = asked();
     lock.lock();
-    if (forked()) return open_in_child();
+    if (forked()) return forked_error();
     if (done) return {};
     if (before != notices_ || may_run_after()) continue;
     if (auto is_open = open_locked(); !is_open) return is_open;
@@ -367,7 +367,7 @@ Result<void> Agent::wait(Future& future, std::int64_t wait) {
   for (;;) {
     expire();
     run_after(lock);
-    if (forked()) return open_in_child();
+    if (forked()) return forked_error();
     if (future.state == Future::State::done) return {};
     if (future.state == Future::State::failed) return std::unexpected(error_of(future.failure));
     if (deadline.passed())

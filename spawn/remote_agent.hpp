@@ -155,7 +155,7 @@ class Agent final : public client::ForkGuarded, public std::enable_shared_from_t
   bool may_serve() const;
   Clock nearest(Clock until) const;
   Result<void> open_locked() const;
-  static std::unexpected<Error> open_in_child();
+  static std::unexpected<Error> forked_error();
 
   // remote_arrival.cpp
   struct Arrived {

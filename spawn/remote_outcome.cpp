@@ -120,9 +120,8 @@ void Agent::settle_time_out(const std::shared_ptr<Future>& future) {
                   -1,
                   {},
                   {},
-                  "RRef creation of " + text_of(future->reference) + " via shmb_remote_create timed out: \"" +
-                      future->function + "\" at " + workers_.where(future->to) + " took more than " + within +
-                      "; the reference has failed for good, for every worker",
+                  torch_words::creation_timed_out(text_of(future->reference), future->function,
+                                                  workers_.where(future->to), within),
                   {}});
   }
   wake();
@@ -134,7 +133,7 @@ void Agent::look_at_failed(RefId id) {
   auto facts = client::ask_reference(*session_, world_, id, false, Deadline::after(0));
   if (!facts || !facts->error.starts_with(kGaveUp)) return;
   const std::lock_guard lock(mutex_);
-  const Failure failure{Status::deadline, -1, {}, {}, "RRef creation of " + text_of(id) + ": " + facts->error, {}};
+  const Failure failure{Status::deadline, -1, {}, {}, torch_words::creation_failed(text_of(id), facts->error), {}};
   if (auto it = find_known(id)) it->failure = failure;
   fail_fetches(id, failure);
   wake();

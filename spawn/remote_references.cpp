@@ -66,9 +66,7 @@ Result<void> Agent::usable(const Reference& reference, const char* what) {
   }
   const std::lock_guard lock(mutex_);
   if (closed_ || leaving_)
-    return error(Status::closed, "reference " + text_of(reference.known->id) + ": Cannot call " + what +
-                                     (std::string_view(what) == "fork" ? " an UserRRef" : " on it") +
-                                     " after deletion: its worker was shut down");
+    return error(Status::closed, torch_words::used_after_deletion(text_of(reference.known->id), what));
   if (lost_) return std::unexpected(*lost_);
   if (reference.known->failure) return std::unexpected(error_of(*reference.known->failure));
   return {};
@@ -79,10 +77,8 @@ Result<std::shared_ptr<Value>> Agent::local(Reference& reference, std::int64_t w
   const Known& known = *reference.known;
   if (!owned_here(known)) {
     const std::lock_guard lock(mutex_);
-    return error(Status::invalid, "For UserRRef(rref_id=" + text_of(known.id) + ", fork_id=" + text_of(reference.fork) +
-                                      "), can't call shmb_reference_local on user " + workers_.where(rank_) +
-                                      ". Call it on owner " + workers_.where(known.owner) +
-                                      ", or use shmb_reference_fetch");
+    return error(Status::invalid, torch_words::not_the_owner(text_of(known.id), text_of(reference.fork),
+                                                             workers_.where(rank_), workers_.where(known.owner)));
   }
   const auto there = [&] {
     if (!reference.value)

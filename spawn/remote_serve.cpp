@@ -136,7 +136,7 @@ Result<void> Agent::settle(std::unique_ptr<Request> request, std::optional<Failu
                                                        : failure->type + ": " + failure->text,
                                Deadline::after(0));
   if (expired || (stands && *stands == SHMBW_REF_STATE_FAILED && !failure))
-    failure = Failure{Status::deadline, -1, {}, {}, "RRef creation of " + text_of(value->id) + ": " + kGaveUp, {}};
+    failure = Failure{Status::deadline, -1, {}, {}, torch_words::creation_failed(text_of(value->id), kGaveUp), {}};
   Content dropped;
   std::vector<std::unique_ptr<Request>> late;
   std::shared_ptr<Value> object;

@@ -92,7 +92,7 @@ std::optional<Error> Agent::meet(std::uint64_t phase, Deadline deadline) {
   for (;;) {
     expire();
     run_after(lock);
-    if (forked()) return open_in_child().error();
+    if (forked()) return forked_error().error();
     if (lost_) return *lost_;
     if (closed_) return Error{Status::closed, 0, {}, "this worker was shut down by another thread"};
     const bool through = (meeting_.over >= phase || workers_.present() == 1) && is_idle();
@@ -160,11 +160,7 @@ Agent::Ended Agent::shutdown(const ShutdownWish& wish) {
     if (!out.error) out.error = meet(3, deadline);  // who left would take its references along
     if (forked()) return out;
     if (!out.error && out.leaks != 0 && wish.report_leaks)
-      out.error = Error{Status::leaking,
-                        0,
-                        {},
-                        "Leaking RRef: others still hold references to " + std::to_string(out.leaks) +
-                            " values of this worker; let them go before shutdown, or have it ignore leaks"};
+      out.error = Error{Status::leaking, 0, {}, torch_words::leaking(out.leaks)};
   }
 
   std::vector<std::shared_ptr<Value>> values;

@@ -13,8 +13,11 @@
 
 #include "client/region.hpp"
 #include "spawn/remote_message.hpp"
+#include "spawn/torch_words.hpp"
 
 namespace shmb::remote {
+
+namespace torch_words = shmbroker::torch_words;
 
 class Agent;
 struct Reference;

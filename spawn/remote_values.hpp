@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "shmbroker_remote.h"
+#include "torch_words.hpp"
 
 namespace shmbroker::remote {
 
@@ -219,8 +220,7 @@ inline std::shared_ptr<World> world() {
   if (it.world) return it.world;
   shmb_error error{};
   error.status = SHMB_E_CLOSED;
-  std::strncpy(error.sentence, "RPC has not been initialized: call shmbroker::remote::init first",
-               sizeof error.sentence - 1);
+  std::strncpy(error.sentence, torch_words::kNotInitialized, sizeof error.sentence - 1);
   throw Error(error);
 }
 

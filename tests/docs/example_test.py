@@ -63,7 +63,7 @@ def compiles(root, text, programs):
         (Path(folder) / "shmbroker").mkdir()
         for header in ("client/shmbroker.h", "client/shmbroker_pool.h", "client/shmbroker.hpp", "client/shmbroker_result.hpp", "client/heap.hpp", "client/heap_lock.hpp",
                        "spawn/packed.hpp", "spawn/spawn_msgpack.hpp",
-                       "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/spawn_values.hpp", "spawn/throw_point.hpp", "spawn/thrown.hpp",
+                       "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/spawn_values.hpp", "spawn/throw_point.hpp", "spawn/thrown.hpp", "spawn/torch_words.hpp",
                        "spawn/shmbroker_cause.h", "spawn/shmbroker_remote.h",
                        "spawn/remote.hpp", "spawn/remote_values.hpp", "cuda/shmbroker_cuda.h", "cuda/cuda.hpp",
                        "proto/shmb_status.h", "proto/shmb_wire.h"):
