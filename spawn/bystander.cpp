@@ -8,9 +8,9 @@
 namespace shmb::spawn {
 namespace {
 
-constexpr std::int64_t kLookAgain = 20'000'000;  // a connect(2) each time; a broker younger than this may be signalled
+constexpr std::int64_t kLookAgain = 20'000'000;  // a connect(2) each time; a younger broker may be signalled
 
-// Whoever listens on the socket, as the kernel noted it there (unix(7), SO_PEERCRED).
+// The process that listens on the socket, as the kernel noted it there (unix(7), SO_PEERCRED).
 std::optional<Process> listener(const std::string& path) {
   auto socket = sys::seqpacket_socket(true);
   if (!socket || !sys::connect_path(socket->get(), path)) return std::nullopt;

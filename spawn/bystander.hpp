@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The broker that listens at a socket. A process of the tree may have started it, and as an orphan it is then a child
-// of the supervisor; but it serves others too, so the end of the tree neither waits for it nor signals it.
+// The broker that listens at a socket. A process of the tree may have started it. As an orphan it is then a child of
+// the supervisor, but it serves others too. So the end of the tree neither waits for it nor signals it.
 #pragma once
 
 #include <sys/types.h>
@@ -17,7 +17,7 @@ namespace shmb::spawn {
 class Bystander {
  public:
   explicit Bystander(std::string socket) : socket_(std::move(socket)) {}
-  // Its pid while it lives; looked for again, at most once in a while, when there is none.
+  // Its pid while it lives. When there is none, it is searched again at intervals.
   std::vector<pid_t> pids();
 
  private:

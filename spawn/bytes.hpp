@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers and texts as bytes and back, for what the processes of spawn tell each other: they are of one build on one
-// host, so the order of bytes is the host's. Reading is checked all the same: a rank may write anything.
+// Numbers and texts as bytes and back, for messages between the processes of spawn. They are of one build on one host,
+// so the byte order is the host's. Reading is checked all the same, because a rank may write anything.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ class Packer {
   std::string out_;
 };
 
-// After the first read beyond the end everything reads as zero, and `whole` is false.
+// After the first read beyond the end every read returns zero, and `whole` is false.
 class Unpacker {
  public:
   explicit Unpacker(std::string_view in) : in_(in) {}
@@ -68,7 +68,7 @@ class Unpacker {
     for (std::uint64_t i = 0; i < count && whole_; ++i) values.push_back(text());
     return values;
   }
-  std::string_view rest() const { return in_; }  // what was not read
+  std::string_view rest() const { return in_; }  // the bytes that were not read
   bool whole() const { return whole_; }
   bool done() const { return whole_ && in_.empty(); }
 

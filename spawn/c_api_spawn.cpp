@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI of spawn. What the parent's programs and the ranks' programs call, and nothing of the inside crosses it.
+// The C ABI of spawn, for programs of the parent and of the ranks. No internal type crosses it.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ struct shmb_processes {
   std::unique_ptr<Processes> it;
   bool daemon = false;
   std::mutex mutex;
-  std::vector<std::vector<shmb_cause>> causes;  // of each failure, as the C face gives them
+  std::vector<std::vector<shmb_cause>> causes;  // causes of each failure, as the C API gives them
 };
 
 namespace {
@@ -43,7 +43,7 @@ std::vector<std::string> words(const char* const* list) {
   return out;
 }
 
-// This program's file. Where it was replaced meanwhile, what runs is still to be had as /proc/PID/exe.
+// This program's file. If it was replaced meanwhile, the running one is /proc/PID/exe.
 std::string own_program() {
   const std::string kept = "/proc/" + std::to_string(::getpid()) + "/exe";
   char path[4096];
@@ -127,7 +127,8 @@ char* allocated(std::string_view bytes) {
   return out;
 }
 
-// With the parent's session, so that neither the rank's end nor the parent's leaves a region that nobody can get at.
+// The ticket ends with the parent's session. So neither the rank's end nor the parent's leaves a region that no process
+// can reach.
 Result<client::Region::Ticket> lend_to_parent(client::Region& region, const RankFacts& facts, std::uint32_t rights,
                                               std::uint32_t uses, std::int64_t lifetime, Deadline deadline) {
   constexpr std::int64_t kLong = 7LL * 24 * 3600 * 1'000'000'000;
@@ -138,7 +139,7 @@ Result<client::Region::Ticket> lend_to_parent(client::Region& region, const Rank
     return region.make_ticket(rights, uses, life, deadline, SHMBW_TICKET_CREATE_WITH_SESSION, facts.parent_session);
   };
   auto ticket = made(lifetime == 0 ? kLong : lifetime);
-  if (!ticket && lifetime == 0 && ticket.error().shortage.slot == SHMBW_SLOT_LIFETIME)  // the administrator's
+  if (!ticket && lifetime == 0 && ticket.error().shortage.slot == SHMBW_SLOT_LIFETIME)  // the administrator's limit
     return made(static_cast<std::int64_t>(ticket.error().shortage.limit));
   return ticket;
 }

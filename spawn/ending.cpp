@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See ending.hpp. The pauses between passes of SIGKILL grow, because what is left after some is stuck in the kernel
-// and will go by itself; a tree that forks faster than one pass loses to the next, as its orphans come to us.
+// See ending.hpp. The pauses between passes of SIGKILL grow, because processes that remain after some passes are stuck
+// in the kernel and will end by themselves. A tree that forks faster than one pass loses to the next pass, because its
+// orphans become children of this process.
 #include "spawn/ending.hpp"
 
 #include <signal.h>
@@ -62,7 +63,7 @@ std::vector<Process> Tree::left() const {
 
 void Tree::signal_all(std::span<const int> signals) const {
   if (signal_tree(::getpid(), skip(), signals)) return;
-  // As long as it is our child, ended or not, nobody else has its pid.
+  // As long as it is a child of this process, ended or not, no other process has its pid.
   siginfo_t ended{};
   for (const int signal : signals)
     for (const pid_t child : known_)
@@ -72,7 +73,7 @@ void Tree::signal_all(std::span<const int> signals) const {
 
 void Tree::begin_ending(int signal, std::int64_t grace) {
   if (ending()) return;
-  const int both[] = {signal, SIGCONT};  // a stopped process cannot act on the signal otherwise
+  const int both[] = {signal, SIGCONT};  // a stopped process acts on the signal only after SIGCONT
   signal_ = signal;
   told_ = left();
   signal_all(both);
@@ -81,7 +82,7 @@ void Tree::begin_ending(int signal, std::int64_t grace) {
   pause_ = look_pause_ = kFirstPause;
 }
 
-// Who was forked while the signal went round has not got it, and would be there until the grace is over.
+// A process that was forked while the signal went round has not got it, and would remain until the grace is over.
 void Tree::tell_newcomers() {
   std::vector<Process> now = left();
   for (const Process& one : now) {
@@ -106,7 +107,7 @@ int Tree::step() {
     signal_all(kill);
     next_pass_ = now + pause_;
     pause_ = std::min(pause_ * 2, kLongestPause);
-    look_again_ = INT64_MAX;  // nobody is asked any more
+    look_again_ = INT64_MAX;  // no further process gets the signal
   } else if (now >= look_again_) {
     tell_newcomers();
     look_again_ = now + look_pause_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a tree is ended: one signal, a grace, then SIGKILL again and again until no child is left. It is a state
-// machine without a loop of its own, because guard and supervisor go on listening meanwhile.
+// How a tree is ended: one signal, a grace, then SIGKILL repeatedly until no child is left. It is a state machine
+// without a loop of its own, because guard and supervisor do other work meanwhile.
 #pragma once
 
 #include <sys/types.h>
@@ -18,27 +18,27 @@
 
 namespace shmb::spawn {
 
-// CLOCK_MONOTONIC so long from now; "for ever" is the end of time and no overflow.
+// CLOCK_MONOTONIC `duration` from now. "For ever" is the end of time, without overflow.
 std::int64_t from_now(std::int64_t duration);
-// Until then, as poll(2) wants it: rounded up, in milliseconds.
+// The time until then for poll(2): in milliseconds, rounded up.
 int poll_time(std::int64_t due);
 
-// The children of this process, minus bystanders.
+// The children of this process, without bystanders.
 class Tree {
  public:
   explicit Tree(std::function<std::vector<pid_t>()> bystanders) : bystanders_(std::move(bystanders)) {}
-  // These are bystanders as well, for as long as each pid is still the same process.
+  // Adds bystanders, for as long as each pid is still the same process.
   void spare(std::vector<Process> processes) { spared_ = std::move(processes); }
-  // Children known without /proc: while one of them lives nobody has to look there. Where there is no /proc, they are
-  // the processes that can be signalled; what they leave behind is then waited for only.
+  // Children that are known without /proc. While one of them lives, /proc is not searched. Where there is no /proc,
+  // they are the processes that can be signalled; their own children are then only waited for.
   void know(pid_t child) { known_.insert(child); }
-  // Reaps what has ended. False: no child of ours is left.
+  // Reaps processes that have ended. False: this process has no child left.
   bool reap(const std::function<void(const sys::ChildExit&)>& ended);
-  std::vector<Process> left() const;  // zombies left out
+  std::vector<Process> left() const;  // without zombies
   void begin_ending(int signal, std::int64_t grace);
   void hurry();  // SIGKILL from now on
   bool ending() const { return next_pass_.has_value(); }
-  // Does what is due; gives how long poll(2) may sleep, in ms, -1 for ever.
+  // Does what is due. Returns how long poll(2) may sleep, in ms, -1 for ever.
   int step();
   // CLOCK_MONOTONIC of the next step, -1 for none.
   std::int64_t step_due() const { return next_pass_ ? std::min(*next_pass_, look_again_) : -1; }
@@ -54,7 +54,7 @@ class Tree {
   std::optional<std::int64_t> next_pass_;  // CLOCK_MONOTONIC
   std::int64_t pause_ = 0;
   int signal_ = 0;
-  std::vector<Process> told_;  // have it
+  std::vector<Process> told_;  // processes that have the signal
   std::int64_t look_again_ = 0, look_pause_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See link.hpp. A rank that does not read its answers is not read either once 16 MiB wait for it: it is its own loss.
+// See link.hpp. Once 16 MiB of replies wait for a rank that does not read them, its requests are not read either.
 #include "spawn/link.hpp"
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr const char* kRoles[] = {"rank", "zygote", "command"};
 constexpr std::size_t kMostWaiting = std::size_t{16} << 20;
-constexpr std::size_t kMostSent = std::size_t{1} << 20;  // that is kept behind what is to be sent
+constexpr std::size_t kMostSent = std::size_t{1} << 20;  // sent bytes that are kept in front of the others
 
 }  // namespace
 
@@ -60,7 +60,8 @@ bool Link::fill() {
     if (size > 0) {
       in_.append(chunk, static_cast<std::size_t>(size));
       if (in_.size() - taken_ > kMostPayload + sizeof chunk) return true;  // frames are taken first
-      if (static_cast<std::size_t>(size) < sizeof chunk) return true;      // that was all; an end shows next time
+      // that was all; an end of file shows the next time
+      if (static_cast<std::size_t>(size) < sizeof chunk) return true;
       continue;
     }
     if (size < 0 && errno == EINTR) continue;
@@ -104,13 +105,13 @@ void Link::flush() {
     const ssize_t size = ::send(socket_.get(), out_.data() + sent_, out_.size() - sent_, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      // Only once it is most of what is there: the whole would be moved again for each part that goes.
+      // Only once they are the larger part: otherwise every part that is sent would move the whole buffer.
       if (sent_ < kMostSent || sent_ < out_.size() / 2) return;
       out_.erase(0, sent_);
       sent_ = 0;
       return;
     }
-    if (size < 0) break;  // nobody is left to read it
+    if (size < 0) break;  // the reader is gone
     sent_ += static_cast<std::size_t>(size);
   }
   out_.clear();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The control channel between a rank and its supervisor: a stream socket with framed messages. This is the
-// supervisor's end, which never blocks and never believes: a rank that sends nonsense or more than is allowed loses
-// its channel, nothing else.
+// The control channel between a rank and its supervisor: a stream socket with framed messages. This is the supervisor's
+// end. It never blocks and trusts nothing: a rank that sends nonsense, or more than is allowed, loses its channel and
+// nothing else.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ enum class Op : std::uint16_t {
   hello = 1,  // spawn_child was reached
   finished,   // payload: the result
   raised,     // when, type, text, trace, causes
-  forked,     // of the zygote: pids by local rank
-  failed,     // of the zygote: a sentence
-  cancel,     // the request of that tag is not waited for any more
+  forked,     // from the fork server: pids by local rank
+  failed,     // from the fork server: a sentence
+  cancel,     // no thread waits for the request of that tag any more
   lent,       // a ticket that ends with the parent's session is about to be made
-  throwing,   // when, type: an exception that nothing in the function catches is on its way
-  heard,      // when: a call told this rank that somebody else is gone
-  // Requests; each is answered once.
+  throwing,   // when, type: an exception is being thrown that nothing in the function catches
+  heard,      // when: a call reported to this rank that another rank is gone
+  // Requests. Each gets one reply.
   barrier = 16,
   broadcast,
   all_gather,
@@ -36,7 +36,7 @@ enum class Op : std::uint16_t {
   add,
   keys,
   // Supervisor to rank.
-  begin = 64,  // who it is and what to run; to the fork server: the same, of its first rank
+  begin = 64,  // rank number and what to run; to the fork server: the same, for its first rank
   reply
 };
 
@@ -54,21 +54,21 @@ struct Frame {
 };
 
 inline constexpr std::size_t kMostText = std::size_t{16} << 20;     // of an error, all parts together
-inline constexpr std::size_t kMostCauses = std::size_t{512} << 10;  // all their texts together
+inline constexpr std::size_t kMostCauses = std::size_t{512} << 10;  // all texts of the causes together
 inline constexpr std::size_t kMostPayload = kMostText + (std::size_t{1} << 20);
 
 std::string encode_frame(Op op, std::uint64_t tag, std::string_view payload, std::uint16_t status = 0);
 
-// The variable that says which descriptor is the channel, and what the process is.
+// The environment variable that names the descriptor of the channel and the role of the process.
 inline constexpr const char* kControlVariable = "SHMBROKER_CONTROL";
-inline constexpr const char* kZygoteVariable = "SHMBROKER_ZYGOTE";  // the channels of its children, with commas
+inline constexpr const char* kZygoteVariable = "SHMBROKER_ZYGOTE";  // the channels of its children, separated by commas
 enum class Role { rank, zygote, command };
 std::string control_text(Role role, int fd);  // "rank:5:INODE"
 struct ControlPlace {
   Role role = Role::rank;
   int fd = -1;
 };
-// Nothing where the text is none, or the descriptor is not that socket (any more).
+// nullopt: the text is empty or malformed, or the descriptor is not that socket (any more).
 std::optional<ControlPlace> find_control(const char* text);
 
 class Link {
@@ -78,14 +78,14 @@ class Link {
   int fd() const { return socket_.get(); }
   bool open() const { return static_cast<bool>(socket_); }
   void close() { socket_.reset(); }
-  // poll's events: what it waits for.
+  // The events of poll(2) that it waits for.
   short events() const;
-  // Reads what is there. False: the other end is closed, or said what cannot be.
+  // Reads what is there. False: the other end is closed, or sent something impossible.
   bool fill();
   std::optional<Frame> next();
-  // Whether another request may be taken: what is answered already waits in moderate size.
+  // Whether another request may be taken: the replies that wait are of moderate size.
   bool takes() const;
-  // Nobody is there any more to read answers; what was said can still be taken.
+  // The peer does not read replies any more. Messages that it sent can still be taken.
   void hang_up();
   bool broken() const { return broken_; }
   void send(Op op, std::uint64_t tag, std::string_view payload, std::uint16_t status = 0);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// See overseer.hpp. What happens to ranks is taken in the order in which it happened: an epoll of pidfds and channels
-// lists it so, because the kernel appends each to its list of ready ones at the moment of a death or a word (wait(2)
-// gives deaths in the order of birth). A rank that throws says when.
+// See overseer.hpp. Events of ranks are taken in the order in which they happened. An epoll of pidfds and channels
+// lists them so, because the kernel appends each to its ready list at the moment of a death or a message. wait(2) would
+// return deaths in the order of birth. A rank that throws sends the time.
 //
-// Nobody is told of an end before it is on record here: a failure that this leads to is always the later one. An end
-// that others see by themselves, at the broker or by a queue, can come to them first. They say that they have heard of
-// one, and are then no cause as long as the rank may be seen that they have heard of.
+// No process is notified of an end before the end is recorded here. So a failure that this notice causes is always the
+// later one. Ranks can also see an end by themselves, at the broker or by a queue, before it is recorded here. They
+// report that they have seen one. While such a rank may only echo another end, it is not taken as the cause.
 #include "spawn/overseer.hpp"
 
 #include <fcntl.h>
@@ -32,7 +32,7 @@
 namespace shmb::spawn {
 namespace {
 
-constexpr std::int64_t kStalled = 5'000'000'000;  // a reader of our output that takes nothing while others wait for us
+constexpr std::int64_t kStalled = 5'000'000'000;  // for a reader of the output that takes nothing while others wait
 
 int status_of(const Failure& failure) {
   if (failure.signal != 0) return 128 + failure.signal;
@@ -70,7 +70,7 @@ class Overseer {
 
   void run(pid_t job_group) {
     auto guard_pidfd = sys::pidfd_open(guard_);
-    if (::getppid() != guard_) return;  // killed before we looked; nothing has been started
+    if (::getppid() != guard_) return;  // killed before this look; nothing has been started
     if (guard_pidfd) guard_pidfd_ = std::move(*guard_pidfd);
     if (auto entered = reporter_.enter_supervisor(); !entered) {
       cannot_start(kExitFailed, entered.error());
@@ -85,7 +85,7 @@ class Overseer {
     (void)deliver(parent_.socket, verdict());
     finish_output();
     note(Note::tree_gone, 0, {});
-    // Whoever stopped the guard did not mean to keep it for ever: it has nothing left to guard.
+    // The guard was stopped, perhaps by a person, and has nothing left to guard. So it is continued.
     if (guard_pidfd_) (void)sys::pidfd_signal(guard_pidfd_.get(), SIGCONT);
   }
 
@@ -103,7 +103,8 @@ class Overseer {
     RankSetting setting;
     setting.job_group = job_group;
     setting.mask = signals_.former_mask();
-    // Whatever the thread that spawned had blocked (helper threads often block everything): a rank begins anew.
+    // The thread that spawned may have blocked any signal (helper threads often block all). A rank starts with none
+    // blocked.
     if (plan_.method == Method::fork) ::sigemptyset(&setting.mask);
     setting.role = plan_.method == Method::command ? Role::command : Role::rank;
     auto room = make_room();
@@ -147,7 +148,7 @@ class Overseer {
     return {};
   }
 
-  // Each rank costs descriptors here. Gives the limit that the ranks are to have again.
+  // Each rank costs descriptors here. Returns the limit that the ranks get back.
   Result<sys::FdLimit> make_room() {
     auto limit = sys::descriptor_limit();
     if (!limit) return system_failure(limit.error(), "the limit of open files");
@@ -174,7 +175,7 @@ class Overseer {
     follow(rank.pidfd.get(), Event::death, rank.local, EPOLLONESHOT);
   }
 
-  // Listed once for each time that something happens: in the order of all that happens.
+  // One entry for each event, in the order in which they happened.
   struct Event {
     enum What : std::uint32_t { death, word };
   };
@@ -185,7 +186,7 @@ class Overseer {
     (void)::epoll_ctl(order_.get(), EPOLL_CTL_ADD, fd, &event);
   }
 
-  // In a rank born by fork: nothing of the supervisor's stays open.
+  // In a rank born by fork: closes all descriptors of the supervisor.
   void forget() {
     ranks_.clear();
     zygote_ = {};
@@ -200,7 +201,7 @@ class Overseer {
     reporter_.forget();
   }
 
-  // What the children could not do before exec; the end of file says that all have got there.
+  // Reads what the children could not do before exec. End of file means that all have reached exec.
   void hear_failures() {
     StartFailure failure;
     for (;;) {
@@ -229,7 +230,8 @@ class Overseer {
       for (const Rank& rank : ranks_) told.pids[static_cast<std::size_t>(rank.local)] = rank.pid;
       if (parent_.socket >= 0) (void)sys::send(parent_.socket, std::as_bytes(std::span(&told, 1)), {}, {}, true);
     }
-    // The supervisor has copies of its parent's descriptors: an end of file that somebody waits for must come.
+    // The supervisor has copies of its parent's descriptors. They are closed, because another process may wait for an
+    // end of file.
     if (parent_.socket >= 0) close_others();
   }
 
@@ -351,8 +353,9 @@ class Overseer {
     say_causes();
   }
 
-  // What ranks had still printed, after the end has been told: a reader that does not read holds up only this, and
-  // only until somebody who waits for us is kept waiting too long, is gone, or does not want to wait.
+  // Writes the rest of the ranks' output, after the end has been reported. A reader that does not read delays only
+  // this. It stops when a process that waits for the end is kept waiting too long, is gone, or asks for an immediate
+  // end.
   void finish_output() {
     for (std::int64_t moved = sys::now_monotonic();;) {
       bool drained = true;
@@ -448,13 +451,13 @@ class Overseer {
 
   void end_tree(int signal, std::int64_t grace) {
     if (tree_.ending()) return;
-    // Who is dead already died by itself, though nobody has looked yet.
+    // A rank that is dead by now died by itself, even if its death was not seen yet.
     (void)tree_.reap([this](const sys::ChildExit& child) { reaped(child); });
     note_order();
     ending_since_ = sys::now_monotonic();
     for (Rank& rank : ranks_) {
       if (rank.reaped) continue;
-      auto by_itself = exiting(rank.pid);  // what it ends with is settled
+      auto by_itself = exiting(rank.pid);  // its exit status is settled
       rank.told_to_end = !by_itself || !*by_itself;
     }
     tree_.begin_ending(signal, grace);
@@ -472,15 +475,15 @@ class Overseer {
     if (more && !rank.link.broken()) return;
     rank.link.close();
     if (rank.reaped || rank.ended) return;
-    // Its end is told when it is on record, which is soon. But a process can live on without its channel: then whoever
-    // is told of that may fail before it does.
+    // A death is reported when it is recorded, which is soon. But a process can continue without its channel. Then
+    // another rank that gets the report may fail before it does.
     if (auto soon = exiting(rank.pid); soon && *soon) return;
     for (Rank& other : ranks_)
       if (&other != &rank && other.fell == 0) other.heard = sys::now_monotonic();
     store_.gone(rank.local, "is gone");
   }
 
-  // As many as may be answered: the answer to a short request can be long.
+  // Takes only as many as may be answered, because the reply to a short request can be long.
   void take_frames(Rank& rank) {
     while (rank.link.takes())
       if (auto frame = rank.link.next()) take(rank, *frame);
@@ -525,7 +528,7 @@ class Overseer {
     }
   }
 
-  // What a rank says of the time is believed as far as it can be true.
+  // A time that a rank reports is used only as far as it can be true.
   static std::int64_t past(std::int64_t time) { return std::clamp<std::int64_t>(time, 0, sys::now_monotonic()); }
 
   static void falls(Rank& rank, Unpacker& in) {
@@ -544,14 +547,14 @@ class Overseer {
       if (frame->op != Op::forked) continue;
       for (Rank& rank : ranks_) {
         rank.pid = in.number<pid_t>();
-        rank.hello = true;  // it was made behind the entrance
+        rank.hello = true;  // it was made after the entrance
       }
       zygote_.finished = in.whole();
     }
     if (!more || zygote_.link.broken()) zygote_.link.close();
   }
 
-  // Its children are ours now: the kernel gives them to us before it shows the end of their parent.
+  // Its children become children of the supervisor before the kernel shows the end of their parent.
   void zygote_ended(const sys::ChildExit& child) {
     if (zygote_.link.open()) hear_zygote();
     zygote_.reaped = true;
@@ -571,7 +574,7 @@ class Overseer {
         rank.time = sys::now_monotonic();
         deaths_.push_back(rank.local);
       }
-      if (rank.reaped) continue;  // before its adoption
+      if (rank.reaped) continue;  // it ended before its adoption
       siginfo_t state{};
       if (::waitid(P_PID, static_cast<id_t>(rank.pid), &state, WEXITED | WNOHANG | WNOWAIT) != 0)
         return cannot_start(kExitFailed,
@@ -579,7 +582,7 @@ class Overseer {
       adopt(rank, rank.pid);
     }
     early_.clear();
-    zygote_.link.close();  // for which the ranks wait
+    zygote_.link.close();  // the ranks wait for this
     all_started();
   }
 
@@ -596,12 +599,12 @@ class Overseer {
       deaths_.push_back(rank.local);
       return;
     }
-    // One of the fork server's that died before we heard which are ours.
+    // A rank of the fork server that died before its pid was known here.
     if (zygote_.pid > 0 && !zygote_.reaped) early_[child.pid] = child;
   }
 
-  // Deaths bear the time at which they are seen here. A rank whose word comes after one of them in the same list threw
-  // later, whatever time it names: else that of the death could be too late by as long as nobody looked.
+  // A death gets the time at which it is seen here. A rank whose message comes after a death in the same list threw
+  // later, whatever time it reports. Otherwise the time of the death could be too late by the time until this look.
   void note_order() {
     const std::size_t seen_before = deaths_.size();
     epoll_event events[64];
@@ -629,11 +632,11 @@ class Overseer {
   void take_deaths() {
     if (failures_) hear_failures();  // written before the death that it explains
     note_order();
-    // What the parent said before a death counts for it.
+    // Orders that the parent sent before a death apply to it.
     if (!deaths_.empty() && !parent_gone_ && parent_.socket >= 0) obey(parent_.socket, parent_gone_);
     while (!deaths_.empty()) {
       Rank& rank = ranks_[static_cast<std::size_t>(deaths_.front())];
-      if (!rank.reaped) return;  // the next pass of wait(2) has it
+      if (!rank.reaped) return;  // the next wait(2) takes it
       deaths_.erase(deaths_.begin());
       settle(rank);
     }
@@ -657,7 +660,7 @@ class Overseer {
     rank.ended = true;
     ++ended_;
     rank.link.hang_up();
-    hear_rank(rank);  // its last words
+    hear_rank(rank);  // its last messages
     rank.link.close();
     rank.pidfd.reset();
     Failure failure = failure_of(rank.how);
@@ -689,7 +692,7 @@ class Overseer {
   }
 
   void add(Failure failure) {
-    // One that never started has its failure already.
+    // A rank that never started has its failure already.
     for (const Failure& one : failures_found_)
       if (one.rank == failure.rank) return;
     failure.message = message_of(failure);
@@ -701,15 +704,15 @@ class Overseer {
     put_in_order(failures_found_);
   }
 
-  // Whether the cause may still have to come: a rank is on its way out of an exception that it threw before, or all
-  // that is known may only echo what has not been seen yet.
+  // Whether the cause may still come. Either a rank is still unwinding an exception that it threw earlier, or all known
+  // failures may only echo an end that has not been seen yet.
   bool cause_may_come() const {
     const Failure& first = failures_found_.front();
     const auto threw_before = [&](const Rank& rank) { return !rank.ended && rank.fell != 0 && rank.fell < first.time; };
     return may_echo(first) || std::ranges::any_of(ranks_, threw_before);
   }
 
-  // When the others are ended because of a failure.
+  // The time at which the other ranks are ended because of a failure.
   std::optional<std::int64_t> end_due() const {
     if (!failed_at_ || tree_.ending() || ended_ == ranks_.size()) return std::nullopt;
     const std::int64_t patience = cause_may_come() ? std::max(others_have_, kEcho) : others_have_;
@@ -765,10 +768,10 @@ class Overseer {
     enum What { link, out, err } what;
   };
   std::vector<pollfd> polled_;
-  std::vector<Watched> watched_;         // what of the ranks is polled, in that order
+  std::vector<Watched> watched_;         // the polled descriptors of ranks, in the same order
   std::vector<std::int32_t> deaths_;     // local ranks, in the order of their deaths
   std::vector<Failure> failures_found_;  // in order
-  std::set<std::int32_t> said_;          // of which ranks
+  std::set<std::int32_t> said_;          // ranks whose failure was printed
   Failure lost_;
   Error why_;
   std::size_t ended_ = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values as bytes of msgpack, written and read one after the other: what spawn_values.hpp makes values of C++ from.
-// msgpack-cxx reads and writes the same bytes, but its core takes as long to compile as spawn.hpp altogether; types
-// that it alone knows go through spawn_msgpack.hpp. Every length is checked, and how deep values are in one another: a
-// rank may send anything. Threads: none of its own. Needs exceptions. Included by spawn.hpp.
+// Values as bytes of msgpack, written and read one after the other. spawn_values.hpp converts them from and to values
+// of C++. msgpack-cxx reads and writes the same bytes, but its core takes as long to compile as all of spawn.hpp. Types
+// that only msgpack-cxx knows go through spawn_msgpack.hpp. Every length and depth is checked, because a rank may send
+// anything. It has no threads. It needs exceptions. Included by spawn.hpp.
 #if __cplusplus < 202002L
 #error "shmbroker/spawn.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_spawn.h)"
 #elif !defined(SHMBROKER_PACKED_HPP)
@@ -22,7 +22,7 @@
 
 namespace shmbroker::detail {
 
-// A sentence of its parts. A chain of operator+ takes a compiler far longer.
+// Joins the parts of a sentence. A chain of operator+ takes a compiler far longer.
 [[gnu::cold]] inline std::string joined(std::initializer_list<std::string_view> parts) {
   std::string out;
   for (const std::string_view part : parts) out += part;
@@ -38,7 +38,7 @@ struct Malformed : std::invalid_argument {
   Malformed() : std::invalid_argument("the bytes are no value of msgpack") {}
 };
 
-// How many arrays and maps may be in one another: readers and writers of recursive classes need stack for each.
+// The deepest nesting of arrays and maps. Readers and writers of recursive classes need stack for each level.
 inline constexpr int kDeepest = 512;
 
 [[noreturn, gnu::cold]] inline void refuse_depth() {
@@ -47,7 +47,7 @@ inline constexpr int kDeepest = 512;
                                       "list with numbers in place of pointers for example"}));
 }
 
-// While it is there, one more array or map is open.
+// While it exists, one more array or map is open.
 class Level {
  public:
   explicit Level(int& depth) : depth_(depth) {
@@ -62,7 +62,7 @@ class Level {
   int& depth_;
 };
 
-// How much memory the elements of containers in one message may take: kLeastMemory, and kMemoryPerByte for each of its
+// The memory that the elements of containers in one message may take: kLeastMemory, plus kMemoryPerByte for each of its
 // bytes.
 inline constexpr std::size_t kLeastMemory = std::size_t{64} << 20, kMemoryPerByte = 256;
 
@@ -96,7 +96,7 @@ class Packer {
     else if (value >= INT32_MIN) head(0xd2, bits, 4);
     else head(0xd3, bits, 8);
   }
-  // Whole numbers as integers, as msgpack-cxx does: they are shorter, and a parameter of type int takes them.
+  // Whole numbers become integers, as in msgpack-cxx: they are shorter, and a parameter of type int accepts them.
   void real(double value) {
     if (whole_number(value)) return;
     std::uint64_t bits;
@@ -138,7 +138,7 @@ class Packer {
   }
   // Bytes that are one value of msgpack.
   inline void packed(std::string_view value);
-  // Bytes that are a part of one.
+  // Bytes that are part of a value.
   void raw(const char* data, std::size_t size) { out_.append(data, size); }
   const std::string& bytes() const noexcept { return out_; }
   std::string take() { return static_cast<std::string&&>(out_); }
@@ -176,15 +176,16 @@ class Packer {
   int depth_ = 0;
 };
 
-// Reads from memory of the caller, each byte once: another process may be able to change it.
+// Reads memory of the caller, each byte once, because another process may be able to change it.
 class Reader {
  public:
   enum class Kind { nil, boolean, whole, negative, real, text, binary, array, map, extension };
   // One value, or the head of an array or a map, whose elements follow it.
   struct Item {
     Kind kind = Kind::nil;
-    std::int8_t type = 0;      // of an extension
-    std::uint64_t number = 0;  // boolean, whole, the bits of a negative; how many elements, or pairs of a map
+    std::int8_t type = 0;  // of an extension
+    // boolean, integer, the bits of a negative one; the number of elements, or of pairs of a map
+    std::uint64_t number = 0;
     double real = 0;
     std::string_view bytes{};  // of text, binary, extension
   };
@@ -261,13 +262,13 @@ class Reader {
     if (item.kind != kind) throw TypeError();
     return item;
   }
-  // Before a value of so many bytes is made for an element: one byte may stand for a large one, so that what a message
-  // makes is bounded by what it has.
+  // Call before a value of `bytes` bytes is made for an element. One byte may stand for a large value, so the memory
+  // that a message takes is bounded by its size.
   void make(std::size_t bytes) {
     if (bytes > memory_) refuse_memory(bytes);
     memory_ -= bytes;
   }
-  // Takes the head of an array and gives the number of its elements.
+  // Takes the head of an array and returns the number of its elements.
   std::size_t array() { return static_cast<std::size_t>(take(Kind::array).number); }
   // A text or binary.
   std::string_view bytes() {
@@ -275,10 +276,10 @@ class Reader {
     if (item.kind != Kind::text && item.kind != Kind::binary) throw TypeError();
     return item.bytes;
   }
-  // Passes over one value with all its elements, and gives its bytes.
+  // Skips one value with all its elements, and returns its bytes.
   std::string_view skip() {
     const std::string_view begin = in_;
-    std::uint64_t left[kDeepest + 1];  // of each array and map that is open
+    std::uint64_t left[kDeepest + 1];  // the rest of each open array and map
     int open = 0;
     left[0] = 1;
     while (open >= 0) {
@@ -294,7 +295,7 @@ class Reader {
     }
     return begin.substr(0, begin.size() - in_.size());
   }
-  // True: these bytes are one value. Throws std::invalid_argument where it is too deep.
+  // True: these bytes are one value. Throws std::invalid_argument if it is too deep.
   static bool is_value(std::string_view bytes) {
     try {
       Reader in(bytes);

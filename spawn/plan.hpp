@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a supervisor is to do: how many ranks of what, and how they are ended. It travels from the caller to the
-// spawner program as bytes in a sealed memory file, so that its size has no limit of the command line.
+// The plan of a supervisor: how many ranks of what, and how they are ended. It travels from the caller to the spawner
+// program as bytes in a sealed memory file, so the limit of the command line does not apply.
 #pragma once
 
 #include <sys/types.h>
@@ -27,30 +27,30 @@ enum class Stdio : std::uint32_t { inherit, null, files, prefix };
 struct Plan {
   Method method = Method::command;
   std::int32_t nprocs = 1;             // ranks here
-  std::int32_t shards = 1, shard = 0;  // hosts with as many ranks each, and which of them this is
+  std::int32_t shards = 1, shard = 0;  // hosts with as many ranks each; the number of this one
   bool channels = false;               // ranks have a control channel; a bare command has none
   bool rank_variables = false;         // RANK and its like are set
-  std::string program;                 // file to execute; empty: command[0], looked for along PATH
+  std::string program;                 // file to execute; empty: command[0], searched in PATH
   std::vector<std::string> command;
   std::vector<std::pair<std::string, std::string>> environment;  // set for the ranks
   std::string directory;                                         // empty: the caller's
   std::string function, arguments;
   std::string master_address = "127.0.0.1";
-  std::uint16_t master_port = 0;  // 0: a free one is looked for
+  std::uint16_t master_port = 0;  // 0: a free one is chosen
   std::int64_t voluntary = 0;     // after the first failure, before the signal
   std::int64_t grace = kGrace;    // between the signal and SIGKILL
   std::int64_t start_timeout = kStartTimeout;
-  std::optional<std::int64_t> kill_rest;  // what the ranks leave behind is ended, with this grace
+  std::optional<std::int64_t> kill_rest;  // the processes that ranks leave behind are ended, with this grace
   Stdio stdio = Stdio::inherit;
   std::string stdio_path;  // of `files`: PATH.RANK.out and .err
-  bool group = false;      // a supervised group is made
+  bool group = false;      // whether a supervised group is made
   std::string socket, group_name;
   std::uint64_t group_limit = 0;
-  pid_t parent = 0;  // whose end ends the tree; 0: nobody's
-  // Its session at the broker, with which what the ranks give it ends; 0: none.
+  pid_t parent = 0;  // the tree ends with this process; 0: with none
+  // The session whose end ends what the ranks give to the parent; 0: none.
   std::uint64_t parent_epoch = 0, parent_session = 0;
 
-  // Fork alone, and never in bytes: runs in the child, gives its exit status.
+  // Method fork only, never in bytes: runs in the child and returns its exit status.
   int (*entry)(void*) = nullptr;
   void* context = nullptr;
 
@@ -60,7 +60,7 @@ struct Plan {
   std::int32_t world() const { return shards * nprocs; }
 };
 
-// In words what cannot be done, before any process is started.
+// Checks the plan before any process is started. The error says what cannot be done.
 Result<void> check(const Plan& plan);
 
 }  // namespace shmb::spawn

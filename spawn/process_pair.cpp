@@ -37,7 +37,8 @@ Sys<Fd> memory_file(const char* name, const std::string& bytes) {
   return file;
 }
 
-// By read: before Linux 6.7 what is sealed against writing cannot be mapped shared (fcntl(2), F_SEAL_WRITE).
+// With read(2): before Linux 6.7 a file that is sealed against writing cannot be mapped shared (fcntl(2),
+// F_SEAL_WRITE).
 Sys<std::string> contents(int memory_file) {
   auto facts = sys::file_facts(memory_file);
   if (!facts) return std::unexpected(facts.error());
@@ -54,7 +55,7 @@ Sys<std::string> contents(int memory_file) {
 template <class T>
 bool tell(int socket, const T& message) {
   for (;;) {
-    // Who cannot take any more orders has enough of them.
+    // A peer that takes no more orders has enough of them.
     if (::send(socket, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(sizeof message))
       return true;
     if (errno != EINTR) return false;
@@ -85,12 +86,12 @@ Signals::Signals(bool all) {
     ::sigfillset(&every);
     ::sigprocmask(SIG_BLOCK, &every, nullptr);
   }
-  // A reader of our output that goes away is an error of write(2), and no reason to leave the ranks.
+  // If the reader of the output goes away, write(2) fails. That is no reason to leave the ranks.
   sigset_t pipe;
   ::sigemptyset(&pipe);
   ::sigaddset(&pipe, SIGPIPE);
   ::sigprocmask(SIG_BLOCK, &pipe, nullptr);
-  // An inherited SIG_IGN would let children vanish without a status (sigaction(2), SIGCHLD).
+  // With an inherited SIG_IGN children would vanish without a status (sigaction(2), SIGCHLD).
   struct sigaction standard{};
   standard.sa_handler = SIG_DFL;
   ::sigaction(SIGCHLD, &standard, &former_child_action_);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What guard and supervisor tell each other over the socket between them, and the signals both listen to. Inside of
-// spawn only.
+// The messages between guard and supervisor over their socket, and the signals that both read. Internal to spawn.
 #pragma once
 
 #include <signal.h>
@@ -17,11 +16,11 @@
 
 namespace shmb::spawn {
 
-// Guard to supervisor, and parent to supervisor: a signal for the tree. One that ends trees begins the end.
+// Guard to supervisor, and parent to supervisor: a signal for the tree. A signal that ends trees begins the end.
 struct Order {
   int signal = 0;
   int at_once = 0;              // SIGKILL, no grace
-  std::int64_t voluntary = -1;  // from now on the time for the others after a first failure, before the signal
+  std::int64_t voluntary = -1;  // from now on, the time for the others after a first failure, before the signal
 };
 
 // Supervisor to guard.
@@ -31,28 +30,28 @@ struct Note {
   std::array<char, 504> sentence{};
 };
 
-// Supervisor or guard to parent; a verdict comes with a memory file that holds it.
+// Supervisor or guard to parent. A verdict comes with a memory file that holds it.
 struct Told {
   enum Kind : int { ranks_started, verdict } kind = verdict;
   int count = 0;
   std::array<std::int32_t, kMostRanks> pids{};
 };
 
-// Bytes of any length in one descriptor: a sealed memory file, and what is in it.
+// Bytes of any length in one descriptor: makes a sealed memory file, and reads one.
 Sys<Fd> memory_file(const char* name, const std::string& bytes);
 Sys<std::string> contents(int memory_file);
 
 template <class T>
 bool tell(int socket, const T& message);
-// Nothing is there yet: nullopt, `closed` tells whether the other end is gone.
+// nullopt: no message is there yet; `closed` says whether the other end is gone.
 template <class T>
 std::optional<T> hear(int socket, bool& closed);
 
-// Blocks the signals and gives them as a descriptor; the destructor restores the mask. Signals that were ignored when
-// we came stay so (nohup, background jobs of shells without job control).
+// Blocks the signals and returns them as a descriptor. The destructor restores the mask. Signals that were ignored at
+// the start stay ignored (nohup, background jobs of shells without job control).
 class Signals {
  public:
-  // `all`: the others are blocked as well, as the handlers of a forked parent must not run here.
+  // `all`: blocks all other signals too, because the handlers of a forked parent must not run here.
   explicit Signals(bool all = false);
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
@@ -61,7 +60,7 @@ class Signals {
   const sigset_t& former_mask() const { return former_mask_; }
   struct Arrived {
     int number = 0;
-    bool from_terminal = false;  // the kernel sent it, to the foreground process group
+    bool from_terminal = false;  // the kernel sent it to the foreground process group
   };
   std::optional<Arrived> next();
 

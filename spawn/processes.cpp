@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See processes.hpp. The guard is reaped by pidfd: a host that reaps everything itself must not make us take another
-// child's end for it.
+// See processes.hpp. The guard is reaped by pidfd. A host that reaps all children itself must not make this code take
+// the status of another child.
 #include "spawn/processes.hpp"
 
 #include <poll.h>
@@ -26,11 +26,11 @@
 namespace shmb::spawn {
 namespace {
 
-// Longer than the supervisor takes to end the tree of a guard that was killed (kGrace, and SIGKILL).
+// Longer than the supervisor takes to end the tree of a killed guard (kGrace, and SIGKILL).
 constexpr std::int64_t kSupervisorAlone = kGrace + 10'000'000'000;
 constexpr std::int64_t kAbandon = 1'000'000'000;
 
-// Both of the pair were killed: nobody is left who could compute anything.
+// Both processes of the pair were killed: no process is left that could compute a verdict.
 Verdict nobody_left() {
   Failure lost;
   lost.kind = Failure::supervisor_lost;
@@ -54,18 +54,18 @@ Result<void> Processes::start_guard(const Plan& plan) {
   auto pair = sys::seqpacket_pair();
   if (!pair) return system_failure(pair.error(), "a socket pair for the ranks");
   socket_ = std::move((*pair)[0]);
-  // Never 0 to 2, which this process may have closed: the spawner keeps those free of anything else.
+  // Never 0 to 2, which this process may have closed. The spawner keeps those numbers free.
   auto plan_end = sys::duplicate_above(file->get(), 3), guard_end = sys::duplicate_above((*pair)[1].get(), 3);
   if (!plan_end || !guard_end)
     return system_failure((plan_end ? guard_end : plan_end).error(), "descriptors for the guard of the ranks");
   const int fds[] = {plan_end->get(), guard_end->get()};
   posix_spawn_file_actions_t actions;
   if (const int failed = ::posix_spawn_file_actions_init(&actions)) return system_failure(Errno{failed}, "posix_spawn");
-  // The same number on both sides: takes close-on-exec away and overwrites nothing that ranks are to inherit.
+  // The same number on both sides: this removes close-on-exec and overwrites nothing that ranks inherit.
   for (const int fd : fds) (void)::posix_spawn_file_actions_adddup2(&actions, fd, fd);
   std::string arguments[] = {"shmbroker-spawner", std::to_string(fds[0]), std::to_string(fds[1])};
   char* const argv[] = {arguments[0].data(), arguments[1].data(), arguments[2].data(), nullptr};
-  // What this thread has blocked is its own affair: with SIGTERM blocked no rank could end in peace.
+  // The signal mask of this thread is not inherited: with SIGTERM blocked no rank could end in order.
   posix_spawnattr_t attributes;
   if (const int failed = ::posix_spawnattr_init(&attributes)) {
     (void)::posix_spawn_file_actions_destroy(&actions);
@@ -89,7 +89,7 @@ Result<void> Processes::start_guard(const Plan& plan) {
 
 namespace {
 
-// noexcept: an exception must not go on in the copy of the parent's program that this process is.
+// noexcept: an exception must not continue in this copy of the parent's program.
 [[noreturn]] void live_as_guard(const Plan& plan, Fd socket) noexcept { ::_exit(guard_ranks(plan, std::move(socket))); }
 
 }  // namespace
@@ -97,7 +97,7 @@ namespace {
 Result<void> Processes::fork_guard(const Plan& plan) {
   auto pair = sys::seqpacket_pair();
   if (!pair) return system_failure(pair.error(), "a socket pair for the ranks");
-  // The parent's handlers must not run in the child, so that one begins with everything blocked (process_pair.hpp).
+  // The parent's handlers must not run in the child, so the child begins with all signals blocked (process_pair.hpp).
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -149,7 +149,7 @@ Result<std::unique_ptr<Processes>> Processes::start(Plan plan, client::Deadline 
   }
   if (made->started_) return made;
   Error why = made->verdict_->why;
-  if (made->verdict_->started)  // it says so, but no rank was heard of
+  if (made->verdict_->started)  // it says so, but no rank has reported
     why = Error{Status::system, 0, {}, made->verdict_->failures.at(0).message};
   made.reset();
   return std::unexpected(std::move(why));
@@ -166,7 +166,7 @@ bool Processes::listen() {
       started_ = true;
       pids_.assign(told.pids.begin(), told.pids.begin() + std::min<int>(told.count, kMostRanks));
     } else if (!verdict_) {
-      // Without the file (this process may have no descriptor left for it) what fits into the message counts.
+      // Without the file (this process may have no free descriptor) the part that fits into the message counts.
       auto bytes = !files.empty() ? contents(files.front().get())
                                   : Sys<std::string>(std::string(
                                         reinterpret_cast<const char*>(told.pids.data()),
@@ -215,7 +215,7 @@ void Processes::signal_guard(int signal) const {
   siginfo_t state{};
   if (guard_pidfd_) (void)sys::pidfd_signal(guard_pidfd_.get(), signal);
   else if (::waitid(P_PID, static_cast<id_t>(guard_), &state, WEXITED | WNOHANG | WNOWAIT) == 0)
-    (void)::kill(guard_, signal);  // as long as it is our child nobody else has its number
+    (void)::kill(guard_, signal);  // the guard is a child of this process, so no other process has its pid
 }
 
 void Processes::abandon() {
@@ -223,7 +223,7 @@ void Processes::abandon() {
   signal_guard(SIGCONT);
   auto ended = join(client::Deadline::after(kAbandon));
   if (ended && *ended != nullptr) return;
-  signal_guard(SIGKILL);  // which the supervisor, if there is one, sees and ends the rest
+  signal_guard(SIGKILL);  // the supervisor, if there is one, sees that and ends the rest
   ended = join(client::Deadline::after(kAbandon));
   std::lock_guard lock(mutex_);
   if (done_) return;
@@ -250,7 +250,7 @@ Result<const Verdict*> Processes::join(client::Deadline deadline, std::int64_t v
     {
       std::lock_guard lock(mutex_);
       if (done_) return &*verdict_;
-      // A verdict is not all: supervisor and guard are to be gone too.
+      // A verdict is not enough: supervisor and guard must be gone too.
       if (over()) {
         if (!verdict_) verdict_ = nobody_left();
         reap();
@@ -288,11 +288,11 @@ void Processes::end(bool at_once) {
 }
 
 Processes::~Processes() {
-  if (owner_ != ::getpid()) return;  // a forked child's copy
+  if (owner_ != ::getpid()) return;  // the copy in a forked child
   if (!done_ && socket_) {
-    // End of file would do; the order comes first because another child of the host may have a copy of the socket.
+    // End of file would do. The order comes first, because another child of the host may have a copy of the socket.
     end(false);
-    // A supervisor that somebody has stopped would not hear it: the guard wakes it.
+    // A stopped supervisor would not read it: the guard continues the supervisor.
     if (guard_pidfd_) (void)sys::pidfd_signal(guard_pidfd_.get(), SIGTERM);
     (void)join(client::Deadline::after(client::kForever));
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See rank.hpp. Of the threads that wait for answers one reads the channel and hands the others theirs.
+// See rank.hpp. Of the threads that wait for replies, one reads the channel and passes the others theirs.
 #include "spawn/rank.hpp"
 
 #include <fcntl.h>
@@ -33,7 +33,7 @@ namespace {
 
 using client::Deadline;
 
-// The ends of a rank's channel and outputs, -1: none.
+// Descriptors of a rank's channel and outputs, -1: none.
 struct Ends {
   int control = -1, out = -1, err = -1;
   void close_all() {
@@ -45,22 +45,22 @@ struct Ends {
 };
 
 struct State {
-  std::mutex mutex;  // of everything but the socket's writing side
+  std::mutex mutex;  // guards everything but the socket's writing side
   std::timed_mutex writing;
   std::condition_variable changed;
-  Fd socket, gate;               // the second: of a rank of the fork server, until it may begin
-  std::atomic<pid_t> owner = 0;  // looked at before the lock: a forked child may find that locked for ever
+  Fd socket, gate;               // gate: in a rank of the fork server, until it may begin
+  std::atomic<pid_t> owner = 0;  // read before the lock, which a forked child may find locked for ever
   bool looked = false, entered = false, function = false;
   RankFacts facts;
-  // Of the fork server's ranks.
+  // Variables of the fork server's ranks.
   std::array<char, 32> rank_variable{"RANK="}, role_rank_variable{"ROLE_RANK="}, local_rank_variable{"LOCAL_RANK="};
   std::string in;
   std::pair<std::vector<Ends>*, std::vector<pid_t>*> made;  // what the fork server had while it made its ranks
   bool reading = false, closed = false;
   std::uint64_t last_tag = 0;
-  std::map<std::uint64_t, std::optional<Frame>> answers;  // by tag, of requests that wait
-  // CLOCK_MONOTONIC: when it threw what nothing catches, when a call last told it of another one's end, and when the
-  // supervisor was last told of such news. 0: never.
+  std::map<std::uint64_t, std::optional<Frame>> answers;  // by tag, of open requests
+  // CLOCK_MONOTONIC times: of a throw that nothing catches, of the last report of another rank's end, and of the last
+  // such report that was passed to the supervisor. 0: never.
   std::atomic<std::int64_t> thrown_at = 0, heard_at = 0, passed_on_at = 0;
 };
 
@@ -69,7 +69,7 @@ State& state() {
   return *it;
 }
 
-// Tags begin with the process: where one command follows another in one rank, it does not take the other's answers.
+// Tags begin with the process number. So a command that follows another in one rank does not take the other's replies.
 void own(State& it) {
   it.owner = ::getpid();
   it.last_tag = static_cast<std::uint64_t>(::getpid()) << 32;
@@ -118,7 +118,7 @@ Result<void> write_frame(State& it, Op op, std::uint64_t tag, std::string_view p
     if (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return supervisor_gone();
     auto ready = sys::poll_for(it.socket.get(), POLLOUT, deadline.left());
     if (!ready || *ready == 0) {
-      // Half a message cannot be taken back: the channel is of no use any more.
+      // Half a message cannot be taken back, so the channel is unusable.
       if (begun) (void)::shutdown(it.socket.get(), SHUT_RDWR);
       return error(Status::deadline, "the supervisor of the ranks did not take the request before the deadline");
     }
@@ -126,7 +126,7 @@ Result<void> write_frame(State& it, Op op, std::uint64_t tag, std::string_view p
   return {};
 }
 
-// With the lock held, by the one thread that reads. False: end of file.
+// Call with the lock held, in the one thread that reads. False: end of file.
 bool read_some(State& it, int fd) {
   char chunk[65536];
   const ssize_t size = ::recv(fd, chunk, sizeof chunk, MSG_DONTWAIT);
@@ -145,7 +145,7 @@ std::optional<Frame> take_frame(State& it) {
   return frame;
 }
 
-// Before any thread but this one knows of the channel.
+// Call before any other thread knows of the channel.
 Result<Frame> await_frame(State& it, Op op) {
   for (;;) {
     while (auto frame = take_frame(it))
@@ -193,13 +193,13 @@ void enter_command(State& it, int fd) {
   it.facts.shard = number_variable("GROUP_RANK", 0);
 }
 
-// Each by itself: a range has gaps, where what a handler of fork has opened may be. Those of the ranks before have been
-// closed.
+// Closes each by itself: a range may hold descriptors that a fork handler has opened. Those of earlier ranks are closed
+// already.
 void leave_to_others(std::vector<Ends>& all, std::size_t own) {
   for (std::size_t i = own + 1; i < all.size(); ++i) all[i].close_all();
 }
 
-// The channels of the ranks, as the supervisor named them.
+// The channels of the ranks, as the supervisor listed them.
 Result<std::vector<Ends>> channels_of_ranks() {
   const char* text = ::secure_getenv(kZygoteVariable);
   std::vector<Ends> all;
@@ -221,15 +221,15 @@ Result<std::vector<Ends>> channels_of_ranks() {
   return all;
 }
 
-// The fork server: makes all ranks at once. Returns in the ranks, with their number here and their end of the channel;
-// the process itself ends, and the kernel gives the ranks to the supervisor. Each page that a rank touches is one that
-// the kernel has to copy or to look up for it, a microsecond each: what can be done beforehand is.
+// The fork server: makes all ranks at once. It returns in the ranks, with their local number and their end of the
+// channel. The fork server itself ends, and the kernel gives the ranks to the supervisor. Each page that a rank touches
+// costs a copy or a fault, a microsecond each. So everything that can be done before the forks is done there.
 Result<std::int32_t> make_ranks(State& it, void (*preload)()) {
   auto named = channels_of_ranks();
   if (!named) return std::unexpected(named.error());
   if (preload != nullptr) preload();
   std::fflush(nullptr);  // else each rank would print it again
-  // Never destroyed, as each rank would have to.
+  // Never destroyed: the destructor would run in each rank.
   std::vector<Ends>& all = *new std::vector<Ends>(std::move(*named));
   std::vector<pid_t>& pids = *new std::vector<pid_t>(all.size());
   it.made = {&all, &pids};
@@ -266,8 +266,8 @@ void put_number(std::array<char, 32>& variable, std::int32_t number) {
   *std::to_chars(at, variable.end() - 1, number).ptr = '\0';
 }
 
-// A rank of the fork server: nobody's parent-death signal holds it until its real parent has it. That closes the
-// channel that the fork server had, for all ranks at once; so does its death.
+// A rank of the fork server has no parent-death signal until it is a child of the supervisor. It waits for that: the
+// supervisor then closes the channel of the fork server for all ranks at once. The supervisor's death closes it too.
 void await_adoption(State& it, pid_t supervisor) {
   char byte = 0;
   for (ssize_t got = 1; got > 0 || (got < 0 && errno == EINTR);) got = ::recv(it.gate.get(), &byte, 1, 0);
@@ -301,7 +301,7 @@ Result<void> enter(State& it, void (*preload)()) {
   own(it);
   it.facts.rank += *local;
   it.facts.local_rank = *local;
-  it.entered = it.function = true;  // the supervisor knows: it has heard that it was made
+  it.entered = it.function = true;  // the supervisor knows, because the fork server has reported it
   put_number(it.rank_variable, it.facts.rank);
   put_number(it.role_rank_variable, it.facts.rank);
   put_number(it.local_rank_variable, *local);
@@ -315,7 +315,7 @@ Result<State*> entered_state() {
     return error(Status::forked, "a forked child of a rank is no rank: only the rank itself may ask the others");
   std::lock_guard lock(it.mutex);
   if (!it.looked) {
-    // Only commands come here without enter_rank: what has a function says so first.
+    // Only commands come here without enter_rank. A rank with a function calls that first.
     auto place = find_control(::secure_getenv(kControlVariable));
     if (place && place->role == Role::command) (void)enter(it, nullptr);
   }
@@ -334,10 +334,10 @@ Result<void> say(Op op, std::string_view payload, Deadline deadline = Deadline::
 
 namespace {
 
-// The supervisor itself has just told this thread of an end, and knows which one it was.
+// The supervisor itself has just reported an end to this thread, and knows whose.
 thread_local bool told_by_supervisor = false;
 
-// Never waits: what is not taken now goes with the failure, should there be one.
+// Never waits. A report that does not fit now goes with the failure, if there is one.
 void hear_of_an_end() noexcept {
   if (std::exchange(told_by_supervisor, false)) return;
   try {
@@ -350,7 +350,7 @@ void hear_of_an_end() noexcept {
     if (now - rank.passed_on_at < kOften) return;
     rank.passed_on_at = now;
     (void)write_frame(rank, Op::heard, 0, Packer().number(now).take(), Deadline::now());
-  } catch (...) {  // no memory: the application is told all the same
+  } catch (...) {  // no memory: the application gets the report all the same
   }
 }
 
@@ -372,13 +372,13 @@ Result<const RankFacts*> enter_rank(void (*preload)()) {
 }
 
 bool awaited_as_rank() {
-  // The variable goes at the entrance, and is of no use where the descriptor has not come along.
+  // The variable is removed at the entrance. It is useless where the descriptor was not inherited.
   auto place = find_control(::getenv(kControlVariable));
   return place && place->role != Role::command;
 }
 
 void become_forked_rank(Fd control, std::string begin_payload) {
-  State& it = *new (&state()) State;  // the parent's may be locked, or those of a rank that spawns
+  State& it = *new (&state()) State;  // the parent's may be locked, or belong to a rank that spawns
   it.looked = true;
   it.socket = std::move(control);
   own(it);
@@ -399,7 +399,7 @@ Result<void> throw_in_rank(std::string_view type) {
   if (!it) return std::unexpected(it.error());
   std::int64_t never = 0;
   (*it)->thrown_at.compare_exchange_strong(never, sys::now_monotonic());
-  // Not for ever: the raise that follows tells it again.
+  // With a deadline: the raise that follows reports it again.
   return say(Op::throwing,
              Packer().number((*it)->thrown_at.load()).number((*it)->heard_at.load()).text(type.substr(0, 4096)).take(),
              Deadline::now());
@@ -414,7 +414,7 @@ Result<void> raise_in_rank(std::string_view type, std::string_view text, std::st
   bool cut = false;
   const auto bounded = [&](std::string_view part, std::size_t most) {
     cut |= part.size() > most;
-    return part.substr(part.size() - std::min(part.size(), most));  // its end says most
+    return part.substr(part.size() - std::min(part.size(), most));  // the end of a text says most
   };
   type = type.substr(0, 4096);
   text = bounded(text, kMostText / 2);
@@ -463,7 +463,7 @@ Result<std::string> ask(Op op, std::string_view payload, Deadline deadline) {
         it.answers.erase(tag);
         return error(Status::deadline, "the supervisor of the ranks did not answer before the deadline");
       }
-      // What was asked may have happened meanwhile: the answer to this says.
+      // The request may have been served meanwhile. The reply to the cancellation says so.
       cancelled = true;
       deadline = Deadline::after(client::kDefaultTimeout);
       lock.unlock();

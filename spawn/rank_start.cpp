@@ -48,7 +48,7 @@ int open_output(const Plan& plan, std::int32_t local, const char* which) {
 bool set_output(const Plan& plan, std::int32_t local, RankEnds& ends) {
   if (plan.stdio == Stdio::prefix) {
     const bool set = ::dup2(ends.out.get(), 1) == 1 && ::dup2(ends.err.get(), 2) == 2;
-    ends.out.reset();  // what a rank closes is closed
+    ends.out.reset();  // so that a rank's close closes the pipe
     ends.err.reset();
     return set;
   }
@@ -58,8 +58,8 @@ bool set_output(const Plan& plan, std::int32_t local, RankEnds& ends) {
   return ::dup2(out.get(), 1) == 1 && ::dup2(err.get(), 2) == 2;
 }
 
-// The channels and outputs of all ranks, for the fork server to hand on: "rank:5:INODE/7/8,...". It prints where the
-// first rank does, which therefore needs no output of its own.
+// The channels and outputs of all ranks, for the fork server to pass on: "rank:5:INODE/7/8,...". The fork server prints
+// to the first rank's output.
 std::string hand_over(const Plan& plan, std::vector<RankEnds>& all, const RankSetting& setting) {
   std::string text;
   const auto give = [](const Fd& fd) {
@@ -80,10 +80,10 @@ std::string hand_over(const Plan& plan, std::vector<RankEnds>& all, const RankSe
   return text;
 }
 
-// noexcept: what is thrown here has nobody to catch it but the copy of the parent's program, which must not go on.
+// noexcept: only the copy of the parent's program could catch an exception from here, and that must not continue.
 [[noreturn]] void become_rank(const Plan& plan, std::int32_t local, RankEnds& ends, const RankSetting& setting,
                               pid_t supervisor) noexcept {
-  // Both of the pair killed at once: then at least the rank goes. Not inherited by its children (prctl(2)).
+  // If both of the pair are killed at once, this ends at least the rank. Its children do not inherit it (prctl(2)).
   (void)sys::set_parent_death_signal(SIGKILL);
   if (::getppid() != supervisor) ::_exit(kExitFailed);
   (void)::setpgid(0, setting.job_group);
@@ -99,11 +99,11 @@ std::string hand_over(const Plan& plan, std::vector<RankEnds>& all, const RankSe
     const sigset_t mask = setting.mask;
     const sys::FdLimit descriptors = setting.descriptors;
     const Plan mine = plan;
-    setting.forget();  // `plan`, `ends` and `setting` are still there: this process has a copy of all
+    setting.forget();  // `plan`, `ends` and `setting` are still there: this process has a copy of all memory
     ::close(failures);
     become_forked_rank(std::move(control), begin_payload(mine, local));
     client::read_strategy_again();
-    // What the parent had not written yet is its own to write; what the rank prints must not be lost by _exit.
+    // Output that the parent had buffered is the parent's to write. Output of the rank must not be lost by _exit.
     ::__fpurge(stdout);
     ::__fpurge(stderr);
     if (descriptors.hard != 0) (void)sys::set_descriptor_limit(descriptors);
@@ -118,7 +118,7 @@ std::string hand_over(const Plan& plan, std::vector<RankEnds>& all, const RankSe
     ::setenv(kControlVariable, control_text(setting.role, ends.control.get()).c_str(), 1);
     if (zygote) ::setenv(kZygoteVariable, hand_over(plan, *setting.zygote_gives, setting).c_str(), 1);
   } else {
-    ::unsetenv(kControlVariable);  // of a supervisor further up
+    ::unsetenv(kControlVariable);  // of an outer supervisor
   }
   std::vector<char*> arguments;
   for (const std::string& word : plan.command) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -156,7 +156,8 @@ Sys<RankEnds> prepare_rank(const Plan& plan, Rank& rank, Role role) {
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) return sys_error(errno);
     rank.link = Link(Fd::adopt(pair[0]));
     ends.control = Fd::adopt(pair[1]);
-    // Commands have nothing to run, a rank born by fork has its copy of the plan, and those of a fork server have its.
+    // Commands need none. A rank born by fork has its copy of the plan. Ranks of a fork server get it from the fork
+    // server.
     if (plan.method == Method::spawn || role == Role::zygote)
       rank.link.send(Op::begin, 0, begin_payload(plan, rank.local));
   }
@@ -174,8 +175,9 @@ std::string begin_payload(const Plan& plan, std::int32_t local) {
   return out.number(plan.parent_epoch).number(plan.parent_session).take();
 }
 
-// torchrun's. Those that say what this launch is are always set; the others where nobody has. There is no store of an
-// agent at MASTER_PORT: with TORCHELASTIC_USE_AGENT_STORE as an outer torchrun has it, rank 0 would wait for one.
+// The variables of torchrun. Those that describe this launch are always set, the others only if they are unset. No
+// agent's store runs at MASTER_PORT, so TORCHELASTIC_USE_AGENT_STORE of an outer torchrun would make rank 0 wait for
+// one.
 void set_rank_variables(const Plan& plan, std::int32_t local, std::uint16_t master_port) {
   const std::string rank = std::to_string(plan.rank(local)), world = std::to_string(plan.world());
   const std::pair<const char*, std::string> launch[] = {
@@ -202,7 +204,7 @@ void set_rank_variables(const Plan& plan, std::int32_t local, std::uint16_t mast
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
   };
   for (const auto& [name, value] : defaults) ::setenv(name, value.c_str(), 0);
-  // Several ranks with as many threads each as there are cores would only be in each other's way.
+  // Several ranks, each with as many threads as cores, would slow each other down.
   if (plan.nprocs > 1) ::setenv("OMP_NUM_THREADS", "1", 0);
 }
 

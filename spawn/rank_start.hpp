@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the supervisor to a rank: fork, the rank's own surroundings, exec. Whatever goes wrong before exec comes back
-// over one pipe, so that all ranks start at once and none is waited for by itself.
+// From the supervisor to a rank: fork, the rank's environment, exec. A failure before exec comes back over one pipe. So
+// all ranks start at once, and none has to be waited for.
 #pragma once
 
 #include <signal.h>
@@ -20,20 +20,20 @@ namespace shmb::spawn {
 struct Rank {
   std::int32_t local = 0;
   pid_t pid = 0;
-  Fd pidfd, out, err;  // the last two: what it prints, to be relayed
+  Fd pidfd, out, err;  // out, err: its output, to be relayed
   Link link;
   bool hello = false, finished = false, raised = false;
   std::int64_t fell = 0;               // when it threw what nothing in its function catches; 0: not yet
-  std::int64_t heard = 0;              // when it had last been told, before it fell, that somebody else is gone
-  bool reaped = false, ended = false;  // the kernel told how; it was taken account of
-  bool told_to_end = false;            // when it died
+  std::int64_t heard = 0;              // when it last got a report, before it fell, that another rank is gone
+  bool reaped = false, ended = false;  // reaped: the kernel gave its status; ended: that was processed
+  bool told_to_end = false;            // it was signalled before it died
   sys::ChildExit how;
   std::int64_t time = 0;  // of its death
   Failure words;          // of `throwing` and `raised`
   std::string result;
 };
 
-// What a child cannot say by itself, sent over the pipe.
+// A failure that a child cannot report by itself, sent over the pipe.
 struct StartFailure {
   std::int32_t local = 0;
   int errno_value = 0;
@@ -41,11 +41,11 @@ struct StartFailure {
 };
 std::string sentence_of(const StartFailure& failure, const Plan& plan);
 
-// The rank's ends of what connects it with its supervisor.
+// The rank's ends of its connections with its supervisor.
 struct RankEnds {
   Fd control, out, err;
 };
-// What a rank gets of its supervisor's surroundings.
+// The parts of the supervisor's state that a rank gets.
 struct RankSetting {
   pid_t job_group = 0;
   sigset_t mask{};
@@ -54,16 +54,16 @@ struct RankSetting {
   std::vector<RankEnds>* zygote_gives = nullptr;  // role zygote: the ends of all ranks
   sys::FdLimit descriptors;                       // to be restored; 0: as it is
   std::uint16_t master_port = 0;
-  std::function<void()> forget;  // closes what is the supervisor's alone (method fork)
+  std::function<void()> forget;  // closes the supervisor's own descriptors (method fork)
 };
 
-// Makes the channel and the pipes of a rank; gives the rank's ends.
+// Makes the channel and the pipes of a rank. Returns the rank's ends.
 Sys<RankEnds> prepare_rank(const Plan& plan, Rank& rank, Role role);
-// The message that tells a rank who it is and what to run.
+// The message with a rank's number and what to run.
 std::string begin_payload(const Plan& plan, std::int32_t local);
-// The ends are used up in the new process.
+// The new process takes the ends.
 Sys<pid_t> start_rank(const Plan& plan, const Rank& rank, RankEnds& ends, const RankSetting& setting);
-// The variables of one rank, for processes that are born without exec as well.
+// Sets the variables of one rank, also for processes that are born without exec.
 void set_rank_variables(const Plan& plan, std::int32_t local, std::uint16_t master_port);
 Sys<std::uint16_t> free_port();
 

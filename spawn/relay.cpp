@@ -88,7 +88,7 @@ void Output::write_some() {
   if (kind_ == socket) {
     size = ::send(shared_, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   } else if (kind_ == blocks && !own_) {
-    // The best that is left: poll(2) promises room for PIPE_BUF bytes (pipe(7)), unless somebody else takes it first.
+    // The best that is left: poll(2) promises room for PIPE_BUF bytes (pipe(7)), unless another process takes it first.
     pollfd room{shared_, POLLOUT, 0};
     if (::poll(&room, 1, 0) <= 0) return;
     size = ::write(shared_, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
@@ -96,7 +96,7 @@ void Output::write_some() {
     size = ::write(descriptor(), text.data(), text.size());
   }
   if (size > 0) text.erase(0, static_cast<std::size_t>(size));
-  else if (size < 0 && errno != EINTR && errno != EAGAIN) text.clear();  // nobody reads it any more
+  else if (size < 0 && errno != EINTR && errno != EAGAIN) text.clear();  // the reader is gone
 }
 
 }  // namespace shmb::spawn

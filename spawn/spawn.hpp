@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks in C++, header-only over shmbroker_spawn.h (whose comments hold for what is not said here): functions by name,
-// arguments as msgpack, regions and pools among them, errors as exceptions. Same habits as shmbroker.hpp. It needs
-// exceptions, also for its `try_` forms. Types that msgpack-cxx alone can pack need spawn_msgpack.hpp as well, or
-// <msgpack.hpp> before this file.
+// Ranks in C++, header-only over shmbroker_spawn.h: functions by name, arguments as msgpack (regions and pools among
+// them), errors as exceptions. It follows shmbroker.hpp: a function throws shmbroker::Error, and its `try_` form
+// returns a Result with the status. It needs exceptions, also for the `try_` forms. Types that only msgpack-cxx can
+// pack need spawn_msgpack.hpp as well, or <msgpack.hpp> before this file.
 //
 // A program that spawns registers its functions and begins its main with
 //     if (auto rc = shmbroker::spawn_child(argc, argv)) return *rc;
@@ -68,11 +68,11 @@ struct SpawnOptions {
   std::chrono::nanoseconds voluntary{0};                      // after a first failure, before SIGTERM
   std::chrono::nanoseconds grace = std::chrono::seconds(30);  // between SIGTERM and SIGKILL
   std::chrono::nanoseconds start_timeout = std::chrono::seconds(10);
-  Timeout timeout{};  // until all have been started; the default is 30 s
+  Timeout timeout{};  // until all have started; the default is 30 s
   bool no_group = false;
   Text group{};  // name; empty: made from the program
   std::uint64_t limit_bytes = 0;
-  Text socket{};                           // the broker's; empty: looked for
+  Text socket{};                           // the broker's; empty: searched
   std::vector<std::string> environment{};  // "NAME=value"
   Text directory{};
   Stdio stdio = Stdio::inherit;
@@ -80,7 +80,7 @@ struct SpawnOptions {
   int shards = 1, shard = 0;
   Text master_addr{};
   std::uint16_t master_port = 0;
-  Text program{};                      // another one than this, with spawn_child in its main
+  Text program{};                      // a program other than this one, with spawn_child in its main
   std::vector<std::string> command{};  // its arguments
 };
 
@@ -92,7 +92,7 @@ struct RankFailure {
   std::int64_t user_ns = 0, system_ns = 0, time_ns = 0;
   std::uint64_t max_rss_bytes = 0;
   std::string signal_name, message, type, text, trace;
-  std::vector<RaisedCause> causes{};  // what it was thrown from, the last one first
+  std::vector<RaisedCause> causes{};  // the exceptions that it was thrown from, the latest first
   friend bool operator==(const RankFailure&, const RankFailure&) = default;
 
   [[gnu::cold]] static RankFailure from_c(const shmb_failure& c) {
@@ -117,7 +117,7 @@ struct RankFailure {
     (void)sentence.copy(error.sentence, sentence.size());
     return Error(error).what();
   }
-  // As an array, which rethrow_msgpack() reads again.
+  // Packed as an array, which rethrow_msgpack() reads.
   [[gnu::cold]] void pack_value(detail::Packer& packer) const {
     packer.array(18);
     packer.whole(static_cast<std::uint32_t>(kind));
@@ -151,8 +151,8 @@ struct RankFailure {
 };
 
 namespace detail {
-// The failures of an exception, whose copies share them: copying it throws nothing. <memory> would take a tenth of the
-// time that this header takes to compile.
+// The failures of an exception. Copies share them, so a copy throws nothing. <memory> would take a tenth of the time
+// that this header takes to compile.
 class SharedFailures {
  public:
   explicit SharedFailures(std::vector<RankFailure>&& failures) : held_(new Held{std::move(failures)}) {}
@@ -179,8 +179,8 @@ class SharedFailures {
 };
 }  // namespace detail
 
-// The first failure in time, and all others after it; one that only echoes another rank's end comes after that one's.
-// Survives msgpack with all its fields.
+// The ranks failed. It holds the first failure in time and all others after it. A failure that only echoes another
+// rank's end comes after that one. It survives msgpack with all its fields.
 class ProcessException : public std::runtime_error {
  public:
   explicit ProcessException(std::vector<RankFailure> failures)
@@ -203,7 +203,7 @@ class ProcessRaisedException : public ProcessException {
  public:
   using ProcessException::ProcessException;
 };
-// It ended by exit code or signal, or without finishing its function.
+// The rank ended by exit code or signal, or without finishing its function.
 class ProcessExitedException : public ProcessException {
  public:
   using ProcessException::ProcessException;
@@ -225,7 +225,7 @@ class ProcessExitedException : public ProcessException {
   }
   throw ProcessException(std::move(failures));
 }
-// Of what to_msgpack made: throws the same exception again.
+// Throws the exception again that to_msgpack() packed.
 [[noreturn, gnu::cold]] inline void rethrow_msgpack(std::string_view bytes) {
   detail::Reader in(bytes);
   throw_failures(detail::Codec<std::vector<RankFailure> >::unpack(in));
@@ -238,7 +238,8 @@ struct Closer<shmb_processes> {
   static void close(shmb_processes* handle) noexcept { shmb_processes_free(handle); }
 };
 
-// A region that a function returns is there until the parent takes it, and ends with that one.
+// A ticket for a region that a function returns. The region lives until the parent takes it, and the ticket ends with
+// the parent.
 inline Ticket lent_to_parent(const RegionBase& region, Rights rights) {
   std::uint8_t raw[16];
   shmb_error error;
@@ -247,7 +248,7 @@ inline Ticket lent_to_parent(const RegionBase& region, Rights rights) {
   return Ticket(Token(raw));
 }
 
-// A function by name. `address` is what it was registered with, and `invoke` calls it as what it is.
+// A function by name. `address` is the function that was registered, and `invoke` calls it with its type.
 struct Registered {
   std::string name;
   void (*address)() = nullptr;
@@ -312,7 +313,7 @@ template <class R, class... P, std::size_t... n>
   return found->invoke(*found, info.rank, arguments, static_cast<std::size_t>(head.number));
 }
 
-// By itself in the stack, which is cut above it.
+// A frame of its own, at which the stack text is cut.
 [[gnu::noinline, gnu::cold]] inline int run_rank(const shmb_rank_info& info) {
   bottom_of_stack = __builtin_return_address(0);
   const auto raise = [&](const Thrown& thrown) {
@@ -371,12 +372,13 @@ template <class F>
 concept RankFunction = requires(std::string_view name, F&& function) { register_plain(name, +function); };
 }  // namespace detail
 
-// Makes a function callable in ranks under a name. It takes the rank first; what it returns goes to the parent.
+// Makes a function callable in ranks under a name. Its first parameter is the rank. Its return value goes to the
+// parent.
 template <class R, class... P>
 bool register_function(std::string_view name, R (*function)(int, P...)) {
   return detail::register_plain(name, function);
 }
-// The same for what becomes such a function: a lambda without captures, a function that is noexcept.
+// The same for an object that converts to such a function: a lambda without captures, a function that is noexcept.
 template <class F>
 bool register_function(std::string_view name, F&& function) {
   static_assert(
@@ -386,15 +388,15 @@ bool register_function(std::string_view name, F&& function) {
   if constexpr (detail::RankFunction<F>) return detail::register_plain(name, +function);
   else return false;
 }
-// At namespace scope, for a function that can be named: SHMBROKER_SPAWN_FUNCTION("train", train);
+// At namespace scope, for a function with a name: SHMBROKER_SPAWN_FUNCTION("train", train);
 #define SHMBROKER_SPAWN_JOIN2(a, b) a##b
 #define SHMBROKER_SPAWN_JOIN(a, b) SHMBROKER_SPAWN_JOIN2(a, b)
 #define SHMBROKER_SPAWN_FUNCTION(name, function)                                             \
   [[maybe_unused]] static const bool SHMBROKER_SPAWN_JOIN(shmbroker_spawned_, __COUNTER__) = \
       ::shmbroker::register_function(name, function)
 
-// The first line of main. In a rank it runs the rank's function and gives main's return value; else nothing. The fork
-// server calls `preload` once, before it makes the ranks: there is no thread until then.
+// The first line of main. In a rank it runs the rank's function and returns main's return value. Otherwise it returns
+// nullopt. The fork server calls `preload` once, before it makes the ranks and while it has one thread.
 inline std::optional<int> spawn_child(int /*argc*/, char** /*argv*/, void (*preload)() = nullptr) {
   shmb_rank_info info{};
   info.size = sizeof info;
@@ -413,7 +415,7 @@ class SessionOfRanks final : public SessionSource {
     shmb_session* raw = nullptr;
     shmb_error why;
     const int status = shmb_processes_session(ranks_, &raw, &why);
-    if (status == SHMB_E_NOT_FOUND) return rank_session();  // they had nothing but the environment either
+    if (status == SHMB_E_NOT_FOUND) return rank_session();  // the ranks had only the environment too
     if (status != SHMB_OK) throw Error(why);
     return session_.emplace(raw);
   }
@@ -424,13 +426,15 @@ class SessionOfRanks final : public SessionSource {
 };
 }  // namespace detail
 
-// A set of ranks. Thread-safe. The destructor waits for them, or ends them (SpawnOptions::daemon).
+// A set of ranks. Ownership: it owns the ranks and moves only; the destructor waits for them, or ends them
+// (SpawnOptions::daemon). Threads: any thread may call it, also several at once. Lifetime: independent of other
+// handles.
 class ProcessContext {
  public:
   explicit ProcessContext(shmb_processes* adopted, detail::Handle<detail::Lent> lent = {}, int first_rank = 0) noexcept
       : first_rank_(first_rank), lent_(std::move(lent)), handle_(adopted) {}
   ProcessContext(ProcessContext&&) noexcept = default;
-  // The ranks that were here end first: what they were lent is theirs until then.
+  // The ranks of the old value end first. Regions that were lent to them stay until then.
   ProcessContext& operator=(ProcessContext&& other) noexcept {
     first_rank_ = other.first_rank_;
     handle_ = std::move(other.handle_);
@@ -438,7 +442,7 @@ class ProcessContext {
     return *this;
   }
 
-  // Waits without limit unless told otherwise. `voluntary` as in the options, from now on.
+  // Waits without limit by default. `voluntary` as in the options, from now on.
   Result<RanksState> try_join(Timeout timeout = {}, std::optional<std::chrono::nanoseconds> voluntary = {}) noexcept {
     const auto begun = std::chrono::steady_clock::now();
     std::uint32_t state = 0;
@@ -454,13 +458,14 @@ class ProcessContext {
     }
     return static_cast<RanksState>(state);
   }
-  // True: all have ended well. False: the deadline passed with ranks left. Else the cause is thrown; the same for ever.
+  // True: all have ended well. False: the deadline passed with ranks left. Throws ProcessException if a rank failed,
+  // the same one at each call, and Error for other failures.
   bool join(Timeout timeout = {}, std::optional<std::chrono::nanoseconds> voluntary = {}) {
     const RanksState state = try_join(timeout, voluntary).value();
     if (state == RanksState::failed) throw_failures(failures());
     return state == RanksState::succeeded;
   }
-  // After the end: the cause first, what we ended ourselves last.
+  // The failures after the end: the cause first, ranks that the supervisor ended last.
   [[gnu::cold]] std::vector<RankFailure> failures() const {
     std::vector<RankFailure> all(shmb_processes_failures(handle_.get()));
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -478,14 +483,14 @@ class ProcessContext {
     return all;
   }
   void end(bool at_once = false) noexcept { (void)shmb_processes_end(handle_.get(), at_once, nullptr); }
-  // Gives the value that the function of a local rank returned.
+  // Returns the value that the function of a local rank returned. Throws Error: no such value, or another type.
   template <class T>
   T result(int local_rank) const {
     const void* data = nullptr;
     std::uint64_t length = 0;
     shmb_error error;
     if (shmb_processes_result(handle_.get(), local_rank, &data, &length, &error) != SHMB_OK) throw Error(error);
-    // By the session that the ranks' tickets for their parent are bound to, or with the same broker.
+    // Attaches by the session to which the ranks' tickets for their parent are bound, or by one at the same broker.
     detail::SessionOfRanks source(handle_.get());
     const detail::AttachBy by(source);
     return detail::unpack_result<T>(first_rank_ + local_rank, data, static_cast<std::size_t>(length));
@@ -532,7 +537,7 @@ namespace detail {
   return ProcessContext(raw, std::move(lent), options.shard * options.nprocs);
 }
 
-// The time that ranks have to begin, and a margin; an hour at most.
+// How long ranks have to begin, and a margin; an hour at most.
 inline Timeout attach_time(const SpawnOptions& options) {
   using std::chrono::nanoseconds;
   constexpr nanoseconds kMargin = std::chrono::minutes(1), kMost = std::chrono::hours(1);
@@ -543,7 +548,7 @@ inline Timeout attach_time(const SpawnOptions& options) {
 
 }  // namespace detail
 
-// Starts ranks of a registered function and does not wait for them.
+// Starts ranks of a registered function and returns when they run. Throws Error: the ranks could not be started.
 template <class... A>
 Result<ProcessContext> try_start_processes(std::string_view function, const SpawnOptions& options,
                                            const A&... arguments) {
@@ -563,12 +568,12 @@ ProcessContext start_processes(std::string_view function, const SpawnOptions& op
   if (options.join) context.join();
   return context;
 }
-// As torch's: joined unless options.join is false; throws what made a rank fail.
+// As torch's spawn: waits for the ranks unless options.join is false. Throws ProcessException if a rank failed.
 template <class... A>
 ProcessContext spawn(std::string_view function, const SpawnOptions& options, const A&... arguments) {
   return start_processes(function, options, arguments...);
 }
-// Ranks of any command: `options.command` with its arguments.
+// Starts ranks of any command: `options.command` with its arguments.
 inline Result<ProcessContext> try_spawn_command(const SpawnOptions& options) {
   return detail::start(options, SHMB_START_COMMAND, {}, {});
 }
@@ -578,7 +583,8 @@ inline ProcessContext spawn_command(const SpawnOptions& options) {
   return context;
 }
 
-// Between the ranks of one spawn. Waits 5 minutes unless told otherwise; Status::peer_gone names a rank that is gone.
+// Calls between the ranks of one spawn. They wait at most 5 minutes by default. Status::peer_gone names a rank that is
+// gone.
 namespace ranks {
 
 namespace detail {
@@ -608,8 +614,8 @@ inline shmb_rank_info info() {
   return info;
 }
 
-// It brings a value to all ranks. A region goes as a ticket that ends with the session of the rank that
-// lends it, so that ranks that are killed leave none; therefore that rank stays until the others have attached.
+// Brings a value to all ranks. A region travels as a ticket that ends with the session of the rank that lends it, so
+// ranks that are killed leave none. Therefore that rank waits until the others have attached.
 template <class T>
 class Exchange {
  public:
@@ -626,7 +632,7 @@ class Exchange {
     if constexpr (!std::is_base_of_v<RegionBase, T>) {
       return unpack();
     } else {
-      // A rank that could not attach comes all the same: the others need not wait for its end.
+      // A rank that could not attach arrives all the same, so the others need not wait for its end.
       std::optional<decltype(unpack())> taken;
       std::exception_ptr failed;
       try {
@@ -652,7 +658,7 @@ class Exchange {
 };
 }  // namespace detail
 
-// The type of a value where it arrives.
+// The type that a value has where it arrives.
 template <class T>
 using Taken = typename shmbroker::detail::AsValue<T>::type;
 
@@ -663,9 +669,9 @@ inline void barrier(Timeout timeout = {}, std::string_view name = {}) {
   shmb_error error;
   detail::check(shmb_rank_barrier(detail::CText(name).get(), timeout.nanoseconds(), &error), error);
 }
-// Everybody gets the root's value: anything that may be an argument of a function. A text is a std::string where it
-// arrives, also of a std::string_view or a literal. Of a region, which the others give
-// an empty one for (`Region(nullptr)`), everybody gets a handle of its own, and it returns when all have attached.
+// Every rank gets the root's value. It can be anything that may be an argument of a function. A text arrives as a
+// std::string, also from a std::string_view or a literal. For a region the other ranks pass an empty one
+// (`Region(nullptr)`). Every rank gets a handle of its own, and the call returns when all have attached.
 template <class T>
 Taken<T> broadcast(const T& value, int root = 0, Timeout timeout = {}, std::string_view name = {}) {
   const shmb_rank_info info = detail::info();
@@ -727,7 +733,7 @@ inline std::string wait(std::string_view key, Timeout timeout = {}) {
   const detail::Bytes owned{data};
   return {static_cast<const char*>(data), length};
 }
-// Gives the value that the key has afterwards.
+// Returns the value that the key has afterwards.
 inline std::string compare_exchange(std::string_view key, std::string_view expected, std::string_view desired) {
   void* data = nullptr;
   std::uint64_t length = 0;
@@ -754,7 +760,7 @@ inline std::int64_t add(std::string_view key, std::int64_t amount) {
 }  // namespace ranks
 }  // namespace shmbroker
 
-#ifdef MSGPACK_VERSION_MAJOR  // the program has included <msgpack.hpp>
+#ifdef MSGPACK_VERSION_MAJOR  // if the program has included <msgpack.hpp>
 #include "spawn_msgpack.hpp"
 #endif
 

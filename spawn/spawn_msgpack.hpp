@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arguments and results of spawn.hpp and remote.hpp that msgpack-cxx packs: classes with MSGPACK_DEFINE, and all types
-// that it has an adaptor for. It includes msgpack-cxx, which takes longer to compile than spawn.hpp. Within such a
-// class the library's own classes may stand too (shmbroker::remote::Bytes, a reference, a class with SHMBROKER_FIELDS).
-// Needs exceptions.
+// that it has an adaptor for. It includes msgpack-cxx, which takes longer to compile than spawn.hpp. Such a class may
+// contain the library's own classes too (shmbroker::remote::Bytes, a reference, a class with SHMBROKER_FIELDS). Needs
+// exceptions.
 #if __cplusplus < 202002L
 #error "shmbroker/spawn_msgpack.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_spawn.h)"
 #elif !defined(SHMBROKER_SPAWN_MSGPACK_HPP)
@@ -21,7 +21,7 @@
 
 namespace shmbroker::detail {
 
-// Where msgpack-cxx writes.
+// The buffer to which msgpack-cxx writes.
 struct Sink {
   Packer& out;
   void write(const char* data, std::size_t size) { out.raw(data, size); }
@@ -29,7 +29,7 @@ struct Sink {
 struct HasSink {
   Sink sink;
 };
-// The packer that MSGPACK_DEFINE gets. Members go the way of all values, so that the same is refused in them.
+// The packer that MSGPACK_DEFINE gets. Members are packed like all other values, so the same types are refused in them.
 class MemberPacker : private HasSink, public msgpack::packer<Sink> {
  public:
   explicit MemberPacker(Packer& out) : HasSink{{out}}, msgpack::packer<Sink>(sink) {}
@@ -41,7 +41,7 @@ class MemberPacker : private HasSink, public msgpack::packer<Sink> {
   }
 };
 
-// It is never called. It makes the compiler look at the members of a class that is unpacked: one that refers to bytes
+// Never called. It makes the compiler check the members of a class that is unpacked: a member that refers to bytes
 // elsewhere would outlive them.
 template <class T>
 constexpr void check_taken();
@@ -77,7 +77,7 @@ constexpr void check_taken() {
   else check_parts(static_cast<const T*>(nullptr));
 }
 
-// True: an adaptor is there, and not only what stands in for one, which calls a member function.
+// True: there is an adaptor, and not only the default one, which calls a member function.
 template <class T, class StandIn, class Found>
 inline constexpr bool has_adaptor =
     !std::is_class_v<T> || !std::is_base_of_v<StandIn, Found> || std::is_same_v<StandIn, Found> ||
@@ -110,8 +110,8 @@ struct Foreign {
   static T unpack(Reader& in) {
     static_assert(Takeable<T>, SHMBROKER_NO_ADAPTOR);
     check_taken<T>();
-    // A copy, and checked as such: where a peer can change the bytes, a head may say more elements than were there, and
-    // msgpack-cxx makes room for as many as it says.
+    // Copies and then checks the copy. Where a peer can change the bytes, a head may promise more elements than there
+    // are, and msgpack-cxx makes room for as many as it promises.
     const std::string bytes(in.skip());
     if (!Reader::is_value(bytes)) throw Malformed();
     const msgpack::object_handle whole = msgpack::unpack(
@@ -138,7 +138,7 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
     packer<Stream>& operator()(packer<Stream>& out, const T& value) const {
       shmbroker::detail::Packer own;
       value.pack_value(own);
-      out.pack_ext_body(own.bytes().data(), static_cast<std::uint32_t>(own.bytes().size()));  // as they are
+      out.pack_ext_body(own.bytes().data(), static_cast<std::uint32_t>(own.bytes().size()));  // unchanged
       return out;
     }
   };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values travel to ranks, from them, and between workers as bytes of msgpack, with handles beside them. Regions go as
-// tickets, pools by their id, queues by their address. A ticket that nobody takes must not hold a region on: each is
-// bound to the session that gave it, or that it is for. Containers are taken by what they can do, so that none of their
-// headers is needed here. Part of spawn.hpp; needs exceptions.
+// Values travel to ranks, from ranks, and between workers as bytes of msgpack, with handles beside them. Regions travel
+// as tickets, pools as their ids, queues as their addresses. A ticket that is not taken must not hold its region. So
+// each ticket is bound to the session that gave it, or that it is for. Containers are recognised by their members, so
+// none of their headers is needed here. Part of spawn.hpp; needs exceptions.
 #if __cplusplus < 202002L
 #error "shmbroker/spawn.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_spawn.h)"
 #elif !defined(SHMBROKER_SPAWN_VALUES_HPP)
@@ -43,16 +43,16 @@ template <class... F>
 void unpack_fields(Reader& in, F&... fields);
 }  // namespace detail
 
-// For a container or a text that is none of std, and no more than its elements: made true, it travels as one of std
-// does. A class with other members, which would be lost so, takes SHMBROKER_FIELDS.
+// For a container or a text that is not of std, and that has no more than its elements: specialise it as true, and it
+// travels as one of std does. A class with further members would lose them, and takes SHMBROKER_FIELDS instead.
 template <class T>
 inline constexpr bool travels_as_container = false;
 template <>
 inline constexpr bool travels_as_container<Text> = true;
 
-// In a class: its values can be arguments and results. They travel as an array of these members. The class has a
-// default constructor. A class that derives from this one has its own SHMBROKER_FIELDS. MSGPACK_DEFINE gives the same
-// bytes, and needs spawn_msgpack.hpp.
+// In a class: its values can be arguments and results. They travel as an array of these members. The class needs a
+// default constructor. A class that derives from it has its own SHMBROKER_FIELDS. MSGPACK_DEFINE gives the same bytes,
+// and needs spawn_msgpack.hpp.
 #define SHMBROKER_FIELDS(...)                                                      \
   void pack_value(::shmbroker::detail::Packer& shmbroker_packer) const {           \
     ::shmbroker::detail::pack_fields(shmbroker_packer __VA_OPT__(, ) __VA_ARGS__); \
@@ -61,7 +61,7 @@ inline constexpr bool travels_as_container<Text> = true;
     ::shmbroker::detail::unpack_fields(shmbroker_in __VA_OPT__(, ) __VA_ARGS__);   \
   }
 
-// The place of a queue, for a rank to open an end of its own. A Queue as an argument travels as its address.
+// The address of a queue, with which a rank opens an end of its own. A Queue as an argument travels as its address.
 struct QueueAddress {
   std::uint64_t pool = 0;
   std::string name{};
@@ -74,7 +74,8 @@ struct QueueAddress {
   }
 };
 
-// The session of this process as a rank: in the group of the ranks. Made at the first call.
+// The session of this process as a rank, in the group of the ranks. The first call makes it; it lives as long as the
+// process.
 inline const Session& rank_session() {
   static const Session* const session = new Session(Session::connect());  // goes with the process
   return *session;
@@ -107,8 +108,8 @@ inline const char* type_text(const Reader::Item& item) {
   return item.type == 1 ? "region" : item.type == 2 ? "ticket" : item.type == 3 ? "pool" : "extension";
 }
 
-// Names the kind of the value that was found, of an integer itself, as it may not fit. `least` and
-// `most`: the range that was expected, where that was an integer.
+// Describes a value that was found. An integer is shown itself, because it may not fit. `least` and `most`: the
+// expected range of an integer.
 [[gnu::cold]] inline std::string found_text(const Reader::Item& item, std::string_view least, std::string_view most) {
   const bool negative = item.kind == Reader::Kind::negative;
   if (!least.empty() && (negative || item.kind == Reader::Kind::whole)) {
@@ -119,7 +120,7 @@ inline const char* type_text(const Reader::Item& item) {
     return joined({type_text(item), " (of another length, or with an element of another type or out of range)"});
   return type_text(item);
 }
-// Where a number was expected that may have a fraction, `most` at most.
+// Describes a value that was found where a number with a fraction was expected, at most `most`.
 [[gnu::cold]] inline std::string found_real(const Reader::Item& item, double most) {
   if (item.kind == Reader::Kind::real) {
     char text[96];
@@ -143,7 +144,7 @@ template <class T>
 
 inline std::chrono::nanoseconds least(std::chrono::nanoseconds a, std::chrono::nanoseconds b) { return b < a ? b : a; }
 
-// Tickets that were made for ranks. Those with uses left when the ranks have ended would hold their regions on.
+// Tickets that were made for ranks. Those with uses left when the ranks have ended would keep holding their regions.
 class Lent {
  public:
   Lent() = default;
@@ -156,9 +157,9 @@ class Lent {
     if (shmb_region_session(region.c(), &session, &error) != SHMB_OK) throw Error(error);
     tickets_.emplace_back(Session(session), ticket);
   }
-  // All together take no longer than `within`. Past it each is still sent, and its answer not waited for.
+  // All together take no longer than `within`. After that the others are still sent, without waiting for replies.
   void revoke(std::chrono::nanoseconds within) noexcept {
-    if (owner_ != ::getpid()) return;  // a forked child's copy; the parent's tickets are still awaited
+    if (owner_ != ::getpid()) return;  // a forked child's copy; the parent's tickets are still in use
     const auto end = std::chrono::steady_clock::now() + least(within, kPatience);
     const std::lock_guard lock(mutex_);
     for (const auto& [session, ticket] : tickets_)
@@ -180,9 +181,10 @@ struct Closer<Lent> {
 
 struct PackContext {
   std::uint32_t uses = 1;  // how many ranks will attach
-  Timeout lifetime{};      // until when they must have: the region of a ticket that nobody took is held so long
-  Lent* lent = nullptr;    // told of each ticket, where somebody will revoke it
-  Ticket (*lend)(const RegionBase&, Rights) = nullptr;  // of results: a ticket that ends with whom it is for
+  Timeout lifetime{};      // how long a ticket that no rank takes holds its region
+  Lent* lent = nullptr;    // gets each ticket that has to be revoked later
+  // for results: makes a ticket that ends with its receiver's session
+  Ticket (*lend)(const RegionBase&, Rights) = nullptr;
 };
 
 enum class Extension : std::int8_t { region = 1, ticket, pool };
@@ -204,11 +206,11 @@ inline Ticket ticket_of(const std::array<std::uint8_t, 16>& bytes) {
   return Ticket(Token(raw));
 }
 
-// Set while remote.hpp packs or unpacks: there regions go beside the bytes, leased to the message, so that one which
-// nobody takes is nobody's; and pools are opened by the worker's own session.
+// Set while remote.hpp packs or unpacks. Regions then travel beside the bytes and are leased to the message. So a
+// region that no process takes is freed with the message. Pools are opened by the worker's own session.
 class Beside {
  public:
-  virtual std::uint32_t give(shmb_region* region) = 0;  // its number
+  virtual std::uint32_t give(shmb_region* region) = 0;  // returns its number
   virtual shmb_region* take(std::uint32_t number, bool writable) = 0;
   virtual const Session& session() = 0;
 
@@ -225,11 +227,11 @@ R region_beside(Reader& in) {
   return R(beside->take(number, std::is_same_v<R, Region>));
 }
 
-// The session that arguments and results are attached by: the rank's own, that of the context that unpacks results, or
+// The session by which arguments and results are attached: the rank's own, that of the context that unpacks results, or
 // a worker's.
 class SessionSource {
  public:
-  virtual const Session& session() = 0;  // asked only where something is to be attached
+  virtual const Session& session() = 0;  // called only where something has to be attached
 
  protected:
   ~SessionSource() = default;
@@ -250,7 +252,7 @@ class AttachBy {
   SessionSource* before_;
 };
 
-// shmbroker_pool.hpp need not be there: Pool and Queue by what they can do.
+// shmbroker_pool.hpp need not be included: Pool and Queue are recognised by their members.
 template <class T>
 concept PoolHandle = requires(const T& pool) {
   T::try_open(std::declval<const Session&>(), std::uint64_t{});
@@ -262,7 +264,7 @@ concept QueueHandle = std::is_constructible_v<T, shmb_queue*> && requires(const 
   queue.info().role;
 };
 
-// The other end of the queue: what a reader was given by, writes. Both ends where the giver had both.
+// Opens the other end of the queue: the giver's reader end makes a writer. If the giver had both ends, so has this.
 [[gnu::cold]] inline shmb_queue* opposite_end(const QueueAddress& at) {
   constexpr std::uint32_t kBoth = unsigned{SHMB_QUEUE_READER} | unsigned{SHMB_QUEUE_WRITER};
   if (at.role == 0 || at.role > kBoth)
@@ -292,7 +294,7 @@ concept QueueHandle = std::is_constructible_v<T, shmb_queue*> && requires(const 
 // The class in which a member function is declared.
 template <class C, class R>
 C* declared_in(R (C::*)(Packer&) const);
-// A class that says itself how it is packed: SHMBROKER_FIELDS. One that only inherits it would lose its own members.
+// A class with SHMBROKER_FIELDS of its own. A class that only inherits them would lose its own members.
 template <class T>
 concept HasFields = requires(const T& given, T& taken, Packer& packer, Reader& in) {
   given.pack_value(packer);
@@ -300,7 +302,7 @@ concept HasFields = requires(const T& given, T& taken, Packer& packer, Reader& i
 };
 template <class T>
 concept OwnValue = HasFields<T> && std::is_same_v<decltype(declared_in(&T::pack_value)), T*>;
-// Likewise MSGPACK_DEFINE, which is known without msgpack-cxx.
+// Likewise with MSGPACK_DEFINE, which is recognised without msgpack-cxx.
 template <class T>
 concept HasMsgpack = requires(const T& given, Packer& packer) { given.msgpack_pack(packer); };
 template <class T>
@@ -310,14 +312,14 @@ concept InheritsMsgpack = HasMsgpack<T> && requires {
 template <class T>
 concept MsgpackClass = HasMsgpack<T> && !InheritsMsgpack<T>;
 
-// The name of the type begins so.
+// Whether the name of the type begins with that text.
 template <class T>
 consteval bool is_named(std::string_view begin) {
   const std::string_view all = __PRETTY_FUNCTION__;
   return all.substr(all.find("T = ") + 4).starts_with(begin);
 }
-// A class is taken for a container, a text or a pointer only if it is of std, or its author says so. A class that
-// derives from one may have members of its own.
+// A class counts as a container, a text or a pointer only if it is of std, or its author says so. A class that derives
+// from one may have members of its own.
 template <class T>
 inline constexpr bool is_plain = is_named<std::remove_cv_t<T> >("std::") || travels_as_container<T>;
 template <class T>
@@ -340,7 +342,7 @@ concept BytesLike =
      std::is_same_v<typename T::value_type, std::byte>);
 template <class T>
 concept MapLike = RangeLike<T> && requires { typename T::mapped_type; };
-// A view has none of these: what it refers to goes when it has been read.
+// A view does not count: the memory that it refers to is gone after the read.
 template <class T>
 concept Fillable = requires(T& range, typename T::value_type&& one) { range.push_back(std::move(one)); } ||
                    requires(T& range, typename T::value_type&& one) { range.insert(std::move(one)); } ||
@@ -348,7 +350,7 @@ concept Fillable = requires(T& range, typename T::value_type&& one) { range.push
 template <class T>
 inline constexpr bool is_std_pointer =
     is_named<std::remove_cv_t<T> >("std::unique_ptr<") || is_named<std::remove_cv_t<T> >("std::shared_ptr<");
-// One that is emptied by delete, as a new element is freed.
+// A pointer that frees its element by delete, as a new element must be.
 template <class T>
 inline constexpr bool is_deleting = false;
 template <template <class...> class P, class T, class... D>
@@ -356,7 +358,8 @@ inline constexpr bool is_deleting<P<T, D...> > =
     is_std_pointer<P<T, D...> > && !std::is_array_v<T> && (is_named<D>("std::default_delete<") && ...);
 template <class T>
 concept PointerLike = is_deleting<std::remove_cv_t<T> >;
-// What may travel as nil. Within an optional or a pointer, which do too, it would arrive as nothing at all.
+// Types whose values may travel as nil. Inside an optional or a pointer, which do too, such a value would arrive as an
+// empty one.
 template <class T>
 inline constexpr bool may_be_nil = PointerLike<T>;
 template <class T>
@@ -368,7 +371,7 @@ inline constexpr bool may_be_nil<std::optional<T> > = true;
 template <class T>
 concept FixedEnum = std::is_enum_v<T> && requires(std::underlying_type_t<T> value) { T{value}; };
 
-// It packs the types that msgpack-cxx alone knows. spawn_msgpack.hpp defines it.
+// Packs the types that only msgpack-cxx knows. spawn_msgpack.hpp defines it.
 template <class T>
 struct Foreign;
 template <class T>
@@ -389,8 +392,8 @@ struct Element : Codec<std::remove_cv_t<T> > {
                                       ", whose own members would be lost: pass a pointer to that class"}));
 }
 
-// The way of a value. Regions go as tickets, each good for one attach by each rank: a ticket holds its region, so it
-// is there for a rank that comes after the parent has let go.
+// Packs one value. A region travels as a ticket, good for one attach by each rank. The ticket holds its region, so a
+// rank can attach it even after the parent has dropped it.
 template <class T>
 struct Codec {
   static_assert(!std::is_pointer_v<T>,
@@ -541,7 +544,8 @@ struct Codec {
     }
     throw TypeError();
   }
-  // Whole numbers of any size travel as integers. An integer that a double would change was none of a double's.
+  // Whole numbers of any size travel as integers. An integer that a double cannot hold exactly did not come from a
+  // double.
   static double exactly(std::uint64_t number) {
     const auto value = static_cast<double>(number);
     if (value >= 18446744073709551616.0 || static_cast<std::uint64_t>(value) != number) throw TypeError();
@@ -553,7 +557,7 @@ struct Codec {
     else if (item.kind == Reader::Kind::negative) value = -exactly(std::uint64_t{0} - item.number);
     else if (item.kind != Reader::Kind::real) throw TypeError();
     constexpr double kMost = std::numeric_limits<T>::max();
-    const bool infinite = value - value != 0;  // or no number
+    const bool infinite = value - value != 0;  // or not a number
     if (!infinite && (value > kMost || value < -kMost)) throw TypeError();
     return static_cast<T>(value);
   }
@@ -653,7 +657,7 @@ void pack_fields(Packer& packer, const F&... fields) {
   packer.array(sizeof...(F));
   (Element<F>::pack(packer, fields, {}), ...);
 }
-// Members that are not there keep what they have, as those of MSGPACK_DEFINE do.
+// Members that are missing keep their values, as with MSGPACK_DEFINE.
 template <class... F>
 void unpack_fields(Reader& in, F&... fields) {
   const Level level = in.enter();
@@ -674,7 +678,7 @@ struct RegionCodec {
       const std::uint32_t number = beside->give(region.c());
       return pack_extension(packer, Extension::region, &number, sizeof number);
     }
-    // Lent: a parent that is killed, even before there is anybody else, leaves none.
+    // Bound to a session: a parent that is killed leaves no region, even if no rank has started yet.
     const Ticket ticket = context.lend != nullptr   ? context.lend(region, rights)
                           : context.lent != nullptr ? region.lend(rights, context.uses, context.lifetime)
                                                     : region.ticket(rights, context.uses, context.lifetime);
@@ -707,7 +711,7 @@ struct Codec<Ticket> {
   static Ticket unpack(Reader& in) { return ticket_of(extension<16>(in, Extension::ticket)); }
 };
 
-// A text of any form is a std::string where it arrives.
+// A text of any kind arrives as a std::string.
 template <class T>
 struct AsValue {
   using type = std::decay_t<T>;
@@ -742,8 +746,8 @@ std::string pack_all(const PackContext& context, const A&... arguments) {
   return packer.take();
 }
 
-// The type that a parameter is unpacked into. A view gets a private copy of its text for the time of the call, because
-// the bytes may lie where their sender can change them.
+// The type into which a parameter is unpacked. A view gets a private copy of its text for the time of the call, because
+// the sender may be able to change the bytes.
 template <class P>
 struct KeptAs {
   using type = P;
@@ -779,7 +783,7 @@ T unpack_argument(std::string_view function, std::size_t number, Reader& in) {
   throw std::invalid_argument(
       joined({"the result of rank ", std::to_string(rank), ": expected ", demangled(type), ", found ", found}));
 }
-// Gives the value that the function of a rank returned.
+// Returns the value that the function of a rank returned.
 template <class T>
 T unpack_result(int rank, const void* data, std::size_t length) {
   static_assert(!std::is_void_v<T>, "a function that returns nothing has no result: join says that it has returned");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See spawner.hpp. What cannot be done is told as a verdict: the parent waits for one, whatever happens.
+// See spawner.hpp. A failure to start is sent as a verdict, because the parent always waits for one.
 #include "spawn/spawner.hpp"
 
 #include <sys/prctl.h>
@@ -21,7 +21,7 @@ int cannot(int socket, const Error& why) {
   return kExitFailed;
 }
 
-// Ranks without a group. They may connect all the same, to the broker that their environment leads to.
+// Ranks without a group. They may connect all the same, to the broker that their environment names.
 class Ungrouped final : public Reporter {
  public:
   explicit Ungrouped(const Plan& plan) : broker_(socket_of(plan)) {}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // shmbroker-spawner PLAN SOCKET: the program that the library starts to guard ranks. Both arguments are numbers of
-// descriptors: the plan in a memory file, and the socket to the program that spawns. Nobody calls it by hand.
+// descriptors: the plan in a memory file, and the socket to the program that spawns. It is not meant to be started by
+// hand.
 #include <fcntl.h>
 
 #include <cstdio>
@@ -16,7 +17,8 @@ int main(int argc, char** argv) {
     std::fputs("shmbroker-spawner is started by libshmbroker alone\n", stderr);
     return spawn::kExitFailed;
   }
-  // What the caller had closed must not become a pipe or socket of ours, which somebody then prints into.
+  // A standard descriptor that the caller had closed must not become a pipe or socket of the guard: other code may
+  // print to it.
   for (int fd = 0; fd < 3; ++fd)
     if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", O_RDWR);
   Fd plan_file = Fd::adopt(std::atoi(argv[1])), socket = Fd::adopt(std::atoi(argv[2]));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of functions as dladdr finds them, demangled. A frame without a name has its file and its offset in that.
+// Names of functions from dladdr, demangled. A frame without a name shows its file and the offset in it.
 #include "spawn/stack_text.hpp"
 
 #include <cxxabi.h>
@@ -22,7 +22,7 @@ std::string demangled(const char* name) {
   return status == 0 && text ? text.get() : name;
 }
 
-// Of std, of the C library, or of this one: not what the program's author wrote.
+// A function of std, of the C library, or of this library: not written by the program's author.
 bool is_foreign(std::string_view name, std::string_view file) {
   const std::string_view function = function_in(name);
   for (const std::string_view scope : {"std::", "__gnu_cxx::", "__cxxabiv1::", "__cxa_", "shmbroker::", "shmb_"})
@@ -33,12 +33,12 @@ bool is_foreign(std::string_view name, std::string_view file) {
   return false;
 }
 
-// Empty: it is not to be shown.
+// Empty: the frame is not shown.
 std::string frame_text(void* address) {
   Dl_info found{};
   const auto place = reinterpret_cast<std::uintptr_t>(address);
   char offset[32];
-  // A return address may be the first of the next function.
+  // A return address may be the first address of the next function.
   if (::dladdr(reinterpret_cast<void*>(place - 1), &found) == 0 || found.dli_fname == nullptr) {
     std::snprintf(offset, sizeof offset, "%#jx", static_cast<std::uintmax_t>(place));
     return offset;
@@ -65,7 +65,7 @@ std::string type_text(const char* mangled) {
 
 namespace {
 
-// A name that begins here is that of an operator, and no other that contains the word.
+// Whether a name that begins here is that of an operator, and not another one that contains the word.
 bool is_operator(std::string_view name, std::size_t begin) {
   constexpr std::string_view kWord = "operator";
   const auto in_word = [&](std::size_t at) {
@@ -82,7 +82,7 @@ std::string_view function_in(std::string_view name) {
   std::size_t begin = 0;
   int depth = 0;
   for (std::size_t i = 0; i < name.size(); ++i) {
-    if (is_operator(name, i)) return name.substr(begin);  // its name may hold any of these
+    if (is_operator(name, i)) return name.substr(begin);  // the name of an operator may hold any of these
     if (name.substr(i).starts_with(kAnonymous)) i += kAnonymous.size() - 1;
     else if (name[i] == '<') ++depth;
     else if (name[i] == '>') --depth;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See store.hpp. A rank that came and died afterwards has come: its value counts.
+// See store.hpp. A rank that arrived and died afterwards counts as arrived, with its value.
 #include "spawn/store.hpp"
 
 #include <algorithm>
@@ -146,7 +146,8 @@ void Store::come(std::int32_t local, const Frame& frame) {
                       " ranks are too large (at most " +
                       std::to_string(frame.op == Op::all_gather ? kMostGathered / gone_.size() : kMostValue) +
                       " each): pass large things as regions");
-  if (frame.op == Op::barrier || (frame.op == Op::broadcast && call.root != local)) call.value = {};  // nobody asks
+  // no rank asks for it
+  if (frame.op == Op::barrier || (frame.op == Op::broadcast && call.root != local)) call.value = {};
   if (!admit(local, frame.tag, name.second.size() + call.value.size())) return;
   rounds_[name][static_cast<std::size_t>(local)].push_back(std::move(call));
   look(name);
@@ -235,7 +236,8 @@ void Store::gone(std::int32_t local, const std::string& how) {
   std::vector<Name> names;
   for (const auto& [name, round] : rounds_) names.push_back(name);
   for (const Name& name : names) look(name);
-  // Nobody can know who was to set a key: after a death, or when all others have ended, it is not waited for any more.
+  // No process knows which rank would set a key. So after a death, or when all others have ended, it is not waited for
+  // any more.
   const std::size_t alive = static_cast<std::size_t>(std::ranges::count(gone_, std::string()));
   if (how != "has died" && alive > 1) return;
   for (const Waiter& one : waiters_)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks ask of each other through their supervisor: barrier, broadcast, all-gather, and a store of small values.
-// It knows of every death at once, so nobody waits for the dead: a request that needs a rank that is gone is answered
-// peer_gone with that rank's number. Everything is bounded.
+// The requests of ranks to each other through their supervisor: barrier, broadcast, all-gather, and a store of small
+// values. The supervisor sees every death at once, so no rank waits for a dead one: a request that needs a dead rank
+// gets peer_gone with that rank's number. Everything is bounded.
 #pragma once
 
 #include <cstdint>
@@ -20,18 +20,18 @@ inline constexpr std::size_t kMostKey = 1 << 10;
 inline constexpr std::size_t kMostValue = std::size_t{1} << 20;
 inline constexpr std::size_t kMostStored = std::size_t{64} << 20;
 inline constexpr std::size_t kEntryCost = 128;         // of a key or call besides its bytes
-inline constexpr std::size_t kMostOutstanding = 1024;  // calls of one rank that wait for others
+inline constexpr std::size_t kMostOutstanding = 1024;  // open calls of one rank that wait for others
 inline constexpr std::size_t kMostOutstandingBytes = std::size_t{32} << 20;
 inline constexpr std::size_t kMostGathered = std::size_t{16} << 20;  // the values of all ranks together
 
 class Store {
  public:
-  // Status ok: the payload is the answer; else it is a sentence.
+  // Status ok: the payload is the reply. Otherwise it is a sentence.
   using Answer = std::function<void(std::int32_t local, std::uint64_t tag, Status status, const std::string& payload)>;
-  // `first`: the rank of local rank 0, as its peers are told of it.
+  // `first`: the rank of local rank 0, as its peers know it.
   Store(std::int32_t ranks, std::int32_t first, Answer answer)
       : answer_(std::move(answer)), first_(first), gone_(static_cast<std::size_t>(ranks)), waiting_(gone_.size()) {}
-  // A request, or the cancellation of one; anything else is refused.
+  // A request, or the cancellation of one. Anything else is refused.
   void request(std::int32_t local, const Frame& frame);
   void gone(std::int32_t local, const std::string& how);
 
@@ -41,8 +41,8 @@ class Store {
     std::int32_t root = -1;
     std::string value;
   };
-  // What all ranks have to call: the n-th call of each rank under one name belongs together. Ranks without one are not
-  // in it.
+  // A call that all ranks make: the n-th calls of all ranks under one name belong together. It has no entry for a rank
+  // that has not called yet.
   using Round = std::map<std::size_t, std::list<Call>>;
   using Name = std::pair<Op, std::string>;
   struct Waiter {
@@ -51,7 +51,7 @@ class Store {
     std::string key;
   };
 
-  // What waits of one rank, so that none can fill the supervisor's memory.
+  // The requests of one rank that wait. They are bounded, so that no rank can fill the supervisor's memory.
   struct Waiting {
     std::size_t calls = 0, bytes = 0;
   };
@@ -71,7 +71,7 @@ class Store {
   Answer answer_;
   std::int32_t first_;
   std::vector<std::string> gone_;        // how; empty: alive
-  std::vector<std::size_t> gone_first_;  // in the order in which they went
+  std::vector<std::size_t> gone_first_;  // in the order of their ends
   std::map<Name, Round> rounds_;
   std::map<std::string, std::string> values_;
   std::size_t stored_ = 0;

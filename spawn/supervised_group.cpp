@@ -12,7 +12,7 @@
 namespace shmb::spawn {
 namespace {
 
-// "python3" of "/usr/bin/python3", with everything that a name may not hold left out.
+// "python3" of "/usr/bin/python3", without characters that a name may not hold.
 std::string name_for(const std::string& program, int attempt) {
   std::string base;
   for (char c : program.substr(program.rfind('/') + 1))
@@ -53,7 +53,7 @@ Result<std::unique_ptr<SupervisedGroup>> SupervisedGroup::create(const GroupWish
     options.name = made->name_.c_str();
     const int status = shmb_group_create(made->session_, &options, &made->group_, &error);
     if (status == SHMB_OK) break;
-    // A name of ours that is taken belongs to a group that outlived a process of the same number.
+    // If the generated name is taken, an earlier process with the same pid made that group.
     if (status != SHMB_E_EXISTS || !wish.name.empty() || attempt == kAttempts)
       return std::unexpected(error_from(error));
   }
@@ -85,7 +85,7 @@ Result<void> SupervisedGroup::take_role() {
 }
 
 Result<void> SupervisedGroup::enter_supervisor() {
-  shmb_disconnect(session_);  // the guard's: in this process only the copy of its descriptor goes
+  shmb_disconnect(session_);  // the guard's: this process only drops its copy of the descriptor
   session_ = nullptr;
   shmb_error error{};
   shmb_connect_options connect{};
@@ -105,7 +105,7 @@ std::vector<int> SupervisedGroup::descriptors() {
 }
 
 void SupervisedGroup::tree_gone() {
-  // A broker that went away took the group with it, and one that ended the group already says not found.
+  // A broker that went away took the group with it. One that ended the group already returns not found.
   if (session_ != nullptr) (void)shmb_group_end(session_, group_.id, nullptr, SHMB_END_TREE_GONE, 0, nullptr, nullptr);
 }
 

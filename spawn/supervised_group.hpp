@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group whose end a supervisor reports: what guard and supervisor tell the broker. Each has a session of its own in
-// the supervisor's role, which is no membership, so the death of one leaves the other to report.
+// A group whose end a supervisor reports: the requests of guard and supervisor to the broker. Each has a session of its
+// own in the supervisor's role, which is no membership. So if one dies, the other still reports.
 #pragma once
 
 #include <cstdint>
@@ -15,22 +15,22 @@
 namespace shmb::spawn {
 
 struct GroupWish {
-  std::string socket;             // empty: looked for, and started if there is none
+  std::string socket;             // empty: searched, and started if there is none
   std::string name;               // empty: made from `program` and the pid
-  std::string program;            // what is going to run
+  std::string program;            // the program to run
   std::uint64_t limit_bytes = 0;  // 0: the broker's default
 };
 
 class SupervisedGroup final : public Reporter {
  public:
-  // Connects (before the caller is a subreaper), makes the group and takes the role.
+  // Connects (before the caller becomes a subreaper), makes the group and takes the role.
   static Result<std::unique_ptr<SupervisedGroup>> create(const GroupWish& wish);
   ~SupervisedGroup() override;
   SupervisedGroup(const SupervisedGroup&) = delete;
   SupervisedGroup& operator=(const SupervisedGroup&) = delete;
 
   const std::string& name() const { return name_; }
-  // What makes the command's processes members, at this broker and no other.
+  // The variables that make the command's processes members, at this broker and no other.
   std::vector<std::pair<std::string, std::string>> environment() const;
 
   Result<void> enter_supervisor() override;
@@ -49,7 +49,7 @@ class SupervisedGroup final : public Reporter {
   std::optional<Bystander> broker_;
 };
 
-// Of an error that the C face filled in.
+// Converts an error of the C API.
 Error error_from(const shmb_error& error);
 
 }  // namespace shmb::spawn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The guard (see supervisor.hpp), and what is between the two processes. The guard takes the supervisor's part over
-// when that one is killed, which works because both are subreapers: the orphans come to the guard.
+// The guard (see supervisor.hpp), and the traffic between the two processes. If the supervisor is killed, the guard
+// takes over its part. That works because both are subreapers: the orphans become the guard's children.
 #include "spawn/supervisor.hpp"
 
 #include <poll.h>
@@ -28,8 +28,8 @@ constexpr std::size_t kBriefFailures = 2;
 
 [[noreturn]] void become_supervisor(const Plan& plan, Reporter& reporter, Signals& signals, int socket, pid_t guard,
                                     Parent parent) noexcept {
-  // A process group of its own: `kill -9 %1` in a shell hits guard and ranks, and leaves one to end the rest. In the
-  // background it may still write to the terminal, as SIGTTOU is blocked (termios(3)).
+  // A process group of its own: `kill -9 %1` in a shell hits guard and ranks, and leaves the supervisor to end the
+  // rest. In the background it may still write to the terminal, because SIGTTOU is blocked (termios(3)).
   const pid_t job_group = ::getpgrp();
   (void)::setpgid(0, 0);
   (void)::prctl(PR_SET_NAME, "shmb-supervisor");
@@ -71,7 +71,7 @@ class Guard {
   }
 
  private:
-  // Reaps, and once the supervisor is dead either believes its last word or ends what it left.
+  // Reaps. Once the supervisor is dead, it either uses its last report or ends what it left.
   bool done() {
     const bool children_left = tree_.reap([this](const sys::ChildExit& child) { ended(child); });
     if (!supervisor_ended_) return !children_left;
@@ -125,7 +125,7 @@ class Guard {
     while (auto signal = signals_.next()) {
       if (signal->number == SIGCHLD) continue;
       if (ends_the_tree(signal->number)) {
-        // The terminal's own signal has reached the ranks too, which may live on (a debugger, a shell).
+        // The terminal's signal has reached the ranks too, which may live on (a debugger, a shell).
         if (signal->from_terminal && !ranks_ended_) continue;
         end(signal->number);
       } else if (!supervisor_ended_) {
@@ -146,7 +146,7 @@ class Guard {
     wake_supervisor();
   }
 
-  void wake_supervisor() const {  // should it be stopped
+  void wake_supervisor() const {  // in case it is stopped
     if (supervisor_ended_) return;
     if (auto supervisor = process(supervisor_)) (void)signal_process(*supervisor, SIGCONT);
   }
@@ -192,7 +192,7 @@ bool deliver(int parent, const Verdict& verdict) {
   };
   const std::string whole = verdict.encode();
   if (enclose(whole)) return sys::send(parent, std::as_bytes(std::span(&told, 1)), {}, {}, true).has_value();
-  // Neither side may have a descriptor left for the whole: what matters most goes in the message itself.
+  // Either side may have no free descriptor for the memory file: the most important part goes in the message itself.
   Verdict brief = verdict;
   brief.results.clear();
   if (brief.failures.size() > kBriefFailures) brief.failures.resize(kBriefFailures);
@@ -218,8 +218,8 @@ Outcome run_job(const Plan& plan, Reporter& reporter, Parent parent) {
   if (signals.fd() < 0) return failure(Errno{errno}, "listen to signals");
   auto sockets = sys::seqpacket_pair();
   if (!sockets) return failure(sockets.error(), "make a socket pair");
-  // Children from before (`sh -c 'daemon & exec shmbroker run ...'`) are not the ranks'. A guard that a parent has
-  // started has none, and need not look at every process of the host.
+  // Children from before (`sh -c 'daemon & exec shmbroker run ...'`) do not belong to the ranks. A guard that a parent
+  // has started has none, and need not look at every process of the host.
   std::vector<Process> strangers;
   if (parent.socket < 0) strangers = children(::getpid(), {}).value_or(std::vector<Process>{});
   if (auto subreaper = sys::set_subreaper(true); !subreaper) return failure(subreaper.error(), "become a subreaper");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stack at the throw of an exception that nobody caught. It is gone when a handler runs.
-// A catch clause whose type says "no" to everything is asked while the stack is still there: unwinding looks for a
-// handler first, and only then begins. What is caught further in costs nothing. shmb_stack_text makes the text of it.
-// Included by spawn.hpp.
+// The stack at the throw of an exception that is not caught. It is gone when a handler runs. So it is recorded while
+// the unwinder searches: the unwinder asks each catch clause first and unwinds only afterwards. A catch clause of a
+// type that never matches is asked while the stack is still there. An exception that is caught further in costs
+// nothing. shmb_stack_text makes the text. Included by spawn.hpp.
 #if __cplusplus < 202002L
 #error "shmbroker/spawn.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_spawn.h)"
 #elif !defined(SHMBROKER_THROW_POINT_HPP)
@@ -25,7 +25,7 @@
 
 namespace shmbroker::detail {
 
-// The address that the first frame not to be shown returns to. Neither that frame nor those above it are shown.
+// The return address of the first frame that is not shown. Neither that frame nor those above it are shown.
 inline thread_local void* bottom_of_stack = nullptr;
 
 #if SHMBROKER_THROW_POINTS
@@ -36,8 +36,7 @@ struct ThrowPoint {
 };
 inline thread_local ThrowPoint throw_point;
 
-// Nothing of this type is ever thrown. As its first virtual function is defined nowhere, no compiler makes its
-// type_info.
+// Never thrown. Its first virtual function is defined nowhere, so no compiler makes its type_info.
 struct AskedAtThrow {
   virtual void defined_nowhere();
 };
@@ -46,7 +45,7 @@ struct AskedAtThrowInfo final : std::type_info {
   bool __do_catch(const std::type_info* thrown, void**, unsigned) const override {
     try {
       (void)shmb_rank_throwing(type_text(*thrown).c_str(), nullptr);
-    } catch (...) {  // no memory for the name: it is told when it has been caught
+    } catch (...) {  // no memory for the name: it is found when the exception has been caught
     }
     throw_point.count = ::backtrace(throw_point.frames, static_cast<int>(std::size(throw_point.frames)));
     return false;
@@ -54,7 +53,7 @@ struct AskedAtThrowInfo final : std::type_info {
 };
 inline const AskedAtThrowInfo asked_at_throw_info __asm__("_ZTIN9shmbroker6detail12AskedAtThrowE");
 
-// One line for each frame, the one that threw first; empty where none was seen.
+// One line for each frame, starting with the one that threw. Empty if none was recorded.
 inline std::string throw_point_text() {
   char* text = nullptr;
   (void)shmb_stack_text(throw_point.frames, static_cast<std::size_t>(throw_point.count), bottom_of_stack, &text,

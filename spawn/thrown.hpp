@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An exception as another process learns of it: its type, its text, and those of the exceptions that it was thrown
-// from (std::throw_with_nested), which are its causes. Included by spawn.hpp and remote.hpp; needs exceptions.
+// An exception as another process sees it: its type, its text, and those of its causes. Causes are the exceptions that
+// it was thrown from (std::throw_with_nested). Included by spawn.hpp and remote.hpp; needs exceptions.
 #if __cplusplus < 202002L
 #error "shmbroker/thrown.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_spawn.h)"
 #elif !defined(SHMBROKER_THROWN_HPP)
@@ -31,7 +31,7 @@ struct RaisedCause {
 
 namespace detail {
 
-// Takes over what the library has allocated.
+// Takes over memory that the library has allocated.
 [[gnu::cold]] inline std::string taken_text(char* text, const char* otherwise) {
   struct Freeing {
     char* text;
@@ -44,13 +44,13 @@ namespace detail {
   (void)shmb_type_text(name, &text, nullptr);
   return taken_text(text, name);
 }
-// The type that was given to std::throw_with_nested: the library throws one of its own, derived from it.
+// The type that was given to std::throw_with_nested, which throws a type of its own, derived from it.
 inline std::string type_text(const std::type_info& type) { return demangled(type.name()); }
 
 struct Thrown {
   std::string type, text;
   std::vector<RaisedCause> causes;  // from the next one to the first that was thrown
-  // For the C face: valid while this one is not changed.
+  // For the C API: valid while this object is not changed.
   std::vector<shmb_cause> c() const {
     std::vector<shmb_cause> all;
     for (const RaisedCause& one : causes) all.push_back({one.type.c_str(), one.text.c_str()});
@@ -60,7 +60,7 @@ struct Thrown {
 
 inline constexpr const char* kNoText = "not derived from std::exception";
 
-// Adds the exception that is being handled, and gives what it was thrown from.
+// Adds the exception that is being handled, and returns the one that it was thrown from.
 [[gnu::cold]] inline std::exception_ptr take_handled(std::vector<RaisedCause>& chain) {
   const auto nested = [](const auto& error) -> std::exception_ptr {
     const auto* const from = dynamic_cast<const std::nested_exception*>(&error);
@@ -81,7 +81,7 @@ inline constexpr const char* kNoText = "not derived from std::exception";
   }
 }
 
-// The exception that is being handled, and what it was thrown from. To be called in a catch clause.
+// The exception that is being handled, and its causes. Call it in a catch clause.
 [[gnu::cold]] inline Thrown thrown_now() {
   std::vector<RaisedCause> chain;
   std::exception_ptr next = take_handled(chain);
@@ -98,7 +98,7 @@ inline constexpr const char* kNoText = "not derived from std::exception";
   return all;
 }
 
-// The chain as lines below a message: "\ncaused by TYPE: TEXT" for each.
+// The causes as lines below a message: "\ncaused by TYPE: TEXT" for each.
 [[gnu::cold]] inline std::string causes_text(const std::vector<RaisedCause>& causes) {
   std::string text;
   for (const RaisedCause& one : causes) text += joined({"\ncaused by ", one.type, ": ", one.text});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One pass over /proc gives a picture that is out of date when it is complete: callers repeat until no child is left,
-// which ends because a subreaper inherits whatever escaped the pass.
+// One pass over /proc gives a picture that is out of date when it is complete. Callers repeat it until no child is
+// left. That ends, because a subreaper inherits every process that escaped a pass.
 #include "spawn/tree.hpp"
 
 #include <dirent.h>
@@ -39,7 +39,7 @@ Sys<std::vector<Process>> all_processes() {
     if (!take_number(name, pid) || !name.empty()) continue;
     if (auto one = process(pid)) found.push_back(std::move(*one));  // else it has ended meanwhile
   }
-  // An empty directory, or the /proc of another PID namespace, is not what was asked.
+  // An empty directory, or the /proc of another PID namespace, is not the answer.
   if (std::ranges::find(found, ::getpid(), &Process::pid) == found.end()) return sys_error(ENOENT);
   return found;
 }
@@ -56,7 +56,7 @@ Sys<Process> parse_stat(std::string_view line) {
   out.state = line[close + 2];
   std::string_view rest = line.substr(close + 3);
   if (!take_number(rest, out.parent)) return sys_error(EINVAL);
-  // Field 9 is the flags, 22 the start time; field 4 has just been read (proc(5)).
+  // Field 4 has just been read. Field 9 is the flags, field 22 the start time (proc(5)).
   for (int field = 5; field < 22; ++field) {
     long long number = 0;
     if (!take_number(rest, number)) return sys_error(EINVAL);
@@ -78,7 +78,7 @@ Sys<bool> exiting(pid_t pid) {
   auto main_thread = process(pid);
   if (!main_thread) return std::unexpected(main_thread.error());
   if ((main_thread->flags & kExiting) == 0) return false;
-  // The main thread may have ended by itself: then the process is what its other threads are.
+  // The main thread may have ended by itself. Then the other threads decide.
   const std::string folder = "/proc/" + std::to_string(pid) + "/task";
   std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(folder.c_str()), ::closedir);
   if (!directory) return true;
@@ -115,12 +115,12 @@ Sys<std::vector<Process>> children(pid_t root, std::span<const pid_t> skip) {
 
 Sys<void> signal_process(const Process& target, int signal) {
   auto pidfd = sys::pidfd_open(target.pid);
-  // The comparison comes after the open: a match then proves that the pidfd is the process that was found.
+  // The comparison comes after the open: a match proves that the pidfd is the process that was found.
   auto now = process(target.pid);
   if (!now || now->start_time != target.start_time) return sys_error(ESRCH);
   if (pidfd) return sys::pidfd_signal(pidfd->get(), signal);
   if (pidfd.error().value != ENOSYS && pidfd.error().value != EPERM) return std::unexpected(pidfd.error());
-  // No pidfd (a seccomp profile): the window between the comparison and kill(2) stays open.
+  // No pidfd (a seccomp profile): between the comparison and kill(2) the pid could be reused.
   return ::kill(target.pid, signal) == 0 ? Sys<void>() : sys_error(errno);
 }
 

@@ -68,9 +68,9 @@ Result<Verdict> Verdict::decode(std::string_view bytes) {
 
 bool may_echo(const Failure& failure) { return failure.heard != 0 && failure.time - failure.heard <= kEcho; }
 
-// The time of a death is when it was seen, and a rank can hear of it a little earlier: from the broker, say, which sees
-// the end of the same process by another socket. So a failure that follows such news gives way to the earliest one
-// that follows none, if that came soon enough to be what the news was about.
+// The time of a death is when it was seen here. A rank can get the news a little earlier, for example from the broker,
+// which sees the end by another socket. So a failure that follows such news comes after the earliest one that follows
+// none, if that one came soon enough to be the subject of the news.
 void put_in_order(std::vector<Failure>& failures) {
   const auto own = [](const Failure& one) { return !one.ended_by_us && !may_echo(one); };
   std::int64_t first_own = INT64_MAX;
@@ -105,8 +105,8 @@ std::string thrown_text(const std::string& type, const std::string& text) {
 
 std::string on_own_line(const std::string& text) { return text.ends_with('\n') ? text : text + "\n"; }
 
-// The text first, then what it was thrown from, then the stack. Programs and people that are used to torch's look for
-// the text at the end: below a stack it is there again.
+// The text first, then its causes, then the stack. Programs and people that are used to torch's order look for the text
+// at the end. So the text is repeated below a stack.
 std::string raised_text(const Failure& failure) {
   constexpr std::size_t kFirst = 1000;
   const std::string what = thrown_text(failure.type, failure.text);
@@ -117,7 +117,7 @@ std::string raised_text(const Failure& failure) {
   return on_own_line(text) + (failure.trace.empty() ? "" : on_own_line(failure.trace)) + what;
 }
 
-// How a rank of the name `who` ended, where nothing was thrown.
+// How the rank named `who` ended, where nothing was thrown.
 std::string end_text(const std::string& who, const Failure& failure) {
   switch (failure.kind) {
     case Failure::signalled:
@@ -125,7 +125,7 @@ std::string end_text(const std::string& who, const Failure& failure) {
     case Failure::exited:
       return who + " terminated with exit code " + std::to_string(failure.exit_code);
     case Failure::unfinished:
-      // From outside both look the same: at exit the channel is closed before the end can be seen.
+      // From outside both look the same: the channel is closed at exit, before the end can be seen.
       return who + " exited with code 0 without finishing its function" +
              (failure.text.empty() ? " (or had closed all its descriptors, and could not tell)" : ": " + failure.text);
     case Failure::never_started:
