@@ -205,8 +205,9 @@ def protocol_tables(table, known):
 
 
 def dump(name, known):
-    """A vector, one field a line."""
-    vector = json.loads((HERE / "vectors" / f"{name}.json").read_text())
+    """A vector of example.jsonl, one field a line."""
+    lines = (HERE / "vectors" / "example.jsonl").read_text().splitlines()
+    vector = next(v for v in map(json.loads, lines) if v["name"] == name)
     data, decoded, rows, at = bytes.fromhex(vector["hex"]), vector["decoded"], [], 0
 
     def row(size, meaning):
@@ -245,7 +246,7 @@ def dump(name, known):
         walk(kind, decoded["fixed"])
         texts(decoded)
     assert at == len(data), name
-    return [f"{vector['fds'] and 'With 1 descriptor: ' or ''}`vectors/{name}.json`", "", "```"] + rows + ["```"]
+    return [f"{vector['fds'] and 'With 1 descriptor: ' or ''}`vectors/example.jsonl`, {name}", "", "```"] + rows + ["```"]
 
 
 def with_dumps(text, known):

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The codec behind a pipe, for tests/proto/decoder.py --agree: a line "direction n_fds table hex" in, one of JSON out.
+// The codec behind a pipe, for tests/proto/read_vectors.py --agree: a line "direction n_fds table hex" in, one of JSON
+// out.
 #include <cstdio>
 #include <iostream>
 #include <sstream>
@@ -21,7 +22,8 @@ int main() {
     std::uint32_t number = SHMBW_TABLE_UIDS;
     for (std::uint32_t i = 1; i < std::size(kTables); ++i)
       if (table == kTables[i]) number = i;
-    const auto bytes = test::from_hex(hex == "-" ? "" : hex);
+    auto bytes = test::from_hex(hex == "-" ? "" : hex);
+    bytes.shrink_to_fit();  // so that the address sanitizer sees a byte read behind the packet
     const auto way = direction == "request" ? Direction::request : Direction::from_broker;
     std::cout << test::to_json(test::decode(bytes, n_fds, way, number)).dump() << "\n";
   }

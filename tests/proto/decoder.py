@@ -5,15 +5,9 @@
 It shares no code and no table with the C++ codec: an error in messages.toml or in the generator would otherwise be
 made by both and go unseen. Keep it so.
 
-    decoder.py VECTORS_DIR          every golden vector must decode to what it says it means
-    decoder.py --agree PROGRAM DIR  PROGRAM (the C++ codec) and this file must say the same of mutated vectors
+read_vectors.py holds it against the golden vectors and against the C++ codec.
 """
-import json
-import pathlib
-import random
 import struct
-import subprocess
-import sys
 
 # One letter a field, as in the struct module; "16" and "64" are that many bytes, "R" a region_ref, "F" a ref_id, "O" an outcome. Nothing is
 # padded: the document names its padding.
@@ -308,62 +302,3 @@ def verdict(data, n_fds, direction, table):
         return {"malformed": str(e)}
     except Refused as e:
         return {"refused": str(e)}
-
-
-def check(folder):
-    count = bad = 0
-    for path in sorted(folder.glob("*.json")):
-        vector = json.loads(path.read_text())
-        said = verdict(bytes.fromhex(vector["hex"]), len(vector["fds"]), vector["direction"], vector.get("table"))
-        count += 1
-        if said != vector["decoded"]:
-            bad += 1
-            print(f"{path.name}:\n  vector  {json.dumps(vector['decoded'])}\n  decoder {json.dumps(said)}")
-    print(f"{count} vectors, {bad} read otherwise")
-    return 1 if bad or count < 200 else 0
-
-
-def mutate(data, dice):
-    """One to three changes: most leave the frame whole, so that what lies behind it is reached."""
-    data = bytearray(data)
-    for _ in range(dice.randint(1, 3)):
-        if not data:
-            break
-        at = dice.randrange(len(data))
-        what = dice.randrange(4)
-        if what == 0:
-            data[at] = dice.choice((0, 1, 0x7f, 0x80, 0xff, dice.randrange(256)))
-        elif what == 1:
-            data[at] ^= 1 << dice.randrange(8)
-        elif what == 2:
-            del data[at:at + dice.randint(1, 8)]
-        else:
-            data[at:at] = bytes(dice.choice((0, 0, 255)) for _ in range(dice.randint(1, 8)))
-    if dice.randrange(8) and len(data) >= 4:
-        data[:4] = struct.pack("<I", len(data))
-    return bytes(data)
-
-
-def agree(program, folder, rounds=12, seed=20):
-    dice, cases = random.Random(seed), []
-    for path in sorted(folder.glob("*.json")):
-        vector = json.loads(path.read_text())
-        if len(vector["hex"]) < 8000:
-            data = bytes.fromhex(vector["hex"])
-            cases += [(vector["direction"], len(vector["fds"]), vector.get("table"), mutate(data, dice)) for _ in range(rounds)]
-    lines = "".join(f"{d} {n} {t or '-'} {b.hex() or '-'}\n" for d, n, t, b in cases)
-    answers = subprocess.run([program], input=lines, capture_output=True, text=True, check=True).stdout.splitlines()
-    kinds, bad = {}, 0
-    for (direction, n_fds, table, data), answer in zip(cases, answers, strict=True):
-        said, other = verdict(data, n_fds, direction, table or "uids"), json.loads(answer)
-        kinds[list(said)[0]] = kinds.get(list(said)[0], 0) + 1
-        if said != other:
-            bad += 1
-            print(f"{direction} {table} {data.hex()}\n  here {said}\n  C++  {other}")
-    print(f"{len(cases)} mutated packets, {kinds}, {bad} read otherwise")
-    return 1 if bad or min(kinds.get(k, 0) for k in ("header", "refused", "malformed")) < 100 else 0
-
-
-if sys.argv[1] == "--agree":
-    sys.exit(agree(sys.argv[2], pathlib.Path(sys.argv[3])))
-sys.exit(check(pathlib.Path(sys.argv[1])))
