@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the CUDA driver API that we use, declared here: the library builds on any machine, and no cuda.h reaches
-// our users. tests/cuda/abi_shape.cpp compares every line with the toolkit's headers where they are installed.
+// The part of the CUDA driver API that the library uses, declared here. So the library builds on any machine, and users
+// need no cuda.h. tests/cuda/abi_shape.cpp compares every line with the toolkit's headers where they are installed.
 #pragma once
 
 #include <array>
@@ -65,7 +65,7 @@ inline constexpr int kCaptureRelaxed = 2;     // CU_STREAM_CAPTURE_MODE_*
 inline constexpr unsigned kWaitGeq = 0;       // CU_STREAM_WAIT_VALUE_GEQ: cyclic, (signed)(word - value) >= 0
 inline constexpr unsigned kWriteDefault = 0;  // CU_STREAM_WRITE_VALUE_DEFAULT: a system-scope fence comes first
 
-// CUdevice_attribute and CUpointer_attribute, as far as we ask them.
+// CUdevice_attribute and CUpointer_attribute, as far as the library uses them.
 enum class DeviceAttribute : int {
   pageable_access = 88,
   vmm = 102,
@@ -93,7 +93,7 @@ enum class PointerAttribute : int {
 };
 inline constexpr int kHostMemory = 1, kDeviceMemory = 2;  // CU_MEMORYTYPE_*
 
-// CUresult, as far as it means something to us.
+// CUresult, as far as the library distinguishes its values.
 inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kStubLibrary = 34,
                       kDeviceUnavailable = 46, kNoDevice = 100, kInvalidDevice = 101, kInvalidContext = 201,
                       kMapFailed = 205, kEccUncorrectable = 214, kPeerUnsupported = 217, kNvlinkUncorrectable = 220,
@@ -109,7 +109,7 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
                       kUnknown = 999;
 
 // X(member, symbol, version asked of cuGetProcAddress, name in the library's symbol table, parameters). The version is
-// the one whose ABI stands here: the newest may have another signature under the same name.
+// the one whose ABI is declared here: the newest may have another signature under the same name.
 #define SHMB_CUDA_REQUIRED(X)                                                                                          \
   X(init, cuInit, 2000, cuInit, (unsigned))                                                                            \
   X(error_name, cuGetErrorName, 6000, cuGetErrorName, (Code, const char**))                                            \
@@ -160,7 +160,7 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(event_query, cuEventQuery, 2000, cuEventQuery, (Event))                                                            \
   X(memset8_async, cuMemsetD8Async, 3020, cuMemsetD8Async, (Address, unsigned char, std::size_t, Stream))
 
-// Groups that a driver may lack: the feature that needs one is then refused by name, and nothing else is.
+// Groups that a driver may lack. Only the feature that needs a missing group is refused, by its name.
 #define SHMB_CUDA_LEASE(X)                                                                              \
   X(ipc_get_memory, cuIpcGetMemHandle, 4010, cuIpcGetMemHandle, (IpcHandle*, Address))                  \
   X(ipc_open_memory, cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2, (Address*, IpcHandle, unsigned)) \
@@ -185,7 +185,7 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
 #define SHMB_CUDA_OPTIONAL(X) \
   SHMB_CUDA_LEASE(X) SHMB_CUDA_EVENTS(X) SHMB_CUDA_TIMELINE(X) SHMB_CUDA_WAITS(X) SHMB_CUDA_RDMA(X)
 
-// What tests do with a driver and the library never does.
+// Functions that tests call and the library never does.
 #define SHMB_CUDA_FOR_TESTS(X)                                                                                    \
   X(context_set, cuCtxSetCurrent, 4000, cuCtxSetCurrent, (Context))                                               \
   X(context_create, cuCtxCreate, 3020, cuCtxCreate_v2, (Context*, unsigned, Device))                              \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Regions that nobody else knows of yet: fresh memory, and memory of another allocator. What fails half-way leaves
+// Regions that no other process knows yet: fresh memory, and memory of another allocator. A failure half-way leaves
 // nothing on the device.
 #include <algorithm>
 
@@ -25,11 +25,11 @@ Result<const DeviceInfo*> device_for(const Driver& driver, const AllocateSpec& s
 
 std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// A shortage may pass: others of this host's jobs free memory too.
+// A shortage may pass, because other jobs on the host free memory too.
 Result<std::vector<Allocation>> create_all(const Driver& driver, const Region::Memory& memory, bool rdma,
                                            std::int64_t retry) {
   const client::Deadline deadline = retry == 0 ? client::Deadline::now() : client::Deadline::after(retry);
-  const client::Deadline released = client::Deadline::after(0);  // for what this process has given up already
+  const client::Deadline released = client::Deadline::after(0);  // for regions that this process has released already
   for (;;) {
     std::vector<Allocation> made;
     Error shortage;
@@ -44,7 +44,7 @@ Result<std::vector<Allocation>> create_all(const Driver& driver, const Region::M
       made.push_back(std::move(*one));
     }
     if (made.size() == memory.sizes.size()) return made;
-    made.clear();  // what there is may be just what another one waits for
+    made.clear();  // another process may wait for just the part that was made
     const bool coming = Leaving::any_on(memory.uuid);
     if (Leaving::run(nullptr).ended != 0) continue;
     if (deadline.passed() && (!coming || released.passed())) {
@@ -91,7 +91,7 @@ Result<Region::Handle> Region::allocate(std::shared_ptr<client::Session> session
   region->devices_ = {(*device)->device};
   auto scope = region->enter();
   if (!scope) return std::unexpected(scope.error());
-  if (spec.zero) {  // which a capture that the default stream is held up by would be spoilt by
+  if (spec.zero) {  // a capture that holds up the default stream would be invalidated
     int capturing = 0;
     if (const Code code = driver->stream_capturing(nullptr, &capturing); code != kSuccess)
       return std::unexpected(driver.failure(code, "cuStreamIsCapturing", region->called()));
@@ -104,7 +104,7 @@ Result<Region::Handle> Region::allocate(std::shared_ptr<client::Session> session
     if (code != kSuccess) return std::unexpected(driver.failure(code, "cuMemsetD8Async", region->called()));
     Backlog zeroing = Backlog::of_stream(driver, (*device)->device, nullptr, region->called());
     if (auto zeroed = zeroing.wait(Patience(spec.timeout).device()); !zeroed) {
-      (void)release(std::move(region), client::Deadline::now());  // goes when the device is through with it
+      (void)release(std::move(region), client::Deadline::now());  // ends when the device is done with it
       return std::unexpected(zeroed.error());
     }
   }
@@ -122,7 +122,7 @@ Result<Region::Handle> Region::adopt(std::shared_ptr<client::Session> session, A
   memory.kind = Kind::adopted;
   memory.length = length;
   std::vector<Allocation> found;
-  ContextHold any(driver, handy_device(driver));  // what has no context may be asked about in any
+  ContextHold any(driver, handy_device(driver));  // memory without a context may be queried in any
   auto scope = any.enter();
   if (!scope) return std::unexpected(scope.error());
   Address next = pointer, begin = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An event for each context, recorded behind all that is in it, or behind one stream.
+// One event for each context, recorded after all work in it, or after one stream's.
 #include "cuda/backlog.hpp"
 
 #include <algorithm>
@@ -16,18 +16,19 @@ constexpr int kInvalidated = 2;  // CU_STREAM_CAPTURE_STATUS_INVALIDATED
 }  // namespace
 
 void Backlog::note(Code code, const char* call) {
-  if (code == kContextDestroyed) return;  // what was in a context that is no more has ended with it
+  if (code == kContextDestroyed) return;  // the work of a destroyed context has ended with it
   Error failed = driver_->failure(code, call, object_);
   if (failure_) failure_ = std::unexpected(std::move(failed));
 }
 
-// Only a ruined context is known to work no more: with any other failure, want of memory for an event too, it may.
+// Only a ruined context is known to do no more work. With any other failure, also a lack of memory for an event, it
+// may.
 void Backlog::not_marked(Code code, const char* call) {
   blind_ = blind_ || (code != kContextDestroyed && !Driver::poisons(code));
   note(code, call);
 }
 
-// In the context that is current.
+// In the current context.
 void Backlog::mark(std::optional<ContextHold> primary, const char* call, Record record, Stream stream) {
   const Calls& cu = driver_->calls();
   Mark made{std::move(primary)};
@@ -91,7 +92,7 @@ Backlog Backlog::of_stream(const Driver& driver, Device device, Stream stream, s
     return made;
   }
   made.scope_.emplace(std::move(*scope));
-  // A record would become part of the graph, and nothing of that runs.
+  // The record would become part of the graph, and would not be executed now.
   int capturing = 0;
   Code code = driver->stream_capturing(stream, &capturing);
   if (code == kSuccess && capturing != 0) code = capturing == kInvalidated ? kCaptureInvalidated : kCaptureUnsupported;
@@ -105,12 +106,12 @@ Backlog Backlog::of_stream(const Driver& driver, Device device, Stream stream, s
 }
 
 Backlog::~Backlog() {
-  if (marks_.empty() || Driver::loaded() == nullptr) return;  // a forked child: they are the parent's
+  if (marks_.empty() || Driver::loaded() == nullptr) return;  // a forked child: the events are the parent's
   for (Mark& mark : marks_) {
     std::optional<ContextHold::Scope> scope;
     try {
       if (mark.event != nullptr && reach(mark, scope) == Reach::here) driver_->calls().event_destroy(mark.event);
-    } catch (...) {  // no memory for a sentence: it goes with its context
+    } catch (...) {  // no memory for a sentence: the event ends with its context
     }
   }
 }
@@ -139,7 +140,7 @@ bool Backlog::passed(Mark& mark) {
     const BesideCaptures beside(*driver_);
     const Code code = driver_->calls().event_query(mark.event);
     if (code == kNotReady) return false;
-    if (Driver::of_capture(code)) {  // no answer
+    if (Driver::of_capture(code)) {  // not known
       not_marked(code, "cuEventQuery");
       return false;
     }

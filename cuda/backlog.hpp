@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What devices had been given to do by one moment, and whether it is done. It is asked again and again, because the
-// driver's own wait has no deadline. A driver before 12.5 cannot be asked (it has no cuCtxRecordEvent): there the begin
-// of a backlog of devices waits until it is done, and Feature::bounded_waits says so.
+// The work that devices had at one moment, and whether it is done. It is polled, because the driver's own wait has no
+// deadline. A driver before 12.5 has no cuCtxRecordEvent and cannot be polled. There the start of a backlog of devices
+// waits until the work is done, and Feature::bounded_waits says so.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@
 
 namespace shmb::cuda {
 
-// One duration of the caller's bounds a whole call, what devices have to do before it included. By default those have
+// One duration of the caller bounds a whole call, including the devices' earlier work. The default for devices is
+// longer than that for the broker, because devices do the caller's own work.
 // longer than the broker: they do the caller's own work.
 class Patience {
  public:
@@ -31,26 +32,27 @@ class Patience {
 
 class Backlog {
  public:
-  // Of the devices' primary contexts and of the current one; makes no context where there is none. Others of the
-  // program's own nobody can ask for. All are asked, whatever one of them says.
+  // The work of the devices' primary contexts and of the current context. It makes no context. Other contexts of the
+  // program cannot be asked. All are asked, even if one of them fails.
   static Backlog of_devices(const Driver& driver, std::span<const Device> devices, std::string object);
-  // Of a default stream that of the device's context. To be ended in the thread that began it.
+  // The work of a stream; of a default stream that of the device's context. It must end in the thread that began it.
   static Backlog of_stream(const Driver& driver, Device device, Stream stream, std::string object);
 
   Backlog(Backlog&&) = default;
   Backlog& operator=(Backlog&&) = delete;
   ~Backlog();
 
-  // Asks, and waits not at all. Also true where a failure has ended the work, or means that nobody will ever know.
+  // Polls without waiting. Also true where a failure has ended the work, or means that its end will never be known.
   bool over();
-  // deadline; or, once it is over, the first failure.
+  // Returns deadline; or, once it is over, the first failure.
   Result<void> wait(client::Deadline deadline);
-  // A context could not be asked, as when one of its streams is being captured into a graph: never over, begin anew.
+  // A context could not be asked, for example because one of its streams is being captured into a graph. Then it is
+  // never over, and the caller begins again.
   bool blind() const { return blind_; }
 
  private:
-  // Where one context was at that moment. An event ends with its context and must not be touched after that: primary
-  // ones we keep; of another nothing is asked but where it is current.
+  // The position of one context at that moment. An event ends with its context and must not be used after that. Primary
+  // contexts are kept. Any other context is asked only where it is current.
   struct Mark {
     std::optional<ContextHold> primary;
     Context context = nullptr;
@@ -69,7 +71,7 @@ class Backlog {
 
   const Driver* driver_;
   std::string object_;
-  std::optional<ContextHold> hold_;  // of a default stream
+  std::optional<ContextHold> hold_;  // for a default stream
   std::optional<ContextHold::Scope> scope_;
   std::vector<Mark> marks_;
   Result<void> failure_;

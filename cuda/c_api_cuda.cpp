@@ -78,7 +78,7 @@ shmb_gpu_device device_to_c(const Driver& driver, const DeviceInfo& device) {
   return out;
 }
 
-// What torch cannot tell: its allocator has only NULL.
+// torch cannot report an error: its allocator returns only NULL.
 thread_local shmb_error last_torch_error;
 
 }  // namespace
@@ -184,7 +184,7 @@ int shmb_dispatch(shmb_session* session, size_t* done, size_t* waiting, shmb_err
 }
 
 void* shmb_torch_alloc(ptrdiff_t bytes, int device, void* stream) noexcept {
-  (void)stream;  // fresh memory: nothing on any stream uses it
+  (void)stream;  // fresh memory: no stream uses it
   void* pointer = nullptr;
   last_torch_error = {};
   (void)guarded_and_free(&last_torch_error, [&]() -> Result<void> {
@@ -200,7 +200,7 @@ void* shmb_torch_alloc(ptrdiff_t bytes, int device, void* stream) noexcept {
 void shmb_torch_free(void* pointer, ptrdiff_t bytes, int device, void* stream) noexcept {
   (void)bytes;
   (void)device;
-  (void)stream;  // the end of a region is for the whole device to allow
+  (void)stream;  // the end of a region waits for the whole device
   (void)guarded(nullptr, [&]() -> Result<void> {
     (void)cuda::torch_free(static_cast<cuda::Address>(reinterpret_cast<std::uintptr_t>(pointer)));
     return {};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the C functions of GPU memory share: handles, and what stands before each call. The rules are those of
+// The common part of the C functions of GPU memory: handles, and the start of each call. The rules are those of
 // client/c_api.hpp.
 #pragma once
 
@@ -22,8 +22,8 @@ struct shmb_gpu_lease {
 
 namespace shmb::cuda::c_api {
 
-// As client::c_api::guarded; then what has become free is freed. Only for calls that may wait for the device anyway:
-// a `free` does (cudaFree), and what it waits for may be just what another call, a signal say, is about to enqueue.
+// As client::c_api::guarded, and afterwards frees what can be freed. Only for calls that may wait for the device
+// anyway: a `free` does (cudaFree). It may even wait for work that another call, such as a signal, is about to enqueue.
 template <class Body>
 int guarded_and_free(shmb_error* out, Body&& body) noexcept {
   const int done = client::c_api::guarded(out, body);
@@ -32,7 +32,7 @@ int guarded_and_free(shmb_error* out, Body&& body) noexcept {
     freed = Notices::run_deferred();
     return {};
   });
-  // What was freed may be what was wanting.
+  // The freed memory may be what the call lacked.
   return done == SHMB_E_OUT_OF_MEMORY && freed != 0 ? client::c_api::guarded(out, body) : done;
 }
 

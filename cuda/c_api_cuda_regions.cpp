@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI's GPU regions: how they come, change hands and go.
+// The C ABI's GPU regions: how they are made, change hands and end.
 #include <algorithm>
 #include <cstring>
 
@@ -99,7 +99,7 @@ Result<void> import_one(shmb_session* session, const char* address, const shmb_r
   return {};
 }
 
-// The elements that can be asked for at all, and where they belong.
+// The elements that can be requested at all, and their places in the result.
 struct ImportBatch {
   std::vector<client::GpuWish> wishes;
   std::vector<ImportSpec> specs;
@@ -185,7 +185,7 @@ int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* op
     if (!known) return std::unexpected(known.error());
     auto spec = publish_spec(options);
     if (!spec) return std::unexpected(spec.error());
-    const std::int64_t timeout = read_options(options)->timeout_ns;  // which publish_spec has found good
+    const std::int64_t timeout = read_options(options)->timeout_ns;  // which publish_spec has checked
     return std::move(cuda::Region::publish({&*known, 1}, {&*spec, 1}, cuda::Patience(timeout)).front());
   });
 }

@@ -17,7 +17,7 @@ Result<SharedEvent*> event_of(const shmb_gpu_event* event) {
   return event->it.get();
 }
 
-// The device, once the caller has said what the library cannot see to.
+// The device, once the caller has confirmed what the library cannot check.
 Result<int> event_device(const shmb_gpu_event_options* options) {
   auto wanted = client::c_api::read_options(options);
   if (!wanted) return std::unexpected(wanted.error());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which context is current is the caller's business before and after each of our calls.
+// The caller's current context is the same before and after each call of the library.
 #include "cuda/context.hpp"
 
 #include <string>
@@ -27,7 +27,7 @@ Result<ContextHold::Scope> ContextHold::enter() {
   if (const Code code = calls.context_get(&current); code != kSuccess)
     return std::unexpected(driver_->failure(code, "cuCtxGetCurrent", which));
   Device device = -1;
-  // One that was destroyed or reset stays current, and may still know its device.
+  // A context that was destroyed or reset stays current, and may still report its device.
   unsigned long long id = 0;
   if (current != nullptr && calls.context_device(&device) == kSuccess && device == device_ &&
       calls.context_id(nullptr, &id) != kContextDestroyed)

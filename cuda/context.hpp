@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// In which CUDA context our calls run. A guest makes no second context: the caller's current one is used where it is on
-// the right device, else the device's primary context, held as long as one of our objects needs it and current only
-// while our call lasts.
+// The CUDA context of the library's calls. A library must not make a second context. So it uses the caller's current
+// one where that is on the right device. Otherwise it uses the device's primary context, held as long as an object
+// needs it, and current only during the call.
 #pragma once
 
 #include <compare>
@@ -31,12 +31,12 @@ class ContextHold {
    private:
     friend class ContextHold;
     explicit Scope(const Driver* pushed) : driver_(pushed) {}
-    const Driver* driver_;  // null: nothing was pushed
+    const Driver* driver_;  // null: no context was pushed
   };
   Result<Scope> enter();
-  // For what must outlive the caller's context: the primary one, kept from now on whatever is current.
+  // For objects that must outlive the caller's context: the primary one, held from now on, whichever is current.
   Result<Scope> enter_primary();
-  // That of a stream that the caller made, who keeps it; whatever is current.
+  // Enters the context of a stream that the caller made. The caller keeps that context.
   static Result<Scope> enter_stream(const Driver& driver, Stream stream);
 
  private:
@@ -45,9 +45,9 @@ class ContextHold {
   Context retained_ = nullptr;
 };
 
-// Our own questions are no part of anybody's graph. By default the driver takes them for a fault of the program's
-// captures, in other threads too, and spoils these; while one of these lives, this thread's calls are let through where
-// they do not conflict with a capture by themselves.
+// The library's own queries must not become part of a program's graph. By default the driver treats them as a fault of
+// captures, in other threads too, and invalidates the captures. While this object lives, the thread's calls are allowed
+// if they do not conflict with a capture by themselves.
 class BesideCaptures {
  public:
   explicit BesideCaptures(const Driver& driver);
@@ -60,21 +60,21 @@ class BesideCaptures {
   int before_ = kCaptureRelaxed;
 };
 
-// Which stream a call means, whose context is current. A handle may come again for another stream, and the special ones
-// stand for many.
+// Identifies the stream of a call whose context is current. A handle may be reused for another stream, and the special
+// handles stand for many streams.
 struct StreamKey {
   Context context = nullptr;
   unsigned long long stream = 0;
-  std::thread::id thread;  // of a stream for each thread
+  std::thread::id thread;  // for a per-thread stream
   friend auto operator<=>(const StreamKey&, const StreamKey&) = default;
   static Result<StreamKey> of(const Driver& driver, Stream stream);
 };
 
-// NULL and the two that stand for whatever is current: they have no context of their own.
+// NULL and the two that stand for a current stream: they have no context of their own.
 inline bool is_default_stream(Stream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
 
-// Where to do what any device may do: one whose primary context is there already, so that no GPU gets a context that
-// nobody asked for; the current device before others.
+// A device for calls that any device can serve. It has a primary context already, so that no GPU gets a context that
+// the program did not ask for. The current device comes first.
 Device handy_device(const Driver& driver);
 
 }  // namespace shmb::cuda

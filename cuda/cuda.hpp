@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU memory in C++, header-only over shmbroker_cuda.h (whose comments hold for what is not said here). Same habits as
-// shmbroker.hpp: C++20, each operation as `try_x` with a Result and as `x` that throws, handles that only move. No
-// cuda.h: a device pointer is a number, a stream is the void* that CUstream and cudaStream_t are.
+// GPU memory in C++, header-only over shmbroker_cuda.h. It follows shmbroker.hpp: C++20, each operation as `try_x` that
+// returns a Result, and as `x` that throws shmbroker::Error with the same status. Handles move and are not copied. It
+// needs no cuda.h: a device pointer is a number, a stream is the void* that CUstream and cudaStream_t are. Sizes and
+// offsets are bytes.
+//
+// Threads: any, unless a function says otherwise. In a forked child of a process that used the driver, calls fail with
+// forked_child.
 #if __cplusplus < 202002L
 #error "shmbroker/cuda.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_cuda.h)"
 #elif !defined(SHMBROKER_CUDA_HPP)
@@ -50,12 +54,12 @@ struct Closer<shmb_gpu_pin> {
 
 namespace gpu {
 
-inline constexpr int any_device = SHMB_GPU_ANY_DEVICE;  // whichever is free
+inline constexpr int any_device = SHMB_GPU_ANY_DEVICE;  // any that is free
 
 using Pointer = shmb_gpu_pointer;
 using Stream = shmb_gpu_stream;
 
-// Of a GPU, or of a MIG instance.
+// The UUID of a GPU or of a MIG instance.
 struct Uuid {
   std::array<std::uint8_t, 16> bytes{};
   friend auto operator<=>(const Uuid&, const Uuid&) = default;
@@ -75,7 +79,7 @@ enum class State : std::uint32_t {
   producer_dead = SHMB_GPU_PRODUCER_DEAD,
 };
 
-// The devices that this process may use.
+// Lists the devices that this process may use.
 inline Result<std::vector<shmb_gpu_device> > try_devices() {
   std::vector<shmb_gpu_device> devices(8);
   for (;;) {
@@ -102,7 +106,7 @@ struct Type {
   friend bool operator==(const Type&, const Type&) = default;
 };
 
-// One line of a region's manifest.
+// One tensor in a region's manifest.
 struct Tensor {
   std::string name;
   Type type;
@@ -118,7 +122,7 @@ struct Tensor {
     tensor.offset = c.offset;
     return tensor;
   }
-  // Looks into this object.
+  // The result points into this object.
   shmb_gpu_tensor to_c() const noexcept {
     shmb_gpu_tensor c{};
     c.name = name.c_str();
@@ -133,10 +137,10 @@ struct Tensor {
   }
 };
 
-// When the contents are there: what a publication waits for.
+// The condition that a publication waits for before others may read.
 class Sync {
  public:
-  Sync() noexcept = default;  // everything enqueued on the device
+  Sync() noexcept = default;  // everything that is enqueued on the device
   static Sync stream(Stream stream) noexcept { return Sync(SHMB_GPU_SYNC_STREAM, stream); }
   static Sync none() noexcept { return Sync(SHMB_GPU_SYNC_NONE, nullptr); }
   std::uint32_t kind() const noexcept { return kind_; }
@@ -149,13 +153,13 @@ class Sync {
 };
 
 struct AllocateOptions {
-  std::optional<Uuid> uuid{};  // none: by ordinal
+  std::optional<Uuid> uuid{};  // none: chosen by ordinal
   int device = any_device;
   bool rdma = false;
   bool uninitialised = false;
   std::uint64_t chunk_bytes = 0;
-  std::optional<Timeout> retry{};  // while the device has no memory
-  Timeout timeout{};               // of zeroing
+  std::optional<Timeout> retry{};  // how long to retry while the device has no memory
+  Timeout timeout{};               // for zeroing
 };
 
 struct PublishOptions {
@@ -163,8 +167,8 @@ struct PublishOptions {
   GroupId group{};
   std::optional<Keep> keep{};
   bool replace = false;
-  bool writing = false;       // this handle goes on writing
-  bool many_writers = false;  // importers may, too
+  bool writing = false;       // this handle continues to write
+  bool many_writers = false;  // importers may write too
   Sync sync{};
   std::vector<Tensor> tensors{};
   Timeout timeout{};
@@ -174,12 +178,14 @@ struct ImportOptions {
   Access access = Access::read_only;
   std::vector<std::int32_t> devices{};  // empty: that of the current context, else the region's own
   Pointer at = 0;
-  std::optional<Timeout> wait{};  // for a name that is not there; none: no wait
+  std::optional<Timeout> wait{};  // for a name that does not exist yet; none: no wait
   Timeout timeout{};
-  bool share = false;  // so that tickets can be made of the import, to hand the region on
+  bool share = false;  // so that tickets can be made from the import
 };
 
-// A reference to GPU memory, with its mapping in this process.
+// GPU memory with its mapping in this process. Ownership: the handle owns one reference and moves only. Threads: any.
+// Lifetime: addresses are valid until the handle ends or sleeps; the destructor ends it as release() does, without an
+// error.
 class Region {
  public:
   explicit Region(shmb_gpu_region* adopted) noexcept : handle_(adopted) {}
@@ -199,20 +205,20 @@ class Region {
       return shmb_gpu_allocate(session.c(), length, &c, raw, error);
     });
   }
-  // Memory that another allocator made with cuMemCreate.
+  // Adopts memory that another allocator made with cuMemCreate.
   static Result<Region> try_adopt(const Session& session, Pointer pointer, std::uint64_t length) noexcept {
     return made([&](shmb_gpu_region** raw, shmb_error* error) {
       return shmb_gpu_adopt(session.c(), pointer, length, raw, error);
     });
   }
-  // What shmb_torch_alloc made around a pointer.
+  // The region that shmb_torch_alloc made around a pointer.
   static Result<Region> try_of_torch(const Session& session, const void* pointer,
                                      std::uint64_t* offset = nullptr) noexcept {
     return made([&](shmb_gpu_region** raw, shmb_error* error) {
       return shmb_torch_region(session.c(), pointer, raw, offset, error);
     });
   }
-  // By address, by identity, by ticket.
+  // Imports by address, by identity, or by ticket.
   static Result<Region> try_import(const Session& session, std::string_view address,
                                    const ImportOptions& options = {}) noexcept {
     const shmb_gpu_import_options c = to_c(options);
@@ -235,7 +241,8 @@ class Region {
       return shmb_gpu_import_ticket(session.c(), ticket.data(), &c, raw, error);
     });
   }
-  // In one request for each 126 or fewer. Elements fail one by one; the first failure has its whole sentence.
+  // Imports many, in one request for each 126 or fewer. Elements fail one by one; the first failure has its full
+  // sentence.
   static Result<std::vector<Result<Region> > > try_import_many(const Session& session, std::span<const RegionId> ids,
                                                                const ImportOptions& options = {}) {
     const shmb_gpu_import_options c = to_c(options);
@@ -259,7 +266,7 @@ class Region {
     return {std::move(results)};
   }
 
-  // Gives it to the broker; returns its identity.
+  // Publishes the memory through the broker. Returns its identity.
   Result<RegionId> try_publish(const PublishOptions& options = {}) {
     std::vector<shmb_gpu_tensor> tensors;
     for (const Tensor& tensor : options.tensors) tensors.push_back(tensor.to_c());
@@ -285,7 +292,7 @@ class Region {
   }
 
   Pointer pointer() const noexcept { return shmb_gpu_region_pointer(handle_.get()); }
-  // For kernels; the host cannot read through it.
+  // An address for kernels. The host cannot read through it.
   void* data() const noexcept { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(pointer())); }
   std::size_t size() const noexcept { return static_cast<std::size_t>(shmb_gpu_region_length(handle_.get())); }
   RegionId id() const noexcept { return RegionId::from_c(shmb_gpu_region_get_id(handle_.get())); }
@@ -302,7 +309,7 @@ class Region {
     return uuid;
   }
   Access access() const noexcept { return static_cast<Access>(info().access); }
-  State state() const noexcept { return static_cast<State>(info().state); }  // as last heard
+  State state() const noexcept { return static_cast<State>(info().state); }  // as of the last notice
   shmb_gpu_region* c() const noexcept { return handle_.get(); }
 
   std::size_t tensor_count() const noexcept { return info().tensor_count; }
@@ -319,7 +326,7 @@ class Region {
       return Error(error);
     return Tensor::from_c(c);
   }
-  // The caller calls its deleter, or gives it to who does.
+  // The caller calls the tensor's deleter, or passes it to a library that does.
   Result<DLManagedTensorVersioned*> try_dlpack(const Tensor& tensor) const noexcept {
     DLManagedTensorVersioned* managed = nullptr;
     const shmb_gpu_tensor c = tensor.to_c();
@@ -328,7 +335,7 @@ class Region {
     return managed;
   }
 
-  // This handle's writing is over.
+  // This handle does not write any more.
   Result<void> try_written(Sync sync = {}, Timeout timeout = {}) noexcept {
     shmb_error error;
     return shmbroker::detail::outcome(
@@ -351,14 +358,15 @@ class Region {
       return Error(error);
     return Ticket(Token(bytes));
   }
-  // A descriptor that the caller owns and closes.
+  // Returns a descriptor that the caller owns and closes.
   Result<int> try_dma_buf(std::uint64_t offset, std::uint64_t length) const noexcept {
     int fd = -1;
     shmb_error error;
     if (shmb_gpu_dma_buf(handle_.get(), offset, length, &fd, &error) != SHMB_OK) return Error(error);
     return fd;
   }
-  // Ends the handle now, and the region as soon as the device is through with it. The destructor does so silently.
+  // Ends the handle now, and the region as soon as the device is done with it. The destructor does the same without an
+  // error.
   Result<void> try_release(bool unname = false, Timeout timeout = {}) noexcept {
     shmb_error error;
     const std::uint32_t flags = unname ? unsigned{SHMB_RELEASE_UNNAME} : 0U;
@@ -431,9 +439,9 @@ struct LendOptions {
   Timeout timeout{};
 };
 
-// Memory of cudaMalloc, lent to others. Its destruction retires it: `free` is called when nobody holds it any more, in
-// dispatch() or at the end of another call that may wait for the device. Where it throws, the others are freed all the
-// same.
+// Memory of cudaMalloc that is lent to others. Ownership: the handle moves only; its destruction retires the memory.
+// `free` is called once after the last user has gone, in dispatch() or at the end of another call that may wait for the
+// device. If it throws, the other memory is freed all the same. The memory cannot outlive this process.
 class Lease {
  public:
   explicit Lease(shmb_gpu_lease* adopted) noexcept : handle_(adopted) {}
@@ -486,7 +494,7 @@ class Lease {
 };
 
 struct Dispatched {
-  std::size_t freed = 0, waiting = 0;  // retired and released ones: gone now, still used by others or by a device
+  std::size_t freed = 0, waiting = 0;  // freed now; still in use by other processes or by a device
 };
 inline Result<Dispatched> try_dispatch(const Session& session) noexcept {
   Dispatched done;
@@ -515,7 +523,8 @@ struct TimelineState {
   std::uint32_t words = 0;
 };
 
-// Counters on which streams and threads of several processes meet.
+// Counters on which streams and threads of several processes meet. Ownership: the handle moves only. Threads: any.
+// Lifetime: when the producer's handle ends, every waiter is released.
 class Timeline {
  public:
   Timeline() noexcept = default;
@@ -535,7 +544,7 @@ class Timeline {
     if (shmb_gpu_timeline_create(session.c(), &c, &raw, &error) != SHMB_OK) return Error(error);
     return Timeline(raw);
   }
-  // wait: for a name that is not there yet; none: no wait
+  // wait: for a name that does not exist yet; none: no wait
   static Result<Timeline> try_open(const Session& session, std::string_view address,
                                    std::optional<Timeout> wait = {}) noexcept {
     shmb_attach_options c{};
@@ -552,7 +561,7 @@ class Timeline {
     shmb_error error;
     return shmbroker::detail::outcome(shmb_gpu_timeline_signal(handle_.get(), word, value, stream, &error), error);
   }
-  // timeout: for the producer to enqueue that signal
+  // timeout: until the producer has enqueued that signal
   Result<void> try_wait(std::uint64_t value, Stream stream, std::uint32_t word = 0, Timeout timeout = {}) noexcept {
     shmb_error error;
     return shmbroker::detail::outcome(
@@ -593,11 +602,11 @@ class Timeline {
 
 struct EventOptions {
   int device = any_device;
-  bool maker_stays = false;  // must be said: shmbroker_cuda.h tells what happens where it is not so
+  bool maker_stays = false;  // must be set: shmbroker_cuda.h says what happens otherwise
 };
 using EventHandle = std::array<std::uint8_t, SHMB_GPU_EVENT_HANDLE>;
 
-// The driver's own event between processes. A timeline is what knows of deaths.
+// The driver's own event between processes. It does not report deaths; a Timeline does.
 class SharedEvent {
  public:
   SharedEvent() noexcept = default;
@@ -660,7 +669,8 @@ class SharedEvent {
   shmbroker::detail::Handle<shmb_gpu_event> handle_;
 };
 
-// A region of the host that devices reach; it stays mapped and leased while it is pinned, also without its handle.
+// A region of the host that devices can access. It stays mapped and leased while it is pinned, also after its region's
+// handle has ended. Ownership: moves only; the destructor unpins.
 class PinnedHost {
  public:
   PinnedHost() noexcept = default;

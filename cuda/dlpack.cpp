@@ -27,7 +27,7 @@ Result<DLManagedTensorVersioned*> to_dlpack(const Region::Handle& region, const 
   handed->region = region;
   handed->shape = tensor.shape;
   handed->strides = tensor.strides_or_rows();
-  // From here on nothing fails that would leave it pinned.
+  // From here on nothing fails that would leave the region pinned.
   const Address pointer = region->pin_mapping();
   if (pointer == 0) {
     region->unpin_mapping();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DLPack 1.0, its C structs declared here: no header of theirs reaches our users. A tensor handed out keeps the
-// region's mapping until its taker calls the deleter.
+// DLPack 1.0, with its C structs declared here, so that users need none of its headers. A tensor that was handed out
+// keeps the region's mapping until its receiver calls the deleter.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ inline constexpr std::int32_t kDlCuda = 2;
 inline constexpr std::uint64_t kDlReadOnly = 1;
 static_assert(sizeof(DlTensor) == 48 && sizeof(DlManaged) == 80);
 
-// invalid where the tensor does not lie in the region, or the region is asleep.
+// Returns invalid if the tensor does not lie in the region, or if the region is asleep.
 Result<DLManagedTensorVersioned*> to_dlpack(const Region::Handle& region, const Tensor& tensor);
 
 }  // namespace shmb::cuda

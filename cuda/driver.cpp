@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Only the versioned name is loaded (libcuda.so without a number may be the toolkit's stub), and every function is
-// asked for with the version of its declaration in abi.hpp.
+// Only the versioned name is loaded, because libcuda.so without a number may be the toolkit's stub. Every function is
+// requested with the version of its declaration in abi.hpp.
 #include "cuda/driver.hpp"
 
 #include <dlfcn.h>
@@ -24,7 +24,7 @@ constexpr int kOldestDriver = 12000;
 #define SHMB_GPU 1
 #endif
 
-// One for the process. Its lock is held over a fork, so that the child finds it free.
+// One per process. Its lock is held over a fork, so that the child finds it free.
 struct Loader final : client::ForkGuarded {
   Loader() { client::enrol(*this); }
   void lock_for_fork() override { mutex.lock(); }
@@ -69,7 +69,7 @@ std::unexpected<Error> poisoned_error(const std::string& code) {
                    "back, all other work on the GPU needs a new process");
 }
 
-// What a code says wherever it comes from, and what the user can do.
+// The meaning of a code, wherever it comes from, and the remedy.
 struct Meaning {
   Status status;
   const char* advice;
@@ -85,7 +85,7 @@ Meaning meaning(Code code) {
       return {Status::forked_child, "the driver is not initialised in this process: was it forked?"};
     case kStubLibrary:
       return {Status::stub_driver, "the toolkit's stub was loaded: take its folder out of the library path"};
-    // None of these four says that memory is gone.
+    // None of these four means that memory is lost.
     case kDeviceUnavailable:
       return {Status::not_permitted,
               "another process has the device for itself, or its compute mode forbids it: look at the compute mode in "
@@ -144,7 +144,7 @@ Meaning meaning(Code code) {
     case kInvalidContext:
     case kInvalidHandle:
       return {Status::invalid, "the driver refused the arguments"};
-    case kContextDestroyed:  // of the thread, not of the process: another one will do
+    case kContextDestroyed:  // of the thread, not of the process: another context works
       return {Status::invalid, "the context that is current here was destroyed or reset: make another one current"};
     default:
       return {Status::driver_failed, "the driver's documentation says what this code means"};
@@ -198,7 +198,7 @@ const Driver* Driver::loaded() {
   return one.initialised && one.mark.intact() ? one.driver.get() : nullptr;
 }
 
-// With the loader's lock held.
+// Call with the loader's lock held.
 Result<const Driver*> Driver::load_first() {
   Loader& one = loader();
 #if !SHMB_GPU
@@ -213,7 +213,7 @@ Result<const Driver*> Driver::load_first() {
   }
   auto driver = std::make_unique<Driver>();
   if (auto resolved = driver->resolve(library); !resolved) {
-    ::dlclose(library);  // nothing of it has been called but the two that need no initialisation
+    ::dlclose(library);  // only functions that need no initialisation were called
     return std::unexpected(resolved.error());
   }
   if (!one.initialised) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a lease to addresses. The broker cannot look into a descriptor: who imports first finds out whether it is what
-// its publisher said, and tells. What fails gives its reference back before the error is returned.
+// From a lease to addresses. The broker cannot look into a descriptor. So the first importer finds out whether it is
+// what its publisher said, and reports that. After a failure the reference is given back before the error is returned.
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,12 +48,12 @@ Result<Region::Memory> memory_of(const Driver& driver, const client::GpuOpened& 
   return memory;
 }
 
-// Those asked for; else the one that this thread works on, so that no context appears on a device nobody asked for;
-// else the region's own.
+// The devices that were asked for. Otherwise the one that this thread works on, so that no context appears on a device
+// that the program does not use. Otherwise the region's own.
 Result<std::vector<Device>> devices_for(const Driver& driver, const ImportSpec& spec, const Region::Memory& memory,
                                         const std::string& object) {
   const auto reaches = [&](Device device) {
-    if (memory.device == nullptr || memory.device->device == device) return true;  // hidden ones: the driver knows
+    if (memory.device == nullptr || memory.device->device == device) return true;  // the driver handles hidden devices
     int can = 0;
     return driver->device_can_access_peer(&can, device, memory.device->device) == kSuccess && can != 0;
   };
@@ -99,7 +99,7 @@ class Import {
          client::Deadline deadline)
       : session_(session), driver_(driver), spec_(spec), deadline_(deadline) {}
 
-  // The reference that `opened` stands for is the handle's, or given back.
+  // The handle takes over the reference of `opened`, or gives it back.
   Result<Region::Handle> finish(client::GpuOpened& opened, std::vector<client::GpuReport>& reports) {
     auto made = make(opened);
     client::GpuReport report;
@@ -118,16 +118,17 @@ class Import {
     if (failure.status == Status::device_not_visible)
       failure.sentence +=
           "; it lies on " + sys::gpu_uuid_text(opened.uuid, (opened.flags & SHMBW_GPU_PUBLISH_MIG) != 0);
-    // The device that has the memory: the one that it was mapped for may have a trouble of its own.
+    // The device that has the memory: the device that it was mapped for may have a fault of its own.
     failure = driver_.looked_after(std::move(failure), device_);
     if (failure.status == Status::device_lost) reports.push_back(lost_report(opened.uuid));
     left_ = !owned_;
     return std::unexpected(std::move(failure));
   }
-  bool left() const { return left_; }  // the reference is the caller's to give back
+  bool left() const { return left_; }  // the caller gives the reference back
 
  private:
-  // Whose fault it is the broker knows, who has heard from importers before: of these in this call too.
+  // The broker decides which process is to blame, from the reports of all importers. So send ours now, including those
+  // of this call.
   const char* blamed(const client::GpuReport& failed, std::vector<client::GpuReport>& reports) {
     if (!reports.empty()) (void)client::gpu_report_later(*session_, reports, deadline_);
     reports.clear();
@@ -197,7 +198,7 @@ class Import {
       region.lent_ = std::move(own);
       region.devices_ = {region.memory_.device->device};
       region.pointer_.store(region.lent_->pointer, std::memory_order_release);
-      const client::GpuRelease back{opened.region, 1, false};  // counted here
+      const client::GpuRelease back{opened.region, 1, false};  // counted in this process
       (void)client::gpu_release(*session_, {&back, 1}, client::Deadline::after(0));
       return {};
     }
@@ -208,7 +209,7 @@ class Import {
     auto devices = devices_for(driver_, spec_, region.memory_, object);
     if (!devices) return std::unexpected(devices.error());
     region.devices_ = std::move(*devices);
-    // One context of a process may open it, and it is closed where it was opened: the primary one, which stays.
+    // Only one context of a process may open it, and it is closed in the same one: the primary context, which stays.
     auto scope = region.hold_.emplace(driver_, region.devices_.front()).enter_primary();
     if (!scope) return std::unexpected(scope.error());
     IpcHandle handle;
@@ -230,8 +231,8 @@ class Import {
   const ImportSpec& spec_;
   const client::Deadline deadline_;
   Code code_ = 0;
-  const DeviceInfo* device_ = nullptr;  // that has the memory
-  Region::Handle failed_;               // its destruction gives the reference back: after the broker was told
+  const DeviceInfo* device_ = nullptr;  // the device that has the memory
+  Region::Handle failed_;               // its destruction gives the reference back, after the report
   bool owned_ = false, left_ = false;
 };
 
@@ -268,7 +269,7 @@ std::vector<Result<Region::Handle>> Region::import(const std::shared_ptr<client:
       }
       Import import(session, driver, specs[first + i], deadline);
       result = import.finish(*one, reports);
-      // Told before the reference goes: with the last one the region may be gone.
+      // Reported before the reference ends: with the last one the region may be gone.
       if (!result) send_reports();
       if (!result && import.left()) {
         const client::GpuRelease back{one->region, 1, false};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What can be lent is asked of the driver before anything is published: its own refusals come late and say little.
+// The driver is asked whether memory can be lent before it is published: its own refusals come late and say little.
 #include "cuda/lease.hpp"
 
 #include <algorithm>
@@ -108,7 +108,7 @@ Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> sess
     request.manifest = file.get();
     request.manifest_bytes = encoded.size();
   }
-  // Before the broker knows: an answer without a place for it would leave memory lent that nobody can take back.
+  // Made before the broker knows: a reply without a place for it would leave lent memory that cannot be taken back.
   auto lent = std::make_shared<Lent>();
   auto lease = std::make_unique<Lease>(lent);
   lease->retired_ = true;
@@ -133,7 +133,7 @@ Result<void> Lease::retire(client::Deadline deadline) {
 }
 
 Lease::~Lease() {
-  if (retired_ || Driver::loaded() == nullptr) return;  // a forked child: its parent's
+  if (retired_ || Driver::loaded() == nullptr) return;  // a forked child: the memory is its parent's
   retire_later();
 }
 

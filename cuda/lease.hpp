@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that the program made by cudaMalloc, lent to others. The driver frees it under its users' feet when its owner
-// does, so it is the broker that counts them, and the owner's `free` waits for the last one. It cannot outlive its
-// process.
+// Memory that the program made by cudaMalloc and lends to others. If its owner frees it, the driver frees it even while
+// others use it. So the broker counts the users, and the owner's `free` waits for the last one. The memory cannot
+// outlive its process.
 #pragma once
 
 #include <memory>
@@ -24,9 +24,10 @@ class Lease {
 
   shmbw_region_ref ref() const { return lent_->ref; }
   std::uint64_t epoch() const { return lent_->session->epoch(); }
-  // Nobody new gets it; it is freed when the last user is gone. Also where it fails: the broker is asked again then.
+  // No new user gets it, and it is freed when the last user is gone. Also if the call fails: the broker is asked again
+  // then.
   Result<void> retire(client::Deadline deadline);
-  void retire_later();  // the same without waiting for the broker's answer
+  void retire_later();  // the same without waiting for the broker's reply
 
  private:
   std::shared_ptr<Lent> lent_;

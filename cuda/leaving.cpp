@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a region asks the driver and tells the broker, so none ends with the lock held; and because nothing may be
-// unmapped too early, they are kept in a list, whose parts change hands without an allocation that could fail.
+// The end of a region calls the driver and reports to the broker, so none ends with the lock held. Nothing may be
+// unmapped too early. So regions are kept in a list whose parts move without an allocation, which could fail.
 #include "cuda/leaving.hpp"
 
 #include <algorithm>
@@ -51,14 +51,14 @@ bool Leaving::any_on(const Uuid& device) {
   if (!any()) return false;
   AllLeaving& all = all_leaving();
   std::lock_guard lock(all.mutex);
-  // Those that another thread is just looking at are not in the list.
+  // Regions that another thread is checking right now are not in the list.
   if (all.count.load(std::memory_order_acquire) != all.regions.size()) return true;
   return std::ranges::any_of(all.regions, [&](const auto& one) { return one.region->memory().uuid == device; });
 }
 
 Leaving::Counts Leaving::run(const client::Session* session) {
   Counts counts;
-  if (!any() || Driver::loaded() == nullptr) return counts;  // a forked child: all of it is the parent's
+  if (!any() || Driver::loaded() == nullptr) return counts;  // a forked child: the regions are the parent's
   AllLeaving& all = all_leaving();
   std::list<LeavingRegion> looked_at;
   {
@@ -74,7 +74,7 @@ Leaving::Counts Leaving::run(const client::Session* session) {
     try {
       if (one->backlog->blind()) one->backlog = std::make_unique<Backlog>(one->region->backlog());
       if (!one->backlog->over()) continue;
-    } catch (const std::bad_alloc&) {  // of sentences: not known, then
+    } catch (const std::bad_alloc&) {  // no memory for a sentence: not known, then
       continue;
     }
     one->backlog.reset();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Regions that nobody has any more while a device still works with them: nobody may wait for that without a deadline,
-// and nothing may be unmapped under a kernel. They keep their mapping and their reference until the device is through,
-// and go in shmb_dispatch or at the end of a call that frees. What never ends keeps its region until the process does.
+// Released regions that a device still works with. No call may wait for that without a deadline, and nothing may be
+// unmapped under a kernel. They keep their mapping and their reference until the device is done. They end in
+// shmb_dispatch, or at the end of a call that frees. A region whose work never ends stays until the process ends.
 #pragma once
 
 #include <cstddef>
@@ -23,9 +23,9 @@ class Leaving {
     std::size_t ended = 0, waiting = 0;
   };
 
-  // Where it throws the region is still the caller's.
+  // If it throws, the caller still has the region.
   static void add(std::unique_ptr<Region>& region, Backlog backlog);
-  // Ends those of a session and of none, or (null) all, whose devices are through. Waits for none.
+  // Ends those whose devices are done: of a session and of no session, or (null) all. Does not wait.
   static Counts run(const client::Session* session);
   static bool any() noexcept;
   static bool any_on(const Uuid& device);

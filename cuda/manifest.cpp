@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes: "shmT", version 1, count; for each tensor its offset, type, dimensions, whether strides are given, the
-// name's length, then shape, strides, name. Little-endian, nothing padded.
+// The bytes: "shmT", version 1, count. For each tensor its offset, type, dimensions, whether strides are given, and the
+// name's length, then shape, strides and name. Little-endian, without padding.
 #include "cuda/manifest.hpp"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ std::unexpected<Error> bad(const Tensor& tensor, const std::string& what) {
   return error(Status::invalid, "tensor '" + tensor.name + "' " + what);
 }
 
-// Types smaller than a byte count in whole bytes for their last element.
+// For types smaller than a byte the last element is rounded up to whole bytes.
 std::uint64_t bytes_of(std::uint64_t elements, const TensorType& type) {
   const std::uint64_t bits = times(elements, std::uint64_t{type.bits} * type.lanes);
   return bits == kNoMore ? kNoMore : bits / 8 + (bits % 8 != 0);
@@ -127,7 +127,7 @@ Result<void> fits(const Tensor& tensor, std::uint64_t length) {
   // Also where an extent of 0 leaves no element: the strides are products of the others.
   if (rows > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
     return bad(tensor, "has a shape beyond all memory");
-  if (std::ranges::find(tensor.shape, 0) != tensor.shape.end()) return {};  // no element, nowhere
+  if (std::ranges::find(tensor.shape, 0) != tensor.shape.end()) return {};  // it has no element
   if (tensor.strides.empty()) {
     last = elements == kNoMore ? kNoMore : elements - 1;
   } else {

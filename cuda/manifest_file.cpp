@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Seals are checked by who reads as well: the broker hands on what it did not look into.
+// The reader checks the seals too: the broker passes on a file that it has not read.
 #include "cuda/manifest_file.hpp"
 
 #include <fcntl.h>
@@ -26,7 +26,7 @@ Result<Fd> manifest_file(std::span<const std::byte> bytes) {
   if (!fd) return system_failure(fd.error(), "memfd_create for a list of tensors");
   if (auto sized = sys::truncate(fd->get(), bytes.size()); !sized)
     return system_failure(sized.error(), "a list of tensors of " + std::to_string(bytes.size()) + " bytes");
-  // By a system call: want of memory is then an errno, not a signal.
+  // By a system call: a lack of memory is then an errno, not a signal.
   if (auto room = sys::allocate(fd->get(), 0, bytes.size()); !room)
     return system_failure(room.error(), "a list of tensors of " + std::to_string(bytes.size()) + " bytes");
   {

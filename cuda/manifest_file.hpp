@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A manifest on its way: a small file in memory, sealed, so that what an importer has checked stays as it was.
+// A manifest in transit: a small sealed memory file. So what an importer has checked cannot change.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace shmb::cuda {
 
 Result<Fd> manifest_file(std::span<const std::byte> bytes);
-// `bytes` is the size that the broker told; a file that is not sealed, or another size, is refused.
+// `bytes` is the size that the broker reported. A file that is not sealed, or has another size, is refused.
 Result<std::vector<std::byte>> read_manifest(int fd, std::uint64_t bytes);
 
 }  // namespace shmb::cuda

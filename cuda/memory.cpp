@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which call means what here is the driver's documentation; what its codes mean to the caller is cuda/driver.cpp's.
+// The driver's documentation defines its calls. cuda/driver.cpp says what its codes mean to the caller.
 #include "cuda/memory.hpp"
 
 #include <numeric>
@@ -24,7 +24,7 @@ Result<Allocation> Allocation::create(const Driver& driver, const DeviceInfo& de
 Result<Allocation> Allocation::import(const Driver& driver, int fd, const DeviceInfo& device, const std::string& object,
                                       Code& code) {
   MemHandle handle = 0;
-  // The driver takes the descriptor's number where others take an address.
+  // The driver takes the descriptor's number where other calls take an address.
   void* const number = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
   if (code = driver->mem_import(&handle, number, kPosixFd); code != kSuccess)
     return std::unexpected(driver.import_failure(code, object, device));
@@ -55,7 +55,7 @@ Result<Fd> Allocation::share(const std::string& object) const {
                      "shmb_gpu_allocate");
   if (code != kSuccess) return std::unexpected(driver.failure(code, "cuMemExportToShareableHandle", object));
   Fd fd = Fd::adopt(number);
-  // Whether the driver says close-on-exec itself is nowhere promised.
+  // No document says whether the driver sets close-on-exec itself.
   if (auto set = sys::set_close_on_exec(fd.get()); !set)
     return system_failure(set.error(), "the descriptor of " + object);
   return fd;
@@ -83,7 +83,7 @@ Result<AddressRange> AddressRange::reserve(const Driver& driver, std::uint64_t b
   range.driver_ = &driver;
   range.address_ = found;
   range.bytes_ = bytes;
-  // The driver takes the wish as a hint.
+  // The driver takes the wanted address as a hint.
   if (at != 0 && found != at)
     return error(Status::invalid, "the address asked for " + object + " is not free in this process");
   return range;
@@ -126,7 +126,7 @@ Code AddressRange::unmap() noexcept {
       next += bytes;
     }
   }
-  if (refused != 0 && refused == mapped_.size()) return first;  // all is as it was
+  if (refused != 0 && refused == mapped_.size()) return first;  // nothing has changed
   stuck_ = stuck_ || refused != 0;
   mapped_.clear();
   return first;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Owning types over the driver's memory: one physical allocation, and one range of addresses with allocations mapped
-// into it. What they own is given back whatever happens to the context; in a forked child, where the driver must not be
-// called, nothing is.
+// into it. They give back what they own, whatever happens to the context. In a forked child, where the driver must not
+// be called, they give back nothing.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@
 
 namespace shmb::cuda {
 
-// A reference to physical memory on a device, by creation, by import, or to what is mapped at an address. The memory
-// outlives it where it is mapped, or where others have references.
+// A reference to physical memory on a device: by creation, by import, or to memory mapped at an address. The memory
+// outlives the reference while it is mapped, or while other references exist.
 class Allocation {
  public:
   static Result<Allocation> create(const Driver& driver, const DeviceInfo& device, std::uint64_t bytes, bool rdma);
-  // `code` is what the driver answered: the broker is told of a descriptor that is none.
+  // `code` is the driver's answer: the broker gets a report of an invalid descriptor.
   static Result<Allocation> import(const Driver& driver, int fd, const DeviceInfo& device, const std::string& object,
                                    Code& code);
-  // not_exportable where it was not made by cuMemCreate.
+  // not_exportable if the memory was not made by cuMemCreate.
   static Result<Allocation> at(const Driver& driver, Address address, const std::string& object);
 
   Allocation() = default;
@@ -40,7 +40,7 @@ class Allocation {
   ~Allocation() { reset(); }
 
   MemHandle get() const { return handle_; }
-  // Each call is another open file, close-on-exec.
+  // Each call makes another open file, close-on-exec.
   Result<Fd> share(const std::string& object) const;
   Result<AllocationProp> properties(const std::string& object) const;
   void reset() noexcept;
@@ -54,7 +54,7 @@ class Allocation {
 // Addresses of this process that a device sees, with whole allocations mapped one after the other.
 class AddressRange {
  public:
-  // `at` 0: anywhere; else there or invalid. `alignment` is a multiple of the device's granularity.
+  // `at` 0: anywhere; otherwise at that address, or invalid. `alignment` is a multiple of the device's granularity.
   static Result<AddressRange> reserve(const Driver& driver, std::uint64_t bytes, std::uint64_t alignment, Address at,
                                       const std::string& object);
   AddressRange() = default;
@@ -74,15 +74,15 @@ class AddressRange {
   bool mapped() const { return !mapped_.empty(); }
   std::span<const std::uint64_t> parts() const { return mapped_; }  // bytes of each mapped allocation
 
-  // All of them, or none. `sizes` add up to at most the range.
+  // Maps all of them, or none. `sizes` add up to at most the range.
   Result<void> map(std::span<const Allocation> allocations, std::span<const std::uint64_t> sizes,
                    const std::string& object);
   Result<void> set_access(std::span<const Device> devices, int access, const std::string& object);
-  // The driver's first refusal, or 0. What it has not unmapped stays mapped, and its addresses stay taken, until the
-  // process ends.
+  // Returns the first code that is no success, or 0. Memory that could not be unmapped stays mapped, and its addresses
+  // stay in use, until the process ends.
   Code unmap() noexcept;
   void reset() noexcept;
-  bool stuck() const { return stuck_; }  // an unmapping was refused
+  bool stuck() const { return stuck_; }  // the driver refused to unmap
 
  private:
   void take(AddressRange& other) noexcept {

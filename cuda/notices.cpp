@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// No call of the owner's and none to the broker is made with a lock held: both may come back here.
+// No lock is held during a call of the owner's `free` or to the broker: both may call back into this file.
 #include "cuda/notices.hpp"
 
 #include <algorithm>
@@ -19,7 +19,8 @@ struct AllNotices {
   std::mutex mutex;
   std::vector<std::shared_ptr<Notices>> sessions;
   std::atomic<std::size_t> retired = 0;  // lent memory that waits for its last user
-  std::atomic<std::size_t> lending = 0;  // calls that lend, from before the broker knows until we do
+  // calls that lend, from before the broker books the loan until this process has registered it
+  std::atomic<std::size_t> lending = 0;
 };
 
 // Never destroyed: a thread of the program may still release while its static objects go.
@@ -30,7 +31,7 @@ AllNotices& all_notices() {
 
 bool same_ref(shmbw_region_ref a, shmbw_region_ref b) { return a.id == b.id && a.generation == b.generation; }
 
-// An own open of the device's node, for a broker that may not open it.
+// Opens the device's node for a broker that may not open it.
 Result<Fd> open_node(const DeviceInfo& device) {
   auto known = sys::gpu_information(device.bus_id);
   if (!known) return system_failure(known.error(), "looking for GPU '" + device.bus_id + "' in /proc/driver/nvidia");
@@ -58,7 +59,7 @@ bool Notices::over() {
 Notices::Done Notices::run(const client::Session* session) {
   Done done;
   if (Driver::loaded() == nullptr) return done;  // nothing can have been made, or it is the parent's
-  // First, because an own import of lent memory keeps that.
+  // First, because an import of this process keeps lent memory in use.
   const Leaving::Counts left = Leaving::run(session);
   done.freed = left.ended;
   done.waiting = left.waiting;
@@ -91,7 +92,7 @@ Notices::Done Notices::take() {
         if (event.kind == client::GpuEvent::Kind::gap) lost = true;
         else take_event(event);
       }
-    } catch (...) {  // the books are asked next time
+    } catch (...) {  // the list is read the next time
       std::lock_guard lock(mutex_);
       events_lost_ = true;
       throw;
@@ -102,7 +103,7 @@ Notices::Done Notices::take() {
     }
     const bool looked = !lost || session->lost() || look_again(*session);
     std::lock_guard lock(mutex_);
-    // What is on its way in was not looked at.
+    // Notices that are still on their way were not read.
     if (!looked || (lost && openings_ != 0)) events_lost_ = true;
   }
   if (session != nullptr && !session->lost()) {
@@ -112,13 +113,13 @@ Notices::Done Notices::take() {
       std::ranges::copy_if(lent_, std::back_inserter(unanswered),
                            [](const auto& lent) { return lent->retired && !lent->answered; });
     }
-    // A broker that does not answer once is not waited for again in the same call.
+    // In one call, a broker that has not replied once is not waited for again.
     for (const auto& lent : unanswered)
       if (!ask(*session, lent, client::Deadline::after(0))) break;
   }
-  // Nobody counts any more: what importers have mapped stays theirs by the driver's word alone.
+  // The users are not counted any more. What importers have mapped is theirs only by the driver's guarantees.
   const bool nobody_counts = session == nullptr || session->lost();
-  std::size_t most = 0;  // a `free` that lends again has its turn another time
+  std::size_t most = 0;  // a `free` that lends again is served another time
   {
     std::lock_guard lock(mutex_);
     most = lent_.size();
@@ -155,7 +156,8 @@ std::shared_ptr<Lent> Notices::next_free(bool nobody_counts) {
 }
 
 void Notices::take_event(const client::GpuEvent& event) {
-  std::vector<std::shared_ptr<Region>> known;  // the last reference to one may be ours, and must not go under the lock
+  // this may be the last reference to one, which must not end under the lock
+  std::vector<std::shared_ptr<Region>> known;
   {
     std::lock_guard lock(mutex_);
     if (event.kind == client::GpuEvent::Kind::drained) {
@@ -170,11 +172,12 @@ void Notices::take_event(const client::GpuEvent& event) {
   }
   for (auto& region : known) {
     if (same_ref(region->ref(), event.region)) region->note_state(state_of(event.state), event.code);
-    (void)Region::release(std::move(region), client::Deadline::now());  // the last one's end waits for no device here
+    // the end of the last one waits for no device here
+    (void)Region::release(std::move(region), client::Deadline::now());
   }
 }
 
-// Events were lost: the books say what they would have said.
+// Events were lost: reads the same facts from the broker's lists.
 bool Notices::look_again(client::Session& session) {
   std::vector<std::shared_ptr<Lent>> waiting;
   std::vector<std::shared_ptr<Region>> regions;
@@ -212,7 +215,7 @@ Result<void> Notices::pin_device(const DeviceInfo& device, client::Deadline dead
   std::ranges::copy(device.uuid.bytes, uuid.begin());
   auto held = client::gpu_device(*session, uuid, device.bus_id, -1, deadline);
   if (!held && held.error().status == Status::device_not_pinned) {
-    // The broker may not open the node, or is in another container: ours will do.
+    // The broker may not open the node, or is in another container: this process' descriptor will do.
     auto node = open_node(device);
     if (!node) {
       Error failure = held.error();
@@ -280,7 +283,7 @@ std::shared_ptr<Lent> Notices::find_lent(shmbw_region_ref ref, client::Deadline 
 }
 
 void Notices::give_back(const std::shared_ptr<Lent>& lent) {
-  // Nothing is allocated here: a destructor asks.
+  // Nothing is allocated here, because destructors call it.
   AllNotices& all = all_notices();
   std::lock_guard lock(all.mutex);
   for (const auto& notices : all.sessions) {
@@ -302,7 +305,7 @@ Result<void> Notices::retire(const std::shared_ptr<Lent>& lent, client::Deadline
 
 Result<void> Notices::ask(client::Session& session, const std::shared_ptr<Lent>& lent, client::Deadline deadline) {
   const auto users = client::gpu_retire(session, lent->ref, deadline);
-  // Not there any more: the last user's end took it along.
+  // Gone: the end of the last user removed it.
   const bool gone = !users && users.error().status == Status::not_found;
   if (!users && !gone) return std::unexpected(users.error());
   std::lock_guard lock(mutex_);

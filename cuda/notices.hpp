@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the broker tells a session of its GPU memory, and what has to be done about it, without a thread: states are
-// written into the regions, lent memory that nobody holds any more is given to its owner's `free`, and what is leaving
-// ends. It happens in shmb_dispatch and at the end of those calls that may wait for the device anyway. Memory is never
+// The broker's notices about GPU memory of a session, and what follows from them, without a thread. States are written
+// into the regions. Lent memory without users is passed to its owner's `free`. Released regions end when their devices
+// are done. It happens in shmb_dispatch, and at the end of calls that may wait for the device anyway. Memory is never
 // freed while the broker, or this process, counts a user.
 #pragma once
 
@@ -15,18 +15,19 @@
 
 namespace shmb::cuda {
 
-// Memory of the program's own, lent to others.
+// Memory of the program that it has lent to others.
 struct Lent {
-  std::shared_ptr<client::Session> session;  // kept until it is freed: without a session nobody counts
+  // kept until the memory is freed: without a session its users are not counted
+  std::shared_ptr<client::Session> session;
   shmbw_region_ref ref{};
   Address pointer = 0;
   std::uint64_t length = 0;
   void (*free)(void* context, std::uint64_t pointer) = nullptr;
   void* context = nullptr;
-  // The rest belongs to the Notices' lock.
+  // The Notices' lock guards the rest.
   bool retired = false;
-  bool answered = false;  // the broker knows that it is
-  bool drained = false;   // by the broker's count
+  bool answered = false;  // the broker has replied to that
+  bool drained = false;   // the broker's count is zero
   int users = 0;          // imports in this process
 };
 
@@ -37,16 +38,16 @@ class Notices {
   };
 
   static std::shared_ptr<Notices> of(const std::shared_ptr<client::Session>& session);
-  // Of one session, or (null) of all: takes what has come. Cheap where nothing waits and nothing was lent.
+  // For one session, or (null) all: takes the notices that have come. Cheap if there are none and nothing was lent.
   static Done run(const client::Session* session);
-  // As run, where lent memory waits to be freed or a region to end; how many were.
+  // As run, if lent memory or a released region waits. Returns how many were freed.
   static std::size_t run_deferred();
 
-  // Somebody holds the device open from here on, so that its memory outlives this process.
+  // Keeps the device initialised from here on, so that its memory outlives this process.
   Result<void> pin_device(const DeviceInfo& device, client::Deadline deadline);
 
-  // While one lives, what is told of regions that are not entered yet is kept for them: the broker knows of a lease
-  // before we do.
+  // While one lives, notices about regions that are not registered yet are kept for them: the broker books a lease
+  // before this process has the reply.
   class Opening {
    public:
     explicit Opening(const std::shared_ptr<Notices>& notices);
@@ -58,7 +59,7 @@ class Notices {
     const std::shared_ptr<Notices> notices_;
   };
   void enter(const std::shared_ptr<Region>& region);
-  // While one lives, memory is on its way to being lent: the broker knows of it before we do.
+  // While one lives, memory is about to be lent: the broker knows of it before this process has the reply.
   class Lending {
    public:
     Lending();
@@ -67,21 +68,21 @@ class Notices {
     ~Lending();
   };
   void lend(const std::shared_ptr<Lent>& lent);
-  // Memory that this process itself lent under that identity, with one more user; null: another process'. What is just
-  // being lent here is waited for.
+  // Memory that this process lent under that identity, with one more user. Null: another process lent it. Waits for a
+  // loan in progress in this process.
   std::shared_ptr<Lent> find_lent(shmbw_region_ref ref, client::Deadline deadline);
   void give_back(const std::shared_ptr<Lent>& lent);
-  // From now on it is freed when the last user is gone. The error is the broker's; it is asked again later.
+  // From now on it is freed when the last user is gone. An error is the broker's, which is asked again later.
   Result<void> retire(const std::shared_ptr<Lent>& lent, client::Deadline deadline);
 
  private:
   explicit Notices(const std::shared_ptr<client::Session>& session) : session_(session) {}
   Done take();
-  std::shared_ptr<Lent> next_free(bool nobody_counts);  // null: none is to be freed now
+  std::shared_ptr<Lent> next_free(bool nobody_counts);  // null: none can be freed now
   void take_event(const client::GpuEvent& event);
-  bool look_again(client::Session& session);  // false: no answer, to be tried again
+  bool look_again(client::Session& session);  // false: no reply, to be tried again
   Result<void> ask(client::Session& session, const std::shared_ptr<Lent>& lent, client::Deadline deadline);
-  bool over();  // nothing here, and the session is gone
+  bool over();  // nothing is left here, and the session is gone
 
   const std::weak_ptr<client::Session> session_;
   std::mutex mutex_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The broker hears of a pin first and of its end last, and the mapping is held in between.
+// The broker gets the pin first and its end last, and the mapping is held in between.
 #include "cuda/pinned.hpp"
 
 #include <map>
@@ -14,8 +14,8 @@
 namespace shmb::cuda {
 namespace {
 
-// What this process has registered, by handle of the region. Its lock is held over a fork, and never while session or
-// driver are called: who waits for another one's registration looks again and again, as long as he said himself.
+// The registrations of this process, by handle of the region. The lock is held over a fork. It is never held while the
+// session or the driver is called. A waiter polls for another thread's registration until its own deadline.
 template <class T>
 struct Registry final : client::ForkGuarded {
   struct Place {
@@ -26,7 +26,7 @@ struct Registry final : client::ForkGuarded {
   void lock_for_fork() override { mutex.lock(); }
   void unlock_after_fork() override { mutex.unlock(); }
 
-  // Nobody else registers what is at this place until it is settled.
+  // Until then no other thread registers what is at this place.
   void settle(std::uint64_t serial, const std::shared_ptr<T>& made) {
     std::lock_guard lock(mutex);
     if (made == nullptr) all.erase(serial);
@@ -62,7 +62,7 @@ class PinnedHost::Registration {
   bool read_only() const { return read_only_; }
 
  private:
-  std::shared_ptr<void> mapping_;  // goes last: the handle may be released before
+  std::shared_ptr<void> mapping_;  // destroyed last: the handle may be released before
   std::shared_ptr<client::Session> session_;
   shmbw_region_ref ref_;
   std::byte* memory_;
@@ -81,7 +81,7 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
   if (region.data() == nullptr) return error(Status::invalid, object + " is not mapped as a whole by this handle");
   if (region.length() == 0) return error(Status::invalid, object + " has no bytes that could be registered");
   if (auto can = driver.need(Feature::timeline); !can) return std::unexpected(can.error());
-  auto device = driver.at(handy_device(driver));  // any will do: the registration is for all
+  auto device = driver.at(handy_device(driver));  // any will do: the registration is for all devices
   if (!device) return std::unexpected(device.error());
   auto mapping = region.hold_mapping();
   if (!mapping) return system_failure(mapping.error(), "the page that tells of a fork");
@@ -94,7 +94,7 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
   if (!scope) return std::unexpected(scope.error());
   if (!made->session_->is_local()) {
     if (auto told = client::gpu_pinned(*made->session_, made->ref_, false, deadline); !told) {
-      made->told_ = made->unanswered_ = told.error().status == Status::deadline;  // it may hear of it yet
+      made->told_ = made->unanswered_ = told.error().status == Status::deadline;  // the broker may still get it
       return std::unexpected(told.error());
     }
     made->told_ = true;
@@ -117,21 +117,21 @@ PinnedHost::Registration::~Registration() {
     try {
       auto scope = hold_.enter_primary();
       const BesideCaptures beside(*driver);
-      driver->calls().host_unregister(memory_);  // also where no context can be had: it is the driver's to refuse
+      driver->calls().host_unregister(memory_);  // also without a context: then the driver refuses
     } catch (...) {  // no memory for a sentence: the pages stay registered, and counted, until the process ends
       return;
     }
   }
   if (!told_) return;
   try {
-    // A broker that has not answered to the pin is not waited for here too; it hears of both in their order.
+    // A broker that has not replied to the pin is not waited for here too. It gets both in order.
     (void)client::gpu_pinned(*session_, ref_, true, unanswered_ ? client::Deadline::now() : client::Deadline::after(0));
   } catch (...) {  // no memory for a packet or a sentence: the broker counts the pin until the session ends
   }
 }
 
 Result<PinnedHost::Handle> PinnedHost::pin(client::Region& region, client::Deadline deadline) {
-  // First: a forked child would wait for threads that it has not.
+  // First: a forked child would wait for threads that it does not have.
   if (auto usable = Driver::load(); !usable) return std::unexpected(usable.error());
   auto& registry = Registration::registry();
   const std::uint64_t serial = region.serial();
@@ -163,12 +163,12 @@ Result<PinnedHost::Handle> PinnedHost::pin(client::Region& region, client::Deadl
   }
 }
 
-// Nobody registers the mapping again before it is free.
+// Nothing registers the mapping again before it is free.
 PinnedHost::~PinnedHost() {
   auto& registry = Registration::registry();
   {
     std::lock_guard lock(registry.mutex);
-    // Others get theirs under this lock, from the place: none can while this is the last.
+    // Other threads get theirs from the place, under this lock. So none can get one while this is the last.
     if (registration_.use_count() > 1) {
       registration_.reset();
       return;

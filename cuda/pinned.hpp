@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A region of the host that the driver has registered, so that devices reach it and copies need no staging. A mapping
-// is registered once in a process, however many pins there are. The broker is told before the pages are pinned and
-// after they are free again: meanwhile it neither publishes nor recycles the region, which would part what CPU and
-// device see. A handle that is released meanwhile leaves mapping and lease to the pin.
+// A region of the host that the driver has registered, so that devices can access it and copies need no staging. A
+// mapping is registered once in a process, however many pins it has. The broker gets a report before the pages are
+// pinned, and after they are free again. Meanwhile it neither publishes nor recycles the region, because CPU and device
+// would then see different pages. If the region's handle is released meanwhile, the pin keeps mapping and lease.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a region of this process to one of the broker. What others are to read is complete before they hear of it: the
-// device is waited for first, and the own mapping turns read-only before the broker hands anything out. Descriptors are
-// made for one packet at a time, so that 20,000 regions, or one of 20,000 chunks, need no more of them than 63 do.
+// From a region of this process to one of the broker. The contents are complete before others can read them: the device
+// is waited for first, and this process' mapping becomes read-only before the broker passes anything on. Descriptors
+// are made for one packet at a time. So 20,000 regions, or one of 20,000 chunks, need no more of them than 63 do.
 #include <algorithm>
 #include <exception>
 #include <numeric>
@@ -20,7 +20,7 @@ constexpr std::size_t kChunksOfPacket = 126;  // keeper and share of each: 252 o
 
 }  // namespace
 
-// One region on its way.
+// One publication of one region.
 class Publication {
  public:
   Publication(const Region::Handle& region, const PublishSpec& spec) : region_(*region), keep_(region), spec_(spec) {}
@@ -57,7 +57,7 @@ class Publication {
     return waited;
   }
 
-  // The descriptors, and no more writing here.
+  // Makes the descriptors, and ends writing here.
   Result<client::GpuPublish> prepare() {
     const Region::Memory& memory = region_.memory_;
     if (region_.held_.empty()) {
@@ -93,7 +93,7 @@ class Publication {
     if (memory.rdma) request.flags |= SHMBW_GPU_PUBLISH_RDMA;
     if (memory.mig) request.flags |= SHMBW_GPU_PUBLISH_MIG;
     if (memory.kind == Kind::adopted) request.flags |= SHMBW_GPU_PUBLISH_ADOPTED;
-    // A foreign allocator's mapping is its own.
+    // The mapping of a foreign allocator stays as it is.
     if (!spec_.writing && region_.range_) {
       if (auto set = region_.set_access(Access::read); !set) return std::unexpected(set.error());
       closed_ = true;
@@ -101,7 +101,8 @@ class Publication {
     return request;
   }
 
-  // What the first packet did not take. Until the last of it is there the region has no name, and nobody may open it.
+  // Sends the chunks that did not fit into the first packet. Until the last of them has come, the region has no name
+  // and cannot be opened.
   Result<void> send_rest(client::Session& session, const client::GpuPublished& made, client::Deadline deadline) {
     for (std::size_t first = kChunksOfPacket; first < chunks(); first += kChunksOfPacket) {
       auto next = exports(first);
@@ -129,7 +130,7 @@ class Publication {
     region_.notices_->enter(keep_);
   }
 
-  // `unknown`: the broker was asked, and whether it has it nobody knows. Others may read it by now.
+  // `unknown`: the broker was asked and may have it. Others may read it by now.
   void fail(Error why, bool unknown) {
     own_.clear();
     descriptors_.clear();
@@ -144,7 +145,7 @@ class Publication {
   }
 
  private:
-  // Two for each chunk from `first` on, of as many as go into a packet; those made before are closed.
+  // Two exports for each chunk from `first` on, as many as fit into a packet. Earlier ones are closed.
   Result<std::vector<client::GpuChunk>> exports(std::size_t first) {
     descriptors_.clear();
     const std::vector<Allocation>& all = region_.held_.empty() ? own_ : region_.held_;
@@ -198,7 +199,7 @@ void publish_packet(client::Session& session, std::span<Publication* const> batc
       sent[i]->fail(whole.error(), unanswered(whole.error()));
     else try {
         sent[i]->end(*(*made)[i]);
-      } catch (...) {  // what the broker has of the others they must know
+      } catch (...) {  // they must learn what the broker has of the others
         thrown = std::current_exception();
       }
   }
@@ -226,7 +227,7 @@ std::vector<Result<void>> Region::publish(std::span<const Handle> regions, std::
     batch.clear();
     chunks = 0;
   };
-  // All are looked at, and their device has done its work, before the first is sent.
+  // All are checked, and their devices have finished, before the first is sent.
   for (std::size_t i = 0; i < regions.size(); ++i) {
     auto& one = *all.emplace_back(std::make_unique<Publication>(regions[i], specs[i]));
     if (!seen.insert(regions[i].get()).second)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a region can do once it is there. How it comes to be is in allocate.cpp and import.cpp, how others get to know
-// of it in publish.cpp.
+// The operations of an existing region. allocate.cpp and import.cpp make regions, publish.cpp gives them to others.
 #include "cuda/region.hpp"
 
 #include <algorithm>
@@ -33,7 +32,7 @@ Result<void> wait_for(const Driver& driver, const Sync& sync, std::span<const De
 
 namespace {
 
-// The end of a last reference can neither be told how long to wait nor say what came of it; who asks by name can.
+// The end of a last reference has no deadline argument and no result. A caller that needs these calls release().
 struct Ending {
   client::Deadline deadline;
   Result<void> outcome;
@@ -64,7 +63,7 @@ Backlog Region::backlog() const { return Backlog::of_devices(*driver_, devices_,
 
 void Region::end(Region* region) noexcept {
   std::unique_ptr<Region> last(region);
-  if (Driver::loaded() == nullptr || last->pointer() == 0) return;  // a forked child has nothing of it
+  if (Driver::loaded() == nullptr || last->pointer() == 0) return;  // a forked child has no GPU memory
   Ending* const asked = std::exchange(asked_ending, nullptr);
   try {
     Backlog before = last->backlog();
@@ -77,14 +76,14 @@ void Region::end(Region* region) noexcept {
     if (asked != nullptr) asked->outcome = std::unexpected(std::move(why));
     Leaving::add(last, std::move(before));
   } catch (const std::bad_alloc&) {
-    (void)last.release();  // nobody knows whether the device is through: it stays until the process ends
+    (void)last.release();  // it is not known whether the device is done: it stays until the process ends
     if (asked != nullptr) asked->outcome = error(Status::no_memory, "out of memory");
   }
 }
 
 Region::~Region() {
   if (Driver::loaded() == nullptr) return;  // a forked child: all of it is the parent's
-  // What is mapped still the broker counts still: until this process ends.
+  // While it is mapped the broker must count it: until this process ends.
   if (!unmap()) return;
   if (lent_ != nullptr) notices_->give_back(lent_);
   else if (published() && !session_->lost()) (void)client::post_release(*session_, ref_, 0);
@@ -139,7 +138,7 @@ Result<void> Region::set_access(Access access) {
   return {};
 }
 
-// A reference to each allocation, for exporting or to keep it through a sleep.
+// A reference to each allocation, for exporting, or to keep it through a sleep.
 Result<std::vector<Allocation>> Region::allocations() const {
   std::vector<Allocation> all;
   Address next = range_.address();
@@ -169,7 +168,7 @@ bool Region::unmap() noexcept {
   return gone && !range_.stuck();
 }
 
-// States only go on, so what two threads were told does not depend on who writes it first.
+// States only advance, so it does not matter which of two threads writes first.
 static int progress(State state) {
   switch (state) {
     case State::unpublished:
@@ -202,7 +201,7 @@ void Region::note_state(State state, Code code) {
     }
 }
 
-// Others on the device should not have to find out by themselves.
+// Reports the lost device, so that others on it need not find out by themselves.
 std::unexpected<Error> Region::told(Error failure) {
   failure = driver_->looked_after(std::move(failure), memory_.device);
   if (failure.status == Status::device_lost && session_ != nullptr) {
@@ -240,7 +239,7 @@ Result<void> Region::written(Sync sync, const Patience& patience) {
   report.region = ref_;
   report.what = SHMBW_GPU_FINDING_WRITTEN;
   auto told = client::gpu_report(*session_, report, patience.broker());
-  // Others may read it by now, although this process was not told.
+  // Others may read it by now, although no reply came.
   if (!told && (told.error().status == Status::deadline || told.error().status == Status::session_lost)) {
     maybe_written_ = true;
     access_.store(Access::read, std::memory_order_release);
@@ -248,7 +247,7 @@ Result<void> Region::written(Sync sync, const Patience& patience) {
     failure.sentence += "; the broker may have heard it all the same, so here it stays read-only: say so again";
     return std::unexpected(std::move(failure));
   }
-  // It had been heard: there is no right left to give up.
+  // An earlier request had arrived: there is no right left to give up.
   const bool before = maybe_written_ && !told && told.error().status == Status::denied;
   if (!told && !before) {
     if (range_ && !maybe_written_) (void)set_access(Access::read_write);
@@ -269,8 +268,8 @@ Result<void> Region::sleep(const Patience& patience) {
     return error(Status::invalid,
                  called() + " is mapped by its owner or as lent memory, which cannot be undone for a time");
   if (pointer() == 0) return error(Status::invalid, called() + " is asleep already");
-  // First the address goes, then the views are counted: who takes one in between sees either that it sleeps, or is
-  // seen.
+  // First the address is cleared, then the views are counted. A thread that takes one in between sees that the region
+  // sleeps, or is counted.
   const Address awake = pointer_.exchange(0);
   Result<void> slept;
   try {
@@ -287,7 +286,7 @@ Result<void> Region::fall_asleep(client::Deadline deadline) {
   if (const int views = views_.load(); views != 0)
     return error(Status::busy,
                  called() + " is in use by " + std::to_string(views) + " DLPack tensors: let them go first");
-  // Unmapping does not wait for kernels under way by itself.
+  // Unmapping alone does not wait for running kernels.
   if (auto through = backlog().wait(deadline); !through) return told(through.error());
   if (!published()) {
     auto kept = allocations();
@@ -316,7 +315,7 @@ Result<void> Region::wake(client::Deadline deadline) {
     client::GpuWish wish;
     wish.by = SHMBW_ATTACH_BY_ID;
     wish.region = ref_;
-    // The lease has its rights already, and who may not ask for writing again goes on with what it has.
+    // The lease has its rights already. A process that may not ask for writing again keeps those that it has.
     wish.rights = SHMBW_RIGHT_MAP_READ;
     wish.few = true;
     auto opened = client::gpu_open(*session_, {&wish, 1}, deadline);
@@ -340,7 +339,7 @@ Result<void> Region::wake(client::Deadline deadline) {
   try {
     mapped = range_.map(found, memory_.sizes, called());
     if (mapped) mapped = set_access(access());
-  } catch (...) {  // of what was never published this is all there is
+  } catch (...) {  // for memory that was never published this is the only reference
     range_.unmap();
     if (!published()) held_ = std::move(found);
     throw;
@@ -381,7 +380,7 @@ Result<Fd> Region::dma_buf(std::uint64_t offset, std::uint64_t length) {
   if (const Code code = (**driver)->range_handle(&fd, pointer() + offset, length, kDmaBuf, 0); code != kSuccess)
     return std::unexpected((*driver)->failure(code, "cuMemGetHandleForAddressRange", called()));
   Fd made = Fd::adopt(fd);
-  // Whether the driver says close-on-exec itself is nowhere promised.
+  // No document says whether the driver sets close-on-exec itself.
   if (auto set = sys::set_close_on_exec(made.get()); !set)
     return system_failure(set.error(), "the dma-buf of " + called());
   return made;
@@ -389,7 +388,7 @@ Result<Fd> Region::dma_buf(std::uint64_t offset, std::uint64_t length) {
 
 Result<void> Region::unname() {
   if (!published()) return {};
-  // A reference of its own goes with the name: DLPack tensors may keep this one for long.
+  // The name gets a reference of its own, because DLPack tensors may keep this one for long.
   client::GpuWish wish;
   wish.by = SHMBW_ATTACH_BY_ID;
   wish.region = ref_;

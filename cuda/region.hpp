@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU memory as one process has it: allocated here, adopted from another allocator, or imported. While it lives its
-// addresses are good; its end waits for the device, takes the mapping away and only then gives the reference back, so
-// that the broker never counts less than there is. A device that is not through in time has the region end later.
+// GPU memory of one process: allocated here, adopted from another allocator, or imported. Its addresses are valid while
+// it lives. Its end waits for the device, unmaps, and only then gives the reference back. So the broker never counts
+// fewer users than there are. If the device is not done in time, the region ends later.
 #pragma once
 
 #include <array>
@@ -42,7 +42,7 @@ enum class State : std::uint8_t {
 };
 inline State state_of(shmbw_gpu_state state) { return static_cast<State>(state); }
 
-// What is waited for before others may read.
+// The condition before others may read.
 struct Sync {
   enum class How : std::uint8_t { device, stream, none } how = How::device;
   Stream stream = nullptr;
@@ -50,7 +50,7 @@ struct Sync {
 
 struct AllocateSpec {
   std::optional<Uuid> uuid;
-  int device = -1;  // ordinal, without uuid; -1: of the current context, else the first
+  int device = -1;  // ordinal, used without a uuid; -1: of the current context, else the first
   bool rdma = false, zero = true;
   std::uint64_t chunk_bytes = 0;
   std::int64_t retry = 0;    // nanoseconds
@@ -68,10 +68,11 @@ struct ImportSpec {
   Access access = Access::read;
   std::vector<Device> devices;  // empty: that of the current context, else the region's own
   Address at = 0;
-  bool share = false;  // the lease shall carry the right to hand the region on
+  bool share = false;  // the lease includes the right to pass the region on
 };
 
-// Whose turn it is to change a region. One publication has those of thousands, and nobody sleeps on one.
+// Serialises changes of a region. One publication holds those of thousands of regions, so it is polled and no thread
+// sleeps on it.
 class Turn {
  public:
   bool try_lock() { return !taken_.test_and_set(std::memory_order_acquire); }
@@ -85,36 +86,37 @@ class Region : public std::enable_shared_from_this<Region> {
  public:
   using Handle = std::shared_ptr<Region>;
 
-  // Where and what the memory is; never changes.
+  // The place and size of the memory. It never changes.
   struct Memory {
     Kind kind = Kind::vmm;
-    Uuid uuid;                           // of the device that has it
+    Uuid uuid;                           // of the device that has the memory
     const DeviceInfo* device = nullptr;  // null: not visible here
     std::uint64_t length = 0;            // usable
     std::uint64_t bytes = 0;             // of the allocations
-    std::uint64_t offset = 0;            // of the usable part in them
+    std::uint64_t offset = 0;            // where the usable part begins
     std::uint64_t granularity = 0;
     std::vector<std::uint64_t> sizes;  // of the allocations
-    bool rdma = false;                 // made so that network cards reach it
+    bool rdma = false;                 // made so that network cards can access it
     bool mig = false;                  // `uuid` is a MIG instance's
   };
 
   static Result<Handle> allocate(std::shared_ptr<client::Session> session, std::uint64_t length,
                                  const AllocateSpec& spec);
   static Result<Handle> adopt(std::shared_ptr<client::Session> session, Address pointer, std::uint64_t length);
-  // Elements are independent of each other; all are of one session.
+  // Elements are independent of each other. All belong to one session.
   static std::vector<Result<void>> publish(std::span<const Handle> regions, std::span<const PublishSpec> specs,
                                            const Patience& patience);
   static std::vector<Result<Handle>> import(const std::shared_ptr<client::Session>& session,
                                             std::span<const client::GpuWish> wishes, std::span<const ImportSpec> specs,
                                             client::Deadline deadline);
-  // Waits for a name that is not there yet.
+  // Waits for a name that does not exist yet.
   static Result<Handle> import(const std::shared_ptr<client::Session>& session, const client::GpuWish& wish,
                                const ImportSpec& spec, std::int64_t timeout, std::int64_t wait);
 
-  // Its last reference ends it as `release` does with the default deadline; what is not over then is left to Leaving.
+  // The end of the last reference ends it as `release` does with the default deadline. If that passes, Leaving ends it
+  // later.
   static Handle make(const Driver& driver, Memory memory, std::shared_ptr<client::Session> session);
-  // If this is the last reference: deadline where the device is not through in time, and the region ends later.
+  // For the last reference: deadline if the device is not done in time; then the region ends later.
   static Result<void> release(Handle region, client::Deadline deadline);
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
@@ -130,11 +132,11 @@ class Region : public std::enable_shared_from_this<Region> {
   std::uint64_t epoch() const { return published() ? session_->epoch() : 0; }
   const Manifest& manifest() const { return manifest_; }  // of a published region
   std::string called() const;                             // for sentences: "region 7.1"
-  // A region of the torch allocator gets the session of who publishes it.
+  // A region of the torch allocator gets the session of its publisher.
   Result<void> bind(const std::shared_ptr<client::Session>& session);
 
   bool of(const client::Session* session) const { return session_.get() == session; }
-  Backlog backlog() const;  // of the devices that reach it
+  Backlog backlog() const;  // of the devices that can access it
 
   Result<void> written(Sync sync, const Patience& patience);
   Result<void> sleep(const Patience& patience);
@@ -144,42 +146,44 @@ class Region : public std::enable_shared_from_this<Region> {
   Result<Fd> dma_buf(std::uint64_t offset, std::uint64_t length);
   Result<void> unname();
   Device reached_by() const { return devices_.front(); }
-  // While lent out to DLPack it does not sleep.
+  // While it is lent out to DLPack it does not sleep.
   Address pin_mapping() {  // 0: asleep
     ++views_;
     return pointer_.load();
   }
   void unpin_mapping() { --views_; }
 
-  void note_state(State state, Code code);  // as the broker pushed it
+  void note_state(State state, Code code);  // as reported by the broker
 
  private:
   friend class Publication;
   friend class Import;
   Region(const Driver& driver, Memory memory, std::shared_ptr<client::Session> session);
   static void end(Region* region) noexcept;
-  // Others that change it take their time with the device too.
+  // Waits for other changes of it, which may wait for the device too.
   Result<std::unique_lock<Turn>> change(client::Deadline deadline) const;
   Result<void> map(std::span<const Allocation> allocations, Address at);
   Result<void> set_access(Access access);
   Result<std::vector<Allocation>> allocations() const;
   Result<ContextHold::Scope> enter();
   Result<void> fall_asleep(client::Deadline deadline);
-  bool unmap() noexcept;  // the device is through; false: the driver has not taken it away
-  // A failure of ours, after a look at the device that has the memory: where it is lost the broker is told.
+  bool unmap() noexcept;  // call when the device is done; false: the driver has not unmapped it
+  // Completes a failure after a query of the device that has the memory. If the device is lost, the broker gets a
+  // report.
   std::unexpected<Error> told(Error failure);
 
   const Driver* const driver_;
   const Memory memory_;
   std::shared_ptr<client::Session> session_;
-  std::shared_ptr<Notices> notices_;  // where pushed states come in; set with the session
-  std::vector<Device> devices_;       // that reach it; calls that need a context get that of the first
-  std::optional<ContextHold> hold_;   // from the first such call on; of lent memory the primary one, which opened it
-  mutable Turn changing_;             // publish, written, sleep, wake
+  std::shared_ptr<Notices> notices_;  // gets states that the broker reports; set with the session
+  std::vector<Device> devices_;       // those that can access it; calls that need a context use the first
+  std::optional<ContextHold>
+      hold_;               // from the first such call on; for lent memory the primary context, which opened it
+  mutable Turn changing_;  // publish, written, sleep, wake
   AddressRange range_;
   std::vector<Allocation> held_;  // adopted and not yet published, or asleep and never published
-  Address opened_ = 0;            // lent: what the driver opened
-  std::shared_ptr<Lent> lent_;    // lent by this process itself
+  Address opened_ = 0;            // lent memory: what the driver opened
+  std::shared_ptr<Lent> lent_;    // lent memory of this process
   std::atomic<Address> pointer_ = 0;
   std::atomic<Access> access_ = Access::read_write;
   std::atomic<State> state_ = State::unpublished;
@@ -188,17 +192,17 @@ class Region : public std::enable_shared_from_this<Region> {
   std::atomic<int> views_ = 0;
   shmbw_region_ref ref_{};
   std::uint32_t rights_ = 0;  // of the lease
-  bool writer_ = false;       // its death would poison
-  // A broker that was too slow may have taken it all the same: the mapping never turns writable again.
+  bool writer_ = false;       // its death would poison the region
+  // A broker that was too slow may have done it all the same: the mapping never becomes writable again.
   bool maybe_published_ = false, maybe_written_ = false;
   Manifest manifest_;
 };
 
-// As the Sync says.
+// Waits for the condition of the Sync.
 Result<void> wait_for(const Driver& driver, const Sync& sync, std::span<const Device> devices,
                       const std::string& object, client::Deadline deadline);
-// Imports every chunk: the shares that came with the answer, then the others, one packet's at a time, so that a region
-// of thousands of chunks needs no more descriptors than one of 253. `code` is what the driver answered last.
+// Imports every chunk: the shares of the first reply, then the others, one packet at a time. So a region of thousands
+// of chunks needs no more descriptors than one of 253. `code` is the driver's last answer.
 Result<std::vector<Allocation>> import_all(client::Session& session, const Driver& driver, const DeviceInfo& here,
                                            client::GpuOpened& opened, const std::string& object, Code& code,
                                            client::Deadline deadline);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting on the host asks again and again, because the driver's own wait has no deadline. An event lives in the
-// primary context of its device, which outlives the caller's, and the driver records it in a stream of that context
-// alone: a stream of another one is followed by one of ours that records it. Each is followed by one of its own, which
-// stays: what it waits for lies in one order anyway, and records of others it would hold up.
+// Waiting on the host polls, because the driver's own wait has no deadline. An event lives in the primary context of
+// its device, which outlives the caller's. The driver records it only in a stream of that context. So a stream of
+// another context is followed by a stream of the library's, which records the event. Each such stream has its own
+// follower, which stays: a common one would make streams wait for each other.
 #include "cuda/shared_event.hpp"
 
 #include <algorithm>
@@ -28,25 +28,25 @@ class SharedEvent::Body {
   Body(const Body&) = delete;
   Body& operator=(const Body&) = delete;
   ~Body() {
-    if (event_ == nullptr || Driver::loaded() == nullptr) return;  // a forked child: it is the parent's
+    if (event_ == nullptr || Driver::loaded() == nullptr) return;  // a forked child: the event is the parent's
     try {
       auto scope = hold_.enter_primary();
       for (const auto& [key, follower] : followers_) driver_.calls().stream_destroy(follower);
-      driver_.calls().event_destroy(event_);  // also where no context can be had: it is the driver's to refuse
-    } catch (...) {                           // no memory for a sentence: all of it goes with the context
+      driver_.calls().event_destroy(event_);  // also without a context: then the driver refuses
+    } catch (...) {                           // no memory for a sentence: all of it ends with the context
     }
   }
 
   const Driver& driver_;
   const Device device_;
   ContextHold hold_;
-  std::mutex mutex_;  // of the hold and the followers
+  std::mutex mutex_;  // guards the hold and the followers
   Event event_ = nullptr;
   std::map<StreamKey, Stream> followers_;
   bool own_ = false;
   Name name_{};
 
-  // Those of this process by name. Used only after the driver has answered, so never in a forked child.
+  // The events of this process by name. It is used only after the driver has answered, so never in a forked child.
   struct All {
     std::mutex mutex;
     std::map<Name, std::weak_ptr<Body>> own;
@@ -72,8 +72,8 @@ class SharedEvent::Body {
     return std::unexpected(driver_.failure(code, name, kObject));
   }
 
-  // A call of the driver about a stream in that stream's own context, whatever is current; of a default stream in that
-  // which is, or would be.
+  // A call of the driver about a stream, in that stream's own context, whichever is current. For a default stream it is
+  // the current context, or the one that would be.
   template <class Call>
   Result<void> beside(Stream stream, Call&& call) {
     if (auto usable = Driver::load(); !usable) return std::unexpected(usable.error());
@@ -86,7 +86,7 @@ class SharedEvent::Body {
     return call();
   }
 
-  // With the stream's context current.
+  // Call with the stream's context current.
   Result<void> record(Stream stream) {
     Context here = nullptr, home = nullptr;
     if (auto asked = said(driver_->context_get(&here), "cuCtxGetCurrent"); !asked) return asked;
@@ -109,7 +109,7 @@ class SharedEvent::Body {
     if (auto made = said(driver_->event_create(&passing, kDisableTiming), "cuEventCreate"); !made) return made;
     auto done = said(driver_->event_record(passing, stream), "cuEventRecord");
     if (done) done = record_behind(passing, *key);
-    driver_->event_destroy(passing);  // which the driver does when it has passed
+    driver_->event_destroy(passing);  // the driver destroys it after it has passed
     return done;
   }
 
@@ -126,7 +126,7 @@ class SharedEvent::Body {
   Result<Stream> follower_of(const StreamKey& key) {
     if (const auto found = followers_.find(key); found != followers_.end()) return found->second;
     if (followers_.size() == kMostFollowers) {
-      driver_->stream_destroy(followers_.begin()->second);  // which the driver does when it is through
+      driver_->stream_destroy(followers_.begin()->second);  // the driver destroys it after its work
       followers_.erase(followers_.begin());
     }
     Stream made = nullptr;
@@ -220,7 +220,7 @@ Result<void> SharedEvent::wait(Stream stream) {
     int capturing = 0;
     if (auto asked = body_->said(body_->driver_->stream_capturing(stream, &capturing), "cuStreamIsCapturing"); !asked)
       return asked;
-    if (capturing != 0)  // the driver would refuse it too, and spoil the capture
+    if (capturing != 0)  // the driver would refuse it too, and invalidate the capture
       return error(Status::not_supported,
                    "a stream that is being captured into a graph cannot wait for an event between processes: wait "
                    "before the capture, or after it");

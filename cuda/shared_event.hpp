@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's own events between processes, for programs that have them already. They are no object of the broker's:
-// an event ends with its maker, the driver leaves open what then becomes of its waiters, and nobody is told. So whoever
-// makes or opens one says that he has seen to that; for all others there are timelines.
+// The driver's own events between processes, for programs that use them already. The broker does not manage them. An
+// event ends with its maker, the driver does not define what then happens to its waiters, and no process is notified.
+// So the caller that makes or opens one must confirm that it handles this. All others use timelines.
 #pragma once
 
 #include <array>
@@ -16,16 +16,16 @@ namespace shmb::cuda {
 class SharedEvent {
  public:
   using Handle = std::unique_ptr<SharedEvent>;
-  using Name = std::array<std::uint8_t, 64>;  // the driver's handle, to be sent to other processes
+  using Name = std::array<std::uint8_t, 64>;  // the driver's handle, for other processes
   // device: an ordinal; -1: of the current context, else the first.
   static Result<Handle> create(int device);
-  // In the process that made it: the same event, which the driver would refuse to open.
+  // In the process that made it: returns the same event, because the driver would refuse to open it.
   static Result<Handle> open(const Name& name, int device);
   SharedEvent(const SharedEvent&) = delete;
   SharedEvent& operator=(const SharedEvent&) = delete;
   ~SharedEvent();
 
-  Result<Name> name() const;  // of one that was made here
+  Result<Name> name() const;  // for an event that was made here
   Result<void> record(Stream stream);
   Result<void> wait(Stream stream);  // the stream waits for the last record before this call
   Result<bool> done();

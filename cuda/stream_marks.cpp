@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page is shared memory: a private one would be copied under the device's feet when the process forks.
+// The page is shared memory: a private page would be copied on a fork, and the device would write to the wrong copy.
 #include "cuda/stream_marks.hpp"
 
 #include <atomic>
@@ -18,7 +18,7 @@ Result<void> StreamMarks::begin(const Driver& driver, const std::string& object)
   auto fd = sys::memfd_create("shmb-streams", true);
   if (!fd) return system_failure(fd.error(), "memfd_create for the marks of streams");
   auto sized = sys::truncate(fd->get(), kSmallPage);
-  if (sized) sized = sys::allocate(fd->get(), 0, kSmallPage);  // want of memory is then an errno, not a signal
+  if (sized) sized = sys::allocate(fd->get(), 0, kSmallPage);  // a lack of memory is then an errno, not a signal
   if (!sized) return system_failure(sized.error(), "the page for the marks of streams");
   auto page = Mapping::map(fd->get(), 0, kSmallPage, Access::read_write);
   if (!page) return system_failure(page.error(), "mapping the marks of streams");

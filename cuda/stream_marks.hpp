@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which streams have come past what was enqueued in them: behind each use a stream writes a number of its own into a
-// page of ours. An event would belong to the stream's context, may be recorded in no other, and must not be touched
-// once that is destroyed; this page outlives every context but the one that registered it, and is read without the
+// Which streams have passed what was enqueued in them: after each use a stream writes a number into a page of the
+// library's. An event would belong to the stream's context, could be recorded in no other, and must not be used once
+// that is destroyed. This page outlives every context except the one that registered it, and is read without the
 // driver.
 #pragma once
 
@@ -20,13 +20,14 @@ class StreamMarks {
   StreamMarks(const StreamMarks&) = delete;
   StreamMarks& operator=(const StreamMarks&) = delete;
 
-  // Both in a context that lasts from one to the other. `end` only once all have passed.
+  // Call both in a context that exists from one to the other. Call `end` only after all have passed.
   Result<void> begin(const Driver& driver, const std::string& object);
   void end(const Driver& driver) noexcept;
 
-  // Before anything is enqueued in the stream, whose context is current: where it will write.
+  // Call before anything is enqueued in the stream, with its context current. Returns the place where it will write.
   Result<std::size_t> place(const Driver& driver, Stream stream);
-  // Behind what was enqueued. Where it fails nobody will know of the stream again, and `passed` says no from then on.
+  // Call after the work was enqueued. If it fails, the end of the stream's work can never be known, and `passed`
+  // returns false from then on.
   void put(const Driver& driver, std::size_t place, Stream stream) noexcept;
   bool passed() const noexcept;
   bool lost() const { return lost_; }
@@ -37,7 +38,7 @@ class StreamMarks {
   Mapping page_;
   Address address_ = 0;
   std::map<StreamKey, std::size_t> places_;
-  std::vector<std::uint64_t> last_;  // by place: the number that was enqueued last
+  std::vector<std::uint64_t> last_;  // by place: the last number that was enqueued
   bool lost_ = false;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Order matters in three places: the write is enqueued before it is announced, the counter is read before the status
-// (the broker writes them the other way round), and streams have passed before the page is unregistered.
+// The order matters in three places. The write is enqueued before it is announced. The counter is read before the
+// status, because the broker writes them the other way round. Streams have passed before the page is unregistered.
 #include "cuda/timeline.hpp"
 
 #include <algorithm>
@@ -24,29 +24,29 @@ constexpr std::int64_t kFirstPause = 20'000, kLongestPause = 1'000'000;
 constexpr std::size_t kWordBytes = sizeof(Word);
 constexpr std::uint64_t kLongestStep = timeline::kRelease / 2;
 
-// Reached by the producer, not by the broker's release, which lies 2^62 ahead.
+// Whether the producer reached it, and not the broker's release, which lies 2^62 ahead.
 bool truly_reached(std::uint64_t counter, std::uint64_t value) {
   return reached(counter, value) && counter - value < kLongestStep;
 }
 
-// Once the broker has written a status: what the producer had done before it went is done.
+// Once the broker has written a status: whether the producer had reached the value before it ended.
 bool was_reached(const Word& word, std::uint64_t value) {
   return truly_reached(word.last.load(std::memory_order_acquire), value);
 }
 
-// Sleeps until the word's `wakes` moves, or a little: a GPU's write wakes nobody.
+// Sleeps until the word's `wakes` moves, or for a short time, because a GPU's write wakes no thread.
 void pause(Word& word, std::uint32_t wakes, std::int64_t& length, client::Deadline deadline) {
   length = std::clamp(length * 2, kFirstPause, kLongestPause);
   const std::int64_t left = deadline.left();
   const std::int64_t now = left < 0 ? length : std::min(length, left);
-  (void)sys::futex_wait(word.wakes, wakes, sys::now_monotonic() + now);  // looked at again, whatever it gives
+  (void)sys::futex_wait(word.wakes, wakes, sys::now_monotonic() + now);  // checked again, whatever the result
 }
 
 }  // namespace
 
 struct Timeline::OnDevices {
-  std::map<Device, ContextHold> holds;  // primary contexts that default streams were entered by, and the page's
-  Device home = -1;                     // in whose primary context the page is registered
+  std::map<Device, ContextHold> holds;  // primary contexts by which default streams were entered, and that of the page
+  Device home = -1;                     // the device in whose primary context the page is registered
   Address words = 0;                    // 0: not registered yet
   StreamMarks marks;
 
@@ -110,7 +110,8 @@ Timeline::~Timeline() {
     if (region_) (void)new (std::nothrow) client::Region::Handle(std::move(region_));  // never given back
   }
   own_.reset();
-  if (was_producer) client::post_timeline_end(*session_, ref_);  // another's handle gives its lease back itself
+  // the handles of others give their leases back themselves
+  if (was_producer) client::post_timeline_end(*session_, ref_);
 }
 
 bool Timeline::let_go() noexcept {
@@ -119,7 +120,7 @@ bool Timeline::let_go() noexcept {
   try {
     auto scope = devices_->hold(*driver, devices_->home).enter_primary();  // the caller may have no context any more
     const client::Deadline deadline = client::Deadline::after(kSettle);
-    // After a fault the device does nothing more, and every call says so. These harm no capture.
+    // After a fault the device does nothing more, and every call reports it. These calls do not affect a capture.
     const auto faulted = [&] {
       const BesideCaptures beside(*driver);
       int capturing = 0;
@@ -185,7 +186,7 @@ Result<void> Timeline::register_page(const Driver& driver) {
     return error(Status::not_supported,
                  (*device)->name + " cannot register memory that is mapped read-only: wait on the host instead");
   const std::string object = "timeline " + std::to_string(ref_.id) + "." + std::to_string(ref_.generation);
-  auto scope = devices_->hold(driver, home).enter_primary();  // the caller's context may go before the timeline does
+  auto scope = devices_->hold(driver, home).enter_primary();  // the caller's context may end before the timeline does
   if (!scope) return std::unexpected(scope.error());
   const std::size_t bytes = (timeline::bytes_of(words_) + kSmallPage - 1) / kSmallPage * kSmallPage;
   const unsigned flags = kHostPortable | kHostDeviceMap | (producer() ? 0U : kHostReadOnly);
@@ -205,7 +206,7 @@ Result<void> Timeline::register_page(const Driver& driver) {
   return {};
 }
 
-// A stream's own context, whatever is current; of a default stream that which is, or would be.
+// A stream's own context, whichever is current. For a default stream the current context, or the one that would be.
 Result<ContextHold::Scope> Timeline::enter_context(const Driver& driver, Stream stream) {
   if (!is_default_stream(stream)) return ContextHold::enter_stream(driver, stream);
   Device current = -1;
@@ -259,7 +260,7 @@ Result<void> Timeline::signal(std::uint32_t word, std::uint64_t value, Stream st
     return std::unexpected(driver.failure(code, "cuStreamWriteValue64", name(word)));
   one.announced.store(value, std::memory_order_release);
   one.wakes.fetch_add(1, std::memory_order_release);
-  (void)sys::futex_wake(one.wakes, INT_MAX);        // who waits in `wait` for the announcement
+  (void)sys::futex_wake(one.wakes, INT_MAX);        // threads that wait in `wait` for the announcement
   devices_->marks.put(driver, way->place, stream);  // it is announced: no failure from here on
   return {};
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counters in a region of the broker on which the streams and threads of several processes meet: the producer's streams
-// write them, everybody's streams and threads wait for them. A stream is made to wait only for what the producer has
-// announced, that is enqueued, so no stream waits for something that nobody has promised; and when the producer dies
-// the broker satisfies every waiter, so none hangs. What a stream still uses stays registered with the driver.
+// Counters in a region of the broker on which streams and threads of several processes meet. The producer's streams
+// write them, and all streams and threads can wait for them. A stream is made to wait only for a value that the
+// producer has announced, that is enqueued. So no stream waits for a value that may never come. When the producer dies,
+// the broker releases every waiter. Pages that a stream still uses stay registered with the driver.
 #pragma once
 
 #include <cstdint>
@@ -28,15 +28,15 @@ class Timeline {
     bool replace = false;
     std::uint32_t words = 1;
   };
-  // The maker is the producer. Needs no GPU; signal does.
+  // The caller becomes the producer. It needs no GPU; signal does.
   static Result<Handle> create(const std::shared_ptr<client::Session>& session, const Spec& spec,
                                client::Deadline deadline);
   static Result<Handle> open(const std::shared_ptr<client::Session>& session, const client::Target& target,
                              std::int64_t timeout, std::int64_t wait);
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
-  // Waits up to 5 s for streams that still use it; beyond that its pages stay until the process ends. A producer's end
-  // is told in any case.
+  // Waits up to 5 s for streams that still use it. After that its pages stay until the process ends. The end of a
+  // producer is reported in any case.
   ~Timeline();
 
   shmbw_region_ref ref() const { return ref_; }
@@ -44,25 +44,25 @@ class Timeline {
   bool producer() const { return !region_; }
 
   struct Look {
-    std::uint64_t counter = 0;    // once the producer is gone: where that left it
+    std::uint64_t counter = 0;    // once the producer is gone: the value at its end
     std::uint64_t announced = 0;  // the highest value whose signal is enqueued
     shmbw_gpu_word_status status = SHMBW_GPU_WORD_STATUS_OK;
   };
   Result<Look> look(std::uint32_t word) const;
-  // Enqueues the write of `value`, greater than all before, behind what is in the stream, and announces it.
+  // Enqueues the write of `value`, greater than all before, after the work in the stream, and announces it.
   Result<void> signal(std::uint32_t word, std::uint64_t value, Stream stream);
-  // Makes the stream wait; first, until the deadline, this thread for the announcement.
+  // Makes the stream wait. Before that this thread waits, until the deadline, for the announcement.
   Result<void> wait(std::uint32_t word, std::uint64_t value, Stream stream, client::Deadline announced);
   Result<void> wait_host(std::uint32_t word, std::uint64_t value, client::Deadline deadline) const;
 
  private:
   Timeline(std::shared_ptr<client::Session> session, shmbw_region_ref ref, std::uint32_t words);
   timeline::Word& at(std::uint32_t word) const { return reinterpret_cast<timeline::Word*>(memory_)[word]; }
-  Result<void> check(std::uint32_t word) const;  // also that this is no forked child, which has nothing of it
+  Result<void> check(std::uint32_t word) const;  // also that this is no forked child, which has no timelines
   std::string name(std::uint32_t word) const;
   std::unexpected<Error> ended(std::uint32_t word, std::uint64_t value) const;
-  // The stream's context is current, the page is registered, `word` has this address on the device, and behind what is
-  // enqueued the stream says so in its place.
+  // The stream's context is current, the page is registered, and `word` has this address on the device. After the
+  // enqueued work the stream writes to its place.
   struct Way {
     const Driver* driver;
     ContextHold::Scope scope;
@@ -79,10 +79,10 @@ class Timeline {
   shmbw_region_ref ref_{};
   std::uint32_t words_;
   client::ForkMark mark_;          // a forked child has neither the lease nor the driver
-  Mapping own_;                    // the producer's
-  client::Region::Handle region_;  // everybody else's
+  Mapping own_;                    // for the producer
+  client::Region::Handle region_;  // for all others
   std::byte* memory_ = nullptr;
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards what follows
   std::unique_ptr<OnDevices> devices_;
 };
 

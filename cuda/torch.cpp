@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The allocator pair for torch.cuda.MemPool: a tensor is born in a region, and publishing it copies nothing. torch asks
-// for blocks of 2 MiB and more, so a region for each costs little. Memory that torch frees while a handle to it is held
-// stays mapped for that handle.
+// for blocks of 2 MiB and more, so a region for each costs little. If torch frees memory while a handle to it exists,
+// the memory stays mapped for that handle.
 #include "cuda/torch.hpp"
 
 #include <map>
@@ -17,7 +17,7 @@ struct TorchBlocks {
   std::map<Address, Region::Handle> by_address;
 };
 
-// Never destroyed: torch frees its caches while static objects go.
+// Never destroyed: torch frees its caches while static objects are destroyed.
 TorchBlocks& torch_blocks() {
   static TorchBlocks* const all = new TorchBlocks;
   return *all;
@@ -28,7 +28,7 @@ TorchBlocks& torch_blocks() {
 Result<Address> torch_allocate(std::uint64_t bytes, int device) {
   AllocateSpec spec;
   spec.device = device;
-  spec.zero = false;  // torch promises nothing of fresh memory either, and must not wait here
+  spec.zero = false;  // torch does not promise zeroed memory either, and must not wait here
   auto made = Region::allocate(nullptr, bytes, spec);
   if (!made) return std::unexpected(made.error());
   const Address address = (*made)->pointer();
@@ -49,8 +49,8 @@ bool torch_free(Address address) {
     last = std::move(found->second);
     all.by_address.erase(found);
   }
-  // An idle device says so in that time. torch frees with its locks held and cannot be told of a deadline: what a busy
-  // one still uses goes later, and who finds no memory waits for it.
+  // An idle device is done in that time. torch frees with its locks held and cannot handle a deadline. Memory that a
+  // busy device still uses is freed later, and an allocation that finds no memory waits for that.
   (void)Region::release(std::move(last), client::Deadline::after(kTorchWait));
   return true;
 }

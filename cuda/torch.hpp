@@ -10,13 +10,13 @@
 namespace shmb::cuda {
 
 Result<Address> torch_allocate(std::uint64_t bytes, int device);
-bool torch_free(Address address);  // false: not one of ours
+bool torch_free(Address address);  // false: not a block of this allocator
 
 struct TorchBlock {
   Region::Handle region;
   std::uint64_t offset = 0;
 };
-// The block around an address, in the session of who will publish it.
+// The block around an address, in the session of its future publisher.
 Result<TorchBlock> torch_block(const std::shared_ptr<client::Session>& session, Address address);
 
 }  // namespace shmb::cuda
