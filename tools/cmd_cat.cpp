@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker cat ADDRESS`: the region's bytes on stdout, exactly as many as were asked for at its creation. It is a
-// reader like any other: in private mode the first reader of a region that is still written closes it for new writers.
-// A region that nobody published, such as what a killed `put` left, is told on stderr.
+// `shmbroker cat ADDRESS`: the region's bytes on stdout, exactly as many as were asked for at its creation. It is an
+// ordinary reader: in private mode the first reader of a region that is still written closes it for new writers. For a
+// region that is not published, such as one that a killed `put` left, it prints a note to stderr.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -41,7 +41,7 @@ int run_cat(const CatOptions& options) {
   info.size = sizeof info;
   shmb_error failure{};
   if (shmb_region_get_info(region->get(), &info, &failure) != SHMB_OK) return fail(failed(failure));
-  if (info.state != SHMB_REGION_PUBLISHED)  // a writer at work, or one that was killed in the middle
+  if (info.state != SHMB_REGION_PUBLISHED)  // being written, or its writer was killed meanwhile
     complain("warning: " + options.address + " is not published: its bytes may be incomplete, and may change");
   const auto* data = static_cast<const std::byte*>(shmb_region_data(region->get()));
   auto written = sys::write_all(STDOUT_FILENO, {data, shmb_region_length(region->get())});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker doctor`: what of this host stands in the way of shared memory, and the command that changes it. It starts
-// no broker and changes nothing.
+// `shmbroker doctor`: what prevents shared memory on this host, and the command that changes it. It starts no broker
+// and changes nothing.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker gc`: frees lost shared memory. It prints a plan and does nothing more without --yes. With it, the kernel
-// is asked for each object at the moment of its removal (host/removal.hpp), so that nothing in use goes.
+// `shmbroker gc`: frees lost shared memory. It prints a plan and does nothing more without --yes. With --yes it asks
+// the kernel about each object at the moment of its removal (host/removal.hpp), so nothing in use is removed.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -36,8 +36,8 @@ bool can_go(const Object& it) {
          it.kind == host::Kind::sysv;
 }
 
-// Of objects that nobody named: only what the options allow. With --without-lease an unseen one may be tried too,
-// where its pattern or its creator says that it is lost; nothing says so of it, so it has to be named.
+// For objects that were not named: only what the options allow. With --without-lease an unseen object may be tried too,
+// where its pattern or its creator says that it is lost. Without such evidence it has to be named.
 bool is_proposed(const GcOptions& options, const Object& it) {
   if (!can_go(it)) return false;
   if (it.verdict == Verdict::orphan) return true;
@@ -84,7 +84,7 @@ std::string outcome_text(Outcome outcome) {
   return names[static_cast<std::size_t>(outcome)];
 }
 
-// What the plan leaves alone although nobody holds it, and which word would include it.
+// Objects that the plan leaves alone although they have no holder, and the option that would include them.
 std::string left_alone(const GcOptions& options, const Inventory& inventory, const std::vector<std::size_t>& plan) {
   struct Kind {
     Verdict verdict;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker inspect ADDRESS`: one region, who holds it with which rights, and what will become of it; or one pool, who
-// takes part and what each has in hand; or one queue. Regions and pools have names of their own: where both have one,
-// it is the region, and --pool says the other.
+// `shmbroker inspect ADDRESS`: one region, its holders with their rights, and what will happen to it; or one pool with
+// its participants and what each holds; or one queue. Regions and pools have separate names. If both have one, the
+// region is shown, and --pool selects the pool.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
@@ -32,7 +32,7 @@ struct RegionFacts {
   std::vector<TicketRow> tickets;
   std::vector<SessionRow> sessions;
   std::optional<GpuRow> gpu;
-  std::vector<PoolRow> pools;  // of which it is slots
+  std::vector<PoolRow> pools;  // the pools that use it as slots
 };
 
 struct PoolFacts {

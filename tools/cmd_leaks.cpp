@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker leaks`: shared memory that nobody holds, what it costs, and why it looks lost. It needs no broker, and it
-// changes nothing.
+// `shmbroker leaks`: shared memory without holders, its size, and why it looks lost. It needs no broker and changes
+// nothing.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -22,7 +22,7 @@ using host::Inventory;
 using host::Object;
 using host::Verdict;
 
-constexpr std::size_t kFold = 3;  // as many of one pattern, user and verdict become one line
+constexpr std::size_t kFold = 3;  // so many of one pattern, user and verdict become one line
 
 struct LeaksOptions {
   ListingOptions listing;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker list`: who holds how much. Totals first, then a line per region, per pool, per queue and per world, each
-// table only where it has rows. Groups without regions are counted only in the totals and shown by --groups. Last, what
-// root could see and is not shown.
+// `shmbroker list`: holders and what they hold. Totals first, then a line per region, pool, queue and world; a table is
+// shown only if it has rows. Groups without regions are counted only in the totals, and shown by --groups. The last
+// lines say what only root can see.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -88,7 +88,7 @@ Result<Books> read_books(const Viewer& viewer, const ListOptions& options, const
   if (!gpu) gpu.emplace();
   Hidden hidden;
   if (options.group.empty()) hidden = hidden_from(*status, regions->total_count, options.all_groups);
-  // They have a table of their own.
+  // GPU regions have a table of their own.
   std::erase_if(regions->rows, [](const RegionRow& row) { return (row.record.flags & SHMBW_REGION_GPU) != 0; });
   // A group's regions together, the largest first.
   std::ranges::sort(regions->rows, {}, [](const RegionRow& row) {
@@ -223,10 +223,10 @@ std::string list_json(const ListOptions& options, const Viewer& viewer, const Bo
 
 struct Shown {
   Table table;
-  const char* none;  // what an empty table has none of
+  const char* none;  // the noun for an empty table
 };
 
-// The table that was asked for, or all of those that a look at everything shows.
+// The table that was asked for, or all tables of a general listing.
 std::vector<Shown> tables(const ListOptions& options, const Books& books) {
   const Common& common = options.common;
   std::vector<Shown> shown;
@@ -254,7 +254,7 @@ Result<void> sort(std::vector<Shown>& shown, const std::string& column) {
                "--sort " + shmb::quoted(column) + " is no column of this table: " + shown.front().table.titles());
 }
 
-// An empty line between tables. Where one was asked for and has no rows, a word says so.
+// An empty line between tables. A table that was asked for and has no rows is replaced by a word.
 std::string text_of(const ListOptions& options, const std::vector<Shown>& shown) {
   const Look look = look_of(STDOUT_FILENO);
   std::string text;
@@ -265,7 +265,7 @@ std::string text_of(const ListOptions& options, const std::vector<Shown>& shown)
   return text;
 }
 
-// What only a broker knows, beside --all.
+// Options that need a broker, beside --all.
 std::string needs_broker(const ListOptions& options) {
   if (!options.common.socket.empty()) return "--socket";
   if (options.common.timeout != 0) return "--timeout";
@@ -288,7 +288,8 @@ int list_of_host(const ListOptions& options) {
 // The broker that a program of the caller finds. The groups of all users are listed over its admin socket.
 Result<Viewer> viewer_for(const ListOptions& options) {
   if (!options.all_groups) return Viewer::connect(options.common);
-  if (auto admin = Viewer::connect(options.common, true)) return admin;  // also where others find no room
+  if (auto admin = Viewer::connect(options.common, true))
+    return admin;  // works also when ordinary clients find no room
   auto viewer = Viewer::connect(options.common);
   if (!viewer) return viewer;
   Common beside = options.common;

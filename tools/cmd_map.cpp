@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker map PID`: all shared memory of one process, ours or not, and who else has it. It needs no broker.
+// `shmbroker map PID`: all shared memory of one process, also that of other programs, and its other holders. It needs
+// no broker.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -78,7 +79,7 @@ std::vector<Held> parts_held(const Inventory& inventory, pid_t pid,
   return out;
 }
 
-// Those that the sentences about the whole host leave out.
+// Facts about this process that the sentences about the whole host leave out.
 std::string missed_text(const host::Process& process, const Inventory& inventory) {
   std::string out;
   for (const std::string& sentence : process.missed)
@@ -159,7 +160,7 @@ int run_once(const MapOptions& options) {
            missed_text(*process, *inventory) + blind_text(*inventory);
   }
   if (!print(text)) return kExitError;
-  // "Not seen" of others may hide peers; only what is missed of this process counts.
+  // A process that was not seen may hide peers. Only what was missed of this process counts.
   return process->missed.empty() ? kExitOk : kExitUnseen;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker put FILE --name N`: a file as a published region. The file is read straight into the populated memory
-// (no second copy, no signal where there is no room) and published, so that readers get it read-only and unchangeable.
+// `shmbroker put FILE --name N`: a file as a published region. The file is read straight into the populated memory: no
+// second copy, and no signal where there is no room. Then it is published, so readers get it read-only and
+// unchangeable.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -26,9 +27,9 @@
 namespace shmb::tools {
 namespace {
 
-constexpr std::int64_t kShellKeep = 3'600'000'000'000;  // of groups that put makes: 1 h
+constexpr std::int64_t kShellKeep = 3'600'000'000'000;  // for groups that put makes: 1 h
 constexpr std::uint64_t kChunk = 8ULL << 20;
-constexpr std::uint64_t kPopulateChunk = 256ULL << 20;  // of regions too large to be populated at birth
+constexpr std::uint64_t kPopulateChunk = 256ULL << 20;  // for regions too large to be populated at birth
 
 struct PutOptions {
   Common common;
@@ -37,8 +38,8 @@ struct PutOptions {
   bool replace = false;
 };
 
-// Who presses Ctrl-C is told that nothing was put. The region itself has no name before it is whole, and goes with this
-// process, however that ends.
+// A user who presses Ctrl-C gets the message that nothing was put. The region has no name before it is whole, and ends
+// with this process in any case.
 volatile std::sig_atomic_t interrupted = 0;
 
 class Interruptible {
@@ -48,7 +49,7 @@ class Interruptible {
     keep.sa_handler = [](int signal) { interrupted = signal; };
     for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
       struct sigaction former{};
-      // What the shell lets us ignore (nohup, a job in the background) stays ignored.
+      // A signal that the shell has set to ignore stays ignored (nohup, a job in the background).
       if (::sigaction(signal, nullptr, &former) == 0 && former.sa_handler == SIG_DFL)
         ::sigaction(signal, &keep, nullptr);
     }
@@ -71,7 +72,7 @@ Result<Source> open_source(const std::string& path) {
   auto facts = sys::file_facts(fd->get());
   if (!facts) return system_failure(facts.error(), "stat " + shmb::quoted(path));
   if (!facts->is_regular) return error(Status::system, shmb::quoted(path) + " is no regular file");
-  char byte = 0;  // the files of /proc have contents and no size
+  char byte = 0;  // the files of /proc have contents but no size
   if (facts->size == 0 && ::read(fd->get(), &byte, 1) == 1)
     return error(Status::system, shmb::quoted(path) + " does not tell its size: put a copy of it");
   return Source{std::move(*fd), facts->size};
@@ -79,7 +80,8 @@ Result<Source> open_source(const std::string& path) {
 
 // Membership, so that the group's keep begins when this command ends.
 Result<std::uint64_t> enter_group(const Session& session, const std::string& wanted) {
-  if (wanted.empty() && in_a_group()) return session.info().group;  // the session is in it: where `cat NAME` looks
+  // it is the session's group, where `cat NAME` searches
+  if (wanted.empty() && in_a_group()) return session.info().group;
   shmb_error failure{};
   const std::string name = wanted.empty() ? default_group() : wanted;
   std::uint64_t id = 0;
@@ -115,7 +117,7 @@ Result<Region> create(const Session& session, const PutOptions& options, std::ui
   shmb_error failure{};
   shmb_region* region = nullptr;
   int status = shmb_create(session.get(), size, &create, &region, &failure);
-  if (status == SHMB_E_UNKNOWN_FLAGS) {  // a broker from before this flag: the name is there while the file is read
+  if (status == SHMB_E_UNKNOWN_FLAGS) {  // an older broker: the name exists while the file is read
     create.flags &= ~std::uint32_t{SHMB_CREATE_NAME_AT_PUBLISH};
     status = shmb_create(session.get(), size, &create, &region, &failure);
   }
@@ -190,7 +192,7 @@ std::string stored_text(const PutOptions& options, const Session& session, const
                              : "kept for " + format_duration(stat.keep_ns) + " after the end of its group\n";
   text += "read it: shmbroker cat " + address + "    free it: shmbroker release " + address;
   std::string out;
-  for (std::size_t at = 0; at <= text.size();) {  // printable line by line
+  for (std::size_t at = 0; at <= text.size();) {  // makes it printable line by line
     const std::size_t end = std::min(text.find('\n', at), text.size());
     out += printable(std::string_view(text).substr(at, end - at)) + "\n";
     at = end + 1;

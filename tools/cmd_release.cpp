@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker release`: takes a region's name away, or that of a pool where no region has it, so that it goes with its
-// last holder; nobody's memory is pulled away. With --group everything that an ended group keeps; a live group is ended
-// only with --end. With --tickets what dead sessions left.
+// `shmbroker release`: removes the name of a region, or of a pool where no region has that name. The object then ends
+// with its last holder, and no holder loses its memory. With --group it releases everything that an ended group keeps;
+// a live group is ended only with --end. With --tickets it ends tickets that dead sessions left.
 #include <CLI/CLI.hpp>
 #include <memory>
 
@@ -24,7 +24,7 @@ struct ReleaseOptions {
   bool end = false, tickets = false;
 };
 
-// @ID has to become an address, because it is the name that is taken away.
+// @ID has to become an address, because the name is what is removed.
 Result<std::string> address_of(const Session& session, const Target& target, shmb_region_stat& stat) {
   shmb_error failure{};
   stat = {};
@@ -39,7 +39,7 @@ Result<std::string> address_of(const Session& session, const Target& target, shm
   return std::to_string(stat.owner_uid) + ":" + group + "/" + stat.name;
 }
 
-// A participant takes the name away, so this process is one meanwhile. No region has that name.
+// Only a participant can remove the name, so this process joins meanwhile. No region has that name.
 int release_pool(const ReleaseOptions& options, const Session& session, const Target& target) {
   shmb_pool_open_options opening{};
   opening.size = sizeof opening;

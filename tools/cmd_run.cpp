@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker run -- CMD`: a group for a command and everything it starts, ended with them (spawn/supervisor.hpp). The
-// exit status is the command's, 128 + n for signal n, and 125 to 127 for failures of our own, usage among them.
+// `shmbroker run -- CMD`: a group for a command and everything it starts, which ends with them (spawn/supervisor.hpp).
+// The exit status is the command's, 128 + n for signal n, or 125 to 127 for failures of `run` itself, including usage
+// errors.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -25,7 +26,7 @@ struct RunOptions {
   std::vector<std::string> command;
 };
 
-// What the group says to the person at the terminal.
+// The messages of the group to the person at the terminal.
 class Speaker final : public spawn::Reporter {
  public:
   explicit Speaker(spawn::SupervisedGroup& group) : group_(group) {}
@@ -48,7 +49,7 @@ int failed_ourselves(const std::string& sentence, int status = spawn::kExitFaile
   return status;
 }
 
-// "tcp://HOST:PORT", as programs of torch.distributed have it.
+// "tcp://HOST:PORT", as programs of torch.distributed write it.
 Result<void> read_init_method(std::string_view text, spawn::Plan& plan) {
   constexpr std::string_view kScheme = "tcp://";
   const std::size_t colon = text.rfind(':');

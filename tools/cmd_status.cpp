@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker status`: which broker answers, how it was found, what it runs on and what it has to do without (law 12).
+// `shmbroker status`: which broker answers, how it was found, what it runs on and which features it lacks (law 12).
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <utility>
@@ -18,7 +18,7 @@ namespace {
 
 std::string number(std::uint64_t value) { return std::to_string(value); }
 
-// Who hears of the broker's end: PID 1, or a subreaper among those who started a private broker.
+// The process that gets the broker's end: PID 1, or a subreaper among those that started a private broker.
 std::string parent_text(std::uint32_t pid) {
   auto broker = spawn::process(static_cast<pid_t>(pid));
   if (!broker) return "unknown: " + errno_text(broker.error().value);
@@ -28,7 +28,7 @@ std::string parent_text(std::uint32_t pid) {
          (broker->parent > 1 ? ", which sees the broker's end: it started it by hand, or is a subreaper" : "");
 }
 
-// The broker counts what it holds; these it lists, and they are counted here: those that the caller may see.
+// The broker counts what it holds. These objects it lists, and the tool counts those that the caller may see.
 struct Counts {
   std::uint64_t pools = 0, queues = 0, participants = 0, worlds = 0, workers = 0, references = 0;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See completion.hpp. What an option takes is known by the name of its type: GROUP and ADDRESS are asked of the running
-// broker (completing never starts one), OBJECT of `list --all`, PID of /proc, PATH and FILE are files.
+// See completion.hpp. The type of an option's value decides where candidates come from: GROUP and ADDRESS from the
+// running broker (completion never starts one), OBJECT from `list --all`, PID from /proc, PATH and FILE from the file
+// system.
 #include "tools/completion.hpp"
 
 #include <CLI/CLI.hpp>
@@ -12,7 +13,7 @@ namespace {
 
 enum class Shell { bash, zsh, fish };
 
-// A shell command that prints candidates, one a line; empty: nothing is known of this type.
+// A shell command that prints candidates, one a line. Empty: there are none for this type.
 std::string candidates(const std::string& type) {
   if (type == "GROUP") return R"x(shmbroker list --json 2>/dev/null | sed -n 's/^      "group": "\(.*\)",$/\1/p')x";
   if (type == "ADDRESS") return R"x(shmbroker list --json 2>/dev/null | sed -n 's/^      "address": "\(.*\)",$/\1/p')x";
@@ -42,7 +43,7 @@ std::string type_of(const CLI::Option& option) {
   return type.substr(0, type.find_first_of(": "));
 }
 
-// "address" and "group" say what they take by their own names.
+// "address" and "group" are types by their own names.
 std::string kind_of_name(std::string name) {
   for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return name;
@@ -125,7 +126,7 @@ std::string bash(const std::vector<Verb>& verbs) {
          cases + "  esac\n}\ncomplete -F _shmbroker shmbroker\n";
 }
 
-// In a description of zsh's _arguments a bracket would end it and a colon begins the next part.
+// In a description of zsh's _arguments a bracket would end the text, and a colon would begin the next part.
 std::string for_zsh(std::string text) {
   std::string out;
   for (const char c : text) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker gc --group`: what an ended group still keeps at the broker. The broker is the witness here: it knows each
-// holder by its lease, so nothing has to be guessed and a region in use is never freed.
+// `shmbroker gc --group`: what an ended group still keeps at the broker. The broker knows each holder by its lease. So
+// nothing is guessed, and a region in use is never freed.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct GroupCleaning {
   std::string group;  // NAME, UID:NAME or @ID, as `list --group` takes it
   bool yes = false, ids_only = false;
 };
-// Gives the exit code: that of a plan without `yes`.
+// Returns the exit code. Without `yes` it only prints the plan.
 int clean_group(const GroupCleaning& options);
 
 }  // namespace shmb::tools

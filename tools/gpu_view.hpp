@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU regions for people: on which device, how much, who published and who uses them, in what state they are, and why
-// their memory is still held.
+// GPU regions for people: device, size, publisher, users, state, and why their memory is still held.
 #pragma once
 
 #include <string>

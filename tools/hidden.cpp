@@ -28,7 +28,7 @@ std::uint32_t uid_of(const std::string& status) {
   return uid;
 }
 
-// What stands behind --directory, as the library starts private brokers. `words` are parted by NUL.
+// The value after --directory, as the library starts private brokers. `words` are separated by NUL.
 std::string directory_of(const std::string& words) {
   const std::string option = std::string("--directory") + '\0';
   const std::size_t at = words.find('\0' + option);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What root could see and a listing does not show: regions of other users, which only the admin socket lists, and the
-// private brokers of other users. Others could not see them, and hear nothing.
+// Objects that only root can see, and a listing does not show: regions of other users, which only the admin socket
+// lists, and private brokers of other users. For callers other than root there is nothing to say.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@ struct Hidden {
   std::uint64_t regions = 0;
   std::vector<OtherBroker> brokers;
 };
-// Of other users than root; found in `proc` by the program's name. Nothing where the caller is not root.
+// Brokers of users other than root, found in `proc` by the program's name. Empty if the caller is not root.
 std::vector<OtherBroker> other_brokers(const std::string& proc = "/proc");
-// `all`: the admin socket was asked. `regions`: as many are shown.
+// `all`: the admin socket was used. `regions`: the number that was shown.
 Hidden hidden_from(const BrokerStatus& status, std::uint64_t regions, bool all);
 std::string hidden_text(const Hidden& hidden);  // lines, or empty
 std::string brokers_text(const std::vector<OtherBroker>& brokers);

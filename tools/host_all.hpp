@@ -6,7 +6,7 @@
 
 namespace shmb::tools {
 
-// A row for each object, or with `as_tree` each process with its objects. Gives the exit code.
+// One row for each object; with `as_tree` each process with its objects. Returns the exit code.
 int list_host(const ListingOptions& options, bool as_tree);
 
 }  // namespace shmb::tools

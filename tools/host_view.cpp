@@ -65,7 +65,7 @@ std::string held_by(const Inventory& inventory, const Object& object) {
   return object.holders.size() == 1 ? name : name + " +" + std::to_string(object.holders.size() - 1);
 }
 
-// The name that people know: a region's group and name instead of its whole label.
+// The name that people use: a region's group and name instead of its whole label.
 std::string shown_name(const Object& object) {
   if (object.kind != host::Kind::region) return object.name;
   const auto label = names::parse_memfd_name(object.name);
@@ -206,7 +206,7 @@ Result<std::vector<std::size_t>> arranged(const ListingOptions& options, const S
                                           const char* default_order) {
   auto filter = host::Filter::parse(options.filter, sheet);
   if (!filter) return std::unexpected(filter.error());
-  // The row's place travels along as a last value while rows are ordered.
+  // A row's index is appended as a last value while rows are sorted.
   Sheet ordered{sheet.fields, {}};
   for (std::size_t i = 0; i < sheet.rows.size(); ++i) {
     if (!filter->passes(sheet.rows[i])) continue;

@@ -18,7 +18,7 @@
 
 namespace {
 
-// What was typed wrong, and where help is: the verb's own, once there is one.
+// Says what is wrong on the command line, and where the help is: the verb's own help, if there is a verb.
 std::string usage_sentence(const CLI::App& app, int argc, char** argv, const CLI::ParseError& problem) {
   if (argc < 2 || *argv[1] == '-') return std::string(problem.what()) + " (see `shmbroker --help`)";
   std::string verbs;
@@ -30,13 +30,13 @@ std::string usage_sentence(const CLI::App& app, int argc, char** argv, const CLI
   return "there is no verb " + shmb::quoted(argv[1]) + ": " + verbs + " (see `shmbroker --help`)";
 }
 
-// Usage errors of `run` must not look like the command's own status.
+// Usage errors of `run` must differ from the command's own status.
 int usage_error(int argc, char** argv) {
   return argc > 1 && std::strcmp(argv[1], "run") == 0 ? shmb::spawn::kExitFailed : shmb::tools::kExitUsage;
 }
 
-// A terminal of another locale would show the bytes of UTF-8 as characters of its own, control characters among them.
-// Where no terminal is in use, names stay as they are.
+// In a terminal of another locale the bytes of UTF-8 would be other characters, among them control characters. Without
+// a terminal, names stay as they are.
 bool shows_ascii_alone() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
     if (const char* value = std::getenv(name); value != nullptr && *value != '\0') {
@@ -86,7 +86,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
-  } catch (const std::exception& failure) {  // out of memory, a broken locale: nothing of ours throws
+  } catch (const std::exception& failure) {  // out of memory, a broken locale: the tool's own code throws nothing
     shmb::tools::complain(failure.what());
     return argc > 1 && std::strcmp(argv[1], "run") == 0 ? shmb::spawn::kExitFailed : shmb::tools::kExitError;
   }

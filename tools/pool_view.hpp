@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools, queues and participants as tables and lines for people. Figures of lanes and slots are the broker's look at
-// shared words that others change meanwhile: each is true of some moment, not all of the same one.
+// Pools, queues and participants as tables and lines for people. For figures of lanes and slots the broker reads shared
+// words that others change meanwhile. So each figure is true at some moment, but not all at the same one.
 #pragma once
 
 #include <string>

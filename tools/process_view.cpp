@@ -13,7 +13,7 @@
 namespace shmb::tools {
 namespace {
 
-// "python3 (libshmbroker 0.1.0)": the library's own word adds nothing here.
+// "python3 (libshmbroker 0.1.0)": the library's suffix adds nothing here.
 std::string program_text(const std::string& library) { return library.substr(0, library.find(" (libshmbroker ")); }
 
 std::string groups_text(const ProcessRow& row) {
@@ -70,7 +70,7 @@ Result<std::vector<ProcessRow>> read_processes(const Viewer& viewer, const Selec
   for (auto& [key, process] : by_process) {
     ProcessRow& row = process.row;
     for (const RegionRow& region : regions) {
-      // A pool's slots count with the pool.
+      // A pool's slots are counted with the pool.
       if (!process.regions.contains(region.record.region.id) || process.pools.contains(region.record.pool)) continue;
       row.bytes += region.record.bytes;
       ++row.regions;

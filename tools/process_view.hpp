@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes and what they hold: of each the regions that it has open and the pools that it takes part in. What several
-// hold counts for each of them, so the sum over all may exceed what there is.
+// Processes and what they hold: the regions that each has open, and the pools that it has joined. An object with
+// several holders counts for each, so the sum over all may exceed the total.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace shmb::tools {
 
 struct ProcessRow {
-  std::uint32_t pid = 0, uid = 0;  // pid 0: of another PID namespace; then a row is a session
+  std::uint32_t pid = 0, uid = 0;  // pid 0: in another PID namespace; then a row is a session
   std::string program;
   std::vector<std::string> groups;  // usually one; each session of a process may have its own
   std::uint64_t bytes = 0;
@@ -24,7 +24,7 @@ struct ProcessRow {
   std::string state;
 };
 
-// Not of the caller itself, which holds nothing and ends at once.
+// Without the caller itself, which holds nothing and ends at once.
 Result<std::vector<ProcessRow>> read_processes(const Viewer& viewer, const Selection& selection,
                                                const std::vector<RegionRow>& regions, const std::vector<PoolRow>& pools,
                                                const std::vector<GroupRow>& groups);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bar on stderr for what takes a while, only when a person looks at a terminal; erased at the end.
+// A progress bar on stderr for slow operations. It is shown only on a terminal, and erased at the end.
 #pragma once
 
 #include <cstdint>

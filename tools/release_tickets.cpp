@@ -31,7 +31,7 @@ Result<std::uint32_t> user_of(const std::string& text) {
   return error(Status::invalid, shmb::quoted(text) + " is no user of this host: give a name or a number");
 }
 
-// The target of the tickets, as far as the words alone tell.
+// The target of the tickets, as far as the words alone say.
 struct Meant {
   std::optional<Target> region;
   std::optional<names::Address> group;
@@ -74,7 +74,7 @@ Result<Viewer> connect_for(const Common& common, std::optional<std::uint32_t>& u
   return admin;
 }
 
-// A group that has ended has no name any more, and tickets may hold its regions: so all groups are looked through.
+// An ended group has no name any more, and tickets may hold its regions. So all groups are searched.
 Result<std::vector<std::uint64_t>> groups_of(const Viewer& viewer, const names::Address& group, std::uint32_t user,
                                              const std::string& text) {
   if (const auto id = names::group_id(group.group)) return std::vector{*id};

@@ -39,7 +39,7 @@ std::string hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
 Json document(const std::string& verb) { return Json{{"schema", "shmbroker." + verb + "/1"}}; }
 
 std::string dump(const Json& json) {
-  // ASCII only, and whatever is not UTF-8 replaced: the document may go to a terminal.
+  // ASCII only, and bytes that are not UTF-8 are replaced: the document may go to a terminal.
   return json.dump(2, ' ', true, Json::error_handler_t::replace) + "\n";
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tool's JSON. The first key of each document is its schema's id, "shmbroker.VERB/1": keys are added to a schema,
-// never renamed or given another meaning without a new number. Times are UTC with offset, sizes bytes, text is ASCII.
+// The tool's JSON. The first key of each document is its schema's id, "shmbroker.VERB/1". Keys may be added to a
+// schema. They are never renamed, and their meaning never changes, without a new number. Times are UTC with offset,
+// sizes bytes, text is ASCII.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -54,7 +54,7 @@ Selection selection_of(const Viewer& viewer, const Target& target) {
   return selection;
 }
 
-// The address of one of this user that has the name; empty: there is none.
+// The address of an object of this user with that name. Empty: there is none.
 template <class Row>
 std::string own_address(const Viewer& viewer, const Result<Listing<Row>>& listed) {
   if (listed)
@@ -63,7 +63,7 @@ std::string own_address(const Viewer& viewer, const Result<Listing<Row>>& listed
   return {};
 }
 
-// Of the kinds that `what` names.
+// Searches the kinds that `what` names.
 std::string same_name_elsewhere(const Viewer& viewer, std::string_view what, const std::string& name) {
   Selection everywhere;
   everywhere.name = name;

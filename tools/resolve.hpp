@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a person may type for a region: NAME (in SHMBROKER_GROUP's group, else in `shell-<uid>`), GROUP/NAME,
-// UID:GROUP/NAME, or @ID and @ID.GENERATION as `list -q` prints them. GROUP may be @ID, too. A pool is
-// addressed in the same way, and a queue as its pool's address, a colon and its name: GROUP/POOL:QUEUE, @ID:QUEUE.
+// The forms of a region's address: NAME (in the group of SHMBROKER_GROUP, else in `shell-<uid>`), GROUP/NAME,
+// UID:GROUP/NAME, or @ID and @ID.GENERATION as `list -q` prints them. GROUP may be @ID too. A pool has the same forms.
+// A queue is its pool's address, a colon and its name: GROUP/POOL:QUEUE, @ID:QUEUE.
 #pragma once
 
 #include <optional>
@@ -27,7 +27,7 @@ Result<Region> attach(const Session& session, const Target& target, const shmb_a
 Result<RegionRow> find(const Viewer& viewer, const Target& target);
 Result<PoolRow> find_pool(const Viewer& viewer, const Target& target);
 Result<QueueRow> find_queue(const Viewer& viewer, const PoolRow& pool, const std::string& name);
-// Takes ":QUEUE" off an address; empty: it has none.
+// Removes ":QUEUE" from an address and returns it. Empty: it has none.
 std::string take_queue(std::string& address);
 
 }  // namespace shmb::tools

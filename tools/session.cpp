@@ -11,7 +11,7 @@ namespace shmb::tools {
 
 namespace {
 
-// Only where one would be: who names a socket gets that broker or none.
+// Only where a broker would be started: a caller that names a socket gets that broker or none.
 void tell_how_to_start(const Common& common, Error& refusal) {
   const char* named = std::getenv("SHMBROKER_SOCKET");
   if (refusal.status != Status::no_broker || !common.socket.empty() || (named != nullptr && *named != '\0')) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tool's connections to the broker. Verbs that move data use the public C face, as any program would; those that
-// only look use the library's inner session, because the books' tables are no part of the C face.
+// The tool's connections to the broker. Verbs that move data use the public C API, as any program would. Verbs that
+// only look use the library's inner session, because the C API does not offer all of the broker's tables.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,7 @@ enum class Start { never, private_broker };
 
 class Session {
  public:
-  // Without a broker the sentence says how one comes to be.
+  // Without a broker, the error says how to start one.
   static Result<Session> connect(const Common& common, Start start);
   shmb_session* get() const { return handle_.get(); }
   const shmb_session_info& info() const { return info_; }
@@ -36,7 +36,7 @@ class Session {
   std::int64_t timeout_ = 0;
 };
 
-// To look at the books. Never starts a broker.
+// For reading the broker's tables. It never starts a broker.
 class Viewer {
  public:
   static Result<Viewer> connect(const Common& common, bool admin = false);
@@ -50,7 +50,7 @@ class Viewer {
   std::int64_t timeout_ = 0;
 };
 
-// Of a call of the C face that did not succeed.
+// The error of a C API call that failed.
 Error failed(const shmb_error& error);
 
 }  // namespace shmb::tools

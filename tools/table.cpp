@@ -13,9 +13,9 @@ namespace shmb::tools {
 namespace {
 
 constexpr std::string_view kGap = "  ";
-// No name has it, and every terminal shows it.
+// No name contains it, and every terminal shows it.
 constexpr char kCut = '~';
-// A name of so many characters can still be told from others. Before names get shorter, columns are left out.
+// A name of this many characters can still be distinguished. Before names get shorter, columns are left out.
 constexpr std::size_t kLegible = 16;
 constexpr std::size_t kShortest = 5;
 
@@ -26,8 +26,8 @@ std::string padded(const std::string& cell, std::size_t width, Align align) {
 
 void trim_right(std::string& line) { line.erase(line.find_last_not_of(' ') + 1); }
 
-// Beginning and end stay: names of a kind often differ in their last part alone. One column less where a character of
-// two would be parted.
+// Keeps beginning and end, because similar names often differ only in their last part. The result is one column shorter
+// where a character of two columns would be split.
 std::string cut_to(const std::string& text, std::size_t width) {
   const std::size_t length = columns(text);
   if (length <= width) return text;
@@ -98,7 +98,7 @@ Table::Layout Table::layout(std::size_t room) const {
   Layout layout{natural, {}};
   if (room == 0) return layout;
 
-  std::vector<std::size_t> going;  // in the order in which they leave
+  std::vector<std::size_t> going;  // in the order in which they are left out
   for (std::size_t i = 0; i < columns_.size(); ++i)
     if (columns_[i].leaves != 0) going.push_back(i);
   std::ranges::stable_sort(going, {}, [&](std::size_t i) { return columns_[i].leaves; });
@@ -108,7 +108,7 @@ Table::Layout Table::layout(std::size_t room) const {
     return std::accumulate(layout.widths.begin(), layout.widths.end(), std::size_t{0}) +
            kGap.size() * static_cast<std::size_t>(std::max<std::ptrdiff_t>(shown - 1, 0));
   };
-  // Takes from the widest that may be cut until all fits, or none is wider than `least`.
+  // Takes from the widest column that may be cut, until all fits or none is wider than `least`.
   const auto fits = [&](std::size_t least) {
     while (total() > room) {
       std::size_t widest = columns_.size();
@@ -166,7 +166,7 @@ std::string Table::text(const Look& look) const {
 }
 
 std::string wrapped(const std::string& text, const std::string& margin, std::size_t room) {
-  constexpr std::size_t kLeast = 24;  // in less, breaking helps nobody
+  constexpr std::size_t kLeast = 24;  // in less room, breaking lines does not help
   if (room < margin.size() + kLeast) return text;
   std::string out;
   std::size_t used = margin.size();

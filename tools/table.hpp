@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A table for people: no frames, numbers to the right, so that it can be read, pasted and cut with awk. Cells are made
-// printable here, once. On a terminal a table is as wide as the terminal at most: names are cut first, then the columns
-// that say least are left out, and a line below names them. Numbers are never cut. Elsewhere a table is as wide as its
-// cells.
+// printable here, once. On a terminal a table is at most as wide as the terminal. Names are cut first. Then the least
+// important columns are left out, and a line below names them. Numbers are never cut. Elsewhere a table is as wide as
+// its cells.
 #pragma once
 
 #include <concepts>
@@ -35,16 +35,17 @@ class Table {
   struct Column {
     std::string title;
     Align align = Align::left;
-    bool cut = false;     // may be cut: names and reasons
+    bool cut = false;     // may be cut: for names and reasons
     unsigned leaves = 0;  // 1 is left out first where room is short; 0 never
   };
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
-  // As many cells as columns. `id` is what `list -q` prints of the row.
+  // One cell for each column. `id` is what `list -q` prints for the row.
   void add(std::vector<Cell> cells, std::string id = {});
-  // A row that belongs to the one added before it, and stays below it.
+  // A row that belongs to the one added before it and stays below it.
   void add_below(std::vector<Cell> cells) { rows_.back().below.push_back(cleaned(std::move(cells))); }
   bool empty() const { return rows_.empty(); }
-  // By the column of this title, in any case: numbers from the largest on, texts from A to Z. False: it has none.
+  // Sorts by the column of this title, in any case: numbers from the largest on, texts from A to Z. False: no such
+  // column.
   bool sort_by(std::string_view title);
   std::string text(const Look& look) const;
   std::string ids() const;     // a line each
@@ -67,7 +68,7 @@ class Table {
   std::vector<Row> rows_;
 };
 
-// `text` broken at blanks to lines of `room` columns, the later ones behind `margin`. 0: one line, whatever its length.
+// `text` broken at blanks into lines of `room` columns. Later lines begin with `margin`. 0: one line of any length.
 std::string wrapped(const std::string& text, const std::string& margin, std::size_t room);
 
 // "label  value" lines with the labels in one column.

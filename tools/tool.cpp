@@ -21,7 +21,7 @@
 namespace shmb::tools {
 namespace {
 
-// An option's text through one of base's parsers, whose sentence becomes CLI11's.
+// Parses an option's text with one of base's parsers, and passes its sentence to CLI11.
 template <class T>
 void add_parsed(CLI::App& app, const std::string& name, T& value, const std::string& help, const std::string& kind,
                 Result<T> (*parse)(std::string_view)) {

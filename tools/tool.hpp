@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all verbs share: the common options, how they print and how they fail. A failure is one sentence on stderr,
-// the broker's own where there is one.
+// The common part of all verbs: the common options, printing and failing. A failure is one sentence on stderr, the
+// broker's own if it sent one.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ class App;
 namespace shmb::tools {
 
 struct Common {
-  std::string socket;        // empty: looked for
-  std::int64_t timeout = 0;  // of each answer; 0: the library's default
+  std::string socket;        // empty: searched
+  std::int64_t timeout = 0;  // for each reply; 0: the library's default
   bool json = false;
   bool exact = false;  // bytes instead of "64.0 MiB"
 };
@@ -47,19 +47,19 @@ Command add_doctor(CLI::App& app);
 
 bool is_terminal(int fd);
 bool colour(int fd);  // a terminal, and neither NO_COLOR nor TERM=dumb
-// How tables look there.
+// The form of tables on that descriptor.
 struct Look {
   bool colour = false;
-  std::size_t columns = 0;  // of the terminal; 0: it is none, or does not say, and lines are as long as they are
+  std::size_t columns = 0;  // of the terminal; 0: no terminal, or unknown width, and lines are not cut
 };
 Look look_of(int fd);
-// "shmbroker: SENTENCE" on stderr; gives the exit code.
+// "shmbroker: SENTENCE" on stderr. Returns the exit code.
 int fail(const Error& error);
 std::string complaint(const std::string& sentence);  // that line, with its end
 void complain(const std::string& sentence);
-// To stdout, whole; false (with a sentence on stderr) when the reader is gone or the disk full.
+// To stdout, completely. False (with a sentence on stderr): the reader is gone or the disk full.
 bool print(const std::string& text);
-// Goes out together with the next text: a screen is cleared when what replaces it is known.
+// Written together with the next text: a screen is cleared only when its replacement is known.
 void print_with_next(std::string text);
 
 std::string size_text(const Common& common, std::uint64_t bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What people call the things in the broker's books (client/views.hpp reads them). A number that a newer broker may
-// send for a state is "unknown", never an index beyond a table.
+// The names that people use for the objects in the broker's tables (client/views.hpp reads them). A state number of a
+// newer broker is "unknown", never an index beyond a table.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ using client::Selection;
 using client::SessionRow;
 using client::TicketRow;
 
-// What people call these.
+// The names that people use for these.
 // "GROUP/NAME", "UID:GROUP/NAME" of another uid
 std::string address_text(std::uint32_t owner, std::uint64_t group, const std::string& group_name,
                          const std::string& name);
@@ -35,8 +35,8 @@ std::string group_text(std::uint64_t id, const std::string& name);  // the name,
 std::string access_text(const shmbw_region_record& record);         // "rw", "ro", "ro*" (many writers: no boundary)
 std::string rights_text(std::uint32_t rights);                      // "read write share release"
 std::string state_text(const shmbw_region_record& record);
-// What holds a region that no name and no process holds, to follow its state: ", slots of cam/frames", ", only 1 ticket
-// holds it". Empty for others.
+// The holders of a region that no name and no process holds, to follow its state: ", slots of cam/frames", ", only 1
+// ticket holds it". Empty for others.
 std::string held_text(const shmbw_region_record& record, const std::vector<PoolRow>& pools);
 std::string page_text(std::uint32_t page_kind);
 std::string session_state_text(std::uint32_t state);

@@ -57,7 +57,7 @@ std::string worker_state_text(std::uint32_t state) {
   }
 }
 
-// Which ranks reach which by "holds a reference owned by": bit j of row i.
+// The ranks that each rank reaches by "holds a reference owned by": bit j of row i.
 using Reach = std::array<std::uint64_t, kRanks>;
 Reach closure(Reach reach) {
   for (std::uint32_t over = 0; over < kRanks; ++over)
@@ -120,7 +120,7 @@ std::vector<bool> in_cycles(const std::vector<ReferenceRow>& references) {
     bool ring = false;
     if (row.record.owner < kRanks && row.record.state != SHMBW_REF_STATE_OWNER_GONE) {
       const std::uint64_t owner = std::uint64_t{1} << row.record.owner;
-      // The owner reaches one of the users back.
+      // The owner reaches one of the users in turn.
       ring = (worlds.at(row.record.world)[row.record.owner] & row.record.user_ranks & ~owner) != 0;
     }
     out.push_back(ring);

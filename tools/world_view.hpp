@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worlds of workers and their references as tables for people. The table of the broker says who holds what of whom; a
-// cycle of owners who hold each other's references is named, because nothing but the end of a worker will free it where
-// the references stand in values.
+// Worlds of workers and their references as tables for people. The broker's table says which worker holds which
+// reference. A cycle of owners that hold each other's references is named: where the references are stored in values,
+// only the end of a worker frees them.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@ struct Worlds {
 };
 Result<Worlds> read_worlds(const Viewer& viewer, const Selection& selection);
 
-std::string reference_text(const shmbw_ref_id& id);  // "1:17", the 17th thing that rank 1 has booked
+std::string reference_text(const shmbw_ref_id& id);  // "1:17", the 17th object that rank 1 has booked
 std::string ref_state_text(std::uint32_t state);
-// Whether user and owner are among ranks that hold each other's references in a ring; by the row's place in
+// Whether user and owner belong to a cycle of ranks that hold each other's references, by the row's index in
 // `references`.
 std::vector<bool> in_cycles(const std::vector<ReferenceRow>& references);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the floods of one user cost others: a bystander's create, beside two processes that ask the broker for one thing
-// as fast as they can, against the same create beside two processes that only compute. The bystander is another user's,
-// or the flood's own. Only root can measure the first: it needs a system broker.
+// The cost of one user's floods for others: a bystander's create, beside two processes that ask the broker for one
+// thing as fast as they can, against the same create beside two processes that only compute. The bystander is another
+// user's, or the flood's own. Only root can measure the first: it needs a system broker.
 #include <errno.h>
 #include <fmt/format.h>
 #include <poll.h>

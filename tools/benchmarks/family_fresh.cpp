@@ -28,7 +28,7 @@ namespace {
 
 enum class Way : std::uint32_t { library, recycled, bare_huge, bare_small, posix, boost };
 
-// What the writer tells the reader; a bare region's descriptor travels with it.
+// The writer's message to the reader; a bare region's descriptor travels with it.
 struct HandOver {
   Way way;
   std::uint32_t write;  // attach with write rights: memory that is to be recycled must never have been sealed

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The broker's own part of publishing and opening GPU memory, against a bare exchange of as many descriptors whose
 // receiver asks the kernel the same about each. No driver takes part: the exports are memfds, which the broker of the
-// test build takes for a driver's, and nobody imports them. What a GPU adds to it only a GPU can tell.
+// test build takes for a driver's, and nobody imports them. Only a run on a GPU shows what a GPU adds.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -88,7 +88,7 @@ class BareHolder {
     if (!sys::receive(pair_[0].get(), buffer_, got, true)) give_up("the bare holder's answer");
   }
 
-  // What every receiver of exports must ask: how each is open, what it is (of a memfd only its link tells, of a
+  // The checks of every receiver of exports: how each is open, what it is (of a memfd only its link tells, of a
   // driver's file statx does, in a fifth of the time), and that keeper and share are two open files.
   static bool looks_right(const std::vector<Fd>& held) {
     for (const Fd& fd : held) {

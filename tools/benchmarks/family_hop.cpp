@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One message from process to process: 56 bytes in the queue itself, and slots from 64 bytes to 256 MiB whose contents
 // are there already, so that the size must not show. Both ends looking, against a bare cache line; the reader asleep,
-// against a bare futex. What copies is measured at the sizes it takes.
+// against a bare futex. Ways that copy are measured at the sizes that they accept.
 #include <algorithm>
 #include <map>
 
@@ -87,7 +87,7 @@ void one_figure(Bench& bench, const BrokerProcess& broker, std::size_t bytes, bo
   bench.record(std::move(record));
 }
 
-// What competing for messages adds to a hop: one reader, nobody to compete with.
+// The cost of competing for messages in a hop: one reader, without a competitor.
 void claim_figure(Bench& bench, const BrokerProcess& broker, std::size_t bytes) {
   std::vector<NamedWay> sides;
   sides.push_back(claim_hop(broker.socket(), bytes, false));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the broker itself costs: resident memory idle, and bytes of its own user space per region and per remote
+// The cost of the broker itself: resident memory idle, and bytes of its own user space per region and per remote
 // reference. Beside it are what the kernel keeps for a process that waits and for a memfd, and what a bare table takes.
 //
 // An engine's receive buffers get their pages when a request first arrives in them. They are a fixed cost of the

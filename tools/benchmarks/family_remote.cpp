@@ -37,7 +37,7 @@ struct Times {
   double p50, p99;
 };
 
-// What worker 1 does: gives back the bytes it was given.
+// The function of worker 1: returns its argument.
 void give_back(void*, shmb_request* request) {
   shmb_content* const content = shmb_request_content(request);
   shmb_payload payload{};
@@ -193,7 +193,7 @@ void serve(const std::string& socket, int stream, std::size_t bytes, int channel
   }
 }
 
-// What torch.distributed.rpc takes for the same, where it is installed: "rpc_sync.4096" and the like.
+// The times of torch.distributed.rpc for the same, where it is installed: "rpc_sync.4096" and the like.
 std::map<std::string, double> torch_times(bool quick, const std::vector<std::size_t>& sizes) {
   // Debian's package belongs to Debian's python, which need not be the first one in PATH.
   std::string command =

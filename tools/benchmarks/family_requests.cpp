@@ -15,7 +15,7 @@ namespace {
 
 std::size_t constexpr kReply = sizeof(shmbw_header) + sizeof(shmbw_batch) + sizeof(shmbw_attach_reply);
 
-// What one side keeps over its repetitions, besides the rate.
+// The state of one side over its repetitions, besides the rate.
 struct Side {
   Samples p50, p99, cpu;
   double add(const LoadResult& result) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a caller waits for a region: create and attach at four sizes through the library, against a bare exchange
 // of one packet each way with one descriptor and the same calls on memory. Both servers block on one core, both
-// clients on the other. What is given back is given back, and answered, outside the measured time.
+// clients on the other. Releases and their replies are outside the measured time.
 #include <fmt/format.h>
 
 #include "client/shmbroker.h"

@@ -64,7 +64,7 @@ struct Held {
   std::vector<Fd> fds;
 };
 
-// What a server itself worked, from the kill to the end.
+// The work of a server itself, from the kill to the end.
 class ServerTime {
  public:
   template <class Body>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a reader costs that has nothing to read, or little: processor time per second, asleep all the time and woken a
+// The cost of a reader that has nothing to read, or little: processor time per second, asleep all the time and woken a
 // hundred times, beside a process that sleeps on a bare futex and is woken as often.
 #include <limits.h>
 #include <linux/futex.h>

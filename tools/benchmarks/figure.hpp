@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a figure is, and the list of all families. To add figures: write family_NAME.cpp with one function
+// The type of a figure, and the list of all families. To add figures: write family_NAME.cpp with one function
 // `void run_NAME(Bench&)` that calls `bench.record(...)` per figure, and add one line to registry.cpp.
 // Guarantee: no figure without its floor or peer from the same run of the program.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace shmb::bench {
 
-// What design section 12 asks for.
+// The goal in section 12 of the design.
 struct Target {
   enum class Kind { none, ratio_at_most, ratio_at_least, value_at_most } kind = Kind::none;
   double bound = 0;

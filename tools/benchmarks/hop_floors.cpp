@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a hand-over between two processes costs at least: a number in a cache line of its own, one for each direction,
+// The least cost of a hand-over between two processes: a number in a cache line of its own, one for each direction,
 // and for a reader that sleeps a futex wake and a futex wait. Raw on purpose: no code is shared with what is measured.
 // How far a line is from both cores depends on its address: one and the same pair of lines would make the floor a
 // matter of luck, so each stretch has another pair, on pages of their own.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What else carries a message between two processes of one machine: a POSIX message queue, a UNIX socket that keeps
+// Other ways of a message between two processes of one machine: a POSIX message queue, a UNIX socket that keeps
 // the borders of messages, Boost's message queue. The spinning forms ask again and again without blocking.
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C face as a bench uses it: whatever fails ends the bench with the library's own sentence.
+// The C face as a bench uses it: any failure ends the bench with the library's own sentence.
 #pragma once
 
 #include <string>

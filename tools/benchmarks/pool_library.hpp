@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One process in one pool, through the C face, as the figures of pools and queues use it. Whatever fails ends the
+// One process in one pool, through the C face, as the figures of pools and queues use it. Any failure ends the
 // bench with the library's own sentence.
 #pragma once
 

@@ -73,7 +73,7 @@ const MountUse* dev_shm(const Inventory& inventory) {
   return nullptr;
 }
 
-// The words that make a command one of root's.
+// The prefix that runs a command as root.
 std::string as_root(const Probes& probes) { return probes.uid == 0 ? "" : "sudo "; }
 std::string set_switch(const Probes& probes, const std::string& name, const std::string& value) {
   return as_root(probes) + "sysctl " + name + "=" + value;
@@ -94,7 +94,7 @@ std::string container_text(Container container) {
   constexpr const char* names[] = {"none", "Docker", "Podman", "Apptainer", "Kubernetes", "a PID namespace of its own"};
   return names[static_cast<std::size_t>(container)];
 }
-// "docker run OPTION IMAGE" where such a command starts containers like this one; else empty.
+// "docker run OPTION IMAGE" where such a command starts containers like this one. Otherwise empty.
 std::string run_with(Container container, const std::string& option) {
   if (container == Container::docker) return "docker run " + option + " IMAGE";
   if (container == Container::podman) return "podman run " + option + " IMAGE";
@@ -104,7 +104,7 @@ std::string run_with(Container container, const std::string& option) {
 std::string larger_shm(Container container, const Probes& probes, std::uint64_t bytes) {
   const std::string size = bytes == 0 ? kEnoughShm : std::to_string(bytes);
   if (auto command = run_with(container, "--shm-size=" + size); !command.empty()) return command;
-  if (container == Container::kubernetes)  // the volume stands in for /dev/shm; the pod's memory limit bounds it
+  if (container == Container::kubernetes)  // the volume replaces /dev/shm, and the pod's memory limit bounds it
     return R"(kubectl patch deployment NAME -p '{"spec":{"template":{"spec":{"volumes":[{"name":"shm","emptyDir":)"
            R"({"medium":"Memory"}}],"containers":[{"name":"NAME","volumeMounts":[{"name":"shm","mountPath":)"
            R"("/dev/shm"}]}]}}}}')";
@@ -159,7 +159,7 @@ Check check_container(const Host& host, const Inventory& inventory, const Probes
   return {"container", Level::info, container_text(container), ""};
 }
 
-// RemoveIPC= as logind reads it: its file, then the drop-ins by name, of which one in /etc replaces others of its name.
+// RemoveIPC= as logind reads it: its file, then the drop-ins by name. One in /etc replaces others of the same name.
 bool logind_removes_ipc(const Host& host) {
   std::vector<std::string> files = {host.has("/etc/systemd/logind.conf") ? "/etc/systemd/logind.conf"
                                                                          : "/usr/lib/systemd/logind.conf"};
@@ -203,7 +203,7 @@ Check check_remove_ipc(const Host& host, const Probes& probes) {
           "loginctl enable-linger"};
 }
 
-// The command that lifts a limit of this shell to `wanted`: by itself up to the hard limit, else as root.
+// The command that raises a limit of this shell to `wanted`: without root up to the hard limit, else as root.
 std::string raise_limit(const Probes& probes, const Limit& limit, char option, const char* name, std::uint64_t wanted,
                         bool unlimited) {
   const std::string value = unlimited ? "unlimited" : std::to_string(wanted);
@@ -282,7 +282,7 @@ std::optional<std::uint64_t> shmem_of(const Host& host, const std::string& cgrou
   return std::nullopt;
 }
 
-// The command that doubles a memory cgroup's limit, by whoever manages it.
+// The command that doubles a memory cgroup's limit, for the program that manages it.
 std::string larger_cgroup(const Host& host, const client::CgroupRoom& room, Container container, const Probes& probes) {
   const std::string limit = std::to_string(room.limit * 2);
   if (container == Container::docker || container == Container::podman)
@@ -405,7 +405,8 @@ Check check_sight(const Host& host, const Inventory& inventory, const Probes& pr
   if (inventory.saw_all()) return {"sight", Level::ok, "all processes of this host can be looked into", ""};
   std::string text;
   for (const std::string& sentence : inventory.blind) text += (text.empty() ? "" : "; ") + sentence;
-  // This root lacks CAP_SYS_PTRACE or another PID namespace. Only the one that started the container can give it.
+  // This root lacks CAP_SYS_PTRACE, or is in another PID namespace. Only the user that started the container can change
+  // that.
   std::string advice = run_with(container_of(host, inventory), "--pid=host --cap-add SYS_PTRACE");
   if (advice.empty() && probes.uid != 0) advice = "sudo shmbroker doctor";
   if (advice.empty()) text += ". To see it, run this on the host itself as root, outside of namespaces";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of this host decides whether programs get shared memory, each with a verdict, the reason, and the command that
-// changes it. It only reads. Each check looks at files below `root`, so that tests lay out hosts of their own; what the
-// kernel tells by calls alone (limits of this process, io_uring) comes in by `Probes`.
+// The facts of this host that decide whether programs get shared memory, each with a verdict, the reason, and the
+// command that changes it. It only reads. Each check looks at files below `root`, so tests can lay out hosts of their
+// own. Facts that only system calls give (limits of this process, io_uring) come in `Probes`.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Check {
   std::string name;  // "/dev/shm"
   Level level = Level::ok;
   std::string reason;  // what was found, and what follows from it
-  std::string advice;  // a command of the shell that changes it; empty: nothing to change, or no command can
+  std::string advice;  // a shell command that changes it; empty: nothing to change, or no command can
 };
 
 struct Limit {
@@ -29,7 +29,7 @@ struct Limit {
   bool unlimited = false, hard_unlimited = false;
 };
 
-// The answers that are not in a file.
+// Facts that are not in a file.
 struct Probes {
   Limit open_files, locked_memory;
   int io_uring_error = 0;  // errno of io_uring_setup(2), 0: it works
@@ -39,7 +39,7 @@ struct Probes {
 };
 Probes probe();
 
-// Without the broker's own two lines (daemon, access), which the verb adds. `inventory` is judged.
+// Without the two lines about the broker (daemon, access), which the verb adds. `inventory` is judged already.
 std::vector<Check> examine(const Inventory& inventory, const Probes& probes, const std::string& root = {});
 
 }  // namespace shmb::host

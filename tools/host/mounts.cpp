@@ -60,7 +60,7 @@ bool is_below(std::string_view path, std::string_view folder) {
 bool is_covered(const std::vector<Mount>& all, std::size_t index) {
   for (std::size_t later = index + 1; later < all.size(); ++later) {
     if (!is_below(all[index].point, all[later].point)) continue;
-    // A mount that hangs below the later one was made inside it and is not hidden by it.
+    // A mount below the later one was made inside it, and is not hidden by it.
     std::uint64_t above = all[index].parent;
     bool inside = false;
     for (std::size_t steps = 0; steps < all.size() && !inside; ++steps) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mounts that hold shared memory: tmpfs and hugetlbfs, in every mount namespace that may be looked into. One file
-// system may be mounted in many places; it is listed once, by the path on which this process reaches it most directly.
+// The mounts that hold shared memory: tmpfs and hugetlbfs, in every mount namespace that the caller may look into. One
+// file system may be mounted in many places. It is listed once, by the path on which this process reaches it most
+// directly.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ std::vector<Mount> parse_mountinfo(std::string_view text);
 std::vector<Mount> memory_mounts(const std::vector<Mount>& all, const std::string& reach_prefix,
                                  std::uint64_t mount_ns);
 
-// Opens `name` below the mount; no component may be a link or lead out of it (EXDEV, ELOOP), because other users may
+// Opens `name` below the mount. No component may be a link or lead out of it (EXDEV, ELOOP), because other users may
 // change the folders between two calls. An empty name is the mount point.
 Sys<Fd> open_beneath(const Mount& mount, const std::string& name, int flags);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One piece of shared memory of the host, whoever made it, and what was seen of its holders. An object is named by what
-// the kernel never confuses: a file system and an inode number, or an IPC namespace and a SysV id.
+// One piece of shared memory of the host, made by any program, and what was seen of its holders. Its identity is unique
+// in the kernel: a file system and an inode number, or an IPC namespace and a SysV id.
 #pragma once
 
 #include <sys/types.h>
@@ -38,13 +38,13 @@ struct Holder {
   std::uint32_t descriptors = 0;
 };
 
-// What the evidence says. Only `orphan` and `stale` are ever proposed for removal by themselves.
+// The conclusion from the evidence. Only `orphan` and `stale` are ever proposed for removal without being named.
 enum class Verdict : std::uint8_t {
-  held,    // somebody has it open, mapped or attached
-  orphan,  // nobody holds it and its creator is known to be dead
-  stale,   // nobody holds it, a program is known that leaves such objects behind, and it is old
-  idle,    // nobody holds it, and nothing says that it is lost
-  unseen,  // holders may exist where we may not look
+  held,    // a process has it open, mapped or attached
+  orphan,  // no process holds it, and its creator is known to be dead
+  stale,   // no process holds it, a known program leaves such objects behind, and it is old
+  idle,    // no process holds it, and nothing says that it is lost
+  unseen,  // holders may exist where the caller may not look
 };
 std::string verdict_text(Verdict verdict);
 
@@ -56,11 +56,11 @@ struct Object {
   std::vector<std::string> names;  // of a file with hard links: all that were found, `name` first
   std::size_t mount = 0;           // index in Inventory::mounts, for files
   std::string reach;               // path by which this process reaches the file, "/proc/77/root/dev/shm/x"; or empty
-  std::uint64_t size = 0;          // bytes, as stat(2) or IPC_STAT tells
+  std::uint64_t size = 0;          // bytes, from stat(2) or IPC_STAT
   bool size_is_least = false;      // only mappings were seen: it may be larger
   std::uint64_t touched = 0;       // bytes with memory or swap behind them
   bool touched_known = false;
-  std::string through;  // of one without a name: where a holder's /proc entry leads to it; or empty
+  std::string through;  // for one without a name: the path of a holder's /proc entry that leads to it; or empty
   std::uint64_t links = 0;
   std::uint32_t uid = 0;
   std::uint32_t mode = 0;
@@ -73,7 +73,7 @@ struct Object {
   // Filled in by PageBooks (pages.hpp):
   std::uint64_t resident = 0;  // bytes of `touched` that are in memory
   bool resident_known = false;
-  std::vector<std::string> cgroups;  // that its pages are charged to, the one with most of them first
+  std::vector<std::string> cgroups;  // cgroups that its pages are charged to, the one with most pages first
   std::string why_no_cgroup;         // why `cgroups` is empty
 
   // Filled in by judge() (verdict.hpp):

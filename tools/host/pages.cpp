@@ -18,8 +18,8 @@
 namespace shmb::host {
 namespace {
 
-constexpr std::size_t kSamples = 16;    // pages whose cgroup is asked for; objects of several cgroups are rare
-constexpr std::size_t kExtents = 4096;  // of one file that are looked at
+constexpr std::size_t kSamples = 16;    // pages whose cgroup is read; objects of several cgroups are rare
+constexpr std::size_t kExtents = 4096;  // of one file that are read
 constexpr std::uint64_t kPresent = 1ULL << 63, kFrame = (1ULL << 55) - 1;  // of /proc/PID/pagemap
 constexpr std::size_t kMincoreBytes = std::size_t{1} << 30;                // of one call
 
@@ -74,7 +74,7 @@ std::optional<std::uint64_t> read_word(int fd, std::uint64_t index) {
   return word;
 }
 
-// Bytes in memory; nullopt: the kernel tells them to the owner and to root alone (mincore(2) then answers yes to all).
+// Bytes in memory. nullopt: the kernel tells them only to the owner and to root (mincore(2) then answers yes for all).
 std::optional<std::uint64_t> in_memory(int fd, const Object& object) {
   if (::geteuid() != 0 && ::geteuid() != object.uid) return std::nullopt;
   std::uint64_t pages = 0;
@@ -161,7 +161,7 @@ PageBooks::Charge PageBooks::charge_of(const Object& object) {
                      page_size()};
     unsigned char present = 0;
     if (page.memory == MAP_FAILED || ::mincore(page.memory, page_size(), &present) != 0 || (present & 1) == 0) continue;
-    // Not by an access of ours: a file that is cut meanwhile would be SIGBUS.
+    // Not by a memory access: if the file is cut meanwhile, that would be SIGBUS.
     if (::madvise(page.memory, page_size(), MADV_POPULATE_READ) != 0) continue;
     const auto entry = read_word(frames_->get(), reinterpret_cast<std::uintptr_t>(page.memory) / page_size());
     if (!entry || (*entry & kPresent) == 0) continue;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands behind an object's touched bytes: which are in memory, and which cgroup they are charged to. Each page is
+// Facts about an object's touched bytes: which are in memory, and to which cgroup they are charged. Each page is
 // charged to the cgroup of the process that touched it first, which need not be the creator's or the owner's.
 //
-// The kernel tells the charged cgroup by page frame (/proc/kpagecgroup), to root alone. A frame is found by a mapping
-// of our own, so a look opens the object: a gc that runs at that instant takes it for held. No page is touched that is
-// not in memory already: nothing is charged to us and nothing comes back from swap.
+// The kernel gives the charged cgroup by page frame (/proc/kpagecgroup), to root only. A frame is found by a mapping of
+// this process, so a look opens the object: a gc that runs at that instant takes it for held. Only pages that are in
+// memory already are touched. So nothing is charged to this process, and nothing comes back from swap.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace shmb::host {
 class PageBooks {
  public:
   explicit PageBooks(const Inventory& inventory, std::string root = {});
-  // Sets resident where it can be told (else why_not_resident), and with `charged` cgroups or why_no_cgroup.
+  // Sets resident if it can be known (else why_not_resident), and with `charged` also cgroups or why_no_cgroup.
   void look(Object& object, bool charged);
 
  private:
@@ -37,7 +37,7 @@ class PageBooks {
   std::string root_;
   bool swaps_ = false;  // some memory of this host is in swap
   Sys<Fd> charges_, frames_;
-  std::map<std::uint64_t, std::string> names_;  // of cgroups, by inode; read at the first question
+  std::map<std::uint64_t, std::string> names_;  // of cgroups, by inode; read at first use
   bool names_read_ = false;
 };
 

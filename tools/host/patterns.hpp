@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names by which programs are known to leave shared memory behind: one data file that a user extends (patterns.toml).
+// Names of shared memory that programs are known to leave behind: one data file that a user can extend (patterns.toml).
 // A name is a hint about the program, never proof that an object is lost.
 #pragma once
 
@@ -23,9 +23,9 @@ struct Pattern {
 
 class Patterns {
  public:
-  // The user's files first, then patterns.toml as it was compiled in. A file that is not there is none; one with an
-  // error is a sentence with file and line. One that may not be read is left out, and a sentence added to `notes`: HOME
-  // may still be another user's after a change of users.
+  // The user's files first, then patterns.toml as it was compiled in. A missing file is no error; a faulty one is a
+  // sentence with file and line. A file that may not be read is left out, and a sentence is added to `notes`: after a
+  // change of users HOME may still be another user's.
   static Result<Patterns> load(std::vector<std::string>& notes);
   static Result<Patterns> parse(std::string_view toml, const std::string& file);
 
@@ -33,7 +33,7 @@ class Patterns {
     const Pattern* pattern = nullptr;
     std::optional<pid_t> creator;
   };
-  // One for each of its names that some program is known to give.
+  // One match for each of its names that a known program gives.
   std::vector<Match> matches(const Object& object) const;
   void append(Patterns&& later);
   std::size_t size() const { return patterns_.size(); }

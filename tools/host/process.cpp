@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See process.hpp. A scan of thousands of processes is bound by the kernel's own writing of maps; this side must not
-// add to it, so lines are cut in place and buffers are kept.
+// See process.hpp. In a scan of thousands of processes the kernel's writing of maps takes most of the time. So this
+// side cuts lines in place and reuses buffers.
 #include "tools/host/process.hpp"
 
 #include <fcntl.h>
@@ -67,8 +67,8 @@ std::uint64_t namespace_of(const std::string& process, const char* kind) {
   return at == std::string::npos ? 0 : number(std::string_view(*link).substr(at + 1));
 }
 
-// The first thread of a process may end before the others: its own maps and descriptors then read as empty, although
-// the process lives. Such a process is looked at through the threads that are left.
+// The first thread of a process may end before the others. Its own maps and descriptors then read as empty, although
+// the process lives. Such a process is read through its other threads.
 bool first_thread_ended(std::string_view stat) { return stat.substr(0, 1) == "Z" || stat.substr(0, 1) == "X"; }
 
 }  // namespace
@@ -148,7 +148,7 @@ Sys<Process> Proc::process(pid_t pid) const {
 
 namespace {
 
-// The folders to look into: the process's own, or its threads' where the first one has ended.
+// The folders to read: the process' own, or its threads' where the first one has ended.
 std::vector<std::string> places_of(const std::string& base, const std::string& stat) {
   const std::size_t close = stat.rfind(')');
   if (close == std::string::npos || close + 2 >= stat.size() ||
@@ -197,7 +197,7 @@ Sys<void> Proc::descriptors(pid_t pid, const std::function<void(const Descriptor
     auto read = each_name(directory->get(), [&](const char* name) {
       auto link = sys::read_link_at(directory->get(), name);
       if (!link) {
-        // Closed meanwhile; or the folder may be listed and its links not be read, which are two rights.
+        // Closed meanwhile; or the folder may be listed but its links may not be read, which are two rights.
         if (!is_gone(link.error())) links = std::unexpected(link.error());
         return;
       }

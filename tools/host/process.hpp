@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes as /proc shows them. Everything here may vanish between two reads, and much of it may be forbidden: a
-// process that is gone is left out, one that may not be looked into is kept and counted as unseen.
+// Processes as /proc shows them. Everything here may vanish between two reads, and much of it may be forbidden. A
+// process that is gone is left out. One that may not be read is kept and counted as unseen.
 #pragma once
 
 #include <sys/types.h>
@@ -44,11 +44,11 @@ class Proc {
   static Sys<Proc> open(const std::string& root);
 
   Sys<std::vector<pid_t>> pids() const;
-  // Fills in what stat and the namespaces tell. ENOENT, ESRCH: it is gone. Where stat may not be read, what is left
-  // is its number, its user and the reason (`denied`).
+  // Fills in the facts from stat and the namespaces. ENOENT, ESRCH: it is gone. If stat may not be read, only its
+  // number, its user and the reason (`denied`) are set.
   Sys<Process> process(pid_t pid) const;
-  // Both call for each entry, of all threads' tables where the first thread has ended. EACCES: not ours to see.
-  // ENOENT, ESRCH: it is gone.
+  // Both call `each` for every entry; for all threads' tables where the first thread has ended. EACCES: the caller may
+  // not see it. ENOENT, ESRCH: it is gone.
   Sys<void> mappings(pid_t pid, const std::function<void(const Mapping&)>& each) const;
   Sys<void> descriptors(pid_t pid, const std::function<void(const Descriptor&)>& each) const;
   Sys<std::string> text(const std::string& path) const;  // a file below the root, whole

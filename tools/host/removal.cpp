@@ -33,7 +33,8 @@ std::string folder_of(const std::string& path) {
 }
 std::string last_of(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-// The folder beside a file where it stands while it has no name. One for each folder of the plan, locked for our life.
+// The folder beside a file that holds it while it has no name. There is one for each folder of the plan, locked while
+// this process lives.
 class AsideFolder {
  public:
   static Result<std::unique_ptr<AsideFolder>> make(const Mount& mount, const std::string& name) {
@@ -61,7 +62,7 @@ class AsideFolder {
     return out;
   }
   ~AsideFolder() {
-    // A file that could not go back keeps the folder: recover() finds it.
+    // A file that could not go back keeps the folder, and recover() finds it.
     if (made_) (void)sys::remove_at(parent_.get(), name_.c_str(), true);
   }
   AsideFolder(const AsideFolder&) = delete;
@@ -85,7 +86,7 @@ struct Name {
   bool is_aside = false;
 };
 
-// One file on its way out.
+// One file that is being removed.
 struct Leaving {
   std::size_t index = 0;  // in the caller's list
   Fd file;
@@ -118,7 +119,7 @@ class Remover {
  private:
   const Mount& mount_of(const Object& object) const { return inventory_.mounts[object.mount].mount; }
 
-  // The files among them leave together.
+  // The files among them are removed together.
   void attempt(const std::vector<std::size_t>& which) {
     std::vector<Leaving> leaving;
     for (const std::size_t i : which) {
@@ -133,7 +134,7 @@ class Remover {
     for (Leaving& it : leaving) finish(it);
   }
 
-  // The kernel knows a holder: one that no scan shows, or a tool that asks at this moment.
+  // The kernel knows a holder that no scan shows, or a tool that asks at this moment.
   void refuse_as_busy(std::size_t index, const Object& object, std::string reason) {
     const bool nobody_seen = std::ranges::all_of(object.holders, [&](const Holder& holder) {
       const Process& process = inventory_.processes[holder.process];
@@ -243,7 +244,7 @@ class Remover {
       }
       name.is_aside = true;
       auto facts = sys::file_stat_at(name.aside->folder(), name.file.c_str(), false);
-      if (!facts || !is_same(object, *facts)) {  // a younger file took the name between the look and the rename
+      if (!facts || !is_same(object, *facts)) {  // a younger file took the name between the check and the rename
         refuse(index, Outcome::changed, "another file has taken its name");
         return false;
       }
@@ -259,7 +260,7 @@ class Remover {
     return false;
   }
 
-  // Names first, then the lease: whoever waits in open(2) goes on with a file that has its name.
+  // Names first, then the lease: a process that waits in open(2) then continues with a file that has its name.
   void let_go(Leaving& it) {
     for (Name& name : it.names) {
       if (!name.is_aside) continue;
@@ -288,7 +289,7 @@ class Remover {
     if (options_.without_lease) look_again(leaving);
   }
 
-  // Without leases /proc is all there is. The names are aside already, so no new holder can come.
+  // Without leases a scan of /proc is the only evidence. The names are moved aside already, so no new holder can come.
   void look_again(std::vector<Leaving>& leaving) {
     if (std::ranges::all_of(leaving, &Leaving::leased)) return;
     auto now = scan({});

@@ -63,7 +63,7 @@ class Scanner {
     find_kernel_devices();
     for (const pid_t pid : *pids)
       if (auto process = proc_.process(pid)) out_.processes.push_back(std::move(*process));
-    // This process is alive, so a /proc without processes is another file system, or of another PID namespace.
+    // This process is alive. So a /proc without processes is another file system, or belongs to another PID namespace.
     if (out_.processes.empty())
       return error(Status::system, options_.proc + " shows no processes: it is not the /proc of this PID namespace");
     read_mounts();
@@ -306,7 +306,7 @@ class Scanner {
       kind = Kind::memfd;
     } else if (mount_of_.contains(mapping.device)) {
       kind = Kind::deleted;
-      // A file with a name, on a tmpfs that is not for shared memory, such as /tmp: not ours to list.
+      // A file with a name, on a tmpfs that is not for shared memory, such as /tmp, is not listed.
       const bool lost_its_name = mapping.path.ends_with(kDeleted);
       if (!lost_its_name && !index_.contains(key)) return;
     }
@@ -333,14 +333,14 @@ class Scanner {
     return text;
   }
 
-  // A descriptor's link costs one call, what is behind it another: the second is made only where the link says shared
-  // memory. stat(2) of any other file may hang, on a dead network file system for one.
+  // A descriptor's link costs one call, the file behind it another. The second is made only if the link says shared
+  // memory. stat(2) of any other file may hang, for example on a dead network file system.
   void add_descriptor(std::size_t index, const Descriptor& descriptor) {
     const Process& process = out_.processes[index];
     const bool is_memfd = descriptor.link.starts_with(kMemfd);
     if (!is_memfd && !is_in_memory_mount(process, descriptor.link)) return;
     auto facts = sys::file_stat_at(AT_FDCWD, proc_.path(process.pid, "fd/" + descriptor.number).c_str(), true);
-    // EACCES comes of a FUSE below a memory file system, whose files are no shared memory.
+    // EACCES comes from a FUSE file system below a memory file system. Its files are no shared memory.
     if (!facts && !is_gone(facts.error()) && facts.error().value != EACCES) {
       out_.processes[index].missed.push_back("descriptor " + descriptor.number + " of process " +
                                              std::to_string(process.pid) +
@@ -416,14 +416,14 @@ class Scanner {
     for (const Object& it : out_.objects)
       if (!it.names.empty()) {
         out_.mounts[it.mount].listed += it.touched;
-      } else if (it.touched_known && it.links == 0) {  // without a name, it still fills its file system
+      } else if (it.touched_known && it.links == 0) {  // without a name it still uses space of its file system
         if (const auto at = mount_of_.find(it.key.space); at != mount_of_.end())
           out_.mounts[at->second].listed += it.touched;
       }
     for (MountUse& use : out_.mounts)
       if (use.use_known && use.size == 0) {
         use.used = use.listed;
-        use.use_known = use.mount.shared_memory;  // of others the files are not listed
+        use.use_known = use.mount.shared_memory;  // files on other mounts are not listed
       }
     tell_unseen_processes();
     if (out_.nested)
@@ -466,7 +466,7 @@ class Scanner {
     }
   }
 
-  // Root is not hidden from, where it has CAP_SYS_PTRACE; nor are members of the mount's group (gid=).
+  // Nothing is hidden from root with CAP_SYS_PTRACE, nor from members of the mount's group (gid=).
   bool hides_processes(std::string_view mountinfo) const {
     std::string options;
     for (const Mount& mount : parse_mountinfo(mountinfo))

@@ -2,12 +2,12 @@
 // A look at all shared memory of the host, as far as the caller's rights reach, without a daemon.
 //
 // A scan reads, in this order: the processes; the mounts of each mount namespace; the files on them; the SysV segments
-// of each IPC namespace; then the mappings and descriptors of each process, which make holders. It opens no object and
-// so holds none. What it says is true of the moment of each read and of no later one: it informs people, and removal
-// asks the kernel anew (removal.hpp).
+// of each IPC namespace; the mappings and descriptors of each process, which make holders. It opens no object, so it
+// holds none. Each fact is true at the moment of its read, and not later. It informs people; removal asks the kernel
+// again (removal.hpp).
 //
-// What could not be seen is counted and said, never guessed: an absent holder among 2,000 processes means nothing when
-// one of them could not be read.
+// Facts that could not be seen are counted and reported, never guessed: an absent holder among 2,000 processes means
+// nothing if one of them could not be read.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ namespace shmb::host {
 
 struct MountUse {
   Mount mount;
-  // Bytes, statvfs(3). size 0: no limit; of such a file system the kernel tells no use. `used` is then `listed` where
-  // it is for shared memory, and not known elsewhere.
+  // Bytes, from statvfs(3). size 0: no limit; the kernel reports no use for such a file system. `used` is then `listed`
+  // if the mount is for shared memory, and unknown otherwise.
   std::uint64_t size = 0, used = 0;
   bool use_known = false;
   std::uint64_t listed = 0;  // bytes of the objects on it
@@ -46,7 +46,7 @@ struct Inventory {
   bool nested = false;               // this process is in a PID namespace of its own: outer processes do not show
   bool hidden = false;               // /proc hides processes of other users (hidepid)
   std::vector<std::string> blind;    // a sentence for each thing that could not be seen
-  std::vector<std::string> notes;    // what else a reader should know; not of what could not be seen
+  std::vector<std::string> notes;    // other facts for the reader; not about what could not be seen
   bool saw_all() const { return blind.empty(); }
   const Process* find(pid_t pid) const;
 };

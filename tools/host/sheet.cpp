@@ -26,7 +26,7 @@ std::vector<std::string_view> split(std::string_view list) {
 
 bool is_numeric(FieldKind kind) { return kind != FieldKind::text && kind != FieldKind::list; }
 
-// Unknown values come last, whichever way.
+// Unknown values come last in either order.
 int compare(const Value& left, const Value& right) {
   if (left.index() != right.index()) return left.index() == 0 ? 1 : right.index() == 0 ? -1 : 0;
   if (const auto* number = std::get_if<std::uint64_t>(&left)) {

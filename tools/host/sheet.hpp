@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of named fields, and what every listing offers over them: -o picks the columns, -S sorts, -f filters. A listing
-// states its fields once; help, completion and errors are made from that table.
+// Rows of named fields, and the options that every listing has for them: -o picks the columns, -S sorts, -f filters. A
+// listing states its fields once; help, completion and errors are made from that table.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@ enum class FieldKind : std::uint8_t { text, list, size, number, age };  // age: 
 struct Field {
   std::string name, title, help;
   FieldKind kind = FieldKind::text;
-  bool by_default = false;  // a column where -o is not given
-  unsigned leaves = 0;      // where a terminal is narrow: 1 is left out first, 0 never
+  bool by_default = false;  // a column without -o
+  unsigned leaves = 0;      // on a narrow terminal: 1 is left out first, 0 never
 };
 
-// Empty: not known. list: several texts, any of which a filter may meet.
+// Empty: unknown. list: several texts; a filter matches if any of them does.
 using Value = std::variant<std::monostate, std::string, std::vector<std::string>, std::uint64_t>;
 
 struct Sheet {
@@ -33,7 +33,7 @@ struct Sheet {
   Result<std::size_t> find(std::string_view name) const;
   // "size,object" or, to add to the columns by default, "+pids,peers" or "+pids,+peers". Empty: the default.
   Result<std::vector<std::size_t>> columns(std::string_view list) const;
-  // "size" or "-size": numbers fall by default and texts rise, "-" turns that round.
+  // "size" or "-size": numbers are sorted from the largest on, texts from A to Z; "-" reverses that.
   Result<void> sort(std::string_view list);
   std::string names() const;  // "where, object, kind"
 };
@@ -45,7 +45,7 @@ struct Sheet {
 //   !TERM                  the opposite;  "..." around a value with blanks
 class Filter {
  public:
-  // An error says what is wrong and shows the place below the text.
+  // An error says what is wrong, and shows the place below the text.
   static Result<Filter> parse(std::string_view text, const Sheet& sheet);
   bool passes(const std::vector<Value>& row) const;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process has of each shared object in its own address space, by /proc/PID/smaps.
+// The part of each shared object in a process' own address space, from /proc/PID/smaps.
 #pragma once
 
 #include <cstdint>

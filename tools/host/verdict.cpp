@@ -21,7 +21,7 @@ namespace shmb::host {
 namespace {
 
 constexpr int kAskAgain = 4;
-constexpr int kPatience = 30;  // times that another tool's question does not count
+constexpr int kPatience = 30;  // repeats that are free because another tool was asking
 constexpr std::int64_t kFirstRest = 10'000'000;
 constexpr std::int64_t kClockSlack = 2;  // seconds: start times are cut to clock ticks, boot time to seconds
 
@@ -70,8 +70,8 @@ class Judge {
 
   // --- other tools that look at the same moment ---
 
-  // A tool that asks the kernel has the file open meanwhile. The name of a program is no proof: it says where to ask
-  // again, and a verdict never rests on it.
+  // A tool that asks the kernel has the file open meanwhile. The name of a program is no proof: it decides only where
+  // to ask again, and a verdict never rests on it.
   bool is_tool(const std::string& program) const {
     const Process* self = inventory_.find(::getpid());
     return program == "shmbroker" || (self != nullptr && program == self->program);
@@ -79,7 +79,7 @@ class Judge {
 
   static std::string last_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-  // Of the files that a lease was refused of.
+  // The files for which a lease was refused.
   std::set<Key> files_of_tools() const {
     std::set<Key> out;
     std::set<std::string> names;
@@ -116,23 +116,23 @@ class Judge {
     });
   }
 
-  // Asks the kernel about a file that is under its own name. A file that a gc has set aside is not asked about: to open
-  // it would break the lease.
+  // Asks the kernel about a file that has its own name. A file that a gc has set aside is not asked about, because an
+  // open would break the lease.
   std::optional<bool> ask(const Object& it, std::string& reason) const {
     reason = "the kernel was not asked";
     if (!options_.ask_kernel || it.names.empty() || is_set_aside(it.name)) return std::nullopt;
     return kernel_says_held(inventory_, it, reason);
   }
 
-  // The numbers that processes of inner PID namespaces (containers) have for themselves: a name made in a container
-  // carries such a number.
+  // The pids that processes of inner PID namespaces (containers) have there: a name made in a container holds such a
+  // pid.
   void find_inner_pids() {
     inner_known_ = true;
     std::uint64_t own = 0;
     if (const Process* self = inventory_.find(::getpid())) own = self->pid_ns;
     for (const Process& process : inventory_.processes) {
       if (process.pid_ns == own && own != 0) continue;
-      // Everybody may read it, also of processes whose namespaces may not be looked at.
+      // All users may read it, also for processes whose namespaces may not be read.
       auto text = sys::read_file(("/proc/" + std::to_string(process.pid) + "/status").c_str());
       const std::size_t at = text ? text->find("\nNSpid:") : std::string::npos;
       if (at == std::string::npos) continue;
@@ -200,7 +200,7 @@ class Judge {
     return Creator::dead;
   }
 
-  // Of several numbers, one that may live is enough to keep the object.
+  // Of several pids, one that may live is enough to keep the object.
   Creator creator_of_any(Object& it, const std::vector<Patterns::Match>& matches) {
     std::set<pid_t> pids;
     if (it.creator != 0) pids.insert(it.creator);
@@ -217,7 +217,7 @@ class Judge {
   }
 
   void decide(Object& it) {
-    // A file with hard links is one object: each of its names may tell something of it.
+    // A file with hard links is one object, and each of its names may say something about it.
     const auto matches = patterns_.matches(it);
     for (const auto& match : matches) {
       if (it.glob == match.pattern->glob) continue;
@@ -260,8 +260,8 @@ class Judge {
     it.verdict = Verdict::idle;
   }
 
-  // A descriptor that is under way in a socket, or known to an io_uring alone, is in no table that /proc shows. So
-  // nothing is called lost that the kernel says is held.
+  // A descriptor in transit in a socket, or known only to an io_uring, is in no table of /proc. So an object that the
+  // kernel reports as held is never called lost.
   bool kernel_objects(Object& it) {
     if (!options_.ask_kernel || it.names.empty() || !inventory_.saw_all()) return false;  // else it was asked already
     std::string reason;
@@ -272,7 +272,7 @@ class Judge {
     return true;
   }
 
-  // Sets `unseen` where the question cannot be answered.
+  // Sets `unseen` if the question cannot be answered.
   bool is_held(Object& it) {
     std::string reason;
     if (!it.holders.empty()) {
@@ -320,7 +320,7 @@ class Judge {
   std::map<pid_t, const Process*> by_pid_;
   std::multimap<pid_t, const Process*> inner_;
   bool inner_known_ = false;
-  std::vector<Object*> refused_;         // a lease
+  std::vector<Object*> refused_;         // those for which a lease was refused
   std::map<std::size_t, bool> passing_;  // by process: a tool like this one, or ended since
   std::int64_t boot_ = 0;
 };
@@ -339,7 +339,7 @@ std::string verdict_text(Verdict verdict) {
 
 std::optional<bool> kernel_says_held(const Inventory& inventory, const Object& object, std::string& reason) {
   auto file = open_beneath(inventory.mounts[object.mount].mount, object.name, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
-  if (!file && file.error().value == EWOULDBLOCK) return true;  // another's lease
+  if (!file && file.error().value == EWOULDBLOCK) return true;  // another process has a lease
   if (!file) {
     reason = "it cannot be opened: " + errno_text(file.error().value);
     return std::nullopt;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many columns of a terminal a text takes: two for a character of Chinese, Japanese or Korean and for most emoji,
-// none for a mark that is combined with the character before it, else one. The C library's table of C.UTF-8 decides,
-// whatever the locale is. Any thread.
+// The number of terminal columns of a text: two for a character of Chinese, Japanese or Korean and for most emoji, none
+// for a mark that is combined with the character before it, else one. The C library's table of C.UTF-8 decides,
+// whatever the locale is. Any thread may call it.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace shmb::host {
 
 struct Character {
   std::uint32_t code = 0;
-  std::size_t size = 0;  // bytes; 0: not valid UTF-8, so one byte is to be taken by itself
+  std::size_t size = 0;  // bytes; 0: not valid UTF-8, so one byte is taken by itself
 };
 Character first_character(std::string_view text);
 
