@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A heap in a region: Boost.Interprocess' allocator, containers and named objects, for processes that trust one
-// another.
+// another. Needs Boost headers and exceptions; every process must be built with the same Boost.
 //
-// Guarantee: a process that is killed at any instruction makes nobody hang. If it held the heap's lock to change
-// something, the heap is poisoned: every later call in every process fails with Status::poisoned, and what is left can
-// be read by Salvage, which takes no lock and walks nothing that may be half-changed. All pointers in the heap are
-// offsets. Needs Boost headers and exceptions; every process must be built with the same Boost.
+// Guarantee: the kill of a process at any instruction makes no other process hang. If it held the heap's lock to change
+// something, the heap is poisoned: every later call in every process fails with Status::poisoned. What is left can be
+// read by Salvage, which takes no lock and walks no structure that may be half-changed. All pointers in the heap are
+// offsets.
 //
-// Each call takes the lock for itself. Who works on what it found (a push_back, a loop over a map) holds the lock
-// meanwhile: `auto guard = heap.lock();`, or lock_to_read(), whose holder may die without harm.
+// Each call takes the lock for itself. Code that works on what it found (a push_back, a loop over a map) must hold the
+// lock meanwhile: `auto guard = heap.lock();`, or lock_to_read(), whose holder may die without harm.
 #if __cplusplus < 202002L
 #error "shmbroker/heap.hpp needs C++20: compile with -std=c++20 or later"
 #elif !defined(SHMBROKER_HEAP_HPP)
@@ -49,7 +49,7 @@ using Buffer = bip::basic_managed_external_buffer<char, bip::rbtree_best_fit<rob
 using Manager = Buffer::segment_manager;
 
 inline constexpr std::uint64_t kMagic = 0x3170'6165'682d'6d68;  // "hm-heap1"
-inline constexpr std::uint64_t kMaking = ~kMagic;               // by whom it was written first
+inline constexpr std::uint64_t kMaking = ~kMagic;               // written first, by the maker
 inline constexpr std::size_t kHeaderBytes = 1024, kBuckets = 64, kMaxName = 255;
 
 // The start of the region; Boost's part follows.
@@ -68,14 +68,14 @@ struct Header {
 };
 static_assert(sizeof(Header) <= kHeaderBytes);
 
-// A named object; name and type's name follow the struct, the object is another block.
+// A named object. Its name and its type's name follow the struct; the object is in another block.
 struct Entry {
   std::atomic<std::uint64_t> next;
   std::uint64_t object, object_bytes;
   std::uint32_t name_length, type_length;
 };
 
-// The lock knows its holder by a thread's number, which two PID namespaces give to different threads.
+// The lock identifies its holder by a thread number. Two PID namespaces give one number to different threads.
 inline std::uint64_t pid_namespace() noexcept {
   struct stat seen{};
   return ::stat("/proc/self/ns/pid", &seen) == 0 ? seen.st_ino : 0;
@@ -85,7 +85,7 @@ inline Manager& manager_of(Header& header) noexcept {
   return *reinterpret_cast<Manager*>(reinterpret_cast<std::byte*>(&header) + header.manager);
 }
 
-// What a function of the heap does under its lock.
+// Runs a function of the heap under its lock.
 class Locked {
  public:
   Locked(Header& header, Intent intent) : header_(header), intent_(intent) {
@@ -126,7 +126,7 @@ inline void* allocate(Header& header, std::size_t bytes, std::size_t alignment) 
   return block;
 }
 
-// Destructors call it, so it cannot fail: a block that the lock does not let go back is lost, and counted.
+// Destructors call it, so it cannot fail: if the lock cannot be taken, the block is lost, and counted.
 inline void deallocate(Header& header, void* block, std::size_t bytes) noexcept {
   try {
     const Locked locked(header, Intent::change);
@@ -138,7 +138,7 @@ inline void deallocate(Header& header, void* block, std::size_t bytes) noexcept 
   }
 }
 
-// What is thrown inside becomes a result; what a constructor of the user's threw passes.
+// Turns exceptions of the heap into a Result. Exceptions of the user's constructors pass through.
 template <class T, class Call>
 Result<T> mapped(Call&& call) {
   try {
@@ -150,7 +150,8 @@ Result<T> mapped(Call&& call) {
   }
 }
 
-// How often a mangled name refers to a part of itself ("S0_", "T_"). Each may double the length of the type's text.
+// How often a mangled name refers to a part of itself ("S0_", "T_"). Each reference may double the length of the type's
+// text.
 inline std::size_t references_in(std::string_view mangled) {
   std::size_t count = 0;
   for (std::size_t at = 0; at < mangled.size(); ++at) {
@@ -164,8 +165,8 @@ inline std::size_t references_in(std::string_view mangled) {
   return count;
 }
 
-// A type as its source has it, for sentences. One that is long is cut between names. What a peer may have written stays
-// mangled where it refers to itself too often: its text could be longer than all memory.
+// A type as its source has it, for sentences. A long one is cut between names. A name that a peer may have written
+// stays mangled if it refers to itself too often: its text could be larger than memory.
 enum class Written { here, by_a_peer };
 inline std::string type_text(std::string_view mangled, Written written) {
   constexpr std::size_t kMost = 140, kMostMangled = 4096, kMostReferences = 8;
@@ -188,7 +189,7 @@ inline std::string type_text(std::string_view mangled, Written written) {
   return text += "...";
 }
 
-// The chains, over bytes that may have been written by anybody: every offset is checked, every walk ends.
+// The chains, over bytes that any process may have written: every offset is checked, and every walk ends.
 class Catalogue {
  public:
   Catalogue(const std::byte* base, std::uint64_t bytes) noexcept : base_(base), bytes_(bytes) {}
@@ -200,7 +201,7 @@ class Catalogue {
     const auto address = reinterpret_cast<std::uintptr_t>(pointer), start = reinterpret_cast<std::uintptr_t>(base_);
     return address >= start && inside(address - start, length);
   }
-  // Calls visit(entry, name, type, link that leads to it) until it returns true. False: a chain makes no sense.
+  // Calls visit(entry, name, type, link to the entry) until it returns true. False: a chain is malformed.
   template <class Visit>
   bool walk(std::size_t bucket, Visit&& visit) const {
     const std::atomic<std::uint64_t>* link = &reinterpret_cast<const Header*>(base_)->buckets[bucket];
@@ -223,7 +224,7 @@ class Catalogue {
   }
   const std::byte* base() const noexcept { return base_; }
 
-  // The object's address, where it is of type T; nullptr: there is none of the name.
+  // The object's address if it is of type T. nullptr: no object has the name.
   template <class T>
   const T* find(std::string_view name) const {
     const std::byte* object = find(name, typeid(T).name(), sizeof(T));
@@ -264,8 +265,8 @@ inline Error no_such(std::string_view name) noexcept {
 
 }  // namespace detail
 
-// Whether a type may lie in a heap, as far as its name tells: what has std::allocator among its arguments, std::string
-// and all std containers, keeps addresses of one process. Looks at names alone: T may be incomplete.
+// Whether a type may lie in a heap, as far as its name shows. A type with std::allocator among its arguments
+// (std::string and all std containers) keeps addresses of one process. It looks at names alone: T may be incomplete.
 template <class T>
 inline constexpr bool fits = true;
 template <class T>
@@ -275,7 +276,7 @@ inline constexpr bool fits<std::allocator<T> > = false;
 template <template <class...> class C, class... A>
 inline constexpr bool fits<C<A...> > = (fits<A> && ...);
 
-// For any container that keeps its allocator's `pointer`: Boost.Container's and Boost.Unordered's do.
+// Works with any container that keeps its allocator's `pointer`, as those of Boost.Container and Boost.Unordered do.
 template <class T>
 class allocator {
   static_assert(fits<T>,
@@ -318,8 +319,7 @@ class allocator {
   boost::interprocess::offset_ptr<detail::Header> header_;
 };
 
-// What is constructed in one of these gets the allocator too where it takes one: a vector of strings is all in the
-// heap.
+// Elements that take an allocator get this one too. So a vector of strings lies in the heap completely.
 template <class T>
 using scoped_allocator = boost::container::scoped_allocator_adaptor<allocator<T> >;
 template <class T>
@@ -342,11 +342,11 @@ struct HeapOptions {
 struct HeapInfo {
   std::uint64_t bytes;       // of the region
   std::uint64_t free_bytes;  // perhaps in pieces
-  std::uint64_t lost_bytes;  // given back by destructors while the lock could not be had
+  std::uint64_t lost_bytes;  // freed by destructors while the lock could not be taken
 };
 
-// What a poisoned heap still holds, read without a lock. Objects are whole in the sense that their constructor was
-// through; what their last change left half-done, nobody knows. Nothing here writes.
+// What a poisoned heap still holds, read without a lock. The constructors of the objects had finished. Their last
+// change may be half-done. Nothing here writes. Ownership: it keeps the mapping. Threads: any.
 class Salvage {
  public:
   struct Object {
@@ -354,8 +354,8 @@ class Salvage {
     std::span<const std::byte> bytes;
   };
 
-  // With nothing but the right to read. Fails with Status::busy while the heap is not poisoned: then only the lock
-  // keeps readers from half-changed data, and taking it needs the right to write.
+  // Needs only the right to read. Status: busy while the heap is not poisoned, because then only the lock protects
+  // readers from half-changed data, and taking it needs the right to write.
   static Result<Salvage> try_open(const Session& session, std::string_view address, const AttachOptions& options = {}) {
     auto attached = session.try_attach(address, options);
     if (!attached) return attached.error();
@@ -373,7 +373,7 @@ class Salvage {
     return Salvage(std::move(owner), heap::detail::Catalogue(bytes.data(), bytes.size()));
   }
 
-  // Broken: somebody has written over the list.
+  // Status: broken if a process has overwritten the list.
   Result<std::vector<Object> > try_objects() const {
     std::vector<Object> objects;
     for (std::size_t bucket = 0; bucket < heap::detail::kBuckets; ++bucket) {
@@ -387,13 +387,13 @@ class Salvage {
     }
     return {std::move(objects)};
   }
-  // Plain objects: any bytes are a value of such a type, though perhaps not one that was ever meant.
+  // For plain objects: any bytes are a value of such a type, though perhaps not one that was ever stored.
   template <class T>
   Result<const T*> try_find(std::string_view name) const {
     static_assert(std::is_trivially_copyable_v<T>, "see try_elements, try_text and try_find_unchecked");
     return try_find_unchecked<T>(name);
   }
-  // The elements of a heap::vector; where they lie is checked, what they are is not.
+  // The elements of a heap::vector. Their place is checked, their contents are not.
   template <class T>
   Result<std::span<const T> > try_elements(std::string_view name) const {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -415,8 +415,8 @@ class Salvage {
       return heap::detail::failure(Status::broken, "the string was killed in the midst of a change");
     return text;
   }
-  // Any object. DANGER: a map or a vector of strings may have been half-changed: following its pointers, and so every
-  // loop over it, may crash or never end. Check each with `contains`, or do it in a process that may die.
+  // Any object. DANGER: a map or a vector of strings may be half-changed. Following its pointers, and so every loop
+  // over it, may crash or never end. Check each pointer with `contains`, or do it in a process that may die.
   template <class T>
   Result<const T*> try_find_unchecked(std::string_view name) const {
     return heap::detail::mapped<const T*>([&]() -> Result<const T*> {
@@ -452,15 +452,16 @@ class Salvage {
   heap::detail::Catalogue catalogue_;
 };
 
-// One process's handle; copies are cheap and keep the region. It, or a guard, must outlive every use of what is in the
-// heap. Used by any number of threads. A forked child uses it on; a guard that its parent held is not the child's.
+// One process' handle of a heap. Ownership: copies are cheap, and each keeps the region. Lifetime: it, or a guard, must
+// outlive every use of what is in the heap. Threads: any number. Forks: a child continues to use it, but a guard that
+// its parent held is not the child's.
 class Heap {
   using Header = heap::detail::Header;
   template <class T>
   using Plain = std::remove_cv_t<T>;
 
  public:
-  // The heap's lock, held. Given back by the thread that took it; may be taken again by its holder.
+  // The heap's lock, held. The thread that took it must give it back. Its holder may take it again.
   class [[nodiscard]] Guard {
    public:
     Guard(Guard&& other) noexcept
@@ -476,7 +477,7 @@ class Heap {
     }
     ~Guard() { unlock(); }
     void unlock() noexcept {
-      // A forked child's copy is not a holder, and must not touch the holder's count of changes.
+      // A forked child's copy does not hold the lock, and must not touch the holder's count of changes.
       if (region_ != nullptr && process_ == heap::detail::process()) header_of(*region_).lock.unlock(intent_);
       region_.reset();
     }
@@ -502,11 +503,11 @@ class Heap {
     if (!made) return made.error();
     return try_create(std::move(*made), options.lock_timeout);
   }
-  // In a region that is there already: all zeros, mapped for writing, made with many_writers.
+  // Makes a heap in an existing region: all zeros, mapped for writing, made with many_writers.
   static Result<Heap> try_create(Region region, Timeout lock_timeout = {}) {
     if (const auto enough = large_enough(region.bytes().size()); !enough) return enough.error();
     Header& header = header_of(region);
-    // One of several makers goes on, before anything else is written: the lock must not be made anew under its holder.
+    // Of several makers one continues, before anything else is written: the lock must not be made twice.
     std::uint64_t blank = 0;
     if (!header.magic.compare_exchange_strong(blank, heap::detail::kMaking))
       return heap::detail::failure(Status::exists, "the region holds something already: a heap is made in zeros");
@@ -519,7 +520,7 @@ class Heap {
       header.pid_namespace = heap::detail::pid_namespace();
       header.lock_timeout_ns = lock_timeout.nanoseconds() == SHMB_NO_WAIT ? 1 : lock_timeout.nanoseconds();
       {
-        // Held from before anybody can know of the heap: who opens it learns of its maker's death.
+        // Held before any process can find the heap. So one that opens it learns of its maker's death.
         const heap::detail::Locked locked(header, heap::Intent::change);
         header.magic.store(heap::detail::kMagic);
         SHMBROKER_HEAP_STEP();
@@ -533,20 +534,20 @@ class Heap {
       return Heap(std::move(region));
     });
   }
-  // Waits for a name that is not there yet as long as options.wait says; for a heap in the making up to 5 s. A region
-  // that was not made for a heap, and holds none, is refused at once.
+  // Waits for a name that does not exist yet as long as options.wait says, and for a heap in the making up to 5 s. A
+  // region that was not made for a heap, and holds none, is refused at once.
   static Result<Heap> try_open(const Session& session, std::string_view address, const AttachOptions& options = {}) {
     auto region = session.try_attach_writable(address, options);
     if (!region) return region.error();
     return try_open(std::move(*region), options.timeout);
   }
-  // Of a region by identity or ticket, attached for writing. A poisoned heap opens, so that it can be salvaged.
+  // Opens the heap in a region that was attached for writing. A poisoned heap opens, so that it can be salvaged.
   static Result<Heap> try_open(Region region, Timeout wait = {}) {
     if (region.bytes().size() < heap::detail::kHeaderBytes)
       return heap::detail::failure(Status::invalid, "the region holds no heap: it is too small or not mapped");
     Header& header = header_of(region);
     const std::int64_t deadline = heap::detail::deadline_of(wait.nanoseconds());
-    // Made for a heap: its maker is about to begin. In another region a heap is looked for as it is now.
+    // Made for a heap: its maker is about to begin. In any other region the heap must exist now.
     const bool expected = (region.info().flags & SHMB_REGION_FLAG_HEAP) != 0;
     std::uint64_t magic = header.magic.load();
     for (; magic == heap::detail::kMaking || (magic == 0 && expected); magic = header.magic.load()) {
@@ -572,7 +573,7 @@ class Heap {
           "the heap was made in another PID namespace: its lock tells threads apart by numbers "
           "that are only unique within one; run both in the same, or use a queue");
     if (header.ready.load(std::memory_order_acquire) == 0) {
-      // Its maker holds the lock until it is done, or dies with it.
+      // Its maker holds the lock until the heap is complete, or dies with it.
       const Status status = header.lock.take(heap::Intent::read, wait.nanoseconds());
       if (status != Status::ok) return heap::robust_mutex::why(status, wait.nanoseconds());
       header.lock.unlock(heap::Intent::read);
@@ -582,9 +583,9 @@ class Heap {
     return Heap(std::move(region));
   }
 
-  // To change what is in the heap: the death of the holder poisons it.
+  // For changes: the death of the holder poisons the heap.
   Result<Guard> try_lock(Timeout timeout = {}) const noexcept { return locked(heap::Intent::change, timeout); }
-  // Only to read: the death of the holder does no harm. Calls that change something may be made all the same.
+  // For reading: the death of the holder does no harm. Calls that change something are allowed all the same.
   Result<Guard> try_lock_to_read(Timeout timeout = {}) const noexcept { return locked(heap::Intent::read, timeout); }
 
   template <class T = std::byte>
@@ -592,7 +593,7 @@ class Heap {
     return heap::allocator<T>(header());
   }
 
-  // Named objects. A T that takes an allocator gets the heap's. Exists where the name is taken.
+  // Named objects. A T that takes an allocator gets the heap's. Status: exists if the name is taken.
   template <class T, class... Arguments>
   Result<T*> try_construct(std::string_view name, Arguments&&... arguments) const {
     return heap::detail::mapped<T*>([&]() -> Result<T*> {
@@ -656,7 +657,7 @@ class Heap {
                       header().lost.load(std::memory_order_relaxed)};
     });
   }
-  // Whether the allocator's own books are in order; looks at every block.
+  // Checks the allocator's structures. It visits every block.
   Result<bool> try_check() const {
     return heap::detail::mapped<bool>([&]() -> Result<bool> {
       const heap::detail::Locked locked(header(), heap::Intent::read);
@@ -738,7 +739,7 @@ class Heap {
       throw heap::detail::Catalogue::broken();
     return found;
   }
-  // Takes an entry that is there out of its chain: one store.
+  // Removes an existing entry from its chain, by one store.
   Entry* unlink(std::string_view name) const {
     Entry* gone = nullptr;
     (void)catalogue().walk(catalogue().bucket_of(name),
@@ -761,7 +762,7 @@ class Heap {
     if (const auto good = heap::detail::check_name(name); !good) return good.error();
     const std::string_view type = typeid(T).name();
     const std::size_t entry_bytes = sizeof(Entry) + name.size() + type.size();
-    // Back to the heap where a later step throws.
+    // Returned to the heap if a later step throws.
     struct Block {
       Header& header;
       void* at;

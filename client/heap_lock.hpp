@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The lock of a heap in shared memory, and the mutex family that Boost.Interprocess builds its own locks from.
 //
-// Guarantee: no wait is without a deadline unless asked for, and a holder's death never leaves the lock taken. A holder
-// that died while it was changing something poisons the lock, for every process and for ever; one that only read does
-// not. Nothing here bounds a peer that writes over the lock itself: who may write to the region is trusted.
+// Guarantee: a wait without deadline must be asked for, and a holder's death never leaves the lock taken. A holder that
+// dies while it changes something poisons the lock, for every process and for ever. One that only reads does not.
+// Nothing here bounds a peer that overwrites the lock itself: processes that may write to the region are trusted.
 #if __cplusplus < 202002L
 #error "shmbroker/heap.hpp needs C++20: compile with -std=c++20 or later"
 #elif !defined(SHMBROKER_HEAP_LOCK_HPP)
@@ -27,7 +27,7 @@
 #error "shmbroker/heap.hpp needs exceptions: Boost.Interprocess has no other way to report a failure"
 #endif
 
-// Tests define it, to die at a chosen step. Nobody else does.
+// For tests only: they define it to die at a chosen step.
 #ifndef SHMBROKER_HEAP_STEP
 #define SHMBROKER_HEAP_STEP() static_cast<void>(0)
 #endif
@@ -54,7 +54,7 @@ inline std::int64_t monotonic_now() noexcept {
   return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// When a wait that begins now gives up; INT64_MAX for never.
+// The end of a wait that begins now. INT64_MAX: never.
 inline std::int64_t deadline_of(std::int64_t timeout_ns) noexcept {
   if (timeout_ns == SHMB_FOREVER) return INT64_MAX;
   if (timeout_ns == SHMB_NO_WAIT) return 0;
@@ -63,7 +63,7 @@ inline std::int64_t deadline_of(std::int64_t timeout_ns) noexcept {
   return wait > INT64_MAX - 1 - now ? INT64_MAX - 1 : now + wait;
 }
 
-// getpid() without the system call: kept in a page that the kernel empties in a forked child.
+// getpid() without the system call: the value is kept in a page that the kernel clears in a forked child.
 inline pid_t process() noexcept {
   using Kept = std::atomic<pid_t>;
   static Kept* const kept = []() -> Kept* {
@@ -81,11 +81,11 @@ inline pid_t process() noexcept {
 
 }  // namespace detail
 
-// What a holder is about to do: the death of one that changes poisons.
+// The purpose of a holder. Only the death of one that changes something poisons.
 enum class Intent { read, change };
 
-// Recursive, robust, shared by processes. Lives in shared memory; it is never destroyed, because somebody in another
-// process may be about to look at it.
+// Recursive, robust, and shared by processes. It lives in shared memory and is never destroyed, because a thread of
+// another process may be about to use it.
 class robust_mutex {
  public:
   robust_mutex() {
@@ -103,7 +103,7 @@ class robust_mutex {
   robust_mutex(const robust_mutex&) = delete;
   robust_mutex& operator=(const robust_mutex&) = delete;
 
-  // What Boost calls. Its own work is always a change.
+  // The interface for Boost. Boost's own work is always a change.
   void lock() { lock(Intent::change, SHMB_DEFAULT_TIMEOUT); }
   bool try_lock() { return take(Intent::change, SHMB_NO_WAIT) == Status::ok; }
   void unlock() noexcept { unlock(Intent::change); }
@@ -112,10 +112,10 @@ class robust_mutex {
     if (const Status status = take(intent, timeout_ns); status != Status::ok) throw why(status, timeout_ns);
   }
 
-  // ok, poisoned, deadline, or broken where the words of the lock make no sense.
+  // Status: ok, poisoned, deadline, or broken if the words of the lock are malformed.
   Status take(Intent intent, std::int64_t timeout_ns) noexcept {
     if (poisoned()) return Status::poisoned;
-    // The clock is only asked where there is something to wait for.
+    // Only a call that has to wait reads the clock.
     int got = ::pthread_mutex_trylock(&mutex_);
     if (got == EBUSY && timeout_ns != SHMB_NO_WAIT) {
       const std::int64_t deadline = detail::deadline_of(timeout_ns);
@@ -128,8 +128,8 @@ class robust_mutex {
       case 0:
         break;
       case EOWNERDEAD:
-        // In this order: if this process dies too, the next one finds the same again, and no later one finds a lock
-        // that looks sound over data that is not.
+        // In this order: if this process dies too, the next one finds the same again. No later one finds a sound lock
+        // over half-changed data.
         if (changes_.load(std::memory_order_relaxed) != 0) poisoned_.store(1, std::memory_order_release);
         SHMBROKER_HEAP_STEP();
         changes_.store(0, std::memory_order_relaxed);
@@ -150,14 +150,14 @@ class robust_mutex {
     }
     if (intent == Intent::change) {
       changes_.store(changes_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-      // A killed thread's stores are seen in the order of its program: only the compiler must not move them.
+      // The stores of a killed thread are seen in program order. So only the compiler must not reorder them.
       std::atomic_signal_fence(std::memory_order_seq_cst);
     }
     SHMBROKER_HEAP_STEP();
     return Status::ok;
   }
 
-  // By the thread that took it, with the intent it took it with.
+  // Call in the thread that took it, with the same intent.
   void unlock(Intent intent) noexcept {
     SHMBROKER_HEAP_STEP();
     if (intent == Intent::change) {
@@ -170,7 +170,7 @@ class robust_mutex {
   }
 
   bool poisoned() const noexcept { return poisoned_.load(std::memory_order_acquire) != 0; }
-  // Whether the data is in the midst of a change; only the holder's word counts.
+  // Whether a change is in progress. Only the holder may rely on it.
   bool changing() const noexcept { return changes_.load(std::memory_order_relaxed) != 0; }
 
   static Error why(Status status, std::int64_t timeout_ns) noexcept {
@@ -193,7 +193,8 @@ class robust_mutex {
 };
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
-// For boost::interprocess::rbtree_best_fit and what takes a family. Both are recursive: a managed buffer asks for it.
+// For boost::interprocess::rbtree_best_fit and others that take a family. Both are recursive, because a managed buffer
+// needs that.
 struct robust_mutex_family {
   using mutex_type = robust_mutex;
   using recursive_mutex_type = robust_mutex;

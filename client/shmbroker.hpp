@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C++ face of shmbroker, header-only over the C ABI of shmbroker.h (whose comments hold for what is not said here:
-// units, threads, forks, which errors). C++20, libc and std only.
+// The C++ API of shmbroker, header-only over the C ABI of shmbroker.h. C++20, libc and std only.
 //
-// Every operation comes twice: `try_x` returns Result<T>, `x` returns T and throws shmbroker::Error. With
-// -fno-exceptions the throwing forms are not declared. Handles are move-only; a moved-from handle may only be assigned
-// to or destroyed. Rights are types: a Region may be written, a ReadOnlyRegion may not, and publishing consumes the one
-// to give the other.
+// Every operation comes twice: `try_x` returns Result<T> with the status, `x` returns T and throws shmbroker::Error
+// with the same status. shmbroker.h lists the statuses of each function. With -fno-exceptions the throwing forms are
+// not declared.
+//
+// Units: sizes and offsets are bytes. Threads: any thread may call any function of one session at the same time. A
+// handle must not end, or be published, while another thread uses it. Forks: handles stay usable in a forked child,
+// which opens its own session at its first call. Handles only move; a moved-from handle may only be assigned to or
+// destroyed. Rights are types: a Region can be written, a ReadOnlyRegion cannot, and publish() turns the first into the
+// second.
 #if __cplusplus < 202002L
 #error "shmbroker/shmbroker.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker.h)"
 #elif !defined(SHMBROKER_HPP)
@@ -23,7 +27,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
-// Durations and clocks alone, where the library has them apart: calendars take longer to compile than all of this file.
+// Only durations and clocks, where the standard library has them apart: calendars take longer to compile than this
+// file.
 #if __has_include(<bits/chrono.h>)
 #include <bits/chrono.h>
 #else
@@ -71,7 +76,7 @@ class Timeout {
   std::int64_t nanoseconds_ = SHMB_DEFAULT_TIMEOUT;
 };
 
-// The fate of a region after its group's end. A negative duration is refused by the call that gets it.
+// The fate of a region after the end of its group. A call that gets a negative duration refuses it.
 class Keep {
  public:
   static constexpr Keep none() noexcept { return Keep(0); }
@@ -88,7 +93,7 @@ class Keep {
   std::int64_t nanoseconds_;
 };
 
-// Numbers that must not be confused.
+// Distinct types, so that numbers cannot be confused.
 struct Epoch {
   std::uint64_t value = 0;
   friend auto operator<=>(const Epoch&, const Epoch&) = default;
@@ -125,7 +130,7 @@ constexpr Rights operator&(Rights a, Rights b) noexcept {
   return static_cast<Rights>(static_cast<std::uint32_t>(a) & static_cast<std::uint32_t>(b));
 }
 
-// 128 bits that nobody guesses: a ticket to a region, or a group's token.
+// 128 random bits: a ticket to a region, or a group's token. Whoever has it has the rights. Threads: a plain value.
 class Token {
  public:
   Token() noexcept = default;
@@ -133,7 +138,7 @@ class Token {
   static Result<Token> try_parse(std::string_view text) noexcept {
     Token token;
     if (const int status = shmb_token_parse(detail::CText(text).get(), token.bytes_.data()); status != SHMB_OK) {
-      // Without the text: it may be a secret with a typing error.
+      // Without the text, which may be a secret with a typing error.
       return Error(static_cast<Status>(status), "a ticket or token is written as 32 lower-case hex digits");
     }
     return token;
@@ -215,7 +220,8 @@ inline Result<void> outcome(int status, const shmb_error& error) noexcept {
 
 }  // namespace detail
 
-// A part of a region, mapped besides the region's own mapping. Must go before its region.
+// A mapping of a part of a region, besides the region's own. Ownership: its end unmaps the part. Lifetime: it must end
+// before its region handle.
 class MappedPart {
  public:
   MappedPart(MappedPart&& other) noexcept
@@ -246,7 +252,8 @@ class MappedPart {
   bool writable_;
 };
 
-// The operations of both kinds of region.
+// The operations of both kinds of region. Ownership: a handle holds one reference of this process and its mapping.
+// Lifetime: addresses are valid until the handle ends. It keeps its session alive. Threads: any, but not while it ends.
 class RegionBase {
  public:
   std::size_t size() const noexcept { return static_cast<std::size_t>(shmb_region_length(handle_.get())); }
@@ -260,7 +267,8 @@ class RegionBase {
   }
   shmb_region* c() const noexcept { return handle_.get(); }
 
-  // For sessions of any group and user: rights at most the handle's, by default to read, once, for 10 minutes.
+  // A ticket for sessions of any group and user. Rights: at most those of the handle. Default: to read, once, for 10
+  // minutes.
   Result<Ticket> try_ticket(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
                             Timeout timeout = {}) const noexcept {
     std::uint8_t bytes[16];
@@ -270,7 +278,7 @@ class RegionBase {
       return Error(error);
     return Ticket(Token(bytes));
   }
-  // One that ends with the session that made it, at the latest: for processes that do not outlive this one.
+  // A ticket that ends with the session that made it, at the latest: for receivers that do not outlive this process.
   Result<Ticket> try_lend(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
                           Timeout timeout = {}) const noexcept {
     std::uint8_t bytes[16];
@@ -280,7 +288,7 @@ class RegionBase {
       return Error(error);
     return Ticket(Token(bytes));
   }
-  // Maps a part; offset is a multiple of 4096.
+  // Maps a part. The offset is a multiple of 4096.
   Result<MappedPart> try_map(std::uint64_t offset, std::uint64_t length, bool writable = false) const noexcept {
     void* address = nullptr;
     shmb_error error;
@@ -293,14 +301,14 @@ class RegionBase {
     shmb_error error;
     return detail::outcome(shmb_region_populate(handle_.get(), offset, length, &error), error);
   }
-  // A descriptor that the caller owns and closes.
+  // A copy of the descriptor. The caller owns and closes it.
   Result<int> try_descriptor() const noexcept {
     int fd = -1;
     shmb_error error;
     if (shmb_region_descriptor(handle_.get(), &fd, &error) != SHMB_OK) return Error(error);
     return fd;
   }
-  // Ends the handle now, with an answer where the name goes too. The destructor releases silently.
+  // Ends the handle now. With `unname` it waits for the broker's reply. The destructor releases without a result.
   Result<void> try_release(bool unname = false, bool recycle = true) noexcept {
     shmb_error error;
     const std::uint32_t flags =
@@ -308,8 +316,8 @@ class RegionBase {
     return detail::outcome(shmb_release(handle_.release(), flags, &error), error);
   }
 #if SHMBROKER_EXCEPTIONS
-  // To read, once, within 10 minutes, unless other things are asked for. A ticket goes on after its session's end. One
-  // that is lent ends with the session, or with its process, at the latest: for receivers that do not outlive it.
+  // The defaults are: to read, once, within 10 minutes. A ticket stays valid after its session's end. One made by
+  // lend() ends with the session, or with its process, at the latest.
   Ticket ticket(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
                 Timeout timeout = {}) const {
     return try_ticket(rights, uses, lifetime, timeout).value();
@@ -330,20 +338,20 @@ class RegionBase {
   detail::Handle<shmb_region> handle_;
 };
 
-// May be read only: everybody's writing is closed, or this handle was not given the right.
+// A region that this handle cannot write: writing is closed for all, or the handle was not given the right.
 class ReadOnlyRegion : public RegionBase {
  public:
   explicit ReadOnlyRegion(shmb_region* adopted) noexcept : RegionBase(adopted) {}
   const std::byte* data() const noexcept { return static_cast<const std::byte*>(shmb_region_data(handle_.get())); }
   std::span<const std::byte> bytes() const noexcept { return {data(), mapped() ? size() : 0}; }
-  // As many whole Ts as fit.
+  // As many whole T as fit.
   template <class T>
   std::span<const T> as_span() const noexcept {
     static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
     static_assert(alignof(T) <= 4096);
     return {reinterpret_cast<const T*>(data()), mapped() ? size() / sizeof(T) : 0};
   }
-  // The T that the region begins with. Refused (invalid) where the region is smaller, or not mapped.
+  // The T at the start of the region. Status: invalid if the region is smaller, or not mapped.
   template <class T>
   Result<const T*> try_as() const noexcept {
     return detail::first_of<const T>("what is mapped of the region", bytes());
@@ -356,6 +364,7 @@ class ReadOnlyRegion : public RegionBase {
 #endif
 };
 
+// A region that this process can write. See RegionBase for ownership, lifetime and threads.
 class Region : public RegionBase {
  public:
   explicit Region(shmb_region* adopted) noexcept : RegionBase(adopted) {}
@@ -371,8 +380,8 @@ class Region : public RegionBase {
   Result<T*> try_as() const noexcept {
     return detail::first_of<T>("what is mapped of the region", bytes());
   }
-  // Closes writing for ever and for everybody. On failure this Region is as it was (Status::still_mapped: try again
-  // once the other mapping is gone); on success it is spent, and its addresses are void.
+  // Closes writing for ever, for all processes. On success the result replaces this Region, whose addresses become
+  // invalid. On failure this Region is unchanged. Status::still_mapped: try again once the other mapping is gone.
   Result<ReadOnlyRegion> try_publish(Timeout timeout = {}) && noexcept {
     shmb_error error;
     if (shmb_publish(handle_.get(), timeout.nanoseconds(), &error) != SHMB_OK) return Error(error);
@@ -387,7 +396,7 @@ class Region : public RegionBase {
 #endif
 };
 
-// A strategy tells what later handles keep besides their mapping, see shmbroker.h.
+// The strategy decides what later handles keep besides their mapping, see shmbroker.h.
 inline std::vector<std::string> sharing_strategies() {
   std::vector<std::string> names;
   for (const char* const* one = shmb_sharing_strategies(); *one != nullptr; ++one) names.emplace_back(*one);
@@ -409,7 +418,7 @@ inline void set_sharing_strategy(std::string_view name) { try_set_sharing_strate
 #endif
 
 struct ConnectOptions {
-  Text socket{};          // empty: looked for
+  Text socket{};          // empty: searched
   std::string group{};    // "<name>:<token>"; empty: SHMBROKER_GROUP
   std::string program{};  // as `shmbroker list` shows the session
   bool local_ok = false;
@@ -423,25 +432,25 @@ struct ConnectOptions {
 struct CreateOptions {
   Text name{};  // empty: unnamed
   GroupId group{};
-  std::optional<Keep> keep{};  // none: the group's default
+  std::optional<Keep> keep{};  // none: the default of the group
   bool many_writers = false;
   bool replace = false;
-  bool name_at_publish = false;  // name, keep and replace count from publish() on
+  bool name_at_publish = false;  // name, keep and replace take effect at publish()
   bool uninitialised = false;
   bool recycle = true;
   bool populate = true;
   bool huge_pages = true;
   bool map = true;
-  bool heap = false;  // a mark: its contents are, or will be, a heap (heap.hpp sets it)
+  bool heap = false;  // a mark: the contents are, or will be, a heap (heap.hpp sets it)
   Rights rights = Rights::all;
   Timeout timeout{};
 };
 
 struct AttachOptions {
-  Rights more_rights = Rights::none;  // share, release; reading, and writing where asked, come by themselves
+  Rights more_rights = Rights::none;  // share, release; reading, and writing where asked, are always included
   bool map = true;
   bool populate = true;
-  std::optional<Timeout> wait{};  // for a name not yet created; none: no wait
+  std::optional<Timeout> wait{};  // for a name that does not exist yet; none: no wait
   Timeout timeout{};
 };
 
@@ -451,7 +460,7 @@ struct GroupOptions {
   std::uint32_t limit_regions = 0;
   Keep keep = Keep::none();
   bool supervised = false;
-  bool adopt_existing = false;  // a group of that name, also an ended one that keeps something, is taken as it is
+  bool adopt_existing = false;  // a group of that name is used as it is, also an ended one that still keeps something
   Timeout timeout{};
 };
 
@@ -480,9 +489,12 @@ struct Event {
 
 struct Watch {
   WatchId id;
-  std::uint32_t state;  // SHMB_EVENT_BIT_* that hold already: those are not sent
+  std::uint32_t state;  // SHMB_EVENT_BIT_* that hold already: no event comes for those
 };
 
+// One connection to the broker. Ownership: the handle; region and pool handles of the session keep it alive until they
+// end too. Threads: any number, at the same time. Lifetime: when the broker goes away it is lost for good; mappings
+// stay valid, and other calls fail with Status::session_lost.
 class Session {
  public:
   explicit Session(shmb_session* adopted) noexcept : handle_(adopted) {}
@@ -528,7 +540,7 @@ class Session {
     if (shmb_create(handle_.get(), length, &c, &raw, &error) != SHMB_OK) return Error(error);
     return Region(raw);
   }
-  // One round trip for up to 253. Elements fail one by one; the first failure has its whole sentence.
+  // Creates many in one round trip for up to 253. Elements fail one by one; the first failure has its full sentence.
   Result<std::vector<Result<Region> > > try_create_many(std::span<const std::uint64_t> lengths,
                                                         const CreateOptions& options = {}) const {
     const shmb_create_options c = to_c(options);
@@ -550,7 +562,7 @@ class Session {
     return {std::move(results)};  // named: nvcc 13 would copy
   }
 
-  // By address ("NAME", "GROUP/NAME", "UID:GROUP/NAME"), by identity, by ticket.
+  // Attaches by address ("NAME", "GROUP/NAME", "UID:GROUP/NAME"), by identity, or by ticket.
   Result<ReadOnlyRegion> try_attach(std::string_view address, const AttachOptions& options = {}) const noexcept {
     return attached<ReadOnlyRegion>(Rights::read, options, [&](const auto* c, auto** raw, auto* error) {
       return shmb_attach(handle_.get(), detail::CText(address).get(), c, raw, error);
@@ -583,7 +595,7 @@ class Session {
       return shmb_attach_ticket(handle_.get(), ticket.data(), c, raw, error);
     });
   }
-  // Local sessions: shared memory whose descriptor came by other means; the caller keeps the descriptor.
+  // Local sessions only: adopts shared memory by its descriptor, which the caller keeps.
   Result<Region> try_adopt(int fd) const noexcept {
     shmb_region* raw = nullptr;
     shmb_error error;
@@ -620,7 +632,7 @@ class Session {
     return stat;
   }
 
-  // Ends a ticket with the uses it has left. Of this session or its group.
+  // Ends a ticket with its remaining uses. It must be of this session or its group.
   Result<void> try_revoke(const Ticket& ticket, Timeout timeout = {}) const noexcept {
     shmb_error error;
     return detail::outcome(shmb_ticket_revoke(handle_.get(), ticket.data(), timeout.nanoseconds(), &error), error);
@@ -667,7 +679,7 @@ class Session {
       return Error(error);
     return ending;
   }
-  // Until the group has ended; waits without limit unless told otherwise.
+  // Waits until the group has ended, by default without limit.
   Result<void> try_wait_group(GroupId group = {}, Timeout wait = Timeout::forever()) const noexcept {
     shmb_error error;
     return detail::outcome(shmb_group_wait(handle_.get(), group.value, wait.nanoseconds(), &error), error);
@@ -703,7 +715,7 @@ class Session {
     shmb_error error;
     return detail::outcome(shmb_unwatch(handle_.get(), watch.value, timeout.nanoseconds(), &error), error);
   }
-  // For poll, select, epoll. Belongs to the session: never close, read or write it.
+  // For poll, select, epoll. It belongs to the session: never close, read or write it.
   Result<int> try_event_descriptor() const noexcept {
     int fd = -1;
     shmb_error error;
@@ -736,7 +748,7 @@ class Session {
   Region create(std::uint64_t length, const CreateOptions& options = {}) const {
     return try_create(length, options).value();
   }
-  // All or none: what was made before a failure is released again.
+  // All or none: after a failure, those that were made are released again.
   std::vector<Region> create_many(std::span<const std::uint64_t> lengths, const CreateOptions& options = {}) const {
     auto results = try_create_many(lengths, options).value();
     std::vector<Region> regions;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools, queues and queue sets in C++, header-only over shmbroker.h (whose comments hold for what is not said here).
-// Same habits as shmbroker.hpp: C++20, each operation as `try_x` with a Result and as `x` that throws, handles that
-// only move. Slots and messages give back what they hold when they go.
+// Pools, queues and queue sets in C++, header-only over shmbroker_pool.h. They follow shmbroker.hpp: C++20, each
+// operation as `try_x` that returns a Result, and as `x` that throws Error with the same status. Handles only move.
+// Slots and messages give back what they hold when they end. Waits are 5 s by default; Timeout::forever() and
+// Timeout::no_wait() are allowed.
 #if __cplusplus < 202002L
 #error "shmbroker/pool.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker.h)"
 #elif !defined(SHMBROKER_POOL_HPP)
@@ -61,7 +62,7 @@ struct PoolOptions {
   std::optional<Keep> keep{};
   bool huge_pages = true;
   bool populate = true;
-  bool replace = false;                 // a pool that has the name loses it; its participants go on with it
+  bool replace = false;                 // a pool with that name loses it; its participants keep using it
   std::uint32_t lanes = 0, queues = 0;  // 0: 64 and 16
   std::uint64_t lane_bytes = 0;         // 0: 1 MiB
   Timeout timeout{};
@@ -69,7 +70,7 @@ struct PoolOptions {
 
 struct PoolOpenOptions {
   bool read_only = false;
-  std::optional<Timeout> wait{};  // for a name not yet there; none: no wait
+  std::optional<Timeout> wait{};  // for a name that does not exist yet; none: no wait
   Timeout timeout{};
 };
 
@@ -94,12 +95,13 @@ struct QueueOptions {
   bool at_least_once = false;
   bool create_only = false;
   bool open_only = false;
-  std::optional<std::chrono::nanoseconds> spin{};  // none: 20 us, unless in vain lately; zero: at once
+  std::optional<std::chrono::nanoseconds> spin{};  // none: 20 us, less after useless spins; zero: sleep at once
   std::optional<Timeout> wait{};  // for the queue, with open_only: none: no wait; reader as_is: timeout
   Timeout timeout{};
 };
 
-// An own reference to a slot. Must go before the pool's handle that it came from.
+// One reference to a slot. Ownership: its end gives the reference back. Lifetime: it must end before the pool's handle
+// that it came from. Threads: one at a time. In a forked child it is not usable (Status::forked).
 class Slot {
  public:
   Slot() noexcept = default;
@@ -118,7 +120,7 @@ class Slot {
   explicit operator bool() const noexcept { return pool_ != nullptr; }
   std::byte* data() const noexcept { return static_cast<std::byte*>(slot_.data); }
   std::size_t size() const noexcept { return static_cast<std::size_t>(slot_.length); }    // bytes in use
-  std::size_t capacity() const noexcept { return static_cast<std::size_t>(slot_.size); }  // bytes there is room for
+  std::size_t capacity() const noexcept { return static_cast<std::size_t>(slot_.size); }  // bytes that fit
   void resize(std::size_t length) noexcept { slot_.length = length; }                     // checked when it is sent
   std::span<std::byte> bytes() const noexcept { return {data(), size()}; }
   template <class T>
@@ -126,12 +128,12 @@ class Slot {
     static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
     return {reinterpret_cast<T*>(data()), size() / sizeof(T)};
   }
-  // The T that the bytes in use begin with. Refused (invalid) where they are fewer.
+  // The T at the start of the bytes in use. Status: invalid if they are fewer.
   template <class T>
   Result<T*> try_as() const noexcept {
     return detail::first_of<T>("the slot", bytes());
   }
-  // A second reference.
+  // Makes a second reference.
   Result<Slot> try_share() const noexcept {
     shmb_error error;
     if (shmb_slot_retain(pool_, &slot_, &error) != SHMB_OK) return Error(error);
@@ -154,7 +156,7 @@ class Slot {
   shmb_slot slot_{};
 };
 
-// What a message is made of. Nothing is copied or held: it must outlive the call that sends it.
+// One part of a message to send. It copies and holds nothing: its memory must stay valid until the send returns.
 class Part {
  public:
   Part(std::span<const std::byte> bytes) noexcept {
@@ -169,13 +171,13 @@ class Part {
     part_.slot = slot.c();
     part_.length = slot.size();
   }
-  // rights: what the receiver maps it with.
+  // rights: those of the receiver's mapping.
   Part(const RegionBase& region, Rights rights = Rights::read) noexcept {
     part_.kind = SHMB_PART_REGION;
     part_.region = region.c();
     part_.rights = static_cast<std::uint32_t>(rights);
   }
-  // A stretch of it only.
+  // A range of the part only.
   Part within(std::uint64_t offset, std::uint64_t length) const noexcept {
     Part part = *this;
     part.part_.offset = offset;
@@ -194,7 +196,7 @@ struct SendOptions {
   Timeout wait{};
 };
 
-// A part as received. The bytes are valid as long as the message holds them.
+// A part as received. Its bytes are valid as long as the message holds them.
 struct ReceivedPart {
   enum class Kind : std::uint32_t { bytes = SHMB_PART_BYTES, slot = SHMB_PART_SLOT, region = SHMB_PART_REGION };
   Kind kind;
@@ -202,12 +204,15 @@ struct ReceivedPart {
   Status status;  // why a region could not be attached, or a slot not be mapped; then there are no bytes
   RegionId region;
   // Regions: the number of the first part of the message with the same mapping. A region that comes in several parts is
-  // mapped once, and the regions taken out of these parts are handles of that one mapping: make one object for it, from
-  // the first of them, and let the others share it. The part's own number where it is the first, or is not mapped.
+  // mapped once, and regions taken out of these parts are handles of that one mapping. Make one object from the first
+  // of them and let the others share it. For the first part, and for parts that are not mapped, it is the part's own
+  // number.
   std::size_t same_as;
 };
 
-// A received message. Made once and given to one receive after the other.
+// A received message. The object can be reused for many receives. Ownership: it holds its slots and regions until
+// done() or its end. Lifetime: it must end before its queue; a borrowed one is valid until the next receive. Threads:
+// one at a time.
 class Message {
  public:
   static Result<Message> try_make() noexcept {
@@ -225,15 +230,14 @@ class Message {
     handle_ = std::move(other.handle_);
     return *this;
   }
-  // Done, as by done(). Where an exception destroys it, its work was not: a message of an at-least-once queue goes
-  // back.
+  // As done(). If an exception destroys it, the work was not done: a message of an at-least-once queue goes back.
   ~Message() {
     if (std::uncaught_exceptions() > exceptions_) (void)shmb_message_give_back(handle_.get(), nullptr);
   }
 
   std::size_t count() const noexcept { return shmb_message_count(handle_.get()); }
   std::uint64_t type() const noexcept { return shmb_message_type(handle_.get()); }
-  // Of the first part, which is the whole message if it is no list.
+  // The bytes of the first part, which is the whole message unless it is a list.
   std::span<const std::byte> bytes() const noexcept {
     return {static_cast<const std::byte*>(shmb_message_data(handle_.get())),
             static_cast<std::size_t>(shmb_message_length(handle_.get()))};
@@ -247,7 +251,7 @@ class Message {
     static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
     return {reinterpret_cast<const T*>(shmb_message_data(handle_.get())), bytes().size() / sizeof(T)};
   }
-  // A copy of the T that the message is. Refused (invalid) where it has not exactly the bytes of a T.
+  // A copy of the message as a T. Status: invalid if it does not have exactly the size of a T.
   template <class T>
   Result<T> try_as() const noexcept {
     static_assert(std::is_trivially_copyable_v<T> && std::is_default_constructible_v<T>,
@@ -268,22 +272,23 @@ class Message {
         RegionId::from_c(part.id),
         part.same_as};
   }
-  // Own references that outlive the message. `pool`: the one that the queue is in, no other.
+  // Takes a reference that outlives the message. `pool` must be the queue's pool.
   Result<Slot> try_take_slot(shmb_pool* pool, std::size_t number = 0) noexcept {
     shmb_slot slot{};
     shmb_error error;
     shmb_part part{};
     if (shmb_message_part(handle_.get(), number, &part, &error) != SHMB_OK) return Error(error);
     if (part.kind == SHMB_PART_SLOT && part.slot.pool != shmb_pool_id(pool)) {
-      // That pool could not release it: it stays in the message, and the refusal says whose it is.
+      // The other pool could not release it. So it stays in the message, and the error names its pool.
       if (shmb_slot_retain(pool, &part.slot, &error) == SHMB_OK) return Error(Status::invalid);
       return Error(error);
     }
     if (shmb_message_take_slot(handle_.get(), number, &slot, &error) != SHMB_OK) return Error(error);
     return Slot(pool, slot);
   }
-  // Regions of parts that are the same (ReceivedPart::same_as) share their mapping: equal addresses, released in any
-  // order. While there are several, publishing answers Status::pinned.
+  // Takes a region that outlives the message. Regions of parts that are the same (ReceivedPart::same_as) share their
+  // mapping: they have equal addresses, and may be released in any order. While there are several, publish() returns
+  // Status::pinned.
   Result<ReadOnlyRegion> try_take_region(std::size_t number = 0) noexcept { return taken<ReadOnlyRegion>(number); }
   Result<Region> try_take_writable_region(std::size_t number = 0) noexcept { return taken<Region>(number); }
 
@@ -324,7 +329,9 @@ class Message {
 
 class Messages;
 
-// Own ends of one queue.
+// This process' ends of one queue: reader, writer or both. Ownership: its end closes these ends; what was sent stays
+// for its readers. Threads: any number may send; only queues of competing readers may be received from by several
+// threads at once, with kept messages. No thread may be in a call when it ends. Lifetime: it keeps its pool.
 class Queue {
  public:
   explicit Queue(shmb_queue* adopted) noexcept : handle_(adopted) {}
@@ -344,7 +351,7 @@ class Queue {
     shmb_error error;
     return detail::outcome(shmb_queue_send_slot(handle_.get(), &slot.c(), wait.nanoseconds(), &error), error);
   }
-  // One message of many parts.
+  // Sends one message of many parts.
   Result<void> try_send_parts(std::span<const Part> parts, const SendOptions& options = {}) const noexcept {
     static_assert(sizeof(Part) == sizeof(shmb_part) && std::is_standard_layout_v<Part>);
     shmb_outgoing message{};
@@ -358,7 +365,7 @@ class Queue {
   Result<void> try_send_parts(std::initializer_list<Part> parts, const SendOptions& options = {}) const noexcept {
     return try_send_parts(std::span(parts.begin(), parts.size()), options);
   }
-  // Many messages of one part each; how many were sent. All of them unless an error kept the rest back.
+  // Sends many messages of one part each. Returns how many were sent; fewer than all only after an error.
   Result<std::size_t> try_send_many(std::span<const Part> messages, Timeout wait = {}) const {
     std::vector<shmb_outgoing> list(messages.size());
     for (std::size_t i = 0; i < list.size(); ++i) {
@@ -373,20 +380,21 @@ class Queue {
     return sent;
   }
 
-  // Borrowed: valid until it is done, or the next receive on this queue.
+  // A borrowed message: valid until it is done, or until the next receive on this queue.
   Result<void> try_receive(Message& message, Timeout wait = {}) const noexcept { return received(message, 0, wait); }
-  // With references of its own, valid until it is done.
+  // A kept message: it has references of its own, and is valid until it is done.
   Result<void> try_receive_kept(Message& message, Timeout wait = {}) const noexcept {
     return received(message, SHMB_RECEIVE_KEEP, wait);
   }
-  // One that is the caller's: kept as above, and independent of what is received later. It goes before the queue does.
+  // Returns a message of the caller's own: kept as above, and independent of later receives. It must end before the
+  // queue.
   Result<Message> try_receive(Timeout wait = {}) const noexcept {
     auto message = Message::try_make();
     if (!message) return message;
     if (auto taken = try_receive_kept(*message, wait); !taken) return taken.error();
     return message;
   }
-  // Waits for one and takes what is there; how many.
+  // Waits for one message and takes what else is there. Returns how many.
   Result<std::size_t> try_receive_many(std::span<Message> messages, Timeout wait = {}) const {
     std::vector<shmb_message*> raw;
     for (const Message& message : messages) raw.push_back(message.c());
@@ -396,10 +404,10 @@ class Queue {
       return Error(error);
     return count;
   }
-  // Calls `body(message)` for each message until the queue is closed and drained, its last writer has left and nothing
-  // is left to take, or `body` returns false. It waits for the first writer. A dead writer is passed over while there
-  // are others; of the last one it answers `peer_gone`, as what it sent may not be all. The messages are borrowed; of
-  // an at-least-once queue `body` must say done, or give back; where it throws, the message goes back.
+  // Calls `body(message)` for each message. It ends when the queue is closed and drained, when its last writer has left
+  // and nothing is left, or when `body` returns false. It waits for the first writer. A dead writer is ignored while
+  // there are others. For the last one it returns `peer_gone`, because some of its messages may be missing. Messages
+  // are borrowed. For an at-least-once queue `body` must call done or give back; if it throws, the message goes back.
   template <class Body>
   Result<void> try_for_each(Body&& body, Timeout wait = Timeout::forever()) const {
     auto message = Message::try_make();
@@ -416,12 +424,12 @@ class Queue {
     }
   }
 
-  // A range for a loop: for (auto message : queue.messages()). It ends as try_for_each does. Each message is the loop's
-  // own, and may be moved out of it; `auto&&` uses one Message again and again. `wait` is for each message. Where a
-  // receive fails, the loop of try_messages() ends and outcome() has the error; that of messages() throws it.
+  // A range for a loop: for (auto message : queue.messages()). It ends as try_for_each does. Each message belongs to
+  // the loop's variable and may be moved from it; `auto&&` reuses one Message. `wait` is for each message. After a
+  // failed receive the loop of try_messages() ends, and outcome() has the error; that of messages() throws it.
   Messages try_messages(Timeout wait = Timeout::forever()) const noexcept;
 
-  // For everybody: nobody may send, readers drain and are told `closed`.
+  // Closes the queue for all: no process may send any more. Readers take what is left and then get `closed`.
   Result<void> try_shutdown(bool remove = false) const noexcept {
     shmb_error error;
     return detail::outcome(shmb_queue_shutdown(handle_.get(), remove ? unsigned{SHMB_QUEUE_CLOSE_REMOVE} : 0U, &error),
@@ -485,7 +493,7 @@ class Queue {
  private:
   friend class Pool;
   friend class Messages;
-  // False: the queue is closed, or its last writer has left, and nothing is left to take.
+  // False: the queue is closed, or its last writer has left, and nothing is left.
   Result<bool> next(Message& message, std::uint32_t flags, Timeout wait) const noexcept {
     for (;;) {
       auto taken = received(message, flags, wait);
@@ -504,7 +512,7 @@ class Queue {
   detail::Handle<shmb_queue> handle_;
 };
 
-// What Queue::messages() gives. It goes before the queue does, and is used by one thread.
+// The result of Queue::messages(). Lifetime: it must end before the queue. Threads: one.
 class Messages {
  public:
   class Iterator {
@@ -526,12 +534,12 @@ class Messages {
   };
 
   Messages(const Queue& queue, Timeout wait, bool throws) noexcept : queue_(&queue), wait_(wait), throws_(throws) {}
-  Iterator begin() {  // receives the first
+  Iterator begin() {  // receives the first message
     advance();
     return Iterator(this);
   }
   std::default_sentinel_t end() const noexcept { return {}; }
-  // After the loop: why it ended, where the queue had not.
+  // Call after the loop: the error that ended it, if the queue had not ended.
   const Result<void>& outcome() const noexcept { return outcome_; }
 
  private:
@@ -588,7 +596,7 @@ inline shmb_queue_options to_c(Role role, const QueueOptions& options) noexcept 
 
 }  // namespace detail
 
-// A queue that needs no slots, in a pool of its own.
+// Opens a queue that needs no slots, in a pool of its own.
 inline Result<Queue> try_open_queue(const Session& session, std::string_view address, Role role,
                                     const QueueOptions& options = {}) noexcept {
   const shmb_queue_options c = detail::to_c(role, options);
@@ -599,7 +607,8 @@ inline Result<Queue> try_open_queue(const Session& session, std::string_view add
   return Queue(raw);
 }
 
-// This process in one pool.
+// This process in one pool. Ownership: the last handle and queue of the process leave the pool; its slots are given
+// back, and what it sent stays. Threads: any. Lifetime: it must outlive its slots. It keeps its session alive.
 class Pool {
  public:
   explicit Pool(shmb_pool* adopted) noexcept : handle_(adopted) {}
@@ -636,9 +645,9 @@ class Pool {
     return opened(session, nullptr, id, options);
   }
 
-  // The pool of that name in the session's group (or in options.group), made by the first who asks: for workers that
-  // start in any order, and start again. An existing pool is taken as it is, whatever its classes are. Not with
-  // replace.
+  // Opens the pool of that name in the session's group (or in options.group), or creates it if there is none. So
+  // workers may start in any order, and start again. An existing pool is used as it is, whatever its classes are. Not
+  // with replace.
   static Result<Pool> try_open_or_create(const Session& session, const PoolOptions& options) {
     if (options.name.empty() || options.replace) {
       shmb_error wrong{};
@@ -650,7 +659,7 @@ class Pool {
     if (options.group.value != 0) address = "@" + std::to_string(options.group.value) + "/" + address;
     PoolOpenOptions opening;
     opening.timeout = options.timeout;
-    // Each turn in which somebody else was faster ends with another's pool, or with its removal.
+    // Each round that another process wins ends with that pool, or with its removal.
     constexpr int kTurns = 100;
     for (int turn = 0;; ++turn) {
       auto there = try_open(session, address, opening);
@@ -660,7 +669,7 @@ class Pool {
     }
   }
 
-  // Its name is free at once; the pool goes with its last participant.
+  // Frees its name at once. The pool ends with its last participant.
   Result<void> try_remove() const noexcept {
     shmb_error error;
     if (shmb_pool_remove(handle_.get(), &error) != SHMB_OK) return Error(error);
@@ -726,9 +735,9 @@ class Pool {
   detail::Handle<shmb_pool> handle_;
 };
 
-// Memory of any size, to be filled and sent: a slot of the smallest class that fits, or, larger than every class, a
-// region (whose memory the group gets again only if all who had it have unmapped it and nobody closed its writing: with
-// a private broker each costs fresh memory).
+// Memory of any size to fill and send: a slot of the smallest class that fits, or a region if it is larger than every
+// class. The group reuses a region's memory only if all its holders have unmapped it and its writing was not closed.
+// With a private broker each such region costs fresh memory. Lifetime: that of the slot or region in it.
 class Buffer {
  public:
   explicit Buffer(Slot slot) noexcept : memory_(std::move(slot)) {}
@@ -749,16 +758,16 @@ class Buffer {
 
 class SizeClassPool {
  public:
-  // The session must outlive it.
+  // `session` must outlive this object.
   SizeClassPool(const Session& session, Pool pool) noexcept : session_(&session), pool_(std::move(pool)) {}
   Result<Buffer> try_acquire(std::uint64_t length, Timeout wait = {}) const {
-    const shmb_pool_info info = pool_.info();  // whoever made the pool may still be adding classes
+    const shmb_pool_info info = pool_.info();  // the maker of the pool may still be adding classes
     std::uint64_t largest = 0;
     for (std::uint32_t i = 0; i < info.class_count; ++i)
       if (info.classes[i].slot_size > largest) largest = info.classes[i].slot_size;
     if (length > largest) {
       CreateOptions options;
-      options.group = GroupId{info.group};  // the pool's, so that whoever is in the pool may attach it
+      options.group = GroupId{info.group};  // the pool's group, so that its participants may attach the region
       options.uninitialised = true;
       auto region = session_->try_create(length, options);
       if (!region) return region.error();
@@ -778,7 +787,8 @@ class SizeClassPool {
   Pool pool_;
 };
 
-// Several queues to wait on. A queue must be removed before it goes.
+// Several queues to wait on, of one or several pools and sessions. Threads: one at a time. Lifetime: a queue must be
+// removed before it ends.
 class QueueSet {
  public:
   static Result<QueueSet> try_make() noexcept {
@@ -800,7 +810,7 @@ class QueueSet {
     shmb_error error;
     return detail::outcome(shmb_queue_set_remove(handle_.get(), queue.c(), &error), error);
   }
-  // The queue that has something to tell; compare with Queue::c().
+  // Waits for a queue with a message or an error to report. Compare the result with Queue::c().
   Result<shmb_queue*> try_wait(Timeout wait = {}) const noexcept {
     shmb_queue* queue = nullptr;
     shmb_error error;

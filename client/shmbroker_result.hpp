@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations of the C++ face end with a status, an Error, or a Result that holds a value or an Error. shmbroker.hpp
-// includes this file: no program has to. Threads: values like any other. C++20, libc and std only.
+// How operations of the C++ API end: with a status, an Error, or a Result that holds a value or an Error. shmbroker.hpp
+// includes this file. Threads: plain values. C++20, libc and std only.
 #if __cplusplus < 202002L
 #error "shmbroker/shmbroker_result.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker.h)"
 #elif !defined(SHMBROKER_RESULT_HPP)
@@ -34,13 +34,13 @@ enum class Status : std::int32_t {
 #undef SHMBROKER_X
 };
 
-// The reason of a failure; what() is a sentence to print, which names what to change as this header names it. Also the
-// exception type.
+// The reason of a failure. what() is a sentence to print, in the words of this API, that says what to change. It is
+// also the exception type.
 class Error : public std::exception {
  public:
   explicit Error(const shmb_error& detail) noexcept : detail_(detail) { shmb_error_words(&detail_, SHMB_WORDS_CXX); }
   explicit Error(Status status) noexcept : Error(status, shmb_status_text(static_cast<int>(status))) {}
-  // The sentence is cut where it is longer than shmb_error has room.
+  // A sentence longer than the room in shmb_error is cut.
   Error(Status status, std::string_view sentence) noexcept {
     detail_.status = static_cast<std::int32_t>(status);
     const std::size_t length = sentence.copy(detail_.sentence, sizeof detail_.sentence - 1);
@@ -55,7 +55,7 @@ class Error : public std::exception {
   shmb_error detail_{};
 };
 
-// A text that an options struct owns. It is made from whatever holds characters, a std::string_view too.
+// A text that an options struct owns. It can be made from anything that holds characters, also from a std::string_view.
 class Text : public std::string {
  public:
   using std::string::string;
@@ -74,7 +74,7 @@ inline constexpr bool is_result = false;
 template <class T>
 inline constexpr bool is_result<Result<T> > = true;
 
-// Calls `call` with the value, or, of Result<void>, with nothing.
+// Calls `call` with the value or, for Result<void>, without an argument.
 template <class T, class Call, class Stored>
 constexpr decltype(auto) with_value(Call&& call, [[maybe_unused]] Stored&& value) {
   if constexpr (std::is_void_v<T>) return std::forward<Call>(call)();
@@ -85,8 +85,8 @@ struct Nothing {};
 
 }  // namespace detail
 
-// A value or an Error: std::expected<T, Error> for C++20, with the same names and rules. Of a Result<void> the calls of
-// and_then and transform take no argument. value() throws the Error.
+// A value or an Error: std::expected<T, Error> for C++20, with the same names and rules. For Result<void> the functions
+// of and_then and transform take no argument. value() throws the Error.
 template <class T>
 class [[nodiscard]] Result {
   using Stored = std::conditional_t<std::is_void_v<T>, detail::Nothing, T>;
@@ -146,7 +146,7 @@ class [[nodiscard]] Result {
       T value_or(U&& other) &&
       requires(!std::is_void_v<T>) { return has_value() ? *std::move(*this) : static_cast<T>(std::forward<U>(other)); }
 
-      // `call` takes the value and gives another Result, which is the outcome. An error passes by.
+      // `call` takes the value and returns another Result, which is the outcome. An error stays as it is.
       template <class Call>
       auto and_then(Call&& call) & {
     return chained(*this, std::forward<Call>(call));
@@ -159,7 +159,7 @@ class [[nodiscard]] Result {
   auto and_then(Call&& call) && {
     return chained(std::move(*this), std::forward<Call>(call));
   }
-  // `call` takes the value and gives that of the outcome. An error passes by.
+  // `call` takes the value and returns that of the outcome. An error stays as it is.
   template <class Call>
   auto transform(Call&& call) & {
     return transformed(*this, std::forward<Call>(call));
@@ -172,7 +172,7 @@ class [[nodiscard]] Result {
   auto transform(Call&& call) && {
     return transformed(std::move(*this), std::forward<Call>(call));
   }
-  // `call` takes the error and gives a Result of the same type. A value passes by.
+  // `call` takes the error and returns a Result of the same type. A value stays as it is.
   template <class Call>
   Result or_else(Call&& call) const& {
     static_assert(std::is_same_v<std::invoke_result_t<Call, const Error&>, Result>);
@@ -183,7 +183,7 @@ class [[nodiscard]] Result {
     static_assert(std::is_same_v<std::invoke_result_t<Call, const Error&>, Result>);
     return has_value() ? std::move(*this) : std::forward<Call>(call)(error());
   }
-  // `call` takes the error and gives another one.
+  // `call` takes the error and returns another one.
   template <class Call>
   Result transform_error(Call&& call) const& {
     return has_value() ? *this : Result(Error(std::forward<Call>(call)(error())));
@@ -228,7 +228,7 @@ class [[nodiscard]] Result {
       return Result<Next>(detail::with_value<T>(std::forward<Call>(call), *std::forward<Self>(self)));
     }
   }
-  // Into raw storage.
+  // Constructs into raw storage.
   template <class Other>
   void take(Other&& other) {
     if (has_value_) ::new (static_cast<void*>(&value_)) Stored(std::forward<Other>(other).value_);
@@ -248,8 +248,8 @@ class [[nodiscard]] Result {
 
 namespace detail {
 
-// A text as the C functions take it: characters that end with NUL. No name has a NUL inside: one that does is refused
-// as any other wrong character is, and not cut there.
+// A text for the C functions: characters that end with NUL. No valid name contains a NUL. One that does is refused like
+// any other wrong character, and is not cut there.
 class CText {
  public:
   explicit CText(std::string_view text) noexcept {
@@ -278,7 +278,7 @@ inline Error not_a(std::string_view what, std::size_t has, std::size_t needs) no
                 static_cast<int>(what.size()), what.data(), has, needs);
   return Error(Status::invalid, sentence);
 }
-// The T that memory begins with. Memory of the library begins on a page or on a cache line.
+// The T at the start of memory. Memory of the library begins on a page or on a cache line.
 template <class T, class Byte>
 Result<T*> first_of(std::string_view what, std::span<Byte> bytes) noexcept {
   static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
