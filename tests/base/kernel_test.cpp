@@ -32,7 +32,7 @@ bool has_loss(const KernelFeatures& features, std::string_view part) {
   return false;
 }
 
-// Whatever the probe says, the wrappers must do the same.
+// With any result of the probe, the wrappers must do the same.
 void check_wrappers_agree(const KernelFeatures& features) {
   auto region = shmb::sys::memfd_create("agree", true);
   REQUIRE(region);

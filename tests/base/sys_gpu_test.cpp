@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What descriptors are told to be, and the driver's word in /proc, in files that stand for it.
+// How descriptors are recognised, and the driver's text in /proc, in files that stand for it.
 #include "base/sys_gpu.hpp"
 
 #include <doctest/doctest.h>

@@ -146,7 +146,7 @@ TEST_CASE("messages of bytes and of slots allocate nothing, borrowed and kept") 
     constexpr long kPlenty = 1'000'000;
     int failures = 0;
     for (int round = 0; round < 100; ++round) {
-      // What is made once: the message's memory.
+      // Made once: the message's memory.
       if (round == 1) allocations_left = kPlenty;
       for (const bool keep : {false, true}) {
         auto slot = pool->acquire(4096, kNoWait);

@@ -114,7 +114,7 @@ class PoolMemory {
                                          std::memory_order_seq_cst);
     view_.header().change.fetch_add(1);
   }
-  // What the broker does when somebody died or left.
+  // The broker's work after a participant died or left.
   void wake(std::uint32_t index) {
     view_.wait(index).event.fetch_add(1);
     (void)shmb::sys::futex_wake(view_.wait(index).event, INT_MAX);

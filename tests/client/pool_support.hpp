@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of pools and queues share.
+// The common part of the tests of pools and queues.
 #pragma once
 
 #include <unistd.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker asks of the broker, through the library: the table itself is tested in tests/daemon/books_remote.cpp.
+// The requests of a worker to the broker, through the library: the table itself is tested in
+// tests/daemon/books_remote.cpp.
 #include "client/remote_calls.hpp"
 
 #include <array>

@@ -152,7 +152,7 @@ TEST_CASE("a sentence of the library names things as the face of its caller does
   CHECK(said(sentence, SHMB_WORDS_CXX) ==
         "make a region with Session::create, (QueueOptions::open_only) or Session::create.");
   CHECK(said(sentence, SHMB_WORDS_SHELL).starts_with("make a region with shmbroker put, ("));
-  // What only looks like a name, and names of others.
+  // Texts that only look like names, and names of others.
   for (const char* const other : {"/tmp/shmb_create2", "xshmb_create", "SHMB_", "shmb_unheard_of", "shmb"})
     CHECK(said(other, SHMB_WORDS_CXX) == other);
   CHECK(said("at the end shmb_queue_options.spin_ns", SHMB_WORDS_CXX) == "at the end QueueOptions::spin");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library's tests share: a session on a fixture's broker, and values that must be there.
+// The common part of the library's tests: a session on a fixture's broker, and values that must be there.
 #pragma once
 
 #include <doctest/doctest.h>

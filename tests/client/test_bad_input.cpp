@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a user of pools and queues may get wrong, one case for each way: a clear error every time, and nothing is
-// changed by it. What a hostile peer may write is in test_message.cpp and in tests/storm.
+// The mistakes of a user of pools and queues, one case for each way: a clear error every time, and nothing is
+// changed by it. Writes of a hostile peer are in test_message.cpp and in tests/storm.
 #include <utility>
 
 #include "client/shmbroker.hpp"

@@ -20,7 +20,7 @@ std::string address_of(const Region& region, const std::string& name) {
   return "#" + std::to_string(region.facts().group) + "/" + name;
 }
 
-// What every handle of a region of 0 bytes says of it.
+// The facts that every handle of a region of 0 bytes gives.
 void check_empty(Region& region) {
   CHECK(region.length() == 0);
   CHECK(region.facts().length == 0);
@@ -245,7 +245,7 @@ TEST_CASE("both faces make, send and take regions of 0 bytes and parts of one ma
   filled.release();
   auto published = std::move(one).publish();
   CHECK(published.as_span<const int>()[1] == 42);
-  // What a received part says of itself is not looked at when it is sent on.
+  // The fields of a received part are ignored when it is sent on.
   queue.send_parts({Part("head"), Part(empty), Part(empty)});
   message = queue.receive();
   shmb_part part{};

@@ -32,7 +32,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// What the processes of a trial share besides the heap.
+// The shared state of a trial's processes besides the heap.
 struct Stage {
   std::atomic<std::uint64_t> steps{0}, die_at{0};
   std::atomic<int> inside{0}, stop{0}, rounds{0};

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kWriters = 3, kReaders = 3;
 
-// What stands in memory says itself what it must be: its first bytes are the seed of the others.
+// The contents of memory say what they must be: the first bytes are the seed of the others.
 void write_pattern(std::byte* data, std::size_t size, std::uint32_t seed) {
   std::memcpy(data, &seed, std::min(size, sizeof seed));
   for (std::size_t i = sizeof seed; i < size; ++i) data[i] = static_cast<std::byte>(seed + i * 7);
@@ -301,7 +301,7 @@ constexpr std::int64_t kLong = 30'000'000'000;  // a wait that ends by it has mi
 
 std::atomic<int> asleep = 0;
 
-// What each of two threads is told that waits in the same call. `now` is called once both are asleep.
+// The results of two threads that wait in the same call. `now` is called once both are asleep.
 std::array<Status, 2> told_to_two(const std::function<Status(int)>& wait, const std::function<void()>& now) {
   std::array<Status, 2> told{};
   std::vector<std::thread> threads;

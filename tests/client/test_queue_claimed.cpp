@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A claim queue without AT_LEAST_ONCE: a message is one application's from the moment that it has it. Its cell is done
-// by then, and own bits hold its slots. What happens at a death is in tests/kill.
+// by then, and own bits hold its slots. Deaths are tested in tests/kill.
 #include "tests/client/pool_support.hpp"
 
 using namespace client_tests;

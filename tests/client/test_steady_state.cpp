@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // In the steady state neither taking nor handing over a slot touches memory that is not mapped yet: the kernel counts
-// no page fault. What else may cause one (a huge page that is put together below a mapping) is rare: of several rounds
+// no page fault. Other causes of one (a huge page that is put together below a mapping) are rare: of several rounds
 // one must have none, while a fault for each hand-over would show in all of them.
 #include <sys/resource.h>
 
@@ -89,7 +89,7 @@ TEST_CASE("10,000 slots handed over to another process and read cost neither of 
     STEP(5, least >= 0);
     const std::uint64_t told[] = {static_cast<std::uint64_t>(least), sum};
     STEP(6, (*answers)->send(std::as_bytes(std::span(told)), kPatience));
-    // What the sender still sends is read, so that it comes to its end.
+    // Reads the rest of the sender's messages, so that it can end.
     for (;;) {
       auto more = (*in)->receive(message, true, kPatience);
       if (!more) return more.error().status == Status::closed || more.error().status == Status::peer_gone ? 0 : 7;

@@ -13,7 +13,7 @@ using shmbroker::Part;
 using shmbroker::RegionId;
 using shmbroker::Rights;
 
-// What this process has of each region. A storage that is gone is looked for again.
+// The storage of this process for each region. One that is gone is searched again.
 std::shared_ptr<Storage> known(const RegionId& id, const std::shared_ptr<Storage>& fresh) {
   static std::map<RegionId, std::weak_ptr<Storage>> all;
   std::erase_if(all, [](const auto& one) { return one.second.expired(); });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the scenarios of docs/conformance.md call a tensor: a type, a shape and a place in a storage, which is private
-// memory or a region. Tensors travel in one message of a queue: a description, and for each tensor its region. The
-// library tells which parts of a message are one mapping; what came in an earlier message, or was made here, the
+// A tensor, as the scenarios of docs/conformance.md use the word: a type, a shape and a place in a storage, which is
+// private memory or a region. Tensors travel in one message of a queue: a description, and for each tensor its region.
+// The library tells which parts of a message are one mapping; what came in an earlier message, or was made here, the
 // process finds in a table, so that it has one storage for each region. A Python binding does the same with torch's own
 // tensors.
 #pragma once

@@ -157,7 +157,7 @@ struct OwnService {
     ::unsetenv("XDG_RUNTIME_DIR");
     ::unsetenv("SHMBROKER_DAEMON");
   }
-  // Whoever serves now is gone when this returns true.
+  // The present server is gone when this returns true.
   bool end(int signal) const {
     shmb::client::ConnectOptions options;
     options.no_start = options.no_group = true;
@@ -171,7 +171,7 @@ struct OwnService {
   harness::TempDir folder;
 };
 
-// What a client finds that had a tensor when the service was killed: 0, or the number of what was not so.
+// The findings of a client that had a tensor when the service was killed: 0, or the number of what was not so.
 int after_the_kill(const Session& session, const Tensor& tensor) {
   if (!tensor.all(23)) return 1;
   tensor.storage->data()[0] = tensor.storage->data()[0];  // and may still write

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the scenarios have in common: a broker, a session and a pool of this process, and processes beside it. Around
+// The common part of the scenarios: a broker, a session and a pool of this process, and processes beside it. Around
 // each stands the check of scenarios 1 and 2: when world and processes are gone the broker's books are empty, and the
 // harness finds no descriptor, mapping or process that was not there before.
 #pragma once
@@ -79,7 +79,7 @@ struct World {
   void put(const std::vector<Tensor>& tensors, std::uint64_t type = 0) const {
     conformance::put(place(), out, tensors, type);
   }
-  // What a peer says that is no tensor.
+  // A message of a peer that is no tensor.
   std::string word() const {
     shmbroker::Message message;
     in.receive(message, std::chrono::seconds(60));

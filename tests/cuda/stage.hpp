@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of GPU memory share: a broker that takes the fake's memory for a GPU's, sessions on it, and a look at
-// device memory by copies, because the host can no more read it here than on a real device.
+// The common part of the tests of GPU memory: a broker that takes the fake's memory for a GPU's, sessions on it, and a
+// look at device memory by copies, because the host can no more read it here than on a real device.
 //
 // A process that has used the driver must not fork actors (they would be forked children, as with NVIDIA's). So there
 // are two kinds of programs: those that define CUDA_TESTS_IN_PROCESS use the driver themselves, from before the first

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens in the middle of another call, and what a driver refuses when something is given back.
+// Events in the middle of another call, and refusals of the driver when something is given back.
 #include <fcntl.h>
 
 #include "client/gpu_calls.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams that the program captures into graphs: what cannot be done meanwhile is busy, changes nothing and can be done
-// later; what can is done, and spoils no capture. What cuCtxRecordEvent spoils it spoils by NVIDIA's word
+// later; what can is done, and spoils no capture. That cuCtxRecordEvent spoils captures is NVIDIA's word
 // (docs/gpu.md).
 #include "tests/cuda/stage.hpp"
 #include "tests/harness/broker_fixture.hpp"

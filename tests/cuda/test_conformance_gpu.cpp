@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What torch.multiprocessing does with CUDA tensors, in the form that the driver API allows: cases 51 to 69 of
+// The behaviour of torch.multiprocessing with CUDA tensors, in the form that the driver API allows: cases 51 to 69 of
 // docs/conformance.md, by number. On the fake driver; order is proven by data, never by time.
 #include <fcntl.h>
 #include <sys/wait.h>

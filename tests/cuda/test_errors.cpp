@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each thing that can go wrong with the driver has a code of its own and a sentence that names the call, the driver's
-// result and what to do. What only a process of its own can have (no driver, a ruined context) is in
+// result and what to do. States that need a process of their own (no driver, a ruined context) are in
 // test_processes.cpp.
 #include <sys/mman.h>
 #include <unistd.h>
@@ -48,7 +48,7 @@ TEST_CASE("the driver's refusals of an allocation have codes and sentences of ou
     CHECK(status_of(made) == wrong.status);
     CHECK(sentence_of(made).find(wrong.says) != std::string::npos);
   }
-  // What was refused after the device had begun goes when that is through.
+  // A region that was refused after the device had begun ends when the device is done.
   const bool gone = comes_true([&] { return gpu::dispatch(session).waiting == 0; });
   CHECK(gone);
 }

@@ -12,7 +12,7 @@ namespace {
 
 int cpu_byte(const void* memory, std::size_t at) { return static_cast<const unsigned char*>(memory)[at]; }
 
-// What the device writes the CPU reads, and the reverse.
+// The CPU reads what the device writes, and the reverse.
 bool is_one_memory(Worker& worker, void* memory, gpu::Pointer device, unsigned char value) {
   if (worker.fill(device, kMiB, value) != 0 || cpu_byte(memory, 0) != value || cpu_byte(memory, kMiB - 1) != value)
     return false;

@@ -232,7 +232,7 @@ TEST_CASE("a region of many chunks needs the descriptors of one packet, not of a
             ACTOR_MUST(imported->try_wake());
             ACTOR_CHECK(at_first == before + 253);
           }
-          // What fails between two packets leaves nothing, and no name.
+          // A failure between two packets leaves nothing, and no name.
           auto successor = gpu::Region::allocate(session, chunks * 2 * kMiB, options);
           named.replace = true;
           {
@@ -289,7 +289,7 @@ TEST_CASE("lent memory: a killed user drains it, a killed owner leaves its users
     auto session = meeting.member();
     Device device;
     (void)gpu::devices();
-    // Whatever the driver says of the handle, its owner is not to blame, and others may try.
+    // With any answer of the driver about the handle, its owner is not to blame, and others may try.
     for (const auto& [code, status] : {std::pair{"1", Status::producer_dead},
                                        {"400", Status::producer_dead},
                                        {"205", Status::not_supported},

@@ -11,7 +11,7 @@
 namespace cuda_tests {
 namespace {
 
-// What the fake has given out must be back at the end of a case.
+// The fake must have everything back at the end of a case.
 struct NothingLeft {
   fakecuda::Audit before = fakecuda::Fake::use().audit();
   std::size_t bytes = fakecuda::Fake::use().bytes_in_use(0);
@@ -426,7 +426,7 @@ TEST_CASE("a failure at any call of the driver leaves nothing behind, and the ne
 
 namespace {
 
-// What a process has of the host. Sanitizers keep what was freed for a while: theirs says nothing.
+// The host memory of a process. Sanitizers keep freed memory for a while, so theirs proves nothing.
 struct Footprint {
   std::size_t maps = 0, resident_pages = 0;
   static Footprint of(pid_t pid) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The driver's events between processes: the orders that cases 59 to 62 of docs/conformance.md ask for, and what is
-// refused. What a real driver makes of a dead maker is asked by tests/gpu (T27e).
+// refused. tests/gpu (T27e) shows how a real driver treats a dead maker.
 #include <unistd.h>
 
 #include <atomic>

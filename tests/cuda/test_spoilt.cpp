@@ -64,7 +64,7 @@ TEST_CASE("a share that one holder spoils costs later importers; keeper, books a
     const shmb::client::GpuRelease back{got.region, 1, false};
     client_tests::must(shmb::client::gpu_release(*spoiler, {&back, 1}, shmb::client::Deadline::after(0)));
   }
-  // What the broker has: the share is spoilt, the keeper is not.
+  // In the broker the share is spoilt, the keeper is not.
   const auto kept = positions_of_memory(broker.pid());
   REQUIRE(kept.size() == 2);
   CHECK((kept[0] == 0) != (kept[1] == 0));

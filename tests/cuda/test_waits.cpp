@@ -42,7 +42,7 @@ class HeldStream {
   std::atomic<bool> held_ = false;
 };
 
-// What the fake has given out is what it was, once the device is through and somebody dispatches.
+// The fake has everything back once the device is done and a call dispatches.
 struct WaitsLeaveNothing {
   fakecuda::Audit before = fakecuda::Fake::use().audit();
   ~WaitsLeaveNothing() {

@@ -212,7 +212,7 @@ TEST_CASE("one user may have half of the table, the next one a third of what is 
   CHECK(next <= 180);
   Client third = world.client(3000);
   CHECK(third.create().status == Status::ok);
-  // What is given back can be had again.
+  // Descriptors that were given back are available again.
   for (const auto& row : greedy.rows<shmbw_region_record>(SHMBW_TABLE_REGIONS)) greedy.release(row.region);
   CHECK(greedy.create().status == Status::ok);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who left how much, how it died, what was freed; and closing elsewhere.
+// The report of a reclaim: the dead party, how much it left, how it died, what was freed. And closing elsewhere.
 #include <algorithm>
 
 #include "base/sys_process.hpp"

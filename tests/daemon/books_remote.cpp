@@ -546,13 +546,13 @@ TEST_CASE(
   CHECK(worker_row(workers[0], 1).participant == 0xffff'ffff);  // of the new one: it has not come to the pool
   CHECK(worker_row(workers[0], 1).owned == 0);
 
-  // What the dead one owned: nobody's, and the new one cannot say anything about it.
+  // References that the dead worker owned have no owner, and the new one cannot settle them.
   const shmbw_ref_id lost = owned.reply.reference;
   CHECK(ask_ref(workers[0], lost).fixed<shmbw_ref_ask_reply>().state == SHMBW_REF_STATE_OWNER_GONE);
   CHECK(fork_ref(workers[0], lost, 2).status == Status::owner_gone);
   CHECK(fork_ref(next, lost, 2).status == Status::denied);
   CHECK(settle_ref(next, lost, SHMBW_REF_STATE_READY).status == Status::denied);
-  // What it had made lives on at its owner; to fail it was the dead one's right.
+  // References that it had made live on at their owner. Only the dead worker had the right to fail them.
   auto taken = take_ref(workers[2], given.reply.fork);
   CHECK(taken.reply.owner_life == worker_row(workers[0], 0).life);
   CHECK(settle_ref(next, made.reply.reference, SHMBW_REF_STATE_FAILED, "timed out").status == Status::denied);
@@ -563,7 +563,7 @@ TEST_CASE(
   // The numbers go on.
   auto fresh = create_ref(next, 0);
   CHECK(fresh.reply.reference.counter > given.reply.fork.counter);
-  // Who means the dead one does not get the new one.
+  // A request that names the dead life does not reach the new one.
   auto to_dead = ask_one<shmbw_ref_create_reply>(
       workers[0], SHMBW_OP_REF_CREATE, shmbw_ref_create{0, 0, 1, kOwn, SHMBW_REF_STATE_REGISTERED, 0, first_life, 0});
   CHECK(to_dead.status == Status::worker_gone);
@@ -610,7 +610,7 @@ TEST_CASE(
   Packet& ending = join_world(last, 2, 4, "w2");
   CHECK(ending.status() == Status::world_taken);
   CHECK(says(ending.error().sentence, "is ending"));
-  // Who has left begins the next world, and there the dead one's successor is welcome.
+  // A worker that has left begins the next world, and the dead worker's successor may join it.
   const auto next = join_world(workers[3], 3, 4, "w3").fixed<shmbw_world_join_reply>();
   CHECK(next.world != workers.id);
   CHECK(join_world(last, 2, 4, "w2").fixed<shmbw_world_join_reply>().world == next.world);

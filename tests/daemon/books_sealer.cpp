@@ -141,7 +141,7 @@ TEST_CASE("a write that never ends holds up the first readers of that memory and
   REQUIRE(reader.link().held);
   ask_to_attach(second, {attach_wish(created.ref(), kRead)});
   REQUIRE(second.link().held);
-  // Who would write could not map what he is given once the seal is on.
+  // A writer could not map its descriptor once the seal is on.
   Client late = world.client(1000);
   ask_to_attach(late, {attach_wish(created.ref(), kWrite)});
   REQUIRE(late.link().held);

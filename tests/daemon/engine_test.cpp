@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What both engines promise alone, without a transport: readiness by level, packets one by one, edges of writability,
+// The promises of both engines, without a transport: readiness by level, packets one by one, edges of writability,
 // and no call after a removal, even of things that stood in the same turn.
 #include "daemon/engine.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is believed about the other end, fact by fact, and what is not.
+// Which facts about the other end are used, one by one, and which are not.
 #include "daemon/peer.hpp"
 
 #include <doctest/doctest.h>

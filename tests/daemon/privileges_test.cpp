@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who the broker becomes, and that nothing else is left. What it looks like from outside is in broker_process_test.
+// The user that the broker becomes, and that no other right is left. broker_process_test looks from outside.
 #include "daemon/privileges.hpp"
 
 #include <doctest/doctest.h>

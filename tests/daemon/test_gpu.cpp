@@ -64,7 +64,7 @@ TEST_CASE("where the broker cannot open the node it says what failed, and takes 
   CHECK(given.minor == 3);
   CHECK(publish(client).status == Status::ok);
   CHECK(gpu_rows(client).at(0).hold == SHMBW_GPU_HOLD_GIVEN);
-  // What the broker has opened itself no given one replaces.
+  // No given node replaces one that the broker has opened itself.
   Client other = gpu_client(world);
   std::ofstream(gpus.file("fake-nvidia4")) << "node";
   other.link().bring(Fd::adopt(::open(gpus.file("fake-nvidia4").c_str(), O_RDWR | O_CLOEXEC)));

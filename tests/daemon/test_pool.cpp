@@ -412,10 +412,10 @@ TEST_CASE("a doorbell is a socket, from a session that asked for it, and is give
   REQUIRE(maker.link().events.size() == events + 1);
   CHECK(maker.link().events.back().op() == (SHMBW_EVENT | SHMBW_EVENT_POOL_CHANGED));
   CHECK(maker.link().events.back().fixed<shmbw_pool_changed_event>().pool == made.pool);
-  // Who leaves too much unread is told at once, and may go on.
+  // A session that leaves too much unread gets a refusal at once, and may continue.
   other.link().is_over_share = true;
   CHECK(other.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_GET)).status() == Status::busy);
-  // Who has not got the doorbell has the broker ring it.
+  // A session without the doorbell asks the broker to ring it.
   CHECK(other.call(SHMBW_OP_POOL_DOORBELL, ring(SHMBW_DOORBELL_RING)).status() == Status::ok);
   CHECK(maker.link().events.size() == events + 2);
   const std::size_t answers = other.link().replies.size();

@@ -16,7 +16,7 @@ BrokerOptions in_the_same_place(const BrokerFixture& first, BrokerOptions option
   return options;
 }
 
-// What must hold for a client once its broker is gone.
+// The promises to a client once its broker is gone.
 void outlive(const Session& session, Region& written, const shmbroker::ReadOnlyRegion& read) {
   pollfd entry{session.event_descriptor(), POLLIN, 0};
   NEED(::poll(&entry, 1, 20'000) == 1);

@@ -59,7 +59,7 @@ const std::vector<Failure>& failures() {
   return all;
 }
 
-// What an operation finds: a session, a region of its own, one of somebody else.
+// The state before an operation: a session, a region of its own, one of another session.
 struct Stage {
   std::optional<Session> session;
   std::optional<Region> own;

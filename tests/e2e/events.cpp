@@ -10,7 +10,7 @@ using shmbroker::EventKind;
 
 namespace {
 
-// What an event loop does: sleep in poll, then take all there is. Only the first is wanted here.
+// An event loop's way: sleep in poll, then take all there is. Only the first is wanted here.
 shmbroker::Event polled(const Session& session) {
   const int fd = session.event_descriptor();
   for (;;) {

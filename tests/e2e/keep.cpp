@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stays after a group's end: nothing, for a while, or until it is released. The last of the group goes by exit, so
-// everything here is also what a crashed job leaves.
+// The regions that stay after a group's end: none, for a while, or until it is released. The last of the group goes by
+// exit, so everything here is also what a crashed job leaves.
 #include <unistd.h>
 
 #include "base/sys_process.hpp"

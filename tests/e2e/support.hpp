@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the end-to-end cases share: a broker of each kind, real processes that use the library through its C++ face,
-// memory to exchange facts with them, and contents that can be checked.
+// The common part of the end-to-end cases: a broker of each kind, real processes that use the library through its C++
+// face, memory to exchange facts with them, and contents that can be checked.
 #pragma once
 
 #include <doctest/doctest.h>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a test may ask of the fake driver beside the driver API: plain C, found with dlsym in the loaded library.
+// The functions of the fake driver for tests, beside the driver API: plain C, found with dlsym in the loaded library.
 #pragma once
 
 #include <cstddef>
 
 namespace fakecuda {
 
-// What this process has not given back, and what it did that a real driver leaves undefined.
+// The objects that this process has not given back, and the calls it made that a real driver leaves undefined.
 struct Audit {
   long handles = 0;        // cuMemCreate, import, retain without cuMemRelease
   long mappings = 0;       // cuMemMap

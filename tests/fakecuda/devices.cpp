@@ -194,7 +194,7 @@ FAKECUDA_API Code cuCtxCreate_v2(Context* context, unsigned, Device device) {
   });
 }
 
-// What its streams still had to do never runs.
+// The remaining work of its streams never runs.
 FAKECUDA_API Code cuCtxDestroy_v2(Context context) {
   return enter("cuCtxDestroy", Needs::driver, [&](State& it, Lock&) -> Code {
     if (!known(it, context) || context->primary) return kInvalidContext;

@@ -42,7 +42,7 @@ Machine read_machine();
 bool plays_stub();
 int played_version();
 
-// What memory is called, as /proc shows it: everything that an importer must know, and who counts.
+// The name of memory, as /proc shows it: everything that an importer must know, and who counts.
 struct MemoryName {
   std::string card;
   int gpu = 0, instance = 0;

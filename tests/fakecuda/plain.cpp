@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory of cuMemAlloc and its legacy IPC handles. A handle names a descriptor of its maker; behind the memory lies a
 // page with the processes that have it open, so that freeing it too early is seen: the bytes are spoilt and both sides
-// note a violation. What a real driver does then is undefined.
+// note a violation. A real driver's behaviour is then undefined.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>

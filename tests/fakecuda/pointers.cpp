@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a pointer is.
+// Facts about pointers.
 #include <cstring>
 
 #include "tests/fakecuda/state.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the functions are found, with the versions that brought them. Whoever asks for a version newer than the one whose
-// declaration he uses gets another function under the same name; here that one notes a violation.
+// How the functions are found, with the versions that brought them. A caller that asks for a version newer than the one
+// whose declaration he uses gets another function under the same name; here that one notes a violation.
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -21,7 +21,7 @@ constexpr Entry kEntries[] = {
 #define FAKECUDA_ENTRY(member, symbol, version, exported, parameters) {#symbol, version, #exported},
     SHMB_CUDA_REQUIRED(FAKECUDA_ENTRY) SHMB_CUDA_OPTIONAL(FAKECUDA_ENTRY) SHMB_CUDA_FOR_TESTS(FAKECUDA_ENTRY)
 #undef FAKECUDA_ENTRY
-    // What the GPU facts and other programs use beside these.
+    // Functions that the GPU facts and other programs use beside these.
     {"cuDriverGetVersion", 2020, "cuDriverGetVersion"},
     {"cuGetErrorString", 6000, "cuGetErrorString"},
     {"cuPointerGetAttribute", 4000, "cuPointerGetAttribute"},

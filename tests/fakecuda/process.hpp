@@ -104,7 +104,7 @@ class Talk {
   bool say(int side, const T& value, int fd = -1) const {
     return say(side, &value, sizeof value, fd);
   }
-  // What the other side said; false: nothing came within half a minute.
+  // The message of the other side; false: nothing came within half a minute.
   bool hear(int side, void* data, std::size_t bytes, int* fd = nullptr) const {
     pollfd ready{ends_[side], POLLIN, 0};
     if (::poll(&ready, 1, 30'000) != 1) return false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every call has in common, what tests ask, and the audit.
+// The common part of every call, the functions for tests, and the audit.
 #include "tests/fakecuda/state.hpp"
 
 #include <dirent.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fake driver holds in this process, and the way into each of its functions. One lock over everything; what
-// waits (streams) does so without it. What a real driver leaves undefined is allowed here and noted as a violation, so
-// that a test which looks at the audit fails.
+// The state of the fake driver in this process, and the way into each of its functions. One lock over everything; what
+// waits (streams) does so without it. Calls that a real driver leaves undefined are allowed here and noted as a
+// violation, so that a test which looks at the audit fails.
 #pragma once
 
 #include <sys/types.h>

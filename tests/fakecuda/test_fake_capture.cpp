@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What does not go with a capture into a graph spoils it, and says so, as cuda.h tells of it; what does goes unharmed.
+// A call that a capture into a graph does not allow spoils it, and says so, as cuda.h describes. Other calls do no
+// harm.
 #include <doctest/doctest.h>
 
 #include <thread>
@@ -28,7 +29,7 @@ struct CaptureStage {
     int is = -1;
     return cu.stream_capturing(captured, &is) == kSuccess ? is : -1;
   }
-  // What its end says, with a graph or without.
+  // The result of its end, with a graph or without.
   bool ends(Code code) {
     Graph graph = nullptr;
     const Code said = cu.end_capture(captured, &graph);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fake driver says about memory, held against the documentation and the facts of tests/gpu: our tests of GPU
+// The fake driver's answers about memory, held against the documentation and the facts of tests/gpu: our tests of GPU
 // regions are worth as much as these rules.
 #include <doctest/doctest.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the management library says about the first GPU. Read-only. Each reading is a short-lived process of its own:
+// Facts about the first GPU from the management library. Read-only. Each reading is a short-lived process of its own:
 // the library holds the GPU's device node open, and a test that asks what happens after the last close must not.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong on purpose: writes through a read-only mapping, fork after init, a full card, a dead context, and
+// Faults on purpose: writes through a read-only mapping, fork after init, a full card, a dead context, and
 // whether fresh memory shows another process' bytes. Each asks how far the damage spreads.
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@ void keep_and_check(const Line& line) {
   }
 }
 
-// What still works in a context after its first fatal error.
+// The calls that still work in a context after its first fatal error.
 void tell_afterlife(Region region) {
   const Code unmapped = cu.mem_unmap(region.address, region.bytes);
   const Code freed = cu.address_free(region.address, region.bytes);

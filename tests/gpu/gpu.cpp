@@ -14,7 +14,7 @@ namespace {
 constexpr unsigned kBlocks = 528;
 constexpr unsigned kThreads = 256;
 
-// What start_gpu made, for the life of the process.
+// The result of start_gpu, for the life of the process.
 struct Gpu {
   Device device = 0;
   Context context = nullptr;

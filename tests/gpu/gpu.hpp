@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an actor does on the GPU: one context on the first visible device, a few kernels, shareable regions.
+// An actor's work on the GPU: one context on the first visible device, a few kernels, shareable regions.
 #pragma once
 
 #include <cstdint>

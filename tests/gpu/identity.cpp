@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a descriptor of GPU memory looks like to a process without the driver, who may import it, and what the driver
+// How a descriptor of GPU memory looks to a process without the driver, who may import it, and what the driver
 // answers to descriptors that are something else. A broker can check only what T4 shows; T10 and T11 are what is left
 // to the importer.
 #include <fcntl.h>

@@ -199,7 +199,7 @@ class Session:
         return bytes(group.token).hex()
 
     def allocate(self, length, device=-1):
-        # What was released before may be on its way back still.
+        # Memory that was released before may still be on its way back.
         options, region = sized(AllocateOptions, device=device, retry_ns=60 * SECOND), c.c_void_p()
         call("shmb_gpu_allocate", self.raw, c.c_uint64(length), c.byref(options), c.byref(region))
         return Region(region)

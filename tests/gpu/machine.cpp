@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the machine is, so that a figure can be read later: driver, kernel, persistence, MIG, MPS, nodes, limits.
+// The facts of the machine, so that a figure can be read later: driver, kernel, persistence, MIG, MPS, nodes, limits.
 #include <dirent.h>
 #include <sys/resource.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a test tells the runner: facts seen and one verdict, over a pipe that every process of the test inherits. One
+// A test's report to the runner: facts seen and one verdict, over a pipe that every process of the test inherits. One
 // line is one write below PIPE_BUF, so lines of several processes never mix, and a killed process loses nothing.
 #pragma once
 

@@ -11,7 +11,7 @@ struct Settings {
 };
 extern Settings settings;
 
-// What the machine is; not a test of ours, but every figure needs it.
+// The facts of the machine; not a test, but every figure needs it.
 void machine();
 
 // lifetime.cpp: whose death or close ends the memory

@@ -43,7 +43,8 @@ class BrokerFixture {
   std::string log() const;
   std::size_t descriptors() const;  // open in the broker now; 0 where this user may not look
 
-  // What is not empty in the books, in words; "" when all is (waits a moment: an end is seen asynchronously).
+  // The parts of the books that are not empty, in words; "" when all are (waits a moment: an end is seen
+  // asynchronously).
   std::string books(int milliseconds = 30'000) const;
   void kill();                   // SIGKILL: it owes nothing at the end
   int stop();                    // SIGTERM; the exit status, or 128 + signal, or -1 when it did not end

@@ -45,7 +45,7 @@ struct RawPacket {
     std::memcpy(&out, bytes.data() + kFront, size);
     return out;
   }
-  // What follows the fixed part.
+  // The bytes after the fixed part.
   std::string_view rest() const {
     std::size_t at = kFront + header().fixed;
     if (at >= bytes.size()) return {};

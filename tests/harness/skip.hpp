@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this machine cannot do is skipped aloud: one line "SKIPPED: <case>: <reason>", which tools/test counts. A case
-// that silently passes without having looked is a defect.
+// A case that this machine cannot run is skipped aloud: one line "SKIPPED: <case>: <reason>", which tools/test counts.
+// A case that silently passes without having looked is a defect.
 #pragma once
 
 #include <string>

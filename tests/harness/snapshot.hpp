@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process holds at one moment, in words, so that two moments can be compared.
+// The resources of a process at one moment, in words, so that two moments can be compared.
 #pragma once
 
 #include <set>

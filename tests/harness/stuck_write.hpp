@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A write(2) to a file that does not end until it is let go, and holds the file's lock meanwhile: its source is a page
-// that comes when we say so (userfaultfd(2); anybody can do the same with a file system of its own). What a hostile
-// client does to the memory that the broker is to seal.
+// A write(2) to a file that does not end until it is let go, and holds the file's lock meanwhile. Its source is a page
+// that comes when the test says so (userfaultfd(2); any user can do the same with a file system of its own). A hostile
+// client can do this to memory that the broker is to seal.
 #pragma once
 
 #include <fcntl.h>

@@ -112,7 +112,7 @@ def main():
                 chosen = options
                 if throws(header) and "-fno-exceptions" in options:
                     chosen = [option for option in options if option != "-fno-exceptions"]
-                # What the preprocessor says is the same everywhere. The first error is enough.
+                # The preprocessor's message is the same everywhere. The first error is enough.
                 if chosen is not options and compiler == "g++":
                     refused = compiles(folder, compiler, [*options, "-Wfatal-errors"], suffix, f'#include "{header}"\n')
                     if refused.returncode == 0 or "needs exceptions" not in refused.stderr:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A process that dies at its k-th step. The library of the test build calls a hook before and after each atomic step;
-// the hook counts in memory that the parent sees, and ends the process where the parent said. What was counted until
+// the hook counts in memory that the parent sees, and ends the process where the parent said. The count until
 // then is exact: a hook behind a step is called if and only if the step was done.
 #pragma once
 
@@ -61,7 +61,7 @@ class SharedActor {
   Actor* actor_;
 };
 
-// The actor's own side. What fails there ends it with a sentence on stderr.
+// The actor's own side. A failure there ends it with a sentence on stderr.
 class Self {
  public:
   Self(Actor& actor, const std::string& socket, std::uint64_t group);

@@ -27,7 +27,7 @@ enum class Way : std::uint8_t {
 inline constexpr unsigned kWays = 4;
 const char* name_of(Way way);
 
-// What survivors took out of a queue.
+// The messages that survivors took out of a queue.
 struct Taken {
   std::vector<std::uint64_t> ids;
   unsigned torn = 0, gone = 0;  // damaged ones; how often a peer's end was told
@@ -48,7 +48,7 @@ class Stage {
   QueueSpec reads() const { return role(true, false); }
   QueueSpec writes() const { return role(false, true); }
   Taken take_all(Queue& queue, std::size_t most = SIZE_MAX);
-  // What a dead consumer had claimed comes back when the broker's repair, which goes on in turns, is there.
+  // Messages that a dead consumer had claimed come back when the broker's repair, which goes on in turns, is there.
   Taken take_expected(Queue& from, std::size_t count);
   void send_some(Queue& queue, std::uint64_t first, unsigned count);  // inline ones and slots, in turn
   // Messages that survivors exchange in the queue; ends that they have not are opened meanwhile.
@@ -57,7 +57,7 @@ class Stage {
   void use_all_free_slots();             // and write into them
   void newcomer();                       // joins, uses slots, and goes
 
-  // What must be the same before and after, in words.
+  // The state that must be the same before and after, in words.
   std::string state();
   void take_rest();  // the state that must come back, from now on
   void expect_rest();
@@ -86,7 +86,7 @@ class Stage {
   std::uint64_t sequence_ = 0;
 };
 
-// What a victim published while Ann read, and the rest after its death: all of it, in order, and nothing else.
+// The messages of a victim while Ann read, and the rest after its death: all of them, in order, and no others.
 struct Arrived {
   std::vector<std::uint64_t> ids;
   void take(Stage& stage, std::size_t most = SIZE_MAX);

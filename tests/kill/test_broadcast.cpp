@@ -7,7 +7,7 @@ using namespace kill_tests;
 
 namespace {
 
-// What comes is of this trial, in order, never twice.
+// Messages that come are of this trial, in order, never twice.
 void check_order(const Stage& stage, const std::vector<std::uint64_t>& ids, std::uint64_t source) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
     CHECK(ids[i] >= stage.id(source, 0));

@@ -13,7 +13,7 @@ namespace {
 // A consumer's victim has finished the first of them, in order; the rest comes to Ann, in order.
 void check_rest(Stage& stage, const Actor& actor, unsigned sent) {
   REQUIRE(actor.taken() <= sent);
-  // What the victim had is nobody else's, in whatever form it came; of what nobody has had at most one is lost.
+  // No other consumer gets a message that the victim had, in any form. Of the others at most one is lost.
   if ((stage.queue.flags & pool::kQueueAtLeastOnce) == 0) {
     CHECK(actor.taken() >= actor.shown);
     CHECK(actor.taken() - actor.shown <= 1);

@@ -132,7 +132,7 @@ TEST_CASE("lists: a receiver killed at any step keeps no slot and no region") {
                       .on_ask = [](Stage& at, std::uint32_t) { send_lists(at, 3); },
                       .after =
                           [kind](Stage& at, const Actor& actor, bool) {
-                            // What is held for regions in messages that were read is dropped lazily, at the latest now.
+                            // Holds on regions in messages that were read are dropped lazily, at the latest now.
                             if (kind == Kind::claim) {
                               const bool were_sent = actor.hits(Step::R4_done) + actor.passed != 0;
                               REQUIRE(actor.taken() <= 3);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Deaths of those who sleep and of those who wake them: at every step by futex and by doorbell, and inside the system
-// call itself. What was published reaches its sleeper, though its sender did not come to wake it.
+// call itself. A published message reaches its sleeper, though its sender did not get to wake it.
 #include <poll.h>
 #include <unistd.h>
 

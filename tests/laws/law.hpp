@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the laws' tests share: a case that runs on each engine, and the broker's books as tables.
+// The common part of the laws' tests: a case that runs on each engine, and the broker's books as tables.
 #pragma once
 
 #include <fcntl.h>
@@ -34,7 +34,7 @@ using namespace shmb::client;
 inline Deadline soon() { return Deadline::after(0); }
 inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// What a command of the shell prints; empty where there is no such program.
+// The output of a shell command; empty where there is no such program.
 inline std::string output_of(const std::string& command) {
   std::string text;
   FILE* pipe = ::popen(command.c_str(), "r");
@@ -91,7 +91,7 @@ inline std::size_t sessions_in_state(const std::shared_ptr<Session>& session, st
   return count;
 }
 
-// What a child can say to its parent: one byte.
+// A child's message to its parent: one byte.
 class Line {
  public:
   Line() { REQUIRE(::pipe2(ends_, O_CLOEXEC) == 0); }

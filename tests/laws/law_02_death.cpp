@@ -284,7 +284,7 @@ TEST_CASE("law 2: in all 120 orders of death of five members a group ends with t
         CHECK(members[order[dead]].wait() == 128 + SIGKILL);
         const std::size_t left = kMembers - dead - 1;
         REQUIRE(eventually([&] { return sessions(admin).size() == left + 1; }));
-        // What is named stays as long as the group, also what the dead had made.
+        // Named regions stay as long as the group, also those that the dead process had made.
         // The group goes when its memory has: several regions at once are closed on the helper thread.
         if (left == 0) REQUIRE(eventually([&] { return regions(admin).empty(); }));
         CHECK(regions(admin).size() == (left == 0 ? 0 : kMembers + 1));

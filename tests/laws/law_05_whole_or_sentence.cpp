@@ -154,7 +154,7 @@ TEST_CASE("law 5: a create that the client's cgroup has no room for is refused w
     CgroupForTest cgroup("law5", 64 << 20);
     if (!cgroup.usable()) SKIP_CASE(cgroup.why_not());
     const auto admin = open_admin(broker);
-    // What the parent has just found out about its own cgroup is nothing to a forked child in another one.
+    // The parent's facts about its own cgroup do not apply to a forked child in another one.
     auto parents = must(create_region(open(broker), named("parents", 1 << 20)));
     auto client = Child::run([&] {
       if (!cgroup.enter()) return 1;
@@ -204,7 +204,7 @@ TEST_CASE("law 5: memory that was released in a full cgroup is used again, or gi
       auto made = create_regions(session, both, 0);
       if (!made[0] || !made[1]) return 6;
       made.clear();
-      // What does not fit at all is refused, and the sentence says what was given up.
+      // A create that does not fit at all is refused, and the sentence says what was freed for it.
       auto failed = create_region(session, named("", 256 << 20));
       if (failed || failed.error().status != Status::no_memory) return 7;
       if (!has(failed.error().sentence, "cgroup " + cgroup.path())) return 8;

@@ -213,7 +213,7 @@ TEST_CASE("law 8: a write that never ends holds up the publication of that memor
     REQUIRE(made.ok());
     REQUIRE(second.ok());
     const auto region = made.element<shmbw_create_reply>(0).region;
-    // Who was lent a descriptor for writing, and has not reported, would be waited for.
+    // A session that was lent a descriptor for writing, and has not reported, would be waited for.
     const auto reports = [&](RawClient& client) {
       return client.send(wire_test::batch(SHMBW_OP_READY, 0, std::vector{shmbw_ready{region, 4096, 1, 0}})) &&
              client.status().ok();

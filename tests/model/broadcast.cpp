@@ -229,7 +229,7 @@ class Broadcast {
         return;
     }
   }
-  // What the participant itself reads back: its newest store, or memory.
+  // The value that the participant itself reads back: its newest store, or memory.
   static std::uint8_t generation_of(const State& s, int i, int slot) {
     for (int b = s.p[i].buffered; b-- > 0;)
       if (s.p[i].buffer[b].where == kGeneration && s.p[i].buffer[b].index == slot) return s.p[i].buffer[b].value[0];

@@ -368,8 +368,8 @@ class Line {
     me.pc = kS2;
   }
 
-  // The handle has been seen full (R1). R2 copies it; then the application reads in place, or keeps the slot. What is
-  // too old by then it never sees: the reader says done at once.
+  // The handle has been seen full (R1). R2 copies it; then the application reads in place, or keeps the slot. It never
+  // sees a message that is too old by then: the reader says done at once.
   void receive(const State& s, int i, Emit<State>& emit) const {
     for (const bool keep : {false, true}) {
       State n = s;

@@ -7,7 +7,7 @@
 
 namespace shmb::model {
 
-// What a participant does to shared words. One entry of client/steps.hpp each.
+// A participant's changes of shared words. One entry of client/steps.hpp each.
 // clang-format off
 #define SHMB_MODEL_CLIENT_STEPS(X) \
   X(A0) X(A1) X(A2) X(A2l) X(A3) X(P1) X(P2) X(S0) X(S1) X(S2) X(S3) X(S4) X(S5) X(S6) X(S7) X(S8) X(R1) X(R2) \
@@ -16,10 +16,10 @@ namespace shmb::model {
   X(J5) X(J6) X(J7) X(Z0) X(Z1) X(Z2) X(Z3) X(Z4) X(Z5) X(Z6) X(Z7)
 // clang-format on
 
-// What the broker does.
+// The broker's steps.
 #define SHMB_MODEL_BROKER_STEPS(X) X(D1) X(D2) X(D3) X(D4) X(D5) X(D6) X(D7)
 
-// What belongs to neither list: the application's own (A4 writes the content, drop ends a reference), and the world's:
+// Steps of neither list: the application's own (A4 writes the content, drop ends a reference), and the world's:
 // join and leave of a participant, a new lane, kill, stop, a store that leaves its buffer.
 #define SHMB_MODEL_OTHER_STEPS(X) X(A4) X(drop) X(join) X(leave) X(lane) X(kill) X(stop) X(drain)
 

@@ -20,7 +20,7 @@ bool failed(const std::expected<T, E>& result, E with) {
   return !result && result.error() == with;
 }
 
-// What the codec needs to know of one struct, without its type.
+// The facts that the codec needs about one struct, without its type.
 struct Shape {
   const char* name;
   std::size_t size;

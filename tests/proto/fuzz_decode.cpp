@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libFuzzer: any bytes, read as any message. What decodes must decode to the same again after it was written by the
-// codec; names and labels in it must not crash their readers. Built only with -Dfuzz=true and clang:
+// libFuzzer: any bytes, read as any message. Bytes that decode must decode to the same again after it was written by
+// the codec; names and labels in it must not crash their readers. Built only with -Dfuzz=true and clang:
 //
 //   CXX=clang++-19 CC=clang-19 meson setup build-fuzz -Dfuzz=true && ninja -C build-fuzz tests/proto/fuzz_decode
 //   tests/proto/make_corpus.py proto/vectors corpus && build-fuzz/tests/proto/fuzz_decode -max_total_time=120 corpus

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is a name, an address, a label, a token; and that a sentence about bad bytes can be printed on a terminal.
+// Which texts are a name, an address, a label, a token; and that a sentence about bad bytes can be printed on a
+// terminal.
 #include <doctest/doctest.h>
 #include <sys/mman.h>
 #include <unistd.h>

@@ -65,7 +65,7 @@ test::Decoded decoded(const Vector& vector) {
 
 json as_json(const test::Decoded& decoded) { return json::parse(test::to_json(decoded).dump()); }
 
-// What a struct of another size changes in the decoded form: the sizes themselves.
+// The effect of a struct of another size on the decoded form: the sizes themselves.
 json without_sizes(json decoded) {
   decoded["header"].erase("size");
   decoded["header"].erase("fixed");

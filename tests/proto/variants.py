@@ -105,7 +105,7 @@ def rewritten(said, data, part=lambda part: part):
 
 
 def older(frame):
-    """At each field: the sender's struct ends there. What it left out is zero, and so are the texts that this counts."""
+    """At each field: the sender's struct ends there. Fields that it left out are zero, and so are the texts that this counts."""
     said, (fields, texts) = frame.decoded, shape(frame.decoded, frame.table)
     ends = [width(" ".join(fields.split()[:n])) for n in range(len(fields.split()))]
     for end in ends:

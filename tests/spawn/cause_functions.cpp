@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of test_spawn_cause.cpp do: one fails, the others learn of its end in some way, and fail of that.
+// The functions of the ranks of test_spawn_cause.cpp: one fails, the others learn of its end in some way, and fail of
+// that.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of ranks share: options that find the helper program, and a witness: a pipe whose write end everything
-// that the ranks are and start has inherited, so that its end of file says that nothing of them is left.
+// The common part of the tests of ranks: options that find the helper program, and a witness: a pipe whose write end
+// everything that the ranks are and start has inherited, so that its end of file says that nothing of them is left.
 #pragma once
 
 #include <fcntl.h>
@@ -57,7 +57,7 @@ class Witness {
     return true;
   }
   void let_go() { write_.reset(); }
-  // Everybody else is gone. What they had still to say is passed over.
+  // All others are gone. Their remaining messages are ignored.
   bool all_gone() {
     let_go();
     for (char byte; readable();)

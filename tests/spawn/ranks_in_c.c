@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The C face of ranks, from a program in C alone: it starts ranks of itself, which ask each other everything there is to
- * ask; a rank that fails; calls that cannot be. What it finds wrong it prints with its line, and ends with 1. Without a
+ * ask; a rank that fails; calls that cannot be. It prints a fault with its line, and ends with 1. Without a
  * broker. */
 #include <stdio.h>
 #include <stdlib.h>

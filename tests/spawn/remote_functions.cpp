@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What workers call in each other, and the processes that they run in.
+// The functions that workers call in each other, and the processes that they run in.
 #include "tests/spawn/remote_functions.hpp"
 
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Worlds for the tests of remote: a broker of their own, and a forked process for each worker, which runs one function
-// of the test. What a worker finds wrong it throws; the test shows it with its rank.
+// of the test. A worker throws a fault that it finds; the test shows it with its rank.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -16,7 +16,7 @@
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
 
-// What the seam does to messages of one kind that reach a worker, see spawn/remote_agent.hpp.
+// The seam's effect on messages of one kind that reach a worker, see spawn/remote_agent.hpp.
 extern "C" void shmb_test_remote_trouble(shmb_remote* remote, int kind, int lose, std::int64_t delay_ns);
 
 namespace remote_test {

@@ -189,7 +189,7 @@ TEST_CASE("The C face: calls, late answers, failures, objects, regions and refer
       for (shmb_future* one : fetched) shmb_future_free(one);
       shmb_reference_free(reference);
 
-      // What is taken out of a value stays there for others.
+      // A handle taken out of a value stays there for others.
       EXPECT(shmb_remote_region(worker, 100'000, &region, nullptr) == SHMB_OK);
       std::memcpy(shmb_region_data(region), "of value", 8);
       payload = {};
@@ -269,7 +269,7 @@ TEST_CASE("More than 1 KiB are read where they lie, with as many calls outstandi
         EXPECT((shmb_content_mapped(content) == 1) == in_place);
         shmb_future_free(future);
       }
-      // Results that are kept hold a share of the slots. What is beyond it arrives all the same, and is whole.
+      // Results that are kept hold a share of the slots. Results beyond it arrive all the same, and are whole.
       for (int round = 0; round < 2; ++round) {
         std::vector<shmb_future*> all;
         for (int i = 0; i < 2500; ++i) all.push_back(call(60'000, static_cast<char>('a' + i % 26)));

@@ -40,7 +40,7 @@ void block_until_dead(const std::string& other) {
 struct LateCounter {
   explicit LateCounter(const std::string& other) {
     words().numbers[late] = 1;
-    // What its maker asks of it is here, and waits for it.
+    // Its maker's request is here, and waits for it.
     for (int i = 0; i < 6000 && (words().numbers[sent] == 0 || remote::counters().waiting == 0); ++i) pause_ms(10);
     words().numbers[arrived] = 1;
     EXPECT(outlives(other));

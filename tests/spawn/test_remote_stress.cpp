@@ -65,7 +65,7 @@ void in_threads(int count, const std::function<void(int)>& body) {
     if (!one.empty()) throw std::logic_error(one);
 }
 
-// What threads do with a reference that all of them use.
+// The use of one reference by many threads.
 void use_shared(const std::string& other, const Remote<std::string>& shared, std::uint64_t expected) {
   const Remote<std::string> copy = shared;
   EXPECT(sum_of_text(copy.to_here(kPatience)) == expected);

@@ -33,7 +33,7 @@ void fork_and_return() {
   if (born != 0) words().numbers[child] = born;
 }
 Future<int> drop_it() { return {}; }
-// Whoever destroys it takes its time, and says when that begins.
+// Its destruction takes time, and says when it begins.
 struct Slow {
   Slow() = default;
   Slow(Slow&& other) noexcept : here(std::exchange(other.here, false)) {}

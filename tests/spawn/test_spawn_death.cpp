@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whoever dies first, of the parent, the guard and the supervisor, at whatever moment: nothing of the ranks is left,
+// If the parent, the guard or the supervisor dies first, at any moment: nothing of the ranks is left,
 // and a parent that lives is told. The numbers in the names are those of docs/conformance.md.
 #include <doctest/doctest.h>
 #include <signal.h>

@@ -40,7 +40,7 @@ SpawnOptions command_of(std::vector<std::string> command, int nprocs) {
   return options;
 }
 
-// 0: the body is content. What it throws is shown, as doctest does not see it.
+// 0: the body succeeded. Its exceptions are printed, because doctest does not see them.
 harness::Child child_of(const std::function<bool()>& body) {
   return harness::Child::run([&]() -> int {
     try {

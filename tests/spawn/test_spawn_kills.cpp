@@ -103,7 +103,7 @@ TEST_CASE("random kills: of parent, guard, supervisor and ranks any may die at a
     const pid_t killed = victim(program.pid(), random());
     ::kill(killed, SIGKILL);
     CAPTURE(killed == program.pid());
-    // Who had just ended by itself may have been hit, or a daemon that was about to be one: then all live on.
+    // A process that had just ended may have been hit, or a daemon that was about to be one: then all live on.
     if (killed != program.pid() && !program.wait_ended(8'000)) {
       ++missed;
       const pid_t guard = only_child(program.pid()), supervisor = guard > 0 ? only_child(guard) : -1;

@@ -48,7 +48,7 @@ inline void write_content(std::span<std::byte> to, std::uint64_t content) {
   put(bytes - 8, sum);
 }
 
-// What is wrong with it; nullptr: nothing, and `content` is what it was written with.
+// The fault in it; nullptr: nothing, and `content` is what it was written with.
 inline const char* content_fault(std::span<const std::byte> from, std::uint64_t& content) {
   auto get = [&](std::size_t at) {
     std::uint64_t value;

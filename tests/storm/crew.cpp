@@ -22,8 +22,8 @@ using namespace shmb::client;
 using Kind = pool::QueueKind;
 
 constexpr std::int64_t kWait = 3'000'000;
-// What a call may take beyond its own deadline: its requests to the broker, and a machine with other work. Less than
-// the whole of it is no finding.
+// The time that a call may take beyond its own deadline: its requests to the broker, and a machine with other work.
+// Less than the whole of it is no finding.
 constexpr std::int64_t kSlack = 20'000'000'000;
 std::atomic<unsigned> sum_of_all;  // so that no read is for nothing
 

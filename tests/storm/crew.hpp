@@ -12,7 +12,7 @@
 
 namespace storm {
 
-// Reads every byte of the message. What is wrong with where it lies; "" where each part lies within what it names.
+// Reads every byte of the message. Returns the fault in its place; "" where each part lies within what it names.
 std::string stretch_fault(shmb::client::Pool& pool, const shmb::client::Message& message);
 
 // For answers of the broker: who is left without a processor for seconds is not what these tests are about.

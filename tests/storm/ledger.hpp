@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was sent and what arrived, in a page that the storm's processes share besides the pool: plain words, written
+// The messages sent and received, in a page that the storm's processes share besides the pool: plain words, written
 // by each life for itself right before and after each call, so that they are true whenever it is killed.
 #pragma once
 

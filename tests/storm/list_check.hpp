@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must hold of a list that a peer wrote and read_list let through, for the mutation test and for the fuzzer. The
+// The rules for a list that a peer wrote and read_list let through, for the mutation test and for the fuzzer. The
 // list lies at the very end of what is readable, so that a sanitizer sees every step beyond it.
 #pragma once
 
@@ -20,7 +20,7 @@ class ListCheck {
 
   ListCheck() : me_(view(), 0, 1) {}
 
-  // Lets read_list read it. What is wrong with the result; "" if it was refused, or all lies within what it names.
+  // Lets read_list read it. Returns the fault in the result; "" if it was refused, or all lies within what it names.
   std::string operator()(std::span<const std::byte> list, std::uint64_t expected_parts) {
     using namespace shmb::client;
     accepted_ = false;

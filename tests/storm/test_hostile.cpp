@@ -261,7 +261,7 @@ TEST_CASE("who writes nonsense over a pool's control area hurts neither the brok
     CHECK(quiet.shared().member[1].delivered.load() > 0);
     CHECK(quiet.end() == "");
     CHECK_FALSE(quiet_pool->broken());
-    // Who left is swept in portions.
+    // A participant that left is swept in portions.
     const std::int64_t patience = sys::now_monotonic() + 10 * kSecond;
     for (std::uint32_t slot = 0; slot < quiet_pool->view().slots(); ++slot) {
       while (quiet_pool->view().slot(slot).holders.load() != 0 && sys::now_monotonic() < patience) rest(1'000'000);

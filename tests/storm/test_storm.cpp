@@ -185,7 +185,7 @@ class Storm {
     seen_[i].second = now();
   }
 
-  // What it sent is final, and what it may have had in its hands is allowed for.
+  // Its sent messages are final, and messages that it may have had are allowed for.
   void over(std::uint32_t i, bool died) {
     Worker& worker = ledger_.workers[i];
     lives_[i].reset();

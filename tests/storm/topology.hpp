@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who writes and reads what in the storm: eight processes, each with several roles, over every kind of queue.
+// The writers and readers of the storm: eight processes, each with several roles, over every kind of queue.
 #pragma once
 
 #include <string>

@@ -27,7 +27,7 @@ constexpr std::int64_t kMillisecond = 1'000'000;
 constexpr std::uint64_t kMostSends = 5;  // in one turn
 constexpr std::uint64_t kRegionMark = 0x7265u, kRegionBytes = 8192;
 
-// What a call is, in Worker::doing.
+// The kind of a call, in Worker::doing.
 enum Doing : std::uint32_t { joining, opening, sending, receiving, acquiring, letting_go, waiting, leaving };
 const char* const kDoing[] = {"joining",   "opening",          "sending", "receiving",
                               "acquiring", "letting slots go", "waiting", "leaving"};
@@ -375,7 +375,7 @@ class Life {
     return good;
   }
 
-  // What was kept out of claim_a goes on as the very slot, without a copy.
+  // A slot that was kept out of claim_a is sent on itself, without a copy.
   bool forward_one(Writer& writer) {
     bool good = true;
     for (std::size_t i = 0; i < kept_.size(); ++i) {

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 TOOLS = Path(sys.argv[1])
-# What the script itself calls, but for the formatter.
+# The programs that the script itself calls, except the formatter.
 PROGRAMS = ("bash", "cut", "dirname", "git", "grep", "head", "python3", "sort", "uniq")
 SPDX = "// SPDX-License-Identifier: Apache-2.0\n"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What list and inspect tell about GPU regions: device, bytes, publisher, importers, state, and why memory is still
+// The output of list and inspect about GPU regions: device, bytes, publisher, importers, state, and why memory is still
 // held.
 #include <doctest/doctest.h>
 #include <fcntl.h>

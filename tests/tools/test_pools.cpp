@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What list, inspect and status tell about pools and queues, against what their users know to be so.
+// The output of list, inspect and status about pools and queues, against the facts that their users know.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/wait.h>

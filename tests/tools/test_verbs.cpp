@@ -258,7 +258,7 @@ TEST_CASE("what is not there ends with 5") {
   for (const Words& words : {Words{"cat", "y"}, {"inspect", "y"}, {"release", "y"}, {"release", "--group", "y"}}) {
     const Ended ended = world.tool(words);
     CHECK(ended.status == 5);
-    // What was asked for, where, of which broker, and where to look.
+    // The object that was asked for, its place, the broker, and where to look.
     CHECK(has(ended.err, words.size() == 3 ? "no group 'y'" : "'y' in group '" + own_group() + "'"));
     CHECK(has(ended.err, words.size() == 3 ? "`shmbroker list --groups`" : "`shmbroker list --group '" + own_group()));
     CHECK(has(ended.err, "asked was the broker at " + world.socket()));
@@ -660,7 +660,7 @@ TEST_CASE("run makes its command a member of a group that ends with it") {
   CHECK(has(ended.out, "inside"));
   CHECK(has(ended.out, "supervised"));
   CHECK(world.tool({"list", "--group", "job"}).status == 5);
-  // What was put with put's own keep stays behind the group's end; nothing else would.
+  // A region with put's own keep stays after the group's end; no other would.
   (void)world.tool({"release", "--group", "job"});
   CHECK(world.empties());
 }

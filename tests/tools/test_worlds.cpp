@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What list and status tell about worlds of workers and their references, against what the workers know to be so.
+// The output of list and status about worlds and their references, against the facts that the workers know.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -97,7 +97,7 @@ void set_header(Packet& packet, const shmbw_header& header) {
 // How many descriptors a request states by its op and its words: by PROTOCOL.md's tables, at its offsets.
 static std::uint64_t stated_descriptors(std::span<const std::byte> packet, std::uint32_t op, std::uint32_t fixed,
                                         std::size_t brought) {
-  // What a short struct leaves out reads as zero.
+  // Fields that a short struct leaves out read as zero.
   auto word = [&](std::size_t begin, std::size_t size, std::size_t at) {
     std::uint32_t value = 0;
     for (std::size_t i = 0; i < 4 && at + i < size; ++i)

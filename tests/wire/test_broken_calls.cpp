@@ -62,7 +62,7 @@ const std::map<std::string, std::vector<std::string>>& errnos() {
 // patience with which the books are looked at.
 constexpr std::int64_t kTicketLife = 3'000'000'000;
 
-// A walk through everything that the broker does. Whatever fails is noted, not required; only a missing answer, a
+// A walk through everything that the broker does. A failure is noted, not required; only a missing answer, a
 // malformed one, or an error without a reason is wrong.
 class Walk {
  public:
@@ -168,7 +168,7 @@ BrokerOptions options_for(const std::string& engine, const std::string& seam) {
   return options;
 }
 
-// What the walk makes the broker do, by its own count, from the start to the end of its life.
+// The broker's calls during the walk, by its own count, from the start to the end of its life.
 std::map<std::string, int> calls_made(const std::string& engine) {
   BrokerFixture broker(options_for(engine, ""));
   REQUIRE_MESSAGE(broker.running(), broker.log());

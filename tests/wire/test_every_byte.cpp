@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every request of the protocol in every length and with every byte changed, against a live broker with a bystander.
-// Whatever comes is answered, or costs its sender the connection if and only if the frame is broken; the bystander
+// Every packet is answered, or costs its sender the connection if and only if the frame is broken; the bystander
 // notices nothing, and afterwards books and descriptors are what they were.
 // In the usual run each byte takes a few telling values and long lengths go in steps, and what is behind the header is
 // changed on one engine of the two, in turn: engines carry bytes and know none of them. With --all everything is on

@@ -390,7 +390,7 @@ TEST_CASE("a process that was disconnected for not reading comes back and takes 
       REQUIRE(ask_for_descriptors(more.back(), 80) == "");
     }
     REQUIRE(wait_for([&] { return row_of(broker, hello.session).record.state == SHMBW_SESSION_STATE_DISCONNECTED; }));
-    // What was sent before can still be read; then comes the end.
+    // Packets that were sent before can still be read; then comes the end.
     RawPacket late = lazy.receive();
     CHECK(late.fds.size() == 60);
     CHECK(hung_up(lazy));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The other direction: the library against a broker whose packets are not what they should be. Something stands between
-// the two and changes one packet of a session: a byte, its length, its descriptors, its number. Whatever comes, every
+// the two and changes one packet of a session: a byte, its length, its descriptors, its number. With any packet, every
 // call returns success or an error with a sentence, in time; memory that is called ready can be touched; nothing leaks.
 #include <doctest/doctest.h>
 #include <fcntl.h>
