@@ -66,7 +66,7 @@ TEST_CASE("seals hold: neither size nor seals change afterwards") {
   CHECK(sys::file_facts(fd.get())->size == 4096);
 }
 
-TEST_CASE("sealing against writes is EBUSY while somebody has a writable mapping") {
+TEST_CASE("sealing against writes is EBUSY while a writable mapping exists") {
   const Fd fd = region();
   auto mapped = sys::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   REQUIRE(mapped);

@@ -146,7 +146,7 @@ TEST_CASE("a call gives up at its deadline while another thread reads, and the s
   again.join();
 }
 
-TEST_CASE("a late grant is given back by whoever reads it, and its descriptor is closed") {
+TEST_CASE("the thread that reads a late grant gives it back and closes its descriptor") {
   Peer peer;
   auto packet = attach_request();
   CHECK(status_of(peer.channel.call(packet, Deadline::after(20'000'000))) == Status::deadline);
@@ -282,7 +282,7 @@ TEST_CASE("a grant whose descriptor does not fit into the table is given back, a
   again.join();
 }
 
-TEST_CASE("end of file and a broken protocol lose the session for all who wait, with a reason, and one event") {
+TEST_CASE("end of file and a broken protocol lose the session for all waiters, with a reason, and one event") {
   Peer peer;
   std::thread waiting([&] {
     auto lost = ask(peer.channel, 20'000'000'000);
@@ -415,7 +415,7 @@ TEST_CASE("a refusal arrives as it was written") {
   caller.join();
 }
 
-TEST_CASE("an event read by a waiting caller still wakes whoever polls the event descriptor") {
+TEST_CASE("an event read by a waiting caller still wakes a poll of the event descriptor") {
   Peer peer;
   const int fd = must(peer.channel.event_descriptor());
   pollfd watched{fd, POLLIN, 0};
@@ -488,7 +488,7 @@ TEST_CASE("a request finds that the program closed the socket of the library") {
   CHECK(refused.error().sentence.find("closed a descriptor of the library") != std::string::npos);
 }
 
-TEST_CASE("each consumer of the event descriptor hears that the session is lost, whoever took BROKER_AWAY") {
+TEST_CASE("each consumer of the event descriptor learns that the session is lost, whichever took BROKER_AWAY") {
   Peer peer;
   int fd = -1;
   const auto readable = [&] {
@@ -512,7 +512,7 @@ TEST_CASE("each consumer of the event descriptor hears that the session is lost,
   }
 }
 
-TEST_CASE("an event of a world that another thread reads wakes whoever waits for one, while that thread waits on") {
+TEST_CASE("an event of a world that one thread reads wakes the thread that waits for it, while the first waits on") {
   Peer peer;
   std::thread reader([&] { CHECK(ask(peer.channel, 600'000'000'000).has_value()); });
   const auto request = peer.take();
@@ -806,7 +806,7 @@ TEST_CASE("what the kernel had no memory for is sent later, also by an event loo
   }
 }
 
-TEST_CASE("a group is left when the broker says so, whoever still waits for that") {
+TEST_CASE("a group is left when the broker says so, whether or not a thread still waits for that") {
   Peer peer;
   peer.channel.groups = {5, 6};
   const auto leave = [&](std::uint64_t group, std::int64_t timeout) {

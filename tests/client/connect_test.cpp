@@ -369,7 +369,7 @@ TEST_CASE("a private broker that ends during the greeting, and leaves nothing, i
   ::kill(started, SIGTERM);
 }
 
-TEST_CASE("who listens and never greets is an error in time, with what it was") {
+TEST_CASE("a listener that never greets is an error in time, with a sentence that says so") {
   World world;
   world.options.socket = world.folder.file("s");
   const Hangs hangs(world.options.socket, 6, [] {});

@@ -157,7 +157,7 @@ TEST_CASE("recycled memory comes back zeroed, or as it was where that was asked 
   }
 }
 
-TEST_CASE("memory that somebody may still reach is never recycled: a descriptor outside, a child forked since") {
+TEST_CASE("memory that a process may still reach is never recycled: a descriptor outside, a child forked since") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto keeper = must(create_region(session, named("", 4096)));

@@ -201,7 +201,7 @@ TEST_CASE("events come through the descriptor that the caller polls") {
   must(next->release(kReleaseUnname));
 }
 
-TEST_CASE("the reclaim of a killed member is reported to who watches it") {
+TEST_CASE("the reclaim of a killed member is reported to its watcher") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   WatchSpec spec;

@@ -131,7 +131,7 @@ TEST_CASE("a second writer of a line or of a broadcast, and a second reader of a
   CHECK(status_of(Queue::open(other, queue_spec("line", Kind::line, true, false))) == Status::busy);
 }
 
-TEST_CASE("who reads only may not write, take, give, close for others, or ask for what writers have") {
+TEST_CASE("a read-only participant may not write, take, give, close for others, or ask for what writers have") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 2)));

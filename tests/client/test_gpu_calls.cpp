@@ -217,7 +217,7 @@ TEST_CASE("states and drains come as events beside the user's, and wake a listen
   CHECK(status_of(gpu_retire(*session, made.region, gpu_deadline())) == shmb::Status::not_found);
 }
 
-TEST_CASE("who watches a GPU region has its states among the user's events") {
+TEST_CASE("a watch of a GPU region puts its states among the user's events") {
   GpuBroker gpus;
   auto session = gpus.named(), watcher = gpus.join();
   const GpuExports exports(1);

@@ -464,7 +464,7 @@ TEST_CASE("a stopped holder is waited for and then an error; a destructor meanwh
   CHECK(in.info().lost_bytes == 40);
 }
 
-TEST_CASE("who dies while reading harms nobody, who dies while changing poisons, be it a thread") {
+TEST_CASE("a death while reading does no harm, a death while changing poisons, also of a thread") {
   const auto session = local();
   const auto in = Heap::create(session, "", 1 << 16);
   in.construct<int>("i", 7);

@@ -59,7 +59,7 @@ TEST_CASE("every attached reader has every message, and the slowest live one mak
   CHECK(ring.sender->room() == Room::yes);
 }
 
-TEST_CASE("of several readers the one that was the slowest wakes a writer that waits, and so does who has joined") {
+TEST_CASE("of several readers the slowest one wakes a waiting writer, and so does one that has joined") {
   Ring ring;
   pool::WaitEntry& asleep = ring.memory.view().wait(0);
   pool::Waiters& waiters = ring.memory.view().queue_waiters(0).writers;

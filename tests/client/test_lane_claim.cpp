@@ -125,7 +125,7 @@ TEST_CASE("a slot in a claim lane is held by its sender until the consumer is do
   lane.memory.check_no_holders();
 }
 
-TEST_CASE("a message whose deadline has passed is taken back unless somebody has claimed it") {
+TEST_CASE("a message whose deadline has passed is taken back unless a receiver has claimed it") {
   Claims lane(4, pool::kQueueExpiring);
   const std::uint32_t slot = must_acquire(lane.writer, lane.memory);
   const std::uint64_t number = 7;

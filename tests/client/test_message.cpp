@@ -354,7 +354,7 @@ TEST_CASE("a large region that was read and that everybody has released goes, th
   }
 }
 
-TEST_CASE("a region that its sender has attached anew is held anew by the message that names it") {
+TEST_CASE("a region that its sender has attached again is held again by the message that names it") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
@@ -418,7 +418,8 @@ TEST_CASE("what a message names stays held while its sender asks for the rest an
   check_regions(message, 2);
 }
 
-TEST_CASE("the regions of a list that takes several requests are all held when it is sent, whoever sends meanwhile") {
+TEST_CASE(
+    "the regions of a list that takes several requests are all held when it is sent, whatever other threads send") {
   constexpr int kRegions = 600, kRounds = 4;
   const harness::BrokerFixture broker;
   auto session = open(broker);

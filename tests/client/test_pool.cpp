@@ -38,7 +38,7 @@ TEST_CASE("a slot is acquired, filled, kept by two references, released and used
   must(pool->release(other));
 }
 
-TEST_CASE("who waits for a slot gets the one that another process releases") {
+TEST_CASE("a wait for a slot gets the one that another process releases") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 1)));
@@ -56,7 +56,7 @@ TEST_CASE("who waits for a slot gets the one that another process releases") {
   CHECK(status_of(elsewhere->release(got)) == Status::invalid);
 }
 
-TEST_CASE("who waits for a slot gets the one of a message of its own that is read meanwhile") {
+TEST_CASE("a wait for a slot gets the one of a message of its own that is read meanwhile") {
   for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
     const harness::BrokerFixture broker;
     auto session = open(broker);
@@ -83,7 +83,7 @@ TEST_CASE("who waits for a slot gets the one of a message of its own that is rea
   }
 }
 
-TEST_CASE("a sender that sleeps elsewhere lets go of what was read meanwhile, for who waits for a slot") {
+TEST_CASE("a sender that sleeps elsewhere drops slots of read messages for a participant that waits for one") {
   for (const bool read_first : {true, false}) {
     const harness::BrokerFixture broker;
     auto session = open(broker);
@@ -117,7 +117,7 @@ TEST_CASE("a sender that sleeps elsewhere lets go of what was read meanwhile, fo
   }
 }
 
-TEST_CASE("who opens a pool while its maker adds the memory waits for the slots instead of being refused") {
+TEST_CASE("an open of a pool whose maker still adds memory waits for the slots instead of being refused") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto beginning = must(make_pool(session, slots_of("first", 64, 1)));  // a group to join
@@ -196,7 +196,7 @@ TEST_CASE("a slot stays where it is for one thread while another thread adds the
   CHECK(met > 0);
 }
 
-TEST_CASE("each class grows to its own limit, whoever adds the memory") {
+TEST_CASE("each class grows to its own limit, whichever process adds the memory") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   PoolSpec spec;
@@ -352,7 +352,7 @@ TEST_CASE("a name means what it means to the broker now, whatever was opened by 
   }
 }
 
-TEST_CASE("who opens a pool that another thread of the process is making waits for it as long as he says") {
+TEST_CASE("an open of a pool that another thread of the process is making waits for it until its deadline") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 1)));
@@ -387,7 +387,7 @@ TEST_CASE("threads that open a pool and close it again never meet a refusal") {
   CHECK(refused == 0);
 }
 
-TEST_CASE("what a killed process held is free again, and who comes back finds the pool as it was") {
+TEST_CASE("what a killed process held is free again, and a process that comes back finds the pool as it was") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 2)));

@@ -73,7 +73,7 @@ TEST_CASE("a forked child joins a pool as soon as what the broker granted it bef
   CHECK(child.wait() == 0);
 }
 
-TEST_CASE("two threads of a forked child come to one inherited queue at once, and one of them opens its end anew") {
+TEST_CASE("two threads of a forked child use one inherited queue at once, and one of them opens its end again") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 2)));

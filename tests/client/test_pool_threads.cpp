@@ -420,7 +420,7 @@ TEST_CASE("all threads that wait for a message are told of their writer's death"
   CHECK(status_of(in->receive(messages[0], true, kNoWait)) == Status::empty);  // once each
 }
 
-TEST_CASE("who waits because another thread adds memory is told when that has failed, and adds its own") {
+TEST_CASE("a thread that waits for another to add memory is woken when that has failed, and adds its own") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   constexpr std::uint64_t kTooLarge = std::uint64_t{1} << 42;

@@ -118,7 +118,7 @@ TEST_CASE("a participant that begins to wait for a slot wakes all that sleep, to
   waits.join();
 }
 
-TEST_CASE("a reader that is done wakes the message's sender while somebody waits for a slot") {
+TEST_CASE("a reader that is done wakes the message's sender while a participant waits for a slot") {
   Three three;
   for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));

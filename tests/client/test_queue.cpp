@@ -154,7 +154,8 @@ TEST_CASE("a reader that was there before the writer has all of it, whenever it 
   for (int i = 0; i < 4; ++i) next("m" + std::to_string(i));
 }
 
-TEST_CASE("a broadcast's reader that never looks and closes its end holds up nobody, and begins anew when it is back") {
+TEST_CASE(
+    "a broadcast reader that never looks and closes its end delays no writer, and starts afresh when it is back") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 300, 4)));
@@ -496,7 +497,7 @@ TEST_CASE("what another reader has claimed of a writer that is gone is waited fo
   must(message.done());
 }
 
-TEST_CASE("who sends slot after slot through a line has back what its reader is done with, before it takes another") {
+TEST_CASE("a sender of slot after slot through a line gets back done slots before it takes another") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 16384, 16)));
@@ -638,7 +639,7 @@ TEST_CASE("threads share the ends of a claim queue: each message is taken once, 
   CHECK(sum == std::uint64_t{kSenders * kEach} * (kSenders * kEach - 1) / 2);
 }
 
-TEST_CASE("a queue alone is made by whoever comes first, and says what its messages may be") {
+TEST_CASE("a queue alone is made by the first process that comes, and says what its messages may be") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto in = must(Queue::open_alone(session, "mail", queue_spec("", Kind::claim, true, false)));
@@ -692,7 +693,7 @@ TEST_CASE("a sleeping reader is woken by a message, by a close and by the end of
   CHECK(told == std::vector<Status>{Status::ok, Status::peer_gone, Status::closed});
 }
 
-TEST_CASE("who waits for a message that another has claimed hears of its writer's end once that one is done") {
+TEST_CASE("a wait for a message that another reader has claimed reports the writer's end once that reader is done") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 300, 4)));

@@ -265,7 +265,7 @@ TEST_CASE("a reader that names no kind waits for the queue and takes it as it is
   }
 }
 
-TEST_CASE("who names a kind and no cells takes those of the queue, and makes one of 256") {
+TEST_CASE("an open that names a kind and no cells takes those of the queue, and makes one of 256") {
   Two two(slots_of("p", 64, 2));
   QueueSpec spec = queue_spec("large", Kind::line, false, true, 1024);
   spec.cell_size = 128;

@@ -266,7 +266,7 @@ TEST_CASE("a set sees what is behind a borrowed message, and hears of its writer
   must(set.remove(*in));
 }
 
-TEST_CASE("a set that says that a claim queue has a message leaves it to whoever receives first") {
+TEST_CASE("a set that reports a message in a claim queue leaves it to the first receiver") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
@@ -326,7 +326,7 @@ TEST_CASE("a set's descriptor stays the same when queues are added and removed")
   CHECK(must(set.descriptor()) == fd);
 }
 
-TEST_CASE("a doorbell that somebody has shut down does not keep an event loop awake") {
+TEST_CASE("a doorbell that was shut down does not keep an event loop awake") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
@@ -341,7 +341,7 @@ TEST_CASE("a doorbell that somebody has shut down does not keep an event loop aw
   CHECK(!readable(fd, 0));
 }
 
-TEST_CASE("who waits without end for a message hears that the broker is gone") {
+TEST_CASE("an endless wait for a message ends when the broker is gone") {
   harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
@@ -357,7 +357,7 @@ TEST_CASE("who waits without end for a message hears that the broker is gone") {
   CHECK(status_of(set.wait(kForever)) == Status::session_lost);
 }
 
-TEST_CASE("who waits for room, for a reader, for a slot, for a drain or for a name hears that the broker is gone") {
+TEST_CASE("a wait for room, for a reader, for a slot, for a drain or for a name ends when the broker is gone") {
   harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 4096, 1)));
@@ -406,7 +406,7 @@ TEST_CASE("a broker that dies while a queue's name is waited for ends the wait")
   ends.join();
 }
 
-TEST_CASE("who waits for a queue's name sleeps until the queue is made") {
+TEST_CASE("a wait for a queue's name sleeps until the queue is made") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));

@@ -201,7 +201,7 @@ TEST_CASE("a queue that could not be added to a set is not in it") {
   CHECK(must(set.wait(kForever)).queue == one.get());
 }
 
-TEST_CASE("who waits with a set sleeps on when another consumer takes what woke it") {
+TEST_CASE("a wait with a set sleeps on when another consumer takes what woke it") {
   Armed both;
   QueueSpec spec = queue_spec("q", Kind::claim, true, false);
   spec.spin = 0;
@@ -257,7 +257,7 @@ TEST_CASE("threads that ask for a queue's descriptor at once get the same one") 
   CHECK(heard_by(*in, fds[0]) == "m");
 }
 
-TEST_CASE("who finds nothing while another thread arms the descriptor leaves that to it") {
+TEST_CASE("a thread that finds nothing while another arms the descriptor leaves that to it") {
   Armed both;
   auto in = reader(both.pool, "q", Kind::claim);
   QueueSet set;
@@ -331,7 +331,7 @@ TEST_CASE("a doorbell that the broker was given behind the deadline is the one t
   CHECK(heard_by(*in, fd) == "m");
 }
 
-TEST_CASE("who cannot ring a doorbell any more has the broker ring") {
+TEST_CASE("a sender that cannot ring a doorbell any more asks the broker to ring") {
   Armed both;
   auto in = reader(both.pool, "q", Kind::claim);
   auto out = writer(both.other, "q", Kind::claim);

@@ -184,7 +184,7 @@ TEST_CASE("of sleepers that compete one is woken, another the next time, and tho
   pair.waiters.mask = 0;
 }
 
-TEST_CASE("who has looked for nothing sleeps early the next times, until a look would have found something") {
+TEST_CASE("after a useless spin the next sleeps begin early, until a spin would have found something") {
   constexpr std::int64_t kShort = 1'000'000, kLong = 60'000'000'000;
   constexpr int kLate = 400;  // more looks than there are before each sleep in any case
   Pair pair;
@@ -235,7 +235,7 @@ TEST_CASE("who has looked for nothing sleeps early the next times, until a look 
   pair.check_awake();
 }
 
-TEST_CASE("who finds nothing until it sleeps, and then at once, sleeps at once, and tries a look now and then") {
+TEST_CASE("a thread that finds nothing until it sleeps, and then at once, sleeps at once, and spins now and then") {
   constexpr std::int64_t kShort = 200'000'000;  // far longer than a busy machine keeps a thread
   constexpr int kLate = 400;
   Pair pair;
@@ -279,7 +279,7 @@ TEST_CASE("who finds nothing until it sleeps, and then at once, sleeps at once, 
   pair.check_awake();
 }
 
-TEST_CASE("an armed doorbell is rung once, and not by who finds it disarmed") {
+TEST_CASE("an armed doorbell is rung once, and not by a waker that finds it disarmed") {
   Pair pair;
   auto ends = shmb::sys::seqpacket_pair();
   REQUIRE(ends.has_value());

@@ -337,7 +337,8 @@ TEST_CASE("59: a consumer's stream waits for the producer's late work, and the p
   CHECK(consumer.wait() == 0);
 }
 
-TEST_CASE("60 to 62: who has not reached it says so, a host wait ends when it has, from either side and any device") {
+TEST_CASE(
+    "60 to 62: a query says that it is not reached, a host wait ends when it is, from either side and any device") {
   const Meeting meeting;
   const Gate opened, reached;
   auto maker = Child::run([&] {

@@ -77,7 +77,7 @@ TEST_CASE("the driver's refusals of an import have codes and sentences of ours, 
   }
 }
 
-TEST_CASE("a lost device is told to the broker, which tells all who have memory on it") {
+TEST_CASE("a lost device is reported to the broker, which notifies all holders of memory on it") {
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto other = session_on(broker.socket());

@@ -143,7 +143,7 @@ TEST_CASE("a refused publication leaves a pinned region where it is, and readers
         }).wait() == 0);
 }
 
-TEST_CASE("the end of its group and of its broker changes nothing for who has a region pinned") {
+TEST_CASE("the end of its group and of its broker changes nothing for the holder of a pinned region") {
   harness::BrokerOptions options;
   options.expect_empty_books = false;
   options.expect_exit_0 = false;
@@ -174,7 +174,7 @@ TEST_CASE("the end of its group and of its broker changes nothing for who has a 
   CHECK(user.wait() == 0);
 }
 
-TEST_CASE("memory that was pinned is never used anew") {
+TEST_CASE("memory that was pinned is never recycled") {
   const Meeting meeting;
   CHECK(Child::run([&] {
           auto session = meeting.member();

@@ -169,7 +169,7 @@ TEST_CASE("a writer that ends as it should, or has said `written`, poisons nothi
         }).wait() == 0);
 }
 
-TEST_CASE("kept weights outlive their loader and its group, until somebody releases them") {
+TEST_CASE("kept weights outlive their loader and its group, until they are released") {
   harness::BrokerOptions options;
   const harness::BrokerFixture broker(gpu_broker(options));
   CHECK(Child::run([&] {
@@ -399,7 +399,7 @@ TEST_CASE("a forked child may only let go, and its parent notices nothing") {
         }).wait() == 0);
 }
 
-TEST_CASE("a store to read-only memory ruins the context of who does it, and nobody else's") {
+TEST_CASE("a store to read-only memory ruins the context of the writing process, and no other") {
   const Meeting meeting;
   const Gate published;
   auto producer = Child::run([&] { return publish_w(meeting, 0x33, published); });

@@ -131,7 +131,7 @@ TEST_CASE("an event whose recorder was killed is waited for until the deadline, 
   CHECK(user.wait() == 0);
 }
 
-TEST_CASE("events are had only by who says that their maker stays, on devices that have them, by a true handle") {
+TEST_CASE("only a caller that says their maker stays gets events, on devices that have them, by a true handle") {
   (void)Card::get();
   CHECK(Child::run([] {
           {

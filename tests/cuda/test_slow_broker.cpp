@@ -90,7 +90,7 @@ TEST_CASE("a pin whose answer was too late holds nobody up later") {
   CHECK(shmb_publish(region.c(), 0, &error) == SHMB_OK);
 }
 
-TEST_CASE("who pins waits for no other thread's pin of another region, and for one of the same as long as he said") {
+TEST_CASE("a pin waits for no other thread's pin of another region, and for one of the same until its deadline") {
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto first = session.create(kMiB), second = session.create(kMiB);

@@ -35,7 +35,7 @@ std::vector<long> positions_of_memory(pid_t process) {
 
 }  // namespace
 
-TEST_CASE("a share that one holder spoils costs later importers; keeper, books and who has it mapped stay whole") {
+TEST_CASE("a share that one holder spoils costs later importers; keeper, books and mappings stay whole") {
   const harness::BrokerFixture broker(gpu_broker());
   const std::size_t before = fakecuda::Fake::use().bytes_in_use();
   Device device;

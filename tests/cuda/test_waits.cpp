@@ -70,7 +70,7 @@ std::pair<std::size_t, std::size_t> dispatched(shmbroker::Session& session) {
 
 }  // namespace
 
-TEST_CASE("law 11: who waits for a device that is not through gives up, keeps what he has, and may try again") {
+TEST_CASE("law 11: a wait for a busy device gives up, keeps what it has, and may be repeated") {
   WaitsStage stage;
   auto& [guard, broker, session, device, scope] = stage;
   auto written = gpu::Region::allocate(session, kMiB), asleep = gpu::Region::allocate(session, kMiB),
@@ -144,7 +144,7 @@ TEST_CASE("law 11: a region released under a device that works goes when that is
   CHECK(freed);
 }
 
-TEST_CASE("law 11: torch is not kept by a busy device, and who finds no memory waits for what was freed under it") {
+TEST_CASE("law 11: a busy device does not block torch, and an allocation without memory waits for what was freed") {
   const WaitsLeaveNothing guard;
   Device device;
   auto scope = device.hold->enter_primary();

@@ -214,7 +214,7 @@ TEST_CASE("a worker whose process has ended is no second one of its rank or name
   CHECK(come(other, {1, 2, "b"}).status() == Status::ok);
 }
 
-TEST_CASE("a world whose pool has gone with who gave up has none, until another worker tells of a new one") {
+TEST_CASE("a world whose pool left with a worker that gave up has none, until another worker names a new one") {
   World world;
   std::vector<Client> clients;
   for (int i = 0; i < 4; ++i) clients.push_back(world.client());
@@ -251,7 +251,7 @@ TEST_CASE("a world whose pool has gone with who gave up has none, until another 
   CHECK(tell(clients[3], gone) == next);
 }
 
-TEST_CASE("before a world is complete a worker's death ends it: all who live hear why, also who comes later") {
+TEST_CASE("before a world is complete a worker's death ends it: all live workers learn why, and so do later ones") {
   World world;
   Client a = process(world, -1), b = process(world, -1), c = process(world, -1), next = process(world, +1);
   const auto id = come(a, {0, 3, "a"}).fixed<shmbw_world_join_reply>().world;

@@ -231,7 +231,7 @@ TEST_CASE("a user's share of the table is what the configuration says, and binds
   CHECK(create_all(client, 900) == 900);
 }
 
-TEST_CASE("who comes when the table is full is told so in answer to HELLO, and root is served") {
+TEST_CASE("a client that comes when the table is full gets that in the reply to HELLO, and root is served") {
   World world(with_reserve(system_config()), facts_of(108));
   Client root = world.client(0);
   create_all(root, 1000);

@@ -75,7 +75,7 @@ TEST_CASE("unknown flags of each request are told as unknown") {
   CHECK(client.call(SHMBW_OP_WATCH, events).status() == unknown);
 }
 
-TEST_CASE("unknown flags of the requests of queues are told as unknown, whatever the name") {
+TEST_CASE("unknown flags of queue requests are reported as unknown, whatever the name") {
   World world;
   Client client = world.client();
   shmbw_pool_create wish{};

@@ -72,7 +72,7 @@ TEST_CASE("private mode: the death or release of a writer that never mapped ends
   }
 }
 
-TEST_CASE("an unnamed region of a writer that died is gone, and who waited for it is told") {
+TEST_CASE("an unnamed region of a writer that died is gone, and its waiters are notified") {
   World world(private_config());
   Client writer = world.client(1000), reader = world.client(1000);
   Created created = writer.create();
@@ -134,7 +134,7 @@ TEST_CASE("system mode: mode bits do not bind the broker's own uid, so its reade
   CHECK((*sys::seals(created.memory.get()) & F_SEAL_FUTURE_WRITE) != 0);
 }
 
-TEST_CASE("publish seals for good, leaves everybody read-only and tells who watches") {
+TEST_CASE("publish seals for good, makes every lease read-only and notifies watchers") {
   for (bool system : {false, true}) {
     World world(system ? system_config() : private_config());
     Client writer = world.client(1000), other = world.client(1000);
@@ -162,7 +162,7 @@ TEST_CASE("publish seals for good, leaves everybody read-only and tells who watc
   }
 }
 
-TEST_CASE("publish while somebody maps it for writing is still_mapped and changes nothing") {
+TEST_CASE("publish while a process maps it for writing is still_mapped and changes nothing") {
   World world(private_config());
   Client writer = world.client(1000);
   Created created = writer.create();
@@ -344,8 +344,7 @@ TEST_CASE("nobody publishes a region that another session was lent for writing a
     }
 }
 
-TEST_CASE(
-    "who says that it maps later still keeps read-only grants waiting, and is waited for once it was lent again") {
+TEST_CASE("a writer that says it maps later still blocks read-only grants, and a publish once it is lent to again") {
   World world(private_config());
   Client creator = world.client(1000), other = world.client(1000);
   Created created = creator.create();

@@ -99,7 +99,7 @@ TEST_CASE("a group nobody ever joined lives as long as the session that made it"
   CHECK(made(asker.make_group({.name = "g"})) != group);  // the name is free again
 }
 
-TEST_CASE("a group that nobody has joined is given up by who made it, and by nobody else") {
+TEST_CASE("only its maker can give up a group that no session has joined") {
   World world;
   Client founder = world.client(1000), other = world.client(1000);
   auto first = made(founder.make_group({.name = "first"}));
@@ -116,7 +116,7 @@ TEST_CASE("a group that nobody has joined is given up by who made it, and by nob
   CHECK(founder.status().groups == 0);
 }
 
-TEST_CASE("once somebody has joined, the maker no longer holds the group") {
+TEST_CASE("once a session has joined, the maker no longer holds the group") {
   World world;
   Client founder = world.client(1000), member = world.client(1000);
   auto group = made(founder.make_group({.name = "g"}));
@@ -182,7 +182,7 @@ TEST_CASE("keep 0 frees named regions at the end, a duration after it, -1 not at
   CHECK(asker.status().groups == 0);
 }
 
-TEST_CASE("the keep clock starts when the last member leaves and a join starts it anew") {
+TEST_CASE("the keep clock starts when the last member leaves, and a join restarts it") {
   World world;
   Client asker = world.client(1000);
   auto group = made(asker.make_group({.name = "g", .keep = 10 * kMinute}));
@@ -207,7 +207,7 @@ TEST_CASE("the keep clock starts when the last member leaves and a join starts i
   CHECK(asker.status().groups == 0);
 }
 
-TEST_CASE("a second put into a kept group revives it: adopt, create, and the clock starts anew at its end") {
+TEST_CASE("a second put into a kept group revives it: adopt, create, and the clock restarts at its end") {
   World world;
   Client asker = world.client(1000);
   auto put = [&](const char* name) {
@@ -299,7 +299,7 @@ TEST_CASE("freeing what a group keeps does not end a live group: its members are
   CHECK(ended.bytes_freed == 4096);
 }
 
-TEST_CASE("who may not end a group is denied, or told nothing") {
+TEST_CASE("a session that may not end a group is denied, or learns nothing") {
   World world;
   Client owner = world.client(1000), guest = world.client(2000), stranger = world.client(3000);
   Packet& reply = owner.make_group({.name = "g"});

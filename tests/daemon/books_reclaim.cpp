@@ -19,7 +19,7 @@ std::vector<std::string> reclaims(const World& world) {
 }
 }  // namespace
 
-TEST_CASE("one line and one event: who, how much, how") {
+TEST_CASE("one line and one event: the dead party, how much, how") {
   World world;
   Client watcher = world.client(1000), other = world.client(2000), admin = world.admin();
   auto group = watcher.make_group({.name = "train"}).fixed<shmbw_group_create_reply>().group;

@@ -125,7 +125,7 @@ TEST_CASE("a region is freed with its last reference and not before") {
   CHECK(b.attach_id(created.ref(), kWrite).status == Status::not_found);
 }
 
-TEST_CASE("another generation under the id is stale, to those who may know of it") {
+TEST_CASE("another generation under the id is stale, for sessions that may know of it") {
   World world;
   Client a = world.client(1000), b = world.client(2000);
   Created created = a.create();

@@ -139,7 +139,7 @@ bool says(const std::string& sentence, const char* part) { return sentence.find(
 
 }  // namespace
 
-TEST_CASE("a world is complete with its last worker, and those who are there hear of it") {
+TEST_CASE("a world is complete with its last worker, and the workers present are notified") {
   World world;
   Client a = world.client(), b = world.client();
   auto first = join_world(a, 0, 2, "a").fixed<shmbw_world_join_reply>();
@@ -235,7 +235,8 @@ TEST_CASE("before the world is complete a worker that leaves frees its rank, one
   CHECK(join_world(c, 1, 3, "c").fixed<shmbw_world_join_reply>().world != id);
 }
 
-TEST_CASE("who has left a complete world in order can begin the next one at once, however slow the others are") {
+TEST_CASE(
+    "a worker that has left a complete world in order can begin the next one at once, however slow the others are") {
   World world;
   Workers workers(world, 2);
   workers[1].call(SHMBW_OP_WORLD_LEAVE, shmbw_world_leave{workers.id});
@@ -513,8 +514,7 @@ TEST_CASE("the world's pool is told once, by a worker that is in it, and the fir
   CHECK(workers[0].rows<shmbw_world_record>(SHMBW_TABLE_WORLDS)[0].pool == pools[1]);
 }
 
-TEST_CASE(
-    "who takes the place of a dead worker is another life: what the dead one owned stays lost, its name counts on") {
+TEST_CASE("the successor of a dead worker is another life: what the dead one owned stays lost, its counter continues") {
   World world;
   Workers workers(world, 3);
   const std::uint64_t pool = meet_in_pool(workers);

@@ -220,7 +220,7 @@ TEST_CASE("a batch that writes to a region first and reads it then closes no wri
   CHECK(third.attach_id(created.ref(), kRead).status == Status::ok);
 }
 
-TEST_CASE("a first reader who waits for the seal is refused nothing that he had room for when he asked") {
+TEST_CASE("a first reader that waits for the seal is refused nothing that it had room for when it asked") {
   shmb::daemon::Config config = private_config();
   config.limits.session_leases = 1;
   World world(config);
@@ -240,7 +240,7 @@ TEST_CASE("a first reader who waits for the seal is refused nothing that he had 
   CHECK(reader.link().replies.back().fds.size() == 1);
 }
 
-TEST_CASE("who waits for a publication may end, and the region with it, before the kernel has answered") {
+TEST_CASE("a session that waits for a publication may end, and the region with it, before the kernel has answered") {
   for (bool revived : {false, true}) {
     World world(private_config());
     Client other = world.client(1000);
@@ -333,7 +333,7 @@ TEST_CASE("a broker ends although a publication is stuck") {
   CHECK(sealed_for_writing(memory));
 }
 
-TEST_CASE("publications that wait count for who asked for them, also when it has left, and leave others the table") {
+TEST_CASE("waiting publications count for the session that asked, also after it has left, and leave others the table") {
   shmb::daemon::Config config = system_config();
   config.limits.uid_descriptors = 60;
   World world(config);

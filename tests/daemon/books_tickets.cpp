@@ -146,7 +146,7 @@ TEST_CASE("tickets are paid by the uid that acts and bounded there") {
   CHECK(again.ticket(other.ref()).status() == Status::limit);
 }
 
-TEST_CASE("a ticket is revoked by who made it, with the uses it has left; what was attached by it stays") {
+TEST_CASE("its maker revokes a ticket with its remaining uses; what was attached by it stays") {
   World world(system_config());
   Client owner = world.client(1000), guest = world.client(2000);
   Created created = owner.create();
@@ -256,7 +256,7 @@ TEST_CASE("a ticket cannot be made to end with a session whose process is gone, 
   CHECK(maker.status().tickets == 0);
 }
 
-TEST_CASE("who takes a cut session over ends the tickets that others made to end with it, and did not make them") {
+TEST_CASE("the successor of a cut session ends the tickets that others made to end with it, and did not make them") {
   World world(system_config());
   Client maker = world.client(1000), taker = world.client(1000, 77), guest = world.client(2000);
   Created created = maker.create();
@@ -275,7 +275,7 @@ TEST_CASE("who takes a cut session over ends the tickets that others made to end
 }
 
 TEST_CASE(
-    "who takes a cut session over may revoke what that one made, also what ends with another session, or with none") {
+    "the successor of a cut session may revoke what that one made, also what ends with another session, or with none") {
   World world(system_config());
   Client taker = world.client(1000), stranger = world.client(1000), maker = world.client(1000, 77);
   Created created = taker.create();
@@ -296,7 +296,7 @@ TEST_CASE(
   CHECK(taker.status().tickets == 0);
 }
 
-TEST_CASE("who takes a cut session over has its tickets too") {
+TEST_CASE("the successor of a cut session has its tickets too") {
   World world(system_config());
   Client owner = world.client(1000, 77), guest = world.client(2000);
   Created created = owner.create();
@@ -313,7 +313,7 @@ TEST_CASE("who takes a cut session over has its tickets too") {
   CHECK(guest.status().tickets == 0);
 }
 
-TEST_CASE("who holds a ticket's token may use it and not revoke it; who is of the maker's group may") {
+TEST_CASE("a holder of a ticket's token may use it and not revoke it; a member of the maker's group may revoke it") {
   World world(system_config());
   Client owner = world.client(1000), other = world.client(1000), guest = world.client(2000), mate = world.client(2000);
   Packet& group = owner.make_group({.name = "job"});

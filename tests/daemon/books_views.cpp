@@ -100,7 +100,7 @@ TEST_CASE("groups in pages: those that live throughout come once, whatever comes
   for (std::size_t i = pages; i + pages < ids.size(); ++i) CHECK(std::ranges::binary_search(seen, ids[i]));
 }
 
-TEST_CASE("totals are counted once for all pages of a listing, and anew for whoever comes otherwise") {
+TEST_CASE("totals are counted once for all pages of a listing, and again for any other request") {
   World world;
   Client client = world.client(1000), other = world.client(1000);
   client.make_group({.name = "g"});
@@ -358,7 +358,7 @@ TEST_CASE("watches of a session are bounded and come back") {
   CHECK(a.watch_reclaims().status() == Status::ok);
 }
 
-TEST_CASE("what can be watched has so many subscriptions, whoever makes them, and room again when one is gone") {
+TEST_CASE("an object has a limited number of subscriptions, whoever makes them, and room again when one is gone") {
   Config config = private_config();
   config.limits.target_watches = 3;
   World world(config);

@@ -213,7 +213,7 @@ TEST_CASE("writability is told by edges: once for each packet the peer reads") {
   }
 }
 
-TEST_CASE("a peer that closes is an edge too, for who does not ask for packets") {
+TEST_CASE("a peer that closes is an edge too, for a port that does not ask for packets") {
   ON_BOTH_ENGINES {
     auto chosen = std::move(*choose_engine(choice));
     auto pair = std::move(*sys::seqpacket_pair());

@@ -15,7 +15,7 @@
 using namespace shmb;
 using namespace shmb::daemon;
 
-TEST_CASE("the kernel names uid, gid, pid and groups of who made the connection") {
+TEST_CASE("the kernel names uid, gid, pid and groups of the process that connected") {
   auto pair = std::move(*sys::seqpacket_pair());
   Identity self = identify(pair[0].get(), true);
   CHECK(self.facts.uid == ::geteuid());
@@ -74,7 +74,7 @@ TEST_CASE("a pidfd that was opened by number is kept only for the process that b
   if (!self.pidfd_is_certain) CHECK_FALSE(self.facts.has_pidfd);
 }
 
-TEST_CASE("a socket is hung up when all who held the other end have closed it") {
+TEST_CASE("a socket is hung up when all holders of the other end have closed it") {
   auto pair = std::move(*sys::seqpacket_pair());
   auto second = std::move(*pair[1].dup());
   CHECK_FALSE(hung_up(pair[0].get()));

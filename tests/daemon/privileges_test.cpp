@@ -58,7 +58,7 @@ TEST_CASE("root becomes another user for good") {
   CHECK(child.wait() == 0);
 }
 
-TEST_CASE("who is not root can become nobody else, and is told so") {
+TEST_CASE("a user other than root cannot become another user, and gets a sentence that says so") {
   if (!harness::can_change_uid()) SKIP_CASE("needs root with CAP_SETUID");
   auto child = harness::Child::run_as(4321, 4321, [] {
     Config config;

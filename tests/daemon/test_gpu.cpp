@@ -114,7 +114,7 @@ TEST_CASE("a node that is given is its giver's user's to pay for, until the last
   CHECK(publish(third).status == Status::ok);
 }
 
-TEST_CASE("an administrator may trust that somebody else keeps GPUs initialised") {
+TEST_CASE("an administrator may trust that another process keeps GPUs initialised") {
   FakeGpus gpus;
   std::filesystem::remove(gpus.file("fake-nvidia3"));
   Config config = private_config();
@@ -460,7 +460,7 @@ TEST_CASE("a release is no death") {
   CHECK(open_id(reader, made.reply.region).reply.state == SHMBW_GPU_STATE_OK);
 }
 
-TEST_CASE("who watches a region is told its states, with a watch's number") {
+TEST_CASE("a watcher of a region gets its states, with the number of the watch") {
   FakeGpus gpus;
   World world;
   Client watcher = world.client(), writer = gpu_client(world);
@@ -474,7 +474,7 @@ TEST_CASE("who watches a region is told its states, with a watch's number") {
   CHECK(watcher.link().events[0].fixed<shmbw_gpu_state_event>().state == SHMBW_GPU_STATE_POISONED);
 }
 
-TEST_CASE("a GPU region is ready when it is published: nobody is waited for who has still to map it for writing") {
+TEST_CASE("a GPU region is ready when it is published: no writer that has yet to map it is waited for") {
   FakeGpus gpus;
   World world;
   Client watcher = world.client(), writer = gpu_client(world), second = world.client();
@@ -526,7 +526,7 @@ TEST_CASE(
   CHECK(report(victim, good.reply.region, SHMBW_GPU_FINDING_IMPORT_FAILED, 1).reply.state == SHMBW_GPU_STATE_OK);
 }
 
-TEST_CASE("a lost device costs the regions of the user who says so, and nobody else's") {
+TEST_CASE("a lost device costs the regions of the user that reports it, and no other's") {
   FakeGpus gpus;
   World world(system_config());
   Client mine = gpu_client(world), theirs = gpu_client(world, 1001);
@@ -632,7 +632,7 @@ TEST_CASE("host regions and GPU regions are not taken for each other") {
   CHECK(child.inherit(host.ref()).status == Status::ok);
 }
 
-TEST_CASE("a region that is registered with a GPU is neither published nor used anew") {
+TEST_CASE("a region that is registered with a GPU is neither published nor recycled") {
   World world;
   Client client = world.client();
   const auto region = client.create({.length = 4 << 20});

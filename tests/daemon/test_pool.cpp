@@ -52,7 +52,7 @@ TEST_CASE("a pool is made, joined by id and by name, and gone with its last part
   CHECK(again.life == by_id.life + 1);
 }
 
-TEST_CASE("the directory cannot be written by whoever is given it, nor either area be resized") {
+TEST_CASE("no receiver can write the directory, nor resize either area") {
   World world;
   Client maker = world.client();
   PoolClient made = map_pool(pool_create(maker));
@@ -101,7 +101,7 @@ TEST_CASE("two regions of the group's count are what a pool costs") {
   CHECK(maker.create().status == Status::ok);
 }
 
-TEST_CASE("a name is taken once, and says nothing to those who may not address the group") {
+TEST_CASE("a name is taken once, and says nothing to sessions that may not address the group") {
   World world(system_config());
   Client maker = world.client(1000), stranger = world.client(2000);
   maker.make_group({.name = "job"});
@@ -124,7 +124,7 @@ TEST_CASE("a name is taken once, and says nothing to those who may not address t
   CHECK(said(queue_open(stranger, made.pool, "q").error(), id) == said(queue_open(stranger, 999, "q").error(), "999"));
 }
 
-TEST_CASE("of 65 participants the last is refused with the pool's number, until somebody leaves") {
+TEST_CASE("of 65 participants the last is refused with the pool's number, until one leaves") {
   World world;
   Client maker = world.client();
   PoolClient made = map_pool(pool_create(maker));
@@ -228,7 +228,7 @@ TEST_CASE("a pool is removed by a participant that may write: its name is free, 
   CHECK(pool_join(late, made.pool).status() == Status::not_found);
 }
 
-TEST_CASE("who joined read-only adds no segment and writes no queue") {
+TEST_CASE("a participant that joined read-only adds no segment and writes no queue") {
   World world;
   Client maker = world.client(), reader = world.client();
   PoolClient made = map_pool(pool_create(maker));
@@ -325,7 +325,7 @@ TEST_CASE("a lazy reader that was disconnected keeps its place and takes it over
   lazy.forget();
 }
 
-TEST_CASE("with its group's end a pool fails every call and wakes who sleeps in it; its memory goes with the last") {
+TEST_CASE("with its group's end a pool fails every call and wakes its sleepers; its memory goes with the last one") {
   World world;
   Client maker = world.client(), other = world.client();
   maker.make_group({.name = "job"});

@@ -266,7 +266,7 @@ TEST_CASE("a repair that waits sweeps again only when something else is to be ke
   CHECK_FALSE(ground.holds(0, 1));
 }
 
-TEST_CASE("D3, broadcast: every full cell while somebody is attached, none that was being overwritten") {
+TEST_CASE("D3, broadcast: every full cell while a reader is attached, none that was being overwritten") {
   Ground ground;
   const std::uint32_t lane = ground.add_lane(QueueKind::broadcast, 1);
   for (std::uint32_t slot = 0; slot < kSlots; ++slot) ground.hold(slot, 1);
@@ -296,7 +296,7 @@ TEST_CASE("a ring has unread messages behind a cell that is being overwritten") 
   CHECK_FALSE(unread_by(lane, 0b100));
 }
 
-TEST_CASE("a line has unread messages while the first is taken and its cell filled anew") {
+TEST_CASE("a line has unread messages while the first is taken and its cell filled again") {
   Ground ground;
   const std::uint32_t index = ground.add_lane(QueueKind::line, 1, 2);
   for (std::uint64_t position = 1; position < 5; ++position) ground.publish(index, position, 0);
@@ -450,7 +450,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("whoever of them dies: no bit of the dead is left without an unread message, none of the living is touched") {
+TEST_CASE("after any death: no bit of the dead is left without an unread message, none of the living is touched") {
   for (unsigned dead = 0; dead < 16; ++dead) {
     Ground ground;
     furnish(ground);
@@ -476,7 +476,7 @@ TEST_CASE("whoever of them dies: no bit of the dead is left without an unread me
   }
 }
 
-TEST_CASE("whatever stands in the control area, the work is bounded and the bits of others stay") {
+TEST_CASE("with any bytes in the control area, the work is bounded and the bits of others stay") {
   std::mt19937_64 random(20260612);
   const std::uint64_t lines_at_most = 4 * (kSlots + 8 + 8 * kCells);
   int impossible = 0;

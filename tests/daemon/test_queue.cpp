@@ -289,7 +289,7 @@ TEST_CASE("a broadcast queue's next writer gets a new generation at once, while 
   CHECK(third.lane == first.lane);
 }
 
-TEST_CASE("who reads a broadcast is attached to the next writer's ring at its first message, until it closes or dies") {
+TEST_CASE("a broadcast reader is attached to the next writer's ring at its first message, until it closes or dies") {
   Scene scene;
   auto queue = opened(queue_open(scene.reader, scene.id, "q", {kBroadcast, kReader}));
   auto ring = opened(queue_open(scene.writer, scene.id, "q", {kBroadcast, kWriter}));
@@ -316,7 +316,7 @@ TEST_CASE("who reads a broadcast is attached to the next writer's ring at its fi
   }
 }
 
-TEST_CASE("who leaves with unread messages leaves an index that waits for their readers") {
+TEST_CASE("a participant that leaves with unread messages leaves an index that waits for their readers") {
   Scene scene;
   opened(queue_open(scene.writer, scene.id, "q", {kLine, kWriter}));
   opened(queue_open(scene.reader, scene.id, "q", {kLine, kReader}));

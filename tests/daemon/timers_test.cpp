@@ -20,7 +20,7 @@ struct Probe final : Timer {
 
 }  // namespace
 
-TEST_CASE("timers fire in the order of their moments, whatever was set, moved and cancelled before") {
+TEST_CASE("timers fire in the order of their times, whatever was set, moved and cancelled before") {
   Timers timers;
   std::mt19937 random(7);
   std::vector<std::unique_ptr<Probe>> probes;
@@ -44,7 +44,7 @@ TEST_CASE("timers fire in the order of their moments, whatever was set, moved an
   CHECK(timers.next() == kNever);
 }
 
-TEST_CASE("a timer that sets itself anew for the past does not keep the loop") {
+TEST_CASE("a timer that sets itself again for the past does not block the loop") {
   Timers timers;
   Probe again;
   int fired = 0;
@@ -58,8 +58,7 @@ TEST_CASE("a timer that sets itself anew for the past does not keep the loop") {
   CHECK(again.armed());
 }
 
-TEST_CASE(
-    "a timer that sets itself anew for a moment that is due is asked once in a run, and keeps none from its turn") {
+TEST_CASE("a timer that sets itself again for a due time runs once in a round, and delays no other") {
   Timers timers;
   Probe again, never, other, moved, later;
   int asked = 0, others = 0, moves = 0;

@@ -189,8 +189,7 @@ TEST_CASE("before Linux 6.16 a newcomer whose user has too many descriptors to c
   }
 }
 
-TEST_CASE(
-    "who sends descriptors faster than they can be closed waits, and goes on; where that never ends it is dropped") {
+TEST_CASE("a client that sends descriptors faster than they can be closed waits; where that never ends it is dropped") {
   ON_EACH_ENGINE {
     Config config;
     config.unread_timeout = 3'600'000'000'000;
@@ -533,7 +532,7 @@ TEST_CASE("over its share a process is refused a doorbell, and rings behind that
   }
 }
 
-TEST_CASE("who has one descriptor unread does not go for those that another process leaves unread") {
+TEST_CASE("a session with one unread descriptor is not disconnected for those that another process leaves unread") {
   ON_EACH_ENGINE {
     Config config;
     config.unread_timeout = 20'000'000;
@@ -817,7 +816,7 @@ TEST_CASE("a kernel short of memory when a packet is fetched costs nobody the se
   }
 }
 
-TEST_CASE("a kernel that stays short of memory is asked again now and then, and whoever comes then is served") {
+TEST_CASE("a kernel that stays short of memory is asked again at intervals, and clients are then served") {
   for (EngineChoice engine : engine_choices()) {
     for (const int code : {ENOMEM, ENOBUFS}) {
       Room room(engine);

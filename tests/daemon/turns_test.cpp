@@ -51,7 +51,7 @@ struct Hall {
 
 }  // namespace
 
-TEST_CASE("who comes while others are served is the next one, however many of one user wait") {
+TEST_CASE("a newcomer is served next, however many requests of one other user wait") {
   Hall hall;
   for (int i = 0; i < 100; ++i) hall.asker('f', 1, static_cast<std::uint32_t>(i), 10).ask(1000);
   hall.turns.serve(1000);
@@ -76,7 +76,7 @@ TEST_CASE("a process that asks rarely comes before the many sessions of another 
   CHECK(hall.order == "rf");
 }
 
-TEST_CASE("two users that always ask have the same time, whatever one request of theirs costs") {
+TEST_CASE("two users that always ask get the same time, whatever one of their requests costs") {
   Hall hall;
   hall.asker('c', 1, 1, 90).ask(1'000'000);
   hall.asker('d', 2, 1, 10).ask(1'000'000);

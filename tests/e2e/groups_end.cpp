@@ -68,7 +68,7 @@ TEST_CASE("a group that ends while creates are in service refuses or serves each
   }
 }
 
-TEST_CASE("SIGKILL of a holder: the event and the log say who left how much and how it died") {
+TEST_CASE("SIGKILL of a holder: the event and the log say which process left how much and how it died") {
   in_every_world([](World& world) {
     struct Facts {
       std::uint64_t group;

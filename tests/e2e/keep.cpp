@@ -82,7 +82,7 @@ TEST_CASE("a reader that holds a kept region at its end has it for as long as it
   });
 }
 
-TEST_CASE("until released: the group's own default, and whoever has the right releases it") {
+TEST_CASE("until released: the group's own default, and any session with the right releases it") {
   in_every_world([](World& world) {
     leave_behind(world, std::nullopt, Keep::until_released());
     Session session = world.connect();

@@ -98,7 +98,7 @@ TEST_CASE("a reader sees the writer's later stores, and nothing more once it has
   });
 }
 
-TEST_CASE("replacing a name starts the next generation; the old one stays with those who hold it") {
+TEST_CASE("replacing a name starts the next generation; the old one stays with its holders") {
   in_every_world([](World& world) {
     Shared<PathFacts> facts;
     Gate first, held, second, done;

@@ -197,7 +197,7 @@ TEST_CASE("the started broker survives SIGKILL to its starter's process group, s
   }
 }
 
-TEST_CASE("a private broker ends when it has been idle, not while somebody is connected or something is kept") {
+TEST_CASE("a private broker ends when it has been idle, not while a session is connected or something is kept") {
   const OwnBroker own("--idle-exit 600ms");
   Child user = actor([&] {
     own.enter();

@@ -155,7 +155,7 @@ class Questions {
 
 }  // namespace
 
-TEST_CASE("what another user has is answered byte for byte like what is not there, whatever is asked") {
+TEST_CASE("an object of another user gets byte for byte the answer of a missing one, whatever is asked") {
   if (!harness::can_change_uid()) SKIP_CASE("changing to other uids is not allowed here");
   in_every_world(
       [](World& world) {

@@ -65,7 +65,7 @@ const std::vector<Scene>& scenes() {
 
 }  // namespace
 
-TEST_CASE("calls: who is killed at any system call of joining, opening, sending and leaving leaves nothing behind") {
+TEST_CASE("calls: a process killed at any system call of joining, opening, sending and leaving leaves nothing behind") {
   Stage stage(queue_spec("q", Kind::claim, false, false, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.take_rest();

@@ -153,7 +153,7 @@ TEST_CASE("line: a sender killed while it gives up the lane of a reader that has
                         }});
 }
 
-TEST_CASE("line: who forwards a slot, or returns it to its owner, and is killed at any step, has done so or not") {
+TEST_CASE("line: a process killed at any step of forwarding or returning a slot has done so or not") {
   Stage stage(one_queue(Kind::line, 4));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   auto onward = must(Queue::open(stage.ann, queue_spec("onward", Kind::line, true, false, 4)));

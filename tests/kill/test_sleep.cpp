@@ -57,7 +57,7 @@ Child listen(const Stage& stage, const SharedActor& actor, const QueueSpec& spec
 
 }  // namespace
 
-TEST_CASE("sleep: a message reaches who sleeps, though its sender was killed before it woke anybody") {
+TEST_CASE("sleep: a message reaches a sleeper, though its sender was killed before the wake") {
   for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     Stage stage(sleepy(kind));
@@ -128,7 +128,7 @@ TEST_CASE("sleep: a doorbell rings for a message whose sender was killed before 
                         }});
 }
 
-TEST_CASE("sleep: who waits for room goes on after the death of its reader at any step of making room") {
+TEST_CASE("sleep: a sender that waits for room continues after its reader's death at any step of making room") {
   Stage stage(sleepy(Kind::line, 2));
   const SharedActor writer;
   const std::string socket = stage.broker.socket();

@@ -28,7 +28,7 @@ TEST_CASE("slots: an owner killed at any step of acquire and release leaves ever
                     }});
 }
 
-TEST_CASE("slots: what the dead let go of at any step is found by who had looked for a slot in vain") {
+TEST_CASE("slots: a process that searched in vain finds a slot that the dead released at any step") {
   constexpr std::uint32_t kSlots = 70;  // more than one group
   Stage stage(queue_spec("q", Kind::line, false, false, 8), kSlots);
   for (const auto& pool : {stage.ann, stage.bob}) pool->me().set_cache_limit(0);
@@ -67,7 +67,7 @@ TEST_CASE("slots: what the dead let go of at any step is found by who had looked
                     .before = [](Stage& at) { (void)at.state(); }});  // survivors let go of all they have
 }
 
-TEST_CASE("slots: who waits for a slot has one after the death of its owner at any step of release") {
+TEST_CASE("slots: a process that waits for a slot gets one after its owner's death at any step of release") {
   Stage stage(queue_spec("q", Kind::line, false, false, 8), 4);
   const SharedActor waiter;
   const std::string socket = stage.broker.socket();

@@ -166,7 +166,7 @@ TEST_CASE("law 2: a stopped process is alive") {
   });
 }
 
-TEST_CASE("law 2: who is born with a dead client's process number is somebody else") {
+TEST_CASE("law 2: a process that reuses a dead client's pid is not that client") {
   on_each_engine([](BrokerFixture& broker) {
     const auto admin = open_admin(broker);
     auto family = std::make_unique<Family>(broker.socket(), false);

@@ -40,7 +40,7 @@ CreateItem untouched(const std::string& name, std::uint64_t length) {
 
 }  // namespace
 
-TEST_CASE("law 3: whatever is done with a region, the broker neither maps it nor gives it a page") {
+TEST_CASE("law 3: the broker never maps a region and never gives it a page") {
   on_each_engine([](BrokerFixture& broker) {
     auto session = open(broker);
     auto other = open(broker);

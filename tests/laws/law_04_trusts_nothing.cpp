@@ -35,7 +35,7 @@ void whole_life(const std::shared_ptr<Session>& bystander, const std::string& ad
 
 }  // namespace
 
-TEST_CASE("law 4: whatever a client does to its copy of a descriptor, the broker goes on") {
+TEST_CASE("law 4: the broker continues, whatever a client does to its copy of a descriptor") {
   on_each_engine([](BrokerFixture& broker) {
     auto session = open(broker);
     auto bystander = open(broker);

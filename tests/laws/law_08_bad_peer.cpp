@@ -171,7 +171,7 @@ TEST_CASE("law 8: a refusal is a reply, and the next request of the same session
   });
 }
 
-TEST_CASE("law 8: who was disconnected for not reading keeps its leases until it is dead") {
+TEST_CASE("law 8: a client disconnected for not reading keeps its leases until it is dead") {
   BrokerOptions options;
   options.config = "unread_timeout = \"50ms\"\ndescriptors = 512\n";
   on_each_engine(options, [](BrokerFixture& broker) {

@@ -329,7 +329,7 @@ TEST_CASE("law 10: messages between processes that are awake make no system call
   }
 }
 
-TEST_CASE("law 10: replies reach the thread that asked, whoever of them reads the socket") {
+TEST_CASE("law 10: replies reach the thread that asked, whichever thread reads the socket") {
   on_each_engine([](BrokerFixture& broker) {
     auto session = open(broker);
     std::atomic<int> wrong{0};

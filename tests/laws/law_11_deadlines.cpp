@@ -251,7 +251,7 @@ TEST_CASE("law 11: a ticket, a group and a membership that came too late are giv
   });
 }
 
-TEST_CASE("law 11: who asks again after a deadline has what the second answer says, though the first came late") {
+TEST_CASE("law 11: a call repeated after a deadline gets the second answer, though the first came late") {
   on_each_engine([](BrokerFixture& broker) {
     const auto admin = open_admin(broker);
     const auto other = open(broker), session = open(broker);

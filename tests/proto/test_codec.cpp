@@ -289,7 +289,7 @@ TEST_CASE("a writer that was never begun writes nothing, not even a size") {
   for (std::byte byte : memory) CHECK(byte == std::byte{0xee});
 }
 
-TEST_CASE("a writer begins anew after an overflow, and room tells what is left") {
+TEST_CASE("a writer starts again after an overflow, and room() returns the bytes left") {
   std::byte memory[64];
   Writer writer(memory);
   writer.begin(SHMBW_OP_STATUS, 1, Status::ok, shmbw_status{});

@@ -145,7 +145,7 @@ TEST_CASE("a packet longer than the buffer is malformed and closes what it carri
   CHECK(open_descriptors() == before);
 }
 
-TEST_CASE("a broken frame is malformed whatever came with it") {
+TEST_CASE("a broken frame is malformed, whatever came with it") {
   Line line;
   std::vector<std::byte> short_packet(23);
   line.send_raw(short_packet, 4);

@@ -80,7 +80,7 @@ TEST_CASE("every slot and scope has its own words") {
   CHECK(said(shortage(999, 999, 0, 1, 1, 1)).starts_with("limit: capacity of this request"));
 }
 
-TEST_CASE("what is not there is told in the words of who asked, with where to look") {
+TEST_CASE("a missing object is reported in the caller's words, with where to look") {
   const auto told = [](const Sought& sought) {
     const Error error = not_found(sought);
     CHECK(error.status == Status::not_found);

@@ -296,7 +296,7 @@ TEST_CASE("More than 1 KiB are read where they lie, with as many calls outstandi
   CHECK(statuses == std::vector<int>{0, 0});
 }
 
-TEST_CASE("Who calls again and again without waiting takes answers in, and calls nobody back meanwhile") {
+TEST_CASE("A worker that calls again and again without waiting reads answers, and runs no callback meanwhile") {
   World world;
   const auto statuses = world.run_bare(2, [](int rank) {
     shmb_remote* const worker = join_in_c(rank);

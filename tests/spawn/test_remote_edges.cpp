@@ -278,7 +278,7 @@ TEST_CASE("What a worker asked to be made is made although it dies before: other
   CHECK(statuses == std::vector<int>{0, 0, 128 + SIGKILL});
 }
 
-TEST_CASE("Who waits for room in the queue of a worker that dies is told so, long before the call's deadline") {
+TEST_CASE("A caller that waits for room in the queue of a dying worker gets an error long before its deadline") {
   World world;
   const auto statuses = world.run_bare(2, [](int rank) {
     join(rank, 2);

@@ -201,7 +201,7 @@ TEST_CASE("A child that is forked within a call has no world, and the call goes 
   });
 }
 
-TEST_CASE("A graceful shutdown that others do not join ends at its deadline and says who is missing") {
+TEST_CASE("A graceful shutdown that others do not join ends at its deadline and names the missing workers") {
   World world;
   world.run(
       2,

@@ -55,7 +55,7 @@ TEST_CASE("73: a reference that goes round a ring eight times still has its valu
             }));
 }
 
-TEST_CASE("74 and 82: an own value needs no books until it is passed on; then counters follow its users") {
+TEST_CASE("74 and 82: a value of one's own is not booked until it is passed on; then counters follow its users") {
   World world;
   world.run(2, only_first([] {
               Remote<int> own(40);
@@ -247,7 +247,7 @@ TEST_CASE("92: a creation of 1 ms of a slow function fails, and shutdown ends on
             }));
 }
 
-TEST_CASE("92b: who was given the reference before the deadline passed is told the same") {
+TEST_CASE("92b: a worker that got the reference before the deadline passed gets the same error") {
   World world;
   world.run(3, only_first([] {
               const auto value = remote::remote<int>(remote::at("b").within(2.0), "slow_add", 1, 2, 5000);

@@ -255,7 +255,7 @@ TEST_CASE("Successors that are killed as they come are replaced as well, and the
   CHECK(books_are_empty());
 }
 
-TEST_CASE("Who comes in a dead one's place while others shut down is waited for, and works meanwhile") {
+TEST_CASE("A dead worker's successor that comes while others shut down is waited for, and works meanwhile") {
   for (const int victim : {0, 1}) {
     CAPTURE(victim);
     World world;
@@ -369,7 +369,7 @@ TEST_CASE("Workers that are killed and replaced again and again: calls are answe
   CHECK(books_are_empty());
 }
 
-TEST_CASE("Who is in the pool of a world and no worker of it can say nothing to its workers") {
+TEST_CASE("A participant of a world's pool that is no worker cannot send messages to its workers") {
   World world;
   world.run(2, [](int rank) {
     if (rank == 0) {

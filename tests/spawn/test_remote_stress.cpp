@@ -140,7 +140,7 @@ TEST_CASE("Threads of two workers pass everything to each other at once, and all
       4);
 }
 
-TEST_CASE("Threads share an own value: some ask for it while others pass it on for the first time") {
+TEST_CASE("Threads share a value: some ask for it while others pass it on for the first time") {
   constexpr int kRounds = kSlow ? 20 : 100;
   World world;
   world.run(

@@ -310,7 +310,7 @@ TEST_CASE("Threads of a worker do not wake each other without end over messages 
   CHECK(statuses == std::vector<int>{0, 0});
 }
 
-TEST_CASE("Whoever asked hears of it where a function drops the future that it gave") {
+TEST_CASE("The caller gets an error where a function drops the future that it returned") {
   World world;
   world.run(2, [](int rank) {
     if (rank != 0) return;

@@ -128,7 +128,7 @@ void use(const harness::BrokerFixture& broker, SpawnOptions& options) {
   options.socket = broker.socket();
 }
 
-TEST_CASE("cause: a rank that waits for the one that failed, in whatever way, is not blamed") {
+TEST_CASE("cause: a rank that waits in any way for the one that failed is not blamed") {
   expect_blame(45, 16, [](Draw& draw, SpawnOptions& options, int who) {
     const std::string how = draw.of(kFalls), notice = draw.of(kNotices), reaction = draw.of(kAnswers);
     if (notice != "get") draw_time(draw, options);  // ranks that poll would not fail

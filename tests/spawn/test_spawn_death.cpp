@@ -128,7 +128,7 @@ TEST_CASE("SIGKILL of the parent, alone or with guard or supervisor, leaves no t
     }
 }
 
-TEST_CASE("SIGKILL of anybody leaves no ticket and no region of a broadcast that somebody has not taken") {
+TEST_CASE("SIGKILL of any process leaves no ticket and no region of a broadcast that a rank has not taken") {
   const harness::BrokerFixture broker;
   REQUIRE(broker.running());
   for (const StartMethod method : kMethods)
@@ -202,7 +202,7 @@ TEST_CASE("a broker that a rank has started serves others: it outlives ranks wit
     }
 }
 
-TEST_CASE("the destructor ends daemon ranks also where somebody has stopped their supervisor") {
+TEST_CASE("the destructor ends daemon ranks also where their supervisor is stopped") {
   Witness witness;
   auto options = quick(StartMethod::spawn, 2, witness);
   options.daemon = true;

@@ -95,7 +95,7 @@ TEST_CASE("tickets that ranks have not used hold no region when they have ended,
   }
 }
 
-TEST_CASE("a broker that does not answer keeps nobody who revokes tickets, and hears of all of them later") {
+TEST_CASE("a broker that does not answer delays no revoke of tickets, and gets all of them later") {
   harness::BrokerFixture broker;
   REQUIRE(broker.running());
   auto session = Session::connect({.socket = broker.socket()});
@@ -418,7 +418,7 @@ TEST_CASE("regions themselves are broadcast and gathered, and nothing holds them
   }
 }
 
-TEST_CASE("who waits for a rank that dies or ends is told which, and does not hang") {
+TEST_CASE("a rank that waits for one that dies or ends learns which one, and does not hang") {
   for (const bool dies : {false, true})
     for (const char* how : {"barrier", "gather", "broadcast", "wait"}) {
       CAPTURE(how);

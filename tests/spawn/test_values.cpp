@@ -254,7 +254,7 @@ struct Freeing {
 enum Unfixed { kFirst, kSecond };
 enum Fixed : short { kThird = 3 };
 
-TEST_CASE("only pointers that delete are made anew, and only enumerations of a fixed type") {
+TEST_CASE("only pointers that delete are allocated, and only enumerations of a fixed type are read") {
   using shmbroker::detail::PointerLike;
   static_assert(PointerLike<std::unique_ptr<int>> && PointerLike<std::shared_ptr<const std::string>>);
   static_assert(!PointerLike<std::unique_ptr<int, Freeing>>);

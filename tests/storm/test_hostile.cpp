@@ -198,7 +198,7 @@ struct Sum {
 
 }  // namespace
 
-TEST_CASE("who writes nonsense over a pool's control area hurts neither the broker nor other pools, and no memory") {
+TEST_CASE("nonsense written over a pool's control area hurts neither the broker nor other pools, and no memory") {
   const std::uint64_t seconds = argument("--seconds", 4), seeds = argument("--seeds", 1);
   const std::uint64_t first = argument("--seed", std::random_device{}() >> 1);
   for (std::uint64_t seed = first; seed < first + seeds; ++seed) {

@@ -269,7 +269,7 @@ TEST_CASE("a futex word that changes without end keeps nobody beyond its deadlin
   CHECK((vandal.wait() == 128 + SIGKILL));
 }
 
-TEST_CASE("a doorbell that is filled, or shut down, keeps neither its owner nor those who ring it") {
+TEST_CASE("a doorbell that is filled, or shut down, blocks neither its owner nor those that ring it") {
   const harness::BrokerFixture broker;
   for (const bool shut : {false, true}) {
     CAPTURE(shut);
@@ -318,7 +318,7 @@ TEST_CASE("a doorbell that is filled, or shut down, keeps neither its owner nor 
   }
 }
 
-TEST_CASE("messages that cannot be are refused, whatever their numbers, and reach beyond nothing") {
+TEST_CASE("malformed messages are refused, whatever their numbers, and reach beyond nothing") {
   const harness::BrokerFixture broker;
   constexpr std::uint64_t kNumbers[] = {0,          1,
                                         56,         4096,

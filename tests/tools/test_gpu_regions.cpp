@@ -131,7 +131,7 @@ TEST_CASE("the UUID of a MIG instance is written as one") {
   stage.release(region);
 }
 
-TEST_CASE("inspect shows what a GPU region is, who holds it, and what the driver said") {
+TEST_CASE("inspect shows a GPU region's facts, its holders, and the driver's answer") {
   CardStage stage;
   const auto region = stage.publish("kv");
   client::GpuWish open;

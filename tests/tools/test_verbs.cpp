@@ -561,7 +561,7 @@ TEST_CASE("a table is cut to the terminal's width, and only there") {
   CHECK(world.tool({"release", name}).status == 0);
 }
 
-TEST_CASE("list --processes says who holds how much, and --sort by which column") {
+TEST_CASE("list --processes says which process holds how much, and --sort by which column") {
   World world;
   REQUIRE(world.tool({"put", world.file("f", bytes_of_every_kind(5000)), "--name", "small"}).status == 0);
   REQUIRE(world.tool({"put", world.file("f", bytes_of_every_kind(3 << 20)), "--name", "large"}).status == 0);

@@ -265,7 +265,7 @@ TEST_CASE("a HELLO that is refused for what it carries may be said again") {
   });
 }
 
-TEST_CASE("whoever connects and says nothing is dropped after the time for HELLO, and only they") {
+TEST_CASE("clients that connect and say nothing are dropped after the time for HELLO, and no others") {
   on_each_engine({}, [](BrokerFixture& broker) {
     std::vector<RawClient> silent;
     for (int i = 0; i < 8; ++i) silent.push_back(RawClient::connect(broker.socket()));
@@ -347,7 +347,7 @@ void check_not_taken(BrokerFixture& broker, bool greet, int fd, std::size_t coun
 
 }  // namespace
 
-TEST_CASE("descriptors that nobody asked for are not taken, whatever their kind and number") {
+TEST_CASE("descriptors that no request asked for are not taken, whatever their kind and number") {
   for (const char* kernel : {"", "5.15"}) {
     for (const std::string& engine : harness::engines()) {
       BrokerOptions options;

@@ -277,7 +277,7 @@ TEST_CASE("an interrupted call is made again, wherever it happens") {
   }
 }
 
-TEST_CASE("an accept that fails for want of anything is tried again, and nobody who waits is lost") {
+TEST_CASE("an accept that fails for lack of a resource is retried, and no waiting client is lost") {
   for (const std::string& engine : harness::engines()) {
     for (const char* error : {"EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED", "EPROTO"}) {
       BrokerFixture broker(options_for(engine, std::string("fail=accept:") + error + ":2:3"));

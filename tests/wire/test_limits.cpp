@@ -290,7 +290,7 @@ harness::Child newcomer(const std::string& socket) {
   });
 }
 
-TEST_CASE("readers who ask for as much as a message carries, again and again, leave others their descriptors") {
+TEST_CASE("readers that keep asking for as much as a message carries leave others their descriptors") {
   if (!harness::can_change_uid()) SKIP_CASE("needs root");
   BrokerOptions options;
   options.system = true;

@@ -102,7 +102,7 @@ TEST_CASE("a hundred thousand guessed tickets, used-up, expired and foreign ones
   });
 }
 
-TEST_CASE("a ticket gives its rights to whoever shows it, as often as it says, after its maker has gone") {
+TEST_CASE("a ticket gives its rights to any session that shows it, as often as it says, after its maker has gone") {
   on_each_engine({}, [](BrokerFixture& broker) {
     RawClient maker = greeted(broker), taker = greeted(broker);
     auto region = create_region(maker, 4096).region;

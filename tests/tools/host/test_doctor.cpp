@@ -143,7 +143,7 @@ TEST_CASE("each advice is a command, on a host where all is wrong, in each kind 
       }
 }
 
-TEST_CASE("a full /dev/shm of which nothing is lost is made twice as large, by whoever made it") {
+TEST_CASE("for a full /dev/shm without lost files the advice doubles its size, in the words of its maker") {
   LaidOut host;
   host.inventory.mounts[0].used = 1ULL << 30;
   CHECK(host.check("/dev/shm").advice == "sudo mount -o remount,size=2147483648 /dev/shm");
