@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program may close descriptors that are not its own, those of the library too. To wait for one would be to wait for
-// nothing, again and again: it is an error, in these words.
+// A program may close descriptors that are not its own, also those of the library. A wait for such a descriptor would
+// never end. So it is an error, in these words.
 #pragma once
 
 namespace shmb::client {

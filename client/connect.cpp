@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of the search, what is checked of each place before it is trusted, and the sentence when all fail.
+// The order of the search, the checks of each place before it is trusted, and the sentence when all fail.
 #include "client/connect.hpp"
 
 #include <unistd.h>
@@ -51,12 +51,12 @@ Result<Greeting> greeting_for(const ConnectOptions& options, const Places& place
   return greeting;
 }
 
-// Tries at a socket where the greeting is not answered, and the pause after the first; it doubles.
+// Attempts at a socket that does not reply to the greeting, and the pause after the first; it doubles.
 constexpr int kGreetings = 6;
 constexpr std::int64_t kGreetingPause = 2'000'000;
 
-// Greets who listens at `path`; `owner` is the uid that must stand behind the socket where the path alone does not
-// prove it. A broker that ends takes our connection down with it, and its successor may listen already: there are
+// Greets the process that listens at `path`. `owner` is the uid that must own the socket where the path alone does not
+// prove it. A broker that ends takes this connection down with it, and its successor may listen already. So there are
 // `tries`.
 Result<std::shared_ptr<Session>> try_socket(const std::string& path, const std::string& how, std::optional<uid_t> owner,
                                             bool started, const Greeting& greeting, Deadline deadline, int tries) {
@@ -83,7 +83,7 @@ Result<std::shared_ptr<Session>> try_socket(const std::string& path, const std::
   }
 }
 
-// Nobody listens, as opposed to a broker that refuses us.
+// No process listens, as opposed to a broker that refuses.
 bool absent(const Error& error) { return error.status == Status::no_broker; }
 
 std::unexpected<Error> no_broker(const std::string& story) { return error(Status::no_broker, "no broker: " + story); }
@@ -163,7 +163,7 @@ bool foreign(const std::string& path, uid_t uid) {
   return facts && facts->uid != uid;
 }
 
-// What is common to all steps of one search.
+// The common state of all steps of one search.
 struct Search {
   const ConnectOptions& options;
   const Places& places;
@@ -172,8 +172,8 @@ struct Search {
   std::string story;  // a clause for each step that was passed over
 };
 
-// The private broker in `directory`: one that is there, or one that is started now. The broker that took the connection
-// may be about to end, and the one that was started may be killed: then there is another try.
+// The private broker in `directory`: an existing one, or one that is started now. The broker that accepted the
+// connection may be about to end, and one that was started may be killed. Then there is another try.
 Result<std::shared_ptr<Session>> reach_private(Search& search, const std::string& directory, bool may_start) {
   const std::string socket = directory + "/" + (search.options.admin ? "admin" : "socket");
   for (int attempt = 0;; ++attempt) {
@@ -182,7 +182,7 @@ Result<std::shared_ptr<Session>> reach_private(Search& search, const std::string
       auto started = start_private_broker(directory, search.places, search.deadline);
       if (!started && started.error().status == Status::deadline) return std::unexpected(started.error());
       if (!started && started.error().status == Status::not_found && attempt < kGreetings) {
-        sys::rest(kGreetingPause);  // the directory was removed right now
+        sys::rest(kGreetingPause);  // the directory was removed in this moment
         continue;
       }
       if (!started) return error(Status::no_broker, started.error().sentence);
@@ -196,8 +196,8 @@ Result<std::shared_ptr<Session>> reach_private(Search& search, const std::string
   }
 }
 
-// Looks in the first place, then in the second one, which counts as soon as there is one; starts a broker where none
-// is.
+// Searches the first place, then the second one, which counts as soon as it exists. Starts a broker where there is
+// none.
 Result<std::shared_ptr<Session>> find_private(Search& search) {
   const PrivateDirectory first = private_directory(search.places);
   add_clause(search.story, first.note);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finding the broker: explicit, SHMBROKER_SOCKET (these two never fall through: who names a broker means that one), the
-// system's, the own private one, a private one started now, and only where asked for none at all. Every step that was
-// passed over is a clause of the sentence that `how` and every failure show.
+// Finding the broker, in this order: the explicit socket, SHMBROKER_SOCKET (after these two there is no further step,
+// because the caller named a broker), the system's, the user's private one, a private one started now, and no broker,
+// only where the caller allows it. Every step that was passed over is a clause of the sentence that `how` and every
+// failure show.
 #pragma once
 
 #include <sys/types.h>
@@ -21,17 +22,17 @@ namespace shmb::client {
 struct ConnectOptions {
   std::string socket;   // explicit path
   std::string group;    // "<name>:<token>"; empty: SHMBROKER_GROUP
-  std::string program;  // how `list` calls the session
+  std::string program;  // the name of the session in `list`
   bool local_ok = false, local_only = false, no_start = false, admin = false, no_group = false;
   std::int64_t timeout = 0;
 };
 
-// Where to look; the defaults are those of the process.
+// Where to search. The defaults are those of the process.
 struct Places {
   std::string system_socket = "/run/shmbroker/socket";
   std::optional<std::string> socket_variable, runtime_dir_variable, group_variable, daemon_variable;
   std::string temporary_dir = "/tmp";
-  std::string config_home;  // where a private broker looks for shmbroker.conf; empty: nowhere
+  std::string config_home;  // where a private broker searches shmbroker.conf; empty: nowhere
   uid_t uid = 0;
 };
 Places process_places();  // secure_getenv: a set-id program does not follow its caller's variables
@@ -41,17 +42,19 @@ inline Result<std::shared_ptr<Session>> connect(const ConnectOptions& options = 
   return connect(options, process_places());
 }
 
-// One connection attempt until the deadline (a full backlog is waited out). The Error's system_errno tells why.
+// One connection attempt until the deadline (it waits while the backlog is full). system_errno of the Error has the
+// reason.
 Result<Fd> connect_socket(const std::string& path, Deadline deadline);
 
-// The directory of the private broker: $XDG_RUNTIME_DIR/shmbroker if that is ours, else <tmp>/shmbroker-<uid>.
+// The directory of the private broker: $XDG_RUNTIME_DIR/shmbroker if it belongs to this user, else
+// <tmp>/shmbroker-<uid>.
 struct PrivateDirectory {
   std::string path;
   std::string note;     // why XDG_RUNTIME_DIR is not used
   bool shared = false;  // in the temporary directory, where every user could have made it first
 };
 PrivateDirectory private_directory(const Places& places);
-// Owner and type by lstat, mode without write for others: a directory that another user laid out is refused.
+// Checks owner and type by lstat, and that others cannot write: a directory that another user made is refused.
 // not_found: there is none.
 Result<void> check_directory(const std::string& path, uid_t uid);
 

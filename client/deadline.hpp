@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// When a blocking call gives up. Counted on CLOCK_MONOTONIC, so that a changed wall clock neither ends nor prolongs a
-// wait.
+// The time at which a blocking call gives up. It is counted on CLOCK_MONOTONIC, so a change of the wall clock neither
+// ends nor prolongs a wait.
 #pragma once
 
 #include <algorithm>

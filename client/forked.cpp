@@ -20,7 +20,7 @@ struct Enrolled {
   std::atomic<std::uint64_t> forks{0};
 };
 
-// Never destroyed: a thread of the host program may still disconnect while its static objects go.
+// Never destroyed: a thread of the host program may still disconnect while its static objects are destroyed.
 Enrolled& enrolled() {
   static Enrolled* const all = new Enrolled;
   return *all;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads what the kernel tells of cgroups (both versions) and of the host; what cannot be read bounds nothing.
+// Reads the kernel's facts about cgroups (both versions) and the host. A value that cannot be read is no limit.
 #include "client/headroom.hpp"
 
 #include <algorithm>
@@ -125,7 +125,7 @@ constexpr std::int64_t kReuse = 250'000'000;
 constexpr std::int64_t kFreeingPause = 1'000'000;  // a close of 64 MiB takes 1 to 10 ms
 std::atomic<std::int64_t> looked_until{0};
 std::atomic<std::int64_t> allowance{0};
-// A forked child may be put into another cgroup before its first create: it looks for itself.
+// A forked child may be put into another cgroup before its first create, so it reads again.
 std::atomic<std::uint64_t> looked_after_forks{0};
 
 }  // namespace
@@ -134,7 +134,7 @@ std::vector<CgroupRoom> cgroup_rooms(const std::string& root) {
   std::vector<CgroupRoom> rooms;
   for (const Hierarchy& hierarchy : hierarchies(root)) {
     std::string own = hierarchy.own == "/" ? "" : hierarchy.own;
-    // In a container our path may name a directory that only the host sees: the mount's top is then what bounds us.
+    // In a container this path may name a directory that only the host sees. Then the top of the mount is the limit.
     if (own.find("..") != std::string::npos || !is_directory(root + hierarchy.mount + own)) own.clear();
     for (;;) {
       if (auto room = room_at(root + hierarchy.mount + own, *hierarchy.layout, root)) rooms.push_back(std::move(*room));
@@ -191,7 +191,7 @@ Result<void> check_headroom(std::uint64_t bytes) {
 
 namespace {
 
-// What the broker has ready and what it is freeing; nothing where it cannot be asked.
+// The memory that the broker has ready and is freeing. Zero where it cannot be asked.
 shmbw_shelf_empty_reply empty_shelves(Session& session, std::uint64_t bytes, Deadline deadline) {
   std::array<std::byte, 64> buffer;
   wire::Writer writer(buffer);

@@ -3,7 +3,7 @@
 // another. Needs Boost headers and exceptions; every process must be built with the same Boost.
 //
 // Guarantee: the kill of a process at any instruction makes no other process hang. If it held the heap's lock to change
-// something, the heap is poisoned: every later call in every process fails with Status::poisoned. What is left can be
+// something, the heap is poisoned: every later call in every process fails with Status::poisoned. The rest can be
 // read by Salvage, which takes no lock and walks no structure that may be half-changed. All pointers in the heap are
 // offsets.
 //
@@ -345,7 +345,7 @@ struct HeapInfo {
   std::uint64_t lost_bytes;  // freed by destructors while the lock could not be taken
 };
 
-// What a poisoned heap still holds, read without a lock. The constructors of the objects had finished. Their last
+// The contents of a poisoned heap, read without a lock. The constructors of the objects had finished. Their last
 // change may be half-done. Nothing here writes. Ownership: it keeps the mapping. Threads: any.
 class Salvage {
  public:

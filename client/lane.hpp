@@ -37,7 +37,8 @@
 
 namespace shmb::client {
 
-// What a message in flight holds: one slot, or a list of slots and regions. A slot that is named twice is held twice.
+// The holdings of a message in flight: one slot, or a list of slots and regions. A slot that is named twice is held
+// twice.
 struct HeldList {
   std::vector<std::uint32_t> slots;
   std::vector<std::uint64_t> regions;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two clones with CLONE_VM|CLONE_VFORK, as posix_spawn does it: nothing of a large or threaded host is copied, and the
-// host's thread stands still until the new program runs. Between clone and execve only bare system calls are made: no
-// handler of the host may run, no lock of libc be taken, no sanitizer's books be touched.
+// Two clones with CLONE_VM|CLONE_VFORK, like posix_spawn: nothing of a large or threaded host is copied, and the host's
+// thread stops until the new program runs. Between clone and execve only bare system calls are made. No handler of the
+// host may run, no lock of libc may be taken, and no sanitizer state may be touched.
 #include "client/launch.hpp"
 
 #include <dlfcn.h>
@@ -59,7 +59,7 @@ SHMB_BARE int fail(Plan& plan, const char* at) {
   return 1;
 }
 
-// The daemon to be. What it must not inherit is undone here, last the descriptors.
+// The later daemon. It undoes here what it must not inherit, descriptors last.
 SHMB_BARE int become_daemon(void* argument) {
   Plan& plan = *static_cast<Plan*>(argument);
   char zeros[64];
@@ -81,7 +81,7 @@ SHMB_BARE int become_daemon(void* argument) {
   bare(SYS_sched_setscheduler, 0, SCHED_OTHER, reinterpret_cast<long>(&other));
   unsigned long everywhere[16];
   for (volatile unsigned long& word : everywhere) word = ~0UL;
-  bare(SYS_sched_setaffinity, 0, sizeof everywhere, reinterpret_cast<long>(everywhere));  // the kernel cuts it down
+  bare(SYS_sched_setaffinity, 0, sizeof everywhere, reinterpret_cast<long>(everywhere));  // the kernel reduces it
   const int wanted[4] = {plan.null, plan.null, plan.log, plan.ready};
   for (int number = 0; number < 4; ++number)
     if (bare(SYS_dup3, wanted[number], number, 0) < 0) return fail(plan, "dup3");
@@ -91,8 +91,8 @@ SHMB_BARE int become_daemon(void* argument) {
   return fail(plan, "execve");
 }
 
-// In between: a session of its own, so that no terminal and no job control reach the daemon, and an early end, so that
-// the daemon is nobody's child.
+// The process in between: a session of its own, so that no terminal and no job control reach the daemon, and an early
+// end, so that the daemon has no parent in the host.
 SHMB_BARE int in_between(void* argument) {
   Plan& plan = *static_cast<Plan*>(argument);
   bare(SYS_setsid);
@@ -114,8 +114,8 @@ class AllSignalsBlocked {
   sigset_t former_;
 };
 
-// The reason that the daemon gave, whole: it ends with what to do. What its log puts before it
-// ("2026-11-23T05:38:17.042Z shmbrokerd[4123] error: ") says nothing new.
+// The reason that the daemon gave, complete, because it ends with the remedy. Without the head of its log line
+// ("2026-11-23T05:38:17.042Z shmbrokerd[4123] error: ").
 std::string last_words(const std::string& path) {
   auto log = sys::read_file(path.c_str());
   if (!log) return {};
@@ -129,7 +129,7 @@ std::string last_words(const std::string& path) {
   return line;
 }
 
-// flock, let go of by name: a copy of the descriptor in a child that another thread forks would hold it otherwise.
+// flock(2), released explicitly: otherwise a copy of the descriptor in a child that another thread forks would hold it.
 class StartLock {
  public:
   static Result<StartLock> take(const std::string& path, Deadline deadline) {
@@ -222,7 +222,7 @@ Result<std::string> find_program(const std::optional<std::string>& named, const 
     const std::string library = self.dli_fname;
     const auto slash = library.rfind('/');
     if (slash != std::string::npos && library.front() == '/') candidates.push_back(library.substr(0, slash + 1) + name);
-    else if (auto link = ::realpath("/proc/self/exe", nullptr)) {  // a static program's own file has argv[0] here
+    else if (auto link = ::realpath("/proc/self/exe", nullptr)) {  // a static program's file name is argv[0] here
       const std::string executable = link;
       ::free(link);
       candidates.push_back(executable.substr(0, executable.rfind('/') + 1) + name);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Without a broker: plain memfds with the same handles. They are shared by inheritance or by a descriptor passed by
-// other means, so the handle keeps its descriptor. Names, tickets, groups and limits are the broker's and refused here.
+// Without a broker: plain memfds with the same handles. They are shared by inheritance, or by a descriptor passed by
+// other means, so the handle keeps its descriptor. Names, tickets, groups and limits need a broker and are refused
+// here.
 #include <fcntl.h>
 #include <sys/mman.h>
 
@@ -67,7 +68,7 @@ Result<Region::Handle> adopt_local(const std::shared_ptr<Session>& session, int 
   if (!known) return system_failure(known.error(), "the descriptor to adopt");
   auto seals = sys::seals(fd);
   if (!seals) return error(Status::invalid, "the descriptor is no memory file (memfd_create)");
-  // Whoever could shrink it could make every access of ours a SIGBUS.
+  // A process that could shrink the file could turn every access of this process into a SIGBUS.
   if ((*seals & F_SEAL_SHRINK) == 0)
     return error(Status::invalid,
                  "the memory file is not sealed against shrinking (F_SEAL_SHRINK): touching it could be a SIGBUS");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages: their parts, how a list of parts is written into a cell, a slot or a region, and a received message. What a
-// peer wrote is copied once and checked on the copy: no offset or number of it reaches outside what it names.
+// Messages: their parts, how a list of parts is written into a cell, a slot or a region, and a received message. Data
+// of a peer is copied once and checked on the copy: no offset or number in it reaches outside of the message.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What create and attach share: from the broker's answer to a mapped handle, or everything given back.
+// The common part of create and attach: from the broker's reply to a mapped handle, or everything given back.
 #include "client/obtain.hpp"
 
 #include <fcntl.h>
@@ -50,7 +50,7 @@ Result<void> check_memory(int fd, std::uint64_t length, std::uint64_t bytes) {
 
 namespace {
 
-// Why the kernel does not map the file for writing.
+// The reason why the kernel does not map the file for writing.
 Error not_writable(int fd) {
   const int seals = sys::seals(fd).value_or(0);
   if ((seals & F_SEAL_WRITE) != 0)

@@ -515,7 +515,8 @@ Result<bool> Pool::has_slots_for(std::uint64_t length, Wait& wait, Lock&) {
     auto woken =
         sleep({}, [&] { return change() != looked || class_for(length) != nullptr || broken(); }, wait.until());
     if (!woken) return std::unexpected(woken.error());
-    // Other activity in the pool moves its directory too, so the clock counts. What came meanwhile is checked first.
+    // Other activity in the pool moves its directory too, so the clock counts. Changes made meanwhile are checked
+    // first.
     if (late) return error(Status::deadline, why);
     late = !*woken || wait.until().passed();
   }

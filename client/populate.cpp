@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// MADV_COLLAPSE (6.1 for shmem) works also with shmem_enabled=never, but not on a range without any page: one page per
-// 2 MiB is touched first. It fails now and then for want of a free huge page or for a page in motion: it is tried
-// again, and what then is still in 4 KiB pages is filled with those.
+// MADV_COLLAPSE (6.1 for shmem) works also with shmem_enabled=never, but not on a range without any page. So one page
+// per 2 MiB is touched first. It sometimes fails for lack of a free huge page, or because a page is in motion. Then it
+// is retried, and the rest is filled with 4 KiB pages.
 #include "client/populate.hpp"
 
 #include <fcntl.h>
@@ -48,8 +48,8 @@ Sys<void> advise(std::byte* from, std::size_t length, int advice) {
 
 using Range = std::span<std::byte>;
 
-// Every page of the range. Before 5.14 fallocate reserves the file's pages, if the range is all of it: an errno as
-// well.
+// Fills every page of the range. Before 5.14 fallocate reserves the file's pages, if the range is the whole file. That
+// returns an errno as well.
 Sys<void> fill(Range range, int fd) {
   auto filled = advise(range.data(), range.size(), MADV_POPULATE_WRITE);
   if (filled || filled.error().value != EINVAL || fd < 0) return filled;
@@ -74,13 +74,14 @@ bool collapse(Range range) {
 
 Range whole(const Mapping& mapping) { return {mapping.data(), mapping.size()}; }
 
-// A range of whole 2 MiB, in huge pages as far as they can be had. Its kind, or what a page could not be had for.
+// Populates a range of whole 2 MiB with huge pages as far as possible. Returns its kind, or the error for a page that
+// could not be had.
 Sys<shmbw_page_kind> populate_huge(Range range, int fd) {
   shmbw_page_kind kind = SHMBW_PAGE_KIND_SMALL;
   if (shmem_takes_huge_advice()) {
     (void)sys::madvise(range.data(), range.size(), MADV_HUGEPAGE);
     if (auto filled = fill(range, fd); !filled) return std::unexpected(filled.error());
-    return collapse(range) ? SHMBW_PAGE_KIND_HUGE : SHMBW_PAGE_KIND_MIXED;  // nothing to do where all are huge
+    return collapse(range) ? SHMBW_PAGE_KIND_HUGE : SHMBW_PAGE_KIND_MIXED;  // nothing to do if all are huge
   }
   auto seeded = seed(range);
   if (!seeded && seeded.error().value != EINVAL) return std::unexpected(seeded.error());
@@ -129,7 +130,7 @@ Result<Populated> populate_part(const Mapping& mapping, std::uint64_t offset, st
   const std::uint64_t first = offset / kSmallPage * kSmallPage;
   const std::uint64_t end = std::min<std::uint64_t>(up(offset + length, kSmallPage), up(mapping.size(), kSmallPage));
   Populated result{end - first, SHMBW_PAGE_KIND_SMALL};
-  // The whole huge pages in it, and what is before and behind them.
+  // The whole huge pages in it, and the parts before and after them.
   std::uint64_t huge = end, huge_end = end;
   if (access == Access::read_write && !small_pages && can_be_huge(mapping) &&
       up(first, kHugePage) < end / kHugePage * kHugePage) {

@@ -120,7 +120,7 @@ Result<std::unique_ptr<Queue>> Queue::open(const std::shared_ptr<Pool>& pool, co
     Pool::Lock lock(pool->me().lock());
     auto moved = pool->sleep({}, [&] { return pool->change() != before; }, until);
     if (!moved) return std::unexpected(moved.error());
-    // Other queues of the pool move it too, so the clock counts. What happened meanwhile is checked once more.
+    // Other queues of the pool move it too, so the clock counts. Changes made meanwhile are checked once more.
     if (!*moved || late)
       return error(Status::deadline, "the queue did not appear before the deadline: " + opened.error().sentence);
     late = until.passed();
@@ -343,7 +343,7 @@ void Queue::adopt_out(std::uint32_t lane, std::uint32_t serial) {
   });
 }
 
-// L3: the receiver of a line lane is gone. What it has not read is dropped.
+// L3: the receiver of a line lane is gone. Messages that it has not read are dropped.
 void Queue::drop_out() {
   if (!out_.it) return;
   if (out_.it->in_flight() != 0) give_up();

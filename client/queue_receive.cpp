@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Receiving. A borrowed message's cell is not done until the caller is. A kept message has own bits on its slots before
-// its cell is done. What a peer wrote is used only from private copies that were checked.
+// its cell is done. Data of a peer is used only from private copies that were checked.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sending. Everything that can fail happens before the publication: memory is taken, the lane holds the regions, room
-// is found. What was taken for a message that is not sent is given back.
+// is found. Memory taken for a message that is not sent is given back.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -130,7 +130,7 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
         masks, [&] { return looked != pool_->change() || (out_.it && out_.it->room() != LaneSender::Room::full); },
         wait.until());
     if (!woken) return give_back(std::move(woken.error()));
-    // The directory may move at each look, so the clock counts too. What happened meanwhile is checked once more.
+    // The directory may move at each look, so the clock counts too. Changes made meanwhile are checked once more.
     if (!*woken || (late && wait.until().passed()))
       return give_back({Status::deadline, 0, {}, "the message was not sent before the deadline: " + why});
     late = wait.until().passed();
@@ -578,7 +578,7 @@ Result<void> Queue::drain(std::int64_t wait) {
   for (;;) {
     if (seen_change_ != pool_->change()) look_around();
     const std::uint32_t looked = seen_change_;
-    // What was taken stays taken, even if its readers have gone since: the next send reports that.
+    // Messages that were taken stay taken, even if its readers have gone since: the next send reports that.
     const bool given_up = given_up_ || ended_.given_up != before.given_up;
     if (!given_up && (!out_.it || out_.it->in_flight() == 0)) {
       if (out_.it) out_.it->reclaim();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a handle can do once it is there. How it comes to be is in create.cpp and attach.cpp.
+// The operations of an existing handle. create.cpp and attach.cpp make handles.
 #include "client/region.hpp"
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ namespace {
 
 std::atomic<std::uint64_t> last_serial{0};
 
-// The kernel maps no empty range: a part without bytes takes a page, as its region does.
+// The kernel maps no empty range. So a part without bytes takes a page, as its region does.
 std::uint64_t mappable(std::uint64_t length) { return std::max<std::uint64_t>(length, 1); }
 
 }  // namespace
@@ -56,7 +56,8 @@ RegionFacts Region::facts() const {
   return now;
 }
 
-// What a released handle leaves to those who still need its mapping. A forked child has neither them nor the lease.
+// The rest of a released handle, for objects that still need its mapping. A forked child has neither them nor the
+// lease.
 struct Region::Rest {
   explicit Rest(ForkMark made) : mark(std::move(made)) {}
   Rest(const Rest&) = delete;
@@ -70,7 +71,7 @@ struct Region::Rest {
   bool here() const { return mark.intact(); }
 
   ForkMark mark;
-  std::shared_ptr<Session> session;  // null: the handle is still there
+  std::shared_ptr<Session> session;  // null: the handle still exists
   shmbw_region_ref ref{};
   Mapping mapping;
   KeptDescriptor kept;
@@ -109,8 +110,8 @@ Result<void> post_kept(Session& session, shmbw_region_ref region, bool kept) {
   return post_release_of(session, region, 0, kept ? SHMBW_RELEASE_KEPT : SHMBW_RELEASE_USED);
 }
 
-// A lease for the moment, for its descriptor: taken and given back. One that is kept serves for what stays in the
-// process; what leaves it the broker must know of, unless there is none any more.
+// Takes a lease for a moment, for its descriptor, and gives it back. A kept descriptor serves for use inside the
+// process. The broker must know of one that leaves the process, unless there is no broker any more.
 Result<Fd> Region::fetch(std::uint32_t rights, bool for_others, Deadline deadline) {
   if (own_fd_) {
     auto copy = (rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? own_fd_.dup() : sys::reopen_read_only(own_fd_.get());
@@ -135,7 +136,8 @@ Result<Fd> Region::fetch(std::uint32_t rights, bool for_others, Deadline deadlin
   if (!reply) return std::unexpected(reply.error());
   auto element = only_element<shmbw_attach_reply>(*reply, "ATTACH");
   if (!element) return std::unexpected(element.error());
-  // What leaves our hands is never recycled; our own mapping is accounted for when the handle is released.
+  // A region whose descriptor leaves the process is never recycled. The own mapping is accounted for when the handle is
+  // released.
   (void)post_release(*session_, facts_.ref, for_others ? 0U : unsigned{SHMBW_RELEASE_RECYCLE});
   const Granted granted{element->region, element->rights, element->length, element->bytes};
   auto fine = check_grant(granted, facts_.ref, rights);
@@ -147,7 +149,7 @@ Result<Fd> Region::fetch(std::uint32_t rights, bool for_others, Deadline deadlin
   return fd;
 }
 
-// A descriptor was lent for writing, and nothing came of it: who publishes must not wait for us.
+// A descriptor was lent for writing and was not mapped: publishers must not wait for this process.
 void Region::report_unmapped() {
   if (own_fd_ || !writable()) return;
   if (mapping_ || parts_ > 0) return report(0, SHMBW_PAGE_KIND_UNKNOWN);
@@ -156,7 +158,8 @@ void Region::report_unmapped() {
   ready.post(*session_);
 }
 
-// READY. A descriptor for writing makes the broker wait with read-only grants until it hears that it has been mapped.
+// READY. After it lends a descriptor for writing, the broker delays read-only grants until it gets the report of the
+// mapping.
 void Region::report(std::uint64_t populated, shmbw_page_kind kind) {
   if (own_fd_ || !writable()) return;
   std::array<std::byte, 96> buffer;
@@ -167,7 +170,7 @@ void Region::report(std::uint64_t populated, shmbw_page_kind kind) {
   (void)session_->post(std::span(buffer).first(packet.size()), Deadline::after(0));
 }
 
-// What there is of a region without bytes is a part without bytes.
+// A region without bytes has only parts without bytes.
 bool Region::holds(std::uint64_t offset, std::uint64_t length) const {
   return offset < facts_.bytes && length <= facts_.bytes - offset && (length != 0 || facts_.length == 0);
 }
@@ -180,7 +183,7 @@ Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Acces
     return error(Status::denied, "the handle has no right to write");
   if (access == Access::read_write && !writable())
     return error(Status::write_closed, "the region is published: writing is closed for ever");
-  // A writer asks for writing also where it only wants to read: a read-only grant closes writing for everybody.
+  // A writer asks for writing also where it only reads, because a read-only grant would close writing for all.
   std::uint32_t rights = SHMBW_RIGHT_MAP_READ | (writable() ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U);
   auto fd = fetch(rights, false, deadline);
   if (!fd && fd.error().status == Status::write_closed && access == Access::read)
@@ -220,7 +223,7 @@ Result<void> Region::populate(std::uint64_t offset, std::uint64_t length) {
   while (!populated_.compare_exchange_weak(before, now));
   if (before == 0 || page_kind_ == done->kind) page_kind_ = done->kind;
   else page_kind_ = SHMBW_PAGE_KIND_MIXED;
-  // Not for each of many little parts.
+  // Not for each of many small parts.
   if (done->bytes >= kHugePage || now == facts_.bytes) report(now, static_cast<shmbw_page_kind>(page_kind_.load()));
   return {};
 }
@@ -247,8 +250,8 @@ Result<void> Region::map_back(Deadline deadline) {
   return {};
 }
 
-// PUBLISH. Another writer that was lent a descriptor may be about to map it, and could not after the seal: it is waited
-// for. The subscription is there before the second request, so that no report falls in between.
+// PUBLISH. Another writer that was lent a descriptor may be about to map it, and could not after the seal. So this
+// waits for it. The subscription is made before the second request, so that no report falls in between.
 Result<Reply> Region::ask_to_publish(Deadline deadline) {
   std::array<std::byte, 64> buffer;
   wire::Writer writer(buffer);
@@ -267,7 +270,7 @@ Result<Reply> Region::ask_to_publish(Deadline deadline) {
     if (reply || reply.error().status != Status::not_ready) return reply;
     auto event = watch.await(deadline);
     if (event) continue;
-    // Nothing is on its way: what the broker said last is the answer.
+    // No event is on its way: the broker's last reply is the result.
     if (event.error().status == Status::deadline) return reply;
     return std::unexpected(event.error());
   }
@@ -300,8 +303,8 @@ Result<void> Region::publish(Deadline deadline) {
   if (!fixed) {
     Error failure = fixed.error();
     unmapped_by_publish_ = was_mapped && failure.status == Status::deadline;
-    // The request may be on its way. Mapping the region for writing now would make it fail, or be refused after it; and
-    // the caller's time is over.
+    // The request may be on its way. Mapping the region for writing now would make it fail, or be refused after it.
+    // Besides, the caller's time is over.
     if (failure.status == Status::deadline)
       failure.sentence +=
           "; the region is unmapped now, and published once the broker serves the request: publish it again for the "
@@ -326,7 +329,7 @@ Result<void> Region::publish(Deadline deadline) {
     return std::unexpected(mapped.error());
   }
   mapping_ = std::move(*mapped);
-  // The old one was to write: the kernel would not map it any more, not even for reading (until 6.7).
+  // The old one was for writing: the kernel would not map it any more, not even for reading (until 6.7).
   if (kept_) kept_ = KeptDescriptor::of(std::move(reply->fds[0]));
   if (populated_ != 0) (void)map_existing(mapping_, Access::read, false);
   return {};
@@ -414,7 +417,7 @@ Result<void> Region::release(Handle handle, std::uint32_t flags) {
 Result<void> Region::release(std::uint32_t flags) {
   if (std::exchange(released_, true)) return {};
   const bool unnames = (flags & kReleaseUnname) != 0 && !session_->is_local();
-  // A forked child that calls nothing else has no lease to give back. The name, however, only a session can take away.
+  // A forked child that makes no other call has no lease to give back. But only a session can remove a name.
   if (unnames) (void)session_->enter();
   const bool leased = session_->withdraw_region(place_);
   if (auto rest = held_.lock(); rest && rest->here()) return leave_to(*rest, flags);
@@ -422,9 +425,9 @@ Result<void> Region::release(std::uint32_t flags) {
   kept_.reset();
   if (unnames && orphaned_) return client::unname(*session_, Target::with_id(facts_.ref), Deadline::after(0));
   if (session_->is_local() || !leased || orphaned_) return {};
-  if (!unnames && session_->lost()) return {};  // what it held went with it
-  // Recycled memory must be nobody's: no further mapping here, and no child forked since that may map it without the
-  // broker's knowledge. (Descriptors outside of the books were told when they left.)
+  if (!unnames && session_->lost()) return {};  // its references ended with it
+  // Memory may be recycled only if no other holder exists: no further mapping here, and no child forked since that may
+  // map it without the broker's knowledge. (The broker learned of descriptors when they left.)
   std::uint32_t wire = 0;
   if ((flags & kReleaseNoRecycle) == 0 && !no_recycle_ && parts_ == 0 && forks_at_birth_ == forks_seen())
     wire |= SHMBW_RELEASE_RECYCLE;
@@ -441,7 +444,7 @@ Sys<std::shared_ptr<void>> Region::hold_mapping() {
   return rest;
 }
 
-// What a device may still write to is never used anew.
+// Memory that a device may still write to is never recycled.
 Result<void> Region::leave_to(Rest& rest, std::uint32_t flags) {
   rest.mapping = std::move(mapping_);
   rest.kept = std::move(kept_);
@@ -461,7 +464,7 @@ Result<void> release_with_name(Session& session, shmbw_region_ref region, std::u
   if (!reply) return std::unexpected(reply.error());
   auto element = only_element<shmbw_release_reply>(*reply, "RELEASE");
   if (element) return {};
-  // The name stays, the reference must not.
+  // The name stays, but the reference must end.
   (void)post_release(session, region, flags);
   return std::unexpected(element.error());
 }

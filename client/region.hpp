@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A region as this process has it: one lease, with the mapping made for it. Its users share it by handles, each with a
-// life of its own: the parts of a message that name one region are handles of one mapping. After mapping the descriptor
-// is closed, so that a process may hold thousands of regions under a limit of 1,024 descriptors; what needs one later
-// fetches it from the broker (the strategy file_descriptor keeps it: strategy.hpp). Whatever fails after the broker
-// granted a lease gives that lease back before the error is returned.
+// A region as this process has it: one lease, with the mapping made for it. Handles share it, and each handle ends by
+// itself: the parts of a message that name one region are handles of one mapping. The descriptor is closed after
+// mapping. So a process may hold thousands of regions under a limit of 1,024 descriptors. A call that needs a
+// descriptor later fetches it from the broker (the strategy file_descriptor keeps it: strategy.hpp). If a step fails
+// after the broker granted a lease, the lease is given back before the error is returned.
 #pragma once
 
 #include <atomic>
@@ -22,10 +22,10 @@
 
 namespace shmb::client {
 
-// Flags of the library beside those of the wire (which are the low bits); the C ABI uses the same numbers.
+// Flags of the library beside those of the wire (which use the low bits). The C ABI uses the same numbers.
 inline constexpr std::uint32_t kCreateNoPopulate = 1 << 8, kCreateSmallPages = 1 << 9, kCreateUnmapped = 1 << 10;
 inline constexpr std::uint32_t kAttachUnmapped = 1 << 8, kAttachNoPopulate = 1 << 9;
-inline constexpr std::uint32_t kAttachTimeline = 1 << 10;  // not of the C ABI: refused where it is none
+inline constexpr std::uint32_t kAttachTimeline = 1 << 10;  // not in the C ABI: refused if the region is no timeline
 inline constexpr std::uint32_t kReleaseNoRecycle = 1 << 0, kReleaseUnname = 1 << 1;
 inline constexpr std::uint64_t kMaxLength = (std::uint64_t{1} << 47) - 1;
 
@@ -41,7 +41,7 @@ struct CreateItem {
   std::uint32_t flags = 0, rights = 0;
 };
 
-// What to attach to, in one of three ways.
+// What to attach, named in one of three ways.
 struct Target {
   shmbw_attach_by by = SHMBW_ATTACH_BY_NONE;
   names::Address address;
@@ -78,32 +78,32 @@ class Region : public std::enable_shared_from_this<Region> {
   std::uint64_t length() const { return facts_.length; }
   shmbw_region_ref ref() const { return facts_.ref; }
   std::uint32_t rights() const { return facts_.rights; }
-  std::uint64_t serial() const { return serial_; }  // of this handle, never given again in this process
+  std::uint64_t serial() const { return serial_; }  // of this handle, never reused in this process
   std::byte* data() const { return mapping_.data(); }
   std::span<std::byte> bytes() const { return {mapping_.data(), mapping_ ? facts_.length : 0}; }
   Session& session() const { return *session_; }
   bool keeps_descriptor() const { return own_fd_ || kept_; }
 
-  // A further mapping of a part; the caller unmaps it with unmap_part.
+  // Makes another mapping of a part. The caller unmaps it with unmap_part.
   Result<void*> map_part(std::uint64_t offset, std::uint64_t length, Access access, Deadline deadline);
   Result<void> unmap_part(void* address, std::uint64_t length);
   Result<void> populate(std::uint64_t offset, std::uint64_t length);
   Result<Fd> descriptor(Deadline deadline);
-  // Refused as `pinned` while there is another handle: its user would find the mapping gone.
+  // Refused as `pinned` while there is another handle, because its mapping would vanish.
   Result<void> publish(Deadline deadline);
-  // Ends this handle, whatever is returned. The lease and the mapping go with the last one. A name that is to be taken
-  // away goes at once, and memory that is not to be recycled is not, whichever handle asked.
+  // Ends this handle, whatever is returned. The last handle gives back lease and mapping. A name is removed at once,
+  // and memory that must not be recycled is not, whichever handle asked.
   static Result<void> release(Handle handle, std::uint32_t flags);
-  // Of the only handle. It is spent afterwards, whatever is returned.
+  // For the only handle. It is invalid afterwards, whatever is returned.
   Result<void> release(std::uint32_t flags);
-  // While what this returns lives the mapping stays where it is: `publish` is refused as `pinned`, and a release leaves
-  // mapping and lease to it, which gives them back at its own end. A name that release takes away goes at once.
+  // While the result lives, the mapping stays where it is: `publish` is refused as `pinned`. A release leaves mapping
+  // and lease to the result, which gives them back at its own end. A name that release removes goes at once.
   Sys<std::shared_ptr<void>> hold_mapping();
   struct Ticket {
     Token token;
     std::int64_t expires = 0;
   };
-  // `flags`: of SHMBW_TICKET_CREATE_*; `with`: the session with which it ends, 0: this one.
+  // `flags`: of SHMBW_TICKET_CREATE_*. `with`: the session with which the ticket ends, 0: this one.
   Result<Ticket> make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime, Deadline deadline,
                              std::uint32_t flags = 0, std::uint64_t with = 0);
 
@@ -125,63 +125,64 @@ class Region : public std::enable_shared_from_this<Region> {
   std::shared_ptr<Session> session_;
   RegionFacts facts_;
   Mapping mapping_;
-  Fd own_fd_;                 // local sessions only: nobody else could give it again
-  KeptDescriptor kept_;       // of the mapping as it is: to write as long as that can be written
-  std::weak_ptr<Rest> held_;  // of hold_mapping
+  Fd own_fd_;                 // local sessions only: no broker could give it again
+  KeptDescriptor kept_;       // of the present mapping: for writing as long as that can be written
+  std::weak_ptr<Rest> held_;  // the result of hold_mapping
   std::list<Region*>::iterator place_;
   std::uint64_t forks_at_birth_, serial_;
-  // What other handles may change at the same time.
+  // Other handles may change these at the same time.
   std::atomic<std::uint32_t> parts_ = 0, state_, page_kind_;
   std::atomic<std::uint64_t> populated_;
   std::atomic<bool> no_recycle_ = false;
   bool orphaned_ = false, released_ = false;
-  bool unmapped_by_publish_ = false;  // a publish that got no answer: asked again, it maps the region again
+  bool unmapped_by_publish_ = false;  // a publish without a reply: if it is repeated, it maps the region again
 };
 
-// One result for each item, in order. An Error of the call as a whole (session lost, deadline) is in every element that
-// it concerns.
+// One result for each item, in order. An error of the whole call (session lost, deadline) is in every element that it
+// concerns.
 std::vector<Result<Region::Handle>> create_regions(const std::shared_ptr<Session>& session,
                                                    std::span<const CreateItem> items, std::int64_t timeout);
 std::vector<Result<Region::Handle>> attach_regions(const std::shared_ptr<Session>& session,
                                                    std::span<const AttachItem> items, std::int64_t timeout);
 Result<Region::Handle> create_region(const std::shared_ptr<Session>& session, const CreateItem& item,
                                      std::int64_t timeout = 0);
-// Waits for a name not yet created and for a writer that has not mapped yet: wait 0 means no wait for a name and the
-// default for a writer.
+// Waits for a name that does not exist yet, and for a writer that has not mapped yet. wait 0: no wait for a name, and
+// the default for a writer.
 Result<Region::Handle> attach_region(const std::shared_ptr<Session>& session, const AttachItem& item,
                                      std::int64_t timeout = 0, std::int64_t wait = 0);
-// Takes the name away from the region at an address.
+// Removes the name of the region at an address.
 Result<void> unname(Session& session, const Target& target, Deadline deadline);
 
 Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, const CreateItem& item);
-// A descriptor of shared memory that came by other means; duplicated.
+// Adopts shared memory by its descriptor, of which it keeps a duplicate.
 Result<Region::Handle> adopt_local(const std::shared_ptr<Session>& session, int fd, std::uint32_t rights);
 
-// Ends a ticket that this session or one of its group made.
+// Ends a ticket that this session, or one of its group, made.
 Result<void> revoke_ticket(Session& session, const Token& ticket, Deadline deadline);
 
-// Tickets of one user, whatever session made them. `region` id 0 and `group` 0: to any.
+// Tickets of one user, made by any session. `region` id 0 and `group` 0: for any target.
 struct TicketsMeant {
   std::uint32_t owner_uid = 0;
   shmbw_region_ref region{};
   std::uint64_t group = 0;
-  bool held = false;  // also those that a session still holds: it made them, or they end with it
+  bool held = false;  // also those that a session still holds, as maker or as the one they end with
 };
 struct TicketsEnded {
   std::uint64_t tickets = 0, regions = 0, bytes = 0;  // regions and bytes: freed, because only these tickets held them
   std::uint64_t held = 0;                             // tickets that stay because a session holds them
 };
-// For that user; over the admin socket for all. The broker looks at a part of the table for each answer. What was ended
-// before an error stays ended. Errors: denied, deadline, and unknown_op from a broker that does not know it.
+// For the session's user; over the admin socket for all users. The broker looks at a part of the table for each reply.
+// Tickets that were ended before an error stay ended. Errors: denied, deadline, and unknown_op from an older broker.
 Result<TicketsEnded> release_tickets(Session& session, const TicketsMeant& meant, Deadline deadline);
 Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, std::uint32_t rights, std::uint32_t uses,
                                    std::int64_t lifetime, Deadline deadline, std::uint32_t flags = 0,
                                    std::uint64_t with = 0);
-// One reference and the name. Where the name may not be taken away, the reference is given back all the same.
+// Gives back one reference and removes the name. If the name may not be removed, the reference is given back all the
+// same.
 Result<void> release_with_name(Session& session, shmbw_region_ref region, std::uint32_t flags);
-// RELEASE without an answer.
+// RELEASE without a reply.
 Result<void> post_release(Session& session, shmbw_region_ref region, std::uint32_t flags);
-// Tells that one reference is only kept, so the broker may ask for it, or that none is.
+// Reports that one reference is only kept, so that the broker may ask for it, or that none is.
 Result<void> post_kept(Session& session, shmbw_region_ref region, bool kept);
 
 }  // namespace shmb::client

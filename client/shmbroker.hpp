@@ -41,8 +41,8 @@
 namespace shmbroker {
 namespace detail {
 
-// Of any duration, rounded up. What nanoseconds could not count, such as hours::max(), is a hundred years: it would
-// otherwise wrap round, and a wait without end would not wait at all.
+// Of any duration, rounded up. A duration that nanoseconds cannot count, such as hours::max(), is a hundred years: it
+// would otherwise wrap round, and a wait without end would not wait at all.
 template <class Rep, class Period>
 constexpr std::int64_t nanoseconds_of(std::chrono::duration<Rep, Period> duration) noexcept {
   constexpr double most = 100 * 365.25 * 86400;

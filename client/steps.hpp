@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kill points. Every atomic step of the algorithm of pools and lanes has a name here, and the code says the name
-// before and after the step, so that a test can kill the process between any two of them. Empty but in the test build.
-// The names are those of docs/memory-order.md and of the model in tests/model.
+// The kill points. Every atomic step of the algorithm of pools and lanes has a name here. The code says the name before
+// and after the step, so that a test can kill the process between any two of them. Empty except in the test build. The
+// names are those of docs/memory-order.md and of the model in tests/model.
 #pragma once
 
 #ifdef SHMB_TEST_SEAM

@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kStrategyNames[] = {"file_descriptor", "file_system", nullptr};
 
-std::atomic<int> chosen_strategy{0};  // 0: not looked yet
+std::atomic<int> chosen_strategy{0};  // 0: not read yet
 std::atomic<bool> set_by_call{false};
 std::atomic<std::uint64_t> kept_descriptors{0};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sharing strategies, by the names that torch gave them: whether a mapped handle keeps its descriptor open. Guarantees:
-// under either one the broker frees what its users leave, and a process does not run out of descriptors by keeping
-// them: kept ones are at most half of its limit of open files, the handles beyond do without, and say so.
+// Sharing strategies, by the names that torch gave them: whether a mapped handle keeps its descriptor open. Under
+// either one the broker frees what its users leave. A process does not run out of descriptors by keeping them: at most
+// half of its limit of open files is kept. Further handles do without, and say so.
 #pragma once
 
 #include <optional>
@@ -23,15 +23,15 @@ inline constexpr const char* kStrategyVariable = "SHMBROKER_SHARING_STRATEGY";
 
 std::span<const char* const> strategy_names();  // ends with a null pointer that is not counted
 const char* name_of(Strategy strategy);
-// Of this process: as set, else the variable's, else the default. An error where the variable names none.
+// The strategy of this process: as set, else the variable's, else the default. An error if the variable names none.
 Result<Strategy> strategy();
 Result<void> set_strategy(std::string_view name);
-// For the environment of children; nothing where it was not set by a call.
+// For the environment of children. nullopt: no call has set a strategy.
 std::optional<std::string> strategy_for_children();
-// In a forked child whose environment was changed.
+// Call in a forked child whose environment was changed.
 void read_strategy_again();
 
-// What a handle keeps.
+// The descriptor that a handle keeps, or none.
 class KeptDescriptor {
  public:
   KeptDescriptor() = default;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages of LIST put together; a record that does not add up ends the listing with an error, never with a guess.
+// Pages of LIST put together. A record that is malformed ends the listing with an error, never with a guess.
 #include "client/views.hpp"
 
 #include <array>
@@ -12,7 +12,7 @@ namespace {
 
 std::unexpected<Error> malformed() { return error(Status::protocol, "the broker's answer to LIST is malformed"); }
 
-// The texts behind each kind of record.
+// The texts after each kind of record.
 bool take_texts(wire::RecordReader& reader, RegionRow& row) {
   auto group = reader.text(row.record.group_len), name = reader.text(row.record.name_len);
   if (!group || !name) return false;
@@ -139,7 +139,7 @@ Result<RegionRow> find_region(Session& session, const names::Address& address, D
     if (!listed->rows.empty()) return std::move(listed->rows.front());
   }
   wire::Sought sought{.name = address.name, .group = group, .owner_uid = address.owner_uid};
-  // What may have been meant, as the broker says it where a region is attached.
+  // What the caller may have meant, as the broker says it when a region is attached.
   if (auto pools = group.empty() ? Result<Listing<PoolRow>>() : list_pools(session, selection, deadline);
       pools && !pools->rows.empty())
     sought.other_kind = "pool";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the broker's books say: the tables of LIST, read page by page to the end, and STATUS. The tool prints them; the
-// C ABI's stat is one row of the first.
+// The broker's tables: LIST, read page by page to the end, and STATUS. The tool prints them; the C ABI's stat is one
+// row of the first.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 
 namespace shmb::client {
 
-// What to list; nothing set: all that the caller may see.
+// The filter of a listing. Nothing set: all that the caller may see.
 struct Selection {
   std::uint64_t group = 0;
-  shmbw_region_ref region{};               // id 0: any; generation 0: whichever
+  shmbw_region_ref region{};               // id 0: any; generation 0: any
   std::optional<std::uint32_t> owner_uid;  // of group_name
   std::string group_name, name;
   bool all_groups = false;
@@ -81,7 +81,7 @@ struct Listing {
 };
 
 Result<Listing<RegionRow>> list_regions(Session& session, const Selection& selection, Deadline deadline);
-// The one region at an address; not_found where there is none for this caller.
+// The one region at an address. not_found: there is none for this caller.
 Result<RegionRow> find_region(Session& session, const names::Address& address, Deadline deadline);
 Result<RegionRow> find_region(Session& session, const shmbw_region_ref& region, Deadline deadline);
 Result<Listing<GroupRow>> list_groups(Session& session, const Selection& selection, Deadline deadline);
@@ -89,11 +89,11 @@ Result<Listing<SessionRow>> list_sessions(Session& session, const Selection& sel
 Result<Listing<LeaseRow>> list_leases(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<TicketRow>> list_tickets(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<UidRow>> list_uids(Session& session, const Selection& selection, Deadline deadline);
-// The selection's region and name are a pool's here.
+// Here the selection's region and name are those of a pool.
 Result<Listing<PoolRow>> list_pools(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<QueueRow>> list_queues(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<ParticipantRow>> list_participants(Session& session, const Selection& selection, Deadline deadline);
-// The selection's region is a world here.
+// Here the selection's region is a world.
 Result<Listing<WorldRow>> list_worlds(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<WorkerRow>> list_workers(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<ReferenceRow>> list_references(Session& session, const Selection& selection, Deadline deadline);

@@ -55,7 +55,7 @@ constexpr bool in_name(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-// How many characters at the start of `text` are a C name of ours, with a field behind it if there is one.
+// The length of a C name of the library at the start of `text`, with a field after it if there is one.
 std::size_t name_length(std::string_view text) {
   if (!text.starts_with("shmb_") && !text.starts_with("SHMB_")) return 0;
   std::size_t length = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names that sentences use. Sentences of the library name functions, flags and fields as the C headers do. A face
-// that calls them otherwise has them replaced before its caller reads the sentence: no sentence is written twice.
-// Guarantee: a sentence without such names is left as it is, and a word that only begins like one is none.
+// The names in sentences. Sentences of the library name functions, flags and fields as the C headers do. An API with
+// other names has them replaced before its caller reads the sentence, so no sentence is written twice. A sentence
+// without such names stays as it is, and a word that only begins like a name is none.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ struct Word {
   std::string_view c, cxx, shell;  // shell: empty where no command can lead to the sentence
 };
 
-// Sorted by `c`. tests/client/words_test.py refuses a sentence that names something that is not here.
+// Sorted by `c`. tests/client/words_test.py refuses a sentence with a name that is missing here.
 std::string in_words_of(Face face, std::string_view sentence);
-// Cheap, and allocates nothing: whether anything in it might be replaced.
+// Whether anything in it might be replaced. Cheap, and without allocation.
 inline bool names_something(std::string_view sentence) noexcept {
   return sentence.find("shmb_") != sentence.npos || sentence.find("SHMB_") != sentence.npos;
 }
