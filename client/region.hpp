@@ -41,7 +41,7 @@ struct CreateItem {
   std::uint32_t flags = 0, rights = 0;
 };
 
-// What to attach, named in one of three ways.
+// The target of an attach, named in one of three ways.
 struct Target {
   shmbw_attach_by by = SHMBW_ATTACH_BY_NONE;
   names::Address address;

@@ -130,7 +130,7 @@ constexpr Rights operator&(Rights a, Rights b) noexcept {
   return static_cast<Rights>(static_cast<std::uint32_t>(a) & static_cast<std::uint32_t>(b));
 }
 
-// 128 random bits: a ticket to a region, or a group's token. Whoever has it has the rights. Threads: a plain value.
+// 128 random bits: a ticket to a region, or a group's token. Its holder has the rights. Threads: a plain value.
 class Token {
  public:
   Token() noexcept = default;

@@ -139,7 +139,7 @@ Result<RegionRow> find_region(Session& session, const names::Address& address, D
     if (!listed->rows.empty()) return std::move(listed->rows.front());
   }
   wire::Sought sought{.name = address.name, .group = group, .owner_uid = address.owner_uid};
-  // What the caller may have meant, as the broker says it when a region is attached.
+  // Objects that the caller may have meant, as the broker says it when a region is attached.
   if (auto pools = group.empty() ? Result<Listing<PoolRow>>() : list_pools(session, selection, deadline);
       pools && !pools->rows.empty())
     sought.other_kind = "pool";

@@ -117,7 +117,7 @@ Notices::Done Notices::take() {
     for (const auto& lent : unanswered)
       if (!ask(*session, lent, client::Deadline::after(0))) break;
   }
-  // The users are not counted any more. What importers have mapped is theirs only by the driver's guarantees.
+  // The users are not counted any more. Only the driver guarantees that importers keep their mappings.
   const bool nobody_counts = session == nullptr || session->lost();
   std::size_t most = 0;  // a `free` that lends again is served another time
   {

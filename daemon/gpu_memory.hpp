@@ -55,8 +55,8 @@ Error other_kind(const Region& region);
 // Notifies every holder of a lease and every watcher of the region.
 void set_gpu_state(World& world, Region& region, shmbw_gpu_state state, std::int32_t code, std::uint32_t pid);
 
-// The process behind the session has died, or dropped its connection without a farewell. What it wrote may be
-// incomplete, and what it lent may be freed. Its leases are not touched.
+// The process behind the session has died, or dropped its connection without a farewell. Its writes may be incomplete,
+// and memory that it lent may be freed. Its leases are not touched.
 void gpu_session_over(World& world, Session& session);
 // Whether a lease outlives its session. While the process lives it may map the memory, even after its socket is closed.
 bool gpu_lease_stays(const Session& session, const Lease& lease);

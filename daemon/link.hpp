@@ -23,7 +23,7 @@ struct Peer {
   bool has_pidfd = false;  // else only end of file tells that it is gone
 };
 
-// What the ledger sees of one connection. All calls are made on the broker's thread.
+// The ledger's view of one connection. All calls are made on the broker's thread.
 class Link {
  public:
   virtual const Peer& peer() const = 0;
@@ -61,7 +61,7 @@ class Link {
   ~Link() = default;
 };
 
-// What the transport reports to the ledger. `Broker` (broker.hpp) implements it. The session handle is opaque to the
+// The transport's reports to the ledger. `Broker` (broker.hpp) implements it. The session handle is opaque to the
 // transport.
 class Session;
 class Books {
