@@ -245,7 +245,7 @@ class Catalogue {
     return found;
   }
   static Error broken() noexcept {
-    return failure(Status::broken, "the heap's list of names is broken: somebody has written over it");
+    return failure(Status::broken, "the heap's list of names is broken: a process has written over it");
   }
 
  private:

@@ -183,7 +183,7 @@ class robust_mutex {
                              timeout_ns == SHMB_NO_WAIT           ? 0.0
                              : timeout_ns == SHMB_DEFAULT_TIMEOUT ? 5.0
                                                                   : static_cast<double>(timeout_ns) / 1e9);
-    return detail::failure(status, "the heap's lock is broken: somebody has written over it");
+    return detail::failure(status, "the heap's lock is broken: a process has written over it");
   }
 
  private:

@@ -91,7 +91,7 @@ Result<Region::Handle> adopt_local(const std::shared_ptr<Session>& session, int 
 Result<void> Region::publish_local() {
   auto sealed = sys::add_seals(own_fd_.get(), F_SEAL_WRITE | F_SEAL_SEAL);
   if (!sealed && sealed.error().value == EBUSY)
-    return error(Status::still_mapped, "somebody, often a forked child, still maps the region");
+    return error(Status::still_mapped, "a process, often a forked child, still maps the region");
   if (!sealed) return system_failure(sealed.error(), "sealing the local region");
   state_ = SHMBW_REGION_STATE_PUBLISHED;
   facts_.flags &= ~static_cast<std::uint32_t>(SHMBW_REGION_WRITE_OPEN);

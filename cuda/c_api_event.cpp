@@ -25,7 +25,7 @@ Result<int> event_device(const shmb_gpu_event_options* options) {
     return error(Status::unknown_flags, "an unknown flag of an event");
   if ((wanted->flags & SHMB_GPU_EVENT_MAKER_STAYS) == 0)
     return error(Status::invalid,
-                 "an event between processes ends with its maker, and nobody tells who waits for it: say "
+                 "an event between processes ends with its maker, and its waiters are not notified: say "
                  "SHMB_GPU_EVENT_MAKER_STAYS where the maker lives until all have passed, else use a timeline");
   if (wanted->device < SHMB_GPU_ANY_DEVICE)
     return error(Status::invalid, "a device is an ordinal from 0 on, or SHMB_GPU_ANY_DEVICE");

@@ -133,13 +133,13 @@ class Import {
     if (!reports.empty()) (void)client::gpu_report_later(*session_, reports, deadline_);
     reports.clear();
     const auto state = client::gpu_report(*session_, failed, deadline_);
-    if (!state) return "; the broker could not be told";
+    if (!state) return "; the broker could not be notified";
     if (*state == SHMBW_GPU_STATE_INVALID)
-      return "; its publisher is at fault: the broker has been told, and gives it to nobody any more";
-    return "; the broker has been told and keeps it, because others have imported it before, or because who reports "
-           "this "
-           "made it or got it by a ticket: somebody else who has its descriptor may have spoilt it, and who has it "
-           "mapped is not touched by that";
+      return "; its publisher is at fault: the broker has been notified, and does not give it to others any more";
+    return "; the broker has been notified and keeps it, because others have imported it before, or because the "
+           "reporting process made it or got it by a ticket: another holder of its descriptor may have spoilt it, "
+           "which "
+           "does not touch processes that have it mapped";
   }
 
   Result<Region::Handle> make(client::GpuOpened& opened) {

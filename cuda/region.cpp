@@ -309,7 +309,7 @@ Result<void> Region::wake(client::Deadline deadline) {
   if (range_.stuck())
     return error(Status::driver_failed, called() +
                                             " was not taken away whole when it was put to sleep, so it cannot "
-                                            "come back: release it and import it anew");
+                                            "come back: release it and import it again");
   std::vector<Allocation> found;
   if (published()) {
     client::GpuWish wish;

@@ -275,8 +275,8 @@ Result<std::shared_ptr<client::Session>> Processes::session() {
   if (!session) return std::unexpected(session.error());
   if (epoch_ != 0 && (*session)->facts().epoch != epoch_)
     return error(Status::session_lost, "the broker at " + broker_ +
-                                           " is not the one that these ranks had: it was started anew, and what their "
-                                           "results name went with the one before; run them again");
+                                           " is not the one that these ranks had: it was restarted, and what their "
+                                           "results name ended with the one before; run them again");
   after_ = *session;
   return session;
 }

@@ -566,7 +566,7 @@ struct Codec {
     static_assert(
         Fillable<T>,
         "a view (std::string_view, std::span) refers to bytes that go when they have been read, and a container "
-        "needs push_back or insert to be made anew: take a std::string or a std::vector");
+        "needs push_back or insert to be filled: take a std::string or a std::vector");
     T value;
     const Level level = in.enter();
     if constexpr (requires { value.before_begin(); }) {

@@ -350,7 +350,7 @@ Command add_list(CLI::App& app) {
   CLI::Option* queues =
       verb->add_flag("--queues", options->show_queues, "The queues alone: depth, readers, writers, lag");
   CLI::Option* gpu = verb->add_flag("--gpu", options->show_gpu, "The GPU regions alone: device, users, state");
-  CLI::Option* worlds = verb->add_flag("--worlds", options->show_worlds, "The worlds of workers alone: who is in them");
+  CLI::Option* worlds = verb->add_flag("--worlds", options->show_worlds, "Only the worlds, with their workers");
   CLI::Option* refs =
       verb->add_flag("--refs", options->show_refs, "Remote references: owner, who holds them, state, cycles");
   CLI::Option* const one_of[] = {groups, processes, pools, queues, gpu, worlds, refs};
@@ -361,7 +361,7 @@ Command add_list(CLI::App& app) {
       ->type_name("COLUMN");
   verb->add_flag("-q,--quiet", options->ids_only, "Ids only");
   CLI::Option* all =
-      verb->add_flag("--all", options->all, "All shared memory of the host, whoever made it; needs no broker");
+      verb->add_flag("--all", options->all, "All shared memory of the host, made by any program; needs no broker");
   for (CLI::Option* one : one_of) all->excludes(one);
   CLI::Option* tree =
       verb->add_flag("--tree", options->as_tree, "With --all: each process with what it holds")->needs(all);

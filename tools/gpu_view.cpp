@@ -22,7 +22,7 @@ std::string kind_text(std::uint32_t kind) { return word_of(std::array{"none", "v
 
 std::string hold_text(std::uint32_t hold) {
   return word_of(std::array{"nobody", "being opened", "the broker", "the broker, by its publisher's descriptor",
-                            "trusted to somebody else", "nobody"},
+                            "trusted to another process", "nobody"},
                  hold);
 }
 

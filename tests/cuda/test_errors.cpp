@@ -151,7 +151,7 @@ TEST_CASE("what was published and is no memory is found at the first import, and
   const shmbroker::RegionId there{{}, id.id, id.generation};
   auto first = gpu::Region::try_import(session, there);
   CHECK(status_of(first) == Status::bad_fd);
-  CHECK(sentence_of(first).find("its publisher is at fault: the broker has been told") != std::string::npos);
+  CHECK(sentence_of(first).find("its publisher is at fault: the broker has been notified") != std::string::npos);
   CHECK(status_of(gpu::Region::try_import(session, there)) == Status::region_invalid);
 
   // Memory that is shorter than its publisher says.

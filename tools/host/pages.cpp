@@ -165,7 +165,7 @@ PageBooks::Charge PageBooks::charge_of(const Object& object) {
     if (::madvise(page.memory, page_size(), MADV_POPULATE_READ) != 0) continue;
     const auto entry = read_word(frames_->get(), reinterpret_cast<std::uintptr_t>(page.memory) / page_size());
     if (!entry || (*entry & kPresent) == 0) continue;
-    if ((*entry & kFrame) == 0) return {{}, "page frames are told to CAP_SYS_ADMIN alone"};
+    if ((*entry & kFrame) == 0) return {{}, "the kernel shows page frames only with CAP_SYS_ADMIN"};
     if (const auto cgroup = read_word(charges_->get(), *entry & kFrame)) ++found[*cgroup];
   }
   if (found.empty()) return {{}, "none of it is in memory"};

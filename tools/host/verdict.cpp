@@ -305,7 +305,7 @@ class Judge {
     const auto answer = ask(it, reason);
     if (answer == true) refused_.push_back(&it);
     if (answer) {
-      it.evidence.push_back(*answer ? "the kernel refuses a write lease: somebody unseen has it open or mapped"
+      it.evidence.push_back(*answer ? "the kernel refuses a write lease: an unseen process has it open or mapped"
                                     : "the kernel grants a write lease: nobody has it open or mapped");
       return *answer;
     }
