@@ -1,36 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C ABI of remote, over the worker of remote_agent.hpp. Handles are freed by their users, whatever becomes of the
 // world.
-#include <optional>
+#include "spawn/c_api_remote.hpp"
 
-#include "base/sys_process.hpp"
 #include "client/c_api.hpp"
 #include "spawn/remote_agent.hpp"
-#include "spawn/shmbroker_remote.h"
-
-struct shmb_content {
-  shmb::remote::Content* it = nullptr;
-  shmb::remote::Agent* keeper = nullptr;  // of a value, which keeps what is taken
-};
-struct shmb_remote {
-  std::shared_ptr<shmb::remote::Agent> it;
-};
-struct shmb_future {
-  std::shared_ptr<shmb::remote::Future> it;
-  shmb_content content;
-  std::vector<shmb_cause> causes{};  // as shmb_future_failure gives them
-};
-struct shmb_request {
-  std::unique_ptr<shmb::remote::Request> it;
-  shmb_content content;
-};
-struct shmb_reference {
-  std::shared_ptr<shmb::remote::Reference> it;
-  std::shared_ptr<shmb::remote::Value> value;  // of shmb_reference_local
-  shmb_content content;
-  std::optional<shmb::remote::Failure> told;
-  std::vector<shmb_cause> causes{};  // of it
-};
 
 namespace shmb::remote {
 
@@ -78,11 +52,11 @@ Result<Payload> payload_of(Agent& agent, const shmb_payload* given) {
   for (std::size_t i = 0; i < given->region_count; ++i) {
     auto region = region_of(given->regions[i]);
     if (!region) return std::unexpected(region.error());
-    if (&(*region)->session() == agent.session().get()) {
+    if (&(*region)->session() == agent.place().session.get()) {
       out.regions.push_back(*region);
       continue;
     }
-    auto leased = agent.lease(**region);
+    auto leased = agent.memory().lease(**region);
     if (!leased) return std::unexpected(leased.error());
     out.regions.push_back(leased->get());
     out.leased.push_back(std::move(*leased));
@@ -126,9 +100,9 @@ std::uint32_t state_of(Future::State state) {
 }
 
 Result<std::uint32_t> rank_of(Agent& agent, std::int32_t to) {
-  if (to < 0 || static_cast<std::uint32_t>(to) >= agent.size())
+  if (to < 0 || static_cast<std::uint32_t>(to) >= agent.place().size)
     return shmb::error(Status::not_found, "there is no worker of rank " + std::to_string(to) + ": the ranks are 0 to " +
-                                              std::to_string(agent.size() - 1));
+                                              std::to_string(agent.place().size - 1));
   return static_cast<std::uint32_t>(to);
 }
 
@@ -156,7 +130,7 @@ int ask_owner(shmb_reference* reference, Kind kind, std::int64_t timeout, shmb_f
   return with(reference, "reference", error, [&]() -> Result<void> {
     if (auto place = place_for(future, "future"); !place) return place;
     if (auto fine = call_timeout(timeout); !fine) return std::unexpected(fine.error());
-    return hand_out(future, reference->it->agent->fetch(reference->it, kind, timeout), handle_of);
+    return hand_out(future, reference->it->agent->caller().fetch(reference->it, kind, timeout), handle_of);
   });
 }
 
@@ -204,7 +178,7 @@ int shmb_content_take_region(shmb_content* content, size_t number, shmb_region**
     if (number >= content->it->regions.size() || !content->it->regions[number])
       return shmb::error(Status::not_found, "there is no region " + std::to_string(number) + " in it, or it was taken");
     if (content->keeper != nullptr) {
-      auto same = content->keeper->again(*content->it->regions[number]);
+      auto same = content->keeper->memory().again(*content->it->regions[number]);
       if (!same) return std::unexpected(same.error());
       *region = new shmb_region{std::move(*same)};
       return {};
@@ -281,7 +255,7 @@ int shmb_remote_shutdown(shmb_remote* remote, const shmb_remote_shutdown_options
 void shmb_remote_free(shmb_remote* remote) noexcept {
   if (remote == nullptr) return;
   (void)guarded(nullptr, [&]() -> Result<void> {
-    if (remote->it->forked()) {
+    if (remote->it->life().forked()) {
       (void)new std::shared_ptr<Agent>(std::move(remote->it));  // the parent's, not ours to end
     } else {
       ShutdownWish wish;
@@ -295,10 +269,10 @@ void shmb_remote_free(shmb_remote* remote) noexcept {
 }
 
 int32_t shmb_remote_rank(const shmb_remote* remote) noexcept {
-  return remote == nullptr ? -1 : static_cast<std::int32_t>(remote->it->rank());
+  return remote == nullptr ? -1 : static_cast<std::int32_t>(remote->it->place().rank);
 }
 int32_t shmb_remote_world_size(const shmb_remote* remote) noexcept {
-  return remote == nullptr ? 0 : static_cast<std::int32_t>(remote->it->size());
+  return remote == nullptr ? 0 : static_cast<std::int32_t>(remote->it->place().size);
 }
 
 int shmb_remote_worker(shmb_remote* remote, int32_t rank, const char* name, shmb_worker* worker,
@@ -320,11 +294,13 @@ int shmb_remote_set_timeout(shmb_remote* remote, int64_t timeout_ns, shmb_error*
   return with(remote, "worker", error, [&]() -> Result<void> {
     auto fine = call_timeout(timeout_ns);
     if (!fine) return std::unexpected(fine.error());
-    remote->it->set_timeout(timeout_ns == 0 ? kCallTimeout : timeout_ns);
+    remote->it->calls().set_timeout(timeout_ns);
     return {};
   });
 }
-int64_t shmb_remote_get_timeout(shmb_remote* remote) noexcept { return remote == nullptr ? 0 : remote->it->timeout(); }
+int64_t shmb_remote_get_timeout(shmb_remote* remote) noexcept {
+  return remote == nullptr ? 0 : remote->it->calls().timeout();
+}
 
 int shmb_remote_get_counters(shmb_remote* remote, shmb_remote_counters* counters, shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
@@ -362,14 +338,15 @@ void shmb_remote_notify(shmb_remote* remote) noexcept {
 int shmb_remote_region(shmb_remote* remote, uint64_t length, shmb_region** region, shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
     if (auto place = place_for(region, "region"); !place) return place;
-    return hand_out(region, remote->it->region(length), [](auto made) { return new shmb_region{std::move(made)}; });
+    return hand_out(region, remote->it->memory().region(length),
+                    [](auto made) { return new shmb_region{std::move(made)}; });
   });
 }
 
 int shmb_remote_session(shmb_remote* remote, shmb_session** session, shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
     if (auto place = place_for(session, "session"); !place) return place;
-    *session = new shmb_session{remote->it->session()};
+    *session = new shmb_session{remote->it->place().session};
     return {};
   });
 }
@@ -380,7 +357,7 @@ int shmb_remote_call(shmb_remote* remote, int32_t to, const char* function, cons
     if (auto place = place_for(future, "future"); !place) return place;
     auto call = called_with(*remote->it, to, function, payload, flags, timeout_ns);
     if (!call) return std::unexpected(call.error());
-    return hand_out(future, remote->it->call(call->to, function, call->payload, call->on_object, timeout_ns),
+    return hand_out(future, remote->it->caller().call(call->to, function, call->payload, call->on_object, timeout_ns),
                     handle_of);
   });
 }
@@ -388,8 +365,8 @@ int shmb_remote_call(shmb_remote* remote, int32_t to, const char* function, cons
 uint32_t shmb_future_get_state(shmb_future* future) noexcept {
   std::uint32_t state = SHMB_FUTURE_PENDING;
   (void)guarded(nullptr, [&]() -> Result<void> {
-    if (future == nullptr || future->it->agent->forked()) return {};
-    const std::lock_guard lock(future->it->agent->mutex());
+    if (future == nullptr || future->it->agent->life().forked()) return {};
+    const std::lock_guard lock(future->it->agent->monitor().mutex());
     state = state_of(future->it->state);
     return {};
   });
@@ -417,8 +394,8 @@ int shmb_future_then(shmb_future* future, void (*then)(void* context, shmb_futur
                      shmb_error* error) noexcept {
   return with(future, "future", error, [&]() -> Result<void> {
     if (then == nullptr) return shmb::error(Status::invalid, "nothing to call was given");
-    if (future->it->agent->forked()) return future->it->agent->open();
-    future->it->agent->when_done(future->it, [then, context, state = std::weak_ptr(future->it)] {
+    if (future->it->agent->life().forked()) return future->it->agent->life().open();
+    future->it->agent->calls().when_done(future->it, [then, context, state = std::weak_ptr(future->it)] {
       auto alive = state.lock();
       if (!alive) return;
       shmb_future handle{alive, {&alive->content}};
@@ -465,15 +442,15 @@ void* shmb_request_object(const shmb_request* request) noexcept {
 int shmb_request_answer(shmb_request* request, const shmb_payload* payload, shmb_error* error) noexcept {
   return answered(request, error, [&](Agent& agent, std::unique_ptr<Request> spent) -> Result<void> {
     auto what = payload_of(agent, payload);
-    if (what) return agent.answer(std::move(spent), *what);
-    (void)agent.fail(std::move(spent), failure_of(what.error()));
+    if (what) return agent.server().answer(std::move(spent), *what);
+    (void)agent.server().fail(std::move(spent), failure_of(what.error()));
     return std::unexpected(what.error());
   });
 }
 
 int shmb_request_answer_object(shmb_request* request, void* object, const char* type, shmb_error* error) noexcept {
   return answered(request, error, [&](Agent& agent, std::unique_ptr<Request> spent) {
-    return agent.answer_object(std::move(spent), object, text_or_empty(type));
+    return agent.server().answer_object(std::move(spent), object, text_or_empty(type));
   });
 }
 
@@ -491,7 +468,7 @@ int shmb_request_fail(shmb_request* request, const shmb_remote_failure* failure,
     } else {
       told = failure_of(known.error());
     }
-    return agent.fail(std::move(spent), std::move(told));
+    return agent.server().fail(std::move(spent), std::move(told));
   });
 }
 
@@ -501,7 +478,8 @@ int shmb_remote_create(shmb_remote* remote, int32_t to, const char* function, co
     if (auto place = place_for(reference, "reference"); !place) return place;
     auto call = called_with(*remote->it, to, function, payload, flags, timeout_ns);
     if (!call) return std::unexpected(call.error());
-    return hand_out(reference, remote->it->create(call->to, function, call->payload, call->on_object, timeout_ns),
+    return hand_out(reference,
+                    remote->it->caller().create(call->to, function, call->payload, call->on_object, timeout_ns),
                     reference_of);
   });
 }
@@ -510,7 +488,7 @@ int shmb_remote_own(shmb_remote* remote, void* object, const char* type, shmb_re
                     shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
     if (auto place = place_for(reference, "reference"); !place) return place;
-    return hand_out(reference, remote->it->own(object, text_or_empty(type)), reference_of);
+    return hand_out(reference, remote->it->references().own(object, text_or_empty(type)), reference_of);
   });
 }
 
@@ -518,17 +496,17 @@ int shmb_reference_get_info(shmb_reference* reference, shmb_reference_info* info
   return with(reference, "reference", error, [&]() -> Result<void> {
     Reference& inside = *reference->it;
     Agent& agent = *inside.agent;
-    if (agent.forked()) return agent.open();
+    if (agent.life().forked()) return agent.life().open();
     shmb_reference_info out{};
     const Worker owner = agent.worker(inside.known->owner);
-    const std::lock_guard lock(agent.mutex());
+    const std::lock_guard lock(agent.monitor().mutex());
     const Known& known = *inside.known;
     out.number = known.id.counter;
     out.creator = known.id.counter == 0 ? -1 : static_cast<std::int32_t>(known.id.creator);
     out.fork = inside.fork.counter;
     out.fork_creator = inside.fork.counter == 0 ? -1 : static_cast<std::int32_t>(inside.fork.creator);
     out.owner = static_cast<std::int32_t>(known.owner);
-    out.is_owner = agent.owned_here(known) ? 1 : 0;
+    out.is_owner = agent.references().owned_here(known) ? 1 : 0;
     out.confirmed = known.confirmed ? 1 : 0;
     out.state = known.failure || known.state == Known::State::failed ? SHMB_REFERENCE_FAILED
                 : known.state == Known::State::ready                 ? SHMB_REFERENCE_READY
@@ -549,7 +527,7 @@ int shmb_reference_local(shmb_reference* reference, int64_t wait_ns, void** obje
     auto value = reference->it->agent->local(*reference->it, wait_ns);
     if (!value) return std::unexpected(value.error());
     // The handle's own are set once: other threads may have pointers to them.
-    const std::lock_guard lock(reference->it->agent->mutex());
+    const std::lock_guard lock(reference->it->agent->monitor().mutex());
     if (!reference->value) {
       reference->value = std::move(*value);
       reference->content = {&reference->value->content, reference->it->agent.get()};
@@ -579,8 +557,8 @@ int shmb_reference_type(shmb_reference* reference, int64_t timeout_ns, shmb_futu
 int shmb_reference_failure(shmb_reference* reference, shmb_remote_failure* failure, shmb_error* error) noexcept {
   return with(reference, "reference", error, [&]() -> Result<void> {
     Agent& agent = *reference->it->agent;
-    if (agent.forked()) return agent.open();
-    const std::lock_guard lock(agent.mutex());
+    if (agent.life().forked()) return agent.life().open();
+    const std::lock_guard lock(agent.monitor().mutex());
     const Reference& inside = *reference->it;
     if (reference->told) return write_failure(*reference->told, reference->causes, failure);
     if (inside.known->failure) reference->told = *inside.known->failure;
@@ -591,11 +569,5 @@ int shmb_reference_failure(shmb_reference* reference, shmb_remote_failure* failu
 }
 
 void shmb_reference_free(shmb_reference* reference) noexcept { delete reference; }
-
-#ifdef SHMB_TEST_SEAM
-SHMB_API void shmb_test_remote_trouble(shmb_remote* remote, int kind, int lose, int64_t delay_ns) {
-  remote->it->set_trouble({static_cast<Kind>(kind), lose, delay_ns});
-}
-#endif
 
 }  // extern "C"

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The queues of a world: each worker reads one, and writes to those of the others. Order holds between two workers
-// only. Waiting ends with a message, with room in a queue that had none, with an event of the broker, or when somebody
-// of this process asks for it.
+// The queues of a world, as one worker sees them: it reads one, and writes to those of the others.
+//
+// Messages keep their order between two workers only. One thread takes messages, and sleeps in take(). Four things end
+// the sleep: a message, room in a queue that had none, an event of the broker, and interrupt(). Any thread sends, and
+// never waits in it. take() sets `asleep_` before it looks at `interrupted_`, and interrupt() does the reverse. So one
+// of them always sees the other, and interrupting a thread that does not sleep costs no system call.
 #pragma once
 
 #include <array>
@@ -19,7 +22,7 @@ namespace shmb::remote {
 
 class Inbox {
  public:
-  // Worker 0 makes the pool; `pool` is 0 there, and what is to be told to the others is pool_id().
+  // `pool` 0: this worker makes the pool, and tells the others its pool_id(). `timeout` in ns is the broker's.
   static Result<std::unique_ptr<Inbox>> open(const std::shared_ptr<client::Session>& session, std::uint64_t group,
                                              std::uint64_t pool, std::uint32_t rank, std::uint32_t world_size,
                                              std::int64_t timeout);
@@ -33,9 +36,9 @@ class Inbox {
 
   // Never waits for room. False: there is none, or the reader there has gone: take() tells when to try again.
   Result<bool> send(std::uint32_t to, std::span<const client::OutPart> parts);
-  // Takes what is there, waiting for the first until the deadline. `wanted`: workers, one bit each, to whom a send
-  // found no room: that there is some now ends the wait, too. `quiet`: nothing was there when it had to wait, so that
-  // it is time to look at the broker's events. One thread at a time.
+  // Takes the messages that are there, and waits for the first one until the deadline. `wanted`: a bit for each worker
+  // whose queue had no room; room there ends the wait, too. `quiet`: no message was there when it had to wait, so it is
+  // time to look at the broker's events. One thread at a time.
   struct Taken {
     std::vector<Incoming> messages;
     bool quiet = false;
@@ -68,7 +71,6 @@ class Inbox {
   std::shared_ptr<SlotBudget> budget_;
   client::QueueSet set_;  // a take sleeps on it: our queue, and those of others that are to have room
   Fd interrupt_, wait_;
-  // A take sets the second before it looks at the first, and interrupt() does the reverse: one of them sees the other.
   std::atomic<bool> interrupted_ = false, asleep_ = false;
   bool spins_ = false;
   std::int64_t patience_ = 0;  // with the broker, for the words of a message that are not mapped yet

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What workers of a world tell each other, as parts of one message of a queue: a head with the function's name, the
 // references and up to 1 KiB of bytes (kCopied); more bytes are a slot or a region of their own; then the regions that
-// the user sends. A peer may write anything: what is read here is checked, and what does not add up is no message. Who
-// wrote it is not in it: the queue says so, by the lane that the broker gave to its writer.
+// the user sends. A peer may write anything. So everything is checked, and a message that does not add up is dropped.
+// The writer is not in the message: the queue names it, by the lane that the broker gave to it.
 #pragma once
 
 #include <atomic>
@@ -75,8 +75,8 @@ Failure unpack_failure(std::string_view bytes);
 Failure failure_of(const Error& error);
 Error error_of(const Failure& failure);
 
-// How many slots with up to kInline bytes a worker holds of what it was sent. What is beyond the bound is copied: who
-// does not let go of arguments or results keeps nobody from sending.
+// How many slots with up to kInline bytes a worker holds of what it was sent. Bytes beyond the bound are copied: a
+// worker that keeps its arguments and results does not stop others from sending.
 class SlotBudget {
  public:
   explicit SlotBudget(std::uint32_t most) : most_(most) {}

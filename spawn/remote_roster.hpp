@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is in a world: the name, life and state of each rank, and the sentences about them. Guarded by whoever has it.
+// The workers of a world: name, life and state of each rank, and the sentences about them. The lock of the worker that
+// has the roster guards it.
 //
-// Guarantees: of one rank only what is newer is taken, so an old list brings nobody back to life; two that know of the
-// same lives have the same census and the same leader.
+// Guarantees: of a rank only newer news is taken, so an old list brings no worker back to life. Two workers that know
+// of the same lives compute the same census and the same leader.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ class Roster {
   std::uint32_t size() const { return static_cast<std::uint32_t>(workers_.size()); }
   const Worker& operator[](std::uint32_t rank) const { return workers_[rank]; }
 
-  // What is told of a rank. False: it was known already, or is older than what is known.
+  // News of a rank. False: it was known already, or is older than what is known.
   bool came(std::uint32_t rank, std::uint32_t life);
   bool went(std::uint32_t rank, std::uint32_t life, bool died);
   // A row of the broker's list, but for an end, which is for went(). False: it is older than what is known.
@@ -38,9 +39,10 @@ class Roster {
     return workers_[rank].life == life && workers_[rank].present();
   }
   std::uint32_t present() const;
-  // Who is there, in one number: two that know of the same lives say the same.
+  // The lives that are there, in one number.
   std::uint64_t census() const;
-  // Who joined first. So nobody who comes takes the lead from one that has begun to count. `self` if nobody is there.
+  // The worker that joined first: a newcomer never takes the lead from one that has begun to count. `self` if no worker
+  // is there.
   std::uint32_t leader(std::uint32_t self) const;
 
   Result<std::uint32_t> find(const std::string& name) const;

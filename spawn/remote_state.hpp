@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The nouns of remote: what has arrived, the outcome of a call, a value at its owner, a reference to one, a request.
-// All of it is guarded by the lock of the worker (remote_agent.hpp), but for what says otherwise.
+// The records of remote: what has arrived, the outcome of a call, a value at its owner, a reference to one, a request.
+// The lock of the worker guards them (remote_monitor.hpp), except where it is said otherwise. Handles hold the agent to
+// keep the worker alive. At their end they report to one class, their `home`.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +14,12 @@
 
 #include "client/region.hpp"
 #include "spawn/remote_message.hpp"
-#include "spawn/torch_words.hpp"
 
 namespace shmb::remote {
 
-namespace torch_words = shmbroker::torch_words;
-
 class Agent;
+class References;
+class Server;
 struct Reference;
 
 // Bytes, regions and references that arrived, or that were kept. Not guarded: it has one user.
@@ -47,6 +47,18 @@ struct Payload {
   std::vector<std::shared_ptr<Reference>> references;
 };
 
+// A message of another worker, with the references that it carries. It has one user at a time.
+struct Arrived {
+  Incoming message;
+  std::vector<std::shared_ptr<Reference>> references;
+};
+
+inline Content content_of(Arrived& arrived) {
+  Incoming& message = arrived.message;
+  return {std::move(message.data), std::move(message.bytes),   message.bytes_length,
+          std::move(message.slot), std::move(message.regions), std::move(arrived.references)};
+}
+
 struct Future {
   enum class State : std::uint8_t { pending, done, failed };
   std::shared_ptr<Agent> agent;
@@ -72,7 +84,7 @@ struct Request;
 struct Value {
   enum class State : std::uint8_t { pending, ready, failed };
   ~Value();
-  RefId id;  // none: nobody else has heard of it
+  RefId id;  // none: no other worker knows of it
   State state = State::pending;
   bool is_object = false;
   bool booked = false;  // somebody may hold a reference, by the broker's word
@@ -99,6 +111,7 @@ struct Known {
 struct Reference {
   ~Reference();
   std::shared_ptr<Agent> agent;
+  References* home = nullptr;
   std::shared_ptr<Known> known;
   RefId fork;                    // none: an own value's, that is not in the books by this handle
   std::shared_ptr<Value> value;  // at the owner, once it is known
@@ -109,6 +122,7 @@ struct Reference {
 struct Request {
   ~Request();
   std::shared_ptr<Agent> agent;
+  Server* home = nullptr;
   bool counted = false;  // as running
   Head head;
   std::string function;
