@@ -334,20 +334,17 @@ TEST_CASE("law 6: no way to write is left to a reader, in either mode, with and 
   if (file == nullptr) return;
   std::ofstream(file)
       << "# Read-only, as measured\n\n"
-         "What a reader can do to a region that it was given read-only: each attempt made by a process without\n"
-         "privileges, with the descriptor and the mapping that the library gave it. Written by\n"
-         "`tests/laws/law_06_read_only.cpp` on Linux "
+         "Each row is an attempt of a reader to change a region that it was given read-only. The process has no\n"
+         "privileges, and uses the descriptor and the mapping that the library gave it.\n"
+         "`tests/laws/law_06_read_only.cpp` wrote the table on Linux "
       << kernel().version.major << "." << kernel().version.minor
-      << "; to measure anew:\n\n"
+      << ". To measure again:\n\n"
          "    SHMB_READ_ONLY_TABLE=docs/read-only-table.md build/gcc/tests/laws/test_laws -tc='law 6: no way*'\n\n"
       << table.str()
-      << "\n\"opens\" means that a descriptor is got and nothing can be written through it: the seals are in the "
-         "file,\n"
-         "not in the descriptor. In private mode all programs are of one uid: a reader may also trace the writer, "
-         "which\n"
-         "no seal and no mode prevents; the table is about the region. With `many_writers` in private mode read-only "
-         "is\n"
-         "no boundary, and `shmbroker list` shows it as `ro*`.\n";
+      << "\n\"opens\" means that the reader gets a descriptor and can write nothing through it. The seals are in the\n"
+         "file, not in the descriptor. In private mode all programs are of one uid. So a reader may also trace the\n"
+         "writer, which no seal and no mode prevents; the table is about the region. With `many_writers` in private\n"
+         "mode read-only is no boundary, and `shmbroker list` shows it as `ro*`.\n";
 }
 
 TEST_CASE("law 6: the seals of a region from birth to publishing") {
