@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finding the broker, in this order: the explicit socket, SHMBROKER_SOCKET (after these two there is no further step,
-// because the caller named a broker), the system's, the user's private one, a private one started now, and no broker,
-// only where the caller allows it. Every step that was passed over is a clause of the sentence that `how` and every
-// failure show.
+// Finding the broker, in this order:
+// - The explicit socket, then SHMBROKER_SOCKET. After these there is no further step, because the caller named a
+//   broker.
+// - The system's broker, the user's private one, and a private one that is started now.
+// - No broker, only where the caller allows it.
+// Every step that was passed over is a clause of the sentence that `how` and every failure show.
 #pragma once
 
 #include <sys/types.h>

@@ -31,8 +31,8 @@ std::vector<CgroupRoom> cgroup_rooms(const std::string& root = {});
 // MemAvailable less 5 % of MemTotal. nullopt: /proc/meminfo does not say.
 std::optional<std::uint64_t> host_room(const std::string& root = {});
 
-// no_memory with the cgroup's path and the numbers, or nothing. For small sums, a result of the last quarter of a
-// second is used again while they stay far below its room: reading /proc costs more than a create.
+// no_memory with the cgroup's path and the numbers, or nothing. Reading /proc costs more than a create. So small sums
+// use a result of the last quarter of a second again, while they stay far below its room.
 Result<void> check_headroom(std::uint64_t bytes);
 // The same. If there is no room, the broker first frees recycled memory of this user, and the call waits for memory
 // that is being freed. The refusal says how much that was. Local sessions have no such memory.

@@ -25,7 +25,6 @@ std::atomic<std::uint64_t>* words_of(pool::Cell& cell) {
 
 // W1: the lowest position that a live reader may still read. The fence pairs with J3: a reader that this look misses
 // begins after everything published so far.
-// begins behind everything published so far.
 std::uint64_t LaneSender::slowest_reader() {
   const pool::View& view = participant_.view();
   SHMB_STEP(W1);

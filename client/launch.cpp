@@ -91,8 +91,8 @@ SHMB_BARE int become_daemon(void* argument) {
   return fail(plan, "execve");
 }
 
-// The process in between: a session of its own, so that no terminal and no job control reach the daemon, and an early
-// end, so that the daemon has no parent in the host.
+// The process in between. It has a session of its own, so that no terminal and no job control reach the daemon. It ends
+// early, so that the daemon has no parent in the host.
 SHMB_BARE int in_between(void* argument) {
   Plan& plan = *static_cast<Plan*>(argument);
   bare(SYS_setsid);

@@ -116,7 +116,7 @@ class Participant {
   LocalLock lock_;
   Sleeper sleeper_;
   std::vector<Book> books_;
-  // Results of the last searches, by group, so that a failed search does not look at every slot of a large pool again.
+  // Results of the last searches, by group. So a failed search does not look at every slot of a large pool again.
   // taken_ has a bit for each slot that was held. It is valid while the group's shared count equals freed_seen_. A pool
   // of one group has no counts, because a look is cheaper.
   std::vector<std::uint64_t> freed_seen_, taken_;

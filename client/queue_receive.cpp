@@ -181,10 +181,10 @@ void Queue::pass_on() {
     pool_->me().sleeper().wake_another(readers);
 }
 
-// The rest of done(). With the last message of a gone writer, or of a closed queue, the other consumers are through
-// with its lane too: claims that they saw do not come back. The states themselves are checked, after the fence with
-// which wake_writers() looks for writers. This process may not have looked around since, and the broker wakes all of
-// them after it has stored the state.
+// The rest of done(). It may have been the last message of a gone writer, or of a closed queue. Then the other
+// consumers are through with its lane too: claims that they saw do not come back. The states themselves are checked,
+// after the fence with which wake_writers() looks for writers. This process may not have looked around since, and the
+// broker wakes all of them after it has stored the state.
 void Queue::done(In& in, std::uint64_t position) {
   in.it->mark_done(position);
   if (taking_many_) in.unwoken = true;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waiting on several queues. For queues of one pool the wait is a futex, as for one queue. For several pools, and for
-// event loops, there is a descriptor. It is readable when a peer has rung this process' doorbell, when the broker has
-// sent something (which also reports deaths), or when a look found something at once. It stays armed across spurious
-// wake-ups, and misses nothing that comes between two looks.
+// event loops, there is a descriptor. It is readable when a peer has rung this process' doorbell, or when the broker
+// has sent something, such as a death. It is also readable when a look found something at once. It stays armed across
+// spurious wake-ups, and misses nothing that comes between two looks.
 #pragma once
 
 #include <atomic>

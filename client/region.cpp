@@ -426,8 +426,8 @@ Result<void> Region::release(std::uint32_t flags) {
   if (unnames && orphaned_) return client::unname(*session_, Target::with_id(facts_.ref), Deadline::after(0));
   if (session_->is_local() || !leased || orphaned_) return {};
   if (!unnames && session_->lost()) return {};  // its references ended with it
-  // Memory may be recycled only if no other holder exists: no further mapping here, and no child forked since that may
-  // map it without the broker's knowledge. (The broker learned of descriptors when they left.)
+  // Memory may be recycled only if no other holder exists. There is no further mapping here, and no child was forked
+  // since that may map it unnoticed by the broker. (The broker learned of descriptors when they left.)
   std::uint32_t wire = 0;
   if ((flags & kReleaseNoRecycle) == 0 && !no_recycle_ && parts_ == 0 && forks_at_birth_ == forks_seen())
     wire |= SHMBW_RELEASE_RECYCLE;

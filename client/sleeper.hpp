@@ -133,7 +133,7 @@ class Sleeper {
   bool armed() const { return armed_; }
 
   // How the next wait begins. A thread that has sent something expects an answer soon, so it looks at once. A thread
-  // that takes a stream, or has filled a lane, pauses first: a look at the line that the peer is writing costs both of
+  // that takes a stream, or has filled a lane, pauses first. A look at the line that the peer is writing costs both of
   // them a transfer for each message.
   void expect_answer() { answer_expected_ = true; }
   void expect_stream() { answer_expected_ = false; }

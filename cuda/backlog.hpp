@@ -17,7 +17,6 @@ namespace shmb::cuda {
 
 // One duration of the caller bounds a whole call, including the devices' earlier work. The default for devices is
 // longer than that for the broker, because devices do the caller's own work.
-// longer than the broker: they do the caller's own work.
 class Patience {
  public:
   explicit Patience(std::int64_t timeout) : timeout_(timeout), all_(client::Deadline::after(timeout, kDeviceTimeout)) {}

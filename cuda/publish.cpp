@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a region of this process to one of the broker. The contents are complete before others can read them: the device
-// is waited for first, and this process' mapping becomes read-only before the broker passes anything on. Descriptors
-// are made for one packet at a time. So 20,000 regions, or one of 20,000 chunks, need no more of them than 63 do.
+// From a region of this process to one of the broker. The contents are complete before others can read them. The device
+// is waited for first. This process' mapping becomes read-only before the broker passes anything on. Descriptors are
+// made for one packet at a time. So 20,000 regions, or one of 20,000 chunks, need no more of them than 63 do.
 #include <algorithm>
 #include <exception>
 #include <numeric>

@@ -48,7 +48,7 @@ class Link {
   // Whether its process has ended, though no event has reported it yet. False also where that cannot be known.
   virtual bool process_over() const { return false; }
   // Whether its process leaves so many descriptors unread that it gets no more. Asked only for a request for a
-  // doorbell: a request that must wait would block the ring that its sender sends next, so it is refused instead.
+  // doorbell. Such a request would wait, and block the ring that its sender sends next. So it is refused instead.
   virtual bool over_share() const { return false; }
   // From the next request on the session may bring one descriptor, or as many as a message carries (law 8: only
   // sessions that asked for it).

@@ -4,7 +4,7 @@
 //
 // It pauses when the descriptor table is full: an accept that fails leaves the listener readable, and without the pause
 // it would spin. It leaves the reserve alone. When only the reserve is left, ordinary clients wait in the kernel's
-// backlog until a descriptor is free, because a refusal would make each of them come again. Admins are still accepted.
+// backlog until a descriptor is free. A refusal would make each of them come again. Admins are still accepted.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See log.hpp. Standard error may be shared with the process that started the broker. O_NONBLOCK belongs to the open
-// file description, so the broker must not set it. poll(2) asks first, and a line is short enough (PIPE_BUF) to be
-// written whole or not at all.
+// file description, so the broker must not set it. poll(2) asks first. A line is short enough (PIPE_BUF) to be written
+// whole or not at all.
 #include "daemon/log.hpp"
 
 #include <poll.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decides which client is served next. All that is ready waits here by user and by process. The turn goes to the user
-// that has had the least of the broker's time, in it to the process that has had the least, and there to the item that
-// has waited longest. So a client that asks rarely is served right after the request in service, however much others
-// ask (law 8). A turn allocates nothing.
+// that has had the least of the broker's time. Of its processes it goes to the one with the least, and there to the
+// item that has waited longest. So a client that asks rarely is served right after the request in service, however much
+// others ask (law 8). A turn allocates nothing.
 #pragma once
 
 #include <cstdint>
