@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The test seam, compiled only with SHMB_TEST_SEAM. Every wrapper in base/sys_*.cpp asks `fault::fails(Call::x)`
-// first; in the shipped build that is the constant 0 and the branch disappears. It is steered by function calls
-// and, in the uninstalled `shmbrokerd-testseam`, by the option --seam: never by environment, because the broker is
-// privileged. One thing is: see base/rescue.hpp.
+// The test seam, compiled only with SHMB_TEST_SEAM. Every wrapper in base/sys_*.cpp asks `fault::fails(Call::x)` first.
+// In the shipped build that is the constant 0, and the branch disappears. Function calls steer it and, in the
+// uninstalled `shmbrokerd-testseam`, the option --seam. No environment variable does, because the broker is privileged;
+// base/rescue.hpp is the only exception.
 #pragma once
 
 #ifdef SHMB_BOTH_FLAVOURS
@@ -42,7 +42,7 @@ long count(Call call);                       // calls since clear()
 void pretend_kernel(int major, int minor);   // 0, 0: the real one
 bool pretends_before(int major, int minor);  // the wrappers then answer as that kernel would
 int pretended();                             // major * 1000 + minor, 0: the real one
-std::string gpu_root();                      // where the fake GPU driver's files are; empty: there is none
+std::string gpu_root();                      // where the fake GPU driver's files are; empty: no driver
 // "pretend_kernel=5.15;fail=memfd_create:EMFILE:3;fail=accept:EMFILE:1:-1;gpu=/tmp/nodes"
 Result<void> configure(std::string_view text);
 #else

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each feature is asked for with the call that will need it; a version number is only reported. Distributions backport,
-// and seccomp profiles take away what the version promises.
+// Each feature is probed with the call that will need it; a version number is only reported. Distributions backport
+// features, and seccomp profiles remove what the version promises.
 #include "base/kernel.hpp"
 
 #include <linux/io_uring.h>
@@ -64,8 +64,8 @@ SocketFeatures probe_sockets() {
   return found;
 }
 
-// 6.13 and 6.14 take the ioctl but know no exit status, and a living process has none: only an ended one tells them
-// apart. Exit signal 0 keeps that child from the wait(-1) of the program we are in.
+// 6.13 and 6.14 accept the ioctl but give no exit status, and a living process has none. Only an ended one shows the
+// difference. Exit signal 0 hides that child from wait(-1) of the host program.
 bool has_exit_info() {
   auto self = sys::pidfd_open(::getpid());
   if (!self) return false;
@@ -182,7 +182,7 @@ KernelFeatures probe_kernel() {
 
 const KernelFeatures& kernel() {
   static std::mutex lock;
-  // By pretended version: references given out stay good when a test pretends another kernel.
+  // By pretended version: references that were given out stay valid when a test pretends another kernel.
   static std::map<int, std::unique_ptr<const KernelFeatures>> known;
   std::lock_guard guard(lock);
   auto& found = known[fault::pretended()];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this kernel can do, probed once (never guessed from the version), minus what the seam's pretended kernel
-// would lack. Each lost feature has a sentence for `status`.
+// The features of this kernel, probed once (never guessed from the version), minus those that the seam's pretended
+// kernel would lack. Each lost feature has a sentence for `status`.
 #pragma once
 
 #include <string>
@@ -19,17 +19,17 @@ struct KernelFeatures {
   bool exec_seal = false;           // MFD_NOEXEC_SEAL, 6.3
   bool peer_pidfd = false;          // SO_PEERPIDFD, 6.5
   bool pidfd_open = false;          // 5.3; seccomp profiles may hide it
-  bool pass_rights = false;         // SO_PASSRIGHTS, 6.16: a client cannot even send us a descriptor
+  bool pass_rights = false;         // SO_PASSRIGHTS, 6.16: a client cannot even send descriptors
   bool exit_info = false;           // PIDFD_GET_INFO with PIDFD_INFO_EXIT, 6.15: exit status of a non-child
   bool collapse = false;            // MADV_COLLAPSE on shmem, 6.1
   bool populate = false;            // MADV_POPULATE_READ/WRITE, 5.14
-  bool io_uring = false;            // what the engine needs works here (set up, then torn down)
-  std::string io_uring_reason;      // why not
-  bool proc = false;                // /proc is mounted and shows us ourselves
+  bool io_uring = false;            // the engine's operations work here (set up, then torn down)
+  std::string io_uring_reason;      // the reason if not
+  bool proc = false;                // /proc is mounted and shows this process
   std::vector<std::string> losses;  // "SO_PEERPIDFD needs Linux 6.5: ..." one sentence each
 };
 
 const KernelFeatures& kernel();  // probed at first use, then constant (thread-safe)
-KernelFeatures probe_kernel();   // probes anew; the seam's pretended kernel applies
+KernelFeatures probe_kernel();   // probes again; the seam's pretended kernel applies
 
 }  // namespace shmb

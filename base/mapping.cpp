@@ -14,7 +14,7 @@ namespace shmb {
 
 namespace {
 
-// An area of length + 2 MiB always holds a fitting address; what is left over on both sides is given back.
+// An area of length + 2 MiB always holds a fitting address; the rest on both sides is unmapped.
 Sys<void*> map_congruent(int fd, std::uint64_t offset, std::size_t length, int protection) {
   const std::size_t pages = (length + kSmallPage - 1) & ~(kSmallPage - 1);
   const std::size_t reserved = pages + kHugePage;

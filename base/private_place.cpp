@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How several makers agree: each makes its own, then looks again, and takes its own back where it sees another one.
-// Of two, the later one always sees the earlier one, so at most one stays; where both saw each other both begin again.
-// A place that stays gets a file: its maker can then no longer take it back, and a look takes no other place. A place
-// without one for a while is of a maker that has died, or has stopped: the next process that looks takes it over.
+// How several makers agree: each makes its own place, then looks again, and removes its own if it sees another. Of two,
+// the later one always sees the earlier one, so at most one stays. If both see each other, both begin again. A place
+// that stays gets a file. Its maker can then no longer remove it, and a look takes no other place. A place without a
+// file for a while belongs to a maker that died or stopped: the next process that looks takes it over.
 #include "base/private_place.hpp"
 
 #include <fcntl.h>
@@ -20,9 +20,9 @@ namespace shmb {
 namespace {
 
 constexpr std::size_t kRandomBytes = 16;
-constexpr int kMakings = 200;                      // attempts of makers that meet again and again
+constexpr int kMakings = 200;                      // attempts of makers that meet repeatedly
 constexpr std::int64_t kShortestRest = 1'000'000;  // between two attempts
-constexpr int kLooks = 100;                        // at places that their makers may be about to take back
+constexpr int kLooks = 100;                        // at places that their makers may be about to remove
 constexpr const char* kStays = "/start.lock";      // the file, which those that start a broker lock
 
 bool is_random_part(std::string_view text) {

@@ -3,8 +3,8 @@
 // takes its interval from rescue_interval(), so the tests can switch all of them off. Then a lost wake-up hangs at once
 // instead of being late.
 //
-// No rescue is: a deadline, an expiry or a grace that a caller sees; and a look at something of which nobody tells,
-// such as a name that is not there yet, memory of the kernel, or a broker that may have been killed.
+// No rescue is: a deadline, an expiry or a grace that a caller sees; and a look at a fact that no event reports, such
+// as a name that does not exist yet, memory of the kernel, or a broker that may have been killed.
 //
 // The tests switch rescues off by an environment variable, because child processes, programs and brokers inherit that.
 // Only code that is compiled with SHMB_TEST_SEAM reads it, and such code is never installed.
@@ -22,10 +22,10 @@ bool rescues_are_off();
 
 inline constexpr const char* kNoRescueVariable = "SHMBROKER_TEST_NO_RESCUE";  // any value but an empty one
 
-// False: nothing looks again but for a reason, and a wait that ends by its clock does not look a last time.
+// False: every look has a reason, and a wait that ends by its clock does not look a last time.
 bool rescues();
 
-// `nanoseconds`, or where rescues are off decades. The sum with a time of CLOCK_MONOTONIC does not overflow.
+// `nanoseconds`, or decades where rescues are off. The sum with a time of CLOCK_MONOTONIC does not overflow.
 std::int64_t rescue_interval(std::int64_t nanoseconds);
 
 }  // namespace shmb

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bridge from an errno to a sentence: the status says what kind of shortage it was, so that a client can react
+// The bridge from an errno to a sentence: the status says which kind of shortage it was, so that a client can react
 // without reading text.
 #include "base/result.hpp"
 
@@ -29,7 +29,7 @@ Status status_of(int code) {
   }
 }
 
-// The limit on descriptors, and what to change. It names the process: a client may read what its broker was short of.
+// The limit on descriptors, and the remedy. It names the process, because a client may read a shortage of its broker.
 std::string advice_for(int code) {
   if (code == ENFILE) return ": the machine has as many files open as it may (sysctl fs.file-max): raise that";
   if (code != EMFILE) return {};

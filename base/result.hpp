@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two kinds of failure, never mixed. A system call gives `Sys<T>`: the value or the errno, nothing else, no
-// allocation. Everything above gives `Result<T>`: the value or an `Error` that a person can act on.
+// Two kinds of failure, never mixed. A system call returns `Sys<T>`: the value or the errno, without allocation.
+// Everything above returns `Result<T>`: the value or an `Error` that a person can act on.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ using Sys = std::expected<T, Errno>;
 
 inline std::unexpected<Errno> sys_error(int value) { return std::unexpected(Errno{value}); }
 
-// A refusal's numbers: what is short, whose, and by how much (slot and scope are the wire's enums).
+// A refusal's numbers: the resource, its scope, and the amounts (slot and scope are the wire's enums).
 struct Shortage {
   std::uint16_t slot = 0;
   std::uint16_t scope = 0;

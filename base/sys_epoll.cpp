@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Apart from sys_process, which most files include: few wait for more than one descriptor.
+// Separate from sys_process, which most files include: few callers wait for more than one descriptor.
 #include "base/sys_epoll.hpp"
 
 #include <sys/epoll.h>
@@ -26,7 +26,7 @@ Sys<int> poll_all(std::span<pollfd> watched, std::int64_t timeout_ns) {
   if (timeout_ns >= 0 && __builtin_add_overflow(now_monotonic(), timeout_ns, &deadline)) deadline = INT64_MAX;
   return call(fault::Call::poll, [&] {
     timespec left{};
-    if (deadline >= 0) {  // anew at each repeat: signals must not prolong the deadline
+    if (deadline >= 0) {  // again at each repeat: signals must not prolong the deadline
       const std::int64_t remaining = std::max<std::int64_t>(0, deadline - now_monotonic());
       left = {static_cast<time_t>(remaining / kPerSecond), static_cast<long>(remaining % kPerSecond)};
     }

@@ -11,11 +11,11 @@
 
 namespace shmb::sys {
 
-// `room`: the set is ready also when `fd` takes a packet; else only when it can be read. A descriptor that is not in
-// the set is no matter. A thread that waits for the set already is told of the change.
+// `room`: the set is also ready when `fd` takes a packet, otherwise only when it can be read. A descriptor that is not
+// in the set is ignored. The change also reaches a thread that waits for the set already.
 void epoll_watch_room(int epoll, int fd, bool room);
 
-// Fills in what poll(2) reports of each; how many are ready, 0: deadline. -1: for ever.
+// Fills in what poll(2) reports for each. Returns how many are ready, 0: deadline. -1: for ever.
 Sys<int> poll_all(std::span<pollfd> watched, std::int64_t timeout_ns);
 
 }  // namespace shmb::sys

@@ -27,14 +27,14 @@ Sys<void> set_path_mode(const char* path, unsigned mode);
 Sys<void> set_path_owner(const char* path, std::uint32_t uid, std::uint32_t gid);
 Sys<void> remove_file(const char* path);
 Sys<void> remove_directory(const char* path);  // an empty one
-// What lies in a directory and begins with `prefix`, in order.
+// The names in a directory that begin with `prefix`, in order.
 Sys<std::vector<std::string>> names_in(const char* directory, std::string_view prefix);
 Sys<void> may_execute(const char* path);
-Sys<void> lock_file(int fd);  // flock(2), for us alone; EWOULDBLOCK: somebody else has it
+Sys<void> lock_file(int fd);  // flock(2), exclusive; EWOULDBLOCK: another process has it
 Sys<void> unlock_file(int fd);
 Sys<std::array<Fd, 2>> pipe();                           // read, write; O_CLOEXEC
 Sys<std::size_t> read(int fd, std::span<std::byte> to);  // once; 0: the end
 Sys<Fd> duplicate_above(int fd, int least);              // F_DUPFD_CLOEXEC
-Sys<void> set_close_on_exec(int fd);                     // of a descriptor that others have made
+Sys<void> set_close_on_exec(int fd);                     // for a descriptor that another program made
 
 }  // namespace shmb::sys

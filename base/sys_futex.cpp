@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared form of futex(2), because the sleepers are other processes. FUTEX_WAIT_BITSET, because it alone takes an
-// absolute deadline (futex(2)), so that a wait begun anew after a signal ends when it should.
+// The shared form of futex(2), because the sleepers are other processes. Only FUTEX_WAIT_BITSET takes an absolute
+// deadline (futex(2)), so that a wait repeated after a signal ends at the right time.
 #include "base/sys_futex.hpp"
 
 #include <linux/futex.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // With the test seam's instruction gpu=DIR the fake driver's files count as the driver's: memfds that it made as
-// exports, and the files in DIR as nodes and information. The shipped build knows the driver's own only.
+// exports, and the files in DIR as nodes and information. The shipped build accepts only the driver's own.
 #include "base/sys_gpu.hpp"
 
 #include <fcntl.h>
@@ -48,7 +48,7 @@ GpuFile fake_file(int) { return {}; }
 std::string information_path(const std::string& pci) { return "/proc/driver/nvidia/gpus/" + pci + "/information"; }
 #endif
 
-// As the folders below /proc/driver/nvidia/gpus are named: lower case, a domain of four digits. Empty: no PCI address.
+// The folder names below /proc/driver/nvidia/gpus: lower case, a domain of four digits. Empty: no PCI address.
 std::string folder_of(std::string_view pci) {
   while (pci.size() > 12 && pci.starts_with('0')) pci.remove_prefix(1);  // NVML writes the domain with eight digits
   if (pci.size() != 12) return {};
@@ -62,7 +62,7 @@ std::string folder_of(std::string_view pci) {
   return out;
 }
 
-// What stands behind "name:" on a line of its own.
+// The text after "name:" on a line of its own.
 std::string_view line_of(std::string_view text, std::string_view name) {
   std::size_t at = text.find(name);
   if (at == std::string_view::npos) return {};
@@ -93,7 +93,7 @@ Sys<GpuFile> gpu_file(int fd) {
   if ((*flags & O_PATH) != 0) return GpuFile{};
   if (const GpuFile fake = fake_file(fd); fake.kind != GpuKind::other) return fake;
   struct statx facts{};
-  // What the kernel has, however old: a file system of the peer's own must not be asked.
+  // The kernel's cached facts, however old: a peer's own file system must not be asked.
   auto asked =
       call_void(Call::fstat, [&] { return ::statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &facts); });
   if (!asked) return std::unexpected(asked.error());

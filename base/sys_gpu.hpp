@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel says of the files of NVIDIA's driver. The broker holds such descriptors and lends them on; it never
-// asks the driver anything by ioctl, whose requests change from release to release.
+// The kernel's facts about files of NVIDIA's driver. The broker holds such descriptors and lends them. It never calls
+// the driver by ioctl, because its requests change from release to release.
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@ struct GpuFile {
   std::uint32_t minor = UINT32_MAX;  // of a node
 };
 
-// Of a descriptor that somebody else made: the kernel's own memory answers, and no file system behind it is asked,
-// which could make us wait. A descriptor that is only a path (O_PATH) is `other`: nothing is open behind it.
+// For a descriptor of a peer: the kernel's own memory answers. No file system behind it is asked, because that could
+// block the caller. A descriptor that is only a path (O_PATH) is `other`: no file is open behind it.
 Sys<GpuFile> gpu_file(int fd);
 // Whether two descriptors share one open file. F_DUPFD_QUERY (6.10), else kcmp(2), which a seccomp profile may hide:
 // EPERM or ENOSYS then.
@@ -34,8 +34,8 @@ struct GpuInformation {
   GpuUuid uuid{};  // of the GPU; a MIG device has one of its own
   std::uint32_t minor = 0;
 };
-// The driver's word in /proc about the GPU at a PCI address. Any form of it that the driver's functions give will do.
-// May take a while: a GPU that sleeps is woken. EINVAL: no such form; EPROTO: lines are missing.
+// The driver's facts in /proc about the GPU at a PCI address, in any form that the driver's functions return. It may
+// take a while, because a sleeping GPU is woken. EINVAL: no such form; EPROTO: lines are missing.
 Sys<GpuInformation> gpu_information(std::string_view pci);
 std::string gpu_node_path(std::uint32_t minor);
 Sys<Fd> open_gpu_node(std::uint32_t minor);  // may take seconds, as the first open initialises the GPU

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes, their ends, and the small descriptors of an event loop. A process is named by pidfd wherever the kernel
-// can: numbers are reused.
+// Processes, their ends, and the small descriptors of an event loop. A process is identified by pidfd wherever the
+// kernel can, because pids are reused.
 #include "base/sys_process.hpp"
 
 #include <fcntl.h>
@@ -103,7 +103,7 @@ Sys<ExitInfo> proc_exit_info(int pidfd) {
   if (!pid) return std::unexpected(pid.error());
   const std::string folder = "/proc/" + std::to_string(*pid);
   auto text = read_file((folder + "/stat").c_str());
-  // Reaped meanwhile: the number, and what was read, may be another process'.
+  // It was reaped meanwhile: the pid, and what was read, may belong to another process.
   if (auto still = pidfd_pid(pidfd); !text || *pid <= 0 || !still || *still != *pid) return sys_error(EAGAIN);
   std::size_t at = text->rfind(')');  // as below
   const bool zombie = at != std::string::npos && text->compare(at + 1, 2, " Z") == 0;
@@ -111,7 +111,7 @@ Sys<ExitInfo> proc_exit_info(int pidfd) {
   if (!zombie || at == std::string::npos) return sys_error(EAGAIN);
   auto status = leading_number<int>(std::string_view(*text).substr(at));
   if (!status) return std::unexpected(status.error());
-  // To who may not look at the process the kernel says 0. A link that asks for the same right tells the two apart.
+  // The kernel returns 0 to a user that may not inspect the process. A link with the same check tells the cases apart.
   char link[64];
   if (*status == 0 && ::readlink((folder + "/ns/user").c_str(), link, sizeof link) < 0) return sys_error(EACCES);
   return exit_info(*status);
@@ -208,7 +208,7 @@ Sys<short> poll_for(int fd, short events, std::int64_t timeout_ns) {
   pollfd watched{fd, events, 0};
   auto ready = poll_all({&watched, 1}, timeout_ns);
   if (!ready) return std::unexpected(ready.error());
-  // poll(2) would report this again and again, and nobody who waits for `fd` expects it.
+  // poll(2) would report this repeatedly, and no caller that waits for `fd` expects it.
   if ((watched.revents & POLLNVAL) != 0) return sys_error(EBADF);
   return *ready > 0 ? watched.revents : short{0};
 }

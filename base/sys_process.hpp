@@ -22,13 +22,13 @@ struct ExitInfo {
   int code = 0;         // exit status or signal number
   bool core = false;
 };
-// PIDFD_GET_INFO with PIDFD_INFO_EXIT (6.15): also for processes that are not our children. EAGAIN while the process
-// lives and until its parent has reaped it (the kernel records the end only then); EINVAL or ENOTTY where unknown.
+// PIDFD_GET_INFO with PIDFD_INFO_EXIT (6.15), also for processes that are no children. EAGAIN while the process lives
+// and until its parent has reaped it (the kernel records the end only then); EINVAL or ENOTTY where unknown.
 Sys<ExitInfo> pidfd_exit_info(int pidfd);
-// The same from /proc, for a process that has ended (its pidfd is readable) and that its parent has not reaped yet, on
-// any kernel. EAGAIN: it has been reaped. EACCES: /proc keeps it from this user.
+// The same from /proc, on any kernel, for a process that has ended (its pidfd is readable) and that its parent has not
+// reaped yet. EAGAIN: it was reaped. EACCES: this user may not read it in /proc.
 Sys<ExitInfo> proc_exit_info(int pidfd);
-Sys<ExitInfo> how_it_ended(int pidfd);         // of the two, whichever knows
+Sys<ExitInfo> how_it_ended(int pidfd);         // from the one of the two that knows
 Sys<pid_t> pidfd_pid(int pidfd);               // Pid: of /proc/self/fdinfo; -1 after exit
 Sys<std::uint64_t> process_start_time(pid_t);  // field 22 of /proc/PID/stat (0: self), clock ticks since boot
 
@@ -48,12 +48,12 @@ Sys<void> set_dumpable(bool on);
 Sys<void> set_no_new_privileges();
 
 Sys<Fd> event_fd();  // EFD_CLOEXEC | EFD_NONBLOCK
-// Not behind the fault seam: neither can fail but by a bug of ours, and a lost wake would be one nobody could see.
+// Not behind the fault seam: they fail only through a bug of the caller, and a lost wake would go unnoticed.
 void event_signal(int fd);  // any thread
 void event_drain(int fd);
 Sys<Fd> epoll();
 Sys<void> epoll_watch(int epoll, int fd);         // EPOLLIN, with the descriptor as the event's data
-void epoll_forget(int epoll, int fd);             // one that is not in it is no matter
+void epoll_forget(int epoll, int fd);             // no effect if it is not in the set
 Sys<Fd> signal_fd(std::span<const int> signals);  // blocks them in the calling thread
 Sys<void> random_bytes(std::span<std::byte> out);
 Sys<bool> poll_readable(int fd, std::int64_t timeout_ns);            // false: deadline; -1: for ever
@@ -67,10 +67,10 @@ struct FdLimit {
 };
 Sys<FdLimit> descriptor_limit();
 Sys<void> set_descriptor_limit(FdLimit limit);
-std::uint64_t mappings_limit();  // vm.max_map_count: of one process; where it cannot be read, what it is by default
+std::uint64_t mappings_limit();  // vm.max_map_count of one process; the kernel's default where it cannot be read
 
 std::int64_t now_boottime();  // CLOCK_BOOTTIME, nanoseconds
 std::int64_t now_monotonic();
-void rest(std::int64_t nanoseconds);  // a signal ends it early: who polls looks again
+void rest(std::int64_t nanoseconds);  // a signal ends it early: callers that poll check again
 
 }  // namespace shmb::sys

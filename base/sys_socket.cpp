@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SEQPACKET sockets: a packet arrives whole with all its descriptors, or its flags say what was lost. No descriptor
-// that arrives is ever forgotten, whatever else is wrong with the packet.
+// SEQPACKET sockets: a packet arrives whole with all its descriptors, or its flags say what was lost. Every descriptor
+// that arrives is kept or closed, whatever else is wrong with the packet.
 #include "base/sys_socket.hpp"
 
 #include <linux/sockios.h>
@@ -33,8 +33,8 @@ Sys<void> read_option(int fd, int option, void* out, socklen_t& size) {
   return call_void(Call::getsockopt, [&] { return ::getsockopt(fd, SOL_SOCKET, option, out, &size); });
 }
 
-// The kernel rounds the control area up to 8 bytes and so may deliver one descriptor more than was made room for:
-// only cmsg_len says how many came.
+// The kernel rounds the control area up to 8 bytes, so it may deliver one descriptor more than there was room for. Only
+// cmsg_len says how many came.
 void take_descriptors(msghdr& message, std::vector<Fd>& fds, Received& received) {
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
@@ -176,7 +176,7 @@ bool is_pair_end(int fd) {
   if (!read_option(fd, SO_DOMAIN, &domain, size) || domain != AF_UNIX) return false;
   size = sizeof type;
   if (!read_option(fd, SO_TYPE, &type, size) || (type != SOCK_SEQPACKET && type != SOCK_STREAM)) return false;
-  // A service has a name, and whoever connected to it sees it.
+  // A service has a name, and its clients see that name.
   auto unnamed = [&](int (*ask)(int, sockaddr*, socklen_t*)) {
     sockaddr_un address{};
     socklen_t length = sizeof address;
@@ -193,7 +193,7 @@ Sys<int> unread_bytes(int fd) {
 }
 
 // The end of a socket and an empty packet have the same length, but only a packet brings its sender's credentials. An
-// error of the socket is told once, before what lies there.
+// error of the socket is reported once, before the packets that lie there.
 bool holds_packet(int fd) {
   const int on = 1;
   if (!call_void(Call::setsockopt, [&] { return ::setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on); }))
@@ -242,7 +242,7 @@ Sys<std::vector<std::uint32_t>> peer_groups(int fd) {
     auto asked = read_option(fd, SO_PEERGROUPS, groups.data(), size);
     if (asked || asked.error().value == ERANGE) groups.resize(size / sizeof(std::uint32_t));  // ERANGE: the size needed
     if (asked) return groups;
-    // A translator of system calls may say ERANGE and no size: no reason to ask for ever.
+    // An emulator of system calls may return ERANGE without a size. The loop must end then too.
     if (asked.error().value != ERANGE || groups.size() <= room) return std::unexpected(asked.error());
   }
 }

@@ -33,10 +33,10 @@ struct Received {
   bool bad_control = false;        // a control message of another kind, or a cmsg_len that is no whole number of ints
   bool end_of_file = false;  // recvmsg returned 0 without MSG_EOR data: peer closed, or an empty packet (refused alike)
 };
-// Descriptors that arrived are appended to `fds`, always (also with truncation), so that nobody leaks them.
+// Descriptors that arrived are always appended to `fds` (also with truncation), so that none leaks.
 Sys<Received> receive(int fd, std::span<std::byte> buffer, std::vector<Fd>& fds, bool wait);
-// The same without room for descriptors: the kernel closes what came with the packet, none enters our table, and
-// control_truncated tells. Never waits.
+// The same without room for descriptors: the kernel closes those that came with the packet, none enters this process'
+// table, and control_truncated is set. Never waits.
 Sys<Received> receive_data(int fd, std::span<std::byte> buffer);
 // The two halves of `receive`, for a call that an engine makes: room for as many descriptors as a packet brings, and
 // those that came. False: as bad_control.
@@ -45,23 +45,23 @@ struct RoomForDescriptors {
 };
 void make_room(msghdr& message, RoomForDescriptors& room);
 bool take_descriptors(msghdr& message, std::vector<Fd>& descriptors);
-// Ends both directions at once, for whoever else holds the socket too.
+// Ends both directions at once, also for other holders of the socket.
 Sys<void> shutdown(int fd);
 // Sends one packet made of `head` and `body` (body may be empty). MSG_NOSIGNAL; `wait` false adds MSG_DONTWAIT.
 // Borrowed descriptor numbers.
 Sys<void> send(int fd, std::span<const std::byte> head, std::span<const std::byte> body, std::span<const int> fds,
                bool wait);
-// Whether a descriptor that somebody else made is one end of a connected UNIX pair without names, as seqpacket_pair
-// makes them, or of a stream pair. Asks sockets only: a file behind it, whoever serves it, is not asked and cannot make
-// us wait.
+// Whether a peer's descriptor is one end of a connected UNIX pair without names, as seqpacket_pair makes them, or of
+// a stream pair. Only sockets are asked. A file behind it is not, so the peer that serves it cannot block the
+// caller.
 bool is_pair_end(int fd);
-Sys<int> unread_bytes(int fd);  // SIOCOUTQ: 0 once the peer has read everything we sent
-// True: a packet lies unread in this socket, be it an empty one, or the kernel does not say. False is an answer that
-// lasts only where the socket has been shut down.
+Sys<int> unread_bytes(int fd);  // SIOCOUTQ: 0 once the peer has read everything that was sent
+// True: a packet lies unread in this socket, perhaps an empty one, or the kernel does not say. False is a lasting
+// answer only where the socket has been shut down.
 bool holds_packet(int fd);
 
 struct Credentials {
-  std::uint32_t pid = 0;  // 0: in a PID namespace that we cannot see
+  std::uint32_t pid = 0;  // 0: in a PID namespace that this process cannot see
   std::uint32_t uid = 0, gid = 0;
 };
 Sys<Credentials> peer_credentials(int fd);  // SO_PEERCRED: of the process that connected

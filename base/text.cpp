@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Numbers with units in and out. Parsing is exact integer arithmetic: no size is ever silently rounded to another
-// magnitude, and what does not fit in 64 bits is refused.
+// magnitude, and a value that does not fit in 64 bits is refused.
 #include "base/text.hpp"
 
 #include <array>
@@ -58,7 +58,7 @@ std::optional<std::uint64_t> scaled(const Decimal& number, std::uint64_t factor,
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
-// 0 where unknown. K, KB and KiB are one: powers of 1024, as sizes of memory are.
+// 0 where unknown. K, KB and KiB are the same: powers of 1024, as usual for sizes of memory.
 std::uint64_t size_factor(std::string_view unit) {
   constexpr std::string_view kLetters = "kmgtpe";
   if (unit.empty() || unit == "B" || unit == "b") return 1;
@@ -87,7 +87,7 @@ std::string with_point(std::uint64_t tenths, const char* unit) {
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + unit;
 }
 
-// "1.5s", "10s": tenths only where they say something.
+// "1.5s", "10s": tenths only where they matter.
 std::string short_decimal(std::uint64_t value, std::uint64_t unit, const char* name) {
   const std::uint64_t tenths = value / (unit / 10);
   return tenths % 10 == 0 ? std::to_string(tenths / 10) + name : with_point(tenths, name);

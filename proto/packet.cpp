@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One recvmsg, then the frame's rules. Whatever is wrong, the descriptors that arrived are closed here: they die with
+// One recvmsg, then the frame's rules. After any fault the descriptors that arrived are closed here: they die with
 // the vector, on every path that is not a whole packet.
 #include "proto/packet.hpp"
 

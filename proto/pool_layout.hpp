@@ -43,7 +43,7 @@ struct Stamp {
 };
 
 enum class ParticipantState : std::uint8_t { free, joining, live, dead, left };
-// `dead` and `left` differ only in what peers are told: left said goodbye. Repair runs or messages of it are unread.
+// `dead` and `left` differ only in what peers learn: left was in order. Repair runs, or its messages are unread.
 
 struct ParticipantEntry {
   std::atomic<std::uint64_t> stamp;  // Stamp{life, ParticipantState}
@@ -66,7 +66,7 @@ struct SegmentEntry {
 };
 
 enum class QueueKind : std::uint8_t { none, line, claim, broadcast };
-enum class QueueState : std::uint8_t { free, open, closed };  // closed: nobody may send, readers drain
+enum class QueueState : std::uint8_t { free, open, closed };  // closed: no sends, readers drain
 inline constexpr std::uint32_t kQueueDropOldest = 1 << 0;     // broadcast: overwrite what slow readers have not seen
 inline constexpr std::uint32_t kQueueExpiring = 1 << 1;       // bodies open with the message's deadline
 inline constexpr std::uint32_t kQueueAtLeastOnce = 1 << 2;    // claim: done only when the application says so
@@ -120,7 +120,7 @@ enum class Broken : std::uint32_t {
   no,
   impossible,    // the broker found words in the control area that no participant writes who keeps to the rules
   group_ended,   // and nothing of it was kept
-  broker_ended,  // nobody repairs any more
+  broker_ended,  // repair has ended
 };
 
 // ---------------------------------------------------------------- the control area
@@ -142,13 +142,13 @@ struct alignas(kLine) SlotEntry {
   std::atomic<std::uint32_t> generation;  // + 1 by the exclusive owner before it writes
 };
 
-// Slots in groups, each with a count of how often one of its slots became free. Who looked at a group in vain passes
-// over it until the count moves. It only grows; whoever writes nonsense into it hides free slots of this pool, or makes
-// others look again.
+// Slots form groups, each with a count of how often one of its slots became free. A search that found nothing in a
+// group skips it until the count moves. The count only grows. Nonsense written into it hides free slots of this pool,
+// or makes searches look again.
 inline constexpr std::uint32_t kGroupSlots = 64;
 
 struct ControlHeader {
-  Waiters slot_waiters;  // who waits for a free slot
+  Waiters slot_waiters;  // participants that wait for a free slot
 };
 struct QueueWaiters {
   Waiters readers;  // asleep for want of a message
@@ -191,7 +191,7 @@ constexpr std::int64_t position_difference(std::uint64_t a, std::uint64_t b) {
   return static_cast<std::int64_t>((a - b) << (64 - kPositionBits)) >> (64 - kPositionBits);
 }
 
-// What a cell's body is. 0..120: so many bytes of payload. Else a Handle, then up to 24 (or 88) bytes are unused.
+// The form of a cell's body. 0..120: so many bytes of payload. Else a Handle, then up to 24 (or 88) bytes are unused.
 inline constexpr std::uint8_t kTagMaxInline = 120, kTagSlot = 0xff, kTagListInSlot = 0xfe, kTagListInRegion = 0xfd,
                               kTagListInline = 0xfc;
 
@@ -221,7 +221,7 @@ struct Cell {
 
 // ---------------------------------------------------------------- sizes and views
 
-// What a pool is made of. Fixed at birth.
+// The dimensions of a pool. Fixed at birth.
 struct Shape {
   std::uint32_t slots = 0, lanes = 64, queues = 16, segments = 16;
   std::uint64_t lane_bytes = std::uint64_t{1} << 20;  // memory for lanes

@@ -20,8 +20,8 @@ inline constexpr std::size_t kMaxSentence = 400;  // bytes on the wire; longer o
 Error limit_refusal(const Shortage& shortage, std::string_view whose, std::string_view remedy,
                     std::string_view holders = {});
 
-// What was looked for, in the words of who asked. The answer is made of nothing else, so that what is not there and
-// what is not for the asker look the same, byte for byte.
+// The object that was searched, in the caller's words. The answer is made of nothing else. So a missing object and one
+// that the caller may not see look the same, byte for byte.
 struct Sought {
   std::string_view what = "region";  // "pool", "group"
   std::string_view name = {};        // empty: it was asked for by its number

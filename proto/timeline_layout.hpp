@@ -20,7 +20,7 @@ struct Word {
   std::atomic<std::uint64_t> counter;    // written by the producer's streams (cuStreamWriteValue64)
   std::atomic<std::uint64_t> announced;  // highest value whose signal is enqueued; written by the producer's host code
   std::atomic<std::uint32_t> status;     // shmbw_gpu_word_status; written by the broker only
-  std::atomic<std::uint32_t> wakes;      // moved and woken as a futex by whoever ends a wait from the host
+  std::atomic<std::uint32_t> wakes;      // moved and woken as a futex to end waits from the host
   std::atomic<std::uint64_t> last;       // the counter as the producer left it; written by the broker before `status`
   std::uint64_t reserved[4];
 };
