@@ -13,7 +13,7 @@
  * handles. Start processes that use the GPU with spawn.
  *  - Devices are named by UUID, which is that of the MIG instance under MIG; ordinals differ between processes.
  *  - Read-only is a guard against accidents (the driver is asked to refuse the store), and who holds a region may map
- *    it anew. What bounds others is who may import it.
+ *    it again. The right to import it is what bounds others.
  *  - Work on the device that uses a region must have been enqueued by its user before he releases it; the library
  *    waits for the device before it takes a mapping away.
  *  - Waiting for the device has a deadline, after which nothing has changed and the call can be made again. The driver
@@ -238,14 +238,14 @@ typedef struct shmb_gpu_region_info {
   uint32_t reserved;
   size_t tensor_count;
 } shmb_gpu_region_info;
-/* What the library knows, without asking. Set info->size first. */
+/* The library's facts, without a request. Set info->size first. */
 SHMB_API int shmb_gpu_region_get_info(const shmb_gpu_region* region, shmb_gpu_region_info* info,
                                       shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API shmb_gpu_pointer shmb_gpu_region_pointer(const shmb_gpu_region* region) SHMB_NOEXCEPT;
 SHMB_API uint64_t shmb_gpu_region_length(const shmb_gpu_region* region) SHMB_NOEXCEPT;
 SHMB_API shmb_region_id shmb_gpu_region_get_id(const shmb_gpu_region* region) SHMB_NOEXCEPT;
 
-/* What it was published with. The pointers in `tensor` are good while the handle lives. Errors: NOT_FOUND. */
+/* One tensor of its manifest. The pointers in `tensor` are good while the handle lives. Errors: NOT_FOUND. */
 SHMB_API int shmb_gpu_region_tensor(const shmb_gpu_region* region, size_t number, shmb_gpu_tensor* tensor,
                                     shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_gpu_region_find_tensor(const shmb_gpu_region* region, const char* name, shmb_gpu_tensor* tensor,
@@ -428,7 +428,7 @@ typedef struct shmb_gpu_event_options {
 /* Errors: INVALID (no MAKER_STAYS), NOT_SUPPORTED (a driver or device without them), those of shmb_gpu_devices. */
 SHMB_API int shmb_gpu_event_create(const shmb_gpu_event_options* options, shmb_gpu_event** event,
                                    shmb_error* error) SHMB_NOEXCEPT;
-/* What other processes open it by, to be sent by any way. Errors: DENIED (this handle was opened, not created). */
+/* The name by which other processes open it. Errors: DENIED (this handle was opened, not created). */
 SHMB_API int shmb_gpu_event_get_handle(const shmb_gpu_event* event, uint8_t handle[SHMB_GPU_EVENT_HANDLE],
                                        shmb_error* error) SHMB_NOEXCEPT;
 /* In the process that made it: the same event again. Errors: INVALID (no event, its maker has ended, or lives in
