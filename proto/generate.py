@@ -103,7 +103,7 @@ def wire_header(table, structs):
         out += [f"  SHMBW_{item['name'].upper()}_{v.upper()} = {i}," for i, v in enumerate(item["values"])] + ["};", ""]
     for item in table["flags"]:
         out += [f"enum shmbw_{item['name']}_flags {{"]
-        bits = [(i, v) for i, v in enumerate(item["bits"]) if v]  # "": a bit that is not used any more
+        bits = [(i, v) for i, v in enumerate(item["bits"]) if v]  # "": a bit that is not used
         out += [f"  SHMBW_{item['name'].upper()}_{v.upper()} = 1 << {i}," for i, v in bits]
         out += [f"  SHMBW_{item['name'].upper()}_KNOWN = {sum(1 << i for i, _ in bits)},", "};", ""]
     for struct in structs:
@@ -180,7 +180,7 @@ def protocol_tables(table, known):
     out += ["", "### Enumerations", "", "| name | values from 0 |", "| --- | --- |"]
     out += [f"| `{e['name']}` | " + ", ".join(f"{i} {v}" for i, v in enumerate(e["values"])) + " |" for e in table["enum"]]
     out += ["", "### Flags", "", "| name | bits from 0 |", "| --- | --- |"]
-    out += [f"| `{f['name']}` | " + ", ".join(f"{i} {v or '(not used any more)'}" for i, v in enumerate(f["bits"])) + " |" for f in table["flags"]]
+    out += [f"| `{f['name']}` | " + ", ".join(f"{i} {v or '(not used)'}" for i, v in enumerate(f["bits"])) + " |" for f in table["flags"]]
     out += ["", "### Common structs"]
     for item in table["struct"]:
         out += ["", f"#### {item['name']}", "", item["doc"], ""] + known[item["name"]].markdown()

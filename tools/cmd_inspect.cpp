@@ -61,8 +61,8 @@ Result<RegionFacts> look(const Viewer& viewer, RegionRow region) {
     facts.pools = std::move(pool->rows);
   }
   auto gpu = client::list_gpu_regions(viewer.session(), one, viewer.deadline());
-  if (!gpu && gpu.error().status != Status::invalid) return std::unexpected(gpu.error());  // an older broker has none
-  if (gpu && !gpu->rows.empty()) facts.gpu = std::move(gpu->rows.front());
+  if (!gpu) return std::unexpected(gpu.error());
+  if (!gpu->rows.empty()) facts.gpu = std::move(gpu->rows.front());
   return facts;
 }
 

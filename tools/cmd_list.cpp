@@ -84,8 +84,7 @@ Result<Books> read_books(const Viewer& viewer, const ListOptions& options, const
   auto worlds = read_worlds(viewer, selection);
   if (!worlds) return std::unexpected(worlds.error());
   auto gpu = client::list_gpu_regions(viewer.session(), selection, viewer.deadline());
-  if (!gpu && gpu.error().status != Status::invalid) return std::unexpected(gpu.error());  // an older broker has none
-  if (!gpu) gpu.emplace();
+  if (!gpu) return std::unexpected(gpu.error());
   Hidden hidden;
   if (options.group.empty()) hidden = hidden_from(*status, regions->total_count, options.all_groups);
   // GPU regions have a table of their own.

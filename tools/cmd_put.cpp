@@ -116,12 +116,7 @@ Result<Region> create(const Session& session, const PutOptions& options, std::ui
   if (options.replace) create.flags |= SHMB_CREATE_REPLACE;
   shmb_error failure{};
   shmb_region* region = nullptr;
-  int status = shmb_create(session.get(), size, &create, &region, &failure);
-  if (status == SHMB_E_UNKNOWN_FLAGS) {  // an older broker: the name exists while the file is read
-    create.flags &= ~std::uint32_t{SHMB_CREATE_NAME_AT_PUBLISH};
-    status = shmb_create(session.get(), size, &create, &region, &failure);
-  }
-  if (status != SHMB_OK) return std::unexpected(failed(failure));
+  if (shmb_create(session.get(), size, &create, &region, &failure) != SHMB_OK) return std::unexpected(failed(failure));
   return Region(region);
 }
 
