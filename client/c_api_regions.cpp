@@ -15,29 +15,6 @@ namespace {
 constexpr std::uint32_t kCreateFlags = (SHMBW_CREATE_KNOWN & ~std::uint32_t{SHMBW_CREATE_RECYCLED_ONLY}) |
                                        kCreateNoPopulate | kCreateSmallPages | kCreateUnmapped;
 constexpr std::uint32_t kAttachFlags = kAttachUnmapped | kAttachNoPopulate;
-// The numbers of the C ABI are the wire's; two enumerations may not be compared as they are.
-constexpr bool same(auto a, auto b) { return static_cast<std::uint32_t>(a) == static_cast<std::uint32_t>(b); }
-static_assert(
-    same(SHMB_CREATE_MANY_WRITERS, SHMBW_CREATE_MANY_WRITERS) && same(SHMB_CREATE_REPLACE, SHMBW_CREATE_REPLACE) &&
-    same(SHMB_CREATE_UNINITIALISED, SHMBW_CREATE_UNINITIALISED) &&
-    same(SHMB_CREATE_NO_RECYCLE, SHMBW_CREATE_NO_RECYCLE) && same(SHMB_CREATE_KEEP_GIVEN, SHMBW_CREATE_KEEP_GIVEN) &&
-    same(SHMB_CREATE_NAME_AT_PUBLISH, SHMBW_CREATE_NAME_AT_PUBLISH) && same(SHMB_CREATE_HEAP, SHMBW_CREATE_HEAP) &&
-    same(SHMB_REGION_FLAG_HEAP, SHMBW_REGION_HEAP) && same(SHMB_CREATE_NO_POPULATE, kCreateNoPopulate) &&
-    same(SHMB_CREATE_SMALL_PAGES, kCreateSmallPages) && same(SHMB_CREATE_UNMAPPED, kCreateUnmapped) &&
-    same(SHMB_ATTACH_UNMAPPED, kAttachUnmapped) && same(SHMB_ATTACH_NO_POPULATE, kAttachNoPopulate) &&
-    same(SHMB_RELEASE_NO_RECYCLE, kReleaseNoRecycle) && same(SHMB_RELEASE_UNNAME, kReleaseUnname) &&
-    same(SHMB_RIGHT_READ, SHMBW_RIGHT_MAP_READ) && same(SHMB_RIGHT_WRITE, SHMBW_RIGHT_MAP_WRITE) &&
-    same(SHMB_RIGHT_SHARE, SHMBW_RIGHT_SHARE) && same(SHMB_RIGHT_RELEASE, SHMBW_RIGHT_RELEASE) &&
-    same(SHMB_RIGHT_ALL, SHMBW_RIGHT_KNOWN) && same(SHMB_SLOT_MEMORY, SHMBW_SLOT_MEMORY) &&
-    same(SHMB_SLOT_SLOTS, SHMBW_SLOT_SLOTS) && same(SHMB_SLOT_GPU_DESCRIPTORS, SHMBW_SLOT_GPU_DESCRIPTORS) &&
-    same(SHMB_SCOPE_CGROUP, SHMBW_SCOPE_CGROUP) && same(SHMB_SCOPE_POOL, SHMBW_SCOPE_POOL) &&
-    same(SHMB_MODE_PRIVATE, SHMBW_MODE_PRIVATE) && same(SHMB_PAGES_UNPOPULATED, SHMBW_PAGE_KIND_UNPOPULATED) &&
-    same(SHMB_REGION_CACHED, SHMBW_REGION_STATE_CACHED) && same(SHMB_WATCH_RECLAIM, SHMBW_WATCH_KIND_RECLAIM) &&
-    same(SHMB_EVENT_BIT_RECLAIM, SHMBW_WATCH_EVENT_RECLAIM) &&
-    same(SHMB_DEATH_DISCONNECTED, SHMBW_DEATH_DISCONNECTED) &&
-    same(SHMB_REGION_FLAG_WRITE_OPEN, SHMBW_REGION_WRITE_OPEN) &&
-    same(SHMB_GROUP_ADOPT_EXISTING, SHMBW_GROUP_ADOPT_EXISTING) && same(SHMB_JOIN_SUPERVISOR, SHMBW_JOIN_SUPERVISOR) &&
-    same(SHMB_END_RELEASE_KEPT, SHMBW_END_RELEASE_KEPT) && same(SHMB_END_KEPT_ONLY, SHMBW_END_KEPT_ONLY));
 
 Result<CreateItem> create_item(std::uint64_t length, const shmb_create_options* options) {
   auto wanted = read_options(options);

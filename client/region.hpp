@@ -17,16 +17,18 @@
 #include "base/fd.hpp"
 #include "base/mapping.hpp"
 #include "client/session.hpp"
+#include "client/shmbroker.h"
 #include "client/strategy.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::client {
 
-// Flags of the library beside those of the wire (which use the low bits). The C ABI uses the same numbers.
-inline constexpr std::uint32_t kCreateNoPopulate = 1 << 8, kCreateSmallPages = 1 << 9, kCreateUnmapped = 1 << 10;
-inline constexpr std::uint32_t kAttachUnmapped = 1 << 8, kAttachNoPopulate = 1 << 9;
+// Flags that only the library knows, beside those of the wire, which are the low bits.
+inline constexpr std::uint32_t kCreateNoPopulate = SHMB_CREATE_NO_POPULATE, kCreateSmallPages = SHMB_CREATE_SMALL_PAGES,
+                               kCreateUnmapped = SHMB_CREATE_UNMAPPED;
+inline constexpr std::uint32_t kAttachUnmapped = SHMB_ATTACH_UNMAPPED, kAttachNoPopulate = SHMB_ATTACH_NO_POPULATE;
 inline constexpr std::uint32_t kAttachTimeline = 1 << 10;  // not in the C ABI: refused if the region is no timeline
-inline constexpr std::uint32_t kReleaseNoRecycle = 1 << 0, kReleaseUnname = 1 << 1;
+inline constexpr std::uint32_t kReleaseNoRecycle = SHMB_RELEASE_NO_RECYCLE, kReleaseUnname = SHMB_RELEASE_UNNAME;
 inline constexpr std::uint64_t kMaxLength = (std::uint64_t{1} << 47) - 1;
 
 // The memory behind a region of `length` bytes: whole pages, huge ones from 2 MiB. A region without bytes has one page,
@@ -172,7 +174,7 @@ struct TicketsEnded {
   std::uint64_t held = 0;                             // tickets that stay because a session holds them
 };
 // For the session's user; over the admin socket for all users. The broker looks at a part of the table for each reply.
-// Tickets that were ended before an error stay ended. Errors: denied, deadline, and unknown_op from an older broker.
+// Tickets that were ended before an error stay ended. Errors: denied, deadline.
 Result<TicketsEnded> release_tickets(Session& session, const TicketsMeant& meant, Deadline deadline);
 Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, std::uint32_t rights, std::uint32_t uses,
                                    std::int64_t lifetime, Deadline deadline, std::uint32_t flags = 0,

@@ -29,6 +29,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "shmb_enums.h" /* the enumerations that the broker knows too, such as enum shmb_create_flag */
 #include "shmb_status.h"
 
 #if defined(__GNUC__)
@@ -69,68 +70,6 @@ typedef struct shmb_error {
   uint64_t asked;
   char sentence[512];
 } shmb_error;
-
-enum shmb_limit_slot {
-  SHMB_SLOT_NONE = 0,
-  SHMB_SLOT_BYTES,
-  SHMB_SLOT_REGIONS,
-  SHMB_SLOT_LEASES,
-  SHMB_SLOT_SESSIONS,
-  SHMB_SLOT_GROUPS,
-  SHMB_SLOT_TICKETS,
-  SHMB_SLOT_NAMES,
-  SHMB_SLOT_WATCHES,
-  SHMB_SLOT_DESCRIPTORS,
-  SHMB_SLOT_KEEP,
-  SHMB_SLOT_MESSAGE,
-  SHMB_SLOT_MEMORY,
-  SHMB_SLOT_PARTICIPANTS, /* of a pool, as the next five */
-  SHMB_SLOT_QUEUES,
-  SHMB_SLOT_LANES,
-  SHMB_SLOT_LANE_BYTES,
-  SHMB_SLOT_SEGMENTS,
-  SHMB_SLOT_SLOTS,
-  SHMB_SLOT_WORLDS,
-  SHMB_SLOT_REFERENCES,
-  SHMB_SLOT_GPU_BYTES,
-  SHMB_SLOT_GPU_DESCRIPTORS,
-  SHMB_SLOT_LIFETIME
-};
-enum shmb_scope {
-  SHMB_SCOPE_NONE = 0,
-  SHMB_SCOPE_HOST,
-  SHMB_SCOPE_UID,
-  SHMB_SCOPE_GROUP,
-  SHMB_SCOPE_SESSION,
-  SHMB_SCOPE_PROCESS,
-  SHMB_SCOPE_CGROUP,
-  SHMB_SCOPE_POOL,
-  SHMB_SCOPE_WATCHED
-};
-enum shmb_mode { SHMB_MODE_LOCAL = 0, SHMB_MODE_SYSTEM, SHMB_MODE_PRIVATE };
-enum shmb_page_kind {
-  SHMB_PAGES_UNKNOWN = 0,
-  SHMB_PAGES_SMALL,
-  SHMB_PAGES_HUGE,
-  SHMB_PAGES_MIXED,
-  SHMB_PAGES_UNPOPULATED
-};
-enum shmb_region_state {
-  SHMB_REGION_NONE = 0,
-  SHMB_REGION_CREATED,
-  SHMB_REGION_READY,
-  SHMB_REGION_WRITE_CLOSED,
-  SHMB_REGION_PUBLISHED,
-  SHMB_REGION_FREEING,
-  SHMB_REGION_CACHED
-};
-enum shmb_right {
-  SHMB_RIGHT_READ = 1 << 0,    /* map for reading */
-  SHMB_RIGHT_WRITE = 1 << 1,   /* map for writing */
-  SHMB_RIGHT_SHARE = 1 << 2,   /* make tickets */
-  SHMB_RIGHT_RELEASE = 1 << 3, /* take the name away, replace */
-  SHMB_RIGHT_ALL = 15
-};
 
 /* The library's version, "0.1.0". */
 SHMB_API const char* shmb_version(void) SHMB_NOEXCEPT;
@@ -216,22 +155,6 @@ typedef struct shmb_region_id {
   uint32_t generation; /* 0 in a request: whichever */
   uint32_t reserved;   /* 0 */
 } shmb_region_id;
-
-enum shmb_create_flag {
-  SHMB_CREATE_MANY_WRITERS = 1 << 0,    /* any number of writers for ever; read-only is then no boundary (`ro*`) */
-  SHMB_CREATE_REPLACE = 1 << 1,         /* take the name over: generation + 1; needs the old region's right `release` */
-  SHMB_CREATE_UNINITIALISED = 1 << 2,   /* contents may be what this group wrote before (never another's); else zeros */
-  SHMB_CREATE_NO_RECYCLE = 1 << 3,      /* fresh memory, and not kept for reuse afterwards */
-  SHMB_CREATE_KEEP_GIVEN = 1 << 4,      /* keep_ns counts; else the group's default */
-  SHMB_CREATE_NAME_AT_PUBLISH = 1 << 5, /* name, keep and REPLACE count from shmb_publish on, in one step: until then
-                                         the region has no name, and goes with its last handle; who has the name keeps
-                                         it. The generation is numbered at create: two at once may get the same one */
-  SHMB_CREATE_HEAP = 1 << 7,            /* a mark: its contents are, or will be, a heap (shmbroker/heap.hpp) */
-  SHMB_CREATE_NO_POPULATE = 1 << 8,     /* no memory behind it yet: pages come at first touch (refused under
-                                           vm.overcommit_memory=2, where that could be a SIGBUS) */
-  SHMB_CREATE_SMALL_PAGES = 1 << 9,     /* 4 KiB pages also where huge pages could be had */
-  SHMB_CREATE_UNMAPPED = 1 << 10        /* not mapped; use shmb_region_map for parts. Not populated either */
-};
 
 typedef struct shmb_create_options {
   size_t size;
@@ -326,14 +249,6 @@ typedef struct shmb_region_info {
   uint32_t recycled;        /* 1: the memory served this group before (and was zeroed, unless UNINITIALISED) */
   uint32_t descriptor_kept; /* 1: the handle holds its descriptor open (shmb_set_sharing_strategy; local sessions) */
 } shmb_region_info;
-enum shmb_region_flag {
-  SHMB_REGION_FLAG_MANY_WRITERS = 1 << 0,
-  SHMB_REGION_FLAG_NAMED = 1 << 1,
-  SHMB_REGION_FLAG_KEPT = 1 << 2,
-  SHMB_REGION_FLAG_RECYCLED = 1 << 3,
-  SHMB_REGION_FLAG_WRITE_OPEN = 1 << 4,
-  SHMB_REGION_FLAG_HEAP = 1 << 6 /* made with SHMB_CREATE_HEAP */
-};
 /* What the library knows, without asking. Set info->size first. */
 SHMB_API int shmb_region_get_info(const shmb_region* region, shmb_region_info* info, shmb_error* error) SHMB_NOEXCEPT;
 /* A further handle of the session that the region belongs to; shmb_disconnect frees it. */
@@ -431,7 +346,7 @@ SHMB_API int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t u
                                 int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
 /* The same, and it ends at the latest with the session that made it, or with that session's process, also a killed one:
- * for processes that do not outlive it. Errors: those, and TOO_NEW from a broker that does not know it. */
+ * for processes that do not outlive it. Errors: those. */
 SHMB_API int shmb_ticket_lend(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                               int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
@@ -450,10 +365,6 @@ typedef struct shmb_group {
   uint8_t token[16]; /* admits any session that shows it, of any uid */
 } shmb_group;
 
-enum shmb_group_flag {
-  SHMB_GROUP_SUPERVISED = 1 << 0, /* ends only when a supervisor has reported the process tree gone, or all are lost */
-  SHMB_GROUP_ADOPT_EXISTING = 1 << 1 /* a group of that name that is there, or keeps something, is taken as it is */
-};
 typedef struct shmb_group_options {
   size_t size;
   const char* name;     /* NULL: unnamed */
@@ -471,8 +382,6 @@ typedef struct shmb_group_options {
 SHMB_API int shmb_group_create(shmb_session* session, const shmb_group_options* options, shmb_group* group,
                                shmb_error* error) SHMB_NOEXCEPT;
 
-enum shmb_join_flag { SHMB_JOIN_SUPERVISOR = 1 << 0 }; /* a role: it watches the group, without being a member */
-
 /* The session becomes a member of a group (and leaves the one it was in): by name ("GROUP", "@id", "UID:GROUP"; own uid
  * only) or by token. id may be NULL. Errors: NOT_FOUND, GROUP_ENDED, INVALID. After DEADLINE a group that was joined
  * too late is left again; the session is then in none, also if it was in another one before. Asking again is fine: then
@@ -486,11 +395,6 @@ SHMB_API int shmb_group_join_token(shmb_session* session, const uint8_t token[16
 SHMB_API int shmb_group_leave(shmb_session* session, uint64_t group, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
 
-enum shmb_end_flag {
-  SHMB_END_TREE_GONE = 1 << 0,    /* supervisors: the process tree has ended */
-  SHMB_END_RELEASE_KEPT = 1 << 1, /* free what it keeps */
-  SHMB_END_KEPT_ONLY = 1 << 2 /* only if it has ended already: a live group is BUSY, and `error` names its members */
-};
 typedef struct shmb_group_ending {
   uint32_t members; /* members and heirs left */
   uint32_t regions; /* regions left */
@@ -509,21 +413,6 @@ SHMB_API int shmb_group_variable(const char* name, const uint8_t token[16], char
 
 /* ------------------------------------------------------------------------------------------------ events */
 
-enum shmb_watch_kind {
-  SHMB_WATCH_REGION = 1,
-  SHMB_WATCH_NAME = 2,
-  SHMB_WATCH_GROUP = 3,
-  SHMB_WATCH_RECLAIM = 4 /* what was freed of the dead: group, or 0 for all of the own uid */
-};
-enum shmb_event_bit {
-  SHMB_EVENT_BIT_READY = 1 << 0,
-  SHMB_EVENT_BIT_PUBLISHED = 1 << 1,
-  SHMB_EVENT_BIT_GONE = 1 << 2,
-  SHMB_EVENT_BIT_APPEARED = 1 << 3,
-  SHMB_EVENT_BIT_ENDED = 1 << 4,
-  SHMB_EVENT_BIT_RECLAIM = 1 << 5,
-  SHMB_EVENT_BIT_GPU = 1 << 6 /* state of a GPU region */
-};
 typedef struct shmb_watch_options {
   size_t size;
   uint32_t kind;         /* enum shmb_watch_kind */
@@ -540,18 +429,6 @@ SHMB_API int shmb_watch(shmb_session* session, const shmb_watch_options* options
                         shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_unwatch(shmb_session* session, uint64_t watch, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 
-enum shmb_event_kind {
-  SHMB_EVENT_REGION_READY = 1,
-  SHMB_EVENT_REGION_PUBLISHED,
-  SHMB_EVENT_REGION_GONE,
-  SHMB_EVENT_NAME_APPEARED,
-  SHMB_EVENT_GROUP_ENDED,
-  SHMB_EVENT_RECLAIM,
-  SHMB_EVENT_GAP,           /* events were dropped, because too many were unread: look again at what you watch */
-  SHMB_EVENT_BROKER_AWAY,   /* made by the library, once: the session is lost */
-  SHMB_EVENT_GPU_STATE = 24 /* a GPU region: `how` is enum shmb_gpu_state, `code` the driver's result behind it */
-};
-enum shmb_death { SHMB_DEATH_UNKNOWN = 0, SHMB_DEATH_EXITED, SHMB_DEATH_KILLED, SHMB_DEATH_DISCONNECTED };
 typedef struct shmb_event {
   size_t size;
   uint32_t kind; /* enum shmb_event_kind */

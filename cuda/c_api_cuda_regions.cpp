@@ -12,9 +12,7 @@ namespace {
 using client::c_api::read_options;
 using client::c_api::text_or_empty;
 
-static_assert(static_cast<int>(SHMB_GPU_PRODUCER_DEAD) == static_cast<int>(State::producer_dead) &&
-              static_cast<int>(SHMB_GPU_DEVICE_LOST) == static_cast<int>(State::device_lost) &&
-              static_cast<int>(SHMB_GPU_LENT) == static_cast<int>(Kind::lent));
+static_assert(static_cast<int>(SHMB_GPU_LENT) == static_cast<int>(Kind::lent));
 
 Result<PublishSpec> publish_spec(const shmb_gpu_publish_options* options) {
   auto wanted = read_options(options);

@@ -12,8 +12,6 @@
 
 namespace shmb::cuda {
 
-static_assert(static_cast<int>(State::producer_dead) == static_cast<int>(SHMBW_GPU_STATE_PRODUCER_DEAD));
-
 Device current_device(const Driver& driver) {
   Context context = nullptr;
   Device device = -1;

@@ -30,15 +30,15 @@ struct Lent;
 enum class Kind : std::uint8_t { vmm = 1, adopted, lent };
 // The wire's numbers.
 enum class State : std::uint8_t {
-  unpublished,
-  ok,
-  incomplete,
-  poisoned,
-  detached,
-  device_lost,
-  invalid,
-  retired,
-  producer_dead
+  unpublished = SHMBW_GPU_STATE_NONE,
+  ok = SHMBW_GPU_STATE_OK,
+  incomplete = SHMBW_GPU_STATE_INCOMPLETE,
+  poisoned = SHMBW_GPU_STATE_POISONED,
+  detached = SHMBW_GPU_STATE_DETACHED,
+  device_lost = SHMBW_GPU_STATE_DEVICE_LOST,
+  invalid = SHMBW_GPU_STATE_INVALID,
+  retired = SHMBW_GPU_STATE_RETIRED,
+  producer_dead = SHMBW_GPU_STATE_PRODUCER_DEAD,
 };
 inline State state_of(shmbw_gpu_state state) { return static_cast<State>(state); }
 

@@ -209,17 +209,6 @@ SHMB_API int shmb_gpu_import_many(shmb_session* session, const shmb_gpu_import_i
                                   shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_gpu_kind { SHMB_GPU_VMM = 1, SHMB_GPU_ADOPTED, SHMB_GPU_LENT };
-enum shmb_gpu_state {
-  SHMB_GPU_UNPUBLISHED = 0,
-  SHMB_GPU_OK,
-  SHMB_GPU_INCOMPLETE,   /* its publisher is still sending the descriptors of its chunks */
-  SHMB_GPU_POISONED,     /* a writer died: contents may be half written */
-  SHMB_GPU_DETACHED,     /* the broker has let it go; it lives only through those that map it */
-  SHMB_GPU_DEVICE_LOST,  /* the device fell off, or its state was torn down: contents are gone */
-  SHMB_GPU_INVALID,      /* what was published is no memory of a device */
-  SHMB_GPU_RETIRED,      /* lent memory that its owner wants back */
-  SHMB_GPU_PRODUCER_DEAD /* lent memory whose owner is gone */
-};
 typedef struct shmb_gpu_region_info {
   size_t size;
   shmb_region_id id;        /* all 0: not published */

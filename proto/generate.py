@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes shmb_wire.h, shmb_status.h, wire_fields.hpp and the tables of PROTOCOL.md from messages.toml, and the worked
-dumps of PROTOCOL.md from the vectors.
+"""Makes shmb_wire.h, shmb_status.h, shmb_enums.h, wire_fields.hpp and the tables of PROTOCOL.md from messages.toml and
+the tables beside it, and the worked dumps of PROTOCOL.md from the vectors.
 
     generate.py          write the files
     generate.py --check  exit 1 and name the file when one is not what the table says
@@ -10,6 +10,7 @@ import json
 import pathlib
 import re
 import sys
+import textwrap
 import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -123,6 +124,54 @@ def status_header(table):
     out += ["};", "", "/* X(NAME, value, text) for every code. */", "#define SHMB_STATUS_TABLE(X) \\"]
     out += [f"  X({s['name']}, {s['value']}, \"{s['text']}\") \\" for s in table["status"]]
     return out + ["  /* end */", "", "#endif"]
+
+
+def c_values(table, item):
+    """The enumerators of a C enum as [(name, text of the number, doc)], in the order of the numbers."""
+    bits = next((f["bits"] for f in table["flags"] if f["name"] == item["of"]), None)
+    if bits is not None:
+        known = {name: bit for bit, name in enumerate(bits) if name}
+    elif item["of"] == "event":
+        known = {event["name"]: event["op"] for event in table["event"]}
+    else:
+        known = {name: i for i, name in enumerate(next(e["values"] for e in table["enum"] if e["name"] == item["of"]))}
+    taken = {name: known[name] for name in item.get("only", known) if name not in item.get("omit", [])}
+    docs, rename = dict(item.get("docs", {})), item.get("rename", {})
+    rows = [(rename.get(name, name), number) for name, number in taken.items()]
+    for name, number, doc in item.get("more", []):
+        if number in known.values() and (bits is not None or number in taken.values()):
+            sys.exit(f"c_enums.toml: {item['name']}: the wire has a meaning for {number}, so '{name}' can not have it")
+        rows.append((name, number))
+        docs[name] = doc
+    for name in set(docs) | set(rename.values()):
+        if name not in dict(rows):
+            sys.exit(f"c_enums.toml: {item['name']} has no '{name}'")
+    number = "{}" if bits is None else "1 << {}"
+    out = [(name, number.format(value), docs.get(name, "")) for name, value in sorted(rows, key=lambda row: row[1])]
+    return out + ([("all", str(sum(1 << bit for bit in known.values())), "")] if item.get("all") else [])
+
+
+def c_enum(table, item):
+    """A C enum as it stands in a header: comments behind the enumerators, in a column of their own."""
+    values = c_values(table, item)
+    names = [f"  SHMB_{item['prefix']}_{name.upper()} = {number}" + ("" if i + 1 == len(values) else ",") for i, (name, number, _) in enumerate(values)]
+    column = max((len(text) for text, (_, _, doc) in zip(names, values) if doc), default=0) + 1
+    out = [f"/* {item['doc']} */"] if "doc" in item else []
+    out.append(f"enum shmb_{item['name']} {{")
+    for text, (_, _, doc) in zip(names, values):
+        lines = textwrap.wrap(doc, 120 - column - 6)
+        head = f"{text:<{column}}/* " if lines else text
+        out.append(head + f"\n{'':<{column}}   ".join(lines) + (" */" if lines else ""))
+    return "\n".join(out + ["};"]).split("\n")
+
+
+def enums_header(table):
+    out = ["/* SPDX-License-Identifier: Apache-2.0 */", MARK.replace("messages.toml", "c_enums.toml and messages.toml"),
+           "/* The enumerations of the C face whose numbers are those of the wire. shmbroker.h and its companions include it. */",
+           "#ifndef SHMB_ENUMS_H", "#define SHMB_ENUMS_H", ""]
+    for item in table["c_enum"]:
+        out += c_enum(table, item) + [""]
+    return out + ["#endif"]
 
 
 def is_reserved(field):
@@ -267,6 +316,7 @@ def main():
     protocol = HERE / "PROTOCOL.md"
     wanted = {HERE / "shmb_wire.h": "\n".join(wire_header(table, structs)) + "\n",
               HERE / "shmb_status.h": "\n".join(status_header(table)) + "\n",
+              HERE / "shmb_enums.h": "\n".join(enums_header(table)) + "\n",
               HERE / "wire_fields.hpp": "\n".join(wire_fields(table, known, structs)) + "\n",
               protocol: with_dumps(with_tables(protocol.read_text(), protocol_tables(table, known)), known)}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]

@@ -22,8 +22,8 @@ Result<void> check(std::string_view name, std::string_view what);
 // comment.
 std::string id_text(std::uint64_t id);
 
-// UID:GROUP/NAME, GROUP/NAME, NAME; GROUP may be @id (an unnamed group). Anything else is a sentence. The older form
-// #id is accepted everywhere, and given back as @id: two texts for one id would be two names.
+// UID:GROUP/NAME, GROUP/NAME, NAME; GROUP may be @id (an unnamed group). Anything else is a sentence. #id is
+// accepted everywhere, and given back as @id: two texts for one id would be two names.
 struct Address {
   std::optional<std::uint32_t> owner_uid;
   std::string group;  // empty: the session's own

@@ -135,7 +135,6 @@ SHMB_API int shmb_remote_shutdown(shmb_remote* remote, const shmb_remote_shutdow
  * there until then. Not from within a request. NULL is allowed. */
 SHMB_API void shmb_remote_free(shmb_remote* remote) SHMB_NOEXCEPT;
 
-enum shmb_worker_state { SHMB_WORKER_ABSENT = 0, SHMB_WORKER_PRESENT, SHMB_WORKER_LEFT, SHMB_WORKER_DIED };
 typedef struct shmb_worker {
   size_t size;
   int32_t rank;

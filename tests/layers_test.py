@@ -25,7 +25,7 @@ PUBLIC = {"client/shmbroker.h", "client/shmbroker.hpp", "client/shmbroker_pool.h
           "spawn/spawn_msgpack.hpp", "spawn/remote.hpp",
           "spawn/remote_values.hpp", "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/spawn_values.hpp",
           "spawn/throw_point.hpp", "spawn/thrown.hpp", "spawn/torch_words.hpp", "spawn/shmbroker_cause.h", "proto/shmb_wire.h",
-          "proto/shmb_status.h"}
+          "proto/shmb_enums.h", "proto/shmb_status.h"}
 MOST_LINES = 900
 CODE = {".cpp", ".hpp", ".h", ".c"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)

@@ -66,7 +66,7 @@ def compiles(root, text, programs):
                        "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/spawn_values.hpp", "spawn/throw_point.hpp", "spawn/thrown.hpp", "spawn/torch_words.hpp",
                        "spawn/shmbroker_cause.h", "spawn/shmbroker_remote.h",
                        "spawn/remote.hpp", "spawn/remote_values.hpp", "cuda/shmbroker_cuda.h", "cuda/cuda.hpp",
-                       "proto/shmb_status.h", "proto/shmb_wire.h"):
+                       "proto/shmb_enums.h", "proto/shmb_status.h", "proto/shmb_wire.h"):
             (Path(folder) / "shmbroker" / Path(header).name).symlink_to(root / header)
         (Path(folder) / "shmbroker" / "pool.hpp").symlink_to(root / "client/shmbroker_pool.hpp")
         for language, flags, source in sources:
