@@ -10,6 +10,7 @@
 #include "daemon/world.hpp"
 #include "proto/codec.hpp"
 #include "proto/refusal.hpp"
+#include "proto/wire_traits.hpp"
 
 namespace shmb::daemon {
 
@@ -151,49 +152,15 @@ std::optional<wire::BatchView> open_batch(const Request& request, Texts texts) {
 
 void dispatch(World& world, Session& session, const wire::PacketView& packet);
 
-void serve_create(const Request&);
-void serve_attach(const Request&);
-void serve_release(const Request&);
-void serve_ready(const Request&);
-void serve_publish(const Request&);
-void serve_ticket_create(const Request&);
-void serve_ticket_revoke(const Request&);
-void serve_tickets_release(const Request&);
-void serve_shelf_empty(const Request&);
-void serve_inherit(const Request&);
-void serve_group_create(const Request&);
-void serve_group_join(const Request&);
-void serve_group_leave(const Request&);
-void serve_group_end(const Request&);
-void serve_watch(const Request&);
-void serve_list(const Request&);
-void serve_status(const Request&);
-void serve_pool_create(const Request&);
-void serve_pool_join(const Request&);
-void serve_pool_leave(const Request&);
-void serve_pool_segment(const Request&);
-void serve_pool_doorbell(const Request&);
-void serve_queue_open(const Request&);
-void serve_queue_close(const Request&);
-void serve_lane_through(const Request&);
-void serve_queue_hold(const Request&);
-void serve_world_join(const Request&);
-void serve_world_leave(const Request&);
-void serve_world_pool(const Request&);
-void serve_ref_create(const Request&);
-void serve_ref_fork(const Request&);
-void serve_ref_take(const Request&);
-void serve_ref_release(const Request&);
-void serve_ref_settle(const Request&);
-void serve_ref_ask(const Request&);
-void serve_gpu_device(const Request&);
-void serve_gpu_publish(const Request&);
-void serve_gpu_chunks(const Request&);
-void serve_gpu_open(const Request&);
-void serve_gpu_more(const Request&);
-void serve_gpu_report(const Request&);
-void serve_gpu_retire(const Request&);
-void serve_gpu_timeline(const Request&);
-void serve_gpu_pinned(const Request&);
+// One handler for every message of the table: serve_create(request) for CREATE, and so on.
+#define SHMB_HANDLER(op, name, batch) void serve_##name(const Request& request);
+SHMBW_REQUESTS(SHMB_HANDLER)
+#undef SHMB_HANDLER
+
+// How many descriptors a request of that kind, or an element of it, must bring, by its other fields (law 8). `brought`:
+// how many came with the packet. The handler says what is wrong with the fields.
+#define SHMB_BROUGHT_BY(op, name, batch) std::size_t brought_by(const shmbw_##name& wish, std::size_t brought);
+SHMBW_REQUESTS_WITH_FDS(SHMB_BROUGHT_BY)
+#undef SHMB_BROUGHT_BY
 
 }  // namespace shmb::daemon

@@ -12,6 +12,7 @@
 #include "base/text.hpp"
 #include "daemon/log.hpp"
 #include "daemon/transport.hpp"
+#include "proto/wire_traits.hpp"
 
 namespace shmb::daemon {
 namespace {
@@ -20,47 +21,33 @@ namespace {
 // tried again: nobody tells us when some other socket has been read. Longer each time, because thousands may wait so.
 constexpr std::int64_t kFirstRetry = 5'000'000, kLastRetry = 80'000'000;
 
-bool answered_with_descriptors(wire::Bytes packet) {
+// All that the transport reads of a request before it is served: its header, and what the table says of its kind.
+struct Opening {
   shmbw_header header{};
-  if (packet.size() < sizeof header) return false;
+  const wire::Traits& traits;
+  wire::Bytes fixed;  // as much of the fixed part as has come
+};
+
+Opening opening_of(wire::Bytes packet) {
+  shmbw_header header{};
+  if (packet.size() < sizeof header) return {header, wire::traits_of(0), {}};
   std::memcpy(&header, packet.data(), sizeof header);
-  return header.op == SHMBW_OP_CREATE || header.op == SHMBW_OP_ATTACH || header.op == SHMBW_OP_PUBLISH ||
-         header.op == SHMBW_OP_POOL_CREATE || header.op == SHMBW_OP_POOL_JOIN || header.op == SHMBW_OP_POOL_DOORBELL ||
-         header.op == SHMBW_OP_GPU_OPEN || header.op == SHMBW_OP_GPU_MORE || header.op == SHMBW_OP_GPU_TIMELINE;
+  const wire::Bytes body = packet.subspan(sizeof header);
+  return {header, wire::traits_of(header.op), body.first(std::min<std::size_t>(header.fixed, body.size()))};
 }
 
-// Of a batch that is answered with as many as it has elements.
-std::size_t descriptors_to_come(wire::Bytes packet) {
-  shmbw_header header{};
+// How many a batch may be answered with, at most; 0 where that is not known before it is served.
+std::size_t descriptors_to_come(const Opening& request) {
   shmbw_batch batch{};
-  if (packet.size() < sizeof header + sizeof batch) return 0;
-  std::memcpy(&header, packet.data(), sizeof header);
-  std::memcpy(&batch, packet.data() + sizeof header, sizeof batch);
-  return header.op == SHMBW_OP_CREATE || header.op == SHMBW_OP_ATTACH ? batch.count : 0;
-}
-
-// 0: it is about no doorbell.
-std::uint32_t doorbell_flags(wire::Bytes packet) {
-  shmbw_header header{};
-  shmbw_pool_doorbell bell{};
-  if (packet.size() < sizeof header + sizeof bell) return 0;
-  std::memcpy(&header, packet.data(), sizeof header);
-  std::memcpy(&bell, packet.data() + sizeof header, sizeof bell);
-  return header.op == SHMBW_OP_POOL_DOORBELL ? bell.flags : 0;
+  if (request.traits.fds_out != wire::FdsOut::per_element || request.fixed.size() < sizeof batch) return 0;
+  std::memcpy(&batch, request.fixed.data(), sizeof batch);
+  return batch.count;
 }
 
 // What may come without an answer: READY, what members of pools tell each other by way of the broker, and what is given
 // back or reported, so that none of it stands before those. With this flag any other request is refused, aloud.
-bool is_never_answered(wire::Bytes packet) {
-  shmbw_header header{};
-  if (packet.size() < sizeof header) return false;
-  std::memcpy(&header, packet.data(), sizeof header);
-  if (header.flags != SHMBW_HEADER_NO_REPLY) return false;
-  if (header.op == SHMBW_OP_READY || header.op == SHMBW_OP_LANE_THROUGH || header.op == SHMBW_OP_QUEUE_HOLD ||
-      header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_REF_RELEASE || header.op == SHMBW_OP_REF_SETTLE ||
-      header.op == SHMBW_OP_GPU_REPORT)
-    return true;
-  return doorbell_flags(packet) == SHMBW_DOORBELL_RING;
+bool is_never_answered(const Opening& request) {
+  return request.header.flags == SHMBW_HEADER_NO_REPLY && wire::may_have_no_reply(request.traits, request.fixed);
 }
 
 }  // namespace
@@ -178,15 +165,16 @@ void Connection::discard_brought() {
   if (choked_since_ == 0) choked_since_ = transport_.now();
 }
 
-// Law 8: not while a reply of this session is unread, unless there will be none: a peer that sleeps must not wait until
-// this one reads. And not what is answered with descriptors while other sessions of
+// Law 8: no request is served while a reply of its session is unread, except one without a reply: a sleeping peer must
+// not wait until this session reads. A request that is answered with descriptors also waits while other sessions of
 // this process have left their share of the allowance unread.
 bool Connection::may_serve(wire::Bytes packet) {
   over_share_ = refused_ = false;
-  if (!outbox_->open()) return is_never_answered(packet);
-  over_share_ = answered_with_descriptors(packet) &&
-                !transport_.in_flight().within_share(*outbox_, descriptors_to_come(packet), transport_.now());
-  if (over_share_ && doorbell_flags(packet) == SHMBW_DOORBELL_GET) {
+  const Opening request = opening_of(packet);
+  if (!outbox_->open()) return is_never_answered(request);
+  over_share_ = request.traits.fds_out != wire::FdsOut::none &&
+                !transport_.in_flight().within_share(*outbox_, descriptors_to_come(request), transport_.now());
+  if (over_share_ && wire::has_value(request.fixed, request.traits.refused_over_share)) {
     over_share_ = false;
     refused_ = true;
   }
@@ -209,7 +197,7 @@ void Connection::serve(wire::Bytes packet) {
     transport_.no_longer_silent(*this);
   }
   if (yields_) {
-    outbox_->promise(descriptors_to_come(packet));
+    outbox_->promise(descriptors_to_come(opening_of(packet)));
     transport_.engine().turns.ready(process_, rest_);
   }
   if (waiting_ || yields_) {

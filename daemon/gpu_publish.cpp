@@ -182,10 +182,6 @@ void describe(GpuMemory& gpu, const Session& session, const shmbw_gpu_publish& w
 
 }  // namespace
 
-std::size_t gpu_descriptors_of(const shmbw_gpu_publish& wish) {
-  return std::size_t{2} * wish.chunks + (flagged(wish, SHMBW_GPU_PUBLISH_MANIFEST) ? 1 : 0);
-}
-
 Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu_publish& wish, std::string_view name,
                                  std::span<Fd> descriptors) {
   if (auto words = check_gpu_words(world, wish, name); !words) return std::unexpected(words.error());

@@ -31,7 +31,5 @@ Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu
 // Adds chunks to a region that is not whole yet.
 Result<void> add_gpu_chunks(World& world, Session& session, Region& region, const shmbw_gpu_chunks& wish,
                             std::span<Fd> descriptors);
-// The number of descriptors that an element brings.
-std::size_t gpu_descriptors_of(const shmbw_gpu_publish& wish);
 
 }  // namespace shmb::daemon

@@ -42,6 +42,18 @@ shmbw_gpu_device_reply device_reply(const GpuDevice& device, std::uint64_t watch
 
 }  // namespace
 
+// One, with node_given. Flags that are not known do not say.
+std::size_t brought_by(const shmbw_gpu_device& wish, std::size_t brought) {
+  if ((wish.flags & ~std::uint32_t{SHMBW_GPU_DEVICE_KNOWN}) != 0) return std::min<std::size_t>(brought, 1);
+  return (wish.flags & SHMBW_GPU_DEVICE_NODE_GIVEN) != 0 ? 1 : 0;
+}
+
+std::size_t brought_by(const shmbw_gpu_publish& wish, std::size_t /*brought*/) {
+  return std::size_t{2} * wish.chunks + ((wish.flags & SHMBW_GPU_PUBLISH_MANIFEST) != 0 ? 1 : 0);
+}
+
+std::size_t brought_by(const shmbw_gpu_chunks& wish, std::size_t /*brought*/) { return std::size_t{2} * wish.count; }
+
 void serve_gpu_device(const Request& request) {
   World& world = request.world;
   Session& session = request.session;
@@ -79,7 +91,7 @@ void serve_gpu_publish(const Request& request) {
   for (std::size_t i = 0; i < batch->count(); ++i) {
     const shmbw_gpu_publish wish = *batch->element<shmbw_gpu_publish>(i);
     const std::string_view name = *texts.take(wish.name_len);
-    const std::size_t brought = std::min(gpu_descriptors_of(wish), descriptors.size());  // dispatch has counted them
+    const std::size_t brought = std::min(brought_by(wish, 0), descriptors.size());  // dispatch has counted them
     auto published = publish_gpu(world, request.session, wish, name, descriptors.first(brought));
     descriptors = descriptors.subspan(brought);
     if (!published) {

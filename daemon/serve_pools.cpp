@@ -120,6 +120,10 @@ void serve_pool_segment(const Request& request) {
   request.answer(shmbw_pool_segment_reply{cut->segment, cut->first_slot});
 }
 
+std::size_t brought_by(const shmbw_pool_doorbell& wish, std::size_t /*brought*/) {
+  return wish.flags == SHMBW_DOORBELL_SET ? 1 : 0;
+}
+
 void serve_pool_doorbell(const Request& request) {
   World& world = request.world;
   auto wish = request.read<shmbw_pool_doorbell>();

@@ -141,8 +141,8 @@ Result<void> admit(World& world, Session& session, const shmbw_hello& hello) {
 
 }  // namespace
 
-void serve_hello(World& world, Session& session, const wire::PacketView& packet) {
-  const Request request{world, session, packet};
+void serve_hello(const Request& request) {
+  auto& [world, session, packet] = request;
   auto hello = request.read<shmbw_hello>();
   if (!hello) return;
   wire::TextReader texts(packet.rest);

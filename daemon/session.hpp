@@ -90,7 +90,6 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
 
 // The limit that is in the way of one more session that has just connected.
 std::optional<Shortage> session_shortage(const World& world, std::uint32_t uid, bool admin);
-void serve_hello(World& world, Session& session, const wire::PacketView& packet);
 // Gives everything back.
 void end_session(World& world, Session& session);
 void session_process_died(World& world, Session& session, const sys::ExitInfo* how);

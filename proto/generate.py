@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes shmb_wire.h, shmb_status.h, shmb_enums.h, wire_fields.hpp and the tables of PROTOCOL.md from messages.toml and
-the tables beside it, and the worked dumps of PROTOCOL.md from the vectors.
+"""Makes shmb_wire.h, shmb_status.h, shmb_enums.h, wire_fields.hpp, wire_traits.hpp and the tables of PROTOCOL.md from
+messages.toml and the tables beside it, and the worked dumps of PROTOCOL.md from the vectors.
 
     generate.py          write the files
     generate.py --check  exit 1 and name the file when one is not what the table says
@@ -223,6 +223,82 @@ def wire_fields(table, known, structs):
     return out + ["", "}  // namespace shmb::wire"]
 
 
+def flags_value(table, known, message, key):
+    """"doorbell.ring": where that request has its flags, and the name of the one value that is meant."""
+    group, bit = message[key].split(".")
+    if bit not in next(f["bits"] for f in table["flags"] if f["name"] == group):
+        sys.exit(f"{message['name']}: {key}: '{message[key]}' is no flag")
+    offset = next(at for at, _, _, field, _, _ in known[message["name"]].fields if field == "flags")
+    return f"{{{offset}, SHMBW_{group.upper()}_{bit.upper()}}}"
+
+
+def traits_of(table, known, message):
+    """The row of one message: only what differs from the defaults of proto/traits.hpp."""
+    name, no_reply = message["name"], message.get("no_reply", False)
+    if (no_reply == "always") == ("reply" in message):
+        sys.exit(f"{name}: a message has either a reply or no_reply = \"always\"")
+    if "fds_out" in message and ("reply" not in message or (message["fds_out"] == "element" and message["kind"] != "batch")):
+        sys.exit(f"{name}: fds_out = \"{message['fds_out']}\" does not fit its reply")
+    terms = [f'.name = "{name.upper()}"']
+    terms += [".batch = true"] if message["kind"] == "batch" else []
+    terms += [".has_reply = true"] if "reply" in message else []
+    if no_reply:
+        rule = {True: "allowed", "always": "always"}.get(no_reply, "if_flags")
+        terms.append(f".no_reply = NoReply::{rule}")
+        terms += [f".no_reply_if = {flags_value(table, known, message, 'no_reply')}"] if rule == "if_flags" else []
+    terms += [".fds_in = true"] if message.get("fds_in") else []
+    terms += [f".fds_out = FdsOut::{'per_element' if message['fds_out'] == 'element' else 'some'}"] if "fds_out" in message else []
+    terms += [f".refused_over_share = {flags_value(table, known, message, 'refused_over_share')}"] if "refused_over_share" in message else []
+    terms += [".spends = true"] if message.get("spends") else []
+    if "undo" in message:
+        if message["undo"] not in (m["name"] for m in table["message"]):
+            sys.exit(f"{name}: undo: there is no message '{message['undo']}'")
+        terms.append(f".undo = SHMBW_OP_{message['undo'].upper()}")
+    return "{" + ", ".join(terms) + "}"
+
+
+def no_reply_names(table):
+    """The requests that may have the header flag no_reply, as they stand in a sentence."""
+    names = []
+    for m in table["message"]:
+        rule = m.get("no_reply", False)
+        if rule:
+            names.append(m["name"].upper() + ("" if rule in (True, "always") else " with " + rule.split(".")[1]))
+    return ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def wire_traits(table, known):
+    last = max(m["op"] for m in table["message"])
+    out = ["// SPDX-License-Identifier: Apache-2.0", MARK.replace("/*", "//").replace(" */", ""),
+           "// The traits of every request, by its number.", "#pragma once", "", "#include <array>", "#include <string_view>", "",
+           '#include "proto/traits.hpp"', "", "// clang-format off", "namespace shmb::wire {", "",
+           f"inline constexpr std::array<Traits, {last + 1}> kTraits = [] {{", f"  std::array<Traits, {last + 1}> table{{}};"]
+    out += [f"  table[SHMBW_OP_{m['name'].upper()}] = {traits_of(table, known, m)};" for m in table["message"]]
+    return out + ["  return table;", "}();", "",
+                  "// Those of no message where the number is not known.",
+                  "constexpr const Traits& traits_of(std::uint16_t op) { return kTraits[op < kTraits.size() ? op : 0]; }", "",
+                  "// The requests in which the header flag no_reply may stand, for sentences.",
+                  f'inline constexpr std::string_view kNoReplyNames = "{no_reply_names(table)}";', "",
+                  "// X(op, name, batch) for every request that may bring descriptors.", "#define SHMBW_REQUESTS_WITH_FDS(X) \\"] + \
+        [f"  X({m['op']}, {m['name']}, {'true' if m['kind'] == 'batch' else 'false'}) \\" for m in table["message"] if m.get("fds_in")] + \
+        ["  /* end */", "", "}  // namespace shmb::wire"]
+
+
+def traits_table(table):
+    """What PROTOCOL.md shows of the traits: one line a request that differs from the plain question and answer."""
+    rows = ["### Traits of requests", "",
+            "A request that is not listed has a reply, no descriptors, and grants nothing that a late reply would leave behind.", "",
+            "| request | no_reply | descriptors in | descriptors in the reply | given back by |", "| --- | --- | --- | --- | --- |"]
+    for m in table["message"]:
+        rule = m.get("no_reply", False)
+        cells = [{False: "", True: "may have it", "always": "has no reply"}.get(rule) if isinstance(rule, bool) or rule == "always"
+                 else "with " + rule.split(".")[1], "yes" if m.get("fds_in") else "",
+                 {"": "", "some": "yes", "element": "one per element"}[m.get("fds_out", "")], m.get("undo", "").upper()]
+        if any(cells):
+            rows.append(f"| {m['name'].upper()} | " + " | ".join(cells) + " |")
+    return rows + [""]
+
+
 def protocol_tables(table, known):
     out = ["### Status codes", "", "| code | name | meaning |", "| --- | --- | --- |"]
     out += [f"| {s['value']} | `{s['name']}` | {s['text']} |" for s in table["status"]]
@@ -233,9 +309,9 @@ def protocol_tables(table, known):
     out += ["", "### Common structs"]
     for item in table["struct"]:
         out += ["", f"#### {item['name']}", "", item["doc"], ""] + known[item["name"]].markdown()
-    out += ["", "### Requests and replies"]
+    out += ["", *traits_table(table), "### Requests and replies"]
     for m in table["message"]:
-        notes = ["batch" if m["kind"] == "batch" else "plain", f"since protocol {m['since']}"] + (["one-way"] if m.get("one_way") else [])
+        notes = ["batch" if m["kind"] == "batch" else "plain", f"since protocol {m['since']}"] + (["one-way"] if "reply" not in m else [])
         out += ["", f"#### {m['op']} {m['name']} ({', '.join(notes)})", "", m["doc"], "", "Request:" if m["kind"] == "plain" else "Request element:", ""]
         out += known[m["name"]].markdown()
         out += [f"Texts: {', '.join(m['texts'])}."] if m.get("texts") else []
@@ -318,6 +394,7 @@ def main():
               HERE / "shmb_status.h": "\n".join(status_header(table)) + "\n",
               HERE / "shmb_enums.h": "\n".join(enums_header(table)) + "\n",
               HERE / "wire_fields.hpp": "\n".join(wire_fields(table, known, structs)) + "\n",
+              HERE / "wire_traits.hpp": "\n".join(wire_traits(table, known)) + "\n",
               protocol: with_dumps(with_tables(protocol.read_text(), protocol_tables(table, known)), known)}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:
