@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/sys_process.hpp"
+#include "client/call.hpp"
 #include "client/obtain.hpp"
 #include "client/views.hpp"
 #include "proto/refusal.hpp"
@@ -81,7 +82,7 @@ void attach_batch(const std::shared_ptr<Session>& session, std::span<const Attac
   const SessionFacts broker = session->facts();
   std::vector<std::size_t> sent;
   std::vector<shmbw_attach> requests;
-  std::size_t text_bytes = 0;
+  std::vector<std::string_view> names;
   for (std::size_t i = 0; i < items.size(); ++i) {
     auto request = attach_request(items[i], broker.epoch);
     if (!request) {
@@ -90,52 +91,33 @@ void attach_batch(const std::shared_ptr<Session>& session, std::span<const Attac
     }
     sent.push_back(i);
     requests.push_back(*request);
-    text_bytes += request->group_len + request->name_len;
+    if (items[i].target.by != SHMBW_ATTACH_BY_NAME) continue;
+    names.push_back(items[i].target.address.group);
+    names.push_back(items[i].target.address.name);
   }
   if (sent.empty()) return;
-  std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + sent.size() * sizeof(shmbw_attach) +
-                                text_bytes);
-  wire::Writer writer(buffer);
-  writer.begin_batch<shmbw_attach>(SHMBW_OP_ATTACH, 0, sent.size());
-  for (std::size_t n = 0; n < sent.size(); ++n) writer.element(n, requests[n]);
-  for (std::size_t i : sent) {
-    if (items[i].target.by != SHMBW_ATTACH_BY_NAME) continue;
-    writer.text(items[i].target.address.group);
-    writer.text(items[i].target.address.name);
-  }
-  writer.finish(0);
-  auto reply = session->call(buffer, deadline);
-  auto batch = reply ? wire::BatchView::open(reply->view) : std::unexpected(Status::invalid);
-  if (!batch || batch->count() != sent.size()) {
-    const Error failure =
-        reply ? error(Status::protocol, "the broker's answer to ATTACH is malformed").error() : reply.error();
-    for (std::size_t i : sent) out[i] = std::unexpected(failure);
+  auto answers = call_batch<SHMBW_OP_ATTACH>(*session, requests, names, deadline);
+  if (!answers) {
+    for (std::size_t i : sent) out[i] = std::unexpected(answers.error());
     return;
   }
-  auto texts = batch->texts();
   ReadyReport ready;
-  for (std::size_t n = 0; n < sent.size(); ++n) {
-    auto& result = out[sent[n]];
-    auto granted = batch->element<shmbw_attach_reply>(n);
+  for (const std::size_t i : sent) {
+    auto& result = out[i];
+    auto granted = answers->next();
     if (!granted) {
-      result = error(Status::protocol, "the broker's answer to ATTACH is malformed");
+      result = std::unexpected(session->of_broker(std::move(granted.error())));
       continue;
     }
-    const auto detail = texts.take(granted->outcome.detail_len).value_or("");
-    if (granted->outcome.status != 0) {
-      result = std::unexpected(session->of_broker(wire::read_element_detail(granted->outcome.status, detail)));
-      continue;
-    }
-    const bool unmapped = (items[sent[n]].flags & kAttachUnmapped) != 0;
-    auto fd = unmapped ? Result<Fd>(Fd()) : take_fd(*reply, granted->outcome);
-    result = fd ? without_throwing(
-                      [&] { return finish_attach(session, broker, items[sent[n]], *granted, std::move(*fd), ready); })
-                : Result<Region::Handle>(std::unexpected(fd.error()));
+    const bool unmapped = (items[i].flags & kAttachUnmapped) != 0;
+    auto fd = unmapped ? Result<Fd>(Fd()) : take_fd(answers->reply, granted->outcome);
+    result =
+        fd ? without_throwing([&] { return finish_attach(session, broker, items[i], *granted, std::move(*fd), ready); })
+           : Result<Region::Handle>(std::unexpected(fd.error()));
     if (!result) {
       (void)post_release(*session, granted->region, 0);
       // Where the session has other handles the lease stays, and with it what they have mapped.
-      if ((rights_of(items[sent[n]]) & SHMBW_RIGHT_MAP_WRITE) != 0)
-        ready.add(granted->region, {0, SHMBW_PAGE_KIND_UNKNOWN});
+      if ((rights_of(items[i]) & SHMBW_RIGHT_MAP_WRITE) != 0) ready.add(granted->region, {0, SHMBW_PAGE_KIND_UNKNOWN});
     }
   }
   ready.post(*session);
@@ -251,16 +233,9 @@ Result<void> unname(Session& session, const Target& target, Deadline deadline) {
     AttachItem item{target, rights, kAttachUnmapped};
     auto request = attach_request(item, session.facts().epoch);
     if (!request) return std::unexpected(request.error());
-    std::array<std::byte, 512> buffer;
-    wire::Writer writer(buffer);
-    writer.begin_batch<shmbw_attach>(SHMBW_OP_ATTACH, 0, 1);
-    writer.element(0, *request);
-    writer.text(target.address.group);
-    writer.text(target.address.name);
-    auto packet = writer.finish(0);
-    auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
-    if (!reply) return std::unexpected(reply.error());
-    return only_element<shmbw_attach_reply>(*reply, "ATTACH");
+    auto answer = call<SHMBW_OP_ATTACH>(session, *request, {target.address.group, target.address.name}, deadline);
+    if (!answer) return std::unexpected(answer.error());
+    return answer->fixed;
   };
   // Asked for writing first: a read-only grant would close writing to a region that is in use.
   auto element = reach(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE | SHMBW_RIGHT_RELEASE);

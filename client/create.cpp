@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/call.hpp"
 #include "client/headroom.hpp"
 #include "client/obtain.hpp"
 #include "proto/refusal.hpp"
@@ -95,14 +96,12 @@ void send_batch(const std::shared_ptr<Session>& session, std::span<const CreateI
   const auto all = [&](const Error& failure) {
     for (const std::size_t i : sent) out[i] = std::unexpected(failure);
   };
-  std::size_t text_bytes = 0;
-  for (const std::size_t i : sent) text_bytes += items[i].name.size();
-  std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + sent.size() * sizeof(shmbw_create) +
-                                text_bytes);
-  wire::Writer writer(buffer);
-  writer.begin_batch<shmbw_create>(SHMBW_OP_CREATE, 0, sent.size());
-  for (std::size_t n = 0; n < sent.size(); ++n) {
-    const CreateItem& item = items[sent[n]];
+  std::vector<shmbw_create> requests;
+  std::vector<std::string_view> names;
+  requests.reserve(sent.size());
+  names.reserve(sent.size());
+  for (const std::size_t i : sent) {
+    const CreateItem& item = items[i];
     shmbw_create request{};
     request.group = item.group;
     request.length = item.length;
@@ -114,32 +113,22 @@ void send_batch(const std::shared_ptr<Session>& session, std::span<const CreateI
     if (portion.recycled_only && populates(item, strict)) request.flags |= SHMBW_CREATE_RECYCLED_ONLY;
     request.rights = item.rights;
     request.name_len = static_cast<std::uint16_t>(item.name.size());
-    writer.element(n, request);
+    requests.push_back(request);
+    names.push_back(item.name);
   }
-  for (std::size_t i : sent) writer.text(items[i].name);
-  writer.finish(0);
-  auto reply = session->call(buffer, deadline);
-  if (!reply) return all(reply.error());
-  auto batch = wire::BatchView::open(reply->view);
-  if (!batch || batch->count() != sent.size())
-    return all(error(Status::protocol, "the broker's answer to CREATE is malformed").error());
+  auto answers = call_batch<SHMBW_OP_CREATE>(*session, requests, names, deadline);
+  if (!answers) return all(answers.error());
   const SessionFacts broker = session->facts();
-  auto texts = batch->texts();
   ReadyReport ready;
-  for (std::size_t n = 0; n < sent.size(); ++n) {
-    auto& result = out[sent[n]];
-    const CreateItem& item = items[sent[n]];
-    auto granted = batch->element<shmbw_create_reply>(n);
+  for (const std::size_t i : sent) {
+    auto& result = out[i];
+    const CreateItem& item = items[i];
+    auto granted = answers->next();
     if (!granted) {
-      result = error(Status::protocol, "the broker's answer to CREATE is malformed");
+      result = std::unexpected(granted.error());
       continue;
     }
-    const auto detail = texts.take(granted->outcome.detail_len).value_or("");
-    if (granted->outcome.status != 0) {
-      result = std::unexpected(wire::read_element_detail(granted->outcome.status, detail));
-      continue;
-    }
-    auto fd = take_fd(*reply, granted->outcome);
+    auto fd = take_fd(answers->reply, granted->outcome);
     result = fd ? without_throwing(
                       [&] { return finish_create(session, broker, item, *granted, std::move(*fd), strict, ready); })
                 : Result<Region::Handle>(std::unexpected(fd.error()));

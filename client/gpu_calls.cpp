@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/text.hpp"
+#include "client/call.hpp"
 #include "client/region.hpp"
 #include "proto/names.hpp"
 
@@ -16,73 +17,6 @@ namespace {
 
 constexpr std::size_t kMaxDescriptors = 253;    // in one packet (SCM_MAX_FD)
 constexpr std::size_t kMaxPublishChunks = 126;  // of two descriptors each
-
-std::unexpected<Error> malformed_answer(const char* what) {
-  return error(Status::protocol, std::string("the broker's answer to ") + what + " is malformed");
-}
-
-template <class Request>
-Result<Reply> ask_plain(Session& session, std::uint16_t op, const Request& request, std::string_view text,
-                        std::span<const int> descriptors, Deadline deadline) {
-  std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof request + text.size());
-  wire::Writer writer(buffer);
-  writer.begin(op, 0, Status::ok, request);
-  writer.text(text);
-  if (writer.finish(descriptors.size()).empty()) return error(Status::invalid, "the request is too long");
-  return session.call(buffer, deadline, nullptr, descriptors);
-}
-
-// A batch of `Element`s with one text each; `Answer`s in their order.
-template <class Answer, class Element>
-Result<std::pair<Reply, std::vector<Result<Answer>>>> ask_batch(Session& session, std::uint16_t op, const char* what,
-                                                                std::span<const Element> elements,
-                                                                std::span<const std::string> texts,
-                                                                std::span<const int> descriptors, Deadline deadline) {
-  std::size_t size = sizeof(shmbw_header) + sizeof(shmbw_batch) + elements.size_bytes();
-  for (const std::string& text : texts) size += text.size();
-  std::vector<std::byte> buffer(size);
-  wire::Writer writer(buffer);
-  writer.begin_batch<Element>(op, 0, elements.size());
-  for (std::size_t i = 0; i < elements.size(); ++i) writer.element(i, elements[i]);
-  for (const std::string& text : texts) writer.text(text);
-  if (size > SHMBW_MAX_MESSAGE || writer.finish(descriptors.size()).empty())
-    return error(Status::invalid, std::string(what) + ": the request does not fit into one message");
-  auto reply = session.call(buffer, deadline, nullptr, descriptors);
-  if (!reply) return std::unexpected(reply.error());
-  auto batch = wire::BatchView::open(reply->view);
-  if (!batch || batch->count() != elements.size()) return malformed_answer(what);
-  std::vector<Result<Answer>> answers;
-  auto details = batch->texts();
-  for (std::size_t i = 0; i < batch->count(); ++i) {
-    auto element = batch->template element<Answer>(i);
-    if (!element) return malformed_answer(what);
-    const auto detail = details.take(element->outcome.detail_len);
-    if (!detail) return malformed_answer(what);
-    if (element->outcome.status == 0) answers.push_back(*element);
-    else answers.push_back(std::unexpected(wire::read_element_detail(element->outcome.status, *detail)));
-  }
-  return std::pair(std::move(*reply), std::move(answers));
-}
-
-// The one element of a batch of one.
-template <class Answer, class Element>
-Result<Answer> ask_one(Session& session, std::uint16_t op, const char* what, const Element& element,
-                       Deadline deadline) {
-  auto asked = ask_batch<Answer, Element>(session, op, what, std::span(&element, 1), {}, {}, deadline);
-  if (!asked) return std::unexpected(asked.error());
-  return std::move(asked->second.front());
-}
-
-template <class Element>
-Result<void> post_batch(Session& session, std::uint16_t op, std::span<const Element> elements, Deadline deadline) {
-  if (elements.empty()) return {};
-  std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + elements.size_bytes());
-  wire::Writer writer(buffer);
-  writer.begin_batch<Element>(op, 0, elements.size(), SHMBW_HEADER_NO_REPLY);
-  for (std::size_t i = 0; i < elements.size(); ++i) writer.element(i, elements[i]);
-  if (writer.finish(0).empty()) return error(Status::invalid, "more elements than one message carries");
-  return session.post(buffer, deadline);
-}
 
 void give_back_quietly(Session& session, shmbw_region_ref region, bool unname) {
   const GpuRelease release{region, 1, unname};
@@ -146,7 +80,7 @@ using Published = std::vector<Result<GpuPublished>>;
 Result<std::size_t> publish_some(Session& session, std::span<const GpuPublish> regions, std::size_t first,
                                  Published& out, Deadline deadline) {
   std::vector<shmbw_gpu_publish> elements;
-  std::vector<std::string> texts;
+  std::vector<std::string_view> texts;
   std::vector<int> descriptors;
   std::size_t size = sizeof(shmbw_header) + sizeof(shmbw_batch), next = first;
   for (; next < regions.size() && elements.size() < SHMBW_MAX_BATCH; ++next) {
@@ -160,10 +94,10 @@ Result<std::size_t> publish_some(Session& session, std::span<const GpuPublish> r
     add_chunks(descriptors, std::span(region.chunks).first(chunks_at_first(region)));
     if (region.manifest >= 0) descriptors.push_back(region.manifest);
   }
-  auto asked = ask_batch<shmbw_gpu_publish_reply, shmbw_gpu_publish>(session, SHMBW_OP_GPU_PUBLISH, "GPU_PUBLISH",
-                                                                     elements, texts, descriptors, deadline);
-  if (!asked) return std::unexpected(asked.error());
-  for (auto& answer : asked->second) {
+  auto answers = call_batch<SHMBW_OP_GPU_PUBLISH>(session, elements, texts, deadline, {.fds = descriptors});
+  if (!answers) return std::unexpected(answers.error());
+  for (std::size_t i = 0; i < elements.size(); ++i) {
+    auto answer = answers->next();
     if (!answer) {
       out.push_back(std::unexpected(answer.error()));
       continue;
@@ -245,10 +179,10 @@ Result<GpuOpened> take_opened(Session& session, Reply& reply, const shmbw_gpu_op
   std::ranges::copy(answer.handle, opened.handle.begin());
   if (answer.sent > answer.chunks || (answer.sent != 0 && answer.outcome.fd_index == SHMBW_NO_FD) ||
       !take_descriptors(reply, answer.sent == 0 ? 0 : answer.outcome.fd_index, answer.sent, opened.shares))
-    return malformed_answer("GPU_OPEN");
+    return malformed_answer<SHMBW_OP_GPU_OPEN>();
   if (answer.manifest_fd != SHMBW_NO_FD) {
     std::vector<Fd> one;
-    if (!take_descriptors(reply, answer.manifest_fd, 1, one)) return malformed_answer("GPU_OPEN");
+    if (!take_descriptors(reply, answer.manifest_fd, 1, one)) return malformed_answer<SHMBW_OP_GPU_OPEN>();
     opened.manifest = std::move(one.front());
   }
   if (wish.no_fd || wish.few || opened.kind != SHMBW_GPU_KIND_VMM) return opened;
@@ -280,17 +214,16 @@ Result<std::size_t> open_some(Session& session, std::span<const GpuWish> wishes,
     texts.push_back(std::move(text));
   }
   if (elements.empty()) return next;
-  auto asked = ask_batch<shmbw_gpu_open_reply, shmbw_gpu_open>(session, SHMBW_OP_GPU_OPEN, "GPU_OPEN", elements, texts,
-                                                               {}, deadline);
-  if (!asked) return std::unexpected(asked.error());
-  auto& [reply, answers] = *asked;
-  for (std::size_t i = 0; i < answers.size(); ++i) {
-    if (!answers[i]) {
-      out[which[i]] = std::unexpected(answers[i].error());
+  auto answers = call_batch<SHMBW_OP_GPU_OPEN>(session, elements, texts, deadline);
+  if (!answers) return std::unexpected(answers.error());
+  for (const std::size_t i : which) {
+    auto answer = answers->next();
+    if (!answer) {
+      out[i] = std::unexpected(answer.error());
       continue;
     }
-    out[which[i]] = take_opened(session, reply, *answers[i], wishes[which[i]], deadline);
-    if (!out[which[i]]) give_back_quietly(session, answers[i]->region, false);
+    out[i] = take_opened(session, answers->reply, *answer, wishes[i], deadline);
+    if (!out[i]) give_back_quietly(session, answer->region, false);
   }
   return next;
 }
@@ -313,17 +246,10 @@ Result<GpuHold> gpu_device(Session& session, const GpuUuid& uuid, std::string_vi
   request.pci_len = static_cast<std::uint16_t>(pci.size());
   GpuHold found;
   for (bool lost = true; std::exchange(lost, false);) {
-    std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof request + pci.size());
-    wire::Writer writer(buffer);
-    writer.begin(SHMBW_OP_GPU_DEVICE, 0, Status::ok, request);
-    writer.text(pci);
-    if (writer.finish(0).empty()) return error(Status::invalid, "the PCI address of the GPU is too long");
     Session::OwnWatch watch(session);
-    auto reply = watch.begin(buffer, {}, deadline);
-    if (!reply) return std::unexpected(reply.error());
-    auto fixed = fixed_of<shmbw_gpu_device_reply>(*reply);
-    if (!fixed) return std::unexpected(fixed.error());
-    found = {static_cast<shmbw_gpu_hold>(fixed->hold), fixed->minor, {}};
+    auto answer = call<SHMBW_OP_GPU_DEVICE>(session, request, {pci}, deadline, {.subscription = &watch.subscription()});
+    if (!answer) return std::unexpected(answer.error());
+    found = {static_cast<shmbw_gpu_hold>(answer->fixed.hold), answer->fixed.minor, {}};
     if (found.hold != SHMBW_GPU_HOLD_OPENING) return found;
     auto told = watch.await(deadline);
     if (!told) return std::unexpected(told.error());
@@ -337,12 +263,10 @@ Result<GpuHold> gpu_device(Session& session, const GpuUuid& uuid, std::string_vi
                      ") and no descriptor of its device node was given; let the broker's user open /dev/nvidia*, or "
                      "run nvidia-persistenced and set gpu_hold = \"trust\" in the broker's configuration");
   request.flags = SHMBW_GPU_DEVICE_NODE_GIVEN;
-  auto reply = ask_plain(session, SHMBW_OP_GPU_DEVICE, request, pci, std::span(&node, 1), deadline);
-  if (!reply) return std::unexpected(reply.error());
-  auto fixed = fixed_of<shmbw_gpu_device_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
-  found.hold = static_cast<shmbw_gpu_hold>(fixed->hold);
-  found.minor = fixed->minor;
+  auto answer = call<SHMBW_OP_GPU_DEVICE>(session, request, {pci}, deadline, {.fds = std::span(&node, 1)});
+  if (!answer) return std::unexpected(answer.error());
+  found.hold = static_cast<shmbw_gpu_hold>(answer->fixed.hold);
+  found.minor = answer->fixed.minor;
   return found;
 }
 
@@ -383,53 +307,47 @@ Result<shmbw_gpu_state> gpu_add_chunks(Session& session, shmbw_region_ref region
   std::vector<int> descriptors;
   add_chunks(descriptors, chunks);
   const shmbw_gpu_chunks request{region, static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(chunks.size())};
-  auto reply = ask_plain(session, SHMBW_OP_GPU_CHUNKS, request, {}, descriptors, deadline);
-  if (!reply) return std::unexpected(reply.error());
-  auto fixed = fixed_of<shmbw_gpu_chunks_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
-  return static_cast<shmbw_gpu_state>(fixed->state);
+  auto answer = call<SHMBW_OP_GPU_CHUNKS>(session, request, {}, deadline, {.fds = descriptors});
+  if (!answer) return std::unexpected(answer.error());
+  return static_cast<shmbw_gpu_state>(answer->fixed.state);
 }
 
 Result<std::vector<Fd>> gpu_more(Session& session, shmbw_region_ref region, std::size_t first, std::size_t most,
                                  Deadline deadline) {
   const auto from = static_cast<std::uint32_t>(first);
   const auto count = static_cast<std::uint32_t>(std::min(most, kMaxDescriptors));
-  auto reply = ask_plain(session, SHMBW_OP_GPU_MORE, shmbw_gpu_more{region, from, count}, {}, {}, deadline);
-  if (!reply) return std::unexpected(reply.error());
-  auto fixed = fixed_of<shmbw_gpu_more_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
+  auto answer = call<SHMBW_OP_GPU_MORE>(session, shmbw_gpu_more{region, from, count}, {}, deadline);
+  if (!answer) return std::unexpected(answer.error());
   std::vector<Fd> shares;
-  if (fixed->first != from || fixed->count == 0 || fixed->count > count ||
-      !take_descriptors(*reply, 0, fixed->count, shares))
-    return malformed_answer("GPU_MORE");
+  if (answer->fixed.first != from || answer->fixed.count == 0 || answer->fixed.count > count ||
+      !take_descriptors(answer->reply, 0, answer->fixed.count, shares))
+    return malformed_answer<SHMBW_OP_GPU_MORE>();
   return shares;
 }
 
 Result<shmbw_gpu_state> gpu_report(Session& session, const GpuReport& report, Deadline deadline) {
-  auto answer =
-      ask_one<shmbw_gpu_report_reply>(session, SHMBW_OP_GPU_REPORT, "GPU_REPORT", report_element(report), deadline);
+  auto answer = call<SHMBW_OP_GPU_REPORT>(session, report_element(report), {}, deadline);
   if (!answer) return std::unexpected(answer.error());
-  return static_cast<shmbw_gpu_state>(answer->state);
+  return static_cast<shmbw_gpu_state>(answer->fixed.state);
 }
 
 Result<void> gpu_report_later(Session& session, std::span<const GpuReport> reports, Deadline deadline) {
   std::vector<shmbw_gpu_report> elements;
   for (const GpuReport& report : reports) elements.push_back(report_element(report));
-  return post_batch<shmbw_gpu_report>(session, SHMBW_OP_GPU_REPORT, elements, deadline);
+  return post<SHMBW_OP_GPU_REPORT>(session, elements, deadline);
 }
 
 Result<void> gpu_release(Session& session, std::span<const GpuRelease> releases, Deadline deadline) {
   std::vector<shmbw_release> elements;
   for (const GpuRelease& release : releases)
     elements.push_back({release.region, release.count, release.unname ? std::uint32_t{SHMBW_RELEASE_UNNAME} : 0});
-  return post_batch<shmbw_release>(session, SHMBW_OP_RELEASE, elements, deadline);
+  return post<SHMBW_OP_RELEASE>(session, elements, deadline);
 }
 
 Result<std::uint32_t> gpu_retire(Session& session, shmbw_region_ref region, Deadline deadline) {
-  auto answer =
-      ask_one<shmbw_gpu_retire_reply>(session, SHMBW_OP_GPU_RETIRE, "GPU_RETIRE", shmbw_gpu_retire{region}, deadline);
+  auto answer = call<SHMBW_OP_GPU_RETIRE>(session, shmbw_gpu_retire{region}, {}, deadline);
   if (!answer) return std::unexpected(answer.error());
-  return answer->users;
+  return answer->fixed.users;
 }
 
 Result<GpuTimelineMade> gpu_timeline(Session& session, const GpuTimelineWish& wish, Deadline deadline) {
@@ -443,25 +361,20 @@ Result<GpuTimelineMade> gpu_timeline(Session& session, const GpuTimelineWish& wi
   }
   if (wish.replace) request.flags |= SHMBW_GPU_TIMELINE_REPLACE;
   request.name_len = static_cast<std::uint16_t>(wish.name.size());
-  auto reply = ask_plain(session, SHMBW_OP_GPU_TIMELINE, request, wish.name, {}, deadline);
-  if (!reply) return std::unexpected(reply.error());
-  auto fixed = fixed_of<shmbw_gpu_timeline_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
-  if (reply->fds.size() != 1) return malformed_answer("GPU_TIMELINE");
-  if (wish.group == 0) session.note_group(fixed->group);
-  return GpuTimelineMade{fixed->region, fixed->bytes, fixed->group, std::move(reply->fds.front())};
+  auto answer = call<SHMBW_OP_GPU_TIMELINE>(session, request, {wish.name}, deadline);
+  if (!answer) return std::unexpected(answer.error());
+  auto& [made, reply] = *answer;
+  if (reply.fds.size() != 1) return malformed_answer<SHMBW_OP_GPU_TIMELINE>();
+  if (wish.group == 0) session.note_group(made.group);
+  return GpuTimelineMade{made.region, made.bytes, made.group, std::move(reply.fds.front())};
 }
 
 void post_timeline_end(Session& session, shmbw_region_ref region) noexcept {
   try {
-    std::array<std::byte, 128> buffer;
-    wire::Writer writer(buffer);
-    writer.begin_batch<shmbw_gpu_report>(SHMBW_OP_GPU_REPORT, 0, 1, SHMBW_HEADER_NO_REPLY);
     GpuReport over;
     over.region = region;
     over.what = SHMBW_GPU_FINDING_WRITTEN;
-    writer.element(0, report_element(over));
-    (void)session.post(std::span(buffer).first(writer.finish(0).size()), Deadline::after(0));
+    (void)post<SHMBW_OP_GPU_REPORT>(session, report_element(over), Deadline::after(0));
     (void)post_release(session, region, 0);
   } catch (...) {  // of a sentence: the broker learns it at the session's end
   }
@@ -469,9 +382,9 @@ void post_timeline_end(Session& session, shmbw_region_ref region) noexcept {
 
 Result<std::uint32_t> gpu_pinned(Session& session, shmbw_region_ref region, bool unpin, Deadline deadline) {
   const shmbw_gpu_pinned element{region, unpin ? std::uint32_t{SHMBW_GPU_PINNED_UNPIN} : 0, 0};
-  auto answer = ask_one<shmbw_gpu_pinned_reply>(session, SHMBW_OP_GPU_PINNED, "GPU_PINNED", element, deadline);
+  auto answer = call<SHMBW_OP_GPU_PINNED>(session, element, {}, deadline);
   if (!answer) return std::unexpected(answer.error());
-  return answer->pins;
+  return answer->fixed.pins;
 }
 
 }  // namespace shmb::client

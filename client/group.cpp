@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups from a session's view: make, join, leave, end, and wait for the end. A token admits by its value alone, a name
 // only the own uid; the broker decides, the library only asks.
-#include <array>
 #include <cstring>
 
+#include "client/call.hpp"
 #include "client/session.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::client {
+
 Result<GroupHandle> Session::create_group(const GroupSpec& spec, Deadline deadline) {
   if (local_) return needs_broker("groups");
   if (!spec.name.empty())
@@ -18,17 +19,10 @@ Result<GroupHandle> Session::create_group(const GroupSpec& spec, Deadline deadli
   request.limit_bytes = spec.limit_bytes;
   request.keep = spec.keep;
   request.name_len = static_cast<std::uint16_t>(spec.name.size());
-  std::array<std::byte, 256> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_GROUP_CREATE, 0, Status::ok, request);
-  writer.text(spec.name);
-  const auto packet = writer.finish(0);
-  auto reply = call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(reply.error());
-  auto fixed = fixed_of<shmbw_group_create_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
-  GroupHandle group{fixed->group, {}};
-  std::memcpy(group.token.bytes.data(), fixed->token, sizeof fixed->token);
+  auto answer = client::call<SHMBW_OP_GROUP_CREATE>(*this, request, {spec.name}, deadline);
+  if (!answer) return std::unexpected(answer.error());
+  GroupHandle group{answer->fixed.group, {}};
+  std::memcpy(group.token.bytes.data(), answer->fixed.token, sizeof answer->fixed.token);
   if (group.id == 0 || group.token == Token{})
     return error(Status::protocol, "the broker's answer to GROUP_CREATE names no group");
   return group;
@@ -36,17 +30,10 @@ Result<GroupHandle> Session::create_group(const GroupSpec& spec, Deadline deadli
 
 Result<std::uint64_t> Session::join(shmbw_group_join request, const std::string& name, Deadline deadline) {
   request.name_len = static_cast<std::uint16_t>(name.size());
-  std::array<std::byte, 256> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_GROUP_JOIN, 0, Status::ok, request);
-  writer.text(name);
-  const auto packet = writer.finish(0);
-  auto reply = call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(of_broker(std::move(reply.error())));
-  auto fixed = fixed_of<shmbw_group_join_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
-  if (fixed->group == 0) return error(Status::protocol, "the broker's answer to GROUP_JOIN names no group");
-  return fixed->group;  // the channel has noted it
+  auto answer = client::call<SHMBW_OP_GROUP_JOIN>(*this, request, {name}, deadline);
+  if (!answer) return std::unexpected(of_broker(std::move(answer.error())));
+  if (answer->fixed.group == 0) return error(Status::protocol, "the broker's answer to GROUP_JOIN names no group");
+  return answer->fixed.group;  // the channel has noted it
 }
 
 Result<std::uint64_t> Session::join_group(const std::string& group, std::uint32_t flags, Deadline deadline) {
@@ -73,15 +60,9 @@ Result<std::uint64_t> Session::join_group(const Token& token, std::uint32_t flag
 
 Result<std::uint64_t> Session::leave_group(std::uint64_t group, Deadline deadline) {
   if (local_) return needs_broker("groups");
-  std::array<std::byte, 64> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_GROUP_LEAVE, 0, Status::ok, shmbw_group_leave{group});
-  const auto packet = writer.finish(0);
-  auto reply = call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(reply.error());
-  auto fixed = fixed_of<shmbw_group_leave_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
-  return fixed->group;  // the channel has noted it
+  auto answer = client::call<SHMBW_OP_GROUP_LEAVE>(*this, shmbw_group_leave{group}, {}, deadline);
+  if (!answer) return std::unexpected(answer.error());
+  return answer->fixed.group;  // the channel has noted it
 }
 
 Result<GroupEnding> Session::end_group(std::uint64_t group, const std::string& name, std::uint32_t flags,
@@ -91,16 +72,9 @@ Result<GroupEnding> Session::end_group(std::uint64_t group, const std::string& n
   request.group = group;
   request.flags = flags;
   request.name_len = static_cast<std::uint16_t>(name.size());
-  std::array<std::byte, 256> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_GROUP_END, 0, Status::ok, request);
-  writer.text(name);
-  const auto packet = writer.finish(0);
-  auto reply = call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(of_broker(std::move(reply.error())));
-  auto fixed = fixed_of<shmbw_group_end_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
-  return GroupEnding{fixed->members, fixed->regions, fixed->bytes_freed};
+  auto answer = client::call<SHMBW_OP_GROUP_END>(*this, request, {name}, deadline);
+  if (!answer) return std::unexpected(of_broker(std::move(answer.error())));
+  return GroupEnding{answer->fixed.members, answer->fixed.regions, answer->fixed.bytes_freed};
 }
 
 // The death of the awaited side ends the wait by itself: the broker tells the group's end, and its own end is seen

@@ -10,6 +10,7 @@
 #include "base/sys_file.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
+#include "client/call.hpp"
 #include "client/forked.hpp"
 #include "client/session.hpp"
 #include "proto/refusal.hpp"
@@ -193,13 +194,8 @@ namespace {
 
 // The memory that the broker has ready and is freeing. Zero where it cannot be asked.
 shmbw_shelf_empty_reply empty_shelves(Session& session, std::uint64_t bytes, Deadline deadline) {
-  std::array<std::byte, 64> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_SHELF_EMPTY, 0, Status::ok, shmbw_shelf_empty{bytes});
-  const auto packet = writer.finish(0);
-  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return {};
-  return fixed_of<shmbw_shelf_empty_reply>(*reply).value_or(shmbw_shelf_empty_reply{});
+  auto answer = call<SHMBW_OP_SHELF_EMPTY>(session, shmbw_shelf_empty{bytes}, {}, deadline);
+  return answer ? answer->fixed : shmbw_shelf_empty_reply{};
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "base/compat.hpp"
 #include "base/sys_memory.hpp"
 #include "base/text.hpp"
+#include "client/call.hpp"
 
 namespace shmb::client {
 
@@ -96,14 +97,6 @@ void ReadyReport::add_unmapped(shmbw_region_ref region) {
   elements_.push_back({region, 0, SHMBW_PAGE_KIND_UNKNOWN, SHMBW_READY_UNMAPPED});
 }
 
-void ReadyReport::post(Session& session) {
-  if (elements_.empty()) return;
-  std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + elements_.size() * sizeof(shmbw_ready));
-  wire::Writer writer(buffer);
-  writer.begin_batch<shmbw_ready>(SHMBW_OP_READY, 0, elements_.size(), SHMBW_HEADER_NO_REPLY);
-  for (std::size_t i = 0; i < elements_.size(); ++i) writer.element(i, elements_[i]);
-  writer.finish(0);
-  (void)session.post(buffer, Deadline::after(0));
-}
+void ReadyReport::post(Session& session) { (void)client::post<SHMBW_OP_READY>(session, elements_, Deadline::after(0)); }
 
 }  // namespace shmb::client

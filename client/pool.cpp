@@ -8,6 +8,7 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
+#include "client/call.hpp"
 #include "client/obtain.hpp"
 #include "client/queue_set.hpp"
 #include "proto/refusal.hpp"
@@ -47,7 +48,7 @@ Result<PoolSpec> checked(PoolSpec spec) {
   return spec;
 }
 
-Result<Reply> join(Session& session, const Pool::Opening& opening, Deadline deadline) {
+Result<Answered<SHMBW_OP_POOL_JOIN>> join(Session& session, const Pool::Opening& opening, Deadline deadline) {
   names::Address address;
   if (opening.id == 0) {
     auto parsed = names::parse_region(opening.address);
@@ -63,24 +64,14 @@ Result<Reply> join(Session& session, const Pool::Opening& opening, Deadline dead
   }
   request.group_len = static_cast<std::uint16_t>(address.group.size());
   request.name_len = static_cast<std::uint16_t>(address.name.size());
-  std::array<std::byte, 512> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_POOL_JOIN, 0, Status::ok, request);
-  writer.text(address.group);
-  writer.text(address.name);
-  const auto packet = writer.finish(0);
-  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(session.of_broker(std::move(reply.error())));
-  return reply;
+  auto answer = call<SHMBW_OP_POOL_JOIN>(session, request, {address.group, address.name}, deadline);
+  if (!answer) return std::unexpected(session.of_broker(std::move(answer.error())));
+  return answer;
 }
 
 Result<void> leave(Session& session, std::uint64_t pool, std::uint32_t flags) {
-  std::array<std::byte, 64> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_POOL_LEAVE, 0, Status::ok, shmbw_pool_leave{pool, flags, 0});
-  const auto packet = writer.finish(0);
-  auto reply = session.call(std::span(buffer).first(packet.size()), Deadline::after(0));
-  if (!reply) return std::unexpected(reply.error());
+  auto answer = call<SHMBW_OP_POOL_LEAVE>(session, shmbw_pool_leave{pool, flags, 0}, {}, Deadline::after(0));
+  if (!answer) return std::unexpected(answer.error());
   return {};
 }
 
@@ -148,27 +139,21 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
       pool::kMaxSegments);
   request.lane_bytes = spec->lane_bytes;
   request.name_len = static_cast<std::uint16_t>(spec->name.size());
-  std::array<std::byte, 256> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_POOL_CREATE, 0, Status::ok, request);
-  writer.text(spec->name);
-  const auto packet = writer.finish(0);
-  auto reply = session->call(std::span(buffer).first(packet.size()), Deadline::after(timeout));
-  if (!reply) return std::unexpected(reply.error());
-  auto fixed = fixed_of<shmbw_pool_create_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
-  if (auto fine = check_place(0, fixed->pool, fixed->participant); !fine) return std::unexpected(fine.error());
+  auto answer = call<SHMBW_OP_POOL_CREATE>(*session, request, {spec->name}, Deadline::after(timeout));
+  if (!answer) return std::unexpected(answer.error());
+  const shmbw_pool_create_reply& place = answer->fixed;
+  if (auto fine = check_place(0, place.pool, place.participant); !fine) return std::unexpected(fine.error());
   std::shared_ptr<Pool> made(new Pool(session, false));
   made->mark_ = std::move(*mark);
-  made->id_ = fixed->pool;
-  made->group_ = fixed->group;
+  made->id_ = place.pool;
+  made->group_ = place.group;
   made->small_pages_ = spec->small_pages;
   made->no_populate_ = spec->no_populate;
-  if (spec->group == 0) session->note_group(fixed->group);
+  if (spec->group == 0) session->note_group(place.group);
   made->leave_flags_ = SHMBW_POOL_LEAVE_REMOVE;  // until it is whole: no process should find it without its slots
-  if (auto mapped = made->map(*reply, fixed->directory_bytes, fixed->control_bytes); !mapped)
+  if (auto mapped = made->map(answer->reply, place.directory_bytes, place.control_bytes); !mapped)
     return std::unexpected(mapped.error());
-  made->begin(fixed->participant, fixed->life);
+  made->begin(place.participant, place.life);
   enrol(*made, true);
   made->enrolled_ = true;
   session->note_pool(made, false);
@@ -190,7 +175,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   const Deadline until = opening.wait == 0 ? Deadline::now() : Deadline::after(opening.wait);
   Deadline settled = Deadline::after(opening.timeout);
   bool made_here = false;
-  Result<Reply> reply = join(*session, opening, settled);
+  auto reply = join(*session, opening, settled);
   for (std::int64_t pause = kLeastRest; !reply; pause = std::min(pause * 2, kMostRest)) {
     Deadline last = until;
     if (reply.error().status == Status::busy) {
@@ -218,23 +203,22 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
     reply = join(*session, opening, Deadline::after(opening.timeout));
   }
   if (!reply) return std::unexpected(reply.error());
-  auto fixed = fixed_of<shmbw_pool_join_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
-  if (auto fine = check_place(opening.id, fixed->pool, fixed->participant); !fine) return std::unexpected(fine.error());
-  if (auto inherited = session->pool(fixed->pool); inherited && inherited->is_fresh_child()) {
+  const shmbw_pool_join_reply& place = reply->fixed;
+  if (auto fine = check_place(opening.id, place.pool, place.participant); !fine) return std::unexpected(fine.error());
+  if (auto inherited = session->pool(place.pool); inherited && inherited->is_fresh_child()) {
     // In a forked child: this place is given back. The inherited pool joins by itself, with its parent's role.
-    reply->fds.clear();
-    if (auto left = leave(*session, fixed->pool, 0); !left) return std::unexpected(left.error());
+    reply->reply.fds.clear();
+    if (auto left = leave(*session, place.pool, 0); !left) return std::unexpected(left.error());
     if (auto entered = inherited->enter(); !entered) return std::unexpected(entered.error());
     return inherited->for_opening(opening);
   }
   std::shared_ptr<Pool> joined(new Pool(session, opening.read_only));
   joined->mark_ = std::move(*mark);
-  joined->id_ = fixed->pool;
-  joined->group_ = fixed->group;
-  if (auto mapped = joined->map(*reply, fixed->directory_bytes, fixed->control_bytes); !mapped)
+  joined->id_ = place.pool;
+  joined->group_ = place.group;
+  if (auto mapped = joined->map(reply->reply, place.directory_bytes, place.control_bytes); !mapped)
     return std::unexpected(mapped.error());
-  joined->begin(fixed->participant, fixed->life);
+  joined->begin(place.participant, place.life);
   enrol(*joined, true);
   joined->enrolled_ = true;
   joined->seen_change_ = joined->change();
@@ -313,9 +297,8 @@ Result<void> Pool::rejoin() {
     reply = join(*session_, again, Deadline::after(0));
   }
   if (!reply) return error(reply.error().status, "the forked child could not join the pool: " + reply.error().sentence);
-  auto fixed = fixed_of<shmbw_pool_join_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
-  if (auto fine = check_place(id_, fixed->pool, fixed->participant); !fine) return fine;
+  const shmbw_pool_join_reply& place = reply->fixed;
+  if (auto fine = check_place(id_, place.pool, place.participant); !fine) return fine;
   parent_stamp_ = stamp();
   // The lanes that the parent wrote do not belong to this process. They refer to the participant that goes to former_.
   retired_.clear();
@@ -326,7 +309,7 @@ Result<void> Pool::rejoin() {
   armed_.clear();
   growing_ = false;
   ++incarnation_;
-  begin(fixed->participant, fixed->life);
+  begin(place.participant, place.life);
   mark_.set();
   return {};
 }
@@ -439,26 +422,21 @@ Result<void> Pool::add_segment(std::uint64_t slot_size, std::uint32_t slots, std
       SHMBW_CREATE_MANY_WRITERS | (small_pages_ ? kCreateSmallPages : 0U) | (no_populate_ ? kCreateNoPopulate : 0U);
   auto region = create_region(session_, item, timeout);
   if (!region) return std::unexpected(region.error());
-  std::array<std::byte, 128> buffer;
-  wire::Writer writer(buffer);
   shmbw_pool_segment request{};
   request.pool = id_;
   request.region = (*region)->ref();
   request.slot_size = slot_size;
   request.slots = slots;
   request.slots_limit = limit;
-  writer.begin(SHMBW_OP_POOL_SEGMENT, 0, Status::ok, request);
-  const auto packet = writer.finish(0);
-  auto reply = session_->call(std::span(buffer).first(packet.size()), Deadline::after(timeout));
-  if (!reply) return std::unexpected(reply.error());
-  auto fixed = fixed_of<shmbw_pool_segment_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
+  auto answer = call<SHMBW_OP_POOL_SEGMENT>(*session_, request, {}, Deadline::after(timeout));
+  if (!answer) return std::unexpected(answer.error());
+  const std::uint32_t segment = answer->fixed.segment;
   Lock lock(me_->lock());
   read_segments();
-  if (fixed->segment >= segments_.size())
+  if (segment >= segments_.size())
     return error(Status::protocol, "the broker's answer names a segment that the directory does not have");
   // Another thread may have found it in the directory and attached it meanwhile: slots lie in that mapping already.
-  if (Region::Handle& there = segments_[fixed->segment].region; !there) there = std::move(*region);
+  if (Region::Handle& there = segments_[segment].region; !there) there = std::move(*region);
   return {};
 }
 
@@ -710,17 +688,12 @@ void Pool::retire(std::unique_ptr<LaneSender> sender, std::uint32_t lane, std::u
 }
 
 void Pool::post_through(std::uint32_t lane, std::uint32_t serial, shmbw_lane_end end) {
-  std::array<std::byte, 96> buffer;
-  wire::Writer writer(buffer);
-  writer.begin_batch<shmbw_lane_through>(SHMBW_OP_LANE_THROUGH, 0, 1, SHMBW_HEADER_NO_REPLY);
   shmbw_lane_through through{};
   through.pool = id_;
   through.lane = lane;
   through.serial = serial;
   through.end = end;
-  writer.element(0, through);
-  const auto packet = writer.finish(0);
-  (void)session_->post(std::span(buffer).first(packet.size()), Deadline::after(0));
+  (void)post<SHMBW_OP_LANE_THROUGH>(*session_, through, Deadline::after(0));
 }
 
 }  // namespace shmb::client

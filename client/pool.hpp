@@ -253,8 +253,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   bool has_bell(std::uint32_t participant, std::uint32_t life) const {
     return bells_[participant].fd && bells_[participant].life == life;
   }
-  std::span<std::byte> bell_request(std::span<std::byte> buffer, std::uint32_t flag, std::uint32_t participant,
-                                    std::uint32_t life) const;
+  shmbw_pool_doorbell bell_request(std::uint32_t flag, std::uint32_t participant, std::uint32_t life) const;
   void ask_for_bell(std::uint32_t participant, std::uint32_t life);
   void take_asked_bell();
   void note_bell(std::uint32_t participant, std::uint32_t life, std::vector<Fd>& fds);

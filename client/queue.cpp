@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "client/call.hpp"
 #include "client/obtain.hpp"
 #include "client/queue_set.hpp"
 
@@ -179,35 +180,32 @@ Result<void> Queue::open_ends(bool again) {
   request.cell_size = again ? cell_size_ : spec_.cell_size;
   if (request.kind == SHMBW_QUEUE_KIND_NONE) request.cells = request.cell_size = 0;
   request.name_len = static_cast<std::uint16_t>(spec_.name.size());
-  std::array<std::byte, 256> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_QUEUE_OPEN, 0, Status::ok, request);
-  writer.text(spec_.name);
-  const auto packet = writer.finish(0);
   Session& session = *pool_->session();
-  Result<Reply> reply;
-  for (std::uint64_t given_back = session.ends_given_back();;) {
-    reply = session.call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
-    if (reply || reply.error().status != Status::busy) break;
+  const auto ask = [&] {
+    return call<SHMBW_OP_QUEUE_OPEN>(session, request, {spec_.name}, Deadline::after(spec_.timeout));
+  };
+  std::uint64_t given_back = session.ends_given_back();
+  auto answer = ask();
+  while (!answer && answer.error().status == Status::busy) {
     // An end that an earlier call asked for may be in the way. Its reply has just come, too late.
     const std::uint64_t now = session.ends_given_back();
     if (std::exchange(given_back, now) == now) break;
+    answer = ask();
   }
-  if (!reply) {
-    Error failure = reply.error();
+  if (!answer) {
+    Error failure = answer.error();
     if (failure.status == Status::exists && !spec_.create_only)
       if (const std::string what = difference(pool_->view(), spec_); !what.empty())
         failure.sentence = "queue '" + spec_.name + "' exists with other settings: " + what +
                            ". Open it with the same ones, or as it is (SHMB_QUEUE_AS_IS with SHMB_QUEUE_OPEN_ONLY)";
     return std::unexpected(std::move(failure));
   }
-  auto fixed = fixed_of<shmbw_queue_open_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
-  if (fixed->queue >= pool_->view().queues() || (fixed->lane != pool::kNone && fixed->lane >= pool_->view().lanes()))
+  const shmbw_queue_open_reply& opened = answer->fixed;
+  if (opened.queue >= pool_->view().queues() || (opened.lane != pool::kNone && opened.lane >= pool_->view().lanes()))
     return error(Status::protocol, "the broker's answer names a queue or a lane that the pool cannot have");
   Pool::Lock lock(pool_->me().lock());
-  index_ = fixed->queue;
-  serial_ = fixed->serial;
+  index_ = opened.queue;
+  serial_ = opened.serial;
   const pool::QueueEntry& entry = pool_->view().queue(index_);
   kind_ = static_cast<pool::QueueKind>(entry.kind);
   flags_ = entry.flags;
@@ -216,7 +214,7 @@ Result<void> Queue::open_ends(bool again) {
   deaths_ = entry.deaths.load(std::memory_order_acquire);
   open_ = true;
   incarnation_ = pool_->incarnation();  // other threads need not come here any more
-  if (fixed->lane != pool::kNone) adopt_out(fixed->lane, fixed->lane_serial);
+  if (opened.lane != pool::kNone) adopt_out(opened.lane, opened.lane_serial);
   look_around();
   // A ring whose writer died during the join may already belong to another writer. Of that one nothing is missed.
   if (seen_change_ != pool_->change()) look_around();
@@ -298,12 +296,8 @@ Result<void> Queue::ask_to_close(std::uint32_t flags) {
   request.queue = index_;
   request.serial = serial_;
   request.flags = flags;
-  std::array<std::byte, 96> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_QUEUE_CLOSE, 0, Status::ok, request);
-  const auto packet = writer.finish(0);
-  auto reply = pool_->session()->call(std::span(buffer).first(packet.size()), Deadline::after(spec_.timeout));
-  if (!reply) return std::unexpected(reply.error());
+  auto answer = call<SHMBW_OP_QUEUE_CLOSE>(*pool_->session(), request, {}, Deadline::after(spec_.timeout));
+  if (!answer) return std::unexpected(answer.error());
   return {};
 }
 

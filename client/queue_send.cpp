@@ -6,6 +6,7 @@
 #include <new>
 
 #include "base/sys_process.hpp"
+#include "client/call.hpp"
 #include "client/obtain.hpp"
 #include "client/queue.hpp"
 
@@ -499,29 +500,18 @@ Result<void> Queue::hold_regions(const Claims& claims) {
   const std::size_t most = SHMBW_MAX_BATCH;
   for (std::size_t first = 0; first < wanted.size(); first += most) {
     const std::size_t count = std::min(most, wanted.size() - first);
-    std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + count * sizeof(shmbw_queue_hold));
-    wire::Writer writer(buffer);
-    writer.begin_batch<shmbw_queue_hold>(SHMBW_OP_QUEUE_HOLD, 0, count);
-    for (std::size_t i = 0; i < count; ++i) writer.element(i, wanted[first + i]);
-    writer.finish(0);
     if (auto shown = show_batch(); !shown) return shown;
     lock.unlock();
-    auto reply = pool_->session()->call(buffer, Deadline::after(spec_.timeout));
+    auto answers = call_batch<SHMBW_OP_QUEUE_HOLD>(*pool_->session(), std::span(wanted).subspan(first, count), Texts{},
+                                                   Deadline::after(spec_.timeout));
     lock.lock();
     if (!out_.it || out_.lane != claims.lane || out_.serial != claims.serial) return {};  // the caller begins again
-    if (!reply) return std::unexpected(reply.error());
-    auto batch = wire::BatchView::open(reply->view);
-    if (!batch || batch->count() != count)
-      return error(Status::protocol, "the broker's answer to QUEUE_HOLD is malformed");
-    auto texts = batch->texts();
+    if (!answers) return std::unexpected(answers.error());
     Result<void> outcome;
     for (std::size_t i = 0; i < count; ++i) {
-      auto element = batch->element<shmbw_queue_hold_reply>(i);
-      if (!element) return error(Status::protocol, "the broker's answer to QUEUE_HOLD is malformed");
-      const auto detail = texts.take(element->outcome.detail_len).value_or("");
       const Region& region = *which[first + i];
-      if (element->outcome.status == 0) holds_.at(region.ref().id).handle = region.serial();
-      else if (outcome) outcome = std::unexpected(wire::read_element_detail(element->outcome.status, detail));
+      if (auto held = answers->next()) holds_.at(region.ref().id).handle = region.serial();
+      else if (outcome) outcome = std::unexpected(held.error());
     }
     if (!outcome) return outcome;
   }
@@ -558,15 +548,7 @@ void Queue::drop_idle_holds() {
   }
   idle_holds_.clear();
   idle_bytes_ = 0;
-  for (std::size_t first = 0; first < drops.size(); first += SHMBW_MAX_BATCH) {
-    const std::size_t count = std::min<std::size_t>(SHMBW_MAX_BATCH, drops.size() - first);
-    std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + count * sizeof(shmbw_queue_hold));
-    wire::Writer writer(buffer);
-    writer.begin_batch<shmbw_queue_hold>(SHMBW_OP_QUEUE_HOLD, 0, count, SHMBW_HEADER_NO_REPLY);
-    for (std::size_t i = 0; i < count; ++i) writer.element(i, drops[first + i]);
-    writer.finish(0);
-    (void)pool_->session()->post(buffer, Deadline::after(0));
-  }
+  (void)post<SHMBW_OP_QUEUE_HOLD>(*pool_->session(), drops, Deadline::after(0));
 }
 
 Result<void> Queue::drain(std::int64_t wait) {

@@ -10,6 +10,7 @@
 #include "base/rescue.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
+#include "client/call.hpp"
 #include "client/closed.hpp"
 #include "client/obtain.hpp"
 
@@ -319,30 +320,16 @@ Result<int> Pool::doorbell(Lock&) {
     bell_.ours = std::move((*pair)[0]);
     bell_.theirs = std::move((*pair)[1]);
   }
-  std::array<std::byte, 64> buffer;
-  wire::Writer writer(buffer);
-  shmbw_pool_doorbell request{};
-  request.pool = id_;
-  request.flags = SHMBW_DOORBELL_SET;
-  writer.begin(SHMBW_OP_POOL_DOORBELL, 0, Status::ok, request);
-  const auto packet = writer.finish(1);
   const int theirs[] = {bell_.theirs.get()};
-  auto reply = session_->call(std::span(buffer).first(packet.size()), Deadline::after(0), nullptr, theirs);
-  if (!reply) return std::unexpected(reply.error());
+  auto answer = call<SHMBW_OP_POOL_DOORBELL>(*session_, bell_request(SHMBW_DOORBELL_SET, 0, 0), {}, Deadline::after(0),
+                                             {.fds = theirs});
+  if (!answer) return std::unexpected(answer.error());
   bell_.set = true;
   return bell_.ours.get();
 }
 
-std::span<std::byte> Pool::bell_request(std::span<std::byte> buffer, std::uint32_t flag, std::uint32_t participant,
-                                        std::uint32_t life) const {
-  wire::Writer writer(buffer);
-  shmbw_pool_doorbell request{};
-  request.pool = id_;
-  request.flags = flag;
-  request.participant = participant;
-  request.life = life;
-  writer.begin(SHMBW_OP_POOL_DOORBELL, 0, Status::ok, request, flag == SHMBW_DOORBELL_RING ? SHMBW_HEADER_NO_REPLY : 0);
-  return buffer.first(writer.finish(0).size());
+shmbw_pool_doorbell Pool::bell_request(std::uint32_t flag, std::uint32_t participant, std::uint32_t life) const {
+  return {id_, flag, participant, life, 0};
 }
 
 void Pool::note_bell(std::uint32_t participant, std::uint32_t life, std::vector<Fd>& fds) {
@@ -364,8 +351,7 @@ void Pool::ask_for_bell(std::uint32_t participant, std::uint32_t life) {
   if (asked_bell_.answer || has_bell(participant, life)) return;
   const PeerBell& bell = bells_[participant];
   if (bell.life == life && bell.not_before != 0 && sys::now_monotonic() < bell.not_before) return;
-  std::array<std::byte, 64> buffer;
-  if (auto asked = session_->ask(bell_request(buffer, SHMBW_DOORBELL_GET, participant, life)))
+  if (auto asked = ask<SHMBW_OP_POOL_DOORBELL>(*session_, bell_request(SHMBW_DOORBELL_GET, participant, life)))
     asked_bell_ = {participant, life, std::move(*asked)};
 }
 
@@ -391,14 +377,12 @@ void Pool::want_bells(std::uint64_t participants) {
 void Pool::fetch_bells(std::uint64_t participants, Deadline deadline, Lock& lock) {
   take_asked_bell();
   for_bells_missing(participants, [&](std::uint32_t index, std::uint32_t life) {
-    std::array<std::byte, 64> buffer;
-    const auto request = bell_request(buffer, SHMBW_DOORBELL_GET, index, life);
     lock.unlock();
-    auto reply = session_->call(request, deadline);
+    auto answer = call<SHMBW_OP_POOL_DOORBELL>(*session_, bell_request(SHMBW_DOORBELL_GET, index, life), {}, deadline);
     lock.lock();
-    if (!reply && reply.error().status != Status::not_found) return false;  // it is asked for again when needed
+    if (!answer && answer.error().status != Status::not_found) return false;  // it is asked for again when needed
     std::vector<Fd> none;
-    if (!has_bell(index, life)) note_bell(index, life, reply ? reply->fds : none);
+    if (!has_bell(index, life)) note_bell(index, life, answer ? answer->reply.fds : none);
     return true;
   });
 }
@@ -424,9 +408,8 @@ int Pool::bell_of(std::uint32_t participant, std::uint32_t life, bool dead) {
     session_->flush();                      // where the request still waits for room
     return -1;
   }
-  std::array<std::byte, 64> buffer;
-  if (session_->post(bell_request(buffer, SHMBW_DOORBELL_RING, participant, life), Deadline::now()))
-    bells_[participant].rung = sleep;
+  const shmbw_pool_doorbell ring = bell_request(SHMBW_DOORBELL_RING, participant, life);
+  if (post<SHMBW_OP_POOL_DOORBELL>(*session_, ring, Deadline::now())) bells_[participant].rung = sleep;
   ask_for_bell(participant, life);
   return -1;
 }

@@ -14,6 +14,7 @@
 
 #include "base/compat.hpp"
 #include "base/sys_memory.hpp"
+#include "client/call.hpp"
 #include "client/forked.hpp"
 #include "client/headroom.hpp"
 #include "client/obtain.hpp"
@@ -94,12 +95,7 @@ Result<void> Region::usable() const {
 
 static Result<void> post_release_of(Session& session, shmbw_region_ref region, std::uint32_t count,
                                     std::uint32_t flags) {
-  std::array<std::byte, 96> buffer;
-  wire::Writer writer(buffer);
-  writer.begin_batch<shmbw_release>(SHMBW_OP_RELEASE, 0, 1, SHMBW_HEADER_NO_REPLY);
-  writer.element(0, shmbw_release{region, count, flags});
-  const auto packet = writer.finish(0);
-  return session.post(std::span(buffer).first(packet.size()), Deadline::after(0));
+  return post<SHMBW_OP_RELEASE>(session, shmbw_release{region, count, flags}, Deadline::after(0));
 }
 
 Result<void> post_release(Session& session, shmbw_region_ref region, std::uint32_t flags) {
@@ -123,26 +119,20 @@ Result<Fd> Region::fetch(std::uint32_t rights, bool for_others, Deadline deadlin
     if (!copy) return system_failure(copy.error(), "a copy of the kept descriptor");
     return std::move(*copy);
   }
-  std::array<std::byte, 128> buffer;
-  wire::Writer writer(buffer);
-  writer.begin_batch<shmbw_attach>(SHMBW_OP_ATTACH, 0, 1);
   shmbw_attach request{};
   request.by = SHMBW_ATTACH_BY_ID;
   request.rights = rights;
   request.region = facts_.ref;
-  writer.element(0, request);
-  const auto packet = writer.finish(0);
-  auto reply = session_->call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(reply.error());
-  auto element = only_element<shmbw_attach_reply>(*reply, "ATTACH");
-  if (!element) return std::unexpected(element.error());
+  auto answer = call<SHMBW_OP_ATTACH>(*session_, request, {}, deadline);
+  if (!answer) return std::unexpected(answer.error());
+  const shmbw_attach_reply& element = answer->fixed;
   // A region whose descriptor leaves the process is never recycled. The own mapping is accounted for when the handle is
   // released.
   (void)post_release(*session_, facts_.ref, for_others ? 0U : unsigned{SHMBW_RELEASE_RECYCLE});
-  const Granted granted{element->region, element->rights, element->length, element->bytes};
+  const Granted granted{element.region, element.rights, element.length, element.bytes};
   auto fine = check_grant(granted, facts_.ref, rights);
-  if (fine) state_ = element->state;
-  auto fd = fine ? take_fd(*reply, element->outcome) : Result<Fd>(std::unexpected(fine.error()));
+  if (fine) state_ = element.state;
+  auto fd = fine ? take_fd(answer->reply, element.outcome) : Result<Fd>(std::unexpected(fine.error()));
   if (fd) fine = check_memory(fd->get(), facts_.length, facts_.bytes);
   if (!fine) fd = std::unexpected(fine.error());
   if (!fd) report_unmapped();
@@ -162,12 +152,8 @@ void Region::report_unmapped() {
 // mapping.
 void Region::report(std::uint64_t populated, shmbw_page_kind kind) {
   if (own_fd_ || !writable()) return;
-  std::array<std::byte, 96> buffer;
-  wire::Writer writer(buffer);
-  writer.begin_batch<shmbw_ready>(SHMBW_OP_READY, 0, 1, SHMBW_HEADER_NO_REPLY);
-  writer.element(0, shmbw_ready{facts_.ref, populated, static_cast<std::uint32_t>(kind), 0});
-  const auto packet = writer.finish(0);
-  (void)session_->post(std::span(buffer).first(packet.size()), Deadline::after(0));
+  const shmbw_ready ready{facts_.ref, populated, static_cast<std::uint32_t>(kind), 0};
+  (void)post<SHMBW_OP_READY>(*session_, ready, Deadline::after(0));
 }
 
 // A region without bytes has only parts without bytes.
@@ -252,21 +238,18 @@ Result<void> Region::map_back(Deadline deadline) {
 
 // PUBLISH. Another writer that was lent a descriptor may be about to map it, and could not after the seal. So this
 // waits for it. The subscription is made before the second request, so that no report falls in between.
-Result<Reply> Region::ask_to_publish(Deadline deadline) {
-  std::array<std::byte, 64> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_PUBLISH, 0, Status::ok, shmbw_publish{facts_.ref});
-  const auto packet = std::span(buffer).first(writer.finish(0).size());
-  auto reply = session_->call(packet, deadline);
+static Result<Answered<SHMBW_OP_PUBLISH>> ask_to_publish(Session& session, shmbw_region_ref region, Deadline deadline) {
+  const auto ask = [&] { return call<SHMBW_OP_PUBLISH>(session, shmbw_publish{region}, {}, deadline); };
+  auto reply = ask();
   if (reply || reply.error().status != Status::not_ready) return reply;
   WatchSpec spec;
   spec.kind = SHMBW_WATCH_KIND_REGION;
   spec.events = SHMBW_WATCH_EVENT_READY | SHMBW_WATCH_EVENT_PUBLISHED | SHMBW_WATCH_EVENT_GONE;
-  spec.region = facts_.ref;
-  Session::OwnWatch watch(*session_);
+  spec.region = region;
+  Session::OwnWatch watch(session);
   if (auto begun = watch.begin(spec, deadline); !begun) return std::unexpected(begun.error());
   for (;;) {
-    reply = session_->call(packet, deadline);
+    reply = ask();
     if (reply || reply.error().status != Status::not_ready) return reply;
     auto event = watch.await(deadline);
     if (event) continue;
@@ -298,10 +281,9 @@ Result<void> Region::publish(Deadline deadline) {
       if (auto back = map_back(deadline); !back) done.error().sentence += "; " + back.error().sentence;
     return done;
   }
-  auto reply = ask_to_publish(deadline);
-  auto fixed = reply ? fixed_of<shmbw_publish_reply>(*reply) : std::unexpected(reply.error());
-  if (!fixed) {
-    Error failure = fixed.error();
+  auto answer = ask_to_publish(*session_, facts_.ref, deadline);
+  if (!answer) {
+    Error failure = answer.error();
     unmapped_by_publish_ = was_mapped && failure.status == Status::deadline;
     // The request may be on its way. Mapping the region for writing now would make it fail, or be refused after it.
     // Besides, the caller's time is over.
@@ -314,37 +296,34 @@ Result<void> Region::publish(Deadline deadline) {
         failure.sentence += "; the region is unmapped now: " + back.error().sentence;
     return std::unexpected(std::move(failure));
   }
+  auto& [published, reply] = *answer;
   unmapped_by_publish_ = false;
   state_ = SHMBW_REGION_STATE_PUBLISHED;
   facts_.flags &= ~static_cast<std::uint32_t>(SHMBW_REGION_WRITE_OPEN);
-  facts_.rights &= fixed->rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE};
+  facts_.rights &= published.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE};
   if (facts_.name_at_publish) facts_.flags |= SHMBW_REGION_NAMED;
-  const Granted granted{fixed->region, fixed->rights, facts_.length, facts_.bytes};
+  const Granted granted{published.region, published.rights, facts_.length, facts_.bytes};
   if (auto fine = check_grant(granted, facts_.ref, SHMBW_RIGHT_MAP_READ); !fine) return fine;
-  if (reply->fds.empty()) return error(Status::protocol, "the broker's answer to PUBLISH lacks its descriptor");
+  if (reply.fds.empty()) return error(Status::protocol, "the broker's answer to PUBLISH lacks its descriptor");
   if (!was_mapped) return {};
-  auto mapped = map_whole(reply->fds[0].get(), facts_.length, facts_.bytes, Access::read);
+  auto mapped = map_whole(reply.fds[0].get(), facts_.length, facts_.bytes, Access::read);
   if (!mapped) {
     mapped.error().sentence.insert(0, "the region is published; ");
     return std::unexpected(mapped.error());
   }
   mapping_ = std::move(*mapped);
   // The old one was for writing: the kernel would not map it any more, not even for reading (until 6.7).
-  if (kept_) kept_ = KeptDescriptor::of(std::move(reply->fds[0]));
+  if (kept_) kept_ = KeptDescriptor::of(std::move(reply.fds[0]));
   if (populated_ != 0) (void)map_existing(mapping_, Access::read, false);
   return {};
 }
 
 Result<void> revoke_ticket(Session& session, const Token& ticket, Deadline deadline) {
   if (session.is_local()) return needs_broker("tickets");
-  std::array<std::byte, 64> buffer;
-  wire::Writer writer(buffer);
   shmbw_ticket_revoke request{};
   std::memcpy(request.ticket, ticket.bytes.data(), sizeof request.ticket);
-  writer.begin(SHMBW_OP_TICKET_REVOKE, 0, Status::ok, request);
-  const auto packet = writer.finish(0);
-  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(reply.error());
+  auto answer = call<SHMBW_OP_TICKET_REVOKE>(session, request, {}, deadline);
+  if (!answer) return std::unexpected(answer.error());
   return {};
 }
 
@@ -357,21 +336,16 @@ Result<TicketsEnded> release_tickets(Session& session, const TicketsMeant& meant
   request.owner_uid = meant.owner_uid;
   request.flags = SHMBW_TICKETS_RELEASE_OWNER_GIVEN | (meant.held ? unsigned{SHMBW_TICKETS_RELEASE_HELD} : 0U);
   do {
-    std::array<std::byte, 96> buffer;
-    wire::Writer writer(buffer);
-    writer.begin(SHMBW_OP_TICKETS_RELEASE, 0, Status::ok, request);
-    const auto packet = writer.finish(0);
-    auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
-    if (!reply) return std::unexpected(reply.error());
-    auto part = fixed_of<shmbw_tickets_release_reply>(*reply);
-    if (!part) return std::unexpected(part.error());
-    all.tickets += part->tickets;
-    all.regions += part->regions;
-    all.bytes += part->bytes_freed;
-    all.held += part->held;
-    if (part->next != 0 && part->next <= request.cursor)  // would never end
-      return error(Status::protocol, "the broker's answer to TICKETS_RELEASE is malformed");
-    request.cursor = part->next;
+    auto answer = call<SHMBW_OP_TICKETS_RELEASE>(session, request, {}, deadline);
+    if (!answer) return std::unexpected(answer.error());
+    const shmbw_tickets_release_reply& part = answer->fixed;
+    all.tickets += part.tickets;
+    all.regions += part.regions;
+    all.bytes += part.bytes_freed;
+    all.held += part.held;
+    if (part.next != 0 && part.next <= request.cursor)  // would never end
+      return malformed_answer<SHMBW_OP_TICKETS_RELEASE>();
+    request.cursor = part.next;
   } while (request.cursor != 0);
   return all;
 }
@@ -385,8 +359,6 @@ Result<Region::Ticket> Region::make_ticket(std::uint32_t rights, std::uint32_t u
 
 Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, std::uint32_t rights, std::uint32_t uses,
                                    std::int64_t lifetime, Deadline deadline, std::uint32_t flags, std::uint64_t with) {
-  std::array<std::byte, 96> buffer;
-  wire::Writer writer(buffer);
   shmbw_ticket_create request{};
   request.region = region;
   request.rights = rights != 0 ? rights : static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_READ);
@@ -394,16 +366,12 @@ Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, st
   request.lifetime = lifetime;
   request.flags = flags;
   request.session = with;
-  writer.begin(SHMBW_OP_TICKET_CREATE, 0, Status::ok, request);
-  const auto packet = writer.finish(0);
-  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(reply.error());
-  auto fixed = fixed_of<shmbw_ticket_create_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
+  auto answer = call<SHMBW_OP_TICKET_CREATE>(session, request, {}, deadline);
+  if (!answer) return std::unexpected(answer.error());
   Region::Ticket ticket;
-  std::memcpy(ticket.token.bytes.data(), fixed->ticket, sizeof fixed->ticket);
+  std::memcpy(ticket.token.bytes.data(), answer->fixed.ticket, sizeof answer->fixed.ticket);
   if (ticket.token == Token{}) return error(Status::protocol, "the broker's answer to TICKET_CREATE has no ticket");
-  ticket.expires = fixed->expires;
+  ticket.expires = answer->fixed.expires;
   return ticket;
 }
 
@@ -455,18 +423,14 @@ Result<void> Region::leave_to(Rest& rest, std::uint32_t flags) {
 }
 
 Result<void> release_with_name(Session& session, shmbw_region_ref region, std::uint32_t flags) {
-  std::array<std::byte, 96> buffer;
-  wire::Writer writer(buffer);
-  writer.begin_batch<shmbw_release>(SHMBW_OP_RELEASE, 0, 1);
-  writer.element(0, shmbw_release{region, 1, flags | SHMBW_RELEASE_UNNAME});
-  const auto packet = writer.finish(0);
-  auto reply = session.call(std::span(buffer).first(packet.size()), Deadline::after(0));
-  if (!reply) return std::unexpected(reply.error());
-  auto element = only_element<shmbw_release_reply>(*reply, "RELEASE");
-  if (element) return {};
+  const shmbw_release release{region, 1, flags | SHMBW_RELEASE_UNNAME};
+  auto answers = call_batch<SHMBW_OP_RELEASE>(session, std::span(&release, 1), Texts{}, Deadline::after(0));
+  if (!answers) return std::unexpected(answers.error());
+  auto released = answers->next();
+  if (released) return {};
   // The name stays, but the reference must end.
   (void)post_release(session, region, flags);
-  return std::unexpected(element.error());
+  return std::unexpected(released.error());
 }
 
 }  // namespace shmb::client

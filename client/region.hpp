@@ -118,7 +118,6 @@ class Region : public std::enable_shared_from_this<Region> {
   Result<Fd> fetch(std::uint32_t rights, bool for_others, Deadline deadline);
   Result<void> publish_local();
   Result<void> map_back(Deadline deadline);
-  Result<Reply> ask_to_publish(Deadline deadline);
   void report(std::uint64_t populated, shmbw_page_kind kind);
   void report_unmapped();
   struct Rest;

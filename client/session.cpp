@@ -11,6 +11,7 @@
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
+#include "client/call.hpp"
 #include "client/connect.hpp"
 #include "client/pool.hpp"
 #include "client/region.hpp"
@@ -84,8 +85,6 @@ void Session::unlock_after_fork() {
 }
 
 Result<void> Session::hello(const Greeting& greeting, Deadline deadline) {
-  std::array<std::byte, 512> buffer;
-  wire::Writer writer(buffer);
   shmbw_hello hello{};
   hello.version_min = hello.version_max = SHMBW_PROTOCOL;
   hello.features = SHMBW_FEATURE_PASS_RIGHTS;  // doorbells of pools travel to the broker
@@ -99,36 +98,31 @@ Result<void> Session::hello(const Greeting& greeting, Deadline deadline) {
   library = library.substr(0, 64) + " (libshmbroker " SHMB_VERSION_TEXT ")";
   hello.library_len = static_cast<std::uint16_t>(library.size());
   hello.group_len = static_cast<std::uint16_t>(greeting.group_name.size());
-  writer.begin(SHMBW_OP_HELLO, 0, Status::ok, hello);
-  writer.text(library);
-  writer.text(greeting.group_name);
-  const auto packet = writer.finish(0);
-  auto reply = channel_.call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply && reply.error().status == Status::session_lost) {  // there was no session yet to lose
+  auto answer = client::call<SHMBW_OP_HELLO>(channel_, hello, {library, greeting.group_name}, deadline);
+  if (!answer && answer.error().status == Status::session_lost) {  // there was no session yet to lose
     auto lost = error(Status::session_lost, channel_.lost_reason());
     if (channel_.hung_up()) lost.error().system_errno = ECONNRESET;
     return lost;
   }
-  if (!reply) return std::unexpected(reply.error());
-  auto fixed = fixed_of<shmbw_hello_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
-  if (fixed->version != SHMBW_PROTOCOL)
+  if (!answer) return std::unexpected(answer.error());
+  const shmbw_hello_reply& told = answer->fixed;
+  if (told.version != SHMBW_PROTOCOL)
     return error(Status::version, "the broker at " + facts_.socket + " speaks protocol " +
-                                      std::to_string(fixed->version) + ", this library " +
+                                      std::to_string(told.version) + ", this library " +
                                       std::to_string(SHMBW_PROTOCOL));
-  const auto broker = wire::TextReader(reply->view.rest).take(fixed->broker_len);
+  const auto broker = answer->texts().take(told.broker_len);
   Channel::Lock lock(channel_.mutex());
-  facts_.mode = static_cast<shmbw_mode>(fixed->mode);
-  facts_.protocol = fixed->version;
-  facts_.epoch = fixed->epoch;
-  facts_.session = fixed->session;
-  channel_.groups = {fixed->group, 0};
-  facts_.features = fixed->features;
-  facts_.uid = fixed->uid;
-  facts_.broker_uid = fixed->broker_uid;
+  facts_.mode = static_cast<shmbw_mode>(told.mode);
+  facts_.protocol = told.version;
+  facts_.epoch = told.epoch;
+  facts_.session = told.session;
+  channel_.groups = {told.group, 0};
+  facts_.features = told.features;
+  facts_.uid = told.uid;
+  facts_.broker_uid = told.broker_uid;
   facts_.broker = std::string(broker.value_or("unknown"));
-  if (fixed->max_batch != 0) facts_.max_batch = std::min<std::size_t>(fixed->max_batch, SHMBW_MAX_BATCH);
-  std::memcpy(facts_.fork_secret.bytes.data(), fixed->fork_secret, sizeof fixed->fork_secret);
+  if (told.max_batch != 0) facts_.max_batch = std::min<std::size_t>(told.max_batch, SHMBW_MAX_BATCH);
+  std::memcpy(facts_.fork_secret.bytes.data(), told.fork_secret, sizeof told.fork_secret);
   return {};
 }
 
@@ -168,40 +162,21 @@ Result<void> Session::inherit(Deadline deadline) {
   }
   for (std::size_t first = 0; first < handles.size(); first += facts_.max_batch) {
     const std::size_t count = std::min(facts_.max_batch, handles.size() - first);
-    std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + count * sizeof(shmbw_inherit));
-    wire::Writer writer(buffer);
-    writer.begin_batch<shmbw_inherit>(SHMBW_OP_INHERIT, 0, count);
-    for (std::size_t i = 0; i < count; ++i) {
-      shmbw_inherit element{};
-      element.region = handles[first + i]->ref();
-      element.rights = handles[first + i]->rights();
-      element.count = 1;
-      writer.element(i, element);
-    }
-    writer.finish(0);
-    auto reply = channel_.call(buffer, deadline);
-    if (!reply) return std::unexpected(reply.error());
-    auto batch = wire::BatchView::open(reply->view);
-    if (!batch || batch->count() != count)
-      return error(Status::protocol, "the broker's answer to INHERIT is malformed");
+    std::vector<shmbw_inherit> wanted(count);
+    for (std::size_t i = 0; i < count; ++i) wanted[i] = {handles[first + i]->ref(), handles[first + i]->rights(), 1};
+    auto answers = call_batch<SHMBW_OP_INHERIT>(channel_, wanted, Texts{}, deadline);
+    if (!answers) return std::unexpected(answers.error());
     // A parent that was forked before it could report has not reported for us.
     std::vector<shmbw_ready> ready;
     for (std::size_t i = 0; i < count; ++i) {
       Region& handle = *handles[first + i];
-      auto element = batch->element<shmbw_inherit_reply>(i);
-      if (!element || element->outcome.status != 0 || (element->rights & handle.rights()) != handle.rights())
-        handle.not_inherited();
+      const auto lease = answers->next();
+      if (!lease || (lease->rights & handle.rights()) != handle.rights()) handle.not_inherited();
       else if ((handle.rights() & SHMBW_RIGHT_MAP_WRITE) != 0)
         ready.push_back({handle.ref(), 0, SHMBW_PAGE_KIND_UNKNOWN,
                          handle.data() != nullptr ? 0U : std::uint32_t{SHMBW_READY_UNMAPPED}});
     }
-    if (ready.empty()) continue;
-    buffer.resize(sizeof(shmbw_header) + sizeof(shmbw_batch) + ready.size() * sizeof(shmbw_ready));
-    wire::Writer report(buffer);
-    report.begin_batch<shmbw_ready>(SHMBW_OP_READY, 0, ready.size(), SHMBW_HEADER_NO_REPLY);
-    for (std::size_t i = 0; i < ready.size(); ++i) report.element(i, ready[i]);
-    report.finish(0);
-    if (auto posted = channel_.post(buffer, deadline); !posted) return posted;
+    if (auto posted = client::post<SHMBW_OP_READY>(channel_, ready, deadline); !posted) return posted;
   }
   return {};
 }
@@ -244,12 +219,8 @@ bool Session::lost() { return !local_ && channel_.lost(); }
 
 Result<void> Session::ping(Deadline deadline) {
   if (local_) return check_answer_deadline(deadline);
-  std::array<std::byte, 64> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_STATUS, 0, Status::ok, shmbw_status{});
-  const auto packet = writer.finish(0);
-  auto reply = call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(reply.error());
+  auto answer = client::call<SHMBW_OP_STATUS>(*this, shmbw_status{}, {}, deadline);
+  if (!answer) return std::unexpected(answer.error());
   return {};
 }
 
@@ -298,12 +269,8 @@ void Session::note_group(std::uint64_t group) {
 
 namespace {
 
-struct WatchPacket {
-  std::array<std::byte, 512> buffer;
-  std::span<std::byte> packet;
-};
-
-Result<void> write_watch(const WatchSpec& spec, WatchPacket& out) {
+Result<Answered<SHMBW_OP_WATCH>> ask_to_watch(Session& session, const WatchSpec& spec, Deadline deadline,
+                                              const With& with = {}) {
   shmbw_watch request{};
   request.kind = spec.kind;
   request.events = spec.events != 0 ? spec.events : all_events(spec.kind);
@@ -322,48 +289,34 @@ Result<void> write_watch(const WatchSpec& spec, WatchPacket& out) {
   }
   request.group_len = static_cast<std::uint16_t>(address.group.size());
   request.name_len = static_cast<std::uint16_t>(address.name.size());
-  wire::Writer writer(out.buffer);
-  writer.begin(SHMBW_OP_WATCH, 0, Status::ok, request);
-  writer.text(address.group);
-  writer.text(address.name);
-  out.packet = std::span(out.buffer).first(writer.finish(0).size());
-  return {};
+  auto answer = call<SHMBW_OP_WATCH>(session, request, {address.group, address.name}, deadline, with);
+  // Without a number no event would ever end a wait.
+  if (answer && answer->fixed.watch == 0)
+    return error(Status::protocol, "the broker's answer to WATCH names no subscription");
+  return answer;
 }
 
 }  // namespace
 
 Result<Watch> Session::watch(const WatchSpec& spec, Deadline deadline) {
   if (local_) return needs_broker("events");
-  WatchPacket request;
-  if (auto written = write_watch(spec, request); !written) return std::unexpected(written.error());
-  auto reply = call(request.packet, deadline);
-  if (!reply) return std::unexpected(of_broker(std::move(reply.error())));
-  auto fixed = fixed_of<shmbw_watch_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
-  if (fixed->watch == 0) return error(Status::protocol, "the broker's answer to WATCH names no subscription");
-  return Watch{fixed->watch, fixed->state};
+  auto answer = ask_to_watch(*this, spec, deadline);
+  if (!answer) return std::unexpected(of_broker(std::move(answer.error())));
+  return Watch{answer->fixed.watch, answer->fixed.state};
 }
 
 Result<void> Session::unwatch(std::uint64_t watch, Deadline deadline) {
-  std::array<std::byte, 256> buffer;
-  wire::Writer writer(buffer);
   shmbw_watch request{};
   request.kind = SHMBW_WATCH_KIND_CANCEL;
   request.watch = watch;
-  writer.begin(SHMBW_OP_WATCH, 0, Status::ok, request);
-  const auto packet = writer.finish(0);
-  auto reply = call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(reply.error());
+  auto answer = client::call<SHMBW_OP_WATCH>(*this, request, {}, deadline);
+  if (!answer) return std::unexpected(answer.error());
   return {};
 }
 
 Result<void> Session::OwnWatch::begin(const WatchSpec& spec, Deadline deadline) {
-  WatchPacket request;
-  if (auto written = write_watch(spec, request); !written) return written;
-  auto reply = session_.call(request.packet, deadline, &subscription_);
-  if (!reply) return std::unexpected(reply.error());
-  // Without a number no event would ever end the wait.
-  if (subscription_.watch == 0) return error(Status::protocol, "the broker's answer to WATCH names no subscription");
+  auto answer = ask_to_watch(session_, spec, deadline, {.subscription = &subscription_});
+  if (!answer) return std::unexpected(answer.error());
   return {};
 }
 

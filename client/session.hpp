@@ -129,10 +129,8 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
     OwnWatch& operator=(const OwnWatch&) = delete;
     ~OwnWatch() { session_.channel_.unsubscribe(subscription_); }
     Result<void> begin(const WatchSpec& spec, Deadline deadline);
-    // The same for a request whose reply names a watch.
-    Result<Reply> begin(std::span<std::byte> packet, std::span<const int> descriptors, Deadline deadline) {
-      return session_.call(packet, deadline, &subscription_, descriptors);
-    }
+    // For another request whose reply names a watch.
+    Channel::Subscription& subscription() { return subscription_; }
     std::uint32_t state() const { return subscription_.state; }  // what held already: no event comes for it
     // The first event, a gap among them: then what was waited for may have been lost.
     Result<Event> await(Deadline deadline);

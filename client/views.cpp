@@ -4,13 +4,12 @@
 
 #include <array>
 
+#include "client/call.hpp"
 #include "proto/names.hpp"
 #include "proto/refusal.hpp"
 
 namespace shmb::client {
 namespace {
-
-std::unexpected<Error> malformed() { return error(Status::protocol, "the broker's answer to LIST is malformed"); }
 
 // The texts after each kind of record.
 bool take_texts(wire::RecordReader& reader, RegionRow& row) {
@@ -82,29 +81,22 @@ Result<Listing<Row>> list(Session& session, shmbw_table table, const Selection& 
   request.group_len = static_cast<std::uint16_t>(selection.group_name.size());
   request.name_len = static_cast<std::uint16_t>(selection.name.size());
   do {
-    std::array<std::byte, 512> buffer;
-    wire::Writer writer(buffer);
-    writer.begin(SHMBW_OP_LIST, 0, Status::ok, request);
-    writer.text(selection.group_name);
-    writer.text(selection.name);
-    const auto packet = writer.finish(0);
-    auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
-    if (!reply) return std::unexpected(reply.error());
-    auto page = fixed_of<shmbw_list_reply>(*reply);
-    if (!page) return std::unexpected(page.error());
-    listing.total_bytes = page->total_bytes;
-    listing.total_count = page->total_count;
-    wire::RecordReader reader(reply->view.rest, page->element_size);
-    for (std::uint16_t i = 0; i < page->count; ++i) {
+    auto answer = call<SHMBW_OP_LIST>(session, request, {selection.group_name, selection.name}, deadline);
+    if (!answer) return std::unexpected(answer.error());
+    const shmbw_list_reply& page = answer->fixed;
+    listing.total_bytes = page.total_bytes;
+    listing.total_count = page.total_count;
+    wire::RecordReader reader(answer->reply.view.rest, page.element_size);
+    for (std::uint16_t i = 0; i < page.count; ++i) {
       auto record = reader.next<decltype(Row::record)>();
-      if (!record) return malformed();
+      if (!record) return malformed_answer<SHMBW_OP_LIST>();
       Row row;
       row.record = *record;
-      if (!take_texts(reader, row)) return malformed();
+      if (!take_texts(reader, row)) return malformed_answer<SHMBW_OP_LIST>();
       listing.rows.push_back(std::move(row));
     }
-    if (page->next != 0 && page->next <= request.cursor) return malformed();  // would never end
-    request.cursor = page->next;
+    if (page.next != 0 && page.next <= request.cursor) return malformed_answer<SHMBW_OP_LIST>();  // would never end
+    request.cursor = page.next;
   } while (request.cursor != 0);
   return listing;
 }
@@ -196,21 +188,15 @@ Result<Listing<GpuRow>> list_gpu_regions(Session& session, const Selection& sele
 }
 
 Result<BrokerStatus> broker_status(Session& session, Deadline deadline) {
-  std::array<std::byte, 64> buffer;
-  wire::Writer writer(buffer);
-  writer.begin(SHMBW_OP_STATUS, 0, Status::ok, shmbw_status{});
-  const auto packet = writer.finish(0);
-  auto reply = session.call(std::span(buffer).first(packet.size()), deadline);
-  if (!reply) return std::unexpected(reply.error());
-  auto fixed = fixed_of<shmbw_status_reply>(*reply);
-  if (!fixed) return std::unexpected(fixed.error());
+  auto answer = call<SHMBW_OP_STATUS>(session, shmbw_status{}, {}, deadline);
+  if (!answer) return std::unexpected(answer.error());
   BrokerStatus status;
-  status.record = *fixed;
-  wire::TextReader texts(reply->view.rest);
-  status.version = std::string(texts.take(fixed->version_len).value_or(""));
-  status.kernel = std::string(texts.take(fixed->kernel_len).value_or(""));
-  status.engine = std::string(texts.take(fixed->engine_len).value_or(""));
-  status.losses = std::string(texts.take(fixed->losses_len).value_or(""));
+  status.record = answer->fixed;
+  wire::TextReader texts = answer->texts();
+  status.version = std::string(texts.take(answer->fixed.version_len).value_or(""));
+  status.kernel = std::string(texts.take(answer->fixed.kernel_len).value_or(""));
+  status.engine = std::string(texts.take(answer->fixed.engine_len).value_or(""));
+  status.losses = std::string(texts.take(answer->fixed.losses_len).value_or(""));
   return status;
 }
 
