@@ -7,6 +7,7 @@
 
 #include "base/sys_process.hpp"
 #include "client/call.hpp"
+#include "client/late_reply.hpp"
 #include "client/obtain.hpp"
 #include "client/views.hpp"
 #include "proto/refusal.hpp"
@@ -252,5 +253,7 @@ Result<void> unname(Session& session, const Target& target, Deadline deadline) {
   Region handle(session.shared_from_this(), facts, Mapping(), Fd());
   return handle.release(kReleaseUnname | kReleaseNoRecycle);
 }
+
+void undo_attach(LateReply& late) { late.release_granted<shmbw_attach_reply>(0); }
 
 }  // namespace shmb::client

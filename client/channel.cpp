@@ -19,6 +19,7 @@
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
 #include "client/closed.hpp"
+#include "client/late_reply.hpp"
 #include "client/packet_fields.hpp"
 #include "proto/refusal.hpp"
 
@@ -43,6 +44,16 @@ bool watches(const Fd& set, const Fd& socket) {
 // A full socket, or memory that the kernel could not give at that moment, or descriptors of other processes of this
 // user that lie unread in sockets: the packet goes later.
 bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOMEM || code == ETOOMANYREFS; }
+
+using Undo = void (*)(LateReply&);
+
+constexpr auto kUndo = [] {
+  std::array<Undo, wire::kTraits.size()> table{};
+#define SHMB_ROW(op, name) table[op] = undo_##name;
+  SHMBW_REQUESTS_TO_UNDO(SHMB_ROW)
+#undef SHMB_ROW
+  return table;
+}();
 
 }  // namespace
 
@@ -81,15 +92,15 @@ std::vector<Fd> Channel::forget() {
   gpu_lost_ = false;
   unsent_.clear();
   wants_room_ = sender_waits_ = false;
-  late_groups_ = {};
+  groups.late = {};
   dropped_ = 0;
   lost_ = false;
   return inherited;
 }
 
-std::uint64_t Channel::ends_given_back() {
+std::uint64_t Channel::given_back() {
   Lock lock(mutex_);
-  return ends_given_back_;
+  return given_back_;
 }
 
 bool Channel::lost() {
@@ -341,11 +352,12 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
   Call mine;
   const std::uint64_t tag = ++last_tag_;
   set_tag(packet, tag);
-  pending_[tag] = {op_of(packet), flags_of(packet), subject_of(packet), &mine, subscription};
+  pending_[tag] = {op_of(packet), body_of<kKeptOfRequest>(packet), &mine, subscription};
   if (auto sent = send(lock, packet, deadline, descriptors); !sent) {
-    if (sent.error().status == Status::deadline && is_last(packet) && keep_unsent(packet)) pending_[tag] = {};
+    if (sent.error().status == Status::deadline && wire::traits_of(op_of(packet)).spends && keep_unsent(packet))
+      pending_[tag] = {};
     else pending_.erase(tag);
-    if (!lost_) give_back_groups();  // they may have waited for this one
+    if (!lost_) leave_late_groups();  // they may have waited for this one
     return std::unexpected(sent.error());
   }
   wait(lock, deadline, mine.waiter, [&] { return mine.done || lost_; });
@@ -374,7 +386,7 @@ Result<std::shared_ptr<Channel::Later>> Channel::ask(std::span<std::byte> packet
   Lock lock(mutex_);
   const std::uint64_t tag = ++last_tag_;
   set_tag(packet, tag);
-  pending_[tag] = {op_of(packet), flags_of(packet), 0, nullptr, nullptr, later};
+  pending_[tag] = {op_of(packet), {}, nullptr, nullptr, later};
   if (auto sent = send(lock, packet, Deadline::now()); !sent) {
     pending_.erase(tag);
     return std::unexpected(sent.error());
@@ -418,22 +430,18 @@ Result<Event> Channel::await(Subscription& subscription, Deadline deadline) {
   return error(Status::deadline, "what was waited for did not happen before the deadline");
 }
 
-// A request whose answer nobody waits for.
-template <class T>
-void Channel::undo(shmbw_op op, const T& request) {
-  std::array<std::byte, 256> buffer;
-  wire::Writer writer(buffer);
+void Channel::ask_for_nobody(std::span<std::byte> packet) {
   const std::uint64_t tag = ++last_tag_;
-  writer.begin(op, tag, Status::ok, request);
+  set_tag(packet, tag);
   pending_[tag] = {};
-  send_later(writer.finish(0));
+  send_later(packet);
 }
 
 void Channel::cancel_watch(std::uint64_t watch) {
   shmbw_watch cancel{};
   cancel.kind = SHMBW_WATCH_KIND_CANCEL;
   cancel.watch = watch;
-  undo(SHMBW_OP_WATCH, cancel);
+  ask_for_nobody(RequestPacket<SHMBW_OP_WATCH>(std::span(&cancel, 1), Texts{}, 0).bytes());
 }
 
 void Channel::unsubscribe(Subscription& subscription) noexcept {
@@ -486,15 +494,12 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
     if (!std::exchange(pending.later->came, true) && granted && !descriptors_lost) pending.later->fds = std::move(fds);
     return;
   }
-  if (granted) note_group(view, pending);
-  if (pending.call == nullptr || descriptors_lost) {
-    if (granted && pending.op != 0) give_back(view, pending);
-    // A peer's doorbell that came too late for who wanted to ring it: the peer still sleeps.
-    constexpr std::byte one{1};
-    if (granted && pending.op == SHMBW_OP_POOL_DOORBELL && !fds.empty())
-      (void)sys::send(fds.front().get(), {&one, 1}, {}, {}, false);
+  const bool told = pending.call != nullptr && !descriptors_lost;
+  if (granted) {
+    if (!told) give_back(view, pending, fds);
+    groups.note(pending.op, view, pending.request, told);
   }
-  give_back_groups();
+  leave_late_groups();
   if (pending.call == nullptr) return;
   if (granted && pending.subscription != nullptr) {
     // The reply to GPU_DEVICE opens in the same way; watch 0: no event will come.
@@ -518,118 +523,23 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
   call.waiter.wake.notify_one();
 }
 
-// A reply that nobody takes, or whose descriptors were cut off: the leases it granted are released again, and a name
-// that was given with them, because its creator was told that there is none. A ticket is revoked; groups are
-// give_back_groups(). What PUBLISH has done cannot be undone: Region::publish says how its caller learns of it.
-void Channel::give_back(const wire::PacketView& view, const Pending& pending) {
-  const std::uint16_t op = view.header.op & static_cast<std::uint16_t>(~SHMBW_REPLY);
-  if (op == SHMBW_OP_WATCH) {
-    cancel_watch(fixed_part<shmbw_watch_reply>(view).watch);
-    return;
-  }
-  if (op == SHMBW_OP_POOL_CREATE || op == SHMBW_OP_POOL_JOIN) {  // both replies open with the pool's id
-    // Of a new one nobody would come to free the name.
-    const std::uint32_t flags = op == SHMBW_OP_POOL_CREATE ? unsigned{SHMBW_POOL_LEAVE_REMOVE} : 0U;
-    undo(SHMBW_OP_POOL_LEAVE, shmbw_pool_leave{fixed_part<shmbw_pool_join_reply>(view).pool, flags, 0});
-    return;
-  }
-  if (op == SHMBW_OP_QUEUE_OPEN) {
-    const auto opened = fixed_part<shmbw_queue_open_reply>(view);
-    shmbw_queue_close close{pending.subject, opened.queue, opened.serial, 0, 0};
-    if ((pending.flags & SHMBW_QUEUE_OPEN_READER) != 0) close.flags |= SHMBW_QUEUE_CLOSE_READER;
-    if ((pending.flags & SHMBW_QUEUE_OPEN_WRITER) != 0) close.flags |= SHMBW_QUEUE_CLOSE_WRITER;
-    if ((pending.flags & SHMBW_QUEUE_OPEN_CREATE_ONLY) != 0) close.flags |= SHMBW_QUEUE_CLOSE_REMOVE;  // it made it
-    ++ends_given_back_;
-    return undo(SHMBW_OP_QUEUE_CLOSE, close);
-  }
-  if (op == SHMBW_OP_TICKET_CREATE) {
-    shmbw_ticket_revoke revoke{};
-    std::memcpy(revoke.ticket, fixed_part<shmbw_ticket_create_reply>(view).ticket, sizeof revoke.ticket);
-    undo(SHMBW_OP_TICKET_REVOKE, revoke);
-    return;
-  }
-  if (op == SHMBW_OP_WORLD_JOIN)
-    return undo(SHMBW_OP_WORLD_LEAVE, shmbw_world_leave{fixed_part<shmbw_world_join_reply>(view).world});
-  if (op == SHMBW_OP_REF_CREATE || op == SHMBW_OP_REF_FORK) return give_back_forks(view, op);
-  std::vector<shmbw_release> releases;
-  if (op == SHMBW_OP_GPU_TIMELINE)
-    releases.push_back({fixed_part<shmbw_gpu_timeline_reply>(view).region, 1, SHMBW_RELEASE_UNNAME});
-  auto granted = [&]<class Element>(std::uint32_t flags) {
-    auto batch = wire::BatchView::open(view);
-    if (!batch) return;
-    for (std::size_t i = 0; i < batch->count(); ++i)
-      if (auto element = batch->element<Element>(i); element && element->outcome.status == 0)
-        releases.push_back({element->region, 1, flags});
-  };
-  if (op == SHMBW_OP_CREATE) granted.operator()<shmbw_create_reply>(SHMBW_RELEASE_UNNAME);
-  if (op == SHMBW_OP_ATTACH) granted.operator()<shmbw_attach_reply>(0);
-  if (op == SHMBW_OP_GPU_PUBLISH) granted.operator()<shmbw_gpu_publish_reply>(SHMBW_RELEASE_UNNAME);
-  if (op == SHMBW_OP_GPU_OPEN) granted.operator()<shmbw_gpu_open_reply>(0);
-  if (releases.empty()) return;
-  std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) + releases.size() * sizeof(shmbw_release));
-  wire::Writer writer(buffer);
-  writer.begin_batch<shmbw_release>(SHMBW_OP_RELEASE, 0, releases.size(), SHMBW_HEADER_NO_REPLY);
-  for (std::size_t i = 0; i < releases.size(); ++i) writer.element(i, releases[i]);
-  send_later(writer.finish(0));
+// A reply that nobody takes, or whose descriptors were cut off. What PUBLISH has done cannot be undone: Region::publish
+// says how its caller learns of it.
+void Channel::give_back(const wire::PacketView& view, const Pending& pending, std::span<const Fd> fds) {
+  const Undo undo = kUndo[pending.op < kUndo.size() ? pending.op : 0];
+  if (undo == nullptr) return;
+  LateReply late(*this, pending.request, view, fds);
+  undo(late);
+  ++given_back_;
 }
 
-void Channel::note_group(const wire::PacketView& view, const Pending& pending) {
-  const bool told = pending.call != nullptr;
-  if (pending.op == SHMBW_OP_GROUP_CREATE) {
-    const std::uint64_t group = fixed_part<shmbw_group_create_reply>(view).group;
-    if (told) std::erase(late_groups_.created, group);
-    // One that may have been there before is not given up: perhaps the session had it already.
-    else if ((pending.flags & SHMBW_GROUP_ADOPT_EXISTING) == 0) late_groups_.created.push_back(group);
-  } else if (pending.op == SHMBW_OP_GROUP_JOIN) {
-    const std::uint64_t group = fixed_part<shmbw_group_join_reply>(view).group;
-    const auto role = (pending.flags & SHMBW_JOIN_SUPERVISOR) != 0
-                          ? std::pair(&groups.supervised, &late_groups_.supervised)
-                          : std::pair(&groups.member, &late_groups_.member);
-    *(told ? role.first : role.second) = group;
-    if (told) *role.second = 0;                     // it has taken the place of the late one, or is the same
-  } else if (pending.op == SHMBW_OP_GROUP_LEAVE) {  // a late one has left, too
-    groups.member = fixed_part<shmbw_group_leave_reply>(view).group;
-    if (groups.supervised == pending.subject) groups.supervised = 0;
+void Channel::leave_late_groups() {
+  if (groups.late.none()) return;
+  if (std::ranges::any_of(pending_, [](const auto& one) { return brings_group(one.second.op); })) return;
+  for (const std::uint64_t group : groups.take_late()) {
+    const shmbw_group_leave leave{group};
+    ask_for_nobody(RequestPacket<SHMBW_OP_GROUP_LEAVE>(std::span(&leave, 1), Texts{}, 0).bytes());
   }
-}
-
-// A group that was joined or made too late is left. Not while another such request is under way: who was told DEADLINE
-// asks again, mostly for the same, and the broker would see the leave behind what its second answer has granted.
-void Channel::give_back_groups() {
-  if (late_groups_.none()) return;
-  for (const auto& [tag, pending] : pending_)
-    if (pending.op == SHMBW_OP_GROUP_JOIN || pending.op == SHMBW_OP_GROUP_CREATE) return;
-  const LateGroups late = std::exchange(late_groups_, {});
-  const auto leave = [&](std::uint64_t group) { undo(SHMBW_OP_GROUP_LEAVE, shmbw_group_leave{group}); };
-  if (late.supervised != 0 && late.supervised != groups.supervised) leave(late.supervised);
-  if (late.member != 0 && late.member != groups.member) {
-    groups.member = 0;  // the join took it out of the one that it was in
-    // GROUP_LEAVE names no role: of a group that is supervised too it would give up that. 0: the one it is a member of.
-    leave(late.member == groups.supervised ? 0 : late.member);
-  }
-  for (const std::uint64_t group : late.created)
-    if (group != groups.member && group != groups.supervised) leave(group);
-}
-
-// A late reply does not say of which world: it can only be the session's own.
-void Channel::give_back_forks(const wire::PacketView& view, std::uint16_t op) {
-  auto batch = wire::BatchView::open(view);
-  if (!batch) return;
-  std::vector<shmbw_ref_release> releases;
-  const auto take = [&](const auto& element) {
-    if (element && element->outcome.status == 0) releases.push_back({0, element->fork});
-  };
-  for (std::size_t i = 0; i < batch->count(); ++i) {
-    if (op == SHMBW_OP_REF_CREATE) take(batch->element<shmbw_ref_create_reply>(i));
-    else take(batch->element<shmbw_ref_fork_reply>(i));
-  }
-  if (releases.empty()) return;
-  std::vector<std::byte> buffer(sizeof(shmbw_header) + sizeof(shmbw_batch) +
-                                releases.size() * sizeof(shmbw_ref_release));
-  wire::Writer writer(buffer);
-  writer.begin_batch<shmbw_ref_release>(SHMBW_OP_REF_RELEASE, 0, releases.size(), SHMBW_HEADER_NO_REPLY);
-  for (std::size_t i = 0; i < releases.size(); ++i) writer.element(i, releases[i]);
-  send_later(writer.finish(0));
 }
 
 void Channel::take_event(const wire::PacketView& view) {

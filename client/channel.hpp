@@ -23,6 +23,7 @@
 // The socket and the epoll set are shared with the parent, so it changes neither.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <compare>
 #include <condition_variable>
@@ -38,6 +39,7 @@
 
 #include "base/fd.hpp"
 #include "client/deadline.hpp"
+#include "client/group_places.hpp"
 #include "proto/codec.hpp"
 #include "proto/packet.hpp"
 #include "proto/refusal.hpp"
@@ -56,18 +58,6 @@ Result<T> fixed_of(const Reply& reply) {
   auto fixed = wire::read_struct<T>(reply.view.fixed);
   if (!fixed) return error(Status::protocol, "the broker's answer has fields that this library does not know");
   return *fixed;
-}
-
-// The one element of a batch of one, or the Error it carries.
-template <class T>
-Result<T> only_element(const Reply& reply, const char* what) {
-  auto batch = wire::BatchView::open(reply.view);
-  auto element = batch ? batch->element<T>(0) : std::unexpected(Status::protocol);
-  if (!element) return error(Status::protocol, std::string("the broker's answer to ") + what + " is malformed");
-  if (element->outcome.status == 0) return *element;
-  auto texts = batch->texts();
-  return std::unexpected(
-      wire::read_element_detail(element->outcome.status, texts.take(element->outcome.detail_len).value_or("")));
 }
 
 // An event as it came, or one that the library made.
@@ -122,6 +112,9 @@ struct GpuEvent {
 class Channel {
  public:
   using Lock = std::unique_lock<std::mutex>;
+  // Bytes of a request's body that are kept until its reply has come: the fixed part of each request that can be
+  // undone.
+  static constexpr std::size_t kKeptOfRequest = 48;
 
   // A subscription of the library itself: its events wake one waiting call and never reach the user's queue.
   struct Subscription {
@@ -183,23 +176,19 @@ class Channel {
   void add_listener(int event);
   void remove_listener(int event);
 
-  // How many ends of queues were given back that had been opened too late. Who is told BUSY, and sees this move, has
-  // asked before the broker could know.
-  std::uint64_t ends_given_back();
+  // How many late replies have been given back. A caller that is told BUSY, and sees this move, may have asked before
+  // the broker could know.
+  std::uint64_t given_back();
 
   bool lost();
   bool hung_up();  // lost because the broker closed the connection: it has ended, or turned us away
   std::string lost_reason();
   std::mutex& mutex() { return mutex_; }
-  // Under `mutex`: the groups that the session was told to be in, and to supervise; 0: none. Set in the order of the
-  // replies. What a late reply grants is no news, and is given back; what it says to be left is left.
-  struct Groups {
-    std::uint64_t member = 0, supervised = 0;
-  };
-  Groups groups;
+  GroupPlaces groups;                        // under `mutex`
   void set_lost_reason(std::string reason);  // for a session that never came to be
 
  private:
+  friend class LateReply;
   // On the stack of the thread that waits, in a list without memory of its own: a wait cannot fail half-way.
   struct Waiter {
     std::condition_variable wake;
@@ -213,19 +202,11 @@ class Channel {
   };
   // What is behind a tag. `call` is null once the caller has given up.
   struct Pending {
-    std::uint16_t op = 0;
-    std::uint32_t flags = 0;    // of a group's create or join, of a queue's open: what giving it back depends on
-    std::uint64_t subject = 0;  // the pool of a queue's open, the group that is left
+    std::uint16_t op = 0;                             // 0: nobody waits, and nothing is given back
+    std::array<std::byte, kKeptOfRequest> request{};  // the first bytes behind the header
     Call* call = nullptr;
     Subscription* subscription = nullptr;
     std::shared_ptr<Later> later = nullptr;
-  };
-
-  // What joins and creations have brought whose callers were told DEADLINE.
-  struct LateGroups {
-    std::uint64_t member = 0, supervised = 0;
-    std::vector<std::uint64_t> created;
-    bool none() const { return member == 0 && supervised == 0 && created.empty(); }
   };
 
   template <class Done>
@@ -245,12 +226,9 @@ class Channel {
   void take_packet(wire::Incoming incoming);
   void take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool descriptors_lost);
   void take_event(const wire::PacketView& view);
-  void give_back(const wire::PacketView& view, const Pending& pending);
-  void note_group(const wire::PacketView& view, const Pending& pending);
-  void give_back_groups();
-  template <class T>
-  void undo(shmbw_op op, const T& request);
-  void give_back_forks(const wire::PacketView& view, std::uint16_t op);
+  void give_back(const wire::PacketView& view, const Pending& pending, std::span<const Fd> fds);
+  void leave_late_groups();
+  void ask_for_nobody(std::span<std::byte> packet);
   void cancel_watch(std::uint64_t watch);
   void queue(Event event);
   void take_remote_event(const wire::PacketView& view);
@@ -275,8 +253,7 @@ class Channel {
   std::unordered_map<std::uint64_t, Subscription*> subscriptions_;
   std::vector<Waiter*> event_waiters_;
   std::vector<int> listeners_;
-  LateGroups late_groups_;
-  std::uint64_t ends_given_back_ = 0;
+  std::uint64_t given_back_ = 0;
   std::deque<Event> events_;
   std::deque<RemoteEvent> remote_events_;
   bool remote_gap_ = false;

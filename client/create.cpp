@@ -6,6 +6,7 @@
 
 #include "client/call.hpp"
 #include "client/headroom.hpp"
+#include "client/late_reply.hpp"
 #include "client/obtain.hpp"
 #include "proto/refusal.hpp"
 
@@ -197,5 +198,7 @@ Result<Region::Handle> create_region(const std::shared_ptr<Session>& session, co
                                      std::int64_t timeout) {
   return std::move(create_regions(session, std::span(&item, 1), timeout)[0]);
 }
+
+void undo_create(LateReply& late) { late.release_granted<shmbw_create_reply>(SHMBW_RELEASE_UNNAME); }
 
 }  // namespace shmb::client

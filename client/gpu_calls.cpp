@@ -9,6 +9,7 @@
 
 #include "base/text.hpp"
 #include "client/call.hpp"
+#include "client/late_reply.hpp"
 #include "client/region.hpp"
 #include "proto/names.hpp"
 
@@ -385,6 +386,12 @@ Result<std::uint32_t> gpu_pinned(Session& session, shmbw_region_ref region, bool
   auto answer = call<SHMBW_OP_GPU_PINNED>(session, element, {}, deadline);
   if (!answer) return std::unexpected(answer.error());
   return answer->fixed.pins;
+}
+
+void undo_gpu_publish(LateReply& late) { late.release_granted<shmbw_gpu_publish_reply>(SHMBW_RELEASE_UNNAME); }
+void undo_gpu_open(LateReply& late) { late.release_granted<shmbw_gpu_open_reply>(0); }
+void undo_gpu_timeline(LateReply& late) {
+  late.release(late.fixed<shmbw_gpu_timeline_reply>().region, SHMBW_RELEASE_UNNAME);
 }
 
 }  // namespace shmb::client

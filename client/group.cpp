@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups from a session's view: make, join, leave, end, and wait for the end. A token admits by its value alone, a name
 // only the own uid; the broker decides, the library only asks.
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "client/call.hpp"
+#include "client/late_reply.hpp"
 #include "client/session.hpp"
 #include "proto/names.hpp"
 
@@ -93,6 +96,59 @@ Result<void> Session::wait_group(std::uint64_t group, Deadline answer, Deadline 
     if (event->kind == Event::Kind::group_ended) return {};
     answer = Deadline::after(0);  // a gap: ask again, the end may have been among what was lost
   }
+}
+
+// Late answers: what they grant is no news for the session, and is left (group_places.hpp).
+
+void undo_group_create(LateReply& late) {
+  // One that may have been there before is not given up: perhaps the session had it already.
+  if ((late.request<shmbw_group_create>().flags & SHMBW_GROUP_ADOPT_EXISTING) != 0) return;
+  late.groups.late.created.push_back(late.fixed<shmbw_group_create_reply>().group);
+}
+
+void undo_group_join(LateReply& late) {
+  const bool supervises = (late.request<shmbw_group_join>().flags & SHMBW_JOIN_SUPERVISOR) != 0;
+  GroupPlaces::Late& places = late.groups.late;
+  (supervises ? places.supervised : places.member) = late.fixed<shmbw_group_join_reply>().group;
+}
+
+void GroupPlaces::note(std::uint16_t op, const wire::PacketView& reply, std::span<const std::byte> request, bool told) {
+  const auto asked = [&]<class T>(T out) {
+    std::memcpy(&out, request.data(), std::min(sizeof out, request.size()));
+    return out;
+  };
+  switch (op) {
+    case SHMBW_OP_GROUP_CREATE:
+      if (told) std::erase(late.created, fixed_part<shmbw_group_create_reply>(reply).group);
+      return;
+    case SHMBW_OP_GROUP_JOIN: {
+      if (!told) return;
+      const bool supervises = (asked(shmbw_group_join{}).flags & SHMBW_JOIN_SUPERVISOR) != 0;
+      (supervises ? supervised : member) = fixed_part<shmbw_group_join_reply>(reply).group;
+      (supervises ? late.supervised : late.member) = 0;  // it has taken the place of the late one, or is the same
+      return;
+    }
+    case SHMBW_OP_GROUP_LEAVE:  // a late one has left, too
+      member = fixed_part<shmbw_group_leave_reply>(reply).group;
+      if (supervised == asked(shmbw_group_leave{}).group) supervised = 0;
+      return;
+    default:
+      return;
+  }
+}
+
+std::vector<std::uint64_t> GroupPlaces::take_late() {
+  const Late gone = std::exchange(late, {});
+  std::vector<std::uint64_t> leave;
+  if (gone.supervised != 0 && gone.supervised != supervised) leave.push_back(gone.supervised);
+  if (gone.member != 0 && gone.member != member) {
+    member = 0;  // the join took it out of the one that it was in
+    // GROUP_LEAVE names no role: of a group that is supervised too it would give up that. 0: the one it is a member of.
+    leave.push_back(gone.member == supervised ? 0 : gone.member);
+  }
+  for (const std::uint64_t group : gone.created)
+    if (group != member && group != supervised) leave.push_back(group);
+  return leave;
 }
 
 }  // namespace shmb::client

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -28,35 +29,13 @@ inline std::uint16_t op_of(std::span<const std::byte> packet) {
   return header.op;
 }
 
-// Of the requests whose reply may have to be given back in different ways.
-inline std::uint32_t flags_of(std::span<const std::byte> packet) {
-  std::uint32_t flags = 0;
-  const std::uint16_t op = op_of(packet);
-  std::size_t at = sizeof(shmbw_header);
-  if (op == SHMBW_OP_GROUP_CREATE) at += offsetof(shmbw_group_create, flags);
-  else if (op == SHMBW_OP_QUEUE_OPEN) at += offsetof(shmbw_queue_open, flags);
-  else if (op == SHMBW_OP_GROUP_JOIN) at += offsetof(shmbw_group_join, flags);
-  else return 0;
-  if (at + sizeof flags <= packet.size()) std::memcpy(&flags, packet.data() + at, sizeof flags);
-  return flags;
-}
-
-// Requests that spend a handle: nobody can repeat them.
-inline bool is_last(std::span<const std::byte> packet) {
-  const std::uint16_t op = op_of(packet);
-  return op == SHMBW_OP_RELEASE || op == SHMBW_OP_QUEUE_CLOSE || op == SHMBW_OP_POOL_LEAVE;
-}
-
-// The number that a request names and its reply does not: needed to give back what the reply grants.
-inline std::uint64_t subject_of(std::span<const std::byte> packet) {
-  const std::uint16_t op = op_of(packet);
-  std::size_t at = sizeof(shmbw_header);
-  if (op == SHMBW_OP_QUEUE_OPEN) at += offsetof(shmbw_queue_open, pool);
-  else if (op == SHMBW_OP_GROUP_LEAVE) at += offsetof(shmbw_group_leave, group);
-  else return 0;
-  std::uint64_t subject = 0;
-  if (at + sizeof subject <= packet.size()) std::memcpy(&subject, packet.data() + at, sizeof subject);
-  return subject;
+// The first bytes behind the header, as far as there are some.
+template <std::size_t size>
+std::array<std::byte, size> body_of(std::span<const std::byte> packet) {
+  std::array<std::byte, size> body{};
+  const auto whole = packet.subspan(sizeof(shmbw_header));
+  std::ranges::copy(whole.first(std::min(size, whole.size())), body.begin());
+  return body;
 }
 
 inline void set_tag(std::span<std::byte> packet, std::uint64_t tag) {

@@ -9,6 +9,7 @@
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "client/call.hpp"
+#include "client/late_reply.hpp"
 #include "client/obtain.hpp"
 #include "client/queue_set.hpp"
 #include "proto/refusal.hpp"
@@ -165,6 +166,14 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
   made->leave_flags_ = 0;
   session->note_pool(made, true);
   return made;
+}
+
+// Nobody would come to free the name of a new one.
+void undo_pool_create(LateReply& late) {
+  late.ask<SHMBW_OP_POOL_LEAVE>({late.fixed<shmbw_pool_create_reply>().pool, SHMBW_POOL_LEAVE_REMOVE, 0});
+}
+void undo_pool_join(LateReply& late) {
+  late.ask<SHMBW_OP_POOL_LEAVE>({late.fixed<shmbw_pool_join_reply>().pool, 0, 0});
 }
 
 Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session, const Opening& opening) {

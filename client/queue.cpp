@@ -7,6 +7,7 @@
 #include <bit>
 
 #include "client/call.hpp"
+#include "client/late_reply.hpp"
 #include "client/obtain.hpp"
 #include "client/queue_set.hpp"
 
@@ -184,11 +185,11 @@ Result<void> Queue::open_ends(bool again) {
   const auto ask = [&] {
     return call<SHMBW_OP_QUEUE_OPEN>(session, request, {spec_.name}, Deadline::after(spec_.timeout));
   };
-  std::uint64_t given_back = session.ends_given_back();
+  std::uint64_t given_back = session.given_back();
   auto answer = ask();
   while (!answer && answer.error().status == Status::busy) {
     // An end that an earlier call asked for may be in the way. Its reply has just come, too late.
-    const std::uint64_t now = session.ends_given_back();
+    const std::uint64_t now = session.given_back();
     if (std::exchange(given_back, now) == now) break;
     answer = ask();
   }
@@ -221,6 +222,16 @@ Result<void> Queue::open_ends(bool again) {
   if (spec_.writer)
     pool_->fetch_bells(entry.readers.load(std::memory_order_acquire), Deadline::after(spec_.timeout), lock);
   return {};
+}
+
+void undo_queue_open(LateReply& late) {
+  const auto asked = late.request<shmbw_queue_open>();
+  const auto opened = late.fixed<shmbw_queue_open_reply>();
+  shmbw_queue_close close{asked.pool, opened.queue, opened.serial, 0, 0};
+  if ((asked.flags & SHMBW_QUEUE_OPEN_READER) != 0) close.flags |= SHMBW_QUEUE_CLOSE_READER;
+  if ((asked.flags & SHMBW_QUEUE_OPEN_WRITER) != 0) close.flags |= SHMBW_QUEUE_CLOSE_WRITER;
+  if ((asked.flags & SHMBW_QUEUE_OPEN_CREATE_ONLY) != 0) close.flags |= SHMBW_QUEUE_CLOSE_REMOVE;  // it made the queue
+  late.ask<SHMBW_OP_QUEUE_CLOSE>(close);
 }
 
 // A forked child's ends are opened again, by one of its threads. Messages that the parent had in hand stay the

@@ -12,6 +12,7 @@
 #include "base/sys_socket.hpp"
 #include "client/call.hpp"
 #include "client/closed.hpp"
+#include "client/late_reply.hpp"
 #include "client/obtain.hpp"
 
 namespace shmb::client {
@@ -353,6 +354,12 @@ void Pool::ask_for_bell(std::uint32_t participant, std::uint32_t life) {
   if (bell.life == life && bell.not_before != 0 && sys::now_monotonic() < bell.not_before) return;
   if (auto asked = ask<SHMBW_OP_POOL_DOORBELL>(*session_, bell_request(SHMBW_DOORBELL_GET, participant, life)))
     asked_bell_ = {participant, life, std::move(*asked)};
+}
+
+// A doorbell that came too late for the call that wanted to ring it: its peer still sleeps.
+void undo_pool_doorbell(LateReply& late) {
+  constexpr std::byte one{1};
+  if (!late.fds.empty()) (void)sys::send(late.fds.front().get(), {&one, 1}, {}, {}, false);
 }
 
 template <class F>

@@ -17,6 +17,7 @@
 #include "client/call.hpp"
 #include "client/forked.hpp"
 #include "client/headroom.hpp"
+#include "client/late_reply.hpp"
 #include "client/obtain.hpp"
 #include "client/populate.hpp"
 #include "proto/refusal.hpp"
@@ -373,6 +374,13 @@ Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, st
   if (ticket.token == Token{}) return error(Status::protocol, "the broker's answer to TICKET_CREATE has no ticket");
   ticket.expires = answer->fixed.expires;
   return ticket;
+}
+
+void undo_ticket_create(LateReply& late) {
+  shmbw_ticket_revoke revoke{};
+  const auto made = late.fixed<shmbw_ticket_create_reply>();
+  std::memcpy(revoke.ticket, made.ticket, sizeof revoke.ticket);
+  late.ask<SHMBW_OP_TICKET_REVOKE>(revoke);
 }
 
 Result<void> Region::release(Handle handle, std::uint32_t flags) {

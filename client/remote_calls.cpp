@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "client/call.hpp"
+#include "client/late_reply.hpp"
 
 namespace shmb::client {
 namespace {
@@ -153,5 +154,17 @@ Result<RefFacts> ask_reference(Session& session, std::uint64_t world, RefId refe
                   got.created,
                   std::string(answer->texts().take(got.error_len).value_or(""))};
 }
+
+void undo_world_join(LateReply& late) { late.ask<SHMBW_OP_WORLD_LEAVE>({late.fixed<shmbw_world_join_reply>().world}); }
+
+// A late reply does not say of which world: it can only be the session's own.
+template <class Granted>
+static void release_late_forks(LateReply& late) {
+  std::vector<shmbw_ref_release> releases;
+  late.each_granted<Granted>([&](const Granted& element) { releases.push_back({0, element.fork}); });
+  late.post<SHMBW_OP_REF_RELEASE>(releases);
+}
+void undo_ref_create(LateReply& late) { release_late_forks<shmbw_ref_create_reply>(late); }
+void undo_ref_fork(LateReply& late) { release_late_forks<shmbw_ref_fork_reply>(late); }
 
 }  // namespace shmb::client

@@ -13,6 +13,7 @@
 #include "base/text.hpp"
 #include "client/call.hpp"
 #include "client/connect.hpp"
+#include "client/late_reply.hpp"
 #include "client/pool.hpp"
 #include "client/region.hpp"
 #include "client/version.hpp"
@@ -116,7 +117,7 @@ Result<void> Session::hello(const Greeting& greeting, Deadline deadline) {
   facts_.protocol = told.version;
   facts_.epoch = told.epoch;
   facts_.session = told.session;
-  channel_.groups = {told.group, 0};
+  channel_.groups = {told.group};
   facts_.features = told.features;
   facts_.uid = told.uid;
   facts_.broker_uid = told.broker_uid;
@@ -303,6 +304,13 @@ Result<Watch> Session::watch(const WatchSpec& spec, Deadline deadline) {
   auto answer = ask_to_watch(*this, spec, deadline);
   if (!answer) return std::unexpected(of_broker(std::move(answer.error())));
   return Watch{answer->fixed.watch, answer->fixed.state};
+}
+
+void undo_watch(LateReply& late) {
+  shmbw_watch cancel{};
+  cancel.kind = SHMBW_WATCH_KIND_CANCEL;
+  cancel.watch = late.fixed<shmbw_watch_reply>().watch;
+  late.ask<SHMBW_OP_WATCH>(cancel);
 }
 
 Result<void> Session::unwatch(std::uint64_t watch, Deadline deadline) {

@@ -250,7 +250,7 @@ def traits_of(table, known, message):
     terms += [f".fds_out = FdsOut::{'per_element' if message['fds_out'] == 'element' else 'some'}"] if "fds_out" in message else []
     terms += [f".refused_over_share = {flags_value(table, known, message, 'refused_over_share')}"] if "refused_over_share" in message else []
     terms += [".spends = true"] if message.get("spends") else []
-    if "undo" in message:
+    if message.get("undo"):
         if message["undo"] not in (m["name"] for m in table["message"]):
             sys.exit(f"{name}: undo: there is no message '{message['undo']}'")
         terms.append(f".undo = SHMBW_OP_{message['undo'].upper()}")
@@ -281,6 +281,8 @@ def wire_traits(table, known):
                   f'inline constexpr std::string_view kNoReplyNames = "{no_reply_names(table)}";', "",
                   "// X(op, name, batch) for every request that may bring descriptors.", "#define SHMBW_REQUESTS_WITH_FDS(X) \\"] + \
         [f"  X({m['op']}, {m['name']}, {'true' if m['kind'] == 'batch' else 'false'}) \\" for m in table["message"] if m.get("fds_in")] + \
+        ["  /* end */", "", "// X(op, name) for every request whose late reply is given back.", "#define SHMBW_REQUESTS_TO_UNDO(X) \\"] + \
+        [f"  X({m['op']}, {m['name']}) \\" for m in table["message"] if "undo" in m] + \
         ["  /* end */", "", "}  // namespace shmb::wire"]
 
 

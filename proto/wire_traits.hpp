@@ -75,4 +75,24 @@ inline constexpr std::string_view kNoReplyNames = "RELEASE, READY, LANE_THROUGH,
   X(42, gpu_chunks, false) \
   /* end */
 
+// X(op, name) for every request whose late reply is given back.
+#define SHMBW_REQUESTS_TO_UNDO(X) \
+  X(2, create) \
+  X(3, attach) \
+  X(7, ticket_create) \
+  X(9, group_create) \
+  X(10, group_join) \
+  X(13, watch) \
+  X(16, pool_create) \
+  X(17, pool_join) \
+  X(20, queue_open) \
+  X(24, pool_doorbell) \
+  X(25, world_join) \
+  X(28, ref_create) \
+  X(29, ref_fork) \
+  X(41, gpu_publish) \
+  X(43, gpu_open) \
+  X(47, gpu_timeline) \
+  /* end */
+
 }  // namespace shmb::wire
