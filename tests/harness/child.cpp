@@ -21,7 +21,7 @@ namespace harness {
 
 namespace {
 
-constexpr int kChildPatience = 60'000;
+constexpr int kChildPatience = 180'000;
 
 [[noreturn]] void give_up(const char* what) {
   std::perror(what);

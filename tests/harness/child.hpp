@@ -30,7 +30,7 @@ class Child {
   pid_t pid() const { return pid_; }
   int pidfd() const { return pidfd_; }
   void kill(int signal = SIGKILL) const;
-  // The exit status, or 128 + signal. A child that does not end within 60 s is killed and counts as kHung.
+  // The exit status, or 128 + signal. A child that does not end within three minutes is killed and counts as kHung.
   int wait();
   bool wait_ended(int milliseconds) const;  // dead, though perhaps not yet reaped
 

@@ -15,6 +15,14 @@ import time
 problems = []
 
 
+def is_gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().split()[2] == "Z"
+    except (FileNotFoundError, ProcessLookupError):  # before the open, or between it and the read
+        return True
+
+
 def check(what, seen, expected):
     if seen != expected:
         problems.append(f"{what}: {seen!r}, not {expected!r}")
@@ -99,9 +107,8 @@ def main():
                 problems.append("the pipe was never full")
             ranks = [int(open(f"{folder}/rank{r}").read()) for r in (0, 1)]
             os.kill(ranks[1] if ending == "a rank is killed" else job.pid, signal.SIGKILL)
-            gone = lambda pid: not os.path.exists(f"/proc/{pid}") or open(f"/proc/{pid}/stat").read().split()[2] == "Z"
             for _ in range(600):
-                if all(gone(pid) for pid in ranks):
+                if all(is_gone(pid) for pid in ranks):
                     break
                 time.sleep(0.1)
             else:
