@@ -6,7 +6,6 @@
 
 #include "base/kernel.hpp"
 #include "base/sys_process.hpp"
-#include "daemon/reclaim.hpp"
 #include "daemon/transport.hpp"
 
 namespace shmb::daemon {

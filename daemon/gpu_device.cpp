@@ -3,9 +3,6 @@
 #include "daemon/gpu_device.hpp"
 
 #include <algorithm>
-#include <chrono>
-#include <csignal>
-#include <system_error>
 #include <utility>
 
 #include "base/sys_process.hpp"
@@ -48,38 +45,19 @@ GpuDevice* find_device(Session& session, const sys::GpuUuid& uuid) {
   return at == session.gpu_devices.end() ? nullptr : &*at;
 }
 
-GpuLooker::~GpuLooker() {
-  if (!thread_.joinable()) return;
-  std::unique_lock lock(shared_->mutex);
-  shared_->stop = true;
-  shared_->ready.notify_one();
-  const bool ended = shared_->gone.wait_for(lock, std::chrono::seconds(1), [this] { return shared_->ended; });
-  lock.unlock();
-  if (ended) thread_.join();
-  else thread_.detach();
-}
-
 bool GpuLooker::look(Look look, int wake_fd) {
-  if (!thread_.joinable()) {
-    shared_->wake = wake_fd;
-    try {
-      thread_ = std::thread([shared = shared_] { run(shared); });
-    } catch (const std::system_error&) {
-      return false;
-    }
-  }
-  {
-    std::lock_guard lock(shared_->mutex);
-    if (shared_->looks.size() >= kLooksAtMost) return false;
-    shared_->looks.push_back(std::move(look));
-  }
-  shared_->ready.notify_one();
+  std::lock_guard lock(threads_->mutex);
+  threads_->wake = wake_fd;
+  if (threads_->threads == 0 && !threads_.start()) return false;
+  if (threads_->looks.size() >= kLooksAtMost) return false;
+  threads_->looks.push_back(std::move(look));
+  threads_->ready.notify_one();
   return true;
 }
 
 std::vector<GpuLooker::Found> GpuLooker::finished() {
-  std::lock_guard lock(shared_->mutex);
-  return std::exchange(shared_->finished, {});
+  std::lock_guard lock(threads_->mutex);
+  return std::exchange(threads_->finished, {});
 }
 
 namespace {
@@ -106,28 +84,21 @@ GpuLooker::Found look_at(GpuLooker::Look look) {
 
 }  // namespace
 
-void GpuLooker::run(const std::shared_ptr<Shared>& shared) {
-  // Signals belong to the main thread.
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  std::unique_lock lock(shared->mutex);
-  while (!shared->stop) {
-    if (shared->looks.empty()) {
-      shared->ready.wait(lock);
+void GpuLooker::State::run(std::unique_lock<std::mutex>& lock) {
+  while (!stop) {
+    if (looks.empty()) {
+      ready.wait(lock);
       continue;
     }
-    Look next = std::move(shared->looks.front());
-    shared->looks.pop_front();
+    Look next = std::move(looks.front());
+    looks.pop_front();
     lock.unlock();
     Found found = look_at(std::move(next));
     lock.lock();
-    if (shared->stop) break;  // the broker has ended, and the number may name another file
-    shared->finished.push_back(std::move(found));
-    sys::event_signal(shared->wake);
+    if (stop) return;  // the broker has ended, and the number may name another file
+    finished.push_back(std::move(found));
+    sys::event_signal(wake);
   }
-  shared->ended = true;
-  shared->gone.notify_one();
 }
 
 namespace {

@@ -6,18 +6,16 @@
 // end is an event.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/fd.hpp"
 #include "base/sys_gpu.hpp"
 #include "daemon/books.hpp"
+#include "daemon/helper_threads.hpp"
 #include "proto/shmb_wire.h"
 
 namespace shmb::daemon {
@@ -83,24 +81,18 @@ class GpuLooker {
     int code = 0;      // errno of what failed
     std::string text;  // what failed
   };
-  GpuLooker() : shared_(std::make_shared<Shared>()) {}
-  ~GpuLooker();  // waits a second at most: a GPU that hangs keeps the thread that opens its node, and not the broker
   // `wake_fd` is signalled when something has been found. False: no thread could be started, or too many looks wait.
   bool look(Look look, int wake_fd);
   std::vector<Found> finished();
 
  private:
-  struct Shared {
-    std::mutex mutex;
-    std::condition_variable ready, gone;
+  struct State : HelperState {
+    void run(std::unique_lock<std::mutex>& lock);
     std::deque<Look> looks;
     std::vector<Found> finished;
     int wake = -1;
-    bool stop = false, ended = false;
   };
-  static void run(const std::shared_ptr<Shared>& shared);
-  std::shared_ptr<Shared> shared_;
-  std::thread thread_;
+  HelperThreads<State> threads_;
 };
 
 // Names a GPU by its UUID and PCI address, and begins the look unless one of this session is under way. Returns the

@@ -14,6 +14,9 @@
 
 namespace shmb::daemon {
 
+// How long a reclaim report waits for how its process died, in nanoseconds.
+inline constexpr std::int64_t kExitWait = 1'000'000'000;
+
 // The kernel's facts about the peer, gathered at accept.
 struct Peer {
   std::uint32_t uid = 0, gid = 0;

@@ -7,19 +7,11 @@
 // first few that one end frees, because those are most of the work when a thousand sessions end at once.
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/fd.hpp"
-#include "base/mapping.hpp"
 #include "base/sys_process.hpp"
 #include "daemon/books.hpp"
 #include "daemon/timers.hpp"
@@ -31,9 +23,6 @@ class Session;
 struct Region;
 
 inline constexpr std::uint64_t kCloseElsewhereFrom = std::uint64_t{64} << 20;
-inline constexpr std::size_t kStrangersAtMost = 4096;  // of a user: sixteen messages with as many as one carries
-inline constexpr std::size_t kStrangersAlways = 16;    // of a user, though its share of the table has no room
-inline constexpr std::chrono::seconds kLastCloses{1};
 // regions that one end of a session or group closes on the main thread
 inline constexpr std::uint32_t kCloseHereAtMost = 4;
 
@@ -50,58 +39,6 @@ struct Tally {
   std::uint64_t gpu_bytes = 0;  // of them on GPUs
 };
 
-// The helper thread, started when there is first something to close. A close that never returns, because the maker of
-// the descriptor delays it, blocks only this thread. The broker's end waits a second for it, and the end of the process
-// ends the close.
-class Closer {
- public:
-  Closer() : shared_(std::make_shared<Shared>()) {}
-  static Sys<void> prepare(Closer& closer);  // makes its eventfd; without it no close can be reported
-  ~Closer() { end(kLastCloses); }
-  // Waits at most `patience` for closes in progress. Returns at once if there are none.
-  void end(std::chrono::nanoseconds patience);
-  // False: no thread could be started, and the caller closes.
-  bool close(std::vector<Fd>& fds, std::uint64_t region = 0);
-  bool close(std::vector<Fd>& fds, std::vector<Mapping>& maps, std::uint64_t region = 0);
-  bool close(Fd& fd, std::uint64_t region = 0);
-  std::size_t waiting() const;  // descriptors whose close has not returned
-  int wake_fd() const { return wake_.get(); }
-  std::vector<std::uint64_t> finished();  // regions whose close has returned
-
- private:
-  struct Job {
-    std::vector<Fd> fds;
-    std::vector<Mapping> maps;
-    std::uint64_t region = 0;
-  };
-  struct Shared {
-    std::mutex mutex;
-    std::condition_variable ready, gone;
-    std::vector<Job> jobs;
-    std::vector<std::uint64_t> finished;
-    std::size_t waiting = 0;
-    int wake = -1;
-    bool stop = false, ended = false;
-  };
-  static void run(const std::shared_ptr<Shared>& shared);
-  Fd wake_;
-  std::shared_ptr<Shared> shared_;
-  std::thread thread_;
-};
-
-// Closes descriptors that clients made. The client decides what they stand for, and may make the close wait for ever.
-// So each user has a thread. At the broker's end all of them together are waited for a second.
-class Strangers {
- public:
-  ~Strangers();
-  bool close(std::uint32_t uid, std::vector<Fd>& fds);  // false: as Closer::close()
-  std::size_t waiting(std::uint32_t uid) const;         // descriptors whose close has not returned
-  std::size_t waiting() const;                          // of all users
-
- private:
-  std::map<std::uint32_t, Closer> of_;
-};
-
 // Waits for the exit status, which the pidfd gives up to 100 ms and more after the socket's end.
 struct ReclaimReport final : Timer {
   explicit ReclaimReport(World& owner) : world(owner) {}
@@ -114,7 +51,6 @@ struct ReclaimReport final : Timer {
   std::string group_text;
   Tally tally;
 };
-inline constexpr std::int64_t kExitWait = 1'000'000'000;
 
 std::string death_text(bool lazy, const sys::ExitInfo* how);
 // `exit_known`: prints the report now. Otherwise it waits for `report_exit` or the timer.

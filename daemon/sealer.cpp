@@ -6,9 +6,6 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <chrono>
-#include <csignal>
-#include <system_error>
 #include <utility>
 
 #include "base/compat.hpp"
@@ -19,56 +16,33 @@
 #include "daemon/world.hpp"
 
 namespace shmb::daemon {
-namespace {
-
-constexpr std::chrono::seconds kLastWait{1};
-
-}  // namespace
-
-Sealer::Sealer() : shared_(std::make_shared<Shared>()) {}
-
-Sealer::~Sealer() {
-  std::unique_lock lock(shared_->mutex);
-  shared_->stop = true;
-  shared_->ready.notify_all();
-  const bool all = shared_->gone.wait_for(lock, kLastWait, [this] { return shared_->threads == 0; });
-  lock.unlock();
-  for (std::thread& thread : threads_)
-    if (all) thread.join();
-    else thread.detach();
-}
 
 bool Sealer::seal(Job job, int wake_fd) {
-  std::lock_guard lock(shared_->mutex);
-  shared_->wake = wake_fd;
+  std::lock_guard lock(threads_->mutex);
+  threads_->wake = wake_fd;
   std::size_t startable = 1;
-  for (const auto& [uid, load] : shared_->loads) startable += std::min(load.waiting, kSealsOfUid - load.running);
-  if (shared_->threads - shared_->busy < startable && shared_->threads < kSealThreads) {
-    try {
-      threads_.emplace_back([shared = shared_] { run(shared); });
-      ++shared_->threads;
-    } catch (const std::system_error&) {
-      if (shared_->threads == 0) return false;
-    }
-  }
-  ++shared_->loads[job.uid].waiting;
-  shared_->waiting.try_emplace({job.uid, ++shared_->last}, std::move(job));
-  shared_->ready.notify_one();
+  for (const auto& [uid, load] : threads_->loads) startable += std::min(load.waiting, kSealsOfUid - load.running);
+  if (threads_->threads - threads_->busy < startable && threads_->threads < kSealThreads && !threads_.start() &&
+      threads_->threads == 0)
+    return false;
+  ++threads_->loads[job.uid].waiting;
+  threads_->waiting.try_emplace({job.uid, ++threads_->last}, std::move(job));
+  threads_->ready.notify_one();
   return true;
 }
 
 void Sealer::finished(std::vector<Job>& out) {
   out.clear();
-  std::lock_guard lock(shared_->mutex);
-  out.swap(shared_->finished);
+  std::lock_guard lock(threads_->mutex);
+  out.swap(threads_->finished);
 }
 
-bool Sealer::take(Shared& shared, Job& job) {
-  for (auto& [uid, load] : shared.loads) {
+bool Sealer::State::take(Job& job) {
+  for (auto& [uid, load] : loads) {
     if (load.waiting == 0 || load.running >= kSealsOfUid) continue;
-    auto oldest = shared.waiting.lower_bound({uid, 0});
+    auto oldest = waiting.lower_bound({uid, 0});
     job = std::move(oldest->second);
-    shared.waiting.erase(oldest);
+    waiting.erase(oldest);
     --load.waiting;
     ++load.running;
     return true;
@@ -76,31 +50,25 @@ bool Sealer::take(Shared& shared, Job& job) {
   return false;
 }
 
-void Sealer::run(const std::shared_ptr<Shared>& shared) {
-  // Signals belong to the main thread.
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  std::unique_lock lock(shared->mutex);
-  for (Job job; !shared->stop;) {
-    if (!take(*shared, job)) {
-      shared->ready.wait(lock);
+void Sealer::State::run(std::unique_lock<std::mutex>& lock) {
+  for (Job job; !stop;) {
+    if (!take(job)) {
+      ready.wait(lock);
       continue;
     }
-    ++shared->busy;
+    ++busy;
     lock.unlock();
     auto sealed = sys::add_seals(job.fd.get(), job.seals);
     job.code = sealed ? 0 : sealed.error().value;
     job.fd.reset();
     lock.lock();
-    auto load = shared->loads.find(job.uid);
-    if (--load->second.running == 0 && load->second.waiting == 0) shared->loads.erase(load);
-    --shared->busy;
-    if (shared->stop) break;  // the broker has ended, and the number may name another file
-    shared->finished.push_back(std::move(job));
-    sys::event_signal(shared->wake);
+    auto load = loads.find(job.uid);
+    if (--load->second.running == 0 && load->second.waiting == 0) loads.erase(load);
+    --busy;
+    if (stop) return;  // the broker has ended, and the number may name another file
+    finished.push_back(std::move(job));
+    sys::event_signal(wake);
   }
-  if (--shared->threads == 0) shared->gone.notify_all();
 }
 
 int seals_under_way(const World& world, const Region& region) {

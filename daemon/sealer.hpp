@@ -6,20 +6,17 @@
 // served again when the seals are on or refused.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <memory_resource>
-#include <mutex>
 #include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/fd.hpp"
 #include "base/result.hpp"
 #include "daemon/books.hpp"
+#include "daemon/helper_threads.hpp"
 
 namespace shmb::daemon {
 
@@ -40,10 +37,6 @@ class Sealer {
     Fd fd;
     int code = 0;  // errno, when it is done
   };
-  Sealer();
-  Sealer(const Sealer&) = delete;
-  Sealer& operator=(const Sealer&) = delete;
-  ~Sealer();  // does not wait for seals that hang
   // `wake_fd` is signalled when the seal is done. False: no thread could be started.
   bool seal(Job job, int wake_fd);
   void finished(std::vector<Job>& out);
@@ -52,25 +45,18 @@ class Sealer {
   struct Load {
     std::uint32_t waiting = 0, running = 0;
   };
-  // Shared with the threads: one that hangs outlives the sealer.
-  struct Shared {
-    std::mutex mutex;
-    std::condition_variable ready, gone;
+  struct State : HelperState {
+    void run(std::unique_lock<std::mutex>& lock);
+    bool take(Job& job);
     std::pmr::unsynchronized_pool_resource memory;  // never shrinks: in steady state nothing is allocated
     std::pmr::map<std::pair<std::uint32_t, std::uint64_t>, Job> waiting{&memory};  // by uid, oldest first
     std::pmr::map<std::uint32_t, Load> loads{&memory};                             // of uids that have jobs here
     std::vector<Job> finished;
     std::uint64_t last = 0;
-    std::size_t threads = 0, busy = 0;
+    std::size_t busy = 0;
     int wake = -1;
-    bool stop = false;
   };
-  static void run(const std::shared_ptr<Shared>& shared);
-  static std::size_t startable(const Shared& shared);
-  static bool take(Shared& shared, Job& job);
-
-  std::shared_ptr<Shared> shared_;
-  std::vector<std::thread> threads_;
+  HelperThreads<State> threads_;
 };
 
 // Seals that are being added to a region, and the sessions that wait for them.

@@ -8,6 +8,13 @@
 #include "base/text.hpp"
 
 namespace shmb::daemon {
+namespace {
+
+// Closes of client-made descriptors that may wait, of one user: sixteen messages with as many as one carries, and
+// those that are taken though the user's share of the table has no room.
+constexpr std::size_t kClosesAtMost = 4096, kClosesAlways = 16;
+
+}  // namespace
 
 Uid::Uid(std::uint32_t uid, Account& host, const Account::Report& report)
     : account(SHMBW_SCOPE_UID, uid, &host, &report) {}
@@ -98,12 +105,12 @@ Session* World::find_session(std::uint64_t id) {
 std::uint64_t World::descriptors() const {
   // Without a figure from the transport: a socket and a pidfd for each session, and the standard streams.
   std::uint64_t transport = facts.transport_descriptors ? facts.transport_descriptors() : 2 * live_sessions + 3;
-  return open_descriptors + strangers.waiting() + transport;
+  return open_descriptors + client_files.waiting() + transport;
 }
 
 // Regions, pools and timelines; sockets and pidfds; doorbells, GPU exports, what waits, and what is being closed.
 std::uint64_t World::descriptors_of(std::uint32_t number) const {
-  const std::uint64_t closing = strangers.waiting(number);
+  const std::uint64_t closing = client_files.waiting(number);
   const auto at = uids.find(number);
   if (at == uids.end()) return closing;
   const Uid& uid = at->second;
@@ -146,8 +153,8 @@ bool World::may_wait(std::uint32_t uid, std::uint64_t lent) const {
 }
 
 bool World::closes_too_many(std::uint32_t uid) const {
-  const std::size_t waiting = strangers.waiting(uid);
-  return waiting >= kStrangersAtMost || (waiting > kStrangersAlways && descriptor_shortage(uid, 1, false));
+  const std::size_t waiting = client_files.waiting(uid);
+  return waiting >= kClosesAtMost || (waiting > kClosesAlways && descriptor_shortage(uid, 1, false));
 }
 
 bool World::keep_pidfd(std::uint32_t uid) {

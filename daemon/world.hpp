@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "daemon/broker.hpp"
+#include "daemon/closer.hpp"
 #include "daemon/failed_worlds.hpp"
 #include "daemon/gpu_device.hpp"
 #include "daemon/group.hpp"
@@ -144,7 +145,7 @@ class World {
   std::pmr::map<std::uint64_t, ReclaimReport> reports;
   std::pmr::map<std::uint64_t, ClosingPool> closing_pools{&pool};
   Closer closer;  // closes freed regions
-  Strangers strangers;
+  PerUidCloser client_files;
   GpuLooker gpu_looker;
   Sealer sealer;
   std::pmr::map<std::uint64_t, Sealing> sealings{&pool};      // in progress, by region
