@@ -3,7 +3,7 @@
 // at once, beside a well-behaved user that must get every answer right.
 //
 // To see it fail: in daemon/connection.cpp, may_serve, take away
-//   if (!outbox_->open()) return is_never_answered(packet);
+//   if (!outbox_->open()) return is_never_answered(request);
 // so that requests are read while a reply is unread, and one session takes ever more descriptors into flight.
 #include <sys/resource.h>
 #include <sys/socket.h>

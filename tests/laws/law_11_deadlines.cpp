@@ -3,7 +3,7 @@
 // what it answers later is given back. The death of the awaited side always ends a wait.
 //
 // To see it fail: in client/channel.cpp, take_reply, take away
-//   if (granted && pending.op != 0) give_back(view);
+//   if (!told) give_back(view, pending, fds);
 // and what a late reply grants stays in the books.
 #include <fcntl.h>
 #include <signal.h>
