@@ -45,7 +45,8 @@ Agent::Agent(CheckedWish wish, client::ForkMark mark)
   roster_.resize(place_.size);
 }
 
-// Enrolled before it connects: at a fork the worker's lock is taken before those of its session and its pool.
+// Enrolled before it connects: a fork takes the lock of the pool, then that of the worker, then that of the session. So
+// a thread that holds the worker's lock calls the session, but not the pool.
 Result<std::shared_ptr<Agent>> Agent::join(Wish wish) {
   auto checked = check(std::move(wish));
   if (!checked) return std::unexpected(checked.error());

@@ -48,7 +48,10 @@ class Agent final : public client::ForkGuarded, private Stepper {
   Result<void> serve(client::Deadline deadline, bool once);
   void notify();
 
-  Shutdown::Ended shutdown(const ShutdownWish& wish) { return shutdown_.run(wish); }
+  Shutdown::Ended shutdown(const ShutdownWish& wish) {
+    const auto self = place_.agent.lock();  // a callback of a call that fails may give up the last handle
+    return shutdown_.run(wish);
+  }
   // Threads that run a call which does not return are left behind, so that a shutdown has an end.
   void end_threads();
 

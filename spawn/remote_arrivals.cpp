@@ -193,13 +193,13 @@ void Arrivals::take_in(Arrived& arrived) {
   const Head& head = arrived.message.head;
   if (!stale(head)) {
     if (hooks_.loses(head.kind)) return server_.count_received();
-    if (hooks_.holds_back(arrived, sys::now_monotonic())) return;
+    if (hooks_.holds_back(arrived)) return;
   }
   hand_on(arrived);
 }
 
 void Arrivals::take_held_back() {
-  while (std::optional<Arrived> late = hooks_.due(sys::now_monotonic())) {
+  while (std::optional<Arrived> late = hooks_.due()) {
     hand_on(*late);
     callbacks_.destroy_later(std::make_shared<Arrived>(std::move(*late)));
   }

@@ -104,7 +104,11 @@ SlotBytes Sender::await_slot(std::string_view bytes, std::int64_t deadline) {
 void Sender::look_while_sending(Lock& lock, Inbox& inbox) {
   if (++sent_since_look_ < inbox.cells() / 4 || !stepper_.may_look()) return;
   sent_since_look_ = 0;
-  if (inbox.something_there()) stepper_.look(lock);
+  // This takes the lock of the pool, which a fork takes before the lock of the worker.
+  lock.unlock();
+  const bool there = inbox.something_there();
+  lock.lock();
+  if (there && life_.open_locked() && stepper_.may_look()) stepper_.look(lock);
 }
 
 // Until it is in the queue of the other one. A worker's end ends the wait for room.

@@ -10,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "base/sys_process.hpp"
 #include "spawn/remote_state.hpp"
 
 namespace shmb::remote {
@@ -26,14 +27,14 @@ class TestHooks {
 
   bool loses(Kind kind) { return kind == trouble_.kind && trouble_.lose > 0 && trouble_.lose-- > 0; }
   // True: the message was taken, and comes out of due() later.
-  bool holds_back(Arrived& arrived, std::int64_t now) {
+  bool holds_back(Arrived& arrived) {
     if (arrived.message.head.kind != trouble_.kind || trouble_.delay <= 0) return false;
-    held_back_.emplace_back(now + trouble_.delay, std::move(arrived));
+    held_back_.emplace_back(sys::now_monotonic() + trouble_.delay, std::move(arrived));
     return true;
   }
   bool holds_any() const { return !held_back_.empty(); }
-  std::optional<Arrived> due(std::int64_t now) {
-    if (held_back_.empty() || held_back_.front().first > now) return std::nullopt;
+  std::optional<Arrived> due() {
+    if (held_back_.empty() || held_back_.front().first > sys::now_monotonic()) return std::nullopt;
     Arrived late = std::move(held_back_.front().second);
     held_back_.pop_front();
     return late;
@@ -54,9 +55,9 @@ class TestHooks {
 class TestHooks {
  public:
   static constexpr bool loses(Kind) { return false; }
-  static constexpr bool holds_back(Arrived&, std::int64_t) { return false; }
+  static constexpr bool holds_back(Arrived&) { return false; }
   static constexpr bool holds_any() { return false; }
-  static std::optional<Arrived> due(std::int64_t) { return std::nullopt; }
+  static std::optional<Arrived> due() { return std::nullopt; }
   static constexpr void unused(RefId) {}
   static constexpr bool was_unused(RefId) { return false; }
 };

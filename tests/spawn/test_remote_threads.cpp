@@ -310,6 +310,37 @@ TEST_CASE("Threads of a worker do not wake each other without end over messages 
   CHECK(statuses == std::vector<int>{0, 0});
 }
 
+TEST_CASE("A fork and a thread that sends calls do not wait for each other") {
+  World world;
+  world.run(
+      2,
+      [](int rank) {
+        if (rank != 0) return;
+        std::atomic<bool> stop = false;
+        std::string wrong;
+        std::thread sends([&] {
+          const auto there = remote::at(name_of(1)).within(60.0);
+          wrong = thrown([&] {
+            while (!stop) {
+              std::vector<Future<int>> calls;
+              for (int i = 0; i < 256; ++i) calls.push_back(remote::rpc_async<int>(there, "add", 1, i));
+              for (int i = 0; i < 256; ++i) EXPECT(calls[static_cast<std::size_t>(i)].wait() == 1 + i);
+            }
+          });
+        });
+        for (int i = 0; i < 3000; ++i) {
+          const pid_t born = ::fork();
+          if (born == 0) ::_exit(0);
+          EXPECT(born > 0);
+          EXPECT(::waitpid(born, nullptr, 0) == born);
+        }
+        stop = true;
+        sends.join();
+        if (!wrong.empty()) throw std::logic_error(wrong);
+      },
+      2);
+}
+
 TEST_CASE("The caller gets an error where a function drops the future that it returned") {
   World world;
   world.run(2, [](int rank) {
