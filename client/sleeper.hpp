@@ -3,8 +3,8 @@
 //
 // Each participant has two shared words: `event`, on which its threads wait by futex, and `sleep`, which holds a token
 // while one of them sleeps (0: awake). Each source (readers or writers of a queue, free slots) has a mask with one bit
-// for each participant that waits for it. The names Z0 to Z7 and S4 to S8 are those of docs/pools.md and
-// client/steps.hpp.
+// for each participant that waits for it. The names Z0 to Z7 and S4 to S8 are those of
+// docs/memory-order.md and client/steps.hpp.
 //
 // The sleeper spins for a while. Then it sets its bits in the masks (Z0), reads `event` (Z1), stores a new token (Z2),
 // and passes a fence (Z3). It looks at its sources once more (Z4) and waits on `event` (Z5). Awake, it clears its bits
