@@ -117,9 +117,10 @@ class Answers {
   // The next element's: what it was granted, or why not. To be called once for each element.
   Result<ReplyOf<op>> next() {
     auto element = batch_.element<ReplyOf<op>>(next_++);
-    const auto detail = element ? texts_.take(element->outcome.detail_len) : std::nullopt;
-    if (!detail) return malformed_answer<op>();
+    if (!element) return malformed_answer<op>();
+    const auto detail = texts_.take(element->outcome.detail_len);
     if (element->outcome.status == 0) return *element;
+    if (!detail) return malformed_answer<op>();
     return std::unexpected(wire::read_element_detail(element->outcome.status, *detail));
   }
 

@@ -98,9 +98,9 @@ std::vector<Fd> Channel::forget() {
   return inherited;
 }
 
-std::uint64_t Channel::given_back() {
+std::uint64_t Channel::ends_given_back() {
   Lock lock(mutex_);
-  return given_back_;
+  return ends_given_back_;
 }
 
 bool Channel::lost() {
@@ -530,7 +530,7 @@ void Channel::give_back(const wire::PacketView& view, const Pending& pending, st
   if (undo == nullptr) return;
   LateReply late(*this, pending.request, view, fds);
   undo(late);
-  ++given_back_;
+  if (pending.op == SHMBW_OP_QUEUE_OPEN) ++ends_given_back_;
 }
 
 void Channel::leave_late_groups() {

@@ -176,9 +176,9 @@ class Channel {
   void add_listener(int event);
   void remove_listener(int event);
 
-  // How many late replies have been given back. A caller that is told BUSY, and sees this move, may have asked before
-  // the broker could know.
-  std::uint64_t given_back();
+  // How many ends of queues, opened too late, have been given back. A caller that is told BUSY, and sees this move, may
+  // have asked before the broker could know.
+  std::uint64_t ends_given_back();
 
   bool lost();
   bool hung_up();  // lost because the broker closed the connection: it has ended, or turned us away
@@ -253,7 +253,7 @@ class Channel {
   std::unordered_map<std::uint64_t, Subscription*> subscriptions_;
   std::vector<Waiter*> event_waiters_;
   std::vector<int> listeners_;
-  std::uint64_t given_back_ = 0;
+  std::uint64_t ends_given_back_ = 0;
   std::deque<Event> events_;
   std::deque<RemoteEvent> remote_events_;
   bool remote_gap_ = false;

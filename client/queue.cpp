@@ -185,11 +185,11 @@ Result<void> Queue::open_ends(bool again) {
   const auto ask = [&] {
     return call<SHMBW_OP_QUEUE_OPEN>(session, request, {spec_.name}, Deadline::after(spec_.timeout));
   };
-  std::uint64_t given_back = session.given_back();
+  std::uint64_t given_back = session.ends_given_back();
   auto answer = ask();
   while (!answer && answer.error().status == Status::busy) {
     // An end that an earlier call asked for may be in the way. Its reply has just come, too late.
-    const std::uint64_t now = session.given_back();
+    const std::uint64_t now = session.ends_given_back();
     if (std::exchange(given_back, now) == now) break;
     answer = ask();
   }

@@ -105,7 +105,7 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   // Neither waits, nor notices a fork.
   Result<std::shared_ptr<Channel::Later>> ask(std::span<std::byte> packet) { return channel_.ask(packet); }
   bool has_come(Channel::Later& later) { return channel_.has_come(later); }
-  std::uint64_t given_back() { return channel_.given_back(); }
+  std::uint64_t ends_given_back() { return channel_.ends_given_back(); }
   Error of_broker(Error error) const { return asked_of(facts_.socket, std::move(error)); }
 
   Result<GroupHandle> create_group(const GroupSpec& spec, Deadline deadline);

@@ -57,8 +57,10 @@ class HelperThreads {
     ++state_->threads;
     return true;
   }
-  // Stops the threads and waits at most that long for them. They cannot be started again.
+  // Stops the threads and waits at most that long for them. They cannot be started again. A second call does nothing:
+  // threads that still wait have been left.
   void end(std::chrono::nanoseconds patience) {
+    if (threads_.empty()) return;
     std::unique_lock lock(state_->mutex);
     state_->stop = true;
     state_->ready.notify_all();

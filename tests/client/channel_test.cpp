@@ -200,7 +200,7 @@ TEST_CASE("a queue's end and a pool that came too late are given back as what th
   CHECK(close.queue == 3);
   CHECK(close.serial == 9);
   CHECK(close.flags == (SHMBW_QUEUE_CLOSE_READER | SHMBW_QUEUE_CLOSE_REMOVE));
-  CHECK(peer.channel.given_back() == 1);
+  CHECK(peer.channel.ends_given_back() == 1);
   shmbw_pool_create_reply created{};
   created.pool = 5;
   undone = late(SHMBW_OP_POOL_CREATE, shmbw_pool_create{}, created);
@@ -209,6 +209,7 @@ TEST_CASE("a queue's end and a pool that came too late are given back as what th
   std::memcpy(&leave, undone.bytes.data() + sizeof(shmbw_header), sizeof leave);
   CHECK(leave.pool == 5);
   CHECK(leave.flags == SHMBW_POOL_LEAVE_REMOVE);
+  CHECK(peer.channel.ends_given_back() == 1);  // it was no end of a queue
 }
 
 TEST_CASE("GPU regions and timelines that came too late are given back, those that were made with their name") {
