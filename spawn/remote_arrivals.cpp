@@ -97,7 +97,7 @@ bool Arrivals::named(Incoming& message) const {
 void Arrivals::read_writers() {
   client::Selection selection;
   selection.region.id = place_.world;
-  const auto list = client::list_workers(*place_.session, selection, Deadline::after(0));
+  const auto list = client::list_workers(*place_.session, selection, broker_deadline());
   if (!list) return;
   for (const client::WorkerRow& row : list->rows)
     if (row.record.participant < writers_.size() && row.record.rank < roster_.size())

@@ -9,8 +9,6 @@
 namespace shmb::remote {
 namespace {
 
-using client::Deadline;
-
 constexpr std::size_t kMostFunction = 4096;
 constexpr int kLooks = 4;  // for a successor, before a call to a dead worker is refused
 
@@ -108,7 +106,7 @@ Result<std::shared_ptr<Reference>> Caller::create(std::uint32_t to, std::string_
     const std::lock_guard lock(monitor_.mutex());
     wish.owner_life = roster_[to].life;
   }
-  auto made = client::create_reference(*place_.session, place_.world, wish, Deadline::after(0));
+  auto made = client::create_reference(*place_.session, place_.world, wish, broker_deadline());
   if (!made) return std::unexpected(life_.closed_or(made.error()));
   auto reference = references_.created(*made, to, wish.owner_life);
   auto future = begin(Kind::create, to, wish.owner_life, function, timeout, made->reference);

@@ -2,6 +2,7 @@
 // See remote_join.hpp.
 #include "spawn/remote_join.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "client/connect.hpp"
@@ -15,7 +16,8 @@ using client::Deadline;
 
 constexpr std::int64_t kInitTimeout = 60'000'000'000;
 constexpr std::uint32_t kMostWorkers = 64, kMostThreads = 256;
-constexpr std::int64_t kLookAtPool = 2'000'000;  // nobody tells when all are in it
+// No event says that all are in the pool. The pause doubles: 64 workers that look often keep the last ones from coming.
+constexpr std::int64_t kFirstLookAtPool = 1'000'000, kLastLookAtPool = 64'000'000;
 // Where a dead one's place is not free yet. Nobody tells of that: it depends on what others have read.
 constexpr std::int64_t kLookAtPlace = 10'000'000;
 
@@ -65,9 +67,15 @@ Joining::Joining(const CheckedWish& wish, Place& place, Monitor& monitor, const 
       arrivals_(arrivals),
       deadline_(Deadline::after(wish.timeout, kInitTimeout)) {}
 
+// For calls that take a duration: at least a moment, for 0 would be their default.
+std::int64_t Joining::time_left() const {
+  return deadline_.endless() ? client::kForever : std::max<std::int64_t>(deadline_.left(), 1);
+}
+
 Result<void> Joining::take_place() {
   client::ConnectOptions options;
   options.socket = wish_.socket;
+  options.timeout = time_left();
   auto session = client::connect(options);
   if (!session) return std::unexpected(session.error());
   place_.session = std::move(*session);
@@ -167,7 +175,9 @@ Result<void> Joining::open_inbox() {
 Result<void> Joining::open_inbox_in(std::uint64_t pool) {
   const bool makes_pool = pool == 0;
   const bool succeeds_another = place_.life > place_.size;
-  const auto open = [&] { return Inbox::open(place_.session, place_.group, pool, place_.rank, place_.size, 0); };
+  const auto open = [&] {
+    return Inbox::open(place_.session, place_.group, pool, place_.rank, place_.size, time_left());
+  };
   auto inbox = open();
   // A dead one's place in the pool is free when what it wrote has been read.
   for (; !inbox && succeeds_another && !makes_pool && inbox.error().status == Status::limit && !deadline_.passed();
@@ -182,7 +192,7 @@ Result<void> Joining::open_inbox_in(std::uint64_t pool) {
     monitor_.set_inbox(std::move(*inbox));
   }
   if (!makes_pool) return {};
-  auto told = client::tell_world_pool(*place_.session, place_.world, made, Deadline::after(0));
+  auto told = client::tell_world_pool(*place_.session, place_.world, made, deadline_);
   if (!told) return std::unexpected(told.error());
   return {};
 }
@@ -196,7 +206,7 @@ Result<void> Joining::await_world() {
 // Workers that have left or died since the world was complete are not waited for.
 Result<void> Joining::await_peers() {
   if (auto known = workers_.read(); !known) return known;
-  for (;;) {
+  for (std::int64_t pause = kFirstLookAtPool;; pause = std::min(2 * pause, kLastLookAtPool)) {
     auto inside = monitor_.inbox()->participants();
     if (!inside) return std::unexpected(inside.error());
     if (*inside >= roster_.present()) return {};
@@ -204,7 +214,7 @@ Result<void> Joining::await_peers() {
       return error(Status::deadline, "the world at " + place_.address + " is complete, but only " +
                                          std::to_string(*inside) + " of its " + std::to_string(place_.size) +
                                          " workers came to its pool in time");
-    auto event = place_.session->next_remote_event(earlier(deadline_, Deadline::after(kLookAtPool)));
+    auto event = place_.session->next_remote_event(earlier(deadline_, Deadline::after(pause)));
     if (!event) return std::unexpected(event.error());
     if (!*event) continue;
     if ((*event)->kind == client::RemoteEvent::Kind::gap) (void)workers_.read();

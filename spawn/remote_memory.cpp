@@ -14,7 +14,7 @@ constexpr std::int64_t kTicketLife = 10'000'000'000;
 
 // How long the broker may take on behalf of a call: not beyond its deadline. 0 and less: that has passed.
 std::int64_t broker_time(std::int64_t deadline) {
-  return deadline == 0 ? client::kDefaultTimeout : std::min(deadline - sys::now_monotonic(), client::kDefaultTimeout);
+  return deadline == 0 ? kBrokerTime : std::min(deadline - sys::now_monotonic(), kBrokerTime);
 }
 
 }  // namespace

@@ -13,6 +13,11 @@ namespace shmb::remote {
 
 class Agent;
 
+// A busy machine can keep an answer of the broker back for longer than the 5 s of a single request. A worker waits for
+// it as long as a call waits by default.
+constexpr std::int64_t kBrokerTime = 60'000'000'000;
+inline client::Deadline broker_deadline() { return client::Deadline::after(kBrokerTime); }
+
 struct Place {
   std::weak_ptr<Agent> agent;  // for the handles of users, each of which keeps the worker alive
   std::shared_ptr<client::Session> session;

@@ -117,7 +117,7 @@ Result<void> References::book(Reference& reference, std::uint32_t to, std::uint3
   wish.state = SHMBW_REF_STATE_READY;
   const RefId before = reference.known->id;
   if (before.counter != 0 && before.creator == place_.rank) wish.counter = before.counter;
-  auto made = client::create_reference(*place_.session, place_.world, wish, Deadline::after(0));
+  auto made = client::create_reference(*place_.session, place_.world, wish, broker_deadline());
   if (!made) return std::unexpected(made.error());
   const std::lock_guard lock(monitor_.mutex());
   if (auto is_open = life_.open_locked(); !is_open) return is_open;  // else nobody would empty `values_` again
@@ -161,7 +161,7 @@ Result<std::vector<WireReference>> References::fork_for(std::uint32_t to, std::u
     places.push_back(i);
   }
   if (wishes.empty()) return out;
-  auto forks = client::fork_references(*place_.session, place_.world, wishes, Deadline::after(0));
+  auto forks = client::fork_references(*place_.session, place_.world, wishes, broker_deadline());
   if (forks) {
     for (std::size_t n = 0; n < places.size(); ++n) out[places[n]].fork = (*forks)[n];
     return out;
@@ -170,7 +170,7 @@ Result<std::vector<WireReference>> References::fork_for(std::uint32_t to, std::u
   // The table has forgotten a value of ours since its last user went: it is booked again, the others one by one.
   for (std::size_t n = 0; n < places.size(); ++n) {
     Reference& reference = *payload.references[places[n]];
-    auto fork = client::fork_references(*place_.session, place_.world, std::span(&wishes[n], 1), Deadline::after(0));
+    auto fork = client::fork_references(*place_.session, place_.world, std::span(&wishes[n], 1), broker_deadline());
     if (fork) {
       out[places[n]].fork = (*fork)[0];
       continue;
@@ -192,7 +192,7 @@ References::Taken References::take(std::span<const WireReference> references) {
   Taken out;
   std::vector<RefId> forks;
   for (const WireReference& one : references) forks.push_back(one.fork);
-  auto taken = client::take_forks(*place_.session, place_.world, forks, true, Deadline::after(0));
+  auto taken = client::take_forks(*place_.session, place_.world, forks, true, broker_deadline());
   if (!taken) {
     // Taken or not: the release is read behind that request, so the values need not wait for this worker's end.
     give_back(references);

@@ -14,8 +14,6 @@ namespace shmb::remote {
 namespace torch_words = shmbroker::torch_words;
 namespace {
 
-using client::Deadline;
-
 constexpr std::size_t kMostUnknown = 65536, kMostWaiting = 65536;
 
 thread_local unsigned nested = 0;  // requests that run on the stack of this thread
@@ -326,7 +324,7 @@ Result<void> Server::settle(std::unique_ptr<Request> request, std::optional<Fail
                                          !failure                ? std::string()
                                          : failure->type.empty() ? failure->text
                                                                  : failure->type + ": " + failure->text,
-                                         Deadline::after(0));
+                                         broker_deadline());
   if (expired || (stands && *stands == SHMBW_REF_STATE_FAILED && !failure))
     failure = Failure{Status::deadline, -1, {}, {}, torch_words::creation_failed(text_of(value->id), kGaveUp), {}};
   // These are destroyed without the lock.

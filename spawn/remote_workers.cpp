@@ -9,7 +9,6 @@
 
 namespace shmb::remote {
 
-using client::Deadline;
 using client::RemoteEvent;
 
 void Workers::take_event(const RemoteEvent& event) {
@@ -64,9 +63,9 @@ Result<void> Workers::read() {
   }
   client::Selection selection;
   selection.region.id = place_.world;
-  auto list = client::list_workers(*place_.session, selection, Deadline::after(0));
+  auto list = client::list_workers(*place_.session, selection, broker_deadline());
   if (!list) return std::unexpected(list.error());
-  auto references = client::list_references(*place_.session, selection, Deadline::after(0));
+  auto references = client::list_references(*place_.session, selection, broker_deadline());
   const std::lock_guard lock(monitor_.mutex());
   if (list->rows.empty()) calls_.lose(place_.world_ended());  // this worker itself would stand there
   for (const client::WorkerRow& row : list->rows) {
