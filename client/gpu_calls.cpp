@@ -117,7 +117,7 @@ Result<std::size_t> publish_some(Session& session, std::span<const GpuPublish> r
   return next;
 }
 
-Result<shmbw_gpu_open> open_element(const GpuWish& wish, std::string& text) {
+Result<shmbw_gpu_open> open_element(const GpuRequest& wish, std::string& text) {
   shmbw_gpu_open element{};
   element.by = wish.by;
   element.rights = wish.rights;
@@ -158,8 +158,8 @@ Result<void> fetch_more_shares(Session& session, GpuOpened& opened, Deadline dea
   return {};
 }
 
-Result<GpuOpened> take_opened(Session& session, Reply& reply, const shmbw_gpu_open_reply& answer, const GpuWish& wish,
-                              Deadline deadline) {
+Result<GpuOpened> take_opened(Session& session, Reply& reply, const shmbw_gpu_open_reply& answer,
+                              const GpuRequest& wish, Deadline deadline) {
   GpuOpened opened;
   opened.region = answer.region;
   opened.bytes = answer.bytes;
@@ -194,7 +194,7 @@ Result<GpuOpened> take_opened(Session& session, Reply& reply, const shmbw_gpu_op
 using Opened = std::vector<Result<GpuOpened>>;
 
 // Wishes from `first` on that go into one packet.
-Result<std::size_t> open_some(Session& session, std::span<const GpuWish> wishes, std::size_t first, Opened& out,
+Result<std::size_t> open_some(Session& session, std::span<const GpuRequest> wishes, std::size_t first, Opened& out,
                               Deadline deadline) {
   std::vector<shmbw_gpu_open> elements;
   std::vector<std::string> texts;
@@ -287,7 +287,7 @@ Result<Published> gpu_publish(Session& session, std::span<const GpuPublish> regi
   return out;
 }
 
-Result<Opened> gpu_open(Session& session, std::span<const GpuWish> wishes, Deadline deadline) {
+Result<Opened> gpu_open(Session& session, std::span<const GpuRequest> wishes, Deadline deadline) {
   if (session.is_local()) return needs_broker("sharing GPU memory");
   Opened out;
   out.reserve(wishes.size());
@@ -351,7 +351,7 @@ Result<std::uint32_t> gpu_retire(Session& session, shmbw_region_ref region, Dead
   return answer->fixed.users;
 }
 
-Result<GpuTimelineMade> gpu_timeline(Session& session, const GpuTimelineWish& wish, Deadline deadline) {
+Result<GpuTimelineMade> gpu_timeline(Session& session, const GpuTimelineRequest& wish, Deadline deadline) {
   if (session.is_local()) return needs_broker("a timeline");
   shmbw_gpu_timeline request{};
   request.group = wish.group;

@@ -62,7 +62,7 @@ Result<std::vector<Result<GpuPublished>>> gpu_publish(Session& session, std::spa
 Result<shmbw_gpu_state> gpu_add_chunks(Session& session, shmbw_region_ref region, std::size_t first,
                                        std::span<const GpuChunk> chunks, Deadline deadline);
 
-struct GpuWish {
+struct GpuRequest {
   shmbw_attach_by by = SHMBW_ATTACH_BY_NAME;
   std::string address;  // by name: "name", "group/name", "uid:group/name"
   shmbw_region_ref region{};
@@ -84,7 +84,8 @@ struct GpuOpened {
   std::uint64_t offset = 0, allocation = 0;  // legacy
   GpuHandle handle{};                        // legacy
 };
-Result<std::vector<Result<GpuOpened>>> gpu_open(Session& session, std::span<const GpuWish> wishes, Deadline deadline);
+Result<std::vector<Result<GpuOpened>>> gpu_open(Session& session, std::span<const GpuRequest> wishes,
+                                                Deadline deadline);
 // The shares from `first` on, as many of `most` as one packet carries, and one at least.
 Result<std::vector<Fd>> gpu_more(Session& session, shmbw_region_ref region, std::size_t first, std::size_t most,
                                  Deadline deadline);
@@ -111,7 +112,7 @@ Result<void> gpu_release(Session& session, std::span<const GpuRelease> releases,
 // Users that are left; 0: the memory may be freed now, no event comes.
 Result<std::uint32_t> gpu_retire(Session& session, shmbw_region_ref region, Deadline deadline);
 
-struct GpuTimelineWish {
+struct GpuTimelineRequest {
   std::uint64_t group = 0;
   std::optional<std::int64_t> keep;
   std::uint32_t words = 1;
@@ -123,7 +124,7 @@ struct GpuTimelineMade {
   std::uint64_t bytes = 0, group = 0;
   Fd memory;
 };
-Result<GpuTimelineMade> gpu_timeline(Session& session, const GpuTimelineWish& wish, Deadline deadline);
+Result<GpuTimelineMade> gpu_timeline(Session& session, const GpuTimelineRequest& wish, Deadline deadline);
 // The producer's end: its waiters are released and its own reference is given back, and no other. Waits for nothing and
 // takes no memory.
 void post_timeline_end(Session& session, shmbw_region_ref region) noexcept;

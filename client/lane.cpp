@@ -25,7 +25,7 @@ LaneSender::LaneSender(Participant& participant, pool::LaneView lane, QueueKind 
       done_(start),
       limit_(start),
       held_(lane.cells()),
-      deadlines_(expiring_ && kind == QueueKind::claim ? lane.cells() : 0),
+      deadlines_(expiring_ && kind == QueueKind::mpmc ? lane.cells() : 0),
       let_go_regions_(std::move(let_go_regions)) {
   participant_.senders_.push_back(this);
 }
@@ -78,14 +78,14 @@ LaneSender::Room LaneSender::room_line() { return advance_line(); }
 void LaneSender::reclaim() {
   if (earliest_ != INT64_MAX) expire(sys::now_monotonic());
   if (holding_ == 0) return;
-  if (kind_ == QueueKind::line) advance_line();
-  else if (kind_ == QueueKind::claim) reclaim_claim();
+  if (kind_ == QueueKind::spsc) advance_line();
+  else if (kind_ == QueueKind::mpmc) reclaim_claim();
   else reclaim_broadcast();
 }
 
 std::uint64_t LaneSender::in_flight() {
   if (earliest_ != INT64_MAX) expire(sys::now_monotonic());
-  if (kind_ == QueueKind::claim) return reclaim_claim();
+  if (kind_ == QueueKind::mpmc) return reclaim_claim();
   if (kind_ == QueueKind::broadcast) return reclaim_broadcast();
   advance_line();
   return next_ - done_;
@@ -141,7 +141,7 @@ LaneReceiver::Look LaneReceiver::refuse(std::uint64_t position) {
 
 std::uint64_t LaneReceiver::lag() const {
   const std::uint64_t tail = lane_.tail().load(std::memory_order_relaxed);
-  const std::uint64_t seen = kind_ == QueueKind::claim ? lane_.head().load(std::memory_order_relaxed) : next_;
+  const std::uint64_t seen = kind_ == QueueKind::mpmc ? lane_.head().load(std::memory_order_relaxed) : next_;
   const auto waiting = static_cast<std::int64_t>(tail - seen);
   if (waiting <= 0) return 0;
   const auto most = kind_ == QueueKind::broadcast ? static_cast<std::uint64_t>(INT64_MAX) : lane_.cells();

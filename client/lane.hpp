@@ -240,12 +240,12 @@ inline void LaneSender::write_body(std::byte* to, std::span<const std::byte> bod
 }
 
 inline LaneSender::Room LaneSender::room() {
-  if (kind_ != pool::QueueKind::line) return kind_ == pool::QueueKind::claim ? room_claim() : room_broadcast();
+  if (kind_ != pool::QueueKind::spsc) return kind_ == pool::QueueKind::mpmc ? room_claim() : room_broadcast();
   return next_ - done_ < lane_.cells() ? Room::yes : room_line();
 }
 
 inline void LaneSender::put(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline) {
-  if (kind_ == pool::QueueKind::line) [[likely]] {
+  if (kind_ == pool::QueueKind::spsc) [[likely]] {
     keep_held(std::move(held));
     pool::Cell& cell = lane_.cell(next_);
     SHMB_STEP(S1);
@@ -258,7 +258,7 @@ inline void LaneSender::put(std::uint8_t tag, std::span<const std::byte> body, H
     SHMB_STEP(S3);
     lane_.tail().store(next_, std::memory_order_relaxed);
     SHMB_STEP(S3_done);
-  } else if (kind_ == pool::QueueKind::claim) {
+  } else if (kind_ == pool::QueueKind::mpmc) {
     keep_held(std::move(held));
     publish_claim(tag, body, deadline);
   } else {
@@ -267,10 +267,10 @@ inline void LaneSender::put(std::uint8_t tag, std::span<const std::byte> body, H
   }
 }
 
-// A claim queue's consumer that wakes passes on messages that it does not take.
+// A mpmc queue's consumer that wakes passes on messages that it does not take.
 inline void LaneSender::wake_readers(std::uint64_t messages) {
   participant_.sleeper().expect_answer();
-  if (kind_ == pool::QueueKind::claim && messages == 1) participant_.sleeper().wake_one(readers_);
+  if (kind_ == pool::QueueKind::mpmc && messages == 1) participant_.sleeper().wake_one(readers_);
   else participant_.sleeper().wake_all(readers_);
 }
 
@@ -343,7 +343,7 @@ inline LaneReceiver::Plain LaneReceiver::look_plain(std::byte* to, std::uint32_t
 }
 
 inline LaneReceiver::Look LaneReceiver::look(Received& out) {
-  if (kind_ != pool::QueueKind::line) return kind_ == pool::QueueKind::claim ? look_claim(out) : look_broadcast(out);
+  if (kind_ != pool::QueueKind::spsc) return kind_ == pool::QueueKind::mpmc ? look_claim(out) : look_broadcast(out);
   pool::Cell& cell = lane_.cell(next_);
   SHMB_STEP(R1);
   const std::uint64_t word = cell.word.load(std::memory_order_acquire);
@@ -356,12 +356,12 @@ inline LaneReceiver::Look LaneReceiver::look(Received& out) {
 }
 
 inline void LaneReceiver::mark_done(std::uint64_t position) {
-  if (kind_ == pool::QueueKind::line) {
+  if (kind_ == pool::QueueKind::spsc) {
     next_ = position + 1;
     SHMB_STEP(R4);
     lane_.head().store(next_, std::memory_order_release);
     SHMB_STEP(R4_done);
-  } else if (kind_ == pool::QueueKind::claim) {
+  } else if (kind_ == pool::QueueKind::mpmc) {
     SHMB_STEP(C6);
     lane_.cell(position).word.store(pool::CellWord::empty(position + lane_.cells()), std::memory_order_release);
     SHMB_STEP(C6_done);

@@ -696,13 +696,13 @@ void Pool::retire(std::unique_ptr<LaneSender> sender, std::uint32_t lane, std::u
   retired_.push_back({std::move(sender), lane, serial});
 }
 
-void Pool::post_through(std::uint32_t lane, std::uint32_t serial, shmbw_lane_end end) {
-  shmbw_lane_through through{};
+void Pool::post_finished(std::uint32_t lane, std::uint32_t serial, shmbw_lane_end end) {
+  shmbw_lane_finished through{};
   through.pool = id_;
   through.lane = lane;
   through.serial = serial;
   through.end = end;
-  (void)post<SHMBW_OP_LANE_THROUGH>(*session_, through, Deadline::after(0));
+  (void)post<SHMBW_OP_LANE_FINISHED>(*session_, through, Deadline::after(0));
 }
 
 }  // namespace shmb::client

@@ -183,7 +183,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   KeptMappings& kept_mappings() { return kept_mappings_; }
   // A lane that this process does not write any more. Its messages stay held until they are read.
   void retire(std::unique_ptr<LaneSender> sender, std::uint32_t lane, std::uint32_t serial);
-  void post_through(std::uint32_t lane, std::uint32_t serial, shmbw_lane_end end);
+  void post_finished(std::uint32_t lane, std::uint32_t serial, shmbw_lane_end end);
 
   // Doorbells, for waiting in event loops (queue_set.cpp).
   Result<int> doorbell(Lock& lock);

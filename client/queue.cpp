@@ -16,10 +16,10 @@ namespace {
 
 std::string kind_name(pool::QueueKind kind) {
   switch (kind) {
-    case pool::QueueKind::line:
-      return "line";
-    case pool::QueueKind::claim:
-      return "claim";
+    case pool::QueueKind::spsc:
+      return "spsc";
+    case pool::QueueKind::mpmc:
+      return "mpmc";
     case pool::QueueKind::broadcast:
       return "broadcast";
     default:
@@ -50,8 +50,8 @@ Result<void> checked(const QueueSpec& spec) {
       spec.kind != pool::QueueKind::broadcast)
     return error(Status::invalid, "only a broadcast queue can drop its oldest messages");
   if ((spec.flags & pool::kQueueAtLeastOnce) != 0 && spec.kind > pool::QueueKind::none &&
-      spec.kind != pool::QueueKind::claim)
-    return error(Status::invalid, "only a claim queue delivers at least once");
+      spec.kind != pool::QueueKind::mpmc)
+    return error(Status::invalid, "only a mpmc queue delivers at least once");
   return {};
 }
 
@@ -281,7 +281,7 @@ Result<void> Queue::close(bool all, bool remove) {
   {
     Pool::Lock lock(pool_->me().lock());
     let_borrowed_go();
-    if (pending_ != nullptr && kind_ == pool::QueueKind::claim) pending_->it->give_back(received_.position);
+    if (pending_ != nullptr && kind_ == pool::QueueKind::mpmc) pending_->it->give_back(received_.position);
     pending_ = nullptr;
     for (auto& in : ins_)
       if (!in->over) in->it->detach();
@@ -296,7 +296,7 @@ Result<void> Queue::close(bool all, bool remove) {
   if (out_.it) {
     // Its messages stay held until they are read. The broker then gives the lane to another writer, which reports that.
     pool_->retire(std::move(out_.it), out_.lane, out_.serial);
-    pool_->post_through(out_.lane, out_.serial, SHMBW_LANE_END_SENDER);
+    pool_->post_finished(out_.lane, out_.serial, SHMBW_LANE_END_SENDER);
   }
   return closed;
 }
@@ -355,7 +355,7 @@ void Queue::drop_out() {
   out_.it->give_up_all();
   if (batch_ != nullptr) batch_->unshown = 0;
   out_.it.reset();
-  pool_->post_through(out_.lane, out_.serial, SHMBW_LANE_END_SENDER);
+  pool_->post_finished(out_.lane, out_.serial, SHMBW_LANE_END_SENDER);
   holds_.clear();
   idle_holds_.clear();
   idle_bytes_ = 0;
@@ -408,7 +408,7 @@ void Queue::look_for_reader() {
     if (!lane_view(i, stamp.serial, &copy) || copy.queue != index_ || copy.queue_serial != serial_) continue;
     if (copy.from != pool_->me().index() || copy.from_life != pool_->me().life()) continue;
     if (reader_gone) {  // it came and went between two looks: that lane holds nothing of this process
-      pool_->post_through(i, stamp.serial, SHMBW_LANE_END_SENDER);
+      pool_->post_finished(i, stamp.serial, SHMBW_LANE_END_SENDER);
       continue;
     }
     if (!pool_->me().alive(copy.to, copy.to_life)) continue;
@@ -426,7 +426,7 @@ void Queue::look_for_lanes_to_read() {
     if (stamp.serial == in->serial && stamp.state != static_cast<std::uint8_t>(pool::LaneState::free)) {
       const bool closed = stamp.state == static_cast<std::uint8_t>(pool::LaneState::writer_gone);
       // For a lane that was given up as broken, the broker gets no report while its writer is there.
-      if (in->over && closed && !in->writer_closed) pool_->post_through(in->lane, in->serial, SHMBW_LANE_END_RECEIVER);
+      if (in->over && closed && !in->writer_closed) pool_->post_finished(in->lane, in->serial, SHMBW_LANE_END_RECEIVER);
       in->writer_closed = closed;
       return false;
     }
@@ -442,7 +442,7 @@ void Queue::look_for_lanes_to_read() {
     pool::LaneEntry copy{};
     auto lane = lane_view(i, stamp.serial, &copy);
     if (!lane || copy.queue != index_ || copy.queue_serial != serial_) continue;
-    if (kind_ == pool::QueueKind::line && (copy.to != me.index() || copy.to_life != me.life())) continue;
+    if (kind_ == pool::QueueKind::spsc && (copy.to != me.index() || copy.to_life != me.life())) continue;
     // An old ring is read only if the broker attached this reader before the ring's first message.
     if (kind_ == pool::QueueKind::broadcast &&
         (state != pool::LaneState::open || view.queue(index_).writer_lane.load(std::memory_order_acquire) != i) &&
@@ -487,7 +487,7 @@ void Queue::look_around() {
     const std::uint64_t readers = entry.readers.load(std::memory_order_acquire);
     follow_peers(readers_, readers, gone);
     pool_->want_bells(readers);
-    if (kind_ == pool::QueueKind::line) look_for_reader();
+    if (kind_ == pool::QueueKind::spsc) look_for_reader();
     const auto died = static_cast<std::uint32_t>(std::ranges::count_if(gone, &Peer::died));
     ended_.readers_died += died;
     // Its place in the ring is gone with it, so it is unknown how far it had read.

@@ -79,11 +79,11 @@ bool Queue::message_waits() {
   for (auto& one : ins_) {
     In& in = *one;
     if (in.over) continue;
-    if (kind_ == pool::QueueKind::claim && in.it->unclaimed()) return true;
+    if (kind_ == pool::QueueKind::mpmc && in.it->unclaimed()) return true;
     if (&in == borrowed_in_) {
       // Its writer may have gone: that is reported once the borrowed message is done.
       if (in.writer_closed || !pool_->me().alive(in.from, in.from_life)) return true;
-      if (kind_ == pool::QueueKind::claim) continue;
+      if (kind_ == pool::QueueKind::mpmc) continue;
       if (in.it->another_behind()) return true;
       if (kind_ == pool::QueueKind::broadcast) return false;  // a later ring is not read before
       continue;
@@ -91,7 +91,7 @@ bool Queue::message_waits() {
     for (bool again = false;;) {
       const auto look = in.it->look(received_);
       if (look == LaneReceiver::Look::message) {
-        if (kind_ == pool::QueueKind::claim) {  // it came, or came back, in this moment
+        if (kind_ == pool::QueueKind::mpmc) {  // it came, or came back, in this moment
           in.it->give_back();
           return true;
         }
@@ -116,7 +116,7 @@ bool Queue::message_waits() {
 void Queue::finish(In& in, bool tell) {
   in.it->detach();
   in.over = true;
-  if (tell) pool_->post_through(in.lane, in.serial, SHMBW_LANE_END_RECEIVER);
+  if (tell) pool_->post_finished(in.lane, in.serial, SHMBW_LANE_END_RECEIVER);
 }
 
 // The message is malformed: drops it and continues with the next one from this writer.
@@ -154,7 +154,7 @@ std::optional<Error> Queue::news() {
 // take it.
 bool Queue::read_to_its_end() const {
   if (!closed_) return false;
-  return kind_ != pool::QueueKind::claim ||
+  return kind_ != pool::QueueKind::mpmc ||
          std::ranges::none_of(ins_, [](const auto& in) { return !in->over && in->it->unfinished(); });
 }
 
@@ -169,11 +169,11 @@ bool Queue::something_there(bool taken) {
   });
 }
 
-// Each waker of a claim queue wakes one consumer. Several may have chosen this process, which takes one message now and
+// Each waker of a mpmc queue wakes one consumer. Several may have chosen this process, which takes one message now and
 // may be busy for long. It is fully awake here, after the fence of Sleeper::wake_up. So it sees all that was published
 // by wakers that chose it, and every participant that slept before they looked.
 void Queue::pass_on() {
-  if (kind_ != pool::QueueKind::claim || !spec_.reader) return;
+  if (kind_ != pool::QueueKind::mpmc || !spec_.reader) return;
   pool::Waiters& readers = pool_->view().queue_waiters(index_).readers;
   if ((readers.mask.load(std::memory_order_relaxed) & ~pool_->me().bit()) == 0) [[likely]]
     return;
@@ -194,7 +194,7 @@ void Queue::done(In& in, std::uint64_t position) {
 void Queue::wake_writers(In& in) {
   in.it->wake_writers();
   in.unwoken = false;
-  if (kind_ != pool::QueueKind::claim) return;
+  if (kind_ != pool::QueueKind::mpmc) return;
   const pool::Stamp lane = pool::Stamp::of(pool_->view().lane(in.lane).stamp.load(std::memory_order_acquire));
   const pool::Stamp queue = pool::Stamp::of(pool_->view().queue(index_).stamp.load(std::memory_order_acquire));
   if (lane.serial == in.serial && lane.state == static_cast<std::uint8_t>(pool::LaneState::open) &&
@@ -311,7 +311,7 @@ bool Queue::empty_at_once(Message& message) {
 
 bool Queue::receive_at_once(Message& message, bool keep, std::int64_t wait) {
   constexpr int kLooks = 400;  // a thread that has just sent something expects the answer at once
-  if (kind_ == pool::QueueKind::claim || (flags_ & pool::kQueueDropOldest) != 0 || !as_opened()) return false;
+  if (kind_ == pool::QueueKind::mpmc || (flags_ & pool::kQueueDropOldest) != 0 || !as_opened()) return false;
   Participant& me = pool_->me();
   const std::lock_guard lock(me.lock());
   if (ins_.size() != 1 || pending_ != nullptr || broken_ != nullptr) return false;
@@ -471,7 +471,7 @@ Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
   const bool once = at_least_once();
   const bool lasting = (keep || overwritten) && !once;
   // A claimed cell goes to another consumer when this process dies. So it is done before the application has it.
-  keep = lasting || (kind_ == pool::QueueKind::claim && !once);
+  keep = lasting || (kind_ == pool::QueueKind::mpmc && !once);
   message.epoch_ = pool_->session()->epoch();
   message.incarnation_ = incarnation_;
 

@@ -36,8 +36,8 @@ std::uint64_t Queue::closed_meanwhile(std::uint64_t last) {
   if (stamp.serial == serial_ && stamp.state == static_cast<std::uint8_t>(pool::QueueState::open)) [[likely]]
     return 0;
   closed_ = true;
-  // Messages that a claim queue's readers have not taken are taken back. Readers of other kinds may still get them.
-  if (kind_ != pool::QueueKind::claim) return last;
+  // Messages that a mpmc queue's readers have not taken are taken back. Readers of other kinds may still get them.
+  if (kind_ != pool::QueueKind::mpmc) return last;
   std::uint64_t back = 0;  // they are taken in order: nothing is left before one that was claimed
   while (back != last && out_.it->take_back(back)) ++back;
   return back;
@@ -83,7 +83,7 @@ Result<bool> Queue::find_room(Claims& claims, const Ended& before) {
       case LaneSender::Room::full:
         break;
     }
-    if ((flags_ & pool::kQueueExpiring) != 0 && kind_ == pool::QueueKind::claim) {
+    if ((flags_ & pool::kQueueExpiring) != 0 && kind_ == pool::QueueKind::mpmc) {
       out_.it->expire(sys::now_monotonic());
       if (out_.it->room() == LaneSender::Room::yes) return true;
     }
@@ -189,7 +189,7 @@ bool Queue::send_at_once(const Slot& slot) {
   out_.it->publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{slot.index, nullptr}, 0);
   if (closed_meanwhile() != 0) return false;
   ++sent_;
-  if (kind_ == pool::QueueKind::line) pool_->look_ahead(slot.index);
+  if (kind_ == pool::QueueKind::spsc) pool_->look_ahead(slot.index);
   return true;
 }
 

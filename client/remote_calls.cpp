@@ -35,7 +35,7 @@ Result<void> call_all(Session& session, std::span<const RequestOf<op>> elements,
 
 }  // namespace
 
-Result<WorldPlace> join_world(Session& session, const WorldWish& wish, Deadline deadline) {
+Result<WorldPlace> join_world(Session& session, const WorldRequest& wish, Deadline deadline) {
   if (wish.address.empty() || wish.address.size() > 255)
     return error(Status::invalid, "a world's address has 1 to 255 bytes, as localhost:29500");
   if (wish.name.empty() || wish.name.size() > kMaxWorkerName)
@@ -66,7 +66,7 @@ Result<std::uint64_t> tell_world_pool(Session& session, std::uint64_t world, std
   return answer->fixed.pool;
 }
 
-Result<RefMade> create_reference(Session& session, std::uint64_t world, const RefWish& wish, Deadline deadline) {
+Result<RefMade> create_reference(Session& session, std::uint64_t world, const RefRequest& wish, Deadline deadline) {
   shmbw_ref_create request{};
   request.world = world;
   request.counter = wish.counter;
@@ -82,11 +82,12 @@ Result<RefMade> create_reference(Session& session, std::uint64_t world, const Re
   return RefMade{from_wire(answer->fixed.reference), from_wire(answer->fixed.fork)};
 }
 
-Result<std::vector<RefId>> fork_references(Session& session, std::uint64_t world, std::span<const ForkWish> wishes,
+Result<std::vector<RefId>> fork_references(Session& session, std::uint64_t world, std::span<const ForkRequest> wishes,
                                            Deadline deadline) {
   std::vector<shmbw_ref_fork> requests;
   requests.reserve(wishes.size());
-  for (const ForkWish& wish : wishes) requests.push_back({world, to_wire(wish.reference), wish.user, wish.user_life});
+  for (const ForkRequest& wish : wishes)
+    requests.push_back({world, to_wire(wish.reference), wish.user, wish.user_life});
   std::vector<RefId> made;
   made.reserve(wishes.size());
   Result<void> whole;

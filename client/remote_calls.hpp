@@ -15,7 +15,7 @@
 namespace shmb::client {
 
 // With its uid, `port` is the world's name: that the host of the address is this one is for the caller to check.
-struct WorldWish {
+struct WorldRequest {
   std::uint32_t port = 0, rank = 0, world_size = 0;
   std::string address, name;  // as the user wrote it; the worker's
 };
@@ -27,7 +27,7 @@ struct WorldPlace {
 struct WorldLeft {
   std::uint32_t present = 0, forks = 0;
 };
-Result<WorldPlace> join_world(Session& session, const WorldWish& wish, Deadline deadline);
+Result<WorldPlace> join_world(Session& session, const WorldRequest& wish, Deadline deadline);
 Result<WorldLeft> leave_world(Session& session, std::uint64_t world, Deadline deadline);
 // The pool that stands: the first one that was told.
 Result<std::uint64_t> tell_world_pool(Session& session, std::uint64_t world, std::uint64_t pool, Deadline deadline);
@@ -35,7 +35,7 @@ Result<std::uint64_t> tell_world_pool(Session& session, std::uint64_t world, std
 inline constexpr std::uint32_t kOwnFork = 0xffff'ffff;
 inline constexpr std::size_t kMaxReferenceError = 400, kMaxWorkerName = 127;
 
-struct RefWish {
+struct RefRequest {
   std::uint32_t owner = 0;
   std::uint32_t user = kOwnFork;  // or the rank to which the first fork is on its way: only the owner may say so
   shmbw_ref_state state = SHMBW_REF_STATE_REGISTERED;
@@ -46,14 +46,14 @@ struct RefWish {
 struct RefMade {
   RefId reference, fork;
 };
-Result<RefMade> create_reference(Session& session, std::uint64_t world, const RefWish& wish, Deadline deadline);
+Result<RefMade> create_reference(Session& session, std::uint64_t world, const RefRequest& wish, Deadline deadline);
 
-struct ForkWish {
+struct ForkRequest {
   RefId reference;
   std::uint32_t user = 0, user_life = 0;
 };
 // All or none, in the order of the wishes.
-Result<std::vector<RefId>> fork_references(Session& session, std::uint64_t world, std::span<const ForkWish> wishes,
+Result<std::vector<RefId>> fork_references(Session& session, std::uint64_t world, std::span<const ForkRequest> wishes,
                                            Deadline deadline);
 
 struct RefTaken {

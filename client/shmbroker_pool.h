@@ -55,7 +55,7 @@ typedef struct shmb_pool_options {
   uint32_t flags;                 /* enum shmb_pool_flag */
   uint64_t group;                 /* group id; 0: the session's own */
   int64_t keep_ns;                /* with KEEP_GIVEN, as for regions */
-  uint32_t lanes;                 /* 0: 64. One for each pair of line queue ends, one for each other writer */
+  uint32_t lanes;                 /* 0: 64. One for each pair of spsc queue ends, one for each other writer */
   uint32_t queues;                /* 0: 16 */
   uint64_t lane_bytes; /* memory of all lanes; 0: 1 MiB. With the slots' words (64 bytes each) at most 16 MiB */
   int64_t timeout_ns;  /* of each answer of the broker */
@@ -148,8 +148,8 @@ SHMB_API int shmb_slot_release(shmb_pool* pool, const shmb_slot* slot, shmb_erro
 
 enum shmb_queue_kind {
   SHMB_QUEUE_AS_IS = 0, /* whatever it is: with OPEN_ONLY, or for a reader, which then waits for the queue */
-  SHMB_QUEUE_LINE,      /* one writer, one reader */
-  SHMB_QUEUE_CLAIM,     /* many writers, many readers, each message to one of them; order is kept per writer */
+  SHMB_QUEUE_SPSC,      /* one writer, one reader */
+  SHMB_QUEUE_MPMC,      /* many writers, many readers, each message to one of them; order is kept per writer */
   SHMB_QUEUE_BROADCAST  /* one writer, many readers, each sees each message from its opening on */
 };
 enum shmb_queue_role { SHMB_QUEUE_READER = 1 << 0, SHMB_QUEUE_WRITER = 1 << 1 };
@@ -179,9 +179,9 @@ typedef struct shmb_queue_options {
 
 /* Opens own ends of a queue of a pool, and makes the queue where there is none of that name: either side may come
  * first, and come back. A reader that names no kind makes none: it takes the queue that is there, or comes before the
- * deadline. A closed queue is opened by a reader alone, if it is a claim queue with messages left. One handle for each
+ * deadline. A closed queue is opened by a reader alone, if it is a mpmc queue with messages left. One handle for each
  * end in a process; its threads share it. Errors: INVALID (cells), EXISTS (settings differ: the sentence says which),
- * BUSY (a second writer of a line or broadcast queue, a second reader of a line queue, or this process has that end
+ * BUSY (a second writer of a line or broadcast queue, a second reader of a spsc queue, or this process has that end
  * open), DENIED (read-only participant), LIMIT, NOT_FOUND, CLOSED, DEADLINE (no queue came). */
 SHMB_API int shmb_queue_open(shmb_pool* pool, const char* name, const shmb_queue_options* options, shmb_queue** queue,
                              shmb_error* error) SHMB_NOEXCEPT;
@@ -279,10 +279,10 @@ enum shmb_receive_flag {
   SHMB_RECEIVE_KEEP = 1 << 0 /* own references to all parts: valid until shmb_message_done, however long */
 };
 /* Takes the next message. Without KEEP it is borrowed, in place and at no cost: valid until shmb_message_done, or the
- * next receive on this queue, which says done for it; until then its writer has one cell less. On claim queues without
+ * next receive on this queue, which says done for it; until then its writer has one cell less. On mpmc queues without
  * AT_LEAST_ONCE its slots are held by this process and its cell is free at once, so that nobody else gets a message
  * that this process has, also when it dies. Regions in it are attached. Drop-oldest queues always keep. `message` is
- * emptied first. Only claim queues may be received from by several threads at once, with KEEP. On AT_LEAST_ONCE queues
+ * emptied first. Only mpmc queues may be received from by several threads at once, with KEEP. On AT_LEAST_ONCE queues
  * a message stays borrowed, whatever is asked for, until shmb_message_done: closing the queue before gives it back and
  * empties it. A slot or a region in a list that cannot be mapped now (no descriptor is free, the broker does not
  * answer) arrives as a part with its status, and the others arrive; where the whole message is one slot, or its list is
@@ -340,7 +340,7 @@ SHMB_API void shmb_queue_set_free(shmb_queue_set* set) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_set_add(shmb_queue_set* set, shmb_queue* queue, void* tag, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_set_remove(shmb_queue_set* set, shmb_queue* queue, shmb_error* error) SHMB_NOEXCEPT;
 /* Which queue has something to tell: a message, or CLOSED or PEER_GONE; its turn comes last next time. `tag` (may be
- * NULL) is that of shmb_queue_set_add. Nothing is taken: another consumer of a claim queue may be faster, and a
+ * NULL) is that of shmb_queue_set_add. Nothing is taken: another consumer of a mpmc queue may be faster, and a
  * borrowed message stays valid. Errors: EMPTY (NO_WAIT), DEADLINE, INVALID (an empty set). */
 SHMB_API int shmb_queue_set_wait(shmb_queue_set* set, int64_t wait_ns, shmb_queue** queue, void** tag,
                                  shmb_error* error) SHMB_NOEXCEPT;

@@ -76,8 +76,8 @@ struct PoolOpenOptions {
 
 enum class QueueKind : std::uint32_t {
   as_is = SHMB_QUEUE_AS_IS,
-  line = SHMB_QUEUE_LINE,
-  claim = SHMB_QUEUE_CLAIM,
+  spsc = SHMB_QUEUE_SPSC,
+  mpmc = SHMB_QUEUE_MPMC,
   broadcast = SHMB_QUEUE_BROADCAST,
 };
 enum class Role : std::uint32_t {
@@ -579,7 +579,7 @@ inline shmb_queue_options to_c(Role role, const QueueOptions& options) noexcept 
   shmb_queue_options c{};
   c.size = sizeof c;
   const bool makes = options.kind == QueueKind::as_is && role != Role::reader && !options.open_only;
-  c.kind = static_cast<std::uint32_t>(makes ? QueueKind::line : options.kind);
+  c.kind = static_cast<std::uint32_t>(makes ? QueueKind::spsc : options.kind);
   c.role = static_cast<std::uint32_t>(role);
   if (options.drop_oldest) c.flags |= SHMB_QUEUE_DROP_OLDEST;
   if (options.expiring) c.flags |= SHMB_QUEUE_EXPIRING;

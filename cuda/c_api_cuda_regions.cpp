@@ -49,8 +49,8 @@ Result<ImportSpec> import_spec(const shmb_gpu_import_options& wanted) {
   return spec;
 }
 
-client::GpuWish wish_for(const ImportSpec& spec) {
-  client::GpuWish wish;
+client::GpuRequest wish_for(const ImportSpec& spec) {
+  client::GpuRequest wish;
   wish.rights = SHMBW_RIGHT_MAP_READ | (spec.access == Access::read_write ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U) |
                 (spec.share ? unsigned{SHMBW_RIGHT_SHARE} : 0U);
   wish.manifest = true;
@@ -58,7 +58,7 @@ client::GpuWish wish_for(const ImportSpec& spec) {
   return wish;
 }
 
-Result<void> name_by(client::GpuWish& wish, client::Session& session, const char* address, const shmb_region_id* id,
+Result<void> name_by(client::GpuRequest& wish, client::Session& session, const char* address, const shmb_region_id* id,
                      const std::uint8_t* ticket) {
   if ((address != nullptr) + (id != nullptr) + (ticket != nullptr) != 1)
     return error(Status::invalid,
@@ -99,7 +99,7 @@ Result<void> import_one(shmb_session* session, const char* address, const shmb_r
 
 // The elements that can be requested at all, and their places in the result.
 struct ImportBatch {
-  std::vector<client::GpuWish> wishes;
+  std::vector<client::GpuRequest> wishes;
   std::vector<ImportSpec> specs;
   std::vector<std::size_t> places;
 };

@@ -237,7 +237,7 @@ class Import {
 };
 
 std::vector<Result<Region::Handle>> Region::import(const std::shared_ptr<client::Session>& session,
-                                                   std::span<const client::GpuWish> wishes,
+                                                   std::span<const client::GpuRequest> wishes,
                                                    std::span<const ImportSpec> specs, client::Deadline deadline) {
   std::vector<Result<Handle>> results(wishes.size());
   auto loaded = Driver::load();
@@ -281,7 +281,7 @@ std::vector<Result<Region::Handle>> Region::import(const std::shared_ptr<client:
   return results;
 }
 
-Result<Region::Handle> Region::import(const std::shared_ptr<client::Session>& session, const client::GpuWish& wish,
+Result<Region::Handle> Region::import(const std::shared_ptr<client::Session>& session, const client::GpuRequest& wish,
                                       const ImportSpec& spec, std::int64_t timeout, std::int64_t wait) {
   const client::Deadline until = wait == 0 ? client::Deadline::now() : client::Deadline::after(wait);
   for (;;) {

@@ -310,7 +310,7 @@ Result<void> Region::wake(client::Deadline deadline) {
                                             "come back: release it and import it again");
   std::vector<Allocation> found;
   if (published()) {
-    client::GpuWish wish;
+    client::GpuRequest wish;
     wish.by = SHMBW_ATTACH_BY_ID;
     wish.region = ref_;
     // The lease has its rights already. A process that may not ask for writing again keeps those that it has.
@@ -387,7 +387,7 @@ Result<Fd> Region::dma_buf(std::uint64_t offset, std::uint64_t length) {
 Result<void> Region::unname() {
   if (!published()) return {};
   // The name gets a reference of its own, because DLPack tensors may keep this one for long.
-  client::GpuWish wish;
+  client::GpuRequest wish;
   wish.by = SHMBW_ATTACH_BY_ID;
   wish.region = ref_;
   wish.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_RELEASE;

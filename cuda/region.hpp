@@ -107,10 +107,10 @@ class Region : public std::enable_shared_from_this<Region> {
   static std::vector<Result<void>> publish(std::span<const Handle> regions, std::span<const PublishSpec> specs,
                                            const Patience& patience);
   static std::vector<Result<Handle>> import(const std::shared_ptr<client::Session>& session,
-                                            std::span<const client::GpuWish> wishes, std::span<const ImportSpec> specs,
-                                            client::Deadline deadline);
+                                            std::span<const client::GpuRequest> wishes,
+                                            std::span<const ImportSpec> specs, client::Deadline deadline);
   // Waits for a name that does not exist yet.
-  static Result<Handle> import(const std::shared_ptr<client::Session>& session, const client::GpuWish& wish,
+  static Result<Handle> import(const std::shared_ptr<client::Session>& session, const client::GpuRequest& wish,
                                const ImportSpec& spec, std::int64_t timeout, std::int64_t wait);
 
   // The end of the last reference ends it as `release` does with the default deadline. If that passes, Leaving ends it

@@ -67,7 +67,7 @@ Result<Timeline::Handle> Timeline::create(const std::shared_ptr<client::Session>
                                       std::to_string(spec.words));
   auto mark = client::ForkMark::make();
   if (!mark) return system_failure(mark.error(), "the page that tells of a fork");
-  client::GpuTimelineWish wish;
+  client::GpuTimelineRequest wish;
   wish.group = spec.group;
   wish.keep = spec.keep;
   wish.words = spec.words;

@@ -21,7 +21,7 @@ constexpr std::int64_t kAskAgain = 20'000'000;
 
 }  // namespace
 
-Afterlife::Afterlife(Transport& transport, Fd pidfd, const Peer& peer, Session& session, Why why)
+DeadPeerWatch::DeadPeerWatch(Transport& transport, Fd pidfd, const Peer& peer, Session& session, Why why)
     : transport_(transport),
       process_(transport.engine().turns.join(peer.uid, peer.pid)),
       pidfd_(std::move(pidfd)),
@@ -32,14 +32,14 @@ Afterlife::Afterlife(Transport& transport, Fd pidfd, const Peer& peer, Session& 
       ask_again_(kAskAgain),
       give_up_at_(transport.now() + kReportWaits) {}
 
-Afterlife::~Afterlife() {
+DeadPeerWatch::~DeadPeerWatch() {
   transport_.engine().unwatch(*this);
   transport_.engine().turns.leave(process_);
   remains_.outbox.reset();
   if (remains_.socket) close_socket(transport_.books(), uid_, std::move(remains_.socket));
 }
 
-void Afterlife::start() {
+void DeadPeerWatch::start() {
   if (why_ == Why::report) {
     transport_.timers().set(*this, transport_.now() + kAskAgain);
     if (!kernel().exit_info) (void)transport_.engine().watch(pidfd_.get(), *this);
@@ -49,7 +49,7 @@ void Afterlife::start() {
   if (!transport_.engine().watch(pidfd_.get(), *this, &process_)) on_readable();
 }
 
-void Afterlife::on_readable() {
+void DeadPeerWatch::on_readable() {
   transport_.engine().unwatch(*this);
   if (why_ == Why::report) return ask(transport_.now());
   transport_.books().process_ended(session_);
@@ -58,9 +58,9 @@ void Afterlife::on_readable() {
   ask(transport_.now());
 }
 
-void Afterlife::on_timer(std::int64_t now) { ask(now); }
+void DeadPeerWatch::on_timer(std::int64_t now) { ask(now); }
 
-void Afterlife::ask(std::int64_t now) {
+void DeadPeerWatch::ask(std::int64_t now) {
   auto how = sys::how_it_ended(pidfd_.get());
   if (!how && now < give_up_at_ && (kernel().exit_info || !has_ended())) {
     transport_.timers().set(*this, std::min(now + ask_again_, give_up_at_));
@@ -73,7 +73,7 @@ void Afterlife::ask(std::int64_t now) {
   transport_.forget(*this);
 }
 
-bool Afterlife::has_ended() const {
+bool DeadPeerWatch::has_ended() const {
   auto ended = sys::poll_readable(pidfd_.get(), 0);
   return !ended || *ended;
 }

@@ -18,11 +18,11 @@ namespace shmb::daemon {
 class Session;
 class Transport;
 
-class Afterlife final : private Waiter, private Timer {
+class DeadPeerWatch final : private Waiter, private Timer {
  public:
   enum class Why { report, disconnected, awaited };
-  Afterlife(Transport& transport, Fd pidfd, const Peer& peer, Session& session, Why why);
-  ~Afterlife();
+  DeadPeerWatch(Transport& transport, Fd pidfd, const Peer& peer, Session& session, Why why);
+  ~DeadPeerWatch();
   void take(Connection::Remains remains) { remains_ = std::move(remains); }
   bool holds_socket() const { return static_cast<bool>(remains_.socket); }
   void start();

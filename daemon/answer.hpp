@@ -15,13 +15,13 @@
 namespace shmb::daemon {
 
 struct Request {
-  World& world;
+  Ledger& ledger;
   Session& session;
   const wire::PacketView& packet;
 
   bool silent() const { return (packet.header.flags & SHMBW_HEADER_NO_REPLY) != 0; }
   wire::Writer writer() const {
-    return wire::Writer(std::span(world.reply_buffer.get(), std::size_t{SHMBW_MAX_MESSAGE}));
+    return wire::Writer(std::span(ledger.reply_buffer.get(), std::size_t{SHMBW_MAX_MESSAGE}));
   }
   std::uint16_t reply_op() const { return static_cast<std::uint16_t>(packet.header.op | SHMBW_REPLY); }
 
@@ -38,7 +38,7 @@ struct Request {
   // session has noted.
   void yield() const;
   void fail(Status status, std::string_view sentence) const { fail(plain(status, std::string(sentence))); }
-  // Finishes and sends; the descriptors are World::reply_fds.
+  // Finishes and sends; the descriptors are Ledger::reply_fds.
   void send(wire::Writer& out) const;
 
   // The fixed part of a plain request. nullopt: answered with an error.
@@ -56,7 +56,7 @@ struct Request {
 // regions that it names. Descriptors that were opened for it count for the session's user meanwhile. Nothing else
 // bounds them, because one region and one lease are enough for all elements of all batches.
 struct BatchUnderWay {
-  // Takes the descriptors of World::reply_fds and reply_owned.
+  // Takes the descriptors of Ledger::reply_fds and reply_owned.
   BatchUnderWay(const Request& request, const wire::Writer& writer, std::size_t next_element);
   BatchUnderWay(const BatchUnderWay&) = delete;
   BatchUnderWay& operator=(const BatchUnderWay&) = delete;
@@ -66,7 +66,7 @@ struct BatchUnderWay {
   // Puts the reply and its descriptors back into the ledger, so that the batch can continue.
   void resume();
 
-  World& world;
+  Ledger& ledger;
   std::uint32_t uid;
   std::uint16_t op;
   std::uint64_t tag;
@@ -100,8 +100,8 @@ class BatchAnswer {
   // Whether the rest has to wait for the next turn. Call it before each element.
   bool turn_is_over() {
     if (next_ - first_ < kElementsOfTurn) return false;
-    if (const std::size_t lent = request_.world.reply_owned.size();
-        lent != 0 && !request_.world.may_wait(request_.session.uid, lent))
+    if (const std::size_t lent = request_.ledger.reply_owned.size();
+        lent != 0 && !request_.ledger.may_wait(request_.session.uid, lent))
       return false;
     request_.session.batch = std::make_unique<BatchUnderWay>(request_, out_, next_);
     request_.yield();
@@ -112,7 +112,7 @@ class BatchAnswer {
     out_.element(next_++, reply);
   }
   void fail(const Error& error) {
-    ++request_.world.refusals;
+    ++request_.ledger.refusals;
     Reply reply{};
     std::string detail = wire::element_detail(error, std::min(out_.room(), detail_room_));
     reply.outcome = {static_cast<std::int32_t>(error.status), SHMBW_NO_FD, static_cast<std::uint16_t>(detail.size())};
@@ -150,7 +150,7 @@ std::optional<wire::BatchView> open_batch(const Request& request, Texts texts) {
   return *batch;
 }
 
-void dispatch(World& world, Session& session, const wire::PacketView& packet);
+void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet);
 
 // One handler for every message of the table: serve_create(request) for CREATE, and so on.
 #define SHMB_HANDLER(op, name, batch) void serve_##name(const Request& request);

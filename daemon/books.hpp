@@ -18,7 +18,7 @@
 
 namespace shmb::daemon {
 
-enum class Slot : std::uint16_t {
+enum class Resource : std::uint16_t {
   bytes = SHMBW_SLOT_BYTES,
   regions = SHMBW_SLOT_REGIONS,
   leases = SHMBW_SLOT_LEASES,
@@ -34,7 +34,7 @@ enum class Slot : std::uint16_t {
   timelines = SHMBW_SLOT_TIMELINES,
 };
 inline constexpr std::size_t kSlots = 13;
-std::string_view slot_name(std::uint16_t slot);
+std::string_view slot_name(std::uint16_t resource);
 
 class Charge;
 
@@ -48,27 +48,27 @@ class Account {
   Account& operator=(const Account&) = delete;
   ~Account();
 
-  std::uint64_t used(Slot slot) const { return used_[index(slot)]; }
-  std::uint64_t limit(Slot slot) const { return limit_[index(slot)]; }
-  std::uint64_t effective_limit(Slot slot) const;  // the narrowest: its own, or that of a parent
+  std::uint64_t used(Resource resource) const { return used_[index(resource)]; }
+  std::uint64_t limit(Resource resource) const { return limit_[index(resource)]; }
+  std::uint64_t effective_limit(Resource resource) const;  // the narrowest: its own, or that of a parent
   std::uint64_t peak_bytes() const { return peak_bytes_; }
-  void set_limit(Slot slot, std::uint64_t limit) { limit_[index(slot)] = limit; }
+  void set_limit(Resource resource, std::uint64_t limit) { limit_[index(resource)] = limit; }
   bool balanced() const;
   shmbw_scope scope() const { return scope_; }
   std::uint64_t id() const { return id_; }
   Account* parent() const { return parent_; }
 
-  std::expected<Charge, Shortage> charge(Slot slot, std::uint64_t amount);
+  std::expected<Charge, Shortage> charge(Resource resource, std::uint64_t amount);
 
  private:
   friend class Charge;
-  static std::size_t index(Slot slot) {
+  static std::size_t index(Resource resource) {
     // Between watches and worlds, and before timelines, the enum has slots that no account counts.
-    const auto number = static_cast<std::size_t>(slot);
+    const auto number = static_cast<std::size_t>(resource);
     if (number <= SHMBW_SLOT_WATCHES) return number - 1;
     return number - SHMBW_SLOT_WORLDS + SHMBW_SLOT_WATCHES - (number > SHMBW_SLOT_LIFETIME ? 1 : 0);
   }
-  void give_back(Slot slot, std::uint64_t amount);
+  void give_back(Resource resource, std::uint64_t amount);
 
   std::array<std::uint64_t, kSlots> used_{};
   std::array<std::uint64_t, kSlots> limit_;
@@ -83,13 +83,13 @@ class Charge {
  public:
   Charge() = default;
   Charge(Charge&& other) noexcept
-      : account_(std::exchange(other.account_, nullptr)), amount_(other.amount_), slot_(other.slot_) {}
+      : account_(std::exchange(other.account_, nullptr)), amount_(other.amount_), resource_(other.resource_) {}
   Charge& operator=(Charge&& other) noexcept {
     if (this != &other) {
       give_back();
       account_ = std::exchange(other.account_, nullptr);
       amount_ = other.amount_;
-      slot_ = other.slot_;
+      resource_ = other.resource_;
     }
     return *this;
   }
@@ -104,11 +104,12 @@ class Charge {
 
  private:
   friend class Account;
-  Charge(Account& account, Slot slot, std::uint64_t amount) : account_(&account), amount_(amount), slot_(slot) {}
+  Charge(Account& account, Resource resource, std::uint64_t amount)
+      : account_(&account), amount_(amount), resource_(resource) {}
 
   Account* account_ = nullptr;
   std::uint64_t amount_ = 0;
-  Slot slot_ = Slot::bytes;
+  Resource resource_ = Resource::bytes;
 };
 
 }  // namespace shmb::daemon

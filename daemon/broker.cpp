@@ -18,88 +18,88 @@ namespace {
 // them has said HELLO yet, the next is closed at once.
 constexpr std::size_t kRefusedAtMost = 16;
 
-class Broker final : public Books {
+class Broker final : public BrokerEvents {
  public:
-  Broker(const Config& config, BrokerFacts facts, const Secret& key) : world_(config, std::move(facts), key) {}
-  Sys<void> prepare() { return Closer::prepare(world_.closer); }
+  Broker(const Config& config, BrokerFacts facts, const Secret& key) : ledger_(config, std::move(facts), key) {}
+  Sys<void> prepare() { return Closer::prepare(ledger_.closer); }
 
   // A session has two descriptors, its socket and its pidfd. Half of the reserve is for clients that get the refusal of
   // a full table.
   bool room_for_session(bool admin) const override {
-    return world_.descriptors() + 2 + kept_back(admin) <= world_.facts.descriptors_limit;
+    return ledger_.descriptors() + 2 + kept_back(admin) <= ledger_.facts.descriptors_limit;
   }
   Session* connected(Link& link) override;
   void packet(Session& session, const wire::PacketView& packet) override {
-    world_.begin_turn();
+    ledger_.begin_turn();
     if (!session.link || session.phase == Phase::ended) return;
     session.held = false;
-    dispatch(world_, session, packet);
-    if (!session.held) forget_awaited(world_, session);
+    dispatch(ledger_, session, packet);
+    if (!session.held) forget_awaited(ledger_, session);
   }
   bool greeted(const Session& session) const override { return session.greeted(); }
   void end_of_file(Session& session) override {
-    world_.begin_turn();
-    end_session(world_, session);
+    ledger_.begin_turn();
+    end_session(ledger_, session);
     session.link = nullptr;
   }
   void process_died(Session& session, const sys::ExitInfo* how) override {
-    world_.begin_turn();
-    session_process_died(world_, session, how);
+    ledger_.begin_turn();
+    session_process_died(ledger_, session, how);
   }
   void disconnected(Session& session) override {
-    world_.begin_turn();
-    session_disconnected(world_, session);
+    ledger_.begin_turn();
+    session_disconnected(ledger_, session);
   }
   void process_lives(Session& session) override {
-    world_.begin_turn();
-    report_lives(world_, session.id);
+    ledger_.begin_turn();
+    report_lives(ledger_, session.id);
   }
-  bool wants_exit(const Session& session) const override { return world_.reports.contains(session.id); }
+  bool wants_exit(const Session& session) const override { return ledger_.reports.contains(session.id); }
   bool awaits_end(const Session& session) const override { return session.awaits_end(); }
   void process_ended(Session& session) override {
-    world_.begin_turn();
-    session_process_ended(world_, session);
+    ledger_.begin_turn();
+    session_process_ended(ledger_, session);
   }
   void forget(Session& session) override;
-  std::int64_t next_deadline() const override { return world_.timers.next(); }
+  std::int64_t next_deadline() const override { return ledger_.timers.next(); }
   void tick(std::int64_t now) override {
-    world_.begin_turn();
-    world_.timers.run(now, world_.facts.tick_at_most);
+    ledger_.begin_turn();
+    ledger_.timers.run(now, ledger_.facts.tick_at_most);
   }
   bool close_elsewhere(std::uint32_t uid, std::vector<Fd> fds) override {
-    return daemon::close_elsewhere(world_, uid, std::move(fds));
+    return daemon::close_elsewhere(ledger_, uid, std::move(fds));
   }
   bool keep_waiting(std::uint32_t uid, std::size_t descriptors) override {
-    if (world_.descriptor_shortage(uid, descriptors, false)) return false;
-    world_.count_waiting(uid, static_cast<std::int64_t>(descriptors));
+    if (ledger_.descriptor_shortage(uid, descriptors, false)) return false;
+    ledger_.count_waiting(uid, static_cast<std::int64_t>(descriptors));
     return true;
   }
   void waited(std::uint32_t uid, std::size_t descriptors) override {
-    world_.count_waiting(uid, -static_cast<std::int64_t>(descriptors));
+    ledger_.count_waiting(uid, -static_cast<std::int64_t>(descriptors));
   }
-  bool closes_too_many(std::uint32_t uid) override { return world_.closes_too_many(uid); }
-  bool keep_pidfd(std::uint32_t uid) override { return world_.keep_pidfd(uid); }
-  void pidfd_closed(std::uint32_t uid) override { world_.close_pidfd(uid); }
-  int wake_fd() const override { return world_.closer.wake_fd(); }
+  bool closes_too_many(std::uint32_t uid) override { return ledger_.closes_too_many(uid); }
+  bool keep_pidfd(std::uint32_t uid) override { return ledger_.keep_pidfd(uid); }
+  void pidfd_closed(std::uint32_t uid) override { ledger_.close_pidfd(uid); }
+  int wake_fd() const override { return ledger_.closer.wake_fd(); }
   void woken() override {
-    world_.begin_turn();
-    closed_regions(world_);
-    seals_done(world_);
-    devices_found(world_);
+    ledger_.begin_turn();
+    closed_regions(ledger_);
+    seals_done(ledger_);
+    devices_found(ledger_);
   }
-  bool idle() const override { return world_.live_sessions == 0 && world_.regions.empty() && world_.pools.empty(); }
+  bool idle() const override { return ledger_.live_sessions == 0 && ledger_.regions.empty() && ledger_.pools.empty(); }
 
  private:
   bool drop_one_told(Uid& uid);
-  std::uint64_t kept_back(bool admin) const { return admin ? 0 : world_.config.descriptors_reserved / 2; }
-  World world_;
+  std::uint64_t kept_back(bool admin) const { return admin ? 0 : ledger_.config.descriptors_reserved / 2; }
+  Ledger ledger_;
 };
 
 bool Broker::drop_one_told(Uid& uid) {
   const auto told =
-      std::ranges::find_if(uid.refused, [&](std::uint64_t id) { return world_.sessions.at(id).refusal_told; });
+      std::ranges::find_if(uid.refused, [&](std::uint64_t id) { return ledger_.sessions.at(id).refusal_told; });
   if (told == uid.refused.end()) return false;
-  Session& session = world_.sessions.at(*told);
+  Session& session = ledger_.sessions.at(*told);
   uid.refused.erase(told);
   session.link->drop("it has the refusal that its user is over a limit, and others wait for theirs");
   return true;
@@ -107,34 +107,34 @@ bool Broker::drop_one_told(Uid& uid) {
 
 Session* Broker::connected(Link& link) {
   const Peer& peer = link.peer();
-  const bool admin = peer.admin || (peer.uid == 0 && !world_.private_mode());
+  const bool admin = peer.admin || (peer.uid == 0 && !ledger_.private_mode());
   // Its socket and its pidfd are open already.
-  if (world_.descriptors() + kept_back(admin) > world_.facts.descriptors_limit) return nullptr;
-  Uid& uid = world_.hold_uid(peer.uid);
-  const auto full = session_shortage(world_, peer.uid, admin);
+  if (ledger_.descriptors() + kept_back(admin) > ledger_.facts.descriptors_limit) return nullptr;
+  Uid& uid = ledger_.hold_uid(peer.uid);
+  const auto full = session_shortage(ledger_, peer.uid, admin);
   std::expected<Charge, Shortage> charge = std::unexpected(full.value_or(Shortage{}));
-  if (!full) charge = uid.account.charge(Slot::sessions, 1);
+  if (!full) charge = uid.account.charge(Resource::sessions, 1);
   if (!charge && !peer.admin && uid.refused.size() >= kRefusedAtMost && !drop_one_told(uid)) {
-    world_.drop_uid(peer.uid);
+    ledger_.drop_uid(peer.uid);
     return nullptr;
   }
-  std::uint64_t id = ++world_.last_session;
-  auto [at, fresh] = world_.sessions.try_emplace(id, world_, id, link, uid.account);
+  std::uint64_t id = ++ledger_.last_session;
+  auto [at, fresh] = ledger_.sessions.try_emplace(id, ledger_, id, link, uid.account);
   Session& session = at->second;
-  ++world_.live_sessions;
+  ++ledger_.live_sessions;
   if (charge) {
     session.charge = std::move(*charge);
   } else if (!peer.admin) {
     uid.refused.push_back(id);
-    session.refusal = full ? refuse_descriptors(world_, *full) : refuse_limit(world_, session, charge.error());
+    session.refusal = full ? refuse_descriptors(ledger_, *full) : refuse_limit(ledger_, session, charge.error());
   }
   return &session;
 }
 
 void Broker::forget(Session& session) {
-  end_session(world_, session);
-  session_process_ended(world_, session);  // no later report will come
-  world_.sessions.erase(session.id);
+  end_session(ledger_, session);
+  session_process_ended(ledger_, session);  // no later report will come
+  ledger_.sessions.erase(session.id);
 }
 
 // The last field of /proc/loadavg. Threads have such numbers too.
@@ -148,7 +148,7 @@ std::uint32_t newest_pid() {
 
 }  // namespace
 
-Result<std::unique_ptr<Books>> make_broker(const Config& config, BrokerFacts facts) {
+Result<std::unique_ptr<BrokerEvents>> make_broker(const Config& config, BrokerFacts facts) {
   if (!facts.log) facts.log = [](int, std::string_view) {};
   if (!facts.now) facts.now = sys::now_boottime;
   if (!facts.last_pid) facts.last_pid = newest_pid;

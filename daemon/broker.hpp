@@ -40,6 +40,6 @@ struct BrokerFacts {
 };
 
 // Config::descriptors_reserved and the limits come from `config`.
-Result<std::unique_ptr<Books>> make_broker(const Config& config, BrokerFacts facts);
+Result<std::unique_ptr<BrokerEvents>> make_broker(const Config& config, BrokerFacts facts);
 
 }  // namespace shmb::daemon

@@ -52,7 +52,7 @@ bool is_never_answered(const Opening& request) {
 
 }  // namespace
 
-void close_socket(Books& books, std::uint32_t uid, Fd socket) {
+void close_socket(BrokerEvents& books, std::uint32_t uid, Fd socket) {
   // The peer hears of it now, even if an asynchronous receive still holds the socket for a moment. And it can send no
   // more.
   (void)sys::shutdown(socket.get());

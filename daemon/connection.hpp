@@ -23,7 +23,7 @@ struct HalfOpen;
 
 // Closes a connection's socket. Descriptors that lie unread in it are closed with it, and that may wait for their
 // sender: then it happens elsewhere.
-void close_socket(Books& books, std::uint32_t uid, Fd socket);
+void close_socket(BrokerEvents& books, std::uint32_t uid, Fd socket);
 
 class Connection final : public Link, private Port, public Hook<Connection, HalfOpen> {
  public:

@@ -12,65 +12,65 @@
 namespace shmb::daemon {
 
 void Request::fail(const Error& error) const {
-  ++world.refusals;
+  ++ledger.refusals;
   if (silent()) return;
-  auto buffer = std::span(world.reply_buffer.get(), std::size_t{SHMBW_MAX_MESSAGE});
+  auto buffer = std::span(ledger.reply_buffer.get(), std::size_t{SHMBW_MAX_MESSAGE});
   session.link->reply(wire::write_error_reply(buffer, packet.header.op, packet.header.tag, error), {});
 }
 
 void Request::hold() const {
-  --world.requests;
+  --ledger.requests;
   session.held = true;
   session.link->hold();
 }
 
 void Request::yield() const {
-  --world.requests;
-  world.holders = {};  // of this request alone
+  --ledger.requests;
+  ledger.holders = {};  // of this request alone
   session.held = true;
   session.link->yield();
 }
 
 void Request::refuse_struct(Status status) const {
   if (status == Status::too_new)
-    fail(Status::too_new, "the request uses fields that this broker (" + world.facts.version + ") does not know");
+    fail(Status::too_new, "the request uses fields that this broker (" + ledger.facts.version + ") does not know");
   else fail(Status::invalid, "the request's sizes do not add up: element count and size, or the lengths of its texts");
 }
 
 void Request::send(wire::Writer& out) const {
-  wire::Bytes packet_out = out.finish(world.reply_fds.size());
+  wire::Bytes packet_out = out.finish(ledger.reply_fds.size());
   if (packet_out.empty()) fail(Status::system, "own bug: the reply did not fit into one message");
-  else session.link->reply(packet_out, world.reply_fds);
-  world.reply_fds.clear();
-  world.reply_owned.clear();
+  else session.link->reply(packet_out, ledger.reply_fds);
+  ledger.reply_fds.clear();
+  ledger.reply_owned.clear();
 }
 
 BatchUnderWay::BatchUnderWay(const Request& request, const wire::Writer& writer, std::size_t next_element)
-    : world(request.world),
+    : ledger(request.ledger),
       uid(request.session.uid),
       op(request.packet.header.op),
       tag(request.packet.header.tag),
       out(writer),
       next(next_element),
-      written(world.reply_buffer.get(), world.reply_buffer.get() + (SHMBW_MAX_MESSAGE - out.room())),
-      fds(std::exchange(world.reply_fds, {})),
-      owned(std::exchange(world.reply_owned, {})) {
-  world.count_waiting(uid, std::ssize(owned));
+      written(ledger.reply_buffer.get(), ledger.reply_buffer.get() + (SHMBW_MAX_MESSAGE - out.room())),
+      fds(std::exchange(ledger.reply_fds, {})),
+      owned(std::exchange(ledger.reply_owned, {})) {
+  ledger.count_waiting(uid, std::ssize(owned));
 }
 
-BatchUnderWay::~BatchUnderWay() { world.count_waiting(uid, -std::ssize(owned)); }
+BatchUnderWay::~BatchUnderWay() { ledger.count_waiting(uid, -std::ssize(owned)); }
 
 bool BatchUnderWay::belongs_to(const Request& request) const {
   if (op == request.packet.header.op && tag == request.packet.header.tag) return true;
-  world.own_bug("own bug: a request was served in part, and another one came instead of its rest");
+  ledger.own_bug("own bug: a request was served in part, and another one came instead of its rest");
   return false;
 }
 
 void BatchUnderWay::resume() {
-  world.count_waiting(uid, -std::ssize(owned));
-  std::ranges::copy(written, world.reply_buffer.get());
-  world.reply_fds = std::exchange(fds, {});
-  world.reply_owned = std::exchange(owned, {});
+  ledger.count_waiting(uid, -std::ssize(owned));
+  std::ranges::copy(written, ledger.reply_buffer.get());
+  ledger.reply_fds = std::exchange(fds, {});
+  ledger.reply_owned = std::exchange(owned, {});
 }
 
 namespace {
@@ -93,15 +93,15 @@ T known_part(wire::Bytes bytes) {
   return out;
 }
 
-template <class Wish, bool batch>
+template <class Wanted, bool batch>
 std::size_t count_brought(const wire::PacketView& packet) {
   if constexpr (!batch) {
-    return brought_by(known_part<Wish>(packet.fixed), packet.header.n_fds);
+    return brought_by(known_part<Wanted>(packet.fixed), packet.header.n_fds);
   } else {
     auto elements = wire::BatchView::open(packet);
     std::size_t sum = 0;
     for (std::size_t i = 0; elements && i < elements->count(); ++i)
-      sum += brought_by(known_part<Wish>(elements->bytes_of(i)), packet.header.n_fds);
+      sum += brought_by(known_part<Wanted>(elements->bytes_of(i)), packet.header.n_fds);
     return sum;
   }
 }
@@ -124,15 +124,15 @@ void refuse_aloud(const Request& request, Status status, std::string_view senten
   shmbw_header answered = request.packet.header;
   answered.flags = static_cast<std::uint16_t>(answered.flags & ~SHMBW_HEADER_NO_REPLY);
   const wire::PacketView view{answered, request.packet.fixed, request.packet.rest};
-  Request{request.world, request.session, view}.fail(status, sentence);
+  Request{request.ledger, request.session, view}.fail(status, sentence);
 }
 
 }  // namespace
 
-void dispatch(World& world, Session& session, const wire::PacketView& packet) {
+void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet) {
   const shmbw_header& header = packet.header;
-  const Request request{world, session, packet};
-  ++world.requests;
+  const Request request{ledger, session, packet};
+  ++ledger.requests;
   if (header.n_fds != descriptors_of(packet))
     return session.link->drop("descriptors in a request that takes none, or none in one that takes one");
   if (session.phase == Phase::refused) return session.link->drop("a request after HELLO was refused for good");
@@ -149,7 +149,7 @@ void dispatch(World& world, Session& session, const wire::PacketView& packet) {
   if (hello && session.greeted()) return request.fail(Status::invalid, "HELLO was answered already on this connection");
   if (!traits.known())
     return request.fail(Status::unknown_op, "request " + std::to_string(header.op) + " is not known to this broker (" +
-                                                world.facts.version + ")");
+                                                ledger.facts.version + ")");
   kHandlers[header.op](request);
 }
 

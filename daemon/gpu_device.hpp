@@ -21,7 +21,7 @@
 namespace shmb::daemon {
 
 class Session;
-class World;
+class Ledger;
 
 inline constexpr std::uint32_t kNoMinor = UINT32_MAX;
 inline constexpr std::size_t kDevicesOfSession = 64;
@@ -31,13 +31,13 @@ inline constexpr std::size_t kWatchesOfDevice = 1024, kLooksAtMost = 16384;  // 
 class UidCharge {
  public:
   UidCharge() = default;
-  UidCharge(World& world, std::uint32_t uid, Charge charge);
+  UidCharge(Ledger& ledger, std::uint32_t uid, Charge charge);
   UidCharge(UidCharge&& other) noexcept;
   UidCharge& operator=(UidCharge&&) = delete;
   ~UidCharge();
 
  private:
-  World* world_ = nullptr;
+  Ledger* ledger_ = nullptr;
   std::uint32_t uid_ = 0;
   Charge charge_;
 };
@@ -46,12 +46,12 @@ class UidCharge {
 // helper thread. A node that a session gave is charged to that session, because many sessions may give the same one.
 // Nodes that the broker opened are as few as the GPUs.
 struct GpuNode {
-  GpuNode(World& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node, UidCharge paid = {});
+  GpuNode(Ledger& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node, UidCharge paid = {});
   GpuNode(const GpuNode&) = delete;
   GpuNode& operator=(const GpuNode&) = delete;
   ~GpuNode();
 
-  World& world;
+  Ledger& ledger;
   const shmbw_gpu_hold hold;  // node, given, or trusted (without a descriptor)
   const std::uint32_t minor;
   UidCharge charge;
@@ -97,9 +97,9 @@ class GpuLooker {
 
 // Names a GPU by its UUID and PCI address, and begins the look unless one of this session is under way. Returns the
 // number of the event that will tell its end, or 0 if the node is known already.
-Result<std::uint64_t> name_device(World& world, Session& session, const sys::GpuUuid& uuid, std::string_view pci);
+Result<std::uint64_t> name_device(Ledger& ledger, Session& session, const sys::GpuUuid& uuid, std::string_view pci);
 // The same with a descriptor of the node.
-Result<GpuDevice*> give_node(World& world, Session& session, const sys::GpuUuid& uuid, Fd node);
-void devices_found(World& world);  // after the helper thread woke us
+Result<GpuDevice*> give_node(Ledger& ledger, Session& session, const sys::GpuUuid& uuid, Fd node);
+void devices_found(Ledger& ledger);  // after the helper thread woke us
 
 }  // namespace shmb::daemon

@@ -20,7 +20,7 @@
 namespace shmb::daemon {
 
 class Session;
-class World;
+class Ledger;
 struct Lease;
 struct Region;
 
@@ -53,21 +53,21 @@ struct GpuMemory {
 bool on_gpu(const Region& region);
 Error other_kind(const Region& region);
 // Notifies every holder of a lease and every watcher of the region.
-void set_gpu_state(World& world, Region& region, shmbw_gpu_state state, std::int32_t code, std::uint32_t pid);
+void set_gpu_state(Ledger& ledger, Region& region, shmbw_gpu_state state, std::int32_t code, std::uint32_t pid);
 
 // The process behind the session has died, or dropped its connection without a farewell. Its writes may be incomplete,
 // and memory that it lent may be freed. Its leases are not touched.
-void gpu_session_over(World& world, Session& session);
+void gpu_session_over(Ledger& ledger, Session& session);
 // Whether a lease outlives its session. While the process lives it may map the memory, even after its socket is closed.
 bool gpu_lease_stays(const Session& session, const Lease& lease);
 // Drops the leases of a dead process: those that stayed after its session. Where a forked child still holds the socket,
 // only those of GPU memory, which the child does not have.
-void drop_leases_of_dead(World& world, Session& session);
+void drop_leases_of_dead(Ledger& ledger, Session& session);
 // Call before a lease is dropped or given back.
-void gpu_lease_over(World& world, Lease& lease);
+void gpu_lease_over(Ledger& ledger, Lease& lease);
 // Call when something that held the region is gone while other things still hold it. True: the region is gone.
-bool settle_gpu(World& world, Region& region);
+bool settle_gpu(Ledger& ledger, Region& region);
 // Used by `free_region`. True: its descriptors are closed on another thread, and `closed_regions` continues.
-bool close_gpu(World& world, Region& region);
+bool close_gpu(Ledger& ledger, Region& region);
 
 }  // namespace shmb::daemon

@@ -73,7 +73,7 @@ Result<void> check_legacy(const shmbw_gpu_publish& wish) {
   return {};
 }
 
-Result<void> check_gpu_words(const World& world, const shmbw_gpu_publish& wish, std::string_view name) {
+Result<void> check_gpu_words(const Ledger& ledger, const shmbw_gpu_publish& wish, std::string_view name) {
   if ((wish.flags & ~std::uint32_t{SHMBW_GPU_PUBLISH_KNOWN}) != 0)
     return error(Status::unknown_flags, "a flag of gpu_publish is not known to this broker");
   if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
@@ -94,7 +94,7 @@ Result<void> check_gpu_words(const World& world, const shmbw_gpu_publish& wish, 
   const bool keep_given = flagged(wish, SHMBW_GPU_PUBLISH_KEEP_GIVEN);
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
   if (keep_given)
-    if (auto keep = check_keep(world, wish.keep); !keep) return keep;
+    if (auto keep = check_keep(ledger, wish.keep); !keep) return keep;
   if (!name.empty()) return names::check(name, "region name");
   if (flagged(wish, SHMBW_GPU_PUBLISH_REPLACE)) return error(Status::invalid, "replace needs a name");
   return {};
@@ -148,10 +148,11 @@ Result<std::shared_ptr<GpuNode>> held_node(Session& session, const sys::GpuUuid&
                         "where the broker cannot open that itself");
 }
 
-Result<Charge> charge_gpu(World& world, const Session& session, Group& group, Slot slot, std::uint64_t amount) {
+Result<Charge> charge_gpu(Ledger& ledger, const Session& session, Group& group, Resource resource,
+                          std::uint64_t amount) {
   if (amount == 0) return Charge{};
-  auto charge = group.account.charge(slot, amount);
-  if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
+  auto charge = group.account.charge(resource, amount);
+  if (!charge) return std::unexpected(refuse_limit(ledger, session, charge.error()));
   return std::move(*charge);
 }
 
@@ -182,10 +183,10 @@ void describe(GpuMemory& gpu, const Session& session, const shmbw_gpu_publish& w
 
 }  // namespace
 
-Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu_publish& wish, std::string_view name,
+Result<PublishedGpu> publish_gpu(Ledger& ledger, Session& session, const shmbw_gpu_publish& wish, std::string_view name,
                                  std::span<Fd> descriptors) {
-  if (auto words = check_gpu_words(world, wish, name); !words) return std::unexpected(words.error());
-  auto found = group_for_create(world, session, wish.group);
+  if (auto words = check_gpu_words(ledger, wish, name); !words) return std::unexpected(words.error());
+  auto found = group_for_create(ledger, session, wish.group);
   if (!found) return std::unexpected(found.error());
   Group& group = **found;
   sys::GpuUuid uuid;
@@ -193,7 +194,7 @@ Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu
   auto node = held_node(session, uuid);
   if (!node) return std::unexpected(node.error());
   Region* old = name.empty() ? nullptr : group.names.find(name);
-  auto name_charge = may_take_name(world, session, group, old, name, flagged(wish, SHMBW_GPU_PUBLISH_REPLACE));
+  auto name_charge = may_take_name(ledger, session, group, old, name, flagged(wish, SHMBW_GPU_PUBLISH_REPLACE));
   if (!name_charge) return std::unexpected(name_charge.error());
 
   const std::span<Fd> files = descriptors.first(std::size_t{2} * wish.chunks);
@@ -203,19 +204,20 @@ Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu
   if (!manifest) return std::unexpected(manifest.error());
 
   const std::uint64_t count = 2 * chunks_of(wish) * (wish.kind == SHMBW_GPU_KIND_VMM) + (*manifest ? 1 : 0);
-  if (auto room = room_for_descriptors(world, session, group.uid, count); !room) return std::unexpected(room.error());
-  auto region_charge = charge_group(world, session, group, Slot::regions, 1);
+  if (auto room = room_for_descriptors(ledger, session, group.uid, count); !room) return std::unexpected(room.error());
+  auto region_charge = charge_group(ledger, session, group, Resource::regions, 1);
   if (!region_charge) return std::unexpected(region_charge.error());
-  auto bytes_charge = charge_gpu(world, session, group, Slot::gpu_bytes, allocation_of(wish));
+  auto bytes_charge = charge_gpu(ledger, session, group, Resource::gpu_bytes, allocation_of(wish));
   if (!bytes_charge) return std::unexpected(bytes_charge.error());
-  auto descriptors_charge = charge_gpu(world, session, group, Slot::gpu_descriptors, count);
+  auto descriptors_charge = charge_gpu(ledger, session, group, Resource::gpu_descriptors, count);
   if (!descriptors_charge) return std::unexpected(descriptors_charge.error());
   Result<Charge> manifest_charge = Charge{};
-  if (*manifest) manifest_charge = charge_group(world, session, group, Slot::bytes, rounded_bytes(wish.manifest_bytes));
+  if (*manifest)
+    manifest_charge = charge_group(ledger, session, group, Resource::bytes, rounded_bytes(wish.manifest_bytes));
   if (!manifest_charge) return std::unexpected(manifest_charge.error());
 
-  const std::uint64_t id = ++world.last_region;
-  Region& region = world.regions.try_emplace(id).first->second;
+  const std::uint64_t id = ++ledger.last_region;
+  Region& region = ledger.regions.try_emplace(id).first->second;
   region.id = id;
   region.length = wish.bytes;
   region.bytes = allocation_of(wish);
@@ -223,7 +225,7 @@ Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu
   region.keep = flagged(wish, SHMBW_GPU_PUBLISH_KEEP_GIVEN) ? wish.keep
                 : wish.kind == SHMBW_GPU_KIND_LEGACY        ? 0
                                                             : group.keep;
-  region.created = world.now();
+  region.created = ledger.now();
   region.creator_pid = session.pid;
   region.state = flagged(wish, SHMBW_GPU_PUBLISH_WRITING) ? SHMBW_REGION_STATE_READY : SHMBW_REGION_STATE_PUBLISHED;
   region.many_writers = flagged(wish, SHMBW_GPU_PUBLISH_MANY_WRITERS);
@@ -239,13 +241,13 @@ Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu
   gpu.manifest_charge = std::move(*manifest_charge);
   gpu.manifest = std::move(*manifest);
   take_files_into(gpu, files);
-  world.open_descriptors += count;
+  ledger.open_descriptors += count;
   region.group = &group;
   group.regions.push_back(region);
-  ++world.region_count;
-  auto lease = book_lease(world, session, region, rights_of_publisher(wish), 1, Reach::mapped);
+  ++ledger.region_count;
+  auto lease = book_lease(ledger, session, region, rights_of_publisher(wish), 1, Reach::mapped);
   if (!lease) {
-    free_region(world, region);
+    free_region(ledger, region);
     return std::unexpected(lease.error());
   }
   gpu.exporter = &session;
@@ -253,12 +255,12 @@ Result<PublishedGpu> publish_gpu(World& world, Session& session, const shmbw_gpu
   if (!name.empty() && gpu.state == SHMBW_GPU_STATE_INCOMPLETE)
     region.promised = std::make_unique<Promised>(std::string(name), std::exchange(region.keep, 0),
                                                  flagged(wish, SHMBW_GPU_PUBLISH_REPLACE));
-  else if (!name.empty()) give_name(world, region, name, std::move(*name_charge));
+  else if (!name.empty()) give_name(ledger, region, name, std::move(*name_charge));
   sponsor_group(session, group);
   return PublishedGpu{&region, *lease};
 }
 
-Result<void> add_gpu_chunks(World& world, Session& session, Region& region, const shmbw_gpu_chunks& wish,
+Result<void> add_gpu_chunks(Ledger& ledger, Session& session, Region& region, const shmbw_gpu_chunks& wish,
                             std::span<Fd> descriptors) {
   GpuMemory& gpu = *region.gpu;
   if (gpu.exporter != &session) return error(Status::denied, "only its publisher gives a region its chunks");
@@ -270,12 +272,12 @@ Result<void> add_gpu_chunks(World& world, Session& session, Region& region, cons
   if (auto exports = check_exports(descriptors, wish.first); !exports) return exports;
   const bool whole = wish.first + wish.count == gpu.chunks;
   Result<Charge> name_charge = Charge{};
-  if (whole && region.promised) name_charge = may_keep_promise(world, session, region);
+  if (whole && region.promised) name_charge = may_keep_promise(ledger, session, region);
   if (!name_charge) return std::unexpected(name_charge.error());
   take_files_into(gpu, descriptors);
   if (!whole) return {};
-  set_gpu_state(world, region, SHMBW_GPU_STATE_OK, 0, session.pid);
-  if (region.promised) keep_promise(world, region, std::move(*name_charge));
+  set_gpu_state(ledger, region, SHMBW_GPU_STATE_OK, 0, session.pid);
+  if (region.promised) keep_promise(ledger, region, std::move(*name_charge));
   return {};
 }
 

@@ -20,19 +20,19 @@
 namespace shmb::daemon {
 
 class Session;
-class World;
+class Ledger;
 struct Region;
 
 struct OfReleaser;
 struct Timeline final : Hook<Timeline, OfReleaser> {
-  Timeline(World& owner, Charge paid) : world(owner), charge(std::move(paid)) {}
+  Timeline(Ledger& owner, Charge paid) : ledger(owner), charge(std::move(paid)) {}
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
   ~Timeline();
   // Releases the waiters of at most `most` words, from `next` on. Returns how many words it visited.
   std::uint32_t release(std::uint32_t most);
 
-  World& world;
+  Ledger& ledger;
   Charge charge;
   Mapping map;
   std::uint32_t words = 0;
@@ -44,9 +44,9 @@ struct Timeline final : Hook<Timeline, OfReleaser> {
 };
 
 // All timelines whose producers are gone, on one timer.
-class Releaser final : public Timer {
+class TimelineReleaser final : public Timer {
  public:
-  explicit Releaser(World& world) : world_(world) {}
+  explicit TimelineReleaser(Ledger& ledger) : ledger_(ledger) {}
   void begin_turn() { left_ = kWordsPerTurn; }
   // `now`: as many words as this turn has left are released at once. All others are released in later turns.
   void begin(Timeline& line, bool now);
@@ -62,13 +62,13 @@ class Releaser final : public Timer {
   void work(Timeline& line, std::int64_t now);
   void rearm(std::int64_t now);
 
-  World& world_;
+  Ledger& ledger_;
   List<Timeline, OfReleaser> first_, again_;  // those whose first pass is not over; the others, by `due`
   std::uint32_t left_ = kWordsPerTurn;
 };
 
 // Makes a timeline as a region of the session, which is its producer.
-Result<Region*> make_timeline(World& world, Session& session, const shmbw_gpu_timeline& wish, std::string_view name);
-void end_timeline(World& world, Region& region, shmbw_gpu_word_status status, std::uint32_t pid);
+Result<Region*> make_timeline(Ledger& ledger, Session& session, const shmbw_gpu_timeline& wish, std::string_view name);
+void end_timeline(Ledger& ledger, Region& region, shmbw_gpu_word_status status, std::uint32_t pid);
 
 }  // namespace shmb::daemon

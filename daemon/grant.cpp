@@ -19,12 +19,12 @@ std::uint32_t authority(Session& session, const Region& region) {
   return lease ? lease->rights : 0;
 }
 
-bool closes_writing(const World& world, const Session& session, const Region& region, std::uint32_t rights) {
-  return (rights & SHMBW_RIGHT_MAP_WRITE) == 0 && !world.mode_bits_bind(session) && !region.many_writers &&
+bool closes_writing(const Ledger& ledger, const Session& session, const Region& region, std::uint32_t rights) {
+  return (rights & SHMBW_RIGHT_MAP_WRITE) == 0 && !ledger.mode_bits_bind(session) && !region.many_writers &&
          !region.sealed();
 }
 
-Result<void> admit_rights(const World& world, const Session& session, const Region& region, std::uint32_t rights) {
+Result<void> admit_rights(const Ledger& ledger, const Session& session, const Region& region, std::uint32_t rights) {
   if ((rights & SHMBW_RIGHT_MAP_WRITE) != 0) {
     if (region.state == SHMBW_REGION_STATE_PUBLISHED)
       return error(Status::write_closed, "the region is published: nobody can write to it any more");
@@ -33,7 +33,7 @@ Result<void> admit_rights(const World& world, const Session& session, const Regi
                    "a reader has closed writing to the region for ever; create its successor with replace");
     return {};
   }
-  if (closes_writing(world, session, region, rights) && region.unmapped_writers != 0)
+  if (closes_writing(ledger, session, region, rights) && region.unmapped_writers != 0)
     return error(Status::not_ready,
                  "a writer has not reported yet that it has mapped the region; wait for the ready event");
   return {};
@@ -56,16 +56,16 @@ Result<Fd> reopen_read_only(int fd, std::string_view what) {
   return std::unexpected(std::move(failed));
 }
 
-Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights) {
+Result<int> lend_descriptor(Ledger& ledger, Region& region, std::uint32_t rights) {
   if ((rights & SHMBW_RIGHT_MAP_WRITE) != 0) return region.fd.get();
   // The descriptor is closed once the reply has been sent, so it may use the reserve.
-  const std::uint64_t used = world.descriptors() + world.reply_owned.size(), limit = world.facts.descriptors_limit;
+  const std::uint64_t used = ledger.descriptors() + ledger.reply_owned.size(), limit = ledger.facts.descriptors_limit;
   if (used >= limit)
-    return std::unexpected(refuse_descriptors(world, {SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_HOST, 0, limit, used, 1}));
+    return std::unexpected(refuse_descriptors(ledger, {SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_HOST, 0, limit, used, 1}));
   auto reader = reopen_read_only(region.fd.get(), "the region");
   if (!reader) return std::unexpected(reader.error());
-  world.reply_owned.push_back(std::move(*reader));
-  return world.reply_owned.back().get();
+  ledger.reply_owned.push_back(std::move(*reader));
+  return ledger.reply_owned.back().get();
 }
 
 Result<void> may_be_published(const Region& region, const Lease& own) {
@@ -93,16 +93,16 @@ Error closing_refused(int code) {
   return system_failure(Errno{code}, "closing writing (F_SEAL_FUTURE_WRITE)").error();
 }
 
-void sealed(World& world, Region& region, int seals) {
+void sealed(Ledger& ledger, Region& region, int seals) {
   if (seals == kClosingSeals) {
     if (!region.sealed()) region.state = SHMBW_REGION_STATE_WRITE_CLOSED;
     return;
   }
   region.state = SHMBW_REGION_STATE_PUBLISHED;
   region.leases.each([&](Lease& lease) {
-    set_lease(world, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, lease.reach);
+    set_lease(ledger, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, lease.reach);
   });
-  tell_region(world, region, SHMBW_WATCH_EVENT_PUBLISHED);
+  tell_region(ledger, region, SHMBW_WATCH_EVENT_PUBLISHED);
 }
 
 }  // namespace shmb::daemon

@@ -20,7 +20,7 @@
 
 namespace shmb::daemon {
 
-class World;
+class Ledger;
 class Session;
 struct Region;
 struct Lease;
@@ -33,16 +33,16 @@ inline constexpr int kClosingSeals = F_SEAL_FUTURE_WRITE, kPublishingSeals = F_S
 std::uint32_t authority(Session& session, const Region& region);
 
 // Checks whether a lease with `rights` may be granted now. Changes nothing.
-Result<void> admit_rights(const World& world, const Session& session, const Region& region, std::uint32_t rights);
+Result<void> admit_rights(const Ledger& ledger, const Session& session, const Region& region, std::uint32_t rights);
 
 // Whether a grant of `rights` closes writing to the region for ever.
-bool closes_writing(const World& world, const Session& session, const Region& region, std::uint32_t rights);
+bool closes_writing(const Ledger& ledger, const Session& session, const Region& region, std::uint32_t rights);
 
 // Opens a descriptor of its own. `what` names the thing in the sentence of a failure.
 Result<Fd> reopen_read_only(int fd, std::string_view what);
 
-// The descriptor for a lease with `rights`. It is valid until the reply is sent (World::reply_owned).
-Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights);
+// The descriptor for a lease with `rights`. It is valid until the reply is sent (Ledger::reply_owned).
+Result<int> lend_descriptor(Ledger& ledger, Region& region, std::uint32_t rights);
 
 // The steps of a publication: what keeps the region from ever being published, what the kernel said against the seals,
 // and what follows once they are on. A publication makes every lease read-only. `own` is the lease of the session that
@@ -51,6 +51,6 @@ Result<int> lend_descriptor(World& world, Region& region, std::uint32_t rights);
 Result<void> may_be_published(const Region& region, const Lease& own);
 Error publication_refused(int code);
 Error closing_refused(int code);
-void sealed(World& world, Region& region, int seals);
+void sealed(Ledger& ledger, Region& region, int seals);
 
 }  // namespace shmb::daemon

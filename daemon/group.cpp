@@ -10,8 +10,8 @@
 
 namespace shmb::daemon {
 
-Group::Group(World& owner, std::uint64_t number, std::uint32_t owner_uid, std::string_view text, Account& uid_account)
-    : world(owner),
+Group::Group(Ledger& owner, std::uint64_t number, std::uint32_t owner_uid, std::string_view text, Account& uid_account)
+    : ledger(owner),
       id(number),
       uid(owner_uid),
       name(text),
@@ -25,75 +25,75 @@ std::uint32_t Group::heirs() const {
   return count;
 }
 
-std::uint64_t Group::configured(Slot slot) const {
-  const Limits& limits = world.config.limits;
+std::uint64_t Group::configured(Resource resource) const {
+  const Limits& limits = ledger.config.limits;
   const auto at = limits.group.find(name);
   const LimitOverride own = name.empty() || at == limits.group.end() ? LimitOverride{} : at->second;
   const auto of = [](std::optional<std::uint64_t> override, std::uint64_t normal) {
     return override.value_or(normal ? normal : Account::kNoLimit);
   };
-  switch (slot) {
-    case Slot::bytes:
-      if (limits.group_follows && !own.bytes) return account.parent()->limit(slot);
+  switch (resource) {
+    case Resource::bytes:
+      if (limits.group_follows && !own.bytes) return account.parent()->limit(resource);
       return of(own.bytes, limits.group_bytes);
-    case Slot::regions:
+    case Resource::regions:
       return of(own.regions, limits.group_regions);
-    case Slot::names:
+    case Resource::names:
       return of(own.names, 0);
-    case Slot::gpu_bytes:
+    case Resource::gpu_bytes:
       return of(own.gpu_bytes, limits.group_gpu_bytes);
-    case Slot::gpu_descriptors:
+    case Resource::gpu_descriptors:
       return of(own.gpu_descriptors, 0);
     default:
       return Account::kNoLimit;
   }
 }
 
-Result<Group*> make_group(World& world, Session& founder, const GroupWish& wish) {
+Result<Group*> make_group(Ledger& ledger, Session& founder, const GroupRequest& wish) {
   auto secret = Secret::draw();
   if (!secret) return system_failure(secret.error(), "drawing a group token");
-  Uid& uid = world.hold_uid(founder.uid);
-  auto charge = uid.account.charge(Slot::groups, 1);
+  Uid& uid = ledger.hold_uid(founder.uid);
+  auto charge = uid.account.charge(Resource::groups, 1);
   if (!charge) {
-    world.drop_uid(founder.uid);
-    return std::unexpected(refuse_limit(world, founder, charge.error()));
+    ledger.drop_uid(founder.uid);
+    return std::unexpected(refuse_limit(ledger, founder, charge.error()));
   }
-  std::uint64_t id = ++world.last_group;
-  Group& group = world.groups.try_emplace(id, world, id, founder.uid, wish.name, uid.account).first->second;
+  std::uint64_t id = ++ledger.last_group;
+  Group& group = ledger.groups.try_emplace(id, ledger, id, founder.uid, wish.name, uid.account).first->second;
   group.token = *secret;
   group.charge = std::move(*charge);
-  group.created = world.now();
+  group.created = ledger.now();
   group.keep = wish.keep;
   group.supervised = wish.supervised;
-  const auto limit = [&](Slot slot, std::uint64_t wished) {
-    const std::uint64_t bound = group.configured(slot);
-    group.account.set_limit(slot, wished ? std::min(bound, wished) : bound);
+  const auto limit = [&](Resource resource, std::uint64_t wished) {
+    const std::uint64_t bound = group.configured(resource);
+    group.account.set_limit(resource, wished ? std::min(bound, wished) : bound);
   };
-  limit(Slot::bytes, wish.limit_bytes);
-  limit(Slot::regions, wish.limit_regions);
-  for (const Slot slot : {Slot::names, Slot::gpu_bytes, Slot::gpu_descriptors}) limit(slot, 0);
-  world.group_tokens.try_emplace(group.token, &group);
-  if (!group.name.empty()) world.group_names.try_emplace(std::pair(group.uid, group.name), &group);
+  limit(Resource::bytes, wish.limit_bytes);
+  limit(Resource::regions, wish.limit_regions);
+  for (const Resource resource : {Resource::names, Resource::gpu_bytes, Resource::gpu_descriptors}) limit(resource, 0);
+  ledger.group_tokens.try_emplace(group.token, &group);
+  if (!group.name.empty()) ledger.group_names.try_emplace(std::pair(group.uid, group.name), &group);
   return &group;
 }
 
-Group* find_group(World& world, std::uint64_t id) {
-  auto at = world.groups.find(id);
-  return at == world.groups.end() ? nullptr : &at->second;
+Group* find_group(Ledger& ledger, std::uint64_t id) {
+  auto at = ledger.groups.find(id);
+  return at == ledger.groups.end() ? nullptr : &at->second;
 }
 
-Group* find_group(World& world, std::uint32_t owner_uid, std::string_view name_or_id) {
+Group* find_group(Ledger& ledger, std::uint32_t owner_uid, std::string_view name_or_id) {
   if (auto id = names::group_id(name_or_id)) {
-    Group* group = find_group(world, *id);
+    Group* group = find_group(ledger, *id);
     return group && group->uid == owner_uid ? group : nullptr;
   }
-  auto at = world.group_names.find(GroupNameLess::View(owner_uid, name_or_id));
-  return at == world.group_names.end() ? nullptr : at->second;
+  auto at = ledger.group_names.find(GroupNameLess::View(owner_uid, name_or_id));
+  return at == ledger.group_names.end() ? nullptr : at->second;
 }
 
-Group* find_group(World& world, const Secret& token) {
-  auto at = world.group_tokens.find(token);
-  return at == world.group_tokens.end() ? nullptr : at->second;
+Group* find_group(Ledger& ledger, const Secret& token) {
+  auto at = ledger.group_tokens.find(token);
+  return at == ledger.group_tokens.end() ? nullptr : at->second;
 }
 
 bool may_address(const Session& session, const Group& group) {
@@ -113,17 +113,17 @@ static void revive(Group& group) {
   group.cancel();
 }
 
-Result<Group*> own_group(World& world, Session& session) {
+Result<Group*> own_group(Ledger& ledger, Session& session) {
   if (session.group) return session.group;
   if (session.ended_group)
     return error(Status::group_ended, "group " + names::id_text(session.ended_group) +
                                           " that this session was in has ended; leave it or join another one");
-  auto made = make_group(world, session, {});
-  if (made) join_group(world, session, **made);
+  auto made = make_group(ledger, session, {});
+  if (made) join_group(ledger, session, **made);
   return made;
 }
 
-void join_group(World& world, Session& session, Group& group) {
+void join_group(Ledger& ledger, Session& session, Group& group) {
   session.ended_group = 0;
   if (session.group == &group) return;
   Group* left = session.group;
@@ -132,20 +132,20 @@ void join_group(World& world, Session& session, Group& group) {
   group.members.push_back(session);
   set_sponsor(group, nullptr);
   revive(group);
-  if (left) settle_group(world, *left);
+  if (left) settle_group(ledger, *left);
 }
 
-void leave_group(World& world, Session& session) {
+void leave_group(Ledger& ledger, Session& session) {
   session.ended_group = 0;
   Group* left = std::exchange(session.group, nullptr);
   if (!left) return;
   left->members.remove(session);
-  settle_group(world, *left);
+  settle_group(ledger, *left);
 }
 
-void supervise_group(World& world, Session& session, Group& group) {
+void supervise_group(Ledger& ledger, Session& session, Group& group) {
   if (session.supervises == &group) return;
-  stop_supervising(world, session);
+  stop_supervising(ledger, session);
   session.supervises = &group;
   group.supervisors.push_back(session);
   set_sponsor(group, nullptr);
@@ -153,12 +153,12 @@ void supervise_group(World& world, Session& session, Group& group) {
   group.supervised = true;
 }
 
-void stop_supervising(World& world, Session& session) {
+void stop_supervising(Ledger& ledger, Session& session) {
   Group* group = std::exchange(session.supervises, nullptr);
   if (!group) return;
   group->supervisors.remove(session);
   if (group->supervisors.empty() && !group->tree_gone) group->supervisor_lost = true;
-  settle_group(world, *group);
+  settle_group(ledger, *group);
 }
 
 void sponsor_group(Session& session, Group& group) {
@@ -167,37 +167,37 @@ void sponsor_group(Session& session, Group& group) {
   set_sponsor(group, &session);
 }
 
-void stop_sponsoring(World& world, Group& group) {
+void stop_sponsoring(Ledger& ledger, Group& group) {
   set_sponsor(group, nullptr);
-  settle_group(world, group);
+  settle_group(ledger, group);
 }
 
-void stop_sponsoring(World& world, Session& session) {
-  while (Group* group = session.sponsored.first()) stop_sponsoring(world, *group);
+void stop_sponsoring(Ledger& ledger, Session& session) {
+  while (Group* group = session.sponsored.first()) stop_sponsoring(ledger, *group);
 }
 
 namespace {
 
-void collect_group(World& world, Group& group) {
+void collect_group(Ledger& ledger, Group& group) {
   if (!group.regions.empty() || !group.pools.empty() || group.in_service) return;
-  tell_group_ended(world, group, 0);  // for subscriptions that were made after its end
+  tell_group_ended(ledger, group, 0);  // for subscriptions that were made after its end
   std::uint32_t uid = group.uid;
-  world.group_tokens.erase(group.token);
-  world.groups.erase(group.id);
-  world.drop_uid(uid);
+  ledger.group_tokens.erase(group.token);
+  ledger.groups.erase(group.id);
+  ledger.drop_uid(uid);
 }
 
 // Ended for good: its name may be used again, and its token admits no session. Foreign leases and tickets may outlive
 // it.
-void close_group(World& world, Group& group) {
+void close_group(Ledger& ledger, Group& group) {
   group.closed = true;
   group.cancel();
-  if (!group.name.empty()) world.group_names.erase(std::pair(group.uid, group.name));
-  collect_group(world, group);
+  if (!group.name.empty()) ledger.group_names.erase(std::pair(group.uid, group.name));
+  collect_group(ledger, group);
 }
 
 // Removes the names of regions and pools whose keep is over at `now`. Returns when the next keep ends, kNever for none.
-std::int64_t end_keeps(World& world, Group& group, std::int64_t now, bool all) {
+std::int64_t end_keeps(Ledger& ledger, Group& group, std::int64_t now, bool all) {
   std::int64_t next = kNever;
   group.in_service = true;
   // An unnamed pool ends with its group at once. A named pool has a keep, like a named region.
@@ -207,7 +207,7 @@ std::int64_t end_keeps(World& world, Group& group, std::int64_t now, bool all) {
       next = std::min(next, group.ended_at + pool.keep);
       return;
     }
-    if (!pool.name.empty() || pool.broken() == pool::Broken::no) close_pool(world, pool);
+    if (!pool.name.empty() || pool.broken() == pool::Broken::no) close_pool(ledger, pool);
   });
   group.regions.each([&](Region& region) {
     if (!region.name) return;
@@ -217,30 +217,30 @@ std::int64_t end_keeps(World& world, Group& group, std::int64_t now, bool all) {
       return;
     }
     group.names.remove(region);
-    release_region(world, region);
+    release_region(ledger, region);
   });
   group.in_service = false;
   return next;
 }
 
-void keep_on(World& world, Group& group, std::int64_t now, bool release_kept) {
-  std::int64_t next = end_keeps(world, group, now, release_kept);
-  if (group.nothing_kept()) close_group(world, group);
-  else if (next != kNever) world.timers.set(group, next);
+void keep_on(Ledger& ledger, Group& group, std::int64_t now, bool release_kept) {
+  std::int64_t next = end_keeps(ledger, group, now, release_kept);
+  if (group.nothing_kept()) close_group(ledger, group);
+  else if (next != kNever) ledger.timers.set(group, next);
   else group.cancel();
 }
 
 }  // namespace
 
-void Group::on_timer(std::int64_t now) { keep_on(world, *this, now, false); }
+void Group::on_timer(std::int64_t now) { keep_on(ledger, *this, now, false); }
 
-void end_group(World& world, Group& group, bool release_kept) {
+void end_group(Ledger& ledger, Group& group, bool release_kept) {
   if (group.closed) return;
-  if (group.ended_at != 0) return keep_on(world, group, world.now(), release_kept);
+  if (group.ended_at != 0) return keep_on(ledger, group, ledger.now(), release_kept);
   Tally own;
-  Tally* outer = std::exchange(world.tally, &own);
+  Tally* outer = std::exchange(ledger.tally, &own);
   group.in_service = true;
-  group.ended_at = world.now();
+  group.ended_at = ledger.now();
   set_sponsor(group, nullptr);
   group.members.each([&](Session& session) {
     group.members.remove(session);
@@ -251,28 +251,28 @@ void end_group(World& world, Group& group, bool release_kept) {
     group.supervisors.remove(session);
     session.supervises = nullptr;
   });
-  group.worlds.each([&](Rendezvous& rendezvous) { end_world(world, rendezvous); });
+  group.worlds.each([&](World& world) { end_world(ledger, world); });
   group.shelf.drop_all();
-  end_keeps(world, group, group.ended_at, release_kept);
-  tell_group_ended(world, group, own.bytes);
-  world.tally = outer;
+  end_keeps(ledger, group, group.ended_at, release_kept);
+  tell_group_ended(ledger, group, own.bytes);
+  ledger.tally = outer;
   if (outer) {
     outer->regions += own.regions;
     outer->bytes += own.bytes;
   }
-  keep_on(world, group, group.ended_at, release_kept);
+  keep_on(ledger, group, group.ended_at, release_kept);
 }
 
-void settle_group(World& world, Group& group) {
+void settle_group(Ledger& ledger, Group& group) {
   if (group.in_service) return;
-  if (group.closed) return collect_group(world, group);
+  if (group.closed) return collect_group(ledger, group);
   if (group.ended_at != 0) {
-    if (group.nothing_kept()) close_group(world, group);
+    if (group.nothing_kept()) close_group(ledger, group);
     return;
   }
   bool held = !group.members.empty() || group.sponsor || !group.worlds.empty() ||
               (!group.supervisors.empty() && !group.tree_gone);
-  if (!held) end_group(world, group, false);
+  if (!held) end_group(ledger, group, false);
 }
 
 }  // namespace shmb::daemon

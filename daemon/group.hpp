@@ -19,22 +19,22 @@
 
 namespace shmb::daemon {
 
-class World;
+class Ledger;
 struct Pool;
-struct Rendezvous;
+struct World;
 
 struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next keep
-  Group(World& world, std::uint64_t id, std::uint32_t uid, std::string_view name, Account& uid_account);
+  Group(Ledger& ledger, std::uint64_t id, std::uint32_t uid, std::string_view name, Account& uid_account);
   void on_timer(std::int64_t now) override;
   std::string text() const { return name.empty() ? names::id_text(id) : name; }
   bool kept() const { return ended_at != 0 && !closed; }
   std::uint32_t heirs() const;
-  std::uint64_t configured(Slot slot) const;  // the limit that applies unless its maker asked for a lower one
+  std::uint64_t configured(Resource resource) const;  // the limit that applies unless its maker asked for a lower one
   std::int64_t freed_at(const Region& region) const {
     return kept() && region.name && region.keep >= 0 ? ended_at + region.keep : 0;
   }
 
-  World& world;
+  Ledger& ledger;
   std::uint64_t id;
   std::uint32_t uid;
   std::string name;  // empty: unnamed
@@ -51,7 +51,7 @@ struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next
   List<Session, OfSupervisors> supervisors;
   List<Region, OfGroup> regions;  // live ones and those being closed
   List<Pool, OfGroup> pools;
-  List<Rendezvous, OfGroup> worlds;  // each holds the group up
+  List<World, OfGroup> worlds;  // each holds the group up
   NameTable names;
   std::map<std::string, Pool*, std::less<>> pool_names;
   Shelf shelf;
@@ -63,30 +63,30 @@ struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next
   bool in_service = false;  // its regions are being walked: do not collect it
 };
 
-struct GroupWish {
+struct GroupRequest {
   std::string_view name;  // checked
   std::int64_t keep = 0;
   std::uint64_t limit_bytes = 0, limit_regions = 0;
   bool supervised = false;
 };
-Result<Group*> make_group(World& world, Session& founder, const GroupWish& wish);
-Group* find_group(World& world, std::uint64_t id);
-Group* find_group(World& world, std::uint32_t owner_uid, std::string_view name_or_id);
-Group* find_group(World& world, const Secret& token);
+Result<Group*> make_group(Ledger& ledger, Session& founder, const GroupRequest& wish);
+Group* find_group(Ledger& ledger, std::uint64_t id);
+Group* find_group(Ledger& ledger, std::uint32_t owner_uid, std::string_view name_or_id);
+Group* find_group(Ledger& ledger, const Secret& token);
 // True for the same uid, a member or a supervisor. For all others the group does not exist.
 bool may_address(const Session& session, const Group& group);
 
 // The session's own group. It is made now if the session has none.
-Result<Group*> own_group(World& world, Session& session);
-void join_group(World& world, Session& session, Group& group);
-void leave_group(World& world, Session& session);
-void supervise_group(World& world, Session& session, Group& group);
-void stop_supervising(World& world, Session& session);
+Result<Group*> own_group(Ledger& ledger, Session& session);
+void join_group(Ledger& ledger, Session& session, Group& group);
+void leave_group(Ledger& ledger, Session& session);
+void supervise_group(Ledger& ledger, Session& session, Group& group);
+void stop_supervising(Ledger& ledger, Session& session);
 void sponsor_group(Session& session, Group& group);  // revives a kept group
-void stop_sponsoring(World& world, Session& session);
-void stop_sponsoring(World& world, Group& group);
-void end_group(World& world, Group& group, bool release_kept);
+void stop_sponsoring(Ledger& ledger, Session& session);
+void stop_sponsoring(Ledger& ledger, Group& group);
+void end_group(Ledger& ledger, Group& group, bool release_kept);
 // Ends, closes or destroys the group if nothing holds it any more. The group may be gone afterwards.
-void settle_group(World& world, Group& group);
+void settle_group(Ledger& ledger, Group& group);
 
 }  // namespace shmb::daemon

@@ -19,22 +19,22 @@ void IdleHolds::noticed() {
   waits_ |= pool_ != 0;  // a look is in progress, and may have passed this region
   if (armed() && pause_ == kFirstPause) return;
   pause_ = kFirstPause;
-  world_.timers.set(*this, world_.now() + pause_);
+  ledger_.timers.set(*this, ledger_.now() + pause_);
 }
 
 void IdleHolds::on_timer(std::int64_t now) {
   std::size_t lines = kLinesPerTurn;
-  for (auto at = world_.pools.lower_bound(pool_); at != world_.pools.end(); ++at) {
+  for (auto at = ledger_.pools.lower_bound(pool_); at != ledger_.pools.end(); ++at) {
     if (at->first != pool_) lane_ = 0;
     pool_ = at->first;
     for (Pool& pool = at->second; lane_ < pool.lanes.size(); ++lane_) {
-      if (lines == 0) return world_.timers.set(*this, now);
-      lines -= std::min(lines, drop_idle_holds(world_, pool, lane_, waits_));
+      if (lines == 0) return ledger_.timers.set(*this, now);
+      lines -= std::min(lines, drop_idle_holds(ledger_, pool, lane_, waits_));
     }
   }
   pool_ = lane_ = 0;
   pause_ = std::min(2 * pause_, kLongestPause);
-  if (std::exchange(waits_, false)) world_.timers.set(*this, now + pause_);
+  if (std::exchange(waits_, false)) ledger_.timers.set(*this, now + pause_);
 }
 
 }  // namespace shmb::daemon

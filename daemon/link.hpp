@@ -67,9 +67,9 @@ class Link {
 // The transport's reports to the ledger. `Broker` (broker.hpp) implements it. The session handle is opaque to the
 // transport.
 class Session;
-class Books {
+class BrokerEvents {
  public:
-  virtual ~Books() = default;
+  virtual ~BrokerEvents() = default;
   // Called before each accept. False leaves the client in the backlog until descriptors are free.
   virtual bool room_for_session(bool /*admin*/) const { return true; }
   virtual Session* connected(Link& link) = 0;  // nullptr: refuse (the transport closes)

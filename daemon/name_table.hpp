@@ -15,7 +15,7 @@
 
 namespace shmb::daemon {
 
-class World;
+class Ledger;
 
 struct NameEntry {
   std::string_view text;  // of the table's key

@@ -41,14 +41,14 @@ struct Filter {
     if (wish.region.id != 0 && wish.region.id != pool.id) return false;
     return (name.empty() || pool.name == name) && takes(*pool.group);
   }
-  bool takes(const Rendezvous& rendezvous) const {
-    return (wish.region.id == 0 || wish.region.id == rendezvous.id) && takes(*rendezvous.group);
+  bool takes(const World& world) const {
+    return (wish.region.id == 0 || wish.region.id == world.id) && takes(*world.group);
   }
   bool by_group() const { return group || nothing || wish.group != 0; }
   // The one region that the filter can mean: `kNoRegion` if there is none, 0 if there may be many.
-  std::uint64_t only_region(World& world) const {
+  std::uint64_t only_region(Ledger& ledger) const {
     if (wish.region.id != 0 || name.empty()) return wish.region.id;
-    const Group* const in = wish.group != 0 ? find_group(world, wish.group) : group;
+    const Group* const in = wish.group != 0 ? find_group(ledger, wish.group) : group;
     if (!in) return by_group() ? kNoRegion : 0;
     const Region* const named = in->names.find(name);
     return named ? named->id : kNoRegion;
@@ -131,7 +131,7 @@ class Page {
     } else if (counted_) {
       listing.reset();
     }
-    std::memcpy(request_.world.reply_buffer.get() + sizeof(shmbw_header), &reply_, sizeof reply_);
+    std::memcpy(request_.ledger.reply_buffer.get() + sizeof(shmbw_header), &reply_, sizeof reply_);
     request_.send(out_);
   }
 

@@ -96,14 +96,14 @@ Result<void> may_join(const Session& session, const Pool* pool) {
 }
 
 // A clean index: no bit, no claim and no place in a ring is left of its last life.
-void admit(World& world, Session& session, Pool& pool, std::uint32_t index, bool read_only) {
+void admit(Ledger& ledger, Session& session, Pool& pool, std::uint32_t index, bool read_only) {
   Participant& who = pool.participants[index];
   ++who.life;
   who.session = &session;
   who.uid = session.uid;
   who.pid = session.pid;
   who.read_only = read_only;
-  who.serial = ++world.last_serial;
+  who.serial = ++ledger.last_serial;
   session.pools.try_emplace(pool.id, static_cast<std::uint8_t>(index));
   set_stamp(pool, index, ParticipantState::joining);
   pool.view.participant(index).pid = session.pid;
@@ -112,23 +112,23 @@ void admit(World& world, Session& session, Pool& pool, std::uint32_t index, bool
   pool_changed(pool);
 }
 
-void close_doorbell(World& world, Participant& who) {
+void close_doorbell(Ledger& ledger, Participant& who) {
   if (!who.doorbell) return;
-  (void)close_elsewhere(world, who.doorbell_of, std::move(who.doorbell));
-  --world.open_descriptors;
-  --world.uids.at(who.doorbell_of).doorbells;
-  world.drop_uid(who.doorbell_of);
-  if (world.facts.descriptor_freed) world.facts.descriptor_freed();
+  (void)close_elsewhere(ledger, who.doorbell_of, std::move(who.doorbell));
+  --ledger.open_descriptors;
+  --ledger.uids.at(who.doorbell_of).doorbells;
+  ledger.drop_uid(who.doorbell_of);
+  if (ledger.facts.descriptor_freed) ledger.facts.descriptor_freed();
 }
 
 // D1 at once. The repair then continues for one portion here, and in later turns of the loop.
-void part(World& world, Pool& pool, std::uint32_t index, ParticipantState as) {
+void part(Ledger& ledger, Pool& pool, std::uint32_t index, ParticipantState as) {
   Participant& who = pool.participants[index];
   if (pool.making.session == who.session) pool.making = {};
   who.session = nullptr;
   who.state = as;
   pool.view.header().doorbells.fetch_and(~(std::uint64_t{1} << index), std::memory_order_release);
-  close_doorbell(world, who);
+  close_doorbell(ledger, who);
   who.repair = std::make_unique<Repair>(pool.view, index, as);
   who.repair->run(0, sys::now_monotonic(), pool);
   drop_ends(pool, index, as == ParticipantState::dead);
@@ -136,51 +136,51 @@ void part(World& world, Pool& pool, std::uint32_t index, ParticipantState as) {
   pool_changed(pool);
   pool.retry = 0;
   pool.look_again = true;
-  world.timers.set(pool, world.now());
+  ledger.timers.set(pool, ledger.now());
 }
 
 // Freeing many pages takes some 0.1 us for each, so a helper thread does it.
-bool close_areas_elsewhere(World& world, Pool& pool) {
+bool close_areas_elsewhere(Ledger& ledger, Pool& pool) {
   if (pool.control_map.size() < kClosePoolElsewhereFrom) return false;
   std::vector<Mapping> maps;
   std::vector<Fd> fds;
   pool.view = {};
   for (Mapping* map : {&pool.directory_map, &pool.control_map}) maps.push_back(std::move(*map));
   for (Fd* fd : {&pool.directory, &pool.control}) fds.push_back(std::move(*fd));
-  if (!world.closer.close(fds, maps, pool.id)) return false;  // closed here, when these two go out of scope
-  ClosingPool& closing = world.closing_pools.try_emplace(pool.id).first->second;
+  if (!ledger.closer.close(fds, maps, pool.id)) return false;  // closed here, when these two go out of scope
+  ClosingPool& closing = ledger.closing_pools.try_emplace(pool.id).first->second;
   closing.uid = pool.group->uid;
   closing.descriptors = kDescriptors;
   closing.bytes = std::move(pool.bytes_charge);
   closing.regions = std::move(pool.regions_charge);
   closing.bytes.rise();
   closing.regions.rise();
-  world.hold_uid(closing.uid);
+  ledger.hold_uid(closing.uid);
   return true;
 }
 
-void destroy(World& world, Pool& pool) {
+void destroy(Ledger& ledger, Pool& pool) {
   Group& group = *pool.group;
   if (pool.broken() == Broken::no) break_pool(pool, Broken::broker_ended);  // for processes that still map it
-  drop_lanes(world, pool);
+  drop_lanes(ledger, pool);
   for (Region* region : pool.segments) {
     --region->pool_holds;
     region->segment_of = 0;
-    release_region(world, *region);
+    release_region(ledger, *region);
   }
   pool.segments.clear();
-  for (Participant& who : pool.participants) close_doorbell(world, who);
+  for (Participant& who : pool.participants) close_doorbell(ledger, who);
   if (!pool.name.empty()) group.pool_names.erase(pool.name);
   group.pools.remove(pool);
-  if (!close_areas_elsewhere(world, pool)) world.open_descriptors -= kDescriptors;
-  world.pools.erase(pool.id);
-  if (world.facts.descriptor_freed) world.facts.descriptor_freed();
-  if (!group.in_service) settle_group(world, group);
+  if (!close_areas_elsewhere(ledger, pool)) ledger.open_descriptors -= kDescriptors;
+  ledger.pools.erase(pool.id);
+  if (ledger.facts.descriptor_freed) ledger.facts.descriptor_freed();
+  if (!group.in_service) settle_group(ledger, group);
 }
 
 }  // namespace
 
-Pool::Pool(World& owner, std::uint64_t number, Group& of) : world(owner), id(number), group(&of) {}
+Pool::Pool(Ledger& owner, std::uint64_t number, Group& of) : ledger(owner), id(number), group(&of) {}
 
 // Also at the end of the broker: sleepers must learn that repair has ended.
 Pool::~Pool() {
@@ -244,47 +244,47 @@ Result<void> usable(const Pool& pool) {
   }
 }
 
-Result<Joined> place_in(World& world, Session& session, std::uint64_t id) {
+Result<Joined> place_in(Ledger& ledger, Session& session, std::uint64_t id) {
   auto at = session.pools.find(id);
-  Pool* pool = at == session.pools.end() ? nullptr : find_pool(world, id);
+  Pool* pool = at == session.pools.end() ? nullptr : find_pool(ledger, id);
   if (!pool)
     return error(Status::not_found, "no pool " + std::to_string(id) + " that this session has joined: join it first");
   return Joined{pool, at->second};
 }
 
-Result<Joined> usable_place_in(World& world, Session& session, std::uint64_t id) {
-  auto place = place_in(world, session, id);
+Result<Joined> usable_place_in(Ledger& ledger, Session& session, std::uint64_t id) {
+  auto place = place_in(ledger, session, id);
   if (!place) return place;
   if (auto whole = usable(*place->pool); !whole) return std::unexpected(whole.error());
   return place;
 }
 
-void lanes_changed(World& world, Pool& pool) {
-  if (settle_lanes(world, pool)) pool_changed(pool);
+void lanes_changed(Ledger& ledger, Pool& pool) {
+  if (settle_lanes(ledger, pool)) pool_changed(pool);
   pool.look_again = true;
   for (const Participant& who : pool.participants)
-    if (who.repair) return world.timers.set(pool, world.now());
+    if (who.repair) return ledger.timers.set(pool, ledger.now());
 }
 
-Pool* find_pool(World& world, std::uint64_t id) {
-  auto at = world.pools.find(id);
-  return at == world.pools.end() ? nullptr : &at->second;
+Pool* find_pool(Ledger& ledger, std::uint64_t id) {
+  auto at = ledger.pools.find(id);
+  return at == ledger.pools.end() ? nullptr : &at->second;
 }
 
-Result<Joined> make_pool(World& world, Session& session, const shmbw_pool_create& wish, std::string_view name) {
+Result<Joined> make_pool(Ledger& ledger, Session& session, const shmbw_pool_create& wish, std::string_view name) {
   if ((wish.flags & ~std::uint32_t{SHMBW_POOL_KEEP_GIVEN | SHMBW_POOL_REPLACE}) != 0)
     return error(Status::unknown_flags, "pool_create takes no flags but keep_given and replace");
   const bool replace = (wish.flags & SHMBW_POOL_REPLACE) != 0;
   if (replace && name.empty()) return error(Status::invalid, "replace needs a name");
   const bool keep_given = (wish.flags & SHMBW_POOL_KEEP_GIVEN) != 0;
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
-  if (auto keep = check_keep(world, wish.keep); !keep) return std::unexpected(keep.error());
+  if (auto keep = check_keep(ledger, wish.keep); !keep) return std::unexpected(keep.error());
   if (!name.empty())
     if (auto valid = names::check(name, "pool name"); !valid) return std::unexpected(valid.error());
   const pool::Shape shape = shape_of(wish);
   if (auto fits = check_shape(shape); !fits) return std::unexpected(fits.error());
   if (auto may = may_join(session, nullptr); !may) return std::unexpected(may.error());
-  auto found = group_for_create(world, session, wish.group);
+  auto found = group_for_create(ledger, session, wish.group);
   if (!found) return std::unexpected(found.error());
   Group& group = **found;
   const auto taken = name.empty() ? group.pool_names.end() : group.pool_names.find(name);
@@ -295,31 +295,31 @@ Result<Joined> make_pool(World& world, Session& session, const shmbw_pool_create
 
   Charge name_charge;
   if (!name.empty() && !old) {
-    auto charge = group.account.charge(Slot::names, 1);
-    if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
+    auto charge = group.account.charge(Resource::names, 1);
+    if (!charge) return std::unexpected(refuse_limit(ledger, session, charge.error()));
     name_charge = std::move(*charge);
   }
-  if (auto room = room_for_descriptors(world, session, group.uid, kDescriptors); !room)
+  if (auto room = room_for_descriptors(ledger, session, group.uid, kDescriptors); !room)
     return std::unexpected(room.error());
-  auto regions_charge = charge_group(world, session, group, Slot::regions, kRegions);
+  auto regions_charge = charge_group(ledger, session, group, Resource::regions, kRegions);
   if (!regions_charge) return std::unexpected(regions_charge.error());
   const std::uint64_t directory_bytes = pool::directory_bytes(shape), control_bytes = pool::control_bytes(shape);
-  auto bytes_charge = charge_group(world, session, group, Slot::bytes, directory_bytes + control_bytes);
+  auto bytes_charge = charge_group(ledger, session, group, Resource::bytes, directory_bytes + control_bytes);
   if (!bytes_charge) return std::unexpected(bytes_charge.error());
 
-  const std::uint64_t id = ++world.last_region, control_id = ++world.last_region;
+  const std::uint64_t id = ++ledger.last_region, control_id = ++ledger.last_region;
   names::MemfdName label;
-  names::write_memfd_name(label, {world.facts.epoch, id, 1, group.uid, group.name, name, group.id});
-  auto directory = make_area(label.data(), directory_bytes, world.facts.exec_seal, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
+  names::write_memfd_name(label, {ledger.facts.epoch, id, 1, group.uid, group.name, name, group.id});
+  auto directory = make_area(label.data(), directory_bytes, ledger.facts.exec_seal, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
   if (!directory) return std::unexpected(directory.error());
-  names::write_memfd_name(label, {world.facts.epoch, control_id, 1, group.uid, group.name, name, group.id});
-  auto control = make_area(label.data(), control_bytes, world.facts.exec_seal, F_SEAL_SEAL);
+  names::write_memfd_name(label, {ledger.facts.epoch, control_id, 1, group.uid, group.name, name, group.id});
+  auto control = make_area(label.data(), control_bytes, ledger.facts.exec_seal, F_SEAL_SEAL);
   if (!control) return std::unexpected(control.error());
 
-  Pool& pool = world.pools.try_emplace(id, world, id, group).first->second;
+  Pool& pool = ledger.pools.try_emplace(id, ledger, id, group).first->second;
   pool.name = name;
   pool.owner_uid = group.uid;
-  pool.created = world.now();
+  pool.created = ledger.now();
   pool.keep = keep_given ? wish.keep : group.keep;
   pool.directory = std::move(directory->fd);
   pool.directory_map = std::move(directory->map);
@@ -332,20 +332,20 @@ Result<Joined> make_pool(World& world, Session& session, const shmbw_pool_create
     unname_pool(*old);
   }
   pool.name_charge = std::move(name_charge);
-  pool.view = pool::lay_out(shape, world.facts.epoch, id, {pool.directory_map.data(), pool.directory_map.size()},
+  pool.view = pool::lay_out(shape, ledger.facts.epoch, id, {pool.directory_map.data(), pool.directory_map.size()},
                             {pool.control_map.data(), pool.control_map.size()});
   pool.queues.resize(shape.queues);
   pool.lanes.resize(shape.lanes);
-  world.open_descriptors += kDescriptors;
+  ledger.open_descriptors += kDescriptors;
   group.pools.push_back(pool);
   if (!name.empty()) group.pool_names.try_emplace(pool.name, &pool);
   sponsor_group(session, group);
-  admit(world, session, pool, 0, false);
-  if (old) settle_pool(world, *old);
+  admit(ledger, session, pool, 0, false);
+  if (old) settle_pool(ledger, *old);
   return Joined{&pool, 0};
 }
 
-Result<Joined> join_pool(World& world, Session& session, Pool& pool, bool read_only) {
+Result<Joined> join_pool(Ledger& ledger, Session& session, Pool& pool, bool read_only) {
   if (auto may = may_join(session, &pool); !may) return std::unexpected(may.error());
   if (auto whole = usable(pool); !whole) return std::unexpected(whole.error());
   std::uint32_t index = 0;
@@ -353,20 +353,20 @@ Result<Joined> join_pool(World& world, Session& session, Pool& pool, bool read_o
   if (index == pool::kParticipants)
     return std::unexpected(refuse_in_pool(pool, SHMBW_SLOT_PARTICIPANTS, index, index, 1,
                                           "places of the dead are free again when their messages have been read"));
-  admit(world, session, pool, index, read_only);
+  admit(ledger, session, pool, index, read_only);
   return Joined{&pool, index};
 }
 
-std::uint32_t leave_pool(World& world, Pool& pool, std::uint32_t index) {
+std::uint32_t leave_pool(Ledger& ledger, Pool& pool, std::uint32_t index) {
   pool.participants[index].session->pools.erase(pool.id);
-  part(world, pool, index, ParticipantState::left);
+  part(ledger, pool, index, ParticipantState::left);
   const std::uint32_t unread = unread_lanes(pool, index);
-  settle_pool(world, pool);
+  settle_pool(ledger, pool);
   return unread;
 }
 
-Result<Cut> add_segment(World& world, Session& session, Pool& pool, const shmbw_pool_segment& wish) {
-  Region* region = world.find_region(wish.region.id);
+Result<Cut> add_segment(Ledger& ledger, Session& session, Pool& pool, const shmbw_pool_segment& wish) {
+  Region* region = ledger.find_region(wish.region.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
   if (!lease) return std::unexpected(no_lease(wish.region.id));
   if (wish.region.generation != 0 && wish.region.generation != region->generation)
@@ -376,7 +376,7 @@ Result<Cut> add_segment(World& world, Session& session, Pool& pool, const shmbw_
   if (!lease->writes() || region->sealed())
     return error(Status::denied, "the session may not write the region: its slots would be of no use");
   // In system mode the mode bits bind readers, whatever writers do.
-  if (world.private_mode() && !region->many_writers)
+  if (ledger.private_mode() && !region->many_writers)
     return error(Status::invalid, "the region was not created with many_writers: its first reader would close writing");
   if (wish.slot_size == 0 || wish.slots == 0) return error(Status::invalid, "a segment has slots of at least 1 byte");
   if (wish.slot_size > region->bytes || pool::stride_of(wish.slot_size) > region->bytes / wish.slots)
@@ -428,24 +428,24 @@ Result<Cut> add_segment(World& world, Session& session, Pool& pool, const shmbw_
   return Cut{index, entry.first_slot};
 }
 
-Result<void> set_doorbell(World& world, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell) {
+Result<void> set_doorbell(Ledger& ledger, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell) {
   auto refused = [&](Error why) {
-    (void)close_elsewhere(world, session.uid, std::move(doorbell));
+    (void)close_elsewhere(ledger, session.uid, std::move(doorbell));
     return std::unexpected(std::move(why));
   };
   if (!sys::is_pair_end(doorbell.get()))
     return refused(plain(Status::invalid, "a doorbell is one end of a socket pair; another kind of descriptor came"));
   Participant& who = pool.participants[index];
   if (!who.doorbell) {
-    if (const auto shortage = world.descriptor_shortage(session.uid, 1, session.admin))
-      return refused(refuse_descriptors(world, *shortage));
-    ++world.open_descriptors;
-    ++world.hold_uid(session.uid).doorbells;
+    if (const auto shortage = ledger.descriptor_shortage(session.uid, 1, session.admin))
+      return refused(refuse_descriptors(ledger, *shortage));
+    ++ledger.open_descriptors;
+    ++ledger.hold_uid(session.uid).doorbells;
   } else {
-    (void)close_elsewhere(world, who.doorbell_of, std::move(who.doorbell));
-    --world.uids.at(who.doorbell_of).doorbells;
-    world.drop_uid(who.doorbell_of);
-    ++world.hold_uid(session.uid).doorbells;
+    (void)close_elsewhere(ledger, who.doorbell_of, std::move(who.doorbell));
+    --ledger.uids.at(who.doorbell_of).doorbells;
+    ledger.drop_uid(who.doorbell_of);
+    ++ledger.hold_uid(session.uid).doorbells;
   }
   const std::uint64_t bit = std::uint64_t{1} << index;
   // Peers fetch it before they need it. Then they can also ring while this broker is stopped.
@@ -476,7 +476,7 @@ void Pool::on_timer(std::int64_t now) {
     const Repair::State state = who.repair->run(lines, monotonic, *this);
     lines = who.repair->left();
     if (who.repair->found_impossible() && broken() == Broken::no) {
-      world.log(4, "pool " + text() + " is broken: a participant has written impossible words into it");
+      ledger.log(4, "pool " + text() + " is broken: a participant has written impossible words into it");
       break_pool(*this, Broken::impossible);
     }
     if (state == Repair::State::working) {
@@ -493,9 +493,9 @@ void Pool::on_timer(std::int64_t now) {
     set_stamp(*this, i, ParticipantState::free);
     freed = true;
   }
-  if (settle_lanes(world, *this) || freed) pool_changed(*this);
-  if (working || waiting) world.timers.set(*this, working || look_again ? now : look_at);
-  settle_pool(world, *this);
+  if (settle_lanes(ledger, *this) || freed) pool_changed(*this);
+  if (working || waiting) ledger.timers.set(*this, working || look_again ? now : look_at);
+  settle_pool(ledger, *this);
 }
 
 void unname_pool(Pool& pool) {
@@ -505,31 +505,31 @@ void unname_pool(Pool& pool) {
   pool.name_charge.give_back();
 }
 
-void close_pool(World& world, Pool& pool) {
+void close_pool(Ledger& ledger, Pool& pool) {
   unname_pool(pool);
   close_queues(pool);
   if (pool.broken() == Broken::no) break_pool(pool, Broken::group_ended);
-  settle_pool(world, pool);
+  settle_pool(ledger, pool);
 }
 
-void settle_pool(World& world, Pool& pool) {
-  if (pool.live() == 0 && pool.name.empty()) destroy(world, pool);
+void settle_pool(Ledger& ledger, Pool& pool) {
+  if (pool.live() == 0 && pool.name.empty()) destroy(ledger, pool);
 }
 
-void end_participations(World& world, Session& session) {
+void end_participations(Ledger& ledger, Session& session) {
   while (!session.pools.empty()) {
     auto [id, index] = *session.pools.begin();
     session.pools.erase(session.pools.begin());
-    Pool* pool = find_pool(world, id);
+    Pool* pool = find_pool(ledger, id);
     if (!pool) continue;
-    part(world, *pool, index, ParticipantState::dead);
-    settle_pool(world, *pool);
+    part(ledger, *pool, index, ParticipantState::dead);
+    settle_pool(ledger, *pool);
   }
 }
 
-void leave_pools_over(World& world, Session& session) {
+void leave_pools_over(Ledger& ledger, Session& session) {
   for (auto at = session.pools.begin(); at != session.pools.end();) {
-    Pool* pool = find_pool(world, at->first);
+    Pool* pool = find_pool(ledger, at->first);
     if (pool && pool->broken() == Broken::no) {
       ++at;
       continue;
@@ -537,20 +537,20 @@ void leave_pools_over(World& world, Session& session) {
     const std::uint32_t index = at->second;
     at = session.pools.erase(at);
     if (!pool) continue;
-    part(world, *pool, index, ParticipantState::left);
-    settle_pool(world, *pool);
+    part(ledger, *pool, index, ParticipantState::left);
+    settle_pool(ledger, *pool);
   }
 }
 
-void forget_lanes_in_making(World& world, const Session& session) {
+void forget_lanes_in_making(Ledger& ledger, const Session& session) {
   for (const auto& [id, index] : session.pools)
-    if (Pool* pool = find_pool(world, id); pool && pool->making.session == &session) pool->making = {};
+    if (Pool* pool = find_pool(ledger, id); pool && pool->making.session == &session) pool->making = {};
 }
 
 void move_participations(Session& from, Session& to) {
   for (auto [id, index] : from.pools) {
     if (!to.pools.try_emplace(id, index).second) continue;
-    if (Pool* pool = find_pool(from.world, id)) {
+    if (Pool* pool = find_pool(from.ledger, id)) {
       pool->participants[index].session = &to;
       if (pool->making.session == &from) pool->making = {};
     }

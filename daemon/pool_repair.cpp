@@ -53,7 +53,7 @@ bool attached(const LaneView& lane, std::uint64_t participants) {
   return false;
 }
 
-bool all_done(const LaneView& lane) { return unread(lane, QueueKind::claim) == 0; }
+bool all_done(const LaneView& lane) { return unread(lane, QueueKind::mpmc) == 0; }
 
 std::uint32_t unread(const LaneView& lane, QueueKind kind) {
   std::uint32_t count = 0;
@@ -62,8 +62,8 @@ std::uint32_t unread(const LaneView& lane, QueueKind kind) {
     const CellWord word = CellWord::of(lane.cell(i).word.load(std::memory_order_acquire));
     // Meanwhile the reader of a line lane may be done with the first messages, and the sender may fill their cells
     // again.
-    const bool before = kind == QueueKind::line && pool::position_difference(word.position, head) < 0;
-    count += kind == QueueKind::claim ? unread_in_claim(word) : word.is(CellState::full) && !before;
+    const bool before = kind == QueueKind::spsc && pool::position_difference(word.position, head) < 0;
+    count += kind == QueueKind::mpmc ? unread_in_claim(word) : word.is(CellState::full) && !before;
   }
   return count;
 }
@@ -191,7 +191,7 @@ bool Repair::give_back(std::size_t& lines) {
       lane.words.reader(participant_).position.store(0, std::memory_order_release);
       lane.words.reader(participant_).lost.store(0, std::memory_order_relaxed);
     }
-    if (lane.kind != QueueKind::claim) continue;
+    if (lane.kind != QueueKind::mpmc) continue;
     for (; cell_ < lane.words.cells(); ++cell_) {
       if (lines == 0) return false;
       --lines;
@@ -224,10 +224,10 @@ bool Repair::look(std::size_t& lines, std::int64_t monotonic, RepairFacts& facts
     for (; cell_ < lane.words.cells(); ++cell_) {
       if (lines == 0) return false;
       lines -= std::min<std::size_t>(lines, 2);
-      const std::uint64_t at = lane.kind == QueueKind::line ? (head_ + cell_) & pool::kPositionMask : cell_;
+      const std::uint64_t at = lane.kind == QueueKind::spsc ? (head_ + cell_) & pool::kPositionMask : cell_;
       Cell& cell = lane.words.cell(at);
       const CellWord word = CellWord::of(cell.word.load(std::memory_order_acquire));
-      if (lane.kind == QueueKind::line && (!word.is(CellState::full) || word.position != at)) break;
+      if (lane.kind == QueueKind::spsc && (!word.is(CellState::full) || word.position != at)) break;
       look_at(lane.words, lane.kind, lane.flags, cell, monotonic);
     }
   }
@@ -237,10 +237,10 @@ bool Repair::look(std::size_t& lines, std::int64_t monotonic, RepairFacts& facts
 void Repair::look_at(const LaneView& lane, QueueKind kind, std::uint32_t flags, Cell& cell, std::int64_t monotonic) {
   std::uint64_t seen = cell.word.load(std::memory_order_acquire);
   const CellWord word = CellWord::of(seen);
-  if (kind == QueueKind::claim ? !unread_in_claim(word) : !word.is(CellState::full)) return;
+  if (kind == QueueKind::mpmc ? !unread_in_claim(word) : !word.is(CellState::full)) return;
   // An expired message, whose sender cannot take it back itself. The exchange is not retried: if it fails, a receiver
   // has claimed the message.
-  if (kind == QueueKind::claim && word.is(CellState::full) && (flags & pool::kQueueExpiring) != 0) {
+  if (kind == QueueKind::mpmc && word.is(CellState::full) && (flags & pool::kQueueExpiring) != 0) {
     const auto deadline = static_cast<std::int64_t>(copy_body(cell)[0]);
     const std::uint64_t done = CellWord::empty(word.position + lane.cells());
     if (deadline > 0 && deadline <= monotonic &&

@@ -58,13 +58,13 @@ bool alive(const Pool& pool, std::uint32_t participant, std::uint32_t life) {
 
 bool sender_gone(Pool& pool, std::uint32_t index) {
   const LaneEntry& lane = pool.view.lane(index);
-  return pool.lanes[index].sender_through || !alive(pool, lane.from, lane.from_life);
+  return pool.lanes[index].sender_finished || !alive(pool, lane.from, lane.from_life);
 }
 
 // Cells that are written in one turn: 128 KiB at most, often in fresh pages.
 constexpr std::uint32_t kCellsOfTurn = 1024;
 
-struct LaneWish {
+struct LaneRequest {
   std::uint32_t queue = 0, from = 0, to = kNone;
 };
 
@@ -82,7 +82,7 @@ void attach_readers(const pool::LaneView& ring, std::uint64_t readers) {
     ring.reader(static_cast<std::size_t>(std::countr_zero(readers))).position.store(1, kRelaxed);
 }
 
-Result<std::uint32_t> make_lane(Pool& pool, const LaneWish& wish) {
+Result<std::uint32_t> make_lane(Pool& pool, const LaneRequest& wish) {
   const pool::View& view = pool.view;
   const QueueEntry& queue = view.queue(wish.queue);
   const QueueKind kind = kind_of(queue);
@@ -133,15 +133,15 @@ Result<std::uint32_t> make_lane(Pool& pool, const LaneWish& wish) {
   return free;
 }
 
-void drop_hold(World& world, LaneBook& book, std::map<std::uint64_t, LaneBook::Hold>::iterator at) {
+void drop_hold(Ledger& ledger, LaneBook& book, std::map<std::uint64_t, LaneBook::Hold>::iterator at) {
   Region& region = *at->second.region;
   book.holds.erase(at);
   --region.pool_holds;
   // A receiver of the region has mapped it by its own lease, whose end says whether it is unmapped.
-  release_region(world, region, true);
+  release_region(ledger, region, true);
 }
 
-void free_lane(World& world, Pool& pool, std::uint32_t index) {
+void free_lane(Ledger& ledger, Pool& pool, std::uint32_t index) {
   LaneEntry& lane = pool.view.lane(index);
   const bool keeps = kind_of(pool.view.queue(lane.queue)) == QueueKind::broadcast;
   if (const KnownLane known = known_lane(pool.view, index);
@@ -150,7 +150,7 @@ void free_lane(World& world, Pool& pool, std::uint32_t index) {
   set_state(lane, LaneState::free);
   if (!keeps) lane.cells = 0;
   LaneBook& book = pool.lanes[index];
-  while (!book.holds.empty()) drop_hold(world, book, book.holds.begin());
+  while (!book.holds.empty()) drop_hold(ledger, book, book.holds.begin());
   book = LaneBook{};
 }
 
@@ -226,8 +226,8 @@ Result<void> check_words(const Participant& caller, const shmbw_queue_open& wish
   if (wish.kind > SHMBW_QUEUE_KIND_BROADCAST) return error(Status::invalid, "a queue is line, claim or broadcast");
   if ((wish.flags & SHMBW_QUEUE_OPEN_DROP_OLDEST) != 0 && wish.kind != SHMBW_QUEUE_KIND_BROADCAST)
     return error(Status::invalid, "only a broadcast queue can drop its oldest messages");
-  if ((wish.flags & SHMBW_QUEUE_OPEN_AT_LEAST_ONCE) != 0 && wish.kind != SHMBW_QUEUE_KIND_CLAIM)
-    return error(Status::invalid, "only a claim queue delivers at least once");
+  if ((wish.flags & SHMBW_QUEUE_OPEN_AT_LEAST_ONCE) != 0 && wish.kind != SHMBW_QUEUE_KIND_MPMC)
+    return error(Status::invalid, "only a mpmc queue delivers at least once");
   if (!std::has_single_bit(wish.cells) || wish.cells < 2 || wish.cells > 65536)
     return error(Status::invalid, "the cells of a lane are a power of two from 2 to 65536");
   if (wish.cell_size != 64 && wish.cell_size != 128) return error(Status::invalid, "a cell has 64 or 128 bytes");
@@ -248,7 +248,7 @@ std::uint32_t find_queue(Pool& pool, std::string_view name) {
 // to.
 bool has_unread(Pool& pool, std::uint32_t queue) {
   const QueueEntry& entry = pool.view.queue(queue);
-  if (kind_of(entry) != QueueKind::claim) return false;
+  if (kind_of(entry) != QueueKind::mpmc) return false;
   for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
     const LaneEntry& lane = pool.view.lane(i);
     if (state_of(lane) == LaneState::free || !of_queue(lane, entry, queue)) continue;
@@ -278,13 +278,13 @@ Result<void> may_open(Pool& pool, std::uint32_t queue, std::uint32_t participant
   if ((wish.flags & SHMBW_QUEUE_OPEN_READER) != 0) {
     if ((readers & bit(participant)) != 0)
       return error(Status::busy, "this session reads queue " + quoted(name) + " already");
-    if (kind_of(entry) == QueueKind::line && readers != 0)
+    if (kind_of(entry) == QueueKind::spsc && readers != 0)
       return error(Status::busy, "queue " + quoted(name) + " is a line and has its reader");
   }
   if ((wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0) {
     if ((writers & bit(participant)) != 0)
       return error(Status::busy, "this session writes queue " + quoted(name) + " already");
-    if (kind_of(entry) != QueueKind::claim && writers != 0)
+    if (kind_of(entry) != QueueKind::mpmc && writers != 0)
       return error(Status::busy, "queue " + quoted(name) + " has its writer");
   }
   return {};
@@ -301,7 +301,7 @@ std::optional<std::uint64_t> lane_offset(const Pool& pool, const QueueEntry* ent
   return find_lane_memory(pool.view, pool::lane_bytes(needed.kind, needed.cells, needed.cell_size));
 }
 
-Result<std::uint32_t> make_queue(World& world, Pool& pool, const shmbw_queue_open& wish, std::string_view name) {
+Result<std::uint32_t> make_queue(Ledger& ledger, Pool& pool, const shmbw_queue_open& wish, std::string_view name) {
   std::uint32_t index = 0;
   while (index < pool.view.queues() && state_of(pool.view.queue(index)) != QueueState::free) ++index;
   if (index == pool.view.queues())
@@ -320,7 +320,7 @@ Result<std::uint32_t> make_queue(World& world, Pool& pool, const shmbw_queue_ope
   entry.name_length = static_cast<std::uint32_t>(name.size());
   std::memset(entry.name, 0, sizeof entry.name);
   std::memcpy(entry.name, name.data(), std::min(name.size(), sizeof entry.name));
-  pool.queues[index] = QueueBook{++world.last_serial};
+  pool.queues[index] = QueueBook{++ledger.last_serial};
   entry.stamp.store(Stamp{stamp_of(entry).serial + 1, static_cast<std::uint8_t>(QueueState::open)}.word(), kRelease);
   return index;
 }
@@ -361,7 +361,7 @@ bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, co
     needed.cell_size = entry ? entry->cell_size : wish.cell_size;
     const bool read = reader || (entry && entry->readers.load(kRelaxed) != 0);
     const bool written = writer || (entry && entry->writers.load(kRelaxed) != 0);
-    const bool makes = needed.kind == QueueKind::line ? read && written : writer;
+    const bool makes = needed.kind == QueueKind::spsc ? read && written : writer;
     const auto offset = makes ? lane_offset(pool, entry, queue, needed) : std::nullopt;
     if (offset) {
       needed.session = &session;
@@ -380,7 +380,7 @@ bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, co
   return false;
 }
 
-Result<OpenedQueue> open_queue(World& world, Pool& pool, std::uint32_t participant, const shmbw_queue_open& asked,
+Result<OpenedQueue> open_queue(Ledger& ledger, Pool& pool, std::uint32_t participant, const shmbw_queue_open& asked,
                                std::string_view name) {
   std::uint32_t queue = find_queue(pool, name);
   const shmbw_queue_open wish = with_cells(asked, queue == kNone ? nullptr : &pool.view.queue(queue));
@@ -390,7 +390,7 @@ Result<OpenedQueue> open_queue(World& world, Pool& pool, std::uint32_t participa
   if (fresh) {
     if ((wish.flags & SHMBW_QUEUE_OPEN_OPEN_ONLY) != 0)
       return error(Status::not_found, "the pool has no queue " + quoted(name));
-    auto made = make_queue(world, pool, wish, name);
+    auto made = make_queue(ledger, pool, wish, name);
     if (!made) return std::unexpected(made.error());
     queue = *made;
   } else if (auto may = may_open(pool, queue, participant, wish, name); !may) {
@@ -403,8 +403,8 @@ Result<OpenedQueue> open_queue(World& world, Pool& pool, std::uint32_t participa
   const std::uint64_t writers = entry.writers.load(kRelaxed) | (writer ? bit(participant) : 0);
   OpenedQueue out{queue, stamp_of(entry).serial, kNone, 0};
 
-  std::optional<LaneWish> lane_wish;
-  if (kind_of(entry) != QueueKind::line) {
+  std::optional<LaneRequest> lane_wish;
+  if (kind_of(entry) != QueueKind::spsc) {
     if (writer) lane_wish = {queue, participant, kNone};
   } else if (readers != 0 && writers != 0) {
     lane_wish = {queue, static_cast<std::uint32_t>(std::countr_zero(writers)),
@@ -416,7 +416,7 @@ Result<OpenedQueue> open_queue(World& world, Pool& pool, std::uint32_t participa
       if (fresh) free_queue(pool, queue);
       return std::unexpected(lane.error());
     }
-    if (kind_of(entry) != QueueKind::line) {
+    if (kind_of(entry) != QueueKind::spsc) {
       out.lane = *lane;
       out.lane_serial = stamp_of(pool.view.lane(*lane)).serial;
     }
@@ -431,7 +431,7 @@ Result<OpenedQueue> open_queue(World& world, Pool& pool, std::uint32_t participa
   return out;
 }
 
-Result<EndsLeft> close_queue(World& world, Pool& pool, std::uint32_t participant, const shmbw_queue_close& wish) {
+Result<EndsLeft> close_queue(Ledger& ledger, Pool& pool, std::uint32_t participant, const shmbw_queue_close& wish) {
   if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_CLOSE_KNOWN}) != 0)
     return error(Status::unknown_flags, "a flag of queue_close is not known to this broker");
   if (wish.queue >= pool.view.queues() || stamp_of(pool.view.queue(wish.queue)).serial != wish.serial ||
@@ -452,7 +452,7 @@ Result<EndsLeft> close_queue(World& world, Pool& pool, std::uint32_t participant
   if ((wish.flags & SHMBW_QUEUE_CLOSE_REMOVE) != 0) pool.queues[wish.queue].removed = true;
   const EndsLeft left{static_cast<std::uint32_t>(std::popcount(entry.readers.load(kRelaxed))),
                       static_cast<std::uint32_t>(std::popcount(entry.writers.load(kRelaxed)))};
-  settle_lanes(world, pool);
+  settle_lanes(ledger, pool);
   pool_changed(pool);
   return left;
 }
@@ -479,15 +479,15 @@ void drop_ends(Pool& pool, std::uint32_t participant, bool died) {
   }
 }
 
-bool lane_through(Pool& pool, std::uint32_t participant, const shmbw_lane_through& wish) {
+bool lane_through(Pool& pool, std::uint32_t participant, const shmbw_lane_finished& wish) {
   if (wish.lane >= pool.view.lanes()) return false;
   const LaneEntry& lane = pool.view.lane(wish.lane);
   if (state_of(lane) == LaneState::free || stamp_of(lane).serial != wish.serial) return false;
   LaneBook& book = pool.lanes[wish.lane];
   const std::uint32_t life = pool.participants[participant].life;
   if (wish.end == SHMBW_LANE_END_SENDER) {
-    if (lane.from != participant || lane.from_life != life || book.sender_through) return false;
-    book.sender_through = true;
+    if (lane.from != participant || lane.from_life != life || book.sender_finished) return false;
+    book.sender_finished = true;
     close_sender(pool, wish.lane);
     return true;
   }
@@ -506,7 +506,7 @@ bool lane_through(Pool& pool, std::uint32_t participant, const shmbw_lane_throug
   return true;
 }
 
-Result<void> hold_region(World& world, Session& session, Pool& pool, std::uint32_t participant,
+Result<void> hold_region(Ledger& ledger, Session& session, Pool& pool, std::uint32_t participant,
                          const shmbw_queue_hold& wish) {
   if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_HOLD_KNOWN}) != 0)
     return error(Status::unknown_flags, "a flag of queue_hold is not known to this broker");
@@ -518,20 +518,20 @@ Result<void> hold_region(World& world, Session& session, Pool& pool, std::uint32
   auto held = book.holds.find(wish.region.id);
   if ((wish.flags & SHMBW_QUEUE_HOLD_DROP) != 0) {
     if (held == book.holds.end()) return error(Status::not_found, "the lane does not hold that region");
-    drop_hold(world, book, held);
+    drop_hold(ledger, book, held);
     return {};
   }
-  if (book.sender_through) return error(Status::closed, "this session is through with the lane");
+  if (book.sender_finished) return error(Status::closed, "this session is through with the lane");
   if (held != book.holds.end()) return {};
-  Region* region = world.find_region(wish.region.id);
+  Region* region = ledger.find_region(wish.region.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
   if (!lease) return std::unexpected(no_lease(wish.region.id));
   if (wish.region.generation != 0 && wish.region.generation != region->generation)
     return std::unexpected(stale_region(region->id, wish.region.generation, region->generation));
   if (((lease->rights | authority(session, *region)) & SHMBW_RIGHT_SHARE) == 0)
     return error(Status::denied, "the lease does not carry share: the region cannot be passed on");
-  auto charge = pool.group->account.charge(Slot::leases, 1);
-  if (!charge) return std::unexpected(refuse_limit(world, session, charge.error()));
+  auto charge = pool.group->account.charge(Resource::leases, 1);
+  if (!charge) return std::unexpected(refuse_limit(ledger, session, charge.error()));
   book.holds.try_emplace(region->id, LaneBook::Hold{region, std::move(*charge)});
   ++region->pool_holds;
   return {};
@@ -551,14 +551,14 @@ bool lane_received(Pool& pool, std::uint32_t index) {
   return (pool.queues[lane.queue].removed && queue.readers.load(kRelaxed) == 0) || all_done(known.words);
 }
 
-bool settle_lanes(World& world, Pool& pool) {
+bool settle_lanes(Ledger& ledger, Pool& pool) {
   bool changed = false;
   std::vector<bool> used(pool.view.queues(), false);
   for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
     const LaneEntry& lane = pool.view.lane(i);
     if (state_of(lane) == LaneState::free) continue;
     if (sender_gone(pool, i) && lane_received(pool, i)) {
-      free_lane(world, pool, i);
+      free_lane(ledger, pool, i);
       changed = true;
     } else {
       used[lane.queue] = true;
@@ -574,7 +574,7 @@ bool settle_lanes(World& world, Pool& pool) {
   return changed;
 }
 
-std::size_t drop_idle_holds(World& world, Pool& pool, std::uint32_t index, bool& waits) {
+std::size_t drop_idle_holds(Ledger& ledger, Pool& pool, std::uint32_t index, bool& waits) {
   LaneBook& book = pool.lanes[index];
   const auto idle = [](const auto& hold) { return !hold.second.region->needed(); };
   if (std::ranges::none_of(book.holds, idle)) return 1;
@@ -584,14 +584,14 @@ std::size_t drop_idle_holds(World& world, Pool& pool, std::uint32_t index, bool&
     waits = true;
   } else {
     for (auto at = book.holds.begin(); at != book.holds.end();)
-      if (const auto here = at++; idle(*here)) drop_hold(world, book, here);
+      if (const auto here = at++; idle(*here)) drop_hold(ledger, book, here);
   }
   return std::max<std::uint32_t>(lane.cells, 1);
 }
 
-void drop_lanes(World& world, Pool& pool) {
+void drop_lanes(Ledger& ledger, Pool& pool) {
   for (LaneBook& book : pool.lanes)
-    while (!book.holds.empty()) drop_hold(world, book, book.holds.begin());
+    while (!book.holds.empty()) drop_hold(ledger, book, book.holds.begin());
 }
 
 bool queue_in_use(const Pool& pool, std::uint32_t queue) {

@@ -17,7 +17,7 @@
 
 namespace shmb::daemon {
 
-class World;
+class Ledger;
 class Session;
 struct Pool;
 struct Region;
@@ -33,9 +33,9 @@ struct LaneBook {
     Region* region = nullptr;
     Charge charge;
   };
-  bool sender_through = false, receiver_done = false;  // receiver_done: line lanes
-  std::uint64_t through = 0;                           // receivers of other kinds, one bit each
-  std::map<std::uint64_t, Hold> holds;                 // regions that its messages name, by id
+  bool sender_finished = false, receiver_done = false;  // receiver_done: line lanes
+  std::uint64_t through = 0;                            // receivers of other kinds, one bit each
+  std::map<std::uint64_t, Hold> holds;                  // regions that its messages name, by id
 };
 
 // Memory of a lane that is being made. Its cells are written in portions, in turns of the session that opens the queue
@@ -43,7 +43,7 @@ struct LaneBook {
 struct LaneInMaking {
   Session* session = nullptr;  // the session that opens the queue; null: no lane is being made
   std::uint64_t offset = 0;
-  pool::QueueKind kind = pool::QueueKind::line;
+  pool::QueueKind kind = pool::QueueKind::spsc;
   std::uint32_t cells = 0, cell_size = 0;
   std::uint32_t ready = 0;  // cells
   bool same(const LaneInMaking& other) const {
@@ -59,25 +59,25 @@ struct OpenedQueue {
   std::uint32_t queue = 0, serial = 0;
   std::uint32_t lane = pool::kNone, lane_serial = 0;
 };
-Result<OpenedQueue> open_queue(World& world, Pool& pool, std::uint32_t participant, const shmbw_queue_open& wish,
+Result<OpenedQueue> open_queue(Ledger& ledger, Pool& pool, std::uint32_t participant, const shmbw_queue_open& wish,
                                std::string_view name);
 struct EndsLeft {
   std::uint32_t readers = 0, writers = 0;
 };
-Result<EndsLeft> close_queue(World& world, Pool& pool, std::uint32_t participant, const shmbw_queue_close& wish);
+Result<EndsLeft> close_queue(Ledger& ledger, Pool& pool, std::uint32_t participant, const shmbw_queue_close& wish);
 void close_queues(Pool& pool);  // all of them, for all participants
 // The participant is dead or has left.
 void drop_ends(Pool& pool, std::uint32_t participant, bool died);
 // False: the participant is no end of that lane, or has said so before.
-bool lane_through(Pool& pool, std::uint32_t participant, const shmbw_lane_through& wish);
-Result<void> hold_region(World& world, Session& session, Pool& pool, std::uint32_t participant,
+bool lane_through(Pool& pool, std::uint32_t participant, const shmbw_lane_finished& wish);
+Result<void> hold_region(Ledger& ledger, Session& session, Pool& pool, std::uint32_t participant,
                          const shmbw_queue_hold& wish);
 // Gives back lanes that both ends have left, and removed queues without ends. True: something changed.
-bool settle_lanes(World& world, Pool& pool);
-void drop_lanes(World& world, Pool& pool);  // at the pool's end
+bool settle_lanes(Ledger& ledger, Pool& pool);
+void drop_lanes(Ledger& ledger, Pool& pool);  // at the pool's end
 // Drops the holds on regions without any lease that no message of the lane can name (idle_holds.hpp). Returns how many
 // cache lines it looked at. `waits`: such regions exist, and so do unread messages.
-std::size_t drop_idle_holds(World& world, Pool& pool, std::uint32_t lane, bool& waits);
+std::size_t drop_idle_holds(Ledger& ledger, Pool& pool, std::uint32_t lane, bool& waits);
 bool lane_received(Pool& pool, std::uint32_t lane);  // no process can take a message from it any more
 bool queue_in_use(const Pool& pool, std::uint32_t queue);
 std::uint32_t unread_lanes(Pool& pool, std::uint32_t participant);

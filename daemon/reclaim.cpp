@@ -13,88 +13,88 @@
 
 namespace shmb::daemon {
 
-bool close_elsewhere(World& world, std::uint32_t uid, std::vector<Fd> fds) {
-  if (!world.client_files.close(uid, fds)) {
-    world.log(4, "no helper thread could be started: closing a client's descriptors while others wait");
+bool close_elsewhere(Ledger& ledger, std::uint32_t uid, std::vector<Fd> fds) {
+  if (!ledger.client_files.close(uid, fds)) {
+    ledger.log(4, "no helper thread could be started: closing a client's descriptors while others wait");
     fds.clear();
   }
-  return !world.closes_too_many(uid);
+  return !ledger.closes_too_many(uid);
 }
 
-bool close_elsewhere(World& world, std::uint32_t uid, Fd fd) {
+bool close_elsewhere(Ledger& ledger, std::uint32_t uid, Fd fd) {
   if (!fd) return true;
   std::vector<Fd> one;
   one.push_back(std::move(fd));
-  return close_elsewhere(world, uid, std::move(one));
+  return close_elsewhere(ledger, uid, std::move(one));
 }
 
-static void erase_region(World& world, Region& region) {
+static void erase_region(Ledger& ledger, Region& region) {
   Group& group = *region.group;
   group.regions.remove(region);
-  world.open_descriptors -= region.gpu ? region.gpu->descriptors : 1;
-  world.regions.erase(region.id);
-  if (world.facts.descriptor_freed) world.facts.descriptor_freed();
-  if (!group.in_service) settle_group(world, group);
+  ledger.open_descriptors -= region.gpu ? region.gpu->descriptors : 1;
+  ledger.regions.erase(region.id);
+  if (ledger.facts.descriptor_freed) ledger.facts.descriptor_freed();
+  if (!group.in_service) settle_group(ledger, group);
 }
 
-void free_region(World& world, Region& region, bool at_once) {
-  tell_region(world, region, SHMBW_WATCH_EVENT_GONE);
-  if (world.tally && region.live()) {
-    ++world.tally->regions;
-    world.tally->bytes += region.bytes;
-    if (on_gpu(region)) world.tally->gpu_bytes += region.bytes;
+void free_region(Ledger& ledger, Region& region, bool at_once) {
+  tell_region(ledger, region, SHMBW_WATCH_EVENT_GONE);
+  if (ledger.tally && region.live()) {
+    ++ledger.tally->regions;
+    ledger.tally->bytes += region.bytes;
+    if (on_gpu(region)) ledger.tally->gpu_bytes += region.bytes;
   }
-  if (region.live()) --world.region_count;
+  if (region.live()) --ledger.region_count;
   region.state = SHMBW_REGION_STATE_FREEING;
   if (on_gpu(region)) {
-    if (!close_gpu(world, region)) erase_region(world, region);
+    if (!close_gpu(ledger, region)) erase_region(ledger, region);
     return;
   }
-  const bool many = world.tally && world.tally->regions > kCloseHereAtMost;
-  if (!at_once && (many || world.closed_here + region.bytes >= kCloseElsewhereFrom)) {
-    if (world.closer.close(region.fd, region.id)) {
-      if (auto uid = world.uids.find(region.group->uid); uid != world.uids.end())
+  const bool many = ledger.tally && ledger.tally->regions > kCloseHereAtMost;
+  if (!at_once && (many || ledger.closed_here + region.bytes >= kCloseElsewhereFrom)) {
+    if (ledger.closer.close(region.fd, region.id)) {
+      if (auto uid = ledger.uids.find(region.group->uid); uid != ledger.uids.end())
         uid->second.bytes_freeing += region.bytes;
       return;
     }
-    world.log(4, "no helper thread could be started: closing " + format_size(region.bytes) + " while others wait");
+    ledger.log(4, "no helper thread could be started: closing " + format_size(region.bytes) + " while others wait");
   }
-  world.closed_here += region.bytes;
+  ledger.closed_here += region.bytes;
   region.fd.reset();
-  erase_region(world, region);
+  erase_region(ledger, region);
 }
 
-bool release_region(World& world, Region& region, bool recycle) {
+bool release_region(Ledger& ledger, Region& region, bool recycle) {
   if (region.held()) {
     if (!region.needed()) {
-      if (region.pool_holds != 0) world.idle_holds.noticed();
+      if (region.pool_holds != 0) ledger.idle_holds.noticed();
       else if (region.tickets == 0 && region.name == nullptr) ask_for_kept(region);
     }
-    return region.gpu && settle_gpu(world, region);
+    return region.gpu && settle_gpu(ledger, region);
   }
   Group& group = *region.group;
   if (recycle && !group.closed && group.ended_at == 0 && Shelf::may_recycle(region) && group.shelf.put(region))
     return true;
-  free_region(world, region);
+  free_region(ledger, region);
   return true;
 }
 
-void closed_regions(World& world) {
-  for (std::uint64_t id : world.closer.finished()) {
-    if (auto pool = world.closing_pools.find(id); pool != world.closing_pools.end()) {
+void closed_regions(Ledger& ledger) {
+  for (std::uint64_t id : ledger.closer.finished()) {
+    if (auto pool = ledger.closing_pools.find(id); pool != ledger.closing_pools.end()) {
       const std::uint32_t uid = pool->second.uid;
-      world.open_descriptors -= pool->second.descriptors;
-      world.closing_pools.erase(pool);
-      world.drop_uid(uid);
-      if (world.facts.descriptor_freed) world.facts.descriptor_freed();
+      ledger.open_descriptors -= pool->second.descriptors;
+      ledger.closing_pools.erase(pool);
+      ledger.drop_uid(uid);
+      if (ledger.facts.descriptor_freed) ledger.facts.descriptor_freed();
       continue;
     }
-    auto at = world.regions.find(id);
-    if (at == world.regions.end()) continue;
+    auto at = ledger.regions.find(id);
+    if (at == ledger.regions.end()) continue;
     Region& region = at->second;
-    if (auto uid = world.uids.find(region.group->uid); uid != world.uids.end())
+    if (auto uid = ledger.uids.find(region.group->uid); uid != ledger.uids.end())
       uid->second.bytes_freeing -= region.bytes;
-    erase_region(world, region);
+    erase_region(ledger, region);
   }
 }
 
@@ -107,9 +107,10 @@ std::string death_text(bool lazy, const sys::ExitInfo* how) {
   return how->core ? text + " (core dumped)" : text;
 }
 
-void tell_reclaim(World& world, const ReclaimReport& report, shmbw_death how, std::int32_t code, std::string_view text);
+void tell_reclaim(Ledger& ledger, const ReclaimReport& report, shmbw_death how, std::int32_t code,
+                  std::string_view text);
 
-static void print(World& world, const ReclaimReport& report, const sys::ExitInfo* how, bool lives = false) {
+static void print(Ledger& ledger, const ReclaimReport& report, const sys::ExitInfo* how, bool lives = false) {
   std::string left =
       report.tally.regions == 0
           ? std::to_string(report.tally.leases) + (report.tally.leases == 1 ? " lease" : " leases") +
@@ -122,17 +123,17 @@ static void print(World& world, const ReclaimReport& report, const sys::ExitInfo
                      (report.pid ? std::to_string(report.pid) : std::string("unknown")) +
                      (report.group_text.empty() ? std::string() : " group " + report.group_text) + ": " + left + "; " +
                      (lives ? "it still runs, and has only closed its connection" : death_text(report.lazy, how));
-  ++world.reclaims;
-  world.bytes_reclaimed += report.tally.bytes;
-  world.log(6, text);
+  ++ledger.reclaims;
+  ledger.bytes_reclaimed += report.tally.bytes;
+  ledger.log(6, text);
   shmbw_death death = how ? (how->killed ? SHMBW_DEATH_KILLED : SHMBW_DEATH_EXITED)
                           : (report.lazy ? SHMBW_DEATH_DISCONNECTED : SHMBW_DEATH_UNKNOWN);
-  tell_reclaim(world, report, death, how ? how->code : 0, text);
+  tell_reclaim(ledger, report, death, how ? how->code : 0, text);
 }
 
-void report_reclaim(World& world, const Session& session, const Tally& tally, std::uint64_t group,
+void report_reclaim(Ledger& ledger, const Session& session, const Tally& tally, std::uint64_t group,
                     const std::string& group_text) {
-  ReclaimReport& report = world.reports.try_emplace(session.id, world).first->second;
+  ReclaimReport& report = ledger.reports.try_emplace(session.id, ledger).first->second;
   report.session = session.id;
   report.group = group;
   report.uid = session.uid;
@@ -140,35 +141,35 @@ void report_reclaim(World& world, const Session& session, const Tally& tally, st
   report.lazy = session.lazy;
   report.group_text = group_text;
   report.tally = tally;
-  if (!session.process_gone && session.has_pidfd) world.timers.set(report, world.now() + kExitWait);
-  else report_exit(world, session.id, session.exit ? &*session.exit : nullptr);
+  if (!session.process_gone && session.has_pidfd) ledger.timers.set(report, ledger.now() + kExitWait);
+  else report_exit(ledger, session.id, session.exit ? &*session.exit : nullptr);
 }
 
-void add_to_reclaim(World& world, const Session& session, const Tally& tally, std::uint64_t group,
+void add_to_reclaim(Ledger& ledger, const Session& session, const Tally& tally, std::uint64_t group,
                     const std::string& group_text) {
   if (tally.leases == 0 && tally.regions == 0) return;
-  auto at = world.reports.find(session.id);
-  if (at == world.reports.end()) return report_reclaim(world, session, tally, group, group_text);
+  auto at = ledger.reports.find(session.id);
+  if (at == ledger.reports.end()) return report_reclaim(ledger, session, tally, group, group_text);
   at->second.tally.leases += tally.leases;
   at->second.tally.regions += tally.regions;
   at->second.tally.bytes += tally.bytes;
   at->second.tally.gpu_bytes += tally.gpu_bytes;
 }
 
-void report_exit(World& world, std::uint64_t session, const sys::ExitInfo* how) {
-  auto at = world.reports.find(session);
-  if (at == world.reports.end()) return;
-  print(world, at->second, how);
-  world.reports.erase(at);
+void report_exit(Ledger& ledger, std::uint64_t session, const sys::ExitInfo* how) {
+  auto at = ledger.reports.find(session);
+  if (at == ledger.reports.end()) return;
+  print(ledger, at->second, how);
+  ledger.reports.erase(at);
 }
 
-void report_lives(World& world, std::uint64_t session) {
-  auto at = world.reports.find(session);
-  if (at == world.reports.end()) return;
-  print(world, at->second, nullptr, true);
-  world.reports.erase(at);
+void report_lives(Ledger& ledger, std::uint64_t session) {
+  auto at = ledger.reports.find(session);
+  if (at == ledger.reports.end()) return;
+  print(ledger, at->second, nullptr, true);
+  ledger.reports.erase(at);
 }
 
-void ReclaimReport::on_timer(std::int64_t) { report_exit(world, session, nullptr); }
+void ReclaimReport::on_timer(std::int64_t) { report_exit(ledger, session, nullptr); }
 
 }  // namespace shmb::daemon

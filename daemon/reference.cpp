@@ -20,7 +20,7 @@ std::unexpected<Error> no_such_reference() {
 
 // A rank that may use a reference. `life` 0: whichever life is present.
 Result<Worker*> living(const Worker& asker, std::uint32_t rank, std::uint32_t life, const char* role) {
-  Rendezvous& home = *asker.home;
+  World& home = *asker.home;
   if (rank >= home.workers.size())
     return error(Status::invalid, std::string(role) + " " + std::to_string(rank) + " is out of range: the world has " +
                                       std::to_string(home.workers.size()) + " workers");
@@ -33,9 +33,9 @@ Result<Worker*> living(const Worker& asker, std::uint32_t rank, std::uint32_t li
   return &worker;
 }
 
-Result<Charge> charge_fork(World& world, const Worker& maker) {
-  auto charge = world.uids.at(maker.uid).account.charge(Slot::references, 1);
-  if (!charge) return std::unexpected(refuse_limit(world, *maker.session, charge.error()));
+Result<Charge> charge_fork(Ledger& ledger, const Worker& maker) {
+  auto charge = ledger.uids.at(maker.uid).account.charge(Resource::references, 1);
+  if (!charge) return std::unexpected(refuse_limit(ledger, *maker.session, charge.error()));
   return std::move(*charge);
 }
 
@@ -52,7 +52,7 @@ Fork& add_fork(Worker& maker, Reference& reference, Worker& user, Charge charge)
   return fork;
 }
 
-void end_fork(Rendezvous& home, Fork& fork) {
+void end_fork(World& home, Fork& fork) {
   Reference& reference = *fork.reference;
   reference.forks.remove(fork);
   fork.user->forks.remove(fork);
@@ -104,7 +104,7 @@ std::uint64_t user_ranks(const Reference& reference) {
   return ranks;
 }
 
-Result<Booked> book_reference(World& world, Worker& maker, const shmbw_ref_create& wish) {
+Result<Booked> book_reference(Ledger& ledger, Worker& maker, const shmbw_ref_create& wish) {
   auto owner = living(maker, wish.owner, wish.owner_life, "owner");
   if (!owner) return std::unexpected(owner.error());
   const bool own = *owner == &maker;
@@ -127,7 +127,7 @@ Result<Booked> book_reference(World& world, Worker& maker, const shmbw_ref_creat
   } else if (wish.counter != 0) {
     return error(Status::invalid, "a counter without the flag given_counter: the broker counts");
   }
-  auto charge = charge_fork(world, maker);
+  auto charge = charge_fork(ledger, maker);
   if (!charge) return std::unexpected(charge.error());
   maker.last_counter = std::max(maker.last_counter, key.counter);
   Reference fresh;
@@ -136,7 +136,7 @@ Result<Booked> book_reference(World& world, Worker& maker, const shmbw_ref_creat
   Reference& reference = const_cast<Reference&>(*maker.home->references.emplace(std::move(fresh)).first);
   reference.state = wish.state;
   reference.owner = *owner;
-  reference.created = world.last_reference = std::max(world.now(), world.last_reference + 1);
+  reference.created = ledger.last_reference = std::max(ledger.now(), ledger.last_reference + 1);
   (*owner)->owned.push_back(reference);
   Fork& fork = add_fork(maker, reference, *user, std::move(*charge));
   fork.in_flight = wish.user != kOwnFork;
@@ -144,7 +144,7 @@ Result<Booked> book_reference(World& world, Worker& maker, const shmbw_ref_creat
   return Booked{&reference, &fork};
 }
 
-Result<Fork*> book_fork(World& world, Worker& maker, const RefKey& key, std::uint32_t user, std::uint32_t life) {
+Result<Fork*> book_fork(Ledger& ledger, Worker& maker, const RefKey& key, std::uint32_t user, std::uint32_t life) {
   Reference* reference = find(maker.home->references, key);
   if (!reference) return no_such_reference();
   if (!may_pass_on(maker, *reference))
@@ -153,7 +153,7 @@ Result<Fork*> book_fork(World& world, Worker& maker, const RefKey& key, std::uin
     return error(Status::owner_gone, worker_text(*reference->owner) + ", the owner of the reference, is gone");
   auto receiver = living(maker, user, life, "user");
   if (!receiver) return std::unexpected(receiver.error());
-  auto charge = charge_fork(world, maker);
+  auto charge = charge_fork(ledger, maker);
   if (!charge) return std::unexpected(charge.error());
   Fork& fork = add_fork(maker, *reference, **receiver, std::move(*charge));
   fork.in_flight = true;

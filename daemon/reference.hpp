@@ -17,9 +17,9 @@
 
 namespace shmb::daemon {
 
-class World;
+class Ledger;
 struct Worker;
-struct Rendezvous;
+struct World;
 struct Reference;
 
 struct RefKey {
@@ -87,9 +87,9 @@ struct Booked {
   Reference* reference = nullptr;
   Fork* fork = nullptr;
 };
-Result<Booked> book_reference(World& world, Worker& maker, const shmbw_ref_create& wish);
+Result<Booked> book_reference(Ledger& ledger, Worker& maker, const shmbw_ref_create& wish);
 // For one life of the user's rank; 0: whichever is present.
-Result<Fork*> book_fork(World& world, Worker& maker, const RefKey& reference, std::uint32_t user, std::uint32_t life);
+Result<Fork*> book_fork(Ledger& ledger, Worker& maker, const RefKey& reference, std::uint32_t user, std::uint32_t life);
 Result<Fork*> take_fork(Worker& user, const RefKey& fork, bool tell);
 Result<void> release_fork(Worker& by, const RefKey& fork);
 // Returns the reference; its state afterwards is in it.

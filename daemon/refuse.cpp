@@ -13,12 +13,12 @@
 namespace shmb::daemon {
 namespace {
 
-std::string whose(World& world, const Session& session, const Shortage& shortage) {
+std::string whose(Ledger& ledger, const Session& session, const Shortage& shortage) {
   switch (shortage.scope) {
     case SHMBW_SCOPE_UID:
       return "uid " + std::to_string(shortage.scope_id);
     case SHMBW_SCOPE_GROUP: {
-      const Group* group = find_group(world, shortage.scope_id);
+      const Group* group = find_group(ledger, shortage.scope_id);
       if (!group || !may_address(session, *group)) return "the group";
       return "group " + (group->name.empty() ? group->text() : "'" + group->name + "'");
     }
@@ -32,28 +32,28 @@ std::string whose(World& world, const Session& session, const Shortage& shortage
 }
 
 bool is_short(const Account& account, const Shortage& shortage, std::uint64_t limit) {
-  const std::uint64_t used = account.used(static_cast<Slot>(shortage.slot));
+  const std::uint64_t used = account.used(static_cast<Resource>(shortage.slot));
   return used > limit || shortage.asked > limit - used;
 }
 bool is_short(const Account& account, const Shortage& shortage) {
-  return is_short(account, shortage, account.limit(static_cast<Slot>(shortage.slot)));
+  return is_short(account, shortage, account.limit(static_cast<Resource>(shortage.slot)));
 }
 
-const Account* account_of(World& world, const Shortage& shortage) {
+const Account* account_of(Ledger& ledger, const Shortage& shortage) {
   switch (shortage.scope) {
     case SHMBW_SCOPE_HOST:
-      return &world.host;
+      return &ledger.host;
     case SHMBW_SCOPE_UID: {
-      const auto at = world.uids.find(static_cast<std::uint32_t>(shortage.scope_id));
-      return at == world.uids.end() ? nullptr : &at->second.account;
+      const auto at = ledger.uids.find(static_cast<std::uint32_t>(shortage.scope_id));
+      return at == ledger.uids.end() ? nullptr : &at->second.account;
     }
     case SHMBW_SCOPE_GROUP: {
-      const Group* group = find_group(world, shortage.scope_id);
+      const Group* group = find_group(ledger, shortage.scope_id);
       return group ? &group->account : nullptr;
     }
     case SHMBW_SCOPE_SESSION: {
-      const auto at = world.sessions.find(shortage.scope_id);
-      return at == world.sessions.end() ? nullptr : &at->second.account;
+      const auto at = ledger.sessions.find(shortage.scope_id);
+      return at == ledger.sessions.end() ? nullptr : &at->second.account;
     }
     default:
       return nullptr;
@@ -65,9 +65,9 @@ const Account* account_of(World& world, const Shortage& shortage) {
 // help.
 class Keys {
  public:
-  Keys(World& world, const Session& session, const Shortage& shortage)
-      : world_(world), session_(session), shortage_(shortage), slot_(slot_name(shortage.slot)) {
-    const Account* const met = account_of(world, shortage);
+  Keys(Ledger& ledger, const Session& session, const Shortage& shortage)
+      : ledger_(ledger), session_(session), shortage_(shortage), slot_(slot_name(shortage.slot)) {
+    const Account* const met = account_of(ledger, shortage);
     for (const Account* at = met; at; at = at->parent())
       if (is_short(*at, shortage)) add(*at);
     if (keys_.empty() && !made_too_small_ && met) add(*met);  // room was made since
@@ -78,7 +78,7 @@ class Keys {
     std::string out;
     for (const std::string& key : keys_) out += (out.empty() ? "raise " : " and ") + key;
     const bool of_file = std::ranges::any_of(keys_, [](const std::string& key) { return key.starts_with("limits."); });
-    if (of_file && !world_.config.file.empty()) out += " in " + world_.config.file + ", which the next broker reads";
+    if (of_file && !ledger_.config.file.empty()) out += " in " + ledger_.config.file + ", which the next broker reads";
     if (!made_too_small_) return out;
     return "make a new group with a higher limit" + (out.empty() ? out : ", and " + out);
   }
@@ -97,20 +97,20 @@ class Keys {
     }
   }
   void add_group(const Account& account) {
-    const Limits& limits = world_.config.limits;
-    const Group* group = find_group(world_, account.id());
-    const Slot slot = static_cast<Slot>(shortage_.slot);
-    if (group && account.limit(slot) < group->configured(slot)) {
+    const Limits& limits = ledger_.config.limits;
+    const Group* group = find_group(ledger_, account.id());
+    const Resource resource = static_cast<Resource>(shortage_.slot);
+    if (group && account.limit(resource) < group->configured(resource)) {
       made_too_small_ = true;
-      if (!is_short(account, shortage_, group->configured(slot))) return;
+      if (!is_short(account, shortage_, group->configured(resource))) return;
     }
     const bool named = group && !group->name.empty() && may_address(session_, *group);
     const bool own = named && sets_bytes(limits.group, group->name);
-    if (slot == Slot::bytes && limits.group_follows && !own && is_short(*account.parent(), shortage_)) return;
+    if (resource == Resource::bytes && limits.group_follows && !own && is_short(*account.parent(), shortage_)) return;
     put(named ? "limits.group." + group->name + "." + slot_ : "limits.group_" + slot_);
   }
   void add_uid(const Account& account) {
-    const Limits& limits = world_.config.limits;
+    const Limits& limits = ledger_.config.limits;
     const bool own = sets_bytes(limits.uid, static_cast<std::uint32_t>(account.id()));
     const bool follows = shortage_.slot == SHMBW_SLOT_BYTES && limits.uid_follows && !own;
     if (follows && is_short(*account.parent(), shortage_)) return;
@@ -123,7 +123,7 @@ class Keys {
   }
   void put(std::string key) { keys_.push_back(std::move(key)); }
 
-  World& world_;
+  Ledger& ledger_;
   const Session& session_;
   const Shortage& shortage_;
   const std::string slot_;
@@ -165,9 +165,9 @@ class Largest {
 };
 
 // The three largest holders that the client may see, and the total of all others.
-std::string find_holders(World& world, const Session& session, const Shortage& shortage) {
+std::string find_holders(Ledger& ledger, const Session& session, const Shortage& shortage) {
   if (shortage.scope == SHMBW_SCOPE_GROUP) {
-    const Group* group = find_group(world, shortage.scope_id);
+    const Group* group = find_group(ledger, shortage.scope_id);
     if (!group || !may_address(session, *group)) return {};
     Largest<Region> largest;
     const bool gpu = shortage.slot == SHMBW_SLOT_GPU_BYTES;
@@ -180,17 +180,17 @@ std::string find_holders(World& world, const Session& session, const Shortage& s
     });
   }
   Largest<Group> largest;
-  for (const auto& [id, group] : world.groups)
+  for (const auto& [id, group] : ledger.groups)
     if ((shortage.scope != SHMBW_SCOPE_UID || group.uid == shortage.scope_id) && may_address(session, group))
-      largest.offer(group, group.account.used(static_cast<Slot>(shortage.slot)));
+      largest.offer(group, group.account.used(static_cast<Resource>(shortage.slot)));
   return largest.text(shortage.used, [](const Group& group) { return "group " + group.text(); });
 }
 
 // The remedy for a full table of tickets that needs no administrator.
-std::string ticket_remedy(const World& world, const Shortage& shortage) {
+std::string ticket_remedy(const Ledger& ledger, const Shortage& shortage) {
   if (shortage.scope == SHMBW_SCOPE_UID) {
-    const auto at = world.uids.find(static_cast<std::uint32_t>(shortage.scope_id));
-    const std::uint32_t left = at == world.uids.end() ? 0 : at->second.tickets_left;
+    const auto at = ledger.uids.find(static_cast<std::uint32_t>(shortage.scope_id));
+    const std::uint32_t left = at == ledger.uids.end() ? 0 : at->second.tickets_left;
     if (left != 0)
       return "`shmbroker release --tickets` ends the " + std::to_string(left) +
              " of them that were left by sessions that have ended, or ";
@@ -199,11 +199,11 @@ std::string ticket_remedy(const World& world, const Shortage& shortage) {
 }
 
 // Found once per request: 253 refusals of one batch name the same holders.
-const std::string& holders(World& world, const Session& session, const Shortage& shortage) {
-  World::Holders& last = world.holders;
-  if (last.request != world.requests || last.slot != shortage.slot || last.scope != shortage.scope ||
+const std::string& holders(Ledger& ledger, const Session& session, const Shortage& shortage) {
+  Ledger::Holders& last = ledger.holders;
+  if (last.request != ledger.requests || last.slot != shortage.slot || last.scope != shortage.scope ||
       last.scope_id != shortage.scope_id)
-    last = {world.requests, shortage.slot, shortage.scope, shortage.scope_id, find_holders(world, session, shortage)};
+    last = {ledger.requests, shortage.slot, shortage.scope, shortage.scope_id, find_holders(ledger, session, shortage)};
   return last.text;
 }
 
@@ -212,29 +212,29 @@ const std::string& holders(World& world, const Session& session, const Shortage&
 // At most one line a minute for each table and kind of scope: a client that keeps asking must not fill the log.
 constexpr std::int64_t kLogEvery = 60'000'000'000;
 
-Error refuse_limit(World& world, const Session& session, const Shortage& shortage) {
-  std::string remedy = Keys(world, session, shortage).text();
-  if (shortage.slot == SHMBW_SLOT_TICKETS) remedy.insert(0, ticket_remedy(world, shortage));
-  Error refused = wire::limit_refusal(shortage, whose(world, session, shortage), remedy,
+Error refuse_limit(Ledger& ledger, const Session& session, const Shortage& shortage) {
+  std::string remedy = Keys(ledger, session, shortage).text();
+  if (shortage.slot == SHMBW_SLOT_TICKETS) remedy.insert(0, ticket_remedy(ledger, shortage));
+  Error refused = wire::limit_refusal(shortage, whose(ledger, session, shortage), remedy,
                                       shortage.slot == SHMBW_SLOT_BYTES || shortage.slot == SHMBW_SLOT_GPU_BYTES
-                                          ? holders(world, session, shortage)
+                                          ? holders(ledger, session, shortage)
                                           : "");
-  auto [last, first] = world.refusals_logged.try_emplace({shortage.slot, shortage.scope}, world.now());
-  if (first || world.now() - last->second >= kLogEvery) {
-    last->second = world.now();
-    world.log(5, "refused uid " + std::to_string(session.uid) + " pid " + std::to_string(session.pid) + ": " +
-                     refused.sentence);
+  auto [last, first] = ledger.refusals_logged.try_emplace({shortage.slot, shortage.scope}, ledger.now());
+  if (first || ledger.now() - last->second >= kLogEvery) {
+    last->second = ledger.now();
+    ledger.log(5, "refused uid " + std::to_string(session.uid) + " pid " + std::to_string(session.pid) + ": " +
+                      refused.sentence);
   }
   return refused;
 }
 
-Error refuse_descriptors(World& world, const Shortage& shortage) {
+Error refuse_descriptors(Ledger& ledger, const Shortage& shortage) {
   if (shortage.scope != SHMBW_SCOPE_UID)
     return wire::limit_refusal(shortage, "the broker", "raise descriptors (and the hard RLIMIT_NOFILE of the broker)");
   const std::string uid = std::to_string(shortage.scope_id);
   std::string remedy = "raise limits.uid." + uid + ".descriptors";
-  if (world.config.limits.uid_descriptors == 0 &&
-      !world.config.limits.uid.contains(static_cast<std::uint32_t>(shortage.scope_id)))
+  if (ledger.config.limits.uid_descriptors == 0 &&
+      !ledger.config.limits.uid.contains(static_cast<std::uint32_t>(shortage.scope_id)))
     remedy += " or descriptors (and the hard RLIMIT_NOFILE of the broker), of which this is the user's share";
   return wire::limit_refusal(shortage, "uid " + uid, remedy);
 }
@@ -253,10 +253,10 @@ bool has(const Group& group, bool pool, std::string_view name) {
 
 // The address of what the client may have meant, in the youngest groups of its user. Bounded, so that repeated requests
 // for a missing name stay cheap.
-std::string elsewhere(World& world, const Session& session, const Group* not_in, bool pool, std::string_view name) {
+std::string elsewhere(Ledger& ledger, const Session& session, const Group* not_in, bool pool, std::string_view name) {
   constexpr int kLooks = 256;
   int looks = 0;
-  for (auto at = world.groups.rbegin(); at != world.groups.rend() && looks < kLooks; ++at, ++looks) {
+  for (auto at = ledger.groups.rbegin(); at != ledger.groups.rend() && looks < kLooks; ++at, ++looks) {
     const Group& group = at->second;
     if (&group == not_in || group.closed || group.uid != session.uid || !has(group, pool, name)) continue;
     return group.text() + "/" + std::string(name);
@@ -266,11 +266,11 @@ std::string elsewhere(World& world, const Session& session, const Group* not_in,
 
 }  // namespace
 
-Error no_such_name(World& world, Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
+Error no_such_name(Ledger& ledger, Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
                    std::string_view name) {
   const bool pool = what == "pool";
-  const Group* const looked_in = addressed_group(world, session, owner, group);
-  const std::string there = elsewhere(world, session, looked_in, pool, name);
+  const Group* const looked_in = addressed_group(ledger, session, owner, group);
+  const std::string there = elsewhere(ledger, session, looked_in, pool, name);
   wire::Sought sought{.what = what, .name = name, .elsewhere = there};
   if (looked_in && has(*looked_in, !pool, name)) sought.other_kind = pool ? "region" : "pool";
   const std::string own = group.empty() && session.group ? session.group->text() : std::string();

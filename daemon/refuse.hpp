@@ -11,17 +11,17 @@
 
 namespace shmb::daemon {
 
-class World;
+class Ledger;
 class Session;
 
-Error refuse_limit(World& world, const Session& session, const Shortage& shortage);
-Error refuse_descriptors(World& world, const Shortage& shortage);
+Error refuse_limit(Ledger& ledger, const Session& session, const Shortage& shortage);
+Error refuse_descriptors(Ledger& ledger, const Shortage& shortage);
 
 // One answer for absent and forbidden, byte for byte. It repeats what was asked for, and says nothing that only the
 // ledger knows. By name: an empty text of the group means the session's own group.
 Error no_such_region(std::uint64_t id);
 // Adds what the client may have meant: an object of the other kind, or one in another group of its user.
-Error no_such_name(World& world, Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
+Error no_such_name(Ledger& ledger, Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
                    std::string_view name);
 Error no_such_group(std::uint64_t id);
 Error no_such_group(const Session& session, std::uint32_t owner, std::string_view text);

@@ -49,11 +49,11 @@ Result<void> check_join(const shmbw_world_join& wish, std::string_view address, 
   return {};
 }
 
-std::string world_text(const Rendezvous& world) {
-  return "port " + std::to_string(world.port) + " of uid " + std::to_string(world.uid);
+std::string world_text(const World& ledger) {
+  return "port " + std::to_string(ledger.port) + " of uid " + std::to_string(ledger.uid);
 }
 
-std::unexpected<Error> taken(const Rendezvous& there) {
+std::unexpected<Error> taken(const World& there) {
   return error(Status::world_taken, world_text(there) + " is taken by world " + std::to_string(there.id) + " (" +
                                         there.address + "), which runs with " + std::to_string(there.present) + " of " +
                                         std::to_string(there.workers.size()) +
@@ -62,8 +62,8 @@ std::unexpected<Error> taken(const Rendezvous& there) {
 
 // The place of a dead worker is free only when its process has ended. A worker that has only closed its connection
 // still reads messages that are meant for its successor.
-bool still_in_pool(World& world, const Worker& worker) {
-  Pool* pool = worker.participant == Worker::kNoPlace ? nullptr : find_pool(world, worker.home->pool);
+bool still_in_pool(Ledger& ledger, const Worker& worker) {
+  Pool* pool = worker.participant == Worker::kNoPlace ? nullptr : find_pool(ledger, worker.home->pool);
   if (!pool) return false;
   const Participant& place = pool->participants[worker.participant];
   return place.life == worker.participant_life && place.state == pool::ParticipantState::live;
@@ -76,13 +76,13 @@ bool just_ending(const Worker& worker) {
   return worker.session && worker.session->link && worker.session->link->process_over();
 }
 
-std::unexpected<Error> wait_for_end(const Rendezvous& there, const Worker& worker) {
+std::unexpected<Error> wait_for_end(const World& there, const Worker& worker) {
   return error(Status::not_ready,
                of_pid(worker) + ", of the world at " + world_text(there) + " is just ending: join again in a moment");
 }
 
 // Whether the worker may replace its predecessor in a complete world. The predecessor has died or is about to.
-Result<void> may_replace(World& world, const Rendezvous& there, const Worker& before) {
+Result<void> may_replace(Ledger& ledger, const World& there, const Worker& before) {
   const std::string where = "the world at " + world_text(there);
   if (before.present()) {
     if (just_ending(before)) return wait_for_end(there, before);
@@ -95,17 +95,17 @@ Result<void> may_replace(World& world, const Rendezvous& there, const Worker& be
                                           worker_text(before) +
                                           ", which died; a new world begins there when the others have left, or "
                                           "with the first of them that joins again");
-  if (pool_of(world, there) == 0)
+  if (pool_of(ledger, there) == 0)
     return error(Status::world_taken, where + " has no pool, because " + worker_text(before) +
                                           " died before others came to it: it ends when its other workers have left");
-  if (still_in_pool(world, before))
+  if (still_in_pool(ledger, before))
     return error(Status::not_ready, of_pid(before) + ", of " + where +
                                         " has closed its connection, but its process has not ended: its place is "
                                         "free when it has");
   return {};
 }
 
-const Worker* namesake(const Rendezvous& there, std::string_view name) {
+const Worker* namesake(const World& there, std::string_view name) {
   const auto found =
       std::ranges::find_if(there.workers, [&](const auto& one) { return one->present() && one->name == name; });
   return found == there.workers.end() ? nullptr : found->get();
@@ -116,14 +116,14 @@ std::string rank_and_pid(std::uint32_t rank, std::uint32_t pid) {
 }
 
 // Whether the worker may enter the world at this port. False: that world is ending, and a new one takes its port.
-Result<bool> may_enter(World& world, const Rendezvous& there, const shmbw_world_join& wish, std::string_view name) {
+Result<bool> may_enter(Ledger& ledger, const World& there, const shmbw_world_join& wish, std::string_view name) {
   const bool same_size = wish.world_size == there.workers.size();
   if (there.complete) {
     const Worker& before = *there.workers[wish.rank];
     if (!same_size || before.name != name) return taken(there);
     // The same worker comes again after it has left in order. Others may be slower to leave.
     if (before.state == SHMBW_WORKER_STATE_LEFT) return false;
-    if (auto may = may_replace(world, there, before); !may) return std::unexpected(may.error());
+    if (auto may = may_replace(ledger, there, before); !may) return std::unexpected(may.error());
     return true;
   }
   if (!same_size)
@@ -141,7 +141,7 @@ Result<bool> may_enter(World& world, const Rendezvous& there, const shmbw_world_
   return true;
 }
 
-std::unique_ptr<Worker> make_life(Rendezvous& home, std::uint32_t rank) {
+std::unique_ptr<Worker> make_life(World& home, std::uint32_t rank) {
   auto made = std::make_unique<Worker>();
   made->home = &home;
   made->rank = rank;
@@ -149,73 +149,73 @@ std::unique_ptr<Worker> make_life(Rendezvous& home, std::uint32_t rank) {
 }
 
 // The dead worker keeps what it owned. Its successor continues the counter, so no two references have the same name.
-void replace(Rendezvous& home, std::uint32_t rank) {
+void replace(World& home, std::uint32_t rank) {
   std::unique_ptr<Worker> before = std::exchange(home.workers[rank], make_life(home, rank));
   home.workers[rank]->first_counter = home.workers[rank]->last_counter = before->last_counter;
   if (!before->owned.empty()) home.past.push_back(std::move(before));
   ++home.replaced;
 }
 
-void forget_port(World& world, const Rendezvous& rendezvous) {
-  auto at = world.world_ports.find({rendezvous.uid, rendezvous.port});
-  if (at != world.world_ports.end() && at->second == &rendezvous) world.world_ports.erase(at);
+void forget_port(Ledger& ledger, const World& world) {
+  auto at = ledger.world_ports.find({world.uid, world.port});
+  if (at != ledger.world_ports.end() && at->second == &world) ledger.world_ports.erase(at);
 }
 
-Result<Rendezvous*> make_world(World& world, Session& founder, const shmbw_world_join& wish, std::string_view address) {
-  auto group = own_group(world, founder);
+Result<World*> make_world(Ledger& ledger, Session& founder, const shmbw_world_join& wish, std::string_view address) {
+  auto group = own_group(ledger, founder);
   if (!group) return std::unexpected(group.error());
-  Uid& uid = world.hold_uid(founder.uid);
-  auto charge = uid.account.charge(Slot::worlds, 1);
+  Uid& uid = ledger.hold_uid(founder.uid);
+  auto charge = uid.account.charge(Resource::worlds, 1);
   if (!charge) {
-    world.drop_uid(founder.uid);
-    return std::unexpected(refuse_limit(world, founder, charge.error()));
+    ledger.drop_uid(founder.uid);
+    return std::unexpected(refuse_limit(ledger, founder, charge.error()));
   }
-  const std::uint64_t id = ++world.last_world;
-  Rendezvous& made = world.worlds.try_emplace(id, world, id, **group, wish.world_size).first->second;
+  const std::uint64_t id = ++ledger.last_world;
+  World& made = ledger.worlds.try_emplace(id, ledger, id, **group, wish.world_size).first->second;
   made.uid = founder.uid;
   made.port = wish.port;
   made.address = address;
-  made.created = world.now();
+  made.created = ledger.now();
   made.charge = std::move(*charge);
   (*group)->worlds.push_back(made);
-  world.world_ports[{made.uid, made.port}] = &made;
+  ledger.world_ports[{made.uid, made.port}] = &made;
   return &made;
 }
 
 // No worker is in it any more.
-void destroy_world(World& world, Rendezvous& rendezvous) {
-  forget_port(world, rendezvous);
-  Group& group = *rendezvous.group;
-  const std::uint32_t uid = rendezvous.uid;
-  group.worlds.remove(rendezvous);
-  world.worlds.erase(rendezvous.id);
-  settle_group(world, group);
-  world.drop_uid(uid);
+void destroy_world(Ledger& ledger, World& world) {
+  forget_port(ledger, world);
+  Group& group = *world.group;
+  const std::uint32_t uid = world.uid;
+  group.worlds.remove(world);
+  ledger.worlds.erase(world.id);
+  settle_group(ledger, group);
+  ledger.drop_uid(uid);
 }
 
 // The world can never be complete. Its workers learn that from an event, and the cause from the reply to their next
 // request, because an event may be lost. Ranks that have not come learn it when they do. `told`: ranks that know it
 // already, one bit each.
-void fail_world(World& world, Rendezvous& there, const Error& why, std::uint64_t told) {
+void fail_world(Ledger& ledger, World& there, const Error& why, std::uint64_t told) {
   const auto cause = std::make_shared<const Error>(why);
-  world.log(6, cause->sentence);
+  ledger.log(6, cause->sentence);
   for (const auto& worker : there.workers) {
     if (!worker->session) continue;
     told |= std::uint64_t{1} << worker->rank;
     worker->session->failed_world = there.id;
     worker->session->failure = cause;
   }
-  world.failed_worlds.note({.uid = there.uid,
-                            .port = there.port,
-                            .world_size = static_cast<std::uint32_t>(there.workers.size()),
-                            .told = told,
-                            .at = world.now(),
-                            .last_pid = world.facts.last_pid(),
-                            .cause = cause});
-  end_world(world, there);
+  ledger.failed_worlds.note({.uid = there.uid,
+                             .port = there.port,
+                             .world_size = static_cast<std::uint32_t>(there.workers.size()),
+                             .told = told,
+                             .at = ledger.now(),
+                             .last_pid = ledger.facts.last_pid(),
+                             .cause = cause});
+  end_world(ledger, there);
 }
 
-Error name_twice(const Rendezvous& there, const Worker& one, const Session& two, std::uint32_t rank) {
+Error name_twice(const World& there, const Worker& one, const Session& two, std::uint32_t rank) {
   return {.status = Status::exists,
           .sentence = "the name " + quoted(one.name) + " in the world at " + world_text(there) + " is that of " +
                       rank_and_pid(one.rank, one.pid) + " and of " + rank_and_pid(rank, two.pid) +
@@ -224,67 +224,64 @@ Error name_twice(const Rendezvous& there, const Worker& one, const Session& two,
 
 }  // namespace
 
-Rendezvous::Rendezvous(World& owner, std::uint64_t number, Group& of, std::uint32_t size)
-    : world(owner), id(number), group(&of), workers(size), references(&owner.pool), forks(&owner.pool) {
+World::World(Ledger& owner, std::uint64_t number, Group& of, std::uint32_t size)
+    : ledger(owner), id(number), group(&of), workers(size), references(&owner.pool), forks(&owner.pool) {
   for (std::uint32_t rank = 0; rank < size; ++rank) workers[rank] = make_life(*this, rank);
 }
 
-Rendezvous::~Rendezvous() = default;
+World::~World() = default;
 
-std::uint32_t Rendezvous::flags() const {
+std::uint32_t World::flags() const {
   std::uint32_t flags = 0;
   if (complete) flags |= SHMBW_WORLD_STATE_COMPLETE;
   if (ending) flags |= SHMBW_WORLD_STATE_ENDING;
   return flags;
 }
 
-std::uint32_t Rendezvous::died() const {
+std::uint32_t World::died() const {
   return static_cast<std::uint32_t>(
       std::ranges::count(workers, SHMBW_WORKER_STATE_DIED, [](const auto& one) { return one->state; }));
 }
 
-std::uint64_t pool_of(World& world, const Rendezvous& rendezvous) {
-  return find_pool(world, rendezvous.pool) ? rendezvous.pool : 0;
-}
+std::uint64_t pool_of(Ledger& ledger, const World& world) { return find_pool(ledger, world.pool) ? world.pool : 0; }
 
 std::string worker_text(const Worker& worker) {
   return "worker " + std::to_string(worker.rank) + " ('" + worker.name + "')";
 }
 
-void tell_world(Rendezvous& rendezvous, shmbw_world_change change, std::uint32_t rank, const Session* except) {
-  for (const auto& worker : rendezvous.workers)
+void tell_world(World& world, shmbw_world_change change, std::uint32_t rank, const Session* except) {
+  for (const auto& worker : world.workers)
     if (worker->session && worker->session != except)
-      tell_world_changed(*worker->session, rendezvous.id, change, rank, rendezvous.workers[rank]->life,
-                         rendezvous.present);
+      tell_world_changed(*worker->session, world.id, change, rank, world.workers[rank]->life, world.present);
 }
 
-Result<Worker*> join_world(World& world, Session& session, const shmbw_world_join& wish, std::string_view address,
+Result<Worker*> join_world(Ledger& ledger, Session& session, const shmbw_world_join& wish, std::string_view address,
                            std::string_view name) {
   if (session.worker)
     return error(Status::busy, "this session is " + worker_text(*session.worker) + " of the world at " +
                                    world_text(*session.worker->home) + " already: leave that one first");
   if (auto checked = check_join(wish, address, name); !checked) return std::unexpected(checked.error());
-  const FailedWorlds::Late late = world.failed_worlds.tell(session, wish, world.now());
+  const FailedWorlds::Late late = ledger.failed_worlds.tell(session, wish, ledger.now());
   if (late.certain) return std::unexpected(*late.cause);
-  Rendezvous* there = nullptr;
-  if (auto at = world.world_ports.find({session.uid, wish.port}); at != world.world_ports.end()) {
-    auto enters = may_enter(world, *at->second, wish, name);
+  World* there = nullptr;
+  if (auto at = ledger.world_ports.find({session.uid, wish.port}); at != ledger.world_ports.end()) {
+    auto enters = may_enter(ledger, *at->second, wish, name);
     if (!enters) return std::unexpected(enters.error());
     if (*enters) there = at->second;
   }
   if (const Worker* const other = there && !there->complete ? namesake(*there, name) : nullptr) {
     const Error why = name_twice(*there, *other, session, wish.rank);
-    fail_world(world, *there, why, std::uint64_t{1} << wish.rank);
+    fail_world(ledger, *there, why, std::uint64_t{1} << wish.rank);
     return std::unexpected(why);
   }
   if (!there) {
-    auto made = make_world(world, session, wish, address);
+    auto made = make_world(ledger, session, wish, address);
     if (!made) return std::unexpected(made.error());
     there = *made;
     if (late.cause) {
       there->doubt = late.cause;
       there->in_the_know = late.told;
-      world.timers.set(*there, world.now() + kDoubt);
+      ledger.timers.set(*there, ledger.now() + kDoubt);
     }
   }
   if (there->doubt && (there->in_the_know >> wish.rank & 1) != 0) {  // the job has been started again
@@ -293,14 +290,14 @@ Result<Worker*> join_world(World& world, Session& session, const shmbw_world_joi
   }
   // A worker without a group joins that of the world. So what the workers share lives as long as any of them, not only
   // as long as the first. All of them can also reuse its memory (the shelf).
-  if (!session.group && !session.ended_group) join_group(world, session, *there->group);
+  if (!session.group && !session.ended_group) join_group(ledger, session, *there->group);
   if (there->workers[wish.rank]->state == SHMBW_WORKER_STATE_DIED) replace(*there, wish.rank);
   Worker& worker = *there->workers[wish.rank];
   worker.session = &session;
   worker.name = name;
   worker.uid = session.uid;
   worker.pid = session.pid;
-  worker.serial = ++world.last_serial;
+  worker.serial = ++ledger.last_serial;
   worker.life = ++there->last_life;
   worker.state = SHMBW_WORKER_STATE_PRESENT;
   session.worker = &worker;
@@ -313,46 +310,46 @@ Result<Worker*> join_world(World& world, Session& session, const shmbw_world_joi
   return &worker;
 }
 
-void leave_world(World& world, Session& session, bool died) {
+void leave_world(Ledger& ledger, Session& session, bool died) {
   Worker* leaving = std::exchange(session.worker, nullptr);
   if (!leaving) return;
   Worker& worker = *leaving;
-  Rendezvous& rendezvous = *worker.home;
+  World& world = *worker.home;
   worker.session = nullptr;  // it gets no further event
   worker.state = died ? SHMBW_WORKER_STATE_DIED : SHMBW_WORKER_STATE_LEFT;
-  --rendezvous.present;
+  --world.present;
   const std::uint32_t forks = drop_forks(worker);
   const std::uint32_t owned = worker.owned.size();
   orphan_references(worker);
   if (died)
-    world.log(6, worker_text(worker) + ", pid " + std::to_string(worker.pid) + ", of the world at " +
-                     world_text(rendezvous) + " died: " + std::to_string(forks) + " holds on references dropped, " +
-                     std::to_string(owned) + " of its own are lost to others");
-  if (rendezvous.complete && !died) rendezvous.ending = true;
-  tell_world(rendezvous, died ? SHMBW_WORLD_CHANGE_DIED : SHMBW_WORLD_CHANGE_LEFT, worker.rank);
-  if (!rendezvous.complete && died && rendezvous.present != 0) {
+    ledger.log(6, worker_text(worker) + ", pid " + std::to_string(worker.pid) + ", of the world at " +
+                      world_text(world) + " died: " + std::to_string(forks) + " holds on references dropped, " +
+                      std::to_string(owned) + " of its own are lost to others");
+  if (world.complete && !died) world.ending = true;
+  tell_world(world, died ? SHMBW_WORLD_CHANGE_DIED : SHMBW_WORLD_CHANGE_LEFT, worker.rank);
+  if (!world.complete && died && world.present != 0) {
     const Error why = {.status = Status::worker_gone,
-                       .sentence = of_pid(worker) + ", of the world at " + world_text(rendezvous) +
+                       .sentence = of_pid(worker) + ", of the world at " + world_text(world) +
                                    " died before that was complete, so it has ended"};
-    return fail_world(world, rendezvous, why, std::uint64_t{1} << worker.rank);
+    return fail_world(ledger, world, why, std::uint64_t{1} << worker.rank);
   }
-  if (!rendezvous.complete) {  // as if it had never come: another worker may take the rank
+  if (!world.complete) {  // as if it had never come: another worker may take the rank
     worker.name.clear();
     worker.state = SHMBW_WORKER_STATE_ABSENT;
   }
-  if (rendezvous.present == 0) destroy_world(world, rendezvous);
+  if (world.present == 0) destroy_world(ledger, world);
 }
 
-void Rendezvous::on_timer(std::int64_t) {
+void World::on_timer(std::int64_t) {
   const Error why = *doubt;
-  fail_world(world, *this, why, in_the_know);
+  fail_world(ledger, *this, why, in_the_know);
 }
 
-void end_world(World& world, Rendezvous& rendezvous) {
-  tell_world(rendezvous, SHMBW_WORLD_CHANGE_ENDED, 0);
-  for (const auto& worker : rendezvous.workers)
+void end_world(Ledger& ledger, World& world) {
+  tell_world(world, SHMBW_WORLD_CHANGE_ENDED, 0);
+  for (const auto& worker : world.workers)
     if (worker->session) std::exchange(worker->session, nullptr)->worker = nullptr;
-  destroy_world(world, rendezvous);
+  destroy_world(ledger, world);
 }
 
 void move_worker(Session& from, Session& to) {
@@ -370,22 +367,22 @@ void note_participant(Session& session, const Pool& pool, std::uint32_t index) {
   worker->participant_life = pool.participants[index].life;
 }
 
-void forget_past(Rendezvous& rendezvous, const Worker& worker) {
-  if (rendezvous.workers[worker.rank].get() == &worker) return;
-  std::erase_if(rendezvous.past, [&](const auto& one) { return one.get() == &worker; });
+void forget_past(World& world, const Worker& worker) {
+  if (world.workers[worker.rank].get() == &worker) return;
+  std::erase_if(world.past, [&](const auto& one) { return one.get() == &worker; });
 }
 
-Result<Worker*> worker_in(const Session& session, std::uint64_t world) {
-  if (!session.worker && session.failure && world == session.failed_world) return std::unexpected(*session.failure);
-  if (!session.worker || (world != 0 && session.worker->home->id != world))
-    return error(Status::no_world, world == 0 ? "this session is in no world of workers"
-                                              : "this session is no worker of world " + std::to_string(world) +
-                                                    ": it never was, has left, or the world has ended");
+Result<Worker*> worker_in(const Session& session, std::uint64_t ledger) {
+  if (!session.worker && session.failure && ledger == session.failed_world) return std::unexpected(*session.failure);
+  if (!session.worker || (ledger != 0 && session.worker->home->id != ledger))
+    return error(Status::no_world, ledger == 0 ? "this session is in no world of workers"
+                                               : "this session is no worker of world " + std::to_string(ledger) +
+                                                     ": it never was, has left, or the world has ended");
   return session.worker;
 }
 
-Result<Worker*> working_in(const Session& session, std::uint64_t world) {
-  auto worker = worker_in(session, world);
+Result<Worker*> working_in(const Session& session, std::uint64_t ledger) {
+  auto worker = worker_in(session, ledger);
   if (worker && !(*worker)->home->complete)
     return error(Status::not_ready, "the world is not complete: " + std::to_string((*worker)->home->present) + " of " +
                                         std::to_string((*worker)->home->workers.size()) + " workers have joined");

@@ -23,17 +23,17 @@
 
 namespace shmb::daemon {
 
-class World;
+class Ledger;
 class Session;
 struct Group;
 struct OfGroup;
-struct Rendezvous;
+struct World;
 struct Pool;
 
 // One life of a rank. It stays after its process is gone, because references that it owned still name it.
 struct Worker {
   static constexpr std::uint32_t kNoPlace = 0xffff'ffff;
-  Rendezvous* home = nullptr;
+  World* home = nullptr;
   Session* session = nullptr;  // null: absent or gone
   std::string name;
   std::uint32_t rank = 0, uid = 0, pid = 0;
@@ -51,16 +51,16 @@ struct Worker {
   bool made(const RefKey& key) const { return key.creator == rank && key.counter > first_counter; }
 };
 
-struct Rendezvous final : Timer, Hook<Rendezvous, OfGroup> {  // the timer ends the doubt
-  Rendezvous(World& world, std::uint64_t id, Group& group, std::uint32_t size);
-  Rendezvous(const Rendezvous&) = delete;
-  Rendezvous& operator=(const Rendezvous&) = delete;
-  ~Rendezvous();
+struct World final : Timer, Hook<World, OfGroup> {  // the timer ends the doubt
+  World(Ledger& ledger, std::uint64_t id, Group& group, std::uint32_t size);
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  ~World();
   std::uint32_t flags() const;
   std::uint32_t died() const;
   void on_timer(std::int64_t now) override;
 
-  World& world;
+  Ledger& ledger;
   std::uint64_t id;
   Group* group;
   std::uint32_t uid = 0, port = 0;
@@ -81,25 +81,25 @@ struct Rendezvous final : Timer, Hook<Rendezvous, OfGroup> {  // the timer ends 
   Forks forks;
 };
 
-Result<Worker*> join_world(World& world, Session& session, const shmbw_world_join& wish, std::string_view address,
+Result<Worker*> join_world(Ledger& ledger, Session& session, const shmbw_world_join& wish, std::string_view address,
                            std::string_view name);
 // The role ends, and the world may be gone afterwards. `died`: the worker left without a farewell.
-void leave_world(World& world, Session& session, bool died);
-void end_world(World& world, Rendezvous& rendezvous);  // its group has ended
+void leave_world(Ledger& ledger, Session& session, bool died);
+void end_world(Ledger& ledger, World& world);  // its group has ended
 void move_worker(Session& from, Session& to);
 // The session has a place in the pool of its world. By that place others know the writer of a message.
 void note_participant(Session& session, const Pool& pool, std::uint32_t index);
 // Forgets an earlier life that owns no reference any more.
-void forget_past(Rendezvous& rendezvous, const Worker& worker);
+void forget_past(World& world, const Worker& worker);
 
 // The session's own worker in that world (0: the world that it is in). For a session without a worker there, the world
 // does not exist. A worker whose world ended before it was complete gets the cause.
-Result<Worker*> worker_in(const Session& session, std::uint64_t world);
+Result<Worker*> worker_in(const Session& session, std::uint64_t ledger);
 // As worker_in, and the world must be complete: before that there are no references.
-Result<Worker*> working_in(const Session& session, std::uint64_t world);
-void tell_world(Rendezvous& rendezvous, shmbw_world_change change, std::uint32_t rank, const Session* except = nullptr);
+Result<Worker*> working_in(const Session& session, std::uint64_t ledger);
+void tell_world(World& world, shmbw_world_change change, std::uint32_t rank, const Session* except = nullptr);
 // The pool in which its workers meet. 0: no worker has named it yet, or it is gone.
-std::uint64_t pool_of(World& world, const Rendezvous& rendezvous);
+std::uint64_t pool_of(Ledger& ledger, const World& world);
 std::string worker_text(const Worker& worker);  // "worker 1 ('trainer')"
 
 }  // namespace shmb::daemon

@@ -10,14 +10,14 @@
 namespace shmb::daemon {
 namespace {
 
-std::uint16_t lend(World& world, int fd) {
-  world.reply_fds.push_back(fd);
-  return static_cast<std::uint16_t>(world.reply_fds.size() - 1);
+std::uint16_t lend(Ledger& ledger, int fd) {
+  ledger.reply_fds.push_back(fd);
+  return static_cast<std::uint16_t>(ledger.reply_fds.size() - 1);
 }
 
 // A region that this session holds a lease on.
-Result<Lease*> leased(World& world, Session& session, const shmbw_region_ref& ref) {
-  Region* region = world.find_region(ref.id);
+Result<Lease*> leased(Ledger& ledger, Session& session, const shmbw_region_ref& ref) {
+  Region* region = ledger.find_region(ref.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
   if (!lease) return std::unexpected(no_lease(ref.id));
   if (ref.generation != 0 && ref.generation != region->generation)
@@ -26,8 +26,8 @@ Result<Lease*> leased(World& world, Session& session, const shmbw_region_ref& re
                                                   std::to_string(ref.generation) + ": look for it again by its name");
   return lease;
 }
-Result<Lease*> leased_gpu(World& world, Session& session, const shmbw_region_ref& ref) {
-  auto lease = leased(world, session, ref);
+Result<Lease*> leased_gpu(Ledger& ledger, Session& session, const shmbw_region_ref& ref) {
+  auto lease = leased(ledger, session, ref);
   if (lease && !on_gpu(*(*lease)->region)) return std::unexpected(other_kind(*(*lease)->region));
   return lease;
 }
@@ -55,7 +55,7 @@ std::size_t brought_by(const shmbw_gpu_publish& wish, std::size_t /*brought*/) {
 std::size_t brought_by(const shmbw_gpu_chunks& wish, std::size_t /*brought*/) { return std::size_t{2} * wish.count; }
 
 void serve_gpu_device(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   Session& session = request.session;
   auto wish = request.read<shmbw_gpu_device>();
   if (!wish) return;
@@ -70,10 +70,10 @@ void serve_gpu_device(const Request& request) {
   std::ranges::copy(wish->uuid, uuid.begin());
   std::uint64_t watch = 0;
   if ((wish->flags & SHMBW_GPU_DEVICE_NODE_GIVEN) != 0) {
-    if (auto given = give_node(world, session, uuid, session.link->descriptor()); !given)
+    if (auto given = give_node(ledger, session, uuid, session.link->descriptor()); !given)
       return request.fail(given.error());
   } else {
-    auto named = name_device(world, session, uuid, *pci);
+    auto named = name_device(ledger, session, uuid, *pci);
     if (!named) return request.fail(named.error());
     watch = *named;
   }
@@ -82,7 +82,7 @@ void serve_gpu_device(const Request& request) {
 }
 
 void serve_gpu_publish(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   auto batch = open_batch<shmbw_gpu_publish>(request, [](const shmbw_gpu_publish& wish) { return wish.name_len; });
   if (!batch) return;
   BatchAnswer<shmbw_gpu_publish_reply> answer(request, batch->count());
@@ -92,7 +92,7 @@ void serve_gpu_publish(const Request& request) {
     const shmbw_gpu_publish wish = *batch->element<shmbw_gpu_publish>(i);
     const std::string_view name = *texts.take(wish.name_len);
     const std::size_t brought = std::min(brought_by(wish, 0), descriptors.size());  // dispatch has counted them
-    auto published = publish_gpu(world, request.session, wish, name, descriptors.first(brought));
+    auto published = publish_gpu(ledger, request.session, wish, name, descriptors.first(brought));
     descriptors = descriptors.subspan(brought);
     if (!published) {
       answer.fail(published.error());
@@ -115,10 +115,10 @@ void serve_gpu_chunks(const Request& request) {
   auto wish = request.read<shmbw_gpu_chunks>();
   if (!wish) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
-  auto lease = leased_gpu(request.world, request.session, wish->region);
+  auto lease = leased_gpu(request.ledger, request.session, wish->region);
   if (!lease) return request.fail(lease.error());
   Region& region = *(*lease)->region;
-  if (auto added = add_gpu_chunks(request.world, request.session, region, *wish, request.session.link->descriptors());
+  if (auto added = add_gpu_chunks(request.ledger, request.session, region, *wish, request.session.link->descriptors());
       !added)
     return request.fail(added.error());
   request.answer(shmbw_gpu_chunks_reply{region.gpu->state, region.gpu->present()});
@@ -167,7 +167,7 @@ struct OpenedGpu {
   const Lease* lease = nullptr;
 };
 
-Result<OpenedGpu> open_gpu(World& world, Session& session, const shmbw_gpu_open& wish, std::string_view group,
+Result<OpenedGpu> open_gpu(Ledger& ledger, Session& session, const shmbw_gpu_open& wish, std::string_view group,
                            std::string_view name) {
   if ((wish.flags & ~std::uint32_t{SHMBW_GPU_OPEN_KNOWN}) != 0)
     return error(Status::unknown_flags, "a flag of gpu_open is not known to this broker");
@@ -176,7 +176,7 @@ Result<OpenedGpu> open_gpu(World& world, Session& session, const shmbw_gpu_open&
   if ((wish.rights & SHMBW_RIGHT_MAP_READ) == 0) return error(Status::invalid, "gpu_open asks for map_read at least");
   const bool owner_given = (wish.flags & SHMBW_GPU_OPEN_OWNER_GIVEN) != 0;
   auto target = find_target(
-      world, session, {wish.by, wish.region, wish.ticket, owner_given ? wish.owner_uid : session.uid, group, name});
+      ledger, session, {wish.by, wish.region, wish.ticket, owner_given ? wish.owner_uid : session.uid, group, name});
   if (!target && target.error().status == Status::stale)
     return error(Status::generation_mismatch, target.error().sentence);
   if (!target) return std::unexpected(target.error());
@@ -184,10 +184,10 @@ Result<OpenedGpu> open_gpu(World& world, Session& session, const shmbw_gpu_open&
   if (!on_gpu(region)) return std::unexpected(other_kind(region));
   if (auto may = check_rights(*target, wish.rights); !may) return std::unexpected(may.error());
   if (auto may = may_open(region, wish.rights); !may) return std::unexpected(may.error());
-  auto charge = charge_lease(world, session, region, 1);
+  auto charge = charge_lease(ledger, session, region, 1);
   if (!charge) return std::unexpected(charge.error());
-  Lease& lease = book_charged(world, session, region, wish.rights, 1, Reach::mapped, std::move(*charge));
-  if (target->ticket) use_ticket(world, *target->ticket);
+  Lease& lease = book_charged(ledger, session, region, wish.rights, 1, Reach::mapped, std::move(*charge));
+  if (target->ticket) use_ticket(ledger, *target->ticket);
   return OpenedGpu{&region, &lease};
 }
 
@@ -218,7 +218,7 @@ shmbw_gpu_open_reply open_reply(const Region& region, const Lease& lease) {
 }  // namespace
 
 void serve_gpu_open(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   auto batch = open_batch<shmbw_gpu_open>(
       request, [](const shmbw_gpu_open& element) { return std::size_t{element.group_len} + element.name_len; });
   if (!batch) return;
@@ -234,7 +234,7 @@ void serve_gpu_open(const Request& request) {
   for (std::size_t i = 0; i < batch->count(); ++i) {
     const shmbw_gpu_open wish = *batch->element<shmbw_gpu_open>(i);
     const std::string_view group = *texts.take(wish.group_len);
-    auto opened = open_gpu(world, request.session, wish, group, *texts.take(wish.name_len));
+    auto opened = open_gpu(ledger, request.session, wish, group, *texts.take(wish.name_len));
     if (!opened) {
       all.push_back({std::unexpected(opened.error())});
       continue;
@@ -255,15 +255,15 @@ void serve_gpu_open(const Request& request) {
     const GpuMemory& gpu = **one.gpu;
     std::uint16_t first = SHMBW_NO_FD;
     if (one.shares) {
-      const std::size_t room = SHMBW_MAX_BATCH - world.reply_fds.size() - manifests;
+      const std::size_t room = SHMBW_MAX_BATCH - ledger.reply_fds.size() - manifests;
       one.reply.sent = static_cast<std::uint32_t>(std::min<std::size_t>(gpu.present(), room));
       for (std::uint32_t chunk = 0; chunk < one.reply.sent; ++chunk) {
-        const std::uint16_t place = lend(world, gpu.share(chunk));
+        const std::uint16_t place = lend(ledger, gpu.share(chunk));
         if (chunk == 0) first = place;
       }
     }
     if (one.manifest) {
-      one.reply.manifest_fd = lend(world, gpu.manifest.get());
+      one.reply.manifest_fd = lend(ledger, gpu.manifest.get());
       --manifests;
     }
     answer.ok(one.reply, first);
@@ -275,7 +275,7 @@ void serve_gpu_more(const Request& request) {
   auto wish = request.read<shmbw_gpu_more>();
   if (!wish) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
-  auto lease = leased_gpu(request.world, request.session, wish->region);
+  auto lease = leased_gpu(request.ledger, request.session, wish->region);
   if (!lease) return request.fail(lease.error());
   const Region& region = *(*lease)->region;
   if (auto may = may_open(region, SHMBW_RIGHT_MAP_READ); !may) return request.fail(may.error());
@@ -285,7 +285,7 @@ void serve_gpu_more(const Request& request) {
     return request.fail(Status::invalid, "the region has " + std::to_string(gpu.present()) +
                                              " chunks, and one answer carries at most " +
                                              std::to_string(SHMBW_MAX_BATCH) + " shares");
-  for (std::uint32_t i = 0; i < wish->count; ++i) lend(request.world, gpu.share(wish->first + i));
+  for (std::uint32_t i = 0; i < wish->count; ++i) lend(request.ledger, gpu.share(wish->first + i));
   request.answer(shmbw_gpu_more_reply{wish->first, wish->count});
 }
 
@@ -296,71 +296,71 @@ struct Reported {
   std::uint32_t regions = 0;
 };
 
-void blame(World& world, const Region& region, const Session& reporter, std::int32_t code) {
-  world.log(4, "GPU region " + std::to_string(region.id) + " of pid " + std::to_string(region.gpu->exporter_pid) +
-                   " (uid " + std::to_string(region.group->uid) + ") cannot be imported: the driver's answer to pid " +
-                   std::to_string(reporter.pid) + " was " + std::to_string(code));
+void blame(Ledger& ledger, const Region& region, const Session& reporter, std::int32_t code) {
+  ledger.log(4, "GPU region " + std::to_string(region.id) + " of pid " + std::to_string(region.gpu->exporter_pid) +
+                    " (uid " + std::to_string(region.group->uid) + ") cannot be imported: the driver's answer to pid " +
+                    std::to_string(reporter.pid) + " was " + std::to_string(code));
 }
 
 // Only for the reporter's own uid: a report of one user must not cost another user's regions.
-Reported report_device_lost(World& world, const Session& session, const shmbw_gpu_report& report) {
+Reported report_device_lost(Ledger& ledger, const Session& session, const shmbw_gpu_report& report) {
   Reported out;
-  for (auto& [id, region] : world.regions) {
+  for (auto& [id, region] : ledger.regions) {
     if (!region.live() || !on_gpu(region) || region.group->uid != session.uid) continue;
     GpuMemory& gpu = *region.gpu;
     const bool usable = gpu.state == SHMBW_GPU_STATE_OK || gpu.state == SHMBW_GPU_STATE_INCOMPLETE ||
                         gpu.state == SHMBW_GPU_STATE_POISONED;
     if (!usable || !std::ranges::equal(gpu.uuid, report.uuid)) continue;
-    set_gpu_state(world, region, SHMBW_GPU_STATE_DEVICE_LOST, report.code, session.pid);
+    set_gpu_state(ledger, region, SHMBW_GPU_STATE_DEVICE_LOST, report.code, session.pid);
     ++out.regions;
   }
   return out;
 }
 
-Reported report_import_failed(World& world, const Session& session, Region& region, std::int32_t code) {
+Reported report_import_failed(Ledger& ledger, const Session& session, Region& region, std::int32_t code) {
   GpuMemory& gpu = *region.gpu;
   const bool first = !gpu.imported && (gpu.state == SHMBW_GPU_STATE_OK || gpu.state == SHMBW_GPU_STATE_POISONED);
   // A report from a ticket holder says nothing about the publisher. A handle of lent memory may fail to open for
   // reasons of either process.
   if (!first || gpu.kind != SHMBW_GPU_KIND_VMM || gpu.exporter == &session || !may_address(session, *region.group))
     return {gpu.state, 0};
-  blame(world, region, session, code);
-  set_gpu_state(world, region, SHMBW_GPU_STATE_INVALID, code, gpu.exporter_pid);
+  blame(ledger, region, session, code);
+  set_gpu_state(ledger, region, SHMBW_GPU_STATE_INVALID, code, gpu.exporter_pid);
   return {gpu.state, 1};
 }
 
-Result<Reported> report_written(World& world, Lease& lease) {
+Result<Reported> report_written(Ledger& ledger, Lease& lease) {
   if (!lease.writes())
     return error(Status::denied, "the session's lease carries no map_write: there is nothing to give up");
   Region& region = *lease.region;
-  set_lease(world, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, Reach::mapped);
+  set_lease(ledger, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, Reach::mapped);
   if (region.writers == 0 && !region.many_writers) {
     region.state = SHMBW_REGION_STATE_PUBLISHED;
-    tell_region(world, region, SHMBW_WATCH_EVENT_PUBLISHED);
+    tell_region(ledger, region, SHMBW_WATCH_EVENT_PUBLISHED);
   }
   return Reported{region.gpu->state, 1};
 }
 
 // The session may keep references as a reader.
-Result<Reported> report_timeline_over(World& world, Lease& lease) {
+Result<Reported> report_timeline_over(Ledger& ledger, Lease& lease) {
   if (lease.region->gpu->exporter != lease.session)
     return error(Status::denied, "only a timeline's producer says that it is written");
-  gpu_lease_over(world, lease);
+  gpu_lease_over(ledger, lease);
   return Reported{lease.region->gpu->state, 1};
 }
 
-Result<Reported> report(World& world, Session& session, const shmbw_gpu_report& report) {
+Result<Reported> report(Ledger& ledger, Session& session, const shmbw_gpu_report& report) {
   if (report.what == SHMBW_GPU_FINDING_DEVICE_LOST) {
     if (report.region.id != 0) return error(Status::invalid, "device_lost is said of a device, not of a region");
-    return report_device_lost(world, session, report);
+    return report_device_lost(ledger, session, report);
   }
   if (std::ranges::any_of(report.uuid, [](std::uint8_t byte) { return byte != 0; }))
     return error(Status::invalid, "only device_lost names a device");
   if (report.what == SHMBW_GPU_FINDING_WRITTEN) {
-    auto line = leased(world, session, report.region);
-    if (line && (*line)->region->gpu && (*line)->region->gpu->timeline) return report_timeline_over(world, **line);
+    auto line = leased(ledger, session, report.region);
+    if (line && (*line)->region->gpu && (*line)->region->gpu->timeline) return report_timeline_over(ledger, **line);
   }
-  auto lease = leased_gpu(world, session, report.region);
+  auto lease = leased_gpu(ledger, session, report.region);
   if (!lease) return std::unexpected(lease.error());
   Region& region = *(*lease)->region;
   switch (report.what) {
@@ -369,9 +369,9 @@ Result<Reported> report(World& world, Session& session, const shmbw_gpu_report& 
       if (region.gpu->exporter != &session) region.gpu->imported = true;
       return Reported{region.gpu->state, 0};
     case SHMBW_GPU_FINDING_IMPORT_FAILED:
-      return report_import_failed(world, session, region, report.code);
+      return report_import_failed(ledger, session, region, report.code);
     case SHMBW_GPU_FINDING_WRITTEN:
-      return report_written(world, **lease);
+      return report_written(ledger, **lease);
     default:
       return error(Status::invalid, "report imported, import_failed, written or device_lost");
   }
@@ -396,15 +396,15 @@ void serve_batch(const Request& request, Serve serve) {
 void serve_gpu_report(const Request& request) {
   serve_batch<shmbw_gpu_report, shmbw_gpu_report_reply>(
       request, [&](const shmbw_gpu_report& wish) -> Result<shmbw_gpu_report_reply> {
-        auto reported = report(request.world, request.session, wish);
+        auto reported = report(request.ledger, request.session, wish);
         if (!reported) return std::unexpected(reported.error());
         return shmbw_gpu_report_reply{{}, reported->state, reported->regions};
       });
 }
 
 // The lease stays in the books until the last other one is gone: nothing of the memory may be freed before.
-static Result<shmbw_gpu_retire_reply> retire(World& world, Session& session, const shmbw_region_ref& ref) {
-  auto lease = leased_gpu(world, session, ref);
+static Result<shmbw_gpu_retire_reply> retire(Ledger& ledger, Session& session, const shmbw_region_ref& ref) {
+  auto lease = leased_gpu(ledger, session, ref);
   if (!lease) return std::unexpected(lease.error());
   Region& region = *(*lease)->region;
   GpuMemory& gpu = *region.gpu;
@@ -414,39 +414,39 @@ static Result<shmbw_gpu_retire_reply> retire(World& world, Session& session, con
   const std::uint32_t users = region.leases.size() - 1;
   region.group->names.remove(region);
   if (users != 0) {
-    set_gpu_state(world, region, SHMBW_GPU_STATE_RETIRED, 0, session.pid);
+    set_gpu_state(ledger, region, SHMBW_GPU_STATE_RETIRED, 0, session.pid);
     return shmbw_gpu_retire_reply{{}, users, 0};
   }
   gpu.exporter = nullptr;
   gpu.state = SHMBW_GPU_STATE_RETIRED;
   region.bytes_charge.give_back();  // a ticket or a message may still name the region
-  drop_lease(world, **lease);
+  drop_lease(ledger, **lease);
   return shmbw_gpu_retire_reply{{}, 0, 0};
 }
 
 void serve_gpu_retire(const Request& request) {
   serve_batch<shmbw_gpu_retire, shmbw_gpu_retire_reply>(
-      request, [&](const shmbw_gpu_retire& wish) { return retire(request.world, request.session, wish.region); });
+      request, [&](const shmbw_gpu_retire& wish) { return retire(request.ledger, request.session, wish.region); });
 }
 
 void serve_gpu_timeline(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   auto wish = request.read<shmbw_gpu_timeline>();
   if (!wish) return;
   wire::TextReader texts(request.packet.rest);
   auto name = texts.take(wish->name_len);
   if (!name || !texts.done()) return request.refuse_struct(Status::invalid);
-  auto made = make_timeline(world, request.session, *wish, *name);
+  auto made = make_timeline(ledger, request.session, *wish, *name);
   if (!made) return request.fail(made.error());
   const Region& region = **made;
-  lend(world, region.fd.get());
+  lend(ledger, region.fd.get());
   request.answer(shmbw_gpu_timeline_reply{region.ref(), region.bytes, region.group->id});
 }
 
-static Result<shmbw_gpu_pinned_reply> pin(World& world, Session& session, const shmbw_gpu_pinned& wish) {
+static Result<shmbw_gpu_pinned_reply> pin(Ledger& ledger, Session& session, const shmbw_gpu_pinned& wish) {
   if ((wish.flags & ~std::uint32_t{SHMBW_GPU_PINNED_KNOWN}) != 0)
     return error(Status::unknown_flags, "a flag of gpu_pinned is not known to this broker");
-  auto lease = leased(world, session, wish.region);
+  auto lease = leased(ledger, session, wish.region);
   if (!lease) return std::unexpected(lease.error());
   if (on_gpu(*(*lease)->region)) return std::unexpected(other_kind(*(*lease)->region));
   std::uint32_t& pins = (*lease)->pins;
@@ -464,7 +464,7 @@ static Result<shmbw_gpu_pinned_reply> pin(World& world, Session& session, const 
 
 void serve_gpu_pinned(const Request& request) {
   serve_batch<shmbw_gpu_pinned, shmbw_gpu_pinned_reply>(
-      request, [&](const shmbw_gpu_pinned& wish) { return pin(request.world, request.session, wish); });
+      request, [&](const shmbw_gpu_pinned& wish) { return pin(request.ledger, request.session, wish); });
 }
 
 }  // namespace shmb::daemon

@@ -19,7 +19,7 @@ static Result<Session*> end_of_ticket(const Request& request, const shmbw_ticket
     return nullptr;
   }
   if (wish.session == 0) return &request.session;
-  Session* session = request.world.find_session(wish.session);
+  Session* session = request.ledger.find_session(wish.session);
   if (!session || !session->greeted() || session->process_gone || session->uid != request.session.uid)
     return error(Status::not_found, "session " + std::to_string(wish.session) +
                                         ", with which the ticket is to end, has ended or is not this user's");
@@ -27,8 +27,8 @@ static Result<Session*> end_of_ticket(const Request& request, const shmbw_ticket
 }
 
 // The session's lease on the region, or the error: without a lease it can neither publish nor pass on.
-static Result<Lease*> own_lease(World& world, Session& session, const shmbw_region_ref& ref) {
-  Region* region = world.find_region(ref.id);
+static Result<Lease*> own_lease(Ledger& ledger, Session& session, const shmbw_region_ref& ref) {
+  Region* region = ledger.find_region(ref.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
   if (!lease) return std::unexpected(no_lease(ref.id));
   if (ref.generation != 0 && ref.generation != region->generation)
@@ -37,11 +37,11 @@ static Result<Lease*> own_lease(World& world, Session& session, const shmbw_regi
 }
 
 void serve_publish(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   auto wish = request.read<shmbw_publish>();
   if (!wish) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
-  auto lease = own_lease(world, request.session, wish->region);
+  auto lease = own_lease(ledger, request.session, wish->region);
   if (!lease) return request.fail(lease.error());
   Region& region = *(*lease)->region;
   if (on_gpu(region)) return request.fail(other_kind(region));
@@ -55,7 +55,7 @@ void serve_publish(const Request& request) {
                                             (pins == 1 ? " process" : " processes") +
                                             ": unregister it there, then publish");
   Result<Charge> name_charge = Charge{};
-  if (region.promised) name_charge = may_keep_promise(world, request.session, region);
+  if (region.promised) name_charge = may_keep_promise(ledger, request.session, region);
   if (!name_charge) return request.fail(name_charge.error());
   AwaitedSeals* const seals = awaited_seals(request.session, region, kPublishingSeals);
   if (seals && seals->code != 0) return request.fail(publication_refused(seals->code));
@@ -65,24 +65,24 @@ void serve_publish(const Request& request) {
   if (!reader) return request.fail(reader.error());
   if (region.state != SHMBW_REGION_STATE_PUBLISHED) {
     if (auto may = may_be_published(region, **lease); !may) return request.fail(may.error());
-    if (auto begun = await_seals(world, request.session, region, kPublishingSeals, std::move(*reader)); !begun)
+    if (auto begun = await_seals(ledger, request.session, region, kPublishingSeals, std::move(*reader)); !begun)
       return request.fail(begun.error());
     return request.hold();
   }
-  if (region.promised) keep_promise(world, region, std::move(*name_charge));
-  world.reply_fds.push_back(reader->get());
+  if (region.promised) keep_promise(ledger, region, std::move(*name_charge));
+  ledger.reply_fds.push_back(reader->get());
   request.answer(shmbw_publish_reply{region.ref(), (*lease)->rights, 0});
 }
 
 void serve_ticket_create(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   auto wish = request.read<shmbw_ticket_create>();
   if (!wish) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
-  auto lease = own_lease(world, request.session, wish->region);
+  auto lease = own_lease(ledger, request.session, wish->region);
   if (!lease) return request.fail(lease.error());
   Region& region = *(*lease)->region;
-  const Limits& limits = world.config.limits;
+  const Limits& limits = ledger.config.limits;
   if ((wish->rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
     return request.fail(Status::unknown_flags, "a right is not known to this broker");
   if ((wish->flags & ~std::uint32_t{SHMBW_TICKET_CREATE_KNOWN}) != 0)
@@ -114,7 +114,7 @@ void serve_ticket_create(const Request& request) {
   }
   auto end = end_of_ticket(request, *wish);
   if (!end) return request.fail(end.error());
-  auto ticket = make_ticket(world, request.session, region, wish->rights, std::max(wish->uses, 1U), lifetime);
+  auto ticket = make_ticket(ledger, request.session, region, wish->rights, std::max(wish->uses, 1U), lifetime);
   if (!ticket) return request.fail(ticket.error());
   if (*end) end_with_session(**end, **ticket);
   shmbw_ticket_create_reply reply{};
@@ -126,22 +126,22 @@ void serve_ticket_create(const Request& request) {
 // A session that holds only the token may use the ticket but not end it. Otherwise it could take the ticket from the
 // others it is for.
 void serve_ticket_revoke(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   auto wish = request.read<shmbw_ticket_revoke>();
   if (!wish) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
-  Ticket* ticket = find_ticket(world, Secret::from(wish->ticket));
+  Ticket* ticket = find_ticket(ledger, Secret::from(wish->ticket));
   if (!ticket || !may_revoke(request.session, *ticket))
     return request.fail(Status::not_found, "no such ticket of this session or its group: it may be used up or over");
   const shmbw_ticket_revoke_reply reply{ticket->uses_left, 0};
-  destroy_ticket(world, *ticket);
+  destroy_ticket(ledger, *ticket);
   request.answer(reply);
 }
 
 // A part of the table in each turn, because others are served meanwhile (law 8): the end of a ticket may free a region.
 void serve_tickets_release(const Request& request) {
   constexpr std::uint32_t kLooks = 512, kEnds = 64;
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   auto wish = request.read<shmbw_tickets_release>();
   if (!wish) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
@@ -162,10 +162,10 @@ void serve_tickets_release(const Request& request) {
   };
   shmbw_tickets_release_reply reply{};
   Tally tally;
-  Tally* const outer = std::exchange(world.tally, &tally);
-  auto at = world.tickets_in_order.upper_bound(wish->cursor);
+  Tally* const outer = std::exchange(ledger.tally, &tally);
+  auto at = ledger.tickets_in_order.upper_bound(wish->cursor);
   std::uint64_t last = 0;
-  for (std::uint32_t looks = 0; at != world.tickets_in_order.end(); ++looks) {
+  for (std::uint32_t looks = 0; at != ledger.tickets_in_order.end(); ++looks) {
     if (looks == kLooks || reply.tickets == kEnds) {
       reply.next = last;
       break;
@@ -178,10 +178,10 @@ void serve_tickets_release(const Request& request) {
       ++reply.held;
       continue;
     }
-    destroy_ticket(world, ticket);
+    destroy_ticket(ledger, ticket);
     ++reply.tickets;
   }
-  world.tally = outer;
+  ledger.tally = outer;
   reply.regions = tally.regions;
   reply.bytes_freed = tally.bytes;
   request.answer(reply);
@@ -189,19 +189,19 @@ void serve_tickets_release(const Request& request) {
 
 // The copy carries no descriptor: the child has its parent's, or its mapping. So map_write is copied also where writing
 // is closed (law 6). The child may not map what the parent has not mapped yet.
-static Result<Lease*> inherit(World& world, Session& session, const shmbw_inherit& wish) {
+static Result<Lease*> inherit(Ledger& ledger, Session& session, const shmbw_inherit& wish) {
   if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
     return error(Status::unknown_flags, "a right is not known to this broker");
-  Session* source = session.fork_source ? world.find_session(session.fork_source) : nullptr;
+  Session* source = session.fork_source ? ledger.find_session(session.fork_source) : nullptr;
   if (!source) return error(Status::not_found, "no session to inherit from: HELLO named none, or it has ended");
-  auto held = own_lease(world, *source, wish.region);
+  auto held = own_lease(ledger, *source, wish.region);
   if (!held) return std::unexpected(held.error());
   if (on_gpu(*(*held)->region))
     return error(Status::forked_child, "GPU memory does not survive fork: open the region in the child after exec");
   std::uint32_t rights = wish.rights ? wish.rights : (*held)->rights;
   if ((rights & ~(*held)->rights) != 0)
     return error(Status::denied, "the parent's lease does not carry " + rights_text(rights & ~(*held)->rights));
-  return book_lease(world, session, *(*held)->region, rights, std::max(wish.count, 1U), (*held)->reach);
+  return book_lease(ledger, session, *(*held)->region, rights, std::max(wish.count, 1U), (*held)->reach);
 }
 
 void serve_inherit(const Request& request) {
@@ -210,7 +210,7 @@ void serve_inherit(const Request& request) {
   BatchAnswer<shmbw_inherit_reply> answer(request, batch->count());
   for (std::size_t i = answer.first(); i < batch->count(); ++i) {
     if (answer.turn_is_over()) return;
-    auto lease = inherit(request.world, request.session, *batch->element<shmbw_inherit>(i));
+    auto lease = inherit(request.ledger, request.session, *batch->element<shmbw_inherit>(i));
     if (!lease) {
       answer.fail(lease.error());
       continue;

@@ -10,7 +10,7 @@
 namespace shmb::daemon {
 
 void serve_group_create(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   Session& session = request.session;
   auto wish = request.read<shmbw_group_create>();
   if (!wish) return;
@@ -21,14 +21,14 @@ void serve_group_create(const Request& request) {
     return request.fail(Status::unknown_flags, "a group flag is not known to this broker");
   if (!name->empty())
     if (auto valid = names::check(*name, "group name"); !valid) return request.fail(valid.error());
-  if (auto keep = check_keep(world, wish->keep); !keep) return request.fail(keep.error());
-  Group* group = name->empty() ? nullptr : find_group(world, session.uid, *name);
+  if (auto keep = check_keep(ledger, wish->keep); !keep) return request.fail(keep.error());
+  Group* group = name->empty() ? nullptr : find_group(ledger, session.uid, *name);
   if (group && (wish->flags & SHMBW_GROUP_ADOPT_EXISTING) == 0)
     return request.fail(Status::exists, "a group '" + std::string(*name) + "' of uid " + std::to_string(session.uid) +
                                             " is there already; join it or adopt it");
   if (!group) {
     auto made = make_group(
-        world, session,
+        ledger, session,
         {*name, wish->keep, wish->limit_bytes, wish->limit_regions, (wish->flags & SHMBW_GROUP_SUPERVISED) != 0});
     if (!made) return request.fail(made.error());
     group = *made;
@@ -41,7 +41,7 @@ void serve_group_create(const Request& request) {
 }
 
 void serve_group_join(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   Session& session = request.session;
   auto wish = request.read<shmbw_group_join>();
   if (!wish) return;
@@ -53,7 +53,7 @@ void serve_group_join(const Request& request) {
   const Secret token = Secret::from(wish->token);
   if (token.zero() && name->empty()) return request.fail(Status::invalid, "a join needs a token or a name");
   const std::uint32_t owner = (wish->flags & SHMBW_JOIN_OWNER_GIVEN) != 0 ? wish->owner_uid : session.uid;
-  Group* const group = token.zero() ? addressed_group(world, session, owner, *name) : find_group(world, token);
+  Group* const group = token.zero() ? addressed_group(ledger, session, owner, *name) : find_group(ledger, token);
   if (!group && token.zero()) return request.fail(no_such_group(session, owner, *name));
   if (!group)
     return request.fail(Status::not_found,
@@ -63,25 +63,26 @@ void serve_group_join(const Request& request) {
     if (session.supervises && session.supervises != group)
       return request.fail(Status::busy,
                           "this session supervises another group already; leave that one or connect again");
-    supervise_group(world, session, *group);
+    supervise_group(ledger, session, *group);
   } else {
-    join_group(world, session, *group);
+    join_group(ledger, session, *group);
   }
   request.answer(shmbw_group_join_reply{group->id});
 }
 
 void serve_group_leave(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   Session& session = request.session;
   auto wish = request.read<shmbw_group_leave>();
   if (!wish) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
-  if (wish->group != 0 && session.supervises && session.supervises->id == wish->group) stop_supervising(world, session);
+  if (wish->group != 0 && session.supervises && session.supervises->id == wish->group)
+    stop_supervising(ledger, session);
   else if (wish->group == 0 || (session.group && session.group->id == wish->group) ||
            session.ended_group == wish->group)
-    leave_group(world, session);
-  else if (Group* made = find_group(world, wish->group); made && made->sponsor == &session)
-    stop_sponsoring(world, *made);  // a group that it made and that no session has joined
+    leave_group(ledger, session);
+  else if (Group* made = find_group(ledger, wish->group); made && made->sponsor == &session)
+    stop_sponsoring(ledger, *made);  // a group that it made and that no session has joined
   else return request.fail(Status::not_found, "this session is not in that group");
   request.answer(shmbw_group_leave_reply{session.group ? session.group->id : 0});
 }
@@ -112,7 +113,7 @@ std::string live_members(const Group& group) {
 }  // namespace
 
 void serve_group_end(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   Session& session = request.session;
   auto wish = request.read<shmbw_group_end>();
   if (!wish) return;
@@ -121,8 +122,8 @@ void serve_group_end(const Request& request) {
   if (!name || !texts.done()) return request.refuse_struct(Status::invalid);
   if ((wish->flags & ~std::uint32_t{SHMBW_END_KNOWN}) != 0)
     return request.fail(Status::unknown_flags, "an end flag is not known to this broker");
-  Group* group =
-      wish->group ? find_group(world, wish->group) : (name->empty() ? nullptr : find_group(world, session.uid, *name));
+  Group* group = wish->group ? find_group(ledger, wish->group)
+                             : (name->empty() ? nullptr : find_group(ledger, session.uid, *name));
   if (wish->group == 0 && name->empty())
     return request.fail(Status::not_found, "no group was named: give its id or name");
   if (!group || !(may_address(session, *group) || session.admin))
@@ -140,18 +141,18 @@ void serve_group_end(const Request& request) {
   const std::uint64_t id = group->id;
   shmbw_group_end_reply reply{};
   Tally tally;
-  world.tally = &tally;
+  ledger.tally = &tally;
   reply.members = group->members.size();
   if (tree_gone) {
     group->tree_gone = true;
-    settle_group(world, *group);
-    group = find_group(world, id);
-    if (group && group->kept() && (wish->flags & SHMBW_END_RELEASE_KEPT) != 0) end_group(world, *group, true);
+    settle_group(ledger, *group);
+    group = find_group(ledger, id);
+    if (group && group->kept() && (wish->flags & SHMBW_END_RELEASE_KEPT) != 0) end_group(ledger, *group, true);
   } else {
-    end_group(world, *group, (wish->flags & SHMBW_END_RELEASE_KEPT) != 0);
+    end_group(ledger, *group, (wish->flags & SHMBW_END_RELEASE_KEPT) != 0);
   }
-  world.tally = nullptr;
-  group = find_group(world, id);
+  ledger.tally = nullptr;
+  group = find_group(ledger, id);
   reply.regions = group ? group->regions.size() : 0;
   reply.bytes_freed = tally.bytes;
   request.answer(reply);
@@ -159,12 +160,12 @@ void serve_group_end(const Request& request) {
 
 namespace {
 
-Result<Watch*> watch_region(World& world, Session& session, const shmbw_watch& wish, std::uint32_t& state) {
-  Region* region = world.find_region(wish.region.id);
+Result<Watch*> watch_region(Ledger& ledger, Session& session, const shmbw_watch& wish, std::uint32_t& state) {
+  Region* region = ledger.find_region(wish.region.id);
   if (!region || authority(session, *region) == 0) return std::unexpected(no_such_region(wish.region.id));
   if (wish.region.generation != 0 && wish.region.generation != region->generation)
     return std::unexpected(stale_region(region->id, wish.region.generation, region->generation));
-  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_REGION, wish.events, region->watchers);
+  auto watch = make_watch(ledger, session, SHMBW_WATCH_KIND_REGION, wish.events, region->watchers);
   if (!watch) return watch;
   (*watch)->region = region;
   if (region->unmapped_writers == 0) state |= SHMBW_WATCH_EVENT_READY;
@@ -172,25 +173,25 @@ Result<Watch*> watch_region(World& world, Session& session, const shmbw_watch& w
   return watch;
 }
 
-Result<Watch*> watch_name(World& world, Session& session, const shmbw_watch& wish, std::string_view group_text,
+Result<Watch*> watch_name(Ledger& ledger, Session& session, const shmbw_watch& wish, std::string_view group_text,
                           std::string_view name, std::uint32_t& state) {
   if (auto valid = names::check(name, "region name"); !valid) return std::unexpected(valid.error());
   std::uint32_t owner = (wish.flags & SHMBW_WATCH_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
-  Group* group = addressed_group(world, session, owner, group_text);
+  Group* group = addressed_group(ledger, session, owner, group_text);
   // A session may wait for a name before its group exists, but only where it could address that group.
   std::string waited(group_text);
   if (group) {
     owner = group->uid;
     waited = group->text();
   } else if (owner != session.uid || group_text.empty() || names::is_group_id(group_text)) {
-    return std::unexpected(no_such_name(world, session, "region", owner, group_text, name));
+    return std::unexpected(no_such_name(ledger, session, "region", owner, group_text, name));
   } else if (auto valid_group = names::check(group_text, "group name"); !valid_group) {
     return std::unexpected(valid_group.error());
   }
-  auto at = world.name_watches.try_emplace(name_key(owner, waited, name)).first;
-  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_NAME, wish.events, at->second);
+  auto at = ledger.name_watches.try_emplace(name_key(owner, waited, name)).first;
+  auto watch = make_watch(ledger, session, SHMBW_WATCH_KIND_NAME, wish.events, at->second);
   if (!watch) {
-    if (at->second.empty()) world.name_watches.erase(at);
+    if (at->second.empty()) ledger.name_watches.erase(at);
     return watch;
   }
   (*watch)->name = &*at;
@@ -198,21 +199,21 @@ Result<Watch*> watch_name(World& world, Session& session, const shmbw_watch& wis
   return watch;
 }
 
-Result<Watch*> watch_group(World& world, Session& session, const shmbw_watch& wish, std::string_view group_text,
+Result<Watch*> watch_group(Ledger& ledger, Session& session, const shmbw_watch& wish, std::string_view group_text,
                            std::uint32_t& state) {
   std::uint32_t owner = (wish.flags & SHMBW_WATCH_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
-  Group* group = wish.group ? find_group(world, wish.group) : addressed_group(world, session, owner, group_text);
+  Group* group = wish.group ? find_group(ledger, wish.group) : addressed_group(ledger, session, owner, group_text);
   if (!group || !may_address(session, *group))
     return std::unexpected(wish.group ? no_such_group(wish.group) : no_such_group(session, owner, group_text));
-  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_GROUP, wish.events, group->watchers);
+  auto watch = make_watch(ledger, session, SHMBW_WATCH_KIND_GROUP, wish.events, group->watchers);
   if (!watch) return watch;
   (*watch)->group = group;
   if (group->ended_at != 0) state |= SHMBW_WATCH_EVENT_ENDED;
   return watch;
 }
 
-Result<Watch*> watch_reclaims(World& world, Session& session, const shmbw_watch& wish) {
-  auto watch = make_watch(world, session, SHMBW_WATCH_KIND_RECLAIM, wish.events, reclaims_of(world, session));
+Result<Watch*> watch_reclaims(Ledger& ledger, Session& session, const shmbw_watch& wish) {
+  auto watch = make_watch(ledger, session, SHMBW_WATCH_KIND_RECLAIM, wish.events, reclaims_of(ledger, session));
   if (!watch) return watch;
   (*watch)->only_group = wish.group;
   return watch;
@@ -221,7 +222,7 @@ Result<Watch*> watch_reclaims(World& world, Session& session, const shmbw_watch&
 }  // namespace
 
 void serve_watch(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   Session& session = request.session;
   auto wish = request.read<shmbw_watch>();
   if (!wish) return;
@@ -233,17 +234,17 @@ void serve_watch(const Request& request) {
       (wish->events & ~std::uint32_t{SHMBW_WATCH_EVENT_KNOWN}) != 0)
     return request.fail(Status::unknown_flags, "a watch flag or event is not known to this broker");
   if (wish->kind == SHMBW_WATCH_KIND_CANCEL) {
-    if (!cancel_watch(world, session, wish->watch))
+    if (!cancel_watch(ledger, session, wish->watch))
       return request.fail(Status::not_found, "no such watch of this session; its target may have ended");
     return request.answer(shmbw_watch_reply{wish->watch, 0, 0});
   }
   if (wish->events == 0) return request.fail(Status::invalid, "a watch names the events it wants");
   std::uint32_t state = 0;
-  Result<Watch*> made = wish->kind == SHMBW_WATCH_KIND_REGION  ? watch_region(world, session, *wish, state)
-                        : wish->kind == SHMBW_WATCH_KIND_NAME  ? watch_name(world, session, *wish, *group, *name, state)
-                        : wish->kind == SHMBW_WATCH_KIND_GROUP ? watch_group(world, session, *wish, *group, state)
+  Result<Watch*> made = wish->kind == SHMBW_WATCH_KIND_REGION ? watch_region(ledger, session, *wish, state)
+                        : wish->kind == SHMBW_WATCH_KIND_NAME ? watch_name(ledger, session, *wish, *group, *name, state)
+                        : wish->kind == SHMBW_WATCH_KIND_GROUP ? watch_group(ledger, session, *wish, *group, state)
                         : wish->kind == SHMBW_WATCH_KIND_RECLAIM
-                            ? watch_reclaims(world, session, *wish)
+                            ? watch_reclaims(ledger, session, *wish)
                             : error(Status::invalid, "watch a region, a name, a group or reclaims");
   if (!made) return request.fail(made.error());
   request.answer(shmbw_watch_reply{(*made)->id, state, 0});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// QUEUE_OPEN, QUEUE_CLOSE, LANE_THROUGH and QUEUE_HOLD.
+// QUEUE_OPEN, QUEUE_CLOSE, LANE_FINISHED and QUEUE_HOLD.
 #include "daemon/answer.hpp"
 #include "daemon/pool.hpp"
 
@@ -11,10 +11,10 @@ void serve_queue_open(const Request& request) {
   wire::TextReader texts(request.packet.rest);
   auto name = texts.take(wish->name_len);
   if (!name || !texts.done()) return request.refuse_struct(Status::invalid);
-  auto place = usable_place_in(request.world, request.session, wish->pool);
+  auto place = usable_place_in(request.ledger, request.session, wish->pool);
   if (!place) return request.fail(place.error());
   if (!make_lane_ready(request.session, *place->pool, place->index, *wish, *name)) return request.yield();
-  auto opened = open_queue(request.world, *place->pool, place->index, *wish, *name);
+  auto opened = open_queue(request.ledger, *place->pool, place->index, *wish, *name);
   if (!opened) return request.fail(opened.error());
   request.answer(shmbw_queue_open_reply{opened->queue, opened->serial, opened->lane, opened->lane_serial});
 }
@@ -24,33 +24,33 @@ void serve_queue_close(const Request& request) {
   auto wish = request.read<shmbw_queue_close>();
   if (!wish) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
-  auto place = place_in(request.world, request.session, wish->pool);
+  auto place = place_in(request.ledger, request.session, wish->pool);
   if (!place) return request.fail(place.error());
-  auto left = close_queue(request.world, *place->pool, place->index, *wish);
+  auto left = close_queue(request.ledger, *place->pool, place->index, *wish);
   if (!left) return request.fail(left.error());
   request.answer(shmbw_queue_close_reply{left->readers, left->writers});
 }
 
 // One-way: a faulty request is ignored, because there is no reply.
-void serve_lane_through(const Request& request) {
-  World& world = request.world;
+void serve_lane_finished(const Request& request) {
+  Ledger& ledger = request.ledger;
   auto batch = wire::BatchView::open(request.packet);
   if (!batch) return;
   // A message concerns few pools, as a rule one. Each is settled once, however many elements name it.
   std::vector<std::uint64_t> told;
   for (std::size_t i = 0; i < batch->count(); ++i) {
-    auto wish = batch->element<shmbw_lane_through>(i);
+    auto wish = batch->element<shmbw_lane_finished>(i);
     if (!wish) break;
-    auto place = place_in(world, request.session, wish->pool);
+    auto place = place_in(ledger, request.session, wish->pool);
     if (!place || !lane_through(*place->pool, place->index, *wish)) continue;
     if (std::ranges::find(told, wish->pool) == told.end()) told.push_back(wish->pool);
   }
   for (std::uint64_t id : told)
-    if (Pool* pool = find_pool(world, id)) lanes_changed(world, *pool);
+    if (Pool* pool = find_pool(ledger, id)) lanes_changed(ledger, *pool);
 }
 
 void serve_queue_hold(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   auto batch = open_batch<shmbw_queue_hold>(request, [](const shmbw_queue_hold&) { return std::size_t{0}; });
   if (!batch) return;
   BatchAnswer<shmbw_queue_hold_reply> answer(request, batch->count());
@@ -60,8 +60,8 @@ void serve_queue_hold(const Request& request) {
     // Holds are given back also in a pool that is over.
     const bool drop = (wish.flags & SHMBW_QUEUE_HOLD_DROP) != 0;
     auto place =
-        drop ? place_in(world, request.session, wish.pool) : usable_place_in(world, request.session, wish.pool);
-    auto held = place ? hold_region(world, request.session, *place->pool, place->index, wish)
+        drop ? place_in(ledger, request.session, wish.pool) : usable_place_in(ledger, request.session, wish.pool);
+    auto held = place ? hold_region(ledger, request.session, *place->pool, place->index, wish)
                       : Result<void>(std::unexpected(place.error()));
     if (held) answer.ok({});
     else answer.fail(held.error());

@@ -26,7 +26,7 @@ bool sees(const Session& session, const Session& other) {
 
 void list_regions(const Request& request, const Filter& filter) {
   Page<shmbw_region_record> page(request, filter);
-  for (auto& [id, region] : page.rows(request.world.regions, filter.only_region(request.world))) {
+  for (auto& [id, region] : page.rows(request.ledger.regions, filter.only_region(request.ledger))) {
     if (page.done(id)) break;
     if (!filter.takes(region) || !sees(request.session, region)) continue;
     page.count(on_gpu(region) ? 0 : region.bytes);  // the sum is of the host's memory
@@ -64,15 +64,15 @@ void list_regions(const Request& request, const Filter& filter) {
 
 void list_groups(const Request& request, const Filter& filter) {
   Page<shmbw_group_record> page(request, filter);
-  for (const auto& [id, group] : page.rows(request.world.groups, filter.wish.group)) {
+  for (const auto& [id, group] : page.rows(request.ledger.groups, filter.wish.group)) {
     if (page.done(id)) break;
     if (!filter.takes(group) || !sees(request.session, group)) continue;
-    page.count(group.account.used(Slot::bytes));
+    page.count(group.account.used(Resource::bytes));
     if (!page.wants(id) || !page.room(group.name.size())) continue;
     shmbw_group_record record{};
     record.group = id;
-    record.bytes = group.account.used(Slot::bytes);
-    record.bytes_limit = group.account.effective_limit(Slot::bytes);
+    record.bytes = group.account.used(Resource::bytes);
+    record.bytes_limit = group.account.effective_limit(Resource::bytes);
     record.bytes_peak = group.account.peak_bytes();
     record.bytes_cached = group.shelf.bytes();
     record.owner_uid = group.uid;
@@ -85,8 +85,8 @@ void list_groups(const Request& request, const Filter& filter) {
     record.members = group.members.size() - record.heirs;
     record.supervisors = group.supervisors.size();
     record.regions = group.regions.size() + group.shelf.count();
-    record.regions_limit =
-        static_cast<std::uint32_t>(std::min<std::uint64_t>(group.account.effective_limit(Slot::regions), UINT32_MAX));
+    record.regions_limit = static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(group.account.effective_limit(Resource::regions), UINT32_MAX));
     record.created = group.created;
     record.keep = group.keep;
     record.name_len = static_cast<std::uint16_t>(group.name.size());
@@ -97,7 +97,7 @@ void list_groups(const Request& request, const Filter& filter) {
 
 void list_sessions(const Request& request, const Filter& filter) {
   Page<shmbw_session_record> page(request, filter);
-  for (const auto& [id, session] : page.rows(request.world.sessions)) {
+  for (const auto& [id, session] : page.rows(request.ledger.sessions)) {
     if (page.done(id)) break;
     if (!session.greeted() || !sees(request.session, session) || !filter.takes_owner(session.uid)) continue;
     if (filter.by_group() && !(session.group && filter.takes(*session.group)) &&
@@ -131,10 +131,10 @@ void list_leases(const Request& request, const Filter& filter) {
     page.count(0);
     if (page.wants(lease.serial)) rows.push_back(&lease);
   };
-  if (const std::uint64_t only = filter.only_region(request.world); only != 0) {
-    if (const Region* region = request.world.find_region(only)) region->leases.each(offer);
+  if (const std::uint64_t only = filter.only_region(request.ledger); only != 0) {
+    if (const Region* region = request.ledger.find_region(only)) region->leases.each(offer);
   } else {
-    for (const auto& [id, session] : request.world.sessions)
+    for (const auto& [id, session] : request.ledger.sessions)
       for (const auto& [region_id, lease] : session.leases) offer(lease);
   }
   sort_page<shmbw_lease_record>(rows);
@@ -157,7 +157,7 @@ void list_leases(const Request& request, const Filter& filter) {
 
 void list_tickets(const Request& request, const Filter& filter) {
   Page<shmbw_ticket_record> page(request, filter);
-  for (const auto& [serial, ticket] : page.rows(request.world.tickets_in_order)) {
+  for (const auto& [serial, ticket] : page.rows(request.ledger.tickets_in_order)) {
     if (page.done(serial)) break;
     const Region& region = *ticket->region;
     if (!filter.takes(region)) continue;
@@ -174,17 +174,18 @@ void list_tickets(const Request& request, const Filter& filter) {
 
 void list_uids(const Request& request, const Filter& filter) {
   Page<shmbw_uid_record> page(request, filter);
-  for (const auto& [uid, books] : request.world.uids) {
+  for (const auto& [uid, books] : request.ledger.uids) {
     if ((!request.session.admin && uid != request.session.uid) || !filter.takes_owner(uid)) continue;
     const Account& account = books.account;
-    page.count(account.used(Slot::bytes));
+    page.count(account.used(Resource::bytes));
     std::uint64_t key = std::uint64_t{uid} + 1;  // uid 0 is a user, cursor 0 is none
     if (!page.wants(key) || !page.room(0)) continue;
-    auto used = [&](Slot slot) { return static_cast<std::uint32_t>(account.used(slot)); };
-    page.add(key, shmbw_uid_record{account.used(Slot::bytes), account.effective_limit(Slot::bytes), uid,
-                                   used(Slot::sessions), used(Slot::groups), used(Slot::regions), used(Slot::leases),
-                                   used(Slot::tickets), used(Slot::watches), books.tickets_left,
-                                   account.effective_limit(Slot::tickets), ticket_share(request.world, account)});
+    auto used = [&](Resource resource) { return static_cast<std::uint32_t>(account.used(resource)); };
+    page.add(key, shmbw_uid_record{account.used(Resource::bytes), account.effective_limit(Resource::bytes), uid,
+                                   used(Resource::sessions), used(Resource::groups), used(Resource::regions),
+                                   used(Resource::leases), used(Resource::tickets), used(Resource::watches),
+                                   books.tickets_left, account.effective_limit(Resource::tickets),
+                                   ticket_share(request.ledger, account)});
   }
   page.send();
 }
@@ -236,7 +237,7 @@ bool in_use(const pool::LaneEntry& lane) {
 void list_pools(const Request& request, const Filter& filter) {
   Page<shmbw_pool_record> page(request, filter);
   Budget budget;
-  for (auto& [id, pool] : page.rows(request.world.pools, filter.wish.region.id)) {
+  for (auto& [id, pool] : page.rows(request.ledger.pools, filter.wish.region.id)) {
     if (page.done(id)) break;
     if (!filter.takes(pool) || !sees(request.session, pool)) continue;
     const std::uint64_t bytes = pool.bytes();
@@ -313,7 +314,7 @@ struct QueueRow {
 void list_queues(const Request& request, const Filter& filter) {
   Page<shmbw_queue_record> page(request, filter);
   std::vector<QueueRow> all;
-  for (auto& [id, pool] : request.world.pools) {
+  for (auto& [id, pool] : request.ledger.pools) {
     if (!filter.takes(pool) || !sees(request.session, pool)) continue;
     for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
       if (!queue_in_use(pool, i)) continue;
@@ -357,7 +358,7 @@ void list_queues(const Request& request, const Filter& filter) {
 void list_participants(const Request& request, const Filter& filter) {
   Page<shmbw_participant_record> page(request, filter);
   std::vector<QueueRow> all;
-  for (auto& [id, pool] : request.world.pools) {
+  for (auto& [id, pool] : request.ledger.pools) {
     if (!filter.takes(pool) || !sees(request.session, pool)) continue;
     for (std::uint32_t i = 0; i < pool.participants.size(); ++i) {
       const Participant& who = pool.participants[i];
@@ -404,7 +405,7 @@ void list_participants(const Request& request, const Filter& filter) {
 
 void list_gpu_regions(const Request& request, const Filter& filter) {
   Page<shmbw_gpu_record> page(request, filter);
-  for (auto& [id, region] : page.rows(request.world.regions, filter.only_region(request.world))) {
+  for (auto& [id, region] : page.rows(request.ledger.regions, filter.only_region(request.ledger))) {
     if (page.done(id)) break;
     if (!region.gpu || !region.live() || !filter.takes(region) || !sees(request.session, region)) continue;
     const GpuMemory& gpu = *region.gpu;
@@ -449,7 +450,7 @@ void list_gpu_regions(const Request& request, const Filter& filter) {
 }  // namespace
 
 void serve_list(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   Session& session = request.session;
   auto wish = request.read<shmbw_list>();
   if (!wish) return;
@@ -462,7 +463,7 @@ void serve_list(const Request& request) {
   Filter filter{*wish, *name};
   if (!group->empty()) {
     std::uint32_t owner = (wish->flags & SHMBW_LIST_OWNER_GIVEN) != 0 ? wish->owner_uid : session.uid;
-    filter.group = session.admin ? find_group(world, owner, *group) : addressed_group(world, session, owner, *group);
+    filter.group = session.admin ? find_group(ledger, owner, *group) : addressed_group(ledger, session, owner, *group);
     filter.nothing = filter.group == nullptr;
   }
   switch (wish->table) {
@@ -501,38 +502,38 @@ void serve_list(const Request& request) {
 }
 
 void serve_status(const Request& request) {
-  World& world = request.world;
+  Ledger& ledger = request.ledger;
   if (!request.read<shmbw_status>()) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
-  const BrokerFacts& facts = world.facts;
+  const BrokerFacts& facts = ledger.facts;
   std::string losses;
   for (const std::string& loss : facts.losses) losses += (losses.empty() ? "" : "\n") + loss;
   losses.resize(std::min<std::size_t>(losses.size(), 16'384));
   auto count = [](std::uint64_t value) { return static_cast<std::uint32_t>(value); };
   shmbw_status_reply reply{};
-  reply.mode = world.private_mode() ? SHMBW_MODE_PRIVATE : SHMBW_MODE_SYSTEM;
+  reply.mode = ledger.private_mode() ? SHMBW_MODE_PRIVATE : SHMBW_MODE_SYSTEM;
   reply.engine = facts.engine;
   reply.epoch = facts.epoch;
   reply.features = facts.features;
-  reply.uptime = world.now() - world.started;
-  reply.bytes = world.host.used(Slot::bytes);
-  reply.bytes_limit = world.host.limit(Slot::bytes);
-  reply.bytes_cached = world.bytes_cached;
-  reply.requests = world.requests;
-  reply.refusals = world.refusals;
-  reply.reclaims = world.reclaims;
-  reply.bytes_reclaimed = world.bytes_reclaimed;
+  reply.uptime = ledger.now() - ledger.started;
+  reply.bytes = ledger.host.used(Resource::bytes);
+  reply.bytes_limit = ledger.host.limit(Resource::bytes);
+  reply.bytes_cached = ledger.bytes_cached;
+  reply.requests = ledger.requests;
+  reply.refusals = ledger.refusals;
+  reply.reclaims = ledger.reclaims;
+  reply.bytes_reclaimed = ledger.bytes_reclaimed;
   reply.pid = facts.pid;
   reply.broker_uid = facts.uid;
-  reply.regions = count(world.region_count);
-  reply.sessions = count(world.live_sessions);
-  reply.groups = count(world.groups.size());
-  reply.leases = count(world.lease_count);
-  reply.tickets = count(world.tickets.size());
-  reply.watches = count(world.watch_count);
-  reply.descriptors = count(world.descriptors());
+  reply.regions = count(ledger.region_count);
+  reply.sessions = count(ledger.live_sessions);
+  reply.groups = count(ledger.groups.size());
+  reply.leases = count(ledger.lease_count);
+  reply.tickets = count(ledger.tickets.size());
+  reply.watches = count(ledger.watch_count);
+  reply.descriptors = count(ledger.descriptors());
   reply.descriptors_limit = count(facts.descriptors_limit);
-  reply.descriptors_reserved = count(world.config.descriptors_reserved);
+  reply.descriptors_reserved = count(ledger.config.descriptors_reserved);
   reply.in_flight = facts.in_flight ? facts.in_flight() : 0;
   reply.version_len = static_cast<std::uint16_t>(facts.version.size());
   reply.kernel_len = static_cast<std::uint16_t>(facts.kernel.size());

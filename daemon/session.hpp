@@ -38,7 +38,7 @@ struct OfSponsor;
 struct OfSupervisors;
 class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervisors> {
  public:
-  Session(World& world, std::uint64_t id, Link& link, Account& uid_account);
+  Session(Ledger& ledger, std::uint64_t id, Link& link, Account& uid_account);
   ~Session();
   bool greeted() const { return phase == Phase::greeted; }
   std::uint32_t wire_state() const;
@@ -48,7 +48,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
     return leases.empty() && watches.empty() && pools.empty() && !group && !supervises && !worker;
   }
 
-  World& world;
+  Ledger& ledger;
   std::uint64_t id;
   std::uint64_t line;  // id of the first session in this chain of take-overs; what any of them made belongs to it
   Link* link;          // nullptr: disconnected or ended
@@ -89,12 +89,12 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
 };
 
 // The limit that is in the way of one more session that has just connected.
-std::optional<Shortage> session_shortage(const World& world, std::uint32_t uid, bool admin);
+std::optional<Shortage> session_shortage(const Ledger& ledger, std::uint32_t uid, bool admin);
 // Gives everything back.
-void end_session(World& world, Session& session);
-void session_process_died(World& world, Session& session, const sys::ExitInfo* how);
+void end_session(Ledger& ledger, Session& session);
+void session_process_died(Ledger& ledger, Session& session, const sys::ExitInfo* how);
 // The process has ended. session_process_died may report later how it ended.
-void session_process_ended(World& world, Session& session);
-void session_disconnected(World& world, Session& session);
+void session_process_ended(Ledger& ledger, Session& session);
+void session_disconnected(Ledger& ledger, Session& session);
 
 }  // namespace shmb::daemon

@@ -15,38 +15,38 @@ bool Shelf::may_recycle(const Region& region) {
 }
 
 std::uint64_t Shelf::capacity() const {
-  return std::min(world_.config.limits.shelf_bytes, group_.account.effective_limit(Slot::bytes) / 4);
+  return std::min(ledger_.config.limits.shelf_bytes, group_.account.effective_limit(Resource::bytes) / 4);
 }
 
 bool Shelf::put(Region& region) {
   if (region.bytes > capacity()) return false;
   while (bytes_ + region.bytes > capacity())
     if (!drop_oldest()) return false;
-  tell_region(world_, region, SHMBW_WATCH_EVENT_GONE);
+  tell_region(ledger_, region, SHMBW_WATCH_EVENT_GONE);
   group_.regions.remove(region);
-  auto node = world_.regions.extract(region.id);
-  node.key() = region.id = ++world_.last_region;
-  world_.regions.insert(std::move(node));
+  auto node = ledger_.regions.extract(region.id);
+  node.key() = region.id = ++ledger_.last_region;
+  ledger_.regions.insert(std::move(node));
   region.state = SHMBW_REGION_STATE_CACHED;
-  region.created = world_.now();
+  region.created = ledger_.now();
   region.generation = 1;
   region.keep = 0;
   region.creator_pid = 0;
-  --world_.region_count;
-  if (regions_.empty()) world_.filled_shelves.push_back(*this);
+  --ledger_.region_count;
+  if (regions_.empty()) ledger_.filled_shelves.push_back(*this);
   regions_.push_back(region);
   bytes_ += region.bytes;
-  world_.bytes_cached += region.bytes;
+  ledger_.bytes_cached += region.bytes;
   rearm();
   return true;
 }
 
 void Shelf::forget(Region& region) {
   regions_.remove(region);
-  if (regions_.empty()) world_.filled_shelves.remove(*this);
+  if (regions_.empty()) ledger_.filled_shelves.remove(*this);
   group_.regions.push_back(region);
   bytes_ -= region.bytes;
-  world_.bytes_cached -= region.bytes;
+  ledger_.bytes_cached -= region.bytes;
   rearm();
 }
 
@@ -64,7 +64,7 @@ bool Shelf::drop_oldest() {
   if (!oldest) return false;
   forget(*oldest);
   bool before = std::exchange(group_.in_service, true);
-  free_region(world_, *oldest);
+  free_region(ledger_, *oldest);
   group_.in_service = before;
   return true;
 }
@@ -76,13 +76,13 @@ void Shelf::drop_all() {
 
 void Shelf::rearm() {
   const Region* oldest = regions_.first();
-  if (oldest) world_.timers.set(*this, oldest->created + world_.config.limits.shelf_idle);
+  if (oldest) ledger_.timers.set(*this, oldest->created + ledger_.config.limits.shelf_idle);
   else cancel();
 }
 
 void Shelf::on_timer(std::int64_t now) {
   while (const Region* oldest = regions_.first()) {
-    if (oldest->created + world_.config.limits.shelf_idle > now) break;
+    if (oldest->created + ledger_.config.limits.shelf_idle > now) break;
     drop_oldest();
   }
   rearm();

@@ -15,15 +15,15 @@
 
 namespace shmb::daemon {
 
-class World;
+class Ledger;
 struct Group;
 
 inline constexpr std::uint64_t kShelfFrom = kHugePage;
 
-struct OfWorld;
-class Shelf final : public Timer, public Hook<Shelf, OfWorld> {
+struct OfLedger;
+class Shelf final : public Timer, public Hook<Shelf, OfLedger> {
  public:
-  Shelf(World& world, Group& group) : world_(world), group_(group) {}
+  Shelf(Ledger& ledger, Group& group) : ledger_(ledger), group_(group) {}
 
   static bool may_recycle(const Region& region);  // the region has no holder any more
   // Takes a region that has no holder any more, under a new id. False: it does not fit, and the caller frees it.
@@ -44,7 +44,7 @@ class Shelf final : public Timer, public Hook<Shelf, OfWorld> {
   void rearm();
   std::uint64_t capacity() const;
 
-  World& world_;
+  Ledger& ledger_;
   Group& group_;
   List<Region, OfGroup> regions_;  // oldest first
   std::uint64_t bytes_ = 0;

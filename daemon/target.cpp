@@ -10,8 +10,8 @@
 
 namespace shmb::daemon {
 
-Result<Target> target_by_id(World& world, Session& session, const shmbw_region_ref& ref) {
-  Region* region = world.find_region(ref.id);
+Result<Target> target_by_id(Ledger& ledger, Session& session, const shmbw_region_ref& ref) {
+  Region* region = ledger.find_region(ref.id);
   std::uint32_t may = region ? authority(session, *region) : 0;
   if (may == 0) return std::unexpected(no_such_region(ref.id));
   if (ref.generation != 0 && ref.generation != region->generation)
@@ -19,24 +19,24 @@ Result<Target> target_by_id(World& world, Session& session, const shmbw_region_r
   return Target{region, may, nullptr};
 }
 
-static Result<Target> target_by_name(World& world, Session& session, const Naming& naming) {
+static Result<Target> target_by_name(Ledger& ledger, Session& session, const Naming& naming) {
   if (auto valid = names::check(naming.name, "region name"); !valid) return std::unexpected(valid.error());
-  Group* group = addressed_group(world, session, naming.owner_uid, naming.group);
+  Group* group = addressed_group(ledger, session, naming.owner_uid, naming.group);
   Region* region = group ? group->names.find(naming.name) : nullptr;
   if (!region)
-    return std::unexpected(no_such_name(world, session, "region", naming.owner_uid, naming.group, naming.name));
+    return std::unexpected(no_such_name(ledger, session, "region", naming.owner_uid, naming.group, naming.name));
   return Target{region, SHMBW_RIGHT_KNOWN, nullptr};
 }
 
-Result<Target> find_target(World& world, Session& session, const Naming& naming) {
-  if (naming.by == SHMBW_ATTACH_BY_NAME) return target_by_name(world, session, naming);
+Result<Target> find_target(Ledger& ledger, Session& session, const Naming& naming) {
+  if (naming.by == SHMBW_ATTACH_BY_NAME) return target_by_name(ledger, session, naming);
   if (!naming.group.empty() || !naming.name.empty())
     return error(Status::invalid, "names in an attach that is not by name");
-  if (naming.by == SHMBW_ATTACH_BY_ID) return target_by_id(world, session, naming.region);
+  if (naming.by == SHMBW_ATTACH_BY_ID) return target_by_id(ledger, session, naming.region);
   if (naming.by != SHMBW_ATTACH_BY_TICKET) return error(Status::invalid, "attach by id, name or ticket");
   std::uint8_t bytes[16];
   std::copy_n(naming.ticket, sizeof bytes, bytes);
-  Ticket* ticket = find_ticket(world, Secret::from(bytes));
+  Ticket* ticket = find_ticket(ledger, Secret::from(bytes));
   if (!ticket) return std::unexpected(no_such_ticket());
   return Target{ticket->region, ticket->rights, ticket};
 }

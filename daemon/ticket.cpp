@@ -8,37 +8,37 @@
 
 namespace shmb::daemon {
 
-std::uint64_t ticket_share(const World& world, const Account& user) {
-  if (world.config.limits.session_tickets != 0) return world.config.limits.session_tickets;
-  const std::uint64_t all = user.limit(Slot::tickets);
+std::uint64_t ticket_share(const Ledger& ledger, const Account& user) {
+  if (ledger.config.limits.session_tickets != 0) return ledger.config.limits.session_tickets;
+  const std::uint64_t all = user.limit(Resource::tickets);
   return all == Account::kNoLimit ? all : all / 4 + (all % 4 != 0 ? 1 : 0);
 }
 
-Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t uses,
+Result<Ticket*> make_ticket(Ledger& ledger, Session& session, Region& region, std::uint32_t rights, std::uint32_t uses,
                             std::int64_t lifetime) {
   auto secret = Secret::draw();
   if (!secret) return system_failure(secret.error(), "drawing a ticket");
-  world.hold_uid(session.uid);
-  auto charge = session.account.charge(Slot::tickets, 1);
+  ledger.hold_uid(session.uid);
+  auto charge = session.account.charge(Resource::tickets, 1);
   if (!charge) {
-    world.drop_uid(session.uid);
-    return std::unexpected(refuse_limit(world, session, charge.error()));
+    ledger.drop_uid(session.uid);
+    return std::unexpected(refuse_limit(ledger, session, charge.error()));
   }
-  Ticket& ticket = world.tickets.try_emplace(*secret, world, *secret).first->second;
-  ticket.serial = ++world.last_serial;
-  world.tickets_in_order.emplace_hint(world.tickets_in_order.end(), ticket.serial, &ticket);
+  Ticket& ticket = ledger.tickets.try_emplace(*secret, ledger, *secret).first->second;
+  ticket.serial = ++ledger.last_serial;
+  ledger.tickets_in_order.emplace_hint(ledger.tickets_in_order.end(), ticket.serial, &ticket);
   ticket.region = &region;
   ticket.rights = rights;
   ticket.uses_left = uses;
   ticket.maker_uid = session.uid;
   ticket.maker = session.line;
   ticket.maker_group = session.group ? session.group->id : 0;
-  ticket.expires = world.now() + lifetime;
+  ticket.expires = ledger.now() + lifetime;
   ticket.charge = std::move(*charge);
   ticket.payer = &session;
   session.paid_tickets.push_back(ticket);
   ++region.tickets;
-  world.timers.set(ticket, ticket.expires);
+  ledger.timers.set(ticket, ticket.expires);
   return &ticket;
 }
 
@@ -47,8 +47,8 @@ void end_with_session(Session& session, Ticket& ticket) {
   session.tickets.push_back(ticket);
 }
 
-void destroy_tickets_of(World& world, Session& session) {
-  while (Ticket* ticket = session.tickets.first()) destroy_ticket(world, *ticket);
+void destroy_tickets_of(Ledger& ledger, Session& session) {
+  while (Ticket* ticket = session.tickets.first()) destroy_ticket(ledger, *ticket);
 }
 
 void move_tickets(Session& from, Session& heir) {
@@ -72,32 +72,32 @@ void leave_ticket_charges(Session& session) {
     session.paid_tickets.remove(*ticket);
     ticket->payer = nullptr;
     ticket->charge.rise();
-    if (ticket->left()) ++session.world.uids.at(session.uid).tickets_left;
+    if (ticket->left()) ++session.ledger.uids.at(session.uid).tickets_left;
   }
 }
 
-Ticket* find_ticket(World& world, const Secret& secret) {
-  auto at = world.tickets.find(secret);
+Ticket* find_ticket(Ledger& ledger, const Secret& secret) {
+  auto at = ledger.tickets.find(secret);
   // A ticket that the timer has not removed yet is expired all the same.
-  return at == world.tickets.end() || at->second.expires <= world.now() ? nullptr : &at->second;
+  return at == ledger.tickets.end() || at->second.expires <= ledger.now() ? nullptr : &at->second;
 }
 
-void use_ticket(World& world, Ticket& ticket) {
-  if (--ticket.uses_left == 0) destroy_ticket(world, ticket);
+void use_ticket(Ledger& ledger, Ticket& ticket) {
+  if (--ticket.uses_left == 0) destroy_ticket(ledger, ticket);
 }
 
-void destroy_ticket(World& world, Ticket& ticket) {
+void destroy_ticket(Ledger& ledger, Ticket& ticket) {
   Region& region = *ticket.region;
   std::uint32_t uid = ticket.maker_uid;
   const Secret secret = ticket.secret;
-  if (ticket.left()) --world.uids.at(uid).tickets_left;
+  if (ticket.left()) --ledger.uids.at(uid).tickets_left;
   if (ticket.with) ticket.with->tickets.remove(ticket);
   if (ticket.payer) ticket.payer->paid_tickets.remove(ticket);
-  world.tickets_in_order.erase(ticket.serial);
-  world.tickets.erase(secret);
-  world.drop_uid(uid);
+  ledger.tickets_in_order.erase(ticket.serial);
+  ledger.tickets.erase(secret);
+  ledger.drop_uid(uid);
   --region.tickets;
-  release_region(world, region);
+  release_region(ledger, region);
 }
 
 bool may_revoke(const Session& session, const Ticket& ticket) {
@@ -105,6 +105,6 @@ bool may_revoke(const Session& session, const Ticket& ticket) {
          (session.group && session.group->id == ticket.maker_group);
 }
 
-void Ticket::on_timer(std::int64_t) { destroy_ticket(world, *this); }
+void Ticket::on_timer(std::int64_t) { destroy_ticket(ledger, *this); }
 
 }  // namespace shmb::daemon

@@ -16,17 +16,17 @@
 
 namespace shmb::daemon {
 
-class World;
+class Ledger;
 class Session;
 struct Region;
 
 struct OfMaker;
 struct OfPayer;
 struct Ticket final : Timer, Hook<Ticket, OfMaker>, Hook<Ticket, OfPayer> {
-  Ticket(World& owner, const Secret& value) : world(owner), secret(value) {}
+  Ticket(Ledger& owner, const Secret& value) : ledger(owner), secret(value) {}
   void on_timer(std::int64_t now) override;
 
-  World& world;
+  Ledger& ledger;
   Secret secret;
   std::uint64_t serial = 0;  // cursor of LIST
   Region* region = nullptr;
@@ -47,17 +47,17 @@ using Tickets = std::pmr::unordered_map<Secret, Ticket, SecretHash, SecretSame>;
 using TicketsInOrder = std::pmr::map<std::uint64_t, Ticket*>;  // by serial: walked in portions
 
 // The share of its user's tickets that one session may have. So no process can take all of them and die.
-std::uint64_t ticket_share(const World& world, const Account& user);
-Result<Ticket*> make_ticket(World& world, Session& session, Region& region, std::uint32_t rights, std::uint32_t uses,
+std::uint64_t ticket_share(const Ledger& ledger, const Account& user);
+Result<Ticket*> make_ticket(Ledger& ledger, Session& session, Region& region, std::uint32_t rights, std::uint32_t uses,
                             std::int64_t lifetime);
 void end_with_session(Session& session, Ticket& ticket);
-void destroy_tickets_of(World& world, Session& session);  // those that end with it
-void move_tickets(Session& from, Session& heir);          // those that end with `from` end with `heir`
+void destroy_tickets_of(Ledger& ledger, Session& session);  // those that end with it
+void move_tickets(Session& from, Session& heir);            // those that end with `from` end with `heir`
 void move_ticket_charges(Session& from, Session& heir);
 void leave_ticket_charges(Session& session);  // at the session's end: its user pays for them
-Ticket* find_ticket(World& world, const Secret& secret);
-void use_ticket(World& world, Ticket& ticket);  // uses it once; the last use ends it
-void destroy_ticket(World& world, Ticket& ticket);
+Ticket* find_ticket(Ledger& ledger, const Secret& secret);
+void use_ticket(Ledger& ledger, Ticket& ticket);  // uses it once; the last use ends it
+void destroy_ticket(Ledger& ledger, Ticket& ticket);
 bool may_revoke(const Session& session, const Ticket& ticket);
 
 }  // namespace shmb::daemon

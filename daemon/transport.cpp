@@ -48,7 +48,7 @@ void Transport::close_all() {
   books_ = nullptr;
 }
 
-Sys<void> Transport::attach(Books& books) {
+Sys<void> Transport::attach(BrokerEvents& books) {
   books_ = &books;
   constexpr std::uint32_t kNobody = UINT32_MAX;  // no user has that number: chown(2) takes it for "as it is"
   engine_.discard = [&books](std::vector<Fd> fds) { (void)books.close_elsewhere(kNobody, std::move(fds)); };
@@ -159,10 +159,10 @@ void Transport::finish_one(std::unique_ptr<Connection> connection) {
   const Peer peer = connection->peer();
   connection.reset();
   if (!watchable) return books_->forget(session);
-  afterlives_.push_back(std::make_unique<Afterlife>(*this, std::move(pidfd), peer, session,
-                                                    lazy      ? Afterlife::Why::disconnected
-                                                    : awaited ? Afterlife::Why::awaited
-                                                              : Afterlife::Why::report));
+  afterlives_.push_back(std::make_unique<DeadPeerWatch>(*this, std::move(pidfd), peer, session,
+                                                        lazy      ? DeadPeerWatch::Why::disconnected
+                                                        : awaited ? DeadPeerWatch::Why::awaited
+                                                                  : DeadPeerWatch::Why::report));
   afterlives_.back()->index = afterlives_.size() - 1;
   if (afterlives_.back()->counted_by_books()) ++counted_by_books_;
   if (lazy) ++abandoned_sockets_;
@@ -170,7 +170,7 @@ void Transport::finish_one(std::unique_ptr<Connection> connection) {
   afterlives_.back()->start();
 }
 
-void Transport::forget(Afterlife& afterlife) {
+void Transport::forget(DeadPeerWatch& afterlife) {
   Session& session = afterlife.session();
   if (afterlife.holds_socket()) --abandoned_sockets_;
   if (afterlife.counted_by_books()) {

@@ -38,7 +38,7 @@
 
 namespace shmb::daemon {
 
-class Afterlife;
+class DeadPeerWatch;
 
 class Transport {
  public:
@@ -48,7 +48,7 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
   ~Transport();
 
-  Sys<void> attach(Books& books);  // once, before anything else
+  Sys<void> attach(BrokerEvents& books);  // once, before anything else
   Sys<void> listen_on(Fd socket, bool admin);
   enum class End { stopped, idle, failed };
   End run();                             // until stop(), the idle time-out, or an engine that cannot go on
@@ -64,7 +64,7 @@ class Transport {
 
   // For connections and listeners.
   Engine& engine() { return engine_; }
-  Books& books() { return *books_; }
+  BrokerEvents& books() { return *books_; }
   Timers& timers() { return timers_; }
   InFlight& in_flight() { return in_flight_; }
   const Config& config() const { return config_; }
@@ -77,7 +77,7 @@ class Transport {
   bool make_room_among_silent();
   void no_longer_silent(Connection& connection);
   void finish_later(Connection& connection);
-  void forget(Afterlife& afterlife);
+  void forget(DeadPeerWatch& afterlife);
   void tell_full();
 
  private:
@@ -105,7 +105,7 @@ class Transport {
 
   Engine& engine_;
   Config config_;
-  Books* books_ = nullptr;
+  BrokerEvents* books_ = nullptr;
   std::uint64_t table_;
   std::int64_t told_full_ = 0;
   Timers timers_;
@@ -114,7 +114,7 @@ class Transport {
   List<Connection, HalfOpen> half_open_;           // oldest first
   std::map<std::uint32_t, std::uint32_t> silent_;  // how many of them each uid has
   std::vector<Connection*> finishing_;
-  std::vector<std::unique_ptr<Afterlife>> afterlives_;
+  std::vector<std::unique_ptr<DeadPeerWatch>> afterlives_;
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::uint32_t abandoned_sockets_ = 0, counted_by_books_ = 0;
   bool freed_ = false, stopped_ = false, idle_ = false, all_may_send_ = false;

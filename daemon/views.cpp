@@ -6,9 +6,9 @@
 
 namespace shmb::daemon {
 
-Group* addressed_group(World& world, Session& session, std::uint32_t owner, std::string_view text) {
+Group* addressed_group(Ledger& ledger, Session& session, std::uint32_t owner, std::string_view text) {
   if (text.empty()) return session.group;
-  Group* group = find_group(world, owner, text);
+  Group* group = find_group(ledger, owner, text);
   return group && !group->closed && may_address(session, *group) ? group : nullptr;
 }
 

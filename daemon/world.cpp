@@ -19,7 +19,7 @@ constexpr std::size_t kClosesAtMost = 4096, kClosesAlways = 16;
 Uid::Uid(std::uint32_t uid, Account& host, const Account::Report& report)
     : account(SHMBW_SCOPE_UID, uid, &host, &report) {}
 
-World::World(const Config& configuration, BrokerFacts facts_in, const Secret& hash_key)
+Ledger::Ledger(const Config& configuration, BrokerFacts facts_in, const Secret& hash_key)
     : config(configuration),
       facts(std::move(facts_in)),
       started(facts.now()),
@@ -38,15 +38,15 @@ World::World(const Config& configuration, BrokerFacts facts_in, const Secret& ha
       name_watches(&pool),
       reports(&pool),
       reply_buffer(std::make_unique<std::byte[]>(SHMBW_MAX_MESSAGE)) {
-  if (config.limits.host_bytes) host.set_limit(Slot::bytes, config.limits.host_bytes);
-  if (config.limits.gpu_bytes) host.set_limit(Slot::gpu_bytes, config.limits.gpu_bytes);
+  if (config.limits.host_bytes) host.set_limit(Resource::bytes, config.limits.host_bytes);
+  if (config.limits.gpu_bytes) host.set_limit(Resource::gpu_bytes, config.limits.gpu_bytes);
   // The other half is for pools, threads and the heap.
-  host.set_limit(Slot::timelines, facts.mappings_limit / 2);
+  host.set_limit(Resource::timelines, facts.mappings_limit / 2);
   reply_fds.reserve(SHMBW_MAX_BATCH);
   reply_owned.reserve(SHMBW_MAX_BATCH);
 }
 
-World::~World() {
+Ledger::~Ledger() {
   // Objects are destroyed before the accounts they are charged to.
   reports.clear();
   name_watches.clear();
@@ -63,7 +63,7 @@ World::~World() {
 // The limit of a table whose default is "as many as the descriptor table allows".
 static std::uint64_t table_limit(std::uint64_t configured) { return configured ? configured : Account::kNoLimit; }
 
-Uid& World::hold_uid(std::uint32_t uid) {
+Uid& Ledger::hold_uid(std::uint32_t uid) {
   auto [at, fresh] = uids.try_emplace(uid, uid, host, own_bug);
   Uid& out = at->second;
   ++out.users;
@@ -71,56 +71,56 @@ Uid& World::hold_uid(std::uint32_t uid) {
   const Limits& limits = config.limits;
   auto found = limits.uid.find(uid);
   const LimitOverride own = found == limits.uid.end() ? LimitOverride{} : found->second;
-  out.account.set_limit(Slot::bytes, own.bytes.value_or(table_limit(limits.uid_bytes)));
-  out.account.set_limit(Slot::regions, own.regions.value_or(table_limit(limits.uid_regions)));
-  out.account.set_limit(Slot::leases, own.leases.value_or(limits.uid_leases));
-  out.account.set_limit(Slot::sessions, own.sessions.value_or(table_limit(limits.uid_sessions)));
-  out.account.set_limit(Slot::groups, own.groups.value_or(limits.uid_groups));
-  out.account.set_limit(Slot::tickets, own.tickets.value_or(limits.uid_tickets));
-  out.account.set_limit(Slot::names, own.names.value_or(limits.uid_names));
-  out.account.set_limit(Slot::watches, own.watches.value_or(limits.uid_watches));
-  out.account.set_limit(Slot::worlds, own.worlds.value_or(limits.uid_worlds));
-  out.account.set_limit(Slot::references, own.references.value_or(limits.uid_references));
-  out.account.set_limit(Slot::gpu_bytes, own.gpu_bytes.value_or(table_limit(limits.uid_gpu_bytes)));
-  out.account.set_limit(Slot::gpu_descriptors, own.gpu_descriptors.value_or(limits.uid_gpu_descriptors));
-  out.account.set_limit(Slot::timelines, own.timelines.value_or(limits.uid_timelines));
+  out.account.set_limit(Resource::bytes, own.bytes.value_or(table_limit(limits.uid_bytes)));
+  out.account.set_limit(Resource::regions, own.regions.value_or(table_limit(limits.uid_regions)));
+  out.account.set_limit(Resource::leases, own.leases.value_or(limits.uid_leases));
+  out.account.set_limit(Resource::sessions, own.sessions.value_or(table_limit(limits.uid_sessions)));
+  out.account.set_limit(Resource::groups, own.groups.value_or(limits.uid_groups));
+  out.account.set_limit(Resource::tickets, own.tickets.value_or(limits.uid_tickets));
+  out.account.set_limit(Resource::names, own.names.value_or(limits.uid_names));
+  out.account.set_limit(Resource::watches, own.watches.value_or(limits.uid_watches));
+  out.account.set_limit(Resource::worlds, own.worlds.value_or(limits.uid_worlds));
+  out.account.set_limit(Resource::references, own.references.value_or(limits.uid_references));
+  out.account.set_limit(Resource::gpu_bytes, own.gpu_bytes.value_or(table_limit(limits.uid_gpu_bytes)));
+  out.account.set_limit(Resource::gpu_descriptors, own.gpu_descriptors.value_or(limits.uid_gpu_descriptors));
+  out.account.set_limit(Resource::timelines, own.timelines.value_or(limits.uid_timelines));
   return out;
 }
 
-void World::drop_uid(std::uint32_t uid) {
+void Ledger::drop_uid(std::uint32_t uid) {
   auto at = uids.find(uid);
   if (at != uids.end() && --at->second.users == 0) uids.erase(at);
 }
 
-Region* World::find_region(std::uint64_t id) {
+Region* Ledger::find_region(std::uint64_t id) {
   auto at = regions.find(id);
   return at == regions.end() || !at->second.live() ? nullptr : &at->second;
 }
 
-Session* World::find_session(std::uint64_t id) {
+Session* Ledger::find_session(std::uint64_t id) {
   auto at = sessions.find(id);
   return at == sessions.end() || at->second.phase == Phase::ended ? nullptr : &at->second;
 }
 
-std::uint64_t World::descriptors() const {
+std::uint64_t Ledger::descriptors() const {
   // Without a figure from the transport: a socket and a pidfd for each session, and the standard streams.
   std::uint64_t transport = facts.transport_descriptors ? facts.transport_descriptors() : 2 * live_sessions + 3;
   return open_descriptors + client_files.waiting() + transport;
 }
 
 // Regions, pools and timelines; sockets and pidfds; doorbells, GPU exports, what waits, and what is being closed.
-std::uint64_t World::descriptors_of(std::uint32_t number) const {
+std::uint64_t Ledger::descriptors_of(std::uint32_t number) const {
   const std::uint64_t closing = client_files.waiting(number);
   const auto at = uids.find(number);
   if (at == uids.end()) return closing;
   const Uid& uid = at->second;
-  return uid.account.used(Slot::regions) + 2 * uid.account.used(Slot::sessions) + uid.doorbells +
-         uid.account.used(Slot::gpu_descriptors) + uid.waiting + closing;
+  return uid.account.used(Resource::regions) + 2 * uid.account.used(Resource::sessions) + uid.doorbells +
+         uid.account.used(Resource::gpu_descriptors) + uid.waiting + closing;
 }
 
 // With n users, each may have 1/(n + 1) of what is left and what it has: half for the first, and never all for one
 // user. Nothing that was granted is taken back.
-std::uint64_t World::descriptor_share(std::uint32_t uid) const {
+std::uint64_t Ledger::descriptor_share(std::uint32_t uid) const {
   if (private_mode() || uid == 0) return Account::kNoLimit;
   const auto own = config.limits.uid.find(uid);
   if (own != config.limits.uid.end() && own->second.descriptors) return *own->second.descriptors;
@@ -132,7 +132,7 @@ std::uint64_t World::descriptor_share(std::uint32_t uid) const {
   return (left + used) / (users + 1);
 }
 
-std::optional<Shortage> World::descriptor_shortage(std::uint32_t uid, std::uint64_t wanted, bool admin) const {
+std::optional<Shortage> Ledger::descriptor_shortage(std::uint32_t uid, std::uint64_t wanted, bool admin) const {
   if (!descriptors_left(wanted, admin)) {
     const std::uint64_t reserved = std::min(config.descriptors_reserved, facts.descriptors_limit);
     return Shortage{
@@ -141,23 +141,23 @@ std::optional<Shortage> World::descriptor_shortage(std::uint32_t uid, std::uint6
   return admin ? std::nullopt : share_shortage(uid, wanted);
 }
 
-std::optional<Shortage> World::share_shortage(std::uint32_t uid, std::uint64_t wanted) const {
+std::optional<Shortage> Ledger::share_shortage(std::uint32_t uid, std::uint64_t wanted) const {
   const std::uint64_t share = descriptor_share(uid);
   const std::uint64_t used = descriptors_of(uid);
   if (used <= share && wanted <= share - used) return std::nullopt;
   return Shortage{SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_UID, uid, share, used, wanted};
 }
 
-bool World::may_wait(std::uint32_t uid, std::uint64_t lent) const {
+bool Ledger::may_wait(std::uint32_t uid, std::uint64_t lent) const {
   return descriptors_left(lent + SHMBW_MAX_BATCH, false) && !share_shortage(uid, lent + SHMBW_MAX_BATCH);
 }
 
-bool World::closes_too_many(std::uint32_t uid) const {
+bool Ledger::closes_too_many(std::uint32_t uid) const {
   const std::size_t waiting = client_files.waiting(uid);
   return waiting >= kClosesAtMost || (waiting > kClosesAlways && descriptor_shortage(uid, 1, false));
 }
 
-bool World::keep_pidfd(std::uint32_t uid) {
+bool Ledger::keep_pidfd(std::uint32_t uid) {
   const auto at = uids.find(uid);
   const std::uint64_t kept = at == uids.end() ? 0 : at->second.pidfds;
   if (!descriptors_left(kept + 1, false) || share_shortage(uid, kept + 1)) return false;
@@ -166,18 +166,18 @@ bool World::keep_pidfd(std::uint32_t uid) {
   return true;
 }
 
-void World::close_pidfd(std::uint32_t uid) {
+void Ledger::close_pidfd(std::uint32_t uid) {
   count_waiting(uid, -1);
   --uids.at(uid).pidfds;
   drop_uid(uid);
 }
 
-void World::count_waiting(std::uint32_t uid, std::int64_t change) {
+void Ledger::count_waiting(std::uint32_t uid, std::int64_t change) {
   open_descriptors += static_cast<std::uint64_t>(change);
   if (auto at = uids.find(uid); at != uids.end()) at->second.waiting += static_cast<std::uint64_t>(change);
 }
 
-bool World::descriptors_left(std::uint64_t wanted, bool admin) const {
+bool Ledger::descriptors_left(std::uint64_t wanted, bool admin) const {
   std::uint64_t reserved = admin ? 0 : config.descriptors_reserved;
   return descriptors() + wanted + reserved <= facts.descriptors_limit;
 }

@@ -72,12 +72,12 @@ struct GroupNameLess {
   }
 };
 
-class World {
+class Ledger {
  public:
-  World(const Config& config, BrokerFacts facts, const Secret& hash_key);
-  ~World();
-  World(const World&) = delete;
-  World& operator=(const World&) = delete;
+  Ledger(const Config& config, BrokerFacts facts, const Secret& hash_key);
+  ~Ledger();
+  Ledger(const Ledger&) = delete;
+  Ledger& operator=(const Ledger&) = delete;
 
   std::int64_t now() const { return facts.now(); }
   // The transport has called in: the allowances of one turn on this thread start again.
@@ -125,7 +125,7 @@ class World {
   std::pmr::unsynchronized_pool_resource pool{std::pmr::pool_options{256, 2048}};
   Timers timers;
   IdleHolds idle_holds{*this};
-  Releaser releaser{*this};
+  TimelineReleaser releaser{*this};
   Account host;
   std::pmr::map<std::uint32_t, Uid> uids;
   std::pmr::map<std::uint64_t, Group> groups;
@@ -134,12 +134,12 @@ class World {
   std::pmr::map<std::uint64_t, Session> sessions;
   std::pmr::map<std::uint64_t, Region> regions;
   std::pmr::map<std::uint64_t, Pool> pools;
-  std::pmr::map<std::uint64_t, Rendezvous> worlds;
-  std::pmr::map<std::pair<std::uint32_t, std::uint32_t>, Rendezvous*> world_ports;  // by uid and port
+  std::pmr::map<std::uint64_t, World> worlds;
+  std::pmr::map<std::pair<std::uint32_t, std::uint32_t>, World*> world_ports;  // by uid and port
   FailedWorlds failed_worlds;
   Tickets tickets;
   TicketsInOrder tickets_in_order{&pool};
-  List<Shelf, OfWorld> filled_shelves;  // a refusal searches these, not all groups
+  List<Shelf, OfLedger> filled_shelves;  // a refusal searches these, not all groups
   NameWatches name_watches;
   Watchers all_reclaims;  // of admins; those of others are in their Uid
   std::pmr::map<std::uint64_t, ReclaimReport> reports;

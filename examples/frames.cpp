@@ -86,7 +86,7 @@ shmbroker::Queue open_frames(const Studio& studio, shmbroker::Role role) {
 }
 
 shmbroker::Queue open_reports(const Studio& studio, shmbroker::Role role) {
-  return studio.pool.open_queue("reports", role, {.kind = shmbroker::QueueKind::claim, .cells = 1024});
+  return studio.pool.open_queue("reports", role, {.kind = shmbroker::QueueKind::mpmc, .cells = 1024});
 }
 
 void send_report(const shmbroker::Queue& reports, const Report& report) {

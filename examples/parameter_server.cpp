@@ -144,7 +144,7 @@ void join_world(const std::string& name, int rank, int port, unsigned threads) {
 // ------------------------------------------------------------------ the ranks
 
 shmbroker::Queue open_gradients(const shmbroker::Pool& pool, shmbroker::Role role) {
-  return pool.open_queue("gradients", role, {.kind = shmbroker::QueueKind::claim, .cells = 8});
+  return pool.open_queue("gradients", role, {.kind = shmbroker::QueueKind::mpmc, .cells = 8});
 }
 // Until the server closes the queue of gradients, which may be before a late one has opened it.
 void learn(const Parameters* parameters, const shmbroker::Pool& pool, int worker, unsigned seed) try {

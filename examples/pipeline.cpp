@@ -112,10 +112,10 @@ Works enter(const char* program) {
 
 shmbroker::Result<shmbroker::Queue> open_raw(const shmbroker::Pool& pool, shmbroker::Role role) {
   return pool.try_open_queue("raw", role,
-                             {.kind = shmbroker::QueueKind::claim, .cells = kRawCells, .at_least_once = true});
+                             {.kind = shmbroker::QueueKind::mpmc, .cells = kRawCells, .at_least_once = true});
 }
 shmbroker::Queue open_packed(const shmbroker::Pool& pool, shmbroker::Role role) {
-  return pool.open_queue("packed", role, {.kind = shmbroker::QueueKind::claim, .cells = kPackedCells});
+  return pool.open_queue("packed", role, {.kind = shmbroker::QueueKind::mpmc, .cells = kPackedCells});
 }
 
 // Repeats a call while workers die and come back.

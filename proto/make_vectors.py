@@ -193,7 +193,7 @@ def requests():
     request("pool_segment", {"pool": 21, "region": KV, "slot_size": 4096, "slots": 64, "slots_limit": 256})
     request("queue_open", {"pool": 21, "kind": 2, "flags": 0x12, "cells": 256, "cell_size": 64}, {"name": "jobs"})
     request("queue_close", {"pool": 21, "queue": 3, "serial": 7, "flags": 5})
-    request("lane_through",
+    request("lane_finished",
             [({"pool": 21, "lane": 5, "serial": 9, "end": 2}, {}, None), ({"pool": 21, "lane": 6, "serial": 10, "end": 1}, {}, None)], flags=2)
     request("queue_hold",
             [({"pool": 21, "lane": 5, "serial": 9, "region": KV}, {}, None),

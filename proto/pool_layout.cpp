@@ -132,7 +132,7 @@ void prepare_cells(std::byte* memory, QueueKind kind, std::uint32_t cells, std::
   const std::uint64_t begins = from == 0 ? 0 : head + std::uint64_t{from} * cell_size;
   const std::uint64_t ends = end == cells ? lane_bytes(kind, cells, cell_size) : head + std::uint64_t{end} * cell_size;
   std::memset(memory + begins, 0, ends - begins);
-  if (kind != QueueKind::claim) return;
+  if (kind != QueueKind::mpmc) return;
   const LaneView lane(memory, kind, cells, cell_size);
   for (std::uint64_t k = from; k < end; ++k) lane.cell(k).word.store(CellWord::empty(k), std::memory_order_relaxed);
 }

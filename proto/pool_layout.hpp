@@ -65,7 +65,7 @@ struct SegmentEntry {
   std::uint32_t reserved;
 };
 
-enum class QueueKind : std::uint8_t { none, line, claim, broadcast };
+enum class QueueKind : std::uint8_t { none, spsc, mpmc, broadcast };
 enum class QueueState : std::uint8_t { free, open, closed };  // closed: no sends, readers drain
 inline constexpr std::uint32_t kQueueDropOldest = 1 << 0;     // broadcast: overwrite what slow readers have not seen
 inline constexpr std::uint32_t kQueueExpiring = 1 << 1;       // bodies open with the message's deadline

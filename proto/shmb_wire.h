@@ -38,7 +38,7 @@ enum shmbw_op {
   SHMBW_OP_POOL_SEGMENT = 19,
   SHMBW_OP_QUEUE_OPEN = 20,
   SHMBW_OP_QUEUE_CLOSE = 21,
-  SHMBW_OP_LANE_THROUGH = 22,
+  SHMBW_OP_LANE_FINISHED = 22,
   SHMBW_OP_QUEUE_HOLD = 23,
   SHMBW_OP_POOL_DOORBELL = 24,
   SHMBW_OP_WORLD_JOIN = 25,
@@ -186,8 +186,8 @@ enum shmbw_table {
 
 enum shmbw_queue_kind {
   SHMBW_QUEUE_KIND_NONE = 0,
-  SHMBW_QUEUE_KIND_LINE = 1,
-  SHMBW_QUEUE_KIND_CLAIM = 2,
+  SHMBW_QUEUE_KIND_SPSC = 1,
+  SHMBW_QUEUE_KIND_MPMC = 2,
   SHMBW_QUEUE_KIND_BROADCAST = 3,
 };
 
@@ -906,7 +906,7 @@ struct shmbw_queue_close_reply {
   uint32_t writers; /* ends left */
 };
 
-struct shmbw_lane_through {
+struct shmbw_lane_finished {
   uint64_t pool;
   uint32_t lane;
   uint32_t serial;
@@ -1908,12 +1908,12 @@ SHMBW_CHECK(offsetof(struct shmbw_queue_close, reserved) == 20);
 SHMBW_CHECK(sizeof(struct shmbw_queue_close_reply) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_queue_close_reply, readers) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_queue_close_reply, writers) == 4);
-SHMBW_CHECK(sizeof(struct shmbw_lane_through) == 24);
-SHMBW_CHECK(offsetof(struct shmbw_lane_through, pool) == 0);
-SHMBW_CHECK(offsetof(struct shmbw_lane_through, lane) == 8);
-SHMBW_CHECK(offsetof(struct shmbw_lane_through, serial) == 12);
-SHMBW_CHECK(offsetof(struct shmbw_lane_through, end) == 16);
-SHMBW_CHECK(offsetof(struct shmbw_lane_through, reserved) == 20);
+SHMBW_CHECK(sizeof(struct shmbw_lane_finished) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_lane_finished, pool) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_lane_finished, lane) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_lane_finished, serial) == 12);
+SHMBW_CHECK(offsetof(struct shmbw_lane_finished, end) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_lane_finished, reserved) == 20);
 SHMBW_CHECK(sizeof(struct shmbw_queue_hold) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_queue_hold, pool) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_queue_hold, lane) == 8);

@@ -401,8 +401,8 @@ template <class F> constexpr void visit_fields(shmbw_queue_close_reply& s, F&& f
   f("readers", s.readers);
   f("writers", s.writers);
 }
-constexpr bool reserved_zero(const shmbw_lane_through& s) { return s.reserved == 0; }
-template <class F> constexpr void visit_fields(shmbw_lane_through& s, F&& f) {
+constexpr bool reserved_zero(const shmbw_lane_finished& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_lane_finished& s, F&& f) {
   f("pool", s.pool);
   f("lane", s.lane);
   f("serial", s.serial);
@@ -1207,7 +1207,7 @@ template <class F> constexpr void visit_texts(shmbw_queue_close&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_queue_close_reply&, F&&) {
 }
-template <class F> constexpr void visit_texts(shmbw_lane_through&, F&&) {
+template <class F> constexpr void visit_texts(shmbw_lane_finished&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_queue_hold&, F&&) {
 }
@@ -1406,7 +1406,7 @@ template <class F> constexpr void visit_texts(shmbw_gpu_device_event& s, F&& f) 
   X(19, pool_segment, false) \
   X(20, queue_open, false) \
   X(21, queue_close, false) \
-  X(22, lane_through, true) \
+  X(22, lane_finished, true) \
   X(23, queue_hold, true) \
   X(24, pool_doorbell, false) \
   X(25, world_join, false) \

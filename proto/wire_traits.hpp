@@ -34,7 +34,7 @@ inline constexpr std::array<Traits, 65> kTraits = [] {
   table[SHMBW_OP_POOL_SEGMENT] = {.name = "POOL_SEGMENT", .has_reply = true};
   table[SHMBW_OP_QUEUE_OPEN] = {.name = "QUEUE_OPEN", .has_reply = true, .undo = SHMBW_OP_QUEUE_CLOSE};
   table[SHMBW_OP_QUEUE_CLOSE] = {.name = "QUEUE_CLOSE", .has_reply = true, .spends = true};
-  table[SHMBW_OP_LANE_THROUGH] = {.name = "LANE_THROUGH", .batch = true, .no_reply = NoReply::always};
+  table[SHMBW_OP_LANE_FINISHED] = {.name = "LANE_FINISHED", .batch = true, .no_reply = NoReply::always};
   table[SHMBW_OP_QUEUE_HOLD] = {.name = "QUEUE_HOLD", .batch = true, .has_reply = true, .no_reply = NoReply::allowed};
   table[SHMBW_OP_POOL_DOORBELL] = {.name = "POOL_DOORBELL", .has_reply = true, .no_reply = NoReply::if_flags, .no_reply_if = {8, SHMBW_DOORBELL_RING}, .fds_in = true, .fds_out = FdsOut::some, .refused_over_share = {8, SHMBW_DOORBELL_GET}};
   table[SHMBW_OP_WORLD_JOIN] = {.name = "WORLD_JOIN", .has_reply = true, .undo = SHMBW_OP_WORLD_LEAVE};
@@ -65,7 +65,7 @@ inline constexpr std::array<Traits, 65> kTraits = [] {
 constexpr const Traits& traits_of(std::uint16_t op) { return kTraits[op < kTraits.size() ? op : 0]; }
 
 // The requests in which the header flag no_reply may stand, for sentences.
-inline constexpr std::string_view kNoReplyNames = "RELEASE, READY, LANE_THROUGH, QUEUE_HOLD, POOL_DOORBELL with ring, REF_RELEASE, REF_SETTLE and GPU_REPORT";
+inline constexpr std::string_view kNoReplyNames = "RELEASE, READY, LANE_FINISHED, QUEUE_HOLD, POOL_DOORBELL with ring, REF_RELEASE, REF_SETTLE and GPU_REPORT";
 
 // X(op, name, batch) for every request that may bring descriptors.
 #define SHMBW_REQUESTS_WITH_FDS(X) \

@@ -210,7 +210,7 @@ int shmb_remote_init(const shmb_remote_options* options, shmb_remote** remote, s
     if (known->timeout_ns < 0)
       return shmb::error(Status::invalid, "waiting for the other workers always has a deadline");
     if (auto fine = call_timeout(known->call_timeout_ns); !fine) return std::unexpected(fine.error());
-    Wish wish;
+    Wanted wish;
     wish.name = text_or_empty(known->name);
     wish.address = text_or_empty(known->address);
     wish.socket = text_or_empty(known->socket);
@@ -240,7 +240,7 @@ int shmb_remote_shutdown(shmb_remote* remote, const shmb_remote_shutdown_options
     auto known = read_options(options);
     if (!known) return std::unexpected(known.error());
     if (known->timeout_ns < 0) return shmb::error(Status::invalid, "a shutdown always has a deadline");
-    ShutdownWish wish;
+    ShutdownRequest wish;
     wish.local = known->local != 0;
     wish.keep_references = known->keep_references != 0;
     wish.report_leaks = known->report_leaks != 0;
@@ -258,7 +258,7 @@ void shmb_remote_free(shmb_remote* remote) noexcept {
     if (remote->it->life().forked()) {
       (void)new std::shared_ptr<Agent>(std::move(remote->it));  // the parent's, not ours to end
     } else {
-      ShutdownWish wish;
+      ShutdownRequest wish;
       wish.local = true;
       (void)remote->it->shutdown(wish);
       remote->it->end_threads();

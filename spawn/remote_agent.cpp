@@ -47,7 +47,7 @@ Agent::Agent(CheckedWish wish, client::ForkMark mark)
 
 // Enrolled before it connects: a fork takes the lock of the pool, then that of the worker, then that of the session. So
 // a thread that holds the worker's lock calls the session, but not the pool.
-Result<std::shared_ptr<Agent>> Agent::join(Wish wish) {
+Result<std::shared_ptr<Agent>> Agent::join(Wanted wish) {
   auto checked = check(std::move(wish));
   if (!checked) return std::unexpected(checked.error());
   auto mark = client::ForkMark::make();

@@ -36,7 +36,7 @@ namespace shmb::remote {
 class Agent final : public client::ForkGuarded, private Stepper {
  public:
   // Any thread may call any of these, without the lock. The handles of users keep the agent alive.
-  static Result<std::shared_ptr<Agent>> join(Wish wish);
+  static Result<std::shared_ptr<Agent>> join(Wanted wish);
   ~Agent();
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
@@ -48,7 +48,7 @@ class Agent final : public client::ForkGuarded, private Stepper {
   Result<void> serve(client::Deadline deadline, bool once);
   void notify();
 
-  Shutdown::Ended shutdown(const ShutdownWish& wish) {
+  Shutdown::Ended shutdown(const ShutdownRequest& wish) {
     const auto self = place_.agent.lock();  // a callback of a call that fails may give up the last handle
     return shutdown_.run(wish);
   }

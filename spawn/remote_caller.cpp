@@ -97,7 +97,7 @@ Result<std::shared_ptr<Future>> Caller::call(std::uint32_t to, std::string_view 
 Result<std::shared_ptr<Reference>> Caller::create(std::uint32_t to, std::string_view function, const Payload& payload,
                                                   bool on_object, std::int64_t timeout) {
   if (auto may = may_call(to, function, payload, on_object); !may) return std::unexpected(may.error());
-  client::RefWish wish;
+  client::RefRequest wish;
   wish.owner = to;
   wish.tell = true;
   if (on_object) {

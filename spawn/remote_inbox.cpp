@@ -44,7 +44,7 @@ client::PoolSpec pool_of(std::uint64_t group, std::uint32_t workers, std::uint32
   spec.later.assign(std::begin(kPassing), std::end(kPassing));
   spec.queues = std::max(workers, 2U);
   spec.lanes = std::min(workers * (workers + 1), pool::kMaxLanes);
-  spec.lane_bytes = std::min(kMostLaneBytes, spec.lanes * pool::lane_bytes(pool::QueueKind::claim, cells, 128) + 65536);
+  spec.lane_bytes = std::min(kMostLaneBytes, spec.lanes * pool::lane_bytes(pool::QueueKind::mpmc, cells, 128) + 65536);
   return spec;
 }
 
@@ -61,7 +61,7 @@ Result<std::unique_ptr<Inbox>> Inbox::open(const std::shared_ptr<client::Session
                                            std::int64_t timeout) {
   std::unique_ptr<Inbox> inbox(new Inbox);
   inbox->rank_ = rank;
-  inbox->spec_.kind = pool::QueueKind::claim;
+  inbox->spec_.kind = pool::QueueKind::mpmc;
   inbox->spec_.cells = cells_for(world_size);
   inbox->spec_.cell_size = 128;
   inbox->spec_.timeout = timeout;

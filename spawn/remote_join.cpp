@@ -23,7 +23,7 @@ constexpr std::int64_t kLookAtPlace = 10'000'000;
 
 }  // namespace
 
-Result<CheckedWish> check(Wish wish) {
+Result<CheckedWish> check(Wanted wish) {
   if (wish.rank < 0) {
     auto rank = number_of("RANK");
     if (!rank) return error(Status::invalid, "the rank of this worker: " + rank.error().sentence);
@@ -79,7 +79,7 @@ Result<void> Joining::take_place() {
   auto session = client::connect(options);
   if (!session) return std::unexpected(session.error());
   place_.session = std::move(*session);
-  client::WorldWish joining;
+  client::WorldRequest joining;
   joining.port = wish_.port;
   joining.rank = place_.rank;
   joining.world_size = place_.size;

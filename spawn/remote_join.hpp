@@ -17,7 +17,7 @@
 
 namespace shmb::remote {
 
-struct Wish {
+struct Wanted {
   std::string name, address, socket;
   std::int32_t rank = 0;        // below 0: RANK
   std::int32_t world_size = 0;  // 0: WORLD_SIZE
@@ -29,10 +29,10 @@ struct Wish {
 };
 
 // A wish in which nothing is left to the environment, and all is within bounds.
-struct CheckedWish : Wish {
+struct CheckedWish : Wanted {
   std::uint32_t port = 0;
 };
-Result<CheckedWish> check(Wish wish);
+Result<CheckedWish> check(Wanted wish);
 
 class Joining {
  public:

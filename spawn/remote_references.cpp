@@ -110,7 +110,7 @@ void References::let_go_of_all() {
 
 // Another thread holds `booking_`, or this one: a value is booked once.
 Result<void> References::book(Reference& reference, std::uint32_t to, std::uint32_t life, WireReference& place) {
-  client::RefWish wish;
+  client::RefRequest wish;
   wish.owner = place_.rank;
   wish.user = to;
   wish.user_life = life;
@@ -133,7 +133,7 @@ Result<void> References::book(Reference& reference, std::uint32_t to, std::uint3
 Result<std::vector<WireReference>> References::fork_for(std::uint32_t to, std::uint32_t life, const Payload& payload) {
   std::vector<WireReference> out(payload.references.size());
   if (out.empty()) return out;
-  std::vector<client::ForkWish> wishes;
+  std::vector<client::ForkRequest> wishes;
   std::vector<std::size_t> places;
   const std::lock_guard one_by_one(booking_);
   const auto undo = [&](Error why) {

@@ -22,7 +22,7 @@ struct Shutdown::Remains {
   bool lost = false;  // the world: the broker need not be told
 };
 
-Shutdown::Ended Shutdown::run(const ShutdownWish& wish) {
+Shutdown::Ended Shutdown::run(const ShutdownRequest& wish) {
   Ended out;
   out.error = begin();
   if (out.error) return out;
@@ -47,7 +47,7 @@ std::optional<Error> Shutdown::begin() {
   return std::nullopt;
 }
 
-void Shutdown::meet_all(const ShutdownWish& wish, Ended& out) {
+void Shutdown::meet_all(const ShutdownRequest& wish, Ended& out) {
   const Deadline deadline = Deadline::after(wish.timeout, kShutdownTimeout);
   out.error = meet(1, deadline);
   if (life_.forked()) return;

@@ -19,7 +19,7 @@ namespace shmb::remote {
 
 inline constexpr std::int64_t kShutdownTimeout = 300'000'000'000;
 
-struct ShutdownWish {
+struct ShutdownRequest {
   bool local = false, keep_references = false, report_leaks = false;
   std::int64_t timeout = 0;  // ns; 0 is kShutdownTimeout
 };
@@ -46,12 +46,12 @@ class Shutdown {
   };
   // Without the lock, once: a second thread is refused. In a child that a user's function has forked meanwhile, and
   // that returns here, it does nothing more.
-  Ended run(const ShutdownWish& wish);
+  Ended run(const ShutdownRequest& wish);
 
  private:
   struct Remains;
   std::optional<Error> begin();
-  void meet_all(const ShutdownWish& wish, Ended& out);
+  void meet_all(const ShutdownRequest& wish, Ended& out);
   std::optional<Error> meet(std::uint64_t phase, client::Deadline deadline);
   bool idle() const;
   std::string why_late() const;

@@ -33,7 +33,7 @@ Error error_from(const shmb_error& error) {
           error.sentence};
 }
 
-Result<std::unique_ptr<SupervisedGroup>> SupervisedGroup::create(const GroupWish& wish) {
+Result<std::unique_ptr<SupervisedGroup>> SupervisedGroup::create(const GroupRequest& wish) {
   shmb_error error{};
   std::unique_ptr<SupervisedGroup> made(new SupervisedGroup);
   shmb_connect_options connect{};

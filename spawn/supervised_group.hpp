@@ -14,7 +14,7 @@
 
 namespace shmb::spawn {
 
-struct GroupWish {
+struct GroupRequest {
   std::string socket;             // empty: searched, and started if there is none
   std::string name;               // empty: made from `program` and the pid
   std::string program;            // the program to run
@@ -24,7 +24,7 @@ struct GroupWish {
 class SupervisedGroup final : public Reporter {
  public:
   // Connects (before the caller becomes a subreaper), makes the group and takes the role.
-  static Result<std::unique_ptr<SupervisedGroup>> create(const GroupWish& wish);
+  static Result<std::unique_ptr<SupervisedGroup>> create(const GroupRequest& wish);
   ~SupervisedGroup() override;
   SupervisedGroup(const SupervisedGroup&) = delete;
   SupervisedGroup& operator=(const SupervisedGroup&) = delete;

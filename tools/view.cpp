@@ -114,7 +114,7 @@ std::string keep_text(std::int64_t keep) {
 }
 
 std::string queue_kind_text(std::uint32_t kind) {
-  constexpr std::array<const char*, 4> names{"none", "line", "claim", "broadcast"};
+  constexpr std::array<const char*, 4> names{"none", "spsc", "mpmc", "broadcast"};
   return std::string(pick(names, kind));
 }
 

@@ -133,7 +133,7 @@ TEST_CASE("create, attach and connect survive the failure of each of their alloc
 
 TEST_CASE("messages of bytes and of slots allocate nothing, borrowed and kept") {
   using namespace client_tests;
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     const harness::BrokerFixture broker;
     auto session = client_tests::open(broker);

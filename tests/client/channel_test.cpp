@@ -238,9 +238,9 @@ TEST_CASE("GPU regions and timelines that came too late are given back, those th
     CHECK(element.count == 1);
     return element.flags;
   };
-  const auto batch = [&]<class Wish, class Granted>(shmbw_op op) {
+  const auto batch = [&]<class Wanted, class Granted>(shmbw_op op) {
     return given_back(
-        op, [&](wire::Writer& writer) { writer.begin_batch<Wish>(op, 0, 1); },
+        op, [&](wire::Writer& writer) { writer.begin_batch<Wanted>(op, 0, 1); },
         [&](wire::Writer& writer, std::uint64_t tag) {
           writer.begin_batch<Granted>(op | SHMBW_REPLY, tag, 1);
           Granted granted{};

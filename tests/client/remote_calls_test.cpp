@@ -51,7 +51,7 @@ TEST_CASE("a reference goes from hand to hand through the broker's table, and it
   auto made = must(create_reference(*couple.user, couple.id, {.owner = 0, .tell = true}, in_time()));
   CHECK(made.reference == RefId{1, 1});
   CHECK(made.fork == RefId{2, 1});
-  const std::array wishes{ForkWish{made.reference, 0}, ForkWish{made.reference, 1}};
+  const std::array wishes{ForkRequest{made.reference, 0}, ForkRequest{made.reference, 1}};
   auto forks = must(fork_references(*couple.user, couple.id, wishes, in_time()));
   REQUIRE(forks.size() == 2);
   auto taken = must(take_forks(*couple.owner, couple.id, forks, true, in_time()));
@@ -84,7 +84,7 @@ TEST_CASE("of a list of forks all are booked or none") {
   REQUIRE_MESSAGE(broker.running(), broker.log());
   Couple couple(broker);
   auto made = must(create_reference(*couple.user, couple.id, {.owner = 0}, in_time()));
-  std::vector<ForkWish> wishes(300, {made.reference, 0});
+  std::vector<ForkRequest> wishes(300, {made.reference, 0});
   wishes[290].user = 7;
   auto none = fork_references(*couple.user, couple.id, wishes, in_time());
   REQUIRE_FALSE(none);

@@ -31,14 +31,14 @@ TEST_CASE("a capacity that cannot be is refused, and the sentence says which can
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{}));
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast})
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast})
     for (const std::uint32_t cells : {1U, 3U, 100U, 65537U, 131072U, UINT32_MAX}) {
       auto opened = Queue::open(pool, queue_spec("q", kind, true, true, cells));
       CHECK(status_of(opened) == Status::invalid);
       says(opened, "power of two from 2 to 65536");
     }
   // One that can be, in a pool that has no room for it, is a limit with its numbers.
-  auto opened = Queue::open(pool, queue_spec("q", Kind::claim, true, true, 65536));
+  auto opened = Queue::open(pool, queue_spec("q", Kind::mpmc, true, true, 65536));
   CHECK(status_of(opened) == Status::limit);
   CHECK(opened.error().shortage.asked >= 65536 * 64);
   CHECK(pool->facts()->queues == 0);
@@ -48,7 +48,7 @@ TEST_CASE("a message larger than every slot is refused, and the sentence says ho
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 100, 1)));
-  auto out = writer(pool, "q", Kind::claim);
+  auto out = writer(pool, "q", Kind::mpmc);
   auto sent = out->send(bytes_of(std::string(101, 'x')), kNoWait);
   CHECK(status_of(sent) == Status::invalid);
   says(sent, "shmb_create");
@@ -69,7 +69,7 @@ TEST_CASE("a slot of an earlier use is refused by every call, and the later use 
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 1)));
-  auto out = writer(pool, "q", Kind::claim);
+  auto out = writer(pool, "q", Kind::mpmc);
   const Slot before = must(pool->acquire(1, kNoWait));
   must(pool->release(before));
   CHECK(status_of(pool->release(before)) == Status::stale);  // nobody holds it
@@ -98,7 +98,7 @@ TEST_CASE("a slot of another pool, or of another process in the same pool, is re
   const Slot mine = must(pool->acquire(1, kNoWait));
   for (const auto& [where, expected] : {std::pair{other, Status::invalid}, {neighbour, Status::stale}}) {
     CAPTURE(where->id());
-    auto out = writer(where, "q", Kind::claim);
+    auto out = writer(where, "q", Kind::mpmc);
     OutPart part = slot_part(mine);
     CHECK(status_of(out->send(mine, kNoWait)) == expected);
     CHECK_FALSE(out->send_at_once(mine));
@@ -118,8 +118,8 @@ TEST_CASE("a second writer of a line or of a broadcast, and a second reader of a
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"})), other = must(try_pool(beside(broker, pool), "p"));
-  for (const Kind kind : {Kind::line, Kind::broadcast}) {
-    const std::string name = kind == Kind::line ? "line" : "ring";
+  for (const Kind kind : {Kind::spsc, Kind::broadcast}) {
+    const std::string name = kind == Kind::spsc ? "line" : "ring";
     auto out = writer(pool, name, kind);
     auto second = Queue::open(other, queue_spec(name, kind, false, true));
     CHECK(status_of(second) == Status::busy);
@@ -127,8 +127,8 @@ TEST_CASE("a second writer of a line or of a broadcast, and a second reader of a
     out.reset();
     auto next = writer(other, name, kind);  // its place is free again
   }
-  auto in = reader(pool, "line", Kind::line);
-  CHECK(status_of(Queue::open(other, queue_spec("line", Kind::line, true, false))) == Status::busy);
+  auto in = reader(pool, "line", Kind::spsc);
+  CHECK(status_of(Queue::open(other, queue_spec("line", Kind::spsc, true, false))) == Status::busy);
 }
 
 TEST_CASE("a read-only participant may not write, take, give, close for others, or ask for what writers have") {
@@ -136,11 +136,11 @@ TEST_CASE("a read-only participant may not write, take, give, close for others, 
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 2)));
   auto looking = must(try_pool(beside(broker, pool), "p", true));
-  auto out = writer(pool, "q", Kind::claim);
+  auto out = writer(pool, "q", Kind::mpmc);
   CHECK(status_of(looking->acquire(1, kNoWait)) == Status::denied);
   CHECK(status_of(looking->acquire(1, kPatient)) == Status::denied);  // at once
-  CHECK(status_of(Queue::open(looking, queue_spec("q", Kind::claim, true, true))) == Status::denied);
-  auto in = reader(looking, "q", Kind::claim);
+  CHECK(status_of(Queue::open(looking, queue_spec("q", Kind::mpmc, true, true))) == Status::denied);
+  auto in = reader(looking, "q", Kind::mpmc);
   CHECK(status_of(in->send(bytes_of("x"), kNoWait)) == Status::denied);
   CHECK(status_of(in->drain(kNoWait)) == Status::denied);
   CHECK(status_of(in->shutdown(false)) == Status::denied);
@@ -156,7 +156,7 @@ TEST_CASE("nobody sends through a closed queue or opens it, and its readers are 
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 2)));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     const std::string name = "q" + std::to_string(static_cast<int>(kind));
     CAPTURE(name);
     auto in = reader(other, name, kind);
@@ -169,8 +169,8 @@ TEST_CASE("nobody sends through a closed queue or opens it, and its readers are 
     CHECK(status_of(out->send(slot, kNoWait)) == Status::closed);
     CHECK(status_of(out->send(list, 0, 0, kNoWait)) == Status::closed);
     CHECK_FALSE(out->send_at_once(bytes_of("x")));
-    // A claim queue's new reader may have what is left.
-    const Status late = kind == Kind::claim ? Status::ok : Status::closed;
+    // A mpmc queue's new reader may have what is left.
+    const Status late = kind == Kind::mpmc ? Status::ok : Status::closed;
     CHECK(status_of(Queue::open(pool, queue_spec(name, kind, true, false))) == late);
     CHECK(status_of(Queue::open(pool, queue_spec(name, kind, true, true))) == Status::closed);
     must(pool->release(slot));
@@ -192,8 +192,8 @@ TEST_CASE("a deadline that has passed means one look: what is there is had, else
   auto other = must(try_pool(beside(broker, pool), "p"));
   for (const std::int64_t passed : {kPassed, std::int64_t{1}, INT64_MIN}) {
     CAPTURE(passed);
-    auto in = reader(other, "q", Kind::line, 2);
-    auto out = writer(pool, "q", Kind::line, 2);
+    auto in = reader(other, "q", Kind::spsc, 2);
+    auto out = writer(pool, "q", Kind::spsc, 2);
     Message message;
     CHECK(status_of(in->receive(message, true, passed)) == Status::deadline);
     must(out->send(bytes_of("1"), passed));
@@ -212,7 +212,7 @@ TEST_CASE("a deadline that has passed means one look: what is there is had, else
     CHECK(status_of(pool->acquire(1, passed)) == Status::deadline);
     must(pool->release(slot));
   }
-  auto spec = queue_spec("r", Kind::claim, true, true);
+  auto spec = queue_spec("r", Kind::mpmc, true, true);
   spec.flags = pool::kQueueExpiring;
   auto queue = must(Queue::open(pool, spec));
   const OutPart part = bytes_part("x");

@@ -138,7 +138,7 @@ TEST_CASE("a forked child has the regions of 0 bytes of its parent") {
 }
 
 TEST_CASE("messages carry regions of 0 bytes: alone, in lists, twice, beside others, to read and to write") {
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     const harness::BrokerFixture broker;
     auto session = open(broker);
@@ -210,7 +210,7 @@ TEST_CASE("both faces make, send and take regions of 0 bytes and parts of one ma
   shmbroker::ConnectOptions connect;
   connect.socket = broker.socket();
   auto session = shmbroker::Session::connect(connect);
-  auto queue = shmbroker::open_queue(session, "mail", shmbroker::Role::both, {.kind = shmbroker::QueueKind::claim});
+  auto queue = shmbroker::open_queue(session, "mail", shmbroker::Role::both, {.kind = shmbroker::QueueKind::mpmc});
   auto empty = session.create(0, {.name = "none"});
   CHECK(empty.size() == 0);
   CHECK(empty.mapped());

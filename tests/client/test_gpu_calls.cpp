@@ -34,9 +34,9 @@ using shmb::client::GpuPublish;
 using shmb::client::GpuPublished;
 using shmb::client::GpuRelease;
 using shmb::client::GpuReport;
-using shmb::client::GpuTimelineWish;
+using shmb::client::GpuRequest;
+using shmb::client::GpuTimelineRequest;
 using shmb::client::GpuUuid;
-using shmb::client::GpuWish;
 
 constexpr GpuUuid kGpu{0xc0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 constexpr const char* kGpuBus = "0000:65:00.0";
@@ -109,7 +109,7 @@ GpuPublished publish_gpu_one(Session& session, const GpuPublish& wish) {
   return must(std::move(must(gpu_publish(session, {&wish, 1}, gpu_deadline())).front()));
 }
 shmb::Result<GpuOpened> open_gpu_one(Session& session, shmbw_region_ref region) {
-  GpuWish wish;
+  GpuRequest wish;
   wish.by = SHMBW_ATTACH_BY_ID;
   wish.region = region;
   wish.manifest = true;
@@ -148,9 +148,9 @@ TEST_CASE("a list of publications is cut into packets, each with its own outcome
   for (std::size_t i : {0, 1, 3, 4}) CHECK(must(std::move(made[i])).state == SHMBW_GPU_STATE_OK);
 
   auto other = gpus.join();
-  std::vector<GpuWish> opens;
+  std::vector<GpuRequest> opens;
   for (const char* name : {"large", "none", "many", "one", "again"}) {
-    GpuWish wish;
+    GpuRequest wish;
     wish.address = "#" + std::to_string(session->facts().group) + "/" + name;
     opens.push_back(wish);
   }
@@ -243,7 +243,7 @@ TEST_CASE("a watch of a GPU region puts its states among the user's events") {
 TEST_CASE("a timeline, a pin and a report without an answer") {
   GpuBroker gpus;
   auto session = gpus.named();
-  GpuTimelineWish line;
+  GpuTimelineRequest line;
   line.words = 3;
   line.name = "steps";
   const auto made = must(gpu_timeline(*session, line, gpu_deadline()));

@@ -10,12 +10,12 @@ using namespace pool_tests;
 
 struct Claims {
   explicit Claims(std::uint32_t cells = 4, std::uint32_t flags = 0, std::uint32_t slots = 4)
-      : memory(slots), view(memory.lane(QueueKind::claim, cells)), writer(memory.view(), 0, 1) {
-    sender.emplace(writer, view, QueueKind::claim, flags, 0, nullptr);
+      : memory(slots), view(memory.lane(QueueKind::mpmc, cells)), writer(memory.view(), 0, 1) {
+    sender.emplace(writer, view, QueueKind::mpmc, flags, 0, nullptr);
     writer.set_cache_limit(0);
     for (std::uint32_t i = 0; i < 2; ++i) {
       consumers[i].emplace(memory.view(), i + 1, 1);
-      receivers[i].emplace(*consumers[i], view, QueueKind::claim, flags, 0, 0, 1);
+      receivers[i].emplace(*consumers[i], view, QueueKind::mpmc, flags, 0, 0, 1);
     }
   }
   Look look(int consumer) { return receivers[consumer]->look(received); }
@@ -255,13 +255,13 @@ TEST_CASE("claim words that nobody could have written are broken, and messages t
 
 TEST_CASE("claim positions go on behind the 49 bits of a cell") {
   PoolMemory memory(0);
-  const pool::LaneView view = memory.lane(QueueKind::claim, 4);
+  const pool::LaneView view = memory.lane(QueueKind::mpmc, 4);
   const std::uint64_t start = pool::kPositionMask - 5;
   for (std::uint64_t k = start; k < start + 4; ++k) view.cell(k).word = CellWord::empty(k);
   view.head() = start;
   Participant writer(memory.view(), 0, 1), reader(memory.view(), 1, 1);
-  LaneSender sender(writer, view, QueueKind::claim, 0, 0, nullptr, start);
-  LaneReceiver receiver(reader, view, QueueKind::claim, 0, 0, 0, 1);
+  LaneSender sender(writer, view, QueueKind::mpmc, 0, 0, nullptr, start);
+  LaneReceiver receiver(reader, view, QueueKind::mpmc, 0, 0, 0, 1);
   LaneReceiver::Received received;
   for (std::uint64_t n = 0; n < 20; ++n) {
     send_number(sender, n);

@@ -13,13 +13,13 @@ struct Line {
   explicit Line(std::uint32_t slots = 4, std::uint32_t cells = 4, std::uint32_t cell_size = 64, std::uint32_t flags = 0,
                 std::uint64_t start = 0)
       : memory(slots),
-        view(memory.lane(QueueKind::line, cells, cell_size)),
+        view(memory.lane(QueueKind::spsc, cells, cell_size)),
         writer(memory.view(), 0, 1),
         reader(memory.view(), 1, 1) {
     view.head() = start;
     sender.emplace(
-        writer, view, QueueKind::line, flags, 0, [this](Held&& held) { regions.push_back(std::move(held)); }, start);
-    receiver.emplace(reader, view, QueueKind::line, flags, 0, 0, 1, start);
+        writer, view, QueueKind::spsc, flags, 0, [this](Held&& held) { regions.push_back(std::move(held)); }, start);
+    receiver.emplace(reader, view, QueueKind::spsc, flags, 0, 0, 1, start);
     writer.set_cache_limit(0);
   }
   PoolMemory memory;

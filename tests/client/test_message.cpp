@@ -47,7 +47,7 @@ TEST_CASE("bytes of every size arrive: inline to the last byte, then in slots, a
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 4096, 4)));
   for (const std::uint32_t cell : {64U, 128U}) {
-    auto spec = queue_spec("q" + std::to_string(cell), Kind::line, true, true);
+    auto spec = queue_spec("q" + std::to_string(cell), Kind::spsc, true, true);
     spec.cell_size = cell;
     auto queue = must(Queue::open(pool, spec));
     Message message;
@@ -68,8 +68,8 @@ TEST_CASE("a list of bytes, slots and regions is one message, with its type") {
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 4096, 4)));
   auto other_session = beside(broker, pool);
-  auto out = writer(pool, "q", Kind::line);
-  auto in = reader(must(try_pool(other_session, "p")), "q", Kind::line);
+  auto out = writer(pool, "q", Kind::spsc);
+  auto in = reader(must(try_pool(other_session, "p")), "q", Kind::spsc);
   auto region = must(create_region(session, named("r", 100000)));
   std::memset(region->data(), 'r', 100000);
   for (const bool keep : {false, true}) {
@@ -107,7 +107,7 @@ TEST_CASE("a list of bytes, slots and regions is one message, with its type") {
 TEST_CASE("a type number and a single region travel in one cell, and a list needs no slots") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
-  auto queue = must(Queue::open_alone(session, "mail", queue_spec("", Kind::claim, true, true)));
+  auto queue = must(Queue::open_alone(session, "mail", queue_spec("", Kind::mpmc, true, true)));
   auto region = must(create_region(session, named("", 5000)));
   const OutPart typed[] = {bytes_part("with a number")};
   must(queue->send(typed, 5, 0, kNoWait));
@@ -134,13 +134,13 @@ TEST_CASE("twenty thousand parts are one message, and it survives the death of i
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 32)));
   const std::string group = "#" + std::to_string(pool->group());
-  auto in = reader(pool, "q", Kind::claim);
+  auto in = reader(pool, "q", Kind::mpmc);
   auto child = harness::Child::run([&] {
     auto mine = try_open(broker.socket());
     STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
     auto joined = try_pool(*mine, "p");
     STEP(2, joined);
-    auto out = Queue::open(*joined, queue_spec("q", Kind::claim, false, true));
+    auto out = Queue::open(*joined, queue_spec("q", Kind::mpmc, false, true));
     STEP(3, out);
     CreateItem item;
     item.length = 4096;
@@ -187,8 +187,8 @@ TEST_CASE("what was kept stays as it was while its writer goes on, what was borr
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 512, 8)));
-  auto out = writer(pool, "q", Kind::line, 2);
-  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::line, 2);
+  auto out = writer(pool, "q", Kind::spsc, 2);
+  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::spsc, 2);
   Message kept, borrowed;
   must(out->send(bytes_of(std::string(500, 'k')), kNoWait));
   must(in->receive(kept, true, kNoWait));
@@ -218,7 +218,7 @@ TEST_CASE("a message whose lifetime has passed is not delivered, and its slot is
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 512, 2)));
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     auto spec = queue_spec("q" + std::to_string(static_cast<int>(kind)), kind, true, true);
     spec.flags = pool::kQueueExpiring;
@@ -235,7 +235,7 @@ TEST_CASE("a message whose lifetime has passed is not delivered, and its slot is
     CHECK(status_of(queue->receive(message, false, kNoWait)) == Status::empty);
     CHECK(must(queue->facts()).expired == 1);
   }
-  auto plain = must(Queue::open(pool, queue_spec("plain", Kind::line, true, true)));
+  auto plain = must(Queue::open(pool, queue_spec("plain", Kind::spsc, true, true)));
   const OutPart part[] = {bytes_part("x")};
   CHECK(status_of(plain->send(part, 0, 1, kNoWait)) == Status::invalid);
 }
@@ -245,7 +245,7 @@ TEST_CASE("parts that are not what they say are refused, and nothing is lost by 
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 512, 2))),
        elsewhere = must(make_pool(session, slots_of("e", 512, 2)));
-  auto queue = must(Queue::open(pool, queue_spec("q", Kind::line, true, true)));
+  auto queue = must(Queue::open(pool, queue_spec("q", Kind::spsc, true, true)));
   const Slot slot = must(pool->acquire(10, kNoWait)), foreign = must(elsewhere->acquire(10, kNoWait));
   CHECK(status_of(queue->send(foreign, kNoWait)) == Status::invalid);
   const std::vector<OutPart> too_many(kMostParts + 1, bytes_part(""));
@@ -305,9 +305,9 @@ TEST_CASE("regions in messages stay while the message does, also when their writ
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 512, 4)));
-  auto in = reader(pool, "q", Kind::claim);
+  auto in = reader(pool, "q", Kind::mpmc);
   {
-    auto out = writer(pool, "q", Kind::claim);
+    auto out = writer(pool, "q", Kind::mpmc);
     auto region = must(create_region(session, named("", 8192)));
     std::memcpy(region->data(), "stays", 5);
     const OutPart parts[] = {region_part(*region), bytes_part("x")};
@@ -329,7 +329,7 @@ TEST_CASE("a large region that was read and that everybody has released goes, th
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
   auto watcher = beside(broker, pool);
   auto other_pool = must(try_pool(beside(broker, pool), "p"));
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     const std::string name = "q" + std::to_string(static_cast<int>(kind));
     auto in = reader(other_pool, name, kind);
@@ -358,8 +358,8 @@ TEST_CASE("a region that its sender has attached again is held again by the mess
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
-  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::line);
-  auto out = writer(pool, "q", Kind::line);
+  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::spsc);
+  auto out = writer(pool, "q", Kind::spsc);
   CreateItem item = named("kept", 4 << 20);
   item.flags = SHMBW_CREATE_MANY_WRITERS | SHMBW_CREATE_KEEP_GIVEN;
   item.keep = kForever;
@@ -389,8 +389,8 @@ TEST_CASE("what a message names stays held while its sender asks for the rest an
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 4096, 4)));  // the list needs no region to lie in
-  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::claim);
-  auto spec = queue_spec("q", Kind::claim, false, true);
+  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::mpmc);
+  auto spec = queue_spec("q", Kind::mpmc, false, true);
   spec.timeout = 60'000'000'000;
   auto out = must(Queue::open(pool, spec));
   auto old = filled_region(session, 2 << 20, 0), fresh = filled_region(session, 4096, 1);
@@ -424,8 +424,8 @@ TEST_CASE(
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
-  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::claim);
-  auto out = writer(pool, "q", Kind::claim);
+  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::mpmc);
+  auto out = writer(pool, "q", Kind::mpmc);
   for (int round = 0; round < kRounds; ++round) {
     std::vector<Region::Handle> regions;
     std::vector<OutPart> parts;

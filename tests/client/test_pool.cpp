@@ -57,7 +57,7 @@ TEST_CASE("a wait for a slot gets the one that another process releases") {
 }
 
 TEST_CASE("a wait for a slot gets the one of a message of its own that is read meanwhile") {
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     const harness::BrokerFixture broker;
     auto session = open(broker);
     auto pool = must(make_pool(session, slots_of("p", 64, 1)));
@@ -89,8 +89,8 @@ TEST_CASE("a sender that sleeps elsewhere drops slots of read messages for a par
     auto session = open(broker);
     auto pool = must(make_pool(session, slots_of("p", 64, 1)));
     auto reading = must(try_pool(beside(broker, pool), "p")), waiting = must(try_pool(beside(broker, pool), "p"));
-    auto out = writer(pool, "q", Kind::line), end = writer(waiting, "end", Kind::line);
-    auto in = reader(reading, "q", Kind::line), asleep_in = reader(pool, "end", Kind::line);
+    auto out = writer(pool, "q", Kind::spsc), end = writer(waiting, "end", Kind::spsc);
+    auto in = reader(reading, "q", Kind::spsc), asleep_in = reader(pool, "end", Kind::spsc);
     const Slot slot = must(pool->acquire(1, kNoWait));
     must(out->send(slot, kForever));
     must(pool->release(slot));
@@ -290,9 +290,9 @@ TEST_CASE("a read-only participant maps the slots and takes none") {
   auto pool = must(make_pool(session, slots_of("p", 64, 1)));
   auto other = must(try_pool(beside(broker, pool), "p", true));
   CHECK(status_of(other->acquire(1, kNoWait)) == Status::denied);
-  CHECK(status_of(Queue::open(other, queue_spec("q", Kind::line, false, true))) == Status::denied);
-  auto out = writer(pool, "q", Kind::line);
-  auto in = must(Queue::open(other, queue_spec("q", Kind::line, true, false)));
+  CHECK(status_of(Queue::open(other, queue_spec("q", Kind::spsc, false, true))) == Status::denied);
+  auto out = writer(pool, "q", Kind::spsc);
+  auto in = must(Queue::open(other, queue_spec("q", Kind::spsc, true, false)));
   const Slot slot = must(pool->acquire(5, kNoWait));
   std::memcpy(slot.data, "hello", 5);
   must(out->send(slot, 0));
@@ -418,8 +418,8 @@ TEST_CASE("a forked child joins at its first call, and the parent's slots are no
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 4)));
-  auto out = writer(pool, "q", Kind::claim);
-  auto in = reader(pool, "q", Kind::claim);
+  auto out = writer(pool, "q", Kind::mpmc);
+  auto in = reader(pool, "q", Kind::mpmc);
   const Slot slot = must(pool->acquire(1, kNoWait));
   must(out->send(bytes_of("parent"), 0));
   auto child = harness::Child::run([&] {

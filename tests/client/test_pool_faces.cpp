@@ -47,7 +47,7 @@ TEST_CASE("a pool, a queue and a message in C") {
 
   shmb_queue_options open{};
   open.size = sizeof open;
-  open.kind = SHMB_QUEUE_CLAIM;
+  open.kind = SHMB_QUEUE_MPMC;
   open.role = SHMB_QUEUE_READER | SHMB_QUEUE_WRITER;
   open.cells = 3;
   shmb_queue* queue = nullptr;
@@ -114,7 +114,7 @@ TEST_CASE("a pool, a queue and a message in C") {
   shmb_queue_info facts{};
   facts.size = sizeof facts;
   CHECK(shmb_queue_get_info(queue, &facts, &error) == SHMB_OK);
-  CHECK(facts.kind == SHMB_QUEUE_CLAIM);
+  CHECK(facts.kind == SHMB_QUEUE_MPMC);
   CHECK(facts.cells == 256);
   CHECK(facts.inline_bytes == 56);
   CHECK(facts.sent == 5);
@@ -174,7 +174,7 @@ TEST_CASE("a pool, its slots and its queues in C++") {
   make.classes = {{4096, 2, 4}};
   auto pool = shmbroker::Pool::create(session, make);
   shmbroker::QueueOptions options;
-  options.kind = shmbroker::QueueKind::claim;
+  options.kind = shmbroker::QueueKind::mpmc;
   auto queue = pool.open_queue("q", shmbroker::Role::both, options);
   shmbroker::Message message;
   {
@@ -256,7 +256,7 @@ TEST_CASE("a message of an at-least-once queue that an exception destroys goes t
   const harness::BrokerFixture broker;
   auto session = shmbroker::Session::connect({.socket = broker.socket(), .join_group = false});
   auto pool = shmbroker::Pool::create(session, {.name = "p", .classes = {{4096, 4, 4}}});
-  const shmbroker::QueueOptions options{.kind = shmbroker::QueueKind::claim, .at_least_once = true};
+  const shmbroker::QueueOptions options{.kind = shmbroker::QueueKind::mpmc, .at_least_once = true};
   auto tasks = pool.open_queue("tasks", shmbroker::Role::both, options);
   tasks.send("the task");
   struct Failure {};
@@ -320,7 +320,7 @@ TEST_CASE("a message that is done, or of another queue, does not come again for 
   bool at_least_once = false;
   SUBCASE("done first, at least once") { at_least_once = true; }
   SUBCASE("not done, at most once") {}
-  const shmbroker::QueueOptions options{.kind = shmbroker::QueueKind::claim, .at_least_once = at_least_once};
+  const shmbroker::QueueOptions options{.kind = shmbroker::QueueKind::mpmc, .at_least_once = at_least_once};
   auto queue = pool.open_queue("q", shmbroker::Role::both, options);
   queue.send(pool.acquire(100));
   struct Failure {};

@@ -32,7 +32,7 @@ TEST_CASE("a forked child that opens an inherited pool by its name has the pool 
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 2)));
-  auto in = reader(pool, "q", Kind::line);
+  auto in = reader(pool, "q", Kind::spsc);
   auto child = harness::Child::run([&] {
     auto opened = try_pool(session, "p");
     STEP(1, opened && opened->get() == pool.get());
@@ -77,7 +77,7 @@ TEST_CASE("two threads of a forked child use one inherited queue at once, and on
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 2)));
-  auto in = reader(pool, "q", Kind::claim);
+  auto in = reader(pool, "q", Kind::mpmc);
   auto child = harness::Child::run([&] {
     STEP(1, pool->facts());
     harness::stop(broker.pid());
@@ -100,7 +100,7 @@ TEST_CASE("a forked child does not take a queue that has come since for the one 
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 2)));
-  auto first = reader(pool, "q", Kind::claim, 8);
+  auto first = reader(pool, "q", Kind::mpmc, 8);
   QueueSpec spec;
   spec.name = "q";
   spec.kind = Kind::none;
@@ -115,7 +115,7 @@ TEST_CASE("a forked child does not take a queue that has come since for the one 
     return 0;
   });
   must(first->close(true, true));
-  auto next = reader(pool, "q", Kind::claim, 16);
+  auto next = reader(pool, "q", Kind::mpmc, 16);
   replaced.open();
   CHECK(child.wait() == 0);
   Message message;
@@ -126,7 +126,7 @@ TEST_CASE("a message that a forked child inherits is the parent's, which alone c
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 512, 4)));
-  auto queue = must(Queue::open(pool, queue_spec("q", Kind::line, true, true)));
+  auto queue = must(Queue::open(pool, queue_spec("q", Kind::spsc, true, true)));
   const std::string text(300, 'm');  // in a slot
   must(queue->send(bytes_of(text), kNoWait));
   Message message;

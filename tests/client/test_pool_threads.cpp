@@ -165,7 +165,7 @@ struct Crowd {
         findings.expect(of->release(*slot), "an own slot could not be released");
       }
       findings.expect(of->facts(), "no facts");
-      QueueSpec spec = queue_spec("aside-" + std::to_string(of->me().index()), Kind::claim, true, true, 8);
+      QueueSpec spec = queue_spec("aside-" + std::to_string(of->me().index()), Kind::mpmc, true, true, 8);
       if (turn % 8 != 0) continue;
       auto aside = Queue::open(of, spec);
       if (!findings.expect(aside, "no queue")) return;
@@ -196,7 +196,7 @@ TEST_CASE("threads send and take through one end of a queue each, while the pool
   constexpr int kEach = 150;
   for (int round = 0; round < 6; ++round) {
     CAPTURE(round);
-    Crowd crowd(broker, Kind::claim);
+    Crowd crowd(broker, Kind::mpmc);
     std::vector<std::thread> threads;
     for (int i = 0; i < kWriters; ++i) threads.emplace_back([&, i] { crowd.write(i, kEach); });
     for (int i = 0; i < kReaders; ++i) threads.emplace_back([&, i] { crowd.read(i, kWriters * kEach); });
@@ -218,7 +218,7 @@ TEST_CASE(
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 512, 8)));
   for (int round = 0; round < 300; ++round) {
-    auto both = must(Queue::open(pool, queue_spec("q", Kind::claim, true, true, 8)));
+    auto both = must(Queue::open(pool, queue_spec("q", Kind::mpmc, true, true, 8)));
     const Slot slot = must(pool->acquire(100, kForever));
     write_pattern(slot.data, 100, static_cast<std::uint32_t>(round));
     must(both->send(slot, kForever));
@@ -254,7 +254,7 @@ TEST_CASE("the threads of a forked child join its pool and open its end at once,
     CAPTURE(round);
     auto session = open(broker);
     auto pool = must(make_pool(session, growing("p" + std::to_string(round))));
-    auto both = must(Queue::open(pool, queue_spec("q", Kind::claim, true, true, 64)));
+    auto both = must(Queue::open(pool, queue_spec("q", Kind::mpmc, true, true, 64)));
     auto child = harness::Child::run([&] {
       std::atomic<int> ready = 0;
       Findings findings;
@@ -327,7 +327,7 @@ TEST_CASE("all threads that wait for room of one queue are told that it was clos
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
   SUBCASE("closed") {
-    auto out = must(Queue::open(pool, without_spin(queue_spec("q", Kind::claim, false, true, 2))));
+    auto out = must(Queue::open(pool, without_spin(queue_spec("q", Kind::mpmc, false, true, 2))));
     for (int i = 0; i < 2; ++i) must(out->send(bytes_of("m"), kNoWait));
     const auto told = told_to_two([&](int) { return status_of(out->send(bytes_of("m"), kLong)); },
                                   [&] { must(out->shutdown(false)); });
@@ -341,14 +341,14 @@ TEST_CASE("all threads that wait for room of one queue are told that it was clos
       STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
       auto joined = try_pool(*mine, "p");
       STEP(2, joined);
-      auto in = Queue::open(*joined, queue_spec("q", Kind::line, true, false, 2));
+      auto in = Queue::open(*joined, queue_spec("q", Kind::spsc, true, false, 2));
       STEP(3, in);
       opened.open();
       ::pause();
       return 0;
     });
     REQUIRE(opened.wait());
-    auto out = must(Queue::open(pool, without_spin(queue_spec("q", Kind::line, false, true, 2))));
+    auto out = must(Queue::open(pool, without_spin(queue_spec("q", Kind::spsc, false, true, 2))));
     for (int i = 0; i < 2; ++i) must(out->send(bytes_of("m"), kNoWait));
     const auto told =
         told_to_two([&](int i) { return status_of(i == 0 ? out->send(bytes_of("m"), kLong) : out->drain(kLong)); },
@@ -364,8 +364,8 @@ TEST_CASE(
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
   auto joined = must(try_pool(beside(broker, pool), "p"));
-  auto out = must(Queue::open(pool, without_spin(queue_spec("q", Kind::claim, false, true, 2))));
-  auto in = reader(joined, "q", Kind::claim, 2);
+  auto out = must(Queue::open(pool, without_spin(queue_spec("q", Kind::mpmc, false, true, 2))));
+  auto in = reader(joined, "q", Kind::mpmc, 2);
   CreateItem item;
   item.length = 4096;
   item.group = pool->group();
@@ -403,13 +403,13 @@ TEST_CASE("all threads that wait for a message are told of their writer's death"
     STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
     auto joined = try_pool(*mine, "p");
     STEP(2, joined);
-    auto out = Queue::open(*joined, queue_spec("q", Kind::claim, false, true));
+    auto out = Queue::open(*joined, queue_spec("q", Kind::mpmc, false, true));
     STEP(3, out);
     opened.open();
     ::pause();
     return 0;
   });
-  auto in = must(Queue::open(pool, without_spin(queue_spec("q", Kind::claim, true, false))));
+  auto in = must(Queue::open(pool, without_spin(queue_spec("q", Kind::mpmc, true, false))));
   REQUIRE(opened.wait());
   std::array<Message, 2> messages;
   CHECK(status_of(in->receive(messages[0], true, kNoWait)) == Status::empty);  // it knows its writer
@@ -451,7 +451,7 @@ TEST_CASE("of two threads that wait for a message that has to be done one gets i
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
-  QueueSpec spec = without_spin(queue_spec("q", Kind::claim, true, false));
+  QueueSpec spec = without_spin(queue_spec("q", Kind::mpmc, true, false));
   spec.flags = pool::kQueueAtLeastOnce;
   auto in = must(Queue::open(pool, spec));
   spec.reader = false;
@@ -482,7 +482,7 @@ TEST_CASE("an end of a queue whose opening was answered too late is given back, 
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     QueueSpec spec = queue_spec("q" + std::to_string(static_cast<int>(kind)), kind, true, true);
     spec.timeout = 50'000'000;

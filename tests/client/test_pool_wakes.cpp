@@ -47,9 +47,9 @@ struct Three {
 
 TEST_CASE("a consumer that takes one message wakes another one for what it leaves") {
   Three three;
-  auto out = writer(three.ann, "q", Kind::claim), other_out = writer(three.ann, "other", Kind::claim);
-  auto in = reader(three.bob, "q", Kind::claim), other_in = reader(three.bob, "other", Kind::claim);
-  auto theirs = reader(three.cid, "q", Kind::claim);
+  auto out = writer(three.ann, "q", Kind::mpmc), other_out = writer(three.ann, "other", Kind::mpmc);
+  auto in = reader(three.bob, "q", Kind::mpmc), other_in = reader(three.bob, "other", Kind::mpmc);
+  auto theirs = reader(three.cid, "q", Kind::mpmc);
   Message message;
   must(out->send(bytes_of("one"), kNoWait));
   SUBCASE("but not where it has left nothing") {
@@ -120,7 +120,7 @@ TEST_CASE("a participant that begins to wait for a slot wakes all that sleep, to
 
 TEST_CASE("a reader that is done wakes the message's sender while a participant waits for a slot") {
   Three three;
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     auto in = reader(three.bob, "q", kind);
     auto out = writer(three.ann, "q", kind);

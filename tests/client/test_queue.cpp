@@ -17,9 +17,9 @@ TEST_CASE("a line carries messages in order, refuses when full, and says empty w
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 1000, 4)));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  auto out = writer(pool, "q", Kind::line, 4);
+  auto out = writer(pool, "q", Kind::spsc, 4);
   CHECK(status_of(out->send(bytes_of("x"), kNoWait)) == Status::full);  // no reader yet
-  auto in = reader(other, "q", Kind::line, 4);
+  auto in = reader(other, "q", Kind::spsc, 4);
   Message message;
   CHECK(status_of(in->receive(message, false, kNoWait)) == Status::empty);
   CHECK(status_of(in->receive(message, false, 1'000'000)) == Status::deadline);
@@ -35,31 +35,31 @@ TEST_CASE("a line carries messages in order, refuses when full, and says empty w
   must(out->drain(0));
   CHECK(status_of(out->receive(message, false, kNoWait)) == Status::denied);
   CHECK(status_of(in->send(bytes_of("x"), kNoWait)) == Status::denied);
-  CHECK(status_of(Queue::open(pool, queue_spec("q", Kind::line, false, true, 4))) == Status::busy);
+  CHECK(status_of(Queue::open(pool, queue_spec("q", Kind::spsc, false, true, 4))) == Status::busy);
   CHECK(status_of(Queue::open(must(try_pool(beside(broker, pool), "p")),
-                              queue_spec("q", Kind::line, false, true, 4))) == Status::busy);
+                              queue_spec("q", Kind::spsc, false, true, 4))) == Status::busy);
 }
 
 TEST_CASE("a queue with other settings is not opened, and the sentence names the one that differs") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{}));
-  auto out = writer(pool, "q", Kind::claim, 8);
-  auto refused = Queue::open(pool, queue_spec("q", Kind::claim, true, false, 16));
+  auto out = writer(pool, "q", Kind::mpmc, 8);
+  auto refused = Queue::open(pool, queue_spec("q", Kind::mpmc, true, false, 16));
   CHECK(status_of(refused) == Status::exists);
   CHECK(refused.error().sentence.find("8 cells, not 16") != std::string::npos);
-  refused = Queue::open(pool, queue_spec("q", Kind::line, true, false, 8));
+  refused = Queue::open(pool, queue_spec("q", Kind::spsc, true, false, 8));
   CHECK(refused.error().sentence.find("kind is claim") != std::string::npos);
-  auto flagged = queue_spec("q", Kind::claim, true, false, 8);
+  auto flagged = queue_spec("q", Kind::mpmc, true, false, 8);
   flagged.flags = pool::kQueueExpiring;
   CHECK(Queue::open(pool, flagged).error().sentence.find("EXPIRING") != std::string::npos);
   for (std::uint32_t cells : {1U, 3U, 131072U}) {
     CAPTURE(cells);
-    CHECK(status_of(Queue::open(pool, queue_spec("z", Kind::line, true, false, cells))) == Status::invalid);
+    CHECK(status_of(Queue::open(pool, queue_spec("z", Kind::spsc, true, false, cells))) == Status::invalid);
   }
-  CHECK(status_of(Queue::open(pool, queue_spec("z", Kind::line, false, false))) == Status::invalid);
+  CHECK(status_of(Queue::open(pool, queue_spec("z", Kind::spsc, false, false))) == Status::invalid);
   CHECK(status_of(Queue::open(pool, queue_spec("z", Kind::none, true, true))) == Status::invalid);
-  CHECK(status_of(Queue::open(pool, queue_spec("", Kind::line, true, false))) == Status::invalid);
+  CHECK(status_of(Queue::open(pool, queue_spec("", Kind::spsc, true, false))) == Status::invalid);
   auto only = queue_spec("absent", Kind::none, true, false);
   only.open_only = true;
   CHECK(status_of(Queue::open(pool, only)) == Status::not_found);
@@ -70,16 +70,16 @@ TEST_CASE("a queue with other settings is not opened, and the sentence names the
   CHECK(must(as_is->facts()).cells == 8);
 }
 
-TEST_CASE("each message of a claim queue goes to one consumer") {
+TEST_CASE("each message of a mpmc queue goes to one consumer") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{}));
   Pool::Opening by_id;
   by_id.id = pool->id();
-  auto out = writer(pool, "q", Kind::claim), in = reader(pool, "q", Kind::claim);
+  auto out = writer(pool, "q", Kind::mpmc), in = reader(pool, "q", Kind::mpmc);
   auto second_pool = must(Pool::open(beside(broker, pool), by_id));
-  auto second = reader(second_pool, "q", Kind::claim);
-  auto second_out = writer(second_pool, "q", Kind::claim);
+  auto second = reader(second_pool, "q", Kind::mpmc);
+  auto second_out = writer(second_pool, "q", Kind::mpmc);
   std::vector<std::string> got;
   for (int i = 0; i < 10; ++i) must((i % 2 == 0 ? out : second_out)->send(bytes_of("m" + std::to_string(i)), kNoWait));
   Message message;
@@ -208,7 +208,7 @@ TEST_CASE("a broadcast that drops its oldest never waits, and a slow reader coun
 
 TEST_CASE("a message arrives though its sender exits right after sending, and its death is told after it") {
   const harness::BrokerFixture broker;
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     auto session = open(broker);
     auto pool = must(make_pool(session, slots_of("p", 4096, 4)));
@@ -258,14 +258,14 @@ TEST_CASE("the writer of a line whose reader is killed is told once, and goes on
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 4)));
   const std::string group = "#" + std::to_string(pool->group());
-  auto out = writer(pool, "q", Kind::line, 2);
+  auto out = writer(pool, "q", Kind::spsc, 2);
   const harness::Gate opened;
   auto child = harness::Child::run([&] {
     auto mine = try_open(broker.socket());
     STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
     auto joined = try_pool(*mine, "p");
     STEP(2, joined);
-    auto in = Queue::open(*joined, queue_spec("q", Kind::line, true, false, 2));
+    auto in = Queue::open(*joined, queue_spec("q", Kind::spsc, true, false, 2));
     STEP(3, in);
     opened.open();
     ::pause();
@@ -278,7 +278,7 @@ TEST_CASE("the writer of a line whose reader is killed is told once, and goes on
   child.kill();
   CHECK(status_of(out->send(bytes_of("3"), kForever)) == Status::peer_gone);
   CHECK(status_of(out->send(bytes_of("3"), kNoWait)) == Status::full);  // nobody there
-  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::line, 2);
+  auto in = reader(must(try_pool(beside(broker, pool), "p")), "q", Kind::spsc, 2);
   must(out->send(bytes_of("3"), kForever));
   Message message;
   must(in->receive(message, false, kForever));
@@ -289,7 +289,7 @@ TEST_CASE("messages that are too old make room and give back their slots while t
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 1)));
-  auto spec = queue_spec("q", Kind::claim, false, true, 2);
+  auto spec = queue_spec("q", Kind::mpmc, false, true, 2);
   spec.flags = pool::kQueueExpiring;
   auto out = must(Queue::open(pool, spec));
   constexpr std::int64_t kLifetime = 50'000'000, kLong = 20'000'000'000;
@@ -308,8 +308,8 @@ TEST_CASE("messages that are too old make room and give back their slots while t
   REQUIRE(again.has_value());
   // The same for another process that waits, while the sender sleeps.
   auto other = must(try_pool(beside(broker, pool), "p"));
-  auto in = reader(pool, "end", Kind::line);
-  auto end = writer(other, "end", Kind::line);
+  auto in = reader(pool, "end", Kind::spsc);
+  auto end = writer(other, "end", Kind::spsc);
   must(send(slot_part(*again), kNoWait));
   must(pool->release(*again));
   std::thread sleeper([&] {
@@ -324,7 +324,7 @@ TEST_CASE("messages that are too old make room and give back their slots while t
 }
 
 TEST_CASE("what was sent while the queue was closed is read, or its sender is told CLOSED") {
-  for (const Kind kind : {Kind::line, Kind::claim}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc}) {
     for (int round = 0; round < 5; ++round) {
       const harness::BrokerFixture broker;
       auto session = open(broker);
@@ -345,13 +345,13 @@ TEST_CASE("what was sent while the queue was closed is read, or its sender is to
       sender.join();
       closer.join();
       CHECK(received >= sent);
-      if (kind == Kind::claim) CHECK(received == sent);
+      if (kind == Kind::mpmc) CHECK(received == sent);
     }
   }
 }
 
 TEST_CASE("a message that comes after its reader was told CLOSED is not taken for sent") {
-  for (const Kind kind : {Kind::line, Kind::claim}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc}) {
     const harness::BrokerFixture broker;
     auto session = open(broker);
     auto pool = must(make_pool(session, slots_of("p", 64, 1)));
@@ -378,7 +378,7 @@ TEST_CASE("a closed queue refuses senders at once and is drained by its readers"
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{}));
-  auto out = writer(pool, "q", Kind::claim), in = reader(pool, "q", Kind::claim);
+  auto out = writer(pool, "q", Kind::mpmc), in = reader(pool, "q", Kind::mpmc);
   must(out->send(bytes_of("last"), kNoWait));
   must(out->shutdown(true));
   CHECK(status_of(out->send(bytes_of("x"), kForever)) == Status::closed);
@@ -389,17 +389,17 @@ TEST_CASE("a closed queue refuses senders at once and is drained by its readers"
   CHECK(status_of(in->receive(message, false, kNoWait)) == Status::closed);
   must(in->close(false, false));
   must(out->close(false, false));
-  auto fresh = writer(pool, "q", Kind::line);  // the name is free
+  auto fresh = writer(pool, "q", Kind::spsc);  // the name is free
 }
 
 TEST_CASE("a writer that leaves in good order is told of once, after its last message") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 300, 2)));
-  auto in = reader(pool, "q", Kind::line);
+  auto in = reader(pool, "q", Kind::spsc);
   {
     auto other = must(try_pool(beside(broker, pool), "p"));
-    auto out = writer(other, "q", Kind::line);
+    auto out = writer(other, "q", Kind::spsc);
     must(out->send(bytes_of(std::string(300, 'y')), kForever));
   }
   Message message;
@@ -414,7 +414,7 @@ TEST_CASE("an at-least-once message that its reader gives back, or dies with, is
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 300, 4)));
   const std::string group = "#" + std::to_string(pool->group());
-  auto spec = queue_spec("q", Kind::claim, true, true);
+  auto spec = queue_spec("q", Kind::mpmc, true, true);
   spec.flags = pool::kQueueAtLeastOnce;
   auto queue = must(Queue::open(pool, spec));
   must(queue->send(bytes_of("job"), kNoWait));
@@ -452,7 +452,7 @@ TEST_CASE("what another reader has claimed of a writer that is gone is waited fo
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 300, 4)));
   const std::string group = "#" + std::to_string(pool->group());
-  auto spec = queue_spec("q", Kind::claim, true, false);
+  auto spec = queue_spec("q", Kind::mpmc, true, false);
   spec.flags = pool::kQueueAtLeastOnce;
   auto in = must(Queue::open(pool, spec));
   auto other = must(try_pool(beside(broker, pool), "p"));
@@ -502,7 +502,7 @@ TEST_CASE("a sender of slot after slot through a line gets back done slots befor
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 16384, 16)));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  auto in = reader(other, "q", Kind::line), out = writer(pool, "q", Kind::line);
+  auto in = reader(other, "q", Kind::spsc), out = writer(pool, "q", Kind::spsc);
   const Slot again = must(pool->acquire(1, kNoWait));
   const auto hand_over = [&](const Slot& slot) {
     const bool at_once = out->send_at_once(slot);
@@ -528,7 +528,7 @@ TEST_CASE("a sender of slot after slot through a line gets back done slots befor
   must(pool->release(again));
 }
 
-TEST_CASE("a closed claim queue is not at its end while another reader has a message that may come back") {
+TEST_CASE("a closed mpmc queue is not at its end while another reader has a message that may come back") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 300, 4)));
@@ -536,7 +536,7 @@ TEST_CASE("a closed claim queue is not at its end while another reader has a mes
   constexpr std::int64_t kLong = 60'000'000'000;
   for (const bool dies : {true, false}) {
     CAPTURE(dies);
-    auto reading = queue_spec("q", Kind::claim, true, false), writing = queue_spec("q", Kind::claim, false, true);
+    auto reading = queue_spec("q", Kind::mpmc, true, false), writing = queue_spec("q", Kind::mpmc, false, true);
     reading.flags = writing.flags = pool::kQueueAtLeastOnce;
     auto in = must(Queue::open(pool, reading));
     auto other = must(try_pool(beside(broker, pool), "p"));
@@ -587,13 +587,13 @@ TEST_CASE("a closed claim queue is not at its end while another reader has a mes
   }
 }
 
-TEST_CASE("threads share the ends of a claim queue: each message is taken once, and a shutdown ends their waits") {
+TEST_CASE("threads share the ends of a mpmc queue: each message is taken once, and a shutdown ends their waits") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 32)));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  auto in = reader(other, "q", Kind::claim, 8);
-  auto out = writer(pool, "q", Kind::claim, 8);
+  auto in = reader(other, "q", Kind::mpmc, 8);
+  auto out = writer(pool, "q", Kind::mpmc, 8);
   constexpr int kEach = 500, kSenders = 2, kReceivers = 3;
   std::atomic<int> wrong = 0, received = 0;
   std::atomic<std::uint64_t> sum = 0;
@@ -642,10 +642,10 @@ TEST_CASE("threads share the ends of a claim queue: each message is taken once, 
 TEST_CASE("a queue alone is made by the first process that comes, and says what its messages may be") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
-  auto in = must(Queue::open_alone(session, "mail", queue_spec("", Kind::claim, true, false)));
+  auto in = must(Queue::open_alone(session, "mail", queue_spec("", Kind::mpmc, true, false)));
   auto other = open(broker);
   must(other->join_group("#" + std::to_string(in->pool().group()), 0, Deadline::after(0)));
-  auto out = must(Queue::open_alone(other, "mail", queue_spec("", Kind::claim, false, true)));
+  auto out = must(Queue::open_alone(other, "mail", queue_spec("", Kind::mpmc, false, true)));
   must(out->send(bytes_of("hello"), kNoWait));
   Message message;
   must(in->receive(message, false, kForever));
@@ -654,7 +654,7 @@ TEST_CASE("a queue alone is made by the first process that comes, and says what 
   CHECK(status_of(refused) == Status::invalid);
   CHECK(refused.error().sentence.find("no slots") != std::string::npos);
   auto local = must(Session::local("for a test"));
-  CHECK(status_of(Queue::open_alone(local, "mail", queue_spec("", Kind::claim, true, false))) == Status::local_only);
+  CHECK(status_of(Queue::open_alone(local, "mail", queue_spec("", Kind::mpmc, true, false))) == Status::local_only);
 }
 
 TEST_CASE("a sleeping reader is woken by a message, by a close and by the end of its writer") {
@@ -662,10 +662,10 @@ TEST_CASE("a sleeping reader is woken by a message, by a close and by the end of
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 4)));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  auto spec = queue_spec("q", Kind::claim, true, false);
+  auto spec = queue_spec("q", Kind::mpmc, true, false);
   spec.spin = 0;
   auto in = must(Queue::open(pool, spec));
-  auto out = writer(other, "q", Kind::claim);
+  auto out = writer(other, "q", Kind::mpmc);
   std::vector<Status> told;
   std::atomic<int> heard = 0;
   std::string text;
@@ -686,7 +686,7 @@ TEST_CASE("a sleeping reader is woken by a message, by a close and by the end of
   rest(1);
   must(out->close(false, false));
   rest(2);
-  auto again = writer(other, "q", Kind::claim);
+  auto again = writer(other, "q", Kind::mpmc);
   must(again->shutdown(false));
   sleeper.join();
   CHECK(text == "wake");
@@ -698,7 +698,7 @@ TEST_CASE("a wait for a message that another reader has claimed reports the writ
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 300, 4)));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  auto reading = queue_spec("q", Kind::claim, true, false), writing = queue_spec("q", Kind::claim, false, true);
+  auto reading = queue_spec("q", Kind::mpmc, true, false), writing = queue_spec("q", Kind::mpmc, false, true);
   reading.flags = writing.flags = pool::kQueueAtLeastOnce;
   auto out = must(Queue::open(must(try_pool(beside(broker, pool), "p")), writing));
   auto first = must(Queue::open(pool, reading)), second = must(Queue::open(other, reading));
@@ -727,7 +727,7 @@ TEST_CASE("a pool whose group has ended says so") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 300, 4)));
-  auto out = writer(pool, "q", Kind::claim), in = reader(pool, "q", Kind::claim);
+  auto out = writer(pool, "q", Kind::mpmc), in = reader(pool, "q", Kind::mpmc);
   must(session->end_group(pool->group(), "", 0, Deadline::after(0)));
   Message message;
   CHECK(status_of(in->receive(message, false, kNoWait)) == Status::group_ended);
@@ -740,11 +740,11 @@ TEST_CASE("lanes of writers that are gone are given back although the newest lan
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  auto in = reader(pool, "q", Kind::claim);
+  auto in = reader(pool, "q", Kind::mpmc);
   Message message;
   for (int i = 0; i < 200; ++i) {
     CAPTURE(i);
-    auto out = Queue::open(other, queue_spec("q", Kind::claim, false, true));
+    auto out = Queue::open(other, queue_spec("q", Kind::mpmc, false, true));
     REQUIRE(out);
     must((*out)->send(bytes_of("m"), kNoWait));
     must(in->receive(message, true, kNoWait));
@@ -755,7 +755,7 @@ TEST_CASE("a message that cannot be is told of once, and its writer is heard on"
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 512, 2)));
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     auto both = must(Queue::open(pool, queue_spec("q" + std::to_string(static_cast<int>(kind)), kind, true, true)));
     must(both->send(bytes_of("forged"), kNoWait));
@@ -781,9 +781,9 @@ TEST_CASE("of writers that are gone the one that died is said to have died, and 
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
-  auto in = reader(pool, "q", Kind::claim);
+  auto in = reader(pool, "q", Kind::mpmc);
   auto leaves_pool = must(try_pool(beside(broker, pool), "p"));
-  auto leaves = writer(leaves_pool, "q", Kind::claim);
+  auto leaves = writer(leaves_pool, "q", Kind::mpmc);
   const std::string group = "#" + std::to_string(pool->group());
   const harness::Gate opened;
   auto dies = harness::Child::run([&] {
@@ -791,7 +791,7 @@ TEST_CASE("of writers that are gone the one that died is said to have died, and 
     STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
     auto joined = try_pool(*mine, "p");
     STEP(2, joined);
-    auto out = Queue::open(*joined, queue_spec("q", Kind::claim, false, true));
+    auto out = Queue::open(*joined, queue_spec("q", Kind::mpmc, false, true));
     STEP(3, out);
     opened.open();
     ::pause();

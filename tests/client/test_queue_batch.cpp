@@ -57,7 +57,7 @@ TEST_CASE("a batch is sent and taken with one wake each, in order, of every kind
   const std::string large(300, 'l');
   const OutPart messages[] = {bytes_part("0"), bytes_part("1"),   bytes_part("2"), bytes_part("3"),
                               bytes_part("4"), bytes_part(large), bytes_part("6"), bytes_part("7")};
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     auto both = must(Queue::open(pool, queue_spec("q" + std::to_string(static_cast<int>(kind)), kind, true, true, 16)));
     Sent sent;
@@ -82,8 +82,8 @@ TEST_CASE("a batch larger than the queue wakes its reader before it waits for ro
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 512, 2)));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  auto in = reader(other, "q", Kind::line, 2);
-  auto out = writer(pool, "q", Kind::line, 2);
+  auto in = reader(other, "q", Kind::spsc, 2);
+  auto out = writer(pool, "q", Kind::spsc, 2);
   std::vector<std::string> texts;
   for (int i = 0; i < 20; ++i) texts.push_back(std::string(100, static_cast<char>('a' + i)));
   std::vector<OutPart> messages;
@@ -110,7 +110,7 @@ TEST_CASE("a batch larger than the queue wakes its reader before it waits for ro
 }
 
 TEST_CASE("of a batch that a close overtakes nothing counts as sent that its readers do not get") {
-  for (const Kind kind : {Kind::line, Kind::claim}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc}) {
     const harness::BrokerFixture broker;
     auto session = open(broker);
     auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
@@ -135,7 +135,7 @@ TEST_CASE("of a batch that a close overtakes nothing counts as sent that its rea
     CHECK(sent.count == 0);
     CHECK(must(out->facts()).sent == 0);
     Message message;
-    if (kind == Kind::claim) CHECK(status_of(in->receive(message, true, kNoWait)) == Status::closed);
+    if (kind == Kind::mpmc) CHECK(status_of(in->receive(message, true, kNoWait)) == Status::closed);
   }
 }
 
@@ -143,7 +143,7 @@ TEST_CASE("a message that cannot be sent ends its batch, and those before it arr
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
-  auto both = must(Queue::open(pool, queue_spec("q", Kind::claim, true, true)));
+  auto both = must(Queue::open(pool, queue_spec("q", Kind::mpmc, true, true)));
   OutPart wrong;
   wrong.kind = PartKind::region;
   const OutPart messages[] = {bytes_part("1"), bytes_part("2"), wrong, bytes_part("4")};
@@ -162,7 +162,7 @@ TEST_CASE("a batch that memory runs out for says how many were sent, and they ar
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
-  auto both = must(Queue::open(pool, queue_spec("q", Kind::line, true, true)));
+  auto both = must(Queue::open(pool, queue_spec("q", Kind::spsc, true, true)));
   const OutPart part = bytes_part("x");
   std::size_t sent = 0;
   auto send = [&](std::size_t most) {

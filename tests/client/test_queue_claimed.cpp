@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A claim queue without AT_LEAST_ONCE: a message is one application's from the moment that it has it. Its cell is done
+// A mpmc queue without AT_LEAST_ONCE: a message is one application's from the moment that it has it. Its cell is done
 // by then, and own bits hold its slots. Deaths are tested in tests/kill.
 #include "tests/client/pool_support.hpp"
 
@@ -14,8 +14,8 @@ struct Ends {
     other = must(try_pool(beside(broker, pool), "p"));
     pool->me().set_cache_limit(0);
     other->me().set_cache_limit(0);
-    out = writer(pool, "q", Kind::claim, cells);
-    in = reader(other, "q", Kind::claim, cells);
+    out = writer(pool, "q", Kind::mpmc, cells);
+    in = reader(other, "q", Kind::mpmc, cells);
   }
   void send(char content) {
     const Slot slot = must(pool->acquire(64, kNoWait));
@@ -38,7 +38,7 @@ struct Ends {
 
 }  // namespace
 
-TEST_CASE("a slot that was received from a claim queue is held by its reader, and its writer has the cell back") {
+TEST_CASE("a slot that was received from a mpmc queue is held by its reader, and its writer has the cell back") {
   Ends ends;
   Message message;
   ends.send('a');
@@ -54,7 +54,7 @@ TEST_CASE("a slot that was received from a claim queue is held by its reader, an
   CHECK(ends.free_slots() == 3);
 }
 
-TEST_CASE("a message borrowed from a claim queue is the reader's until it receives the next one") {
+TEST_CASE("a message borrowed from a mpmc queue is the reader's until it receives the next one") {
   Ends ends;
   Message first, second;
   ends.send('a');
@@ -101,7 +101,7 @@ TEST_CASE("a slot is taken out of a borrowed message as often as asked, and each
   CHECK(ends.free_slots() == 4);
 }
 
-TEST_CASE("a list from a claim queue is held by its reader, with the slot that it is in") {
+TEST_CASE("a list from a mpmc queue is held by its reader, with the slot that it is in") {
   Ends ends(6, 4);
   const Slot one = must(ends.pool->acquire(64, kNoWait));
   std::memset(one.data, 'x', one.length);
@@ -120,9 +120,9 @@ TEST_CASE("a list from a claim queue is held by its reader, with the slot that i
   CHECK(left < 6);
 }
 
-TEST_CASE("a closed claim queue is at its end although another reader still has a message of it") {
+TEST_CASE("a closed mpmc queue is at its end although another reader still has a message of it") {
   Ends ends;
-  auto theirs = reader(ends.pool, "q", Kind::claim, 2);
+  auto theirs = reader(ends.pool, "q", Kind::mpmc, 2);
   ends.send('a');
   Message message, none;
   must(ends.in->receive(message, false, kNoWait));

@@ -36,9 +36,9 @@ client::QueueFacts facts_of(Queue& queue) { return must(queue.facts()); }
 
 }  // namespace
 
-TEST_CASE("a reader that comes after the shutdown takes what a claim queue has left") {
+TEST_CASE("a reader that comes after the shutdown takes what a mpmc queue has left") {
   Two two(slots_of("p", 4096, 4));
-  auto out = writer(two.pool, "q", Kind::claim);
+  auto out = writer(two.pool, "q", Kind::mpmc);
   const std::string large(4096, 'l');
   must(out->send(bytes_of("small"), kNoWait));
   must(out->send(bytes_of(large), kNoWait));
@@ -47,12 +47,12 @@ TEST_CASE("a reader that comes after the shutdown takes what a claim queue has l
   SUBCASE("and its writer has left") { writer_left = true; }
   must(out->shutdown(false));
   if (writer_left) out.reset();
-  auto in = reader(two.other, "q", Kind::claim);
+  auto in = reader(two.other, "q", Kind::mpmc);
   Message message;
   must(in->receive(message, false, kLongEnough));
   CHECK(text_of(message) == "small");
   // Another one comes while the first has one in hand.
-  auto late = opened(two.pool, queue_spec("q", Kind::claim, true, false));
+  auto late = opened(two.pool, queue_spec("q", Kind::mpmc, true, false));
   Message last;
   must(late->receive(last, false, kLongEnough));
   CHECK(text_of(last) == large);
@@ -62,20 +62,20 @@ TEST_CASE("a reader that comes after the shutdown takes what a claim queue has l
   CHECK(status_of(late->receive(message, false, kLongEnough)) == Status::closed);
   in.reset();
   late.reset();
-  const auto refused = Queue::open(two.other, queue_spec("q", Kind::claim, true, false));
+  const auto refused = Queue::open(two.other, queue_spec("q", Kind::mpmc, true, false));
   CHECK(status_of(refused) == Status::closed);
   CHECK(refused.error().sentence.find("nothing is left") != std::string::npos);
 }
 
-TEST_CASE("what a closed claim queue has left is for readers alone, and goes once its name is removed") {
+TEST_CASE("what a closed mpmc queue has left is for readers alone, and goes once its name is removed") {
   Two two(slots_of("p", 64, 2));
-  auto out = writer(two.pool, "q", Kind::claim);
+  auto out = writer(two.pool, "q", Kind::mpmc);
   must(out->send(bytes_of("left"), kNoWait));
   must(out->shutdown(false));
-  CHECK(status_of(Queue::open(two.other, queue_spec("q", Kind::claim, false, true))) == Status::closed);
-  CHECK(status_of(Queue::open(two.other, queue_spec("q", Kind::claim, true, true))) == Status::closed);
+  CHECK(status_of(Queue::open(two.other, queue_spec("q", Kind::mpmc, false, true))) == Status::closed);
+  CHECK(status_of(Queue::open(two.other, queue_spec("q", Kind::mpmc, true, true))) == Status::closed);
   must(out->close(true, true));
-  QueueSpec spec = queue_spec("q", Kind::claim, true, false);
+  QueueSpec spec = queue_spec("q", Kind::mpmc, true, false);
   spec.open_only = true;
   CHECK(status_of(Queue::open(two.other, spec)) == Status::not_found);
   CHECK(comes_true([&] { return must(two.pool->facts()).lanes == 0; }));
@@ -83,7 +83,7 @@ TEST_CASE("what a closed claim queue has left is for readers alone, and goes onc
 
 TEST_CASE("a drain that follows the last taken message is well, also where its readers have gone since") {
   Two two(slots_of("p", 4096, 4));
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     const std::string name = "q" + std::to_string(static_cast<int>(kind));
     CAPTURE(name);
     auto in = reader(two.other, name, kind);
@@ -102,8 +102,8 @@ TEST_CASE("a drain that follows the last taken message is well, also where its r
 
 TEST_CASE("a drain goes on while others come to the pool and go, until all is taken") {
   Two two(slots_of("p", 64, 2));
-  auto out = writer(two.pool, "q", Kind::line);
-  auto in = reader(two.other, "q", Kind::line);
+  auto out = writer(two.pool, "q", Kind::spsc);
+  auto in = reader(two.other, "q", Kind::spsc);
   must(out->send(bytes_of("first"), kNoWait));
   must(out->send(bytes_of("last"), kNoWait));
   std::atomic<bool> is_last_asked_for = false;
@@ -129,7 +129,7 @@ TEST_CASE("a drain goes on while others come to the pool and go, until all is ta
 
 TEST_CASE("a drain tells when readers have gone and left messages behind") {
   Two two(slots_of("p", 4096, 4));
-  for (const Kind kind : {Kind::line, Kind::claim}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc}) {
     const std::string name = "q" + std::to_string(static_cast<int>(kind));
     CAPTURE(name);
     auto in = reader(two.other, name, kind);
@@ -145,19 +145,19 @@ TEST_CASE("a drain tells when readers have gone and left messages behind") {
     CHECK(told.error().sentence.find("without taking all") != std::string::npos);
   }
   // A newcomer on a line does not hide that.
-  auto in = reader(two.other, "again", Kind::line);
-  auto out = writer(two.pool, "again", Kind::line);
+  auto in = reader(two.other, "again", Kind::spsc);
+  auto out = writer(two.pool, "again", Kind::spsc);
   must(out->send(bytes_of("left"), kLongEnough));
   in.reset();
-  in = reader(two.other, "again", Kind::line);
+  in = reader(two.other, "again", Kind::spsc);
   CHECK(status_of(out->drain(kLongEnough)) == Status::peer_gone);
   CHECK(status_of(out->drain(kLongEnough)) == Status::ok);  // told once
 }
 
 TEST_CASE("one part of bytes needs a slot of its own size and no more, typed or not, alone or of many") {
   Two two(slots_of("p", 4096, 4));
-  auto in = reader(two.other, "q", Kind::line);
-  auto out = writer(two.pool, "q", Kind::line);
+  auto in = reader(two.other, "q", Kind::spsc);
+  auto out = writer(two.pool, "q", Kind::spsc);
   const std::string text(4096, 'm');
   const OutPart part = bytes_part(text);
   std::uint64_t type = 0;
@@ -189,8 +189,8 @@ TEST_CASE("one part of bytes needs a slot of its own size and no more, typed or 
 
 TEST_CASE("messages that are larger than every slot are counted, by their sender and in the books") {
   Two two(slots_of("p", 4096, 4));
-  auto in = reader(two.other, "q", Kind::claim);
-  auto out = writer(two.pool, "q", Kind::claim);
+  auto in = reader(two.other, "q", Kind::mpmc);
+  auto out = writer(two.pool, "q", Kind::mpmc);
   const std::string text(4097, 'm'), one = text.substr(0, 1);
   const OutPart part = bytes_part(text), both[] = {bytes_part(one), bytes_part(text)};
   must(out->send(std::span(&part, 1), 0, 0, kLongEnough));
@@ -257,7 +257,7 @@ TEST_CASE("a reader that names no kind waits for the queue and takes it as it is
       auto got = Queue::open_alone(two.other->session(), "alone", any);
       if (got) in = std::move(*got);
     });
-    QueueSpec made = queue_spec("", Kind::claim, false, true, 8);
+    QueueSpec made = queue_spec("", Kind::mpmc, false, true, 8);
     auto out = must(Queue::open_alone(two.session, "alone", made));
     waits.join();
     REQUIRE(in);
@@ -267,16 +267,16 @@ TEST_CASE("a reader that names no kind waits for the queue and takes it as it is
 
 TEST_CASE("an open that names a kind and no cells takes those of the queue, and makes one of 256") {
   Two two(slots_of("p", 64, 2));
-  QueueSpec spec = queue_spec("large", Kind::line, false, true, 1024);
+  QueueSpec spec = queue_spec("large", Kind::spsc, false, true, 1024);
   spec.cell_size = 128;
   auto out = opened(two.pool, spec);
-  auto in = opened(two.other, queue_spec("large", Kind::line, true, false, 0));
+  auto in = opened(two.other, queue_spec("large", Kind::spsc, true, false, 0));
   CHECK(facts_of(*in).cells == 1024);
   CHECK(facts_of(*in).inline_bytes == 120);
-  auto fresh = opened(two.other, queue_spec("fresh", Kind::line, true, false, 0));
+  auto fresh = opened(two.other, queue_spec("fresh", Kind::spsc, true, false, 0));
   CHECK(facts_of(*fresh).cells == 256);
   CHECK(facts_of(*fresh).inline_bytes == 56);
-  const auto other_kind = Queue::open(two.other, queue_spec("fresh", Kind::claim, false, true, 0));
+  const auto other_kind = Queue::open(two.other, queue_spec("fresh", Kind::mpmc, false, true, 0));
   CHECK(status_of(other_kind) == Status::exists);
   CHECK(other_kind.error().sentence.find("its kind is line, not claim") != std::string::npos);
 }
@@ -288,12 +288,12 @@ TEST_CASE("for_each ends when the last writer has left or died, and not before a
   session.join(group.token);
   const std::string variable = group.variable("g");
   auto pool = shmbroker::Pool::create(session, {.name = "p"});
-  auto in = pool.open_queue("q", shmbroker::Role::reader, {.kind = shmbroker::QueueKind::claim});
+  auto in = pool.open_queue("q", shmbroker::Role::reader, {.kind = shmbroker::QueueKind::mpmc});
   const auto sends = [&](bool dies) {
     return harness::Child::run([&, dies] {
       auto mine = shmbroker::Session::connect({.socket = broker.socket(), .group = variable});
       auto theirs = shmbroker::Pool::open(mine, "p");
-      auto out = theirs.open_queue("q", shmbroker::Role::writer, {.kind = shmbroker::QueueKind::claim});
+      auto out = theirs.open_queue("q", shmbroker::Role::writer, {.kind = shmbroker::QueueKind::mpmc});
       for (int i = 0; i < 100; ++i) out.send("message");
       if (dies) ::_exit(0);
       return 0;

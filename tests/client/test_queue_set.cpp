@@ -48,8 +48,8 @@ TEST_CASE("a set says which queue of one pool has something, each in its turn") 
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{}));
-  auto one = must(Queue::open(pool, queue_spec("one", Kind::claim, true, true)));
-  auto two = must(Queue::open(pool, queue_spec("two", Kind::line, true, true)));
+  auto one = must(Queue::open(pool, queue_spec("one", Kind::mpmc, true, true)));
+  auto two = must(Queue::open(pool, queue_spec("two", Kind::spsc, true, true)));
   QueueSet set;
   CHECK(status_of(set.wait(kNoWait)) == Status::invalid);
   int tags[2];
@@ -81,7 +81,7 @@ TEST_CASE("a set whose descriptor the program closed says so instead of waiting"
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto first = must(make_pool(session, slots_of("a", 64, 1))), second = must(make_pool(session, slots_of("b", 64, 1)));
-  auto one = reader(first, "q", Kind::claim), two = reader(second, "q", Kind::claim);
+  auto one = reader(first, "q", Kind::mpmc), two = reader(second, "q", Kind::mpmc);
   QueueSet set;
   must(set.add(*one, nullptr));
   must(set.add(*two, nullptr));
@@ -97,7 +97,7 @@ TEST_CASE("a set waits on queues of two pools, and hears of the dead") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto first = must(make_pool(session, slots_of("a", 64, 1))), second = must(make_pool(session, slots_of("b", 64, 1)));
-  auto one = reader(first, "q", Kind::claim), two = reader(second, "q", Kind::claim);
+  auto one = reader(first, "q", Kind::mpmc), two = reader(second, "q", Kind::mpmc);
   const std::string group = "#" + std::to_string(first->group());
   QueueSet set;
   must(set.add(*one, nullptr));
@@ -109,8 +109,8 @@ TEST_CASE("a set waits on queues of two pools, and hears of the dead") {
     STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
     auto a = try_pool(*mine, "a"), b = try_pool(*mine, "b");
     STEP(2, a && b);
-    auto out_a = Queue::open(*a, queue_spec("q", Kind::claim, false, true));
-    auto out_b = Queue::open(*b, queue_spec("q", Kind::claim, false, true));
+    auto out_a = Queue::open(*a, queue_spec("q", Kind::mpmc, false, true));
+    auto out_b = Queue::open(*b, queue_spec("q", Kind::mpmc, false, true));
     STEP(3, out_a && out_b);
     STEP(4, go.wait());
     STEP(5, (*out_b)->send(bytes_of("to b"), 0));
@@ -137,8 +137,8 @@ TEST_CASE("a queue's descriptor is readable when a message is there, and quiet a
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 4)));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  auto one = reader(pool, "one", Kind::line), two = reader(pool, "two", Kind::line);
-  auto out_one = writer(other, "one", Kind::line), out_two = writer(other, "two", Kind::line);
+  auto one = reader(pool, "one", Kind::spsc), two = reader(pool, "two", Kind::spsc);
+  auto out_one = writer(other, "one", Kind::spsc), out_two = writer(other, "two", Kind::spsc);
   CHECK(status_of(out_one->descriptor()) == Status::denied);
   const int fd_one = must(one->descriptor()), fd_two = must(two->descriptor());
   Message message;
@@ -179,10 +179,10 @@ void other_consumer_wakes(bool two_queues, bool descriptor) {
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
   auto other_pool = must(try_pool(beside(broker, pool), "p"));
   const std::string second_name = two_queues ? "b" : "a";
-  auto first = reader(pool, "a", Kind::claim), first_b = reader(pool, "b", Kind::claim);
-  auto other = reader(other_pool, second_name, Kind::claim);
+  auto first = reader(pool, "a", Kind::mpmc), first_b = reader(pool, "b", Kind::mpmc);
+  auto other = reader(other_pool, second_name, Kind::mpmc);
   auto writing = must(try_pool(beside(broker, pool), "p")), writing_b = must(try_pool(beside(broker, pool), "p"));
-  auto out = writer(writing, "a", Kind::claim), out_b = writer(writing_b, second_name, Kind::claim);
+  auto out = writer(writing, "a", Kind::mpmc), out_b = writer(writing_b, second_name, Kind::mpmc);
 
   std::atomic<bool> woken = false;
   std::thread consumer([&] {
@@ -243,9 +243,9 @@ TEST_CASE("a set sees what is behind a borrowed message, and hears of its writer
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 300, 8)));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  Kind kind = Kind::line;
-  SUBCASE("line") { kind = Kind::line; }
-  SUBCASE("claim") { kind = Kind::claim; }
+  Kind kind = Kind::spsc;
+  SUBCASE("line") { kind = Kind::spsc; }
+  SUBCASE("claim") { kind = Kind::mpmc; }
   SUBCASE("broadcast") { kind = Kind::broadcast; }
   auto in = reader(pool, "q", kind);
   auto out = writer(other, "q", kind);
@@ -266,13 +266,13 @@ TEST_CASE("a set sees what is behind a borrowed message, and hears of its writer
   must(set.remove(*in));
 }
 
-TEST_CASE("a set that reports a message in a claim queue leaves it to the first receiver") {
+TEST_CASE("a set that reports a message in a mpmc queue leaves it to the first receiver") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  auto in = reader(pool, "q", Kind::claim), second = reader(other, "q", Kind::claim);
-  auto out = writer(other, "q", Kind::claim);
+  auto in = reader(pool, "q", Kind::mpmc), second = reader(other, "q", Kind::mpmc);
+  auto out = writer(other, "q", Kind::mpmc);
   QueueSet set;
   must(set.add(*in, nullptr));
   must(out->send(bytes_of("m"), kNoWait));
@@ -289,8 +289,8 @@ TEST_CASE("an event loop hears of what the broker tells, whichever call of the p
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  auto in = reader(pool, "q", Kind::claim);
-  auto out = writer(other, "q", Kind::claim);
+  auto in = reader(pool, "q", Kind::mpmc);
+  auto out = writer(other, "q", Kind::mpmc);
   const int fd = must(in->descriptor());
   Message message;
   do CHECK(status_of(in->receive(message, true, kNoWait)) == Status::empty);
@@ -305,8 +305,8 @@ TEST_CASE("a set's descriptor stays the same when queues are added and removed")
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"})), second = must(make_pool(session, PoolSpec{.name = "s"}));
-  auto one = reader(pool, "q", Kind::claim), two = reader(second, "q", Kind::claim);
-  auto out = writer(must(try_pool(beside(broker, second), "s")), "q", Kind::claim);
+  auto one = reader(pool, "q", Kind::mpmc), two = reader(second, "q", Kind::mpmc);
+  auto out = writer(must(try_pool(beside(broker, second), "s")), "q", Kind::mpmc);
   QueueSet set;
   must(set.add(*one, nullptr));
   const int fd = must(set.descriptor());
@@ -330,7 +330,7 @@ TEST_CASE("a doorbell that was shut down does not keep an event loop awake") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
-  auto in = reader(pool, "q", Kind::claim);
+  auto in = reader(pool, "q", Kind::mpmc);
   const int fd = must(in->descriptor());
   Message message;
   do CHECK(status_of(in->receive(message, true, kNoWait)) == Status::empty);
@@ -345,7 +345,7 @@ TEST_CASE("an endless wait for a message ends when the broker is gone") {
   harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
-  auto in = must(Queue::open(pool, queue_spec("q", Kind::claim, true, true)));
+  auto in = must(Queue::open(pool, queue_spec("q", Kind::mpmc, true, true)));
   broker.kill();
   Message message;
   must(in->send(bytes_of("m"), kNoWait));
@@ -361,13 +361,13 @@ TEST_CASE("a wait for room, for a reader, for a slot, for a drain or for a name 
   harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 4096, 1)));
-  auto full = must(Queue::open(pool, queue_spec("full", Kind::line, true, true, 2)));
+  auto full = must(Queue::open(pool, queue_spec("full", Kind::spsc, true, true, 2)));
   for (int i = 0; i < 2; ++i) must(full->send(bytes_of("m"), kNoWait));
-  auto nobody = writer(pool, "nobody", Kind::line);
+  auto nobody = writer(pool, "nobody", Kind::spsc);
   const Slot slot = must(pool->acquire(4096, kNoWait));
   auto other = must(make_pool(session, PoolSpec{.name = "o"}));
-  auto elsewhere = reader(other, "q", Kind::claim);
-  auto set_in = reader(pool, "set", Kind::claim);
+  auto elsewhere = reader(other, "q", Kind::mpmc);
+  auto set_in = reader(pool, "set", Kind::mpmc);
   QueueSet set;
   must(set.add(*elsewhere, nullptr));
   must(set.add(*set_in, nullptr));
@@ -377,7 +377,7 @@ TEST_CASE("a wait for room, for a reader, for a slot, for a drain or for a name 
   CHECK(status_of(nobody->send(bytes_of("m"), kForever)) == Status::session_lost);
   CHECK(status_of(pool->acquire(4096, kForever)) == Status::session_lost);
   CHECK(status_of(set.wait(kForever)) == Status::session_lost);
-  QueueSpec late = queue_spec("late", Kind::claim, true, false);
+  QueueSpec late = queue_spec("late", Kind::mpmc, true, false);
   late.open_only = true;
   late.wait = kForever;
   CHECK(status_of(Queue::open(pool, late)) == Status::session_lost);
@@ -395,7 +395,7 @@ TEST_CASE("a broker that dies while a queue's name is waited for ends the wait")
   harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
-  QueueSpec late = queue_spec("late", Kind::claim, true, false);
+  QueueSpec late = queue_spec("late", Kind::mpmc, true, false);
   late.open_only = true;
   late.wait = kForever;
   std::thread ends([&] {
@@ -412,7 +412,7 @@ TEST_CASE("a wait for a queue's name sleeps until the queue is made") {
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
   std::thread makes([&] {
     sys::rest(20'000'000);
-    auto made = reader(pool, "late", Kind::claim);
+    auto made = reader(pool, "late", Kind::mpmc);
     Message message;
     must(made->receive(message, true, kForever));
     CHECK(text_of(message) == "m");
@@ -426,7 +426,7 @@ TEST_CASE("a wait for a queue's name sleeps until the queue is made") {
 }
 
 TEST_CASE("an event loop hears of the first message to it while the broker is stopped") {
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast})
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast})
     for (const bool sender_was_there : {true, false}) {
       CAPTURE(static_cast<int>(kind));
       CAPTURE(sender_was_there);
@@ -454,8 +454,8 @@ TEST_CASE(
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
   auto second = must(try_pool(beside(broker, pool), "p")), writing = must(try_pool(beside(broker, pool), "p"));
-  auto out_a = writer(writing, "a", Kind::line), out_b = writer(writing, "b", Kind::line);
-  auto a = reader(pool, "a", Kind::line), b = reader(second, "b", Kind::line);
+  auto out_a = writer(writing, "a", Kind::spsc), out_b = writer(writing, "b", Kind::spsc);
+  auto a = reader(pool, "a", Kind::spsc), b = reader(second, "b", Kind::spsc);
   (void)must(out_a->facts());
   (void)must(out_b->facts());
   const int fd_a = must(a->descriptor()), fd_b = must(b->descriptor());
@@ -483,8 +483,8 @@ TEST_CASE("an event loop is rung for although the sender's socket to the broker 
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
   auto writing = must(try_pool(beside(broker, pool), "p"));
-  auto out = writer(writing, "q", Kind::line);
-  auto in = reader(pool, "q", Kind::line), own = reader(writing, "own", Kind::line);
+  auto out = writer(writing, "q", Kind::spsc);
+  auto in = reader(pool, "q", Kind::spsc), own = reader(writing, "own", Kind::spsc);
   (void)must(out->facts());
   bool in_set = false, only_sends = false;
   SUBCASE("whose sender then sleeps for something else") {}
@@ -516,7 +516,7 @@ TEST_CASE("an event loop is rung for although the sender's socket to the broker 
   });
   CHECK(heard(*in, fd) == "first");
   over = true;
-  auto ends = writer(pool, "own", Kind::line);
+  auto ends = writer(pool, "own", Kind::spsc);
   must(ends->send(bytes_of("over"), kNoWait));
   sender.join();
 }

@@ -68,8 +68,8 @@ struct Armed {
 
 TEST_CASE("a set is disarmed before its queues change, and asks to be looked at again") {
   Armed both;
-  auto one = reader(both.pool, "one", Kind::claim), two = reader(both.pool, "two", Kind::claim);
-  auto out_one = writer(both.other, "one", Kind::claim), out_two = writer(both.other, "two", Kind::claim);
+  auto one = reader(both.pool, "one", Kind::mpmc), two = reader(both.pool, "two", Kind::mpmc);
+  auto out_one = writer(both.other, "one", Kind::mpmc), out_two = writer(both.other, "two", Kind::mpmc);
   QueueSet set;
   must(set.add(*one, nullptr));
   const int fd = must(set.descriptor());
@@ -108,7 +108,7 @@ TEST_CASE("a set is disarmed before its queues change, and asks to be looked at 
 
 TEST_CASE("a descriptor is closed only after nobody signals it any more") {
   Armed both;
-  auto one = reader(both.pool, "one", Kind::claim), two = reader(both.pool, "two", Kind::claim);
+  auto one = reader(both.pool, "one", Kind::mpmc), two = reader(both.pool, "two", Kind::mpmc);
   auto set = std::make_unique<QueueSet>();
   must(set->add(*one, nullptr));
   const int of_set = must(set->descriptor());
@@ -133,9 +133,9 @@ TEST_CASE("a descriptor is closed only after nobody signals it any more") {
 
 TEST_CASE("sets of one pool are changed and waited on by threads of their own") {
   Armed both;
-  auto one = reader(both.pool, "one", Kind::claim), two = reader(both.pool, "two", Kind::claim);
-  auto three = reader(both.pool, "three", Kind::claim);
-  auto out = writer(both.other, "three", Kind::claim);
+  auto one = reader(both.pool, "one", Kind::mpmc), two = reader(both.pool, "two", Kind::mpmc);
+  auto three = reader(both.pool, "three", Kind::mpmc);
+  auto out = writer(both.other, "three", Kind::mpmc);
   std::atomic<bool> over = false;
   std::thread waits([&] {
     QueueSet set;
@@ -145,7 +145,7 @@ TEST_CASE("sets of one pool are changed and waited on by threads of their own") 
   });
   std::thread opens([&] {  // descriptors that come and go
     while (!over) {
-      auto four = reader(both.pool, "four", Kind::claim);
+      auto four = reader(both.pool, "four", Kind::mpmc);
       (void)must(four->descriptor());
       Message message;
       CHECK(status_of(four->receive(message, true, kNoWait)) == Status::empty);
@@ -172,9 +172,9 @@ TEST_CASE("sets of one pool are changed and waited on by threads of their own") 
 TEST_CASE("a queue that could not be added to a set is not in it") {
   Armed both;
   auto second_pool = must(make_pool(both.session, PoolSpec{.name = "s"}));
-  auto one = reader(both.pool, "q", Kind::claim);
-  auto two = must(Queue::open(second_pool, queue_spec("q", Kind::claim, true, true)));
-  auto out = writer(both.other, "q", Kind::claim);
+  auto one = reader(both.pool, "q", Kind::mpmc);
+  auto two = must(Queue::open(second_pool, queue_spec("q", Kind::mpmc, true, true)));
+  auto out = writer(both.other, "q", Kind::mpmc);
   QueueSet set;
   must(set.add(*one, nullptr));
   const int fd = must(set.descriptor());
@@ -203,11 +203,11 @@ TEST_CASE("a queue that could not be added to a set is not in it") {
 
 TEST_CASE("a wait with a set sleeps on when another consumer takes what woke it") {
   Armed both;
-  QueueSpec spec = queue_spec("q", Kind::claim, true, false);
+  QueueSpec spec = queue_spec("q", Kind::mpmc, true, false);
   spec.spin = 0;
   auto in = must(Queue::open(both.pool, spec));
-  auto faster = reader(both.other, "q", Kind::claim);
-  auto out = writer(must(try_pool(beside(both.broker, both.pool), "p")), "q", Kind::claim);
+  auto faster = reader(both.other, "q", Kind::mpmc);
+  auto out = writer(must(try_pool(beside(both.broker, both.pool), "p")), "q", Kind::mpmc);
   QueueSet set;
   must(set.add(*in, nullptr));
   static Queue *sends, *takes;
@@ -235,7 +235,7 @@ TEST_CASE("a wait with a set sleeps on when another consumer takes what woke it"
 
 TEST_CASE("threads that ask for a queue's descriptor at once get the same one") {
   Armed both;
-  auto in = reader(both.pool, "q", Kind::claim);
+  auto in = reader(both.pool, "q", Kind::mpmc);
   const int before = open_below_1024();
   std::atomic<int> fds[2] = {-1, -1};
   std::vector<std::thread> threads;
@@ -251,7 +251,7 @@ TEST_CASE("threads that ask for a queue's descriptor at once get the same one") 
   CHECK(fds[0] == fds[1]);
   CHECK(is_open(fds[0]));
   CHECK(must(in->descriptor()) == fds[0]);
-  auto out = writer(both.other, "q", Kind::claim);
+  auto out = writer(both.other, "q", Kind::mpmc);
   settle(*in, fds[0]);
   must(out->send(bytes_of("m"), kNoWait));
   CHECK(heard_by(*in, fds[0]) == "m");
@@ -259,7 +259,7 @@ TEST_CASE("threads that ask for a queue's descriptor at once get the same one") 
 
 TEST_CASE("a thread that finds nothing while another arms the descriptor leaves that to it") {
   Armed both;
-  auto in = reader(both.pool, "q", Kind::claim);
+  auto in = reader(both.pool, "q", Kind::mpmc);
   QueueSet set;
   must(set.add(*in, nullptr));
   const int fd = must(set.descriptor());
@@ -278,7 +278,7 @@ TEST_CASE("a thread that finds nothing while another arms the descriptor leaves 
   REQUIRE(second.joinable());
   second.join();
   settle(set, fd);
-  auto out = writer(both.other, "q", Kind::claim);
+  auto out = writer(both.other, "q", Kind::mpmc);
   settle(set, fd);
   must(out->send(bytes_of("m"), kNoWait));
   CHECK(becomes_readable(fd, 30'000));
@@ -289,8 +289,8 @@ TEST_CASE("several threads receive from a queue with a descriptor, also when the
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
   auto other = must(try_pool(beside(broker, pool), "p"));
-  auto in = reader(pool, "q", Kind::claim);
-  auto out = writer(other, "q", Kind::claim);
+  auto in = reader(pool, "q", Kind::mpmc);
+  auto out = writer(other, "q", Kind::mpmc);
   const int fd = must(in->descriptor()), count = rounds(30000);
   std::atomic<int> received = 0;
   std::atomic<bool> over = false;
@@ -314,8 +314,8 @@ TEST_CASE("several threads receive from a queue with a descriptor, also when the
 
 TEST_CASE("a doorbell that the broker was given behind the deadline is the one that it is given again") {
   Armed both;
-  auto in = reader(both.pool, "q", Kind::claim);
-  auto out = writer(both.other, "q", Kind::claim);
+  auto in = reader(both.pool, "q", Kind::mpmc);
+  auto out = writer(both.other, "q", Kind::mpmc);
   {
     const harness::Stopped late(both.broker.pid());
     CHECK(status_of(in->descriptor()) == Status::deadline);
@@ -333,8 +333,8 @@ TEST_CASE("a doorbell that the broker was given behind the deadline is the one t
 
 TEST_CASE("a sender that cannot ring a doorbell any more asks the broker to ring") {
   Armed both;
-  auto in = reader(both.pool, "q", Kind::claim);
-  auto out = writer(both.other, "q", Kind::claim);
+  auto in = reader(both.pool, "q", Kind::mpmc);
+  auto out = writer(both.other, "q", Kind::mpmc);
   const int fd = must(in->descriptor());
   fetch_doorbells(*out);
   settle(*in, fd);

@@ -79,7 +79,7 @@ void check_parts(const Message& message, Status why) {
 }  // namespace
 
 TEST_CASE("a slot that cannot be mapped at that moment arrives with the reason, and the other parts arrive") {
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     for (const bool keep : {false, true}) {
       CAPTURE(static_cast<int>(kind));
       CAPTURE(keep);
@@ -108,7 +108,7 @@ TEST_CASE("a slot that cannot be mapped at that moment arrives with the reason, 
 }
 
 TEST_CASE("beside a broker that does not answer a list is waited for once, and arrives with the reason") {
-  Unmapped pair(Kind::claim, kAnswer);
+  Unmapped pair(Kind::mpmc, kAnswer);
   CreateItem item;
   item.length = 4096;
   item.group = pair.pool->group();
@@ -135,7 +135,7 @@ TEST_CASE("beside a broker that does not answer a list is waited for once, and a
 TEST_CASE("a message that is one slot, or whose list lies in one, is not taken while that cannot be mapped") {
   for (const bool list : {false, true}) {
     CAPTURE(list);
-    Unmapped pair(Kind::line, kAnswer);
+    Unmapped pair(Kind::spsc, kAnswer);
     must(pair.pool->release(pair.slots[1]));  // the list's own
     const std::string large(200, 'l');
     const OutPart parts[] = {bytes_part(large), bytes_part("tail")};
@@ -170,7 +170,7 @@ TEST_CASE("in the C and C++ faces a part that could not be mapped has no address
   auto pool = shmbroker::Pool::create(session, make);
   auto joined = shmbroker::Pool::open(other, "#" + std::to_string(pool.info().group) + "/p");
   shmbroker::QueueOptions options;
-  options.kind = shmbroker::QueueKind::line;
+  options.kind = shmbroker::QueueKind::spsc;
   options.inline_bytes = 120;
   auto out = pool.open_queue("q", shmbroker::Role::writer, options);
   auto in = joined.open_queue("q", shmbroker::Role::reader, options);

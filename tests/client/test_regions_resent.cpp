@@ -24,8 +24,8 @@ struct Resent {
   std::shared_ptr<Pool> pool = must(make_pool(session, PoolSpec{.name = "p"}));
   std::shared_ptr<Session> theirs = beside(broker, pool);
   std::shared_ptr<Pool> other = must(try_pool(theirs, "p"));
-  std::unique_ptr<Queue> in = reader(other, "q", Kind::line);
-  std::unique_ptr<Queue> out = writer(pool, "q", Kind::line);
+  std::unique_ptr<Queue> in = reader(other, "q", Kind::spsc);
+  std::unique_ptr<Queue> out = writer(pool, "q", Kind::spsc);
 
   Region::Handle make(std::uint64_t bytes = 64 << 10) {
     auto region = must(create_region(session, named("", bytes)));

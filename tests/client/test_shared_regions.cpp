@@ -26,8 +26,8 @@ struct Shared {
   std::shared_ptr<Pool> pool = must(make_pool(session, slots_of("p", 1 << 16, 4)));
   std::shared_ptr<Session> theirs = beside(broker, pool);
   std::shared_ptr<Pool> other = must(try_pool(theirs, "p"));
-  std::unique_ptr<Queue> in = reader(other, "q", Kind::line);
-  std::unique_ptr<Queue> out = writer(pool, "q", Kind::line);
+  std::unique_ptr<Queue> in = reader(other, "q", Kind::spsc);
+  std::unique_ptr<Queue> out = writer(pool, "q", Kind::spsc);
 
   Region::Handle make(std::string_view words = "words", std::uint64_t bytes = 64 << 10) {
     auto region = must(create_region(session, named("", bytes)));
@@ -416,9 +416,9 @@ TEST_CASE("a mapping that is kept serves all parts of the next message, and is k
   CHECK(comes_true([&] { return scene.leases_of(*scene.theirs, region->ref()) == 0; }));
 }
 
-TEST_CASE("a message of a claim queue that is given back gives the mapping back, and comes again whole") {
+TEST_CASE("a message of a mpmc queue that is given back gives the mapping back, and comes again whole") {
   Shared scene;
-  auto spec = queue_spec("once", Kind::claim, true, false);
+  auto spec = queue_spec("once", Kind::mpmc, true, false);
   spec.flags = pool::kQueueAtLeastOnce;
   auto in = must(Queue::open(scene.other, spec));
   spec.reader = false, spec.writer = true;

@@ -67,15 +67,15 @@ TEST_CASE("10,000 slots handed over to another process and read cost neither of 
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 16384, 16)));
   const std::string group = "#" + std::to_string(pool->group());
-  auto out = writer(pool, "q", Kind::line);
+  auto out = writer(pool, "q", Kind::spsc);
   auto child = harness::Child::run([&] {
     auto mine = try_open(broker.socket());
     STEP(1, mine && (*mine)->join_group(group, 0, Deadline::after(0)));
     auto joined = try_pool(*mine, "p");
     STEP(2, joined);
-    auto in = Queue::open(*joined, queue_spec("q", Kind::line, true, false));
+    auto in = Queue::open(*joined, queue_spec("q", Kind::spsc, true, false));
     STEP(3, in);
-    auto answers = Queue::open(*joined, queue_spec("done", Kind::line, false, true));
+    auto answers = Queue::open(*joined, queue_spec("done", Kind::spsc, false, true));
     STEP(4, answers);
     Message message;
     unsigned sum = 0;
@@ -95,7 +95,7 @@ TEST_CASE("10,000 slots handed over to another process and read cost neither of 
       if (!more) return more.error().status == Status::closed || more.error().status == Status::peer_gone ? 0 : 7;
     }
   });
-  auto done = reader(pool, "done", Kind::line);
+  auto done = reader(pool, "done", Kind::spsc);
   Message answer;
   bool told = false;
   CHECK(least_faults([&] {

@@ -19,10 +19,10 @@ using shmbroker::rank_session;
 using shmbroker::Role;
 
 Queue reader_of(const Pool& pool, const char* name) {
-  return pool.open_queue(name, Role::reader, {.kind = shmbroker::QueueKind::claim});
+  return pool.open_queue(name, Role::reader, {.kind = shmbroker::QueueKind::mpmc});
 }
 Queue writer_of(const Pool& pool, const char* name) {
-  return pool.open_queue(name, Role::writer, {.kind = shmbroker::QueueKind::claim});
+  return pool.open_queue(name, Role::writer, {.kind = shmbroker::QueueKind::mpmc});
 }
 void wait_for_word(const Queue& queue) {
   shmbroker::Message word;
@@ -105,7 +105,7 @@ void send_and_end(int, Pool pool, int number, bool killed) {
 }
 
 void never_read(int, Pool pool) {
-  const Queue line = pool.open_queue("line", Role::reader, {.kind = shmbroker::QueueKind::line});
+  const Queue line = pool.open_queue("line", Role::reader, {.kind = shmbroker::QueueKind::spsc});
   writer_of(pool, "from").send("ready");
   stay_there();
 }

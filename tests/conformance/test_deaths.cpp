@@ -72,7 +72,7 @@ TEST_CASE("20: what a killed receiver had not read yet is free when its sender l
     CAPTURE(std::string(text_of(method)));
     const Observer observer(broker);
     const World world(broker);
-    const auto line = world.pool.open_queue("line", Role::writer, {.kind = QueueKind::line});
+    const auto line = world.pool.open_queue("line", Role::writer, {.kind = QueueKind::spsc});
     const std::size_t before = descriptors_of_regions();
     auto receiver = shmbroker::spawn("never_read", process_of(broker, method), world.pool);
     CHECK(world.word() == "ready");

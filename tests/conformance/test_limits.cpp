@@ -60,7 +60,7 @@ TEST_CASE("24: 5,000 live slots where the service, too, may open 1,024 files") {
     {
       const Session session = session_of(broker);
       const Pool pool = Pool::create(session, {.classes = {{.slot_size = 64, .slots = kObjects}}});
-      const Queue out = pool.open_queue("to", Role::writer, {.kind = QueueKind::claim});
+      const Queue out = pool.open_queue("to", Role::writer, {.kind = QueueKind::mpmc});
       auto holder = shmbroker::spawn("hold_slots", process_of(broker, method), pool, kObjects, kDescriptors);
       std::vector<shmbroker::Slot> slots;
       for (int i = 0; i < kObjects; ++i) {

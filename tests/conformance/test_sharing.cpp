@@ -140,7 +140,7 @@ TEST_CASE("5: what a process sends to itself is the storage that it has") {
     CAPTURE(strategy);
     {
       const World world(broker);
-      auto mine = world.pool.open_queue("mine", Role::both, {.kind = QueueKind::claim});
+      auto mine = world.pool.open_queue("mine", Role::both, {.kind = QueueKind::mpmc});
       Tensor x = Tensor::zeros(Type::float32, {5, 5});
       x.fill(2);
       const Tensor all{x.storage, x.type, {25}, {1}, 0};
@@ -194,7 +194,7 @@ TEST_CASE("7: an object is there from put on, and gone when it has been taken an
     CAPTURE(strategy);
     const Observer observer(broker);
     const World world(broker);
-    auto mine = world.pool.open_queue("mine", Role::both, {.kind = QueueKind::claim});
+    auto mine = world.pool.open_queue("mine", Role::both, {.kind = QueueKind::mpmc});
     CHECK(observer.regions(kBytes) == 0);
     put(world.place(), mine, {Tensor::zeros(Type::float64, {4})});
     CHECK(observer.regions(kBytes) == 1);  // the sender has dropped its own

@@ -70,8 +70,8 @@ struct World {
       : session(session_of(broker)),
         // Each message under way that has several parts takes a slot for their list.
         pool(Pool::create(session, {.classes = {{.slot_size = 1024, .slots = 256}}})),
-        out(pool.open_queue("to", Role::writer, {.kind = QueueKind::claim})),
-        in(pool.open_queue("from", Role::reader, {.kind = QueueKind::claim})) {}
+        out(pool.open_queue("to", Role::writer, {.kind = QueueKind::mpmc})),
+        in(pool.open_queue("from", Role::reader, {.kind = QueueKind::mpmc})) {}
   Session session;
   Pool pool;
   Queue out, in;

@@ -53,7 +53,7 @@ TEST_CASE("a share that one holder spoils costs later importers; keeper, books a
   auto mapped = gpu::Region::import(early, std::string("w")), asleep = gpu::Region::import(early, std::string("w"));
   asleep.sleep();
   {
-    shmb::client::GpuWish wish;
+    shmb::client::GpuRequest wish;
     wish.by = SHMBW_ATTACH_BY_ID;
     wish.region = {id.id, id.generation, 0};
     wish.rights = SHMBW_RIGHT_MAP_READ;

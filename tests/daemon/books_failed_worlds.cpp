@@ -290,7 +290,7 @@ TEST_CASE("a worker that was disconnected for laziness hears why its world has e
   REQUIRE(come(twin, {1, 2, "a"}).status() == Status::exists);
   if (!before) a.disconnect();
   Client back = world.silent(1000, a.link().peer().pid);
-  HelloWish wish;
+  HelloRequest wish;
   wish.fork_session = a.id;
   wish.fork_secret = a.secret;
   REQUIRE(back.hello(wish).status() == Status::ok);

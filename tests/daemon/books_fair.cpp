@@ -107,7 +107,7 @@ std::size_t create_all(Client& client, std::size_t most) {
 TEST_CASE("a batch is served a few elements in a turn, and its reply is whole") {
   World world;
   Client client = world.client();
-  std::vector<CreateWish> wishes(SHMBW_MAX_BATCH);
+  std::vector<CreateRequest> wishes(SHMBW_MAX_BATCH);
   for (std::size_t i = 0; i < wishes.size(); ++i) {
     wishes[i].name = "r" + std::to_string(i);
     if (i % 50 == 7) wishes[i].length = UINT64_MAX;
@@ -131,7 +131,8 @@ TEST_CASE("a long table is counted and shown in portions, and all of it comes on
   Client client = world.client(), other = world.client();
   std::set<std::uint64_t> ids;
   for (int i = 0; i < 10; ++i)
-    for (const Created& each : client.create_many(std::vector<CreateWish>(SHMBW_MAX_BATCH))) ids.insert(each.ref().id);
+    for (const Created& each : client.create_many(std::vector<CreateRequest>(SHMBW_MAX_BATCH)))
+      ids.insert(each.ref().id);
   world.turns = 0;
   shmbw_list wish{};
   wish.table = SHMBW_TABLE_REGIONS;
@@ -153,7 +154,7 @@ TEST_CASE("a long table is counted and shown in portions, and all of it comes on
 TEST_CASE("few wanted rows of a long table are found in portions") {
   World world(system_config());
   Client many = world.client(1000), few = world.client(2000);
-  for (int i = 0; i < 10; ++i) many.create_many(std::vector<CreateWish>(SHMBW_MAX_BATCH));
+  for (int i = 0; i < 10; ++i) many.create_many(std::vector<CreateRequest>(SHMBW_MAX_BATCH));
   const auto wanted = few.create().ref();
   const auto rows = few.rows<shmbw_region_record>(SHMBW_TABLE_REGIONS);
   REQUIRE(rows.size() == 1);
@@ -173,7 +174,7 @@ TEST_CASE("the cells of a large lane are written in portions; a session that end
   REQUIRE(second.call(SHMBW_OP_POOL_JOIN, join).status() == Status::ok);
   shmbw_queue_open open{};
   open.pool = pool;
-  open.kind = SHMBW_QUEUE_KIND_CLAIM;
+  open.kind = SHMBW_QUEUE_KIND_MPMC;
   open.flags = SHMBW_QUEUE_OPEN_WRITER;
   open.cells = 65'536;
   open.cell_size = 128;

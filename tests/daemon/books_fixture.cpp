@@ -216,7 +216,7 @@ Packet& Client::exchange(wire::Bytes packet, bool answered) {
   return reply;
 }
 
-Packet& Client::hello(const HelloWish& wish) {
+Packet& Client::hello(const HelloRequest& wish) {
   shmbw_hello hello{};
   hello.version_min = wish.version_min;
   hello.version_max = wish.version_max;
@@ -260,10 +260,10 @@ static void read_elements(Packet& packet, auto each) {
   REQUIRE(texts.done());
 }
 
-std::vector<Created> Client::create_many(const std::vector<CreateWish>& wishes) {
+std::vector<Created> Client::create_many(const std::vector<CreateRequest>& wishes) {
   std::vector<shmbw_create> elements;
   std::string texts;
-  for (const CreateWish& wish : wishes) {
+  for (const CreateRequest& wish : wishes) {
     shmbw_create element{};
     element.group = wish.group;
     element.length = wish.length;
@@ -287,7 +287,7 @@ std::vector<Created> Client::create_many(const std::vector<CreateWish>& wishes) 
   return out;
 }
 
-Created Client::create(const CreateWish& wish) { return std::move(create_many({wish}).front()); }
+Created Client::create(const CreateRequest& wish) { return std::move(create_many({wish}).front()); }
 
 static Attached one_attached(Packet& packet) {
   Attached out;
@@ -355,7 +355,7 @@ Element Client::inherit(shmbw_region_ref ref, std::uint32_t rights) {
   return one_element<shmbw_inherit_reply>(batch<shmbw_inherit>(SHMBW_OP_INHERIT, {{ref, rights, 0}}));
 }
 
-Packet& Client::make_group(const GroupWish& wish) {
+Packet& Client::make_group(const GroupRequest& wish) {
   shmbw_group_create fixed{};
   fixed.flags = wish.flags;
   fixed.limit_regions = wish.limit_regions;

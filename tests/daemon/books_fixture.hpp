@@ -85,20 +85,20 @@ struct Attached : Element {
   Fd memory;
 };
 
-struct CreateWish {
+struct CreateRequest {
   std::string name = {};
   std::uint64_t length = 4096;
   std::uint64_t group = 0;
   std::uint32_t flags = 0, rights = 0;
   std::int64_t keep = 0;
 };
-struct GroupWish {
+struct GroupRequest {
   std::string name = {};
   std::uint32_t flags = 0, limit_regions = 0;
   std::int64_t keep = 0;
   std::uint64_t limit_bytes = 0;
 };
-struct HelloWish {
+struct HelloRequest {
   std::uint64_t fork_session = 0;
   std::array<std::uint8_t, 16> fork_secret{}, group_token{};
   std::uint16_t version_min = 1, version_max = 1;
@@ -137,7 +137,7 @@ class Client {
     for (std::size_t i = 0; i < elements.size(); ++i) out.element(i, elements[i]);
     out.text(texts);
     return exchange(out.finish(link_->brought.size()),
-                    (flags & SHMBW_HEADER_NO_REPLY) == 0 && op != SHMBW_OP_READY && op != SHMBW_OP_LANE_THROUGH);
+                    (flags & SHMBW_HEADER_NO_REPLY) == 0 && op != SHMBW_OP_READY && op != SHMBW_OP_LANE_FINISHED);
   }
   Packet& exchange(wire::Bytes packet, bool answered = true);
   void send_only(wire::Bytes packet);  // the reply may come later: link().held
@@ -145,9 +145,9 @@ class Client {
   // One turn of a request without descriptors. True: it was served in part, and wants another turn.
   bool turn(wire::Bytes packet);
 
-  Packet& hello(const HelloWish& wish = {});
-  Created create(const CreateWish& wish = {});
-  std::vector<Created> create_many(const std::vector<CreateWish>& wishes);
+  Packet& hello(const HelloRequest& wish = {});
+  Created create(const CreateRequest& wish = {});
+  std::vector<Created> create_many(const std::vector<CreateRequest>& wishes);
   Attached attach_id(shmbw_region_ref ref, std::uint32_t rights = kRead, std::uint32_t flags = 0);
   Attached attach_name(std::string_view group, std::string_view name, std::uint32_t rights = kRead,
                        std::optional<std::uint32_t> owner = {});
@@ -168,7 +168,7 @@ class Client {
   // One request of it: `next` says whether the table goes on.
   Packet& release_tickets(const shmbw_tickets_release& wish) { return call(SHMBW_OP_TICKETS_RELEASE, wish); }
   Element inherit(shmbw_region_ref ref, std::uint32_t rights = 0);
-  Packet& make_group(const GroupWish& wish = {});
+  Packet& make_group(const GroupRequest& wish = {});
   Packet& join(std::string_view name, std::uint32_t flags = 0, std::optional<std::uint32_t> owner = {});
   Packet& join(const std::uint8_t (&token)[16], std::uint32_t flags = 0);
   Packet& leave(std::uint64_t group = 0) { return call(SHMBW_OP_GROUP_LEAVE, shmbw_group_leave{group}); }
@@ -222,7 +222,7 @@ class World {
 
   std::int64_t now = 1000 * kSecond;
   std::vector<std::string> log;
-  std::unique_ptr<Books> books;
+  std::unique_ptr<BrokerEvents> books;
   std::uint32_t next_pid = 100;
   long allocations = 0;  // by the books, in requests
   long turns = 0;        // more than one for each request

@@ -403,7 +403,7 @@ TEST_CASE("the token of an ended group says so") {
   owner.die();
   CHECK(guest.join(fixed.token).status() == Status::group_ended);
   Client late = world.silent(2000);
-  HelloWish wish;
+  HelloRequest wish;
   std::memcpy(wish.group_token.data(), fixed.token, 16);
   CHECK(late.hello(wish).status() == Status::group_ended);
   CHECK(late.hello().status() == Status::ok);

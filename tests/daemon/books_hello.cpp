@@ -107,7 +107,7 @@ TEST_CASE("the token of SHMBROKER_GROUP admits any uid and a wrong one is an err
   Client owner = world.client(1000);
   auto made = owner.make_group({.name = "train"}).fixed<shmbw_group_create_reply>();
   Client guest = world.silent(2000);
-  HelloWish wish;
+  HelloRequest wish;
   std::memcpy(wish.group_token.data(), made.token, 16);
   wish.group_token[3] ^= 1;
   CHECK(guest.hello(wish).status() == Status::not_found);

@@ -153,7 +153,7 @@ TEST_CASE("large regions are closed on the helper thread and charged until that 
   Client asker = world.client(1000), client = world.client(1000);
   client.make_group({.name = "g"});
   client.join("g");
-  auto all = client.create_many(std::vector<CreateWish>(8, CreateWish{.length = 64 * kMiB}));
+  auto all = client.create_many(std::vector<CreateRequest>(8, CreateRequest{.length = 64 * kMiB}));
   Created small = client.create({.length = 64 * kMiB - 4096});
   CHECK(small.reply.bytes == 64 * kMiB);  // rounded to huge pages: the same class
   client.die();
@@ -177,14 +177,14 @@ TEST_CASE("a world that ends while large regions are being closed ends cleanly")
   World world;
   world.check_at_end = false;
   Client client = world.client(1000);
-  client.create_many(std::vector<CreateWish>(20, CreateWish{.length = 64 * kMiB}));
+  client.create_many(std::vector<CreateRequest>(20, CreateRequest{.length = 64 * kMiB}));
   client.die();
 }
 
 TEST_CASE("many small regions that one death frees do not keep the broker longer than a large one") {
   World world;
   Client asker = world.client(1000), client = world.client(1000);
-  client.create_many(std::vector<CreateWish>(100, CreateWish{.length = 4 * kMiB}));
+  client.create_many(std::vector<CreateRequest>(100, CreateRequest{.length = 4 * kMiB}));
   client.die();
   std::size_t elsewhere = asker.rows<shmbw_region_record>(SHMBW_TABLE_REGIONS).size();
   CHECK(elsewhere == 100 - 4);  // the first few are closed here

@@ -275,12 +275,12 @@ TEST_CASE("each element of a batch has its own outcome and descriptor") {
 TEST_CASE("a batch of 253 is served whole, and 253 refusals fit with as many sentences as there is room for") {
   World world;
   Client client = world.client();
-  auto all = client.create_many(std::vector<CreateWish>(253));
+  auto all = client.create_many(std::vector<CreateRequest>(253));
   for (const Created& created : all) {
     REQUIRE(created.status == Status::ok);
     REQUIRE(created.memory);
   }
-  auto none = client.create_many(std::vector<CreateWish>(253, CreateWish{.length = UINT64_MAX}));
+  auto none = client.create_many(std::vector<CreateRequest>(253, CreateRequest{.length = UINT64_MAX}));
   for (const Created& created : none) REQUIRE(created.status == Status::invalid);
   CHECK(none.front().error.sentence.find("2^47 - 1 bytes") != std::string::npos);
 }
@@ -511,7 +511,7 @@ TEST_CASE("every scope's limit refuses with its numbers, its holders and the key
     CHECK(refused.error.sentence.find("limits.bytes") != std::string::npos);
   }
   SUBCASE("regions of a group") {
-    auto out = client.create_many(std::vector<CreateWish>(6));
+    auto out = client.create_many(std::vector<CreateRequest>(6));
     CHECK(out[4].status == Status::ok);
     CHECK(out[5].status == Status::limit);
     CHECK(out[5].error.shortage.slot == SHMBW_SLOT_REGIONS);
@@ -519,7 +519,7 @@ TEST_CASE("every scope's limit refuses with its numbers, its holders and the key
   SUBCASE("leases of a uid, over its sessions, and nothing is left of the create that was refused") {
     Client second = world.client(1000);
     second.hello();
-    auto out = client.create_many(std::vector<CreateWish>(5));
+    auto out = client.create_many(std::vector<CreateRequest>(5));
     for (int i = 0; i < 3; ++i)
       CHECK(second.attach_id(out[static_cast<std::size_t>(i)].ref(), kWrite).status == Status::ok);
     CHECK(second.attach_id(out[3].ref(), kWrite).error.shortage.slot == SHMBW_SLOT_LEASES);
@@ -542,7 +542,7 @@ TEST_CASE("leases of one session have their own limit") {
   config.limits.session_leases = 2;
   World world(config);
   Client client = world.client();
-  auto out = client.create_many(std::vector<CreateWish>(3));
+  auto out = client.create_many(std::vector<CreateRequest>(3));
   CHECK(out[2].error.shortage.scope == SHMBW_SCOPE_SESSION);
   CHECK(out[2].error.sentence.find("limits.session_leases") != std::string::npos);
 }
@@ -552,7 +552,7 @@ TEST_CASE("the descriptor table minus the reserve bounds regions, and freeing on
   config.descriptors_reserved = 10;
   World world(config, {.descriptors_limit = 40, .transport_descriptors = [] { return 20U; }});
   Client client = world.client();
-  auto out = client.create_many(std::vector<CreateWish>(12));
+  auto out = client.create_many(std::vector<CreateRequest>(12));
   CHECK(out[9].status == Status::ok);
   CHECK(out[10].status == Status::no_descriptors);
   CHECK(out[10].error.shortage.limit == 30);

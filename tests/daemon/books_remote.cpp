@@ -31,9 +31,9 @@ struct Outcome {
   std::string sentence;
   Reply reply{};
 };
-template <class Reply, class Wish>
-Outcome<Reply> ask_one(Client& client, std::uint16_t op, const Wish& wish, std::string_view text = {}) {
-  Packet& packet = client.batch(op, std::vector<Wish>{wish}, text);
+template <class Reply, class Wanted>
+Outcome<Reply> ask_one(Client& client, std::uint16_t op, const Wanted& wish, std::string_view text = {}) {
+  Packet& packet = client.batch(op, std::vector<Wanted>{wish}, text);
   REQUIRE(packet.status() == Status::ok);
   auto batch = wire::BatchView::open(packet.view());
   REQUIRE(batch);
@@ -289,7 +289,7 @@ TEST_CASE("a worker whose connection was closed for laziness goes on under its n
   CHECK(changes(workers[0]).empty());
   CHECK(references_of(workers[0]).size() == 1);
   Client back = world.silent(1000, pid);
-  HelloWish wish;
+  HelloRequest wish;
   wish.fork_session = workers[1].id;
   wish.fork_secret = workers[1].secret;
   REQUIRE(back.hello(wish).status() == Status::ok);

@@ -68,7 +68,7 @@ TEST_CASE("what keeps a region off the shelf") {
   Client& client = shop.client;
   Client member = shop.world.client(1000), outside = shop.world.client(1000), foreign = shop.world.client(2000);
   member.join("g");
-  CreateWish wish{.length = 2 * kMiB};
+  CreateRequest wish{.length = 2 * kMiB};
   auto cached_after = [&](auto prepare) {
     Created created = client.create(wish);
     REQUIRE(created.status == Status::ok);
@@ -192,7 +192,7 @@ TEST_CASE("the shelf is bounded by the configuration and by a quarter of the gro
   SUBCASE("a quarter of the group's limit") { config.limits.group_bytes = 32 * kMiB; }
   SUBCASE("a quarter of the uid's") { config.limits.uid_bytes = 32 * kMiB; }
   Shop shop(config);
-  auto all = shop.client.create_many(std::vector<CreateWish>(5, CreateWish{.length = 2 * kMiB}));
+  auto all = shop.client.create_many(std::vector<CreateRequest>(5, CreateRequest{.length = 2 * kMiB}));
   for (const Created& created : all) {
     shop.world.now += 1;
     shop.client.release(created.ref(), 0, kRecycle);
@@ -210,7 +210,7 @@ TEST_CASE("recycled memory goes before a create is refused, and only if that hel
   Config config = private_config();
   config.limits.group_bytes = 40 * kMiB;
   Shop shop(config);
-  auto all = shop.client.create_many(std::vector<CreateWish>(5, CreateWish{.length = 2 * kMiB}));
+  auto all = shop.client.create_many(std::vector<CreateRequest>(5, CreateRequest{.length = 2 * kMiB}));
   for (const Created& created : all) shop.client.release(created.ref(), 0, kRecycle);
   CHECK(shop.client.status().bytes_cached == 10 * kMiB);
   CHECK(shop.client.create({.length = 42 * kMiB}).status == Status::limit);
@@ -268,7 +268,7 @@ TEST_CASE("a client's word that its pages are huge buys no long close on the bro
   SUBCASE("one above it") { each = 120 * kMiB; }
   SUBCASE("many that are above it together") { each = 20 * kMiB; }
   const std::uint64_t count = in_turn ? 1 : 120 * kMiB / each;
-  auto all = shop.client.create_many(std::vector<CreateWish>(count, CreateWish{.length = each}));
+  auto all = shop.client.create_many(std::vector<CreateRequest>(count, CreateRequest{.length = each}));
   for (const Created& created : all) {
     shop.client.ready(created.ref(), SHMBW_PAGE_KIND_HUGE);
     shop.client.release(created.ref(), 0, kRecycle);

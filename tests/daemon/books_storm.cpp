@@ -79,7 +79,7 @@ TEST_CASE("100,000 random operations keep the books equal to a model of referenc
       case 0:
       case 1:
       case 2: {
-        CreateWish wish{.length = 1 + pick(5 * 4096)};
+        CreateRequest wish{.length = 1 + pick(5 * 4096)};
         if (pick(3) == 0) wish.name = "n" + std::to_string(pick(20));
         if (!wish.name.empty() && pick(2) == 0) wish.flags = SHMBW_CREATE_REPLACE;
         Created created = client.create(wish);
@@ -194,7 +194,7 @@ TEST_CASE("random requests of every kind from three uids never unbalance the boo
   std::vector<std::array<std::uint8_t, 16>> tickets(1), tokens(1);
   auto connect = [&] {
     Client fresh = world.silent(static_cast<std::uint32_t>(1000 + pick(3)));
-    HelloWish wish;
+    HelloRequest wish;
     if (!clients.empty() && pick(2) == 0) {
       const Client& parent = clients[pick(clients.size())];
       wish.fork_session = parent.id;
@@ -215,8 +215,8 @@ TEST_CASE("random requests of every kind from three uids never unbalance the boo
       case 0:
       case 1:
       case 2: {
-        CreateWish wish{.length = std::uint64_t{1} << (10 + pick(14)),
-                        .flags = static_cast<std::uint32_t>(pick(16)) & ~2U};
+        CreateRequest wish{.length = std::uint64_t{1} << (10 + pick(14)),
+                           .flags = static_cast<std::uint32_t>(pick(16)) & ~2U};
         if (pick(2) == 0) wish.name = name, wish.flags |= static_cast<std::uint32_t>(pick(2)) << 1;
         if (pick(3) == 0)
           wish.flags |= SHMBW_CREATE_KEEP_GIVEN, wish.keep = static_cast<std::int64_t>(pick(100)) * kSecond;

@@ -21,7 +21,7 @@ TEST_CASE("a table of many pages loses nothing and repeats nothing while it chan
   Client client = world.client(1000);
   std::vector<Created> all;
   for (int i = 0; i < 10; ++i)
-    for (Created& created : client.create_many(std::vector<CreateWish>(200))) all.push_back(std::move(created));
+    for (Created& created : client.create_many(std::vector<CreateRequest>(200))) all.push_back(std::move(created));
   for (std::uint32_t table : {SHMBW_TABLE_REGIONS, SHMBW_TABLE_LEASES}) {
     std::set<std::uint64_t> seen;
     shmbw_list wish{};
@@ -105,10 +105,10 @@ TEST_CASE("totals are counted once for all pages of a listing, and again for any
   Client client = world.client(1000), other = world.client(1000);
   client.make_group({.name = "g"});
   client.join("g");
-  for (int i = 0; i < 5; ++i) client.create_many(std::vector<CreateWish>(200));
+  for (int i = 0; i < 5; ++i) client.create_many(std::vector<CreateRequest>(200));
   other.make_group({.name = "h"});
   other.join("h");
-  for (int i = 0; i < 3; ++i) other.create_many(std::vector<CreateWish>(200));
+  for (int i = 0; i < 3; ++i) other.create_many(std::vector<CreateRequest>(200));
   const auto page = [](Client& asker, std::uint64_t cursor, std::string_view group = {}) {
     shmbw_list wish{};
     wish.table = SHMBW_TABLE_REGIONS;
@@ -419,7 +419,7 @@ TEST_CASE("10,000 regions with a lease each cost at most 512 bytes of user space
   Client client = world.client(1000);
   auto fill = [&](int batches) {
     for (int i = 0; i < batches; ++i) {
-      client.create_many(std::vector<CreateWish>(200));
+      client.create_many(std::vector<CreateRequest>(200));
       client.link().replies.clear();
     }
   };

@@ -37,7 +37,7 @@ Client gpu_client(World& world, std::uint32_t uid, std::uint32_t pid) {
   return client;
 }
 
-GpuPublished publish(Client& client, const GpuWish& wish, Export* made) {
+GpuPublished publish(Client& client, const GpuRequest& wish, Export* made) {
   if (wish.kind == SHMBW_GPU_KIND_VMM) {
     for (std::uint32_t i = 0; i < wish.chunks; ++i) {
       Export fresh;

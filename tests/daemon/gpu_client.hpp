@@ -66,7 +66,7 @@ inline Fd sealed_manifest(std::string_view text, int seals = F_SEAL_WRITE | F_SE
   return fd;
 }
 
-struct GpuWish {
+struct GpuRequest {
   std::string name = {};
   std::uint64_t bytes = 4 << 20, chunk_bytes = 0, group = 0, offset = 0, allocation = 0, manifest_bytes = 0,
                 granularity = 0;
@@ -75,7 +75,7 @@ struct GpuWish {
   sys::GpuUuid uuid = gpu_uuid();
 };
 
-inline shmbw_gpu_publish publish_of(const GpuWish& wish) {
+inline shmbw_gpu_publish publish_of(const GpuRequest& wish) {
   shmbw_gpu_publish out{};
   out.group = wish.group;
   out.bytes = wish.bytes;
@@ -125,7 +125,7 @@ Packet& ask_device(Client& client, const sys::GpuUuid& uuid = gpu_uuid(), std::s
 // The event that tells the end of a look.
 shmbw_gpu_device_event await_device(World& world, Client& client, std::string* text = nullptr);
 // Brings what the wish needs, of exports made here.
-GpuPublished publish(Client& client, const GpuWish& wish = {}, Export* made = nullptr);
+GpuPublished publish(Client& client, const GpuRequest& wish = {}, Export* made = nullptr);
 GpuOpened open_id(Client& client, shmbw_region_ref ref, std::uint32_t rights = kRead, Packet** packet = nullptr);
 GpuOpened open_name(Client& client, std::string_view name, std::uint32_t rights = kRead);
 GpuAnswer<shmbw_gpu_report_reply> report(Client& client, shmbw_region_ref ref, shmbw_gpu_finding what, int code = 0);

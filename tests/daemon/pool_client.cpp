@@ -9,7 +9,7 @@ namespace shmb::daemon::test {
 using pool::QueueKind;
 using pool::Stamp;
 
-Packet& pool_create(Client& client, const PoolWish& wish) {
+Packet& pool_create(Client& client, const PoolRequest& wish) {
   shmbw_pool_create fixed{};
   fixed.group = wish.group;
   fixed.keep = wish.keep;
@@ -71,7 +71,7 @@ Packet& pool_segment(Client& client, std::uint64_t pool, shmbw_region_ref region
   return client.call(SHMBW_OP_POOL_SEGMENT, shmbw_pool_segment{pool, region, slot_size, slots, 0});
 }
 
-Packet& queue_open(Client& client, std::uint64_t pool, std::string_view name, const QueueWish& wish) {
+Packet& queue_open(Client& client, std::uint64_t pool, std::string_view name, const QueueRequest& wish) {
   shmbw_queue_open fixed{};
   fixed.pool = pool;
   fixed.kind = wish.kind;
@@ -92,7 +92,7 @@ Packet& queue_close(Client& client, std::uint64_t pool, const shmbw_queue_open_r
 }
 
 void lane_through(Client& client, std::uint64_t pool, std::uint32_t lane, std::uint32_t serial, std::uint32_t end) {
-  client.batch<shmbw_lane_through>(SHMBW_OP_LANE_THROUGH, {{pool, lane, serial, end, 0}}, {}, SHMBW_HEADER_NO_REPLY);
+  client.batch<shmbw_lane_finished>(SHMBW_OP_LANE_FINISHED, {{pool, lane, serial, end, 0}}, {}, SHMBW_HEADER_NO_REPLY);
 }
 
 Status queue_hold(Client& client, std::uint64_t pool, std::uint32_t lane, std::uint32_t serial, shmbw_region_ref region,

@@ -11,7 +11,7 @@
 
 namespace shmb::daemon::test {
 
-struct PoolWish {
+struct PoolRequest {
   std::string name = {};
   std::uint32_t slots = 16, lanes = 0, queues = 0, segments = 0;
   std::uint64_t lane_bytes = 0, group = 0;
@@ -28,7 +28,7 @@ struct PoolClient {
   std::uint64_t bit() const { return std::uint64_t{1} << index; }
 };
 
-Packet& pool_create(Client& client, const PoolWish& wish = {});
+Packet& pool_create(Client& client, const PoolRequest& wish = {});
 Packet& pool_join(Client& client, std::uint64_t pool, std::uint32_t flags = 0);
 Packet& pool_join(Client& client, std::string_view group, std::string_view name, std::uint32_t flags = 0);
 PoolClient map_pool(Packet& reply);  // of pool_create or pool_join, which succeeded
@@ -36,12 +36,12 @@ Packet& pool_leave(Client& client, std::uint64_t pool);
 Packet& pool_segment(Client& client, std::uint64_t pool, shmbw_region_ref region, std::uint64_t slot_size,
                      std::uint32_t slots);
 
-struct QueueWish {
-  std::uint32_t kind = SHMBW_QUEUE_KIND_LINE;
+struct QueueRequest {
+  std::uint32_t kind = SHMBW_QUEUE_KIND_SPSC;
   std::uint32_t flags = SHMBW_QUEUE_OPEN_READER;
   std::uint32_t cells = 8, cell_size = 64;
 };
-Packet& queue_open(Client& client, std::uint64_t pool, std::string_view name, const QueueWish& wish = {});
+Packet& queue_open(Client& client, std::uint64_t pool, std::string_view name, const QueueRequest& wish = {});
 shmbw_queue_open_reply opened(Packet& reply);
 Packet& queue_close(Client& client, std::uint64_t pool, const shmbw_queue_open_reply& queue, std::uint32_t flags);
 void lane_through(Client& client, std::uint64_t pool, std::uint32_t lane, std::uint32_t serial, std::uint32_t end);

@@ -30,7 +30,7 @@ inline constexpr std::uint16_t kPing = SHMBW_OP_STATUS;
 inline constexpr std::uint16_t kSilent = SHMBW_OP_READY;  // one-way
 inline constexpr std::uint16_t kDrop = SHMBW_OP_GROUP_END;
 
-class FakeBooks final : public Books {
+class FakeBooks final : public BrokerEvents {
  public:
   struct Known {
     Link* link = nullptr;

@@ -235,7 +235,7 @@ TEST_CASE("what is no pair of exports is refused, by the chunk and the side that
   auto send = [&](Fd keeper, Fd share) {
     client.link().bring(std::move(keeper));
     client.link().bring(std::move(share));
-    const GpuWish wish{};
+    const GpuRequest wish{};
     return answer_of<shmbw_gpu_publish_reply>(
         client.batch<shmbw_gpu_publish>(SHMBW_OP_GPU_PUBLISH, {publish_of(wish)}));
   };
@@ -271,7 +271,7 @@ TEST_CASE("wrong words of a publication are refused with what is wrong") {
   FakeGpus gpus;
   World world;
   Client client = gpu_client(world);
-  auto status = [&](const GpuWish& wish) { return publish(client, wish).status; };
+  auto status = [&](const GpuRequest& wish) { return publish(client, wish).status; };
   CHECK(status({.bytes = 0}) == Status::invalid);
   CHECK(status({.bytes = 1ULL << 50}) == Status::invalid);
   CHECK(status({.bytes = 4 << 20, .chunk_bytes = 3 << 20}) == Status::invalid);
@@ -334,7 +334,7 @@ TEST_CASE("a region of many chunks comes and goes in several packets, and is not
   FakeGpus gpus;
   World world;
   Client client = gpu_client(world), other = world.client();
-  const GpuWish wish{.name = "big", .bytes = 600ULL << 20, .chunk_bytes = 2 << 20, .chunks = 126};
+  const GpuRequest wish{.name = "big", .bytes = 600ULL << 20, .chunk_bytes = 2 << 20, .chunks = 126};
   const auto published = publish(client, wish);
   REQUIRE(published.status == Status::ok);
   CHECK(published.reply.state == SHMBW_GPU_STATE_INCOMPLETE);

@@ -14,11 +14,11 @@ TEST_CASE("a name is given, or taken over, when the last chunk has come, and not
   client.join("job");
   const auto old = publish(client, {.name = "weights", .flags = SHMBW_GPU_PUBLISH_KEEP_GIVEN, .keep = -1});
   REQUIRE(old.status == Status::ok);
-  const GpuWish wish{.name = "weights",
-                     .bytes = 8 << 20,
-                     .chunk_bytes = 4 << 20,
-                     .flags = SHMBW_GPU_PUBLISH_REPLACE | SHMBW_GPU_PUBLISH_KEEP_GIVEN,
-                     .keep = -1};
+  const GpuRequest wish{.name = "weights",
+                        .bytes = 8 << 20,
+                        .chunk_bytes = 4 << 20,
+                        .flags = SHMBW_GPU_PUBLISH_REPLACE | SHMBW_GPU_PUBLISH_KEEP_GIVEN,
+                        .keep = -1};
   // A successor that never becomes whole takes nothing from the old one.
   {
     Client second = gpu_client(world);
@@ -48,11 +48,11 @@ TEST_CASE("a batch of openings has every manifest, however many shares there are
   Client client = gpu_client(world);
   std::vector<shmbw_gpu_open> wishes;
   for (int i = 0; i < 3; ++i) {
-    GpuWish wish{.bytes = 240ULL << 20,
-                 .chunk_bytes = 2 << 20,
-                 .manifest_bytes = 4,
-                 .flags = SHMBW_GPU_PUBLISH_MANIFEST,
-                 .chunks = 120};
+    GpuRequest wish{.bytes = 240ULL << 20,
+                    .chunk_bytes = 2 << 20,
+                    .manifest_bytes = 4,
+                    .flags = SHMBW_GPU_PUBLISH_MANIFEST,
+                    .chunks = 120};
     for (std::uint32_t chunk = 0; chunk < wish.chunks; ++chunk) {
       const Export fresh;
       client.link().bring(copy_of(fresh.keeper));

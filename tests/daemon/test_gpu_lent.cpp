@@ -8,7 +8,7 @@ TEST_CASE("memory of its owner's is freed only after the last user: drained") {
   FakeGpus gpus;
   World world;
   Client owner = gpu_client(world), user = world.client(), late = world.client();
-  const GpuWish wish{.name = "tensor", .offset = 512, .allocation = 8 << 20, .kind = SHMBW_GPU_KIND_LEGACY};
+  const GpuRequest wish{.name = "tensor", .offset = 512, .allocation = 8 << 20, .kind = SHMBW_GPU_KIND_LEGACY};
   const auto made = publish(owner, wish);
   REQUIRE(made.status == Status::ok);
   const auto opened = open_id(user, made.reply.region);
@@ -56,8 +56,8 @@ TEST_CASE("what its owner wants back is drained also where a user dies writing o
   FakeGpus gpus;
   World world;
   Client owner = gpu_client(world), writer = world.client(), reader = world.client();
-  const GpuWish wish{.flags = SHMBW_GPU_PUBLISH_WRITING | SHMBW_GPU_PUBLISH_MANY_WRITERS,
-                     .kind = SHMBW_GPU_KIND_LEGACY};
+  const GpuRequest wish{.flags = SHMBW_GPU_PUBLISH_WRITING | SHMBW_GPU_PUBLISH_MANY_WRITERS,
+                        .kind = SHMBW_GPU_KIND_LEGACY};
   const auto made = publish(owner, wish);
   REQUIRE(open_id(writer, made.reply.region, kWrite).status == Status::ok);
   REQUIRE(open_id(reader, made.reply.region).status == Status::ok);

@@ -80,10 +80,11 @@ TEST_CASE("a pool that cannot be paid for leaves nothing and says what is short"
   CHECK(refused.error().shortage.scope == SHMBW_SCOPE_GROUP);
   CHECK(maker.status().bytes == 0);
   CHECK(maker.status().descriptors == world.status().descriptors - 2);  // the asker's own session
-  for (const PoolWish& bad :
-       {PoolWish{.slots = 1 << 30}, PoolWish{.lanes = 100'000}, PoolWish{.queues = 100'000},
-        PoolWish{.segments = 100'000}, PoolWish{.lane_bytes = 17 << 20}, PoolWish{.lane_bytes = UINT64_MAX},
-        PoolWish{.name = "no/slash"}, PoolWish{.keep = 1}, PoolWish{.flags = SHMBW_POOL_KEEP_GIVEN, .keep = -2}})
+  for (const PoolRequest& bad :
+       {PoolRequest{.slots = 1 << 30}, PoolRequest{.lanes = 100'000}, PoolRequest{.queues = 100'000},
+        PoolRequest{.segments = 100'000}, PoolRequest{.lane_bytes = 17 << 20}, PoolRequest{.lane_bytes = UINT64_MAX},
+        PoolRequest{.name = "no/slash"}, PoolRequest{.keep = 1},
+        PoolRequest{.flags = SHMBW_POOL_KEEP_GIVEN, .keep = -2}})
     CHECK(pool_create(maker, bad).status() == Status::invalid);
   CHECK(pool_create(maker, {.flags = SHMBW_POOL_READ_ONLY}).status() == Status::unknown_flags);
   CHECK(pool_create(maker, {.group = 12345}).status() == Status::not_found);

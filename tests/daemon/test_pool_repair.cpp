@@ -140,7 +140,7 @@ TEST_CASE("D1: the dead one is dead to all at once, and nobody tries to wake it 
 
 TEST_CASE("D2: what the dead one claimed is there again, what others claimed stays theirs") {
   Ground ground;
-  const std::uint32_t lane = ground.add_lane(QueueKind::claim, 0);
+  const std::uint32_t lane = ground.add_lane(QueueKind::mpmc, 0);
   ground.claim(lane, 0, 1, 16);
   ground.claim(lane, 1, 2, 17);
   ground.publish(lane, 2, 0, 18);
@@ -163,7 +163,7 @@ TEST_CASE("D2: no newcomer inherits a place in a ring") {
 
 TEST_CASE("D3 and D4, line: exactly the slots of unread messages keep the dead one's bit") {
   Ground ground;
-  const std::uint32_t lane = ground.add_lane(QueueKind::line, 1, 2);
+  const std::uint32_t lane = ground.add_lane(QueueKind::spsc, 1, 2);
   for (std::uint32_t slot = 0; slot < kSlots; ++slot) ground.hold(slot, 1);
   ground.hold(9, 3);
   // Positions 4 to 6 were sent, 4 has been taken; 7 was begun and never published.
@@ -212,7 +212,7 @@ TEST_CASE("D4: groups in which a slot is free are counted up, also for one that 
 
 TEST_CASE("D5: peers are woken behind the sweep, also by a repair that then waits for readers") {
   Ground ground;
-  const std::uint32_t theirs = ground.add_lane(QueueKind::claim, 0), mine = ground.add_lane(QueueKind::line, 1, 2);
+  const std::uint32_t theirs = ground.add_lane(QueueKind::mpmc, 0), mine = ground.add_lane(QueueKind::spsc, 1, 2);
   ground.claim(theirs, 0, 1);
   ground.publish(mine, 0, 4);
   ground.hold(4, 1);
@@ -228,7 +228,7 @@ TEST_CASE("D5: peers are woken behind the sweep, also by a repair that then wait
 
 TEST_CASE("D3, claim: full and claimed cells keep their slots, done ones and other senders' do not") {
   Ground ground;
-  const std::uint32_t mine = ground.add_lane(QueueKind::claim, 1), theirs = ground.add_lane(QueueKind::claim, 0);
+  const std::uint32_t mine = ground.add_lane(QueueKind::mpmc, 1), theirs = ground.add_lane(QueueKind::mpmc, 0);
   for (std::uint32_t slot = 0; slot < kSlots; ++slot) ground.hold(slot, 1);
   ground.publish(mine, 0, 3);
   ground.publish(mine, 1, 4);
@@ -242,7 +242,7 @@ TEST_CASE("D3, claim: full and claimed cells keep their slots, done ones and oth
 
 TEST_CASE("a repair that waits sweeps again only when something else is to be kept, and says what it left to others") {
   Ground ground;
-  const std::uint32_t lane = ground.add_lane(QueueKind::claim, 1);
+  const std::uint32_t lane = ground.add_lane(QueueKind::mpmc, 1);
   for (std::uint32_t slot = 0; slot < 2; ++slot) {
     ground.hold(slot, 1);
     ground.publish(lane, slot, slot);
@@ -298,14 +298,14 @@ TEST_CASE("a ring has unread messages behind a cell that is being overwritten") 
 
 TEST_CASE("a line has unread messages while the first is taken and its cell filled again") {
   Ground ground;
-  const std::uint32_t index = ground.add_lane(QueueKind::line, 1, 2);
+  const std::uint32_t index = ground.add_lane(QueueKind::spsc, 1, 2);
   for (std::uint64_t position = 1; position < 5; ++position) ground.publish(index, position, 0);
   const KnownLane lane = known_lane(ground.view, index);
   CHECK(lane.words.head().load() == 0);  // as it was when the look began
   CHECK(unread_by(lane, 0));
-  CHECK(unread(lane.words, QueueKind::line) == kCells);
+  CHECK(unread(lane.words, QueueKind::spsc) == kCells);
   lane.words.head() = 4;
-  CHECK(unread(lane.words, QueueKind::line) == 1);
+  CHECK(unread(lane.words, QueueKind::spsc) == 1);
   lane.words.head() = 5;
   CHECK_FALSE(unread_by(lane, 0));
 }
@@ -313,7 +313,7 @@ TEST_CASE("a line has unread messages while the first is taken and its cell fill
 TEST_CASE("a list keeps everything of its sender, bytes keep nothing") {
   for (std::uint8_t tag : {pool::kTagListInline, pool::kTagListInSlot, pool::kTagListInRegion}) {
     Ground ground;
-    const std::uint32_t lane = ground.add_lane(QueueKind::line, 1, 2);
+    const std::uint32_t lane = ground.add_lane(QueueKind::spsc, 1, 2);
     ground.hold(2, 1);
     ground.hold(3, 1);
     ground.publish(lane, 0, 3, tag);
@@ -328,7 +328,7 @@ TEST_CASE("a list keeps everything of its sender, bytes keep nothing") {
 
 TEST_CASE("messages of a dead sender that nobody took in time are dropped, claimed ones are not") {
   Ground ground(pool::kQueueExpiring);
-  const std::uint32_t lane = ground.add_lane(QueueKind::claim, 1);
+  const std::uint32_t lane = ground.add_lane(QueueKind::mpmc, 1);
   for (std::uint32_t slot = 0; slot < 4; ++slot) ground.hold(slot, 1);
   ground.publish(lane, 0, 0, pool::kTagSlot, 999, true);   // over
   ground.publish(lane, 1, 1, pool::kTagSlot, 1001, true);  // not yet
@@ -346,7 +346,7 @@ TEST_CASE("messages of a dead sender that nobody took in time are dropped, claim
 TEST_CASE("a slot that does not exist, and a tag that no message has, break the pool and protect nothing") {
   for (bool slot : {true, false}) {
     Ground ground;
-    const std::uint32_t lane = ground.add_lane(QueueKind::line, 1, 2);
+    const std::uint32_t lane = ground.add_lane(QueueKind::spsc, 1, 2);
     ground.hold(0, 1);
     ground.publish(lane, 0, slot ? kSlots : 0, slot ? pool::kTagSlot : std::uint8_t{200});
     Repair repair(ground.view, 1, ParticipantState::dead);
@@ -360,8 +360,8 @@ namespace {
 
 // Sender 1 with a lane of each kind, consumers 2 and 3, sender 0 with a claim lane, all of them holding slots.
 void furnish(Ground& ground) {
-  const std::uint32_t line = ground.add_lane(QueueKind::line, 1, 2), claim = ground.add_lane(QueueKind::claim, 1),
-                      ring = ground.add_lane(QueueKind::broadcast, 1), other = ground.add_lane(QueueKind::claim, 0);
+  const std::uint32_t line = ground.add_lane(QueueKind::spsc, 1, 2), claim = ground.add_lane(QueueKind::mpmc, 1),
+                      ring = ground.add_lane(QueueKind::broadcast, 1), other = ground.add_lane(QueueKind::mpmc, 0);
   for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
     ground.hold(slot, 1);
     if (slot % 3 == 0) ground.hold(slot, 2);

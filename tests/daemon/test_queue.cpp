@@ -12,12 +12,12 @@ using pool::LaneState;
 namespace {
 
 constexpr std::uint32_t kReader = SHMBW_QUEUE_OPEN_READER, kWriter = SHMBW_QUEUE_OPEN_WRITER;
-constexpr std::uint32_t kLine = SHMBW_QUEUE_KIND_LINE, kClaim = SHMBW_QUEUE_KIND_CLAIM,
+constexpr std::uint32_t kLine = SHMBW_QUEUE_KIND_SPSC, kClaim = SHMBW_QUEUE_KIND_MPMC,
                         kBroadcast = SHMBW_QUEUE_KIND_BROADCAST;
 constexpr std::uint32_t kSender = SHMBW_LANE_END_SENDER, kReceiver = SHMBW_LANE_END_RECEIVER;
 
 struct Scene {
-  explicit Scene(const PoolWish& wish = {}) {
+  explicit Scene(const PoolRequest& wish = {}) {
     at = map_pool(pool_create(keeper, wish));
     id = at.pool;
     map_pool(pool_join(writer, id));
@@ -64,7 +64,7 @@ TEST_CASE("a line gets its lane when both ends are there, and a second of either
 
 TEST_CASE("bad words of an open are refused one by one and leave no queue") {
   Scene scene;
-  const std::pair<QueueWish, Status> bad[] = {
+  const std::pair<QueueRequest, Status> bad[] = {
       {{kLine, 0}, Status::invalid},
       {{0, kReader}, Status::invalid},
       {{9, kReader}, Status::invalid},
@@ -480,7 +480,7 @@ TEST_CASE("impossible words of a dead participant break its pool and nothing els
 
 TEST_CASE("lane memory is found first fit, by the lane table alone") {
   Scene scene({.lane_bytes = 16 << 10});
-  const std::uint64_t lane = pool::lane_bytes(pool::QueueKind::claim, 32, 64);
+  const std::uint64_t lane = pool::lane_bytes(pool::QueueKind::mpmc, 32, 64);
   std::vector<shmbw_queue_open_reply> queues;
   for (int i = 0;; ++i) {
     Packet& reply = queue_open(scene.writer, scene.id, "q" + std::to_string(i), {kClaim, kWriter, 32});
@@ -503,7 +503,7 @@ TEST_CASE("lane memory is found first fit, by the lane table alone") {
 
 TEST_CASE("lane memory that is prepared in parts is as if prepared at once, and what lies behind it is not touched") {
   constexpr std::uint32_t kCells = 16, kCellSize = 64;
-  for (const auto kind : {pool::QueueKind::line, pool::QueueKind::claim, pool::QueueKind::broadcast}) {
+  for (const auto kind : {pool::QueueKind::spsc, pool::QueueKind::mpmc, pool::QueueKind::broadcast}) {
     const std::uint64_t bytes = pool::lane_bytes(kind, kCells, kCellSize);
     struct alignas(64) Line {
       std::uint64_t words[8];

@@ -333,7 +333,7 @@ TEST_CASE("what is never answered is served beside an unread answer, in its orde
     room.books.served = 0;
     const auto served = [&](int count) { return room.until([&] { return room.books.served >= count; }); };
     int silent = 0;
-    for (const std::uint16_t op : {SHMBW_OP_READY, SHMBW_OP_LANE_THROUGH, SHMBW_OP_QUEUE_HOLD, SHMBW_OP_RELEASE,
+    for (const std::uint16_t op : {SHMBW_OP_READY, SHMBW_OP_LANE_FINISHED, SHMBW_OP_QUEUE_HOLD, SHMBW_OP_RELEASE,
                                    SHMBW_OP_REF_RELEASE, SHMBW_OP_REF_SETTLE, SHMBW_OP_GPU_REPORT}) {
       CAPTURE(op);
       lazy.ask(op, shmbw_batch{}, {}, SHMBW_HEADER_NO_REPLY);

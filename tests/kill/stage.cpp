@@ -77,8 +77,8 @@ Stage::Stage(QueueSpec of, std::uint32_t slots) : queue(std::move(of)) {
   options.no_group = true;
   admin = must(client::connect(options));
   (void)must(Queue::open(ann, reads()));  // so that it exists in every case
-  side_in_ = must(Queue::open(ann, queue_spec("side", Kind::line, true, false, 16)));
-  side_out_ = must(Queue::open(bob, queue_spec("side", Kind::line, false, true, 16)));
+  side_in_ = must(Queue::open(ann, queue_spec("side", Kind::spsc, true, false, 16)));
+  side_out_ = must(Queue::open(bob, queue_spec("side", Kind::spsc, false, true, 16)));
 }
 Stage::~Stage() {
   in.reset();
@@ -212,7 +212,7 @@ void Stage::newcomer() {
   auto session = beside(broker, ann);
   auto pool = must(try_pool(session, "p"));
   {
-    auto queue_of_its_own = must(Queue::open(pool, queue_spec("side2", Kind::claim, true, true, 2)));
+    auto queue_of_its_own = must(Queue::open(pool, queue_spec("side2", Kind::mpmc, true, true, 2)));
     std::array<std::byte, kInline> body;
     fill(body, 5);
     for (int i = 0; i < 5; ++i) {
@@ -274,7 +274,7 @@ std::string Stage::state() {
     for (std::uint32_t who = 0; kind == Kind::broadcast && who < pool::kParticipants; ++who)
       if (words.reader(who).position.load() != 0 && (live >> who & 1) == 0)
         text << "participant " << who << " has a place in a ring\n";
-    for (std::uint32_t cell = 0; kind == Kind::claim && cell < lane.cells; ++cell)
+    for (std::uint32_t cell = 0; kind == Kind::mpmc && cell < lane.cells; ++cell)
       if (CellWord::of(words.cell(cell).word.load()).claimed()) text << "a cell is claimed\n";
   }
   Selection here;
@@ -344,19 +344,19 @@ std::optional<Needed> needed(const pool::View& view, std::uint32_t index, std::u
     const pool::QueueEntry& queue = view.queue(lane.queue);
     const auto kind = static_cast<Kind>(queue.kind);
     const pool::LaneView words(view.lane_memory(lane.offset), kind, lane.cells, lane.cell_size);
-    if (kind == Kind::line && Stamp::of(view.participant(lane.to).stamp.load()) !=
+    if (kind == Kind::spsc && Stamp::of(view.participant(lane.to).stamp.load()) !=
                                   Stamp{lane.to_life, static_cast<std::uint8_t>(ParticipantState::live)})
       continue;
     std::uint64_t slowest = UINT64_MAX;  // what it reads next
     for (std::uint32_t who = 0; kind == Kind::broadcast && who < pool::kParticipants; ++who)
       if (const std::uint64_t at = words.reader(who).position.load(); at != 0) slowest = std::min(slowest, at - 1);
     if (kind == Kind::broadcast && slowest == UINT64_MAX) continue;
-    const std::uint64_t head = kind == Kind::line ? words.head().load() : 0;
+    const std::uint64_t head = kind == Kind::spsc ? words.head().load() : 0;
     for (std::uint32_t n = 0; n < lane.cells; ++n) {
       pool::Cell& cell = words.cell(head + n);
       const CellWord word = CellWord::of(cell.word.load());
-      if (kind == Kind::line && (!word.is(CellState::full) || word.position != head + n)) break;
-      if (!word.is(CellState::full) && !(kind == Kind::claim && word.claimed())) continue;
+      if (kind == Kind::spsc && (!word.is(CellState::full) || word.position != head + n)) break;
+      if (!word.is(CellState::full) && !(kind == Kind::mpmc && word.claimed())) continue;
       if (word.tag != pool::kTagSlot && word.tag > pool::kTagMaxInline) return std::nullopt;
       if (word.tag != pool::kTagSlot) continue;
       pool::Handle handle;

@@ -31,7 +31,7 @@ const std::vector<Scene>& scenes() {
          self.join();
          start();
          auto out = self.open(stage.writes());
-         auto in = self.open(queue_spec("own", Kind::claim, true, true, 2));
+         auto in = self.open(queue_spec("own", Kind::mpmc, true, true, 2));
          need(in->close(true, true), "close");
          return 0;
        }},
@@ -66,7 +66,7 @@ const std::vector<Scene>& scenes() {
 }  // namespace
 
 TEST_CASE("calls: a process killed at any system call of joining, opening, sending and leaving leaves nothing behind") {
-  Stage stage(queue_spec("q", Kind::claim, false, false, 4));
+  Stage stage(queue_spec("q", Kind::mpmc, false, false, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.take_rest();
   const SharedActor actor;
@@ -94,7 +94,7 @@ TEST_CASE("calls: a process killed at any system call of joining, opening, sendi
       CHECK(taken.ids.size() == actor->published());
       for (const std::uint64_t id : taken.ids) CHECK(id == stage.id(1, 0));
       // "own" may have been made and not removed.
-      if (auto own = Queue::open(stage.ann, queue_spec("own", Kind::claim, true, false, 2)))
+      if (auto own = Queue::open(stage.ann, queue_spec("own", Kind::mpmc, true, false, 2)))
         must((*own)->close(true, true));
       stage.expect_rest();
       if (seen.ended) {

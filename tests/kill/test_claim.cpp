@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deaths on a claim queue: a producer at every step of sending, of getting slots back and of taking expired messages
+// Deaths on a mpmc queue: a producer at every step of sending, of getting slots back and of taking expired messages
 // back; a consumer at every step of claiming, finishing and giving back. Each message that the dead had not finished
 // goes to another consumer, once.
 #include <unistd.h>
@@ -27,7 +27,7 @@ void check_rest(Stage& stage, const Actor& actor, unsigned sent) {
 }  // namespace
 
 TEST_CASE("claim: a producer killed at any step has sent a message or not") {
-  Stage stage(one_queue(Kind::claim, 2));
+  Stage stage(one_queue(Kind::mpmc, 2));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   Arrived arrived;
   cut_short(stage, {.name = "produce",
@@ -51,7 +51,7 @@ TEST_CASE("claim: a producer killed at any step has sent a message or not") {
 }
 
 TEST_CASE("claim: a producer killed while it takes expired messages back has taken them back or not") {
-  Stage stage(one_queue(Kind::claim, 4, pool::kQueueExpiring));
+  Stage stage(one_queue(Kind::mpmc, 4, pool::kQueueExpiring));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   cut_short(stage, {.name = "expire",
                     .body =
@@ -79,7 +79,7 @@ TEST_CASE("claim: a producer killed while it takes expired messages back has tak
 }
 
 TEST_CASE("claim: what a killed consumer has not finished goes to another one") {
-  Stage stage(one_queue(Kind::claim, 4));
+  Stage stage(one_queue(Kind::mpmc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   cut_short(stage, {.name = "consume",
@@ -102,7 +102,7 @@ TEST_CASE("claim: what a killed consumer has not finished goes to another one") 
 }
 
 TEST_CASE("claim: a slot that the application has goes to nobody else, however its reader uses it before its death") {
-  Stage stage(one_queue(Kind::claim, 4));
+  Stage stage(one_queue(Kind::mpmc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   cut_short(stage, {.name = "use borrowed slots",
@@ -133,7 +133,7 @@ TEST_CASE("claim: a slot that the application has goes to nobody else, however i
 }
 
 TEST_CASE("claim: at least once, a killed consumer's message is delivered again unless it was done") {
-  Stage stage(one_queue(Kind::claim, 4, pool::kQueueAtLeastOnce));
+  Stage stage(one_queue(Kind::mpmc, 4, pool::kQueueAtLeastOnce));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   cut_short(stage, {.name = "consume at least once",
@@ -157,7 +157,7 @@ TEST_CASE("claim: at least once, a killed consumer's message is delivered again 
 }
 
 TEST_CASE("claim: a consumer killed among others that take messages meanwhile takes none of theirs with it") {
-  Stage stage(one_queue(Kind::claim, 4));
+  Stage stage(one_queue(Kind::mpmc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   std::vector<std::uint64_t> others;
@@ -194,7 +194,7 @@ TEST_CASE("claim: a consumer killed among others that take messages meanwhile ta
 }
 
 TEST_CASE("claim: a consumer killed while it drains a lane whose producer has left loses nothing of it") {
-  Stage stage(one_queue(Kind::claim, 4));
+  Stage stage(one_queue(Kind::mpmc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   cut_short(stage, {.name = "drain a claim lane",
                     .body =

@@ -6,7 +6,7 @@
 using namespace kill_tests;
 
 TEST_CASE("line: a sender killed at any step of sending inline bytes and slots has sent a message or not") {
-  Stage stage(one_queue(Kind::line, 2));
+  Stage stage(one_queue(Kind::spsc, 2));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   Arrived arrived;
   cut_short(stage, {.name = "send inline and slots",
@@ -29,7 +29,7 @@ TEST_CASE("line: a sender killed at any step of sending inline bytes and slots h
 }
 
 TEST_CASE("line: the same slot in several messages, kept by its sender meanwhile, is free after the last") {
-  Stage stage(one_queue(Kind::line, 4));
+  Stage stage(one_queue(Kind::spsc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   Arrived arrived;
   cut_short(stage, {.name = "send one slot three times",
@@ -60,7 +60,7 @@ TEST_CASE("line: the same slot in several messages, kept by its sender meanwhile
 }
 
 TEST_CASE("line: a reader killed at any step of receiving gives everything back") {
-  Stage stage(one_queue(Kind::line, 8));
+  Stage stage(one_queue(Kind::spsc, 8));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   cut_short(stage, {.name = "receive, borrowed and kept",
                     .body =
@@ -96,7 +96,7 @@ TEST_CASE("line: a reader killed at any step of receiving gives everything back"
 }
 
 TEST_CASE("line: a reader killed while it drains the lane of a writer that has left keeps nobody's place taken") {
-  Stage stage(one_queue(Kind::line, 4));
+  Stage stage(one_queue(Kind::spsc, 4));
   cut_short(stage, {.name = "drain",
                     .body =
                         [&](Self& self) {
@@ -125,7 +125,7 @@ TEST_CASE("line: a reader killed while it drains the lane of a writer that has l
 }
 
 TEST_CASE("line: a sender killed while it gives up the lane of a reader that has gone loses no slot") {
-  Stage stage(one_queue(Kind::line, 4));
+  Stage stage(one_queue(Kind::spsc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   cut_short(stage, {.name = "give up",
                     .body =
@@ -154,16 +154,16 @@ TEST_CASE("line: a sender killed while it gives up the lane of a reader that has
 }
 
 TEST_CASE("line: a process killed at any step of forwarding or returning a slot has done so or not") {
-  Stage stage(one_queue(Kind::line, 4));
+  Stage stage(one_queue(Kind::spsc, 4));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
-  auto onward = must(Queue::open(stage.ann, queue_spec("onward", Kind::line, true, false, 4)));
-  auto home = must(Queue::open(stage.bob, queue_spec("home", Kind::line, true, false, 4)));
+  auto onward = must(Queue::open(stage.ann, queue_spec("onward", Kind::spsc, true, false, 4)));
+  auto home = must(Queue::open(stage.bob, queue_spec("home", Kind::spsc, true, false, 4)));
   cut_short(stage, {.name = "forward",
                     .body =
                         [&](Self& self) {
                           auto in = self.open(stage.reads());
-                          auto on = self.open(queue_spec("onward", Kind::line, false, true, 4));
-                          auto back = self.open(queue_spec("home", Kind::line, false, true, 4));
+                          auto on = self.open(queue_spec("onward", Kind::spsc, false, true, 4));
+                          auto back = self.open(queue_spec("home", Kind::spsc, false, true, 4));
                           self.ask(1);
                           self.begin();
                           Message message;

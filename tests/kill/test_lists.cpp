@@ -67,7 +67,7 @@ void send_lists(Stage& stage, unsigned count) {
 }  // namespace
 
 TEST_CASE("lists: a sender killed at any step has sent all of a list or nothing of it") {
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     Stage stage(of_kind(kind));
     stage.in = must(Queue::open(stage.ann, stage.reads()));
@@ -106,11 +106,11 @@ TEST_CASE("lists: a sender killed at any step has sent all of a list or nothing 
 }
 
 TEST_CASE("lists: a receiver killed at any step keeps no slot and no region") {
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     Stage stage(of_kind(kind));
     stage.out = must(Queue::open(stage.bob, stage.writes()));
-    if (kind == Kind::claim) stage.in = must(Queue::open(stage.ann, stage.reads()));
+    if (kind == Kind::mpmc) stage.in = must(Queue::open(stage.ann, stage.reads()));
     cut_short(stage, {.name = "receive lists",
                       .body =
                           [&](Self& self) {
@@ -133,7 +133,7 @@ TEST_CASE("lists: a receiver killed at any step keeps no slot and no region") {
                       .after =
                           [kind](Stage& at, const Actor& actor, bool) {
                             // Holds on regions in messages that were read are dropped lazily, at the latest now.
-                            if (kind == Kind::claim) {
+                            if (kind == Kind::mpmc) {
                               const bool were_sent = actor.hits(Step::R4_done) + actor.passed != 0;
                               REQUIRE(actor.taken() <= 3);
                               CHECK(actor.taken() >= actor.shown);  // and so nobody else gets what it had

@@ -107,7 +107,7 @@ void run(Stage& stage, const Pair& pair, const Deaths& deaths) {
   stage.use_all_free_slots();
   if (stage.in) {
     // Claim: what the reader has not finished. Broadcast: everything.
-    const unsigned finished = stage.queue.kind == Kind::claim ? pair.reader->taken() : 0;
+    const unsigned finished = stage.queue.kind == Kind::mpmc ? pair.reader->taken() : 0;
     const std::size_t due = pair.writer->published() - finished;
     const Taken rest = stage.take_expected(*stage.in, due);
     CHECK(rest.torn == 0);
@@ -121,10 +121,10 @@ void run(Stage& stage, const Pair& pair, const Deaths& deaths) {
 
 TEST_CASE("pairs: a writer and a reader of one queue, killed at each of their steps, leave nothing behind") {
   unsigned pairs = 0;
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     Stage stage(queue_spec("q", kind, false, false, 4));
-    if (kind != Kind::line) stage.in = must(Queue::open(stage.ann, stage.reads()));
+    if (kind != Kind::spsc) stage.in = must(Queue::open(stage.ann, stage.reads()));
     stage.take_rest();
     const Pair pair;
     for (const bool reader_first : {false, true}) {
@@ -152,7 +152,7 @@ TEST_CASE("pairs: a writer and a reader of one queue, killed at each of their st
 
 TEST_CASE(
     "pairs: a sender stopped within a message finds its reader's place taken by a newcomer, who gets none of it") {
-  Stage stage(queue_spec("q", Kind::line, false, false, 4));
+  Stage stage(queue_spec("q", Kind::spsc, false, false, 4));
   stage.take_rest();
   for (const Step where : {Step::S1, Step::S1_half, Step::S2, Step::S2_done, Step::S3}) {
     CAPTURE(static_cast<int>(where));

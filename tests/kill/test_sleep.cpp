@@ -58,7 +58,7 @@ Child listen(const Stage& stage, const SharedActor& actor, const QueueSpec& spec
 }  // namespace
 
 TEST_CASE("sleep: a message reaches a sleeper, though its sender was killed before the wake") {
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     Stage stage(sleepy(kind));
     const SharedActor sleeper;
@@ -106,7 +106,7 @@ TEST_CASE("sleep: a message reaches a sleeper, though its sender was killed befo
 }
 
 TEST_CASE("sleep: a doorbell rings for a message whose sender was killed before it rang") {
-  Stage stage(sleepy(Kind::line));
+  Stage stage(sleepy(Kind::spsc));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   const int bell = must(stage.in->descriptor());
   (void)stage.take_all(*stage.in);  // arms it
@@ -129,7 +129,7 @@ TEST_CASE("sleep: a doorbell rings for a message whose sender was killed before 
 }
 
 TEST_CASE("sleep: a sender that waits for room continues after its reader's death at any step of making room") {
-  Stage stage(sleepy(Kind::line, 2));
+  Stage stage(sleepy(Kind::spsc, 2));
   const SharedActor writer;
   const std::string socket = stage.broker.socket();
   const std::uint64_t group = stage.ann->group();
@@ -181,7 +181,7 @@ TEST_CASE("sleep: a sender that waits for room continues after its reader's deat
 }
 
 TEST_CASE("sleep: a sleeper killed at any step of falling asleep and waking leaves no mark") {
-  Stage stage(sleepy(Kind::line));
+  Stage stage(sleepy(Kind::spsc));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   auto send_one = [](Stage& at, std::uint32_t number) {
     ::usleep(200);
@@ -217,7 +217,7 @@ TEST_CASE("sleep: a sleeper killed at any step of falling asleep and waking leav
 }
 
 TEST_CASE("sleep: a sleeper killed inside futex or poll leaves no mark") {
-  Stage stage(sleepy(Kind::claim));
+  Stage stage(sleepy(Kind::mpmc));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.take_rest();
   const SharedActor actor;

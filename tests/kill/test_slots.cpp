@@ -8,7 +8,7 @@
 using namespace kill_tests;
 
 TEST_CASE("slots: an owner killed at any step of acquire and release leaves every slot free") {
-  Stage stage(queue_spec("q", Kind::line, false, false, 8));
+  Stage stage(queue_spec("q", Kind::spsc, false, false, 8));
   cut_short(stage, {.name = "acquire and release", .body = [&](Self& self) {
                       self.pool->me().set_cache_limit(1);
                       self.begin();
@@ -30,7 +30,7 @@ TEST_CASE("slots: an owner killed at any step of acquire and release leaves ever
 
 TEST_CASE("slots: a process that searched in vain finds a slot that the dead released at any step") {
   constexpr std::uint32_t kSlots = 70;  // more than one group
-  Stage stage(queue_spec("q", Kind::line, false, false, 8), kSlots);
+  Stage stage(queue_spec("q", Kind::spsc, false, false, 8), kSlots);
   for (const auto& pool : {stage.ann, stage.bob}) pool->me().set_cache_limit(0);
   cut_short(stage, {.name = "release what others have looked for",
                     .body =
@@ -68,7 +68,7 @@ TEST_CASE("slots: a process that searched in vain finds a slot that the dead rel
 }
 
 TEST_CASE("slots: a process that waits for a slot gets one after its owner's death at any step of release") {
-  Stage stage(queue_spec("q", Kind::line, false, false, 8), 4);
+  Stage stage(queue_spec("q", Kind::spsc, false, false, 8), 4);
   const SharedActor waiter;
   const std::string socket = stage.broker.socket();
   const std::uint64_t group = stage.ann->group();
@@ -103,7 +103,7 @@ TEST_CASE("slots: a process that waits for a slot gets one after its owner's dea
 }
 
 TEST_CASE("slots: the place of the dead is given out only when its messages were read") {
-  Stage stage(queue_spec("q", Kind::line, false, false, 4));
+  Stage stage(queue_spec("q", Kind::spsc, false, false, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.take_rest();
   const SharedActor actor;

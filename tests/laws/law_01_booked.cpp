@@ -94,7 +94,7 @@ const std::vector<Scene>& scenes() {
        [](const std::string& socket, const Start& start, std::int64_t) {
          auto session = try_open(socket);
          if (!session) return 10;
-         WorldWish wish;
+         WorldRequest wish;
          wish.port = 4711;
          wish.world_size = 1;
          wish.address = "localhost:4711";

@@ -211,8 +211,8 @@ TEST_CASE(
     auto other = open(broker);
     Line told;
     Gate finish;
-    const WorldWish first{29500, 0, 2, "localhost:29500", "first"};
-    const WorldWish second{29500, 1, 2, "localhost:29500", "second"};
+    const WorldRequest first{29500, 0, 2, "localhost:29500", "first"};
+    const WorldRequest second{29500, 1, 2, "localhost:29500", "second"};
     must(join_world(*other, first, soon()));
     auto worker = Child::run([&] {
       auto session = must(try_open(broker.socket()));

@@ -286,7 +286,7 @@ TEST_CASE("law 10: messages between processes that are awake make no system call
   if (harness::kAddressSanitizer || harness::kThreadSanitizer) SKIP_CASE("a sanitizer makes system calls of its own");
   using Kind = shmb::pool::QueueKind;
   namespace client = shmb::client;
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     BrokerFixture broker;
     const auto seen = harness::run_killed_at(0, [&](const std::function<void()>& start) {

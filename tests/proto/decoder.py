@@ -43,7 +43,7 @@ REQUESTS = {
     19: ("pool_segment", False, "Q:pool R:region Q:slot_size I:slots I:slots_limit", ""),
     20: ("queue_open", False, "Q:pool I:kind I:flags I:cells I:cell_size H:name_len H:reserved0 I:reserved1", "name"),
     21: ("queue_close", False, "Q:pool I:queue I:serial I:flags I:reserved", ""),
-    22: ("lane_through", True, "Q:pool I:lane I:serial I:end I:reserved", ""),
+    22: ("lane_finished", True, "Q:pool I:lane I:serial I:end I:reserved", ""),
     23: ("queue_hold", True, "Q:pool I:lane I:serial R:region I:flags I:reserved", ""),
     24: ("pool_doorbell", False, "Q:pool I:flags I:participant I:life I:reserved", ""),
     60: ("ticket_revoke", False, "16:ticket", ""),

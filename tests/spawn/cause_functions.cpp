@@ -95,7 +95,7 @@ void fall_from_queues(int rank, int who, const std::string& how, const std::stri
   using shmbroker::Role;
   const auto open = [&](int other, bool reads) {
     return pool.open_queue("q" + std::to_string(other), reads ? Role::reader : Role::writer,
-                           {.kind = shmbroker::QueueKind::claim});
+                           {.kind = shmbroker::QueueKind::mpmc});
   };
   if (rank == who) {
     std::vector<shmbroker::Queue> queues;

@@ -383,7 +383,7 @@ TEST_CASE("init returns although more was told meanwhile than is kept: what was 
     const auto stopped = static_cast<pid_t>(words().numbers[1].load());
     harness::stop(stopped);
     // Each coming and going is told to the one that is stopped; then that the world is complete, once.
-    shmb::client::WorldWish wish;
+    shmb::client::WorldRequest wish;
     wish.port = 29500;
     wish.rank = 2;
     wish.world_size = 3;

@@ -75,7 +75,7 @@ bool await_present(std::uint32_t count) {
 
 shmb::Result<client::WorldPlace> join_by_hand(client::Session& session, std::uint32_t rank, std::uint32_t size,
                                               const std::string& name) {
-  client::WorldWish wish;
+  client::WorldRequest wish;
   wish.port = 29500;
   wish.rank = rank;
   wish.world_size = size;

@@ -135,7 +135,7 @@ TEST_CASE("pools and queues travel as arguments") {
   connect.socket = broker.socket();
   auto session = Session::connect(connect);
   auto pool = Pool::create(session, {.name = "p", .classes = {{.slot_size = 4096, .slots = 4}}});
-  auto queue = pool.open_queue("q", Role::reader, {.kind = QueueKind::claim});
+  auto queue = pool.open_queue("q", Role::reader, {.kind = QueueKind::mpmc});
   for (const StartMethod method : kMethods) {
     CAPTURE(name_of(method));
     spawn("send_rank", with_broker(broker, method, 2), pool, QueueAddress::of(queue));
@@ -195,8 +195,8 @@ TEST_CASE("queues themselves are arguments: the rank has the end that its parent
   REQUIRE(broker.running());
   auto session = Session::connect({.socket = broker.socket()});
   auto pool = Pool::create(session, {.name = "p", .classes = {{.slot_size = 4096, .slots = 4}}});
-  auto in = pool.open_queue("in", Role::reader, {.kind = QueueKind::claim});
-  auto out = pool.open_queue("out", Role::writer, {.kind = QueueKind::claim});
+  auto in = pool.open_queue("in", Role::reader, {.kind = QueueKind::mpmc});
+  auto out = pool.open_queue("out", Role::writer, {.kind = QueueKind::mpmc});
   for (const StartMethod method : kMethods) {
     CAPTURE(name_of(method));
     spawn("send_to_parent", with_broker(broker, method, 2), in);

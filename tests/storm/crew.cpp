@@ -56,16 +56,16 @@ class Member {
     if (!pool) return place_.trusting && pool.error().status == Status::broken ? 0 : fail("pool", pool.error());
     pool_ = std::move(*pool);
     const std::string mine = std::to_string(number_), other = std::to_string(1 - number_);
-    writes_ = {{"line" + mine, Kind::line, 0},
-               {"claim", Kind::claim, 0},
+    writes_ = {{"line" + mine, Kind::spsc, 0},
+               {"claim", Kind::mpmc, 0},
                {"ring" + mine, Kind::broadcast, 0},
                {"drops" + mine, Kind::broadcast, pool::kQueueDropOldest},
-               {"expiring", Kind::claim, pool::kQueueExpiring}};
-    reads_ = {{"line" + other, Kind::line, 0},
-              {"claim", Kind::claim, 0},
+               {"expiring", Kind::mpmc, pool::kQueueExpiring}};
+    reads_ = {{"line" + other, Kind::spsc, 0},
+              {"claim", Kind::mpmc, 0},
               {"ring" + other, Kind::broadcast, 0},
               {"drops" + other, Kind::broadcast, pool::kQueueDropOldest},
-              {"expiring", Kind::claim, pool::kQueueExpiring}};
+              {"expiring", Kind::mpmc, pool::kQueueExpiring}};
     out_.resize(writes_.size());
     in_.resize(reads_.size());
     while (shared_.stop.load() == 0 && shared_.failed.load() == 0) {

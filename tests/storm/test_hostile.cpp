@@ -175,7 +175,7 @@ int destroy(const CrewPlace& place, std::uint64_t seed, Damage damage) {
   // An end of its own in each queue, so that it has lanes.
   std::vector<std::unique_ptr<Queue>> queues;
   for (const bool reads : {false, true}) {
-    QueueSpec spec = ends("claim", pool::QueueKind::claim, reads);
+    QueueSpec spec = ends("claim", pool::QueueKind::mpmc, reads);
     spec.cell_size = 128;
     if (auto queue = Queue::open(pool, spec)) queues.push_back(std::move(*queue));
   }

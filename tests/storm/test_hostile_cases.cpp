@@ -158,7 +158,7 @@ TEST_CASE("a hole punched into the control area is a broken pool at worst, for i
     auto pool = small_pool_on(session_on(broker), "punched");
     auto reader = beside(broker, pool);
     std::vector<std::unique_ptr<Queue>> in, out;
-    for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+    for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
       const std::string name = "q" + std::to_string(static_cast<int>(kind));
       in.push_back(end_of(reader, name, kind, true));
       out.push_back(end_of(pool, name, kind, false));
@@ -197,7 +197,7 @@ TEST_CASE("a hole punched into the control area is a broken pool at worst, for i
         opening.id = pool->id();
         auto joined = Pool::open(*session, opening);
         if (!joined) return 2;
-        auto queue = end_of(*joined, "q2", Kind::claim, false);
+        auto queue = end_of(*joined, "q2", Kind::mpmc, false);
         for (int n = 0; n < 4; ++n) (void)queue->send(bytes_of(n), kNoWait);
         ::kill(::getpid(), SIGKILL);
         return 3;
@@ -215,7 +215,7 @@ TEST_CASE("a hole punched into the control area is a broken pool at worst, for i
 TEST_CASE("a futex word that changes without end keeps nobody beyond its deadline") {
   const harness::BrokerFixture broker;
   auto pool = small_pool_on(session_on(broker));
-  auto in = end_of(pool, "q", Kind::claim, true);
+  auto in = end_of(pool, "q", Kind::mpmc, true);
   const std::uint64_t id = pool->id(), group = pool->group();
   harness::Child vandal = harness::Child::run([&] {
     ConnectOptions options;
@@ -249,8 +249,8 @@ TEST_CASE("a futex word that changes without end keeps nobody beyond its deadlin
       while (!stop.stop_requested())
         for (std::size_t i = 0; i < pool::kParticipants; ++i) (*joined)->view().wait(i).event.fetch_add(1);
     });
-    auto queue = end_of(*joined, "q", Kind::claim, true);
-    auto lonely = end_of(*joined, "nobody", Kind::line, false);
+    auto queue = end_of(*joined, "q", Kind::mpmc, true);
+    auto lonely = end_of(*joined, "nobody", Kind::spsc, false);
     Message message;
     QueueSet set;
     if (!set.add(*queue, nullptr)) return 3;
@@ -275,8 +275,8 @@ TEST_CASE("a doorbell that is filled, or shut down, blocks neither its owner nor
     CAPTURE(shut);
     auto pool = small_pool_on(session_on(broker), "a"), second = small_pool_on(session_on(broker), "b");
     auto writer = beside(broker, pool);
-    auto in = end_of(pool, "q", Kind::claim, true), also = end_of(second, "q", Kind::claim, true);
-    auto out = end_of(writer, "q", Kind::claim, false);
+    auto in = end_of(pool, "q", Kind::mpmc, true), also = end_of(second, "q", Kind::mpmc, true);
+    auto out = end_of(writer, "q", Kind::mpmc, false);
     QueueSet set;  // of two pools: it waits by descriptor
     REQUIRE(set.add(*in, nullptr));
     REQUIRE(set.add(*also, nullptr));
@@ -329,7 +329,7 @@ TEST_CASE("malformed messages are refused, whatever their numbers, and reach bey
   std::mt19937_64 dice(20261121);
   auto number = [&] { return kNumbers[dice() % std::size(kNumbers)]; };
   int delivered = 0, refused = 0;
-  for (const Kind kind : {Kind::line, Kind::claim, Kind::broadcast}) {
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     for (int trial = 0; trial < 60; ++trial) {
       // One of its own: when the vandal leaves, the broker may find it broken.
       auto pool = small_pool_on(session_on(broker));
@@ -378,7 +378,7 @@ TEST_CASE("malformed messages are refused, whatever their numbers, and reach bey
       }
       (void)message.done();
       // The honest go on in the same queue, beside what the vandal left there, or after it.
-      if (kind != Kind::claim) out.reset();
+      if (kind != Kind::mpmc) out.reset();
       auto good = end_of(honest, name, kind, false);
       (void)in->receive(message, false, kNoWait);
       REQUIRE(good->send(bytes_of(trial), 100 * kMillisecond));
@@ -399,8 +399,8 @@ TEST_CASE("a region that the lane does not hold is an error of that part, or of 
   const harness::BrokerFixture broker;
   auto pool = small_pool_on(session_on(broker));
   auto vandal = beside(broker, pool);
-  auto in = end_of(pool, "q", Kind::claim, true);
-  auto out = end_of(vandal, "q", Kind::claim, false);
+  auto in = end_of(pool, "q", Kind::mpmc, true);
+  auto out = end_of(vandal, "q", Kind::mpmc, false);
   RawLane lane = RawLane::of(vandal);
   for (const std::uint32_t rights : {0U, 1U, 2U, 8U, 255U}) {
     TinyList list{};
@@ -429,7 +429,7 @@ TEST_CASE("a region that the lane does not hold is an error of that part, or of 
   CHECK(got.error().status == Status::broken);
   // Others are heard.
   auto honest = beside(broker, pool);
-  auto good = end_of(honest, "q", Kind::claim, false);
+  auto good = end_of(honest, "q", Kind::mpmc, false);
   REQUIRE(good->send(bytes_of(handle), kNoWait));
   CHECK(in->receive(message, false, kNoWait));
 }
@@ -438,8 +438,8 @@ TEST_CASE("a list that changes while it is read is read once, and reaches beyond
   const harness::BrokerFixture broker;
   auto pool = small_pool_on(session_on(broker));
   auto vandal = beside(broker, pool);
-  auto in = end_of(pool, "q", Kind::claim, true);
-  auto out = end_of(vandal, "q", Kind::claim, false);
+  auto in = end_of(pool, "q", Kind::mpmc, true);
+  auto out = end_of(vandal, "q", Kind::mpmc, false);
   const Slot slot = must(vandal->acquire(4096, kNoWait));
   // Two faces of the same list: one that is right, one that names what is not there.
   constexpr std::uint32_t kParts = 100;
@@ -494,7 +494,7 @@ TEST_CASE("a list that changes while it is read is read once, and reaches beyond
     CHECK(got.error().status == Status::broken);
     ++refused;
     out.reset();  // a new lane
-    out = end_of(vandal, "q", Kind::claim, false);
+    out = end_of(vandal, "q", Kind::mpmc, false);
   }
   flipper.request_stop();
   flipper.join();

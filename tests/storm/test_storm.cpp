@@ -262,7 +262,7 @@ Delivered check_delivered(Ledger& ledger) {
   for (std::uint32_t number = 0; number < streams; ++number) {
     const Stream& stream = ledger.stream[number];
     const std::uint32_t queue = stream.queue.load();
-    if (queue == 0 || kQueues[queue - 1].kind != Kind::claim) continue;
+    if (queue == 0 || kQueues[queue - 1].kind != Kind::mpmc) continue;
     for (std::uint32_t k = 1; k <= stream.attempted.load(); ++k) {
       const std::uint16_t takings = stream.takings[k].load();
       const unsigned taken = takings & kMostTaken, may_repeat = takings / kMayRepeat;
@@ -278,7 +278,7 @@ Delivered check_delivered(Ledger& ledger) {
   }
   for (std::uint32_t q = 0; q < queue_count; ++q) {
     all.in_hands += missing[q];
-    all.may_miss += kQueues[q].kind == Kind::claim ? ledger.may_miss[q] : 0;
+    all.may_miss += kQueues[q].kind == Kind::mpmc ? ledger.may_miss[q] : 0;
     CAPTURE(queue_name(q));
     CHECK(missing[q] <= ledger.may_miss[q]);
     CHECK(ledger.late[q].load() <= ledger.ends_of_readers[q] + ledger.given_back[q].load());

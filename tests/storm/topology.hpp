@@ -21,9 +21,9 @@ struct QueuePlan {
 enum QueueNumber : std::uint32_t { line_a, line_b, claim_a, claim_b, forward, once, ring, drops, queue_count };
 static_assert(queue_count <= kMostQueues);
 inline constexpr QueuePlan kQueues[queue_count] = {
-    {"line_a", Kind::line, 0, 16, 64},    {"line_b", Kind::line, 0, 64, 128},
-    {"claim_a", Kind::claim, 0, 16, 64},  {"claim_b", Kind::claim, 0, 64, 128},
-    {"forward", Kind::claim, 0, 16, 64},  {"once", Kind::claim, shmb::pool::kQueueAtLeastOnce, 16, 64},
+    {"line_a", Kind::spsc, 0, 16, 64},    {"line_b", Kind::spsc, 0, 64, 128},
+    {"claim_a", Kind::mpmc, 0, 16, 64},   {"claim_b", Kind::mpmc, 0, 64, 128},
+    {"forward", Kind::mpmc, 0, 16, 64},   {"once", Kind::mpmc, shmb::pool::kQueueAtLeastOnce, 16, 64},
     {"ring", Kind::broadcast, 0, 16, 64}, {"drops", Kind::broadcast, shmb::pool::kQueueDropOldest, 16, 128},
 };
 

@@ -505,7 +505,7 @@ class Life {
     if (ident.sequence > stream.attempted.load()) return fail(which + ": not sent yet");
     Seen& seen = reader.streams[ident.stream];
     const std::uint32_t last = seen.last;
-    if (kQueues[reader.queue].kind == Kind::claim) {
+    if (kQueues[reader.queue].kind == Kind::mpmc) {
       if ((stream.takings[ident.sequence].fetch_add(kTaken) & kMostTaken) + 1 == kMostTaken)
         return fail(which + " comes again and again");
       if (last >= ident.sequence) ledger_.late[reader.queue].fetch_add(1);  // allowed for what came back
@@ -527,7 +527,7 @@ class Life {
   // Streams of lines that began after this reader had opened its end: it must see all of them, from the first message.
   void note_streams(Reader& reader) {
     const Kind kind = kQueues[reader.queue].kind;
-    if (kind == Kind::claim || kQueues[reader.queue].flags != 0) return;
+    if (kind == Kind::mpmc || kQueues[reader.queue].flags != 0) return;
     for (const std::uint32_t now = ledger_.streams.load(); reader.scanned < now; ++reader.scanned) {
       const Stream& stream = ledger_.stream[reader.scanned];
       if (stream.queue.load(std::memory_order_acquire) != reader.queue + 1) continue;
@@ -546,7 +546,7 @@ class Life {
       const Stream& stream = ledger_.stream[number];
       std::erase(reader.expected, number);
       const Seen seen = reader.streams[number];
-      const bool from_the_start = kQueues[reader.queue].kind == Kind::line && stream.opened.load() > reader.opened;
+      const bool from_the_start = kQueues[reader.queue].kind == Kind::spsc && stream.opened.load() > reader.opened;
       const std::uint32_t sent = stream.sent.load(), attempted = stream.attempted.load();
       if (seen.last == 0 && !from_the_start) continue;
       if (from_the_start && seen.last != 0 && seen.first != 1)

@@ -26,7 +26,7 @@ EXPECTED = (
     + [f"hop.claim.slot.{size}.spinning" for size in ("64B", "4KiB")]
     + [f"exhausted_pool.{what}.1000_slots" for what in ("none_free", "one_free")]
     + ["shared_core.inline", "regions_resent.1MiB"]
-    + ["messages.line.1-1", "messages.broadcast.1-4"] + [f"messages.claim.{who}" for who in ("4-1", "1-4", "4-4")]
+    + ["messages.spsc.1-1", "messages.broadcast.1-4"] + [f"messages.mpmc.{who}" for who in ("4-1", "1-4", "4-4")]
     + ["hand_over.1MiB", "hand_over.16MiB", "waiting.100_wakes_a_second"]
     + [f"gpu.{what}.{count}" for what in ("publish", "open") for count in (1, 16, 126)]
     + [f"slots.{what}.{who}" for what in ("just_released", "32_held") for who in ("alone", "contended")]

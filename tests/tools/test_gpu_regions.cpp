@@ -134,7 +134,7 @@ TEST_CASE("the UUID of a MIG instance is written as one") {
 TEST_CASE("inspect shows a GPU region's facts, its holders, and the driver's answer") {
   CardStage stage;
   const auto region = stage.publish("kv");
-  client::GpuWish open;
+  client::GpuRequest open;
   open.by = SHMBW_ATTACH_BY_ID;
   open.region = region;
   CHECK(wanted(client::gpu_open(*stage.user, {&open, 1}, card_deadline())).front());
@@ -160,7 +160,7 @@ TEST_CASE("inspect shows a GPU region's facts, its holders, and the driver's ans
 
 TEST_CASE("a timeline is a host region, and told among what is of GPUs too") {
   CardStage stage;
-  client::GpuTimelineWish wish;
+  client::GpuTimelineRequest wish;
   wish.name = "steps";
   const auto line = wanted(client::gpu_timeline(*stage.session, wish, card_deadline()));
   const auto json = stage.json({"list"});

@@ -93,7 +93,7 @@ TEST_CASE("slots, messages and ends are shown as their users have them") {
   {
     const Studio studio = enter(world.socket(), "\x1b[2Jcamera");
     const auto jobs = studio.pool.open_queue("jobs", shmbroker::Role::both,
-                                             {.kind = shmbroker::QueueKind::claim, .cells = 8, .at_least_once = true});
+                                             {.kind = shmbroker::QueueKind::mpmc, .cells = 8, .at_least_once = true});
     const auto left = studio.pool.open_queue(
         "left", shmbroker::Role::writer, {.kind = shmbroker::QueueKind::broadcast, .cells = 4, .drop_oldest = true});
     const auto first = studio.pool.acquire(100), second = studio.pool.acquire(100);
@@ -125,7 +125,7 @@ TEST_CASE("slots, messages and ends are shown as their users have them") {
     REQUIRE(list["queues"].size() == 2);
     const Json& claim = list["queues"][0];
     CHECK(claim["address"] == "cam/frames:jobs");
-    CHECK(claim["kind"] == "claim");
+    CHECK(claim["kind"] == "mpmc");
     CHECK(claim["at_least_once"] == true);
     CHECK(claim["depth"] == 3);
     CHECK(claim["cells"] == 8);
@@ -213,7 +213,7 @@ TEST_CASE("a participant that died stays, as dead, until what it sent is read") 
   const pid_t child = ::fork();
   if (child == 0) {
     const Studio studio = enter(socket, "doomed");
-    const auto line = studio.pool.open_queue("line", shmbroker::Role::writer, {.kind = shmbroker::QueueKind::claim});
+    const auto line = studio.pool.open_queue("line", shmbroker::Role::writer, {.kind = shmbroker::QueueKind::mpmc});
     for (int i = 0; i < 2; ++i) {
       auto slot = studio.pool.acquire(100);
       line.send(slot);
@@ -228,7 +228,7 @@ TEST_CASE("a participant that died stays, as dead, until what it sent is read") 
   ::close(ready[1]);
   {
     const Studio studio = enter(socket, "survivor");
-    const auto line = studio.pool.open_queue("line", shmbroker::Role::reader, {.kind = shmbroker::QueueKind::claim});
+    const auto line = studio.pool.open_queue("line", shmbroker::Role::reader, {.kind = shmbroker::QueueKind::mpmc});
     CHECK(tell(world, {"list"})["pools"][0]["participants"] == 2);
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);

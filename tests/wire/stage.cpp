@@ -118,7 +118,7 @@ std::string Stage::join_pool() {
   slots = created.element<shmbw_create_reply>(0).region;
   shmbw_queue_open open{};
   open.pool = pool;
-  open.kind = SHMBW_QUEUE_KIND_CLAIM;
+  open.kind = SHMBW_QUEUE_KIND_MPMC;
   open.flags = SHMBW_QUEUE_OPEN_READER | SHMBW_QUEUE_OPEN_WRITER;
   open.cells = 4;
   open.cell_size = 64;
@@ -390,8 +390,8 @@ const std::vector<Valid>& all_valid_of_pools() {
     });
     add("LANE_THROUGH", [](S s, Tag tag) {
       return batch(
-          SHMBW_OP_LANE_THROUGH, tag,
-          std::vector{shmbw_lane_through{s.pool, s.queue.lane, s.queue.lane_serial, SHMBW_LANE_END_SENDER, 0}});
+          SHMBW_OP_LANE_FINISHED, tag,
+          std::vector{shmbw_lane_finished{s.pool, s.queue.lane, s.queue.lane_serial, SHMBW_LANE_END_SENDER, 0}});
     });
     add("QUEUE_HOLD", [](S s, Tag tag) {
       return batch(SHMBW_OP_QUEUE_HOLD, tag,

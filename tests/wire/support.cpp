@@ -139,7 +139,7 @@ bool breaks_the_frame(std::span<const std::byte> packet, bool greeted, std::size
 
 bool may_be_silent(std::span<const std::byte> packet) {
   shmbw_header header = header_of(packet);
-  const bool one_way = header.op == SHMBW_OP_READY || header.op == SHMBW_OP_LANE_THROUGH;
+  const bool one_way = header.op == SHMBW_OP_READY || header.op == SHMBW_OP_LANE_FINISHED;
   if ((header.flags & SHMBW_HEADER_NO_REPLY) != 0)
     return one_way || header.op == SHMBW_OP_RELEASE || header.op == SHMBW_OP_QUEUE_HOLD ||
            header.op == SHMBW_OP_REF_RELEASE || header.op == SHMBW_OP_REF_SETTLE || header.op == SHMBW_OP_GPU_REPORT;

@@ -58,7 +58,7 @@ void set_header(Packet& packet, const shmbw_header& header);  // as much of it a
 // Whether a request that brings so many descriptors has to cost its sender the connection; everything else must get an
 // answer.
 bool breaks_the_frame(std::span<const std::byte> packet, bool greeted, std::size_t brought = 0);
-// Whether the broker may keep silent about it (READY, LANE_THROUGH, and those that take no_reply).
+// Whether the broker may keep silent about it (READY, LANE_FINISHED, and those that take no_reply).
 bool may_be_silent(std::span<const std::byte> packet);
 
 // "" or what is wrong with a reply to this request: frame, tag, status, sentence, descriptors.

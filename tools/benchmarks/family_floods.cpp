@@ -50,11 +50,11 @@ Unit pools(const std::string& path) {
   return [session] {
     constexpr std::uint32_t kCells = 65'536, kCell = 128;
     shmbw_pool_create pool{};
-    pool.lane_bytes = pool::lane_bytes(pool::QueueKind::claim, kCells, kCell);
+    pool.lane_bytes = pool::lane_bytes(pool::QueueKind::mpmc, kCells, kCell);
     const auto made = session->ask<shmbw_pool_create_reply>(SHMBW_OP_POOL_CREATE, pool);
     shmbw_queue_open queue{};
     queue.pool = made.pool;
-    queue.kind = SHMBW_QUEUE_KIND_CLAIM;
+    queue.kind = SHMBW_QUEUE_KIND_MPMC;
     queue.flags = SHMBW_QUEUE_OPEN_WRITER;
     queue.cells = kCells;
     queue.cell_size = kCell;

@@ -193,7 +193,7 @@ void run_gpu(Bench& bench) {
           return bare.publish(numbers, front + sizeof(shmbw_gpu_publish), front + sizeof(shmbw_gpu_publish_reply));
         });
     const shmbw_region_ref region = published().region;
-    client::GpuWish open;
+    client::GpuRequest open;
     open.by = SHMBW_ATTACH_BY_ID;
     open.region = region;
     compare(

@@ -250,8 +250,8 @@ void one_figure(Bench& bench, const BrokerProcess& broker, const Shape& shape) {
 
 void run_messages(Bench& bench) {
   auto broker = BrokerProcess::start(bench.settings(), Core::any, bench.settings().engine);
-  for (const Shape& shape : {Shape{"line", SHMB_QUEUE_LINE, 1, 1}, Shape{"claim", SHMB_QUEUE_CLAIM, 4, 1},
-                             Shape{"claim", SHMB_QUEUE_CLAIM, 1, 4}, Shape{"claim", SHMB_QUEUE_CLAIM, 4, 4},
+  for (const Shape& shape : {Shape{"spsc", SHMB_QUEUE_SPSC, 1, 1}, Shape{"mpmc", SHMB_QUEUE_MPMC, 4, 1},
+                             Shape{"mpmc", SHMB_QUEUE_MPMC, 1, 4}, Shape{"mpmc", SHMB_QUEUE_MPMC, 4, 4},
                              Shape{"broadcast", SHMB_QUEUE_BROADCAST, 1, 4}})
     one_figure(bench, broker, shape);
 }

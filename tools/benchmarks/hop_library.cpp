@@ -18,7 +18,7 @@ std::int64_t spin_of(bool asleep) { return asleep ? std::int64_t{SHMB_NO_WAIT} :
 
 class Pair {
  public:
-  Pair(const std::string& socket, const PoolShape& shape, std::int64_t spin, std::uint32_t kind = SHMB_QUEUE_LINE)
+  Pair(const std::string& socket, const PoolShape& shape, std::int64_t spin, std::uint32_t kind = SHMB_QUEUE_SPSC)
       : socket_(socket), shape_(shape) {
     queue_.kind = kind;
     queue_.spin_ns = spin;
@@ -115,11 +115,11 @@ NamedWay usual_hop(const std::string& socket) {
 }
 
 NamedWay slot_hop(const std::string& socket, std::size_t bytes, bool asleep) {
-  return {"shmbroker", std::make_unique<WayOf<SlotEnds>>(socket, bytes, asleep, SHMB_QUEUE_LINE)};
+  return {"shmbroker", std::make_unique<WayOf<SlotEnds>>(socket, bytes, asleep, SHMB_QUEUE_SPSC)};
 }
 
 NamedWay claim_hop(const std::string& socket, std::size_t bytes, bool asleep) {
-  return {"shmbroker", std::make_unique<WayOf<SlotEnds>>(socket, bytes, asleep, SHMB_QUEUE_CLAIM)};
+  return {"shmbroker", std::make_unique<WayOf<SlotEnds>>(socket, bytes, asleep, SHMB_QUEUE_MPMC)};
 }
 
 }  // namespace shmb::bench

@@ -17,7 +17,7 @@ namespace shmb::bench {
 NamedWay inline_hop(const std::string& socket, bool asleep);  // 56 bytes
 NamedWay usual_hop(const std::string& socket);                // 56 bytes, with the options that nobody has set
 NamedWay slot_hop(const std::string& socket, std::size_t bytes, bool asleep);   // written beforehand, but for a number
-NamedWay claim_hop(const std::string& socket, std::size_t bytes, bool asleep);  // the same through claim queues
+NamedWay claim_hop(const std::string& socket, std::size_t bytes, bool asleep);  // the same through mpmc queues
 
 // hop_floors.cpp, raw calls: no books, no checks
 NamedWay bare_line();   // two cache lines, both ends looking

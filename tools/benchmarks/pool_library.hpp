@@ -18,7 +18,7 @@ struct PoolShape {
   std::uint64_t lane_bytes = 0;  // 0: the default
 };
 struct QueueShape {
-  std::uint32_t kind = SHMB_QUEUE_LINE;
+  std::uint32_t kind = SHMB_QUEUE_SPSC;
   std::uint32_t cells = 0;   // 0: the default
   std::int64_t spin_ns = 0;  // 0: the default; SHMB_NO_WAIT: asleep at once
   std::uint32_t inline_bytes = 0;
